@@ -351,8 +351,8 @@ impl Connection {
     /// - Returns [`Error::MessageTooLong`] if the message is longer than the peer's [`Options::max_message_size`].
     /// - Returns the errors of [`Pool::alloc`] if there is no memory.
     ///
-    /// The error contains the registered buffer, unless the connection has queued the message. After a timeout, the
-    /// message may be queued: the connection then sends it when the peer grants credits.
+    /// The error contains the pool buffer, unless the connection has queued the message. After a timeout, the message
+    /// may be queued: the connection then sends it when the peer grants credits.
     ///
     /// # Cancel safety
     ///

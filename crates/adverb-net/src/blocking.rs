@@ -281,8 +281,8 @@ impl Connection {
     /// - Returns [`Error::MessageTooLong`] if the message is longer than the peer's [`Options::max_message_size`].
     /// - Returns the errors of [`Pool::alloc`] if there is no memory.
     ///
-    /// The error contains the registered buffer, unless the connection has queued the message. After a timeout, the
-    /// message may be queued: the connection then sends it when the peer grants credits.
+    /// The error contains the pool buffer, unless the connection has queued the message. After a timeout, the message
+    /// may be queued: the connection then sends it when the peer grants credits.
     pub fn send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
         self.send_timeout(message.into(), None, self.link.options.timeout)
     }

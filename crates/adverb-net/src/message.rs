@@ -25,12 +25,12 @@ impl Message {
         self.immediate
     }
 
-    /// Returns the registered memory of the message.
+    /// Converts the message into its pool buffer.
     pub fn into_buffer(self) -> PoolBuf {
         self.buffer
     }
 
-    /// Converts the message into [`Bytes`], which can be shared. This copies nothing.
+    /// Converts the message into shared [`Bytes`] without copying.
     pub fn freeze(self) -> Bytes {
         self.buffer.freeze()
     }
@@ -56,10 +56,10 @@ impl AsRef<[u8]> for Message {
     }
 }
 
-/// Data to send: bytes, which are copied, or registered memory, which is not copied if the message is long.
+/// Data to send: bytes, which are copied, or a pool buffer, which is not copied if the message is long.
 ///
-/// Conversions from references to bytes, from [`PoolBuf`] and from [`Message`] create it, so callers seldom
-/// name it.
+/// Conversions from references to bytes, from [`PoolBuf`] and from [`Message`] create this type, so callers seldom name
+/// it.
 #[derive(Debug)]
 pub struct SendData<'a>(pub(super) Source<'a>);
 
@@ -110,17 +110,17 @@ impl From<Message> for SendData<'_> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct UnacknowledgedMessage {
-    /// Zero-based index of the message among all messages that this side has sent over this connection.
+    /// The zero-based index of the message among all messages that this side has sent over this connection.
     pub index: u64,
-    /// Bytes of the message.
+    /// The bytes of the message.
     pub buffer: PoolBuf,
-    /// Immediate data of the message.
+    /// The immediate data of the message.
     pub immediate: Option<u32>,
 }
 
 /// The error of a failed send, or of a failed write to a peer's memory, with the buffer that was not sent.
 ///
-/// The operator `?` converts it into an [`Error`], and drops the buffer.
+/// The operator `?` converts this error into an [`Error`], and drops the buffer.
 ///
 /// ```
 /// use adverb::net::blocking::Connection;
@@ -141,9 +141,9 @@ pub struct UnacknowledgedMessage {
 /// ```
 #[derive(Debug)]
 pub struct SendError {
-    /// Cause of the failure.
+    /// The cause of the failure.
     pub error: Error,
-    /// Registered memory that was to be sent. `None` if the data was a byte slice, or if the message is queued or in
+    /// The pool buffer that was not sent. `None` if the data was a byte slice, or if the message is queued or in
     /// flight.
     pub buffer: Option<PoolBuf>,
 }

@@ -170,8 +170,8 @@ impl Options {
     /// network of the TCP connection, or if a device has only a link-local GID (`fe80::…`). Then let only trusted
     /// peers reach the listener, or use a [key](Options::key).
     ///
-    /// A GID with a UDP port counts as its address, and all loopback addresses count as one. There is no check on
-    /// InfiniBand, where GIDs are not IP addresses, and none on networks in memory.
+    /// The check ignores the UDP port that a GID may contain, and treats all loopback addresses as equal. There is no
+    /// check on InfiniBand, where GIDs are not IP addresses, and no check on an in-process switch.
     pub fn allow_foreign_gid(mut self, allow: bool) -> Options {
         self.allow_foreign_gid = allow;
         self

@@ -10,11 +10,12 @@ use super::{Endpoint, LinkLayer, QueuePair, Traffic};
 use crate::backend;
 use crate::error::{Error, Result};
 
-/// A route to a port for datagrams. It is created once per peer and used for any number of datagrams; queue pairs
-/// cache the handles they used last. Cloning returns another handle to the same object.
+/// An address handle: a route to a port, for datagrams. A program creates one handle per peer and uses it for any
+/// number of datagrams. Queue pairs cache the handles that they used last. Cloning returns another handle to the same
+/// object.
 ///
-/// [`QueuePair::address_handle`] creates one from an IP address, and
-/// [`Datagram::reply_to`](super::Datagram::reply_to) from a received datagram.
+/// [`QueuePair::address_handle`] creates a handle from an IP address, and
+/// [`Datagram::reply_to`](super::Datagram::reply_to) creates one from a received datagram.
 #[derive(Clone)]
 pub struct AddressHandle(Arc<Inner>);
 
@@ -44,7 +45,7 @@ impl AddressHandle {
         })
     }
 
-    /// Whether both are handles to the same object.
+    /// Whether `self` and `other` are handles to the same object.
     pub fn is_same(&self, other: &AddressHandle) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -70,9 +71,9 @@ impl fmt::Debug for AddressHandle {
 pub struct UdDestination {
     /// The route to the port.
     pub address_handle: AddressHandle,
-    /// The number of the queue pair.
+    /// The number of the receiving queue pair.
     pub qpn: Qpn,
-    /// The queue key. The peer drops datagrams that carry a different one.
+    /// The queue key of the receiving queue pair, which drops datagrams with a different key.
     pub qkey: u32,
 }
 
@@ -88,7 +89,8 @@ impl QueuePair {
         self.address_handle_with(address, Traffic::new())
     }
 
-    /// Does the same as [`address_handle`](QueuePair::address_handle), with traffic options for the packets.
+    /// Creates an address handle like [`address_handle`](QueuePair::address_handle), with traffic options for the
+    /// packets.
     ///
     /// # Errors
     ///
@@ -106,7 +108,8 @@ impl QueuePair {
         self.ud_destination_with(remote, qkey, Traffic::new())
     }
 
-    /// Does the same as [`ud_destination`](QueuePair::ud_destination), with traffic options for the packets.
+    /// Returns the destination like [`ud_destination`](QueuePair::ud_destination), with traffic options for the
+    /// packets.
     ///
     /// # Errors
     ///

@@ -54,10 +54,10 @@ impl Iterator for RequestIds {
 
 impl ExactSizeIterator for RequestIds {}
 
-/// The result of a request, with the memory of the request.
+/// The completion of a request: its result and its payload.
 ///
-/// Every posted request has exactly one. Completions of unsignaled requests are returned together with that of the
-/// next signaled request.
+/// Every posted request has exactly one completion. The completion of an unsignaled request is returned together with
+/// the completion of the next signaled request.
 #[must_use = "a completion holds the request's buffers and may report a failure"]
 #[derive(Debug)]
 pub struct Completion {
@@ -73,13 +73,13 @@ impl Completion {
         self.id
     }
 
-    /// Returns the tag of the request, 0 if none was set.
+    /// Returns the tag of the request: 0 if no tag was set.
     pub fn tag(&self) -> u64 {
         self.tag
     }
 
-    /// Returns the result of the request. A failure contains neither operation nor length, because devices leave them
-    /// undefined.
+    /// Returns the operation and the length of a successful request, or the failure. A failure contains neither
+    /// operation nor length, because devices leave them undefined.
     pub fn outcome(&self) -> std::result::Result<Success, Failure> {
         self.outcome.explain(self.id.0 & RequestId::DATAGRAM != 0)
     }
@@ -87,15 +87,17 @@ impl Completion {
     /// Returns the number of the queue pair that executed the request: for a receive of a [shared receive
     /// queue](super::SharedReceiveQueue), the queue pair that received the message.
     ///
-    /// Returns `None` for completions of unsignaled requests and for those with a [timestamp](Completion::timestamp).
+    /// Returns `None` for completions of unsignaled requests and for completions with a
+    /// [timestamp](Completion::timestamp).
     pub fn qpn(&self) -> Option<Qpn> {
         self.outcome.qpn()
     }
 
-    /// Returns the time of completion, in ticks of the device's [clock](super::DeviceAttributes::timestamp_clock).
+    /// Returns the time at which the device completed the request, in ticks of the device's
+    /// [clock](super::DeviceAttributes::timestamp_clock).
     ///
-    /// Only signaled requests on a queue created with [timestamps](super::CompletionQueueBuilder::timestamps) have
-    /// one.
+    /// Returns `None` for completions of unsignaled requests, and if the completion queue was created without
+    /// [timestamps](super::CompletionQueueBuilder::timestamps).
     pub fn timestamp(&self) -> Option<u64> {
         self.outcome.timestamp()
     }
@@ -106,7 +108,7 @@ impl Completion {
         self.outcome.status == 0
     }
 
-    /// Returns the operation and the length of a successful request.
+    /// Returns the operation and the length of a successful request, and otherwise an error.
     ///
     /// # Errors
     ///
@@ -115,13 +117,13 @@ impl Completion {
         self.outcome().map_err(|failure| Error::RequestFailed { failure })
     }
 
-    /// Returns the memory of the request.
+    /// Returns the payload of the request.
     pub fn payload(&self) -> &Payload {
         self.settle();
         &self.payload
     }
 
-    /// Returns the memory of the request for reuse, whether the request succeeded or failed.
+    /// Returns the payload of the request for reuse, whether the request succeeded or failed.
     pub fn into_payload(self) -> Payload {
         self.settle();
         self.payload

@@ -21,7 +21,8 @@ use crate::memory::Payload;
 /// A completion queue: it receives the completions of the queue pairs that use it. Cloning returns another handle to
 /// the same queue.
 ///
-/// It can't overflow: each queue pair reserves an entry for every request it may have outstanding when it is created.
+/// The queue can't overflow: when a queue pair is created, it reserves an entry for every request that it may have
+/// outstanding.
 #[derive(Clone)]
 pub struct CompletionQueue(Arc<Inner>);
 
@@ -99,7 +100,7 @@ struct SharedEntry {
 }
 
 impl CompletionQueue {
-    /// Polls: moves the available completions to `out` and returns their number. It doesn't wait.
+    /// Moves the available completions to `out`, without waiting, and returns their number.
     ///
     /// # Errors
     ///
@@ -120,8 +121,8 @@ impl CompletionQueue {
     /// Waits for the completion of one request. Other completions that arrive meanwhile are kept for
     /// [`poll`](CompletionQueue::poll) and for other waiting callers.
     ///
-    /// A `timeout` of `Duration::MAX` means no limit. It is also faster, because a single system call then waits for
-    /// the event and consumes it.
+    /// A `timeout` of `Duration::MAX` means no limit. Waiting without a limit is also faster, because a single system
+    /// call then waits for the event and consumes it.
     ///
     /// # Errors
     ///
@@ -140,7 +141,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Waits until completions are available, moves them to `out` and returns their number: 0 after `timeout`.
+    /// Waits until completions are available, moves them to `out` and returns their number. Returns 0 if the timeout
+    /// expires first.
     ///
     /// The caller sleeps if the queue was created with [events](CompletionQueueBuilder::events); otherwise it polls
     /// repeatedly. As with [`wait`](CompletionQueue::wait), `Duration::MAX` means no limit.
@@ -178,17 +180,18 @@ impl CompletionQueue {
     /// `None` if the queue was created without events. The descriptor is non-blocking. Call
     /// [`try_event`](CompletionQueue::try_event) when it is readable.
     ///
-    /// Don't combine it with [`wait`](CompletionQueue::wait) on the same queue: an event that one consumes is lost to
-    /// the other.
+    /// Don't use the descriptor and [`wait`](CompletionQueue::wait) on the same queue at the same time: either consumes
+    /// events that the other waits for.
     pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         self.0.backend.event_fd()
     }
 
-    /// Waits for an event, consumes and acknowledges it. Returns `false` after `timeout`. `Duration::MAX` means no
-    /// limit.
+    /// Waits for an event, and consumes and acknowledges it. Returns `false` if the timeout expires first. A `timeout`
+    /// of `Duration::MAX` means no limit.
     ///
-    /// This is for programs that [arm](CompletionQueue::arm) the queue themselves. [`wait`](CompletionQueue::wait)
-    /// and [`poll_timeout`](CompletionQueue::poll_timeout) arm it as needed, and poll first, which is faster.
+    /// This method is for programs that [arm](CompletionQueue::arm) the queue themselves.
+    /// [`wait`](CompletionQueue::wait) and [`poll_timeout`](CompletionQueue::poll_timeout) arm it as needed, and poll
+    /// first, which is faster.
     ///
     /// # Errors
     ///
@@ -212,7 +215,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Consumes and acknowledges a pending event without waiting. Returns whether there was one.
+    /// Consumes and acknowledges a pending event without waiting. Returns whether an event was pending.
     ///
     /// # Errors
     ///
@@ -222,7 +225,7 @@ impl CompletionQueue {
         self.0.backend.try_event()
     }
 
-    /// Returns the number of entries.
+    /// Returns the number of entries of the queue.
     pub fn depth(&self) -> u32 {
         self.0.backend.depth()
     }
@@ -232,7 +235,7 @@ impl CompletionQueue {
         self.lock().queues.stale
     }
 
-    /// Returns the statistics.
+    /// Returns the statistics of the queue.
     pub fn stats(&self) -> CompletionQueueStats {
         let state = self.lock();
         CompletionQueueStats {
@@ -532,7 +535,7 @@ impl Attached {
         retracted
     }
 
-    /// Returns the statistics.
+    /// Returns the statistics of the queue.
     pub(super) fn stats(&self) -> QueueStats {
         let posting = self.lock().stats;
         QueueStats::new(posting, self.completing(|queue| queue.stats).unwrap_or_default())
@@ -687,15 +690,15 @@ impl CompletionQueueBuilder {
         self
     }
 
-    /// Gives each completion the time at which the device produced it: [`Completion::timestamp`]. Polling is slightly
-    /// slower.
+    /// Enables timestamps: each completion contains the time at which the device produced it
+    /// ([`Completion::timestamp`]). Timestamps make polling slightly slower.
     pub fn timestamps(mut self) -> CompletionQueueBuilder {
         self.kind = CompletionQueueKind::Timestamps;
         self
     }
 
-    /// Polls completions one at a time through libibverbs' extended interface, as queues with
-    /// [timestamps](CompletionQueueBuilder::timestamps) do. Some devices are faster this way, most are not.
+    /// Makes the queue poll completions one at a time through libibverbs' extended interface, as queues with
+    /// [timestamps](CompletionQueueBuilder::timestamps) do. This interface is faster on some devices, but not on most.
     pub fn extended(mut self) -> CompletionQueueBuilder {
         if self.kind == CompletionQueueKind::Plain {
             self.kind = CompletionQueueKind::Extended;
@@ -707,9 +710,9 @@ impl CompletionQueueBuilder {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unsupported`] if timestamps are requested and the device [has
-    /// none](super::DeviceAttributes::timestamp_clock), [`Error::LimitExceeded`] if the depth is 0 or exceeds the
-    /// device's limit or the vector doesn't exist, and [`Error::Verb`] if the operation fails.
+    /// Returns [`Error::Unsupported`] if timestamps are enabled and the device [doesn't support
+    /// them](super::DeviceAttributes::timestamp_clock), [`Error::LimitExceeded`] if the depth is 0, if it exceeds the
+    /// device's limit or if the completion vector doesn't exist, and [`Error::Verb`] if the operation fails.
     pub fn create(self) -> Result<CompletionQueue> {
         check_depth(&self.device, self.depth)?;
         let vectors = self.device.attributes().completion_vector_count;

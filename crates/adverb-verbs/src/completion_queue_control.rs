@@ -7,14 +7,14 @@ use super::{ArmFor, Completion, CompletionQueue};
 use crate::error::{Error, Result};
 
 impl CompletionQueue {
-    /// Changes the number of entries: to more, so that more queue pairs can use the queue, or to fewer, but not fewer
-    /// than the queue pairs have reserved. Requests may be in flight meanwhile.
+    /// Changes the number of entries. More queue pairs can use a larger queue. The number can't become smaller than the
+    /// number of entries that queue pairs have reserved. Requests may be in flight during the call.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::LimitExceeded`] if the queue pairs reserve more than `depth` or if `depth` exceeds the
-    /// device's limit, [`Error::Unsupported`] if the device can't resize (create a larger queue instead), and
-    /// [`Error::Verb`] if it fails.
+    /// Returns [`Error::LimitExceeded`] if the queue pairs reserve more than `depth` or if `depth` exceeds the device's
+    /// limit, [`Error::Unsupported`] if the device can't resize (create a larger queue instead), and [`Error::Verb`] if
+    /// the operation fails.
     pub fn resize(&self, depth: u32) -> Result<()> {
         self.check_depth(depth)?;
         self.with_reserved(|reserved| {
@@ -66,13 +66,13 @@ impl CompletionQueue {
         }
     }
 
-    /// Moves the available completions to `out` and returns their number. If none are available, the caller sleeps
-    /// until a [solicited](super::SendRequest::solicited) or failed completion arrives, so that any number of
-    /// unsolicited completions costs a single wake-up. After `timeout`, only unsolicited completions may be
-    /// available; the function returns those, or 0.
+    /// Moves the available completions to `out` and returns their number. If no completions are available, the caller
+    /// sleeps until a [solicited](super::SendRequest::solicited) or failed completion arrives, so that any number of
+    /// unsolicited completions costs a single wake-up. If the timeout expires first, the call moves the unsolicited
+    /// completions that are available to `out` and returns their number.
     ///
-    /// Only one thread may call it at a time, and no other may [wait](CompletionQueue::wait) on the same queue,
-    /// because waiting arms the queue for all completions.
+    /// Only one thread may call this method at a time, and no other thread may [wait](CompletionQueue::wait) on the
+    /// same queue, because waiting arms the queue for all completions.
     ///
     /// # Errors
     ///

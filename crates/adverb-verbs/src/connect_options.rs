@@ -35,7 +35,7 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// Returns the default options.
+    /// Creates options with the default values.
     pub fn new() -> ConnectOptions {
         ConnectOptions::default()
     }
@@ -60,15 +60,15 @@ impl ConnectOptions {
         self
     }
 
-    /// Sets the RNR backoff that this side demands of the peer when it has no receive posted, as a code. The default
-    /// is 12, which means 0.64 ms.
+    /// Sets the RNR backoff that this side demands of the peer when this side has no receive posted, as the code of the
+    /// InfiniBand specification. The default is 12, which means 0.64 ms.
     pub fn min_rnr_timer(mut self, code: u8) -> ConnectOptions {
         self.min_rnr_timer = code.min(31);
         self
     }
 
-    /// Sets the maximum number of outstanding READs and atomics in each direction. Both ends must set the same. The
-    /// default is the device's limit, but at most 16.
+    /// Sets the maximum number of outstanding READs and atomics in each direction. Both ends must set the same number.
+    /// The default is the device's limit, but at most 16.
     pub fn max_rd_atomic(mut self, count: u8) -> ConnectOptions {
         self.max_rd_atomic = Some(count);
         self
@@ -80,8 +80,8 @@ impl ConnectOptions {
         self
     }
 
-    /// Sets the traffic options of the packets. Fields that are not set here have the values of the queue pair, or of
-    /// the process.
+    /// Sets the traffic options of the packets. Fields that these options don't set have the values of the queue pair,
+    /// or of the process defaults.
     pub fn traffic(mut self, traffic: Traffic) -> ConnectOptions {
         self.traffic = traffic;
         self

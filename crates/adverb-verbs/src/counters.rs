@@ -10,9 +10,9 @@ use crate::error::Result;
 
 /// The counters of one port of a device at one point in time: packets, bytes, retransmissions, errors.
 ///
-/// The driver decides which counters exist and how they are named; Adverb uses the kernel's names. They count from
-/// the start of the device and are shared by all programs that use it. The kernel caches the values for a short time
-/// (usually 10 ms), so reading them more often returns the same values.
+/// The driver decides which counters exist and how they are named; Adverb uses the kernel's names. The counters start
+/// at 0 when the device starts, and all programs that use the device share them. The kernel caches the values for a
+/// short time (usually 10 ms), so reading them more often returns the same values.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -49,8 +49,8 @@ impl Device {
         Ok(Counters { captured_at: Instant::now(), values: self.backend().counters(port)? })
     }
 
-    /// Returns the numbers of objects and of work in progress that the device holds for this process, for finding
-    /// leaks. Only software devices return them.
+    /// Returns the numbers of objects and of pending operations of a software device, for finding leaks. Returns `None`
+    /// for other devices.
     ///
     /// ```
     /// let device = adverb::verbs::Device::open("soft")?;
@@ -95,7 +95,8 @@ impl Counters {
     }
 
     /// Whether a counter of this name counts events that should not happen on a healthy network: packets lost,
-    /// rejected, late, out of order, or retransmitted. The name decides, because the kernel provides nothing else.
+    /// rejected, late, out of order, or retransmitted. The result depends on the name only, because the kernel provides
+    /// no other information.
     pub fn is_error(name: &str) -> bool {
         const SIGNS: [&str; 17] = [
             "err",
@@ -138,7 +139,7 @@ impl CountersDelta {
         self.elapsed
     }
 
-    /// Returns the increase of one counter per second, or `None` if it doesn't exist or no time elapsed.
+    /// Returns the increase of one counter per second, or `None` if the counter doesn't exist or no time elapsed.
     #[expect(clippy::cast_precision_loss, reason = "a rate of more than 2⁵³ is exact enough")]
     pub fn rate(&self, name: &str) -> Option<f64> {
         let seconds = self.elapsed.as_secs_f64();

@@ -12,8 +12,8 @@ use super::{CompletionQueueBuilder, ProtectionDomain};
 use crate::backend;
 use crate::error::{Error, Result};
 
-/// An open RDMA device. Cloning returns another handle to it. The device is closed when the last handle to it, and
-/// the last object created from it, is dropped.
+/// An open RDMA device. Cloning returns another handle to the same device. The device is closed when the last handle to
+/// it, and the last object created from it, is dropped.
 ///
 /// ```no_run
 /// use adverb::verbs::Device;
@@ -35,13 +35,13 @@ struct Inner {
 }
 
 impl Device {
-    /// Lists all RDMA devices of this machine. Software devices come last: `soft`, which always exists, and those
-    /// that this process has open.
+    /// Lists all RDMA devices of this machine: first those of rdma-core, then Adverb's software devices: `soft`, which
+    /// always exists, and the ones that this process has open.
     ///
     /// # Errors
     ///
-    /// Without the feature `soft`, returns [`Error::NotInstalled`] if rdma-core isn't installed, and [`Error::Verb`]
-    /// if it fails.
+    /// Without the feature `soft`, returns [`Error::NotInstalled`] if rdma-core isn't installed, and [`Error::Verb`] if
+    /// the devices can't be listed.
     pub fn list() -> Result<Vec<DeviceInfo>> {
         backend::Device::list()
     }
@@ -50,14 +50,15 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::NotInstalled`] if rdma-core isn't installed, and [`Error::Verb`] if it fails.
+    /// Returns [`Error::NotInstalled`] if rdma-core isn't installed, and [`Error::Verb`] if the devices can't be
+    /// listed.
     pub fn list_hardware() -> Result<Vec<DeviceInfo>> {
         backend::Device::list_hardware()
     }
 
     /// Opens a device by name, for example `mlx5_0`.
     ///
-    /// Software devices exist on any machine and need no privilege. They speak RoCEv2 on UDP port 4791.
+    /// Software devices exist on any machine and need no privilege. They use RoCE v2 on UDP port 4791.
     ///
     /// - `soft` is for programs on this machine. It has the addresses 127.0.0.1 and ::1, or, if another process uses
     ///   them, another address in 127.0.0.0/8 and another port of ::1.
@@ -66,12 +67,13 @@ impl Device {
     ///
     /// Opening a software device that this process already has open returns another handle to it.
     ///
-    /// If another process uses port 4791 of an IPv4 address that was given, or of ::1, or if Linux's soft-RoCE uses
-    /// port 4791 of every address, the device uses one of the 256 ports above it and logs a warning. Its GID then
-    /// contains the port: port 4792 of 192.0.2.7 is `100::12b8:c000:207` ([`Gid::udp_addr`]). Adverb's devices
-    /// send to such a GID like to any other; RDMA adapters and soft-RoCE can't. For connections between machines,
-    /// therefore, keep port 4791 free for the device. `soft:` followed by such a GID opens a device at exactly that
-    /// port.
+    /// Port 4791 is unavailable if another process uses it at the given IPv4 address or at ::1, or if Linux soft-RoCE
+    /// uses it at all addresses. The device then uses one of the next 256 ports and logs a warning.
+    ///
+    /// The GID of a device at another port contains the port: port 4792 of 192.0.2.7 is `100::12b8:c000:207`
+    /// ([`Gid::udp_addr`]). Adverb's devices can send to such a GID; RDMA NICs and Linux soft-RoCE can't. Keep port
+    /// 4791 free, therefore, for devices that connect to other machines. The name `soft:` followed by such a GID opens
+    /// a device at exactly that port.
     ///
     /// ```
     /// # #[cfg(feature = "soft")] {
@@ -154,11 +156,12 @@ impl Device {
         Ok(device)
     }
 
-    /// Opens the first device with an active port: a software device if there is no other.
+    /// Opens the first device with an active port. Adverb's software device `soft` is opened only if no other device
+    /// has an active port.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::NoDevice`] if there is none.
+    /// Returns [`Error::NoDevice`] if no device has an active port.
     pub fn open_first() -> Result<Device> {
         let mut found = false;
         let is_active = |device: &Device| {
@@ -178,7 +181,7 @@ impl Device {
         Err(Error::NoDevice { reason: "no RDMA device has an active port".to_owned(), hint: hint.to_owned() })
     }
 
-    /// Returns the name.
+    /// Returns the name of the device.
     pub fn name(&self) -> &str {
         &self.0.name
     }
@@ -215,16 +218,17 @@ impl Device {
         self.0.backend.gid_table()
     }
 
-    /// Chooses an entry of a port's GID table, for `address` if one is given.
+    /// Returns the best entry of a port's GID table, or the best entry for `address` if an address is given.
     ///
     /// A wrong GID index is the most common mistake with RoCE: the table contains link-local addresses, and each
-    /// address twice, for RoCE v1 and v2. This function chooses the given address, or the best available one: RoCE v2
-    /// before v1, then IPv4 before IPv6, then GIDs that contain a UDP port, which only Adverb can reach, then
-    /// link-local addresses.
+    /// address twice, for RoCE v1 and v2. This function prefers RoCE v2 to v1. Then it prefers IPv4 addresses, and
+    /// after them IPv6 addresses, GIDs that contain a UDP port (which only Adverb can reach), and link-local addresses,
+    /// in this order.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::NoDevice`] if the port doesn't have the address, or has none; the hint lists its addresses.
+    /// Returns [`Error::NoDevice`] if the port doesn't have the address or has no address at all. The hint lists the
+    /// addresses of the port.
     pub fn gid_for(&self, port: u8, address: Option<IpAddr>) -> Result<GidEntry> {
         let gids: Vec<GidEntry> = self.gids()?.into_iter().filter(|entry| entry.port == port).collect();
         let rank = |entry: &GidEntry| {
@@ -256,17 +260,17 @@ impl Device {
         })
     }
 
-    /// Creates a protection domain. Memory and queue pairs can be used together only within one.
+    /// Creates a protection domain. Memory and queue pairs can be used together only within one domain.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the device can't create another one.
+    /// Returns [`Error::Verb`] if the device can't create another domain.
     pub fn create_protection_domain(&self) -> Result<ProtectionDomain> {
         ProtectionDomain::new(self)
     }
 
-    /// Returns the partition key table of a port. [`pkey_index`](super::QueuePairBuilder::pkey_index) is an index
-    /// into it.
+    /// Returns the partition key table of a port. [`pkey_index`](super::QueuePairBuilder::pkey_index) is an index into
+    /// this table.
     ///
     /// # Errors
     ///
@@ -323,7 +327,7 @@ impl Device {
         self.0.backend.shared_name().is_some()
     }
 
-    /// Whether the device sends its packets over an IP network, not over a network in memory.
+    /// Whether the device sends its packets over an IP network, and not over an in-process switch.
     pub fn is_on_ip_network(&self) -> bool {
         self.0.backend.is_on_ip_network()
     }

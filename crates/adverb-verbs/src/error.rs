@@ -73,10 +73,10 @@ pub enum Error {
         /// An action to try, or empty.
         hint: Cow<'static, str>,
     },
-    /// A range is not within its memory.
+    /// A range lies outside its memory.
     #[error("the range of {len} bytes at offset {offset} is out of bounds: the memory has {size} bytes")]
     OutOfBounds {
-        /// The range's start.
+        /// The range's start, in bytes from the start of the memory.
         offset: usize,
         /// The range's length, in bytes.
         len: usize,
@@ -86,7 +86,7 @@ pub enum Error {
     /// A 64-bit word is not aligned to its size.
     #[error("the 64-bit word at offset {offset} is not aligned: the offset must be a multiple of 8")]
     Unaligned {
-        /// The word's offset.
+        /// The word's offset, in bytes.
         offset: usize,
     },
     /// A message is longer than the queue pair, the request or the peer allows.
@@ -117,7 +117,7 @@ pub enum Error {
         /// The operation that must precede this one.
         hint: &'static str,
     },
-    /// The arguments of an operation are invalid, or do not go together.
+    /// The arguments of an operation are invalid or inconsistent.
     #[error("invalid request: {reason}")]
     InvalidRequest {
         /// The violated rule.
@@ -155,7 +155,7 @@ pub enum Error {
         /// The operation: "sending a message".
         action: &'static str,
     },
-    /// A connection could not be established: the peer did not answer, or no route leads to it.
+    /// A connection could not be established: the peer did not answer, or there is no route to the peer.
     #[error("connecting to {peer} failed while {stage}: {error}{}", hint_line(.hint))]
     Unreachable {
         /// The peer's address.
@@ -190,7 +190,7 @@ pub enum Error {
         /// An action to try, or empty.
         hint: Cow<'static, str>,
     },
-    /// The handshake of a connection failed: one side rejected the other, or the peer does not speak Adverb's protocol.
+    /// The handshake of a connection failed: one side rejected the other, or the peer does not use Adverb's protocol.
     #[error("the handshake with {peer} failed: {reason}")]
     HandshakeRejected {
         /// The peer's address.
@@ -201,7 +201,7 @@ pub enum Error {
     /// Memory could not be allocated.
     #[error("allocating {len} bytes failed: {error}")]
     Allocation {
-        /// The length, in bytes.
+        /// The length of the allocation, in bytes.
         len: usize,
         /// The operating system's error.
         error: io::Error,

@@ -9,7 +9,7 @@ use super::Device;
 use crate::error::Result;
 
 impl Device {
-    /// Waits for an event of the device. Returns `None` after `timeout`.
+    /// Waits for an event of the device. Returns `None` if the timeout expires first.
     ///
     /// # Errors
     ///

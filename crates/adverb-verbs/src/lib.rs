@@ -2,10 +2,10 @@
 //!
 //! Programs depend on `adverb`, which re-exports this crate as `adverb::verbs`.
 //!
-//! The objects, each created from one before it:
+//! The crate has these objects, each created from an earlier one in the list:
 //!
 //! - a [`Device`], opened by name or IP address;
-//! - a [`ProtectionDomain`]: memory and queue pairs can be used together only within one;
+//! - a [`ProtectionDomain`]: memory and queue pairs can be used together only within one domain;
 //! - [`Buffer`](crate::memory::Buffer)s and [`MemoryRegion`](crate::memory::MemoryRegion)s: registered memory;
 //! - a [`CompletionQueue`], which receives the completions of requests;
 //! - a [`QueuePair`], to which [`SendRequest`]s and [`RecvRequest`]s are posted;

@@ -11,20 +11,20 @@ use crate::backend::{self, RawOutcome, SendList, flag, opcode};
 use crate::error::{Error, Result};
 use crate::memory::{Payload, RegionSlice, RemoteMemory};
 
-/// A memory window of type 2B: access to a part of a [`MemoryRegion`](crate::memory::MemoryRegion) for the peer of
-/// one queue pair only, under its own key. Access can be revoked without a system call.
+/// A memory window of type 2B: access to a part of a [`MemoryRegion`](crate::memory::MemoryRegion) for the peer of one
+/// queue pair only, with a key of its own. A program can revoke the access without a system call.
 ///
 /// A request owns the window as it owns buffers: [`SendRequest::bind`] takes it, and its completion returns it with
-/// [`Completion::into_window`], so that a window can't be used while the device works on it. A bound window has a
-/// [`remote`](MemoryWindow::remote) key for the peer. The binding ends when
+/// [`Completion::into_window`], so that a program can't use a window while the device binds or invalidates it. A bound
+/// window has a [`remote`](MemoryWindow::remote) key for the peer. The binding ends when
 ///
 /// - this side invalidates the window, with [`SendRequest::local_invalidate`];
-/// - the peer invalidates it, with [`SendRequest::send_invalidate`]: the completion of the receive reports it, and
-///   the window is unbound from the moment that this completion is polled;
+/// - the peer invalidates it, with [`SendRequest::send_invalidate`]: the completion of the receive reports the
+///   invalidation, and the window is unbound once this completion has been polled;
 /// - the window, or the queue pair on which it was bound, is dropped.
 ///
-/// Afterwards the window can be bound again and gets a new key; the old key is rejected. The region stays registered
-/// while a window is bound to it, even if all other handles to it are dropped.
+/// Afterwards the window can be bound again, with a new key; the device rejects the old key. The region stays
+/// registered while a window is bound to it, even if all other handles to it are dropped.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -53,12 +53,12 @@ use crate::memory::{Payload, RegionSlice, RemoteMemory};
 /// After a bind or an invalidation that failed or was flushed, it is unknown which access the peer has. The window is
 /// then deallocated, which ends all access, and can't be used again: [`is_usable`](MemoryWindow::is_usable) returns
 /// `false`. The same happens to windows that are bound, or being bound, on a queue pair that is dropped or
-/// [reset](QueuePair::reset). Create a new one.
+/// [reset](QueuePair::reset). Create a new window instead.
 ///
 /// # Devices
 ///
-/// Only devices with [`has_memory_windows`](super::DeviceAttributes::has_memory_windows) support them. Linux
-/// soft-RoCE checks the access rights, but as of Linux 6.1 not the bounds: the peer reaches the whole region. It may
+/// Only devices with [`has_memory_windows`](super::DeviceAttributes::has_memory_windows) support memory windows. Linux
+/// soft-RoCE checks the access rights, but as of Linux 6.1 not the bounds: the peer can access the whole region. It may
 /// also complete a message that is being written while the window is invalidated.
 pub struct MemoryWindow {
     shared: Arc<Shared>,
@@ -102,12 +102,12 @@ enum Phase {
 }
 
 impl ProtectionDomain {
-    /// Allocates a memory window. It gives no access until it is [bound](SendRequest::bind).
+    /// Allocates a memory window. The window gives no access until it is [bound](SendRequest::bind).
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unsupported`] if the device has no memory windows of type 2B, and [`Error::Verb`] if it can't
-    /// allocate another one.
+    /// Returns [`Error::Unsupported`] if the device has no memory windows of type 2B, and [`Error::Verb`] if the device
+    /// can't allocate another window.
     pub fn memory_window(&self) -> Result<MemoryWindow> {
         if !self.device().attributes().has_memory_windows {
             return Err(Error::Unsupported {
@@ -186,8 +186,8 @@ impl Phase {
 
 impl SendRequest {
     /// Creates a request that binds a window to a part of a region: the peer may then execute the operations in
-    /// `access` (`REMOTE_WRITE`, `REMOTE_READ` and `REMOTE_ATOMIC`) there, independently of the access rights of the
-    /// region itself. The completion [returns](Completion::into_window) the window.
+    /// `access` (`REMOTE_WRITE`, `REMOTE_READ` and `REMOTE_ATOMIC`) on that part, independently of the access rights of
+    /// the region itself. The completion [returns](Completion::into_window) the window.
     ///
     /// Memory that a peer may write is never a `[u8]`, so a window can't be bound to a buffer:
     ///
@@ -198,8 +198,8 @@ impl SendRequest {
     /// }
     /// ```
     ///
-    /// The region needs the access right `WINDOW_BIND`, and `LOCAL_WRITE` if the peer is to write. A bound window
-    /// must be invalidated before it is bound again. Windows require a reliable connection.
+    /// The region needs the access right `WINDOW_BIND`, and `LOCAL_WRITE` if the peer may write. A bound window must be
+    /// invalidated before it is bound again. Windows require a reliable connection.
     pub fn bind(mut window: MemoryWindow, slice: RegionSlice, access: Access) -> SendRequest {
         let mut state = window.shared.lock();
         let rkey = window.shared.backend.next_rkey();

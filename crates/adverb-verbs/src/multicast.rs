@@ -26,7 +26,8 @@ impl QueuePair {
     /// [leaves](QueuePair::leave_multicast) the group or is dropped.
     ///
     /// The group is joined at the device and, as any IP program does, on the network interface (IGMP or MLD), because
-    /// many switches forward only groups that have been joined. Linux soft-RoCE requires that, too.
+    /// many switches forward only groups that have been joined. Linux soft-RoCE also requires the membership of the
+    /// interface.
     ///
     /// ```no_run
     /// # use adverb::verbs::{QueuePair, SendRequest};
@@ -81,8 +82,8 @@ impl QueuePair {
         Ok(UdDestination { address_handle: address, qpn: Qpn::MULTICAST, qkey })
     }
 
-    /// Attaches the queue pair to a multicast group at the device only, without joining on the network interface. It
-    /// is for programs that join groups by other means, as InfiniBand requires. `lid` is the group's local
+    /// Attaches the queue pair to a multicast group at the device only, without joining on the network interface. This
+    /// method is for programs that join groups by other means, as InfiniBand requires. `lid` is the group's local
     /// identifier, assigned by the subnet manager; it is 0 on RoCE.
     ///
     /// # Errors

@@ -21,21 +21,21 @@ use crate::error::{Error, Result};
 /// event if the queue was created with [events](super::CompletionQueueBuilder::events). A queue without events is
 /// polled at intervals that grow to a millisecond.
 ///
-/// A queue has at most one poller, and all its completions go to the handler: another caller that
-/// [waits](CompletionQueue::wait) or [polls](CompletionQueue::poll) may get none.
+/// A queue has at most one poller, and the handler receives all completions of the queue: another caller that
+/// [waits](CompletionQueue::wait) or [polls](CompletionQueue::poll) may receive none.
 /// [`QueuePair::drain`](super::QueuePair::drain) works together with a poller.
 ///
 /// # Stopping
 ///
-/// [`stop`](Poller::stop) wakes the thread, which handles the completions that are available and then exits, and
-/// returns the handler. Dropping the poller does the same without returning it. In a forked child, which doesn't have
-/// the thread, dropping does nothing.
+/// [`stop`](Poller::stop) wakes the thread, which handles the completions that are available and then exits. `stop`
+/// waits for the exit and returns the handler. Dropping the poller does the same without returning the handler. In a
+/// forked child, which doesn't have the thread, dropping the poller has no effect.
 ///
 /// # Panics of the handler
 ///
-/// A handler that panics loses the completion that it was called with, whose buffers are freed. The panic is caught
-/// and counted, and the poller continues with the next completion. [`stats`](Poller::stats) returns the number of
-/// panics, and [`PollerExit`] the last message. (With `panic = "abort"` the process aborts.)
+/// If the handler panics, the completion that it was called with is dropped, which frees its buffers. The panic is
+/// caught and counted, and the poller continues with the next completion. [`stats`](Poller::stats) returns the number
+/// of panics, and [`PollerExit`] contains the message of the last panic. (With `panic = "abort"` the process aborts.)
 #[must_use = "dropping a poller stops it"]
 pub struct Poller<H> {
     thread: Option<JoinHandle<PollerExit<H>>>,
@@ -52,7 +52,7 @@ pub struct PollerExit<H> {
     pub handler: H,
     /// The final statistics.
     pub stats: PollerStats,
-    /// The error that made the poller stop by itself, if it did: the device failed.
+    /// The error of the device that stopped the poller, or `None` if the device did not fail.
     pub error: Option<Error>,
     /// The message of the handler's last panic, if it panicked.
     pub last_panic: Option<String>,
@@ -62,11 +62,11 @@ pub struct PollerExit<H> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct PollerStats {
-    /// Completions that the handler was called with.
+    /// The number of completions that the handler was called with.
     pub completion_count: u64,
-    /// Panics of the handler.
+    /// The number of panics of the handler.
     pub panic_count: u64,
-    /// Times that the thread went to sleep.
+    /// The number of times that the thread slept.
     pub sleep_count: u64,
 }
 
@@ -85,7 +85,7 @@ impl Default for PollerOptions {
 }
 
 impl PollerOptions {
-    /// Returns the default options.
+    /// Creates options with the default values.
     pub fn new() -> PollerOptions {
         PollerOptions::default()
     }
@@ -96,8 +96,8 @@ impl PollerOptions {
         self
     }
 
-    /// Sets the maximum time to spin after a completion before sleeping. The default is 50 µs. The poller spins for
-    /// less if completions never arrive within that time.
+    /// Sets the maximum time to spin after a completion before sleeping. The default is 50 µs. The poller spins for a
+    /// shorter time if completions never arrive within that time.
     pub fn max_spin(mut self, spin: Duration) -> PollerOptions {
         self.spin = spin;
         self
@@ -130,7 +130,7 @@ impl CompletionQueue {
         self.poller_with(&PollerOptions::default(), handler)
     }
 
-    /// Does the same as [`poller`](CompletionQueue::poller), with options.
+    /// Starts a thread like [`poller`](CompletionQueue::poller), with options.
     ///
     /// # Errors
     ///
@@ -170,9 +170,9 @@ impl<H> Poller<H> {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidRequest`] if called by the handler, because a thread can't wait for its own exit; the
-    /// poller stops nevertheless. Also returns it in a forked child, where the call does nothing because the thread
-    /// is the parent's.
+    /// Returns [`Error::InvalidRequest`] if the handler calls this method, because a thread can't wait for its own
+    /// exit; the poller stops nevertheless. Returns the same error in a forked child, where the call has no effect
+    /// because the thread belongs to the parent process.
     pub fn stop(mut self) -> Result<PollerExit<H>> {
         let refuse = |reason: &'static str| Err(Error::InvalidRequest { reason: reason.into() });
         if self.owner != std::process::id() {
@@ -188,7 +188,7 @@ impl<H> Poller<H> {
         Ok(thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
     }
 
-    /// Whether the poller has stopped by itself because the device failed: [`stop`](Poller::stop) returns the error.
+    /// Whether the poller has stopped because the device failed. [`stop`](Poller::stop) returns the device's error.
     pub fn has_failed(&self) -> bool {
         self.thread.as_ref().is_some_and(JoinHandle::is_finished)
     }

@@ -62,10 +62,10 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::QueueFull`] if the queue is full, [`Error::WrongState`] if the queue pair is not ready to
-    /// send, [`Error::InvalidRequest`], [`Error::LimitExceeded`], [`Error::MessageTooLong`] or
-    /// [`Error::ForeignDomain`] if the request doesn't suit the queue pair, and [`Error::Verb`] if the operation fails.
-    /// The error contains the request; see [`PostError`] for the exception.
+    /// Returns [`Error::QueueFull`] if the queue is full, [`Error::WrongState`] if the queue pair is not ready to send,
+    /// [`Error::InvalidRequest`], [`Error::LimitExceeded`], [`Error::MessageTooLong`] or [`Error::ForeignDomain`] if
+    /// the request is invalid for the queue pair, and [`Error::Verb`] if the operation fails. The error contains the
+    /// request; see [`PostError`] for the exception.
     #[inline]
     pub fn post_send(&self, request: SendRequest) -> Result<RequestId, PostError<SendRequest>> {
         // A request on the fast path is taken apart: its parts move straight to the device's list and to the ring.
@@ -97,7 +97,8 @@ impl QueuePair {
         self.post_send_slow(queue, SendRequest { operation, flags, payload, tag, recipient })
     }
 
-    /// Posts several send requests with one doorbell: all of them, or on an error the first few.
+    /// Posts several send requests with one doorbell. After an error, the first requests may have been posted, and the
+    /// error contains the others.
     ///
     /// ```no_run
     /// # use adverb::verbs::{QueuePair, SendRequest};
@@ -113,8 +114,8 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`post_send`](QueuePair::post_send). If a request doesn't suit the queue pair, or
-    /// the queue doesn't have enough free entries for all of them, none is posted.
+    /// Returns the same errors as [`post_send`](QueuePair::post_send). If a request is invalid for the queue pair, or
+    /// the queue doesn't have enough free entries for all requests, no request is posted.
     #[inline]
     pub fn post_sends(
         &self,
@@ -192,8 +193,8 @@ impl QueuePair {
     ///
     /// Returns [`Error::QueueFull`] if the queue is full, [`Error::WrongState`] if the queue pair is in the reset or
     /// error state, [`Error::InvalidRequest`], [`Error::LimitExceeded`], [`Error::MessageTooLong`] or
-    /// [`Error::ForeignDomain`] if the request doesn't suit the queue pair, and [`Error::Verb`] if the operation fails.
-    /// The error contains the request; see [`PostError`] for the exception.
+    /// [`Error::ForeignDomain`] if the request is invalid for the queue pair, and [`Error::Verb`] if the operation
+    /// fails. The error contains the request; see [`PostError`] for the exception.
     #[inline]
     pub fn post_recv(&self, request: impl Into<RecvRequest>) -> Result<RequestId, PostError<RecvRequest>> {
         let mut request = request.into();
@@ -212,12 +213,13 @@ impl QueuePair {
         }
     }
 
-    /// Posts several receive requests with one doorbell: all of them, or on an error the first few.
+    /// Posts several receive requests with one doorbell. After an error, the first requests may have been posted, and
+    /// the error contains the others.
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`post_recv`](QueuePair::post_recv). If a request doesn't suit the queue pair, or
-    /// the queue doesn't have enough free entries for all of them, none is posted.
+    /// Returns the same errors as [`post_recv`](QueuePair::post_recv). If a request is invalid for the queue pair, or
+    /// the queue doesn't have enough free entries for all requests, no request is posted.
     pub fn post_recvs(
         &self,
         requests: impl IntoIterator<Item = impl Into<RecvRequest>>,

@@ -69,24 +69,25 @@ impl ProtectionDomain {
         self.register(pages, access)
     }
 
-    /// Registers memory with these access rights. Peers address it by its own addresses, or from 0 with
+    /// Registers memory with these access rights. Peers address the memory by its virtual addresses, or from 0 with
     /// [`ZERO_BASED`](Access::ZERO_BASED).
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidRequest`] if the access rights are inconsistent (remote writing requires local
-    /// writing), or if `ZERO_BASED` memory doesn't start at a page boundary; [`Error::Unsupported`] for
-    /// [`ON_DEMAND`](Access::ON_DEMAND) if the device [lacks](super::DeviceAttributes::odp) it; and [`Error::Verb`]
-    /// if registration fails.
+    /// Returns [`Error::InvalidRequest`] if the access rights are inconsistent (remote write requires local write), or
+    /// if `ZERO_BASED` memory doesn't start at a page boundary; [`Error::Unsupported`] if the access rights contain
+    /// [`ON_DEMAND`](Access::ON_DEMAND) and the device [doesn't support it](super::DeviceAttributes::odp); and
+    /// [`Error::Verb`] if registration fails.
     pub fn register(&self, memory: impl Memory, access: Access) -> Result<MemoryRegion> {
         let iova = access.contains(Access::ZERO_BASED).then_some(0);
         self.register_as(Box::new(memory), iova, access)
     }
 
-    /// Registers memory under addresses of the caller's choice: peers, and the device, address its first byte by
-    /// `iova`.
+    /// Registers memory at addresses that the caller chooses: the address of the first byte is `iova`, for the device
+    /// and for peers.
     ///
-    /// A peer can thus know the addresses in advance, or find the same bytes at the same addresses after they moved.
+    /// A peer can thus know the addresses in advance, and the addresses can stay the same when the bytes move to other
+    /// memory.
     ///
     /// ```no_run
     /// # use adverb::memory::Pages;
@@ -108,15 +109,15 @@ impl ProtectionDomain {
     }
 
     /// Registers memory of another device, such as a GPU, that its driver exports as a dma-buf: `len` bytes from
-    /// `offset`, under addresses that start at `iova`. The file descriptor may be closed afterwards.
+    /// `offset`, at addresses that start at `iova`. The file descriptor may be closed afterwards.
     ///
     /// This process can't read or write the region: only requests, and peers with access rights, can.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unsupported`] if the device [lacks](super::Device::can_register_dmabuf) it,
-    /// [`Error::InvalidRequest`] if the access rights are inconsistent or the addresses invalid, and [`Error::Verb`]
-    /// if the operation fails, for example because the bytes lie outside the dma-buf.
+    /// Returns [`Error::Unsupported`] if the device [can't register dma-bufs](super::Device::can_register_dmabuf),
+    /// [`Error::InvalidRequest`] if the access rights are inconsistent or the addresses invalid, and [`Error::Verb`] if
+    /// the operation fails, for example because the bytes lie outside the dma-buf.
     pub fn register_dmabuf(
         &self,
         dmabuf: impl AsFd,

@@ -24,10 +24,10 @@ use crate::memory::Payload;
 
 /// A queue pair: a send queue and a receive queue, connected to those of a peer.
 ///
-/// Requests may be posted from any thread, and their completions polled from any other.
+/// Any thread may post requests, and any thread may poll their completions.
 ///
 /// Dropping a queue pair destroys it. Requests that are still in flight then produce no completion, and their buffers
-/// are freed. Call [`drain`](QueuePair::drain) first to get them back.
+/// are freed. To get the buffers back, call [`drain`](QueuePair::drain) first.
 pub struct QueuePair {
     pub(super) backend: backend::QueuePair,
     pub(super) send: Attached,
@@ -165,7 +165,7 @@ impl QueuePair {
     /// # Errors
     ///
     /// Returns [`Error::WrongState`] if the queue pair is already connected, [`Error::InvalidRequest`] if it is a UD
-    /// queue pair, and [`Error::Verb`] if the operation fails. The hint tells which of the addresses looks wrong.
+    /// queue pair, and [`Error::Verb`] if the operation fails. The hint names the address that is probably wrong.
     pub fn connect(&self, remote: &Endpoint) -> Result<()> {
         self.connect_with(remote, &ConnectOptions::default())
     }
@@ -276,7 +276,7 @@ impl QueuePair {
         nearer.or(self.traffic).or(Traffic::process_default())
     }
 
-    /// Queries the state from the device.
+    /// Queries the queue pair's state from the device.
     ///
     /// # Errors
     ///
@@ -290,8 +290,8 @@ impl QueuePair {
     /// Changes the operations that the peer may execute through this queue pair on memory whose registration allows
     /// them too. The queue pair must be connected.
     ///
-    /// A queue pair can be created with few [rights](super::QueuePairBuilder::access) and get more after the peer has
-    /// been authenticated.
+    /// A program can create a queue pair with few [access rights](super::QueuePairBuilder::access) and add more after
+    /// it has authenticated the peer.
     ///
     /// # Errors
     ///
@@ -317,8 +317,9 @@ impl QueuePair {
     /// Moves the queue pair to the error state and waits until all its requests have completed. Their completions,
     /// and those of other queue pairs that arrived meanwhile, can then be polled from the completion queues.
     ///
-    /// Unsignaled requests that succeed are returned with the completion of a later request, here as elsewhere. If no
-    /// later request exists, this function waits until the timeout; [`reset`](QueuePair::reset) returns their memory.
+    /// The completions of unsignaled requests that succeed are returned with the completion of a later request. If no
+    /// later request exists, this call waits until the timeout; [`reset`](QueuePair::reset) returns the payloads of
+    /// such requests.
     ///
     /// # Errors
     ///
@@ -341,8 +342,8 @@ impl QueuePair {
     }
 
     /// Resets the queue pair, so that it can be [connected](QueuePair::connect) again, with a new
-    /// [endpoint](QueuePair::endpoint). Outstanding requests produce no completion; their memory is returned, sends
-    /// first.
+    /// [endpoint](QueuePair::endpoint). Outstanding requests produce no completion; the call returns their payloads,
+    /// those of send requests first.
     ///
     /// # Errors
     ///

@@ -116,13 +116,13 @@ impl QueuePairBuilder {
         self
     }
 
-    /// Sets the IP address to use if the port has several: see [`Device::gid_for`](super::Device::gid_for).
+    /// Sets the local IP address, which selects a GID of the port: see [`Device::gid_for`](super::Device::gid_for).
     pub fn local_addr(mut self, address: IpAddr) -> QueuePairBuilder {
         self.address = Some(address);
         self
     }
 
-    /// Sets the index in the port's GID table. By default, Adverb chooses one: see
+    /// Sets the index in the port's GID table. By default, Adverb chooses the index: see
     /// [`Device::gid_for`](super::Device::gid_for).
     pub fn gid_index(mut self, index: u8) -> QueuePairBuilder {
         self.gid_index = Some(index);
@@ -135,13 +135,13 @@ impl QueuePairBuilder {
         self
     }
 
-    /// Sets the queue key of a UD queue pair, which drops datagrams that carry a different one. The default is 0.
+    /// Sets the queue key of a UD queue pair, which drops datagrams with a different key. The default is 0.
     pub fn qkey(mut self, qkey: u32) -> QueuePairBuilder {
         self.qkey = qkey;
         self
     }
 
-    /// Sets the traffic options of the packets. Those of a connection or an address handle take precedence.
+    /// Sets the traffic options of the packets. The options of a connection or an address handle take precedence.
     pub fn traffic(mut self, traffic: Traffic) -> QueuePairBuilder {
         self.traffic = traffic;
         self
@@ -158,9 +158,9 @@ impl QueuePairBuilder {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidRequest`] if no completion queue was set, [`Error::LimitExceeded`] if a completion
-    /// queue has too few free entries or a limit of the device is exceeded, [`Error::NoDevice`] if the port has no
-    /// such address or GID index, and [`Error::Verb`] if the operation fails.
+    /// Returns [`Error::InvalidRequest`] if no completion queue was set, [`Error::LimitExceeded`] if a completion queue
+    /// has too few free entries or a limit of the device is exceeded, [`Error::NoDevice`] if the port doesn't have the
+    /// address or the GID index, and [`Error::Verb`] if the operation fails.
     pub fn create(self) -> Result<QueuePair> {
         let device = self.domain.device().clone();
         let (Some(send_cq), Some(recv_cq)) = (&self.send_cq, &self.recv_cq) else {

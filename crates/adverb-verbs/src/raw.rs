@@ -1,7 +1,7 @@
-//! Unchecked requests, as C programs post them: Adverb doesn't own their memory, check them or count them.
+//! Unchecked requests, as in C: Adverb doesn't own their memory, and neither checks nor counts the requests.
 //!
-//! This is for layers above that track requests and memory themselves. Requests are built in place in a list that can
-//! be reused, and completions are read where the device wrote them. The cost is that of the C API.
+//! This module is for libraries that track requests and memory themselves. They build requests in place in a reusable
+//! list, and read completions in the memory that the device wrote. The cost is the same as with the C API.
 //!
 //! ```no_run
 //! # use adverb::memory::{MemoryRegion, RemoteMemory};
@@ -57,12 +57,12 @@ impl SendList {
         self.add_plain(&plain::SendRequest { wr_id: id, operation, flags, segments, destination: None });
     }
 
-    /// Adds a request of a UD queue pair, to a destination. The caller must keep the destination until the request has
-    /// completed.
+    /// Adds a request of a UD queue pair, with its destination. The caller must keep the destination until the request
+    /// has completed.
     ///
     /// # Panics
     ///
-    /// As [`add`](SendList::add).
+    /// Panics in the same cases as [`add`](SendList::add).
     #[inline]
     pub fn add_datagram(
         &mut self,
@@ -117,12 +117,13 @@ impl RecvList {
 }
 
 impl QueuePair {
-    /// Posts send requests with one doorbell. It neither checks nor tracks them.
+    /// Posts send requests with one doorbell, without checking or tracking them.
     ///
     /// # Safety
     ///
     /// - Until a request has completed, or the queue pair has been destroyed, its memory stays registered and
-    ///   allocated, nothing writes to the bytes that it reads, and nothing reads or writes the bytes that it writes.
+    ///   allocated, no code writes to the bytes that the request reads, and no code reads or writes the bytes that the
+    ///   request writes.
     /// - Every segment lies in memory that is registered in this queue pair's protection domain, and has that memory's
     ///   lkey. An lkey is unique within one device only: the same number may be the lkey of memory that safe code uses
     ///   as a `[u8]`.
@@ -132,30 +133,30 @@ impl QueuePair {
     ///   pair's protection domain, and that isn't dropped before the request has completed.
     /// - From the first raw request on, the completions of this queue pair's send queue are taken only with
     ///   [`poll_raw`](CompletionQueue::poll_raw), and never by `poll`, `wait`, a [`Poller`](super::Poller) or
-    ///   [`drain`](QueuePair::drain): those take any id for that of a safe request, and return its memory. So a queue
-    ///   pair with safe requests must not share that completion queue.
+    ///   [`drain`](QueuePair::drain): those functions interpret every id as the id of a safe request, and return the
+    ///   memory of that request. So a queue pair with safe requests must not share that completion queue.
     /// - The queue pair is connected (or, for datagrams, in the state RTS), and never has more requests outstanding
     ///   than its depth.
     ///
     /// # Errors
     ///
-    /// Returns the device's error if it refuses a request, with the number of requests that it accepted if that is
-    /// known.
+    /// Returns the device's error if the device rejects a request, with the number of requests that were posted, if the
+    /// device reports it.
     #[inline]
     pub unsafe fn post_raw_sends(&self, list: &mut SendList) -> Result<(), RawPostError> {
         self.backend.post_sends(&mut list.0).map_err(RawPostError::from)
     }
 
-    /// Posts receive requests with one doorbell. It neither checks nor tracks them.
+    /// Posts receive requests with one doorbell, without checking or tracking them.
     ///
     /// # Safety
     ///
-    /// As [`post_raw_sends`](QueuePair::post_raw_sends), for the completions of the receive queue. The queue pair has
-    /// no shared receive queue.
+    /// The requirements of [`post_raw_sends`](QueuePair::post_raw_sends) apply, with the completions of the receive
+    /// queue. The queue pair has no shared receive queue.
     ///
     /// # Errors
     ///
-    /// As [`post_raw_sends`](QueuePair::post_raw_sends).
+    /// Returns the same errors as [`post_raw_sends`](QueuePair::post_raw_sends).
     #[inline]
     pub unsafe fn post_raw_recvs(&self, list: &mut RecvList) -> Result<(), RawPostError> {
         self.backend.post_recvs(&mut list.0).map_err(RawPostError::from)
@@ -163,16 +164,16 @@ impl QueuePair {
 }
 
 impl SharedReceiveQueue {
-    /// Posts receive requests with one doorbell. It neither checks nor tracks them.
+    /// Posts receive requests with one doorbell, without checking or tracking them.
     ///
     /// # Safety
     ///
-    /// As [`QueuePair::post_raw_sends`], for the receive completions of all queue pairs that use this queue, and the
-    /// protection domain of this queue.
+    /// The requirements of [`QueuePair::post_raw_sends`] apply, with the receive completions of all queue pairs that
+    /// use this queue, and with the protection domain of this queue.
     ///
     /// # Errors
     ///
-    /// As [`QueuePair::post_raw_sends`].
+    /// Returns the same errors as [`QueuePair::post_raw_sends`].
     #[inline]
     pub unsafe fn post_raw_recvs(&self, list: &mut RecvList) -> Result<(), RawPostError> {
         self.backend().post_recvs(&mut list.0).map_err(RawPostError::from)
@@ -183,8 +184,8 @@ impl CompletionQueue {
     /// Polls completions as the device wrote them, up to the capacity of `completions`, and returns their number. They
     /// replace the completions of the last call.
     ///
-    /// This also takes the completions of safe requests. Such a completion is lost, and the request keeps its memory
-    /// until its queue pair has been destroyed.
+    /// This call also takes the completions of safe requests. Such a completion is lost, and the request keeps its
+    /// memory until its queue pair has been destroyed.
     ///
     /// # Errors
     ///
@@ -204,7 +205,7 @@ pub struct Completions {
 }
 
 impl Completions {
-    /// Creates an empty list with the given capacity, or with 1 if that is 0.
+    /// Creates an empty list with the given capacity, or with a capacity of 1 if `capacity` is 0.
     pub fn new(capacity: usize) -> Completions {
         Completions { slots: vec![RawCompletion::EMPTY; capacity.max(1)].into(), len: 0 }
     }

@@ -8,7 +8,7 @@ use super::UdDestination;
 use crate::error::Error;
 use crate::memory::{Buffer, Payload, Piece, PoolBuf};
 
-/// A request for a send queue: an operation, its memory and its flags.
+/// A request for a send queue: an operation, its payload and its flags.
 ///
 /// The request is signaled, that is, it produces a completion of its own, unless
 /// [`unsignaled`](SendRequest::unsignaled) is called.
@@ -48,7 +48,7 @@ impl SendRequest {
         SendRequest::new(SendOperation::SendInvalidate(rkey), payload)
     }
 
-    /// Creates a WRITE into the peer's memory. The peer gets no completion.
+    /// Creates a WRITE into the peer's memory. The peer receives no completion.
     #[inline]
     pub fn write(payload: impl Into<Payload>, remote: RemoteAddress) -> SendRequest {
         SendRequest::new(SendOperation::Write(remote), payload)
@@ -101,8 +101,8 @@ impl SendRequest {
     }
 
     /// Makes the request unsignaled: the device produces no completion for it if it succeeds. Its
-    /// [`Completion`](super::Completion) is returned together with that of the next signaled request, at a lower
-    /// cost.
+    /// [`Completion`](super::Completion) is returned together with the completion of the next signaled request, which
+    /// costs less.
     pub fn unsignaled(mut self) -> SendRequest {
         self.flags.remove(SendFlags::SIGNALED);
         self
@@ -122,23 +122,23 @@ impl SendRequest {
         self
     }
 
-    /// Makes the device copy the payload while the request is posted, which is faster for short messages.
+    /// Sets the inline flag: the payload is copied while the request is posted, which is faster for short messages.
     ///
     /// Only SEND and WRITE can be inline. The payload is limited by
-    /// [`max_inline_data`](super::QueuePairBuilder::max_inline_data), and its memory must be registered under its own
+    /// [`max_inline_data`](super::QueuePairBuilder::max_inline_data), and its memory must be registered at its virtual
     /// addresses.
     pub fn inline(mut self) -> SendRequest {
         self.flags.insert(SendFlags::INLINE);
         self
     }
 
-    /// Sets a number that the request's completion returns. The default is 0.
+    /// Sets the tag: a number that the request's completion contains. The default is 0.
     pub fn tag(mut self, tag: u64) -> SendRequest {
         self.tag = tag;
         self
     }
 
-    /// Returns the memory of a request that was not posted.
+    /// Returns the payload of a request that was not posted.
     pub fn into_payload(self) -> Payload {
         self.payload
     }
@@ -179,7 +179,7 @@ impl SendRequest {
     }
 }
 
-/// A request for a receive queue: memory for one message.
+/// A request for a receive queue: a payload that receives one message.
 #[must_use = "a request does nothing until it is posted"]
 #[derive(Debug)]
 pub struct RecvRequest {
@@ -188,21 +188,21 @@ pub struct RecvRequest {
 }
 
 impl RecvRequest {
-    /// Creates a receive request. A shorter message is accepted; a longer one makes the request fail.
+    /// Creates a receive request. A message may be shorter than the payload; a longer message makes the request fail.
     ///
-    /// On a UD queue pair, the memory needs 40 bytes for the global route header plus the MTU of the port.
+    /// On a UD queue pair, the payload needs 40 bytes for the global route header plus the MTU of the port.
     #[inline]
     pub fn new(payload: impl Into<Payload>) -> RecvRequest {
         RecvRequest { payload: payload.into(), tag: 0 }
     }
 
-    /// Sets a number that the request's completion returns. The default is 0.
+    /// Sets the tag: a number that the request's completion contains. The default is 0.
     pub fn tag(mut self, tag: u64) -> RecvRequest {
         self.tag = tag;
         self
     }
 
-    /// Returns the memory of a request that was not posted.
+    /// Returns the payload of a request that was not posted.
     pub fn into_payload(self) -> Payload {
         self.payload
     }
@@ -220,11 +220,11 @@ impl From<PoolBuf> for RecvRequest {
     }
 }
 
-/// The error of posting, with the requests that were not posted and their memory.
+/// The error of posting, with the requests that were not posted, which own their payloads.
 ///
-/// If a device fails without reporting how many requests it accepted, all of them count as posted: they are not
-/// returned here, and their memory is freed when the queue pair is destroyed. (Linux soft-RoCE, for example, may
-/// execute a request whose posting failed.)
+/// If a device fails without reporting how many requests it accepted, all of them count as posted: the error doesn't
+/// contain them, and their memory is freed when the queue pair is destroyed. (Linux soft-RoCE, for example, may execute
+/// a request whose posting failed.)
 pub struct PostError<R> {
     /// The cause.
     pub error: Error,

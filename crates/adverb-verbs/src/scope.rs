@@ -42,7 +42,8 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Timeout`] if the requests didn't complete in time. The queue pair has been destroyed then.
+    /// Returns [`Error::Timeout`] if the requests didn't complete in time. The queue pair has been destroyed in this
+    /// case.
     pub fn scope<'env, T>(
         &'env mut self,
         timeout: Duration,
@@ -95,7 +96,7 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// # Errors
     ///
-    /// As [`QueuePair::post_send`].
+    /// Returns the same errors as [`QueuePair::post_send`].
     pub fn send(&'scope self, buffer: &'scope Buffer) -> Result<RequestId> {
         self.post_send(SendOperation::Send, buffer)
     }
@@ -104,7 +105,7 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// # Errors
     ///
-    /// As [`send`](Scope::send).
+    /// Returns the same errors as [`send`](Scope::send).
     pub fn send_with_imm(&'scope self, buffer: &'scope Buffer, immediate: u32) -> Result<RequestId> {
         self.post_send(SendOperation::SendWithImm(immediate), buffer)
     }
@@ -113,7 +114,7 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// # Errors
     ///
-    /// As [`send`](Scope::send).
+    /// Returns the same errors as [`send`](Scope::send).
     pub fn write(&'scope self, buffer: &'scope Buffer, remote: RemoteAddress) -> Result<RequestId> {
         self.post_send(SendOperation::Write(remote), buffer)
     }
@@ -122,7 +123,7 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// # Errors
     ///
-    /// As [`send`](Scope::send).
+    /// Returns the same errors as [`send`](Scope::send).
     pub fn read(&'scope self, buffer: &'scope mut Buffer, remote: RemoteAddress) -> Result<RequestId> {
         check_writable(buffer)?;
         self.post_send(SendOperation::Read(remote), buffer)
@@ -132,7 +133,7 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// # Errors
     ///
-    /// As [`QueuePair::post_recv`].
+    /// Returns the same errors as [`QueuePair::post_recv`].
     pub fn recv(&'scope self, buffer: &'scope mut Buffer) -> Result<RequestId> {
         check_writable(buffer)?;
         let posted = self.queue_pair.post_lent_recv(buffer);
@@ -143,8 +144,8 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::Timeout`] if it doesn't complete in time,
-    /// which is also so if another caller polled its completion.
+    /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::Timeout`] if the request doesn't complete
+    /// in time, or if another caller has polled its completion.
     pub fn wait(&self, id: RequestId) -> Result<Success> {
         let is_recv = self.lent.lock().recvs.contains(&id);
         let queue = match is_recv {

@@ -12,8 +12,8 @@ use crate::backend::{self, RawOutcome, RecvList, flag};
 use crate::error::{Error, Result};
 use crate::memory::{Payload, Piece};
 
-/// A receive queue that several queue pairs share: a receive request is used by whichever of them gets the next
-/// message. Cloning returns another handle to the same queue.
+/// A receive queue that several queue pairs share: each message that one of them receives consumes a receive request of
+/// the queue. Cloning returns another handle to the same queue.
 ///
 /// Completions are delivered to the receive completion queue of the queue pair that received the message. That
 /// completion queue reserves entries for the whole shared receive queue when the queue pair is created.
@@ -110,8 +110,8 @@ impl SharedReceiveQueue {
     /// # Errors
     ///
     /// Returns [`Error::QueueFull`] if the queue is full, [`Error::LimitExceeded`], [`Error::InvalidRequest`] or
-    /// [`Error::ForeignDomain`] if the request doesn't suit the queue, and [`Error::Verb`] if the operation fails. The
-    /// error contains the request; see [`PostError`] for the exception.
+    /// [`Error::ForeignDomain`] if the request is invalid for the queue, and [`Error::Verb`] if the operation fails.
+    /// The error contains the request; see [`PostError`] for the exception.
     pub fn post_recv(&self, request: impl Into<RecvRequest>) -> Result<RequestId, PostError<RecvRequest>> {
         let request = request.into();
         let mut table = self.lock();
@@ -170,7 +170,8 @@ impl SharedReceiveQueue {
         self.0.depth
     }
 
-    /// Returns the number of outstanding requests, including those that queue pairs took and have not completed.
+    /// Returns the number of outstanding requests, including requests that queue pairs have taken but not yet
+    /// completed.
     pub fn outstanding_recv_count(&self) -> u32 {
         self.0.depth - u32::try_from(self.lock().free.len()).unwrap_or(0)
     }

@@ -15,7 +15,7 @@ use crate::error::Result;
 
 /// A builder for a software device, with the options that a device name ([`Device::open`]) can't express.
 ///
-/// Two devices on a network in memory, without sockets, that loses one packet in a hundred:
+/// Two devices on an in-process switch, without sockets, that lose one packet in a hundred:
 ///
 /// ```
 /// use adverb::verbs::{FaultConfig, SoftDevice, Switch};
@@ -41,14 +41,14 @@ use crate::error::Result;
 pub struct SoftDevice(SoftOptions);
 
 impl SoftDevice {
-    /// Returns options for a new device that is reachable on this machine, like `soft`, which all callers in a process
-    /// share. Its addresses are 127.0.0.1 and ::1. If they are taken, it uses another address in 127.0.0.0/8 and
-    /// another port of ::1.
+    /// Creates a builder of a new device that only this machine can reach. (The device `soft` has the same properties,
+    /// but all callers in a process share it.) The addresses are 127.0.0.1 and ::1 or, if they are in use, another
+    /// address in 127.0.0.0/8 and another port of ::1.
     pub fn new() -> SoftDevice {
         SoftDevice(SoftOptions::new(SoftLink::Sockets))
     }
 
-    /// Returns options for a device at an address of this machine, like `soft:192.0.2.7`. Several devices may have the
+    /// Creates a builder of a device at an address of this machine, like `soft:192.0.2.7`. Several devices may have the
     /// same address: the first uses UDP port 4791, and the GIDs of the others encode their ports ([`Device::open`]).
     ///
     /// ```
@@ -66,18 +66,18 @@ impl SoftDevice {
         SoftDevice::new().add_addr(address)
     }
 
-    /// Returns options for a device at an address of a switch in this process's memory.
+    /// Creates a builder of a device at an address of an in-process switch.
     pub fn on_switch(switch: &Switch, address: IpAddr) -> SoftDevice {
         SoftDevice(SoftOptions::new(SoftLink::Memory(switch.clone()))).add_addr(address)
     }
 
-    /// Returns options for a device without a network, with the addresses 127.0.0.1 and ::1. Its queue pairs can
+    /// Creates a builder of a device without a network, with the addresses 127.0.0.1 and ::1. Its queue pairs can
     /// connect only to each other.
     pub fn loopback() -> SoftDevice {
         SoftDevice(SoftOptions::new(SoftLink::None))
     }
 
-    /// Adds an address.
+    /// Adds an address to the device.
     pub fn add_addr(mut self, address: IpAddr) -> SoftDevice {
         self.0.addresses.push(address);
         self
@@ -112,9 +112,9 @@ impl SoftDevice {
         self
     }
 
-    /// Accepts only packets that Adverb sent: IPv4 packets must have an IP ID below 64, unlike those of RDMA NICs and
-    /// soft-RoCE. A corrupted packet then passes the ICRC check with a probability of 2⁻²⁶ instead of 2⁻¹⁶. With IPv6
-    /// the probability is always 2⁻³².
+    /// Makes the device accept only packets that Adverb sent: IPv4 packets must have an IP ID below 64, unlike those of
+    /// RDMA NICs and soft-RoCE. A corrupted packet then passes the ICRC check with a probability of 2⁻²⁶ instead of
+    /// 2⁻¹⁶. With IPv6 the probability is always 2⁻³².
     pub fn adverb_peers_only(mut self) -> SoftDevice {
         self.0.adverb_peers_only = true;
         self
@@ -139,8 +139,8 @@ impl SoftDevice {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`](crate::Error::Verb) if the address doesn't belong to this machine, all its ports are
-    /// taken, or the capture file can't be created.
+    /// Returns [`Error::Verb`](crate::Error::Verb) if the address doesn't belong to this machine, if all its UDP ports
+    /// are in use, or if the capture file can't be created.
     pub fn open(self) -> Result<Device> {
         Device::soft(&self.0)
     }

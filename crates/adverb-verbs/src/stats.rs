@@ -8,15 +8,15 @@ use crate::backend::RawOutcome;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct QueueStats {
-    /// Posted requests.
+    /// The number of posted requests.
     pub posted_count: u64,
-    /// Requests that succeeded.
+    /// The number of requests that succeeded.
     pub succeeded_count: u64,
-    /// Requests that were flushed because the queue pair was in the error state.
+    /// The number of requests that were flushed because the queue pair was in the error state.
     pub flushed_count: u64,
-    /// Requests that failed with any other status.
+    /// The number of requests that failed with any other status.
     pub failed_count: u64,
-    /// Bytes that completions reported: received, read, or fetched by atomics.
+    /// The number of bytes that completions reported: received, read, or fetched by atomics.
     pub completed_bytes: u64,
     /// The maximum number of requests outstanding at once, measured when completions are polled.
     pub max_outstanding: u32,
@@ -26,9 +26,9 @@ pub struct QueueStats {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct QueuePairStats {
-    /// The send queue.
+    /// The statistics of the send queue.
     pub send: QueueStats,
-    /// The receive queue: all zero if the queue pair uses a shared one.
+    /// The statistics of the receive queue: all zero if the queue pair uses a shared receive queue.
     pub recv: QueueStats,
 }
 
@@ -36,15 +36,15 @@ pub struct QueuePairStats {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct CompletionQueueStats {
-    /// Completions that the device produced. Unsignaled requests that succeed produce none.
+    /// The number of completions that were polled from the device. The device produces none for unsignaled requests
+    /// that succeed.
     pub polled_completion_count: u64,
-    /// Polled completions that match no request, because their queue pair was destroyed.
+    /// The number of polled completions that match no request, because their queue pair was destroyed.
     pub stale_completion_count: u64,
-    /// The maximum number of completions that one poll found. A value close to the depth means that polling is too
+    /// The maximum number of completions that one poll returned. A value close to the depth means that polling is too
     /// slow.
     pub max_poll_batch: u32,
-    /// Entries reserved by the queue pairs that use the completion queue: the number of requests that may complete at
-    /// once.
+    /// The number of entries that queue pairs have reserved: the number of requests that may complete at once.
     pub reserved_depth: u32,
 }
 

@@ -6,10 +6,10 @@ use crate::backend::Address;
 
 /// Packet header fields that the network evaluates: DSCP and ECN, flow label, hop limit, service level.
 ///
-/// For each field, the first of these that sets it applies: the options of the connection or address handle, those of
-/// the [queue pair](super::QueuePairBuilder::traffic), the process' [default](Traffic::process_default). Otherwise
-/// DSCP, ECN, flow label and service level are 0 and the hop limit is 64. (The [connection manager](super::cm) has
-/// its own defaults.)
+/// For each field, the first of these that sets it applies: the options of the connection or address handle, the
+/// options of the [queue pair](super::QueuePairBuilder::traffic), the [process defaults](Traffic::process_default).
+/// Otherwise DSCP, ECN, flow label and service level are 0 and the hop limit is 64. (The [connection
+/// manager](super::cm) has its own defaults.)
 ///
 /// ```
 /// use adverb::verbs::Traffic;
@@ -31,7 +31,7 @@ pub struct Traffic {
 static DEFAULT: AtomicU64 = AtomicU64::new(0);
 
 impl Traffic {
-    /// Returns options that set no field.
+    /// Creates options that set no field.
     pub const fn new() -> Traffic {
         Traffic {
             traffic_class: None,
@@ -77,21 +77,21 @@ impl Traffic {
         self
     }
 
-    /// Sets whether packets carry a global route header within an InfiniBand subnet, too. They always carry one on
-    /// RoCE, between subnets, and where the port requires it.
+    /// Sets whether packets carry a global route header within an InfiniBand subnet, too. Packets always carry one on
+    /// RoCE, between subnets, and if the port requires it.
     pub const fn route_header(mut self, route_header: bool) -> Traffic {
         self.route_header = Some(route_header);
         self
     }
 
-    /// Returns the process' default: no field is set until [`make_process_default`](Traffic::make_process_default) is
+    /// Returns the process defaults. No field is set until [`make_process_default`](Traffic::make_process_default) is
     /// called.
     pub fn process_default() -> Traffic {
         Traffic::unpack(DEFAULT.load(Ordering::Relaxed))
     }
 
-    /// Makes these options the process' default, for connections and address handles created from now on. Libraries
-    /// should leave this to the program.
+    /// Makes these options the process defaults, for connections and address handles created from now on. Only the
+    /// program should call this method, not a library.
     pub fn make_process_default(self) {
         DEFAULT.store(self.pack(), Ordering::Relaxed);
     }

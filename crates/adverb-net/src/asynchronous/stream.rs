@@ -26,8 +26,8 @@ use crate::wait::Patience;
 /// A byte stream over a connection, like a TCP stream, for code that reads and writes TCP streams, such as hyper and
 /// tonic.
 ///
-/// - **Writing** returns when the bytes are in flight, or queued until there are credits. A write waits while the
-///   peer reads too slowly. Queued bytes are sent when there are credits, even without a flush. A long write is
+/// - **Writing** returns when the bytes are in flight, or are queued because there are no credits. A write waits while
+///   the peer reads too slowly. Queued bytes are sent when there are credits, even without a flush. A long write is
 ///   copied into registered memory, from which the peer's device reads it.
 /// - **Flushing** waits until all written bytes are in flight.
 /// - **Shutting down** ends the sending direction, and waits until the peer's device has received all written bytes.
@@ -142,7 +142,7 @@ impl From<Connection> for Stream {
 }
 
 impl Stream {
-    /// Splits the stream into two halves, for two tasks. The connection is closed when both are dropped.
+    /// Splits the stream into two halves, for two tasks. The connection is closed when both halves have been dropped.
     pub fn into_split(self) -> (ReadHalf, WriteHalf) {
         (self.reader, self.writer)
     }

@@ -15,8 +15,8 @@ use crate::link::{Link, Taken};
 
 /// A byte stream over a connection, like a TCP stream.
 ///
-/// - **Writing** returns when the bytes are in flight, or queued until there are credits. A write waits while the
-///   peer reads too slowly. Queued bytes are sent when this side next writes, flushes or reads. A long write is
+/// - **Writing** returns when the bytes are in flight, or are queued because there are no credits. A write waits while
+///   the peer reads too slowly. Queued bytes are sent when this side next writes, flushes or reads. A long write is
 ///   copied into registered memory, from which the peer's device reads it.
 /// - **Flushing** waits until all written bytes are in flight.
 /// - [**Shutting down**](Stream::shutdown) ends the sending direction. Reading continues.
@@ -90,7 +90,7 @@ impl From<Connection> for Stream {
 }
 
 impl Stream {
-    /// Splits the stream into two halves, for two threads. The connection is closed when both are dropped.
+    /// Splits the stream into two halves, for two threads. The connection is closed when both halves have been dropped.
     pub fn into_split(self) -> (ReadHalf, WriteHalf) {
         (self.reader, self.writer)
     }

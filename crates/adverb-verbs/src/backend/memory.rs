@@ -5,18 +5,19 @@ use std::ptr::NonNull;
 
 /// Memory that can be registered with a device.
 ///
-/// [`Pages`](crate::memory::Pages) implements it for memory that Adverb allocates. Implement it to register other
-/// memory.
+/// [`Pages`](crate::memory::Pages) implements this trait for memory that Adverb allocates. Implement the trait to
+/// register other memory.
 ///
 /// # Safety
 ///
 /// While the value exists, and even if it is moved, [`as_ptr`](Memory::as_ptr), [`len`](Memory::len) and
 /// [`is_exclusive`](Memory::is_exclusive) always return the same values, and the bytes that they describe stay
-/// allocated, initialized, readable and writable, from any thread. Nothing else in this process reads or writes these
+/// allocated, initialized, readable and writable, from any thread. No other code of this process reads or writes these
 /// bytes, neither through other pointers nor through methods of the value. If `is_exclusive` returns true, no other
 /// process and no system call reads or writes them either.
 ///
-/// A `Box<[u8]>` doesn't qualify: moving a `Box` asserts that its pointer is unique, and the device has a copy of it.
+/// A `Box<[u8]>` doesn't qualify: moving a `Box` asserts that its pointer is unique, and the device has a copy of the
+/// pointer.
 pub unsafe trait Memory: Any + Send + Sync {
     /// Returns the address of the first byte.
     fn as_ptr(&self) -> NonNull<u8>;
@@ -32,7 +33,7 @@ pub unsafe trait Memory: Any + Send + Sync {
     /// Whether only this process can access the bytes. Only such memory can become a
     /// [`Buffer`](crate::memory::Buffer).
     ///
-    /// Returns true unless it is overridden.
+    /// The default implementation returns true.
     fn is_exclusive(&self) -> bool {
         true
     }

@@ -15,9 +15,9 @@ use crate::{ConnectOptions, Endpoint, QueuePair};
 /// A connection that is being established.
 ///
 /// [`Route::begin_connect`](super::Route::begin_connect) and
-/// [`ConnectRequest::begin_accept`](super::ConnectRequest::begin_accept) return it. Its file descriptor is readable
-/// when [`poll`](PendingConnection::poll) may make progress. Dropping it cancels: the peer is notified, and the queue
-/// pair is destroyed.
+/// [`ConnectRequest::begin_accept`](super::ConnectRequest::begin_accept) return a pending connection. Its file
+/// descriptor is readable when [`poll`](PendingConnection::poll) may make progress. Dropping a pending connection
+/// cancels it: the peer is notified, and the queue pair is destroyed.
 #[must_use = "a pending connection makes progress only when it is polled or waited for"]
 pub struct PendingConnection {
     // Dropped in this order: the queue pair is destroyed before the connection ends.
@@ -52,13 +52,14 @@ impl PendingConnection {
 
     /// Returns the connection if it is established, without blocking.
     ///
-    /// Call it when the file descriptor is readable, and at the [deadline](PendingConnection::deadline). Drop this
-    /// value after `poll` has returned the connection.
+    /// Call this method when the file descriptor is readable, and at the [deadline](PendingConnection::deadline). Drop
+    /// this value after `poll` has returned the connection.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if the peer has not replied by the deadline, [`Error::CmRejected`] if it rejected
-    /// the request, and the device's error if the queue pair can't be connected. The queue pair is destroyed then.
+    /// Returns [`Error::Unreachable`] if the peer has not replied by the deadline, [`Error::CmRejected`] if the peer
+    /// rejected the request, and the device's error if the queue pair can't be connected. After an error the queue pair
+    /// is destroyed.
     pub fn poll(&mut self) -> Result<Option<Connection>> {
         let Some((queue_pair, path)) = self.queue_pair.take().zip(self.path.take()) else {
             let reason = "the pending connection has already returned its result";
@@ -118,7 +119,7 @@ impl PendingConnection {
     ///
     /// # Errors
     ///
-    /// As [`poll`](PendingConnection::poll).
+    /// Returns the same errors as [`poll`](PendingConnection::poll).
     pub fn wait(mut self) -> Result<Connection> {
         loop {
             if let Some(connection) = self.poll()? {
@@ -128,7 +129,7 @@ impl PendingConnection {
         }
     }
 
-    /// Returns the time at which establishing the connection fails.
+    /// Returns the time at which the attempt to connect fails.
     pub fn deadline(&self) -> Instant {
         self.deadline.at()
     }

@@ -13,9 +13,9 @@ use crate::{Endpoint, QueuePair};
 
 /// A queue pair that the connection manager has connected to a peer's queue pair.
 ///
-/// Dropping it disconnects: the queue pair is destroyed, outstanding requests are lost, and the peer is sent one
-/// disconnect request, without retransmission. [`close`](Connection::close) retransmits the disconnect request until
-/// the peer replies.
+/// Dropping a connection disconnects: it destroys the queue pair, discards the outstanding requests, and sends the peer
+/// one disconnect request, without retransmission. [`close`](Connection::close) retransmits the disconnect request
+/// until the peer replies.
 ///
 /// The connection manager doesn't detect a peer that crashed. Requests to such a peer fail.
 pub struct Connection {
@@ -39,13 +39,13 @@ pub enum ConnectionEvent {
     /// The peer disconnected, or replied to this side's disconnect request. The queue pair is in the error state, and
     /// its outstanding requests are flushed.
     Disconnected,
-    /// The device is being removed. The removal waits until everything that was created from the device has been
+    /// The device is being removed. The removal waits until all objects that were created from the device have been
     /// dropped.
     DeviceRemoved,
-    /// The address moved to another network interface, as in a failover of a bond. The connection may or may not still
-    /// work.
+    /// The local address moved to another network interface, for example in a failover of a bond. The connection may or
+    /// may not still work.
     AddressChanged,
-    /// The connection has left the timewait state: no more packets of it can arrive.
+    /// The connection has left the timewait state: no more packets of the connection can arrive.
     TimewaitOver,
 }
 
@@ -82,16 +82,17 @@ impl Connection {
         &self.private_data
     }
 
-    /// Whether neither side has disconnected. A disconnect by the peer counts once [`try_event`](Connection::try_event)
-    /// or [`wait_event`](Connection::wait_event) has returned it.
+    /// Whether neither side has disconnected. The method ignores a disconnect by the peer until
+    /// [`try_event`](Connection::try_event) or [`wait_event`](Connection::wait_event) has returned that event.
     pub fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Acquire)
     }
 
-    /// Returns the next event, if there is one, without blocking. Call it when the file descriptor is readable.
+    /// Returns the next event, if there is one, without blocking. Call this method when the file descriptor is
+    /// readable.
     ///
-    /// Taking [`Disconnected`](ConnectionEvent::Disconnected) replies to the peer and moves the queue pair to the error
-    /// state.
+    /// If the event is [`Disconnected`](ConnectionEvent::Disconnected), the call replies to the peer and moves the
+    /// queue pair to the error state.
     ///
     /// # Errors
     ///
@@ -124,7 +125,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// As [`try_event`](Connection::try_event).
+    /// Returns the same errors as [`try_event`](Connection::try_event).
     pub fn wait_event(&self, timeout: Duration) -> Result<Option<ConnectionEvent>> {
         let deadline = Deadline::new(timeout);
         loop {
@@ -142,8 +143,8 @@ impl Connection {
     /// Disconnects: moves the queue pair to the error state, which flushes its outstanding requests, and sends the peer
     /// a disconnect request.
     ///
-    /// This doesn't wait for the peer's reply, which is reported as
-    /// [`Disconnected`](ConnectionEvent::Disconnected). Further calls do nothing.
+    /// The call doesn't wait for the peer's reply, which the event [`Disconnected`](ConnectionEvent::Disconnected)
+    /// reports. Further calls have no effect.
     ///
     /// # Errors
     ///
@@ -162,7 +163,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Timeout`] if the peer doesn't reply in time, and otherwise as
+    /// Returns [`Error::Timeout`] if the peer doesn't reply in time, and the same errors as
     /// [`disconnect`](Connection::disconnect). The connection is dropped in any case.
     pub fn close(self, timeout: Duration) -> Result<()> {
         self.disconnect()?;

@@ -17,8 +17,8 @@ use crate::{ConnectOptions, QueuePair, Traffic};
 
 /// A connector to [`Listener`](super::Listener)s, with its options. It can be used any number of times.
 ///
-/// [`connect`](Connector::connect) does everything in one call. It takes a function that creates the queue pair once
-/// the device is known:
+/// [`connect`](Connector::connect) resolves the route and connects in one call. It takes a function that creates the
+/// queue pair once the device is known:
 ///
 /// ```no_run
 /// # use adverb::verbs::cm::Connector;
@@ -32,8 +32,8 @@ use crate::{ConnectOptions, QueuePair, Traffic};
 /// # }
 /// ```
 ///
-/// Connecting can also be done in two steps, either blocking ([`resolve`](Connector::resolve), [`Route::connect`]) or
-/// not ([`begin_resolve`](Connector::begin_resolve), [`Route::begin_connect`]).
+/// The two steps can also be separate calls, either blocking ([`resolve`](Connector::resolve), [`Route::connect`]) or
+/// non-blocking ([`begin_resolve`](Connector::begin_resolve), [`Route::begin_connect`]).
 #[derive(Clone, Debug)]
 #[must_use = "a connector does nothing until `connect` or `resolve` is called"]
 pub struct Connector {
@@ -67,7 +67,7 @@ impl Connector {
 
     /// Sets the timeout of each step: resolving the route, and connecting. The default is 5 s.
     ///
-    /// [`connect`](Connector::connect) takes no longer than this for both steps together.
+    /// [`connect`](Connector::connect) takes no longer than this timeout for both steps together.
     pub fn timeout(mut self, timeout: Duration) -> Connector {
         self.timeout = timeout;
         self
@@ -79,7 +79,7 @@ impl Connector {
         self
     }
 
-    /// Sets the private data that the listener gets with the request: at most [`MAX_CONNECT_DATA`] bytes.
+    /// Sets the private data that the listener receives with the request: at most [`MAX_CONNECT_DATA`] bytes.
     pub fn private_data(mut self, data: &[u8]) -> Connector {
         self.private_data = data.to_vec();
         self
@@ -87,14 +87,14 @@ impl Connector {
 
     /// Sets the local address to connect from. With port 0 the system chooses the port.
     ///
-    /// The default is the address that the routing table gives.
+    /// The default is the address that the routing table selects.
     pub fn local_addr(mut self, addr: SocketAddr) -> Connector {
         self.local = Some(addr);
         self
     }
 
-    /// Sets whether several connections may share one [local](Connector::local_addr) port. All of them must set it. The
-    /// default is false.
+    /// Sets whether several connections may share one [local](Connector::local_addr) port. All these connections must
+    /// set the option. The default is false.
     pub fn reuse_addr(mut self, reuse: bool) -> Connector {
         self.reuse_addr = reuse;
         self
@@ -102,27 +102,27 @@ impl Connector {
 
     /// Sets the timeouts, retries and traffic options of the connection.
     ///
-    /// A traffic option is taken from here, else from the queue pair, else from the process defaults, else from the
-    /// connection manager. The ACK timeout, and the traffic class if it is set here or for the process, apply to the
-    /// peer's packets too.
+    /// For each traffic option, the first of these that sets it applies: these options, the queue pair, the process
+    /// defaults, the connection manager. The ACK timeout, and the traffic class if these options or the process
+    /// defaults set it, apply to the peer's packets too.
     pub fn options(mut self, options: ConnectOptions) -> Connector {
         self.options = options;
         self
     }
 
-    /// Connects to a listener, with the queue pair that `make` returns.
+    /// Connects to a listener, with the queue pair that `create_queue_pair` returns.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if there is no route to the peer or it doesn't reply in time,
-    /// [`Error::CmRejected`] if the peer rejects the request, and the error of `make`.
+    /// Returns [`Error::Unreachable`] if there is no route to the peer or the peer doesn't reply in time,
+    /// [`Error::CmRejected`] if the peer rejects the request, and the error of `create_queue_pair`.
     pub fn connect(
         &self,
         peer: SocketAddr,
-        make: impl FnOnce(&Path) -> Result<QueuePair>,
+        create_queue_pair: impl FnOnce(&Path) -> Result<QueuePair>,
     ) -> Result<Connection> {
         let mut route = self.resolve(peer)?;
-        let queue_pair = make(route.path())?;
+        let queue_pair = create_queue_pair(route.path())?;
         route.deadline = Some(route.resolved_by);
         route.connect(queue_pair)
     }
@@ -131,8 +131,8 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if there is no route or none is found in time, and [`Error::LimitExceeded`] if
-    /// the private data is too long.
+    /// Returns [`Error::Unreachable`] if there is no route to the listener or the resolution exceeds the timeout, and
+    /// [`Error::LimitExceeded`] if the private data is too long.
     pub fn resolve(&self, peer: SocketAddr) -> Result<Route> {
         self.begin_resolve(peer)?.wait()
     }
@@ -141,8 +141,8 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if no device leads to the peer, and [`Error::LimitExceeded`] if the private data
-    /// is too long.
+    /// Returns [`Error::Unreachable`] if no device has a route to the peer, and [`Error::LimitExceeded`] if the private
+    /// data is too long.
     pub fn begin_resolve(&self, peer: SocketAddr) -> Result<PendingRoute> {
         check_private_data(&self.private_data, MAX_CONNECT_DATA, "a connect request")?;
         self.begin(peer, Use::Connections)
@@ -203,8 +203,8 @@ const LAST_SLICE: Duration = Duration::from_secs(1);
 impl PendingRoute {
     /// Returns the route if it is resolved, without blocking.
     ///
-    /// Call it when the file descriptor is readable, and at the [deadline](PendingRoute::deadline). Drop this value
-    /// after `poll` has returned the route.
+    /// Call this method when the file descriptor is readable, and at the [deadline](PendingRoute::deadline). Drop this
+    /// value after `poll` has returned the route.
     ///
     /// # Errors
     ///
@@ -271,7 +271,7 @@ impl PendingRoute {
     ///
     /// # Errors
     ///
-    /// As [`poll`](PendingRoute::poll).
+    /// Returns the same errors as [`poll`](PendingRoute::poll).
     pub fn wait(mut self) -> Result<Route> {
         loop {
             if let Some(route) = self.poll()? {
@@ -281,7 +281,7 @@ impl PendingRoute {
         }
     }
 
-    /// Returns the time at which resolving fails.
+    /// Returns the time at which the resolution fails.
     pub fn deadline(&self) -> Instant {
         self.deadline.at()
     }
@@ -342,8 +342,9 @@ impl Route {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if the peer doesn't reply in time, [`Error::CmRejected`] if it rejects the
-    /// request, and otherwise as [`begin_connect`](Route::begin_connect). The queue pair is destroyed then.
+    /// Returns [`Error::Unreachable`] if the peer doesn't reply in time, [`Error::CmRejected`] if the peer rejects the
+    /// request, and the same errors as [`begin_connect`](Route::begin_connect). After an error the queue pair is
+    /// destroyed.
     pub fn connect(self, queue_pair: QueuePair) -> Result<Connection> {
         self.begin_connect(queue_pair)?.wait()
     }
@@ -352,9 +353,9 @@ impl Route {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidRequest`] if the queue pair is of another device or port, [`Error::Unsupported`] if it
-    /// isn't reliable connected, [`Error::WrongState`] if it is connected already, and [`Error::Verb`] if the request
-    /// can't be sent. The queue pair is destroyed then.
+    /// Returns [`Error::InvalidRequest`] if the queue pair belongs to another device or port, [`Error::Unsupported`] if
+    /// it isn't reliable connected, [`Error::WrongState`] if it is already connected, and [`Error::Verb`] if the
+    /// request can't be sent. After an error the queue pair is destroyed.
     pub fn begin_connect(self, queue_pair: QueuePair) -> Result<PendingConnection> {
         self.path.check(&queue_pair)?;
         let Connector { timeout, private_data, options, .. } = self.connector;

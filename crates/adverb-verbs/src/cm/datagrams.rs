@@ -21,7 +21,7 @@ use crate::{AddressHandle, ProtectionDomain, QueuePair, QueuePairBuilder, UdDest
 impl Connector {
     /// Resolves the UD queue pair that a [`DatagramListener`] offers at an address and port.
     ///
-    /// The connector's timeout is for the whole resolution.
+    /// The connector's timeout applies to the whole resolution.
     ///
     /// ```no_run
     /// # use adverb::verbs::{SendRequest, cm::Connector};
@@ -40,7 +40,7 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if there is no route to the peer or it doesn't reply in time,
+    /// Returns [`Error::Unreachable`] if there is no route to the peer or the peer doesn't reply in time,
     /// [`Error::CmRejected`] if the peer rejects the request or has no listener at that port, and
     /// [`Error::LimitExceeded`] if the private data is longer than [`MAX_DATAGRAM_REQUEST_DATA`] bytes.
     pub fn resolve_service(&self, peer: SocketAddr) -> Result<DatagramService> {
@@ -51,8 +51,8 @@ impl Connector {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if no device leads to the peer, and [`Error::LimitExceeded`] if the private data
-    /// is too long.
+    /// Returns [`Error::Unreachable`] if no device has a route to the peer, and [`Error::LimitExceeded`] if the private
+    /// data is too long.
     pub fn begin_resolve_service(&self, peer: SocketAddr) -> Result<PendingService> {
         check_private_data(self.data(), MAX_DATAGRAM_REQUEST_DATA, "a service ID resolution request")?;
         let resolving = self.begin(peer, Use::Datagrams)?;
@@ -75,12 +75,12 @@ pub struct PendingService {
 impl PendingService {
     /// Returns the peer's queue pair if it is resolved, without blocking.
     ///
-    /// Call it when the file descriptor is readable, and at the [deadline](PendingService::deadline). Drop this value
-    /// after `poll` has returned the result.
+    /// Call this method when the file descriptor is readable, and at the [deadline](PendingService::deadline). Drop
+    /// this value after `poll` has returned the result.
     ///
     /// # Errors
     ///
-    /// As [`Connector::resolve_service`].
+    /// Returns the same errors as [`Connector::resolve_service`].
     pub fn poll(&mut self) -> Result<Option<DatagramService>> {
         if self.done {
             let reason = "the pending service has already returned its result";
@@ -123,7 +123,7 @@ impl PendingService {
     ///
     /// # Errors
     ///
-    /// As [`Connector::resolve_service`].
+    /// Returns the same errors as [`Connector::resolve_service`].
     pub fn wait(mut self) -> Result<DatagramService> {
         loop {
             if let Some(service) = self.poll()? {
@@ -133,7 +133,7 @@ impl PendingService {
         }
     }
 
-    /// Returns the time at which resolving fails.
+    /// Returns the time at which the resolution fails.
     pub fn deadline(&self) -> Instant {
         self.resolving.deadline()
     }
@@ -158,7 +158,7 @@ pub struct DatagramService {
 }
 
 impl DatagramService {
-    /// Returns the local address, the peer's address, and the device that leads to it.
+    /// Returns the local address, the peer's address, and the local device.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -180,11 +180,11 @@ impl DatagramService {
 
     /// Creates the destination with which `queue_pair` sends datagrams to the peer.
     ///
-    /// Any UD queue pair of the path's device and port works, if its address is of the same family.
+    /// Any UD queue pair of the path's device and port works if its address has the same family.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidRequest`] if the queue pair is of another device or port or isn't UD, and
+    /// Returns [`Error::InvalidRequest`] if the queue pair belongs to another device or port, or isn't UD, and
     /// [`Error::Verb`] if the device can't create the address handle.
     pub fn ud_destination(&self, queue_pair: &QueuePair) -> Result<UdDestination> {
         self.path.check_datagrams(queue_pair)?;
@@ -195,7 +195,7 @@ impl DatagramService {
     }
 }
 
-/// A listener that gives peers the number of a UD queue pair.
+/// A listener that sends peers the number of a UD queue pair.
 ///
 /// Several threads may accept requests from one listener. Its file descriptor is readable when a request is waiting.
 pub struct DatagramListener {
@@ -204,10 +204,11 @@ pub struct DatagramListener {
 }
 
 impl DatagramListener {
-    /// Listens at an address of an RDMA device, or at every address of IPv4 (`0.0.0.0`) or of both families (`[::]`).
+    /// Creates a listener at an address of an RDMA device, at every IPv4 address (`0.0.0.0`), or at every address of
+    /// both families (`[::]`).
     ///
-    /// With port 0 the system chooses a free port. Datagram listeners and connection listeners have separate ports,
-    /// like UDP and TCP.
+    /// With port 0 the system chooses a free port. Datagram listeners and connection listeners have separate port
+    /// spaces, like UDP and TCP.
     ///
     /// # Errors
     ///
@@ -220,12 +221,12 @@ impl DatagramListener {
         Ok(DatagramListener { identifier, address })
     }
 
-    /// Returns the address that it listens at.
+    /// Returns the address at which the listener listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Waits for a request. Returns `None` if the timeout expires first. With `Duration::MAX` it waits without limit.
+    /// Waits for a request. Returns `None` if the timeout expires first. A timeout of `Duration::MAX` means no limit.
     ///
     /// # Errors
     ///
@@ -235,11 +236,12 @@ impl DatagramListener {
         wait_for(&self.identifier, timeout, || self.try_accept())
     }
 
-    /// Returns the next request, if there is one, without blocking. Call it when the file descriptor is readable.
+    /// Returns the next request, if there is one, without blocking. Call this method when the file descriptor is
+    /// readable.
     ///
     /// # Errors
     ///
-    /// As [`accept_timeout`](DatagramListener::accept_timeout).
+    /// Returns the same errors as [`accept_timeout`](DatagramListener::accept_timeout).
     pub fn try_accept(&self) -> Result<Option<DatagramRequest>> {
         let request = next_request(&self.identifier, self.address)?;
         Ok(request.map(|(Request { identifier, private_data, .. }, path)| DatagramRequest {
@@ -267,7 +269,7 @@ pub struct DatagramRequest {
 }
 
 impl DatagramRequest {
-    /// Returns the local address, the peer's address, and the device that leads to it.
+    /// Returns the local address, the peer's address, and the local device.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -277,7 +279,7 @@ impl DatagramRequest {
         &self.private_data
     }
 
-    /// Accepts the request: gives the peer the number of `queue_pair`, and at most [`MAX_DATAGRAM_REPLY_DATA`] bytes of
+    /// Accepts the request: sends the peer the number of `queue_pair`, and at most [`MAX_DATAGRAM_REPLY_DATA`] bytes of
     /// private data.
     ///
     /// Post receives to the queue pair first. One queue pair may serve any number of peers. The request doesn't contain
@@ -286,8 +288,8 @@ impl DatagramRequest {
     /// # Errors
     ///
     /// Returns [`Error::LimitExceeded`] if the private data is too long, and [`Error::InvalidRequest`] if the queue
-    /// pair is of another device or port, isn't UD, or has another queue key: create it with
-    /// [`Path::datagram_queue_pair`]. The request is rejected then.
+    /// pair belongs to another device or port, isn't UD, or has another queue key: create it with
+    /// [`Path::datagram_queue_pair`]. After an error the request is rejected.
     pub fn accept(self, queue_pair: &QueuePair, private_data: &[u8]) -> Result<()> {
         check_private_data(private_data, MAX_DATAGRAM_REPLY_DATA, "a service ID resolution response")?;
         self.path.check_datagrams(queue_pair)?;
@@ -321,7 +323,7 @@ impl fmt::Debug for DatagramRequest {
 }
 
 impl Path {
-    /// Returns a builder of a UD queue pair for this path, with its port, address and queue key set.
+    /// Returns a builder of a UD queue pair with the path's port and address, and the queue key [`DATAGRAM_QKEY`].
     ///
     /// # Errors
     ///

@@ -17,7 +17,8 @@ use crate::{ConnectOptions, Endpoint, QueuePair};
 /// A listener for connect requests.
 ///
 /// Several threads may accept requests from one listener. Its file descriptor is readable when a request is waiting.
-/// Dropping it rejects the waiting requests. Requests that were accepted from it, and connections, don't depend on it.
+/// Dropping the listener rejects the waiting requests. Requests that [`accept`](Listener::accept) has returned, and
+/// connections, don't depend on the listener.
 pub struct Listener {
     identifier: Identifier,
     address: SocketAddr,
@@ -26,7 +27,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at an address of an RDMA device, or at every address of IPv4 (`0.0.0.0`) or of both families (`[::]`).
+    /// Creates a listener at an address of an RDMA device, at every IPv4 address (`0.0.0.0`), or at every address of
+    /// both families (`[::]`).
     ///
     /// With port 0 the system chooses a free port. The address selects [the device](super#device-selection).
     ///
@@ -47,7 +49,7 @@ impl Listener {
         }
     }
 
-    /// Returns the address that it listens at.
+    /// Returns the address at which the listener listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
@@ -71,16 +73,17 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// As [`accept`](Listener::accept).
+    /// Returns the same errors as [`accept`](Listener::accept).
     pub fn accept_timeout(&self, timeout: Duration) -> Result<Option<ConnectRequest>> {
         wait_for(&self.identifier, timeout, || self.try_accept())
     }
 
-    /// Returns the next request, if there is one, without blocking. Call it when the file descriptor is readable.
+    /// Returns the next request, if there is one, without blocking. Call this method when the file descriptor is
+    /// readable.
     ///
     /// # Errors
     ///
-    /// As [`accept`](Listener::accept).
+    /// Returns the same errors as [`accept`](Listener::accept).
     pub fn try_accept(&self) -> Result<Option<ConnectRequest>> {
         let Some((request, path)) = next_request(&self.identifier, self.address)? else { return Ok(None) };
         let Request { identifier, depths, private_data } = request;
@@ -149,13 +152,13 @@ pub struct ListenerBuilder {
 impl ListenerBuilder {
     /// Sets the maximum number of waiting requests. The default is 128.
     ///
-    /// Requests beyond it are dropped, and their peers retransmit them.
+    /// Requests beyond this number are dropped, and the peers retransmit them.
     pub fn backlog(mut self, backlog: u32) -> ListenerBuilder {
         self.backlog = backlog;
         self
     }
 
-    /// Sets the timeout from accepting a request to the established connection. The default is 5 s.
+    /// Sets the timeout from the acceptance of a request until the connection is established. The default is 5 s.
     pub fn timeout(mut self, timeout: Duration) -> ListenerBuilder {
         self.timeout = timeout;
         self
@@ -163,8 +166,8 @@ impl ListenerBuilder {
 
     /// Sets the timeouts, retries and traffic options of the accepted connections.
     ///
-    /// A traffic option is taken from here, else from the queue pair, else from the process defaults, else from the
-    /// peer's request.
+    /// For each traffic option, the first of these that sets it applies: these options, the queue pair, the process
+    /// defaults, the peer's request.
     pub fn options(mut self, options: ConnectOptions) -> ListenerBuilder {
         self.options = options;
         self
@@ -176,11 +179,11 @@ impl ListenerBuilder {
         self
     }
 
-    /// Creates the listener and listens at an address, as [`Listener::bind`].
+    /// Creates the listener at an address, like [`Listener::bind`].
     ///
     /// # Errors
     ///
-    /// As [`Listener::bind`].
+    /// Returns the same errors as [`Listener::bind`].
     pub fn bind(self, address: SocketAddr) -> Result<Listener> {
         let identifier = match self.hardware_only {
             true => Identifier::of_hardware(Use::Connections, address.ip())?,
@@ -219,12 +222,13 @@ impl ConnectRequest {
     /// Accepts the request, with at most [`MAX_ACCEPT_DATA`] bytes of private data for the peer, and waits until the
     /// connection is established.
     ///
-    /// Post receives to the queue pair first: the peer may send as soon as it gets the reply.
+    /// Post receives to the queue pair first: the peer may send as soon as it receives the reply.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if the peer has given up or doesn't reply in time, and otherwise as
-    /// [`begin_accept`](ConnectRequest::begin_accept). The queue pair is destroyed then, and the request is rejected.
+    /// Returns [`Error::Unreachable`] if the peer has abandoned its request or doesn't reply in time, and the same
+    /// errors as [`begin_accept`](ConnectRequest::begin_accept). After an error the queue pair is destroyed, and the
+    /// request is rejected.
     pub fn accept(self, queue_pair: QueuePair, private_data: &[u8]) -> Result<Connection> {
         self.begin_accept(queue_pair, private_data)?.wait()
     }
@@ -233,10 +237,10 @@ impl ConnectRequest {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::LimitExceeded`] if the private data is too long, [`Error::InvalidRequest`] if the queue pair is
-    /// of another device or port, [`Error::Unsupported`] if it isn't reliable connected, [`Error::WrongState`] if it is
-    /// connected already, and [`Error::Verb`] if the peer has given up. The queue pair is destroyed then, and the
-    /// request is rejected.
+    /// Returns [`Error::LimitExceeded`] if the private data is too long, [`Error::InvalidRequest`] if the queue pair
+    /// belongs to another device or port, [`Error::Unsupported`] if it isn't reliable connected, [`Error::WrongState`]
+    /// if it is already connected, and [`Error::Verb`] if the peer has abandoned its request. After an error the queue
+    /// pair is destroyed, and the request is rejected.
     pub fn begin_accept(self, queue_pair: QueuePair, private_data: &[u8]) -> Result<PendingConnection> {
         self.begin_accept_with(queue_pair, |_, _| private_data.to_vec())
     }
@@ -268,12 +272,13 @@ impl ConnectRequest {
 
     /// Rejects the request, with at most [`MAX_REJECT_DATA`] bytes of private data for the peer.
     ///
-    /// The peer gets [`Error::CmRejected`] with the reason [`ConsumerReject`](super::RejectReason::ConsumerReject).
+    /// The peer's call returns [`Error::CmRejected`] with the reason
+    /// [`ConsumerReject`](super::RejectReason::ConsumerReject).
     ///
     /// # Errors
     ///
-    /// Returns [`Error::LimitExceeded`] if the private data is too long, and [`Error::Verb`] if the peer has given up.
-    /// The request is rejected anyway.
+    /// Returns [`Error::LimitExceeded`] if the private data is too long, and [`Error::Verb`] if the peer has abandoned
+    /// its request. The request is rejected even if this call returns an error.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         check_private_data(private_data, MAX_REJECT_DATA, "a rejection")?;
         self.identifier.reject(private_data)

@@ -3,8 +3,8 @@
 //! Without it, two programs exchange their [`Endpoint`](super::Endpoint)s themselves, for example over TCP. With it,
 //! one program [listens](Listener) at an address of an RDMA device, and the other [connects](Connector) to it. The
 //! connection manager exchanges the attributes of the queue pairs and a few bytes of private data, and reports when the
-//! peer [disconnects]. It speaks InfiniBand's communication management protocol with IP addresses, so the peer may be
-//! any program that uses librdmacm, or a kernel service such as NVMe over Fabrics.
+//! peer [disconnects]. It uses InfiniBand's communication management protocol with IP addresses, so the peer may be any
+//! program that uses librdmacm, or a kernel service such as NVMe over Fabrics.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -42,8 +42,8 @@
 //! The address selects the device:
 //!
 //! 1. a software device that this process has open, if it has the address;
-//! 2. an RDMA NIC that has the address or leads to it;
-//! 3. for a loopback address, a software device, which is opened. So this works on any machine:
+//! 2. an RDMA NIC that has the address or a route to it;
+//! 3. for a loopback address, a software device, which the call opens. This example therefore works on any machine:
 //!
 //! ```
 //! # #[cfg(feature = "soft")] {
@@ -74,19 +74,20 @@
 //!
 //! A software device at a network address must be opened first, by its name
 //! ([`Device::open("soft:192.0.2.7")`](super::Device::open)), and kept open, so that no program listens on a network by
-//! accident. A connector needs no further setting: the routing table gives the local address that leads to the peer. A
-//! process that also has the peer's device open connects that device to itself, unless [`Connector::local_addr`] is
-//! set. A listener at every address (`0.0.0.0`, `[::]`) listens on the software devices that are open at that moment,
-//! or on hardware if there are none.
+//! accident. A connector needs no further setting: the routing table selects the local address for the peer. A process
+//! that also has the peer's device open connects that device to itself, unless [`Connector::local_addr`] is set. A
+//! listener at every address (`0.0.0.0`, `[::]`) listens on the software devices that are open at that moment, or on
+//! hardware if no software device is open.
 //!
 //! Each process of one machine needs its own loopback address: one listens at 127.0.0.1, another at 127.0.0.2. A
-//! process that only connects gets a free address in 127.0.0.0/8.
+//! process that only connects uses a free address in 127.0.0.0/8.
 //!
 //! # Blocking and non-blocking use
 //!
-//! Each step that waits for a peer has a method that blocks until a deadline, and one that doesn't block:
+//! Each step that waits for a peer has a method that blocks until a deadline, and a method that doesn't block:
 //! [`Listener::try_accept`], [`PendingRoute::poll`], [`PendingConnection::poll`], [`Connection::try_event`]. The types
-//! of the latter have a file descriptor for event loops. It is readable when the method may return something.
+//! of these non-blocking methods have a file descriptor for event loops, which is readable when the method may make
+//! progress.
 //!
 //! # Private data
 //!
@@ -95,14 +96,14 @@
 //!
 //! # Datagrams
 //!
-//! A [`DatagramListener`] gives peers that [resolve](Connector::resolve_service) its address and port the number of a
-//! UD queue pair (InfiniBand's service ID resolution, SIDR). This creates no connection, and no event reports that a
-//! peer has gone.
+//! A [`DatagramListener`] sends the number of a UD queue pair to peers that [resolve](Connector::resolve_service) its
+//! address and port (InfiniBand's service ID resolution, SIDR). SIDR creates no connection, so no event reports that a
+//! peer has exited.
 //!
 //! # Limitations
 //!
-//! Connections are reliable connected (RC). Multicast groups are joined with
-//! [`QueuePair::join_multicast`](super::QueuePair::join_multicast), which needs no connection manager with RoCE.
+//! Connections are reliable connected (RC). A queue pair joins multicast groups with
+//! [`QueuePair::join_multicast`](super::QueuePair::join_multicast), which doesn't use the connection manager.
 //!
 //! [disconnects]: Connection::try_event
 
@@ -147,11 +148,12 @@ use crate::error::{Error, Result};
 
 /// The maximum length of the private data of a connect request: the protocol's 92 bytes minus 36 for the IP addresses.
 pub const MAX_CONNECT_DATA: usize = 56;
-/// The maximum length of the private data of an accept.
+/// The maximum length of the private data of the reply to an accepted connect request.
 pub const MAX_ACCEPT_DATA: usize = 196;
-/// The maximum length of the private data of a reject.
+/// The maximum length of the private data of a rejection.
 pub const MAX_REJECT_DATA: usize = 148;
-/// The queue key (Q_Key) of UD queue pairs that are resolved by address and port. The connection manager uses no other.
+/// The queue key (Q_Key) of UD queue pairs that are resolved by address and port. The connection manager uses no other
+/// queue key.
 pub const DATAGRAM_QKEY: u32 = 0x0123_4567;
 /// The maximum length of the private data of a request for a UD queue pair: the protocol's 216 bytes minus 36 for the
 /// IP addresses.

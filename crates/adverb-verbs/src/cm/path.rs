@@ -27,38 +27,38 @@ impl Path {
         self.0.peer
     }
 
-    /// Returns the name of the device that leads to the peer.
+    /// Returns the name of the local device.
     pub fn device_name(&self) -> &str {
         &self.0.device
     }
 
-    /// Returns the number of the device's port that leads to the peer.
+    /// Returns the number of the local device's port.
     pub fn port(&self) -> u8 {
         self.0.port
     }
 
-    /// Returns the local GID: the address of that port.
+    /// Returns the GID of the local device's port.
     pub fn gid(&self) -> Gid {
         self.0.gid
     }
 
-    /// Opens the device that leads to the peer.
+    /// Opens the local device.
     ///
     /// All paths over one device return the same handle, so that connections can share protection domains and
-    /// completion queues. The device is closed when everything that uses it has been dropped.
+    /// completion queues. The device is closed when all objects that use it have been dropped.
     ///
-    /// A device from [`Device::open`] works too, if it has the same [name](Path::device_name).
+    /// A device that [`Device::open`] has returned works too, if it has the same [name](Path::device_name).
     ///
     /// # Errors
     ///
-    /// As [`Device::open`].
+    /// Returns the same errors as [`Device::open`].
     pub fn device(&self) -> Result<Device> {
         Device::shared(&self.0.device)
     }
 
-    /// Returns a builder of a reliable connected queue pair for this path, with its port and address set.
+    /// Returns a builder of a reliable connected queue pair with the path's port and address.
     ///
-    /// The caller sets its completion queues and depths.
+    /// The caller sets the completion queues and the depths.
     ///
     /// # Errors
     ///

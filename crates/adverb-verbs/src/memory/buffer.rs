@@ -10,14 +10,14 @@ use super::Region;
 use crate::ProtectionDomain;
 use crate::error::{Error, Result};
 
-/// Registered memory with one owner, which no peer can access.
+/// A buffer of registered memory with one owner. No peer can access the buffer.
 ///
 /// The owner uses the buffer as a `[u8]`. Posting a request moves the buffer into the request, and the completion
-/// returns it. [`ProtectionDomain::buffer`](crate::ProtectionDomain::buffer) creates one.
+/// returns it. [`ProtectionDomain::buffer`](crate::ProtectionDomain::buffer) creates a buffer.
 ///
-/// A buffer has an active range: the bytes that the slice shows and that a request transfers. It is the whole buffer at
-/// first. [`set_range`](Buffer::set_range) changes it, and [`reset_range`](Buffer::reset_range) makes it the whole
-/// buffer again.
+/// A buffer has an active range: the bytes that the slice shows and that a request transfers. At first the range is the
+/// whole buffer. [`set_range`](Buffer::set_range) changes the range, and [`reset_range`](Buffer::reset_range) resets it
+/// to the whole buffer.
 pub struct Buffer {
     region: Arc<Region>,
     /// The offset of the whole buffer in the region, whose length fits 32 bits.
@@ -44,11 +44,12 @@ impl Buffer {
 
     /// Sets the active range: the bytes that the slice shows and that a request transfers.
     ///
-    /// The range counts from the start of the whole buffer, whatever the active range was before.
+    /// The range is relative to the start of the whole buffer, not to the previous active range.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::OutOfBounds`] if the range doesn't lie within the capacity. The active range stays as it was.
+    /// Returns [`Error::OutOfBounds`] if the range doesn't lie within the capacity. The active range is unchanged after
+    /// an error.
     pub fn set_range(&mut self, range: Range<usize>) -> Result<()> {
         let Range { start, end } = range;
         match (u32::try_from(start), u32::try_from(end)) {
@@ -68,7 +69,7 @@ impl Buffer {
         (self.start, self.end) = (0, self.capacity);
     }
 
-    /// Returns the active range, counted from the start of the whole buffer.
+    /// Returns the active range, relative to the start of the whole buffer.
     #[inline]
     pub fn range(&self) -> Range<usize> {
         self.start as usize..self.end as usize
@@ -76,11 +77,11 @@ impl Buffer {
 
     /// Splits the whole buffer in two: this buffer keeps the first `at` bytes, and the rest is returned.
     ///
-    /// The active range of each is all of it. The memory is freed when both have been dropped.
+    /// The active range of each part is the whole part. The memory is freed when both parts have been dropped.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::OutOfBounds`] if the capacity is less than `at`. The buffer stays as it was.
+    /// Returns [`Error::OutOfBounds`] if the capacity is less than `at`. The buffer is unchanged after an error.
     pub fn split_off(&mut self, at: usize) -> Result<Buffer> {
         let out_of_bounds = Error::OutOfBounds { offset: at, len: 0, size: self.capacity() };
         let Some((first, rest)) =

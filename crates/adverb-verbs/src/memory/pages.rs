@@ -52,7 +52,8 @@ impl Pages {
     ///
     /// # Errors
     ///
-    /// Returns the system's error if it has no memory, and [`InvalidInput`](io::ErrorKind::InvalidInput) if `len` is 0.
+    /// Returns the system's error if the system has no free memory, and [`InvalidInput`](io::ErrorKind::InvalidInput)
+    /// if `len` is 0.
     pub fn new(len: usize) -> io::Result<Pages> {
         Pages::map(len, PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, None)
     }
@@ -61,7 +62,7 @@ impl Pages {
     ///
     /// # Errors
     ///
-    /// Returns the system's error if it has too few reserved huge pages (`/proc/sys/vm/nr_hugepages`), and
+    /// Returns the system's error if the system has too few reserved huge pages (`/proc/sys/vm/nr_hugepages`), and
     /// [`InvalidInput`](io::ErrorKind::InvalidInput) if `len` is 0.
     pub fn huge(len: usize) -> io::Result<Pages> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | libc::MAP_HUGE_2MB;
@@ -75,7 +76,7 @@ impl Pages {
     ///
     /// # Errors
     ///
-    /// As [`new`](Pages::new).
+    /// Returns the same errors as [`new`](Pages::new).
     pub fn prefer_huge(len: usize) -> io::Result<Pages> {
         if let Ok(pages) = Pages::huge(len) {
             return Ok(pages);
@@ -109,12 +110,12 @@ impl Pages {
 
     /// Allocates `len` bytes in a memfd, whose descriptor can be passed to another process.
     ///
-    /// The name shows in `/proc/self/fd`. The memfd is sealed, so it can't be truncated.
+    /// The kernel shows the name in `/proc/self/fd`. The memfd is sealed, so it can't be truncated.
     ///
     /// # Errors
     ///
-    /// Returns the system's error if it has no memory, and [`InvalidInput`](io::ErrorKind::InvalidInput) if `len` is 0
-    /// or `name` contains a NUL.
+    /// Returns the system's error if the system has no free memory, and [`InvalidInput`](io::ErrorKind::InvalidInput)
+    /// if `len` is 0 or `name` contains a NUL.
     pub fn memfd(name: &str, len: usize) -> io::Result<Pages> {
         let name = CString::new(name)?;
         // SAFETY: the name is a C string that outlives the call.
@@ -137,7 +138,7 @@ impl Pages {
         Pages::map(len, PAGE, libc::MAP_SHARED, Some(fd))
     }
 
-    /// Returns the memfd, if the pages are in one.
+    /// Returns the memfd, if the pages are in a memfd.
     ///
     /// A process that has the descriptor may change the bytes at any time, so such memory can't become a
     /// [`Buffer`](super::Buffer).

@@ -7,7 +7,8 @@ use adverb_proto::types::Segment;
 use super::{Buffer, PoolBuf, RegionSlice};
 use crate::{MemoryWindow, ProtectionDomain};
 
-/// The memory of a request: none, one piece, or a list of pieces; or the memory window that it binds or invalidates.
+/// The payload of a request: no memory, one piece, or a list of pieces; or the memory window that the request binds or
+/// invalidates.
 #[derive(Debug, Default)]
 pub enum Payload {
     /// No bytes.
@@ -17,12 +18,12 @@ pub enum Payload {
     One(Piece),
     /// Several pieces, transferred in this order.
     Many(Vec<Piece>),
-    /// No bytes, but a memory window: only requests that [bind](crate::SendRequest::bind) or
-    /// [invalidate](crate::SendRequest::local_invalidate) a window have it.
+    /// A memory window and no bytes: the payload of a request that [binds](crate::SendRequest::bind) or
+    /// [invalidates](crate::SendRequest::local_invalidate) a window.
     Window(MemoryWindow),
 }
 
-/// A piece of a request's memory.
+/// A piece of a request's payload.
 #[derive(Debug)]
 pub enum Piece {
     /// A buffer, which the request owns until it completes.

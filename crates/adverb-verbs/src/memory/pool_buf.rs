@@ -15,7 +15,8 @@ use super::{Memory, MemoryRegion};
 use crate::ProtectionDomain;
 use crate::error::{Error, Result};
 
-/// A buffer allocated from a [`Pool`](super::Pool), with one owner, which no peer can access.
+/// A buffer of registered memory that was allocated from a [`Pool`](super::Pool), with one owner. No peer can access
+/// the buffer.
 ///
 /// The owner uses the buffer as a `[u8]`. Posting a request moves it into the request, and the completion returns it,
 /// as with a [`Buffer`](super::Buffer). Dropping it returns the memory to the pool.
@@ -68,7 +69,7 @@ impl PoolBuf {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::OutOfBounds`] if the capacity is less than `len`. The buffer stays as it was.
+    /// Returns [`Error::OutOfBounds`] if the capacity is less than `len`. The buffer is unchanged after an error.
     pub fn resize(&mut self, len: usize) -> Result<()> {
         match u32::try_from(len) {
             Ok(len) if len <= self.capacity => self.len = len,
@@ -79,11 +80,11 @@ impl PoolBuf {
 
     /// Splits the buffer in two without copying: this buffer keeps the first `at` bytes, and the rest is returned.
     ///
-    /// The returned buffer gets the unused capacity.
+    /// The returned buffer has the unused capacity.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::OutOfBounds`] if the length is less than `at`. The buffer stays as it was.
+    /// Returns [`Error::OutOfBounds`] if the length is less than `at`. The buffer is unchanged after an error.
     pub fn split_off(&mut self, at: usize) -> Result<PoolBuf> {
         let at = self.check(at)?;
         let mut rest = self.share();
@@ -96,7 +97,7 @@ impl PoolBuf {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::OutOfBounds`] if the length is less than `at`. The buffer stays as it was.
+    /// Returns [`Error::OutOfBounds`] if the length is less than `at`. The buffer is unchanged after an error.
     pub fn split_to(&mut self, at: usize) -> Result<PoolBuf> {
         let at = self.check(at)?;
         let mut first = self.share();
@@ -105,12 +106,13 @@ impl PoolBuf {
         Ok(first)
     }
 
-    /// Appends `rest` without copying. It must have been split from this buffer and directly follow it.
+    /// Appends `rest` without copying. `rest` must have been split from this buffer and must directly follow it in
+    /// memory.
     ///
     /// # Errors
     ///
     /// Returns `rest` if it doesn't directly follow this buffer, or if this buffer is shorter than its capacity. Both
-    /// stay as they were.
+    /// buffers are unchanged then.
     pub fn unsplit(&mut self, rest: PoolBuf) -> std::result::Result<(), PoolBuf> {
         let is_next = Arc::ptr_eq(&self.chunk, &rest.chunk)
             && self.index == rest.index
@@ -129,7 +131,7 @@ impl PoolBuf {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::OutOfBounds`] if the length is less than `count`. The buffer stays as it was.
+    /// Returns [`Error::OutOfBounds`] if the length is less than `count`. The buffer is unchanged after an error.
     pub fn advance(&mut self, count: usize) -> Result<()> {
         let count = self.check(count)?;
         self.forget_first(count);
@@ -138,8 +140,8 @@ impl PoolBuf {
 
     /// Converts the buffer into shared, immutable bytes without copying.
     ///
-    /// This makes one small allocation. The memory returns to the pool when the last handle to the bytes has been
-    /// dropped.
+    /// The conversion makes one small allocation. The memory returns to the pool when the last handle to the bytes has
+    /// been dropped.
     pub fn freeze(self) -> Bytes {
         Bytes::from_owner(self)
     }
@@ -151,7 +153,7 @@ impl PoolBuf {
     ///
     /// # Errors
     ///
-    /// Returns the device's error if it can't register the memory, or if the buffer is empty.
+    /// Returns the device's error if the device can't register the memory, or if the buffer is empty.
     pub fn register(self, access: Access) -> Result<MemoryRegion> {
         let domain = self.chunk.domain().clone();
         domain.register(Lent(self), access)

@@ -116,12 +116,12 @@ impl MemoryRegion {
         self.0.len
     }
 
-    /// Whether the length is 0. This is never so.
+    /// Whether the length is 0. Always returns `false`, because a region has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether this process can access the memory. This is false for a
+    /// Whether this process can access the memory. Returns `false` for a
     /// [dma-buf](crate::ProtectionDomain::register_dmabuf).
     pub fn is_mapped(&self) -> bool {
         self.0.memory.is_some()
@@ -144,7 +144,7 @@ impl MemoryRegion {
 
     /// Returns the address, remote key and length with which a peer accesses this memory.
     ///
-    /// The peer has the remote rights that the region was registered with.
+    /// The peer has the remote access rights that the region was registered with.
     pub fn remote(&self) -> RemoteMemory {
         let names = self.0.names;
         RemoteMemory { addr: names.addr, rkey: names.rkey, len: self.0.len as u64 }
@@ -170,7 +170,7 @@ impl MemoryRegion {
     ///
     /// # Errors
     ///
-    /// As [`read`](MemoryRegion::read).
+    /// Returns the same errors as [`read`](MemoryRegion::read).
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let to = self.shared(offset, bytes.len())?;
         // SAFETY: as many bytes are there as are written, and they are shared as `access` demands.
@@ -225,7 +225,7 @@ impl MemoryRegion {
     ///
     /// Returns the region unchanged if
     ///
-    /// - its rights let a peer access it, directly or through a memory window;
+    /// - its access rights let a peer access it, directly or through a memory window;
     /// - another process can access it (see [`Memory::is_exclusive`]), or this process can't
     ///   ([`is_mapped`](MemoryRegion::is_mapped));
     /// - another handle or a request uses it; or

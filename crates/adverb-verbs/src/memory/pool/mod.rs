@@ -25,8 +25,8 @@ use lock::Lock;
 ///
 /// - **Threads** are spread over partitions, each with its own chunks, so that they rarely contend for a lock.
 /// - **Chunks** start at 64 KiB and grow with use to 2 MiB. Chunks of 2 MiB or more use huge pages if the system has
-///   them. Idle chunks are deregistered and freed, except for [32 MiB](PoolBuilder::max_idle_bytes).
-/// - **Peers** can't access the memory: it is registered without remote rights.
+///   them. Idle chunks are deregistered and freed, except for up to [32 MiB](PoolBuilder::max_idle_bytes).
+/// - **Peers** can't access the memory: it is registered without remote access.
 ///
 /// Buffers may outlive the pool. A chunk is deregistered when the pool and all buffers in the chunk have been dropped.
 ///
@@ -132,7 +132,7 @@ const MIN_CHUNK_LEN: usize = 64 << 10;
 const MAX_CHUNK_LEN: usize = 2 << 20;
 
 impl Pool {
-    /// Creates a pool in a protection domain. It registers no memory until the first allocation.
+    /// Creates a pool in a protection domain. The pool registers no memory until the first allocation.
     pub fn new(domain: &ProtectionDomain) -> Pool {
         Pool::builder().build(domain)
     }
@@ -146,14 +146,14 @@ impl Pool {
     /// The maximum length of a buffer: 1 GiB.
     pub const MAX_BUFFER_LEN: usize = class::MAX_LEN;
 
-    /// Allocates a buffer of `len` bytes. Their values are arbitrary, left from an earlier use.
+    /// Allocates a buffer of `len` bytes. The bytes have arbitrary values, left from an earlier use.
     ///
     /// # Errors
     ///
     /// Returns [`Error::LimitExceeded`] if `len` exceeds [`MAX_BUFFER_LEN`](Pool::MAX_BUFFER_LEN). If no slot is free,
     /// returns [`Error::LimitExceeded`] if the pool would exceed its [limit](PoolBuilder::max_bytes),
-    /// [`Error::Allocation`] if the system has no memory, and the device's error if it can't register a chunk: a limit
-    /// on locked memory is a common reason.
+    /// [`Error::Allocation`] if the system has no memory, and the device's error if the device can't register a chunk.
+    /// The limit on locked memory is a common cause.
     #[inline]
     pub fn alloc(&self, len: usize) -> Result<PoolBuf> {
         if len > Pool::MAX_BUFFER_LEN {
@@ -178,7 +178,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As [`alloc`](Pool::alloc).
+    /// Returns the same errors as [`alloc`](Pool::alloc).
     pub fn copy_from(&self, bytes: &[u8]) -> Result<PoolBuf> {
         let mut buffer = self.alloc(bytes.len())?;
         buffer.copy_from_slice(bytes);
@@ -211,7 +211,7 @@ impl Pool {
 }
 
 impl PoolBuilder {
-    /// Sets the number of partitions that threads are spread over. It is rounded up to a power of two.
+    /// Sets the number of partitions that threads are spread over. The number is rounded up to a power of two.
     ///
     /// The default is the number of cores.
     pub fn partitions(mut self, count: usize) -> PoolBuilder {
@@ -227,8 +227,9 @@ impl PoolBuilder {
 
     /// Sets the maximum number of bytes in idle chunks that stay registered. The default is 32 MiB.
     ///
-    /// Idle chunks beyond it are freed, those with slots of other lengths first. The system must zero memory that is
-    /// allocated again, which takes about as long as receiving a message of that length.
+    /// The pool frees idle chunks beyond this number, first those with slots of other lengths than the one in use. A
+    /// small number costs time: the system zeroes the memory of every new chunk, which takes about as long as receiving
+    /// as many bytes.
     pub fn max_idle_bytes(mut self, bytes: usize) -> PoolBuilder {
         self.max_idle_bytes = bytes;
         self
