@@ -27,8 +27,8 @@ impl Aeth {
 
 /// The kind of an acknowledgement, with its parameter (vol. 1, tables 43 to 46).
 ///
-/// Every byte decodes to a syndrome, so that a decoder can print whatever a peer sent. Reserved values decode to
-/// [`Reserved`](Syndrome::Reserved); a transport drops packets with them.
+/// Every byte decodes to a syndrome, so that a decoder can print every value. Reserved values decode to
+/// [`Reserved`](Syndrome::Reserved); a transport drops packets with reserved values.
 ///
 /// ```
 /// use adverb_wire::{Credits, NakCode, Syndrome};
@@ -39,18 +39,20 @@ impl Aeth {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Syndrome {
-    /// All packets up to this PSN have arrived. The requester may send this many more messages.
+    /// An ACK: the responder has received all packets up to the PSN of the ACK. The credits are the number of
+    /// messages that the requester may still send.
     Ack(Credits),
-    /// The responder has no receive request posted. The requester retries after this time.
+    /// A receiver-not-ready (RNR) NAK: the responder has no receive request posted. The requester retries after the
+    /// RNR backoff.
     RnrNak(RnrTimer),
-    /// The responder rejected the request.
+    /// A NAK: the responder rejected the request.
     Nak(NakCode),
     /// A value that the specification reserves.
     Reserved(ReservedSyndrome),
 }
 
 impl Syndrome {
-    /// Returns the syndrome with this value.
+    /// Returns the syndrome that `byte` encodes.
     pub const fn from_byte(byte: u8) -> Syndrome {
         let value = byte & 0x1f;
         match byte >> 5 {
@@ -68,7 +70,7 @@ impl Syndrome {
         }
     }
 
-    /// Returns the value on the wire.
+    /// Returns the byte on the wire.
     pub const fn byte(self) -> u8 {
         match self {
             Syndrome::Ack(credits) => credits.0,
@@ -93,17 +95,18 @@ impl fmt::Display for Syndrome {
     }
 }
 
-/// A reserved syndrome byte. Only parsing creates one, so that each syndrome has a single representation.
+/// A reserved syndrome byte. Only parsing creates values of this type, so that each syndrome has a single
+/// representation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReservedSyndrome(u8);
 
-/// The reason of a NAK (vol. 1, table 46).
+/// The reason for a NAK (vol. 1, table 46).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum NakCode {
     /// A packet is missing. The requester retransmits from the PSN of this NAK.
     SequenceError = 0,
-    /// The request is invalid: wrong opcode sequence, too long, or not allowed on this queue pair.
+    /// The request has a wrong opcode sequence, is too long, or is not allowed on this queue pair.
     InvalidRequest = 1,
     /// The remote key, the address range or the access rights don't permit the request.
     RemoteAccess = 2,
@@ -146,7 +149,7 @@ impl Credits {
         Credits(codes_within.last().map_or(0, |(code, _)| code))
     }
 
-    /// Returns the number of messages, or `None` if it is unlimited.
+    /// Returns the number of messages, or `None` if the number is unlimited.
     pub fn count(self) -> Option<u32> {
         CREDITS.get(usize::from(self.0)).copied()
     }
@@ -170,20 +173,21 @@ impl Credits {
 pub struct RnrTimer(u8);
 
 impl RnrTimer {
-    /// The maximum, 655.36 ms: code 0.
+    /// The maximum RNR backoff: 655.36 ms, which has code 0.
     pub const MAX: RnrTimer = RnrTimer(0);
 
-    /// Creates the timer with this code. Returns `None` if `code` has more than 5 bits.
+    /// Creates the timer with the code `code`. Returns `None` if `code` has more than 5 bits.
     pub const fn new(code: u8) -> Option<RnrTimer> {
         if code < 32 { Some(RnrTimer(code)) } else { None }
     }
 
-    /// Returns the minimum timer of at least `wait`, or [`RnrTimer::MAX`] if `wait` exceeds it.
+    /// Returns the smallest representable RNR backoff that is at least `wait`, or [`RnrTimer::MAX`] if `wait` exceeds
+    /// 655.36 ms.
     pub fn at_least(wait: Duration) -> RnrTimer {
         (1..32).map(RnrTimer).find(|timer| timer.duration() >= wait).unwrap_or(RnrTimer(0))
     }
 
-    /// Returns the wait time.
+    /// Returns the RNR backoff as a duration.
     pub fn duration(self) -> Duration {
         let tens = RNR_TIMERS.get(usize::from(self.0)).copied().unwrap_or_default();
         Duration::from_micros(u64::from(tens) * 10)

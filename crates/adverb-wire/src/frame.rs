@@ -7,10 +7,10 @@ use crate::icrc::{Flow, IcrcMismatch};
 use crate::ip::{IPV6_LEN, IpHeader};
 use crate::packet::{Packet, ParseError, ROCE_PORT};
 
-/// The length of a UDP header.
+/// The length of a UDP header in bytes.
 pub const UDP_HEADER_LEN: usize = 8;
 
-/// The maximum length of the headers around a packet: IPv6 and UDP.
+/// The maximum length of the headers before a packet in bytes: IPv6 and UDP.
 pub const MAX_OUTER_HEADER_LEN: usize = IPV6_LEN + UDP_HEADER_LEN;
 
 /// A packet in its IP datagram, which includes every field that the ICRC covers.
@@ -43,7 +43,8 @@ impl<'a> Frame<'a> {
     ///
     /// # Errors
     ///
-    /// - Returns [`FrameError::NotUdp`] if the bytes aren't a complete, unfragmented UDP datagram in such a header.
+    /// - Returns [`FrameError::NotUdp`] if the bytes aren't a complete, unfragmented UDP datagram with such an IP
+    ///   header.
     /// - Returns [`FrameError::OtherPort`] if the destination port isn't 4791.
     /// - Returns [`FrameError::Packet`] if the UDP payload isn't a valid packet.
     pub fn parse(bytes: &'a [u8]) -> Result<Frame<'a>, FrameError> {
@@ -119,7 +120,7 @@ impl<'a> Frame<'a> {
             IpHeader::V4(ip) => {
                 let source = SocketAddrV4::new(ip.source, self.source_port);
                 let destination = SocketAddrV4::new(ip.destination, ROCE_PORT);
-                Flow::v4_with_flags(source, destination, ip.flags).verify(&self.packet, ip.ip_id)
+                Flow::v4_with_flags(source, destination, ip.flags_and_offset).verify(&self.packet, ip.ip_id)
             }
             IpHeader::V6(ip) => {
                 let source = SocketAddrV6::new(ip.source, self.source_port, 0, 0);

@@ -17,7 +17,7 @@ pub(crate) const IETH_LEN: usize = 4;
 pub(crate) const FETH_LEN: usize = 4;
 pub(crate) const CNP_RESERVED_LEN: usize = 16;
 
-/// The maximum length of all headers of a packet: 12 + 28 bytes, those of an atomic request.
+/// The maximum length of all headers of a packet in bytes: 12 + 28, the length of the headers of an atomic request.
 pub const MAX_HEADER_LEN: usize = BTH_LEN + ATOMIC_ETH_LEN;
 
 /// The P_Key of the default partition with full membership: the only P_Key on most RoCE networks.
@@ -26,8 +26,8 @@ pub const DEFAULT_PKEY: u16 = 0xffff;
 /// The transport headers of a packet.
 ///
 /// The opcode follows from the [`operation`](Header::operation), which holds exactly the extended headers of that
-/// opcode. So a header that the packet lacks can't be read, and a required one can't be left out. The pad count and
-/// the header version are computed when the packet is [emitted](crate::Flow::emit).
+/// opcode. A header that the packet lacks therefore can't be read, and a required header can't be left out. The pad
+/// count and the header version are computed when the packet is [emitted](crate::Flow::emit).
 ///
 /// ```
 /// use adverb_wire::{Header, Operation, Psn, Qpn, Rc, Reth, Write};
@@ -42,7 +42,7 @@ pub const DEFAULT_PKEY: u16 = 0xffff;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// The destination queue pair.
+    /// The number of the destination queue pair.
     pub dest_qp: Qpn,
     /// The packet sequence number.
     pub psn: Psn,
@@ -57,7 +57,7 @@ pub struct Header {
     pub fecn: bool,
     /// Whether backward congestion notification is set, as it is in a CNP.
     pub becn: bool,
-    /// Whether the requester wants an acknowledgement.
+    /// Whether the requester requests an acknowledgement.
     pub ack_request: bool,
     /// The opcode and its extended headers.
     pub operation: Operation,
@@ -130,7 +130,7 @@ impl Header {
     /// Parses the headers at the start of `bytes`. Returns them with the opcode, the pad count and the remaining bytes.
     #[inline]
     pub(crate) fn parse(bytes: &[u8]) -> Result<(Header, Opcode, u8, &[u8]), ParseError> {
-        let truncated = |needed| ParseError::Truncated { needed, found: bytes.len() };
+        let truncated = |needed_len| ParseError::Truncated { needed_len, found_len: bytes.len() };
         let Some((bth, rest)) = bytes.split_first_chunk::<BTH_LEN>() else {
             return Err(truncated(BTH_LEN));
         };

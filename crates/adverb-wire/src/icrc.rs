@@ -11,7 +11,8 @@ use crate::crc;
 use crate::header::{BTH_LEN, Header, MAX_HEADER_LEN, pad_len};
 use crate::packet::{EmitError, ICRC_LEN, MAX_PACKET_LEN, Packet};
 
-/// The packets from one address and port to another: writes their headers, and computes and checks their ICRCs.
+/// A flow: the packets from one address and port to another. Its methods write packet headers, and compute and check
+/// ICRCs.
 ///
 /// ```
 /// use adverb_wire::{Flow, Header, Operation, Packet, Psn, Qpn, Rc, Send, MAX_HEADER_LEN};
@@ -36,9 +37,9 @@ use crate::packet::{EmitError, ICRC_LEN, MAX_PACKET_LEN, Packet};
 ///
 /// The ICRC covers the identification field of the IPv4 header, which a UDP socket neither sets nor reports. A sender
 /// passes 0, because an unconnected UDP socket with path MTU discovery always sends 0. A receiver calls
-/// [`recover_ip_id`](Flow::recover_ip_id), which computes the IP ID that makes the ICRC match. Because it accepts
-/// any of 65,536 IP IDs, one corrupt packet in 2¹⁶ passes, compared with one in 2³² for [`verify`](Flow::verify).
-/// IPv6 has no such field, so both methods are equally strong there.
+/// [`recover_ip_id`](Flow::recover_ip_id), which computes the IP ID that makes the ICRC match. Because this method
+/// accepts any of 65,536 IP IDs, one corrupt packet in 2¹⁶ passes, compared with one in 2³² for
+/// [`verify`](Flow::verify). IPv6 has no such field, so both methods are equally strong there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flow {
     /// The CRC state after the base transport header, as if the lengths, the IP ID and that header were 0.
@@ -92,7 +93,7 @@ impl Flow {
         Flow { state: state_behind(&header), family: Family::V6 }
     }
 
-    /// Creates the flow between two addresses. Returns `None` if one is IPv4 and the other IPv6.
+    /// Creates the flow between two addresses. Returns `None` if one address is IPv4 and the other IPv6.
     pub fn new(source: SocketAddr, destination: SocketAddr) -> Option<Flow> {
         match (source, destination) {
             (SocketAddr::V4(source), SocketAddr::V4(destination)) => Some(Flow::v4(source, destination)),
@@ -130,8 +131,8 @@ impl Flow {
     /// Writes a packet's headers into `head` and starts its ICRC. The caller then passes all `payload_len` bytes of
     /// the payload to [`IcrcHasher::update`].
     ///
-    /// This suits a sender that has no slices of the payload, or that copies the payload while hashing it.
-    /// Otherwise [`emit`](Flow::emit) is simpler.
+    /// Use this method if the sender has no slices of the payload, or copies the payload while hashing it.
+    /// Otherwise, [`emit`](Flow::emit) is simpler.
     ///
     /// # Errors
     ///
@@ -163,7 +164,7 @@ impl Flow {
         Ok(IcrcHasher { hasher, header_len, pad_len })
     }
 
-    /// Checks the ICRC of a packet received in this flow with a known IP ID. IPv6 ignores `ip_id`.
+    /// Checks the ICRC of a packet received in this flow with a known IP ID. For IPv6, `ip_id` is ignored.
     ///
     /// # Errors
     ///
@@ -205,8 +206,8 @@ impl Flow {
     /// Returns the XOR of the ICRCs, in wire order, of an IPv4 packet with this IP ID and the same packet with IP ID 0.
     /// `packet_len` includes the ICRC.
     ///
-    /// This is for a sender whose kernel assigns IP IDs after the ICRCs were computed, as segmentation offload (GSO)
-    /// does.
+    /// Use this method if the kernel assigns IP IDs after the ICRCs were computed, as it does for segmentation offload
+    /// (GSO).
     ///
     /// ```
     /// use adverb_wire::{Flow, Header, MAX_HEADER_LEN, Operation, Packet, Psn, Qpn, Ud};
@@ -299,7 +300,7 @@ pub struct Emitted {
     pub trailer: Trailer,
 }
 
-/// The end of a packet: zero to three bytes of padding, then the ICRC. It dereferences to its bytes.
+/// The end of a packet: zero to three bytes of padding, then the ICRC. A trailer dereferences to its bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Trailer {
     /// Four zero bytes, of which the last `pad_len` are sent, then the ICRC.

@@ -7,7 +7,7 @@ pub(crate) const IPV4_LEN: usize = 20;
 /// The length of an IPv6 header.
 pub(crate) const IPV6_LEN: usize = 40;
 
-/// The length of the global route header (GRH), which precedes the payload in a UD receive buffer.
+/// The length in bytes of the global route header (GRH), which precedes the payload in a UD receive buffer.
 pub const GRH_LEN: usize = 40;
 
 /// The IP header of a packet.
@@ -22,12 +22,12 @@ pub enum IpHeader {
 /// An IPv4 header without options. The length and the checksum are computed when the header is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ipv4Header {
-    /// DSCP in the upper six bits, ECN in the lower two.
+    /// The type of service: DSCP in the upper six bits, ECN in the lower two.
     pub tos: u8,
-    /// The identification. The ICRC covers it.
+    /// The identification (IP ID), which the ICRC covers.
     pub ip_id: u16,
     /// The flags and the fragment offset; 0x4000 is "don't fragment". The ICRC covers them.
-    pub flags: u16,
+    pub flags_and_offset: u16,
     /// The time to live.
     pub ttl: u8,
     /// The source address.
@@ -39,7 +39,7 @@ pub struct Ipv4Header {
 /// An IPv6 header. The payload length is computed when the header is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ipv6Header {
-    /// DSCP in the upper six bits, ECN in the lower two.
+    /// The traffic class: DSCP in the upper six bits, ECN in the lower two.
     pub traffic_class: u8,
     /// The flow label. Only the low 20 bits are sent.
     pub flow_label: u32,
@@ -59,7 +59,7 @@ impl IpHeader {
             (IpAddr::V4(source), IpAddr::V4(destination)) => Some(IpHeader::V4(Ipv4Header {
                 tos: 0,
                 ip_id: 0,
-                flags: 0x4000,
+                flags_and_offset: 0x4000,
                 ttl: 64,
                 source,
                 destination,
@@ -99,13 +99,13 @@ impl IpHeader {
         }
     }
 
-    /// Parses the GRH: the 40 bytes before the payload in a UD receive buffer (Annex A17.4.5.1). Returns `None` if they
-    /// contain neither an IPv4 nor an IPv6 header.
+    /// Parses the GRH: the 40 bytes before the payload in a UD receive buffer (Annex A17.4.5.1). Returns `None` if the
+    /// bytes contain neither an IPv4 nor an IPv6 header.
     ///
     /// An IPv6 header fills the 40 bytes. An IPv4 header is in the last 20 bytes, and the first 20 are undefined, so
     /// they may resemble an IPv6 header. In that case, the header is IPv4 if the checksum of the last 20 bytes is
     /// correct, as in rdma-core's `get_grh_header_version`. Otherwise the checksum is ignored, because loopback packets
-    /// may have none (those of rxe don't).
+    /// may lack a checksum, as those of rxe do.
     ///
     /// ```
     /// use adverb_wire::IpHeader;
@@ -143,7 +143,7 @@ impl IpHeader {
                 let (head, rest) = bytes.split_first_chunk::<IPV4_LEN>()?;
                 let ip = Ipv4Header::from_bytes(head);
                 // A fragment isn't a whole datagram: more fragments to come, or an offset.
-                let fragment = ip.flags & 0x3fff != 0;
+                let fragment = ip.flags_and_offset & 0x3fff != 0;
                 if head[0] != 0x45 || head[9] != UDP || fragment || ones_complement_sum(head) != 0xffff {
                     return None;
                 }
@@ -185,7 +185,7 @@ impl Ipv4Header {
         Ipv4Header {
             tos,
             ip_id: u16::from_be_bytes([i0, i1]),
-            flags: u16::from_be_bytes([f0, f1]),
+            flags_and_offset: u16::from_be_bytes([f0, f1]),
             ttl,
             source: Ipv4Addr::new(a, b, c, d),
             destination: Ipv4Addr::new(e, f, g, h),
@@ -195,7 +195,7 @@ impl Ipv4Header {
     fn to_bytes(self, udp_len: u16) -> [u8; IPV4_LEN] {
         let [l0, l1] = udp_len.saturating_add(20).to_be_bytes();
         let [i0, i1] = self.ip_id.to_be_bytes();
-        let [f0, f1] = self.flags.to_be_bytes();
+        let [f0, f1] = self.flags_and_offset.to_be_bytes();
         let [a, b, c, d] = self.source.octets();
         let [e, f, g, h] = self.destination.octets();
         let mut bytes = [0x45, self.tos, l0, l1, i0, i1, f0, f1, self.ttl, UDP, 0, 0, a, b, c, d, e, f, g, h];

@@ -13,7 +13,7 @@ fn error_messages_are_as_listed() {
     let unknown_mtu = UnknownMtu(Bits::new(9).unwrap());
     let lists = [
         samples!(ParseError {
-            ParseError::Truncated { .. } => ParseError::Truncated { needed: 32, found: 20 },
+            ParseError::Truncated { .. } => ParseError::Truncated { needed_len: 32, found_len: 20 },
             ParseError::BadLength(_) => ParseError::BadLength(33),
             ParseError::UnknownOpcode(_) => ParseError::UnknownOpcode(0xff),
             ParseError::UnknownVersion(_) => ParseError::UnknownVersion(1),

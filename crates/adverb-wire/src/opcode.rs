@@ -7,8 +7,8 @@ macro_rules! opcodes {
     ($($(#[$doc:meta])* $variant:ident = $byte:literal, $name:literal;)*) => {
         /// The opcode of a packet: its transport, operation and position in the message.
         ///
-        /// The values are defined in the InfiniBand Architecture Specification, vol. 1, table 38; FLUSH and
-        /// ATOMIC WRITE in Annex A19; the congestion notification packet (CNP) in Annex A17.
+        /// The InfiniBand Architecture Specification defines most values in vol. 1, table 38. Annex A19 defines FLUSH
+        /// and ATOMIC WRITE, and Annex A17 defines the congestion notification packet (CNP).
         ///
         /// ```
         /// use adverb_wire::Opcode;
@@ -28,7 +28,7 @@ macro_rules! opcodes {
             /// All opcodes that this crate knows, in the order of their values.
             pub const ALL: &[Opcode] = &[$(Opcode::$variant),*];
 
-            /// Returns the opcode with this value, or `None` if the value is unknown.
+            /// Returns the opcode with the value `byte`, or `None` if the value is unknown.
             pub const fn from_byte(byte: u8) -> Option<Opcode> {
                 match byte {
                     $($byte => Some(Opcode::$variant),)*
@@ -47,25 +47,25 @@ macro_rules! opcodes {
 }
 
 opcodes! {
-    /// First packet of a SEND.
+    /// The first packet of a SEND.
     RcSendFirst = 0x00, "RC SEND first";
-    /// Middle packet of a SEND.
+    /// A middle packet of a SEND.
     RcSendMiddle = 0x01, "RC SEND middle";
-    /// Last packet of a SEND.
+    /// The last packet of a SEND.
     RcSendLast = 0x02, "RC SEND last";
-    /// Last packet of a SEND with immediate data.
+    /// The last packet of a SEND with immediate data.
     RcSendLastWithImm = 0x03, "RC SEND last+imm";
     /// A SEND in one packet.
     RcSendOnly = 0x04, "RC SEND only";
     /// A SEND with immediate data in one packet.
     RcSendOnlyWithImm = 0x05, "RC SEND only+imm";
-    /// First packet of an RDMA WRITE.
+    /// The first packet of an RDMA WRITE.
     RcWriteFirst = 0x06, "RC WRITE first";
-    /// Middle packet of an RDMA WRITE.
+    /// A middle packet of an RDMA WRITE.
     RcWriteMiddle = 0x07, "RC WRITE middle";
-    /// Last packet of an RDMA WRITE.
+    /// The last packet of an RDMA WRITE.
     RcWriteLast = 0x08, "RC WRITE last";
-    /// Last packet of an RDMA WRITE with immediate data.
+    /// The last packet of an RDMA WRITE with immediate data.
     RcWriteLastWithImm = 0x09, "RC WRITE last+imm";
     /// An RDMA WRITE in one packet.
     RcWriteOnly = 0x0a, "RC WRITE only";
@@ -73,15 +73,15 @@ opcodes! {
     RcWriteOnlyWithImm = 0x0b, "RC WRITE only+imm";
     /// An RDMA READ request.
     RcReadRequest = 0x0c, "RC READ request";
-    /// First packet of an RDMA READ response.
+    /// The first packet of an RDMA READ response.
     RcReadResponseFirst = 0x0d, "RC READ response first";
-    /// Middle packet of an RDMA READ response.
+    /// A middle packet of an RDMA READ response.
     RcReadResponseMiddle = 0x0e, "RC READ response middle";
-    /// Last packet of an RDMA READ response.
+    /// The last packet of an RDMA READ response.
     RcReadResponseLast = 0x0f, "RC READ response last";
     /// An RDMA READ response in one packet; also the empty response to FLUSH and ATOMIC WRITE.
     RcReadResponseOnly = 0x10, "RC READ response only";
-    /// An ACK or, by its syndrome, a NAK.
+    /// An ACK or a NAK, depending on its syndrome.
     RcAcknowledge = 0x11, "RC ACK";
     /// The response to an atomic operation, with the original value.
     RcAtomicAcknowledge = 0x12, "RC ATOMIC ACK";
@@ -89,7 +89,7 @@ opcodes! {
     RcCompareSwap = 0x13, "RC CAS";
     /// An atomic fetch-and-add.
     RcFetchAdd = 0x14, "RC FAA";
-    /// Last packet of a SEND that invalidates a remote key.
+    /// The last packet of a SEND that invalidates a remote key.
     RcSendLastInvalidate = 0x16, "RC SEND last+inv";
     /// A SEND that invalidates a remote key, in one packet.
     RcSendOnlyInvalidate = 0x17, "RC SEND only+inv";
@@ -97,25 +97,25 @@ opcodes! {
     RcFlush = 0x1c, "RC FLUSH";
     /// An atomic write of eight bytes.
     RcAtomicWrite = 0x1d, "RC ATOMIC WRITE";
-    /// First packet of a SEND over an unreliable connection.
+    /// The first packet of a SEND over an unreliable connection.
     UcSendFirst = 0x20, "UC SEND first";
-    /// Middle packet of a SEND over an unreliable connection.
+    /// A middle packet of a SEND over an unreliable connection.
     UcSendMiddle = 0x21, "UC SEND middle";
-    /// Last packet of a SEND over an unreliable connection.
+    /// The last packet of a SEND over an unreliable connection.
     UcSendLast = 0x22, "UC SEND last";
-    /// Last packet of a SEND with immediate data over an unreliable connection.
+    /// The last packet of a SEND with immediate data over an unreliable connection.
     UcSendLastWithImm = 0x23, "UC SEND last+imm";
     /// A SEND in one packet over an unreliable connection.
     UcSendOnly = 0x24, "UC SEND only";
     /// A SEND with immediate data in one packet over an unreliable connection.
     UcSendOnlyWithImm = 0x25, "UC SEND only+imm";
-    /// First packet of an RDMA WRITE over an unreliable connection.
+    /// The first packet of an RDMA WRITE over an unreliable connection.
     UcWriteFirst = 0x26, "UC WRITE first";
-    /// Middle packet of an RDMA WRITE over an unreliable connection.
+    /// A middle packet of an RDMA WRITE over an unreliable connection.
     UcWriteMiddle = 0x27, "UC WRITE middle";
-    /// Last packet of an RDMA WRITE over an unreliable connection.
+    /// The last packet of an RDMA WRITE over an unreliable connection.
     UcWriteLast = 0x28, "UC WRITE last";
-    /// Last packet of an RDMA WRITE with immediate data over an unreliable connection.
+    /// The last packet of an RDMA WRITE with immediate data over an unreliable connection.
     UcWriteLastWithImm = 0x29, "UC WRITE last+imm";
     /// An RDMA WRITE in one packet over an unreliable connection.
     UcWriteOnly = 0x2a, "UC WRITE only";
@@ -221,9 +221,9 @@ impl fmt::Display for Opcode {
 pub enum PayloadRule {
     /// No payload.
     Empty,
-    /// Exactly eight bytes: ATOMIC WRITE.
+    /// A payload of exactly eight bytes, as in an ATOMIC WRITE.
     EightBytes,
-    /// Any length.
+    /// A payload of any length.
     Any,
 }
 

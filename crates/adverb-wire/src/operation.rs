@@ -60,9 +60,9 @@ pub enum Uc {
 /// A SEND, the only operation of the unreliable datagram transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ud {
-    /// The Q_Key. It must match that of the destination queue pair.
+    /// The Q_Key, which must match that of the destination queue pair.
     pub qkey: u32,
-    /// The source queue pair.
+    /// The number of the source queue pair.
     pub source_qp: Qpn,
     /// The immediate data, if any.
     pub immediate: Option<u32>,
@@ -168,7 +168,7 @@ pub struct FetchAdd {
     pub va: u64,
     /// The remote key.
     pub rkey: u32,
-    /// The value to add, wrapping.
+    /// The value to add. The sum wraps.
     pub add: u64,
 }
 
@@ -181,7 +181,7 @@ pub struct Flush {
     pub persistent: bool,
     /// Whether the FLUSH applies to the whole memory region of the key instead of the range.
     pub whole_region: bool,
-    /// The range.
+    /// The memory range to flush.
     pub range: Reth,
 }
 

@@ -5,10 +5,11 @@ use core::fmt;
 use crate::header::Header;
 use crate::{Opcode, Operation};
 
-/// The length of the ICRC at the end of a packet.
+/// The length in bytes of the ICRC at the end of a packet.
 pub const ICRC_LEN: usize = 4;
 
-/// The maximum packet length: the payload of a maximum-size UDP datagram in IPv4, rounded down to 4-byte words.
+/// The maximum packet length in bytes: the payload of a maximum-size UDP datagram in IPv4, rounded down to a multiple
+/// of four.
 pub const MAX_PACKET_LEN: usize = (65_535 - 20 - 8) / 4 * 4;
 
 /// The UDP port of RoCEv2.
@@ -47,7 +48,7 @@ impl<'a> Packet<'a> {
     ///
     /// # Errors
     ///
-    /// - Returns [`ParseError::Truncated`] if the packet ends before its headers, padding and ICRC do.
+    /// - Returns [`ParseError::Truncated`] if the packet is shorter than its headers, padding and ICRC.
     /// - Returns [`ParseError::BadLength`] if the length is not a multiple of four, or exceeds [`MAX_PACKET_LEN`].
     /// - Returns [`ParseError::UnknownOpcode`] or [`ParseError::UnknownVersion`] if the opcode or the version of the
     ///   base transport header is unknown.
@@ -60,8 +61,8 @@ impl<'a> Packet<'a> {
         }
         let trailer_len = usize::from(pad_len) + ICRC_LEN;
         let Some(payload) = body.len().checked_sub(trailer_len).and_then(|len| body.get(..len)) else {
-            let needed = opcode.header_len() + trailer_len;
-            return Err(ParseError::Truncated { needed, found: bytes.len() });
+            let needed_len = opcode.header_len() + trailer_len;
+            return Err(ParseError::Truncated { needed_len, found_len: bytes.len() });
         };
         if !opcode.payload_rule().allows(payload.len()) {
             return Err(ParseError::InvalidPayloadLength { opcode, payload_len: payload.len() });
@@ -94,7 +95,8 @@ impl<'a> Packet<'a> {
         self.bytes.len() - ICRC_LEN - self.header.len() - self.payload.len()
     }
 
-    /// Returns the ICRC at the end of the packet as a CRC-32 value. On the wire it is in little-endian byte order.
+    /// Returns the ICRC at the end of the packet as a CRC-32 value. On the wire, the ICRC is in little-endian byte
+    /// order.
     pub fn icrc(&self) -> u32 {
         self.bytes.last_chunk().map_or(0, |icrc| u32::from_le_bytes(*icrc))
     }
@@ -109,12 +111,12 @@ impl<'a> Packet<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ParseError {
-    /// The packet ends before its headers, padding and ICRC do.
+    /// The packet is shorter than its headers, padding and ICRC.
     Truncated {
-        /// The length of headers, padding and ICRC in bytes.
-        needed: usize,
+        /// The length of the headers, padding and ICRC in bytes.
+        needed_len: usize,
         /// The length of the packet in bytes.
-        found: usize,
+        found_len: usize,
     },
     /// The length is not a multiple of four bytes, or exceeds [`MAX_PACKET_LEN`].
     BadLength(usize),
@@ -126,7 +128,7 @@ pub enum ParseError {
     InvalidPayloadLength {
         /// The opcode.
         opcode: Opcode,
-        /// The payload's length.
+        /// The length of the payload in bytes.
         payload_len: usize,
     },
 }
@@ -134,8 +136,11 @@ pub enum ParseError {
 impl fmt::Display for ParseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ParseError::Truncated { needed, found } => {
-                write!(f, "truncated packet: headers, padding and ICRC need {needed} bytes, got {found}")
+            ParseError::Truncated { needed_len, found_len } => {
+                write!(
+                    f,
+                    "truncated packet: headers, padding and ICRC need {needed_len} bytes, got {found_len}"
+                )
             }
             ParseError::BadLength(len) => {
                 write!(f, "bad packet length {len}: must be a multiple of 4, at most {MAX_PACKET_LEN} bytes")
@@ -157,14 +162,14 @@ impl core::error::Error for ParseError {}
 pub enum EmitError {
     /// The packet exceeds [`MAX_PACKET_LEN`].
     TooLong {
-        /// The payload's length.
+        /// The length of the payload in bytes.
         payload_len: usize,
     },
     /// The opcode doesn't allow a payload of this length.
     InvalidPayloadLength {
         /// The opcode.
         opcode: Opcode,
-        /// The payload's length.
+        /// The length of the payload in bytes.
         payload_len: usize,
     },
 }

@@ -42,20 +42,20 @@ impl Psn {
         self.0
     }
 
-    /// Returns the signed distance from `earlier` to this PSN, in −2²³ .. 2²³: negative if this PSN comes first.
+    /// Returns the signed distance from `earlier` to this PSN, in −2²³ .. 2²³: negative if this PSN precedes `earlier`.
     ///
-    /// If the two are exactly 2²³ apart, neither comes first: the distance is −2²³ in both directions.
+    /// If the two PSNs are exactly 2²³ apart, neither precedes the other: the distance is −2²³ in both directions.
     pub const fn since(self, earlier: Psn) -> i32 {
         // Shifted up by 8, the 24-bit sign becomes the sign of an i32, and the shift down extends it.
         (self.0.wrapping_sub(earlier.0) << 8).cast_signed() >> 8
     }
 
-    /// Whether this PSN comes before `other`.
+    /// Whether this PSN precedes `other`.
     pub const fn is_before(self, other: Psn) -> bool {
         self.since(other) < 0
     }
 
-    /// Whether this PSN comes after `other`.
+    /// Whether this PSN follows `other`.
     ///
     /// ```
     /// # use adverb_wire::Psn;

@@ -15,7 +15,7 @@ use core::fmt;
 pub struct Qpn(u32);
 
 impl Qpn {
-    /// The general service interface (GSI), which sends and receives CM messages (vol. 1, 3.9.3).
+    /// The QPN of the general service interface (GSI), which sends and receives CM messages (vol. 1, 3.9.3).
     pub const GSI: Qpn = Qpn(1);
     /// The destination QPN of multicast datagrams (vol. 1, 10.5.2).
     pub const MULTICAST: Qpn = Qpn(MASK);

@@ -230,7 +230,7 @@ fn ip_header() -> impl Strategy<Value = IpHeader> {
             IpHeader::V4(Ipv4Header {
                 tos,
                 ip_id,
-                flags: 0x4000,
+                flags_and_offset: 0x4000,
                 ttl,
                 source: source.into(),
                 destination: destination.into(),

@@ -14,13 +14,13 @@ macro_rules! seed {
 #[test]
 fn a_forged_pad_count_cannot_make_the_payload_negative() {
     let error = Packet::parse(seed!("forged-pad-makes-payload-negative")).unwrap_err();
-    assert_eq!(error, ParseError::Truncated { needed: 19, found: 16 });
+    assert_eq!(error, ParseError::Truncated { needed_len: 19, found_len: 16 });
 }
 
 #[test]
 fn a_packet_shorter_than_its_headers_is_refused() {
     let error = Packet::parse(seed!("shorter-than-its-headers")).unwrap_err();
-    assert_eq!(error, ParseError::Truncated { needed: 28, found: 24 });
+    assert_eq!(error, ParseError::Truncated { needed_len: 28, found_len: 24 });
 }
 
 #[test]

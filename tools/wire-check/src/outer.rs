@@ -47,7 +47,7 @@ impl Outer {
             Family::V4 => IpHeader::V4(Ipv4Header {
                 tos: values.u8(),
                 ip_id: values.u16(),
-                flags: 0x4000,
+                flags_and_offset: 0x4000,
                 ttl: values.u8() | 0x20,
                 source: Ipv4Addr::new(10, a, b, c),
                 destination: Ipv4Addr::new(172, 16 | d & 15, e, f),
@@ -83,7 +83,7 @@ impl Outer {
     /// flags are exactly "don't fragment".
     pub(super) fn is_as_flow_emits(&self) -> bool {
         match self.ip {
-            IpHeader::V4(ip) => ip.flags == 0x4000,
+            IpHeader::V4(ip) => ip.flags_and_offset == 0x4000,
             IpHeader::V6(_) => true,
         }
     }
@@ -127,11 +127,11 @@ fn expect_v4(expected: &mut Expected, ip: &Ipv4Header, total_len: u16) {
     expected.number("ip.dsfield.ecn", ip.tos & 3);
     expected.number("ip.len", total_len);
     expected.number("ip.id", ip.ip_id);
-    expected.number("ip.flags", ip.flags >> 13);
-    expected.number("ip.flags.rb", ip.flags >> 15);
-    expected.number("ip.flags.df", ip.flags >> 14 & 1);
-    expected.number("ip.flags.mf", ip.flags >> 13 & 1);
-    expected.number("ip.frag_offset", ip.flags & 0x1fff);
+    expected.number("ip.flags", ip.flags_and_offset >> 13);
+    expected.number("ip.flags.rb", ip.flags_and_offset >> 15);
+    expected.number("ip.flags.df", ip.flags_and_offset >> 14 & 1);
+    expected.number("ip.flags.mf", ip.flags_and_offset >> 13 & 1);
+    expected.number("ip.frag_offset", ip.flags_and_offset & 0x1fff);
     expected.number("ip.ttl", ip.ttl);
     expected.number("ip.proto", 17u8);
     expected.number("ip.checksum", checksum(ip, total_len));
@@ -162,7 +162,7 @@ fn checksum(ip: &Ipv4Header, total_len: u16) -> u16 {
         u16::from_be_bytes([0x45, ip.tos]),
         total_len,
         ip.ip_id,
-        ip.flags,
+        ip.flags_and_offset,
         u16::from_be_bytes([ip.ttl, 17]),
         u16::from_be_bytes([s0, s1]),
         u16::from_be_bytes([s2, s3]),
@@ -185,7 +185,7 @@ mod tests {
         let ip = Ipv4Header {
             tos: 0xc2,
             ip_id: 0x718c,
-            flags: 0x4000,
+            flags_and_offset: 0x4000,
             ttl: 64,
             source: Ipv4Addr::new(10, 0, 17, 1),
             destination: Ipv4Addr::new(10, 0, 18, 1),

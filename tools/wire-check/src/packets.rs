@@ -155,7 +155,7 @@ fn other_flags(cases: &mut Vec<Case>) -> Result<()> {
         let mut values = Values::Mixed(5).fork(cases.len() as u64);
         let mut outer = Outer::new(Family::V4, &mut values);
         if let IpHeader::V4(ip) = &mut outer.ip {
-            ip.flags = flags;
+            ip.flags_and_offset = flags;
         }
         let header = header(&mut values, Opcode::RcSendOnly)?;
         let case = emitted(Contents { outer, header, payload: values.bytes(7), mad: None })?;

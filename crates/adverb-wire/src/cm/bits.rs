@@ -4,7 +4,7 @@ use core::fmt;
 
 /// A number of `N` bits, for message fields whose width isn't that of an integer type.
 ///
-/// Its value always fits the field, so sending never truncates it.
+/// The value always fits the field, so sending never truncates the value.
 ///
 /// ```
 /// use adverb_wire::cm::Bits;

@@ -22,7 +22,7 @@ macro_rules! codes {
         }
 
         impl $name {
-            /// Returns the value for `code`.
+            /// Returns the variant for `code`.
             pub const fn from_code(code: $int) -> $name {
                 match code {
                     $( $code => $name::$variant, )*
@@ -57,7 +57,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// The reason of a REJ (vol. 1, 12.6.7.2, table 109).
+    /// The reason for a REJ (vol. 1, 12.6.7.2, table 109).
     ///
     /// ```
     /// use adverb_wire::cm::RejectReason;
@@ -71,7 +71,7 @@ codes! {
         NoQueuePair = 1 => "no queue pair available",
         /// No end-to-end context is available.
         NoEeContext = 2 => "no end-to-end context available",
-        /// Another resource is exhausted.
+        /// A resource other than queue pairs and end-to-end contexts is exhausted.
         NoResources = 3 => "no resources available",
         /// The peer's timeout for a reply expired.
         Timeout = 4 => "timeout",
@@ -119,7 +119,7 @@ codes! {
         PortRedirection = 25 => "port redirection",
         /// The path MTU is invalid, or exceeds the peer's maximum.
         InvalidPathMtu = 26 => "invalid path MTU",
-        /// The peer doesn't support that many outstanding RDMA READs and atomics.
+        /// The peer doesn't support the requested number of outstanding RDMA READs and atomics.
         InsufficientResponderResources = 27 => "insufficient responder resources",
         /// The peer's application rejected the request. The private data may explain why.
         ConsumerReject = 28 => "consumer reject",
@@ -127,7 +127,7 @@ codes! {
         RnrRetryCountReject = 29 => "RNR retry count rejected",
         /// A connection with this communication ID is already being established.
         DuplicateLocalCommId = 30 => "duplicate local communication ID",
-        /// The peer's CM has another class version.
+        /// The peer's CM supports another class version.
         InvalidClassVersion = 31 => "invalid class version",
         /// The primary path's flow label is invalid.
         InvalidPrimaryFlowLabel = 32 => "invalid primary flow label",
@@ -157,7 +157,7 @@ codes! {
         NoQueuePair = 3 => "no queue pair available",
         /// The client must use another port, named in the additional information.
         Redirected = 4 => "redirected",
-        /// The peer's CM has another class version.
+        /// The peer's CM supports another class version.
         UnsupportedVersion = 5 => "class version not supported",
     }
 }
@@ -169,7 +169,8 @@ small_field!(SidrStatus, 8, |bits| SidrStatus::from_code(SmallField::from_bits(b
     .code()
     .into());
 
-/// A code without a variant. Only `from_code` creates one, so that each code has a single representation.
+/// A code without a variant of its own. Only `from_code` creates values of this type, so that each code has a single
+/// representation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct UnlistedCode<T>(T);
 
@@ -188,7 +189,7 @@ pub enum MessageKind {
     Req = 0,
     /// A REP.
     Rep = 1,
-    /// In an MRA, a LAP; in a REJ, no particular message.
+    /// A LAP in an MRA, or no particular message in a REJ.
     Other = 2,
     /// A value that the specification reserves.
     Reserved = 3,
@@ -255,7 +256,7 @@ impl fmt::Display for TransportService {
     }
 }
 
-/// The reply of a REP to the alternate path of the REQ (vol. 1, 12.6.8, table 110).
+/// The response in a REP to the alternate path of the REQ (vol. 1, 12.6.8, table 110).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Failover {

@@ -13,7 +13,7 @@ layout! {
         pub local_comm_id: u32 = At<0>,
         /// The receiver's communication ID.
         pub remote_comm_id: u32 = At<4>,
-        /// The receiver's queue pair, which must match the connection.
+        /// The number of the receiver's queue pair, which must match the connection.
         pub remote_qpn: Qpn = At<8>,
         /// The private data.
         pub private_data: PrivateData<220> = At<12>,

@@ -1,14 +1,15 @@
-//! Enhanced connection establishment (ECE): vendor options.
+//! Enhanced connection establishment (ECE) options.
 
 use core::fmt;
 
 use super::Bits;
 use super::layout::{At, Block};
 
-/// Enhanced connection establishment (ECE): vendor options that a REQ offers and a REP or SIDR_REP accepts.
+/// Enhanced connection establishment (ECE) options, which are specific to a vendor. A REQ offers options, and a REP
+/// or SIDR_REP accepts them.
 ///
 /// ConnectX NICs use ECE. [`Ece::NONE`] is always safe to send. The vendor ID is in formerly reserved bytes of the
-/// message, the options are in the attribute modifier of the MAD header (see `ibv_ece` in libibverbs).
+/// message, and the options are in the attribute modifier of the MAD header (see `ibv_ece` in libibverbs).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Ece {
     /// The vendor's 24-bit OUI.

@@ -9,7 +9,7 @@ use super::{DataTooLong, PrivateData};
 /// The header with IP addresses that `rdma_cm` puts at the start of the private data of a REQ or SIDR_REQ (Annex A11;
 /// `struct cma_hdr` in Linux's `drivers/infiniband/core/cma.c`).
 ///
-/// The destination port is not part of it: it is in the [`ServiceId`](super::ServiceId).
+/// The header does not contain the destination port, which is in the [`ServiceId`](super::ServiceId).
 ///
 /// ```
 /// use adverb_wire::cm::{CmaHeader, PrivateData};
@@ -72,7 +72,7 @@ impl CmaHeader {
     ///
     /// # Errors
     ///
-    /// Returns [`CmaHeaderError::TooShort`] if there are fewer than 36 bytes, and the errors of
+    /// Returns [`CmaHeaderError::TooShort`] if there are fewer than 36 bytes. Otherwise, returns the same errors as
     /// [`from_bytes`](CmaHeader::from_bytes).
     pub fn split(private: &[u8]) -> Result<(CmaHeader, &[u8]), CmaHeaderError> {
         let too_short = CmaHeaderError::TooShort { len: private.len() };
@@ -144,7 +144,7 @@ impl CmaHeader {
         SocketAddr::new(self.addresses.source(), self.source_port)
     }
 
-    /// Returns the server's address. The port is in the [`ServiceId`](super::ServiceId).
+    /// Returns the server's address. The server's port is in the [`ServiceId`](super::ServiceId).
     pub fn destination(&self) -> IpAddr {
         self.addresses.destination()
     }
@@ -189,8 +189,8 @@ impl From<(Ipv6Addr, Ipv6Addr)> for IpPair {
     }
 }
 
-/// The error for private data that doesn't start with a valid [`CmaHeader`]. The CM rejects a REQ that requires one
-/// with [`RejectReason::ConsumerReject`](super::RejectReason::ConsumerReject) (Annex A11).
+/// The error for private data that doesn't start with a valid [`CmaHeader`]. If a REQ requires a
+/// header, the CM rejects it with [`RejectReason::ConsumerReject`](super::RejectReason::ConsumerReject) (Annex A11).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum CmaHeaderError {

@@ -1,9 +1,9 @@
 //! Connection manager (CM) messages, which connect two queue pairs (vol. 1, chapter 12).
 //!
-//! Three messages establish a connection: the client sends a [`Req`], the server replies with a [`Rep`], and the
-//! client confirms with an [`Rtu`]. Either side sends a [`Rej`] to reject the connection, or an [`Mra`] to extend the
-//! other's timeout. Two messages end a connection: a [`Dreq`] and its reply, a [`Drep`]. Datagrams need no
-//! connection, only the queue pair number of a service: a [`SidrReq`] requests it, and a [`SidrRep`] returns it.
+//! Three messages establish a connection: the client sends a [`Req`], the server replies with a [`Rep`], and the client
+//! confirms with an [`Rtu`]. Either side sends a [`Rej`] to reject the connection, or an [`Mra`] to extend the other
+//! side's timeout. Two messages end a connection: a [`Dreq`] and its reply, a [`Drep`]. Datagrams need no connection,
+//! only the queue pair number of a service: a [`SidrReq`] requests the number, and a [`SidrRep`] returns it.
 //!
 //! Each message is a management datagram ([`Mad`]): 256 bytes, sent as the payload of an unreliable datagram from
 //! [`Qpn::GSI`](crate::Qpn::GSI) to [`Qpn::GSI`](crate::Qpn::GSI), with [`GSI_QKEY`].
@@ -61,7 +61,7 @@ pub use timeout::Timeout;
 use header::{BASE_VERSION, CLASS, CLASS_VERSION, HEADER_LEN, Header, METHOD_SEND};
 use layout::Block;
 
-/// The length of every management datagram (vol. 1, 13.4).
+/// The length of every management datagram in bytes (vol. 1, 13.4).
 pub const MAD_LEN: usize = 256;
 
 /// The Q_Key of the general service interface, queue pair 1.
@@ -76,7 +76,8 @@ pub const GSI_QKEY: u32 = 0x8001_0000;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Mad {
-    /// The transaction ID. The sender of the first message chooses it, and replies repeat it (vol. 1, 13.4.3).
+    /// The transaction ID. The sender of the first message chooses the ID, and replies carry the same ID (vol. 1,
+    /// 13.4.3).
     pub transaction_id: u64,
     /// The message.
     pub message: Message,
@@ -150,7 +151,7 @@ impl Mad {
 pub enum Message {
     /// A request for communication.
     Req(Req),
-    /// A message receipt acknowledgement: the reply will be late.
+    /// A message receipt acknowledgement, which extends the receiver's timeout for the reply.
     Mra(Mra),
     /// A rejection.
     Rej(Rej),
@@ -160,7 +161,7 @@ pub enum Message {
     Rtu(Rtu),
     /// A disconnection request.
     Dreq(Dreq),
-    /// The reply to a DREQ.
+    /// The reply to a disconnection request.
     Drep(Drep),
     /// A service ID resolution request.
     SidrReq(SidrReq),
@@ -184,7 +185,8 @@ impl Message {
         }
     }
 
-    /// Returns the vendor options, or `None` if this kind of message has none.
+    /// Returns the enhanced connection establishment (ECE) options, or `None` if this kind of message has no field for
+    /// them.
     pub const fn ece(&self) -> Option<&Ece> {
         match self {
             Message::Req(req) => Some(&req.ece),
@@ -229,13 +231,13 @@ pub enum MadError {
     Length(usize),
     /// The base version of the header isn't 1.
     BaseVersion(u8),
-    /// The management class isn't 7, communication management.
+    /// The management class isn't 7 (communication management).
     Class(u8),
     /// The class version isn't 2.
     ClassVersion(u8),
-    /// The method isn't 3, Send, the only method of CM messages.
+    /// The method isn't 3 (Send), which is the method of all CM messages.
     Method(u8),
-    /// The attribute ID is unknown or unsupported: 0x19 is a LAP, 0x1a an APR.
+    /// The attribute ID is unknown, or is that of an unsupported message: 0x19 (LAP) or 0x1a (APR).
     Attribute(u16),
 }
 

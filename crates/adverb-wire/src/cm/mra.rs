@@ -6,14 +6,14 @@ use super::layout::{At, layout};
 use super::{DATA_LEN, MessageKind, PrivateData, Timeout};
 
 layout! {
-    /// A message receipt acknowledgement: the message has arrived, but the reply takes longer than the peer's timeout
-    /// (vol. 1, 12.6.6, table 107).
+    /// A message receipt acknowledgement: the sender has received the message, but its reply takes longer than the
+    /// peer's timeout (vol. 1, 12.6.6, table 107).
     pub struct Mra in DATA_LEN {
         /// The sender's communication ID.
         pub local_comm_id: u32 = At<0>,
         /// The receiver's communication ID.
         pub remote_comm_id: u32 = At<4>,
-        /// The message that is acknowledged.
+        /// The kind of message that this MRA acknowledges.
         pub acknowledged: MessageKind = At<8>,
         /// The maximum time until the reply, counted from this message.
         pub service_timeout: Timeout = At<9>,

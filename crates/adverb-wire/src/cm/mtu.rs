@@ -37,7 +37,7 @@ impl PathMtu {
     pub const ALL: [PathMtu; 5] =
         [PathMtu::Mtu256, PathMtu::Mtu512, PathMtu::Mtu1024, PathMtu::Mtu2048, PathMtu::Mtu4096];
 
-    /// Returns the MTU with this code, or `None` if the code isn't in 1 to 5.
+    /// Returns the MTU with the code `code`, or `None` if `code` isn't in the range 1 to 5.
     pub const fn from_code(code: u8) -> Option<PathMtu> {
         match code {
             1 => Some(PathMtu::Mtu256),
@@ -74,8 +74,8 @@ impl fmt::Display for PathMtu {
 
 /// A 4-bit MTU code that is not a [`PathMtu`].
 ///
-/// Only parsing creates one. It isn't a parse error, because the CM needs the rest of the REQ to reject it with
-/// [`RejectReason::InvalidPathMtu`](super::RejectReason::InvalidPathMtu).
+/// Only parsing creates values of this type. An unknown code isn't a parse error, because the CM needs the rest of the
+/// REQ to reject it with [`RejectReason::InvalidPathMtu`](super::RejectReason::InvalidPathMtu).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct UnknownMtu(pub(crate) Bits<4>);
 

@@ -8,13 +8,13 @@ use super::{AdditionalInfo, Bits, DATA_LEN, MessageKind, PrivateData, RejectReas
 layout! {
     /// A rejection: the sender refuses to connect, or aborts connecting (vol. 1, 12.6.7, table 108).
     pub struct Rej in DATA_LEN {
-        /// The sender's communication ID, or 0 if it assigned none.
+        /// The sender's communication ID, or 0 if the sender assigned none.
         pub local_comm_id: u32 = At<0>,
         /// The receiver's communication ID, or 0 if the sender doesn't know it yet.
         pub remote_comm_id: u32 = At<4>,
-        /// The message that is rejected.
+        /// The kind of message that this REJ rejects.
         pub rejected: MessageKind = At<8>,
-        /// The reason.
+        /// The reason for the rejection.
         pub reason: RejectReason = At<10>,
         /// Details of the reason; for some reasons, a value that would be accepted.
         pub additional_info: AdditionalInfo = InfoAt<9, 7, 12>,

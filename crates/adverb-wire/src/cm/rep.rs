@@ -10,21 +10,21 @@ use crate::{Psn, Qpn};
 layout! {
     /// The reply that accepts a request for communication (vol. 1, 12.6.8, table 110).
     ///
-    /// "Local" means the sender of the REP, "remote" its receiver, the sender of the REQ.
+    /// "Local" means the sender of the REP, "remote" means its receiver, which sent the REQ.
     pub struct Rep in DATA_LEN {
         /// The sender's communication ID.
         pub local_comm_id: u32 = At<0>,
         /// The receiver's communication ID, from the REQ.
         pub remote_comm_id: u32 = At<4>,
-        /// The queue pair's Q_Key; for reliable datagrams only.
+        /// The Q_Key of the sender's queue pair; for reliable datagrams only.
         pub qkey: u32 = At<8>,
-        /// The sender's queue pair.
+        /// The number of the sender's queue pair.
         pub qpn: Qpn = At<12>,
-        /// The vendor options that the sender accepts from the REQ.
+        /// The enhanced connection establishment (ECE) options that the sender accepts from the REQ.
         pub ece: Ece = EceAt<15, 19, 23>,
         /// The sender's end-to-end context (EECN) for reliable datagrams; for XRC, the sender's target queue pair.
         pub eecn: Bits<24> = At<16>,
-        /// The first PSN of the *receiver's* requests, which is the first that the sender expects (vol. 1, 12.7;
+        /// The first PSN of the *receiver's* requests, which is the first PSN that the sender expects (vol. 1, 12.7;
         /// `cm_req_handler` in Linux's `cm.c`).
         pub starting_psn: Psn = At<20>,
         /// The maximum number of RDMA READs and atomics outstanding from the receiver to the sender.
@@ -37,7 +37,7 @@ layout! {
         pub failover: Failover = At<26, 5>,
         /// Whether the sender's channel adapter supports end-to-end flow control.
         pub end_to_end_flow_control: bool = At<26, 7>,
-        /// The number of times that the receiver retries a request after an RNR NAK; 7 means no limit.
+        /// The maximum number of times that the receiver retries a request after an RNR NAK; 7 means no limit.
         pub rnr_retry_count: Bits<3> = At<27>,
         /// Whether the sender's queue pair has a shared receive queue.
         pub srq: bool = At<27, 3>,

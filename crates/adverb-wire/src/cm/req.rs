@@ -14,19 +14,19 @@ use crate::{Psn, Qpn};
 layout! {
     /// A request for communication, the first message of a connection (vol. 1, 12.6.5, table 106).
     ///
-    /// "Local" means the sender of the REQ, "remote" its receiver.
+    /// "Local" means the sender of the REQ, "remote" means its receiver.
     pub struct Req in DATA_LEN {
-        /// The sender's communication ID: its identifier for the connection.
+        /// The sender's communication ID, which identifies the connection.
         pub local_comm_id: u32 = At<0>,
-        /// The vendor options for the connection.
+        /// The enhanced connection establishment (ECE) options that the sender offers.
         pub ece: Ece = EceAt<5, 6, 7>,
-        /// The service to connect to.
+        /// The ID of the service to connect to.
         pub service_id: ServiceId = At<8>,
         /// The GUID of the sender's channel adapter. With the queue pair number, it identifies the connection.
         pub ca_guid: u64 = At<16>,
-        /// The queue pair's Q_Key; for reliable datagrams only.
+        /// The Q_Key of the sender's queue pair; for reliable datagrams only.
         pub qkey: u32 = At<28>,
-        /// The sender's queue pair.
+        /// The number of the sender's queue pair.
         pub qpn: Qpn = At<32>,
         /// The maximum number of RDMA READs and atomics outstanding from the receiver to the sender.
         pub responder_resources: u8 = At<35>,
@@ -42,21 +42,21 @@ layout! {
         pub transport: TransportService = At<43, 5>,
         /// Whether the sender's channel adapter supports end-to-end flow control.
         pub end_to_end_flow_control: bool = At<43, 7>,
-        /// The first PSN of the *receiver's* requests, which is the first that the sender expects (vol. 1, 12.7;
+        /// The first PSN of the *receiver's* requests, which is the first PSN that the sender expects (vol. 1, 12.7;
         /// `cm_req_handler` in Linux's `cm.c`).
         pub starting_psn: Psn = At<44>,
         /// The maximum time that the sender's CM takes to reply.
         pub local_cm_response_timeout: Timeout = At<47>,
-        /// The number of times that the receiver retransmits a request that isn't acknowledged.
+        /// The maximum number of times that the receiver retransmits a request that isn't acknowledged.
         pub retry_count: Bits<3> = At<47, 5>,
-        /// The partition of both queue pairs.
+        /// The partition key (P_Key) of both queue pairs.
         pub pkey: u16 = At<48>,
         /// The path MTU of both the primary and the alternate path. An invalid code isn't a parse error, so that the CM
         /// can [reject](super::RejectReason::InvalidPathMtu) it.
         pub path_mtu: Result<PathMtu, UnknownMtu> = At<50>,
         /// Whether a reliable datagram channel already exists.
         pub rdc_exists: bool = At<50, 4>,
-        /// The number of times that the receiver retries a request after an RNR NAK; 7 means no limit.
+        /// The maximum number of times that the receiver retries a request after an RNR NAK; 7 means no limit.
         pub rnr_retry_count: Bits<3> = At<50, 5>,
         /// The maximum number of times that either CM retransmits a message.
         pub max_cm_retries: Bits<4> = At<51>,
@@ -81,8 +81,8 @@ impl Req {
     ///
     /// # Errors
     ///
-    /// Returns [`CmaHeaderError`] if the private data doesn't start with a valid header. It has none if the service ID
-    /// is outside the TCP and UDP port spaces.
+    /// Returns [`CmaHeaderError`] if the private data doesn't start with a valid header. There is no header if the
+    /// service ID is outside the TCP and UDP port spaces.
     pub fn cma_header(&self) -> Result<(CmaHeader, &[u8]), CmaHeaderError> {
         CmaHeader::split(self.private_data.as_bytes())
     }

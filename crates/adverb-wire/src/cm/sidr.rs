@@ -14,9 +14,9 @@ layout! {
     pub struct SidrReq in DATA_LEN {
         /// The request ID, chosen by the sender.
         pub request_id: u32 = At<0>,
-        /// The partition key of both queue pairs.
+        /// The partition key (P_Key) of both queue pairs.
         pub pkey: u16 = At<4>,
-        /// The service to resolve.
+        /// The ID of the service to resolve.
         pub service_id: ServiceId = At<8>,
         /// The private data. For a service ID in the TCP or UDP port space, it starts with a [`CmaHeader`].
         pub private_data: PrivateData<216> = At<16>,
@@ -28,8 +28,8 @@ impl SidrReq {
     ///
     /// # Errors
     ///
-    /// Returns [`CmaHeaderError`] if the private data doesn't start with a valid header. It has none if the service ID
-    /// is outside the TCP and UDP port spaces.
+    /// Returns [`CmaHeaderError`] if the private data doesn't start with a valid header. There is no header if the
+    /// service ID is outside the TCP and UDP port spaces.
     pub fn cma_header(&self) -> Result<(CmaHeader, &[u8]), CmaHeaderError> {
         CmaHeader::split(self.private_data.as_bytes())
     }
@@ -59,11 +59,11 @@ layout! {
         pub status: SidrStatus = At<4>,
         /// Details of a status other than [`SidrStatus::Valid`].
         pub additional_info: AdditionalInfo = InfoAt<5, 8, 24>,
-        /// The vendor options.
+        /// The enhanced connection establishment (ECE) options.
         pub ece: Ece = EceAt<6, 7, 11>,
-        /// The service's queue pair.
+        /// The number of the service's queue pair.
         pub qpn: Qpn = At<8>,
-        /// The service, from the SIDR_REQ.
+        /// The service ID, from the SIDR_REQ.
         pub service_id: ServiceId = At<12>,
         /// The Q_Key for datagrams to the queue pair.
         pub qkey: u32 = At<20>,

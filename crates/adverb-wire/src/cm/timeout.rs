@@ -26,12 +26,13 @@ impl Timeout {
     /// The maximum: 2 hours, 26 minutes and 36 seconds.
     pub const MAX: Timeout = Timeout(31);
 
-    /// Creates the timeout with this code. Returns `None` if `code` has more than 5 bits.
+    /// Creates the timeout with the code `code`. Returns `None` if `code` has more than 5 bits.
     pub const fn new(code: u8) -> Option<Timeout> {
         if code <= Self::MAX.0 { Some(Timeout(code)) } else { None }
     }
 
-    /// Returns the minimum timeout of at least `duration`, or [`MAX`](Timeout::MAX) if `duration` exceeds it.
+    /// Returns the smallest representable timeout that is at least `duration`, or [`MAX`](Timeout::MAX) if `duration`
+    /// exceeds the maximum.
     pub fn at_least(duration: Duration) -> Timeout {
         (0..Self::MAX.0).map(Timeout).find(|timeout| timeout.duration() >= duration).unwrap_or(Self::MAX)
     }
