@@ -23,19 +23,19 @@ use crate::fabric::{Bottleneck, Fabric, Fate, Faults, InFlight};
 pub struct CongestionReport {
     /// The number of senders.
     pub sender_count: usize,
-    /// The number of ECN-marked packets.
+    /// The number of packets that the slow link ECN-marked.
     pub ecn_marked_count: u64,
-    /// The number of sent packets.
+    /// The number of packets that all devices sent.
     pub packet_count: u64,
     /// The number of congestion notification packets that the receiver sent.
     pub cnps_sent: u64,
     /// The number of congestion notification packets that the senders received.
     pub cnps_received: u64,
-    /// The utilization of the link by all senders, from 0 to 1.
+    /// The utilization of the link while all senders are active, from 0 to 1.
     pub shared_utilization: f64,
-    /// The number of packets per thousand that the full queue dropped while all sent.
+    /// The number of packets per thousand that the link's full queue dropped while all senders were active.
     pub dropped_per_mille: f64,
-    /// The utilization of the link by the last sender, from 0 to 1.
+    /// The utilization of the link while one sender is active, after its recovery, from 0 to 1.
     pub single_utilization: f64,
 }
 

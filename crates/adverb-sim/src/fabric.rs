@@ -10,45 +10,45 @@ use adverb_proto::Time;
 use crate::Random;
 use crate::congestion::WIRE_OVERHEAD;
 
-/// The faults of a fabric, as probabilities per million packets.
+/// The faults that a fabric injects.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
-    /// The probability that a packet is lost.
+    /// The probability that a packet is lost, in millionths.
     pub loss_per_million: u32,
-    /// The probability that a packet is duplicated.
+    /// The probability that a packet is duplicated, in millionths.
     pub duplication_per_million: u32,
-    /// The probability that later packets overtake a packet.
+    /// The probability that a packet arrives after packets that were sent later, in millionths.
     pub reordering_per_million: u32,
-    /// The probability that up to three bits of a packet are flipped.
+    /// The probability that up to three bits of a packet are flipped, in millionths.
     pub corruption_per_million: u32,
-    /// The probability that a packet is delayed beyond a timeout.
+    /// The probability that a packet is delayed by a half to five halves of a timeout, in millionths.
     pub delay_per_million: u32,
-    /// The periods during which no packets pass between two devices.
+    /// The periods during which packets between two devices are lost.
     pub partitions: Vec<Partition>,
     /// The periods during which a device processes no packets.
     pub stalls: Vec<Stall>,
-    /// A slow link.
+    /// The slow link of the fabric, if any.
     pub bottleneck: Option<Bottleneck>,
 }
 
-/// A link to a device that is slower than its senders. Packets are ECN-marked when the link's queue grows, and dropped
-/// when it is full.
+/// A link to a device that is slower than the device's peers. The link ECN-marks packets while its queue is longer than
+/// a threshold, and drops packets that don't fit in the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Bottleneck {
-    /// The device.
+    /// The index of the device.
     pub device: usize,
-    /// The rate in bits per second.
+    /// The link's rate in bits per second.
     pub rate: u64,
-    /// The queue length in bytes above which packets are marked.
+    /// The queue length in bytes above which the link ECN-marks packets.
     pub mark_threshold: u64,
     /// The maximum queue length in bytes.
     pub queue_capacity: u64,
 }
 
-/// A period during which no packets pass between two devices.
+/// A period during which packets between two devices are lost.
 #[derive(Clone, Copy, Debug)]
 pub struct Partition {
-    /// The devices.
+    /// The indexes of the devices.
     pub devices: [usize; 2],
     /// The start of the period.
     pub start: Time,
@@ -59,7 +59,7 @@ pub struct Partition {
 /// A period during which a device processes no packets.
 #[derive(Clone, Copy, Debug)]
 pub struct Stall {
-    /// The device.
+    /// The index of the device.
     pub device: usize,
     /// The start of the period.
     pub start: Time,
@@ -67,24 +67,24 @@ pub struct Stall {
     pub end: Time,
 }
 
-/// The number of injected faults of each kind.
+/// The numbers of injected faults, by kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FaultCounts {
-    /// Lost packets.
+    /// The number of lost packets.
     pub lost: u64,
-    /// Duplicated packets.
+    /// The number of duplicated packets.
     pub duplicated: u64,
-    /// Overtaken packets.
+    /// The number of packets that arrived after packets sent later.
     pub reordered: u64,
-    /// Corrupted packets.
+    /// The number of corrupted packets.
     pub corrupted: u64,
-    /// Delayed packets.
+    /// The number of delayed packets.
     pub delayed: u64,
-    /// Packets lost in a partition.
+    /// The number of packets lost because of a [`Partition`].
     pub partitioned: u64,
-    /// Packets that waited for a stalled device.
+    /// The number of packets delayed by a [`Stall`].
     pub stalled: u64,
-    /// Packets marked by a slow link.
+    /// The number of packets that a [`Bottleneck`] ECN-marked.
     pub marked: u64,
 }
 
@@ -101,7 +101,7 @@ impl FaultCounts {
             + self.marked
     }
 
-    /// Adds the faults of another run.
+    /// Adds the counts of another run.
     pub fn add(&mut self, other: &FaultCounts) {
         self.lost += other.lost;
         self.duplicated += other.duplicated;
@@ -166,7 +166,7 @@ pub(crate) struct Fabric {
     faults: Faults,
     faults_end_at: Time,
     latency: Duration,
-    /// The duration of a delay, which exceeds timeouts.
+    /// The base duration of a delay: about a timeout.
     long: Duration,
     random: Random,
     queue: BinaryHeap<Reverse<Queued>>,

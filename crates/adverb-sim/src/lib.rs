@@ -2,23 +2,31 @@
 //! oracles that check the protocol engine.
 //!
 //! A seed determines a [`Scenario`]: devices, connections between them, the requests of each side, and the faults of
-//! the fabric. [`run`] executes it in virtual time, with real packets that `adverb-wire` writes, parses and checks by
-//! ICRC. The same seed always produces the same packets.
+//! the fabric. [`run`] executes the scenario in virtual time, with real packets: `adverb-wire` emits and parses them,
+//! and verifies their ICRCs. The same seed always produces the same packets.
 //!
 //! The oracles of every run check that
 //!
 //! - each posted request completes exactly once, in order, and only after its effect is visible;
-//! - the bytes at both ends match a model, and no access violates the bounds or access rights of a memory region;
+//! - the bytes at both ends match a model;
+//! - no request accesses memory outside a memory region or without the region's access rights;
 //! - atomics on a word are executed one after the other, each exactly once;
-//! - the engine rejects exactly the invalid requests, and every failure has a cause;
-//! - after the fabric recovers, every request completes or reports an error;
-//! - a queue pair in the error state returns all requests, and a destroyed queue pair leaves no resources behind;
-//! - messages of unreliable transports arrive complete or not at all, unaltered, and in order on a connection; losses
-//!   are counted; shared receives are used once and in order, and limit events arrive; no access goes outside a memory
-//!   window, through a stale key, through another connection, or through an invalidated window.
+//! - the engine rejects exactly the invalid requests;
+//! - every failure results from an injected fault or an action of the scenario, such as an invalid request;
+//! - after the faults end, every request completes, successfully or with an error;
+//! - a queue pair in the error state flushes all its requests;
+//! - the device frees all resources of a destroyed queue pair;
+//! - each message of an unreliable transport arrives complete and unaltered, or not at all;
+//! - messages on an unreliable connection arrive in order;
+//! - the device's statistics include every lost message of an unreliable transport;
+//! - each receive of a shared receive queue is consumed once and in order;
+//! - shared receive queues generate their limit events;
+//! - no request accesses memory outside a memory window, with a stale key, over another connection, or through an
+//!   invalidated window.
 //!
-//! [`run_congestion`] lets several senders share a slow link, and checks that they reduce their rates and recover.
-//! [`run_cm`] runs connection managers over a fabric with faults. [`attack`] sends malformed and hostile packets.
+//! [`run_congestion`] runs several senders over one slow link, and checks that they reduce their rates and recover.
+//! [`run_cm`] runs connection managers over a fabric with faults. [`attack`] sends malformed and hostile packets to a
+//! device, and [`attack_cm`] hostile messages to a connection manager.
 //!
 //! ```
 //! use adverb_sim::{Scenario, run};

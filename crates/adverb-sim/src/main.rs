@@ -134,7 +134,7 @@ fn print_totals(totals: &Totals, start: Instant) {
     println!("{seeds} seeds in {:.1} s", start.elapsed().as_secs_f64());
     println!("{operations} operations ({:.0} per seed)", per_seed(operations));
     println!(
-        "{queue_pairs} queue pairs ({:.1} per seed), of which {failures} failed with a cause",
+        "{queue_pairs} queue pairs ({:.1} per seed), of which {failures} failed because of a fault or an action",
         per_seed(queue_pairs)
     );
     println!("{calls} calls of connection managers, {established} connections established");

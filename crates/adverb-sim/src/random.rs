@@ -5,7 +5,7 @@
 pub struct Random([u64; 4]);
 
 impl Random {
-    /// Creates the generator of a seed.
+    /// Creates a generator from a seed.
     pub fn new(seed: u64) -> Random {
         let mut state = seed;
         Random([(); 4].map(|()| {
@@ -16,7 +16,7 @@ impl Random {
         }))
     }
 
-    /// Returns a 64-bit number.
+    /// Returns a random 64-bit number.
     pub fn u64(&mut self) -> u64 {
         let [a, b, c, d] = &mut self.0;
         let result = b.wrapping_mul(5).rotate_left(7).wrapping_mul(9);
@@ -30,17 +30,17 @@ impl Random {
         result
     }
 
-    /// Returns a 32-bit number.
+    /// Returns a random 32-bit number.
     pub fn u32(&mut self) -> u32 {
         (self.u64() >> 32) as u32
     }
 
-    /// Returns a number below `end`, which must not be 0.
+    /// Returns a random number below `end`, which must not be 0.
     pub fn below(&mut self, end: u64) -> u64 {
         ((u128::from(self.u64()) * u128::from(end)) >> 64) as u64
     }
 
-    /// Returns a number from `first` to `last`, inclusive.
+    /// Returns a random number from `first` to `last`, inclusive.
     pub fn between(&mut self, first: u64, last: u64) -> u64 {
         first + self.below(last - first + 1)
     }
@@ -50,12 +50,12 @@ impl Random {
         per_million > 0 && self.below(1_000_000) < u64::from(per_million)
     }
 
-    /// Returns an element of `elements`.
+    /// Returns a random element of `elements`, which must not be empty.
     pub fn pick<T: Copy>(&mut self, elements: &[T]) -> T {
         elements[self.below(elements.len() as u64) as usize]
     }
 
-    /// Returns `length` bytes.
+    /// Returns `length` random bytes.
     pub fn bytes(&mut self, length: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(length + 8);
         while bytes.len() < length {

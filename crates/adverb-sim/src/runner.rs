@@ -15,7 +15,7 @@ use crate::world::{Outcome, run};
 /// The totals of many runs.
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
-    /// The number of runs.
+    /// The number of seeds that were run.
     pub seed_count: u64,
     /// The number of posted send requests.
     pub send_request_count: u64,
@@ -23,23 +23,23 @@ pub struct Totals {
     pub packet_count: u64,
     /// The number of queue pairs.
     pub queue_pair_count: u64,
-    /// The number of queue pairs that failed with a cause.
+    /// The number of queue pairs that failed because of an injected fault or an action of the scenario.
     pub failed_qp_count: u64,
-    /// The number of connections and datagram queue pairs requested through connection managers.
+    /// The number of connections and service ID resolutions that applications requested from connection managers.
     pub cm_request_count: u64,
     /// The number of connections that the connection managers established.
     pub established_count: u64,
-    /// The injected faults.
+    /// The numbers of injected faults.
     pub fault_counts: FaultCounts,
-    /// The violations, with their seeds.
+    /// The seeds and descriptions of the violations.
     pub violations: Vec<(u64, String)>,
-    /// The number of runs of several senders over one slow link.
+    /// The number of runs of [`run_congestion`].
     pub congestion_run_count: u64,
-    /// The sum of all runs' digests, which doesn't depend on the order of the runs.
+    /// The wrapping sum of the runs' digests. The order of the runs doesn't affect the sum.
     pub digest: u64,
 }
 
-/// The interval of seeds that also run several senders over one slow link: see [`run_congestion`].
+/// The interval between the seeds for which [`run_seeds`] also calls [`run_congestion`].
 pub const CONGESTION_SEED_INTERVAL: u64 = 20;
 
 impl Totals {
@@ -74,7 +74,8 @@ impl Totals {
     }
 }
 
-/// Runs seeds on several threads, and stops after `max_violations` violations.
+/// Runs the scenario and the connection managers of each seed on `thread_count` threads. The run stops after
+/// `max_violations` violations.
 pub fn run_seeds(seeds: std::ops::Range<u64>, thread_count: usize, max_violations: usize) -> Totals {
     let next = AtomicU64::new(seeds.start);
     let totals = Mutex::new(Totals::default());
@@ -110,8 +111,10 @@ pub fn run_seeds(seeds: std::ops::Range<u64>, thread_count: usize, max_violation
     totals
 }
 
-/// Attacks devices on several threads with the seeds from `first` on, [`PACKETS_PER_ATTACK`] packets each, until `packets`
-/// packets were sent or the time is `until`. Returns the statistics, and the violations with their seeds.
+/// Runs attacks with consecutive seeds from `first_seed` on `thread_count` threads, with [`PACKETS_PER_ATTACK`] packets
+/// per attack, until the attackers have sent `packet_count` packets or `deadline` has passed.
+///
+/// Returns the statistics of the attacks, and the seeds and descriptions of the violations.
 pub fn run_attacks(
     first_seed: u64,
     packet_count: u64,
@@ -146,11 +149,11 @@ pub fn run_attacks(
     outcome
 }
 
-/// The number of packets of an attack.
+/// The number of packets per attack of [`run_attacks`].
 pub const PACKETS_PER_ATTACK: u64 = 10_000;
 
-/// Shrinks a scenario with a violation: removes connections, steps and kinds of faults as long as a violation remains.
-/// Returns the smallest scenario found within `max_runs` runs.
+/// Shrinks a scenario with a violation: removes connections, steps and kinds of faults while the scenario still has a
+/// violation. Returns the smallest scenario found within `max_runs` runs.
 pub fn shrink(scenario: &Scenario, max_runs: usize) -> Scenario {
     let mut runs = 0;
     let mut fails = |candidate: &Scenario| {

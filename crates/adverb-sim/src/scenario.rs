@@ -9,55 +9,56 @@ use crate::Random;
 use crate::fabric::{Bottleneck, Faults, Partition, Stall};
 use crate::messages::MessagePlan;
 
-/// The plan of a run: devices, connections between them, the requests on each, and the faults of the fabric.
+/// The plan of a run: devices, connections between them, the requests of each side, and the faults of the fabric.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// The seed of all randomness in the run.
     pub seed: u64,
-    /// For each device, whether it has an IPv6 address.
+    /// Whether each device has an IPv6 address. The length is the number of devices.
     pub device_has_ipv6: Vec<bool>,
-    /// The connections.
+    /// The connections between the devices.
     pub connections: Vec<Connection>,
     /// The faults of the fabric.
     pub faults: Faults,
-    /// The time at which the faults end.
+    /// The virtual time at which the faults end.
     pub faults_end_at: Time,
-    /// The latency of a packet.
+    /// The latency of the fabric.
     pub latency: Duration,
-    /// The time during which devices collect packets before they respond.
+    /// The delay between an event at a device (a packet arrival, a posted request or a timeout) and the transmission of
+    /// the device's packets. The packets of all events during the delay are transmitted as one batch.
     pub batch_delay: Duration,
-    /// The number of words per device on which all peers execute atomics.
+    /// The number of 64-bit words per device on which all connections execute atomics.
     pub shared_words_per_device: usize,
-    /// The messages on other devices, over another fabric with the same faults.
+    /// The plan of a second run: messages between other devices, over another fabric with the same faults.
     pub message_plan: MessagePlan,
 }
 
 /// A connection and the requests of both sides.
 #[derive(Clone, Debug)]
 pub struct Connection {
-    /// The devices of both sides, which may be the same.
+    /// The indexes of both sides' devices, which may be equal.
     pub devices: [usize; 2],
     /// The path MTU.
     pub mtu: PathMtu,
-    /// The first PSN in each direction.
+    /// The initial PSN in each direction.
     pub first_psns: [u32; 2],
-    /// Whether end-to-end credits are used.
+    /// Whether the connection uses end-to-end credits.
     pub has_credits: bool,
     /// The maximum number of packets in flight.
     pub window: u32,
-    /// The code of the ACK timeout.
+    /// The exponent of the ACK timeout, which is 4.096 µs × 2^exponent.
     pub ack_timeout_exponent: u8,
-    /// The number of retransmissions.
+    /// The maximum number of retries after an ACK timeout or a sequence error NAK.
     pub retry_count: u8,
-    /// The number of retries after an RNR NAK.
+    /// The maximum number of retries after RNR NAKs; 7 for no limit.
     pub rnr_retry: u8,
-    /// The code of the RNR backoff.
+    /// The code of the minimum RNR NAK timer, 0 to 31.
     pub rnr_timer: u8,
     /// The maximum number of outstanding READs and atomics.
     pub max_outstanding_reads: u8,
-    /// Whether congestion control is on.
+    /// Whether the connection uses congestion control.
     pub has_congestion_control: bool,
-    /// The program of each side.
+    /// The programs of both sides.
     pub programs: [Program; 2],
 }
 
@@ -81,22 +82,22 @@ impl Connection {
 /// The actions of one side of a connection.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// The steps, in order.
+    /// The steps of the program, in order.
     pub steps: Vec<Step>,
-    /// The number of receives to keep posted.
+    /// The number of receives that the side keeps posted.
     pub recv_depth: usize,
-    /// The delay before another receive is posted.
+    /// The delay between the completion of a receive and the posting of another one.
     pub recv_delay: Duration,
-    /// The number of requests to keep outstanding.
+    /// The maximum number of outstanding requests.
     pub send_depth: usize,
 }
 
-/// A request or another action, and the pause before it.
+/// A request or another action, and the pause after it.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
-    /// The pause before the action.
+    /// The pause after the action.
     pub pause: Duration,
-    /// The action.
+    /// The action of the step.
     pub action: Action,
     /// The seed of all randomness in this step.
     pub seed: u64,
@@ -113,7 +114,7 @@ pub enum Action {
     Send,
     /// A SEND with immediate data.
     SendWithImm,
-    /// A SEND that invalidates one of the peer's keys.
+    /// A SEND with invalidate of one of the peer's memory keys.
     SendInvalidate,
     /// An inline SEND.
     SendInline,
@@ -139,21 +140,21 @@ pub enum Action {
     AtomicWrite,
     /// A FLUSH.
     Flush,
-    /// An invalidation of a local key.
+    /// A local invalidate request for a memory key.
     LocalInvalidate,
     /// A WRITE to memory that the peer may deregister concurrently.
     WriteToRevocableMemory,
-    /// Draining of the send queue. The next step starts when it is drained.
+    /// A transition of the queue pair to SQD. The next step starts when the send queue is drained.
     Drain,
-    /// Destruction of the queue pair without notifying the peer.
+    /// Destruction of the queue pair, of which the peer isn't notified.
     Destroy,
     /// A transition of the queue pair to the error state.
     MoveToError,
-    /// A request that must fail.
+    /// An invalid request, which must fail.
     Invalid(InvalidRequest),
 }
 
-/// A request that must fail.
+/// An invalid request, which must fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InvalidRequest {
     /// A WRITE with a key that doesn't exist.
@@ -174,13 +175,13 @@ pub enum InvalidRequest {
     OtherDomain,
     /// An atomic on a misaligned word.
     MisalignedAtomic,
-    /// A SEND longer than the peer's receive.
+    /// A SEND that is longer than the buffer of the peer's receive.
     SendTooLong,
     /// A WRITE with an invalidated key.
     InvalidatedKey,
     /// A SEND from memory with a local key that doesn't exist.
     UnknownLocalKey,
-    /// A SEND that invalidates a key without the right to do so.
+    /// A SEND with invalidate of a key for which remote invalidation isn't allowed.
     ForbiddenInvalidate,
 }
 
@@ -223,7 +224,7 @@ impl Action {
 }
 
 impl Scenario {
-    /// Creates the scenario of a seed.
+    /// Creates a random scenario from a seed.
     pub fn new(seed: u64) -> Scenario {
         let mut random = Random::new(seed);
         let random = &mut random;
@@ -251,7 +252,7 @@ impl Scenario {
         }
     }
 
-    /// Returns the number of requests.
+    /// Returns the maximum number of requests that the queue pairs post.
     pub fn max_request_count(&self) -> usize {
         let programs = self.connections.iter().flat_map(|connection| &connection.programs);
         let requests =

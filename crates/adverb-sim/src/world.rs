@@ -16,10 +16,10 @@ use crate::scenario::Scenario;
 use crate::schedule::{Log, Schedule};
 use crate::{Random, messages, setup};
 
-/// The result of a run.
+/// The result of a run of a scenario.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The seed.
+    /// The seed of the scenario.
     pub seed: u64,
     /// The number of posted send requests.
     pub send_request_count: u64,
@@ -27,21 +27,21 @@ pub struct Outcome {
     pub packet_count: u64,
     /// The number of queue pairs.
     pub queue_pair_count: u64,
-    /// The number of queue pairs that failed with a cause.
+    /// The number of queue pairs that failed because of an injected fault or an action of the scenario.
     pub failed_qp_count: u64,
-    /// The injected faults.
+    /// The numbers of injected faults.
     pub fault_counts: FaultCounts,
     /// The virtual time at the end of the run.
     pub end_time: Time,
-    /// A hash of all packets and their times. It depends on the seed only.
+    /// A hash of all packets and their times. The scenario determines the hash.
     pub digest: u64,
-    /// The first violation that an oracle found.
+    /// A description of the first violation, if any.
     pub violation: Option<String>,
-    /// The trace, if requested.
+    /// The lines of the trace; empty unless a trace was requested.
     pub trace: Vec<String>,
 }
 
-/// Runs a scenario, and records a trace if `trace` is set.
+/// Runs a scenario, and records a trace if `trace` is `true`.
 pub fn run(scenario: &Scenario, trace: bool) -> Outcome {
     let mut world = setup::world(scenario.clone(), trace);
     world.run();
@@ -157,7 +157,7 @@ pub(crate) struct Side {
     /// Whether the program has stopped.
     pub(crate) stopped: bool,
     pub(crate) destroyed: bool,
-    /// Whether the queue pair failed with a cause.
+    /// Whether the queue pair failed because of a fault or an action.
     pub(crate) failed: bool,
     /// The buffer sizes for the messages that the peer will send.
     pub(crate) rooms: Vec<u32>,

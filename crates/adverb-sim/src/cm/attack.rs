@@ -29,11 +29,11 @@ pub struct CmAttackReport {
     pub manager_message_count: u64,
     /// The number of events that the manager reported to its owner.
     pub event_count: u64,
-    /// The number of established connections.
+    /// The number of connections that were established.
     pub established_count: u64,
 }
 
-/// Attacks a connection manager with `messages` messages. The seed determines the attack.
+/// Attacks a connection manager with `message_count` messages. The seed determines the messages.
 ///
 /// ```
 /// let report = adverb_sim::attack_cm(7, 2000).unwrap();
@@ -42,16 +42,18 @@ pub struct CmAttackReport {
 ///
 /// # Errors
 ///
-/// Returns a description of the violation if the manager misbehaves.
+/// Returns a description of the violation if the manager sends an invalid reply, reports an invalid or late event,
+/// exceeds a limit of its tables, or keeps state after all connections have ended.
 pub fn attack_cm(seed: u64, message_count: u64) -> Result<CmAttackReport, String> {
     Attack::new(DecisionSource::Random(Random::new(seed ^ 0x636d_6174_7461_636b))).run(message_count)
 }
 
-/// Attacks a connection manager with decisions from `bytes`, for fuzzers.
+/// Attacks a connection manager with messages that `bytes` determine, for fuzzers.
 ///
 /// # Errors
 ///
-/// Returns a description of the violation if the manager misbehaves.
+/// Returns a description of the violation if the manager sends an invalid reply, reports an invalid or late event,
+/// exceeds a limit of its tables, or keeps state after all connections have ended.
 pub fn attack_cm_from_bytes(bytes: &[u8]) -> Result<CmAttackReport, String> {
     Attack::new(DecisionSource::Bytes(bytes)).run(u64::MAX)
 }

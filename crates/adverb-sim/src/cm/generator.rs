@@ -12,16 +12,17 @@ use adverb_wire::cm::{
 
 use crate::hostile::decisions::DecisionSource;
 
-/// The service ID of forged connection requests.
+/// The service ID of the connection requests that a [`CmMessageGenerator`] generates.
 pub const CM_ATTACK_TCP_SERVICE_ID: ServiceId = ServiceId::tcp_port(7471);
 
-/// The service ID of forged service ID resolution requests.
+/// The service ID of the SIDR requests (service ID resolution) that a [`CmMessageGenerator`] generates.
 pub const CM_ATTACK_UDP_SERVICE_ID: ServiceId = ServiceId::udp_port(7471);
 
 /// The number of the manager's messages that attackers record.
 const MAX_HEARD: usize = 64;
 
-/// A generator of connection manager messages. Its output depends only on the decisions and the manager's messages.
+/// A generator of hostile connection manager messages. The decisions and the recorded messages of the manager determine
+/// the generated messages.
 #[derive(Clone, Debug)]
 pub struct CmMessageGenerator {
     /// The manager's latest messages.
@@ -45,8 +46,10 @@ impl CmMessageGenerator {
         self.heard.push((ends, mad));
     }
 
-    /// Returns a plausible message, and the ends of the connection that it belongs to: one of `candidates`, which must
-    /// not be empty, or those of a message that the manager sent.
+    /// Returns a plausible message, and the ends of the connection that the message belongs to.
+    ///
+    /// The ends are an element of `candidates`, or those of a recorded message of the manager. `candidates` must not be
+    /// empty.
     pub fn next_message(&self, decisions: &mut DecisionSource<'_>, candidates: &[Ends]) -> (Ends, Mad) {
         let ends = decisions.pick(candidates);
         // What was said last is worth most.

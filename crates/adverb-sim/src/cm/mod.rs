@@ -38,27 +38,28 @@ use register::Register;
 /// The result of a run of connection managers.
 #[derive(Clone, Debug)]
 pub struct CmOutcome {
-    /// The seed.
+    /// The seed of the run.
     pub seed: u64,
-    /// The number of calls: requested connections and datagram queue pairs.
+    /// The number of connections and service ID resolutions that the applications requested.
     pub cm_request_count: u64,
     /// The number of connections that both sides established.
     pub established_count: u64,
-    /// The number of sent packets: messages and pings.
+    /// The number of sent packets, with connection manager messages and pings.
     pub packet_count: u64,
-    /// The injected faults.
+    /// The numbers of injected faults.
     pub fault_counts: FaultCounts,
     /// The virtual time at the end of the run.
     pub end_time: Time,
-    /// A hash of all packets and their times. It depends on the seed only.
+    /// A hash of all packets and their times. The seed determines the hash.
     pub digest: u64,
-    /// The first violation that a check found.
+    /// A description of the first violation, if any.
     pub violation: Option<String>,
-    /// The trace, if requested.
+    /// The lines of the trace; empty unless a trace was requested.
     pub trace: Vec<String>,
 }
 
-/// Runs the connection managers of a seed, and records a trace if `trace` is set.
+/// Runs connection managers over a fabric with faults, and records a trace if `trace` is `true`. The seed determines
+/// the run.
 pub fn run_cm(seed: u64, trace: bool) -> CmOutcome {
     let mut world = World::new(seed, trace);
     world.run();

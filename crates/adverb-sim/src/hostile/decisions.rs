@@ -2,17 +2,17 @@
 
 use crate::Random;
 
-/// A source of decisions.
+/// A source of the decisions of an attack.
 #[derive(Debug)]
 pub enum DecisionSource<'a> {
-    /// A generator, which never ends.
+    /// A pseudorandom number generator: an unlimited number of decisions.
     Random(Random),
-    /// Bytes, which end.
+    /// The bytes of a fuzzer. After the last byte, all decisions are 0.
     Bytes(&'a [u8]),
 }
 
 impl DecisionSource<'_> {
-    /// Whether there are more decisions.
+    /// Whether more decisions are available. Always `true` for a generator.
     pub fn has_more(&self) -> bool {
         !matches!(self, DecisionSource::Bytes([]))
     }
@@ -31,7 +31,7 @@ impl DecisionSource<'_> {
         }
     }
 
-    /// Returns a number of `count` bits.
+    /// Returns a number of `count` bits, 1 to 64.
     pub fn bits(&mut self, count: u32) -> u64 {
         match self {
             DecisionSource::Random(random) => random.u64() >> (64 - count),
@@ -39,12 +39,12 @@ impl DecisionSource<'_> {
         }
     }
 
-    /// Returns `true` once in `times` calls on average.
+    /// Returns `true` with a probability of 1 in `times`, which must not be 0.
     pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == times - 1
     }
 
-    /// Returns an element of `elements`.
+    /// Returns an element of `elements`, which must not be empty.
     pub fn pick<T: Copy>(&mut self, elements: &[T]) -> T {
         elements[self.below(elements.len() as u64) as usize]
     }

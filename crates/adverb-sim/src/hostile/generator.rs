@@ -10,17 +10,18 @@ use adverb_wire::{
 
 use super::decisions::DecisionSource;
 
-/// A forged packet, in the form in which it is delivered.
+/// A forged packet, as bytes or as a parsed header with its payload.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ForgedPacket {
     /// The bytes of the packet.
     Bytes(Vec<u8>),
-    /// The header and a separate payload.
+    /// The parsed header and the payload.
     Parts(Header, Vec<u8>),
 }
 
 impl ForgedPacket {
-    /// Returns the packet as bytes with a correct ICRC, or `None` if no packet can have these parts.
+    /// Returns the packet as bytes, or `None` if the header and payload don't form a valid packet. For
+    /// [`Parts`](ForgedPacket::Parts), the ICRC is correct.
     pub fn into_bytes(self, flow: &Flow) -> Option<Vec<u8>> {
         match self {
             ForgedPacket::Bytes(bytes) => Some(bytes),
@@ -69,7 +70,7 @@ pub struct AttackerState {
 }
 
 impl AttackerState {
-    /// Records a packet that the queue pair sent.
+    /// Records a packet that the target queue pair sent, so that later packets can respond to it.
     pub fn record_target_packet(&mut self, header: &Header) {
         let Operation::Rc(rc) = header.operation else { return };
         let (what, left) = match rc {
@@ -84,68 +85,69 @@ impl AttackerState {
         self.asked.push_back(Asked { psn: header.psn, left, begun: false, what });
     }
 
-    /// Restores the message in flight from `before`, because the queue pair didn't execute the last request of
-    /// [`PacketGenerator::next_packet`].
+    /// Restores the message in flight from `before`, an earlier copy of this state. Call this if the target queue pair
+    /// didn't execute the last request from [`PacketGenerator::next_packet`].
     pub fn restore_message(&mut self, before: &AttackerState) {
         self.message = before.message;
     }
 
-    /// Discards the message in flight, because the queue pair was reset.
+    /// Discards the message in flight. Call this after a reset of the target queue pair.
     pub fn discard_message(&mut self) {
         self.message = Message::None;
     }
 }
 
-/// A range of memory that a packet can refer to.
+/// A range of a memory region that forged packets refer to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryRange {
-    /// The first address.
+    /// The first address of the range.
     pub addr: u64,
-    /// The length in bytes, at least 1.
+    /// The length of the range in bytes, at least 1.
     pub length: u64,
-    /// The remote key.
+    /// The remote key of the memory region.
     pub rkey: u32,
 }
 
 /// An attacker's knowledge of its target queue pair.
 #[derive(Debug)]
 pub struct TargetInfo<'t> {
-    /// The queue pair's number.
+    /// The number of the target queue pair.
     pub qpn: Qpn,
-    /// The queue pair number to which the target sends.
+    /// The destination queue pair number of the target's packets.
     pub remote_qpn: Qpn,
-    /// The queue pair's transport.
+    /// The transport of the target.
     pub transport: Transport,
-    /// The maximum payload of a packet.
+    /// The maximum payload of a packet in bytes.
     pub mtu: u32,
-    /// The Q_Key.
+    /// The Q_Key of the target.
     pub qkey: u32,
-    /// The PSN that the queue pair expects next.
+    /// The PSN of the next request that the target expects.
     pub expected_psn: Psn,
-    /// The PSN that the queue pair sends next.
+    /// The PSN of the next request that the target sends.
     pub next_psn: Psn,
-    /// Memory that the queue pair can access.
+    /// A range of memory for forged requests; `None` for random addresses and keys.
     pub memory: Option<MemoryRange>,
-    /// The source and destination of the packet.
+    /// The source and destination addresses of the forged packets.
     pub flow: Flow,
     /// The state of the attack on the queue pair.
     pub attacker_state: &'t mut AttackerState,
 }
 
-/// A generator of packets for one queue pair. Its output depends only on the decisions, the earlier packets and the
-/// target.
+/// A generator of hostile packets for one queue pair. The decisions, the history and the target determine the generated
+/// packets.
 #[derive(Debug)]
 pub struct PacketGenerator<'c, 'b, 't> {
-    /// The source of decisions.
+    /// The source of the generator's decisions.
     pub decisions: &'c mut DecisionSource<'b>,
-    /// Earlier packets, which are replayed.
+    /// Earlier packets, from which the generator selects packets to replay or mutate.
     pub history: &'c VecDeque<Vec<u8>>,
-    /// The queue pair.
+    /// The attacker's knowledge of the target queue pair.
     pub target_info: TargetInfo<'t>,
 }
 
 impl PacketGenerator<'_, '_, '_> {
-    /// Returns a packet: usually a plausible one, otherwise an arbitrary one, a replay, a mutation or noise.
+    /// Returns a packet: usually a plausible one, otherwise an arbitrary packet, an earlier packet, a mutation of an
+    /// earlier packet, or random bytes.
     pub fn next_packet(&mut self) -> ForgedPacket {
         match self.decisions.below(33) {
             0..17 => self.plausible_request(),

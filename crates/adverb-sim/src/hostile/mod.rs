@@ -24,7 +24,7 @@ use generator::{AttackerState, ForgedPacket, MemoryRange, PacketGenerator, Targe
 use guard::{Act, Area, Guard, Warrant};
 pub use report::AttackReport;
 
-/// Attacks a device with `packets` packets. The seed determines the attack.
+/// Attacks a device with `packet_count` packets. The seed determines the packets.
 ///
 /// ```
 /// let report = adverb_sim::attack(7, 2000).unwrap();
@@ -33,16 +33,18 @@ pub use report::AttackReport;
 ///
 /// # Errors
 ///
-/// Returns a description of the violation if the device misbehaves.
+/// Returns a description of the violation if the device accesses memory without permission, completes a request twice
+/// or out of order, exceeds the limits of its queues, or leaks resources.
 pub fn attack(seed: u64, packet_count: u64) -> Result<AttackReport, String> {
     Attack::new(DecisionSource::Random(Random::new(seed ^ 0x686f_7374_696c_6500))).run(packet_count)
 }
 
-/// Attacks a device with decisions from `bytes`, for fuzzers.
+/// Attacks a device with packets that `bytes` determine, for fuzzers.
 ///
 /// # Errors
 ///
-/// Returns a description of the violation if the device misbehaves.
+/// Returns a description of the violation if the device accesses memory without permission, completes a request twice
+/// or out of order, exceeds the limits of its queues, or leaks resources.
 pub fn attack_from_bytes(bytes: &[u8]) -> Result<AttackReport, String> {
     Attack::new(DecisionSource::Bytes(bytes)).run(u64::MAX)
 }

@@ -8,26 +8,26 @@ use std::fmt;
 pub struct AttackReport {
     /// The number of attacks, each on its own device.
     pub attack_count: u64,
-    /// The number of packets sent to the devices.
+    /// The number of packets that the attackers sent to the devices.
     pub attacker_packet_count: u64,
-    /// The number of these that couldn't be parsed.
+    /// The number of the attackers' packets that couldn't be parsed.
     pub malformed_count: u64,
-    /// The number of these that reached a queue pair's checks.
+    /// The number of the attackers' packets that were delivered to a queue pair.
     pub delivered_count: u64,
-    /// The number of these that were dropped, by a queue pair or before.
+    /// The number of the attackers' packets that a device dropped, before or after delivery to a queue pair.
     pub dropped_count: u64,
-    /// The number of packets sent to the queue pair in each state: reset, init, ready to receive, ready to send, send
-    /// queue drained, send queue error, error.
+    /// The number of the attackers' packets by the state of the target queue pair: Reset, Init, RTR, RTS, SQD, SQE and
+    /// Error.
     pub packets_per_state: [u64; 7],
     /// The number of packets that the devices sent.
     pub device_packet_count: u64,
-    /// The number of NAKs among these.
+    /// The number of NAKs that the devices sent.
     pub nak_count: u64,
-    /// The number of permitted memory accesses.
+    /// The number of the devices' memory writes, atomics and flushes.
     pub memory_access_count: u64,
-    /// The number of completions.
+    /// The number of polled completions.
     pub completion_count: u64,
-    /// The number of keys that their owners invalidated.
+    /// The number of memory keys that local invalidate requests invalidated.
     pub invalidation_count: u64,
 }
 

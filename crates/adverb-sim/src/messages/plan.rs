@@ -8,7 +8,7 @@ use adverb_proto::types::{PathMtu, Transport};
 use crate::Random;
 use crate::fabric::Faults;
 
-/// Queue pairs of all transports that exchange messages over a fabric with faults.
+/// The plan of a run in which queue pairs of all transports exchange messages over a fabric with faults.
 #[derive(Clone, Debug)]
 pub struct MessagePlan {
     /// The seed of all randomness in the run.
@@ -17,36 +17,36 @@ pub struct MessagePlan {
     pub device_count: usize,
     /// Whether the devices have IPv6 addresses.
     pub has_ipv6: bool,
-    /// The queue pairs.
+    /// The plans of the queue pairs.
     pub endpoints: Vec<EndpointPlan>,
     /// The faults of the fabric.
     pub faults: Faults,
-    /// The time at which the faults end.
+    /// The virtual time at which the faults end.
     pub faults_end_at: Time,
-    /// The latency of a packet.
+    /// The latency of the fabric.
     pub latency: Duration,
-    /// The code of the ACK timeout.
+    /// The exponent of the ACK timeout, which is 4.096 µs × 2^exponent.
     pub ack_timeout_exponent: u8,
 }
 
-/// A queue pair and its actions.
+/// The plan of one queue pair: its properties and its actions.
 #[derive(Clone, Debug)]
 pub struct EndpointPlan {
-    /// The device.
+    /// The index of the device.
     pub device: usize,
-    /// The transport.
+    /// The transport of the queue pair.
     pub transport: Transport,
-    /// The connected endpoint; `None` for datagrams.
+    /// The index of the connected endpoint; `None` for datagrams.
     pub peer: Option<usize>,
     /// Whether the queue pair uses the device's shared receive queue.
     pub has_srq: bool,
-    /// The path MTU of a connection.
+    /// The path MTU of the connection.
     pub mtu: PathMtu,
-    /// The steps, in order.
+    /// The steps of the queue pair, in order.
     pub steps: Vec<MessageStep>,
-    /// The number of receives to keep posted, without a shared receive queue.
+    /// The number of receives that the queue pair keeps posted. Unused with a shared receive queue.
     pub recv_depth: usize,
-    /// The delay before another receive is posted.
+    /// The delay between the completion of a receive and the posting of another one.
     pub recv_delay: Duration,
 }
 
@@ -55,7 +55,7 @@ pub struct EndpointPlan {
 pub struct MessageStep {
     /// The pause after the action.
     pub pause: Duration,
-    /// The action.
+    /// The action of the step.
     pub action: MessageAction,
     /// The seed of all randomness in this step.
     pub seed: u64,
@@ -66,33 +66,33 @@ pub struct MessageStep {
 /// The action of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MessageAction {
-    /// A SEND to the peer, or to a datagram endpoint.
+    /// A SEND to the peer, or a datagram to another endpoint.
     Send,
     /// A SEND with immediate data.
     SendWithImm,
-    /// A WRITE to memory reserved for this message.
+    /// A WRITE to memory that no other message uses.
     Write,
     /// A WRITE with immediate data.
     WriteWithImm,
     /// A datagram to the multicast group.
     Multicast,
-    /// A datagram with a wrong Q_Key.
+    /// A datagram with a wrong Q_Key, which the receiver must drop.
     SendWithWrongQkey,
     /// A datagram to a queue pair that doesn't exist.
     SendToUnknownQp,
-    /// A binding of the endpoint's memory window.
+    /// A bind request for the endpoint's memory window.
     Bind,
-    /// An invalidation of the endpoint's memory window.
+    /// A local invalidate request for the endpoint's memory window.
     Invalidate,
-    /// A SEND that invalidates the peer's window.
+    /// A SEND with invalidate of the peer's memory window.
     SendInvalidate,
-    /// A WRITE through the peer's window.
+    /// A WRITE through the peer's memory window.
     WriteThroughWindow,
-    /// A WRITE that ends one byte beyond the peer's window.
+    /// A WRITE that ends one byte beyond the peer's memory window.
     WriteBeyondWindow,
-    /// A WRITE with the key of an earlier binding.
+    /// A WRITE with the key of an earlier bind of the peer's memory window.
     WriteWithStaleKey,
-    /// A WRITE through a window that is bound for another queue pair.
+    /// A WRITE through a memory window that is bound to another queue pair.
     WriteThroughForeignWindow,
     /// Arming of the limit event of the device's shared receive queue.
     ArmSrqLimit,
@@ -141,7 +141,7 @@ impl MessagePlan {
         }
     }
 
-    /// Returns the maximum number of requests.
+    /// Returns the maximum number of requests that the queue pairs post.
     pub fn max_request_count(&self) -> usize {
         self.endpoints.iter().map(|endpoint| endpoint.steps.len()).sum()
     }
