@@ -15,8 +15,8 @@
 //! for n in 0..4 {
 //!     writes.add(n, SendOperation::Write(table.at(n * 64)), SendFlags::SIGNALED, &[segment]);
 //! }
-//! // SAFETY: the region is of the queue pair's domain and outlives it, nothing writes to it meanwhile, and only this
-//! // function polls the queue, raw.
+//! // SAFETY: the region belongs to the queue pair's domain and outlives it, no code writes to it meanwhile, and only
+//! // this function polls the queue, with `poll_raw`.
 //! unsafe { queue_pair.post_raw_sends(&mut writes) }?;
 //! writes.clear();
 //! queue.poll_raw(&mut completions)?;
