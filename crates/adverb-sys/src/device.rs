@@ -186,9 +186,9 @@ shapes! {
         IBV_DEVICE_CURR_QP_STATE_MOD = 1 << 7,
         /// Shutdown of ports.
         IBV_DEVICE_SHUTDOWN_PORT = 1 << 8,
-        /// Initialization types.
+        /// Selection of the initialization type of a port.
         IBV_DEVICE_INIT_TYPE = 1 << 9,
-        /// Port active events.
+        /// Events when a port becomes active.
         IBV_DEVICE_PORT_ACTIVE_EVENT = 1 << 10,
         /// A system image GUID.
         IBV_DEVICE_SYS_IMAGE_GUID = 1 << 11,

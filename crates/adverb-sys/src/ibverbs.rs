@@ -119,7 +119,7 @@ symbols! {
         /// # Safety
         ///
         /// `mr` is alive, and no outstanding request uses the region. If `flags` changes the protection domain or the
-        /// memory, the new ones meet the requirements of [`ibv_reg_mr`](Self::ibv_reg_mr).
+        /// memory, the new protection domain or memory meets the requirements of [`ibv_reg_mr`](Self::ibv_reg_mr).
         fn ibv_rereg_mr(
             mr: *mut ibv_mr,
             flags: c_int,

@@ -225,7 +225,7 @@ pub unsafe fn ibv_advise_mr(
     }
 }
 
-/// Allocates a null memory region: reads of it return unspecified data, and writes are discarded. Returns NULL and sets
+/// Allocates a null memory region: reads return unspecified data, and writes are discarded. Returns NULL and sets
 /// errno on failure.
 ///
 /// # Safety

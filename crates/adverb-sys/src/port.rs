@@ -37,7 +37,7 @@ shapes! {
 
     // ibv_port_attr.link_layer
     pub const u8 {
-        /// The link layer of a port on an old kernel, which does not report it. The port is an InfiniBand port.
+        /// A link layer that an old kernel does not report, which is always InfiniBand.
         IBV_LINK_LAYER_UNSPECIFIED = 0,
         /// InfiniBand.
         IBV_LINK_LAYER_INFINIBAND = 1,

@@ -48,8 +48,8 @@ pub struct Header {
     pub psn: Psn,
     /// Whether the responder generates a solicited event when the message completes.
     pub solicited: bool,
-    /// The path migration state (MigReq): `true` unless automatic path migration is in progress. Some senders always
-    /// set `false`, so receivers should accept both.
+    /// Whether the path migration state is Migrated (the MigReq bit): `true` unless automatic path migration is in
+    /// progress. Some senders always set `false`, so receivers should accept both values.
     pub migrated: bool,
     /// The partition key (P_Key).
     pub pkey: u16,

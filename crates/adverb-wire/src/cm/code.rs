@@ -226,7 +226,7 @@ pub enum TransportService {
     ReliableConnection = 0,
     /// Unreliable connection (UC).
     UnreliableConnection = 1,
-    /// Reliable datagram (RD), which RoCE doesn't have.
+    /// Reliable datagram (RD), which RoCE doesn't support.
     ReliableDatagram = 2,
     /// The transport in [`Req::extended_transport`](super::Req::extended_transport): 1 is the extended reliable
     /// connection (XRC).

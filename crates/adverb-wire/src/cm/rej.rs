@@ -6,7 +6,7 @@ use super::layout::{At, Block, layout};
 use super::{AdditionalInfo, Bits, DATA_LEN, MessageKind, PrivateData, RejectReason};
 
 layout! {
-    /// A rejection: the sender refuses to connect, or aborts connecting (vol. 1, 12.6.7, table 108).
+    /// A rejection: the sender rejects the connection, or aborts its establishment (vol. 1, 12.6.7, table 108).
     pub struct Rej in DATA_LEN {
         /// The sender's communication ID, or 0 if the sender assigned none.
         pub local_comm_id: u32 = At<0>,

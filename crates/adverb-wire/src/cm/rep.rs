@@ -33,7 +33,7 @@ layout! {
         pub initiator_depth: u8 = At<25>,
         /// The maximum time that the sender takes to acknowledge a request.
         pub target_ack_delay: Timeout = At<26>,
-        /// Whether the sender accepts the REQ's alternate path.
+        /// The sender's response to the alternate path of the REQ.
         pub failover: Failover = At<26, 5>,
         /// Whether the sender's channel adapter supports end-to-end flow control.
         pub end_to_end_flow_control: bool = At<26, 7>,

@@ -22,7 +22,7 @@ layout! {
         pub ece: Ece = EceAt<5, 6, 7>,
         /// The ID of the service to connect to.
         pub service_id: ServiceId = At<8>,
-        /// The GUID of the sender's channel adapter. With the queue pair number, it identifies the connection.
+        /// The GUID of the sender's channel adapter. The GUID and the queue pair number identify the connection.
         pub ca_guid: u64 = At<16>,
         /// The Q_Key of the sender's queue pair; for reliable datagrams only.
         pub qkey: u32 = At<28>,
@@ -71,7 +71,7 @@ layout! {
         // Must stay behind the alternate path: this bit lies in its last byte.
         /// Whether the sender supports the suggest alternate path (SAP) protocol.
         pub sap_supported: bool = At<139, 5>,
-        /// The private data. For a service ID in the TCP or UDP port space, it starts with a [`CmaHeader`].
+        /// The private data, which starts with a [`CmaHeader`] if the service ID is in the TCP or UDP port space.
         pub private_data: PrivateData<92> = At<140>,
     }
 }

@@ -18,7 +18,7 @@ layout! {
         pub pkey: u16 = At<4>,
         /// The ID of the service to resolve.
         pub service_id: ServiceId = At<8>,
-        /// The private data. For a service ID in the TCP or UDP port space, it starts with a [`CmaHeader`].
+        /// The private data, which starts with a [`CmaHeader`] if the service ID is in the TCP or UDP port space.
         pub private_data: PrivateData<216> = At<16>,
     }
 }
