@@ -20,7 +20,7 @@ fn the_server_greets_whoever_asks() {
     let mut server = Server(server);
     let mut line = String::new();
     BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let address = line.trim().strip_prefix("listening at ").unwrap();
+    let address = line.trim().strip_prefix("listening on ").unwrap();
     for name in ["Ann", "Bob"] {
         let client = Command::new(PROGRAM).args([address, name]).output().unwrap();
         let errors = String::from_utf8_lossy(&client.stderr);
