@@ -56,7 +56,8 @@ pub(crate) fn is_soft_roce(attributes: &DeviceAttributes) -> bool {
 }
 
 impl Deviations {
-    /// Returns the known deviations of a device, by its vendor ID. Only Linux soft-RoCE has any.
+    /// Returns Adverb's list of known deviations for a device, selected by its vendor ID. The list is empty except for
+    /// Linux soft-RoCE.
     pub fn known(attributes: &DeviceAttributes) -> Deviations {
         if is_soft_roce(attributes) {
             include_str!("../deviations/rxe.txt").parse().expect("a test has read it")
@@ -65,12 +66,12 @@ impl Deviations {
         }
     }
 
-    /// Returns all deviations.
+    /// Returns an iterator over all deviations.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Deviation> {
         self.0.iter()
     }
 
-    /// Returns the deviation of a test, if it has one.
+    /// Returns the deviation of the test with this name, or `None` if the test isn't listed.
     pub fn find(&self, test: &str) -> Option<&Deviation> {
         self.0.iter().find(|deviation| deviation.test == test)
     }
@@ -124,7 +125,7 @@ impl FromStr for Deviations {
 /// The error of parsing a file of deviations.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ParseDeviationsError {
-    /// The number of the paragraph's first line, from 1.
+    /// The line number, from 1, of the first line of the invalid paragraph.
     pub line: usize,
     /// The cause of the error.
     pub reason: String,

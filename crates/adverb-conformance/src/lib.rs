@@ -1,11 +1,12 @@
 //! Conformance tests for RDMA devices.
 //!
 //! The suite uses Adverb's public API, and runs on any device. Two queue pairs of the device communicate over every
-//! transport, with every operation, and in every error case. A test is named after the rule that it checks. It asserts
-//! the InfiniBand specification, not the behavior of a particular device. Known deviations of a device are listed in a
-//! file of [`Deviations`].
+//! transport, with every operation, and in every error case. A test is named after the rule that it checks. The rules
+//! are those of the InfiniBand specification, not the behavior of a particular device. Known deviations of a device are
+//! listed in a file of [`Deviations`].
 //!
-//! A test is skipped only if the device's own attributes say that it lacks a feature ([`Need`]). The reason is printed.
+//! A test is skipped only if the device's own attributes say that it lacks a feature ([`Need`]). The report contains
+//! the reason.
 //!
 //! ```no_run
 //! use adverb_conformance::{Options, Suite};

@@ -8,7 +8,7 @@ use adverb::verbs::{Device, GidEntry, LinkLayer, PortState};
 use crate::fixture::Fixture;
 use crate::suite;
 
-/// A test of a rule.
+/// A test that checks one rule.
 pub struct Test {
     pub(crate) name: &'static str,
     pub(crate) group: &'static str,
@@ -17,7 +17,7 @@ pub struct Test {
 }
 
 impl Test {
-    /// Returns the rule that the test checks, in words joined by underscores.
+    /// Returns the test's name: the rule that it checks, in words joined by underscores.
     pub fn name(&self) -> &'static str {
         self.name
     }
@@ -54,7 +54,7 @@ macro_rules! tests {
 }
 pub(crate) use tests;
 
-/// A device feature that a test needs. The device's attributes and tables say whether it has the feature.
+/// A device feature that a test needs. The device's attributes and tables show whether the device has the feature.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Need {
@@ -87,7 +87,7 @@ pub enum Need {
 }
 
 impl Need {
-    /// Returns the reason if the device lacks the feature, and `None` if the device has it.
+    /// Returns a description of the missing feature if the device lacks it, or `None` if the device has the feature.
     ///
     /// # Errors
     ///
@@ -188,7 +188,7 @@ pub struct Suite {
 }
 
 impl Suite {
-    /// Returns a suite of all tests.
+    /// Creates a suite of all tests.
     pub fn all() -> Suite {
         Suite { tests: suite::GROUPS.iter().copied().flatten().collect() }
     }
@@ -207,7 +207,7 @@ impl Suite {
         self
     }
 
-    /// Returns the tests.
+    /// Returns an iterator over the tests of the suite.
     pub fn tests(&self) -> impl ExactSizeIterator<Item = &'static Test> {
         self.tests.iter().copied()
     }

@@ -12,14 +12,14 @@ use crate::{DeviceReport, SystemReport};
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Report {
-    /// The version of the report's format. Added fields don't change it.
+    /// The version of the report's format. Adding fields doesn't change the version.
     #[serde(rename = "format")]
     pub format_version: u32,
     /// The version of the suite and of Adverb.
     pub version: &'static str,
     /// The tested device.
     pub device: DeviceReport,
-    /// The device's machine.
+    /// The machine of the tested device, and its RDMA software.
     pub system: SystemReport,
     /// The test results, in the order of the run.
     pub tests: Vec<TestResult>,
@@ -29,7 +29,7 @@ pub struct Report {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct TestResult {
-    /// The rule that the test checks.
+    /// The test's name: the rule that it checks.
     pub name: &'static str,
     /// The group of the rule.
     pub group: &'static str,
@@ -38,7 +38,7 @@ pub struct TestResult {
     pub outcome: Outcome,
     /// Whether the outcome is expected: a pass, a skip, or exactly the listed deviation of the device.
     pub expected: bool,
-    /// The cause of the device's listed deviation.
+    /// The cause of the device's listed deviation, or `None` if no deviation is listed for this test.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deviation: Option<String>,
     /// The duration of the test in seconds.
@@ -96,7 +96,7 @@ impl Report {
         self.tests.iter().all(|test| test.expected)
     }
 
-    /// Returns the number of passed, failed and skipped tests. A listed deviation counts as passed.
+    /// Returns the numbers of passed, failed and skipped tests. A listed deviation counts as passed.
     pub fn counts(&self) -> (usize, usize, usize) {
         count(self.tests.iter())
     }

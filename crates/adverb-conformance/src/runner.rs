@@ -31,7 +31,8 @@ impl Default for Options {
 }
 
 impl Suite {
-    /// Runs the tests in order on the device with this name, each with its own objects. Calls `each` after every test.
+    /// Runs the tests in order on the device with this name, and calls `each` after every test. Each test creates its
+    /// own objects.
     ///
     /// # Errors
     ///

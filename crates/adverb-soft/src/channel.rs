@@ -38,7 +38,7 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// Returns an error if the file descriptor can't be read. This doesn't happen while it is open.
+    /// Returns an error if the file descriptor can't be read, which doesn't happen while it is open.
     pub fn take(&self) -> io::Result<bool> {
         match self.0.read() {
             Ok(_) => Ok(true),

@@ -30,7 +30,7 @@ pub struct CmEventChannel {
 pub enum CmEvent {
     /// An event of the connection manager.
     Event(Event),
-    /// The NIC has failed. The channel gets no further events.
+    /// The NIC has failed. The channel receives no further events.
     NicFailed,
 }
 
@@ -51,13 +51,13 @@ impl CmEventChannel {
         self.events.lock().pop_front()
     }
 
-    /// Makes the file descriptor readable without an event, until [`clear_wake`](CmEventChannel::clear_wake) has been
-    /// called as often.
+    /// Makes the file descriptor readable without an event, until [`clear_wake`](CmEventChannel::clear_wake) is called
+    /// once for each call of `wake`.
     pub fn wake(&self) {
         self.channel.announce();
     }
 
-    /// Undoes one [`wake`](CmEventChannel::wake).
+    /// Reverts one call of [`wake`](CmEventChannel::wake).
     pub fn clear_wake(&self) {
         _ = self.channel.take();
     }

@@ -72,9 +72,9 @@ impl std::error::Error for Error {}
 /// The error of posting several requests: posting stopped at a request that could not be posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BatchPostError {
-    /// The number of requests posted before it, which is also its index.
+    /// The number of requests that were posted. This is also the index of the request that could not be posted.
     pub posted_count: usize,
-    /// The request's error.
+    /// The error of the request that could not be posted.
     pub error: Error,
 }
 

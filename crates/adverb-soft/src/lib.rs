@@ -2,7 +2,7 @@
 //!
 //! - [`Nic`] is the NIC: the protocol engine of `adverb-proto` with memory, a link, event channels and a progress
 //!   thread.
-//! - [`memory`] accesses the application's registered bytes.
+//! - [`memory`] reads and writes the application's registered memory.
 //! - [`link`] sends and receives packets: implementations and wrappers of the trait [`Link`](link::Link).
 //!
 //! The crate supports Linux. On other systems it is empty.

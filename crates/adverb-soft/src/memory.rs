@@ -1,9 +1,10 @@
 //! Registered memory of this process.
 //!
 //! This is the only module that accesses the application's bytes. A peer or another thread may read or write them at
-//! any time, so the module never creates references to them: it copies bytes with `access`, and executes atomic
-//! operations with the CPU's atomic instructions on aligned words. The operations are therefore also atomic for threads
-//! that access the memory directly. `access` states the assumption about races between these accesses.
+//! any time, so the module never creates references to them: it copies bytes by CPU instructions that tolerate
+//! concurrent access, and executes atomic operations with the CPU's atomic instructions on aligned words. The
+//! operations are therefore also atomic for threads that access the memory directly. Races between these accesses are
+//! assumed to have the semantics of the CPU, because Rust doesn't define them.
 
 mod access;
 
@@ -49,7 +50,7 @@ struct Area {
 unsafe impl Send for Area {}
 
 impl RegisteredMemory {
-    /// Adds `length` bytes at `address`, and returns their backing.
+    /// Adds `length` bytes at `address` as a backing, and returns its number.
     ///
     /// # Safety
     ///
@@ -84,8 +85,8 @@ impl RegisteredMemory {
         unsafe { self.add(address, length) }
     }
 
-    /// Removes a backing: its bytes are no longer accessed. A later [`add`](RegisteredMemory::add) may reuse its
-    /// number, so no region may refer to it any more.
+    /// Removes a backing. Its bytes are no longer accessed. A later [`add`](RegisteredMemory::add) may reuse the
+    /// number, so no memory region may still refer to the backing.
     pub fn remove(&mut self, backing: Backing) {
         let Ok(index) = usize::try_from(backing.0) else { return };
         if self.areas.get_mut(index).and_then(Option::take).is_some() {
@@ -199,7 +200,7 @@ impl Memory for RegisteredMemory {
     }
 }
 
-/// Copies bytes out of memory that other threads or peers may access at the same time.
+/// Copies `out.len()` bytes from memory that other threads or peers may access at the same time.
 ///
 /// # Safety
 ///

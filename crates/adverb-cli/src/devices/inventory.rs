@@ -240,7 +240,7 @@ pub(super) mod samples {
 
     use super::*;
 
-    /// What a port of a RoCE card has: each address twice.
+    /// Returns the inventory of a RoCE NIC whose GID table has each address twice.
     pub(in super::super) fn roce() -> Inventory {
         let (ll, v6) = ("fe80::e42:a1ff:fe12:3456", "2001:db8::7");
         let gids = vec![
@@ -257,7 +257,7 @@ pub(super) mod samples {
         Inventory { version: VERSION, devices, software: Vec::new(), problem: None }
     }
 
-    /// Nothing.
+    /// Returns an inventory without devices.
     pub(in super::super) fn empty() -> Inventory {
         Inventory { version: VERSION, devices: Vec::new(), software: Vec::new(), problem: None }
     }

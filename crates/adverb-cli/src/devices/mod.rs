@@ -13,8 +13,8 @@ use anyhow::{Context, Result};
 /// The options of `adverb devices`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The exit status is 0 if there is a device, or if devices could be listed and
-there are none. If there are only software devices, the reason (for example,
+The exit status is 1 if there is no device and listing the devices failed.
+Otherwise it is 0. If there are only software devices, the reason (for example,
 rdma-core is not installed, or the kernel has no RDMA support) is printed to
 standard error, or as `problem` with --json.
 

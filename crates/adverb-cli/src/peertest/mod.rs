@@ -13,8 +13,8 @@ use anyhow::{Context, Result};
 #[command(after_help = "\
 Two processes, usually on two machines, each open a device. One listens; the
 other connects over TCP and chooses the test cases. The cases run between the
-devices: every transport and operation in both directions, with empty messages,
-single packets and many packets. Every received byte is compared.
+devices: every transport and operation in both directions, with zero-length
+messages, single packets and many packets. Every received byte is compared.
 
   adverb peertest --device mlx5_0 --listen 192.0.2.7:7472
   adverb peertest --device mlx5_1 --peer 192.0.2.7:7472
@@ -30,8 +30,8 @@ pub(crate) struct Args {
     address: Option<IpAddr>,
     #[command(flatten)]
     role: Role,
-    /// The path MTU of connections, and the maximum size of a datagram. The default is the smaller active MTU of both
-    /// devices.
+    /// The path MTU of connections, and the maximum size of a datagram. The default is the smaller of the two devices'
+    /// active MTUs.
     #[arg(long, value_name = "BYTES", value_parser = mtu, requires = "peer")]
     mtu: Option<PathMtu>,
     /// Allow lost messages on unreliable transports, for a network that loses packets. Messages that arrive must be

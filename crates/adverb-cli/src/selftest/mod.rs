@@ -68,7 +68,7 @@ enum Link {
     Mem,
     /// UDP sockets.
     Udp,
-    /// UDP sockets on another port than RoCE's 4791, as when another program uses it.
+    /// UDP sockets on a port other than RoCE's 4791, as if another program used 4791.
     UdpPort,
 }
 

@@ -79,7 +79,7 @@ named! {
         RcSend = "rc-send",
         /// SEND with immediate data over a reliable connection.
         RcSendWithImm = "rc-send-imm",
-        /// SEND that invalidates a window of type 2B, which is bound to the connection's queue pair.
+        /// SEND with invalidate of a memory window of type 2B, which is bound to the connection's queue pair.
         RcSendInvalidate = "rc-send-inv",
         /// WRITE over a reliable connection.
         RcWrite = "rc-write",
@@ -91,11 +91,11 @@ named! {
         RcCompareSwap = "rc-cas",
         /// Atomic fetch and add over a reliable connection.
         RcFetchAdd = "rc-faa",
-        /// SEND over an unreliable connection, every other one with immediate data.
+        /// SEND over an unreliable connection. Every second message has immediate data.
         UcSend = "uc-send",
-        /// WRITE over an unreliable connection, every other one with immediate data.
+        /// WRITE over an unreliable connection. Every second message has immediate data.
         UcWrite = "uc-write",
-        /// Datagrams, every other one with immediate data.
+        /// Unreliable datagrams. Every second datagram has immediate data.
         Ud = "ud",
     }
 }
@@ -103,7 +103,7 @@ named! {
 named! {
     /// The direction of an operation.
     Direction {
-        /// The end with the [`Session`](super::Session) is the requester.
+        /// The end that runs the [`Session`](super::Session) is the requester.
         Forward = "forward",
         /// The end that runs [`serve`](super::serve) is the requester.
         Reverse = "reverse",

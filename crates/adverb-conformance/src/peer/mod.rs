@@ -1,7 +1,7 @@
 //! Tests between two devices.
 //!
 //! Two processes, each with a device, coordinate over TCP. One process serves commands ([`serve`]); the other one
-//! chooses and runs the test cases ([`Session`]). Every received byte is compared with the sent one, and the bytes
+//! chooses and runs the test cases ([`Session`]). Every received byte is compared with the sent byte, and the bytes
 //! around the destination must not change.
 //!
 //! ```no_run
@@ -49,7 +49,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Returns a port with the device's default address.
+    /// Creates a port with the device's default address.
     pub fn new(device: Device) -> Port {
         Port { device, address: None }
     }
@@ -66,8 +66,8 @@ impl Port {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Settings {
-    /// The path MTU of connections, and the maximum size of a datagram. The default is the smaller active MTU of both
-    /// ports.
+    /// The path MTU of connections, and the maximum size of a datagram. The default is the smaller of the two ports'
+    /// active MTUs.
     pub mtu: Option<PathMtu>,
     /// Whether the network loses packets. If so, messages of unreliable transports may be missing, but messages that
     /// arrive must be complete.
@@ -107,7 +107,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns an error if the peer doesn't answer or has another version.
+    /// Returns an error if the peer doesn't answer or runs another version of the test protocol.
     pub fn new(port: Port, stream: TcpStream, settings: Settings) -> Result<Session> {
         let mut wire = Wire::new(stream)?;
         wire.send(&Command::Hello(message::VERSION))?;

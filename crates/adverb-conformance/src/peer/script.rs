@@ -45,7 +45,7 @@ impl Side {
 pub struct Counts {
     /// The number of messages or other operations that the requester posted.
     pub sent: u32,
-    /// The number of those that arrived completely at the peer.
+    /// The number of messages or other operations that arrived completely at the peer.
     pub arrived: u32,
     /// The number of bytes of the arrived messages.
     pub bytes: u64,

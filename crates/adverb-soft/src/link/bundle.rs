@@ -9,8 +9,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::{Link, RxPacket, TxPacket};
 
-/// Several links combined into one. It receives from all of them, and sends each packet over the link with the packet's
-/// source address. With a bundle, a device can have an IPv4 and an IPv6 address.
+/// A link that combines several links. It receives from all of them, and sends each packet over the link with the
+/// packet's source address. With a bundle, a device can have an IPv4 and an IPv6 address.
 ///
 /// ```no_run
 /// use adverb_soft::link::{Bundle, UdpConfig, UdpLink};

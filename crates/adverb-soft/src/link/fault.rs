@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::{Link, RxPacket, STRICT, TxPacket};
 
-/// The rates of a [`FaultLink`]'s faults, in packets per million. A packet has at most one fault.
+/// The configuration of a [`FaultLink`]. The rates are in packets per million. A packet has at most one fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FaultConfig {
     /// The seed of all random choices.
@@ -28,14 +28,15 @@ pub struct FaultConfig {
     pub min_delay: Duration,
     /// The maximum delay of delayed packets.
     pub max_delay: Duration,
-    /// Whether received packets must have a correct ICRC for a small IPv4 ID, as Adverb's packets have, even if the
-    /// link says that they needn't be checked. If this is false, one corrupted packet in 65,536 passes where the IPv4
-    /// ID is unknown, and all of them pass where the link is trusted.
+    /// Whether every received packet must have a correct ICRC for a small IPv4 ID, as Adverb's packets have, even if
+    /// the wrapped link requires a weaker check or none. If this is false, about one in 65,536 corrupted packets is
+    /// accepted when the IPv4 ID is unknown, and every corrupted packet is accepted when the wrapped link requires no
+    /// check.
     pub strict_icrc: bool,
 }
 
 impl FaultConfig {
-    /// Returns a configuration without faults, with strict ICRC checks, and with delays from 0.1 ms to 2 ms.
+    /// Creates a configuration without faults, with strict ICRC checks, and with delays from 0.1 ms to 2 ms.
     pub const fn new(seed: u64) -> FaultConfig {
         FaultConfig {
             seed,
@@ -70,7 +71,8 @@ pub struct FaultCounts {
 }
 
 /// A link that injects faults into the packets that it sends: it drops, duplicates, corrupts, delays and ECN-marks
-/// them. Its choices follow from a seed. To inject faults in both directions, wrap the links of both ends.
+/// them. Its random choices are derived from [`FaultConfig::seed`]. To inject faults in both directions, wrap the links
+/// of both ends.
 ///
 /// ```
 /// use adverb_soft::link::{FaultConfig, FaultLink, Link, TxPacket, Switch, SwitchConfig};
@@ -104,7 +106,7 @@ pub struct FaultLink<L> {
 }
 
 impl<L: Link> FaultLink<L> {
-    /// Wraps `inner`, and injects faults into the packets sent over it.
+    /// Creates a link that sends and receives over `inner`, and injects faults into the sent packets.
     pub fn new(inner: L, config: FaultConfig) -> FaultLink<L> {
         let random = Random(config.seed);
         let counts = FaultCounts::default();

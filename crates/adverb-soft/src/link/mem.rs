@@ -46,11 +46,12 @@ pub struct Switch {
 /// The configuration of a [`Switch`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SwitchConfig {
-    /// The maximum number of packets queued for one device. Packets beyond it are lost.
+    /// The maximum number of packets queued for one device. Packets that exceed the limit are dropped.
     pub max_queued_packets: usize,
-    /// The maximum number of bytes queued for one device. Packets beyond it are lost.
+    /// The maximum number of bytes queued for one device. Packets that exceed the limit are dropped.
     pub max_queued_bytes: usize,
-    /// The ICRC check that receivers perform. The default is none; choose one if a wrapper may corrupt packets.
+    /// The ICRC check that receivers perform. The default is no check. Set a check if a wrapper link may corrupt
+    /// packets.
     pub icrc: IcrcCheck,
 }
 
@@ -67,7 +68,7 @@ impl Switch {
         Switch { shared: Arc::new(Shared { config, ports: RwLock::default(), groups: RwLock::default() }) }
     }
 
-    /// Attaches a device with this address. Dropping the link detaches it.
+    /// Attaches a device with this address, and returns its link. Dropping the link detaches the device.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
 //! Links: senders and receivers of packets.
 //!
 //! A [`Link`] sends and receives packets in batches, and knows nothing about queue pairs. [`UdpLink`] uses the kernel's
-//! UDP sockets, and [`MemLink`] a [`Switch`] in memory. Other links wrap links: [`Bundle`] combines several links into
-//! one, [`FaultLink`] injects faults, and [`PcapLink`] records packets in a [`Capture`].
+//! UDP sockets, and [`MemLink`] uses a [`Switch`] in memory. Other links wrap links: [`Bundle`] combines several links
+//! into one, [`FaultLink`] injects faults, and [`PcapLink`] records packets in a [`Capture`].
 
 mod bundle;
 mod fault;
@@ -60,7 +60,7 @@ pub struct RxPacket<'a> {
     pub hop_limit: Option<u8>,
     /// The IPv6 flow label, or 0.
     pub flow_label: u32,
-    /// The way to check the packet's ICRC.
+    /// The ICRC check that the receiver must perform.
     pub icrc: IcrcCheck,
     /// The payload of the UDP datagram, from the base transport header to the ICRC. The bytes are untrusted: any host
     /// may have sent them.
@@ -82,8 +82,8 @@ pub trait Link: Send {
     /// Sends packets in order without blocking, and returns the number of accepted packets. If some packets were not
     /// accepted, the caller may retry them after a receive or a short delay.
     ///
-    /// A packet that can't be sent is accepted, dropped and [counted](Link::unsendable_packets), whatever its
-    /// addresses, length and ECN bits are, and whatever error the operating system returns.
+    /// A packet that can't be sent is accepted, dropped and [counted](Link::unsendable_packets), regardless of its
+    /// addresses, length and ECN bits, and of the error that the operating system returns.
     ///
     /// # Errors
     ///
@@ -99,8 +99,8 @@ pub trait Link: Send {
     /// 1.
     ///
     /// The result is the number of packets received, including packets that the link dropped. More packets may be
-    /// waiting unless the result is 0. If the link holds packets that it has read from the operating system and not
-    /// passed on, its [`deadline`](Link::deadline) says so.
+    /// waiting unless the result is 0. If the link still holds packets that exceeded `max`,
+    /// [`deadline`](Link::deadline) returns the current time.
     ///
     /// # Errors
     ///
@@ -112,8 +112,9 @@ pub trait Link: Send {
     /// caller must then call `receive` regularly.
     fn readiness(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Sets whether a thread may sleep on the [`readiness`](Link::readiness) descriptor from now on. It is enabled at
-    /// first. While it is disabled, the descriptor needn't become readable, which saves up to a system call per packet.
+    /// Sets whether a thread may sleep on the [`readiness`](Link::readiness) descriptor from now on. Wake interest is
+    /// enabled at first. While it is disabled, the descriptor needn't become readable, which saves up to a system call
+    /// per packet.
     ///
     /// # Errors
     ///
@@ -124,7 +125,8 @@ pub trait Link: Send {
     }
 
     /// Returns the time by which the caller must call [`receive`](Link::receive) even if the descriptor isn't readable:
-    /// a wrapper may delay packets, and a link may hold packets beyond the last `max`.
+    /// a wrapper may delay packets, and a link may still hold packets that exceeded `max` in the last call. Returns
+    /// `None` if there is no such time.
     fn deadline(&self) -> Option<Instant> {
         None
     }
@@ -148,7 +150,7 @@ pub trait Link: Send {
     ///
     /// # Errors
     ///
-    /// Returns an error if the network or the operating system refuses.
+    /// Returns an error if the operating system can't join the group.
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
         _ = group;
         Ok(())

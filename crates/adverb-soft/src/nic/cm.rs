@@ -21,7 +21,7 @@ use crate::error::Error;
 /// The connection manager of a NIC: it connects queue pairs by address and port, with peers that implement InfiniBand's
 /// communication management protocol. See [`Nic::cm`].
 ///
-/// The calls have the meaning of those of [`Manager`]. Their results are delivered as events to a [`CmEventChannel`].
+/// Its methods correspond to the methods of [`Manager`]. The results are delivered as events to a [`CmEventChannel`].
 #[derive(Clone, Copy, Debug)]
 pub struct Cm<'a> {
     nic: &'a Nic,
@@ -58,7 +58,7 @@ impl Cm<'_> {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Cm`] if another listener has the service, or [`Error::NicFailed`] if the NIC has failed.
+    /// Returns [`Error::Cm`] if another listener uses the service, or [`Error::NicFailed`] if the NIC has failed.
     pub fn listen(&self, listen: Listen, channel: &Arc<CmEventChannel>) -> Result<ListenerId, Error> {
         self.call(|engine, _| {
             let id = engine.gsi.manager.listen(listen)?;
@@ -123,7 +123,7 @@ impl Cm<'_> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Manager::connect`], or [`Error::NicFailed`] if the NIC has failed.
+    /// Returns the same errors as [`Manager::connect`], or [`Error::NicFailed`] if the NIC has failed.
     pub fn connect(
         &self,
         mut connect: Connect<'_>,
@@ -142,7 +142,7 @@ impl Cm<'_> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Manager::ready`].
+    /// Returns the same errors as [`Manager::ready`].
     pub fn ready(&self, id: ConnectionId, offer: &Offer) -> Result<Ready, Error> {
         self.call(|engine, _| {
             let mut ready = engine.gsi.manager.ready(id, offer)?;
@@ -153,11 +153,11 @@ impl Cm<'_> {
         })
     }
 
-    /// Accepts a connection request, with a queue pair that is ready to receive.
+    /// Accepts a connection request, with a queue pair in the state RTR.
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Manager::accept`].
+    /// Returns the same errors as [`Manager::accept`].
     pub fn accept(
         &self,
         id: ConnectionId,
@@ -168,11 +168,11 @@ impl Cm<'_> {
         self.call(|engine, now| Ok(engine.gsi.manager.accept(now, id, offer, private_data, now + timeout)?))
     }
 
-    /// Establishes a connection that the peer has accepted, with a queue pair that is ready to send.
+    /// Establishes a connection that the peer has accepted, with a queue pair in the state RTS.
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Manager::establish`].
+    /// Returns the same errors as [`Manager::establish`].
     pub fn establish(&self, id: ConnectionId) -> Result<(), Error> {
         self.call(|engine, now| Ok(engine.gsi.manager.establish(now, id)?))
     }
@@ -181,18 +181,18 @@ impl Cm<'_> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Manager::reject`].
+    /// Returns the same errors as [`Manager::reject`].
     pub fn reject(&self, id: ConnectionId, private_data: &[u8]) -> Result<(), Error> {
         self.call(|engine, now| {
             Ok(engine.gsi.manager.reject(now, id, RejectReason::ConsumerReject, private_data)?)
         })
     }
 
-    /// Disconnects an established connection. It is disconnected after `timeout` even if the peer doesn't answer.
+    /// Disconnects an established connection. After `timeout`, the connection ends even if the peer doesn't answer.
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Manager::disconnect`].
+    /// Returns the same errors as [`Manager::disconnect`].
     pub fn disconnect(&self, id: ConnectionId, timeout: Duration) -> Result<(), Error> {
         self.call(|engine, now| Ok(engine.gsi.manager.disconnect(now, id, now + timeout)?))
     }
@@ -212,7 +212,7 @@ impl Cm<'_> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Manager::resolve`].
+    /// Returns the same errors as [`Manager::resolve`].
     pub fn resolve(
         &self,
         mut resolve: Resolve<'_>,
@@ -231,7 +231,7 @@ impl Cm<'_> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Manager::answer`].
+    /// Returns the same errors as [`Manager::answer`].
     pub fn answer_query(&self, id: QueryId, qpn: Qpn, qkey: u32, private_data: &[u8]) -> Result<(), Error> {
         self.call(|engine, now| Ok(engine.gsi.manager.answer(now, id, qpn, qkey, private_data)?))
     }
@@ -240,7 +240,7 @@ impl Cm<'_> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Manager::refuse_query`].
+    /// Returns the same errors as [`Manager::refuse_query`].
     pub fn refuse_query(&self, id: QueryId, private_data: &[u8]) -> Result<(), Error> {
         self.call(|engine, now| {
             Ok(engine.gsi.manager.refuse_query(now, id, SidrStatus::Rejected, private_data)?)
@@ -268,7 +268,7 @@ impl Cm<'_> {
         *self.nic.shared.engine.lock().gsi.manager.statistics()
     }
 
-    /// Returns the number of the connection manager's resources, to find leaks.
+    /// Returns the numbers of objects that the connection manager holds, to detect leaks.
     pub fn resource_counts(&self) -> ResourceCounts {
         self.nic.shared.engine.lock().gsi.manager.resource_counts()
     }

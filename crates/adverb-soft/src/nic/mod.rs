@@ -39,20 +39,20 @@ pub struct NicOptions {
 }
 
 impl NicOptions {
-    /// Returns options for a NIC without a link, with the addresses 127.0.0.1 and ::1. Its queue pairs can connect only
-    /// to each other.
+    /// Creates options for a NIC without a link, with the addresses 127.0.0.1 and ::1. The NIC's queue pairs can
+    /// connect only to each other.
     pub fn loopback() -> NicOptions {
         let addresses = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
         NicOptions { addresses, link: None, mtu: PathMtu::Mtu4096, loopback_via_link: false }
     }
 
-    /// Returns options for a NIC with these addresses that sends packets to other NICs over `link`. If the link
+    /// Creates options for a NIC with these addresses that sends packets to other NICs over `link`. If the link
     /// receives on a UDP port other than 4791, the address encodes it ([`Gid::udp_addr`]).
     pub fn new(addresses: impl IntoIterator<Item = IpAddr>, link: impl Link + 'static) -> NicOptions {
         NicOptions::boxed(addresses, Box::new(link))
     }
 
-    /// Returns the same options as [`new`](NicOptions::new) for a boxed link.
+    /// Creates the same options as [`new`](NicOptions::new) for a boxed link.
     pub fn boxed(addresses: impl IntoIterator<Item = IpAddr>, link: Box<dyn Link>) -> NicOptions {
         NicOptions {
             addresses: addresses.into_iter().collect(),
@@ -88,7 +88,7 @@ impl fmt::Debug for NicOptions {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum NicEvent {
-    /// An asynchronous event of a queue.
+    /// An asynchronous event of a queue pair, completion queue or shared receive queue.
     Queue(QueueEvent),
     /// The NIC has failed: all outstanding requests have completed with an error.
     Failed,
@@ -96,9 +96,9 @@ pub enum NicEvent {
 
 /// A software RDMA NIC.
 ///
-/// A thread that posts requests or polls completions drives the link and the protocol itself, on its own core. While no
-/// caller does, the NIC's progress thread does: it sleeps until a packet arrives or a timer expires. So peers are
-/// served while the application is idle, and an idle NIC uses no CPU time.
+/// A thread that posts requests or polls completions drives the link and the protocol itself, on its own core. At other
+/// times the NIC's progress thread drives them, and sleeps until a packet arrives or a timer expires. The NIC therefore
+/// serves its peers while the application is idle, and an idle NIC uses no CPU time.
 ///
 /// If the protocol engine panics or the link fails, the NIC fails: all outstanding requests complete with an error, the
 /// NIC delivers [`NicEvent::Failed`], and further requests are rejected with [`Error::NicFailed`].
@@ -140,8 +140,8 @@ impl Nic {
     ///
     /// # Errors
     ///
-    /// Returns an error if the process can't have more threads or file descriptors, or if the operating system provides
-    /// no random numbers.
+    /// Returns an error if the process can't create more threads or file descriptors, or if the operating system
+    /// provides no random numbers.
     pub fn open(options: NicOptions) -> io::Result<Nic> {
         // A later failure could not be returned to the caller.
         getrandom::u32().map_err(io::Error::other)?;
@@ -163,7 +163,7 @@ impl Nic {
     }
 
     /// Whether this process opened the NIC. A forked child must not use its parent's NIC: the child has no progress
-    /// thread, and the NIC's lock may be held forever.
+    /// thread, and the NIC may stay locked forever.
     pub fn is_owned_by_this_process(&self) -> bool {
         self.owner == std::process::id()
     }
@@ -201,12 +201,13 @@ impl Nic {
         self.end(|engine| Ok(engine.device.destroy_domain(pd)?))
     }
 
-    /// Registers `length` bytes at `address`, and returns their key. Requests and peers use addresses from `iova` on.
+    /// Registers `length` bytes at `address`, and returns their key. In requests, the address of the first byte is
+    /// `iova`.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Register`] if the range is empty or wraps, the access rights are inconsistent or unsupported,
-    /// or the domain doesn't exist.
+    /// Returns [`Error::Register`] if the range is empty or wraps around the address space, the access rights are
+    /// inconsistent or unsupported, or the domain doesn't exist.
     ///
     /// # Safety
     ///
@@ -246,7 +247,7 @@ impl Nic {
         })
     }
 
-    /// Deregisters memory, also for requests in flight. Afterwards the NIC no longer accesses the bytes.
+    /// Deregisters memory. Afterwards the NIC no longer accesses the bytes, not even for requests in flight.
     ///
     /// # Errors
     ///
@@ -405,7 +406,7 @@ impl Nic {
     }
 
     /// Destroys a queue pair in any state, and returns whether it existed. Afterwards the NIC no longer accesses the
-    /// memory of its requests. Outstanding requests don't complete.
+    /// memory of the queue pair's requests. Outstanding requests don't complete.
     pub fn destroy_qp(&self, qpn: Qpn) -> bool {
         // Acknowledge the messages received before.
         self.acknowledge();
@@ -449,11 +450,12 @@ impl Nic {
         self.shared.engine.lock().path(local, remote, wanted_port)
     }
 
-    /// Posts send requests, each with its bytes if they are inline, and starts to send them.
+    /// Posts send requests and starts to transmit them. An inline request is passed with its bytes.
     ///
     /// # Errors
     ///
-    /// Returns [`BatchPostError`] at the first invalid request. The requests before it are posted.
+    /// Returns [`BatchPostError`] if a request can't be posted. The requests before it are posted, the requests after
+    /// it are not.
     #[inline]
     pub fn post_sends<'a, Handle: AddressVector>(
         &self,
@@ -473,7 +475,8 @@ impl Nic {
     ///
     /// # Errors
     ///
-    /// Returns [`BatchPostError`] at the first invalid request. The requests before it are posted.
+    /// Returns [`BatchPostError`] if a request can't be posted. The requests before it are posted, the requests after
+    /// it are not.
     #[inline]
     pub fn post_recvs<'a>(
         &self,
@@ -492,8 +495,8 @@ impl Nic {
         self.ask(|engine| Ok(engine.device.create_srq(config)?))
     }
 
-    /// Destroys a shared receive queue. Afterwards the NIC no longer accesses the memory of its requests. They don't
-    /// complete.
+    /// Destroys a shared receive queue. Afterwards the NIC no longer accesses the memory of the queue's requests.
+    /// Outstanding requests don't complete.
     ///
     /// # Errors
     ///
@@ -510,7 +513,8 @@ impl Nic {
     ///
     /// # Errors
     ///
-    /// Returns [`BatchPostError`] at the first invalid request. The requests before it are posted.
+    /// Returns [`BatchPostError`] if a request can't be posted. The requests before it are posted, the requests after
+    /// it are not.
     pub fn post_srq_recvs<'a>(
         &self,
         srq: Srq,
@@ -521,7 +525,8 @@ impl Nic {
         })
     }
 
-    /// Arms a shared receive queue: it delivers one event when fewer than `limit` requests are left. 0 disarms it.
+    /// Arms a shared receive queue: it delivers one event when fewer than `limit` requests are left. A limit of 0
+    /// disarms the queue.
     ///
     /// # Errors
     ///
@@ -564,15 +569,15 @@ impl Nic {
         })
     }
 
-    /// Takes the oldest asynchronous event. Returns `None` if there is none.
+    /// Takes the oldest asynchronous event, or returns `None` if no event is pending.
     pub fn next_event(&self) -> Option<NicEvent> {
         // An announced event is removed if its object is destroyed.
         _ = self.event_channel.take();
         self.shared.engine.lock().events.pop_front()
     }
 
-    /// Returns a file descriptor that is readable while [`next_event`](Nic::next_event) has an event, and sometimes
-    /// when it has none.
+    /// Returns a file descriptor that is readable while an event is pending for [`next_event`](Nic::next_event). The
+    /// descriptor may also be readable without an event.
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.event_channel.as_fd()
     }
@@ -582,7 +587,7 @@ impl Nic {
         self.shared.engine.lock().statistics()
     }
 
-    /// Returns the number of the NIC's resources, to find leaks.
+    /// Returns the numbers of objects that the NIC holds, to detect leaks.
     pub fn resource_counts(&self) -> ResourceCounts {
         self.shared.engine.lock().device.resource_counts()
     }

@@ -60,8 +60,8 @@ impl Interface {
         Ok(all.filter_map(|(address, entry)| describe(&entry, address).ok()).collect())
     }
 
-    /// Returns the largest path MTU (RDMA payload per packet) that fits the interface, or `None` if not even the
-    /// smallest one does.
+    /// Returns the largest path MTU (RDMA payload per packet) that fits the interface, or `None` if even the smallest
+    /// path MTU doesn't fit.
     pub fn path_mtu(&self) -> Option<PathMtu> {
         let outer = if self.address.is_ipv4() { 20 } else { 40 } + 8;
         (self.mtu as usize).checked_sub(outer + MAX_HEADER_LEN + ICRC_LEN).and_then(PathMtu::at_most)

@@ -42,21 +42,23 @@ pub struct UdpConfig {
     /// The local UDP port: 4791, the port of RoCEv2, or one of [`Gid::PORTS`], which is then also the source port. IPv6
     /// addresses other than ::1 support only 4791, because their GIDs can't encode another port.
     pub port: u16,
-    /// The number of source ports, from 0xC000 on. At least 1.
+    /// The number of source ports, at least 1. The first port is 0xC000.
     pub source_port_count: u16,
     /// The requested size of the kernel's receive buffer, in bytes. The kernel may grant less. Packets that arrive
     /// while the buffer is full are lost.
     pub receive_buffer_bytes: usize,
-    /// Whether the link accepts only IPv4 packets with small IP IDs, as Adverb sends them and other devices don't. The
-    /// ICRC then has a strength of 26 bits instead of 16. For IPv6 packets it always has 32.
+    /// Whether the link accepts only IPv4 packets with small IP IDs, which Adverb sends and other devices don't. The
+    /// ICRC of IPv4 packets then has an effective strength of 26 bits instead of 16. The ICRC of IPv6 packets always
+    /// has 32 bits.
     pub adverb_peers_only: bool,
-    /// Whether packets of equal length to one destination are sent as GSO batches where the kernel supports it, which
-    /// needs much less CPU time.
+    /// Whether packets of equal length to one destination are sent as GSO batches if the kernel supports GSO. GSO
+    /// batches need much less CPU time.
     pub gso: bool,
 }
 
 impl UdpConfig {
-    /// Returns the default configuration: port 4791, 16 source ports, a receive buffer of 8 MiB, any RoCEv2 peer, GSO.
+    /// Creates the default configuration for an address: port 4791, 16 source ports, a receive buffer of 8 MiB, packets
+    /// from any RoCEv2 peer, and GSO.
     pub const fn new(address: IpAddr) -> UdpConfig {
         UdpConfig {
             address,
@@ -87,10 +89,12 @@ pub struct UdpStatistics {
     pub too_long: u64,
 }
 
-/// RoCEv2 over UDP sockets, without privileges. Peers are RDMA NICs, Linux soft-RoCE, and Adverb.
+/// A link over UDP sockets, without privileges. Its peers can be RDMA NICs, Linux soft-RoCE devices and Adverb's
+/// software NICs.
 ///
-/// One socket receives on port 4791; the others send, each from its own source port. If port 4791 is taken, one socket
-/// does both on another port, which [`gid`](UdpLink::gid) encodes. Only Adverb's devices can reach such a link.
+/// One socket receives on port 4791; the others send, each from its own source port. If [`UdpConfig::port`] is another
+/// port, one socket sends and receives on that port, and [`gid`](UdpLink::gid) encodes the port. Only Adverb's devices
+/// can reach such a link.
 ///
 /// ```no_run
 /// use adverb_soft::link::{Link, TxPacket, UdpConfig, UdpLink};
@@ -143,7 +147,7 @@ impl UdpLink {
     /// - Returns `AddrNotAvailable` if the address doesn't belong to this machine.
     /// - Returns `InvalidInput` if the address isn't a unicast address, its GID can't encode the port, or the number of
     ///   source ports is 0.
-    /// - Returns `Unsupported` if the kernel sends other IP IDs than 0.
+    /// - Returns `Unsupported` if the kernel sends IP IDs other than 0.
     pub fn open(config: &UdpConfig) -> io::Result<UdpLink> {
         let address = config.address;
         if address.is_unspecified() || address.is_multicast() || config.source_port_count == 0 {
@@ -223,18 +227,19 @@ impl UdpLink {
     }
 
     /// Returns the size of the kernel's receive buffer in bytes, including the kernel's overhead: a packet takes about
-    /// twice its length. All packets in flight to this link should fit.
+    /// twice its length. All packets in flight to this link should fit in the buffer.
     pub const fn receive_buffer_bytes(&self) -> usize {
         self.receive_buffer_bytes
     }
 
-    /// Whether the self-test has seen packets leave with IP ID 0. If not, the kernel didn't show the packets that it
-    /// sent. Other Adverb devices accept the link's packets in any case; RDMA NICs and soft-RoCE may drop them.
+    /// Whether the self-test in [`open`](UdpLink::open) verified that the kernel sends IP ID 0. If this is false, the
+    /// kernel didn't return the sent packets to the self-test. Adverb's devices accept the link's packets in any case;
+    /// RDMA NICs and soft-RoCE may drop them.
     pub const fn is_ip_id_verified(&self) -> bool {
         self.is_ip_id_verified
     }
 
-    /// Whether the link sends GSO batches: they are configured, and the kernel has not refused one.
+    /// Whether the link sends GSO batches: [`UdpConfig::gso`] is set, and the kernel has not rejected a batch.
     pub const fn is_gso_enabled(&self) -> bool {
         self.segmentation
     }
