@@ -177,7 +177,7 @@ impl Loop {
             source,
             destination: (to.address, 4791).into(),
             icrc,
-            congested: false,
+            is_ecn_marked: false,
             route: Default::default(),
         };
         let mut any = false;
@@ -194,7 +194,7 @@ impl Loop {
                         }
                         _ => &[],
                     };
-                    to.device.handle_parts(now, &arrival, &transmit.header, payload, &mut to.memory);
+                    to.device.handle_split_packet(now, &arrival, &transmit.header, payload, &mut to.memory);
                 }
                 Link::Bytes => write_without_icrc(&transmit, &from.memory, &mut self.wire),
                 Link::Checked => transmit.write_to(&from.memory, 0, &mut self.wire).unwrap(),

@@ -18,7 +18,9 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use adverb_proto::Time;
-use adverb_proto::cm::{Bind, Config, Connect, Ends, Event, Listen, Manager, Offer, Resolve};
+use adverb_proto::cm::{
+    AddrPair, BindAddr, Config, ConnectParams, Event, ListenParams, LocalQp, Manager, ResolveParams,
+};
 use adverb_proto::types::{Qpn, Transport};
 use adverb_wire::cm::{GSI_QKEY, ServiceId};
 use adverb_wire::{Flow, Header, MAX_HEADER_LEN, Operation, Packet, Psn, ROCE_PORT, Ud};
@@ -39,24 +41,25 @@ fn main() -> Result<(), Box<dyn Error>> {
         [] => return Err("usage: connect LOCAL (listen | connect REMOTE | resolve REMOTE)".into()),
     };
     let deadline = station.now() + PATIENCE;
-    let (local, offer) = (station.local, Offer::new(QPN));
+    let (local, local_qp) = (station.local, LocalQp::new(QPN));
     let [connections, datagrams] = [ServiceId::tcp_port(PORTS[0]), ServiceId::udp_port(PORTS[1])];
     match words[1..] {
         ["listen"] => {
             let transport = Transport::Rc;
-            let listen = Listen { service: connections, bind: Bind::Address(local), transport, backlog: 1 };
+            let listen =
+                ListenParams { service: connections, bind: BindAddr::Address(local), transport, backlog: 1 };
             station.manager.listen(listen)?;
         }
         ["connect", remote] => {
-            let ends = Ends { local, remote: remote.parse()? };
-            let mut connect = Connect::new(ends, connections, offer, deadline);
+            let addrs = AddrPair { local, remote: remote.parse()? };
+            let mut connect = ConnectParams::new(addrs, connections, local_qp, deadline);
             connect.source_port = 40_000;
             station.manager.connect(station.now(), &connect, &mut random)?;
         }
         ["resolve", remote] => {
-            let ends = Ends { local, remote: remote.parse()? };
+            let addrs = AddrPair { local, remote: remote.parse()? };
             let resolve =
-                Resolve { ends, service: datagrams, source_port: 40_000, private_data: &[], deadline };
+                ResolveParams { addrs, service: datagrams, source_port: 40_000, private_data: &[], deadline };
             station.manager.resolve(station.now(), &resolve, &mut random)?;
         }
         _ => return Err("listen, connect REMOTE, or resolve REMOTE".into()),
@@ -119,8 +122,8 @@ impl Station {
             if let Ok(mad) = adverb_wire::cm::Mad::parse(packet.payload()) {
                 println!("< {}", mad.message);
             }
-            let ends = Ends { local: self.local, remote: source.ip() };
-            self.manager.handle(self.now(), ends, packet.payload(), &mut random);
+            let addrs = AddrPair { local: self.local, remote: source.ip() };
+            self.manager.handle(self.now(), addrs, packet.payload(), &mut random);
         }
         Ok(false)
     }
@@ -128,7 +131,7 @@ impl Station {
     fn send(&mut self) -> Result<(), Box<dyn Error>> {
         while let Some(datagram) = self.manager.poll_transmit() {
             println!("> {}", datagram.mad.message);
-            let to = SocketAddr::new(datagram.ends.remote, ROCE_PORT);
+            let to = SocketAddr::new(datagram.addrs.remote, ROCE_PORT);
             let operation = Operation::Ud(Ud { qkey: GSI_QKEY, source_qp: Qpn::GSI, immediate: None });
             let header = Header::new(Qpn::GSI, Psn::wrapping(self.psn), operation);
             self.psn += 1;
@@ -145,10 +148,10 @@ impl Station {
         match event {
             Event::Request(request) => {
                 println!("{:?} wants to connect queue pair {}", request.source, request.remote_qpn);
-                self.manager.accept(now, request.id, &Offer::new(QPN), b"welcome", deadline)?;
+                self.manager.accept(now, request.id, &LocalQp::new(QPN), b"welcome", deadline)?;
             }
             Event::Accepted(acceptance) => {
-                let ready = self.manager.ready(acceptance.id, &Offer::new(QPN))?;
+                let ready = self.manager.qp_attributes(acceptance.id, &LocalQp::new(QPN))?;
                 println!("{ready:?}");
                 self.manager.establish(now, acceptance.id)?;
             }

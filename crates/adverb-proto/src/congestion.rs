@@ -179,7 +179,7 @@ impl Pacer {
     /// Makes one step of recovery: fast recovery halves the distance to the target, then additive increase raises the
     /// target, then, after enough steps of both time and bytes, hyper increase raises it faster.
     fn increase(&mut self) {
-        if mutant!(NeverRecover) {
+        if mutant!(RateNeverRecovers) {
             return;
         }
         let Dcqcn { line_rate, additive_increase, hyper_increase, fast_recovery_steps, .. } = self.constants;
@@ -201,7 +201,7 @@ impl Pacer {
 
     /// Whether a packet must wait.
     pub(crate) fn must_wait(&mut self, now: Time) -> bool {
-        if mutant!(IgnorePace) {
+        if mutant!(RateNotEnforced) {
             return false;
         }
         self.pass_time(now);

@@ -95,7 +95,7 @@ use multicast::Groups;
 /// // The fabric returns each packet to the device.
 /// let arrival = RxMeta {
 ///     source: (address, 0xc000).into(), destination: (address, 4791).into(), icrc: IcrcCheck::IpId(0),
-///     congested: false, route: Default::default(),
+///     is_ecn_marked: false, route: Default::default(),
 /// };
 /// let mut bytes = Vec::new();
 /// while let Some(transmit) = device.poll_transmit(now) {
@@ -180,7 +180,7 @@ impl<S: EventSink> Device<S> {
 
     /// Sets the MTU of the port, which limits the path MTU of connections and the length of datagrams. The default is
     /// 4096 bytes. Queue pairs that are already ready to receive keep theirs.
-    pub fn limit_mtu(&mut self, mtu: PathMtu) {
+    pub fn set_port_mtu(&mut self, mtu: PathMtu) {
         self.mtu = mtu;
     }
 
@@ -343,7 +343,7 @@ impl<S: EventSink> Device<S> {
     pub fn destroy_qp(&mut self, qpn: Qpn) -> bool {
         let Some(slot) = self.slot(qpn) else { return false };
         let Some(mut qp) = self.qps[slot as usize].take() else { return false };
-        if !mutant!(DestroyLeaks) {
+        if !mutant!(DestroyLeaksQpn) {
             self.numbers.remove(&qpn.get());
         }
         self.timers.clear(slot);
@@ -464,7 +464,7 @@ impl<S: EventSink> Device<S> {
 
     /// Handles a packet whose header and payload are separate: a packet of a device in the same process, whose payload
     /// is still in the sender's memory. The packet has no ICRC, and its payload was not copied.
-    pub fn handle_parts(
+    pub fn handle_split_packet(
         &mut self,
         now: Time,
         arrival: &RxMeta,
@@ -499,18 +499,18 @@ impl<S: EventSink> Device<S> {
             return self.drop_packet(now, qpn, psn, DropReason::UnknownQp);
         };
         if !qp.is_receiving() {
-            return self.drop_packet(now, qpn, psn, DropReason::State);
+            return self.drop_packet(now, qpn, psn, DropReason::WrongState);
         }
         if !qp.is_peer(arrival) {
-            return self.drop_packet(now, qpn, psn, DropReason::Address);
+            return self.drop_packet(now, qpn, psn, DropReason::WrongAddress);
         }
         if !qp.is_in_partition(header.pkey) {
-            return self.drop_packet(now, qpn, psn, DropReason::Partition);
+            return self.drop_packet(now, qpn, psn, DropReason::WrongPkey);
         }
         if let Some(packet) = packet
             && !qp.incoming().is_intact(arrival, packet)
         {
-            return self.drop_packet(now, qpn, psn, DropReason::Icrc);
+            return self.drop_packet(now, qpn, psn, DropReason::WrongIcrc);
         }
         self.deliver(now, slot, arrival, received, memory);
     }
@@ -539,13 +539,13 @@ impl<S: EventSink> Device<S> {
                 qp.handle_cnp(&mut context!(self, now));
                 return self.settle(now, slot);
             }
-            _ => return self.drop_packet(now, qpn, psn, DropReason::Transport),
+            _ => return self.drop_packet(now, qpn, psn, DropReason::WrongTransport),
         }
         self.stats.packets_received += 1;
         self.stats.bytes_received += u64::from(payload_len);
         tell(&mut self.sink, now, come);
         let cx = &mut context!(self, now);
-        if arrival.congested {
+        if arrival.is_ecn_marked {
             qp.handle_mark(cx);
         }
         match &header.operation {
@@ -703,9 +703,9 @@ impl<S: EventSink> Device<S> {
     fn drop_packet(&mut self, now: Time, qpn: Qpn, psn: Psn, reason: DropReason) {
         self.stats.packets_dropped += 1;
         match reason {
-            DropReason::Icrc => self.stats.icrc_errors += 1,
-            DropReason::UnknownQp | DropReason::State => self.stats.unknown_qp += 1,
-            DropReason::Address | DropReason::Partition => self.stats.wrong_address += 1,
+            DropReason::WrongIcrc => self.stats.icrc_errors += 1,
+            DropReason::UnknownQp | DropReason::WrongState => self.stats.unknown_qp_packets += 1,
+            DropReason::WrongAddress | DropReason::WrongPkey => self.stats.wrong_address_packets += 1,
             _ => {}
         }
         tell(&mut self.sink, now, || TraceEvent::Dropped { qpn, psn, reason });

@@ -23,7 +23,7 @@ pub enum TraceEvent {
         queue: Queue,
     },
     /// A receive request was posted to a shared queue.
-    PostedShared {
+    PostedToSrq {
         /// The queue.
         srq: Srq,
         /// The id of the request.
@@ -50,7 +50,7 @@ pub enum TraceEvent {
         /// The length of the payload, in bytes.
         payload_len: u32,
         /// Whether a packet with this sequence number was sent before.
-        retransmission: bool,
+        is_retransmission: bool,
     },
     /// A packet for a queue pair was received.
     PacketIn {
@@ -107,14 +107,14 @@ pub enum TraceEvent {
         cause: RetryCause,
     },
     /// A congestion notification was received.
-    Congested {
+    CnpReceived {
         /// The queue pair whose packets met congestion.
         qpn: Qpn,
         /// The new rate of the queue pair, in bits per second; `None` without congestion control.
         rate: Option<u64>,
     },
     /// A timer expired.
-    Timer {
+    TimerExpired {
         /// The queue pair.
         qpn: Qpn,
         /// The timer.
@@ -132,7 +132,7 @@ pub enum TraceEvent {
         status: Status,
     },
     /// A queue pair changed its state.
-    State {
+    StateChanged {
         /// The queue pair.
         qpn: Qpn,
         /// The old state.
@@ -158,15 +158,15 @@ pub enum DropReason {
     /// The destination queue pair does not exist.
     UnknownQp,
     /// The state of the queue pair does not allow receiving.
-    State,
+    WrongState,
     /// The packet belongs to another transport.
-    Transport,
+    WrongTransport,
     /// The addresses differ from the connection's, or a packet for a single queue pair was sent to a multicast address.
-    Address,
+    WrongAddress,
     /// The partition key does not match the queue pair's.
-    Partition,
+    WrongPkey,
     /// The ICRC is wrong.
-    Icrc,
+    WrongIcrc,
     /// The packet is ahead of the expected sequence number, and a NAK has been sent already.
     OutOfSequence,
     /// The packet duplicates a READ or atomic whose response is no longer kept.
@@ -185,9 +185,9 @@ pub enum DropReason {
     /// The message is longer than its receive buffer or the maximum, on an unreliable transport.
     TooLong,
     /// The request is invalid or violates access rights, on an unreliable connection.
-    Refused,
+    InvalidRequest,
     /// The queue key differs from the queue pair's.
-    QueueKey,
+    WrongQkey,
     /// No queue pair is attached to the multicast group.
     NoGroup,
 }
@@ -209,9 +209,9 @@ pub enum RetryCause {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TimerKind {
     /// The acknowledgement timeout.
-    Acknowledge,
+    AckTimeout,
     /// The pacing of packets by congestion control.
-    Pace,
+    Pacing,
     /// The RNR backoff.
     Rnr,
 }
@@ -284,11 +284,11 @@ impl fmt::Display for TraceEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             TraceEvent::Posted { qpn, wr_id, queue } => write!(f, "qp {qpn} post {queue:?} wr {wr_id:#x}"),
-            TraceEvent::PostedShared { srq: Srq(srq), wr_id } => write!(f, "srq {srq} post wr {wr_id:#x}"),
+            TraceEvent::PostedToSrq { srq: Srq(srq), wr_id } => write!(f, "srq {srq} post wr {wr_id:#x}"),
             TraceEvent::SrqLimit { srq: Srq(srq) } => write!(f, "srq {srq} below its limit"),
             TraceEvent::Doorbell { qpn } => write!(f, "qp {qpn} doorbell"),
-            TraceEvent::PacketOut { qpn, psn, opcode, payload_len, retransmission } => {
-                let kind = if *retransmission { ", retransmission" } else { "" };
+            TraceEvent::PacketOut { qpn, psn, opcode, payload_len, is_retransmission } => {
+                let kind = if *is_retransmission { ", is_retransmission" } else { "" };
                 write!(f, "qp {qpn} out {opcode} psn {psn}, {payload_len} bytes{kind}")
             }
             TraceEvent::PacketIn { qpn, psn, opcode, payload_len } => {
@@ -301,15 +301,15 @@ impl fmt::Display for TraceEvent {
             TraceEvent::Retransmit { qpn, psn, cause } => {
                 write!(f, "qp {qpn} retransmit from psn {psn}: {cause:?}")
             }
-            TraceEvent::Congested { qpn, rate } => match rate {
+            TraceEvent::CnpReceived { qpn, rate } => match rate {
                 Some(rate) => write!(f, "qp {qpn} congested, {} Mbit/s", rate / 1_000_000),
                 None => write!(f, "qp {qpn} congested"),
             },
-            TraceEvent::Timer { qpn, timer } => write!(f, "qp {qpn} timer {timer:?}"),
+            TraceEvent::TimerExpired { qpn, timer } => write!(f, "qp {qpn} timer {timer:?}"),
             TraceEvent::Completed { qpn, wr_id, queue, status } => {
                 write!(f, "qp {qpn} complete {queue:?} wr {wr_id:#x}: {status}")
             }
-            TraceEvent::State { qpn, from, to } => write!(f, "qp {qpn} {from} -> {to}"),
+            TraceEvent::StateChanged { qpn, from, to } => write!(f, "qp {qpn} {from} -> {to}"),
         }
     }
 }

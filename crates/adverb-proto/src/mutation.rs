@@ -1,13 +1,13 @@
-//! Mutations: deliberate bugs, selected one at a time, so that a simulation can show that its oracles find them.
+//! Mutations: deliberate bugs of the engine. A simulation selects one and must detect it.
 //!
-//! Only the feature `mutants` compiles them. Each mutation is a place in the engine with the condition `mutant!(Name)`,
-//! which is the constant `false` without the feature.
+//! Mutations exist only with the feature `mutants`. The engine's code tests for a mutation with `mutant!(Name)`, which
+//! is the constant `false` without the feature.
 
 /// Declares the mutations.
 #[cfg(feature = "mutants")]
 macro_rules! mutations {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// A mutation: a deliberate bug.
+        /// A deliberate bug of the engine, for testing a simulation's oracles.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum Mutation {
             $($(#[$doc])* $name,)*
@@ -24,7 +24,7 @@ macro_rules! mutations {
 mutations! {
     /// The responder accepts a packet ahead of the expected sequence number.
     SkipPsnCheck,
-    /// Sequence numbers are compared without regard to their wrap.
+    /// Sequence numbers are compared as integers, so comparisons are wrong after a wraparound.
     PsnWithoutWrap,
     /// A duplicate atomic is executed again.
     ReexecuteDuplicateAtomic,
@@ -38,51 +38,51 @@ mutations! {
     SkipDomainCheck,
     /// The access rights of a region aren't checked.
     SkipRightsCheck,
-    /// Only the first packet of a WRITE is checked.
+    /// The responder checks access rights only for the first packet of a WRITE.
     NoAccessRecheck,
     /// A SEND with invalidate leaves the key valid.
-    InvalidateNothing,
-    /// The key of an empty operation is checked.
-    CheckKeyOfNothing,
+    SkipInvalidate,
+    /// The responder checks the remote key of a zero-length operation, which needs no valid key.
+    CheckKeyOfZeroLength,
     /// The ICRC isn't checked.
     IgnoreIcrc,
     /// The retransmission timer is never started.
-    LoseRetransmitTimer,
+    NeverStartRetransmitTimer,
     /// A timer that expired while the queue pair was idle isn't restarted.
     TimerNotRearmed,
     /// Fences are ignored.
     IgnoreFence,
     /// The requester exceeds the peer's limit of outstanding READs and atomics.
     IgnoreReadLimit,
-    /// The message count in acknowledgements counts one message too many after a READ.
+    /// The message sequence number (MSN) in acknowledgements is one too high after a READ.
     WrongMsn,
-    /// Congestion notifications are counted, but don't cut the rate.
+    /// Congestion notification packets (CNPs) are counted, but don't cut the rate.
     IgnoreCnp,
-    /// Marked packets cause no notification.
-    NeverNotify,
-    /// Each marked packet causes a notification, however soon after another.
-    NotifyAlways,
+    /// The receiver sends no CNP for ECN-marked packets.
+    NeverSendCnp,
+    /// The receiver sends a CNP for each ECN-marked packet, without a minimum interval.
+    CnpForEveryMark,
     /// The rate never grows after a cut.
-    NeverRecover,
+    RateNeverRecovers,
     /// The rate is computed, but not enforced.
-    IgnorePace,
-    /// An acknowledgement carries the sequence number after the last executed one.
+    RateNotEnforced,
+    /// An acknowledgement carries the sequence number after that of the last executed packet.
     AckOneTooMany,
     /// A request completes twice.
     DoubleCompletion,
     /// An unsignaled request that fails produces no completion.
     SilentFailure,
     /// The error state doesn't flush the receive queue.
-    FlushForgetsReceives,
+    FlushSkipsReceives,
     /// The error state doesn't flush the last request of the send queue.
-    FlushForgetsLastSend,
-    /// The response to a duplicate READ starts with the first byte of the original.
-    ReplayFromStart,
+    FlushSkipsLastSend,
+    /// The response to a duplicate READ starts with the first byte of the original READ.
+    DuplicateReadFromStart,
     /// A retransmitted READ discards the responses received before.
-    ReadRetryForgetsProgress,
+    ReadRetryDiscardsProgress,
     /// A retransmission starts one packet too late.
-    GoBackTooShort,
-    /// An acknowledgement beyond an outstanding READ completes it.
+    RetransmitSkipsOnePacket,
+    /// An acknowledgement of a later request completes an outstanding READ without its data.
     IgnoreImpliedNak,
     /// An RNR NAK is treated as an acknowledgement.
     RnrNakIsAck,
@@ -90,25 +90,25 @@ mutations! {
     LastPacketMisplaced,
     /// A receive completes before the last packet's bytes are in its buffer.
     CompleteBeforeData,
-    /// A destroyed queue pair stays in the table of numbers.
-    DestroyLeaks,
+    /// A destroyed queue pair stays in the index of queue pair numbers.
+    DestroyLeaksQpn,
     /// A message counts as delivered when its first packet is acknowledged.
     FirstPacketCompletesMessage,
-    /// The second segment of a request is read from its first.
-    SegmentsConfused,
+    /// The bytes of a request's second segment are read from its first segment.
+    SecondSegmentReadFromFirst,
     /// A gap in a message of an unreliable connection is ignored.
     IgnoreUcGap,
     /// The queue key of a datagram isn't checked.
     SkipQueueKeyCheck,
     /// The global route header of a datagram is all zeros.
-    NoRouteHeader,
-    /// A shared receive queue never makes a limit event.
-    SrqLimitForgotten,
+    ZeroedRouteHeader,
+    /// A shared receive queue never generates its limit event.
+    SrqLimitEventMissing,
     /// A range may exceed its window by one byte.
     WindowBoundsOffByOne,
     /// The key of an earlier binding still gives access to a window.
     StaleWindowKey,
-    /// Any queue pair gives access to a window.
+    /// A window can be accessed through any queue pair, not only through the one that bound it.
     WindowForAnyQueuePair,
     /// An invalidated window still gives access.
     WindowOutlivesInvalidation,
@@ -117,24 +117,24 @@ mutations! {
     /// Losses of unreliable connections aren't counted.
     LossesUncounted,
     /// A multicast datagram reaches all members of the group but one.
-    GroupForgetsOne,
-    /// A shared receive completes with the id of another.
-    SrqRequestsConfused,
+    MulticastSkipsOneMember,
+    /// A request of a shared receive queue completes with the id of another request.
+    SrqWrongRequestId,
     /// Windows stay bound when their queue pair is destroyed or reset.
     WindowOutlivesQueuePair,
     /// A destroyed queue pair keeps the shared receive request that it was using.
     SrqRequestLost,
     /// The connection manager treats a duplicate REQ as a new one.
     CmDuplicateRequestIsNew,
-    /// The connection manager doesn't reply to a duplicate REP, so that a lost RTU stays lost.
+    /// The connection manager doesn't reply to a duplicate REP, so a lost RTU is never retransmitted.
     CmLostRtuStaysLost,
-    /// The connection manager makes a second established event for a duplicate RTU.
+    /// The connection manager reports an established connection again after a duplicate RTU.
     CmEstablishedTwice,
-    /// The connection manager replies with a REJ to a REJ of an unknown connection.
+    /// The connection manager sends a REJ in response to a REJ for an unknown connection.
     CmRejAnsweredByRej,
     /// The connection manager's REP carries the starting sequence number of the REQ.
     CmPsnOfTheWrongSide,
-    /// The connection manager reuses numbers without timewait.
+    /// The connection manager allows queue pair numbers to be reused without timewait.
     CmNoTimewait,
     /// The connection manager keeps a peer's communication ID after the connection has ended.
     CmRemoteIdLeaks,
@@ -150,7 +150,7 @@ mod selected {
         static SELECTED: Cell<Option<Mutation>> = const { Cell::new(None) };
     }
 
-    /// Selects the mutation of every engine in this thread, or none.
+    /// Selects the mutation that all engines in this thread apply; `None` selects none.
     pub fn select(mutation: Option<Mutation>) {
         SELECTED.set(mutation);
     }

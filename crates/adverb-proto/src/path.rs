@@ -35,7 +35,7 @@ impl Path {
     /// that hashes flows (Annex A17.9).
     pub fn new(local: IpAddr, remote: IpAddr, source_port: u16) -> Option<Path> {
         let (mut source, destination) = (Gid::from(local).udp_addr(), Gid::from(remote).udp_addr());
-        if !Gid::PORTS.contains(&source.port()) {
+        if !Gid::UDP_PORTS.contains(&source.port()) {
             source.set_port(source_port);
         }
         let flow = Flow::new(source, destination)?;
@@ -138,7 +138,7 @@ pub struct RxMeta {
     /// The check of the ICRC.
     pub icrc: IcrcCheck,
     /// Whether a congested switch marked the packet: both ECN bits of the IP header are 1.
-    pub congested: bool,
+    pub is_ecn_marked: bool,
     /// The other fields of the IP header, where the link knows them. The GRH of a received datagram contains them.
     pub route: Route,
 }

@@ -75,7 +75,7 @@ impl SharedQueue {
         if !self.queue.give_to(queue) {
             return Taken::Nothing;
         }
-        if self.len() < self.limit as usize && !mutant!(SrqLimitForgotten) {
+        if self.len() < self.limit as usize && !mutant!(SrqLimitEventMissing) {
             // Each arming makes one event (vol. 1, 10.2.9).
             self.limit = 0;
             return Taken::OneOfFew;

@@ -40,9 +40,9 @@ statistics! {
     /// Packets with a wrong ICRC.
     icrc_errors: "rcvd_icrc_err",
     /// Packets for a queue pair that does not exist or is not ready.
-    unknown_qp: "rcvd_unknown_qp_err",
+    unknown_qp_packets: "rcvd_unknown_qp_err",
     /// Packets whose addresses or partition are not the queue pair's.
-    wrong_address: "rcvd_address_err",
+    wrong_address_packets: "rcvd_address_err",
     /// Packets that the link could not send: no route, a forbidden destination, or a source address of another link.
     unsendable_packets: "sent_dropped_pkts",
     /// Request packets retransmitted.
@@ -52,7 +52,7 @@ statistics! {
     /// Sequence-error NAKs received.
     sequence_naks_received: "rcvd_seq_err",
     /// Sequence-error NAKs sent, for requests ahead of the expected sequence number.
-    out_of_sequence: "out_of_seq_request",
+    sequence_naks_sent: "out_of_seq_request",
     /// Receiver-not-ready NAKs received.
     rnr_naks_received: "rcvd_rnr_err",
     /// Receiver-not-ready NAKs sent.
@@ -65,7 +65,7 @@ statistics! {
     /// Requests received again after they had been executed.
     duplicate_requests: "duplicate_request",
     /// READs and atomics whose responses were sent again.
-    replays: "duplicate_replay",
+    retransmitted_responses: "duplicate_replay",
     /// NAKs sent that end a connection: invalid request, remote access error, remote operational error.
     fatal_naks_sent: "sent_fatal_nak",
     /// NAKs received that end a connection.

@@ -375,7 +375,7 @@ fn shared_queue_in_use_is_not_destroyed() {
     assert_eq!(end.device.destroy_srq(srq), Ok(()), "with requests in it");
     assert_eq!(end.device.destroy_srq(srq), Err(SrqError::UnknownSrq));
     assert_eq!(end.device.arm_srq(srq, 1), Err(SrqError::UnknownSrq));
-    assert_eq!(end.device.resource_counts().shared_queues, 0);
+    assert_eq!(end.device.resource_counts().shared_receive_queues, 0);
 }
 
 #[test]

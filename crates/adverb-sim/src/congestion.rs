@@ -256,7 +256,7 @@ impl Run {
             source,
             destination: SocketAddr::new(node.address, ROCE_PORT),
             icrc,
-            congested: packet.congested,
+            is_ecn_marked: packet.is_ecn_marked,
             route: Default::default(),
         };
         let parsed = Packet::parse(&packet.bytes).expect("nothing is damaged here");
@@ -308,7 +308,7 @@ impl Run {
                 identification: 0,
                 bytes,
                 ecn_capable,
-                congested: false,
+                is_ecn_marked: false,
             };
             let fate = self.fabric.send(self.now, packet);
             self.packets += 1;

@@ -143,7 +143,7 @@ pub(crate) struct InFlight {
     /// Whether the packet may be ECN-marked.
     pub(crate) ecn_capable: bool,
     /// Whether the packet is ECN-marked.
-    pub(crate) congested: bool,
+    pub(crate) is_ecn_marked: bool,
 }
 
 /// The fate of a sent packet.
@@ -229,7 +229,7 @@ impl Fabric {
             self.counts.lost += 1;
             return Fate::Lost;
         };
-        packet.congested = marked;
+        packet.is_ecn_marked = marked;
         self.counts.marked += u64::from(marked);
         let latest = self.latest.entry((packet.from, packet.to)).or_default();
         let mut at = (depart + self.latency + Duration::from_nanos(amount % 64)).max(*latest);

@@ -267,7 +267,7 @@ impl World {
             source: SocketAddr::new(source, packet.source_port),
             destination: SocketAddr::new(destination, ROCE_PORT),
             icrc: IcrcCheck::IpId(packet.identification),
-            congested: packet.congested,
+            is_ecn_marked: packet.is_ecn_marked,
             route: Default::default(),
         };
         match Packet::parse(&packet.bytes) {
@@ -304,7 +304,7 @@ impl World {
                 identification,
                 bytes,
                 ecn_capable,
-                congested: false,
+                is_ecn_marked: false,
             };
             let fate = self.fabric.send(self.now, packet);
             if let Some((connection, _)) = end

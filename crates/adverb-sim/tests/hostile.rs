@@ -50,9 +50,9 @@ fn attacks_notice_what_guards_memory() {
         Mutation::SkipDomainCheck,
         Mutation::SkipRightsCheck,
         Mutation::NoAccessRecheck,
-        Mutation::InvalidateNothing,
+        Mutation::SkipInvalidate,
         Mutation::DoubleCompletion,
-        Mutation::DestroyLeaks,
+        Mutation::DestroyLeaksQpn,
     ] {
         select(Some(mutation));
         let found = (0..200).find_map(|seed| attack(seed, PACKETS_PER_ATTACK).err().map(|what| (seed, what)));

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use adverb_proto::cm::{
-    Bind, CallError, Connect, ConnectionId, Ends, Event, Listen, ListenerId, Offer, Request, Resolve, State,
-    UDP_QKEY,
+    AddrPair, BindAddr, CallError, ConnectParams, ConnectionId, Event, ListenParams, ListenerId, LocalQp,
+    Request, ResolveParams, State, UDP_QKEY,
 };
 use adverb_proto::types::{
     Access, PathMtu, RecvRequest, Segment, SendFlags, SendOperation, SendRequest, Transport,
@@ -84,24 +84,24 @@ impl<'a> Side<'a> {
     }
 
     /// Brings the queue pair to ready-to-send.
-    fn make_ready(&self, id: ConnectionId, offer: &Offer) {
-        let ready = self.nic.cm().ready(id, offer).unwrap();
+    fn make_ready(&self, id: ConnectionId, local_qp: &LocalQp) {
+        let ready = self.nic.cm().qp_attributes(id, local_qp).unwrap();
         self.nic.modify_qp(self.qpn, &Transition::ReadyToReceive(ready.ready_to_receive)).unwrap();
         self.nic.modify_qp(self.qpn, &Transition::ReadyToSend(ready.ready_to_send)).unwrap();
     }
 
     fn ask(&self, remote: IpAddr, service: ServiceId) -> ConnectionId {
-        let ends = Ends { local: self.nic.addresses()[0], remote };
-        let mut connect = Connect::new(ends, service, Offer::new(self.qpn), Time::ZERO);
+        let addrs = AddrPair { local: self.nic.addresses()[0], remote };
+        let mut connect = ConnectParams::new(addrs, service, LocalQp::new(self.qpn), Time::ZERO);
         connect.private_data = b"hello";
         self.nic.cm().connect(connect, PATIENCE, &self.inbox).unwrap()
     }
 
     fn accept(&self, request: &Request) {
         self.nic.cm().subscribe(request.id, &self.inbox).unwrap();
-        let offer = Offer::new(self.qpn);
-        self.make_ready(request.id, &offer);
-        self.nic.cm().accept(request.id, &offer, b"welcome", PATIENCE).unwrap();
+        let local_qp = LocalQp::new(self.qpn);
+        self.make_ready(request.id, &local_qp);
+        self.nic.cm().accept(request.id, &local_qp, b"welcome", PATIENCE).unwrap();
     }
 }
 
@@ -135,8 +135,8 @@ fn listen(
     backlog: usize,
 ) -> (ListenerId, Arc<CmEventChannel>) {
     let inbox = Arc::new(CmEventChannel::new().unwrap());
-    let bind = Bind::Address(nic.addresses()[0]);
-    let id = nic.cm().listen(Listen { service, bind, transport, backlog }, &inbox).unwrap();
+    let bind = BindAddr::Address(nic.addresses()[0]);
+    let id = nic.cm().listen(ListenParams { service, bind, transport, backlog }, &inbox).unwrap();
     (id, inbox)
 }
 
@@ -160,7 +160,7 @@ fn exercise(client: &Nic, server: &Nic) {
         let Event::Accepted(acceptance) = next(&one.inbox) else { panic!("not accepted") };
         assert_eq!(acceptance.private_data[..7], *b"welcome");
         one.receive();
-        one.make_ready(id, &Offer::new(one.qpn));
+        one.make_ready(id, &LocalQp::new(one.qpn));
         client.cm().establish(id).unwrap();
         assert_eq!(next(&one.inbox), Event::Established(id));
         assert_eq!(next(&other.inbox), Event::Established(request.id));
@@ -292,7 +292,7 @@ fn who_forgets_a_connection_ends_it_and_hears_no_more_of_it() {
     let request = next_request(&requests);
     server.accept(&request);
     assert!(matches!(next(&client.inbox), Event::Accepted(_)));
-    client.make_ready(id, &Offer::new(client.qpn));
+    client.make_ready(id, &LocalQp::new(client.qpn));
     one.cm().establish(id).unwrap();
     assert_eq!(next(&client.inbox), Event::Established(id));
     assert_eq!(next(&server.inbox), Event::Established(request.id));
@@ -319,10 +319,15 @@ fn who_forgets_a_connection_ends_it_and_hears_no_more_of_it() {
 fn datagram_queue_pairs_are_found() {
     let [one, other] = over_memory();
     let (_, questions) = listen(&other, DATAGRAMS, Transport::Ud, 4);
-    let ends = Ends { local: one.addresses()[0], remote: other.addresses()[0] };
+    let addrs = AddrPair { local: one.addresses()[0], remote: other.addresses()[0] };
     let inbox = Arc::new(CmEventChannel::new().unwrap());
-    let resolve =
-        Resolve { ends, service: DATAGRAMS, source_port: 9, private_data: b"where?", deadline: Time::ZERO };
+    let resolve = ResolveParams {
+        addrs,
+        service: DATAGRAMS,
+        source_port: 9,
+        private_data: b"where?",
+        deadline: Time::ZERO,
+    };
     let id = one.cm().resolve(resolve, PATIENCE, &inbox).unwrap();
     let Event::Query(query) = next(&questions) else { panic!("no question") };
     assert_eq!(query.private_data[..6], *b"where?");

@@ -105,7 +105,7 @@ fn a_message_to_a_group_for_the_connection_manager_is_dropped_and_the_adapter_li
         }
         sent += 1;
         wait_for("the packet is dropped, or the adapter fails", || {
-            nic.has_failed() || nic.statistics().wrong_address == sent
+            nic.has_failed() || nic.statistics().wrong_address_packets == sent
         });
         assert!(!nic.has_failed(), "one datagram to {group} made the adapter fail");
     }

@@ -235,7 +235,7 @@ impl Device {
             (
                 entry.gid_type == GidType::RoceV1,
                 entry.gid.is_link_local(),
-                entry.gid.has_port(),
+                entry.gid.has_udp_port(),
                 entry.gid.ip().is_ipv6(),
                 entry.index,
             )

@@ -185,7 +185,7 @@ fn devices_at_the_only_loopback_address_of_ipv6_talk() {
     let (one, other) = (open(), open());
     assert_ne!(gid(&one), gid(&other));
     // The first may find the usual port taken by another program, and the second find it free.
-    assert!(gid(&one).has_port() || gid(&other).has_port());
+    assert!(gid(&one).has_udp_port() || gid(&other).has_udp_port());
     assert!([&one, &other].iter().all(|device| gid(device).udp_addr().ip() == Ipv6Addr::LOCALHOST));
     exchange(&one, &other);
     exchange(&other, &one);
@@ -236,7 +236,7 @@ const OTHER: &str = "ADVERB_TEST_OTHER_PROCESS";
 fn devices_at_one_address_in_two_processes_talk() {
     let address = address();
     let device = Device::open(&format!("soft:{address}")).unwrap();
-    assert!(!gid(&device).has_port());
+    assert!(!gid(&device).has_udp_port());
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "the_other_process", "--ignored", "--nocapture"])
         .env(OTHER, address.to_string())

@@ -158,7 +158,7 @@ fn gid(entry: &GidEntry) -> Gid {
         index: entry.index,
         gid: entry.gid.to_string(),
         ip: matches!(gid_type, GidType::RoceV1 | GidType::RoceV2).then(|| entry.gid.udp_addr().ip()),
-        udp_port: entry.gid.has_port().then(|| entry.gid.udp_addr().port()),
+        udp_port: entry.gid.has_udp_port().then(|| entry.gid.udp_addr().port()),
         gid_type,
         netdev: entry.netdev.clone(),
         link_local: entry.gid.is_link_local(),

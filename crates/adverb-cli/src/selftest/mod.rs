@@ -91,7 +91,7 @@ fn open_link(args: &Args) -> Result<Option<Device>> {
         Link::Udp => SoftDevice::new().loopback_via_link(),
         Link::UdpPort => {
             // A port that other programs hardly use.
-            let port = Gid::PORTS.start() + (std::process::id() % 256) as u16;
+            let port = Gid::UDP_PORTS.start() + (std::process::id() % 256) as u16;
             let at = |host: IpAddr| Gid::from(SocketAddr::new(host, port)).ip();
             let device = SoftDevice::at_addr(at(Ipv4Addr::LOCALHOST.into())).loopback_via_link();
             match UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)) {

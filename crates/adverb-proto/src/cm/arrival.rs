@@ -10,31 +10,31 @@ use super::connection::{Connection, State};
 use super::event::{Acceptance, Rejection, Request};
 use super::manager::{Manager, is_connectable};
 use super::parameters::has_ip_header;
-use super::{ConnectionId, Depths, Ends, Event, ListenerId};
+use super::{AddrPair, ConnectionId, Event, ListenerId, RdAtomicLimits};
 use crate::Time;
 use crate::mutation::mutant;
 use crate::types::{Gid, Psn, Qpn, Transport};
 
 impl Manager {
     /// Handles a datagram that queue pair 1 received with the Q_Key [`GSI_QKEY`](adverb_wire::cm::GSI_QKEY): `payload`
-    /// is its payload, and `ends` are its addresses. A payload that is not a CM message is counted as
+    /// is its payload, and `addrs` are its addresses. A payload that is not a CM message is counted as
     /// [malformed](super::Statistics::malformed) and dropped.
-    pub fn handle(&mut self, now: Time, ends: Ends, payload: &[u8], random: &mut impl FnMut() -> u32) {
-        let (Ok(Mad { transaction_id, message }), true) = (Mad::parse(payload), ends.is_one_family()) else {
+    pub fn handle(&mut self, now: Time, addrs: AddrPair, payload: &[u8], random: &mut impl FnMut() -> u32) {
+        let (Ok(Mad { transaction_id, message }), true) = (Mad::parse(payload), addrs.is_one_family()) else {
             self.out.statistics.malformed += 1;
             return;
         };
         self.out.statistics.received += 1;
         match &message {
-            Message::Req(req) => self.handle_req(now, ends, transaction_id, req, random),
-            Message::Mra(mra) => self.handle_mra(now, ends, mra),
-            Message::Rej(rej) => self.handle_rej(now, ends, rej),
-            Message::Rep(rep) => self.handle_rep(now, ends, transaction_id, rep),
-            Message::Rtu(rtu) => self.handle_rtu(ends, transaction_id, rtu),
-            Message::Dreq(dreq) => self.handle_dreq(now, ends, transaction_id, dreq),
-            Message::Drep(drep) => self.handle_drep(now, ends, drep),
-            Message::SidrReq(request) => self.handle_sidr_req(now, ends, transaction_id, request, random),
-            Message::SidrRep(response) => self.queries.handle_response(ends, response, &mut self.out),
+            Message::Req(req) => self.handle_req(now, addrs, transaction_id, req, random),
+            Message::Mra(mra) => self.handle_mra(now, addrs, mra),
+            Message::Rej(rej) => self.handle_rej(now, addrs, rej),
+            Message::Rep(rep) => self.handle_rep(now, addrs, transaction_id, rep),
+            Message::Rtu(rtu) => self.handle_rtu(addrs, transaction_id, rtu),
+            Message::Dreq(dreq) => self.handle_dreq(now, addrs, transaction_id, dreq),
+            Message::Drep(drep) => self.handle_drep(now, addrs, drep),
+            Message::SidrReq(request) => self.handle_sidr_req(now, addrs, transaction_id, request, random),
+            Message::SidrRep(response) => self.queries.handle_response(addrs, response, &mut self.out),
         }
     }
 
@@ -42,12 +42,12 @@ impl Manager {
     fn handle_req(
         &mut self,
         now: Time,
-        ends: Ends,
+        addrs: AddrPair,
         transaction_id: u64,
         req: &Req,
         random: &mut impl FnMut() -> u32,
     ) {
-        let address = ends.remote;
+        let address = addrs.remote;
         if let Some(id) = self.table.by_remote_id(address, req.ca_guid, req.local_comm_id)
             && !mutant!(CmDuplicateRequestIsNew)
         {
@@ -55,17 +55,17 @@ impl Manager {
             return self.answer_duplicate_req(now, id);
         }
         if let Some(stale) = self.table.by_remote_qp(address, req.ca_guid, req.qpn) {
-            self.refuse(ends, transaction_id, req, RejectReason::StaleConnection, AdditionalInfo::EMPTY);
+            self.refuse(addrs, transaction_id, req, RejectReason::StaleConnection, AdditionalInfo::EMPTY);
             return self.handle_stale(now, stale);
         }
         if let Some(id) = self.table.by_peer(address, req.service_id)
-            && self.table.get(id).is_some_and(|connection| connection.ends == ends)
+            && self.table.get(id).is_some_and(|connection| connection.addrs == addrs)
         {
-            return self.meet(ends, transaction_id, req, id);
+            return self.meet(addrs, transaction_id, req, id);
         }
-        let Some((listener, found)) = self.table.listener(req.service_id, ends.local) else {
+        let Some((listener, found)) = self.table.listener(req.service_id, addrs.local) else {
             return self.refuse(
-                ends,
+                addrs,
                 transaction_id,
                 req,
                 RejectReason::InvalidServiceId,
@@ -73,12 +73,12 @@ impl Manager {
             );
         };
         let is_full = found.waiting >= found.listen.backlog;
-        let transport = match examine(ends, req, found.listen.transport, &self.config) {
+        let transport = match examine(addrs, req, found.listen.transport, &self.config) {
             Ok(transport) => transport,
-            Err((reason, info)) => return self.refuse(ends, transaction_id, req, reason, info),
+            Err((reason, info)) => return self.refuse(addrs, transaction_id, req, reason, info),
         };
         if is_full
-            || !self.table.half_open().admits(ends.remote, self.config.max_half_open)
+            || !self.table.half_open().admits(addrs.remote, self.config.max_half_open)
             || self.table.len() >= self.config.max_connections
             || self.out.events.len() >= self.config.max_connections
         {
@@ -97,18 +97,18 @@ impl Manager {
             listener: Some(ListenerId(listener)),
             local_id,
             remote_id: None,
-            ends,
+            addrs,
             transaction_id,
             service: req.service_id,
             remote_guid: 0,
             remote_qpn: None,
-            offer: None,
+            local_qp: None,
             receive_psn,
             send_psn: receive_psn,
             transport,
             path_mtu: self.config.path_mtu,
             pkey: self.config.pkey,
-            remote_depths: Depths { max_dest_rd_atomic: 0, max_rd_atomic: 0 },
+            remote_depths: RdAtomicLimits { max_dest_rd_atomic: 0, max_rd_atomic: 0 },
             ack_timeout: req.primary_path.local_ack_timeout,
             retry_count: 0,
             rnr_retry: 0,
@@ -122,16 +122,16 @@ impl Manager {
         let request = Request {
             id: ConnectionId(local_id),
             listener: ListenerId(listener),
-            ends,
+            addrs,
             service: req.service_id,
-            source: ip.map(|(header, _)| ends.source(&header)),
+            source: ip.map(|(header, _)| addrs.source(&header)),
             transport,
             remote_qpn: req.qpn,
             path_mtu: connection.path_mtu,
-            depths: connection.remote_depths,
+            rd_atomic_limits: connection.remote_depths,
             retry_count: connection.retry_count,
             rnr_retry: connection.rnr_retry,
-            shared_receives: req.srq,
+            has_srq: req.srq,
             ece: req.ece,
             path: req.primary_path,
             private_data,
@@ -164,7 +164,7 @@ impl Manager {
             },
             _ => return,
         };
-        self.out.send(connection.ends, answer);
+        self.out.send(connection.addrs, answer);
     }
 
     /// Handles a message that names a queue pair of the peer's which already has a connection here. The peer has
@@ -197,24 +197,24 @@ impl Manager {
         }
         connection.last_probe = Some(now);
         self.out.statistics.probes += 1;
-        self.out.send(connection.ends, compose::dreq(&self.config, connection, Qpn::truncate(0)));
+        self.out.send(connection.addrs, compose::dreq(&self.config, connection, Qpn::truncate(0)));
     }
 
     /// Resolves a peer-to-peer collision, where both sides sent a REQ. The side with the greater GUID (then the greater
     /// queue pair number) stays active, and the other becomes passive (vol. 1, 12.10.4).
-    fn meet(&mut self, ends: Ends, transaction_id: u64, req: &Req, id: u32) {
+    fn meet(&mut self, addrs: AddrPair, transaction_id: u64, req: &Req, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
-        let Some(offer) = connection.offer else { return };
-        if (self.config.ca_guid, offer.qpn) > (req.ca_guid, req.qpn) {
+        let Some(local_qp) = connection.local_qp else { return };
+        if (self.config.ca_guid, local_qp.qpn) > (req.ca_guid, req.qpn) {
             return;
         }
-        match examine(ends, req, connection.transport, &self.config) {
+        match examine(addrs, req, connection.transport, &self.config) {
             Ok(_) if req.path_mtu == Ok(connection.path_mtu) => {}
             Ok(_) => {
                 let info = mtu_info(connection.path_mtu.code());
-                return self.refuse(ends, transaction_id, req, RejectReason::InvalidPathMtu, info);
+                return self.refuse(addrs, transaction_id, req, RejectReason::InvalidPathMtu, info);
             }
-            Err((reason, info)) => return self.refuse(ends, transaction_id, req, reason, info),
+            Err((reason, info)) => return self.refuse(addrs, transaction_id, req, reason, info),
         }
         let deadline = connection.deadline;
         if let Some(connection) = self.table.change(id, State::ReqReceived, deadline) {
@@ -227,9 +227,9 @@ impl Manager {
             let acceptance = Acceptance {
                 id: ConnectionId(id),
                 remote_qpn: req.qpn,
-                depths: connection.depths(&offer),
+                rd_atomic_limits: connection.rd_atomic_limits(&local_qp),
                 ece: req.ece,
-                shared_receives: req.srq,
+                has_srq: req.srq,
                 private_data,
             };
             self.out.events.push_back(Event::Accepted(Box::new(acceptance)));
@@ -239,30 +239,30 @@ impl Manager {
 
     fn refuse(
         &mut self,
-        ends: Ends,
+        addrs: AddrPair,
         transaction_id: u64,
         req: &Req,
         reason: RejectReason,
         info: AdditionalInfo,
     ) {
         let ids = (req.local_comm_id, 0);
-        self.out.send(ends, compose::rej_stray(transaction_id, ids, MessageKind::Req, reason, info));
+        self.out.send(addrs, compose::rej_stray(transaction_id, ids, MessageKind::Req, reason, info));
     }
 
     /// Handles a REP: the peer accepts (vol. 1, 12.9.7; `cm_rep_handler` and `cm_dup_rep_handler` in `cm.c`).
-    fn handle_rep(&mut self, now: Time, ends: Ends, transaction_id: u64, rep: &Rep) {
-        let Some(connection) = self.table.get(rep.remote_comm_id).filter(|found| found.ends == ends) else {
-            self.out.statistics.strays += 1;
+    fn handle_rep(&mut self, now: Time, addrs: AddrPair, transaction_id: u64, rep: &Rep) {
+        let Some(connection) = self.table.get(rep.remote_comm_id).filter(|found| found.addrs == addrs) else {
+            self.out.statistics.unmatched += 1;
             // Without the REJ, the peer would wait until its deadline for an RTU.
             let ids = (rep.local_comm_id, rep.remote_comm_id);
             let (reason, none) = (RejectReason::InvalidCommId, AdditionalInfo::EMPTY);
             return self
                 .out
-                .send(ends, compose::rej_stray(transaction_id, ids, MessageKind::Rep, reason, none));
+                .send(addrs, compose::rej_stray(transaction_id, ids, MessageKind::Rep, reason, none));
         };
         let id = connection.local_id;
         if connection.state == State::ReqSent {
-            return self.take_rep(now, ends, transaction_id, rep, id);
+            return self.take_rep(now, addrs, transaction_id, rep, id);
         }
         self.out.statistics.duplicates += 1;
         // A REP that was received before the connection is established gets no MRA: the peer would then retransmit the
@@ -278,20 +278,21 @@ impl Manager {
             }
             _ => return,
         };
-        self.out.send(ends, answer);
+        self.out.send(addrs, answer);
     }
 
-    fn take_rep(&mut self, now: Time, ends: Ends, transaction_id: u64, rep: &Rep, id: u32) {
+    fn take_rep(&mut self, now: Time, addrs: AddrPair, transaction_id: u64, rep: &Rep, id: u32) {
         if !is_connectable(rep.qpn) {
-            self.out.statistics.strays += 1;
+            self.out.statistics.unmatched += 1;
             return;
         }
-        let stale = self.table.by_remote_qp(ends.remote, rep.ca_guid, rep.qpn);
-        if stale.is_some() || self.table.by_remote_id(ends.remote, rep.ca_guid, rep.local_comm_id).is_some() {
-            self.out.statistics.strays += 1;
+        let stale = self.table.by_remote_qp(addrs.remote, rep.ca_guid, rep.qpn);
+        if stale.is_some() || self.table.by_remote_id(addrs.remote, rep.ca_guid, rep.local_comm_id).is_some()
+        {
+            self.out.statistics.unmatched += 1;
             let ids = (rep.local_comm_id, rep.remote_comm_id);
             let (reason, none) = (RejectReason::StaleConnection, AdditionalInfo::EMPTY);
-            self.out.send(ends, compose::rej_stray(transaction_id, ids, MessageKind::Rep, reason, none));
+            self.out.send(addrs, compose::rej_stray(transaction_id, ids, MessageKind::Rep, reason, none));
             if let Some(stale) = stale {
                 self.handle_stale(now, stale);
             }
@@ -299,21 +300,23 @@ impl Manager {
         }
         let deadline = self.table.get(id).and_then(|connection| connection.deadline);
         let Some(connection) = self.table.change(id, State::RepReceived, deadline) else { return };
-        let Some(offer) = connection.offer else { return };
+        let Some(local_qp) = connection.local_qp else { return };
         connection.remote_id = Some(rep.local_comm_id);
         connection.remote_guid = rep.ca_guid;
         connection.remote_qpn = Some(rep.qpn);
         connection.send_psn = rep.starting_psn;
         connection.rnr_retry = rep.rnr_retry_count.into();
-        connection.ack_timeout = offer.ack_timeout.max(rep.target_ack_delay);
-        connection.remote_depths =
-            Depths { max_dest_rd_atomic: rep.initiator_depth, max_rd_atomic: rep.responder_resources };
+        connection.ack_timeout = local_qp.ack_timeout.max(rep.target_ack_delay);
+        connection.remote_depths = RdAtomicLimits {
+            max_dest_rd_atomic: rep.initiator_depth,
+            max_rd_atomic: rep.responder_resources,
+        };
         let acceptance = Acceptance {
             id: ConnectionId(id),
             remote_qpn: rep.qpn,
-            depths: connection.depths(&offer),
+            rd_atomic_limits: connection.rd_atomic_limits(&local_qp),
             ece: rep.ece,
-            shared_receives: rep.srq,
+            has_srq: rep.srq,
             private_data: rep.private_data.as_bytes().to_vec(),
         };
         self.table.enter(id);
@@ -321,22 +324,22 @@ impl Manager {
     }
 
     /// Handles an RTU: the peer considers the connection established (`cm_rtu_handler` in `cm.c`).
-    fn handle_rtu(&mut self, ends: Ends, transaction_id: u64, rtu: &Rtu) {
+    fn handle_rtu(&mut self, addrs: AddrPair, transaction_id: u64, rtu: &Rtu) {
         let found = self.table.get(rtu.remote_comm_id);
-        let Some(connection) = found.filter(|found| found.is_with(ends, rtu.local_comm_id)) else {
-            self.out.statistics.strays += 1;
+        let Some(connection) = found.filter(|found| found.is_with(addrs, rtu.local_comm_id)) else {
+            self.out.statistics.unmatched += 1;
             // The REJ ends the peer's connection, which has no counterpart here.
             let ids = (rtu.local_comm_id, rtu.remote_comm_id);
             let (reason, none) = (RejectReason::InvalidCommId, AdditionalInfo::EMPTY);
             return self
                 .out
-                .send(ends, compose::rej_stray(transaction_id, ids, MessageKind::Other, reason, none));
+                .send(addrs, compose::rej_stray(transaction_id, ids, MessageKind::Other, reason, none));
         };
         match connection.state {
             State::RepSent => self.established(rtu.remote_comm_id),
             State::TimeWait => {
                 if let Some(farewell) = &connection.farewell {
-                    self.out.send(ends, **farewell);
+                    self.out.send(addrs, **farewell);
                 }
             }
             _ => {
@@ -349,10 +352,10 @@ impl Manager {
     }
 
     /// Handles an MRA: the peer needs more time (`cm_mra_handler` in `cm.c`). This side's deadline still applies.
-    fn handle_mra(&mut self, now: Time, ends: Ends, mra: &Mra) {
+    fn handle_mra(&mut self, now: Time, addrs: AddrPair, mra: &Mra) {
         let wait = mra.service_timeout.duration() + self.config.response_timeout.duration();
         let Some(connection) = self.table.get_mut(mra.remote_comm_id) else { return };
-        let is_expected = connection.ends == ends
+        let is_expected = connection.addrs == addrs
             && match mra.acknowledged {
                 MessageKind::Req => connection.state == State::ReqSent,
                 MessageKind::Rep => {
@@ -368,33 +371,33 @@ impl Manager {
 
     /// Handles a REJ: the peer rejects or aborts the connection (`cm_rej_handler` and `cm_acquire_rejected_id` in
     /// `cm.c`). A REJ is never answered.
-    fn handle_rej(&mut self, now: Time, ends: Ends, rej: &Rej) {
+    fn handle_rej(&mut self, now: Time, addrs: AddrPair, rej: &Rej) {
         let names_adapter = rej.remote_comm_id == 0 && rej.reason == RejectReason::Timeout;
         let id = if names_adapter {
             // A peer that gave up before it knew this side's ID names its adapter.
             let guid = rej.additional_info.as_bytes().first_chunk().map(|guid| u64::from_be_bytes(*guid));
-            guid.and_then(|guid| self.table.by_remote_id(ends.remote, guid, rej.local_comm_id))
+            guid.and_then(|guid| self.table.by_remote_id(addrs.remote, guid, rej.local_comm_id))
         } else {
             Some(rej.remote_comm_id)
         };
         let found = id.and_then(|id| self.table.get(id)).filter(|connection| {
             // Only a peer that has seen no REP lacks this side's ID.
             let lacks_id = matches!(connection.state, State::ReqReceived | State::RepSent);
-            connection.ends == ends && (lacks_id || !names_adapter)
+            connection.addrs == addrs && (lacks_id || !names_adapter)
         });
         let Some(connection) = found else {
-            self.out.statistics.strays += 1;
+            self.out.statistics.unmatched += 1;
             if mutant!(CmRejAnsweredByRej) {
                 let ids = (rej.local_comm_id, rej.remote_comm_id);
                 let (reason, none) = (RejectReason::InvalidCommId, AdditionalInfo::EMPTY);
-                self.out.send(ends, compose::rej_stray(0, ids, MessageKind::Other, reason, none));
+                self.out.send(addrs, compose::rej_stray(0, ids, MessageKind::Other, reason, none));
             }
             return;
         };
         let (id, state) = (connection.local_id, connection.state);
         // A peer that knows both IDs must name both; the REJ of a REQ needs only the one in the REQ.
         if connection.remote_id.is_some_and(|remote_id| rej.local_comm_id != remote_id) {
-            self.out.statistics.strays += 1;
+            self.out.statistics.unmatched += 1;
             return;
         }
         match state {
@@ -425,36 +428,36 @@ impl Manager {
 
     /// Handles a DREQ: the peer disconnects (vol. 1, 12.9.8; `cm_dreq_handler` in `cm.c`). Every DREQ gets a DREP at
     /// once, including duplicates.
-    fn handle_dreq(&mut self, now: Time, ends: Ends, transaction_id: u64, dreq: &Dreq) {
+    fn handle_dreq(&mut self, now: Time, addrs: AddrPair, transaction_id: u64, dreq: &Dreq) {
         let found = self.table.get(dreq.remote_comm_id);
-        let Some(connection) = found.filter(|found| found.is_with(ends, dreq.local_comm_id)) else {
-            self.out.statistics.strays += 1;
-            return self.out.send(ends, compose::drep(transaction_id, dreq));
+        let Some(connection) = found.filter(|found| found.is_with(addrs, dreq.local_comm_id)) else {
+            self.out.statistics.unmatched += 1;
+            return self.out.send(addrs, compose::drep(transaction_id, dreq));
         };
-        if connection.offer.map(|offer| offer.qpn) != Some(dreq.remote_qpn) {
-            self.out.statistics.strays += 1;
+        if connection.local_qp.map(|local_qp| local_qp.qpn) != Some(dreq.remote_qpn) {
+            self.out.statistics.unmatched += 1;
             return;
         }
         match connection.state {
             // The peer established the connection before it sent the DREQ, even if this side received no RTU.
             State::RepReceived | State::RepSent | State::Established | State::DreqSent => {
-                self.out.send(ends, compose::drep(transaction_id, dreq));
+                self.out.send(addrs, compose::drep(transaction_id, dreq));
                 self.out.events.push_back(Event::Disconnected(ConnectionId(dreq.remote_comm_id)));
                 self.end(now, dreq.remote_comm_id, None);
             }
             State::TimeWait => {
                 self.out.statistics.duplicates += 1;
-                self.out.send(ends, compose::drep(transaction_id, dreq));
+                self.out.send(addrs, compose::drep(transaction_id, dreq));
             }
-            State::ReqSent | State::ReqReceived => self.out.statistics.strays += 1,
+            State::ReqSent | State::ReqReceived => self.out.statistics.unmatched += 1,
         }
     }
 
     /// Handles a DREP: the peer confirms a disconnect (`cm_drep_handler` in `cm.c`), or answers a
     /// [probe](Manager::probe) because it has no such connection.
-    fn handle_drep(&mut self, now: Time, ends: Ends, drep: &Drep) {
+    fn handle_drep(&mut self, now: Time, addrs: AddrPair, drep: &Drep) {
         let found = self.table.get(drep.remote_comm_id);
-        let found = found.filter(|found| found.is_with(ends, drep.local_comm_id));
+        let found = found.filter(|found| found.is_with(addrs, drep.local_comm_id));
         let is_awaited = found.is_some_and(|connection| match connection.state {
             State::DreqSent => true,
             State::Established => connection.last_probe.is_some(),
@@ -464,7 +467,7 @@ impl Manager {
             self.out.events.push_back(Event::Disconnected(ConnectionId(drep.remote_comm_id)));
             self.end(now, drep.remote_comm_id, None);
         } else {
-            self.out.statistics.strays += 1;
+            self.out.statistics.unmatched += 1;
         }
     }
 }
@@ -480,7 +483,7 @@ fn learn_from_req(connection: &mut Connection, transaction_id: u64, req: &Req) {
         connection.path_mtu = mtu;
     }
     connection.remote_depths =
-        Depths { max_dest_rd_atomic: req.initiator_depth, max_rd_atomic: req.responder_resources };
+        RdAtomicLimits { max_dest_rd_atomic: req.initiator_depth, max_rd_atomic: req.responder_resources };
     connection.ack_timeout = req.primary_path.local_ack_timeout;
     connection.retry_count = req.retry_count.into();
     connection.rnr_retry = req.rnr_retry_count.into();
@@ -488,7 +491,7 @@ fn learn_from_req(connection: &mut Connection, transaction_id: u64, req: &Req) {
 
 /// Returns the transport of a valid REQ, or the reason to reject it.
 fn examine(
-    ends: Ends,
+    addrs: AddrPair,
     req: &Req,
     wanted: Transport,
     config: &super::Config,
@@ -506,11 +509,11 @@ fn examine(
     // partition gets the same reason, because Linux finds no GID table entry for such a path (`cm_init_av_by_path` in
     // `cm.c`).
     let path = &req.primary_path;
-    if Gid::from(ends.local).bytes() != path.remote_gid.octets()
-        || Gid::from(ends.remote).bytes() != path.local_gid.octets()
+    if Gid::from(addrs.local).bytes() != path.remote_gid.octets()
+        || Gid::from(addrs.remote).bytes() != path.local_gid.octets()
         || req.pkey != config.pkey
     {
-        return Err((RejectReason::InvalidPrimaryGid, compose::gid_info(ends.local)));
+        return Err((RejectReason::InvalidPrimaryGid, compose::gid_info(addrs.local)));
     }
     if req.path_mtu.map_or(true, |mtu| mtu > config.path_mtu) {
         return Err((RejectReason::InvalidPathMtu, mtu_info(config.path_mtu.code())));
@@ -520,7 +523,7 @@ fn examine(
     }
     if has_ip_header(req.service_id) {
         match req.cma_header() {
-            Ok((header, _)) if ends.are_named_by(&header) => {}
+            Ok((header, _)) if addrs.are_named_by(&header) => {}
             _ => return Err(plain(RejectReason::ConsumerReject)),
         }
     }

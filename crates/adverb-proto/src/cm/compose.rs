@@ -10,7 +10,7 @@ use adverb_wire::cm::{
 
 use super::connection::{Connection, State};
 use super::parameters::{bits, private_data};
-use super::{CallError, Config, Connect, Offer};
+use super::{CallError, Config, ConnectParams, LocalQp};
 use crate::mutation::mutant;
 use crate::types::{Gid, Qpn, Transport};
 
@@ -21,52 +21,56 @@ pub(super) fn transaction_id(config: &Config, local_id: u32) -> u64 {
 }
 
 /// Builds the REQ that opens a connection.
-pub(super) fn req(config: &Config, connection: &Connection, connect: &Connect<'_>) -> Result<Mad, CallError> {
-    let Connect { ends, offer, .. } = connect;
+pub(super) fn req(
+    config: &Config,
+    connection: &Connection,
+    connect: &ConnectParams<'_>,
+) -> Result<Mad, CallError> {
+    let ConnectParams { addrs, local_qp, .. } = connect;
     let req = Req {
         local_comm_id: connection.local_id,
-        ece: offer.ece,
+        ece: local_qp.ece,
         service_id: connect.service,
         ca_guid: config.ca_guid,
         qkey: 0,
-        qpn: offer.qpn,
-        responder_resources: offer.depths.max_dest_rd_atomic,
+        qpn: local_qp.qpn,
+        responder_resources: local_qp.rd_atomic_limits.max_dest_rd_atomic,
         local_eecn: Bits::ZERO,
-        initiator_depth: offer.depths.max_rd_atomic,
+        initiator_depth: local_qp.rd_atomic_limits.max_rd_atomic,
         remote_eecn: Bits::ZERO,
         remote_cm_response_timeout: config.response_timeout,
-        transport: match offer.transport {
+        transport: match local_qp.transport {
             Transport::Uc => TransportService::UnreliableConnection,
             _ => TransportService::ReliableConnection,
         },
         end_to_end_flow_control: false,
         starting_psn: connection.receive_psn,
         local_cm_response_timeout: config.response_timeout,
-        retry_count: bits(offer.retry_count, "retry_count")?,
+        retry_count: bits(local_qp.retry_count, "retry_count")?,
         pkey: config.pkey,
         path_mtu: Ok(connect.path_mtu),
         rdc_exists: false,
-        rnr_retry_count: bits(offer.rnr_retry, "rnr_retry")?,
+        rnr_retry_count: bits(local_qp.rnr_retry, "rnr_retry")?,
         max_cm_retries: bits(config.max_retries, "max_retries")?,
-        srq: offer.shared_receives,
+        srq: local_qp.has_srq,
         extended_transport: Bits::ZERO,
         primary_path: Path {
             // Not subnet-local, and permissive LIDs: `cm_format_req` in `cm.c` sends these values for RoCE.
             local_lid: 0xffff,
             remote_lid: 0xffff,
-            local_gid: Gid::from(ends.local).bytes().into(),
-            remote_gid: Gid::from(ends.remote).bytes().into(),
+            local_gid: Gid::from(addrs.local).bytes().into(),
+            remote_gid: Gid::from(addrs.remote).bytes().into(),
             flow_label: Bits::ZERO,
             packet_rate: Bits::truncate(RATE_10G),
             traffic_class: connect.traffic_class,
             hop_limit: HOP_LIMIT,
             sl: Bits::ZERO,
             subnet_local: false,
-            local_ack_timeout: offer.ack_timeout,
+            local_ack_timeout: local_qp.ack_timeout,
         },
         alternate_path: Path::NONE,
         sap_supported: false,
-        private_data: private_data(*ends, connect.service, connect.source_port, connect.private_data)?,
+        private_data: private_data(*addrs, connect.service, connect.source_port, connect.private_data)?,
     };
     Ok(Mad { transaction_id: connection.transaction_id, message: Message::Req(req) })
 }
@@ -79,25 +83,25 @@ const HOP_LIMIT: u8 = 64;
 pub(super) fn rep(
     config: &Config,
     connection: &Connection,
-    offer: &Offer,
+    local_qp: &LocalQp,
     data: &[u8],
 ) -> Result<Mad, CallError> {
-    let depths = connection.depths(offer);
+    let rd_atomic_limits = connection.rd_atomic_limits(local_qp);
     let rep = Rep {
         local_comm_id: connection.local_id,
         remote_comm_id: connection.remote_id.unwrap_or(0),
         qkey: 0,
-        qpn: offer.qpn,
-        ece: offer.ece,
+        qpn: local_qp.qpn,
+        ece: local_qp.ece,
         eecn: Bits::ZERO,
         starting_psn: if mutant!(CmPsnOfTheWrongSide) { connection.send_psn } else { connection.receive_psn },
-        responder_resources: depths.max_dest_rd_atomic,
-        initiator_depth: depths.max_rd_atomic,
+        responder_resources: rd_atomic_limits.max_dest_rd_atomic,
+        initiator_depth: rd_atomic_limits.max_rd_atomic,
         target_ack_delay: Timeout::ZERO,
         failover: Failover::NotSupported,
         end_to_end_flow_control: false,
-        rnr_retry_count: bits(offer.rnr_retry, "rnr_retry")?,
-        srq: offer.shared_receives,
+        rnr_retry_count: bits(local_qp.rnr_retry, "rnr_retry")?,
+        srq: local_qp.has_srq,
         ca_guid: config.ca_guid,
         private_data: PrivateData::new(data).map_err(CallError::PrivateDataTooLong)?,
     };

@@ -5,7 +5,7 @@ use core::fmt;
 use adverb_wire::cm::{Mad, ServiceId, Timeout};
 
 use super::agenda::Repetition;
-use super::{Depths, Ends, ListenerId, Offer};
+use super::{AddrPair, ListenerId, LocalQp, RdAtomicLimits};
 use crate::Time;
 use crate::path::Path;
 use crate::qp::{ReadyToReceive, ReadyToSend};
@@ -16,11 +16,11 @@ use crate::types::{PathMtu, Psn, Qpn, Transport};
 pub enum State {
     /// This side sent a REQ and waits for the response.
     ReqSent,
-    /// The peer accepted. The application must establish or reject the connection.
+    /// The peer accepted the connection. The application must establish or reject it.
     RepReceived,
-    /// The peer sent a REQ. The application must accept or reject it.
+    /// The peer sent a REQ. The application must accept or reject the connection.
     ReqReceived,
-    /// This side accepted with a REP and waits for the RTU.
+    /// This side accepted the connection with a REP and waits for the RTU.
     RepSent,
     /// The connection is established.
     Established,
@@ -47,10 +47,10 @@ impl fmt::Display for State {
 /// The attributes that a queue pair needs to carry a connection, for the [`Transition`](crate::Transition)s to
 /// ready-to-receive and ready-to-send.
 ///
-/// The limits on outstanding READs and atomics are the smaller ones of both sides' offers.
+/// Each limit on outstanding READs and atomics is the smaller one of the two sides' limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Ready {
+pub struct QpAttributes {
     /// The transport of the queue pair.
     pub transport: Transport,
     /// The partition key.
@@ -73,13 +73,13 @@ pub(super) struct Connection {
     pub(super) listener: Option<ListenerId>,
     pub(super) local_id: u32,
     pub(super) remote_id: Option<u32>,
-    pub(super) ends: Ends,
+    pub(super) addrs: AddrPair,
     /// The transaction ID of the REQ, which all messages up to the RTU repeat.
     pub(super) transaction_id: u64,
     pub(super) service: ServiceId,
     pub(super) remote_guid: u64,
     pub(super) remote_qpn: Option<Qpn>,
-    pub(super) offer: Option<Offer>,
+    pub(super) local_qp: Option<LocalQp>,
     /// The PSN of the first packet that the peer sends.
     pub(super) receive_psn: Psn,
     /// The PSN of the first packet that this side sends.
@@ -88,7 +88,7 @@ pub(super) struct Connection {
     pub(super) path_mtu: PathMtu,
     pub(super) pkey: u16,
     /// The peer's limits on outstanding READs and atomics, from this side's point of view.
-    pub(super) remote_depths: Depths,
+    pub(super) remote_depths: RdAtomicLimits,
     pub(super) ack_timeout: Timeout,
     pub(super) retry_count: u8,
     pub(super) rnr_retry: u8,
@@ -112,38 +112,38 @@ impl Connection {
     }
 
     /// Returns the limits on outstanding READs and atomics that both sides support.
-    pub(super) fn depths(&self, offer: &Offer) -> Depths {
-        self.remote_depths.min(offer.depths)
+    pub(super) fn rd_atomic_limits(&self, local_qp: &LocalQp) -> RdAtomicLimits {
+        self.remote_depths.min(local_qp.rd_atomic_limits)
     }
 
     /// Returns the attributes for the queue pair, or `None` if the peer's queue pair is unknown.
-    pub(super) fn ready(&self, offer: &Offer) -> Option<Ready> {
+    pub(super) fn qp_attributes(&self, local_qp: &LocalQp) -> Option<QpAttributes> {
         let remote_qpn = self.remote_qpn?;
-        let depths = self.depths(offer);
-        let source_port = Path::source_port_between(offer.qpn, remote_qpn);
-        Some(Ready {
+        let rd_atomic_limits = self.rd_atomic_limits(local_qp);
+        let source_port = Path::source_port_between(local_qp.qpn, remote_qpn);
+        Some(QpAttributes {
             transport: self.transport,
             pkey: self.pkey,
             ready_to_receive: ReadyToReceive {
                 remote_qpn,
-                path: Path::new(self.ends.local, self.ends.remote, source_port)?,
+                path: Path::new(self.addrs.local, self.addrs.remote, source_port)?,
                 path_mtu: self.path_mtu,
                 psn: self.receive_psn,
-                max_dest_rd_atomic: depths.max_dest_rd_atomic,
-                min_rnr_timer: offer.min_rnr_timer,
+                max_dest_rd_atomic: rd_atomic_limits.max_dest_rd_atomic,
+                min_rnr_timer: local_qp.min_rnr_timer,
             },
             ready_to_send: ReadyToSend {
                 psn: self.send_psn,
                 timeout: self.ack_timeout,
                 retry_count: self.retry_count,
                 rnr_retry: self.rnr_retry,
-                max_rd_atomic: depths.max_rd_atomic,
+                max_rd_atomic: rd_atomic_limits.max_rd_atomic,
             },
         })
     }
 
     /// Whether a message with these addresses and this peer's communication ID belongs to this connection.
-    pub(super) fn is_with(&self, ends: Ends, remote_id: u32) -> bool {
-        self.ends == ends && self.remote_id == Some(remote_id)
+    pub(super) fn is_with(&self, addrs: AddrPair, remote_id: u32) -> bool {
+        self.addrs == addrs && self.remote_id == Some(remote_id)
     }
 }

@@ -5,7 +5,7 @@ use core::net::SocketAddr;
 
 use adverb_wire::cm::{AdditionalInfo, Ece, Path, RejectReason, ServiceId, SidrStatus};
 
-use super::{Depths, Ends};
+use super::{AddrPair, RdAtomicLimits};
 use crate::types::{PathMtu, Qpn, Transport};
 
 /// The ID of a connection, from the first message to the end of timewait. It is the local communication ID, which is
@@ -86,7 +86,7 @@ pub struct Request {
     /// The listener that the request is for.
     pub listener: ListenerId,
     /// The addresses of both sides.
-    pub ends: Ends,
+    pub addrs: AddrPair,
     /// The service that the peer connects to.
     pub service: ServiceId,
     /// The peer's address with the source port that the peer states, if the service is a TCP or UDP port.
@@ -98,13 +98,13 @@ pub struct Request {
     /// The path MTU.
     pub path_mtu: PathMtu,
     /// The peer's limits on outstanding READs and atomics, from this side's point of view.
-    pub depths: Depths,
+    pub rd_atomic_limits: RdAtomicLimits,
     /// The number of retries that this side's queue pair uses when no acknowledgement arrives.
     pub retry_count: u8,
     /// The number of retries that this side's queue pair uses after an RNR NAK; 7 means unlimited.
     pub rnr_retry: u8,
     /// Whether the peer's queue pair uses a shared receive queue.
-    pub shared_receives: bool,
+    pub has_srq: bool,
     /// The peer's vendor options (enhanced connection establishment).
     pub ece: Ece,
     /// The path of the request, from the peer's point of view: traffic class, hop limit, acknowledgement timeout.
@@ -122,11 +122,11 @@ pub struct Acceptance {
     /// The peer's queue pair.
     pub remote_qpn: Qpn,
     /// The limits on outstanding READs and atomics that both sides support.
-    pub depths: Depths,
+    pub rd_atomic_limits: RdAtomicLimits,
     /// The peer's vendor options (enhanced connection establishment).
     pub ece: Ece,
     /// Whether the peer's queue pair uses a shared receive queue.
-    pub shared_receives: bool,
+    pub has_srq: bool,
     /// The private data of the peer's application, padded with zeros.
     pub private_data: Vec<u8>,
 }
@@ -154,7 +154,7 @@ pub struct Query {
     /// The listener that the query is for.
     pub listener: ListenerId,
     /// The addresses of both sides.
-    pub ends: Ends,
+    pub addrs: AddrPair,
     /// The service.
     pub service: ServiceId,
     /// The peer's address with the source port that the peer states, if the service is a TCP or UDP port.
@@ -170,7 +170,7 @@ pub struct Resolution {
     /// The query that it answers.
     pub id: QueryId,
     /// The addresses of both sides.
-    pub ends: Ends,
+    pub addrs: AddrPair,
     /// The queue pair to send to.
     pub qpn: Qpn,
     /// The Q_Key to send with.

@@ -6,10 +6,13 @@ use adverb_wire::cm::{AdditionalInfo, Mad, PrivateData, RejectReason};
 
 use super::agenda::Repetition;
 use super::compose;
-use super::connection::{Connection, Ready, State};
+use super::connection::{Connection, QpAttributes, State};
 use super::sidr::Queries;
 use super::table::Table;
-use super::{CallError, Config, Connect, ConnectionId, Depths, Ends, Event, Listen, ListenerId, Offer};
+use super::{
+    AddrPair, CallError, Config, ConnectParams, ConnectionId, Event, ListenParams, ListenerId, LocalQp,
+    RdAtomicLimits,
+};
 use crate::Time;
 use crate::mutation::mutant;
 use crate::types::{Psn, Qpn, Transport};
@@ -40,7 +43,7 @@ pub struct Manager {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Datagram {
     /// The addresses of both sides.
-    pub ends: Ends,
+    pub addrs: AddrPair,
     /// The message. [`emit`](Mad::emit) encodes it.
     pub mad: Mad,
 }
@@ -56,7 +59,7 @@ pub struct Statistics {
     /// Received messages that are duplicates.
     pub duplicates: u64,
     /// Received messages that match no connection or query.
-    pub strays: u64,
+    pub unmatched: u64,
     /// Probes of established connections. A probe is sent because a message named the peer's queue pair for another
     /// connection.
     pub probes: u64,
@@ -109,13 +112,13 @@ const MAX_CROWDED_RETRANSMISSIONS: u8 = 1;
 const MOST_DATAGRAMS: usize = 4096;
 
 impl Outbox {
-    pub(super) fn send(&mut self, ends: Ends, mad: Mad) {
+    pub(super) fn send(&mut self, addrs: AddrPair, mad: Mad) {
         if self.datagrams.len() >= MOST_DATAGRAMS {
             self.statistics.unsent += 1;
             return;
         }
         self.statistics.sent += 1;
-        self.datagrams.push_back(Datagram { ends, mad });
+        self.datagrams.push_back(Datagram { addrs, mad });
     }
 }
 
@@ -143,8 +146,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// Returns [`CallError::ServiceInUse`] if another listener has the same service and the same bind.
-    pub fn listen(&mut self, listen: Listen) -> Result<ListenerId, CallError> {
+    /// Returns [`CallError::ServiceInUse`] if another listener has the same service and the same bind address.
+    pub fn listen(&mut self, listen: ListenParams) -> Result<ListenerId, CallError> {
         let id = self.next_listener;
         if !self.table.listen(id, listen) {
             return Err(CallError::ServiceInUse(listen.service));
@@ -194,12 +197,12 @@ impl Manager {
     pub fn connect(
         &mut self,
         now: Time,
-        connect: &Connect<'_>,
+        connect: &ConnectParams<'_>,
         random: &mut impl FnMut() -> u32,
     ) -> Result<ConnectionId, CallError> {
-        let offer = &connect.offer;
-        self.check(offer)?;
-        if !connect.ends.is_one_family() {
+        let local_qp = &connect.local_qp;
+        self.check(local_qp)?;
+        if !connect.addrs.is_one_family() {
             return Err(CallError::AddressFamilyMismatch);
         }
         if connect.path_mtu > self.config.path_mtu {
@@ -208,7 +211,7 @@ impl Manager {
         if self.table.len() >= self.config.max_connections {
             return Err(CallError::TooMany);
         }
-        if connect.peer_to_peer && self.table.by_peer(connect.ends.remote, connect.service).is_some() {
+        if connect.peer_to_peer && self.table.by_peer(connect.addrs.remote, connect.service).is_some() {
             return Err(CallError::ServiceInUse(connect.service));
         }
         let local_id = self.table.fresh_id(random);
@@ -219,21 +222,21 @@ impl Manager {
             listener: None,
             local_id,
             remote_id: None,
-            ends: connect.ends,
+            addrs: connect.addrs,
             transaction_id: compose::transaction_id(&self.config, local_id),
             service: connect.service,
             remote_guid: 0,
             remote_qpn: None,
-            offer: Some(*offer),
+            local_qp: Some(*local_qp),
             receive_psn: Psn::wrapping(random()),
             send_psn: Psn::wrapping(0),
-            transport: offer.transport,
+            transport: local_qp.transport,
             path_mtu: connect.path_mtu,
             pkey: self.config.pkey,
-            remote_depths: Depths { max_dest_rd_atomic: 0, max_rd_atomic: 0 },
-            ack_timeout: offer.ack_timeout,
-            retry_count: offer.retry_count,
-            rnr_retry: offer.rnr_retry,
+            remote_depths: RdAtomicLimits { max_dest_rd_atomic: 0, max_rd_atomic: 0 },
+            ack_timeout: local_qp.ack_timeout,
+            retry_count: local_qp.retry_count,
+            rnr_retry: local_qp.rnr_retry,
             repetition: None,
             deadline: Some(connect.deadline),
             farewell: None,
@@ -243,20 +246,20 @@ impl Manager {
         let req = compose::req(&self.config, &connection, connect)?;
         connection.repetition = Some(self.repetition(now, req));
         self.table.insert(connection);
-        self.out.send(connect.ends, req);
+        self.out.send(connect.addrs, req);
         Ok(ConnectionId(local_id))
     }
 
     /// Returns the attributes for the queue pair of a connection. They are known after [`Event::Request`] or
-    /// [`Event::Accepted`]. `offer` is the offer that this side passed to `connect`, or will pass to `accept`.
+    /// [`Event::Accepted`]. `local_qp` is the one that this side passed to `connect`, or will pass to `accept`.
     ///
     /// # Errors
     ///
     /// Returns [`CallError::Unknown`] if the connection does not exist, and [`CallError::WrongState`] if the peer's
     /// queue pair is not known yet.
-    pub fn ready(&self, id: ConnectionId, offer: &Offer) -> Result<Ready, CallError> {
+    pub fn qp_attributes(&self, id: ConnectionId, local_qp: &LocalQp) -> Result<QpAttributes, CallError> {
         let connection = self.table.get(id.0).ok_or(CallError::Unknown)?;
-        connection.ready(offer).ok_or(CallError::WrongState(connection.state))
+        connection.qp_attributes(local_qp).ok_or(CallError::WrongState(connection.state))
     }
 
     /// Accepts a peer's request. The queue pair must be ready to receive, because the peer may send as soon as it
@@ -276,7 +279,7 @@ impl Manager {
         &mut self,
         now: Time,
         id: ConnectionId,
-        offer: &Offer,
+        local_qp: &LocalQp,
         private_data: &[u8],
         deadline: Time,
     ) -> Result<(), CallError> {
@@ -284,21 +287,21 @@ impl Manager {
         if connection.state != State::ReqReceived || connection.peer_to_peer {
             return Err(CallError::WrongState(connection.state));
         }
-        if offer.transport != connection.transport {
-            return Err(CallError::UnsupportedTransport(offer.transport));
+        if local_qp.transport != connection.transport {
+            return Err(CallError::UnsupportedTransport(local_qp.transport));
         }
-        self.check(offer)?;
-        let rep = compose::rep(&self.config, connection, offer, private_data)?;
-        self.send_rep(now, id.0, offer, rep, deadline);
+        self.check(local_qp)?;
+        let rep = compose::rep(&self.config, connection, local_qp, private_data)?;
+        self.send_rep(now, id.0, local_qp, rep, deadline);
         Ok(())
     }
 
-    fn send_rep(&mut self, now: Time, id: u32, offer: &Offer, rep: Mad, deadline: Time) {
+    fn send_rep(&mut self, now: Time, id: u32, local_qp: &LocalQp, rep: Mad, deadline: Time) {
         let repetition = self.repetition(now, rep);
         if let Some(connection) = self.table.change(id, State::RepSent, Some(deadline)) {
-            connection.offer = Some(*offer);
+            connection.local_qp = Some(*local_qp);
             connection.repetition = Some(repetition);
-            self.out.send(connection.ends, rep);
+            self.out.send(connection.addrs, rep);
         }
         self.table.enter(id);
         self.table.settle(id);
@@ -314,15 +317,15 @@ impl Manager {
     /// not accepted it.
     pub fn establish(&mut self, now: Time, id: ConnectionId) -> Result<(), CallError> {
         let connection = self.table.get(id.0).ok_or(CallError::Unknown)?;
-        match (connection.state, connection.offer) {
+        match (connection.state, connection.local_qp) {
             (State::RepReceived, _) => {
-                self.out.send(connection.ends, compose::rtu(connection));
+                self.out.send(connection.addrs, compose::rtu(connection));
                 self.established(id.0);
             }
-            (State::ReqReceived, Some(offer)) => {
-                let rep = compose::rep(&self.config, connection, &offer, &[])?;
+            (State::ReqReceived, Some(local_qp)) => {
+                let rep = compose::rep(&self.config, connection, &local_qp, &[])?;
                 let deadline = connection.deadline.unwrap_or(now);
-                self.send_rep(now, id.0, &offer, rep, deadline);
+                self.send_rep(now, id.0, &local_qp, rep, deadline);
             }
             (state, _) => return Err(CallError::WrongState(state)),
         }
@@ -379,7 +382,7 @@ impl Manager {
         let repetition = self.repetition(now, dreq);
         if let Some(connection) = self.table.change(id.0, State::DreqSent, Some(deadline)) {
             connection.repetition = Some(repetition);
-            self.out.send(connection.ends, dreq);
+            self.out.send(connection.addrs, dreq);
         }
         self.table.settle(id.0);
         Ok(())
@@ -416,7 +419,7 @@ impl Manager {
     }
 
     /// Whether a queue pair number may be used for a new connection: it has no connection, not even one in timewait.
-    pub fn is_free(&self, qpn: Qpn) -> bool {
+    pub fn is_qpn_free(&self, qpn: Qpn) -> bool {
         self.table.by_local_qp(qpn).is_none()
     }
 
@@ -476,15 +479,15 @@ impl Manager {
     }
 
     /// Checks that a queue pair can get a connection.
-    fn check(&self, offer: &Offer) -> Result<(), CallError> {
-        if offer.transport == Transport::Ud {
-            return Err(CallError::UnsupportedTransport(offer.transport));
+    fn check(&self, local_qp: &LocalQp) -> Result<(), CallError> {
+        if local_qp.transport == Transport::Ud {
+            return Err(CallError::UnsupportedTransport(local_qp.transport));
         }
-        if !is_connectable(offer.qpn) {
+        if !is_connectable(local_qp.qpn) {
             return Err(CallError::OutOfRange("qpn"));
         }
-        if !self.is_free(offer.qpn) {
-            return Err(CallError::QpInUse(offer.qpn));
+        if !self.is_qpn_free(local_qp.qpn) {
+            return Err(CallError::QpInUse(local_qp.qpn));
         }
         Ok(())
     }
@@ -506,7 +509,7 @@ impl Manager {
             && let Some(mad) = repetition.take(now)
         {
             self.out.statistics.retransmitted += 1;
-            self.out.send(connection.ends, **mad);
+            self.out.send(connection.addrs, **mad);
         }
         self.table.settle(id);
     }
@@ -518,8 +521,8 @@ impl Manager {
         match connection.state {
             State::TimeWait => {
                 let gone = self.table.remove(id);
-                if let Some(offer) = gone.and_then(|gone| gone.offer) {
-                    self.out.events.push_back(Event::TimewaitOver { id: told, qpn: offer.qpn });
+                if let Some(local_qp) = gone.and_then(|gone| gone.local_qp) {
+                    self.out.events.push_back(Event::TimewaitOver { id: told, qpn: local_qp.qpn });
                 }
             }
             State::DreqSent => {
@@ -550,8 +553,8 @@ impl Manager {
         if let Some(connection) = self.enter_timewait(now, id, farewell)
             && let Some(farewell) = farewell
         {
-            let ends = connection.ends;
-            self.out.send(ends, farewell);
+            let addrs = connection.addrs;
+            self.out.send(addrs, farewell);
         }
     }
 
@@ -570,7 +573,7 @@ impl Manager {
     /// Whether the peer is known only by a REQ, whose source may be spoofed, while many connections are half open.
     fn is_in_doubt(&self, connection: &Connection) -> bool {
         connection.state == State::RepSent
-            && self.table.half_open().is_crowded(connection.ends.remote, self.config.max_half_open)
+            && self.table.half_open().is_crowded(connection.addrs.remote, self.config.max_half_open)
     }
 
     /// Moves a connection to timewait. `farewell` is the response to further messages from the peer.

@@ -15,16 +15,16 @@ use crate::types::{Gid, PathMtu, Qpn, Transport};
 /// `include/rdma/rdma_cm.h`).
 pub const UDP_QKEY: u32 = 0x0123_4567;
 
-/// The addresses of both sides.
+/// The addresses of both sides of a connection or query.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Ends {
+pub struct AddrPair {
     /// The address of this side.
     pub local: IpAddr,
     /// The address of the peer.
     pub remote: IpAddr,
 }
 
-impl Ends {
+impl AddrPair {
     pub(super) fn is_one_family(&self) -> bool {
         is_ipv4(self.local) == is_ipv4(self.remote)
     }
@@ -47,36 +47,37 @@ impl Ends {
 #[non_exhaustive]
 pub struct Config {
     /// The GUID of this adapter. Peers distinguish connections by GUID and queue pair number, and reject a pair that
-    /// they still have. Choose a random GUID for each manager, so that a restarted one isn't taken for its predecessor.
+    /// they still have. Choose a random GUID for each manager, so that
+    /// peers don't mistake a restarted manager for the previous one.
     pub ca_guid: u64,
-    /// The maximum path MTU that the link supports. A request with a larger one is rejected, because both sides must
-    /// use the same.
+    /// The maximum path MTU that the link supports. The manager rejects a request with a larger path MTU, because both
+    /// sides must use the same one.
     pub path_mtu: PathMtu,
     /// The partition key.
     pub pkey: u16,
     /// The time to wait for a response before the first retransmission of a message. The interval doubles with each
-    /// retransmission, up to eight times this value. A REQ carries it.
+    /// retransmission, up to eight times this value. REQ messages carry this value.
     pub response_timeout: Timeout,
-    /// The maximum number of retransmissions of a message, 0 to 15. A REQ carries it.
+    /// The maximum number of retransmissions of a message, 0 to 15. REQ messages carry this value.
     pub max_retries: u8,
     /// The time in timewait, during which the queue pair number and the communication ID of an ended connection are not
     /// reused. It should exceed the maximum lifetime of a packet.
     pub timewait: Duration,
-    /// The time that the application has to answer a request before it is rejected.
+    /// The time that the application has to accept or reject a request. The manager then rejects the request.
     pub request_timeout: Duration,
-    /// The maximum number of connections, including those in timewait. It also limits SIDR queries, and the number of
-    /// unpolled events beyond which requests are dropped.
+    /// The maximum number of connections, including those in timewait. The same limit applies to SIDR queries. Requests
+    /// are also dropped while this number of events is unpolled.
     pub max_connections: usize,
-    /// The maximum number of half-open connections, which a peer requested and which are not established, and likewise
-    /// of peers' SIDR queries. A sender can spoof the source of a request: therefore, once half of these slots are
-    /// occupied, an IPv4 address or an IPv6 /64 gets at most a sixteenth of them.
+    /// The maximum number of half-open connections: a peer requested them, and they are not established. The same limit
+    /// applies to SIDR queries of peers. Because the source of a request can be spoofed, each IPv4 address or IPv6 /64
+    /// network may occupy at most a sixteenth of these slots once half of them are occupied.
     pub max_half_open: usize,
 }
 
 impl Config {
     /// Creates a configuration with this GUID and the defaults: path MTU 1024, the default partition, a response
-    /// timeout of 268 ms with 15 retransmissions, 537 ms of timewait, 5 s to answer a request, 65,536 connections,
-    /// 1,024 of them half open.
+    /// timeout of 268 ms with 15 retransmissions, 537 ms of timewait, a request timeout of 5 s, and at most 65,536
+    /// connections, of which 1,024 may be half open.
     pub const fn new(ca_guid: u64) -> Config {
         Config {
             ca_guid,
@@ -94,7 +95,7 @@ impl Config {
 
 /// The local addresses that a listener is bound to.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Bind {
+pub enum BindAddr {
     /// One address.
     Address(IpAddr),
     /// Any IPv4 address.
@@ -105,48 +106,48 @@ pub enum Bind {
 
 /// The parameters of a listener: see [`Manager::listen`](super::Manager::listen).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Listen {
+pub struct ListenParams {
     /// The service that peers connect to.
     pub service: ServiceId,
     /// The addresses to listen on.
-    pub bind: Bind,
+    pub bind: BindAddr,
     /// The transport of the queue pairs. A listener for [`Transport::Ud`] receives SIDR queries instead of connection
     /// requests.
     pub transport: Transport,
-    /// The maximum number of requests that wait for the application. Further ones are dropped, and peers retransmit
-    /// them.
+    /// The maximum number of requests that the application has not accepted or rejected yet. Further requests are
+    /// dropped, and peers retransmit them.
     pub backlog: usize,
 }
 
 /// The maximum numbers of outstanding READs and atomics, from this side's point of view.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Depths {
-    /// The maximum number of the peer's READs and atomics that this side serves (its responder resources).
+pub struct RdAtomicLimits {
+    /// The maximum number of the peer's READs and atomics that this side serves at once (its responder resources).
     pub max_dest_rd_atomic: u8,
-    /// The maximum number of this side's READs and atomics that the peer serves (this side's initiator depth).
+    /// The maximum number of this side's READs and atomics that the peer serves at once (this side's initiator depth).
     pub max_rd_atomic: u8,
 }
 
-impl Depths {
+impl RdAtomicLimits {
     /// Returns the smaller limit of each kind.
-    pub fn min(self, other: Depths) -> Depths {
-        Depths {
+    pub fn min(self, other: RdAtomicLimits) -> RdAtomicLimits {
+        RdAtomicLimits {
             max_dest_rd_atomic: self.max_dest_rd_atomic.min(other.max_dest_rd_atomic),
             max_rd_atomic: self.max_rd_atomic.min(other.max_rd_atomic),
         }
     }
 }
 
-/// The queue pair and the attributes that this side offers for a connection.
+/// The local queue pair of a connection, and the attributes that this side offers to the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Offer {
+pub struct LocalQp {
     /// The queue pair number.
     pub qpn: Qpn,
-    /// The transport: RC or UC.
+    /// The transport of the queue pair: RC or UC.
     pub transport: Transport,
     /// The maximum numbers of READs and atomics that this side supports.
-    pub depths: Depths,
+    pub rd_atomic_limits: RdAtomicLimits,
     /// The number of retries when no acknowledgement arrives, 0 to 7. The connector's value applies to both queue
     /// pairs: a REQ carries it, a REP doesn't.
     pub retry_count: u8,
@@ -154,28 +155,28 @@ pub struct Offer {
     pub rnr_retry: u8,
     /// The acknowledgement timeout. The connector's value applies to both queue pairs: a REQ carries it, a REP doesn't.
     pub ack_timeout: Timeout,
-    /// The RNR backoff that this side's queue pair demands when no receive is posted. CM messages don't carry it: RNR
-    /// NAKs do.
+    /// The RNR backoff that this side's queue pair demands when no receive is posted. RNR NAKs carry this value, CM
+    /// messages don't.
     pub min_rnr_timer: RnrTimer,
     /// Whether the queue pair uses a shared receive queue.
-    pub shared_receives: bool,
+    pub has_srq: bool,
     /// The vendor options (enhanced connection establishment).
     pub ece: Ece,
 }
 
-impl Offer {
-    /// Creates an offer of an RC queue pair with the defaults: 16 outstanding READs and atomics in each direction, six
-    /// retries and six RNR retries, an acknowledgement timeout of 67 ms, an RNR backoff of 0.64 ms.
-    pub const fn new(qpn: Qpn) -> Offer {
-        Offer {
+impl LocalQp {
+    /// Creates the attributes of an RC queue pair with the defaults: 16 outstanding READs and atomics in each
+    /// direction, six retries and six RNR retries, an acknowledgement timeout of 67 ms, an RNR backoff of 0.64 ms.
+    pub const fn new(qpn: Qpn) -> LocalQp {
+        LocalQp {
             qpn,
             transport: Transport::Rc,
-            depths: Depths { max_dest_rd_atomic: 16, max_rd_atomic: 16 },
+            rd_atomic_limits: RdAtomicLimits { max_dest_rd_atomic: 16, max_rd_atomic: 16 },
             retry_count: 6,
             rnr_retry: 6,
             ack_timeout: Timeout::new(14).expect("below 32"),
             min_rnr_timer: RnrTimer::new(12).expect("below 32"),
-            shared_receives: false,
+            has_srq: false,
             ece: Ece::NONE,
         }
     }
@@ -184,36 +185,42 @@ impl Offer {
 /// The parameters of a connection request: see [`Manager::connect`](super::Manager::connect).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Connect<'a> {
+pub struct ConnectParams<'a> {
     /// The addresses of both sides.
-    pub ends: Ends,
+    pub addrs: AddrPair,
     /// The service to connect to.
     pub service: ServiceId,
-    /// The source port that the request states, if the service is a TCP or UDP port.
+    /// The source port that the request carries, if the service is a TCP or UDP port.
     pub source_port: u16,
-    /// The queue pair and its attributes.
-    pub offer: Offer,
+    /// The local queue pair and its attributes.
+    pub local_qp: LocalQp,
     /// The path MTU, at most [`Config::path_mtu`].
     pub path_mtu: PathMtu,
     /// The traffic class of packets in both directions.
     pub traffic_class: u8,
     /// The private data for the peer's application: at most 56 bytes if the service is a TCP or UDP port, otherwise 92.
     pub private_data: &'a [u8],
-    /// The deadline, by which there is an [outcome](super::Event).
+    /// The deadline: the manager reports an [outcome](super::Event) by this time.
     pub deadline: Time,
     /// Whether the connection is peer-to-peer: neither side listens, and both connect to each other with the same
-    /// service at about the same time (vol. 1, 12.10.4). Linux doesn't support it.
+    /// service ID at about the same time (vol. 1, 12.10.4). Linux doesn't support peer-to-peer connections.
     pub peer_to_peer: bool,
 }
 
-impl<'a> Connect<'a> {
-    /// Creates a request for this service, with a path MTU of 1024 bytes, source port 0 and no private data.
-    pub const fn new(ends: Ends, service: ServiceId, offer: Offer, deadline: Time) -> Connect<'a> {
-        Connect {
-            ends,
+impl<'a> ConnectParams<'a> {
+    /// Creates the parameters of a request for this service, with a path MTU of 1024 bytes, source port 0 and no
+    /// private data.
+    pub const fn new(
+        addrs: AddrPair,
+        service: ServiceId,
+        local_qp: LocalQp,
+        deadline: Time,
+    ) -> ConnectParams<'a> {
+        ConnectParams {
+            addrs,
             service,
             source_port: 0,
-            offer,
+            local_qp,
             path_mtu: PathMtu::Mtu1024,
             traffic_class: 0,
             private_data: &[],
@@ -225,34 +232,36 @@ impl<'a> Connect<'a> {
 
 /// The parameters of a SIDR query: see [`Manager::resolve`](super::Manager::resolve).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Resolve<'a> {
+pub struct ResolveParams<'a> {
     /// The addresses of both sides.
-    pub ends: Ends,
+    pub addrs: AddrPair,
     /// The service whose UD queue pair is resolved.
     pub service: ServiceId,
-    /// The source port that the query states, if the service is a TCP or UDP port.
+    /// The source port that the query carries, if the service is a TCP or UDP port.
     pub source_port: u16,
     /// The private data for the peer's application: at most 180 bytes if the service is a TCP or UDP port, otherwise
     /// 216.
     pub private_data: &'a [u8],
-    /// The deadline, by which there is an outcome.
+    /// The deadline: the manager reports an outcome by this time.
     pub deadline: Time,
 }
 
 /// Returns private data as a message carries it: after an IP header if the service is a TCP or UDP port (Annex A11;
 /// `cma_hdr` in Linux's `cma.c`).
 pub(super) fn private_data<const N: usize>(
-    ends: Ends,
+    addrs: AddrPair,
     service: ServiceId,
     source_port: u16,
     data: &[u8],
 ) -> Result<adverb_wire::cm::PrivateData<N>, CallError> {
     let data = if has_ip_header(service) {
         let mapped = |address: IpAddr| IpAddr::V6(Gid::from(address).bytes().into());
-        let (local, remote) = match ends {
+        let (local, remote) = match addrs {
             // One address encodes a UDP port, in the form of an IPv6 address.
-            _ if ends.local.is_ipv4() != ends.remote.is_ipv4() => (mapped(ends.local), mapped(ends.remote)),
-            Ends { local, remote } => (local, remote),
+            _ if addrs.local.is_ipv4() != addrs.remote.is_ipv4() => {
+                (mapped(addrs.local), mapped(addrs.remote))
+            }
+            AddrPair { local, remote } => (local, remote),
         };
         CmaHeader::new((local, source_port).into(), remote)
             .ok_or(CallError::AddressFamilyMismatch)?
@@ -290,7 +299,8 @@ pub enum CallError {
     PrivateDataTooLong(DataTooLong),
     /// The queue pair has a connection, or is still in timewait after its last one.
     QpInUse(Qpn),
-    /// Another listener has the same service and the same bind, or a peer-to-peer request for the service is pending.
+    /// Another listener has the same service and the same bind address, or a peer-to-peer request for the service is
+    /// pending.
     ServiceInUse(ServiceId),
     /// One address is IPv4 and the other IPv6.
     AddressFamilyMismatch,
@@ -322,7 +332,7 @@ impl fmt::Display for CallError {
                 write!(f, "{transport} queue pairs do not support this call")
             }
             CallError::TooMany => {
-                f.write_str("the connection manager is at its limit of connections, requests or listeners")
+                f.write_str("the connection manager is at its limit of connections or queries")
             }
             CallError::OutOfRange(name) => write!(f, "{name} is out of range"),
         }

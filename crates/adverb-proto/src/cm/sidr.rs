@@ -13,7 +13,7 @@ use super::event::{Query, Resolution};
 use super::manager::{Manager, Outbox};
 use super::parameters::{has_ip_header, private_data};
 use super::sources::Sources;
-use super::{CallError, Ends, Event, ListenerId, QueryId, Resolve};
+use super::{AddrPair, CallError, Event, ListenerId, QueryId, ResolveParams};
 use crate::Time;
 use crate::hash::NumberHasher;
 use crate::types::{Qpn, Transport};
@@ -23,7 +23,7 @@ use crate::types::{Qpn, Transport};
 pub(super) struct Queries {
     entries: HashMap<u32, Entry, NumberHasher>,
     /// Peers' queries, by addresses and the peer's request ID.
-    by_peer: BTreeMap<(Ends, u32), u32>,
+    by_peer: BTreeMap<(AddrPair, u32), u32>,
     /// The number of peers' queries that wait for the application, by listener.
     waiting: BTreeMap<ListenerId, usize>,
     agenda: Agenda,
@@ -34,7 +34,7 @@ pub(super) struct Queries {
 #[derive(Debug)]
 struct Entry {
     stage: Stage,
-    ends: Ends,
+    addrs: AddrPair,
     /// The request ID of the querying side.
     request_id: u32,
     service: ServiceId,
@@ -67,17 +67,17 @@ impl Manager {
     pub fn resolve(
         &mut self,
         now: Time,
-        resolve: &Resolve<'_>,
+        resolve: &ResolveParams<'_>,
         random: &mut impl FnMut() -> u32,
     ) -> Result<QueryId, CallError> {
-        let Resolve { ends, service, source_port, deadline, .. } = *resolve;
-        if !ends.is_one_family() {
+        let ResolveParams { addrs, service, source_port, deadline, .. } = *resolve;
+        if !addrs.is_one_family() {
             return Err(CallError::AddressFamilyMismatch);
         }
         if self.queries.entries.len() >= self.config.max_connections {
             return Err(CallError::TooMany);
         }
-        let private_data = private_data(ends, service, source_port, resolve.private_data)?;
+        let private_data = private_data(addrs, service, source_port, resolve.private_data)?;
         let id = self.queries.fresh_id(random);
         let transaction_id = compose::transaction_id(&self.config, id);
         let request = SidrReq { request_id: id, pkey: self.config.pkey, service_id: service, private_data };
@@ -85,9 +85,9 @@ impl Manager {
         let stage = Stage::Asked(self.repetition(now, mad));
         self.queries.insert(
             id,
-            Entry { stage, ends, request_id: id, service, transaction_id, deadline, timer: None },
+            Entry { stage, addrs, request_id: id, service, transaction_id, deadline, timer: None },
         );
-        self.out.send(ends, mad);
+        self.out.send(addrs, mad);
         Ok(QueryId(id))
     }
 
@@ -145,7 +145,7 @@ impl Manager {
         entry.stage = Stage::Answered(Box::new(mad));
         entry.deadline = now + self.config.timewait;
         agenda.set(id.0, &mut entry.timer, Some(entry.deadline));
-        self.out.send(entry.ends, mad);
+        self.out.send(entry.addrs, mad);
         Ok(())
     }
 
@@ -153,50 +153,50 @@ impl Manager {
     pub(super) fn handle_sidr_req(
         &mut self,
         now: Time,
-        ends: Ends,
+        addrs: AddrPair,
         transaction_id: u64,
         request: &SidrReq,
         random: &mut impl FnMut() -> u32,
     ) {
         let SidrReq { request_id, service_id: service, .. } = *request;
-        if let Some(entry) = self.queries.by_peer.get(&(ends, request_id)) {
+        if let Some(entry) = self.queries.by_peer.get(&(addrs, request_id)) {
             self.out.statistics.duplicates += 1;
             if let Some(Entry { stage: Stage::Answered(answer), .. }) = self.queries.entries.get(entry) {
-                self.out.send(ends, **answer);
+                self.out.send(addrs, **answer);
             }
             return;
         }
         let mut refuse = |status| {
             let message = Message::SidrRep(bare(request_id, service, status));
-            self.out.send(ends, Mad { transaction_id, message });
+            self.out.send(addrs, Mad { transaction_id, message });
         };
-        let found = self.table.listener(service, ends.local);
+        let found = self.table.listener(service, addrs.local);
         let Some((listener, found)) = found.filter(|(_, found)| found.listen.transport == Transport::Ud)
         else {
             return refuse(SidrStatus::ServiceIdNotSupported);
         };
         let (source, data) = match (has_ip_header(service), request.cma_header()) {
             (false, _) => (None, &request.private_data.as_bytes()[..]),
-            (true, Ok((header, data))) if ends.are_named_by(&header) => (Some(ends.source(&header)), data),
+            (true, Ok((header, data))) if addrs.are_named_by(&header) => (Some(addrs.source(&header)), data),
             _ => return refuse(SidrStatus::Rejected),
         };
         let id = ListenerId(listener);
         if self.queries.waiting.get(&id).is_some_and(|waiting| *waiting >= found.listen.backlog)
             || found.listen.backlog == 0
-            || !self.queries.sources.admits(ends.remote, self.config.max_half_open)
+            || !self.queries.sources.admits(addrs.remote, self.config.max_half_open)
             || self.out.events.len() >= self.config.max_connections
         {
             self.out.statistics.overflows += 1;
             return;
         }
-        self.take_query(now, ends, transaction_id, request, id, (source, data), random);
+        self.take_query(now, addrs, transaction_id, request, id, (source, data), random);
     }
 
     #[allow(clippy::too_many_arguments, reason = "the end of one long function")]
     fn take_query(
         &mut self,
         now: Time,
-        ends: Ends,
+        addrs: AddrPair,
         transaction_id: u64,
         request: &SidrReq,
         listener: ListenerId,
@@ -206,13 +206,13 @@ impl Manager {
         let id = self.queries.fresh_id(random);
         let service = request.service_id;
         *self.queries.waiting.entry(listener).or_default() += 1;
-        self.queries.by_peer.insert((ends, request.request_id), id);
-        self.queries.sources.add(ends.remote);
+        self.queries.by_peer.insert((addrs, request.request_id), id);
+        self.queries.sources.add(addrs.remote);
         self.queries.insert(
             id,
             Entry {
                 stage: Stage::Waiting(listener),
-                ends,
+                addrs,
                 request_id: request.request_id,
                 service,
                 transaction_id,
@@ -220,7 +220,7 @@ impl Manager {
                 timer: None,
             },
         );
-        let query = Query { id: QueryId(id), listener, ends, service, source, private_data: data.to_vec() };
+        let query = Query { id: QueryId(id), listener, addrs, service, source, private_data: data.to_vec() };
         self.out.events.push_back(Event::Query(Box::new(query)));
     }
 }
@@ -256,8 +256,8 @@ impl Queries {
             leave(&mut self.waiting, listener);
         }
         if !matches!(entry.stage, Stage::Asked(_)) {
-            self.by_peer.remove(&(entry.ends, entry.request_id));
-            self.sources.remove(entry.ends.remote);
+            self.by_peer.remove(&(entry.addrs, entry.request_id));
+            self.sources.remove(entry.addrs.remote);
         }
         Some(entry)
     }
@@ -275,7 +275,7 @@ impl Queries {
                 && let Some(mad) = repetition.take(now)
             {
                 out.statistics.retransmitted += 1;
-                out.send(entry.ends, **mad);
+                out.send(entry.addrs, **mad);
             }
             let next = entry.next();
             self.agenda.set(id, &mut entry.timer, next);
@@ -283,22 +283,22 @@ impl Queries {
     }
 
     /// Handles the response to a query (`cm_sidr_rep_handler` in `cm.c`).
-    pub(super) fn handle_response(&mut self, ends: Ends, response: &SidrRep, out: &mut Outbox) {
+    pub(super) fn handle_response(&mut self, addrs: AddrPair, response: &SidrRep, out: &mut Outbox) {
         let id = response.request_id;
         let is_asked = self.entries.get(&id).is_some_and(|entry| {
             matches!(entry.stage, Stage::Asked(_))
-                && entry.ends == ends
+                && entry.addrs == addrs
                 && entry.service == response.service_id
         });
         if !is_asked {
-            out.statistics.strays += 1;
+            out.statistics.unmatched += 1;
             return;
         }
         self.remove(id);
         out.events.push_back(match response.status {
             SidrStatus::Valid => Event::Resolved(Box::new(Resolution {
                 id: QueryId(id),
-                ends,
+                addrs,
                 qpn: response.qpn,
                 qkey: response.qkey,
                 ece: response.ece,

@@ -9,7 +9,7 @@ use super::agenda::Agenda;
 use super::connection::{Connection, State};
 use super::parameters::is_ipv4;
 use super::sources::Sources;
-use super::{Bind, Listen};
+use super::{BindAddr, ListenParams};
 use crate::Time;
 use crate::hash::NumberHasher;
 use crate::mutation::mutant;
@@ -28,14 +28,14 @@ pub(super) struct Table {
     /// Peer-to-peer connections that wait for the peer.
     peers: BTreeMap<(IpAddr, ServiceId), u32>,
     listeners: BTreeMap<u32, Listener>,
-    services: BTreeMap<(ServiceId, Bind), u32>,
+    services: BTreeMap<(ServiceId, BindAddr), u32>,
     agenda: Agenda,
     half_open: Sources,
 }
 
 #[derive(Debug)]
 pub(super) struct Listener {
-    pub(super) listen: Listen,
+    pub(super) listen: ListenParams,
     /// The number of requests that wait for the application.
     pub(super) waiting: usize,
 }
@@ -122,7 +122,7 @@ impl Table {
     /// Indexes a connection by its attributes that are known by now.
     pub(super) fn enter(&mut self, id: u32) {
         let Some(connection) = self.connections.get(&id) else { return };
-        let (address, guid) = (connection.ends.remote, connection.remote_guid);
+        let (address, guid) = (connection.addrs.remote, connection.remote_guid);
         if let Some(remote_id) = connection.remote_id {
             self.remote_ids.entry((address, guid, remote_id)).or_insert(id);
         }
@@ -131,8 +131,8 @@ impl Table {
         {
             self.remote_qps.entry((address, guid, qpn)).or_insert(id);
         }
-        if let Some(offer) = &connection.offer {
-            self.local_qps.insert(offer.qpn.get(), id);
+        if let Some(local_qp) = &connection.local_qp {
+            self.local_qps.insert(local_qp.qpn.get(), id);
         }
         if connection.peer_to_peer && connection.state == State::ReqSent {
             self.peers.insert((address, connection.service), id);
@@ -175,14 +175,14 @@ impl Table {
         {
             remove_own(
                 &mut self.remote_ids,
-                &(connection.ends.remote, connection.remote_guid, remote_id),
+                &(connection.addrs.remote, connection.remote_guid, remote_id),
                 id,
             );
         }
-        if let Some(offer) = &connection.offer
-            && self.local_qps.get(&offer.qpn.get()) == Some(&id)
+        if let Some(local_qp) = &connection.local_qp
+            && self.local_qps.get(&local_qp.qpn.get()) == Some(&id)
         {
-            self.local_qps.remove(&offer.qpn.get());
+            self.local_qps.remove(&local_qp.qpn.get());
         }
         Some(connection)
     }
@@ -203,7 +203,7 @@ impl Table {
         self.agenda.due(now)
     }
 
-    pub(super) fn listen(&mut self, id: u32, listen: Listen) -> bool {
+    pub(super) fn listen(&mut self, id: u32, listen: ListenParams) -> bool {
         let key = (listen.service, listen.bind);
         if self.services.contains_key(&key) {
             return false;
@@ -221,7 +221,11 @@ impl Table {
 
     /// Returns the listener for a service at a local address: the one with the most specific bind.
     pub(super) fn listener(&self, service: ServiceId, address: IpAddr) -> Option<(u32, &Listener)> {
-        let binds = [Some(Bind::Address(address)), is_ipv4(address).then_some(Bind::AnyV4), Some(Bind::Any)];
+        let binds = [
+            Some(BindAddr::Address(address)),
+            is_ipv4(address).then_some(BindAddr::AnyV4),
+            Some(BindAddr::Any),
+        ];
         let id = binds.into_iter().flatten().find_map(|bind| self.services.get(&(service, bind)))?;
         Some((*id, self.listeners.get(id)?))
     }
@@ -229,7 +233,7 @@ impl Table {
     fn count(&mut self, connection: &Connection, add: bool) {
         let step = |number: &mut usize| *number = if add { *number + 1 } else { number.saturating_sub(1) };
         if matches!(connection.state, State::ReqReceived | State::RepSent) {
-            let peer = connection.ends.remote;
+            let peer = connection.addrs.remote;
             if add { self.half_open.add(peer) } else { self.half_open.remove(peer) }
         }
         if connection.state == State::ReqReceived
@@ -241,13 +245,13 @@ impl Table {
 
     fn leave_peers(&mut self, connection: &Connection) {
         if connection.peer_to_peer {
-            remove_own(&mut self.peers, &(connection.ends.remote, connection.service), connection.local_id);
+            remove_own(&mut self.peers, &(connection.addrs.remote, connection.service), connection.local_id);
         }
     }
 
     fn leave_remote_qp(&mut self, connection: &Connection) {
         if let Some(qpn) = connection.remote_qpn {
-            let key = (connection.ends.remote, connection.remote_guid, qpn);
+            let key = (connection.addrs.remote, connection.remote_guid, qpn);
             remove_own(&mut self.remote_qps, &key, connection.local_id);
         }
     }

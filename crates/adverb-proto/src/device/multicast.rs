@@ -87,7 +87,7 @@ impl<S: EventSink> Device<S> {
     }
 
     /// Whether any queue pair is attached to the group.
-    pub fn has_members(&self, group: Gid) -> bool {
+    pub fn has_multicast_members(&self, group: Gid) -> bool {
         self.groups.members.contains_key(&group)
     }
 
@@ -104,29 +104,29 @@ impl<S: EventSink> Device<S> {
         let (qpn, psn) = (received.header.dest_qp, received.header.psn);
         let group = Gid::from(arrival.destination.ip());
         if qpn != Qpn::MULTICAST {
-            return self.drop_packet(now, qpn, psn, DropReason::Address);
+            return self.drop_packet(now, qpn, psn, DropReason::WrongAddress);
         }
         if !matches!(received.header.operation, Operation::Ud(_)) {
-            return self.drop_packet(now, qpn, psn, DropReason::Transport);
+            return self.drop_packet(now, qpn, psn, DropReason::WrongTransport);
         }
-        if !self.has_members(group) {
+        if !self.has_multicast_members(group) {
             return self.drop_packet(now, qpn, psn, DropReason::NoGroup);
         }
         if let Some(packet) = packet
             && !self.groups.incoming.is_intact(arrival, packet)
         {
-            return self.drop_packet(now, qpn, psn, DropReason::Icrc);
+            return self.drop_packet(now, qpn, psn, DropReason::WrongIcrc);
         }
-        let mut index = usize::from(mutant!(GroupForgetsOne));
+        let mut index = usize::from(mutant!(MulticastSkipsOneMember));
         // Looked up anew for each member: delivering borrows the device.
         while let Some(slot) = self.groups.members.get(&group).and_then(|members| members.get(index)).copied()
         {
             index += 1;
             let Some(qp) = self.qps[slot as usize].as_ref() else { continue };
             if !qp.is_receiving() {
-                self.drop_packet(now, qp.qpn, psn, DropReason::State);
+                self.drop_packet(now, qp.qpn, psn, DropReason::WrongState);
             } else if !qp.is_in_partition(received.header.pkey) {
-                self.drop_packet(now, qp.qpn, psn, DropReason::Partition);
+                self.drop_packet(now, qp.qpn, psn, DropReason::WrongPkey);
             } else {
                 self.deliver(now, slot, arrival, received, memory);
             }

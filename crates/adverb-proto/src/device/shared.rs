@@ -41,7 +41,7 @@ impl<S: EventSink> Device<S> {
     /// Returns an error if the queue does not exist or is full, or if the request has too many segments.
     pub fn post_srq_recv(&mut self, now: Time, srq: Srq, request: &RecvRequest<'_>) -> Result<(), SrqError> {
         self.shared_queue(srq)?.post(request)?;
-        tell(&mut self.sink, now, || TraceEvent::PostedShared { srq, wr_id: request.wr_id });
+        tell(&mut self.sink, now, || TraceEvent::PostedToSrq { srq, wr_id: request.wr_id });
         Ok(())
     }
 

@@ -17,7 +17,7 @@ pub struct ResourceCounts {
     /// Entries of the index from queue pair numbers to queue pairs.
     pub index_entries: usize,
     /// Queue pairs that may have packets to send.
-    pub ready: usize,
+    pub ready_queue_pairs: usize,
     /// Timers.
     pub timers: usize,
     /// Memory regions.
@@ -34,9 +34,9 @@ pub struct ResourceCounts {
     /// Memory windows.
     pub windows: usize,
     /// Shared receive queues.
-    pub shared_queues: usize,
+    pub shared_receive_queues: usize,
     /// Multicast groups with attached queue pairs.
-    pub groups: usize,
+    pub multicast_groups: usize,
 }
 
 /// The status of a queue pair.
@@ -80,7 +80,7 @@ impl<S: EventSink> Device<S> {
         ResourceCounts {
             queue_pairs: self.qps.iter().flatten().count(),
             index_entries: self.numbers.len(),
-            ready: self.ready.iter().filter(|slot| self.qps[**slot as usize].is_some()).count(),
+            ready_queue_pairs: self.ready.iter().filter(|slot| self.qps[**slot as usize].is_some()).count(),
             timers: self.timers.len(),
             regions: self.keys.len(),
             domain_users: self.keys.domain_users(),
@@ -88,8 +88,8 @@ impl<S: EventSink> Device<S> {
             events: self.cq_events.len() + self.queue_events.len(),
             responses: self.qps.iter().flatten().map(|qp| qp.answers_held()).sum(),
             windows: self.keys.window_count(),
-            shared_queues: self.srqs.iter().flatten().count(),
-            groups: self.groups.len(),
+            shared_receive_queues: self.srqs.iter().flatten().count(),
+            multicast_groups: self.groups.len(),
         }
     }
 }
@@ -98,11 +98,11 @@ impl fmt::Display for ResourceCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} queue pairs, {} index entries, {} ready, {} timers, {} regions, {} domain users, {} completions, \
-             {} events, {} responses, {} windows, {} shared queues, {} groups",
+            "{} queue pairs, {} index entries, {} ready queue pairs, {} timers, {} regions, {} domain users, \
+             {} completions, {} events, {} responses, {} windows, {} shared receive queues, {} multicast groups",
             self.queue_pairs,
             self.index_entries,
-            self.ready,
+            self.ready_queue_pairs,
             self.timers,
             self.regions,
             self.domain_users,
@@ -110,8 +110,8 @@ impl fmt::Display for ResourceCounts {
             self.events,
             self.responses,
             self.windows,
-            self.shared_queues,
-            self.groups,
+            self.shared_receive_queues,
+            self.multicast_groups,
         )
     }
 }

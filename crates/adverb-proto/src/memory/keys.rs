@@ -256,7 +256,7 @@ impl Keys {
         if region.registration.remote_invalidate == RemoteInvalidate::Denied {
             return Err(Denied::Access);
         }
-        region.valid = mutant!(InvalidateNothing);
+        region.valid = mutant!(SkipInvalidate);
         Ok(())
     }
 

@@ -39,7 +39,7 @@ impl QueuePair {
         memory: &mut impl Memory,
     ) {
         if !matches!(self.state, QpState::ReadyToSend | QpState::SendQueueDrained) {
-            return self.drop_packet(cx, packet, DropReason::State);
+            return self.drop_packet(cx, packet, DropReason::WrongState);
         }
         let psn = packet.header.psn;
         let payload = packet.payload;

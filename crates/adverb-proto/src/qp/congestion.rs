@@ -19,8 +19,8 @@ impl QueuePair {
     /// (Annex A17.9).
     pub(crate) fn handle_mark<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         cx.stats.ecn_marked_packets += 1;
-        let due = cx.now >= self.notify_after || mutant!(NotifyAlways);
-        if due && self.config.transport != Transport::Ud && !mutant!(NeverNotify) {
+        let due = cx.now >= self.notify_after || mutant!(CnpForEveryMark);
+        if due && self.config.transport != Transport::Ud && !mutant!(NeverSendCnp) {
             self.notification_due = true;
         }
     }
@@ -34,7 +34,7 @@ impl QueuePair {
         {
             self.pacer.get_or_insert_with(|| Box::new(Pacer::new(cx.now, constants))).congested(cx.now);
         }
-        cx.event(|| TraceEvent::Congested {
+        cx.event(|| TraceEvent::CnpReceived {
             qpn: self.qpn,
             rate: self.pacer.as_ref().map(|pacer| pacer.rate()),
         });
@@ -46,7 +46,7 @@ impl QueuePair {
             && pacer.paused
         {
             if !pacer.must_wait(cx.now) {
-                cx.event(|| TraceEvent::Timer { qpn: self.qpn, timer: TimerKind::Pace });
+                cx.event(|| TraceEvent::TimerExpired { qpn: self.qpn, timer: TimerKind::Pacing });
             } else if self.requester.is_held_back(&self.send_queue) {
                 // What the pace holds back can't be acknowledged.
                 self.requester.restart_timer(cx.now);
@@ -82,7 +82,7 @@ impl QueuePair {
             psn,
             opcode,
             payload_len: 0,
-            retransmission: false,
+            is_retransmission: false,
         });
         Outgoing { header, payload: OutgoingPayload::Spans, payload_len: 0 }
     }

@@ -172,7 +172,7 @@ impl QueuePair {
         }
         // An empty WRITE touches nothing, so that its key means nothing (vol. 1, 9.7.4). The key of others is
         // looked up for each packet: it may have become invalid meanwhile.
-        if writing.total != 0 || mutant!(CheckKeyOfNothing) {
+        if writing.total != 0 || mutant!(CheckKeyOfZeroLength) {
             let whole = Range { addr: writing.va, length: writing.left, key: writing.rkey };
             let pd = self.config.pd;
             let checked = cx.keys.remote(pd, self.qpn, whole, Access::REMOTE_WRITE);

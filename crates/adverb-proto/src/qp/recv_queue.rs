@@ -32,7 +32,7 @@ impl RecvQueue {
     /// Moves the oldest request to another queue; says whether there was one.
     pub(crate) fn give_to(&mut self, other: &mut RecvQueue) -> bool {
         let Some(mut entry) = self.entries.pop_front() else { return false };
-        if mutant!(SrqRequestsConfused)
+        if mutant!(SrqWrongRequestId)
             && let Some(newest) = self.entries.back_mut()
         {
             core::mem::swap(&mut entry.wr_id, &mut newest.wr_id);

@@ -349,7 +349,7 @@ impl QueuePair {
             }
             // A READ that is asked for again goes on where the answer broke off (vol. 1, 9.7.5).
             SendOperation::Read(remote) => Rc::ReadRequest(Reth {
-                va: if mutant!(ReadRetryForgetsProgress) {
+                va: if mutant!(ReadRetryDiscardsProgress) {
                     remote.addr
                 } else {
                     remote.addr.wrapping_add(u64::from(offset))
@@ -432,7 +432,7 @@ impl QueuePair {
         if again {
             cx.stats.retransmitted_packets += 1;
         }
-        if requester.ack_deadline.is_none() && !mutant!(LoseRetransmitTimer) {
+        if requester.ack_deadline.is_none() && !mutant!(NeverStartRetransmitTimer) {
             requester.ack_deadline = requester.timeout.map(|timeout| cx.now + timeout);
         }
         requester.since_ack_request += 1;
@@ -448,7 +448,7 @@ impl QueuePair {
             psn,
             opcode: header.opcode(),
             payload_len,
-            retransmission: again,
+            is_retransmission: again,
         });
         Outgoing { header, payload, payload_len }
     }
@@ -473,7 +473,7 @@ impl QueuePair {
     pub(super) fn handle_requester_timeout<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if let Some(until) = self.requester.rnr_until {
             if until <= cx.now {
-                cx.event(|| TraceEvent::Timer { qpn: self.qpn, timer: TimerKind::Rnr });
+                cx.event(|| TraceEvent::TimerExpired { qpn: self.qpn, timer: TimerKind::Rnr });
                 self.requester.rnr_until = None;
                 // The wait is over, and the peer knows nothing of it: it must hear from us again in time.
                 self.requester.ack_deadline = None;
@@ -481,7 +481,7 @@ impl QueuePair {
             return;
         }
         if self.requester.ack_deadline.is_some_and(|deadline| deadline <= cx.now) {
-            cx.event(|| TraceEvent::Timer { qpn: self.qpn, timer: TimerKind::Acknowledge });
+            cx.event(|| TraceEvent::TimerExpired { qpn: self.qpn, timer: TimerKind::AckTimeout });
             cx.stats.ack_timeouts += 1;
             self.retry(cx, RetryCause::Timeout);
         }
@@ -540,7 +540,7 @@ impl QueuePair {
             }
             _ => 0,
         };
-        if mutant!(GoBackTooShort) {
+        if mutant!(RetransmitSkipsOnePacket) {
             let more = self.send_queue.front().is_some_and(|entry| requester.packet + 1 < entry.packets);
             requester.packet += u32::from(more);
         }

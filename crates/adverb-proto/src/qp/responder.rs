@@ -128,7 +128,7 @@ impl QueuePair {
                 return self.drop_packet(cx, packet, DropReason::OutOfSequence);
             }
             self.responder.nak_sent = true;
-            cx.stats.out_of_sequence += 1;
+            cx.stats.sequence_naks_sent += 1;
             self.responder.responses.pending = Pending::SequenceNak;
             return;
         }
@@ -217,7 +217,7 @@ impl QueuePair {
         if reth.length > MAX_LENGTH {
             return Err(INVALID);
         }
-        if reth.length != 0 || mutant!(CheckKeyOfNothing) {
+        if reth.length != 0 || mutant!(CheckKeyOfZeroLength) {
             let range = Range { addr: reth.va, length: reth.length, key: reth.rkey };
             cx.keys.remote(self.config.pd, self.qpn, range, Access::REMOTE_READ).map_err(|_| DENIED)?;
         }
@@ -362,7 +362,7 @@ impl QueuePair {
             Rc::ReadResponse(_) | Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) => false,
         };
         if replayed {
-            cx.stats.replays += 1;
+            cx.stats.retransmitted_responses += 1;
         } else {
             self.drop_packet(cx, packet, DropReason::ForgottenDuplicate);
         }

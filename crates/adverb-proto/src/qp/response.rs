@@ -161,7 +161,7 @@ impl Responses {
             if reth.length > left || (reth.length != 0 && reth.va != va.wrapping_add(u64::from(offset))) {
                 continue;
             }
-            let start = if mutant!(ReplayFromStart) { va } else { reth.va };
+            let start = if mutant!(DuplicateReadFromStart) { va } else { reth.va };
             let saved = Saved::Read { va: start, rkey, length: reth.length };
             return self.queue_replay(psn, response.msn, saved);
         }
@@ -309,7 +309,7 @@ impl QueuePair {
             psn,
             opcode: header.opcode(),
             payload_len,
-            retransmission: again,
+            is_retransmission: again,
         });
         Outgoing { header, payload: OutgoingPayload::Spans, payload_len }
     }

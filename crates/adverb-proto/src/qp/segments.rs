@@ -154,7 +154,7 @@ impl Segments {
                 continue;
             }
             let part = Part { offset, length: length.min(segment.length - offset) };
-            if mutant!(SegmentsConfused) && index > first {
+            if mutant!(SecondSegmentReadFromFirst) && index > first {
                 each(&self.ring[first], Part { offset: 0, length: part.length })?;
             } else {
                 each(segment, part)?;

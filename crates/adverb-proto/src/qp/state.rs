@@ -85,7 +85,7 @@ impl QueuePair {
     }
 
     fn change<S: EventSink>(&mut self, cx: &mut Context<'_, S>, to: QpState) {
-        cx.event(|| TraceEvent::State { qpn: self.qpn, from: self.state, to });
+        cx.event(|| TraceEvent::StateChanged { qpn: self.qpn, from: self.state, to });
         self.state = to;
     }
 
@@ -111,7 +111,7 @@ impl QueuePair {
         self.pacer = None;
         self.notification_due = false;
         self.flush_sends(cx);
-        if !mutant!(FlushForgetsReceives) {
+        if !mutant!(FlushSkipsReceives) {
             self.flush_receives(cx);
         }
         if self.config.srq.is_some() {
@@ -149,7 +149,7 @@ impl QueuePair {
 
     pub(super) fn flush_sends<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         while let Some(entry) = self.send_queue.pop() {
-            if mutant!(FlushForgetsLastSend) && self.send_queue.len() == 0 {
+            if mutant!(FlushSkipsLastSend) && self.send_queue.len() == 0 {
                 break;
             }
             self.complete_send(cx, &entry, Err(Status::Flushed));

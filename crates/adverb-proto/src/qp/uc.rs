@@ -60,7 +60,7 @@ impl QueuePair {
                 }
                 return self.fail(cx);
             }
-            Refusal::Fatal(..) => DropReason::Refused,
+            Refusal::Fatal(..) => DropReason::InvalidRequest,
         };
         // The rest of the message goes the same way. Its receive request, if it had one, serves the next.
         cx.stats.messages_dropped += u64::from(!mutant!(LossesUncounted));

@@ -24,7 +24,7 @@ impl QueuePair {
         // vol. 1, 9.6.1: dropped in silence.
         if datagram.qkey != self.qkey && !mutant!(SkipQueueKeyCheck) {
             cx.stats.qkey_violations += 1;
-            return self.drop_packet(cx, packet, DropReason::QueueKey);
+            return self.drop_packet(cx, packet, DropReason::WrongQkey);
         }
         let payload = packet.payload;
         let length = payload.len() + GRH_LEN;
@@ -34,7 +34,8 @@ impl QueuePair {
                 DropReason::TooLong
             }
             Some(entry) => {
-                let grh = if mutant!(NoRouteHeader) { [0; GRH_LEN] } else { route_header(arrival, packet) };
+                let grh =
+                    if mutant!(ZeroedRouteHeader) { [0; GRH_LEN] } else { route_header(arrival, packet) };
                 let (keys, pd) = (&*cx.keys, self.recv_pd);
                 let segments = &self.recv_queue.segments;
                 let behind = GRH_LEN as u32;
@@ -66,7 +67,7 @@ const CONGESTION_EXPERIENCED: u8 = 0b11;
 /// The 40 bytes before a datagram's payload, as its IP header tells them (Annex A17.4).
 fn route_header(arrival: &RxMeta, packet: Received<'_>) -> [u8; GRH_LEN] {
     let ends = [arrival.source, arrival.destination].map(Gid::from);
-    let between = if ends.iter().any(|end| end.has_port()) {
+    let between = if ends.iter().any(|end| end.has_udp_port()) {
         // Only IPv6's form has room for an address that says a port; an IPv4 address beside it is mapped.
         let [source, destination] = ends.map(|end| IpAddr::V6(end.bytes().into()));
         IpHeader::new(source, destination)
@@ -76,7 +77,7 @@ fn route_header(arrival: &RxMeta, packet: Received<'_>) -> [u8; GRH_LEN] {
     let Some(mut ip) = between else { return [0; GRH_LEN] };
     // As far as it is known: the rest has its usual values.
     let route = &arrival.route;
-    let class = route.traffic_class | if arrival.congested { CONGESTION_EXPERIENCED } else { 0 };
+    let class = route.traffic_class | if arrival.is_ecn_marked { CONGESTION_EXPERIENCED } else { 0 };
     match &mut ip {
         IpHeader::V4(ip) => {
             ip.tos = class;

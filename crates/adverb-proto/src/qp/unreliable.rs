@@ -86,7 +86,7 @@ impl QueuePair {
             psn,
             opcode,
             payload_len: length,
-            retransmission: again,
+            is_retransmission: again,
         });
         Some(Outgoing { header, payload, payload_len: length })
     }

@@ -8,7 +8,7 @@
 //!        01 00    0      port   IPv4 address, or 0.0.0.1 for ::1
 //! ```
 //!
-//! - The port is one of [`Gid::PORTS`]; any other address in that network is an ordinary IPv6 address.
+//! - The port is one of [`Gid::UDP_PORTS`]; any other address in that network is an ordinary IPv6 address.
 //! - Of the IPv6 addresses, only ::1 can be encoded: others would fill the GID.
 //! - A device that receives at such a port also sends from it, so that receivers of datagrams can compute the sender's
 //!   GID. Other RoCEv2 senders use source ports from 0xC000 on (Annex A17.9), which are outside this range.
@@ -29,7 +29,7 @@ const LOCALHOST_V6: Ipv4Addr = Ipv4Addr::new(0, 0, 0, 1);
 
 impl Gid {
     /// The UDP ports that a GID can carry instead of 4791.
-    pub const PORTS: RangeInclusive<u16> = ROCE_PORT + 1..=ROCE_PORT + 256;
+    pub const UDP_PORTS: RangeInclusive<u16> = ROCE_PORT + 1..=ROCE_PORT + 256;
 
     /// Returns the address and UDP port that packets to this GID are sent to: the address and port that the GID
     /// carries, or port 4791 of the GID's own address.
@@ -46,7 +46,7 @@ impl Gid {
     pub fn udp_addr(self) -> SocketAddr {
         if let [prefix @ .., p, q, a, b, c, d] = self.bytes()
             && prefix == PREFIX
-            && Gid::PORTS.contains(&u16::from_be_bytes([p, q]))
+            && Gid::UDP_PORTS.contains(&u16::from_be_bytes([p, q]))
         {
             let port = u16::from_be_bytes([p, q]);
             return match Ipv4Addr::new(a, b, c, d) {
@@ -58,7 +58,7 @@ impl Gid {
     }
 
     /// Whether the GID carries a UDP port, so that only Adverb can send to it.
-    pub fn has_port(self) -> bool {
+    pub fn has_udp_port(self) -> bool {
         self.udp_addr().port() != ROCE_PORT
     }
 }
@@ -72,7 +72,7 @@ impl From<SocketAddr> for Gid {
             IpAddr::V6(Ipv6Addr::LOCALHOST) => LOCALHOST_V6,
             IpAddr::V6(_) => return Gid::from(ip),
         };
-        if !Gid::PORTS.contains(&address.port()) {
+        if !Gid::UDP_PORTS.contains(&address.port()) {
             return Gid::from(ip);
         }
         let mut bytes = [0; 16];
@@ -106,7 +106,7 @@ mod tests {
             assert_eq!(gid.to_string(), text);
             assert_eq!(gid.udp_addr(), address);
             assert_eq!(Gid::from(gid.ip()), gid, "as an IP address it is the same");
-            assert_eq!(gid.has_port(), address.port() != 4791);
+            assert_eq!(gid.has_udp_port(), address.port() != 4791);
         }
     }
 

@@ -121,12 +121,12 @@ fn an_end_before_this_side_is_established_is_an_end() {
     let client = pair.connect();
     pair.flow();
     let id = pair.expect_request().id;
-    let offer = adverb_proto::cm::Offer::new(pair.qpn());
+    let local_qp = adverb_proto::cm::LocalQp::new(pair.qpn());
     let deadline = pair.deadline();
-    pair.sides[SERVER].accept(pair.now, id, &offer, &[], deadline).unwrap();
+    pair.sides[SERVER].accept(pair.now, id, &local_qp, &[], deadline).unwrap();
     pair.flow();
     // A packet that came before the RTU: for the server it stands, and it ends it at once.
-    pair.sides[SERVER].communication_established(offer.qpn);
+    pair.sides[SERVER].communication_established(local_qp.qpn);
     pair.sides[SERVER].disconnect(pair.now, id, deadline).unwrap();
     pair.flow();
     assert_eq!(pair.sides[CLIENT].establish(pair.now, client), Err(CallError::WrongState(State::TimeWait)));
@@ -176,8 +176,8 @@ fn who_drops_a_connection_ends_it_however_far_it_has_come() {
     pair.connect();
     pair.flow();
     let id = pair.expect_request().id;
-    let offer = adverb_proto::cm::Offer::new(pair.qpn());
-    pair.sides[SERVER].accept(pair.now, id, &offer, &[], deadline).unwrap();
+    let local_qp = adverb_proto::cm::LocalQp::new(pair.qpn());
+    pair.sides[SERVER].accept(pair.now, id, &local_qp, &[], deadline).unwrap();
     pair.flow();
     pair.sides[SERVER].abandon(pair.now, id, deadline).unwrap();
     pair.flow();

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use adverb_proto::Time;
 use adverb_proto::cm::{
-    Bind, CallError, Config, Connect, ConnectionId, Ends, Event, Listen, ListenerId, Manager, Offer, Request,
-    ResourceCounts, State,
+    AddrPair, BindAddr, CallError, Config, ConnectParams, ConnectionId, Event, ListenParams, ListenerId,
+    LocalQp, Manager, Request, ResourceCounts, State,
 };
 use adverb_proto::types::{Qpn, Transport};
 use adverb_wire::cm::{Mad, Message, ServiceId};
@@ -48,8 +48,8 @@ pub(crate) fn address(side: usize) -> IpAddr {
 }
 
 /// As a side sees it.
-pub(crate) fn ends(side: usize) -> Ends {
-    Ends { local: address(side), remote: address(1 - side) }
+pub(crate) fn addrs(side: usize) -> AddrPair {
+    AddrPair { local: address(side), remote: address(1 - side) }
 }
 
 pub(crate) fn service() -> ServiceId {
@@ -97,7 +97,7 @@ impl Pair {
     }
 
     pub(crate) fn listen(&mut self, service: ServiceId) -> ListenerId {
-        let listen = Listen { service, bind: Bind::Any, transport: Transport::Rc, backlog: 4 };
+        let listen = ListenParams { service, bind: BindAddr::Any, transport: Transport::Rc, backlog: 4 };
         self.sides[SERVER].listen(listen).unwrap()
     }
 
@@ -111,12 +111,15 @@ impl Pair {
         self.now + seconds(5)
     }
 
-    pub(crate) fn request(&mut self) -> Connect<'static> {
-        let offer = Offer::new(self.qpn());
-        Connect::new(ends(CLIENT), service(), offer, self.deadline())
+    pub(crate) fn request(&mut self) -> ConnectParams<'static> {
+        let local_qp = LocalQp::new(self.qpn());
+        ConnectParams::new(addrs(CLIENT), service(), local_qp, self.deadline())
     }
 
-    pub(crate) fn request_with(&mut self, change: impl FnOnce(&mut Connect<'static>)) -> Connect<'static> {
+    pub(crate) fn request_with(
+        &mut self,
+        change: impl FnOnce(&mut ConnectParams<'static>),
+    ) -> ConnectParams<'static> {
         let mut connect = self.request();
         change(&mut connect);
         connect
@@ -130,7 +133,7 @@ impl Pair {
     pub(crate) fn connect_with(
         &mut self,
         side: usize,
-        connect: &Connect<'_>,
+        connect: &ConnectParams<'_>,
     ) -> Result<ConnectionId, CallError> {
         let random = &mut self.random;
         self.sides[side].connect(self.now, connect, &mut || draw(random))
@@ -138,12 +141,12 @@ impl Pair {
 
     /// Hands a message to a side, as if its peer had sent it.
     pub(crate) fn inject(&mut self, to: usize, mad: &Mad) {
-        self.inject_bytes(to, ends(to), &mad.emit());
+        self.inject_bytes(to, addrs(to), &mad.emit());
     }
 
-    pub(crate) fn inject_bytes(&mut self, to: usize, ends: Ends, bytes: &[u8]) {
+    pub(crate) fn inject_bytes(&mut self, to: usize, addrs: AddrPair, bytes: &[u8]) {
         let random = &mut self.random;
-        self.sides[to].handle(self.now, ends, bytes, &mut || draw(random));
+        self.sides[to].handle(self.now, addrs, bytes, &mut || draw(random));
     }
 
     /// A message outside of any connection.
@@ -158,7 +161,7 @@ impl Pair {
             for from in [CLIENT, SERVER] {
                 while let Some(datagram) = self.sides[from].poll_transmit() {
                     quiet = false;
-                    assert_eq!(datagram.ends, ends(from), "nothing goes anywhere else");
+                    assert_eq!(datagram.addrs, addrs(from), "nothing goes anywhere else");
                     let mad = datagram.mad;
                     self.log.push((from, mad));
                     match (self.filter)(from, &mad) {
@@ -201,8 +204,10 @@ impl Pair {
         if self.automatic {
             match &event {
                 Event::Request(request) => {
-                    let offer = Offer::new(self.qpn());
-                    self.sides[side].accept(self.now, request.id, &offer, b"yes", self.deadline()).unwrap();
+                    let local_qp = LocalQp::new(self.qpn());
+                    self.sides[side]
+                        .accept(self.now, request.id, &local_qp, b"yes", self.deadline())
+                        .unwrap();
                 }
                 Event::Accepted(acceptance) => self.sides[side].establish(self.now, acceptance.id).unwrap(),
                 _ => {}

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use adverb_proto::cm::{Ends, Event, State};
+use adverb_proto::cm::{AddrPair, Event, State};
 use adverb_wire::cm::{
     AdditionalInfo, CmaHeader, Drep, Dreq, Mad, Message, MessageKind, Mra, Rej, RejectReason, Rep, Rtu,
     Timeout,
@@ -11,8 +11,8 @@ use adverb_wire::cm::{
 
 use crate::harness::*;
 
-fn stranger() -> Ends {
-    Ends { local: address(SERVER), remote: [10, 66, 66, 66].into() }
+fn stranger() -> AddrPair {
+    AddrPair { local: address(SERVER), remote: [10, 66, 66, 66].into() }
 }
 
 /// A REQ in somebody's name.
@@ -34,15 +34,15 @@ fn host(number: u32) -> IpAddr {
 }
 
 /// A REQ whose source is [`host`] of the same number, and the addresses that it comes with.
-fn spoofed_req(pair: &mut Pair, number: u32) -> (Mad, Ends) {
+fn spoofed_req(pair: &mut Pair, number: u32) -> (Mad, AddrPair) {
     let mut mad = forged_req(pair, number, 0x100 + number);
-    let ends = Ends { local: address(SERVER), remote: host(number) };
+    let addrs = AddrPair { local: address(SERVER), remote: host(number) };
     if let Message::Req(req) = &mut mad.message {
-        req.primary_path.local_gid = adverb_proto::types::Gid::from(ends.remote).bytes().into();
-        let header = CmaHeader::new((ends.remote, 1).into(), ends.local).unwrap();
+        req.primary_path.local_gid = adverb_proto::types::Gid::from(addrs.remote).bytes().into();
+        let header = CmaHeader::new((addrs.remote, 1).into(), addrs.local).unwrap();
         req.private_data = header.prepend_to(&[]).unwrap();
     }
-    (mad, ends)
+    (mad, addrs)
 }
 
 /// A server with room for half open connections, that accepts whatever requests it gets.
@@ -50,9 +50,9 @@ fn flooded(max_half_open: usize) -> Pair {
     let mut small = config(SERVER);
     small.max_half_open = max_half_open;
     let mut pair = Pair::with(config(CLIENT), small);
-    let listen = adverb_proto::cm::Listen {
+    let listen = adverb_proto::cm::ListenParams {
         service: service(),
-        bind: adverb_proto::cm::Bind::Any,
+        bind: adverb_proto::cm::BindAddr::Any,
         transport: adverb_proto::types::Transport::Rc,
         backlog: 1000,
     };
@@ -68,12 +68,12 @@ fn sent_within(pair: &mut Pair, duration: Duration) -> Vec<(IpAddr, &'static str
     loop {
         while let Some(event) = pair.sides[SERVER].poll_event() {
             if let Event::Request(request) = event {
-                let (offer, deadline) = (adverb_proto::cm::Offer::new(pair.qpn()), pair.deadline());
-                pair.sides[SERVER].accept(pair.now, request.id, &offer, &[], deadline).unwrap();
+                let (local_qp, deadline) = (adverb_proto::cm::LocalQp::new(pair.qpn()), pair.deadline());
+                pair.sides[SERVER].accept(pair.now, request.id, &local_qp, &[], deadline).unwrap();
             }
         }
         while let Some(datagram) = pair.sides[SERVER].poll_transmit() {
-            sent.push((datagram.ends.remote, name(&datagram.mad.message)));
+            sent.push((datagram.addrs.remote, name(&datagram.mad.message)));
         }
         match pair.sides[SERVER].poll_timeout().filter(|next| *next <= end) {
             Some(next) => pair.now = next,
@@ -89,8 +89,8 @@ fn sent_within(pair: &mut Pair, duration: Duration) -> Vec<(IpAddr, &'static str
 #[test]
 fn a_spoofed_req_is_answered_by_five_reps_and_a_rej() {
     let mut pair = flooded(1024);
-    let (req, ends) = spoofed_req(&mut pair, 1);
-    pair.inject_bytes(SERVER, ends, &req.emit());
+    let (req, addrs) = spoofed_req(&mut pair, 1);
+    pair.inject_bytes(SERVER, addrs, &req.emit());
     let sent = sent_within(&mut pair, seconds(7));
     let names: Vec<&str> = sent.iter().map(|(_, name)| *name).collect();
     assert_eq!(names, ["REP", "REP", "REP", "REP", "REP", "REJ"]);
@@ -101,8 +101,8 @@ fn a_spoofed_req_is_answered_by_five_reps_and_a_rej() {
 fn spoofed_reqs_get_two_messages_each_while_half_of_the_slots_are_occupied() {
     let mut pair = flooded(64);
     for number in 0..64 {
-        let (req, ends) = spoofed_req(&mut pair, number);
-        pair.inject_bytes(SERVER, ends, &req.emit());
+        let (req, addrs) = spoofed_req(&mut pair, number);
+        pair.inject_bytes(SERVER, addrs, &req.emit());
     }
     // All are accepted, and nobody establishes anything. The first half of those whose deadlines pass leaves room.
     let sent = sent_within(&mut pair, Duration::from_millis(4999));
@@ -121,8 +121,8 @@ fn spoofed_reqs_with_one_source_get_two_messages_each_beyond_its_share() {
             req.local_comm_id = number;
             req.qpn = adverb_wire::Qpn::truncate(0x100 + number);
         }
-        let ends = Ends { local: address(SERVER), remote: host(1) };
-        pair.inject_bytes(SERVER, ends, &req.emit());
+        let addrs = AddrPair { local: address(SERVER), remote: host(1) };
+        pair.inject_bytes(SERVER, addrs, &req.emit());
     }
     assert_eq!(pair.sides[SERVER].resource_counts().half_open, 300);
     let sent = sent_within(&mut pair, seconds(7));
@@ -151,14 +151,14 @@ fn one_source_can_not_keep_others_from_connecting() {
     // 205 requests per second would keep 1,024 slots full for 5 s each; this is that rate for 64 slots, ten times over.
     for number in 0..1000 {
         let mut req = forged_req(&mut pair, number, 0x100 + number);
-        let ends = Ends { local: address(SERVER), remote: host(1) };
+        let addrs = AddrPair { local: address(SERVER), remote: host(1) };
         if let (Message::Req(req), Message::Req(model)) =
             (&mut req.message, spoofed_req(&mut pair, 1).0.message)
         {
             req.primary_path = model.primary_path;
             req.private_data = model.private_data;
         }
-        pair.inject_bytes(SERVER, ends, &req.emit());
+        pair.inject_bytes(SERVER, addrs, &req.emit());
         sent_within(&mut pair, Duration::from_millis(8));
     }
     let resource_counts = pair.sides[SERVER].resource_counts();
@@ -175,13 +175,13 @@ fn what_is_no_message_is_counted_and_dropped() {
     pair.connect();
     let good = pair.sides[CLIENT].poll_transmit().unwrap().mad.emit();
     for length in 0..256 {
-        pair.inject_bytes(SERVER, ends(SERVER), &good[..length]);
+        pair.inject_bytes(SERVER, addrs(SERVER), &good[..length]);
     }
-    pair.inject_bytes(SERVER, ends(SERVER), &[good, good].concat());
+    pair.inject_bytes(SERVER, addrs(SERVER), &[good, good].concat());
     for byte in [0, 1, 2, 3, 16] {
         let mut bad = good;
         bad[byte] ^= 0x40;
-        pair.inject_bytes(SERVER, ends(SERVER), &bad);
+        pair.inject_bytes(SERVER, addrs(SERVER), &bad);
     }
     assert_eq!(pair.sides[SERVER].statistics().malformed, 262);
     assert_eq!(pair.sides[SERVER].poll_transmit(), None, "nobody is answered");
@@ -193,16 +193,16 @@ fn a_flood_of_requests_fills_no_more_than_its_table() {
     let mut small = config(SERVER);
     small.max_half_open = 8;
     let mut pair = Pair::with(config(CLIENT), small);
-    let listen = adverb_proto::cm::Listen {
+    let listen = adverb_proto::cm::ListenParams {
         service: service(),
-        bind: adverb_proto::cm::Bind::Any,
+        bind: adverb_proto::cm::BindAddr::Any,
         transport: adverb_proto::types::Transport::Rc,
         backlog: 1000,
     };
     pair.sides[SERVER].listen(listen).unwrap();
     for number in 0..1000 {
-        let (req, ends) = spoofed_req(&mut pair, number);
-        pair.inject_bytes(SERVER, ends, &req.emit());
+        let (req, addrs) = spoofed_req(&mut pair, number);
+        pair.inject_bytes(SERVER, addrs, &req.emit());
     }
     let resource_counts = pair.sides[SERVER].resource_counts();
     assert_eq!((resource_counts.connections, resource_counts.half_open, resource_counts.events), (8, 8, 8));
@@ -341,7 +341,7 @@ fn a_strangers_request_with_a_peers_names_cuts_nobody_off() {
     pair.inject_bytes(SERVER, stranger(), &req.emit());
     assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
     let answer = pair.sides[SERVER].poll_transmit().unwrap();
-    assert_eq!(answer.ends, stranger(), "whoever sent it is answered, and nobody else");
+    assert_eq!(answer.addrs, stranger(), "whoever sent it is answered, and nobody else");
     assert_eq!(pair.sides[SERVER].poll_transmit(), None);
 }
 
@@ -361,7 +361,7 @@ fn a_rej_without_our_id_ends_no_established_connection() {
     };
     pair.inject_message(SERVER, Message::Rej(rej));
     assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
-    assert_eq!(pair.sides[SERVER].statistics().strays, 1);
+    assert_eq!(pair.sides[SERVER].statistics().unmatched, 1);
     let deadline = pair.deadline();
     pair.sides[SERVER].disconnect(pair.now, server, deadline).unwrap();
     pair.inject_message(SERVER, Message::Rej(rej));
@@ -519,8 +519,9 @@ fn one_message_has_at_most_one_answer() {
     for round in 0..3 {
         for (_, mad) in &log {
             for side in [CLIENT, SERVER] {
-                for ends in [ends(side), Ends { local: address(side), remote: [10, 66, 66, 66].into() }] {
-                    pair.inject_bytes(side, ends, &mad.emit());
+                for addrs in [addrs(side), AddrPair { local: address(side), remote: [10, 66, 66, 66].into() }]
+                {
+                    pair.inject_bytes(side, addrs, &mad.emit());
                     let answers = std::iter::from_fn(|| pair.sides[side].poll_transmit()).count();
                     assert!(answers <= 1, "{answers} to {}", mad.message);
                 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use adverb_proto::cm::{Event, Offer, State};
+use adverb_proto::cm::{Event, LocalQp, State};
 
 use crate::harness::*;
 
@@ -61,8 +61,8 @@ fn a_lost_rtu_is_repeated_though_the_rep_came_twice_before() {
     let client = pair.connect();
     pair.flow();
     let server = pair.expect_request().id;
-    let offer = Offer::new(pair.qpn());
-    pair.sides[SERVER].accept(pair.now, server, &offer, &[], pair.deadline()).unwrap();
+    let local_qp = LocalQp::new(pair.qpn());
+    pair.sides[SERVER].accept(pair.now, server, &local_qp, &[], pair.deadline()).unwrap();
     pair.pass(Duration::from_millis(400));
     assert_eq!(pair.sent(), ">REQ <REP <REP");
     pair.lose("RTU", 1);
@@ -204,7 +204,7 @@ fn a_first_packet_means_nothing_to_other_connections() {
     let asked = pair.request();
     let id = pair.connect_with(CLIENT, &asked).unwrap();
     let unknown = pair.qpn();
-    for qpn in [asked.offer.qpn, unknown] {
+    for qpn in [asked.local_qp.qpn, unknown] {
         pair.sides[CLIENT].communication_established(qpn);
     }
     assert_eq!(pair.sides[CLIENT].state(id), Some(State::ReqSent));

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use adverb_proto::cm::{Bind, CallError, Depths, Ends, Event, Listen, Manager, Offer, State};
+use adverb_proto::cm::{
+    AddrPair, BindAddr, CallError, Event, ListenParams, LocalQp, Manager, RdAtomicLimits, State,
+};
 use adverb_proto::types::{PathMtu, Qpn, Transport};
 use adverb_wire::cm::{Bits, Ece, Message, PathMtu as Mtu, ServiceId, Timeout, TransportService};
 
@@ -25,25 +27,25 @@ fn a_connection_takes_three_messages() {
 fn both_queue_pairs_are_told_what_fits_together() {
     let mut pair = Pair::new();
     let mut connect = pair.request();
-    connect.offer.depths = Depths { max_dest_rd_atomic: 3, max_rd_atomic: 9 };
-    connect.offer.retry_count = 5;
-    connect.offer.rnr_retry = 2;
-    connect.offer.ack_timeout = Timeout::new(13).unwrap();
+    connect.local_qp.rd_atomic_limits = RdAtomicLimits { max_dest_rd_atomic: 3, max_rd_atomic: 9 };
+    connect.local_qp.retry_count = 5;
+    connect.local_qp.rnr_retry = 2;
+    connect.local_qp.ack_timeout = Timeout::new(13).unwrap();
     connect.path_mtu = PathMtu::Mtu512;
     let client = pair.connect_with(CLIENT, &connect).unwrap();
     pair.flow();
     let request = pair.expect_request();
-    assert_eq!(request.depths, Depths { max_dest_rd_atomic: 9, max_rd_atomic: 3 });
-    let mut offer = Offer::new(pair.qpn());
-    offer.depths = Depths { max_dest_rd_atomic: 7, max_rd_atomic: 16 };
-    offer.rnr_retry = 1;
-    let at_server = pair.sides[SERVER].ready(request.id, &offer).unwrap();
-    pair.sides[SERVER].accept(pair.now, request.id, &offer, &[], pair.deadline()).unwrap();
+    assert_eq!(request.rd_atomic_limits, RdAtomicLimits { max_dest_rd_atomic: 9, max_rd_atomic: 3 });
+    let mut local_qp = LocalQp::new(pair.qpn());
+    local_qp.rd_atomic_limits = RdAtomicLimits { max_dest_rd_atomic: 7, max_rd_atomic: 16 };
+    local_qp.rnr_retry = 1;
+    let at_server = pair.sides[SERVER].qp_attributes(request.id, &local_qp).unwrap();
+    pair.sides[SERVER].accept(pair.now, request.id, &local_qp, &[], pair.deadline()).unwrap();
     pair.flow();
-    let at_client = pair.sides[CLIENT].ready(client, &connect.offer).unwrap();
+    let at_client = pair.sides[CLIENT].qp_attributes(client, &connect.local_qp).unwrap();
 
-    assert_eq!(at_client.ready_to_receive.remote_qpn, offer.qpn);
-    assert_eq!(at_server.ready_to_receive.remote_qpn, connect.offer.qpn);
+    assert_eq!(at_client.ready_to_receive.remote_qpn, local_qp.qpn);
+    assert_eq!(at_server.ready_to_receive.remote_qpn, connect.local_qp.qpn);
     assert_eq!(at_client.ready_to_send.psn, at_server.ready_to_receive.psn);
     assert_eq!(at_server.ready_to_send.psn, at_client.ready_to_receive.psn);
     assert_ne!(at_client.ready_to_send.psn, at_server.ready_to_send.psn);
@@ -74,7 +76,7 @@ fn the_starting_psn_of_a_message_is_where_its_receiver_begins() {
     let id = pair.expect_request().id;
     let Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };
     let Message::Rep(rep) = pair.last(SERVER, "REP").message else { panic!() };
-    let ready = pair.sides[SERVER].ready(id, &Offer::new(rep.qpn)).unwrap();
+    let ready = pair.sides[SERVER].qp_attributes(id, &LocalQp::new(rep.qpn)).unwrap();
     assert_eq!((ready.ready_to_send.psn, ready.ready_to_receive.psn), (req.starting_psn, rep.starting_psn));
 }
 
@@ -121,64 +123,65 @@ fn the_messages_of_a_handshake_belong_to_one_transaction() {
 #[test]
 fn an_unreliable_connection_is_made_like_a_reliable_one() {
     let mut pair = Pair::deaf();
-    let listen = Listen { service: service(), bind: Bind::Any, transport: Transport::Uc, backlog: 1 };
+    let listen =
+        ListenParams { service: service(), bind: BindAddr::Any, transport: Transport::Uc, backlog: 1 };
     pair.sides[SERVER].listen(listen).unwrap();
     let mut connect = pair.request();
-    connect.offer.transport = Transport::Uc;
+    connect.local_qp.transport = Transport::Uc;
     pair.connect_with(CLIENT, &connect).unwrap();
     pair.flow();
     let request = pair.expect_request();
     assert_eq!(request.transport, Transport::Uc);
     let qpn = pair.qpn();
-    let wrong = pair.sides[SERVER].accept(pair.now, request.id, &Offer::new(qpn), &[], pair.deadline());
+    let wrong = pair.sides[SERVER].accept(pair.now, request.id, &LocalQp::new(qpn), &[], pair.deadline());
     assert_eq!(wrong, Err(CallError::UnsupportedTransport(Transport::Rc)));
-    let mut offer = Offer::new(qpn);
-    offer.transport = Transport::Uc;
-    pair.sides[SERVER].accept(pair.now, request.id, &offer, &[], pair.deadline()).unwrap();
+    let mut local_qp = LocalQp::new(qpn);
+    local_qp.transport = Transport::Uc;
+    pair.sides[SERVER].accept(pair.now, request.id, &local_qp, &[], pair.deadline()).unwrap();
 }
 
 #[test]
 fn vendor_options_travel_both_ways() {
     let mut pair = Pair::new();
     let mut connect = pair.request();
-    connect.offer.ece = Ece { vendor_id: Bits::truncate(0x2c9), options: 0x1234_5678 };
+    connect.local_qp.ece = Ece { vendor_id: Bits::truncate(0x2c9), options: 0x1234_5678 };
     pair.connect_with(CLIENT, &connect).unwrap();
     pair.flow();
     let request = pair.expect_request();
-    assert_eq!(request.ece, connect.offer.ece);
-    let mut offer = Offer::new(pair.qpn());
-    offer.ece = Ece { vendor_id: Bits::truncate(0x2c9), options: 0x78 };
-    pair.sides[SERVER].accept(pair.now, request.id, &offer, &[], pair.deadline()).unwrap();
+    assert_eq!(request.ece, connect.local_qp.ece);
+    let mut local_qp = LocalQp::new(pair.qpn());
+    local_qp.ece = Ece { vendor_id: Bits::truncate(0x2c9), options: 0x78 };
+    pair.sides[SERVER].accept(pair.now, request.id, &local_qp, &[], pair.deadline()).unwrap();
     pair.flow();
     let Some(Event::Accepted(acceptance)) = pair.event(CLIENT) else { panic!() };
-    assert_eq!(acceptance.ece, offer.ece);
+    assert_eq!(acceptance.ece, local_qp.ece);
 }
 
 #[test]
 fn whether_receives_are_shared_is_told_both_ways() {
     let mut pair = Pair::new();
     let mut connect = pair.request();
-    connect.offer.shared_receives = true;
+    connect.local_qp.has_srq = true;
     pair.connect_with(CLIENT, &connect).unwrap();
     pair.flow();
     let request = pair.expect_request();
-    assert!(request.shared_receives);
-    let mut offer = Offer::new(pair.qpn());
-    offer.shared_receives = true;
-    pair.sides[SERVER].accept(pair.now, request.id, &offer, &[], pair.deadline()).unwrap();
+    assert!(request.has_srq);
+    let mut local_qp = LocalQp::new(pair.qpn());
+    local_qp.has_srq = true;
+    pair.sides[SERVER].accept(pair.now, request.id, &local_qp, &[], pair.deadline()).unwrap();
     pair.flow();
     let Some(Event::Accepted(acceptance)) = pair.event(CLIENT) else { panic!() };
-    assert!(acceptance.shared_receives);
+    assert!(acceptance.has_srq);
 }
 
 #[test]
 fn ipv6_peers_connect_too() {
     let mut pair = Pair::new();
     let (local, remote) = ("fd77::1".parse().unwrap(), "fd77::2".parse().unwrap());
-    let connect = pair.request_with(|connect| connect.ends = Ends { local, remote });
+    let connect = pair.request_with(|connect| connect.addrs = AddrPair { local, remote });
     pair.connect_with(CLIENT, &connect).unwrap();
     let datagram = pair.sides[CLIENT].poll_transmit().unwrap();
-    pair.inject_bytes(SERVER, Ends { local: remote, remote: local }, &datagram.mad.emit());
+    pair.inject_bytes(SERVER, AddrPair { local: remote, remote: local }, &datagram.mad.emit());
     let Some(Event::Request(request)) = pair.sides[SERVER].poll_event() else { panic!() };
     assert_eq!(request.source.map(|source| source.ip()), Some(local));
 }
@@ -187,7 +190,7 @@ fn ipv6_peers_connect_too() {
 fn two_families_do_not_connect() {
     let mut pair = Pair::new();
     let remote = "fd77::2".parse().unwrap();
-    let connect = pair.request_with(|connect| connect.ends.remote = remote);
+    let connect = pair.request_with(|connect| connect.addrs.remote = remote);
     assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::AddressFamilyMismatch));
 }
 
@@ -195,25 +198,30 @@ fn two_families_do_not_connect() {
 fn a_manager_connects_to_itself() {
     let mut manager = Manager::new(config(0));
     manager
-        .listen(Listen { service: service(), bind: Bind::Any, transport: Transport::Rc, backlog: 1 })
+        .listen(ListenParams {
+            service: service(),
+            bind: BindAddr::Any,
+            transport: Transport::Rc,
+            backlog: 1,
+        })
         .unwrap();
     let mut pair = Pair::new();
-    let ends = Ends { local: address(0), remote: address(0) };
-    let connect = pair.request_with(|connect| connect.ends = ends);
+    let addrs = AddrPair { local: address(0), remote: address(0) };
+    let connect = pair.request_with(|connect| connect.addrs = addrs);
     let mut state = 3;
     let active = manager.connect(pair.now, &connect, &mut || draw(&mut state)).unwrap();
     let mut passive = None;
     loop {
         if let Some(datagram) = manager.poll_transmit() {
-            manager.handle(pair.now, ends, &datagram.mad.emit(), &mut || draw(&mut state));
+            manager.handle(pair.now, addrs, &datagram.mad.emit(), &mut || draw(&mut state));
         } else if let Some(event) = manager.poll_event() {
             match event {
                 Event::Request(request) => {
                     passive = Some(request.id);
-                    let same = manager.accept(pair.now, request.id, &connect.offer, &[], pair.deadline());
-                    assert_eq!(same, Err(CallError::QpInUse(connect.offer.qpn)));
-                    let offer = Offer::new(pair.qpn());
-                    manager.accept(pair.now, request.id, &offer, &[], pair.deadline()).unwrap();
+                    let same = manager.accept(pair.now, request.id, &connect.local_qp, &[], pair.deadline());
+                    assert_eq!(same, Err(CallError::QpInUse(connect.local_qp.qpn)));
+                    let local_qp = LocalQp::new(pair.qpn());
+                    manager.accept(pair.now, request.id, &local_qp, &[], pair.deadline()).unwrap();
                 }
                 Event::Accepted(acceptance) => manager.establish(pair.now, acceptance.id).unwrap(),
                 _ => {}
@@ -230,10 +238,11 @@ fn a_manager_connects_to_itself() {
 fn the_most_exact_listener_is_asked() {
     let mut pair = Pair::deaf();
     let mut listen = |bind| {
-        let listen = Listen { service: service(), bind, transport: Transport::Rc, backlog: 4 };
+        let listen = ListenParams { service: service(), bind, transport: Transport::Rc, backlog: 4 };
         pair.sides[SERVER].listen(listen).unwrap()
     };
-    let (any, v4, exact) = (listen(Bind::Any), listen(Bind::AnyV4), listen(Bind::Address(address(SERVER))));
+    let (any, v4, exact) =
+        (listen(BindAddr::Any), listen(BindAddr::AnyV4), listen(BindAddr::Address(address(SERVER))));
     for expected in [exact, v4, any] {
         pair.connect();
         pair.flow();
@@ -249,7 +258,8 @@ fn the_most_exact_listener_is_asked() {
 #[test]
 fn one_service_has_one_listener_at_one_address() {
     let mut pair = Pair::new();
-    let listen = Listen { service: service(), bind: Bind::Any, transport: Transport::Rc, backlog: 4 };
+    let listen =
+        ListenParams { service: service(), bind: BindAddr::Any, transport: Transport::Rc, backlog: 4 };
     assert_eq!(pair.sides[SERVER].listen(listen), Err(CallError::ServiceInUse(service())));
     pair.listen(ServiceId::tcp_port(PORT + 1));
 }
@@ -259,21 +269,21 @@ fn a_queue_pair_has_one_connection() {
     let mut pair = Pair::automatic();
     let connect = pair.request();
     pair.connect_with(CLIENT, &connect).unwrap();
-    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::QpInUse(connect.offer.qpn)));
+    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::QpInUse(connect.local_qp.qpn)));
     pair.flow();
-    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::QpInUse(connect.offer.qpn)));
-    assert!(!pair.sides[CLIENT].is_free(connect.offer.qpn));
+    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::QpInUse(connect.local_qp.qpn)));
+    assert!(!pair.sides[CLIENT].is_qpn_free(connect.local_qp.qpn));
 }
 
 #[test]
 fn queue_pairs_for_management_and_groups_are_not_connected() {
     let mut pair = Pair::new();
     for qpn in [0, 1, 0xff_ffff] {
-        let connect = pair.request_with(|connect| connect.offer.qpn = Qpn::truncate(qpn));
+        let connect = pair.request_with(|connect| connect.local_qp.qpn = Qpn::truncate(qpn));
         assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::OutOfRange("qpn")));
     }
     let mut connect = pair.request();
-    connect.offer.transport = Transport::Ud;
+    connect.local_qp.transport = Transport::Ud;
     assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::UnsupportedTransport(Transport::Ud)));
 }
 
@@ -281,10 +291,10 @@ fn queue_pairs_for_management_and_groups_are_not_connected() {
 fn values_out_of_range_are_refused() {
     let mut pair = Pair::new();
     let mut connect = pair.request();
-    connect.offer.retry_count = 8;
+    connect.local_qp.retry_count = 8;
     assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::OutOfRange("retry_count")));
     let mut connect = pair.request();
-    connect.offer.rnr_retry = 8;
+    connect.local_qp.rnr_retry = 8;
     assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::OutOfRange("rnr_retry")));
     let connect = pair.request_with(|connect| connect.path_mtu = PathMtu::Mtu2048);
     assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::OutOfRange("path_mtu")));
@@ -294,10 +304,10 @@ fn values_out_of_range_are_refused() {
 #[test]
 fn calls_in_the_wrong_state_are_refused() {
     let (mut pair, [client, server]) = Pair::connected();
-    let offer = Offer::new(pair.qpn());
+    let local_qp = LocalQp::new(pair.qpn());
     let (now, deadline) = (pair.now, pair.deadline());
     let wrong = Err(CallError::WrongState(State::Established));
-    assert_eq!(pair.sides[SERVER].accept(now, server, &offer, &[], deadline), wrong);
+    assert_eq!(pair.sides[SERVER].accept(now, server, &local_qp, &[], deadline), wrong);
     assert_eq!(pair.sides[CLIENT].establish(now, client), wrong);
     let reason = adverb_wire::cm::RejectReason::ConsumerReject;
     assert_eq!(pair.sides[CLIENT].reject(now, client, reason, &[]), wrong);
@@ -305,7 +315,7 @@ fn calls_in_the_wrong_state_are_refused() {
     let asked = pair.connect();
     let wrong = Err(CallError::WrongState(State::ReqSent));
     assert_eq!(pair.sides[CLIENT].disconnect(now, asked, deadline), wrong);
-    assert!(pair.sides[CLIENT].ready(asked, &offer).is_err());
+    assert!(pair.sides[CLIENT].qp_attributes(asked, &local_qp).is_err());
     for error in [CallError::Unknown, CallError::WrongState(State::TimeWait), CallError::TooMany] {
         assert!(!error.to_string().is_empty());
     }
@@ -321,8 +331,8 @@ fn an_application_that_takes_its_time_is_waited_for() {
     pair.pass(Duration::from_millis(2000));
     assert_eq!(pair.sent(), ">REQ >REQ <MRA", "who was told to wait waits");
     pair.automatic = true;
-    let offer = Offer::new(pair.qpn());
-    pair.sides[SERVER].accept(pair.now, id, &offer, &[], pair.deadline()).unwrap();
+    let local_qp = LocalQp::new(pair.qpn());
+    pair.sides[SERVER].accept(pair.now, id, &local_qp, &[], pair.deadline()).unwrap();
     pair.flow();
     assert_eq!(pair.outcomes(CLIENT), ["established"]);
     assert_eq!(pair.outcomes(SERVER), ["established"]);
@@ -334,8 +344,8 @@ fn a_queue_pair_that_takes_its_time_is_waited_for() {
     let client = pair.connect();
     pair.flow();
     let id = pair.expect_request().id;
-    let offer = Offer::new(pair.qpn());
-    pair.sides[SERVER].accept(pair.now, id, &offer, &[], pair.deadline()).unwrap();
+    let local_qp = LocalQp::new(pair.qpn());
+    pair.sides[SERVER].accept(pair.now, id, &local_qp, &[], pair.deadline()).unwrap();
     pair.pass(seconds(2));
     assert_eq!(pair.sent(), ">REQ <REP <REP <REP <REP");
     pair.sides[CLIENT].establish(pair.now, client).unwrap();

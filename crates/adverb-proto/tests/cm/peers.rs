@@ -1,6 +1,8 @@
 //! Two sides that connect to each other at the same time.
 
-use adverb_proto::cm::{Bind, CallError, Connect, ConnectionId, Event, Listen, Offer, State};
+use adverb_proto::cm::{
+    BindAddr, CallError, ConnectParams, ConnectionId, Event, ListenParams, LocalQp, State,
+};
 use adverb_proto::types::Transport;
 
 use crate::harness::*;
@@ -9,8 +11,8 @@ use crate::harness::*;
 fn meet(pair: &mut Pair) -> [ConnectionId; 2] {
     pair.automatic = true;
     [CLIENT, SERVER].map(|side| {
-        let offer = Offer::new(pair.qpn());
-        let mut connect = Connect::new(ends(side), service(), offer, pair.deadline());
+        let local_qp = LocalQp::new(pair.qpn());
+        let mut connect = ConnectParams::new(addrs(side), service(), local_qp, pair.deadline());
         connect.peer_to_peer = true;
         pair.connect_with(side, &connect).unwrap()
     })
@@ -19,11 +21,12 @@ fn meet(pair: &mut Pair) -> [ConnectionId; 2] {
 #[test]
 fn two_that_connect_to_each_others_listeners_have_two_connections() {
     let mut pair = Pair::automatic();
-    let listen = Listen { service: service(), bind: Bind::Any, transport: Transport::Rc, backlog: 4 };
+    let listen =
+        ListenParams { service: service(), bind: BindAddr::Any, transport: Transport::Rc, backlog: 4 };
     pair.sides[CLIENT].listen(listen).unwrap();
     let ids = [CLIENT, SERVER].map(|side| {
-        let offer = Offer::new(pair.qpn());
-        let connect = Connect::new(ends(side), service(), offer, pair.deadline());
+        let local_qp = LocalQp::new(pair.qpn());
+        let connect = ConnectParams::new(addrs(side), service(), local_qp, pair.deadline());
         pair.connect_with(side, &connect).unwrap()
     });
     pair.flow();
@@ -80,17 +83,17 @@ fn what_two_peers_queue_pairs_are_told_fits_together() {
     pair.automatic = false;
     pair.flow();
     let Some(Event::Accepted(at_client)) = pair.event(CLIENT) else { panic!() };
-    let offer = Offer::new(adverb_wire::Qpn::truncate(0x11));
-    let client = pair.sides[CLIENT].ready(at_client.id, &offer).unwrap();
+    let local_qp = LocalQp::new(adverb_wire::Qpn::truncate(0x11));
+    let client = pair.sides[CLIENT].qp_attributes(at_client.id, &local_qp).unwrap();
     assert_eq!(
-        pair.sides[CLIENT].accept(pair.now, at_client.id, &offer, &[], pair.now),
+        pair.sides[CLIENT].accept(pair.now, at_client.id, &local_qp, &[], pair.now),
         Err(CallError::WrongState(State::ReqReceived))
     );
     pair.sides[CLIENT].establish(pair.now, at_client.id).unwrap();
     pair.flow();
     let Some(Event::Accepted(at_server)) = pair.event(SERVER) else { panic!() };
     assert_eq!(at_server.id, ids[SERVER]);
-    let server = pair.sides[SERVER].ready(at_server.id, &Offer::new(at_client.remote_qpn)).unwrap();
+    let server = pair.sides[SERVER].qp_attributes(at_server.id, &LocalQp::new(at_client.remote_qpn)).unwrap();
     assert_eq!(client.ready_to_send.psn, server.ready_to_receive.psn);
     assert_eq!(server.ready_to_send.psn, client.ready_to_receive.psn);
     assert_eq!(client.ready_to_receive.remote_qpn, at_client.remote_qpn);
@@ -110,8 +113,8 @@ fn a_peer_that_never_comes_is_unreachable() {
 #[test]
 fn one_side_that_comes_early_is_told_that_nobody_listens() {
     let mut pair = Pair::deaf();
-    let offer = Offer::new(pair.qpn());
-    let mut connect = Connect::new(ends(CLIENT), service(), offer, pair.deadline());
+    let local_qp = LocalQp::new(pair.qpn());
+    let mut connect = ConnectParams::new(addrs(CLIENT), service(), local_qp, pair.deadline());
     connect.peer_to_peer = true;
     pair.connect_with(CLIENT, &connect).unwrap();
     let again = pair.request_with(|again| again.peer_to_peer = true);
@@ -125,9 +128,9 @@ fn one_side_that_comes_early_is_told_that_nobody_listens() {
 fn peers_that_mean_different_services_do_not_meet() {
     let mut pair = Pair::deaf();
     for (side, port) in [(CLIENT, 1), (SERVER, 2)] {
-        let offer = Offer::new(pair.qpn());
+        let local_qp = LocalQp::new(pair.qpn());
         let service = adverb_wire::cm::ServiceId::tcp_port(port);
-        let mut connect = Connect::new(ends(side), service, offer, pair.deadline());
+        let mut connect = ConnectParams::new(addrs(side), service, local_qp, pair.deadline());
         connect.peer_to_peer = true;
         pair.connect_with(side, &connect).unwrap();
     }

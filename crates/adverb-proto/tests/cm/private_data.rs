@@ -1,6 +1,6 @@
 //! How much applications may send each other on the way.
 
-use adverb_proto::cm::{CallError, Event, Offer, Resolve};
+use adverb_proto::cm::{CallError, Event, LocalQp, ResolveParams};
 use adverb_wire::cm::{DataTooLong, RejectReason, ServiceId};
 
 use crate::harness::*;
@@ -35,11 +35,11 @@ fn an_acceptance_carries_0_to_196_bytes() {
         pair.connect();
         pair.flow();
         let id = pair.expect_request().id;
-        let offer = Offer::new(pair.qpn());
+        let local_qp = LocalQp::new(pair.qpn());
         let deadline = pair.deadline();
-        let too_long = pair.sides[SERVER].accept(pair.now, id, &offer, &DATA[..197], deadline);
+        let too_long = pair.sides[SERVER].accept(pair.now, id, &local_qp, &DATA[..197], deadline);
         assert_eq!(too_long, Err(CallError::PrivateDataTooLong(DataTooLong { len: 197, max: 196 })));
-        pair.sides[SERVER].accept(pair.now, id, &offer, &DATA[..length], deadline).unwrap();
+        pair.sides[SERVER].accept(pair.now, id, &local_qp, &DATA[..length], deadline).unwrap();
         pair.flow();
         let Some(Event::Accepted(acceptance)) = pair.event(CLIENT) else { panic!() };
         assert_eq!(acceptance.private_data.len(), 196);
@@ -72,8 +72,9 @@ fn a_question_carries_0_to_180_bytes_and_an_answer_136() {
     let mut pair = Pair::deaf();
     let mut state = 5;
     let mut resolve = |length: usize, service| {
-        let (ends, deadline) = (ends(CLIENT), pair.deadline());
-        let resolve = Resolve { ends, service, source_port: 1, private_data: &DATA[..length], deadline };
+        let (addrs, deadline) = (addrs(CLIENT), pair.deadline());
+        let resolve =
+            ResolveParams { addrs, service, source_port: 1, private_data: &DATA[..length], deadline };
         pair.sides[CLIENT].resolve(pair.now, &resolve, &mut || draw(&mut state)).map(|_| ())
     };
     let udp = ServiceId::udp_port(1);

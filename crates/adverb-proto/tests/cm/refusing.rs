@@ -1,6 +1,6 @@
 //! What is refused, and with which reason.
 
-use adverb_proto::cm::{Bind, CallError, Config, Event, Listen, Offer};
+use adverb_proto::cm::{BindAddr, CallError, Config, Event, ListenParams, LocalQp};
 use adverb_proto::types::{PathMtu, Transport};
 use adverb_wire::cm::{
     Bits, CmaHeader, Message, PrivateData, RejectReason, Req, ServiceId, TransportService,
@@ -51,7 +51,8 @@ fn another_transport_is_refused_with_9() {
 #[test]
 fn a_connection_to_a_datagram_listener_is_refused_with_9() {
     let mut pair = Pair::deaf();
-    let listen = Listen { service: service(), bind: Bind::Any, transport: Transport::Ud, backlog: 1 };
+    let listen =
+        ListenParams { service: service(), bind: BindAddr::Any, transport: Transport::Ud, backlog: 1 };
     pair.sides[SERVER].listen(listen).unwrap();
     pair.connect();
     pair.flow();
@@ -165,9 +166,9 @@ fn the_side_that_asked_may_refuse_the_acceptance() {
     let client = pair.connect();
     pair.flow();
     let id = pair.expect_request().id;
-    let offer = Offer::new(pair.qpn());
+    let local_qp = LocalQp::new(pair.qpn());
     let deadline = pair.deadline();
-    pair.sides[SERVER].accept(pair.now, id, &offer, &[], deadline).unwrap();
+    pair.sides[SERVER].accept(pair.now, id, &local_qp, &[], deadline).unwrap();
     pair.flow();
     pair.sides[CLIENT].reject(pair.now, client, RejectReason::ConsumerReject, b"never mind").unwrap();
     pair.flow();
@@ -181,7 +182,8 @@ fn the_side_that_asked_may_refuse_the_acceptance() {
 #[test]
 fn requests_beyond_the_backlog_are_dropped_and_asked_again() {
     let mut pair = Pair::deaf();
-    let listen = Listen { service: service(), bind: Bind::Any, transport: Transport::Rc, backlog: 2 };
+    let listen =
+        ListenParams { service: service(), bind: BindAddr::Any, transport: Transport::Rc, backlog: 2 };
     pair.sides[SERVER].listen(listen).unwrap();
     for _ in 0..3 {
         pair.connect();
@@ -212,9 +214,9 @@ fn a_listener_that_closes_refuses_what_nobody_has_taken() {
     let Some(Event::Rejected(rejection)) = pair.event(CLIENT) else { panic!() };
     assert_eq!((rejection.id, rejection.reason.code()), (untaken, 8));
     assert_eq!(pair.event(SERVER), None);
-    let offer = Offer::new(pair.qpn());
+    let local_qp = LocalQp::new(pair.qpn());
     let deadline = pair.deadline();
-    pair.sides[SERVER].accept(pair.now, request.id, &offer, &[], deadline).unwrap();
+    pair.sides[SERVER].accept(pair.now, request.id, &local_qp, &[], deadline).unwrap();
     pair.automatic = true;
     pair.flow();
     assert_eq!(pair.sides[CLIENT].state(taken), Some(adverb_proto::cm::State::Established));

@@ -1,6 +1,6 @@
 //! How datagram queue pairs are found.
 
-use adverb_proto::cm::{Bind, CallError, Event, Listen, Query, QueryId, Resolve, UDP_QKEY};
+use adverb_proto::cm::{BindAddr, CallError, Event, ListenParams, Query, QueryId, ResolveParams, UDP_QKEY};
 use adverb_proto::types::{Qpn, Transport};
 use adverb_wire::cm::{Mad, Message, PrivateData, ServiceId, SidrReq, SidrStatus};
 
@@ -12,14 +12,14 @@ fn udp() -> ServiceId {
 
 fn pair() -> Pair {
     let mut pair = Pair::deaf();
-    let listen = Listen { service: udp(), bind: Bind::Any, transport: Transport::Ud, backlog: 2 };
+    let listen = ListenParams { service: udp(), bind: BindAddr::Any, transport: Transport::Ud, backlog: 2 };
     pair.sides[SERVER].listen(listen).unwrap();
     pair
 }
 
 fn ask(pair: &mut Pair, service: ServiceId) -> QueryId {
-    let (ends, deadline) = (ends(CLIENT), pair.deadline());
-    let resolve = Resolve { ends, service, source_port: 40_000, private_data: b"who?", deadline };
+    let (addrs, deadline) = (addrs(CLIENT), pair.deadline());
+    let resolve = ResolveParams { addrs, service, source_port: 40_000, private_data: b"who?", deadline };
     let random = &mut pair.random;
     pair.sides[CLIENT].resolve(pair.now, &resolve, &mut || draw(random)).unwrap()
 }
@@ -164,11 +164,11 @@ fn an_answer_that_nobody_asked_for_is_ignored() {
     ] {
         pair.inject_message(CLIENT, Message::SidrRep(wrong));
     }
-    let stranger = adverb_proto::cm::Ends { remote: [10, 9, 9, 9].into(), ..ends(CLIENT) };
+    let stranger = adverb_proto::cm::AddrPair { remote: [10, 9, 9, 9].into(), ..addrs(CLIENT) };
     pair.inject_bytes(CLIENT, stranger, &mad.emit());
     pair.flow();
     assert_eq!(pair.event(CLIENT), None);
-    assert_eq!(pair.sides[CLIENT].statistics().strays, 3);
+    assert_eq!(pair.sides[CLIENT].statistics().unmatched, 3);
     pair.inject(CLIENT, &mad);
     pair.flow();
     assert!(matches!(pair.event(CLIENT), Some(Event::Resolved(resolution)) if resolution.id == id));
@@ -195,9 +195,9 @@ fn one_source_can_not_keep_others_from_asking() {
     let mut small = config(SERVER);
     small.max_half_open = 64;
     let mut pair = Pair::with(config(CLIENT), small);
-    let listen = Listen {
+    let listen = ListenParams {
         service: ServiceId::udp_port(PORT),
-        bind: Bind::Any,
+        bind: BindAddr::Any,
         transport: Transport::Ud,
         backlog: 1000,
     };
@@ -207,8 +207,8 @@ fn one_source_can_not_keep_others_from_asking() {
         let private_data = header.prepend_to(&[]).unwrap();
         let request = SidrReq { request_id, pkey: 0xffff, service_id: listen.service, private_data };
         let mad = Mad { transaction_id: 1, message: Message::SidrReq(request) };
-        let ends = adverb_proto::cm::Ends { local: address(SERVER), remote };
-        pair.inject_bytes(SERVER, ends, &mad.emit());
+        let addrs = adverb_proto::cm::AddrPair { local: address(SERVER), remote };
+        pair.inject_bytes(SERVER, addrs, &mad.emit());
     };
     for number in 0..1000 {
         ask(&mut pair, number, [10, 99, 0, 1].into());

@@ -17,13 +17,13 @@ fn a_queue_pair_number_is_not_used_again_before_timewait_is_over() {
     pair.flow();
     let rest = pair.sides[CLIENT].config().timewait;
     pair.pass(rest - Duration::from_nanos(1));
-    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::QpInUse(connect.offer.qpn)));
+    assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::QpInUse(connect.local_qp.qpn)));
     assert_eq!(pair.sides[CLIENT].state(id), Some(State::TimeWait));
     pair.events[CLIENT].clear();
     pair.pass(Duration::from_nanos(1));
-    assert_eq!(pair.event(CLIENT), Some(Event::TimewaitOver { id, qpn: connect.offer.qpn }));
-    assert!(pair.sides[CLIENT].is_free(connect.offer.qpn));
-    let again = pair.request_with(|again| again.offer.qpn = connect.offer.qpn);
+    assert_eq!(pair.event(CLIENT), Some(Event::TimewaitOver { id, qpn: connect.local_qp.qpn }));
+    assert!(pair.sides[CLIENT].is_qpn_free(connect.local_qp.qpn));
+    let again = pair.request_with(|again| again.local_qp.qpn = connect.local_qp.qpn);
     pair.connect_with(CLIENT, &again).unwrap();
     pair.flow();
     assert_eq!(pair.outcomes(CLIENT), ["established"]);
@@ -50,7 +50,7 @@ fn who_gave_up_rests_too() {
     let id = pair.connect_with(CLIENT, &connect).unwrap();
     pair.pass(seconds(5));
     assert_eq!(pair.sides[CLIENT].state(id), Some(State::TimeWait));
-    assert!(!pair.sides[CLIENT].is_free(connect.offer.qpn));
+    assert!(!pair.sides[CLIENT].is_qpn_free(connect.local_qp.qpn));
     pair.pass(seconds(1));
     assert_eq!(pair.outcomes(CLIENT), ["unreachable", "timewait over"]);
     pair.assert_nothing_left();
@@ -73,7 +73,7 @@ fn a_stale_connection_rests_before_another_try() {
     // The client forgets all, but has its name and its queue pair again.
     pair.sides[CLIENT] = adverb_proto::cm::Manager::new(config(CLIENT));
     let adverb_wire::cm::Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };
-    let connect = pair.request_with(|connect| connect.offer.qpn = req.qpn);
+    let connect = pair.request_with(|connect| connect.local_qp.qpn = req.qpn);
     let id = pair.connect_with(CLIENT, &connect).unwrap();
     pair.flow();
     assert_eq!(pair.expect_rejected(), 10);
@@ -81,7 +81,7 @@ fn a_stale_connection_rests_before_another_try() {
     // The server's old connection is no more; the client said yes to its end.
     assert_eq!(pair.outcomes(SERVER), ["disconnected"]);
     pair.pass(seconds(1));
-    let connect = pair.request_with(|connect| connect.offer.qpn = req.qpn);
+    let connect = pair.request_with(|connect| connect.local_qp.qpn = req.qpn);
     pair.connect_with(CLIENT, &connect).unwrap();
     pair.flow();
     assert!(pair.outcomes(CLIENT).ends_with(&["established"]));
@@ -98,7 +98,7 @@ fn a_peer_that_restarted_connects_again_whatever_message_of_the_probe_is_lost() 
         while !pair.outcomes(CLIENT).ends_with(&["established"]) {
             attempts += 1;
             assert!(attempts <= 3, "{lost}: {}", pair.sent());
-            let connect = pair.request_with(|connect| connect.offer.qpn = req.qpn);
+            let connect = pair.request_with(|connect| connect.local_qp.qpn = req.qpn);
             pair.connect_with(CLIENT, &connect).unwrap();
             pair.pass(seconds(2));
         }
@@ -116,8 +116,8 @@ fn a_restarted_listener_that_accepts_with_an_old_number_is_probed() {
     pair.flow();
     let request = pair.expect_request();
     let deadline = pair.deadline();
-    let offer = adverb_proto::cm::Offer::new(rep.qpn);
-    pair.sides[SERVER].accept(pair.now, request.id, &offer, &[], deadline).unwrap();
+    let local_qp = adverb_proto::cm::LocalQp::new(rep.qpn);
+    pair.sides[SERVER].accept(pair.now, request.id, &local_qp, &[], deadline).unwrap();
     pair.flow();
     assert_eq!(pair.sides[CLIENT].state(client), Some(State::TimeWait), "{}", pair.sent());
     assert!(pair.sent().ends_with("<REP >REJ >DREQ <DREP"), "{}", pair.sent());
@@ -145,7 +145,7 @@ fn a_peer_may_use_its_number_for_another_connection_while_this_side_rests() {
     pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
     pair.flow();
     pair.sides[CLIENT] = adverb_proto::cm::Manager::new(config(CLIENT));
-    let connect = pair.request_with(|connect| connect.offer.qpn = req.qpn);
+    let connect = pair.request_with(|connect| connect.local_qp.qpn = req.qpn);
     pair.connect_with(CLIENT, &connect).unwrap();
     pair.flow();
     assert!(pair.outcomes(CLIENT).ends_with(&["established"]));

@@ -328,7 +328,7 @@ impl End {
             source: SocketAddr::new(self.peer, 0xc123),
             destination: SocketAddr::new(self.address, ROCE_PORT),
             icrc: IcrcCheck::IpId(0),
-            congested: false,
+            is_ecn_marked: false,
             route: Default::default(),
         }
     }
@@ -407,7 +407,7 @@ impl End {
     pub(crate) fn wait(&mut self) -> Option<Duration> {
         let start = self.now;
         let timers = |end: &End| {
-            end.device.sink().iter().filter(|(_, e)| matches!(e, TraceEvent::Timer { .. })).count()
+            end.device.sink().iter().filter(|(_, e)| matches!(e, TraceEvent::TimerExpired { .. })).count()
         };
         let fired = timers(self);
         while timers(self) == fired {

@@ -40,7 +40,7 @@ fn packet_from_another_address_is_dropped() {
     let mut arrival = end.arrival();
     arrival.source.set_ip(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 9)));
     end.deliver_as(&arrival, &bytes);
-    dropped(&end, DropReason::Address);
+    dropped(&end, DropReason::WrongAddress);
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn packet_to_another_address_is_dropped() {
     let bytes = end.forge(&write(&end), b"abcd");
     let arrival = RxMeta { destination: "10.0.0.9:4791".parse().unwrap(), ..end.arrival() };
     end.deliver_as(&arrival, &bytes);
-    dropped(&end, DropReason::Address);
+    dropped(&end, DropReason::WrongAddress);
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn packet_of_another_partition_is_dropped() {
     let header = Header { pkey: 0x8001, ..write(&end) };
     let bytes = end.forge(&header, b"abcd");
     end.deliver(&bytes);
-    dropped(&end, DropReason::Partition);
+    dropped(&end, DropReason::WrongPkey);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn limited_member_may_talk_to_a_full_one_but_not_to_another_limited_one() {
     let header = Header { pkey: 0x7fff, ..write(&end) };
     let bytes = end.forge(&header, b"abcd");
     end.deliver(&bytes);
-    dropped(&end, DropReason::Partition);
+    dropped(&end, DropReason::WrongPkey);
 }
 
 #[test]
@@ -111,10 +111,10 @@ fn icrc_covers_the_ports_and_the_identification() {
     let mut arrival = end.arrival();
     arrival.source.set_port(0xc124);
     end.deliver_as(&arrival, &bytes);
-    dropped(&end, DropReason::Icrc);
+    dropped(&end, DropReason::WrongIcrc);
     let arrival = RxMeta { icrc: IcrcCheck::IpId(1), ..end.arrival() };
     end.deliver_as(&arrival, &bytes);
-    dropped(&end, DropReason::Icrc);
+    dropped(&end, DropReason::WrongIcrc);
 }
 
 #[test]
@@ -126,10 +126,10 @@ fn unknown_identification_is_solved_for() {
     let bytes = [&head[..emitted.header_len], b"abcd", &emitted.trailer].concat();
     let arrival = end.arrival();
     end.deliver_as(&arrival, &bytes);
-    dropped(&end, DropReason::Icrc);
+    dropped(&end, DropReason::WrongIcrc);
     let arrival = RxMeta { icrc: IcrcCheck::IpIdBelow(0x5678), ..end.arrival() };
     end.deliver_as(&arrival, &bytes);
-    dropped(&end, DropReason::Icrc);
+    dropped(&end, DropReason::WrongIcrc);
     let arrival = RxMeta { icrc: IcrcCheck::AnyIpId, ..end.arrival() };
     end.deliver_as(&arrival, &bytes);
     assert_eq!(end.bytes(0, 4), b"abcd");
@@ -178,7 +178,7 @@ fn packets_of_other_transports_are_dropped() {
         };
         let bytes = end.forge(&Header { operation, ..write(&end) }, b"abcd");
         end.deliver(&bytes);
-        dropped(&end, DropReason::Transport);
+        dropped(&end, DropReason::WrongTransport);
     }
 }
 
@@ -197,10 +197,10 @@ fn packets_before_rtr_are_dropped() {
     let mut end = End::new(1, 2, &options);
     let bytes = end.forge(&write(&end), b"abcd");
     end.deliver(&bytes);
-    dropped(&end, DropReason::State);
+    dropped(&end, DropReason::WrongState);
     end.go_to_init(&options);
     end.deliver(&bytes);
-    dropped(&end, DropReason::State);
+    dropped(&end, DropReason::WrongState);
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn addresses_are_checked_before_the_icrc() {
     let mut arrival = end.arrival();
     arrival.source.set_ip(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 9)));
     end.deliver_as(&arrival, &bytes);
-    dropped(&end, DropReason::Address);
+    dropped(&end, DropReason::WrongAddress);
     assert_eq!(end.device.statistics().icrc_errors, 0);
 }
 

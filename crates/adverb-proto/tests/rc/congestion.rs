@@ -24,7 +24,7 @@ fn notify(end: &mut End) {
 fn hear_marked(end: &mut End, psn: u32) {
     let header = Header::new(end.qpn, Psn::wrapping(PSN) + psn, Operation::Rc(ack(0)));
     let bytes = end.forge(&header, &[]);
-    let arrival = RxMeta { congested: true, ..end.arrival() };
+    let arrival = RxMeta { is_ecn_marked: true, ..end.arrival() };
     end.deliver_as(&arrival, &bytes);
 }
 
@@ -94,7 +94,7 @@ fn without_a_controller_notifications_are_only_counted() {
     end.post(1, SendOperation::Send, 0, 100 << 10);
     assert_eq!(send_all(&mut end), (Duration::ZERO, 100));
     assert_eq!(end.device.statistics().cnps_received, 1);
-    let told = |event: &TraceEvent| matches!(event, TraceEvent::Congested { rate: None, .. });
+    let told = |event: &TraceEvent| matches!(event, TraceEvent::CnpReceived { rate: None, .. });
     assert!(end.device.sink().iter().any(|(_, event)| told(event)));
 }
 
@@ -114,9 +114,10 @@ fn notification_spaces_packets_at_half_the_rate() {
     assert_eq!(packets, 100);
     // 100 packets of 1.1 kB at 5 Gbit/s, and a little faster towards the end.
     assert!(took > Duration::from_micros(120) && took < Duration::from_micros(180), "{took:?}");
-    let paced = |event: &TraceEvent| matches!(event, TraceEvent::Timer { timer: TimerKind::Pace, .. });
+    let paced =
+        |event: &TraceEvent| matches!(event, TraceEvent::TimerExpired { timer: TimerKind::Pacing, .. });
     assert!(end.device.sink().iter().filter(|(_, event)| paced(event)).count() > 50);
-    let told = |event: &TraceEvent| matches!(event, TraceEvent::Congested { rate: Some(rate), .. } if *rate == LINE / 2);
+    let told = |event: &TraceEvent| matches!(event, TraceEvent::CnpReceived { rate: Some(rate), .. } if *rate == LINE / 2);
     assert!(end.device.sink().iter().any(|(_, event)| told(event)));
 }
 

@@ -110,7 +110,7 @@ fn forged_packets_in_every_state_do_no_more_than_fail_the_queue_pair() {
             let header = Header { psn, ..header };
             let length = random.pick(&[0, 0, 1, 8, 1023, 1024, 1025, 4999]);
             let arrival = RxMeta { icrc: IcrcCheck::Trusted, ..end.arrival() };
-            end.device.handle_parts(end.now, &arrival, &header, &payload[..length], &mut end.memory);
+            end.device.handle_split_packet(end.now, &arrival, &header, &payload[..length], &mut end.memory);
             let sent = end.transmits().len();
             assert!(sent < 400_000, "{sent} packets for one");
             if step % 16 == 15 {

@@ -195,7 +195,7 @@ fn duplicate_read_is_read_again() {
     let read = Rc::ReadRequest(reth(&end, 0, 2048));
     let first = end.ask(0, read, &[]);
     assert_eq!(end.ask(0, read, &[]), first);
-    assert_eq!(end.device.statistics().replays, 1);
+    assert_eq!(end.device.statistics().retransmitted_responses, 1);
 }
 
 #[test]

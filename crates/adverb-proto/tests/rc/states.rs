@@ -274,7 +274,7 @@ fn destroyed_queue_pair_leaves_nothing_behind() {
         (
             resource_counts.queue_pairs,
             resource_counts.index_entries,
-            resource_counts.ready,
+            resource_counts.ready_queue_pairs,
             resource_counts.timers
         ),
         (0, 0, 0, 0)

@@ -25,7 +25,7 @@ fn life_of_a_request_is_told_from_post_to_completion() {
                 psn,
                 opcode: Opcode::RcWriteOnly,
                 payload_len: 8,
-                retransmission: false
+                is_retransmission: false
             },
             TraceEvent::PacketIn { qpn, psn, opcode: Opcode::RcAcknowledge, payload_len: 0 },
             TraceEvent::Completed { qpn, wr_id: 5, queue: Queue::Send, status: Status::Success },
@@ -37,12 +37,13 @@ fn life_of_a_request_is_told_from_post_to_completion() {
 #[test]
 fn timers_and_states_are_told() {
     let mut end = solo();
-    let to = |event: &TraceEvent| matches!(event, TraceEvent::State { to: QpState::ReadyToSend, .. });
+    let to = |event: &TraceEvent| matches!(event, TraceEvent::StateChanged { to: QpState::ReadyToSend, .. });
     assert!(end.device.sink().iter().any(|(_, event)| to(event)));
     end.post(1, SendOperation::Send, 0, 8);
     end.transmits();
     end.wait();
-    let timer = |event: &TraceEvent| matches!(event, TraceEvent::Timer { timer: TimerKind::Acknowledge, .. });
+    let timer =
+        |event: &TraceEvent| matches!(event, TraceEvent::TimerExpired { timer: TimerKind::AckTimeout, .. });
     assert!(end.device.sink().iter().any(|(_, event)| timer(event)));
 }
 

@@ -109,7 +109,7 @@ fn queue_key_with_the_high_bit_stands_for_ones_own() {
 fn datagram_is_one_packet_of_the_ports_mtu_and_no_more() {
     for mtu in PathMtu::ALL {
         let mut end = End::new(1, 2, &options());
-        end.device.limit_mtu(mtu);
+        end.device.set_port_mtu(mtu);
         end.connect(Qpn::truncate(7), &options());
         let bytes = u32::from(mtu.bytes());
         end.post(1, SendOperation::Send, 0, bytes);
@@ -291,13 +291,13 @@ fn path_mtu_above_the_ports_is_refused() {
     for transport in [Transport::Rc, Transport::Uc] {
         let options = Options { transport, mtu: PathMtu::Mtu2048, ..Options::default() };
         let mut end = End::new(1, 2, &options);
-        end.device.limit_mtu(PathMtu::Mtu1024);
+        end.device.set_port_mtu(PathMtu::Mtu1024);
         end.go_to_init(&options);
         let receiving = end.receiving(Qpn::truncate(7), &options);
         let modified = end.device.modify_qp(end.now, end.qpn, &receiving);
         assert_eq!(modified, Err(ModifyError::OutOfRange("path_mtu")));
         assert_eq!(end.state(), QpState::Init);
-        end.device.limit_mtu(PathMtu::Mtu2048);
+        end.device.set_port_mtu(PathMtu::Mtu2048);
         assert_eq!(end.device.modify_qp(end.now, end.qpn, &receiving), Ok(()));
     }
 }

@@ -57,7 +57,7 @@ fn attack(end: &mut End, seed: u64, packets: u64, keys: &[u32]) {
             _ => random.pick(&[0, 1, 8, 476, 1024, 1024, 1024, 1028, 4096, 5000]),
         };
         let header = Header { solicited: random.below(2) == 0, ..Header::new(dest, psn, operation) };
-        end.device.handle_parts(end.now, &arrival, &header, &payload[..length], &mut end.memory);
+        end.device.handle_split_packet(end.now, &arrival, &header, &payload[..length], &mut end.memory);
         let left = end.device.query_qp(end.qpn).map_or(0, |status| status.recv_queue_len);
         if left < 4 && end.srq.is_none() {
             let segments = [end.segment(0, random.pick(&[40, 64, 2048]))];

@@ -125,8 +125,8 @@ fn datagram_to_a_group_for_one_queue_pair_is_dropped() {
         deliver_to_group(&mut end, single, b"hello");
     }
     assert_eq!(end.completions().len(), 0);
-    assert_eq!(end.drops(), [DropReason::Address; 3]);
-    assert_eq!(end.device.statistics().wrong_address, 3);
+    assert_eq!(end.drops(), [DropReason::WrongAddress; 3]);
+    assert_eq!(end.device.statistics().wrong_address_packets, 3);
     hear_group(&mut end, b"hello");
     assert_eq!(end.completions().len(), 1, "the member receives what is for the group");
 }
@@ -147,9 +147,9 @@ fn destroyed_queue_pair_is_in_no_group() {
     let mut end = solo();
     let qpn = member(&mut end, QKEY, 1, 0);
     end.device.attach_multicast(qpn, group()).unwrap();
-    assert_eq!(end.device.resource_counts().groups, 1);
+    assert_eq!(end.device.resource_counts().multicast_groups, 1);
     end.device.destroy_qp(qpn);
-    assert_eq!(end.device.resource_counts().groups, 0);
+    assert_eq!(end.device.resource_counts().multicast_groups, 0);
     let later = member(&mut end, QKEY, 2, 0);
     hear_group(&mut end, b"hello");
     assert_eq!(end.device.query_qp(later).unwrap().recv_queue_len, 1, "whoever has its slot isn't either");
@@ -162,12 +162,12 @@ fn reset_queue_pair_stays_attached() {
     end.device.attach_multicast(qpn, group()).unwrap();
     end.device.modify_qp(end.now, qpn, &Transition::Reset).unwrap();
     hear_group(&mut end, b"hello");
-    assert_eq!(end.drops(), [DropReason::State]);
+    assert_eq!(end.drops(), [DropReason::WrongState]);
     for transition in [Transition::Init(Init::datagrams(QKEY)), Transition::ReceiveDatagrams] {
         end.device.modify_qp(end.now, qpn, &transition).unwrap();
     }
     hear_group(&mut end, b"hello");
-    assert_eq!(end.drops(), [DropReason::State, DropReason::NoReceive]);
+    assert_eq!(end.drops(), [DropReason::WrongState, DropReason::NoReceive]);
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn message_of_a_connection_to_the_group_number_is_dropped() {
     end.address = GROUP.parse().unwrap();
     let bytes = end.forge(&header, b"hello");
     end.deliver(&bytes);
-    assert_eq!(end.drops(), [DropReason::Transport]);
+    assert_eq!(end.drops(), [DropReason::WrongTransport]);
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn corrupted_datagram_to_a_group_reaches_nobody() {
     let mut bytes = end.forge(&header, b"hello");
     bytes[21] ^= 4;
     end.deliver(&bytes);
-    assert_eq!(end.drops(), [DropReason::Icrc]);
+    assert_eq!(end.drops(), [DropReason::WrongIcrc]);
     assert_eq!(end.completions().len(), 0);
 }
 

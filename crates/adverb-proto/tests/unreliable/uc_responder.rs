@@ -183,7 +183,7 @@ fn opcodes_out_of_order_drop_the_message() {
         let mut end = solo();
         end.post_recv(1, 0, 4096);
         end.hear_uc(0, FIRST, &pattern(MTU, 1));
-        dropped(&mut end, 1, wrong, &pattern(MTU, 2), DropReason::Refused);
+        dropped(&mut end, 1, wrong, &pattern(MTU, 2), DropReason::InvalidRequest);
         dropped(&mut end, 2, LAST, b"end", DropReason::OutOfSequence);
         assert_eq!(end.statuses(), []);
     }
@@ -206,13 +206,13 @@ fn payload_of_another_length_than_its_place_allows_is_dropped() {
     for (uc, length) in [(FIRST, MTU - 4), (FIRST, 0), (ONLY, MTU + 4), (FIRST, MTU + 4)] {
         let mut end = solo();
         end.post_recv(1, 0, 8192);
-        dropped(&mut end, 0, uc, &[full.as_slice(), &full].concat()[..length], DropReason::Refused);
+        dropped(&mut end, 0, uc, &[full.as_slice(), &full].concat()[..length], DropReason::InvalidRequest);
     }
     for (uc, length) in [(MIDDLE, MTU - 4), (LAST, 0), (LAST, MTU + 4)] {
         let mut end = solo();
         end.post_recv(1, 0, 8192);
         end.hear_uc(0, FIRST, &full);
-        dropped(&mut end, 1, uc, &[full.as_slice(), &full].concat()[..length], DropReason::Refused);
+        dropped(&mut end, 1, uc, &[full.as_slice(), &full].concat()[..length], DropReason::InvalidRequest);
     }
 }
 
@@ -243,7 +243,7 @@ fn message_longer_than_its_receive_is_dropped_and_the_receive_stays() {
     let mut end = solo();
     end.post_recv(1, 0, 1500);
     end.hear_uc(0, FIRST, &pattern(MTU, 1));
-    dropped(&mut end, 1, LAST, &pattern(MTU, 2), DropReason::Refused);
+    dropped(&mut end, 1, LAST, &pattern(MTU, 2), DropReason::InvalidRequest);
     end.hear_uc(2, ONLY, b"fits");
     assert_eq!(end.statuses(), [(1, Status::Success)]);
     assert_eq!(end.bytes(0, 4), b"fits");
@@ -301,7 +301,7 @@ fn write_needs_key_bounds_and_rights() {
     {
         let reth = Reth { va: ADDR.wrapping_add(offset), rkey, length };
         let write = Uc::Write(Write::Only(reth, None));
-        dropped(&mut end, psn as u32, write, b"abcd", DropReason::Refused);
+        dropped(&mut end, psn as u32, write, b"abcd", DropReason::InvalidRequest);
     }
     assert_eq!(end.queue_events(), [], "in silence");
     assert_eq!(end.device.statistics().messages_dropped, 4);
@@ -312,7 +312,7 @@ fn write_needs_the_queue_pairs_right() {
     let access = ALL.difference(Access::REMOTE_WRITE);
     let mut end = solo_with(&Options { access, ..options() });
     let write = write_only(&end, 0, 4);
-    dropped(&mut end, 0, write, b"abcd", DropReason::Refused);
+    dropped(&mut end, 0, write, b"abcd", DropReason::InvalidRequest);
 }
 
 #[test]
@@ -328,9 +328,9 @@ fn empty_write_ignores_its_key() {
 fn write_whose_length_is_not_that_of_its_packets_is_dropped() {
     let mut end = solo();
     let write = write_only(&end, 0, 8);
-    dropped(&mut end, 0, write, b"abcd", DropReason::Refused);
+    dropped(&mut end, 0, write, b"abcd", DropReason::InvalidRequest);
     let first = write_first(&end, 0, 1024);
-    dropped(&mut end, 1, first, &pattern(MTU, 1), DropReason::Refused);
+    dropped(&mut end, 1, first, &pattern(MTU, 1), DropReason::InvalidRequest);
 }
 
 #[test]
@@ -339,7 +339,7 @@ fn key_is_looked_up_for_each_packet() {
     let first = write_first(&end, 0, 2048);
     end.hear_uc(0, first, &pattern(MTU, 1));
     end.device.deregister(end.key).unwrap();
-    dropped(&mut end, 1, WRITE_LAST, &pattern(MTU, 2), DropReason::Refused);
+    dropped(&mut end, 1, WRITE_LAST, &pattern(MTU, 2), DropReason::InvalidRequest);
 }
 
 #[test]
@@ -363,7 +363,7 @@ fn packets_of_other_transports_are_dropped() {
     end.post_recv(1, 0, 64);
     end.hear(0, Rc::Send(Send::Only(None)), b"abcd");
     end.hear_datagram(Ud { qkey: QKEY, source_qp: end.qpn, immediate: None }, b"abcd");
-    assert_eq!(end.drops(), [DropReason::Transport; 2]);
+    assert_eq!(end.drops(), [DropReason::WrongTransport; 2]);
     assert_eq!(end.statuses(), []);
 }
 
@@ -373,10 +373,10 @@ fn nothing_is_received_in_error_or_before_ready() {
     end.go_to_init(&options());
     end.post_recv(1, 0, 64);
     end.hear_uc(0, ONLY, b"abcd");
-    assert_eq!(end.drops(), [DropReason::State]);
+    assert_eq!(end.drops(), [DropReason::WrongState]);
     end.modify(Transition::Error);
     end.hear_uc(0, ONLY, b"abcd");
-    assert_eq!(end.drops(), [DropReason::State; 2]);
+    assert_eq!(end.drops(), [DropReason::WrongState; 2]);
 }
 
 #[test]

@@ -126,17 +126,17 @@ fn route_header_has_the_identification_that_was_seen() {
 #[test]
 fn route_header_tells_that_a_switch_marked_the_packet() {
     for (peer, address) in [("10.0.0.2", "10.0.0.1"), ("fd77::2", "fd77::1")] {
-        for congested in [false, true] {
+        for is_ecn_marked in [false, true] {
             let mut end = solo();
             (end.peer, end.address) = (peer.parse().unwrap(), address.parse().unwrap());
             end.post_recv(1, 0, 256);
             let header = Header::new(end.qpn, Psn::ZERO, Operation::Ud(datagram()));
             let bytes = end.forge(&header, b"abcd");
-            let arrival = RxMeta { congested, ..end.arrival() };
+            let arrival = RxMeta { is_ecn_marked, ..end.arrival() };
             end.deliver_as(&arrival, &bytes);
             let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
             let marks = IpHeader::from_grh(&grh).unwrap().traffic_class();
-            assert_eq!(marks, if congested { 3 } else { 0 });
+            assert_eq!(marks, if is_ecn_marked { 3 } else { 0 });
         }
     }
 }
@@ -180,7 +180,7 @@ fn datagram_with_another_queue_key_is_dropped_and_counted() {
     for qkey in [0, QKEY ^ 1, QKEY ^ 0x8000_0000, u32::MAX] {
         end.hear_datagram(Ud { qkey, ..datagram() }, b"hello");
     }
-    assert_eq!(end.drops(), [DropReason::QueueKey; 4]);
+    assert_eq!(end.drops(), [DropReason::WrongQkey; 4]);
     assert_eq!(end.statuses(), []);
     assert_eq!(end.device.statistics().qkey_violations, 4);
     assert_eq!(end.state(), QpState::ReadyToSend);
@@ -254,12 +254,12 @@ fn corrupted_datagram_is_dropped() {
     let mut bytes = end.forge(&header, b"hello");
     bytes[22] ^= 1;
     end.deliver(&bytes);
-    assert_eq!(end.drops(), [DropReason::Icrc]);
+    assert_eq!(end.drops(), [DropReason::WrongIcrc]);
     // One whose addresses were changed on the way is corrupted too.
     let bytes = end.forge(&header, b"hello");
     let arrival = RxMeta { source: "10.0.0.99:49443".parse().unwrap(), ..end.arrival() };
     end.deliver_as(&arrival, &bytes);
-    assert_eq!(end.drops(), [DropReason::Icrc; 2]);
+    assert_eq!(end.drops(), [DropReason::WrongIcrc; 2]);
 }
 
 #[test]
@@ -270,7 +270,7 @@ fn datagram_of_another_partition_is_dropped() {
     header.pkey = 0x1234;
     let bytes = end.forge(&header, b"hello");
     end.deliver(&bytes);
-    assert_eq!(end.drops(), [DropReason::Partition]);
+    assert_eq!(end.drops(), [DropReason::WrongPkey]);
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn messages_of_connections_are_no_datagrams() {
     end.post_recv(1, 0, 256);
     end.hear(0, Rc::Send(Send::Only(None)), b"abcd");
     end.hear_uc(0, Uc::Send(Send::Only(None)), b"abcd");
-    assert_eq!(end.drops(), [DropReason::Transport; 2]);
+    assert_eq!(end.drops(), [DropReason::WrongTransport; 2]);
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn nothing_is_received_before_ready_and_in_error() {
     assert_eq!(end.statuses(), [(1, Status::Success)], "ready to receive is enough");
     end.modify(Transition::Error);
     end.hear_datagram(datagram(), b"abcd");
-    assert_eq!(end.drops(), [DropReason::State; 2]);
+    assert_eq!(end.drops(), [DropReason::WrongState; 2]);
 }
 
 #[test]
@@ -352,7 +352,7 @@ fn datagram_in_parts_is_received_without_its_bytes_in_a_row() {
     end.post_recv(1, 0, 256);
     let header = Header::new(end.qpn, Psn::ZERO, Operation::Ud(datagram()));
     let arrival = end.arrival();
-    end.device.handle_parts(end.now, &arrival, &header, b"parts", &mut end.memory);
+    end.device.handle_split_packet(end.now, &arrival, &header, b"parts", &mut end.memory);
     assert_eq!(end.bytes(GRH_LEN, 5), b"parts");
     let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
     assert_eq!(u16::from_be_bytes([grh[22], grh[23]]), 20 + 8 + 12 + 8 + 8 + 4, "as if they had been");

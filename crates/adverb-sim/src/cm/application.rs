@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use adverb_proto::Time;
-use adverb_proto::cm::{Connect, ConnectionId, Ends, Event, Offer, QueryId, Ready, Resolve, State, UDP_QKEY};
+use adverb_proto::cm::{
+    AddrPair, ConnectParams, ConnectionId, Event, LocalQp, QpAttributes, QueryId, ResolveParams, State,
+    UDP_QKEY,
+};
 use adverb_proto::types::{Qpn, RejectReason};
 use adverb_wire::cm::{ServiceId, SidrStatus};
 
@@ -20,7 +23,7 @@ pub(super) enum Task {
     /// Connects to a node that connects at the same time (peer to peer).
     Meet { to: usize, patience: Duration, token: u64 },
     /// Requests a node's datagram queue pair.
-    Resolve { to: usize, patience: Duration },
+    ResolveParams { to: usize, patience: Duration },
     /// Decides on a connection request or an acceptance.
     Decide { id: ConnectionId, decision: Decision },
     /// Sends a ping, or detects that the last pings got no response.
@@ -54,8 +57,8 @@ pub(super) struct Application {
 struct Mine {
     token: u64,
     role: Role,
-    offer: Option<Offer>,
-    ready: Option<Ready>,
+    local_qp: Option<LocalQp>,
+    ready: Option<QpAttributes>,
     established: bool,
     /// Whether the application abandoned the connection.
     dropped: bool,
@@ -78,7 +81,7 @@ impl Application {
                 self.connect(desk, to, patience, token, false);
             }
             Task::Meet { to, patience, token } => self.connect(desk, to, patience, token, true),
-            Task::Resolve { to, patience } => self.resolve(desk, to, patience),
+            Task::ResolveParams { to, patience } => self.resolve(desk, to, patience),
             Task::Decide { id, decision } => self.decide(desk, id, decision),
             Task::Beat { id } => self.beat(desk, id),
             Task::End { id, abandon } => self.end(desk, id, abandon),
@@ -95,11 +98,11 @@ impl Application {
     }
 
     fn connect(&mut self, desk: &mut Desk<'_>, to: usize, patience: Duration, token: u64, meet: bool) {
-        let Some(offer) = self.offer(desk) else { return };
+        let Some(local_qp) = self.local_qp(desk) else { return };
         let deadline = desk.now + patience;
         // Each meeting has a port of its own, so that no two of them cross.
         let service = if meet { ServiceId::tcp_port(token as u16 | 0x8000) } else { desk.rules.service };
-        let mut connect = Connect::new(desk.ends(to), service, offer, deadline);
+        let mut connect = ConnectParams::new(desk.addrs(to), service, local_qp, deadline);
         connect.peer_to_peer = meet;
         connect.source_port = 40_000;
         let private = token.to_be_bytes();
@@ -107,13 +110,13 @@ impl Application {
         let random = &mut *desk.random;
         // Two meetings with one peer at a time are refused, and so they should be.
         let Ok(id) = desk.manager.connect(desk.now, &connect, &mut || random.u32()) else { return };
-        self.take(desk, offer.qpn);
+        self.take(desk, local_qp.qpn);
         let role = if meet { Role::Peer(desk.node) } else { Role::Client };
         desk.register.begin(desk.now, token, role, deadline);
         let mine = Mine {
             token,
             role,
-            offer: Some(offer),
+            local_qp: Some(local_qp),
             ready: None,
             established: false,
             dropped: false,
@@ -130,8 +133,8 @@ impl Application {
         let token = desk.random.u64() | 1;
         let deadline = desk.now + patience;
         let private = token.to_be_bytes();
-        let resolve = Resolve {
-            ends: desk.ends(to),
+        let resolve = ResolveParams {
+            addrs: desk.addrs(to),
             service: desk.rules.datagrams,
             source_port: 40_001,
             private_data: &private,
@@ -148,19 +151,19 @@ impl Application {
     }
 
     /// Returns a queue pair that is free for a connection.
-    fn offer(&mut self, desk: &mut Desk<'_>) -> Option<Offer> {
+    fn local_qp(&mut self, desk: &mut Desk<'_>) -> Option<LocalQp> {
         for number in 2..40 {
             let qpn = Qpn::truncate(number);
             let free = !self.taken.contains(&number) && !self.resting.contains_key(&number);
-            if free && !desk.manager.is_free(qpn) {
+            if free && !desk.manager.is_qpn_free(qpn) {
                 desk.violate(format!("queue pair {number} is not free after its connection ended"));
             }
             // Those that rest are tried too, now and then: the manager must say no.
             if free || desk.random.below(8) == 0 && !self.taken.contains(&number) {
-                let mut offer = Offer::new(qpn);
-                offer.depths.max_rd_atomic = desk.random.below(17) as u8;
-                offer.depths.max_dest_rd_atomic = desk.random.below(17) as u8;
-                return Some(offer);
+                let mut local_qp = LocalQp::new(qpn);
+                local_qp.rd_atomic_limits.max_rd_atomic = desk.random.below(17) as u8;
+                local_qp.rd_atomic_limits.max_dest_rd_atomic = desk.random.below(17) as u8;
+                return Some(local_qp);
             }
         }
         None
@@ -183,7 +186,7 @@ impl Application {
                 let mine = Mine {
                     token,
                     role: Role::Server,
-                    offer: None,
+                    local_qp: None,
                     ready: None,
                     established: false,
                     dropped: false,
@@ -300,20 +303,21 @@ impl Application {
                 if desk.manager.state(id) != Some(State::ReqReceived) {
                     return;
                 }
-                let Some(offer) = self.offer(desk) else { return desk.register.not_prompt(token) };
-                let ready = desk.manager.ready(id, &offer);
-                let accepted = desk.manager.accept(now, id, &offer, &(!token).to_be_bytes(), now + patience);
+                let Some(local_qp) = self.local_qp(desk) else { return desk.register.not_prompt(token) };
+                let ready = desk.manager.qp_attributes(id, &local_qp);
+                let accepted =
+                    desk.manager.accept(now, id, &local_qp, &(!token).to_be_bytes(), now + patience);
                 let (Ok(ready), Ok(()), Some(mine)) = (ready, accepted, self.connections.get_mut(&id)) else {
                     // A number that rests.
                     return desk.register.not_prompt(token);
                 };
-                (mine.offer, mine.ready) = (Some(offer), Some(ready));
-                self.take(desk, offer.qpn);
+                (mine.local_qp, mine.ready) = (Some(local_qp), Some(ready));
+                self.take(desk, local_qp.qpn);
                 desk.register.begin(now, token, role, now + patience);
             }
             Decision::Establish => {
-                let Some(offer) = mine.offer else { return };
-                let ready = desk.manager.ready(id, &offer).ok();
+                let Some(local_qp) = mine.local_qp else { return };
+                let ready = desk.manager.qp_attributes(id, &local_qp).ok();
                 if desk.manager.establish(now, id).is_ok()
                     && let Some(mine) = self.connections.get_mut(&id)
                 {
@@ -341,7 +345,13 @@ impl Application {
         }
         mine.established = true;
         desk.register.end(desk.now, mine.token, mine.role, Outcome::Established);
-        desk.register.ready(desk.now, mine.token, mine.role, &ready, mine.offer.map(|offer| offer.qpn));
+        desk.register.qp_attributes(
+            desk.now,
+            mine.token,
+            mine.role,
+            &ready,
+            mine.local_qp.map(|local_qp| local_qp.qpn),
+        );
         // Packets begin at once or much later; one side ends it, or both.
         let response = desk.rules.response;
         let quiet = if desk.random.below(2) == 0 { response } else { response * 90 };
@@ -364,7 +374,7 @@ impl Application {
             }
         } else if mine.dropped {
             return desk.violate(format!("{outcome:?} of an unknown connection"));
-        } else if mine.offer.is_some() {
+        } else if mine.local_qp.is_some() {
             desk.register.end(desk.now, token, role, outcome);
         } else {
             // A request that was never answered.
@@ -375,7 +385,7 @@ impl Application {
 
     fn drop_it(&mut self, desk: &mut Desk<'_>, id: ConnectionId) {
         let Some(mine) = self.connections.get_mut(&id) else { return };
-        if mine.offer.is_some() {
+        if mine.local_qp.is_some() {
             desk.register.end(desk.now, mine.token, mine.role, Outcome::Dropped);
         } else {
             desk.register.withdrawn(desk.now, mine.token);
@@ -385,7 +395,8 @@ impl Application {
 
     /// Removes a connection. Its queue pair may enter time-wait.
     fn forget(&mut self, desk: &mut Desk<'_>, id: ConnectionId) {
-        let Some(qpn) = self.connections.remove(&id).and_then(|mine| mine.offer).map(|offer| offer.qpn)
+        let Some(qpn) =
+            self.connections.remove(&id).and_then(|mine| mine.local_qp).map(|local_qp| local_qp.qpn)
         else {
             return;
         };
@@ -419,26 +430,26 @@ impl Application {
         else {
             return;
         };
-        let (Some(ready), Some(offer)) = (&mine.ready, &mine.offer) else { return };
+        let (Some(ready), Some(local_qp)) = (&mine.ready, &mine.local_qp) else { return };
         if mine.unanswered >= MOST_UNANSWERED {
             // The queue pair's retries are used up.
             return self.end(desk, id, false);
         }
         mine.unanswered += 1;
         let path = ready.ready_to_receive.path;
-        let ends = Ends { local: path.local(), remote: path.remote() };
-        let (to, from, psn) = (ready.ready_to_receive.remote_qpn, offer.qpn, ready.ready_to_send.psn);
-        desk.pings.push((ends, Content::Ping { to, from, psn, reply: false }));
+        let addrs = AddrPair { local: path.local(), remote: path.remote() };
+        let (to, from, psn) = (ready.ready_to_receive.remote_qpn, local_qp.qpn, ready.ready_to_send.psn);
+        desk.pings.push((addrs, Content::Ping { to, from, psn, reply: false }));
         desk.tasks.push((desk.rules.response, Task::Beat { id }));
     }
 
     /// Handles a ping to a queue pair.
-    pub(super) fn ping(&mut self, desk: &mut Desk<'_>, ends: Ends, ping: Ping) {
+    pub(super) fn ping(&mut self, desk: &mut Desk<'_>, addrs: AddrPair, ping: Ping) {
         // What a queue pair checks: its own number, the peer's address and number, and the sequence number.
         let is_its = |mine: &&mut Mine| {
-            mine.offer.is_some_and(|offer| offer.qpn == ping.to)
+            mine.local_qp.is_some_and(|local_qp| local_qp.qpn == ping.to)
                 && mine.ready.is_some_and(|ready| {
-                    ready.ready_to_receive.path.remote() == ends.remote
+                    ready.ready_to_receive.path.remote() == addrs.remote
                         && ready.ready_to_receive.remote_qpn == ping.from
                         && ready.ready_to_receive.psn == ping.psn
                 })
@@ -450,7 +461,7 @@ impl Application {
         }
         let Some(ready) = &mine.ready else { return };
         let psn = ready.ready_to_send.psn;
-        desk.pings.push((ends, Content::Ping { to: ping.from, from: ping.to, psn, reply: true }));
+        desk.pings.push((addrs, Content::Ping { to: ping.from, from: ping.to, psn, reply: true }));
         desk.manager.communication_established(ping.to);
     }
 }

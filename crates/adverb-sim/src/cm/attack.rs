@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use adverb_proto::Time;
 use adverb_proto::cm::{
-    Bind, Config, Connect, ConnectionId, Ends, Event, Listen, ListenerId, Manager, Offer, QueryId, Resolve,
-    ResourceCounts,
+    AddrPair, BindAddr, Config, ConnectParams, ConnectionId, Event, ListenParams, ListenerId, LocalQp,
+    Manager, QueryId, ResolveParams, ResourceCounts,
 };
 use adverb_proto::types::{Qpn, RejectReason, Transport};
 use adverb_wire::cm::{Dreq, Mad, Message, SidrStatus, Timeout};
@@ -95,8 +95,8 @@ fn us() -> IpAddr {
 }
 
 /// The ends of connections with the attackers' addresses and with the manager's own address.
-fn candidates() -> [Ends; 3] {
-    [1, 2, 3].map(|last| Ends { local: us(), remote: [10, 0, 0, last].into() })
+fn candidates() -> [AddrPair; 3] {
+    [1, 2, 3].map(|last| AddrPair { local: us(), remote: [10, 0, 0, last].into() })
 }
 
 impl<'a> Attack<'a> {
@@ -108,7 +108,8 @@ impl<'a> Attack<'a> {
         config.max_connections = MOST_CONNECTIONS;
         config.max_half_open = MOST_HALF_OPEN;
         let mut manager = Manager::new(config);
-        let listen = |service, transport| Listen { service, bind: Bind::Any, transport, backlog: 12 };
+        let listen =
+            |service, transport| ListenParams { service, bind: BindAddr::Any, transport, backlog: 12 };
         let listeners = [
             listen(CM_ATTACK_TCP_SERVICE_ID, Transport::Rc),
             listen(CM_ATTACK_UDP_SERVICE_ID, Transport::Ud),
@@ -149,10 +150,11 @@ impl<'a> Attack<'a> {
             Some((id, status)) => (Some(*id), *status),
             None => (None, Status::Over),
         };
-        let offer = Offer::new(Qpn::truncate(2 + self.decisions.below(60) as u32));
+        let local_qp = LocalQp::new(Qpn::truncate(2 + self.decisions.below(60) as u32));
         match (self.decisions.below(16), id) {
             (0, _) => {
-                let mut connect = Connect::new(self.some_ends(), CM_ATTACK_TCP_SERVICE_ID, offer, deadline);
+                let mut connect =
+                    ConnectParams::new(self.some_ends(), CM_ATTACK_TCP_SERVICE_ID, local_qp, deadline);
                 connect.peer_to_peer = self.decisions.one_in(4);
                 let random = &mut self.random;
                 if let Ok(id) = self.manager.connect(now, &connect, &mut || random.u32()) {
@@ -160,22 +162,22 @@ impl<'a> Attack<'a> {
                 }
             }
             (1, _) => {
-                let (ends, service) = (self.some_ends(), CM_ATTACK_UDP_SERVICE_ID);
-                let resolve = Resolve { ends, service, source_port: 1, private_data: b"?", deadline };
+                let (addrs, service) = (self.some_ends(), CM_ATTACK_UDP_SERVICE_ID);
+                let resolve = ResolveParams { addrs, service, source_port: 1, private_data: b"?", deadline };
                 let random = &mut self.random;
                 let _ = self.manager.resolve(now, &resolve, &mut || random.u32());
             }
             (2, _) => {
                 if let Some(id) = self.queries.pop() {
                     let _ = if self.decisions.one_in(2) {
-                        self.manager.answer(now, id, offer.qpn, 1, b"!")
+                        self.manager.answer(now, id, local_qp.qpn, 1, b"!")
                     } else {
                         self.manager.refuse_query(now, id, SidrStatus::Rejected, &[])
                     };
                 }
             }
             (3, _) => {
-                self.manager.communication_established(offer.qpn);
+                self.manager.communication_established(local_qp.qpn);
             }
             (4, _) if self.decisions.one_in(16) && !self.listeners.is_empty() => {
                 let listener = self.listeners.remove(0);
@@ -201,12 +203,12 @@ impl<'a> Attack<'a> {
             }
             (_, Some(id)) => match status {
                 Status::Requested(_) => {
-                    let accepted = self.manager.accept(now, id, &offer, b"welcome", deadline);
+                    let accepted = self.manager.accept(now, id, &local_qp, b"welcome", deadline);
                     self.connections.insert(id, accepted.map_or(status, |()| Status::Accepted(deadline)));
                 }
                 Status::Answered(until) => {
                     self.manager
-                        .ready(id, &offer)
+                        .qp_attributes(id, &local_qp)
                         .map_err(|error| format!("the peer accepted, but {error}"))?;
                     self.manager
                         .establish(now, id)
@@ -225,7 +227,7 @@ impl<'a> Attack<'a> {
         self.decisions.pick(&[Duration::ZERO, Duration::from_millis(5), Duration::from_millis(101), seconds])
     }
 
-    fn some_ends(&mut self) -> Ends {
+    fn some_ends(&mut self) -> AddrPair {
         self.decisions.pick(&candidates())
     }
 
@@ -258,7 +260,7 @@ impl<'a> Attack<'a> {
     /// Sends a message of an attacker.
     fn strike(&mut self) -> Result<(), String> {
         self.report.attacker_message_count += 1;
-        let (mut ends, mad) = self.generator.next_message(&mut self.decisions, &candidates());
+        let (mut addrs, mad) = self.generator.next_message(&mut self.decisions, &candidates());
         let mut bytes = mad.emit().to_vec();
         if self.decisions.one_in(6) {
             for _ in 0..=self.decisions.below(4) {
@@ -270,21 +272,21 @@ impl<'a> Attack<'a> {
             bytes.truncate(self.decisions.below(256) as usize);
         }
         if self.decisions.one_in(100) {
-            ends.remote = "fd77::1".parse().unwrap_or(ends.remote);
+            addrs.remote = "fd77::1".parse().unwrap_or(addrs.remote);
         }
         self.hear(None)?;
         let random = &mut self.random;
-        self.manager.handle(self.now, ends, &bytes, &mut || random.u32());
-        self.hear(Some((ends, &bytes)))
+        self.manager.handle(self.now, addrs, &bytes, &mut || random.u32());
+        self.hear(Some((addrs, &bytes)))
     }
 
     /// Checks the manager's messages and events.
-    fn hear(&mut self, strike: Option<(Ends, &[u8])>) -> Result<(), String> {
+    fn hear(&mut self, strike: Option<(AddrPair, &[u8])>) -> Result<(), String> {
         let mut answers = 0;
         while let Some(datagram) = self.manager.poll_transmit() {
             self.report.manager_message_count += 1;
             answers += 1;
-            if let Some((ends, bytes)) = strike {
+            if let Some((addrs, bytes)) = strike {
                 let message = Mad::parse(bytes).map(|mad| mad.message);
                 let may = match message {
                     // An established connection that it names as stale is probed, too.
@@ -297,14 +299,14 @@ impl<'a> Attack<'a> {
                         | Message::Rtu(_)
                         | Message::Dreq(_)
                         | Message::SidrReq(_),
-                    ) => answers == 1 && datagram.ends == ends,
+                    ) => answers == 1 && datagram.addrs == addrs,
                     Ok(_) | Err(_) => false,
                 };
-                if !may || datagram.ends.remote != ends.remote {
+                if !may || datagram.addrs.remote != addrs.remote {
                     return Err(format!("invalid reply to {message:?}: {datagram:?}"));
                 }
             }
-            self.generator.record_manager_message(datagram.ends, datagram.mad);
+            self.generator.record_manager_message(datagram.addrs, datagram.mad);
         }
         while let Some(event) = self.manager.poll_event() {
             self.report.event_count += 1;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use adverb_proto::Time;
-use adverb_proto::cm::{Bind, Config, Connect, Ends, Event, Listen, Manager, Offer};
+use adverb_proto::cm::{AddrPair, BindAddr, Config, ConnectParams, Event, ListenParams, LocalQp, Manager};
 use adverb_proto::types::{Qpn, RejectReason, Transport};
 use adverb_wire::cm::{
     AdditionalInfo, CmaHeader, Drep, Dreq, Ece, Mad, Message, MessageKind, Mra, PrivateData, Rej, Rep, Req,
@@ -26,7 +26,7 @@ const MAX_HEARD: usize = 64;
 #[derive(Clone, Debug)]
 pub struct CmMessageGenerator {
     /// The manager's latest messages.
-    heard: Vec<(Ends, Mad)>,
+    heard: Vec<(AddrPair, Mad)>,
     /// A valid REQ and a valid REP.
     models: (Req, Rep),
 }
@@ -39,30 +39,34 @@ impl Default for CmMessageGenerator {
 
 impl CmMessageGenerator {
     /// Records a message that the manager sent.
-    pub fn record_manager_message(&mut self, ends: Ends, mad: Mad) {
+    pub fn record_manager_message(&mut self, addrs: AddrPair, mad: Mad) {
         if self.heard.len() == MAX_HEARD {
             self.heard.remove(0);
         }
-        self.heard.push((ends, mad));
+        self.heard.push((addrs, mad));
     }
 
     /// Returns a plausible message, and the ends of the connection that the message belongs to.
     ///
     /// The ends are an element of `candidates`, or those of a recorded message of the manager. `candidates` must not be
     /// empty.
-    pub fn next_message(&self, decisions: &mut DecisionSource<'_>, candidates: &[Ends]) -> (Ends, Mad) {
-        let ends = decisions.pick(candidates);
+    pub fn next_message(
+        &self,
+        decisions: &mut DecisionSource<'_>,
+        candidates: &[AddrPair],
+    ) -> (AddrPair, Mad) {
+        let addrs = decisions.pick(candidates);
         // What was said last is worth most.
         let reach = if decisions.one_in(4) { self.heard.len() } else { self.heard.len().min(6) };
         let back = 1 + decisions.below(reach.max(1) as u64) as usize;
         let heard = self.heard.len().checked_sub(back).and_then(|index| self.heard.get(index)).copied();
         // Of somebody's connection, if there is one: where it leads, and both its ids.
-        let (ends, ours, theirs) = match heard {
-            Some((ends, mad)) => {
+        let (addrs, ours, theirs) = match heard {
+            Some((addrs, mad)) => {
                 let (ours, theirs) = ids(&mad.message);
-                (if decisions.one_in(10) { decisions.pick(candidates) } else { ends }, ours, theirs)
+                (if decisions.one_in(10) { decisions.pick(candidates) } else { addrs }, ours, theirs)
             }
-            None => (ends, 0, 0),
+            None => (addrs, 0, 0),
         };
         let theirs = if theirs == 0 || decisions.one_in(8) { 1 + decisions.below(6) as u32 } else { theirs };
         let ours = if decisions.one_in(12) { decisions.bits(32) as u32 } else { ours };
@@ -70,7 +74,7 @@ impl CmMessageGenerator {
         let ca_guid = 1 + decisions.below(2);
         let (local_comm_id, remote_comm_id) = (theirs, ours);
         let message = match decisions.below(12) {
-            0..=3 => Message::Req(self.req(decisions, ends, qpn, ca_guid)),
+            0..=3 => Message::Req(self.req(decisions, addrs, qpn, ca_guid)),
             4 => Message::Rep(Rep { local_comm_id, remote_comm_id, qpn, ca_guid, ..self.models.1 }),
             5 => Message::Rtu(Rtu { local_comm_id, remote_comm_id, private_data: PrivateData::EMPTY }),
             6 => {
@@ -105,7 +109,7 @@ impl CmMessageGenerator {
                 private_data: PrivateData::EMPTY,
             }),
             10 => {
-                let header = CmaHeader::new((ends.remote, 5).into(), ends.local);
+                let header = CmaHeader::new((addrs.remote, 5).into(), addrs.local);
                 Message::SidrReq(SidrReq {
                     request_id: decisions.below(40) as u32,
                     pkey: 0xffff,
@@ -124,16 +128,16 @@ impl CmMessageGenerator {
                 private_data: PrivateData::EMPTY,
             }),
         };
-        (ends, Mad { transaction_id: decisions.bits(8), message })
+        (addrs, Mad { transaction_id: decisions.bits(8), message })
     }
 
-    fn req(&self, decisions: &mut DecisionSource<'_>, ends: Ends, qpn: Qpn, ca_guid: u64) -> Req {
+    fn req(&self, decisions: &mut DecisionSource<'_>, addrs: AddrPair, qpn: Qpn, ca_guid: u64) -> Req {
         let mut req = self.models.0;
         req.local_comm_id = 1 + decisions.below(30) as u32;
         (req.qpn, req.ca_guid) = (qpn, ca_guid);
-        req.primary_path.local_gid = gid(ends.remote);
-        req.primary_path.remote_gid = gid(ends.local);
-        let header = CmaHeader::new((ends.remote, 5).into(), ends.local);
+        req.primary_path.local_gid = gid(addrs.remote);
+        req.primary_path.remote_gid = gid(addrs.local);
+        let header = CmaHeader::new((addrs.remote, 5).into(), addrs.local);
         req.private_data = header.and_then(|header| header.prepend_to(b"hello").ok()).unwrap_or_default();
         req
     }
@@ -164,25 +168,28 @@ fn ids(message: &Message) -> (u32, u32) {
 /// Creates a REQ and a REP with a manager.
 fn models() -> (Req, Rep) {
     let (mut active, mut passive) = (Manager::new(Config::new(1)), Manager::new(Config::new(2)));
-    let ends = Ends { local: [10, 0, 0, 2].into(), remote: IpAddr::from([10, 0, 0, 1]) };
-    let back = Ends { local: IpAddr::from([10, 0, 0, 1]), remote: [10, 0, 0, 2].into() };
+    let addrs = AddrPair { local: [10, 0, 0, 2].into(), remote: IpAddr::from([10, 0, 0, 1]) };
+    let back = AddrPair { local: IpAddr::from([10, 0, 0, 1]), remote: [10, 0, 0, 2].into() };
     let deadline = Time::MAX;
-    let offer = Offer::new(Qpn::truncate(2));
-    let _ = passive.listen(Listen {
+    let local_qp = LocalQp::new(Qpn::truncate(2));
+    let _ = passive.listen(ListenParams {
         service: CM_ATTACK_TCP_SERVICE_ID,
-        bind: Bind::Any,
+        bind: BindAddr::Any,
         transport: Transport::Rc,
         backlog: 1,
     });
-    let _ =
-        active.connect(Time::ZERO, &Connect::new(ends, CM_ATTACK_TCP_SERVICE_ID, offer, deadline), &mut || 7);
+    let _ = active.connect(
+        Time::ZERO,
+        &ConnectParams::new(addrs, CM_ATTACK_TCP_SERVICE_ID, local_qp, deadline),
+        &mut || 7,
+    );
     let Some(Message::Req(req)) = active.poll_transmit().map(|datagram| datagram.mad.message) else {
         unreachable!("a manager that connects sends a REQ");
     };
     let mad = Mad { transaction_id: 1, message: Message::Req(req) };
     passive.handle(Time::ZERO, back, &mad.emit(), &mut || 8);
     if let Some(Event::Request(request)) = passive.poll_event() {
-        let _ = passive.accept(Time::ZERO, request.id, &offer, &[], deadline);
+        let _ = passive.accept(Time::ZERO, request.id, &local_qp, &[], deadline);
     }
     let Some(Message::Rep(rep)) = passive.poll_transmit().map(|datagram| datagram.mad.message) else {
         unreachable!("a manager that accepts sends a REP");

@@ -21,7 +21,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use adverb_proto::Time;
-use adverb_proto::cm::{Bind, Config, Ends, Listen, Manager};
+use adverb_proto::cm::{AddrPair, BindAddr, Config, ListenParams, Manager};
 use adverb_proto::types::Transport;
 use adverb_wire::cm::{ServiceId, Timeout};
 use adverb_wire::{Psn, Qpn};
@@ -183,7 +183,7 @@ impl World {
             for (service, transport) in
                 [(self.rules.service, Transport::Rc), (self.rules.datagrams, Transport::Ud)]
             {
-                let _ = manager.listen(Listen { service, bind: Bind::Any, transport, backlog: 32 });
+                let _ = manager.listen(ListenParams { service, bind: BindAddr::Any, transport, backlog: 32 });
             }
         }
         self.nodes.push(Node {
@@ -208,7 +208,7 @@ impl World {
                 self.add_task(at, from, meeting(to));
                 self.add_task(at + self.rules.response.mul_f64(0.01), to, meeting(from));
             }
-            _ => self.add_task(at, from, Task::Resolve { to, patience }),
+            _ => self.add_task(at, from, Task::ResolveParams { to, patience }),
         }
     }
 
@@ -269,8 +269,8 @@ impl World {
         for (after, task) in tasks {
             self.add_task(self.now + after, node, task);
         }
-        for (ends, content) in pings {
-            self.send(node, ends, content);
+        for (addrs, content) in pings {
+            self.send(node, addrs, content);
         }
     }
 
@@ -282,7 +282,7 @@ impl World {
                 while let Some(datagram) = self.nodes[node].manager.poll_transmit() {
                     quiet = false;
                     self.note(|| format!("node {node} sends {}", datagram.mad.message));
-                    self.send(node, datagram.ends, Content::Mad(Box::new(datagram.mad)));
+                    self.send(node, datagram.addrs, Content::Mad(Box::new(datagram.mad)));
                 }
                 while let Some(event) = self.nodes[node].manager.poll_event() {
                     quiet = false;
@@ -298,11 +298,11 @@ impl World {
         }
     }
 
-    fn send(&mut self, from: usize, ends: Ends, content: Content) {
-        let Some(to) = self.nodes.iter().position(|node| node.address == ends.remote) else { return };
+    fn send(&mut self, from: usize, addrs: AddrPair, content: Content) {
+        let Some(to) = self.nodes.iter().position(|node| node.address == addrs.remote) else { return };
         self.packets += 1;
         let identification = self.packets as u16;
-        let bytes = packet::write(ends, &content, identification);
+        let bytes = packet::write(addrs, &content, identification);
         for byte in self.now.as_nanos().to_le_bytes().iter().chain(&bytes) {
             self.digest = (self.digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         }
@@ -313,7 +313,7 @@ impl World {
             identification,
             bytes,
             ecn_capable: false,
-            congested: false,
+            is_ecn_marked: false,
         };
         let fate = self.fabric.send(self.now, in_flight);
         if fate != Fate::Carried {
@@ -322,17 +322,18 @@ impl World {
     }
 
     fn deliver(&mut self, packet: &InFlight) {
-        let ends = Ends { local: self.nodes[packet.to].address, remote: self.nodes[packet.from].address };
+        let addrs =
+            AddrPair { local: self.nodes[packet.to].address, remote: self.nodes[packet.from].address };
         // What was damaged on the way is dropped, as any adapter would.
-        let Some(content) = packet::read(ends, packet) else { return };
+        let Some(content) = packet::read(addrs, packet) else { return };
         match content {
             Content::Mad(mad) => {
                 let Node { manager, random, .. } = &mut self.nodes[packet.to];
-                manager.handle(self.now, ends, &mad.emit(), &mut || random.u32());
+                manager.handle(self.now, addrs, &mad.emit(), &mut || random.u32());
             }
             Content::Ping { to, from, psn, reply } => {
                 self.act(packet.to, |application, desk| {
-                    application.ping(desk, ends, Ping { to, from, psn, reply });
+                    application.ping(desk, addrs, Ping { to, from, psn, reply });
                 });
             }
         }
@@ -365,12 +366,12 @@ struct Desk<'a> {
     register: &'a mut Register,
     /// The tasks to plan, with their delays.
     tasks: Vec<(Duration, Task)>,
-    pings: Vec<(Ends, Content)>,
+    pings: Vec<(AddrPair, Content)>,
 }
 
 impl Desk<'_> {
-    fn ends(&self, to: usize) -> Ends {
-        Ends { local: self.addresses[self.node], remote: self.addresses[to] }
+    fn addrs(&self, to: usize) -> AddrPair {
+        AddrPair { local: self.addresses[self.node], remote: self.addresses[to] }
     }
 
     fn violate(&mut self, what: impl Into<String>) {

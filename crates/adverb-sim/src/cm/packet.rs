@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use adverb_proto::cm::Ends;
+use adverb_proto::cm::AddrPair;
 use adverb_wire::cm::{GSI_QKEY, Mad};
 use adverb_wire::{Flow, Header, MAX_HEADER_LEN, Operation, Packet, Psn, Qpn, ROCE_PORT, Ud};
 
@@ -18,7 +18,7 @@ pub(super) enum Content {
     Ping { to: Qpn, from: Qpn, psn: Psn, reply: bool },
 }
 
-pub(super) fn write(ends: Ends, content: &Content, identification: u16) -> Vec<u8> {
+pub(super) fn write(addrs: AddrPair, content: &Content, identification: u16) -> Vec<u8> {
     let (to, from, psn, payload) = match content {
         Content::Mad(mad) => (Qpn::GSI, Qpn::GSI, Psn::ZERO, mad.emit().to_vec()),
         Content::Ping { to, from, psn, reply } => (*to, *from, *psn, vec![u8::from(*reply); 4]),
@@ -26,7 +26,7 @@ pub(super) fn write(ends: Ends, content: &Content, identification: u16) -> Vec<u
     let operation = Operation::Ud(Ud { qkey: GSI_QKEY, source_qp: from, immediate: None });
     let header = Header::new(to, psn, operation);
     let mut head = [0; MAX_HEADER_LEN];
-    let Some(emitted) = flow(ends.local, ends.remote)
+    let Some(emitted) = flow(addrs.local, addrs.remote)
         .and_then(|flow| flow.emit(&header, identification, &[&payload], &mut head).ok())
     else {
         return Vec::new();
@@ -35,9 +35,9 @@ pub(super) fn write(ends: Ends, content: &Content, identification: u16) -> Vec<u
 }
 
 /// Parses a packet. Returns `None` if it is corrupt.
-pub(super) fn read(ends: Ends, packet: &InFlight) -> Option<Content> {
+pub(super) fn read(addrs: AddrPair, packet: &InFlight) -> Option<Content> {
     let parsed = Packet::parse(&packet.bytes).ok()?;
-    flow(ends.remote, ends.local)?.verify(&parsed, packet.identification).ok()?;
+    flow(addrs.remote, addrs.local)?.verify(&parsed, packet.identification).ok()?;
     let header = parsed.header();
     let Operation::Ud(ud) = header.operation else { return None };
     if header.dest_qp == Qpn::GSI {

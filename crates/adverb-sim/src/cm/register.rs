@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use adverb_proto::Time;
-use adverb_proto::cm::{Manager, Ready, ResourceCounts};
+use adverb_proto::cm::{Manager, QpAttributes, ResourceCounts};
 use adverb_proto::types::{Qpn, RejectReason};
 
 use super::Rules;
@@ -40,7 +40,7 @@ struct Call {
     asked: Option<(usize, Time)>,
     /// Whether an application was slow or rejected the call.
     slow: bool,
-    sides: Vec<(Role, Ready, Option<Qpn>)>,
+    sides: Vec<(Role, QpAttributes, Option<Qpn>)>,
 }
 
 struct Part {
@@ -153,7 +153,14 @@ impl Register {
     }
 
     /// Records the parameters of a side's queue pair, and checks that both sides match.
-    pub(super) fn ready(&mut self, now: Time, token: u64, role: Role, ready: &Ready, qpn: Option<Qpn>) {
+    pub(super) fn qp_attributes(
+        &mut self,
+        now: Time,
+        token: u64,
+        role: Role,
+        ready: &QpAttributes,
+        qpn: Option<Qpn>,
+    ) {
         let Some(call) = self.calls.get_mut(&token) else { return };
         call.sides.retain(|(side, ..)| *side != role);
         call.sides.push((role, *ready, qpn));

@@ -177,7 +177,7 @@ impl<'a> Attack<'a> {
             }
             ForgedPacket::Parts(header, payload) => {
                 self.memory.warrant = self.warrant(&header);
-                self.device.handle_parts(self.now, &arrival, &header, &payload, &mut self.memory);
+                self.device.handle_split_packet(self.now, &arrival, &header, &payload, &mut self.memory);
             }
         }
         self.memory.warrant = None;
@@ -231,7 +231,7 @@ impl<'a> Attack<'a> {
                 1 => IcrcCheck::AnyIpId,
                 _ => IcrcCheck::IpId(0),
             },
-            congested: self.decisions.one_in(8),
+            is_ecn_marked: self.decisions.one_in(8),
             route: Default::default(),
         };
         match self.decisions.below(64) {
@@ -322,7 +322,7 @@ impl<'a> Attack<'a> {
         let answers: u32 = self.targets.iter().map(|target| 4 * target.slots).sum();
         let right = resource_counts.queue_pairs == queue_pairs
             && resource_counts.index_entries == queue_pairs
-            && resource_counts.ready <= queue_pairs
+            && resource_counts.ready_queue_pairs <= queue_pairs
             && resource_counts.timers <= queue_pairs
             && resource_counts.regions == regions
             && resource_counts.domain_users as usize == regions + queue_pairs

@@ -183,7 +183,7 @@ impl EventSink for Watch {
             TraceEvent::PacketIn { opcode: Opcode::UdSendOnly | Opcode::UdSendOnlyWithImm, .. } => {
                 self.datagrams_in += 1;
             }
-            TraceEvent::Dropped { reason: DropReason::QueueKey, .. } => self.wrong_keys += 1,
+            TraceEvent::Dropped { reason: DropReason::WrongQkey, .. } => self.wrong_keys += 1,
             TraceEvent::Dropped { qpn, reason: DropReason::NoReceive | DropReason::TooLong, .. }
                 if self.datagram_qps.contains(&qpn) =>
             {
@@ -329,8 +329,13 @@ impl MessageWorld {
         let to_group = parsed.header().dest_qp == Qpn::MULTICAST;
         let destination = if to_group { self.group() } else { self.nodes[packet.to].address };
         let destination = SocketAddr::new(destination, ROCE_PORT);
-        let arrival =
-            RxMeta { source, destination, icrc, congested: packet.congested, route: Default::default() };
+        let arrival = RxMeta {
+            source,
+            destination,
+            icrc,
+            is_ecn_marked: packet.is_ecn_marked,
+            route: Default::default(),
+        };
         let members = |endpoint: &&Endpoint| {
             endpoint.node == packet.to && endpoint.transport == Transport::Ud && !endpoint.closed
         };
@@ -370,9 +375,16 @@ impl MessageWorld {
                 .collect();
             for to in receivers {
                 let bytes = bytes.clone();
-                let congested = false;
-                let packet =
-                    InFlight { from: index, to, source_port, identification, bytes, ecn_capable, congested };
+                let is_ecn_marked = false;
+                let packet = InFlight {
+                    from: index,
+                    to,
+                    source_port,
+                    identification,
+                    bytes,
+                    ecn_capable,
+                    is_ecn_marked,
+                };
                 let fate = self.fabric.send(self.now, packet);
                 if fate != Fate::Carried {
                     self.note(|| format!("dev {index} -> dev {to}: {header}: {fate:?}"));

@@ -75,7 +75,7 @@ impl Switch {
     /// Returns `AddrInUse` if a device with this address is attached, `InvalidInput` if the address encodes a UDP port
     /// ([`Gid::udp_addr`]), or another error if the process has no file descriptor left.
     pub fn attach(&self, address: IpAddr) -> io::Result<MemLink> {
-        if Gid::from(address).has_port() {
+        if Gid::from(address).has_udp_port() {
             let text = format!(
                 "attaching at {address} failed: the address encodes a UDP port, which a switch does not support"
             );

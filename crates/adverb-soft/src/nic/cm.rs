@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use adverb_proto::Time;
 use adverb_proto::cm::{
-    CallError, Connect, ConnectionId, Event, Listen, ListenerId, Manager, Offer, QueryId, Ready, Resolve,
-    ResourceCounts, State, Statistics,
+    CallError, ConnectParams, ConnectionId, Event, ListenParams, ListenerId, LocalQp, Manager, QpAttributes,
+    QueryId, ResolveParams, ResourceCounts, State, Statistics,
 };
 use adverb_wire::Qpn;
 use adverb_wire::cm::{RejectReason, SidrStatus};
@@ -33,7 +33,7 @@ impl Nic {
     /// ```
     /// use std::sync::Arc;
     ///
-    /// use adverb_proto::cm::{Bind, Listen};
+    /// use adverb_proto::cm::{BindAddr, ListenParams};
     /// use adverb_proto::types::Transport;
     /// use adverb_soft::{CmEventChannel, Nic, NicOptions};
     /// use adverb_wire::cm::ServiceId;
@@ -41,7 +41,7 @@ impl Nic {
     /// let nic = Nic::open(NicOptions::loopback())?;
     /// let events = Arc::new(CmEventChannel::new()?);
     /// let service = ServiceId::tcp_port(7471);
-    /// let listen = Listen { service, bind: Bind::Any, transport: Transport::Rc, backlog: 16 };
+    /// let listen = ListenParams { service, bind: BindAddr::Any, transport: Transport::Rc, backlog: 16 };
     /// let listener = nic.cm().listen(listen, &events)?;
     /// assert_eq!(events.take(), None);
     /// nic.cm().close(listener)?;
@@ -59,7 +59,7 @@ impl Cm<'_> {
     /// # Errors
     ///
     /// Returns [`Error::Cm`] if another listener uses the service, or [`Error::NicFailed`] if the NIC has failed.
-    pub fn listen(&self, listen: Listen, channel: &Arc<CmEventChannel>) -> Result<ListenerId, Error> {
+    pub fn listen(&self, listen: ListenParams, channel: &Arc<CmEventChannel>) -> Result<ListenerId, Error> {
         self.call(|engine, _| {
             let id = engine.gsi.manager.listen(listen)?;
             let listener_channel =
@@ -83,14 +83,14 @@ impl Cm<'_> {
             if let Some(listener_channel) = channels.listeners.remove(&listener) {
                 listener_channel.channel.retain(|event| match event {
                     CmEvent::Event(Event::Request(request))
-                        if request.listener == listener && is_ours(&request.ends.local) =>
+                        if request.listener == listener && is_ours(&request.addrs.local) =>
                     {
                         // The peer may have abandoned the request.
                         _ = manager.reject(now, request.id, RejectReason::ConsumerReject, &[]);
                         false
                     }
                     CmEvent::Event(Event::Query(query))
-                        if query.listener == listener && is_ours(&query.ends.local) =>
+                        if query.listener == listener && is_ours(&query.addrs.local) =>
                     {
                         _ = manager.refuse_query(now, query.id, SidrStatus::Rejected, &[]);
                         false
@@ -126,7 +126,7 @@ impl Cm<'_> {
     /// Returns the same errors as [`Manager::connect`], or [`Error::NicFailed`] if the NIC has failed.
     pub fn connect(
         &self,
-        mut connect: Connect<'_>,
+        mut connect: ConnectParams<'_>,
         timeout: Duration,
         channel: &Arc<CmEventChannel>,
     ) -> Result<ConnectionId, Error> {
@@ -142,10 +142,10 @@ impl Cm<'_> {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`Manager::ready`].
-    pub fn ready(&self, id: ConnectionId, offer: &Offer) -> Result<Ready, Error> {
+    /// Returns the same errors as [`Manager::qp_attributes`].
+    pub fn qp_attributes(&self, id: ConnectionId, local_qp: &LocalQp) -> Result<QpAttributes, Error> {
         self.call(|engine, _| {
-            let mut ready = engine.gsi.manager.ready(id, offer)?;
+            let mut ready = engine.gsi.manager.qp_attributes(id, local_qp)?;
             let path = &mut ready.ready_to_receive.path;
             let linked = engine.path(path.local(), path.remote(), path.source_port());
             *path = linked.map_or(*path, |linked| linked.with_route(path.route()));
@@ -161,11 +161,13 @@ impl Cm<'_> {
     pub fn accept(
         &self,
         id: ConnectionId,
-        offer: &Offer,
+        local_qp: &LocalQp,
         private_data: &[u8],
         timeout: Duration,
     ) -> Result<(), Error> {
-        self.call(|engine, now| Ok(engine.gsi.manager.accept(now, id, offer, private_data, now + timeout)?))
+        self.call(|engine, now| {
+            Ok(engine.gsi.manager.accept(now, id, local_qp, private_data, now + timeout)?)
+        })
     }
 
     /// Establishes a connection that the peer has accepted, with a queue pair in the state RTS.
@@ -215,7 +217,7 @@ impl Cm<'_> {
     /// Returns the same errors as [`Manager::resolve`].
     pub fn resolve(
         &self,
-        mut resolve: Resolve<'_>,
+        mut resolve: ResolveParams<'_>,
         timeout: Duration,
         channel: &Arc<CmEventChannel>,
     ) -> Result<QueryId, Error> {

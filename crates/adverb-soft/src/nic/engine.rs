@@ -93,7 +93,7 @@ impl Engine {
         mtu: PathMtu,
     ) -> Result<Engine, Error> {
         let (mut device, mut memory) = (Device::new(()), RegisteredMemory::default());
-        device.limit_mtu(mtu);
+        device.set_port_mtu(mtu);
         let buffer = link.as_ref().and_then(|link| link.receive_buffer_bytes());
         let window = buffer.map_or(u32::MAX, |buffer| window(buffer, mtu));
         let read_window = buffer.map_or(u32::MAX, read_window);
@@ -283,9 +283,9 @@ impl Engine {
     fn serve_gsi(&mut self, now: Time) -> bool {
         let Engine { device, memory, gsi, link, .. } = self;
         let wanted = Path::source_port_between(Qpn::GSI, Qpn::GSI);
-        gsi.serve(now, device, memory, |ends| {
-            let port = link.as_ref().map_or(wanted, |link| link.source_port(ends.local, wanted));
-            Path::new(ends.local, ends.remote, port)
+        gsi.serve(now, device, memory, |addrs| {
+            let port = link.as_ref().map_or(wanted, |link| link.source_port(addrs.local, wanted));
+            Path::new(addrs.local, addrs.remote, port)
         })
     }
 
@@ -302,7 +302,7 @@ impl Engine {
                 source: incoming.source,
                 destination: incoming.destination,
                 icrc: incoming.icrc,
-                congested: incoming.is_ecn_marked(),
+                is_ecn_marked: incoming.is_ecn_marked(),
                 route: Route {
                     traffic_class: incoming.traffic_class,
                     flow_label: incoming.flow_label,
@@ -352,9 +352,15 @@ impl Engine {
                 if transmit.payload.gather(&self.memory, &mut self.payload).is_ok() {
                     let header = transmit.header;
                     let arrival =
-                        RxMeta { source, destination, icrc: IcrcCheck::Trusted, congested: false, route };
-                    if is_ours || self.device.has_members(destination.ip().into()) {
-                        self.device.handle_parts(now, &arrival, &header, &self.payload, &mut self.memory);
+                        RxMeta { source, destination, icrc: IcrcCheck::Trusted, is_ecn_marked: false, route };
+                    if is_ours || self.device.has_multicast_members(destination.ip().into()) {
+                        self.device.handle_split_packet(
+                            now,
+                            &arrival,
+                            &header,
+                            &self.payload,
+                            &mut self.memory,
+                        );
                     }
                 }
             }
@@ -411,7 +417,7 @@ impl Engine {
     pub(super) fn leave(&mut self) {
         let Engine { device, link: Some(link), groups, .. } = self else { return };
         groups.retain(|group| {
-            let has_members = device.has_members(*group);
+            let has_members = device.has_multicast_members(*group);
             if !has_members {
                 link.leave(group.ip());
             }

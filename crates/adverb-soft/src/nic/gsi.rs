@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use adverb_proto::cm::{Config, Datagram, Ends, Manager};
+use adverb_proto::cm::{AddrPair, Config, Datagram, Manager};
 use adverb_proto::memory::{Backing, Memory, Registration, RemoteInvalidate, Span};
 use adverb_proto::types::{
     Access, ArmFor, CompletedOperation, Destination, Gid, PathMtu, RecvRequest, Segment, SendFlags,
@@ -117,7 +117,7 @@ impl Gsi {
         now: Time,
         device: &mut Device,
         memory: &RegisteredMemory,
-        path: impl Fn(Ends) -> Option<Path>,
+        path: impl Fn(AddrPair) -> Option<Path>,
     ) -> bool {
         self.attention = false;
         // Armed first, so that no completion is missed.
@@ -144,7 +144,7 @@ impl Gsi {
         while let Some(datagram) = self.unsent.take().or_else(|| self.manager.poll_transmit()) {
             // There is no path from an address of another host, or to an address of another family.
             let path =
-                Some(datagram.ends).filter(|ends| self.addresses.contains(&ends.local)).and_then(&path);
+                Some(datagram.addrs).filter(|addrs| self.addresses.contains(&addrs.local)).and_then(&path);
             let Some(path) = path else {
                 self.unsendable += 1;
                 continue;
@@ -174,7 +174,7 @@ impl Gsi {
     pub(super) fn rested_number(&self, mut random: impl FnMut() -> u32) -> u32 {
         loop {
             let number = random();
-            if self.manager.is_free(Qpn::truncate(number)) {
+            if self.manager.is_qpn_free(Qpn::truncate(number)) {
                 return number;
             }
         }
@@ -189,12 +189,12 @@ impl Gsi {
         }
         let Some((grh, message)) = bytes.split_first_chunk::<GRH_LEN>() else { return };
         let Some(ip) = IpHeader::from_grh(grh) else { return };
-        let ends = Ends { local: ip.destination(), remote: ip.source() };
+        let addrs = AddrPair { local: ip.destination(), remote: ip.source() };
         // A message to a group, or with a group as its source, must not be answered.
-        if !self.addresses.contains(&ends.local) || Gid::from(ends.remote).udp_addr().ip().is_multicast() {
+        if !self.addresses.contains(&addrs.local) || Gid::from(addrs.remote).udp_addr().ip().is_multicast() {
             return;
         }
-        self.manager.handle(now, ends, message, &mut random);
+        self.manager.handle(now, addrs, message, &mut random);
     }
 
     /// Posts a receive.
@@ -217,7 +217,7 @@ const ROOM: u32 = (GRH_LEN + MAD_LEN) as u32;
 mod tests {
     use std::net::SocketAddr;
 
-    use adverb_proto::cm::{Connect, Offer};
+    use adverb_proto::cm::{ConnectParams, LocalQp};
     use adverb_wire::cm::{Dreq, Mad, Message, ServiceId};
 
     use super::*;
@@ -227,9 +227,9 @@ mod tests {
         let (mut device, mut memory) = (Device::new(()), RegisteredMemory::default());
         let mut gsi =
             Gsi::new(&mut device, &mut memory, vec![[10, 0, 0, 1].into()], PathMtu::Mtu1024).unwrap();
-        let ends = Ends { local: [10, 0, 0, 1].into(), remote: [10, 0, 0, 2].into() };
-        let offer = Offer::new(Qpn::truncate(0x77));
-        let connect = Connect::new(ends, ServiceId::tcp_port(1), offer, Time::MAX);
+        let addrs = AddrPair { local: [10, 0, 0, 1].into(), remote: [10, 0, 0, 2].into() };
+        let local_qp = LocalQp::new(Qpn::truncate(0x77));
+        let connect = ConnectParams::new(addrs, ServiceId::tcp_port(1), local_qp, Time::MAX);
         let number = |gsi: &Gsi| {
             let mut numbers = [0x77, 0xff00_0077, 0x78].into_iter();
             gsi.rested_number(|| numbers.next().unwrap())
@@ -289,13 +289,14 @@ mod tests {
         for (qpn, local, is_sent) in
             [(2, [10, 0, 0, 1], true), (3, [239, 1, 2, 3], false), (4, [10, 0, 0, 3], false)]
         {
-            let ends = Ends { local: local.into(), remote: [10, 0, 0, 2].into() };
-            let offer = Offer::new(Qpn::truncate(qpn));
-            let connect = Connect::new(ends, ServiceId::tcp_port(1), offer, Time::MAX);
+            let addrs = AddrPair { local: local.into(), remote: [10, 0, 0, 2].into() };
+            let local_qp = LocalQp::new(Qpn::truncate(qpn));
+            let connect = ConnectParams::new(addrs, ServiceId::tcp_port(1), local_qp, Time::MAX);
             let before = gsi.unsendable;
             gsi.manager.connect(Time::ZERO, &connect, &mut random).unwrap();
-            let sent = gsi
-                .serve(Time::ZERO, &mut device, &memory, |ends| Path::new(ends.local, ends.remote, 0xc000));
+            let sent = gsi.serve(Time::ZERO, &mut device, &memory, |addrs| {
+                Path::new(addrs.local, addrs.remote, 0xc000)
+            });
             assert_eq!((sent, gsi.unsendable - before), (is_sent, u64::from(!is_sent)), "{local:?}");
         }
     }

@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use adverb_proto::cm::{Bind, Ends, Event, Listen, Offer};
+use adverb_proto::cm::{AddrPair, BindAddr, Event, ListenParams, LocalQp};
 use adverb_proto::types::{Gid, Transport};
 use adverb_proto::{QueueEvent, ResourceCounts};
 use adverb_sim::{
@@ -77,9 +77,9 @@ pub(crate) fn attack(decisions: DecisionSource<'_>, packets: u64, report: &mut R
 
 /// What must be as before when all was destroyed.
 fn counted(resource_counts: &ResourceCounts) -> [usize; 6] {
-    let ResourceCounts { queue_pairs, index_entries, regions, responses, groups, windows, .. } =
+    let ResourceCounts { queue_pairs, index_entries, regions, responses, multicast_groups, windows, .. } =
         *resource_counts;
-    [queue_pairs, index_entries, regions, responses, groups, windows]
+    [queue_pairs, index_entries, regions, responses, multicast_groups, windows]
 }
 
 struct Round<'a> {
@@ -98,7 +98,7 @@ struct Round<'a> {
     history: VecDeque<Vec<u8>>,
     reflected: VecDeque<Vec<u8>>,
     cm: CmMessageGenerator,
-    candidates: Vec<Ends>,
+    candidates: Vec<AddrPair>,
     requests: Arc<CmEventChannel>,
     connections: Arc<CmEventChannel>,
     bursts: u64,
@@ -114,14 +114,14 @@ impl<'a> Round<'a> {
         for (service, transport) in
             [(CM_ATTACK_TCP_SERVICE_ID, Transport::Rc), (CM_ATTACK_UDP_SERVICE_ID, Transport::Ud)]
         {
-            let listen = Listen { service, bind: Bind::Any, transport, backlog: 12 };
+            let listen = ListenParams { service, bind: BindAddr::Any, transport, backlog: 12 };
             victim.cm().listen(listen, &requests).map_err(|error| format!("can't listen: {error}"))?;
         }
         let family = |address: IpAddr| Gid::from(address).udp_addr().is_ipv4();
         let gids = senders.iter().chain([&spoofer]).map(Sender::gid);
         let between = |remote: IpAddr| {
             let locals = addresses.iter().filter(move |local| family(**local) == family(remote));
-            locals.map(move |local| Ends { local: *local, remote })
+            locals.map(move |local| AddrPair { local: *local, remote })
         };
         let candidates = gids.flat_map(between).collect();
         let mut targets = Vec::new();
@@ -245,9 +245,9 @@ impl<'a> Round<'a> {
 
     /// A connection manager's message, to an address of the NIC or to a group.
     fn message(&mut self, group: Option<SocketAddr>) -> Option<Forged> {
-        let (ends, mad) = self.cm.next_message(&mut self.decisions, &self.candidates);
-        let destination = group.unwrap_or_else(|| Gid::from(ends.local).udp_addr());
-        let named = self.senders.iter().position(|sender| sender.gid() == ends.remote);
+        let (addrs, mad) = self.cm.next_message(&mut self.decisions, &self.candidates);
+        let destination = group.unwrap_or_else(|| Gid::from(addrs.local).udp_addr());
+        let named = self.senders.iter().position(|sender| sender.gid() == addrs.remote);
         let sender = match group {
             Some(group) => Some(self.sender_to(group)?.0),
             None => named,
@@ -345,8 +345,8 @@ impl<'a> Round<'a> {
                         1 => {}
                         _ => {
                             if cm.subscribe(request.id, &self.connections).is_ok() {
-                                _ = cm.ready(request.id, &Offer::new(qpn));
-                                _ = cm.accept(request.id, &Offer::new(qpn), b"yes", patience);
+                                _ = cm.qp_attributes(request.id, &LocalQp::new(qpn));
+                                _ = cm.accept(request.id, &LocalQp::new(qpn), b"yes", patience);
                             }
                         }
                     }
@@ -381,9 +381,9 @@ impl<'a> Round<'a> {
                     if header.dest_qp == Qpn::GSI
                         && let Ok(mad) = Mad::parse(packet.payload())
                     {
-                        let ends = Ends { local: Gid::from(source).ip(), remote: sender.gid() };
-                        if self.candidates.contains(&ends) {
-                            self.cm.record_manager_message(ends, mad);
+                        let addrs = AddrPair { local: Gid::from(source).ip(), remote: sender.gid() };
+                        if self.candidates.contains(&addrs) {
+                            self.cm.record_manager_message(addrs, mad);
                         }
                     }
                     if let Some(target) = self.targets.iter_mut().find(|target| target.peer == header.dest_qp)

@@ -106,8 +106,8 @@ fn bind_v6(number: u32) -> io::Result<Sender> {
 
 /// Tries the ports that a GID can name, from one that follows from the number on, until one is free.
 fn first_free<T>(number: u32, open: impl Fn(u16) -> io::Result<T>) -> io::Result<T> {
-    let count = Gid::PORTS.len();
-    let ports = Gid::PORTS.clone().cycle().skip(number as usize % count).take(count);
+    let count = Gid::UDP_PORTS.len();
+    let ports = Gid::UDP_PORTS.clone().cycle().skip(number as usize % count).take(count);
     let mut result = Err(io::ErrorKind::AddrInUse.into());
     for port in ports {
         result = open(port);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use adverb_proto::Time;
-use adverb_proto::cm::{Bind, Connect, Ends, Event, Listen, Offer};
+use adverb_proto::cm::{AddrPair, BindAddr, ConnectParams, Event, ListenParams, LocalQp};
 use adverb_proto::types::{Destination, SendOperation, Transport};
 use adverb_soft::{CmEvent, CmEventChannel, Nic};
 use adverb_wire::cm::ServiceId;
@@ -62,7 +62,8 @@ impl Pair {
         datagrams.iter().try_for_each(|end| end.open(QKEY))?;
         let listen = |nic: &Nic| -> Outcome<Arc<CmEventChannel>> {
             let inbox = Arc::new(CmEventChannel::new().map_err(|error| error.to_string())?);
-            let listen = Listen { service: SERVICE, bind: Bind::Any, transport: Transport::Rc, backlog: 8 };
+            let listen =
+                ListenParams { service: SERVICE, bind: BindAddr::Any, transport: Transport::Rc, backlog: 8 };
             nic.cm().listen(listen, &inbox).map_err(|error| format!("can't listen: {error}"))?;
             Ok(inbox)
         };
@@ -157,26 +158,26 @@ impl Pair {
         server.init()?;
         let inboxes = [CmEventChannel::new(), CmEventChannel::new()].map(|inbox| inbox.map(Arc::new));
         let [Ok(heard), Ok(served)] = inboxes else { return Err("no inbox".to_owned()) };
-        let offers = [&client, &server].map(|end| Offer::new(end.qpn));
-        let connect = Connect::new(Ends { local, remote }, SERVICE, offers[0], Time::ZERO);
+        let local_qps = [&client, &server].map(|end| LocalQp::new(end.qpn));
+        let connect = ConnectParams::new(AddrPair { local, remote }, SERVICE, local_qps[0], Time::ZERO);
         let text = |error: adverb_soft::Error| error.to_string();
         let id = active.cm().connect(connect, OPERATION_DEADLINE, &heard).map_err(text)?;
         let request = loop {
             match next(requests)? {
                 // One of the attackers' can't be among them but by guessing the service.
-                Event::Request(request) if request.ends.remote == local => break request,
+                Event::Request(request) if request.addrs.remote == local => break request,
                 Event::Request(request) => _ = passive.cm().reject(request.id, &[]),
                 _ => {}
             }
         };
         passive.cm().subscribe(request.id, &served).map_err(text)?;
-        let ready = passive.cm().ready(request.id, &offers[1]).map_err(text)?;
-        server.ready(ready.ready_to_receive, ready.ready_to_send)?;
+        let ready = passive.cm().qp_attributes(request.id, &local_qps[1]).map_err(text)?;
+        server.qp_attributes(ready.ready_to_receive, ready.ready_to_send)?;
         must(server.receive(2, MESSAGE), "receive")?;
-        passive.cm().accept(request.id, &offers[1], b"", OPERATION_DEADLINE).map_err(text)?;
+        passive.cm().accept(request.id, &local_qps[1], b"", OPERATION_DEADLINE).map_err(text)?;
         expect(&heard, "acceptance", |event| matches!(event, Event::Accepted(_)))?;
-        let ready = active.cm().ready(id, &offers[0]).map_err(text)?;
-        client.ready(ready.ready_to_receive, ready.ready_to_send)?;
+        let ready = active.cm().qp_attributes(id, &local_qps[0]).map_err(text)?;
+        client.qp_attributes(ready.ready_to_receive, ready.ready_to_send)?;
         active.cm().establish(id).map_err(text)?;
         expect(&heard, "connection", |event| *event == Event::Established(id))?;
         expect(&served, "connection", |event| *event == Event::Established(request.id))?;

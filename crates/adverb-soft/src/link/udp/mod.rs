@@ -39,7 +39,7 @@ pub struct UdpConfig {
     pub address: IpAddr,
     /// The index of the interface of a link-local IPv6 address. It is 0 for other addresses.
     pub scope_id: u32,
-    /// The local UDP port: 4791, the port of RoCEv2, or one of [`Gid::PORTS`], which is then also the source port. IPv6
+    /// The local UDP port: 4791, the port of RoCEv2, or one of [`Gid::UDP_PORTS`], which is then also the source port. IPv6
     /// addresses other than ::1 support only 4791, because their GIDs can't encode another port.
     pub port: u16,
     /// The number of source ports, at least 1. The first port is 0xC000.

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use adverb_proto::cm::{
-    Bind, CallError, Connect, ConnectionId, Ends, Listen, ListenerId, Offer, QueryId, Resolve, State,
-    UDP_QKEY,
+    AddrPair, BindAddr, CallError, ConnectParams, ConnectionId, ListenParams, ListenerId, LocalQp, QueryId,
+    ResolveParams, State, UDP_QKEY,
 };
 use adverb_proto::types::{Gid, PathMtu, Qpn, RejectReason, Transport};
 use adverb_proto::{Time, cm};
@@ -63,7 +63,7 @@ enum Role {
     /// It listens, on each of its NICs.
     Listening(Vec<ListenerId>),
     /// A connection, on its way to be one, or just over; and what this side brought to it, once that was said.
-    Connection(ConnectionId, Option<Offer>),
+    Connection(ConnectionId, Option<LocalQp>),
     /// It asks for a datagram queue pair.
     Asking(QueryId),
     /// It is asked for one.
@@ -122,9 +122,9 @@ impl Identifier {
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<()> {
         let inner = &mut *self.inner.lock();
         let bind = match address.ip() {
-            IpAddr::V4(ip) if ip.is_unspecified() => Bind::AnyV4,
-            IpAddr::V6(ip) if ip.is_unspecified() => Bind::Any,
-            ip => Bind::Address(ip),
+            IpAddr::V4(ip) if ip.is_unspecified() => BindAddr::AnyV4,
+            IpAddr::V6(ip) if ip.is_unspecified() => BindAddr::Any,
+            ip => BindAddr::Address(ip),
         };
         let lease = Lease::new(&inner.devices, self.purpose, bind, address.port(), inner.shares_port);
         let lease = lease.map_err(|error| taken(error, format!("binding to {address}")))?;
@@ -140,7 +140,7 @@ impl Identifier {
                 reason: "listening requires a local address: bind first".into(),
             });
         };
-        let listen = Listen {
+        let listen = ListenParams {
             service: service(self.purpose, local.port()),
             bind: lease.bind(),
             transport: match self.purpose {
@@ -181,7 +181,7 @@ impl Identifier {
             hint: format!("use a peer address of the same IP version as those of {}", device.name).into(),
         })?;
         let port = local.map_or(0, |local| local.port());
-        let lease = Lease::new(&inner.devices, self.purpose, Bind::Address(ip), port, inner.shares_port);
+        let lease = Lease::new(&inner.devices, self.purpose, BindAddr::Address(ip), port, inner.shares_port);
         let lease = lease.map_err(|error| taken(error, action()))?;
         inner.local = Some(SocketAddr::new(ip, lease.port));
         inner.port = Some(lease);
@@ -207,7 +207,7 @@ impl Identifier {
 
     pub(crate) fn path(&self) -> Result<Path> {
         let inner = self.inner.lock();
-        let (local, peer) = inner.ends()?;
+        let (local, peer) = inner.addrs()?;
         Ok(Path {
             device: inner.device()?.name.clone(),
             port: 1,
@@ -220,17 +220,18 @@ impl Identifier {
 
     pub(crate) fn ready(&self, transport: Transport) -> Result<(Connection, ReadyToSend)> {
         let inner = self.inner.lock();
-        let (device, (id, offer)) = (inner.device()?, inner.connection()?);
+        let (device, (id, local_qp)) = (inner.device()?, inner.connection()?);
         // Before this side has said what it brings, it is whatever the peer would like: less comes of it later.
-        let offer = offer.unwrap_or_else(|| {
-            let mut offer = Offer::new(Qpn::truncate(0));
-            offer.depths = cm::Depths { max_dest_rd_atomic: u8::MAX, max_rd_atomic: u8::MAX };
-            offer
+        let local_qp = local_qp.unwrap_or_else(|| {
+            let mut local_qp = LocalQp::new(Qpn::truncate(0));
+            local_qp.rd_atomic_limits =
+                cm::RdAtomicLimits { max_dest_rd_atomic: u8::MAX, max_rd_atomic: u8::MAX };
+            local_qp
         });
         let ready = device
             .nic
             .cm()
-            .ready(id, &offer)
+            .qp_attributes(id, &local_qp)
             .map_err(|error| gone(error, "querying the peer's queue pair"))?;
         let (receiving, sending) = (ready.ready_to_receive, ready.ready_to_send);
         let connection = Connection {
@@ -254,25 +255,25 @@ impl Identifier {
 
     pub(crate) fn connect(&self, parameters: &Parameters<'_>) -> Result<()> {
         let inner = &mut *self.inner.lock();
-        let offer = inner.offer(parameters);
+        let local_qp = inner.local_qp(parameters);
         let mtu = inner.device()?.nic.mtu();
         inner.asked = Some((parameters.private_data.to_vec(), mtu));
-        self.ask(inner, offer)
+        self.ask(inner, local_qp)
     }
 
     /// Asks for a connection, or asks again.
-    fn ask(&self, inner: &mut Inner, offer: Offer) -> Result<()> {
-        let (device, (local, peer)) = (inner.device()?, inner.ends()?);
+    fn ask(&self, inner: &mut Inner, local_qp: LocalQp) -> Result<()> {
+        let (device, (local, peer)) = (inner.device()?, inner.addrs()?);
         let (private_data, mtu) = inner.asked.as_ref().ok_or_else(not_now)?;
-        let ends = Ends { local: local.ip(), remote: peer.ip() };
-        let mut connect = Connect::new(ends, service(self.purpose, peer.port()), offer, Time::MAX);
+        let addrs = AddrPair { local: local.ip(), remote: peer.ip() };
+        let mut connect = ConnectParams::new(addrs, service(self.purpose, peer.port()), local_qp, Time::MAX);
         connect.source_port = local.port();
         connect.path_mtu = *mtu;
         connect.traffic_class = inner.traffic_class;
         connect.private_data = private_data;
         let asked = device.nic.cm().connect(connect, PATIENCE, &self.inbox);
         let id = asked.map_err(|error| refusal(error, "sending the connect request".to_owned()))?;
-        inner.role = Role::Connection(id, Some(offer));
+        inner.role = Role::Connection(id, Some(local_qp));
         Ok(())
     }
 
@@ -289,27 +290,27 @@ impl Identifier {
             return Ok(false);
         }
         *mtu = wanted;
-        let (id, offer) = inner.connection()?;
+        let (id, local_qp) = inner.connection()?;
         inner.device()?.nic.cm().abandon(id, FAREWELL);
-        self.ask(inner, offer.ok_or_else(not_now)?)?;
+        self.ask(inner, local_qp.ok_or_else(not_now)?)?;
         Ok(true)
     }
 
     pub(crate) fn accept(&self, parameters: &Parameters<'_>) -> Result<()> {
         let inner = &mut *self.inner.lock();
         let (id, _) = inner.connection()?;
-        let offer = inner.offer(parameters);
-        let accepted = inner.device()?.nic.cm().accept(id, &offer, parameters.private_data, PATIENCE);
+        let local_qp = inner.local_qp(parameters);
+        let accepted = inner.device()?.nic.cm().accept(id, &local_qp, parameters.private_data, PATIENCE);
         accepted.map_err(|error| gone(error, "accepting a connect request"))?;
-        inner.role = Role::Connection(id, Some(offer));
+        inner.role = Role::Connection(id, Some(local_qp));
         Ok(())
     }
 
     pub(crate) fn resolve_service(&self, private_data: &[u8]) -> Result<()> {
         let inner = &mut *self.inner.lock();
-        let (local, peer) = inner.ends()?;
-        let resolve = Resolve {
-            ends: Ends { local: local.ip(), remote: peer.ip() },
+        let (local, peer) = inner.addrs()?;
+        let resolve = ResolveParams {
+            addrs: AddrPair { local: local.ip(), remote: peer.ip() },
             service: service(self.purpose, peer.port()),
             source_port: local.port(),
             private_data,
@@ -363,33 +364,33 @@ impl Inner {
         self.devices.first().ok_or_else(not_now)
     }
 
-    fn ends(&self) -> Result<(SocketAddr, SocketAddr)> {
+    fn addrs(&self) -> Result<(SocketAddr, SocketAddr)> {
         self.local.zip(self.peer).ok_or_else(not_now)
     }
 
-    fn connection(&self) -> Result<(ConnectionId, Option<Offer>)> {
+    fn connection(&self) -> Result<(ConnectionId, Option<LocalQp>)> {
         match self.role {
-            Role::Connection(id, offer) => Ok((id, offer)),
+            Role::Connection(id, local_qp) => Ok((id, local_qp)),
             _ => Err(not_now()),
         }
     }
 
-    fn offer(&self, parameters: &Parameters<'_>) -> Offer {
-        let mut offer = Offer::new(parameters.qpn);
-        offer.depths = cm::Depths {
+    fn local_qp(&self, parameters: &Parameters<'_>) -> LocalQp {
+        let mut local_qp = LocalQp::new(parameters.qpn);
+        local_qp.rd_atomic_limits = cm::RdAtomicLimits {
             max_dest_rd_atomic: parameters.depths.max_dest_rd_atomic,
             max_rd_atomic: parameters.depths.max_rd_atomic,
         };
-        offer.retry_count = parameters.retry_count;
-        offer.rnr_retry = parameters.rnr_retry;
-        offer.ack_timeout = self.ack_timeout;
-        offer.shared_receives = parameters.shared_receives;
-        offer
+        local_qp.retry_count = parameters.retry_count;
+        local_qp.rnr_retry = parameters.rnr_retry;
+        local_qp.ack_timeout = self.ack_timeout;
+        local_qp.has_srq = parameters.shared_receives;
+        local_qp
     }
 
     /// A peer's address, as queue pairs are told it.
     fn address(&self, device: &Device, remote: IpAddr) -> Result<Address> {
-        let (local, _) = self.ends()?;
+        let (local, _) = self.addrs()?;
         let index = device.nic.addresses().iter().position(|address| *address == local.ip());
         Ok(Address {
             gid: Gid::from(remote),

@@ -323,8 +323,8 @@ fn near(address: IpAddr, adverb_peers_only: bool) -> io::Result<(UdpLink, PathMt
         opened.as_ref().err().is_some_and(|error| error.kind() == io::ErrorKind::AddrInUse)
     };
     let mut opened = at(address, adverb_peers_only);
-    let others = Gid::PORTS.map(|port| Gid::from(SocketAddr::new(address, port)));
-    for other in others.filter(|other| other.has_port()) {
+    let others = Gid::UDP_PORTS.map(|port| Gid::from(SocketAddr::new(address, port)));
+    for other in others.filter(|other| other.has_udp_port()) {
         if !is_taken(&opened) {
             break;
         }

@@ -50,7 +50,7 @@ impl Identifier {
                 Event::Found {
                     qpn: found.qpn,
                     qkey: found.qkey,
-                    address: inner.address(inner.device()?, found.ends.remote)?,
+                    address: inner.address(inner.device()?, found.addrs.remote)?,
                     private_data: found.private_data,
                 }
             }
@@ -66,9 +66,9 @@ impl Identifier {
 
     /// A peer's wish for a connection, with an identifier of its own; `None` if it has given up.
     fn request(&self, request: cm::Request) -> Result<Option<Event>> {
-        let peer = request.source.unwrap_or_else(|| SocketAddr::new(request.ends.remote, 0));
+        let peer = request.source.unwrap_or_else(|| SocketAddr::new(request.addrs.remote, 0));
         let role = Role::Connection(request.id, None);
-        let mut identifier = self.adopt(request.ends, request.listener, peer, role)?;
+        let mut identifier = self.adopt(request.addrs, request.listener, peer, role)?;
         identifier.inner.get_mut().traffic_class = request.path.traffic_class;
         let claimed = {
             let inner = identifier.inner.lock();
@@ -78,8 +78,8 @@ impl Identifier {
             return Ok(None);
         }
         let depths = Depths {
-            max_dest_rd_atomic: request.depths.max_dest_rd_atomic,
-            max_rd_atomic: request.depths.max_rd_atomic,
+            max_dest_rd_atomic: request.rd_atomic_limits.max_dest_rd_atomic,
+            max_rd_atomic: request.rd_atomic_limits.max_rd_atomic,
         };
         let identifier = plain::Identifier::Soft(Box::new(identifier));
         Ok(Some(Event::Request(Request { identifier, depths, private_data: request.private_data })))
@@ -87,8 +87,8 @@ impl Identifier {
 
     /// A peer's question for a datagram queue pair.
     fn query(&self, query: cm::Query) -> Result<Option<Event>> {
-        let peer = query.source.unwrap_or_else(|| SocketAddr::new(query.ends.remote, 0));
-        let identifier = self.adopt(query.ends, query.listener, peer, Role::Asked(query.id))?;
+        let peer = query.source.unwrap_or_else(|| SocketAddr::new(query.addrs.remote, 0));
+        let identifier = self.adopt(query.addrs, query.listener, peer, Role::Asked(query.id))?;
         let depths = Depths { max_dest_rd_atomic: 0, max_rd_atomic: 0 };
         let identifier = plain::Identifier::Soft(Box::new(identifier));
         Ok(Some(Event::Request(Request { identifier, depths, private_data: query.private_data })))
@@ -97,7 +97,7 @@ impl Identifier {
     /// An identifier for what came to this listener. If there can be none, the peer is told.
     fn adopt(
         &self,
-        ends: cm::Ends,
+        addrs: cm::AddrPair,
         listener: ListenerId,
         peer: SocketAddr,
         role: Role,
@@ -105,9 +105,9 @@ impl Identifier {
         let inner = self.inner.lock();
         let Role::Listening(listeners) = &inner.role else { return Err(super::not_now()) };
         // A listener at every address has one inbox for all its NICs.
-        let of = |(device, id): &(&Arc<_>, &ListenerId)| **id == listener && is_at(device, ends);
+        let of = |(device, id): &(&Arc<_>, &ListenerId)| **id == listener && is_at(device, addrs);
         let (device, _) = inner.devices.iter().zip(listeners).find(of).ok_or_else(super::not_now)?;
-        let local = inner.local.map(|local| SocketAddr::new(ends.local, local.port()));
+        let local = inner.local.map(|local| SocketAddr::new(addrs.local, local.port()));
         match Identifier::new(self.purpose, vec![Arc::clone(device)]) {
             Ok(mut identifier) => {
                 let adopted = identifier.inner.get_mut();
@@ -126,6 +126,6 @@ impl Identifier {
     }
 }
 
-fn is_at(device: &super::Device, ends: cm::Ends) -> bool {
-    device.nic.addresses().contains(&ends.local)
+fn is_at(device: &super::Device, addrs: cm::AddrPair) -> bool {
+    device.nic.addresses().contains(&addrs.local)
 }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-use adverb_proto::cm::Bind;
+use adverb_proto::cm::BindAddr;
 use adverb_proto::types::Gid;
 
 use super::super::Device;
@@ -18,7 +18,7 @@ pub(in crate::backend::soft) struct Ports(HashMap<(Use, u16), Vec<Holder>>);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Holder {
-    bind: Bind,
+    bind: BindAddr,
     /// Whether it lets others have it who do so too.
     shares: bool,
 }
@@ -26,8 +26,8 @@ struct Holder {
 impl Holder {
     fn is_in_the_way_of(&self, other: &Holder) -> bool {
         let overlaps = match (self.bind, other.bind) {
-            (Bind::Address(one), Bind::Address(other)) => one == other,
-            (Bind::AnyV4, Bind::Address(address)) | (Bind::Address(address), Bind::AnyV4) => {
+            (BindAddr::Address(one), BindAddr::Address(other)) => one == other,
+            (BindAddr::AnyV4, BindAddr::Address(address)) | (BindAddr::Address(address), BindAddr::AnyV4) => {
                 Gid::from(address).udp_addr().is_ipv4()
             }
             _ => true,
@@ -66,7 +66,7 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    pub(super) fn bind(&self) -> Bind {
+    pub(super) fn bind(&self) -> BindAddr {
         self.holder.bind
     }
 
@@ -78,7 +78,7 @@ impl Lease {
     pub(super) fn new(
         devices: &[Arc<Device>],
         purpose: Use,
-        bind: Bind,
+        bind: BindAddr,
         port: u16,
         shares: bool,
     ) -> io::Result<Lease> {
@@ -90,7 +90,7 @@ impl Lease {
         let start = getrandom::u32().map_err(io::Error::other)? as u16;
         let ports = (0..EPHEMERAL).map(|step| u16::MAX - (start.wrapping_add(step) % EPHEMERAL));
         // Nobody else has an ephemeral port, or it isn't one.
-        let alone = Holder { bind: Bind::Any, shares: false };
+        let alone = Holder { bind: BindAddr::Any, shares: false };
         let is_unused = |port: &u16| {
             devices.iter().all(|device| {
                 let ports = device.ports.lock();
