@@ -16,7 +16,7 @@ pub enum Congestion {
     /// No congestion control: the queue pair sends as fast as its window allows.
     #[default]
     None,
-    /// DCQCN: a notification cuts the rate, which then grows with time and with bytes sent.
+    /// DCQCN: a congestion notification packet (CNP) cuts the rate, which then grows with time and with bytes sent.
     Dcqcn(Dcqcn),
 }
 
@@ -25,28 +25,30 @@ pub enum Congestion {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Dcqcn {
-    /// The rate of the link, and the maximum rate of a queue pair that has received a notification.
+    /// The rate of the link, which is also the maximum rate of a queue pair that has received a CNP.
     pub line_rate: u64,
     /// The minimum rate.
     pub min_rate: u64,
     /// The growth of the target rate per step of additive increase.
     pub additive_increase: u64,
-    /// The growth of the target rate per step of hyper increase, multiplied by the step's number.
+    /// The growth of the target rate in the first step of hyper increase. In step *n* the target rate grows by *n*
+    /// times this value.
     pub hyper_increase: u64,
-    /// The number of fast recovery steps, which approach the target rate before it grows.
+    /// The number of fast recovery steps, in which the rate approaches the target rate before the target rate grows.
     pub fast_recovery_steps: u32,
-    /// The number of bytes after which a step is made.
+    /// The number of sent bytes after which the next increase step occurs.
     pub byte_counter: u64,
-    /// The time after which a step is made.
+    /// The time after which the next increase step occurs.
     pub increase_interval: Duration,
-    /// The time without a notification after which the congestion estimate decreases, and with it the next cut.
+    /// The time without a CNP after which the congestion estimate (alpha) decreases. A lower estimate makes the next
+    /// rate cut smaller.
     pub alpha_interval: Duration,
-    /// The gain of the congestion estimate, as a shift: the gain is 2 to the power of minus this.
+    /// The gain *g* of the congestion estimate, as a shift: *g* is 2 to the power of `-gain_shift`.
     pub gain_shift: u8,
 }
 
 impl Dcqcn {
-    /// Returns the parameters of the paper, for a link of `line_rate` bits per second.
+    /// Creates the parameters that the paper recommends, for a link of `line_rate` bits per second.
     ///
     /// ```
     /// use adverb_proto::Dcqcn;

@@ -34,12 +34,13 @@ use multicast::Groups;
 /// The engine of an RDMA adapter, without links: it executes work requests and handles packets.
 ///
 /// The device has no clock, no socket and no thread; the caller provides them. `post_*` takes work requests, `handle_*`
-/// takes packets and time, and `poll_*` returns the results. After posting or handling, poll in this order:
+/// takes packets and time, and `poll_*` returns the results. After each call of `post_*` or `handle_*`, poll in this
+/// order:
 ///
 /// 1. [`poll_transmit`](Device::poll_transmit) until it returns `None`. Send each packet before polling the next one.
-///    One acknowledgement covers all packets handled before, so handle all received packets, then poll.
+///    One acknowledgement covers all packets handled before, so handle all received packets before polling.
 /// 2. [`poll_completion`](Device::poll_completion), [`poll_cq_event`](Device::poll_cq_event) and
-///    [`poll_queue_event`](Device::poll_queue_event): sending can complete requests, too.
+///    [`poll_queue_event`](Device::poll_queue_event). Sending a packet can also complete requests.
 /// 3. [`poll_timeout`](Device::poll_timeout) for the time of the next [`handle_timeout`](Device::handle_timeout).
 ///
 /// `S` is an [`EventSink`] that observes the device. The sink `()` ignores events at no cost.
@@ -52,7 +53,7 @@ use multicast::Groups;
 /// use adverb_wire::cm::Timeout;
 /// use adverb_wire::{Packet, Psn, RnrTimer};
 ///
-/// // One device, one queue pair connected to itself; a counter in place of a random number generator.
+/// // One device with one queue pair, which is connected to itself. `random` stands for a random number generator.
 /// let mut random = 0x1234u32;
 /// let mut random = || { random = random.wrapping_mul(0x9e37_79b9).wrapping_add(1); random };
 /// let mut memory = HeapMemory::default();
@@ -179,7 +180,7 @@ impl<S: EventSink> Device<S> {
     }
 
     /// Sets the MTU of the port, which limits the path MTU of connections and the length of datagrams. The default is
-    /// 4096 bytes. Queue pairs that are already ready to receive keep theirs.
+    /// 4096 bytes. Queue pairs that are already ready to receive keep their path MTU.
     pub fn set_port_mtu(&mut self, mtu: PathMtu) {
         self.mtu = mtu;
     }
@@ -216,7 +217,7 @@ impl<S: EventSink> Device<S> {
         self.keys.register(pd, registration, random)
     }
 
-    /// Deregisters memory and returns its attributes. Outstanding requests that use it fail.
+    /// Deregisters a memory region and returns its attributes. Outstanding requests that use the region fail.
     ///
     /// # Errors
     ///
@@ -225,7 +226,8 @@ impl<S: EventSink> Device<S> {
         self.keys.deregister(key)
     }
 
-    /// Creates a completion queue for `capacity` completions. It allocates memory as it fills.
+    /// Creates a completion queue for `capacity` completions. The queue allocates memory when completions are added,
+    /// not at creation.
     pub fn create_cq(&mut self, capacity: u32) -> Cq {
         Cq(self.free_cqs.occupy(&mut self.cqs, CompletionQueue::new(capacity)))
     }
@@ -248,8 +250,9 @@ impl<S: EventSink> Device<S> {
         }
     }
 
-    /// Arms a completion queue: its next completion makes one [event](Device::poll_cq_event). Completions that are
-    /// queued already make none, so poll once more after this.
+    /// Arms a completion queue: its next completion that `arm_for` selects generates one
+    /// [event](Device::poll_cq_event). Completions that are already queued generate no event, so poll the queue once
+    /// more after arming it.
     pub fn arm_cq(&mut self, cq: Cq, arm_for: ArmFor) {
         if let Some(Some(cq)) = self.cqs.get_mut(cq.0 as usize) {
             cq.arm(arm_for);
@@ -287,8 +290,8 @@ impl<S: EventSink> Device<S> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`create_qp`](Device::create_qp), and [`CreateQpError::InvalidGsi`] if queue pair 1 exists
-    /// or the transport is not UD.
+    /// Returns the same errors as [`create_qp`](Device::create_qp), and [`CreateQpError::InvalidGsi`] if queue pair 1
+    /// exists or the transport is not UD.
     pub fn create_gsi(&mut self, config: QpConfig) -> Result<Qpn, CreateQpError> {
         if self.slot(Qpn::GSI).is_some() || config.transport != Transport::Ud {
             return Err(CreateQpError::InvalidGsi);
@@ -338,8 +341,9 @@ impl<S: EventSink> Device<S> {
 
     /// Destroys a queue pair in any state. Returns `false` if it does not exist.
     ///
-    /// Its requests are discarded without completions; queued completions stay. A request of a shared receive queue
-    /// that a partially received message uses returns to the front of that queue.
+    /// The queue pair's requests are discarded without completions; completions that are already queued stay. If a
+    /// partially received message uses a request of a shared receive queue, that request returns to the front of the
+    /// shared receive queue.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> bool {
         let Some(slot) = self.slot(qpn) else { return false };
         let Some(mut qp) = self.qps[slot as usize].take() else { return false };
@@ -390,7 +394,7 @@ impl<S: EventSink> Device<S> {
     /// # Errors
     ///
     /// Returns an error if the queue pair does not exist, its state does not allow posting, its queue is full, or its
-    /// transport or limits do not allow the request. The request is not executed then.
+    /// transport or limits do not allow the request. After an error, the request is not executed.
     #[inline]
     pub fn post_send<Handle: AddressVector>(
         &mut self,
@@ -406,7 +410,8 @@ impl<S: EventSink> Device<S> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`post_send`](Device::post_send), and [`PostError::InvalidInline`] if `bytes` is too long.
+    /// Returns the same errors as [`post_send`](Device::post_send), and [`PostError::InvalidInline`] if `bytes` is too
+    /// long.
     pub fn post_send_inline<Handle: AddressVector>(
         &mut self,
         now: Time,
@@ -462,8 +467,8 @@ impl<S: EventSink> Device<S> {
         self.handle(now, arrival, received, Some(packet), memory);
     }
 
-    /// Handles a packet whose header and payload are separate: a packet of a device in the same process, whose payload
-    /// is still in the sender's memory. The packet has no ICRC, and its payload was not copied.
+    /// Handles a packet whose header and payload are separate: a packet from a device in the same process, whose
+    /// payload is still in the sender's memory. The packet has no ICRC.
     pub fn handle_split_packet(
         &mut self,
         now: Time,
@@ -614,8 +619,9 @@ impl<S: EventSink> Device<S> {
         !self.ready.is_empty()
     }
 
-    /// Whether the packets to send are only a few acknowledgements, without a NAK or a READ or atomic response. A
-    /// caller that is about to post a request can delay them and send all together.
+    /// Whether all packets to send are acknowledgements, and there are only a few: no NAK, and no response to a READ or
+    /// an atomic. A caller that is about to post a request can then delay the acknowledgements and send them together
+    /// with the request.
     pub fn is_only_acknowledging(&self) -> bool {
         let only = |slot: &u32| self.qps[*slot as usize].as_ref().is_none_or(|qp| qp.is_only_acknowledging());
         self.ready.len() <= FEW && self.ready.iter().all(only)
@@ -627,24 +633,25 @@ impl<S: EventSink> Device<S> {
         matches!(self.cqs.get(cq.0 as usize), Some(Some(cq)) if cq.len() > 0)
     }
 
-    /// Takes the oldest completion of a completion queue.
+    /// Removes and returns the oldest completion of a completion queue, or returns `None` if the queue is empty.
     #[inline]
     pub fn poll_completion(&mut self, cq: Cq) -> Option<Completion> {
         self.cqs.get_mut(cq.0 as usize)?.as_mut()?.pop()
     }
 
-    /// Takes the oldest completion event: an [armed](Device::arm_cq) completion queue that got a completion.
+    /// Removes and returns the oldest completion event: the [armed](Device::arm_cq) completion queue to which a
+    /// completion was added.
     pub fn poll_cq_event(&mut self) -> Option<Cq> {
         self.cq_events.pop_front()
     }
 
-    /// Takes the oldest asynchronous event of a queue.
+    /// Removes and returns the oldest asynchronous event of a queue pair, completion queue or shared receive queue.
     pub fn poll_queue_event(&mut self) -> Option<QueueEvent> {
         self.queue_events.pop_front()
     }
 
-    /// Returns the latest time for the next call of [`handle_timeout`](Device::handle_timeout), if a timer is set. It
-    /// can be earlier than the first expiry.
+    /// Returns the time at which to call [`handle_timeout`](Device::handle_timeout) at the latest, or `None` if no
+    /// timer is set. The time can be earlier than the expiry of the first timer.
     pub fn poll_timeout(&self) -> Option<Time> {
         self.timers.next()
     }

@@ -34,12 +34,12 @@ pub enum TraceEvent {
         /// The queue.
         srq: Srq,
     },
-    /// An idle queue pair got something to send.
+    /// An idle queue pair now has packets to send.
     Doorbell {
         /// The queue pair.
         qpn: Qpn,
     },
-    /// A packet was returned to be sent.
+    /// The device returned a packet to the caller, which sends it.
     PacketOut {
         /// The sending queue pair.
         qpn: Qpn,
@@ -76,7 +76,7 @@ pub enum TraceEvent {
     Acknowledged {
         /// The queue pair that sent the packets.
         qpn: Qpn,
-        /// The oldest sequence number that isn't acknowledged.
+        /// The oldest sequence number that is not acknowledged.
         psn: Psn,
     },
     /// A NAK was received.
@@ -97,20 +97,20 @@ pub enum TraceEvent {
         /// The kind of NAK.
         syndrome: Syndrome,
     },
-    /// A queue pair starts to retransmit.
+    /// A queue pair starts a retransmission.
     Retransmit {
         /// The queue pair.
         qpn: Qpn,
-        /// The first sequence number to be retransmitted.
+        /// The sequence number of the first packet to retransmit.
         psn: Psn,
         /// The cause.
         cause: RetryCause,
     },
-    /// A congestion notification was received.
+    /// A congestion notification packet (CNP) was received.
     CnpReceived {
-        /// The queue pair whose packets met congestion.
+        /// The queue pair whose packets a congested switch marked.
         qpn: Qpn,
-        /// The new rate of the queue pair, in bits per second; `None` without congestion control.
+        /// The new rate of the queue pair, in bits per second; `None` if the queue pair has no congestion control.
         rate: Option<u64>,
     },
     /// A timer expired.
@@ -157,28 +157,29 @@ pub enum Queue {
 pub enum DropReason {
     /// The destination queue pair does not exist.
     UnknownQp,
-    /// The state of the queue pair does not allow receiving.
+    /// The queue pair's state does not allow it to receive packets.
     WrongState,
-    /// The packet belongs to another transport.
+    /// The packet's transport is not the queue pair's.
     WrongTransport,
-    /// The addresses differ from the connection's, or a packet for a single queue pair was sent to a multicast address.
+    /// The packet's addresses are not the connection's, or a packet for a single queue pair was sent to a multicast
+    /// address.
     WrongAddress,
     /// The partition key does not match the queue pair's.
     WrongPkey,
     /// The ICRC is wrong.
     WrongIcrc,
-    /// The packet is ahead of the expected sequence number, and a NAK has been sent already.
+    /// The packet's sequence number is higher than the expected one, and a NAK was already sent.
     OutOfSequence,
     /// The packet duplicates a READ or atomic whose response is no longer kept.
     ForgottenDuplicate,
     /// The response acknowledges packets that were never sent, or were acknowledged before.
     StaleResponse,
-    /// The response doesn't match the kind of request with its sequence number, or its message sequence number counts
-    /// messages that the peer can't have completed.
+    /// The request with the response's sequence number is of another kind, or the response's message sequence number
+    /// (MSN) counts messages that the peer can't have completed.
     MismatchedResponse,
     /// The syndrome is reserved.
     ReservedSyndrome,
-    /// The packet is behind the expected sequence number, on an unreliable connection.
+    /// The packet's sequence number is lower than the expected one, on an unreliable connection.
     Late,
     /// No receive is posted, on an unreliable transport.
     NoReceive,
@@ -199,7 +200,7 @@ pub enum RetryCause {
     Timeout,
     /// The peer reported a gap in the sequence (PSN sequence error NAK).
     SequenceNak,
-    /// A response was lost: a later one arrived.
+    /// A response arrived, but an earlier one is missing.
     ImpliedNak,
     /// The peer had no receive posted (RNR NAK).
     Rnr,
@@ -220,7 +221,7 @@ pub enum TimerKind {
 ///
 /// Devices are generic over the sink. The sink `()` ignores events at no cost.
 pub trait EventSink {
-    /// Whether the sink uses events. If `false`, the device does not create them.
+    /// Whether the sink uses events. If `false`, the device creates no events.
     const ACTIVE: bool = true;
 
     /// Handles an event.
@@ -258,11 +259,12 @@ impl EventSink for Vec<(Time, TraceEvent)> {
 /// An asynchronous event of a queue pair, completion queue or shared receive queue (vol. 1, 11.6.3: affiliated
 /// asynchronous events).
 ///
-/// Applications see it as a [`DeviceEvent`](crate::types::DeviceEvent), which names no object of the engine.
+/// Applications receive this event as a [`DeviceEvent`](crate::types::DeviceEvent), which contains no handles of the
+/// engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum QueueEvent {
-    /// A completion queue is full and has lost completions; queue pairs that complete there move to the error state.
+    /// A completion queue is full and has lost completions. Queue pairs that use it move to the error state.
     CqOverflow(Cq),
     /// The first packet of a connection arrived before the queue pair was ready to send.
     Established(Qpn),
@@ -276,7 +278,7 @@ pub enum QueueEvent {
     RequestError(Qpn),
     /// A peer's request violated access rights, and the queue pair moved to the error state.
     AccessError(Qpn),
-    /// The queue pair moved to the error state for another reason, which its completions say.
+    /// The queue pair moved to the error state for another reason, which the status of its failed completion reports.
     Fatal(Qpn),
 }
 

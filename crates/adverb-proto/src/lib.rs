@@ -2,8 +2,8 @@
 //! connection manager.
 //!
 //! A [`Device`] is the engine of an RDMA adapter, without links: it takes work requests and received packets, and
-//! returns packets to send and completions. It does no I/O, has no clock and no thread, and contains no `unsafe` code.
-//! Time and randomness are arguments. The engine reads and writes registered memory through the caller's
+//! returns packets to send and completions. It performs no I/O, has no clock and no thread, and contains no `unsafe`
+//! code. Time and randomness are arguments. The engine reads and writes registered memory through the caller's
 //! [`memory::Memory`]. A packet to send consists of its headers and the location of its payload, so the engine copies
 //! no payload.
 //!
@@ -14,8 +14,8 @@
 //!
 //! The transports are reliable connection (RC), unreliable connection (UC) and unreliable datagram (UD). Section
 //! numbers in comments refer to the InfiniBand Architecture Specification, volume 1, and its annexes A17 (RoCEv2) and
-//! A19 (memory placement), to at most three levels. File names in comments refer to Linux's
-//! `drivers/infiniband/sw/rxe`, which implements the same rule.
+//! A19 (memory placement), and have at most three levels. A file name beside a section number refers to Linux's
+//! implementation of the same rule in `drivers/infiniband/sw/rxe`.
 
 #![forbid(unsafe_code)]
 

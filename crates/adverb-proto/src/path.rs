@@ -7,7 +7,7 @@ use adverb_wire::{Flow, Packet, Qpn};
 use crate::mutation::mutant;
 use crate::types::Gid;
 
-/// The addresses between which a connection or a datagram sends its packets.
+/// The source and destination addresses of the packets of a connection or a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Path {
     source: SocketAddr,
@@ -23,15 +23,15 @@ pub struct Route {
     pub traffic_class: u8,
     /// The flow label of IPv6, 20 bits.
     pub flow_label: u32,
-    /// The hop limit, or time to live; `None` for the system's default.
+    /// The hop limit (IPv6) or time to live (IPv4); `None` for the operating system's default.
     pub hop_limit: Option<u8>,
 }
 
 impl Path {
     /// Returns the path from `local` to `remote`, or `None` if one is IPv4 and the other IPv6. Either address can be a
-    /// GID that [carries a UDP port](Gid::udp_addr), which packets are then sent from, or to.
+    /// GID that [carries a UDP port](Gid::udp_addr). Packets are then sent from that port, or to that port.
     ///
-    /// The UDP source port stays the same for a connection, so that its packets take the same route through a fabric
+    /// All packets of a connection have the same UDP source port, so that they take the same route through a fabric
     /// that hashes flows (Annex A17.9).
     pub fn new(local: IpAddr, remote: IpAddr, source_port: u16) -> Option<Path> {
         let (mut source, destination) = (Gid::from(local).udp_addr(), Gid::from(remote).udp_addr());
@@ -71,12 +71,12 @@ impl Path {
         0xc000 | ((label ^ label >> 14) & 0x3fff) as u16
     }
 
-    /// Returns the local address, which can carry a port.
+    /// Returns the local address, which can be a GID that carries a UDP port.
     pub fn local(&self) -> IpAddr {
         Gid::from(self.source).ip()
     }
 
-    /// Returns the peer's address, which can carry a port.
+    /// Returns the peer's address, which can be a GID that carries a UDP port.
     pub fn remote(&self) -> IpAddr {
         Gid::from(self.destination).ip()
     }
@@ -102,9 +102,9 @@ impl Path {
     }
 }
 
-/// An address handle of a datagram: it has the [`Path`] that the datagram takes.
+/// An address handle of a datagram, which contains the datagram's [`Path`].
 ///
-/// The requests of connections need no address handle, so `()` serves as theirs.
+/// Requests on connections need no address handle: their handle type is `()`.
 pub trait AddressVector {
     /// Returns the path, if the handle has one.
     fn path(&self) -> Option<&Path>;
@@ -135,24 +135,27 @@ pub struct RxMeta {
     pub source: SocketAddr,
     /// The address and port that the packet was sent to.
     pub destination: SocketAddr,
-    /// The check of the ICRC.
+    /// The kind of ICRC check that the device performs.
     pub icrc: IcrcCheck,
     /// Whether a congested switch marked the packet: both ECN bits of the IP header are 1.
     pub is_ecn_marked: bool,
-    /// The other fields of the IP header, where the link knows them. The GRH of a received datagram contains them.
+    /// The other fields of the IP header, as far as the link knows them. The device copies them into the GRH of a
+    /// received datagram.
     pub route: Route,
 }
 
-/// The check of an ICRC, which covers the IPv4 header's identification (IP ID). IPv6 has no IP ID.
+/// The kind of ICRC check. The ICRC covers the IPv4 header's identification (IP ID). IPv6 has no IP ID.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IcrcCheck {
     /// The IP ID is known.
     IpId(u16),
-    /// The IP ID is unknown, and must be below this limit, as on UDP sockets of Adverb. The check recovers it.
+    /// The IP ID is unknown, and must be below this limit, as in packets from Adverb's UDP sockets. The check recovers
+    /// the IP ID from the ICRC.
     IpIdBelow(u16),
-    /// The IP ID is unknown, as on any UDP socket. The check recovers it, and accepts any value.
+    /// The IP ID is unknown, as in packets from any UDP socket. The check recovers the IP ID from the ICRC, and accepts
+    /// any value.
     AnyIpId,
-    /// No check: the link has done it, or the packet never left this machine's memory.
+    /// The device performs no check: the link has checked the ICRC, or the packet never left this host's memory.
     Trusted,
 }
 

@@ -15,7 +15,8 @@ pub struct Srq(pub(crate) u32);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SrqConfig {
-    /// The protection domain of the memory of its requests. Queue pairs of any domain may use the queue.
+    /// The protection domain of the memory regions that the queue's requests use. Queue pairs of any domain may use the
+    /// queue.
     pub pd: Pd,
     /// The maximum number of outstanding requests.
     pub max_wr: u32,
@@ -24,7 +25,7 @@ pub struct SrqConfig {
 }
 
 impl SrqConfig {
-    /// Returns a configuration with 1024 requests of up to 16 segments.
+    /// Creates the configuration of a queue for 1024 requests of up to 16 segments.
     pub const fn new(pd: Pd) -> SrqConfig {
         SrqConfig { pd, max_wr: 1024, max_sge: 16 }
     }
@@ -112,7 +113,8 @@ impl SharedQueue {
 pub struct SrqStatus {
     /// The number of queued requests. Requests in use by a partially received message are not counted.
     pub request_count: usize,
-    /// The armed limit: fewer requests than this make an event. 0 if not armed, or after the event.
+    /// The armed limit: the queue generates an event when it holds fewer requests. 0 if the queue is not armed, or
+    /// after the event.
     pub limit: u32,
     /// The number of queue pairs that use the queue.
     pub queue_pair_count: u32,

@@ -27,9 +27,9 @@ macro_rules! statistics {
 }
 
 statistics! {
-    /// Packets returned to be sent.
+    /// Packets that the device returned for sending.
     packets_sent: "sent_pkts",
-    /// Packets received that passed the checks of queue pair, addresses, partition and ICRC.
+    /// Received packets that passed the checks of queue pair, addresses, partition and ICRC.
     packets_received: "rcvd_pkts",
     /// Payload bytes of sent packets.
     bytes_sent: "sent_bytes",
@@ -41,7 +41,7 @@ statistics! {
     icrc_errors: "rcvd_icrc_err",
     /// Packets for a queue pair that does not exist or is not ready.
     unknown_qp_packets: "rcvd_unknown_qp_err",
-    /// Packets whose addresses or partition are not the queue pair's.
+    /// Packets whose addresses or partition key do not match the queue pair's.
     wrong_address_packets: "rcvd_address_err",
     /// Packets that the link could not send: no route, a forbidden destination, or a source address of another link.
     unsendable_packets: "sent_dropped_pkts",
@@ -60,11 +60,11 @@ statistics! {
     /// Responses dropped because they don't match the outstanding requests: they are of another kind, or have a message
     /// sequence number that the peer can't have reached.
     mismatched_responses: "rcvd_mismatched_response",
-    /// Responses that revealed the loss of an earlier response.
+    /// Responses that arrived while an earlier response was missing.
     implied_naks: "implied_nak_seq_err",
-    /// Requests received again after they had been executed.
+    /// Received requests that had already been executed.
     duplicate_requests: "duplicate_request",
-    /// READs and atomics whose responses were sent again.
+    /// READs and atomics whose responses were retransmitted.
     retransmitted_responses: "duplicate_replay",
     /// NAKs sent that end a connection: invalid request, remote access error, remote operational error.
     fatal_naks_sent: "sent_fatal_nak",
@@ -81,15 +81,15 @@ statistics! {
     /// Messages of unreliable transports that were received at least in part, but not delivered: a packet was missing,
     /// no receive was posted, or the request was not allowed.
     messages_dropped: "messages_dropped",
-    /// Packets of unreliable connections with an unexpected sequence number.
+    /// Packets of unreliable connections that did not arrive, as gaps in the sequence numbers show.
     packets_missing: "packet_seq_err",
-    /// Datagrams whose queue key is not the queue pair's.
+    /// Datagrams whose queue key does not match the queue pair's.
     qkey_violations: "qkey_violations",
-    /// Packets received with the mark of a congested switch.
+    /// Received packets that a congested switch marked (ECN).
     ecn_marked_packets: "np_ecn_marked_roce_packets",
-    /// Congestion notifications sent.
+    /// Congestion notification packets (CNPs) sent.
     cnps_sent: "np_cnp_sent",
-    /// Congestion notifications received.
+    /// Congestion notification packets (CNPs) received.
     cnps_received: "rp_cnp_handled",
 }
 

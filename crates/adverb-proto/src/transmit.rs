@@ -7,8 +7,8 @@ use crate::path::Path;
 
 /// A packet to send.
 ///
-/// The engine hasn't read the payload. The caller gathers it before the next call of the device and before the memory
-/// changes.
+/// The engine has not read the payload. The caller must [gather](Payload::gather) it before the next call to the device
+/// and before the memory changes.
 #[derive(Clone, Copy, Debug)]
 pub struct Transmit<'a> {
     /// The headers.
@@ -48,11 +48,11 @@ impl Payload<'_> {
         self.len() == 0
     }
 
-    /// Appends the bytes to `out`.
+    /// Appends the payload's bytes to `out`.
     ///
     /// # Errors
     ///
-    /// Returns [`Fault`] if memory is not readable. `out` then contains a part of the bytes.
+    /// Returns [`Fault`] if memory is not readable. After an error, `out` contains a part of the bytes.
     pub fn gather(&self, memory: &impl Memory, out: &mut Vec<u8>) -> Result<(), Fault> {
         match self {
             Payload::Spans(spans) => {
@@ -72,13 +72,13 @@ impl Payload<'_> {
 
 impl Transmit<'_> {
     /// Appends the whole packet to `out`: headers, payload, padding and ICRC, as the payload of a UDP datagram. This
-    /// copies the payload; a fast link gathers it instead.
+    /// copies the payload; a link with scatter/gather I/O can avoid the copy.
     ///
-    /// `identification` is that of the IPv4 header: 0 on an ordinary UDP socket.
+    /// `identification` is the identification (IP ID) of the IPv4 header: 0 on an ordinary UDP socket.
     ///
     /// # Errors
     ///
-    /// Returns [`WriteError::Memory`] if memory is not readable. `out` is unchanged then.
+    /// Returns [`WriteError::Memory`] if memory is not readable. After an error, `out` is unchanged.
     pub fn write_to(
         &self,
         memory: &impl Memory,
@@ -107,7 +107,7 @@ impl Transmit<'_> {
 pub enum WriteError {
     /// The payload could not be read.
     Memory(Fault),
-    /// The packet is invalid. This never happens for a packet that a device hands out.
+    /// The packet is invalid. This error does not occur for packets that a device returned.
     Emit(EmitError),
 }
 

@@ -8,8 +8,8 @@ use adverb_wire::cm::{AdditionalInfo, Ece, Path, RejectReason, ServiceId, SidrSt
 use super::{AddrPair, RdAtomicLimits};
 use crate::types::{PathMtu, Qpn, Transport};
 
-/// The ID of a connection, from the first message to the end of timewait. It is the local communication ID, which is
-/// random, so the ID of a connection that no longer exists is unlikely to name another one.
+/// The ID of a connection, valid from the first message to the end of timewait. It is the local communication ID, which
+/// is random, so the ID of an ended connection is unlikely to be assigned to another one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ConnectionId(pub(super) u32);
 
@@ -30,11 +30,11 @@ impl fmt::Display for ConnectionId {
 
 /// An event for the application.
 ///
-/// Each call of [`connect`](super::Manager::connect) and [`accept`](super::Manager::accept) has exactly one outcome by
-/// its deadline: [`Established`](Event::Established), [`Rejected`](Event::Rejected),
-/// [`Unreachable`](Event::Unreachable) or [`Disconnected`](Event::Disconnected). There is no outcome if the application
-/// [rejects](super::Manager::reject) or [abandons](super::Manager::abandon) the connection first. `Established` is
-/// followed by one `Disconnected`.
+/// The manager reports exactly one outcome of each call of [`connect`](super::Manager::connect) and
+/// [`accept`](super::Manager::accept), by the deadline of the call: [`Established`](Event::Established),
+/// [`Rejected`](Event::Rejected), [`Unreachable`](Event::Unreachable) or [`Disconnected`](Event::Disconnected). It
+/// reports no outcome if the application [rejects](super::Manager::reject) or [abandons](super::Manager::abandon) the
+/// connection first. After `Established`, it reports one `Disconnected`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -48,10 +48,10 @@ pub enum Event {
     /// The connection was rejected before it was established: by the peer, or as stale, because the peer requested
     /// another connection for the same queue pair.
     Rejected(Box<Rejection>),
-    /// The connection was not established by the deadline: the peer did not answer, or the application did not decide
-    /// in time.
+    /// The connection was not established by the deadline: the peer did not respond, or the application did not accept,
+    /// establish or reject the connection in time.
     Unreachable(ConnectionId),
-    /// The connection has ended, because the peer or this side disconnected.
+    /// The connection has ended because the peer or this side disconnected.
     Disconnected(ConnectionId),
     /// Timewait is over: the queue pair number may be used for a new connection.
     TimewaitOver {
@@ -60,7 +60,8 @@ pub enum Event {
         /// The queue pair number.
         qpn: Qpn,
     },
-    /// A peer queries for a UD queue pair: answer or refuse.
+    /// A peer queries for a UD queue pair: [answer](super::Manager::answer) or [refuse](super::Manager::refuse_query)
+    /// the query.
     Query(Box<Query>),
     /// A peer answered a query with its UD queue pair.
     Resolved(Box<Resolution>),
@@ -73,7 +74,7 @@ pub enum Event {
         /// The private data of the peer's application, padded with zeros.
         private_data: Vec<u8>,
     },
-    /// A peer did not answer a query by the deadline.
+    /// A peer did not respond to a query by the deadline.
     NoAnswer(QueryId),
 }
 
@@ -107,9 +108,9 @@ pub struct Request {
     pub has_srq: bool,
     /// The peer's vendor options (enhanced connection establishment).
     pub ece: Ece,
-    /// The path of the request, from the peer's point of view: traffic class, hop limit, acknowledgement timeout.
+    /// The path in the request, from the peer's point of view: traffic class, hop limit, acknowledgement timeout.
     pub path: Path,
-    /// The private data of the peer's application, padded with zeros: messages do not carry its length.
+    /// The private data of the peer's application, padded with zeros, because messages do not carry its length.
     pub private_data: Vec<u8>,
 }
 
@@ -163,11 +164,11 @@ pub struct Query {
     pub private_data: Vec<u8>,
 }
 
-/// A peer's UD queue pair.
+/// A peer's answer to a query: its UD queue pair.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Resolution {
-    /// The query that it answers.
+    /// The query that the peer answered.
     pub id: QueryId,
     /// The addresses of both sides.
     pub addrs: AddrPair,

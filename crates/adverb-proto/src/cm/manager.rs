@@ -17,7 +17,7 @@ use crate::Time;
 use crate::mutation::mutant;
 use crate::types::{Psn, Qpn, Transport};
 
-/// A connection manager without a clock, a socket or a queue pair: see the [module](super).
+/// A connection manager without a clock, a socket or a queue pair. The [module documentation](super) has an example.
 ///
 /// After each call and each message, poll in this order:
 ///
@@ -27,8 +27,8 @@ use crate::types::{Psn, Qpn, Transport};
 /// 3. [`poll_timeout`](Manager::poll_timeout), and call [`handle_timeout`](Manager::handle_timeout) at that time at the
 ///    latest.
 ///
-/// The caller supplies randomness as an argument, for communication IDs and packet sequence numbers. It must be
-/// unpredictable: an attacker that guesses these values can forge messages of a connection.
+/// The caller supplies randomness as an argument, for communication IDs and packet sequence numbers. The
+/// randomness must be unpredictable: an attacker that guesses these values can forge messages of a connection.
 #[derive(Debug)]
 pub struct Manager {
     pub(super) config: Config,
@@ -63,13 +63,14 @@ pub struct Statistics {
     /// Probes of established connections. A probe is sent because a message named the peer's queue pair for another
     /// connection.
     pub probes: u64,
-    /// Requests dropped because a backlog or a [limit](Config) was reached.
+    /// Received requests that were dropped because a backlog or a [limit](Config) was reached.
     pub overflows: u64,
     /// Messages sent.
     pub sent: u64,
     /// Messages retransmitted because no response arrived.
     pub retransmitted: u64,
-    /// Messages dropped because 4096 others were waiting for [`poll_transmit`](Manager::poll_transmit).
+    /// Messages to send that were dropped because 4096 others were queued for
+    /// [`poll_transmit`](Manager::poll_transmit).
     pub unsent: u64,
 }
 
@@ -141,8 +142,8 @@ impl Manager {
 
     /// Listens for connection requests or SIDR queries.
     ///
-    /// A listener bound to an address takes precedence over one for any IPv4 address, and that one over a listener for
-    /// any address.
+    /// If several listeners match a request, a listener bound to one address takes precedence over a listener bound to
+    /// any IPv4 address, which takes precedence over a listener bound to any address.
     ///
     /// # Errors
     ///
@@ -157,7 +158,7 @@ impl Manager {
     }
 
     /// Stops listening. Connection requests whose events were not polled yet are rejected, and SIDR queries are
-    /// dropped without an answer. Requests that were polled are not affected.
+    /// dropped without a response. Requests whose events were polled are not affected.
     ///
     /// # Errors
     ///
@@ -178,7 +179,7 @@ impl Manager {
         if self.table.close(listener.0) { Ok(()) } else { Err(CallError::Unknown) }
     }
 
-    /// Sends a connection request to a peer. There is one [outcome](Event) by the deadline.
+    /// Sends a connection request to a peer. The manager reports one [outcome](Event) by the deadline.
     ///
     /// The queue pair should be in the init state. The application moves it to ready-to-receive and ready-to-send when
     /// the peer has [accepted](Event::Accepted).
@@ -250,8 +251,9 @@ impl Manager {
         Ok(ConnectionId(local_id))
     }
 
-    /// Returns the attributes for the queue pair of a connection. They are known after [`Event::Request`] or
-    /// [`Event::Accepted`]. `local_qp` is the one that this side passed to `connect`, or will pass to `accept`.
+    /// Returns the attributes for the local queue pair of a connection. They are available after [`Event::Request`] or
+    /// [`Event::Accepted`]. `local_qp` must be the value that the application passed to `connect`, or will pass to
+    /// `accept`.
     ///
     /// # Errors
     ///
@@ -263,11 +265,11 @@ impl Manager {
     }
 
     /// Accepts a peer's request. The queue pair must be ready to receive, because the peer may send as soon as it
-    /// receives the REP. There is one [outcome](Event) by the deadline.
+    /// receives the REP. The manager reports one [outcome](Event) by the deadline.
     ///
     /// # Errors
     ///
-    /// After an error the request is still pending. Returns:
+    /// After an error, the request is still pending. Returns:
     ///
     /// - [`CallError::Unknown`] if the request does not exist, or has ended.
     /// - [`CallError::WrongState`] if the request was accepted or rejected already, or the connection is peer-to-peer.
@@ -308,8 +310,8 @@ impl Manager {
     }
 
     /// Completes a connection that the peer has [accepted](Event::Accepted). The queue pair must be ready to send. The
-    /// connection is then [established](Event::Established). Of two peer-to-peer sides, the passive one is established
-    /// only when the peer's RTU arrives.
+    /// connection is then [established](Event::Established). In a peer-to-peer connection, the passive side's
+    /// connection is established only when the peer's RTU arrives.
     ///
     /// # Errors
     ///
@@ -332,10 +334,10 @@ impl Manager {
         Ok(())
     }
 
-    /// Rejects a connection that a peer requested or accepted. It then has no outcome.
+    /// Rejects a connection that a peer requested or accepted. The manager then reports no outcome of the connection.
     ///
-    /// Applications use the reason [`RejectReason::ConsumerReject`] for their own reasons, and may explain them in the
-    /// private data.
+    /// If the application itself rejects the connection, the reason is [`RejectReason::ConsumerReject`], and the
+    /// private data may contain an explanation.
     ///
     /// # Errors
     ///
@@ -359,15 +361,15 @@ impl Manager {
         Ok(())
     }
 
-    /// Disconnects an established connection. [`Event::Disconnected`] follows when the peer confirms, or at the
-    /// deadline. The application should move the queue pair to the error state first.
+    /// Disconnects an established connection. The manager reports [`Event::Disconnected`] when the peer confirms, or at
+    /// the deadline. The application should move the queue pair to the error state first.
     ///
     /// If an earlier call is still disconnecting, this call can only move the deadline to an earlier time.
     ///
     /// # Errors
     ///
     /// Returns [`CallError::Unknown`] if the connection does not exist, and [`CallError::WrongState`] if it is not
-    /// established. `Event::Disconnected` was reported already if it was established before.
+    /// established. If the connection was established before, `Event::Disconnected` was already reported.
     pub fn disconnect(&mut self, now: Time, id: ConnectionId, deadline: Time) -> Result<(), CallError> {
         if let Some(connection) = self.table.get_mut(id.0).filter(|known| known.state == State::DreqSent) {
             connection.deadline = Some(connection.deadline.map_or(deadline, |at| at.min(deadline)));
@@ -388,8 +390,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Ends a connection in any state, as an application does that drops its handle. The peer is notified. The
-    /// connection then has no outcome, except that an established one is [disconnected](Manager::disconnect) by the
+    /// Ends a connection in any state and notifies the peer, for an application that drops its handle. The manager then
+    /// reports no outcome, except that an established connection is [disconnected](Manager::disconnect) by the
     /// deadline.
     ///
     /// # Errors
@@ -418,7 +420,7 @@ impl Manager {
         }
     }
 
-    /// Whether a queue pair number may be used for a new connection: it has no connection, not even one in timewait.
+    /// Whether a queue pair number may be used for a new connection: no connection uses it, not even one in timewait.
     pub fn is_qpn_free(&self, qpn: Qpn) -> bool {
         self.table.by_local_qp(qpn).is_none()
     }
@@ -428,12 +430,12 @@ impl Manager {
         self.table.get(id.0).map(|connection| connection.state)
     }
 
-    /// Returns the next message to send.
+    /// Removes and returns the next message to send, or returns `None` if there is none.
     pub fn poll_transmit(&mut self) -> Option<Datagram> {
         self.out.datagrams.pop_front()
     }
 
-    /// Returns the oldest event.
+    /// Removes and returns the oldest event, or returns `None` if there is none.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.out.events.pop_front()
     }

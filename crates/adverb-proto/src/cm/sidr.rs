@@ -54,8 +54,8 @@ enum Stage {
 }
 
 impl Manager {
-    /// Queries a peer for the UD queue pair of a service. By the deadline there is one of
-    /// [`Resolved`](Event::Resolved), [`Refused`](Event::Refused) and [`NoAnswer`](Event::NoAnswer).
+    /// Queries a peer for the UD queue pair of a service. By the deadline, the manager reports
+    /// [`Resolved`](Event::Resolved), [`Refused`](Event::Refused) or [`NoAnswer`](Event::NoAnswer).
     ///
     /// # Errors
     ///

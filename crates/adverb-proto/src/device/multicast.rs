@@ -49,7 +49,7 @@ impl<S: EventSink> Device<S> {
     /// caller must configure the link to receive the group's packets.
     ///
     /// A datagram to a group is sent to the group's address and [`Qpn::MULTICAST`], with the queue key that all members
-    /// share. The link decides whether members on the sender's own device receive it, too.
+    /// of the group share. The link decides whether queue pairs of the sender's device receive the datagram.
     ///
     /// # Errors
     ///
@@ -72,7 +72,7 @@ impl<S: EventSink> Device<S> {
         Ok(())
     }
 
-    /// Detaches a queue pair from a multicast group. Destroying the queue pair detaches it, too.
+    /// Detaches a queue pair from a multicast group. Destroying a queue pair also detaches it.
     ///
     /// # Errors
     ///

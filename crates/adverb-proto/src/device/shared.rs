@@ -7,7 +7,7 @@ use crate::srq::{SharedQueue, Srq, SrqConfig, SrqError, SrqStatus};
 use crate::types::RecvRequest;
 
 impl<S: EventSink> Device<S> {
-    /// Creates a shared receive queue. It allocates memory as it fills.
+    /// Creates a shared receive queue. The queue allocates memory when requests are posted, not at creation.
     ///
     /// # Errors
     ///
@@ -45,8 +45,8 @@ impl<S: EventSink> Device<S> {
         Ok(())
     }
 
-    /// Arms a shared receive queue: it makes one [`QueueEvent::SrqLimit`](crate::QueueEvent::SrqLimit) when a message
-    /// leaves fewer than `limit` requests in the queue. A limit of 0 disarms it.
+    /// Arms a shared receive queue: the queue generates one [`QueueEvent::SrqLimit`](crate::QueueEvent::SrqLimit) when
+    /// it holds fewer than `limit` requests after a message has taken one. A limit of 0 disarms the queue.
     ///
     /// # Errors
     ///

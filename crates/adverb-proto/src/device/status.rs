@@ -9,7 +9,7 @@ use crate::cq::CompletionQueue;
 use crate::event::EventSink;
 use crate::types::{QpState, Transport};
 
-/// The numbers of objects that a device holds, to find leaks.
+/// The numbers of objects that a device holds, for finding leaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ResourceCounts {
     /// Queue pairs.
@@ -28,8 +28,8 @@ pub struct ResourceCounts {
     pub completions: usize,
     /// Completion events and queue events not polled yet.
     pub events: usize,
-    /// Responses to READs and atomics that are queued, or kept for duplicate requests. A queue pair has at most four of
-    /// them for each READ or atomic that it allows its peer to have outstanding.
+    /// Responses to READs and atomics that are queued, or kept for duplicate requests. A queue pair holds at most four
+    /// responses for each READ or atomic that its peer may have outstanding.
     pub responses: usize,
     /// Memory windows.
     pub windows: usize,
@@ -48,14 +48,14 @@ pub struct QpStatus {
     pub state: QpState,
     /// The number of the peer's queue pair.
     pub remote_qpn: Qpn,
-    /// The sequence number of the next new request packet.
+    /// The PSN of the next new request packet.
     pub next_psn: Psn,
-    /// The sequence number that is expected of the peer next.
+    /// The PSN of the next packet expected from the peer.
     pub expected_psn: Psn,
     /// The number of outstanding send requests.
     pub send_queue_len: usize,
-    /// The number of outstanding receive requests. Of a shared receive queue, only requests in use by a partially
-    /// received message count.
+    /// The number of outstanding receive requests. If the queue pair uses a shared receive queue, this number
+    /// counts only the requests that a partially received message uses.
     pub recv_queue_len: usize,
 }
 

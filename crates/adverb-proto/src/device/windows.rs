@@ -9,10 +9,10 @@ impl<S: EventSink> Device<S> {
     /// [`SendOperation::BindWindow`](crate::types::SendOperation::BindWindow) on a connection binds it, and then only
     /// to that connection's peer.
     ///
-    /// Each binding gives the window another key; the owner chooses the lowest 8 bits, and the others stay the same.
+    /// Each binding gives the window a new key. The owner chooses its lowest 8 bits; the other bits stay the same.
     /// The window must be invalidated before it is bound again: by a
     /// [`SendOperation::LocalInvalidate`](crate::types::SendOperation::LocalInvalidate) on the same connection, or by a
-    /// SEND with invalidate of the peer. Destroying or resetting the queue pair invalidates the window, too.
+    /// SEND with invalidate of the peer. Destroying or resetting the queue pair also invalidates the window.
     ///
     /// Only the key protects memory from peers, so `random` must be unpredictable.
     ///
@@ -23,7 +23,8 @@ impl<S: EventSink> Device<S> {
         self.keys.create_window(pd, random)
     }
 
-    /// Destroys a memory window, bound or not, and ends all access through it. `key` can be any of its keys.
+    /// Destroys a memory window, bound or not, and ends all access through the window. `key` can be the key of any of
+    /// its bindings.
     ///
     /// # Errors
     ///

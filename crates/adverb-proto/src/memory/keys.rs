@@ -19,7 +19,8 @@ pub struct Pd(u32);
 /// The attributes of a memory region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Registration {
-    /// The first address of the region in requests. It may differ from the address of the bytes.
+    /// The address of the region's first byte, as requests use it (the IOVA). It may differ from the address of the
+    /// bytes in the process.
     pub addr: u64,
     /// The length in bytes.
     pub length: u64,

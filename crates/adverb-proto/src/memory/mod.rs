@@ -2,7 +2,7 @@
 //!
 //! The engine holds no bytes. A region is a range of addresses with access rights and a random key. It refers to a
 //! [`Backing`], in which the caller keeps the bytes. The engine writes a peer's data through the caller's [`Memory`].
-//! It describes data to send as [`Span`]s, from which the sender of the packet copies.
+//! The engine describes data to send as [`Span`]s, and the caller reads the bytes when it sends the packet.
 
 mod heap;
 mod keys;
@@ -13,7 +13,8 @@ pub use keys::{DeregisterError, DomainError, Pd, RegisterError, Registration, Re
 pub(crate) use keys::{Keys, Part, Range};
 pub use windows::WindowError;
 
-/// The caller's identifier of the storage of a region: an index, a handle, a pointer. The engine does not interpret it.
+/// The caller's identifier of a region's storage, such as an index, a handle or a pointer. The engine does not
+/// interpret it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Backing(pub u64);
 
@@ -72,7 +73,7 @@ pub trait Memory {
     /// Returns [`Fault`] if the word can't be accessed, or is not aligned in the backing.
     fn fetch_add(&mut self, word: Span, add: u64) -> Result<u64, Fault>;
 
-    /// Writes eight bytes atomically: no reader sees only some of them.
+    /// Writes eight bytes atomically: a concurrent reader sees either all old or all new bytes.
     ///
     /// # Errors
     ///

@@ -43,8 +43,8 @@ pub struct QpConfig {
     pub credits: bool,
     /// The maximum number of unacknowledged packets.
     pub window: u32,
-    /// The maximum number of bytes of outstanding READ responses. Each packet counts 512 bytes more than its payload. A
-    /// longer READ is requested in parts, so that its responses fit in the receiving socket's buffer.
+    /// The maximum number of bytes of outstanding READ responses. Each packet counts 512 bytes more than its payload.
+    /// The requester splits a longer READ into parts, so that the responses fit in the receiving socket's buffer.
     pub read_window: u32,
     /// The maximum number of short requests that are coalesced; 0 disables coalescing.
     ///
@@ -58,22 +58,22 @@ pub struct QpConfig {
 }
 
 impl QpConfig {
-    /// Returns the configuration of a reliable connection with queues of 128 requests.
+    /// Creates the configuration of a reliable connection with queues of 128 requests.
     pub const fn rc(pd: Pd, send_cq: Cq, recv_cq: Cq) -> QpConfig {
         QpConfig::new(Transport::Rc, pd, send_cq, recv_cq)
     }
 
-    /// Returns the configuration of an unreliable connection with queues of 128 requests.
+    /// Creates the configuration of an unreliable connection with queues of 128 requests.
     pub const fn uc(pd: Pd, send_cq: Cq, recv_cq: Cq) -> QpConfig {
         QpConfig::new(Transport::Uc, pd, send_cq, recv_cq)
     }
 
-    /// Returns the configuration of a datagram queue pair with queues of 128 requests.
+    /// Creates the configuration of a datagram queue pair with queues of 128 requests.
     pub const fn ud(pd: Pd, send_cq: Cq, recv_cq: Cq) -> QpConfig {
         QpConfig::new(Transport::Ud, pd, send_cq, recv_cq)
     }
 
-    /// Returns a configuration with queues of 128 requests.
+    /// Creates a configuration with queues of 128 requests.
     pub const fn new(transport: Transport, pd: Pd, send_cq: Cq, recv_cq: Cq) -> QpConfig {
         QpConfig {
             transport,
@@ -102,18 +102,19 @@ impl QpConfig {
 pub enum Transition {
     /// Reset to init: receives may be posted.
     Init(Init),
-    /// Init to ready to receive, for connections: messages of the peer are received.
+    /// Init to ready to receive, for connections: the queue pair receives messages from the peer.
     ReadyToReceive(ReadyToReceive),
-    /// Init to ready to receive, for datagrams: they are received from any sender that has the queue key.
+    /// Init to ready to receive, for datagrams: the queue pair receives datagrams from any sender that uses its queue
+    /// key.
     ReceiveDatagrams,
-    /// Ready to receive to ready to send: messages are sent, too.
+    /// Ready to receive to ready to send: the queue pair also sends messages.
     ReadyToSend(ReadyToSend),
-    /// Ready to receive or ready to send to the same state: changes the peer's rights through this queue pair (vol. 1,
-    /// 11.2.5.2). Packets received before were checked against the old rights.
+    /// Ready to receive or ready to send, without a change of state: changes the peer's access rights through this
+    /// queue pair (vol. 1, 11.2.5.2). Packets received earlier were checked against the old rights.
     Access(Access),
-    /// Ready to send to send queue drained: started requests are finished, and no request is started.
+    /// Ready to send to send queue drained: started requests are completed, and no further request is started.
     Drain,
-    /// Send queue drained, draining or in error to ready to send.
+    /// Send queue drained, draining or send queue error to ready to send.
     Resume,
     /// Any state but reset to error: flushes all requests.
     Error,
@@ -124,7 +125,7 @@ pub enum Transition {
 /// The attributes of [`Transition::Init`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Init {
-    /// The peer's rights through this queue pair. The memory regions must allow them, too.
+    /// The peer's access rights through this queue pair. The memory regions must also grant these rights.
     pub access: Access,
     /// The partition key.
     pub pkey: u16,
@@ -133,12 +134,12 @@ pub struct Init {
 }
 
 impl Init {
-    /// Returns the attributes of a connection in the default partition, with these rights of the peer.
+    /// Creates the attributes of a connection in the default partition, with these access rights of the peer.
     pub const fn new(access: Access) -> Init {
         Init { access, pkey: DEFAULT_PKEY, qkey: 0 }
     }
 
-    /// Returns the attributes of a datagram queue pair in the default partition.
+    /// Creates the attributes of a datagram queue pair in the default partition.
     pub const fn datagrams(qkey: u32) -> Init {
         Init { access: Access::empty(), pkey: DEFAULT_PKEY, qkey }
     }
@@ -149,20 +150,20 @@ impl Init {
 pub struct ReadyToReceive {
     /// The number of the peer's queue pair.
     pub remote_qpn: Qpn,
-    /// The addresses of both ends.
+    /// The addresses of both queue pairs.
     pub path: Path,
     /// The path MTU.
     pub path_mtu: PathMtu,
-    /// The sequence number of the peer's first packet.
+    /// The PSN of the first packet that the peer sends.
     pub psn: Psn,
-    /// The maximum number of outstanding READs and atomics of the peer. Only reliable connections use this.
+    /// The maximum number of outstanding READs and atomics of the peer. Only reliable connections use this limit.
     pub max_dest_rd_atomic: u8,
-    /// The RNR backoff demanded of the peer while no receive is posted. Only reliable connections use this.
+    /// The RNR backoff demanded of the peer while no receive is posted. Only reliable connections use this value.
     pub min_rnr_timer: RnrTimer,
 }
 
 impl ReadyToReceive {
-    /// Returns the attributes of an unreliable connection.
+    /// Creates the attributes of an unreliable connection.
     pub const fn unreliable(remote_qpn: Qpn, path: Path, path_mtu: PathMtu, psn: Psn) -> ReadyToReceive {
         let min_rnr_timer = RnrTimer::MAX;
         ReadyToReceive { remote_qpn, path, path_mtu, psn, max_dest_rd_atomic: 0, min_rnr_timer }
@@ -172,11 +173,11 @@ impl ReadyToReceive {
 /// The attributes of [`Transition::ReadyToSend`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReadyToSend {
-    /// The sequence number of the first packet.
+    /// The PSN of the first packet that this side sends.
     pub psn: Psn,
     /// The acknowledgement timeout; [`Timeout::ZERO`] means none.
     pub timeout: Timeout,
-    /// The maximum number of retransmissions without progress, 0 to 7. Unlike in `rxe_comp.c`, 7 is a limit, too.
+    /// The maximum number of retransmissions without progress, 0 to 7. Unlike in `rxe_comp.c`, 7 is also a limit.
     pub retry_count: u8,
     /// The maximum number of retransmissions after RNR NAKs, 0 to 7; 7 means no limit (vol. 1, 9.7.5).
     pub rnr_retry: u8,
@@ -185,7 +186,7 @@ pub struct ReadyToSend {
 }
 
 impl ReadyToSend {
-    /// Returns the attributes of an unreliable connection or a datagram queue pair.
+    /// Creates the attributes of an unreliable connection or a datagram queue pair.
     pub const fn unreliable(psn: Psn) -> ReadyToSend {
         ReadyToSend { psn, timeout: Timeout::ZERO, retry_count: 0, rnr_retry: 0, max_rd_atomic: 0 }
     }

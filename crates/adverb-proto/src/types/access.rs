@@ -10,7 +10,7 @@ bitflags::bitflags! {
     ///
     /// let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
     /// assert!(access.is_remote());
-    /// assert!(!(Access::REMOTE_WRITE).is_consistent()); // a peer can't write what the device itself may not
+    /// assert!(!(Access::REMOTE_WRITE).is_consistent()); // REMOTE_WRITE requires LOCAL_WRITE
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct Access: u32 {
@@ -26,7 +26,7 @@ bitflags::bitflags! {
         const WINDOW_BIND = 1 << 4;
         /// Addresses are offsets from the region's start, not virtual addresses.
         const ZERO_BASED = 1 << 5;
-        /// Pages are not pinned, but faulted in when they are needed (on-demand paging).
+        /// Pages are not pinned; the device faults them in on access (on-demand paging, ODP).
         const ON_DEMAND = 1 << 6;
         /// The memory is in huge pages.
         const HUGE_PAGES = 1 << 7;
@@ -34,7 +34,8 @@ bitflags::bitflags! {
         const FLUSH_GLOBAL = 1 << 8;
         /// A peer may flush its writes to persistence.
         const FLUSH_PERSISTENT = 1 << 9;
-        /// The device may reorder its accesses for speed. Devices without this ability ignore it.
+        /// The device may reorder its accesses to the memory, for speed. Devices that don't support this flag ignore
+        /// it.
         const RELAXED_ORDERING = 1 << 20;
     }
 }
@@ -47,7 +48,7 @@ impl Access {
         .union(Access::FLUSH_GLOBAL)
         .union(Access::FLUSH_PERSISTENT);
 
-    /// Whether a peer has any right.
+    /// Whether the flags include any right of a peer.
     pub const fn is_remote(self) -> bool {
         self.intersects(Access::REMOTE)
     }

@@ -15,12 +15,12 @@ pub enum ArmFor {
 
 /// A completion: the outcome of a request.
 ///
-/// A failure has no operation and no length, because devices leave them undefined.
+/// A failure has no operation and no length, because devices leave these fields undefined.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Completion {
     /// The id of the request, chosen by its poster.
     pub wr_id: u64,
-    /// The queue pair.
+    /// The number of the queue pair.
     pub qpn: Qpn,
     /// The details of the success or of the failure.
     pub outcome: Result<Success, Failure>,
@@ -61,14 +61,15 @@ pub enum CompletedOperation {
     Recv {
         /// The immediate data, if the message carried any.
         immediate: Option<u32>,
-        /// The key that the message invalidated, if it did.
+        /// The remote key that the message invalidated, if any.
         invalidated: Option<u32>,
-        /// The sending queue pair, for a datagram.
+        /// The number of the sending queue pair, if the message is a datagram.
         source: Option<Qpn>,
         /// Whether the first 40 bytes of the buffer are a global route header (GRH). RoCE datagrams always have one.
         has_grh: bool,
     },
-    /// The receipt of a peer's RDMA WRITE with immediate data. It consumed the receive request, but not its buffer.
+    /// The receipt of a peer's RDMA WRITE with immediate data. The operation consumed the receive request, but
+    /// did not write to its buffer.
     RecvWrite {
         /// The immediate data.
         immediate: u32,
@@ -80,6 +81,6 @@ pub enum CompletedOperation {
 pub struct Failure {
     /// The reason.
     pub status: Status,
-    /// The device vendor's code for the reason.
+    /// The vendor-specific code of the reason.
     pub vendor_error: u32,
 }

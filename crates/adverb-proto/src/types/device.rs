@@ -2,20 +2,21 @@
 
 use std::time::Duration;
 
-/// An entry in the list of devices.
+/// The name and identity of a device, as the list of devices reports them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct DeviceInfo {
-    /// The name that opens the device.
+    /// The name by which programs open the device.
     pub name: String,
     /// The device's globally unique identifier (GUID).
     pub guid: u64,
-    /// The reason why Adverb can't use the device, if it can't. iWARP devices, for example, have no datagrams.
+    /// The reason why Adverb can't use the device, or `None` if Adverb can use it. iWARP devices, for example, don't
+    /// support datagrams.
     pub unsupported_reason: Option<&'static str>,
 }
 
 impl DeviceInfo {
-    /// Describes a device that Adverb can use.
+    /// Creates the entry of a device that Adverb can use.
     pub fn new(name: String, guid: u64) -> DeviceInfo {
         DeviceInfo { name, guid, unsupported_reason: None }
     }
@@ -23,7 +24,7 @@ impl DeviceInfo {
 
 /// The attributes and limits of a device.
 ///
-/// The default has every count zero and every capability absent.
+/// In the default value, every number is 0 and every capability is absent.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -32,9 +33,9 @@ pub struct DeviceAttributes {
     pub firmware: String,
     /// The device's globally unique identifier (GUID).
     pub guid: u64,
-    /// The vendor's number.
+    /// The vendor's identifier (IEEE OUI).
     pub vendor_id: u32,
-    /// The vendor's part number.
+    /// The identifier of the device model, assigned by the vendor.
     pub vendor_part_id: u32,
     /// The number of ports.
     pub port_count: u8,
@@ -68,11 +69,12 @@ pub struct DeviceAttributes {
     pub max_multicast_groups: u32,
     /// The operations that can use memory registered with [`Access::ON_DEMAND`](super::Access::ON_DEMAND).
     pub odp: OdpCapabilities,
-    /// The number of completion vectors: interrupts for completion events, numbered from 0.
+    /// The number of completion vectors. Each vector is an interrupt for completion events; vectors are numbered from
+    /// 0.
     pub completion_vector_count: u32,
     /// The limits of completion event moderation, if the device supports it.
     pub moderation: Option<ModerationLimits>,
-    /// The clock of completion timestamps, if the device has them.
+    /// The clock of completion timestamps, if the device supports completion timestamps.
     pub timestamp_clock: Option<TimestampClock>,
     /// Whether the connection manager can connect queue pairs of this device by IP address and port.
     pub has_connection_manager: bool,
@@ -83,14 +85,14 @@ pub struct DeviceAttributes {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct TimestampClock {
-    /// The valid bits of a timestamp. After all of them are set, the clock wraps to 0.
+    /// The mask of a timestamp's valid bits. The clock wraps to 0 after this value.
     pub mask: u64,
     /// The clock's frequency in kHz; 0 if the device doesn't report it.
     pub frequency_khz: u64,
 }
 
 impl TimestampClock {
-    /// Describes a clock.
+    /// Creates the description of a clock.
     pub const fn new(mask: u64, frequency_khz: u64) -> TimestampClock {
         TimestampClock { mask, frequency_khz }
     }
@@ -108,7 +110,7 @@ pub struct ModerationLimits {
 }
 
 impl ModerationLimits {
-    /// Describes a device's limits.
+    /// Creates the limits of a device.
     pub const fn new(max_count: u16, max_period: Duration) -> ModerationLimits {
         ModerationLimits { max_count, max_period }
     }
@@ -134,16 +136,16 @@ pub struct OdpCapabilities {
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct OdpOperations {
-    /// Whether SEND can read from such memory.
+    /// Whether a SEND can read from on-demand-paged memory.
     pub send: bool,
-    /// Whether receives can write to such memory.
+    /// Whether a receive can write to on-demand-paged memory.
     pub recv: bool,
-    /// Whether WRITE can use such memory at either end.
+    /// Whether a WRITE can use on-demand-paged memory, local or remote.
     pub write: bool,
-    /// Whether READ can use such memory at either end.
+    /// Whether a READ can use on-demand-paged memory, local or remote.
     pub read: bool,
-    /// Whether atomic operations can use such memory at either end.
+    /// Whether an atomic operation can use on-demand-paged memory, local or remote.
     pub atomic: bool,
-    /// Whether receives of a shared receive queue can write to such memory.
+    /// Whether a receive of a shared receive queue can write to on-demand-paged memory.
     pub shared_recv: bool,
 }

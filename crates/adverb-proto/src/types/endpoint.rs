@@ -1,4 +1,4 @@
-//! The data that two queue pairs exchange to be connected.
+//! The data that two programs exchange to connect their queue pairs.
 
 use super::{Gid, PathMtu, Psn, Qpn};
 
@@ -19,13 +19,13 @@ pub struct Endpoint {
     /// The sequence number of the first packet that the queue pair sends.
     #[cfg_attr(feature = "serde", serde(with = "psn"))]
     pub psn: Psn,
-    /// The MTU of the port, in bytes. A connection uses the smaller MTU of both ends.
+    /// The MTU of the port, in bytes. A connection uses the smaller one of both endpoints' MTUs.
     pub mtu: u16,
 }
 
 impl Endpoint {
-    /// Describes a queue pair whose LID and MTU are unknown: the LID is 0, which suits RoCE, and the MTU is 4096 bytes,
-    /// so that a connection uses the MTU of the local port.
+    /// Creates the endpoint of a queue pair whose LID and MTU are unknown. The LID is 0, the value for RoCE. The MTU is
+    /// 4096 bytes, so a connection uses the MTU of the local port.
     ///
     /// ```
     /// use adverb_proto::types::{Endpoint, Gid, Psn, Qpn};

@@ -6,13 +6,13 @@ use super::Qpn;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum DeviceEvent {
-    /// The device has failed, and all its objects with it.
+    /// The device and all its objects have failed.
     DeviceFatal,
     /// The link of the port with this number has become active.
     PortActive(u8),
     /// The port with this number has lost its link.
     PortError(u8),
-    /// The GID table of the port with this number has changed: an index may name another GID now.
+    /// The GID table of the port with this number has changed: an index may refer to another GID than before.
     GidsChanged(u8),
     /// A completion queue has overflowed or failed.
     CompletionQueueError,
@@ -32,6 +32,6 @@ pub enum DeviceEvent {
     SharedReceiveQueueError(u32),
     /// The shared receive queue with this id holds fewer requests than its limit.
     SharedReceiveQueueLimit(u32),
-    /// Another event, by rdma-core's number.
+    /// An event that Adverb doesn't know, with its number in `ibv_event_type`.
     Other(u32),
 }

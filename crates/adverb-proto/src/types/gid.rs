@@ -21,7 +21,7 @@ use core::net::{IpAddr, Ipv6Addr};
 pub struct Gid([u8; 16]);
 
 impl Gid {
-    /// The GID of all zeros, which stands for no GID.
+    /// The GID of all zeros, which means that there is no GID.
     pub const ZERO: Gid = Gid([0; 16]);
 
     /// Creates a GID from its bytes.

@@ -1,7 +1,8 @@
 //! GIDs that carry a UDP port.
 //!
-//! A GID in RoCE is an IP address, and packets to it go to UDP port 4791. So an address can have only one device,
-//! unless a GID can carry another port. Adverb encodes the port within 100::/64, which is never routed (RFC 6666):
+//! In RoCE a GID is an IP address, and packets to a GID are sent to UDP port 4791. An address can therefore have only
+//! one device, unless a GID can carry another port. Adverb encodes the port within 100::/64, which is never routed (RFC
+//! 6666):
 //!
 //! ```text
 //! bytes  0  1   2 … 9   10 11   12 13 14 15

@@ -1,7 +1,7 @@
 //! Plain data that applications and devices share: requests, completions, access rights, states and attributes.
 //!
-//! These types name memory by address and key, and guarantee nothing about its lifetime. That is the job of the layer
-//! above, which owns buffers and translates its requests to these types.
+//! These types refer to memory by address and key, and guarantee nothing about the memory's lifetime. The layer above
+//! owns the buffers, guarantees their lifetime, and translates its requests to these types.
 
 mod access;
 mod completion;

@@ -22,7 +22,7 @@ pub struct Port {
     pub lid: u16,
     /// The maximum length of a message, in bytes.
     pub max_message_size: u32,
-    /// The number of entries of the GID table, used or not.
+    /// The number of entries of the GID table, including unused ones.
     pub gid_table_len: u32,
     /// The number of entries of the partition-key table.
     pub pkey_table_len: u16,
@@ -31,7 +31,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Describes a port with an MTU of 256 bytes and empty tables, to be completed by the caller.
+    /// Creates the attributes of a port with an MTU of 256 bytes and empty tables. The caller sets the other fields.
     pub const fn new(number: u8, state: PortState, link_layer: LinkLayer) -> Port {
         Port {
             number,
@@ -62,7 +62,7 @@ pub enum PortState {
     Active,
     /// The port was active, and its link is recovering from errors.
     ActiveDefer,
-    /// The device reports a state that this list doesn't have.
+    /// The device reports a state that Adverb doesn't know.
     Unknown,
 }
 
@@ -115,7 +115,7 @@ pub struct GidEntry {
 }
 
 impl GidEntry {
-    /// Describes an entry without a network interface.
+    /// Creates an entry without a network interface.
     pub const fn new(port: u8, index: u32, gid: Gid, gid_type: GidType) -> GidEntry {
         GidEntry { port, index, gid, gid_type, netdev: None }
     }

@@ -14,14 +14,14 @@ pub struct QueuePairAttributes {
     pub pkey_index: u16,
     /// The queue key of a datagram queue pair.
     pub qkey: u32,
-    /// The sequence number of the next packet to send, or of the first one: devices differ.
+    /// The PSN of the next packet to send. Some devices report the PSN of the first packet instead.
     pub send_psn: Psn,
     /// The attributes of the connection, if the queue pair is connected.
     pub peer: Option<PeerAttributes>,
 }
 
 impl QueuePairAttributes {
-    /// Describes an unconnected queue pair with every number 0, to be completed by the caller.
+    /// Creates the attributes of an unconnected queue pair, with every number 0. The caller sets the other fields.
     pub const fn new(state: QpState) -> QueuePairAttributes {
         QueuePairAttributes { state, port: 0, pkey_index: 0, qkey: 0, send_psn: Psn::wrapping(0), peer: None }
     }
@@ -33,11 +33,11 @@ impl QueuePairAttributes {
 pub struct PeerAttributes {
     /// The number of the peer's queue pair.
     pub qpn: Qpn,
-    /// The GID of the peer's port; zero if packets carry no global route header.
+    /// The GID of the peer's port; [`Gid::ZERO`] if packets carry no global route header (GRH).
     pub gid: Gid,
     /// The local identifier (LID) of the peer's port, on InfiniBand.
     pub lid: u16,
-    /// The sequence number of the peer's next packet, or of its first one: devices differ.
+    /// The PSN of the peer's next packet. Some devices report the PSN of the peer's first packet instead.
     pub recv_psn: Psn,
     /// The path MTU.
     pub mtu: PathMtu,
@@ -49,13 +49,13 @@ pub struct PeerAttributes {
     pub hop_limit: u8,
     /// The service level of sent packets.
     pub service_level: u8,
-    /// The acknowledgement timeout, as a code: 4.096 µs × 2 to this power; 0 means no timeout.
+    /// The acknowledgement timeout as a code *n*: 4.096 µs × 2ⁿ. 0 means no timeout.
     pub ack_timeout: u8,
     /// The maximum number of retransmissions after a timeout or a lost packet.
     pub retry_count: u8,
     /// The maximum number of retransmissions after an RNR NAK; 7 means no limit.
     pub rnr_retry: u8,
-    /// The RNR backoff that this side demands of the peer while no receive is posted, as a code.
+    /// The RNR backoff that this side demands of the peer while no receive is posted, as the code in the RNR NAK.
     pub min_rnr_timer: u8,
     /// The maximum number of outstanding READs and atomics to the peer.
     pub max_rd_atomic: u8,
@@ -64,7 +64,8 @@ pub struct PeerAttributes {
 }
 
 impl PeerAttributes {
-    /// Describes a connection with an MTU of 256 bytes and every other number 0, to be completed by the caller.
+    /// Creates the attributes of a connection with an MTU of 256 bytes and every other number 0. The caller sets the
+    /// other fields.
     pub const fn new(qpn: Qpn, gid: Gid) -> PeerAttributes {
         PeerAttributes {
             qpn,

@@ -6,7 +6,7 @@ use adverb_wire::Qpn;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
 pub struct Segment {
-    /// The address of the first byte, as the region counts.
+    /// The address of the first byte, in the region's address space (its IOVA).
     pub addr: u64,
     /// The length in bytes.
     pub length: u32,
@@ -18,7 +18,7 @@ pub struct Segment {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RemoteAddress {
-    /// The address, as the peer's device counts.
+    /// The address, in the address space of the peer's region or window.
     pub addr: u64,
     /// The remote key of the region or window.
     pub rkey: u32,
@@ -26,7 +26,7 @@ pub struct RemoteAddress {
 
 /// A range of a peer's memory: its address, remote key and length.
 ///
-/// Programs exchange it by any means they like. With the feature `serde` it can be serialized.
+/// Programs send this value to each other by any means they like. With the feature `serde` it can be serialized.
 ///
 /// ```
 /// use adverb_proto::types::RemoteMemory;
@@ -37,9 +37,9 @@ pub struct RemoteAddress {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RemoteMemory {
-    /// The address of the first byte, as the peer's device counts.
+    /// The address of the first byte, in the address space of the peer's region or window.
     pub addr: u64,
-    /// The remote key.
+    /// The remote key of the region or window.
     pub rkey: u32,
     /// The length in bytes.
     pub len: u64,
@@ -68,7 +68,7 @@ pub enum SendOperation {
     WriteWithImm(RemoteAddress, u32),
     /// Reads from the peer's memory.
     Read(RemoteAddress),
-    /// Replaces a 64-bit word of the peer's memory by `swap` if it equals `compare`, and returns the old value.
+    /// Replaces a 64-bit word of the peer's memory with `swap` if the word equals `compare`, and returns the old value.
     CompareSwap {
         /// The word.
         remote: RemoteAddress,
@@ -77,7 +77,7 @@ pub enum SendOperation {
         /// The new value.
         swap: u64,
     },
-    /// Adds to a 64-bit word of the peer's memory, wrapping, and returns the old value.
+    /// Adds `add` to a 64-bit word of the peer's memory, with wraparound, and returns the old value.
     FetchAdd {
         /// The word.
         remote: RemoteAddress,
@@ -86,14 +86,14 @@ pub enum SendOperation {
     },
     /// Writes eight bytes atomically to an aligned address of the peer's memory (Annex A19.5).
     AtomicWrite {
-        /// The address.
+        /// The address, which must be a multiple of 8.
         remote: RemoteAddress,
-        /// The bytes, in the order of memory.
+        /// The bytes to write, in memory order.
         bytes: [u8; 8],
     },
-    /// Flushes earlier writes to global visibility or to persistence (Annex A19.4).
+    /// Makes earlier writes to the peer's memory globally visible or persistent (Annex A19.4).
     Flush(FlushRange),
-    /// Invalidates a local key, of a region or a window.
+    /// Invalidates the local key of a region or a window.
     LocalInvalidate(u32),
     /// Binds a memory window to a range of a region.
     BindWindow(WindowBind),
@@ -102,19 +102,19 @@ pub enum SendOperation {
 /// A range of a peer's memory to flush, and the kind of flush.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FlushRange {
-    /// The first byte of the range, and the key.
+    /// The address of the first byte, and the remote key.
     pub remote: RemoteAddress,
     /// The length in bytes.
     pub length: u32,
-    /// Whether to flush the whole region of the key instead of the range.
+    /// Whether to flush the whole region instead of the range.
     pub whole_region: bool,
-    /// Whether the bytes must become visible to every agent of the peer's system.
+    /// Whether the bytes must become globally visible: to every processor and device of the peer's system.
     pub global: bool,
     /// Whether the bytes must become persistent.
     pub persistent: bool,
 }
 
-/// The binding of a memory window: a range of a region, and access rights to it.
+/// The parameters of binding a memory window: a range of a region, and the peer's access rights to the range.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct WindowBind {
     /// The window's new key.
@@ -125,7 +125,7 @@ pub struct WindowBind {
     pub addr: u64,
     /// The length of the range, in bytes.
     pub length: u64,
-    /// The rights of a peer.
+    /// The access rights of the peer.
     pub access: super::Access,
 }
 
@@ -133,11 +133,12 @@ bitflags::bitflags! {
     /// The flags of a send request. The values are those of `ibv_send_flags`.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct SendFlags: u32 {
-        /// The request starts after all earlier READs and atomics of the queue pair have completed.
+        /// The request is executed only after all earlier READs and atomics of the queue pair have completed.
         const FENCE = 1 << 0;
         /// The request produces a completion. An unsignaled request produces one only if it fails.
         const SIGNALED = 1 << 1;
-        /// The message makes a completion event at the peer, also where the queue is armed for solicited events only.
+        /// The message generates a completion event at the peer, even if the peer's completion queue is armed for
+        /// solicited events only.
         const SOLICITED = 1 << 2;
         /// The payload is copied when the request is posted, so that the buffer can be reused at once.
         const INLINE = 1 << 3;
@@ -151,7 +152,7 @@ pub struct Destination<Handle> {
     pub handle: Handle,
     /// The receiving queue pair.
     pub qpn: Qpn,
-    /// Its queue key.
+    /// The queue key of the receiving queue pair.
     pub qkey: u32,
 }
 
@@ -164,9 +165,9 @@ pub struct SendRequest<'a, Handle> {
     pub operation: SendOperation,
     /// The flags.
     pub flags: SendFlags,
-    /// The memory of the bytes to send, or of the bytes that a READ or an atomic returns.
+    /// The local memory: the source of a SEND or WRITE, or the target of the bytes that a READ or an atomic returns.
     pub segments: &'a [Segment],
-    /// The destination, on a datagram queue pair.
+    /// The destination, if the queue pair is UD.
     pub destination: Option<Destination<Handle>>,
 }
 
@@ -175,7 +176,7 @@ pub struct SendRequest<'a, Handle> {
 pub struct RecvRequest<'a> {
     /// The id that the completion carries.
     pub wr_id: u64,
-    /// The memory for the message.
+    /// The local memory that receives the message.
     pub segments: &'a [Segment],
 }
 

@@ -35,7 +35,7 @@ impl fmt::Display for Transport {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum QpState {
-    /// Just created: no request may be posted.
+    /// The state after creation: no request may be posted.
     Reset,
     /// Initialized: receives may be posted, but packets are dropped.
     Init,
@@ -43,16 +43,16 @@ pub enum QpState {
     ReadyToReceive,
     /// Ready to send (RTS): the fully operational state.
     ReadyToSend,
-    /// Send queue drained or draining (SQD): started requests are finished, and no request is started.
+    /// Send queue drained or draining (SQD): started requests are completed, and no further request is started.
     SendQueueDrained,
-    /// Send queue error (SQE), of UC and UD only: sending has stopped, receiving continues.
+    /// Send queue error (SQE), for UC and UD only: sending has stopped, receiving continues.
     SendQueueError,
     /// Error: every posted request completes with the status [`Flushed`](super::Status::Flushed).
     Error,
 }
 
 impl QpState {
-    /// Whether send requests may be posted. In the error state they are flushed at once (vol. 1, 10.3.1).
+    /// Whether send requests may be posted. In the error state, posted requests are flushed at once (vol. 1, 10.3.1).
     pub const fn may_post_send(self) -> bool {
         matches!(
             self,

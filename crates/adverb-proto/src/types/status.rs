@@ -19,7 +19,7 @@ macro_rules! statuses {
         #[non_exhaustive]
         pub enum Status {
             $($(#[$doc])* $variant,)*
-            /// A code that this list doesn't have.
+            /// A code that Adverb doesn't know.
             Other(u32),
         }
 
@@ -48,7 +48,7 @@ macro_rules! statuses {
                 }
             }
 
-            /// Returns advice on how to find or remove the cause, for a status that the user can act on.
+            /// Returns advice on how to find or remove the cause, or `None` if there is no advice.
             pub const fn hint(self) -> Option<&'static str> {
                 match self {
                     $(Status::$variant => $hint,)*
@@ -81,7 +81,7 @@ statuses! {
         Some("use a region that has WINDOW_BIND and all access flags of the window, and contains its range");
     /// The peer sent an invalid response.
     BadResponse = 7, "the peer's response was invalid (bad response)", None;
-    /// The device may not write the receive buffer.
+    /// The device has no write access to the local buffer.
     LocalAccess = 8, "the device has no access to the buffer (local access error)",
         Some("register receive buffers and the local memory of READ requests with LOCAL_WRITE");
     /// The peer rejected the request as invalid.
@@ -118,7 +118,7 @@ statuses! {
     General = 21, "general error", None;
     /// A tag-matching error.
     TagMatching = 22, "tag matching error", None;
-    /// A tag-matching rendezvous that software must finish.
+    /// A tag-matching rendezvous was not completed by the device, so software must complete it.
     TagMatchingRendezvousIncomplete = 23, "tag matching rendezvous incomplete", None;
 }
 

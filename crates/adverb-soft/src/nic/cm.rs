@@ -138,7 +138,7 @@ impl Cm<'_> {
         })
     }
 
-    /// Returns the attributes for the queue pair's transitions, once a request or an acceptance has arrived.
+    /// Returns the attributes for the queue pair's transitions. They are available after a request or an acceptance.
     ///
     /// # Errors
     ///
