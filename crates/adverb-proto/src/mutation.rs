@@ -1,4 +1,4 @@
-//! Mutations: deliberate bugs of the engine. A simulation selects one and must detect it.
+//! Mutations: deliberate bugs of the engine. A simulation selects a mutation and must detect the bug.
 //!
 //! Mutations exist only with the feature `mutants`. The engine's code tests for a mutation with `mutant!(Name)`, which
 //! is the constant `false` without the feature.
@@ -78,7 +78,8 @@ mutations! {
     FlushSkipsLastSend,
     /// The response to a duplicate READ starts with the first byte of the original READ.
     DuplicateReadFromStart,
-    /// A retransmitted READ discards the responses received before.
+    /// A retransmitted READ request carries the address of the first byte, although a part of the response was
+    /// received.
     ReadRetryDiscardsProgress,
     /// A retransmission starts one packet too late.
     RetransmitSkipsOnePacket,
@@ -86,7 +87,7 @@ mutations! {
     IgnoreImpliedNak,
     /// An RNR NAK is treated as an acknowledgement.
     RnrNakIsAck,
-    /// The last packet of a WRITE is placed one byte late.
+    /// The payload of a WRITE's last packet is written one byte after its proper address.
     LastPacketMisplaced,
     /// A receive completes before the last packet's bytes are in its buffer.
     CompleteBeforeData,
@@ -122,7 +123,7 @@ mutations! {
     SrqWrongRequestId,
     /// Windows stay bound when their queue pair is destroyed or reset.
     WindowOutlivesQueuePair,
-    /// A destroyed queue pair keeps the shared receive request that it was using.
+    /// A destroyed queue pair does not return the shared receive request that it was using to the queue.
     SrqRequestLost,
     /// The connection manager treats a duplicate REQ as a new one.
     CmDuplicateRequestIsNew,
@@ -150,7 +151,7 @@ mod selected {
         static SELECTED: Cell<Option<Mutation>> = const { Cell::new(None) };
     }
 
-    /// Selects the mutation that all engines in this thread apply; `None` selects none.
+    /// Selects the mutation for all engines in this thread, or no mutation if `mutation` is `None`.
     pub fn select(mutation: Option<Mutation>) {
         SELECTED.set(mutation);
     }

@@ -96,7 +96,7 @@ impl Path {
         self.source.port()
     }
 
-    /// Returns the flow, which computes the ICRCs of sent packets.
+    /// Returns the flow for computing the ICRCs of sent packets.
     pub const fn flow(&self) -> &Flow {
         &self.flow
     }

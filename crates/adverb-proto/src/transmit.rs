@@ -18,16 +18,16 @@ pub struct Transmit<'a> {
     /// The payload.
     pub payload: Payload<'a>,
     /// Whether the queue pair reacts to congestion, so that switches may mark the packet. The ECN bits of the IP header
-    /// must be `10` if so, and `00` otherwise (Annex A17.9).
+    /// must be `10` if this field is `true`, and `00` otherwise (Annex A17.9).
     pub ecn_capable: bool,
 }
 
 /// The location of a payload.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// Ranges of registered memory, in this order.
+    /// Ranges of registered memory, in the order of the payload.
     Spans(&'a [Span]),
-    /// Bytes that were posted inline, in two pieces: the second follows the first.
+    /// Bytes that were posted inline, in two consecutive pieces.
     Inline(&'a [u8], &'a [u8]),
     /// The eight bytes of an atomic write.
     Word([u8; 8]),

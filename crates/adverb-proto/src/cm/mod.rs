@@ -66,12 +66,12 @@
 //! response to a message, of the same size, to the message's source. It never responds to a message that is itself a
 //! response (REJ, DREP, MRA, SIDR_REP), so two managers can't respond to each other in a loop.
 //!
-//! There is one exception: a REQ or REP can name a queue pair of the peer that already has an established connection.
-//! Either the peer has restarted and lost that connection, or another host has forged the message. The manager rejects
-//! the message as stale and, at most once per response timeout, also sends a probe: a DREQ with both communication IDs
-//! and queue pair number 0. A peer that has lost the connection responds with a DREP. The manager then ends the
-//! connection, and the peer's next REQ succeeds. A peer that still has the connection drops the probe because of the
-//! wrong queue pair number. A forged REQ therefore can't end a connection.
+//! The manager sends a second message in one case only: a REQ or REP names a queue pair of the peer that already has an
+//! established connection. Either the peer has restarted and lost that connection, or another host has forged the
+//! message. The manager rejects the message as stale and, at most once per response timeout, also sends a probe: a DREQ
+//! with both communication IDs and queue pair number 0. A peer that has lost the connection responds with a DREP. The
+//! manager then ends the connection, and the peer's next REQ succeeds. A peer that still has the connection drops the
+//! probe because of the wrong queue pair number. A forged REQ therefore can't end a connection.
 //!
 //! The sizes of all tables are [limited](Config). A flood of requests with spoofed sources occupies only the slots of
 //! half-open connections, which expire, and affects no established connection. Once half of these slots are occupied,

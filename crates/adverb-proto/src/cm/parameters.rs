@@ -46,9 +46,9 @@ impl AddrPair {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Config {
-    /// The GUID of this adapter. Peers distinguish connections by GUID and queue pair number, and reject a pair that
-    /// they still have. Choose a random GUID for each manager, so that
-    /// peers don't mistake a restarted manager for the previous one.
+    /// The GUID of this adapter. Peers distinguish connections by GUID and queue pair number, and reject a request if
+    /// they still have a connection with the same GUID and number. Choose a random GUID for each manager, so that peers
+    /// don't mistake a restarted manager for the previous one.
     pub ca_guid: u64,
     /// The maximum path MTU that the link supports. The manager rejects a request with a larger path MTU, because both
     /// sides must use the same one.
@@ -60,17 +60,18 @@ pub struct Config {
     pub response_timeout: Timeout,
     /// The maximum number of retransmissions of a message, 0 to 15. REQ messages carry this value.
     pub max_retries: u8,
-    /// The time in timewait, during which the queue pair number and the communication ID of an ended connection are not
+    /// The duration of timewait, in which the queue pair number and the communication ID of an ended connection are not
     /// reused. It should exceed the maximum lifetime of a packet.
     pub timewait: Duration,
-    /// The time that the application has to accept or reject a request. The manager then rejects the request.
+    /// The time that the application has to accept or reject a request. After this time, the manager rejects the
+    /// request.
     pub request_timeout: Duration,
-    /// The maximum number of connections, including those in timewait. The same limit applies to SIDR queries. Requests
-    /// are also dropped while this number of events is unpolled.
+    /// The maximum number of connections, including those in timewait. The same limit applies to SIDR queries. The
+    /// manager also drops requests while this number of events has not been polled.
     pub max_connections: usize,
-    /// The maximum number of half-open connections: a peer requested them, and they are not established. The same limit
-    /// applies to SIDR queries of peers. Because the source of a request can be spoofed, each IPv4 address or IPv6 /64
-    /// network may occupy at most a sixteenth of these slots once half of them are occupied.
+    /// The maximum number of half-open connections, which a peer requested and which are not established yet. The same
+    /// limit applies to SIDR queries of peers. Because the source of a request can be spoofed, each IPv4 address or
+    /// IPv6 /64 network may occupy at most a sixteenth of these slots once half of them are occupied.
     pub max_half_open: usize,
 }
 
@@ -146,7 +147,7 @@ pub struct LocalQp {
     pub qpn: Qpn,
     /// The transport of the queue pair: RC or UC.
     pub transport: Transport,
-    /// The maximum numbers of READs and atomics that this side supports.
+    /// The maximum numbers of outstanding READs and atomics that this side supports.
     pub rd_atomic_limits: RdAtomicLimits,
     /// The number of retries when no acknowledgement arrives, 0 to 7. The connector's value applies to both queue
     /// pairs: a REQ carries it, a REP doesn't.
@@ -287,7 +288,7 @@ pub(super) fn bits<const N: usize>(value: u8, name: &'static str) -> Result<Bits
     Bits::new(value.into()).ok_or(CallError::OutOfRange(name))
 }
 
-/// The error of a call to the connection manager. A failed call changes nothing.
+/// The error of a call to the connection manager. A failed call has no effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum CallError {
@@ -297,7 +298,7 @@ pub enum CallError {
     WrongState(State),
     /// The private data is longer than the message allows.
     PrivateDataTooLong(DataTooLong),
-    /// The queue pair has a connection, or is still in timewait after its last one.
+    /// The queue pair has a connection, or is in timewait after its last connection.
     QpInUse(Qpn),
     /// Another listener has the same service and the same bind address, or a peer-to-peer request for the service is
     /// pending.
