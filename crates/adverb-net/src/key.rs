@@ -10,8 +10,8 @@ use super::protocol::proof::{Digest, Purpose, Role};
 
 /// A pre-shared key that both sides of a connection must have: see [`Options::key`](super::Options::key).
 ///
-/// A key is derived from a secret that must be as hard to guess as a random number of 128 bits, such as 32 bytes from
-/// `/dev/urandom`. Passwords are not secure: an attacker who records one handshake can test guesses offline.
+/// A key is derived from a secret that must have at least 128 bits of entropy, such as 32 bytes from
+/// `/dev/urandom`. Passwords are not secure: an attacker that records one handshake can test guesses offline.
 ///
 /// ```
 /// use adverb::net::{Key, Options};

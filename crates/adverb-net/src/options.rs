@@ -154,8 +154,8 @@ impl Options {
     /// Each side proves to the other that it has the key before either side sends an address of its memory or grants
     /// access to it. A side with a key rejects a peer that has another key or none.
     ///
-    /// A key authenticates only the handshake. RDMA packets are neither signed nor encrypted: an attacker who sees the
-    /// packets can read them, and an attacker who can forge packets can impersonate the peer. Use a key in networks
+    /// A key authenticates only the handshake. RDMA packets are neither signed nor encrypted: an attacker that sees the
+    /// packets can read them, and an attacker that can forge packets can impersonate the peer. Use a key in networks
     /// where attackers can connect, but can neither observe nor forge packets.
     pub fn key(mut self, key: &Key) -> Options {
         self.key = Some(key.clone());

@@ -86,7 +86,7 @@ shapes! {
     /// A queue pair's attributes.
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_qp_attr {
-        /// The new state when modifying, and the current state when querying.
+        /// The new state in `ibv_modify_qp`, and the current state in `ibv_query_qp`.
         pub qp_state: ibv_qp_state,
         /// The assumed current state.
         pub cur_qp_state: ibv_qp_state,

@@ -94,7 +94,7 @@ pub struct Fault;
 
 impl core::fmt::Display for Fault {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("accessing registered memory failed: the backing is gone, or a word is not aligned")
+        f.write_str("accessing registered memory failed: the memory was released, or a word is not aligned")
     }
 }
 

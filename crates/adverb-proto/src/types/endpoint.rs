@@ -4,7 +4,7 @@ use super::{Gid, PathMtu, Psn, Qpn};
 
 /// The data about a queue pair that its peer needs to connect to it.
 ///
-/// Programs exchange endpoints by any means they like. With the feature `serde` an endpoint can be serialized.
+/// Programs exchange endpoints out of band. With the feature `serde` an endpoint can be serialized.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -5,8 +5,8 @@ use core::net::{IpAddr, Ipv6Addr};
 
 /// A global identifier (GID): 128 bits that address a port.
 ///
-/// In RoCE it is an IP address; IPv4 addresses are IPv6-mapped. A GID within 100::/64 can also carry the UDP port of a
-/// software device: see [`udp_addr`](Gid::udp_addr).
+/// In RoCE it is an IP address; an IPv4 address is stored as an IPv4-mapped IPv6 address. A GID within 100::/64 can
+/// also carry the UDP port of a software device: see [`udp_addr`](Gid::udp_addr).
 ///
 /// ```
 /// use adverb_proto::types::Gid;
@@ -34,7 +34,7 @@ impl Gid {
         self.0
     }
 
-    /// Returns the GID as an IP address. An IPv6-mapped IPv4 address becomes IPv4.
+    /// Returns the GID as an IP address. An IPv4-mapped IPv6 address becomes an IPv4 address.
     pub fn ip(self) -> IpAddr {
         Ipv6Addr::from(self.0).to_canonical()
     }

@@ -127,9 +127,9 @@ impl GidEntry {
 pub enum GidType {
     /// InfiniBand.
     InfiniBand,
-    /// RoCE version 1: directly in Ethernet frames, not routable.
+    /// RoCE version 1: Ethernet frames carry the packets directly, and routers don't forward them.
     RoceV1,
-    /// RoCE version 2: in UDP datagrams.
+    /// RoCE version 2: UDP datagrams carry the packets.
     RoceV2,
 }
 

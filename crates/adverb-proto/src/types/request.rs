@@ -26,7 +26,7 @@ pub struct RemoteAddress {
 
 /// A range of a peer's memory: its address, remote key and length.
 ///
-/// Programs send this value to each other by any means they like. With the feature `serde` it can be serialized.
+/// Programs exchange this value out of band. With the feature `serde` it can be serialized.
 ///
 /// ```
 /// use adverb_proto::types::RemoteMemory;
@@ -56,19 +56,20 @@ impl RemoteMemory {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum SendOperation {
-    /// Sends a message to the peer's next receive buffer.
+    /// A message to the peer's next receive buffer.
     Send,
-    /// Sends a message with 32 bits of immediate data.
+    /// A message with 32 bits of immediate data.
     SendWithImm(u32),
-    /// Sends a message and invalidates a remote key of the peer's memory.
+    /// A message that invalidates a remote key of the peer's memory.
     SendInvalidate(u32),
-    /// Writes to the peer's memory.
+    /// A write to the peer's memory.
     Write(RemoteAddress),
-    /// Writes to the peer's memory and completes a receive request of the peer with 32 bits of immediate data.
+    /// A write to the peer's memory that completes a receive request of the peer with 32 bits of immediate data.
     WriteWithImm(RemoteAddress, u32),
-    /// Reads from the peer's memory.
+    /// A read from the peer's memory.
     Read(RemoteAddress),
-    /// Replaces a 64-bit word of the peer's memory with `swap` if the word equals `compare`, and returns the old value.
+    /// An atomic compare-and-swap: the responder replaces a 64-bit word of its memory with `swap` if the word equals
+    /// `compare`, and returns the old value.
     CompareSwap {
         /// The word.
         remote: RemoteAddress,
@@ -77,25 +78,26 @@ pub enum SendOperation {
         /// The new value.
         swap: u64,
     },
-    /// Adds `add` to a 64-bit word of the peer's memory, with wraparound, and returns the old value.
+    /// An atomic fetch-and-add: the responder adds `add` to a 64-bit word of its memory, with wraparound, and returns
+    /// the old value.
     FetchAdd {
         /// The word.
         remote: RemoteAddress,
         /// The addend.
         add: u64,
     },
-    /// Writes eight bytes atomically to an aligned address of the peer's memory (Annex A19.5).
+    /// An atomic write of eight bytes to an aligned address of the peer's memory (Annex A19.5).
     AtomicWrite {
         /// The address, which must be a multiple of 8.
         remote: RemoteAddress,
         /// The bytes to write, in memory order.
         bytes: [u8; 8],
     },
-    /// Makes earlier writes to the peer's memory globally visible or persistent (Annex A19.4).
+    /// A flush, which makes earlier writes to the peer's memory globally visible or persistent (Annex A19.4).
     Flush(FlushRange),
-    /// Invalidates the local key of a region or a window.
+    /// An invalidation of the local key of a region or a window.
     LocalInvalidate(u32),
-    /// Binds a memory window to a range of a region.
+    /// A bind of a memory window to a range of a region.
     BindWindow(WindowBind),
 }
 

@@ -54,7 +54,7 @@ pub struct CmOutcome {
     pub digest: u64,
     /// A description of the first violation, if any.
     pub violation: Option<String>,
-    /// The lines of the trace; empty unless a trace was requested.
+    /// The lines of the trace. The list is empty unless a trace was requested.
     pub trace: Vec<String>,
 }
 

@@ -12,7 +12,7 @@ pub enum DecisionSource<'a> {
 }
 
 impl DecisionSource<'_> {
-    /// Whether more decisions are available. Always `true` for a generator.
+    /// Whether more decisions are available. The result is always `true` for a generator.
     pub fn has_more(&self) -> bool {
         !matches!(self, DecisionSource::Bytes([]))
     }

@@ -44,7 +44,8 @@ pub struct EndpointPlan {
     pub mtu: PathMtu,
     /// The steps of the queue pair, in order.
     pub steps: Vec<MessageStep>,
-    /// The number of receives that the queue pair keeps posted. Unused with a shared receive queue.
+    /// The number of receives that the queue pair keeps posted. A queue pair with a shared receive
+    /// queue ignores this field.
     pub recv_depth: usize,
     /// The delay between the completion of a receive and the posting of another one.
     pub recv_delay: Duration,
