@@ -60,7 +60,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let addrs = AddrPair { local, remote: remote.parse()? };
             let resolve =
                 ResolveParams { addrs, service: datagrams, source_port: 40_000, private_data: &[], deadline };
-            station.manager.resolve(station.now(), &resolve, &mut random)?;
+            station.manager.resolve_service(station.now(), &resolve, &mut random)?;
         }
         _ => return Err("listen, connect REMOTE, or resolve REMOTE".into()),
     }

@@ -207,7 +207,7 @@ impl World {
                 let operation = match step.action {
                     Action::FetchAdd => SendOperation::FetchAdd { remote, add: random.u64() },
                     _ => {
-                        let compare = if random.chance(700_000) { old } else { random.u64() };
+                        let compare = if random.chance_per_million(700_000) { old } else { random.u64() };
                         SendOperation::CompareSwap { remote, compare, swap: random.u64() }
                     }
                 };
@@ -242,9 +242,9 @@ impl World {
                 sendable(SendOperation::Flush(FlushRange {
                     remote: direction.target.place(0),
                     length: random.below(u64::from(direction.target.length)) as u32,
-                    whole_region: random.chance(300_000),
+                    whole_region: random.chance_per_million(300_000),
                     global: true,
-                    persistent: random.chance(500_000),
+                    persistent: random.chance_per_million(500_000),
                 }))
             }
             Action::LocalInvalidate => {
@@ -281,7 +281,7 @@ impl World {
         let overlaps = |(at, len): &(u32, u32)| {
             change.is_some_and(|(offset, length)| offset < at + len && *at < offset + length)
         };
-        let fence = direction.reads.iter().any(overlaps) || random.chance(30_000);
+        let fence = direction.reads.iter().any(overlaps) || random.chance_per_million(30_000);
         if fence {
             direction.reads.clear();
             if step.action == Action::Read

@@ -32,11 +32,11 @@ pub struct CongestionReport {
     /// The number of congestion notification packets that the senders received.
     pub cnps_received: u64,
     /// The utilization of the link while all senders are active, from 0 to 1.
-    pub shared_utilization: f64,
+    pub all_senders_utilization: f64,
     /// The number of packets per thousand that the link's full queue dropped while all senders were active.
     pub dropped_per_mille: f64,
     /// The utilization of the link while one sender is active, after its recovery, from 0 to 1.
-    pub single_utilization: f64,
+    pub one_sender_utilization: f64,
 }
 
 impl fmt::Display for CongestionReport {
@@ -47,9 +47,9 @@ impl fmt::Display for CongestionReport {
             "{sender_count} senders, {packet_count} packets, {ecn_marked_count} marked, {cnps_sent} CNPs sent, \
              {cnps_received} received; all senders: {:.0} % utilization, {:.2} ‰ dropped; single sender: {:.0} % \
              utilization",
-            100.0 * self.shared_utilization,
+            100.0 * self.all_senders_utilization,
             self.dropped_per_mille,
-            100.0 * self.single_utilization
+            100.0 * self.one_sender_utilization
         )
     }
 }
@@ -76,9 +76,9 @@ pub fn run_congestion(seed: u64) -> Result<CongestionReport, String> {
         packet_count: run.packets,
         cnps_sent: run.nodes[0].device.statistics().cnps_sent,
         cnps_received: run.nodes[1..].iter().map(|node| node.device.statistics().cnps_received).sum(),
-        shared_utilization: shared.arrived as f64 / capacity(bounds[2] - bounds[1]),
+        all_senders_utilization: shared.arrived as f64 / capacity(bounds[2] - bounds[1]),
         dropped_per_mille: 1000.0 * shared.lost as f64 / shared.sent.max(1) as f64,
-        single_utilization: lone.arrived as f64 / capacity(bounds[4] - bounds[3]),
+        one_sender_utilization: lone.arrived as f64 / capacity(bounds[4] - bounds[3]),
     };
     let fail = |what: &str| Err(format!("{what}: {report}"));
     if let Some(gap) = run.early_notification {
@@ -92,10 +92,10 @@ pub fn run_congestion(seed: u64) -> Result<CongestionReport, String> {
     if report.dropped_per_mille > 0.5 {
         return fail("the senders do not reduce their rates");
     }
-    if report.shared_utilization < 0.5 {
+    if report.all_senders_utilization < 0.5 {
         return fail("the senders reduce their rates too much");
     }
-    if report.single_utilization < 0.9 || recovering.arrived == 0 {
+    if report.one_sender_utilization < 0.9 || recovering.arrived == 0 {
         return fail("the last sender does not recover");
     }
     Ok(report)

@@ -46,7 +46,7 @@ impl Random {
     }
 
     /// Returns `true` with a probability of `per_million` in a million.
-    pub fn chance(&mut self, per_million: u32) -> bool {
+    pub fn chance_per_million(&mut self, per_million: u32) -> bool {
         per_million > 0 && self.below(1_000_000) < u64::from(per_million)
     }
 

@@ -174,12 +174,12 @@ pub fn shrink(scenario: &Scenario, max_runs: usize) -> Scenario {
                 shrink_steps(&mut best, |s| &mut s.connections[connection].programs[side].steps, &mut fails);
             }
         }
-        for endpoint in 0..best.message_plan.endpoints.len() {
-            shrink_steps(&mut best, |s| &mut s.message_plan.endpoints[endpoint].steps, &mut fails);
+        for endpoint in 0..best.message_run.endpoints.len() {
+            shrink_steps(&mut best, |s| &mut s.message_run.endpoints[endpoint].steps, &mut fails);
         }
         for kind in 0..8 {
             let mut candidate = best.clone();
-            for faults in [&mut candidate.faults, &mut candidate.message_plan.faults] {
+            for faults in [&mut candidate.faults, &mut candidate.message_run.faults] {
                 match kind {
                     0 => faults.loss_per_million = 0,
                     1 => faults.duplication_per_million = 0,

@@ -30,7 +30,7 @@ pub struct Scenario {
     /// The number of 64-bit words per device on which all connections execute atomics.
     pub shared_words_per_device: usize,
     /// The plan of a second run: messages between other devices, over another fabric with the same faults.
-    pub message_plan: MessagePlan,
+    pub message_run: MessagePlan,
 }
 
 /// A connection and the requests of both sides.
@@ -228,7 +228,7 @@ impl Scenario {
     pub fn new(seed: u64) -> Scenario {
         let mut random = Random::new(seed);
         let random = &mut random;
-        let family = random.chance(300_000);
+        let family = random.chance_per_million(300_000);
         let devices: Vec<bool> = (0..random.between(2, 4)).map(|_| family).collect();
         let latency = Duration::from_nanos(random.between(500, 8000));
         let timeout = random.between(5, 8) as u8;
@@ -248,7 +248,7 @@ impl Scenario {
             latency,
             batch_delay: batching,
             shared_words_per_device: 3,
-            message_plan: messages,
+            message_run: messages,
         }
     }
 
@@ -257,7 +257,7 @@ impl Scenario {
         let programs = self.connections.iter().flat_map(|connection| &connection.programs);
         let requests =
             |program: &Program| program.steps.iter().filter(|step| step.action.is_request()).count();
-        programs.map(requests).sum::<usize>() + self.message_plan.max_request_count()
+        programs.map(requests).sum::<usize>() + self.message_run.max_request_count()
     }
 }
 
@@ -281,7 +281,7 @@ impl Connection {
         };
         let psns = [psn(random), psn(random)];
         let reads = random.pick(&[1, 2, 4, 8, 16]);
-        let slow = random.chance(250_000);
+        let slow = random.chance_per_million(250_000);
         // At most one side ends badly.
         let ends_badly = random.below(6);
         let programs = [0, 1].map(|side| Program::random(random, mtu, slow, side == ends_badly));
@@ -289,7 +289,7 @@ impl Connection {
             devices: [a, b],
             mtu,
             first_psns: psns,
-            has_credits: random.chance(400_000),
+            has_credits: random.chance_per_million(400_000),
             window: random.pick(&[2, 8, 32, 64, 256]),
             ack_timeout_exponent: timeout,
             retry_count: random.pick(&[3, 5, 6, 7, 7]),
@@ -297,7 +297,7 @@ impl Connection {
             rnr_timer: random.pick(&[1, 2, 5, 8]),
             max_outstanding_reads: reads,
             programs,
-            has_congestion_control: random.chance(500_000),
+            has_congestion_control: random.chance_per_million(500_000),
         }
     }
 }
@@ -382,7 +382,7 @@ impl Step {
             pause: Duration::from_nanos(pause),
             action,
             seed: random.u64(),
-            is_signaled: !random.chance(300_000),
+            is_signaled: !random.chance_per_million(300_000),
             length: length as u32,
         }
     }
@@ -396,7 +396,8 @@ fn faults(random: &mut Random, devices: u64, faults_end_at: Time, timeout: u8) -
         8..11 => 60_000,
         _ => 150_000,
     };
-    let chance = |random: &mut Random| if random.chance(600_000) { random.below(most) as u32 } else { 0 };
+    let chance =
+        |random: &mut Random| if random.chance_per_million(600_000) { random.below(most) as u32 } else { 0 };
     let mut faults = Faults {
         loss_per_million: chance(random),
         duplication_per_million: chance(random),
@@ -411,21 +412,21 @@ fn faults(random: &mut Random, devices: u64, faults_end_at: Time, timeout: u8) -
         let length = period * random.between(1, 24) / 4;
         (Time::from_nanos(start), Time::from_nanos((start + length).min(faults_end_at.as_nanos())))
     };
-    if random.chance(300_000) {
+    if random.chance_per_million(300_000) {
         for _ in 0..random.between(1, 3) {
             let between = [random.below(devices) as usize, random.below(devices) as usize];
             let (start, end) = span(random);
             faults.partitions.push(Partition { devices: between, start, end });
         }
     }
-    if random.chance(300_000) {
+    if random.chance_per_million(300_000) {
         for _ in 0..random.between(1, 3) {
             let device = random.below(devices) as usize;
             let (start, end) = span(random);
             faults.stalls.push(Stall { device, start, end });
         }
     }
-    if random.chance(250_000) {
+    if random.chance_per_million(250_000) {
         let to = random.below(devices) as usize;
         let mark_threshold = random.between(1, 20) << 10;
         let rate = random.between(1, 8) * 1_000_000_000;

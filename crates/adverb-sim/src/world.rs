@@ -60,7 +60,7 @@ pub fn run(scenario: &Scenario, trace: bool) -> Outcome {
         trace: world.log.trace.unwrap_or_default(),
     };
     if outcome.violation.is_none() {
-        messages::run(&scenario.message_plan, trace, &mut outcome);
+        messages::run(&scenario.message_run, trace, &mut outcome);
     }
     outcome
 }

@@ -60,7 +60,7 @@ fn messages_are_of_all_transports_and_do_everything() {
     use adverb_sim::MessageAction as A;
 
     let scenarios: Vec<Scenario> = (0..20).map(Scenario::new).collect();
-    let endpoints = || scenarios.iter().flat_map(|scenario| &scenario.message_plan.endpoints);
+    let endpoints = || scenarios.iter().flat_map(|scenario| &scenario.message_run.endpoints);
     for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
         for shared in [false, true] {
             assert!(endpoints().any(|plan| plan.transport == transport && plan.has_srq == shared));

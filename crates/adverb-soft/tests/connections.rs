@@ -183,11 +183,11 @@ fn exercise(client: &Nic, server: &Nic) {
         assert_eq!(next(&one.inbox), Event::TimewaitOver { id, qpn: one.qpn });
         assert_eq!(next(&other.inbox), Event::TimewaitOver { id: request.id, qpn: other.qpn });
         for (side, id) in [(&one, id), (&other, request.id)] {
-            side.nic.cm().abandon(id, PATIENCE);
+            side.nic.cm().abort(id, PATIENCE);
             assert!(side.nic.destroy_qp(side.qpn));
         }
     }
-    server.cm().close(listener).unwrap();
+    server.cm().close_listener(listener).unwrap();
     for nic in [client, server] {
         let resource_counts = nic.cm().resource_counts();
         assert_eq!(
@@ -277,10 +277,10 @@ fn a_listener_that_closes_rejects_what_nobody_has_taken() {
         assert!(start.elapsed() < PATIENCE);
         std::thread::yield_now();
     }
-    other.cm().close(listener).unwrap();
+    other.cm().close_listener(listener).unwrap();
     assert!(matches!(next(&side.inbox), Event::Rejected(_)));
     assert_eq!(requests.take(), None);
-    assert_eq!(other.cm().close(listener), Err(Error::Cm(CallError::Unknown)));
+    assert_eq!(other.cm().close_listener(listener), Err(Error::Cm(CallError::Unknown)));
 }
 
 #[test]
@@ -296,14 +296,14 @@ fn who_forgets_a_connection_ends_it_and_hears_no_more_of_it() {
     one.cm().establish(id).unwrap();
     assert_eq!(next(&client.inbox), Event::Established(id));
     assert_eq!(next(&server.inbox), Event::Established(request.id));
-    one.cm().abandon(id, PATIENCE);
+    one.cm().abort(id, PATIENCE);
     assert_eq!(next(&server.inbox), Event::Disconnected(request.id));
     assert_eq!(client.inbox.take(), None);
     // A request that its peer has given up can't be claimed.
     let late = Side::new(&one);
     let id = late.ask(other.addresses()[0], SERVICE);
     let request = next_request(&requests);
-    one.cm().abandon(id, PATIENCE);
+    one.cm().abort(id, PATIENCE);
     let start = Instant::now();
     while other.cm().state(request.id) == Some(State::ReqReceived) {
         assert!(start.elapsed() < PATIENCE);
@@ -328,19 +328,19 @@ fn datagram_queue_pairs_are_found() {
         private_data: b"where?",
         deadline: Time::ZERO,
     };
-    let id = one.cm().resolve(resolve, PATIENCE, &inbox).unwrap();
+    let id = one.cm().resolve_service(resolve, PATIENCE, &inbox).unwrap();
     let Event::Query(query) = next(&questions) else { panic!("no question") };
     assert_eq!(query.private_data[..6], *b"where?");
-    other.cm().answer_query(query.id, Qpn::truncate(0x77), UDP_QKEY, b"here").unwrap();
+    other.cm().accept_query(query.id, Qpn::truncate(0x77), UDP_QKEY, b"here").unwrap();
     let Event::Resolved(resolution) = next(&inbox) else { panic!("no answer") };
     assert_eq!((resolution.id, resolution.qpn, resolution.qkey), (id, Qpn::truncate(0x77), UDP_QKEY));
     assert_eq!(resolution.private_data[..4], *b"here");
-    one.cm().abandon_query(id);
+    one.cm().cancel_query(id);
 
     // Who drops a question refuses it.
-    let id = one.cm().resolve(resolve, PATIENCE, &inbox).unwrap();
+    let id = one.cm().resolve_service(resolve, PATIENCE, &inbox).unwrap();
     let Event::Query(query) = next(&questions) else { panic!("no question") };
-    other.cm().abandon_query(query.id);
+    other.cm().cancel_query(query.id);
     let refused = next(&inbox);
     assert!(
         matches!(refused, Event::Refused { id: of, status: SidrStatus::Rejected, .. } if of == id),

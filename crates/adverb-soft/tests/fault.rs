@@ -140,8 +140,8 @@ impl Link for Reluctant {
         self.0.receive(max, each)
     }
 
-    fn readiness(&self) -> Option<BorrowedFd<'_>> {
-        self.0.readiness()
+    fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.readiness_fd()
     }
 }
 

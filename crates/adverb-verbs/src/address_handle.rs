@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 /// object.
 ///
 /// [`QueuePair::address_handle`] creates a handle from an IP address, and
-/// [`Datagram::reply_to`](super::Datagram::reply_to) creates one from a received datagram.
+/// [`Datagram::reply_destination`](super::Datagram::reply_destination) creates one from a received datagram.
 #[derive(Clone)]
 pub struct AddressHandle(Arc<Inner>);
 

@@ -78,7 +78,7 @@ impl CompletionQueue {
     ///
     /// Returns [`Error::InvalidRequest`] if the queue was created without
     /// [events](super::CompletionQueueBuilder::events), and [`Error::Verb`] if the operation fails.
-    pub fn poll_solicited(&self, out: &mut Vec<Completion>, timeout: Duration) -> Result<usize> {
+    pub fn wait_solicited(&self, out: &mut Vec<Completion>, timeout: Duration) -> Result<usize> {
         let deadline = Deadline::new(timeout);
         loop {
             self.arm(ArmFor::Solicited)?;

@@ -13,7 +13,7 @@ use super::in_flight::{InFlight, Posting};
 use super::{PostError, QueuePair, RecvRequest, SendRequest, UdDestination};
 use crate::backend::{self, PostFailure, RecvList, SendList, SendSlot, opcode};
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, Payload, Piece};
+use crate::memory::{Buffer, Payload, PayloadSegment};
 
 /// Reusable memory for posting, which thereby needn't allocate.
 #[derive(Default)]
@@ -441,7 +441,7 @@ impl QueuePair {
     /// Checks that a receive request suits the queue pair.
     #[inline]
     fn check_recv(&self, request: &RecvRequest) -> Result<()> {
-        if !request.payload.pieces().iter().all(Piece::is_locally_writable) {
+        if !request.payload.segments().iter().all(PayloadSegment::is_locally_writable) {
             let reason = "a receive request requires memory with LOCAL_WRITE access";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
@@ -542,7 +542,7 @@ impl Batch {
         for (index, request) in &mut self.unusual {
             let SendRequest { operation, flags, payload, tag, recipient } = request;
             several.clear();
-            several.extend(payload.pieces().iter().map(Piece::segment));
+            several.extend(payload.segments().iter().map(PayloadSegment::segment));
             let plain = plain::SendRequest {
                 wr_id: 0,
                 operation: *operation,
@@ -600,7 +600,7 @@ fn take_in_recv(queue: &mut Posting, request: &mut RecvRequest) -> RequestId {
         }
         Payload::Many(pieces) => {
             several.clear();
-            several.extend(pieces.iter().map(Piece::segment));
+            several.extend(pieces.iter().map(PayloadSegment::segment));
             several
         }
     };
@@ -629,7 +629,7 @@ const RECV_HINT: &str = "post shorter buffers: a receive request takes at most 4
 
 #[inline]
 fn check_payload(payload: &Payload, segments: u32, max: u32, hint: &'static str) -> Result<()> {
-    let pieces = payload.pieces();
+    let pieces = payload.segments();
     if pieces.len() > segments as usize {
         return Err(Error::LimitExceeded {
             quantity: "number of segments in a request".into(),

@@ -186,7 +186,7 @@ impl ProtectionDomain {
     /// other memory by the same key and address.
     #[inline]
     pub(super) fn check_payload(&self, payload: &Payload, queue: impl FnOnce() -> String) -> Result<()> {
-        match payload.pieces().iter().find(|piece| piece.domain().id != self.id) {
+        match payload.segments().iter().find(|piece| piece.domain().id != self.id) {
             None => Ok(()),
             Some(foreign) => Err(self.foreign("memory", foreign.domain(), queue())),
         }

@@ -6,7 +6,7 @@ use adverb_proto::types::{RemoteAddress, SendFlags, SendOperation};
 
 use super::UdDestination;
 use crate::error::Error;
-use crate::memory::{Buffer, Payload, Piece, PoolBuf};
+use crate::memory::{Buffer, Payload, PayloadSegment, PoolBuf};
 
 /// A request for a send queue: an operation, its payload and its flags.
 ///
@@ -161,14 +161,14 @@ impl SendRequest {
                     "only SEND and WRITE can be inline: READ and atomics write into their local memory",
                 );
             }
-            if !self.payload.pieces().iter().all(Piece::is_locally_writable) {
+            if !self.payload.segments().iter().all(PayloadSegment::is_locally_writable) {
                 return Some("READ and atomics require local memory with LOCAL_WRITE access");
             }
             if !matches!(self.operation, SendOperation::Read(_)) && self.payload.len() != 8 {
                 return Some("an atomic operation requires a payload of exactly 8 bytes");
             }
         } else if self.flags.contains(SendFlags::INLINE)
-            && !self.payload.pieces().iter().all(Piece::is_at_its_own_address)
+            && !self.payload.segments().iter().all(PayloadSegment::is_at_its_own_address)
         {
             return Some(
                 "inline data requires memory that is registered at its own address: the CPU reads it at the segment's \

@@ -10,7 +10,7 @@ use super::completion::{Completion, RequestId};
 use super::{PostError, ProtectionDomain, RecvRequest};
 use crate::backend::{self, RawOutcome, RecvList, flag};
 use crate::error::{Error, Result};
-use crate::memory::{Payload, Piece};
+use crate::memory::{Payload, PayloadSegment};
 
 /// A receive queue that several queue pairs share: each message that one of them receives consumes a receive request of
 /// the queue. Cloning returns another handle to the same queue.
@@ -125,7 +125,7 @@ impl SharedReceiveQueue {
         let id = table.id(slot);
         let Table { list, segments, .. } = &mut *table;
         segments.clear();
-        segments.extend(request.payload.pieces().iter().map(Piece::segment));
+        segments.extend(request.payload.segments().iter().map(PayloadSegment::segment));
         list.clear();
         list.add(&plain::RecvRequest { wr_id: id, segments });
         let posted = self.0.backend.post_recvs(list);
@@ -177,12 +177,12 @@ impl SharedReceiveQueue {
     }
 
     fn check(&self, request: &RecvRequest) -> Result<()> {
-        if !request.payload.pieces().iter().all(Piece::is_locally_writable) {
+        if !request.payload.segments().iter().all(PayloadSegment::is_locally_writable) {
             let reason = "a receive request requires memory with LOCAL_WRITE access";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         self.0.domain.check_payload(&request.payload, || format!("shared receive queue {}", self.0.id))?;
-        let (asked, most) = (request.payload.pieces().len() as u64, u64::from(self.0.segments));
+        let (asked, most) = (request.payload.segments().len() as u64, u64::from(self.0.segments));
         if asked > most {
             return Err(Error::LimitExceeded {
                 quantity: "number of segments in a request".into(),

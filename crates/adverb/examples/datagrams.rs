@@ -36,7 +36,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
 
     let asked = answerer_completions.wait(answerer_receiving, TIMEOUT)?.into_datagram()?;
     println!("queue pair {} asks: {}", asked.source_qpn, String::from_utf8_lossy(&asked.message));
-    let destination = asked.reply_to(&answerer, QKEY)?;
+    let destination = asked.reply_destination(&answerer, QKEY)?;
     let mut answer = asked.message;
     answer.set_range(0..7)?;
     answer.copy_from_slice(b"not yet");

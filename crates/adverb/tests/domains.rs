@@ -8,7 +8,9 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use adverb::memory::{Buffer, Memory, MemoryRegion, Pages, Payload, Piece, Pool, RegionSlice, RemoteMemory};
+use adverb::memory::{
+    Buffer, Memory, MemoryRegion, Pages, Payload, PayloadSegment, Pool, RegionSlice, RemoteMemory,
+};
 use adverb::verbs::raw::{Completions, Segment, SendFlags, SendList, SendOperation};
 use adverb::verbs::{
     Access, CompletionQueue, Device, PostError, ProtectionDomain, QueuePair, RecvRequest, SendRequest,
@@ -152,16 +154,16 @@ impl Foreign {
 
     /// Every kind of memory, alone and behind memory of the queue's own domain.
     fn payloads(&self, own: &ProtectionDomain) -> Vec<Payload> {
-        let own = || Piece::Buffer(own.buffer(LEN).unwrap());
+        let own = || PayloadSegment::Buffer(own.buffer(LEN).unwrap());
         let buffer = || self.region.protection_domain().buffer(LEN).unwrap();
         let pooled = || self.pool.alloc(LEN).unwrap();
         vec![
             self.slice().into(),
             buffer().into(),
             pooled().into(),
-            vec![own(), Piece::Region(self.slice())].into(),
-            vec![own(), Piece::Buffer(buffer())].into(),
-            vec![Piece::PoolBuf(pooled()), own()].into(),
+            vec![own(), PayloadSegment::Region(self.slice())].into(),
+            vec![own(), PayloadSegment::Buffer(buffer())].into(),
+            vec![PayloadSegment::PoolBuf(pooled()), own()].into(),
         ]
     }
 

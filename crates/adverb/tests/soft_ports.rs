@@ -102,7 +102,7 @@ impl Desk {
         let header = datagram.ip_header.unwrap();
         assert_eq!(Gid::from(header.source()), peers[2].gid);
         assert_eq!(Gid::from(header.destination()), ud.endpoint().gid);
-        self.post(ud, "thanks", Some(&datagram.reply_to(ud, QKEY).unwrap()));
+        self.post(ud, "thanks", Some(&datagram.reply_destination(ud, QKEY).unwrap()));
         if !is_first {
             send();
         }

@@ -46,7 +46,7 @@ shared_between_threads!(TYPES:
     memory::MemoryRegion,
     memory::Pages,
     memory::Payload,
-    memory::Piece,
+    memory::PayloadSegment,
     memory::Pool,
     memory::PoolBuilder,
     memory::PoolStats,

@@ -189,7 +189,7 @@ fn poll_solicited_sleeps_through_unsolicited_completions(fixture: &Fixture) -> R
             drop(sender.send(Sleeper::this_thread()?));
             drop(sender);
             let mut completions = Vec::new();
-            pair.right.cq.poll_solicited(&mut completions, PATIENCE)?;
+            pair.right.cq.wait_solicited(&mut completions, PATIENCE)?;
             anyhow::Ok((completions.len(), Instant::now()))
         });
         // What is there before it sleeps wouldn't let it sleep.
@@ -213,7 +213,7 @@ fn poll_solicited_is_woken_by_a_failure(fixture: &Fixture) -> Result<()> {
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             let mut completions = Vec::new();
-            pair.right.cq.poll_solicited(&mut completions, PATIENCE).map(|_| completions.len())
+            pair.right.cq.wait_solicited(&mut completions, PATIENCE).map(|_| completions.len())
         });
         std::thread::sleep(MOMENT);
         pair.right.qp.move_to_error()?;
@@ -226,17 +226,17 @@ fn poll_solicited_is_woken_by_a_failure(fixture: &Fixture) -> Result<()> {
 fn poll_solicited_returns_completions_that_are_already_queued(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     let mut completions = Vec::new();
-    ensure!(pair.right.cq.poll_solicited(&mut completions, MOMENT)? == 0, "a completion was returned");
+    ensure!(pair.right.cq.wait_solicited(&mut completions, MOMENT)? == 0, "a completion was returned");
     pair.right.offer(8)?;
     pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
-    let count = pair.right.cq.poll_solicited(&mut completions, MOMENT)?;
+    let count = pair.right.cq.wait_solicited(&mut completions, MOMENT)?;
     ensure!(count == 1 && completions.len() == 1, "{count} completions were returned");
     Ok(())
 }
 
 fn poll_solicited_needs_a_queue_with_events(fixture: &Fixture) -> Result<()> {
     let cq = fixture.device.completion_queue(8).create()?;
-    let polled = cq.poll_solicited(&mut Vec::new(), MOMENT);
+    let polled = cq.wait_solicited(&mut Vec::new(), MOMENT);
     ensure!(matches!(polled, Err(Error::Unsupported { .. })), "{polled:?}");
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Datagrams.
 
-use adverb::memory::{Buffer, Piece};
+use adverb::memory::{Buffer, PayloadSegment};
 use adverb::verbs::{
     CompletedOperation, Completion, Datagram, QpState, RecvRequest, RequestId, SendRequest, Transport::Ud,
     UdDestination,
@@ -115,7 +115,7 @@ fn a_datagram_can_be_answered(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let answer = offer(fixture, &pair.left)?;
     let question = exchange(fixture, &pair, SendRequest::send(pair.left.filled(40, 1)?))?;
-    let sender = question.reply_to(&pair.right.qp, QKEY)?;
+    let sender = question.reply_destination(&pair.right.qp, QKEY)?;
     ensure!(sender.qpn == pair.left.qp.qpn(), "the reply's destination is {}", sender.qpn);
     pair.right.done(SendRequest::send(question.message).destination(&sender))?;
     let came = pair.left.wait(answer)?.into_datagram()?;
@@ -194,7 +194,8 @@ fn datagrams_work_over_every_gid(fixture: &Fixture) -> Result<()> {
         let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(64, 3)?));
         let came = came.with_context(|| format!("over {}", entry.gid))?;
         check(&came.message, 3)?;
-        let back = came.reply_to(&pair.right.qp, QKEY).with_context(|| format!("over {}", entry.gid))?;
+        let back =
+            came.reply_destination(&pair.right.qp, QKEY).with_context(|| format!("over {}", entry.gid))?;
         ensure!(
             back.address_handle.gid() == entry.gid,
             "the reply's destination is {}",
@@ -209,8 +210,8 @@ fn datagrams_are_gathered_and_scattered(fixture: &Fixture) -> Result<()> {
     let (size, room) = (fixture.mtu(), fixture.datagram_room());
     let (from, to) = (pair.left.region(size, READ_WRITE)?, pair.right.region(room, READ_WRITE)?);
     from.write(0, &pattern(size, 6))?;
-    let split = |region: &adverb::memory::MemoryRegion, at: [usize; 4]| -> Result<Vec<Piece>> {
-        at.windows(2).map(|ends| Ok(Piece::Region(region.slice(ends[0]..ends[1])?))).collect()
+    let split = |region: &adverb::memory::MemoryRegion, at: [usize; 4]| -> Result<Vec<PayloadSegment>> {
+        at.windows(2).map(|ends| Ok(PayloadSegment::Region(region.slice(ends[0]..ends[1])?))).collect()
     };
     // The first piece is the header and no more; then a byte; then the rest.
     let receiving = pair.right.recv(RecvRequest::new(split(&to, [0, 40, 41, room])?))?;

@@ -146,7 +146,9 @@ fn a_region_outlives_its_handle_while_a_request_uses_it(fixture: &Fixture) -> Re
     pair.left.done(SendRequest::send(pair.left.filled(64, 7)?))?;
     let completion = pair.right.wait(receiving)?;
     completion.result()?;
-    let adverb::memory::Payload::One(adverb::memory::Piece::Region(slice)) = completion.into_payload() else {
+    let adverb::memory::Payload::One(adverb::memory::PayloadSegment::Region(slice)) =
+        completion.into_payload()
+    else {
         anyhow::bail!("the completion did not return the slice")
     };
     check(&read(&slice.region(), 0, 64)?, 7)

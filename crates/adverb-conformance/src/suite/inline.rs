@@ -1,7 +1,7 @@
 //! Inline data.
 
 use adverb::Error;
-use adverb::memory::Piece;
+use adverb::memory::PayloadSegment;
 use adverb::verbs::{SendRequest, Transport, Transport::Rc};
 use anyhow::{Result, ensure};
 
@@ -88,7 +88,7 @@ fn inline_data_is_copied_when_posted(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).max_inline_data(INLINE).connect()?;
     let region = pair.left.region(64, READ_WRITE)?;
     region.write(0, &pattern(64, 1))?;
-    pair.left.post(SendRequest::send(Piece::Region(region.slice(0..64)?)).inline())?;
+    pair.left.post(SendRequest::send(PayloadSegment::Region(region.slice(0..64)?)).inline())?;
     region.write(0, &pattern(64, 2))?;
     let receiving = pair.right.offer(64)?;
     check(&pair.right.wait(receiving)?.into_message()?, 1)

@@ -116,10 +116,10 @@ fn completions_return_the_buffers_of_their_requests(fixture: &Fixture) -> Result
         buffers.push(buffer);
     }
     let completion = pair.left.completed(SendRequest::send(buffers))?;
-    let pieces = completion.into_payload().into_pieces();
+    let pieces = completion.into_payload().into_segments();
     ensure!(pieces.len() == 3, "{} segments were returned", pieces.len());
     for ((seed, len), piece) in [(1, 100), (2, 200), (3, 300)].into_iter().zip(pieces) {
-        let adverb::memory::Piece::Buffer(mut buffer) = piece else {
+        let adverb::memory::PayloadSegment::Buffer(mut buffer) = piece else {
             anyhow::bail!("the segment is not a buffer")
         };
         ensure!(buffer.range() == (len / 2..len), "the range is {:?}", buffer.range());

@@ -1,7 +1,7 @@
 //! Scatter-gather lists.
 
 use adverb::Error;
-use adverb::memory::{MemoryRegion, Payload, Piece};
+use adverb::memory::{MemoryRegion, Payload, PayloadSegment};
 use adverb::verbs::{RecvRequest, SendRequest, Transport, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
@@ -38,7 +38,7 @@ fn splits(size: usize, mtu: usize) -> Vec<[usize; 3]> {
 /// The pieces of a region between these places.
 fn pieces(region: &MemoryRegion, at: [usize; 3]) -> Result<Payload> {
     let ends = [0, at[0], at[1], at[2], region.len()];
-    let pieces = ends.windows(2).map(|ends| Ok(Piece::Region(region.slice(ends[0]..ends[1])?)));
+    let pieces = ends.windows(2).map(|ends| Ok(PayloadSegment::Region(region.slice(ends[0]..ends[1])?)));
     Ok(Payload::from(pieces.collect::<Result<Vec<_>>>()?))
 }
 
@@ -127,7 +127,7 @@ fn segments_may_overlap_if_they_are_only_read(fixture: &Fixture) -> Result<()> {
     let bytes = pattern(100, 6);
     region.write(0, &bytes)?;
     let ranges = [0..100, 50..60, 0..100, 99..100];
-    let pieces = ranges.iter().map(|range| Ok(Piece::Region(region.slice(range.clone())?)));
+    let pieces = ranges.iter().map(|range| Ok(PayloadSegment::Region(region.slice(range.clone())?)));
     let message = pair.deliver(pieces.collect::<Result<Vec<_>>>()?)?;
     let expected: Vec<u8> = ranges.into_iter().flat_map(|range| bytes[range].to_vec()).collect();
     same(&message, &expected)
@@ -138,7 +138,11 @@ fn buffers_and_regions_may_be_mixed(fixture: &Fixture) -> Result<()> {
     let region = pair.left.region(50, READ_WRITE)?;
     region.write(0, &pattern(50, 7))?;
     let (first, last) = (pair.left.filled(30, 8)?, pair.left.filled(40, 9)?);
-    let pieces = vec![Piece::Buffer(first), Piece::Region(region.slice(0..50)?), Piece::Buffer(last)];
+    let pieces = vec![
+        PayloadSegment::Buffer(first),
+        PayloadSegment::Region(region.slice(0..50)?),
+        PayloadSegment::Buffer(last),
+    ];
     let message = pair.deliver(pieces)?;
     check(&message[..30], 8)?;
     check(&message[30..80], 7)?;
@@ -151,7 +155,9 @@ fn more_segments_than_the_limit_are_refused_and_their_buffers_returned(fixture: 
     let count = fixture.device.attributes().max_sge + 1;
     let region = pair.left.region(count as usize, READ_WRITE)?;
     let many = || {
-        (0..count as usize).map(|at| Ok(Piece::Region(region.slice(at..at + 1)?))).collect::<Result<Vec<_>>>()
+        (0..count as usize)
+            .map(|at| Ok(PayloadSegment::Region(region.slice(at..at + 1)?)))
+            .collect::<Result<Vec<_>>>()
     };
     let error = pair.left.refuses(SendRequest::send(many()?))?;
     ensure!(matches!(error, Error::LimitExceeded { .. }), "refused with another error: {error}");
@@ -173,7 +179,9 @@ fn requests_with_the_maximum_segment_count_work(fixture: &Fixture) -> Result<()>
     let (from, to) = (pair.left.region(size, READ_WRITE)?, pair.right.region(size, READ_WRITE)?);
     from.write(0, &pattern(size, 1))?;
     let split = |region: &MemoryRegion| {
-        (0..count).map(|at| Ok(Piece::Region(region.slice(7 * at..7 * at + 7)?))).collect::<Result<Vec<_>>>()
+        (0..count)
+            .map(|at| Ok(PayloadSegment::Region(region.slice(7 * at..7 * at + 7)?)))
+            .collect::<Result<Vec<_>>>()
     };
     let receiving = pair.right.recv(RecvRequest::new(split(&to)?))?;
     pair.left.done(SendRequest::send(split(&from)?))?;

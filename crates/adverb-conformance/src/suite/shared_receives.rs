@@ -1,7 +1,7 @@
 //! Shared receive queues.
 
 use adverb::Error;
-use adverb::memory::Piece;
+use adverb::memory::PayloadSegment;
 use adverb::verbs::{
     CompletionQueue, DeviceEvent, ProtectionDomain, RecvRequest, SendRequest, SharedReceiveQueue, Status,
     Transport, Transport::Rc,
@@ -188,12 +188,14 @@ fn shared_receives_are_scattered(fixture: &Fixture) -> Result<()> {
     let side = connect(fixture, &domain, &cq, &shared)?;
     let size = fixture.mtu() + 10;
     let region = domain.region(size, READ_WRITE)?;
-    let pieces = vec![Piece::Region(region.slice(0..7)?), Piece::Region(region.slice(7..size)?)];
+    let pieces =
+        vec![PayloadSegment::Region(region.slice(0..7)?), PayloadSegment::Region(region.slice(7..size)?)];
     let receiving = shared.post_recv(RecvRequest::new(pieces)).map_err(Error::from)?;
     send(&side.sender, size, 5)?;
     side.receiver.wait(receiving)?.result()?;
     same(&read(&region, 0, size)?, &pattern(size, 5))?;
-    let three = (0..3).map(|_| Ok(Piece::Region(region.slice(0..1)?))).collect::<Result<Vec<_>>>()?;
+    let three =
+        (0..3).map(|_| Ok(PayloadSegment::Region(region.slice(0..1)?))).collect::<Result<Vec<_>>>()?;
     let before = shared.outstanding_recv_count();
     // A device may give more segments than were asked for.
     if let Err(refused) = shared.post_recv(RecvRequest::new(three)) {

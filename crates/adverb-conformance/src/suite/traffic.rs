@@ -176,7 +176,7 @@ fn a_reply_has_the_settings_of_the_replying_queue_pair(fixture: &Fixture) -> Res
     let pair = fixture.pair(Ud).traffic(Traffic::new().dscp(7)).connect()?;
     let answer = offer(fixture, &pair.left)?;
     let question = exchange(fixture, &pair, SendRequest::send(pair.left.filled(40, 1)?))?;
-    let sender = question.reply_to(&pair.right.qp, QKEY)?;
+    let sender = question.reply_destination(&pair.right.qp, QKEY)?;
     pair.right.done(SendRequest::send(question.message).destination(&sender))?;
     let (class, _) = marks(pair.left.wait(answer)?.into_datagram()?.ip_header)?;
     ensure!(class == 28, "the class is {class:#x}");

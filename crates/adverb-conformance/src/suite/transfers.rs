@@ -1,6 +1,6 @@
 //! Rules for SEND and WRITE that both reliable and unreliable connections must follow.
 
-use adverb::memory::{Payload, Piece};
+use adverb::memory::{Payload, PayloadSegment};
 use adverb::verbs::{CompletedOperation, RecvRequest, SendRequest, Transport};
 use anyhow::{Context, Result, ensure};
 
@@ -33,7 +33,7 @@ pub(super) fn longest_message(fixture: &Fixture, transport: Transport) -> Result
     let chunk = longest.div_ceil(count as usize);
     let split = |region: &adverb::memory::MemoryRegion| -> Result<Payload> {
         let starts = (0..longest).step_by(chunk);
-        let pieces = starts.map(|at| Ok(Piece::Region(region.slice(0..chunk.min(longest - at))?)));
+        let pieces = starts.map(|at| Ok(PayloadSegment::Region(region.slice(0..chunk.min(longest - at))?)));
         Ok(Payload::from(pieces.collect::<Result<Vec<_>>>()?))
     };
     let from = pair.left.region(chunk, READ_WRITE)?;
@@ -56,7 +56,10 @@ pub(super) fn longer_than_longest(fixture: &Fixture, transport: Transport) -> Re
     let longest = fixture.port.max_message_size as usize;
     let half = longest / 2 + 1;
     let region = pair.left.region(half, READ_WRITE)?;
-    let payload = vec![Piece::Region(whole(&region)?), Piece::Region(region.slice(0..longest + 1 - half)?)];
+    let payload = vec![
+        PayloadSegment::Region(whole(&region)?),
+        PayloadSegment::Region(region.slice(0..longest + 1 - half)?),
+    ];
     let refused = pair.left.qp.post_send(SendRequest::send(payload));
     let refused = refused.err().context("a message beyond the maximum size was posted")?;
     ensure!(

@@ -83,7 +83,7 @@ impl Manager {
             || self.out.events.len() >= self.config.max_connections
         {
             // A live peer retransmits its REQ.
-            self.out.statistics.overflows += 1;
+            self.out.statistics.dropped_requests += 1;
             return;
         }
         let ip = if has_ip_header(req.service_id) { req.cma_header().ok() } else { None };

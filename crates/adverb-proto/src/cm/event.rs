@@ -33,7 +33,7 @@ impl fmt::Display for ConnectionId {
 /// The manager reports exactly one outcome of each call of [`connect`](super::Manager::connect) and
 /// [`accept`](super::Manager::accept), by the deadline of the call: [`Established`](Event::Established),
 /// [`Rejected`](Event::Rejected), [`Unreachable`](Event::Unreachable) or [`Disconnected`](Event::Disconnected). It
-/// reports no outcome if the application [rejects](super::Manager::reject) or [abandons](super::Manager::abandon) the
+/// reports no outcome if the application [rejects](super::Manager::reject) or [abandons](super::Manager::abort) the
 /// connection first. After `Established`, it reports one `Disconnected`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -60,7 +60,7 @@ pub enum Event {
         /// The queue pair number.
         qpn: Qpn,
     },
-    /// A peer queries for a UD queue pair: [answer](super::Manager::answer) or [refuse](super::Manager::refuse_query)
+    /// A peer queries for a UD queue pair: [answer](super::Manager::accept_query) or [refuse](super::Manager::reject_query)
     /// the query.
     Query(Box<Query>),
     /// A peer answered a query with its UD queue pair.

@@ -64,14 +64,14 @@ pub struct Statistics {
     /// connection.
     pub probes: u64,
     /// Received requests that were dropped because a backlog or a [limit](Config) was reached.
-    pub overflows: u64,
+    pub dropped_requests: u64,
     /// Messages sent.
     pub sent: u64,
     /// Messages retransmitted because no response arrived.
     pub retransmitted: u64,
     /// Messages to send that were dropped because 4096 others were queued for
     /// [`poll_transmit`](Manager::poll_transmit).
-    pub unsent: u64,
+    pub dropped_sends: u64,
 }
 
 /// The numbers of objects that a manager holds, for finding leaks.
@@ -115,7 +115,7 @@ const MOST_DATAGRAMS: usize = 4096;
 impl Outbox {
     pub(super) fn send(&mut self, addrs: AddrPair, mad: Mad) {
         if self.datagrams.len() >= MOST_DATAGRAMS {
-            self.statistics.unsent += 1;
+            self.statistics.dropped_sends += 1;
             return;
         }
         self.statistics.sent += 1;
@@ -163,7 +163,7 @@ impl Manager {
     /// # Errors
     ///
     /// Returns [`CallError::Unknown`] if the listener does not exist.
-    pub fn close(&mut self, now: Time, listener: ListenerId) -> Result<(), CallError> {
+    pub fn close_listener(&mut self, now: Time, listener: ListenerId) -> Result<(), CallError> {
         let mut untaken = Vec::new();
         self.out.events.retain(|event| match event {
             Event::Request(request) if request.listener == listener => {
@@ -397,7 +397,7 @@ impl Manager {
     /// # Errors
     ///
     /// Returns [`CallError::Unknown`] if the connection does not exist.
-    pub fn abandon(&mut self, now: Time, id: ConnectionId, deadline: Time) -> Result<(), CallError> {
+    pub fn abort(&mut self, now: Time, id: ConnectionId, deadline: Time) -> Result<(), CallError> {
         let connection = self.table.get(id.0).ok_or(CallError::Unknown)?;
         match connection.state {
             State::ReqReceived | State::RepReceived => {

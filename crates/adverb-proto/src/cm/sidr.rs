@@ -64,7 +64,7 @@ impl Manager {
     /// - [`CallError::AddressFamilyMismatch`] if one address is IPv4 and the other IPv6.
     /// - [`CallError::PrivateDataTooLong`] if the private data is too long.
     /// - [`CallError::TooMany`] if there are [`Config::max_connections`](super::Config::max_connections) queries.
-    pub fn resolve(
+    pub fn resolve_service(
         &mut self,
         now: Time,
         resolve: &ResolveParams<'_>,
@@ -99,7 +99,7 @@ impl Manager {
     /// Returns [`CallError::Unknown`] if the query does not exist, was answered already, or was not answered within
     /// [`Config::request_timeout`](super::Config::request_timeout), and [`CallError::PrivateDataTooLong`] if the
     /// private data is longer than 136 bytes.
-    pub fn answer(
+    pub fn accept_query(
         &mut self,
         now: Time,
         id: QueryId,
@@ -115,8 +115,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`answer`](Manager::answer).
-    pub fn refuse_query(
+    /// Returns the same errors as [`accept_query`](Manager::accept_query).
+    pub fn reject_query(
         &mut self,
         now: Time,
         id: QueryId,
@@ -186,7 +186,7 @@ impl Manager {
             || !self.queries.sources.admits(addrs.remote, self.config.max_half_open)
             || self.out.events.len() >= self.config.max_connections
         {
-            self.out.statistics.overflows += 1;
+            self.out.statistics.dropped_requests += 1;
             return;
         }
         self.take_query(now, addrs, transaction_id, request, id, (source, data), random);

@@ -160,7 +160,7 @@ fn who_drops_a_connection_ends_it_however_far_it_has_come() {
     let mut pair = Pair::new();
     let client = pair.connect();
     let deadline = pair.deadline();
-    pair.sides[CLIENT].abandon(pair.now, client, deadline).unwrap();
+    pair.sides[CLIENT].abort(pair.now, client, deadline).unwrap();
     pair.pass(seconds(1));
     assert_eq!(pair.outcomes(CLIENT), ["timewait over"]);
     // Requested.
@@ -168,7 +168,7 @@ fn who_drops_a_connection_ends_it_however_far_it_has_come() {
     pair.connect();
     pair.flow();
     let id = pair.expect_request().id;
-    pair.sides[SERVER].abandon(pair.now, id, deadline).unwrap();
+    pair.sides[SERVER].abort(pair.now, id, deadline).unwrap();
     pair.flow();
     assert_eq!(pair.expect_rejected(), 28);
     // Accepted.
@@ -179,16 +179,16 @@ fn who_drops_a_connection_ends_it_however_far_it_has_come() {
     let local_qp = adverb_proto::cm::LocalQp::new(pair.qpn());
     pair.sides[SERVER].accept(pair.now, id, &local_qp, &[], deadline).unwrap();
     pair.flow();
-    pair.sides[SERVER].abandon(pair.now, id, deadline).unwrap();
+    pair.sides[SERVER].abort(pair.now, id, deadline).unwrap();
     pair.flow();
     assert_eq!(pair.outcomes(CLIENT), ["rejected"]);
     // Established.
     let (mut pair, [client, _]) = Pair::connected();
-    pair.sides[CLIENT].abandon(pair.now, client, deadline).unwrap();
-    pair.sides[CLIENT].abandon(pair.now, client, deadline).unwrap();
+    pair.sides[CLIENT].abort(pair.now, client, deadline).unwrap();
+    pair.sides[CLIENT].abort(pair.now, client, deadline).unwrap();
     pair.flow();
     assert_eq!(pair.outcomes(SERVER), ["disconnected"]);
-    assert_eq!(pair.sides[CLIENT].abandon(pair.now, id, deadline), Err(CallError::Unknown));
+    assert_eq!(pair.sides[CLIENT].abort(pair.now, id, deadline), Err(CallError::Unknown));
 }
 
 #[test]

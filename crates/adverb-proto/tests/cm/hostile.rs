@@ -206,7 +206,7 @@ fn a_flood_of_requests_fills_no_more_than_its_table() {
     }
     let resource_counts = pair.sides[SERVER].resource_counts();
     assert_eq!((resource_counts.connections, resource_counts.half_open, resource_counts.events), (8, 8, 8));
-    assert_eq!(pair.sides[SERVER].statistics().overflows, 992);
+    assert_eq!(pair.sides[SERVER].statistics().dropped_requests, 992);
     assert_eq!(pair.sides[SERVER].poll_transmit(), None);
     // The table empties itself, and the service is there again.
     pair.now = pair.now + seconds(6);
@@ -275,7 +275,7 @@ fn messages_that_nobody_takes_away_are_lost_and_do_not_pile_up() {
         pair.inject(SERVER, &req);
     }
     assert_eq!(pair.sides[SERVER].resource_counts().datagrams, 4096);
-    assert_eq!(pair.sides[SERVER].statistics().unsent, 10_000 - 4096);
+    assert_eq!(pair.sides[SERVER].statistics().dropped_sends, 10_000 - 4096);
 }
 
 #[test]

@@ -219,7 +219,7 @@ fn a_rej_of_one_who_gave_up_finds_the_request() {
     pair.flow();
     let request = pair.expect_request();
     let deadline = pair.deadline();
-    pair.sides[CLIENT].abandon(pair.now, client, deadline).unwrap();
+    pair.sides[CLIENT].abort(pair.now, client, deadline).unwrap();
     pair.flow();
     let Some(Event::Rejected(rejection)) = pair.event(SERVER) else { panic!() };
     assert_eq!((rejection.id, rejection.reason.code()), (request.id, 4));
@@ -232,7 +232,7 @@ fn a_rep_that_nobody_waits_for_is_rejected() {
     pair.lose("REJ", 1);
     let client = pair.connect();
     let deadline = pair.deadline();
-    pair.sides[CLIENT].abandon(pair.now, client, deadline).unwrap();
+    pair.sides[CLIENT].abort(pair.now, client, deadline).unwrap();
     pair.pass(Duration::from_millis(1));
     assert_eq!(pair.sent(), ">REQ >REJ <REP >REJ");
     pair.pass(seconds(10));

@@ -248,7 +248,7 @@ fn the_most_exact_listener_is_asked() {
         pair.flow();
         let request = pair.expect_request();
         assert_eq!(request.listener, expected);
-        pair.sides[SERVER].close(pair.now, expected).unwrap();
+        pair.sides[SERVER].close_listener(pair.now, expected).unwrap();
     }
     pair.connect();
     pair.flow();

@@ -75,7 +75,7 @@ fn a_question_carries_0_to_180_bytes_and_an_answer_136() {
         let (addrs, deadline) = (addrs(CLIENT), pair.deadline());
         let resolve =
             ResolveParams { addrs, service, source_port: 1, private_data: &DATA[..length], deadline };
-        pair.sides[CLIENT].resolve(pair.now, &resolve, &mut || draw(&mut state)).map(|_| ())
+        pair.sides[CLIENT].resolve_service(pair.now, &resolve, &mut || draw(&mut state)).map(|_| ())
     };
     let udp = ServiceId::udp_port(1);
     assert_eq!(resolve(0, udp), Ok(()));

@@ -190,7 +190,7 @@ fn requests_beyond_the_backlog_are_dropped_and_asked_again() {
     }
     pair.flow();
     assert_eq!(pair.events[SERVER].len(), 2);
-    assert_eq!(pair.sides[SERVER].statistics().overflows, 1);
+    assert_eq!(pair.sides[SERVER].statistics().dropped_requests, 1);
     let first = pair.expect_request().id;
     pair.sides[SERVER].reject(pair.now, first, RejectReason::ConsumerReject, &[]).unwrap();
     pair.expect_request();
@@ -208,8 +208,8 @@ fn a_listener_that_closes_refuses_what_nobody_has_taken() {
         pair.inject(SERVER, &mad);
     }
     let Some(Event::Request(request)) = pair.sides[SERVER].poll_event() else { panic!() };
-    pair.sides[SERVER].close(pair.now, listener).unwrap();
-    assert_eq!(pair.sides[SERVER].close(pair.now, listener), Err(CallError::Unknown));
+    pair.sides[SERVER].close_listener(pair.now, listener).unwrap();
+    assert_eq!(pair.sides[SERVER].close_listener(pair.now, listener), Err(CallError::Unknown));
     pair.flow();
     let Some(Event::Rejected(rejection)) = pair.event(CLIENT) else { panic!() };
     assert_eq!((rejection.id, rejection.reason.code()), (untaken, 8));

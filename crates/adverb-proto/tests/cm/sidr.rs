@@ -21,7 +21,7 @@ fn ask(pair: &mut Pair, service: ServiceId) -> QueryId {
     let (addrs, deadline) = (addrs(CLIENT), pair.deadline());
     let resolve = ResolveParams { addrs, service, source_port: 40_000, private_data: b"who?", deadline };
     let random = &mut pair.random;
-    pair.sides[CLIENT].resolve(pair.now, &resolve, &mut || draw(random)).unwrap()
+    pair.sides[CLIENT].resolve_service(pair.now, &resolve, &mut || draw(random)).unwrap()
 }
 
 fn expect_query(pair: &mut Pair) -> Query {
@@ -32,7 +32,7 @@ fn expect_query(pair: &mut Pair) -> Query {
 }
 
 fn answer(pair: &mut Pair, query: QueryId) {
-    pair.sides[SERVER].answer(pair.now, query, Qpn::truncate(0x99), UDP_QKEY, b"me").unwrap();
+    pair.sides[SERVER].accept_query(pair.now, query, Qpn::truncate(0x99), UDP_QKEY, b"me").unwrap();
 }
 
 #[test]
@@ -106,8 +106,8 @@ fn an_application_refuses_a_question() {
     let id = ask(&mut pair, udp());
     pair.flow();
     let query = expect_query(&mut pair).id;
-    pair.sides[SERVER].refuse_query(pair.now, query, SidrStatus::NoQueuePair, b"sorry").unwrap();
-    let again = pair.sides[SERVER].refuse_query(pair.now, query, SidrStatus::NoQueuePair, &[]);
+    pair.sides[SERVER].reject_query(pair.now, query, SidrStatus::NoQueuePair, b"sorry").unwrap();
+    let again = pair.sides[SERVER].reject_query(pair.now, query, SidrStatus::NoQueuePair, &[]);
     assert_eq!(again, Err(CallError::Unknown), "once");
     pair.flow();
     let Some(Event::Refused { id: refused, status, private_data }) = pair.event(CLIENT) else { panic!() };
@@ -144,7 +144,7 @@ fn a_question_that_the_application_forgets_is_forgotten() {
     pair.flow();
     let query = expect_query(&mut pair).id;
     pair.pass(seconds(6));
-    let late = pair.sides[SERVER].answer(pair.now, query, Qpn::truncate(2), 0, &[]);
+    let late = pair.sides[SERVER].accept_query(pair.now, query, Qpn::truncate(2), 0, &[]);
     assert_eq!(late, Err(CallError::Unknown));
     pair.assert_nothing_left();
 }
@@ -182,7 +182,7 @@ fn questions_beyond_the_backlog_are_dropped() {
     }
     pair.flow();
     assert_eq!(pair.events[SERVER].len(), 2);
-    assert_eq!(pair.sides[SERVER].statistics().overflows, 1);
+    assert_eq!(pair.sides[SERVER].statistics().dropped_requests, 1);
     let query = expect_query(&mut pair).id;
     answer(&mut pair, query);
     expect_query(&mut pair);

@@ -89,9 +89,9 @@ impl Application {
                 desk.register.remembered_until(token, desk.now + desk.rules.timewait);
                 let _ = if yes {
                     let private = (!token).to_be_bytes();
-                    desk.manager.answer(desk.now, id, answer_qpn(token), UDP_QKEY, &private)
+                    desk.manager.accept_query(desk.now, id, answer_qpn(token), UDP_QKEY, &private)
                 } else {
-                    desk.manager.refuse_query(desk.now, id, SidrStatus::Rejected, &[])
+                    desk.manager.reject_query(desk.now, id, SidrStatus::Rejected, &[])
                 };
             }
         }
@@ -141,7 +141,7 @@ impl Application {
             deadline,
         };
         let random = &mut *desk.random;
-        match desk.manager.resolve(desk.now, &resolve, &mut || random.u32()) {
+        match desk.manager.resolve_service(desk.now, &resolve, &mut || random.u32()) {
             Ok(id) => {
                 desk.register.begin(desk.now, token, Role::Asker, deadline);
                 self.questions.insert(id, token);
@@ -412,14 +412,14 @@ impl Application {
         if mine.established {
             mine.dropped = true;
             let ended = if abandon {
-                desk.manager.abandon(now, id, deadline)
+                desk.manager.abort(now, id, deadline)
             } else {
                 desk.manager.disconnect(now, id, deadline)
             };
             if let Err(error) = ended {
                 desk.violate(format!("an established connection cannot be disconnected: {error}"));
             }
-        } else if abandon && desk.manager.abandon(now, id, deadline).is_ok() {
+        } else if abandon && desk.manager.abort(now, id, deadline).is_ok() {
             self.drop_it(desk, id);
         }
     }

@@ -165,14 +165,14 @@ impl<'a> Attack<'a> {
                 let (addrs, service) = (self.some_ends(), CM_ATTACK_UDP_SERVICE_ID);
                 let resolve = ResolveParams { addrs, service, source_port: 1, private_data: b"?", deadline };
                 let random = &mut self.random;
-                let _ = self.manager.resolve(now, &resolve, &mut || random.u32());
+                let _ = self.manager.resolve_service(now, &resolve, &mut || random.u32());
             }
             (2, _) => {
                 if let Some(id) = self.queries.pop() {
                     let _ = if self.decisions.one_in(2) {
-                        self.manager.answer(now, id, local_qp.qpn, 1, b"!")
+                        self.manager.accept_query(now, id, local_qp.qpn, 1, b"!")
                     } else {
-                        self.manager.refuse_query(now, id, SidrStatus::Rejected, &[])
+                        self.manager.reject_query(now, id, SidrStatus::Rejected, &[])
                     };
                 }
             }
@@ -181,7 +181,7 @@ impl<'a> Attack<'a> {
             }
             (4, _) if self.decisions.one_in(16) && !self.listeners.is_empty() => {
                 let listener = self.listeners.remove(0);
-                let _ = self.manager.close(now, listener);
+                let _ = self.manager.close_listener(now, listener);
             }
             (5, Some(id)) => {
                 let next = if self.manager.reject(now, id, RejectReason::ConsumerReject, &[]).is_ok() {
@@ -194,7 +194,7 @@ impl<'a> Attack<'a> {
                 self.connections.insert(id, next);
             }
             (6, Some(id)) => {
-                let next = match (self.manager.abandon(now, id, deadline), status) {
+                let next = match (self.manager.abort(now, id, deadline), status) {
                     (Ok(()), Status::Established) => Status::Leaving(deadline),
                     (Ok(()), Status::Leaving(_)) | (Err(_), _) => status,
                     (Ok(()), _) => Status::Over,
@@ -412,7 +412,7 @@ impl<'a> Attack<'a> {
         let open: Vec<ConnectionId> = self.connections.keys().copied().collect();
         for id in open {
             let deadline = self.now + PATIENCE;
-            if self.manager.abandon(self.now, id, deadline).is_ok() {
+            if self.manager.abort(self.now, id, deadline).is_ok() {
                 self.connections.insert(id, Status::Leaving(deadline + PATIENCE * 30));
             }
         }

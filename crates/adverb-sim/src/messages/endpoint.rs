@@ -314,7 +314,7 @@ impl MessageWorld {
                         To::Endpoint(random.pick(&others))
                     }
                 };
-                let operation = if step.action == A::SendWithImm || random.chance(100_000) {
+                let operation = if step.action == A::SendWithImm || random.chance_per_million(100_000) {
                     SendOperation::SendWithImm(random.u32())
                 } else {
                     SendOperation::Send

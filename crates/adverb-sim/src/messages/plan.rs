@@ -129,7 +129,7 @@ impl MessagePlan {
         }
         let latency = Duration::from_nanos(random.between(500, 8000));
         let seed = random.u64();
-        let v6 = random.chance(400_000);
+        let v6 = random.chance_per_million(400_000);
         MessagePlan {
             seed,
             device_count: devices,
@@ -150,14 +150,14 @@ impl MessagePlan {
 
 impl EndpointPlan {
     fn random(random: &mut Random, devices: usize, transport: Transport, mtu: PathMtu) -> EndpointPlan {
-        let slow = random.chance(300_000);
+        let slow = random.chance_per_million(300_000);
         let steps =
             (0..random.between(15, 45)).map(|_| MessageStep::random(random, transport, mtu)).collect();
         EndpointPlan {
             device: random.below(devices as u64) as usize,
             transport,
             peer: None,
-            has_srq: random.chance(500_000),
+            has_srq: random.chance_per_million(500_000),
             mtu,
             steps,
             recv_depth: if slow { random.between(1, 3) } else { random.between(8, 24) } as usize,
@@ -204,7 +204,7 @@ impl MessageStep {
             (_, 2) => mtu,
             _ => random.between(8, MOST_PACKETS * mtu),
         };
-        let pause = if random.chance(400_000) { 0 } else { random.below(20_000) };
+        let pause = if random.chance_per_million(400_000) { 0 } else { random.below(20_000) };
         MessageStep { pause: Duration::from_nanos(pause), action, seed: random.u64(), length: length as u32 }
     }
 }

@@ -54,7 +54,7 @@ impl Bundle {
     ///
     /// Returns an error if the link's file descriptor can't be added to the bundle's epoll instance.
     pub fn add(&mut self, address: IpAddr, link: impl Link + 'static) -> io::Result<()> {
-        match link.readiness() {
+        match link.readiness_fd() {
             Some(descriptor) => self.readiness.add(descriptor, EpollEvent::new(EpollFlags::EPOLLIN, 0))?,
             None => self.is_ready = false,
         }
@@ -116,7 +116,7 @@ impl Link for Bundle {
         }
     }
 
-    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+    fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
         self.is_ready.then_some(self.readiness.0.as_fd())
     }
 

@@ -267,8 +267,8 @@ impl<L: Link> Link for FaultLink<L> {
         self.inner.receive(max, &mut |packet| each(&RxPacket { icrc: STRICT, ..*packet }))
     }
 
-    fn readiness(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.readiness()
+    fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.readiness_fd()
     }
 
     fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {

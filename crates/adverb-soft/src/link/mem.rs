@@ -210,7 +210,7 @@ impl Link for MemLink {
         (self.handed.0 < self.taken.entries.len()).then(Instant::now)
     }
 
-    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+    fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.port.event.as_fd())
     }
 

@@ -110,7 +110,7 @@ pub trait Link: Send {
     /// Returns a file descriptor that becomes readable when packets arrive after [`receive`](Link::receive) returned 0,
     /// while [wake interest](Link::set_wake_interest) is enabled. Returns `None` if the link has no descriptor; the
     /// caller must then call `receive` regularly.
-    fn readiness(&self) -> Option<BorrowedFd<'_>>;
+    fn readiness_fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// Sets whether a thread may sleep on the [`readiness`](Link::readiness) descriptor from now on. Wake interest is
     /// enabled at first. While it is disabled, the descriptor needn't become readable, which saves up to a system call
@@ -175,8 +175,8 @@ impl<L: Link + ?Sized> Link for Box<L> {
         (**self).receive(max, each)
     }
 
-    fn readiness(&self) -> Option<BorrowedFd<'_>> {
-        (**self).readiness()
+    fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
+        (**self).readiness_fd()
     }
 
     fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {

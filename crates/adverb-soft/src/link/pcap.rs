@@ -126,8 +126,8 @@ impl<L: Link> Link for PcapLink<L> {
         })
     }
 
-    fn readiness(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.readiness()
+    fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.readiness_fd()
     }
 
     fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {

@@ -44,7 +44,7 @@ impl Nic {
     /// let listen = ListenParams { service, bind: BindAddr::Any, transport: Transport::Rc, backlog: 16 };
     /// let listener = nic.cm().listen(listen, &events)?;
     /// assert_eq!(events.take(), None);
-    /// nic.cm().close(listener)?;
+    /// nic.cm().close_listener(listener)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn cm(&self) -> Cm<'_> {
@@ -74,7 +74,7 @@ impl Cm<'_> {
     /// # Errors
     ///
     /// Returns [`Error::Cm`] if the listener doesn't exist.
-    pub fn close(&self, listener: ListenerId) -> Result<(), Error> {
+    pub fn close_listener(&self, listener: ListenerId) -> Result<(), Error> {
         let addresses = self.nic.addresses();
         self.end(|engine, now| {
             let (manager, channels) = (&mut engine.gsi.manager, &mut engine.gsi.channels);
@@ -92,13 +92,13 @@ impl Cm<'_> {
                     CmEvent::Event(Event::Query(query))
                         if query.listener == listener && is_ours(&query.addrs.local) =>
                     {
-                        _ = manager.refuse_query(now, query.id, SidrStatus::Rejected, &[]);
+                        _ = manager.reject_query(now, query.id, SidrStatus::Rejected, &[]);
                         false
                     }
                     _ => true,
                 });
             }
-            Ok(manager.close(now, listener)?)
+            Ok(manager.close_listener(now, listener)?)
         })
     }
 
@@ -200,11 +200,11 @@ impl Cm<'_> {
     }
 
     /// Abandons a connection in any state: the peer is notified, and no further events are delivered.
-    pub fn abandon(&self, id: ConnectionId, timeout: Duration) {
+    pub fn abort(&self, id: ConnectionId, timeout: Duration) {
         _ = self.end(|engine, now| {
             engine.gsi.channels.connections.remove(&id);
             // The connection may be closed already.
-            _ = engine.gsi.manager.abandon(now, id, now + timeout);
+            _ = engine.gsi.manager.abort(now, id, now + timeout);
             Ok(())
         });
     }
@@ -214,8 +214,8 @@ impl Cm<'_> {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`Manager::resolve`].
-    pub fn resolve(
+    /// Returns the same errors as [`Manager::resolve_service`].
+    pub fn resolve_service(
         &self,
         mut resolve: ResolveParams<'_>,
         timeout: Duration,
@@ -223,7 +223,7 @@ impl Cm<'_> {
     ) -> Result<QueryId, Error> {
         self.call(|engine, now| {
             resolve.deadline = now + timeout;
-            let id = engine.gsi.manager.resolve(now, &resolve, &mut random)?;
+            let id = engine.gsi.manager.resolve_service(now, &resolve, &mut random)?;
             engine.gsi.channels.queries.insert(id, Arc::clone(channel));
             Ok(id)
         })
@@ -233,28 +233,28 @@ impl Cm<'_> {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`Manager::answer`].
-    pub fn answer_query(&self, id: QueryId, qpn: Qpn, qkey: u32, private_data: &[u8]) -> Result<(), Error> {
-        self.call(|engine, now| Ok(engine.gsi.manager.answer(now, id, qpn, qkey, private_data)?))
+    /// Returns the same errors as [`Manager::accept_query`].
+    pub fn accept_query(&self, id: QueryId, qpn: Qpn, qkey: u32, private_data: &[u8]) -> Result<(), Error> {
+        self.call(|engine, now| Ok(engine.gsi.manager.accept_query(now, id, qpn, qkey, private_data)?))
     }
 
     /// Rejects a peer's query.
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`Manager::refuse_query`].
-    pub fn refuse_query(&self, id: QueryId, private_data: &[u8]) -> Result<(), Error> {
+    /// Returns the same errors as [`Manager::reject_query`].
+    pub fn reject_query(&self, id: QueryId, private_data: &[u8]) -> Result<(), Error> {
         self.call(|engine, now| {
-            Ok(engine.gsi.manager.refuse_query(now, id, SidrStatus::Rejected, private_data)?)
+            Ok(engine.gsi.manager.reject_query(now, id, SidrStatus::Rejected, private_data)?)
         })
     }
 
     /// Abandons a query. A peer's query is rejected if it wasn't answered. The NIC's own query delivers no further
     /// events.
-    pub fn abandon_query(&self, id: QueryId) {
+    pub fn cancel_query(&self, id: QueryId) {
         _ = self.end(|engine, now| {
             if engine.gsi.channels.queries.remove(&id).is_none() {
-                _ = engine.gsi.manager.refuse_query(now, id, SidrStatus::Rejected, &[]);
+                _ = engine.gsi.manager.reject_query(now, id, SidrStatus::Rejected, &[]);
             }
             Ok(())
         });

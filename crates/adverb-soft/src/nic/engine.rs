@@ -670,7 +670,7 @@ mod tests {
             Ok(count)
         }
 
-        fn readiness(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        fn readiness_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
             None
         }
     }

@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(number(&gsi), 0x77);
         let id = gsi.manager.connect(Time::ZERO, &connect, &mut random).unwrap();
         assert_eq!(number(&gsi), 0x78);
-        gsi.manager.abandon(Time::ZERO, id, Time::ZERO).unwrap();
+        gsi.manager.abort(Time::ZERO, id, Time::ZERO).unwrap();
         assert_eq!(number(&gsi), 0x78, "it rests");
         let due = gsi.manager.poll_timeout().unwrap();
         gsi.manager.handle_timeout(due);

@@ -146,7 +146,7 @@ impl Nic {
         // A later failure could not be returned to the caller.
         getrandom::u32().map_err(io::Error::other)?;
         let NicOptions { addresses, link, mtu, loopback_via_link } = options;
-        let readiness = link.as_ref().and_then(|link| link.readiness());
+        let readiness = link.as_ref().and_then(|link| link.readiness_fd());
         let readiness = readiness.map(|descriptor| descriptor.try_clone_to_owned()).transpose()?;
         let event_channel = Arc::new(Channel::new()?);
         let ports = addresses.iter().map(|address| Gid::from(*address).udp_addr()).collect();

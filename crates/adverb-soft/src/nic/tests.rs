@@ -432,7 +432,7 @@ impl Link for Wire {
         Ok(count)
     }
 
-    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+    fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.ready.as_fd())
     }
 }

@@ -121,7 +121,7 @@ pub(crate) fn wait(link: &impl Link) {
 }
 
 fn poll_for(link: &impl Link, timeout: PollTimeout) -> bool {
-    let fd = link.readiness().expect("a descriptor");
+    let fd = link.readiness_fd().expect("a descriptor");
     poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], timeout).unwrap() > 0
 }
 

@@ -25,7 +25,7 @@ pub use crate::backend::Memory;
 pub use adverb_proto::types::RemoteMemory;
 pub use buffer::Buffer;
 pub use pages::Pages;
-pub use payload::{Payload, Piece};
+pub use payload::{Payload, PayloadSegment};
 pub use pool::{Pool, PoolBuilder, PoolStats};
 pub use pool_buf::PoolBuf;
 pub use region::{MemoryRegion, RegionSlice};

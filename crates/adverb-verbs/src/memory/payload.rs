@@ -15,9 +15,9 @@ pub enum Payload {
     #[default]
     Empty,
     /// One piece.
-    One(Piece),
+    One(PayloadSegment),
     /// Several pieces, transferred in this order.
-    Many(Vec<Piece>),
+    Many(Vec<PayloadSegment>),
     /// A memory window and no bytes: the payload of a request that [binds](crate::SendRequest::bind) or
     /// [invalidates](crate::SendRequest::local_invalidate) a window.
     Window(MemoryWindow),
@@ -25,7 +25,7 @@ pub enum Payload {
 
 /// A piece of a request's payload.
 #[derive(Debug)]
-pub enum Piece {
+pub enum PayloadSegment {
     /// A buffer, which the request owns until it completes.
     Buffer(Buffer),
     /// A part of a shared region.
@@ -37,7 +37,7 @@ pub enum Piece {
 impl Payload {
     /// Returns the pieces, in order.
     #[inline]
-    pub fn pieces(&self) -> &[Piece] {
+    pub fn segments(&self) -> &[PayloadSegment] {
         match self {
             Payload::Empty | Payload::Window(_) => &[],
             Payload::One(piece) => std::slice::from_ref(piece),
@@ -50,12 +50,12 @@ impl Payload {
     pub fn into_buffer(self) -> Option<Buffer> {
         // What could be dropped would have to lie in memory for that: the usual payload needn't.
         let payload = ManuallyDrop::new(self);
-        if !matches!(*payload, Payload::One(Piece::Buffer(_))) {
+        if !matches!(*payload, Payload::One(PayloadSegment::Buffer(_))) {
             discard(ManuallyDrop::into_inner(payload));
             return None;
         }
         match ManuallyDrop::into_inner(payload) {
-            Payload::One(Piece::Buffer(buffer)) => Some(buffer),
+            Payload::One(PayloadSegment::Buffer(buffer)) => Some(buffer),
             _ => None,
         }
     }
@@ -64,13 +64,13 @@ impl Payload {
     #[inline]
     pub fn into_pool_buf(self) -> Option<PoolBuf> {
         match self {
-            Payload::One(Piece::PoolBuf(buffer)) => Some(buffer),
+            Payload::One(PayloadSegment::PoolBuf(buffer)) => Some(buffer),
             _ => None,
         }
     }
 
     /// Converts the payload into its pieces, in order.
-    pub fn into_pieces(self) -> Vec<Piece> {
+    pub fn into_segments(self) -> Vec<PayloadSegment> {
         match self {
             Payload::Empty | Payload::Window(_) => Vec::new(),
             Payload::One(piece) => vec![piece],
@@ -84,7 +84,7 @@ impl Payload {
         match self {
             Payload::Empty | Payload::Window(_) => 0,
             Payload::One(piece) => piece.len(),
-            Payload::Many(pieces) => pieces.iter().map(Piece::len).sum(),
+            Payload::Many(pieces) => pieces.iter().map(PayloadSegment::len).sum(),
         }
     }
 
@@ -98,14 +98,14 @@ impl Payload {
 #[cold]
 fn discard(_payload: Payload) {}
 
-impl Piece {
+impl PayloadSegment {
     /// Returns the length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
-            Piece::Buffer(buffer) => buffer.range().len(),
-            Piece::Region(slice) => slice.len(),
-            Piece::PoolBuf(buffer) => buffer.len(),
+            PayloadSegment::Buffer(buffer) => buffer.range().len(),
+            PayloadSegment::Region(slice) => slice.len(),
+            PayloadSegment::PoolBuf(buffer) => buffer.len(),
         }
     }
 
@@ -118,9 +118,9 @@ impl Piece {
     #[inline]
     pub(crate) fn segment(&self) -> Segment {
         match self {
-            Piece::Buffer(buffer) => buffer.segment(),
-            Piece::Region(slice) => slice.segment(),
-            Piece::PoolBuf(buffer) => buffer.segment(),
+            PayloadSegment::Buffer(buffer) => buffer.segment(),
+            PayloadSegment::Region(slice) => slice.segment(),
+            PayloadSegment::PoolBuf(buffer) => buffer.segment(),
         }
     }
 
@@ -128,27 +128,27 @@ impl Piece {
     #[inline]
     pub(crate) fn domain(&self) -> &ProtectionDomain {
         match self {
-            Piece::Buffer(buffer) => buffer.domain(),
-            Piece::Region(slice) => slice.domain(),
-            Piece::PoolBuf(buffer) => buffer.protection_domain(),
+            PayloadSegment::Buffer(buffer) => buffer.domain(),
+            PayloadSegment::Region(slice) => slice.domain(),
+            PayloadSegment::PoolBuf(buffer) => buffer.protection_domain(),
         }
     }
 
     /// Whether the device may write there.
     pub(crate) fn is_locally_writable(&self) -> bool {
         match self {
-            Piece::Buffer(buffer) => buffer.is_locally_writable(),
-            Piece::Region(slice) => slice.is_locally_writable(),
-            Piece::PoolBuf(_) => true,
+            PayloadSegment::Buffer(buffer) => buffer.is_locally_writable(),
+            PayloadSegment::Region(slice) => slice.is_locally_writable(),
+            PayloadSegment::PoolBuf(_) => true,
         }
     }
 
     /// Whether its registered address is its address in this process, from which inline data is read.
     pub(crate) fn is_at_its_own_address(&self) -> bool {
         match self {
-            Piece::Buffer(buffer) => buffer.is_at_its_own_address(),
-            Piece::Region(slice) => slice.is_at_its_own_address(),
-            Piece::PoolBuf(_) => true,
+            PayloadSegment::Buffer(buffer) => buffer.is_at_its_own_address(),
+            PayloadSegment::Region(slice) => slice.is_at_its_own_address(),
+            PayloadSegment::PoolBuf(_) => true,
         }
     }
 }
@@ -162,38 +162,38 @@ impl From<()> for Payload {
 impl From<Buffer> for Payload {
     #[inline]
     fn from(buffer: Buffer) -> Payload {
-        Payload::One(Piece::Buffer(buffer))
+        Payload::One(PayloadSegment::Buffer(buffer))
     }
 }
 
 impl From<PoolBuf> for Payload {
     #[inline]
     fn from(buffer: PoolBuf) -> Payload {
-        Payload::One(Piece::PoolBuf(buffer))
+        Payload::One(PayloadSegment::PoolBuf(buffer))
     }
 }
 
 impl From<RegionSlice> for Payload {
     fn from(slice: RegionSlice) -> Payload {
-        Payload::One(Piece::Region(slice))
+        Payload::One(PayloadSegment::Region(slice))
     }
 }
 
-impl From<Piece> for Payload {
-    fn from(piece: Piece) -> Payload {
+impl From<PayloadSegment> for Payload {
+    fn from(piece: PayloadSegment) -> Payload {
         Payload::One(piece)
     }
 }
 
-impl From<Vec<Piece>> for Payload {
-    fn from(pieces: Vec<Piece>) -> Payload {
+impl From<Vec<PayloadSegment>> for Payload {
+    fn from(pieces: Vec<PayloadSegment>) -> Payload {
         Payload::Many(pieces)
     }
 }
 
 impl From<Vec<Buffer>> for Payload {
     fn from(buffers: Vec<Buffer>) -> Payload {
-        Payload::Many(buffers.into_iter().map(Piece::Buffer).collect())
+        Payload::Many(buffers.into_iter().map(PayloadSegment::Buffer).collect())
     }
 }
 

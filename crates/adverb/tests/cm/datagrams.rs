@@ -83,7 +83,7 @@ pub(crate) fn exercise(connector: Connector, address: IpAddr) {
         client.send(SendRequest::send(client.buffer(text)), &recipient);
         let came = server.receive();
         assert_eq!(&came.message[..], text);
-        let sender = came.reply_to(&server.queue_pair, DATAGRAM_QKEY).unwrap();
+        let sender = came.reply_destination(&server.queue_pair, DATAGRAM_QKEY).unwrap();
         server.send(SendRequest::send(server.buffer(b"pong")), &sender);
         assert_eq!(&client.receive().message[..], b"pong");
     }
@@ -279,7 +279,7 @@ fn answer_a_client_written_in_c(programs: &Programs, address: IpAddr) {
         let came = server.receive();
         assert_eq!(came.immediate, Some(came.source_qpn.get()));
         assert_eq!(came.message.len(), 100);
-        sender = Some(came.reply_to(&server.queue_pair, DATAGRAM_QKEY).unwrap());
+        sender = Some(came.reply_destination(&server.queue_pair, DATAGRAM_QKEY).unwrap());
     }
     let sender = sender.unwrap();
     let own = server.queue_pair.qpn().get();

@@ -353,7 +353,7 @@ impl<'a> Round<'a> {
                 }
                 Event::Query(query) => {
                     let qpn = self.targets[0].end.qpn;
-                    _ = self.victim.cm().answer_query(query.id, qpn, QKEY, b"here");
+                    _ = self.victim.cm().accept_query(query.id, qpn, QKEY, b"here");
                 }
                 _ => {}
             }

@@ -189,8 +189,8 @@ impl Pair {
         active.cm().disconnect(id, OPERATION_DEADLINE).map_err(text)?;
         expect(&heard, "disconnect", |event| *event == Event::Disconnected(id))?;
         expect(&served, "disconnect", |event| *event == Event::Disconnected(request.id))?;
-        active.cm().abandon(id, Duration::ZERO);
-        passive.cm().abandon(request.id, Duration::ZERO);
+        active.cm().abort(id, Duration::ZERO);
+        passive.cm().abort(request.id, Duration::ZERO);
         Ok(())
     }
 

@@ -370,7 +370,7 @@ impl Link for UdpLink {
         is_holding.then(Instant::now)
     }
 
-    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+    fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.readiness.0.as_fd())
     }
 

@@ -155,7 +155,7 @@ impl Identifier {
                 Ok(listener) => listeners.push(listener),
                 Err(error) => {
                     for (device, listener) in inner.devices.iter().zip(listeners) {
-                        _ = device.nic.cm().close(listener);
+                        _ = device.nic.cm().close_listener(listener);
                     }
                     return Err(refusal(error, format!("listening at {local}")));
                 }
@@ -291,7 +291,7 @@ impl Identifier {
         }
         *mtu = wanted;
         let (id, local_qp) = inner.connection()?;
-        inner.device()?.nic.cm().abandon(id, FAREWELL);
+        inner.device()?.nic.cm().abort(id, FAREWELL);
         self.ask(inner, local_qp.ok_or_else(not_now)?)?;
         Ok(true)
     }
@@ -316,7 +316,7 @@ impl Identifier {
             private_data,
             deadline: Time::MAX,
         };
-        let asked = inner.device()?.nic.cm().resolve(resolve, PATIENCE, &self.inbox);
+        let asked = inner.device()?.nic.cm().resolve_service(resolve, PATIENCE, &self.inbox);
         let id =
             asked.map_err(|error| refusal(error, "sending the service ID resolution request".to_owned()))?;
         inner.role = Role::Asking(id);
@@ -326,7 +326,7 @@ impl Identifier {
     pub(crate) fn answer(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
         let inner = self.inner.lock();
         let Role::Asked(id) = inner.role else { return Err(not_now()) };
-        let answered = inner.device()?.nic.cm().answer_query(id, qpn, UDP_QKEY, private_data);
+        let answered = inner.device()?.nic.cm().accept_query(id, qpn, UDP_QKEY, private_data);
         answered.map_err(|error| gone(error, "answering the service ID resolution request"))
     }
 
@@ -334,7 +334,7 @@ impl Identifier {
         let inner = self.inner.lock();
         let manager = inner.device()?.nic.cm();
         let rejected = match inner.role {
-            Role::Asked(id) => manager.refuse_query(id, private_data),
+            Role::Asked(id) => manager.reject_query(id, private_data),
             _ => manager.reject(inner.connection()?.0, private_data),
         };
         rejected.map_err(|error| gone(error, "rejecting a request"))
@@ -416,11 +416,11 @@ impl Drop for Identifier {
             Role::New => {}
             Role::Listening(listeners) => {
                 for (device, listener) in inner.devices.iter().zip(listeners) {
-                    _ = device.nic.cm().close(*listener);
+                    _ = device.nic.cm().close_listener(*listener);
                 }
             }
-            Role::Connection(id, _) => manager.abandon(*id, FAREWELL),
-            Role::Asking(id) | Role::Asked(id) => manager.abandon_query(*id),
+            Role::Connection(id, _) => manager.abort(*id, FAREWELL),
+            Role::Asking(id) | Role::Asked(id) => manager.cancel_query(*id),
         }
     }
 }

@@ -116,8 +116,8 @@ impl Identifier {
             }
             Err(error) => {
                 match role {
-                    Role::Connection(id, _) => device.nic.cm().abandon(id, super::FAREWELL),
-                    Role::Asked(id) => device.nic.cm().abandon_query(id),
+                    Role::Connection(id, _) => device.nic.cm().abort(id, super::FAREWELL),
+                    Role::Asked(id) => device.nic.cm().cancel_query(id),
                     _ => {}
                 }
                 Err(error)
