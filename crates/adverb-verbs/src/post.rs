@@ -339,7 +339,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Returns the segment of a request on the fast path: a SEND or WRITE of one piece on a reliable connection that
+    /// Returns the segment of a request on the fast path: a SEND or WRITE of one segment on a reliable connection that
     /// suits the queue pair. Other requests are checked in detail.
     #[inline(always)]
     fn fast_path_segment(

@@ -180,7 +180,7 @@ impl ProtectionDomain {
         &self.backend
     }
 
-    /// Checks that every piece of a payload belongs to this domain, which is that of `queue`.
+    /// Checks that every segment of a payload belongs to this domain, which is that of `queue`.
     ///
     /// The device can't be relied on for this: an lkey is unique within one device only, so that another device may know
     /// other memory by the same key and address.

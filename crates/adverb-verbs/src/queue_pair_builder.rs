@@ -90,7 +90,7 @@ impl QueuePairBuilder {
         self
     }
 
-    /// Sets the maximum number of scatter/gather elements (pieces of memory) of a send and of a receive request. The
+    /// Sets the maximum number of scatter/gather elements (segments of memory) of a send and of a receive request. The
     /// default is 1 each.
     pub fn max_sge(mut self, send: u32, recv: u32) -> QueuePairBuilder {
         (self.send_segments, self.recv_segments) = (send, recv);

@@ -245,7 +245,7 @@ impl SharedReceiveQueueBuilder {
         SharedReceiveQueueBuilder { domain: domain.clone(), depth, segments: 1 }
     }
 
-    /// Sets the maximum number of scatter/gather elements (pieces of memory) of a request. The default is 1.
+    /// Sets the maximum number of scatter/gather elements (segments of memory) of a request. The default is 1.
     pub fn max_sge(mut self, segments: u32) -> SharedReceiveQueueBuilder {
         self.segments = segments;
         self

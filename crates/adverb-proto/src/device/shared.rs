@@ -46,7 +46,7 @@ impl<S: EventSink> Device<S> {
     }
 
     /// Arms a shared receive queue: the queue generates one [`QueueEvent::SrqLimit`](crate::QueueEvent::SrqLimit) when
-    /// it holds fewer than `limit` requests after a message has taken one. A limit of 0 disarms the queue.
+    /// it holds fewer than `limit` requests after a message has consumed one. A limit of 0 disarms the queue.
     ///
     /// # Errors
     ///

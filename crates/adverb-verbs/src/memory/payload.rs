@@ -7,23 +7,23 @@ use adverb_proto::types::Segment;
 use super::{Buffer, PoolBuf, RegionSlice};
 use crate::{MemoryWindow, ProtectionDomain};
 
-/// The payload of a request: no memory, one piece, or a list of pieces; or the memory window that the request binds or
+/// The payload of a request: no memory, one segment, or a list of segments; or the memory window that the request binds or
 /// invalidates.
 #[derive(Debug, Default)]
 pub enum Payload {
     /// No bytes.
     #[default]
     Empty,
-    /// One piece.
+    /// One segment.
     One(PayloadSegment),
-    /// Several pieces, transferred in this order.
+    /// Several segments, transferred in this order.
     Many(Vec<PayloadSegment>),
     /// A memory window and no bytes: the payload of a request that [binds](crate::SendRequest::bind) or
     /// [invalidates](crate::SendRequest::local_invalidate) a window.
     Window(MemoryWindow),
 }
 
-/// A piece of a request's payload.
+/// A scatter/gather element of a request's payload.
 #[derive(Debug)]
 pub enum PayloadSegment {
     /// A buffer, which the request owns until it completes.
@@ -35,13 +35,13 @@ pub enum PayloadSegment {
 }
 
 impl Payload {
-    /// Returns the pieces, in order.
+    /// Returns the segments, in order.
     #[inline]
     pub fn segments(&self) -> &[PayloadSegment] {
         match self {
             Payload::Empty | Payload::Window(_) => &[],
-            Payload::One(piece) => std::slice::from_ref(piece),
-            Payload::Many(pieces) => pieces,
+            Payload::One(segment) => std::slice::from_ref(segment),
+            Payload::Many(segments) => segments,
         }
     }
 
@@ -69,22 +69,22 @@ impl Payload {
         }
     }
 
-    /// Converts the payload into its pieces, in order.
+    /// Converts the payload into its segments, in order.
     pub fn into_segments(self) -> Vec<PayloadSegment> {
         match self {
             Payload::Empty | Payload::Window(_) => Vec::new(),
-            Payload::One(piece) => vec![piece],
-            Payload::Many(pieces) => pieces,
+            Payload::One(segment) => vec![segment],
+            Payload::Many(segments) => segments,
         }
     }
 
-    /// Returns the length of all pieces together, in bytes.
+    /// Returns the length of all segments together, in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         match self {
             Payload::Empty | Payload::Window(_) => 0,
-            Payload::One(piece) => piece.len(),
-            Payload::Many(pieces) => pieces.iter().map(PayloadSegment::len).sum(),
+            Payload::One(segment) => segment.len(),
+            Payload::Many(segments) => segments.iter().map(PayloadSegment::len).sum(),
         }
     }
 
@@ -180,14 +180,14 @@ impl From<RegionSlice> for Payload {
 }
 
 impl From<PayloadSegment> for Payload {
-    fn from(piece: PayloadSegment) -> Payload {
-        Payload::One(piece)
+    fn from(segment: PayloadSegment) -> Payload {
+        Payload::One(segment)
     }
 }
 
 impl From<Vec<PayloadSegment>> for Payload {
-    fn from(pieces: Vec<PayloadSegment>) -> Payload {
-        Payload::Many(pieces)
+    fn from(segments: Vec<PayloadSegment>) -> Payload {
+        Payload::Many(segments)
     }
 }
 
