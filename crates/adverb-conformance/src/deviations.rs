@@ -56,8 +56,8 @@ pub(crate) fn is_soft_roce(attributes: &DeviceAttributes) -> bool {
 }
 
 impl Deviations {
-    /// Returns Adverb's list of known deviations for a device, selected by its vendor ID. The list is empty except for
-    /// Linux soft-RoCE.
+    /// Returns Adverb's list of known deviations for a device, selected by its vendor ID. The list is empty for every
+    /// device except Linux soft-RoCE.
     pub fn known(attributes: &DeviceAttributes) -> Deviations {
         if is_soft_roce(attributes) {
             include_str!("../deviations/rxe.txt").parse().expect("a test has read it")

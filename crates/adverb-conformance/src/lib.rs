@@ -5,8 +5,8 @@
 //! are those of the InfiniBand specification, not the behavior of a particular device. Known deviations of a device are
 //! listed in a file of [`Deviations`].
 //!
-//! A test is skipped only if the device's own attributes say that it lacks a feature ([`Need`]). The report contains
-//! the reason.
+//! A test is skipped only if the device's own attributes show that the device lacks a feature ([`Need`]), or if a
+//! listed deviation excludes the test ([`Observed::NotRun`]). The report contains the reason.
 //!
 //! ```no_run
 //! use adverb_conformance::{Options, Suite};

@@ -44,7 +44,7 @@ pub struct PortReport {
     pub gids: Vec<String>,
 }
 
-/// A description of the tested device's machine and of its RDMA software.
+/// A description of the machine with the tested device, and of the machine's RDMA software.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct SystemReport {

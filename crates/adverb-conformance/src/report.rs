@@ -59,7 +59,7 @@ pub enum Outcome {
     },
     /// The device lacks a feature, or the test must not run.
     Skipped {
-        /// The missing feature, or the reason not to run the test.
+        /// The missing feature, or the reason why the test must not run.
         reason: String,
     },
 }
@@ -105,7 +105,7 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// Returns an error if serialization fails, which doesn't happen.
+    /// Returns an error if the serialization fails.
     pub fn to_json(&self) -> serde_json::Result<String> {
         serde_json::to_string_pretty(self)
     }

@@ -17,10 +17,10 @@ use crate::{Deviations, DeviceReport, Observed, Outcome, Report, Suite, SystemRe
 pub struct Options {
     /// The time limit of one test. The default is one minute.
     pub time_limit: Duration,
-    /// The known deviations of the device. The default is none.
+    /// The known deviations of the device. The list is empty by default.
     pub deviations: Deviations,
-    /// The injected packet loss between the device's queue pairs, in packets per million. The default is 0. With loss,
-    /// datagrams and unreliable connections may lose whole messages, up to twice this rate.
+    /// The injected packet loss between the device's queue pairs, in packets per million. The default is 0. With packet
+    /// loss, tests of UD and UC accept the loss of whole messages, up to twice this rate.
     pub loss_ppm: u32,
 }
 

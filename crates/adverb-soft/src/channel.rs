@@ -22,7 +22,7 @@ impl Channel {
     ///
     /// # Errors
     ///
-    /// Returns an error if the process has no file descriptor left.
+    /// Returns an error if the operating system can't create a file descriptor.
     pub fn new() -> io::Result<Channel> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_SEMAPHORE;
         Ok(Channel(EventFd::from_value_and_flags(0, flags)?))
@@ -34,11 +34,11 @@ impl Channel {
         _ = self.0.write(1);
     }
 
-    /// Takes one event, and returns whether there was one.
+    /// Consumes one event. Returns false if no event is pending.
     ///
     /// # Errors
     ///
-    /// Returns an error if the file descriptor can't be read, which doesn't happen while it is open.
+    /// Returns an error if the file descriptor can't be read. This doesn't happen while the descriptor is open.
     pub fn take(&self) -> io::Result<bool> {
         match self.0.read() {
             Ok(_) => Ok(true),

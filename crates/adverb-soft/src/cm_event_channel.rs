@@ -39,20 +39,20 @@ impl CmEventChannel {
     ///
     /// # Errors
     ///
-    /// Returns an error if the process has no file descriptor left.
+    /// Returns an error if the operating system can't create a file descriptor.
     pub fn new() -> io::Result<CmEventChannel> {
         Ok(CmEventChannel { channel: Channel::new()?, events: Mutex::default() })
     }
 
-    /// Takes the oldest event. Returns `None` if the channel is empty.
+    /// Removes and returns the oldest event. Returns `None` if the channel is empty.
     pub fn take(&self) -> Option<CmEvent> {
         // `retain` may have removed an announced event.
         _ = self.channel.take();
         self.events.lock().pop_front()
     }
 
-    /// Makes the file descriptor readable without an event, until [`clear_wake`](CmEventChannel::clear_wake) is called
-    /// once for each call of `wake`.
+    /// Wakes a caller that sleeps on the file descriptor: the descriptor is readable without an event until
+    /// [`clear_wake`](CmEventChannel::clear_wake) is called once for each call of `wake`.
     pub fn wake(&self) {
         self.channel.announce();
     }

@@ -1,11 +1,11 @@
-//! A software RDMA NIC over UDP sockets or memory: RoCEv2 without hardware, kernel module or root.
+//! A software RDMA NIC over UDP sockets or memory: RoCEv2 without RDMA hardware, kernel modules or root privileges.
 //!
 //! - [`Nic`] is the NIC: the protocol engine of `adverb-proto` with memory, a link, event channels and a progress
 //!   thread.
 //! - [`memory`] reads and writes the application's registered memory.
 //! - [`link`] sends and receives packets: implementations and wrappers of the trait [`Link`](link::Link).
 //!
-//! The crate supports Linux. On other systems it is empty.
+//! The crate supports only Linux. On other operating systems the crate is empty.
 
 #![cfg(target_os = "linux")]
 

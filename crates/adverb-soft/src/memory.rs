@@ -1,7 +1,7 @@
 //! Registered memory of this process.
 //!
 //! This is the only module that accesses the application's bytes. A peer or another thread may read or write them at
-//! any time, so the module never creates references to them: it copies bytes by CPU instructions that tolerate
+//! any time, so the module never creates references to them: it copies bytes with CPU instructions that tolerate
 //! concurrent access, and executes atomic operations with the CPU's atomic instructions on aligned words. The
 //! operations are therefore also atomic for threads that access the memory directly. Races between these accesses are
 //! assumed to have the semantics of the CPU, because Rust doesn't define them.
@@ -50,16 +50,16 @@ struct Area {
 unsafe impl Send for Area {}
 
 impl RegisteredMemory {
-    /// Adds `length` bytes at `address` as a backing, and returns its number.
+    /// Adds the range of `length` bytes at `address`, and returns its identifier.
     ///
     /// # Safety
     ///
-    /// Until the backing is [removed](RegisteredMemory::remove) or `self` is dropped:
+    /// Until the range is [removed](RegisteredMemory::remove) or `self` is dropped:
     ///
     /// - the bytes stay allocated at `address`;
     /// - any thread may read them, and write them if a region over them allows local or remote writes;
-    /// - other code in this process accesses them only by copies like [`copy_out`], by atomics on aligned words of
-    ///   eight bytes, or while no request or peer can reach them.
+    /// - other code in this process accesses them only with copies like [`copy_out`], with atomic operations on aligned
+    ///   words of eight bytes, or while no request or peer can reach them.
     pub unsafe fn add(&mut self, address: NonNull<u8>, length: usize) -> Backing {
         let area = Some(Area { address, length });
         let index = match self.free.pop() {
@@ -85,8 +85,8 @@ impl RegisteredMemory {
         unsafe { self.add(address, length) }
     }
 
-    /// Removes a backing. Its bytes are no longer accessed. A later [`add`](RegisteredMemory::add) may reuse the
-    /// number, so no memory region may still refer to the backing.
+    /// Removes a range. `self` no longer accesses its bytes. A later [`add`](RegisteredMemory::add) may reuse the
+    /// identifier, so no memory region may still refer to it.
     pub fn remove(&mut self, backing: Backing) {
         let Ok(index) = usize::try_from(backing.0) else { return };
         if self.areas.get_mut(index).and_then(Option::take).is_some() {
@@ -94,12 +94,12 @@ impl RegisteredMemory {
         }
     }
 
-    /// Returns the number of backings.
+    /// Returns the number of ranges.
     pub fn len(&self) -> usize {
         self.areas.len() - self.free.len()
     }
 
-    /// Whether there are no backings.
+    /// Whether `self` has no ranges.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -204,7 +204,7 @@ impl Memory for RegisteredMemory {
 ///
 /// # Safety
 ///
-/// `out.len()` bytes may be read at `from`, and concurrent writes to them follow the rules of
+/// The `out.len()` bytes at `from` are readable, and concurrent writes to them follow the rules of
 /// [`RegisteredMemory::add`].
 pub unsafe fn copy_out(from: NonNull<u8>, out: &mut [u8]) {
     // SAFETY: as the caller says; and as many bytes may be written.

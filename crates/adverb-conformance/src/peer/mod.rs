@@ -1,7 +1,7 @@
 //! Tests between two devices.
 //!
-//! Two processes, each with a device, coordinate over TCP. One process serves commands ([`serve`]); the other one
-//! chooses and runs the test cases ([`Session`]). Every received byte is compared with the sent byte, and the bytes
+//! Two processes, each with a device, coordinate over TCP. One process executes commands ([`serve`]). The other process
+//! selects and runs the test cases ([`Session`]). Every received byte is compared with the sent byte, and the bytes
 //! around the destination must not change.
 //!
 //! ```no_run
@@ -54,7 +54,7 @@ impl Port {
         Port { device, address: None }
     }
 
-    /// Sets the device's address to use.
+    /// Sets the device's address for the test cases.
     #[must_use]
     pub fn address(mut self, address: IpAddr) -> Port {
         self.address = Some(address);
@@ -69,8 +69,8 @@ pub struct Settings {
     /// The path MTU of connections, and the maximum size of a datagram. The default is the smaller of the two ports'
     /// active MTUs.
     pub mtu: Option<PathMtu>,
-    /// Whether the network loses packets. If so, messages of unreliable transports may be missing, but messages that
-    /// arrive must be complete.
+    /// Whether the network loses packets. If this is true, messages of unreliable transports may be missing, but
+    /// messages that arrive must be complete.
     pub lossy: bool,
 }
 
@@ -107,7 +107,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns an error if the peer doesn't answer or runs another version of the test protocol.
+    /// Returns an error if the peer doesn't reply or runs another version of the test protocol.
     pub fn new(port: Port, stream: TcpStream, settings: Settings) -> Result<Session> {
         let mut wire = Wire::new(stream)?;
         wire.send(&Command::Hello(message::VERSION))?;
@@ -120,7 +120,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns an error if the peer no longer answers.
+    /// Returns an error if the peer no longer replies.
     pub fn run(&mut self, case: Case) -> Result<CaseResult> {
         let start = Instant::now();
         let (from, to) = match case.direction {

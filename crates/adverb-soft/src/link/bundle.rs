@@ -42,13 +42,13 @@ impl Bundle {
     ///
     /// # Errors
     ///
-    /// Returns an error if the process has no file descriptor left.
+    /// Returns an error if the operating system can't create a file descriptor.
     pub fn new() -> io::Result<Bundle> {
         let readiness = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         Ok(Bundle { links: Vec::new(), readiness, is_ready: true, busy: 0, looks: 0, unsendable: 0 })
     }
 
-    /// Adds a link, which sends the packets whose source address is `address`.
+    /// Adds a link. The link sends the packets with the source address `address`.
     ///
     /// # Errors
     ///

@@ -22,7 +22,8 @@ pub struct FaultConfig {
     pub corruption_ppm: u32,
     /// The rate of delayed packets. Later packets overtake them.
     pub delay_ppm: u32,
-    /// The rate of ECN marks, as set by a congested switch. Only ECN-capable packets are marked (RFC 3168).
+    /// The rate of ECN-marked packets. The link marks packets as a congested switch does. Only ECN-capable packets are
+    /// marked (RFC 3168).
     pub ecn_mark_ppm: u32,
     /// The minimum delay of delayed packets.
     pub min_delay: Duration,
@@ -52,7 +53,7 @@ impl FaultConfig {
     }
 }
 
-/// The number of packets that a [`FaultLink`] sent, by fault.
+/// The numbers of packets that a [`FaultLink`] accepted, by fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct FaultCounts {
@@ -113,7 +114,7 @@ impl<L: Link> FaultLink<L> {
         FaultLink { inner, config, random, counts, held: BinaryHeap::new(), next: 0, scratch: Vec::new() }
     }
 
-    /// Returns the number of packets sent so far, by fault.
+    /// Returns the numbers of packets that the link has accepted so far, by fault.
     pub const fn counts(&self) -> FaultCounts {
         self.counts
     }

@@ -17,7 +17,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::{Link, RxPacket, TxPacket};
 
-/// A switch in memory, which forwards packets between devices of this process by destination address.
+/// An in-memory switch that forwards packets between devices of this process by destination address.
 ///
 /// ```
 /// use adverb_soft::link::{Link, TxPacket, Switch, SwitchConfig};
@@ -50,8 +50,8 @@ pub struct SwitchConfig {
     pub max_queued_packets: usize,
     /// The maximum number of bytes queued for one device. Packets that exceed the limit are dropped.
     pub max_queued_bytes: usize,
-    /// The ICRC check that receivers perform. The default is no check. Set a check if a wrapper link may corrupt
-    /// packets.
+    /// The ICRC check that receivers perform. The default is no check. A check is necessary if a wrapper link may
+    /// corrupt packets.
     pub icrc: IcrcCheck,
 }
 
@@ -73,7 +73,7 @@ impl Switch {
     /// # Errors
     ///
     /// Returns `AddrInUse` if a device with this address is attached, `InvalidInput` if the address encodes a UDP port
-    /// ([`Gid::udp_addr`]), or another error if the process has no file descriptor left.
+    /// ([`Gid::udp_addr`]), or another error if the operating system can't create a file descriptor.
     pub fn attach(&self, address: IpAddr) -> io::Result<MemLink> {
         if Gid::from(address).has_udp_port() {
             let text = format!(

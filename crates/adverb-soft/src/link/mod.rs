@@ -1,8 +1,8 @@
 //! Links: senders and receivers of packets.
 //!
-//! A [`Link`] sends and receives packets in batches, and knows nothing about queue pairs. [`UdpLink`] uses the kernel's
-//! UDP sockets, and [`MemLink`] uses a [`Switch`] in memory. Other links wrap links: [`Bundle`] combines several links
-//! into one, [`FaultLink`] injects faults, and [`PcapLink`] records packets in a [`Capture`].
+//! A [`Link`] sends and receives packets in batches, and is independent of queue pairs. [`UdpLink`] uses the kernel's
+//! UDP sockets, and [`MemLink`] uses an in-memory [`Switch`]. The other types wrap links: [`Bundle`] combines several
+//! links into one, [`FaultLink`] injects faults, and [`PcapLink`] records packets in a [`Capture`].
 
 mod bundle;
 mod fault;
@@ -56,9 +56,9 @@ pub struct RxPacket<'a> {
     pub destination: SocketAddr,
     /// The traffic class: DSCP in the upper six bits, ECN in the lower two.
     pub traffic_class: u8,
-    /// The remaining hop limit (TTL), or `None` if the link doesn't know it.
+    /// The remaining hop limit (TTL), or `None` if the link can't determine it.
     pub hop_limit: Option<u8>,
-    /// The IPv6 flow label, or 0.
+    /// The IPv6 flow label, or 0 for none.
     pub flow_label: u32,
     /// The ICRC check that the receiver must perform.
     pub icrc: IcrcCheck,
@@ -95,12 +95,12 @@ pub trait Link: Send {
         0
     }
 
-    /// Receives packets without blocking, and passes each to `each`. `max` is the maximum number of packets, at least
-    /// 1.
+    /// Receives packets without blocking, and calls `each` with every packet. `max` is the maximum number of packets,
+    /// at least 1.
     ///
-    /// The result is the number of packets received, including packets that the link dropped. More packets may be
-    /// waiting unless the result is 0. If the link still holds packets that exceeded `max`,
-    /// [`deadline`](Link::deadline) returns the current time.
+    /// The result is the number of packets received, including packets that the link dropped. If the result isn't 0,
+    /// more packets may be available. If the link still holds packets that exceeded `max`, [`deadline`](Link::deadline)
+    /// returns the current time.
     ///
     /// # Errors
     ///
@@ -113,8 +113,8 @@ pub trait Link: Send {
     fn readiness_fd(&self) -> Option<BorrowedFd<'_>>;
 
     /// Sets whether a thread may sleep on the [`readiness`](Link::readiness) descriptor from now on. Wake interest is
-    /// enabled at first. While it is disabled, the descriptor needn't become readable, which saves up to a system call
-    /// per packet.
+    /// initially enabled. While it is disabled, the descriptor needn't become readable, which saves up to one system
+    /// call per packet.
     ///
     /// # Errors
     ///
@@ -126,7 +126,7 @@ pub trait Link: Send {
 
     /// Returns the time by which the caller must call [`receive`](Link::receive) even if the descriptor isn't readable:
     /// a wrapper may delay packets, and a link may still hold packets that exceeded `max` in the last call. Returns
-    /// `None` if there is no such time.
+    /// `None` if the link has no deadline.
     fn deadline(&self) -> Option<Instant> {
         None
     }
@@ -144,9 +144,9 @@ pub trait Link: Send {
         None
     }
 
-    /// Joins a multicast group: the link receives the group's packets until it [leaves](Link::leave) the group. It
-    /// doesn't receive the packets that it sends to the group itself. A link without multicast, or of the other address
-    /// family, does nothing.
+    /// Joins a multicast group: the link receives the group's packets until it [leaves](Link::leave) the group. The
+    /// link doesn't receive its own packets to the group. A link without multicast support, or of the other address
+    /// family, ignores the call.
     ///
     /// # Errors
     ///

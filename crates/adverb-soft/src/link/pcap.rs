@@ -14,10 +14,10 @@ use parking_lot::Mutex;
 
 use super::{Link, RxPacket, TxPacket};
 
-/// A packet capture in pcapng format (draft-ietf-opsawg-pcapng). Any number of links can write to it, each as its own
-/// interface. Wireshark and `tshark -r file` read it.
+/// A packet capture in pcapng format (draft-ietf-opsawg-pcapng). Any number of links can write to a capture. Each link
+/// appears as a separate interface. Wireshark and `tshark -r file` can read the file.
 ///
-/// Packets have IP and UDP headers as on the wire, except for the UDP checksum, which is 0 as in packets of other
+/// Packets have IP and UDP headers as on the wire, except for the UDP checksum, which is 0, as in the packets of other
 /// RoCEv2 devices.
 ///
 /// ```no_run
@@ -50,17 +50,18 @@ impl Capture {
         Capture { file: Arc::new(Mutex::new(writer)) }
     }
 
-    /// Wraps a link, and captures the packets that it sends and receives under the interface name `name`.
+    /// Wraps a link. The packets that the link sends and receives are captured under the interface name `name`.
     pub fn watch<L: Link>(&self, name: &str, inner: L) -> PcapLink<L> {
         let interface = self.file.lock().interface(name);
         PcapLink { inner, capture: self.clone(), interface }
     }
 
-    /// Writes buffered packets to the file. Dropping the capture and all its links does the same.
+    /// Writes buffered packets to the file. Dropping the capture and all its links also writes them.
     ///
     /// # Errors
     ///
-    /// Returns an error if this or an earlier write failed. The links keep working.
+    /// Returns an error if this or an earlier write failed. The links still send and receive packets after such an
+    /// error.
     pub fn flush(&self) -> io::Result<()> {
         let mut writer = self.file.lock();
         writer.attempt(|out| out.flush());

@@ -18,7 +18,7 @@ use super::random;
 use crate::cm_event_channel::{CmEvent, CmEventChannel};
 use crate::error::Error;
 
-/// The connection manager of a NIC: it connects queue pairs by address and port, with peers that implement InfiniBand's
+/// The connection manager of a NIC: it connects queue pairs by address and port. The peers must implement InfiniBand's
 /// communication management protocol. See [`Nic::cm`].
 ///
 /// Its methods correspond to the methods of [`Manager`]. The results are delivered as events to a [`CmEventChannel`].
@@ -54,7 +54,7 @@ impl Nic {
 
 impl Cm<'_> {
     /// Listens for connection requests and service queries, which are delivered to `channel`. The caller must
-    /// [subscribe](Cm::subscribe) to each request before it answers.
+    /// [subscribe](Cm::subscribe) to each connection request before it accepts or rejects the request.
     ///
     /// # Errors
     ///
@@ -102,12 +102,12 @@ impl Cm<'_> {
         })
     }
 
-    /// Delivers the further events of a connection request to `channel`. The caller does this before it answers the
-    /// request.
+    /// Delivers the further events of a connection request to `channel`. The caller must subscribe before it accepts or
+    /// rejects the request.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Cm`] if the peer has abandoned the request.
+    /// Returns [`Error::Cm`] if the peer has abandoned the request, or if the request was already accepted or rejected.
     pub fn subscribe(&self, request: ConnectionId, channel: &Arc<CmEventChannel>) -> Result<(), Error> {
         self.call(|engine, _| match engine.gsi.manager.state(request) {
             Some(State::ReqReceived) => {
@@ -119,7 +119,7 @@ impl Cm<'_> {
         })
     }
 
-    /// Requests a connection from a peer, with this timeout. The deadline in `connect` is ignored.
+    /// Requests a connection to a peer, with this timeout. The deadline in `connect` is ignored.
     ///
     /// # Errors
     ///
@@ -138,7 +138,8 @@ impl Cm<'_> {
         })
     }
 
-    /// Returns the attributes for the queue pair's transitions. They are available after a request or an acceptance.
+    /// Returns the attributes for the queue pair's transitions. The attributes are available after [`Event::Request`]
+    /// or [`Event::Accepted`].
     ///
     /// # Errors
     ///
@@ -190,7 +191,7 @@ impl Cm<'_> {
         })
     }
 
-    /// Disconnects an established connection. After `timeout`, the connection ends even if the peer doesn't answer.
+    /// Disconnects an established connection. After `timeout`, the connection ends even if the peer doesn't reply.
     ///
     /// # Errors
     ///
@@ -229,7 +230,7 @@ impl Cm<'_> {
         })
     }
 
-    /// Answers a peer's query with a UD queue pair.
+    /// Replies to a peer's query with the UD queue pair of the service.
     ///
     /// # Errors
     ///
@@ -249,9 +250,8 @@ impl Cm<'_> {
         })
     }
 
-    /// Abandons a query. A peer's query is rejected if it wasn't answered. The NIC's own query delivers no further
-    /// events.
-    pub fn cancel_query(&self, id: QueryId) {
+    /// Abandons a query. A peer's query without a reply is rejected. The NIC's own query delivers no further events.
+    pub fn abandon_query(&self, id: QueryId) {
         _ = self.end(|engine, now| {
             if engine.gsi.channels.queries.remove(&id).is_none() {
                 _ = engine.gsi.manager.reject_query(now, id, SidrStatus::Rejected, &[]);

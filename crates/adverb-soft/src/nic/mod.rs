@@ -47,7 +47,7 @@ impl NicOptions {
     }
 
     /// Creates options for a NIC with these addresses that sends packets to other NICs over `link`. If the link
-    /// receives on a UDP port other than 4791, the address encodes it ([`Gid::udp_addr`]).
+    /// receives on a UDP port other than 4791, the address encodes the port ([`Gid::udp_addr`]).
     pub fn new(addresses: impl IntoIterator<Item = IpAddr>, link: impl Link + 'static) -> NicOptions {
         NicOptions::boxed(addresses, Box::new(link))
     }
@@ -97,8 +97,8 @@ pub enum NicEvent {
 /// A software RDMA NIC.
 ///
 /// A thread that posts requests or polls completions drives the link and the protocol itself, on its own core. At other
-/// times the NIC's progress thread drives them, and sleeps until a packet arrives or a timer expires. The NIC therefore
-/// serves its peers while the application is idle, and an idle NIC uses no CPU time.
+/// times the NIC's progress thread drives the link and the protocol, and sleeps until a packet arrives or a timer
+/// expires. The NIC therefore serves its peers while the application is idle, and an idle NIC uses no CPU time.
 ///
 /// If the protocol engine panics or the link fails, the NIC fails: all outstanding requests complete with an error, the
 /// NIC delivers [`NicEvent::Failed`], and further requests are rejected with [`Error::NicFailed`].
@@ -215,8 +215,8 @@ impl Nic {
     ///
     /// - the bytes stay allocated at `address`;
     /// - any thread may read them, and write them if `access` allows local or remote writes;
-    /// - other code in this process accesses them only by copies like [`copy_out`](crate::memory::copy_out), by atomics
-    ///   on aligned words of eight bytes, or while no request or peer can reach them.
+    /// - other code in this process accesses them only with copies like [`copy_out`](crate::memory::copy_out), with
+    ///   atomic operations on aligned words of eight bytes, or while no request or peer can reach them.
     pub unsafe fn register(
         &self,
         pd: Pd,
@@ -335,7 +335,7 @@ impl Nic {
     }
 
     /// Arms a completion queue: the next completion delivers one event to the queue's channel. Completions that are
-    /// already in the queue deliver none, so poll again after arming.
+    /// already in the queue deliver no event, so the caller must poll again after arming.
     ///
     /// # Errors
     ///
@@ -354,8 +354,9 @@ impl Nic {
         })
     }
 
-    /// Waits for an event of a completion queue's channel and takes it. Returns false if `timeout` elapses first;
-    /// `None` means no timeout. The waiting caller drives the NIC unless another waiting caller already does.
+    /// Waits for an event of a completion queue's channel and consumes it. Returns false if `timeout` elapses first. If
+    /// `timeout` is `None`, the call waits indefinitely. The waiting caller drives the NIC unless another waiting
+    /// caller already does.
     ///
     /// # Errors
     ///
@@ -386,8 +387,9 @@ impl Nic {
         }
     }
 
-    /// Creates a queue pair, and returns its number, which is random. The queue pair's windows are reduced if the data
-    /// in flight would not fit the link's receive buffer. The peer's receive buffer is assumed to have the same size.
+    /// Creates a queue pair, and returns its number, which is random. The queue pair's [`window`](QpConfig::window) and
+    /// [`read_window`](QpConfig::read_window) are reduced if the data in flight would not fit the link's receive
+    /// buffer. The peer's receive buffer is assumed to have the same size.
     ///
     /// # Errors
     ///
@@ -450,12 +452,13 @@ impl Nic {
         self.shared.engine.lock().path(local, remote, wanted_port)
     }
 
-    /// Posts send requests and starts to transmit them. An inline request is passed with its bytes.
+    /// Posts send requests and starts to transmit them. The second element of each item is the data of an inline
+    /// request, or `None` for other requests.
     ///
     /// # Errors
     ///
-    /// Returns [`BatchPostError`] if a request can't be posted. The requests before it are posted, the requests after
-    /// it are not.
+    /// Returns [`BatchPostError`] if a request can't be posted. The requests before it are posted, and the requests
+    /// after it are not.
     #[inline]
     pub fn post_sends<'a, Handle: AddressVector>(
         &self,
@@ -475,8 +478,8 @@ impl Nic {
     ///
     /// # Errors
     ///
-    /// Returns [`BatchPostError`] if a request can't be posted. The requests before it are posted, the requests after
-    /// it are not.
+    /// Returns [`BatchPostError`] if a request can't be posted. The requests before it are posted, and the requests
+    /// after it are not.
     #[inline]
     pub fn post_recvs<'a>(
         &self,
@@ -513,8 +516,8 @@ impl Nic {
     ///
     /// # Errors
     ///
-    /// Returns [`BatchPostError`] if a request can't be posted. The requests before it are posted, the requests after
-    /// it are not.
+    /// Returns [`BatchPostError`] if a request can't be posted. The requests before it are posted, and the requests
+    /// after it are not.
     pub fn post_srq_recvs<'a>(
         &self,
         srq: Srq,
@@ -525,8 +528,8 @@ impl Nic {
         })
     }
 
-    /// Arms a shared receive queue: it delivers one event when fewer than `limit` requests are left. A limit of 0
-    /// disarms the queue.
+    /// Arms a shared receive queue: it delivers one event when fewer than `limit` requests remain in the queue. A limit
+    /// of 0 disarms the queue.
     ///
     /// # Errors
     ///
@@ -540,7 +543,7 @@ impl Nic {
         self.shared.engine.lock().device.query_srq(srq)
     }
 
-    /// Attaches a UD queue pair to a multicast group: it receives the datagrams sent to the group.
+    /// Attaches a UD queue pair to a multicast group: the queue pair receives the datagrams sent to the group.
     ///
     /// # Errors
     ///
@@ -569,7 +572,7 @@ impl Nic {
         })
     }
 
-    /// Takes the oldest asynchronous event, or returns `None` if no event is pending.
+    /// Removes and returns the oldest asynchronous event, or returns `None` if no event is pending.
     pub fn next_event(&self) -> Option<NicEvent> {
         // An announced event is removed if its object is destroyed.
         _ = self.event_channel.take();

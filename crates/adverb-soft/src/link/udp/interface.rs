@@ -30,7 +30,7 @@ pub struct Interface {
 }
 
 impl Interface {
-    /// Returns the interface with this address. All of 127.0.0.0/8 belongs to the loopback interface.
+    /// Returns the interface with this address. All addresses in 127.0.0.0/8 belong to the loopback interface.
     ///
     /// # Errors
     ///
@@ -48,7 +48,7 @@ impl Interface {
         describe(entry, address)
     }
 
-    /// Returns the interfaces of this machine, once for each of their addresses.
+    /// Returns the interfaces of this machine, with one entry per address.
     ///
     /// # Errors
     ///
@@ -60,8 +60,8 @@ impl Interface {
         Ok(all.filter_map(|(address, entry)| describe(&entry, address).ok()).collect())
     }
 
-    /// Returns the largest path MTU (RDMA payload per packet) that fits the interface, or `None` if even the smallest
-    /// path MTU doesn't fit.
+    /// Returns the largest path MTU (RDMA payload per packet) that fits the interface's MTU, or `None` if the
+    /// interface's MTU is too small for any path MTU.
     pub fn path_mtu(&self) -> Option<PathMtu> {
         let outer = if self.address.is_ipv4() { 20 } else { 40 } + 8;
         (self.mtu as usize).checked_sub(outer + MAX_HEADER_LEN + ICRC_LEN).and_then(PathMtu::at_most)

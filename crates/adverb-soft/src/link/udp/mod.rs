@@ -47,12 +47,12 @@ pub struct UdpConfig {
     /// The requested size of the kernel's receive buffer, in bytes. The kernel may grant less. Packets that arrive
     /// while the buffer is full are lost.
     pub receive_buffer_bytes: usize,
-    /// Whether the link accepts only IPv4 packets with small IP IDs, which Adverb sends and other devices don't. The
-    /// ICRC of IPv4 packets then has an effective strength of 26 bits instead of 16. The ICRC of IPv6 packets always
-    /// has 32 bits.
+    /// Whether the link accepts only IPv4 packets with small IP IDs. Adverb's devices send such IDs, and other devices
+    /// don't. With this restriction, the ICRC of IPv4 packets has an effective strength of 26 bits instead of 16. The
+    /// ICRC of IPv6 packets always has 32 bits.
     pub adverb_peers_only: bool,
     /// Whether packets of equal length to one destination are sent as GSO batches if the kernel supports GSO. GSO
-    /// batches need much less CPU time.
+    /// batches need much less CPU time than single packets.
     pub gso: bool,
 }
 
@@ -76,12 +76,12 @@ impl UdpConfig {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct UdpStatistics {
-    /// The number of packets that could not be sent: the kernel returned an error, or the source address or port isn't
-    /// the link's.
+    /// The number of packets that could not be sent: the kernel returned an error, or the source address or port
+    /// doesn't belong to the link.
     pub unsendable: u64,
     /// The error of the last packet that could not be sent.
     pub last_send_error: Option<io::ErrorKind>,
-    /// The number of receive errors that don't concern the socket itself, such as those caused by ICMP messages.
+    /// The number of receive errors after which the socket still works, such as errors caused by ICMP messages.
     pub receive_errors: u64,
     /// The number of datagrams lost because the receive buffer was full. A datagram is a packet or a GSO batch.
     pub overflows: u64,
@@ -89,12 +89,12 @@ pub struct UdpStatistics {
     pub too_long: u64,
 }
 
-/// A link over UDP sockets, without privileges. Its peers can be RDMA NICs, Linux soft-RoCE devices and Adverb's
-/// software NICs.
+/// A link over UDP sockets. The link needs no privileges. Its peers can be RDMA NICs, Linux soft-RoCE devices and
+/// Adverb's software NICs.
 ///
-/// One socket receives on port 4791; the others send, each from its own source port. If [`UdpConfig::port`] is another
-/// port, one socket sends and receives on that port, and [`gid`](UdpLink::gid) encodes the port. Only Adverb's devices
-/// can reach such a link.
+/// One socket receives on port 4791. The other sockets send, and each has its own source port. If [`UdpConfig::port`]
+/// is another port, one socket sends and receives on that port, and [`gid`](UdpLink::gid) encodes the port. Only
+/// Adverb's devices can reach such a link.
 ///
 /// ```no_run
 /// use adverb_soft::link::{Link, TxPacket, UdpConfig, UdpLink};
@@ -226,14 +226,14 @@ impl UdpLink {
         Gid::from(self.local)
     }
 
-    /// Returns the size of the kernel's receive buffer in bytes, including the kernel's overhead: a packet takes about
-    /// twice its length. All packets in flight to this link should fit in the buffer.
+    /// Returns the size of the kernel's receive buffer in bytes, including the kernel's overhead: a packet occupies
+    /// about twice its length. All packets in flight to this link should fit in the buffer.
     pub const fn receive_buffer_bytes(&self) -> usize {
         self.receive_buffer_bytes
     }
 
     /// Whether the self-test in [`open`](UdpLink::open) verified that the kernel sends IP ID 0. If this is false, the
-    /// kernel didn't return the sent packets to the self-test. Adverb's devices accept the link's packets in any case;
+    /// kernel didn't deliver the sent packets to the self-test. Adverb's devices accept the link's packets in any case;
     /// RDMA NICs and soft-RoCE may drop them.
     pub const fn is_ip_id_verified(&self) -> bool {
         self.is_ip_id_verified
