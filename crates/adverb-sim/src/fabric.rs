@@ -21,7 +21,7 @@ pub struct Faults {
     pub reordering_per_million: u32,
     /// The probability that up to three bits of a packet are flipped, in millionths.
     pub corruption_per_million: u32,
-    /// The probability that a packet is delayed by a half to five halves of a timeout, in millionths.
+    /// The probability that a packet is delayed by 0.5 to 2.5 times a timeout, in millionths.
     pub delay_per_million: u32,
     /// The periods during which packets between two devices are lost.
     pub partitions: Vec<Partition>,
@@ -31,8 +31,8 @@ pub struct Faults {
     pub bottleneck: Option<Bottleneck>,
 }
 
-/// A link to a device that is slower than the device's peers. The link ECN-marks packets while its queue is longer than
-/// a threshold, and drops packets that don't fit in the queue.
+/// A link with a limited rate to one device. The link ECN-marks packets while its queue is longer than a threshold, and
+/// drops packets that don't fit in the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Bottleneck {
     /// The index of the device.

@@ -10,13 +10,13 @@
 //! - each posted request completes exactly once, in order, and only after its effect is visible;
 //! - the bytes at both ends match a model;
 //! - no request accesses memory outside a memory region or without the region's access rights;
-//! - atomics on a word are executed one after the other, each exactly once;
+//! - atomics on a word are serialized, and each of them is executed exactly once;
 //! - the engine rejects exactly the invalid requests;
 //! - every failure results from an injected fault or an action of the scenario, such as an invalid request;
 //! - after the faults end, every request completes, successfully or with an error;
 //! - a queue pair in the error state flushes all its requests;
 //! - the device frees all resources of a destroyed queue pair;
-//! - each message of an unreliable transport arrives complete and unaltered, or not at all;
+//! - each message of an unreliable transport arrives complete and unaltered, or is lost;
 //! - messages on an unreliable connection arrive in order;
 //! - the device's statistics include every lost message of an unreliable transport;
 //! - each receive of a shared receive queue is consumed once and in order;
@@ -26,7 +26,7 @@
 //!
 //! [`run_congestion`] runs several senders over one slow link, and checks that they reduce their rates and recover.
 //! [`run_cm`] runs connection managers over a fabric with faults. [`attack`] sends malformed and hostile packets to a
-//! device, and [`attack_cm`] hostile messages to a connection manager.
+//! device, and [`attack_cm`] sends hostile messages to a connection manager.
 //!
 //! ```
 //! use adverb_sim::{Scenario, run};

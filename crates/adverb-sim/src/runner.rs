@@ -152,8 +152,8 @@ pub fn run_attacks(
 /// The number of packets per attack of [`run_attacks`].
 pub const PACKETS_PER_ATTACK: u64 = 10_000;
 
-/// Shrinks a scenario with a violation: removes connections, steps and kinds of faults while the scenario still has a
-/// violation. Returns the smallest scenario found within `max_runs` runs.
+/// Shrinks a scenario with a violation. The function removes connections, steps and kinds of faults while the scenario
+/// still has a violation. Returns the smallest scenario found within `max_runs` runs.
 pub fn shrink(scenario: &Scenario, max_runs: usize) -> Scenario {
     let mut runs = 0;
     let mut fails = |candidate: &Scenario| {

@@ -50,7 +50,7 @@ pub struct Connection {
     pub ack_timeout_exponent: u8,
     /// The maximum number of retries after an ACK timeout or a sequence error NAK.
     pub retry_count: u8,
-    /// The maximum number of retries after RNR NAKs; 7 for no limit.
+    /// The maximum number of retries after RNR NAKs. The value 7 means no limit.
     pub rnr_retry: u8,
     /// The code of the minimum RNR NAK timer, 0 to 31.
     pub rnr_timer: u8,

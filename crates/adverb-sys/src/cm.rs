@@ -106,7 +106,7 @@ symbols! {
         /// `id` is alive and has a queue pair, which isn't used afterwards.
         fn rdma_destroy_qp(id: *mut rdma_cm_id);
 
-        /// Sends a connection request. For datagrams, sends a request for the peer's queue pair number and Q_Key.
+        /// Sends a connection request. For datagrams, the function requests the peer's queue pair number and Q_Key.
         ///
         /// # Safety
         ///

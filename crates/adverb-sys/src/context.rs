@@ -13,7 +13,7 @@ use crate::{
 };
 
 shapes! {
-    /// The port attributes of the library's oldest version; opaque in this crate.
+    /// The port attributes of the library's oldest version. The type is opaque in this crate.
     pub opaque _compat_ibv_port_attr;
 
     /// The provider's operations for posting and polling.
@@ -135,51 +135,51 @@ shapes! {
         pub abi_compat: *mut c_void,
     }
 
-    /// A counter set; opaque in this crate.
+    /// A counter set. The type is opaque in this crate.
     pub opaque ibv_counters;
-    /// The attributes for creating a counter set; opaque in this crate.
+    /// The attributes for creating a counter set. The type is opaque in this crate.
     pub opaque ibv_counters_init_attr;
-    /// The attributes for attaching counters; opaque in this crate.
+    /// The attributes for attaching counters. The type is opaque in this crate.
     pub opaque ibv_counter_attach_attr;
-    /// Device memory; opaque in this crate.
+    /// Device memory. The type is opaque in this crate.
     pub opaque ibv_dm;
-    /// The attributes for allocating device memory; opaque in this crate.
+    /// The attributes for allocating device memory. The type is opaque in this crate.
     pub opaque ibv_alloc_dm_attr;
-    /// A flow steering rule; opaque in this crate.
+    /// A flow steering rule. The type is opaque in this crate.
     pub opaque ibv_flow;
-    /// The attributes of a flow steering rule; opaque in this crate.
+    /// The attributes of a flow steering rule. The type is opaque in this crate.
     pub opaque ibv_flow_attr;
-    /// A flow action; opaque in this crate.
+    /// A flow action. The type is opaque in this crate.
     pub opaque ibv_flow_action;
-    /// The attributes of an ESP flow action; opaque in this crate.
+    /// The attributes of an ESP flow action. The type is opaque in this crate.
     pub opaque ibv_flow_action_esp_attr;
-    /// A tag matching request; opaque in this crate.
+    /// A tag matching request. The type is opaque in this crate.
     pub opaque ibv_ops_wr;
-    /// A receive work queue indirection table; opaque in this crate.
+    /// A receive work queue indirection table. The type is opaque in this crate.
     pub opaque ibv_rwq_ind_table;
-    /// The attributes for creating an indirection table; opaque in this crate.
+    /// The attributes for creating an indirection table. The type is opaque in this crate.
     pub opaque ibv_rwq_ind_table_init_attr;
-    /// A work queue; opaque in this crate.
+    /// A work queue. The type is opaque in this crate.
     pub opaque ibv_wq;
-    /// The attributes for modifying a work queue; opaque in this crate.
+    /// The attributes for modifying a work queue. The type is opaque in this crate.
     pub opaque ibv_wq_attr;
-    /// The attributes for creating a work queue; opaque in this crate.
+    /// The attributes for creating a work queue. The type is opaque in this crate.
     pub opaque ibv_wq_init_attr;
-    /// The attributes for opening a shared queue pair; opaque in this crate.
+    /// The attributes for opening a shared queue pair. The type is opaque in this crate.
     pub opaque ibv_qp_open_attr;
-    /// An XRC domain; opaque in this crate.
+    /// An XRC domain. The type is opaque in this crate.
     pub opaque ibv_xrcd;
-    /// The attributes for opening an XRC domain; opaque in this crate.
+    /// The attributes for opening an XRC domain. The type is opaque in this crate.
     pub opaque ibv_xrcd_init_attr;
-    /// Data internal to the library; opaque in this crate.
+    /// Data internal to the library. The type is opaque in this crate.
     pub opaque verbs_ex_private;
 
     /// A device context with extended operations. The extended operations precede the [`ibv_context`] whose address
     /// callers hold.
     ///
-    /// The library adds new fields at the start of the struct, so the position of a field is counted from the end. A
-    /// field exists if `sz`, the size of the struct in the library, includes it. This crate doesn't declare
-    /// operations newer than `query_port`, because the library exports symbols for them.
+    /// The library adds new fields at the start of the struct, so each field has a fixed distance from the end of
+    /// the struct. A field exists if `sz`, the size of the struct in the library, includes the field. This crate
+    /// doesn't declare operations newer than `query_port`, because the library exports symbols for them.
     #[allow(non_snake_case, reason = "C's own names")]
     pub struct verbs_context grows_at_its_head {
         /// The implementation of [`ibv_query_port`](crate::Ibverbs::ibv_query_port).

@@ -45,29 +45,29 @@ shapes! {
 
     // ibv_cq_init_attr_ex.wc_flags
     pub const u64 {
-        /// Enables [`ibv_wc_read_byte_len`].
+        /// The flag that enables [`ibv_wc_read_byte_len`].
         IBV_WC_EX_WITH_BYTE_LEN = 1 << 0,
-        /// Enables [`ibv_wc_read_imm_data`].
+        /// The flag that enables [`ibv_wc_read_imm_data`].
         IBV_WC_EX_WITH_IMM = 1 << 1,
-        /// Enables [`ibv_wc_read_qp_num`].
+        /// The flag that enables [`ibv_wc_read_qp_num`].
         IBV_WC_EX_WITH_QP_NUM = 1 << 2,
-        /// Enables [`ibv_wc_read_src_qp`].
+        /// The flag that enables [`ibv_wc_read_src_qp`].
         IBV_WC_EX_WITH_SRC_QP = 1 << 3,
-        /// Enables [`ibv_wc_read_slid`].
+        /// The flag that enables [`ibv_wc_read_slid`].
         IBV_WC_EX_WITH_SLID = 1 << 4,
-        /// Enables [`ibv_wc_read_sl`].
+        /// The flag that enables [`ibv_wc_read_sl`].
         IBV_WC_EX_WITH_SL = 1 << 5,
-        /// Enables [`ibv_wc_read_dlid_path_bits`].
+        /// The flag that enables [`ibv_wc_read_dlid_path_bits`].
         IBV_WC_EX_WITH_DLID_PATH_BITS = 1 << 6,
-        /// Enables [`ibv_wc_read_completion_ts`].
+        /// The flag that enables [`ibv_wc_read_completion_ts`].
         IBV_WC_EX_WITH_COMPLETION_TIMESTAMP = 1 << 7,
-        /// Enables reading the VLAN tag of a raw packet.
+        /// The flag that enables reading the VLAN tag of a raw packet.
         IBV_WC_EX_WITH_CVLAN = 1 << 8,
-        /// Enables reading the tag of the flow steering rule that matched.
+        /// The flag that enables reading the tag of the flow steering rule that matched.
         IBV_WC_EX_WITH_FLOW_TAG = 1 << 9,
-        /// Enables reading the tag matching information.
+        /// The flag that enables reading the tag matching information.
         IBV_WC_EX_WITH_TM_INFO = 1 << 10,
-        /// Enables [`ibv_wc_read_completion_wallclock_ns`].
+        /// The flag that enables [`ibv_wc_read_completion_wallclock_ns`].
         IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK = 1 << 11,
         /// The flags that every device supports.
         IBV_WC_STANDARD_FLAGS = (1 << 7) - 1,
@@ -80,7 +80,7 @@ shapes! {
         pub comp_mask: u32,
     }
 
-    /// Tag matching information; opaque in this crate.
+    /// Tag matching information. The type is opaque in this crate.
     pub opaque ibv_wc_tm_info;
 
     /// An extended completion queue. The first fields are those of an [`ibv_cq`].
@@ -191,7 +191,8 @@ pub unsafe fn ibv_start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) ->
     unsafe { (*cq).start_poll.unwrap_unchecked()(cq, attr) }
 }
 
-/// Moves to the next completion. Returns 0 if there is a completion, ENOENT if there is none, or another errno value.
+/// Advances to the next completion. Returns 0 if there is a completion, ENOENT if there is none, or another errno
+/// value.
 ///
 /// # Safety
 ///

@@ -298,7 +298,7 @@ shapes! {
     /// The capabilities of TCP segmentation offload (TSO).
     #[derive(Debug, Clone, Copy)]
     pub struct ibv_tso_caps {
-        /// The maximum size of a packet to segment, in bytes; zero if TSO isn't supported.
+        /// The maximum size of a packet to segment, in bytes. The value is zero if the device doesn't support TSO.
         pub max_tso: u32,
         /// The supported queue pair types: bit n is set for type n.
         pub supported_qpts: u32,
@@ -374,7 +374,7 @@ shapes! {
         pub comp_mask: u32,
         /// The on-demand paging capabilities.
         pub odp_caps: ibv_odp_caps,
-        /// The mask of valid bits of completion timestamps; zero if the device doesn't support timestamps.
+        /// The mask of valid bits of completion timestamps. The mask is zero if the device doesn't support timestamps.
         pub completion_timestamp_mask: u64,
         /// The frequency of the timestamp clock in kHz.
         pub hca_core_clock: u64,

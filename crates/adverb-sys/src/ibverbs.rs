@@ -40,7 +40,7 @@ symbols! {
         /// # Safety
         ///
         /// `device` is in a device list that isn't freed yet, or a context of the device is open. The returned string
-        /// is valid as long as the device is.
+        /// is valid while the device is valid.
         fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char;
 
         /// Returns the node GUID of a device.
@@ -72,7 +72,8 @@ symbols! {
         /// `context` is open, `event` is valid for writes, and each event that was read is acknowledged once.
         fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int;
 
-        /// Acknowledges an asynchronous event. Destroying an object waits until its events are acknowledged.
+        /// Acknowledges an asynchronous event. The functions that destroy an object wait until its events are
+        /// acknowledged.
         ///
         /// # Safety
         ///

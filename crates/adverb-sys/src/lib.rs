@@ -1,6 +1,6 @@
 //! Bindings for libibverbs and librdmacm: `repr(C)` structs, constants, and functions loaded at run time.
 //!
-//! Building needs no headers, clang, cmake or libraries. The first call of [`Ibverbs::load`] or [`RdmaCm::load`] opens
+//! The build needs no headers, clang, cmake or libraries. The first call of [`Ibverbs::load`] or [`RdmaCm::load`] opens
 //! `libibverbs.so.1` or `librdmacm.so.1`. A program built with this crate also starts on machines without rdma-core,
 //! where [`LoadError`] names the packages to install.
 //!
@@ -34,7 +34,7 @@
 //!   [`ibv_context::ops`], `ibv_wr_*` call [`ibv_qp_ex`], `ibv_start_poll` and related functions call [`ibv_cq_ex`].
 //!   Extended verbs call [`verbs_context`], after checking that the library is new enough.
 //!
-//! The functions are as unsafe as in C and check nothing that C doesn't check. In their safety requirements, an object
+//! Most functions are unsafe, and perform no checks beyond those of the C API. In their safety requirements, an object
 //! is alive from its creation until it is destroyed. The safe API is the crate `adverb`.
 //!
 //! Fields are public, so that a test can construct an [`ibv_context`] with its own operations.
@@ -44,7 +44,7 @@
 //! Each struct, field, enumeration, constant and function is declared in a macro that also adds it to a table. The test
 //! `layout` generates a C program from the table, compiles it with the installed headers, and compares every size,
 //! alignment, offset, type, value and signature. Items newer than rdma-core 44, the oldest tested release, are marked
-//! and compared if the headers have them.
+//! and compared if the headers define them.
 //!
 //! On systems other than Linux, this crate is empty.
 

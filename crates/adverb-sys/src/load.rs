@@ -6,7 +6,7 @@ use std::mem::ManuallyDrop;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-/// The error of loading a library of rdma-core.
+/// An error that occurred while loading a library of rdma-core.
 #[derive(Debug, Clone)]
 pub struct LoadError {
     file: &'static str,

@@ -42,7 +42,7 @@ shapes! {
         IBV_ACCESS_ON_DEMAND = 1 << 6,
         /// On-demand paging of huge pages.
         IBV_ACCESS_HUGETLB = 1 << 7,
-        /// The first optional flag. Kernels ignore optional flags that they don't know.
+        /// The first optional flag. Kernels ignore optional flags that they don't support.
         IBV_ACCESS_OPTIONAL_FIRST = 1 << 20,
         /// Relaxed ordering: the device may reorder its writes, so consumers must not poll the memory.
         IBV_ACCESS_RELAXED_ORDERING = 1 << 20,
@@ -102,7 +102,7 @@ impl Ibverbs {
     ///
     /// Like the C macro for flags that aren't compile-time constants, this method calls
     /// [`ibv_reg_mr_iova2`](Self::ibv_reg_mr_iova2) with the memory's address as `iova`. Optional flags that the
-    /// kernel doesn't know, such as [`IBV_ACCESS_RELAXED_ORDERING`], are therefore ignored instead of rejected.
+    /// kernel doesn't support, such as [`IBV_ACCESS_RELAXED_ORDERING`], are therefore ignored instead of rejected.
     ///
     /// # Safety
     ///
@@ -204,7 +204,7 @@ impl Ibverbs {
     }
 }
 
-/// Gives the device advice about memory registered with on-demand paging (ODP). Returns 0 or an errno value.
+/// Advises the device about accesses to memory registered with on-demand paging (ODP). Returns 0 or an errno value.
 ///
 /// # Safety
 ///

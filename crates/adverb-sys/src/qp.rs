@@ -145,34 +145,34 @@ shapes! {
 
     // ibv_qp_init_attr_ex.send_ops_flags
     pub const u64 {
-        /// Enables [`ibv_wr_rdma_write`](crate::ibv_wr_rdma_write).
+        /// The flag that enables [`ibv_wr_rdma_write`](crate::ibv_wr_rdma_write).
         IBV_QP_EX_WITH_RDMA_WRITE = 1 << 0,
-        /// Enables [`ibv_wr_rdma_write_imm`](crate::ibv_wr_rdma_write_imm).
+        /// The flag that enables [`ibv_wr_rdma_write_imm`](crate::ibv_wr_rdma_write_imm).
         IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM = 1 << 1,
-        /// Enables [`ibv_wr_send`](crate::ibv_wr_send).
+        /// The flag that enables [`ibv_wr_send`](crate::ibv_wr_send).
         IBV_QP_EX_WITH_SEND = 1 << 2,
-        /// Enables [`ibv_wr_send_imm`](crate::ibv_wr_send_imm).
+        /// The flag that enables [`ibv_wr_send_imm`](crate::ibv_wr_send_imm).
         IBV_QP_EX_WITH_SEND_WITH_IMM = 1 << 3,
-        /// Enables [`ibv_wr_rdma_read`](crate::ibv_wr_rdma_read).
+        /// The flag that enables [`ibv_wr_rdma_read`](crate::ibv_wr_rdma_read).
         IBV_QP_EX_WITH_RDMA_READ = 1 << 4,
-        /// Enables [`ibv_wr_atomic_cmp_swp`](crate::ibv_wr_atomic_cmp_swp).
+        /// The flag that enables [`ibv_wr_atomic_cmp_swp`](crate::ibv_wr_atomic_cmp_swp).
         IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP = 1 << 5,
-        /// Enables [`ibv_wr_atomic_fetch_add`](crate::ibv_wr_atomic_fetch_add).
+        /// The flag that enables [`ibv_wr_atomic_fetch_add`](crate::ibv_wr_atomic_fetch_add).
         IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD = 1 << 6,
-        /// Enables [`ibv_wr_local_inv`](crate::ibv_wr_local_inv).
+        /// The flag that enables [`ibv_wr_local_inv`](crate::ibv_wr_local_inv).
         IBV_QP_EX_WITH_LOCAL_INV = 1 << 7,
-        /// Enables [`ibv_wr_bind_mw`](crate::ibv_wr_bind_mw).
+        /// The flag that enables [`ibv_wr_bind_mw`](crate::ibv_wr_bind_mw).
         IBV_QP_EX_WITH_BIND_MW = 1 << 8,
-        /// Enables [`ibv_wr_send_inv`](crate::ibv_wr_send_inv).
+        /// The flag that enables [`ibv_wr_send_inv`](crate::ibv_wr_send_inv).
         IBV_QP_EX_WITH_SEND_WITH_INV = 1 << 9,
-        /// Enables TCP segmentation offload (TSO).
+        /// The flag that enables TCP segmentation offload (TSO).
         IBV_QP_EX_WITH_TSO = 1 << 10,
-        /// Enables [`ibv_wr_atomic_write`](crate::ibv_wr_atomic_write).
+        /// The flag that enables [`ibv_wr_atomic_write`](crate::ibv_wr_atomic_write).
         IBV_QP_EX_WITH_ATOMIC_WRITE = 1 << 12,
     }
 
     pub const u64 since "45" {
-        /// Enables [`ibv_wr_flush`](crate::ibv_wr_flush).
+        /// The flag that enables [`ibv_wr_flush`](crate::ibv_wr_flush).
         IBV_QP_EX_WITH_FLUSH = 1 << 11,
     }
 

@@ -128,29 +128,29 @@ requests! {
     ///
     /// # Safety
     ///
-    /// `qp` is the result of `ibv_qp_to_qp_ex` for a queue pair that is alive, and this thread has no other batch of
-    /// that queue pair in progress.
+    /// `qp` is the result of `ibv_qp_to_qp_ex` for a queue pair that is alive, and the calling thread has no other
+    /// batch of that queue pair in progress.
     fn ibv_wr_start = wr_start();
 
     /// Posts the batch. Returns 0 or an errno value; on failure, no request is posted.
     ///
     /// # Safety
     ///
-    /// This thread has started a batch. The memory of its segments stays valid until the requests complete.
+    /// The calling thread has started a batch. The memory of its segments stays valid until the requests complete.
     fn ibv_wr_complete = wr_complete() -> c_int;
 
     /// Discards the batch.
     ///
     /// # Safety
     ///
-    /// This thread has started a batch.
+    /// The calling thread has started a batch.
     fn ibv_wr_abort = wr_abort();
 
     /// Adds a SEND.
     ///
     /// # Safety
     ///
-    /// This thread has started a batch, and the queue pair was created with
+    /// The calling thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_SEND`](crate::IBV_QP_EX_WITH_SEND).
     fn ibv_wr_send = wr_send();
 
@@ -158,7 +158,7 @@ requests! {
     ///
     /// # Safety
     ///
-    /// This thread has started a batch, and the queue pair was created with
+    /// The calling thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_SEND_WITH_IMM`](crate::IBV_QP_EX_WITH_SEND_WITH_IMM).
     fn ibv_wr_send_imm = wr_send_imm(imm_data: __be32);
 
@@ -166,7 +166,7 @@ requests! {
     ///
     /// # Safety
     ///
-    /// This thread has started a batch, and the queue pair was created with
+    /// The calling thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_SEND_WITH_INV`](crate::IBV_QP_EX_WITH_SEND_WITH_INV).
     fn ibv_wr_send_inv = wr_send_inv(invalidate_rkey: u32);
 
@@ -174,7 +174,7 @@ requests! {
     ///
     /// # Safety
     ///
-    /// This thread has started a batch, and the queue pair was created with
+    /// The calling thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_RDMA_WRITE`](crate::IBV_QP_EX_WITH_RDMA_WRITE).
     fn ibv_wr_rdma_write = wr_rdma_write(rkey: u32, remote_addr: u64);
 
@@ -182,7 +182,7 @@ requests! {
     ///
     /// # Safety
     ///
-    /// This thread has started a batch, and the queue pair was created with
+    /// The calling thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM`](crate::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM).
     fn ibv_wr_rdma_write_imm = wr_rdma_write_imm(rkey: u32, remote_addr: u64, imm_data: __be32);
 
@@ -190,7 +190,7 @@ requests! {
     ///
     /// # Safety
     ///
-    /// This thread has started a batch, and the queue pair was created with
+    /// The calling thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_RDMA_READ`](crate::IBV_QP_EX_WITH_RDMA_READ).
     fn ibv_wr_rdma_read = wr_rdma_read(rkey: u32, remote_addr: u64);
 
@@ -198,7 +198,7 @@ requests! {
     ///
     /// # Safety
     ///
-    /// This thread has started a batch, and the queue pair was created with
+    /// The calling thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP`](crate::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP).
     fn ibv_wr_atomic_cmp_swp = wr_atomic_cmp_swp(rkey: u32, remote_addr: u64, compare: u64, swap: u64);
 
@@ -206,7 +206,7 @@ requests! {
     ///
     /// # Safety
     ///
-    /// This thread has started a batch, and the queue pair was created with
+    /// The calling thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD`](crate::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD).
     fn ibv_wr_atomic_fetch_add = wr_atomic_fetch_add(rkey: u32, remote_addr: u64, add: u64);
 
@@ -214,7 +214,7 @@ requests! {
     ///
     /// # Safety
     ///
-    /// This thread has started a batch, the queue pair was created with
+    /// The calling thread has started a batch, the queue pair was created with
     /// [`IBV_QP_EX_WITH_ATOMIC_WRITE`](crate::IBV_QP_EX_WITH_ATOMIC_WRITE), and `atomic_wr` is valid for
     /// reads of eight bytes.
     fn ibv_wr_atomic_write = wr_atomic_write(rkey: u32, remote_addr: u64, atomic_wr: *const c_void);
@@ -223,7 +223,7 @@ requests! {
     ///
     /// # Safety
     ///
-    /// This thread has started a batch, and the queue pair was created with
+    /// The calling thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_FLUSH`](crate::IBV_QP_EX_WITH_FLUSH). An older library rejects that flag.
     fn ibv_wr_flush = wr_flush(rkey: u32, remote_addr: u64, len: size_t, kind: u8, level: u8);
 
@@ -231,7 +231,7 @@ requests! {
     ///
     /// # Safety
     ///
-    /// This thread has started a batch, and the queue pair was created with
+    /// The calling thread has started a batch, and the queue pair was created with
     /// [`IBV_QP_EX_WITH_LOCAL_INV`](crate::IBV_QP_EX_WITH_LOCAL_INV).
     fn ibv_wr_local_inv = wr_local_inv(invalidate_rkey: u32);
 
@@ -239,7 +239,7 @@ requests! {
     ///
     /// # Safety
     ///
-    /// This thread has started a batch, the queue pair was created with
+    /// The calling thread has started a batch, the queue pair was created with
     /// [`IBV_QP_EX_WITH_BIND_MW`](crate::IBV_QP_EX_WITH_BIND_MW), `bind_info` is valid for
     /// reads, and the objects that it refers to are alive.
     fn ibv_wr_bind_mw = wr_bind_mw(mw: *mut ibv_mw, rkey: u32, bind_info: *const ibv_mw_bind_info);
@@ -248,7 +248,7 @@ requests! {
     ///
     /// # Safety
     ///
-    /// This thread has started a batch and added a request to it, the queue pair's type is UD, and `ah` stays
+    /// The calling thread has started a batch and added a request to it, the queue pair's type is UD, and `ah` stays
     /// alive until the request completes.
     fn ibv_wr_set_ud_addr = wr_set_ud_addr(ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32);
 
@@ -256,14 +256,15 @@ requests! {
     ///
     /// # Safety
     ///
-    /// This thread has started a batch and added a request to it, and `addr` is valid for reads of `length` bytes.
+    /// The calling thread has started a batch and added a request to it, and `addr` is valid for reads of `length`
+    /// bytes.
     fn ibv_wr_set_inline_data = wr_set_inline_data(addr: *mut c_void, length: size_t);
 
     /// Sets the request's data from several buffers, which are copied immediately.
     ///
     /// # Safety
     ///
-    /// This thread has started a batch and added a request to it, and `buf_list` is valid for reads of `num_buf`
+    /// The calling thread has started a batch and added a request to it, and `buf_list` is valid for reads of `num_buf`
     /// buffers, which are valid for reads.
     fn ibv_wr_set_inline_data_list =
         wr_set_inline_data_list(num_buf: size_t, buf_list: *const ibv_data_buf);
@@ -272,7 +273,7 @@ requests! {
     ///
     /// # Safety
     ///
-    /// This thread has started a batch and added a request to it. The memory stays valid until the request
+    /// The calling thread has started a batch and added a request to it. The memory stays valid until the request
     /// completes.
     fn ibv_wr_set_sge = wr_set_sge(lkey: u32, addr: u64, length: u32);
 
@@ -280,7 +281,7 @@ requests! {
     ///
     /// # Safety
     ///
-    /// This thread has started a batch and added a request to it, and `sg_list` is valid for reads of `num_sge`
+    /// The calling thread has started a batch and added a request to it, and `sg_list` is valid for reads of `num_sge`
     /// segments. Their memory stays valid until the request completes.
     fn ibv_wr_set_sge_list = wr_set_sge_list(num_sge: size_t, sg_list: *const ibv_sge);
 }

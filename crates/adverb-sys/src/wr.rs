@@ -94,7 +94,7 @@ shapes! {
         pub wr_id: u64,
         /// The next request in the list, or NULL.
         pub next: *mut ibv_send_wr,
-        /// The segments of the data to send. For READs and atomics, the segments that receive the result.
+        /// The segments of the data to send. For READs and atomics, these segments receive the result.
         pub sg_list: *mut ibv_sge,
         /// The number of segments.
         pub num_sge: c_int,

@@ -46,10 +46,10 @@ impl CmMessageGenerator {
         self.heard.push((addrs, mad));
     }
 
-    /// Returns a plausible message, and the ends of the connection that the message belongs to.
+    /// Returns a plausible message, and the addresses of the connection to which the message belongs.
     ///
-    /// The ends are an element of `candidates`, or those of a recorded message of the manager. `candidates` must not be
-    /// empty.
+    /// The addresses are an element of `candidates`, or those of a recorded message of the manager. `candidates` must
+    /// not be empty.
     pub fn next_message(
         &self,
         decisions: &mut DecisionSource<'_>,

@@ -44,7 +44,7 @@ pub struct CmOutcome {
     pub cm_request_count: u64,
     /// The number of connections that both sides established.
     pub established_count: u64,
-    /// The number of sent packets, with connection manager messages and pings.
+    /// The number of sent packets, including connection manager messages and pings.
     pub packet_count: u64,
     /// The numbers of injected faults.
     pub fault_counts: FaultCounts,

@@ -5,9 +5,9 @@ use crate::Random;
 /// A source of the decisions of an attack.
 #[derive(Debug)]
 pub enum DecisionSource<'a> {
-    /// A pseudorandom number generator: an unlimited number of decisions.
+    /// A pseudorandom number generator, which supplies an unlimited number of decisions.
     Random(Random),
-    /// The bytes of a fuzzer. After the last byte, all decisions are 0.
+    /// The input bytes of a fuzzer. After the last byte, all decisions are 0.
     Bytes(&'a [u8]),
 }
 

@@ -85,13 +85,13 @@ impl AttackerState {
         self.asked.push_back(Asked { psn: header.psn, left, begun: false, what });
     }
 
-    /// Restores the message in flight from `before`, an earlier copy of this state. Call this if the target queue pair
-    /// didn't execute the last request from [`PacketGenerator::next_packet`].
+    /// Restores the message in flight from `before`, an earlier copy of this state. The caller calls this method if
+    /// the target queue pair didn't execute the last request from [`PacketGenerator::next_packet`].
     pub fn restore_message(&mut self, before: &AttackerState) {
         self.message = before.message;
     }
 
-    /// Discards the message in flight. Call this after a reset of the target queue pair.
+    /// Discards the message in flight. The caller calls this method after a reset of the target queue pair.
     pub fn discard_message(&mut self) {
         self.message = Message::None;
     }
@@ -125,7 +125,7 @@ pub struct TargetInfo<'t> {
     pub expected_psn: Psn,
     /// The PSN of the next request that the target sends.
     pub next_psn: Psn,
-    /// A range of memory for forged requests; `None` for random addresses and keys.
+    /// A range of memory for forged requests. If the value is `None`, the requests have random addresses and keys.
     pub memory: Option<MemoryRange>,
     /// The source and destination addresses of the forged packets.
     pub flow: Flow,

@@ -36,7 +36,7 @@ pub struct EndpointPlan {
     pub device: usize,
     /// The transport of the queue pair.
     pub transport: Transport,
-    /// The index of the connected endpoint; `None` for datagrams.
+    /// The index of the connected endpoint. The value is `None` for datagrams.
     pub peer: Option<usize>,
     /// Whether the queue pair uses the device's shared receive queue.
     pub has_srq: bool,
