@@ -16,7 +16,8 @@ pub enum Congestion {
     /// No congestion control: the queue pair sends as fast as its window allows.
     #[default]
     None,
-    /// DCQCN: a congestion notification packet (CNP) cuts the rate, which then grows with time and with bytes sent.
+    /// DCQCN: a congestion notification packet (CNP) reduces the rate, which then increases with time and with bytes
+    /// sent.
     Dcqcn(Dcqcn),
 }
 
@@ -29,19 +30,20 @@ pub struct Dcqcn {
     pub line_rate: u64,
     /// The minimum rate.
     pub min_rate: u64,
-    /// The growth of the target rate per step of additive increase.
+    /// The increase of the target rate per step of additive increase.
     pub additive_increase: u64,
-    /// The growth of the target rate in the first step of hyper increase. In step *n* the target rate grows by *n*
-    /// times this value.
+    /// The increase of the target rate in the first step of hyper increase. In step *n* the target rate increases by
+    /// *n* times this value.
     pub hyper_increase: u64,
-    /// The number of fast recovery steps, in which the rate approaches the target rate before the target rate grows.
+    /// The number of fast recovery steps, in which the rate approaches the target rate before the target rate
+    /// increases.
     pub fast_recovery_steps: u32,
     /// The number of sent bytes after which the next increase step occurs.
     pub byte_counter: u64,
     /// The time after which the next increase step occurs.
     pub increase_interval: Duration,
-    /// The time without a CNP after which the congestion estimate (alpha) decreases. A lower estimate makes the next
-    /// rate cut smaller.
+    /// The time without a CNP after which the congestion estimate (alpha) decreases. With a lower estimate, the next
+    /// CNP reduces the rate less.
     pub alpha_interval: Duration,
     /// The gain *g* of the congestion estimate, as a shift: *g* is 2 to the power of `-gain_shift`.
     pub gain_shift: u8,

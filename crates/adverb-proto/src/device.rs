@@ -33,15 +33,17 @@ use multicast::Groups;
 
 /// The engine of an RDMA adapter, without links: it executes work requests and handles packets.
 ///
-/// The device has no clock, no socket and no thread; the caller provides them. `post_*` takes work requests, `handle_*`
-/// takes packets and time, and `poll_*` returns the results. After each call of `post_*` or `handle_*`, poll in this
-/// order:
+/// The device has no clock, no socket and no thread; the caller provides them. The `post_*` methods accept work
+/// requests, the `handle_*` methods accept packets and the time, and the `poll_*` methods return the results. After
+/// each call of `post_*` or `handle_*`, the caller must poll in this order:
 ///
-/// 1. [`poll_transmit`](Device::poll_transmit) until it returns `None`. Send each packet before polling the next one.
-///    One acknowledgement covers all packets handled before, so handle all received packets before polling.
-/// 2. [`poll_completion`](Device::poll_completion), [`poll_cq_event`](Device::poll_cq_event) and
+/// 1. The caller polls [`poll_transmit`](Device::poll_transmit) until it returns `None`, and sends each packet before
+///    it polls the next one. One acknowledgement covers all packets handled before, so the caller should handle all
+///    received packets before it polls.
+/// 2. The caller polls [`poll_completion`](Device::poll_completion), [`poll_cq_event`](Device::poll_cq_event) and
 ///    [`poll_queue_event`](Device::poll_queue_event). Sending a packet can also complete requests.
-/// 3. [`poll_timeout`](Device::poll_timeout) for the time of the next [`handle_timeout`](Device::handle_timeout).
+/// 3. The caller polls [`poll_timeout`](Device::poll_timeout) for the time of the next
+///    [`handle_timeout`](Device::handle_timeout).
 ///
 /// `S` is an [`EventSink`] that observes the device. The sink `()` ignores events at no cost.
 ///
@@ -201,13 +203,13 @@ impl<S: EventSink> Device<S> {
 
     /// Registers memory and returns its key, which is both the local and the remote key.
     ///
-    /// Only the key protects memory from peers, so `random` must be unpredictable: a cryptographic generator, except in
-    /// simulations.
+    /// Only the key protects memory from peers, so `random` must be unpredictable. Outside simulations, `random` must
+    /// be a cryptographically secure generator.
     ///
     /// # Errors
     ///
-    /// Returns an error if the range is empty or wraps, the combination of access rights is invalid, the protection
-    /// domain does not exist, or the maximum number of regions is reached.
+    /// Returns an error if the range is empty or exceeds the address space, the combination of access rights is
+    /// invalid, the protection domain does not exist, or the maximum number of regions is reached.
     pub fn register(
         &mut self,
         pd: Pd,
@@ -251,8 +253,8 @@ impl<S: EventSink> Device<S> {
     }
 
     /// Arms a completion queue: its next completion that `arm_for` selects generates one
-    /// [event](Device::poll_cq_event). Completions that are already queued generate no event, so poll the queue once
-    /// more after arming it.
+    /// [event](Device::poll_cq_event). Completions that are already queued generate no event, so the caller should poll
+    /// the queue once more after arming it.
     pub fn arm_cq(&mut self, cq: Cq, arm_for: ArmFor) {
         if let Some(Some(cq)) = self.cqs.get_mut(cq.0 as usize) {
             cq.arm(arm_for);
@@ -389,7 +391,7 @@ impl<S: EventSink> Device<S> {
         modified
     }
 
-    /// Posts a send request. Its bytes are read when its packets are sent or retransmitted.
+    /// Posts a send request. The payload is read when the request's packets are sent or retransmitted.
     ///
     /// # Errors
     ///
@@ -455,7 +457,7 @@ impl<S: EventSink> Device<S> {
     /// Handles a received packet. A packet with arbitrary content can at worst move a queue pair to the error state.
     ///
     /// Parsing has checked the length and the opcode. The device checks queue pair, addresses, partition and ICRC, in
-    /// this order, and the queue pair checks the rest.
+    /// this order, and the queue pair checks the other fields.
     pub fn handle_packet(
         &mut self,
         now: Time,
@@ -565,7 +567,7 @@ impl<S: EventSink> Device<S> {
         self.settle(now, slot);
     }
 
-    /// Returns the next packet to send. Poll until this returns `None`.
+    /// Returns the next packet to send. The caller should poll until this method returns `None`.
     pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit<'_>> {
         let (slot, Outgoing { header, payload, payload_len }) = loop {
             let slot = *self.ready.front()?;
@@ -619,9 +621,9 @@ impl<S: EventSink> Device<S> {
         !self.ready.is_empty()
     }
 
-    /// Whether all packets to send are acknowledgements, and there are only a few: no NAK, and no response to a READ or
-    /// an atomic. A caller that is about to post a request can then delay the acknowledgements and send them together
-    /// with the request.
+    /// Whether at most four queue pairs have packets to send, and all these packets are positive acknowledgements. Any
+    /// other packet, such as a NAK or a response to a READ or an atomic, results in `false`. If the result is `true`, a
+    /// caller that is about to post a request can delay the acknowledgements and send them together with the request.
     pub fn is_only_acknowledging(&self) -> bool {
         let only = |slot: &u32| self.qps[*slot as usize].as_ref().is_none_or(|qp| qp.is_only_acknowledging());
         self.ready.len() <= FEW && self.ready.iter().all(only)

@@ -110,7 +110,8 @@ pub enum TraceEvent {
     CnpReceived {
         /// The queue pair whose packets a congested switch marked.
         qpn: Qpn,
-        /// The new rate of the queue pair, in bits per second; `None` if the queue pair has no congestion control.
+        /// The new rate of the queue pair, in bits per second. The value is `None` if the queue pair has no congestion
+        /// control.
         rate: Option<u64>,
     },
     /// A timer expired.
@@ -170,7 +171,7 @@ pub enum DropReason {
     WrongIcrc,
     /// The packet's sequence number is higher than the expected one, and a NAK was already sent.
     OutOfSequence,
-    /// The packet duplicates a READ or atomic whose response is no longer kept.
+    /// The packet duplicates a READ or atomic whose response is no longer stored.
     ForgottenDuplicate,
     /// The response acknowledges packets that were never sent, or were acknowledged before.
     StaleResponse,
@@ -221,7 +222,7 @@ pub enum TimerKind {
 ///
 /// Devices are generic over the sink. The sink `()` ignores events at no cost.
 pub trait EventSink {
-    /// Whether the sink uses events. If `false`, the device creates no events.
+    /// Whether the sink uses events. If this constant is `false`, the device creates no events.
     const ACTIVE: bool = true;
 
     /// Handles an event.
@@ -270,7 +271,7 @@ pub enum QueueEvent {
     Established(Qpn),
     /// A shared receive queue holds fewer requests than its limit.
     SrqLimit(Srq),
-    /// A queue pair in the error state has taken its last request from its shared receive queue.
+    /// A queue pair in the error state has consumed its last request from its shared receive queue.
     LastReceiveReached(Qpn),
     /// The send queue is drained.
     SendQueueDrained(Qpn),

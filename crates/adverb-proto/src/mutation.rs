@@ -56,13 +56,13 @@ mutations! {
     IgnoreReadLimit,
     /// The message sequence number (MSN) in acknowledgements is one too high after a READ.
     WrongMsn,
-    /// Congestion notification packets (CNPs) are counted, but don't cut the rate.
+    /// Congestion notification packets (CNPs) are counted, but don't reduce the rate.
     IgnoreCnp,
     /// The receiver sends no CNP for ECN-marked packets.
     NeverSendCnp,
     /// The receiver sends a CNP for each ECN-marked packet, without a minimum interval.
     CnpForEveryMark,
-    /// The rate never grows after a cut.
+    /// The rate never increases after a reduction.
     RateNeverRecovers,
     /// The rate is computed, but not enforced.
     RateNotEnforced,
@@ -107,11 +107,11 @@ mutations! {
     SrqLimitEventMissing,
     /// A range may exceed its window by one byte.
     WindowBoundsOffByOne,
-    /// The key of an earlier binding still gives access to a window.
+    /// The key of an earlier binding still grants access to a window.
     StaleWindowKey,
     /// A window can be accessed through any queue pair, not only through the one that bound it.
     WindowForAnyQueuePair,
-    /// An invalidated window still gives access.
+    /// An invalidated window still grants access.
     WindowOutlivesInvalidation,
     /// A late packet of an unreliable connection starts a new message.
     LateUcPacketAccepted,

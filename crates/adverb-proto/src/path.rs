@@ -23,7 +23,7 @@ pub struct Route {
     pub traffic_class: u8,
     /// The flow label of IPv6, 20 bits.
     pub flow_label: u32,
-    /// The hop limit (IPv6) or time to live (IPv4); `None` for the operating system's default.
+    /// The hop limit (IPv6) or time to live (IPv4). `None` means the operating system's default.
     pub hop_limit: Option<u8>,
 }
 
@@ -54,8 +54,8 @@ impl Path {
         self.route
     }
 
-    /// Returns the UDP source port for a connection between two queue pairs: a hash of their numbers, within the 2¹⁴
-    /// ports from 0xC000 on (Annex A17.9; `rdma_get_udp_sport` in Linux's `include/rdma/ib_verbs.h`).
+    /// Returns the UDP source port for a connection between two queue pairs: a hash of their numbers, in the range of
+    /// 2¹⁴ ports that starts at 0xC000 (Annex A17.9; `rdma_get_udp_sport` in Linux's `include/rdma/ib_verbs.h`).
     ///
     /// ```
     /// use adverb_proto::Path;

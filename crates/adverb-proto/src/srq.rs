@@ -113,8 +113,8 @@ impl SharedQueue {
 pub struct SrqStatus {
     /// The number of queued requests. Requests in use by a partially received message are not counted.
     pub request_count: usize,
-    /// The armed limit: the queue generates an event when it holds fewer requests. 0 if the queue is not armed, or
-    /// after the event.
+    /// The armed limit: the queue generates an event when it holds fewer requests. The value is 0 if the queue is not
+    /// armed, or after the event.
     pub limit: u32,
     /// The number of queue pairs that use the queue.
     pub queue_pair_count: u32,

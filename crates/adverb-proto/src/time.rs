@@ -34,7 +34,7 @@ impl Time {
     }
 }
 
-/// Saturates at [`MAX`](Time::MAX), 584 years after [`ZERO`](Time::ZERO).
+/// Adds a duration. The sum saturates at [`MAX`](Time::MAX), 584 years after [`ZERO`](Time::ZERO).
 impl Add<Duration> for Time {
     type Output = Time;
 
@@ -43,7 +43,7 @@ impl Add<Duration> for Time {
     }
 }
 
-/// Returns the duration since `earlier`; zero if `earlier` is later.
+/// Returns the duration since `earlier`, or zero if `earlier` is later.
 impl Sub for Time {
     type Output = Duration;
 
@@ -52,7 +52,7 @@ impl Sub for Time {
     }
 }
 
-/// Prints microseconds.
+/// Formats the time in microseconds.
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{:03}us", self.0 / 1000, self.0 % 1000)

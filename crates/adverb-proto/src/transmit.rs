@@ -71,8 +71,8 @@ impl Payload<'_> {
 }
 
 impl Transmit<'_> {
-    /// Appends the whole packet to `out`: headers, payload, padding and ICRC, as the payload of a UDP datagram. This
-    /// copies the payload; a link with scatter/gather I/O can avoid the copy.
+    /// Appends the whole packet to `out`: headers, payload, padding and ICRC, as the payload of a UDP datagram. The
+    /// method copies the payload; a link with scatter/gather I/O can avoid the copy.
     ///
     /// `identification` is the identification (IP ID) of the IPv4 header: 0 on an ordinary UDP socket.
     ///

@@ -21,7 +21,7 @@ pub struct ListenerId(pub(super) u32);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct QueryId(pub(super) u32);
 
-/// Prints the communication ID.
+/// Formats the communication ID.
 impl fmt::Display for ConnectionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#010x}", self.0)
@@ -38,15 +38,15 @@ impl fmt::Display for ConnectionId {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// A peer requests a connection: accept or reject it.
+    /// A peer requests a connection. The application must accept or reject it.
     Request(Box<Request>),
-    /// The peer accepted the connection: move the queue pair to ready-to-send and
+    /// The peer accepted the connection. The application must move the queue pair to ready-to-send and
     /// [establish](super::Manager::establish) the connection, or reject it.
     Accepted(Box<Acceptance>),
     /// The connection is established.
     Established(ConnectionId),
-    /// The connection was rejected before it was established: by the peer, or as stale, because the peer requested
-    /// another connection for the same queue pair.
+    /// The connection was rejected before it was established. Either the peer rejected the connection, or the manager
+    /// rejected it as stale because the peer requested another connection for the same queue pair.
     Rejected(Box<Rejection>),
     /// The connection was not established by the deadline: the peer did not respond, or the application did not accept,
     /// establish or reject the connection in time.
@@ -60,12 +60,12 @@ pub enum Event {
         /// The queue pair number.
         qpn: Qpn,
     },
-    /// A peer queries for a UD queue pair: [answer](super::Manager::accept_query) or [refuse](super::Manager::reject_query)
-    /// the query.
+    /// A peer queries for a UD queue pair. The application must [reply to](super::Manager::answer) or
+    /// [reject](super::Manager::refuse_query) the query.
     Query(Box<Query>),
-    /// A peer answered a query with its UD queue pair.
+    /// A peer replied to a query with its UD queue pair.
     Resolved(Box<Resolution>),
-    /// A peer refused a query.
+    /// A peer rejected a query.
     Refused {
         /// The query.
         id: QueryId,
@@ -110,7 +110,8 @@ pub struct Request {
     pub ece: Ece,
     /// The path in the request, from the peer's point of view: traffic class, hop limit, acknowledgement timeout.
     pub path: Path,
-    /// The private data of the peer's application, padded with zeros, because messages do not carry its length.
+    /// The private data of the peer's application, padded with zeros, because messages do not carry the length of the
+    /// data.
     pub private_data: Vec<u8>,
 }
 
@@ -164,11 +165,11 @@ pub struct Query {
     pub private_data: Vec<u8>,
 }
 
-/// A peer's answer to a query: its UD queue pair.
+/// A peer's reply to a query, with the peer's UD queue pair.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Resolution {
-    /// The query that the peer answered.
+    /// The query that the peer replied to.
     pub id: QueryId,
     /// The addresses of both sides.
     pub addrs: AddrPair,

@@ -19,13 +19,13 @@ use crate::types::{Psn, Qpn, Transport};
 
 /// A connection manager without a clock, a socket or a queue pair. The [module documentation](super) has an example.
 ///
-/// After each call and each message, poll in this order:
+/// After each call and each message, the caller must poll in this order:
 ///
-/// 1. [`poll_transmit`](Manager::poll_transmit) until it returns `None`, and send each message.
-/// 2. [`poll_event`](Manager::poll_event) until it returns `None`. Calls that handle an event may queue more messages
-///    and events.
-/// 3. [`poll_timeout`](Manager::poll_timeout), and call [`handle_timeout`](Manager::handle_timeout) at that time at the
-///    latest.
+/// 1. The caller polls [`poll_transmit`](Manager::poll_transmit) until it returns `None`, and sends each message.
+/// 2. The caller polls [`poll_event`](Manager::poll_event) until it returns `None`. Calls that handle an event may
+///    queue more messages and events.
+/// 3. The caller polls [`poll_timeout`](Manager::poll_timeout), and calls [`handle_timeout`](Manager::handle_timeout)
+///    at that time at the latest.
 ///
 /// The caller supplies randomness as an argument, for communication IDs and packet sequence numbers. The
 /// randomness must be unpredictable: an attacker that guesses these values can forge messages of a connection.
@@ -364,7 +364,7 @@ impl Manager {
     /// Disconnects an established connection. The manager reports [`Event::Disconnected`] when the peer confirms, or at
     /// the deadline. The application should move the queue pair to the error state first.
     ///
-    /// If an earlier call is still disconnecting, this call can only move the deadline to an earlier time.
+    /// If the manager is already disconnecting the connection, this call can only move the deadline to an earlier time.
     ///
     /// # Errors
     ///
@@ -420,7 +420,8 @@ impl Manager {
         }
     }
 
-    /// Whether a queue pair number may be used for a new connection: no connection uses it, not even one in timewait.
+    /// Whether a queue pair number may be used for a new connection: no connection in any state, including timewait,
+    /// uses the number.
     pub fn is_qpn_free(&self, qpn: Qpn) -> bool {
         self.table.by_local_qp(qpn).is_none()
     }

@@ -47,8 +47,8 @@ impl AddrPair {
 #[non_exhaustive]
 pub struct Config {
     /// The GUID of this adapter. Peers distinguish connections by GUID and queue pair number, and reject a request if
-    /// they still have a connection with the same GUID and number. Choose a random GUID for each manager, so that peers
-    /// don't mistake a restarted manager for the previous one.
+    /// they still have a connection with the same GUID and number. Each manager should have a random GUID, so that
+    /// peers can distinguish a restarted manager from the previous one.
     pub ca_guid: u64,
     /// The maximum path MTU that the link supports. The manager rejects a request with a larger path MTU, because both
     /// sides must use the same one.
@@ -61,7 +61,7 @@ pub struct Config {
     /// The maximum number of retransmissions of a message, 0 to 15. REQ messages carry this value.
     pub max_retries: u8,
     /// The duration of timewait, in which the queue pair number and the communication ID of an ended connection are not
-    /// reused. It should exceed the maximum lifetime of a packet.
+    /// reused. The duration should exceed the maximum lifetime of a packet.
     pub timewait: Duration,
     /// The time that the application has to accept or reject a request. After this time, the manager rejects the
     /// request.
@@ -105,7 +105,7 @@ pub enum BindAddr {
     Any,
 }
 
-/// The parameters of a listener: see [`Manager::listen`](super::Manager::listen).
+/// The parameters of a listener, for [`Manager::listen`](super::Manager::listen).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ListenParams {
     /// The service that peers connect to.
@@ -123,9 +123,11 @@ pub struct ListenParams {
 /// The maximum numbers of outstanding READs and atomics, from this side's point of view.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RdAtomicLimits {
-    /// The maximum number of the peer's READs and atomics that this side serves at once (its responder resources).
+    /// The maximum number of the peer's READs and atomics that this side serves concurrently (this side's responder
+    /// resources).
     pub max_dest_rd_atomic: u8,
-    /// The maximum number of this side's READs and atomics that the peer serves at once (this side's initiator depth).
+    /// The maximum number of this side's READs and atomics that the peer serves concurrently (this side's initiator
+    /// depth).
     pub max_rd_atomic: u8,
 }
 
@@ -183,7 +185,7 @@ impl LocalQp {
     }
 }
 
-/// The parameters of a connection request: see [`Manager::connect`](super::Manager::connect).
+/// The parameters of a connection request, for [`Manager::connect`](super::Manager::connect).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ConnectParams<'a> {
@@ -231,7 +233,7 @@ impl<'a> ConnectParams<'a> {
     }
 }
 
-/// The parameters of a SIDR query: see [`Manager::resolve_service`](super::Manager::resolve_service).
+/// The parameters of a SIDR query, for [`Manager::resolve`](super::Manager::resolve).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ResolveParams<'a> {
     /// The addresses of both sides.

@@ -91,13 +91,13 @@ impl Manager {
         Ok(QueryId(id))
     }
 
-    /// Answers a peer's [query](Event::Query) with the UD queue pair of the service and its Q_Key, which in `rdma_cm`'s
-    /// UDP port space is [`UDP_QKEY`](super::UDP_QKEY).
+    /// Replies to a peer's [query](Event::Query) with the UD queue pair of the service and its Q_Key, which in
+    /// `rdma_cm`'s UDP port space is [`UDP_QKEY`](super::UDP_QKEY).
     ///
     /// # Errors
     ///
-    /// Returns [`CallError::Unknown`] if the query does not exist, was answered already, or was not answered within
-    /// [`Config::request_timeout`](super::Config::request_timeout), and [`CallError::PrivateDataTooLong`] if the
+    /// Returns [`CallError::Unknown`] if the query does not exist, was already replied to or rejected, or has expired
+    /// after [`Config::request_timeout`](super::Config::request_timeout), and [`CallError::PrivateDataTooLong`] if the
     /// private data is longer than 136 bytes.
     pub fn accept_query(
         &mut self,
@@ -111,7 +111,7 @@ impl Manager {
         self.respond(now, id, SidrStatus::Valid, qpn, qkey, private_data)
     }
 
-    /// Refuses a peer's [query](Event::Query).
+    /// Rejects a peer's [query](Event::Query).
     ///
     /// # Errors
     ///

@@ -75,7 +75,7 @@ impl<S: EventSink> Device<S> {
         })
     }
 
-    /// Returns the numbers of objects that the device holds. This iterates over all queue pairs.
+    /// Returns the numbers of objects that the device holds. The method iterates over all queue pairs.
     pub fn resource_counts(&self) -> ResourceCounts {
         ResourceCounts {
             queue_pairs: self.qps.iter().flatten().count(),

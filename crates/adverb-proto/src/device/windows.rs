@@ -5,12 +5,12 @@ use crate::event::EventSink;
 use crate::memory::{Pd, WindowError};
 
 impl<S: EventSink> Device<S> {
-    /// Creates a memory window of type 2B and returns its key. The window gives no access until a
-    /// [`SendOperation::BindWindow`](crate::types::SendOperation::BindWindow) on a connection binds it, and then only
-    /// to that connection's peer.
+    /// Creates a memory window of type 2B and returns its key. The window grants no access until a
+    /// [`SendOperation::BindWindow`](crate::types::SendOperation::BindWindow) on a connection binds it. A bound window
+    /// grants access only to that connection's peer.
     ///
-    /// Each binding gives the window a new key. The owner chooses its lowest 8 bits; the other bits stay the same.
-    /// The window must be invalidated before it is bound again: by a
+    /// Each binding assigns a new key to the window. The owner chooses the lowest 8 bits of the key; the other bits
+    /// stay the same. The window must be invalidated before it is bound again: by a
     /// [`SendOperation::LocalInvalidate`](crate::types::SendOperation::LocalInvalidate) on the same connection, or by a
     /// SEND with invalidate of the peer. Destroying or resetting the queue pair also invalidates the window.
     ///
@@ -23,8 +23,8 @@ impl<S: EventSink> Device<S> {
         self.keys.create_window(pd, random)
     }
 
-    /// Destroys a memory window, bound or not, and ends all access through the window. `key` can be the key of any of
-    /// its bindings.
+    /// Destroys a memory window, bound or not, and ends all access through the window. `key` can be the key of any
+    /// binding of the window.
     ///
     /// # Errors
     ///

@@ -2,7 +2,7 @@
 
 use super::{Backing, Fault, Memory, Span};
 
-/// Registered memory in vectors, one per [`Backing`]. Backings are numbered from 0.
+/// Registered memory in vectors. A [`Backing`] is the index of a vector.
 ///
 /// ```
 /// use adverb_proto::memory::{HeapMemory, Memory, Span};
@@ -18,18 +18,18 @@ pub struct HeapMemory {
 }
 
 impl HeapMemory {
-    /// Adds a backing with these bytes.
+    /// Adds a vector with these bytes and returns its index.
     pub fn add(&mut self, bytes: Vec<u8>) -> Backing {
         self.backings.push(bytes);
         Backing(self.backings.len() as u64 - 1)
     }
 
-    /// Returns the bytes of a backing, or an empty slice if it does not exist.
+    /// Returns the bytes of a vector, or an empty slice if the vector does not exist.
     pub fn bytes(&self, backing: Backing) -> &[u8] {
         usize::try_from(backing.0).ok().and_then(|index| self.backings.get(index)).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the bytes of a backing for writing, or an empty slice if it does not exist.
+    /// Returns the bytes of a vector for writing, or an empty slice if the vector does not exist.
     pub fn bytes_mut(&mut self, backing: Backing) -> &mut [u8] {
         let index = usize::try_from(backing.0).ok();
         index.and_then(|index| self.backings.get_mut(index)).map_or(&mut [], Vec::as_mut_slice)

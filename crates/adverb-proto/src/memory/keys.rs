@@ -19,22 +19,23 @@ pub struct Pd(u32);
 /// The attributes of a memory region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Registration {
-    /// The address of the region's first byte, as requests use it (the IOVA). It may differ from the address of the
-    /// bytes in the process.
+    /// The address of the region's first byte, as requests use it (the IOVA). This address may differ from the address
+    /// of the bytes in the process.
     pub addr: u64,
     /// The length in bytes.
     pub length: u64,
     /// The access that the region grants to this side and to peers.
     pub access: Access,
-    /// The backing that holds the bytes. The region starts at its offset 0.
+    /// The identifier of the storage that holds the bytes. The region starts at offset 0 of the storage.
     pub backing: Backing,
     /// Whether a peer may invalidate the key by a SEND with invalidate.
     pub remote_invalidate: RemoteInvalidate,
 }
 
-/// Whether a peer may invalidate a key (vol. 1, 10.6.5).
+/// The permission of peers to invalidate a key (vol. 1, 10.6.5).
 ///
-/// The default is `Denied`: several peers may use a region, and one of them should not revoke it for the others.
+/// The default is `Denied`: several peers may use a region, and one of them should not invalidate the key for the
+/// others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum RemoteInvalidate {
     /// A SEND with invalidate that names the key fails.
@@ -330,11 +331,12 @@ pub(crate) enum Denied {
 pub enum RegisterError {
     /// The range is empty, or exceeds the address space.
     InvalidRange,
-    /// Remote write and atomic access require local write access (vol. 1, 10.6.3).
+    /// The access rights include remote write or atomic access without local write access (vol. 1, 10.6.3).
     InvalidAccess,
     /// The protection domain does not exist.
     UnknownDomain,
-    /// The maximum number of regions, 2^24, is reached. With more of them, a peer could guess keys.
+    /// The maximum number of regions, 2^24, is reached. Within this limit, a random key is valid with a probability of
+    /// at most 1/256.
     TooMany,
 }
 

@@ -1,8 +1,9 @@
 //! Registered memory: regions, their keys, and access to their bytes.
 //!
-//! The engine holds no bytes. A region is a range of addresses with access rights and a random key. It refers to a
-//! [`Backing`], in which the caller keeps the bytes. The engine writes a peer's data through the caller's [`Memory`].
-//! The engine describes data to send as [`Span`]s, and the caller reads the bytes when it sends the packet.
+//! The engine holds no bytes. A region is a range of addresses with access rights and a random key. A [`Backing`]
+//! identifies the storage in which the caller keeps the region's bytes. The engine writes a peer's data through the
+//! caller's [`Memory`]. The engine describes data to send as [`Span`]s, and the caller reads the bytes when it sends
+//! the packet.
 
 mod heap;
 mod keys;
@@ -21,9 +22,9 @@ pub struct Backing(pub u64);
 /// A range of registered memory that was checked against the access rights of its region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
-    /// The backing that holds the bytes.
+    /// The identifier of the storage that holds the bytes.
     pub backing: Backing,
-    /// The offset of the first byte in the backing.
+    /// The offset of the first byte in the storage.
     pub offset: u64,
     /// The number of bytes.
     pub length: u32,
@@ -31,8 +32,8 @@ pub struct Span {
 
 /// The engine's access to the bytes of registered memory.
 ///
-/// The engine has checked each span: it lies within a region that was registered with this backing, and the region
-/// grants the access. An implementation may still fail, for example if a page can't be faulted in.
+/// The engine has checked each span: the span lies within a region that was registered with this backing, and the
+/// region grants the access. An implementation may still fail, for example if a page can't be faulted in.
 pub trait Memory {
     /// Writes `bytes` to `span`, which has the same length.
     ///
@@ -63,24 +64,24 @@ pub trait Memory {
     ///
     /// # Errors
     ///
-    /// Returns [`Fault`] if the word can't be accessed, or is not aligned in the backing.
+    /// Returns [`Fault`] if the word can't be accessed, or is not aligned in the storage.
     fn compare_swap(&mut self, word: Span, compare: u64, swap: u64) -> Result<u64, Fault>;
 
     /// Adds `add` to a native-endian 64-bit word, wrapping around, and returns its previous value.
     ///
     /// # Errors
     ///
-    /// Returns [`Fault`] if the word can't be accessed, or is not aligned in the backing.
+    /// Returns [`Fault`] if the word can't be accessed, or is not aligned in the storage.
     fn fetch_add(&mut self, word: Span, add: u64) -> Result<u64, Fault>;
 
-    /// Writes eight bytes atomically: a concurrent reader sees either all old or all new bytes.
+    /// Writes eight bytes atomically: a concurrent reader reads either all old or all new bytes.
     ///
     /// # Errors
     ///
-    /// Returns [`Fault`] if the word can't be accessed, or is not aligned in the backing.
+    /// Returns [`Fault`] if the word can't be accessed, or is not aligned in the storage.
     fn write_word(&mut self, word: Span, bytes: [u8; 8]) -> Result<(), Fault>;
 
-    /// Makes earlier writes to `span` globally visible, or persistent if `persistent` is set.
+    /// Flushes earlier writes to `span` to global visibility, or to persistence if `persistent` is set.
     ///
     /// # Errors
     ///

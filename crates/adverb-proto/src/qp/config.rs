@@ -48,10 +48,11 @@ pub struct QpConfig {
     pub read_window: u32,
     /// The maximum number of short requests that are coalesced; 0 disables coalescing.
     ///
-    /// While at least half as many requests are unacknowledged, short requests are held back. They are sent together
-    /// when their number reaches that of the unacknowledged requests or this limit, or when the acknowledgement
-    /// arrives. A short request is a SEND or WRITE of less than one packet that isn't solicited. A request is held back
-    /// only if it, the request before it and the last queued one are short, and an acknowledgement timeout is set.
+    /// While the number of unacknowledged requests is at least half of this limit, the queue pair holds back short
+    /// requests. It sends them together when their number reaches the number of unacknowledged requests or this limit,
+    /// or when the acknowledgement arrives. A short request is a SEND or WRITE of less than one packet that isn't
+    /// solicited. A request is held back only if it, the request before it and the last queued one are short, and an
+    /// acknowledgement timeout is set.
     pub coalesce_limit: u32,
     /// The congestion control.
     pub congestion: Congestion,
@@ -109,16 +110,16 @@ pub enum Transition {
     ReceiveDatagrams,
     /// Ready to receive to ready to send: the queue pair also sends messages.
     ReadyToSend(ReadyToSend),
-    /// Ready to receive or ready to send, without a change of state: changes the peer's access rights through this
-    /// queue pair (vol. 1, 11.2.5.2). Packets received earlier were checked against the old rights.
+    /// A change of the peer's access rights through this queue pair, which stays ready to receive or ready to send
+    /// (vol. 1, 11.2.5.2). Packets received earlier were checked against the old rights.
     Access(Access),
     /// Ready to send to send queue drained: started requests are completed, and no further request is started.
     Drain,
     /// Send queue drained, draining or send queue error to ready to send.
     Resume,
-    /// Any state but reset to error: flushes all requests.
+    /// Any state but reset to error: the queue pair flushes all requests.
     Error,
-    /// Any state to reset: discards all requests without completions.
+    /// Any state to reset: the queue pair discards all requests without completions.
     Reset,
 }
 
@@ -129,7 +130,7 @@ pub struct Init {
     pub access: Access,
     /// The partition key.
     pub pkey: u16,
-    /// The queue key of a datagram queue pair; unused by connections.
+    /// The queue key of a datagram queue pair. Connections do not use this field.
     pub qkey: u32,
 }
 
@@ -175,7 +176,7 @@ impl ReadyToReceive {
 pub struct ReadyToSend {
     /// The PSN of the first packet that this side sends.
     pub psn: Psn,
-    /// The acknowledgement timeout; [`Timeout::ZERO`] means none.
+    /// The acknowledgement timeout; [`Timeout::ZERO`] means no timeout.
     pub timeout: Timeout,
     /// The maximum number of retransmissions without progress, 0 to 7. Unlike in `rxe_comp.c`, 7 is also a limit.
     pub retry_count: u8,
@@ -202,7 +203,7 @@ pub enum CreateQpError {
     UnknownCq(Cq),
     /// The shared receive queue does not exist.
     UnknownSrq(Srq),
-    /// All queue pair numbers are in use.
+    /// The maximum number of queue pairs, 2^23, is reached.
     TooMany,
     /// Queue pair 1 (general service interface, GSI) exists already, or was requested with a transport other than UD.
     InvalidGsi,

@@ -14,7 +14,7 @@ bitflags::bitflags! {
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct Access: u32 {
-        /// The local device may write. Receive buffers and the targets of READ and atomics need this.
+        /// The local device may write. Receive buffers and the targets of READs and atomics need this right.
         const LOCAL_WRITE = 1 << 0;
         /// A peer may write.
         const REMOTE_WRITE = 1 << 1;

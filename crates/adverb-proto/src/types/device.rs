@@ -55,7 +55,7 @@ pub struct DeviceAttributes {
     pub max_memory_region_len: u64,
     /// The maximum number of protection domains.
     pub max_protection_domains: u32,
-    /// The maximum number of a peer's READs and atomics that a queue pair serves at once.
+    /// The maximum number of a peer's READs and atomics that a queue pair serves concurrently.
     pub max_dest_rd_atomic: u8,
     /// The maximum number of outstanding READs and atomics of a queue pair.
     pub max_rd_atomic: u8,
@@ -65,7 +65,7 @@ pub struct DeviceAttributes {
     pub has_memory_windows: bool,
     /// The maximum number of shared receive queues.
     pub max_shared_receive_queues: u32,
-    /// The maximum number of multicast groups; 0 if the device has no multicast.
+    /// The maximum number of multicast groups. The value is 0 if the device does not support multicast.
     pub max_multicast_groups: u32,
     /// The operations that can use memory registered with [`Access::ON_DEMAND`](super::Access::ON_DEMAND).
     pub odp: OdpCapabilities,
@@ -87,7 +87,7 @@ pub struct DeviceAttributes {
 pub struct TimestampClock {
     /// The mask of a timestamp's valid bits. The clock wraps to 0 after this value.
     pub mask: u64,
-    /// The clock's frequency in kHz; 0 if the device doesn't report it.
+    /// The clock's frequency in kHz. The value is 0 if the device doesn't report the frequency.
     pub frequency_khz: u64,
 }
 

@@ -19,7 +19,7 @@ pub struct Endpoint {
     /// The sequence number of the first packet that the queue pair sends.
     #[cfg_attr(feature = "serde", serde(with = "psn"))]
     pub psn: Psn,
-    /// The MTU of the port, in bytes. A connection uses the smaller one of both endpoints' MTUs.
+    /// The MTU of the port, in bytes. A connection uses the smaller of the two endpoints' MTUs.
     pub mtu: u16,
 }
 

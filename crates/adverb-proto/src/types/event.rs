@@ -26,7 +26,7 @@ pub enum DeviceEvent {
     Established(Qpn),
     /// The send queue of a queue pair is drained.
     SendQueueDrained(Qpn),
-    /// A queue pair in the error state has taken its last request from its shared receive queue.
+    /// A queue pair in the error state has consumed its last request from its shared receive queue.
     LastReceiveReached(Qpn),
     /// The shared receive queue with this id has failed.
     SharedReceiveQueueError(u32),

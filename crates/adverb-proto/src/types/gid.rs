@@ -5,7 +5,7 @@ use core::net::{IpAddr, Ipv6Addr};
 
 /// A global identifier (GID): 128 bits that address a port.
 ///
-/// In RoCE it is an IP address; an IPv4 address is stored as an IPv4-mapped IPv6 address. A GID within 100::/64 can
+/// In RoCE, a GID is an IP address; an IPv4 address is stored as an IPv4-mapped IPv6 address. A GID within 100::/64 can
 /// also carry the UDP port of a software device: see [`udp_addr`](Gid::udp_addr).
 ///
 /// ```

@@ -64,7 +64,7 @@ impl Gid {
     }
 }
 
-/// Returns the GID of the device that receives at this address and UDP port, or sent a packet from there.
+/// Returns the GID of the device that uses this address and UDP port.
 impl From<SocketAddr> for Gid {
     fn from(address: SocketAddr) -> Gid {
         let ip = address.ip();

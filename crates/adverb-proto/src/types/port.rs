@@ -110,7 +110,7 @@ pub struct GidEntry {
     pub gid: Gid,
     /// The packet format that the entry selects.
     pub gid_type: GidType,
-    /// The network interface that has the address, with RoCE.
+    /// The network interface that has the address, if the port uses RoCE.
     pub netdev: Option<String>,
 }
 

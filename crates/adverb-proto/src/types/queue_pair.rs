@@ -33,7 +33,7 @@ impl QueuePairAttributes {
 pub struct PeerAttributes {
     /// The number of the peer's queue pair.
     pub qpn: Qpn,
-    /// The GID of the peer's port; [`Gid::ZERO`] if packets carry no global route header (GRH).
+    /// The GID of the peer's port, or [`Gid::ZERO`] if packets carry no global route header (GRH).
     pub gid: Gid,
     /// The local identifier (LID) of the peer's port, on InfiniBand.
     pub lid: u16,

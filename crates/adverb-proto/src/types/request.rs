@@ -71,7 +71,7 @@ pub enum SendOperation {
     /// An atomic compare-and-swap: the responder replaces a 64-bit word of its memory with `swap` if the word equals
     /// `compare`, and returns the old value.
     CompareSwap {
-        /// The word.
+        /// The address of the word.
         remote: RemoteAddress,
         /// The expected value.
         compare: u64,
@@ -81,7 +81,7 @@ pub enum SendOperation {
     /// An atomic fetch-and-add: the responder adds `add` to a 64-bit word of its memory, with wraparound, and returns
     /// the old value.
     FetchAdd {
-        /// The word.
+        /// The address of the word.
         remote: RemoteAddress,
         /// The addend.
         add: u64,

@@ -96,7 +96,7 @@ statuses! {
     /// The peer acknowledged neither the request nor its retransmissions.
     RetryExceeded = 12, "the peer did not acknowledge the request (transport retries exceeded)",
         Some("check that the peer is up, that its queue pair is ready to receive, and that path, GID and MTU are right");
-    /// The peer answered the request and its retransmissions with RNR NAKs: it had no receive posted.
+    /// The peer responded to the request and its retransmissions with RNR NAKs, because it had no receive posted.
     RnrRetryExceeded = 13, "the peer had no receive buffer (receiver-not-ready retries exceeded)",
         Some("post receive requests at the peer before sending, raise `rnr_retry`, or use credits");
     /// An error of reliable datagrams, which RoCE doesn't have.
