@@ -73,11 +73,11 @@ impl Connector {
         self
     }
 
-    /// Connects to a listener. If the host name has several addresses, the connector tries one after the other.
+    /// Connects to a listener. If the host name has several addresses, the connector tries the addresses in turn.
     ///
     /// # Errors
     ///
-    /// - Returns [`Error::Unreachable`] if no listener answers within [`Options::connect_timeout`].
+    /// - Returns [`Error::Unreachable`] if no listener replies within [`Options::connect_timeout`].
     /// - Returns [`Error::HandshakeRejected`] if the peer rejects the connection, or does not use Adverb's protocol.
     /// - Returns [`Error::CmRejected`] if the peer's connection manager rejects the request, for example because no
     ///   listener is bound to the port.
@@ -155,7 +155,7 @@ async fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
 /// [`Bootstrap`](super::Bootstrap). All later traffic uses the queue pairs.
 ///
 /// A listener listens until it is [stopped](Listener::stop) or dropped, and can be [started](Listener::start) again.
-/// Connections that it has accepted do not depend on it.
+/// Accepted connections do not depend on the listener.
 pub struct Listener {
     listening: Arc<Listening>,
 }
@@ -208,8 +208,8 @@ impl Listener {
     /// Waits until a peer connects, and returns the connection. Several tasks may wait at the same time.
     ///
     /// If a handshake fails, or does not finish within [`Options::connect_timeout`], the listener logs the reason, and
-    /// the call continues to wait. Handshakes do not delay each other. If 256 handshakes are pending, or file
-    /// descriptors run out, the listener drops handshakes that have made no progress for a second.
+    /// the call continues to wait. Handshakes do not delay each other. If 256 handshakes are pending, or the process
+    /// has no file descriptors left, the listener drops handshakes that have made no progress for a second.
     ///
     /// # Errors
     ///
@@ -231,8 +231,8 @@ impl Listener {
         }
     }
 
-    /// Stops listening. The port becomes free, calls to [`accept`](Listener::accept) return an error, and the listener
-    /// rejects peers that it has not accepted yet. Accepted connections continue.
+    /// Stops listening. The call releases the port, calls to [`accept`](Listener::accept) return an error, and the
+    /// listener rejects peers that it has not accepted yet. Accepted connections continue.
     pub fn stop(&self) {
         self.listening.stop();
     }
@@ -273,8 +273,9 @@ impl fmt::Debug for Listener {
 /// peer grants credits, so a slow receiver slows its sender, and memory use is bounded.
 ///
 /// Dropping a connection aborts it; [`close`](Connection::close) first waits until the peer has received everything. If
-/// the peer has closed the connection, a task of the runtime keeps the queue pair after the drop, until the peer knows
-/// that its last messages have arrived. This time is short unless packets are lost, and at most two seconds.
+/// the peer has closed the connection, a task of the runtime keeps the queue pair after the drop, until the peer has
+/// received the acknowledgement of its last messages. This time is short unless packets are lost, and at most two
+/// seconds.
 ///
 /// ```
 /// use adverb::net::{Listener, connect};
@@ -379,8 +380,8 @@ impl Connection {
         self.send_message(message.into(), Some(immediate)).await
     }
 
-    /// Queues a message for coalescing with others. For many short messages in a row, this costs far less CPU time than
-    /// [`send`](Connection::send).
+    /// Queues a message for coalescing with others. For many consecutive short messages, this method uses far less CPU
+    /// time than [`send`](Connection::send).
     ///
     /// Queued messages are sent when enough are queued, with the next [`send`](Connection::send), when a call waits on
     /// this connection, or by [`flush`](Connection::flush). Until then the peer does not receive them.

@@ -4,14 +4,14 @@
 //!
 //! The module [`blocking`] contains the API for threads. With the feature `tokio`, which is on by default, this module
 //! contains the same API for tasks. The caller opens no device, creates no queue pair and registers no memory:
-//! listeners and connectors do.
+//! listeners and connectors perform these steps.
 //!
 //! # Messages
 //!
 //! A connection carries messages of up to 64 MiB, or of up to 1 GiB with [`Options::max_message_size`]. The sender
 //! writes short messages into a ring in the receiver's memory (eager). The receiver's device reads long messages from
-//! the sender's memory (rendezvous). Credits stop a sender whose peer does not receive. `docs/protocol.md` specifies
-//! the protocol.
+//! the sender's memory (rendezvous). A sender whose peer does not receive messages runs out of credits, and waits.
+//! `docs/protocol.md` specifies the protocol.
 //!
 //! # One-sided access
 //!
@@ -27,7 +27,7 @@
 //! # Progress
 //!
 //! A connection has no background thread: the calls that use the connection drive it. The exception is a connection
-//! that has failed and is [reconnecting](Options::reconnect): a thread reconnects it, and then ends.
+//! that has failed and is [reconnecting](Options::reconnect): a temporary thread reconnects it.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -10,8 +10,8 @@ use bytes::Bytes;
 /// A received message: its bytes, and its immediate data if the sender attached any.
 ///
 /// The bytes are registered memory with a single owner, so a message can be forwarded without a copy. Short messages
-/// that arrive together share one buffer, which returns to the pool when the last of them is dropped. Copy a message
-/// that you keep for long.
+/// that arrive together share one buffer, which returns to the pool when the last of them is dropped. A program should
+/// copy messages that it keeps for a long time.
 #[derive(Debug)]
 pub struct Message {
     pub(super) buffer: PoolBuf,
@@ -58,8 +58,8 @@ impl AsRef<[u8]> for Message {
 
 /// Data to send: bytes, which are copied, or a pool buffer, which is not copied if the message is long.
 ///
-/// Conversions from references to bytes, from [`PoolBuf`] and from [`Message`] create this type, so callers seldom name
-/// it.
+/// Conversions from references to bytes, from [`PoolBuf`] and from [`Message`] create this type, so callers seldom need
+/// to name this type.
 #[derive(Debug)]
 pub struct SendData<'a>(pub(super) Source<'a>);
 
@@ -143,8 +143,8 @@ pub struct UnacknowledgedMessage {
 pub struct SendError {
     /// The cause of the failure.
     pub error: Error,
-    /// The pool buffer that was not sent. `None` if the data was a byte slice, or if the message is queued or in
-    /// flight.
+    /// The pool buffer that was not sent. This field is `None` if the data was a byte slice, or if the message is
+    /// queued or in flight.
     pub buffer: Option<PoolBuf>,
 }
 

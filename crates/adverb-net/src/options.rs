@@ -122,8 +122,8 @@ impl Options {
     /// Sets the maximum number of bytes in messages that have arrived, but that the application has not received yet.
     /// The default is 4 MiB.
     ///
-    /// The limit counts each message with 64 bytes more than its size. The connection always buffers one message,
-    /// whatever its size.
+    /// Each message counts as its size plus 64 bytes. The connection always buffers one message, regardless of its
+    /// size.
     pub fn recv_buffer_limit(mut self, bytes: usize) -> Options {
         self.recv_buffer_limit = bytes;
         self
@@ -136,8 +136,8 @@ impl Options {
     /// messages. If a peer sends a longer message anyway, this side ends the connection before it allocates memory for
     /// the message.
     ///
-    /// A frame of 32 bytes makes this side allocate memory for a message of this size, so raise the value only as far
-    /// as the application needs. The value does not limit streams.
+    /// A peer can cause an allocation of this size with a frame of 32 bytes, so raise the value only as far as the
+    /// application needs. The value does not limit streams.
     pub fn max_message_size(mut self, bytes: u32) -> Options {
         self.max_message_size = bytes.min(LONGEST_MESSAGE);
         self
@@ -165,10 +165,10 @@ impl Options {
     /// Sets whether a peer that connects over TCP may send a GID that is not the address of its end of the TCP
     /// connection. The default is `false`.
     ///
-    /// Each side sends its RDMA packets to the GID in the peer's greeting. The check keeps a peer from directing
+    /// Each side sends its RDMA packets to the GID in the peer's greeting. The check prevents a peer from directing
     /// these packets at a third party. Set this option on both sides if the RDMA network has other addresses than the
-    /// network of the TCP connection, or if a device has only a link-local GID (`fe80::…`). Then let only trusted
-    /// peers reach the listener, or use a [key](Options::key).
+    /// network of the TCP connection, or if a device has only a link-local GID (`fe80::…`). Then let only trusted peers
+    /// reach the listener, or use a [key](Options::key).
     ///
     /// The check ignores the UDP port that a GID may contain, and treats all loopback addresses as equal. There is no
     /// check on InfiniBand, where GIDs are not IP addresses, and no check on an in-process switch.
@@ -183,7 +183,7 @@ impl Options {
         self
     }
 
-    /// Sets the time limit of the other calls that wait: for a message, for credits to send one, for a one-sided
+    /// Sets the time limit of all other waiting calls: calls that wait for a message, for credits, or for a one-sided
     /// operation. By default, there is no time limit.
     pub fn timeout(mut self, timeout: Duration) -> Options {
         self.timeout = timeout;
@@ -193,10 +193,11 @@ impl Options {
     /// Sets the time without traffic from the peer after which a waiting call probes the peer. The default is 5 s, and
     /// `Duration::MAX` disables the probes.
     ///
-    /// The peer's device answers the probe, even if the peer's program hangs. If the device does not answer, the
-    /// connection ends about two seconds after the probe: the probe is retransmitted six times, with an ACK timeout of
-    /// 268 ms. The InfiniBand specification allows hardware to wait up to four times as long. If the connection manager
-    /// of RDMA hardware established the connection, the kernel also reports at once that the peer's process has ended.
+    /// The peer's device acknowledges the probe, even if the peer's program hangs. If the device sends no
+    /// acknowledgement, the connection ends about two seconds after the probe: the probe is retransmitted six times,
+    /// with an ACK timeout of 268 ms. The InfiniBand specification allows hardware to wait up to four times as long. If
+    /// the connection manager of RDMA hardware established the connection, the kernel also reports at once that the
+    /// peer's process has ended.
     pub fn keepalive(mut self, silence: Duration) -> Options {
         self.keepalive = silence;
         self
@@ -205,22 +206,23 @@ impl Options {
     /// Enables reconnecting, and sets its time limit. By default, a connection ends when it fails. Both sides must
     /// enable reconnecting.
     ///
-    /// A connection that fails is reconnected over the same path, or over
-    /// [another](super::blocking::Connector::alternate_addr). Calls that use the connection detect the failure, as
+    /// A connection that fails is reconnected over the same path, or over [another
+    /// path](super::blocking::Connector::alternate_addr). Calls that use the connection detect the failure, as
     /// [`keepalive`](Options::keepalive) describes; without such a call, the failure is not detected. A thread then
     /// reconnects the connection: the connector dials again, and the listener accepts, if it still exists. The
     /// accepting side must have detected the failure too, or a caller must be waiting in
-    /// [`accept`](super::blocking::Listener::accept). Therefore, set the keepalive to a small part of this time limit.
+    /// [`accept`](super::blocking::Listener::accept). Therefore, set the keepalive to a small fraction of this time
+    /// limit.
     ///
     /// Each side then replays the messages that the peer has not received. No message is lost or duplicated while both
-    /// programs run, and waiting calls keep waiting. One-sided operations in flight fail, because it is unknown whether
-    /// the peer's device has executed them. This side announces exposed memory again, and the peer must find it again
-    /// with [`remote_region`](super::blocking::Connection::remote_region).
+    /// programs run, and waiting calls keep waiting. One-sided operations in flight fail, because this side cannot
+    /// determine whether the peer's device has executed them. This side announces exposed memory again, and the peer
+    /// must call [`remote_region`](super::blocking::Connection::remote_region) again.
     ///
     /// The connection ends if the time limit expires, or if the peer does not know the connection because its program
     /// was restarted. [`take_unacknowledged`](super::blocking::Connection::take_unacknowledged) then returns the
-    /// messages that the peer may not have received. To make replay possible, this side keeps messages in memory
-    /// until the peer has read them.
+    /// messages that the peer may not have received. For the replay, this side keeps messages in memory until the peer
+    /// has read them.
     pub fn reconnect(mut self, timeout: Duration) -> Options {
         self.reconnect = Some(timeout);
         self
@@ -242,11 +244,11 @@ pub enum Bootstrap {
     ///
     /// A listener accepts connections over TCP, and from the connection manager if its device has one.
     ///
-    /// A connector over RDMA hardware tries the connection manager first, and TCP if the peer does not answer there. A
-    /// connector over a software device uses TCP only, because several processes of one machine can share an address
-    /// for TCP, but not for RDMA. To reach a listener with [`Bootstrap::ConnectionManager`], such a connector must set
-    /// the same option. It does not try the connection manager after a refused TCP connection, because that attempt
-    /// takes seconds to fail if there is no listener.
+    /// A connector over RDMA hardware tries the connection manager first, and TCP if the peer does not reply to the
+    /// connection manager. A connector over a software device uses TCP only, because several processes of one machine
+    /// can share an address for TCP, but not for RDMA. To reach a listener with [`Bootstrap::ConnectionManager`], such
+    /// a connector must set the same option. The connector does not try the connection manager after a refused TCP
+    /// connection, because that attempt takes seconds to fail if there is no listener.
     #[default]
     Auto,
     /// The RDMA connection manager (`rdma_cm`), at the same port number in its own port space. No TCP connection is

@@ -55,7 +55,7 @@ pub struct Header {
     pub pkey: u16,
     /// Whether forward congestion notification is set. RoCEv2 marks the IP header instead; this field is for decoding.
     pub fecn: bool,
-    /// Whether backward congestion notification is set, as it is in a CNP.
+    /// Whether backward congestion notification is set. Every CNP sets this flag.
     pub becn: bool,
     /// Whether the requester requests an acknowledgement.
     pub ack_request: bool,

@@ -104,10 +104,9 @@ impl Flow {
 
     /// Writes a packet's headers into `head` and computes its trailer, for a payload in any number of slices.
     ///
-    /// The payload is read once and never copied. The packet consists of the first
-    /// [`header_len`](Emitted::header_len) bytes of `head`, the payload slices, and the
-    /// [`trailer`](Emitted::trailer). `ip_id` is the identification of the IPv4 header: 0 for a UDP socket, ignored
-    /// for IPv6.
+    /// The payload is read once and never copied. The packet consists of the first [`header_len`](Emitted::header_len)
+    /// bytes of `head`, the payload slices, and the [`trailer`](Emitted::trailer). `ip_id` is the identification of the
+    /// IPv4 header. A sender with a UDP socket passes 0. For IPv6, this method ignores `ip_id`.
     ///
     /// # Errors
     ///
@@ -164,7 +163,7 @@ impl Flow {
         Ok(IcrcHasher { hasher, header_len, pad_len })
     }
 
-    /// Checks the ICRC of a packet received in this flow with a known IP ID. For IPv6, `ip_id` is ignored.
+    /// Checks the ICRC of a packet received in this flow with a known IP ID. For IPv6, this method ignores `ip_id`.
     ///
     /// # Errors
     ///

@@ -104,8 +104,8 @@ impl IpHeader {
     ///
     /// An IPv6 header fills the 40 bytes. An IPv4 header is in the last 20 bytes, and the first 20 are undefined, so
     /// they may resemble an IPv6 header. In that case, the header is IPv4 if the checksum of the last 20 bytes is
-    /// correct, as in rdma-core's `get_grh_header_version`. Otherwise the checksum is ignored, because loopback packets
-    /// may lack a checksum, as those of rxe do.
+    /// correct, as in rdma-core's `get_grh_header_version`. Otherwise the checksum is ignored, because some loopback
+    /// packets, such as those of rxe, have no checksum.
     ///
     /// ```
     /// use adverb_wire::IpHeader;

@@ -9,11 +9,11 @@ use crate::{Aeth, Opcode, Qpn};
 /// The operation of a packet, by transport: the opcode and its extended headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
-    /// Reliable connection.
+    /// An operation of the reliable connection (RC) transport.
     Rc(Rc),
-    /// Unreliable connection.
+    /// An operation of the unreliable connection (UC) transport.
     Uc(Uc),
-    /// Unreliable datagram.
+    /// An operation of the unreliable datagram (UD) transport.
     Ud(Ud),
     /// A congestion notification packet. Its 16 reserved bytes are sent as zeros and ignored on receipt.
     Cnp,

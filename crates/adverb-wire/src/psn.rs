@@ -42,7 +42,8 @@ impl Psn {
         self.0
     }
 
-    /// Returns the signed distance from `earlier` to this PSN, in −2²³ .. 2²³: negative if this PSN precedes `earlier`.
+    /// Returns the signed distance from `earlier` to this PSN, in −2²³ .. 2²³. The distance is negative if this PSN
+    /// precedes `earlier`.
     ///
     /// If the two PSNs are exactly 2²³ apart, neither precedes the other: the distance is −2²³ in both directions.
     pub const fn since(self, earlier: Psn) -> i32 {

@@ -117,7 +117,7 @@ impl RemoteRegion<'_> {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`read`](RemoteRegion::read), where the required permission is write access.
+    /// Returns the same errors as [`read`](RemoteRegion::read). The required permission is write access.
     ///
     /// # Cancel safety
     ///
@@ -140,8 +140,8 @@ impl RemoteRegion<'_> {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the bytes may or may not be written, and the peer may or may not be notified. If it
-    /// is notified, the bytes are written.
+    /// If the future is dropped, the bytes may or may not be written, and the peer may or may not be notified. If the
+    /// peer is notified, the bytes are written.
     pub async fn write_with_imm<'a>(
         &self,
         offset: u64,
@@ -157,7 +157,7 @@ impl RemoteRegion<'_> {
     /// # Errors
     ///
     /// Returns [`Error::Unaligned`] if the offset is not a multiple of 8, and the same errors as
-    /// [`read`](RemoteRegion::read), where the required permission is atomic access.
+    /// [`read`](RemoteRegion::read). The required permission is atomic access.
     ///
     /// # Cancel safety
     ///

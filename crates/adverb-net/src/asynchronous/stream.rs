@@ -31,13 +31,13 @@ use crate::wait::Patience;
 ///   copied into registered memory, from which the peer's device reads it.
 /// - **Flushing** waits until all written bytes are in flight.
 /// - **Shutting down** ends the sending direction, and waits until the peer's device has received all written bytes.
-///   Reading continues.
+///   Reading remains possible.
 /// - **Reading** returns the bytes that have arrived, or no bytes at the end of the stream, when the peer has shut down
-///   or dropped its stream. If the peer dies or becomes unreachable, reading returns an error about two seconds after a
+///   or dropped its stream. If the peer crashes or is unreachable, reading returns an error about two seconds after a
 ///   [keepalive](Options::keepalive) probe. [`AsyncBufRead`] provides the bytes in place, without a copy.
-/// - **Dropping** the stream closes the connection like [`Connection::close`], in a task of its own. The peer
-///   receives the written bytes and the end of the stream, if it reads them within [`Options::connect_timeout`]. If
-///   the runtime has shut down, the connection ends at once.
+/// - **Dropping** the stream closes the connection like [`Connection::close`], in a separate task. The peer receives
+///   the written bytes and the end of the stream, if it reads them within [`Options::connect_timeout`]. If the runtime
+///   has shut down, the connection ends at once.
 ///
 /// A stream ignores [`Options::timeout`]: its calls have no time limit. It has no message boundaries and no immediate
 /// data, so the peer can use messages instead of a stream.

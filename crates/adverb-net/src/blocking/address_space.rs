@@ -17,9 +17,9 @@ impl Connection {
     /// Exposes memory to the peer at addresses that the caller chooses, starting at `base`. The memory stays exposed
     /// until the connection ends.
     ///
-    /// The peer [reads and writes](AddressSpace) the memory by address, without a name or a key for each buffer. The
-    /// method may be called for several pieces of memory; if their addresses overlap, operations access the piece that
-    /// was exposed last.
+    /// The peer [reads and writes](AddressSpace) the memory by address, without a name or a key for each buffer. A
+    /// program may call this method for several memory ranges. If their addresses overlap, operations access the memory
+    /// that was exposed last.
     ///
     /// [`Pages`](adverb_verbs::memory::Pages) are safe to expose. To expose other memory, such as an arena that the
     /// program has pointers into, implement the unsafe trait [`Memory`], which lists the requirements. The returned
@@ -61,9 +61,9 @@ impl Connection {
 /// The memory that the peer [exposes at addresses](Connection::expose_addresses). Operations on it run no code of the
 /// peer's program.
 ///
-/// The application chooses the addresses, and both sides use them without exchanging keys. Unlike access by physical
-/// address, which some devices offered, operations can access only memory that the peer has exposed. Operations on
-/// other addresses, or without permission, return an error on this side.
+/// The application chooses the addresses, and both sides use them without exchanging keys. Operations can access only
+/// memory that the peer has exposed: operations on other addresses, or without permission, return an error on this
+/// side. Access by physical address, a feature of some drivers, has no such limit.
 ///
 /// ```
 /// use adverb::memory::Pages;
@@ -97,8 +97,8 @@ impl AddressSpace<'_> {
     ///
     /// # Errors
     ///
-    /// - Returns [`Error::InvalidRequest`] if the range is not within one exposed piece of memory, or if the peer has
-    ///   not granted read access.
+    /// - Returns [`Error::InvalidRequest`] if the range is not within one exposed memory range, or if the peer has not
+    ///   granted read access.
     /// - Returns [`Error::MessageTooLong`] if the device cannot transfer that many bytes in one request.
     /// - Returns [`Error::Disconnected`] if the connection has ended, or was reconnected during the operation.
     /// - Returns [`Error::Timeout`] if the operation does not complete within [`Options::timeout`].
@@ -126,7 +126,7 @@ impl AddressSpace<'_> {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`read`](AddressSpace::read), where the required permission is write access.
+    /// Returns the same errors as [`read`](AddressSpace::read). The required permission is write access.
     pub fn write<'a>(&self, address: u64, bytes: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let bytes = bytes.into();
         // An end that wraps around lies before the start, and so in no exposed memory.
@@ -158,8 +158,8 @@ impl AddressSpace<'_> {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unaligned`] if the word is not aligned, and the same errors as [`read`](AddressSpace::read),
-    /// where the required permission is atomic access.
+    /// Returns [`Error::Unaligned`] if the word is not aligned, and the same errors as [`read`](AddressSpace::read).
+    /// The required permission is atomic access.
     pub fn fetch_add(&self, address: u64, add: u64) -> Result<u64> {
         let (remote, range) = self.find(&(address..address.wrapping_add(8)))?;
         remote.fetch_add(range.start, add)

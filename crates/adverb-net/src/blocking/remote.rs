@@ -99,7 +99,7 @@ impl RemoteRegion<'_> {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`read`](RemoteRegion::read), where the required permission is write access.
+    /// Returns the same errors as [`read`](RemoteRegion::read). The required permission is write access.
     pub fn write<'a>(&self, offset: u64, bytes: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let mut asked = self.memory.write(&self.connection.link, offset, bytes.into())?;
         match self.connection.finish(&mut asked) {
@@ -129,7 +129,7 @@ impl RemoteRegion<'_> {
     /// # Errors
     ///
     /// Returns [`Error::Unaligned`] if the offset is not a multiple of 8, and the same errors as
-    /// [`read`](RemoteRegion::read), where the required permission is atomic access.
+    /// [`read`](RemoteRegion::read). The required permission is atomic access.
     pub fn fetch_add(&self, offset: u64, add: u64) -> Result<u64> {
         let mut asked = self.memory.fetch_add(&self.connection.link, offset, add)?;
         self.connection.finish(&mut asked).map(word)

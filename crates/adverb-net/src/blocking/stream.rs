@@ -19,9 +19,9 @@ use crate::link::{Link, Taken};
 ///   the peer reads too slowly. Queued bytes are sent when this side next writes, flushes or reads. A long write is
 ///   copied into registered memory, from which the peer's device reads it.
 /// - **Flushing** waits until all written bytes are in flight.
-/// - [**Shutting down**](Stream::shutdown) ends the sending direction. Reading continues.
+/// - [**Shutting down**](Stream::shutdown) ends the sending direction. Reading remains possible.
 /// - **Reading** returns the bytes that have arrived, or no bytes at the end of the stream, when the peer has shut down
-///   or dropped its stream. If the peer dies or becomes unreachable, reading returns an error about two seconds after a
+///   or dropped its stream. If the peer crashes or is unreachable, reading returns an error about two seconds after a
 ///   [keepalive](Options::keepalive) probe. [`BufRead`] provides the bytes in place, without a copy.
 /// - **Dropping** the stream closes the connection like [`Connection::close`], which waits for up to
 ///   [`Options::connect_timeout`]: the peer receives the written bytes and the end of the stream.

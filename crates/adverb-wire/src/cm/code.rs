@@ -121,7 +121,7 @@ codes! {
         InvalidPathMtu = 26 => "invalid path MTU",
         /// The peer doesn't support the requested number of outstanding RDMA READs and atomics.
         InsufficientResponderResources = 27 => "insufficient responder resources",
-        /// The peer's application rejected the request. The private data may explain why.
+        /// The peer's application rejected the request. The private data may contain the reason.
         ConsumerReject = 28 => "consumer reject",
         /// The peer rejected the RNR retry count.
         RnrRetryCountReject = 29 => "RNR retry count rejected",

@@ -189,8 +189,8 @@ impl From<(Ipv6Addr, Ipv6Addr)> for IpPair {
     }
 }
 
-/// The error for private data that doesn't start with a valid [`CmaHeader`]. If a REQ requires a
-/// header, the CM rejects it with [`RejectReason::ConsumerReject`](super::RejectReason::ConsumerReject) (Annex A11).
+/// The error for private data that doesn't start with a valid [`CmaHeader`]. A CM rejects a REQ that lacks a required
+/// header with [`RejectReason::ConsumerReject`](super::RejectReason::ConsumerReject) (Annex A11).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum CmaHeaderError {

@@ -20,10 +20,10 @@
 //! | [`first_connection`] | two programs that exchange messages, on any machine |
 //! | [`messages`] | sending and receiving, copies, flow control, cancellation |
 //! | [`streams`] | byte streams for hyper, tonic and other code written for TCP |
-//! | [`one_sided`] | memory that a peer reads and writes while your program does something else |
-//! | [`failure`] | how connections end, what callers see, reconnecting, several paths |
-//! | [`devices`] | which device a connection uses, and how to choose another |
-//! | [`security`] | which peers can connect, and what is not protected |
+//! | [`one_sided`] | memory that a peer reads and writes without running your code |
+//! | [`failure`] | ends of connections, errors, reconnecting, several paths |
+//! | [`devices`] | the device of a connection, and the choice of another device |
+//! | [`security`] | authentication, and the limits of protection |
 //! | [`from_snowrdma`] | every call of SnowRDMA, and its counterpart |
 //!
 //! Each chapter uses [`net::blocking`](crate::net::blocking), for threads. With the feature `tokio`, which is on by default,
