@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use adverb_proto::memory::{Backing, HeapMemory, Memory, Registration, RemoteInvalidate};
+use adverb_proto::memory::{HeapMemory, Memory, Registration, RemoteInvalidate, StorageId};
 use adverb_proto::types::{Access, PathMtu, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest};
 use adverb_proto::{
     Cq, Device, IcrcCheck, Init, Path, Payload, QpConfig, ReadyToReceive, ReadyToSend, RxMeta, Time,
@@ -65,7 +65,7 @@ enum Link {
 struct Node {
     device: Device,
     memory: HeapMemory,
-    backing: Backing,
+    storage: StorageId,
     key: u32,
     cq: Cq,
     qpns: Vec<Qpn>,
@@ -95,19 +95,19 @@ impl Loop {
             let mut memory = HeapMemory::default();
             let pd = device.create_domain();
             let cq = device.create_cq(1 << 20);
-            let backing = memory.add(vec![host; SIZE]);
+            let storage = memory.add(vec![host; SIZE]);
             let registration = Registration {
                 addr: BASE,
                 length: SIZE as u64,
                 access,
-                backing,
+                storage,
                 remote_invalidate: RemoteInvalidate::Denied,
             };
             let key = device.register(pd, registration, &mut random).unwrap();
             let config = QpConfig::rc(pd, cq, cq);
             let qpns = (0..pairs).map(|_| device.create_qp(config, &mut random).unwrap()).collect();
             let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, host));
-            Node { device, memory, backing, key, cq, qpns, address }
+            Node { device, memory, storage, key, cq, qpns, address }
         });
         for here in 0..2 {
             let (remote, peers) = (nodes[1 - here].address, nodes[1 - here].qpns.clone());
@@ -190,7 +190,7 @@ impl Loop {
                     let payload = match transmit.payload {
                         Payload::Spans([span]) => {
                             let start = span.offset as usize;
-                            &from.memory.bytes(span.backing)[start..start + span.length as usize]
+                            &from.memory.bytes(span.storage)[start..start + span.length as usize]
                         }
                         _ => &[],
                     };
@@ -293,7 +293,7 @@ fn main() {
         let nanos = measure(runs, || {
             large.round(0, 4096, 1);
         });
-        assert_eq!(large.nodes[1].memory.bytes(large.nodes[1].backing)[0], 1, "the bytes have come");
+        assert_eq!(large.nodes[1].memory.bytes(large.nodes[1].storage)[0], 1, "the bytes have come");
         println!(
             "4 KiB WRITE, {link:?}: {nanos:.1} ns each, {:.2} GB/s, {:.0} % of memcpy ({copy:.1} ns)",
             4096.0 / nanos,

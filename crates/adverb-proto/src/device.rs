@@ -65,9 +65,9 @@ use multicast::Groups;
 /// let qpn = device.create_qp(QpConfig::rc(pd, cq, cq), &mut random).unwrap();
 ///
 /// let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-/// let backing = memory.add(b"hello, .....".to_vec());
+/// let storage = memory.add(b"hello, .....".to_vec());
 /// let registration = Registration {
-///     addr: 0x1000, length: 12, access, backing, remote_invalidate: RemoteInvalidate::Denied,
+///     addr: 0x1000, length: 12, access, storage, remote_invalidate: RemoteInvalidate::Denied,
 /// };
 /// let key = device.register(pd, registration, &mut random).unwrap();
 ///
@@ -106,7 +106,7 @@ use multicast::Groups;
 ///     transmit.write_to(&memory, 0, &mut bytes).unwrap();
 ///     device.handle_packet(now, &arrival, &Packet::parse(&bytes).unwrap(), &mut memory);
 /// }
-/// assert_eq!(memory.bytes(backing), b"hello, hello");
+/// assert_eq!(memory.bytes(storage), b"hello, hello");
 /// let completion = device.poll_completion(cq).unwrap();
 /// assert_eq!(completion.wr_id, 7);
 /// assert!(completion.outcome.is_ok());

@@ -191,7 +191,7 @@ pub enum DropReason {
     /// The queue key differs from the queue pair's.
     WrongQkey,
     /// No queue pair is attached to the multicast group.
-    NoGroup,
+    NoMulticastMember,
 }
 
 /// The cause of a retransmission.

@@ -67,7 +67,7 @@ mutations! {
     /// The rate is computed, but not enforced.
     RateNotEnforced,
     /// An acknowledgement carries the sequence number after that of the last executed packet.
-    AckOneTooMany,
+    AckPsnTooHigh,
     /// A request completes twice.
     DoubleCompletion,
     /// An unsignaled request that fails produces no completion.

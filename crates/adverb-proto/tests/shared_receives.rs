@@ -36,7 +36,7 @@ fn another(end: &mut End, transport: Transport) -> Qpn {
     let qpn = end.device.create_qp(config, random).unwrap();
     let psn = Psn::wrapping(PSN);
     let (init, receiving) = match transport {
-        Transport::Ud => (Init::datagrams(QKEY), Transition::ReceiveDatagrams),
+        Transport::Ud => (Init::datagrams(QKEY), Transition::ReadyToReceiveUd),
         Transport::Rc | Transport::Uc => {
             let receiving =
                 ReadyToReceive::unreliable(Qpn::truncate(0x88), end.path(), PathMtu::Mtu1024, psn);

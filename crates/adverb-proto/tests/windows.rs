@@ -3,7 +3,7 @@
 #[path = "harness/mod.rs"]
 mod harness;
 
-use adverb_proto::memory::{Backing, DeregisterError, Registration, RemoteInvalidate, WindowError};
+use adverb_proto::memory::{DeregisterError, Registration, RemoteInvalidate, StorageId, WindowError};
 use adverb_proto::types::{
     Access, CompletedOperation, PathMtu, QpState, Qpn, RemoteAddress, Segment, SendFlags, SendOperation,
     Status, Transport, WindowBind,
@@ -77,10 +77,10 @@ fn another(end: &mut End) -> Qpn {
 /// A request that must be refused for lack of rights.
 #[track_caller]
 fn denied(end: &mut End, psn: u32, rc: Rc, payload: &[u8]) {
-    let before = end.memory.bytes(end.backing).to_vec();
+    let before = end.memory.bytes(end.storage).to_vec();
     assert_eq!(end.ask(psn, rc, payload), [(nak(NakCode::RemoteAccess, psn), psn)]);
     assert_eq!(end.state(), QpState::Error);
-    assert!(end.memory.bytes(end.backing) == before, "refused requests change nothing");
+    assert!(end.memory.bytes(end.storage) == before, "refused requests change nothing");
 }
 
 #[test]
@@ -457,12 +457,12 @@ fn window_is_looked_up_for_each_packet() {
     end.hear(0, Rc::Write(Write::First(reth)), &pattern(1024, 1));
     end.post(1, SendOperation::LocalInvalidate(key), 0, 0);
     end.transmits();
-    let before = end.memory.bytes(end.backing).to_vec();
+    let before = end.memory.bytes(end.storage).to_vec();
     assert_eq!(
         end.ask(1, Rc::Write(Write::Last(None)), &pattern(1024, 2)),
         [(nak(NakCode::RemoteAccess, 0), 1)]
     );
-    assert!(end.memory.bytes(end.backing) == before);
+    assert!(end.memory.bytes(end.storage) == before);
 }
 
 #[test]
@@ -566,7 +566,7 @@ fn regions_and_windows_never_share_a_key() {
         addr: 0,
         length: 8,
         access: Access::empty(),
-        backing: Backing(0),
+        storage: StorageId(0),
         remote_invalidate: RemoteInvalidate::Denied,
     };
     let region = end.device.register(end.pd, registration, || numbers.next().unwrap()).unwrap();

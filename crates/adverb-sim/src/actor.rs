@@ -219,7 +219,7 @@ impl World {
                 shared_word = Some(word);
                 landing = Some(None);
                 let remote = shared.place(word as u32 * 8);
-                let seen = &self.memories[there].bytes(shared.backing)[word * 8..word * 8 + 8];
+                let seen = &self.memories[there].bytes(shared.storage)[word * 8..word * 8 + 8];
                 let operation = match step.action {
                     Action::SharedFetchAdd => SendOperation::FetchAdd { remote, add: random.u64() },
                     // What the word is now: it may be something else by then.
@@ -371,7 +371,7 @@ impl World {
     pub(crate) fn revoke(&mut self, connection: usize, side: usize) {
         let direction = &mut self.connections[connection].directions[side];
         let (node, key) = (direction.revocable.device, direction.revocable.key);
-        direction.revoked = Some(self.memories[node].bytes(direction.revocable.backing).to_vec());
+        direction.revoked = Some(self.memories[node].bytes(direction.revocable.storage).to_vec());
         let _ = self.nodes[node].device.deregister(key);
         self.nodes[node].keys.retain(|other| *other != key);
         self.note(|| format!("dev {node} deregisters {key:#x}"));

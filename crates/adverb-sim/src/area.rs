@@ -1,6 +1,6 @@
 //! Registered memory with its initial content.
 
-use adverb_proto::memory::{Backing, HeapMemory, Pd, Registration, RemoteInvalidate};
+use adverb_proto::memory::{HeapMemory, Pd, Registration, RemoteInvalidate, StorageId};
 use adverb_proto::types::{Access, RemoteAddress, Segment};
 use adverb_proto::{Device, EventSink};
 
@@ -13,7 +13,7 @@ pub(crate) const GUARD: usize = 64;
 #[derive(Clone, Debug)]
 pub(crate) struct Area {
     pub(crate) device: usize,
-    pub(crate) backing: Backing,
+    pub(crate) storage: StorageId,
     pub(crate) key: u32,
     pub(crate) addr: u64,
     pub(crate) length: u32,
@@ -32,9 +32,9 @@ pub(crate) struct Maker<'a, S> {
 impl<S: EventSink> Maker<'_, S> {
     pub(crate) fn area(&mut self, random: &mut Random, pd: Pd, length: u32, access: Access) -> Area {
         let initial = random.bytes(length as usize + GUARD);
-        let backing = self.memory.add(initial.clone());
+        let storage = self.memory.add(initial.clone());
         let addr = (random.u64() >> 16) & !0xfff | 0x1000;
-        let mut area = Area { device: self.index, backing, key: 0, addr, length, initial };
+        let mut area = Area { device: self.index, storage, key: 0, addr, length, initial };
         area.key = self.register(random, pd, &area, access, RemoteInvalidate::Denied);
         area
     }
@@ -52,7 +52,7 @@ impl<S: EventSink> Maker<'_, S> {
             addr: area.addr,
             length: u64::from(area.length),
             access,
-            backing: area.backing,
+            storage: area.storage,
             remote_invalidate,
         };
         let key = self.device.register(pd, registration, || random.u32()).expect("a valid registration");

@@ -162,10 +162,10 @@ impl Run {
                 let mut device = Device::new(());
                 let mut memory = HeapMemory::default();
                 let (pd, cq) = (device.create_domain(), device.create_cq(1 << 16));
-                let backing = memory.add(vec![index as u8; AREA]);
+                let storage = memory.add(vec![index as u8; AREA]);
                 let remote_invalidate = RemoteInvalidate::Denied;
                 let registration =
-                    Registration { addr: BASE, length: AREA as u64, access, backing, remote_invalidate };
+                    Registration { addr: BASE, length: AREA as u64, access, storage, remote_invalidate };
                 let key = device.register(pd, registration, || random.u32()).expect("a valid region");
                 let mut config = QpConfig::rc(pd, cq, cq);
                 let mut dcqcn = Dcqcn::new(rate);

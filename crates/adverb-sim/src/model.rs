@@ -101,7 +101,7 @@ impl Direction {
     /// Checks the range of the target that `request` wrote, except for bytes that later requests may have changed.
     pub(crate) fn check_written(&self, request: usize, memory: &HeapMemory) -> Result<(), String> {
         let Some((offset, length)) = self.posted[request].change else { return Ok(()) };
-        let bytes = &memory.bytes(self.target.backing)[offset as usize..(offset + length) as usize];
+        let bytes = &memory.bytes(self.target.storage)[offset as usize..(offset + length) as usize];
         let first_later = self.changes.partition_point(|change| change.request <= request);
         let change = self.changes[..first_later].iter().rev().find(|change| change.request == request);
         let Some(change) = change else { return Ok(()) };
@@ -121,7 +121,7 @@ impl Direction {
     pub(crate) fn check_landed(&self, request: usize, memory: &HeapMemory) -> Result<(), String> {
         let posted = &self.posted[request];
         let Some(expected) = &posted.answer else { return Ok(()) };
-        let found = gather(memory.bytes(self.landing.backing), &posted.landing);
+        let found = gather(memory.bytes(self.landing.storage), &posted.landing);
         match expected.iter().zip(&found).position(|(a, b)| a != b) {
             Some(index) => Err(format!(
                 "byte {index} of the response is {:#04x}, expected {:#04x}",
@@ -158,7 +158,7 @@ impl Direction {
         if let SendOperation::WriteWithImm(..) = posted.operation {
             return self.check_written(request, memory);
         }
-        let found = gather(memory.bytes(self.receives.backing), &self.slots[slot].places);
+        let found = gather(memory.bytes(self.receives.storage), &self.slots[slot].places);
         let found = &found[..posted.payload.len()];
         match found.iter().zip(&posted.payload).position(|(a, b)| a != b) {
             Some(index) => {
@@ -175,7 +175,7 @@ impl Direction {
 
     /// Checks every byte of every area at the end of the run.
     pub(crate) fn check_memory(&self, memories: &[HeapMemory], alive: bool) -> Result<(), String> {
-        let bytes = |area: &Area| memories[area.device].bytes(area.backing);
+        let bytes = |area: &Area| memories[area.device].bytes(area.storage);
         let same = |name: &str, area: &Area| same(name, bytes(area), &area.initial);
         same("source", &self.source)?;
         same("read-only area", &self.read_only)?;

@@ -182,7 +182,7 @@ impl World {
         direction.check_written(number, &self.memories[there])?;
         if direction.posted[number].shared.is_some() {
             let found = gather(
-                self.memories[here].bytes(direction.landing.backing),
+                self.memories[here].bytes(direction.landing.storage),
                 &direction.posted[number].landing,
             );
             direction.posted[number].answer = Some(found);
@@ -413,7 +413,7 @@ impl World {
                 let value = |bytes: &[u8]| {
                     u64::from_ne_bytes(bytes[word * 8..word * 8 + 8].try_into().unwrap_or_default())
                 };
-                let (first, last) = (value(&area.initial), value(self.memories[node].bytes(area.backing)));
+                let (first, last) = (value(&area.initial), value(self.memories[node].bytes(area.storage)));
                 if let Err(what) = atomics::check(first, last, &atomics) {
                     return self.violate(format!("dev {node} word {word}: {what}"));
                 }

@@ -11,7 +11,7 @@ mod access;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use adverb_proto::memory::{Backing, Fault, Memory, Span};
+use adverb_proto::memory::{Fault, Memory, Span, StorageId};
 
 /// The memory that is registered with a NIC.
 ///
@@ -22,11 +22,11 @@ use adverb_proto::memory::{Backing, Fault, Memory, Span};
 ///
 /// let mut words = [0u64; 2];
 /// let mut memory = RegisteredMemory::default();
-/// // SAFETY: the words stay allocated until the backing is removed, and no reference to them is used meanwhile.
-/// let backing = unsafe { memory.add(NonNull::from(&mut words).cast(), 16) };
-/// memory.write(Span { backing, offset: 3, length: 2 }, b"hi").unwrap();
-/// memory.fetch_add(Span { backing, offset: 8, length: 8 }, 7).unwrap();
-/// memory.remove(backing);
+/// // SAFETY: the words stay allocated until the storage is removed, and no reference to them is used meanwhile.
+/// let storage = unsafe { memory.add(NonNull::from(&mut words).cast(), 16) };
+/// memory.write(Span { storage, offset: 3, length: 2 }, b"hi").unwrap();
+/// memory.fetch_add(Span { storage, offset: 8, length: 8 }, 7).unwrap();
+/// memory.remove(storage);
 /// assert_eq!(words[1], 7);
 /// assert_eq!(&words[0].to_ne_bytes()[3..5], b"hi");
 /// ```
@@ -60,7 +60,7 @@ impl RegisteredMemory {
     /// - any thread may read them, and write them if a region over them allows local or remote writes;
     /// - other code in this process accesses them only with copies like [`copy_out`], with atomic operations on aligned
     ///   words of eight bytes, or while no request or peer can reach them.
-    pub unsafe fn add(&mut self, address: NonNull<u8>, length: usize) -> Backing {
+    pub unsafe fn add(&mut self, address: NonNull<u8>, length: usize) -> StorageId {
         let area = Some(Area { address, length });
         let index = match self.free.pop() {
             Some(index) => {
@@ -72,11 +72,11 @@ impl RegisteredMemory {
                 self.areas.len() - 1
             }
         };
-        Backing(index as u64)
+        StorageId(index as u64)
     }
 
     /// Adds `length` zeroed bytes that `self` owns.
-    pub(crate) fn add_own(&mut self, length: usize) -> Backing {
+    pub(crate) fn add_own(&mut self, length: usize) -> StorageId {
         let words: Vec<AtomicU64> = (0..length.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
         let address = NonNull::from(words.as_slice()).cast();
         self.own.push(words);
@@ -87,8 +87,8 @@ impl RegisteredMemory {
 
     /// Removes a range. `self` no longer accesses its bytes. A later [`add`](RegisteredMemory::add) may reuse the
     /// identifier, so no memory region may still refer to it.
-    pub fn remove(&mut self, backing: Backing) {
-        let Ok(index) = usize::try_from(backing.0) else { return };
+    pub fn remove(&mut self, storage: StorageId) {
+        let Ok(index) = usize::try_from(storage.0) else { return };
         if self.areas.get_mut(index).and_then(Option::take).is_some() {
             self.free.push(index);
         }
@@ -105,10 +105,10 @@ impl RegisteredMemory {
     }
 
     /// Returns the address of the bytes. The engine has checked the span against its region. This function checks it
-    /// against the backing, so a bug in the engine can't reach bytes outside of it.
+    /// against the storage, so a bug in the engine can't reach bytes outside of it.
     #[inline]
     fn locate(&self, span: Span) -> Result<NonNull<u8>, Fault> {
-        let index = usize::try_from(span.backing.0).map_err(|_| Fault)?;
+        let index = usize::try_from(span.storage.0).map_err(|_| Fault)?;
         let area = self.areas.get(index).copied().flatten().ok_or(Fault)?;
         let offset = usize::try_from(span.offset).map_err(|_| Fault)?;
         let end = offset.checked_add(span.length as usize).ok_or(Fault)?;
@@ -215,12 +215,12 @@ pub unsafe fn copy_out(from: NonNull<u8>, out: &mut [u8]) {
 mod tests {
     use super::*;
 
-    /// Memory with one backing, whose bytes are atomics here too.
-    fn area(words: &[AtomicU64]) -> (RegisteredMemory, Backing) {
+    /// Memory with one storage, whose bytes are atomics here too.
+    fn area(words: &[AtomicU64]) -> (RegisteredMemory, StorageId) {
         let mut memory = RegisteredMemory::default();
         // SAFETY: tests keep the words for as long as the memory, and reach them through atomics.
-        let backing = unsafe { memory.add(NonNull::from(words).cast(), size_of_val(words)) };
-        (memory, backing)
+        let storage = unsafe { memory.add(NonNull::from(words).cast(), size_of_val(words)) };
+        (memory, storage)
     }
 
     fn words(count: usize) -> Vec<AtomicU64> {
@@ -237,8 +237,8 @@ mod tests {
         for offset in 0..17 {
             for length in (0..40).chain(60..70).chain(120..200) {
                 let place = words(30);
-                let (mut memory, backing) = area(&place);
-                let span = Span { backing, offset: offset as u64, length: length as u32 };
+                let (mut memory, storage) = area(&place);
+                let span = Span { storage, offset: offset as u64, length: length as u32 };
                 memory.write(span, &message[..length]).unwrap();
                 let mut expected = vec![0; 240];
                 expected[offset..offset + length].copy_from_slice(&message[..length]);
@@ -256,8 +256,8 @@ mod tests {
     #[test]
     fn nothing_outside_a_backing_is_reached() {
         let place = words(2);
-        let (mut memory, backing) = area(&place);
-        let span = |offset, length| Span { backing, offset, length };
+        let (mut memory, storage) = area(&place);
+        let span = |offset, length| Span { storage, offset, length };
         for outside in [span(9, 8), span(16, 1), span(17, 0), span(u64::MAX, 1), span(8, u32::MAX)] {
             let mut out = vec![0; if outside.length > 8 { 0 } else { outside.length as usize }];
             assert_eq!(memory.read(outside, &mut out), Err(Fault), "{outside:?}");
@@ -267,25 +267,25 @@ mod tests {
         }
         assert_eq!(memory.read(span(0, 4), &mut [0; 5]), Err(Fault), "a length that isn't the span's");
         assert_eq!(bytes(&place), [0; 16]);
-        memory.remove(backing);
-        assert_eq!(memory.write(span(0, 1), &[1]), Err(Fault), "a backing that is gone");
+        memory.remove(storage);
+        assert_eq!(memory.write(span(0, 1), &[1]), Err(Fault), "a storage that is gone");
         assert!(memory.is_empty());
     }
 
     #[test]
     fn a_removed_backing_is_used_again_and_removing_twice_changes_nothing() {
         let (first, second) = (words(1), words(1));
-        let (mut memory, backing) = area(&first);
-        memory.remove(backing);
-        memory.remove(backing);
-        memory.remove(Backing(77));
+        let (mut memory, storage) = area(&first);
+        memory.remove(storage);
+        memory.remove(storage);
+        memory.remove(StorageId(77));
         // SAFETY: the words outlive the memory, and are reached through atomics.
         let again = unsafe { memory.add(NonNull::from(second.as_slice()).cast(), 8) };
         // SAFETY: as above.
         let third = unsafe { memory.add(NonNull::from(first.as_slice()).cast(), 8) };
-        assert_eq!((again, memory.len()), (backing, 2));
+        assert_eq!((again, memory.len()), (storage, 2));
         assert_ne!(again, third);
-        memory.write(Span { backing: again, offset: 0, length: 8 }, &[1; 8]).unwrap();
+        memory.write(Span { storage: again, offset: 0, length: 8 }, &[1; 8]).unwrap();
         assert_eq!((bytes(&first), bytes(&second)), (vec![0; 8], vec![1; 8]));
     }
 
@@ -293,8 +293,8 @@ mod tests {
     fn words_are_atomic_for_threads_too() {
         const TIMES: u64 = 20_000;
         let place = words(1);
-        let (mut memory, backing) = area(&place);
-        let word = Span { backing, offset: 0, length: 8 };
+        let (mut memory, storage) = area(&place);
+        let word = Span { storage, offset: 0, length: 8 };
         std::thread::scope(|scope| {
             let thread =
                 scope.spawn(|| (0..TIMES).for_each(|_| _ = place[0].fetch_add(1, Ordering::Relaxed)));
@@ -308,15 +308,15 @@ mod tests {
         assert_eq!(memory.compare_swap(word, 2 * TIMES, 6), Ok(5));
         memory.write_word(word, 9u64.to_ne_bytes()).unwrap();
         assert_eq!(place[0].load(Ordering::Relaxed), 9);
-        let odd = Span { backing, offset: 0, length: 4 };
+        let odd = Span { storage, offset: 0, length: 4 };
         assert_eq!(memory.fetch_add(odd, 1), Err(Fault));
     }
 
     #[test]
     fn words_that_lie_across_are_refused() {
         let place = words(2);
-        let (mut memory, backing) = area(&place);
-        let word = Span { backing, offset: 4, length: 8 };
+        let (mut memory, storage) = area(&place);
+        let word = Span { storage, offset: 4, length: 8 };
         assert_eq!(memory.compare_swap(word, 0, 1), Err(Fault));
         assert_eq!(memory.write_word(word, [1; 8]), Err(Fault));
         assert_eq!(bytes(&place), [0; 16]);
@@ -325,8 +325,8 @@ mod tests {
     #[test]
     fn what_is_written_isnt_said_to_outlast_a_loss_of_power() {
         let place = words(1);
-        let (mut memory, backing) = area(&place);
-        let span = Span { backing, offset: 0, length: 8 };
+        let (mut memory, storage) = area(&place);
+        let span = Span { storage, offset: 0, length: 8 };
         assert_eq!(memory.flush(span, false), Ok(()));
         assert_eq!(memory.flush(span, true), Err(Fault));
     }

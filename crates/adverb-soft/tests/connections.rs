@@ -343,7 +343,7 @@ fn datagram_queue_pairs_are_found() {
     other.cm().cancel_query(query.id);
     let refused = next(&inbox);
     assert!(
-        matches!(refused, Event::Refused { id: of, status: SidrStatus::Rejected, .. } if of == id),
+        matches!(refused, Event::QueryRejected { id: of, status: SidrStatus::Rejected, .. } if of == id),
         "{refused:?}"
     );
 }

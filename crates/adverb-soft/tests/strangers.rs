@@ -45,7 +45,7 @@ fn open_member(link: impl Link + 'static, addresses: &[IpAddr], groups: &[IpAddr
     let cq = nic.create_cq(16, None).unwrap();
     let qpn = nic.create_qp(QpConfig::ud(pd, cq, cq)).unwrap();
     let sending = Transition::ReadyToSend(ReadyToSend::unreliable(Psn::ZERO));
-    for transition in [Transition::Init(Init::datagrams(0x1234)), Transition::ReceiveDatagrams, sending] {
+    for transition in [Transition::Init(Init::datagrams(0x1234)), Transition::ReadyToReceiveUd, sending] {
         nic.modify_qp(qpn, &transition).unwrap();
     }
     for group in groups {

@@ -66,7 +66,7 @@ pub enum Event {
     /// A peer replied to a query with its UD queue pair.
     Resolved(Box<Resolution>),
     /// A peer rejected a query.
-    Refused {
+    QueryRejected {
         /// The query.
         id: QueryId,
         /// The reason.
@@ -75,7 +75,7 @@ pub enum Event {
         private_data: Vec<u8>,
     },
     /// A peer did not respond to a query by the deadline.
-    NoAnswer(QueryId),
+    QueryTimedOut(QueryId),
 }
 
 /// A peer's connection request.

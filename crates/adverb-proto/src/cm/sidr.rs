@@ -55,7 +55,7 @@ enum Stage {
 
 impl Manager {
     /// Queries a peer for the UD queue pair of a service. By the deadline, the manager reports
-    /// [`Resolved`](Event::Resolved), [`Refused`](Event::Refused) or [`NoAnswer`](Event::NoAnswer).
+    /// [`Resolved`](Event::Resolved), [`QueryRejected`](Event::QueryRejected) or [`QueryTimedOut`](Event::QueryTimedOut).
     ///
     /// # Errors
     ///
@@ -267,7 +267,7 @@ impl Queries {
             let Some(entry) = self.entries.get_mut(&id) else { return };
             if entry.deadline <= now {
                 if let Some(Entry { stage: Stage::Asked(_), .. }) = self.remove(id) {
-                    out.events.push_back(Event::NoAnswer(QueryId(id)));
+                    out.events.push_back(Event::QueryTimedOut(QueryId(id)));
                 }
                 continue;
             }
@@ -304,7 +304,7 @@ impl Queries {
                 ece: response.ece,
                 private_data: response.private_data.as_bytes().to_vec(),
             })),
-            status => Event::Refused {
+            status => Event::QueryRejected {
                 id: QueryId(id),
                 status,
                 private_data: response.private_data.as_bytes().to_vec(),

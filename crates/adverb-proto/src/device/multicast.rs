@@ -110,7 +110,7 @@ impl<S: EventSink> Device<S> {
             return self.drop_packet(now, qpn, psn, DropReason::WrongTransport);
         }
         if !self.has_multicast_members(group) {
-            return self.drop_packet(now, qpn, psn, DropReason::NoGroup);
+            return self.drop_packet(now, qpn, psn, DropReason::NoMulticastMember);
         }
         if let Some(packet) = packet
             && !self.groups.incoming.is_intact(arrival, packet)

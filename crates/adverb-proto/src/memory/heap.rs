@@ -1,50 +1,50 @@
 //! Registered memory in vectors, for tests, simulations and examples.
 
-use super::{Backing, Fault, Memory, Span};
+use super::{Fault, Memory, Span, StorageId};
 
-/// Registered memory in vectors. A [`Backing`] is the index of a vector.
+/// Registered memory in vectors. A [`StorageId`] is the index of a vector.
 ///
 /// ```
 /// use adverb_proto::memory::{HeapMemory, Memory, Span};
 ///
 /// let mut memory = HeapMemory::default();
-/// let backing = memory.add(vec![0; 64]);
-/// memory.write(Span { backing, offset: 8, length: 2 }, b"hi").unwrap();
-/// assert_eq!(&memory.bytes(backing)[8..10], b"hi");
+/// let storage = memory.add(vec![0; 64]);
+/// memory.write(Span { storage, offset: 8, length: 2 }, b"hi").unwrap();
+/// assert_eq!(&memory.bytes(storage)[8..10], b"hi");
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct HeapMemory {
-    backings: Vec<Vec<u8>>,
+    storages: Vec<Vec<u8>>,
 }
 
 impl HeapMemory {
     /// Adds a vector with these bytes and returns its index.
-    pub fn add(&mut self, bytes: Vec<u8>) -> Backing {
-        self.backings.push(bytes);
-        Backing(self.backings.len() as u64 - 1)
+    pub fn add(&mut self, bytes: Vec<u8>) -> StorageId {
+        self.storages.push(bytes);
+        StorageId(self.storages.len() as u64 - 1)
     }
 
     /// Returns the bytes of a vector, or an empty slice if the vector does not exist.
-    pub fn bytes(&self, backing: Backing) -> &[u8] {
-        usize::try_from(backing.0).ok().and_then(|index| self.backings.get(index)).map_or(&[], Vec::as_slice)
+    pub fn bytes(&self, storage: StorageId) -> &[u8] {
+        usize::try_from(storage.0).ok().and_then(|index| self.storages.get(index)).map_or(&[], Vec::as_slice)
     }
 
     /// Returns the bytes of a vector for writing, or an empty slice if the vector does not exist.
-    pub fn bytes_mut(&mut self, backing: Backing) -> &mut [u8] {
-        let index = usize::try_from(backing.0).ok();
-        index.and_then(|index| self.backings.get_mut(index)).map_or(&mut [], Vec::as_mut_slice)
+    pub fn bytes_mut(&mut self, storage: StorageId) -> &mut [u8] {
+        let index = usize::try_from(storage.0).ok();
+        index.and_then(|index| self.storages.get_mut(index)).map_or(&mut [], Vec::as_mut_slice)
     }
 
     fn get(&self, span: Span) -> Result<&[u8], Fault> {
         let start = usize::try_from(span.offset).map_err(|_| Fault)?;
         let end = start.checked_add(span.length as usize).ok_or(Fault)?;
-        self.bytes(span.backing).get(start..end).ok_or(Fault)
+        self.bytes(span.storage).get(start..end).ok_or(Fault)
     }
 
     fn get_mut(&mut self, span: Span) -> Result<&mut [u8], Fault> {
         let start = usize::try_from(span.offset).map_err(|_| Fault)?;
         let end = start.checked_add(span.length as usize).ok_or(Fault)?;
-        self.bytes_mut(span.backing).get_mut(start..end).ok_or(Fault)
+        self.bytes_mut(span.storage).get_mut(start..end).ok_or(Fault)
     }
 
     fn word_mut(&mut self, word: Span) -> Result<&mut [u8; 8], Fault> {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use adverb_wire::Qpn;
 
 use super::windows::{Whole, Windows};
-use super::{Backing, Span};
+use super::{Span, StorageId};
 use crate::hash::NumberHasher;
 use crate::mutation::mutant;
 use crate::slots::FreeSlots;
@@ -27,7 +27,7 @@ pub struct Registration {
     /// The access that the region grants to this side and to peers.
     pub access: Access,
     /// The identifier of the storage that holds the bytes. The region starts at offset 0 of the storage.
-    pub backing: Backing,
+    pub storage: StorageId,
     /// Whether a peer may invalidate the key by a SEND with invalidate.
     pub remote_invalidate: RemoteInvalidate,
 }
@@ -201,7 +201,7 @@ impl Keys {
         match self.buried.get(&range.key) {
             Some(region) => {
                 let offset = range.addr.wrapping_sub(region.registration.addr);
-                Ok(Span { backing: region.registration.backing, offset, length: range.length })
+                Ok(Span { storage: region.registration.storage, offset, length: range.length })
             }
             None => self.remote(pd, qpn, range, need),
         }
@@ -229,8 +229,8 @@ impl Keys {
         if !region.registration.access.contains(need) {
             return Err(Denied::Access);
         }
-        let Registration { backing, length, .. } = region.registration;
-        Ok(Whole { backing, start: 0, length })
+        let Registration { storage, length, .. } = region.registration;
+        Ok(Whole { storage, start: 0, length })
     }
 
     /// Invalidates a key for its owner (vol. 1, 10.6.5: local invalidate).
@@ -277,7 +277,7 @@ impl Region {
         if self.pd != pd && !mutant!(SkipDomainCheck) {
             return Err(Denied::Domain);
         }
-        let Registration { addr, length, access, backing, .. } = self.registration;
+        let Registration { addr, length, access, storage, .. } = self.registration;
         if !access.contains(need) && !mutant!(SkipRightsCheck) {
             return Err(Denied::Access);
         }
@@ -288,7 +288,7 @@ impl Region {
         if u64::from(range.length) > left + slack {
             return Err(Denied::Bounds);
         }
-        Ok(Span { backing, offset, length: range.length })
+        Ok(Span { storage, offset, length: range.length })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Registered memory: regions, their keys, and access to their bytes.
 //!
-//! The engine holds no bytes. A region is a range of addresses with access rights and a random key. A [`Backing`]
+//! The engine holds no bytes. A region is a range of addresses with access rights and a random key. A [`StorageId`]
 //! identifies the storage in which the caller keeps the region's bytes. The engine writes a peer's data through the
 //! caller's [`Memory`]. The engine describes data to send as [`Span`]s, and the caller reads the bytes when it sends
 //! the packet.
@@ -17,13 +17,13 @@ pub use windows::WindowError;
 /// The caller's identifier of a region's storage, such as an index, a handle or a pointer. The engine does not
 /// interpret it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Backing(pub u64);
+pub struct StorageId(pub u64);
 
 /// A range of registered memory that was checked against the access rights of its region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// The identifier of the storage that holds the bytes.
-    pub backing: Backing,
+    pub storage: StorageId,
     /// The offset of the first byte in the storage.
     pub offset: u64,
     /// The number of bytes.
@@ -32,7 +32,7 @@ pub struct Span {
 
 /// The engine's access to the bytes of registered memory.
 ///
-/// The engine has checked each span: the span lies within a region that was registered with this backing, and the
+/// The engine has checked each span: the span lies within a region that was registered with this storage, and the
 /// region grants the access. An implementation may still fail, for example if a page can't be faulted in.
 pub trait Memory {
     /// Writes `bytes` to `span`, which has the same length.

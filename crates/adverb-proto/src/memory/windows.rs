@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use adverb_wire::Qpn;
 
 use super::keys::{Denied, Keys, Pd, Range};
-use super::{Backing, Span};
+use super::{Span, StorageId};
 use crate::hash::NumberHasher;
 use crate::mutation::mutant;
 use crate::types::{Access, WindowBind};
@@ -36,8 +36,8 @@ struct Bound {
     qpn: Qpn,
     /// The key of the region.
     region: u32,
-    backing: Backing,
-    /// The offset of the window in the backing.
+    storage: StorageId,
+    /// The offset of the window in the storage.
     start: u64,
     /// The address of the first byte in a peer's requests.
     addr: u64,
@@ -45,10 +45,10 @@ struct Bound {
     access: Access,
 }
 
-/// The part of a backing that a key gives access to.
+/// The part of a storage that a key gives access to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Whole {
-    pub(crate) backing: Backing,
+    pub(crate) storage: StorageId,
     pub(crate) start: u64,
     pub(crate) length: u64,
 }
@@ -151,10 +151,10 @@ impl Keys {
         if length == 0 || length > left {
             return Err(Denied::Bounds);
         }
-        let backing = registration.backing;
+        let storage = registration.storage;
         region.windows += 1;
         let addr = if access.contains(Access::ZERO_BASED) { 0 } else { addr };
-        let bound = Bound { qpn, region: lkey, backing, start, addr, length, access: rights };
+        let bound = Bound { qpn, region: lkey, storage, start, addr, length, access: rights };
         let index = rkey >> OWNERS_BITS;
         if let Some(window) = self.windows.by_index.get_mut(&index) {
             window.key = rkey;
@@ -214,13 +214,13 @@ impl Keys {
         if u64::from(range.length) > left + slack {
             return Err(Denied::Bounds);
         }
-        Ok(Span { backing: bound.backing, offset: bound.start + offset, length: range.length })
+        Ok(Span { storage: bound.storage, offset: bound.start + offset, length: range.length })
     }
 
     /// Returns the whole window.
     pub(super) fn whole_window(&self, pd: Pd, qpn: Qpn, key: u32, need: Access) -> Result<Whole, Denied> {
-        let &Bound { backing, start, length, .. } = self.windows.bound(pd, qpn, key, need)?;
-        Ok(Whole { backing, start, length })
+        let &Bound { storage, start, length, .. } = self.windows.bound(pd, qpn, key, need)?;
+        Ok(Whole { storage, start, length })
     }
 }
 

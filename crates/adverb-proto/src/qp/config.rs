@@ -107,12 +107,12 @@ pub enum Transition {
     ReadyToReceive(ReadyToReceive),
     /// Init to ready to receive, for datagrams: the queue pair receives datagrams from any sender that uses its queue
     /// key.
-    ReceiveDatagrams,
+    ReadyToReceiveUd,
     /// Ready to receive to ready to send: the queue pair also sends messages.
     ReadyToSend(ReadyToSend),
     /// A change of the peer's access rights through this queue pair, which stays ready to receive or ready to send
     /// (vol. 1, 11.2.5.2). Packets received earlier were checked against the old rights.
-    Access(Access),
+    ModifyAccess(Access),
     /// Ready to send to send queue drained: started requests are completed, and no further request is started.
     Drain,
     /// Send queue drained, draining or send queue error to ready to send.

@@ -307,7 +307,7 @@ impl QueuePair {
             let mut offset = 0;
             while offset < whole.length {
                 let length = u32::try_from(whole.length - offset).unwrap_or(u32::MAX);
-                let span = Span { backing: whole.backing, offset: whole.start + offset, length };
+                let span = Span { storage: whole.storage, offset: whole.start + offset, length };
                 memory.flush(span, flush.persistent).map_err(|_| BROKEN)?;
                 offset += u64::from(length);
             }

@@ -269,7 +269,7 @@ impl QueuePair {
         let expected = self.responder.expected;
         let (psn, syndrome) = match pending {
             Pending::Nothing => return None,
-            Pending::Ack if mutant!(AckOneTooMany) => (expected, syndrome),
+            Pending::Ack if mutant!(AckPsnTooHigh) => (expected, syndrome),
             Pending::Ack => (expected - 1, syndrome),
             Pending::SequenceNak => (expected, Syndrome::Nak(NakCode::SequenceError)),
             Pending::RnrNak => {

@@ -33,7 +33,7 @@ impl QueuePair {
                 self.qkey = init.qkey;
                 self.change(cx, Init);
             }
-            (Init, Transition::ReceiveDatagrams) if self.config.transport == Transport::Ud => {
+            (Init, Transition::ReadyToReceiveUd) if self.config.transport == Transport::Ud => {
                 self.mtu = u32::from(cx.mtu.bytes());
                 self.incoming = Incoming::default();
                 self.change(cx, ReadyToReceive);
@@ -62,7 +62,7 @@ impl QueuePair {
                 self.requester.start(sending, self.config.credits, read_part);
                 self.change(cx, ReadyToSend);
             }
-            (ReadyToReceive | ReadyToSend, Transition::Access(access)) => self.access = *access,
+            (ReadyToReceive | ReadyToSend, Transition::ModifyAccess(access)) => self.access = *access,
             (ReadyToSend, Transition::Drain) => {
                 self.requester.drained = false;
                 self.change(cx, SendQueueDrained);

@@ -96,7 +96,7 @@ fn a_question_for_an_unknown_service_is_refused() {
         let id = ask(&mut pair, service);
         pair.flow();
         let status = SidrStatus::ServiceIdNotSupported;
-        assert_eq!(pair.event(CLIENT), Some(Event::Refused { id, status, private_data: vec![0; 136] }));
+        assert_eq!(pair.event(CLIENT), Some(Event::QueryRejected { id, status, private_data: vec![0; 136] }));
     }
 }
 
@@ -110,7 +110,9 @@ fn an_application_refuses_a_question() {
     let again = pair.sides[SERVER].reject_query(pair.now, query, SidrStatus::NoQueuePair, &[]);
     assert_eq!(again, Err(CallError::Unknown), "once");
     pair.flow();
-    let Some(Event::Refused { id: refused, status, private_data }) = pair.event(CLIENT) else { panic!() };
+    let Some(Event::QueryRejected { id: refused, status, private_data }) = pair.event(CLIENT) else {
+        panic!()
+    };
     assert_eq!((refused, status), (id, SidrStatus::NoQueuePair));
     assert!(private_data.starts_with(b"sorry\0"), "{private_data:?}");
 }
@@ -133,7 +135,7 @@ fn a_question_that_nobody_answers_ends_at_the_deadline() {
     pair.filter = Box::new(|_, _| Fate::Lose);
     let id = ask(&mut pair, udp());
     pair.pass(seconds(5));
-    assert_eq!(pair.event(CLIENT), Some(Event::NoAnswer(id)));
+    assert_eq!(pair.event(CLIENT), Some(Event::QueryTimedOut(id)));
     pair.assert_nothing_left();
 }
 

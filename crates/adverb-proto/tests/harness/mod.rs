@@ -5,7 +5,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use adverb_proto::memory::{Backing, HeapMemory, Pd, Registration, RemoteInvalidate};
+use adverb_proto::memory::{HeapMemory, Pd, Registration, RemoteInvalidate, StorageId};
 use adverb_proto::types::{
     Access, Completion, Destination, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags,
     SendOperation, SendRequest, Status, Transport,
@@ -92,7 +92,7 @@ pub(crate) struct End {
     pub(crate) srq: Option<Srq>,
     pub(crate) qpn: Qpn,
     pub(crate) remote_qpn: Qpn,
-    pub(crate) backing: Backing,
+    pub(crate) storage: StorageId,
     /// The key of the region, with all rights.
     pub(crate) key: u32,
     pub(crate) address: IpAddr,
@@ -111,7 +111,7 @@ impl End {
             srq: None,
             qpn: Qpn::GSI,
             remote_qpn: Qpn::GSI,
-            backing: Backing(0),
+            storage: StorageId(0),
             key: 0,
             address: IpAddr::V4(Ipv4Addr::new(10, 0, 0, host)),
             peer: IpAddr::V4(Ipv4Addr::new(10, 0, 0, peer)),
@@ -120,7 +120,7 @@ impl End {
         };
         end.pd = end.device.create_domain();
         end.cq = end.device.create_cq(options.cq_capacity);
-        end.backing = end.memory.add(pattern(1 << 10, host).repeat(SIZE as usize >> 10));
+        end.storage = end.memory.add(pattern(1 << 10, host).repeat(SIZE as usize >> 10));
         end.key = end.register(ALL);
         let mut config = QpConfig::new(options.transport, end.pd, end.cq, end.cq);
         if options.shared {
@@ -162,7 +162,7 @@ impl End {
         remote_invalidate: RemoteInvalidate,
     ) -> u32 {
         let registration =
-            Registration { addr: ADDR, length: SIZE, access, backing: self.backing, remote_invalidate };
+            Registration { addr: ADDR, length: SIZE, access, storage: self.storage, remote_invalidate };
         let random = self.randomness();
         self.device.register(pd, registration, random).unwrap()
     }
@@ -182,7 +182,7 @@ impl End {
 
     pub(crate) fn receiving(&self, remote_qpn: Qpn, options: &Options) -> Transition {
         if options.transport == Transport::Ud {
-            return Transition::ReceiveDatagrams;
+            return Transition::ReadyToReceiveUd;
         }
         Transition::ReadyToReceive(ReadyToReceive {
             remote_qpn,
@@ -240,11 +240,11 @@ impl End {
     }
 
     pub(crate) fn bytes(&self, offset: usize, length: usize) -> &[u8] {
-        &self.memory.bytes(self.backing)[offset..offset + length]
+        &self.memory.bytes(self.storage)[offset..offset + length]
     }
 
     pub(crate) fn fill(&mut self, offset: usize, bytes: &[u8]) {
-        self.memory.bytes_mut(self.backing)[offset..offset + bytes.len()].copy_from_slice(bytes);
+        self.memory.bytes_mut(self.storage)[offset..offset + bytes.len()].copy_from_slice(bytes);
     }
 
     pub(crate) fn word(&self, offset: usize) -> u64 {

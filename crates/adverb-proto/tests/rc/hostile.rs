@@ -132,7 +132,7 @@ fn random_bytes_do_nothing() {
     let mut random = Random(42);
     let mut end = end_in(3);
     end.transmits();
-    let before = end.memory.bytes(end.backing).to_vec();
+    let before = end.memory.bytes(end.storage).to_vec();
     for _ in 0..20_000 {
         let length = random.below(80) as usize & !3;
         let mut bytes: Vec<u8> = (0..length).map(|_| random.next() as u8).collect();
@@ -148,7 +148,7 @@ fn random_bytes_do_nothing() {
         }
     }
     assert_eq!(end.says(), []);
-    assert!(end.memory.bytes(end.backing) == before);
+    assert!(end.memory.bytes(end.storage) == before);
     assert_eq!(end.state(), QpState::ReadyToSend);
 }
 

@@ -2,12 +2,12 @@
 
 use adverb_proto::Device;
 use adverb_proto::memory::{
-    Backing, DeregisterError, DomainError, RegisterError, Registration, RemoteInvalidate,
+    DeregisterError, DomainError, RegisterError, Registration, RemoteInvalidate, StorageId,
 };
 use adverb_proto::types::Access;
 
 fn registration(addr: u64, length: u64, access: Access) -> Registration {
-    Registration { addr, length, access, backing: Backing(0), remote_invalidate: RemoteInvalidate::Denied }
+    Registration { addr, length, access, storage: StorageId(0), remote_invalidate: RemoteInvalidate::Denied }
 }
 
 #[test]

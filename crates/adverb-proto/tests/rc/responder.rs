@@ -33,11 +33,11 @@ const WRITE_LAST: Rc = Rc::Write(Write::Last(None));
 /// A request that must be refused with an error that ends the connection.
 #[track_caller]
 fn refused(end: &mut End, psn: u32, rc: Rc, payload: &[u8], code: NakCode) {
-    let before = end.memory.bytes(end.backing).to_vec();
+    let before = end.memory.bytes(end.storage).to_vec();
     let msn = psn; // every test here sends messages of one packet before
     assert_eq!(end.ask(psn, rc, payload), [(nak(code, msn), psn)]);
     assert_eq!(end.state(), QpState::Error);
-    assert!(end.memory.bytes(end.backing) == before, "refused requests change nothing");
+    assert!(end.memory.bytes(end.storage) == before, "refused requests change nothing");
 }
 
 #[test]
@@ -529,11 +529,11 @@ fn right_that_the_queue_pair_lacks_makes_an_invalid_request() {
 #[test]
 fn rights_that_a_queue_pair_is_given_later_count_from_then_on() {
     let mut end = solo_with(&Options { access: Access::empty(), ..Options::default() });
-    end.modify(Transition::Access(Access::REMOTE_WRITE));
+    end.modify(Transition::ModifyAccess(Access::REMOTE_WRITE));
     let write = write_only(&end, 0, 4);
     assert_eq!(end.ask(0, write, b"abcd"), [(ack(1), 0)]);
     assert_eq!(end.bytes(0, 4), b"abcd");
-    end.modify(Transition::Access(Access::REMOTE_READ));
+    end.modify(Transition::ModifyAccess(Access::REMOTE_READ));
     let write = write_only(&end, 0, 4);
     refused(&mut end, 1, write, b"efgh", NakCode::InvalidRequest);
 }
@@ -748,13 +748,13 @@ fn answers_before_a_refused_request_are_still_given() {
 
 #[test]
 fn memory_that_fails_is_a_remote_operational_error() {
-    // A region over a backing that isn't there.
+    // A region over a storage that isn't there.
     let mut end = solo();
     let registration = adverb_proto::memory::Registration {
         addr: ADDR,
         length: 4096,
         access: ALL,
-        backing: adverb_proto::memory::Backing(99),
+        storage: adverb_proto::memory::StorageId(99),
         remote_invalidate: RemoteInvalidate::Denied,
     };
     let random = end.randomness();

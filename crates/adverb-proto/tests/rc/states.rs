@@ -54,7 +54,7 @@ fn every_way_between_states_is_allowed_or_refused_as_the_standard_says() {
                 4 => (Transition::Resume, from == SendQueueDrained, ReadyToSend),
                 5 => (Transition::Error, from != Reset, Error),
                 6 => {
-                    let access = Transition::Access(Access::REMOTE_READ);
+                    let access = Transition::ModifyAccess(Access::REMOTE_READ);
                     (access, matches!(from, ReadyToReceive | ReadyToSend), from)
                 }
                 _ => (Transition::Reset, true, Reset),

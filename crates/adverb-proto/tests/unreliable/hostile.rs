@@ -126,10 +126,10 @@ fn window_keeps_its_bounds_whatever_comes() {
         end.try_post(1, SendOperation::BindWindow(bind), SendFlags::SIGNALED, &[]).unwrap();
         end.transmits();
         end.completions();
-        let before = end.memory.bytes(end.backing).to_vec();
+        let before = end.memory.bytes(end.storage).to_vec();
         // Receives begin at 0 and end before 2048.
         attack(&mut end, 0x0bad_cafe + seed, 2000, &[rkey, region, window]);
-        let after = end.memory.bytes(end.backing);
+        let after = end.memory.bytes(end.storage);
         assert!(before[2048..4096] == after[2048..4096], "nothing before the window");
         assert!(before[6144..] == after[6144..], "nothing behind it");
         written += u32::from(before[4096..6144] != after[4096..6144]);

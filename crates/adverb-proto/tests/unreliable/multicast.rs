@@ -24,7 +24,7 @@ fn member(end: &mut End, qkey: u32, wr_id: u64, offset: u64) -> Qpn {
     let random = end.randomness();
     let qpn = end.device.create_qp(config, random).unwrap();
     let sending = Transition::ReadyToSend(ReadyToSend::unreliable(Psn::ZERO));
-    for transition in [Transition::Init(Init::datagrams(qkey)), Transition::ReceiveDatagrams, sending] {
+    for transition in [Transition::Init(Init::datagrams(qkey)), Transition::ReadyToReceiveUd, sending] {
         end.device.modify_qp(end.now, qpn, &transition).unwrap();
     }
     let segments = [end.segment(offset, 256)];
@@ -103,7 +103,7 @@ fn member_without_a_receive_loses_alone() {
 fn datagram_to_a_group_without_members_is_dropped() {
     let mut end = solo();
     hear_group(&mut end, b"hello");
-    assert_eq!(end.drops(), [DropReason::NoGroup]);
+    assert_eq!(end.drops(), [DropReason::NoMulticastMember]);
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn datagram_to_a_group_for_one_queue_pair_is_dropped() {
     gsi.max_recv_wr = 1;
     end.device.create_gsi(gsi).unwrap();
     let sending = Transition::ReadyToSend(ReadyToSend::unreliable(Psn::ZERO));
-    for transition in [Transition::Init(Init::datagrams(QKEY)), Transition::ReceiveDatagrams, sending] {
+    for transition in [Transition::Init(Init::datagrams(QKEY)), Transition::ReadyToReceiveUd, sending] {
         end.device.modify_qp(end.now, Qpn::GSI, &transition).unwrap();
     }
     let segments = [end.segment(512, 256)];
@@ -163,7 +163,7 @@ fn reset_queue_pair_stays_attached() {
     end.device.modify_qp(end.now, qpn, &Transition::Reset).unwrap();
     hear_group(&mut end, b"hello");
     assert_eq!(end.drops(), [DropReason::WrongState]);
-    for transition in [Transition::Init(Init::datagrams(QKEY)), Transition::ReceiveDatagrams] {
+    for transition in [Transition::Init(Init::datagrams(QKEY)), Transition::ReadyToReceiveUd] {
         end.device.modify_qp(end.now, qpn, &transition).unwrap();
     }
     hear_group(&mut end, b"hello");

@@ -355,7 +355,7 @@ fn posting_needs_ready_to_send() {
 fn datagrams_way_to_receive_is_not_a_connections() {
     let mut end = End::new(1, 2, &options());
     end.go_to_init(&options());
-    let modified = end.device.modify_qp(end.now, end.qpn, &Transition::ReceiveDatagrams);
+    let modified = end.device.modify_qp(end.now, end.qpn, &Transition::ReadyToReceiveUd);
     assert!(modified.is_err());
     assert_eq!(end.state(), QpState::Init);
 }

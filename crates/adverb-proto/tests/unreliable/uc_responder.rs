@@ -37,9 +37,9 @@ fn write_first(end: &End, offset: u64, length: u32) -> Uc {
 /// A packet that must be dropped in silence, with its message.
 #[track_caller]
 fn dropped(end: &mut End, psn: u32, uc: Uc, payload: &[u8], reason: DropReason) {
-    let before = end.memory.bytes(end.backing).to_vec();
+    let before = end.memory.bytes(end.storage).to_vec();
     end.hear_uc(psn, uc, payload);
-    assert!(end.memory.bytes(end.backing) == before, "what is dropped changes nothing");
+    assert!(end.memory.bytes(end.storage) == before, "what is dropped changes nothing");
     assert_eq!(end.drops().last(), Some(&reason));
     assert_eq!(end.headers(), [], "and nobody hears of it");
     assert_eq!(end.state(), QpState::ReadyToSend);

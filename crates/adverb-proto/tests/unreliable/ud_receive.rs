@@ -318,7 +318,7 @@ fn nothing_is_received_before_ready_and_in_error() {
     end.modify(Transition::Init(Init::datagrams(QKEY)));
     end.post_recv(1, 0, 256);
     end.hear_datagram(datagram(), b"abcd");
-    end.modify(Transition::ReceiveDatagrams);
+    end.modify(Transition::ReadyToReceiveUd);
     end.hear_datagram(datagram(), b"abcd");
     assert_eq!(end.statuses(), [(1, Status::Success)], "ready to receive is enough");
     end.modify(Transition::Error);

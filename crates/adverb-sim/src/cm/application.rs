@@ -263,14 +263,14 @@ impl Application {
                 Some(_) => desk.violate("response to another service ID resolution request"),
                 None => desk.violate("response without a service ID resolution request"),
             },
-            Event::Refused { id, status, .. } => match self.questions.remove(&id) {
+            Event::QueryRejected { id, status, .. } => match self.questions.remove(&id) {
                 Some(token) => {
                     let reason = RejectReason::from_code(status.code().into());
                     desk.register.end(desk.now, token, Role::Asker, Outcome::Rejected(reason));
                 }
                 None => desk.violate("response without a service ID resolution request"),
             },
-            Event::NoAnswer(id) => match self.questions.remove(&id) {
+            Event::QueryTimedOut(id) => match self.questions.remove(&id) {
                 Some(token) => desk.register.end(desk.now, token, Role::Asker, Outcome::Unreachable),
                 None => desk.violate("timeout without a service ID resolution request"),
             },

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use adverb_proto::memory::{Backing, Fault, Memory, Pd, Registration, Span};
+use adverb_proto::memory::{Fault, Memory, Pd, Registration, Span, StorageId};
 use adverb_proto::types::Access;
 use adverb_wire::{Operation, Rc, Uc};
 
@@ -19,7 +19,7 @@ pub(super) struct Guard {
     pub(super) touches: u64,
 }
 
-/// A memory region and its bytes. Each has its own backing.
+/// A memory region and its bytes. Each has its own storage.
 #[derive(Debug)]
 pub(super) struct Area {
     pub(super) key: u32,
@@ -103,9 +103,9 @@ impl Act {
 }
 
 impl Guard {
-    /// The backing of the next region.
-    pub(super) fn next_backing(&self) -> Backing {
-        Backing(self.areas.len() as u64)
+    /// The storage of the next region.
+    pub(super) fn next_backing(&self) -> StorageId {
+        StorageId(self.areas.len() as u64)
     }
 
     pub(super) fn add(&mut self, key: u32, pd: Pd, registration: Registration) {
@@ -138,7 +138,7 @@ impl Guard {
     }
 
     fn check(&self, span: Span, done: &[Act]) -> Result<(), Fault> {
-        let wrong = match self.areas.get(span.backing.0 as usize) {
+        let wrong = match self.areas.get(span.storage.0 as usize) {
             None => "the memory region does not exist",
             Some(area) => {
                 let end = span.offset.checked_add(u64::from(span.length));
@@ -172,7 +172,7 @@ impl Guard {
 
     fn bytes(&mut self, span: Span) -> &mut [u8] {
         self.touches += 1;
-        let bytes = &mut self.areas[span.backing.0 as usize].bytes;
+        let bytes = &mut self.areas[span.storage.0 as usize].bytes;
         &mut bytes[span.offset as usize..][..span.length as usize]
     }
 
@@ -202,7 +202,7 @@ impl Memory for Guard {
 
     fn read(&self, span: Span, out: &mut [u8]) -> Result<(), Fault> {
         self.check(span, &[Act::Gather, Act::Read])?;
-        let bytes = &self.areas[span.backing.0 as usize].bytes;
+        let bytes = &self.areas[span.storage.0 as usize].bytes;
         out.copy_from_slice(&bytes[span.offset as usize..][..span.length as usize]);
         Ok(())
     }

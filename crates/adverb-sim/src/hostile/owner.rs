@@ -38,8 +38,8 @@ impl Attack<'_> {
         let remote_invalidate =
             if self.decisions.one_in(3) { RemoteInvalidate::Allowed } else { RemoteInvalidate::Denied };
         let pd = if self.decisions.one_in(3) { self.pds[1] } else { self.pds[0] };
-        let backing = self.memory.next_backing();
-        let registration = Registration { addr, length, access, backing, remote_invalidate };
+        let storage = self.memory.next_backing();
+        let registration = Registration { addr, length, access, storage, remote_invalidate };
         let decisions = &mut self.decisions;
         // A fuzzer that has run out of bytes gives the same number for ever.
         let mut tries = 1u32;
@@ -147,7 +147,7 @@ impl Attack<'_> {
     fn advance(&mut self, index: usize) {
         let transition = match self.state(index) {
             QpState::Reset => Transition::Init(self.init(index)),
-            QpState::Init if self.targets[index].transport == Transport::Ud => Transition::ReceiveDatagrams,
+            QpState::Init if self.targets[index].transport == Transport::Ud => Transition::ReadyToReceiveUd,
             QpState::Init => Transition::ReadyToReceive(self.receiving(index)),
             QpState::ReadyToReceive => Transition::ReadyToSend(self.sending()),
             QpState::ReadyToSend => Transition::Drain,

@@ -147,7 +147,7 @@ impl MessageWorld {
             }
             SendOperation::LocalInvalidate(_) if current && window.phase == Phase::Invalidating => {
                 window.phase = Phase::Free;
-                window.snapshot = Some(self.nodes[node].memory.bytes(window.backing).to_vec());
+                window.snapshot = Some(self.nodes[node].memory.bytes(window.storage).to_vec());
             }
             _ => {}
         }
@@ -203,7 +203,7 @@ impl MessageWorld {
 
     /// Checks that a received message is complete, unaltered and for this endpoint.
     fn read(&mut self, node: usize, index: usize, number: usize, success: &Success) -> Result<(), String> {
-        let bytes = self.nodes[node].memory.bytes(self.slots[number].backing);
+        let bytes = self.nodes[node].memory.bytes(self.slots[number].storage);
         let datagram = self.endpoints[index].transport == Transport::Ud;
         let start = if datagram { GRH_LEN } else { 0 };
         let (message, immediate) = match success.operation {
@@ -300,8 +300,8 @@ impl MessageWorld {
 
     /// Checks the target of a WRITE: if it arrived, all of its data is there; no other bytes changed.
     fn check_target(&self, message: &Message, arrived: bool) -> Result<(), String> {
-        let Some((node, backing, initial)) = &message.target else { return Ok(()) };
-        let found = self.nodes[*node].memory.bytes(*backing);
+        let Some((node, storage, initial)) = &message.target else { return Ok(()) };
+        let found = self.nodes[*node].memory.bytes(*storage);
         for (index, byte) in found.iter().enumerate() {
             let written = message.bytes.get(index);
             let right = match written {
@@ -364,7 +364,7 @@ impl MessageWorld {
     fn check_windows(&mut self) -> Result<(), String> {
         for (index, endpoint) in self.endpoints.iter().enumerate() {
             let Some(window) = &endpoint.window else { continue };
-            let found = self.nodes[endpoint.node].memory.bytes(window.backing);
+            let found = self.nodes[endpoint.node].memory.bytes(window.storage);
             if window.phase == Phase::Free
                 && window.snapshot.as_ref().is_some_and(|snapshot| snapshot != found)
             {

@@ -88,11 +88,11 @@ impl MessageWorld {
         let length = 2 * MARGIN + 8 * 1024;
         let initial = self.random.bytes(length as usize);
         let access = Access::LOCAL_WRITE | Access::WINDOW_BIND;
-        let (backing, region) = self.register(node, initial.clone(), length as usize, access);
+        let (storage, region) = self.register(node, initial.clone(), length as usize, access);
         let (pd, random) = (self.nodes[node].pd, &mut self.random);
         let key = self.nodes[node].device.create_window(pd, || random.u32()).expect("the domain is there");
         self.endpoints[index].window = Some(Window {
-            backing,
+            storage,
             initial,
             region,
             addr: BASE,
@@ -119,7 +119,7 @@ impl MessageWorld {
                 Transport::Rc | Transport::Uc => Init::new(Access::LOCAL_WRITE | Access::REMOTE),
             };
             let receiving = match there {
-                None => Transition::ReceiveDatagrams,
+                None => Transition::ReadyToReceiveUd,
                 Some(there) => {
                     let remote = self.nodes[self.endpoints[there].node].address;
                     let path = Path::new(self.nodes[node].address, remote, port).expect("one family");
@@ -204,7 +204,7 @@ impl MessageWorld {
         let Some(window) = &mut self.endpoints[index].window else { return };
         if window.phase != Phase::Free {
             window.phase = Phase::Free;
-            window.snapshot = Some(self.nodes[node].memory.bytes(window.backing).to_vec());
+            window.snapshot = Some(self.nodes[node].memory.bytes(window.storage).to_vec());
         }
     }
 
@@ -292,14 +292,14 @@ impl MessageWorld {
                 let there = self.endpoints[peer].node;
                 let initial = random.bytes(step.length as usize + GUARD);
                 let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-                let (backing, rkey) = self.register(there, initial.clone(), step.length as usize, access);
+                let (storage, rkey) = self.register(there, initial.clone(), step.length as usize, access);
                 let remote = RemoteAddress { addr: BASE, rkey };
                 let operation = if step.action == A::Write {
                     SendOperation::Write(remote)
                 } else {
                     SendOperation::WriteWithImm(remote, self.messages.len() as u32)
                 };
-                let target = Some((there, backing, initial));
+                let target = Some((there, storage, initial));
                 self.post_message(index, To::Endpoint(peer), operation, step.length, false, target)
             }
             A::Send | A::SendWithImm | A::Multicast | A::SendWithWrongQkey | A::SendToUnknownQp => {
@@ -338,7 +338,7 @@ impl MessageWorld {
             return true;
         }
         // Nothing was written since it was closed.
-        let found = self.nodes[node].memory.bytes(window.backing);
+        let found = self.nodes[node].memory.bytes(window.storage);
         if window.snapshot.as_ref().is_some_and(|snapshot| snapshot != found) {
             self.violate(format!(
                 "endpoint {index}: memory was written after the invalidation of its window"
@@ -426,7 +426,7 @@ impl MessageWorld {
         operation: SendOperation,
         length: u32,
         forbidden: bool,
-        target: Option<(usize, adverb_proto::memory::Backing, Vec<u8>)>,
+        target: Option<(usize, adverb_proto::memory::StorageId, Vec<u8>)>,
     ) -> bool {
         let number = self.messages.len();
         let Endpoint { node, transport, qpn, epoch, .. } = self.endpoints[index];
@@ -530,8 +530,8 @@ impl MessageWorld {
     /// Memory for a receive that any message fits in.
     fn slot(&mut self, node: usize, endpoint: Option<usize>) -> [Segment; 2] {
         let room = GRH_LEN + (MOST_PACKETS * u64::from(PathMtu::Mtu1024.bytes())) as usize + 64;
-        let (backing, lkey) = self.register(node, vec![0xee; room + GUARD], room, Access::LOCAL_WRITE);
-        self.slots.push(Slot { node, endpoint, backing, done: false });
+        let (storage, lkey) = self.register(node, vec![0xee; room + GUARD], room, Access::LOCAL_WRITE);
+        self.slots.push(Slot { node, endpoint, storage, done: false });
         let cut = self.random.below(200) as u32;
         [
             Segment { addr: BASE, length: cut, lkey },

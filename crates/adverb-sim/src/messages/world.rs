@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use adverb_proto::memory::{Backing, HeapMemory, Pd, Registration, RemoteInvalidate};
+use adverb_proto::memory::{HeapMemory, Pd, Registration, RemoteInvalidate, StorageId};
 use adverb_proto::types::{Access, Qpn, SendOperation, Status, Transport};
 use adverb_proto::{Cq, Device, DropReason, EventSink, IcrcCheck, RxMeta, Srq, Time, TraceEvent};
 use adverb_wire::{Opcode, Packet, ROCE_PORT};
@@ -88,7 +88,7 @@ pub(super) struct Endpoint {
 /// An endpoint's memory window, and the memory that it exposes in part.
 #[derive(Debug)]
 pub(super) struct Window {
-    pub(super) backing: Backing,
+    pub(super) storage: StorageId,
     pub(super) initial: Vec<u8>,
     pub(super) region: u32,
     pub(super) addr: u64,
@@ -125,7 +125,7 @@ pub(super) struct Message {
     /// Whether the message uses a window, which may be invalidated before its arrival.
     pub(super) through_window: bool,
     /// The target of a WRITE: the node, the memory, and its initial content.
-    pub(super) target: Option<(usize, Backing, Vec<u8>)>,
+    pub(super) target: Option<(usize, StorageId, Vec<u8>)>,
     pub(super) delivered: u64,
     pub(super) outcome: Option<Status>,
 }
@@ -144,7 +144,7 @@ pub(super) struct Slot {
     pub(super) node: usize,
     /// The endpoint that posted it; `None` for a shared receive.
     pub(super) endpoint: Option<usize>,
-    pub(super) backing: Backing,
+    pub(super) storage: StorageId,
     pub(super) done: bool,
 }
 
@@ -242,23 +242,23 @@ impl MessageWorld {
         self.log.note(self.now, what);
     }
 
-    /// Memory of its own at a node, registered: its backing and its key. Addresses are those of the backing.
+    /// Memory of its own at a node, registered: its storage and its key. Addresses are those of the storage.
     pub(super) fn register(
         &mut self,
         node: usize,
         bytes: Vec<u8>,
         length: usize,
         access: Access,
-    ) -> (Backing, u32) {
+    ) -> (StorageId, u32) {
         let Node { device, memory, keys, pd, .. } = &mut self.nodes[node];
-        let backing = memory.add(bytes);
+        let storage = memory.add(bytes);
         let remote_invalidate = RemoteInvalidate::Denied;
         let registration =
-            Registration { addr: BASE, length: length as u64, access, backing, remote_invalidate };
+            Registration { addr: BASE, length: length as u64, access, storage, remote_invalidate };
         let random = &mut self.random;
         let key = device.register(*pd, registration, || random.u32()).expect("a valid registration");
         keys.push(key);
-        (backing, key)
+        (storage, key)
     }
 
     /// Advances the virtual time until no tasks remain.

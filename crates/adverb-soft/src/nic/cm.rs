@@ -318,7 +318,7 @@ impl CmEventChannels {
             | Event::Disconnected(id)
             | Event::TimewaitOver { id, .. } => self.connections.get(id),
             Event::Resolved(resolution) => self.queries.get(&resolution.id),
-            Event::Refused { id, .. } | Event::NoAnswer(id) => self.queries.get(id),
+            Event::QueryRejected { id, .. } | Event::QueryTimedOut(id) => self.queries.get(id),
             _ => None,
         };
         if let Some(channel) = channel {

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use adverb_proto::cm::{AddrPair, Config, Datagram, Manager};
-use adverb_proto::memory::{Backing, Memory, Registration, RemoteInvalidate, Span};
+use adverb_proto::memory::{Memory, Registration, RemoteInvalidate, Span, StorageId};
 use adverb_proto::types::{
     Access, ArmFor, CompletedOperation, Destination, Gid, PathMtu, RecvRequest, Segment, SendFlags,
     SendOperation, SendRequest, Success,
@@ -27,7 +27,7 @@ pub(super) struct Gsi {
     pub(super) unsendable: u64,
     cq: Cq,
     /// The memory of the receives.
-    backing: Backing,
+    storage: StorageId,
     key: u32,
     /// A message that did not fit the send queue.
     unsent: Option<Datagram>,
@@ -49,12 +49,12 @@ impl Gsi {
         config.path_mtu = mtu;
         let pd = device.create_domain();
         let cq = device.create_cq(RECEIVES + SENDS);
-        let backing = memory.add_own(RECEIVES as usize * ROOM as usize);
+        let storage = memory.add_own(RECEIVES as usize * ROOM as usize);
         let registration = Registration {
             addr: 0,
             length: u64::from(RECEIVES * ROOM),
             access: Access::LOCAL_WRITE,
-            backing,
+            storage,
             remote_invalidate: RemoteInvalidate::Denied,
         };
         let key = device.register(pd, registration, random)?;
@@ -68,7 +68,7 @@ impl Gsi {
             addresses,
             unsendable: 0,
             cq,
-            backing,
+            storage,
             key,
             unsent: None,
             attention: false,
@@ -77,7 +77,7 @@ impl Gsi {
         let sending = ReadyToSend::unreliable(Psn::wrapping(random()));
         for step in [
             Transition::Init(Init::datagrams(GSI_QKEY)),
-            Transition::ReceiveDatagrams,
+            Transition::ReadyToReceiveUd,
             Transition::ReadyToSend(sending),
         ] {
             device.modify_qp(Time::ZERO, Qpn::GSI, &step)?;
@@ -183,7 +183,7 @@ impl Gsi {
     /// Handles the datagram of a receive.
     fn take_in(&mut self, now: Time, memory: &RegisteredMemory, number: u64) {
         let mut bytes = [0; ROOM as usize];
-        let span = Span { backing: self.backing, offset: number * u64::from(ROOM), length: ROOM };
+        let span = Span { storage: self.storage, offset: number * u64::from(ROOM), length: ROOM };
         if memory.read(span, &mut bytes).is_err() {
             return;
         }
@@ -255,7 +255,7 @@ mod tests {
         let mad = Mad { transaction_id: 1, message: Message::Dreq(dreq) }.emit();
         let grh = IpHeader::new(source, destination).unwrap().to_grh(MAD_LEN as u16);
         let bytes = [&grh[..], &mad[..]].concat();
-        memory.write(Span { backing: gsi.backing, offset: 0, length: ROOM }, &bytes).unwrap();
+        memory.write(Span { storage: gsi.storage, offset: 0, length: ROOM }, &bytes).unwrap();
         gsi.take_in(Time::ZERO, memory, 0);
     }
 

@@ -230,18 +230,18 @@ impl Nic {
             return Err(Error::Register(RegisterError::InvalidAccess));
         }
         self.ask(|engine| {
-            // SAFETY: as the caller says; the backing is removed with its only region.
-            let backing = unsafe { engine.memory.add(address, length) };
+            // SAFETY: as the caller says; the storage is removed with its only region.
+            let storage = unsafe { engine.memory.add(address, length) };
             let registration = Registration {
                 addr: iova,
                 length: length as u64,
                 access,
-                backing,
+                storage,
                 remote_invalidate: RemoteInvalidate::Denied,
             };
             let registered = engine.device.register(pd, registration, random);
             if registered.is_err() {
-                engine.memory.remove(backing);
+                engine.memory.remove(storage);
             }
             Ok(registered?)
         })
@@ -255,7 +255,7 @@ impl Nic {
     pub fn deregister(&self, key: u32) -> Result<(), Error> {
         self.end(|engine| {
             let registration = engine.device.deregister(key)?;
-            engine.memory.remove(registration.backing);
+            engine.memory.remove(registration.storage);
             Ok(())
         })
     }

@@ -187,7 +187,7 @@ fn datagrams_bring_their_route_header_and_inline_bytes() {
     let nic = loopback();
     let (one, other) = (End::new(&nic, Transport::Ud), End::new(&nic, Transport::Ud));
     for end in [&one, &other] {
-        nic.modify_qp(end.qpn, &Transition::ReceiveDatagrams).unwrap();
+        nic.modify_qp(end.qpn, &Transition::ReadyToReceiveUd).unwrap();
         nic.modify_qp(end.qpn, &Transition::ReadyToSend(ReadyToSend::unreliable(Psn::wrapping(5)))).unwrap();
     }
     let there = Area::new(&nic, other.pd, 64);

@@ -134,7 +134,7 @@ impl End {
     /// Makes a datagram queue pair ready.
     pub(super) fn open(&self, qkey: u32) -> Outcome<()> {
         self.modify(Transition::Init(Init::datagrams(qkey)))?;
-        self.modify(Transition::ReceiveDatagrams)?;
+        self.modify(Transition::ReadyToReceiveUd)?;
         self.modify(Transition::ReadyToSend(ReadyToSend::unreliable(Psn::ZERO)))
     }
 

@@ -115,7 +115,7 @@ impl QueuePair {
             }
             StateChange::ReadyToReceive(ready) => {
                 let transition = match &ready.connection {
-                    None => Transition::ReceiveDatagrams,
+                    None => Transition::ReadyToReceiveUd,
                     Some(connection) => Transition::ReadyToReceive(self.receiving(connection)?),
                 };
                 (transition, "ready to receive")
@@ -123,7 +123,7 @@ impl QueuePair {
             StateChange::ReadyToSend(ready) => {
                 (Transition::ReadyToSend(sending(ready, self.transport)?), "ready to send")
             }
-            StateChange::Access(access) => (Transition::Access(*access), "ready to send"),
+            StateChange::Access(access) => (Transition::ModifyAccess(*access), "ready to send"),
             StateChange::Error => (Transition::Error, "error"),
         };
         let device = &self.domain.device;

@@ -42,7 +42,7 @@ impl Identifier {
                 }
                 Event::Rejected { reason: rejection.reason, private_data: rejection.private_data }
             }
-            cm::Event::Refused { status, private_data, .. } => {
+            cm::Event::QueryRejected { status, private_data, .. } => {
                 Event::Rejected { reason: reason_of_datagrams(status.code()), private_data }
             }
             cm::Event::Resolved(found) => {
@@ -54,7 +54,7 @@ impl Identifier {
                     private_data: found.private_data,
                 }
             }
-            cm::Event::Unreachable(_) | cm::Event::NoAnswer(_) => {
+            cm::Event::Unreachable(_) | cm::Event::QueryTimedOut(_) => {
                 Event::Failed(io::Error::from_raw_os_error(libc::ETIMEDOUT))
             }
             cm::Event::Established(_) => Event::Established,
