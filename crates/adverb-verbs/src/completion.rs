@@ -73,7 +73,7 @@ impl Completion {
         self.id
     }
 
-    /// Returns the tag of the request: 0 if no tag was set.
+    /// Returns the tag of the request. The tag is 0 if the request sets no tag.
     pub fn tag(&self) -> u64 {
         self.tag
     }
@@ -84,8 +84,8 @@ impl Completion {
         self.outcome.explain(self.id.0 & RequestId::DATAGRAM != 0)
     }
 
-    /// Returns the number of the queue pair that executed the request: for a receive of a [shared receive
-    /// queue](super::SharedReceiveQueue), the queue pair that received the message.
+    /// Returns the number of the queue pair that executed the request. For a receive of a [shared receive
+    /// queue](super::SharedReceiveQueue), this is the queue pair that received the message.
     ///
     /// Returns `None` for completions of unsignaled requests and for completions with a
     /// [timestamp](Completion::timestamp).

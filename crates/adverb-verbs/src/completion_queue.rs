@@ -118,8 +118,8 @@ impl CompletionQueue {
         Ok(out.len() - before)
     }
 
-    /// Waits for the completion of one request. Other completions that arrive meanwhile are kept for
-    /// [`poll`](CompletionQueue::poll) and for other waiting callers.
+    /// Waits for the completion of one request. Other completions that arrive meanwhile remain available to
+    /// [`poll`](CompletionQueue::poll) and to other waiting callers.
     ///
     /// A `timeout` of `Duration::MAX` means no limit. Waiting without a limit is also faster, because a single system
     /// call then waits for the event and consumes it.
@@ -180,8 +180,8 @@ impl CompletionQueue {
     /// `None` if the queue was created without events. The descriptor is non-blocking. Call
     /// [`try_event`](CompletionQueue::try_event) when it is readable.
     ///
-    /// Don't use the descriptor and [`wait`](CompletionQueue::wait) on the same queue at the same time: either consumes
-    /// events that the other waits for.
+    /// Don't use the descriptor and [`wait`](CompletionQueue::wait) on the same queue at the same time: each of them
+    /// consumes events that the other waits for.
     pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         self.0.backend.event_fd()
     }
@@ -655,7 +655,7 @@ fn check_depth(device: &Device, depth: u32) -> Result<()> {
     })
 }
 
-/// A builder of completion queues: see [`Device::completion_queue`].
+/// A builder of completion queues, returned by [`Device::completion_queue`].
 #[must_use = "a builder does nothing until `create` is called"]
 #[derive(Clone, Debug)]
 pub struct CompletionQueueBuilder {
@@ -691,13 +691,13 @@ impl CompletionQueueBuilder {
     }
 
     /// Enables timestamps: each completion contains the time at which the device produced it
-    /// ([`Completion::timestamp`]). Timestamps make polling slightly slower.
+    /// ([`Completion::timestamp`]). Polling is slightly slower with timestamps.
     pub fn timestamps(mut self) -> CompletionQueueBuilder {
         self.kind = CompletionQueueKind::Timestamps;
         self
     }
 
-    /// Makes the queue poll completions one at a time through libibverbs' extended interface, as queues with
+    /// Configures the queue to poll completions one at a time through libibverbs' extended interface, as queues with
     /// [timestamps](CompletionQueueBuilder::timestamps) do. This interface is faster on some devices, but not on most.
     pub fn extended(mut self) -> CompletionQueueBuilder {
         if self.kind == CompletionQueueKind::Plain {

@@ -12,9 +12,9 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::LimitExceeded`] if the queue pairs reserve more than `depth` or if `depth` exceeds the device's
-    /// limit, [`Error::Unsupported`] if the device can't resize (create a larger queue instead), and [`Error::Verb`] if
-    /// the operation fails.
+    /// Returns [`Error::LimitExceeded`] if the queue pairs have reserved more than `depth` entries or if `depth`
+    /// exceeds the device's limit, [`Error::Unsupported`] if the device can't resize queues (the caller must create a
+    /// larger queue instead), and [`Error::Verb`] if the operation fails.
     pub fn resize(&self, depth: u32) -> Result<()> {
         self.check_depth(depth)?;
         self.with_reserved(|reserved| {
@@ -30,9 +30,9 @@ impl CompletionQueue {
         })
     }
 
-    /// Sets event moderation: an event is raised once `count` completions are available, or `period` after the first
-    /// of them. Moderation trades latency for fewer interrupts. It is off by default; a `count` of 0 or 1 with a zero
-    /// period turns it off again.
+    /// Sets event moderation: an event is raised once `count` completions are available, or `period` after the first of
+    /// them. Moderation reduces the number of interrupts and increases latency. Moderation is disabled by default; a
+    /// `count` of 0 or 1 with a zero period disables it again.
     ///
     /// See also [`poller`](CompletionQueue::poller), which polls many completions per wake-up under load without
     /// added latency.

@@ -40,28 +40,29 @@ impl ConnectOptions {
         ConnectOptions::default()
     }
 
-    /// Sets the ACK timeout to 4.096 µs × 2<sup>`code`</sup>; 0 means no timeout. The default is 14, about 67 ms; the
-    /// maximum is 31.
+    /// Sets the ACK timeout to 4.096 µs × 2<sup>`code`</sup>. A `code` of 0 means no timeout. The default is 14 (about
+    /// 67 ms), and the maximum is 31.
     pub fn ack_timeout(mut self, code: u8) -> ConnectOptions {
         self.ack_timeout = code.min(31);
         self
     }
 
-    /// Sets the maximum number of retransmissions after an ACK timeout or a lost packet. The default is 6, the maximum 7.
+    /// Sets the maximum number of retransmissions after an ACK timeout or a lost packet. The default is 6, and the
+    /// maximum is 7.
     pub fn retry_count(mut self, count: u8) -> ConnectOptions {
         self.retry_count = count.min(7);
         self
     }
 
-    /// Sets the maximum number of retransmissions after RNR NAKs (the peer has no receive posted). 7, the default and
-    /// the maximum, means unlimited.
+    /// Sets the maximum number of retransmissions after RNR NAKs (the peer has no receive posted). The value 7, which
+    /// is the default and the maximum, means no limit.
     pub fn rnr_retry(mut self, count: u8) -> ConnectOptions {
         self.rnr_retry = count.min(7);
         self
     }
 
-    /// Sets the RNR backoff that this side demands of the peer when this side has no receive posted, as the code of the
-    /// InfiniBand specification. The default is 12, which means 0.64 ms.
+    /// Sets the RNR backoff that this side demands of the peer when this side has no receive posted. The value is
+    /// encoded as in the InfiniBand specification. The default is 12, which means 0.64 ms.
     pub fn min_rnr_timer(mut self, code: u8) -> ConnectOptions {
         self.min_rnr_timer = code.min(31);
         self
@@ -74,7 +75,7 @@ impl ConnectOptions {
         self
     }
 
-    /// Sets a path MTU that is smaller than the MTUs of both ports. The default is the smaller of the two.
+    /// Sets a path MTU that is smaller than the MTUs of both ports. The default is the smaller of these two MTUs.
     pub fn mtu(mut self, mtu: PathMtu) -> ConnectOptions {
         self.mtu = Some(mtu);
         self

@@ -10,9 +10,9 @@ use crate::error::Result;
 
 /// The counters of one port of a device at one point in time: packets, bytes, retransmissions, errors.
 ///
-/// The driver decides which counters exist and how they are named; Adverb uses the kernel's names. The counters start
-/// at 0 when the device starts, and all programs that use the device share them. The kernel caches the values for a
-/// short time (usually 10 ms), so reading them more often returns the same values.
+/// The driver determines the set of counters and their names; Adverb uses the kernel's names. The counters start at 0
+/// when the device starts, and all programs that use the device share them. The kernel caches the values for a short
+/// time (usually 10 ms), so reading them more often returns the same values.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -49,8 +49,8 @@ impl Device {
         Ok(Counters { captured_at: Instant::now(), values: self.backend().counters(port)? })
     }
 
-    /// Returns the numbers of objects and of pending operations of a software device, for finding leaks. Returns `None`
-    /// for other devices.
+    /// Returns the numbers of objects and of pending operations of a software device, for leak detection. Returns
+    /// `None` for other devices.
     ///
     /// ```
     /// let device = adverb::verbs::Device::open("soft")?;
@@ -65,7 +65,7 @@ impl Device {
 }
 
 impl Counters {
-    /// Returns one counter by the kernel's name for it, for example `rcvd_pkts`.
+    /// Returns the value of the counter with this kernel name, for example `rcvd_pkts`.
     pub fn get(&self, name: &str) -> Option<u64> {
         self.values.get(name).copied()
     }
@@ -81,7 +81,7 @@ impl Counters {
     }
 
     /// Returns the increase since an earlier reading. A counter that is smaller than before has been reset, and its
-    /// value counts as the increase. A counter that is missing from the earlier reading is left out.
+    /// value counts as the increase. A counter that is missing from the earlier reading is omitted.
     #[must_use]
     pub fn since(&self, earlier: &Counters) -> CountersDelta {
         let grown = self.values.iter().filter_map(|(name, value)| {

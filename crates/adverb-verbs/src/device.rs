@@ -96,7 +96,7 @@ impl Device {
         }
     }
 
-    /// Opens the device that has this IP address: hardware if possible, otherwise a software device.
+    /// Opens the device that has this IP address. An RDMA NIC takes precedence over a software device.
     ///
     /// # Errors
     ///

@@ -11,8 +11,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error: the failed operation, the cause and, for most errors, a [hint](Error::hint).
 ///
-/// `Display` is for people: it prints the failed operation, the cause, and the hint on a line of its own.
-/// `Debug` prints the variant and its fields. A `main` that returns a `Result` prints `Debug`; to show people the message
+/// `Display` prints a message for users: the failed operation, the cause, and the hint on a separate line. `Debug`
+/// prints the variant and its fields. A `main` that returns a `Result` prints `Debug`. This `main` prints the message
 /// and the hint instead:
 ///
 /// ```no_run
@@ -58,7 +58,7 @@ pub enum Error {
         action: String,
         /// The operating system's error.
         error: io::Error,
-        /// An action to try, or empty.
+        /// An action to try, or an empty string.
         hint: Cow<'static, str>,
     },
     /// A requested quantity is outside its limit.
@@ -70,7 +70,7 @@ pub enum Error {
         requested: u64,
         /// The largest allowed value.
         max: u64,
-        /// An action to try, or empty.
+        /// An action to try, or an empty string.
         hint: Cow<'static, str>,
     },
     /// A range lies outside its memory.
@@ -155,14 +155,14 @@ pub enum Error {
         /// The operation: "sending a message".
         action: &'static str,
     },
-    /// A connection could not be established: the peer did not answer, or there is no route to the peer.
+    /// A connection could not be established: the peer did not reply, or there is no route to the peer.
     #[error("connecting to {peer} failed while {stage}: {error}{}", hint_line(.hint))]
     Unreachable {
         /// The peer's address.
         peer: SocketAddr,
         /// The step that failed: "resolving the route".
         stage: &'static str,
-        /// The cause; its kind is [`TimedOut`](io::ErrorKind::TimedOut) if the peer did not answer.
+        /// The cause; its kind is [`TimedOut`](io::ErrorKind::TimedOut) if the peer did not reply.
         error: io::Error,
         /// An action to try.
         hint: Cow<'static, str>,
@@ -174,8 +174,8 @@ pub enum Error {
         peer: SocketAddr,
         /// The connection manager's reason.
         reason: RejectReason,
-        /// The private data from the peer's program, possibly padded with zeros; empty unless the program rejected the
-        /// request.
+        /// The private data from the peer's program, possibly padded with zeros. The data is empty unless the program
+        /// rejected the request.
         private_data: Vec<u8>,
         /// An action to try.
         hint: Cow<'static, str>,
@@ -187,7 +187,7 @@ pub enum Error {
         peer: SocketAddr,
         /// The cause.
         reason: String,
-        /// An action to try, or empty.
+        /// An action to try, or an empty string.
         hint: Cow<'static, str>,
     },
     /// The handshake of a connection failed: one side rejected the other, or the peer does not use Adverb's protocol.
@@ -195,7 +195,7 @@ pub enum Error {
     HandshakeRejected {
         /// The peer's address.
         peer: SocketAddr,
-        /// The cause, as stated by the peer or found by this side.
+        /// The cause, as reported by the peer or detected by this side.
         reason: String,
     },
     /// Memory could not be allocated.

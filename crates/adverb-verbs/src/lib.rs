@@ -1,4 +1,4 @@
-//! Safe RDMA verbs over two engines: rdma-core's drivers and Adverb's software NIC.
+//! Safe RDMA verbs over two backends: rdma-core's drivers and Adverb's software NIC.
 //!
 //! Programs depend on `adverb`, which re-exports this crate as `adverb::verbs`.
 //!
@@ -24,15 +24,15 @@
 //!
 //! # Memory safety
 //!
-//! A request owns its buffers until it completes: posting takes them, and only the completion returns them. Safe code
-//! therefore can't free, move, read or write memory that the device uses, even if objects are dropped, forgotten or
-//! canceled. Dropping a queue pair destroys it, and the buffers that were in flight are freed only after it was
-//! destroyed successfully. If destroying fails, they are leaked and an error is logged. Memory that a peer may write
-//! is never a `&[u8]`.
+//! A request owns its buffers until it completes: the buffers are moved into the request, and only the completion
+//! returns them. Safe code therefore can't free, move, read or write memory that the device uses, even if objects are
+//! dropped, forgotten or canceled. Dropping a queue pair destroys it, and the buffers that were in flight are freed
+//! only after it was destroyed successfully. If destroying fails, they are leaked and an error is logged. Memory that a
+//! peer may write is never a `&[u8]`.
 //!
-//! There are two alternatives. Within a [scope](QueuePair::scope), requests may borrow their memory, and the end of
-//! the scope waits for them. [`raw`] requests are posted as in C, with `unsafe`: the caller guarantees that the
-//! memory stays valid.
+//! There are two alternatives. Within a [scope](QueuePair::scope), requests may borrow their memory, and the scope
+//! waits for their completion before it ends. [`raw`] requests are posted as in C, with `unsafe`: the caller guarantees
+//! that the memory stays valid.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -12,9 +12,9 @@ use crate::error::{Error, Result};
 use crate::memory::{Payload, RegionSlice, RemoteMemory};
 
 /// A memory window of type 2B: access to a part of a [`MemoryRegion`](crate::memory::MemoryRegion) for the peer of one
-/// queue pair only, with a key of its own. A program can revoke the access without a system call.
+/// queue pair only, with its own key. A program can revoke the access without a system call.
 ///
-/// A request owns the window as it owns buffers: [`SendRequest::bind`] takes it, and its completion returns it with
+/// A request owns the window as it owns buffers: [`SendRequest::bind`] consumes it, and the completion returns it with
 /// [`Completion::into_window`], so that a program can't use a window while the device binds or invalidates it. A bound
 /// window has a [`remote`](MemoryWindow::remote) key for the peer. The binding ends when
 ///
@@ -50,9 +50,9 @@ use crate::memory::{Payload, RegionSlice, RemoteMemory};
 ///
 /// # Failures
 ///
-/// After a bind or an invalidation that failed or was flushed, it is unknown which access the peer has. The window is
-/// then deallocated, which ends all access, and can't be used again: [`is_usable`](MemoryWindow::is_usable) returns
-/// `false`. The same happens to windows that are bound, or being bound, on a queue pair that is dropped or
+/// After a bind or an invalidation that failed or was flushed, the peer's access rights are unknown. The window is then
+/// deallocated, which ends all access, and can't be used again: [`is_usable`](MemoryWindow::is_usable) returns `false`.
+/// The same applies to windows that are bound, or being bound, on a queue pair that is dropped or
 /// [reset](QueuePair::reset). Create a new window instead.
 ///
 /// # Devices
@@ -218,15 +218,15 @@ impl SendRequest {
         SendRequest::new(SendOperation::BindWindow(bind), Payload::Window(window))
     }
 
-    /// Creates a request that revokes the access of a window: its key is rejected afterwards. The completion
-    /// [returns](Completion::into_window) the window.
+    /// Creates a request that revokes the access of a window: the device rejects the window's key afterwards. The
+    /// completion [returns](Completion::into_window) the window.
     ///
     /// The request must be posted to the queue pair on which the window was bound. Posting fails if the window isn't
-    /// bound, because it never was or because either side has invalidated it.
+    /// bound, because it was never bound or because one of the two sides has invalidated it.
     ///
-    /// If the peer may also invalidate the window, agree on one side: if both sides invalidate at once, the second
-    /// invalidation is an error that moves the queue pair to the error state, and a bug of Linux 6.1's soft-RoCE then
-    /// crashes the kernel.
+    /// If the peer may also invalidate the window, only one of the two sides should invalidate it: if both sides
+    /// invalidate at once, the second invalidation is an error that moves the queue pair to the error state, and a bug
+    /// of Linux 6.1's soft-RoCE then crashes the kernel.
     pub fn local_invalidate(window: MemoryWindow) -> SendRequest {
         let rkey = window.shared.lock().rkey;
         SendRequest::new(SendOperation::LocalInvalidate(rkey), Payload::Window(window))

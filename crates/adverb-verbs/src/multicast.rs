@@ -83,8 +83,8 @@ impl QueuePair {
     }
 
     /// Attaches the queue pair to a multicast group at the device only, without joining on the network interface. This
-    /// method is for programs that join groups by other means, as InfiniBand requires. `lid` is the group's local
-    /// identifier, assigned by the subnet manager; it is 0 on RoCE.
+    /// method is for programs that join the group separately: on InfiniBand, with the subnet manager. `lid` is the
+    /// group's local identifier, assigned by the subnet manager; it is 0 on RoCE.
     ///
     /// # Errors
     ///

@@ -14,8 +14,8 @@ use super::{ArmFor, Completion, CompletionQueue, contained};
 use crate::backend;
 use crate::error::{Error, Result};
 
-/// A thread that polls a completion queue and calls a function, the handler, with each completion: see
-/// [`CompletionQueue::poller`].
+/// A thread that polls a completion queue and calls a function, the handler, with each completion.
+/// [`CompletionQueue::poller`] starts a poller.
 ///
 /// After each completion the poller spins for a short time, which is fastest under load, and then sleeps until an
 /// event if the queue was created with [events](super::CompletionQueueBuilder::events). A queue without events is
@@ -70,7 +70,7 @@ pub struct PollerStats {
     pub sleep_count: u64,
 }
 
-/// Options of a poller: see [`CompletionQueue::poller_with`].
+/// Options of a poller, passed to [`CompletionQueue::poller_with`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "options do nothing by themselves"]
 pub struct PollerOptions {
@@ -165,8 +165,8 @@ impl CompletionQueue {
 }
 
 impl<H> Poller<H> {
-    /// Stops the poller: the thread handles the completions that are available and exits. Waits for the thread to
-    /// exit.
+    /// Stops the poller: the thread handles the completions that are available and exits. The call waits for the thread
+    /// to exit.
     ///
     /// # Errors
     ///
@@ -193,7 +193,7 @@ impl<H> Poller<H> {
         self.thread.as_ref().is_some_and(JoinHandle::is_finished)
     }
 
-    /// Returns the statistics so far.
+    /// Returns the current statistics.
     pub fn stats(&self) -> PollerStats {
         self.shared.counts.get()
     }

@@ -33,7 +33,8 @@ impl ProtectionDomain {
         &self.device
     }
 
-    /// Returns the number that identifies the domain in errors. It is unique in this process, over all devices.
+    /// Returns the number that identifies the domain in errors. The number is unique in this process, across all
+    /// devices.
     #[inline]
     pub fn id(&self) -> u64 {
         self.id
@@ -45,8 +46,9 @@ impl ProtectionDomain {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Allocation`] if there is not enough memory, [`Error::MessageTooLong`] if `len` doesn't fit
-    /// into 32 bits, and [`Error::Verb`] if registration fails, often because of the limit on locked memory.
+    /// Returns [`Error::Allocation`] if there is not enough memory, [`Error::MessageTooLong`] if `len` doesn't fit into
+    /// 32 bits, and [`Error::Verb`] if registration fails, often because of the limit on locked memory
+    /// (`RLIMIT_MEMLOCK`).
     pub fn buffer(&self, len: usize) -> Result<Buffer> {
         let region = self.region(len, Access::LOCAL_WRITE)?;
         let too_long = |region: MemoryRegion| Error::LimitExceeded {

@@ -27,7 +27,7 @@ use crate::memory::Payload;
 /// Any thread may post requests, and any thread may poll their completions.
 ///
 /// Dropping a queue pair destroys it. Requests that are still in flight then produce no completion, and their buffers
-/// are freed. To get the buffers back, call [`drain`](QueuePair::drain) first.
+/// are freed. To recover the buffers, call [`drain`](QueuePair::drain) first.
 pub struct QueuePair {
     pub(super) backend: backend::QueuePair,
     pub(super) send: Attached,
@@ -159,8 +159,8 @@ impl QueuePair {
         endpoint
     }
 
-    /// Connects the queue pair to a peer and moves it to the ready-to-send state. The peer must do the same with this
-    /// queue pair's [endpoint](QueuePair::endpoint).
+    /// Connects the queue pair to a peer and moves it to the ready-to-send state. The peer must connect its queue pair
+    /// to this queue pair's [endpoint](QueuePair::endpoint).
     ///
     /// # Errors
     ///
@@ -389,8 +389,8 @@ impl QueuePair {
         self.send.lock().len()
     }
 
-    /// Returns the number of outstanding receive requests in the queue pair's own receive queue: 0 if it uses a
-    /// shared receive queue.
+    /// Returns the number of outstanding receive requests in the queue pair's own receive queue. The number is 0 if the
+    /// queue pair uses a shared receive queue.
     pub fn outstanding_recv_count(&self) -> u32 {
         self.recv.own().map_or(0, |queue| queue.lock().len())
     }

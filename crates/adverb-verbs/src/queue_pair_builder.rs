@@ -12,7 +12,7 @@ use super::{CompletionQueue, LinkLayer, ProtectionDomain, SharedReceiveQueue, Tr
 use crate::backend::QueuePairOptions;
 use crate::error::{Error, Result};
 
-/// A builder of queue pairs: see [`ProtectionDomain::queue_pair`].
+/// A builder of queue pairs, returned by [`ProtectionDomain::queue_pair`].
 ///
 /// ```no_run
 /// # use adverb::verbs::{Device, Transport};
@@ -147,7 +147,7 @@ impl QueuePairBuilder {
         self
     }
 
-    /// Makes the queue pair take its receive requests from a shared receive queue instead of one of its own.
+    /// Sets a shared receive queue, which the queue pair uses instead of its own receive queue.
     pub fn shared_receive_queue(mut self, queue: &SharedReceiveQueue) -> QueuePairBuilder {
         self.shared = Some(queue.clone());
         self

@@ -184,7 +184,7 @@ impl CompletionQueue {
     /// Polls completions as the device wrote them, up to the capacity of `completions`, and returns their number. They
     /// replace the completions of the last call.
     ///
-    /// This call also takes the completions of safe requests. Such a completion is lost, and the request keeps its
+    /// This call also consumes the completions of safe requests. Such a completion is lost, and the request keeps its
     /// memory until its queue pair has been destroyed.
     ///
     /// # Errors
@@ -251,8 +251,8 @@ impl Completion<'_> {
 pub struct RawPostError {
     /// The cause.
     pub error: Error,
-    /// The number of requests that were posted before the failure. `None` if the device doesn't report it: any number
-    /// may have been posted.
+    /// The number of requests that were posted before the failure. The value is `None` if the device doesn't report the
+    /// number: any number of requests may have been posted.
     pub posted_count: Option<usize>,
 }
 

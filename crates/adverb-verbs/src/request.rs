@@ -38,7 +38,7 @@ impl SendRequest {
         SendRequest::new(SendOperation::Send, payload)
     }
 
-    /// Creates a SEND with 32 bits of immediate data, which the peer's completion carries.
+    /// Creates a SEND with 32 bits of immediate data, which the peer's completion contains.
     pub fn send_with_imm(payload: impl Into<Payload>, immediate: u32) -> SendRequest {
         SendRequest::new(SendOperation::SendWithImm(immediate), payload)
     }
@@ -54,13 +54,13 @@ impl SendRequest {
         SendRequest::new(SendOperation::Write(remote), payload)
     }
 
-    /// Creates a WRITE into the peer's memory with 32 bits of immediate data. It consumes a receive request of the
-    /// peer, whose completion carries the immediate data.
+    /// Creates a WRITE into the peer's memory with 32 bits of immediate data. The WRITE consumes a receive request of
+    /// the peer, whose completion contains the immediate data.
     pub fn write_with_imm(payload: impl Into<Payload>, remote: RemoteAddress, immediate: u32) -> SendRequest {
         SendRequest::new(SendOperation::WriteWithImm(remote, immediate), payload)
     }
 
-    /// Creates a READ of the peer's memory. It reads as many bytes as the payload has.
+    /// Creates a READ of the peer's memory. The length of the payload is the number of bytes to read.
     #[inline]
     pub fn read(payload: impl Into<Payload>, remote: RemoteAddress) -> SendRequest {
         SendRequest::new(SendOperation::Read(remote), payload)
@@ -94,15 +94,15 @@ impl SendRequest {
         }
     }
 
-    /// Sets the destination of a datagram. Every SEND on a UD queue pair needs one.
+    /// Sets the destination of a datagram. Every SEND on a UD queue pair requires a destination.
     pub fn destination(mut self, destination: &UdDestination) -> SendRequest {
         self.recipient = Some(destination.clone());
         self
     }
 
-    /// Makes the request unsignaled: the device produces no completion for it if it succeeds. Its
-    /// [`Completion`](super::Completion) is returned together with the completion of the next signaled request, which
-    /// costs less.
+    /// Marks the request as unsignaled: the device produces no completion for it if it succeeds. Its
+    /// [`Completion`](super::Completion) is returned together with the completion of the next signaled request.
+    /// Unsignaled requests cost less than signaled requests.
     pub fn unsignaled(mut self) -> SendRequest {
         self.flags.remove(SendFlags::SIGNALED);
         self
@@ -188,7 +188,8 @@ pub struct RecvRequest {
 }
 
 impl RecvRequest {
-    /// Creates a receive request. A message may be shorter than the payload; a longer message makes the request fail.
+    /// Creates a receive request. A message may be shorter than the payload. The request fails if the message is
+    /// longer.
     ///
     /// On a UD queue pair, the payload needs 40 bytes for the global route header plus the MTU of the port.
     #[inline]
@@ -220,7 +221,7 @@ impl From<PoolBuf> for RecvRequest {
     }
 }
 
-/// The error of posting, with the requests that were not posted, which own their payloads.
+/// The error of a post operation, with the requests that were not posted. These requests own their payloads.
 ///
 /// If a device fails without reporting how many requests it accepted, all of them count as posted: the error doesn't
 /// contain them, and their memory is freed when the queue pair is destroyed. (Linux soft-RoCE, for example, may execute

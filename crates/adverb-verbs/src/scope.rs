@@ -35,10 +35,10 @@ impl QueuePair {
     /// # }
     /// ```
     ///
-    /// The end of the scope, even by a panic, waits for all requests that borrow. If they haven't completed when
-    /// `timeout` has passed since the start of the scope, the queue pair is destroyed, which ends them. Every later
-    /// operation on the queue pair fails. If destroying it fails, the process is aborted, because the device could
-    /// still write to memory whose borrow has ended.
+    /// When the scope ends, even by a panic, it waits for all requests that borrow memory. If they haven't completed
+    /// when `timeout` has passed since the start of the scope, the queue pair is destroyed, which cancels them. Every
+    /// later operation on the queue pair fails. If destroying it fails, the process is aborted, because the device
+    /// could still write to memory whose borrow has ended.
     ///
     /// # Errors
     ///
@@ -159,7 +159,7 @@ impl<'scope> Scope<'scope, '_> {
         completion.result()
     }
 
-    /// Returns the queue pair, to post requests that own their memory.
+    /// Returns the queue pair, for posting requests that own their memory.
     pub fn queue_pair(&self) -> &QueuePair {
         self.queue_pair
     }

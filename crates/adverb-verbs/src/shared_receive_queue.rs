@@ -150,8 +150,8 @@ impl SharedReceiveQueue {
         }
     }
 
-    /// Requests one [`SharedReceiveQueueLimit`](super::DeviceEvent::SharedReceiveQueueLimit) event, raised when fewer
-    /// than `limit` requests are left.
+    /// Requests one [`SharedReceiveQueueLimit`](super::DeviceEvent::SharedReceiveQueueLimit) event. The device raises
+    /// the event when fewer than `limit` requests remain.
     ///
     /// # Errors
     ///
@@ -170,7 +170,7 @@ impl SharedReceiveQueue {
         self.0.depth
     }
 
-    /// Returns the number of outstanding requests, including requests that queue pairs have taken but not yet
+    /// Returns the number of outstanding requests, including requests that queue pairs have consumed but not yet
     /// completed.
     pub fn outstanding_recv_count(&self) -> u32 {
         self.0.depth - u32::try_from(self.lock().free.len()).unwrap_or(0)
@@ -231,7 +231,7 @@ impl fmt::Debug for SharedReceiveQueue {
     }
 }
 
-/// A builder of shared receive queues: see [`ProtectionDomain::shared_receive_queue`].
+/// A builder of shared receive queues, returned by [`ProtectionDomain::shared_receive_queue`].
 #[must_use = "a builder does nothing until `create` is called"]
 #[derive(Clone, Debug)]
 pub struct SharedReceiveQueueBuilder {

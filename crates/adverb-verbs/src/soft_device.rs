@@ -15,7 +15,7 @@ use crate::error::Result;
 
 /// A builder for a software device, with the options that a device name ([`Device::open`]) can't express.
 ///
-/// Two devices on an in-process switch, without sockets, that lose one packet in a hundred:
+/// This example opens two devices on an in-process switch, without sockets. Each device drops 1% of its packets:
 ///
 /// ```
 /// use adverb::verbs::{FaultConfig, SoftDevice, Switch};
@@ -28,7 +28,7 @@ use crate::error::Result;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A device with a socket, whose packets are captured for Wireshark:
+/// This example opens a device with a socket and captures its packets for Wireshark:
 ///
 /// ```no_run
 /// use adverb::verbs::SoftDevice;
@@ -83,8 +83,8 @@ impl SoftDevice {
         self
     }
 
-    /// Injects faults into the packets that the device sends: drops, duplicates, corrupts, delays and ECN-marks them at
-    /// these rates.
+    /// Injects faults into the packets that the device sends: the device drops, duplicates, corrupts, delays and
+    /// ECN-marks them at these rates.
     pub fn faults(mut self, faults: FaultConfig) -> SoftDevice {
         self.0.faults = Some(faults);
         self
@@ -98,8 +98,8 @@ impl SoftDevice {
         self
     }
 
-    /// Sets the path MTU: the maximum RDMA payload per packet. The default is the largest that fits the network
-    /// interface.
+    /// Sets the path MTU: the maximum RDMA payload per packet. The default is the largest path MTU that the network
+    /// interface supports.
     pub fn mtu(mut self, mtu: PathMtu) -> SoftDevice {
         self.0.mtu = Some(mtu);
         self
@@ -112,9 +112,9 @@ impl SoftDevice {
         self
     }
 
-    /// Makes the device accept only packets that Adverb sent: IPv4 packets must have an IP ID below 64, unlike those of
-    /// RDMA NICs and soft-RoCE. A corrupted packet then passes the ICRC check with a probability of 2⁻²⁶ instead of
-    /// 2⁻¹⁶. With IPv6 the probability is always 2⁻³².
+    /// Restricts the device to packets that Adverb sent: IPv4 packets must have an IP ID below 64, unlike those of RDMA
+    /// NICs and soft-RoCE. A corrupted packet then passes the ICRC check with a probability of 2⁻²⁶ instead of 2⁻¹⁶.
+    /// With IPv6 the probability is always 2⁻³².
     pub fn adverb_peers_only(mut self) -> SoftDevice {
         self.0.adverb_peers_only = true;
         self

@@ -28,7 +28,7 @@ pub struct QueueStats {
 pub struct QueuePairStats {
     /// The statistics of the send queue.
     pub send: QueueStats,
-    /// The statistics of the receive queue: all zero if the queue pair uses a shared receive queue.
+    /// The statistics of the receive queue. All values are 0 if the queue pair uses a shared receive queue.
     pub recv: QueueStats,
 }
 

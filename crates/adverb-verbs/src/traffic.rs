@@ -6,10 +6,10 @@ use crate::backend::Address;
 
 /// Packet header fields that the network evaluates: DSCP and ECN, flow label, hop limit, service level.
 ///
-/// For each field, the first of these that sets it applies: the options of the connection or address handle, the
-/// options of the [queue pair](super::QueuePairBuilder::traffic), the [process defaults](Traffic::process_default).
-/// Otherwise DSCP, ECN, flow label and service level are 0 and the hop limit is 64. (The [connection
-/// manager](super::cm) has its own defaults.)
+/// Each field has the value from the first of these sources that sets it: the options of the connection or address
+/// handle, the options of the [queue pair](super::QueuePairBuilder::traffic), the [process
+/// defaults](Traffic::process_default). If no source sets them, DSCP, ECN, flow label and service level are 0, and the
+/// hop limit is 64. (The [connection manager](super::cm) has its own defaults.)
 ///
 /// ```
 /// use adverb::verbs::Traffic;
@@ -71,7 +71,7 @@ impl Traffic {
         self
     }
 
-    /// Sets the service level, which has four bits: on RoCE, the Ethernet priority.
+    /// Sets the service level, which has four bits. On RoCE, the service level is the Ethernet priority.
     pub const fn service_level(mut self, service_level: u8) -> Traffic {
         self.service_level = Some(service_level & 0xf);
         self
@@ -90,8 +90,8 @@ impl Traffic {
         Traffic::unpack(DEFAULT.load(Ordering::Relaxed))
     }
 
-    /// Makes these options the process defaults, for connections and address handles created from now on. Only the
-    /// program should call this method, not a library.
+    /// Sets the process defaults to these options, for connections and address handles created after the call. Programs
+    /// may call this method; libraries should not.
     pub fn make_process_default(self) {
         DEFAULT.store(self.pack(), Ordering::Relaxed);
     }

@@ -67,7 +67,7 @@ impl Connector {
 
     /// Sets the timeout of each step: resolving the route, and connecting. The default is 5 s.
     ///
-    /// [`connect`](Connector::connect) takes no longer than this timeout for both steps together.
+    /// In [`connect`](Connector::connect), the timeout applies to both steps together.
     pub fn timeout(mut self, timeout: Duration) -> Connector {
         self.timeout = timeout;
         self
@@ -102,9 +102,9 @@ impl Connector {
 
     /// Sets the timeouts, retries and traffic options of the connection.
     ///
-    /// For each traffic option, the first of these that sets it applies: these options, the queue pair, the process
-    /// defaults, the connection manager. The ACK timeout, and the traffic class if these options or the process
-    /// defaults set it, apply to the peer's packets too.
+    /// Each traffic option has the value from the first of these sources that sets it: these options, the queue pair,
+    /// the process defaults, the connection manager. The ACK timeout, and the traffic class if these options or the
+    /// process defaults set it, apply to the peer's packets too.
     pub fn options(mut self, options: ConnectOptions) -> Connector {
         self.options = options;
         self
@@ -354,8 +354,8 @@ impl Route {
     /// # Errors
     ///
     /// Returns [`Error::InvalidRequest`] if the queue pair belongs to another device or port, [`Error::Unsupported`] if
-    /// it isn't reliable connected, [`Error::WrongState`] if it is already connected, and [`Error::Verb`] if the
-    /// request can't be sent. After an error the queue pair is destroyed.
+    /// its transport isn't RC, [`Error::WrongState`] if it is already connected, and [`Error::Verb`] if the request
+    /// can't be sent. After an error the queue pair is destroyed.
     pub fn begin_connect(self, queue_pair: QueuePair) -> Result<PendingConnection> {
         self.path.check(&queue_pair)?;
         let Connector { timeout, private_data, options, .. } = self.connector;

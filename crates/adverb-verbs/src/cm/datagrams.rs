@@ -180,12 +180,13 @@ impl DatagramService {
 
     /// Creates the destination with which `queue_pair` sends datagrams to the peer.
     ///
-    /// Any UD queue pair of the path's device and port works if its address has the same family.
+    /// `queue_pair` may be any UD queue pair of the path's device and port whose address has the same family as the
+    /// path's addresses.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidRequest`] if the queue pair belongs to another device or port, or isn't UD, and
-    /// [`Error::Verb`] if the device can't create the address handle.
+    /// Returns [`Error::InvalidRequest`] if the queue pair belongs to another device or port, or isn't a UD queue pair,
+    /// and [`Error::Verb`] if the device can't create the address handle.
     pub fn ud_destination(&self, queue_pair: &QueuePair) -> Result<UdDestination> {
         self.path.check_datagrams(queue_pair)?;
         let mut address = Address { gid_index: queue_pair.gid_index, ..self.address };
@@ -230,8 +231,8 @@ impl DatagramListener {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the connection manager's events can't be read or the process has no file descriptors
-    /// left, and [`Error::NoDevice`] if the device is being removed.
+    /// Returns [`Error::Verb`] if the connection manager's events can't be read or the process has no free file
+    /// descriptors, and [`Error::NoDevice`] if the device is being removed.
     pub fn accept_timeout(&self, timeout: Duration) -> Result<Option<DatagramRequest>> {
         wait_for(&self.identifier, timeout, || self.try_accept())
     }
@@ -283,13 +284,13 @@ impl DatagramRequest {
     /// private data.
     ///
     /// Post receives to the queue pair first. One queue pair may serve any number of peers. The request doesn't contain
-    /// the number of the peer's queue pair; each datagram of the peer does.
+    /// the number of the peer's queue pair; each datagram from the peer contains that number.
     ///
     /// # Errors
     ///
     /// Returns [`Error::LimitExceeded`] if the private data is too long, and [`Error::InvalidRequest`] if the queue
-    /// pair belongs to another device or port, isn't UD, or has another queue key: create it with
-    /// [`Path::datagram_queue_pair`]. After an error the request is rejected.
+    /// pair belongs to another device or port, isn't a UD queue pair, or has another queue key.
+    /// [`Path::datagram_queue_pair`] sets the queue key. After an error the request is rejected.
     pub fn accept(self, queue_pair: &QueuePair, private_data: &[u8]) -> Result<()> {
         check_private_data(private_data, MAX_DATAGRAM_REPLY_DATA, "a service ID resolution response")?;
         self.path.check_datagrams(queue_pair)?;
@@ -308,8 +309,8 @@ impl DatagramRequest {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::LimitExceeded`] if the private data is too long. The request is rejected anyway, without
-    /// private data.
+    /// Returns [`Error::LimitExceeded`] if the private data is too long. The request is then rejected without private
+    /// data.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         check_private_data(private_data, MAX_DATAGRAM_REPLY_DATA, "a rejection")?;
         self.identifier.reject(private_data)

@@ -58,8 +58,8 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the connection manager's events can't be read or the process has no file descriptors
-    /// left, and [`Error::NoDevice`] if the device is being removed. Later calls may succeed.
+    /// Returns [`Error::Verb`] if the connection manager's events can't be read or the process has no free file
+    /// descriptors, and [`Error::NoDevice`] if the device is being removed. Later calls may succeed.
     pub fn accept(&self) -> Result<ConnectRequest> {
         loop {
             if let Some(incoming) = self.try_accept()? {
@@ -166,8 +166,8 @@ impl ListenerBuilder {
 
     /// Sets the timeouts, retries and traffic options of the accepted connections.
     ///
-    /// For each traffic option, the first of these that sets it applies: these options, the queue pair, the process
-    /// defaults, the peer's request.
+    /// Each traffic option has the value from the first of these sources that sets it: these options, the queue pair,
+    /// the process defaults, the peer's request.
     pub fn options(mut self, options: ConnectOptions) -> ListenerBuilder {
         self.options = options;
         self
@@ -238,9 +238,9 @@ impl ConnectRequest {
     /// # Errors
     ///
     /// Returns [`Error::LimitExceeded`] if the private data is too long, [`Error::InvalidRequest`] if the queue pair
-    /// belongs to another device or port, [`Error::Unsupported`] if it isn't reliable connected, [`Error::WrongState`]
-    /// if it is already connected, and [`Error::Verb`] if the peer has abandoned its request. After an error the queue
-    /// pair is destroyed, and the request is rejected.
+    /// belongs to another device or port, [`Error::Unsupported`] if its transport isn't RC, [`Error::WrongState`] if it
+    /// is already connected, and [`Error::Verb`] if the peer has abandoned its request. After an error the queue pair
+    /// is destroyed, and the request is rejected.
     pub fn begin_accept(self, queue_pair: QueuePair, private_data: &[u8]) -> Result<PendingConnection> {
         self.begin_accept_with(queue_pair, |_, _| private_data.to_vec())
     }

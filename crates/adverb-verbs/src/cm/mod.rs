@@ -1,6 +1,6 @@
-//! The connection manager (CM): connects queue pairs by IP address and port, like TCP connections.
+//! The connection manager (CM), which connects queue pairs by IP address and port, as TCP connects sockets.
 //!
-//! Without it, two programs exchange their [`Endpoint`](super::Endpoint)s themselves, for example over TCP. With it,
+//! Without it, two programs exchange their [`Endpoint`](super::Endpoint)s out of band, for example over TCP. With it,
 //! one program [listens](Listener) at an address of an RDMA device, and the other [connects](Connector) to it. The
 //! connection manager exchanges the attributes of the queue pairs and a few bytes of private data, and reports when the
 //! peer [disconnects]. It uses InfiniBand's communication management protocol with IP addresses, so the peer may be any
@@ -73,14 +73,14 @@
 //! ```
 //!
 //! A software device at a network address must be opened first, by its name
-//! ([`Device::open("soft:192.0.2.7")`](super::Device::open)), and kept open, so that no program listens on a network by
-//! accident. A connector needs no further setting: the routing table selects the local address for the peer. A process
-//! that also has the peer's device open connects that device to itself, unless [`Connector::local_addr`] is set. A
-//! listener at every address (`0.0.0.0`, `[::]`) listens on the software devices that are open at that moment, or on
-//! hardware if no software device is open.
+//! ([`Device::open("soft:192.0.2.7")`](super::Device::open)), and kept open, so that no program listens on a network
+//! unintentionally. A connector needs no further setting: the routing table selects the local address for the peer. A
+//! process that also has the peer's device open connects that device to itself, unless [`Connector::local_addr`] is
+//! set. A listener at every address (`0.0.0.0`, `[::]`) listens on the software devices that are open at that moment,
+//! or on hardware if no software device is open.
 //!
-//! Each process of one machine needs its own loopback address: one listens at 127.0.0.1, another at 127.0.0.2. A
-//! process that only connects uses a free address in 127.0.0.0/8.
+//! Each process of one machine needs its own loopback address: for example, one process listens at 127.0.0.1, and
+//! another process listens at 127.0.0.2. A process that only connects uses a free address in 127.0.0.0/8.
 //!
 //! # Blocking and non-blocking use
 //!

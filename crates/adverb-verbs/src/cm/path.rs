@@ -47,7 +47,8 @@ impl Path {
     /// All paths over one device return the same handle, so that connections can share protection domains and
     /// completion queues. The device is closed when all objects that use it have been dropped.
     ///
-    /// A device that [`Device::open`] has returned works too, if it has the same [name](Path::device_name).
+    /// The caller may also use a device that [`Device::open`] has returned, if it has the same
+    /// [name](Path::device_name).
     ///
     /// # Errors
     ///

@@ -15,9 +15,9 @@ use crate::error::{Error, Result};
 /// The owner uses the buffer as a `[u8]`. Posting a request moves the buffer into the request, and the completion
 /// returns it. [`ProtectionDomain::buffer`](crate::ProtectionDomain::buffer) creates a buffer.
 ///
-/// A buffer has an active range: the bytes that the slice shows and that a request transfers. At first the range is the
-/// whole buffer. [`set_range`](Buffer::set_range) changes the range, and [`reset_range`](Buffer::reset_range) resets it
-/// to the whole buffer.
+/// A buffer has an active range: the bytes that the slice contains and that a request transfers. Initially, the range
+/// is the whole buffer. [`set_range`](Buffer::set_range) changes the range, and [`reset_range`](Buffer::reset_range)
+/// resets it to the whole buffer.
 pub struct Buffer {
     region: Arc<Region>,
     /// The offset of the whole buffer in the region, whose length fits 32 bits.
@@ -42,7 +42,7 @@ impl Buffer {
         self.capacity as usize
     }
 
-    /// Sets the active range: the bytes that the slice shows and that a request transfers.
+    /// Sets the active range: the bytes that the slice contains and that a request transfers.
     ///
     /// The range is relative to the start of the whole buffer, not to the previous active range.
     ///

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use super::Memory;
 
-/// Zeroed pages from the operating system, unmapped when dropped.
+/// Zeroed pages from the operating system. Dropping the value unmaps the pages.
 ///
 /// ```
 /// use adverb::memory::{Memory, Pages};

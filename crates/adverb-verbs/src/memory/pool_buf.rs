@@ -112,7 +112,7 @@ impl PoolBuf {
     /// # Errors
     ///
     /// Returns `rest` if it doesn't directly follow this buffer, or if this buffer is shorter than its capacity. Both
-    /// buffers are unchanged then.
+    /// buffers are unchanged after an error.
     pub fn unsplit(&mut self, rest: PoolBuf) -> std::result::Result<(), PoolBuf> {
         let is_next = Arc::ptr_eq(&self.chunk, &rest.chunk)
             && self.index == rest.index
@@ -140,8 +140,8 @@ impl PoolBuf {
 
     /// Converts the buffer into shared, immutable bytes without copying.
     ///
-    /// The conversion makes one small allocation. The memory returns to the pool when the last handle to the bytes has
-    /// been dropped.
+    /// The conversion performs one small allocation. The memory returns to the pool when the last handle to the bytes
+    /// has been dropped.
     pub fn freeze(self) -> Bytes {
         Bytes::from_owner(self)
     }

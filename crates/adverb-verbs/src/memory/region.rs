@@ -152,7 +152,7 @@ impl MemoryRegion {
 
     /// Copies `bytes.len()` bytes at `offset` out of the region.
     ///
-    /// If a peer writes at the same time, each byte is either the old or the new one.
+    /// If a peer writes at the same time, each copied byte has either the old or the new value.
     ///
     /// # Errors
     ///

@@ -19,11 +19,11 @@ use lock::Lock;
 
 /// An allocator of registered memory, for buffers of up to 1 GiB. A clone is another handle to the same pool.
 ///
-/// Registering memory takes a system call and pins pages. A pool registers memory in chunks, and [`alloc`](Pool::alloc)
-/// takes a slot of a chunk, which costs about as much as `malloc`. Dropping a [`PoolBuf`], on any thread, returns
-/// its slot. Slots have one of about ninety lengths, so less than a fifth of a slot is unused.
+/// Registering memory requires a system call and pins pages. A pool registers memory in chunks, and
+/// [`alloc`](Pool::alloc) allocates a slot of a chunk, which costs about as much as `malloc`. Dropping a [`PoolBuf`],
+/// on any thread, returns its slot. Slots have about ninety size classes, so less than a fifth of a slot is unused.
 ///
-/// - **Threads** are spread over partitions, each with its own chunks, so that they rarely contend for a lock.
+/// - **Threads** are distributed over partitions, each with its own chunks, so that they rarely contend for a lock.
 /// - **Chunks** start at 64 KiB and grow with use to 2 MiB. Chunks of 2 MiB or more use huge pages if the system has
 ///   them. Idle chunks are deregistered and freed, except for up to [32 MiB](PoolBuilder::max_idle_bytes).
 /// - **Peers** can't access the memory: it is registered without remote access.
@@ -153,7 +153,7 @@ impl Pool {
     /// Returns [`Error::LimitExceeded`] if `len` exceeds [`MAX_BUFFER_LEN`](Pool::MAX_BUFFER_LEN). If no slot is free,
     /// returns [`Error::LimitExceeded`] if the pool would exceed its [limit](PoolBuilder::max_bytes),
     /// [`Error::Allocation`] if the system has no memory, and the device's error if the device can't register a chunk.
-    /// The limit on locked memory is a common cause.
+    /// The limit on locked memory (`RLIMIT_MEMLOCK`) is a common cause.
     #[inline]
     pub fn alloc(&self, len: usize) -> Result<PoolBuf> {
         if len > Pool::MAX_BUFFER_LEN {
@@ -211,7 +211,7 @@ impl Pool {
 }
 
 impl PoolBuilder {
-    /// Sets the number of partitions that threads are spread over. The number is rounded up to a power of two.
+    /// Sets the number of partitions that threads are distributed over. The number is rounded up to a power of two.
     ///
     /// The default is the number of cores.
     pub fn partitions(mut self, count: usize) -> PoolBuilder {
@@ -227,9 +227,9 @@ impl PoolBuilder {
 
     /// Sets the maximum number of bytes in idle chunks that stay registered. The default is 32 MiB.
     ///
-    /// The pool frees idle chunks beyond this number, first those with slots of other lengths than the one in use. A
-    /// small number costs time: the system zeroes the memory of every new chunk, which takes about as long as receiving
-    /// as many bytes.
+    /// The pool frees idle chunks beyond this number. Chunks with slots of other lengths than the one in use are freed
+    /// first. A small number makes allocation slower: the system zeroes the memory of every new chunk, which takes
+    /// about as long as receiving as many bytes.
     pub fn max_idle_bytes(mut self, bytes: usize) -> PoolBuilder {
         self.max_idle_bytes = bytes;
         self
