@@ -180,8 +180,8 @@ fn exercise(client: &Nic, server: &Nic) {
         assert_eq!(next(&other_end.inbox), Event::Disconnected(ids.1));
         assert_eq!(next(&quitter.inbox), Event::Disconnected(ids.0));
         assert_eq!(quitter.nic.cm().state(ids.0), Some(State::TimeWait));
-        assert_eq!(next(&one.inbox), Event::TimewaitOver { id, qpn: one.qpn });
-        assert_eq!(next(&other.inbox), Event::TimewaitOver { id: request.id, qpn: other.qpn });
+        assert_eq!(next(&one.inbox), Event::TimewaitExit { id, qpn: one.qpn });
+        assert_eq!(next(&other.inbox), Event::TimewaitExit { id: request.id, qpn: other.qpn });
         for (side, id) in [(&one, id), (&other, request.id)] {
             side.nic.cm().abort(id, PATIENCE);
             assert!(side.nic.destroy_qp(side.qpn));

@@ -54,7 +54,7 @@ pub enum Event {
     /// The connection has ended because the peer or this side disconnected.
     Disconnected(ConnectionId),
     /// Timewait is over: the queue pair number may be used for a new connection.
-    TimewaitOver {
+    TimewaitExit {
         /// The connection that ended.
         id: ConnectionId,
         /// The queue pair number.

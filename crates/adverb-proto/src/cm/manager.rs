@@ -525,7 +525,7 @@ impl Manager {
             State::TimeWait => {
                 let gone = self.table.remove(id);
                 if let Some(local_qp) = gone.and_then(|gone| gone.local_qp) {
-                    self.out.events.push_back(Event::TimewaitOver { id: told, qpn: local_qp.qpn });
+                    self.out.events.push_back(Event::TimewaitExit { id: told, qpn: local_qp.qpn });
                 }
             }
             State::DreqSent => {

@@ -243,7 +243,7 @@ impl Pair {
             Event::Rejected(_) => Some("rejected"),
             Event::Unreachable(_) => Some("unreachable"),
             Event::Disconnected(_) => Some("disconnected"),
-            Event::TimewaitOver { .. } => Some("timewait over"),
+            Event::TimewaitExit { .. } => Some("timewait over"),
             _ => None,
         };
         self.events[side].drain(..).filter_map(|event| outcome(&event)).collect()

@@ -21,7 +21,7 @@ fn a_queue_pair_number_is_not_used_again_before_timewait_is_over() {
     assert_eq!(pair.sides[CLIENT].state(id), Some(State::TimeWait));
     pair.events[CLIENT].clear();
     pair.pass(Duration::from_nanos(1));
-    assert_eq!(pair.event(CLIENT), Some(Event::TimewaitOver { id, qpn: connect.local_qp.qpn }));
+    assert_eq!(pair.event(CLIENT), Some(Event::TimewaitExit { id, qpn: connect.local_qp.qpn }));
     assert!(pair.sides[CLIENT].is_qpn_free(connect.local_qp.qpn));
     let again = pair.request_with(|again| again.local_qp.qpn = connect.local_qp.qpn);
     pair.connect_with(CLIENT, &again).unwrap();

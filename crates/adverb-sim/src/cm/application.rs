@@ -226,7 +226,7 @@ impl Application {
             }
             Event::Unreachable(id) => self.outcome(desk, id, Outcome::Unreachable),
             Event::Disconnected(id) => self.outcome(desk, id, Outcome::Disconnected),
-            Event::TimewaitOver { qpn, .. } => {
+            Event::TimewaitExit { qpn, .. } => {
                 let Some(since) = self.resting.remove(&qpn.get()) else {
                     return desk.violate(format!("the time-wait of {qpn} ended, but had not started"));
                 };

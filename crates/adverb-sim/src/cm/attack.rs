@@ -342,7 +342,7 @@ impl<'a> Attack<'a> {
             }
             Event::Rejected(rejection) => (rejection.id, Status::Over),
             Event::Unreachable(id) | Event::Disconnected(id) => (*id, Status::Over),
-            Event::TimewaitOver { id, .. } => (*id, Status::Over),
+            Event::TimewaitExit { id, .. } => (*id, Status::Over),
             Event::Query(query) => {
                 self.queries.push(query.id);
                 return Ok(());
@@ -373,7 +373,7 @@ impl<'a> Attack<'a> {
                     | Status::Leaving(_),
                 ),
             ) => true,
-            (Event::TimewaitOver { .. }, Some(Status::Over)) => {
+            (Event::TimewaitExit { .. }, Some(Status::Over)) => {
                 self.connections.remove(&id);
                 true
             }

@@ -316,7 +316,7 @@ impl CmEventChannels {
             Event::Established(id)
             | Event::Unreachable(id)
             | Event::Disconnected(id)
-            | Event::TimewaitOver { id, .. } => self.connections.get(id),
+            | Event::TimewaitExit { id, .. } => self.connections.get(id),
             Event::Resolved(resolution) => self.queries.get(&resolution.id),
             Event::QueryRejected { id, .. } | Event::QueryTimedOut(id) => self.queries.get(id),
             _ => None,

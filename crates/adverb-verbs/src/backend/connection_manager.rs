@@ -305,7 +305,7 @@ pub(crate) enum Event {
     DeviceRemoved,
     AddressChanged,
     /// The queue pair's number may be used for a new connection.
-    TimewaitOver,
+    TimewaitExit,
     /// Something that nobody here asked for.
     Other,
 }

@@ -46,7 +46,7 @@ pub enum ConnectionEvent {
     /// may not still work.
     AddressChanged,
     /// The connection has left the timewait state: no more packets of the connection can arrive.
-    TimewaitOver,
+    TimewaitExit,
 }
 
 impl Connection {
@@ -113,7 +113,7 @@ impl Connection {
                 }
                 Event::DeviceRemoved => ConnectionEvent::DeviceRemoved,
                 Event::AddressChanged => ConnectionEvent::AddressChanged,
-                Event::TimewaitOver => ConnectionEvent::TimewaitOver,
+                Event::TimewaitExit => ConnectionEvent::TimewaitExit,
                 // For example a retransmitted reply of a peer that missed this side's RTU: the kernel handles it.
                 _ => continue,
             }));

@@ -11,7 +11,7 @@ use super::connector::PendingRoute;
 use super::failure::{self, Stage};
 use super::listener::{next_request, wait_for};
 use super::{
-    Connector, DATAGRAM_QKEY, MAX_DATAGRAM_REPLY_DATA, MAX_DATAGRAM_REQUEST_DATA, Path, check_private_data,
+    Connector, MAX_DATAGRAM_REPLY_DATA, MAX_DATAGRAM_REQUEST_DATA, Path, UD_QKEY, check_private_data,
 };
 use crate::backend::Address;
 use crate::backend::connection_manager::{Event, Identifier, Request, Use};
@@ -294,9 +294,9 @@ impl DatagramRequest {
     pub fn accept(self, queue_pair: &QueuePair, private_data: &[u8]) -> Result<()> {
         check_private_data(private_data, MAX_DATAGRAM_REPLY_DATA, "a service ID resolution response")?;
         self.path.check_datagrams(queue_pair)?;
-        if queue_pair.qkey != DATAGRAM_QKEY {
+        if queue_pair.qkey != UD_QKEY {
             let reason = format!(
-                "the queue pair's Q_Key is {:#x}, but the connection manager advertises {DATAGRAM_QKEY:#x}: create the queue \
+                "the queue pair's Q_Key is {:#x}, but the connection manager advertises {UD_QKEY:#x}: create the queue \
                  pair with `Path::datagram_queue_pair`",
                 queue_pair.qkey
             );
@@ -324,13 +324,13 @@ impl fmt::Debug for DatagramRequest {
 }
 
 impl Path {
-    /// Returns a builder of a UD queue pair with the path's port and address, and the queue key [`DATAGRAM_QKEY`].
+    /// Returns a builder of a UD queue pair with the path's port and address, and the queue key [`UD_QKEY`].
     ///
     /// # Errors
     ///
     /// Returns [`Error::InvalidRequest`] if the domain belongs to another device.
     pub fn datagram_queue_pair(&self, domain: &ProtectionDomain) -> Result<QueuePairBuilder> {
-        Ok(self.builder(domain, Transport::Ud)?.qkey(DATAGRAM_QKEY))
+        Ok(self.builder(domain, Transport::Ud)?.qkey(UD_QKEY))
     }
 
     /// Whether a queue pair can send datagrams over this path.

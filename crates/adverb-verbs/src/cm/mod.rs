@@ -154,7 +154,7 @@ pub const MAX_ACCEPT_DATA: usize = 196;
 pub const MAX_REJECT_DATA: usize = 148;
 /// The queue key (Q_Key) of UD queue pairs that are resolved by address and port. The connection manager uses no other
 /// queue key.
-pub const DATAGRAM_QKEY: u32 = 0x0123_4567;
+pub const UD_QKEY: u32 = 0x0123_4567;
 /// The maximum length of the private data of a request for a UD queue pair: the protocol's 216 bytes minus 36 for the
 /// IP addresses.
 pub const MAX_DATAGRAM_REQUEST_DATA: usize = 180;

@@ -2,7 +2,7 @@
 
 use adverb::memory::Buffer;
 use adverb::verbs::cm::{
-    DATAGRAM_QKEY, DatagramListener, DatagramService, MAX_DATAGRAM_REPLY_DATA, MAX_DATAGRAM_REQUEST_DATA,
+    DatagramListener, DatagramService, MAX_DATAGRAM_REPLY_DATA, MAX_DATAGRAM_REQUEST_DATA, UD_QKEY,
 };
 use adverb::verbs::{Datagram, UdDestination};
 
@@ -74,7 +74,7 @@ pub(crate) fn exercise(connector: Connector, address: IpAddr) {
     request.accept(&server.queue_pair, b"here").unwrap();
     let service = asking.join().unwrap().unwrap();
     assert!(starts_with(service.private_data(), b"here"));
-    assert_eq!((service.qpn(), service.qkey()), (server.queue_pair.qpn(), DATAGRAM_QKEY));
+    assert_eq!((service.qpn(), service.qkey()), (server.queue_pair.qpn(), UD_QKEY));
     assert_eq!(service.path().peer_addr(), peer);
 
     let mut client = Post::new(service.path(), 4);
@@ -83,7 +83,7 @@ pub(crate) fn exercise(connector: Connector, address: IpAddr) {
         client.send(SendRequest::send(client.buffer(text)), &recipient);
         let came = server.receive();
         assert_eq!(&came.message[..], text);
-        let sender = came.reply_destination(&server.queue_pair, DATAGRAM_QKEY).unwrap();
+        let sender = came.reply_destination(&server.queue_pair, UD_QKEY).unwrap();
         server.send(SendRequest::send(server.buffer(b"pong")), &sender);
         assert_eq!(&client.receive().message[..], b"pong");
     }
@@ -279,7 +279,7 @@ fn answer_a_client_written_in_c(programs: &Programs, address: IpAddr) {
         let came = server.receive();
         assert_eq!(came.immediate, Some(came.source_qpn.get()));
         assert_eq!(came.message.len(), 100);
-        sender = Some(came.reply_destination(&server.queue_pair, DATAGRAM_QKEY).unwrap());
+        sender = Some(came.reply_destination(&server.queue_pair, UD_QKEY).unwrap());
     }
     let sender = sender.unwrap();
     let own = server.queue_pair.qpn().get();

@@ -100,7 +100,7 @@ impl Identifier {
             sys::RDMA_CM_EVENT_DISCONNECTED => Event::Disconnected,
             sys::RDMA_CM_EVENT_DEVICE_REMOVAL => Event::DeviceRemoved,
             sys::RDMA_CM_EVENT_ADDR_CHANGE => Event::AddressChanged,
-            sys::RDMA_CM_EVENT_TIMEWAIT_EXIT => Event::TimewaitOver,
+            sys::RDMA_CM_EVENT_TIMEWAIT_EXIT => Event::TimewaitExit,
             _ => Event::Other,
         }))
     }

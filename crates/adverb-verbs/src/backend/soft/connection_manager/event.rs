@@ -59,7 +59,7 @@ impl Identifier {
             }
             cm::Event::Established(_) => Event::Established,
             cm::Event::Disconnected(_) => Event::Disconnected,
-            cm::Event::TimewaitOver { .. } => Event::TimewaitOver,
+            cm::Event::TimewaitExit { .. } => Event::TimewaitExit,
             _ => Event::Other,
         }))
     }
