@@ -60,8 +60,8 @@ pub enum Event {
         /// The queue pair number.
         qpn: Qpn,
     },
-    /// A peer queries for a UD queue pair. The application must [reply to](super::Manager::answer) or
-    /// [reject](super::Manager::refuse_query) the query.
+    /// A peer queries for a UD queue pair. The application must [reply to](super::Manager::accept_query) or
+    /// [reject](super::Manager::reject_query) the query.
     Query(Box<Query>),
     /// A peer replied to a query with its UD queue pair.
     Resolved(Box<Resolution>),

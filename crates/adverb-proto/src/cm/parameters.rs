@@ -233,7 +233,7 @@ impl<'a> ConnectParams<'a> {
     }
 }
 
-/// The parameters of a SIDR query, for [`Manager::resolve`](super::Manager::resolve).
+/// The parameters of a SIDR query, for [`Manager::resolve_service`](super::Manager::resolve_service).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ResolveParams<'a> {
     /// The addresses of both sides.

@@ -251,7 +251,7 @@ impl Cm<'_> {
     }
 
     /// Abandons a query. A peer's query without a reply is rejected. The NIC's own query delivers no further events.
-    pub fn abandon_query(&self, id: QueryId) {
+    pub fn cancel_query(&self, id: QueryId) {
         _ = self.end(|engine, now| {
             if engine.gsi.channels.queries.remove(&id).is_none() {
                 _ = engine.gsi.manager.reject_query(now, id, SidrStatus::Rejected, &[]);
