@@ -112,7 +112,7 @@ pub trait Link: Send {
     /// caller must then call `receive` regularly.
     fn readiness_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Sets whether a thread may sleep on the [`readiness`](Link::readiness) descriptor from now on. Wake interest is
+    /// Sets whether a thread may sleep on the [`readiness_fd`](Link::readiness_fd) descriptor from now on. Wake interest is
     /// initially enabled. While it is disabled, the descriptor needn't become readable, which saves up to one system
     /// call per packet.
     ///
