@@ -1,4 +1,4 @@
-//! The fabric: carries packets and injects faults.
+//! The fabric, which carries packets and injects faults.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};

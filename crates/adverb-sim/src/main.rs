@@ -124,7 +124,7 @@ fn print_totals(totals: &Totals, start: Instant) {
         queue_pair_count: queue_pairs,
         failed_qp_count: failures,
         cm_request_count: calls,
-        established_count: established,
+        established_connection_count: established,
         fault_counts: faults,
         violations,
         congestion_run_count: congestion_runs,
@@ -195,7 +195,7 @@ fn replay_cm(seed: u64) -> bool {
     println!(
         "seed {seed}: {} calls, {} connections, {} packets, {} faults, digest {:#018x}, end at {}",
         outcome.cm_request_count,
-        outcome.established_count,
+        outcome.established_connection_count,
         outcome.packet_count,
         outcome.fault_counts.total(),
         outcome.digest,

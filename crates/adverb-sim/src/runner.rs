@@ -28,7 +28,7 @@ pub struct Totals {
     /// The number of connections and service ID resolutions that applications requested from connection managers.
     pub cm_request_count: u64,
     /// The number of connections that the connection managers established.
-    pub established_count: u64,
+    pub established_connection_count: u64,
     /// The numbers of injected faults.
     pub fault_counts: FaultCounts,
     /// The seeds and descriptions of the violations.
@@ -65,7 +65,7 @@ impl Totals {
     fn add_cm(&mut self, outcome: &CmOutcome) {
         self.cm_request_count += outcome.cm_request_count;
         self.digest = self.digest.wrapping_add(outcome.digest);
-        self.established_count += outcome.established_count;
+        self.established_connection_count += outcome.established_connection_count;
         self.packet_count += outcome.packet_count;
         self.fault_counts.add(&outcome.fault_counts);
         if let Some(what) = &outcome.violation {

@@ -9,7 +9,7 @@ fn many_seeds_violate_nothing() {
         let outcome = run_cm(seed, false);
         assert_eq!(outcome.violation, None, "seed {seed}");
         calls += outcome.cm_request_count;
-        established += outcome.established_count;
+        established += outcome.established_connection_count;
         faults.add(&outcome.fault_counts);
     }
     assert!(calls >= 400 * 8, "{calls} calls");
@@ -41,7 +41,7 @@ fn attacks_do_no_harm_and_come_far_enough_to_matter() {
     for seed in 0..30 {
         let report = attack_cm(seed, 2000).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
         sent += report.manager_message_count;
-        established += report.established_count;
+        established += report.established_connection_count;
     }
     assert!(sent > 30 * 500 && established > 30 * 5, "{sent} sent, {established} established");
 }

@@ -30,7 +30,7 @@ pub struct CmAttackReport {
     /// The number of events that the manager reported to its owner.
     pub event_count: u64,
     /// The number of connections that were established.
-    pub established_count: u64,
+    pub established_connection_count: u64,
 }
 
 /// Attacks a connection manager with `message_count` messages. The seed determines the messages.
@@ -337,7 +337,7 @@ impl<'a> Attack<'a> {
                 other => return Err(format!("unexpected {event:?} in {other:?}")),
             },
             Event::Established(id) => {
-                self.report.established_count += 1;
+                self.report.established_connection_count += 1;
                 (*id, Status::Established)
             }
             Event::Rejected(rejection) => (rejection.id, Status::Over),

@@ -43,7 +43,7 @@ pub struct CmOutcome {
     /// The number of connections and service ID resolutions that the applications requested.
     pub cm_request_count: u64,
     /// The number of connections that both sides established.
-    pub established_count: u64,
+    pub established_connection_count: u64,
     /// The number of sent packets, including connection manager messages and pings.
     pub packet_count: u64,
     /// The numbers of injected faults.
@@ -66,7 +66,7 @@ pub fn run_cm(seed: u64, trace: bool) -> CmOutcome {
     CmOutcome {
         seed,
         cm_request_count: world.register.calls(),
-        established_count: world.register.established(),
+        established_connection_count: world.register.established(),
         packet_count: world.packets,
         fault_counts: world.fabric.counts,
         end_time: world.now,

@@ -32,8 +32,8 @@ impl Connector {
     /// let completions = device.completion_queue(128).create()?;
     /// let queue_pair = service.path().datagram_queue_pair(&domain)?.completion_queue(&completions).create()?;
     /// queue_pair.move_to_rts()?;
-    /// let recipient = service.ud_destination(&queue_pair)?;
-    /// queue_pair.post_send(SendRequest::send(domain.buffer(64)?).destination(&recipient))?;
+    /// let destination = service.ud_destination(&queue_pair)?;
+    /// queue_pair.post_send(SendRequest::send(domain.buffer(64)?).destination(&destination))?;
     /// # Ok(())
     /// # }
     /// ```
