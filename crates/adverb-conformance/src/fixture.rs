@@ -83,8 +83,8 @@ impl Fixture {
         Ok(Fixture { device, port: port.context("no port of the device is active")?, loss })
     }
 
-    /// How connections are made, unless a test wants it otherwise: where packets are lost on purpose, they are sent
-    /// again sooner, and more often.
+    /// Returns the default connection options of a test. With injected packet loss, the ACK timeout is shorter and the
+    /// number of retransmissions larger.
     fn connect_options(&self) -> ConnectOptions {
         let options = ConnectOptions::new();
         if self.loss == 0 { options } else { options.ack_timeout(13).retry_count(7) }
@@ -110,8 +110,8 @@ impl Fixture {
         }
     }
 
-    /// Tries something again while all that goes wrong is that something was lost, which nobody acknowledges. Where
-    /// nothing is lost on purpose, it is tried once.
+    /// Repeats an attempt that failed because an unacknowledged message was lost. Without injected packet loss, there
+    /// is only one attempt.
     pub(crate) fn eventually<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         for _ in 1..ATTEMPTS {
             match attempt() {

@@ -56,11 +56,11 @@ impl CmMessageGenerator {
         candidates: &[AddrPair],
     ) -> (AddrPair, Mad) {
         let addrs = decisions.pick(candidates);
-        // What was said last is worth most.
+        // Recent messages are chosen more often: their connections are still in use.
         let reach = if decisions.one_in(4) { self.heard.len() } else { self.heard.len().min(6) };
         let back = 1 + decisions.below(reach.max(1) as u64) as usize;
         let heard = self.heard.len().checked_sub(back).and_then(|index| self.heard.get(index)).copied();
-        // Of somebody's connection, if there is one: where it leads, and both its ids.
+        // The addresses and both IDs of the chosen message's connection, if a message was chosen.
         let (addrs, ours, theirs) = match heard {
             Some((addrs, mad)) => {
                 let (ours, theirs) = ids(&mad.message);
