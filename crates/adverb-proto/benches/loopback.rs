@@ -150,6 +150,7 @@ impl Loop {
             let offset = index as u64 * u64::from(length);
             let request = SendRequest::<()> {
                 wr_id: index as u64,
+                tag: 0,
                 operation: SendOperation::Write(RemoteAddress { addr: BASE + offset, rkey }),
                 flags: if (index + 1) % signal_every == 0 { SendFlags::SIGNALED } else { SendFlags::empty() },
                 segments: &[Segment { addr: BASE + offset, length, lkey: node.key }],

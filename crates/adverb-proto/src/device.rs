@@ -7,14 +7,14 @@ mod windows;
 
 use std::collections::{HashMap, VecDeque};
 
-use adverb_wire::{Header, MAX_PACKET_LEN, Operation, Packet, Psn, Qpn, Rc};
+use adverb_wire::{Header, MAX_PACKET_LEN, Operation, Packet, Qpn, Rc};
 
 pub use multicast::MulticastError;
 pub use status::{QpStatus, ResourceCounts};
 
 use crate::Time;
 use crate::cq::{CompletionQueue, Cq};
-use crate::event::{DropReason, EventSink, QueueEvent, TraceEvent, tell};
+use crate::event::QueueEvent;
 use crate::hash::NumberHasher;
 use crate::memory::{DeregisterError, DomainError, Keys, Memory, Pd, RegisterError, Registration, Span};
 use crate::mutation::mutant;
@@ -27,6 +27,7 @@ use crate::slots::FreeSlots;
 use crate::srq::SharedQueue;
 use crate::stats::Statistics;
 use crate::timer::Timers;
+use crate::trace::{DropReason, EventSink, TraceEvent, tell};
 use crate::transmit::{Payload, Transmit};
 use crate::types::{ArmFor, Completion, PathMtu, RecvRequest, SendRequest, Transport};
 use multicast::Groups;
@@ -494,30 +495,30 @@ impl<S: EventSink> Device<S> {
         memory: &mut impl Memory,
     ) {
         let header = received.header;
-        let (qpn, psn) = (header.dest_qp, header.psn);
+        let qpn = header.dest_qp;
         // A packet for a group never reaches a queue pair by its own number, whichever queue pairs have joined the group.
         if qpn == Qpn::MULTICAST || arrival.destination.ip().is_multicast() {
             return self.handle_multicast(now, arrival, received, packet, memory);
         }
         let Some(slot) = self.slot(qpn) else {
-            return self.drop_packet(now, qpn, psn, DropReason::UnknownQp);
+            return self.drop_packet(now, qpn, header, DropReason::UnknownQp);
         };
         let Some(qp) = self.qps[slot as usize].as_mut() else {
-            return self.drop_packet(now, qpn, psn, DropReason::UnknownQp);
+            return self.drop_packet(now, qpn, header, DropReason::UnknownQp);
         };
         if !qp.is_receiving() {
-            return self.drop_packet(now, qpn, psn, DropReason::WrongState);
+            return self.drop_packet(now, qpn, header, DropReason::WrongState);
         }
         if !qp.is_peer(arrival) {
-            return self.drop_packet(now, qpn, psn, DropReason::WrongAddress);
+            return self.drop_packet(now, qpn, header, DropReason::WrongAddress);
         }
         if !qp.is_in_partition(header.pkey) {
-            return self.drop_packet(now, qpn, psn, DropReason::WrongPkey);
+            return self.drop_packet(now, qpn, header, DropReason::WrongPkey);
         }
         if let Some(packet) = packet
             && !qp.incoming().is_intact(arrival, packet)
         {
-            return self.drop_packet(now, qpn, psn, DropReason::WrongIcrc);
+            return self.drop_packet(now, qpn, header, DropReason::WrongIcrc);
         }
         self.deliver(now, slot, arrival, received, memory);
     }
@@ -534,23 +535,28 @@ impl<S: EventSink> Device<S> {
     ) {
         let header = received.header;
         let Some(qp) = self.qps[slot as usize].as_mut() else { return };
-        let (qpn, psn) = (qp.qpn, header.psn);
+        let qpn = qp.qpn;
         let payload_len = received.payload.len() as u32;
-        let come = || TraceEvent::PacketIn { qpn, psn, opcode: header.opcode(), payload_len };
+        let received_event =
+            || TraceEvent::PacketIn { qpn, request: qp.request_of(header), header: *header, payload_len };
+        if let (Operation::Ud(_), Transport::Ud) = (&header.operation, qp.config.transport) {
+            let &RxMeta { source, destination, .. } = arrival;
+            tell(&mut self.sink, now, || TraceEvent::Datagram { qpn, source, destination });
+        }
         match (&header.operation, qp.config.transport) {
             (Operation::Rc(_), Transport::Rc)
             | (Operation::Uc(_), Transport::Uc)
             | (Operation::Ud(_), Transport::Ud) => {}
             (Operation::Cnp, _) => {
-                tell(&mut self.sink, now, come);
+                tell(&mut self.sink, now, received_event);
                 qp.handle_cnp(&mut context!(self, now));
                 return self.settle(now, slot);
             }
-            _ => return self.drop_packet(now, qpn, psn, DropReason::WrongTransport),
+            _ => return self.drop_packet(now, qpn, header, DropReason::WrongTransport),
         }
         self.stats.packets_received += 1;
         self.stats.bytes_received += u64::from(payload_len);
-        tell(&mut self.sink, now, come);
+        tell(&mut self.sink, now, received_event);
         let cx = &mut context!(self, now);
         if arrival.is_ecn_marked {
             qp.handle_mark(cx);
@@ -676,6 +682,21 @@ impl<S: EventSink> Device<S> {
         &self.stats
     }
 
+    /// Passes an event to the sink that the caller observed, such as [`TraceEvent::Polled`]. The device creates all
+    /// other events itself.
+    #[inline]
+    pub fn record(&mut self, now: Time, event: impl FnOnce() -> TraceEvent) {
+        tell(&mut self.sink, now, event);
+    }
+
+    /// Passes a [`TraceEvent::Connected`] to the sink for each queue pair that is connected, so that a sink that was
+    /// switched on later knows the peers.
+    pub fn record_connections(&mut self, now: Time) {
+        for qp in self.qps.iter().flatten() {
+            qp.record_connection(&mut context!(self, now));
+        }
+    }
+
     /// Returns the event sink.
     pub const fn sink(&self) -> &S {
         &self.sink
@@ -709,7 +730,7 @@ impl<S: EventSink> Device<S> {
         }
     }
 
-    fn drop_packet(&mut self, now: Time, qpn: Qpn, psn: Psn, reason: DropReason) {
+    fn drop_packet(&mut self, now: Time, qpn: Qpn, header: &Header, reason: DropReason) {
         self.stats.packets_dropped += 1;
         match reason {
             DropReason::WrongIcrc => self.stats.icrc_errors += 1,
@@ -717,7 +738,8 @@ impl<S: EventSink> Device<S> {
             DropReason::WrongAddress | DropReason::WrongPkey => self.stats.wrong_address_packets += 1,
             _ => {}
         }
-        tell(&mut self.sink, now, || TraceEvent::Dropped { qpn, psn, reason });
+        let (psn, opcode) = (header.psn, header.opcode());
+        tell(&mut self.sink, now, || TraceEvent::Dropped { qpn, psn, opcode, reason });
     }
 }
 

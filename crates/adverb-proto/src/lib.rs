@@ -10,7 +10,7 @@
 //! - [`types`]: plain data that applications and devices share, such as requests, completions and attributes.
 //! - [`memory`]: memory regions, windows and their access checks.
 //! - [`cm`]: the connection manager, which connects two queue pairs.
-//! - [`TraceEvent`]: the internal steps of a device, for an [`EventSink`] such as a tracer or a test.
+//! - [`trace`]: the steps of a device as events, for an [`EventSink`] such as a recorder or a test.
 //!
 //! The transports are reliable connection (RC), unreliable connection (UC) and unreliable datagram (UD). Section
 //! numbers in comments refer to the InfiniBand Architecture Specification, volume 1, and its annexes A17 (RoCEv2) and
@@ -39,13 +39,14 @@ mod srq;
 mod stats;
 mod time;
 mod timer;
+pub mod trace;
 mod transmit;
 pub mod types;
 
 pub use congestion::{Congestion, Dcqcn};
 pub use cq::Cq;
 pub use device::{Device, MulticastError, QpStatus, ResourceCounts};
-pub use event::{DropReason, EventSink, Queue, QueueEvent, RetryCause, TimerKind, TraceEvent};
+pub use event::QueueEvent;
 pub use path::{AddressVector, IcrcCheck, Path, Route, RxMeta};
 pub use qp::{
     CreateQpError, Init, ModifyError, PostError, QpConfig, ReadyToReceive, ReadyToSend, Transition,
@@ -53,4 +54,5 @@ pub use qp::{
 pub use srq::{Srq, SrqConfig, SrqError, SrqStatus};
 pub use stats::Statistics;
 pub use time::Time;
+pub use trace::{DropReason, EventSink, Queue, RetryCause, TimerKind, TraceEvent};
 pub use transmit::{Payload, Transmit, WriteError};

@@ -60,15 +60,15 @@ impl SharedQueue {
         SharedQueue { queue: RecvQueue::default(), config, limit: 0, users: 0 }
     }
 
-    pub(crate) fn post(&mut self, request: &RecvRequest<'_>) -> Result<(), SrqError> {
+    /// Adds a request and returns its number.
+    pub(crate) fn post(&mut self, request: &RecvRequest<'_>) -> Result<u32, SrqError> {
         if self.len() >= self.config.max_wr as usize {
             return Err(SrqError::QueueFull);
         }
         if request.segments.len() > self.config.max_sge as usize {
             return Err(SrqError::TooManySegments);
         }
-        self.queue.push(request);
-        Ok(())
+        Ok(self.queue.push(request))
     }
 
     /// Moves the oldest request to a queue pair, for a message that starts there.

@@ -161,7 +161,7 @@ fn write_with_immediate_takes_a_shared_receive_and_one_without_takes_none() {
 fn queue_pair_with_a_shared_queue_takes_no_receives_itself() {
     let mut end = solo();
     let segments = [end.segment(0, 64)];
-    let request = RecvRequest { wr_id: 1, segments: &segments };
+    let request = RecvRequest { wr_id: 1, tag: 0, segments: &segments };
     assert_eq!(end.device.post_recv(end.now, end.qpn, &request), Err(PostError::HasSharedReceiveQueue));
 }
 
@@ -175,7 +175,11 @@ fn full_shared_queue_and_too_many_segments_are_refused() {
     let srq = device.create_srq(config).unwrap();
     let segment = Segment { addr: 0, length: 1, lkey: 1 };
     let mut post = |count: usize| {
-        device.post_srq_recv(Time::ZERO, srq, &RecvRequest { wr_id: 1, segments: &vec![segment; count] })
+        device.post_srq_recv(
+            Time::ZERO,
+            srq,
+            &RecvRequest { wr_id: 1, tag: 0, segments: &vec![segment; count] },
+        )
     };
     assert_eq!(post(2), Err(SrqError::TooManySegments));
     assert_eq!(post(1), Ok(()));
@@ -403,7 +407,7 @@ fn acknowledgements_carry_no_credits() {
 fn shared_receives_are_scattered_after_giving_back_and_taking_again() {
     let mut end = solo();
     let segments = [end.segment(0, 1000), end.segment(4096, 3), end.segment(8192, 500)];
-    let request = RecvRequest { wr_id: 1, segments: &segments };
+    let request = RecvRequest { wr_id: 1, tag: 0, segments: &segments };
     end.device.post_srq_recv(end.now, end.srq.unwrap(), &request).unwrap();
     end.post_shared(2, 16384, 2000);
     for _ in 0..3 {

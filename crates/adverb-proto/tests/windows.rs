@@ -233,7 +233,7 @@ fn peer_invalidates_only_windows_of_its_own_connection() {
     let key = bound(&mut end, region, READ_WRITE);
     let other = another(&mut end);
     let segments = [end.segment(0, 64)];
-    let request = adverb_proto::types::RecvRequest { wr_id: 9, segments: &segments };
+    let request = adverb_proto::types::RecvRequest { wr_id: 9, tag: 0, segments: &segments };
     end.device.post_recv(end.now, other, &request).unwrap();
     let header = Header::new(other, Psn::wrapping(PSN), Operation::Rc(Rc::SendOnlyInvalidate(key)));
     let bytes = end.forge(&header, b"evil");

@@ -97,6 +97,7 @@ impl World {
         let wr_id = (connection as u64) << 33 | (side as u64) << 32 | number as u64;
         let request = SendRequest::<()> {
             wr_id,
+            tag: 0,
             operation: draft.operation,
             flags,
             segments: if draft.inline { &[] } else { &draft.segments },
@@ -358,7 +359,7 @@ impl World {
             places.iter().map(|(at, length)| direction.receives.segment(*at, *length)).collect();
         let wr_id = 1 << 63 | (connection as u64) << 33 | (side as u64) << 32 | number as u64;
         direction.slots.push(Slot { places, outcome: None });
-        let request = RecvRequest { wr_id, segments: &segments };
+        let request = RecvRequest { wr_id, tag: 0, segments: &segments };
         let (node, qpn) = (state.node, state.qpn);
         if let Err(error) = self.nodes[node].device.post_recv(self.now, qpn, &request) {
             return self

@@ -274,6 +274,7 @@ impl Run {
             let segments = [Segment { addr: BASE, length: self.length, lkey: node.key }];
             let request = SendRequest::<()> {
                 wr_id: 0,
+                tag: 0,
                 operation: SendOperation::Write(RemoteAddress { addr: BASE, rkey }),
                 flags: SendFlags::SIGNALED,
                 segments: &segments,

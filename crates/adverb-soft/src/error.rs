@@ -5,6 +5,7 @@ use std::io;
 
 use adverb_proto::cm::CallError;
 use adverb_proto::memory::{DeregisterError, DomainError, RegisterError, WindowError};
+use adverb_proto::trace::InvalidOptions;
 use adverb_proto::{CreateQpError, ModifyError, MulticastError, PostError, SrqError};
 
 /// Declares the errors that wrap those of the protocol engine.
@@ -20,6 +21,8 @@ macro_rules! errors {
             InvalidCompletionQueue,
             /// The link could not join the multicast group.
             JoinFailed(io::ErrorKind),
+            /// A recording of the NIC's events is already in progress.
+            AlreadyRecording,
             $($(#[$doc])* $variant($inner),)*
         }
 
@@ -31,6 +34,9 @@ macro_rules! errors {
                         "the completion queue does not exist, is in use, or holds more completions than the new depth",
                     ),
                     Error::JoinFailed(kind) => write!(f, "joining the multicast group failed: {kind}"),
+                    Error::AlreadyRecording => {
+                        f.write_str("a recording of this NIC is in progress: stop it before starting another")
+                    }
                     $(Error::$variant(error) => error.fmt(f),)*
                 }
             }
@@ -65,6 +71,8 @@ errors! {
     Multicast(MulticastError);
     /// A call to the connection manager failed.
     Cm(CallError);
+    /// The options of a recording are invalid.
+    InvalidRecorderOptions(InvalidOptions);
 }
 
 impl std::error::Error for Error {}

@@ -61,14 +61,14 @@ impl<'a> Side<'a> {
 
     fn receive(&self) {
         let segments = self.segments();
-        self.nic.post_recvs(self.qpn, [RecvRequest { wr_id: 1, segments: &segments }]).unwrap();
+        self.nic.post_recvs(self.qpn, [RecvRequest { wr_id: 1, tag: 0, segments: &segments }]).unwrap();
     }
 
     fn send(&self, value: u64) {
         self.word[0].store(value, Ordering::Relaxed);
         let (operation, flags, segments) = (SendOperation::Send, SendFlags::SIGNALED, self.segments());
         let request =
-            SendRequest::<()> { wr_id: 2, operation, flags, segments: &segments, destination: None };
+            SendRequest::<()> { wr_id: 2, tag: 0, operation, flags, segments: &segments, destination: None };
         self.nic.post_sends(self.qpn, [(request, None)]).unwrap();
     }
 

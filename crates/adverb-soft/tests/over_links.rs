@@ -76,7 +76,7 @@ impl End {
         let segments = [Segment { addr: self.addr(), length, lkey: self.key }];
         let flags = SendFlags::SIGNALED;
         let request =
-            SendRequest::<()> { wr_id: 1, operation, flags, segments: &segments, destination: None };
+            SendRequest::<()> { wr_id: 1, tag: 0, operation, flags, segments: &segments, destination: None };
         self.nic.post_sends(self.qpn, [(request, None)]).unwrap();
         let start = Instant::now();
         let mut outcome = None;
@@ -130,7 +130,7 @@ fn leave(one: &End, other: &End) {
         let remote = RemoteAddress { addr: other.addr() + 8 * word, rkey: other.key };
         let (operation, flags) = (SendOperation::Write(remote), SendFlags::SIGNALED);
         let request =
-            SendRequest::<()> { wr_id: 1, operation, flags, segments: &segments, destination: None };
+            SendRequest::<()> { wr_id: 1, tag: 0, operation, flags, segments: &segments, destination: None };
         one.nic.post_sends(one.qpn, [(request, None)]).unwrap();
     }
     let start = Instant::now();

@@ -80,7 +80,7 @@ impl QueuePair {
         {
             let (wr_id, flags) = (*id_base | u64::from(vacancy.position()), signals.set(flags));
             let (segments, destination) = (&[segment], None);
-            scratch.send.put(&plain::SendRequest { wr_id, operation, flags, segments, destination });
+            scratch.send.put(&plain::SendRequest { wr_id, tag, operation, flags, segments, destination });
             // The memory is stored first: the completion may arrive before posting returns.
             let (payload, opcode) = (ManuallyDrop::into_inner(payload), completed_opcode(&operation));
             vacancy.fill(InFlight { payload, tag, opcode, recipient: None });
@@ -133,7 +133,7 @@ impl QueuePair {
                 continue;
             };
             let (segments, destination) = (&[segment], None);
-            batch.list.add(&plain::SendRequest { wr_id: 0, operation, flags, segments, destination });
+            batch.list.add(&plain::SendRequest { wr_id: 0, tag, operation, flags, segments, destination });
             let (payload, opcode) = (ManuallyDrop::into_inner(payload), completed_opcode(&operation));
             batch.in_flight.push(InFlight { payload, tag, opcode, recipient: None });
         }
@@ -275,7 +275,7 @@ impl QueuePair {
         let mut queue = self.send.lock();
         let mut batch = std::mem::take(&mut queue.scratch.batch);
         let (segments, destination) = (&[segment], None);
-        batch.list.add(&plain::SendRequest { wr_id: 0, operation, flags, segments, destination });
+        batch.list.add(&plain::SendRequest { wr_id: 0, tag: 0, operation, flags, segments, destination });
         let (payload, opcode) = (Payload::Empty, completed_opcode(&operation));
         batch.in_flight.push(InFlight { payload, tag: 0, opcode, recipient: None });
         let id = RequestId(queue.id(0));
@@ -297,7 +297,7 @@ impl QueuePair {
         self.check_recv_queue(&mut queue, 1)?;
         let wr_id = queue.id(0);
         queue.scratch.recv_list.clear();
-        queue.scratch.recv_list.add(&plain::RecvRequest { wr_id, segments: &[buffer.segment()] });
+        queue.scratch.recv_list.add(&plain::RecvRequest { wr_id, tag: 0, segments: &[buffer.segment()] });
         queue.push(InFlight { payload: Payload::Empty, tag: 0, opcode: opcode::RECV, recipient: None });
         match self.backend.post_recvs(&mut queue.scratch.recv_list) {
             Ok(()) => Ok(RequestId(wr_id)),
@@ -545,6 +545,7 @@ impl Batch {
             several.extend(payload.segments().iter().map(PayloadSegment::segment));
             let plain = plain::SendRequest {
                 wr_id: 0,
+                tag: *tag,
                 operation: *operation,
                 flags: *flags,
                 segments: several,
@@ -604,7 +605,7 @@ fn take_in_recv(queue: &mut Posting, request: &mut RecvRequest) -> RequestId {
             several
         }
     };
-    recv_list.add(&plain::RecvRequest { wr_id, segments });
+    recv_list.add(&plain::RecvRequest { wr_id, tag: *tag, segments });
     let payload = std::mem::take(payload);
     queue.push(InFlight { payload, tag: *tag, opcode: opcode::RECV, recipient: None });
     RequestId(wr_id)

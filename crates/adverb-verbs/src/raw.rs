@@ -54,7 +54,14 @@ impl SendList {
     /// Panics if the list doesn't support the operation: binding a window, ATOMIC WRITE or FLUSH.
     #[inline]
     pub fn add(&mut self, id: u64, operation: SendOperation, flags: SendFlags, segments: &[Segment]) {
-        self.add_plain(&plain::SendRequest { wr_id: id, operation, flags, segments, destination: None });
+        self.add_plain(&plain::SendRequest {
+            wr_id: id,
+            tag: id,
+            operation,
+            flags,
+            segments,
+            destination: None,
+        });
     }
 
     /// Adds a request of a UD queue pair, with its destination. The caller must keep the destination until the request
@@ -74,7 +81,7 @@ impl SendList {
     ) {
         let handle = destination.address_handle.backend();
         let destination = Some(Destination { handle, qpn: destination.qpn, qkey: destination.qkey });
-        self.add_plain(&plain::SendRequest { wr_id: id, operation, flags, segments, destination });
+        self.add_plain(&plain::SendRequest { wr_id: id, tag: id, operation, flags, segments, destination });
     }
 
     #[inline(always)]
@@ -106,7 +113,7 @@ impl RecvList {
     /// Adds a request. Its completion has the given `id`.
     #[inline]
     pub fn add(&mut self, id: u64, segments: &[Segment]) {
-        self.0.add(&plain::RecvRequest { wr_id: id, segments });
+        self.0.add(&plain::RecvRequest { wr_id: id, tag: id, segments });
     }
 
     /// Removes all requests. Posting doesn't remove them: a list may be posted again.

@@ -127,7 +127,7 @@ impl SharedReceiveQueue {
         segments.clear();
         segments.extend(request.payload.segments().iter().map(PayloadSegment::segment));
         list.clear();
-        list.add(&plain::RecvRequest { wr_id: id, segments });
+        list.add(&plain::RecvRequest { wr_id: id, tag: request.tag, segments });
         let posted = self.0.backend.post_recvs(list);
         // Unless the device reports that it rejected the request, it may have accepted it.
         let refused = matches!(&posted, Err(failure) if failure.posted == Some(0));

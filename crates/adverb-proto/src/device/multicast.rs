@@ -7,11 +7,11 @@ use adverb_wire::{Operation, Packet, Qpn};
 
 use super::Device;
 use crate::Time;
-use crate::event::{DropReason, EventSink};
 use crate::memory::Memory;
 use crate::mutation::mutant;
 use crate::path::{Incoming, RxMeta};
 use crate::qp::Received;
+use crate::trace::{DropReason, EventSink};
 use crate::types::{Gid, Transport};
 
 /// The groups that queue pairs are attached to.
@@ -101,21 +101,22 @@ impl<S: EventSink> Device<S> {
         packet: Option<&Packet<'_>>,
         memory: &mut impl Memory,
     ) {
-        let (qpn, psn) = (received.header.dest_qp, received.header.psn);
+        let header = received.header;
+        let qpn = header.dest_qp;
         let group = Gid::from(arrival.destination.ip());
         if qpn != Qpn::MULTICAST {
-            return self.drop_packet(now, qpn, psn, DropReason::WrongAddress);
+            return self.drop_packet(now, qpn, header, DropReason::WrongAddress);
         }
-        if !matches!(received.header.operation, Operation::Ud(_)) {
-            return self.drop_packet(now, qpn, psn, DropReason::WrongTransport);
+        if !matches!(header.operation, Operation::Ud(_)) {
+            return self.drop_packet(now, qpn, header, DropReason::WrongTransport);
         }
         if !self.has_multicast_members(group) {
-            return self.drop_packet(now, qpn, psn, DropReason::NoMulticastMember);
+            return self.drop_packet(now, qpn, header, DropReason::NoMulticastMember);
         }
         if let Some(packet) = packet
             && !self.groups.incoming.is_intact(arrival, packet)
         {
-            return self.drop_packet(now, qpn, psn, DropReason::WrongIcrc);
+            return self.drop_packet(now, qpn, header, DropReason::WrongIcrc);
         }
         let mut index = usize::from(mutant!(MulticastSkipsOneMember));
         // Looked up anew for each member: delivering borrows the device.
@@ -124,9 +125,9 @@ impl<S: EventSink> Device<S> {
             index += 1;
             let Some(qp) = self.qps[slot as usize].as_ref() else { continue };
             if !qp.is_receiving() {
-                self.drop_packet(now, qp.qpn, psn, DropReason::WrongState);
-            } else if !qp.is_in_partition(received.header.pkey) {
-                self.drop_packet(now, qp.qpn, psn, DropReason::WrongPkey);
+                self.drop_packet(now, qp.qpn, header, DropReason::WrongState);
+            } else if !qp.is_in_partition(header.pkey) {
+                self.drop_packet(now, qp.qpn, header, DropReason::WrongPkey);
             } else {
                 self.deliver(now, slot, arrival, received, memory);
             }

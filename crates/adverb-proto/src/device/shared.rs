@@ -2,8 +2,8 @@
 
 use super::Device;
 use crate::Time;
-use crate::event::{EventSink, TraceEvent, tell};
 use crate::srq::{SharedQueue, Srq, SrqConfig, SrqError, SrqStatus};
+use crate::trace::{EventSink, RecvQueueId, TraceEvent, tell};
 use crate::types::RecvRequest;
 
 impl<S: EventSink> Device<S> {
@@ -40,8 +40,8 @@ impl<S: EventSink> Device<S> {
     ///
     /// Returns an error if the queue does not exist or is full, or if the request has too many segments.
     pub fn post_srq_recv(&mut self, now: Time, srq: Srq, request: &RecvRequest<'_>) -> Result<(), SrqError> {
-        self.shared_queue(srq)?.post(request)?;
-        tell(&mut self.sink, now, || TraceEvent::PostedToSrq { srq, wr_id: request.wr_id });
+        let number = self.shared_queue(srq)?.post(request)?;
+        tell(&mut self.sink, now, || TraceEvent::posted_recv(RecvQueueId::Srq(srq), number, request));
         Ok(())
     }
 

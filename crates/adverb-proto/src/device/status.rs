@@ -6,7 +6,7 @@ use adverb_wire::{Psn, Qpn};
 
 use super::Device;
 use crate::cq::CompletionQueue;
-use crate::event::EventSink;
+use crate::trace::EventSink;
 use crate::types::{QpState, Transport};
 
 /// The numbers of objects that a device holds, for finding leaks.

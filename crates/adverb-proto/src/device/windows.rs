@@ -1,8 +1,8 @@
 //! Memory windows of a device.
 
 use super::Device;
-use crate::event::EventSink;
 use crate::memory::{Pd, WindowError};
+use crate::trace::EventSink;
 
 impl<S: EventSink> Device<S> {
     /// Creates a memory window of type 2B and returns its key. The window grants no access until a

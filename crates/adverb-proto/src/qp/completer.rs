@@ -4,9 +4,9 @@ use adverb_wire::{Aeth, Credits, NakCode, Psn, Rc, ReadResponse, Syndrome};
 
 use super::segments::Unreachable;
 use super::{Context, QueuePair, Received};
-use crate::event::{DropReason, EventSink, RetryCause, TraceEvent};
 use crate::memory::Memory;
 use crate::mutation::mutant;
+use crate::trace::{DropReason, EventSink, RetryCause, TraceEvent};
 use crate::types::{QpState, SendOperation, Status, Transport};
 
 /// An answer is missing: a later one came first.

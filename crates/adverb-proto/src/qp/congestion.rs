@@ -4,8 +4,8 @@ use adverb_wire::{Header, Operation, Rc};
 
 use super::{Context, Outgoing, OutgoingPayload, QueuePair};
 use crate::congestion::{Congestion, NOTIFICATION_INTERVAL, Pacer};
-use crate::event::{EventSink, TimerKind, TraceEvent};
 use crate::mutation::mutant;
+use crate::trace::{EventSink, TimerKind, TraceEvent};
 use crate::types::Transport;
 
 impl QueuePair {
@@ -76,11 +76,10 @@ impl QueuePair {
         cx.stats.cnps_sent += 1;
         self.notify_after = cx.now + NOTIFICATION_INTERVAL;
         let header = Header { pkey: self.pkey, ..Header::cnp(self.remote_qpn) };
-        let (psn, opcode) = (header.psn, header.opcode());
         cx.event(|| TraceEvent::PacketOut {
             qpn: self.qpn,
-            psn,
-            opcode,
+            request: None,
+            header,
             payload_len: 0,
             is_retransmission: false,
         });

@@ -21,7 +21,7 @@ mod unreliable;
 
 use std::collections::VecDeque;
 
-use adverb_wire::{DEFAULT_PKEY, GRH_LEN, Header, Operation, Qpn};
+use adverb_wire::{DEFAULT_PKEY, GRH_LEN, Header, Operation, Qpn, Rc};
 
 pub use config::{
     CreateQpError, Init, ModifyError, PostError, QpConfig, ReadyToReceive, ReadyToSend, Transition,
@@ -30,12 +30,13 @@ pub use config::{
 use crate::Time;
 use crate::congestion::Pacer;
 use crate::cq::{CompletionQueue, Cq, Pushed};
-use crate::event::{EventSink, Queue, QueueEvent, TraceEvent, tell};
+use crate::event::QueueEvent;
 use crate::memory::{Keys, Pd, Span};
 use crate::mutation::mutant;
 use crate::path::{AddressVector, Incoming, Path, RxMeta};
 use crate::srq::SharedQueue;
 use crate::stats::Statistics;
+use crate::trace::{EventSink, Queue, RecvQueueId, TraceEvent, tell};
 use crate::types::{
     Access, Completion, Destination, Failure, Gid, PathMtu, QpState, RecvRequest, SendFlags, SendOperation,
     SendRequest, Status, Success, Transport,
@@ -269,6 +270,16 @@ impl QueuePair {
             && !self.requester.has_requests(&self.send_queue)
     }
 
+    /// Returns the number of the outstanding send request that a response belongs to.
+    pub(crate) fn request_of(&self, header: &Header) -> Option<u32> {
+        match header.operation {
+            Operation::Rc(Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) | Rc::ReadResponse(_)) => {
+                self.send_queue.number_at(header.psn)
+            }
+            _ => None,
+        }
+    }
+
     /// Takes a send request in.
     pub(crate) fn post_send<S: EventSink, Handle: AddressVector>(
         &mut self,
@@ -292,8 +303,18 @@ impl QueuePair {
             self.send_queue.push_destination(destination);
         }
         let &SendRequest { wr_id, operation, flags, .. } = request;
-        self.send_queue.push(SendEntry::new(wr_id, operation, flags, segments, length));
-        cx.event(|| TraceEvent::Posted { qpn: self.qpn, wr_id: request.wr_id, queue: Queue::Send });
+        let number = self.send_queue.push(SendEntry::new(wr_id, operation, flags, segments, length));
+        cx.event(|| TraceEvent::PostedSend {
+            qpn: self.qpn,
+            request: number,
+            wr_id,
+            tag: request.tag,
+            operation,
+            flags,
+            length,
+            segment_count: request.segments.len() as u16,
+            first_segment: request.segments.first().copied(),
+        });
         if matches!(self.state, QpState::Error | QpState::SendQueueError) {
             self.flush_sends(cx);
         }
@@ -393,8 +414,8 @@ impl QueuePair {
         if self.config.transport == Transport::Ud && request.length() < GRH_LEN as u64 {
             return Err(PostError::InvalidLength);
         }
-        self.recv_queue.push(request);
-        cx.event(|| TraceEvent::Posted { qpn: self.qpn, wr_id: request.wr_id, queue: Queue::Recv });
+        let number = self.recv_queue.push(request);
+        cx.event(|| TraceEvent::posted_recv(RecvQueueId::Qp(self.qpn), number, request));
         if self.state == QpState::Error {
             self.flush_receives(cx);
         } else if self.responder.no_credit && self.is_receiving() {
@@ -449,26 +470,30 @@ impl QueuePair {
         // Failures complete, wanted or not (vol. 1, 10.7.3).
         let wanted = self.config.signal_all || entry.has(SendFlags::SIGNALED);
         if !wanted && (outcome.is_ok() || mutant!(SilentFailure)) {
+            cx.event(|| TraceEvent::CompletedUnsignaled { qpn: self.qpn, request: entry.number });
             return;
         }
         let outcome = match outcome {
             Ok(()) => Ok(Success { operation: entry.completed(), length: entry.length }),
             Err(status) => Err(Failure { status, vendor_error: 0 }),
         };
-        self.complete(cx, self.config.send_cq, Queue::Send, entry.wr_id, outcome, false);
+        self.complete(cx, Queue::Send, entry.number, entry.wr_id, outcome, false);
     }
 
     fn complete<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        cq: Cq,
         queue: Queue,
+        request: u32,
         wr_id: u64,
         outcome: Result<Success, Failure>,
         solicited: bool,
     ) {
-        let status = outcome.map_or_else(|failure| failure.status, |_| Status::Success);
-        cx.event(|| TraceEvent::Completed { qpn: self.qpn, wr_id, queue, status });
+        let cq = match queue {
+            Queue::Send => self.config.send_cq,
+            Queue::Recv => self.config.recv_cq,
+        };
+        cx.event(|| TraceEvent::Completed { qpn: self.qpn, queue, request, wr_id, cq, outcome });
         cx.stats.completions += 1;
         let completion = Completion { wr_id, qpn: self.qpn, outcome };
         let pushed = match cx.cqs.get_mut(cq.0 as usize) {

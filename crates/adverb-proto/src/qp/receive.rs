@@ -6,10 +6,11 @@ use adverb_wire::{NakCode, Reth, Send, Write};
 use super::recv_queue::RecvEntry;
 use super::responder::{BROKEN, Current, DENIED, INVALID, MAX_LENGTH, Refusal, Writing};
 use super::{Context, QueuePair, Received};
-use crate::event::{EventSink, Queue, QueueEvent, TraceEvent};
+use crate::event::QueueEvent;
 use crate::memory::{Memory, Range};
 use crate::mutation::mutant;
 use crate::srq::{SharedQueue, Srq, Taken};
+use crate::trace::{EventSink, Queue, TraceEvent};
 use crate::types::{Access, CompletedOperation, Failure, Status, Success};
 
 /// Where in its message a packet says that it is.
@@ -135,7 +136,7 @@ impl QueuePair {
         solicited: bool,
     ) {
         if let Some(entry) = self.recv_queue.pop() {
-            self.complete(cx, self.config.recv_cq, Queue::Recv, entry.wr_id, Ok(success), solicited);
+            self.complete(cx, Queue::Recv, entry.number, entry.wr_id, Ok(success), solicited);
         }
     }
 
@@ -239,7 +240,7 @@ impl QueuePair {
     pub(super) fn fail_receive<S: EventSink>(&mut self, cx: &mut Context<'_, S>, status: Status) {
         if let Some(entry) = self.recv_queue.pop() {
             let failure = Failure { status, vendor_error: 0 };
-            self.complete(cx, self.config.recv_cq, Queue::Recv, entry.wr_id, Err(failure), false);
+            self.complete(cx, Queue::Recv, entry.number, entry.wr_id, Err(failure), false);
         }
     }
 }

@@ -11,22 +11,29 @@ use crate::types::RecvRequest;
 pub(crate) struct RecvQueue {
     entries: VecDeque<RecvEntry>,
     pub(crate) segments: Segments,
+    /// The number of requests posted so far, wrapping.
+    posted: u32,
 }
 
 /// A receive request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecvEntry {
     pub(crate) wr_id: u64,
+    /// The number of the request in the queue to which it was posted, for traces.
+    pub(crate) number: u32,
     pub(crate) segments: SegmentRange,
     /// Room for this many bytes.
     pub(crate) length: u64,
 }
 
 impl RecvQueue {
-    pub(crate) fn push(&mut self, request: &RecvRequest<'_>) {
+    pub(crate) fn push(&mut self, request: &RecvRequest<'_>) -> u32 {
         let length = request.length();
         let segments = self.segments.push(request.segments);
-        self.entries.push_back(RecvEntry { wr_id: request.wr_id, segments, length });
+        let number = self.posted;
+        self.posted = number.wrapping_add(1);
+        self.entries.push_back(RecvEntry { wr_id: request.wr_id, number, segments, length });
+        number
     }
 
     /// Moves the oldest request to another queue; says whether there was one.

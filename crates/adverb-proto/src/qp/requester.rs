@@ -8,8 +8,8 @@ use super::segments::Unreachable;
 use super::send_queue::{LocalFailure, SendEntry, SendQueue};
 use super::{Context, MAX_UNACKED, Outgoing, OutgoingPayload, QueuePair, ReadyToSend};
 use crate::Time;
-use crate::event::{EventSink, RetryCause, TimerKind, TraceEvent};
 use crate::mutation::mutant;
+use crate::trace::{EventSink, RetryCause, TimerKind, TraceEvent};
 use crate::types::{QpState, SendFlags, SendOperation, Status};
 
 /// What a requester knows. The send queue's first request is always the oldest that isn't acknowledged, so that
@@ -399,6 +399,7 @@ impl QueuePair {
             next_packet: packet + part,
             last,
             answered,
+            request: entry.number,
             solicited: last && entry.consumes_receive() && entry.has(SendFlags::SOLICITED),
             payload_len: match payload {
                 OutgoingPayload::Word(_) => 8,
@@ -414,7 +415,7 @@ impl QueuePair {
     fn sent<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        Sent { psn, behind, next_packet, last, answered, solicited, payload_len }: Sent,
+        Sent { psn, behind, next_packet, last, answered, request, solicited, payload_len }: Sent,
         rc: Rc,
         payload: OutgoingPayload,
     ) -> Outgoing {
@@ -445,8 +446,8 @@ impl QueuePair {
         let header = Header { ack_request, solicited, ..self.header(psn, Operation::Rc(rc)) };
         cx.event(|| TraceEvent::PacketOut {
             qpn: self.qpn,
-            psn,
-            opcode: header.opcode(),
+            request: Some(request),
+            header,
             payload_len,
             is_retransmission: again,
         });
@@ -558,6 +559,8 @@ struct Sent {
     last: bool,
     /// Whether it needs an answer.
     answered: bool,
+    /// The number of the request.
+    request: u32,
     solicited: bool,
     payload_len: u32,
 }

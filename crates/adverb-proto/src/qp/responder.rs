@@ -5,9 +5,10 @@ use adverb_wire::{CompareSwap, FetchAdd, Flush, NakCode, Psn, Rc, Reth, RnrTimer
 use super::receive::{Place, Tail};
 use super::response::{Pending, Response, Responses, Saved};
 use super::{Context, QueuePair, ReadyToReceive, Received};
-use crate::event::{DropReason, EventSink, QueueEvent, TraceEvent};
+use crate::event::QueueEvent;
 use crate::memory::{Memory, Range, Span};
 use crate::mutation::mutant;
+use crate::trace::{DropReason, EventSink, TraceEvent};
 use crate::types::{Access, QpState, Status};
 
 /// What a responder knows.
@@ -425,7 +426,12 @@ impl QueuePair {
         reason: DropReason,
     ) {
         cx.stats.packets_dropped += 1;
-        cx.event(|| TraceEvent::Dropped { qpn: self.qpn, psn: packet.header.psn, reason });
+        cx.event(|| TraceEvent::Dropped {
+            qpn: self.qpn,
+            psn: packet.header.psn,
+            opcode: packet.header.opcode(),
+            reason,
+        });
     }
 }
 

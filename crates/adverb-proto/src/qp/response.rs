@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use adverb_wire::{Aeth, Credits, NakCode, Operation, Psn, Rc, ReadResponse, Reth, RnrTimer, Syndrome};
 
 use super::{Context, Outgoing, OutgoingPayload, QueuePair};
-use crate::event::{EventSink, TraceEvent};
 use crate::memory::Range;
 use crate::mutation::mutant;
+use crate::trace::{EventSink, TraceEvent};
 use crate::types::{Access, QpState, Status};
 
 /// Answers that wait to be sent, and those that may be asked for again.
@@ -303,13 +303,12 @@ impl QueuePair {
         payload_len: u32,
     ) -> Outgoing {
         let header = self.header(psn, Operation::Rc(rc));
-        let again = false;
         cx.event(|| TraceEvent::PacketOut {
             qpn: self.qpn,
-            psn,
-            opcode: header.opcode(),
+            request: None,
+            header,
             payload_len,
-            is_retransmission: again,
+            is_retransmission: false,
         });
         Outgoing { header, payload: OutgoingPayload::Spans, payload_len }
     }

@@ -19,6 +19,8 @@ pub(crate) struct SendQueue {
     inline_gone: u32,
     /// Where datagrams go, in the order of their requests. Connections have none of these.
     destinations: VecDeque<Destination<Path>>,
+    /// The number of requests posted so far, wrapping.
+    posted: u32,
 }
 
 /// Rings that no send queue uses just now.
@@ -38,6 +40,8 @@ pub(crate) struct SendEntry {
     pub(crate) wr_id: u64,
     pub(crate) operation: SendOperation,
     pub(crate) segments: SegmentRange,
+    /// The number of the request in its queue, for traces.
+    pub(crate) number: u32,
     /// How many bytes go, or come back.
     pub(crate) length: u32,
     /// How many sequence numbers it takes; 0 as long as it isn't begun.
@@ -93,6 +97,7 @@ impl SendEntry {
             wr_id,
             operation,
             segments,
+            number: 0,
             length,
             packets: 0,
             first_psn,
@@ -181,8 +186,18 @@ impl SendQueue {
     }
 
     #[inline]
-    pub(crate) fn push(&mut self, entry: SendEntry) {
-        self.entries.push_back(entry);
+    pub(crate) fn push(&mut self, entry: SendEntry) -> u32 {
+        let number = self.posted;
+        self.posted = number.wrapping_add(1);
+        self.entries.push_back(SendEntry { number, ..entry });
+        number
+    }
+
+    /// Returns the number of the outstanding request whose sequence numbers contain `psn`.
+    pub(crate) fn number_at(&self, psn: Psn) -> Option<u32> {
+        let index = self.entries.partition_point(|entry| entry.is_begun() && psn.since(entry.last_psn()) > 0);
+        let entry = self.entries.get(index).filter(|entry| entry.is_begun())?;
+        (psn.since(entry.first_psn) >= 0).then_some(entry.number)
     }
 
     /// Takes in where a datagram goes.

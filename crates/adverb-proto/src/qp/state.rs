@@ -3,10 +3,11 @@
 use adverb_wire::{Psn, Qpn};
 
 use super::{Context, ModifyError, QueuePair, Transition};
-use crate::event::{EventSink, Queue, QueueEvent, TraceEvent};
+use crate::event::QueueEvent;
 use crate::mutation::mutant;
 use crate::path::Incoming;
-use crate::types::{Failure, QpState, Status, Transport};
+use crate::trace::{EventSink, Queue, TraceEvent};
+use crate::types::{Failure, PathMtu, QpState, Status, Transport};
 
 impl QueuePair {
     /// Goes into another state (vol. 1, 10.3.1; `rxe_qp.c`, `rxe_qp_from_attr`).
@@ -49,6 +50,7 @@ impl QueuePair {
                 self.mtu = u32::from(receiving.path_mtu.bytes());
                 self.responder.start(receiving);
                 self.change(cx, ReadyToReceive);
+                self.record_connection(cx);
             }
             (ReadyToReceive, Transition::ReadyToSend(sending)) => {
                 if sending.retry_count > 7 {
@@ -61,6 +63,7 @@ impl QueuePair {
                 let read_part = (self.config.read_window / (self.mtu + 512) / 2).max(1);
                 self.requester.start(sending, self.config.credits, read_part);
                 self.change(cx, ReadyToSend);
+                self.record_connection(cx);
             }
             (ReadyToReceive | ReadyToSend, Transition::ModifyAccess(access)) => self.access = *access,
             (ReadyToSend, Transition::Drain) => {
@@ -87,6 +90,23 @@ impl QueuePair {
     fn change<S: EventSink>(&mut self, cx: &mut Context<'_, S>, to: QpState) {
         cx.event(|| TraceEvent::StateChanged { qpn: self.qpn, from: self.state, to });
         self.state = to;
+    }
+
+    /// Passes the peer and the numbers of a connection to the event sink.
+    pub(crate) fn record_connection<S: EventSink>(&self, cx: &mut Context<'_, S>) {
+        let Some(path) = &self.path else { return };
+        let is_sending =
+            !matches!(self.state, QpState::Reset | QpState::Init | QpState::ReadyToReceive | QpState::Error);
+        cx.event(|| TraceEvent::Connected {
+            qpn: self.qpn,
+            transport: self.config.transport,
+            remote_qpn: self.remote_qpn,
+            local: path.source(),
+            remote: path.destination(),
+            path_mtu: PathMtu::at_most(self.mtu as usize).unwrap_or(PathMtu::Mtu256),
+            recv_psn: self.responder.expected_psn(),
+            send_psn: is_sending.then(|| self.requester.next_psn()),
+        });
     }
 
     /// Forgets everything but what it was made with. Requests that are posted are gone without a completion
@@ -159,7 +179,7 @@ impl QueuePair {
     pub(super) fn flush_receives<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         while let Some(entry) = self.recv_queue.pop() {
             let failure = Failure { status: Status::Flushed, vendor_error: 0 };
-            self.complete(cx, self.config.recv_cq, Queue::Recv, entry.wr_id, Err(failure), false);
+            self.complete(cx, Queue::Recv, entry.number, entry.wr_id, Err(failure), false);
         }
     }
 

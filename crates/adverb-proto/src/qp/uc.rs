@@ -5,9 +5,9 @@ use adverb_wire::{NakCode, Send, Uc, Write};
 
 use super::responder::{Current, Refusal};
 use super::{Context, QueuePair, Received};
-use crate::event::{DropReason, EventSink};
 use crate::memory::Memory;
 use crate::mutation::mutant;
+use crate::trace::{DropReason, EventSink};
 
 /// Packets that come so much behind their turn are late or come again. Further behind, the peer has gone on to numbers
 /// that are in use again, and the next message is a new one.

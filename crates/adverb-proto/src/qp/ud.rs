@@ -5,10 +5,10 @@ use core::net::IpAddr;
 use adverb_wire::{GRH_LEN, ICRC_LEN, IpHeader, UDP_HEADER_LEN, Ud};
 
 use super::{Context, QueuePair, Received};
-use crate::event::{DropReason, EventSink};
 use crate::memory::Memory;
 use crate::mutation::mutant;
 use crate::path::{IcrcCheck, RxMeta};
+use crate::trace::{DropReason, EventSink};
 use crate::types::{CompletedOperation, Gid, Status, Success};
 
 impl QueuePair {

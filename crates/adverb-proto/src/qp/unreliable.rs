@@ -6,7 +6,7 @@ use adverb_wire::{Header, Operation, Reth, Uc, Ud};
 use super::requester::{packets, send, write};
 use super::send_queue::{LocalFailure, SendEntry};
 use super::{Context, Outgoing, OutgoingPayload, QueuePair};
-use crate::event::{EventSink, TraceEvent};
+use crate::trace::{EventSink, TraceEvent};
 use crate::types::{QpState, RemoteAddress, SendFlags, SendOperation, Transport};
 
 /// A queue key with this bit asks for the sender's own: only privileged users set it (vol. 1, 10.2.5;
@@ -79,14 +79,20 @@ impl QueuePair {
         self.requester.unacked = self.requester.unsent;
         self.requester.packet += 1;
         self.requester.handed_out = last;
-        let again = false;
-        let opcode = header.opcode();
+        if let Some(destination) = self.send_queue.destination() {
+            let path = &destination.handle;
+            cx.event(|| TraceEvent::Datagram {
+                qpn: self.qpn,
+                source: path.source(),
+                destination: path.destination(),
+            });
+        }
         cx.event(|| TraceEvent::PacketOut {
             qpn: self.qpn,
-            psn,
-            opcode,
+            request: Some(entry.number),
+            header,
             payload_len: length,
-            is_retransmission: again,
+            is_retransmission: false,
         });
         Some(Outgoing { header, payload, payload_len: length })
     }

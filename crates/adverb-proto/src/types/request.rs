@@ -101,6 +101,26 @@ pub enum SendOperation {
     BindWindow(WindowBind),
 }
 
+impl SendOperation {
+    /// Returns the operation's name, such as `"RDMA WRITE"`.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            SendOperation::Send => "SEND",
+            SendOperation::SendWithImm(_) => "SEND with immediate",
+            SendOperation::SendInvalidate(_) => "SEND with invalidate",
+            SendOperation::Write(_) => "RDMA WRITE",
+            SendOperation::WriteWithImm(..) => "RDMA WRITE with immediate",
+            SendOperation::Read(_) => "RDMA READ",
+            SendOperation::CompareSwap { .. } => "COMPARE SWAP",
+            SendOperation::FetchAdd { .. } => "FETCH ADD",
+            SendOperation::AtomicWrite { .. } => "ATOMIC WRITE",
+            SendOperation::Flush(_) => "FLUSH",
+            SendOperation::LocalInvalidate(_) => "LOCAL INVALIDATE",
+            SendOperation::BindWindow(_) => "BIND MW",
+        }
+    }
+}
+
 /// A range of a peer's memory to flush, and the kind of flush.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FlushRange {
@@ -163,6 +183,8 @@ pub struct Destination<Handle> {
 pub struct SendRequest<'a, Handle> {
     /// The id that the completion carries.
     pub wr_id: u64,
+    /// The application's tag. Only traces use it.
+    pub tag: u64,
     /// The operation.
     pub operation: SendOperation,
     /// The flags.
@@ -178,6 +200,8 @@ pub struct SendRequest<'a, Handle> {
 pub struct RecvRequest<'a> {
     /// The id that the completion carries.
     pub wr_id: u64,
+    /// The application's tag. Only traces use it.
+    pub tag: u64,
     /// The local memory that receives the message.
     pub segments: &'a [Segment],
 }

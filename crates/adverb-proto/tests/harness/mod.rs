@@ -258,7 +258,8 @@ impl End {
         flags: SendFlags,
         segments: &[Segment],
     ) -> Result<(), PostError> {
-        let request = SendRequest { wr_id, operation, flags, segments, destination: self.destination() };
+        let request =
+            SendRequest { wr_id, tag: 0, operation, flags, segments, destination: self.destination() };
         self.device.post_send(self.now, self.qpn, &request)
     }
 
@@ -282,14 +283,14 @@ impl End {
 
     pub(crate) fn post_recv(&mut self, wr_id: u64, offset: u64, length: u32) {
         let segments = [self.segment(offset, length)];
-        let request = RecvRequest { wr_id, segments: &segments };
+        let request = RecvRequest { wr_id, tag: 0, segments: &segments };
         self.device.post_recv(self.now, self.qpn, &request).unwrap();
     }
 
     /// Posts a receive request to the shared queue.
     pub(crate) fn post_shared(&mut self, wr_id: u64, offset: u64, length: u32) {
         let segments = [self.segment(offset, length)];
-        let request = RecvRequest { wr_id, segments: &segments };
+        let request = RecvRequest { wr_id, tag: 0, segments: &segments };
         self.device.post_srq_recv(self.now, self.srq.unwrap(), &request).unwrap();
     }
 

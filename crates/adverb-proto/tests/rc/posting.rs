@@ -12,7 +12,7 @@ const WRITE: SendOperation = SendOperation::Write(RemoteAddress { addr: 0x5000, 
 const READ: SendOperation = SendOperation::Read(RemoteAddress { addr: 0x5000, rkey: 0x1234 });
 
 fn inline_request(operation: SendOperation) -> SendRequest<'static, ()> {
-    SendRequest { wr_id: 1, operation, flags: SendFlags::INLINE, segments: &[], destination: None }
+    SendRequest { wr_id: 1, tag: 0, operation, flags: SendFlags::INLINE, segments: &[], destination: None }
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn full_receive_queue_refuses() {
     let mut end = solo_with(&Options { max_wr: 2, ..Options::default() });
     end.post_recv(1, 0, 8);
     end.post_recv(2, 0, 8);
-    let posted = end.device.post_recv(end.now, end.qpn, &RecvRequest { wr_id: 3, segments: &[] });
+    let posted = end.device.post_recv(end.now, end.qpn, &RecvRequest { wr_id: 3, tag: 0, segments: &[] });
     assert_eq!(posted, Err(PostError::QueueFull));
 }
 
@@ -42,7 +42,8 @@ fn too_many_segments_are_refused() {
     let mut end = solo();
     let segments = [end.segment(0, 1); 17];
     assert_eq!(end.try_post(1, WRITE, SendFlags::empty(), &segments), Err(PostError::TooManySegments));
-    let posted = end.device.post_recv(end.now, end.qpn, &RecvRequest { wr_id: 3, segments: &segments });
+    let posted =
+        end.device.post_recv(end.now, end.qpn, &RecvRequest { wr_id: 3, tag: 0, segments: &segments });
     assert_eq!(posted, Err(PostError::TooManySegments));
     assert_eq!(end.try_post(1, WRITE, SendFlags::empty(), &segments[..16]), Ok(()));
 }

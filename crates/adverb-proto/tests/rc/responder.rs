@@ -665,7 +665,7 @@ fn message_longer_than_its_receive_is_an_invalid_request_and_a_length_error() {
 /// Posts a receive into memory of this key.
 fn post_recv_by(end: &mut End, lkey: u32) {
     let segments = [Segment { addr: ADDR, length: 64, lkey }];
-    end.device.post_recv(end.now, end.qpn, &RecvRequest { wr_id: 1, segments: &segments }).unwrap();
+    end.device.post_recv(end.now, end.qpn, &RecvRequest { wr_id: 1, tag: 0, segments: &segments }).unwrap();
 }
 
 #[test]

@@ -112,7 +112,8 @@ fn receives_are_posted_in_all_states_but_reset() {
     for state in [Reset, Init, ReadyToReceive, ReadyToSend, SendQueueDrained, Error] {
         let mut end = end_in(state);
         let segments = [end.segment(0, 8)];
-        let posted = end.device.post_recv(end.now, end.qpn, &RecvRequest { wr_id: 5, segments: &segments });
+        let posted =
+            end.device.post_recv(end.now, end.qpn, &RecvRequest { wr_id: 5, tag: 0, segments: &segments });
         assert_eq!(posted.is_ok(), state != Reset, "{state:?}");
         let flushed = if state == Error { vec![(5, Status::Flushed)] } else { vec![] };
         assert_eq!(end.statuses(), flushed);

@@ -207,6 +207,7 @@ fn inline_bytes_are_taken_when_they_are_posted() {
         let mut bytes = pattern(200, round as u8);
         let request = SendRequest::<()> {
             wr_id: round,
+            tag: 0,
             operation: SendOperation::Write(pair.b.place(0)),
             flags: SendFlags::SIGNALED | SendFlags::INLINE,
             segments: &[],

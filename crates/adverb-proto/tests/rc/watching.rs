@@ -1,6 +1,6 @@
 //! Events and statistics.
 
-use adverb_proto::types::{QpState, SendOperation, Status};
+use adverb_proto::types::{CompletedOperation, QpState, SendFlags, SendOperation};
 use adverb_proto::{Queue, RetryCause, TimerKind, TraceEvent};
 use adverb_wire::{Header, NakCode, Opcode, Psn, Rc, Send, Syndrome};
 
@@ -14,24 +14,114 @@ fn life_of_a_request_is_told_from_post_to_completion() {
     pair.run();
     let events: Vec<TraceEvent> = pair.a.device.sink().iter().map(|(_, event)| *event).collect();
     let qpn = pair.a.qpn;
-    let psn = adverb_wire::Psn::wrapping(crate::harness::PSN);
-    assert_eq!(
-        events,
-        [
-            TraceEvent::Posted { qpn, wr_id: 5, queue: Queue::Send },
-            TraceEvent::Doorbell { qpn },
-            TraceEvent::PacketOut {
-                qpn,
-                psn,
-                opcode: Opcode::RcWriteOnly,
-                payload_len: 8,
-                is_retransmission: false
-            },
-            TraceEvent::PacketIn { qpn, psn, opcode: Opcode::RcAcknowledge, payload_len: 0 },
-            TraceEvent::Completed { qpn, wr_id: 5, queue: Queue::Send, status: Status::Success },
-            TraceEvent::Acknowledged { qpn, psn: psn + 1 },
-        ]
-    );
+    let psn = Psn::wrapping(crate::harness::PSN);
+    let [
+        TraceEvent::PostedSend {
+            qpn: posted_on,
+            request: 0,
+            wr_id: 5,
+            tag: 0,
+            operation,
+            flags,
+            length: 8,
+            segment_count: 1,
+            first_segment,
+        },
+        TraceEvent::Doorbell { qpn: rung },
+        TraceEvent::PacketOut {
+            qpn: out_of,
+            request: Some(0),
+            header: out,
+            payload_len: 8,
+            is_retransmission: false,
+        },
+        TraceEvent::PacketIn { qpn: into, request: Some(0), header: ack, payload_len: 0 },
+        TraceEvent::Completed {
+            qpn: done_on,
+            queue: Queue::Send,
+            request: 0,
+            wr_id: 5,
+            outcome: Ok(success),
+            ..
+        },
+        TraceEvent::Acknowledged { qpn: acked_on, psn: acked },
+    ] = events[..]
+    else {
+        panic!("{events:#?}");
+    };
+    assert!([posted_on, rung, out_of, into, done_on, acked_on].iter().all(|of| *of == qpn));
+    assert_eq!(operation, SendOperation::Write(pair.b.place(0)));
+    assert!(flags.contains(SendFlags::SIGNALED));
+    assert_eq!(first_segment.map(|segment| segment.length), Some(8));
+    assert_eq!((out.opcode(), out.psn), (Opcode::RcWriteOnly, psn));
+    assert_eq!((ack.opcode(), ack.psn), (Opcode::RcAcknowledge, psn));
+    assert_eq!((success.operation, success.length), (CompletedOperation::Write, 8));
+    assert_eq!(acked, psn + 1);
+}
+
+#[test]
+fn responses_name_the_request_they_belong_to() {
+    let mut pair = Pair::new();
+    pair.a.device.sink_mut().clear();
+    pair.a.post(1, SendOperation::Write(pair.b.place(0)), 0, 3000);
+    pair.a.post(2, SendOperation::Read(pair.b.place(0)), 0, 3000);
+    pair.a.post(3, SendOperation::FetchAdd { remote: pair.b.place(0), add: 1 }, 0, 8);
+    pair.run();
+    let mut requests = std::collections::BTreeMap::<(Opcode, u32), usize>::new();
+    for (_, event) in pair.a.device.sink() {
+        if let TraceEvent::PacketOut { request: Some(request), header, .. }
+        | TraceEvent::PacketIn { request: Some(request), header, .. } = event
+        {
+            *requests.entry((header.opcode(), *request)).or_default() += 1;
+        }
+        if let TraceEvent::PacketIn { request, header, .. } = event {
+            assert!(request.is_some(), "{header}");
+        }
+    }
+    for (opcode, request) in [
+        (Opcode::RcWriteFirst, 0),
+        (Opcode::RcWriteLast, 0),
+        (Opcode::RcReadRequest, 1),
+        (Opcode::RcReadResponseFirst, 1),
+        (Opcode::RcReadResponseLast, 1),
+        (Opcode::RcFetchAdd, 2),
+        (Opcode::RcAtomicAcknowledge, 2),
+    ] {
+        assert_eq!(requests.get(&(opcode, request)), Some(&1), "{opcode} {requests:?}");
+    }
+}
+
+#[test]
+fn unsignaled_request_ends_without_a_completion() {
+    let mut pair = Pair::new();
+    pair.a.device.sink_mut().clear();
+    let segment = pair.a.segment(0, 8);
+    let operation = SendOperation::Write(pair.b.place(0));
+    pair.a.try_post(1, operation, SendFlags::empty(), &[segment]).unwrap();
+    pair.run();
+    let events: Vec<TraceEvent> = pair.a.device.sink().iter().map(|(_, event)| *event).collect();
+    assert!(events.contains(&TraceEvent::CompletedUnsignaled { qpn: pair.a.qpn, request: 0 }), "{events:?}");
+    assert!(!events.iter().any(|event| matches!(event, TraceEvent::Completed { .. })));
+}
+
+#[test]
+fn connections_are_described_when_they_are_made_and_on_demand() {
+    let mut pair = Pair::new();
+    let (qpn, remote) = (pair.a.qpn, pair.b.qpn);
+    let connected = |pair: &Pair| -> Vec<TraceEvent> {
+        let events = pair.a.device.sink().iter().map(|(_, event)| *event);
+        events.filter(|event| matches!(event, TraceEvent::Connected { .. })).collect()
+    };
+    let made = connected(&pair);
+    let [TraceEvent::Connected { send_psn: None, .. }, last] = made[..] else { panic!("{made:?}") };
+    let TraceEvent::Connected { qpn: of, remote_qpn, send_psn: Some(psn), .. } = last else {
+        panic!("{last:?}")
+    };
+    assert_eq!((of, remote_qpn, psn), (qpn, remote, Psn::wrapping(crate::harness::PSN)));
+    pair.a.device.sink_mut().clear();
+    let now = pair.a.now;
+    pair.a.device.record_connections(now);
+    assert_eq!(connected(&pair), [last]);
 }
 
 #[test]
@@ -64,8 +154,8 @@ fn events_print_as_lines() {
     end.post(0x10, SendOperation::Send, 0, 8);
     end.transmits();
     let lines: Vec<String> = end.device.sink().iter().map(|(_, event)| event.to_string()).collect();
-    assert!(lines.iter().any(|line| line.ends_with("out RC SEND only psn 1000, 8 bytes")), "{lines:?}");
-    assert!(lines.iter().any(|line| line.ends_with("post Send wr 0x10")));
+    assert!(lines.iter().any(|line| line.contains("out RC SEND only, qp ")), "{lines:?}");
+    assert!(lines.iter().any(|line| line.ends_with("post send #0 SEND, 8 bytes, tag 0x0")));
 }
 
 #[test]
@@ -98,7 +188,7 @@ fn congestion_notifications_are_told_as_packets_too() {
     let mut end = solo();
     let cnp = end.forge(&Header::cnp(end.qpn), &[]);
     end.deliver(&cnp);
-    let come = |event: &TraceEvent| matches!(event, TraceEvent::PacketIn { opcode: Opcode::Cnp, .. });
+    let come = |event: &TraceEvent| matches!(event, TraceEvent::PacketIn { header, .. } if header.opcode() == Opcode::Cnp);
     assert!(end.device.sink().iter().any(|(_, event)| come(event)));
 }
 

@@ -35,6 +35,7 @@ fn post_to(end: &mut End, wr_id: u64, destination: Destination<Path>) -> Result<
     let segments = [end.segment(0, 8)];
     let request = SendRequest {
         wr_id,
+        tag: 0,
         operation: SendOperation::Send,
         flags: SendFlags::SIGNALED,
         segments: &segments,
@@ -73,6 +74,7 @@ fn datagram_needs_a_destination() {
     let mut end = solo();
     let request = SendRequest::<Path> {
         wr_id: 1,
+        tag: 0,
         operation: SendOperation::Send,
         flags: SendFlags::empty(),
         segments: &[],
@@ -82,6 +84,7 @@ fn datagram_needs_a_destination() {
     let nowhere = Destination { handle: (), qpn: end.qpn, qkey: 1 };
     let request = SendRequest {
         wr_id: 1,
+        tag: 0,
         operation: SendOperation::Send,
         flags: SendFlags::empty(),
         segments: &[],
@@ -191,6 +194,7 @@ fn inline_datagrams_keep_their_bytes_and_destinations() {
             Destination { handle: end.path(), qpn: Qpn::truncate(u32::from(id) + 50), qkey: QKEY };
         let request = SendRequest {
             wr_id: u64::from(id),
+            tag: 0,
             operation: SendOperation::Send,
             flags: SendFlags::INLINE,
             segments: &[],

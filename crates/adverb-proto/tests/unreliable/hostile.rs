@@ -61,7 +61,7 @@ fn attack(end: &mut End, seed: u64, packets: u64, keys: &[u32]) {
         let left = end.device.query_qp(end.qpn).map_or(0, |status| status.recv_queue_len);
         if left < 4 && end.srq.is_none() {
             let segments = [end.segment(0, random.pick(&[40, 64, 2048]))];
-            let request = RecvRequest { wr_id: 1, segments: &segments };
+            let request = RecvRequest { wr_id: 1, tag: 0, segments: &segments };
             let _ = end.device.post_recv(end.now, end.qpn, &request);
         }
         if end.srq.is_some() && end.shared_left() < 4 {

@@ -28,7 +28,7 @@ fn member(end: &mut End, qkey: u32, wr_id: u64, offset: u64) -> Qpn {
         end.device.modify_qp(end.now, qpn, &transition).unwrap();
     }
     let segments = [end.segment(offset, 256)];
-    let request = adverb_proto::types::RecvRequest { wr_id, segments: &segments };
+    let request = adverb_proto::types::RecvRequest { wr_id, tag: 0, segments: &segments };
     end.device.post_recv(end.now, qpn, &request).unwrap();
     qpn
 }
@@ -118,7 +118,7 @@ fn datagram_to_a_group_for_one_queue_pair_is_dropped() {
         end.device.modify_qp(end.now, Qpn::GSI, &transition).unwrap();
     }
     let segments = [end.segment(512, 256)];
-    let request = adverb_proto::types::RecvRequest { wr_id: 2, segments: &segments };
+    let request = adverb_proto::types::RecvRequest { wr_id: 2, tag: 0, segments: &segments };
     end.device.post_recv(end.now, Qpn::GSI, &request).unwrap();
     end.device.attach_multicast(qpn, group()).unwrap();
     for single in [Qpn::GSI, qpn, Qpn::truncate(0x123456)] {
@@ -221,6 +221,7 @@ fn datagram_to_a_group_is_sent_to_its_address_and_the_group_number() {
     let segments = [adverb_proto::types::Segment { addr: ADDR, length: 4, lkey: end.key }];
     let request = SendRequest {
         wr_id: 1,
+        tag: 0,
         operation: SendOperation::Send,
         flags: SendFlags::empty(),
         segments: &segments,

@@ -170,6 +170,7 @@ fn destination_is_refused() {
     let destination = adverb_proto::types::Destination { handle: end.path(), qpn: end.qpn, qkey: 1 };
     let request = SendRequest {
         wr_id: 1,
+        tag: 0,
         operation: SendOperation::Send,
         flags: SendFlags::empty(),
         segments: &[],
@@ -273,6 +274,7 @@ fn inline_bytes_are_sent_as_they_were_when_posted() {
     pair.b.post_recv(9, 0, 64);
     let request = SendRequest::<()> {
         wr_id: 1,
+        tag: 0,
         operation: SendOperation::Send,
         flags: SendFlags::SIGNALED | SendFlags::INLINE,
         segments: &[],
@@ -347,7 +349,7 @@ fn posting_needs_ready_to_send() {
     let posted = end.try_post(1, SendOperation::Send, SendFlags::empty(), &segments);
     assert_eq!(posted, Err(PostError::WrongState(QpState::Reset)));
     end.go_to_init(&options());
-    let request = RecvRequest { wr_id: 1, segments: &segments };
+    let request = RecvRequest { wr_id: 1, tag: 0, segments: &segments };
     assert_eq!(end.device.post_recv(end.now, end.qpn, &request), Ok(()));
 }
 

@@ -347,7 +347,7 @@ fn receive_into_wrong_memory_fails_the_queue_pair() {
     let mut end = solo();
     let mut segment = end.segment(0, 64);
     segment.lkey ^= 1;
-    let request = adverb_proto::types::RecvRequest { wr_id: 1, segments: &[segment] };
+    let request = adverb_proto::types::RecvRequest { wr_id: 1, tag: 0, segments: &[segment] };
     end.device.post_recv(end.now, end.qpn, &request).unwrap();
     end.post_recv(2, 0, 64);
     end.hear_uc(0, ONLY, b"abcd");

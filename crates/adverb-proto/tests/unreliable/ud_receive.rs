@@ -203,10 +203,10 @@ fn datagram_without_a_receive_is_dropped_and_counted() {
 fn receive_without_room_for_the_route_header_is_refused() {
     let mut end = solo();
     let segments = [end.segment(0, 39)];
-    let request = RecvRequest { wr_id: 1, segments: &segments };
+    let request = RecvRequest { wr_id: 1, tag: 0, segments: &segments };
     assert_eq!(end.device.post_recv(end.now, end.qpn, &request), Err(PostError::InvalidLength));
     let segments = [end.segment(0, 20), end.segment(64, 20)];
-    let request = RecvRequest { wr_id: 1, segments: &segments };
+    let request = RecvRequest { wr_id: 1, tag: 0, segments: &segments };
     assert_eq!(end.device.post_recv(end.now, end.qpn, &request), Ok(()));
 }
 
@@ -214,7 +214,7 @@ fn receive_without_room_for_the_route_header_is_refused() {
 fn route_header_and_payload_are_scattered_over_segments() {
     let mut end = solo();
     let segments = [end.segment(0, 30), end.segment(100, 12), end.segment(200, 64)];
-    let request = RecvRequest { wr_id: 1, segments: &segments };
+    let request = RecvRequest { wr_id: 1, tag: 0, segments: &segments };
     end.device.post_recv(end.now, end.qpn, &request).unwrap();
     end.hear_datagram(datagram(), b"abcdef");
     assert_eq!(end.bytes(110, 2), b"ab");
@@ -304,7 +304,7 @@ fn receive_into_wrong_memory_fails_the_queue_pair() {
     let key = end.register_with(other, crate::harness::ALL, adverb_proto::memory::RemoteInvalidate::Denied);
     let mut segment = end.segment(0, 64);
     segment.lkey = key;
-    let request = RecvRequest { wr_id: 1, segments: &[segment] };
+    let request = RecvRequest { wr_id: 1, tag: 0, segments: &[segment] };
     end.device.post_recv(end.now, end.qpn, &request).unwrap();
     end.hear_datagram(datagram(), b"abcd");
     assert_eq!(end.statuses(), [(1, Status::LocalProtection)]);

@@ -277,7 +277,7 @@ impl Attack<'_> {
         let path = Path::new(LOCAL, PEER, PORT).expect("two IPv4 addresses");
         let destination = Destination { handle: path, qpn: target.peer, qkey: QKEY };
         let destination = Some(destination).filter(|_| target.transport == Transport::Ud);
-        let request = SendRequest { wr_id, operation, flags, segments: &segments, destination };
+        let request = SendRequest { wr_id, tag: 0, operation, flags, segments: &segments, destination };
         let posted = if inline {
             let length = self.decisions.below(300) as usize;
             self.device.post_send_inline(self.now, target.qpn, &request, &[0x33; 300][..length])
@@ -304,7 +304,11 @@ impl Attack<'_> {
         }
         let target = &mut self.targets[index];
         let wr_id = target.id << 32 | (target.posted[1] + 1) << 1 | 1;
-        if self.device.post_recv(self.now, target.qpn, &RecvRequest { wr_id, segments: &segments }).is_ok() {
+        if self
+            .device
+            .post_recv(self.now, target.qpn, &RecvRequest { wr_id, tag: 0, segments: &segments })
+            .is_ok()
+        {
             target.posted[1] += 1;
         }
     }

@@ -448,7 +448,7 @@ impl MessageWorld {
         let mut flags = SendFlags::SIGNALED;
         flags.set(SendFlags::SOLICITED, length & 1 == 1);
         let request =
-            SendRequest { wr_id: number as u64, operation, flags, segments: &segments, destination };
+            SendRequest { wr_id: number as u64, tag: 0, operation, flags, segments: &segments, destination };
         match self.nodes[node].device.post_send(self.now, qpn, &request) {
             Ok(()) => {}
             // Tried again when something completes.
@@ -507,7 +507,7 @@ impl MessageWorld {
         }
         let (node, qpn, number) = (endpoint.node, endpoint.qpn, self.slots.len());
         let segments = self.slot(node, Some(index));
-        let request = RecvRequest { wr_id: RECEIVE | number as u64, segments: &segments };
+        let request = RecvRequest { wr_id: RECEIVE | number as u64, tag: 0, segments: &segments };
         if let Err(error) = self.nodes[node].device.post_recv(self.now, qpn, &request) {
             return self.violate(format!("endpoint {index} cannot post a receive: {error}"));
         }
@@ -520,7 +520,7 @@ impl MessageWorld {
         let number = self.slots.len();
         let segments = self.slot(node, None);
         let srq = self.nodes[node].srq;
-        let request = RecvRequest { wr_id: RECEIVE | number as u64, segments: &segments };
+        let request = RecvRequest { wr_id: RECEIVE | number as u64, tag: 0, segments: &segments };
         if let Err(error) = self.nodes[node].device.post_srq_recv(self.now, srq, &request) {
             return self.violate(format!("dev {node} cannot post a shared receive: {error}"));
         }

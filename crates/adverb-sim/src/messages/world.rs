@@ -7,7 +7,7 @@ use std::time::Duration;
 use adverb_proto::memory::{HeapMemory, Pd, Registration, RemoteInvalidate, StorageId};
 use adverb_proto::types::{Access, Qpn, SendOperation, Status, Transport};
 use adverb_proto::{Cq, Device, DropReason, EventSink, IcrcCheck, RxMeta, Srq, Time, TraceEvent};
-use adverb_wire::{Opcode, Packet, ROCE_PORT};
+use adverb_wire::{Header, Operation, Packet, ROCE_PORT};
 
 use super::plan::MessagePlan;
 use crate::Random;
@@ -180,7 +180,7 @@ pub(super) struct Watch {
 impl EventSink for Watch {
     fn event(&mut self, now: Time, event: TraceEvent) {
         match event {
-            TraceEvent::PacketIn { opcode: Opcode::UdSendOnly | Opcode::UdSendOnlyWithImm, .. } => {
+            TraceEvent::PacketIn { header: Header { operation: Operation::Ud(_), .. }, .. } => {
                 self.datagrams_in += 1;
             }
             TraceEvent::Dropped { reason: DropReason::WrongQkey, .. } => self.wrong_keys += 1,

@@ -8,8 +8,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use adverb_proto::trace::Recorder;
 use adverb_proto::types::Gid;
-use adverb_proto::{Cq, Device, IcrcCheck, Path, QueueEvent, Route, RxMeta, Statistics, Time, Transition};
+use adverb_proto::{
+    Cq, EventSink, IcrcCheck, Path, QueueEvent, Route, RxMeta, Statistics, Time, TraceEvent, Transition,
+};
 use adverb_wire::cm::PathMtu;
 use adverb_wire::{Packet, Qpn};
 
@@ -19,6 +22,9 @@ use crate::channel::Channel;
 use crate::error::Error;
 use crate::link::{Link, TxPacket};
 use crate::memory::RegisteredMemory;
+
+/// The protocol engine, with a recorder of its events.
+pub(super) type Device = adverb_proto::Device<Recorder>;
 
 /// An adapter without its lock and its thread.
 pub(super) struct Engine {
@@ -48,8 +54,10 @@ pub(super) struct Engine {
     /// The payload of a packet on its way from memory to memory.
     payload: Vec<u8>,
     unsent: Unsent,
-    /// Time is counted from here.
-    start: Instant,
+    /// The channel that is notified when the recorder stops by itself.
+    pub(super) recorder_channel: Option<Arc<Channel>>,
+    /// The origin of the engine's clock.
+    pub(super) start: Instant,
     /// When the thread will look at the clock again of its own accord.
     pub(super) asleep_until: Time,
     /// When an application last polled.
@@ -92,7 +100,7 @@ impl Engine {
         event_channel: Arc<Channel>,
         mtu: PathMtu,
     ) -> Result<Engine, Error> {
-        let (mut device, mut memory) = (Device::new(()), RegisteredMemory::default());
+        let (mut device, mut memory) = (Device::new(Recorder::default()), RegisteredMemory::default());
         device.set_port_mtu(mtu);
         let buffer = link.as_ref().and_then(|link| link.receive_buffer_bytes());
         let window = buffer.map_or(u32::MAX, |buffer| window(buffer, mtu));
@@ -116,6 +124,7 @@ impl Engine {
             event_channel,
             payload: Vec::new(),
             unsent: Unsent::default(),
+            recorder_channel: None,
             start: Instant::now(),
             asleep_until: Time::ZERO,
             polled: None,
@@ -310,6 +319,9 @@ impl Engine {
                 },
             };
             device.handle_packet(now, &arrival, &packet, memory);
+            if device.sink().wants_payload() {
+                device.sink_mut().record_payload(packet.payload());
+            }
         })
     }
 
@@ -330,6 +342,8 @@ impl Engine {
             let is_ours = is_short && self.addresses.contains(&destination);
             // What goes to a group may go to members here and elsewhere.
             let is_group = destination.ip().is_multicast();
+            let header = transmit.header;
+            let mut sent_payload = None;
             if !is_ours && self.link.is_some() {
                 let start = self.unsent.bytes.len();
                 // Memory that can't be read is a packet that is lost.
@@ -345,23 +359,26 @@ impl Engine {
                         flow_label: route.flow_label,
                         bytes: start..self.unsent.bytes.len(),
                     });
+                    let first = start + header.len();
+                    sent_payload = Some(first..first + transmit.payload.len());
                 }
             }
-            if is_ours || is_group {
-                self.payload.clear();
-                if transmit.payload.gather(&self.memory, &mut self.payload).is_ok() {
-                    let header = transmit.header;
-                    let arrival =
-                        RxMeta { source, destination, icrc: IcrcCheck::Trusted, is_ecn_marked: false, route };
-                    if is_ours || self.device.has_multicast_members(destination.ip().into()) {
-                        self.device.handle_split_packet(
-                            now,
-                            &arrival,
-                            &header,
-                            &self.payload,
-                            &mut self.memory,
-                        );
-                    }
+            self.payload.clear();
+            let is_gathered =
+                (is_ours || is_group) && transmit.payload.gather(&self.memory, &mut self.payload).is_ok();
+            if let Some(payload) = sent_payload
+                && self.device.sink().wants_payload()
+            {
+                self.device.sink_mut().record_payload(&self.unsent.bytes[payload]);
+            }
+            if is_gathered {
+                self.record_payload();
+                let arrival =
+                    RxMeta { source, destination, icrc: IcrcCheck::Trusted, is_ecn_marked: false, route };
+                if is_ours || self.device.has_multicast_members(destination.ip().into()) {
+                    let Engine { device, payload, memory, .. } = self;
+                    device.handle_split_packet(now, &arrival, &header, payload, memory);
+                    self.record_payload();
                 }
             }
             // Else, without a link, nobody is there: the packet is lost, as it would be in any network.
@@ -371,6 +388,22 @@ impl Engine {
         }
         self.send_unsent()?;
         Ok(count)
+    }
+
+    /// Passes the payload of a packet between queue pairs of this NIC to the recorder, if the recorder keeps it.
+    fn record_payload(&mut self) {
+        if self.device.sink().wants_payload() {
+            self.device.sink_mut().record_payload(&self.payload);
+        }
+    }
+
+    /// Records an event that the protocol engine can't observe.
+    #[inline]
+    pub(super) fn record(&mut self, event: impl FnOnce() -> TraceEvent) {
+        if self.device.sink().is_recording() {
+            let now = self.now();
+            self.device.record(now, event);
+        }
     }
 
     /// Gives the link what waits for it.
@@ -433,6 +466,7 @@ impl Engine {
             } else if let Some(channel) = self.channels.get(&cq) {
                 channel.announce();
                 self.armed = false;
+                self.record(|| TraceEvent::CqEventDelivered { cq });
             }
         }
         while let Some(event) = self.device.poll_queue_event() {
@@ -442,6 +476,17 @@ impl Engine {
             }
             self.events.push_back(NicEvent::Queue(event));
             self.event_channel.announce();
+            self.record(|| TraceEvent::QueueEventDelivered { event });
+        }
+        if self.recorder_channel.is_some() && self.device.sink().stop_cause().is_some() {
+            self.announce_stopped_recorder();
+        }
+    }
+
+    #[cold]
+    fn announce_stopped_recorder(&mut self) {
+        if let Some(channel) = self.recorder_channel.take() {
+            channel.announce();
         }
     }
 

@@ -8,11 +8,12 @@ use adverb_proto::types::{
     Access, ArmFor, CompletedOperation, Destination, Gid, PathMtu, RecvRequest, Segment, SendFlags,
     SendOperation, SendRequest, Success,
 };
-use adverb_proto::{Cq, Device, Init, Path, PostError, QpConfig, ReadyToSend, Time, Transition};
+use adverb_proto::{Cq, Init, Path, PostError, QpConfig, ReadyToSend, Time, Transition};
 use adverb_wire::cm::{GSI_QKEY, MAD_LEN};
 use adverb_wire::{GRH_LEN, IpHeader, Psn, Qpn};
 
 use super::cm::CmEventChannels;
+use super::engine::Device;
 use super::random;
 use crate::error::Error;
 use crate::memory::RegisteredMemory;
@@ -151,6 +152,7 @@ impl Gsi {
             };
             let request = SendRequest {
                 wr_id: 0,
+                tag: 0,
                 operation: SendOperation::Send,
                 flags: SendFlags::INLINE,
                 segments: &[],
@@ -200,7 +202,7 @@ impl Gsi {
     /// Posts a receive.
     fn receive(&mut self, device: &mut Device, now: Time, number: u64) -> Result<(), Error> {
         let segment = Segment { addr: number * u64::from(ROOM), length: ROOM, lkey: self.key };
-        Ok(device.post_recv(now, Qpn::GSI, &RecvRequest { wr_id: number, segments: &[segment] })?)
+        Ok(device.post_recv(now, Qpn::GSI, &RecvRequest { wr_id: number, tag: 0, segments: &[segment] })?)
     }
 }
 
@@ -224,7 +226,8 @@ mod tests {
 
     #[test]
     fn a_number_is_not_used_again_while_its_connection_lasts_or_rests() {
-        let (mut device, mut memory) = (Device::new(()), RegisteredMemory::default());
+        let (mut device, mut memory) =
+            (Device::new(adverb_proto::trace::Recorder::default()), RegisteredMemory::default());
         let mut gsi =
             Gsi::new(&mut device, &mut memory, vec![[10, 0, 0, 1].into()], PathMtu::Mtu1024).unwrap();
         let addrs = AddrPair { local: [10, 0, 0, 1].into(), remote: [10, 0, 0, 2].into() };
@@ -261,7 +264,8 @@ mod tests {
 
     #[test]
     fn messages_to_and_from_groups_are_ignored() {
-        let (mut device, mut memory) = (Device::new(()), RegisteredMemory::default());
+        let (mut device, mut memory) =
+            (Device::new(adverb_proto::trace::Recorder::default()), RegisteredMemory::default());
         let at_port = Gid::from("10.0.0.1:4792".parse::<SocketAddr>().unwrap()).ip();
         let addresses: Vec<IpAddr> = vec![[10, 0, 0, 1].into(), "fd77::1".parse().unwrap(), at_port];
         let mut gsi = Gsi::new(&mut device, &mut memory, addresses, PathMtu::Mtu1024).unwrap();
@@ -283,7 +287,8 @@ mod tests {
 
     #[test]
     fn messages_are_sent_from_the_adapters_own_addresses_only() {
-        let (mut device, mut memory) = (Device::new(()), RegisteredMemory::default());
+        let (mut device, mut memory) =
+            (Device::new(adverb_proto::trace::Recorder::default()), RegisteredMemory::default());
         let addresses = vec![[10, 0, 0, 1].into()];
         let mut gsi = Gsi::new(&mut device, &mut memory, addresses, PathMtu::Mtu1024).unwrap();
         for (qpn, local, is_sent) in

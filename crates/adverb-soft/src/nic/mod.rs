@@ -4,6 +4,7 @@ mod cm;
 mod engine;
 mod gsi;
 mod progress;
+mod recording;
 
 use std::fmt;
 use std::io;
@@ -18,8 +19,8 @@ use std::time::{Duration, Instant};
 use adverb_proto::memory::{Pd, RegisterError, Registration, RemoteInvalidate};
 use adverb_proto::types::{Access, ArmFor, Completion, Gid, PathMtu, RecvRequest, SendRequest};
 use adverb_proto::{
-    AddressVector, Cq, Path, QpConfig, QpStatus, QueueEvent, ResourceCounts, Srq, SrqConfig, SrqStatus,
-    Statistics, Transition,
+    AddressVector, Cq, EventSink, Path, QpConfig, QpStatus, QueueEvent, ResourceCounts, Srq, SrqConfig,
+    SrqStatus, Statistics, TraceEvent, Transition,
 };
 use adverb_wire::Qpn;
 use parking_lot::Mutex;
@@ -324,10 +325,16 @@ impl Nic {
         let mut engine = self.shared.engine.lock();
         let work = self.drive(&mut engine, |engine| engine.drive_for(cq));
         let mut count = 0;
+        let mut polled_at = None;
         while count < max
             && let Some(completion) = engine.device.poll_completion(cq)
         {
             count += 1;
+            if engine.device.sink().is_recording() {
+                let now = *polled_at.get_or_insert_with(|| engine.now());
+                let Completion { qpn, wr_id, .. } = completion;
+                engine.device.record(now, || TraceEvent::Polled { cq, qpn, wr_id });
+            }
             each(completion);
         }
         progress::wake(&self.shared, &mut engine, work);

@@ -103,12 +103,12 @@ impl<'a> End<'a> {
 
     fn send(&self, wr_id: u64, operation: SendOperation, segments: &[Segment]) -> Result<(), BatchPostError> {
         let flags = SendFlags::SIGNALED;
-        let request = SendRequest::<()> { wr_id, operation, flags, segments, destination: None };
+        let request = SendRequest::<()> { wr_id, tag: 0, operation, flags, segments, destination: None };
         self.nic.post_sends(self.qpn, [(request, None)])
     }
 
     fn receive(&self, wr_id: u64, segments: &[Segment]) -> Result<(), BatchPostError> {
-        self.nic.post_recvs(self.qpn, [RecvRequest { wr_id, segments }])
+        self.nic.post_recvs(self.qpn, [RecvRequest { wr_id, tag: 0, segments }])
     }
 
     fn poll(&self) -> Option<Completion> {
@@ -196,6 +196,7 @@ fn datagrams_bring_their_route_header_and_inline_bytes() {
         let handle = nic.path(*address, *address, 0xc001).unwrap();
         let request = SendRequest {
             wr_id: 2,
+            tag: 0,
             operation: SendOperation::Send,
             flags: SendFlags::SIGNALED | SendFlags::INLINE,
             segments: &[],
@@ -238,6 +239,7 @@ fn an_armed_queue_announces_one_completion() {
     assert!(!other.channel.take().unwrap(), "nobody solicited that");
     let solicited = SendRequest::<()> {
         wr_id: 2,
+        tag: 0,
         operation: SendOperation::Send,
         flags: SendFlags::SOLICITED | SendFlags::SIGNALED,
         segments: &[],
@@ -319,7 +321,7 @@ fn a_request_that_cant_be_posted_leaves_those_before_it() {
     let (one, other) = pair(&nic);
     let area = Area::new(&nic, other.pd, 64);
     let segments = [area.segment(0, 1); 17];
-    let request = |wr_id, count: usize| RecvRequest { wr_id, segments: &segments[..count] };
+    let request = |wr_id, count: usize| RecvRequest { wr_id, tag: 0, segments: &segments[..count] };
     let stopped = nic.post_recvs(other.qpn, [request(1, 1), request(2, 17), request(3, 1)]).unwrap_err();
     assert_eq!(stopped.posted_count, 1);
     assert_eq!(stopped.error, Error::Post(adverb_proto::PostError::TooManySegments));

@@ -43,11 +43,24 @@ pub(crate) struct Chain<'a, W> {
     pub(super) bad: &'a mut *mut W,
 }
 
-/// A request, and beside it the segment that most have.
+/// A request, and beside it the segment that most have, and the application's tag.
 #[repr(C)]
 struct Slot<W> {
     request: W,
     segment: Segment,
+    tag: u64,
+}
+
+/// Returns the application's tag of a request.
+///
+/// # Safety
+///
+/// The request is part of a [`Chain`], and `request` was not derived from a reference to the request alone.
+#[cfg(feature = "soft")]
+#[inline(always)]
+pub(super) unsafe fn tag_of<W>(request: *const W) -> u64 {
+    // SAFETY: the requests of a chain are the first fields of slots, whose layout is C's.
+    unsafe { (*request.cast::<Slot<W>>()).tag }
 }
 
 // SAFETY: the pointers in a list lead to the list itself, and are followed only while it is posted.
@@ -77,11 +90,11 @@ impl<W: WorkRequest> RequestList<W> {
 
     /// A request with these segments, in which nothing else that was there before is unset.
     #[inline(always)]
-    fn set(&mut self, index: usize, wr_id: u64, segments: &[Segment]) -> &mut W {
+    fn set(&mut self, index: usize, wr_id: u64, tag: u64, segments: &[Segment]) -> &mut W {
         if segments.len() > 1 {
             self.scatter(index, segments);
         }
-        self.slot(index).set(wr_id, segments)
+        self.slot(index).set(wr_id, tag, segments)
     }
 
     /// How many requests there are.
@@ -201,14 +214,16 @@ impl<W: WorkRequest> Drop for RequestList<W> {
 }
 
 impl<W: WorkRequest> Slot<W> {
-    const EMPTY: Slot<W> = Slot { request: W::EMPTY, segment: Segment { addr: 0, length: 0, lkey: 0 } };
+    const EMPTY: Slot<W> =
+        Slot { request: W::EMPTY, segment: Segment { addr: 0, length: 0, lkey: 0 }, tag: 0 };
 
     /// Sets what all requests have; of several segments only how many there are.
     #[inline(always)]
-    fn set(&mut self, wr_id: u64, segments: &[Segment]) -> &mut W {
+    fn set(&mut self, wr_id: u64, tag: u64, segments: &[Segment]) -> &mut W {
         if let [segment] = segments {
             self.segment = *segment;
         }
+        self.tag = tag;
         self.request.set_id(wr_id);
         self.request.set_segment_count(segments.len());
         &mut self.request
@@ -217,7 +232,7 @@ impl<W: WorkRequest> Slot<W> {
 
 impl<W: WorkRequest> Clone for Slot<W> {
     fn clone(&self) -> Slot<W> {
-        Slot { request: self.request, segment: self.segment }
+        Slot { request: self.request, segment: self.segment, tag: self.tag }
     }
 }
 
@@ -226,7 +241,7 @@ impl SendSlot {
     #[inline(always)]
     pub(crate) fn put(&mut self, request: &SendRequest<'_, &AddressHandle>) {
         assert!(request.segments.len() <= 1, "there is room for one segment");
-        lower(self.slot().set(request.wr_id, request.segments), request);
+        lower(self.slot().set(request.wr_id, request.tag, request.segments), request);
     }
 
     /// The operation and the flags of the request, which must be a SEND or a WRITE, with immediate data or without.
@@ -280,7 +295,7 @@ impl SendList {
     #[inline(always)]
     pub(crate) fn add(&mut self, request: &SendRequest<'_, &AddressHandle>) {
         let index = self.push();
-        lower(self.set(index, request.wr_id, request.segments), request);
+        lower(self.set(index, request.wr_id, request.tag, request.segments), request);
     }
 
     /// Adds the room of a request that is [put](SendList::put) there later.
@@ -291,7 +306,7 @@ impl SendList {
     /// Puts a request in its room.
     pub(crate) fn put(&mut self, index: usize, request: &SendRequest<'_, &AddressHandle>) {
         assert!(index < self.len, "a request of the list");
-        lower(self.set(index, request.wr_id, request.segments), request);
+        lower(self.set(index, request.wr_id, request.tag, request.segments), request);
     }
 
     /// Gives a request its id and flags.
@@ -387,7 +402,7 @@ impl RecvList {
     #[inline(always)]
     pub(crate) fn add(&mut self, request: &RecvRequest<'_>) {
         let index = self.push();
-        self.set(index, request.wr_id, request.segments);
+        self.set(index, request.wr_id, request.tag, request.segments);
     }
 }
 
@@ -500,7 +515,7 @@ mod tests {
 
     fn write<'a>(n: u64, segments: &'a [Segment]) -> SendRequest<'a, &'a AddressHandle> {
         let operation = SendOperation::Write(RemoteAddress { addr: 1000 + n, rkey: 9 });
-        SendRequest { wr_id: n, operation, flags: SendFlags::SIGNALED, segments, destination: None }
+        SendRequest { wr_id: n, tag: 0, operation, flags: SendFlags::SIGNALED, segments, destination: None }
     }
 
     /// What a device would see: ids, remote addresses and segments.

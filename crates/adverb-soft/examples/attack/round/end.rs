@@ -145,7 +145,7 @@ impl End {
     /// Posts a receive for up to `length` bytes. An attacked queue pair may refuse it.
     pub(super) fn receive(&self, wr_id: u64, length: usize) -> bool {
         let segments = [self.segment(length)];
-        self.nic.post_recvs(self.qpn, [RecvRequest { wr_id, segments: &segments }]).is_ok()
+        self.nic.post_recvs(self.qpn, [RecvRequest { wr_id, tag: 0, segments: &segments }]).is_ok()
     }
 
     /// Posts a request for `length` bytes. An attacked queue pair may refuse it.
@@ -158,7 +158,7 @@ impl End {
     ) -> bool {
         let segments = [self.segment(length)];
         let flags = SendFlags::SIGNALED;
-        let request = SendRequest { wr_id, operation, flags, segments: &segments, destination };
+        let request = SendRequest { wr_id, tag: 0, operation, flags, segments: &segments, destination };
         self.nic.post_sends(self.qpn, [(request, None)]).is_ok()
     }
 

@@ -13,13 +13,13 @@ use adverb_sys::{self as sys, ibv_recv_wr, ibv_send_wr, ibv_sge};
 use parking_lot::Mutex;
 
 use super::AddressHandle;
-use crate::backend::request_list::operation_of;
+use crate::backend::request_list::{operation_of, tag_of};
 
 /// Posts a list of send requests, as a driver does. `room` is for bytes that are posted inline.
 ///
 /// # Safety
 ///
-/// The list ends with a null pointer; its segments can be read, and so can the memory that those of inline requests name;
+/// The list is that of a `Chain` and ends with a null pointer; its segments can be read, and so can the memory that those of inline requests name;
 /// the address handles of datagrams are this engine's, and alive.
 pub(super) unsafe fn post_sends(
     nic: &Nic,
@@ -31,14 +31,14 @@ pub(super) unsafe fn post_sends(
 ) -> libc::c_int {
     // SAFETY: as the caller says.
     let requests = unsafe { chain(first, |request: &ibv_send_wr| request.next) };
-    let raised = requests.clone().map(|request| {
+    let raised = requests.clone().map(|(request, tag)| {
         // SAFETY: as the caller says.
-        unsafe { raise(request, transport) }
+        unsafe { raise(request, tag, transport) }
     });
-    let posted = if requests.clone().any(is_inline) {
+    let posted = if requests.clone().any(|(request, _)| is_inline(request)) {
         let mut bytes = room.lock();
         bytes.clear();
-        for request in requests.filter(|request| is_inline(request)) {
+        for (request, _) in requests.filter(|(request, _)| is_inline(request)) {
             // SAFETY: as the caller says.
             unsafe { gather(request, &mut bytes) };
         }
@@ -65,14 +65,14 @@ pub(super) unsafe fn post_sends(
 ///
 /// # Safety
 ///
-/// The list ends with a null pointer, and its segments can be read.
+/// The list is that of a `Chain` and ends with a null pointer, and its segments can be read.
 pub(super) unsafe fn recv_requests<'a>(first: *mut ibv_recv_wr) -> impl Iterator<Item = RecvRequest<'a>> {
     // SAFETY: as the caller says.
     let requests = unsafe { chain(first, |request: &ibv_recv_wr| request.next) };
-    requests.map(|request: &'a ibv_recv_wr| {
+    requests.map(|(request, tag): (&'a ibv_recv_wr, u64)| {
         // SAFETY: as the caller says.
         let segments = unsafe { segments(request.sg_list, request.num_sge) };
-        RecvRequest { wr_id: request.wr_id, segments }
+        RecvRequest { wr_id: request.wr_id, tag, segments }
     })
 }
 
@@ -113,18 +113,20 @@ impl Linked for ibv_recv_wr {
     }
 }
 
-/// The requests of a list.
+/// The requests of a list, and the application's tags.
 ///
 /// # Safety
 ///
-/// The list ends with a null pointer, and isn't changed for as long as the requests are looked at.
+/// The list is that of a `Chain`, ends with a null pointer, and isn't changed for as long as the requests are looked at.
 unsafe fn chain<'a, W: 'a>(
     first: *mut W,
     next: impl Fn(&W) -> *mut W + Clone,
-) -> impl Iterator<Item = &'a W> + Clone {
+) -> impl Iterator<Item = (&'a W, u64)> + Clone {
+    let existing = |pointer: *mut W| (!pointer.is_null()).then_some(pointer);
     // SAFETY: as the caller says.
-    let request = |pointer: *mut W| unsafe { pointer.as_ref() };
-    std::iter::successors(request(first), move |this| request(next(this)))
+    let pointers = std::iter::successors(existing(first), move |this| existing(next(unsafe { &**this })));
+    // SAFETY: as the caller says; the pointers are those of the list.
+    pointers.map(|pointer| unsafe { (&*pointer, tag_of(pointer)) })
 }
 
 /// # Safety
@@ -167,7 +169,11 @@ unsafe fn gather(request: &ibv_send_wr, bytes: &mut Vec<u8>) {
 /// # Safety
 ///
 /// Its segments can be read, and a datagram's address handle is this engine's, and alive.
-unsafe fn raise<'a>(wr: &'a ibv_send_wr, transport: Transport) -> SendRequest<'a, &'a AddressHandle> {
+unsafe fn raise<'a>(
+    wr: &'a ibv_send_wr,
+    tag: u64,
+    transport: Transport,
+) -> SendRequest<'a, &'a AddressHandle> {
     // SAFETY: as the caller says.
     let segments = unsafe { segments(wr.sg_list, wr.num_sge) };
     let operation = match wr.opcode {
@@ -192,7 +198,7 @@ unsafe fn raise<'a>(wr: &'a ibv_send_wr, transport: Transport) -> SendRequest<'a
         Destination { handle, qpn: Qpn::truncate(ud.remote_qpn), qkey: ud.remote_qkey }
     });
     let flags = SendFlags::from_bits_retain(wr.send_flags);
-    SendRequest { wr_id: wr.wr_id, operation, flags, segments, destination }
+    SendRequest { wr_id: wr.wr_id, tag, operation, flags, segments, destination }
 }
 
 /// What binds a window to a region. Where rdma-core has the window, there is the region's key.

@@ -1,0 +1,60 @@
+//! Traces: the steps of a device, from a posted request to its packets and its completion.
+//!
+//! A [`Device`](crate::Device) passes a [`TraceEvent`] for each step to its [`EventSink`]. A [`Recorder`] is a sink that
+//! stores the events in a ring buffer, and that is switched on and off at run time. Its [`Recording`] is the input of
+//! tools that show what happened.
+
+mod event;
+mod recorder;
+mod recording;
+
+pub use event::{DropReason, Queue, RecvQueueId, RetryCause, TimerKind, TraceEvent};
+pub use recorder::{InvalidOptions, Recorder, RecorderOptions, StopOn};
+pub use recording::{ClockOrigin, RecordedEvent, Recording, StopCause};
+
+use crate::Time;
+
+/// A receiver of trace events.
+///
+/// Devices are generic over the sink. The sink `()` ignores events at no cost.
+pub trait EventSink {
+    /// Whether the sink can use events. If this constant is `false`, the device creates no events.
+    const ACTIVE: bool = true;
+
+    /// Whether the sink uses events now. While this method returns `false`, the device creates no events.
+    #[inline(always)]
+    fn is_recording(&self) -> bool {
+        true
+    }
+
+    /// Handles an event.
+    fn event(&mut self, now: Time, event: TraceEvent);
+}
+
+/// Passes an event to a sink that uses it.
+///
+/// `cargo xtask overhead` builds this without a body, to show that an inactive sink costs nothing.
+#[inline(always)]
+pub(crate) fn tell<S: EventSink>(sink: &mut S, now: Time, event: impl FnOnce() -> TraceEvent) {
+    #[cfg(not(adverb_no_events))]
+    if S::ACTIVE && sink.is_recording() {
+        sink.event(now, event());
+    }
+    #[cfg(adverb_no_events)]
+    let _ = (sink, now, event);
+}
+
+/// Ignores all events.
+impl EventSink for () {
+    const ACTIVE: bool = false;
+
+    #[inline(always)]
+    fn event(&mut self, _now: Time, _event: TraceEvent) {}
+}
+
+/// Stores all events, for tests.
+impl EventSink for Vec<(Time, TraceEvent)> {
+    fn event(&mut self, now: Time, event: TraceEvent) {
+        self.push((now, event));
+    }
+}

@@ -1,0 +1,454 @@
+//! The recorder: a ring buffer of events that is switched on and off at run time.
+
+use std::collections::VecDeque;
+
+use adverb_wire::Qpn;
+
+use super::recording::{ClockOrigin, RecordedEvent, Recording, StopCause};
+use super::{EventSink, TimerKind, TraceEvent};
+use crate::Time;
+use crate::types::Status;
+
+/// An [`EventSink`] that stores the last events in a ring buffer.
+///
+/// A new recorder is off: it costs one branch per event. [`start`](Recorder::start) allocates the buffer; recording
+/// itself allocates nothing, except when a queue pair is connected. A full buffer overwrites its oldest events and
+/// counts them.
+///
+/// ```
+/// use adverb_proto::trace::{ClockOrigin, Recorder, RecorderOptions};
+/// use adverb_proto::{Device, Time};
+///
+/// let mut device = Device::new(Recorder::default());
+/// device.sink_mut().start(&RecorderOptions::default())?;
+/// device.record_connections(Time::ZERO);
+/// // … the device works …
+/// let recording = device.sink_mut().stop("soft0", ClockOrigin::default()).unwrap();
+/// assert_eq!(recording.events.len(), 0);
+/// # Ok::<(), adverb_proto::trace::InvalidOptions>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Recorder {
+    is_on: bool,
+    /// The number of events so far, also of those that were overwritten.
+    count: u64,
+    ring: Vec<(Time, TraceEvent)>,
+    capacity: usize,
+    /// The place of the oldest event once the ring is full, and of the next one.
+    next: usize,
+    qps: Vec<Qpn>,
+    stop_on: StopOn,
+    stopped: Option<StopCause>,
+    /// The number and event of each connection: later events are hard to read without them.
+    connections: Vec<(u64, Time, TraceEvent)>,
+    payload_limit: usize,
+    payloads: Payloads,
+    /// The number and the payload limit of the last packet, until its payload is stored.
+    last_packet: Option<(u64, usize)>,
+}
+
+/// The options of a [`Recorder`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RecorderOptions {
+    /// The number of events that the recorder keeps.
+    pub capacity: usize,
+    /// The number of payload bytes that the recorder keeps of each packet. The default is 0: payload can contain
+    /// secrets. Packets of the connection manager are an exception; the recorder keeps the headers of their messages.
+    pub payload_limit: usize,
+    /// The queue pairs to record. An empty list selects all.
+    pub qps: Vec<Qpn>,
+    /// The event at which the recorder stops by itself.
+    pub stop_on: StopOn,
+}
+
+impl Default for RecorderOptions {
+    fn default() -> RecorderOptions {
+        RecorderOptions { capacity: 1 << 16, payload_limit: 0, qps: Vec::new(), stop_on: StopOn::Request }
+    }
+}
+
+/// The event at which a recorder stops by itself, so that the events before it are not overwritten.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum StopOn {
+    /// The recorder stops only at [`Recorder::stop`].
+    #[default]
+    Request,
+    /// The recorder stops at the first completion that failed. Flushed requests don't count: an application that closes
+    /// a queue pair flushes its requests.
+    Failure,
+    /// The recorder stops at the first completion that failed or at the first acknowledgement timeout.
+    FailureOrTimeout,
+}
+
+/// The error of [`Recorder::start`]: the capacity is 0 or exceeds [`Recorder::MAX_CAPACITY`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InvalidOptions {
+    /// The requested capacity.
+    pub capacity: usize,
+}
+
+impl core::fmt::Display for InvalidOptions {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let max = Recorder::MAX_CAPACITY;
+        write!(f, "a recorder can't keep {} events: the capacity must be 1 to {max}", self.capacity)
+    }
+}
+
+impl core::error::Error for InvalidOptions {}
+
+/// Payload bytes of the last packets.
+#[derive(Debug, Default)]
+struct Payloads {
+    bytes: Vec<u8>,
+    /// The number of bytes so far, also of those that were overwritten.
+    written: u64,
+    /// The packets' numbers, and the first byte and length of their payload.
+    packets: VecDeque<(u64, u64, usize)>,
+    max_packets: usize,
+}
+
+impl Recorder {
+    /// The maximum number of events that a recorder keeps.
+    pub const MAX_CAPACITY: usize = 1 << 24;
+
+    /// Starts to record. A recording in progress is discarded.
+    ///
+    /// Queue pairs that are already connected are described by
+    /// [`Device::record_connections`](crate::Device::record_connections).
+    ///
+    /// # Errors
+    ///
+    /// Returns [`InvalidOptions`] if the capacity is 0 or exceeds [`MAX_CAPACITY`](Recorder::MAX_CAPACITY).
+    pub fn start(&mut self, options: &RecorderOptions) -> Result<(), InvalidOptions> {
+        let &RecorderOptions { capacity, payload_limit, ref qps, stop_on } = options;
+        if !(1..=Recorder::MAX_CAPACITY).contains(&capacity) {
+            return Err(InvalidOptions { capacity });
+        }
+        *self = Recorder {
+            is_on: true,
+            ring: Vec::with_capacity(capacity),
+            capacity,
+            qps: qps.clone(),
+            stop_on,
+            payload_limit,
+            payloads: Payloads::new(capacity, payload_limit),
+            ..Recorder::default()
+        };
+        Ok(())
+    }
+
+    /// Stops, and returns the recording, or `None` if the recorder was not started. The recorder is then off.
+    pub fn stop(&mut self, device: &str, clock: ClockOrigin) -> Option<Recording> {
+        let recording = self.recording(device, clock);
+        *self = Recorder::default();
+        recording
+    }
+
+    /// Returns a copy of the recording so far, or `None` if the recorder was not started.
+    pub fn recording(&self, device: &str, clock: ClockOrigin) -> Option<Recording> {
+        if !self.is_started() {
+            return None;
+        }
+        let lost = self.count - self.ring.len() as u64;
+        let (newest, oldest) = self.ring.split_at(self.next.min(self.ring.len()));
+        let in_order = oldest.iter().chain(newest);
+        let events = (lost..).zip(in_order).map(|(number, &(time, event))| RecordedEvent {
+            time,
+            event,
+            payload: self.payloads.get(number),
+        });
+        let earlier = self.connections.iter().filter(|(number, ..)| *number < lost);
+        Some(Recording {
+            device: device.to_owned(),
+            clock,
+            earlier_connections: earlier.map(|(_, time, event)| (*time, *event)).collect(),
+            events: events.collect(),
+            lost_count: lost - earlier_count(&self.connections, lost),
+            stop_cause: self.stopped.unwrap_or(StopCause::Request),
+        })
+    }
+
+    /// Whether a recording is in progress, or has stopped by itself.
+    #[inline]
+    pub fn is_started(&self) -> bool {
+        self.is_on || self.stopped.is_some()
+    }
+
+    /// Returns why the recorder stopped by itself, or `None` if it did not.
+    #[inline]
+    pub fn stop_cause(&self) -> Option<StopCause> {
+        self.stopped
+    }
+
+    /// Whether the recorder keeps payload of the packet whose event was recorded last.
+    #[inline]
+    pub fn wants_payload(&self) -> bool {
+        self.last_packet.is_some()
+    }
+
+    /// Stores the payload of the packet whose event was recorded last.
+    pub fn record_payload(&mut self, payload: &[u8]) {
+        if let Some((number, limit)) = self.last_packet.take() {
+            self.payloads.push(number, &payload[..payload.len().min(limit)]);
+        }
+    }
+
+    /// Keeps an event that describes the state at the start, before the first event of the ring.
+    fn push(&mut self, now: Time, event: TraceEvent) {
+        if let TraceEvent::Connected { .. } = event {
+            self.connections.push((self.count, now, event));
+        }
+        if let Some(slot) = self.ring.get_mut(self.next) {
+            *slot = (now, event);
+        } else {
+            self.ring.push((now, event));
+        }
+        self.count += 1;
+        self.next += 1;
+        if self.next == self.capacity {
+            self.next = 0;
+        }
+    }
+
+    #[cold]
+    fn stop_at(&mut self, cause: StopCause) {
+        self.is_on = false;
+        self.stopped = Some(cause);
+    }
+}
+
+/// Returns the number of connections before the event with this number: they are kept beside the ring.
+fn earlier_count(connections: &[(u64, Time, TraceEvent)], number: u64) -> u64 {
+    connections.iter().filter(|(connection, ..)| *connection < number).count() as u64
+}
+
+impl EventSink for Recorder {
+    #[inline(always)]
+    fn is_recording(&self) -> bool {
+        self.is_on
+    }
+
+    #[inline]
+    fn event(&mut self, now: Time, event: TraceEvent) {
+        if !self.qps.is_empty() && event.qpn().is_some_and(|qpn| !self.qps.contains(&qpn)) {
+            self.last_packet = None;
+            return;
+        }
+        match &event {
+            TraceEvent::PacketOut { qpn, .. } | TraceEvent::PacketIn { qpn, .. } => {
+                let limit = if *qpn == Qpn::GSI { GSI_PAYLOAD } else { self.payload_limit };
+                self.last_packet = (limit > 0).then_some((self.count, limit));
+            }
+            TraceEvent::Completed { outcome: Err(failure), .. }
+                if self.stop_on != StopOn::Request && failure.status != Status::Flushed =>
+            {
+                self.stop_at(StopCause::Failure);
+            }
+            TraceEvent::TimerExpired { timer: TimerKind::AckTimeout, .. }
+                if self.stop_on == StopOn::FailureOrTimeout =>
+            {
+                self.stop_at(StopCause::Timeout);
+            }
+            _ => {}
+        }
+        self.push(now, event);
+    }
+}
+
+impl Payloads {
+    fn new(capacity: usize, limit: usize) -> Payloads {
+        if limit == 0 {
+            return Payloads {
+                bytes: vec![0; MIN_PAYLOAD_BYTES],
+                max_packets: GSI_PACKETS,
+                ..Payloads::default()
+            };
+        }
+        let bytes = capacity.saturating_mul(limit).clamp(MIN_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES);
+        let packets = VecDeque::with_capacity(capacity);
+        Payloads { bytes: vec![0; bytes], packets, max_packets: capacity, written: 0 }
+    }
+
+    fn push(&mut self, number: u64, payload: &[u8]) {
+        let room = self.bytes.len();
+        let payload = &payload[..payload.len().min(room)];
+        if room == 0 {
+            return;
+        }
+        let at = (self.written % room as u64) as usize;
+        let head = payload.len().min(room - at);
+        self.bytes[at..at + head].copy_from_slice(&payload[..head]);
+        self.bytes[..payload.len() - head].copy_from_slice(&payload[head..]);
+        if self.packets.len() == self.max_packets {
+            self.packets.pop_front();
+        }
+        self.packets.push_back((number, self.written, payload.len()));
+        self.written += payload.len() as u64;
+    }
+
+    fn get(&self, number: u64) -> Option<Box<[u8]>> {
+        let index = self.packets.binary_search_by_key(&number, |(number, ..)| *number).ok()?;
+        let (_, first, len) = *self.packets.get(index)?;
+        let room = self.bytes.len() as u64;
+        if self.written - first > room {
+            return None;
+        }
+        Some((first..first + len as u64).map(|at| self.bytes[(at % room) as usize]).collect())
+    }
+}
+
+/// The payload bytes of a connection manager's packet that are kept: the header of a management datagram, and the
+/// first fields of the message, before private data.
+const GSI_PAYLOAD: usize = 36;
+
+/// The number of connection manager packets whose headers are kept if no other payload is.
+const GSI_PACKETS: usize = MIN_PAYLOAD_BYTES / GSI_PAYLOAD;
+
+/// The minimum size of the payload buffer in bytes.
+const MIN_PAYLOAD_BYTES: usize = 64 << 10;
+
+/// The maximum size of the payload buffer in bytes.
+const MAX_PAYLOAD_BYTES: usize = 64 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cq::Cq;
+    use crate::trace::Queue;
+    use crate::types::Failure;
+
+    fn at(nanos: u64) -> Time {
+        Time::from_nanos(nanos)
+    }
+
+    fn doorbell(qpn: u32) -> TraceEvent {
+        TraceEvent::Doorbell { qpn: Qpn::truncate(qpn) }
+    }
+
+    fn failure(status: Status) -> TraceEvent {
+        TraceEvent::Completed {
+            qpn: Qpn::truncate(5),
+            queue: Queue::Send,
+            request: 0,
+            wr_id: 0,
+            cq: Cq(0),
+            outcome: Err(Failure { status, vendor_error: 0 }),
+        }
+    }
+
+    fn started(options: RecorderOptions) -> Recorder {
+        let mut recorder = Recorder::default();
+        assert!(!recorder.is_recording());
+        recorder.start(&options).unwrap();
+        assert!(recorder.is_recording());
+        recorder
+    }
+
+    #[test]
+    fn full_ring_keeps_the_newest_events_in_order_and_counts_the_others() {
+        for count in [0, 3, 4, 5, 8, 11] {
+            let mut recorder = started(RecorderOptions { capacity: 4, ..RecorderOptions::default() });
+            (0..count).for_each(|nanos| recorder.event(at(nanos), doorbell(7)));
+            let recording = recorder.stop("soft0", ClockOrigin::default()).unwrap();
+            let times: Vec<u64> = recording.events.iter().map(|event| event.time.as_nanos()).collect();
+            assert_eq!(times, (count.saturating_sub(4)..count).collect::<Vec<_>>());
+            assert_eq!(recording.lost_count, count.saturating_sub(4));
+            assert!(recorder.stop("soft0", ClockOrigin::default()).is_none());
+        }
+    }
+
+    #[test]
+    fn recording_allocates_nothing_beyond_its_buffer() {
+        let mut recorder = started(RecorderOptions { capacity: 4, ..RecorderOptions::default() });
+        let room = recorder.ring.capacity();
+        (0..100).for_each(|nanos| recorder.event(at(nanos), doorbell(7)));
+        assert_eq!(recorder.ring.capacity(), room);
+    }
+
+    #[test]
+    fn filter_selects_queue_pairs() {
+        let qps = vec![Qpn::truncate(7)];
+        let mut recorder = started(RecorderOptions { qps, ..RecorderOptions::default() });
+        recorder.event(at(1), doorbell(6));
+        recorder.event(at(2), doorbell(7));
+        recorder.event(at(3), TraceEvent::CqEventDelivered { cq: Cq(0) });
+        let events = recorder.stop("", ClockOrigin::default()).unwrap().events;
+        assert_eq!(events.iter().map(|event| event.time.as_nanos()).collect::<Vec<_>>(), [2, 3]);
+    }
+
+    #[test]
+    fn first_failure_stops_a_flight_recorder_but_a_flush_does_not() {
+        let mut recorder =
+            started(RecorderOptions { stop_on: StopOn::Failure, ..RecorderOptions::default() });
+        recorder.event(at(1), failure(Status::Flushed));
+        assert!(recorder.is_recording());
+        recorder.event(at(2), failure(Status::RetryExceeded));
+        assert!(!recorder.is_recording());
+        assert_eq!(recorder.stop_cause(), Some(StopCause::Failure));
+        let recording = recorder.stop("", ClockOrigin::default()).unwrap();
+        assert_eq!((recording.events.len(), recording.stop_cause), (2, StopCause::Failure));
+    }
+
+    #[test]
+    fn first_timeout_stops_a_flight_recorder_that_waits_for_it() {
+        let timeout = TraceEvent::TimerExpired { qpn: Qpn::truncate(5), timer: TimerKind::AckTimeout };
+        for (stop_on, cause) in [
+            (StopOn::Failure, None),
+            (StopOn::FailureOrTimeout, Some(StopCause::Timeout)),
+            (StopOn::Request, None),
+        ] {
+            let mut recorder = started(RecorderOptions { stop_on, ..RecorderOptions::default() });
+            recorder.event(at(1), timeout);
+            assert_eq!(recorder.stop_cause(), cause);
+        }
+    }
+
+    #[test]
+    fn payload_is_kept_up_to_its_limit_and_only_of_packets() {
+        let header = adverb_wire::Header::cnp(Qpn::truncate(5));
+        let packet = |qpn: Qpn| TraceEvent::PacketIn { qpn, request: None, header, payload_len: 100 };
+        let mut recorder = started(RecorderOptions { payload_limit: 3, ..RecorderOptions::default() });
+        recorder.event(at(1), doorbell(7));
+        assert!(!recorder.wants_payload());
+        recorder.event(at(2), packet(Qpn::truncate(7)));
+        recorder.event(at(3), doorbell(7));
+        assert!(recorder.wants_payload());
+        recorder.record_payload(b"abcdef");
+        assert!(!recorder.wants_payload());
+        let events = recorder.stop("", ClockOrigin::default()).unwrap().events;
+        assert_eq!(events[1].payload.as_deref(), Some(&b"abc"[..]));
+        assert!(events[0].payload.is_none() && events[2].payload.is_none());
+
+        let mut recorder = started(RecorderOptions::default());
+        recorder.event(at(1), packet(Qpn::truncate(7)));
+        assert!(!recorder.wants_payload(), "payload was not requested");
+        recorder.event(at(2), packet(Qpn::GSI));
+        recorder.record_payload(&[9; 256]);
+        let events = recorder.stop("", ClockOrigin::default()).unwrap().events;
+        assert_eq!(events[1].payload.as_deref(), Some(&[9; GSI_PAYLOAD][..]));
+    }
+
+    #[test]
+    fn overwritten_payload_is_absent() {
+        let mut payloads = Payloads { bytes: vec![0; 10], max_packets: 8, ..Payloads::default() };
+        payloads.push(1, b"aaaa");
+        payloads.push(2, b"bbbb");
+        payloads.push(3, b"cccc");
+        assert_eq!(payloads.get(1), None);
+        assert_eq!(payloads.get(2).as_deref(), Some(&b"bbbb"[..]));
+        assert_eq!(payloads.get(3).as_deref(), Some(&b"cccc"[..]));
+    }
+
+    #[test]
+    fn event_takes_two_cache_lines_at_most() {
+        assert!(size_of::<(Time, TraceEvent)>() <= 128, "{}", size_of::<(Time, TraceEvent)>());
+    }
+
+    #[test]
+    fn capacity_is_checked() {
+        for capacity in [0, Recorder::MAX_CAPACITY + 1] {
+            let options = RecorderOptions { capacity, ..RecorderOptions::default() };
+            assert_eq!(Recorder::default().start(&options), Err(InvalidOptions { capacity }));
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Recordings: the events that a recorder stored.
+
+use super::TraceEvent;
+use crate::Time;
+
+/// The events that a [`Recorder`](super::Recorder) stored, oldest first.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Recording {
+    /// The name of the device.
+    pub device: String,
+    /// The origin of the device's clock.
+    pub clock: ClockOrigin,
+    /// The [`Connected`](TraceEvent::Connected) events before the first of [`events`](Recording::events): those of
+    /// queue pairs that were connected before the recording began, and those that were overwritten.
+    pub earlier_connections: Vec<(Time, TraceEvent)>,
+    /// The events.
+    pub events: Vec<RecordedEvent>,
+    /// The number of events that were overwritten, because the ring buffer was full.
+    pub lost_count: u64,
+    /// Why the recording ended.
+    pub stop_cause: StopCause,
+}
+
+/// An event of a [`Recording`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RecordedEvent {
+    /// The time, on the device's clock.
+    pub time: Time,
+    /// The event.
+    pub event: TraceEvent,
+    /// The first bytes of the packet's payload, if the event is a packet and its payload was recorded.
+    pub payload: Option<Box<[u8]>>,
+}
+
+/// The cause of a recording's end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StopCause {
+    /// The application stopped or copied the recording.
+    Request,
+    /// A completion failed.
+    Failure,
+    /// An acknowledgement timeout expired.
+    Timeout,
+}
+
+/// The origin of a device's clock ([`Time::ZERO`]), on clocks that other devices have too.
+///
+/// Two recordings with the same nonzero `host_id` have one clock, and their events can be put in order. The clocks of
+/// two hosts differ by an unknown offset.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ClockOrigin {
+    /// The identity of the host since its last boot, or 0 if it is unknown.
+    pub host_id: u128,
+    /// The host's monotonic clock, in nanoseconds.
+    pub monotonic_nanos: u64,
+    /// The time since the Unix epoch, in nanoseconds.
+    pub unix_nanos: u64,
+}
+
+impl Recording {
+    /// Creates a recording from its events, for a device that has no [`Recorder`](super::Recorder).
+    pub fn new(device: &str, clock: ClockOrigin, events: Vec<RecordedEvent>) -> Recording {
+        Recording {
+            device: device.to_owned(),
+            clock,
+            earlier_connections: Vec::new(),
+            events,
+            lost_count: 0,
+            stop_cause: StopCause::Request,
+        }
+    }
+}

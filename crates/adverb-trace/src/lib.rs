@@ -1,0 +1,18 @@
+//! Shows how RDMA work requests become packets and completions.
+//!
+//! A [`Trace`] is built from one or more recordings of devices
+//! ([`Recording`](adverb_proto::trace::Recording)). It contains the life of each [`Request`]: when it was posted, which
+//! [packets](Packet) it became, why packets were retransmitted, how it completed, and when the application polled the
+//! completion.
+//!
+//! The crate performs no I/O other than writing to a [`Write`](std::io::Write) that the caller passes.
+
+#![forbid(unsafe_code)]
+
+mod build;
+mod model;
+
+pub use model::{
+    Connection, CqeState, Device, DeviceId, Direction, Life, Moment, Packet, PacketId, PacketRole, Request,
+    RequestId, Retransmission, Trace, WorkRequest, WqeState,
+};

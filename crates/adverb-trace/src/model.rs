@@ -1,0 +1,347 @@
+//! Traces: devices, requests and packets, and how they belong together.
+
+use std::net::SocketAddr;
+
+use adverb_proto::trace::{ClockOrigin, DropReason, Queue, RecvQueueId, RetryCause, StopCause, TraceEvent};
+use adverb_proto::types::{
+    Failure, PathMtu, Psn, Qpn, Segment, SendFlags, SendOperation, Success, Transport,
+};
+use adverb_proto::{Cq, Time};
+use adverb_wire::{Header, Syndrome};
+
+/// What happened at one or more devices.
+///
+/// [`Trace::new`] builds a trace from recordings.
+#[derive(Clone, Debug, Default)]
+pub struct Trace {
+    pub(crate) devices: Vec<Device>,
+    pub(crate) requests: Vec<Request>,
+    pub(crate) packets: Vec<Packet>,
+    pub(crate) moments: Vec<Moment>,
+}
+
+/// The index of a device in [`Trace::devices`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct DeviceId(pub usize);
+
+/// The index of a request in [`Trace::requests`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct RequestId(pub usize);
+
+/// The index of a packet in [`Trace::packets`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct PacketId(pub usize);
+
+/// A device that was recorded.
+#[derive(Clone, Debug)]
+pub struct Device {
+    /// The name of the device.
+    pub name: String,
+    /// The origin of the device's clock. Devices with the same nonzero `host_id` have one clock.
+    pub clock: ClockOrigin,
+    /// The connections of the device's queue pairs, in the order in which they were established.
+    pub connections: Vec<Connection>,
+    /// The number of events that were overwritten in the recorder's ring buffer.
+    pub lost_count: u64,
+    /// Why the recording ended.
+    pub stop_cause: StopCause,
+}
+
+/// A connection of a queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Connection {
+    /// The time at which the queue pair was connected, or at which the recording began.
+    pub time: Time,
+    /// The queue pair.
+    pub qpn: Qpn,
+    /// The transport.
+    pub transport: Transport,
+    /// The peer's queue pair.
+    pub remote_qpn: Qpn,
+    /// The address and UDP port of this side's packets.
+    pub local: SocketAddr,
+    /// The address and UDP port that packets are sent to.
+    pub remote: SocketAddr,
+    /// The maximum payload of a packet.
+    pub path_mtu: PathMtu,
+    /// The sequence number of the first packet from the peer.
+    pub recv_psn: Psn,
+    /// The sequence number of the first packet to the peer, if the queue pair became ready to send.
+    pub send_psn: Option<Psn>,
+}
+
+/// A work request.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The device.
+    pub device: DeviceId,
+    /// The queue pair. The value is `None` for a receive in a shared receive queue that no message has consumed.
+    pub qpn: Option<Qpn>,
+    /// The queue.
+    pub queue: Queue,
+    /// The number of the request in its queue.
+    pub number: u32,
+    /// The id of the request.
+    pub wr_id: u64,
+    /// What was posted. The value is `None` if the request was posted before the recording began.
+    pub posted: Option<WorkRequest>,
+    /// The times of the request's steps.
+    pub life: Life,
+    /// The sequence numbers of the request: the first and the last. A READ takes those of its responses.
+    pub psns: Option<(Psn, Psn)>,
+    /// The packets of a send request, with their retransmissions and the READ or atomic responses; or the packets of
+    /// the message that a receive request received. The packets are in the order of their times.
+    pub packets: Vec<PacketId>,
+    /// The retransmissions that included packets of the request.
+    pub retransmissions: Vec<Retransmission>,
+    /// The completion's details. The value is `None` if the request has no completion.
+    pub outcome: Option<Result<Success, Failure>>,
+    /// The completion queue of the completion.
+    pub cq: Option<Cq>,
+    /// The request at the other end of a message: the receive that a SEND consumed, or the SEND that a receive received,
+    /// if the other end was recorded too.
+    pub peer: Option<RequestId>,
+}
+
+/// A work request as it was posted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WorkRequest {
+    /// The application's tag.
+    pub tag: u64,
+    /// The operation. The value is `None` for a receive request.
+    pub operation: Option<SendOperation>,
+    /// The flags of a send request.
+    pub flags: SendFlags,
+    /// The number of bytes.
+    pub length: u64,
+    /// The number of segments.
+    pub segment_count: u16,
+    /// The first segment.
+    pub first_segment: Option<Segment>,
+    /// The receive queue, for a receive request.
+    pub recv_queue: Option<RecvQueueId>,
+}
+
+/// The times of a request's steps, on its device's clock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Life {
+    /// The time of the post.
+    pub posted: Option<Time>,
+    /// The time of the doorbell that covered the request.
+    pub doorbell: Option<Time>,
+    /// The time of the first packet.
+    pub first_packet: Option<Time>,
+    /// The time of the last packet that was sent or received for the request, including retransmissions.
+    pub last_packet: Option<Time>,
+    /// The time at which the peer had acknowledged or answered the whole request.
+    pub acknowledged: Option<Time>,
+    /// The time of the completion, or of the end of an unsignaled request.
+    pub completed: Option<Time>,
+    /// The time at which the application polled the completion.
+    pub polled: Option<Time>,
+}
+
+/// The state of a work queue entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WqeState {
+    /// The request is in its queue.
+    Posted,
+    /// The device sends or receives packets of the request.
+    Processing,
+    /// The request succeeded.
+    Completed,
+    /// The request failed.
+    Error,
+}
+
+/// The state of a completion queue entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CqeState {
+    /// The completion is in the completion queue, or the request has not completed yet.
+    Pending,
+    /// The application polled the completion.
+    Polled,
+}
+
+/// A retransmission.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Retransmission {
+    /// The time.
+    pub time: Time,
+    /// The sequence number of the first packet that is sent again.
+    pub psn: Psn,
+    /// The cause.
+    pub cause: RetryCause,
+}
+
+/// A packet at one device. A packet that was recorded at both ends occurs twice.
+#[derive(Clone, Debug)]
+pub struct Packet {
+    /// The device.
+    pub device: DeviceId,
+    /// The time at which the device sent or received the packet.
+    pub time: Time,
+    /// Whether the device sent or received the packet.
+    pub direction: Direction,
+    /// The device's queue pair.
+    pub qpn: Qpn,
+    /// The sender's address and UDP port, if they are known.
+    pub source: Option<SocketAddr>,
+    /// The destination's address and UDP port, if they are known.
+    pub destination: Option<SocketAddr>,
+    /// The headers.
+    pub header: Header,
+    /// The length of the payload in bytes.
+    pub payload_len: u32,
+    /// The first bytes of the payload, if they were recorded.
+    pub payload: Option<Box<[u8]>>,
+    /// Whether a packet with this sequence number was sent before.
+    pub is_retransmission: bool,
+    /// Why the device dropped the packet, if it did.
+    pub dropped: Option<DropReason>,
+    /// What the packet belongs to.
+    pub role: PacketRole,
+    /// The same packet at the other end, if the other end was recorded too and the packet arrived.
+    pub peer: Option<PacketId>,
+}
+
+/// The direction of a packet, seen from its device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// The device sent the packet.
+    Out,
+    /// The device received the packet.
+    In,
+}
+
+/// What a packet belongs to.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum PacketRole {
+    /// A packet of a send request. The value is `None` if the requester was not recorded.
+    Request(Option<RequestId>),
+    /// A response to a READ, an atomic, a FLUSH or an ATOMIC WRITE. The value is `None` if the requester was not
+    /// recorded.
+    Response(Option<RequestId>),
+    /// An ACK of all packets up to its sequence number.
+    Ack {
+        /// The first and the last sequence number that the ACK acknowledges for the first time. The value is `None` if
+        /// it acknowledges nothing new.
+        psns: Option<(Psn, Psn)>,
+        /// The send requests that these sequence numbers belong to, if the requester was recorded.
+        requests: Vec<RequestId>,
+    },
+    /// A NAK, which also acknowledges all packets before its sequence number.
+    Nak {
+        /// The kind of NAK.
+        syndrome: Syndrome,
+        /// The first and the last sequence number that the NAK acknowledges for the first time.
+        psns: Option<(Psn, Psn)>,
+        /// The send requests that these sequence numbers belong to, if the requester was recorded.
+        requests: Vec<RequestId>,
+        /// The send request that the NAK rejects, if the requester was recorded.
+        rejected: Option<RequestId>,
+    },
+    /// A message of the connection manager.
+    Cm {
+        /// The message's name, such as `"REQ"`, if the message's header was recorded.
+        message: Option<&'static str>,
+    },
+    /// A congestion notification packet.
+    Cnp,
+}
+
+/// An event that belongs to no single request or packet: a connection, a state change, a timeout, an asynchronous event
+/// or a completion event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Moment {
+    /// The device.
+    pub device: DeviceId,
+    /// The time.
+    pub time: Time,
+    /// The event.
+    pub event: TraceEvent,
+}
+
+impl Trace {
+    /// Returns the devices.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// Returns the requests, those of each queue in the order of their posting.
+    pub fn requests(&self) -> &[Request] {
+        &self.requests
+    }
+
+    /// Returns the packets, those of each device in the order of their times.
+    pub fn packets(&self) -> &[Packet] {
+        &self.packets
+    }
+
+    /// Returns the events that belong to no single request or packet.
+    pub fn moments(&self) -> &[Moment] {
+        &self.moments
+    }
+
+    /// Returns a device.
+    pub fn device(&self, id: DeviceId) -> Option<&Device> {
+        self.devices.get(id.0)
+    }
+
+    /// Returns a request.
+    pub fn request(&self, id: RequestId) -> Option<&Request> {
+        self.requests.get(id.0)
+    }
+
+    /// Returns a packet.
+    pub fn packet(&self, id: PacketId) -> Option<&Packet> {
+        self.packets.get(id.0)
+    }
+
+    /// Whether the times of two devices are on one clock, so that they can be compared.
+    pub fn share_clock(&self, one: DeviceId, other: DeviceId) -> bool {
+        match (self.device(one), self.device(other)) {
+            (Some(a), Some(b)) => {
+                one == other || (a.clock.host_id != 0 && a.clock.host_id == b.clock.host_id)
+            }
+            _ => false,
+        }
+    }
+
+    /// Returns a device's time in nanoseconds on its host's monotonic clock. Times of devices that
+    /// [share a clock](Trace::share_clock) are comparable in this form.
+    pub fn host_nanos(&self, device: DeviceId, time: Time) -> u64 {
+        self.device(device).map_or(0, |device| device.clock.monotonic_nanos).saturating_add(time.as_nanos())
+    }
+}
+
+impl Request {
+    /// Returns the state of the work queue entry at the end of the trace.
+    pub fn wqe_state(&self) -> WqeState {
+        match (&self.outcome, self.life.completed) {
+            (Some(Err(_)), _) => WqeState::Error,
+            (Some(Ok(_)), _) | (None, Some(_)) => WqeState::Completed,
+            (None, None) if self.life.first_packet.is_some() => WqeState::Processing,
+            (None, None) => WqeState::Posted,
+        }
+    }
+
+    /// Returns the state of the completion queue entry at the end of the trace, or `None` if the request is unsignaled
+    /// and succeeded, so that it has no completion.
+    pub fn cqe_state(&self) -> Option<CqeState> {
+        match (self.outcome.is_some(), self.life.completed, self.life.polled) {
+            (_, _, Some(_)) => Some(CqeState::Polled),
+            (false, Some(_), None) => None,
+            _ => Some(CqeState::Pending),
+        }
+    }
+
+    /// Returns the operation's name: that of the send operation, or `"RECEIVE"`.
+    pub fn operation_name(&self) -> &'static str {
+        match (self.queue, self.posted.and_then(|posted| posted.operation)) {
+            (Queue::Recv, _) => "RECEIVE",
+            (Queue::Send, Some(operation)) => operation.name(),
+            (Queue::Send, None) => "request posted before the recording",
+        }
+    }
+}
