@@ -89,6 +89,7 @@ use multicast::Groups;
 ///
 /// let request = SendRequest::<()> {
 ///     wr_id: 7,
+///     tag: 0,
 ///     operation: SendOperation::Write(RemoteAddress { addr: 0x1007, rkey: key }),
 ///     flags: SendFlags::SIGNALED,
 ///     segments: &[Segment { addr: 0x1000, length: 5, lkey: key }],

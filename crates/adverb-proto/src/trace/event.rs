@@ -401,12 +401,12 @@ impl fmt::Display for TraceEvent {
                 write!(f, "qp {qpn} datagram {source} -> {destination}")
             }
             TraceEvent::PacketOut { qpn, request, header, payload_len, is_retransmission } => {
-                write!(f, "qp {qpn} out {}, {payload_len} bytes", header)?;
+                write!(f, "qp {qpn} out {header}, {payload_len} bytes")?;
                 request.map_or(Ok(()), |request| write!(f, ", send #{request}"))?;
                 f.write_str(if *is_retransmission { ", retransmission" } else { "" })
             }
             TraceEvent::PacketIn { qpn, request, header, payload_len } => {
-                write!(f, "qp {qpn} in  {}, {payload_len} bytes", header)?;
+                write!(f, "qp {qpn} in  {header}, {payload_len} bytes")?;
                 request.map_or(Ok(()), |request| write!(f, ", send #{request}"))
             }
             TraceEvent::Dropped { qpn, psn, opcode, reason } => {
