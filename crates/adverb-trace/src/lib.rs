@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod build;
+mod cm;
 mod model;
 
 pub use model::{

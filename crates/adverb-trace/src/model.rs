@@ -18,6 +18,7 @@ pub struct Trace {
     pub(crate) requests: Vec<Request>,
     pub(crate) packets: Vec<Packet>,
     pub(crate) moments: Vec<Moment>,
+    pub(crate) events: Vec<Moment>,
 }
 
 /// The index of a device in [`Trace::devices`].
@@ -81,6 +82,9 @@ pub struct Request {
     pub queue: Queue,
     /// The number of the request in its queue.
     pub number: u32,
+    /// The index of the queue pair's connection in [`Device::connections`]. The value is `None` if the queue pair was
+    /// not connected, and for datagrams.
+    pub connection: Option<usize>,
     /// The id of the request.
     pub wr_id: u64,
     /// What was posted. The value is `None` if the request was posted before the recording began.
@@ -90,8 +94,12 @@ pub struct Request {
     /// The sequence numbers of the request: the first and the last. A READ takes those of its responses.
     pub psns: Option<(Psn, Psn)>,
     /// The packets of a send request, with their retransmissions and the READ or atomic responses; or the packets of
-    /// the message that a receive request received. The packets are in the order of their times.
+    /// the message that a receive request received. All are packets of the request's device, in the order of their
+    /// times; [`Packet::peer`] is the same packet at the other end.
     pub packets: Vec<PacketId>,
+    /// The ACKs and NAKs that acknowledged sequence numbers of a send request for the first time, or that rejected the
+    /// request, at the request's device and in the order of their times.
+    pub acks: Vec<PacketId>,
     /// The retransmissions that included packets of the request.
     pub retransmissions: Vec<Retransmission>,
     /// The completion's details. The value is `None` if the request has no completion.
@@ -127,7 +135,8 @@ pub struct WorkRequest {
 pub struct Life {
     /// The time of the post.
     pub posted: Option<Time>,
-    /// The time of the doorbell that covered the request.
+    /// The time of the doorbell that covered the request. The value is `None` if the queue pair was already sending
+    /// when the request was posted.
     pub doorbell: Option<Time>,
     /// The time of the first packet.
     pub first_packet: Option<Time>,
@@ -139,6 +148,8 @@ pub struct Life {
     pub completed: Option<Time>,
     /// The time at which the application polled the completion.
     pub polled: Option<Time>,
+    /// The time at which the application had processed the completion: see [`CqeState::Processed`].
+    pub processed: Option<Time>,
 }
 
 /// The state of a work queue entry.
@@ -161,6 +172,10 @@ pub enum CqeState {
     Pending,
     /// The application polled the completion.
     Polled,
+    /// The application polled the completion, and has moved on: at a later time it polled a completion from the same
+    /// completion queue again, or it posted a receive request in place of the completed one. Devices are not told
+    /// when an application has processed a completion, so this is the earliest sign of it.
+    Processed,
 }
 
 /// A retransmission.
@@ -185,7 +200,7 @@ pub struct Packet {
     pub direction: Direction,
     /// The device's queue pair.
     pub qpn: Qpn,
-    /// The sender's address and UDP port, if they are known.
+    /// The sender's address and UDP port, if they are known. The port is 0 if only the address is known.
     pub source: Option<SocketAddr>,
     /// The destination's address and UDP port, if they are known.
     pub destination: Option<SocketAddr>,
@@ -197,6 +212,8 @@ pub struct Packet {
     pub payload: Option<Box<[u8]>>,
     /// Whether a packet with this sequence number was sent before.
     pub is_retransmission: bool,
+    /// The cause of the retransmission, if the packet is one and the sender was recorded.
+    pub retry_cause: Option<RetryCause>,
     /// Why the device dropped the packet, if it did.
     pub dropped: Option<DropReason>,
     /// What the packet belongs to.
@@ -224,8 +241,9 @@ pub enum PacketRole {
     Response(Option<RequestId>),
     /// An ACK of all packets up to its sequence number.
     Ack {
-        /// The first and the last sequence number that the ACK acknowledges for the first time. The value is `None` if
-        /// it acknowledges nothing new.
+        /// The first and the last sequence number that the ACK acknowledges for the first time, as its device knows:
+        /// the sender of the ACK compares with what it sent before, and the receiver with what it received before. The
+        /// value is `None` if the ACK acknowledges nothing new.
         psns: Option<(Psn, Psn)>,
         /// The send requests that these sequence numbers belong to, if the requester was recorded.
         requests: Vec<RequestId>,
@@ -238,7 +256,8 @@ pub enum PacketRole {
         psns: Option<(Psn, Psn)>,
         /// The send requests that these sequence numbers belong to, if the requester was recorded.
         requests: Vec<RequestId>,
-        /// The send request that the NAK rejects, if the requester was recorded.
+        /// The send request that has the NAK's sequence number, if the requester was recorded: the request that the
+        /// NAK rejects, or that is to be retransmitted.
         rejected: Option<RequestId>,
     },
     /// A message of the connection manager.
@@ -268,7 +287,8 @@ impl Trace {
         &self.devices
     }
 
-    /// Returns the requests, those of each queue in the order of their posting.
+    /// Returns the requests, those of each device in the order in which its events mention them first. Requests that
+    /// were posted while the device was recorded are in the order of their posting.
     pub fn requests(&self) -> &[Request] {
         &self.requests
     }
@@ -281,6 +301,11 @@ impl Trace {
     /// Returns the events that belong to no single request or packet.
     pub fn moments(&self) -> &[Moment] {
         &self.moments
+    }
+
+    /// Returns all events that were recorded, those of each device in order.
+    pub fn events(&self) -> &[Moment] {
+        &self.events
     }
 
     /// Returns a device.
@@ -329,7 +354,9 @@ impl Request {
     /// Returns the state of the completion queue entry at the end of the trace, or `None` if the request is unsignaled
     /// and succeeded, so that it has no completion.
     pub fn cqe_state(&self) -> Option<CqeState> {
-        match (self.outcome.is_some(), self.life.completed, self.life.polled) {
+        let Life { completed, polled, processed, .. } = self.life;
+        match (self.outcome.is_some(), completed, polled) {
+            (_, _, Some(_)) if processed.is_some() => Some(CqeState::Processed),
             (_, _, Some(_)) => Some(CqeState::Polled),
             (false, Some(_), None) => None,
             _ => Some(CqeState::Pending),

@@ -1,0 +1,212 @@
+//! Matches the packets and messages of two ends.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use adverb_proto::trace::Queue;
+use adverb_proto::types::{Qpn, Transport};
+use adverb_wire::{Operation, Ud};
+
+use super::Build;
+use crate::model::{Connection, Direction, PacketId, PacketRole, RequestId, Trace};
+
+/// Matches the ends.
+pub(super) fn connect(build: &mut Build) {
+    let peers = pair_qps(build);
+    match_packets(build, &peers);
+    for index in 0..build.trace.packets.len() {
+        complete_packet(build, &peers, PacketId(index));
+    }
+    match_messages(build);
+}
+
+/// Returns the peer of each queue pair.
+fn pair_qps(build: &Build) -> Vec<Option<usize>> {
+    let mut peers = vec![None; build.qps.len()];
+    let mut groups: HashMap<(Qpn, Qpn), Vec<(usize, &Connection)>> = HashMap::new();
+    for (index, qp) in build.qps.iter().enumerate() {
+        let device = build.trace.devices.get(qp.device.0);
+        let connection = qp.connection.and_then(|index| device?.connections.get(index));
+        if let Some(connection) = connection.filter(|connection| connection.transport != Transport::Ud) {
+            let (one, other) = (connection.qpn, connection.remote_qpn);
+            groups.entry((one.min(other), one.max(other))).or_default().push((index, connection));
+        }
+    }
+    for group in groups.values() {
+        // Queue pair numbers are random: a larger group is that of a forged recording.
+        let group = &group[group.len().saturating_sub(MAX_GROUP)..];
+        let mut pairs = Vec::new();
+        for (place, &(one, connection)) in group.iter().enumerate() {
+            for &(other, opposite) in &group[place..] {
+                if let Some(score) = likeness(connection, opposite, one == other) {
+                    pairs.push((score, one, other));
+                }
+            }
+        }
+        // Of equals, the latest connections are a pair.
+        pairs.sort_unstable();
+        for (_, one, other) in pairs.into_iter().rev() {
+            if peers[one].is_none() && peers[other].is_none() {
+                (peers[one], peers[other]) = (Some(other), Some(one));
+            }
+        }
+    }
+    peers
+}
+
+/// The maximum number of queue pairs that are compared with each other.
+const MAX_GROUP: usize = 64;
+
+/// Returns how well two connections fit together, or `None` if they can't be the two ends of one connection.
+fn likeness(one: &Connection, other: &Connection, is_same: bool) -> Option<u32> {
+    let are_opposite = one.qpn == other.remote_qpn && other.qpn == one.remote_qpn;
+    if !are_opposite || one.transport != other.transport {
+        return None;
+    }
+    let has_psn = |sender: &Connection, receiver: &Connection| {
+        sender.send_psn.is_some_and(|psn| psn == receiver.recv_psn)
+    };
+    let has_addr = |one: &Connection, other: &Connection| one.local.ip() == other.remote.ip();
+    let likeness = 4 * u32::from(has_psn(one, other))
+        + 4 * u32::from(has_psn(other, one))
+        + u32::from(has_addr(one, other))
+        + u32::from(has_addr(other, one));
+    // A queue pair is its own peer only if its addresses are equal.
+    (!is_same || has_addr(one, other)).then_some(likeness)
+}
+
+/// Matches the packets that were sent with those that were received.
+fn match_packets(build: &mut Build, peers: &[Option<usize>]) {
+    let mut flows: HashMap<Datagrams, u32> = HashMap::new();
+    let mut keyed: Vec<(u64, PacketId)> = Vec::with_capacity(build.trace.packets.len());
+    for (index, (packet, &qp)) in build.trace.packets.iter().zip(&build.packet_qps).enumerate() {
+        let flow = match packet.header.operation {
+            Operation::Ud(Ud { source_qp, .. }) => {
+                let (Some(source), Some(destination)) = (packet.source, packet.destination) else { continue };
+                let dest_qp = packet.header.dest_qp;
+                let [source, destination] = [source, destination].map(|addr| addr.ip().to_canonical());
+                let count = flows.len() as u32;
+                // Odd numbers are those of datagrams.
+                *flows.entry((source_qp, dest_qp, source, destination)).or_insert(count) << 1 | 1
+            }
+            _ => {
+                let Some(Some(peer)) = peers.get(qp) else { continue };
+                let sender = if packet.direction == Direction::Out { qp } else { *peer };
+                (sender as u32) << 1
+            }
+        };
+        let (psn, opcode) = (u64::from(packet.header.psn.get()), u64::from(packet.header.opcode().byte()));
+        keyed.push((u64::from(flow) << 32 | psn << 8 | opcode, PacketId(index)));
+    }
+    keyed.sort_unstable();
+    for group in keyed.chunk_by(|one, other| one.0 == other.0) {
+        let is_out = |id: &PacketId| {
+            build.trace.packets.get(id.0).is_some_and(|packet| packet.direction == Direction::Out)
+        };
+        let (sent, mut received): (Vec<PacketId>, Vec<PacketId>) =
+            group.iter().map(|(_, id)| *id).partition(is_out);
+        let receiver = |id: &PacketId| build.packet_qps.get(id.0).copied();
+        // A multicast datagram has several receivers.
+        received.sort_by_key(receiver);
+        let copies: Vec<Vec<PacketId>> =
+            received.chunk_by(|one, other| receiver(one) == receiver(other)).map(<[_]>::to_vec).collect();
+        for received in copies {
+            match_copies(&mut build.trace, &sent, &received);
+        }
+    }
+}
+
+/// The queue pairs and addresses of datagrams. Their source ports differ between the ends if a link chose another one.
+type Datagrams = (Qpn, Qpn, IpAddr, IpAddr);
+
+/// Matches the copies of a packet: the first and its retransmissions. Copies that were sent first are more likely lost, so
+/// the last copies are matched first. On one clock, no copy is received before it is sent.
+fn match_copies(trace: &mut Trace, sent: &[PacketId], received: &[PacketId]) {
+    let mut remaining = sent;
+    for &arrived in received.iter().rev() {
+        let Some(packet) = trace.packets.get(arrived.0) else { continue };
+        let (device, time) = (packet.device, packet.time);
+        let is_later = |id: &PacketId| {
+            trace.packets.get(id.0).is_some_and(|sent| {
+                trace.share_clock(sent.device, device)
+                    && trace.host_nanos(sent.device, sent.time) > trace.host_nanos(device, time)
+            })
+        };
+        while let Some((_, rest)) = remaining.split_last().filter(|(last, _)| is_later(last)) {
+            remaining = rest;
+        }
+        // A network can duplicate packets, so that fewer copies were sent than received.
+        let (Some(&copy), rest) = (match remaining.split_last() {
+            Some((copy, rest)) => (Some(copy), rest),
+            None => (sent.first(), remaining),
+        }) else {
+            continue;
+        };
+        remaining = rest;
+        let Some(copy_packet) = trace.packets.get_mut(copy.0) else { continue };
+        copy_packet.peer = Some(arrived);
+        let (is_retransmission, retry_cause) = (copy_packet.is_retransmission, copy_packet.retry_cause);
+        let (source, destination) = (copy_packet.source, copy_packet.destination);
+        if let Some(packet) = trace.packets.get_mut(arrived.0) {
+            packet.peer = Some(copy);
+            packet.is_retransmission = is_retransmission;
+            packet.retry_cause = retry_cause;
+            // The receiver of a connection's packet does not know the source port.
+            if packet.source.is_none_or(|source| source.port() == 0) {
+                (packet.source, packet.destination) = (source, destination);
+            }
+        }
+    }
+}
+
+/// Sets the requests of a packet at the responder.
+fn complete_packet(build: &mut Build, peers: &[Option<usize>], id: PacketId) {
+    let Some(packet) = build.packet(id) else { return };
+    let sent_for = packet.peer.and_then(|peer| build.packet_requests.get(peer.0).copied().flatten());
+    let peer = build.packet_qps.get(id.0).and_then(|qp| peers.get(*qp).copied().flatten());
+    let requester = peer.and_then(|peer| build.qps.get(peer)).map(|qp| &qp.sequence);
+    let psn = packet.header.psn;
+    let find = || requester.and_then(|sequence| sequence.find(psn));
+    let find_range = |psns: Option<(_, _)>| match (psns, requester) {
+        (Some((first, last)), Some(sequence)) => sequence.find_range(first, last),
+        _ => Vec::new(),
+    };
+    let role = match (&packet.role, packet.direction) {
+        (PacketRole::Request(None), Direction::In) => PacketRole::Request(sent_for.or_else(find)),
+        (PacketRole::Response(None), Direction::Out) => PacketRole::Response(find()),
+        (PacketRole::Ack { psns, .. }, Direction::Out) => {
+            PacketRole::Ack { psns: *psns, requests: find_range(*psns) }
+        }
+        (PacketRole::Nak { syndrome, psns, .. }, Direction::Out) => PacketRole::Nak {
+            syndrome: *syndrome,
+            psns: *psns,
+            requests: find_range(*psns),
+            rejected: find(),
+        },
+        _ => return,
+    };
+    if let Some(packet) = build.packet_mut(id) {
+        packet.role = role;
+    }
+}
+
+/// Matches each receive request with the send request whose message it received.
+fn match_messages(build: &mut Build) {
+    for index in 0..build.trace.requests.len() {
+        let Some(request) = build.trace.requests.get(index) else { continue };
+        let last = request.packets.last().filter(|_| request.queue == Queue::Recv);
+        let Some(packet) = last.and_then(|id| build.packet(*id)) else { continue };
+        let sender = match packet.role {
+            PacketRole::Request(sender) => sender,
+            _ => packet.peer.and_then(|peer| build.packet_requests.get(peer.0).copied().flatten()),
+        };
+        let Some(sender) = sender else { continue };
+        if let Some(request) = build.trace.requests.get_mut(index) {
+            request.peer = Some(sender);
+        }
+        // A multicast datagram has several receivers.
+        if let Some(sender) = build.request_mut(sender) {
+            sender.peer.get_or_insert(RequestId(index));
+        }
+    }
+}
