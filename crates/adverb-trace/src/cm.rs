@@ -38,7 +38,7 @@ mod tests {
             bytes[17] = attribute;
             let name = message_name(&bytes).unwrap();
             let printed = Mad::parse(&bytes).unwrap().message.to_string();
-            assert!(printed.starts_with(name), "{printed} is not {name}");
+            assert!(printed.starts_with(&format!("CM {name} ")), "{printed} is not {name}");
             assert_eq!(message_name(&bytes[..36]), Some(name));
             assert_eq!(message_name(&bytes[..20]), None);
         }
