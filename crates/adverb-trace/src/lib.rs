@@ -10,8 +10,16 @@
 #![forbid(unsafe_code)]
 
 mod build;
+mod clock;
 mod cm;
+mod comment;
+mod json;
+mod json_text;
 mod model;
+mod pcapng;
+mod perfetto;
+#[cfg(test)]
+mod sample;
 
 pub use model::{
     Connection, CqeState, Device, DeviceId, Direction, Life, Moment, Packet, PacketId, PacketRole, Request,

@@ -410,19 +410,19 @@ impl fmt::Display for TraceEvent {
                 request.map_or(Ok(()), |request| write!(f, ", send #{request}"))
             }
             TraceEvent::Dropped { qpn, psn, opcode, reason } => {
-                write!(f, "qp {qpn} dropped {opcode} psn {psn}: {reason:?}")
+                write!(f, "qp {qpn} dropped {opcode} psn {psn}: {reason}")
             }
             TraceEvent::Acknowledged { qpn, psn } => write!(f, "qp {qpn} acknowledged before psn {psn}"),
             TraceEvent::NakReceived { qpn, psn, syndrome } => write!(f, "qp {qpn} psn {psn}: {syndrome}"),
             TraceEvent::NakSent { qpn, psn, syndrome } => write!(f, "qp {qpn} rejects psn {psn}: {syndrome}"),
             TraceEvent::Retransmit { qpn, psn, cause } => {
-                write!(f, "qp {qpn} retransmit from psn {psn}: {cause:?}")
+                write!(f, "qp {qpn} retransmit from psn {psn}: {cause}")
             }
             TraceEvent::CnpReceived { qpn, rate } => match rate {
                 Some(rate) => write!(f, "qp {qpn} congested, {} Mbit/s", rate / 1_000_000),
                 None => write!(f, "qp {qpn} congested"),
             },
-            TraceEvent::TimerExpired { qpn, timer } => write!(f, "qp {qpn} timer {timer:?}"),
+            TraceEvent::TimerExpired { qpn, timer } => write!(f, "qp {qpn} timer expired: {timer}"),
             TraceEvent::Completed { qpn, queue, request, wr_id, outcome, .. } => {
                 let queue = queue.name();
                 write!(f, "qp {qpn} complete {queue} #{request} wr {wr_id:#x}: ")?;

@@ -5,6 +5,7 @@
 //! tools that show what happened.
 
 mod event;
+mod names;
 mod recorder;
 mod recording;
 

@@ -1,0 +1,264 @@
+//! Packets as a capture file for Wireshark (pcapng, draft-ietf-opsawg-pcapng).
+
+use std::io::{self, BufWriter, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use adverb_proto::trace::DropReason;
+use adverb_wire::{Flow, Frame, ICRC_LEN, IpHeader, MAX_HEADER_LEN, MAX_OUTER_HEADER_LEN, ROCE_PORT};
+
+use crate::clock::Clocks;
+use crate::comment::Comments;
+use crate::model::{Device, DeviceId, Direction, Packet, PacketId, Trace};
+
+impl Trace {
+    /// Writes the packets as a capture in pcapng format, which Wireshark and `tshark -r FILE` read.
+    ///
+    /// Each device is an interface. Each packet has a comment that names its request (see
+    /// [`packet_comments`](Trace::packet_comments)); Wireshark shows comments with the display filter `frame.comment`.
+    /// The packets of devices that [share a clock](Trace::share_clock) are in the order of their times; those of other
+    /// devices follow.
+    ///
+    /// The headers are those of the recorded packets. The capture differs from the packets on the wire as follows:
+    ///
+    /// - A packet contains as much payload as was recorded. The captured length of a packet without its whole payload is
+    ///   shorter than its original length.
+    /// - A packet contains an ICRC if its payload, its addresses and its UDP ports are known, unless it was dropped because its ICRC was
+    ///   wrong. The ICRC is computed for IP ID 0.
+    /// - The other fields of the IP header that a recording lacks have default values: traffic class 0, 64 hops. The UDP
+    ///   checksum is 0.
+    /// - Unknown addresses are replaced by documentation addresses: 192.0.2.1 or 2001:db8::1 for the first device,
+    ///   192.0.2.2 or 2001:db8::2 for the second, and so on, and 192.0.2.254 or 2001:db8::fe for a peer that was not
+    ///   recorded. The receiver of a connection's packet does not know the source port; without a recording of the sender,
+    ///   the port is 0. The comment of such a packet says so.
+    ///
+    /// ```
+    /// use adverb_trace::Trace;
+    ///
+    /// fn save(trace: &Trace) -> std::io::Result<()> {
+    ///     trace.write_pcapng(&mut std::fs::File::create("trace.pcapng")?)
+    /// }
+    /// # let mut file = Vec::new();
+    /// # Trace::default().write_pcapng(&mut file)?;
+    /// # assert_eq!(file[..4], [0x0a, 0x0d, 0x0d, 0x0a]);
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if writing to `out` fails.
+    pub fn write_pcapng(&self, out: &mut impl Write) -> io::Result<()> {
+        let mut out = BufWriter::with_capacity(1 << 16, out);
+        let mut options = Vec::new();
+        option(&mut options, USER_APPLICATION, b"adverb-trace");
+        option(&mut options, END_OF_OPTIONS, &[]);
+        block(&mut out, SECTION, &[&SECTION_CONTENT, &options])?;
+        for device in self.devices() {
+            interface(&mut out, device)?;
+        }
+        let clocks = Clocks::new(self);
+        let comments = Comments::new(self);
+        let mut frame = Vec::new();
+        let mut comment = String::new();
+        for id in packets_in_order(self, &clocks) {
+            let packet = &self.packets[id.0];
+            comment.clear();
+            comments.write(id, &mut comment);
+            let addresses = Addresses::of(self, packet);
+            comment.push_str(addresses.note);
+            frame.clear();
+            let original_len = write_frame(packet, &addresses, &mut frame);
+            let nanos = clocks.unix_nanos(self, packet.device, packet.time);
+            enhanced_packet(&mut out, packet, nanos, original_len, &frame, &comment)?;
+        }
+        out.flush()
+    }
+}
+
+/// Returns the packets: those of each clock in the order of their times.
+fn packets_in_order(trace: &Trace, clocks: &Clocks) -> impl Iterator<Item = PacketId> {
+    let keys = trace.packets().iter().enumerate().map(|(index, packet)| {
+        (clocks.of(packet.device), trace.host_nanos(packet.device, packet.time), index)
+    });
+    let mut keys: Vec<(usize, u64, usize)> = keys.collect();
+    keys.sort();
+    keys.into_iter().map(|(.., index)| PacketId(index))
+}
+
+/// The addresses of a packet.
+struct Addresses {
+    source: SocketAddr,
+    destination: SocketAddr,
+    ip: IpHeader,
+    /// Whether both addresses and both ports are those of the packet, so that its ICRC can be computed.
+    are_known: bool,
+    /// The end of the packet's comment, if the addresses or ports are unknown.
+    note: &'static str,
+}
+
+impl Addresses {
+    fn of(trace: &Trace, packet: &Packet) -> Addresses {
+        let (source, destination) = (packet.source, packet.destination);
+        if let (Some(source), Some(destination)) = (source, destination)
+            && let Some(ip) = IpHeader::new(source.ip(), destination.ip())
+        {
+            let are_known = source.port() != 0 && destination.port() != 0;
+            let note = if are_known { "" } else { ", UDP port unknown" };
+            return Addresses { source, destination, ip, are_known, note };
+        }
+        let peer = packet.peer.and_then(|peer| trace.packet(peer)).map(|peer| peer.device);
+        let (sender, receiver) = match packet.direction {
+            Direction::Out => (Some(packet.device), peer),
+            Direction::In => (peer, Some(packet.device)),
+        };
+        // A known address is kept, unless the other one is of another family.
+        let mut known = [source, destination].into_iter().flatten().peekable();
+        let is_v6 = known.peek().is_some() && known.all(|addr| addr.is_ipv6());
+        let resolve = |addr: Option<SocketAddr>, device, port| {
+            let kept = addr.filter(|addr| addr.is_ipv6() == is_v6);
+            kept.unwrap_or_else(|| SocketAddr::new(placeholder(device, is_v6), port))
+        };
+        let source = resolve(source, sender, PLACEHOLDER_PORT);
+        let destination = resolve(destination, receiver, ROCE_PORT);
+        let ip = IpHeader::new(source.ip(), destination.ip()).expect("addresses of one family");
+        let note = ", addresses unknown: placeholders";
+        Addresses { source, destination, ip, are_known: false, note }
+    }
+}
+
+/// Returns the address of a device in a block for documentation (RFC 5737, RFC 3849), or of a peer that was not
+/// recorded.
+fn placeholder(device: Option<DeviceId>, is_v6: bool) -> IpAddr {
+    let host =
+        device.map_or(UNRECORDED_HOST, |device| (device.0 % usize::from(UNRECORDED_HOST - 1)) as u8 + 1);
+    if is_v6 {
+        IpAddr::V6(Ipv6Addr::new(0x2001, 0x0db8, 0, 0, 0, 0, 0, host.into()))
+    } else {
+        IpAddr::V4(Ipv4Addr::new(192, 0, 2, host))
+    }
+}
+
+/// The last octet of the address of a peer that was not recorded.
+const UNRECORDED_HOST: u8 = 254;
+
+/// The source port of packets with an unknown address: the first port of RoCEv2 senders.
+const PLACEHOLDER_PORT: u16 = 0xc000;
+
+/// Appends the IP datagram of a packet to `frame`, as far as it is known, and returns its whole length.
+fn write_frame(packet: &Packet, addresses: &Addresses, frame: &mut Vec<u8>) -> usize {
+    let payload_len = packet.payload_len as usize;
+    let recorded = packet.payload.as_deref().unwrap_or_default();
+    let recorded = &recorded[..recorded.len().min(payload_len)];
+    let mut head = [0; MAX_HEADER_LEN];
+    let header_len = packet.header.emit(payload_len, &mut head);
+    let packet_len = (header_len + payload_len).next_multiple_of(4) + ICRC_LEN;
+    let mut outer = [0; MAX_OUTER_HEADER_LEN];
+    let outer_len = Frame::emit_outer(&addresses.ip, addresses.source.port(), packet_len, &mut outer);
+    outer[outer_len - 6..outer_len - 4].copy_from_slice(&addresses.destination.port().to_be_bytes());
+    frame.extend_from_slice(&outer[..outer_len]);
+    frame.extend_from_slice(&head[..header_len]);
+    frame.extend_from_slice(recorded);
+    let is_icrc_known =
+        recorded.len() == payload_len && addresses.are_known && packet.dropped != Some(DropReason::WrongIcrc);
+    if is_icrc_known
+        && let Some(flow) = Flow::new(addresses.source, addresses.destination)
+        && let Ok(emitted) = flow.emit(&packet.header, 0, &[recorded], &mut head)
+    {
+        frame.extend_from_slice(&emitted.trailer);
+    }
+    outer_len + packet_len
+}
+
+/// Writes the description of a device.
+fn interface(out: &mut impl Write, device: &Device) -> io::Result<()> {
+    let mut content = Vec::new();
+    content.extend_from_slice(&LINK_TYPE.to_le_bytes());
+    content.extend_from_slice(&[0; 6]); // reserved; packets of any length
+    option(&mut content, INTERFACE_NAME, truncated(&device.name, 1000));
+    if device.lost_count > 0 {
+        let lost = device.lost_count;
+        let comment = format!("the recorder overwrote {lost} events, so packets can be missing");
+        option(&mut content, COMMENT, comment.as_bytes());
+    }
+    option(&mut content, TIMESTAMP_RESOLUTION, &[9]); // 10⁻⁹ s
+    option(&mut content, END_OF_OPTIONS, &[]);
+    block(out, INTERFACE, &[&content])
+}
+
+/// Writes a packet.
+fn enhanced_packet(
+    out: &mut impl Write,
+    packet: &Packet,
+    nanos: u64,
+    original_len: usize,
+    frame: &[u8],
+    comment: &str,
+) -> io::Result<()> {
+    let direction = match packet.direction {
+        Direction::In => INBOUND,
+        Direction::Out => OUTBOUND,
+    };
+    let words =
+        [packet.device.0 as u32, (nanos >> 32) as u32, nanos as u32, frame.len() as u32, original_len as u32];
+    let words = words.map(u32::to_le_bytes);
+    let padding = &[0; 3][..frame.len().wrapping_neg() & 3];
+    let mut options = Vec::with_capacity(comment.len() + 24);
+    option(&mut options, COMMENT, truncated(comment, MAX_COMMENT));
+    option(&mut options, PACKET_FLAGS, &direction.to_le_bytes());
+    option(&mut options, END_OF_OPTIONS, &[]);
+    block(out, ENHANCED_PACKET, &[words.as_flattened(), frame, padding, &options])
+}
+
+/// Writes a block: its kind, its length, its content in 32-bit words, and its length again.
+fn block(out: &mut impl Write, kind: u32, content: &[&[u8]]) -> io::Result<()> {
+    let length = 12 + content.iter().map(|piece| piece.len()).sum::<usize>() as u32;
+    out.write_all(&kind.to_le_bytes())?;
+    out.write_all(&length.to_le_bytes())?;
+    for piece in content {
+        out.write_all(piece)?;
+    }
+    out.write_all(&length.to_le_bytes())
+}
+
+/// Appends an option of a block: its code, its length, its value in whole words.
+fn option(content: &mut Vec<u8>, code: u16, value: &[u8]) {
+    content.extend_from_slice(&code.to_le_bytes());
+    content.extend_from_slice(&(value.len() as u16).to_le_bytes());
+    content.extend_from_slice(value);
+    content.resize(content.len().next_multiple_of(4), 0);
+}
+
+/// Returns the bytes of a text's first characters, at most `max`.
+fn truncated(text: &str, max: usize) -> &[u8] {
+    let mut len = text.len().min(max);
+    while !text.is_char_boundary(len) {
+        len -= 1;
+    }
+    &text.as_bytes()[..len]
+}
+
+const SECTION: u32 = 0x0a0d_0d0a;
+const INTERFACE: u32 = 1;
+const ENHANCED_PACKET: u32 = 6;
+
+/// The byte order, version 1.0, a section of unknown length.
+const SECTION_CONTENT: [u8; 16] =
+    [0x4d, 0x3c, 0x2b, 0x1a, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
+
+/// Frames begin with an IP header, of either version (LINKTYPE_RAW).
+const LINK_TYPE: u16 = 101;
+
+const END_OF_OPTIONS: u16 = 0;
+const COMMENT: u16 = 1;
+const INTERFACE_NAME: u16 = 2;
+const PACKET_FLAGS: u16 = 2;
+const USER_APPLICATION: u16 = 4;
+const TIMESTAMP_RESOLUTION: u16 = 9;
+
+const INBOUND: u32 = 1;
+const OUTBOUND: u32 = 2;
+
+/// The maximum length of a comment in bytes. An option has at most 65,535.
+const MAX_COMMENT: usize = 60_000;
+
+#[cfg(test)]
+mod tests;

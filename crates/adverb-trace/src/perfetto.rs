@@ -1,0 +1,428 @@
+//! Traces for timeline viewers: the Trace Event Format of Chrome, which Perfetto reads.
+
+use std::collections::HashMap;
+use std::io::{self, BufWriter, Write};
+
+use adverb_proto::Time;
+use adverb_proto::trace::{Queue, RecvQueueId};
+use adverb_proto::types::Qpn;
+
+use crate::clock::Clocks;
+use crate::comment::{Comments, ShortLabel};
+use crate::json_text::{Hex, JsonText, JsonValue, Micros, Text};
+use crate::model::{CqeState, DeviceId, Direction, Packet, PacketId, PacketRole, Request, Trace, WqeState};
+
+impl Trace {
+    /// Writes the trace as JSON in the Trace Event Format, which <https://ui.perfetto.dev> and `chrome://tracing`
+    /// display as a timeline.
+    ///
+    /// - Each device is a process.
+    /// - Each queue of requests is a track, on which each request is a slice from its post to its completion. Slices in it
+    ///   show how long the request was queued and on the wire. After it, a slice shows how long the completion was
+    ///   pending, until the application polled it.
+    /// - Each queue pair is a track of its packets and of its other events. The names of retransmissions, NAKs and dropped
+    ///   packets say so.
+    /// - An arrow connects each packet that was sent with the same packet received, if both devices
+    ///   [share a clock](Trace::share_clock).
+    ///
+    /// The format has a single time axis. The time 0 is the first event of each clock. If the trace has several clocks,
+    /// the names of the processes tell the devices' clocks; times of different clocks can't be compared.
+    ///
+    /// ```
+    /// use adverb_trace::Trace;
+    ///
+    /// let mut text = Vec::new();
+    /// Trace::default().write_perfetto(&mut text)?;
+    /// assert!(text.starts_with(br#"{"traceEvents":["#));
+    /// # std::io::Result::Ok(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if writing to `out` fails.
+    pub fn write_perfetto(&self, out: &mut impl Write) -> io::Result<()> {
+        let clocks = Clocks::new(self);
+        let spans = spans(self, &clocks);
+        let mut writer = Writer {
+            trace: self,
+            clocks,
+            spans,
+            tracks: HashMap::new(),
+            json: JsonText::default(),
+            is_first: true,
+            out: BufWriter::with_capacity(1 << 16, out),
+        };
+        writer.out.write_all(b"{\"traceEvents\":[\n")?;
+        writer.devices()?;
+        for (index, request) in self.requests.iter().enumerate() {
+            writer.request(index, request)?;
+        }
+        writer.packets()?;
+        writer.moments()?;
+        writer.out.write_all(b"\n]}\n")?;
+        writer.out.flush()
+    }
+}
+
+/// The first and the last time on a clock, in nanoseconds.
+#[derive(Clone, Copy)]
+struct Span {
+    first: u64,
+    last: u64,
+}
+
+/// Returns the first and the last time on each clock.
+fn spans(trace: &Trace, clocks: &Clocks) -> Vec<Span> {
+    let mut spans = vec![Span { first: u64::MAX, last: 0 }; clocks.count()];
+    let mut add = |device: DeviceId, time: Time| {
+        let nanos = trace.host_nanos(device, time);
+        if let Some(span) = spans.get_mut(clocks.of(device)) {
+            *span = Span { first: span.first.min(nanos), last: span.last.max(nanos) };
+        }
+    };
+    for request in trace.requests() {
+        times(request).for_each(|time| add(request.device, time));
+    }
+    trace.packets().iter().for_each(|packet| add(packet.device, packet.time));
+    trace.moments().iter().for_each(|moment| add(moment.device, moment.time));
+    spans
+}
+
+/// Returns the known times of a request.
+fn times(request: &Request) -> impl Iterator<Item = Time> {
+    let life = &request.life;
+    let times = [
+        life.posted,
+        life.doorbell,
+        life.first_packet,
+        life.last_packet,
+        life.acknowledged,
+        life.completed,
+        life.polled,
+    ];
+    times.into_iter().flatten()
+}
+
+/// A track of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Track {
+    Qp(Qpn),
+    RecvQueue(RecvQueueId),
+}
+
+struct Writer<'a, W: Write> {
+    trace: &'a Trace,
+    clocks: Clocks,
+    spans: Vec<Span>,
+    /// The thread id of each track. Ids differ between processes too, because Perfetto identifies threads by id.
+    tracks: HashMap<(DeviceId, Track), usize>,
+    json: JsonText,
+    is_first: bool,
+    out: BufWriter<W>,
+}
+
+impl<W: Write> Writer<'_, W> {
+    /// Writes an event: its phase, name and process, and the fields that `fill` appends.
+    fn event(
+        &mut self,
+        phase: &str,
+        name: impl JsonValue,
+        device: DeviceId,
+        fill: impl FnOnce(&mut JsonText),
+    ) -> io::Result<()> {
+        self.json.begin_object().field("ph", phase).field("name", name).field("pid", process(device));
+        fill(&mut self.json);
+        self.json.end_object();
+        let separator: &[u8] = if self.is_first { b"" } else { b",\n" };
+        self.is_first = false;
+        let out = &mut self.out;
+        self.json.take(|text| {
+            out.write_all(separator)?;
+            out.write_all(text)
+        })
+    }
+
+    fn devices(&mut self) -> io::Result<()> {
+        for (index, device) in self.trace.devices.iter().enumerate() {
+            let id = DeviceId(index);
+            let mut name = device.name.clone();
+            if self.clocks.count() > 1 {
+                let others = self.clocks.devices(self.clocks.of(id)).filter(|other| *other != id);
+                let others: Vec<&str> =
+                    others.filter_map(|other| Some(self.trace.device(other)?.name.as_str())).collect();
+                if others.is_empty() {
+                    name.push_str(" (own clock)");
+                } else {
+                    name.push_str(&format!(" (clock shared with {})", others.join(", ")));
+                }
+            }
+            if device.lost_count > 0 {
+                name.push_str(&format!(" ({} events lost)", device.lost_count));
+            }
+            self.event("M", "process_name", id, |json| {
+                json.key("args").begin_object().field("name", name.as_str()).end_object();
+            })?;
+            self.event("M", "process_sort_index", id, |json| {
+                json.key("args").begin_object().field("sort_index", index).end_object();
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Returns the thread id of a track. The first call for a track writes its name.
+    fn track(&mut self, device: DeviceId, track: Track) -> io::Result<usize> {
+        let next = self.trace.devices.len() + self.tracks.len() + 1;
+        let thread = *self.tracks.entry((device, track)).or_insert(next);
+        if thread == next {
+            let name = match track {
+                Track::Qp(qpn) => format!("qp {qpn} packets"),
+                Track::RecvQueue(queue) => queue.to_string(),
+            };
+            self.event("M", "thread_name", device, |json| {
+                json.field("tid", thread);
+                json.key("args").begin_object().field("name", name.as_str()).end_object();
+            })?;
+        }
+        Ok(thread)
+    }
+
+    /// Returns a time in nanoseconds after the first event of the device's clock.
+    fn since_start(&self, device: DeviceId, time: Time) -> u64 {
+        let first = self.spans.get(self.clocks.of(device)).map_or(0, |span| span.first);
+        self.trace.host_nanos(device, time).saturating_sub(first)
+    }
+
+    /// Writes the slices of a request. They are asynchronous, because the requests of a queue overlap. Viewers put slices
+    /// whose outermost slice has one name on one track; therefore, the outermost slice has the name of the queue.
+    fn request(&mut self, index: usize, request: &Request) -> io::Result<()> {
+        let device = request.device;
+        let Some(posted) = times(request).min() else { return Ok(()) };
+        let track = match (request.qpn, request.posted.and_then(|posted| posted.recv_queue)) {
+            (Some(qpn), _) => Track::Qp(qpn),
+            (None, Some(queue)) => Track::RecvQueue(queue),
+            (None, None) => return Ok(()),
+        };
+        let thread = self.track(device, track)?;
+        let queue = match track {
+            Track::Qp(qpn) => format!("qp {qpn} {}", request.queue.name()),
+            Track::RecvQueue(queue) => format!("{queue} {}", request.queue.name()),
+        };
+        let trace_end = self.spans.get(self.clocks.of(device)).map_or(0, |span| span.last - span.first);
+        let posted = self.since_start(device, posted);
+        let at = |time: Option<Time>| time.map(|time| self.since_start(device, time));
+        let completed = at(request.life.completed).unwrap_or(trace_end).max(posted);
+        let polled = match (request.life.completed, request.cqe_state()) {
+            (Some(_), Some(CqeState::Pending)) => Some(trace_end.max(completed)),
+            (_, Some(CqeState::Polled | CqeState::Processed)) => {
+                at(request.life.polled).map(|polled| polled.max(completed))
+            }
+            _ => None,
+        };
+        let first_packet = at(request.life.first_packet).map(|time| time.clamp(posted, completed));
+        let last_packet = match request.queue {
+            Queue::Send => at(request.life.acknowledged),
+            Queue::Recv => at(request.life.last_packet),
+        };
+        let doorbell = at(request.life.doorbell);
+        let mut slices = Slices { writer: self, device, thread, id: index };
+        slices.begin(&*queue, posted, |_| {})?;
+        let state = match request.wqe_state() {
+            WqeState::Error => ", failed",
+            WqeState::Completed => "",
+            WqeState::Posted | WqeState::Processing => ", not completed",
+        };
+        let name = Text(format_args!("{}{state}", ShortLabel(request)));
+        slices.begin(name, posted, |json| write_request_args(json, request))?;
+        let (waiting, moving) = match request.queue {
+            Queue::Send => ("queued", "on the wire"),
+            Queue::Recv => ("waiting for a message", "receiving"),
+        };
+        let queued_until = first_packet.unwrap_or(completed);
+        slices.begin(waiting, posted, |_| {})?;
+        if let Some(doorbell) = doorbell {
+            slices.instant("doorbell", doorbell.clamp(posted, queued_until))?;
+        }
+        slices.end(waiting, queued_until)?;
+        if let Some(first) = first_packet {
+            let last = last_packet.unwrap_or(completed).clamp(first, completed);
+            slices.begin(moving, first, |_| {})?;
+            for retransmission in &request.retransmissions {
+                let time = slices.writer.since_start(device, retransmission.time);
+                let (psn, cause) = (retransmission.psn, retransmission.cause);
+                let name = Text(format_args!("retransmission from psn {psn} ({cause})"));
+                slices.instant(name, time.clamp(first, last))?;
+            }
+            slices.end(moving, last)?;
+        }
+        slices.end(Text(format_args!("{}{state}", ShortLabel(request))), completed)?;
+        if let Some(polled) = polled {
+            let name =
+                if request.life.polled.is_some() { "completion pending" } else { "completion not polled" };
+            slices.begin(name, completed, |_| {})?;
+            slices.end(name, polled)?;
+        }
+        slices.end(&*queue, polled.unwrap_or(completed))
+    }
+
+    fn packets(&mut self) -> io::Result<()> {
+        let trace = self.trace;
+        let comments = Comments::new(trace);
+        let mut comment = String::new();
+        for (index, packet) in trace.packets.iter().enumerate() {
+            let device = packet.device;
+            let thread = self.track(device, Track::Qp(packet.qpn))?;
+            let time = self.since_start(device, packet.time);
+            comment.clear();
+            comments.write(PacketId(index), &mut comment);
+            self.event("i", PacketName(packet), device, |json| {
+                json.field("cat", "packet").field("tid", thread).field("ts", Micros(time)).field("s", "t");
+                json.key("args").begin_object().field("packet", index).field("comment", comment.as_str());
+                json.field("header", Text(packet.header)).field("payload_len", packet.payload_len);
+                json.end_object();
+            })?;
+            let Some(peer) = packet.peer.filter(|peer| self.is_arrow(packet, *peer)) else { continue };
+            // An arrow has the number of the packet that was sent, and starts or ends at the instant before it.
+            let (phase, id) = match packet.direction {
+                Direction::Out => ("s", index),
+                Direction::In => ("f", peer.0),
+            };
+            self.event(phase, "packet", device, |json| {
+                json.field("cat", "packet").field("tid", thread).field("ts", Micros(time)).field("id", id);
+                if packet.direction == Direction::In {
+                    json.field("bp", "e");
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Whether an arrow connects the two copies of a packet: both name the other, and have one clock.
+    fn is_arrow(&self, packet: &Packet, peer: PacketId) -> bool {
+        self.trace.packet(peer).is_some_and(|peer| {
+            peer.direction != packet.direction
+                && peer
+                    .peer
+                    .is_some_and(|id| self.trace.packet(id).is_some_and(|id| std::ptr::eq(id, packet)))
+                && self.trace.share_clock(packet.device, peer.device)
+        })
+    }
+
+    fn moments(&mut self) -> io::Result<()> {
+        let trace = self.trace;
+        for moment in &trace.moments {
+            let device = moment.device;
+            let thread = match moment.event.qpn() {
+                Some(qpn) => Some(self.track(device, Track::Qp(qpn))?),
+                None => None,
+            };
+            let time = self.since_start(device, moment.time);
+            self.event("i", Text(moment.event), device, |json| {
+                json.field("cat", "event").optional("tid", thread).field("ts", Micros(time));
+                json.field("s", if thread.is_some() { "t" } else { "p" });
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// The asynchronous slices of a request.
+struct Slices<'w, 'a, W: Write> {
+    writer: &'w mut Writer<'a, W>,
+    device: DeviceId,
+    thread: usize,
+    id: usize,
+}
+
+impl<W: Write> Slices<'_, '_, W> {
+    fn begin(
+        &mut self,
+        name: impl JsonValue,
+        nanos: u64,
+        args: impl FnOnce(&mut JsonText),
+    ) -> io::Result<()> {
+        self.event("b", name, nanos, args)
+    }
+
+    fn instant(&mut self, name: impl JsonValue, nanos: u64) -> io::Result<()> {
+        self.event("n", name, nanos, |_| {})
+    }
+
+    fn end(&mut self, name: impl JsonValue, nanos: u64) -> io::Result<()> {
+        self.event("e", name, nanos, |_| {})
+    }
+
+    fn event(
+        &mut self,
+        phase: &str,
+        name: impl JsonValue,
+        nanos: u64,
+        args: impl FnOnce(&mut JsonText),
+    ) -> io::Result<()> {
+        let (thread, id) = (self.thread, self.id);
+        self.writer.event(phase, name, self.device, |json| {
+            json.field("cat", "request").field("id", Hex(id as u64)).field("tid", thread);
+            json.field("ts", Micros(nanos)).key("args").begin_object();
+            args(json);
+            json.end_object();
+        })
+    }
+}
+
+/// Returns the process id of a device.
+fn process(device: DeviceId) -> usize {
+    device.0 + 1
+}
+
+fn write_request_args(json: &mut JsonText, request: &Request) {
+    json.field("number", request.number).field("wr_id", Hex(request.wr_id));
+    if let Some(posted) = request.posted {
+        json.field("operation", request.operation_name()).field("tag", Hex(posted.tag));
+        json.field("length", posted.length);
+    }
+    if let Some((first, last)) = request.psns {
+        json.field("first_psn", first.get()).field("last_psn", last.get());
+    }
+    json.field("packet_count", request.packets.len());
+    json.field("retransmission_count", request.retransmissions.len());
+    match &request.outcome {
+        Some(Ok(success)) => {
+            json.field("status", "success").field("completed_length", success.length);
+        }
+        Some(Err(failure)) => {
+            json.field("status", Text(failure.status)).field("vendor_error", failure.vendor_error);
+        }
+        None => {}
+    }
+}
+
+/// The name of a packet on the timeline, such as `out RC WRITE first psn 5`.
+struct PacketName<'a>(&'a Packet);
+
+impl JsonValue for PacketName<'_> {
+    fn append_to(self, text: &mut String) {
+        let packet = self.0;
+        let direction = match packet.direction {
+            Direction::Out => "out",
+            Direction::In => "in",
+        };
+        let (opcode, psn) = (packet.header.opcode(), packet.header.psn);
+        let prefix = match (packet.dropped.is_some(), packet.is_retransmission) {
+            (true, _) => "DROPPED ",
+            (false, true) => "RETRANSMISSION ",
+            (false, false) => "",
+        };
+        match &packet.role {
+            PacketRole::Nak { syndrome, .. } => {
+                Text(format_args!("{prefix}NAK {direction} psn {psn}: {syndrome}")).append_to(text);
+            }
+            PacketRole::Cm { message } => {
+                let message = message.unwrap_or("message");
+                Text(format_args!("{prefix}{direction} CM {message}")).append_to(text);
+            }
+            _ => Text(format_args!("{prefix}{direction} {opcode} psn {psn}")).append_to(text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
