@@ -166,7 +166,7 @@ pub enum WqeState {
 }
 
 /// The state of a completion queue entry.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum CqeState {
     /// The completion is in the completion queue, or the request has not completed yet.
     Pending,

@@ -1,14 +1,15 @@
 //! Matches the packets and messages of two ends.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 
 use adverb_proto::trace::Queue;
 use adverb_proto::types::{Qpn, Transport};
-use adverb_wire::{Operation, Ud};
+use adverb_wire::{MAX_HEADER_LEN, Operation, Ud};
 
 use super::Build;
-use crate::model::{Connection, Direction, PacketId, PacketRole, RequestId, Trace};
+use crate::model::{Connection, Direction, Packet, PacketId, PacketRole, RequestId, Trace};
 
 /// Matches the ends.
 pub(super) fn connect(build: &mut Build) {
@@ -78,7 +79,7 @@ fn likeness(one: &Connection, other: &Connection, is_same: bool) -> Option<u32> 
 /// Matches the packets that were sent with those that were received.
 fn match_packets(build: &mut Build, peers: &[Option<usize>]) {
     let mut flows: HashMap<Datagrams, u32> = HashMap::new();
-    let mut keyed: Vec<(u64, PacketId)> = Vec::with_capacity(build.trace.packets.len());
+    let mut keyed: Vec<((u64, u64), PacketId)> = Vec::with_capacity(build.trace.packets.len());
     for (index, (packet, &qp)) in build.trace.packets.iter().zip(&build.packet_qps).enumerate() {
         let flow = match packet.header.operation {
             Operation::Ud(Ud { source_qp, .. }) => {
@@ -96,43 +97,82 @@ fn match_packets(build: &mut Build, peers: &[Option<usize>]) {
             }
         };
         let (psn, opcode) = (u64::from(packet.header.psn.get()), u64::from(packet.header.opcode().byte()));
-        keyed.push((u64::from(flow) << 32 | psn << 8 | opcode, PacketId(index)));
+        let key = (u64::from(flow) << 32 | psn << 8 | opcode, header_hash(packet));
+        keyed.push((key, PacketId(index)));
     }
     keyed.sort_unstable();
-    for group in keyed.chunk_by(|one, other| one.0 == other.0) {
-        let is_out = |id: &PacketId| {
-            build.trace.packets.get(id.0).is_some_and(|packet| packet.direction == Direction::Out)
-        };
-        let (sent, mut received): (Vec<PacketId>, Vec<PacketId>) =
-            group.iter().map(|(_, id)| *id).partition(is_out);
-        let receiver = |id: &PacketId| build.packet_qps.get(id.0).copied();
-        // A multicast datagram has several receivers.
-        received.sort_by_key(receiver);
-        let copies: Vec<Vec<PacketId>> =
-            received.chunk_by(|one, other| receiver(one) == receiver(other)).map(<[_]>::to_vec).collect();
-        for received in copies {
-            match_copies(&mut build.trace, &sent, &received);
+    let copies: Vec<Copies> = keyed
+        .chunk_by(|one, other| one.0 == other.0)
+        .flat_map(|group| Copies::of_group(build, group))
+        .collect();
+    let mut delays = HashMap::new();
+    for copies in &copies {
+        if let ([sent], [received]) = (&*copies.sent, &*copies.received)
+            && let Some(delay) = delay(&build.trace, *sent, *received)
+        {
+            let shortest = delays.entry(copies.path).or_insert(delay);
+            *shortest = delay.min(*shortest);
         }
     }
+    for copies in &copies {
+        let shortest = delays.get(&copies.path).copied();
+        match_copies(&mut build.trace, copies, shortest.unwrap_or(i64::MIN));
+    }
+}
+
+/// The copies of a packet, first and retransmitted ones, that were sent, and that one queue pair received.
+struct Copies {
+    /// The flow, and the receiving queue pair.
+    path: (u64, usize),
+    sent: Vec<PacketId>,
+    received: Vec<PacketId>,
+}
+
+impl Copies {
+    /// Sorts packets with equal headers by receiver: a multicast datagram has several.
+    fn of_group(build: &Build, group: &[((u64, u64), PacketId)]) -> Vec<Copies> {
+        let is_out =
+            |id: &PacketId| build.packet(*id).is_some_and(|packet| packet.direction == Direction::Out);
+        let flow = group.first().map_or(0, |((key, _), _)| *key >> 32);
+        let ids = group.iter().map(|(_, id)| *id);
+        let (sent, mut received): (Vec<PacketId>, Vec<PacketId>) = ids.partition(is_out);
+        let receiver = |id: &PacketId| build.packet_qps.get(id.0).copied().unwrap_or(usize::MAX);
+        received.sort_by_key(receiver);
+        let of_receiver = |received: &[PacketId]| Copies {
+            path: (flow, received.first().map_or(usize::MAX, receiver)),
+            sent: sent.clone(),
+            received: received.to_vec(),
+        };
+        received.chunk_by(|one, other| receiver(one) == receiver(other)).map(of_receiver).collect()
+    }
+}
+
+/// Returns the difference between the times of a packet at its two ends, in nanoseconds. If the ends have different
+/// clocks, the difference includes the unknown offset between them, which is nearly constant.
+fn delay(trace: &Trace, sent: PacketId, received: PacketId) -> Option<i64> {
+    let [sent, received] = [sent, received].map(|id| trace.packet(id).map(|packet| packet.time.as_nanos()));
+    Some(received?.wrapping_sub(sent?).cast_signed())
 }
 
 /// The queue pairs and addresses of datagrams. Their source ports differ between the ends if a link chose another one.
 type Datagrams = (Qpn, Qpn, IpAddr, IpAddr);
 
-/// Matches the copies of a packet: the first and its retransmissions. Copies that were sent first are more likely lost, so
-/// the last copies are matched first. On one clock, no copy is received before it is sent.
-fn match_copies(trace: &mut Trace, sent: &[PacketId], received: &[PacketId]) {
-    let mut remaining = sent;
+/// Returns a hash of a packet's headers and its length: several ACKs can have one sequence number.
+fn header_hash(packet: &Packet) -> u64 {
+    let mut bytes = [0; MAX_HEADER_LEN];
+    packet.header.emit(packet.payload_len as usize, &mut bytes);
+    let mut hasher = DefaultHasher::new();
+    (bytes, packet.payload_len).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Matches the copies of a packet. Copies that were sent first are more likely lost, so the last copies are matched
+/// first. `shortest` is the shortest delay of packets that have no copies: no copy can be faster.
+fn match_copies(trace: &mut Trace, Copies { sent, received, .. }: &Copies, shortest: i64) {
+    let mut remaining = &sent[..];
     for &arrived in received.iter().rev() {
-        let Some(packet) = trace.packets.get(arrived.0) else { continue };
-        let (device, time) = (packet.device, packet.time);
-        let is_later = |id: &PacketId| {
-            trace.packets.get(id.0).is_some_and(|sent| {
-                trace.share_clock(sent.device, device)
-                    && trace.host_nanos(sent.device, sent.time) > trace.host_nanos(device, time)
-            })
-        };
-        while let Some((_, rest)) = remaining.split_last().filter(|(last, _)| is_later(last)) {
+        let is_too_late = |id: &PacketId| delay(trace, *id, arrived).is_some_and(|delay| delay < shortest);
+        while let Some((_, rest)) = remaining.split_last().filter(|(last, _)| is_too_late(last)) {
             remaining = rest;
         }
         // A network can duplicate packets, so that fewer copies were sent than received.

@@ -14,6 +14,8 @@ pub(super) struct Receiver {
     expected_before: Option<Psn>,
     /// The packets so far of the message that is being received.
     message: Vec<(Psn, PacketId)>,
+    /// The message before the last packet, if the packet began another one.
+    message_before: Vec<(Psn, PacketId)>,
     /// The last packet that was received.
     last_packet: Option<PacketId>,
     /// The first sequence number that no response has acknowledged.
@@ -45,6 +47,7 @@ impl Receiver {
         let psn = header.psn;
         self.last_packet = Some(id);
         self.expected_before = self.expected;
+        self.message_before.clear();
         let place = place(&header.operation);
         let ahead = self.expected.map_or(0, |expected| psn.since(expected));
         match header.operation {
@@ -57,23 +60,30 @@ impl Receiver {
         }
         self.expected = Some(psn + span);
         match place {
-            Place::Begin => self.message = vec![(psn, id)],
+            Place::Begin => {
+                self.message_before = core::mem::replace(&mut self.message, vec![(psn, id)]);
+            }
             Place::Continue if self.message.last().is_some_and(|(last, _)| *last + 1 == psn) => {
                 self.message.push((psn, id));
             }
-            Place::Continue | Place::Apart => self.message.clear(),
+            Place::Continue | Place::Apart => self.message_before = core::mem::take(&mut self.message),
         }
     }
 
     /// Takes note that the queue pair dropped a packet.
     pub(super) fn drop(&mut self, id: PacketId, is_reliable: bool) {
-        if let Some(&(_, last)) = self.message.last()
-            && last == id
-        {
+        if self.last_packet != Some(id) {
+            return;
+        }
+        if self.message.last().is_some_and(|(_, last)| *last == id) {
             self.message.pop();
         }
-        if is_reliable && self.last_packet == Some(id) {
+        // A packet that is out of sequence does not end a message of a reliable connection.
+        if is_reliable {
             self.expected = self.expected_before;
+            if self.message.is_empty() {
+                self.message = core::mem::take(&mut self.message_before);
+            }
         }
     }
 
