@@ -60,6 +60,10 @@ pub(crate) use tests;
 pub enum Need {
     /// Atomic operations.
     Atomics,
+    /// ATOMIC WRITE.
+    AtomicWrite,
+    /// FLUSH to global visibility.
+    Flush,
     /// Queues of at least this depth.
     QueueDepth(u32),
     /// Requests with at least this many scatter-gather segments.
@@ -100,6 +104,12 @@ impl Need {
         Ok(match self {
             Need::Atomics => {
                 (!attributes.has_atomics).then(|| "the device has no atomic operations".to_owned())
+            }
+            Need::AtomicWrite => {
+                (!attributes.has_atomic_write).then(|| "the device has no ATOMIC WRITE".to_owned())
+            }
+            Need::Flush => {
+                (!attributes.flush.global).then(|| "the device has no FLUSH to global visibility".to_owned())
             }
             Need::QueueDepth(depth) => at_least("maximum queue depth", attributes.max_queue_depth, depth),
             Need::Segments(count) => at_least("maximum number of segments", attributes.max_sge, count),

@@ -81,10 +81,10 @@ mod traffic;
 
 pub use adverb_proto::ResourceCounts;
 pub use adverb_proto::types::{
-    Access, ArmFor, CompletedOperation, DeviceAttributes, DeviceEvent, DeviceInfo, Endpoint, Failure, Gid,
-    GidEntry, GidType, LinkLayer, ModerationLimits, OdpCapabilities, OdpOperations, PathMtu, PeerAttributes,
-    Port, PortState, Psn, QpState, Qpn, QueuePairAttributes, RemoteAddress, Status, Success, TimestampClock,
-    Transport,
+    Access, ArmFor, CompletedOperation, DeviceAttributes, DeviceEvent, DeviceInfo, Endpoint, Failure,
+    FlushCapabilities, FlushPlacement, Gid, GidEntry, GidType, LinkLayer, ModerationLimits, OdpCapabilities,
+    OdpOperations, PathMtu, PeerAttributes, Port, PortState, Psn, QpState, Qpn, QueuePairAttributes,
+    RemoteAddress, Status, Success, TimestampClock, Transport,
 };
 
 pub use address_handle::{AddressHandle, UdDestination};

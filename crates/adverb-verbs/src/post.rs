@@ -64,8 +64,9 @@ impl QueuePair {
     ///
     /// Returns [`Error::QueueFull`] if the queue is full, [`Error::WrongState`] if the queue pair is not ready to send,
     /// [`Error::InvalidRequest`], [`Error::LimitExceeded`], [`Error::MessageTooLong`] or [`Error::ForeignDomain`] if
-    /// the request is invalid for the queue pair, and [`Error::Verb`] if the operation fails. The error contains the
-    /// request; see [`PostError`] for the exception.
+    /// the request is invalid for the queue pair, [`Error::Unsupported`] if the device doesn't support ATOMIC WRITE or
+    /// FLUSH, and [`Error::Verb`] if the operation fails. The error contains the request; see [`PostError`] for the
+    /// exception.
     #[inline]
     pub fn post_send(&self, request: SendRequest) -> Result<RequestId, PostError<SendRequest>> {
         // A request on the fast path is taken apart: its parts move straight to the device's list and to the ring.
@@ -170,14 +171,29 @@ impl QueuePair {
         }
         if !batch.unusual.is_empty() {
             batch.lower_unusual(&mut queue.scratch.segments);
+            if batch.unusual.iter().any(|(_, request)| request.is_extended()) {
+                return self.post_checked_batch(queue, batch, count, backend::QueuePair::post_extended_sends);
+            }
         }
+        self.post_checked_batch(queue, batch, count, backend::QueuePair::post_sends)
+    }
+
+    /// Posts the `count` requests of a batch by a verb of the backend.
+    #[inline(always)]
+    fn post_checked_batch(
+        &self,
+        queue: &mut Posting,
+        mut batch: Batch,
+        count: u32,
+        post: impl FnOnce(&backend::QueuePair, &mut SendList) -> Result<(), PostFailure>,
+    ) -> Result<RequestIds, PostError<SendRequest>> {
         let ids = RequestIds::new(queue, count);
         for (index, id) in (0..batch.list.len()).zip(ids.clone()) {
             batch.list.finish(index, id.0, |flags| queue.signals.set(flags));
         }
         // The memory is stored first: completions may arrive before posting returns.
         queue.push_all(&mut batch.in_flight);
-        match self.backend.post_sends(&mut batch.list) {
+        match post(&self.backend, &mut batch.list) {
             Ok(()) => {
                 batch.clear();
                 queue.scratch.batch = batch;
@@ -379,6 +395,9 @@ impl QueuePair {
         if let Some(reason) = self.unsuitable(request) {
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
+        if request.is_extended() {
+            self.check_extended(&request.operation)?;
+        }
         let inlined = request.flags.contains(SendFlags::INLINE);
         // Inlined bytes are copied while the request is posted: the device never uses their lkey.
         if !inlined {
@@ -387,6 +406,29 @@ impl QueuePair {
         let (max, hint) =
             if inlined { (self.limits.inline, INLINE_HINT) } else { (self.max_message_size, MESSAGE_HINT) };
         check_payload(&request.payload, self.limits.send_segments, max, hint)
+    }
+
+    /// Checks that the device and its driver support an ATOMIC WRITE or a FLUSH.
+    #[cold]
+    fn check_extended(&self, operation: &SendOperation) -> Result<()> {
+        let device = self.domain.device();
+        let (is_supported, feature, hint) = match operation {
+            SendOperation::Flush(range) => (
+                device.attributes().flush.supports(range.placement()),
+                if range.persistent { "a FLUSH to persistence" } else { "FLUSH" },
+                if range.persistent { PERSISTENT_HINT } else { GLOBAL_HINT },
+            ),
+            _ => (device.attributes().has_atomic_write, "ATOMIC WRITE", ATOMIC_WRITE_HINT),
+        };
+        if !is_supported {
+            let feature = format!("{feature} on {}", device.name()).into();
+            return Err(Error::Unsupported { feature, hint: hint.into() });
+        }
+        if !self.backend.can_post(operation) {
+            let feature = format!("posting {feature} to {} with the installed rdma-core", device.name());
+            return Err(Error::Unsupported { feature: feature.into(), hint: RDMA_CORE_HINT.into() });
+        }
+        Ok(())
     }
 
     /// Returns a reason to reject a send request on the queue pair's transport.
@@ -416,6 +458,9 @@ impl QueuePair {
                 _,
                 SendOperation::Read(_) | SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. },
             ) => Some("READ and atomics require an RC queue pair"),
+            (_, SendOperation::AtomicWrite { .. } | SendOperation::Flush(_)) => {
+                Some("ATOMIC WRITE and FLUSH require an RC queue pair")
+            }
             (_, SendOperation::SendInvalidate(_)) => Some("SEND with invalidate requires an RC queue pair"),
             _ => request
                 .recipient
@@ -625,6 +670,21 @@ const MESSAGE_HINT: &str = "split the message: `QueuePair::max_message_size` ret
 const INLINE_HINT: &str =
     "send the message without `inline`, or create the queue pair with a larger `max_inline_data`";
 
+/// The hint of an ATOMIC WRITE on a device without it.
+const ATOMIC_WRITE_HINT: &str =
+    "use `compare_swap`, or a WRITE if no reader depends on the word being written as a whole";
+
+/// The hint of a FLUSH to global visibility on a device without it.
+const GLOBAL_HINT: &str =
+    "post a READ of the written memory instead: it completes after the earlier writes to that memory";
+
+/// The hint of a FLUSH to persistence on a device without it.
+const PERSISTENT_HINT: &str = "send a message to the peer's program, and let it persist the bytes";
+
+/// The hint of an operation that the device supports and the installed rdma-core doesn't.
+const RDMA_CORE_HINT: &str = "update rdma-core: ATOMIC WRITE requires version 44, FLUSH version 45, and the device's \
+                              provider must support it";
+
 /// The hint of receive buffers that are too long together.
 const RECV_HINT: &str = "post shorter buffers: a receive request takes at most 4 GiB";
 
@@ -662,6 +722,8 @@ fn completed_opcode(operation: &SendOperation) -> u32 {
         SendOperation::FetchAdd { .. } => opcode::FETCH_ADD,
         SendOperation::LocalInvalidate(_) => opcode::LOCAL_INVALIDATE,
         SendOperation::BindWindow(_) => opcode::BIND_WINDOW,
+        SendOperation::AtomicWrite { .. } => opcode::ATOMIC_WRITE,
+        SendOperation::Flush(_) => opcode::FLUSH,
         _ => opcode::SEND,
     }
 }

@@ -78,8 +78,9 @@ impl ProtectionDomain {
     ///
     /// Returns [`Error::InvalidRequest`] if the access rights are inconsistent (remote write requires local write), or
     /// if `ZERO_BASED` memory doesn't start at a page boundary; [`Error::Unsupported`] if the access rights contain
-    /// [`ON_DEMAND`](Access::ON_DEMAND) and the device [doesn't support it](super::DeviceAttributes::odp); and
-    /// [`Error::Verb`] if registration fails.
+    /// [`ON_DEMAND`](Access::ON_DEMAND) and the device [doesn't support it](super::DeviceAttributes::odp), or
+    /// [`FLUSH_GLOBAL`](Access::FLUSH_GLOBAL) or [`FLUSH_PERSISTENT`](Access::FLUSH_PERSISTENT) and the device [doesn't
+    /// support it](super::DeviceAttributes::flush); and [`Error::Verb`] if registration fails.
     pub fn register(&self, memory: impl Memory, access: Access) -> Result<MemoryRegion> {
         let iova = access.contains(Access::ZERO_BASED).then_some(0);
         self.register_as(Box::new(memory), iova, access)
@@ -159,6 +160,17 @@ impl ProtectionDomain {
                 feature: format!("on-demand paging on {}", self.device.name()).into(),
                 hint: "register the memory without ON_DEMAND, which pins it".into(),
             });
+        }
+        let flush = self.device.attributes().flush;
+        let rights = [(Access::FLUSH_GLOBAL, flush.global), (Access::FLUSH_PERSISTENT, flush.persistent)];
+        for (right, is_supported) in rights {
+            if access.contains(right) && !is_supported {
+                let right = if right == Access::FLUSH_GLOBAL { "FLUSH_GLOBAL" } else { "FLUSH_PERSISTENT" };
+                return Err(Error::Unsupported {
+                    feature: format!("{right} access on {}", self.device.name()).into(),
+                    hint: format!("register the memory without {right}; peers then cannot flush it").into(),
+                });
+            }
         }
         Ok(())
     }

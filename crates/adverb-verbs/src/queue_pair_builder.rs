@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use adverb_proto::types::{Access, Psn, Transport};
+use adverb_proto::types::{Access, FlushCapabilities, Psn, Transport};
 
 use super::address_cache::AddressCache;
 use super::completion_queue::Attached;
@@ -56,7 +56,7 @@ impl QueuePairBuilder {
             send_segments: 1,
             recv_segments: 1,
             inline: 0,
-            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            access: default_access(domain.device().attributes().flush),
             port: 1,
             address: None,
             gid_index: None,
@@ -104,7 +104,7 @@ impl QueuePairBuilder {
     }
 
     /// Sets the operations that the peer may execute through this queue pair on memory whose registration allows them
-    /// too. The default is remote write, remote read and remote atomics.
+    /// too. The default is remote write, remote read, remote atomics, and the kinds of FLUSH that the device supports.
     pub fn access(mut self, access: Access) -> QueuePairBuilder {
         self.access = access;
         self
@@ -261,6 +261,14 @@ impl QueuePairBuilder {
         queue_pair.initialise()?;
         Ok(queue_pair)
     }
+}
+
+/// Returns the access rights of a queue pair by default: all that the device can serve.
+fn default_access(flush: FlushCapabilities) -> Access {
+    let mut access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    access.set(Access::FLUSH_GLOBAL, flush.global);
+    access.set(Access::FLUSH_PERSISTENT, flush.persistent);
+    access
 }
 
 /// Returns the PSN of a queue pair's first packet. It is random, so that neither a packet of an earlier connection

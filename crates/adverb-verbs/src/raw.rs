@@ -87,8 +87,11 @@ impl SendList {
     #[inline(always)]
     fn add_plain(&mut self, request: &plain::SendRequest<'_, &backend::AddressHandle>) {
         assert!(
-            !matches!(request.operation, SendOperation::BindWindow(_)),
-            "bind memory windows with `SendRequest::bind`, not with raw requests"
+            !matches!(
+                request.operation,
+                SendOperation::BindWindow(_) | SendOperation::AtomicWrite { .. } | SendOperation::Flush(_)
+            ),
+            "post binds of memory windows, ATOMIC WRITEs and FLUSHes with `QueuePair::post_send`, not as raw requests"
         );
         self.0.add(request);
     }

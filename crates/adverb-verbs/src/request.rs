@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use adverb_proto::types::{RemoteAddress, SendFlags, SendOperation};
+use adverb_proto::types::{
+    FlushPlacement, FlushRange, RemoteAddress, RemoteMemory, SendFlags, SendOperation,
+};
 
 use super::UdDestination;
 use crate::error::Error;
@@ -81,6 +83,102 @@ impl SendRequest {
     /// is written to the eight bytes of `original` in this machine's byte order.
     pub fn fetch_add(original: impl Into<Payload>, remote: RemoteAddress, add: u64) -> SendRequest {
         SendRequest::new(SendOperation::FetchAdd { remote, add }, original)
+    }
+
+    /// Creates an ATOMIC WRITE: the eight bytes are written to the peer's memory as a whole, so that no reader sees only
+    /// some of them. The peer receives no completion.
+    ///
+    /// The remote address must be a multiple of 8. The peer's memory and queue pair must allow remote writes. Use
+    /// [`to_ne_bytes`](u64::to_ne_bytes) to write a word that a peer of the same byte order reads with
+    /// [`word`](crate::memory::MemoryRegion::word).
+    ///
+    /// ATOMIC WRITE requires an RC queue pair and a device with
+    /// [`has_atomic_write`](super::DeviceAttributes::has_atomic_write). On other devices, a WRITE of eight aligned bytes
+    /// is usually atomic, but the specification doesn't guarantee it.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use std::sync::atomic::Ordering;
+    /// use adverb::verbs::{Access, SendRequest};
+    /// # let device = adverb::verbs::SoftDevice::loopback().open()?;
+    /// # let domain = device.create_protection_domain()?;
+    /// # let queue = device.completion_queue(16).create()?;
+    /// # let end = || domain.queue_pair(adverb::verbs::Transport::Rc).completion_queue(&queue).depth(4, 4).create();
+    /// # let (queue_pair, peer) = (end()?, end()?);
+    /// # queue_pair.connect(&peer.endpoint())?;
+    /// # peer.connect(&queue_pair.endpoint())?;
+    ///
+    /// // The peer registers memory that this side may write.
+    /// let region = domain.region(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    ///
+    /// let version: u64 = 7;
+    /// let request = SendRequest::atomic_write(version.to_ne_bytes(), region.remote().at(64));
+    /// let id = queue_pair.post_send(request)?;
+    /// queue.wait(id, Duration::from_secs(5))?.result()?;
+    /// assert_eq!(region.word(64)?.load(Ordering::Acquire), 7);
+    /// # Ok::<(), adverb::Error>(())
+    /// ```
+    pub fn atomic_write(bytes: [u8; 8], remote: RemoteAddress) -> SendRequest {
+        SendRequest::new(SendOperation::AtomicWrite { remote, bytes }, ())
+    }
+
+    /// Creates a FLUSH of a range of the peer's memory. When it completes, the bytes that earlier requests of this queue
+    /// pair wrote to the range have the given placement: they are globally visible, persistent, or both. The completion
+    /// of a WRITE alone guarantees neither.
+    ///
+    /// The range has at most 2 GiB. The peer's memory and queue pair must allow the flush, with
+    /// [`FLUSH_GLOBAL`](super::Access::FLUSH_GLOBAL) or [`FLUSH_PERSISTENT`](super::Access::FLUSH_PERSISTENT).
+    ///
+    /// FLUSH requires an RC queue pair and a device that supports the placement: see
+    /// [`DeviceAttributes::flush`](super::DeviceAttributes::flush). The software NIC supports
+    /// [`GLOBAL`](FlushPlacement::GLOBAL).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// use adverb::verbs::{Access, FlushPlacement, SendRequest};
+    /// # let device = adverb::verbs::SoftDevice::loopback().open()?;
+    /// # let domain = device.create_protection_domain()?;
+    /// # let queue = device.completion_queue(16).create()?;
+    /// # let end = || domain.queue_pair(adverb::verbs::Transport::Rc).completion_queue(&queue).depth(4, 4).create();
+    /// # let (queue_pair, peer) = (end()?, end()?);
+    /// # queue_pair.connect(&peer.endpoint())?;
+    /// # peer.connect(&queue_pair.endpoint())?;
+    ///
+    /// // The peer registers memory that this side may write and flush.
+    /// let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::FLUSH_GLOBAL;
+    /// let log = domain.region(4096, access)?;
+    ///
+    /// // One doorbell for both requests; the FLUSH executes after the WRITE.
+    /// let mut record = domain.buffer(6)?;
+    /// record.copy_from_slice(b"record");
+    /// let write = SendRequest::write(record, log.remote().at(0)).unsignaled();
+    /// let flush = SendRequest::flush(log.remote(), FlushPlacement::GLOBAL);
+    /// let flushed = queue_pair.post_sends([write, flush])?.last().unwrap();
+    /// queue.wait(flushed, Duration::from_secs(5))?.result()?;
+    /// # Ok::<(), adverb::Error>(())
+    /// ```
+    pub fn flush(range: RemoteMemory, placement: FlushPlacement) -> SendRequest {
+        // A length that the wire format can't hold stays too long for the check of `flaw`.
+        let length = u32::try_from(range.len).unwrap_or(u32::MAX);
+        SendRequest::new_flush(range.at(0), length, false, placement)
+    }
+
+    /// Creates a FLUSH of the whole memory region, or memory window, that has the key `rkey` at the peer. Otherwise it
+    /// works like [`flush`](SendRequest::flush).
+    pub fn flush_region(rkey: u32, placement: FlushPlacement) -> SendRequest {
+        SendRequest::new_flush(RemoteAddress { addr: 0, rkey }, 0, true, placement)
+    }
+
+    fn new_flush(
+        remote: RemoteAddress,
+        length: u32,
+        whole_region: bool,
+        placement: FlushPlacement,
+    ) -> SendRequest {
+        let (global, persistent) =
+            (placement.contains(FlushPlacement::GLOBAL), placement.contains(FlushPlacement::PERSISTENT));
+        let range = FlushRange { remote, length, whole_region, global, persistent };
+        SendRequest::new(SendOperation::Flush(range), ())
     }
 
     #[inline]
@@ -167,6 +265,8 @@ impl SendRequest {
             if !matches!(self.operation, SendOperation::Read(_)) && self.payload.len() != 8 {
                 return Some("an atomic operation requires a payload of exactly 8 bytes");
             }
+        } else if let Some(flaw) = self.extended_flaw() {
+            return Some(flaw);
         } else if self.flags.contains(SendFlags::INLINE)
             && !self.payload.segments().iter().all(PayloadSegment::is_at_its_own_address)
         {
@@ -177,7 +277,34 @@ impl SendRequest {
         }
         None
     }
+
+    /// Whether the operation is ATOMIC WRITE or FLUSH, which `ibv_post_send` can't post.
+    pub(super) fn is_extended(&self) -> bool {
+        matches!(self.operation, SendOperation::AtomicWrite { .. } | SendOperation::Flush(_))
+    }
+
+    /// Returns a reason to reject an ATOMIC WRITE or a FLUSH.
+    fn extended_flaw(&self) -> Option<&'static str> {
+        if self.is_extended() && self.flags.contains(SendFlags::INLINE) {
+            return Some("only SEND and WRITE can be inline: ATOMIC WRITE and FLUSH have no payload");
+        }
+        match &self.operation {
+            SendOperation::AtomicWrite { remote, .. } if !remote.addr.is_multiple_of(8) => {
+                Some("an ATOMIC WRITE requires a remote address that is a multiple of 8")
+            }
+            SendOperation::Flush(range) if range.placement().is_empty() => {
+                Some("a FLUSH requires a placement: GLOBAL, PERSISTENT or both")
+            }
+            SendOperation::Flush(range) if range.length > MAX_FLUSH_LEN => Some(
+                "a FLUSH of a range covers at most 2 GiB: flush several ranges, or the region with `flush_region`",
+            ),
+            _ => None,
+        }
+    }
 }
+
+/// The maximum length of a FLUSH of a range, which is that of every message (vol. 1, 9.7.7).
+const MAX_FLUSH_LEN: u32 = 1 << 31;
 
 /// A request for a receive queue: a payload that receives one message.
 #[must_use = "a request does nothing until it is posted"]

@@ -82,6 +82,8 @@ shared_between_threads!(TYPES:
     verbs::Error,
     verbs::Failure,
     verbs::FaultConfig,
+    verbs::FlushCapabilities,
+    verbs::FlushPlacement,
     verbs::Gid,
     verbs::GidEntry,
     verbs::GidType,

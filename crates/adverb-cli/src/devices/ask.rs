@@ -6,8 +6,8 @@ use adverb::Error;
 use adverb::verbs::{self, DeviceInfo, GidEntry, SoftDevice};
 
 use super::inventory::{
-    Device, Gid, GidType, Inventory, LinkLayer, Port, PortState, Problem, ProblemKind, Software, Unusable,
-    VERSION,
+    Device, Gid, GidType, Inventory, LinkLayer, Operations, Port, PortState, Problem, ProblemKind, Software,
+    Unusable, VERSION,
 };
 use super::kernel::Kernel;
 
@@ -99,7 +99,16 @@ fn device(info: DeviceInfo) -> Device {
 
 /// Returns a device without attributes.
 fn unknown_device(name: String, guid: Option<String>, unusable: Option<Unusable>) -> Device {
-    Device { name, guid, unusable, firmware: None, vendor_id: None, vendor_part_id: None, ports: Vec::new() }
+    Device {
+        name,
+        guid,
+        unusable,
+        firmware: None,
+        vendor_id: None,
+        vendor_part_id: None,
+        operations: None,
+        ports: Vec::new(),
+    }
 }
 
 /// Opens a device and adds its attributes, ports and GIDs.
@@ -109,6 +118,12 @@ fn fill(device: &mut Device) -> adverb::Result<()> {
     device.firmware = Some(attributes.firmware.clone()).filter(|firmware| !firmware.is_empty());
     device.vendor_id = Some(attributes.vendor_id);
     device.vendor_part_id = Some(attributes.vendor_part_id);
+    device.operations = Some(Operations {
+        atomics: attributes.has_atomics,
+        atomic_write: attributes.has_atomic_write,
+        flush_global: attributes.flush.global,
+        flush_persistent: attributes.flush.persistent,
+    });
     let entries = open.gids()?;
     for found in open.ports()? {
         let mut port = port(&found, &entries);

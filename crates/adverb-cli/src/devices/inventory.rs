@@ -83,8 +83,23 @@ pub(super) struct Device {
     pub vendor_id: Option<u32>,
     /// The vendor's part ID.
     pub vendor_part_id: Option<u32>,
+    /// The optional operations that the device supports.
+    pub operations: Option<Operations>,
     /// The device's ports.
     pub ports: Vec<Port>,
+}
+
+/// The optional operations of a device.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct Operations {
+    /// Whether the device supports compare-and-swap and fetch-and-add.
+    pub atomics: bool,
+    /// Whether the device supports ATOMIC WRITE.
+    pub atomic_write: bool,
+    /// Whether the device supports FLUSH to global visibility.
+    pub flush_global: bool,
+    /// Whether the device supports FLUSH to persistence.
+    pub flush_persistent: bool,
 }
 
 /// The reason why a device can't be used.
@@ -270,6 +285,12 @@ pub(super) mod samples {
             firmware: Some("22.39.1002".to_owned()),
             vendor_id: Some(0x02c9),
             vendor_part_id: Some(4125),
+            operations: Some(Operations {
+                atomics: true,
+                atomic_write: false,
+                flush_global: false,
+                flush_persistent: false,
+            }),
             ports,
         }
     }
@@ -347,6 +368,12 @@ mod tests {
                     "firmware": "22.39.1002",
                     "vendor_id": 0x02c9,
                     "vendor_part_id": 4125,
+                    "operations": {
+                        "atomics": true,
+                        "atomic_write": false,
+                        "flush_global": false,
+                        "flush_persistent": false,
+                    },
                     "ports": [{
                         "number": 1,
                         "state": "active",

@@ -13,6 +13,7 @@ pub(super) fn tables(inventory: &Inventory) -> String {
     let devices = &inventory.devices;
     let parts = [
         device_table(devices).to_string(),
+        operation_table(devices).to_string(),
         port_table(devices).to_string(),
         gid_table(devices).to_string(),
         legend(devices),
@@ -62,6 +63,32 @@ fn device_table(devices: &[Device]) -> Table<6> {
             device.vendor_id.map(|id| format!("{id:#06x}")).unwrap_or_default(),
             device.vendor_part_id.map(|id| id.to_string()).unwrap_or_default(),
             if device.unusable.is_none() { "yes" } else { "no" }.to_owned(),
+        ]);
+    }
+    table
+}
+
+fn operation_table(devices: &[Device]) -> Table<4> {
+    let mut table = Table::new([
+        Column::Left("DEVICE"),
+        Column::Left("ATOMICS"),
+        Column::Left("ATOMIC WRITE"),
+        Column::Left("FLUSH"),
+    ]);
+    let yes_or_no = |is_supported| if is_supported { "yes" } else { "no" }.to_owned();
+    for device in devices {
+        let Some(operations) = device.operations else { continue };
+        let flush = match (operations.flush_global, operations.flush_persistent) {
+            (true, true) => "global, persistent",
+            (true, false) => "global",
+            (false, true) => "persistent",
+            (false, false) => "no",
+        };
+        table.row([
+            device.name.clone(),
+            yes_or_no(operations.atomics),
+            yes_or_no(operations.atomic_write),
+            flush.to_owned(),
         ]);
     }
     table
@@ -254,7 +281,7 @@ fn size(bytes: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::inventory::{ProblemKind, samples};
+    use super::super::inventory::{Operations, ProblemKind, samples};
     use super::*;
 
     #[test]
@@ -264,6 +291,9 @@ mod tests {
             "\
 DEVICE  GUID                 FIRMWARE    VENDOR  PART  USABLE
 mlx5_0  0c42:a103:0012:3456  22.39.1002  0x02c9  4125  yes
+
+DEVICE  ATOMICS  ATOMIC WRITE  FLUSH
+mlx5_0  yes      no            no
 
 PORT      STATE   LINK       MTU  MAX MTU  MAX MESSAGE  LID
 mlx5_0/1  active  Ethernet  1024     4096        1 GiB    -
@@ -320,6 +350,7 @@ ib0/1  active  InfiniBand  1024     4096        1 GiB    7
             device.unusable = Some(Unusable { reason: reason.to_owned(), hint: hint.map(str::to_owned) });
             (device.guid, device.firmware, device.vendor_id, device.vendor_part_id) =
                 (None, None, None, None);
+            device.operations = None;
             device
         };
         let text = tables(&inventory(vec![
@@ -339,6 +370,25 @@ mlx5_0 cannot be used: there is no uverbs0
 mlx5_1 cannot be used: there is no uverbs1
   hint: in a container?
 siw0 cannot be used: iWARP needs its connection manager
+"
+        );
+    }
+
+    #[test]
+    fn kinds_of_flush_are_named() {
+        let device = |name, atomic_write, flush_global, flush_persistent| {
+            let mut device = samples::device(name, Vec::new());
+            let atomics = true;
+            device.operations = Some(Operations { atomics, atomic_write, flush_global, flush_persistent });
+            device
+        };
+        let devices = [device("soft", true, true, false), device("rxe0", true, true, true)];
+        assert_eq!(
+            operation_table(&devices).to_string(),
+            "\
+DEVICE  ATOMICS  ATOMIC WRITE  FLUSH
+soft    yes      yes           global
+rxe0    yes      yes           global, persistent
 "
         );
     }

@@ -1,6 +1,7 @@
 //! The tests, a file for each group.
 
 mod addressing;
+mod atomic_writes;
 mod atomics;
 mod batches;
 mod buffers;
@@ -26,6 +27,7 @@ mod rc;
 mod receiver_not_ready;
 mod regions;
 mod registration;
+mod remote_flushes;
 mod reservation;
 mod segments;
 mod shared_receives;
@@ -56,6 +58,8 @@ pub(crate) const GROUPS: &[&[Test]] = &[
     loss::TESTS,
     multicast::TESTS,
     atomics::TESTS,
+    atomic_writes::TESTS,
+    remote_flushes::TESTS,
     segments::TESTS,
     inline::TESTS,
     ordering::TESTS,

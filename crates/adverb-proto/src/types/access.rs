@@ -16,11 +16,11 @@ bitflags::bitflags! {
     pub struct Access: u32 {
         /// The local device may write. Receive buffers and the targets of READs and atomics need this right.
         const LOCAL_WRITE = 1 << 0;
-        /// A peer may write.
+        /// A peer may write, and execute ATOMIC WRITEs.
         const REMOTE_WRITE = 1 << 1;
         /// A peer may read.
         const REMOTE_READ = 1 << 2;
-        /// A peer may execute atomic operations.
+        /// A peer may execute the atomic operations compare-and-swap and fetch-and-add.
         const REMOTE_ATOMIC = 1 << 3;
         /// Memory windows may be bound to the region.
         const WINDOW_BIND = 1 << 4;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::FlushPlacement;
+
 /// The name and identity of a device, as the list of devices reports them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -59,8 +61,12 @@ pub struct DeviceAttributes {
     pub max_dest_rd_atomic: u8,
     /// The maximum number of outstanding READs and atomics of a queue pair.
     pub max_rd_atomic: u8,
-    /// Whether the device supports atomic operations.
+    /// Whether the device supports the atomic operations compare-and-swap and fetch-and-add.
     pub has_atomics: bool,
+    /// Whether the device supports ATOMIC WRITE.
+    pub has_atomic_write: bool,
+    /// The kinds of FLUSH that the device supports.
+    pub flush: FlushCapabilities,
     /// Whether the device supports memory windows of type 2B.
     pub has_memory_windows: bool,
     /// The maximum number of shared receive queues.
@@ -78,6 +84,25 @@ pub struct DeviceAttributes {
     pub timestamp_clock: Option<TimestampClock>,
     /// Whether the connection manager can connect queue pairs of this device by IP address and port.
     pub has_connection_manager: bool,
+}
+
+/// A device's support for FLUSH, by placement type. A device without FLUSH supports neither.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct FlushCapabilities {
+    /// Whether a FLUSH can make bytes globally visible.
+    pub global: bool,
+    /// Whether a FLUSH can make bytes persistent.
+    pub persistent: bool,
+}
+
+impl FlushCapabilities {
+    /// Whether the device supports every placement type in `placement`.
+    pub const fn supports(self, placement: FlushPlacement) -> bool {
+        (self.global || !placement.contains(FlushPlacement::GLOBAL))
+            && (self.persistent || !placement.contains(FlushPlacement::PERSISTENT))
+    }
 }
 
 /// The clock of a device's completion timestamps.

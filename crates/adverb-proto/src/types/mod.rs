@@ -21,7 +21,8 @@ pub use adverb_wire::cm::{PathMtu, RejectReason};
 pub use adverb_wire::{Psn, Qpn};
 pub use completion::{ArmFor, CompletedOperation, Completion, Failure, Success};
 pub use device::{
-    DeviceAttributes, DeviceInfo, ModerationLimits, OdpCapabilities, OdpOperations, TimestampClock,
+    DeviceAttributes, DeviceInfo, FlushCapabilities, ModerationLimits, OdpCapabilities, OdpOperations,
+    TimestampClock,
 };
 pub use endpoint::Endpoint;
 pub use event::DeviceEvent;
@@ -29,8 +30,8 @@ pub use gid::Gid;
 pub use port::{GidEntry, GidType, LinkLayer, Port, PortState};
 pub use queue_pair::{PeerAttributes, QueuePairAttributes};
 pub use request::{
-    Destination, FlushRange, RecvRequest, RemoteAddress, RemoteMemory, Segment, SendFlags, SendOperation,
-    SendRequest, WindowBind,
+    Destination, FlushPlacement, FlushRange, RecvRequest, RemoteAddress, RemoteMemory, Segment, SendFlags,
+    SendOperation, SendRequest, WindowBind,
 };
 pub use state::{QpState, Transport};
 pub use status::Status;

@@ -136,6 +136,28 @@ pub struct FlushRange {
     pub persistent: bool,
 }
 
+impl FlushRange {
+    /// Returns the placement that the flush requests.
+    pub fn placement(&self) -> FlushPlacement {
+        let mut placement = FlushPlacement::empty();
+        placement.set(FlushPlacement::GLOBAL, self.global);
+        placement.set(FlushPlacement::PERSISTENT, self.persistent);
+        placement
+    }
+}
+
+bitflags::bitflags! {
+    /// The placement type of a FLUSH: the guarantee for the flushed bytes (Annex A19.4). The values are those of
+    /// `ibv_placement_type`.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+    pub struct FlushPlacement: u8 {
+        /// The bytes are globally visible: every processor and device of the peer's system can read them.
+        const GLOBAL = 1 << 0;
+        /// The bytes are persistent: they survive a power loss.
+        const PERSISTENT = 1 << 1;
+    }
+}
+
 /// The parameters of binding a memory window: a range of a region, and the peer's access rights to the range.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct WindowBind {

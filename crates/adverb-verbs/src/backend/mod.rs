@@ -572,6 +572,17 @@ impl QueuePair {
         post!(self, list, post_sends)
     }
 
+    /// Whether the queue pair can post an ATOMIC WRITE or a FLUSH that its device supports.
+    pub(crate) fn can_post(&self, operation: &SendOperation) -> bool {
+        ask!(self, queue_pair => queue_pair.can_post(operation))
+    }
+
+    /// Posts requests, some of which are ATOMIC WRITEs or FLUSHes.
+    #[cold]
+    pub(crate) fn post_extended_sends(&self, list: &mut SendList) -> Result<(), PostFailure> {
+        post!(self, list, post_extended_sends)
+    }
+
     /// Posts requests with one doorbell.
     #[inline]
     pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostFailure> {

@@ -58,6 +58,8 @@ pub(crate) mod opcode {
     pub(crate) const FETCH_ADD: u32 = 4;
     pub(crate) const BIND_WINDOW: u32 = 5;
     pub(crate) const LOCAL_INVALIDATE: u32 = 6;
+    pub(crate) const FLUSH: u32 = 8;
+    pub(crate) const ATOMIC_WRITE: u32 = 9;
     pub(crate) const RECV: u32 = 128;
     pub(crate) const RECV_WRITE: u32 = 129;
 }
@@ -107,9 +109,11 @@ impl RawOutcome {
             CompletedOperation::FetchAdd => opcode::FETCH_ADD,
             CompletedOperation::BindWindow => opcode::BIND_WINDOW,
             CompletedOperation::LocalInvalidate => opcode::LOCAL_INVALIDATE,
+            CompletedOperation::Flush => opcode::FLUSH,
+            CompletedOperation::AtomicWrite => opcode::ATOMIC_WRITE,
             CompletedOperation::Recv { .. } => opcode::RECV,
             CompletedOperation::RecvWrite { .. } => opcode::RECV_WRITE,
-            // What else there is can't be asked for.
+            // The adverb-verbs API has a request for each other operation.
             _ => opcode::SEND,
         };
         let mut raw = RawOutcome { length: success.length, ..RawOutcome::implied(opcode) };
@@ -172,6 +176,8 @@ impl RawOutcome {
             opcode::FETCH_ADD => CompletedOperation::FetchAdd,
             opcode::BIND_WINDOW => CompletedOperation::BindWindow,
             opcode::LOCAL_INVALIDATE => CompletedOperation::LocalInvalidate,
+            opcode::FLUSH => CompletedOperation::Flush,
+            opcode::ATOMIC_WRITE => CompletedOperation::AtomicWrite,
             opcode::RECV_WRITE => CompletedOperation::RecvWrite { immediate: u32::from_be(self.immediate) },
             _ => CompletedOperation::Recv {
                 immediate: has(flag::IMMEDIATE).then(|| u32::from_be(self.immediate)),

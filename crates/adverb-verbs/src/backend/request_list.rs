@@ -4,7 +4,8 @@ use std::io;
 use std::ptr::NonNull;
 
 use adverb_proto::types::{
-    Destination, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest,
+    Destination, FlushPlacement, FlushRange, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation,
+    SendRequest,
 };
 use adverb_sys::{self as sys, ibv_recv_wr, ibv_send_wr, ibv_sge};
 
@@ -393,9 +394,32 @@ fn lower(wr: &mut ibv_send_wr, request: &SendRequest<'_, &AddressHandle>) {
         }
         // The rest comes with the window.
         SendOperation::BindWindow(_) => wr.opcode = sys::IBV_WR_BIND_MW,
-        _ => unreachable!("nothing else can be asked for"),
+        _ => lower_extended(wr, &request.operation),
     }
 }
+
+/// Sets an operation that `ibv_send_wr` has no fields for: its parameters are in the fields of atomics, and
+/// `ibv_post_send` must not see the request.
+#[cold]
+#[inline(never)]
+fn lower_extended(wr: &mut ibv_send_wr, operation: &SendOperation) {
+    let (opcode, remote, compare_add, swap) = match *operation {
+        SendOperation::AtomicWrite { remote, bytes } => {
+            (sys::IBV_WR_ATOMIC_WRITE, remote, u64::from_ne_bytes(bytes), 0)
+        }
+        SendOperation::Flush(range) => {
+            let whole_region = if range.whole_region { WHOLE_REGION } else { 0 };
+            let kind = u64::from(range.placement().bits()) | whole_region;
+            (sys::IBV_WR_FLUSH, range.remote, range.length.into(), kind)
+        }
+        _ => unreachable!("every other operation has fields in `ibv_send_wr`"),
+    };
+    wr.opcode = opcode;
+    wr.wr.atomic = sys::ibv_send_wr_atomic { remote_addr: remote.addr, compare_add, swap, rkey: remote.rkey };
+}
+
+/// The bit of a FLUSH of the whole region in a lowered request, beside the bits of the placement type.
+const WHOLE_REGION: u64 = 1 << 8;
 
 impl RecvList {
     /// Adds a request.
@@ -424,14 +448,31 @@ pub(super) fn operation_of(wr: &ibv_send_wr) -> SendOperation {
         sys::IBV_WR_RDMA_WRITE => SendOperation::Write(remote),
         sys::IBV_WR_RDMA_WRITE_WITH_IMM => SendOperation::WriteWithImm(remote, immediate),
         sys::IBV_WR_RDMA_READ => SendOperation::Read(remote),
-        sys::IBV_WR_ATOMIC_CMP_AND_SWP | sys::IBV_WR_ATOMIC_FETCH_AND_ADD => {
+        sys::IBV_WR_ATOMIC_CMP_AND_SWP
+        | sys::IBV_WR_ATOMIC_FETCH_AND_ADD
+        | sys::IBV_WR_ATOMIC_WRITE
+        | sys::IBV_WR_FLUSH => {
             // SAFETY: this member is made of integers too.
-            let atomic = unsafe { wr.wr.atomic };
-            let remote = RemoteAddress { addr: atomic.remote_addr, rkey: atomic.rkey };
-            if wr.opcode == sys::IBV_WR_ATOMIC_FETCH_AND_ADD {
-                SendOperation::FetchAdd { remote, add: atomic.compare_add }
-            } else {
-                SendOperation::CompareSwap { remote, compare: atomic.compare_add, swap: atomic.swap }
+            let sys::ibv_send_wr_atomic { remote_addr, compare_add, swap, rkey } = unsafe { wr.wr.atomic };
+            let remote = RemoteAddress { addr: remote_addr, rkey };
+            match wr.opcode {
+                sys::IBV_WR_ATOMIC_FETCH_AND_ADD => SendOperation::FetchAdd { remote, add: compare_add },
+                sys::IBV_WR_ATOMIC_CMP_AND_SWP => {
+                    SendOperation::CompareSwap { remote, compare: compare_add, swap }
+                }
+                sys::IBV_WR_ATOMIC_WRITE => {
+                    SendOperation::AtomicWrite { remote, bytes: compare_add.to_ne_bytes() }
+                }
+                _ => {
+                    let placement = FlushPlacement::from_bits_truncate(swap as u8);
+                    SendOperation::Flush(FlushRange {
+                        remote,
+                        length: compare_add as u32,
+                        whole_region: swap & WHOLE_REGION != 0,
+                        global: placement.contains(FlushPlacement::GLOBAL),
+                        persistent: placement.contains(FlushPlacement::PERSISTENT),
+                    })
+                }
             }
         }
         sys::IBV_WR_LOCAL_INV => SendOperation::LocalInvalidate(rkey),
@@ -580,6 +621,9 @@ mod tests {
     fn operations_can_be_had_back() {
         let remote = RemoteAddress { addr: 1 << 40, rkey: 9 };
         let flags = SendFlags::SIGNALED | SendFlags::SOLICITED;
+        let flush = |global, persistent, whole_region| {
+            SendOperation::Flush(FlushRange { remote, length: 1 << 31, whole_region, global, persistent })
+        };
         let operations = [
             SendOperation::Send,
             SendOperation::SendWithImm(0x0102_0304),
@@ -590,6 +634,10 @@ mod tests {
             SendOperation::CompareSwap { remote, compare: 1, swap: 2 },
             SendOperation::FetchAdd { remote, add: 3 },
             SendOperation::LocalInvalidate(0x0102_0304),
+            SendOperation::AtomicWrite { remote, bytes: [1, 2, 3, 4, 5, 6, 7, 8] },
+            flush(true, false, false),
+            flush(false, true, false),
+            flush(true, true, true),
         ];
         let mut list = SendList::default();
         let mut slot = SendSlot::default();

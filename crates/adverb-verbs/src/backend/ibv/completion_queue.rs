@@ -288,6 +288,7 @@ const _: () = {
     assert!(opcode::READ == sys::IBV_WC_RDMA_READ && opcode::COMPARE_SWAP == sys::IBV_WC_COMP_SWAP);
     assert!(opcode::FETCH_ADD == sys::IBV_WC_FETCH_ADD && opcode::BIND_WINDOW == sys::IBV_WC_BIND_MW);
     assert!(opcode::LOCAL_INVALIDATE == sys::IBV_WC_LOCAL_INV && opcode::RECV == sys::IBV_WC_RECV);
+    assert!(opcode::FLUSH == sys::IBV_WC_FLUSH && opcode::ATOMIC_WRITE == sys::IBV_WC_ATOMIC_WRITE);
     assert!(opcode::RECV_WRITE == sys::IBV_WC_RECV_RDMA_WITH_IMM && flag::GRH == sys::IBV_WC_GRH);
     assert!(flag::IMMEDIATE == sys::IBV_WC_WITH_IMM && flag::INVALIDATED == sys::IBV_WC_WITH_INV);
 };

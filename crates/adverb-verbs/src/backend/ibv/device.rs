@@ -6,8 +6,8 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 use adverb_proto::types::{
-    DeviceAttributes, DeviceInfo, Gid, GidEntry, GidType, LinkLayer, ModerationLimits, OdpCapabilities,
-    OdpOperations, PathMtu, Port, PortState, TimestampClock,
+    DeviceAttributes, DeviceInfo, FlushCapabilities, Gid, GidEntry, GidType, LinkLayer, ModerationLimits,
+    OdpCapabilities, OdpOperations, PathMtu, Port, PortState, TimestampClock,
 };
 use adverb_sys::{self as sys, Ibverbs, ibv_context, ibv_device};
 
@@ -22,6 +22,8 @@ pub(crate) struct Device {
     owner: u32,
     /// Whether it is Linux's soft-RoCE, which has ways of its own.
     pub(super) is_soft_roce: bool,
+    /// The `IBV_QP_EX_WITH_*` flags of the operations that the device supports and `ibv_post_send` can't post.
+    pub(super) extended_operations: u64,
 }
 
 // SAFETY: libibverbs' contexts may be used from any thread.
@@ -70,8 +72,16 @@ impl Device {
             name: name.to_owned(),
             owner: std::process::id(),
             is_soft_roce: false,
+            extended_operations: 0,
         };
-        device.is_soft_roce = device.attributes()?.vendor_id == SOFT_ROCE;
+        let attributes = device.attributes()?;
+        device.is_soft_roce = attributes.vendor_id == SOFT_ROCE;
+        if attributes.has_atomic_write {
+            device.extended_operations |= sys::IBV_QP_EX_WITH_ATOMIC_WRITE;
+        }
+        if attributes.flush.global || attributes.flush.persistent {
+            device.extended_operations |= sys::IBV_QP_EX_WITH_FLUSH;
+        }
         // SAFETY: the context was just opened, and its descriptor with it.
         set_nonblocking(unsafe { (*context.as_ptr()).async_fd })
             .map_err(|error| verb_error(error, format!("opening device {name}")))?;
@@ -98,6 +108,11 @@ impl Device {
         });
         // SAFETY: the context is open, and the field is set when it is opened.
         let vectors = unsafe { (*self.context.as_ptr()).num_comp_vectors };
+        let has = |flag: u64| attr.device_cap_flags_ex & flag != 0;
+        let has_atomic_write = has(sys::IB_UVERBS_DEVICE_ATOMIC_WRITE);
+        let mut flush = FlushCapabilities::default();
+        flush.global = has(sys::IB_UVERBS_DEVICE_FLUSH_GLOBAL);
+        flush.persistent = has(sys::IB_UVERBS_DEVICE_FLUSH_PERSISTENT);
         let attr = &attr.orig_attr;
         let count = |value: libc::c_int| u32::try_from(value).unwrap_or(0);
         let small = |value: libc::c_int| u8::try_from(value).unwrap_or(if value < 0 { 0 } else { u8::MAX });
@@ -120,6 +135,8 @@ impl Device {
         attributes.max_dest_rd_atomic = small(attr.max_qp_rd_atom);
         attributes.max_rd_atomic = small(attr.max_qp_init_rd_atom);
         attributes.has_atomics = attr.atomic_cap != sys::IBV_ATOMIC_NONE;
+        attributes.has_atomic_write = has_atomic_write;
+        attributes.flush = flush;
         attributes.has_memory_windows = attr.device_cap_flags & sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0;
         attributes.max_shared_receive_queues = count(attr.max_srq);
         attributes.max_multicast_groups = count(attr.max_mcast_grp);

@@ -11,6 +11,7 @@ mod counters;
 mod device;
 mod event;
 mod extended_completion_queue;
+mod extended_posting;
 mod memory_window;
 mod multicast;
 mod protection_domain;

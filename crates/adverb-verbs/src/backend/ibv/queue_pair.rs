@@ -5,10 +5,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use adverb_proto::types::{Qpn, Transport};
+use adverb_proto::types::{Qpn, SendOperation, Transport};
 use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr};
 
 use super::address_handle::lower_address;
+use super::extended_posting::{self, ExtendedPosting};
 use super::{CompletionQueue, ProtectionDomain, check, verb_error};
 use crate::backend::request_list::Chain;
 use crate::backend::{
@@ -21,6 +22,8 @@ pub(crate) struct QueuePair {
     pub(super) handle: NonNull<ibv_qp>,
     pub(super) qpn: Qpn,
     gone: AtomicBool,
+    /// The functions for operations that `ibv_post_send` can't post, if the device has such operations.
+    extended: Option<ExtendedPosting>,
     // Held because the queue pair completes into them.
     _send_cq: Arc<CompletionQueue>,
     _recv_cq: Arc<CompletionQueue>,
@@ -68,8 +71,11 @@ impl QueuePair {
             Transport::Uc => sys::IBV_QPT_UC,
             Transport::Ud => sys::IBV_QPT_UD,
         };
+        // Both operations require RC.
+        let operations = if options.transport == Transport::Rc { device.extended_operations } else { 0 };
         // SAFETY: the domain and both completion queues are alive and of one context; the attributes may be written.
-        let handle = unsafe { device.library.ibv_create_qp(domain.handle.as_ptr(), &mut attr) };
+        let (handle, extended) =
+            unsafe { extended_posting::create_queue_pair(device, domain, &mut attr, operations) };
         let action = || format!("creating a {} queue pair on {}", options.transport, device.name);
         let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
         // SAFETY: the queue pair was just made, and its number doesn't change.
@@ -84,6 +90,7 @@ impl QueuePair {
             handle,
             qpn,
             gone: AtomicBool::new(false),
+            extended,
             _send_cq: Arc::clone(send_cq),
             _recv_cq: Arc::clone(recv_cq),
             _shared: shared.map(|(shared, _)| Arc::clone(shared)),
@@ -137,6 +144,40 @@ impl QueuePair {
     pub(crate) fn post_sends(&self, Chain { first, bad }: Chain<'_, ibv_send_wr>) -> libc::c_int {
         // SAFETY: the queue pair is alive; what a chain is, and its memory, the library can rely on.
         unsafe { sys::ibv_post_send(self.handle.as_ptr(), first, bad) }
+    }
+
+    /// Whether the installed library can post an ATOMIC WRITE or a FLUSH.
+    pub(crate) fn can_post(&self, operation: &SendOperation) -> bool {
+        self.extended.as_ref().is_some_and(|extended| extended.has(operation))
+    }
+
+    /// Posts the requests one by one, because `ibv_post_send` can't post some of them. Each has its own doorbell.
+    #[cold]
+    pub(crate) fn post_extended_sends(&self, Chain { first, bad }: Chain<'_, ibv_send_wr>) -> libc::c_int {
+        let mut wr = first;
+        while !wr.is_null() {
+            // SAFETY: the request is of the chain, which this function has exclusively.
+            let next = std::mem::replace(unsafe { &mut (*wr).next }, std::ptr::null_mut());
+            // SAFETY: as above.
+            let request = unsafe { &*wr };
+            let code = match (&self.extended, request.opcode) {
+                (Some(extended), sys::IBV_WR_ATOMIC_WRITE | sys::IBV_WR_FLUSH) => {
+                    // SAFETY: the queue pair is alive, and the caller holds the lock of its send queue. After a failure
+                    // `bad` stays null: librxe may have accepted a request whose doorbell failed.
+                    unsafe { extended.post(request) }
+                }
+                (None, sys::IBV_WR_ATOMIC_WRITE | sys::IBV_WR_FLUSH) => libc::EOPNOTSUPP,
+                // SAFETY: as in `post_sends`.
+                _ => unsafe { sys::ibv_post_send(self.handle.as_ptr(), wr, bad) },
+            };
+            // SAFETY: as above.
+            unsafe { (*wr).next = next };
+            if code != 0 {
+                return code;
+            }
+            wr = next;
+        }
+        0
     }
 
     #[inline]

@@ -79,6 +79,9 @@ impl Device {
         attributes.max_dest_rd_atomic = 128;
         attributes.max_rd_atomic = 128;
         attributes.has_atomics = true;
+        attributes.has_atomic_write = true;
+        // The memory of a process does not survive a power loss.
+        attributes.flush.global = true;
         attributes.has_memory_windows = true;
         attributes.max_shared_receive_queues = 1 << 16;
         attributes.max_multicast_groups = 1 << 12;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use adverb_proto::types::{Qpn, Transport};
+use adverb_proto::types::{Qpn, SendOperation, Transport};
 use adverb_proto::{self as proto, Path, QpConfig, Transition};
 use adverb_sys::{ibv_recv_wr, ibv_send_wr};
 use adverb_wire::cm::Timeout;
@@ -165,6 +165,14 @@ impl QueuePair {
         // SAFETY: a chain ends with a null pointer; its segments can be read, and the memory that they name is kept until the
         // requests complete, and with it the address handles, which are of this domain.
         unsafe { request::post_sends(nic, self.qpn, self.transport, &self.inline, first, bad) }
+    }
+
+    pub(crate) fn can_post(&self, _: &SendOperation) -> bool {
+        true
+    }
+
+    pub(crate) fn post_extended_sends(&self, chain: Chain<'_, ibv_send_wr>) -> libc::c_int {
+        self.post_sends(chain)
     }
 
     #[cold]
