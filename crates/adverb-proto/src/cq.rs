@@ -8,6 +8,18 @@ use crate::types::{ArmFor, Completion};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Cq(pub(crate) u32);
 
+impl Cq {
+    /// Returns the handle with this number, for recordings of completion queues that are not an engine's.
+    pub const fn from_number(number: u32) -> Cq {
+        Cq(number)
+    }
+
+    /// Returns the number of the completion queue.
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+}
+
 /// A completion queue. It grows as it fills, up to its capacity.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {

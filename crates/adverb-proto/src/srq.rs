@@ -11,6 +11,18 @@ use crate::types::RecvRequest;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Srq(pub(crate) u32);
 
+impl Srq {
+    /// Returns the handle with this number, for recordings of shared receive queues that are not an engine's.
+    pub const fn from_number(number: u32) -> Srq {
+        Srq(number)
+    }
+
+    /// Returns the number of the shared receive queue.
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+}
+
 /// The configuration of a shared receive queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]

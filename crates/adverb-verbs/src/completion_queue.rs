@@ -2,10 +2,13 @@
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use adverb_proto::types::{ArmFor, Transport};
+use adverb_proto::trace::{EventSink, Queue, Recorder, TraceEvent};
+use adverb_proto::types::{ArmFor, Qpn, Transport};
+use adverb_proto::{Cq, Time};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::completion::{Completion, RequestId};
@@ -17,6 +20,7 @@ use super::{CompletionQueueStats, Device, QueueStats, SharedReceiveQueue};
 use crate::backend::{self, CompletionQueueKind, RawCompletion, RawOutcome, flag};
 use crate::error::{Error, Result};
 use crate::memory::Payload;
+use crate::recorder::QueueRecorder;
 
 /// A completion queue: it receives the completions of the queue pairs that use it. Cloning returns another handle to
 /// the same queue.
@@ -29,6 +33,8 @@ pub struct CompletionQueue(Arc<Inner>);
 struct Inner {
     device: Device,
     backend: backend::CompletionQueue,
+    /// The queue's number in recordings.
+    cq: Cq,
     state: Mutex<State>,
     /// Notified when completions were kept, or when no thread waits for events any more.
     news: Condvar,
@@ -54,6 +60,7 @@ struct State {
     max_poll_batch: usize,
     /// The array into which the device puts completions.
     room: [RawCompletion; 16],
+    recorder: QueueRecorder,
 }
 
 /// The queues whose completions are delivered here.
@@ -69,8 +76,8 @@ struct Queues {
     stale: u64,
 }
 
-impl Default for State {
-    fn default() -> State {
+impl State {
+    fn new(recorder: QueueRecorder) -> State {
         State {
             queues: Queues::default(),
             reserved: 0,
@@ -80,6 +87,7 @@ impl Default for State {
             polled: 0,
             max_poll_batch: 0,
             room: [RawCompletion::EMPTY; 16],
+            recorder,
         }
     }
 }
@@ -201,12 +209,14 @@ impl CompletionQueue {
         if timeout == Duration::MAX {
             // A signal may end the wait without an event.
             while !self.0.backend.wait_event(None)? {}
+            self.record_event();
             return Ok(true);
         }
         let deadline = Deadline::new(timeout);
         loop {
             let left = deadline.left();
             if self.0.backend.wait_event(Some(left))? {
+                self.record_event();
                 return Ok(true);
             }
             if left.is_zero() {
@@ -222,7 +232,11 @@ impl CompletionQueue {
     /// Returns [`Error::InvalidRequest`] if the queue was created without events, and [`Error::Verb`] if the operation
     /// fails.
     pub fn try_event(&self) -> Result<bool> {
-        self.0.backend.try_event()
+        let is_pending = self.0.backend.try_event()?;
+        if is_pending {
+            self.record_event();
+        }
+        Ok(is_pending)
     }
 
     /// Returns the number of entries of the queue.
@@ -295,7 +309,9 @@ impl CompletionQueue {
             return Ok(());
         }
         drop(state);
-        self.0.backend.wait_event(limit(left))?;
+        if self.0.backend.wait_event(limit(left))? {
+            self.record_event();
+        }
         Ok(())
     }
 
@@ -372,6 +388,9 @@ impl CompletionQueue {
     fn sort(&self, state: &mut State, count: usize, out: &mut Vec<Completion>) {
         state.polled += count as u64;
         state.max_poll_batch = state.max_poll_batch.max(count);
+        if state.recorder.is_on() {
+            return self.sort_recorded(state, count, out);
+        }
         for completion in &state.room[..count] {
             // Most are of the oldest request of some queue, which has succeeded.
             let queue = state.queues.own.get_mut(number_of(completion.wr_id));
@@ -379,6 +398,34 @@ impl CompletionQueue {
             if !queue.is_some_and(|queue| queue.complete_usual(completion, out)) {
                 self.complete(&mut state.queues, completion, out);
             }
+        }
+    }
+
+    /// Does the same as [`sort`](CompletionQueue::sort), and records the completions. The device has written them
+    /// earlier, but doesn't tell when.
+    #[cold]
+    #[inline(never)]
+    fn sort_recorded(&self, state: &mut State, count: usize, out: &mut Vec<Completion>) {
+        let State { queues, room, recorder, .. } = state;
+        let time = recorder.time().unwrap_or(Time::ZERO);
+        for completion in &room[..count] {
+            let record = |recorder: &mut Recorder| {
+                queues.record(self.0.cq, completion, |event| {
+                    // A failure may have stopped it.
+                    if recorder.is_recording() {
+                        recorder.event(time, event);
+                    }
+                });
+            };
+            recorder.record(None, || None, record);
+            self.complete(queues, completion, out);
+        }
+    }
+
+    /// Records the delivery of a completion event, if the engine doesn't.
+    fn record_event(&self) {
+        if let Some(recorder) = self.0.device.backend().recorder() {
+            recorder.record(|| TraceEvent::CqEventDelivered { cq: self.0.cq });
         }
     }
 
@@ -411,7 +458,7 @@ impl CompletionQueue {
     }
 
     /// Reserves entries for a queue of a queue pair, and assigns the upper bits of its identifiers.
-    pub(super) fn attach(&self, depth: u32, transport: Transport) -> Result<Attached> {
+    pub(super) fn attach(&self, depth: u32, kind: Queue, transport: Transport) -> Result<Attached> {
         let mut state = self.lock();
         self.fetch_completions_into(&mut state)?;
         state.queues.check_numbers()?;
@@ -424,8 +471,9 @@ impl CompletionQueue {
         let entry = &mut state.queues.own[number as usize];
         entry.generation = (entry.generation + 1) & GENERATION_MASK;
         let owner = number << GENERATION_BITS | entry.generation;
-        let kind = if transport == Transport::Ud { RequestId::DATAGRAM } else { 0 };
-        let (posting, completing) = queue(depth, kind | u64::from(owner) << 32);
+        let datagram = if transport == Transport::Ud { RequestId::DATAGRAM } else { 0 };
+        let recorder = QueueRecorder::new(self.0.device.backend().recorder());
+        let (posting, completing) = queue(depth, datagram | u64::from(owner) << 32, kind, recorder);
         entry.queue = Some(completing);
         Ok(Attached { completion_queue: self.clone(), number, depth, posting: Mutex::new(posting) })
     }
@@ -520,6 +568,11 @@ impl Attached {
         &self.completion_queue
     }
 
+    /// Sets the queue pair, for recordings.
+    pub(super) fn set_qpn(&self, qpn: Qpn) {
+        self.completing(|queue| queue.qpn = Some(qpn));
+    }
+
     /// Takes all requests, oldest first: their tags and memory. The caller prevents posting meanwhile, or requests
     /// posted meanwhile may be taken, too.
     pub(super) fn take_all(&self) -> Vec<(u64, Payload)> {
@@ -610,6 +663,33 @@ impl Queues {
         })
     }
 
+    /// Passes the events of a polled completion to `record`.
+    fn record(&mut self, cq: Cq, completion: &RawCompletion, mut record: impl FnMut(TraceEvent)) {
+        let &RawCompletion { wr_id, outcome, .. } = completion;
+        let is_shared = shared_queue_of(wr_id).is_some();
+        let queue = if is_shared { None } else { self.get(wr_id) };
+        let qpn = queue.as_ref().and_then(|queue| queue.qpn).or(outcome.qpn()).unwrap_or(Qpn::truncate(0));
+        let request = position_of(wr_id);
+        if let Some(queue) = &queue
+            && queue.kind == Queue::Send
+        {
+            for request in queue.unsignaled_before(request) {
+                record(TraceEvent::CompletedUnsignaled { qpn, request });
+            }
+        }
+        let queue = queue.map_or(Queue::Recv, |queue| queue.kind);
+        let is_datagram = wr_id & RequestId::DATAGRAM != 0;
+        record(TraceEvent::Completed {
+            qpn,
+            queue,
+            request,
+            wr_id,
+            cq,
+            outcome: outcome.explain(is_datagram),
+        });
+        record(TraceEvent::Polled { cq, qpn, wr_id });
+    }
+
     /// Returns the queue that an identifier belongs to, if it still exists.
     fn get(&mut self, wr_id: u64) -> Option<&mut Completing> {
         let entry =
@@ -640,6 +720,12 @@ fn generation_of(wr_id: u64) -> u32 {
 fn position_of(wr_id: u64) -> u32 {
     let [.., a, b, c, d] = wr_id.to_be_bytes();
     u32::from_be_bytes([a, b, c, d])
+}
+
+/// Returns a number for a completion queue in recordings.
+fn next_cq() -> Cq {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    Cq::from_number(NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 fn check_depth(device: &Device, depth: u32) -> Result<()> {
@@ -733,10 +819,12 @@ impl CompletionQueueBuilder {
         }
         let backend =
             self.device.backend().completion_queue(self.depth, self.events, self.vector, self.kind)?;
+        let recorder = QueueRecorder::new(self.device.backend().recorder());
         Ok(CompletionQueue(Arc::new(Inner {
             device: self.device,
             backend,
-            state: Mutex::default(),
+            cq: next_cq(),
+            state: Mutex::new(State::new(recorder)),
             news: Condvar::new(),
             poller: WakerCell::default(),
         })))
@@ -757,13 +845,13 @@ mod tests {
     fn more_queues_than_ids_can_tell_apart_are_refused() {
         let queue = Device::open("soft").unwrap().completion_queue(16).create().unwrap();
         queue.lock().queues.own.resize_with(MAX_QUEUES - 1, Entry::default);
-        let last = queue.attach(4, Transport::Rc).unwrap();
+        let last = queue.attach(4, Queue::Send, Transport::Rc).unwrap();
         assert_eq!(last.lock().id(0) >> (32 + GENERATION_BITS), NUMBER_MASK);
-        let refused = queue.attach(4, Transport::Rc).map(drop);
+        let refused = queue.attach(4, Queue::Send, Transport::Rc).map(drop);
         assert!(matches!(refused, Err(Error::LimitExceeded { max: 1_048_576, .. })), "{refused:?}");
         assert_eq!(queue.stats().reserved_depth, 4, "what was refused reserves nothing");
         // A number that is free again is used again.
         drop(last);
-        queue.attach(4, Transport::Rc).unwrap();
+        queue.attach(4, Queue::Send, Transport::Rc).unwrap();
     }
 }

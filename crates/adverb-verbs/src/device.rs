@@ -344,6 +344,11 @@ impl Device {
         self.0.backend.is_ours()
     }
 
+    /// Whether both are handles to the same open device.
+    pub(super) fn is(&self, other: &Device) -> bool {
+        self.0.backend.is(&other.0.backend)
+    }
+
     /// Returns the memory windows that are bound.
     pub(super) fn windows(&self) -> &Windows {
         &self.0.windows

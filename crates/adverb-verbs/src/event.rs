@@ -15,7 +15,11 @@ impl Device {
     ///
     /// Returns [`Error::Verb`](crate::Error::Verb) if the operation fails.
     pub fn wait_event(&self, timeout: Duration) -> Result<Option<DeviceEvent>> {
-        self.backend().wait_event(Some(timeout))
+        let event = self.backend().wait_event(Some(timeout))?;
+        if let (Some(event), Some(recorder)) = (event, self.backend().recorder()) {
+            recorder.record_device_event(event);
+        }
+        Ok(event)
     }
 
     /// Returns the file descriptor that becomes readable when an event is pending, for use in an event loop. When it

@@ -8,7 +8,8 @@
 //! the slot. Because positions are not reused for a long time, it also tells whether a completion belongs to this
 //! request or to an earlier one.
 
-use adverb_proto::types::SendFlags;
+use adverb_proto::trace::Queue;
+use adverb_proto::types::{Qpn, SendFlags};
 
 use super::AddressHandle;
 use super::completion::{Completion, RequestId};
@@ -16,6 +17,7 @@ use super::post::Scratch;
 use super::stats::{CompletingStats, PostingStats};
 use crate::backend::{RawCompletion, RawOutcome, flag};
 use crate::memory::Payload;
+use crate::recorder::QueueRecorder;
 use crate::ring::{Consumer, Producer, ring};
 
 /// A request in flight.
@@ -37,6 +39,7 @@ pub(super) struct Posting {
     pub(super) id_base: u64,
     pub(super) stats: PostingStats,
     pub(super) scratch: Scratch,
+    pub(super) recorder: QueueRecorder,
 }
 
 /// Makes requests signaled often enough that the queue can't fill with unsignaled ones.
@@ -63,10 +66,14 @@ pub(super) struct Completing {
     ring: Consumer<InFlight>,
     id_base: u64,
     pub(super) stats: CompletingStats,
+    /// The queue, for recordings.
+    pub(super) kind: Queue,
+    /// The queue pair, once it exists.
+    pub(super) qpn: Option<Qpn>,
 }
 
 /// Creates a queue for `depth` requests, whose identifiers start with `id_base`.
-pub(super) fn queue(depth: u32, id_base: u64) -> (Posting, Completing) {
+pub(super) fn queue(depth: u32, id_base: u64, kind: Queue, recorder: QueueRecorder) -> (Posting, Completing) {
     let (producer, consumer) = ring(depth);
     let posting = Posting {
         ring: producer,
@@ -74,8 +81,10 @@ pub(super) fn queue(depth: u32, id_base: u64) -> (Posting, Completing) {
         id_base,
         stats: PostingStats::default(),
         scratch: Scratch::default(),
+        recorder,
     };
-    let completing = Completing { ring: consumer, id_base, stats: CompletingStats::default() };
+    let stats = CompletingStats::default();
+    let completing = Completing { ring: consumer, id_base, stats, kind, qpn: None };
     (posting, completing)
 }
 
@@ -167,6 +176,15 @@ impl Completing {
         true
     }
 
+    /// Returns the positions of the unsignaled requests that the completion of the request at `position` completes,
+    /// too.
+    pub(super) fn unsignaled_before(&self, position: u32) -> impl Iterator<Item = u32> + use<> {
+        let oldest = self.ring.oldest();
+        let count = position.wrapping_sub(oldest);
+        let is_outstanding = count < self.ring.len();
+        (0..if is_outstanding { count } else { 0 }).map(move |ahead| oldest.wrapping_add(ahead))
+    }
+
     /// Takes all requests, oldest first, of a queue pair that was destroyed: their tags and memory.
     pub(super) fn take_all(&mut self) -> Vec<(u64, Payload)> {
         std::iter::from_fn(|| self.ring.pop()).map(|request| (request.tag, request.payload)).collect()
@@ -200,6 +218,10 @@ mod tests {
     const DEPTH: u32 = 8;
     const BASE: u64 = 5 << 32;
 
+    fn new_queue(depth: u32) -> (Posting, Completing) {
+        queue(depth, BASE, Queue::Send, QueueRecorder::new(None))
+    }
+
     fn request(tag: u64) -> InFlight {
         InFlight { payload: Payload::Empty, tag, opcode: 0, recipient: None }
     }
@@ -220,7 +242,7 @@ mod tests {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (random >> 33) % count
         };
-        let (mut posting, mut completing) = queue(DEPTH, BASE);
+        let (mut posting, mut completing) = new_queue(DEPTH);
         let mut device = VecDeque::new();
         let (mut next_tag, mut expected) = (0, 0);
         for _ in 0..100_000 {
@@ -262,7 +284,7 @@ mod tests {
 
     #[test]
     fn positions_that_were_not_posted_are_refused() {
-        let (mut posting, mut completing) = queue(DEPTH, BASE);
+        let (mut posting, mut completing) = new_queue(DEPTH);
         posting.push(request(1));
         let mut out = Vec::new();
         for unknown in [1, 2, DEPTH, u32::MAX] {
@@ -275,7 +297,7 @@ mod tests {
     #[test]
     fn a_full_queue_always_has_a_request_that_will_complete() {
         for depth in 1..=16 {
-            let (mut posting, mut completing) = queue(depth, BASE);
+            let (mut posting, mut completing) = new_queue(depth);
             let mut signaled = VecDeque::new();
             for _ in 0..100 {
                 while posting.has_room(1) {

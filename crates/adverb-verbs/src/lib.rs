@@ -67,7 +67,9 @@ mod protection_domain;
 mod query;
 mod queue_pair;
 mod queue_pair_builder;
+mod queue_pair_recording;
 pub mod raw;
+mod recorder;
 mod request;
 mod ring;
 mod scope;
@@ -77,6 +79,7 @@ mod soft_device;
 mod stats;
 #[cfg(all(test, feature = "soft", not(loom)))]
 mod tests;
+pub mod trace;
 mod traffic;
 
 pub use adverb_proto::ResourceCounts;

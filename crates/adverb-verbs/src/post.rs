@@ -74,9 +74,11 @@ impl QueuePair {
         let SendRequest { operation, flags, payload, tag, recipient } = request;
         let (payload, recipient) = (ManuallyDrop::new(payload), ManuallyDrop::new(recipient));
         let mut queue = self.send.lock();
-        let Posting { ring, signals, id_base, stats, scratch } = &mut *queue;
+        let Posting { ring, signals, id_base, stats, scratch, recorder } = &mut *queue;
         if let Some(segment) = self.fast_path_segment(operation, flags, &payload, &recipient)
             && self.state.is_ready_to_send()
+            // Requests are recorded on the slow path.
+            && !recorder.is_on()
             && let Some(vacancy) = ring.vacancy()
         {
             let (wr_id, flags) = (*id_base | u64::from(vacancy.position()), signals.set(flags));
@@ -193,7 +195,14 @@ impl QueuePair {
         }
         // The memory is stored first: completions may arrive before posting returns.
         queue.push_all(&mut batch.in_flight);
-        match post(&self.backend, &mut batch.list) {
+        // Read before posting: the completions' times are later.
+        let recorded_at = queue.recorder.time();
+        let posted = post(&self.backend, &mut batch.list);
+        if let Some(time) = recorded_at {
+            let left = posted.as_ref().err().map_or(0, |failure| failure.left_of(batch.list.len()));
+            self.record_sends(&mut queue.recorder, time, &batch.list, batch.list.len() - left);
+        }
+        match posted {
             Ok(()) => {
                 batch.clear();
                 queue.scratch.batch = batch;
@@ -223,7 +232,7 @@ impl QueuePair {
         }
         queue.scratch.recv_list.clear();
         let id = take_in_recv(&mut queue, &mut request);
-        match self.backend.post_recvs(&mut queue.scratch.recv_list) {
+        match self.post_recv_list(&mut queue) {
             Ok(()) => Ok(id),
             Err(failure) => Err(self.recvs_refused(own, &mut queue, failure, vec![request])),
         }
@@ -261,7 +270,7 @@ impl QueuePair {
         for request in &mut recvs {
             take_in_recv(&mut queue, request);
         }
-        match self.backend.post_recvs(&mut queue.scratch.recv_list) {
+        match self.post_recv_list(&mut queue) {
             Ok(()) => {
                 recvs.clear();
                 queue.scratch.recvs = recvs;
@@ -315,7 +324,7 @@ impl QueuePair {
         queue.scratch.recv_list.clear();
         queue.scratch.recv_list.add(&plain::RecvRequest { wr_id, tag: 0, segments: &[buffer.segment()] });
         queue.push(InFlight { payload: Payload::Empty, tag: 0, opcode: opcode::RECV, recipient: None });
-        match self.backend.post_recvs(&mut queue.scratch.recv_list) {
+        match self.post_recv_list(&mut queue) {
             Ok(()) => Ok(RequestId(wr_id)),
             Err(failure) => {
                 let refused = vec![RecvRequest { payload: Payload::Empty, tag: 0 }];
@@ -323,6 +332,20 @@ impl QueuePair {
                 Err(LentError::new(error, RequestId(wr_id)))
             }
         }
+    }
+
+    /// Posts the receive requests of the queue's list.
+    #[inline]
+    fn post_recv_list(&self, queue: &mut Posting) -> Result<(), PostFailure> {
+        // Read before posting: the completions' times are later.
+        let recorded_at = queue.recorder.time();
+        let list = &mut queue.scratch.recv_list;
+        let posted = self.backend.post_recvs(list);
+        if let Some(time) = recorded_at {
+            let left = posted.as_ref().err().map_or(0, |failure| failure.left_of(list.len()));
+            self.record_recvs(&mut queue.recorder, time, list, list.len() - left);
+        }
+        posted
     }
 
     /// Checks that a borrowed buffer belongs to the queue pair's domain.

@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
+use adverb_proto::trace::TraceEvent;
 use adverb_proto::types::{Access, Gid, Psn, QpState, Qpn, Transport};
+use parking_lot::Mutex;
 
 use super::address_cache::AddressCache;
 use super::completion_queue::{Attached, AttachedShared};
@@ -49,6 +51,8 @@ pub struct QueuePair {
     pub(super) memberships: Memberships,
     pub(super) traffic: Traffic,
     pub(super) addresses: AddressCache,
+    /// The `Connected` event of a connected queue pair, if the engine doesn't record it.
+    pub(super) connection: Mutex<Option<Box<TraceEvent>>>,
     pub(super) domain: ProtectionDomain,
 }
 
@@ -405,13 +409,16 @@ impl QueuePair {
     /// Changes the state at the device and records it.
     pub(super) fn change(&self, change: &StateChange) -> Result<()> {
         self.backend.modify(change)?;
-        self.state.set(match change {
+        let from = self.state.get();
+        let to = match change {
             StateChange::Reset => QpState::Reset,
             StateChange::Init(_) => QpState::Init,
             StateChange::ReadyToReceive(_) => QpState::ReadyToReceive,
             StateChange::ReadyToSend(_) | StateChange::Access(_) => QpState::ReadyToSend,
             StateChange::Error => QpState::Error,
-        });
+        };
+        self.state.set(to);
+        self.record_change(change, from, to);
         Ok(())
     }
 

@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
+use adverb_proto::trace::Queue;
 use adverb_proto::types::{Access, FlushCapabilities, Psn, Transport};
+use parking_lot::Mutex;
 
 use super::address_cache::AddressCache;
 use super::completion_queue::Attached;
@@ -215,10 +217,10 @@ impl QueuePairBuilder {
         })?;
 
         // Reserved before the queue pair exists, so that its completions always have room.
-        let send: Attached = send_cq.attach(self.send_depth, self.transport)?;
+        let send: Attached = send_cq.attach(self.send_depth, Queue::Send, self.transport)?;
         let recv = match &self.shared {
             Some(shared) => Receives::Shared(recv_cq.attach_shared(shared)?),
-            None => Receives::Own(Box::new(recv_cq.attach(self.recv_depth, self.transport)?)),
+            None => Receives::Own(Box::new(recv_cq.attach(self.recv_depth, Queue::Recv, self.transport)?)),
         };
         if let (Transport::Ud, Receives::Shared(shared)) = (self.transport, &recv) {
             shared.queue.lock().carry_datagrams();
@@ -234,6 +236,10 @@ impl QueuePairBuilder {
         };
         let (backend, limits) =
             self.domain.backend().queue_pair(send_cq.backend(), recv_cq.backend(), shared, &options)?;
+        if device.backend().recorder().is_some() {
+            send.set_qpn(backend.qpn());
+            recv.own().into_iter().for_each(|recv| recv.set_qpn(backend.qpn()));
+        }
         let queue_pair = QueuePair {
             backend,
             send,
@@ -256,6 +262,7 @@ impl QueuePairBuilder {
             memberships: Memberships::default(),
             traffic: self.traffic,
             addresses: AddressCache::default(),
+            connection: Mutex::default(),
             domain: self.domain,
         };
         queue_pair.initialise()?;

@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use adverb_proto::Srq;
+use adverb_proto::trace::{EventSink, RecvQueueId, TraceEvent};
 use adverb_proto::types::{self as plain, Segment};
 
 use super::completion::{Completion, RequestId};
@@ -11,6 +13,7 @@ use super::{PostError, ProtectionDomain, RecvRequest};
 use crate::backend::{self, RawOutcome, RecvList, flag};
 use crate::error::{Error, Result};
 use crate::memory::{Payload, PayloadSegment};
+use crate::recorder::QueueRecorder;
 
 /// A receive queue that several queue pairs share: each message that one of them receives consumes a receive request of
 /// the queue. Cloning returns another handle to the same queue.
@@ -41,6 +44,7 @@ pub(super) struct Table {
     flags: u32,
     segments: Vec<Segment>,
     list: RecvList,
+    recorder: QueueRecorder,
 }
 
 #[derive(Default)]
@@ -61,7 +65,7 @@ pub(super) fn shared_queue_of(wr_id: u64) -> Option<u32> {
 }
 
 impl Table {
-    fn new(depth: u32, id: u32) -> Table {
+    fn new(depth: u32, id: u32, recorder: QueueRecorder) -> Table {
         Table {
             slots: (0..depth).map(|_| Slot::default()).collect(),
             free: (0..=u16::MAX).take(depth as usize).rev().collect(),
@@ -69,6 +73,7 @@ impl Table {
             flags: 0,
             segments: Vec::new(),
             list: RecvList::default(),
+            recorder,
         }
     }
 
@@ -123,14 +128,21 @@ impl SharedReceiveQueue {
             return Err(PostError { error, requests: vec![request] });
         };
         let id = table.id(slot);
-        let Table { list, segments, .. } = &mut *table;
+        let Table { list, segments, recorder, .. } = &mut *table;
         segments.clear();
         segments.extend(request.payload.segments().iter().map(PayloadSegment::segment));
         list.clear();
         list.add(&plain::RecvRequest { wr_id: id, tag: request.tag, segments });
+        // Read before posting: the completion's time is later.
+        let recorded_at = recorder.time();
         let posted = self.0.backend.post_recvs(list);
         // Unless the device reports that it rejected the request, it may have accepted it.
         let refused = matches!(&posted, Err(failure) if failure.posted == Some(0));
+        if let (Some(time), false) = (recorded_at, refused) {
+            let (queue, request) = (RecvQueueId::Srq(Srq::from_number(self.0.id)), list.posted(0));
+            let event = TraceEvent::posted_recv(queue, request.wr_id as u32, &request);
+            recorder.record(None, || None, |recorder| recorder.event(time, event));
+        }
         if refused {
             table.free.push(slot);
         }
@@ -272,10 +284,11 @@ impl SharedReceiveQueueBuilder {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 2);
         let (backend, segments) =
             self.domain.backend().shared_receive_queue(self.depth, self.segments, id)?;
+        let recorder = QueueRecorder::new(self.domain.device().backend().recorder());
         Ok(SharedReceiveQueue(Arc::new(Inner {
             domain: self.domain,
             backend: Arc::new(backend),
-            table: Arc::new(Mutex::new(Table::new(self.depth, id))),
+            table: Arc::new(Mutex::new(Table::new(self.depth, id, recorder))),
             id,
             depth: self.depth,
             segments,

@@ -245,7 +245,8 @@ pub enum RecvQueueId {
 }
 
 impl TraceEvent {
-    pub(crate) fn posted_recv(queue: RecvQueueId, request: u32, posted: &RecvRequest<'_>) -> TraceEvent {
+    /// Returns the event of a receive request that was posted.
+    pub fn posted_recv(queue: RecvQueueId, request: u32, posted: &RecvRequest<'_>) -> TraceEvent {
         TraceEvent::PostedRecv {
             queue,
             request,

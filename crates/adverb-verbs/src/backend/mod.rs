@@ -4,6 +4,7 @@
 
 #![cfg_attr(not(feature = "ibv"), allow(unused, reason = "some things only rdma-core is asked for"))]
 
+mod clock;
 pub(crate) mod connection_manager;
 mod failure;
 #[cfg(feature = "ibv")]
@@ -17,6 +18,7 @@ mod request_list;
 mod soft;
 mod wait;
 
+pub(crate) use clock::clock_origin;
 pub(crate) use failure::PostFailure;
 #[cfg(all(test, feature = "soft", not(loom)))]
 pub(crate) use failure::with_indestructible;
@@ -40,6 +42,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use adverb_proto::ResourceCounts;
+use adverb_proto::trace::{RecorderOptions, Recording, StopCause};
 use adverb_proto::types::{
     Access, ArmFor, DeviceAttributes, DeviceEvent, DeviceInfo, GidEntry, Port, QpState, Qpn,
     QueuePairAttributes, RecvRequest, SendFlags, SendOperation, SendRequest, WindowBind,
@@ -48,6 +51,8 @@ use adverb_proto::types::{
 #[cfg(feature = "soft")]
 use crate::error::Error;
 use crate::error::Result;
+use crate::recorder::DeviceRecorder;
+use crate::trace::StopSignal;
 
 /// Asks whichever engine it is.
 macro_rules! ask {
@@ -201,6 +206,36 @@ impl Device {
             #[cfg(feature = "soft")]
             Self::Soft(ref device) => Some(device.resource_counts()),
         }
+    }
+
+    /// Returns the recorder of requests and completions, if the engine doesn't record them itself.
+    pub(crate) fn recorder(&self) -> Option<&Arc<DeviceRecorder>> {
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref device) => Some(&device.recorder),
+            #[cfg(feature = "soft")]
+            Self::Soft(_) => None,
+        }
+    }
+
+    /// Starts a recording of the device with this name.
+    pub(crate) fn start_recording(&self, name: &str, options: &RecorderOptions) -> Result<StopSignal> {
+        ask!(self, device => device.start_recording(name, options))
+    }
+
+    /// Stops the recording and returns it, or `None` if there is none.
+    pub(crate) fn stop_recording(&self, name: &str) -> Option<Recording> {
+        ask!(self, device => device.stop_recording(name))
+    }
+
+    /// Returns a copy of the recording so far, or `None` if there is none.
+    pub(crate) fn recording(&self, name: &str) -> Option<Recording> {
+        ask!(self, device => device.recording(name))
+    }
+
+    /// Returns the cause if the recording has stopped by itself.
+    pub(crate) fn recording_stop_cause(&self) -> Option<StopCause> {
+        ask!(self, device => device.recording_stop_cause())
     }
 
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
@@ -667,6 +702,14 @@ impl SendList {
         (SendOperation::Send, SendFlags::empty())
     }
 
+    /// Returns a request as it was posted, for recordings.
+    pub(crate) fn posted(&self, index: usize) -> SendRequest<'_, ()> {
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        return self.requests.posted(index);
+        #[cfg(not(any(feature = "ibv", feature = "soft")))]
+        unreachable!("without an engine no request is posted: {index}")
+    }
+
     /// Says of a request to what it binds which window: posting needs more than the plain form tells. The request must
     /// keep both until it has completed.
     pub(crate) fn bind(
@@ -734,6 +777,22 @@ impl RecvList {
     pub(crate) fn add(&mut self, request: &RecvRequest<'_>) {
         #[cfg(any(feature = "ibv", feature = "soft"))]
         self.requests.add(request);
+    }
+
+    /// Returns the number of requests.
+    pub(crate) fn len(&self) -> usize {
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        return self.requests.len();
+        #[cfg(not(any(feature = "ibv", feature = "soft")))]
+        0
+    }
+
+    /// Returns a request as it was posted, for recordings.
+    pub(crate) fn posted(&self, index: usize) -> RecvRequest<'_> {
+        #[cfg(any(feature = "ibv", feature = "soft"))]
+        return self.requests.posted(index);
+        #[cfg(not(any(feature = "ibv", feature = "soft")))]
+        unreachable!("without an engine no request is posted: {index}")
     }
 }
 

@@ -4,8 +4,8 @@ use std::io;
 use std::ptr::NonNull;
 
 use adverb_proto::types::{
-    Destination, FlushPlacement, FlushRange, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation,
-    SendRequest,
+    Access, Destination, FlushPlacement, FlushRange, RecvRequest, RemoteAddress, Segment, SendFlags,
+    SendOperation, SendRequest, WindowBind,
 };
 use adverb_sys::{self as sys, ibv_recv_wr, ibv_send_wr, ibv_sge};
 
@@ -109,6 +109,22 @@ impl<W: WorkRequest> RequestList<W> {
         debug_assert!(index < self.room);
         // SAFETY: all indices come from `push`, which made room, or are below `len`; the list is borrowed exclusively.
         unsafe { self.slots.add(index).as_mut() }
+    }
+
+    /// Returns the request at `index`, its segments and its tag.
+    fn parts(&self, index: usize) -> (&W, &[Segment], u64) {
+        assert!(index < self.len, "a request of the list");
+        // SAFETY: there is such a slot, and the list is borrowed.
+        let slot = unsafe { self.slots.add(index).as_ref() };
+        let segments = match slot.request.segment_count() {
+            0 => &[],
+            1 => std::slice::from_ref(&slot.segment),
+            count => {
+                let scattered = self.scattered.iter().find(|(at, _)| *at == index);
+                scattered.map_or(&[][..], |(_, start)| &self.segments[*start..*start + count])
+            }
+        };
+        (&slot.request, segments, slot.tag)
     }
 
     /// Posts the list by a verb of the library's, which says where it failed.
@@ -325,6 +341,28 @@ impl SendList {
         raise(&self.slot(index).request)
     }
 
+    /// Returns a request as it was posted, without its destination.
+    pub(crate) fn posted(&self, index: usize) -> SendRequest<'_, ()> {
+        let (wr, segments, tag) = self.parts(index);
+        let operation = match wr.opcode {
+            sys::IBV_WR_BIND_MW => {
+                // SAFETY: bindings have this member, and its pointers aren't followed.
+                let bind = unsafe { wr.op.bind_mw };
+                SendOperation::BindWindow(WindowBind {
+                    rkey: bind.rkey,
+                    // Only the region has it, which may be gone: the request may have completed.
+                    lkey: 0,
+                    addr: bind.bind_info.addr,
+                    length: bind.bind_info.length,
+                    access: Access::from_bits_retain(bind.bind_info.mw_access_flags),
+                })
+            }
+            _ => operation_of(wr),
+        };
+        let flags = SendFlags::from_bits_retain(wr.send_flags);
+        SendRequest { wr_id: wr.wr_id, tag, operation, flags, segments, destination: None }
+    }
+
     /// Says of a request which window it binds, and to what.
     pub(super) fn set_bind(&mut self, index: usize, bind: sys::ibv_send_wr_bind_mw) {
         assert!(index < self.len, "a request of the list");
@@ -428,6 +466,12 @@ impl RecvList {
         let index = self.push();
         self.set(index, request.wr_id, request.tag, request.segments);
     }
+
+    /// Returns a request as it was posted.
+    pub(crate) fn posted(&self, index: usize) -> RecvRequest<'_> {
+        let (wr, segments, tag) = self.parts(index);
+        RecvRequest { wr_id: wr.wr_id, tag, segments }
+    }
 }
 
 /// The operation and the flags of a request that doesn't bind a window.
@@ -487,6 +531,7 @@ pub(crate) trait WorkRequest: Copy {
     fn set_next(&mut self, next: *mut Self);
     fn set_segments(&mut self, segments: *mut ibv_sge);
     fn set_segment_count(&mut self, count: usize);
+    fn segment_count(&self) -> usize;
 }
 
 /// Both kinds have these fields.
@@ -513,6 +558,10 @@ macro_rules! work_request {
             #[inline(always)]
             fn set_segment_count(&mut self, count: usize) {
                 self.num_sge = libc::c_int::try_from(count).unwrap_or(libc::c_int::MAX);
+            }
+
+            fn segment_count(&self) -> usize {
+                usize::try_from(self.num_sge).unwrap_or(0)
             }
         }
     };

@@ -3,8 +3,10 @@
 use std::ffi::{CStr, CString};
 use std::io;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::time::Duration;
 
+use adverb_proto::trace::{RecorderOptions, Recording, StopCause};
 use adverb_proto::types::{
     DeviceAttributes, DeviceInfo, FlushCapabilities, Gid, GidEntry, GidType, LinkLayer, ModerationLimits,
     OdpCapabilities, OdpOperations, PathMtu, Port, PortState, TimestampClock,
@@ -13,6 +15,8 @@ use adverb_sys::{self as sys, Ibverbs, ibv_context, ibv_device};
 
 use super::{check, set_nonblocking, verb_error};
 use crate::error::{Error, Result};
+use crate::recorder::DeviceRecorder;
+use crate::trace::StopSignal;
 
 pub(crate) struct Device {
     pub(super) library: &'static Ibverbs,
@@ -24,6 +28,8 @@ pub(crate) struct Device {
     pub(super) is_soft_roce: bool,
     /// The `IBV_QP_EX_WITH_*` flags of the operations that the device supports and `ibv_post_send` can't post.
     pub(super) extended_operations: u64,
+    /// Records requests and completions: the NIC doesn't.
+    pub(crate) recorder: Arc<DeviceRecorder>,
 }
 
 // SAFETY: libibverbs' contexts may be used from any thread.
@@ -73,6 +79,7 @@ impl Device {
             owner: std::process::id(),
             is_soft_roce: false,
             extended_operations: 0,
+            recorder: Arc::default(),
         };
         let attributes = device.attributes()?;
         device.is_soft_roce = attributes.vendor_id == SOFT_ROCE;
@@ -221,6 +228,24 @@ impl Device {
             listed
         };
         Ok(entries.iter().map(entry).filter(|entry| !entry.gid.is_zero()).collect())
+    }
+}
+
+impl Device {
+    pub(crate) fn start_recording(&self, name: &str, options: &RecorderOptions) -> Result<StopSignal> {
+        self.recorder.start(name, options)
+    }
+
+    pub(crate) fn stop_recording(&self, name: &str) -> Option<Recording> {
+        self.recorder.stop(name)
+    }
+
+    pub(crate) fn recording(&self, name: &str) -> Option<Recording> {
+        self.recorder.recording(name)
+    }
+
+    pub(crate) fn recording_stop_cause(&self) -> Option<StopCause> {
+        self.recorder.stop_cause()
     }
 }
 

@@ -15,6 +15,7 @@ mod open;
 mod protection_domain;
 mod query;
 mod queue_pair;
+mod recording;
 mod registration;
 mod request;
 mod shared_receive_queue;

@@ -1,0 +1,39 @@
+//! Recordings, which the NIC makes itself.
+
+use std::sync::Arc;
+
+use adverb_proto::trace::{RecorderOptions, Recording, StopCause};
+use adverb_soft::Channel;
+
+use super::{Device, refusal};
+use crate::error::{Error, Result};
+use crate::trace::{StopSignal, already_recording};
+
+impl Device {
+    pub(crate) fn start_recording(&self, name: &str, options: &RecorderOptions) -> Result<StopSignal> {
+        let action = || format!("starting a trace of {name}");
+        let channel = Channel::new().map_err(|error| Error::Verb {
+            action: action(),
+            error,
+            hint: "check the limit of open files (`ulimit -n`)".into(),
+        })?;
+        let channel = Arc::new(channel);
+        self.nic.start_recording(options, Some(Arc::clone(&channel))).map_err(|error| match error {
+            adverb_soft::Error::AlreadyRecording => already_recording(name),
+            error => refusal(error, action()),
+        })?;
+        Ok(channel)
+    }
+
+    pub(crate) fn stop_recording(&self, name: &str) -> Option<Recording> {
+        self.nic.stop_recording(name)
+    }
+
+    pub(crate) fn recording(&self, name: &str) -> Option<Recording> {
+        self.nic.recording(name)
+    }
+
+    pub(crate) fn recording_stop_cause(&self) -> Option<StopCause> {
+        self.nic.recording_stop_cause()
+    }
+}

@@ -1,0 +1,383 @@
+//! Recordings of what a device did: requests, packets and completions.
+//!
+//! [`Device::trace`] starts a recording. The events are stored in a ring buffer, which keeps the last ones and counts
+//! those that it overwrites. While no recording is in progress, an event costs one branch.
+//!
+//! ```
+//! # #[cfg(feature = "soft")] {
+//! use adverb::verbs::SoftDevice;
+//!
+//! let device = SoftDevice::loopback().open()?;
+//! let trace = device.trace().start()?;
+//! // … connect queue pairs, post requests, poll completions …
+//! let recording = trace.stop();
+//! for recorded in &recording.events {
+//!     println!("{:>12} {}", recorded.time.as_nanos(), recorded.event);
+//! }
+//! # }
+//! # Ok::<(), adverb::Error>(())
+//! ```
+//!
+//! # Flight recorder
+//!
+//! A trace can record all the time and stop by itself at the first failure, so that the events before the failure are
+//! not overwritten ([`TraceBuilder::stop_on_failure`]). [`TraceBuilder::on_stop`] sets a function that receives the
+//! recording, for example to write it to a file.
+//!
+//! ```
+//! # #[cfg(feature = "soft")] {
+//! use adverb::verbs::SoftDevice;
+//!
+//! let device = SoftDevice::loopback().open()?;
+//! let trace = device
+//!     .trace()
+//!     .capacity(10_000)
+//!     .stop_on_failure()
+//!     .on_stop(|recording| {
+//!         for recorded in &recording.events {
+//!             eprintln!("{:>12} {}", recorded.time.as_nanos(), recorded.event);
+//!         }
+//!     })
+//!     .start()?;
+//! assert!(!trace.is_stopped());
+//! # }
+//! # Ok::<(), adverb::Error>(())
+//! ```
+//!
+//! # Recorded events
+//!
+//! | event | software NIC | rdma-core |
+//! |---|---|---|
+//! | request posted | yes | yes, except [raw](crate::raw) requests |
+//! | packet sent, received, dropped or retransmitted; acknowledgement, timer | yes | no: the NIC does not report them |
+//! | request completed | when the NIC completes it | when the completion is polled |
+//! | completion polled | yes | yes, except by [`poll_raw`](crate::CompletionQueue::poll_raw) |
+//! | queue pair connected, state changed | yes | if the program changed the state through this crate |
+//! | completion event, asynchronous event | when the NIC delivers it | when the program consumes it |
+//!
+//! With rdma-core, each send queue, receive queue and completion queue has a ring buffer of its own, which it allocates
+//! at its first event. The recording contains the events of all of them, ordered by time.
+
+use std::fmt;
+use std::io::{self, PipeReader, PipeWriter};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use adverb_proto::trace::{Recorder, RecorderOptions, StopOn};
+use parking_lot::Mutex;
+
+pub use adverb_proto::trace::{
+    ClockOrigin, DropReason, Queue, RecordedEvent, Recording, RecvQueueId, RetryCause, StopCause, TimerKind,
+    TraceEvent,
+};
+pub use adverb_proto::{QueueEvent, Time};
+
+use super::deadline::Deadline;
+use super::{Device, QueuePair};
+use crate::backend;
+use crate::error::{Error, Result};
+
+/// A function that receives the recording of a trace that stopped by itself.
+type OnStop = Box<dyn FnOnce(Recording) + Send>;
+
+/// A descriptor that becomes readable when a recorder stops by itself, and stays readable.
+pub(crate) type StopSignal = Arc<dyn AsFd + Send + Sync>;
+
+impl Device {
+    /// Returns a builder of a trace: a recording of the device's events.
+    ///
+    /// A device has at most one trace at a time. See [`trace`](crate::trace) for examples and for the events that each
+    /// kind of device records.
+    pub fn trace(&self) -> TraceBuilder {
+        TraceBuilder {
+            device: self.clone(),
+            options: RecorderOptions::default(),
+            foreign: None,
+            on_stop: Mutex::new(None),
+        }
+    }
+}
+
+/// A builder of traces, returned by [`Device::trace`].
+#[must_use = "a builder does nothing until `start` is called"]
+pub struct TraceBuilder {
+    device: Device,
+    options: RecorderOptions,
+    /// The name of a queue pair that belongs to another device.
+    foreign: Option<String>,
+    /// Behind a lock, so that the builder is `Sync`.
+    on_stop: Mutex<Option<OnStop>>,
+}
+
+impl TraceBuilder {
+    /// Sets the number of events that the trace keeps. The default is 65,536, the maximum 16,777,216.
+    ///
+    /// An event takes up to 128 bytes. With rdma-core, the number applies to each queue separately.
+    pub fn capacity(mut self, events: usize) -> TraceBuilder {
+        self.options.capacity = events;
+        self
+    }
+
+    /// Sets the number of payload bytes that the trace keeps of each packet. The default is 0, because payload can
+    /// contain secrets. Of the connection manager's packets, the trace always keeps the headers of their messages.
+    ///
+    /// With rdma-core this option has no effect: packets are not recorded.
+    pub fn payload_limit(mut self, bytes: usize) -> TraceBuilder {
+        self.options.payload_limit = bytes;
+        self
+    }
+
+    /// Adds queue pairs to record. By default, the trace records all queue pairs of the device.
+    ///
+    /// Events that belong to no queue pair are recorded in any case.
+    ///
+    /// ```
+    /// # #[cfg(feature = "soft")] {
+    /// use adverb::verbs::{SoftDevice, Transport};
+    ///
+    /// let device = SoftDevice::loopback().open()?;
+    /// let (domain, completions) =
+    ///     (device.create_protection_domain()?, device.completion_queue(256).create()?);
+    /// let queue_pair = domain.queue_pair(Transport::Rc).completion_queue(&completions).create()?;
+    /// let trace = device.trace().queue_pairs([&queue_pair]).start()?;
+    /// # }
+    /// # Ok::<(), adverb::Error>(())
+    /// ```
+    pub fn queue_pairs<'a>(mut self, queue_pairs: impl IntoIterator<Item = &'a QueuePair>) -> TraceBuilder {
+        for queue_pair in queue_pairs {
+            if !queue_pair.domain.device().is(&self.device) {
+                self.foreign = Some(queue_pair.name());
+            }
+            self.options.qps.push(queue_pair.qpn());
+        }
+        self
+    }
+
+    /// Stops the trace at the first completion that failed. Flushed requests don't count, because a program that closes
+    /// a queue pair flushes its requests.
+    pub fn stop_on_failure(mut self) -> TraceBuilder {
+        if self.options.stop_on == StopOn::Request {
+            self.options.stop_on = StopOn::Failure;
+        }
+        self
+    }
+
+    /// Stops the trace at the first acknowledgement timeout, or at the first completion that failed, whichever happens
+    /// first.
+    ///
+    /// With rdma-core, only failed completions stop the trace: the NIC does not report timeouts.
+    pub fn stop_on_timeout(mut self) -> TraceBuilder {
+        self.options.stop_on = StopOn::FailureOrTimeout;
+        self
+    }
+
+    /// Sets a function that receives the recording if the trace [stops by itself](TraceBuilder::stop_on_failure).
+    ///
+    /// The function is called at most once, on a thread that the trace starts for it. No lock is held, so the function
+    /// may use the device. [`ActiveTrace::stop`] returns the recording nevertheless.
+    pub fn on_stop(mut self, function: impl FnOnce(Recording) + Send + 'static) -> TraceBuilder {
+        self.on_stop = Mutex::new(Some(Box::new(function)));
+        self
+    }
+
+    /// Starts the recording. It begins with a [`Connected`](TraceEvent::Connected) event for each connected queue pair;
+    /// with rdma-core, for each that is used during the recording.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::LimitExceeded`] if the capacity is 0 or larger than its maximum, [`Error::InvalidRequest`] if
+    /// the device has a trace already, if a queue pair belongs to another device, or if there is a function for a trace
+    /// that never stops by itself, and [`Error::Verb`] if the operation fails.
+    pub fn start(self) -> Result<ActiveTrace> {
+        let TraceBuilder { device, options, foreign, on_stop } = self;
+        let on_stop = on_stop.into_inner();
+        if !(1..=Recorder::MAX_CAPACITY).contains(&options.capacity) {
+            return Err(Error::LimitExceeded {
+                quantity: "capacity of a trace".into(),
+                requested: options.capacity as u64,
+                max: Recorder::MAX_CAPACITY as u64,
+                hint: "use a value from 1 to the maximum".into(),
+            });
+        }
+        if let Some(queue_pair) = foreign {
+            let reason = format!("{queue_pair} does not belong to {}: trace its own device", device.name());
+            return Err(Error::InvalidRequest { reason: reason.into() });
+        }
+        if on_stop.is_some() && options.stop_on == StopOn::Request {
+            let reason =
+                "a trace with `on_stop` must stop by itself: call `stop_on_failure` or `stop_on_timeout`";
+            return Err(Error::InvalidRequest { reason: reason.into() });
+        }
+        let stopped = device.backend().start_recording(device.name(), &options)?;
+        // Dropped if the thread can't be started, which stops the recording.
+        let mut trace = ActiveTrace { device, stopped, watcher: None, is_over: false };
+        if let Some(on_stop) = on_stop {
+            trace.watcher = Some(trace.watch(on_stop)?);
+        }
+        Ok(trace)
+    }
+}
+
+impl fmt::Debug for TraceBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TraceBuilder")
+            .field("device", &self.device)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A recording in progress, returned by [`TraceBuilder::start`].
+///
+/// Dropping it stops the recording and discards the events. If the trace has stopped by itself, dropping it first waits
+/// for the [function](TraceBuilder::on_stop) that receives the recording.
+#[must_use = "dropping a trace discards its events"]
+pub struct ActiveTrace {
+    device: Device,
+    stopped: StopSignal,
+    watcher: Option<Watcher>,
+    /// Whether the recording was returned.
+    is_over: bool,
+}
+
+/// The thread that calls the function of [`TraceBuilder::on_stop`].
+struct Watcher {
+    thread: JoinHandle<()>,
+    /// Dropped to end the thread if the trace does not stop by itself.
+    _cancel: PipeWriter,
+}
+
+impl ActiveTrace {
+    /// Stops the recording and returns it.
+    ///
+    /// If the trace has stopped by itself, this call waits for the [function](TraceBuilder::on_stop) that receives the
+    /// recording.
+    ///
+    /// In a forked child, the recording is empty: the trace belongs to the parent process.
+    pub fn stop(mut self) -> Recording {
+        self.end().unwrap_or_else(|| self.empty())
+    }
+
+    /// Returns a copy of the recording so far. The trace goes on. In a forked child, the copy is empty.
+    pub fn snapshot(&self) -> Recording {
+        let recording =
+            if self.device.is_ours() { self.device.backend().recording(self.device.name()) } else { None };
+        recording.unwrap_or_else(|| self.empty())
+    }
+
+    /// Whether the trace has stopped by itself.
+    pub fn is_stopped(&self) -> bool {
+        self.stop_cause().is_some()
+    }
+
+    /// Returns the cause if the trace has stopped by itself, or `None` if it is still recording.
+    pub fn stop_cause(&self) -> Option<StopCause> {
+        if self.device.is_ours() { self.device.backend().recording_stop_cause() } else { None }
+    }
+
+    /// Waits until the trace stops by itself. Returns `false` if the timeout expires first. A `timeout` of
+    /// `Duration::MAX` means no limit.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Verb`] if waiting fails.
+    pub fn wait_stopped(&self, timeout: Duration) -> Result<bool> {
+        let deadline = Deadline::new(timeout);
+        loop {
+            let left = deadline.left();
+            let limit = (left != Duration::MAX).then_some(left);
+            let is_stopped = backend::wait_either(self.stopped.as_fd(), None, limit).map_err(|error| {
+                Error::Verb { action: "waiting for a trace to stop".to_owned(), error, hint: "".into() }
+            })?;
+            if is_stopped || left.is_zero() {
+                return Ok(is_stopped);
+            }
+        }
+    }
+
+    fn empty(&self) -> Recording {
+        Recording::new(self.device.name(), ClockOrigin::default(), Vec::new())
+    }
+
+    /// Starts the thread that waits for the trace to stop by itself.
+    fn watch(&self, on_stop: OnStop) -> Result<Watcher> {
+        let failed = |error| Error::Verb {
+            action: "starting the thread of a trace".to_owned(),
+            error,
+            hint: "check the limits of threads and open files (`ulimit -u`, `ulimit -n`)".into(),
+        };
+        let (canceled, cancel) = io::pipe().map_err(failed)?;
+        let (device, stopped) = (self.device.clone(), Arc::clone(&self.stopped));
+        let run = move || {
+            if wait_for_stop(&stopped, &canceled)
+                && let Some(recording) = device.backend().recording(device.name())
+            {
+                on_stop(recording);
+            }
+        };
+        let thread =
+            std::thread::Builder::new().name("adverb-trace".to_owned()).spawn(run).map_err(failed)?;
+        Ok(Watcher { thread, _cancel: cancel })
+    }
+
+    /// Ends the trace and returns its recording, unless it has ended before.
+    fn end(&mut self) -> Option<Recording> {
+        if std::mem::replace(&mut self.is_over, true) || !self.device.is_ours() {
+            // A forked child doesn't have the thread, so it can neither join nor detach it.
+            std::mem::forget(self.watcher.take());
+            return None;
+        }
+        if let Some(Watcher { thread, _cancel }) = self.watcher.take() {
+            drop(_cancel);
+            // The function may own the trace; a thread can't wait for itself. A panic of the function is its thread's.
+            if thread.thread().id() != std::thread::current().id() {
+                drop(thread.join());
+            }
+        }
+        self.device.backend().stop_recording(self.device.name())
+    }
+}
+
+/// Waits until the trace stops by itself, or is ended. Returns whether it stopped by itself.
+fn wait_for_stop(stopped: &StopSignal, canceled: &PipeReader) -> bool {
+    loop {
+        match backend::wait_either(stopped.as_fd(), Some(canceled.as_fd()), None) {
+            // The trace may have stopped by itself before it was ended.
+            Ok(true) => {
+                let is_stopped = backend::wait_either(stopped.as_fd(), None, Some(Duration::ZERO));
+                return is_stopped.unwrap_or(false);
+            }
+            Ok(false) => {}
+            Err(error) => {
+                tracing::error!(%error, "waiting for a trace to stop failed");
+                return false;
+            }
+        }
+    }
+}
+
+impl Drop for ActiveTrace {
+    fn drop(&mut self) {
+        drop(self.end());
+    }
+}
+
+impl fmt::Debug for ActiveTrace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ActiveTrace").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+/// Returns the error of starting a second trace of a device.
+pub(crate) fn already_recording(device: &str) -> Error {
+    Error::InvalidRequest { reason: format!("{device} has a trace already: stop that one first").into() }
+}
+
+// These checks are part of the API.
+const _: () = {
+    const fn shared_between_threads<T: Send + Sync>() {}
+    shared_between_threads::<TraceBuilder>();
+    shared_between_threads::<ActiveTrace>();
+};
