@@ -13,11 +13,6 @@ impl Cq {
     pub const fn from_number(number: u32) -> Cq {
         Cq(number)
     }
-
-    /// Returns the number of the completion queue.
-    pub const fn number(self) -> u32 {
-        self.0
-    }
 }
 
 /// A completion queue. It grows as it fills, up to its capacity.

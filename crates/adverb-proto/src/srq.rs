@@ -16,11 +16,6 @@ impl Srq {
     pub const fn from_number(number: u32) -> Srq {
         Srq(number)
     }
-
-    /// Returns the number of the shared receive queue.
-    pub const fn number(self) -> u32 {
-        self.0
-    }
 }
 
 /// The configuration of a shared receive queue.

@@ -28,6 +28,7 @@
 //! - [`verbs`] contains devices, queue pairs and completion queues, with every option of RDMA. Safe code cannot cause
 //!   undefined behavior.
 //! - [`memory`] contains the types of memory that requests read and write.
+//! - [`verbs::trace`] records requests, packets and completions; `trace` (a feature) shows the recordings.
 //!
 //! The API is the same for devices that rdma-core drives and for the software NIC (`Device::open("soft")`), which works
 //! on any Linux machine, without privileges, and sends RoCEv2 packets from UDP sockets. Adverb loads rdma-core at run
@@ -41,6 +42,7 @@
 //! | `soft` | yes | the software NIC |
 //! | `tokio` | yes | asynchronous connections, for tasks; [`blocking`] contains connections for threads, with or without this feature |
 //! | `serde` | no | `Serialize` and `Deserialize` for endpoints, remote memory and device attributes |
+//! | `trace` | no | the module `trace`, which shows recordings of devices |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -56,6 +58,9 @@ pub use adverb_net::blocking;
 #[cfg(feature = "tokio")]
 #[doc(no_inline)]
 pub use adverb_net::{Connection, Listener, connect};
+#[cfg(feature = "trace")]
+#[doc(inline)]
+pub use adverb_trace as trace;
 #[doc(inline)]
 pub use adverb_verbs as verbs;
 #[doc(inline)]

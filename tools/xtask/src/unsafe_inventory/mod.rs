@@ -73,6 +73,10 @@ const COVERAGE: &[(&str, &str)] = &[
         "a trait that is unsafe to implement: what must not compile, in `crates/adverb/tests/compile_fail.rs`",
     ),
     (
+        "crates/adverb-verbs/src/backend/clock.rs",
+        "the unit test of the file, and `crates/adverb/tests/trace.rs` on soft-RoCE",
+    ),
+    (
         "crates/adverb-verbs/src/backend/wait.rs",
         "every wait of the conformance suite, and `crates/adverb/tests/poller.rs`, on soft-RoCE",
     ),
