@@ -16,10 +16,12 @@ mod comment;
 mod json;
 mod json_text;
 mod model;
+mod names;
 mod pcapng;
 mod perfetto;
 #[cfg(test)]
 mod sample;
+mod text;
 
 pub use model::{
     Connection, CqeState, Device, DeviceId, Direction, Life, Moment, Packet, PacketId, PacketRole, Request,
