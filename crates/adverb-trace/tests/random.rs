@@ -213,7 +213,7 @@ impl Events {
             } else {
                 time.wrapping_add(self.random.below(9))
             };
-            let payload = self.random.chance(20).then(|| vec![1, 7, 2, 3].repeat(9).into_boxed_slice());
+            let payload = self.random.chance(20).then(|| [1, 7, 2, 3].repeat(9).into_boxed_slice());
             RecordedEvent { time: Time::from_nanos(time), event: self.event(), payload }
         });
         let events = events.collect();

@@ -79,6 +79,8 @@ pub(super) struct Steps<'a> {
     datagram: Option<(Qpn, SocketAddr, SocketAddr)>,
     /// The packet that is being handled.
     arriving: Option<PacketId>,
+    /// Whether the next packets of a connection have the sequence numbers of its event.
+    has_current_psns: bool,
 }
 
 impl Steps<'_> {
@@ -98,10 +100,13 @@ impl Steps<'_> {
             replaceable: HashMap::new(),
             datagram: None,
             arriving: None,
+            // Packets after an earlier connection were overwritten, so that its first sequence numbers are long past.
+            has_current_psns: lost_count == 0,
         };
         for (time, event) in earlier_connections {
             steps.step(time, event, None);
         }
+        steps.has_current_psns = true;
         steps.build.trace.events.reserve(events.len());
         for RecordedEvent { time, event, payload } in events {
             steps.build.trace.events.push(Moment { device, time, event });
@@ -287,7 +292,9 @@ impl Steps<'_> {
                     && let (Some(psn), Some(qp)) = (send_psn, self.build.qps.get_mut(qp))
                 {
                     connection.send_psn = Some(psn);
-                    qp.sequence.start(psn);
+                    if self.has_current_psns {
+                        qp.sequence.start(psn);
+                    }
                 }
                 return;
             }
@@ -313,9 +320,11 @@ impl Steps<'_> {
         let index = connections.len() - 1;
         if let Some(qp) = self.build.qps.get_mut(qp) {
             qp.connection = Some(index);
-            qp.receiver.start(recv_psn);
-            if let Some(psn) = send_psn {
-                qp.sequence.start(psn);
+            if self.has_current_psns {
+                qp.receiver.start(recv_psn);
+                if let Some(psn) = send_psn {
+                    qp.sequence.start(psn);
+                }
             }
         }
     }
