@@ -3,9 +3,10 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use adverb::memory::RemoteMemory;
 use adverb::verbs::{
-    Access, CompletedOperation, Completion, CompletionQueue, ConnectOptions, MemoryWindow, PathMtu,
-    QueuePair, RecvRequest, SendRequest, Status, Transport as QpTransport, UdDestination,
+    Access, CompletedOperation, Completion, CompletionQueue, ConnectOptions, FlushPlacement, MemoryWindow,
+    PathMtu, QueuePair, RecvRequest, SendRequest, Status, Transport as QpTransport, UdDestination,
 };
 use anyhow::{Context, Result, bail, ensure};
 
@@ -103,6 +104,8 @@ impl Stage {
             max_rd_atomic: attributes.max_rd_atomic.min(attributes.max_dest_rd_atomic),
             atomics: attributes.has_atomics,
             memory_windows: attributes.has_memory_windows,
+            atomic_write: attributes.has_atomic_write,
+            flush: attributes.flush.global,
         }
     }
 
@@ -228,16 +231,37 @@ impl Stage {
                 (Action::Write, None) => SendRequest::write(bytes, place),
                 (Action::Write, Some(immediate)) => SendRequest::write_with_imm(bytes, place, immediate),
                 (Action::Read, _) => SendRequest::read(bytes, place),
+                (Action::AtomicWrite, _) => {
+                    let word = bytes[..].try_into().context("an ATOMIC WRITE has eight bytes")?;
+                    self.store.keep(Some(bytes));
+                    SendRequest::atomic_write(word, place)
+                }
+                (Action::WriteAndFlush, _) => {
+                    self.post(SendRequest::write(bytes, place).unsignaled().tag(index.into()), None)?;
+                    let written = RemoteMemory { addr: place.addr, len: batch.len.into(), ..*memory };
+                    match index % 2 {
+                        0 => SendRequest::flush(written, FlushPlacement::GLOBAL),
+                        _ => SendRequest::flush_region(memory.rkey, FlushPlacement::GLOBAL),
+                    }
+                }
             };
             self.post(request.tag(index.into()), recipient.as_ref())?;
         }
         for index in 0..batch.count {
+            if *action == Action::WriteAndFlush {
+                let written = self.sent(index)?;
+                written.result().with_context(|| format!("write {index} of {} bytes", batch.len))?;
+                self.store.keep(written.into_buffer());
+            }
             let completion = self.sent(index)?;
             if *refused {
                 expect("the request without access", &completion, Status::RemoteAccess)?;
                 continue;
             }
             completion.result().with_context(|| format!("request {index} of {} bytes", batch.len))?;
+            if matches!(action, Action::AtomicWrite | Action::WriteAndFlush) {
+                continue;
+            }
             let bytes = completion.into_buffer().context("the completion has no buffer")?;
             if *action == Action::Read {
                 check(&bytes, batch.seed_of(index)).with_context(|| format!("read {index}"))?;

@@ -91,6 +91,10 @@ named! {
         RcCompareSwap = "rc-cas",
         /// Atomic fetch and add over a reliable connection.
         RcFetchAdd = "rc-faa",
+        /// ATOMIC WRITE over a reliable connection.
+        RcAtomicWrite = "rc-atomic-write",
+        /// FLUSH of ranges and of the whole region over a reliable connection, each after a WRITE.
+        RcFlush = "rc-flush",
         /// SEND over an unreliable connection. Every second message has immediate data.
         UcSend = "uc-send",
         /// WRITE over an unreliable connection. Every second message has immediate data.
@@ -176,7 +180,7 @@ mod tests {
 
     #[test]
     fn every_case_has_a_name_of_its_own() {
-        assert_eq!(Case::all().count(), 22);
+        assert_eq!(Case::all().count(), 26);
         for case in Case::all() {
             assert_eq!(case.to_string().parse(), Ok(case));
         }

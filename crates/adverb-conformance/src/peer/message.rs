@@ -80,6 +80,12 @@ pub(super) struct Opened {
     pub(super) max_rd_atomic: u8,
     pub(super) atomics: bool,
     pub(super) memory_windows: bool,
+    /// An end without this field has no ATOMIC WRITE.
+    #[serde(default)]
+    pub(super) atomic_write: bool,
+    /// An end without this field has no FLUSH.
+    #[serde(default)]
+    pub(super) flush: bool,
 }
 
 /// The parameters of a connection.
@@ -199,6 +205,10 @@ pub(super) enum Action {
     SendInvalidate(u32),
     Write,
     Read,
+    /// An ATOMIC WRITE of a message of eight bytes.
+    AtomicWrite,
+    /// A WRITE, followed by a FLUSH of the written range or, every second time, of the whole region.
+    WriteAndFlush,
 }
 
 /// Operations on the first word of the peer's memory, one after the other.

@@ -114,6 +114,30 @@ impl Script<'_> {
         Ok(())
     }
 
+    pub(super) fn rc_atomic_write(&mut self) -> Result<()> {
+        let stage = self.open(Transport::Rc)?;
+        stage.need("ATOMIC WRITE", |opened| opened.atomic_write)?;
+        for _ in 0..rounds(self.settings) {
+            let batch = self.batch(ATOMICS, 8, Immediate::None);
+            self.prepare(Command::Clear(batch))?;
+            self.act(stage.perform(Action::AtomicWrite, batch))?;
+            self.look_all(batch, stage.mtu.bytes())?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn rc_flush(&mut self) -> Result<()> {
+        let stage = self.open(Transport::Rc)?;
+        stage.need("FLUSH to global visibility", |opened| opened.flush)?;
+        for (count, len) in stage.plan(self.settings) {
+            let batch = self.batch(count, len.max(1), Immediate::None);
+            self.prepare(Command::Clear(batch))?;
+            self.act(stage.perform(Action::WriteAndFlush, batch))?;
+            self.look_all(batch, stage.mtu.bytes())?;
+        }
+        Ok(())
+    }
+
     fn some_atomics(&mut self, stage: &Stage, swap: bool) -> Result<()> {
         let batch = self.batch(ATOMICS, 8, Immediate::None);
         let word = batch.seed.wrapping_mul(0x2545_f491_4f6c_dd1d);

@@ -87,6 +87,8 @@ impl<'a> Script<'a> {
             Operation::RcRead => self.rc_read(),
             Operation::RcCompareSwap => self.rc_atomics(true),
             Operation::RcFetchAdd => self.rc_atomics(false),
+            Operation::RcAtomicWrite => self.rc_atomic_write(),
+            Operation::RcFlush => self.rc_flush(),
             Operation::UcSend => self.uc_send(),
             Operation::UcWrite => self.uc_write(),
             Operation::Ud => self.datagrams(),

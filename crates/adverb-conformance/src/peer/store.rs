@@ -28,6 +28,7 @@ impl Store {
         let attributes = port.device.attributes();
         let access = if attributes.has_atomics { ALL } else { READ_WRITE };
         let access = if attributes.has_memory_windows { access | Access::WINDOW_BIND } else { access };
+        let access = if attributes.flush.global { access | Access::FLUSH_GLOBAL } else { access };
         let domain = port.device.create_protection_domain()?;
         let memory = domain.region(MEMORY, access)?;
         Ok(Store { domain, memory, used: 0, buffers: Vec::new() })

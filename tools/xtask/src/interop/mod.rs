@@ -65,6 +65,10 @@ struct Program {
     line: String,
 }
 
+/// The operations that the guest's soft-RoCE lacks: it has ATOMIC WRITE and FLUSH since Linux 6.2. (Its FLUSH works only
+/// between soft-RoCE devices: `rxe_opcode` has no payload offset for it, so the ICRC covers the headers twice.)
+const LACKING: &[&str] = &["rc-atomic-write:", "rc-flush:"];
+
 /// Builds the programs, runs the jobs in one guest per MTU, and prints the results.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let start = Instant::now();
@@ -72,7 +76,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let pingpong = process::build("build --release -p adverb --example pingpong")?;
     let rping = process::build("build --release -p adverb --example rping")?;
     let cases = process::text(Command::new(&adverb).args(["peertest", "--list"]))?;
-    let cases: Vec<&str> = cases.lines().collect();
+    let is_lacking = |case: &&str| LACKING.iter().any(|operation| case.starts_with(operation));
+    let cases: Vec<&str> = cases.lines().filter(|case| !is_lacking(case)).collect();
     let tenth = tenth(args);
     let mut cells = matrix::cells(&cases);
     if let Some(tenth) = tenth {
