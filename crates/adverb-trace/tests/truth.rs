@@ -405,3 +405,17 @@ fn every_packet_belongs_to_the_right_request_without_a_common_clock() {
     let (world, drivers) = drive(500, 2);
     check(&world, &drivers, &Trace::new(world.recordings(0)));
 }
+
+/// A million events: `cargo test --release -p adverb-trace --test truth -- --ignored --nocapture`.
+#[test]
+#[ignore = "takes long without optimization"]
+fn million_events() {
+    let (world, drivers) = drive(30_000, 3);
+    let recordings = world.recordings(1);
+    let start = std::time::Instant::now();
+    let trace = Trace::new(recordings);
+    let elapsed = start.elapsed();
+    println!("{} events, {} packets: {elapsed:?}", trace.events().len(), trace.packets().len());
+    assert!(elapsed.as_secs() < 10);
+    check(&world, &drivers, &trace);
+}

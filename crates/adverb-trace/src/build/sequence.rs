@@ -105,7 +105,8 @@ impl SendSequence {
         }
         let last = end.saturating_sub(1);
         let oldest = self.unacked.or_else(|| self.requests.keys().next().copied());
-        self.unacked = Some(end);
+        // Numbers before the first known one can be those of requests that were posted before the recording began.
+        self.unacked = Some(self.unacked.map_or(end, |unacked| unacked.max(end)));
         (oldest.map_or(last, |oldest| oldest.min(last)), last)
     }
 
