@@ -180,6 +180,7 @@ impl Loop {
             icrc,
             is_ecn_marked: false,
             route: Default::default(),
+            received_at: None,
         };
         let mut any = false;
         self.wire.clear();

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use crate::Time;
 use crate::types::{ArmFor, Completion};
 
 /// The handle of a completion queue of a [`Device`](crate::Device).
@@ -19,6 +20,8 @@ impl Cq {
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     entries: VecDeque<Completion>,
+    /// The times of the entries, if the queue has timestamps.
+    times: Option<VecDeque<Time>>,
     capacity: u32,
     armed: Option<ArmFor>,
     /// The number of queue pairs that use the queue.
@@ -41,11 +44,27 @@ pub(crate) enum Pushed {
 
 impl CompletionQueue {
     pub(crate) fn new(capacity: u32) -> CompletionQueue {
-        CompletionQueue { entries: VecDeque::new(), capacity, armed: None, users: 0, overflowed: false }
+        CompletionQueue {
+            entries: VecDeque::new(),
+            times: None,
+            capacity,
+            armed: None,
+            users: 0,
+            overflowed: false,
+        }
+    }
+
+    pub(crate) fn with_timestamps(capacity: u32) -> CompletionQueue {
+        CompletionQueue { times: Some(VecDeque::new()), ..CompletionQueue::new(capacity) }
     }
 
     #[inline]
-    pub(crate) fn push(&mut self, completion: Completion, solicited: bool) -> Pushed {
+    pub(crate) const fn has_timestamps(&self) -> bool {
+        self.times.is_some()
+    }
+
+    #[inline]
+    pub(crate) fn push(&mut self, completion: Completion, solicited: bool, time: Time) -> Pushed {
         if self.overflowed {
             return Pushed::Lost;
         }
@@ -54,6 +73,9 @@ impl CompletionQueue {
             return Pushed::Overflow;
         }
         self.entries.push_back(completion);
+        if let Some(times) = &mut self.times {
+            times.push_back(time);
+        }
         match self.armed {
             None => Pushed::Quietly,
             Some(ArmFor::Solicited) if !solicited && completion.outcome.is_ok() => Pushed::Quietly,
@@ -66,7 +88,13 @@ impl CompletionQueue {
 
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Completion> {
-        self.entries.pop_front()
+        self.pop_timed().map(|(completion, _)| completion)
+    }
+
+    #[inline]
+    pub(crate) fn pop_timed(&mut self) -> Option<(Completion, Option<Time>)> {
+        let completion = self.entries.pop_front()?;
+        Some((completion, self.times.as_mut().and_then(VecDeque::pop_front)))
     }
 
     /// Changes the capacity, unless the queue holds more completions.

@@ -100,7 +100,7 @@ use multicast::Groups;
 /// // The fabric returns each packet to the device.
 /// let arrival = RxMeta {
 ///     source: (address, 0xc000).into(), destination: (address, 4791).into(), icrc: IcrcCheck::IpId(0),
-///     is_ecn_marked: false, route: Default::default(),
+///     is_ecn_marked: false, route: Default::default(), received_at: None,
 /// };
 /// let mut bytes = Vec::new();
 /// while let Some(transmit) = device.poll_transmit(now) {
@@ -144,6 +144,7 @@ macro_rules! context {
     ($device:ident, $now:expr) => {
         Context {
             now: $now,
+            completed_at: $now,
             mtu: $device.mtu,
             keys: &mut $device.keys,
             cqs: &mut $device.cqs,
@@ -234,6 +235,25 @@ impl<S: EventSink> Device<S> {
     /// not at creation.
     pub fn create_cq(&mut self, capacity: u32) -> Cq {
         Cq(self.free_cqs.occupy(&mut self.cqs, CompletionQueue::new(capacity)))
+    }
+
+    /// Creates a completion queue like [`create_cq`](Device::create_cq), with timestamps: each completion has the time
+    /// at which its request completed, which [`poll_timed_completion`](Device::poll_timed_completion) returns.
+    ///
+    /// - A receive has the time at which the message's last packet was received ([`RxMeta::received_at`]).
+    /// - A send request of a reliable connection has the time at which the acknowledgement or the last response was
+    ///   received.
+    /// - A send request of an unreliable connection or a datagram has the time at which its last packet was sent
+    ///   ([`packet_sent`](Device::packet_sent)).
+    /// - Other requests, such as flushed ones, have the time of the call that completed them.
+    pub fn create_timed_cq(&mut self, capacity: u32) -> Cq {
+        Cq(self.free_cqs.occupy(&mut self.cqs, CompletionQueue::with_timestamps(capacity)))
+    }
+
+    /// Whether the completions of a completion queue have timestamps.
+    #[inline]
+    pub fn has_timestamps(&self, cq: Cq) -> bool {
+        matches!(self.cqs.get(cq.0 as usize), Some(Some(cq)) if cq.has_timestamps())
     }
 
     /// Destroys a completion queue. Returns `false` if the queue does not exist, or if queue pairs use it.
@@ -558,7 +578,8 @@ impl<S: EventSink> Device<S> {
         self.stats.packets_received += 1;
         self.stats.bytes_received += u64::from(payload_len);
         tell(&mut self.sink, now, received_event);
-        let cx = &mut context!(self, now);
+        let completed_at = arrival.received_at.unwrap_or(now);
+        let cx = &mut Context { completed_at, ..context!(self, now) };
         if arrival.is_ecn_marked {
             qp.handle_mark(cx);
         }
@@ -619,7 +640,19 @@ impl<S: EventSink> Device<S> {
         self.stats.bytes_sent += u64::from(payload_len);
         let path: &Path = qp.path()?;
         let ecn_capable = qp.is_ecn_capable() && header.operation != Operation::Cnp;
-        Some(Transmit { header, path, payload, ecn_capable })
+        let is_timed = qp.is_completing() && self.has_timestamps(qp.config.send_cq);
+        let timed = is_timed.then_some(qp.qpn);
+        Some(Transmit { header, path, payload, ecn_capable, timed })
+    }
+
+    /// Completes the request whose last packet was sent at `now`. The caller calls this method after it has sent a packet
+    /// with [`Transmit::timed`]; without the call, the request completes when the queue pair's next packet is polled, and
+    /// has the time of that call.
+    pub fn packet_sent(&mut self, now: Time, qpn: Qpn) {
+        let Some(slot) = self.slot(qpn) else { return };
+        let Some(qp) = self.qps[slot as usize].as_mut() else { return };
+        qp.complete_handed_out(&mut context!(self, now));
+        self.settle(now, slot);
     }
 
     /// Whether [`poll_transmit`](Device::poll_transmit) may return a packet.
@@ -646,6 +679,13 @@ impl<S: EventSink> Device<S> {
     #[inline]
     pub fn poll_completion(&mut self, cq: Cq) -> Option<Completion> {
         self.cqs.get_mut(cq.0 as usize)?.as_mut()?.pop()
+    }
+
+    /// Removes and returns the oldest completion of a completion queue like [`poll_completion`](Device::poll_completion),
+    /// with its timestamp if the queue [has timestamps](Device::create_timed_cq).
+    #[inline]
+    pub fn poll_timed_completion(&mut self, cq: Cq) -> Option<(Completion, Option<Time>)> {
+        self.cqs.get_mut(cq.0 as usize)?.as_mut()?.pop_timed()
     }
 
     /// Removes and returns the oldest completion event: the [armed](Device::arm_cq) completion queue to which a

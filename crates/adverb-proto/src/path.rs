@@ -4,6 +4,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use adverb_wire::{Flow, Packet, Qpn};
 
+use crate::Time;
 use crate::mutation::mutant;
 use crate::types::Gid;
 
@@ -142,6 +143,9 @@ pub struct RxMeta {
     /// The other fields of the IP header, as far as the link knows them. The device copies them into the GRH of a
     /// received datagram.
     pub route: Route,
+    /// The time at which the packet was received, which is the timestamp of the requests that the packet completes.
+    /// `None` means the time at which the device handles the packet.
+    pub received_at: Option<Time>,
 }
 
 /// The kind of ICRC check. The ICRC covers the IPv4 header's identification (IP ID). IPv6 has no IP ID.

@@ -1,6 +1,6 @@
 //! Packets to send: their headers and the location of their payload.
 
-use adverb_wire::{EmitError, Header, MAX_HEADER_LEN};
+use adverb_wire::{EmitError, Header, MAX_HEADER_LEN, Qpn};
 
 use crate::memory::{Fault, Memory, Span};
 use crate::path::Path;
@@ -20,6 +20,10 @@ pub struct Transmit<'a> {
     /// Whether the queue pair reacts to congestion, so that switches may mark the packet. The ECN bits of the IP header
     /// must be `10` if this field is `true`, and `00` otherwise (Annex A17.9).
     pub ecn_capable: bool,
+    /// The queue pair, if the packet completes a request of an unreliable connection or a datagram with a timestamp. The
+    /// caller should then read its clock, send the packet without others, and call
+    /// [`packet_sent`](crate::Device::packet_sent) with that time.
+    pub timed: Option<Qpn>,
 }
 
 /// The location of a payload.

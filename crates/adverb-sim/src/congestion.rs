@@ -258,6 +258,7 @@ impl Run {
             icrc,
             is_ecn_marked: packet.is_ecn_marked,
             route: Default::default(),
+            received_at: None,
         };
         let parsed = Packet::parse(&packet.bytes).expect("nothing is damaged here");
         node.device.handle_packet(self.now, &arrival, &parsed, &mut node.memory);

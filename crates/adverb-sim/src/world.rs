@@ -269,6 +269,7 @@ impl World {
             icrc: IcrcCheck::IpId(packet.identification),
             is_ecn_marked: packet.is_ecn_marked,
             route: Default::default(),
+            received_at: None,
         };
         match Packet::parse(&packet.bytes) {
             Ok(parsed) => {

@@ -50,6 +50,8 @@ use send_queue::{SendEntry, SendQueue};
 /// What a queue pair shares with others, lent to it for one step.
 pub(crate) struct Context<'a, S> {
     pub(crate) now: Time,
+    /// The timestamp of completions.
+    pub(crate) completed_at: Time,
     /// The payload of the longest packet that the port carries.
     pub(crate) mtu: PathMtu,
     pub(crate) keys: &'a mut Keys,
@@ -499,9 +501,9 @@ impl QueuePair {
         let pushed = match cx.cqs.get_mut(cq.0 as usize) {
             Some(Some(cq)) => {
                 if mutant!(DoubleCompletion) && wr_id.is_multiple_of(7) {
-                    cq.push(completion, solicited);
+                    cq.push(completion, solicited, cx.completed_at);
                 }
-                cq.push(completion, solicited)
+                cq.push(completion, solicited, cx.completed_at)
             }
             // Completion queues in use aren't destroyed.
             _ => Pushed::Lost,

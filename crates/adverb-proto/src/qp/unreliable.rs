@@ -39,12 +39,20 @@ impl QueuePair {
 
     /// Completes the request whose last packet was handed out: whoever asks for another packet has sent it, so that
     /// its bytes may change now.
-    pub(super) fn complete_handed_out<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
+    pub(crate) fn complete_handed_out<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.requester.handed_out {
             self.requester.handed_out = false;
             self.complete_front(cx);
             self.notice_drained(cx);
         }
+    }
+
+    /// Whether the request whose last packet was handed out will have a completion.
+    #[inline]
+    pub(crate) fn is_completing(&self) -> bool {
+        let is_signaled = |entry: &SendEntry| entry.has(SendFlags::SIGNALED);
+        self.requester.handed_out
+            && (self.config.signal_all || self.send_queue.front().is_some_and(is_signaled))
     }
 
     /// Makes the next packet of the request at the front of the send queue.

@@ -121,6 +121,37 @@ impl TimestampClock {
     pub const fn new(mask: u64, frequency_khz: u64) -> TimestampClock {
         TimestampClock { mask, frequency_khz }
     }
+
+    /// Returns the number of ticks from one timestamp to a later one, which is less than one wrap of the clock later.
+    ///
+    /// ```
+    /// use adverb_proto::types::TimestampClock;
+    ///
+    /// // 48 bits, 1 GHz.
+    /// let clock = TimestampClock::new((1 << 48) - 1, 1_000_000);
+    /// assert_eq!(clock.ticks_between(0xffff_ffff_fff0, 0x10), 0x20);
+    /// ```
+    pub const fn ticks_between(&self, earlier: u64, later: u64) -> u64 {
+        later.wrapping_sub(earlier) & self.mask
+    }
+
+    /// Returns the time from one timestamp to a later one, which is less than one [period](TimestampClock::period)
+    /// later. Returns `None` if the frequency isn't known.
+    pub fn duration_between(&self, earlier: u64, later: u64) -> Option<Duration> {
+        self.duration_of(self.ticks_between(earlier, later))
+    }
+
+    /// Returns the duration of a number of ticks, rounded down to nanoseconds, or `None` if the frequency isn't known.
+    pub fn duration_of(&self, ticks: u64) -> Option<Duration> {
+        let nanos = (u128::from(ticks) * 1_000_000).checked_div(u128::from(self.frequency_khz))?;
+        let seconds = u64::try_from(nanos / 1_000_000_000).ok()?;
+        Some(Duration::new(seconds, (nanos % 1_000_000_000) as u32))
+    }
+
+    /// Returns the time after which the clock wraps, or `None` if the frequency isn't known.
+    pub fn period(&self) -> Option<Duration> {
+        self.duration_of(self.mask)
+    }
 }
 
 /// The limits of completion event moderation.
@@ -173,4 +204,35 @@ pub struct OdpOperations {
     pub atomic: bool,
     /// Whether a receive of a shared receive queue can write to on-demand-paged memory.
     pub shared_recv: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_counted_across_a_wrap() {
+        for bits in [32, 48, 63, 64] {
+            let mask = u64::MAX >> (64 - bits);
+            let clock = TimestampClock::new(mask, 1_000_000);
+            assert_eq!(clock.ticks_between(0, 0), 0);
+            assert_eq!(clock.ticks_between(0, mask), mask);
+            assert_eq!(clock.ticks_between(mask, 0), 1);
+            assert_eq!(clock.ticks_between(mask - 9, 90), 100);
+            assert_eq!(clock.ticks_between(5, 4), mask);
+            assert_eq!(clock.duration_between(mask - 9, 90), Some(Duration::from_nanos(100)));
+        }
+    }
+
+    #[test]
+    fn ticks_become_time_by_the_frequency() {
+        let clock = |frequency_khz| TimestampClock::new(u64::MAX, frequency_khz);
+        assert_eq!(clock(156_250).duration_of(156_250_000), Some(Duration::from_secs(1)));
+        assert_eq!(clock(78_125).duration_of(1), Some(Duration::from_nanos(12)));
+        assert_eq!(clock(1_000_000).duration_of(1), Some(Duration::from_nanos(1)));
+        assert_eq!(clock(1).duration_of(u64::MAX), Some(Duration::from_millis(u64::MAX)));
+        assert_eq!(clock(0).duration_of(1), None);
+        let connect_x = TimestampClock::new((1 << 48) - 1, 156_250);
+        assert_eq!(connect_x.period().map(|period| period.as_secs() / 86_400), Some(20), "in days");
+    }
 }

@@ -51,6 +51,8 @@ pub(crate) struct Options {
     pub(crate) access: Access,
     pub(crate) psn: u32,
     pub(crate) cq_capacity: u32,
+    /// Whether completions have timestamps.
+    pub(crate) timestamps: bool,
     pub(crate) max_wr: u32,
     /// Whether receives come from a shared queue.
     pub(crate) shared: bool,
@@ -76,6 +78,7 @@ impl Default for Options {
             access: ALL,
             psn: PSN,
             cq_capacity: 4096,
+            timestamps: false,
             max_wr: 128,
             shared: false,
             congestion: Congestion::None,
@@ -119,7 +122,10 @@ impl End {
             random: u32::from(host),
         };
         end.pd = end.device.create_domain();
-        end.cq = end.device.create_cq(options.cq_capacity);
+        end.cq = match options.timestamps {
+            true => end.device.create_timed_cq(options.cq_capacity),
+            false => end.device.create_cq(options.cq_capacity),
+        };
         end.storage = end.memory.add(pattern(1 << 10, host).repeat(SIZE as usize >> 10));
         end.key = end.register(ALL);
         let mut config = QpConfig::new(options.transport, end.pd, end.cq, end.cq);
@@ -331,6 +337,7 @@ impl End {
             icrc: IcrcCheck::IpId(0),
             is_ecn_marked: false,
             route: Default::default(),
+            received_at: None,
         }
     }
 

@@ -233,6 +233,7 @@ impl<'a> Attack<'a> {
             },
             is_ecn_marked: self.decisions.one_in(8),
             route: Default::default(),
+            received_at: None,
         };
         match self.decisions.below(64) {
             0 => arrival.source.set_ip(LOCAL),

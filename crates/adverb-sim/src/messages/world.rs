@@ -335,6 +335,7 @@ impl MessageWorld {
             icrc,
             is_ecn_marked: packet.is_ecn_marked,
             route: Default::default(),
+            received_at: None,
         };
         let members = |endpoint: &&Endpoint| {
             endpoint.node == packet.to && endpoint.transport == Transport::Ud && !endpoint.closed

@@ -283,6 +283,7 @@ impl World {
                     icrc: IcrcCheck::IpId(0),
                     is_ecn_marked: false,
                     route: adverb_proto::Route::default(),
+                    received_at: None,
                 };
                 let number = self.sent[from];
                 self.sent[from] += 1;
