@@ -23,6 +23,8 @@ macro_rules! errors {
             JoinFailed(io::ErrorKind),
             /// A recording of the NIC's events is already in progress.
             AlreadyRecording,
+            /// The link could not enable timestamps.
+            TimestampsFailed(io::ErrorKind),
             $($(#[$doc])* $variant($inner),)*
         }
 
@@ -37,6 +39,7 @@ macro_rules! errors {
                     Error::AlreadyRecording => {
                         f.write_str("a recording of this NIC is in progress: stop it before starting another")
                     }
+                    Error::TimestampsFailed(kind) => write!(f, "enabling receive timestamps failed: {kind}"),
                     $(Error::$variant(error) => error.fmt(f),)*
                 }
             }

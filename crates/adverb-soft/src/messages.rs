@@ -19,6 +19,7 @@ fn error_messages_are_as_listed() {
             Error::JoinFailed(_) => Error::JoinFailed(io::ErrorKind::NetworkDown),
             Error::AlreadyRecording => Error::AlreadyRecording,
             Error::InvalidRecorderOptions(_) => Error::InvalidRecorderOptions(InvalidOptions { capacity: 0 }),
+            Error::TimestampsFailed(_) => Error::TimestampsFailed(io::ErrorKind::Unsupported),
             Error::Domain(_) => Error::Domain(DomainError::Unknown),
             Error::Register(_) => Error::Register(RegisterError::InvalidAccess),
             Error::Deregister(_) => Error::Deregister(DeregisterError::UnknownKey),

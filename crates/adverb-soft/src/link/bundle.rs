@@ -124,6 +124,10 @@ impl Link for Bundle {
         self.links.iter_mut().try_for_each(|(_, link)| link.set_wake_interest(enabled))
     }
 
+    fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
+        self.links.iter_mut().try_for_each(|(_, link)| link.set_timestamps(enabled))
+    }
+
     fn deadline(&self) -> Option<Instant> {
         self.links.iter().filter_map(|(_, link)| link.deadline()).min()
     }

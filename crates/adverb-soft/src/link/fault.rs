@@ -276,6 +276,10 @@ impl<L: Link> Link for FaultLink<L> {
         self.inner.set_wake_interest(enabled)
     }
 
+    fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
+        self.inner.set_timestamps(enabled)
+    }
+
     fn deadline(&self) -> Option<Instant> {
         let due = self.held.peek().map(|Reverse(held)| held.due);
         due.into_iter().chain(self.inner.deadline()).min()

@@ -198,6 +198,7 @@ impl Link for MemLink {
                 hop_limit: Some(entry.hop_limit),
                 flow_label: entry.flow_label,
                 icrc: self.shared.config.icrc,
+                received_at: entry.received_at,
                 bytes,
             });
             (next, offset) = (next + 1, offset + entry.length);
@@ -218,6 +219,11 @@ impl Link for MemLink {
         let mut queue = self.port.queue.lock();
         queue.unwatched = !enabled;
         self.port.signal(&mut queue)
+    }
+
+    fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
+        self.port.queue.lock().has_timestamps = enabled;
+        Ok(())
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
@@ -268,6 +274,8 @@ struct Queue {
     signalled: bool,
     /// Whether wake interest is disabled. The descriptor isn't written then.
     unwatched: bool,
+    /// Whether packets get the time at which they were queued.
+    has_timestamps: bool,
     /// Whether the device is detached.
     closed: bool,
 }
@@ -279,6 +287,7 @@ impl Port {
         if queue.closed {
             return false;
         }
+        let received_at = queue.has_timestamps.then(Instant::now);
         let mut lost = 0;
         for packet in packets {
             let Batch { bytes, entries } = &mut queue.batch;
@@ -296,6 +305,7 @@ impl Port {
                 hop_limit: if packet.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { packet.hop_limit },
                 flow_label: packet.flow_label,
                 length: packet.bytes.len(),
+                received_at,
             });
         }
         self.overflows.fetch_add(lost, Ordering::Relaxed);
@@ -355,6 +365,7 @@ struct Entry {
     hop_limit: u8,
     flow_label: u32,
     length: usize,
+    received_at: Option<Instant>,
 }
 
 /// Linux's default hop limit.

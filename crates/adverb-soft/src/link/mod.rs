@@ -62,6 +62,9 @@ pub struct RxPacket<'a> {
     pub flow_label: u32,
     /// The ICRC check that the receiver must perform.
     pub icrc: IcrcCheck,
+    /// The time at which the packet was received, if [timestamps](Link::set_timestamps) are enabled and the link knows
+    /// the time.
+    pub received_at: Option<Instant>,
     /// The payload of the UDP datagram, from the base transport header to the ICRC. The bytes are untrusted: any host
     /// may have sent them.
     pub bytes: &'a [u8],
@@ -124,6 +127,17 @@ pub trait Link: Send {
         Ok(())
     }
 
+    /// Sets whether received packets have the time at which they were received ([`RxPacket::received_at`]). Timestamps are
+    /// initially disabled. A link without timestamps ignores the call.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the operating system can't enable timestamps.
+    fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
+        _ = enabled;
+        Ok(())
+    }
+
     /// Returns the time by which the caller must call [`receive`](Link::receive) even if the descriptor isn't readable:
     /// a wrapper may delay packets, and a link may still hold packets that exceeded `max` in the last call. Returns
     /// `None` if the link has no deadline.
@@ -181,6 +195,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {
         (**self).set_wake_interest(enabled)
+    }
+
+    fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
+        (**self).set_timestamps(enabled)
     }
 
     fn deadline(&self) -> Option<Instant> {

@@ -135,6 +135,10 @@ impl<L: Link> Link for PcapLink<L> {
         self.inner.set_wake_interest(enabled)
     }
 
+    fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
+        self.inner.set_timestamps(enabled)
+    }
+
     fn deadline(&self) -> Option<Instant> {
         self.inner.deadline()
     }

@@ -54,6 +54,10 @@ pub(super) struct Engine {
     /// The payload of a packet on its way from memory to memory.
     payload: Vec<u8>,
     unsent: Unsent,
+    /// The queue pair of the last packet in `unsent`, if that packet completes a request with a timestamp.
+    timed: Option<Qpn>,
+    /// The number of completion queues with timestamps.
+    timed_cq_count: u32,
     /// The channel that is notified when the recorder stops by itself.
     pub(super) recorder_channel: Option<Arc<Channel>>,
     /// The origin of the engine's clock.
@@ -124,6 +128,8 @@ impl Engine {
             event_channel,
             payload: Vec::new(),
             unsent: Unsent::default(),
+            timed: None,
+            timed_cq_count: 0,
             recorder_channel: None,
             start: Instant::now(),
             asleep_until: Time::ZERO,
@@ -317,6 +323,9 @@ impl Engine {
                     flow_label: incoming.flow_label,
                     hop_limit: incoming.hop_limit,
                 },
+                received_at: incoming
+                    .received_at
+                    .map(|received_at| Time::ZERO + received_at.saturating_duration_since(*start)),
             };
             device.handle_packet(now, &arrival, &packet, memory);
             if device.sink().wants_payload() {
@@ -326,8 +335,11 @@ impl Engine {
     }
 
     /// Sends what there is to be sent, but no more than so many packets, and says how many.
-    fn transmit(&mut self, now: Time, most: usize) -> io::Result<usize> {
+    fn transmit(&mut self, mut now: Time, most: usize) -> io::Result<usize> {
         let mut count = 0;
+        if self.timed.is_some() && !self.send_timed(self.now())? {
+            return Ok(count);
+        }
         self.send_unsent()?;
         while count < most && !self.unsent.is_full() {
             // Behind what is sent anyway they cost little: being shorter, they are the ends of its trains.
@@ -342,6 +354,13 @@ impl Engine {
             let is_ours = is_short && self.addresses.contains(&destination);
             // What goes to a group may go to members here and elsewhere.
             let is_group = destination.ip().is_multicast();
+            let timed = transmit.timed;
+            if timed.is_some()
+                && let Some(link) = self.link.as_mut()
+            {
+                // The packets before this one are sent first, so that its timestamp doesn't include them.
+                self.unsent.send_to(link)?;
+            }
             let header = transmit.header;
             let mut sent_payload = None;
             if !is_ours && self.link.is_some() {
@@ -371,10 +390,19 @@ impl Engine {
             {
                 self.device.sink_mut().record_payload(&self.unsent.bytes[payload]);
             }
+            if timed.is_some() {
+                now = self.now();
+            }
             if is_gathered {
                 self.record_payload();
-                let arrival =
-                    RxMeta { source, destination, icrc: IcrcCheck::Trusted, is_ecn_marked: false, route };
+                let arrival = RxMeta {
+                    source,
+                    destination,
+                    icrc: IcrcCheck::Trusted,
+                    is_ecn_marked: false,
+                    route,
+                    received_at: None,
+                };
                 if is_ours || self.device.has_multicast_members(destination.ip().into()) {
                     let Engine { device, payload, memory, .. } = self;
                     device.handle_split_packet(now, &arrival, &header, payload, memory);
@@ -382,6 +410,12 @@ impl Engine {
                 }
             }
             // Else, without a link, nobody is there: the packet is lost, as it would be in any network.
+            if timed.is_some() {
+                self.timed = timed;
+                if !self.send_timed(now)? {
+                    break;
+                }
+            }
             if self.unsent.is_full() {
                 self.send_unsent()?;
             }
@@ -408,23 +442,51 @@ impl Engine {
 
     /// Gives the link what waits for it.
     fn send_unsent(&mut self) -> io::Result<()> {
-        let Some(link) = self.link.as_mut() else { return Ok(()) };
-        self.unsent.sort();
-        while !self.unsent.is_empty() {
-            let count = self.unsent.len().min(BATCH);
-            let packet = |index: usize| self.unsent.packet(index.min(count - 1));
-            // Writing down a whole batch for the one packet of a small message would cost more than that.
-            let sent = if count <= FEW {
-                link.send(&std::array::from_fn::<_, FEW, _>(packet)[..count])?
-            } else {
-                link.send(&std::array::from_fn::<_, BATCH, _>(packet)[..count])?
-            };
-            self.unsent.remove(sent);
-            if sent < count {
-                break;
+        match self.link.as_mut() {
+            Some(link) => self.unsent.send_to(link),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends the packet that completes a request with a timestamp, and returns whether the link accepted it. The
+    /// timestamp is `now`, the time before the system call: over loopback and veth, the call returns after the receiver's
+    /// kernel has received the packet.
+    #[cold]
+    fn send_timed(&mut self, now: Time) -> io::Result<bool> {
+        self.send_unsent()?;
+        let is_sent = self.unsent.is_empty();
+        if is_sent && let Some(qpn) = self.timed.take() {
+            self.device.packet_sent(now, qpn);
+        }
+        Ok(is_sent)
+    }
+
+    /// Creates a completion queue with timestamps. The link stamps packets while there is such a queue, because that
+    /// costs time.
+    pub(super) fn create_timed_cq(&mut self, capacity: u32) -> io::Result<Cq> {
+        if self.timed_cq_count == 0
+            && let Some(link) = self.link.as_mut()
+        {
+            link.set_timestamps(true)?;
+        }
+        self.timed_cq_count += 1;
+        Ok(self.device.create_timed_cq(capacity))
+    }
+
+    /// Destroys a completion queue, and returns whether it existed and no queue pair used it.
+    pub(super) fn destroy_cq(&mut self, cq: Cq) -> bool {
+        let has_timestamps = self.device.has_timestamps(cq);
+        let is_destroyed = self.device.destroy_cq(cq);
+        if is_destroyed && has_timestamps {
+            self.timed_cq_count -= 1;
+            if self.timed_cq_count == 0
+                && let Some(link) = self.link.as_mut()
+            {
+                // A link that goes on stamping packets does no harm.
+                _ = link.set_timestamps(false);
             }
         }
-        Ok(())
+        is_destroyed
     }
 
     /// Returns the device's counters, with the packets that its link and its connection manager could not send.
@@ -602,6 +664,26 @@ impl Unsent {
         }
     }
 
+    /// Gives the link as many packets as it takes.
+    fn send_to(&mut self, link: &mut Box<dyn Link>) -> io::Result<()> {
+        self.sort();
+        while !self.is_empty() {
+            let count = self.len().min(BATCH);
+            let packet = |index: usize| self.packet(index.min(count - 1));
+            // Writing down a whole batch for the one packet of a small message would cost more than that.
+            let sent = if count <= FEW {
+                link.send(&std::array::from_fn::<_, FEW, _>(packet)[..count])?
+            } else {
+                link.send(&std::array::from_fn::<_, BATCH, _>(packet)[..count])?
+            };
+            self.remove(sent);
+            if sent < count {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     fn remove(&mut self, count: usize) {
         self.packets.drain(..count);
         // There is no more until all are gone, if there are many.
@@ -708,6 +790,7 @@ mod tests {
                     hop_limit: None,
                     flow_label: 0,
                     icrc: IcrcCheck::Trusted,
+                    received_at: None,
                     bytes: b"noise",
                 });
             }

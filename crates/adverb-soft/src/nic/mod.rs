@@ -20,7 +20,7 @@ use adverb_proto::memory::{Pd, RegisterError, Registration, RemoteInvalidate};
 use adverb_proto::types::{Access, ArmFor, Completion, Gid, PathMtu, RecvRequest, SendRequest};
 use adverb_proto::{
     AddressVector, Cq, EventSink, Path, QpConfig, QpStatus, QueueEvent, ResourceCounts, Srq, SrqConfig,
-    SrqStatus, Statistics, TraceEvent, Transition,
+    SrqStatus, Statistics, Time, TraceEvent, Transition,
 };
 use adverb_wire::Qpn;
 use parking_lot::Mutex;
@@ -123,6 +123,7 @@ pub struct Nic {
     addresses: Vec<IpAddr>,
     mtu: PathMtu,
     thread: Option<JoinHandle<()>>,
+    clock_origin: Instant,
     /// The process that opened the NIC: only this process has the progress thread.
     owner: u32,
 }
@@ -154,13 +155,14 @@ impl Nic {
         let engine = Engine::new(ports, link, Arc::clone(&event_channel), mtu);
         let mut engine = engine.map_err(io::Error::other)?;
         engine.loopback_via_link = loopback_via_link;
+        let clock_origin = engine.start;
         let shared = Arc::new(Shared { engine: Mutex::new(engine), kick: Channel::new()?, readiness });
         let served = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("adverb-nic".to_owned())
             .spawn(move || progress::run(&served))?;
         let owner = std::process::id();
-        Ok(Nic { shared, event_channel, addresses, mtu, thread: Some(thread), owner })
+        Ok(Nic { shared, event_channel, addresses, mtu, thread: Some(thread), clock_origin, owner })
     }
 
     /// Whether this process opened the NIC. A forked child must not use its parent's NIC: the child has no progress
@@ -293,6 +295,41 @@ impl Nic {
         })
     }
 
+    /// Creates a completion queue like [`create_cq`](Nic::create_cq), with timestamps: each completion has the time at
+    /// which its request completed, which [`poll_timed`](Nic::poll_timed) returns.
+    ///
+    /// - A receive has the time at which the link received the message's last packet. The receive time of [`UdpLink`] is
+    ///   the kernel's; all packets of a GRO batch have the time of the batch's first packet. The receive time of
+    ///   [`MemLink`] is the time at which the sender's link delivered the packet.
+    /// - A send request of a reliable connection has the receive time of the acknowledgement or of the last response.
+    /// - A send request of an unreliable connection or a datagram has the time right before the link sent the request's
+    ///   last packet. The link sends each such packet by itself, not in a GSO batch.
+    /// - Requests between queue pairs of this NIC have the time at which the NIC delivered the packet, unless the packet
+    ///   went through the link.
+    ///
+    /// While such a queue exists, the kernel stamps every packet that the NIC receives.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::TimestampsFailed`] if the link can't stamp packets, and [`Error::NicFailed`] if the NIC has
+    /// failed.
+    ///
+    /// [`UdpLink`]: crate::link::UdpLink
+    /// [`MemLink`]: crate::link::MemLink
+    pub fn create_timed_cq(&self, capacity: u32, channel: Option<Arc<Channel>>) -> Result<Cq, Error> {
+        self.ask(|engine| {
+            let made = engine.create_timed_cq(capacity);
+            let cq = made.map_err(|error| Error::TimestampsFailed(error.kind()))?;
+            engine.channels.extend(channel.map(|channel| (cq, channel)));
+            Ok(cq)
+        })
+    }
+
+    /// Returns the time that timestamps count from: a timestamp is the number of nanoseconds since then.
+    pub const fn clock_origin(&self) -> Instant {
+        self.clock_origin
+    }
+
     /// Changes the capacity of a completion queue.
     ///
     /// # Errors
@@ -311,7 +348,7 @@ impl Nic {
     /// Returns [`Error::InvalidCompletionQueue`] if the queue doesn't exist or queue pairs use it.
     pub fn destroy_cq(&self, cq: Cq) -> Result<(), Error> {
         self.end(|engine| {
-            if !engine.device.destroy_cq(cq) {
+            if !engine.destroy_cq(cq) {
                 return Err(Error::InvalidCompletionQueue);
             }
             engine.channels.remove(&cq);
@@ -322,12 +359,18 @@ impl Nic {
 
     /// Drives the NIC, then passes up to `max` completions to `each` and returns their number.
     pub fn poll(&self, cq: Cq, max: usize, mut each: impl FnMut(Completion)) -> usize {
+        self.poll_timed(cq, max, |completion, _| each(completion))
+    }
+
+    /// Does the same as [`poll`](Nic::poll), and passes each completion with its timestamp, if the queue [has
+    /// timestamps](Nic::create_timed_cq).
+    pub fn poll_timed(&self, cq: Cq, max: usize, mut each: impl FnMut(Completion, Option<Time>)) -> usize {
         let mut engine = self.shared.engine.lock();
         let work = self.drive(&mut engine, |engine| engine.drive_for(cq));
         let mut count = 0;
         let mut polled_at = None;
         while count < max
-            && let Some(completion) = engine.device.poll_completion(cq)
+            && let Some((completion, time)) = engine.device.poll_timed_completion(cq)
         {
             count += 1;
             if engine.device.sink().is_recording() {
@@ -335,7 +378,7 @@ impl Nic {
                 let Completion { qpn, wr_id, .. } = completion;
                 engine.device.record(now, || TraceEvent::Polled { cq, qpn, wr_id });
             }
-            each(completion);
+            each(completion, time);
         }
         progress::wake(&self.shared, &mut engine, work);
         count

@@ -430,6 +430,7 @@ impl Link for Wire {
                 hop_limit: None,
                 flow_label: 0,
                 icrc: IcrcCheck::IpId(0),
+                received_at: None,
                 bytes: &bytes,
             });
         }

@@ -7,11 +7,13 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
+use std::time::{Duration, Instant};
 
 use adverb_wire::{Flow, ICRC_LEN, MAX_HEADER_LEN};
 use nix::libc;
 
 use super::UdpStatistics;
+use super::clock::Clock;
 use crate::link::{MAX_TRAIN, TxPacket};
 
 /// The maximum number of packets per system call.
@@ -128,6 +130,7 @@ pub(super) struct Datagram<'a> {
     pub(super) traffic_class: u8,
     pub(super) hop_limit: Option<u8>,
     pub(super) flow_label: u32,
+    pub(super) received_at: Option<Instant>,
     pub(super) bytes: &'a [u8],
 }
 
@@ -143,6 +146,8 @@ pub(super) struct Receiver {
     overflows: u32,
     /// Datagrams and GRO batches in the buffers whose packets were not all passed on.
     held: VecDeque<Held>,
+    /// The converter of the kernel's timestamps, if the socket has them.
+    clock: Option<Clock>,
 }
 
 /// A datagram, or a GRO batch, in a buffer.
@@ -157,6 +162,7 @@ struct Held {
     traffic_class: u8,
     hop_limit: Option<u8>,
     flow_label: u32,
+    received_at: Option<Instant>,
 }
 
 /// The size of a buffer: a GRO batch may be as long as any datagram.
@@ -173,7 +179,18 @@ const MOST_PACKETS: usize = 512;
 
 impl Receiver {
     pub(super) fn new() -> Receiver {
-        Receiver { buffers: vec![[0; BUFFER]; BUFFERS], ask: 1, overflows: 0, held: VecDeque::new() }
+        Receiver {
+            buffers: vec![[0; BUFFER]; BUFFERS],
+            ask: 1,
+            overflows: 0,
+            held: VecDeque::new(),
+            clock: None,
+        }
+    }
+
+    /// Sets whether the kernel's timestamps are passed on.
+    pub(super) fn set_timestamps(&mut self, enabled: bool) {
+        self.clock = enabled.then(Clock::new);
     }
 
     /// Whether received packets were not passed on.
@@ -198,13 +215,22 @@ impl Receiver {
         while count < max
             && let Some(held) = self.held.front_mut()
         {
-            let Held { buffer, ref mut rest, segment, source, traffic_class, hop_limit, flow_label } = *held;
+            let Held {
+                buffer,
+                ref mut rest,
+                segment,
+                source,
+                traffic_class,
+                hop_limit,
+                flow_label,
+                received_at,
+            } = *held;
             let buffer = &self.buffers[buffer];
             loop {
                 let end = rest.end.min(rest.start + segment);
                 let bytes = &buffer[rest.start..end];
                 rest.start = end;
-                each(&Datagram { source, traffic_class, hop_limit, flow_label, bytes });
+                each(&Datagram { source, traffic_class, hop_limit, flow_label, received_at, bytes });
                 count += 1;
                 if rest.start >= rest.end {
                     self.held.pop_front();
@@ -235,6 +261,7 @@ impl Receiver {
                 size_of::<Controls>(),
             ));
         }
+        let asked_at = self.clock.is_some().then(Instant::now);
         // SAFETY: as many messages are initialised as are said. Each points to an address, a piece and room for control
         // messages that live until the call returns and that nothing else uses, with their lengths.
         let came = unsafe {
@@ -249,7 +276,12 @@ impl Receiver {
             let error = io::Error::last_os_error();
             self.ask = 1;
             return match error.raw_os_error() {
-                Some(libc::EAGAIN) => Ok(0),
+                Some(libc::EAGAIN) => {
+                    if let (Some(clock), Some(asked_at)) = (&mut self.clock, asked_at) {
+                        clock.queue_empty(asked_at);
+                    }
+                    Ok(0)
+                }
                 // A signal interrupted the call: datagrams may be queued.
                 Some(libc::EINTR) => self.fetch(socket, statistics),
                 Some(libc::EBADF | libc::ENOTSOCK) => Err(error),
@@ -268,6 +300,7 @@ impl Receiver {
             unsafe { (*messages[0].as_mut_ptr()).msg_len = came as libc::c_uint };
             1
         };
+        let read_at = self.clock.is_some().then(Instant::now);
         let (mut count, mut byte_count, mut dropped) = (came, 0, 0);
         for (index, message) in messages[..came].iter().enumerate() {
             // SAFETY: it was initialised above, since no more came than were asked for; the kernel has changed lengths
@@ -297,6 +330,10 @@ impl Receiver {
             byte_count += bytes.len();
             let Said { traffic_class, hop_limit, flow_label, .. } = said;
             let rest = 0..bytes.len();
+            let received_at = match (&mut self.clock, said.timestamp, read_at) {
+                (Some(clock), Some(timestamp), Some(read_at)) => Some(clock.convert(timestamp, read_at)),
+                _ => None,
+            };
             self.held.push_back(Held {
                 buffer: index,
                 rest,
@@ -305,7 +342,13 @@ impl Receiver {
                 traffic_class,
                 hop_limit,
                 flow_label,
+                received_at,
             });
+        }
+        if let (Some(clock), Some(asked_at)) = (&mut self.clock, asked_at)
+            && came < self.ask
+        {
+            clock.queue_empty(asked_at);
         }
         let most = (MOST_BYTES * came / byte_count.max(1)).min(MOST_PACKETS * came / count.max(1));
         self.ask = (2 * came).min(most).clamp(1, BUFFERS);
@@ -461,12 +504,18 @@ impl Control {
 /// The bits of the flow label in IPv6's flow information.
 const FLOW_LABEL: u32 = 0xf_ffff;
 
-/// A buffer for the control messages of a datagram: five numbers.
+/// A buffer for the control messages of a datagram: five numbers and a timestamp.
 #[repr(C, align(8))]
-struct Controls([u8; 5 * size_of::<Control>()]);
+struct Controls([u8; CONTROLS]);
+
+// SAFETY: it only computes.
+const CONTROLS: usize = 5 * size_of::<Control>() + unsafe { libc::CMSG_SPACE(TIMESTAMP) } as usize;
+
+/// The size of a timestamp.
+const TIMESTAMP: libc::c_uint = size_of::<libc::timespec>() as libc::c_uint;
 
 impl Controls {
-    const EMPTY: Controls = Controls([0; 5 * size_of::<Control>()]);
+    const EMPTY: Controls = Controls([0; CONTROLS]);
 }
 
 /// The contents of control messages.
@@ -478,6 +527,8 @@ struct Said {
     overflows: Option<u32>,
     /// The length of the packets in a GRO batch.
     segment: Option<usize>,
+    /// The time at which the kernel received the datagram, or the first packet of the GRO batch, since 1970.
+    timestamp: Option<Duration>,
 }
 
 impl Said {
@@ -516,6 +567,7 @@ impl Said {
                 }
                 (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => said.overflows = Some(number),
                 (libc::SOL_UDP, libc::UDP_GRO) => said.segment = Some(number as usize),
+                (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) => said.timestamp = since_1970(data),
                 _ => {}
             }
             // SAFETY: both are as above.
@@ -523,4 +575,12 @@ impl Said {
         }
         said
     }
+}
+
+/// Returns the time of a timestamp: seconds and nanoseconds, 64 bits each on the supported platforms.
+fn since_1970(timestamp: &[u8]) -> Option<Duration> {
+    let (seconds, rest) = timestamp.split_first_chunk()?;
+    let nanoseconds = i64::from_ne_bytes(*rest.first_chunk()?);
+    let seconds = u64::try_from(i64::from_ne_bytes(*seconds)).ok()?;
+    Some(Duration::from_secs(seconds) + Duration::from_nanos(u64::try_from(nanoseconds).ok()?))
 }

@@ -12,6 +12,7 @@
 //!
 //! Packets of equal length to one destination are sent as a GSO batch, with IP IDs from 0 on ([`message`]).
 
+mod clock;
 mod interface;
 mod message;
 mod self_test;
@@ -135,6 +136,7 @@ pub struct UdpLink {
     segmentation: bool,
     /// The default hop limit, or 0 if it isn't known.
     usual_hops: u8,
+    has_timestamps: bool,
     statistics: UdpStatistics,
 }
 
@@ -212,6 +214,7 @@ impl UdpLink {
             is_ip_id_verified,
             segmentation: config.gso,
             usual_hops,
+            has_timestamps: false,
             statistics,
         })
     }
@@ -331,6 +334,7 @@ impl Link for UdpLink {
                 hop_limit: datagram.hop_limit,
                 flow_label: datagram.flow_label,
                 icrc: *icrc,
+                received_at: datagram.received_at,
                 bytes: datagram.bytes,
             });
         };
@@ -374,13 +378,28 @@ impl Link for UdpLink {
         Some(self.readiness.0.as_fd())
     }
 
+    fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
+        let groups = self.groups.iter_mut().map(|group| (&group.socket, &mut group.receiver));
+        for (socket, receiver) in std::iter::once((&self.receiving, &mut self.receiver)).chain(groups) {
+            socket::set_timestamps(socket, enabled)?;
+            receiver.set_timestamps(enabled);
+        }
+        self.has_timestamps = enabled;
+        Ok(())
+    }
+
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
         if group.is_ipv4() != self.local.is_ipv4() || self.groups.iter().any(|known| known.address == group) {
             return Ok(());
         }
         let socket = socket::group(group, self.local.ip(), self.interface, &self.config)?;
+        let mut receiver = Receiver::new();
+        if self.has_timestamps {
+            socket::set_timestamps(&socket, true)?;
+            receiver.set_timestamps(true);
+        }
         self.readiness.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
-        self.groups.push(Group { address: group, socket, receiver: Receiver::new() });
+        self.groups.push(Group { address: group, socket, receiver });
         Ok(())
     }
 

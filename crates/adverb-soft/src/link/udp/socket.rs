@@ -6,7 +6,9 @@ use std::os::fd::AsRawFd;
 
 use adverb_wire::ROCE_PORT;
 use nix::libc;
-use nix::sys::socket::sockopt::{RcvBuf, RcvBufForce, ReuseAddr, SetBool, SetStruct, SndBuf};
+use nix::sys::socket::sockopt::{
+    RcvBuf, RcvBufForce, ReceiveTimestampns, ReuseAddr, SetBool, SetStruct, SndBuf,
+};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, getsockopt, setsockopt};
 
 use super::UdpConfig;
@@ -124,6 +126,14 @@ pub(super) fn send_on(socket: &UdpSocket, local: IpAddr, interface: u32) -> io::
         setsockopt(socket, MtuDiscover6, &libc::IPV6_PMTUDISC_PROBE)?;
     }
     Ok(setsockopt(socket, SndBuf, &SEND_BUFFER)?)
+}
+
+/// Sets whether the kernel delivers the time at which it received a datagram.
+///
+/// `SO_TIMESTAMPNS` gives the same time as `SO_TIMESTAMPING` with `SOF_TIMESTAMPING_RX_SOFTWARE`, in 16 bytes instead of
+/// 48, and for a datagram that arrived before the kernel began to stamp packets, the time at which it is read.
+pub(super) fn set_timestamps(socket: &UdpSocket, enabled: bool) -> io::Result<()> {
+    Ok(setsockopt(socket, ReceiveTimestampns, &enabled)?)
 }
 
 /// Minimizes the receive buffer of a socket that only sends.

@@ -1,0 +1,241 @@
+//! The in-memory switch, with injected delays, and loopback.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use adverb_proto::types::Transport;
+use adverb_soft::NicOptions;
+use adverb_soft::link::{
+    Bundle, Capture, FaultConfig, FaultLink, Link, MemLink, RxPacket, Switch, SwitchConfig, TxPacket,
+};
+
+use crate::node::{Node, distance};
+use crate::support::{address, packet};
+
+/// The calls of a [`Witness`].
+#[derive(Debug, Default)]
+struct Calls {
+    /// The times before and after each send that the link accepted.
+    sends: Vec<(Instant, Instant)>,
+    set_timestamps: Vec<bool>,
+    /// The number of sends that the link refuses.
+    refusals: u32,
+}
+
+/// A link that records when it sends.
+struct Witness(MemLink, Arc<Mutex<Calls>>);
+
+impl Link for Witness {
+    fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
+        let mut calls = self.1.lock().unwrap();
+        if calls.refusals > 0 {
+            calls.refusals -= 1;
+            return Ok(0);
+        }
+        let before = Instant::now();
+        let sent = self.0.send(packets);
+        calls.sends.push((before, Instant::now()));
+        sent
+    }
+
+    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
+        self.0.receive(max, each)
+    }
+
+    fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.readiness_fd()
+    }
+
+    fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
+        self.1.lock().unwrap().set_timestamps.push(enabled);
+        self.0.set_timestamps(enabled)
+    }
+}
+
+fn delay(delay: Duration) -> FaultConfig {
+    FaultConfig { delay_ppm: 1_000_000, min_delay: delay, max_delay: delay, ..FaultConfig::new(1) }
+}
+
+/// Two nodes on a switch. The first one's packets are delayed and witnessed.
+fn nodes(transport: Transport, latency: Duration) -> (Node, Node, Arc<Mutex<Calls>>) {
+    let switch = Switch::new(SwitchConfig::default());
+    let [here, there] = [1, 2].map(|host| switch.attach(address(host)).unwrap());
+    let calls = Arc::new(Mutex::new(Calls::default()));
+    let here = Witness(here, Arc::clone(&calls));
+    let one = match latency {
+        Duration::ZERO => NicOptions::new([address(1)], here),
+        latency => NicOptions::new([address(1)], FaultLink::new(here, delay(latency))),
+    };
+    let (one, other) =
+        (Node::new(transport, one), Node::new(transport, NicOptions::new([address(2)], there)));
+    one.connect(&other);
+    other.connect(&one);
+    (one, other, calls)
+}
+
+#[test]
+fn delays_on_the_way_are_in_the_differences_of_timestamps() {
+    for milliseconds in [1, 5, 20] {
+        let latency = Duration::from_millis(milliseconds);
+        let (one, other, calls) = nodes(Transport::Ud, latency);
+        for number in 0..10 {
+            other.post_recv();
+            let before = Instant::now();
+            one.post_send(&other, b"delayed");
+            let sent = one.completion();
+            assert_eq!(distance(sent, (before, Instant::now())), Duration::ZERO);
+            let received = other.completion();
+            // The packet was delivered when the delaying link sent it on, which is never early and may be late.
+            let delivered = calls.lock().unwrap().sends[number];
+            assert_eq!(distance(received, delivered), Duration::ZERO);
+            let difference = received.duration_since(sent);
+            let late = delivered.1.saturating_duration_since(sent + latency);
+            assert!(difference >= latency && difference <= latency + late, "{difference:?}");
+        }
+    }
+}
+
+#[test]
+fn a_packet_that_waits_in_the_queue_has_the_time_of_its_delivery() {
+    let switch = Switch::new(SwitchConfig::default());
+    let mut here = switch.attach(address(1)).unwrap();
+    let mut there = switch.attach(address(2)).unwrap();
+    let received_at = |link: &mut MemLink| {
+        let mut times = Vec::new();
+        link.receive(usize::MAX, &mut |packet| times.push(packet.received_at)).unwrap();
+        times
+    };
+    here.send(&[packet(1, 2, b"a")]).unwrap();
+    assert_eq!(received_at(&mut there), [None], "timestamps are disabled");
+    there.set_timestamps(true).unwrap();
+    let mut sends = Vec::new();
+    for _ in 0..3 {
+        let before = Instant::now();
+        here.send(&[packet(1, 2, b"a")]).unwrap();
+        sends.push((before, Instant::now()));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let times = received_at(&mut there);
+    assert_eq!(times.len(), 3);
+    for (time, send) in times.into_iter().zip(sends) {
+        assert_eq!(distance(time.unwrap(), send), Duration::ZERO);
+    }
+    there.set_timestamps(false).unwrap();
+    here.send(&[packet(1, 2, b"a")]).unwrap();
+    assert_eq!(received_at(&mut there), [None]);
+}
+
+#[test]
+fn a_reliable_send_has_the_receive_time_of_the_acknowledgement() {
+    let latency = Duration::from_millis(5);
+    // The second node's acknowledgements are delayed.
+    let (other, one, calls) = nodes(Transport::Rc, latency);
+    for number in 0..5 {
+        other.post_recv();
+        one.post_send(&other, b"acknowledged");
+        let received = other.completion();
+        let completed = loop {
+            // The acknowledgement is sent when the receiver polls again.
+            assert_eq!(other.try_completion(), None);
+            if let Some(completed) = one.try_completion() {
+                break completed;
+            }
+        };
+        assert_eq!(distance(completed, calls.lock().unwrap().sends[number]), Duration::ZERO);
+        assert!(completed >= received + latency);
+    }
+}
+
+#[test]
+fn a_packet_that_the_link_refuses_at_first_is_stamped_when_it_is_sent() {
+    let (one, other, calls) = nodes(Transport::Ud, Duration::ZERO);
+    other.post_recv();
+    calls.lock().unwrap().refusals = 3;
+    one.post_send(&other, b"refused");
+    std::thread::sleep(Duration::from_millis(2));
+    let (sent, received) = (one.completion(), other.completion());
+    let calls = calls.lock().unwrap();
+    assert_eq!((calls.refusals, calls.sends.len()), (0, 1));
+    let (before, after) = calls.sends[0];
+    assert!(sent <= before, "the time is read before the packet is sent");
+    assert!(distance(received, (before, after)) == Duration::ZERO);
+    // The earlier attempts failed in the same call, or 50 µs before it.
+    assert!(before - sent < Duration::from_secs(1));
+}
+
+#[test]
+fn timed_datagrams_are_sent_one_by_one_each_with_its_own_time() {
+    let (one, other, calls) = nodes(Transport::Ud, Duration::ZERO);
+    for _ in 0..40 {
+        other.post_recv();
+    }
+    for _ in 0..40 {
+        one.post_send(&other, b"one of many");
+    }
+    let sends = calls.lock().unwrap().sends.clone();
+    assert_eq!(sends.len(), 40);
+    let mut last = None;
+    for (index, send) in sends.into_iter().enumerate() {
+        let (sent, received) = (one.completion(), other.completion());
+        assert!(sent <= send.0 && last < Some(sent), "{index}");
+        assert_eq!(distance(received, send), Duration::ZERO, "{index}");
+        last = Some(sent);
+    }
+}
+
+#[test]
+fn queue_pairs_of_one_nic_use_its_clock() {
+    for transport in [Transport::Ud, Transport::Rc] {
+        let node = Node::new(transport, NicOptions::loopback());
+        node.connect(&node);
+        for _ in 0..3 {
+            node.post_recv();
+            let before = Instant::now();
+            node.post_send(&node, b"to myself");
+            let stamps = [node.completion(), node.completion()];
+            let call = (before, Instant::now());
+            assert!(stamps.iter().all(|stamp| distance(*stamp, call) == Duration::ZERO), "{transport:?}");
+        }
+    }
+}
+
+#[test]
+fn the_link_stamps_packets_while_a_queue_with_timestamps_exists() {
+    let calls = Arc::new(Mutex::new(Calls::default()));
+    let link = Witness(Switch::default().attach(address(1)).unwrap(), Arc::clone(&calls));
+    let nic = adverb_soft::Nic::open(NicOptions::new([address(1)], link)).unwrap();
+    let history = || calls.lock().unwrap().set_timestamps.clone();
+    let plain = nic.create_cq(8, None).unwrap();
+    assert_eq!(history(), []);
+    let timed = [nic.create_timed_cq(8, None).unwrap(), nic.create_timed_cq(8, None).unwrap()];
+    assert_eq!(history(), [true]);
+    nic.destroy_cq(plain).unwrap();
+    nic.destroy_cq(timed[0]).unwrap();
+    assert_eq!(history(), [true]);
+    nic.destroy_cq(timed[1]).unwrap();
+    assert_eq!(history(), [true, false]);
+    assert!(nic.destroy_cq(timed[1]).is_err());
+    nic.create_timed_cq(8, None).unwrap();
+    assert_eq!(history(), [true, false, true]);
+}
+
+#[test]
+fn links_around_links_pass_timestamps_on() {
+    let switch = Switch::default();
+    let mut here = switch.attach(address(1)).unwrap();
+    let there = switch.attach(address(2)).unwrap();
+    let capture = Capture::new(io::sink());
+    let wrapped = capture.watch("wrapped", FaultLink::new(there, FaultConfig::new(1)));
+    let mut bundle = Bundle::new().unwrap();
+    bundle.add(address(2), wrapped).unwrap();
+    let mut there: Box<dyn Link> = Box::new(bundle);
+    there.set_timestamps(true).unwrap();
+    let before = Instant::now();
+    here.send(&[packet(1, 2, b"wrapped")]).unwrap();
+    let send = (before, Instant::now());
+    let mut time = None;
+    there.receive(1, &mut |packet| time = packet.received_at).unwrap();
+    assert_eq!(distance(time.unwrap(), send), Duration::ZERO);
+}

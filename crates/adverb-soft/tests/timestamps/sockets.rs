@@ -1,0 +1,142 @@
+//! UDP sockets on the loopback interface.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use adverb_proto::types::Transport;
+use adverb_soft::NicOptions;
+use adverb_soft::link::{Link, TxPacket, UdpLink};
+
+use crate::node::{Node, distance};
+use crate::support::{open_loopback, wait};
+
+/// The error of a receive time over sockets, which the documentation states: 1 µs, or more if the thread that measures
+/// the offset of the clocks is preempted again and again.
+const ERROR: Duration = Duration::from_micros(2);
+
+fn packet(from: &UdpLink, to: SocketAddr) -> TxPacket<'static> {
+    let address = from.local_addr().ip();
+    TxPacket {
+        source: SocketAddr::new(address, from.source_port(address, 0xc000)),
+        destination: to,
+        traffic_class: 0,
+        hop_limit: 0,
+        flow_label: 0,
+        bytes: b"stamped by the kernel",
+    }
+}
+
+fn received_at(link: &mut UdpLink) -> Vec<Option<Instant>> {
+    let mut times = Vec::new();
+    wait(link);
+    while link.receive(usize::MAX, &mut |packet| times.push(packet.received_at)).unwrap() > 0 {}
+    times
+}
+
+/// Enables timestamps, and waits until the kernel stamps packets. A little while it stamps them when they are read.
+fn enable(sender: &mut UdpLink, receiver: &mut UdpLink) {
+    receiver.set_timestamps(true).unwrap();
+    let start = Instant::now();
+    loop {
+        sender.send(&[packet(sender, receiver.local_addr())]).unwrap();
+        let sent = Instant::now();
+        std::thread::sleep(Duration::from_millis(1));
+        if received_at(receiver).iter().all(|time| time.unwrap() <= sent + ERROR) {
+            break;
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "the kernel does not stamp packets");
+    }
+}
+
+#[test]
+fn a_datagram_has_the_time_at_which_the_kernel_received_it() {
+    let (mut here, mut there) = (open_loopback(|_| ()), open_loopback(|_| ()));
+    let packet = packet(&here, there.local_addr());
+    here.send(&[packet]).unwrap();
+    assert_eq!(received_at(&mut there), [None], "timestamps are disabled");
+    enable(&mut here, &mut there);
+    for pause in [0, 1, 10, 150] {
+        let before = Instant::now();
+        here.send(&[packet]).unwrap();
+        let send = (before, Instant::now());
+        // On the loopback interface, the kernel receives a packet before the call that sends it returns, even if the
+        // receiver reads it much later.
+        std::thread::sleep(Duration::from_millis(pause));
+        let times = received_at(&mut there);
+        assert_eq!(times.len(), 1);
+        assert!(
+            distance(times[0].unwrap(), send) < ERROR,
+            "{:?} after {pause} ms",
+            times[0].unwrap() - before
+        );
+    }
+    there.set_timestamps(false).unwrap();
+    here.send(&[packet]).unwrap();
+    assert_eq!(received_at(&mut there), [None]);
+}
+
+#[test]
+fn the_packets_of_a_batch_have_one_time() {
+    let (mut here, mut there) = (open_loopback(|_| ()), open_loopback(|_| ()));
+    let packet = packet(&here, there.local_addr());
+    enable(&mut here, &mut there);
+    let before = Instant::now();
+    assert_eq!(here.send(&[packet; 20]).unwrap(), 20);
+    let send = (before, Instant::now());
+    let times = received_at(&mut there);
+    assert_eq!(times.len(), 20);
+    assert!(times.iter().all(|time| distance(time.unwrap(), send) < ERROR));
+    if here.is_gso_enabled() {
+        assert!(times.iter().all(|time| *time == times[0]), "the kernel delivers the batch as a whole");
+    }
+}
+
+#[test]
+fn packets_to_a_group_have_times_if_it_is_joined_before_or_after_they_are_enabled() {
+    let (mut here, mut there) = (open_loopback(|_| ()), open_loopback(|_| ()));
+    let groups = [1, 2].map(|number| IpAddr::V4(Ipv4Addr::new(239, 77, 200, number)));
+    there.join(groups[0]).unwrap();
+    enable(&mut here, &mut there);
+    there.join(groups[1]).unwrap();
+    for group in groups {
+        let before = Instant::now();
+        here.send(&[packet(&here, SocketAddr::new(group, 4791))]).unwrap();
+        let send = (before, Instant::now());
+        let times = received_at(&mut there);
+        assert!(!times.is_empty());
+        assert!(times.iter().any(|time| distance(time.unwrap(), send) < ERROR));
+    }
+}
+
+#[test]
+fn completions_have_the_times_of_their_packets() {
+    for transport in [Transport::Ud, Transport::Rc] {
+        let nodes = [(), ()].map(|()| {
+            let link = open_loopback(|_| ());
+            Node::new(transport, NicOptions::new([link.local_addr().ip()], link))
+        });
+        let [one, other] = &nodes;
+        one.connect(other);
+        other.connect(one);
+        std::thread::sleep(Duration::from_millis(50));
+        for _ in 0..20 {
+            other.post_recv();
+            let before = Instant::now();
+            one.post_send(other, b"hello");
+            let posted = Instant::now();
+            let received = other.completion();
+            // The progress thread may have sent the packet after the call.
+            assert!(received + ERROR >= before && received <= posted + Duration::from_secs(10));
+            let sent = loop {
+                assert_eq!(other.try_completion(), None);
+                if let Some(sent) = one.try_completion() {
+                    break sent;
+                }
+            };
+            match transport {
+                Transport::Ud => assert!(sent >= before && sent <= received + ERROR),
+                _ => assert!(sent + ERROR >= received, "the acknowledgement follows the message"),
+            }
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! A veth pair between two network namespaces: the timestamps of the NICs, compared with those of the kernel's packet
+//! sockets. Needs root and `ip`.
+
+use std::collections::HashMap;
+use std::io::IoSliceMut;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::process::Command;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use adverb_proto::types::Transport;
+use adverb_soft::NicOptions;
+use adverb_soft::link::{UdpConfig, UdpLink};
+use nix::errno::Errno;
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::socket::sockopt::{RcvBufForce, ReceiveTimestampns};
+use nix::sys::socket::{
+    AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, recvmsg,
+    setsockopt, socket,
+};
+use nix::sys::time::TimeSpec;
+
+use crate::node::Node;
+
+/// The number of packets.
+const COUNT: u32 = 1000;
+
+/// The stated error of a receive timestamp, on either side of the comparison.
+const ERROR: Duration = Duration::from_micros(2);
+
+const HERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const THERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+
+fn ip(line: &str) {
+    let output = Command::new("ip").args(line.split_whitespace()).output().unwrap();
+    assert!(output.status.success(), "ip {line}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A NIC in a network namespace, and a socket that receives all packets of the namespace.
+struct Host {
+    node: Node,
+    tap: OwnedFd,
+}
+
+/// Opens the host at `address`, after the interface got it.
+fn host(address: Ipv4Addr) -> Host {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let tap = socket(AddressFamily::Packet, SockType::Datagram, flags, SockProtocol::EthAll).unwrap();
+    setsockopt(&tap, RcvBufForce, &(32 << 20)).unwrap();
+    setsockopt(&tap, ReceiveTimestampns, &true).unwrap();
+    let link = UdpLink::open(&UdpConfig::new(address.into())).unwrap();
+    Host { node: Node::new(Transport::Ud, NicOptions::new([IpAddr::from(address)], link)), tap }
+}
+
+impl Host {
+    /// The kernel's times of the datagrams that the socket received, by the number that they contain, since 1970.
+    fn captured(&self) -> HashMap<u32, Duration> {
+        let mut times = HashMap::new();
+        let (mut bytes, mut control) = ([0; 2048], nix::cmsg_space!(TimeSpec));
+        loop {
+            let mut pieces = [IoSliceMut::new(&mut bytes)];
+            let fd = self.tap.as_raw_fd();
+            let flags = MsgFlags::empty();
+            let message = match recvmsg::<SockaddrStorage>(fd, &mut pieces, Some(&mut control), flags) {
+                Err(Errno::EAGAIN) => return times,
+                message => message.unwrap(),
+            };
+            let time = message.cmsgs().unwrap().find_map(|message| match message {
+                ControlMessageOwned::ScmTimestampns(time) => Some(Duration::from(time)),
+                _ => None,
+            });
+            let length = message.bytes;
+            // IPv4 without options, UDP to port 4791, and a SEND of a datagram (opcode 0x64) with a number behind
+            // the headers of 20 bytes.
+            let number = |bytes: &[u8]| {
+                let is_ours = bytes.first() == Some(&0x45) && bytes[22..24] == 4791_u16.to_be_bytes();
+                (is_ours && bytes[28] == 0x64).then(|| bytes[48..52].try_into().unwrap())
+            };
+            if let (Some(number), Some(time)) =
+                (bytes.get(..length).filter(|b| b.len() >= 56).and_then(number), time)
+            {
+                times.insert(u32::from_ne_bytes(number), time);
+            }
+        }
+    }
+}
+
+/// The same moment on the monotonic and the system clock, since 1970, to within 1 µs.
+fn clocks() -> (Instant, Duration) {
+    loop {
+        let before = Instant::now();
+        let system = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+        let width = before.elapsed();
+        if width < Duration::from_micros(1) {
+            return (before + width / 2, system);
+        }
+    }
+}
+
+/// Nanoseconds from one time to another, which may be earlier.
+fn nanos(from: Instant, to: Instant) -> i64 {
+    to.saturating_duration_since(from).as_nanos() as i64
+        - from.saturating_duration_since(to).as_nanos() as i64
+}
+
+fn summary(name: &str, mut values: Vec<i64>) -> (i64, i64, i64) {
+    values.sort_unstable();
+    let at = |permille: usize| values[(values.len() - 1) * permille / 1000];
+    println!("{name}: median {} ns, 99 % {} ns, {} to {} ns", at(500), at(990), at(0), at(1000));
+    (at(0), at(500), at(1000))
+}
+
+#[test]
+fn timestamps_are_those_of_the_kernel() {
+    // Each thread has a network namespace of its own, which exists as long as its sockets.
+    let (ready, is_ready) = mpsc::channel();
+    let (go, may_go) = mpsc::channel();
+    let other = thread::spawn(move || {
+        let unshared = unshare(CloneFlags::CLONE_NEWNET);
+        let id = std::fs::read_link("/proc/thread-self").unwrap();
+        let id: u32 = id.file_name().unwrap().to_str().unwrap().parse().unwrap();
+        ready.send(unshared.map(|()| id)).unwrap();
+        may_go.recv().ok().map(|()| host(THERE))
+    });
+    let id = match (unshare(CloneFlags::CLONE_NEWNET), is_ready.recv().unwrap()) {
+        (Ok(()), Ok(id)) => id,
+        (here, there) => {
+            println!("skipped: no network namespaces: {here:?}, {there:?}");
+            return;
+        }
+    };
+    ip(&format!("link add here type veth peer name there netns {id}"));
+    ip(&format!("addr add {HERE}/24 dev here"));
+    ip("link set here up");
+    ip("link set lo up");
+    let namespace = format!("/proc/{id}/ns/net");
+    for line in ["link set there up", "link set lo up", &format!("addr add {THERE}/24 dev there")] {
+        let output = Command::new("nsenter")
+            .arg(format!("--net={namespace}"))
+            .arg("ip")
+            .args(line.split(' '))
+            .output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    go.send(()).unwrap();
+    let there = other.join().unwrap().unwrap();
+    let here = host(HERE);
+    here.node.connect(&there.node);
+    there.node.connect(&here.node);
+    // The kernel begins to stamp packets a little later, and the address is resolved with the first packet.
+    thread::sleep(Duration::from_millis(300));
+    let exchange = |number: u32| {
+        there.node.post_recv();
+        here.node.post_send(&there.node, &number.to_ne_bytes());
+        (here.node.completion(), there.node.completion())
+    };
+    exchange(u32::MAX);
+    let (monotonic, system) = clocks();
+    let mut stamps = Vec::new();
+    for number in 0..COUNT {
+        stamps.push(exchange(number));
+        if number % 10 == 0 {
+            thread::sleep(Duration::from_micros(200));
+        }
+    }
+    let (end, end_system) = clocks();
+    let drift = nanos(end, monotonic + (end_system - system)).unsigned_abs();
+    assert!(u128::from(drift) < ERROR.as_nanos(), "the system clock was set during the test");
+    let (outgoing, incoming) = (here.captured(), there.captured());
+    let instant = |time: Duration| monotonic + (time - system);
+    let (mut sends, mut receives, mut ways) = (Vec::new(), Vec::new(), Vec::new());
+    for (number, (sent, received)) in stamps.into_iter().enumerate() {
+        let number = number as u32;
+        sends.push(nanos(sent, instant(outgoing[&number])));
+        receives.push(nanos(instant(incoming[&number]), received));
+        ways.push(nanos(sent, received));
+    }
+    println!("{} packets", receives.len());
+    let (least, _, most) = summary("receive timestamp after the kernel's", receives);
+    let error = ERROR.as_nanos() as i64;
+    assert!(least >= -error && most <= error, "the receive timestamps are wrong");
+    let (least, median, _) =
+        summary("send timestamp before the kernel passes the packet to the device", sends);
+    assert!(least >= -error, "a packet was stamped after it was sent");
+    // Debug builds and busy machines take longer, but not that much longer.
+    assert!(median < 1_000_000, "the send timestamps are far too early");
+    let (least, ..) = summary("receive timestamp after the send timestamp", ways);
+    assert!(least >= -error, "a packet was received before it was sent");
+}
