@@ -776,8 +776,13 @@ impl CompletionQueueBuilder {
         self
     }
 
-    /// Enables timestamps: each completion contains the time at which the device produced it
-    /// ([`Completion::timestamp`]). Polling is slightly slower with timestamps.
+    /// Enables timestamps: each completion contains the time at which the device completed the request
+    /// ([`Completion::timestamp`]), in ticks of the device's [clock](super::DeviceAttributes::timestamp_clock).
+    /// [`Device::query_clock`] converts ticks to [`Instant`](std::time::Instant)s. Polling is slightly slower with
+    /// timestamps.
+    ///
+    /// The manual's chapter about devices (`adverb::manual::devices`) lists the drivers with timestamps, and says what the
+    /// timestamps of a software device mean.
     pub fn timestamps(mut self) -> CompletionQueueBuilder {
         self.kind = CompletionQueueKind::Timestamps;
         self

@@ -42,6 +42,7 @@ compile_error!("adverb-verbs requires Linux; adverb-wire and adverb-proto work e
 mod address_cache;
 mod address_handle;
 mod backend;
+mod clock;
 pub mod cm;
 mod completion;
 mod completion_queue;
@@ -92,6 +93,7 @@ pub use adverb_proto::types::{
 
 pub use address_handle::{AddressHandle, UdDestination};
 pub use adverb_wire::IpHeader;
+pub use clock::ClockSample;
 pub use completion::{Completion, RequestId, RequestIds};
 pub use completion_queue::{CompletionQueue, CompletionQueueBuilder};
 pub use connect_options::ConnectOptions;

@@ -39,7 +39,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use adverb_proto::ResourceCounts;
 use adverb_proto::trace::{RecorderOptions, Recording, StopCause};
@@ -183,6 +183,11 @@ impl Device {
 
     pub(crate) fn attributes(&self) -> Result<DeviceAttributes> {
         ask!(self, device => device.attributes())
+    }
+
+    /// The clock of timestamps: its ticks, when they were read, and how uncertain that is; `None` if it can't be read.
+    pub(crate) fn read_clock(&self) -> Result<Option<(u64, Instant, Duration)>> {
+        ask!(self, device => device.read_clock())
     }
 
     pub(crate) fn port(&self, number: u8) -> Result<Port> {

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use adverb_proto::trace::{RecorderOptions, Recording, StopCause};
 use adverb_proto::types::{
@@ -155,6 +155,32 @@ impl Device {
         Ok(attributes)
     }
 
+    /// Reads the clock of timestamps between two readings of the monotonic clock, and returns the most accurate of a few
+    /// attempts with its uncertainty. Returns `None` if the driver can't read the clock.
+    pub(crate) fn read_clock(&self) -> Result<Option<(u64, Instant, Duration)>> {
+        let mut best: Option<(u64, Instant, Duration)> = None;
+        for _ in 0..CLOCK_ATTEMPTS {
+            let mut values = sys::ibv_values_ex::zeroed();
+            values.comp_mask = sys::IBV_VALUES_MASK_RAW_CLOCK;
+            let before = Instant::now();
+            // SAFETY: the context is open, and the values may be read and written.
+            let code = unsafe { sys::ibv_query_rt_values_ex(self.context.as_ptr(), &mut values) };
+            let uncertainty = before.elapsed() / 2;
+            if matches!(code, libc::EOPNOTSUPP | libc::ENOSYS) {
+                return Ok(None);
+            }
+            check(code, || format!("reading the clock of {}", self.name))?;
+            if values.comp_mask & sys::IBV_VALUES_MASK_RAW_CLOCK == 0 {
+                return Ok(None);
+            }
+            if best.is_none_or(|(.., smallest)| uncertainty < smallest) {
+                let ticks = values.raw_clock.tv_nsec.cast_unsigned();
+                best = Some((ticks, before + uncertainty, uncertainty));
+            }
+        }
+        Ok(best)
+    }
+
     pub(crate) fn port(&self, number: u8) -> Result<Port> {
         let mut attr = sys::ibv_port_attr::zeroed();
         // SAFETY: the context is open, and the attributes may be written.
@@ -260,6 +286,9 @@ impl Drop for Device {
         }
     }
 }
+
+/// How often the clock is read for one sample.
+const CLOCK_ATTEMPTS: u32 = 4;
 
 /// What on-demand memory can be used for.
 fn on_demand(caps: &sys::ibv_odp_caps) -> OdpCapabilities {

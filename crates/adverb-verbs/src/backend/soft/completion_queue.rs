@@ -20,6 +20,7 @@ pub(crate) struct CompletionQueue {
     channel: Option<Arc<Channel>>,
     /// How many completions fit; more after it was resized.
     depth: AtomicU32,
+    has_timestamps: bool,
 }
 
 impl CompletionQueue {
@@ -31,12 +32,6 @@ impl CompletionQueue {
         kind: CompletionQueueKind,
     ) -> Result<CompletionQueue> {
         let action = || format!("creating a completion queue of depth {depth} on {}", device.name);
-        if kind == CompletionQueueKind::Timestamps {
-            return Err(Error::Unsupported {
-                feature: format!("completion timestamps on {}", device.name).into(),
-                hint: "read the clock when polling: a software device runs on the same processor".into(),
-            });
-        }
         if vector != 0 {
             return Err(Error::LimitExceeded {
                 quantity: "completion vector".into(),
@@ -47,9 +42,14 @@ impl CompletionQueue {
         }
         let verb = |error| Error::Verb { action: action(), error, hint: "".into() };
         let channel = if events { Some(Arc::new(Channel::new().map_err(verb)?)) } else { None };
-        let made = device.nic.create_cq(depth, channel.clone());
+        let has_timestamps = kind == CompletionQueueKind::Timestamps;
+        let made = match has_timestamps {
+            true => device.nic.create_timed_cq(depth, channel.clone()),
+            false => device.nic.create_cq(depth, channel.clone()),
+        };
         let cq = made.map_err(|error| refusal(error, action()))?;
-        Ok(CompletionQueue { device: Arc::clone(device), cq, channel, depth: AtomicU32::new(depth) })
+        let (device, depth) = (Arc::clone(device), AtomicU32::new(depth));
+        Ok(CompletionQueue { device, cq, channel, depth, has_timestamps })
     }
 
     pub(crate) fn depth(&self) -> u32 {
@@ -77,6 +77,16 @@ impl CompletionQueue {
     pub(crate) fn poll(&self, room: &mut [RawCompletion]) -> usize {
         let most = room.len();
         let mut places = room.iter_mut();
+        if self.has_timestamps {
+            return self.device.nic.poll_timed(self.cq, most, |completion, time| {
+                if let Some(place) = places.next() {
+                    *place = RawCompletion::of(&completion);
+                    if let Some(time) = time {
+                        place.outcome.carry_timestamp(time.as_nanos());
+                    }
+                }
+            });
+        }
         self.device.nic.poll(self.cq, most, |completion| {
             if let Some(place) = places.next() {
                 *place = RawCompletion::of(&completion);

@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use adverb_proto::types::{DeviceAttributes, DeviceInfo, Gid, GidEntry, GidType, LinkLayer, Port, PortState};
+use adverb_proto::types::{
+    DeviceAttributes, DeviceInfo, Gid, GidEntry, GidType, LinkLayer, Port, PortState, TimestampClock,
+};
 use adverb_proto::{Congestion, Srq};
 use adverb_soft::Nic;
 use adverb_soft::link::Interface;
@@ -86,8 +89,16 @@ impl Device {
         attributes.max_shared_receive_queues = 1 << 16;
         attributes.max_multicast_groups = 1 << 12;
         attributes.completion_vector_count = 1;
+        attributes.timestamp_clock = Some(CLOCK);
         attributes.has_connection_manager = true;
         Ok(attributes)
+    }
+
+    /// The clock counts nanoseconds of the process's monotonic clock, so the reading is exact.
+    pub(crate) fn read_clock(&self) -> Result<Option<(u64, Instant, Duration)>> {
+        let at = Instant::now();
+        let ticks = at.saturating_duration_since(self.nic.clock_origin()).as_nanos() as u64;
+        Ok(Some((ticks, at, Duration::ZERO)))
     }
 
     pub(crate) fn port(&self, number: u8) -> Result<Port> {
@@ -159,6 +170,9 @@ pub(super) fn guid(addresses: &[IpAddr]) -> u64 {
 
 /// Where the identifiers of software NICs begin.
 const GUID: u64 = 0x0200_00ff_0000_0000;
+
+/// Timestamps are nanoseconds.
+const CLOCK: TimestampClock = TimestampClock::new(u64::MAX, 1_000_000);
 
 /// How many requests a queue may have outstanding. Queues take memory as they fill.
 pub(super) const MAX_DEPTH: u32 = 1 << 15;
