@@ -81,7 +81,7 @@ impl Node {
     pub(crate) fn post_recv(&self) {
         let addr = self.words.as_ptr().addr() as u64;
         let segments = [Segment { addr, length: LENGTH as u32, lkey: self.key }];
-        self.nic.post_recvs(self.qpn, [RecvRequest { wr_id: 1, segments: &segments }]).unwrap();
+        self.nic.post_recvs(self.qpn, [RecvRequest { wr_id: 1, tag: 0, segments: &segments }]).unwrap();
     }
 
     /// Posts a message.
@@ -93,6 +93,7 @@ impl Node {
         });
         let request = SendRequest {
             wr_id: 2,
+            tag: 0,
             operation: SendOperation::Send,
             flags: SendFlags::SIGNALED | SendFlags::INLINE,
             segments: &[],
