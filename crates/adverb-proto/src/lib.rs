@@ -10,6 +10,7 @@
 //! - [`types`]: plain data that applications and devices share, such as requests, completions and attributes.
 //! - [`memory`]: memory regions, windows and their access checks.
 //! - [`cm`]: the connection manager, which connects two queue pairs.
+//! - [`explain`]: explanations of statuses, events, error numbers, syndromes, opcodes and reject reasons.
 //! - [`trace`]: the steps of a device as events, for an [`EventSink`] such as a recorder or a test.
 //!
 //! The transports are reliable connection (RC), unreliable connection (UC) and unreliable datagram (UD). Section
@@ -24,6 +25,7 @@ mod congestion;
 mod cq;
 mod device;
 mod event;
+pub mod explain;
 mod hash;
 pub mod memory;
 #[cfg(test)]

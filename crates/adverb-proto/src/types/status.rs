@@ -2,9 +2,11 @@
 
 use core::fmt;
 
-/// Declares the statuses: code, description, hint.
+use crate::explain;
+
+/// Declares the statuses and their codes. The texts are in [`explain`].
 macro_rules! statuses {
-    ($($(#[$doc:meta])* $variant:ident = $code:literal, $words:literal, $hint:expr;)*) => {
+    ($($(#[$doc:meta])* $variant:ident = $code:literal,)*) => {
         /// The status of a completed request (vol. 1, 11.6.2). The codes are those of `ibv_wc_status`.
         ///
         /// ```
@@ -39,94 +41,78 @@ macro_rules! statuses {
                     Status::Other(code) => code,
                 }
             }
-
-            /// Describes the status.
-            const fn words(self) -> &'static str {
-                match self {
-                    $(Status::$variant => $words,)*
-                    Status::Other(_) => "unknown status",
-                }
-            }
-
-            /// Returns advice on how to find or remove the cause, or `None` if there is no advice.
-            pub const fn hint(self) -> Option<&'static str> {
-                match self {
-                    $(Status::$variant => $hint,)*
-                    Status::Other(_) => None,
-                }
-            }
         }
     };
 }
 
 statuses! {
     /// The request succeeded.
-    Success = 0, "success", None;
+    Success = 0,
     /// A message was longer than its buffer, or than the transport allows.
-    LocalLength = 1, "the message does not fit in the buffer (local length error)",
-        Some("post receive buffers of the peer's maximum message size, plus 40 bytes for UD");
+    LocalLength = 1,
     /// The queue pair couldn't execute the request.
-    LocalQpOperation = 2, "the queue pair could not execute the request (local QP operation error)",
-        Some("check the request's segments and keys against the queue pair's limits");
+    LocalQpOperation = 2,
     /// An error of reliable datagrams, which RoCE doesn't have.
-    LocalEecOperation = 3, "local EEC operation error", None;
+    LocalEecOperation = 3,
     /// A segment of the request is not within the memory region of its key.
-    LocalProtection = 4, "a segment is outside its memory region, or its key is wrong (local protection error)",
-        Some("check that the region is registered, belongs to the queue pair's protection domain, and has LOCAL_WRITE access");
+    LocalProtection = 4,
     /// The queue pair moved to the error state before the request was executed.
-    Flushed = 5, "flushed: the queue pair entered the error state before the request was executed",
-        Some("check the first failed completion of this queue pair with another status: it has the cause");
+    Flushed = 5,
     /// A memory window couldn't be bound.
-    WindowBind = 6, "the memory window could not be bound",
-        Some("use a region that has WINDOW_BIND and all access flags of the window, and contains its range");
+    WindowBind = 6,
     /// The peer sent an invalid response.
-    BadResponse = 7, "the peer's response was invalid (bad response)", None;
+    BadResponse = 7,
     /// The device has no write access to the local buffer.
-    LocalAccess = 8, "the device has no access to the buffer (local access error)",
-        Some("register receive buffers and the local memory of READ requests with LOCAL_WRITE");
+    LocalAccess = 8,
     /// The peer rejected the request as invalid.
-    RemoteInvalidRequest = 9, "the peer rejected the request as invalid (remote invalid request)",
-        Some("check that the message fits in the peer's receive buffer, and that the peer's queue pair allows the operation");
+    RemoteInvalidRequest = 9,
     /// The access rights of the peer's memory don't allow the request.
-    RemoteAccess = 10, "the peer's memory does not allow the access (remote access error)",
-        Some("check the remote key, the address range, the region's access flags, and that it is still registered");
+    RemoteAccess = 10,
     /// The peer couldn't complete the request.
-    RemoteOperation = 11, "the peer could not complete the request (remote operation error)",
-        Some("check the completions of the peer's queue pair for the cause");
+    RemoteOperation = 11,
     /// The peer acknowledged neither the request nor its retransmissions.
-    RetryExceeded = 12, "the peer did not acknowledge the request (transport retries exceeded)",
-        Some("check that the peer is up, that its queue pair is ready to receive, and that path, GID and MTU are right");
+    RetryExceeded = 12,
     /// The peer responded to the request and its retransmissions with RNR NAKs, because it had no receive posted.
-    RnrRetryExceeded = 13, "the peer had no receive buffer (receiver-not-ready retries exceeded)",
-        Some("post receive requests at the peer before sending, raise `rnr_retry`, or use credits");
+    RnrRetryExceeded = 13,
     /// An error of reliable datagrams, which RoCE doesn't have.
-    LocalRddViolation = 14, "local RDD violation", None;
+    LocalRddViolation = 14,
     /// An error of reliable datagrams, which RoCE doesn't have.
-    RemoteInvalidRdRequest = 15, "remote invalid RD request", None;
+    RemoteInvalidRdRequest = 15,
     /// The peer aborted the request.
-    RemoteAborted = 16, "the peer aborted the request (remote aborted)", None;
+    RemoteAborted = 16,
     /// An error of reliable datagrams, which RoCE doesn't have.
-    InvalidEecNumber = 17, "invalid EEC number", None;
+    InvalidEecNumber = 17,
     /// An error of reliable datagrams, which RoCE doesn't have.
-    InvalidEecState = 18, "invalid EEC state", None;
+    InvalidEecState = 18,
     /// The device has failed.
-    Fatal = 19, "the device has failed (fatal error)",
-        Some("check the kernel's log, then close the device and open it again");
+    Fatal = 19,
     /// The peer's response did not arrive in time.
-    ResponseTimeout = 20, "the peer did not respond in time (response timeout)", None;
+    ResponseTimeout = 20,
     /// Another error.
-    General = 21, "general error", None;
+    General = 21,
     /// A tag-matching error.
-    TagMatching = 22, "tag matching error", None;
+    TagMatching = 22,
     /// A tag-matching rendezvous was not completed by the device, so software must complete it.
-    TagMatchingRendezvousIncomplete = 23, "tag matching rendezvous incomplete", None;
+    TagMatchingRendezvousIncomplete = 23,
 }
 
+impl Status {
+    /// Returns advice on how to find or remove the cause, or `None` if there is no advice. [`explain::status`] returns
+    /// the complete explanation.
+    pub const fn hint(self) -> Option<&'static str> {
+        match explain::status(self) {
+            Some(explanation) => explanation.hint,
+            None => None,
+        }
+    }
+}
+
+/// Prints the summary of the status's explanation.
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Status::Other(code) => write!(f, "unknown status {code}"),
-            _ => f.write_str(self.words()),
+        match explain::status(*self) {
+            Some(explanation) => f.write_str(explanation.summary),
+            None => write!(f, "unknown status {}", self.code()),
         }
     }
 }
