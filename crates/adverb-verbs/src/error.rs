@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::io;
 use std::net::SocketAddr;
 
+use adverb_proto::explain::{self, Call};
 use adverb_proto::types::{Failure, QpState, RejectReason};
 
 /// The result type of fallible operations.
@@ -270,6 +271,11 @@ const QUEUE_FULL_HINT: &str = "poll the completion queue, or create the queue pa
 
 /// The hint of [`Error::WouldBlock`].
 const WOULD_BLOCK_HINT: &str = "try again after the peer has received messages, or use the method that waits";
+
+/// Returns the hint for an error number in a group of calls, or an empty string.
+pub(crate) fn errno_hint(number: Option<i32>, call: Call) -> &'static str {
+    number.and_then(|number| explain::errno_hint(number, call)).unwrap_or_default()
+}
 
 /// Returns the hint on a line of its own, or nothing for an empty hint.
 fn hint_line(hint: &impl AsRef<str>) -> String {

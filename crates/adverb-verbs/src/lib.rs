@@ -54,6 +54,8 @@ mod deadline;
 mod device;
 mod error;
 mod event;
+#[cfg(all(test, feature = "ibv", not(loom)))]
+mod explanations;
 mod in_flight;
 #[doc(hidden)]
 pub mod internal;
@@ -84,6 +86,8 @@ pub mod trace;
 mod traffic;
 
 pub use adverb_proto::ResourceCounts;
+#[doc(inline)]
+pub use adverb_proto::explain;
 pub use adverb_proto::types::{
     Access, ArmFor, CompletedOperation, DeviceAttributes, DeviceEvent, DeviceInfo, Endpoint, Failure,
     FlushCapabilities, FlushPlacement, Gid, GidEntry, GidType, LinkLayer, ModerationLimits, OdpCapabilities,

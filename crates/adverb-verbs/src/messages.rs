@@ -78,7 +78,7 @@ fn error_messages_are_as_listed() {
             peer,
             reason: RejectReason::InvalidServiceId,
             private_data: Vec::new(),
-            hint: "check the port: no program on the host listens on port 7471".into(),
+            hint: "check the port: no program on the host listens on it".into(),
         },
         Error::Disconnected { .. } => Error::Disconnected {
             peer,

@@ -116,7 +116,7 @@ fn who_can_be_found_in_one_way_only_isnt_in_the_other() {
     let start = Instant::now();
     let listener = Listener::bind_with((address, 0), &by_tcp).unwrap();
     let error = Connector::new().options(&by_manager).connect(listener.local_addr()).unwrap_err();
-    assert!(error.to_string().contains("no program on the host listens on port"), "{error}");
+    assert!(error.to_string().contains("no program on the host listens on it"), "{error}");
     let listener = Listener::bind_with((address, 0), &by_manager).unwrap();
     let error = Connector::new().options(&by_tcp).connect(listener.local_addr()).unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");

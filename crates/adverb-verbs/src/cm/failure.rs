@@ -3,11 +3,12 @@
 use std::io;
 use std::net::SocketAddr;
 
+use adverb_proto::explain::{self, Call};
 use adverb_proto::types::RejectReason;
 
 use super::Deadline;
 use crate::backend::connection_manager::NO_HARDWARE;
-use crate::error::Error;
+use crate::error::{Error, errno_hint};
 
 /// The step of connecting that failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,18 +34,12 @@ impl Stage {
 
 /// The error of a peer that couldn't be reached.
 pub(super) fn unreachable(peer: SocketAddr, stage: Stage, error: io::Error) -> Error {
-    let hint = match (stage, error.raw_os_error()) {
+    let hint = match (stage, errno_hint(error.raw_os_error(), Call::CmConnect)) {
         _ if peer.ip().is_loopback() && cfg!(not(feature = "soft")) => {
             "use an address of an RDMA device, even for a peer on the same machine: none has the loopback address"
         }
-        (_, Some(libc::EADDRINUSE)) => {
-            "use another local port: a connection or a listener has this one; port 0 selects a free one"
-        }
-        (_, Some(libc::ENODEV | libc::EADDRNOTAVAIL)) => {
-            "use an address that an RDMA device of this machine can reach: `Device::gids` lists a device's addresses"
-        }
+        (_, hint) if !hint.is_empty() => hint,
         _ if error.kind() == io::ErrorKind::NotFound => NO_HARDWARE,
-        (_, Some(libc::ENETUNREACH)) => "add a route to that network, or use another address",
         (Stage::Address, _) => {
             "check that the host is up and the address is right: address resolution got no answer"
         }
@@ -71,25 +66,10 @@ pub(super) fn cut_off(peer: SocketAddr, stage: Stage) -> Error {
 
 /// The error of a rejection.
 pub(super) fn rejected(peer: SocketAddr, reason: RejectReason, private_data: Vec<u8>) -> Error {
-    let hint = match reason {
-        RejectReason::InvalidServiceId => format!("check the port: no program on the host listens on port {}", peer.port()).into(),
-        RejectReason::ConsumerReject => {
-            "check the private data for the program's reason; the program may also have exited, or listen at another \
-             address of the host"
-                .into()
-        }
-        RejectReason::StaleConnection => {
-            "try again with a new queue pair: the peer still has a connection with this queue pair number"
-                .into()
-        }
-        RejectReason::NoQueuePair | RejectReason::NoResources => "close connections at the peer, or raise its limits: it has no resources left".into(),
-        RejectReason::InvalidPrimaryGid => "check the peer's addresses: its device no longer has this one".into(),
-        RejectReason::Timeout => "try again: the peer timed out waiting for a message of this side".into(),
-        _ => "".into(),
-    };
+    let hint = explain::reject_reason(reason).and_then(|explanation| explanation.hint).unwrap_or_default();
     // Only programs have something to say; the rest is zeros.
     let private_data = if reason == RejectReason::ConsumerReject { private_data } else { Vec::new() };
-    Error::CmRejected { peer, reason, private_data, hint }
+    Error::CmRejected { peer, reason, private_data, hint: hint.into() }
 }
 
 #[cfg(test)]
@@ -108,7 +88,7 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "192.0.2.7:7471 rejected the connect request: invalid service ID (8)\n  hint: check the port: no program on the host \
-             listens on port 7471"
+             listens on it"
         );
     }
 

@@ -122,7 +122,7 @@ fn a_port_without_a_datagram_listener_is_said_in_words() {
     drop(listener);
     let error = asking(Connector::new(), peer).join().unwrap().unwrap_err();
     assert!(matches!(error, Error::CmRejected { reason: RejectReason::InvalidServiceId, .. }), "{error}");
-    assert!(error.to_string().contains("no program on the host listens on port"), "{error}");
+    assert!(error.to_string().contains("no program on the host listens on it"), "{error}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::time::Duration;
 
+use adverb_proto::explain::Call;
 use adverb_proto::types::{Gid, PathMtu, Psn, Qpn, Transport};
 use adverb_sys::{
     self as sys, Ibverbs, RdmaCm, ibv_qp_attr, rdma_cm_id, rdma_conn_param, rdma_event_channel,
@@ -23,7 +24,7 @@ use super::completion_queue::wait_readable;
 use super::{check, verb_error};
 use crate::backend::connection_manager::{Parameters, Path, Use};
 use crate::backend::{Address, Connection, ReadyToSend};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, errno_hint};
 
 pub(crate) struct Identifier {
     library: &'static RdmaCm,
@@ -128,14 +129,14 @@ impl Identifier {
         let mut raw = RawAddress::from(address);
         // SAFETY: the identifier is alive, and the address as long as its family's.
         let code = unsafe { self.library.rdma_bind_addr(self.id(), raw.as_mut_ptr()) };
-        check(code, || format!("binding to {address}")).map_err(|error| explain(error, address_hint))
+        check(code, || format!("binding to {address}")).map_err(|error| with_hint(error, Call::CmAddress))
     }
 
     pub(crate) fn listen(&self, backlog: u32) -> Result<()> {
         let backlog = libc::c_int::try_from(backlog).unwrap_or(libc::c_int::MAX);
         // SAFETY: the identifier is alive.
         let code = unsafe { self.library.rdma_listen(self.id(), backlog) };
-        check(code, || "listening".to_owned()).map_err(|error| explain(error, address_hint))
+        check(code, || "listening".to_owned()).map_err(|error| with_hint(error, Call::CmAddress))
     }
 
     pub(crate) fn resolve_address(
@@ -151,7 +152,8 @@ impl Identifier {
         let code = unsafe {
             self.library.rdma_resolve_addr(self.id(), local, raw_peer.as_mut_ptr(), milliseconds(timeout))
         };
-        check(code, || format!("resolving the address {peer}")).map_err(|error| explain(error, address_hint))
+        check(code, || format!("resolving the address {peer}"))
+            .map_err(|error| with_hint(error, Call::CmAddress))
     }
 
     pub(crate) fn resolve_route(&self, timeout: Duration) -> Result<()> {
@@ -226,13 +228,7 @@ impl Identifier {
         // SAFETY: the identifier is alive, and both may be written.
         let code = unsafe { self.library.rdma_init_qp_attr(self.id(), &mut attr, &mut mask) };
         let action = || "querying the connection manager for queue pair attributes".to_owned();
-        check(code, action).map_err(|error| {
-            explain(error, |error| match error.raw_os_error() {
-                Some(libc::EINVAL) => "accept a new connect request: the peer may have canceled this one",
-                Some(libc::EOPNOTSUPP) => "install rdma-core 23 or newer: librdmacm is too old",
-                _ => "",
-            })
-        })?;
+        check(code, action).map_err(|error| with_hint(error, Call::CmAttributes))?;
         Ok(attr)
     }
 
@@ -247,7 +243,8 @@ impl Identifier {
         let mut raw = lower(parameters);
         // SAFETY: the identifier is alive, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_accept(self.id(), &mut raw) };
-        check(code, || "accepting a connect request".to_owned()).map_err(|error| explain(error, gone_hint))
+        check(code, || "accepting a connect request".to_owned())
+            .map_err(|error| with_hint(error, Call::CmAccept))
     }
 
     pub(crate) fn resolve_service(&self, private_data: &[u8]) -> Result<()> {
@@ -262,20 +259,21 @@ impl Identifier {
         // SAFETY: the identifier is alive, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_accept(self.id(), &mut raw) };
         check(code, || "answering the service ID resolution request".to_owned())
-            .map_err(|error| explain(error, gone_hint))
+            .map_err(|error| with_hint(error, Call::CmAccept))
     }
 
     pub(crate) fn reject(&self, private_data: &[u8]) -> Result<()> {
         let len = short_len(private_data);
         // SAFETY: the identifier is alive, and the private data can be read.
         let code = unsafe { self.library.rdma_reject(self.id(), private_data.as_ptr().cast(), len) };
-        check(code, || "rejecting a request".to_owned()).map_err(|error| explain(error, gone_hint))
+        check(code, || "rejecting a request".to_owned()).map_err(|error| with_hint(error, Call::CmAccept))
     }
 
     pub(crate) fn establish(&self) -> Result<()> {
         // SAFETY: the identifier is alive.
         let code = unsafe { self.library.rdma_establish(self.id()) };
-        check(code, || "establishing the connection".to_owned()).map_err(|error| explain(error, gone_hint))
+        check(code, || "establishing the connection".to_owned())
+            .map_err(|error| with_hint(error, Call::CmAccept))
     }
 
     pub(crate) fn disconnect(&self) -> Result<()> {
@@ -320,18 +318,7 @@ impl Channel {
         let handle = unsafe { library.rdma_create_event_channel() };
         let failed = |error| {
             let error = verb_error(error, "creating a connection manager event channel".to_owned());
-            explain(error, |error| match error.raw_os_error() {
-                Some(libc::ENOENT | libc::ENODEV | libc::ENOSYS) => {
-                    "check that an RDMA device exists, and load the kernel module rdma_ucm, which creates /dev/infiniband/rdma_cm"
-                }
-                Some(libc::EMFILE | libc::ENFILE) => {
-                    "raise the limit of open files (ulimit -n): each connection needs a file descriptor"
-                }
-                Some(libc::EACCES | libc::EPERM) => {
-                    "allow the process to read and write /dev/infiniband/rdma_cm"
-                }
-                _ => "",
-            })
+            with_hint(error, Call::CmChannel)
         };
         let Some(handle) = NonNull::new(handle) else { return Err(failed(io::Error::last_os_error())) };
         let channel = Channel { library, handle, owner: std::process::id(), leaked: false };
@@ -420,40 +407,16 @@ fn milliseconds(timeout: Duration) -> libc::c_int {
     libc::c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX).max(1)
 }
 
-/// Adds a hint, if there is one.
-fn explain(error: Error, hint: impl FnOnce(&io::Error) -> &'static str) -> Error {
+/// Replaces the hint of a verb's error by the hint for these calls, if there is one.
+fn with_hint(error: Error, call: Call) -> Error {
     match error {
         Error::Verb { action, error, hint: before } => {
-            let hint = hint(&error);
-            let hint = if hint.is_empty() { before } else { hint.into() };
+            let hint = match errno_hint(error.raw_os_error(), call) {
+                "" => before,
+                hint => hint.into(),
+            };
             Error::Verb { action, error, hint }
         }
         other => other,
-    }
-}
-
-fn address_hint(error: &io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::ENODEV) => {
-            "use an address that an RDMA device has or can reach: `Device::gids` lists the addresses of a device"
-        }
-        Some(libc::EADDRNOTAVAIL) => {
-            "use an address of this machine, and a port that is free on all of its addresses"
-        }
-        Some(libc::EADDRINUSE) => "use another port: this one is taken; port 0 selects a free one",
-        Some(libc::ENETUNREACH | libc::EHOSTUNREACH) => "add a route to that address, or use another one",
-        Some(libc::EINVAL) => {
-            "use addresses of one family, and a scope (interface) with a link-local address"
-        }
-        _ => "",
-    }
-}
-
-fn gone_hint(error: &io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::EINVAL | libc::ENOTCONN) => {
-            "accept a new connect request: the peer may have canceled this one"
-        }
-        _ => "",
     }
 }

@@ -32,6 +32,8 @@ pub(super) use shared_receive_queue::SharedReceiveQueue;
 
 use std::io;
 
+use adverb_proto::explain;
+
 use crate::error::Error;
 
 /// The error of a verb that answers with an error number; `Ok` if it is 0.
@@ -52,13 +54,8 @@ fn refusal(code: libc::c_int, action: impl FnOnce() -> String) -> Error {
 
 /// The error of a verb, with what to try.
 fn verb_error(error: io::Error, action: String) -> Error {
-    let hint = match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => "allow the process to read and write /dev/infiniband/uverbs*",
-        Some(libc::ENODEV | libc::EIO) => {
-            "check the kernel's log: the device may have failed or been removed"
-        }
-        _ => "",
-    };
+    let explanation = error.raw_os_error().and_then(explain::errno);
+    let hint = explanation.and_then(|explanation| explanation.hint).unwrap_or_default();
     Error::Verb { action, error, hint: hint.into() }
 }
 

@@ -6,12 +6,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use adverb_proto::explain::{self, Call};
 use adverb_proto::types::Access;
 use adverb_sys::ibv_mr;
 
 use super::{ProtectionDomain, check};
 use crate::backend::{Memory, Names};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, errno_hint};
 
 pub(crate) struct Registration {
     domain: Arc<ProtectionDomain>,
@@ -85,13 +86,7 @@ impl Registration {
                         .into(),
                 });
             }
-            let hint = match error.raw_os_error() {
-                Some(libc::EINVAL | libc::EBADF) => {
-                    "check that the file descriptor is a dma-buf, that it contains the range, and that address and offset \
-                     have the same offset within their pages"
-                }
-                _ => "",
-            };
+            let hint = errno_hint(error.raw_os_error(), Call::RegisterDmabuf);
             let action = format!("registering {len} bytes of a dma-buf with {}", device.name);
             return Err(Error::Verb { action, hint: hint.into(), error });
         };
@@ -159,18 +154,17 @@ fn says_unsupported(error: &io::Error) -> bool {
 
 /// Registering locks memory, and the limit on that is often what it fails at.
 fn registration_hint(error: &io::Error, len: usize) -> String {
-    if error.raw_os_error() != Some(libc::ENOMEM) {
+    let number = error.raw_os_error();
+    if number != Some(libc::ENOMEM) {
         return String::new();
     }
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limit may be written.
     let asked = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
     if asked != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
-        return "register less memory: the device or the machine has too little".to_owned();
+        let general = explain::errno(libc::ENOMEM).and_then(|explanation| explanation.hint);
+        return general.unwrap_or_default().to_owned();
     }
-    format!(
-        "raise the limit of locked memory (ulimit -l), which is {} bytes, for {len} bytes more: memlock in \
-         /etc/security/limits.conf, LimitMEMLOCK= of a service, or --ulimit memlock of a container",
-        limit.rlim_cur
-    )
+    let hint = errno_hint(number, Call::RegisterMemory);
+    format!("{hint}; the limit is {} bytes, and {len} bytes more are needed", limit.rlim_cur)
 }

@@ -17,6 +17,7 @@ use adverb_proto::cm::{
     AddrPair, BindAddr, CallError, ConnectParams, ConnectionId, ListenParams, ListenerId, LocalQp, QueryId,
     ResolveParams, State, UDP_QKEY,
 };
+use adverb_proto::explain::Call;
 use adverb_proto::types::{Gid, PathMtu, Qpn, RejectReason, Transport};
 use adverb_proto::{Time, cm};
 use adverb_soft::CmEventChannel;
@@ -30,7 +31,7 @@ pub(in crate::backend) use super::Device;
 use super::refusal;
 use crate::backend::connection_manager::{Event, Parameters, Path, Use};
 use crate::backend::{Address, Connection, ReadyToSend, wait_either};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, errno_hint};
 
 pub(crate) struct Identifier {
     purpose: Use,
@@ -76,7 +77,7 @@ impl Identifier {
         let inbox = CmEventChannel::new().map_err(|error| Error::Verb {
             action: "creating a connection manager ID".to_owned(),
             error,
-            hint: "raise the limit of open files (ulimit -n): each connection needs a file descriptor".into(),
+            hint: errno_hint(Some(libc::EMFILE), Call::CmChannel).into(),
         })?;
         let inner = Inner {
             devices,
@@ -435,7 +436,7 @@ fn service(purpose: Use, port: u16) -> ServiceId {
 /// What is said of a port that can't be had.
 fn taken(error: io::Error, action: String) -> Error {
     let hint = match error.kind() {
-        io::ErrorKind::AddrInUse => "use another port: this one is taken; port 0 selects a free one",
+        io::ErrorKind::AddrInUse => errno_hint(Some(libc::EADDRINUSE), Call::CmAddress),
         _ => "close some connections: all ports are taken",
     };
     let error = match error.kind() {
@@ -448,11 +449,9 @@ fn taken(error: io::Error, action: String) -> Error {
 /// What is said of a connection whose peer may have gone.
 fn gone(error: adverb_soft::Error, action: &str) -> Error {
     match refusal(error, action.to_owned()) {
-        Error::Verb { action, error: why, .. } if matches!(error, adverb_soft::Error::Cm(_)) => Error::Verb {
-            action,
-            error: why,
-            hint: "accept a new connect request: the peer may have canceled this one".into(),
-        },
+        Error::Verb { action, error: why, .. } if matches!(error, adverb_soft::Error::Cm(_)) => {
+            Error::Verb { action, error: why, hint: errno_hint(Some(libc::EINVAL), Call::CmAccept).into() }
+        }
         other => other,
     }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use adverb_proto::Congestion;
+use adverb_proto::explain::Call;
 use adverb_proto::types::{Gid, PathMtu};
 use adverb_soft::link::{
     Bundle, Capture, FaultConfig, FaultLink, Interface, Link, Switch, UdpConfig, UdpLink,
@@ -15,7 +16,7 @@ use adverb_soft::{Nic, NicOptions};
 
 use super::Device;
 use super::device::guid;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, errno_hint};
 
 /// Whether a device of this name would be a software NIC.
 pub(crate) fn is_soft(name: &str) -> bool {
@@ -371,14 +372,10 @@ fn hint(error: &io::Error, addresses: &[IpAddr]) -> &'static str {
         io::ErrorKind::AddrNotAvailable if addresses.iter().all(is_loopback) => {
             "set the loopback interface up: `ip link set lo up`"
         }
-        io::ErrorKind::AddrNotAvailable => {
-            "use an address of this machine: `adverb devices` and `ip address` list them"
-        }
+        io::ErrorKind::AddrNotAvailable => errno_hint(Some(libc::EADDRNOTAVAIL), Call::OpenSoftDevice),
         // Its text says what to do.
         io::ErrorKind::AddrInUse | io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput => "",
-        _ => {
-            "check `ulimit -n` and `ulimit -u`: a software device needs a thread and a few dozen file descriptors"
-        }
+        _ => errno_hint(Some(libc::EMFILE), Call::OpenSoftDevice),
     }
 }
 
