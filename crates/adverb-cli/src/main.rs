@@ -1,6 +1,7 @@
 //! The `adverb` command.
 
 mod devices;
+mod explain;
 mod peertest;
 mod prose;
 mod report;
@@ -15,7 +16,7 @@ use clap::{Parser, Subcommand};
 
 /// The command line.
 #[derive(Debug, Parser)]
-#[command(name = "adverb", version, about = "Inspect and test RDMA devices.")]
+#[command(name = "adverb", version, about = "Inspect and test RDMA devices, and explain their errors.")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -32,6 +33,8 @@ enum Command {
     Peertest(peertest::Args),
     /// Show the rates of devices' traffic and error counters.
     Stat(stat::Args),
+    /// Explain a completion status, error number, event, syndrome, opcode or reject reason.
+    Explain(explain::Args),
 }
 
 impl Command {
@@ -41,6 +44,7 @@ impl Command {
             Self::Selftest(args) => selftest::run(&args),
             Self::Peertest(args) => peertest::run(&args),
             Self::Stat(args) => stat::run(&args),
+            Self::Explain(args) => explain::run(&args),
         }
     }
 }

@@ -6,13 +6,22 @@ const WIDTH: usize = 80;
 /// The start of a hint's line, as in Adverb's errors.
 pub(crate) const HINT: &str = "  hint: ";
 
+/// The start of an item of a list.
+pub(crate) const ITEM: &str = "  - ";
+
 /// Wraps long lines, never within a command in backticks, and indents the continuation lines. The result ends with a
 /// newline.
 pub(crate) fn wrap(text: &str) -> String {
     let mut wrapped = String::new();
     for line in text.lines() {
-        let indent = if line.starts_with(HINT) { HINT.len() } else { 2 };
         let start = line.len() - line.trim_start().len();
+        let indent = if line.starts_with(HINT) {
+            HINT.len()
+        } else if line.starts_with(ITEM) {
+            ITEM.len()
+        } else {
+            start.max(2)
+        };
         let mut length = start;
         wrapped += &line[..start];
         for (n, word) in words(line.trim_start()).into_iter().enumerate() {

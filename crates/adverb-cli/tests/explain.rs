@@ -1,0 +1,29 @@
+//! The exit status and the streams of `adverb explain`.
+
+use std::process::{Command, Output};
+
+fn explain(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_adverb")).arg("explain").args(args).output().expect("the command runs")
+}
+
+#[test]
+fn known_terms_are_printed_with_exit_status_0() {
+    for args in [&["RETRY_EXC_ERR"][..], &["status", "12"], &["-12"], &["0x11"], &["12", "--json"], &[]] {
+        let output = explain(args);
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {output:?}");
+        assert!(!output.stdout.is_empty() && output.stderr.is_empty(), "{args:?}: {output:?}");
+    }
+}
+
+#[test]
+fn an_unknown_term_is_an_error_with_exit_status_1() {
+    let output = explain(&["RETRY_EXC_ER"]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("did you mean: IBV_WC_RETRY_EXC_ERR"), "{error}");
+    let output = explain(&["RETRY_EXC_ER", "--json"]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["unknown"][0]["similar"][0], "IBV_WC_RETRY_EXC_ERR");
+}
