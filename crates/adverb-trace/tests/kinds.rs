@@ -6,9 +6,9 @@ use adverb_proto::trace::{
     ClockOrigin, DropReason, Queue, RecordedEvent, RecorderOptions, Recording, RecvQueueId, TraceEvent,
 };
 use adverb_proto::types::{
-    CompletedOperation, Destination, Qpn, SendFlags, SendOperation, SendRequest, Success, Transport,
+    Access, CompletedOperation, Destination, Qpn, SendFlags, SendOperation, SendRequest, Success, Transport,
 };
-use adverb_proto::{Device, Path, QpConfig, SrqConfig, Time, Transition};
+use adverb_proto::{Device, Init, Path, QpConfig, SrqConfig, Time, Transition};
 use adverb_trace::{CqeState, Direction, Packet, PacketRole, Request, Trace, WqeState};
 use adverb_wire::Header;
 use harness::{Faults, FirstPsns, QKEY, Side, World};
@@ -152,13 +152,19 @@ fn messages_of_an_unreliable_connection_are_matched_despite_losses() {
 /// Connects, sends `count` messages and resets, so that the next connection has the same queue pair numbers.
 fn converse(world: &mut World, psns: [u32; 2], tags: core::ops::Range<u64>) {
     let now = world.now;
+    // Receives can be posted before the queue pair is connected.
+    world.sides[1].modify(now, Transition::Init(Init::new(Access::empty())));
+    world.sides[1].recv(now, 7, tags.start, 4000);
+    let first = tags.start;
     let ends = [0, 1].map(|side: usize| (world.sides[side].qpn, world.sides[side].address));
     world.sides[0].connect(now, ends[1], FirstPsns { send: psns[0], recv: psns[1] });
     world.sides[1].connect(now, ends[0], FirstPsns { send: psns[1], recv: psns[0] });
     for tag in tags {
         let now = world.now;
         let segments = [world.sides[0].segment(0, 2000)];
-        world.sides[1].recv(now, 7, tag, 4000);
+        if tag != first {
+            world.sides[1].recv(now, 7, tag, 4000);
+        }
         world.sides[0].send(now, (1, tag), SendOperation::Send, SendFlags::SIGNALED, &segments);
         world.run();
         let now = world.now;
@@ -188,6 +194,7 @@ fn reused_queue_pair_numbers_are_other_connections() {
         }
         for (tag, recv) in (0..).zip(recvs(&trace, 1)) {
             assert_eq!(tag_of_peer(&trace, recv), Some(tag));
+            assert_eq!(recv.connection, Some(tag as usize / 3));
         }
         assert!(trace.packets().iter().all(|packet| packet.peer.is_some()));
     }

@@ -320,6 +320,12 @@ impl Steps<'_> {
         let index = connections.len() - 1;
         if let Some(qp) = self.build.qps.get_mut(qp) {
             qp.connection = Some(index);
+            // Receives can be posted before the queue pair is connected.
+            for id in qp.recvs.values().chain(qp.sends.values()) {
+                if let Some(request) = self.build.trace.requests.get_mut(id.0) {
+                    request.connection = Some(index);
+                }
+            }
             if self.has_current_psns {
                 qp.receiver.start(recv_psn);
                 if let Some(psn) = send_psn {
