@@ -55,8 +55,9 @@ impl Path {
         self.route
     }
 
-    /// Returns the UDP source port for a connection between two queue pairs: a hash of their numbers, in the range of
-    /// 2¹⁴ ports that starts at 0xC000 (Annex A17.9; `rdma_get_udp_sport` in Linux's `include/rdma/ib_verbs.h`).
+    /// Returns the UDP source port for a connection between two queue pairs without a flow label: a hash of their
+    /// numbers, in the range of 2¹⁴ ports that starts at 0xC000 (Annex A17.9; `rdma_get_udp_sport` in Linux's
+    /// `include/rdma/ib_verbs.h`).
     ///
     /// ```
     /// use adverb_proto::Path;
@@ -68,8 +69,22 @@ impl Path {
     pub const fn source_port_between(local: Qpn, remote: Qpn) -> u16 {
         let product = local.get() as u64 * remote.get() as u64;
         let folded = product ^ product >> 20 ^ product >> 40;
-        let label = folded & 0xf_ffff;
-        0xc000 | ((label ^ label >> 14) & 0x3fff) as u16
+        Path::source_port_of_label((folded & 0xf_ffff) as u32)
+    }
+
+    /// Returns the UDP source port for a flow label, of which 20 bits count. Linux's drivers use the same mapping
+    /// (`rdma_flow_label_to_udp_sport` in `include/rdma/ib_verbs.h`, `ibv_flow_label_to_udp_sport` of rdma-core).
+    /// Labels that differ only in their lower 14 bits have different ports.
+    ///
+    /// ```
+    /// use adverb_proto::Path;
+    ///
+    /// assert_eq!(Path::source_port_of_label(0x123), 0xc123);
+    /// assert_eq!(Path::source_port_of_label(0x1_2345), 0xe341);
+    /// ```
+    pub const fn source_port_of_label(flow_label: u32) -> u16 {
+        let folded = flow_label & 0x3fff ^ (flow_label & 0xf_c000) >> 14;
+        0xc000 | folded as u16
     }
 
     /// Returns the local address, which can be a GID that carries a UDP port.
@@ -211,6 +226,24 @@ mod tests {
             }
         }
         assert!(seen.len() > 5000, "{}", seen.len());
+    }
+
+    #[test]
+    fn source_ports_of_flow_labels_are_those_of_linux() {
+        // Computed with `ibv_flow_label_to_udp_sport` of rdma-core's `verbs.h`.
+        let ports = [
+            (0x0_0000, 0xc000),
+            (0x0_0001, 0xc001),
+            (0x0_3fff, 0xffff),
+            (0x0_4000, 0xc001),
+            (0x1_2345, 0xe341),
+            (0xf_c000, 0xc03f),
+            (0xf_ffff, 0xffc0),
+            (0xfff0_0001, 0xc001),
+        ];
+        for (label, port) in ports {
+            assert_eq!(Path::source_port_of_label(label), port, "{label:#x}");
+        }
     }
 
     #[test]

@@ -45,6 +45,8 @@ pub struct PeerAttributes {
     pub traffic_class: u8,
     /// The flow label of sent packets.
     pub flow_label: u32,
+    /// The UDP source port of sent packets, or `None` if the device doesn't report it, as devices of rdma-core don't.
+    pub source_port: Option<u16>,
     /// The hop limit of sent packets.
     pub hop_limit: u8,
     /// The service level of sent packets.
@@ -75,6 +77,7 @@ impl PeerAttributes {
             mtu: PathMtu::Mtu256,
             traffic_class: 0,
             flow_label: 0,
+            source_port: None,
             hop_limit: 0,
             service_level: 0,
             ack_timeout: 0,

@@ -136,6 +136,16 @@ impl Link for Bundle {
         self.of(local).map_or(wanted, |index| self.links[index].1.source_port(local, wanted))
     }
 
+    fn open_source_port(&mut self, local: IpAddr, wanted: u16) -> u16 {
+        self.of(local).map_or(wanted, |index| self.links[index].1.open_source_port(local, wanted))
+    }
+
+    fn close_source_port(&mut self, local: IpAddr, port: u16) {
+        if let Some(index) = self.of(local) {
+            self.links[index].1.close_source_port(local, port);
+        }
+    }
+
     fn receive_buffer_bytes(&self) -> Option<usize> {
         self.links.iter().filter_map(|(_, link)| link.receive_buffer_bytes()).min()
     }

@@ -32,8 +32,8 @@ const STRICT: IcrcCheck = IcrcCheck::IpIdBelow(MAX_TRAIN as u16);
 /// A packet to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TxPacket<'a> {
-    /// The source address and port. The port must be one that [`Link::source_port`] returned, because the ICRC covers
-    /// it.
+    /// The source address and port. The port must be one that [`Link::source_port`] or [`Link::open_source_port`]
+    /// returned, because the ICRC covers it.
     pub source: SocketAddr,
     /// The destination address and port.
     pub destination: SocketAddr,
@@ -146,10 +146,22 @@ pub trait Link: Send {
     }
 
     /// Returns the source port for a flow from `local` whose preferred port is `wanted`. A link may have fewer ports
-    /// than flows. The result is the same for the same arguments.
+    /// than flows. The result is the same for the same arguments, and the port stays open as long as the link.
     fn source_port(&self, local: IpAddr, wanted: u16) -> u16 {
         _ = local;
         wanted
+    }
+
+    /// Opens the source port `wanted` for a flow from `local`, and returns it. If the link can't open the port, this
+    /// method returns the same port as [`source_port`](Link::source_port). The returned port stays open until
+    /// [`close_source_port`](Link::close_source_port) was called once for each call of this method.
+    fn open_source_port(&mut self, local: IpAddr, wanted: u16) -> u16 {
+        self.source_port(local, wanted)
+    }
+
+    /// Ends one use of a port that [`open_source_port`](Link::open_source_port) returned.
+    fn close_source_port(&mut self, local: IpAddr, port: u16) {
+        _ = (local, port);
     }
 
     /// Returns the size of the receive buffer in bytes, or `None` if it isn't limited. Packets that arrive while the
@@ -207,6 +219,14 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn source_port(&self, local: IpAddr, wanted: u16) -> u16 {
         (**self).source_port(local, wanted)
+    }
+
+    fn open_source_port(&mut self, local: IpAddr, wanted: u16) -> u16 {
+        (**self).open_source_port(local, wanted)
+    }
+
+    fn close_source_port(&mut self, local: IpAddr, port: u16) {
+        (**self).close_source_port(local, port);
     }
 
     fn receive_buffer_bytes(&self) -> Option<usize> {

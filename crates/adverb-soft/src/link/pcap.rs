@@ -147,6 +147,14 @@ impl<L: Link> Link for PcapLink<L> {
         self.inner.source_port(local, wanted)
     }
 
+    fn open_source_port(&mut self, local: IpAddr, wanted: u16) -> u16 {
+        self.inner.open_source_port(local, wanted)
+    }
+
+    fn close_source_port(&mut self, local: IpAddr, port: u16) {
+        self.inner.close_source_port(local, port);
+    }
+
     fn receive_buffer_bytes(&self) -> Option<usize> {
         self.inner.receive_buffer_bytes()
     }

@@ -188,6 +188,21 @@ impl Engine {
         Path::new(local, remote, port)
     }
 
+    /// Returns the path of packets between two addresses from this source port, which the link opens if it can.
+    pub(super) fn open_path(&mut self, local: IpAddr, remote: IpAddr, wanted_port: u16) -> Option<Path> {
+        // Without a path, no port is opened.
+        let path = Path::new(local, remote, wanted_port)?;
+        let Some(link) = &mut self.link else { return Some(path) };
+        Path::new(local, remote, link.open_source_port(local, wanted_port))
+    }
+
+    /// Ends the use of a path that was [opened](Engine::open_path).
+    pub(super) fn close_path(&mut self, path: &Path) {
+        if let Some(link) = &mut self.link {
+            link.close_source_port(path.source().ip(), path.source_port());
+        }
+    }
+
     /// Takes in what has come, does what is due, sends what there is to be sent, and tells whom it concerns.
     ///
     /// # Errors

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use adverb_proto::memory::{Pd, RegisterError, Registration, RemoteInvalidate};
 use adverb_proto::types::{Access, ArmFor, Completion, Gid, PathMtu, RecvRequest, SendRequest};
 use adverb_proto::{
-    AddressVector, Cq, EventSink, Path, QpConfig, QpStatus, QueueEvent, ResourceCounts, Srq, SrqConfig,
-    SrqStatus, Statistics, Time, TraceEvent, Transition,
+    AddressVector, Cq, EventSink, Path, QpConfig, QpStatus, QueueEvent, ResourceCounts, Route, Srq,
+    SrqConfig, SrqStatus, Statistics, Time, TraceEvent, Transition,
 };
 use adverb_wire::Qpn;
 use parking_lot::Mutex;
@@ -500,6 +500,24 @@ impl Nic {
     /// one address is IPv4 and the other IPv6.
     pub fn path(&self, local: IpAddr, remote: IpAddr, wanted_port: u16) -> Option<Path> {
         self.shared.engine.lock().path(local, remote, wanted_port)
+    }
+
+    /// Opens the path of packets between two addresses for a flow label: packets are sent from the [source port of that
+    /// label](Path::source_port_of_label) if the link can open it, and otherwise from one of the link's permanent ports.
+    /// [`Path::source_port`] returns the actual port. The port stays open until [`close_path`](Nic::close_path) is
+    /// called with the path. Returns `None` if one address is IPv4 and the other IPv6.
+    ///
+    /// The path's [route](Path::route) has the flow label.
+    pub fn open_path(&self, local: IpAddr, remote: IpAddr, flow_label: u32) -> Option<Path> {
+        let wanted_port = Path::source_port_of_label(flow_label);
+        let path = self.shared.engine.lock().open_path(local, remote, wanted_port)?;
+        Some(path.with_route(Route { flow_label, ..path.route() }))
+    }
+
+    /// Ends the use of a path that [`open_path`](Nic::open_path) returned. The link may close the path's source port
+    /// afterwards, so no queue pair and no address handle may use the path any more: their packets could be dropped.
+    pub fn close_path(&self, path: &Path) {
+        self.shared.engine.lock().close_path(path);
     }
 
     /// Posts send requests and starts to transmit them. The second element of each item is the data of an inline

@@ -15,6 +15,7 @@
 mod clock;
 mod interface;
 mod message;
+mod ports;
 mod self_test;
 mod socket;
 
@@ -31,6 +32,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use super::{Link, RxPacket, STRICT, TxPacket};
 pub use interface::Interface;
 use message::{Datagram, Receiver};
+use ports::SourcePorts;
 
 /// The configuration of a [`UdpLink`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,8 +45,11 @@ pub struct UdpConfig {
     /// The local UDP port: 4791, the port of RoCEv2, or one of [`Gid::UDP_PORTS`], which is then also the source port. IPv6
     /// addresses other than ::1 support only 4791, because their GIDs can't encode another port.
     pub port: u16,
-    /// The number of source ports, at least 1. The first port is 0xC000.
+    /// The number of permanent source ports, at least 1, for flows without a flow label. The first port is 0xC000.
     pub source_port_count: u16,
+    /// The maximum number of further source ports, which the link opens when a flow with a flow label needs them
+    /// ([`Link::open_source_port`]). Each port takes a file descriptor.
+    pub max_on_demand_ports: u16,
     /// The requested size of the kernel's receive buffer, in bytes. The kernel may grant less. Packets that arrive
     /// while the buffer is full are lost.
     pub receive_buffer_bytes: usize,
@@ -58,14 +63,15 @@ pub struct UdpConfig {
 }
 
 impl UdpConfig {
-    /// Creates the default configuration for an address: port 4791, 16 source ports, a receive buffer of 8 MiB, packets
-    /// from any RoCEv2 peer, and GSO.
+    /// Creates the default configuration for an address: port 4791, 16 source ports and up to 256 further ones on
+    /// demand, a receive buffer of 8 MiB, packets from any RoCEv2 peer, and GSO.
     pub const fn new(address: IpAddr) -> UdpConfig {
         UdpConfig {
             address,
             scope_id: 0,
             port: ROCE_PORT,
             source_port_count: 16,
+            max_on_demand_ports: 256,
             receive_buffer_bytes: 8 << 20,
             adverb_peers_only: false,
             gso: true,
@@ -88,14 +94,19 @@ pub struct UdpStatistics {
     pub overflows: u64,
     /// The number of dropped datagrams that are longer than any RoCEv2 packet.
     pub too_long: u64,
+    /// The number of flows that got another source port than they asked for: another program has the port, the process
+    /// has too many file descriptors, or [`UdpConfig::max_on_demand_ports`] ports are in use.
+    pub source_port_fallbacks: u64,
 }
 
 /// A link over UDP sockets. The link needs no privileges. Its peers can be RDMA NICs, Linux soft-RoCE devices and
 /// Adverb's software NICs.
 ///
-/// One socket receives on port 4791. The other sockets send, and each has its own source port. If [`UdpConfig::port`]
-/// is another port, one socket sends and receives on that port, and [`gid`](UdpLink::gid) encodes the port. Only
-/// Adverb's devices can reach such a link.
+/// One socket receives on port 4791. The other sockets send, and each has its own source port. The link opens
+/// [`source_port_count`](UdpConfig::source_port_count) of them at once, and the others when
+/// [`open_source_port`](Link::open_source_port) asks for their ports. If [`UdpConfig::port`] is another port, one socket
+/// sends and receives on that port, and [`gid`](UdpLink::gid) encodes the port. Only Adverb's devices can reach such a
+/// link.
 ///
 /// ```no_run
 /// use adverb_soft::link::{Link, TxPacket, UdpConfig, UdpLink};
@@ -130,8 +141,8 @@ pub struct UdpLink {
     first_socket: usize,
     /// Readable when `receiving` or a group's socket is.
     readiness: Epoll,
-    /// The sending sockets with their source ports.
-    sending: Vec<(u16, UdpSocket)>,
+    /// The sending sockets.
+    sending: SourcePorts,
     is_ip_id_verified: bool,
     segmentation: bool,
     /// The default hop limit, or 0 if it isn't known.
@@ -175,26 +186,24 @@ impl UdpLink {
         let interface = Interface::of(address).map_or(config.scope_id, |interface| interface.index);
         let is_usual = config.port == ROCE_PORT;
         let sending = if is_usual {
-            socket::sending(at, config.source_port_count, interface)?
+            SourcePorts::open(local, config.source_port_count, config.max_on_demand_ports, interface)?
         } else {
-            let socket = receiving.try_clone()?;
-            socket::send_on(&socket, address, interface)?;
-            vec![(config.port, socket)]
+            SourcePorts::single(receiving.try_clone()?, local, interface)?
         };
-        let is_ip_id_verified = match sending.first() {
-            Some((_, socket)) if address.is_ipv4() => self_test::run(socket)?,
+        let is_ip_id_verified = match sending.permanent().next() {
+            Some(socket) if address.is_ipv4() => self_test::run(socket)?,
             _ => true,
         };
         if is_usual {
-            sending.iter().for_each(|(_, socket)| socket::deafen(socket));
+            sending.permanent().for_each(socket::deafen);
         }
         let icrc = match address {
             IpAddr::V6(_) => IcrcCheck::IpId(0),
             IpAddr::V4(_) if config.adverb_peers_only => STRICT,
             IpAddr::V4(_) => IcrcCheck::AnyIpId,
         };
-        let usual_hops = match sending.first() {
-            Some((_, socket)) if address.is_ipv4() => u8::try_from(socket.ttl()?).unwrap_or(0),
+        let usual_hops = match sending.permanent().next() {
+            Some(socket) if address.is_ipv4() => u8::try_from(socket.ttl()?).unwrap_or(0),
             _ => 0,
         };
         let statistics = UdpStatistics::default();
@@ -252,16 +261,9 @@ impl UdpLink {
         self.statistics
     }
 
-    /// Returns the socket with this source port, if there is one.
-    fn named(&self, port: u16) -> Option<&(u16, UdpSocket)> {
-        // Unless other programs had some of the ports, the port's number determines the index.
-        let likely = &self.sending[index_of(port, self.sending.len())];
-        if likely.0 == port { Some(likely) } else { self.sending.iter().find(|(other, _)| *other == port) }
-    }
-
     /// Returns the socket for packets with this source, or `None` if the address or the port isn't the link's.
     fn socket_of(&self, source: SocketAddr) -> Option<&UdpSocket> {
-        self.named(source.port()).filter(|_| source.ip() == self.local.ip()).map(|(_, socket)| socket)
+        self.sending.get(source.port()).filter(|_| source.ip() == self.local.ip())
     }
 
     /// Counts packets that can't be sent.
@@ -357,9 +359,7 @@ impl Link for UdpLink {
             let Group { address, socket, receiver } = &mut self.groups[group];
             let destination = SocketAddr::new(*address, ROCE_PORT);
             count += receiver.receive(socket.as_fd(), left, statistics, &mut |datagram| {
-                let port = datagram.source.port();
-                let is_own =
-                    datagram.source.ip() == local.ip() && sending.iter().any(|(own, _)| *own == port);
+                let is_own = datagram.source.ip() == local.ip() && sending.contains(datagram.source.port());
                 if !is_own {
                     hand(destination, datagram);
                 }
@@ -408,7 +408,19 @@ impl Link for UdpLink {
     }
 
     fn source_port(&self, _local: IpAddr, wanted: u16) -> u16 {
-        self.named(wanted).unwrap_or(&self.sending[index_of(wanted, self.sending.len())]).0
+        self.sending.permanent_port(wanted)
+    }
+
+    fn open_source_port(&mut self, _local: IpAddr, wanted: u16) -> u16 {
+        if self.sending.acquire(wanted).is_ok() {
+            return wanted;
+        }
+        self.statistics.source_port_fallbacks += u64::from(self.sending.can_open(wanted));
+        self.sending.permanent_port(wanted)
+    }
+
+    fn close_source_port(&mut self, _local: IpAddr, port: u16) {
+        self.sending.release(port);
     }
 
     fn receive_buffer_bytes(&self) -> Option<usize> {
@@ -422,11 +434,6 @@ struct Group {
     address: IpAddr,
     socket: UdpSocket,
     receiver: Receiver,
-}
-
-/// Returns the index of the source port for a flow whose preferred port is `wanted`.
-fn index_of(wanted: u16, ports: usize) -> usize {
-    usize::from(wanted & !socket::FIRST_SOURCE_PORT) % ports
 }
 
 /// The meaning of a send error.
@@ -476,7 +483,7 @@ mod tests {
     fn where_trains_are_refused_packets_go_one_by_one() {
         let address = loopback(0);
         let mut link = UdpLink::open(&UdpConfig::new(address.into())).unwrap();
-        for (_, socket) in &link.sending {
+        for socket in link.sending.permanent() {
             // Without a checksum there are no trains.
             setsockopt(socket, NoChecksum, &true).unwrap();
         }

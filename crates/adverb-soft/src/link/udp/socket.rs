@@ -86,34 +86,6 @@ fn receive_on(socket: &UdpSocket, is_ipv4: bool, config: &UdpConfig) -> io::Resu
     Ok(getsockopt(socket, RcvBuf)?)
 }
 
-/// Opens the sending sockets, and returns them with their ports. They send multicast packets on `interface`.
-pub(super) fn sending(
-    at: impl Fn(u16) -> SocketAddr,
-    count: u16,
-    interface: u32,
-) -> io::Result<Vec<(u16, UdpSocket)>> {
-    let mut sockets = Vec::with_capacity(usize::from(count));
-    // These are also the system's ephemeral ports, so other programs may have some of them.
-    for port in FIRST_SOURCE_PORT..=u16::MAX {
-        if sockets.len() == usize::from(count) {
-            break;
-        }
-        match bind(at(port)) {
-            Ok(socket) => {
-                send_on(&socket, at(port).ip(), interface)?;
-                sockets.push((port, socket));
-            }
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-            Err(error) => return Err(error),
-        }
-    }
-    if sockets.is_empty() {
-        let text = format!("all UDP ports of {} from {FIRST_SOURCE_PORT} up are taken", at(0).ip());
-        return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
-    }
-    Ok(sockets)
-}
-
 /// Sets the options of a sending socket. It sends multicast packets on `interface`.
 pub(super) fn send_on(socket: &UdpSocket, local: IpAddr, interface: u32) -> io::Result<()> {
     if let IpAddr::V4(local) = local {
@@ -142,7 +114,8 @@ pub(super) fn deafen(socket: &UdpSocket) {
     let _ = setsockopt(socket, RcvBuf, &0);
 }
 
-fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
+/// Opens a socket at an address and port.
+pub(super) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind(address).map_err(|error| {
         let hint = match error.kind() {
             io::ErrorKind::AddrInUse => {

@@ -1,0 +1,206 @@
+//! The sending sockets of a link, by source port.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+
+use super::socket::{self, FIRST_SOURCE_PORT};
+
+/// The sending sockets of a link, each with its own source port.
+///
+/// The link opens the permanent sockets with itself. It opens the other sockets when a path asks for their ports, up to
+/// a limit. A socket without users stays open, in case that its port is wanted again, until the limit requires it to be
+/// closed.
+#[derive(Debug)]
+pub(super) struct SourcePorts {
+    /// The sockets: first the permanent ones, at least one, then the others.
+    sockets: Vec<Sender>,
+    permanent_count: usize,
+    /// For each port from [`FIRST_SOURCE_PORT`] on: 1 + the index of its socket, or 0. Empty if the link has only one
+    /// port, below that range.
+    by_port: Box<[u16]>,
+    /// The local address, with any port.
+    local: SocketAddr,
+    /// The interface of multicast packets.
+    interface: u32,
+    /// The maximum number of sockets that are not permanent.
+    max_on_demand: usize,
+    /// The number of released uses so far.
+    release_count: u64,
+}
+
+#[derive(Debug)]
+struct Sender {
+    port: u16,
+    socket: UdpSocket,
+    /// The number of paths with this port. Not counted for a permanent socket.
+    user_count: usize,
+    /// The value of `release_count` when the last user released the port.
+    released_at: u64,
+}
+
+impl SourcePorts {
+    /// Opens `permanent` sockets at the first free ports, and later up to `max_on_demand` further sockets.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if no socket can be opened.
+    pub(super) fn open(
+        local: SocketAddr,
+        permanent: u16,
+        max_on_demand: u16,
+        interface: u32,
+    ) -> io::Result<SourcePorts> {
+        let mut ports = SourcePorts {
+            sockets: Vec::with_capacity(usize::from(permanent)),
+            permanent_count: 0,
+            by_port: vec![0; PORT_COUNT].into(),
+            local,
+            interface,
+            max_on_demand: usize::from(max_on_demand),
+            release_count: 0,
+        };
+        // These are also the system's ephemeral ports, so other programs may have some of them.
+        for port in FIRST_SOURCE_PORT..=u16::MAX {
+            if ports.sockets.len() == usize::from(permanent) {
+                break;
+            }
+            match ports.bind(port) {
+                Ok(socket) => ports.insert(ports.sockets.len(), port, socket),
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                Err(error) => return Err(error),
+            }
+        }
+        ports.permanent_count = ports.sockets.len();
+        if ports.sockets.is_empty() {
+            let text = format!("all UDP ports of {} from {FIRST_SOURCE_PORT} up are taken", local.ip());
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
+        }
+        Ok(ports)
+    }
+
+    /// The only port of a link: the port that `socket` is bound to.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the socket's options can't be set.
+    pub(super) fn single(socket: UdpSocket, local: SocketAddr, interface: u32) -> io::Result<SourcePorts> {
+        socket::send_on(&socket, local.ip(), interface)?;
+        Ok(SourcePorts {
+            sockets: vec![Sender { port: local.port(), socket, user_count: 0, released_at: 0 }],
+            permanent_count: 1,
+            by_port: Box::default(),
+            local,
+            interface,
+            max_on_demand: 0,
+            release_count: 0,
+        })
+    }
+
+    /// The permanent sockets, at least one.
+    pub(super) fn permanent(&self) -> impl Iterator<Item = &UdpSocket> {
+        self.sockets[..self.permanent_count].iter().map(|sender| &sender.socket)
+    }
+
+    /// The socket with this source port, if there is one.
+    pub(super) fn get(&self, port: u16) -> Option<&UdpSocket> {
+        self.index_of(port).map(|index| &self.sockets[index].socket)
+    }
+
+    /// Whether a socket has this source port.
+    pub(super) fn contains(&self, port: u16) -> bool {
+        self.index_of(port).is_some()
+    }
+
+    /// The open port for a flow that prefers `wanted`: always the same permanent port.
+    pub(super) fn permanent_port(&self, wanted: u16) -> u16 {
+        match self.index_of(wanted) {
+            Some(index) if index < self.permanent_count => wanted,
+            _ => self.sockets[usize::from(wanted & !FIRST_SOURCE_PORT) % self.permanent_count].port,
+        }
+    }
+
+    /// Whether the link can have this port at all: a link with a single port can't.
+    pub(super) fn can_open(&self, port: u16) -> bool {
+        port >= FIRST_SOURCE_PORT && !self.by_port.is_empty()
+    }
+
+    /// Adds a user of a port, and opens the port if it isn't open.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the port can't be opened: another program has it, the process has too many file descriptors,
+    /// or the limit is reached and all ports have users.
+    pub(super) fn acquire(&mut self, port: u16) -> io::Result<()> {
+        let index = match self.index_of(port) {
+            Some(index) => index,
+            None if self.can_open(port) => self.open_on_demand(port)?,
+            None => return Err(io::ErrorKind::InvalidInput.into()),
+        };
+        self.sockets[index].user_count += 1;
+        Ok(())
+    }
+
+    /// Removes a user of a port that was [acquired](SourcePorts::acquire).
+    pub(super) fn release(&mut self, port: u16) {
+        let Some(index) = self.index_of(port) else { return };
+        self.release_count += 1;
+        let sender = &mut self.sockets[index];
+        sender.user_count = sender.user_count.saturating_sub(1);
+        sender.released_at = self.release_count;
+    }
+
+    /// Opens a port, in place of the one that has been without users for the longest time if the limit is reached.
+    /// Returns the index of its socket.
+    fn open_on_demand(&mut self, port: u16) -> io::Result<usize> {
+        let on_demand = &self.sockets[self.permanent_count..];
+        let index = if on_demand.len() < self.max_on_demand {
+            self.sockets.len()
+        } else {
+            let idle = on_demand.iter().enumerate().filter(|(_, sender)| sender.user_count == 0);
+            let oldest = idle.min_by_key(|(_, sender)| sender.released_at);
+            let (offset, _) = oldest.ok_or(io::ErrorKind::QuotaExceeded)?;
+            self.permanent_count + offset
+        };
+        let socket = self.bind(port)?;
+        socket::deafen(&socket);
+        self.insert(index, port, socket);
+        Ok(index)
+    }
+
+    /// Puts a socket at an index, and closes the socket that was there.
+    fn insert(&mut self, index: usize, port: u16, socket: UdpSocket) {
+        let sender = Sender { port, socket, user_count: 0, released_at: self.release_count };
+        if index == self.sockets.len() {
+            self.sockets.push(sender);
+        } else {
+            let closed = std::mem::replace(&mut self.sockets[index], sender);
+            self.by_port[offset_of(closed.port)] = 0;
+        }
+        // There are fewer than 2¹⁶ ports.
+        self.by_port[offset_of(port)] = index as u16 + 1;
+    }
+
+    fn bind(&self, port: u16) -> io::Result<UdpSocket> {
+        let mut address = self.local;
+        address.set_port(port);
+        let socket = socket::bind(address)?;
+        socket::send_on(&socket, address.ip(), self.interface)?;
+        Ok(socket)
+    }
+
+    /// The index of the socket with this source port. This is called for each run of packets with one source.
+    fn index_of(&self, port: u16) -> Option<usize> {
+        if port < FIRST_SOURCE_PORT || self.by_port.is_empty() {
+            return (self.sockets[0].port == port).then_some(0);
+        }
+        usize::from(self.by_port[offset_of(port)]).checked_sub(1)
+    }
+}
+
+/// The number of ports from [`FIRST_SOURCE_PORT`] on.
+const PORT_COUNT: usize = 1 << 14;
+
+/// The offset of a port from [`FIRST_SOURCE_PORT`].
+const fn offset_of(port: u16) -> usize {
+    (port & !FIRST_SOURCE_PORT) as usize
+}
