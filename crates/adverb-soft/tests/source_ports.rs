@@ -58,7 +58,7 @@ fn packets<'a>(
 fn packets_leave_from_the_ports_of_their_flow_labels() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
     // The permanent ports, others (beyond the ports that the system gives to programs), and a port that two labels map to.
-    let labels = (1..=15).chain((0..48).map(|number| 0x1_4321 * number | 0x3000)).chain([0x4000]);
+    let labels = (1..=15).chain((0..48).map(|number| (0x1_4321 * number) | 0x3000)).chain([0x4000]);
     let ports: Vec<u16> = labels
         .map(|label| {
             let wanted = Path::source_port_of_label(label);

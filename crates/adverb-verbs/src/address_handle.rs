@@ -55,6 +55,25 @@ impl AddressHandle {
         self.0.gid
     }
 
+    /// Returns the UDP source port of datagrams sent with this handle, on the software NIC. The port is the one that
+    /// [`Traffic::flow_label`] maps to, unless the device couldn't open it. Returns `None` on a device of rdma-core,
+    /// which doesn't report the port.
+    ///
+    /// ```
+    /// # use adverb::verbs::*;
+    /// # let device = SoftDevice::on_switch(&Switch::default(), "10.0.0.1".parse()?).open()?;
+    /// # let domain = device.create_protection_domain()?;
+    /// # let completions = device.completion_queue(16).create()?;
+    /// let queue_pair = domain.queue_pair(Transport::Ud).completion_queue(&completions).create()?;
+    /// let traffic = Traffic::new().flow_label(0x123);
+    /// let handle = queue_pair.address_handle_with("10.0.0.2".parse()?, traffic)?;
+    /// assert_eq!(handle.source_port(), Some(0xc123));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn source_port(&self) -> Option<u16> {
+        self.0.backend.source_port()
+    }
+
     pub(super) fn backend(&self) -> &backend::AddressHandle {
         &self.0.backend
     }

@@ -58,7 +58,20 @@ impl Traffic {
         self.traffic_class(dscp << 2 | ecn)
     }
 
-    /// Sets the IPv6 flow label, which has 20 bits.
+    /// Sets the flow label, which has 20 bits. On RoCE v2 a label other than 0 determines the UDP source port, and so
+    /// the path through a fabric that hashes flows: with the lower 14 bits *l* and the upper six bits *h*, the port is
+    /// 0xC000 + (*l* XOR *h*). The software NIC and Linux's drivers mlx5, irdma and hns do this; soft-RoCE (rdma_rxe)
+    /// does it for connections only. Over IPv6 and on InfiniBand, packets also carry the label in their header.
+    ///
+    /// Without a label, or with 0, the port of a connection is a hash of both queue pair numbers, and each address
+    /// handle gets one of the device's ports.
+    ///
+    /// The software NIC opens the ports of flow labels on demand, up to 256 for each of its addresses, and keeps a port
+    /// open while a queue pair or an address handle uses it. If it can't open a port, because another program has it,
+    /// the process has too many file descriptors or the limit is reached, it uses one of its other ports:
+    /// [`AddressHandle::source_port`](super::AddressHandle::source_port) and
+    /// [`PeerAttributes::source_port`](super::PeerAttributes::source_port) return the actual port. A software NIC that
+    /// doesn't receive on port 4791, because another one has its address, sends everything from its own port.
     pub const fn flow_label(mut self, flow_label: u32) -> Traffic {
         self.flow_label = Some(flow_label & 0xf_ffff);
         self

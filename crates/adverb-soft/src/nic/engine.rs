@@ -658,8 +658,8 @@ impl Unsent {
         self.packets.push_back(packet);
     }
 
-    /// Puts those of one source port in a row, so that they can travel together. A queue pair has one, so that its own
-    /// stay in order.
+    /// Puts those of one source port in a row, so that they can travel together. A connection has one port, and so has an
+    /// address handle: their packets stay in order.
     fn sort(&mut self) {
         if self.is_mixed {
             let packets = self.packets.make_contiguous();

@@ -822,4 +822,14 @@ impl AddressHandle {
             _ => false,
         }
     }
+
+    /// The UDP source port of its datagrams, if the engine chooses it.
+    pub(crate) fn source_port(&self) -> Option<u16> {
+        match self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(_) => None,
+            #[cfg(feature = "soft")]
+            Self::Soft(handle) => Some(handle.source_port()),
+        }
+    }
 }

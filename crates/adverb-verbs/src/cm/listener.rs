@@ -167,7 +167,8 @@ impl ListenerBuilder {
     /// Sets the timeouts, retries and traffic options of the accepted connections.
     ///
     /// Each traffic option has the value from the first of these sources that sets it: these options, the queue pair,
-    /// the process defaults, the peer's request.
+    /// the process defaults, the peer's request. A software device doesn't take the flow label from the request, so that
+    /// peers can't make it open source ports.
     pub fn options(mut self, options: ConnectOptions) -> ListenerBuilder {
         self.options = options;
         self

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use adverb_proto::{AddressVector, Path, Route};
 
@@ -11,12 +12,15 @@ use crate::error::{Error, Result};
 
 pub(crate) struct AddressHandle {
     domain: Arc<ProtectionDomain>,
-    path: Path,
+    path: OpenPath,
 }
 
 impl AddressHandle {
     pub(crate) fn new(domain: &Arc<ProtectionDomain>, address: &Address) -> Result<AddressHandle> {
-        let path = domain.device.path(address, DATAGRAM_PORT)?;
+        // Without a flow label, rdma-core's driver of mlx5 chooses a random port for each address handle
+        // (`mlx5_ah_set_udp_sport` in `providers/mlx5/verbs.c`). Here the device's ports take turns.
+        let turn = domain.device.datagram_ports.fetch_add(1, Ordering::Relaxed);
+        let path = OpenPath::new(&domain.device, address, FIRST_SOURCE_PORT | turn)?;
         Ok(AddressHandle { domain: Arc::clone(domain), path })
     }
 
@@ -24,33 +28,56 @@ impl AddressHandle {
     pub(crate) fn is_of(&self, domain: &Arc<ProtectionDomain>) -> bool {
         Arc::ptr_eq(&self.domain, domain)
     }
+
+    pub(crate) fn source_port(&self) -> u16 {
+        self.path.path.source_port()
+    }
 }
 
 impl AddressVector for AddressHandle {
     fn path(&self) -> Option<&Path> {
-        Some(&self.path)
+        Some(&self.path.path)
     }
 }
 
-impl Device {
-    /// The path from one of our addresses to another.
-    pub(super) fn path(&self, address: &Address, source_port: u16) -> Result<Path> {
-        self.check_port(address.port)?;
+/// A path from one of a device's addresses to another address. Its source port is open as long as this exists.
+pub(super) struct OpenPath {
+    device: Arc<Device>,
+    pub(super) path: Path,
+}
+
+impl OpenPath {
+    /// The path to an address: from the port of its flow label or, if that is 0, from the device's port for flows that
+    /// prefer `wanted_port`.
+    pub(super) fn new(device: &Arc<Device>, address: &Address, wanted_port: u16) -> Result<OpenPath> {
+        device.check_port(address.port)?;
         let invalid = |reason: String| Error::InvalidRequest { reason: reason.into() };
-        let local = self.nic.addresses().get(usize::from(address.gid_index)).ok_or_else(|| {
-            invalid(format!("{} has no address with index {}", self.name, address.gid_index))
+        let local = device.nic.addresses().get(usize::from(address.gid_index)).ok_or_else(|| {
+            invalid(format!("{} has no address with index {}", device.name, address.gid_index))
         })?;
-        let remote = address.gid.ip();
-        let path = self.nic.path(*local, remote, source_port).ok_or_else(|| Error::Verb {
+        let (remote, flow_label) = (address.gid.ip(), address.flow_label & 0xf_ffff);
+        let path = match flow_label {
+            0 => device.nic.path(*local, remote, wanted_port),
+            _ => device.nic.open_path(*local, remote, flow_label),
+        };
+        let path = path.ok_or_else(|| Error::Verb {
             action: format!("finding a route from {local}"),
             error: io::ErrorKind::NetworkUnreachable.into(),
             hint: format!("use a local address of the same IP version as {remote} ({})", address.gid).into(),
         })?;
         let hop_limit = (address.hop_limit != 0).then_some(address.hop_limit);
-        let Address { traffic_class, flow_label, .. } = *address;
-        Ok(path.with_route(Route { traffic_class, flow_label, hop_limit }))
+        let route = Route { traffic_class: address.traffic_class, flow_label, hop_limit };
+        Ok(OpenPath { device: Arc::clone(device), path: path.with_route(route) })
     }
 }
 
-/// The UDP source port of datagrams.
-const DATAGRAM_PORT: u16 = 0xc000;
+impl Drop for OpenPath {
+    fn drop(&mut self) {
+        if self.path.route().flow_label != 0 && self.device.is_ours() {
+            self.device.nic.close_path(&self.path);
+        }
+    }
+}
+
+/// The first of the UDP source ports of RoCEv2.
+const FIRST_SOURCE_PORT: u16 = 0xc000;

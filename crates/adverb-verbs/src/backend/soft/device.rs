@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU16;
 use std::time::{Duration, Instant};
 
 use adverb_proto::types::{
@@ -31,6 +32,8 @@ pub(crate) struct Device {
     pub(super) shared: Mutex<BTreeMap<Srq, u32>>,
     /// Which ports of the connection manager are taken.
     pub(super) ports: Mutex<Ports>,
+    /// The number of address handles so far: they take turns at the source ports.
+    pub(super) datagram_ports: AtomicU16,
     /// Gone when the NIC is: it is dropped after it.
     pub(super) open: Arc<()>,
 }
@@ -50,7 +53,8 @@ impl Device {
 
     pub(super) fn new(nic: Nic, name: String, is_on_interface: bool, congestion: Congestion) -> Device {
         let (shared, ports) = (Mutex::default(), Mutex::default());
-        Device { nic, name, is_on_interface, congestion, shared, ports, open: Arc::default() }
+        let (datagram_ports, open) = (AtomicU16::default(), Arc::default());
+        Device { nic, name, is_on_interface, congestion, shared, ports, datagram_ports, open }
     }
 
     pub(crate) fn is_on_interface(&self) -> bool {

@@ -3,6 +3,7 @@
 use adverb_proto::types::{PeerAttributes, QpState, QueuePairAttributes};
 
 use super::QueuePair;
+use super::address_handle::OpenPath;
 use crate::backend::{Address, Connection, Init, ReadyToSend, StateChange};
 use crate::error::{Error, Result};
 
@@ -13,6 +14,8 @@ pub(crate) struct Told {
     pkey_index: u16,
     qkey: u32,
     peer: Option<Peer>,
+    /// The path to the peer, whose source port stays open.
+    path: Option<OpenPath>,
     sending: Option<(u8, u8, u8, u8)>,
 }
 
@@ -26,7 +29,8 @@ struct Peer {
 }
 
 impl Told {
-    pub(super) fn remember(&mut self, change: &StateChange) {
+    /// Remembers a change and, if it connected the queue pair, the path to the peer.
+    pub(super) fn remember(&mut self, change: &StateChange, path: Option<OpenPath>) {
         match change {
             StateChange::Reset => *self = Told::default(),
             StateChange::Init(Init { port, pkey_index, qkey, .. }) => {
@@ -40,6 +44,7 @@ impl Told {
                     max_dest_rd_atomic: connection.max_dest_rd_atomic,
                 };
                 self.peer = ready.connection.as_ref().map(peer);
+                self.path = path;
             }
             StateChange::ReadyToSend(ReadyToSend {
                 timeout, retry_count, rnr_retry, max_rd_atomic, ..
@@ -48,6 +53,11 @@ impl Told {
             }
             StateChange::Access(_) | StateChange::Error => {}
         }
+    }
+
+    /// Ends the use of the path: the queue pair was destroyed.
+    pub(super) fn close_path(&mut self) {
+        self.path = None;
     }
 }
 
@@ -65,6 +75,7 @@ impl QueuePair {
         attributes.pkey_index = told.pkey_index;
         attributes.qkey = told.qkey;
         attributes.send_psn = status.next_psn;
+        let source_port = told.path.as_ref().map(|open| open.path.source_port());
         attributes.peer = told.peer.map(|told| {
             let mut peer = PeerAttributes::new(status.remote_qpn, told.address.gid);
             peer.lid = told.address.lid;
@@ -72,6 +83,7 @@ impl QueuePair {
             peer.mtu = told.mtu;
             peer.traffic_class = told.address.traffic_class;
             peer.flow_label = told.address.flow_label;
+            peer.source_port = source_port;
             peer.hop_limit = told.address.hop_limit;
             peer.service_level = told.address.service_level;
             peer.ack_timeout = timeout;

@@ -10,6 +10,7 @@ use adverb_wire::cm::Timeout;
 use adverb_wire::{DEFAULT_PKEY, RnrTimer};
 use parking_lot::Mutex;
 
+use super::address_handle::OpenPath;
 use super::query::Told;
 use super::{CompletionQueue, ProtectionDomain, refusal, request};
 use crate::backend::request_list::Chain;
@@ -106,6 +107,7 @@ impl QueuePair {
 
     pub(crate) fn modify(&self, change: &StateChange) -> Result<()> {
         self.alive()?;
+        let mut open_path = None;
         let (transition, words) = match change {
             StateChange::Reset => (Transition::Reset, "reset"),
             StateChange::Init(init) => {
@@ -116,7 +118,12 @@ impl QueuePair {
             StateChange::ReadyToReceive(ready) => {
                 let transition = match &ready.connection {
                     None => Transition::ReadyToReceiveUd,
-                    Some(connection) => Transition::ReadyToReceive(self.receiving(connection)?),
+                    Some(connection) => {
+                        let port = Path::source_port_between(self.qpn, connection.qpn);
+                        let path = OpenPath::new(&self.domain.device, &connection.address, port)?;
+                        let ready = self.receiving(connection, open_path.insert(path).path)?;
+                        Transition::ReadyToReceive(ready)
+                    }
                 };
                 (transition, "ready to receive")
             }
@@ -131,13 +138,11 @@ impl QueuePair {
         modified.map_err(|error| {
             refusal(error, format!("moving queue pair {} of {} to “{words}”", self.qpn, device.name))
         })?;
-        self.told.lock().remember(change);
+        self.told.lock().remember(change, open_path);
         Ok(())
     }
 
-    fn receiving(&self, connection: &Connection) -> Result<proto::ReadyToReceive> {
-        let port = Path::source_port_between(self.qpn, connection.qpn);
-        let path = self.domain.device.path(&connection.address, port)?;
+    fn receiving(&self, connection: &Connection, path: Path) -> Result<proto::ReadyToReceive> {
         if self.transport != Transport::Rc {
             return Ok(proto::ReadyToReceive::unreliable(
                 connection.qpn,
@@ -186,6 +191,7 @@ impl QueuePair {
     pub(crate) fn destroy(&self) -> Result<()> {
         if self.domain.device.is_ours() && !self.gone.swap(true, Ordering::Relaxed) {
             self.domain.device.nic.destroy_qp(self.qpn);
+            self.told.lock().close_path();
         }
         Ok(())
     }
