@@ -112,6 +112,15 @@ impl JsonValue for bool {
     }
 }
 
+impl<T: JsonValue> JsonValue for Option<T> {
+    fn append_to(self, text: &mut String) {
+        match self {
+            Some(value) => value.append_to(text),
+            None => text.push_str("null"),
+        }
+    }
+}
+
 macro_rules! numbers {
     ($($type:ty)*) => {$(
         impl JsonValue for $type {

@@ -13,6 +13,7 @@ mod build;
 mod clock;
 mod cm;
 mod comment;
+mod html;
 mod json;
 mod json_text;
 mod model;

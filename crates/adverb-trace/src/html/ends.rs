@@ -1,0 +1,216 @@
+//! The ends of connections: queue pairs, and the queue pairs that they exchange packets with.
+
+use std::collections::{BTreeMap, HashMap};
+
+use adverb_proto::trace::{DropReason, TraceEvent};
+use adverb_proto::types::Qpn;
+
+use crate::clock::Clocks;
+use crate::model::{Connection, DeviceId, Direction, Moment, Packet, PacketId, Trace};
+
+/// A queue pair of a device.
+#[derive(Clone, Debug)]
+pub(super) struct End {
+    pub(super) device: DeviceId,
+    pub(super) qpn: Qpn,
+    /// The last connection of the queue pair.
+    pub(super) connection: Option<Connection>,
+    /// The queue pair at the other end, if it was recorded: an index in [`Ends::list`].
+    pub(super) peer: Option<usize>,
+}
+
+/// The queue pairs of a trace.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ends {
+    pub(super) list: Vec<End>,
+    indices: BTreeMap<(usize, u32), usize>,
+}
+
+impl Ends {
+    pub(super) fn new(trace: &Trace) -> Ends {
+        let mut ends = Ends::default();
+        for (device, recorded) in trace.devices.iter().enumerate() {
+            for connection in &recorded.connections {
+                let index = ends.add(DeviceId(device), connection.qpn);
+                ends.list[index].connection = Some(*connection);
+            }
+        }
+        for request in &trace.requests {
+            request.qpn.map(|qpn| ends.add(request.device, qpn));
+        }
+        for packet in &trace.packets {
+            ends.add(packet.device, packet.qpn);
+        }
+        for moment in &trace.moments {
+            moment.event.qpn().map(|qpn| ends.add(moment.device, qpn));
+        }
+        ends.match_peers(trace);
+        ends
+    }
+
+    /// Returns the index of a queue pair.
+    pub(super) fn index(&self, device: DeviceId, qpn: Qpn) -> Option<usize> {
+        self.indices.get(&(device.0, qpn.get())).copied()
+    }
+
+    fn add(&mut self, device: DeviceId, qpn: Qpn) -> usize {
+        *self.indices.entry((device.0, qpn.get())).or_insert_with(|| {
+            self.list.push(End { device, qpn, connection: None, peer: None });
+            self.list.len() - 1
+        })
+    }
+
+    /// Finds the other end of each queue pair: the one that most packets were exchanged with, or the one that has the
+    /// connection's numbers and addresses.
+    fn match_peers(&mut self, trace: &Trace) {
+        let mut counts: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+        for packet in &trace.packets {
+            let peer = packet.peer.and_then(|peer| trace.packet(peer));
+            let ends =
+                peer.map(|peer| (self.index(packet.device, packet.qpn), self.index(peer.device, peer.qpn)));
+            if let Some((Some(end), Some(peer))) = ends {
+                *counts.entry((end, peer)).or_default() += 1;
+            }
+        }
+        let mut best: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+        for ((end, peer), count) in counts {
+            let entry = best.entry(end).or_insert((peer, count));
+            if count > entry.1 {
+                *entry = (peer, count);
+            }
+        }
+        for end in 0..self.list.len() {
+            let connected = || self.connected_to(end);
+            self.list[end].peer = best.get(&end).map(|(peer, _)| *peer).or_else(connected);
+        }
+    }
+
+    fn connected_to(&self, end: usize) -> Option<usize> {
+        let connection = self.list[end].connection?;
+        self.list.iter().position(|other| {
+            other.qpn == connection.remote_qpn
+                && other.connection.is_some_and(|other| {
+                    other.remote_qpn == connection.qpn
+                        && other.local.ip() == connection.remote.ip()
+                        && other.remote.ip() == connection.local.ip()
+                })
+        })
+    }
+}
+
+/// The known end of a packet's path through the network.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Fate {
+    /// The packet was recorded at both ends.
+    Arrived,
+    /// The received packet is a copy that the network made of another one.
+    Duplicate,
+    /// The other end was not recorded.
+    Unrecorded,
+    /// The other end was recorded at that time, and did not receive the packet.
+    Lost,
+    /// The receiving device dropped the packet before it reached a queue pair.
+    Dropped(DropReason),
+    /// The other end was recorded, but maybe not at that time.
+    Unknown,
+}
+
+impl Fate {
+    /// Returns the reason why the receiving device dropped the packet, if it did.
+    pub(super) fn drop_reason(self) -> Option<DropReason> {
+        match self {
+            Fate::Dropped(reason) => Some(reason),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the fate of each packet, and the moments that are a part of a packet's fate.
+pub(super) fn fates(trace: &Trace, ends: &Ends, clocks: &Clocks) -> (Vec<Fate>, Vec<bool>) {
+    // The first and the last packet of each queue pair that arrived: packets between them were recorded at the peer.
+    let mut arrived: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+    let end_of = |packet: &Packet| ends.index(packet.device, packet.qpn);
+    for (index, packet) in trace.packets.iter().enumerate() {
+        if let (Direction::Out, Some(_), Some(end)) = (packet.direction, packet.peer, end_of(packet)) {
+            arrived.entry(end).or_insert((index, index)).1 = index;
+        }
+    }
+    let mut drops = Drops::new(trace);
+    let spans = spans(trace);
+    let is_lost = |index: usize, packet: &Packet, end: usize, peer: DeviceId| {
+        let is_between = arrived.get(&end).is_some_and(|(first, last)| (*first..*last).contains(&index));
+        let nanos = trace.host_nanos(packet.device, packet.time);
+        let is_within = spans.get(peer.0).is_some_and(|&(first, last)| (first..last).contains(&nanos));
+        is_between || clocks.of(packet.device) == clocks.of(peer) && is_within
+    };
+    let fate = |(index, packet): (usize, &Packet)| {
+        let Some(end) = end_of(packet) else { return Fate::Unrecorded };
+        let peer = packet.peer.and_then(|peer| trace.packet(peer));
+        match (peer, ends.list[end].peer, packet.direction) {
+            (Some(peer), _, Direction::In) if peer.peer != Some(PacketId(index)) => Fate::Duplicate,
+            (Some(_), ..) => Fate::Arrived,
+            (None, None, _) | (None, _, Direction::In) => Fate::Unrecorded,
+            (None, Some(peer), Direction::Out) => {
+                let peer = ends.list[peer].device;
+                match drops.take(packet, peer) {
+                    Some(reason) => Fate::Dropped(reason),
+                    None if is_lost(index, packet, end, peer) => Fate::Lost,
+                    None => Fate::Unknown,
+                }
+            }
+        }
+    };
+    let fates = trace.packets.iter().enumerate().map(fate).collect();
+    (fates, drops.is_taken)
+}
+
+/// The packets that devices dropped before they reached a queue pair.
+struct Drops<'a> {
+    moments: &'a [Moment],
+    /// The moments by device, queue pair, sequence number and opcode, the latest first.
+    by_packet: HashMap<(DeviceId, u32, u32, u8), Vec<usize>>,
+    is_taken: Vec<bool>,
+}
+
+impl<'a> Drops<'a> {
+    fn new(trace: &'a Trace) -> Drops<'a> {
+        let mut by_packet: HashMap<_, Vec<usize>> = HashMap::new();
+        for (index, moment) in trace.moments.iter().enumerate().rev() {
+            if let TraceEvent::Dropped { qpn, psn, opcode, .. } = moment.event {
+                let key = (moment.device, qpn.get(), psn.get(), opcode.byte());
+                by_packet.entry(key).or_default().push(index);
+            }
+        }
+        Drops { moments: &trace.moments, by_packet, is_taken: vec![false; trace.moments.len()] }
+    }
+
+    /// Returns the reason why a device dropped a packet, if it did.
+    fn take(&mut self, packet: &Packet, receiver: DeviceId) -> Option<DropReason> {
+        let header = &packet.header;
+        let key = (receiver, header.dest_qp.get(), header.psn.get(), header.opcode().byte());
+        let index = self.by_packet.get_mut(&key)?.pop()?;
+        self.is_taken[index] = true;
+        match self.moments.get(index)?.event {
+            TraceEvent::Dropped { reason, .. } => Some(reason),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the times of each device's first and last step, in nanoseconds of its host's monotonic clock.
+fn spans(trace: &Trace) -> Vec<(u64, u64)> {
+    let mut spans = vec![(u64::MAX, 0); trace.devices.len()];
+    let times = trace.packets.iter().map(|packet| (packet.device, packet.time));
+    let times = times.chain(trace.requests.iter().flat_map(|request| {
+        let life = request.life;
+        [life.posted, life.completed, life.polled].into_iter().flatten().map(|time| (request.device, time))
+    }));
+    for (device, time) in times.chain(trace.moments.iter().map(|moment| (moment.device, moment.time))) {
+        let nanos = trace.host_nanos(device, time);
+        if let Some((first, last)) = spans.get_mut(device.0) {
+            *first = nanos.min(*first);
+            *last = nanos.max(*last);
+        }
+    }
+    spans
+}
