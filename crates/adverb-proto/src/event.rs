@@ -1,5 +1,7 @@
 //! Asynchronous events of queues.
 
+use core::fmt;
+
 use adverb_wire::Qpn;
 
 use crate::cq::Cq;
@@ -42,6 +44,23 @@ impl QueueEvent {
             | QueueEvent::AccessError(qpn)
             | QueueEvent::Fatal(qpn) => Some(qpn),
             QueueEvent::CqOverflow(_) | QueueEvent::SrqLimit(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for QueueEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            QueueEvent::CqOverflow(Cq(cq)) => write!(f, "cq {cq} overflowed"),
+            QueueEvent::Established(qpn) => write!(f, "qp {qpn} received the connection's first packet"),
+            QueueEvent::SrqLimit(Srq(srq)) => write!(f, "srq {srq} below its limit"),
+            QueueEvent::LastReceiveReached(qpn) => write!(f, "qp {qpn} consumed its last receive"),
+            QueueEvent::SendQueueDrained(qpn) => write!(f, "qp {qpn} send queue drained"),
+            QueueEvent::RequestError(qpn) => write!(f, "qp {qpn} received an invalid request"),
+            QueueEvent::AccessError(qpn) => {
+                write!(f, "qp {qpn} received a request that violates access rights")
+            }
+            QueueEvent::Fatal(qpn) => write!(f, "qp {qpn} failed"),
         }
     }
 }

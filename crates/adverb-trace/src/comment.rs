@@ -14,7 +14,7 @@ impl Trace {
     /// A comment names the packet's request, such as `soft0 qp 0x000012 send #3 RDMA WRITE 4096 bytes tag 0x7, packet 2
     /// of 4, retransmission (timeout)`. The two copies of a packet that was recorded at both ends have the same comment,
     /// unless the receiver dropped it. [`write_pcapng`](Trace::write_pcapng) writes these comments, and adds a note where
-    /// addresses or ports are unknown.
+    /// payload, addresses or ports are unknown.
     ///
     /// ```
     /// use adverb_trace::Trace;

@@ -1,14 +1,17 @@
 //! Packets as a capture file for Wireshark (pcapng, draft-ietf-opsawg-pcapng).
 
+use std::fmt::Write as _;
 use std::io::{self, BufWriter, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use adverb_proto::trace::DropReason;
-use adverb_wire::{Flow, Frame, ICRC_LEN, IpHeader, MAX_HEADER_LEN, MAX_OUTER_HEADER_LEN, ROCE_PORT};
+use adverb_wire::{
+    Flow, Frame, ICRC_LEN, IpHeader, MAX_HEADER_LEN, MAX_OUTER_HEADER_LEN, MAX_PACKET_LEN, ROCE_PORT,
+};
 
 use crate::clock::Clocks;
 use crate::comment::Comments;
-use crate::model::{Device, DeviceId, Direction, Packet, PacketId, Trace};
+use crate::model::{Device, DeviceId, Direction, Packet, PacketId, PacketRole, Trace};
 
 impl Trace {
     /// Writes the packets as a capture in pcapng format, which Wireshark and `tshark -r FILE` read.
@@ -20,16 +23,20 @@ impl Trace {
     ///
     /// The headers are those of the recorded packets. The capture differs from the packets on the wire as follows:
     ///
-    /// - A packet contains as much payload as was recorded. The captured length of a packet without its whole payload is
-    ///   shorter than its original length.
-    /// - A packet contains an ICRC if its payload, its addresses and its UDP ports are known, unless it was dropped because its ICRC was
-    ///   wrong. The ICRC is computed for IP ID 0.
+    /// - Zeros take the place of payload that was not recorded, and of the ICRC of such a packet.
+    /// - The ICRC is computed for IP ID 0. It is zero if the addresses or the UDP ports are unknown, or if the packet was
+    ///   dropped because its ICRC was wrong.
     /// - The other fields of the IP header that a recording lacks have default values: traffic class 0, 64 hops. The UDP
     ///   checksum is 0.
     /// - Unknown addresses are replaced by documentation addresses: 192.0.2.1 or 2001:db8::1 for the first device,
     ///   192.0.2.2 or 2001:db8::2 for the second, and so on, and 192.0.2.254 or 2001:db8::fe for a peer that was not
     ///   recorded. The receiver of a connection's packet does not know the source port; without a recording of the sender,
-    ///   the port is 0. The comment of such a packet says so.
+    ///   the port is 0.
+    ///
+    /// The comment of a packet names these replacements, except for the default values.
+    ///
+    /// Wireshark takes SENDs of up to 12 bytes for malformed messages of the protocol RPCoRDMA, in this and in any other
+    /// capture. `tshark --disable-protocol rpcordma` shows them correctly; Wireshark has a menu for enabled protocols.
     ///
     /// ```
     /// use adverb_trace::Trace;
@@ -64,11 +71,11 @@ impl Trace {
             comment.clear();
             comments.write(id, &mut comment);
             let addresses = Addresses::of(self, packet);
-            comment.push_str(addresses.note);
+            write_notes(packet, &addresses, &mut comment);
             frame.clear();
-            let original_len = write_frame(packet, &addresses, &mut frame);
+            write_frame(packet, &addresses, &mut frame);
             let nanos = clocks.unix_nanos(self, packet.device, packet.time);
-            enhanced_packet(&mut out, packet, nanos, original_len, &frame, &comment)?;
+            enhanced_packet(&mut out, packet, nanos, &frame, &comment)?;
         }
         out.flush()
     }
@@ -143,10 +150,14 @@ const UNRECORDED_HOST: u8 = 254;
 /// The source port of packets with an unknown address: the first port of RoCEv2 senders.
 const PLACEHOLDER_PORT: u16 = 0xc000;
 
-/// Appends the IP datagram of a packet to `frame`, as far as it is known, and returns its whole length.
-fn write_frame(packet: &Packet, addresses: &Addresses, frame: &mut Vec<u8>) -> usize {
-    let payload_len = packet.payload_len as usize;
-    let recorded = packet.payload.as_deref().unwrap_or_default();
+/// Appends the IP datagram of a packet to `frame`.
+///
+/// Zeros take the place of bytes that are unknown. The captured length could also be shorter than the original length,
+/// but then Wireshark 4.0 replaces the description of the packet by "Invalid Packet Length from LRH! [Malformed Packet]".
+fn write_frame(packet: &Packet, addresses: &Addresses, frame: &mut Vec<u8>) {
+    // A device sends no longer packets, but a recording can come from elsewhere.
+    let payload_len = (packet.payload_len as usize).min(MAX_PACKET_LEN - MAX_HEADER_LEN - ICRC_LEN);
+    let recorded = recorded_payload(packet);
     let recorded = &recorded[..recorded.len().min(payload_len)];
     let mut head = [0; MAX_HEADER_LEN];
     let header_len = packet.header.emit(payload_len, &mut head);
@@ -156,16 +167,57 @@ fn write_frame(packet: &Packet, addresses: &Addresses, frame: &mut Vec<u8>) -> u
     outer[outer_len - 6..outer_len - 4].copy_from_slice(&addresses.destination.port().to_be_bytes());
     frame.extend_from_slice(&outer[..outer_len]);
     frame.extend_from_slice(&head[..header_len]);
-    frame.extend_from_slice(recorded);
-    let is_icrc_known =
-        recorded.len() == payload_len && addresses.are_known && packet.dropped != Some(DropReason::WrongIcrc);
-    if is_icrc_known
-        && let Some(flow) = Flow::new(addresses.source, addresses.destination)
-        && let Ok(emitted) = flow.emit(&packet.header, 0, &[recorded], &mut head)
-    {
-        frame.extend_from_slice(&emitted.trailer);
+    match packet.role {
+        PacketRole::Cm { .. } if recorded.is_empty() => {
+            frame.extend_from_slice(&CM_HEADER[..payload_len.min(CM_HEADER.len())]);
+        }
+        _ => frame.extend_from_slice(recorded),
     }
-    outer_len + packet_len
+    frame.resize(outer_len + packet_len - ICRC_LEN, 0);
+    let icrc = if is_icrc_known(packet, addresses) { icrc(packet, addresses) } else { None };
+    frame.extend_from_slice(&icrc.unwrap_or_default());
+}
+
+/// The start of a connection manager's message: its base version, class, class version and method. Wireshark needs it to
+/// dissect the message.
+const CM_HEADER: [u8; 4] = [1, 7, 2, 3];
+
+/// Computes the ICRC of a packet whose payload was recorded.
+fn icrc(packet: &Packet, addresses: &Addresses) -> Option<[u8; ICRC_LEN]> {
+    let flow = Flow::new(addresses.source, addresses.destination)?;
+    let emitted = flow.emit(&packet.header, 0, &[recorded_payload(packet)], &mut [0; MAX_HEADER_LEN]).ok()?;
+    emitted.trailer.last_chunk().copied()
+}
+
+/// Whether all bytes that the ICRC covers are known, and the packet had a right ICRC.
+fn is_icrc_known(packet: &Packet, addresses: &Addresses) -> bool {
+    recorded_payload(packet).len() == packet.payload_len as usize
+        && addresses.are_known
+        && packet.dropped != Some(DropReason::WrongIcrc)
+}
+
+/// Returns the part of a packet's payload that was recorded.
+fn recorded_payload(packet: &Packet) -> &[u8] {
+    let recorded = packet.payload.as_deref().unwrap_or_default();
+    &recorded[..recorded.len().min(packet.payload_len as usize)]
+}
+
+/// Appends the differences from the packet on the wire to its comment.
+fn write_notes(packet: &Packet, addresses: &Addresses, comment: &mut String) {
+    match recorded_payload(packet).len() {
+        len if len == packet.payload_len as usize => {
+            if !is_icrc_known(packet, addresses) {
+                comment.push_str(", ICRC unknown: zeros");
+            }
+        }
+        0 if matches!(packet.role, PacketRole::Cm { .. }) => {
+            comment.push_str(", payload and ICRC not recorded: empty CM message and zeros");
+        }
+        0 => comment.push_str(", payload and ICRC not recorded: zeros"),
+        // Writing to a string doesn't fail.
+        len => _ = write!(comment, ", recorded up to byte {len} of the payload: zeros after it"),
+    }
+    comment.push_str(addresses.note);
 }
 
 /// Writes the description of a device.
@@ -189,7 +241,6 @@ fn enhanced_packet(
     out: &mut impl Write,
     packet: &Packet,
     nanos: u64,
-    original_len: usize,
     frame: &[u8],
     comment: &str,
 ) -> io::Result<()> {
@@ -198,7 +249,7 @@ fn enhanced_packet(
         Direction::Out => OUTBOUND,
     };
     let words =
-        [packet.device.0 as u32, (nanos >> 32) as u32, nanos as u32, frame.len() as u32, original_len as u32];
+        [packet.device.0 as u32, (nanos >> 32) as u32, nanos as u32, frame.len() as u32, frame.len() as u32];
     let words = words.map(u32::to_le_bytes);
     let padding = &[0; 3][..frame.len().wrapping_neg() & 3];
     let mut options = Vec::with_capacity(comment.len() + 24);

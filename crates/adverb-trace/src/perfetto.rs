@@ -225,27 +225,27 @@ impl<W: Write> Writer<'_, W> {
         };
         let doorbell = at(request.life.doorbell);
         let mut slices = Slices { writer: self, device, thread, id: index };
-        slices.begin(&*queue, posted, |_| {})?;
+        slices.begin(&*queue, posted)?;
         let state = match request.wqe_state() {
             WqeState::Error => ", failed",
             WqeState::Completed => "",
             WqeState::Posted | WqeState::Processing => ", not completed",
         };
         let name = Text(format_args!("{}{state}", ShortLabel(request)));
-        slices.begin(name, posted, |json| write_request_args(json, request))?;
+        slices.begin_with_args(name, posted, |json| write_request_args(json, request))?;
         let (waiting, moving) = match request.queue {
             Queue::Send => ("queued", "on the wire"),
             Queue::Recv => ("waiting for a message", "receiving"),
         };
         let queued_until = first_packet.unwrap_or(completed);
-        slices.begin(waiting, posted, |_| {})?;
+        slices.begin(waiting, posted)?;
         if let Some(doorbell) = doorbell {
             slices.instant("doorbell", doorbell.clamp(posted, queued_until))?;
         }
         slices.end(waiting, queued_until)?;
         if let Some(first) = first_packet {
             let last = last_packet.unwrap_or(completed).clamp(first, completed);
-            slices.begin(moving, first, |_| {})?;
+            slices.begin(moving, first)?;
             for retransmission in &request.retransmissions {
                 let time = slices.writer.since_start(device, retransmission.time);
                 let (psn, cause) = (retransmission.psn, retransmission.cause);
@@ -258,7 +258,7 @@ impl<W: Write> Writer<'_, W> {
         if let Some(polled) = polled {
             let name =
                 if request.life.polled.is_some() { "completion pending" } else { "completion not polled" };
-            slices.begin(name, completed, |_| {})?;
+            slices.begin(name, completed)?;
             slices.end(name, polled)?;
         }
         slices.end(&*queue, polled.unwrap_or(completed))
@@ -334,13 +334,21 @@ struct Slices<'w, 'a, W: Write> {
 }
 
 impl<W: Write> Slices<'_, '_, W> {
-    fn begin(
+    fn begin(&mut self, name: impl JsonValue, nanos: u64) -> io::Result<()> {
+        self.event("b", name, nanos, |_| {})
+    }
+
+    fn begin_with_args(
         &mut self,
         name: impl JsonValue,
         nanos: u64,
         args: impl FnOnce(&mut JsonText),
     ) -> io::Result<()> {
-        self.event("b", name, nanos, args)
+        self.event("b", name, nanos, |json| {
+            json.key("args").begin_object();
+            args(json);
+            json.end_object();
+        })
     }
 
     fn instant(&mut self, name: impl JsonValue, nanos: u64) -> io::Result<()> {
@@ -356,14 +364,13 @@ impl<W: Write> Slices<'_, '_, W> {
         phase: &str,
         name: impl JsonValue,
         nanos: u64,
-        args: impl FnOnce(&mut JsonText),
+        fill: impl FnOnce(&mut JsonText),
     ) -> io::Result<()> {
         let (thread, id) = (self.thread, self.id);
         self.writer.event(phase, name, self.device, |json| {
             json.field("cat", "request").field("id", Hex(id as u64)).field("tid", thread);
-            json.field("ts", Micros(nanos)).key("args").begin_object();
-            args(json);
-            json.end_object();
+            json.field("ts", Micros(nanos));
+            fill(json);
         })
     }
 }

@@ -439,7 +439,7 @@ impl fmt::Display for TraceEvent {
                 write!(f, "qp {qpn} poll wr {wr_id:#x} from cq {cq}")
             }
             TraceEvent::CqEventDelivered { cq: Cq(cq) } => write!(f, "cq {cq} event"),
-            TraceEvent::QueueEventDelivered { event } => write!(f, "event {event:?}"),
+            TraceEvent::QueueEventDelivered { event } => write!(f, "event: {event}"),
             TraceEvent::StateChanged { qpn, from, to } => write!(f, "qp {qpn} {from} -> {to}"),
         }
     }
