@@ -9,13 +9,15 @@ mod summary;
 use std::io::{self, Write};
 
 use adverb_proto::trace::TraceEvent;
+use adverb_proto::types::Qpn;
 
-use crate::model::{DeviceId, Direction, Moment, PacketId, PacketRole, RequestId, Trace};
+use crate::model::{DeviceId, Direction, Moment, PacketId, PacketRole, Request, RequestId, Trace};
 use clock::Times;
 
 impl Trace {
     /// Writes a listing of the trace: for each request the work queue entry, the packets as trees of their headers, and
-    /// the completion queue entry.
+    /// the completion queue entry. Packets that belong to no request of an application follow, one line each: those of
+    /// the connection manager, for example.
     ///
     /// Times are in microseconds since the first event. Devices that do not [share a clock](Trace::share_clock) are
     /// listed with their own times, which are not comparable.
@@ -104,6 +106,11 @@ impl core::fmt::Display for RequestName<'_> {
         }
         write!(f, " {} #{} ({})", request.queue.name(), request.number, request.operation_name())
     }
+}
+
+/// Whether a request is the device's own: the connection manager uses queue pair 1.
+fn is_own(request: &Request) -> bool {
+    request.qpn == Some(Qpn::GSI)
 }
 
 fn device_name(trace: &Trace, device: DeviceId) -> &str {

@@ -85,7 +85,7 @@ fn post(world: &mut World, drivers: &mut [Driver; 2], from: usize) {
         SendOperation::AtomicWrite { .. } | SendOperation::Flush(_) => 0,
         _ => length,
     };
-    // Every queue drains now and then, so that doorbells ring.
+    // Unsignaled requests succeed without a completion.
     let is_signaled = world.random.chance(80);
     let flags = if is_signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
     let driver = &mut drivers[from];

@@ -8,7 +8,7 @@ use adverb_proto::trace::{Queue, StopCause, TraceEvent};
 use adverb_proto::types::{CompletedOperation, Psn, Qpn, SendOperation, Success};
 
 use super::clock::{Micros, Times};
-use super::{RequestName, device_name, headers, write_clock_note};
+use super::{RequestName, device_name, headers, is_own, write_clock_note};
 use crate::model::{
     CqeState, Device, DeviceId, Direction, Life, Packet, PacketId, PacketRole, Request, RequestId, Trace,
     WqeState,
@@ -49,7 +49,7 @@ impl<'a> Listing<'a> {
         for (index, device) in self.trace.devices.iter().enumerate() {
             self.write_device(out, DeviceId(index), device)?;
             for (number, request) in self.trace.requests.iter().enumerate() {
-                if request.device.0 == index {
+                if request.device.0 == index && !is_own(request) {
                     self.write_request(out, RequestId(number), request, &mut listed)?;
                 }
             }
@@ -326,11 +326,15 @@ impl<'a> Listing<'a> {
         Ok(())
     }
 
-    /// Writes the packets that belong to no recorded request, such as those of the connection manager.
+    /// Writes the packets that belong to no recorded request of an application, such as those of the connection manager.
+    /// A packet that was recorded at both ends is listed at its sender.
     fn write_others(&self, out: &mut dyn Write, listed: &[bool]) -> io::Result<()> {
+        let is_listed_at_sender =
+            |packet: &Packet| packet.direction == Direction::In && packet.peer.is_some();
         let mut others = (0..self.trace.packets.len())
             .map(PacketId)
             .filter(|id| !listed.get(id.0).copied().unwrap_or(true))
+            .filter(|id| !self.trace.packet(*id).is_some_and(is_listed_at_sender))
             .peekable();
         if others.peek().is_some() {
             writeln!(out, "\n{RULE}\n# OTHER PACKETS\n{RULE}")?;

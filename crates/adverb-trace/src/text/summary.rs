@@ -2,10 +2,10 @@
 
 use std::io::{self, Write};
 
-use adverb_proto::trace::{RetryCause, TraceEvent};
+use adverb_proto::trace::{Queue, RetryCause, TraceEvent};
 use adverb_proto::types::{Failure, Status};
 
-use super::RequestName;
+use super::{RequestName, is_own};
 use crate::model::{Direction, RequestId, Trace, WqeState};
 use crate::names;
 
@@ -36,14 +36,15 @@ pub(super) fn write(trace: &Trace, out: &mut dyn Write) -> io::Result<()> {
 
 fn write_requests(trace: &Trace, out: &mut dyn Write) -> io::Result<()> {
     let (mut succeeded, mut failed, mut outstanding) = (0, 0, 0);
-    for request in &trace.requests {
+    let requests = || trace.requests.iter().filter(|request| !is_own(request));
+    for request in requests() {
         match request.wqe_state() {
             WqeState::Completed => succeeded += 1,
             WqeState::Error => failed += 1,
             WqeState::Posted | WqeState::Processing => outstanding += 1,
         }
     }
-    let count = trace.requests.len();
+    let count = requests().count();
     writeln!(
         out,
         "requests:        {count}: {succeeded} succeeded, {failed} failed, {outstanding} outstanding"
@@ -93,7 +94,7 @@ fn write_failed(trace: &Trace, out: &mut dyn Write) -> io::Result<()> {
 fn write_slowest(trace: &Trace, out: &mut dyn Write) -> io::Result<()> {
     // The time of a receive is that of its message.
     let sends = trace.requests.iter().enumerate().filter(|(_, request)| {
-        request.queue == adverb_proto::trace::Queue::Send && request.wqe_state() == WqeState::Completed
+        request.queue == Queue::Send && request.wqe_state() == WqeState::Completed && !is_own(request)
     });
     let mut slowest: Vec<(u128, RequestId)> = sends
         .filter_map(|(index, request)| {
