@@ -560,14 +560,12 @@ impl<S: EventSink> Device<S> {
         let payload_len = received.payload.len() as u32;
         let received_event =
             || TraceEvent::PacketIn { qpn, request: qp.request_of(header), header: *header, payload_len };
-        if let (Operation::Ud(_), Transport::Ud) = (&header.operation, qp.config.transport) {
-            let &RxMeta { source, destination, .. } = arrival;
-            tell(&mut self.sink, now, || TraceEvent::Datagram { qpn, source, destination });
-        }
         match (&header.operation, qp.config.transport) {
-            (Operation::Rc(_), Transport::Rc)
-            | (Operation::Uc(_), Transport::Uc)
-            | (Operation::Ud(_), Transport::Ud) => {}
+            (Operation::Rc(_), Transport::Rc) | (Operation::Uc(_), Transport::Uc) => {}
+            (Operation::Ud(_), Transport::Ud) => {
+                let &RxMeta { source, destination, .. } = arrival;
+                tell(&mut self.sink, now, || TraceEvent::Datagram { qpn, source, destination });
+            }
             (Operation::Cnp, _) => {
                 tell(&mut self.sink, now, received_event);
                 qp.handle_cnp(&mut context!(self, now));

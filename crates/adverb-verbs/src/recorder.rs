@@ -8,8 +8,8 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, PipeWriter, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use adverb_proto::trace::{EventSink, Recorder, RecorderOptions, Recording, StopCause, TraceEvent};
@@ -154,6 +154,7 @@ impl DeviceRecorder {
         self.is_on.load(Ordering::Relaxed)
     }
 
+    #[cold]
     fn now(&self) -> Time {
         Time::ZERO + self.start.elapsed()
     }
@@ -221,27 +222,29 @@ impl DeviceRecorder {
 /// The recorder of a queue or completion queue, behind the lock of the queue.
 #[derive(Debug)]
 pub(crate) struct QueueRecorder {
-    /// The value is `None` if the device's engine records.
-    device: Option<Arc<DeviceRecorder>>,
+    /// The device's recorder, or one that is never started, if the device's engine records.
+    device: Arc<DeviceRecorder>,
     /// The ring buffer of the last recording that the queue had events in.
     ring: Option<Arc<Mutex<Recorder>>>,
 }
 
 impl QueueRecorder {
     pub(crate) fn new(device: Option<&Arc<DeviceRecorder>>) -> QueueRecorder {
-        QueueRecorder { device: device.cloned(), ring: None }
+        /// Not an `Option` in each queue, because every post would check it.
+        static OFF: LazyLock<Arc<DeviceRecorder>> = LazyLock::new(Arc::default);
+        QueueRecorder { device: Arc::clone(device.unwrap_or_else(|| &OFF)), ring: None }
     }
 
     /// Whether a recording is in progress.
     #[inline(always)]
     pub(crate) fn is_on(&self) -> bool {
-        self.device.as_ref().is_some_and(|device| device.is_on())
+        self.device.is_on()
     }
 
     /// Returns the time if a recording is in progress.
     #[inline(always)]
     pub(crate) fn time(&self) -> Option<Time> {
-        self.device.as_ref().filter(|device| device.is_on()).map(|device| device.now())
+        if self.is_on() { Some(self.device.now()) } else { None }
     }
 
     /// Calls `record` with the ring buffer of the queue, if a recording is in progress. The first call in a recording
@@ -253,9 +256,8 @@ impl QueueRecorder {
         connection: impl FnOnce() -> Option<TraceEvent>,
         record: impl FnOnce(&mut Recorder),
     ) {
-        let Some(device) = &self.device else { return };
         if self.ring.as_ref().is_none_or(|ring| !ring.lock().is_started()) {
-            self.ring = device.add_queue(qpn, connection);
+            self.ring = self.device.add_queue(qpn, connection);
         }
         let Some(ring) = &self.ring else { return };
         let mut recorder = ring.lock();
@@ -266,7 +268,7 @@ impl QueueRecorder {
         if let Some(cause) = recorder.stop_cause() {
             // The device's lock comes before those of its queues.
             drop(recorder);
-            device.stop_at(cause);
+            self.device.stop_at(cause);
         }
     }
 }

@@ -453,6 +453,9 @@ impl QueuePair {
         if requests && let Some(outgoing) = self.next_request(cx) {
             return Some(outgoing);
         }
+        if !self.responder.has_answers() {
+            return None;
+        }
         self.next_response(cx)
     }
 

@@ -183,31 +183,43 @@ impl Recorder {
     /// Whether the recorder keeps payload of the packet whose event was recorded last.
     #[inline]
     pub fn wants_payload(&self) -> bool {
-        self.last_packet.is_some()
+        cfg!(not(adverb_no_events)) && self.last_packet.is_some()
     }
 
     /// Stores the payload of the packet whose event was recorded last.
+    #[cold]
     pub fn record_payload(&mut self, payload: &[u8]) {
         if let Some((number, limit)) = self.last_packet.take() {
             self.payloads.push(number, &payload[..payload.len().min(limit)]);
         }
     }
 
-    /// Keeps an event that describes the state at the start, before the first event of the ring.
+    #[inline(always)]
     fn push(&mut self, now: Time, event: TraceEvent) {
-        if let TraceEvent::Connected { .. } = event {
-            self.connections.push((self.count, now, event));
-        }
-        if let Some(slot) = self.ring.get_mut(self.next) {
-            *slot = (now, event);
-        } else {
-            self.ring.push((now, event));
-        }
+        let index = self.next;
         self.count += 1;
-        self.next += 1;
-        if self.next == self.capacity {
-            self.next = 0;
+        self.next = if index + 1 == self.capacity { 0 } else { index + 1 };
+        match self.ring.get_mut(index) {
+            Some(slot) => {
+                slot.0 = now;
+                slot.1 = event;
+            }
+            None => self.push_first(now, event),
         }
+    }
+
+    /// Stores an event at a place of the ring that was not used before. The ring has room for it: this doesn't allocate.
+    #[cold]
+    #[inline(never)]
+    fn push_first(&mut self, now: Time, event: TraceEvent) {
+        self.ring.push((now, event));
+    }
+
+    /// Keeps the event of a connection.
+    #[cold]
+    #[inline(never)]
+    fn keep_connection(&mut self, now: Time, event: TraceEvent) {
+        self.connections.push((self.count, now, event));
     }
 
     #[cold]
@@ -225,10 +237,12 @@ fn earlier_count(connections: &[(u64, Time, TraceEvent)], number: u64) -> u64 {
 impl EventSink for Recorder {
     #[inline(always)]
     fn is_recording(&self) -> bool {
-        self.is_on
+        cfg!(not(adverb_no_events)) && self.is_on
     }
 
-    #[inline]
+    // Cold, so that the code that creates events is moved out of the way of devices that are not recorded.
+    #[cold]
+    #[inline(never)]
     fn event(&mut self, now: Time, event: TraceEvent) {
         if !self.qps.is_empty() && event.qpn().is_some_and(|qpn| !self.qps.contains(&qpn)) {
             self.last_packet = None;
@@ -249,6 +263,7 @@ impl EventSink for Recorder {
             {
                 self.stop_at(StopCause::Timeout);
             }
+            TraceEvent::Connected { .. } => self.keep_connection(now, event),
             _ => {}
         }
         self.push(now, event);

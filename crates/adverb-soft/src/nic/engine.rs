@@ -376,8 +376,7 @@ impl Engine {
                 // The packets before this one are sent first, so that its timestamp doesn't include them.
                 self.unsent.send_to(link)?;
             }
-            let header = transmit.header;
-            let mut sent_payload = None;
+            let mut queued = None;
             if !is_ours && self.link.is_some() {
                 let start = self.unsent.bytes.len();
                 // Memory that can't be read is a packet that is lost.
@@ -393,22 +392,20 @@ impl Engine {
                         flow_label: route.flow_label,
                         bytes: start..self.unsent.bytes.len(),
                     });
-                    let first = start + header.len();
-                    sent_payload = Some(first..first + transmit.payload.len());
+                    queued = Some(start);
                 }
             }
-            self.payload.clear();
-            let is_gathered =
-                (is_ours || is_group) && transmit.payload.gather(&self.memory, &mut self.payload).is_ok();
-            if let Some(payload) = sent_payload
-                && self.device.sink().wants_payload()
-            {
-                self.device.sink_mut().record_payload(&self.unsent.bytes[payload]);
+            let mut gathered = None;
+            if is_ours || is_group {
+                self.payload.clear();
+                if transmit.payload.gather(&self.memory, &mut self.payload).is_ok() {
+                    gathered = Some(transmit.header);
+                }
             }
             if timed.is_some() {
                 now = self.now();
             }
-            if is_gathered {
+            if let Some(header) = gathered {
                 self.record_payload();
                 let arrival = RxMeta {
                     source,
@@ -423,6 +420,10 @@ impl Engine {
                     device.handle_split_packet(now, &arrival, &header, payload, memory);
                     self.record_payload();
                 }
+            } else if let Some(start) = queued
+                && self.device.sink().wants_payload()
+            {
+                self.record_queued_payload(start);
             }
             // Else, without a link, nobody is there: the packet is lost, as it would be in any network.
             if timed.is_some() {
@@ -440,9 +441,18 @@ impl Engine {
     }
 
     /// Passes the payload of a packet between queue pairs of this NIC to the recorder, if the recorder keeps it.
+    #[inline(always)]
     fn record_payload(&mut self) {
         if self.device.sink().wants_payload() {
             self.device.sink_mut().record_payload(&self.payload);
+        }
+    }
+
+    /// Passes the payload of the packet at `start` of the transmit queue to the recorder.
+    #[cold]
+    fn record_queued_payload(&mut self, start: usize) {
+        if let Ok(packet) = Packet::parse(&self.unsent.bytes[start..]) {
+            self.device.sink_mut().record_payload(packet.payload());
         }
     }
 

@@ -481,46 +481,54 @@ fn raise(wr: &ibv_send_wr) -> (SendOperation, SendFlags) {
 }
 
 /// The operation of a request that doesn't bind a window.
+#[inline(always)]
 pub(super) fn operation_of(wr: &ibv_send_wr) -> SendOperation {
     // SAFETY: these members of the unions are made of integers.
-    let (rdma, immediate, rkey) =
-        unsafe { (wr.wr.rdma, u32::from_be(wr.imm.imm_data), wr.imm.invalidate_rkey) };
+    let (rdma, immediate) = unsafe { (wr.wr.rdma, u32::from_be(wr.imm.imm_data)) };
     let remote = RemoteAddress { addr: rdma.remote_addr, rkey: rdma.rkey };
     match wr.opcode {
+        sys::IBV_WR_SEND => SendOperation::Send,
         sys::IBV_WR_SEND_WITH_IMM => SendOperation::SendWithImm(immediate),
-        sys::IBV_WR_SEND_WITH_INV => SendOperation::SendInvalidate(rkey),
         sys::IBV_WR_RDMA_WRITE => SendOperation::Write(remote),
         sys::IBV_WR_RDMA_WRITE_WITH_IMM => SendOperation::WriteWithImm(remote, immediate),
         sys::IBV_WR_RDMA_READ => SendOperation::Read(remote),
+        _ => rare_operation_of(wr),
+    }
+}
+
+/// The operation of a request that is posted less often. It has a function of its own, because the software NIC reads
+/// each request by [`operation_of`].
+#[cold]
+#[inline(never)]
+fn rare_operation_of(wr: &ibv_send_wr) -> SendOperation {
+    // SAFETY: this member of the union is made of integers.
+    let rkey = unsafe { wr.imm.invalidate_rkey };
+    match wr.opcode {
+        sys::IBV_WR_SEND_WITH_INV => return SendOperation::SendInvalidate(rkey),
+        sys::IBV_WR_LOCAL_INV => return SendOperation::LocalInvalidate(rkey),
         sys::IBV_WR_ATOMIC_CMP_AND_SWP
         | sys::IBV_WR_ATOMIC_FETCH_AND_ADD
         | sys::IBV_WR_ATOMIC_WRITE
-        | sys::IBV_WR_FLUSH => {
-            // SAFETY: this member is made of integers too.
-            let sys::ibv_send_wr_atomic { remote_addr, compare_add, swap, rkey } = unsafe { wr.wr.atomic };
-            let remote = RemoteAddress { addr: remote_addr, rkey };
-            match wr.opcode {
-                sys::IBV_WR_ATOMIC_FETCH_AND_ADD => SendOperation::FetchAdd { remote, add: compare_add },
-                sys::IBV_WR_ATOMIC_CMP_AND_SWP => {
-                    SendOperation::CompareSwap { remote, compare: compare_add, swap }
-                }
-                sys::IBV_WR_ATOMIC_WRITE => {
-                    SendOperation::AtomicWrite { remote, bytes: compare_add.to_ne_bytes() }
-                }
-                _ => {
-                    let placement = FlushPlacement::from_bits_truncate(swap as u8);
-                    SendOperation::Flush(FlushRange {
-                        remote,
-                        length: compare_add as u32,
-                        whole_region: swap & WHOLE_REGION != 0,
-                        global: placement.contains(FlushPlacement::GLOBAL),
-                        persistent: placement.contains(FlushPlacement::PERSISTENT),
-                    })
-                }
-            }
+        | sys::IBV_WR_FLUSH => {}
+        _ => return SendOperation::Send,
+    }
+    // SAFETY: these requests have this member.
+    let sys::ibv_send_wr_atomic { remote_addr, compare_add, swap, rkey } = unsafe { wr.wr.atomic };
+    let remote = RemoteAddress { addr: remote_addr, rkey };
+    match wr.opcode {
+        sys::IBV_WR_ATOMIC_FETCH_AND_ADD => SendOperation::FetchAdd { remote, add: compare_add },
+        sys::IBV_WR_ATOMIC_CMP_AND_SWP => SendOperation::CompareSwap { remote, compare: compare_add, swap },
+        sys::IBV_WR_ATOMIC_WRITE => SendOperation::AtomicWrite { remote, bytes: compare_add.to_ne_bytes() },
+        _ => {
+            let placement = FlushPlacement::from_bits_truncate(swap as u8);
+            SendOperation::Flush(FlushRange {
+                remote,
+                length: compare_add as u32,
+                whole_region: swap & WHOLE_REGION != 0,
+                global: placement.contains(FlushPlacement::GLOBAL),
+                persistent: placement.contains(FlushPlacement::PERSISTENT),
+            })
         }
-        sys::IBV_WR_LOCAL_INV => SendOperation::LocalInvalidate(rkey),
-        _ => SendOperation::Send,
     }
 }
 

@@ -169,6 +169,7 @@ unsafe fn gather(request: &ibv_send_wr, bytes: &mut Vec<u8>) {
 /// # Safety
 ///
 /// Its segments can be read, and a datagram's address handle is this engine's, and alive.
+#[inline(always)]
 unsafe fn raise<'a>(
     wr: &'a ibv_send_wr,
     tag: u64,
@@ -177,17 +178,7 @@ unsafe fn raise<'a>(
     // SAFETY: as the caller says.
     let segments = unsafe { segments(wr.sg_list, wr.num_sge) };
     let operation = match wr.opcode {
-        sys::IBV_WR_BIND_MW => {
-            // SAFETY: bindings have this member, and its pointers aren't followed.
-            let bind = unsafe { wr.op.bind_mw };
-            SendOperation::BindWindow(WindowBind {
-                rkey: bind.rkey,
-                lkey: bind.mw.addr() as u32,
-                addr: bind.bind_info.addr,
-                length: bind.bind_info.length,
-                access: Access::from_bits_retain(bind.bind_info.mw_access_flags),
-            })
-        }
+        sys::IBV_WR_BIND_MW => bind_of(wr),
         _ => operation_of(wr),
     };
     let destination = (transport == Transport::Ud).then(|| {
@@ -199,6 +190,20 @@ unsafe fn raise<'a>(
     });
     let flags = SendFlags::from_bits_retain(wr.send_flags);
     SendRequest { wr_id: wr.wr_id, tag, operation, flags, segments, destination }
+}
+
+/// Returns the operation of a request that binds a window.
+#[cold]
+fn bind_of(wr: &ibv_send_wr) -> SendOperation {
+    // SAFETY: bindings have this member, which is made of integers and of pointers that aren't followed.
+    let bind = unsafe { wr.op.bind_mw };
+    SendOperation::BindWindow(WindowBind {
+        rkey: bind.rkey,
+        lkey: bind.mw.addr() as u32,
+        addr: bind.bind_info.addr,
+        length: bind.bind_info.length,
+        access: Access::from_bits_retain(bind.bind_info.mw_access_flags),
+    })
 }
 
 /// What binds a window to a region. Where rdma-core has the window, there is the region's key.
