@@ -2,7 +2,7 @@
 //! queue pairs. `cargo xtask overhead` counts their instructions.
 //!
 //! ```text
-//! messages write|send|feed ROUNDS
+//! messages write|recorded-write|send|feed ROUNDS
 //! ```
 
 use std::thread::scope;
@@ -24,7 +24,8 @@ fn main() -> Result<()> {
         return Ok(());
     };
     match mode.as_str() {
-        "write" => write(rounds),
+        "write" => write(rounds, false),
+        "recorded-write" => write(rounds, true),
         "send" => pass(rounds, |left| left.send(&MESSAGE).map_err(Into::into)),
         "feed" => pass(rounds, |left| left.feed(&MESSAGE).map_err(Into::into)),
         mode => panic!("no mode {mode}"),
@@ -36,9 +37,10 @@ fn device() -> Result<Device> {
 }
 
 /// Only the operations that a connection needs for a message: a pool buffer, a WRITE with immediate data, a receive
-/// without memory, and a copy.
-fn write(rounds: u64) -> Result<()> {
+/// without memory, and a copy. A trace records them if `is_recorded` is set.
+fn write(rounds: u64, is_recorded: bool) -> Result<()> {
     let device = device()?;
+    let _trace = if is_recorded { Some(device.trace().capacity(1024).start()?) } else { None };
     let domain = device.create_protection_domain()?;
     let pool = Pool::builder().partitions(1).build(&domain);
     let ring = domain.region(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;

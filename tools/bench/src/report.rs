@@ -71,8 +71,8 @@ pub(super) fn figure(number: f64) -> String {
 impl fmt::Display for Goal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Goal::AtMost(max) => write!(f, "≤ {max:.1}"),
-            Goal::AtLeast(min) => write!(f, "≥ {min:.1}"),
+            Goal::AtMost(max) => write!(f, "≤ {max:?}"),
+            Goal::AtLeast(min) => write!(f, "≥ {min:?}"),
         }
     }
 }

@@ -34,6 +34,8 @@ struct Figures {
     ucx_tag: Vec<f64>,
     iperf3: Vec<f64>,
     rate: Vec<f64>,
+    plain_rate: Vec<f64>,
+    recorded_rate: Vec<f64>,
     ucx_rate: Vec<f64>,
     latency: Vec<f64>,
     udp_latency: Vec<f64>,
@@ -79,6 +81,9 @@ impl Figures {
         self.ucx_tag.push(baselines.ucx("tag_bw", 65_536, 20_000)?.megabytes);
         self.iperf3.push(baselines.iperf3()?);
         self.rate.push(program.run_pair("rate", &time)?.number("rate")?);
+        self.plain_rate.push(program.run_pair("rate", &format!("{time} 64"))?.number("rate")?);
+        let recorded = program.run_pair("rate", &format!("{time} 64 recorded"))?;
+        self.recorded_rate.push(recorded.number("rate")?);
         self.ucx_rate.push(baselines.ucx("tag_bw", 8, 400_000)?.messages);
         self.udp_latency.push(baselines.udp_latency(ROUND_TRIPS)?);
         self.latency.push(program.run_pair("latency", &trips)?.number("half-round-us-p50")?);
@@ -120,6 +125,14 @@ impl Figures {
             "UCX tcp tagged message",
             &self.ucx_rate,
             Some(Goal::AtLeast(5.0)),
+        );
+        row(
+            "64 B SEND, recording",
+            "1/s",
+            &self.recorded_rate,
+            "without recording",
+            &self.plain_rate,
+            Some(Goal::AtLeast(0.95)),
         );
         let one_way = "8 B SEND one way, p50";
         row(

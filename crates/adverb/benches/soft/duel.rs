@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use adverb::memory::MemoryRegion;
+use adverb::verbs::trace::ActiveTrace;
 use adverb::verbs::{
     Access, Completion, CompletionQueue, CompletionQueueBuilder, ConnectOptions, Device, ProtectionDomain,
     QueuePair, RecvRequest, SendRequest, SharedReceiveQueue, Transport,
@@ -154,12 +155,16 @@ pub(crate) fn write(ours: &str, theirs: &str, time: Duration, len: usize, asleep
 
 /// Measures SENDs, over one connection or over many in turn.
 pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outcome {
-    let Plan::Rate { queue_pairs } = plan else { return Err("the plan is not `Rate`".into()) };
+    let Plan::Rate { queue_pairs, len, is_recorded } = plan else {
+        return Err("the plan is not `Rate`".into());
+    };
     let mut peer = Peer::start(&plan, theirs)?;
     let before = resident();
     let (sends, turns) = per_queue_pair(queue_pairs);
-    let mut side = Side::new(&Device::open(ours)?, 8 * MESSAGES, (sends + 1) * queue_pairs)?;
+    let device = Device::open(ours)?;
+    let mut side = Side::new(&device, len * MESSAGES, (sends + 1) * queue_pairs)?;
     side.add(queue_pairs, sends, 1)?;
+    let trace = if is_recorded { Some(device.trace().start()?) } else { None };
     side.meet(&mut peer)?;
     let made = resident();
     let mut done: Vec<Completion> = Vec::with_capacity(MESSAGES);
@@ -184,11 +189,11 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
             turn = (turn + 1) % side.queue_pairs.len();
             let request = |number: u32| {
                 let number = posted + u64::from(number);
-                let at = number as usize % MESSAGES * 8;
+                let at = number as usize % MESSAGES * len;
                 let word = side.memory.word(at).expect("the word is aligned and lies in the region");
                 word.store(sender | (number + 1), Ordering::Relaxed);
-                let request =
-                    SendRequest::send(side.memory.slice(at..at + 8).expect("the slice lies in the region"));
+                let slice = side.memory.slice(at..at + len).expect("the slice lies in the region");
+                let request = SendRequest::send(slice);
                 // One signaled request completes the whole batch.
                 if number % u64::from(turns) == u64::from(turns) - 1 { request } else { request.unsignaled() }
             };
@@ -224,6 +229,11 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
     say("processor-us-per-message", processor.as_secs_f64() * 1e6 / measured);
     say("sent", posted as f64);
     say("received", theirs.messages as f64);
+    if let Some(trace) = trace {
+        let recording = trace.stop();
+        let events = recording.lost_count + recording.events.len() as u64;
+        say("events-per-message", (events + theirs.events) as f64 / posted as f64);
+    }
     say("out-of-order", theirs.out_of_order as f64);
     let per_queue_pair = |bytes: u64| bytes as f64 / 1024.0 / f64::from(queue_pairs);
     say("KiB-per-queue-pair", per_queue_pair(made.saturating_sub(before)));
@@ -247,6 +257,8 @@ struct Taken {
     messages: u64,
     out_of_order: u64,
     bytes: u64,
+    /// The number of recorded events.
+    events: u64,
 }
 
 /// Measures round trips of SENDs.
@@ -341,7 +353,7 @@ pub(crate) fn serve(plan: &Plan, device: &str) -> Outcome {
             peer::tell(&0.0)
         }
         Plan::Echo(times) => echo(device, times),
-        Plan::Rate { queue_pairs } => take(device, queue_pairs),
+        Plan::Rate { queue_pairs, len, is_recorded } => take(device, queue_pairs, len, is_recorded),
     }
 }
 
@@ -387,16 +399,17 @@ fn echo(device: &str, times: u32) -> Outcome {
 }
 
 /// Receives messages, and checks that those of each queue pair are in order.
-fn take(device: &str, queue_pairs: u32) -> Outcome {
+fn take(device: &str, queue_pairs: u32, len: usize, is_recorded: bool) -> Outcome {
     let before = resident();
-    let mut side = Side::new(&Device::open(device)?, 8 * RECEIVES as usize, 3 * RECEIVES + queue_pairs)?;
+    let device = Device::open(device)?;
+    let mut side = Side::new(&device, len * RECEIVES as usize, 3 * RECEIVES + queue_pairs)?;
     if queue_pairs > 1 {
         side.shared = Some(side.domain.shared_receive_queue(RECEIVES).create()?);
     }
     side.add(queue_pairs, 1, RECEIVES)?;
     let mut receives = Vec::with_capacity(RECEIVES as usize);
     for tag in 0..RECEIVES as usize {
-        receives.push(RecvRequest::new(side.memory.slice(tag * 8..tag * 8 + 8)?).tag(tag as u64));
+        receives.push(RecvRequest::new(side.memory.slice(tag * len..(tag + 1) * len)?).tag(tag as u64));
     }
     let post = |receives: &mut Vec<RecvRequest>| -> Outcome {
         match &side.shared {
@@ -410,6 +423,7 @@ fn take(device: &str, queue_pairs: u32) -> Outcome {
         Ok(())
     };
     post(&mut receives)?;
+    let trace = if is_recorded { Some(device.trace().start()?) } else { None };
     side.meet_starter()?;
     let over = until_over();
     let mut done: Vec<Completion> = Vec::with_capacity(RECEIVES as usize);
@@ -422,7 +436,7 @@ fn take(device: &str, queue_pairs: u32) -> Outcome {
         for completion in done.drain(..) {
             completion.result()?;
             let tag = completion.tag();
-            let number = side.memory.word(tag as usize * 8)?.load(Ordering::Relaxed);
+            let number = side.memory.word(tag as usize * len)?.load(Ordering::Relaxed);
             let from = &mut last[(number >> SENDER_SHIFT) as usize % queue_pairs as usize];
             out_of_order += u64::from(number <= *from);
             *from = number;
@@ -441,7 +455,9 @@ fn take(device: &str, queue_pairs: u32) -> Outcome {
         }
     }
     let bytes = resident().saturating_sub(before);
-    peer::tell(&Taken { messages, out_of_order, bytes })
+    let recording = trace.map(ActiveTrace::stop);
+    let events = recording.map_or(0, |recording| recording.lost_count + recording.events.len() as u64);
+    peer::tell(&Taken { messages, out_of_order, bytes, events })
 }
 
 /// The resident memory of this process in bytes.

@@ -3,7 +3,8 @@
 //! ```text
 //! soft write DEVICE DEVICE [MILLISECONDS] [BYTES] [asleep]
 //!                                                      RDMA WRITEs from one process to another: MB/s
-//! soft rate DEVICE DEVICE [MILLISECONDS]               SENDs of 8 bytes: messages/s
+//! soft rate DEVICE DEVICE [MILLISECONDS] [BYTES] [recorded]
+//!                                                      SENDs, of 8 bytes unless said, which both sides record: messages/s
 //! soft latency DEVICE DEVICE [MESSAGES]                round trips of 8-byte SENDs: half a round trip
 //! soft fetch-add DEVICE DEVICE [TIMES] [asleep]        atomics on a peer that polls, or that sleeps: a round trip
 //! soft queue-pairs DEVICE DEVICE COUNT [MILLISECONDS]  SENDs of 8 bytes, over COUNT connections in turn
@@ -35,9 +36,12 @@ fn main() -> Outcome {
             let asleep = words.get(5) == Some(&"asleep");
             duel::write(ours, theirs, time(3)?, number(4, 65_536)? as usize, asleep)?;
         }
-        ["rate", ours, theirs, ..] => duel::rate(ours, theirs, Plan::Rate { queue_pairs: 1 }, time(3)?)?,
+        ["rate", ours, theirs, ..] => {
+            let (len, is_recorded) = (number(4, 8)? as usize, words.get(5) == Some(&"recorded"));
+            duel::rate(ours, theirs, Plan::Rate { queue_pairs: 1, len, is_recorded }, time(3)?)?;
+        }
         ["queue-pairs", ours, theirs, ..] => {
-            let plan = Plan::Rate { queue_pairs: number(3, 10_000)? as u32 };
+            let plan = Plan::Rate { queue_pairs: number(3, 10_000)? as u32, len: 8, is_recorded: false };
             duel::rate(ours, theirs, plan, time(4)?)?;
         }
         ["latency", ours, theirs, ..] => duel::latency(ours, theirs, number(3, 20_000)? as u32)?,
