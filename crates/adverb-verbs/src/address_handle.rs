@@ -63,7 +63,7 @@ impl AddressHandle {
     /// # use adverb::verbs::*;
     /// # let device = SoftDevice::on_switch(&Switch::default(), "10.0.0.1".parse()?).open()?;
     /// # let domain = device.create_protection_domain()?;
-    /// # let completions = device.completion_queue(16).create()?;
+    /// # let completions = device.completion_queue(128).create()?;
     /// let queue_pair = domain.queue_pair(Transport::Ud).completion_queue(&completions).create()?;
     /// let traffic = Traffic::new().flow_label(0x123);
     /// let handle = queue_pair.address_handle_with("10.0.0.2".parse()?, traffic)?;
