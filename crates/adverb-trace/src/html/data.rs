@@ -8,8 +8,10 @@ use std::fmt;
 use std::io::{self, Write};
 
 use adverb_proto::Time;
+use adverb_proto::explain::{self, Explanation};
 use adverb_proto::trace::{Queue, RecvQueueId, TraceEvent};
 use adverb_proto::types::{Failure, Psn, Qpn, Status, Success};
+use adverb_wire::Syndrome;
 
 use super::ends::{End, Ends, Fate};
 use super::headers::{self, Field};
@@ -93,7 +95,7 @@ fn append(trace: &Trace, json: &mut JsonText) {
     });
     append_steps(json, &ordered.steps);
     list(json, "names", &strings.list, |json, name| _ = json.value(name.as_str()));
-    append_statuses(json, trace);
+    append_explanations(json, trace);
     json.end_object();
 }
 
@@ -384,7 +386,7 @@ fn append_role(json: &mut JsonText, role: &PacketRole) {
             json.value("nak");
             append_psns(json, *psns);
             request_ids(json, requests);
-            json.value(index(rejected)).value(Text(syndrome));
+            json.value(index(rejected)).value(Text(syndrome)).value(syndrome.byte());
         }
         PacketRole::Cm { message } => _ = json.value("cm").value(message.unwrap_or("message")),
         PacketRole::Cnp => _ = json.value("cnp"),
@@ -428,8 +430,8 @@ fn append_steps(json: &mut JsonText, steps: &[Step]) {
     list(json, "stepIndices", steps, |json, step| _ = json.value(parts(step).1));
 }
 
-/// Appends the statuses of failed requests: code, names, meaning and advice.
-fn append_statuses(json: &mut JsonText, trace: &Trace) {
+/// Appends the statuses of failed requests and the syndromes of NAKs: code, names, and explanation.
+fn append_explanations(json: &mut JsonText, trace: &Trace) {
     let failures = trace.requests.iter().filter_map(|request| request.outcome?.err());
     let codes: BTreeSet<u32> = failures.map(|failure| failure.status.code()).collect();
     list(json, "statuses", codes, |json, code| {
@@ -438,8 +440,31 @@ fn append_statuses(json: &mut JsonText, trace: &Trace) {
             .value(code)
             .value(Text(format_args!("{status:?}")))
             .value(names::status_name(status));
-        json.value(Text(status)).value(status.hint().unwrap_or_default()).end_array();
+        append_explanation(json, explain::status(status));
+        json.end_array();
     });
+    let syndrome = |packet: &Packet| match packet.role {
+        PacketRole::Nak { syndrome, .. } => Some(syndrome.byte()),
+        _ => None,
+    };
+    let syndromes: BTreeSet<u8> = trace.packets.iter().filter_map(syndrome).collect();
+    list(json, "syndromes", syndromes, |json, byte| {
+        json.begin_array().value(byte);
+        append_explanation(json, explain::syndrome(Syndrome::from_byte(byte)));
+        json.end_array();
+    });
+}
+
+/// Appends the summary, the meaning, the causes and the checks.
+fn append_explanation(json: &mut JsonText, explanation: Option<&Explanation>) {
+    let Some(explanation) = explanation else { return null(json) };
+    json.begin_array().value(explanation.summary).value(explanation.meaning);
+    for texts in [explanation.causes, explanation.checks] {
+        json.begin_array();
+        texts.iter().for_each(|text| _ = json.value(*text));
+        json.end_array();
+    }
+    json.end_array();
 }
 
 #[cfg(test)]

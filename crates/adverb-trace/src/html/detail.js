@@ -121,13 +121,20 @@ function completionSection(request) {
     for (let at = 0; at < outcome[3].length; at += 2) rows.push([outcome[3][at], outcome[3][at + 1]]);
   } else {
     rows.push(["vendor error", outcome[1]]);
-    const { text, hint } = STATUSES.get(outcome[0]);
-    parts.push(html("div", { class: "meaning" }, html("p", {}, `Meaning: ${text}.`), hint ? html("p", {}, `To check: ${hint}.`) : null));
+    parts.push(explanationBox(STATUSES.get(outcome[0]).explanation));
   }
   if (end >= 0) rows.push(["queue pair", hex(DATA.ends[end].qpn)]);
   if (request[REQUEST_CQ] >= 0) rows.push(["completion queue", String(request[REQUEST_CQ])]);
   parts.push(table(rows));
   return parts;
+}
+
+// The explanation of a status or a syndrome: its meaning, usual causes, and what to check.
+function explanationBox(explanation) {
+  if (!explanation) return "";
+  const [, meaning, causes, checks] = explanation;
+  const list = (title, texts) => (texts.length === 0 ? null : html("details", { open: "" }, html("summary", {}, title), html("ul", {}, ...texts.map((text) => html("li", {}, text)))));
+  return html("div", { class: "meaning" }, html("p", {}, meaning), list("Usual causes", causes), list("To check", checks));
 }
 
 // The steps of a request's life, with the state that each one begins.
@@ -245,7 +252,9 @@ function packetDetail(step) {
   const role = packet[PACKET_ROLE];
   if ((role[0] === "ack" || role[0] === "nak") && role[1] !== null) facts.push(["acknowledges", `PSN ${psnRange(role[1])}, ${plural(role[2].length, "request")}`]);
   if (role[0] === "ack" && role[1] === null) facts.push(["acknowledges", "nothing new"]);
-  parts.push(table(facts), html("h3", {}, "Packet"), headerTree(packet));
+  parts.push(table(facts));
+  if (role[0] === "nak") parts.push(explanationBox(SYNDROMES.get(role[5])));
+  parts.push(html("h3", {}, "Packet"), headerTree(packet));
   if (packet[PACKET_PAYLOAD]) parts.push(hexDump(packet));
   return parts;
 }

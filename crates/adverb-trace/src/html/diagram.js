@@ -6,6 +6,7 @@ const LINE_Y = 18; // of the arrow in its row
 const LABEL_Y = 12; // of the label's baseline
 const MIN_GAP = 5; // pixels between two rows, by time
 const MAX_GAP = 96;
+const PAGE_SHAPE = 0.55; // the height of the rows on a printed page, divided by their width
 const OVERSCAN = 30; // rows above and below the visible ones
 const PAUSE_HEIGHT = 18; // above a row that follows a long pause, if rows are spaced evenly
 
@@ -28,6 +29,7 @@ const state = {
   drawnTo: 0,
 };
 
+let isPrinting = false;
 const scroller = document.getElementById("scroll");
 const content = document.getElementById("content");
 
@@ -64,7 +66,7 @@ function placeRows() {
   const tops = new Float64Array(rows.length + 1);
   const byTime = state.scale === "time";
   const nanosPerPixel = 100 / zoom; // by time
-  state.longPause = byTime || hasTwoClocks(state.view) ? Infinity : Math.max(10_000, 25 * medianPause());
+  state.longPause = byTime || hasTwoClocks(state.view) ? Infinity : Math.max(10_000, 25 * typicalPause(0.5), 2 * typicalPause(0.9));
   let top = 6;
   for (let row = 0; row < rows.length; row++) {
     if (byTime && row > 0) top += Math.min(Math.max(pauseBefore(row) / nanosPerPixel, MIN_GAP), MAX_GAP);
@@ -80,9 +82,10 @@ function placeRows() {
 // The time between a row and the row above it. Only rows of one clock have one.
 function pauseBefore(row) { return row === 0 ? 0 : timeOf(state.rows[row]) - timeOf(state.rows[row - 1]); }
 
-function medianPause() {
+// The pause that is longer than this share of all pauses.
+function typicalPause(share) {
   const pauses = Float64Array.from(state.rows, (_, row) => pauseBefore(row)).sort();
-  return pauses.length > 0 ? pauses[pauses.length >> 1] : 0;
+  return pauses.length > 0 ? pauses[Math.floor((pauses.length - 1) * share)] : 0;
 }
 
 // The arrival of a packet needs no label, unless the packet was dropped.
@@ -101,7 +104,7 @@ function lanesOf(view) {
   return xs;
 }
 
-function hasRight(view) { return view.devices[1] >= 0 && (view.right.length > 0 || view.devices[0] === view.devices[1]); }
+function hasRight(view) { return view.devices[1] >= 0; }
 
 function drawLanes() {
   const { view } = state;
@@ -110,7 +113,7 @@ function drawLanes() {
   const name = (device) => (device < 0 ? "" : DATA.devices[device].name);
   const [left, right] = [name(view.devices[0]), absent ? "" : name(view.devices[1])];
   const qps = (ends) => (ends.length === 1 ? endName(ends[0]) : ends.length > 1 ? `${ends.length} queue pairs` : "");
-  const drawing = svg("svg", { width: xs.width, height: 42, role: "img", "aria-label": `Lanes: application, NIC ${left}, network, NIC ${right || "not recorded"}, application` });
+  const drawing = svg("svg", { width: xs.width, height: 42, viewBox: `0 0 ${xs.width} 42`, role: "img", "aria-label": `Lanes: application, NIC ${left}, network, NIC ${right || "not recorded"}, application` });
   const lane = (x, title, subtitle, anchor, isAbsent) => {
     drawing.append(
       svg("text", { x, y: 17, "text-anchor": anchor, class: isAbsent ? "title unrecorded" : "title" }, title),
@@ -118,8 +121,8 @@ function drawLanes() {
     );
   };
   const two = hasTwoClocks(view);
-  lane(xs.start - 12, "time", two ? `µs, ${shorten(left, 8)}` : "µs", "end");
-  if (two) lane(xs.width - 10, "time", `µs, ${shorten(right, 8)}`, "end");
+  lane(xs.start - 12, "time", two ? `µs, ${ending(left)}` : "µs", "end");
+  if (two) lane(xs.width - 10, "time", `µs, ${ending(right)}`, "end");
   lane(xs.appL - 4, "application", "", "start");
   lane(xs.nicL, `NIC ${shorten(left, 18)}`, qps(view.left), "middle");
   lane(xs.middle, "network", "", "middle");
@@ -128,6 +131,9 @@ function drawLanes() {
   if (absent) lane((xs.nicR + xs.appR) / 2, "", "not recorded", "middle", true);
   document.getElementById("lanes").replaceChildren(drawing);
 }
+
+// The end of a name, which tells devices apart.
+function ending(name) { return name.length > 9 ? `…${name.slice(-8)}` : name; }
 
 const measurer = document.createElement("canvas").getContext("2d");
 
@@ -172,14 +178,39 @@ function drawRows(from, to) {
     content.replaceChildren(text);
     return;
   }
+  content.replaceChildren(drawingOf(from, to));
+  const selected = document.getElementById(`row-${state.rowOfStep[state.selected]}`);
+  if (selected) scroller.setAttribute("aria-activedescendant", selected.id);
+}
+
+// For printing: draws the rows from the first visible one, up to the limit, in parts that fit on a page.
+function drawPages() {
+  const first = firstRowAt(scroller.scrollTop);
+  const end = Math.min(state.rows.length, first + DATA.rowLimit);
+  const height = lanesOf(state.view).width * PAGE_SHAPE;
+  const drawings = [];
+  for (let from = first; from < end;) {
+    let to = from + 1;
+    while (to < end && state.tops[to + 1] - state.tops[from] <= height) to++;
+    // An arrow from an earlier part is drawn again in the part of its end.
+    state.drawnFrom = from;
+    drawings.push(drawingOf(from, to));
+    from = to;
+  }
+  content.style.height = "auto";
+  content.replaceChildren(...drawings);
+}
+
+// Draws a range of rows.
+function drawingOf(from, to) {
   const xs = lanesOf(state.view);
   const start = from === 0 ? 0 : state.tops[from];
-  const height = Math.max(to === state.rows.length ? scroller.clientHeight : 0, state.tops[to] - start);
+  const height = Math.max(to === state.rows.length && !isPrinting ? scroller.clientHeight : 0, state.tops[to] - start);
   const drawing = svg("svg", { width: xs.width, height, style: `top:${start}px`, viewBox: `0 ${start} ${xs.width} ${height}` });
   // The rows' backgrounds take the pointer; lanes, marks and texts are above them, in this order.
   const backgrounds = svg("g");
   const layers = { backgrounds, lines: svg("g", { class: "marks", "aria-hidden": "true" }), texts: svg("g", { class: "marks", "aria-hidden": "true" }) };
-  drawing.append(backgrounds, svg("rect", { class: "band", x: xs.middle - 34, y: start, width: 68, height }));
+  drawing.append(svg("rect", { class: "band", x: xs.middle - 34, y: start, width: 68, height }), backgrounds);
   const absent = hasRight(state.view) ? "" : " absent";
   for (const [x, mark] of [[xs.appL, ""], [xs.nicL, ""], [xs.nicR, absent], [xs.appR, absent]]) {
     drawing.append(svg("line", { class: `lane${mark}`, x1: x, x2: x, y1: start, y2: start + height }));
@@ -187,9 +218,7 @@ function drawRows(from, to) {
   drawing.append(layers.lines, layers.texts);
   const labelled = visibleLabels(from, to);
   for (let row = from; row < to; row++) drawRow(row, xs, labelled, layers);
-  content.replaceChildren(drawing);
-  const selected = document.getElementById(`row-${state.rowOfStep[state.selected]}`);
-  if (selected) scroller.setAttribute("aria-activedescendant", selected.id);
+  return drawing;
 }
 
 // By time, labels may overlap: the rows whose labels and times are shown, or null if all are. Failures and the selected
@@ -300,7 +329,7 @@ const PAINT = {
     if (marks[step] & FAILURE) warning(painter, app, y);
     else if (kindOf(step) === POLLED) group.append(svg("circle", { class: "dot", cx: app, cy: y, r: 4.5 }));
     else group.append(svg("path", { class: "sign", d: `M${app} ${y - 6}l6 6l-6 6l-6 -6z` }));
-    label(painter, app, nic, 4);
+    label(painter, app, nic, 7);
   },
   // A step inside the NIC: its label ends at the NIC's lane.
   inside(painter) {
@@ -424,7 +453,7 @@ function loop({ group }, x, y) {
 function label({ texts, labelY, seen, hasLabel, y }, from, to, inset = 8) {
   if (!hasLabel) return;
   const away = Math.sign(to - from);
-  const room = Math.abs(to - from) - inset * 2 - 4;
+  const room = Math.abs(to - from) - inset - 8;
   const isOnLine = seen.place === "application" || seen.place === "inside";
   const attributes = { class: "label", x: from + away * (inset + (isOnLine ? 6 : 2)), y: isOnLine ? y + 4 : labelY, "text-anchor": away > 0 ? "start" : "end" };
   texts.append(svg("text", attributes, fit(seen.label, room, seen.tones.includes("bad"))));

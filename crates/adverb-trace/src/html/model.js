@@ -30,7 +30,8 @@ const POSTED = "p", DOORBELL = "d", PACKET = "s", ARRIVED = "a", RETRY = "r", CO
 
 const LEFT = 0, RIGHT = 1, HIDDEN = -1;
 
-const STATUSES = new Map(DATA.statuses.map(([code, name, constant, text, hint]) => [code, { name, constant, text, hint }]));
+const STATUSES = new Map(DATA.statuses.map(([code, name, constant, explanation]) => [code, { name, constant, explanation }]));
+const SYNDROMES = new Map(DATA.syndromes);
 
 // The step at which each packet was sent, or arrived.
 const sendSteps = new Int32Array(DATA.packets.length).fill(-1);
@@ -229,7 +230,7 @@ function describe(step) {
     }
     case RETRY: {
       const [, , psn, cause] = DATA.retries[index];
-      return { place: "inside", tones: "retry", label: `retransmit PSN ${psn}: ${shortCause(cause)}` };
+      return { place: "inside", tones: "retry", label: `retransmit: ${shortCause(cause)} · PSN ${psn}` };
     }
     case MOMENT: {
       const [, , , text, flags] = DATA.moments[index];
@@ -245,7 +246,6 @@ function describePacket(step, packet) {
   const other = peerOf(packet);
   const flags = packet[PACKET_FLAGS] | (other === null ? 0 : other[PACKET_FLAGS] & FLAG_RETRANSMISSION);
   const parts = [packetName(packet), `PSN ${packet[PACKET_PSN]}`];
-  if (packet[PACKET_LENGTH] > 0) parts.push(`${grouped(packet[PACKET_LENGTH])} B`);
   let tones = { response: "packet response", ack: "packet ack", cm: "packet cm", cnp: "packet cnp" }[role[0]] ?? "packet";
   if (role[0] === "nak") tones = "packet bad";
   if (flags & FLAG_RETRANSMISSION) {
@@ -254,6 +254,7 @@ function describePacket(step, packet) {
     tones += " retry";
   }
   if (flags & FLAG_DUPLICATE) parts.push("duplicate");
+  if (packet[PACKET_LENGTH] > 0) parts.push(`${grouped(packet[PACKET_LENGTH])} B`);
   if (flags & FLAG_LOST) tones += " bad";
   const dropped = packet[PACKET_DROPPED] ?? (other === null ? null : other[PACKET_DROPPED]);
   return {
@@ -288,7 +289,7 @@ function searchText(step) {
     parts.push(requestName(id), `wr_id ${request[REQUEST_WR_ID]}`, `tag ${request[REQUEST_POSTED]?.[POSTED_TAG] ?? ""}`);
     const outcome = request[REQUEST_OUTCOME];
     if (outcome !== null && (kindOf(step) === COMPLETED || kindOf(step) === POLLED)) {
-      parts.push(statusName(outcome[0]), `status ${outcome[0]}`, STATUSES.get(outcome[0])?.constant ?? "", STATUSES.get(outcome[0])?.text ?? "");
+      parts.push(statusName(outcome[0]), `status ${outcome[0]}`, STATUSES.get(outcome[0])?.constant ?? "", STATUSES.get(outcome[0])?.explanation?.[0] ?? "");
     }
   }
   if (kindOf(step) === PACKET || kindOf(step) === ARRIVED) {

@@ -32,7 +32,8 @@ function showNotes() {
     notes.push("The clocks of the two hosts are not compared: each side has its own time column. Packets are matched by their sequence numbers and drawn horizontally, in the order of cause and effect; where packets crossed, a time may be smaller than the one above it.");
   }
   if (state.scale === "time") notes.push("Distances show time. Gaps that are too long for the screen are shortened and labeled.");
-  for (const { name, lostCount } of DATA.devices) {
+  for (const device of new Set(state.view.devices.filter((index) => index >= 0))) {
+    const { name, lostCount } = DATA.devices[device];
     if (lostCount > 0) notes.push(`${name}: ${plural(lostCount, "older event")} overwritten in the recorder's ring buffer.`);
   }
   controls.notes.replaceChildren(...notes.map((note) => html("p", {}, note)));
@@ -131,7 +132,7 @@ function setScale(scale) {
   state.zoom = 1;
   if (scale === "time") {
     // Rows are a row's height apart in the median.
-    state.zoom = ROW_HEIGHT * 100 / Math.max(1, medianPause());
+    state.zoom = ROW_HEIGHT * 100 / Math.max(1, typicalPause(0.5));
   }
   refresh();
 }
@@ -184,13 +185,19 @@ content.addEventListener("click", (event) => {
   const row = event.target.closest?.("[data-row]");
   if (row) { select(state.rows[row.dataset.row], false); showMatches(); }
 });
-addEventListener("resize", () => refresh());
+addEventListener("resize", () => { if (!isPrinting) refresh(); });
+let screenTheme = "light";
 addEventListener("beforeprint", () => {
-  const first = firstRowAt(scroller.scrollTop);
-  drawRows(first, first + DATA.rowLimit);
-  content.style.height = "auto";
+  isPrinting = true;
+  screenTheme = document.documentElement.dataset.theme;
+  setTheme("light");
+  drawPages();
 });
-addEventListener("afterprint", () => refresh());
+addEventListener("afterprint", () => {
+  isPrinting = false;
+  setTheme(screenTheme);
+  refresh();
+});
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => setTheme(event.matches ? "dark" : "light"));
 
 controls.view.addEventListener("change", () => { setView(Number(controls.view.value)); refresh(); if (state.selected < 0) showDetail(-1); });

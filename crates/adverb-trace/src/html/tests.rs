@@ -60,7 +60,13 @@ fn every_object_of_the_trace_is_in_the_page() {
     for failure in failed {
         let statuses = data["statuses"].as_array().unwrap();
         let status = statuses.iter().find(|status| status[0] == failure.status.code()).unwrap();
-        assert_eq!(status[3], failure.status.to_string());
+        let explanation = adverb_proto::explain::status(failure.status).unwrap();
+        assert_eq!((&status[2], &status[3][1]), (&explanation.name.into(), &explanation.meaning.into()));
+    }
+    for packet in data["packets"].as_array().unwrap().iter().filter(|packet| packet[13][0] == "nak") {
+        let syndromes = data["syndromes"].as_array().unwrap();
+        let syndrome = syndromes.iter().find(|syndrome| syndrome[0] == packet[13][5]).unwrap();
+        assert!(!syndrome[1][1].as_str().unwrap().is_empty());
     }
 }
 
