@@ -1,7 +1,8 @@
-//! `cargo xtask examples`: the connection examples, run with the commands that they document.
+//! `cargo xtask examples`: the examples of connections and traces, run with the commands that they document.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -51,7 +52,59 @@ pub(crate) fn run() -> Result<()> {
         }
     }
     ensure!(fs::read(&original)? == fs::read(&copy)?, "the transferred file differs from the original");
+    traces(&directory.join("traces"))
+}
+
+/// Runs the examples of traces, and checks what they print and write.
+fn traces(directory: &Path) -> Result<()> {
+    let listing = output("seed_trace", &[&directory.display().to_string()])?;
+    for expected in [
+        "Opcode: RC SEND only (0x04)",
+        "Opcode: RC WRITE only (0x0a)",
+        "Opcode: RC READ request (0x0c)",
+        "Opcode: RC READ response only (0x10)",
+        "Opcode: RC CAS (0x13)",
+        "Opcode: RC ATOMIC ACK (0x12)",
+        "Opcode: RC ACK (0x11)",
+        "Syndrome: 0x62",
+        "Status: IBV_WC_REM_ACCESS_ERR (10)",
+        "Work Queue Entry (WQE) for RECEIVE",
+        "completion notification",
+    ] {
+        ensure!(
+            listing.contains(expected),
+            "the listing of seed_trace does not contain `{expected}`:\n{listing}"
+        );
+    }
+    for file in ["trace.html", "trace.jsonl", "trace.json"] {
+        ensure!(fs::metadata(directory.join(file))?.len() > 1000, "{file} is nearly empty");
+    }
+    let capture = directory.join("trace.pcapng");
+    let fields = ["-T", "fields", "-e", "frame.comment", "-e", "_ws.malformed"];
+    let comments = process::text(Command::new("tshark").arg("-r").arg(&capture).args(fields))?;
+    // Five requests and their five responses, each at both ends.
+    ensure!(comments.lines().count() == 20, "tshark shows {} packets:\n{comments}", comments.lines().count());
+    ensure!(comments.lines().all(|line| line.contains("qp 0x")), "a packet has no comment:\n{comments}");
+    ensure!(!comments.contains("alformed"), "tshark finds a malformed packet:\n{comments}");
+    println!("seed_trace: {} lines, 20 packets with comments", listing.lines().count());
+
+    let report = output("flight_recorder", &[])?;
+    for expected in ["IBV_WC_RETRY_EXC_ERR (12)", "peer:", "acknowledged:", "retransmissions: 3", "timeouts:"]
+    {
+        ensure!(
+            report.contains(expected),
+            "the report of flight_recorder does not contain `{expected}`:\n{report}"
+        );
+    }
+    println!("flight_recorder: {}", report.lines().next().unwrap_or_default());
     Ok(())
+}
+
+/// Returns the output of an example that needs no server.
+fn output(name: &str, words: &[&str]) -> Result<String> {
+    let program = process::build(&format!("build --release -p adverb --example {name}"))?;
+    let mut command = command("timeout", &[&["60", &program], words].concat(), "");
+    process::text(&mut command).with_context(|| format!("the example {name} failed"))
 }
 
 /// A server process; killed on drop.

@@ -24,6 +24,9 @@
 //! | [`failure`] | ends of connections, errors, reconnecting, several paths |
 //! | [`devices`] | the device of a connection, and the choice of another device |
 //! | [`security`] | authentication, and the limits of protection |
+//! | [`work_queues`] | how a work request becomes packets and a completion |
+//! | [`reading_a_trace`] | seeing it: traces, and the signs of trouble in them |
+//! | [`listings`] | where listings of RDMA packets differ from the standard |
 //! | [`from_snowrdma`] | every call of SnowRDMA, and its counterpart |
 //!
 //! Each chapter uses [`net::blocking`](crate::net::blocking), for threads. With the feature `tokio`, which is on by default,
@@ -37,14 +40,20 @@ pub mod failure {}
 pub mod first_connection {}
 #[doc = include_str!("from_snowrdma.md")]
 pub mod from_snowrdma {}
+#[doc = include_str!("listings.md")]
+pub mod listings {}
 #[doc = include_str!("messages.md")]
 pub mod messages {}
 #[doc = include_str!("one_sided.md")]
 pub mod one_sided {}
+#[doc = include_str!("reading_a_trace.md")]
+pub mod reading_a_trace {}
 #[doc = include_str!("security.md")]
 pub mod security {}
 #[doc = include_str!("streams.md")]
 pub mod streams {}
+#[doc = include_str!("work_queues.md")]
+pub mod work_queues {}
 
 #[cfg(test)]
 mod tests {
