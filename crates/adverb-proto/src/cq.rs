@@ -88,7 +88,10 @@ impl CompletionQueue {
 
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Completion> {
-        self.pop_timed().map(|(completion, _)| completion)
+        if let Some(times) = &mut self.times {
+            times.pop_front();
+        }
+        self.entries.pop_front()
     }
 
     #[inline]

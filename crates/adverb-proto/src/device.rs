@@ -120,6 +120,8 @@ pub struct Device<S = ()> {
     numbers: HashMap<u32, u32, NumberHasher>,
     cqs: Vec<Option<CompletionQueue>>,
     free_cqs: FreeSlots,
+    /// The number of completion queues with timestamps.
+    timed_cq_count: u32,
     srqs: Vec<Option<SharedQueue>>,
     free_srqs: FreeSlots,
     keys: Keys,
@@ -167,6 +169,7 @@ impl<S: EventSink> Device<S> {
             numbers: HashMap::default(),
             cqs: Vec::new(),
             free_cqs: FreeSlots::default(),
+            timed_cq_count: 0,
             srqs: Vec::new(),
             free_srqs: FreeSlots::default(),
             keys: Keys::default(),
@@ -247,6 +250,7 @@ impl<S: EventSink> Device<S> {
     ///   ([`packet_sent`](Device::packet_sent)).
     /// - Other requests, such as flushed ones, have the time of the call that completed them.
     pub fn create_timed_cq(&mut self, capacity: u32) -> Cq {
+        self.timed_cq_count += 1;
         Cq(self.free_cqs.occupy(&mut self.cqs, CompletionQueue::with_timestamps(capacity)))
     }
 
@@ -260,6 +264,7 @@ impl<S: EventSink> Device<S> {
     pub fn destroy_cq(&mut self, cq: Cq) -> bool {
         let is_unused = matches!(self.cqs.get(cq.0 as usize), Some(Some(cq)) if cq.users == 0);
         if is_unused {
+            self.timed_cq_count -= u32::from(self.has_timestamps(cq));
             self.free_cqs.vacate(&mut self.cqs, cq.0);
         }
         is_unused
@@ -638,7 +643,8 @@ impl<S: EventSink> Device<S> {
         self.stats.bytes_sent += u64::from(payload_len);
         let path: &Path = qp.path()?;
         let ecn_capable = qp.is_ecn_capable() && header.operation != Operation::Cnp;
-        let is_timed = qp.is_completing() && self.has_timestamps(qp.config.send_cq);
+        let is_timed =
+            self.timed_cq_count > 0 && qp.is_completing() && self.has_timestamps(qp.config.send_cq);
         let timed = is_timed.then_some(qp.qpn);
         Some(Transmit { header, path, payload, ecn_capable, timed })
     }

@@ -358,27 +358,47 @@ impl Nic {
     }
 
     /// Drives the NIC, then passes up to `max` completions to `each` and returns their number.
-    pub fn poll(&self, cq: Cq, max: usize, mut each: impl FnMut(Completion)) -> usize {
-        self.poll_timed(cq, max, |completion, _| each(completion))
+    pub fn poll(&self, cq: Cq, max: usize, each: impl FnMut(Completion)) -> usize {
+        self.poll_with(cq, max, |engine| engine.device.poll_completion(cq), |completion| completion, each)
     }
 
     /// Does the same as [`poll`](Nic::poll), and passes each completion with its timestamp, if the queue [has
     /// timestamps](Nic::create_timed_cq).
     pub fn poll_timed(&self, cq: Cq, max: usize, mut each: impl FnMut(Completion, Option<Time>)) -> usize {
+        let poll = |engine: &mut Engine| engine.device.poll_timed_completion(cq);
+        self.poll_with(
+            cq,
+            max,
+            poll,
+            |(completion, _)| completion,
+            |(completion, time)| each(completion, time),
+        )
+    }
+
+    /// Drives the NIC, then passes up to `max` results of `poll` to `each`.
+    #[inline]
+    fn poll_with<T>(
+        &self,
+        cq: Cq,
+        max: usize,
+        poll: impl Fn(&mut Engine) -> Option<T>,
+        completion: impl Fn(&T) -> &Completion,
+        mut each: impl FnMut(T),
+    ) -> usize {
         let mut engine = self.shared.engine.lock();
         let work = self.drive(&mut engine, |engine| engine.drive_for(cq));
         let mut count = 0;
         let mut polled_at = None;
         while count < max
-            && let Some((completion, time)) = engine.device.poll_timed_completion(cq)
+            && let Some(polled) = poll(&mut engine)
         {
             count += 1;
             if engine.device.sink().is_recording() {
                 let now = *polled_at.get_or_insert_with(|| engine.now());
-                let Completion { qpn, wr_id, .. } = completion;
+                let &Completion { qpn, wr_id, .. } = completion(&polled);
                 engine.device.record(now, || TraceEvent::Polled { cq, qpn, wr_id });
             }
-            each(completion, time);
+            each(polled);
         }
         progress::wake(&self.shared, &mut engine, work);
         count

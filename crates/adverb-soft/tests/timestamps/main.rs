@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod cost;
 mod memory_link;
 mod node;
 mod sockets;

@@ -28,9 +28,17 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn new(transport: Transport, options: NicOptions) -> Node {
+        Node::with(transport, options, true)
+    }
+
+    /// Creates a node whose completions have timestamps or not.
+    pub(crate) fn with(transport: Transport, options: NicOptions, has_timestamps: bool) -> Node {
         let nic = Nic::open(options.mtu(PathMtu::Mtu1024)).unwrap();
         let pd = nic.create_domain().unwrap();
-        let cq = nic.create_timed_cq(256, None).unwrap();
+        let cq = match has_timestamps {
+            true => nic.create_timed_cq(256, None).unwrap(),
+            false => nic.create_cq(256, None).unwrap(),
+        };
         let qpn = nic.create_qp(QpConfig::new(transport, pd, cq, cq)).unwrap();
         let words: Vec<AtomicU64> = (0..LENGTH / 8).map(|_| AtomicU64::new(0)).collect();
         let area = NonNull::from(words.as_slice()).cast::<u8>();
@@ -86,12 +94,17 @@ impl Node {
 
     /// Posts a message.
     pub(crate) fn post_send(&self, peer: &Node, bytes: &[u8]) {
+        self.post_sends(peer, bytes, 1);
+    }
+
+    /// Posts a message `count` times, in one batch.
+    pub(crate) fn post_sends(&self, peer: &Node, bytes: &[u8], count: usize) {
         let destination = (self.transport == Transport::Ud).then(|| Destination {
             handle: self.path(peer),
             qpn: peer.qpn,
             qkey: QKEY,
         });
-        let request = SendRequest {
+        let request = || SendRequest {
             wr_id: 2,
             tag: 0,
             operation: SendOperation::Send,
@@ -99,7 +112,8 @@ impl Node {
             segments: &[],
             destination,
         };
-        self.nic.post_sends(self.qpn, [(request, Some(bytes))]).unwrap();
+        let requests = std::iter::repeat_with(|| (request(), Some(bytes))).take(count);
+        self.nic.post_sends(self.qpn, requests).unwrap();
     }
 
     /// Returns the timestamp of the next completion, if there is one.
@@ -111,6 +125,15 @@ impl Node {
             stamp = Some(self.nic.clock_origin() + Duration::from_nanos(time.as_nanos()));
         });
         stamp
+    }
+
+    /// Waits for this many completions, and ignores them.
+    pub(crate) fn await_completions(&self, count: usize) {
+        let mut polled = 0;
+        while polled < count {
+            polled +=
+                self.nic.poll(self.cq, count - polled, |completion| assert!(completion.outcome.is_ok()));
+        }
     }
 
     /// Waits for the next completion, and returns its timestamp. The peers are polled as well.

@@ -257,7 +257,7 @@ impl Receiver {
                 size_of::<Address>() as libc::socklen_t,
                 pieces[index].write(piece),
                 1,
-                controls[index].write(Controls::EMPTY).0.as_mut_ptr().cast(),
+                controls[index].as_mut_ptr().cast(),
                 size_of::<Controls>(),
             ));
         }
@@ -504,19 +504,14 @@ impl Control {
 /// The bits of the flow label in IPv6's flow information.
 const FLOW_LABEL: u32 = 0xf_ffff;
 
-/// A buffer for the control messages of a datagram: five numbers and a timestamp.
-#[repr(C, align(8))]
-struct Controls([u8; CONTROLS]);
+/// A buffer for the control messages of a datagram: five numbers and a timestamp. It is aligned like their headers.
+type Controls = [u64; CONTROLS.div_ceil(size_of::<u64>())];
 
 // SAFETY: it only computes.
 const CONTROLS: usize = 5 * size_of::<Control>() + unsafe { libc::CMSG_SPACE(TIMESTAMP) } as usize;
 
 /// The size of a timestamp.
 const TIMESTAMP: libc::c_uint = size_of::<libc::timespec>() as libc::c_uint;
-
-impl Controls {
-    const EMPTY: Controls = Controls([0; CONTROLS]);
-}
 
 /// The contents of control messages.
 #[derive(Default)]
