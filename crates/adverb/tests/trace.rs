@@ -224,8 +224,8 @@ fn status(completion: &Completion) -> Status {
 
 /// Connects two ends with a short acknowledgement timeout.
 fn connect_impatiently(left: &End, right: &End) {
-    // 4.096 µs × 2¹⁰ is about 4 ms.
-    let options = ConnectOptions::new().ack_timeout(10).retry_count(3);
+    // 4.096 µs × 2¹² is about 17 ms.
+    let options = ConnectOptions::new().ack_timeout(12).retry_count(3);
     left.queue_pair.connect_with(&right.queue_pair.endpoint(), &options).unwrap();
     right.queue_pair.connect_with(&left.queue_pair.endpoint(), &options).unwrap();
 }
@@ -278,12 +278,21 @@ fn flight_recorder_shows_why_a_request_failed_after_the_peer_died() {
     });
     // The first message was acknowledged, the second was not.
     assert_eq!(acknowledged, first_psn.map(|psn| psn + 1));
-    let is_timeout = |event: &TraceEvent| matches!(event, TraceEvent::TimerExpired { qpn: at, timer: TimerKind::AckTimeout } if *at == qpn);
-    let is_retry = |event: &TraceEvent| matches!(event, TraceEvent::Retransmit { qpn: at, psn, cause: RetryCause::Timeout } if *at == qpn && Some(*psn) == acknowledged);
-    let is_resent = |event: &TraceEvent| matches!(event, TraceEvent::PacketOut { qpn: at, is_retransmission: true, .. } if *at == qpn);
-    assert_eq!(count(&dump, is_retry), 3, "{}", text(&dump));
-    assert_eq!(count(&dump, is_resent), 3, "{}", text(&dump));
-    assert_eq!(count(&dump, is_timeout), 4, "{}", text(&dump));
+    // On a busy machine, the first message may have been retransmitted, too.
+    let second = position(&dump, "second", |event| matches!(event, TraceEvent::PostedSend { tag: 2, .. }));
+    let count_after = |is_it: &dyn Fn(&TraceEvent) -> bool| {
+        dump.events[second..].iter().filter(|recorded| is_it(&recorded.event)).count()
+    };
+    let timeouts = count_after(
+        &|event| matches!(event, TraceEvent::TimerExpired { qpn: at, timer: TimerKind::AckTimeout } if *at == qpn),
+    );
+    let retries = count_after(
+        &|event| matches!(event, TraceEvent::Retransmit { qpn: at, psn, cause: RetryCause::Timeout } if *at == qpn && Some(*psn) == acknowledged),
+    );
+    let resent = count_after(
+        &|event| matches!(event, TraceEvent::PacketOut { qpn: at, is_retransmission: true, .. } if *at == qpn),
+    );
+    assert_eq!((timeouts, retries, resent), (4, 3, 3), "{}", text(&dump));
     let last = dump.events.last().map(|recorded| recorded.event);
     let is_failure = matches!(last, Some(TraceEvent::Completed { qpn: at, outcome: Err(failure), .. }) if at == qpn && failure.status == Status::RetryExceeded);
     assert!(is_failure, "{last:?}");
