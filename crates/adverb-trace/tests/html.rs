@@ -282,6 +282,22 @@ fn is_ready(document: &str) -> bool {
     root.contains("data-ready=") && !root.contains("data-error=")
 }
 
+/// Presses every key, shows every view, and selects rows.
+const USE: &str = r#"
+    for (const key of [...Object.keys(KEYS), "f", "e", "f"]) {
+        document.body.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+        controls.keys.close();
+    }
+    state.views.forEach((_, index) => {
+        controls.view.value = index;
+        controls.view.dispatchEvent(new Event("change"));
+        for (let row = 0; row < Math.min(150, state.rows.length); row++) selectRow(row);
+    });
+    controls.search.value = "psn";
+    search(true);
+    document.documentElement.dataset.used = "yes";
+"#;
+
 #[test]
 fn browser_draws_every_page_without_an_error() {
     let [one, _] = recorded(LOSSY, 5).recordings(9);
@@ -299,14 +315,22 @@ fn browser_draws_every_page_without_an_error() {
         (page("browsed_clocks", with_other_host(recorded(LOSSY, 5).recordings(9))), "theme=dark&row=9", 1),
         (page("browsed_one_end", [one]), "scale=time&failures", 1),
         (page("browsed_empty", []), "", 0),
+        (page("browsed_idle", World::connected(Transport::Rc, Faults::NONE, 1, 0).recordings(9)), "", 0),
         (page("browsed_large", large.recordings(9)), "row=50000&search=wr_id 0xf9f", 1),
     ];
-    let (_, large) = &pages[4].0;
+    let (_, large) = &pages[5].0;
     let step_count = steps(&data(large)).len();
     assert!(step_count > 100_000, "{step_count}");
-    for ((path, _), hash, min_rows) in &pages {
+    for ((path, text), hash, min_rows) in &pages {
+        // The use of the large page would take long.
+        let is_used = text.len() < 1 << 20;
+        if is_used {
+            let used = text.replace("</body>", &format!("<script>{USE}</script></body>"));
+            std::fs::write(path, used).unwrap();
+        }
         let Some(document) = browse(path, hash) else { return };
         assert!(is_ready(&document), "{}: {document:.300}", path.display());
+        assert_eq!(document.contains("data-used="), is_used, "{}: {document:.300}", path.display());
         let rows = document.matches("data-row=").count();
         assert!((*min_rows..=500).contains(&rows), "{}: {rows} rows", path.display());
     }

@@ -74,8 +74,9 @@ function requestDetail(id, title, time) {
     badge(`WQE ${request[REQUEST_WQE]}`, failed ? "bad" : request[REQUEST_WQE] === "COMPLETED" ? "good" : "plain"),
     badge(request[REQUEST_CQE] === null ? "no CQE (unsignaled)" : `CQE ${request[REQUEST_CQE]}`, /^P(OLL|ROCESS)ED$/.test(request[REQUEST_CQE]) ? "good" : "plain")));
   parts.push(...lifeSection(request));
-  parts.push(...workRequestSection(request));
-  parts.push(...completionSection(request));
+  // A failure comes first, because the reader looks for its cause.
+  const sections = [workRequestSection(request), completionSection(request)];
+  parts.push(...(failed ? sections.reverse() : sections).flat());
   parts.push(...relatedSection(request, id));
   return parts;
 }
@@ -129,12 +130,15 @@ function completionSection(request) {
   return parts;
 }
 
+// A text whose parts between backticks are code.
+function withCode(text) { return text.split("`").map((part, at) => (at % 2 === 1 ? html("code", {}, part) : part)); }
+
 // The explanation of a status or a syndrome: its meaning, usual causes, and what to check.
 function explanationBox(explanation) {
   if (!explanation) return "";
   const [, meaning, causes, checks] = explanation;
-  const list = (title, texts) => (texts.length === 0 ? null : html("details", { open: "" }, html("summary", {}, title), html("ul", {}, ...texts.map((text) => html("li", {}, text)))));
-  return html("div", { class: "meaning" }, html("p", {}, meaning), list("Usual causes", causes), list("To check", checks));
+  const list = (title, texts) => (texts.length === 0 ? null : html("details", { open: "" }, html("summary", {}, title), html("ul", {}, ...texts.map((text) => html("li", {}, ...withCode(text))))));
+  return html("div", { class: "meaning" }, html("p", {}, ...withCode(meaning)), list("Usual causes", causes), list("To check", checks));
 }
 
 // The steps of a request's life, with the state that each one begins.

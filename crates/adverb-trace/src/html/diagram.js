@@ -283,7 +283,7 @@ function drawPause(group, row, xs, top) {
     const y = top - MAX_GAP / 2 + 8;
     group.append(
       svg("line", { class: "gap-line", x1: xs.start, x2: xs.appR, y1: y + 4, y2: y + 4 }),
-      svg("text", { class: "gap label", x: xs.middle, y, "text-anchor": "middle" }, duration(pause)),
+      svg("text", { class: "gap halo", x: xs.middle, y, "text-anchor": "middle" }, duration(pause)),
     );
   }
 }

@@ -340,7 +340,7 @@ function makeViews() {
       views.push({ label: `${pair}: ${qps}`, devices, left, right, whole: connections.length === 1 });
     }
   }
-  return views;
+  return views.length > 0 ? views : [{ label: "no device", devices: [-1, -1], left: [], right: [], whole: true }];
 }
 
 function endName(index) {

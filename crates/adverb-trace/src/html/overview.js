@@ -10,7 +10,7 @@ function drawOverview() {
   const width = overview.clientWidth;
   const { rows } = state;
   const drawing = svg("svg", { width, height: OVERVIEW_HEIGHT, "aria-hidden": "true" });
-  const count = Math.max(1, Math.min(Math.floor(width / BAR_WIDTH), rows.length));
+  const count = Math.min(Math.max(1, Math.floor(width / BAR_WIDTH)), rows.length);
   const bars = [];
   for (let bar = 0; bar < count; bar++) bars.push(measure(Math.floor(bar * rows.length / count), Math.floor((bar + 1) * rows.length / count)));
   const rates = bars.map(({ rate }) => rate).filter((rate) => rate > 0);
@@ -35,7 +35,7 @@ function drawOverview() {
 // The rate and the marks of the rows in a range.
 function measure(from, to) {
   const { rows, matchedRows } = state;
-  const clock = DATA.devices.length > 0 ? clockOf(rows[from]) : 0;
+  const clock = clockOf(rows[from]);
   let first = Infinity, last = -Infinity, hasFailure = false, hasRetry = false, hasMatch = false;
   // The row before the range counts too, so that a bar of one row has a duration.
   for (let row = Math.max(0, from - 1); row < Math.max(to, from + 1) && row < rows.length; row++) {

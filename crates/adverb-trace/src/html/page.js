@@ -263,15 +263,13 @@ function start() {
   if (DATA.devices.length > 0) document.title = `RDMA trace: ${DATA.devices.map(({ name }) => name).join(", ")}`;
   showSummary();
   drawLegend();
-  if (state.views.length > 0) {
-    setView(Math.min(state.views.length - 1, Number(wanted.get("view")) || 0));
-    state.onlyFailures = controls.failures.checked = wanted.has("failures");
-    refresh(-1);
-    if (wanted.get("scale") === "time") setScale("time");
-    showDetail(-1);
-    if (wanted.has("row")) selectRow(Number(wanted.get("row")) - 1);
-    if (wanted.has("search")) { controls.search.value = wanted.get("search"); search(true); }
-  } else controls.summary.textContent = "The trace contains no device.";
+  setView(Math.min(state.views.length - 1, Number(wanted.get("view")) || 0));
+  state.onlyFailures = controls.failures.checked = wanted.has("failures");
+  refresh(-1);
+  if (wanted.get("scale") === "time") setScale("time");
+  showDetail(-1);
+  if (wanted.has("row")) selectRow(Number(wanted.get("row")) - 1);
+  if (wanted.has("search")) { controls.search.value = wanted.get("search"); search(true); }
   document.documentElement.dataset.ready = String(state.rows.length);
 }
 
