@@ -79,6 +79,7 @@ shared_between_threads!(TYPES:
     verbs::AddressHandle,
     verbs::ArmFor,
     verbs::CompletedOperation,
+    verbs::ClockSample,
     verbs::Completion,
     verbs::CompletionQueue,
     verbs::CompletionQueueBuilder,
