@@ -830,6 +830,8 @@ impl AddressHandle {
             Self::Ibv(_) => None,
             #[cfg(feature = "soft")]
             Self::Soft(handle) => Some(handle.source_port()),
+            #[cfg(not(any(feature = "ibv", feature = "soft")))]
+            _ => None,
         }
     }
 }
