@@ -561,26 +561,25 @@ impl<S: EventSink> Device<S> {
     ) {
         let header = received.header;
         let Some(qp) = self.qps[slot as usize].as_mut() else { return };
-        let qpn = qp.qpn;
-        let payload_len = received.payload.len() as u32;
-        let received_event =
-            || TraceEvent::PacketIn { qpn, request: qp.request_of(header), header: *header, payload_len };
         match (&header.operation, qp.config.transport) {
             (Operation::Rc(_), Transport::Rc) | (Operation::Uc(_), Transport::Uc) => {}
             (Operation::Ud(_), Transport::Ud) => {
                 let &RxMeta { source, destination, .. } = arrival;
-                tell(&mut self.sink, now, || TraceEvent::Datagram { qpn, source, destination });
+                tell(&mut self.sink, now, || TraceEvent::Datagram { qpn: qp.qpn, source, destination });
             }
             (Operation::Cnp, _) => {
-                tell(&mut self.sink, now, received_event);
+                tell(&mut self.sink, now, || qp.packet_in(received));
                 qp.handle_cnp(&mut context!(self, now));
                 return self.settle(now, slot);
             }
-            _ => return self.drop_packet(now, qpn, header, DropReason::WrongTransport),
+            _ => {
+                let qpn = qp.qpn;
+                return self.drop_packet(now, qpn, header, DropReason::WrongTransport);
+            }
         }
         self.stats.packets_received += 1;
-        self.stats.bytes_received += u64::from(payload_len);
-        tell(&mut self.sink, now, received_event);
+        self.stats.bytes_received += received.payload.len() as u64;
+        tell(&mut self.sink, now, || qp.packet_in(received));
         let completed_at = arrival.received_at.unwrap_or(now);
         let cx = &mut Context { completed_at, ..context!(self, now) };
         if arrival.is_ecn_marked {

@@ -272,14 +272,17 @@ impl QueuePair {
             && !self.requester.has_requests(&self.send_queue)
     }
 
-    /// Returns the number of the outstanding send request that a response belongs to.
-    pub(crate) fn request_of(&self, header: &Header) -> Option<u32> {
-        match header.operation {
+    /// Returns the trace event of a received packet.
+    pub(crate) fn packet_in(&self, received: Received<'_>) -> TraceEvent {
+        let header = *received.header;
+        // A response belongs to an outstanding send request.
+        let request = match header.operation {
             Operation::Rc(Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) | Rc::ReadResponse(_)) => {
                 self.send_queue.number_at(header.psn)
             }
             _ => None,
-        }
+        };
+        TraceEvent::PacketIn { qpn: self.qpn, request, header, payload_len: received.payload.len() as u32 }
     }
 
     /// Takes a send request in.
