@@ -39,8 +39,8 @@ pub struct Recorder {
     qps: Vec<Qpn>,
     stop_on: StopOn,
     stopped: Option<StopCause>,
-    /// The number and event of each connection: later events are hard to read without them.
-    connections: Vec<(u64, Time, TraceEvent)>,
+    /// The numbers and events of the last connections: later events are hard to read without them.
+    connections: VecDeque<(u64, Time, TraceEvent)>,
     payload_limit: usize,
     payloads: Payloads,
     /// The number and the payload limit of the last packet, until its payload is stored.
@@ -219,7 +219,11 @@ impl Recorder {
     #[cold]
     #[inline(never)]
     fn keep_connection(&mut self, now: Time, event: TraceEvent) {
-        self.connections.push((self.count, now, event));
+        // Peers decide how many connections there are.
+        if self.connections.len() == MAX_CONNECTIONS {
+            self.connections.pop_front();
+        }
+        self.connections.push_back((self.count, now, event));
     }
 
     #[cold]
@@ -230,7 +234,7 @@ impl Recorder {
 }
 
 /// Returns the number of connections before the event with this number: they are kept beside the ring.
-fn earlier_count(connections: &[(u64, Time, TraceEvent)], number: u64) -> u64 {
+fn earlier_count(connections: &VecDeque<(u64, Time, TraceEvent)>, number: u64) -> u64 {
     connections.iter().filter(|(connection, ..)| *connection < number).count() as u64
 }
 
@@ -312,6 +316,9 @@ impl Payloads {
     }
 }
 
+/// The maximum number of connections that are kept beside the ring. A connection has up to two events.
+const MAX_CONNECTIONS: usize = 1 << 15;
+
 /// The payload bytes of a connection manager's packet that are kept: the header of a management datagram, and the
 /// first fields of the message, before private data.
 const GSI_PAYLOAD: usize = 36;
@@ -378,6 +385,29 @@ mod tests {
         let room = recorder.ring.capacity();
         (0..100).for_each(|nanos| recorder.event(at(nanos), doorbell(7)));
         assert_eq!(recorder.ring.capacity(), room);
+    }
+
+    #[test]
+    fn connections_outlast_the_ring_but_are_bounded() {
+        let connected = |qpn: u32| TraceEvent::Connected {
+            qpn: Qpn::truncate(qpn),
+            transport: crate::types::Transport::Rc,
+            remote_qpn: Qpn::truncate(1),
+            local: ([127, 0, 0, 1], 1).into(),
+            remote: ([127, 0, 0, 2], 2).into(),
+            path_mtu: crate::types::PathMtu::Mtu1024,
+            recv_psn: adverb_wire::Psn::ZERO,
+            send_psn: None,
+        };
+        let mut recorder = started(RecorderOptions { capacity: 4, ..RecorderOptions::default() });
+        let count = MAX_CONNECTIONS as u32 + 10;
+        (0..count).for_each(|qpn| recorder.event(at(qpn.into()), connected(qpn)));
+        (0..4).for_each(|_| recorder.event(at(count.into()), doorbell(7)));
+        let recording = recorder.stop("", ClockOrigin::default()).unwrap();
+        assert_eq!(recording.earlier_connections.len(), MAX_CONNECTIONS);
+        let first = recording.earlier_connections.first().and_then(|(_, event)| event.qpn());
+        assert_eq!(first, Some(Qpn::truncate(10)));
+        assert_eq!(recording.lost_count, 10);
     }
 
     #[test]
