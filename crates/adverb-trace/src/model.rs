@@ -9,7 +9,7 @@ use adverb_proto::types::{
 use adverb_proto::{Cq, Time};
 use adverb_wire::{Header, Syndrome};
 
-/// What happened at one or more devices.
+/// A record of the requests, packets and events of one or more devices.
 ///
 /// [`Trace::new`] builds a trace from recordings.
 #[derive(Clone, Debug, Default)]
@@ -44,7 +44,7 @@ pub struct Device {
     pub connections: Vec<Connection>,
     /// The number of events that were overwritten in the recorder's ring buffer.
     pub lost_count: u64,
-    /// Why the recording ended.
+    /// The cause of the recording's end.
     pub stop_cause: StopCause,
 }
 
@@ -65,9 +65,9 @@ pub struct Connection {
     pub remote: SocketAddr,
     /// The maximum payload of a packet.
     pub path_mtu: PathMtu,
-    /// The sequence number of the first packet from the peer.
+    /// The sequence number of the next packet from the peer at `time`.
     pub recv_psn: Psn,
-    /// The sequence number of the first packet to the peer, if the queue pair became ready to send.
+    /// The sequence number of the next new packet to the peer at `time`, if the queue pair was ready to send.
     pub send_psn: Option<Psn>,
 }
 
@@ -87,7 +87,7 @@ pub struct Request {
     pub connection: Option<usize>,
     /// The id of the request.
     pub wr_id: u64,
-    /// What was posted. The value is `None` if the request was posted before the recording began.
+    /// The request as posted. The value is `None` if it was posted before the recording began.
     pub posted: Option<WorkRequest>,
     /// The times of the request's steps.
     pub life: Life,
@@ -183,7 +183,7 @@ pub enum CqeState {
 pub struct Retransmission {
     /// The time.
     pub time: Time,
-    /// The sequence number of the first packet that is sent again.
+    /// The sequence number of the first retransmitted packet.
     pub psn: Psn,
     /// The cause.
     pub cause: RetryCause,
@@ -214,9 +214,9 @@ pub struct Packet {
     pub is_retransmission: bool,
     /// The cause of the retransmission, if the packet is one and the sender was recorded.
     pub retry_cause: Option<RetryCause>,
-    /// Why the device dropped the packet, if it did.
+    /// The reason why the device dropped the packet, if it did.
     pub dropped: Option<DropReason>,
-    /// What the packet belongs to.
+    /// The role of the packet.
     pub role: PacketRole,
     /// The same packet at the other end, if the other end was recorded too and the packet arrived.
     pub peer: Option<PacketId>,
@@ -231,7 +231,7 @@ pub enum Direction {
     In,
 }
 
-/// What a packet belongs to.
+/// The role of a packet, with the request that it belongs to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PacketRole {
     /// A packet of a send request. The value is `None` if the requester was not recorded.

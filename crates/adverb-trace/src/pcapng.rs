@@ -17,7 +17,8 @@ impl Trace {
     /// Writes the packets as a capture in pcapng format, which Wireshark and `tshark -r FILE` read.
     ///
     /// Each device is an interface. Each packet has a comment that names its request (see
-    /// [`packet_comments`](Trace::packet_comments)); Wireshark shows comments with the display filter `frame.comment`.
+    /// [`packet_comments`](Trace::packet_comments)). The display filter `frame.comment` selects packets with a comment,
+    /// and `tshark -T fields -e frame.comment` prints the comments.
     /// The packets of devices that [share a clock](Trace::share_clock) are in the order of their times; those of other
     /// devices follow.
     ///

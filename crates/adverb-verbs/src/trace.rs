@@ -1,4 +1,4 @@
-//! Recordings of what a device did: requests, packets and completions.
+//! Recordings of a device's requests, packets and completions.
 //!
 //! [`Device::trace`] starts a recording. The events are stored in a ring buffer, which keeps the last ones and counts
 //! those that it overwrites. While no recording is in progress, an event costs one branch. While one is, an event on the
@@ -266,7 +266,7 @@ impl ActiveTrace {
         self.end().unwrap_or_else(|| self.empty())
     }
 
-    /// Returns a copy of the recording so far. The trace goes on. In a forked child, the copy is empty.
+    /// Returns a copy of the recording so far. The trace continues. In a forked child, the copy is empty.
     pub fn snapshot(&self) -> Recording {
         let recording =
             if self.device.is_ours() { self.device.backend().recording(self.device.name()) } else { None };

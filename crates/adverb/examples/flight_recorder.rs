@@ -1,5 +1,5 @@
-//! A flight recorder: the device always keeps its last events, and when a request fails, the program writes down what
-//! led to the failure. Here the peer is a process that is killed.
+//! A flight recorder: the device always keeps its last events, and when a request fails, the program prints the events
+//! before the failure. Here the peer is a process that is killed.
 //!
 //! ```text
 //! $ cargo run --example flight_recorder              # prints the report

@@ -2,8 +2,8 @@
 //! swap, and a WRITE with a wrong remote key. The server posts a receive and waits for a notification.
 //!
 //! ```text
-//! $ cargo run --example seed_trace              # prints the trace
-//! $ cargo run --example seed_trace -- pictures  # also writes trace.html, trace.pcapng, trace.jsonl and trace.json there
+//! $ cargo run --example seed_trace         # prints the trace
+//! $ cargo run --example seed_trace -- out  # also writes trace.html, trace.pcapng, trace.jsonl and trace.json to out
 //! ```
 //!
 //! The devices are two software NICs on a switch in this process, so the example runs on any machine.

@@ -35,7 +35,7 @@ pub enum TraceEvent {
         path_mtu: PathMtu,
         /// The sequence number of the next packet from the peer.
         recv_psn: Psn,
-        /// The sequence number of the first packet to the peer. The value is `None` if the queue pair is not yet ready
+        /// The sequence number of the next new packet to the peer. The value is `None` if the queue pair is not yet ready
         /// to send.
         send_psn: Option<Psn>,
     },
@@ -414,14 +414,18 @@ impl fmt::Display for TraceEvent {
                 write!(f, "qp {qpn} dropped {opcode} psn {psn}: {reason}")
             }
             TraceEvent::Acknowledged { qpn, psn } => write!(f, "qp {qpn} acknowledged before psn {psn}"),
-            TraceEvent::NakReceived { qpn, psn, syndrome } => write!(f, "qp {qpn} psn {psn}: {syndrome}"),
-            TraceEvent::NakSent { qpn, psn, syndrome } => write!(f, "qp {qpn} rejects psn {psn}: {syndrome}"),
+            TraceEvent::NakReceived { qpn, psn, syndrome } => {
+                write!(f, "qp {qpn} NAK received, psn {psn}: {syndrome}")
+            }
+            TraceEvent::NakSent { qpn, psn, syndrome } => {
+                write!(f, "qp {qpn} NAK sent, psn {psn}: {syndrome}")
+            }
             TraceEvent::Retransmit { qpn, psn, cause } => {
                 write!(f, "qp {qpn} retransmit from psn {psn}: {cause}")
             }
             TraceEvent::CnpReceived { qpn, rate } => match rate {
-                Some(rate) => write!(f, "qp {qpn} congested, {} Mbit/s", rate / 1_000_000),
-                None => write!(f, "qp {qpn} congested"),
+                Some(rate) => write!(f, "qp {qpn} CNP received, rate {} Mbit/s", rate / 1_000_000),
+                None => write!(f, "qp {qpn} CNP received"),
             },
             TraceEvent::TimerExpired { qpn, timer } => write!(f, "qp {qpn} timer expired: {timer}"),
             TraceEvent::Completed { qpn, queue, request, wr_id, outcome, .. } => {

@@ -113,8 +113,8 @@ impl Recorder {
 
     /// Starts to record. A recording in progress is discarded.
     ///
-    /// Queue pairs that are already connected are described by
-    /// [`Device::record_connections`](crate::Device::record_connections).
+    /// The caller should call [`Device::record_connections`](crate::Device::record_connections) next, so that the recording
+    /// contains the queue pairs that are already connected.
     ///
     /// # Errors
     ///
@@ -174,7 +174,7 @@ impl Recorder {
         self.is_on || self.stopped.is_some()
     }
 
-    /// Returns why the recorder stopped by itself, or `None` if it did not.
+    /// Returns the cause if the recorder has stopped by itself, or `None` otherwise.
     #[inline]
     pub fn stop_cause(&self) -> Option<StopCause> {
         self.stopped

@@ -18,7 +18,7 @@ pub struct Recording {
     pub events: Vec<RecordedEvent>,
     /// The number of events that were overwritten, because the ring buffer was full.
     pub lost_count: u64,
-    /// Why the recording ended.
+    /// The cause of the recording's end.
     pub stop_cause: StopCause,
 }
 

@@ -26,7 +26,7 @@
 //! | [`security`] | authentication, and the limits of protection |
 //! | [`work_queues`] | how a work request becomes packets and a completion |
 //! | [`reading_a_trace`] | seeing it: traces, and the signs of trouble in them |
-//! | [`listings`] | where listings of RDMA packets differ from the standard |
+//! | [`listings`] | differences between published packet listings and the standard |
 //! | [`from_snowrdma`] | every call of SnowRDMA, and its counterpart |
 //!
 //! Each chapter uses [`net::blocking`](crate::net::blocking), for threads. With the feature `tokio`, which is on by default,
