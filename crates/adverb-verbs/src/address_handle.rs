@@ -39,10 +39,15 @@ impl AddressHandle {
 
     /// Returns the handle for an address, cached if possible.
     pub(super) fn at(queue_pair: &QueuePair, address: &backend::Address) -> Result<AddressHandle> {
-        queue_pair.addresses.get(address, || {
+        let make = || {
             let backend = queue_pair.domain.backend().address_handle(address)?;
             Ok(AddressHandle(Arc::new(Inner { backend, gid: address.gid })))
-        })
+        };
+        // A cached handle would keep the UDP source port of its flow label in use.
+        if address.flow_label != 0 && queue_pair.domain.device().is_software() {
+            return make();
+        }
+        queue_pair.addresses.get(address, make)
     }
 
     /// Whether `self` and `other` are handles to the same object.

@@ -6,13 +6,13 @@
 
 #![cfg_attr(not(feature = "ibv"), allow(dead_code, reason = "only devices of rdma-core are recorded here"))]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, PipeWriter, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
-use adverb_proto::trace::{EventSink, Recorder, RecorderOptions, Recording, StopCause, TraceEvent};
+use adverb_proto::trace::{EventSink, Recorder, RecorderOptions, Recording, StopCause, StopOn, TraceEvent};
 use adverb_proto::types::Qpn;
 use adverb_proto::{QueueEvent, Srq, Time};
 use parking_lot::Mutex;
@@ -36,18 +36,48 @@ pub(crate) struct DeviceRecorder {
 #[derive(Debug)]
 struct Active {
     options: RecorderOptions,
-    /// The ring buffers of queues, including queues that were destroyed meanwhile.
+    /// The ring buffers of queues, including the last ones that were destroyed meanwhile.
     queues: Vec<Arc<Mutex<Recorder>>>,
+    /// The number of events in discarded ring buffers.
+    discarded_count: u64,
     /// Events of state changes, and asynchronous events.
     control: Recorder,
     /// The `Connected` events of queue pairs that were connected before the recording.
-    earlier: Vec<(Time, TraceEvent)>,
+    earlier: VecDeque<(Time, TraceEvent)>,
     /// The queue pairs with a `Connected` event.
     described: BTreeSet<Qpn>,
     stop_cause: Option<StopCause>,
     /// Written to when the recorder stops by itself.
     stopped: PipeWriter,
 }
+
+impl Active {
+    /// Discards the oldest ring buffers of destroyed queues: peers decide how many queue pairs a program has had.
+    fn discard_destroyed(&mut self) {
+        let is_destroyed = |queue: &Arc<Mutex<Recorder>>| Arc::strong_count(queue) == 1;
+        let mut excess = self
+            .queues
+            .iter()
+            .filter(|queue| is_destroyed(queue))
+            .count()
+            .saturating_sub(MAX_DESTROYED_QUEUES);
+        let discarded_count = &mut self.discarded_count;
+        self.queues.retain(|queue| {
+            let is_kept = excess == 0 || !is_destroyed(queue);
+            if !is_kept {
+                excess -= 1;
+                *discarded_count += queue.lock().event_count();
+            }
+            is_kept
+        });
+    }
+}
+
+/// The maximum number of destroyed queues whose ring buffers are kept.
+const MAX_DESTROYED_QUEUES: usize = 64;
+
+/// The maximum number of connections that are described although they were made before the recording.
+const MAX_EARLIER: usize = 1 << 15;
 
 impl Default for DeviceRecorder {
     fn default() -> DeviceRecorder {
@@ -78,8 +108,9 @@ impl DeviceRecorder {
         *active = Some(Active {
             options,
             queues: Vec::new(),
+            discarded_count: 0,
             control,
-            earlier: Vec::new(),
+            earlier: VecDeque::new(),
             described: BTreeSet::new(),
             stop_cause: None,
             stopped,
@@ -131,9 +162,20 @@ impl DeviceRecorder {
             DeviceEvent::SendQueueDrained(qpn) => QueueEvent::SendQueueDrained(qpn),
             DeviceEvent::LastReceiveReached(qpn) => QueueEvent::LastReceiveReached(qpn),
             DeviceEvent::SharedReceiveQueueLimit(id) => QueueEvent::SrqLimit(Srq::from_number(id)),
+            DeviceEvent::DeviceFatal => return self.stop_at_device_failure(),
             _ => return,
         };
         self.record(|| TraceEvent::QueueEventDelivered { event });
+    }
+
+    /// Stops if failures stop the recording: no completion reports the failure of the device.
+    #[cold]
+    fn stop_at_device_failure(&self) {
+        let stops =
+            self.active.lock().as_ref().is_some_and(|active| active.options.stop_on != StopOn::Request);
+        if stops {
+            self.stop_at(StopCause::Failure);
+        }
     }
 
     #[cold]
@@ -175,7 +217,10 @@ impl DeviceRecorder {
                 && let Some(connection) = connection()
                 && active.described.insert(qpn)
             {
-                active.earlier.push((self.now(), connection));
+                if active.earlier.len() == MAX_EARLIER {
+                    active.earlier.pop_front();
+                }
+                active.earlier.push_back((self.now(), connection));
             }
         } else {
             // It records nothing.
@@ -184,6 +229,7 @@ impl DeviceRecorder {
         let mut recorder = Recorder::default();
         recorder.start(&options).ok()?;
         let recorder = Arc::new(Mutex::new(recorder));
+        active.discard_destroyed();
         active.queues.push(Arc::clone(&recorder));
         Some(recorder)
     }
@@ -205,7 +251,8 @@ impl DeviceRecorder {
     fn merge(&self, device: &str, active: &Active) -> Recording {
         let clock = clock_origin(self.start);
         let mut merged = Recording::new(device, clock, Vec::new());
-        merged.earlier_connections.clone_from(&active.earlier);
+        merged.earlier_connections.extend(&active.earlier);
+        merged.lost_count = active.discarded_count;
         let queues = active.queues.iter().filter_map(|queue| queue.lock().recording(device, clock));
         for mut recording in active.control.recording(device, clock).into_iter().chain(queues) {
             merged.events.append(&mut recording.events);
@@ -299,6 +346,33 @@ mod tests {
             _ => u64::MAX,
         };
         recording.events.iter().map(|recorded| number(&recorded.event)).collect()
+    }
+
+    #[test]
+    fn ring_buffers_of_destroyed_queues_are_bounded() {
+        let device = Arc::new(DeviceRecorder::default());
+        device.start("test", &RecorderOptions { capacity: 8, ..RecorderOptions::default() }).unwrap();
+        let mut kept = QueueRecorder::new(Some(&device));
+        record(&mut kept, 1000);
+        let count = MAX_DESTROYED_QUEUES as u64 + 10;
+        for number in 0..count {
+            record(&mut QueueRecorder::new(Some(&device)), number);
+        }
+        let recording = device.stop("test").unwrap();
+        // Each queue was added while the one before was destroyed already.
+        assert_eq!(recording.lost_count, 9);
+        assert_eq!(recording.events.len() as u64, 1 + count - 9);
+        assert!(numbers(&recording).contains(&1000) && !numbers(&recording).contains(&8));
+    }
+
+    #[test]
+    fn failed_device_stops_a_recording_that_stops_at_failures() {
+        for (stop_on, cause) in [(StopOn::Request, None), (StopOn::Failure, Some(StopCause::Failure))] {
+            let device = DeviceRecorder::default();
+            device.start("test", &RecorderOptions { stop_on, ..RecorderOptions::default() }).unwrap();
+            device.record_device_event(DeviceEvent::DeviceFatal);
+            assert_eq!(device.stop_cause(), cause);
+        }
     }
 
     #[test]

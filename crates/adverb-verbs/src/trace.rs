@@ -60,7 +60,7 @@
 //! at its first event. The recording contains the events of all of them, ordered by time.
 
 use std::fmt;
-use std::io::{self, PipeReader, PipeWriter};
+use std::io::{self, PipeReader, PipeWriter, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -251,8 +251,8 @@ pub struct ActiveTrace {
 /// The thread that calls the function of [`TraceBuilder::on_stop`].
 struct Watcher {
     thread: JoinHandle<()>,
-    /// Dropped to end the thread if the trace does not stop by itself.
-    _cancel: PipeWriter,
+    /// Written to, to end the thread if the trace does not stop by itself.
+    cancel: PipeWriter,
 }
 
 impl ActiveTrace {
@@ -325,18 +325,22 @@ impl ActiveTrace {
         };
         let thread =
             std::thread::Builder::new().name("adverb-trace".to_owned()).spawn(run).map_err(failed)?;
-        Ok(Watcher { thread, _cancel: cancel })
+        Ok(Watcher { thread, cancel })
     }
 
     /// Ends the trace and returns its recording, unless it has ended before.
     fn end(&mut self) -> Option<Recording> {
         if std::mem::replace(&mut self.is_over, true) || !self.device.is_ours() {
             // A forked child doesn't have the thread, so it can neither join nor detach it.
-            std::mem::forget(self.watcher.take());
+            if let Some(Watcher { thread, .. }) = self.watcher.take() {
+                std::mem::forget(thread);
+            }
             return None;
         }
-        if let Some(Watcher { thread, _cancel }) = self.watcher.take() {
-            drop(_cancel);
+        if let Some(Watcher { thread, mut cancel }) = self.watcher.take() {
+            // Closing the pipe is not enough: forked children have copies of it. The write can't fail, because the
+            // thread, or this process, has the other end.
+            _ = cancel.write_all(&[1]);
             // The function may own the trace; a thread can't wait for itself. A panic of the function is its thread's.
             if thread.thread().id() != std::thread::current().id() {
                 drop(thread.join());

@@ -131,14 +131,14 @@ fn a_port_stays_open_while_a_queue_pair_or_an_address_handle_uses_it() {
     let keeper = End::new(&device, Transport::Ud, Traffic::new());
     let kept = keeper.queue_pair.address_handle_with(address(1), traffic(handle)).unwrap();
     let fill = |others: u32| {
-        // The queue pair caches its handles, and drops them with itself.
         let datagrams = End::new(&device, Transport::Ud, Traffic::new());
-        let ports = (0..300).map(|number| {
-            let label = others + number;
-            let handle = datagrams.queue_pair.address_handle_with(address(1), traffic(label)).unwrap();
-            (label, handle.source_port().unwrap())
-        });
-        ports.filter(|(label, port)| *port == port_of(*label)).count()
+        let handles: Vec<_> = (0..300)
+            .map(|number| {
+                let label = others + number;
+                (label, datagrams.queue_pair.address_handle_with(address(1), traffic(label)).unwrap())
+            })
+            .collect();
+        handles.iter().filter(|(label, handle)| handle.source_port() == Some(port_of(*label))).count()
     };
     // 254 others fit (the limit is 256 for each address), and again when those are unused.
     assert_eq!(fill(0x3100), 254);
@@ -148,6 +148,17 @@ fn a_port_stays_open_while_a_queue_pair_or_an_address_handle_uses_it() {
     drop((end, kept, keeper));
     assert_eq!(fill(0x3500), 256);
     assert!(!is_open(connection) && !is_open(handle) && is_open(0x3500));
+}
+
+#[test]
+fn any_number_of_flow_labels_can_be_used_one_after_the_other() {
+    let device = open(SoftDevice::at_addr(address(43)));
+    let end = End::new(&device, Transport::Ud, Traffic::new());
+    for label in 0x3000..0x3000 + 400 {
+        let traffic = Traffic::new().flow_label(label);
+        let handle = end.queue_pair.address_handle_with(address(1), traffic).unwrap();
+        assert_eq!(handle.source_port(), Some(port_of(label)), "label {label:#x}");
+    }
 }
 
 #[test]

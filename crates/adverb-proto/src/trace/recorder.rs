@@ -80,7 +80,8 @@ pub enum StopOn {
     FailureOrTimeout,
 }
 
-/// The error of [`Recorder::start`]: the capacity is 0 or exceeds [`Recorder::MAX_CAPACITY`].
+/// The error of [`Recorder::start`]: the capacity is 0 or exceeds [`Recorder::MAX_CAPACITY`], or there is not enough
+/// memory for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InvalidOptions {
     /// The requested capacity.
@@ -90,7 +91,11 @@ pub struct InvalidOptions {
 impl core::fmt::Display for InvalidOptions {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let max = Recorder::MAX_CAPACITY;
-        write!(f, "a recorder can't keep {} events: the capacity must be 1 to {max}", self.capacity)
+        write!(
+            f,
+            "a recorder can't keep {} events: the capacity must be 1 to {max}, and there must be enough memory",
+            self.capacity
+        )
     }
 }
 
@@ -118,15 +123,18 @@ impl Recorder {
     ///
     /// # Errors
     ///
-    /// Returns [`InvalidOptions`] if the capacity is 0 or exceeds [`MAX_CAPACITY`](Recorder::MAX_CAPACITY).
+    /// Returns [`InvalidOptions`] if the capacity is 0 or exceeds [`MAX_CAPACITY`](Recorder::MAX_CAPACITY), or if there
+    /// is not enough memory.
     pub fn start(&mut self, options: &RecorderOptions) -> Result<(), InvalidOptions> {
         let &RecorderOptions { capacity, payload_limit, ref qps, stop_on } = options;
         if !(1..=Recorder::MAX_CAPACITY).contains(&capacity) {
             return Err(InvalidOptions { capacity });
         }
+        let mut ring = Vec::new();
+        ring.try_reserve_exact(capacity).map_err(|_| InvalidOptions { capacity })?;
         *self = Recorder {
             is_on: true,
-            ring: Vec::with_capacity(capacity),
+            ring,
             capacity,
             qps: qps.clone(),
             stop_on,
@@ -178,6 +186,18 @@ impl Recorder {
     #[inline]
     pub fn stop_cause(&self) -> Option<StopCause> {
         self.stopped
+    }
+
+    /// Returns the number of events so far, also of those that were overwritten.
+    pub fn event_count(&self) -> u64 {
+        self.count
+    }
+
+    /// Stops a recorder that stops at failures, because the device has failed: no completion reports that.
+    pub fn stop_at_device_failure(&mut self) {
+        if self.is_on && self.stop_on != StopOn::Request {
+            self.stop_at(StopCause::Failure);
+        }
     }
 
     /// Whether the recorder keeps payload of the packet whose event was recorded last.
@@ -267,6 +287,8 @@ impl EventSink for Recorder {
             {
                 self.stop_at(StopCause::Timeout);
             }
+            // The payload of a dropped packet is not that of the last recorded one.
+            TraceEvent::Dropped { .. } => self.last_packet = None,
             TraceEvent::Connected { .. } => self.keep_connection(now, event),
             _ => {}
         }
@@ -277,11 +299,8 @@ impl EventSink for Recorder {
 impl Payloads {
     fn new(capacity: usize, limit: usize) -> Payloads {
         if limit == 0 {
-            return Payloads {
-                bytes: vec![0; MIN_PAYLOAD_BYTES],
-                max_packets: GSI_PACKETS,
-                ..Payloads::default()
-            };
+            // The buffer is allocated with the first packet of the connection manager.
+            return Payloads { max_packets: GSI_PACKETS, ..Payloads::default() };
         }
         let bytes = capacity.saturating_mul(limit).clamp(MIN_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES);
         let packets = VecDeque::with_capacity(capacity);
@@ -289,11 +308,11 @@ impl Payloads {
     }
 
     fn push(&mut self, number: u64, payload: &[u8]) {
+        if self.bytes.is_empty() {
+            self.bytes = vec![0; MIN_PAYLOAD_BYTES];
+        }
         let room = self.bytes.len();
         let payload = &payload[..payload.len().min(room)];
-        if room == 0 {
-            return;
-        }
         let at = (self.written % room as u64) as usize;
         let head = payload.len().min(room - at);
         self.bytes[at..at + head].copy_from_slice(&payload[..head]);

@@ -597,6 +597,7 @@ impl Engine {
             let device = &mut self.device;
             _ = catch_unwind(AssertUnwindSafe(|| device.modify_qp(now, qpn, &Transition::Error)));
         }
+        self.device.sink_mut().stop_at_device_failure();
         _ = catch_unwind(AssertUnwindSafe(|| self.tell()));
         self.events.push_back(NicEvent::Failed);
         self.event_channel.announce();

@@ -60,6 +60,21 @@ fn recording_shows_a_request_from_post_to_poll_and_its_notification() {
 }
 
 #[test]
+fn flight_recorder_stops_when_the_nic_fails() {
+    let (first, second, planted) = two();
+    let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
+    one.connect(&other);
+    let stopped = Arc::new(Channel::new().unwrap());
+    let options = RecorderOptions { stop_on: StopOn::Failure, ..RecorderOptions::default() };
+    first.start_recording(&options, Some(Arc::clone(&stopped))).unwrap();
+    *planted.lock() = Some(WireFault::Panics);
+    one.send(1, SendOperation::Send, &[]).unwrap();
+    assert_eq!(one.completion().outcome.unwrap_err().status, Status::Flushed);
+    assert!(stopped.take().unwrap());
+    assert_eq!(first.recording_stop_cause(), Some(StopCause::Failure));
+}
+
+#[test]
 fn flight_recorder_stops_at_the_first_failure_and_announces_it() {
     let nic = Nic::open(NicOptions::loopback()).unwrap();
     let (a, b) = (End::new(&nic, Transport::Rc), End::new(&nic, Transport::Rc));
