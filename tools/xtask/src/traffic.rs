@@ -61,6 +61,8 @@ pub(crate) fn run() -> Result<()> {
         std::thread::sleep(Duration::from_millis(20));
     }
     let passed = run_tests();
+    // dumpcap reads the kernel's buffer every 250 ms, and discards the packets that it has not read when it is stopped.
+    std::thread::sleep(Duration::from_secs(1));
     // The shell's builtin `kill`: some machines have no such program.
     process::run(Command::new("sh").args(["-c", &format!("kill -INT {}", watching.id())]))?;
     watching.wait()?;
