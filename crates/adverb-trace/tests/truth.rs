@@ -169,7 +169,7 @@ fn drive(count: usize, seed: u64) -> (World, [Driver; 2]) {
     (world, drivers)
 }
 
-/// What a requester has acknowledged, as the standard says: an ACK acknowledges all packets up to its number, but not a
+/// The packets that a requester knows to be acknowledged. An ACK acknowledges all packets up to its number, but not a
 /// READ or an atomic whose response is missing.
 struct Requester<'a> {
     driver: &'a Driver,
@@ -217,7 +217,7 @@ impl Requester<'_> {
     }
 }
 
-/// What a responder has acknowledged.
+/// The packets that a responder has acknowledged.
 struct Responder<'a> {
     peer: &'a Driver,
     unacked: u64,

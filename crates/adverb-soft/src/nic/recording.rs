@@ -1,13 +1,10 @@
 //! Recordings of a NIC's events.
 
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use adverb_proto::trace::{ClockOrigin, RecorderOptions, Recording, StopCause};
-use nix::time::{ClockId, clock_gettime};
 
 use super::Nic;
-use super::engine::Engine;
 use crate::channel::Channel;
 use crate::error::Error;
 
@@ -18,13 +15,13 @@ impl Nic {
     /// While no recording is in progress, events cost one branch each.
     ///
     /// ```
-    /// use adverb_proto::trace::RecorderOptions;
+    /// use adverb_proto::trace::{ClockOrigin, RecorderOptions};
     /// use adverb_soft::{Nic, NicOptions};
     ///
     /// let nic = Nic::open(NicOptions::loopback())?;
     /// nic.start_recording(&RecorderOptions::default(), None)?;
     /// // … requests are posted and completions are polled …
-    /// let recording = nic.stop_recording("soft0").unwrap();
+    /// let recording = nic.stop_recording("soft0", ClockOrigin::default()).unwrap();
     /// assert_eq!(recording.lost_count, 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -51,40 +48,20 @@ impl Nic {
     }
 
     /// Stops recording, and returns the recording of the device with this name, or `None` if no recording was started.
-    pub fn stop_recording(&self, device: &str) -> Option<Recording> {
+    /// `clock` describes the [origin of the NIC's clock](Nic::clock_origin).
+    pub fn stop_recording(&self, device: &str, clock: ClockOrigin) -> Option<Recording> {
         let mut engine = self.shared.engine.lock();
         engine.recorder_channel = None;
-        let clock = clock_origin(&engine);
         engine.device.sink_mut().stop(device, clock)
     }
 
-    /// Returns a copy of the recording so far, or `None` if no recording was started. The NIC goes on recording.
-    pub fn recording(&self, device: &str) -> Option<Recording> {
-        let engine = self.shared.engine.lock();
-        engine.device.sink().recording(device, clock_origin(&engine))
+    /// Returns a copy of the recording so far, or `None` if no recording was started. The NIC continues to record.
+    pub fn recording(&self, device: &str, clock: ClockOrigin) -> Option<Recording> {
+        self.shared.engine.lock().device.sink().recording(device, clock)
     }
 
-    /// Returns why the recorder stopped by itself, or `None` if it did not.
+    /// Returns the cause if the recorder has stopped by itself, or `None` otherwise.
     pub fn recording_stop_cause(&self) -> Option<StopCause> {
         self.shared.engine.lock().device.sink().stop_cause()
     }
-}
-
-/// Returns the origin of the engine's clock on the host's clocks.
-fn clock_origin(engine: &Engine) -> ClockOrigin {
-    let nanos = |duration: std::time::Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-    let elapsed = nanos(engine.start.elapsed());
-    let monotonic = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |now| nanos(now.into()));
-    let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, nanos);
-    ClockOrigin {
-        host_id: host_id(),
-        monotonic_nanos: monotonic.saturating_sub(elapsed),
-        unix_nanos: unix.saturating_sub(elapsed),
-    }
-}
-
-/// Returns the identity of the host since its last boot, or 0 if the system doesn't provide it.
-fn host_id() -> u128 {
-    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    u128::from_str_radix(&id.trim().replace('-', ""), 16).unwrap_or(0)
 }

@@ -6,7 +6,7 @@ use adverb_proto::types::{CompletedOperation, QpState};
 
 use super::headers::Field;
 
-/// How the diagram shows an event that belongs to no single request or packet.
+/// The form in which the diagram shows an event that belongs to no single request or packet.
 pub(super) struct MomentText {
     /// The text of the row.
     pub(super) text: String,

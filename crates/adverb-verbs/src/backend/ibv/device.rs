@@ -287,7 +287,7 @@ impl Drop for Device {
     }
 }
 
-/// How often the clock is read for one sample.
+/// The number of clock readings for one sample.
 const CLOCK_ATTEMPTS: u32 = 4;
 
 /// What on-demand memory can be used for.

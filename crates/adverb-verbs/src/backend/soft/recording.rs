@@ -6,6 +6,7 @@ use adverb_proto::trace::{RecorderOptions, Recording, StopCause};
 use adverb_soft::Channel;
 
 use super::{Device, refusal};
+use crate::backend::clock_origin;
 use crate::error::{Error, Result};
 use crate::trace::{StopSignal, already_recording};
 
@@ -26,11 +27,11 @@ impl Device {
     }
 
     pub(crate) fn stop_recording(&self, name: &str) -> Option<Recording> {
-        self.nic.stop_recording(name)
+        self.nic.stop_recording(name, clock_origin(self.nic.clock_origin()))
     }
 
     pub(crate) fn recording(&self, name: &str) -> Option<Recording> {
-        self.nic.recording(name)
+        self.nic.recording(name, clock_origin(self.nic.clock_origin()))
     }
 
     pub(crate) fn recording_stop_cause(&self) -> Option<StopCause> {
