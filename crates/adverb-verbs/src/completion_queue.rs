@@ -1,14 +1,16 @@
 //! Completion queues.
 
+mod recording;
+
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use adverb_proto::trace::{EventSink, Queue, Recorder, TraceEvent};
+use adverb_proto::Cq;
+use adverb_proto::trace::Queue;
 use adverb_proto::types::{ArmFor, Qpn, Transport};
-use adverb_proto::{Cq, Time};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::completion::{Completion, RequestId};
@@ -401,34 +403,6 @@ impl CompletionQueue {
         }
     }
 
-    /// Does the same as [`sort`](CompletionQueue::sort), and records the completions. The device has written them
-    /// earlier, but doesn't tell when.
-    #[cold]
-    #[inline(never)]
-    fn sort_recorded(&self, state: &mut State, count: usize, out: &mut Vec<Completion>) {
-        let State { queues, room, recorder, .. } = state;
-        let time = recorder.time().unwrap_or(Time::ZERO);
-        for completion in &room[..count] {
-            let record = |recorder: &mut Recorder| {
-                queues.record(self.0.cq, completion, |event| {
-                    // A failure may have stopped it.
-                    if recorder.is_recording() {
-                        recorder.event(time, event);
-                    }
-                });
-            };
-            recorder.record(None, || None, record);
-            self.complete(queues, completion, out);
-        }
-    }
-
-    /// Records the delivery of a completion event, if the engine doesn't.
-    fn record_event(&self) {
-        if let Some(recorder) = self.0.device.backend().recorder() {
-            recorder.record(|| TraceEvent::CqEventDelivered { cq: self.0.cq });
-        }
-    }
-
     /// Finds the request of a completion that isn't as most are.
     #[cold]
     fn complete(&self, queues: &mut Queues, completion: &RawCompletion, out: &mut Vec<Completion>) {
@@ -661,33 +635,6 @@ impl Queues {
             max: MAX_QUEUES as u64,
             hint: "distribute the queue pairs over several completion queues".into(),
         })
-    }
-
-    /// Passes the events of a polled completion to `record`.
-    fn record(&mut self, cq: Cq, completion: &RawCompletion, mut record: impl FnMut(TraceEvent)) {
-        let &RawCompletion { wr_id, outcome, .. } = completion;
-        let is_shared = shared_queue_of(wr_id).is_some();
-        let queue = if is_shared { None } else { self.get(wr_id) };
-        let qpn = queue.as_ref().and_then(|queue| queue.qpn).or(outcome.qpn()).unwrap_or(Qpn::truncate(0));
-        let request = position_of(wr_id);
-        if let Some(queue) = &queue
-            && queue.kind == Queue::Send
-        {
-            for request in queue.unsignaled_before(request) {
-                record(TraceEvent::CompletedUnsignaled { qpn, request });
-            }
-        }
-        let queue = queue.map_or(Queue::Recv, |queue| queue.kind);
-        let is_datagram = wr_id & RequestId::DATAGRAM != 0;
-        record(TraceEvent::Completed {
-            qpn,
-            queue,
-            request,
-            wr_id,
-            cq,
-            outcome: outcome.explain(is_datagram),
-        });
-        record(TraceEvent::Polled { cq, qpn, wr_id });
     }
 
     /// Returns the queue that an identifier belongs to, if it still exists.

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,9 +17,10 @@ use adverb_wire::{Packet, Qpn};
 
 use super::NicEvent;
 use super::gsi::Gsi;
+use super::transmit_queue::{QueuedPacket, TransmitQueue};
 use crate::channel::Channel;
 use crate::error::Error;
-use crate::link::{Link, TxPacket};
+use crate::link::Link;
 use crate::memory::RegisteredMemory;
 
 /// The protocol engine, with a recorder of its events.
@@ -53,7 +53,7 @@ pub(super) struct Engine {
     pub(super) event_channel: Arc<Channel>,
     /// The payload of a packet on its way from memory to memory.
     payload: Vec<u8>,
-    unsent: Unsent,
+    unsent: TransmitQueue,
     /// The queue pair of the last packet in `unsent`, if that packet completes a request with a timestamp.
     timed: Option<Qpn>,
     /// The number of completion queues with timestamps.
@@ -127,7 +127,7 @@ impl Engine {
             events: VecDeque::new(),
             event_channel,
             payload: Vec::new(),
-            unsent: Unsent::default(),
+            unsent: TransmitQueue::default(),
             timed: None,
             timed_cq_count: 0,
             recorder_channel: None,
@@ -384,7 +384,7 @@ impl Engine {
                     let ecn = if transmit.ecn_capable { ECN_CAPABLE } else { 0 };
                     let traffic_class = route.traffic_class | ecn;
                     let hop_limit = route.hop_limit.unwrap_or(0);
-                    self.unsent.push(Unsented {
+                    self.unsent.push(QueuedPacket {
                         source,
                         destination,
                         traffic_class,
@@ -630,111 +630,9 @@ const PACKET_OVERHEAD: usize = 512;
 /// The smallest window.
 const LEAST_WINDOW: u32 = 16;
 
-/// Packets that the link hasn't taken yet.
-#[derive(Default)]
-struct Unsent {
-    bytes: Vec<u8>,
-    packets: VecDeque<Unsented>,
-    /// Whether they come from several ports.
-    is_mixed: bool,
-}
-
-/// A packet that the link hasn't taken yet.
-struct Unsented {
-    source: SocketAddr,
-    destination: SocketAddr,
-    traffic_class: u8,
-    hop_limit: u8,
-    flow_label: u32,
-    /// Where its bytes are.
-    bytes: Range<usize>,
-}
-
-impl Unsent {
-    fn len(&self) -> usize {
-        self.packets.len()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.packets.is_empty()
-    }
-
-    /// Whether the link is to take these before there are more.
-    fn is_full(&self) -> bool {
-        self.packets.len() >= MOST_UNSENT || self.bytes.len() >= MOST_UNSENT_BYTES
-    }
-
-    fn push(&mut self, packet: Unsented) {
-        self.is_mixed |= self.packets.back().is_some_and(|last| last.source != packet.source);
-        self.packets.push_back(packet);
-    }
-
-    /// Puts those of one source port in a row, so that they can travel together. A connection has one port, and so has an
-    /// address handle: their packets stay in order.
-    fn sort(&mut self) {
-        if self.is_mixed {
-            let packets = self.packets.make_contiguous();
-            packets.sort_unstable_by_key(|packet| (packet.source.port(), packet.bytes.start));
-        }
-    }
-
-    fn packet(&self, index: usize) -> TxPacket<'_> {
-        let packet = &self.packets[index];
-        TxPacket {
-            source: packet.source,
-            destination: packet.destination,
-            traffic_class: packet.traffic_class,
-            hop_limit: packet.hop_limit,
-            flow_label: packet.flow_label,
-            bytes: &self.bytes[packet.bytes.clone()],
-        }
-    }
-
-    /// Gives the link as many packets as it takes.
-    fn send_to(&mut self, link: &mut Box<dyn Link>) -> io::Result<()> {
-        self.sort();
-        while !self.is_empty() {
-            let count = self.len().min(BATCH);
-            let packet = |index: usize| self.packet(index.min(count - 1));
-            // Writing down a whole batch for the one packet of a small message would cost more than that.
-            let sent = if count <= FEW {
-                link.send(&std::array::from_fn::<_, FEW, _>(packet)[..count])?
-            } else {
-                link.send(&std::array::from_fn::<_, BATCH, _>(packet)[..count])?
-            };
-            self.remove(sent);
-            if sent < count {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    fn remove(&mut self, count: usize) {
-        self.packets.drain(..count);
-        // There is no more until all are gone, if there are many.
-        if self.packets.is_empty() {
-            self.bytes.clear();
-            self.is_mixed = false;
-        }
-    }
-}
-
-/// How many packets the link gets at once.
-const BATCH: usize = 64;
-
-/// How many packets wait for the link at most: as many as may be to one place, from one of its ports.
-const MOST_UNSENT: usize = 256;
-
-/// How many bytes do: they are to be in the processor's cache when the link takes them.
-const MOST_UNSENT_BYTES: usize = 128 << 10;
-
 /// How many short requests go together, if the peer has as many to do: the system takes and brings a train for little more
 /// than the price of one packet, and what waits is before who is busy meanwhile.
 const GATHER: u32 = 16;
-
-/// How many packets are few.
-const FEW: usize = 2;
 
 /// The number of packets that are received, and that are sent, before others may have the lock: at most so many of each.
 pub(super) const BUDGET: usize = 256;
@@ -762,32 +660,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packets_of_one_port_are_in_a_row_and_in_order() {
-        let mut unsent = Unsent::default();
-        for number in 0..6u8 {
-            let source = SocketAddr::new([10, 0, 0, 1].into(), 0xc000 + u16::from(number % 2));
-            let destination = SocketAddr::new([10, 0, 0, 2].into(), 4791);
-            unsent.bytes.push(number);
-            let bytes = usize::from(number)..usize::from(number) + 1;
-            unsent.push(Unsented {
-                source,
-                destination,
-                traffic_class: 0,
-                hop_limit: 0,
-                flow_label: 0,
-                bytes,
-            });
-        }
-        unsent.sort();
-        let numbers: Vec<u8> = (0..6).map(|index| unsent.packet(index).bytes[0]).collect();
-        assert_eq!(numbers, [0, 2, 4, 1, 3, 5]);
-        unsent.remove(4);
-        assert_eq!(unsent.packet(0).bytes, [3], "bytes stay while there are packets");
-        unsent.remove(2);
-        assert!(unsent.bytes.is_empty() && !unsent.is_mixed);
-    }
-
-    #[test]
     fn the_window_fits_the_receive_buffer() {
         assert_eq!(window(2 * 212_992, PathMtu::Mtu4096), 92);
         assert_eq!(window(8 << 20, PathMtu::Mtu1024), 5461);
@@ -798,7 +670,7 @@ mod tests {
     struct Flood(Arc<std::sync::atomic::AtomicUsize>);
 
     impl Link for Flood {
-        fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
+        fn send(&mut self, packets: &[crate::link::TxPacket<'_>]) -> io::Result<usize> {
             Ok(packets.len())
         }
 

@@ -5,6 +5,7 @@ mod engine;
 mod gsi;
 mod progress;
 mod recording;
+mod transmit_queue;
 
 use std::fmt;
 use std::io;

@@ -1,0 +1,141 @@
+//! Packets between the protocol engine and the link.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::ops::Range;
+
+use crate::link::{Link, TxPacket};
+
+/// Packets that the link has not accepted yet.
+#[derive(Default)]
+pub(super) struct TransmitQueue {
+    pub(super) bytes: Vec<u8>,
+    packets: VecDeque<QueuedPacket>,
+    /// Whether the packets have several source ports.
+    is_mixed: bool,
+}
+
+/// A packet that the link has not accepted yet.
+pub(super) struct QueuedPacket {
+    pub(super) source: SocketAddr,
+    pub(super) destination: SocketAddr,
+    pub(super) traffic_class: u8,
+    pub(super) hop_limit: u8,
+    pub(super) flow_label: u32,
+    /// The range of its bytes in the queue.
+    pub(super) bytes: Range<usize>,
+}
+
+impl TransmitQueue {
+    fn len(&self) -> usize {
+        self.packets.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+
+    /// Whether the link must accept packets before more are queued.
+    pub(super) fn is_full(&self) -> bool {
+        self.packets.len() >= MAX_LEN || self.bytes.len() >= MAX_BYTES
+    }
+
+    pub(super) fn push(&mut self, packet: QueuedPacket) {
+        self.is_mixed |= self.packets.back().is_some_and(|last| last.source != packet.source);
+        self.packets.push_back(packet);
+    }
+
+    /// Sorts packets by source port, so that the link can send them as GSO batches. A connection has one port, and so has
+    /// an address handle: their packets stay in order.
+    fn sort(&mut self) {
+        if self.is_mixed {
+            let packets = self.packets.make_contiguous();
+            packets.sort_unstable_by_key(|packet| (packet.source.port(), packet.bytes.start));
+        }
+    }
+
+    fn packet(&self, index: usize) -> TxPacket<'_> {
+        let packet = &self.packets[index];
+        TxPacket {
+            source: packet.source,
+            destination: packet.destination,
+            traffic_class: packet.traffic_class,
+            hop_limit: packet.hop_limit,
+            flow_label: packet.flow_label,
+            bytes: &self.bytes[packet.bytes.clone()],
+        }
+    }
+
+    /// Passes packets to the link until the queue is empty or the link accepts no more.
+    pub(super) fn send_to(&mut self, link: &mut Box<dyn Link>) -> io::Result<()> {
+        self.sort();
+        while !self.is_empty() {
+            let count = self.len().min(BATCH);
+            let packet = |index: usize| self.packet(index.min(count - 1));
+            // An array for a whole batch would cost more than sending the one packet of a small message.
+            let sent = if count <= FEW {
+                link.send(&std::array::from_fn::<_, FEW, _>(packet)[..count])?
+            } else {
+                link.send(&std::array::from_fn::<_, BATCH, _>(packet)[..count])?
+            };
+            self.remove(sent);
+            if sent < count {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, count: usize) {
+        self.packets.drain(..count);
+        // The bytes are removed when the queue is empty; a full queue accepts no packets before that.
+        if self.packets.is_empty() {
+            self.bytes.clear();
+            self.is_mixed = false;
+        }
+    }
+}
+
+/// The maximum number of packets that are passed to the link at once.
+const BATCH: usize = 64;
+
+/// The maximum number of packets in the queue.
+const MAX_LEN: usize = 256;
+
+/// The maximum number of bytes in the queue: they should still be in the processor's cache when the link reads them.
+const MAX_BYTES: usize = 128 << 10;
+
+/// The number of packets up to which a smaller array is used.
+const FEW: usize = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_of_one_port_are_contiguous_and_in_order() {
+        let mut queue = TransmitQueue::default();
+        for number in 0..6u8 {
+            let source = SocketAddr::new([10, 0, 0, 1].into(), 0xc000 + u16::from(number % 2));
+            let destination = SocketAddr::new([10, 0, 0, 2].into(), 4791);
+            queue.bytes.push(number);
+            let bytes = usize::from(number)..usize::from(number) + 1;
+            queue.push(QueuedPacket {
+                source,
+                destination,
+                traffic_class: 0,
+                hop_limit: 0,
+                flow_label: 0,
+                bytes,
+            });
+        }
+        queue.sort();
+        let numbers: Vec<u8> = (0..6).map(|index| queue.packet(index).bytes[0]).collect();
+        assert_eq!(numbers, [0, 2, 4, 1, 3, 5]);
+        queue.remove(4);
+        assert_eq!(queue.packet(0).bytes, [3], "bytes stay while there are packets");
+        queue.remove(2);
+        assert!(queue.bytes.is_empty() && !queue.is_mixed);
+    }
+}
