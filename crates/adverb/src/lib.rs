@@ -42,6 +42,7 @@
 //! | `soft` | yes | the software NIC |
 //! | `tokio` | yes | asynchronous connections, for tasks; [`blocking`] contains connections for threads, with or without this feature |
 //! | `serde` | no | `Serialize` and `Deserialize` for endpoints, remote memory and device attributes |
+//! | `probe` | no | the module `probe`, which measures round-trip times and loss of RDMA paths |
 //! | `trace` | no | the module `trace`, which shows recordings of devices |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -58,6 +59,9 @@ pub use adverb_net::blocking;
 #[cfg(feature = "tokio")]
 #[doc(no_inline)]
 pub use adverb_net::{Connection, Listener, connect};
+#[cfg(feature = "probe")]
+#[doc(inline)]
+pub use adverb_probe as probe;
 #[cfg(feature = "trace")]
 #[doc(inline)]
 pub use adverb_trace as trace;
