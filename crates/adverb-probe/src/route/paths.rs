@@ -1,0 +1,79 @@
+//! Paths, and their source ports.
+
+use std::net::IpAddr;
+
+use super::{Hop, HopState, PathEnd};
+
+/// The result of a trace.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Route {
+    /// The distinct paths, in the order in which they were found.
+    pub paths: Vec<Path>,
+    /// The number of source ports that were traced.
+    pub port_count: usize,
+    /// The number of probes that were sent.
+    pub probe_count: u64,
+}
+
+/// A path, and the source ports that take it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Path {
+    /// The first source port whose packets take this path.
+    pub source_port: u16,
+    /// All traced source ports whose packets take this path, including `source_port`.
+    pub source_ports: Vec<u16>,
+    /// The hops, the first hop first. If the path is [complete](Path::is_complete), the last hop is the destination.
+    pub hops: Vec<Hop>,
+    /// The reason why there are no further hops.
+    pub end: PathEnd,
+}
+
+impl Path {
+    /// Whether the path leads to the destination, and each hop has answered.
+    pub fn is_complete(&self) -> bool {
+        self.end == PathEnd::Destination && self.silent_hop_count() == 0
+    }
+
+    /// Returns the number of silent hops before the last hop that answered.
+    pub fn silent_hop_count(&self) -> usize {
+        self.hops.iter().filter(|hop| hop.state == HopState::Silent).count()
+    }
+
+    /// Returns the address of each hop, or `None` for a silent hop.
+    pub fn addresses(&self) -> impl Iterator<Item = Option<IpAddr>> {
+        self.hops.iter().map(Hop::address)
+    }
+}
+
+impl Route {
+    /// Adds the path of one source port. A silent hop is a router of its own: a router that answered other source ports
+    /// was probed so often that it would have answered this one, too.
+    pub(super) fn add(&mut self, path: Path) {
+        let is_same = |known: &&mut Path| known.end == path.end && known.addresses().eq(path.addresses());
+        match self.paths.iter_mut().find(is_same) {
+            Some(known) => known.source_ports.extend(path.source_ports),
+            None => self.paths.push(path),
+        }
+    }
+}
+
+/// Returns the number of source ports with which all of `path_count` paths are found with this probability, if each
+/// port takes each path with the same probability.
+///
+/// ```
+/// use adverb_probe::route::ports_needed;
+///
+/// assert_eq!(ports_needed(1, 0.99), 1);
+/// assert_eq!(ports_needed(2, 0.99), 8);
+/// assert_eq!(ports_needed(16, 0.99), 115);
+/// ```
+pub fn ports_needed(path_count: usize, confidence: f64) -> usize {
+    if path_count < 2 {
+        return 1;
+    }
+    let paths = path_count as f64;
+    let confidence = confidence.clamp(0.0, 0.999_999_999);
+    // A path stays unseen with probability ((m − 1) / m)ⁿ, and all m paths are seen with the m-th power of the rest.
+    let ports = (1.0 - confidence.powf(1.0 / paths)).ln() / ((paths - 1.0) / paths).ln();
+    (ports.ceil() as usize).max(path_count)
+}
