@@ -78,6 +78,8 @@ mutations! {
     FlushSkipsLastSend,
     /// The response to a duplicate READ starts with the first byte of the original READ.
     DuplicateReadFromStart,
+    /// A duplicate READ of memory that was deregistered after its first response ends the connection.
+    RefuseDuplicateRead,
     /// A retransmitted READ request carries the address of the first byte, although a part of the response was
     /// received.
     ReadRetryDiscardsProgress,

@@ -187,12 +187,16 @@ impl World {
                 let offset = random.below(u64::from(direction.revocable.length - length) + 1) as u32;
                 sendable(SendOperation::Write(direction.revocable.place(offset)))
             }
-            Action::Read => {
+            Action::Read | Action::ReadAndRelease => {
                 let offset = random.below(u64::from(direction.target.length - length) + 1) as u32;
                 let range = offset as usize..(offset + length) as usize;
                 landing = Some(Some(direction.image[range].to_vec()));
                 direction.reads.push((offset, length));
-                sendable(SendOperation::Read(direction.target.place(offset)))
+                let mut remote = direction.target.place(offset);
+                if step.action == Action::ReadAndRelease {
+                    remote.rkey = keys;
+                }
+                sendable(SendOperation::Read(remote))
             }
             Action::ZeroLengthRead => {
                 length = 0;
@@ -285,7 +289,7 @@ impl World {
         let fence = direction.reads.iter().any(overlaps) || random.chance_per_million(30_000);
         if fence {
             direction.reads.clear();
-            if step.action == Action::Read
+            if step.action.is_read()
                 && let SendOperation::Read(remote) = operation
             {
                 direction.reads.push(((remote.addr - direction.target.addr) as u32, length));
@@ -309,7 +313,7 @@ impl World {
         Draft { operation, segments, inline, posted, changed, fence }
     }
 
-    /// Registers the key that a request invalidates.
+    /// Registers the key that a request invalidates, or that the peer deregisters after the request.
     fn fresh_keys(
         &mut self,
         connection: usize,
@@ -322,6 +326,7 @@ impl World {
         let (node, area, remote) = match action {
             Action::SendInvalidate => (there, direction.invalidated.clone(), RemoteInvalidate::Allowed),
             Action::LocalInvalidate => (here, direction.source.clone(), RemoteInvalidate::Denied),
+            Action::ReadAndRelease => (there, direction.target.clone(), RemoteInvalidate::Denied),
             _ => return 0,
         };
         let pd = self.nodes[node].pd;
@@ -373,6 +378,11 @@ impl World {
         let direction = &mut self.connections[connection].directions[side];
         let (node, key) = (direction.revocable.device, direction.revocable.key);
         direction.revoked = Some(self.memories[node].bytes(direction.revocable.storage).to_vec());
+        self.release(node, key);
+    }
+
+    /// Deregisters a key.
+    pub(crate) fn release(&mut self, node: usize, key: u32) {
         let _ = self.nodes[node].device.deregister(key);
         self.nodes[node].keys.retain(|other| *other != key);
         self.note(|| format!("dev {node} deregisters {key:#x}"));

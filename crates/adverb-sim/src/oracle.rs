@@ -6,6 +6,7 @@ use adverb_wire::{Aeth, Header, Operation, Rc, ReadResponse, Syndrome};
 
 use crate::atomics::{self, Atomic, Kind};
 use crate::model::gather;
+use crate::scenario::Action;
 use crate::world::{Task, World};
 
 impl World {
@@ -189,7 +190,14 @@ impl World {
         }
         // When it ended matters for atomics.
         let now = self.now;
-        self.connections[connection].directions[side].ended.insert(number, now);
+        direction.ended.insert(number, now);
+        // The requester may have retransmitted the READ: a duplicate that arrives later must not be refused.
+        let posted = &direction.posted[number];
+        if posted.action == Action::ReadAndRelease
+            && let SendOperation::Read(remote) = posted.operation
+        {
+            self.release(there, remote.rkey);
+        }
         Ok(())
     }
 

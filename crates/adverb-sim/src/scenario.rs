@@ -126,6 +126,8 @@ pub enum Action {
     ZeroLengthWrite,
     /// A READ.
     Read,
+    /// A READ of memory that the peer deregisters when the READ has completed.
+    ReadAndRelease,
     /// A READ of zero bytes with an invalid key.
     ZeroLengthRead,
     /// A compare-and-swap of a word that only this connection accesses.
@@ -215,6 +217,11 @@ impl Action {
                 | Action::WriteWithImm
                 | Action::Invalid(InvalidRequest::SendTooLong | InvalidRequest::ForbiddenInvalidate)
         )
+    }
+
+    /// Whether the action is a READ of the target.
+    pub fn is_read(self) -> bool {
+        matches!(self, Action::Read | Action::ReadAndRelease)
     }
 
     /// Whether the action posts a request.
@@ -353,7 +360,8 @@ impl Step {
             27..45 => Action::Write,
             45..51 => Action::WriteWithImm,
             51..53 => Action::ZeroLengthWrite,
-            53..69 => Action::Read,
+            53..65 => Action::Read,
+            65..69 => Action::ReadAndRelease,
             69..70 => Action::ZeroLengthRead,
             70..75 => Action::CompareSwap,
             75..80 => Action::FetchAdd,

@@ -145,8 +145,7 @@ impl World {
         let other_pd = self.nodes[there].other_pd;
         let steps = &spec.programs[side].steps;
         let mtu = u32::from(spec.mtu.bytes());
-        let answers: u32 =
-            steps.iter().map(|step| if step.action == Action::Read { step.length } else { 8 }).sum();
+        let answers: u32 = steps.iter().map(|step| if step.action.is_read() { step.length } else { 8 }).sum();
         let messages: u32 =
             steps.iter().filter(|step| step.action.consumes_receive()).map(|step| step.length + 64).sum();
         let write = Access::LOCAL_WRITE | Access::REMOTE_WRITE;

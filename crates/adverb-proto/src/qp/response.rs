@@ -230,18 +230,7 @@ impl QueuePair {
             let range = Range { addr: va, length, key: rkey };
             match cx.keys.remote(self.config.pd, self.qpn, range, Access::REMOTE_READ) {
                 Ok(span) => cx.spans.push(span),
-                Err(_) => {
-                    // What was promised can't be given any more (vol. 1, 9.7.5). If the connection has ended
-                    // already, its NAK still goes out.
-                    let pending = self.responder.responses.pending;
-                    self.responder.responses.clear();
-                    if self.state == QpState::Error {
-                        self.responder.responses.pending = pending;
-                    } else {
-                        self.refuse(cx, progress.psn, NakCode::RemoteAccess, Status::RemoteAccess);
-                    }
-                    return None;
-                }
+                Err(_) => return self.deny_read(cx, progress),
             }
         }
         let last = length == left;
@@ -260,6 +249,33 @@ impl QueuePair {
             front.saved = Saved::Read { va: va.wrapping_add(u64::from(length)), rkey, length: left - length };
         }
         Some(self.respond(cx, progress.psn, rc, length))
+    }
+
+    /// Ends a response whose memory key has become invalid.
+    fn deny_read<S: EventSink>(&mut self, cx: &mut Context<'_, S>, progress: Progress) -> Option<Outgoing> {
+        if self.state == QpState::Error {
+            // The NAK that ended the connection is still sent.
+            let pending = self.responder.responses.pending;
+            self.responder.responses.clear();
+            self.responder.responses.pending = pending;
+            return None;
+        }
+        if progress.fresh || mutant!(RefuseDuplicateRead) {
+            // The response was promised, and can't be sent any more (vol. 1, 9.7.5).
+            self.responder.responses.clear();
+            self.refuse(cx, progress.psn, NakCode::RemoteAccess, Status::RemoteAccess);
+            return None;
+        }
+        // The response was sent before. A requester that received it may have completed the READ, and told this side to
+        // release the memory, after it retransmitted the request: then the NAK is stale, and the requester drops it. A
+        // requester that still waits for the response learns that it won't arrive.
+        self.responder.responses.pop();
+        cx.stats.fatal_naks_sent += 1;
+        let syndrome = Syndrome::Nak(NakCode::RemoteAccess);
+        cx.event(|| TraceEvent::NakSent { qpn: self.qpn, psn: progress.psn, syndrome });
+        // The number of messages before the READ, which `progress` counts.
+        let aeth = Aeth { syndrome, msn: (progress.msn - 1).get() };
+        Some(self.respond(cx, progress.psn, Rc::Acknowledge(aeth), 0))
     }
 
     /// What is to be said when all answers are given.

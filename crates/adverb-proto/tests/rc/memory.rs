@@ -4,7 +4,10 @@ use adverb_proto::Device;
 use adverb_proto::memory::{
     DeregisterError, DomainError, RegisterError, Registration, RemoteInvalidate, StorageId,
 };
-use adverb_proto::types::Access;
+use adverb_proto::types::{Access, QpState};
+use adverb_wire::{NakCode, Rc, Reth, Write};
+
+use crate::harness::{ADDR, ALL, ack, nak, solo};
 
 fn registration(addr: u64, length: u64, access: Access) -> Registration {
     Registration { addr, length, access, storage: StorageId(0), remote_invalidate: RemoteInvalidate::Denied }
@@ -63,4 +66,36 @@ fn domain_with_regions_is_not_destroyed() {
     assert_eq!(device.destroy_domain(pd), Err(DomainError::Unknown));
     let registered = device.register(pd, registration(0, 8, Access::empty()), || 5);
     assert_eq!(registered, Err(RegisterError::UnknownDomain));
+}
+
+/// A requester that retransmitted a READ may have completed it with the first response, and told this side to release
+/// the memory, before the second response is sent.
+#[test]
+fn duplicate_read_of_deregistered_memory_gets_a_nak_and_does_not_end_the_connection() {
+    for is_deregistered_first in [false, true] {
+        let mut end = solo();
+        let other = end.register(ALL);
+        let read = Rc::ReadRequest(Reth { va: ADDR, rkey: end.key, length: 3000 });
+        assert_eq!(end.ask(0, read, &[]).len(), 3);
+        // The duplicate starts with the response's second packet.
+        let rest = Rc::ReadRequest(Reth { va: ADDR + 1024, rkey: end.key, length: 1976 });
+        let mut denied = 1;
+        if !is_deregistered_first {
+            end.hear(1, rest, &[]);
+            let now = end.now;
+            assert!(end.device.poll_transmit(now).is_some(), "the replay has started");
+            denied = 2;
+        }
+        end.device.deregister(end.key).unwrap();
+        if is_deregistered_first {
+            end.hear(1, rest, &[]);
+        }
+        let write = Rc::Write(Write::Only(Reth { va: ADDR, rkey: other, length: 4 }, None));
+        end.hear(3, write, b"abcd");
+        assert_eq!(end.says(), [(nak(NakCode::RemoteAccess, 0), denied), (ack(2), 3)]);
+        assert_eq!(end.state(), QpState::ReadyToSend);
+        assert_eq!(end.queue_events(), []);
+        assert_eq!(end.bytes(0, 4), b"abcd", "the connection goes on");
+        assert_eq!(end.device.statistics().fatal_naks_sent, 1);
+    }
 }
