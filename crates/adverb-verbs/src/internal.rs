@@ -2,7 +2,7 @@
 
 use crate::cm;
 use crate::memory::{MemoryRegion, Payload, PoolBuf};
-use crate::{Device, Endpoint, ProtectionDomain, QueuePair, Result};
+use crate::{Device, DeviceEvent, Endpoint, ProtectionDomain, QueuePair, Result};
 
 pub use crate::backend::{Watch, wait_either};
 pub use crate::cm::connection::CmHandle;
@@ -54,6 +54,12 @@ pub fn into_parts(connection: cm::Connection) -> (QueuePair, CmHandle, Option<En
 /// Returns [`Error::Verb`](crate::Error::Verb) if the operation fails.
 pub fn reset_and_reclaim(queue_pair: &QueuePair) -> Result<Vec<(u64, Payload)>> {
     queue_pair.reset_and_reclaim()
+}
+
+/// Returns the event that moved a queue pair to the error state. The result is `None` for devices of rdma-core, which
+/// report such events only through [`Device::wait_event`].
+pub fn error_event(queue_pair: &QueuePair) -> Option<DeviceEvent> {
+    queue_pair.error_event()
 }
 
 /// Registers the memory of a region in another protection domain, too, with the same access rights.

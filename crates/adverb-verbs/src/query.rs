@@ -1,6 +1,6 @@
 //! Queries of a queue pair's attributes.
 
-use adverb_proto::types::{QueuePairAttributes, Transport};
+use adverb_proto::types::{DeviceEvent, QueuePairAttributes, Transport};
 
 use super::QueuePair;
 use crate::error::Result;
@@ -17,5 +17,11 @@ impl QueuePair {
             attributes.peer = None;
         }
         Ok(attributes)
+    }
+
+    /// Returns the event that moved the queue pair to the error state. The software NIC stores it. rdma-core reports it
+    /// only as an event of the device.
+    pub(crate) fn error_event(&self) -> Option<DeviceEvent> {
+        self.backend.error_event()
     }
 }

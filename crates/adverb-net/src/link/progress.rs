@@ -1,8 +1,10 @@
 //! What is done with completions, and when.
 
+use adverb_verbs::internal::error_event;
 use adverb_verbs::memory::{PoolBuf, RemoteMemory};
 use adverb_verbs::{
     Access, CompletedOperation, Completion, PostError, RecvRequest, RemoteAddress, Result, SendRequest,
+    Status, explain,
 };
 
 use super::{
@@ -26,7 +28,7 @@ impl Link {
         }
         if tag & OPERATION != 0 {
             if let Err(failure) = completion.outcome() {
-                end(state, failure.status.to_string(), failure.status.hint().unwrap_or_default());
+                fail(state, failure.status);
             }
             super::operation::complete(state, completion);
             return Ok(());
@@ -34,7 +36,7 @@ impl Link {
         let success = match completion.outcome() {
             Ok(success) => success,
             Err(failure) => {
-                end(state, failure.status.to_string(), failure.status.hint().unwrap_or_default());
+                fail(state, failure.status);
                 if tag & FRAMES != 0 {
                     resume::written(state, completion.into_pool_buf());
                 }
@@ -336,6 +338,23 @@ impl Link {
         }
     }
 }
+
+/// Ends the connection because a request failed.
+fn fail(state: &mut State, status: Status) {
+    if status != Status::Flushed || state.end.is_some() || state.resume.is_down() {
+        return end(state, status.to_string(), status.hint().unwrap_or_default());
+    }
+    // No request of this side failed before, so that no completion has the cause: the device refused a request of the
+    // peer, or failed.
+    let event = error_event(&state.lane.queue_pair).and_then(explain::device_event);
+    match event {
+        Some(event) => end(state, event.summary.to_owned(), event.hint.unwrap_or_default()),
+        None => end(state, status.to_string(), UNKNOWN_CAUSE),
+    }
+}
+
+/// The hint if the device does not say why it flushes requests.
+const UNKNOWN_CAUSE: &str = "check the device's events: it may have refused a request of the peer, because no request of this side failed";
 
 /// How many pieces of memory a peer may expose.
 const MOST_ANNOUNCED: usize = 4096;

@@ -6,6 +6,7 @@ use adverb_wire::{Psn, Qpn};
 
 use super::Device;
 use crate::cq::CompletionQueue;
+use crate::event::QueueEvent;
 use crate::trace::EventSink;
 use crate::types::{QpState, Transport};
 
@@ -57,6 +58,9 @@ pub struct QpStatus {
     /// The number of outstanding receive requests. If the queue pair uses a shared receive queue, this number
     /// counts only the requests that a partially received message uses.
     pub recv_queue_len: usize,
+    /// The event that moved the queue pair to the error state. `None` if the queue pair is in another state, or if
+    /// [`Transition::Error`](crate::Transition::Error) moved it.
+    pub error_event: Option<QueueEvent>,
 }
 
 impl<S: EventSink> Device<S> {
@@ -72,6 +76,7 @@ impl<S: EventSink> Device<S> {
             expected_psn,
             send_queue_len: qp.send_queue_len(),
             recv_queue_len: qp.recv_queue_len(),
+            error_event: qp.error_event(),
         })
     }
 

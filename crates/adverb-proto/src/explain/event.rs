@@ -105,6 +105,7 @@ pub(super) const EVENTS: &[Explanation] = &[
         checks: &[
             "compare access flags, `max_dest_rd_atomic` and path MTU with the values that the peer assumes",
         ],
+        hint: Some("compare the access flags, `max_dest_rd_atomic` and path MTU of both sides"),
         ..EVENT
     },
     Explanation {
@@ -129,6 +130,9 @@ pub(super) const EVENTS: &[Explanation] = &[
             "compare the keys and ranges that this side told the peer with the regions that are registered now",
             "look for a defect of the peer's program, or an attack: the peer accessed memory that it may not access",
         ],
+        hint: Some(
+            "check the keys and ranges that the peer uses: the memory is not registered for this access",
+        ),
         ..EVENT
     },
     Explanation {

@@ -136,6 +136,8 @@ pub(crate) struct QueuePair {
     pacer: Option<Box<Pacer>>,
     /// A completion of this queue pair was lost: it goes into error at the end of the step.
     poisoned: bool,
+    /// The event that moved the queue pair to the error state.
+    error_event: Option<QueueEvent>,
 }
 
 impl QueuePair {
@@ -166,11 +168,17 @@ impl QueuePair {
             notify_after: Time::ZERO,
             pacer: None,
             poisoned: false,
+            error_event: None,
         }
     }
 
     pub(crate) const fn state(&self) -> QpState {
         self.state
+    }
+
+    /// The event that moved the queue pair to the error state, if one did.
+    pub(crate) const fn error_event(&self) -> Option<QueueEvent> {
+        self.error_event
     }
 
     /// Whether a completion was lost: see [`settle`](QueuePair::settle).

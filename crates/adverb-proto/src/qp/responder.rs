@@ -409,13 +409,14 @@ impl QueuePair {
             self.fail_receive(cx, status);
         }
         self.responder.current = Current::None;
-        cx.queue_events.push_back(match code {
+        let event = match code {
             NakCode::InvalidRequest | NakCode::SequenceError | NakCode::InvalidRdRequest => {
                 QueueEvent::RequestError(self.qpn)
             }
             NakCode::RemoteAccess => QueueEvent::AccessError(self.qpn),
             NakCode::RemoteOperational => QueueEvent::Fatal(self.qpn),
-        });
+        };
+        self.report_error(cx, event);
         self.enter_error(cx);
     }
 

@@ -152,10 +152,16 @@ impl QueuePair {
     /// Goes into error for a reason that its completions tell.
     pub(super) fn fail<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.state != QpState::Error {
-            cx.queue_events.push_back(QueueEvent::Fatal(self.qpn));
+            self.report_error(cx, QueueEvent::Fatal(self.qpn));
             self.responder.silence();
             self.enter_error(cx);
         }
+    }
+
+    /// Reports the event that moves the queue pair to the error state.
+    pub(super) fn report_error<S: EventSink>(&mut self, cx: &mut Context<'_, S>, event: QueueEvent) {
+        self.error_event = Some(event);
+        cx.queue_events.push_back(event);
     }
 
     /// Goes into error if a completion was lost during the step that ends here.

@@ -523,6 +523,8 @@ fn right_that_the_queue_pair_lacks_makes_an_invalid_request() {
         };
         refused(&mut end, 0, request, payload, NakCode::InvalidRequest);
         assert!(end.queue_events().contains(&QueueEvent::RequestError(end.qpn)));
+        let status = end.device.query_qp(end.qpn).unwrap();
+        assert_eq!(status.error_event, Some(QueueEvent::RequestError(end.qpn)));
     }
 }
 
@@ -562,6 +564,8 @@ fn right_that_the_region_lacks_makes_an_access_error() {
         };
         refused(&mut end, 0, request, payload, NakCode::RemoteAccess);
         assert!(end.queue_events().contains(&QueueEvent::AccessError(end.qpn)));
+        let status = end.device.query_qp(end.qpn).unwrap();
+        assert_eq!(status.error_event, Some(QueueEvent::AccessError(end.qpn)));
     }
 }
 

@@ -597,6 +597,16 @@ impl QueuePair {
         ask!(self, queue_pair => queue_pair.state())
     }
 
+    /// Returns the event that moved the queue pair to the error state, where the device stores it.
+    pub(crate) fn error_event(&self) -> Option<DeviceEvent> {
+        match *self {
+            #[cfg(feature = "ibv")]
+            QueuePair::Ibv(_) => None,
+            #[cfg(feature = "soft")]
+            QueuePair::Soft(ref queue_pair) => queue_pair.error_event(),
+        }
+    }
+
     /// All that the device knows of it. What it says of a peer is of no meaning for datagrams.
     pub(crate) fn query(&self) -> Result<QueuePairAttributes> {
         ask!(self, queue_pair => queue_pair.query())

@@ -10,7 +10,7 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use adverb_verbs::internal::{Deadline, wait_either};
-use adverb_verbs::{Device, Error};
+use adverb_verbs::{Device, Error, RemoteAddress, SendRequest};
 
 use super::{Link, UNKNOWN};
 use crate::blocking::{Connection, Connector, Listener, connect_link};
@@ -321,6 +321,27 @@ async fn hardware_tells_tasks_at_once_that_the_peer_is_gone() {
     assert_eq!(&message.unwrap().unwrap()[..], b"the last");
     let error = tokio::time::timeout(Duration::from_secs(20), left.recv()).await.unwrap().unwrap_err();
     assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+}
+
+/// Only the peer's request fails with a cause. This side's requests are flushed.
+#[test]
+fn a_side_whose_device_refused_a_request_of_the_peer_learns_why() {
+    let options = Options { reconnect: None, ..options() };
+    with_pair([&options, &options], |left, right| {
+        let link = left.link();
+        let remote = RemoteAddress { addr: 0x1000, rkey: 0 };
+        let request = SendRequest::write(link.pool().alloc(8).unwrap(), remote);
+        assert!(link.post(&mut link.lock(), request, true).is_none());
+        let Err(Error::Disconnected { reason, hint, .. }) = right.recv() else { panic!("it is refused") };
+        if options.device.as_ref().unwrap().is_software() {
+            assert!(reason.contains("violated access rights"), "{reason}");
+            assert!(hint.contains("keys and ranges that the peer uses"), "{hint}");
+        } else {
+            assert!(hint.contains("events"), "{reason}: {hint}");
+        }
+        let error = left.recv().unwrap_err().to_string();
+        assert!(error.contains("remote access error"), "{error}");
+    });
 }
 
 #[test]

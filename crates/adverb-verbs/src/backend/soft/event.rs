@@ -37,7 +37,7 @@ impl Device {
         }
     }
 
-    fn explain(&self, event: NicEvent) -> DeviceEvent {
+    pub(super) fn explain(&self, event: NicEvent) -> DeviceEvent {
         let NicEvent::Queue(event) = event else { return DeviceEvent::DeviceFatal };
         match event {
             QueueEvent::CqOverflow(_) => DeviceEvent::CompletionQueueError,

@@ -1,6 +1,7 @@
 //! What the device knows of a queue pair.
 
-use adverb_proto::types::{PeerAttributes, QpState, QueuePairAttributes};
+use adverb_proto::types::{DeviceEvent, PeerAttributes, QpState, QueuePairAttributes};
+use adverb_soft::NicEvent;
 
 use super::QueuePair;
 use super::address_handle::OpenPath;
@@ -64,6 +65,11 @@ impl Told {
 impl QueuePair {
     pub(crate) fn state(&self) -> Result<QpState> {
         Ok(self.status()?.state)
+    }
+
+    pub(crate) fn error_event(&self) -> Option<DeviceEvent> {
+        let event = self.status().ok()?.error_event?;
+        Some(self.domain.device.explain(NicEvent::Queue(event)))
     }
 
     pub(crate) fn query(&self) -> Result<QueuePairAttributes> {
