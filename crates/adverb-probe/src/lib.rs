@@ -5,6 +5,18 @@
 //! A prober sends a probe, an unreliable datagram of 96 bytes, to a responder. The responder answers with ACK1, and
 //! after ACK1's send completion with ACK2, which carries the responder's timestamps. From six timestamps, the prober
 //! computes the round-trip time of the network separately from the delays of both hosts, without synchronized clocks.
+//!
+//! | stamp | event | clock |
+//! |---|---|---|
+//! | T1 | the prober posts the probe | prober's process |
+//! | T2 | send completion of the probe | prober's NIC or kernel |
+//! | T3 | receive completion of the probe | responder's NIC or kernel |
+//! | T4 | send completion of ACK1, carried by ACK2 | responder's NIC or kernel |
+//! | T5 | receive completion of ACK1 | prober's NIC or kernel |
+//! | T6 | the prober processes ACK1 | prober's process |
+//!
+//! The protocol is in modules that do no I/O: [`mod@format`], [`session`] (the prober's state machine), [`answer`] (the
+//! responder's), [`figures`], [`paths`] and [`histogram`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
@@ -12,5 +24,15 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("adverb-probe needs Linux: adverb-wire and adverb-proto work everywhere");
 
+pub mod answer;
+pub mod figures;
+pub mod format;
+pub mod histogram;
+mod key;
+pub mod paths;
 pub mod route;
+pub mod session;
+pub mod stamp;
 pub mod ud_queue;
+
+pub use key::Key;
