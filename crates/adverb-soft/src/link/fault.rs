@@ -34,6 +34,9 @@ pub struct FaultConfig {
     /// accepted when the IPv4 ID is unknown, and every corrupted packet is accepted when the wrapped link requires no
     /// check.
     pub strict_icrc: bool,
+    /// The number of packets after which the link fails, as if its network interface were removed. The device then
+    /// fails too. `None` means never.
+    pub link_failure_after: Option<u64>,
 }
 
 impl FaultConfig {
@@ -49,6 +52,7 @@ impl FaultConfig {
             min_delay: Duration::from_micros(100),
             max_delay: Duration::from_millis(2),
             strict_icrc: true,
+            link_failure_after: None,
         }
     }
 }
@@ -69,6 +73,13 @@ pub struct FaultCounts {
     pub delayed: u64,
     /// The number of ECN-marked packets.
     pub marked: u64,
+}
+
+impl FaultCounts {
+    /// Returns the number of accepted packets.
+    const fn total(&self) -> u64 {
+        self.untouched + self.lost + self.duplicated + self.corrupted + self.delayed + self.marked
+    }
 }
 
 /// A link that injects faults into the packets that it sends: it drops, duplicates, corrupts, delays and ECN-marks
@@ -249,6 +260,9 @@ impl<L: Link> FaultLink<L> {
 
 impl<L: Link> Link for FaultLink<L> {
     fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
+        if self.config.link_failure_after.is_some_and(|limit| self.counts.total() >= limit) {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
         let mut taken = 0;
         match self.release().and_then(|()| self.send_some(packets, &mut taken)) {
             Err(error) if taken == 0 => Err(error),

@@ -1,0 +1,110 @@
+//! The builder of queues.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use adverb_verbs::{Device, Result, Traffic};
+
+use super::{UdQueue, Waker};
+
+/// A builder of a [`UdQueue`], returned by [`UdQueue::builder`].
+#[must_use = "a builder does nothing until `open` is called"]
+pub struct UdQueueBuilder {
+    opener: Opener,
+    options: Options,
+}
+
+/// Opens the device: at first, and after it has failed.
+pub(super) type Opener = Box<dyn FnMut() -> Result<Device> + Send>;
+
+#[derive(Clone, Debug)]
+pub(super) struct Options {
+    pub(super) local_addr: Option<IpAddr>,
+    pub(super) send_slots: u32,
+    pub(super) recv_slots: u32,
+    pub(super) max_address_handles: usize,
+    pub(super) traffic: Traffic,
+    pub(super) spin: Duration,
+    pub(super) min_reopen_delay: Duration,
+    pub(super) max_reopen_delay: Duration,
+}
+
+impl UdQueueBuilder {
+    pub(super) fn new(opener: Opener) -> UdQueueBuilder {
+        let options = Options {
+            local_addr: None,
+            send_slots: 64,
+            recv_slots: 256,
+            max_address_handles: 1024,
+            traffic: Traffic::new(),
+            spin: Duration::ZERO,
+            min_reopen_delay: Duration::from_millis(100),
+            max_reopen_delay: Duration::from_secs(5),
+        };
+        UdQueueBuilder { opener, options }
+    }
+
+    /// Sets the local address, which selects the device's port and GID. By default, the first port's best GID is used.
+    pub fn local_addr(mut self, addr: IpAddr) -> UdQueueBuilder {
+        self.options.local_addr = Some(addr);
+        self
+    }
+
+    /// Sets the number of send slots: the maximum number of datagrams in flight. The default is 64.
+    pub fn send_slots(mut self, count: u32) -> UdQueueBuilder {
+        self.options.send_slots = count;
+        self
+    }
+
+    /// Sets the number of receive slots: the maximum number of datagrams that arrive before the caller polls. Further
+    /// ones are dropped. The default is 256.
+    pub fn recv_slots(mut self, count: u32) -> UdQueueBuilder {
+        self.options.recv_slots = count;
+        self
+    }
+
+    /// Sets the maximum number of cached address handles: pairs of a destination and traffic options. The default is
+    /// 1024.
+    pub fn max_address_handles(mut self, count: usize) -> UdQueueBuilder {
+        self.options.max_address_handles = count;
+        self
+    }
+
+    /// Sets the traffic options of datagrams whose own options leave them unset.
+    pub fn traffic(mut self, traffic: Traffic) -> UdQueueBuilder {
+        self.options.traffic = traffic;
+        self
+    }
+
+    /// Sets the time for which [`UdQueue::wait`] spins before it sleeps. The default is zero. Spinning makes the
+    /// process's own stamps more accurate, and takes a core.
+    pub fn spin(mut self, spin: Duration) -> UdQueueBuilder {
+        self.options.spin = spin;
+        self
+    }
+
+    /// Sets the delay before a failed device is opened again, and the maximum to which the delay doubles after each
+    /// failure. The defaults are 100 ms and 5 s.
+    pub fn reopen_delay(mut self, min: Duration, max: Duration) -> UdQueueBuilder {
+        (self.options.min_reopen_delay, self.options.max_reopen_delay) = (min, max.max(min));
+        self
+    }
+
+    /// Opens the device and creates the queue.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of opening the device, [`Error::NoDevice`](adverb_verbs::Error::NoDevice) if the device doesn't
+    /// have the address, and [`Error::LimitExceeded`](adverb_verbs::Error::LimitExceeded) or
+    /// [`Error::Verb`](adverb_verbs::Error::Verb) if the device can't create the objects.
+    pub fn open(self) -> Result<UdQueue> {
+        let waker = Waker::new().map_err(super::open::watch_error)?;
+        UdQueue::open(self.opener, self.options, waker)
+    }
+}
+
+impl std::fmt::Debug for UdQueueBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("UdQueueBuilder").field(&self.options).finish()
+    }
+}
