@@ -29,6 +29,7 @@ pub mod figures;
 pub mod format;
 pub mod histogram;
 mod key;
+pub mod mesh;
 pub mod paths;
 pub mod route;
 pub mod session;

@@ -1,0 +1,245 @@
+//! A simulated mesh: probes in virtual time, with faults of the network and of processes.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use adverb_probe::mesh::{Cell, Delays, Diagnosis, Matrix, Member, Route, STALL, diagnose};
+
+/// The time between two probes of a member, in microseconds.
+const INTERVAL: u64 = 100_000;
+/// The time that a packet takes.
+const FLIGHT: u64 = 20;
+/// The time after which a probe is lost.
+const TIMEOUT: u64 = 1_000_000;
+const SECOND: u64 = 1_000_000;
+
+/// A random number generator (SplitMix64).
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    pub(crate) fn chance(&mut self, probability: f64) -> bool {
+        (self.next() >> 11) as f64 / ((1_u64 << 53) as f64) < probability
+    }
+}
+
+/// A loss of packets, each with this probability.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Loss {
+    /// Packets from and to a member.
+    Nic(usize, f64),
+    /// Packets of a class.
+    Class(u8, f64),
+    /// Packets of a class, from and to a member.
+    NicClass(usize, u8, f64),
+    /// Packets between two members.
+    Path(usize, usize, f64),
+    /// Packets from and to the members of a rail.
+    Rail(usize, f64),
+    /// All packets.
+    All(f64),
+}
+
+/// The times in which a process does not run, in microseconds.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stops(Vec<(u64, u64)>);
+
+impl Stops {
+    /// Stops of `stopped` ms, between which the process runs for `running` ms, both varied by up to a quarter.
+    pub(crate) fn bursts(random: &mut Random, stopped: u64, running: u64, end: u64) -> Stops {
+        let mut stops = Vec::new();
+        let mut vary = |ms: u64| ms * 750 + random.below(ms * 500 + 1);
+        let mut time = vary(running);
+        while time < end * SECOND {
+            let until = time + vary(stopped);
+            stops.push((time, until));
+            time = until + vary(running);
+        }
+        Stops(stops)
+    }
+
+    /// Returns the stop that contains the time, with its number.
+    fn at(&self, time: u64) -> Option<(usize, u64)> {
+        let n = self.0.partition_point(|&(_, end)| end <= time);
+        self.0.get(n).filter(|&&(start, _)| start <= time).map(|&(_, end)| (n, end))
+    }
+}
+
+/// A mesh to simulate.
+pub(crate) struct Simulation {
+    pub(crate) random: Random,
+    pub(crate) members: Vec<Member>,
+    /// The members that only answer.
+    pub(crate) passive: Vec<usize>,
+    pub(crate) classes: Vec<u8>,
+    pub(crate) losses: Vec<Loss>,
+    /// The stops of processes, by their identifiers.
+    pub(crate) stops: Vec<Stops>,
+    /// The number of packets that a stopped process' socket holds.
+    pub(crate) queue: u64,
+}
+
+/// One member's address.
+pub(crate) fn address(n: usize) -> IpAddr {
+    [10, 0, 0, n as u8 + 1].into()
+}
+
+impl Simulation {
+    /// Eight members, two rails and two classes. Each member has its own process, or one process serves them all.
+    pub(crate) fn new(seed: u64, has_own_processes: bool) -> Simulation {
+        let member = |n: usize| Member {
+            address: address(n),
+            process: if has_own_processes { n as u64 } else { 0 },
+            rail: Some(format!("rail{}", n % 2)),
+        };
+        Simulation {
+            random: Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x5eed),
+            members: (0..8).map(member).collect(),
+            passive: Vec::new(),
+            classes: vec![0, 26],
+            losses: vec![Loss::All(1e-4)],
+            stops: vec![Stops::default(); 8],
+            queue: 32,
+        }
+    }
+
+    /// Runs for some seconds, and calls `look` with each second's number and diagnosis.
+    pub(crate) fn run(mut self, seconds: u64, mut look: impl FnMut(u64, &Diagnosis)) -> Matrix {
+        let mut matrix = Matrix::new(self.members.iter().cloned());
+        let mut queues: Vec<Vec<u64>> = self.stops.iter().map(|stops| vec![0; stops.0.len()]).collect();
+        // Results by the second in which the prober knows them.
+        let mut results: Vec<Vec<(u64, Route, Cell)>> = vec![Vec::new(); seconds as usize + 60];
+        for second in 0..seconds {
+            for source in 0..self.members.len() {
+                if self.passive.contains(&source) {
+                    continue;
+                }
+                for tick in 0..SECOND / INTERVAL {
+                    let time = second * SECOND + tick * INTERVAL + source as u64 * 7_001;
+                    let process = self.members[source].process as usize;
+                    if let Some((_, end)) = self.stops[process].at(time) {
+                        if end - time >= STALL.as_micros() as u64 {
+                            let stall = Duration::from_micros(end - time);
+                            let known = (end / SECOND) as usize;
+                            let known = known.min(results.len() - 1);
+                            let route = self.route(source, source, 0);
+                            let prober = Delays { count: 1, stall_count: 1, max: stall };
+                            results[known].push((second, route, Cell { prober, ..Cell::default() }));
+                        }
+                        continue;
+                    }
+                    let count = second * (SECOND / INTERVAL) + tick;
+                    self.probe(source, count, time, &mut queues, &mut results);
+                }
+            }
+            for (window, route, cell) in std::mem::take(&mut results[second as usize]) {
+                match route.source == route.destination {
+                    true => matrix.record_stall(window, route.source, cell.prober.max),
+                    false => matrix.record(window, route, &cell),
+                }
+            }
+            matrix.advance(second + 1);
+            look(second + 1, &diagnose(&matrix));
+        }
+        matrix
+    }
+
+    fn route(&self, source: usize, destination: usize, class: u8) -> Route {
+        Route { source: address(source), destination: address(destination), class }
+    }
+
+    /// Sends one probe, and adds what becomes of it.
+    fn probe(
+        &mut self,
+        source: usize,
+        count: u64,
+        time: u64,
+        queues: &mut [Vec<u64>],
+        results: &mut [Vec<(u64, Route, Cell)>],
+    ) {
+        let others = self.members.len() as u64 - 1;
+        let destination = ((count % others) as usize + source + 1) % self.members.len();
+        let class = self.classes[(count / others) as usize % self.classes.len()];
+        let route = self.route(source, destination, class);
+        let window = time / SECOND;
+        let last = results.len() - 1;
+        let mut add =
+            |at: u64, cell: Cell| results[((at / SECOND) as usize).min(last)].push((window, route, cell));
+        let timeout = self.resumed(source, time + TIMEOUT);
+        let lost = Cell { probes: 1, lost: 1, ..Cell::default() };
+        let received = time + FLIGHT;
+        if self.is_lost(source, destination, class) || !self.is_queued(destination, received, queues) {
+            return add(timeout, lost);
+        }
+        let answered = self.resumed(destination, received);
+        let acknowledged = answered + FLIGHT;
+        if self.is_lost(destination, source, class) || !self.is_queued(source, acknowledged, queues) {
+            return add(timeout, lost);
+        }
+        let processed = self.resumed(source, acknowledged);
+        let has_ack2 = !self.is_lost(destination, source, class);
+        let delay = |duration: u64| {
+            let mut delays = Delays::default();
+            delays.record(Duration::from_micros(duration));
+            delays
+        };
+        let mut cell = Cell { probes: 1, ..Cell::default() };
+        if has_ack2 {
+            cell.network = delay(2 * FLIGHT);
+            cell.responder = delay(answered - received);
+            cell.prober = delay(processed - acknowledged);
+        } else {
+            cell.lost_back = 1;
+        }
+        if processed > timeout {
+            add(timeout, lost);
+            add(processed, Cell { probes: 0, late: 1, lost_back: 0, ..cell });
+        } else {
+            add(if has_ack2 { processed } else { timeout }, cell);
+        }
+    }
+
+    /// Returns the time at which the member's process runs, from this time on.
+    fn resumed(&self, member: usize, time: u64) -> u64 {
+        self.stops[self.members[member].process as usize].at(time).map_or(time, |(_, end)| end)
+    }
+
+    /// Whether a packet fits the socket of a process that may be stopped.
+    fn is_queued(&self, member: usize, time: u64, queues: &mut [Vec<u64>]) -> bool {
+        let process = self.members[member].process as usize;
+        let Some((stop, _)) = self.stops[process].at(time) else { return true };
+        queues[process][stop] += 1;
+        queues[process][stop] <= self.queue
+    }
+
+    fn is_lost(&mut self, from: usize, to: usize, class: u8) -> bool {
+        let mut is_lost = false;
+        for &loss in &self.losses {
+            let has_end = |member: usize| from == member || to == member;
+            let probability = match loss {
+                Loss::Nic(member, probability) if has_end(member) => probability,
+                Loss::Class(lossy, probability) if class == lossy => probability,
+                Loss::NicClass(member, lossy, probability) if has_end(member) && class == lossy => {
+                    probability
+                }
+                Loss::Path(one, other, probability) if has_end(one) && has_end(other) => probability,
+                Loss::Rail(rail, probability) if from % 2 == rail || to % 2 == rail => probability,
+                Loss::All(probability) => probability,
+                _ => 0.0,
+            };
+            is_lost |= self.random.chance(probability);
+        }
+        is_lost
+    }
+}
