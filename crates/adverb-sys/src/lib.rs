@@ -46,6 +46,10 @@
 //! alignment, offset, type, value and signature. Items newer than rdma-core 44, the oldest tested release, are marked
 //! and compared if the headers define them.
 //!
+//! # Statistics of network interfaces
+//!
+//! [`ethtool`] reads the statistics of a network interface's driver, such as pause frames. It needs no library.
+//!
 //! On systems other than Linux, this crate is empty.
 
 #![cfg(target_os = "linux")]
@@ -64,6 +68,7 @@ mod cq;
 mod cq_ex;
 mod device;
 mod errno;
+pub mod ethtool;
 mod event;
 mod gid;
 mod ibverbs;

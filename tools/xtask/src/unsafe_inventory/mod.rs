@@ -34,6 +34,10 @@ const COVERAGE: &[(&str, &str)] = &[
         "`crates/adverb-sys/tests/load.rs`: a library loaded twice, a missing library, and a missing function",
     ),
     (
+        "crates/adverb-sys/src/ethtool.rs",
+        "its own tests: every network interface of the machine, and a write of the kernel to a guard page",
+    ),
+    (
         "crates/adverb-sys/src/",
         "`crates/adverb-sys/tests/layout/main.rs` compares every size, offset and constant with rdma-core's headers; \
          `crates/adverb-sys/tests/provider.rs` calls the counterpart of every inline function through a recording \
