@@ -2,6 +2,7 @@
 
 mod devices;
 mod explain;
+mod exporter;
 mod peertest;
 mod prose;
 mod report;
@@ -33,6 +34,8 @@ enum Command {
     Peertest(peertest::Args),
     /// Show the rates of devices' traffic and error counters.
     Stat(stat::Args),
+    /// Serve metrics of RDMA devices and their network interfaces to Prometheus.
+    Exporter(exporter::Args),
     /// Explain a completion status, error number, event, syndrome, opcode or reject reason.
     Explain(explain::Args),
 }
@@ -44,6 +47,7 @@ impl Command {
             Self::Selftest(args) => selftest::run(&args),
             Self::Peertest(args) => peertest::run(&args),
             Self::Stat(args) => stat::run(&args),
+            Self::Exporter(args) => exporter::run(&args),
             Self::Explain(args) => explain::run(&args),
         }
     }

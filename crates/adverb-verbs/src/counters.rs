@@ -12,7 +12,8 @@ use crate::error::Result;
 ///
 /// The driver determines the set of counters and their names; Adverb uses the kernel's names. The counters start at 0
 /// when the device starts, and all programs that use the device share them. The kernel caches the values for a short
-/// time (usually 10 ms), so reading them more often returns the same values.
+/// time (usually 10 ms), so reading them more often returns the same values. The counters of a software NIC count the
+/// traffic of this process only, and no other process can read them.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -98,8 +99,9 @@ impl Counters {
     /// rejected, late, out of order, or retransmitted. The result depends on the name only, because the kernel provides
     /// no other information.
     pub fn is_error(name: &str) -> bool {
-        const SIGNS: [&str; 17] = [
+        const SIGNS: [&str; 18] = [
             "err",
+            "icrc",
             "drop",
             "discard",
             "retry",

@@ -19,6 +19,16 @@ const C_PROGRAMS: &str = "10.77.0.1/10.77.0.2 fd77::1/fd77::2 nsenter --net=/pro
 const SECOND_DEVICE: &str = "ip link add w0 type veth peer name w1 && ip link set w0 up && \
                              rdma link add rxe1 type rxe netdev w0";
 
+/// Lines of the exporter's metrics in the guest, as patterns of grep.
+const EXPORTED: &[&str] = &[
+    "^adverb_rdma_port_active{device=\"rxe0\",port=\"1\"} 1$",
+    "^adverb_rdma_packets_total{device=\"rxe0\",port=\"1\",direction=\"tx\"} [1-9]",
+    "^adverb_rdma_errors_total{device=\"rxe0\",port=\"1\",counter=\"out_of_seq_request\"} ",
+    "^adverb_rdma_events_total{device=\"rxe0\",port=\"1\",counter=\"rdma_sends\"} [1-9]",
+    "^adverb_netdev_discards_total{netdev=.*counter=\"rx_dropped\"} ",
+    "^adverb_exporter_read_errors_total{source=\"ethtool\"} 0$",
+];
+
 /// Builds the test programs and runs them in one guest, on soft-RoCE. The connection manager's tests against C programs
 /// run there too, on the software NIC.
 pub(crate) fn run() -> Result<ExitCode> {
@@ -48,6 +58,11 @@ pub(crate) fn run() -> Result<ExitCode> {
     let path = process::build("test -p adverb --release --no-run --test net_life")?;
     let line = format!("env ADVERB_DEVICE=rxe0 {} --nocapture who_is_killed", process::quote(&path));
     words.extend(["--run".to_owned(), line]);
+    // The exporter, which reads the device's counters from sysfs.
+    let path = process::build("build -p adverb-cli --release --bin adverb")?;
+    words.extend(["--run".to_owned(), format!("{} exporter --once > /tmp/metrics", process::quote(&path))]);
+    words
+        .extend(EXPORTED.iter().flat_map(|line| ["--run".to_owned(), format!("grep '{line}' /tmp/metrics")]));
     // Run it through the command-line parser, so that a developer can type the same command.
     Cli::try_parse_from(words)?.command.run()
 }

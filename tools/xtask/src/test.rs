@@ -10,9 +10,10 @@ use crate::tools;
 pub(crate) fn run() -> Result<()> {
     tools::require("cargo-nextest")?;
     let mut nextest = process::cargo("nextest run --workspace --all-features");
-    // In CI, missing rdma-core headers fail the comparison with them instead of skipping it.
+    // In CI, missing rdma-core headers fail the comparison with them instead of skipping it; so does a missing
+    // Prometheus.
     if std::env::var_os("CI").is_some() {
-        nextest.env("ADVERB_REQUIRE_HEADERS", "1");
+        nextest.env("ADVERB_REQUIRE_HEADERS", "1").env("ADVERB_REQUIRE_PROMETHEUS", "1");
     }
     process::run(&mut nextest)?;
     let mut compile_fail = process::cargo("nextest run -p adverb --all-features --test compile_fail");

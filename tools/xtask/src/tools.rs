@@ -1,14 +1,37 @@
-//! Installation of the cargo tools that commands need.
+//! Installation of the cargo tools that commands need, and of programs from Debian packages that are not installed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use support::{paths, process};
+use support::{packages, paths, process};
 
 /// The tools, and the version to install if a tool is missing. Any version that is already installed is accepted.
 const TOOLS: &[(&str, &str)] =
     &[("cargo-deny", "0.20.2"), ("cargo-fuzz", "0.13.2"), ("cargo-nextest", "0.9.143")];
 
+/// Debian packages of which only these programs are needed. They are unpacked, because their installation would start a
+/// service.
+const UNPACKED: &[(&str, &[&str])] = &[("prometheus", &["prometheus", "promtool"])];
+
 /// Installs the tools that are neither in the cache nor in PATH.
 pub(crate) fn ensure_all() -> Result<()> {
+    for (package, programs) in UNPACKED {
+        if programs.iter().any(|program| process::find(program).is_none()) {
+            let retried = unpack(package, programs).or_else(|error| {
+                // The package lists may be missing (as on a fresh image) or outdated.
+                if !packages::is_root() {
+                    return Err(error);
+                }
+                packages::update_lists()?;
+                unpack(package, programs)
+            });
+            retried.with_context(|| {
+                format!("could not unpack {package}: run `apt-get update`, or install the package")
+            })?;
+        }
+    }
     for (name, version) in TOOLS {
         if process::find(name).is_none() {
             install(name, version)?;
@@ -21,6 +44,35 @@ pub(crate) fn ensure_all() -> Result<()> {
 pub(crate) fn require(name: &str) -> Result<()> {
     if process::find(name).is_none() {
         bail!("{name} is not installed: run `cargo xtask setup` (or `cargo install --locked {name}`)");
+    }
+    Ok(())
+}
+
+/// Downloads a Debian package, and copies its programs to the cache.
+fn unpack(package: &str, programs: &[&str]) -> Result<()> {
+    let scratch = paths::cache()?.join(format!("{package}-{}", std::process::id()));
+    fs::create_dir_all(&scratch).with_context(|| format!("could not create {}", scratch.display()))?;
+    let copied = copy_programs(&scratch, package, programs);
+    fs::remove_dir_all(&scratch).with_context(|| format!("could not remove {}", scratch.display()))?;
+    copied
+}
+
+fn copy_programs(scratch: &Path, package: &str, programs: &[&str]) -> Result<()> {
+    let mut apt = Command::new("apt-get");
+    // As root, apt would switch to a user that can't write to this directory.
+    apt.args(["download", "-q", "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=3", package]);
+    process::run(apt.current_dir(scratch))?;
+    let is_archive = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "deb");
+    let archive = fs::read_dir(scratch)?.flatten().map(|entry| entry.path()).find(is_archive);
+    let archive = archive.context("`apt-get download` wrote no package")?;
+    process::run(Command::new("dpkg-deb").arg("-x").arg(archive).arg(scratch.join("root")))?;
+    let bin = paths::tools()?.join("bin");
+    fs::create_dir_all(&bin)?;
+    for program in programs {
+        // A program in use can't be overwritten, but replaced.
+        let new = scratch.join(program);
+        fs::copy(scratch.join("root/usr/bin").join(program), &new)?;
+        fs::rename(new, bin.join(program))?;
     }
     Ok(())
 }

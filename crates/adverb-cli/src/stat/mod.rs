@@ -20,7 +20,10 @@ use sample::{PortSample, Sample, VERSION};
 Prints the increase of each counter per interval and its rate per second. Error
 counters, which don't increase on a healthy network, are marked with ! and also
 shown per million packets. The counters belong to the device, include all
-programs that use it, and have the names that its driver gives them.
+programs that use it, and have the names that its driver gives them. A software
+NIC is an exception: it belongs to the process that opened it, and this command
+opens one of its own, which has no traffic. A program reads the counters of its
+software NICs with `Device::counters`.
 
   adverb stat --device mlx5_0 --interval 5
   adverb stat --count 1 --json | jq '.ports[].errors'")]
