@@ -15,6 +15,9 @@
 //! | T5 | receive completion of ACK1 | prober's NIC or kernel |
 //! | T6 | the prober processes ACK1 | prober's process |
 //!
+//! A [`Responder`] answers probes in a thread of its own; a [`Prober`] sends them and reports their results. Both work on
+//! RDMA NICs and on the software NIC.
+//!
 //! The protocol is in modules that do no I/O: [`mod@format`], [`session`] (the prober's state machine), [`answer`] (the
 //! responder's), [`figures`], [`paths`] and [`histogram`].
 
@@ -31,9 +34,24 @@ pub mod histogram;
 mod key;
 pub mod mesh;
 pub mod paths;
+mod prober;
+mod responder;
 pub mod route;
 pub mod session;
 pub mod stamp;
 pub mod ud_queue;
 
 pub use key::Key;
+pub use prober::{Peer, ProbePath, Prober, ProberOptions, Strays};
+pub use responder::{DEFAULT_PORT, Responder, ResponderOptions, ResponderStats};
+
+/// Returns random bytes.
+fn random<const N: usize>() -> adverb_verbs::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| adverb_verbs::Error::Verb {
+        action: "reading random bytes".to_owned(),
+        error: std::io::Error::other(error),
+        hint: "".into(),
+    })?;
+    Ok(bytes)
+}

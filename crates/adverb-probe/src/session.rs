@@ -304,10 +304,16 @@ impl Session {
         self.outstanding_count
     }
 
-    /// Returns the number of probes that timed out and have no result yet. If it is not 0, and the responder doesn't
-    /// answer, look the responder up again: see [`handle_lookup`](Session::handle_lookup).
+    /// Returns the number of probes that timed out and have no result yet. If the session
+    /// [is unresponsive](Session::is_unresponsive), look the responder up again: see
+    /// [`handle_lookup`](Session::handle_lookup).
     pub fn timed_out_count(&self) -> usize {
         self.timed_out_count
+    }
+
+    /// Whether a probe timed out without any answer, and no later one was answered: the responder may have stopped.
+    pub fn is_unresponsive(&self) -> bool {
+        self.timed_out_count > 0 && self.timed_out().next_back().is_some_and(|entry| !self.is_decided(entry))
     }
 
     /// Begins a probe. The caller posts the returned probe and then calls [`handle_sent`](Session::handle_sent).
@@ -434,21 +440,16 @@ impl Session {
 
     /// Returns the time at which [`handle_timeout`](Session::handle_timeout) has something to do.
     pub fn poll_timeout(&self) -> Option<u64> {
-        let after = |number: u32, delay: Duration| {
-            let entry =
-                self.entries[self.position(number)].as_ref().filter(|entry| entry.is_number(number))?;
-            Some(entry.posted.nanos.saturating_add(nanos(delay)))
+        let after = |entry: &Entry, delay: Duration| entry.posted.nanos.saturating_add(nanos(delay));
+        let waiting = match self.outstanding_count {
+            0 => None,
+            _ => self.first_waiting().map(|entry| after(entry, self.config.timeout)),
         };
-        let waiting =
-            (self.outstanding_count > 0).then(|| after(self.first_waiting()?, self.config.timeout)).flatten();
-        let settling = (self.timed_out_count > 0)
-            .then(|| {
-                let number = self.first_timed_out()?;
-                let entry = self.entries[self.position(number)].as_ref()?;
-                let decided = entry.answers() > 0 || self.newest_acked.is_some_and(|newest| newest > number);
-                decided.then(|| after(number, self.config.timeout + self.config.grace)).flatten()
-            })
-            .flatten();
+        let settling = match self.timed_out_count {
+            0 => None,
+            _ => self.timed_out().next().filter(|entry| self.is_decided(entry)),
+        };
+        let settling = settling.map(|entry| after(entry, self.config.timeout + self.config.grace));
         match (waiting, settling) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
@@ -534,16 +535,24 @@ impl Session {
         (sequence.epoch == self.epoch).then(|| self.at(sequence.number)).flatten()
     }
 
-    fn first_waiting(&self) -> Option<u32> {
-        let is_waiting = |entry: &Entry| matches!(entry.phase, Phase::Posted | Phase::Sent);
-        (self.oldest_waiting..self.next)
-            .find(|&number| self.entries[self.position(number)].as_ref().is_some_and(is_waiting))
+    fn get(&self, number: u32) -> Option<&Entry> {
+        self.entries[self.position(number)].as_ref().filter(|entry| entry.is_number(number))
     }
 
-    fn first_timed_out(&self) -> Option<u32> {
-        let is_timed_out = |entry: &Entry| entry.phase == Phase::TimedOut;
-        (self.oldest_open..self.oldest_waiting)
-            .find(|&number| self.entries[self.position(number)].as_ref().is_some_and(is_timed_out))
+    fn first_waiting(&self) -> Option<&Entry> {
+        let mut entries = (self.oldest_waiting..self.next).filter_map(|number| self.get(number));
+        entries.find(|entry| matches!(entry.phase, Phase::Posted | Phase::Sent))
+    }
+
+    fn timed_out(&self) -> impl DoubleEndedIterator<Item = &Entry> {
+        let entries = (self.oldest_open..self.oldest_waiting).filter_map(|number| self.get(number));
+        entries.filter(|entry| entry.phase == Phase::TimedOut)
+    }
+
+    /// Whether this run of the responder answered the probe, or a later one.
+    fn is_decided(&self, entry: &Entry) -> bool {
+        let is_later = |newest| newest > entry.probe.sequence.number;
+        entry.answers() > 0 || self.newest_acked.is_some_and(is_later)
     }
 
     fn finish_if_complete(&mut self, number: u32) {

@@ -1,0 +1,488 @@
+//! The prober: sends probes to responders and reports their results.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use adverb_verbs::{Device, Error, Result, Traffic};
+
+use crate::format::{MAX_PROBE_LEN, Message, PROBE_LEN, ParseError, Sequence};
+use crate::key::Key;
+use crate::random;
+use crate::session::{Lookup, ProbeCounts, ProbeEvent, ProbeEventKind, ProbeResult, Session, SessionConfig};
+use crate::stamp::Stamp;
+use crate::ud_queue::{Event, LookupResult, Sent, Service, UdQueue, Waker};
+
+/// The options of a prober.
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing by themselves"]
+pub struct ProberOptions {
+    local_addr: Option<IpAddr>,
+    key: Option<Key>,
+    session: SessionConfig,
+    probe_len: usize,
+    lookup_timeout: Duration,
+    spin: Duration,
+}
+
+impl ProberOptions {
+    /// Creates the default options: the device's first address, no key, probes of 96 bytes, a timeout of 500 ms.
+    pub fn new() -> ProberOptions {
+        ProberOptions {
+            local_addr: None,
+            key: None,
+            session: SessionConfig::default(),
+            probe_len: PROBE_LEN,
+            lookup_timeout: Duration::from_secs(2),
+            spin: Duration::ZERO,
+        }
+    }
+
+    /// Sets the local address, which selects the device's port and GID.
+    pub fn local_addr(mut self, addr: IpAddr) -> ProberOptions {
+        self.local_addr = Some(addr);
+        self
+    }
+
+    /// Sets the key, which must be that of the responders.
+    pub fn key(mut self, key: &Key) -> ProberOptions {
+        self.key = Some(key.clone());
+        self
+    }
+
+    /// Sets the time after which a probe without complete answers has timed out, and the further time for which late
+    /// answers are accepted. The default is 500 ms each.
+    pub fn timeout(mut self, timeout: Duration, grace: Duration) -> ProberOptions {
+        (self.session.timeout, self.session.grace) = (timeout, grace);
+        self
+    }
+
+    /// Sets the maximum number of outstanding probes for each responder, between 1 and 1024. The default is 64.
+    pub fn max_outstanding(mut self, count: usize) -> ProberOptions {
+        self.session.max_outstanding = count.clamp(1, 1024);
+        self
+    }
+
+    /// Sets the length of probes in bytes, between [`PROBE_LEN`] and [`MAX_PROBE_LEN`]. It must not exceed the MTU.
+    pub fn probe_len(mut self, len: usize) -> ProberOptions {
+        self.probe_len = len.clamp(PROBE_LEN, MAX_PROBE_LEN);
+        self
+    }
+
+    /// Sets the time limit of looking up a responder. The default is 2 s.
+    pub fn lookup_timeout(mut self, timeout: Duration) -> ProberOptions {
+        self.lookup_timeout = timeout;
+        self
+    }
+
+    /// Sets the time for which a waiting caller spins before it sleeps: see
+    /// [`UdQueueBuilder::spin`](crate::ud_queue::UdQueueBuilder::spin).
+    pub fn spin(mut self, spin: Duration) -> ProberOptions {
+        self.spin = spin;
+        self
+    }
+
+    /// Creates a prober on the device that `open_device` opens. The prober calls the function again after the device has
+    /// failed.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of opening the device, and [`Error::LimitExceeded`] if probes are longer than the MTU.
+    pub fn open(self, open_device: impl FnMut() -> Result<Device> + Send + 'static) -> Result<Prober> {
+        let builder =
+            UdQueue::builder(open_device).send_slots(SEND_SLOTS).recv_slots(RECV_SLOTS).spin(self.spin);
+        let builder = match self.local_addr {
+            Some(addr) => builder.local_addr(addr),
+            None => builder,
+        };
+        let queue = builder.open()?;
+        if self.probe_len > queue.max_payload() {
+            return Err(Error::LimitExceeded {
+                quantity: "length of a probe".into(),
+                requested: self.probe_len as u64,
+                max: queue.max_payload() as u64,
+                hint: "a probe is one packet: choose a length up to the MTU".into(),
+            });
+        }
+        let targets =
+            Targets { options: self, list: Vec::new(), by_epoch: HashMap::new(), strays: Strays::default() };
+        Ok(Prober { queue, targets })
+    }
+}
+
+impl Default for ProberOptions {
+    fn default() -> ProberOptions {
+        ProberOptions::new()
+    }
+}
+
+/// Number of probes in flight.
+const SEND_SLOTS: u32 = 512;
+/// Number of acknowledgements that may arrive before the caller polls.
+const RECV_SLOTS: u32 = 1024;
+/// Interval between lookups of a responder that doesn't answer.
+const LOOKUP_INTERVAL: Duration = Duration::from_millis(200);
+
+/// A responder that a [`Prober`] knows.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Peer(usize);
+
+/// The path and class of a probe.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct ProbePath {
+    /// The flow label, which selects the source port; 0 to let the device choose: see [`paths`](crate::paths).
+    pub flow_label: u32,
+    /// The differentiated services code point.
+    pub dscp: u8,
+}
+
+/// Datagrams that a prober received and that belong to none of its probes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Strays {
+    /// Acknowledgements of an epoch that is not the prober's.
+    pub unmatched_acks: u64,
+    /// Acknowledgements with an invalid tag: the responder has a different key.
+    pub bad_tags: u64,
+    /// Datagrams that are no acknowledgements.
+    pub invalid: u64,
+}
+
+/// A prober: sends probes to any number of responders. One thread uses it; it has no thread of its own.
+///
+/// [`Responder`](crate::Responder) has an example. [`probe`](Prober::probe) sends one probe and waits for its result;
+/// [`post`](Prober::post) and [`wait`](Prober::wait) have many probes outstanding.
+#[derive(Debug)]
+pub struct Prober {
+    queue: UdQueue,
+    targets: Targets,
+}
+
+/// The prober's state besides its queue.
+#[derive(Debug)]
+struct Targets {
+    options: ProberOptions,
+    list: Vec<Target>,
+    /// The targets by the epochs of their sessions.
+    by_epoch: HashMap<u32, usize>,
+    strays: Strays,
+}
+
+#[derive(Debug)]
+struct Target {
+    addr: SocketAddr,
+    session: Session,
+    /// The responder's queue pair, as the last successful lookup found it.
+    service: Option<Service>,
+    lookup: LookupState,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum LookupState {
+    Idle { not_before: Instant },
+    Pending,
+}
+
+impl Prober {
+    /// Creates a prober with the default options on an open device.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`ProberOptions::open`].
+    pub fn new(device: &Device) -> Result<Prober> {
+        let device = device.clone();
+        ProberOptions::new().open(move || Ok(device.clone()))
+    }
+
+    /// Looks up a responder and waits for the answer.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Unreachable`] if the responder's host doesn't answer in time, and [`Error::CmRejected`] if no
+    /// responder listens at the port.
+    pub fn connect(&mut self, addr: SocketAddr) -> Result<Peer> {
+        let service = self.queue.lookup(addr, self.targets.options.lookup_timeout)?;
+        let peer = self.add(addr)?;
+        self.targets.list[peer.0].service = Some(service);
+        Ok(peer)
+    }
+
+    /// Adds a responder without waiting. [`wait`](Prober::wait) looks it up, again and again until it answers;
+    /// [`is_found`](Prober::is_found) tells whether it did.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Verb`] if the system has no random numbers.
+    pub fn add(&mut self, addr: SocketAddr) -> Result<Peer> {
+        let epoch = random::<4>().map(u32::from_be_bytes)?;
+        let index = self.targets.list.len();
+        self.targets.by_epoch.insert(epoch, index);
+        self.targets.list.push(Target {
+            addr,
+            session: Session::new(self.targets.options.session, epoch),
+            service: None,
+            lookup: LookupState::Idle { not_before: Instant::now() },
+        });
+        Ok(Peer(index))
+    }
+
+    /// Whether the responder has been found.
+    pub fn is_found(&self, peer: &Peer) -> bool {
+        self.targets.list[peer.0].service.is_some()
+    }
+
+    /// Sends a probe, without waiting. Its events are passed to the function of [`wait`](Prober::wait). Returns `false`
+    /// if the responder hasn't been found, if too many probes are outstanding, or while the device has failed.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::Verb`] if the address handle can't be created.
+    pub fn post(&mut self, peer: &Peer, path: ProbePath) -> Result<bool> {
+        let target = &mut self.targets.list[peer.0];
+        let Some(service) = &target.service else { return Ok(false) };
+        if self.queue.free_send_slots() == 0 {
+            return Ok(false);
+        }
+        let Some(probe) = target.session.begin(Stamp::now(), path.flow_label, path.dscp) else {
+            return Ok(false);
+        };
+        let traffic = Traffic::new().dscp(path.dscp);
+        let traffic = if path.flow_label == 0 { traffic } else { traffic.flow_label(path.flow_label) };
+        let id = u64::from(probe.sequence.epoch) << 32 | u64::from(probe.sequence.number);
+        let (len, key) = (self.targets.options.probe_len, self.targets.options.key.as_ref());
+        let posted = self.queue.send_with(id, &service.destination, traffic, |slot| {
+            if let Some(slot) = slot.get_mut(..len) {
+                probe.write(slot, key);
+            }
+            len
+        });
+        if posted.is_err() {
+            target.session.handle_not_sent(probe.sequence);
+        }
+        match posted {
+            Ok(_) => Ok(true),
+            Err(Error::QueueFull { .. } | Error::WrongState { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits for events of probes, and calls `handle` with each of them. Returns their number, which is 0 if the timeout
+    /// expires or a [waker](Prober::waker) ends the wait.
+    pub fn wait(&mut self, timeout: Duration, mut handle: impl FnMut(Peer, ProbeEvent)) -> usize {
+        let deadline = Instant::now().checked_add(timeout);
+        let Prober { queue, targets } = self;
+        loop {
+            let now = Instant::now();
+            targets.begin_lookups(queue, now);
+            let due = deadline.into_iter().chain(targets.next_due(now)).min();
+            let left = due.map_or(Duration::MAX, |due| due.saturating_duration_since(now));
+            queue.wait(left, |_, event| targets.handle(event));
+            // Answers that arrived before this time are handled before any probe times out, even if this process was
+            // suspended.
+            let now = loop {
+                let now = Stamp::now();
+                if queue.poll(|_, event| targets.handle(event)) == 0 {
+                    break now;
+                }
+            };
+            targets.handle_timeout(now.nanos);
+            let mut count = 0;
+            for (index, target) in targets.list.iter_mut().enumerate() {
+                while let Some(event) = target.session.poll_event() {
+                    count += 1;
+                    handle(Peer(index), event);
+                }
+            }
+            let is_over = deadline.is_some_and(|deadline| deadline <= Instant::now());
+            if count > 0 || is_over || queue.is_stopped() {
+                return count;
+            }
+        }
+    }
+
+    /// Sends a probe and waits for its result.
+    ///
+    /// Events of other probes are dropped: don't mix this method with [`post`](Prober::post).
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`post`](Prober::post), and [`Error::Timeout`] if the probe can't be sent.
+    pub fn probe(&mut self, peer: &Peer) -> Result<ProbeResult> {
+        self.probe_on(peer, ProbePath::default())
+    }
+
+    /// Sends a probe like [`probe`](Prober::probe), on a path and in a class.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`probe`](Prober::probe).
+    pub fn probe_on(&mut self, peer: &Peer, path: ProbePath) -> Result<ProbeResult> {
+        let config = self.targets.options.session;
+        let limit = config.timeout + config.grace + self.targets.options.lookup_timeout;
+        let started = Instant::now();
+        while !self.post(peer, path)? {
+            if started.elapsed() >= limit || self.queue.is_stopped() {
+                return Err(Error::Timeout { timeout: limit, action: "sending a probe" });
+            }
+            self.wait(Duration::from_millis(10), |_, _| {});
+        }
+        let mut result = None;
+        let posted = Instant::now();
+        while result.is_none() {
+            let left = limit.saturating_sub(posted.elapsed());
+            if left.is_zero() || self.queue.is_stopped() {
+                // Neither the probe nor the lookups of the responder were answered.
+                self.targets.list[peer.0].session.finish();
+            }
+            self.wait(left, |event_peer, event| {
+                if let ProbeEventKind::Finished(finished) = event.kind
+                    && event_peer == *peer
+                {
+                    result = Some(finished);
+                }
+            });
+        }
+        result.ok_or(Error::Timeout { timeout: limit, action: "waiting for a probe" })
+    }
+
+    /// Ends the probes of a responder: those that timed out, and whose responder was not found again, are unreachable,
+    /// and those that are outstanding have ended. The next [`wait`](Prober::wait) passes their results.
+    pub fn finish(&mut self, peer: &Peer) {
+        self.targets.list[peer.0].session.finish();
+    }
+
+    /// Returns the counts of a responder's probes.
+    pub fn counts(&self, peer: &Peer) -> ProbeCounts {
+        *self.targets.list[peer.0].session.counts()
+    }
+
+    /// Returns the number of a responder's probes that have no result.
+    pub fn open_count(&self, peer: &Peer) -> usize {
+        let session = &self.targets.list[peer.0].session;
+        session.outstanding_count() + session.timed_out_count()
+    }
+
+    /// Returns the number of a responder's probes that have neither a result nor timed out.
+    pub fn outstanding_count(&self, peer: &Peer) -> usize {
+        self.targets.list[peer.0].session.outstanding_count()
+    }
+
+    /// Returns the datagrams that belong to no probe.
+    pub fn strays(&self) -> Strays {
+        self.targets.strays
+    }
+
+    /// Returns a handle that wakes or stops a waiting caller from another thread.
+    pub fn waker(&self) -> Waker {
+        self.queue.waker()
+    }
+
+    /// Returns the queue.
+    pub fn queue(&self) -> &UdQueue {
+        &self.queue
+    }
+}
+
+impl Targets {
+    fn handle(&mut self, event: Event<'_>) {
+        match event {
+            Event::Sent(sent) => self.handle_sent(&sent),
+            Event::Received(datagram) => match Message::parse(datagram.payload, self.options.key.as_ref()) {
+                Ok(Message::Ack(ack)) => match self.by_epoch.get(&ack.sequence.epoch) {
+                    Some(&index) => self.list[index].session.handle_ack(&ack, datagram.stamp, Stamp::now()),
+                    None => self.strays.unmatched_acks += 1,
+                },
+                Err(ParseError::Tag) => self.strays.bad_tags += 1,
+                _ => self.strays.invalid += 1,
+            },
+            Event::LookedUp(result) => self.handle_lookup(result),
+            // Probes in flight were lost in this host, and a reopened device has another clock.
+            Event::Failed(_) => (0..self.list.len()).for_each(|index| self.end_epoch(index)),
+            _ => {}
+        }
+    }
+
+    fn handle_sent(&mut self, sent: &Sent) {
+        let sequence = Sequence { epoch: (sent.id >> 32) as u32, number: sent.id as u32 };
+        let Some(&index) = self.by_epoch.get(&sequence.epoch) else { return };
+        let session = &mut self.list[index].session;
+        match sent.failure {
+            None => session.handle_sent(sequence, Some(sent.stamp)),
+            Some(_) => session.handle_not_sent(sequence),
+        }
+    }
+
+    fn handle_lookup(&mut self, result: LookupResult) {
+        let index = result.id as usize;
+        let Some(target) = self.list.get_mut(index) else { return };
+        target.lookup = LookupState::Idle { not_before: Instant::now() + LOOKUP_INTERVAL };
+        match result.service {
+            Ok(found) if target.service.as_ref() == Some(&found) => {
+                let epoch = target.session.epoch();
+                target.session.handle_lookup(Lookup::Same, epoch);
+            }
+            Ok(found) => {
+                let is_known = target.service.replace(found).is_some();
+                if is_known {
+                    self.end_epoch(index);
+                }
+            }
+            // The host answered that there is no responder.
+            Err(Error::CmRejected { .. }) => {
+                if target.service.take().is_some() {
+                    self.end_epoch(index);
+                }
+            }
+            // Nothing is known until a lookup is answered.
+            Err(error) => tracing::debug!(%error, peer = %target.addr, "a lookup of a responder failed"),
+        }
+    }
+
+    fn end_epoch(&mut self, index: usize) {
+        // Without random numbers, the successor is at least different.
+        let next = self.list[index].session.epoch().wrapping_add(1);
+        let epoch = random::<4>().map_or(next, u32::from_be_bytes);
+        self.list[index].session.handle_lookup(Lookup::Ended, epoch);
+        self.by_epoch.insert(epoch, index);
+        let list = &self.list;
+        self.by_epoch.retain(|&epoch, &mut index| list[index].session.is_own_epoch(epoch));
+    }
+
+    fn begin_lookups(&mut self, queue: &mut UdQueue, now: Instant) {
+        for (index, target) in self.list.iter_mut().enumerate() {
+            if target.lookup_due().is_some_and(|due| due <= now) {
+                let begun = queue.begin_lookup(index as u64, target.addr, self.options.lookup_timeout);
+                target.lookup = match begun {
+                    Ok(()) => LookupState::Pending,
+                    Err(_) => LookupState::Idle { not_before: now + LOOKUP_INTERVAL },
+                };
+            }
+        }
+    }
+
+    fn handle_timeout(&mut self, now: u64) {
+        for target in &mut self.list {
+            target.session.handle_timeout(now);
+        }
+    }
+
+    /// Returns the time at which a session or a lookup has something to do.
+    fn next_due(&self, now: Instant) -> Option<Instant> {
+        let now_nanos = Stamp::now().nanos;
+        let sessions = self.list.iter().filter_map(|target| target.session.poll_timeout());
+        let session = sessions.min().map(|due| now + Duration::from_nanos(due.saturating_sub(now_nanos)));
+        session.into_iter().chain(self.list.iter().filter_map(Target::lookup_due)).min()
+    }
+}
+
+impl Target {
+    /// Returns the time at which the responder is to be looked up.
+    fn lookup_due(&self) -> Option<Instant> {
+        match self.lookup {
+            LookupState::Idle { not_before } if self.service.is_none() || self.session.is_unresponsive() => {
+                Some(not_before)
+            }
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! The responder: answers probes at an address, in a thread of its own.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use adverb_verbs::{Device, Error, Result, Traffic};
+use parking_lot::Mutex;
+
+use crate::answer::{Answer, AnswerConfig, AnswerCounts, AnswerState, Rate};
+use crate::key::Key;
+use crate::random;
+use crate::stamp::Stamp;
+use crate::ud_queue::{Destination, Event, UdQueue, UdQueueStats, Waker};
+
+/// The port at which probers look up a responder, unless another one is chosen.
+pub const DEFAULT_PORT: u16 = 18_516;
+
+/// A responder: answers probes that arrive at one address of a device, in a thread of its own. Dropping it stops it.
+///
+/// ```
+/// # #[cfg(feature = "soft")] {
+/// use adverb_probe::{Prober, Responder};
+/// use adverb_verbs::{SoftDevice, Switch};
+///
+/// let switch = Switch::default();
+/// let [here, there] = ["10.0.0.1", "10.0.0.2"]
+///     .map(|address| SoftDevice::on_switch(&switch, address.parse().unwrap()).open().unwrap());
+/// let responder = Responder::start(&there)?;
+///
+/// let mut prober = Prober::new(&here)?;
+/// let peer = prober.connect(responder.local_addr())?;
+/// let result = prober.probe(&peer)?;
+/// println!("{:?}", result.figures().expect("an answer"));
+/// # }
+/// # Ok::<(), adverb_verbs::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Responder {
+    local_addr: SocketAddr,
+    epoch: u32,
+    waker: Waker,
+    shared: Arc<Mutex<ResponderStats>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Counters of a responder.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct ResponderStats {
+    /// Datagrams by their treatment.
+    pub answers: AnswerCounts,
+    /// The counters of the queue.
+    pub queue: UdQueueStats,
+}
+
+/// The options of a responder.
+#[derive(Clone, Debug)]
+#[must_use = "options do nothing by themselves"]
+pub struct ResponderOptions {
+    port: u16,
+    local_addr: Option<IpAddr>,
+    spin: Duration,
+    answers: AnswerConfig,
+}
+
+impl ResponderOptions {
+    /// Creates the default options: [`DEFAULT_PORT`], the device's first address, no key.
+    pub fn new() -> ResponderOptions {
+        ResponderOptions {
+            port: DEFAULT_PORT,
+            local_addr: None,
+            spin: Duration::ZERO,
+            answers: AnswerConfig::default(),
+        }
+    }
+
+    /// Sets the port at which probers look up the responder. With 0, the system chooses a free port.
+    pub fn port(mut self, port: u16) -> ResponderOptions {
+        self.port = port;
+        self
+    }
+
+    /// Sets the address. The responder answers at this address only.
+    pub fn local_addr(mut self, addr: IpAddr) -> ResponderOptions {
+        self.local_addr = Some(addr);
+        self
+    }
+
+    /// Sets the key. The responder then answers only probes of probers that have the same key.
+    pub fn key(mut self, key: &Key) -> ResponderOptions {
+        self.answers.key = Some(key.clone());
+        self
+    }
+
+    /// Sets the maximum rate of answered probes from one address. The default is 50,000 per second.
+    pub fn source_rate(mut self, rate: Rate) -> ResponderOptions {
+        self.answers.source_rate = rate;
+        self
+    }
+
+    /// Sets the maximum rate of answered probes in total. The default is 200,000 per second.
+    pub fn total_rate(mut self, rate: Rate) -> ResponderOptions {
+        self.answers.total_rate = rate;
+        self
+    }
+
+    /// Sets the time for which the thread spins before it sleeps: see
+    /// [`UdQueueBuilder::spin`](crate::ud_queue::UdQueueBuilder::spin).
+    pub fn spin(mut self, spin: Duration) -> ResponderOptions {
+        self.spin = spin;
+        self
+    }
+
+    /// Starts a responder on the device that `open_device` opens. The responder calls the function again after the
+    /// device has failed.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of opening the device, and [`Error::Verb`] if the port is in use.
+    pub fn start(self, open_device: impl FnMut() -> Result<Device> + Send + 'static) -> Result<Responder> {
+        let builder =
+            UdQueue::builder(open_device).send_slots(SEND_SLOTS).recv_slots(RECV_SLOTS).spin(self.spin);
+        let builder = match self.local_addr {
+            Some(addr) => builder.local_addr(addr),
+            None => builder,
+        };
+        let mut queue = builder.open()?;
+        let epoch = random::<4>().map(u32::from_be_bytes)?;
+        let seed = random::<8>().map(u64::from_be_bytes)?;
+        let local_addr = queue.listen(self.port, &epoch.to_be_bytes())?;
+        let shared = Arc::new(Mutex::default());
+        let waker = queue.waker();
+        let mut driver =
+            Driver { answers: AnswerState::new(self.answers, epoch, seed), destinations: Vec::new() };
+        let stats = Arc::clone(&shared);
+        let run = move || {
+            while !queue.is_stopped() {
+                queue.wait(Duration::MAX, |queue, event| driver.handle(queue, event));
+                *stats.lock() = ResponderStats { answers: *driver.answers.counts(), queue: queue.stats() };
+            }
+        };
+        let spawned = std::thread::Builder::new().name("adverb-responder".to_owned()).spawn(run);
+        let thread = spawned.map_err(|error| Error::Verb {
+            action: "starting the thread of a responder".to_owned(),
+            error,
+            hint: "check the limit of threads (`ulimit -u`)".into(),
+        })?;
+        Ok(Responder { local_addr, epoch, waker, shared, thread: Some(thread) })
+    }
+}
+
+impl Default for ResponderOptions {
+    fn default() -> ResponderOptions {
+        ResponderOptions::new()
+    }
+}
+
+/// Number of acknowledgements in flight.
+const SEND_SLOTS: u32 = 512;
+/// Number of probes that may arrive before the thread polls.
+const RECV_SLOTS: u32 = 1024;
+
+impl Responder {
+    /// Starts a responder with the default options on an open device, at [`DEFAULT_PORT`].
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`ResponderOptions::start`].
+    pub fn start(device: &Device) -> Result<Responder> {
+        let device = device.clone();
+        ResponderOptions::new().start(move || Ok(device.clone()))
+    }
+
+    /// Returns the address and port at which probers find the responder.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Returns the responder's epoch.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
+    /// Returns the counters. They are updated after each batch of probes.
+    pub fn stats(&self) -> ResponderStats {
+        *self.shared.lock()
+    }
+
+    /// Stops the responder, and returns its counters.
+    pub fn stop(mut self) -> ResponderStats {
+        self.join();
+        self.stats()
+    }
+
+    fn join(&mut self) {
+        self.waker.stop();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of a responder panicked");
+        }
+    }
+}
+
+impl Drop for Responder {
+    fn drop(&mut self) {
+        self.join();
+    }
+}
+
+/// The state of the responder's thread.
+struct Driver {
+    answers: AnswerState,
+    /// The probers, by the numbers of their answers.
+    destinations: Vec<Option<Destination>>,
+}
+
+impl Driver {
+    fn handle(&mut self, queue: &mut UdQueue, event: Event<'_>) {
+        match event {
+            Event::Received(datagram) => {
+                let source = datagram.source();
+                let now = Stamp::now().nanos;
+                let answer = self.answers.handle_datagram(datagram.payload, source.gid, datagram.stamp, now);
+                // A datagram that is refused was counted.
+                if let Ok(answer) = answer {
+                    if self.destinations.len() <= answer.id {
+                        self.destinations.resize(answer.id + 1, None);
+                    }
+                    self.destinations[answer.id] = Some(source);
+                    if !send(queue, &answer, &source, 0) {
+                        self.answers.handle_ack1_sent(answer.id, None);
+                    }
+                }
+            }
+            Event::Sent(sent) if sent.id & 1 == 0 => {
+                let id = (sent.id >> 1) as usize;
+                let stamp = sent.failure.is_none().then_some(sent.stamp);
+                if let Some(answer) = self.answers.handle_ack1_sent(id, stamp)
+                    && let Some(destination) = self.destinations[id]
+                    && !send(queue, &answer, &destination, 1)
+                {
+                    self.answers.handle_ack2_not_sent();
+                }
+            }
+            Event::Sent(sent) if sent.failure.is_some() => self.answers.handle_ack2_not_sent(),
+            Event::Failed(_) => self.answers.reset_outstanding(),
+            _ => {}
+        }
+    }
+}
+
+/// Sends an acknowledgement, and returns whether it was posted. The lowest bit of its number is `second`.
+fn send(queue: &mut UdQueue, answer: &Answer, destination: &Destination, second: u64) -> bool {
+    let traffic = Traffic::new().dscp(answer.dscp).flow_label(answer.flow_label);
+    queue.send((answer.id as u64) << 1 | second, destination, traffic, &answer.bytes).is_ok()
+}
