@@ -1,5 +1,6 @@
 //! Completion queues.
 
+mod attached;
 mod recording;
 
 use std::fmt;
@@ -9,20 +10,20 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use adverb_proto::Cq;
-use adverb_proto::trace::Queue;
-use adverb_proto::types::{ArmFor, Qpn, Transport};
+use adverb_proto::types::ArmFor;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::completion::{Completion, RequestId};
 use super::deadline::Deadline;
-use super::in_flight::{Completing, InFlight, Posting, queue};
+use super::in_flight::Completing;
 use super::poller::WakerCell;
 use super::shared_receive_queue::{SharedTable, shared_queue_of};
-use super::{CompletionQueueStats, Device, QueueStats, SharedReceiveQueue};
+use super::{CompletionQueueStats, Device};
 use crate::backend::{self, CompletionQueueKind, RawCompletion, RawOutcome, flag};
 use crate::error::{Error, Result};
-use crate::memory::Payload;
 use crate::recorder::QueueRecorder;
+
+pub(super) use attached::{Attached, AttachedShared};
 
 /// A completion queue: it receives the completions of the queue pairs that use it. Cloning returns another handle to
 /// the same queue.
@@ -431,57 +432,6 @@ impl CompletionQueue {
         outcome.flags
     }
 
-    /// Reserves entries for a queue of a queue pair, and assigns the upper bits of its identifiers.
-    pub(super) fn attach(&self, depth: u32, kind: Queue, transport: Transport) -> Result<Attached> {
-        let mut state = self.lock();
-        self.fetch_completions_into(&mut state)?;
-        state.queues.check_numbers()?;
-        self.reserve(&mut state, depth)?;
-        let number = state.queues.free.pop().unwrap_or_else(|| {
-            state.queues.own.push(Entry::default());
-            // It fits: there are at most `MAX_QUEUES`.
-            (state.queues.own.len() - 1) as u32
-        });
-        let entry = &mut state.queues.own[number as usize];
-        entry.generation = (entry.generation + 1) & GENERATION_MASK;
-        let owner = number << GENERATION_BITS | entry.generation;
-        let datagram = if transport == Transport::Ud { RequestId::DATAGRAM } else { 0 };
-        let recorder = QueueRecorder::new(self.0.device.backend().recorder());
-        let (posting, completing) = queue(depth, datagram | u64::from(owner) << 32, kind, recorder);
-        entry.queue = Some(completing);
-        Ok(Attached { completion_queue: self.clone(), number, depth, posting: Mutex::new(posting) })
-    }
-
-    /// Reserves entries for a shared receive queue, any request of which may complete here.
-    pub(super) fn attach_shared(&self, queue: &SharedReceiveQueue) -> Result<AttachedShared> {
-        let mut state = self.lock();
-        match state.queues.shared.iter_mut().find(|entry| entry.id == queue.id()) {
-            Some(entry) => entry.users += 1,
-            None => {
-                self.fetch_completions_into(&mut state)?;
-                self.reserve(&mut state, queue.depth())?;
-                let (id, depth, table) = (queue.id(), queue.depth(), Arc::clone(queue.table()));
-                state.queues.shared.push(SharedEntry { id, users: 1, depth, table });
-            }
-        }
-        Ok(AttachedShared { completion_queue: self.clone(), queue: queue.clone() })
-    }
-
-    fn reserve(&self, state: &mut State, depth: u32) -> Result<()> {
-        let room = self.depth() - state.reserved;
-        if depth > room {
-            return Err(Error::LimitExceeded {
-                quantity: "total depth of the queues of a completion queue".into(),
-                requested: u64::from(state.reserved) + u64::from(depth),
-                max: u64::from(self.depth()),
-                hint: "create the completion queue with at least the total depth of all queues that use it"
-                    .into(),
-            });
-        }
-        state.reserved += depth;
-        Ok(())
-    }
-
     /// Calls `work` with the number of reserved entries while no queue pair can reserve more, after polling the
     /// device.
     pub(super) fn with_reserved<T>(&self, work: impl FnOnce(u32) -> Result<T>) -> Result<T> {
@@ -522,121 +472,12 @@ fn take_ready(state: &mut State, out: &mut Vec<Completion>) {
     out.append(&mut state.ready);
 }
 
-/// The posting end of a queue whose completions are delivered to a completion queue. The completion queue has the
-/// other end. Dropping it detaches the queue.
-pub(super) struct Attached {
-    completion_queue: CompletionQueue,
-    number: u32,
-    depth: u32,
-    posting: Mutex<Posting>,
-}
-
-impl Attached {
-    /// Locks the posting end. The lock isn't poisoned by a panic: the state is consistent between any two calls.
-    #[inline]
-    pub(super) fn lock(&self) -> MutexGuard<'_, Posting> {
-        self.posting.lock()
-    }
-
-    pub(super) fn completion_queue(&self) -> &CompletionQueue {
-        &self.completion_queue
-    }
-
-    /// Sets the queue pair, for recordings.
-    pub(super) fn set_qpn(&self, qpn: Qpn) {
-        self.completing(|queue| queue.qpn = Some(qpn));
-    }
-
-    /// Takes all requests, oldest first: their tags and memory. The caller prevents posting meanwhile, or requests
-    /// posted meanwhile may be taken, too.
-    pub(super) fn take_all(&self) -> Vec<(u64, Payload)> {
-        self.completing(Completing::take_all).unwrap_or_default()
-    }
-
-    /// Takes back the `count` requests that were posted last and that the device rejected, in order.
-    #[cold]
-    pub(super) fn retract(&self, posting: &mut Posting, count: usize) -> Vec<InFlight> {
-        let take = |queue: &mut Completing| (0..count).map_while(|_| queue.retract(posting)).collect();
-        let mut retracted: Vec<InFlight> = self.completing(take).unwrap_or_default();
-        retracted.reverse();
-        retracted
-    }
-
-    /// Returns the statistics of the queue.
-    pub(super) fn stats(&self) -> QueueStats {
-        let posting = self.lock().stats;
-        QueueStats::new(posting, self.completing(|queue| queue.stats).unwrap_or_default())
-    }
-
-    /// Calls `work` with the completing end.
-    fn completing<T>(&self, work: impl FnOnce(&mut Completing) -> T) -> Option<T> {
-        let mut state = self.completion_queue.lock();
-        state.queues.own[self.number as usize].queue.as_mut().map(work)
-    }
-}
-
-impl Drop for Attached {
-    fn drop(&mut self) {
-        if !self.completion_queue.device().is_ours() {
-            return;
-        }
-        let mut state = self.completion_queue.lock();
-        state.queues.own[self.number as usize].queue = None;
-        state.queues.free.push(self.number);
-        state.reserved -= self.depth;
-    }
-}
-
-/// A shared receive queue whose completions may be delivered to a completion queue. Dropping it detaches the queue.
-pub(super) struct AttachedShared {
-    completion_queue: CompletionQueue,
-    pub(super) queue: SharedReceiveQueue,
-}
-
-impl AttachedShared {
-    pub(super) fn completion_queue(&self) -> &CompletionQueue {
-        &self.completion_queue
-    }
-}
-
-impl Drop for AttachedShared {
-    fn drop(&mut self) {
-        if !self.completion_queue.device().is_ours() {
-            return;
-        }
-        let mut state = self.completion_queue.lock();
-        let Some(at) = state.queues.shared.iter().position(|entry| entry.id == self.queue.id()) else {
-            return;
-        };
-        let entry = &mut state.queues.shared[at];
-        entry.users -= 1;
-        if entry.users == 0 {
-            let depth = entry.depth;
-            state.queues.shared.swap_remove(at);
-            state.reserved -= depth;
-        }
-    }
-}
-
 /// Converts a time limit for the backends: `None` means no limit.
 fn limit(left: Duration) -> Option<Duration> {
     (left != Duration::MAX).then_some(left)
 }
 
 impl Queues {
-    /// Checks that a number is free for another queue.
-    fn check_numbers(&self) -> Result<()> {
-        if !self.free.is_empty() || self.own.len() < MAX_QUEUES {
-            return Ok(());
-        }
-        Err(Error::LimitExceeded {
-            quantity: "number of send and receive queues of a completion queue".into(),
-            requested: MAX_QUEUES as u64 + 1,
-            max: MAX_QUEUES as u64,
-            hint: "distribute the queue pairs over several completion queues".into(),
-        })
-    }
-
     /// Returns the queue that an identifier belongs to, if it still exists.
     fn get(&mut self, wr_id: u64) -> Option<&mut Completing> {
         let entry =
@@ -651,8 +492,6 @@ const GENERATION_BITS: u32 = 10;
 const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
 const NUMBER_BITS: u32 = 20;
 const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
-/// The number of queues that ids can tell apart.
-const MAX_QUEUES: usize = 1 << NUMBER_BITS;
 
 #[inline]
 fn number_of(wr_id: u64) -> usize {
@@ -788,22 +627,3 @@ const _: () = {
     const fn shared_between_threads<T: Send + Sync>() {}
     shared_between_threads::<CompletionQueue>();
 };
-
-#[cfg(all(test, feature = "soft", not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn more_queues_than_ids_can_tell_apart_are_refused() {
-        let queue = Device::open("soft").unwrap().completion_queue(16).create().unwrap();
-        queue.lock().queues.own.resize_with(MAX_QUEUES - 1, Entry::default);
-        let last = queue.attach(4, Queue::Send, Transport::Rc).unwrap();
-        assert_eq!(last.lock().id(0) >> (32 + GENERATION_BITS), NUMBER_MASK);
-        let refused = queue.attach(4, Queue::Send, Transport::Rc).map(drop);
-        assert!(matches!(refused, Err(Error::LimitExceeded { max: 1_048_576, .. })), "{refused:?}");
-        assert_eq!(queue.stats().reserved_depth, 4, "what was refused reserves nothing");
-        // A number that is free again is used again.
-        drop(last);
-        queue.attach(4, Queue::Send, Transport::Rc).unwrap();
-    }
-}

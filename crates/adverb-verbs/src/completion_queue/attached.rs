@@ -1,0 +1,205 @@
+//! Queues whose completions are delivered to a completion queue.
+
+use std::sync::Arc;
+
+use adverb_proto::trace::Queue;
+use adverb_proto::types::{Qpn, Transport};
+use parking_lot::{Mutex, MutexGuard};
+
+use super::{
+    CompletionQueue, Entry, GENERATION_BITS, GENERATION_MASK, NUMBER_BITS, Queues, SharedEntry, State,
+};
+use crate::completion::RequestId;
+use crate::error::{Error, Result};
+use crate::in_flight::{Completing, InFlight, Posting, queue};
+use crate::memory::Payload;
+use crate::recorder::QueueRecorder;
+use crate::{QueueStats, SharedReceiveQueue};
+
+impl CompletionQueue {
+    /// Reserves entries for a queue of a queue pair, and assigns the upper bits of its identifiers.
+    pub(crate) fn attach(&self, depth: u32, kind: Queue, transport: Transport) -> Result<Attached> {
+        let mut state = self.lock();
+        self.fetch_completions_into(&mut state)?;
+        state.queues.check_numbers()?;
+        self.reserve(&mut state, depth)?;
+        let number = state.queues.free.pop().unwrap_or_else(|| {
+            state.queues.own.push(Entry::default());
+            // It fits: there are at most `MAX_QUEUES`.
+            (state.queues.own.len() - 1) as u32
+        });
+        let entry = &mut state.queues.own[number as usize];
+        entry.generation = (entry.generation + 1) & GENERATION_MASK;
+        let owner = number << GENERATION_BITS | entry.generation;
+        let datagram = if transport == Transport::Ud { RequestId::DATAGRAM } else { 0 };
+        let recorder = QueueRecorder::new(self.0.device.backend().recorder());
+        let (posting, completing) = queue(depth, datagram | u64::from(owner) << 32, kind, recorder);
+        entry.queue = Some(completing);
+        Ok(Attached { completion_queue: self.clone(), number, depth, posting: Mutex::new(posting) })
+    }
+
+    /// Reserves entries for a shared receive queue, any request of which may complete here.
+    pub(crate) fn attach_shared(&self, queue: &SharedReceiveQueue) -> Result<AttachedShared> {
+        let mut state = self.lock();
+        match state.queues.shared.iter_mut().find(|entry| entry.id == queue.id()) {
+            Some(entry) => entry.users += 1,
+            None => {
+                self.fetch_completions_into(&mut state)?;
+                self.reserve(&mut state, queue.depth())?;
+                let (id, depth, table) = (queue.id(), queue.depth(), Arc::clone(queue.table()));
+                state.queues.shared.push(SharedEntry { id, users: 1, depth, table });
+            }
+        }
+        Ok(AttachedShared { completion_queue: self.clone(), queue: queue.clone() })
+    }
+
+    fn reserve(&self, state: &mut State, depth: u32) -> Result<()> {
+        let room = self.depth() - state.reserved;
+        if depth > room {
+            return Err(Error::LimitExceeded {
+                quantity: "total depth of the queues of a completion queue".into(),
+                requested: u64::from(state.reserved) + u64::from(depth),
+                max: u64::from(self.depth()),
+                hint: "create the completion queue with at least the total depth of all queues that use it"
+                    .into(),
+            });
+        }
+        state.reserved += depth;
+        Ok(())
+    }
+}
+
+impl Queues {
+    /// Checks that a number is free for another queue.
+    fn check_numbers(&self) -> Result<()> {
+        if !self.free.is_empty() || self.own.len() < MAX_QUEUES {
+            return Ok(());
+        }
+        Err(Error::LimitExceeded {
+            quantity: "number of send and receive queues of a completion queue".into(),
+            requested: MAX_QUEUES as u64 + 1,
+            max: MAX_QUEUES as u64,
+            hint: "distribute the queue pairs over several completion queues".into(),
+        })
+    }
+}
+
+/// The number of queues that ids can tell apart.
+const MAX_QUEUES: usize = 1 << NUMBER_BITS;
+
+/// The posting end of a queue whose completions are delivered to a completion queue. The completion queue has the
+/// other end. Dropping it detaches the queue.
+pub(crate) struct Attached {
+    completion_queue: CompletionQueue,
+    number: u32,
+    depth: u32,
+    posting: Mutex<Posting>,
+}
+
+impl Attached {
+    /// Locks the posting end. The lock isn't poisoned by a panic: the state is consistent between any two calls.
+    #[inline]
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Posting> {
+        self.posting.lock()
+    }
+
+    pub(crate) fn completion_queue(&self) -> &CompletionQueue {
+        &self.completion_queue
+    }
+
+    /// Sets the queue pair, for recordings.
+    pub(crate) fn set_qpn(&self, qpn: Qpn) {
+        self.completing(|queue| queue.qpn = Some(qpn));
+    }
+
+    /// Takes all requests, oldest first: their tags and memory. The caller prevents posting meanwhile, or requests
+    /// posted meanwhile may be taken, too.
+    pub(crate) fn take_all(&self) -> Vec<(u64, Payload)> {
+        self.completing(Completing::take_all).unwrap_or_default()
+    }
+
+    /// Takes back the `count` requests that were posted last and that the device rejected, in order.
+    #[cold]
+    pub(crate) fn retract(&self, posting: &mut Posting, count: usize) -> Vec<InFlight> {
+        let take = |queue: &mut Completing| (0..count).map_while(|_| queue.retract(posting)).collect();
+        let mut retracted: Vec<InFlight> = self.completing(take).unwrap_or_default();
+        retracted.reverse();
+        retracted
+    }
+
+    /// Returns the statistics of the queue.
+    pub(crate) fn stats(&self) -> QueueStats {
+        let posting = self.lock().stats;
+        QueueStats::new(posting, self.completing(|queue| queue.stats).unwrap_or_default())
+    }
+
+    /// Calls `work` with the completing end.
+    fn completing<T>(&self, work: impl FnOnce(&mut Completing) -> T) -> Option<T> {
+        let mut state = self.completion_queue.lock();
+        state.queues.own[self.number as usize].queue.as_mut().map(work)
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        if !self.completion_queue.device().is_ours() {
+            return;
+        }
+        let mut state = self.completion_queue.lock();
+        state.queues.own[self.number as usize].queue = None;
+        state.queues.free.push(self.number);
+        state.reserved -= self.depth;
+    }
+}
+
+/// A shared receive queue whose completions may be delivered to a completion queue. Dropping it detaches the queue.
+pub(crate) struct AttachedShared {
+    completion_queue: CompletionQueue,
+    pub(crate) queue: SharedReceiveQueue,
+}
+
+impl AttachedShared {
+    pub(crate) fn completion_queue(&self) -> &CompletionQueue {
+        &self.completion_queue
+    }
+}
+
+impl Drop for AttachedShared {
+    fn drop(&mut self) {
+        if !self.completion_queue.device().is_ours() {
+            return;
+        }
+        let mut state = self.completion_queue.lock();
+        let Some(at) = state.queues.shared.iter().position(|entry| entry.id == self.queue.id()) else {
+            return;
+        };
+        let entry = &mut state.queues.shared[at];
+        entry.users -= 1;
+        if entry.users == 0 {
+            let depth = entry.depth;
+            state.queues.shared.swap_remove(at);
+            state.reserved -= depth;
+        }
+    }
+}
+
+#[cfg(all(test, feature = "soft", not(loom)))]
+mod tests {
+    use super::super::NUMBER_MASK;
+    use super::*;
+    use crate::Device;
+
+    #[test]
+    fn more_queues_than_ids_can_tell_apart_are_refused() {
+        let queue = Device::open("soft").unwrap().completion_queue(16).create().unwrap();
+        queue.lock().queues.own.resize_with(MAX_QUEUES - 1, Entry::default);
+        let last = queue.attach(4, Queue::Send, Transport::Rc).unwrap();
+        assert_eq!(last.lock().id(0) >> (32 + GENERATION_BITS), NUMBER_MASK);
+        let refused = queue.attach(4, Queue::Send, Transport::Rc).map(drop);
+        assert!(matches!(refused, Err(Error::LimitExceeded { max: 1_048_576, .. })), "{refused:?}");
+        assert_eq!(queue.stats().reserved_depth, 4, "what was refused reserves nothing");
+        // A number that is free again is used again.
+        drop(last);
+        queue.attach(4, Queue::Send, Transport::Rc).unwrap();
+    }
+}
