@@ -565,7 +565,7 @@ impl<S: EventSink> Device<S> {
             (Operation::Rc(_), Transport::Rc) | (Operation::Uc(_), Transport::Uc) => {}
             (Operation::Ud(_), Transport::Ud) => {
                 let &RxMeta { source, destination, .. } = arrival;
-                tell(&mut self.sink, now, || TraceEvent::Datagram { qpn: qp.qpn, source, destination });
+                tell(&mut self.sink, now, || TraceEvent::DatagramAddrs { qpn: qp.qpn, source, destination });
             }
             (Operation::Cnp, _) => {
                 tell(&mut self.sink, now, || qp.packet_in(received));

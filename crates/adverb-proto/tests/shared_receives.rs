@@ -114,7 +114,7 @@ fn empty_shared_queue_loses_messages_of_unreliable_connections() {
     let other = another(&mut end, Transport::Uc);
     let send = Operation::Uc(Uc::Send(Send::Only(None)));
     hear_at(&mut end, other, 0, send, b"lost");
-    assert_eq!(end.drops(), [DropReason::NoReceive]);
+    assert_eq!(end.drops(), [DropReason::NoReceivePosted]);
     end.post_shared(1, 0, 64);
     hear_at(&mut end, other, 1, send, b"came");
     assert_eq!(end.statuses(), [(1, Status::Success)]);
@@ -138,7 +138,7 @@ fn datagram_too_long_for_a_shared_receive_is_dropped_and_the_receive_is_not_lost
     end.post_shared(1, 0, 16);
     let datagram = Operation::Ud(Ud { qkey: QKEY, source_qp: Qpn::truncate(3), immediate: None });
     hear_at(&mut end, other, 0, datagram, b"x");
-    assert_eq!(end.drops(), [DropReason::TooLong]);
+    assert_eq!(end.drops(), [DropReason::MessageTooLong]);
     end.device.destroy_qp(other);
     assert_eq!(end.shared_left(), 1);
     assert_eq!(end.ask(0, ONLY, b"abcd"), [(ack(1), 0)]);

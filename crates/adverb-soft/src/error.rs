@@ -5,7 +5,7 @@ use std::io;
 
 use adverb_proto::cm::CallError;
 use adverb_proto::memory::{DeregisterError, DomainError, RegisterError, WindowError};
-use adverb_proto::trace::InvalidOptions;
+use adverb_proto::trace::InvalidCapacity;
 use adverb_proto::{CreateQpError, ModifyError, MulticastError, PostError, SrqError};
 
 /// Declares the errors that wrap those of the protocol engine.
@@ -75,7 +75,7 @@ errors! {
     /// A call to the connection manager failed.
     Cm(CallError);
     /// The options of a recording are invalid.
-    InvalidRecorderOptions(InvalidOptions);
+    InvalidRecorderCapacity(InvalidCapacity);
 }
 
 impl std::error::Error for Error {}

@@ -4,7 +4,7 @@ use std::io;
 
 use adverb_proto::cm::CallError;
 use adverb_proto::memory::{DeregisterError, DomainError, RegisterError, WindowError};
-use adverb_proto::trace::InvalidOptions;
+use adverb_proto::trace::InvalidCapacity;
 use adverb_proto::{CreateQpError, ModifyError, MulticastError, PostError, SrqError};
 use messages::samples;
 
@@ -18,7 +18,7 @@ fn error_messages_are_as_listed() {
             Error::InvalidCompletionQueue => Error::InvalidCompletionQueue,
             Error::JoinFailed(_) => Error::JoinFailed(io::ErrorKind::NetworkDown),
             Error::AlreadyRecording => Error::AlreadyRecording,
-            Error::InvalidRecorderOptions(_) => Error::InvalidRecorderOptions(InvalidOptions { capacity: 0 }),
+            Error::InvalidRecorderCapacity(_) => Error::InvalidRecorderCapacity(InvalidCapacity { capacity: 0 }),
             Error::TimestampsFailed(_) => Error::TimestampsFailed(io::ErrorKind::Unsupported),
             Error::Domain(_) => Error::Domain(DomainError::Unknown),
             Error::Register(_) => Error::Register(RegisterError::InvalidAccess),

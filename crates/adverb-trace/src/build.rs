@@ -33,7 +33,7 @@ impl Trace {
     /// let trace = Trace::new([recording]);
     /// assert_eq!(trace.devices()[0].name, "soft0");
     /// assert!(trace.requests().is_empty());
-    /// # Ok::<(), adverb_proto::trace::InvalidOptions>(())
+    /// # Ok::<(), adverb_proto::trace::InvalidCapacity>(())
     /// ```
     pub fn new(recordings: impl IntoIterator<Item = Recording>) -> Trace {
         let mut build = Build::default();

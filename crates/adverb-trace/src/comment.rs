@@ -3,10 +3,9 @@
 use std::fmt::{self, Write};
 
 use adverb_proto::trace::Queue;
-use adverb_proto::types::Psn;
 use adverb_wire::{NakCode, Operation, Rc, Syndrome};
 
-use crate::model::{Packet, PacketId, PacketRole, Request, RequestId, Trace};
+use crate::model::{Packet, PacketId, PacketRole, PsnRange, Request, RequestId, Trace};
 
 impl Trace {
     /// Returns the comment of each packet, in the order of [`packets`](Trace::packets).
@@ -69,18 +68,18 @@ impl<'a> Comments<'a> {
         match &packet.role {
             PacketRole::Request(request) => self.request(id, packet, *request, out)?,
             PacketRole::Response(request) => self.response(packet, *request, out)?,
-            PacketRole::Ack { psns, requests } => {
-                match psns {
-                    Some(psns) => write!(out, "ACK of psn {}", Psns(*psns))?,
+            PacketRole::Ack { acked_psns, acked_requests } => {
+                match acked_psns {
+                    Some(psns) => write!(out, "ACK of psn {psns}")?,
                     None => write!(out, "ACK of psn {}, nothing new", packet.header.psn)?,
                 }
-                self.covered(requests, ": ", out)?;
+                self.covered(acked_requests, ": ", out)?;
             }
-            PacketRole::Nak { syndrome, psns, requests, rejected } => {
-                self.nak(packet, *syndrome, *rejected, out)?;
-                if let Some(psns) = psns {
-                    write!(out, "; acknowledges psn {}", Psns(*psns))?;
-                    self.covered(requests, ": ", out)?;
+            PacketRole::Nak { syndrome, acked_psns, acked_requests, nacked_request } => {
+                self.nak(packet, *syndrome, *nacked_request, out)?;
+                if let Some(psns) = acked_psns {
+                    write!(out, "; acknowledges psn {psns}")?;
+                    self.covered(acked_requests, ": ", out)?;
                 }
             }
             PacketRole::Cm { message: Some(message) } => write!(out, "CM {message}")?,
@@ -140,7 +139,7 @@ impl<'a> Comments<'a> {
         &self,
         packet: &Packet,
         syndrome: Syndrome,
-        rejected: Option<RequestId>,
+        nacked_request: Option<RequestId>,
         out: &mut String,
     ) -> fmt::Result {
         let psn = packet.header.psn;
@@ -159,7 +158,7 @@ impl<'a> Comments<'a> {
                 "rejects"
             }
         };
-        match rejected.and_then(|request| self.trace.request(request)) {
+        match nacked_request.and_then(|request| self.trace.request(request)) {
             Some(request) => write!(out, ", {consequence} {}", self.label(request)),
             None => Ok(()),
         }
@@ -172,11 +171,11 @@ impl<'a> Comments<'a> {
         for request in requests {
             match runs.last_mut() {
                 Some((first, last))
-                    if last.wrapping_add(1) == request.number && same_queue(first, request) =>
+                    if last.wrapping_add(1) == request.number_in_queue && same_queue(first, request) =>
                 {
-                    *last = request.number;
+                    *last = request.number_in_queue;
                 }
-                _ => runs.push((request, request.number)),
+                _ => runs.push((request, request.number_in_queue)),
             }
         }
         let mut queue: Option<&Request> = None;
@@ -189,10 +188,10 @@ impl<'a> Comments<'a> {
                 }
             }
             queue = Some(first);
-            match last.wrapping_sub(first.number) {
+            match last.wrapping_sub(first.number_in_queue) {
                 0 => write!(out, "#{last}")?,
-                1 => write!(out, "#{}, #{last}", first.number)?,
-                _ => write!(out, "#{}..#{last}", first.number)?,
+                1 => write!(out, "#{}, #{last}", first.number_in_queue)?,
+                _ => write!(out, "#{}..#{last}", first.number_in_queue)?,
             }
         }
         Ok(())
@@ -206,7 +205,7 @@ impl<'a> Comments<'a> {
 
 /// Appends a packet's place in its request, such as `, packet 2 of 4`.
 fn write_place(packet: &Packet, request: &Request, noun: &str, out: &mut String) -> fmt::Result {
-    let Some((first, last)) = request.psns else { return write!(out, ", {noun}") };
+    let Some(PsnRange { first, last }) = request.psn_range else { return write!(out, ", {noun}") };
     let count = last.since(first) + 1;
     let number = packet.header.psn.since(first) + 1;
     if (1..=count).contains(&number) {
@@ -218,16 +217,6 @@ fn write_place(packet: &Packet, request: &Request, noun: &str, out: &mut String)
 
 fn same_queue(one: &Request, other: &Request) -> bool {
     (one.device, one.qpn, one.queue) == (other.device, other.qpn, other.queue)
-}
-
-/// A range of sequence numbers, such as `5..9`, which includes 9.
-struct Psns((Psn, Psn));
-
-impl fmt::Display for Psns {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (first, last) = self.0;
-        if first == last { write!(f, "{first}") } else { write!(f, "{first}..{last}") }
-    }
 }
 
 /// The name of a request's queue, such as `soft0 qp 0x000012 send`.
@@ -265,7 +254,7 @@ pub(crate) struct ShortLabel<'a>(pub(crate) &'a Request);
 impl fmt::Display for ShortLabel<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let request = self.0;
-        write!(f, "#{}", request.number)?;
+        write!(f, "#{}", request.number_in_queue)?;
         match request.posted {
             Some(posted) => {
                 let name = request.operation_name();

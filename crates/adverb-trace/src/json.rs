@@ -15,8 +15,8 @@ use adverb_wire::{
 
 use crate::json_text::{Hex, JsonText, JsonValue, Text};
 use crate::model::{
-    Connection, CqeState, Device, DeviceId, Direction, Life, Moment, Packet, PacketRole, Request, RequestId,
-    Retransmission, Trace, WorkRequest, WqeState,
+    Connection, CqeState, Device, DeviceId, Direction, Packet, PacketRole, Request, RequestId,
+    Retransmission, TimedEvent, Trace, WorkRequest, WqeState,
 };
 
 /// The version of the format. It grows when a key changes its meaning or is removed; new keys don't change it.
@@ -26,7 +26,7 @@ impl Trace {
     /// Writes the trace as JSON lines: one JSON object per line, for other programs.
     ///
     /// The first line contains the format's name and version. A line follows for each device, connection, request,
-    /// packet and [moment](Trace::moments), with its kind under the key `type`. The keys are listed in
+    /// packet and [other event](Trace::other_events), with its kind under the key `type`. The keys are listed in
     /// docs/trace-format.md.
     ///
     /// ```
@@ -46,7 +46,8 @@ impl Trace {
         lines.line(|json| {
             json.field("format", "adverb-trace").field("version", VERSION);
             json.field("device_count", self.devices.len()).field("request_count", self.requests.len());
-            json.field("packet_count", self.packets.len()).field("moment_count", self.moments.len());
+            json.field("packet_count", self.packets.len())
+                .field("other_event_count", self.other_events.len());
         })?;
         for (index, device) in self.devices.iter().enumerate() {
             lines.line(|json| write_device(json, index, device))?;
@@ -62,8 +63,8 @@ impl Trace {
         for (index, packet) in self.packets.iter().enumerate() {
             lines.line(|json| write_packet(json, index, packet))?;
         }
-        for moment in &self.moments {
-            lines.line(|json| write_moment(json, moment))?;
+        for timed in &self.other_events {
+            lines.line(|json| write_other_event(json, timed))?;
         }
         lines.out.flush()
     }
@@ -108,23 +109,22 @@ fn write_connection(json: &mut JsonText, device: DeviceId, connection: &Connecti
 fn write_request(json: &mut JsonText, index: usize, request: &Request) {
     json.field("type", "request").field("request", index).field("device", request.device.0);
     json.optional("qpn", request.qpn.map(|qpn| qpn.get()));
-    json.field("queue", request.queue.name()).field("number", request.number);
+    json.field("queue", request.queue.name()).field("number_in_queue", request.number_in_queue);
     json.optional("connection", request.connection).field("wr_id", Hex(request.wr_id));
     if let Some(posted) = &request.posted {
         json.key("posted").begin_object();
         write_posted(json, posted);
         json.end_object();
     }
-    let Life { posted, doorbell, first_packet, last_packet, acknowledged, completed, polled, processed } =
-        request.life;
-    json.key("life").begin_object().optional("posted", posted).optional("doorbell", doorbell);
-    json.optional("first_packet", first_packet).optional("last_packet", last_packet);
-    json.optional("acknowledged", acknowledged).optional("completed", completed).optional("polled", polled);
-    json.optional("processed", processed).end_object();
+    json.key("times").begin_object();
+    for (step, time) in request.times.steps() {
+        json.optional(step, time);
+    }
+    json.end_object();
     json.field("wqe_state", wqe_state_name(request.wqe_state()));
     json.optional("cqe_state", request.cqe_state().map(cqe_state_name));
-    json.optional("first_psn", request.psns.map(|(first, _)| first.get()));
-    json.optional("last_psn", request.psns.map(|(_, last)| last.get()));
+    json.optional("first_psn", request.psn_range.map(|range| range.first.get()));
+    json.optional("last_psn", request.psn_range.map(|range| range.last.get()));
     for (key, packets) in [("packets", &request.packets), ("acks", &request.acks)] {
         json.key(key).begin_array();
         for packet in packets {
@@ -143,7 +143,8 @@ fn write_request(json: &mut JsonText, index: usize, request: &Request) {
         write_outcome(json, outcome);
         json.end_object();
     }
-    json.optional("cq", request.cq.map(Cq::number)).optional("peer", request.peer.map(|peer| peer.0));
+    json.optional("cq", request.cq.map(Cq::number))
+        .optional("peer_request", request.peer_request.map(|peer| peer.0));
 }
 
 fn write_posted(json: &mut JsonText, posted: &WorkRequest) {
@@ -158,9 +159,9 @@ fn write_posted(json: &mut JsonText, posted: &WorkRequest) {
         }
         json.end_array();
     }
-    json.field("length", posted.length).field("segment_count", posted.segment_count);
-    if let Some(Segment { addr, length, lkey }) = posted.first_segment {
-        json.key("first_segment").begin_object().field("addr", Hex(addr)).field("length", length);
+    json.field("length", posted.length).field("sge_count", posted.sge_count);
+    if let Some(Segment { addr, length, lkey }) = posted.first_sge {
+        json.key("first_sge").begin_object().field("addr", Hex(addr)).field("length", length);
         json.field("lkey", lkey).end_object();
     }
     if let Some(RecvQueueId::Srq(srq)) = posted.recv_queue {
@@ -283,7 +284,7 @@ fn write_packet(json: &mut JsonText, index: usize, packet: &Packet) {
     json.optional("retry_cause", packet.retry_cause.map(|cause| cause.name()));
     json.optional("dropped", packet.dropped.map(|reason| reason.name()));
     write_role(json, &packet.role);
-    json.optional("peer", packet.peer.map(|peer| peer.0));
+    json.optional("peer_packet", packet.peer_packet.map(|peer| peer.0));
 }
 
 fn write_role(json: &mut JsonText, role: &PacketRole) {
@@ -299,17 +300,18 @@ fn write_role(json: &mut JsonText, role: &PacketRole) {
             json.field("role", "response");
             request(json, of);
         }
-        PacketRole::Ack { psns, requests } | PacketRole::Nak { psns, requests, .. } => {
-            if let PacketRole::Nak { syndrome, rejected, .. } = role {
+        PacketRole::Ack { acked_psns, acked_requests }
+        | PacketRole::Nak { acked_psns, acked_requests, .. } => {
+            if let PacketRole::Nak { syndrome, nacked_request, .. } = role {
                 json.field("role", "nak").field("syndrome", syndrome.byte());
-                json.optional("rejected", rejected.map(|request| request.0));
+                json.optional("nacked_request", nacked_request.map(|request| request.0));
             } else {
                 json.field("role", "ack");
             }
-            json.optional("first_acked_psn", psns.map(|(first, _)| first.get()));
-            json.optional("last_acked_psn", psns.map(|(_, last)| last.get()));
+            json.optional("first_acked_psn", acked_psns.map(|range| range.first.get()));
+            json.optional("last_acked_psn", acked_psns.map(|range| range.last.get()));
             json.key("acked_requests").begin_array();
-            for request in requests {
+            for request in acked_requests {
                 json.value(request.0);
             }
             json.end_array();
@@ -393,10 +395,10 @@ fn write_aeth(json: &mut JsonText, aeth: &Aeth) {
     json.field("msn", aeth.msn);
 }
 
-fn write_moment(json: &mut JsonText, moment: &Moment) {
-    json.field("type", "moment").field("device", moment.device.0).field("time", moment.time);
-    json.field("event", event_name(&moment.event)).optional("qpn", moment.event.qpn().map(|qpn| qpn.get()));
-    match &moment.event {
+fn write_other_event(json: &mut JsonText, timed: &TimedEvent) {
+    json.field("type", "other_event").field("device", timed.device.0).field("time", timed.time);
+    json.field("event", event_name(&timed.event)).optional("qpn", timed.event.qpn().map(|qpn| qpn.get()));
+    match &timed.event {
         TraceEvent::SrqLimit { srq } => {
             json.field("srq", srq.number());
         }
@@ -427,7 +429,7 @@ fn write_moment(json: &mut JsonText, moment: &Moment) {
         }
         _ => {}
     }
-    json.field("text", Text(moment.event));
+    json.field("text", Text(timed.event));
 }
 
 fn write_queue_event(json: &mut JsonText, event: &QueueEvent) {
@@ -461,9 +463,9 @@ fn event_name(event: &TraceEvent) -> &'static str {
         TraceEvent::PostedRecv { .. } => "posted_recv",
         TraceEvent::SrqLimit { .. } => "srq_limit",
         TraceEvent::Doorbell { .. } => "doorbell",
-        TraceEvent::Datagram { .. } => "datagram",
-        TraceEvent::PacketOut { .. } => "packet_out",
-        TraceEvent::PacketIn { .. } => "packet_in",
+        TraceEvent::DatagramAddrs { .. } => "datagram_addrs",
+        TraceEvent::PacketSent { .. } => "packet_sent",
+        TraceEvent::PacketReceived { .. } => "packet_received",
         TraceEvent::Dropped { .. } => "dropped",
         TraceEvent::Acknowledged { .. } => "acknowledged",
         TraceEvent::NakReceived { .. } => "nak_received",

@@ -1,7 +1,7 @@
 //! Shows how RDMA work requests become packets and completions.
 //!
 //! A [`Trace`] is built from one or more recordings of devices
-//! ([`Recording`](adverb_proto::trace::Recording)). It contains the life of each [`Request`]: when it was posted, which
+//! ([`Recording`](adverb_proto::trace::Recording)). It contains the steps of each [`Request`]: when it was posted, which
 //! [packets](Packet) it became, why packets were retransmitted, how it completed, and when the application polled the
 //! completion.
 //!
@@ -25,6 +25,6 @@ mod sample;
 mod text;
 
 pub use model::{
-    Connection, CqeState, Device, DeviceId, Direction, Life, Moment, Packet, PacketId, PacketRole, Request,
-    RequestId, Retransmission, Trace, WorkRequest, WqeState,
+    Connection, CqeState, Device, DeviceId, Direction, Packet, PacketId, PacketRole, PsnRange, Request,
+    RequestId, RequestTimes, Retransmission, TimedEvent, Trace, WorkRequest, WqeState,
 };

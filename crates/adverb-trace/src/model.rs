@@ -1,5 +1,6 @@
 //! Traces: devices, requests and packets, and how they belong together.
 
+use std::fmt;
 use std::net::SocketAddr;
 
 use adverb_proto::trace::{ClockOrigin, DropReason, Queue, RecvQueueId, RetryCause, StopCause, TraceEvent};
@@ -17,8 +18,8 @@ pub struct Trace {
     pub(crate) devices: Vec<Device>,
     pub(crate) requests: Vec<Request>,
     pub(crate) packets: Vec<Packet>,
-    pub(crate) moments: Vec<Moment>,
-    pub(crate) events: Vec<Moment>,
+    pub(crate) other_events: Vec<TimedEvent>,
+    pub(crate) events: Vec<TimedEvent>,
 }
 
 /// The index of a device in [`Trace::devices`].
@@ -80,8 +81,8 @@ pub struct Request {
     pub qpn: Option<Qpn>,
     /// The queue.
     pub queue: Queue,
-    /// The number of the request in its queue.
-    pub number: u32,
+    /// The number of the request in its queue: requests are numbered from 0, in the order of their posting.
+    pub number_in_queue: u32,
     /// The index of the queue pair's connection in [`Device::connections`]. The value is `None` if the queue pair was
     /// not connected, and for datagrams.
     pub connection: Option<usize>,
@@ -90,12 +91,12 @@ pub struct Request {
     /// The request as posted. The value is `None` if it was posted before the recording began.
     pub posted: Option<WorkRequest>,
     /// The times of the request's steps.
-    pub life: Life,
-    /// The sequence numbers of the request: the first and the last. A READ takes those of its responses.
-    pub psns: Option<(Psn, Psn)>,
+    pub times: RequestTimes,
+    /// The sequence numbers of the request's packets. A READ takes those of its responses.
+    pub psn_range: Option<PsnRange>,
     /// The packets of a send request, with their retransmissions and the READ or atomic responses; or the packets of
     /// the message that a receive request received. All are packets of the request's device, in the order of their
-    /// times; [`Packet::peer`] is the same packet at the other end.
+    /// times; [`Packet::peer_packet`] is the same packet at the other end.
     pub packets: Vec<PacketId>,
     /// The ACKs and NAKs that acknowledged sequence numbers of a send request for the first time, or that rejected the
     /// request, at the request's device and in the order of their times.
@@ -108,7 +109,7 @@ pub struct Request {
     pub cq: Option<Cq>,
     /// The request at the other end of a message: the receive that a SEND consumed, or the SEND that a receive received,
     /// if the other end was recorded too.
-    pub peer: Option<RequestId>,
+    pub peer_request: Option<RequestId>,
 }
 
 /// A work request as it was posted.
@@ -122,17 +123,17 @@ pub struct WorkRequest {
     pub flags: SendFlags,
     /// The number of bytes.
     pub length: u64,
-    /// The number of segments.
-    pub segment_count: u16,
-    /// The first segment.
-    pub first_segment: Option<Segment>,
+    /// The number of scatter/gather elements.
+    pub sge_count: u16,
+    /// The first scatter/gather element.
+    pub first_sge: Option<Segment>,
     /// The receive queue, for a receive request.
     pub recv_queue: Option<RecvQueueId>,
 }
 
 /// The times of a request's steps, on its device's clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Life {
+pub struct RequestTimes {
     /// The time of the post.
     pub posted: Option<Time>,
     /// The time of the doorbell that covered the request. The value is `None` if the queue pair was already sending
@@ -150,6 +151,24 @@ pub struct Life {
     pub polled: Option<Time>,
     /// The time at which the application had processed the completion: see [`CqeState::Processed`].
     pub processed: Option<Time>,
+}
+
+/// A range of packet sequence numbers, including the last one. Sequence numbers wrap after 2²⁴ − 1, so `last` can be
+/// smaller than `first`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PsnRange {
+    /// The first sequence number.
+    pub first: Psn,
+    /// The last sequence number.
+    pub last: Psn,
+}
+
+/// Writes the range as `5..9`, or as `5` if it contains a single sequence number.
+impl fmt::Display for PsnRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PsnRange { first, last } = self;
+        if first == last { write!(f, "{first}") } else { write!(f, "{first}..{last}") }
+    }
 }
 
 /// The state of a work queue entry.
@@ -219,7 +238,7 @@ pub struct Packet {
     /// The role of the packet.
     pub role: PacketRole,
     /// The same packet at the other end, if the other end was recorded too and the packet arrived.
-    pub peer: Option<PacketId>,
+    pub peer_packet: Option<PacketId>,
 }
 
 /// The direction of a packet, seen from its device.
@@ -241,24 +260,24 @@ pub enum PacketRole {
     Response(Option<RequestId>),
     /// An ACK of all packets up to its sequence number.
     Ack {
-        /// The first and the last sequence number that the ACK acknowledges for the first time, as its device knows:
-        /// the sender of the ACK compares with what it sent before, and the receiver with what it received before. The
-        /// value is `None` if the ACK acknowledges nothing new.
-        psns: Option<(Psn, Psn)>,
+        /// The sequence numbers that the ACK acknowledges for the first time, as its device knows: the sender of the ACK
+        /// compares with the ACKs that it sent before, and the receiver with those that it received before. The value is
+        /// `None` if the ACK acknowledges nothing new.
+        acked_psns: Option<PsnRange>,
         /// The send requests that these sequence numbers belong to, if the requester was recorded.
-        requests: Vec<RequestId>,
+        acked_requests: Vec<RequestId>,
     },
     /// A NAK, which also acknowledges all packets before its sequence number.
     Nak {
         /// The kind of NAK.
         syndrome: Syndrome,
-        /// The first and the last sequence number that the NAK acknowledges for the first time.
-        psns: Option<(Psn, Psn)>,
+        /// The sequence numbers that the NAK acknowledges for the first time.
+        acked_psns: Option<PsnRange>,
         /// The send requests that these sequence numbers belong to, if the requester was recorded.
-        requests: Vec<RequestId>,
+        acked_requests: Vec<RequestId>,
         /// The send request that has the NAK's sequence number, if the requester was recorded: the request that the
         /// NAK rejects, or that is to be retransmitted.
-        rejected: Option<RequestId>,
+        nacked_request: Option<RequestId>,
     },
     /// A message of the connection manager.
     Cm {
@@ -272,7 +291,7 @@ pub enum PacketRole {
 /// An event that belongs to no single request or packet: a connection, a state change, a timeout, an asynchronous event
 /// or a completion event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Moment {
+pub struct TimedEvent {
     /// The device.
     pub device: DeviceId,
     /// The time.
@@ -299,12 +318,12 @@ impl Trace {
     }
 
     /// Returns the events that belong to no single request or packet.
-    pub fn moments(&self) -> &[Moment] {
-        &self.moments
+    pub fn other_events(&self) -> &[TimedEvent] {
+        &self.other_events
     }
 
     /// Returns all events that were recorded, those of each device in order.
-    pub fn events(&self) -> &[Moment] {
+    pub fn events(&self) -> &[TimedEvent] {
         &self.events
     }
 
@@ -340,13 +359,39 @@ impl Trace {
     }
 }
 
+impl RequestTimes {
+    /// Returns the name and the time of each step, in the order of the steps.
+    pub(crate) const fn steps(&self) -> [(&'static str, Option<Time>); 8] {
+        let RequestTimes {
+            posted,
+            doorbell,
+            first_packet,
+            last_packet,
+            acknowledged,
+            completed,
+            polled,
+            processed,
+        } = *self;
+        [
+            ("posted", posted),
+            ("doorbell", doorbell),
+            ("first_packet", first_packet),
+            ("last_packet", last_packet),
+            ("acknowledged", acknowledged),
+            ("completed", completed),
+            ("polled", polled),
+            ("processed", processed),
+        ]
+    }
+}
+
 impl Request {
     /// Returns the state of the work queue entry at the end of the trace.
     pub fn wqe_state(&self) -> WqeState {
-        match (&self.outcome, self.life.completed) {
+        match (&self.outcome, self.times.completed) {
             (Some(Err(_)), _) => WqeState::Error,
             (Some(Ok(_)), _) | (None, Some(_)) => WqeState::Completed,
-            (None, None) if self.life.first_packet.is_some() => WqeState::Processing,
+            (None, None) if self.times.first_packet.is_some() => WqeState::Processing,
             (None, None) => WqeState::Posted,
         }
     }
@@ -354,7 +399,7 @@ impl Request {
     /// Returns the state of the completion queue entry at the end of the trace, or `None` if the request is unsignaled
     /// and succeeded, so that it has no completion.
     pub fn cqe_state(&self) -> Option<CqeState> {
-        let Life { completed, polled, processed, .. } = self.life;
+        let RequestTimes { completed, polled, processed, .. } = self.times;
         match (self.outcome.is_some(), completed, polled) {
             (_, _, Some(_)) if processed.is_some() => Some(CqeState::Processed),
             (_, _, Some(_)) => Some(CqeState::Polled),

@@ -113,7 +113,7 @@ impl Addresses {
             let note = if are_known { "" } else { ", UDP port unknown" };
             return Addresses { source, destination, ip, are_known, note };
         }
-        let peer = packet.peer.and_then(|peer| trace.packet(peer)).map(|peer| peer.device);
+        let peer = packet.peer_packet.and_then(|peer| trace.packet(peer)).map(|peer| peer.device);
         let (sender, receiver) = match packet.direction {
             Direction::Out => (Some(packet.device), peer),
             Direction::In => (peer, Some(packet.device)),

@@ -10,7 +10,9 @@ use adverb_proto::types::Qpn;
 use crate::clock::Clocks;
 use crate::comment::{Comments, ShortLabel};
 use crate::json_text::{Hex, JsonText, JsonValue, Micros, Text};
-use crate::model::{CqeState, DeviceId, Direction, Packet, PacketId, PacketRole, Request, Trace, WqeState};
+use crate::model::{
+    CqeState, DeviceId, Direction, Packet, PacketId, PacketRole, PsnRange, Request, Trace, WqeState,
+};
 
 impl Trace {
     /// Writes the trace as JSON in the Trace Event Format, which <https://ui.perfetto.dev> and `chrome://tracing`
@@ -58,7 +60,7 @@ impl Trace {
             writer.request(index, request)?;
         }
         writer.packets()?;
-        writer.moments()?;
+        writer.other_events()?;
         writer.out.write_all(b"\n]}\n")?;
         writer.out.flush()
     }
@@ -84,23 +86,13 @@ fn spans(trace: &Trace, clocks: &Clocks) -> Vec<Span> {
         times(request).for_each(|time| add(request.device, time));
     }
     trace.packets().iter().for_each(|packet| add(packet.device, packet.time));
-    trace.moments().iter().for_each(|moment| add(moment.device, moment.time));
+    trace.other_events().iter().for_each(|timed| add(timed.device, timed.time));
     spans
 }
 
 /// Returns the known times of a request.
 fn times(request: &Request) -> impl Iterator<Item = Time> {
-    let life = &request.life;
-    let times = [
-        life.posted,
-        life.doorbell,
-        life.first_packet,
-        life.last_packet,
-        life.acknowledged,
-        life.completed,
-        life.polled,
-    ];
-    times.into_iter().flatten()
+    request.times.steps().into_iter().filter_map(|(_, time)| time)
 }
 
 /// A track of a device.
@@ -210,20 +202,20 @@ impl<W: Write> Writer<'_, W> {
         let trace_end = self.spans.get(self.clocks.of(device)).map_or(0, |span| span.last - span.first);
         let posted = self.since_start(device, posted);
         let at = |time: Option<Time>| time.map(|time| self.since_start(device, time));
-        let completed = at(request.life.completed).unwrap_or(trace_end).max(posted);
-        let polled = match (request.life.completed, request.cqe_state()) {
+        let completed = at(request.times.completed).unwrap_or(trace_end).max(posted);
+        let polled = match (request.times.completed, request.cqe_state()) {
             (Some(_), Some(CqeState::Pending)) => Some(trace_end.max(completed)),
             (_, Some(CqeState::Polled | CqeState::Processed)) => {
-                at(request.life.polled).map(|polled| polled.max(completed))
+                at(request.times.polled).map(|polled| polled.max(completed))
             }
             _ => None,
         };
-        let first_packet = at(request.life.first_packet).map(|time| time.clamp(posted, completed));
+        let first_packet = at(request.times.first_packet).map(|time| time.clamp(posted, completed));
         let last_packet = match request.queue {
-            Queue::Send => at(request.life.acknowledged),
-            Queue::Recv => at(request.life.last_packet),
+            Queue::Send => at(request.times.acknowledged),
+            Queue::Recv => at(request.times.last_packet),
         };
-        let doorbell = at(request.life.doorbell);
+        let doorbell = at(request.times.doorbell);
         let mut slices = Slices { writer: self, device, thread, id: index };
         slices.begin(&*queue, posted)?;
         let state = match request.wqe_state() {
@@ -257,7 +249,7 @@ impl<W: Write> Writer<'_, W> {
         slices.end(Text(format_args!("{}{state}", ShortLabel(request))), completed)?;
         if let Some(polled) = polled {
             let name =
-                if request.life.polled.is_some() { "completion pending" } else { "completion not polled" };
+                if request.times.polled.is_some() { "completion pending" } else { "completion not polled" };
             slices.begin(name, completed)?;
             slices.end(name, polled)?;
         }
@@ -280,7 +272,7 @@ impl<W: Write> Writer<'_, W> {
                 json.field("header", Text(packet.header)).field("payload_len", packet.payload_len);
                 json.end_object();
             })?;
-            let Some(peer) = packet.peer.filter(|peer| self.is_arrow(packet, *peer)) else { continue };
+            let Some(peer) = packet.peer_packet.filter(|peer| self.is_arrow(packet, *peer)) else { continue };
             // An arrow has the number of the packet that was sent, and starts or ends at the instant before it.
             let (phase, id) = match packet.direction {
                 Direction::Out => ("s", index),
@@ -301,22 +293,22 @@ impl<W: Write> Writer<'_, W> {
         self.trace.packet(peer).is_some_and(|peer| {
             peer.direction != packet.direction
                 && peer
-                    .peer
+                    .peer_packet
                     .is_some_and(|id| self.trace.packet(id).is_some_and(|id| std::ptr::eq(id, packet)))
                 && self.trace.share_clock(packet.device, peer.device)
         })
     }
 
-    fn moments(&mut self) -> io::Result<()> {
+    fn other_events(&mut self) -> io::Result<()> {
         let trace = self.trace;
-        for moment in &trace.moments {
-            let device = moment.device;
-            let thread = match moment.event.qpn() {
+        for timed in &trace.other_events {
+            let device = timed.device;
+            let thread = match timed.event.qpn() {
                 Some(qpn) => Some(self.track(device, Track::Qp(qpn))?),
                 None => None,
             };
-            let time = self.since_start(device, moment.time);
-            self.event("i", Text(moment.event), device, |json| {
+            let time = self.since_start(device, timed.time);
+            self.event("i", Text(timed.event), device, |json| {
                 json.field("cat", "event").optional("tid", thread).field("ts", Micros(time));
                 json.field("s", if thread.is_some() { "t" } else { "p" });
             })?;
@@ -381,12 +373,12 @@ fn process(device: DeviceId) -> usize {
 }
 
 fn write_request_args(json: &mut JsonText, request: &Request) {
-    json.field("number", request.number).field("wr_id", Hex(request.wr_id));
+    json.field("number_in_queue", request.number_in_queue).field("wr_id", Hex(request.wr_id));
     if let Some(posted) = request.posted {
         json.field("operation", request.operation_name()).field("tag", Hex(posted.tag));
         json.field("length", posted.length);
     }
-    if let Some((first, last)) = request.psns {
+    if let Some(PsnRange { first, last }) = request.psn_range {
         json.field("first_psn", first.get()).field("last_psn", last.get());
     }
     json.field("packet_count", request.packets.len());

@@ -1,4 +1,4 @@
-//! A trace with every kind of request, packet and moment, for the tests of the sinks.
+//! A trace with every kind of request, packet and event, for the tests of the sinks.
 
 use std::net::SocketAddr;
 
@@ -17,8 +17,8 @@ use adverb_wire::{
 };
 
 use crate::model::{
-    Connection, Device, DeviceId, Direction, Life, Moment, Packet, PacketId, PacketRole, Request, RequestId,
-    Retransmission, Trace, WorkRequest,
+    Connection, Device, DeviceId, Direction, Packet, PacketId, PacketRole, PsnRange, Request, RequestId,
+    RequestTimes, Retransmission, TimedEvent, Trace, WorkRequest,
 };
 
 pub(crate) const CLIENT: DeviceId = DeviceId(0);
@@ -42,8 +42,13 @@ pub(crate) fn trace() -> Trace {
     sample.rejected_write();
     sample.other_packets();
     sample.other_requests();
-    sample.moments();
+    sample.other_events();
     sample.trace
+}
+
+/// Returns the range that contains one sequence number.
+fn only(psn: Psn) -> PsnRange {
+    PsnRange { first: psn, last: psn }
 }
 
 pub(crate) fn at(micros: u64) -> Time {
@@ -80,7 +85,7 @@ impl Sample {
                 clock,
                 connections: Vec::new(),
                 lost_count: 0,
-                stop_cause: StopCause::Request,
+                stop_cause: StopCause::Manual,
             });
         }
         trace.devices[2].lost_count = 3;
@@ -102,14 +107,14 @@ impl Sample {
     }
 
     /// Adds a send request of the client that was posted at a time, and is polled 40 µs later.
-    fn post(&mut self, micros: u64, operation: SendOperation, length: u64, psns: (Psn, Psn)) -> RequestId {
+    fn post(&mut self, micros: u64, operation: SendOperation, length: u64, psn_range: PsnRange) -> RequestId {
         let number = self.trace.requests.iter().filter(|request| request.device == CLIENT).count() as u32;
         let id = RequestId(self.trace.requests.len());
         self.trace.requests.push(Request {
             device: CLIENT,
             qpn: Some(Qpn::truncate(QPS[0])),
             queue: Queue::Send,
-            number,
+            number_in_queue: number,
             connection: Some(0),
             wr_id: u64::MAX - u64::from(number),
             posted: Some(WorkRequest {
@@ -117,15 +122,11 @@ impl Sample {
                 operation: Some(operation),
                 flags: SendFlags::SIGNALED | SendFlags::FENCE,
                 length,
-                segment_count: 1,
-                first_segment: Some(Segment {
-                    addr: 0xffff_8000_0000_1000,
-                    length: length as u32,
-                    lkey: 0x11,
-                }),
+                sge_count: 1,
+                first_sge: Some(Segment { addr: 0xffff_8000_0000_1000, length: length as u32, lkey: 0x11 }),
                 recv_queue: None,
             }),
-            life: Life {
+            times: RequestTimes {
                 posted: Some(at(micros)),
                 doorbell: Some(at(micros + 1)),
                 first_packet: Some(at(micros + 2)),
@@ -135,13 +136,13 @@ impl Sample {
                 polled: Some(at(micros + 40)),
                 processed: Some(at(micros + 50)),
             },
-            psns: Some(psns),
+            psn_range: Some(psn_range),
             packets: Vec::new(),
             acks: Vec::new(),
             retransmissions: Vec::new(),
             outcome: Some(Ok(Success { operation: CompletedOperation::Send, length: 0 })),
             cq: Some(self.cq),
-            peer: None,
+            peer_request: None,
         });
         id
     }
@@ -194,31 +195,31 @@ impl Sample {
                 retry_cause: None,
                 dropped: None,
                 role: role.clone(),
-                peer: Some(PacketId(peer)),
+                peer_packet: Some(PacketId(peer)),
             });
         }
     }
 
-    fn ack(&mut self, micros: u64, psns: (Psn, Psn), requests: Vec<RequestId>) {
+    fn ack(&mut self, micros: u64, psns: PsnRange, acked_requests: Vec<RequestId>) {
         let aeth = Aeth { syndrome: Syndrome::Ack(Credits::UNLIMITED), msn: 1 };
-        if let [request] = requests[..] {
+        if let [request] = acked_requests[..] {
             self.trace.requests[request.0].acks.push(PacketId(self.trace.packets.len() + 1));
         }
-        let role = PacketRole::Ack { psns: Some(psns), requests };
-        self.packet(micros, SERVER, Operation::Rc(Rc::Acknowledge(aeth)), psns.1, Payload::Len(0), role);
+        let role = PacketRole::Ack { acked_psns: Some(psns), acked_requests };
+        self.packet(micros, SERVER, Operation::Rc(Rc::Acknowledge(aeth)), psns.last, Payload::Len(0), role);
     }
 
     fn send(&mut self) {
         let psn = Psn::MAX;
-        let request = self.post(10, SendOperation::SendWithImm(0xabcd), 5, (psn, psn));
+        let request = self.post(10, SendOperation::SendWithImm(0xabcd), 5, only(psn));
         let operation = Operation::Rc(Rc::Send(Send::Only(Some(0xabcd))));
         let role = PacketRole::Request(Some(request));
         self.packet(12, CLIENT, operation, psn, Payload::Part(5, b"hello"), role);
-        self.ack(20, (psn, psn), vec![request]);
+        self.ack(20, only(psn), vec![request]);
     }
 
     fn write_with_loss(&mut self) {
-        let psns = (Psn::ZERO, Psn::wrapping(2));
+        let psns = PsnRange { first: Psn::ZERO, last: Psn::wrapping(2) };
         let remote = RemoteAddress { addr: 0x7000_0000_0000, rkey: 0xffff_fff0 };
         let request = self.post(110, SendOperation::Write(remote), 2500, psns);
         let reth = Reth { va: remote.addr, rkey: remote.rkey, length: 2500 };
@@ -233,7 +234,7 @@ impl Sample {
             if index == 1 {
                 // The packet is lost: it has no copy at the server.
                 self.trace.packets.pop();
-                self.trace.packets.last_mut().unwrap().peer = None;
+                self.trace.packets.last_mut().unwrap().peer_packet = None;
             }
         }
         self.trace.packets.last_mut().unwrap().dropped = Some(DropReason::OutOfSequence);
@@ -241,9 +242,9 @@ impl Sample {
         let nak = Operation::Rc(Rc::Acknowledge(Aeth { syndrome, msn: 1 }));
         let nak_role = PacketRole::Nak {
             syndrome,
-            psns: Some((Psn::ZERO, Psn::ZERO)),
-            requests: vec![request],
-            rejected: Some(request),
+            acked_psns: Some(only(Psn::ZERO)),
+            acked_requests: vec![request],
+            nacked_request: Some(request),
         };
         self.packet(118, SERVER, nak, Psn::wrapping(1), Payload::Len(0), nak_role);
         let retransmission = |time, cause| Retransmission { time: at(time), psn: Psn::wrapping(1), cause };
@@ -258,22 +259,29 @@ impl Sample {
                 packet.retry_cause = Some(cause);
             });
         }
-        self.ack(130, (Psn::wrapping(1), Psn::wrapping(2)), vec![request]);
+        self.ack(130, PsnRange { first: Psn::wrapping(1), last: Psn::wrapping(2) }, vec![request]);
     }
 
     fn read(&mut self) {
-        let psns = (Psn::wrapping(3), Psn::wrapping(4));
+        let psns = PsnRange { first: Psn::wrapping(3), last: Psn::wrapping(4) };
         let remote = RemoteAddress { addr: 0x7000_0000_2000, rkey: 5 };
         let request = self.post(210, SendOperation::Read(remote), 1500, psns);
         let reth = Reth { va: remote.addr, rkey: remote.rkey, length: 1500 };
         let role = PacketRole::Request(Some(request));
-        self.packet(212, CLIENT, Operation::Rc(Rc::ReadRequest(reth)), psns.0, Payload::Len(0), role);
+        self.packet(212, CLIENT, Operation::Rc(Rc::ReadRequest(reth)), psns.first, Payload::Len(0), role);
         let aeth = Aeth { syndrome: Syndrome::Ack(Credits::UNLIMITED), msn: 3 };
         let responses = [(ReadResponse::First(aeth), 1024), (ReadResponse::Last(aeth), 476)];
         for (index, (response, len)) in (0..).zip(responses) {
             let role = PacketRole::Response(Some(request));
             let operation = Operation::Rc(Rc::ReadResponse(response));
-            self.packet(220 + u64::from(index), SERVER, operation, psns.0 + index, Payload::Len(len), role);
+            self.packet(
+                220 + u64::from(index),
+                SERVER,
+                operation,
+                psns.first + index,
+                Payload::Len(len),
+                role,
+            );
         }
     }
 
@@ -281,7 +289,7 @@ impl Sample {
         let psn = Psn::wrapping(5);
         let remote = RemoteAddress { addr: 0x7000_0000_3000, rkey: 5 };
         let (compare, swap) = (u64::MAX, 1 << 60);
-        let request = self.post(310, SendOperation::CompareSwap { remote, compare, swap }, 8, (psn, psn));
+        let request = self.post(310, SendOperation::CompareSwap { remote, compare, swap }, 8, only(psn));
         let atomic = CompareSwap { va: remote.addr, rkey: 5, swap, compare };
         let role = PacketRole::Request(Some(request));
         self.packet(312, CLIENT, Operation::Rc(Rc::CompareSwap(atomic)), psn, Payload::Len(0), role);
@@ -293,10 +301,10 @@ impl Sample {
     fn rejected_write(&mut self) {
         let psn = Psn::wrapping(6);
         let remote = RemoteAddress { addr: 0xdead_0000, rkey: 0xbad };
-        let request = self.post(410, SendOperation::Write(remote), 0, (psn, psn));
+        let request = self.post(410, SendOperation::Write(remote), 0, only(psn));
         let status = Status::RemoteAccess;
         self.trace.requests[request.0].outcome = Some(Err(Failure { status, vendor_error: 0x55 }));
-        self.trace.requests[request.0].life.polled = None;
+        self.trace.requests[request.0].times.polled = None;
         let reth = Reth { va: remote.addr, rkey: remote.rkey, length: 0 };
         let role = PacketRole::Request(Some(request));
         let operation = Operation::Rc(Rc::Write(Write::Only(reth, None)));
@@ -305,8 +313,12 @@ impl Sample {
             [(418, Syndrome::RnrNak(RnrTimer::new(14).unwrap())), (420, Syndrome::Nak(NakCode::RemoteAccess))]
         {
             let operation = Operation::Rc(Rc::Acknowledge(Aeth { syndrome, msn: 4 }));
-            let role =
-                PacketRole::Nak { syndrome, psns: None, requests: Vec::new(), rejected: Some(request) };
+            let role = PacketRole::Nak {
+                syndrome,
+                acked_psns: None,
+                acked_requests: Vec::new(),
+                nacked_request: Some(request),
+            };
             self.packet(micros, SERVER, operation, psn, Payload::Len(0), role);
         }
     }
@@ -325,13 +337,13 @@ impl Sample {
             packet.qpn = Qpn::GSI;
         });
         self.packet(520, SERVER, Operation::Cnp, Psn::ZERO, Payload::Len(0), PacketRole::Cnp);
-        let nothing_new = PacketRole::Ack { psns: None, requests: Vec::new() };
+        let nothing_new = PacketRole::Ack { acked_psns: None, acked_requests: Vec::new() };
         let aeth = Aeth { syndrome: Syndrome::Ack(Credits::at_most(4)), msn: 4 };
         let ack = Operation::Rc(Rc::Acknowledge(aeth));
         self.packet(530, SERVER, ack, Psn::wrapping(5), Payload::Len(0), nothing_new);
         self.trace.packets.last_mut().unwrap().dropped = Some(DropReason::WrongIcrc);
         let many = (0..5).map(RequestId).collect();
-        self.ack(540, (Psn::MAX, Psn::wrapping(6)), many);
+        self.ack(540, PsnRange { first: Psn::MAX, last: Psn::wrapping(6) }, many);
 
         // Packets of a device whose peer was not recorded.
         let send = Operation::Rc(Rc::Send(Send::Only(None)));
@@ -352,7 +364,7 @@ impl Sample {
                 retry_cause: None,
                 dropped: None,
                 role: if index == 3 { PacketRole::Response(None) } else { PacketRole::Request(None) },
-                peer: None,
+                peer_packet: None,
             });
         }
     }
@@ -369,7 +381,7 @@ impl Sample {
                 device,
                 qpn: Some(qpn),
                 queue: Queue::Recv,
-                number: 9,
+                number_in_queue: 9,
                 connection: None,
                 wr_id: 1,
                 posted: Some(WorkRequest {
@@ -377,19 +389,19 @@ impl Sample {
                     operation: None,
                     flags: SendFlags::empty(),
                     length: 4096,
-                    segment_count: 2,
-                    first_segment: None,
+                    sge_count: 2,
+                    first_sge: None,
                     recv_queue: Some(RecvQueueId::Qp(qpn)),
                 }),
-                life: Life {
+                times: RequestTimes {
                     posted: Some(at(0)),
                     first_packet: Some(time),
                     last_packet: Some(time),
                     completed: Some(time),
                     polled: Some(time),
-                    ..Life::default()
+                    ..RequestTimes::default()
                 },
-                psns: None,
+                psn_range: None,
                 packets: vec![PacketId(packet)],
                 acks: Vec::new(),
                 retransmissions: Vec::new(),
@@ -403,36 +415,40 @@ impl Sample {
                     length: 5,
                 })),
                 cq: Some(self.cq),
-                peer: peer.map(RequestId),
+                peer_request: peer.map(RequestId),
             });
         }
-        self.trace.requests[0].peer = Some(RequestId(self.trace.requests.len() - 2));
+        self.trace.requests[0].peer_request = Some(RequestId(self.trace.requests.len() - 2));
         let receive = self.trace.requests.last().unwrap().clone();
         self.trace.requests.push(Request {
             qpn: None,
             posted: receive
                 .posted
                 .map(|posted| WorkRequest { recv_queue: Some(RecvQueueId::Srq(self.srq)), ..posted }),
-            life: Life { posted: Some(at(1)), ..Life::default() },
+            times: RequestTimes { posted: Some(at(1)), ..RequestTimes::default() },
             packets: Vec::new(),
             outcome: None,
             cq: None,
             ..receive
         });
         let earlier = Request {
-            number: 8,
+            number_in_queue: 8,
             posted: None,
-            life: Life { first_packet: Some(at(600)), last_packet: Some(at(601)), ..Life::default() },
+            times: RequestTimes {
+                first_packet: Some(at(600)),
+                last_packet: Some(at(601)),
+                ..RequestTimes::default()
+            },
             packets: Vec::new(),
             outcome: None,
             cq: None,
-            peer: None,
+            peer_request: None,
             ..self.trace.requests[0].clone()
         };
         self.trace.requests.push(earlier);
     }
 
-    fn moments(&mut self) {
+    fn other_events(&mut self) {
         let qpn = Qpn::truncate(QPS[0]);
         let events = [
             TraceEvent::StateChanged { qpn, from: QpState::Init, to: QpState::ReadyToReceive },
@@ -444,7 +460,7 @@ impl Sample {
             TraceEvent::CnpReceived { qpn, rate: Some(40_000_000_000) },
         ];
         for (index, event) in (0..).zip(events) {
-            self.trace.moments.push(Moment { device: CLIENT, time: at(700 + index), event });
+            self.trace.other_events.push(TimedEvent { device: CLIENT, time: at(700 + index), event });
         }
     }
 }

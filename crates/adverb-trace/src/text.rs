@@ -11,7 +11,7 @@ use std::io::{self, Write};
 use adverb_proto::trace::TraceEvent;
 use adverb_proto::types::Qpn;
 
-use crate::model::{DeviceId, Direction, Moment, PacketId, PacketRole, Request, RequestId, Trace};
+use crate::model::{DeviceId, Direction, PacketId, PacketRole, Request, RequestId, TimedEvent, Trace};
 use clock::Times;
 
 impl Trace {
@@ -104,7 +104,7 @@ impl core::fmt::Display for RequestName<'_> {
         if let Some(qpn) = request.qpn {
             write!(f, " qp {qpn}")?;
         }
-        write!(f, " {} #{} ({})", request.queue.name(), request.number, request.operation_name())
+        write!(f, " {} #{} ({})", request.queue.name(), request.number_in_queue, request.operation_name())
     }
 }
 
@@ -121,19 +121,24 @@ fn device_name(trace: &Trace, device: DeviceId) -> &str {
 fn role_request(role: &PacketRole) -> Option<RequestId> {
     match role {
         PacketRole::Request(request) | PacketRole::Response(request) => *request,
-        PacketRole::Nak { rejected, .. } => *rejected,
-        PacketRole::Ack { requests, .. } => requests.last().copied(),
+        PacketRole::Nak { nacked_request, .. } => *nacked_request,
+        PacketRole::Ack { acked_requests, .. } => acked_requests.last().copied(),
         PacketRole::Cm { .. } | PacketRole::Cnp => None,
     }
 }
 
 /// Returns the events of the devices that have one clock, in order, with their packets.
-fn events_on<'a>(trace: &'a Trace, times: &Times<'_>, clock: usize) -> Vec<(&'a Moment, Option<PacketId>)> {
+fn events_on<'a>(
+    trace: &'a Trace,
+    times: &Times<'_>,
+    clock: usize,
+) -> Vec<(&'a TimedEvent, Option<PacketId>)> {
     let mut packets = 0;
     let mut events = Vec::new();
     for event in &trace.events {
         // The packets are in the order of their events.
-        let is_packet = matches!(event.event, TraceEvent::PacketOut { .. } | TraceEvent::PacketIn { .. });
+        let is_packet =
+            matches!(event.event, TraceEvent::PacketSent { .. } | TraceEvent::PacketReceived { .. });
         let packet = is_packet.then_some(PacketId(packets));
         packets += usize::from(is_packet);
         if times.clocks.of(event.device) == clock {

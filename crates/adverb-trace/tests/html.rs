@@ -155,8 +155,8 @@ fn device_and_time(data: &Value, (kind, index): (char, usize)) -> (u64, u64) {
         'd' => of_end("doorbells"),
         'r' => of_end("retries"),
         'm' => {
-            let moment = &data["moments"][index];
-            (moment[0].as_u64().unwrap(), moment[2].as_u64().unwrap())
+            let timed = &data["otherEvents"][index];
+            (timed[0].as_u64().unwrap(), timed[2].as_u64().unwrap())
         }
         _ => of_end("packets"),
     }

@@ -9,7 +9,7 @@ use adverb_proto::types::{
     Access, CompletedOperation, Destination, Qpn, SendFlags, SendOperation, SendRequest, Success, Transport,
 };
 use adverb_proto::{Device, Init, Path, QpConfig, SrqConfig, Time, Transition};
-use adverb_trace::{CqeState, Direction, Packet, PacketRole, Request, Trace, WqeState};
+use adverb_trace::{CqeState, Direction, Packet, PacketRole, PsnRange, Request, Trace, WqeState};
 use adverb_wire::Header;
 use harness::{Faults, FirstPsns, QKEY, Side, World};
 
@@ -29,7 +29,7 @@ fn packets(trace: &Trace, device: usize, direction: Direction) -> Vec<&Packet> {
 }
 
 fn tag_of_peer(trace: &Trace, request: &Request) -> Option<u64> {
-    let peer = trace.request(request.peer?)?;
+    let peer = trace.request(request.peer_request?)?;
     Some(peer.posted?.tag)
 }
 
@@ -75,19 +75,19 @@ fn datagrams_have_their_own_addresses_and_receives() {
     for (tag, (sent, received)) in (0u16..).zip(out.into_iter().zip(arrived)) {
         assert_eq!(sent.source.unwrap().port(), 0xc000 + tag);
         assert_eq!((sent.source, sent.destination), (received.source, received.destination));
-        assert_eq!(trace.packet(received.peer.unwrap()).unwrap().payload_len, 100 + u32::from(tag));
+        assert_eq!(trace.packet(received.peer_packet.unwrap()).unwrap().payload_len, 100 + u32::from(tag));
         let PacketRole::Request(Some(request)) = received.role else { panic!("{received:?}") };
         assert_eq!(trace.request(request).unwrap().posted.unwrap().tag, tag.into());
-        assert_eq!(received.dropped, (tag == 4).then_some(DropReason::NoReceive));
+        assert_eq!(received.dropped, (tag == 4).then_some(DropReason::NoReceivePosted));
     }
     for (tag, recv) in (0..).zip(recvs(&trace, 1)) {
         assert_eq!(tag_of_peer(&trace, recv), Some(tag));
         assert_eq!((recv.packets.len(), recv.wqe_state()), (1, WqeState::Completed));
     }
     let sends = sends(&trace, 0);
-    let peers: Vec<bool> = sends.iter().map(|send| send.peer.is_some()).collect();
+    let peers: Vec<bool> = sends.iter().map(|send| send.peer_request.is_some()).collect();
     assert_eq!(peers, [true, true, true, true, false]);
-    assert!(sends.iter().all(|send| send.life.acknowledged.is_none() && send.life.completed.is_some()));
+    assert!(sends.iter().all(|send| send.times.acknowledged.is_none() && send.times.completed.is_some()));
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn multicast_datagram_has_several_receivers() {
     let out = packets(&trace, 0, Direction::Out);
     let arrived = packets(&trace, 1, Direction::In);
     assert_eq!((out.len(), arrived.len()), (1, 2));
-    assert!(arrived.iter().all(|packet| packet.peer.is_some()));
+    assert!(arrived.iter().all(|packet| packet.peer_packet.is_some()));
     let recvs = recvs(&trace, 1);
     assert_eq!(recvs.len(), 2);
     assert!(recvs.iter().all(|recv| tag_of_peer(&trace, recv) == Some(77)), "{recvs:?}");
@@ -138,7 +138,7 @@ fn messages_of_an_unreliable_connection_are_matched_despite_losses() {
     let received = recvs(&trace, 1).into_iter().filter(|recv| recv.outcome.is_some());
     let mut matched = 0;
     for recv in received {
-        let send = trace.request(recv.peer.unwrap()).unwrap();
+        let send = trace.request(recv.peer_request.unwrap()).unwrap();
         let length = recv.outcome.unwrap().unwrap().length;
         assert_eq!(u64::from(length), send.posted.unwrap().length);
         let bytes: u32 = recv.packets.iter().map(|id| trace.packet(*id).unwrap().payload_len).sum();
@@ -146,7 +146,7 @@ fn messages_of_an_unreliable_connection_are_matched_despite_losses() {
         matched += 1;
     }
     assert!(matched > 200 && matched < count, "{matched}");
-    assert!(sends(&trace, 0).iter().all(|send| send.cqe_state().is_none() && send.life.completed.is_some()));
+    assert!(sends(&trace, 0).iter().all(|send| send.cqe_state().is_none() && send.times.completed.is_some()));
 }
 
 /// Connects, sends `count` messages and resets, so that the next connection has the same queue pair numbers.
@@ -189,14 +189,14 @@ fn reused_queue_pair_numbers_are_other_connections() {
         let trace = Trace::new(world.recordings(host_id));
         assert!(trace.devices().iter().all(|device| device.connections.len() == 3));
         for (tag, send) in (0..).zip(sends(&trace, 0)) {
-            assert_eq!((send.posted.unwrap().tag, send.number), (tag, tag as u32 % 3));
+            assert_eq!((send.posted.unwrap().tag, send.number_in_queue), (tag, tag as u32 % 3));
             assert_eq!((send.connection, send.packets.len()), (Some(tag as usize / 3), 2));
         }
         for (tag, recv) in (0..).zip(recvs(&trace, 1)) {
             assert_eq!(tag_of_peer(&trace, recv), Some(tag));
             assert_eq!(recv.connection, Some(tag as usize / 3));
         }
-        assert!(trace.packets().iter().all(|packet| packet.peer.is_some()));
+        assert!(trace.packets().iter().all(|packet| packet.peer_packet.is_some()));
     }
 }
 
@@ -229,16 +229,17 @@ fn overwritten_events_leave_a_trace_that_is_incomplete_but_right() {
     assert!(whole.len() >= 5, "{}", whole.len());
     for send in whole {
         assert_eq!((send.packets.len(), send.wqe_state()), (3, WqeState::Completed));
-        let first = send.psns.unwrap().0;
-        assert_eq!(first.since(adverb_wire::Psn::wrapping(0xff_ff00)), send.number as i32 * 3);
+        let first = send.psn_range.unwrap().first;
+        assert_eq!(first.since(adverb_wire::Psn::wrapping(0xff_ff00)), send.number_in_queue as i32 * 3);
         assert_eq!(send.acks.len(), 1);
     }
     for packet in packets(&trace, 0, Direction::In) {
-        let PacketRole::Ack { psns: Some((first, last)), requests } = &packet.role else {
+        let PacketRole::Ack { acked_psns: Some(PsnRange { first, last }), acked_requests } = &packet.role
+        else {
             panic!("{packet:?}")
         };
         assert_eq!(*last, packet.header.psn);
-        assert!(requests.len() <= 1 && last.since(*first) <= 2);
+        assert!(acked_requests.len() <= 1 && last.since(*first) <= 2);
     }
     for recv in recvs(&trace, 1).into_iter().filter(|recv| recv.posted.is_some()) {
         let tag = recv.posted.unwrap().tag;
@@ -261,13 +262,14 @@ fn one_end_alone_shows_its_half() {
     let trace = Trace::new([responder]);
     assert!(trace.requests().is_empty());
     let roles: Vec<&PacketRole> = trace.packets().iter().map(|packet| &packet.role).collect();
-    let psns = Some((adverb_wire::Psn::wrapping(7), adverb_wire::Psn::wrapping(8)));
+    let acked_psns =
+        Some(PsnRange { first: adverb_wire::Psn::wrapping(7), last: adverb_wire::Psn::wrapping(8) });
     assert_eq!(
         roles,
         [
             &PacketRole::Request(None),
             &PacketRole::Request(None),
-            &PacketRole::Ack { psns, requests: Vec::new() },
+            &PacketRole::Ack { acked_psns, acked_requests: Vec::new() },
             &PacketRole::Request(None),
             &PacketRole::Response(None),
             &PacketRole::Response(None),
@@ -327,8 +329,8 @@ fn receives_of_shared_queues_belong_to_the_queue_pair_that_consumed_them() {
         wr_id: u64::from(request) + 10 * srq as u64,
         tag: 0,
         length: 64,
-        segment_count: 1,
-        first_segment: None,
+        sge_count: 1,
+        first_sge: None,
     };
     let complete = |qp: usize, request: u32, wr_id| TraceEvent::Completed {
         qpn: qps[qp],
@@ -365,7 +367,7 @@ fn packets_of_the_connection_manager_and_of_congestion_control_are_named() {
     payload[17] = 0x13;
     let datagram = adverb_wire::Ud { qkey: 1, source_qp: Qpn::GSI, immediate: None };
     let header = Header::new(Qpn::GSI, adverb_wire::Psn::ZERO, adverb_wire::Operation::Ud(datagram));
-    let packet = |qpn, header| TraceEvent::PacketIn { qpn, request: None, header, payload_len: 256 };
+    let packet = |qpn, header| TraceEvent::PacketReceived { qpn, request: None, header, payload_len: 256 };
     let mut events = vec![
         recorded(1, packet(Qpn::GSI, header)),
         recorded(2, packet(Qpn::GSI, header)),
@@ -387,5 +389,5 @@ fn packets_of_the_connection_manager_and_of_congestion_control_are_named() {
     assert_eq!(roles, [&named[0], &named[1], &PacketRole::Cnp]);
     // A packet that is dropped before it reaches its queue pair is no packet of the trace.
     assert!(trace.packets().iter().all(|packet| packet.dropped.is_none()));
-    assert_eq!(trace.moments().len(), 1);
+    assert_eq!(trace.other_events().len(), 1);
 }

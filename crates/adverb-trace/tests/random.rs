@@ -145,8 +145,8 @@ impl Events {
                 operation: self.operation(),
                 flags: SendFlags::from_bits_retain(self.random.next() as u32),
                 length,
-                segment_count: self.random.next() as u16,
-                first_segment: Some(segment),
+                sge_count: self.random.next() as u16,
+                first_sge: Some(segment),
             },
             3 => TraceEvent::PostedRecv {
                 queue: self.recv_queue(),
@@ -154,19 +154,19 @@ impl Events {
                 wr_id,
                 tag: wr_id,
                 length: length.into(),
-                segment_count: 1,
-                first_segment: None,
+                sge_count: 1,
+                first_sge: None,
             },
             4 => TraceEvent::Doorbell { qpn },
-            5 => TraceEvent::Datagram { qpn, source: self.addr(), destination: self.addr() },
-            6..=8 => TraceEvent::PacketOut {
+            5 => TraceEvent::DatagramAddrs { qpn, source: self.addr(), destination: self.addr() },
+            6..=8 => TraceEvent::PacketSent {
                 qpn,
                 request: self.random.chance(70).then_some(request),
                 header: self.header(),
                 payload_len: length,
                 is_retransmission: self.random.chance(30),
             },
-            9 | 10 => TraceEvent::PacketIn {
+            9 | 10 => TraceEvent::PacketReceived {
                 qpn,
                 request: self.random.chance(50).then_some(request),
                 header: self.header(),
@@ -176,7 +176,11 @@ impl Events {
                 qpn,
                 psn,
                 opcode: self.header().opcode(),
-                reason: self.pick(&[DropReason::WrongIcrc, DropReason::OutOfSequence, DropReason::NoReceive]),
+                reason: self.pick(&[
+                    DropReason::WrongIcrc,
+                    DropReason::OutOfSequence,
+                    DropReason::NoReceivePosted,
+                ]),
             },
             12 => TraceEvent::Acknowledged { qpn, psn },
             13 => TraceEvent::NakSent { qpn, psn, syndrome: Syndrome::from_byte(0x60) },
@@ -230,11 +234,11 @@ fn check(trace: &Trace) {
     for request in trace.requests() {
         assert!(trace.device(request.device).is_some());
         assert!(request.packets.iter().chain(&request.acks).all(|id| trace.packet(*id).is_some()));
-        assert!(request.peer.is_none_or(|peer| trace.request(peer).is_some()));
+        assert!(request.peer_request.is_none_or(|peer| trace.request(peer).is_some()));
         let _ = (request.wqe_state(), request.cqe_state(), request.operation_name());
     }
     for packet in trace.packets() {
-        if let Some(peer) = packet.peer {
+        if let Some(peer) = packet.peer_packet {
             let peer = trace.packet(peer).unwrap();
             assert_eq!(peer.header, packet.header);
             assert_ne!(peer.direction, packet.direction);

@@ -132,7 +132,7 @@ fn tshark_agrees_with_the_network_on_every_packet() {
     // Each comment names a request, by its queue pair and its number.
     let names = [0, 1].map(|side| format!("soft{side} qp {} send #", world.sides[side].qpn));
     for (comment, (_, index)) in comments.iter().zip(&order) {
-        let is_old_ack = matches!(&trace.packets()[*index].role, PacketRole::Ack { psns: None, .. });
+        let is_old_ack = matches!(&trace.packets()[*index].role, PacketRole::Ack { acked_psns: None, .. });
         assert!(is_old_ack || names.iter().any(|name| comment.contains(name)), "{comment}");
     }
     // Every send request is named, and the comments tell all causes of retransmissions.
@@ -155,7 +155,7 @@ fn json_has_every_request_and_packet() {
         lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let count = |kind: &str| lines.iter().filter(|line| line["type"] == kind).count();
     assert_eq!((count("packet"), count("request")), (world.seen.len(), trace.requests().len()));
-    assert_eq!(count("moment"), trace.moments().len());
+    assert_eq!(count("other_event"), trace.other_events().len());
     // The packets of each request name the request.
     let packets: Vec<&serde_json::Value> = lines.iter().filter(|line| line["type"] == "packet").collect();
     for request in lines.iter().filter(|line| line["type"] == "request" && line["queue"] == "send") {

@@ -6,7 +6,9 @@ mod harness;
 
 use adverb_proto::trace::Queue;
 use adverb_proto::types::{FlushRange, Psn, SendFlags, SendOperation, Transport};
-use adverb_trace::{CqeState, Direction, Packet, PacketId, PacketRole, Request, RequestId, Trace, WqeState};
+use adverb_trace::{
+    CqeState, Direction, Packet, PacketId, PacketRole, PsnRange, Request, RequestId, Trace, WqeState,
+};
 use adverb_wire::{Operation, Rc, Syndrome};
 use harness::{Faults, MTU, Random, Seen, Side, World};
 
@@ -178,7 +180,7 @@ struct Requester<'a> {
 
 impl Requester<'_> {
     /// Acknowledges the numbers before `end`, up to the first response that is missing.
-    fn acknowledge_before(&mut self, end: u64) -> Option<(Psn, Psn)> {
+    fn acknowledge_before(&mut self, end: u64) -> Option<PsnRange> {
         let first = self.unacked;
         while self.unacked < end {
             let (index, _) = self.driver.find(self.driver.psn(self.unacked)).unwrap();
@@ -188,11 +190,12 @@ impl Requester<'_> {
             }
             self.unacked = (posted.first + posted.count).min(end);
         }
-        (self.unacked > first).then(|| (self.driver.psn(first), self.driver.psn(self.unacked - 1)))
+        (self.unacked > first)
+            .then(|| PsnRange { first: self.driver.psn(first), last: self.driver.psn(self.unacked - 1) })
     }
 
     /// Takes a response in. Returns the range that an ACK or a NAK acknowledges.
-    fn receive(&mut self, seen: &Seen) -> Option<(Psn, Psn)> {
+    fn receive(&mut self, seen: &Seen) -> Option<PsnRange> {
         let (_, number) = self.driver.find(seen.header.psn)?;
         if number < self.unacked {
             return None;
@@ -224,7 +227,7 @@ struct Responder<'a> {
 }
 
 impl Responder<'_> {
-    fn send(&mut self, seen: &Seen) -> Option<(Psn, Psn)> {
+    fn send(&mut self, seen: &Seen) -> Option<PsnRange> {
         // A responder can acknowledge the packet before the first one.
         let first = self.peer.first_psn;
         let end = match seen.header.operation {
@@ -233,7 +236,8 @@ impl Responder<'_> {
             }
             _ => u64::from((seen.header.psn + 1).get().wrapping_sub(first) & 0xff_ffff),
         };
-        let range = (end > self.unacked).then(|| (self.peer.psn(self.unacked), self.peer.psn(end - 1)));
+        let range = (end > self.unacked)
+            .then(|| PsnRange { first: self.peer.psn(self.unacked), last: self.peer.psn(end - 1) });
         self.unacked = self.unacked.max(end);
         range
     }
@@ -262,8 +266,8 @@ fn check(world: &World, drivers: &[Driver; 2], trace: &Trace) {
     let sends = [sends_of(trace, 0), sends_of(trace, 1)];
     // The id of the request with a sequence number of a side.
     let owner = |side: usize, psn: Psn| drivers[side].find(psn).map(|(index, _)| sends[side][index].0);
-    let owners = |side: usize, psns: Option<(Psn, Psn)>| -> Vec<RequestId> {
-        let Some((first, last)) = psns else { return Vec::new() };
+    let owners = |side: usize, psns: Option<PsnRange>| -> Vec<RequestId> {
+        let Some(PsnRange { first, last }) = psns else { return Vec::new() };
         let (first, last) = (owner(side, first).unwrap(), owner(side, last).unwrap());
         let place = |id| sends[side].iter().position(|(other, _)| *other == id).unwrap();
         sends[side][place(first)..=place(last)].iter().map(|(id, _)| *id).collect()
@@ -299,22 +303,22 @@ fn check(world: &World, drivers: &[Driver; 2], trace: &Trace) {
                 assert!(is_response(seen));
                 assert_eq!(*request, owner(requester, psn), "{packet:?}");
             }
-            PacketRole::Ack { psns: range, requests } => {
+            PacketRole::Ack { acked_psns: range, acked_requests } => {
                 assert_eq!(*range, psns, "{packet:?}");
-                assert_eq!(*requests, owners(requester, psns));
+                assert_eq!(*acked_requests, owners(requester, psns));
             }
-            PacketRole::Nak { psns: range, requests, rejected, .. } => {
+            PacketRole::Nak { acked_psns: range, acked_requests, nacked_request, .. } => {
                 assert_eq!(*range, psns, "{packet:?}");
-                assert_eq!(*requests, owners(requester, psns));
-                assert_eq!(*rejected, owner(requester, psn));
+                assert_eq!(*acked_requests, owners(requester, psns));
+                assert_eq!(*nacked_request, owner(requester, psn));
             }
             PacketRole::Cm { .. } | PacketRole::Cnp => panic!("{packet:?}"),
         }
         if seen.is_received {
-            let peer = trace.packet(packet.peer.expect("the other end sent the packet")).unwrap();
+            let peer = trace.packet(packet.peer_packet.expect("the other end sent the packet")).unwrap();
             assert_eq!((peer.header, peer.direction), (packet.header, Direction::Out));
             assert_eq!((peer.source, peer.destination), (packet.source, packet.destination));
-            exact += usize::from(packet.peer == Some(out[1 - side][seen.number].0));
+            exact += usize::from(packet.peer_packet == Some(out[1 - side][seen.number].0));
         }
         let belongs = match packet.role {
             PacketRole::Request(Some(request)) | PacketRole::Response(Some(request)) => Some(request),
@@ -342,15 +346,19 @@ fn check_requests(drivers: &[Driver; 2], trace: &Trace, sends: &[Vec<(RequestId,
                 counts[side] += 1;
                 let psns = [posted.first, posted.first + posted.count - 1];
                 let [first, last] = psns.map(|number| drivers[side].psn(number));
-                assert_eq!(request.psns, Some((first, last)));
+                assert_eq!(request.psn_range, Some(PsnRange { first, last }));
                 assert_eq!(request.wqe_state(), WqeState::Completed);
                 assert_eq!(request.outcome.is_some(), posted.is_signaled);
                 assert_eq!(request.cqe_state().is_some(), posted.is_signaled);
-                assert_eq!(request.peer.is_some(), posted.consumes_receive);
+                assert_eq!(request.peer_request.is_some(), posted.consumes_receive);
                 assert_eq!(request.acks.is_empty(), posted.has_response && request.acks.is_empty());
-                let life = request.life;
-                let steps =
-                    [life.posted, life.first_packet, life.last_packet.min(life.acknowledged), life.completed];
+                let times = request.times;
+                let steps = [
+                    times.posted,
+                    times.first_packet,
+                    times.last_packet.min(times.acknowledged),
+                    times.completed,
+                ];
                 assert!(steps.is_sorted() && steps.iter().all(Option::is_some), "{request:?}");
                 let has_cause = request
                     .packets
@@ -363,10 +371,10 @@ fn check_requests(drivers: &[Driver; 2], trace: &Trace, sends: &[Vec<(RequestId,
             Queue::Recv => {
                 assert_eq!(request.wqe_state(), WqeState::Completed);
                 assert!(request.cqe_state() >= Some(CqeState::Polled));
-                let message = trace.request(request.peer.unwrap()).unwrap();
-                assert_eq!(request.psns, message.psns);
+                let message = trace.request(request.peer_request.unwrap()).unwrap();
+                assert_eq!(request.psn_range, message.psn_range);
                 assert_eq!(request.packets.len() as u64, {
-                    let (first, last) = message.psns.unwrap();
+                    let PsnRange { first, last } = message.psn_range.unwrap();
                     last.since(first) as u64 + 1
                 });
             }
@@ -385,8 +393,11 @@ fn check_requests(drivers: &[Driver; 2], trace: &Trace, sends: &[Vec<(RequestId,
         let pairs: Vec<_> = consuming.zip(recvs).collect();
         assert_eq!(pairs.len(), drivers[side].recvs_needed);
         for ((id, send), recv) in pairs {
-            assert_eq!(recv.peer, Some(*id));
-            assert_eq!(trace.request(send.peer.unwrap()).unwrap().number, recv.number);
+            assert_eq!(recv.peer_request, Some(*id));
+            assert_eq!(
+                trace.request(send.peer_request.unwrap()).unwrap().number_in_queue,
+                recv.number_in_queue
+            );
         }
     }
 }

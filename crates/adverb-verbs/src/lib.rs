@@ -73,6 +73,7 @@ mod queue_pair_builder;
 mod queue_pair_recording;
 pub mod raw;
 mod recorder;
+pub mod recording;
 mod request;
 mod ring;
 mod scope;
@@ -82,7 +83,6 @@ mod soft_device;
 mod stats;
 #[cfg(all(test, feature = "soft", not(loom)))]
 mod tests;
-pub mod trace;
 mod traffic;
 
 pub use adverb_proto::ResourceCounts;

@@ -41,8 +41,8 @@ impl QueuePair {
                                 SendOperation::BindWindow(_) | SendOperation::LocalInvalidate(_) => 0,
                                 _ => bytes,
                             },
-                            segment_count: request.segments.len() as u16,
-                            first_segment: request.segments.first().copied(),
+                            sge_count: request.segments.len() as u16,
+                            first_sge: request.segments.first().copied(),
                         },
                     );
                 }

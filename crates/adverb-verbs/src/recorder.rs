@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use crate::DeviceEvent;
 use crate::backend::clock_origin;
 use crate::error::{Error, Result};
-use crate::trace::{StopSignal, already_recording};
+use crate::recording::{StopSignal, already_recording};
 
 /// The recorder of a device.
 #[derive(Debug)]
@@ -87,7 +87,7 @@ impl Default for DeviceRecorder {
 
 impl DeviceRecorder {
     pub(crate) fn start(&self, device: &str, options: &RecorderOptions) -> Result<StopSignal> {
-        let action = || format!("starting a trace of {device}");
+        let action = || format!("starting a recording of {device}");
         let mut active = self.active.lock();
         if active.is_some() {
             return Err(already_recording(device));
@@ -135,7 +135,7 @@ impl DeviceRecorder {
     }
 
     /// Returns a copy of the recording so far, or `None` if no recording was started.
-    pub(crate) fn recording(&self, device: &str) -> Option<Recording> {
+    pub(crate) fn snapshot(&self, device: &str) -> Option<Recording> {
         self.active.lock().as_ref().map(|active| self.merge(device, active))
     }
 
@@ -172,7 +172,7 @@ impl DeviceRecorder {
     #[cold]
     fn stop_at_device_failure(&self) {
         let stops =
-            self.active.lock().as_ref().is_some_and(|active| active.options.stop_on != StopOn::Request);
+            self.active.lock().as_ref().is_some_and(|active| active.options.stop_on != StopOn::Manual);
         if stops {
             self.stop_at(StopCause::Failure);
         }
@@ -241,9 +241,9 @@ impl DeviceRecorder {
         let Some(active) = active.as_mut().filter(|active| active.stop_cause.is_none()) else { return };
         self.is_on.store(false, Ordering::Relaxed);
         active.stop_cause = Some(cause);
-        // The pipe is empty, and its reader is the trace's.
+        // The pipe is empty, and its reader is the active recording's.
         if let Err(error) = active.stopped.write_all(&[1]) {
-            crate::contained(|| tracing::error!(%error, "reporting that a trace has stopped failed"));
+            crate::contained(|| tracing::error!(%error, "reporting that a recording has stopped failed"));
         }
     }
 
@@ -253,15 +253,15 @@ impl DeviceRecorder {
         let mut merged = Recording::new(device, clock, Vec::new());
         merged.earlier_connections.extend(&active.earlier);
         merged.lost_count = active.discarded_count;
-        let queues = active.queues.iter().filter_map(|queue| queue.lock().recording(device, clock));
-        for mut recording in active.control.recording(device, clock).into_iter().chain(queues) {
+        let queues = active.queues.iter().filter_map(|queue| queue.lock().snapshot(device, clock));
+        for mut recording in active.control.snapshot(device, clock).into_iter().chain(queues) {
             merged.events.append(&mut recording.events);
             merged.earlier_connections.append(&mut recording.earlier_connections);
             merged.lost_count += recording.lost_count;
         }
         // Stable: the events of a ring buffer keep their order.
         merged.events.sort_by_key(|event| event.time);
-        merged.stop_cause = active.stop_cause.unwrap_or(StopCause::Request);
+        merged.stop_cause = active.stop_cause.unwrap_or(StopCause::Manual);
         merged
     }
 }
@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     fn failed_device_stops_a_recording_that_stops_at_failures() {
-        for (stop_on, cause) in [(StopOn::Request, None), (StopOn::Failure, Some(StopCause::Failure))] {
+        for (stop_on, cause) in [(StopOn::Manual, None), (StopOn::Failure, Some(StopCause::Failure))] {
             let device = DeviceRecorder::default();
             device.start("test", &RecorderOptions { stop_on, ..RecorderOptions::default() }).unwrap();
             device.record_device_event(DeviceEvent::DeviceFatal);
@@ -389,7 +389,7 @@ mod tests {
         }
         let qpn = Qpn::truncate(5);
         device.record(|| TraceEvent::StateChanged { qpn, from: QpState::Reset, to: QpState::Init });
-        assert_eq!(numbers(&device.recording("test").unwrap()), [0, 1, 2, 3, u64::MAX]);
+        assert_eq!(numbers(&device.snapshot("test").unwrap()), [0, 1, 2, 3, u64::MAX]);
         // A queue that is destroyed leaves its events.
         drop(other);
         assert_eq!(numbers(&device.stop("test").unwrap()), [0, 1, 2, 3, u64::MAX]);

@@ -37,10 +37,10 @@ fn device() -> Result<Device> {
 }
 
 /// Only the operations that a connection needs for a message: a pool buffer, a WRITE with immediate data, a receive
-/// without memory, and a copy. A trace records them if `is_recorded` is set.
+/// without memory, and a copy. They are recorded if `is_recorded` is set.
 fn write(rounds: u64, is_recorded: bool) -> Result<()> {
     let device = device()?;
-    let _trace = if is_recorded { Some(device.trace().capacity(1024).start()?) } else { None };
+    let _recording = if is_recorded { Some(device.record().capacity(1024).start()?) } else { None };
     let domain = device.create_protection_domain()?;
     let pool = Pool::builder().partitions(1).build(&domain);
     let ring = domain.region(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;

@@ -38,7 +38,7 @@ fn client(page: Option<&str>) -> Outcome<()> {
     // The callback runs on a thread of its own when the first request has failed.
     let (sender, receiver) = mpsc::channel();
     let _flight_recorder = device
-        .trace()
+        .record()
         .capacity(10_000)
         .stop_on_failure()
         .on_stop(move |recording| drop(sender.send(recording)))

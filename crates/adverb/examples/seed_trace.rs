@@ -14,6 +14,7 @@ use std::io::BufWriter;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use adverb::verbs::recording::ActiveRecording;
 use adverb::verbs::{Access, ArmFor, Device, RecvRequest, SendRequest, SoftDevice, Switch, Transport};
 use adverb_trace::Trace;
 
@@ -33,9 +34,9 @@ fn run() -> Result<(), Box<dyn Error>> {
     let server = SoftDevice::on_switch(&switch, "192.168.1.20".parse()?).open()?;
 
     // Both ends are recorded, with the first 64 bytes of each payload.
-    let traces = [client.trace().payload_limit(64).start()?, server.trace().payload_limit(64).start()?];
+    let recordings = [client.record().payload_limit(64).start()?, server.record().payload_limit(64).start()?];
     work(&client, &server)?;
-    let trace = Trace::new(traces.map(|trace| trace.stop()));
+    let trace = Trace::new(recordings.map(ActiveRecording::stop));
 
     trace.write_text(&mut std::io::stdout().lock())?;
     if let Some(directory) = directory {

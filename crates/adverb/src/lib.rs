@@ -28,7 +28,7 @@
 //! - [`verbs`] contains devices, queue pairs and completion queues, with every option of RDMA. Safe code cannot cause
 //!   undefined behavior.
 //! - [`memory`] contains the types of memory that requests read and write.
-//! - [`verbs::trace`] records requests, packets and completions; `trace` (a feature) shows the recordings.
+//! - [`verbs::recording`] records requests, packets and completions; `trace` (a feature) shows the recordings.
 //!
 //! The API is the same for devices that rdma-core drives and for the software NIC (`Device::open("soft")`), which works
 //! on any Linux machine, without privileges, and sends RoCEv2 packets from UDP sockets. Adverb loads rdma-core at run

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use adverb::memory::{Buffer, MemoryRegion};
-use adverb::verbs::trace::ActiveTrace;
+use adverb::verbs::recording::ActiveRecording;
 use adverb::verbs::{
     Access, Completion, CompletionQueue, Device, ProtectionDomain, QueuePair, SendRequest, SoftDevice,
     Switch, Transport,
@@ -106,12 +106,12 @@ fn messages_allocate_nothing() {
                 counting::assert_none(&format!("{name}, {kind} of {length} bytes"), 0, || {
                     run((&mut one, &mut ours), (&mut other, &mut theirs), region);
                 });
-                let traces = [&one, &other].map(|end| end.cq.device().trace().payload_limit(64).start());
+                let active = [&one, &other].map(|end| end.cq.device().record().payload_limit(64).start());
                 counting::assert_none(&format!("{name}, {kind} of {length} bytes, recorded"), 0, || {
                     run((&mut one, &mut ours), (&mut other, &mut theirs), region);
                 });
-                // The two ends of the first pair are queue pairs of one device, which has one trace.
-                let recordings = traces.into_iter().filter_map(Result::ok).map(ActiveTrace::stop);
+                // The two ends of the first pair are queue pairs of one device, which has one recording.
+                let recordings = active.into_iter().filter_map(Result::ok).map(ActiveRecording::stop);
                 assert!(recordings.map(|recording| recording.lost_count).sum::<u64>() > 0);
             }
         }

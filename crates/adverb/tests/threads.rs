@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use adverb::{memory, net, net::blocking, verbs, verbs::cm, verbs::trace};
+use adverb::{memory, net, net::blocking, verbs, verbs::cm, verbs::recording};
 
 /// Asserts it of the types named, while compiling, and lists their names.
 macro_rules! shared_between_threads {
@@ -61,20 +61,20 @@ shared_between_threads!(TYPES:
     net::RemoteAccess,
     net::SendError,
     net::UnacknowledgedMessage,
-    trace::ActiveTrace,
-    trace::ClockOrigin,
-    trace::DropReason,
-    trace::Queue,
-    trace::QueueEvent,
-    trace::RecordedEvent,
-    trace::Recording,
-    trace::RecvQueueId,
-    trace::RetryCause,
-    trace::StopCause,
-    trace::Time,
-    trace::TimerKind,
-    trace::TraceBuilder,
-    trace::TraceEvent,
+    recording::ActiveRecording,
+    recording::ClockOrigin,
+    recording::DropReason,
+    recording::Queue,
+    recording::QueueEvent,
+    recording::RecordedEvent,
+    recording::Recording,
+    recording::RecordingBuilder,
+    recording::RecvQueueId,
+    recording::RetryCause,
+    recording::StopCause,
+    recording::Time,
+    recording::TimerKind,
+    recording::TraceEvent,
     verbs::Access,
     verbs::AddressHandle,
     verbs::ArmFor,
@@ -170,7 +170,7 @@ fn every_public_type_is_asserted_to_be_send_and_sync() {
         ("cm", include_str!("../../adverb-verbs/src/cm/mod.rs")),
         ("memory", include_str!("../../adverb-verbs/src/memory/mod.rs")),
         ("net", include_str!("../../adverb-net/src/lib.rs")),
-        ("trace", include_str!("../../adverb-verbs/src/trace.rs")),
+        ("recording", include_str!("../../adverb-verbs/src/recording.rs")),
         ("verbs", include_str!("../../adverb-verbs/src/lib.rs")),
     ] {
         public.extend(public_names(source).into_iter().map(|name| (module, name)));

@@ -137,9 +137,10 @@ fn record(open: impl Fn(usize) -> (IpAddr, SoftDevice)) -> ([Vec<Captured>; 2], 
         let (addr, device) = open(index);
         (addr, device.capture(&files[index]).open().unwrap())
     });
-    let traces = [0, 1].map(|index: usize| devices[index].1.trace().payload_limit(4096).start().unwrap());
+    let recordings =
+        [0, 1].map(|index: usize| devices[index].1.record().payload_limit(4096).start().unwrap());
     let ends = exercise(devices[0].0, devices[1].0);
-    let trace = Trace::new(traces.map(|trace| trace.stop()));
+    let trace = Trace::new(recordings.map(|active| active.stop()));
     drop((ends, devices));
     let captures = files.map(|file| {
         let packets = packets(&std::fs::read(&file).unwrap());
@@ -169,7 +170,7 @@ fn check(captures: &[Vec<Captured>; 2], trace: &Trace) {
             let is_ours = |ours: &&Captured| {
                 ours.interface == interface && ours.direction == packet.direction && ours.udp == packet.udp
             };
-            // ACKs can be sent after the trace has stopped.
+            // ACKs can be sent after the recording has stopped.
             let is_ack = packet.udp[8] == 0x11;
             assert!(is_ack || ours.iter().any(|ours| is_ours(&ours)), "not in the trace: {:x?}", packet.udp);
         }

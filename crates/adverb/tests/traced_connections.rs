@@ -73,12 +73,12 @@ fn packets_of_connections_are_named_and_matched() {
         let faults = FaultConfig { loss_ppm: 20_000, ..FaultConfig::new(index as u64) };
         SoftDevice::on_switch(&switch, addresses[index]).faults(faults).open().unwrap()
     });
-    let traces = devices.each_ref().map(|device| device.trace().start().unwrap());
+    let recordings = devices.each_ref().map(|device| device.record().start().unwrap());
     let listener = Listener::bind(SocketAddr::new(addresses[1], 0)).unwrap();
     for _ in 0..5 {
         converse(&listener, addresses[0]);
     }
-    let trace = Trace::new(traces.map(|trace| trace.stop()));
+    let trace = Trace::new(recordings.map(|active| active.stop()));
     let mut names = Vec::new();
     for packet in trace.packets() {
         match &packet.role {
@@ -88,8 +88,8 @@ fn packets_of_connections_are_named_and_matched() {
             }
             PacketRole::Ack { .. } | PacketRole::Nak { .. } | PacketRole::Cnp => {}
         }
-        // One trace stops before the other, and the connection manager may retransmit meanwhile.
-        let is_matched = packet.direction == Direction::Out || packet.peer.is_some();
+        // One recording stops before the other, and the connection manager may retransmit meanwhile.
+        let is_matched = packet.direction == Direction::Out || packet.peer_packet.is_some();
         assert!(is_matched || matches!(packet.role, PacketRole::Cm { .. }), "{packet:?}");
     }
     for name in ["REQ", "REP", "RTU", "DREQ", "DREP"] {
@@ -99,7 +99,7 @@ fn packets_of_connections_are_named_and_matched() {
     let mut messages = 0;
     for request in of_applications.filter(|request| !request.packets.is_empty()) {
         assert_eq!(request.wqe_state(), WqeState::Completed, "{request:?}");
-        assert!(request.peer.is_some(), "{request:?}");
+        assert!(request.peer_request.is_some(), "{request:?}");
         messages += 1;
     }
     assert_eq!(messages, 2 * 2 * 5);

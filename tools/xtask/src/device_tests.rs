@@ -9,7 +9,7 @@ use support::process;
 use crate::Cli;
 
 /// The test programs. On a machine without a device, their tests print that and pass.
-const PROGRAMS: &[&str] = &["cm", "poller", "windows", "misuse", "tiers", "trace", "net_strangers"];
+const PROGRAMS: &[&str] = &["cm", "poller", "windows", "misuse", "tiers", "recording", "net_strangers"];
 
 /// The setting for tests against C programs: pairs of addresses (C program/software NIC), then the command that enters
 /// the C programs' network namespace. The software NIC is in the namespace `peer`.

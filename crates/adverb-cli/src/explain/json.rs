@@ -1,6 +1,6 @@
 //! Explanations as JSON.
 
-use adverb::verbs::explain::{Explanation, Found};
+use adverb::verbs::explain::{Explanation, SearchResult};
 use serde::Serialize;
 
 use super::{Answer, Unknown};
@@ -66,7 +66,7 @@ pub(super) fn answer(answer: &Answer) -> AnswerJson<'_> {
     }
 }
 
-fn explanation<'a>(term: Option<&'a str>, found: &'a Found) -> ExplanationJson<'a> {
+fn explanation<'a>(term: Option<&'a str>, found: &'a SearchResult) -> ExplanationJson<'a> {
     let explanation: &'static Explanation = found.explanation;
     ExplanationJson {
         term,

@@ -6,7 +6,7 @@ mod text;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use adverb::verbs::explain::{self, Explanation, Found};
+use adverb::verbs::explain::{self, Explanation, SearchResult};
 use anyhow::{Context, Result};
 
 /// The options of `adverb explain`.
@@ -62,7 +62,7 @@ struct Answer {
 struct Known {
     /// The term, unless the command line has none.
     term: Option<String>,
-    found: Vec<Found>,
+    found: Vec<SearchResult>,
 }
 
 /// A term without an explanation.

@@ -1,6 +1,6 @@
 //! Explanations as text.
 
-use adverb::verbs::explain::{Explanation, Found, Kind};
+use adverb::verbs::explain::{Explanation, Kind, SearchResult};
 
 use super::{Answer, Known, Unknown};
 use crate::prose::{self, HINT, ITEM};
@@ -14,7 +14,7 @@ pub(super) fn list() -> String {
         for explanation in kind.explanations() {
             table.row([explanation.code_text(), explanation.name.to_owned(), explanation.summary.to_owned()]);
         }
-        text += &format!("{kind} (`adverb explain {} CODE`)\n{table}\n", kind.word());
+        text += &format!("{kind} (`adverb explain {} CODE`)\n{table}\n", kind.search_prefix());
     }
     text
 }
@@ -63,7 +63,7 @@ fn meanings(known: &Known) -> String {
         let note = found.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
         table.row([kind.to_string(), code, name.to_owned(), format!("{summary}{note}")]);
     }
-    let word = known.found.first().map_or("status", |found| found.explanation.kind.word());
+    let word = known.found.first().map_or("status", |found| found.explanation.kind.search_prefix());
     format!(
         "{term} has {} meanings:\n\n{table}\n{}",
         known.found.len(),
@@ -72,7 +72,7 @@ fn meanings(known: &Known) -> String {
 }
 
 /// Returns a whole explanation.
-fn explanation(found: &Found) -> String {
+fn explanation(found: &SearchResult) -> String {
     let explanation = found.explanation;
     let code = match found.code {
         Some(code) => explanation.kind.format_code(code),

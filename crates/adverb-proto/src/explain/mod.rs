@@ -44,7 +44,7 @@ use adverb_wire::{Opcode, Syndrome};
 
 pub use errno::{Call, ErrnoCase, errno_hint};
 pub use event::{device_event, queue_event};
-pub use search::{Found, find, similar};
+pub use search::{SearchResult, find, similar};
 
 use crate::types::Status;
 
@@ -167,7 +167,7 @@ impl Kind {
     }
 
     /// Returns the word that selects this kind before a number in [`find`]: `status 12`.
-    pub const fn word(self) -> &'static str {
+    pub const fn search_prefix(self) -> &'static str {
         match self {
             Kind::CompletionStatus => "status",
             Kind::AsyncEvent => "event",

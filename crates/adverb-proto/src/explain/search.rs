@@ -7,7 +7,7 @@ use super::{Explanation, Kind, all};
 /// An explanation that [`find`] found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Found {
+pub struct SearchResult {
     /// The explanation.
     pub explanation: &'static Explanation,
     /// The number in the term, unless the term is a name.
@@ -23,11 +23,11 @@ pub struct Found {
 /// - a name, in any notation: `IBV_WC_RETRY_EXC_ERR`, `RETRY_EXC_ERR`, `RetryExceeded`, `rc-acknowledge`, `ENOMEM`;
 /// - a text that a tool prints: `transport retry counter exceeded`, `Cannot allocate memory`;
 /// - a number, decimal or hexadecimal: `12`, `0x11`. A negative number is an error number of the kernel;
-/// - a [word](Kind::word) for the kind, and one of the above: `status 12`, `opcode 0x11`, `NAK remote access error`,
+/// - a [word](Kind::search_prefix) for the kind, and one of the above: `status 12`, `opcode 0x11`, `NAK remote access error`,
 ///   `errno=12`. After `NAK`, `RNR` and `ACK`, a number below 32 is the low five bits of the syndrome.
 ///
 /// The result is empty if the term is unknown, and contains several explanations if it is ambiguous.
-pub fn find(term: &str) -> Vec<Found> {
+pub fn find(term: &str) -> Vec<SearchResult> {
     let mut found = Vec::new();
     let (selector, rest) = Selector::split(term);
     if let Some(number) = Number::parse(rest) {
@@ -45,7 +45,7 @@ pub fn find(term: &str) -> Vec<Found> {
         let is_selected = selector.is_some_and(|selector| selector.kind == explanation.kind);
         let names_it = |key: Key| key.equals(&whole) || (is_selected && key.equals(&rest));
         if !whole.is_empty() && keys(explanation).any(names_it) {
-            found.push(Found { explanation, code: None, note: None });
+            found.push(SearchResult { explanation, code: None, note: None });
         }
     }
     found
@@ -156,7 +156,7 @@ impl Number {
     }
 
     /// Returns the explanation of this number as a code of a kind.
-    fn explain(self, kind: Kind, selector: Option<Selector>) -> Option<Found> {
+    fn explain(self, kind: Kind, selector: Option<Selector>) -> Option<SearchResult> {
         // The kernel returns error numbers negated.
         if self.is_negative && kind != Kind::Errno {
             return None;
@@ -170,7 +170,7 @@ impl Number {
             Kind::Syndrome => note(Syndrome::from_byte(u8::try_from(code).ok()?)),
             _ => None,
         };
-        Some(Found { explanation, code: Some(code), note })
+        Some(SearchResult { explanation, code: Some(code), note })
     }
 }
 

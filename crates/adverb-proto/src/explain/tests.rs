@@ -131,7 +131,7 @@ fn every_opcode_is_explained_with_its_headers() {
         let explanation = super::opcode(*opcode);
         check(explanation, opcode.byte().into(), &variant(opcode));
         let explanation = explanation.unwrap();
-        let named = |found: &Found| found.explanation == explanation;
+        let named = |found: &SearchResult| found.explanation == explanation;
         assert!(find(opcode.name()).iter().any(named), "{opcode}");
         let headers = explanation.meaning.split("Headers: ").nth(1).expect("headers").trim_end_matches('.');
         assert_eq!(headers.split(", ").map(len).sum::<usize>(), opcode.header_len(), "{opcode}: {headers}");
@@ -148,7 +148,7 @@ fn every_reject_reason_is_explained() {
     for reason in named {
         check(reject_reason(reason), reason.code().into(), &variant(&reason));
         let explanation = reject_reason(reason).unwrap();
-        let named = |found: &Found| found.explanation == explanation;
+        let named = |found: &SearchResult| found.explanation == explanation;
         assert!(find(reason.description()).iter().any(named), "{reason}");
     }
     assert_eq!(reject_reason(RejectReason::from_code(999)), None);
@@ -214,7 +214,7 @@ fn every_explanation_is_found_by_each_name_and_code() {
             assert!(found.iter().any(|found| found.explanation == explanation), "{name}: {found:?}");
         }
         for code in explanation.codes.iter().flat_map(|range| [*range.start(), *range.end()]) {
-            let term = format!("{} {}", explanation.kind.word(), explanation.kind.format_code(code));
+            let term = format!("{} {}", explanation.kind.search_prefix(), explanation.kind.format_code(code));
             let found = find(&term);
             assert_eq!(found.len(), 1, "{term}");
             assert_eq!(found[0].explanation, explanation, "{term}");

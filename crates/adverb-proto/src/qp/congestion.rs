@@ -76,7 +76,7 @@ impl QueuePair {
         cx.stats.cnps_sent += 1;
         self.notify_after = cx.now + NOTIFICATION_INTERVAL;
         let header = Header { pkey: self.pkey, ..Header::cnp(self.remote_qpn) };
-        cx.event(|| TraceEvent::PacketOut {
+        cx.event(|| TraceEvent::PacketSent {
             qpn: self.qpn,
             request: None,
             header,

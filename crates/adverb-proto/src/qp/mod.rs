@@ -290,7 +290,12 @@ impl QueuePair {
             }
             _ => None,
         };
-        TraceEvent::PacketIn { qpn: self.qpn, request, header, payload_len: received.payload.len() as u32 }
+        TraceEvent::PacketReceived {
+            qpn: self.qpn,
+            request,
+            header,
+            payload_len: received.payload.len() as u32,
+        }
     }
 
     /// Takes a send request in.
@@ -325,8 +330,8 @@ impl QueuePair {
             operation,
             flags,
             length,
-            segment_count: request.segments.len() as u16,
-            first_segment: request.segments.first().copied(),
+            sge_count: request.segments.len() as u16,
+            first_sge: request.segments.first().copied(),
         });
         if matches!(self.state, QpState::Error | QpState::SendQueueError) {
             self.flush_sends(cx);

@@ -19,7 +19,7 @@ pub(crate) struct RecvQueue {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecvEntry {
     pub(crate) wr_id: u64,
-    /// The number of the request in the queue to which it was posted, for traces.
+    /// The number of the request in the queue to which it was posted, for trace events.
     pub(crate) number: u32,
     pub(crate) segments: SegmentRange,
     /// Room for this many bytes.

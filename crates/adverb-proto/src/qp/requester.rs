@@ -444,7 +444,7 @@ impl QueuePair {
             requester.since_ack_request = 0;
         }
         let header = Header { ack_request, solicited, ..self.header(psn, Operation::Rc(rc)) };
-        cx.event(|| TraceEvent::PacketOut {
+        cx.event(|| TraceEvent::PacketSent {
             qpn: self.qpn,
             request: Some(request),
             header,

@@ -365,7 +365,7 @@ impl QueuePair {
         if replayed {
             cx.stats.retransmitted_responses += 1;
         } else {
-            self.drop_packet(cx, packet, DropReason::ForgottenDuplicate);
+            self.drop_packet(cx, packet, DropReason::DuplicateTooOld);
         }
     }
 

@@ -319,7 +319,7 @@ impl QueuePair {
         payload_len: u32,
     ) -> Outgoing {
         let header = self.header(psn, Operation::Rc(rc));
-        cx.event(|| TraceEvent::PacketOut {
+        cx.event(|| TraceEvent::PacketSent {
             qpn: self.qpn,
             request: None,
             header,

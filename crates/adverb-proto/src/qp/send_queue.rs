@@ -40,7 +40,7 @@ pub(crate) struct SendEntry {
     pub(crate) wr_id: u64,
     pub(crate) operation: SendOperation,
     pub(crate) segments: SegmentRange,
-    /// The number of the request in its queue, for traces.
+    /// The number of the request in its queue, for trace events.
     pub(crate) number: u32,
     /// How many bytes go, or come back.
     pub(crate) length: u32,

@@ -28,7 +28,7 @@ impl QueuePair {
         if (-LATE..0).contains(&ahead) && !mutant!(LateUcPacketAccepted) {
             // Delivered late it would be out of order, and delivered again it would be twice.
             cx.stats.duplicate_requests += 1;
-            return self.drop_packet(cx, packet, DropReason::Late);
+            return self.drop_packet(cx, packet, DropReason::PsnBelowExpected);
         }
         if ahead != 0 && !mutant!(IgnoreUcGap) {
             let missing = if mutant!(LossesUncounted) { 0 } else { ahead.max(0).unsigned_abs() };
@@ -52,7 +52,7 @@ impl QueuePair {
         let Err(refusal) = executed else { return };
         self.responder.expected = psn + 1;
         let reason = match refusal {
-            Refusal::NotReady => DropReason::NoReceive,
+            Refusal::NotReady => DropReason::NoReceivePosted,
             // Our own memory failed: that is told, and nothing more can be received (vol. 1, 9.9.3).
             Refusal::Fatal(NakCode::RemoteOperational, status) => {
                 if let Current::Send { .. } = self.responder.current {

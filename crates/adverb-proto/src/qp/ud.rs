@@ -29,9 +29,9 @@ impl QueuePair {
         let payload = packet.payload;
         let length = payload.len() + GRH_LEN;
         let reason = match self.front_receive(cx) {
-            None => DropReason::NoReceive,
+            None => DropReason::NoReceivePosted,
             Some(entry) if payload.len() > self.mtu as usize || length as u64 > entry.length => {
-                DropReason::TooLong
+                DropReason::MessageTooLong
             }
             Some(entry) => {
                 let grh =

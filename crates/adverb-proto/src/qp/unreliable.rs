@@ -89,13 +89,13 @@ impl QueuePair {
         self.requester.handed_out = last;
         if let Some(destination) = self.send_queue.destination() {
             let path = &destination.handle;
-            cx.event(|| TraceEvent::Datagram {
+            cx.event(|| TraceEvent::DatagramAddrs {
                 qpn: self.qpn,
                 source: path.source(),
                 destination: path.destination(),
             });
         }
-        cx.event(|| TraceEvent::PacketOut {
+        cx.event(|| TraceEvent::PacketSent {
             qpn: self.qpn,
             request: Some(entry.number),
             header,

@@ -12,7 +12,7 @@ use crate::types::{
     Failure, PathMtu, QpState, RecvRequest, Segment, SendFlags, SendOperation, Success, Transport,
 };
 
-/// A step of a device, for traces, statistics and test oracles.
+/// A step of a device, for recordings, statistics and test oracles.
 ///
 /// A queue numbers its requests in the order of their posting, from 0, and wraps after 2³² requests. With the number,
 /// an event identifies its request even if the application uses the same id for several requests.
@@ -55,10 +55,10 @@ pub enum TraceEvent {
         flags: SendFlags,
         /// The number of bytes that are sent, or that are read from the peer.
         length: u32,
-        /// The number of segments.
-        segment_count: u16,
-        /// The first segment, if there is one.
-        first_segment: Option<Segment>,
+        /// The number of scatter/gather elements.
+        sge_count: u16,
+        /// The first scatter/gather element, if there is one.
+        first_sge: Option<Segment>,
     },
     /// A receive request was posted.
     PostedRecv {
@@ -72,10 +72,10 @@ pub enum TraceEvent {
         tag: u64,
         /// The length of the buffer in bytes.
         length: u64,
-        /// The number of segments.
-        segment_count: u16,
-        /// The first segment, if there is one.
-        first_segment: Option<Segment>,
+        /// The number of scatter/gather elements.
+        sge_count: u16,
+        /// The first scatter/gather element, if there is one.
+        first_sge: Option<Segment>,
     },
     /// The number of requests in a shared receive queue fell below the queue's limit.
     SrqLimit {
@@ -88,7 +88,7 @@ pub enum TraceEvent {
         qpn: Qpn,
     },
     /// The addresses of a datagram. The event of the packet follows.
-    Datagram {
+    DatagramAddrs {
         /// The queue pair that sends or receives the datagram.
         qpn: Qpn,
         /// The sender's address and UDP port.
@@ -97,7 +97,7 @@ pub enum TraceEvent {
         destination: SocketAddr,
     },
     /// The device returned a packet to the caller, which sends it.
-    PacketOut {
+    PacketSent {
         /// The sending queue pair.
         qpn: Qpn,
         /// The number of the send request that the packet belongs to. The value is `None` for responses to the peer's
@@ -111,7 +111,7 @@ pub enum TraceEvent {
         is_retransmission: bool,
     },
     /// A packet for a queue pair was received.
-    PacketIn {
+    PacketReceived {
         /// The queue pair.
         qpn: Qpn,
         /// The number of the outstanding send request whose sequence numbers contain the packet's, if the packet is a
@@ -253,8 +253,8 @@ impl TraceEvent {
             wr_id: posted.wr_id,
             tag: posted.tag,
             length: posted.length(),
-            segment_count: posted.segments.len() as u16,
-            first_segment: posted.segments.first().copied(),
+            sge_count: posted.segments.len() as u16,
+            first_sge: posted.segments.first().copied(),
         }
     }
 
@@ -266,9 +266,9 @@ impl TraceEvent {
             | TraceEvent::PostedSend { qpn, .. }
             | TraceEvent::PostedRecv { queue: RecvQueueId::Qp(qpn), .. }
             | TraceEvent::Doorbell { qpn }
-            | TraceEvent::Datagram { qpn, .. }
-            | TraceEvent::PacketOut { qpn, .. }
-            | TraceEvent::PacketIn { qpn, .. }
+            | TraceEvent::DatagramAddrs { qpn, .. }
+            | TraceEvent::PacketSent { qpn, .. }
+            | TraceEvent::PacketReceived { qpn, .. }
             | TraceEvent::Dropped { qpn, .. }
             | TraceEvent::Acknowledged { qpn, .. }
             | TraceEvent::NakReceived { qpn, .. }
@@ -327,7 +327,7 @@ pub enum DropReason {
     /// The packet's sequence number is higher than the expected one, and a NAK was already sent.
     OutOfSequence,
     /// The packet duplicates a READ or atomic whose response is no longer stored.
-    ForgottenDuplicate,
+    DuplicateTooOld,
     /// The response acknowledges packets that were never sent, or were acknowledged before.
     StaleResponse,
     /// The request with the response's sequence number is of another kind, or the response's message sequence number
@@ -336,11 +336,11 @@ pub enum DropReason {
     /// The syndrome is reserved.
     ReservedSyndrome,
     /// The packet's sequence number is lower than the expected one, on an unreliable connection.
-    Late,
+    PsnBelowExpected,
     /// No receive is posted, on an unreliable transport.
-    NoReceive,
+    NoReceivePosted,
     /// The message is longer than its receive buffer or the maximum, on an unreliable transport.
-    TooLong,
+    MessageTooLong,
     /// The request is invalid or violates access rights, on an unreliable connection.
     InvalidRequest,
     /// The queue key differs from the queue pair's.
@@ -398,15 +398,15 @@ impl fmt::Display for TraceEvent {
             }
             TraceEvent::SrqLimit { srq: Srq(srq) } => write!(f, "srq {srq} below its limit"),
             TraceEvent::Doorbell { qpn } => write!(f, "qp {qpn} doorbell"),
-            TraceEvent::Datagram { qpn, source, destination } => {
+            TraceEvent::DatagramAddrs { qpn, source, destination } => {
                 write!(f, "qp {qpn} datagram {source} -> {destination}")
             }
-            TraceEvent::PacketOut { qpn, request, header, payload_len, is_retransmission } => {
+            TraceEvent::PacketSent { qpn, request, header, payload_len, is_retransmission } => {
                 write!(f, "qp {qpn} out {header}, {payload_len} bytes")?;
                 request.map_or(Ok(()), |request| write!(f, ", send #{request}"))?;
                 f.write_str(if *is_retransmission { ", retransmission" } else { "" })
             }
-            TraceEvent::PacketIn { qpn, request, header, payload_len } => {
+            TraceEvent::PacketReceived { qpn, request, header, payload_len } => {
                 write!(f, "qp {qpn} in  {header}, {payload_len} bytes")?;
                 request.map_or(Ok(()), |request| write!(f, ", send #{request}"))
             }

@@ -1,4 +1,4 @@
-//! Traces: the steps of a device, from a posted request to its packets and its completion.
+//! Trace events: the steps of a device, from a posted request to its packets and its completion; and their recordings.
 //!
 //! A [`Device`](crate::Device) passes a [`TraceEvent`] for each step to its [`EventSink`]. A [`Recorder`] is a sink that
 //! stores the events in a ring buffer, and that is switched on and off at run time. Its [`Recording`] is the input of
@@ -10,7 +10,7 @@ mod recorder;
 mod recording;
 
 pub use event::{DropReason, Queue, RecvQueueId, RetryCause, TimerKind, TraceEvent};
-pub use recorder::{InvalidOptions, Recorder, RecorderOptions, StopOn};
+pub use recorder::{InvalidCapacity, Recorder, RecorderOptions, StopOn};
 pub use recording::{ClockOrigin, RecordedEvent, Recording, StopCause};
 
 use crate::Time;

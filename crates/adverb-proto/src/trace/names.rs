@@ -37,13 +37,13 @@ names! {
         WrongPkey: "wrong_pkey", "the partition key does not match the queue pair's";
         WrongIcrc: "wrong_icrc", "the ICRC is wrong";
         OutOfSequence: "out_of_sequence", "an earlier packet is missing";
-        ForgottenDuplicate: "forgotten_duplicate", "duplicate of a request whose response is no longer stored";
+        DuplicateTooOld: "duplicate_too_old", "duplicate of a request whose response is no longer stored";
         StaleResponse: "stale_response", "it acknowledges packets that are not outstanding";
         MismatchedResponse: "mismatched_response", "the response does not match its request";
         ReservedSyndrome: "reserved_syndrome", "the syndrome is reserved";
-        Late: "late", "a later packet was received before";
-        NoReceive: "no_receive", "no receive is posted";
-        TooLong: "too_long", "the message is longer than its receive buffer or the maximum";
+        PsnBelowExpected: "psn_below_expected", "its sequence number is lower than the expected one";
+        NoReceivePosted: "no_receive_posted", "no receive is posted";
+        MessageTooLong: "message_too_long", "the message is longer than its receive buffer or the maximum";
         InvalidRequest: "invalid_request", "the request is invalid or violates access rights";
         WrongQkey: "wrong_qkey", "the queue key differs from the queue pair's";
         NoMulticastMember: "no_multicast_member", "no queue pair is attached to the multicast group";
@@ -68,8 +68,8 @@ names! {
 }
 
 names! {
-    StopCause, "request" {
-        Request: "request", "the application stopped the recording";
+    StopCause, "manual" {
+        Manual: "manual", "the application stopped the recording";
         Failure: "failure", "a request failed";
         Timeout: "timeout", "an acknowledgement timeout expired";
     }

@@ -25,7 +25,7 @@ use crate::types::Status;
 /// // … the device works …
 /// let recording = device.sink_mut().stop("soft0", ClockOrigin::default()).unwrap();
 /// assert_eq!(recording.events.len(), 0);
-/// # Ok::<(), adverb_proto::trace::InvalidOptions>(())
+/// # Ok::<(), adverb_proto::trace::InvalidCapacity>(())
 /// ```
 #[derive(Debug, Default)]
 pub struct Recorder {
@@ -63,7 +63,7 @@ pub struct RecorderOptions {
 
 impl Default for RecorderOptions {
     fn default() -> RecorderOptions {
-        RecorderOptions { capacity: 1 << 16, payload_limit: 0, qps: Vec::new(), stop_on: StopOn::Request }
+        RecorderOptions { capacity: 1 << 16, payload_limit: 0, qps: Vec::new(), stop_on: StopOn::Manual }
     }
 }
 
@@ -72,7 +72,7 @@ impl Default for RecorderOptions {
 pub enum StopOn {
     /// The recorder stops only at [`Recorder::stop`].
     #[default]
-    Request,
+    Manual,
     /// The recorder stops at the first completion that failed. Flushed requests don't count: an application that closes
     /// a queue pair flushes its requests.
     Failure,
@@ -83,12 +83,12 @@ pub enum StopOn {
 /// The error of [`Recorder::start`]: the capacity is 0 or exceeds [`Recorder::MAX_CAPACITY`], or there is not enough
 /// memory for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct InvalidOptions {
+pub struct InvalidCapacity {
     /// The requested capacity.
     pub capacity: usize,
 }
 
-impl core::fmt::Display for InvalidOptions {
+impl core::fmt::Display for InvalidCapacity {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let max = Recorder::MAX_CAPACITY;
         write!(
@@ -99,7 +99,7 @@ impl core::fmt::Display for InvalidOptions {
     }
 }
 
-impl core::error::Error for InvalidOptions {}
+impl core::error::Error for InvalidCapacity {}
 
 /// Payload bytes of the last packets.
 #[derive(Debug, Default)]
@@ -123,15 +123,15 @@ impl Recorder {
     ///
     /// # Errors
     ///
-    /// Returns [`InvalidOptions`] if the capacity is 0 or exceeds [`MAX_CAPACITY`](Recorder::MAX_CAPACITY), or if there
+    /// Returns [`InvalidCapacity`] if the capacity is 0 or exceeds [`MAX_CAPACITY`](Recorder::MAX_CAPACITY), or if there
     /// is not enough memory.
-    pub fn start(&mut self, options: &RecorderOptions) -> Result<(), InvalidOptions> {
+    pub fn start(&mut self, options: &RecorderOptions) -> Result<(), InvalidCapacity> {
         let &RecorderOptions { capacity, payload_limit, ref qps, stop_on } = options;
         if !(1..=Recorder::MAX_CAPACITY).contains(&capacity) {
-            return Err(InvalidOptions { capacity });
+            return Err(InvalidCapacity { capacity });
         }
         let mut ring = Vec::new();
-        ring.try_reserve_exact(capacity).map_err(|_| InvalidOptions { capacity })?;
+        ring.try_reserve_exact(capacity).map_err(|_| InvalidCapacity { capacity })?;
         *self = Recorder {
             is_on: true,
             ring,
@@ -147,13 +147,13 @@ impl Recorder {
 
     /// Stops, and returns the recording, or `None` if the recorder was not started. The recorder is then off.
     pub fn stop(&mut self, device: &str, clock: ClockOrigin) -> Option<Recording> {
-        let recording = self.recording(device, clock);
+        let recording = self.snapshot(device, clock);
         *self = Recorder::default();
         recording
     }
 
     /// Returns a copy of the recording so far, or `None` if the recorder was not started.
-    pub fn recording(&self, device: &str, clock: ClockOrigin) -> Option<Recording> {
+    pub fn snapshot(&self, device: &str, clock: ClockOrigin) -> Option<Recording> {
         if !self.is_started() {
             return None;
         }
@@ -172,7 +172,7 @@ impl Recorder {
             earlier_connections: earlier.map(|(_, time, event)| (*time, *event)).collect(),
             events: events.collect(),
             lost_count: lost - earlier_count(&self.connections, lost),
-            stop_cause: self.stopped.unwrap_or(StopCause::Request),
+            stop_cause: self.stopped.unwrap_or(StopCause::Manual),
         })
     }
 
@@ -195,7 +195,7 @@ impl Recorder {
 
     /// Stops a recorder that stops at failures, because the device has failed: no completion reports that.
     pub fn stop_at_device_failure(&mut self) {
-        if self.is_on && self.stop_on != StopOn::Request {
+        if self.is_on && self.stop_on != StopOn::Manual {
             self.stop_at(StopCause::Failure);
         }
     }
@@ -273,12 +273,12 @@ impl EventSink for Recorder {
             return;
         }
         match &event {
-            TraceEvent::PacketOut { qpn, .. } | TraceEvent::PacketIn { qpn, .. } => {
+            TraceEvent::PacketSent { qpn, .. } | TraceEvent::PacketReceived { qpn, .. } => {
                 let limit = if *qpn == Qpn::GSI { GSI_PAYLOAD } else { self.payload_limit };
                 self.last_packet = (limit > 0).then_some((self.count, limit));
             }
             TraceEvent::Completed { outcome: Err(failure), .. }
-                if self.stop_on != StopOn::Request && failure.status != Status::Flushed =>
+                if self.stop_on != StopOn::Manual && failure.status != Status::Flushed =>
             {
                 self.stop_at(StopCause::Failure);
             }
@@ -459,7 +459,7 @@ mod tests {
         for (stop_on, cause) in [
             (StopOn::Failure, None),
             (StopOn::FailureOrTimeout, Some(StopCause::Timeout)),
-            (StopOn::Request, None),
+            (StopOn::Manual, None),
         ] {
             let mut recorder = started(RecorderOptions { stop_on, ..RecorderOptions::default() });
             recorder.event(at(1), timeout);
@@ -470,7 +470,7 @@ mod tests {
     #[test]
     fn payload_is_kept_up_to_its_limit_and_only_of_packets() {
         let header = adverb_wire::Header::cnp(Qpn::truncate(5));
-        let packet = |qpn: Qpn| TraceEvent::PacketIn { qpn, request: None, header, payload_len: 100 };
+        let packet = |qpn: Qpn| TraceEvent::PacketReceived { qpn, request: None, header, payload_len: 100 };
         let mut recorder = started(RecorderOptions { payload_limit: 3, ..RecorderOptions::default() });
         recorder.event(at(1), doorbell(7));
         assert!(!recorder.wants_payload());
@@ -512,7 +512,7 @@ mod tests {
     fn capacity_is_checked() {
         for capacity in [0, Recorder::MAX_CAPACITY + 1] {
             let options = RecorderOptions { capacity, ..RecorderOptions::default() };
-            assert_eq!(Recorder::default().start(&options), Err(InvalidOptions { capacity }));
+            assert_eq!(Recorder::default().start(&options), Err(InvalidCapacity { capacity }));
         }
     }
 }

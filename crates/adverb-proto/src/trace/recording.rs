@@ -37,7 +37,7 @@ pub struct RecordedEvent {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StopCause {
     /// The application stopped or copied the recording.
-    Request,
+    Manual,
     /// A completion failed.
     Failure,
     /// An acknowledgement timeout expired.
@@ -67,7 +67,7 @@ impl Recording {
             earlier_connections: Vec::new(),
             events,
             lost_count: 0,
-            stop_cause: StopCause::Request,
+            stop_cause: StopCause::Manual,
         }
     }
 }

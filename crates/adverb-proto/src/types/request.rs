@@ -205,7 +205,7 @@ pub struct Destination<Handle> {
 pub struct SendRequest<'a, Handle> {
     /// The id that the completion carries.
     pub wr_id: u64,
-    /// The application's tag. Only traces use it.
+    /// The application's tag. Only recordings contain it.
     pub tag: u64,
     /// The operation.
     pub operation: SendOperation,
@@ -222,7 +222,7 @@ pub struct SendRequest<'a, Handle> {
 pub struct RecvRequest<'a> {
     /// The id that the completion carries.
     pub wr_id: u64,
-    /// The application's tag. Only traces use it.
+    /// The application's tag. Only recordings contain it.
     pub tag: u64,
     /// The local memory that receives the message.
     pub segments: &'a [Segment],

@@ -24,18 +24,18 @@ fn life_of_a_request_is_told_from_post_to_completion() {
             operation,
             flags,
             length: 8,
-            segment_count: 1,
-            first_segment,
+            sge_count: 1,
+            first_sge,
         },
         TraceEvent::Doorbell { qpn: rung },
-        TraceEvent::PacketOut {
+        TraceEvent::PacketSent {
             qpn: out_of,
             request: Some(0),
             header: out,
             payload_len: 8,
             is_retransmission: false,
         },
-        TraceEvent::PacketIn { qpn: into, request: Some(0), header: ack, payload_len: 0 },
+        TraceEvent::PacketReceived { qpn: into, request: Some(0), header: ack, payload_len: 0 },
         TraceEvent::Completed {
             qpn: done_on,
             queue: Queue::Send,
@@ -52,7 +52,7 @@ fn life_of_a_request_is_told_from_post_to_completion() {
     assert!([posted_on, rung, out_of, into, done_on, acked_on].iter().all(|of| *of == qpn));
     assert_eq!(operation, SendOperation::Write(pair.b.place(0)));
     assert!(flags.contains(SendFlags::SIGNALED));
-    assert_eq!(first_segment.map(|segment| segment.length), Some(8));
+    assert_eq!(first_sge.map(|segment| segment.length), Some(8));
     assert_eq!((out.opcode(), out.psn), (Opcode::RcWriteOnly, psn));
     assert_eq!((ack.opcode(), ack.psn), (Opcode::RcAcknowledge, psn));
     assert_eq!((success.operation, success.length), (CompletedOperation::Write, 8));
@@ -69,12 +69,12 @@ fn responses_name_the_request_they_belong_to() {
     pair.run();
     let mut requests = std::collections::BTreeMap::<(Opcode, u32), usize>::new();
     for (_, event) in pair.a.device.sink() {
-        if let TraceEvent::PacketOut { request: Some(request), header, .. }
-        | TraceEvent::PacketIn { request: Some(request), header, .. } = event
+        if let TraceEvent::PacketSent { request: Some(request), header, .. }
+        | TraceEvent::PacketReceived { request: Some(request), header, .. } = event
         {
             *requests.entry((header.opcode(), *request)).or_default() += 1;
         }
-        if let TraceEvent::PacketIn { request, header, .. } = event {
+        if let TraceEvent::PacketReceived { request, header, .. } = event {
             assert!(request.is_some(), "{header}");
         }
     }
@@ -188,7 +188,7 @@ fn congestion_notifications_are_told_as_packets_too() {
     let mut end = solo();
     let cnp = end.forge(&Header::cnp(end.qpn), &[]);
     end.deliver(&cnp);
-    let come = |event: &TraceEvent| matches!(event, TraceEvent::PacketIn { header, .. } if header.opcode() == Opcode::Cnp);
+    let come = |event: &TraceEvent| matches!(event, TraceEvent::PacketReceived { header, .. } if header.opcode() == Opcode::Cnp);
     assert!(end.device.sink().iter().any(|(_, event)| come(event)));
 }
 

@@ -96,7 +96,7 @@ fn member_without_a_receive_loses_alone() {
     end.device.attach_multicast(qpn, group()).unwrap();
     hear_group(&mut end, b"hello");
     assert_eq!(end.completions().len(), 1);
-    assert_eq!(end.drops(), [DropReason::NoReceive]);
+    assert_eq!(end.drops(), [DropReason::NoReceivePosted]);
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn reset_queue_pair_stays_attached() {
         end.device.modify_qp(end.now, qpn, &transition).unwrap();
     }
     hear_group(&mut end, b"hello");
-    assert_eq!(end.drops(), [DropReason::WrongState, DropReason::NoReceive]);
+    assert_eq!(end.drops(), [DropReason::WrongState, DropReason::NoReceivePosted]);
 }
 
 #[test]

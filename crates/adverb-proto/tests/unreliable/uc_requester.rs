@@ -368,7 +368,7 @@ fn packets_are_told_to_those_who_watch() {
     end.post(1, SendOperation::Send, 0, 8);
     end.transmits();
     let out = |event: &TraceEvent| {
-        matches!(event, TraceEvent::PacketOut { payload_len: 8, is_retransmission: false, .. })
+        matches!(event, TraceEvent::PacketSent { payload_len: 8, is_retransmission: false, .. })
     };
     assert!(end.device.sink().iter().any(|(_, event)| out(event)));
 }

@@ -140,7 +140,7 @@ fn packet_that_comes_again_is_dropped() {
     end.post_recv(1, 0, 64);
     end.post_recv(2, 64, 64);
     end.hear_uc(0, ONLY, b"abcd");
-    dropped(&mut end, 0, ONLY, b"abcd", DropReason::Late);
+    dropped(&mut end, 0, ONLY, b"abcd", DropReason::PsnBelowExpected);
     assert_eq!(end.statuses(), [(1, Status::Success)]);
     assert_eq!(end.device.statistics().duplicate_requests, 1);
 }
@@ -150,7 +150,7 @@ fn packet_that_was_overtaken_is_dropped() {
     let mut end = solo();
     end.post_recv(1, 0, 64);
     end.hear_uc(1, ONLY, b"abcd");
-    dropped(&mut end, 0, ONLY, b"late", DropReason::Late);
+    dropped(&mut end, 0, ONLY, b"late", DropReason::PsnBelowExpected);
     assert_eq!(end.bytes(0, 4), b"abcd");
 }
 
@@ -160,7 +160,7 @@ fn late_packet_leaves_the_message_under_way_alone() {
     end.post_recv(1, 0, 4096);
     end.hear_uc(0, FIRST, &pattern(MTU, 1));
     end.hear_uc(1, MIDDLE, &pattern(MTU, 2));
-    dropped(&mut end, 0, FIRST, &pattern(MTU, 3), DropReason::Late);
+    dropped(&mut end, 0, FIRST, &pattern(MTU, 3), DropReason::PsnBelowExpected);
     end.hear_uc(2, LAST, b"end");
     assert_eq!(end.statuses(), [(1, Status::Success)]);
 }
@@ -219,7 +219,7 @@ fn payload_of_another_length_than_its_place_allows_is_dropped() {
 #[test]
 fn message_without_a_receive_is_dropped_and_a_later_one_arrives() {
     let mut end = solo();
-    dropped(&mut end, 0, ONLY, b"lost", DropReason::NoReceive);
+    dropped(&mut end, 0, ONLY, b"lost", DropReason::NoReceivePosted);
     end.post_recv(1, 0, 64);
     end.hear_uc(1, ONLY, b"came");
     assert_eq!(end.bytes(0, 4), b"came");
@@ -286,7 +286,7 @@ fn write_with_immediate_takes_a_receive_and_leaves_its_buffer() {
 fn write_with_immediate_without_a_receive_is_dropped_before_it_is_placed() {
     let mut end = solo();
     let write = Uc::Write(Write::Only(reth(&end, 0, 4), Some(77)));
-    dropped(&mut end, 0, write, b"abcd", DropReason::NoReceive);
+    dropped(&mut end, 0, write, b"abcd", DropReason::NoReceivePosted);
 }
 
 #[test]

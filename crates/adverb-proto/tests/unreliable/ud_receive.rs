@@ -158,7 +158,7 @@ fn datagram_longer_than_the_mtu_is_dropped() {
     let mut end = solo();
     end.post_recv(1, 0, 8192);
     end.hear_datagram(datagram(), &pattern(4100, 3));
-    assert_eq!(end.drops(), [DropReason::TooLong]);
+    assert_eq!(end.drops(), [DropReason::MessageTooLong]);
     assert_eq!(end.statuses(), []);
 }
 
@@ -167,7 +167,7 @@ fn datagram_longer_than_its_receive_is_dropped_and_the_receive_stays() {
     let mut end = solo();
     end.post_recv(1, 0, 50);
     end.hear_datagram(datagram(), b"eleven long");
-    assert_eq!(end.drops(), [DropReason::TooLong]);
+    assert_eq!(end.drops(), [DropReason::MessageTooLong]);
     end.hear_datagram(datagram(), b"ten is it!");
     assert_eq!(end.statuses(), [(1, Status::Success)]);
     assert_eq!(end.device.statistics().messages_dropped, 1);
@@ -192,7 +192,7 @@ fn datagram_with_another_queue_key_is_dropped_and_counted() {
 fn datagram_without_a_receive_is_dropped_and_counted() {
     let mut end = solo();
     end.hear_datagram(datagram(), b"lost");
-    assert_eq!(end.drops(), [DropReason::NoReceive]);
+    assert_eq!(end.drops(), [DropReason::NoReceivePosted]);
     assert_eq!(end.device.statistics().messages_dropped, 1);
     end.post_recv(1, 0, 256);
     end.hear_datagram(datagram(), b"came");

@@ -180,13 +180,15 @@ pub(super) struct Watch {
 impl EventSink for Watch {
     fn event(&mut self, now: Time, event: TraceEvent) {
         match event {
-            TraceEvent::PacketIn { header: Header { operation: Operation::Ud(_), .. }, .. } => {
+            TraceEvent::PacketReceived { header: Header { operation: Operation::Ud(_), .. }, .. } => {
                 self.datagrams_in += 1;
             }
             TraceEvent::Dropped { reason: DropReason::WrongQkey, .. } => self.wrong_keys += 1,
-            TraceEvent::Dropped { qpn, reason: DropReason::NoReceive | DropReason::TooLong, .. }
-                if self.datagram_qps.contains(&qpn) =>
-            {
+            TraceEvent::Dropped {
+                qpn,
+                reason: DropReason::NoReceivePosted | DropReason::MessageTooLong,
+                ..
+            } if self.datagram_qps.contains(&qpn) => {
                 self.datagrams_dropped += 1;
             }
             _ => {}

@@ -28,7 +28,7 @@ impl Nic {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::AlreadyRecording`] if a recording is in progress, [`Error::InvalidRecorderOptions`] if the
+    /// Returns [`Error::AlreadyRecording`] if a recording is in progress, [`Error::InvalidRecorderCapacity`] if the
     /// capacity is invalid, and [`Error::NicFailed`] if the NIC has failed.
     pub fn start_recording(
         &self,
@@ -39,7 +39,7 @@ impl Nic {
             if engine.device.sink().is_started() {
                 return Err(Error::AlreadyRecording);
             }
-            engine.device.sink_mut().start(options).map_err(Error::InvalidRecorderOptions)?;
+            engine.device.sink_mut().start(options).map_err(Error::InvalidRecorderCapacity)?;
             engine.recorder_channel = stopped;
             let now = engine.now();
             engine.device.record_connections(now);
@@ -56,8 +56,8 @@ impl Nic {
     }
 
     /// Returns a copy of the recording so far, or `None` if no recording was started. The NIC continues to record.
-    pub fn recording(&self, device: &str, clock: ClockOrigin) -> Option<Recording> {
-        self.shared.engine.lock().device.sink().recording(device, clock)
+    pub fn snapshot_recording(&self, device: &str, clock: ClockOrigin) -> Option<Recording> {
+        self.shared.engine.lock().device.sink().snapshot(device, clock)
     }
 
     /// Returns the cause if the recorder has stopped by itself, or `None` otherwise.

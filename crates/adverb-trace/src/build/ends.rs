@@ -9,7 +9,7 @@ use adverb_proto::types::{Qpn, Transport};
 use adverb_wire::{MAX_HEADER_LEN, Operation, Ud};
 
 use super::Build;
-use crate::model::{Connection, Direction, Packet, PacketId, PacketRole, RequestId, Trace};
+use crate::model::{Connection, Direction, Packet, PacketId, PacketRole, PsnRange, RequestId, Trace};
 
 /// Matches the ends.
 pub(super) fn connect(build: &mut Build) {
@@ -184,11 +184,11 @@ fn match_copies(trace: &mut Trace, Copies { sent, received, .. }: &Copies, short
         };
         remaining = rest;
         let Some(copy_packet) = trace.packets.get_mut(copy.0) else { continue };
-        copy_packet.peer = Some(arrived);
+        copy_packet.peer_packet = Some(arrived);
         let (is_retransmission, retry_cause) = (copy_packet.is_retransmission, copy_packet.retry_cause);
         let (source, destination) = (copy_packet.source, copy_packet.destination);
         if let Some(packet) = trace.packets.get_mut(arrived.0) {
-            packet.peer = Some(copy);
+            packet.peer_packet = Some(copy);
             packet.is_retransmission = is_retransmission;
             packet.retry_cause = retry_cause;
             // The receiver of a connection's packet does not know the source port.
@@ -202,26 +202,26 @@ fn match_copies(trace: &mut Trace, Copies { sent, received, .. }: &Copies, short
 /// Sets the requests of a packet at the responder.
 fn complete_packet(build: &mut Build, peers: &[Option<usize>], id: PacketId) {
     let Some(packet) = build.packet(id) else { return };
-    let sent_for = packet.peer.and_then(|peer| build.packet_requests.get(peer.0).copied().flatten());
+    let sent_for = packet.peer_packet.and_then(|peer| build.packet_requests.get(peer.0).copied().flatten());
     let peer = build.packet_qps.get(id.0).and_then(|qp| peers.get(*qp).copied().flatten());
     let requester = peer.and_then(|peer| build.qps.get(peer)).map(|qp| &qp.sequence);
     let psn = packet.header.psn;
     let find = || requester.and_then(|sequence| sequence.find(psn));
-    let find_range = |psns: Option<(_, _)>| match (psns, requester) {
-        (Some((first, last)), Some(sequence)) => sequence.find_range(first, last),
+    let find_range = |range: Option<PsnRange>| match (range, requester) {
+        (Some(PsnRange { first, last }), Some(sequence)) => sequence.find_range(first, last),
         _ => Vec::new(),
     };
     let role = match (&packet.role, packet.direction) {
         (PacketRole::Request(None), Direction::In) => PacketRole::Request(sent_for.or_else(find)),
         (PacketRole::Response(None), Direction::Out) => PacketRole::Response(find()),
-        (PacketRole::Ack { psns, .. }, Direction::Out) => {
-            PacketRole::Ack { psns: *psns, requests: find_range(*psns) }
+        (&PacketRole::Ack { acked_psns, .. }, Direction::Out) => {
+            PacketRole::Ack { acked_psns, acked_requests: find_range(acked_psns) }
         }
-        (PacketRole::Nak { syndrome, psns, .. }, Direction::Out) => PacketRole::Nak {
-            syndrome: *syndrome,
-            psns: *psns,
-            requests: find_range(*psns),
-            rejected: find(),
+        (&PacketRole::Nak { syndrome, acked_psns, .. }, Direction::Out) => PacketRole::Nak {
+            syndrome,
+            acked_psns,
+            acked_requests: find_range(acked_psns),
+            nacked_request: find(),
         },
         _ => return,
     };
@@ -238,15 +238,15 @@ fn match_messages(build: &mut Build) {
         let Some(packet) = last.and_then(|id| build.packet(*id)) else { continue };
         let sender = match packet.role {
             PacketRole::Request(sender) => sender,
-            _ => packet.peer.and_then(|peer| build.packet_requests.get(peer.0).copied().flatten()),
+            _ => packet.peer_packet.and_then(|peer| build.packet_requests.get(peer.0).copied().flatten()),
         };
         let Some(sender) = sender else { continue };
         if let Some(request) = build.trace.requests.get_mut(index) {
-            request.peer = Some(sender);
+            request.peer_request = Some(sender);
         }
         // A multicast datagram has several receivers.
         if let Some(sender) = build.request_mut(sender) {
-            sender.peer.get_or_insert(RequestId(index));
+            sender.peer_request.get_or_insert(RequestId(index));
         }
     }
 }

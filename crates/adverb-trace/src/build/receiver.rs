@@ -3,7 +3,7 @@
 use adverb_proto::types::Psn;
 use adverb_wire::{Header, Operation, Rc, Send, Uc, Write};
 
-use crate::model::PacketId;
+use crate::model::{PacketId, PsnRange};
 
 /// The responder of a queue pair.
 #[derive(Debug, Default)]
@@ -109,15 +109,15 @@ impl Receiver {
         }
     }
 
-    /// Takes note of a response that acknowledges all packets before `end`. Returns the first and the last sequence
-    /// number that it acknowledges for the first time.
-    pub(super) fn acknowledge(&mut self, end: Psn) -> Option<(Psn, Psn)> {
+    /// Takes note of a response that acknowledges all packets before `end`. Returns the sequence numbers
+    /// that it acknowledges for the first time.
+    pub(super) fn acknowledge(&mut self, end: Psn) -> Option<PsnRange> {
         let first = self.unacked.unwrap_or(end - 1);
         if self.unacked.is_some_and(|unacked| end.since(unacked) <= 0) {
             return None;
         }
         self.unacked = Some(end);
-        Some((first, end - 1))
+        Some(PsnRange { first, last: end - 1 })
     }
 
     /// Takes note of a READ or atomic response. Returns whether one with this sequence number was sent before.

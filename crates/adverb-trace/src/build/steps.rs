@@ -12,8 +12,8 @@ use super::Build;
 use super::receiver::Receiver;
 use super::sequence::SendSequence;
 use crate::model::{
-    Connection, Device, DeviceId, Direction, Life, Moment, Packet, PacketId, PacketRole, Request, RequestId,
-    Retransmission, WorkRequest,
+    Connection, Device, DeviceId, Direction, Packet, PacketId, PacketRole, PsnRange, Request, RequestId,
+    RequestTimes, Retransmission, TimedEvent, WorkRequest,
 };
 
 /// A connection of a queue pair, or a queue pair that has none.
@@ -109,7 +109,7 @@ impl Steps<'_> {
         steps.has_current_psns = true;
         steps.build.trace.events.reserve(events.len());
         for RecordedEvent { time, event, payload } in events {
-            steps.build.trace.events.push(Moment { device, time, event });
+            steps.build.trace.events.push(TimedEvent { device, time, event });
             steps.step(time, event, payload);
         }
     }
@@ -126,16 +126,16 @@ impl Steps<'_> {
                 operation,
                 flags,
                 length,
-                segment_count,
-                first_segment,
+                sge_count,
+                first_sge,
             } => {
                 let posted = WorkRequest {
                     tag,
                     operation: Some(operation),
                     flags,
                     length: length.into(),
-                    segment_count,
-                    first_segment,
+                    sge_count,
+                    first_sge,
                     recv_queue: None,
                 };
                 let qp = self.qp(qpn);
@@ -145,14 +145,14 @@ impl Steps<'_> {
                     qp.waiting.push(id);
                 }
             }
-            TraceEvent::PostedRecv { queue, request, wr_id, tag, length, segment_count, first_segment } => {
+            TraceEvent::PostedRecv { queue, request, wr_id, tag, length, sge_count, first_sge } => {
                 let posted = WorkRequest {
                     tag,
                     operation: None,
                     flags: adverb_proto::types::SendFlags::empty(),
                     length,
-                    segment_count,
-                    first_segment,
+                    sge_count,
+                    first_sge,
                     recv_queue: Some(queue),
                 };
                 self.post_recv(time, queue, request, wr_id, posted);
@@ -162,22 +162,22 @@ impl Steps<'_> {
                 let waiting = self.build.qps.get_mut(qp).map(|qp| core::mem::take(&mut qp.waiting));
                 for id in waiting.unwrap_or_default() {
                     if let Some(request) = self.build.request_mut(id)
-                        && request.life.first_packet.is_none()
+                        && request.times.first_packet.is_none()
                     {
-                        request.life.doorbell = Some(time);
+                        request.times.doorbell = Some(time);
                     }
                 }
             }
-            TraceEvent::Datagram { qpn, source, destination } => {
+            TraceEvent::DatagramAddrs { qpn, source, destination } => {
                 self.datagram = Some((qpn, source, destination));
             }
-            TraceEvent::PacketOut { qpn, request, header, payload_len, is_retransmission } => {
+            TraceEvent::PacketSent { qpn, request, header, payload_len, is_retransmission } => {
                 let mut packet =
                     self.packet(time, Direction::Out, qpn, datagram, header, payload_len, payload);
                 packet.is_retransmission = is_retransmission;
                 self.send_packet(packet, request);
             }
-            TraceEvent::PacketIn { qpn, request, header, payload_len } => {
+            TraceEvent::PacketReceived { qpn, request, header, payload_len } => {
                 let packet = self.packet(time, Direction::In, qpn, datagram, header, payload_len, payload);
                 self.receive_packet(packet, request);
             }
@@ -202,7 +202,7 @@ impl Steps<'_> {
                 });
                 match dropped {
                     Some(id) => self.drop_packet(qpn, id, reason),
-                    None => self.add_moment(time, event),
+                    None => self.add_other_event(time, event),
                 }
             }
             TraceEvent::Acknowledged { qpn, psn } => self.acknowledge(time, qpn, psn),
@@ -223,7 +223,7 @@ impl Steps<'_> {
                         request.retransmissions.push(retransmission);
                     }
                 }
-                self.add_moment(time, event);
+                self.add_other_event(time, event);
             }
             TraceEvent::Completed { qpn, queue, request, wr_id, cq, outcome } => {
                 self.complete(time, qpn, queue, request, wr_id, cq, outcome);
@@ -240,14 +240,14 @@ impl Steps<'_> {
                     self.renew(qpn);
                 }
                 self.arriving = None;
-                self.add_moment(time, event);
+                self.add_other_event(time, event);
             }
-            _ => self.add_moment(time, event),
+            _ => self.add_other_event(time, event),
         }
     }
 
-    fn add_moment(&mut self, time: Time, event: TraceEvent) {
-        self.build.trace.moments.push(Moment { device: self.device, time, event });
+    fn add_other_event(&mut self, time: Time, event: TraceEvent) {
+        self.build.trace.other_events.push(TimedEvent { device: self.device, time, event });
     }
 
     /// Returns the index of a queue pair.
@@ -279,7 +279,7 @@ impl Steps<'_> {
         else {
             return;
         };
-        self.add_moment(time, *event);
+        self.add_other_event(time, *event);
         let qp = self.qp(qpn);
         let device = self.device.0;
         let current = self.build.qps.get(qp).and_then(|qp| qp.connection);
@@ -353,18 +353,18 @@ impl Steps<'_> {
             device: self.device,
             qpn: qp.map(|qp| qp.qpn),
             queue,
-            number,
+            number_in_queue: number,
             connection: qp.and_then(|qp| qp.connection),
             wr_id,
             posted: posted.map(|(_, posted)| posted),
-            life: Life { posted: posted.map(|(time, _)| time), ..Life::default() },
-            psns: None,
+            times: RequestTimes { posted: posted.map(|(time, _)| time), ..RequestTimes::default() },
+            psn_range: None,
             packets: Vec::new(),
             acks: Vec::new(),
             retransmissions: Vec::new(),
             outcome: None,
             cq: None,
-            peer: None,
+            peer_request: None,
         };
         self.build.add_request(request)
     }
@@ -374,9 +374,9 @@ impl Steps<'_> {
         if let Some(queue) = self.replaceable.get_mut(&queue) {
             while let Some(id) = queue.pop_front() {
                 if let Some(request) = self.build.trace.requests.get_mut(id.0)
-                    && request.life.processed.is_none()
+                    && request.times.processed.is_none()
                 {
-                    request.life.processed = Some(time);
+                    request.times.processed = Some(time);
                     break;
                 }
             }
@@ -402,7 +402,7 @@ impl Steps<'_> {
         let is_it = |request: &Request| {
             // A completion has the id of its request, and a request completes once.
             wr_id.is_none_or(|wr_id| {
-                request.life.completed.is_none() && (request.posted.is_none() || request.wr_id == wr_id)
+                request.times.completed.is_none() && (request.posted.is_none() || request.wr_id == wr_id)
             })
         };
         if let Some(id) = known
@@ -423,7 +423,7 @@ impl Steps<'_> {
         let is_it = |id: &RequestId| {
             build
                 .request(*id)
-                .is_some_and(|request| request.wr_id == wr_id && request.life.completed.is_none())
+                .is_some_and(|request| request.wr_id == wr_id && request.times.completed.is_none())
         };
         let owner = build.qps.get(qp);
         let own = owner.and_then(|qp| qp.recvs.get(&number)).copied().filter(is_it);
@@ -487,7 +487,7 @@ impl Steps<'_> {
             is_retransmission: false,
             retry_cause: None,
             dropped: None,
-            peer: None,
+            peer_packet: None,
         }
     }
 
@@ -501,8 +501,10 @@ impl Steps<'_> {
         match &mut packet.role {
             PacketRole::Request(owner) => *owner = request,
             PacketRole::Response(_) => packet.is_retransmission |= qp.receiver.respond(packet.header.psn),
-            PacketRole::Ack { psns, .. } => *psns = qp.receiver.acknowledge(packet.header.psn + 1),
-            PacketRole::Nak { psns, .. } => *psns = qp.receiver.acknowledge(packet.header.psn),
+            PacketRole::Ack { acked_psns, .. } => {
+                *acked_psns = qp.receiver.acknowledge(packet.header.psn + 1);
+            }
+            PacketRole::Nak { acked_psns, .. } => *acked_psns = qp.receiver.acknowledge(packet.header.psn),
             PacketRole::Cm { .. } | PacketRole::Cnp => {}
         }
         let retransmission = qp.retransmission.filter(|_| packet.is_retransmission && request.is_some());
@@ -535,12 +537,12 @@ impl Steps<'_> {
             }
         };
         qp.sequence.set(id, before, first, last);
-        let psns = (qp.sequence.psn(first), qp.sequence.psn(last));
+        let psn_range = PsnRange { first: qp.sequence.psn(first), last: qp.sequence.psn(last) };
         if let Some(slot) = self.build.first_numbers.get_mut(id.0) {
             *slot = Some(first);
         }
         if let Some(request) = self.build.request_mut(id) {
-            request.psns = Some(psns);
+            request.psn_range = Some(psn_range);
         }
     }
 
@@ -548,8 +550,8 @@ impl Steps<'_> {
     fn attach(&mut self, id: RequestId, packet: PacketId, time: Time) {
         if let Some(request) = self.build.request_mut(id) {
             request.packets.push(packet);
-            request.life.first_packet.get_or_insert(time);
-            request.life.last_packet = Some(time);
+            request.times.first_packet.get_or_insert(time);
+            request.times.last_packet = Some(time);
         }
     }
 
@@ -561,13 +563,13 @@ impl Steps<'_> {
         let owner =
             number.and_then(|number| qp.sends.get(&number).copied()).or_else(|| qp.sequence.find(psn));
         let is_response = matches!(packet.role, PacketRole::Response(_));
-        let rejected = match &mut packet.role {
+        let nacked_request = match &mut packet.role {
             PacketRole::Response(request) => {
                 *request = owner;
                 None
             }
-            PacketRole::Nak { rejected, .. } => {
-                *rejected = owner;
+            PacketRole::Nak { nacked_request, .. } => {
+                *nacked_request = owner;
                 owner
             }
             _ => None,
@@ -585,7 +587,7 @@ impl Steps<'_> {
         if let Some(owner) = owner.filter(|_| is_response) {
             self.attach(owner, id, time);
         }
-        if let Some(request) = rejected.and_then(|id| self.build.request_mut(id)) {
+        if let Some(request) = nacked_request.and_then(|id| self.build.request_mut(id)) {
             request.acks.push(id);
         }
     }
@@ -610,7 +612,7 @@ impl Steps<'_> {
         let (first, last) = qp.sequence.acknowledge(psn);
         let requests = qp.sequence.find_all(first, last);
         let response = qp.response;
-        let range = (qp.sequence.psn(first), qp.sequence.psn(last));
+        let range = PsnRange { first: qp.sequence.psn(first), last: qp.sequence.psn(last) };
         let sequence = &qp.sequence;
         let mut own = None;
         for &id in &requests {
@@ -618,19 +620,21 @@ impl Steps<'_> {
             if let Some(request) = self.build.trace.requests.get_mut(id.0)
                 && number.is_some_and(|number| sequence.is_acknowledged(number))
             {
-                request.life.acknowledged.get_or_insert(time);
+                request.times.acknowledged.get_or_insert(time);
             }
         }
         let Some(response) = response else { return };
         match self.build.trace.packets.get_mut(response.0).map(|packet| &mut packet.role) {
             Some(
-                PacketRole::Ack { psns, requests: covered } | PacketRole::Nak { psns, requests: covered, .. },
+                PacketRole::Ack { acked_psns, acked_requests }
+                | PacketRole::Nak { acked_psns, acked_requests, .. },
             ) => {
                 // One response can acknowledge in two steps.
-                *psns = Some((psns.map_or(range.0, |(first, _)| first), range.1));
+                let first = acked_psns.map_or(range.first, |acked| acked.first);
+                *acked_psns = Some(PsnRange { first, ..range });
                 for id in &requests {
-                    if covered.last() != Some(id) {
-                        covered.push(*id);
+                    if acked_requests.last() != Some(id) {
+                        acked_requests.push(*id);
                     }
                 }
             }
@@ -653,9 +657,9 @@ impl Steps<'_> {
             .and_then(|id| self.build.packet(id))
             .is_some_and(|packet| matches!(packet.header.operation, Operation::Rc(_)));
         if let Some(request) = self.build.request_mut(id) {
-            request.life.completed.get_or_insert(time);
+            request.times.completed.get_or_insert(time);
             if is_success && is_reliable {
-                request.life.acknowledged.get_or_insert(time);
+                request.times.acknowledged.get_or_insert(time);
             }
         }
     }
@@ -686,7 +690,7 @@ impl Steps<'_> {
             return self.end_send(time, id, outcome.is_ok());
         }
         if let Some(request) = self.build.request_mut(id) {
-            request.life.completed = Some(time);
+            request.times.completed = Some(time);
         }
         if !matches!(outcome, Err(Failure { status: Status::Flushed, .. })) {
             let message = self.build.qps.get_mut(qp).map(|qp| qp.receiver.take_message());
@@ -703,7 +707,8 @@ impl Steps<'_> {
             };
             self.attach(id, packet, time);
             if let Some(request) = self.build.request_mut(id) {
-                request.psns = Some((request.psns.map_or(psn, |(first, _)| first), psn));
+                let first = request.psn_range.map_or(psn, |range| range.first);
+                request.psn_range = Some(PsnRange { first, last: psn });
             }
         }
     }
@@ -714,7 +719,7 @@ impl Steps<'_> {
         if time > *last_poll {
             for id in unprocessed.drain(..) {
                 if let Some(request) = self.build.trace.requests.get_mut(id.0) {
-                    request.life.processed.get_or_insert(time);
+                    request.times.processed.get_or_insert(time);
                 }
             }
             *last_poll = time;
@@ -723,7 +728,7 @@ impl Steps<'_> {
         let Some(id) = completed else { return };
         unprocessed.push(id);
         let Some(request) = self.build.request_mut(id) else { return };
-        request.life.polled = Some(time);
+        request.times.polled = Some(time);
         if request.queue == Queue::Recv {
             let queue = request.posted.and_then(|posted| posted.recv_queue).unwrap_or(RecvQueueId::Qp(qpn));
             self.replaceable.entry(queue).or_default().push_back(id);
@@ -745,8 +750,13 @@ fn role(qpn: Qpn, header: &Header, payload: Option<&[u8]>) -> PacketRole {
             PacketRole::Cm { message: payload.and_then(crate::cm::message_name) }
         }
         Operation::Rc(Rc::Acknowledge(aeth)) => match aeth.syndrome {
-            Syndrome::Ack(_) => PacketRole::Ack { psns: None, requests: Vec::new() },
-            syndrome => PacketRole::Nak { syndrome, psns: None, requests: Vec::new(), rejected: None },
+            Syndrome::Ack(_) => PacketRole::Ack { acked_psns: None, acked_requests: Vec::new() },
+            syndrome => PacketRole::Nak {
+                syndrome,
+                acked_psns: None,
+                acked_requests: Vec::new(),
+                nacked_request: None,
+            },
         },
         Operation::Rc(Rc::ReadResponse(_) | Rc::AtomicAcknowledge(..)) => PacketRole::Response(None),
         Operation::Rc(_) | Operation::Uc(_) | Operation::Ud(_) => PacketRole::Request(None),

@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use adverb_proto::Time;
 use adverb_proto::explain::{self, Explanation};
 use adverb_proto::trace::{Queue, RecvQueueId, TraceEvent};
-use adverb_proto::types::{Failure, Psn, Qpn, Status, Success};
+use adverb_proto::types::{Failure, Qpn, Status, Success};
 use adverb_wire::Syndrome;
 
 use super::ends::{End, Ends, Fate};
@@ -19,8 +19,8 @@ use super::order::{Ordered, Step};
 use super::{ROW_LIMIT, texts};
 use crate::json_text::{Hex, JsonText, Text};
 use crate::model::{
-    CqeState, Device, DeviceId, Direction, Moment, Packet, PacketId, PacketRole, Request, RequestId, Trace,
-    WorkRequest, WqeState,
+    CqeState, Device, DeviceId, Direction, Packet, PacketId, PacketRole, PsnRange, Request, RequestId,
+    TimedEvent, Trace, WorkRequest, WqeState,
 };
 use crate::names;
 
@@ -80,7 +80,9 @@ fn append(trace: &Trace, json: &mut JsonText) {
         context.packet(json, packet, *fate, &mut strings);
     });
     let completers = Completers::new(trace);
-    list(json, "moments", &trace.moments, |json, moment| context.moment(json, moment, &completers));
+    list(json, "otherEvents", &trace.other_events, |json, timed| {
+        context.other_event(json, timed, &completers);
+    });
     list(json, "doorbells", &ordered.doorbells, |json, doorbell| {
         json.begin_array().value(Index(ends.index(doorbell.device, doorbell.qpn)));
         json.value(context.nanos(doorbell.device, doorbell.time));
@@ -125,26 +127,17 @@ impl Context<'_> {
     fn request(&self, json: &mut JsonText, request: &Request) {
         json.begin_array().value(request.device.0);
         json.value(Index(request.qpn.and_then(|qpn| self.ends.index(request.device, qpn))));
-        json.value(u8::from(request.queue == Queue::Recv)).value(request.number).value(Hex(request.wr_id));
+        json.value(u8::from(request.queue == Queue::Recv))
+            .value(request.number_in_queue)
+            .value(Hex(request.wr_id));
         json.value(request.operation_name());
         append_work_request(json, request.posted.as_ref());
-        let life = &request.life;
-        let steps = [
-            life.posted,
-            life.doorbell,
-            life.first_packet,
-            life.last_packet,
-            life.acknowledged,
-            life.completed,
-            life.polled,
-            life.processed,
-        ];
         json.begin_array();
-        for time in steps {
+        for (_, time) in request.times.steps() {
             json.value(time.map(|time| self.nanos(request.device, time)));
         }
         json.end_array();
-        append_psns(json, request.psns);
+        append_psns(json, request.psn_range);
         packet_ids(json, &request.packets);
         json.begin_array();
         for retransmission in &request.retransmissions {
@@ -154,7 +147,7 @@ impl Context<'_> {
         json.end_array();
         append_completion(json, request.outcome.as_ref());
         json.value(Index(request.cq.map(|cq| cq.number() as usize)));
-        json.value(Index(request.peer.map(|peer| peer.0)));
+        json.value(Index(request.peer_request.map(|peer| peer.0)));
         json.value(match request.wqe_state() {
             WqeState::Posted => "POSTED",
             WqeState::Processing => "PROCESSING",
@@ -203,16 +196,16 @@ impl Context<'_> {
             None => null(json),
         }
         append_role(json, &packet.role);
-        json.value(Index(packet.peer.map(|peer| peer.0)));
+        json.value(Index(packet.peer_packet.map(|peer| peer.0)));
         for address in [packet.source, packet.destination] {
             json.value(address.map(|address| strings.index(&address.to_string())));
         }
         json.value(packet.retry_cause.map(|cause| strings.index(&cause.to_string()))).end_array();
     }
 
-    fn moment(&self, json: &mut JsonText, moment: &Moment, completers: &Completers) {
-        let Moment { device, time, event } = moment;
-        let text = texts::moment(event);
+    fn other_event(&self, json: &mut JsonText, timed: &TimedEvent, completers: &Completers) {
+        let TimedEvent { device, time, event } = timed;
+        let text = texts::other_event(event);
         let qpn = event.qpn().or_else(|| completers.qpn(*device, *time, event));
         json.begin_array().value(device.0);
         json.value(Index(qpn.and_then(|qpn| self.ends.index(*device, qpn))));
@@ -248,7 +241,7 @@ impl Completers {
     fn new(trace: &Trace) -> Completers {
         let mut completers: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for request in &trace.requests {
-            if let (Some(cq), Some(qpn), Some(time)) = (request.cq, request.qpn, request.life.completed) {
+            if let (Some(cq), Some(qpn), Some(time)) = (request.cq, request.qpn, request.times.completed) {
                 completers.entry((request.device.0, cq.number())).or_default().push((time, qpn));
             }
         }
@@ -322,8 +315,8 @@ fn append_work_request(json: &mut JsonText, posted: Option<&WorkRequest>) {
     let Some(posted) = posted else { return null(json) };
     let flags = posted.operation.map(|_| Text(names::flag_names(posted.flags)));
     json.begin_array().value(Hex(posted.tag)).value(flags);
-    json.value(posted.length).value(posted.segment_count);
-    match posted.first_segment {
+    json.value(posted.length).value(posted.sge_count);
+    match posted.first_sge {
         Some(segment) => {
             json.begin_array().value(Hex(segment.addr)).value(segment.length);
             json.value(Hex(segment.lkey.into())).end_array();
@@ -377,16 +370,16 @@ fn append_role(json: &mut JsonText, role: &PacketRole) {
     match role {
         PacketRole::Request(request) => _ = json.value("request").value(index(request)),
         PacketRole::Response(request) => _ = json.value("response").value(index(request)),
-        PacketRole::Ack { psns, requests } => {
+        PacketRole::Ack { acked_psns, acked_requests } => {
             json.value("ack");
-            append_psns(json, *psns);
-            request_ids(json, requests);
+            append_psns(json, *acked_psns);
+            request_ids(json, acked_requests);
         }
-        PacketRole::Nak { syndrome, psns, requests, rejected } => {
+        PacketRole::Nak { syndrome, acked_psns, acked_requests, nacked_request } => {
             json.value("nak");
-            append_psns(json, *psns);
-            request_ids(json, requests);
-            json.value(index(rejected)).value(Text(syndrome)).value(syndrome.byte());
+            append_psns(json, *acked_psns);
+            request_ids(json, acked_requests);
+            json.value(index(nacked_request)).value(Text(syndrome)).value(syndrome.byte());
         }
         PacketRole::Cm { message } => _ = json.value("cm").value(message.unwrap_or("message")),
         PacketRole::Cnp => _ = json.value("cnp"),
@@ -394,9 +387,11 @@ fn append_role(json: &mut JsonText, role: &PacketRole) {
     json.end_array();
 }
 
-fn append_psns(json: &mut JsonText, psns: Option<(Psn, Psn)>) {
-    match psns {
-        Some((first, last)) => _ = json.begin_array().value(first.get()).value(last.get()).end_array(),
+fn append_psns(json: &mut JsonText, range: Option<PsnRange>) {
+    match range {
+        Some(PsnRange { first, last }) => {
+            _ = json.begin_array().value(first.get()).value(last.get()).end_array();
+        }
         None => null(json),
     }
 }
@@ -423,7 +418,7 @@ fn append_steps(json: &mut JsonText, steps: &[Step]) {
         Step::Retry(index) => ('r', index),
         Step::Completed(index) => ('c', index),
         Step::Polled(index) => ('l', index),
-        Step::Moment(index) => ('m', index),
+        Step::OtherEvent(index) => ('m', index),
     };
     let kinds: String = steps.iter().map(|step| parts(step).0).collect();
     json.field("stepKinds", kinds.as_str());

@@ -73,7 +73,7 @@ function requestDetail(id, title, time) {
   parts.push(html("div", { class: "states" },
     badge(`WQE ${request[REQUEST_WQE]}`, failed ? "bad" : request[REQUEST_WQE] === "COMPLETED" ? "good" : "plain"),
     badge(request[REQUEST_CQE] === null ? "no CQE (unsignaled)" : `CQE ${request[REQUEST_CQE]}`, /^P(OLL|ROCESS)ED$/.test(request[REQUEST_CQE]) ? "good" : "plain")));
-  parts.push(...lifeSection(request));
+  parts.push(...timesSection(request));
   // A failure comes first, because the reader looks for its cause.
   const sections = [workRequestSection(request), completionSection(request)];
   parts.push(...(failed ? sections.reverse() : sections).flat());
@@ -89,19 +89,19 @@ function workRequestSection(request) {
   const end = request[REQUEST_END];
   const rows = [["operation", request[REQUEST_OPERATION]], ["wr_id", request[REQUEST_WR_ID]]];
   if (posted !== null) rows.push(["tag", posted[POSTED_TAG]]);
-  rows.push(["queue", `${queue}, number ${request[REQUEST_NUMBER]}`]);
+  rows.push(["queue", `${queue}, number ${request[REQUEST_NUMBER_IN_QUEUE]}`]);
   if (end >= 0) rows.push(["queue pair", `${hex(DATA.ends[end].qpn)} of ${DATA.devices[request[REQUEST_DEVICE]].name}`]);
   if (posted !== null) {
     if (posted[POSTED_FLAGS] !== null) rows.push(["flags", posted[POSTED_FLAGS]]);
     rows.push(["length", `${grouped(posted[POSTED_LENGTH])} bytes`]);
     for (let at = 0; at < posted[POSTED_FIELDS].length; at += 2) rows.push([posted[POSTED_FIELDS][at], posted[POSTED_FIELDS][at + 1]]);
-    rows.push(["segments", String(posted[POSTED_SEGMENTS])]);
-    if (posted[POSTED_SEGMENT] !== null) {
-      const [address, length, key] = posted[POSTED_SEGMENT];
+    rows.push(["segments", String(posted[POSTED_SGE_COUNT])]);
+    if (posted[POSTED_FIRST_SGE] !== null) {
+      const [address, length, key] = posted[POSTED_FIRST_SGE];
       rows.push(["segment 0", `${address}, ${grouped(length)} bytes, lkey ${key}`]);
     }
   }
-  if (request[REQUEST_PSNS] !== null) rows.push(["PSNs", psnRange(request[REQUEST_PSNS])]);
+  if (request[REQUEST_PSN_RANGE] !== null) rows.push(["PSNs", psnRange(request[REQUEST_PSN_RANGE])]);
   return [html("h3", {}, "Work request (WQE)"), table(rows)];
 }
 
@@ -141,34 +141,34 @@ function explanationBox(explanation) {
   return html("div", { class: "meaning" }, html("p", {}, ...withCode(meaning)), list("Usual causes", causes), list("To check", checks));
 }
 
-// The steps of a request's life, with the state that each one begins.
-function lifeSteps(request) {
-  const life = request[REQUEST_LIFE];
+// The steps of a request, with the state that each one begins.
+function timeSteps(request) {
+  const times = request[REQUEST_TIMES];
   const end = isFailed(request) ? "ERROR" : "COMPLETED";
   const hasEntry = request[REQUEST_OUTCOME] !== null;
   const isReceive = request[REQUEST_QUEUE] === 1;
   const steps = [
-    ["posted", life[LIFE_POSTED], "WQE POSTED", "var(--bar-1)"],
-    ["doorbell", life[LIFE_DOORBELL], "", "var(--bar-2)"],
-    [life[LIFE_LAST] > life[LIFE_FIRST] ? "first packet" : "packet", life[LIFE_FIRST], "WQE PROCESSING", "var(--bar-3)"],
-    ["last packet", life[LIFE_LAST] > life[LIFE_FIRST] ? life[LIFE_LAST] : null, "", "var(--bar-3)"],
-    ["acknowledged", isReceive ? null : life[LIFE_ACKNOWLEDGED], "", "var(--bar-4)"],
-    ["completed", life[LIFE_COMPLETED], `WQE ${end}${hasEntry ? ", CQE PENDING" : ""}`, isFailed(request) ? "var(--bad)" : "var(--bar-5)"],
-    ["polled", life[LIFE_POLLED], "CQE POLLED", "var(--good)"],
-    ["processed", life[LIFE_PROCESSED], "CQE PROCESSED", "var(--good)"],
+    ["posted", times[TIME_POSTED], "WQE POSTED", "var(--bar-1)"],
+    ["doorbell", times[TIME_DOORBELL], "", "var(--bar-2)"],
+    [times[TIME_LAST] > times[TIME_FIRST] ? "first packet" : "packet", times[TIME_FIRST], "WQE PROCESSING", "var(--bar-3)"],
+    ["last packet", times[TIME_LAST] > times[TIME_FIRST] ? times[TIME_LAST] : null, "", "var(--bar-3)"],
+    ["acknowledged", isReceive ? null : times[TIME_ACKNOWLEDGED], "", "var(--bar-4)"],
+    ["completed", times[TIME_COMPLETED], `WQE ${end}${hasEntry ? ", CQE PENDING" : ""}`, isFailed(request) ? "var(--bad)" : "var(--bar-5)"],
+    ["polled", times[TIME_POLLED], "CQE POLLED", "var(--good)"],
+    ["processed", times[TIME_PROCESSED], "CQE PROCESSED", "var(--good)"],
   ].filter(([, time]) => time !== null);
   // The last packet may be the response that also acknowledges the request.
   return steps.sort((a, b) => a[1] - b[1]);
 }
 
-function lifeSection(request) {
-  const steps = lifeSteps(request);
+function timesSection(request) {
+  const steps = timeSteps(request);
   if (steps.length === 0) return [];
   // The bar ends with the poll: the time of processing is the application's.
   const bar = steps.filter(([name]) => name !== "processed");
   const total = bar[bar.length - 1][1] - bar[0][1];
   const parts = [html("h3", {}, `Life${total > 0 ? `: ${duration(total)}` : ""}`)];
-  if (total > 0) parts.push(lifeBar(bar, total));
+  if (total > 0) parts.push(timesBar(bar, total));
   const rows = steps.map(([name, time, stateName], at) => html("tr", {},
     html("th", {}, name),
     html("td", { class: "number value" }, at === 0 ? clockTime(time) : `+${duration(time - steps[at - 1][1])}`),
@@ -178,11 +178,11 @@ function lifeSection(request) {
 }
 
 // A bar with a segment from each step to the next. Short segments are widened so that they stay visible.
-function lifeBar(steps, total) {
+function timesBar(steps, total) {
   const width = 340, least = 7;
   const spans = steps.slice(1).map(([, time], at) => time - steps[at][1]);
   const room = width - least * spans.length;
-  const drawing = svg("svg", { width, height: 30, class: "life-bar", role: "img", "aria-label": steps.map(([name], at) => (at === 0 ? name : `${name} after ${duration(spans[at - 1])}`)).join(", ") });
+  const drawing = svg("svg", { width, height: 30, class: "times-bar", role: "img", "aria-label": steps.map(([name], at) => (at === 0 ? name : `${name} after ${duration(spans[at - 1])}`)).join(", ") });
   let x = 0;
   spans.forEach((span, at) => {
     const length = least + room * span / total;
@@ -212,7 +212,7 @@ function relatedSection(request, id) {
   const links = [];
   if (postSteps[id] >= 0) links.push(stepLink(postSteps[id], "post"));
   if (completionSteps[id] >= 0) links.push(stepLink(completionSteps[id], "completion"));
-  if (request[REQUEST_PEER] >= 0) links.push(requestLink(request[REQUEST_PEER]));
+  if (request[REQUEST_PEER_REQUEST] >= 0) links.push(requestLink(request[REQUEST_PEER_REQUEST]));
   if (links.length > 0) parts.push(html("h3", {}, "Go to"), html("div", { class: "links" }, ...links));
   return parts;
 }
@@ -232,7 +232,7 @@ function requestLink(id) {
 function packetLink(index) {
   const packet = DATA.packets[index];
   const own = sendSteps[index] >= 0 ? sendSteps[index] : arrivalSteps[index];
-  const step = own >= 0 || packet[PACKET_PEER] < 0 ? own : sendSteps[packet[PACKET_PEER]];
+  const step = own >= 0 || packet[PACKET_PEER_PACKET] < 0 ? own : sendSteps[packet[PACKET_PEER_PACKET]];
   const mark = packet[PACKET_FLAGS] & FLAG_RETRANSMISSION ? " ↻" : packet[PACKET_FLAGS] & FLAG_LOST ? " ×" : "";
   return stepLink(step, `${packetName(packet)} ${packet[PACKET_PSN]}${mark}`);
 }

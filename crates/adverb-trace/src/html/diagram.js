@@ -343,7 +343,7 @@ const PAINT = {
   packet(painter) { drawPacket(painter); },
   // The end of an arrow that a row above drew, or that a row above the drawn part would have drawn.
   arrival(painter) {
-    const sent = DATA.packets[indexOf(painter.step)][PACKET_PEER];
+    const sent = DATA.packets[indexOf(painter.step)][PACKET_PEER_PACKET];
     const sendRow = sent < 0 ? -1 : state.rowOfStep[sendSteps[sent]];
     const isDuplicate = DATA.packets[indexOf(painter.step)][PACKET_FLAGS] & FLAG_DUPLICATE;
     if (sendRow >= 0 && isDuplicate) {
@@ -375,8 +375,8 @@ function drawPacket(painter) {
   const from = isSent ? painter.side : 1 - painter.side;
   const [start, end] = from === LEFT ? [xs.nicL, xs.nicR] : [xs.nicR, xs.nicL];
   const away = Math.sign(end - start);
-  const arrivalRow = isSent && packet[PACKET_PEER] >= 0 && arrivalSteps[packet[PACKET_PEER]] >= 0 ? state.rowOfStep[arrivalSteps[packet[PACKET_PEER]]] : -1;
-  const isMatched = packet[PACKET_PEER] >= 0;
+  const arrivalRow = isSent && packet[PACKET_PEER_PACKET] >= 0 && arrivalSteps[packet[PACKET_PEER_PACKET]] >= 0 ? state.rowOfStep[arrivalSteps[packet[PACKET_PEER_PACKET]]] : -1;
+  const isMatched = packet[PACKET_PEER_PACKET] >= 0;
   const endY = arrivalRow < 0 ? y : lineOf(arrivalRow);
   if (seen.isLost || seen.isUnknown) {
     const x = xs.middle;

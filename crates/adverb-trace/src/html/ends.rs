@@ -6,7 +6,7 @@ use adverb_proto::trace::{DropReason, TraceEvent};
 use adverb_proto::types::Qpn;
 
 use crate::clock::Clocks;
-use crate::model::{Connection, DeviceId, Direction, Moment, Packet, PacketId, Trace};
+use crate::model::{Connection, DeviceId, Direction, Packet, PacketId, TimedEvent, Trace};
 
 /// A queue pair of a device.
 #[derive(Clone, Debug)]
@@ -41,8 +41,8 @@ impl Ends {
         for packet in &trace.packets {
             ends.add(packet.device, packet.qpn);
         }
-        for moment in &trace.moments {
-            moment.event.qpn().map(|qpn| ends.add(moment.device, qpn));
+        for timed in &trace.other_events {
+            timed.event.qpn().map(|qpn| ends.add(timed.device, qpn));
         }
         ends.match_peers(trace);
         ends
@@ -65,7 +65,7 @@ impl Ends {
     fn match_peers(&mut self, trace: &Trace) {
         let mut counts: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         for packet in &trace.packets {
-            let peer = packet.peer.and_then(|peer| trace.packet(peer));
+            let peer = packet.peer_packet.and_then(|peer| trace.packet(peer));
             let ends =
                 peer.map(|peer| (self.index(packet.device, packet.qpn), self.index(peer.device, peer.qpn)));
             if let Some((Some(end), Some(peer))) = ends {
@@ -125,13 +125,13 @@ impl Fate {
     }
 }
 
-/// Returns the fate of each packet, and the moments that are a part of a packet's fate.
+/// Returns the fate of each packet, and the other events that are a part of a packet's fate.
 pub(super) fn fates(trace: &Trace, ends: &Ends, clocks: &Clocks) -> (Vec<Fate>, Vec<bool>) {
     // The first and the last packet of each queue pair that arrived: packets between them were recorded at the peer.
     let mut arrived: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
     let end_of = |packet: &Packet| ends.index(packet.device, packet.qpn);
     for (index, packet) in trace.packets.iter().enumerate() {
-        if let (Direction::Out, Some(_), Some(end)) = (packet.direction, packet.peer, end_of(packet)) {
+        if let (Direction::Out, Some(_), Some(end)) = (packet.direction, packet.peer_packet, end_of(packet)) {
             arrived.entry(end).or_insert((index, index)).1 = index;
         }
     }
@@ -145,9 +145,9 @@ pub(super) fn fates(trace: &Trace, ends: &Ends, clocks: &Clocks) -> (Vec<Fate>, 
     };
     let fate = |(index, packet): (usize, &Packet)| {
         let Some(end) = end_of(packet) else { return Fate::Unrecorded };
-        let peer = packet.peer.and_then(|peer| trace.packet(peer));
+        let peer = packet.peer_packet.and_then(|peer| trace.packet(peer));
         match (peer, ends.list[end].peer, packet.direction) {
-            (Some(peer), _, Direction::In) if peer.peer != Some(PacketId(index)) => Fate::Duplicate,
+            (Some(peer), _, Direction::In) if peer.peer_packet != Some(PacketId(index)) => Fate::Duplicate,
             (Some(_), ..) => Fate::Arrived,
             (None, None, _) | (None, _, Direction::In) => Fate::Unrecorded,
             (None, Some(peer), Direction::Out) => {
@@ -166,8 +166,8 @@ pub(super) fn fates(trace: &Trace, ends: &Ends, clocks: &Clocks) -> (Vec<Fate>, 
 
 /// The packets that devices dropped before they reached a queue pair.
 struct Drops<'a> {
-    moments: &'a [Moment],
-    /// The moments by device, queue pair, sequence number and opcode, the latest first.
+    other_events: &'a [TimedEvent],
+    /// The other events by device, queue pair, sequence number and opcode, the latest first.
     by_packet: HashMap<(DeviceId, u32, u32, u8), Vec<usize>>,
     is_taken: Vec<bool>,
 }
@@ -175,13 +175,17 @@ struct Drops<'a> {
 impl<'a> Drops<'a> {
     fn new(trace: &'a Trace) -> Drops<'a> {
         let mut by_packet: HashMap<_, Vec<usize>> = HashMap::new();
-        for (index, moment) in trace.moments.iter().enumerate().rev() {
-            if let TraceEvent::Dropped { qpn, psn, opcode, .. } = moment.event {
-                let key = (moment.device, qpn.get(), psn.get(), opcode.byte());
+        for (index, timed) in trace.other_events.iter().enumerate().rev() {
+            if let TraceEvent::Dropped { qpn, psn, opcode, .. } = timed.event {
+                let key = (timed.device, qpn.get(), psn.get(), opcode.byte());
                 by_packet.entry(key).or_default().push(index);
             }
         }
-        Drops { moments: &trace.moments, by_packet, is_taken: vec![false; trace.moments.len()] }
+        Drops {
+            other_events: &trace.other_events,
+            by_packet,
+            is_taken: vec![false; trace.other_events.len()],
+        }
     }
 
     /// Returns the reason why a device dropped a packet, if it did.
@@ -190,7 +194,7 @@ impl<'a> Drops<'a> {
         let key = (receiver, header.dest_qp.get(), header.psn.get(), header.opcode().byte());
         let index = self.by_packet.get_mut(&key)?.pop()?;
         self.is_taken[index] = true;
-        match self.moments.get(index)?.event {
+        match self.other_events.get(index)?.event {
             TraceEvent::Dropped { reason, .. } => Some(reason),
             _ => None,
         }
@@ -202,10 +206,10 @@ fn spans(trace: &Trace) -> Vec<(u64, u64)> {
     let mut spans = vec![(u64::MAX, 0); trace.devices.len()];
     let times = trace.packets.iter().map(|packet| (packet.device, packet.time));
     let times = times.chain(trace.requests.iter().flat_map(|request| {
-        let life = request.life;
-        [life.posted, life.completed, life.polled].into_iter().flatten().map(|time| (request.device, time))
+        let times = request.times;
+        [times.posted, times.completed, times.polled].into_iter().flatten().map(|time| (request.device, time))
     }));
-    for (device, time) in times.chain(trace.moments.iter().map(|moment| (moment.device, moment.time))) {
+    for (device, time) in times.chain(trace.other_events.iter().map(|timed| (timed.device, timed.time))) {
         let nanos = trace.host_nanos(device, time);
         if let Some((first, last)) = spans.get_mut(device.0) {
             *first = nanos.min(*first);

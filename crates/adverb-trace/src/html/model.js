@@ -10,23 +10,23 @@ const STEP_COUNT = DATA.stepIndices.length;
 
 // The elements of the arrays that describe requests and packets. `data.rs` writes them in this order.
 const [
-  REQUEST_DEVICE, REQUEST_END, REQUEST_QUEUE, REQUEST_NUMBER, REQUEST_WR_ID, REQUEST_OPERATION, REQUEST_POSTED,
-  REQUEST_LIFE, REQUEST_PSNS, REQUEST_PACKETS, REQUEST_RETRIES, REQUEST_OUTCOME, REQUEST_CQ, REQUEST_PEER,
+  REQUEST_DEVICE, REQUEST_END, REQUEST_QUEUE, REQUEST_NUMBER_IN_QUEUE, REQUEST_WR_ID, REQUEST_OPERATION, REQUEST_POSTED,
+  REQUEST_TIMES, REQUEST_PSN_RANGE, REQUEST_PACKETS, REQUEST_RETRIES, REQUEST_OUTCOME, REQUEST_CQ, REQUEST_PEER_REQUEST,
   REQUEST_WQE, REQUEST_CQE, REQUEST_ACKS,
 ] = Array(17).keys();
 const [
   PACKET_END, PACKET_TIME, PACKET_FLAGS, PACKET_OPCODE, PACKET_NAME, PACKET_DEST, PACKET_PSN, PACKET_BTH_FLAGS,
-  PACKET_PKEY, PACKET_HEADERS, PACKET_LENGTH, PACKET_PAYLOAD, PACKET_DROPPED, PACKET_ROLE, PACKET_PEER,
+  PACKET_PKEY, PACKET_HEADERS, PACKET_LENGTH, PACKET_PAYLOAD, PACKET_DROPPED, PACKET_ROLE, PACKET_PEER_PACKET,
   PACKET_SOURCE, PACKET_DESTINATION, PACKET_RETRY_CAUSE,
 ] = Array(18).keys();
-const [POSTED_TAG, POSTED_FLAGS, POSTED_LENGTH, POSTED_SEGMENTS, POSTED_SEGMENT, POSTED_FIELDS] = Array(6).keys();
-const [LIFE_POSTED, LIFE_DOORBELL, LIFE_FIRST, LIFE_LAST, LIFE_ACKNOWLEDGED, LIFE_COMPLETED, LIFE_POLLED, LIFE_PROCESSED] =
+const [POSTED_TAG, POSTED_FLAGS, POSTED_LENGTH, POSTED_SGE_COUNT, POSTED_FIRST_SGE, POSTED_FIELDS] = Array(6).keys();
+const [TIME_POSTED, TIME_DOORBELL, TIME_FIRST, TIME_LAST, TIME_ACKNOWLEDGED, TIME_COMPLETED, TIME_POLLED, TIME_PROCESSED] =
   Array(8).keys();
 const FLAG_OUT = 1, FLAG_RETRANSMISSION = 2, FLAG_LOST = 4, FLAG_UNKNOWN = 8, FLAG_DUPLICATE = 16;
-const MOMENT_AT_APPLICATION = 1, MOMENT_FAILURE = 2;
+const EVENT_AT_APPLICATION = 1, EVENT_FAILURE = 2;
 
 // The kinds of steps.
-const POSTED = "p", DOORBELL = "d", PACKET = "s", ARRIVED = "a", RETRY = "r", COMPLETED = "c", POLLED = "l", MOMENT = "m";
+const POSTED = "p", DOORBELL = "d", PACKET = "s", ARRIVED = "a", RETRY = "r", COMPLETED = "c", POLLED = "l", OTHER_EVENT = "m";
 
 const LEFT = 0, RIGHT = 1, HIDDEN = -1;
 
@@ -49,7 +49,7 @@ const marks = new Uint8Array(STEP_COUNT);
 
 function kindOf(step) { return DATA.stepKinds[step]; }
 function indexOf(step) { return DATA.stepIndices[step]; }
-function peerOf(packet) { return packet[PACKET_PEER] < 0 ? null : DATA.packets[packet[PACKET_PEER]]; }
+function peerOf(packet) { return packet[PACKET_PEER_PACKET] < 0 ? null : DATA.packets[packet[PACKET_PEER_PACKET]]; }
 function isFailed(request) { return request[REQUEST_OUTCOME] !== null && request[REQUEST_OUTCOME][0] !== 0; }
 
 for (let step = 0; step < STEP_COUNT; step++) {
@@ -80,7 +80,7 @@ function findMarks(step) {
   switch (kindOf(step)) {
     case COMPLETED: return isFailed(DATA.requests[index]) ? found | FAILURE : found;
     case RETRY: return found | RETRANSMISSION;
-    case MOMENT: return DATA.moments[index][4] & MOMENT_FAILURE ? found | FAILURE : found;
+    case OTHER_EVENT: return DATA.otherEvents[index][4] & EVENT_FAILURE ? found | FAILURE : found;
     case PACKET: case ARRIVED: {
       const packet = DATA.packets[index];
       const other = peerOf(packet);
@@ -97,12 +97,12 @@ function findMarks(step) {
 function timeOf(step) {
   const index = indexOf(step);
   switch (kindOf(step)) {
-    case POSTED: return DATA.requests[index][REQUEST_LIFE][LIFE_POSTED];
-    case COMPLETED: return DATA.requests[index][REQUEST_LIFE][LIFE_COMPLETED];
-    case POLLED: return DATA.requests[index][REQUEST_LIFE][LIFE_POLLED];
+    case POSTED: return DATA.requests[index][REQUEST_TIMES][TIME_POSTED];
+    case COMPLETED: return DATA.requests[index][REQUEST_TIMES][TIME_COMPLETED];
+    case POLLED: return DATA.requests[index][REQUEST_TIMES][TIME_POLLED];
     case DOORBELL: return DATA.doorbells[index][1];
     case RETRY: return DATA.retries[index][1];
-    case MOMENT: return DATA.moments[index][2];
+    case OTHER_EVENT: return DATA.otherEvents[index][2];
     default: return DATA.packets[index][PACKET_TIME];
   }
 }
@@ -114,7 +114,7 @@ function endOf(step) {
     case POSTED: case COMPLETED: case POLLED: return DATA.requests[index][REQUEST_END];
     case DOORBELL: return DATA.doorbells[index][0];
     case RETRY: return DATA.retries[index][0];
-    case MOMENT: return DATA.moments[index][1];
+    case OTHER_EVENT: return DATA.otherEvents[index][1];
     default: return DATA.packets[index][PACKET_END];
   }
 }
@@ -123,7 +123,7 @@ function deviceOf(step) {
   const index = indexOf(step);
   switch (kindOf(step)) {
     case POSTED: case COMPLETED: case POLLED: return DATA.requests[index][REQUEST_DEVICE];
-    case MOMENT: return DATA.moments[index][0];
+    case OTHER_EVENT: return DATA.otherEvents[index][0];
     default: return DATA.ends[endOf(step)].device;
   }
 }
@@ -135,7 +135,7 @@ function requestsOf(step) {
     case POSTED: case COMPLETED: case POLLED: return [index];
     case DOORBELL: return DATA.doorbells[index][2];
     case RETRY: return DATA.retries[index][4];
-    case MOMENT: return [];
+    case OTHER_EVENT: return [];
     default: return requestsOfPacket(index);
   }
 }
@@ -148,7 +148,7 @@ function requestsOfPacket(index) {
   if (role[0] === "nak") ids.push(role[3]);
   if (role[0] === "nak" || role[0] === "ack") ids.push(...role[2]);
   ids.push(receiveOfPacket[index]);
-  if (packet[PACKET_PEER] >= 0) ids.push(receiveOfPacket[packet[PACKET_PEER]]);
+  if (packet[PACKET_PEER_PACKET] >= 0) ids.push(receiveOfPacket[packet[PACKET_PEER_PACKET]]);
   return [...new Set(ids)].filter((id) => id >= 0);
 }
 
@@ -176,7 +176,7 @@ function clockTime(nanos) {
 function requestName(id) {
   const request = DATA.requests[id];
   const operation = request[REQUEST_OPERATION].replace(/^RDMA /, "").replace(" with immediate", "+imm").replace(" with invalidate", "+inv");
-  return `${operation} #${request[REQUEST_NUMBER]}`;
+  return `${operation} #${request[REQUEST_NUMBER_IN_QUEUE]}`;
 }
 
 function tagOf(request) {
@@ -232,10 +232,10 @@ function describe(step) {
       const [, , psn, cause] = DATA.retries[index];
       return { place: "inside", tones: "retry", label: `retransmit: ${shortCause(cause)} · PSN ${psn}` };
     }
-    case MOMENT: {
-      const [, , , text, flags] = DATA.moments[index];
-      const place = flags & MOMENT_AT_APPLICATION ? "application" : "inside";
-      return { place, tones: `moment${bad}`, label: text };
+    case OTHER_EVENT: {
+      const [, , , text, flags] = DATA.otherEvents[index];
+      const place = flags & EVENT_AT_APPLICATION ? "application" : "inside";
+      return { place, tones: `other-event${bad}`, label: text };
     }
     default: return describePacket(step, DATA.packets[index]);
   }

@@ -8,7 +8,7 @@ use adverb_proto::types::{Psn, Qpn};
 
 use super::ends::{Ends, Fate, fates};
 use crate::clock::Clocks;
-use crate::model::{DeviceId, Direction, Moment, PacketId, RequestId, Trace};
+use crate::model::{DeviceId, Direction, PacketId, RequestId, TimedEvent, Trace};
 
 /// A step that the diagram shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,8 +27,8 @@ pub(super) enum Step {
     Completed(usize),
     /// The application polled the request's completion.
     Polled(usize),
-    /// An event of [`Trace::moments`].
-    Moment(usize),
+    /// An event of [`Trace::other_events`].
+    OtherEvent(usize),
 }
 
 /// The requests that one doorbell covered.
@@ -102,15 +102,15 @@ impl Ordered {
             steps.push((packet.time, RANK_PACKET, Step::Packet(index), packet.device));
         }
         for (index, request) in trace.requests.iter().enumerate() {
-            let life = &request.life;
+            let times = &request.times;
             let mut push = |time: Option<Time>, rank, step| {
                 if let Some(time) = time {
                     steps.push((time, rank, step, request.device));
                 }
             };
-            push(life.posted, RANK_POST, Step::Posted(index));
-            push(life.completed, RANK_COMPLETION, Step::Completed(index));
-            push(life.polled, RANK_POLL, Step::Polled(index));
+            push(times.posted, RANK_POST, Step::Posted(index));
+            push(times.completed, RANK_COMPLETION, Step::Completed(index));
+            push(times.polled, RANK_POLL, Step::Polled(index));
         }
         for (index, doorbell) in self.doorbells.iter().enumerate() {
             steps.push((doorbell.time, RANK_DOORBELL, Step::Doorbell(index), doorbell.device));
@@ -118,9 +118,9 @@ impl Ordered {
         for (index, retry) in self.retries.iter().enumerate() {
             steps.push((retry.time, RANK_RETRY, Step::Retry(index), retry.device));
         }
-        for (index, moment) in trace.moments.iter().enumerate() {
-            if let (Some(rank), false) = (moment_rank(&moment.event), is_part_of_packet[index]) {
-                steps.push((moment.time, rank, Step::Moment(index), moment.device));
+        for (index, timed) in trace.other_events.iter().enumerate() {
+            if let (Some(rank), false) = (other_event_rank(&timed.event), is_part_of_packet[index]) {
+                steps.push((timed.time, rank, Step::OtherEvent(index), timed.device));
             }
         }
         steps
@@ -133,10 +133,10 @@ const RANK_RETRY: u8 = 5;
 const RANK_PACKET: u8 = 6;
 const RANK_COMPLETION: u8 = 7;
 const RANK_POLL: u8 = 9;
-const RANK_MOMENT: u8 = 10;
+const RANK_OTHER_EVENT: u8 = 10;
 
 /// Returns the rank of an event that the diagram shows as a row of its own.
-fn moment_rank(event: &TraceEvent) -> Option<u8> {
+fn other_event_rank(event: &TraceEvent) -> Option<u8> {
     match event {
         // A queue pair is connected for receiving first.
         TraceEvent::Connected { send_psn: None, .. } => None,
@@ -158,15 +158,15 @@ struct Positions(HashMap<(DeviceId, Time, u8), VecDeque<usize>>);
 impl Positions {
     fn new(trace: &Trace) -> Positions {
         let mut positions: HashMap<_, VecDeque<usize>> = HashMap::new();
-        for (position, Moment { device, time, event }) in trace.events.iter().enumerate() {
+        for (position, TimedEvent { device, time, event }) in trace.events.iter().enumerate() {
             let rank = match event {
                 TraceEvent::PostedSend { .. } | TraceEvent::PostedRecv { .. } => RANK_POST,
                 TraceEvent::Doorbell { .. } => RANK_DOORBELL,
-                TraceEvent::PacketOut { .. } | TraceEvent::PacketIn { .. } => RANK_PACKET,
+                TraceEvent::PacketSent { .. } | TraceEvent::PacketReceived { .. } => RANK_PACKET,
                 TraceEvent::Retransmit { .. } => RANK_RETRY,
                 TraceEvent::Completed { .. } | TraceEvent::CompletedUnsignaled { .. } => RANK_COMPLETION,
                 TraceEvent::Polled { .. } => RANK_POLL,
-                event if moment_rank(event).is_some() => RANK_MOMENT,
+                event if other_event_rank(event).is_some() => RANK_OTHER_EVENT,
                 _ => continue,
             };
             positions.entry((*device, *time, rank)).or_default().push_back(position);
@@ -183,7 +183,7 @@ impl Positions {
             Step::Retry(_) => RANK_RETRY,
             Step::Completed(_) => RANK_COMPLETION,
             Step::Polled(_) => RANK_POLL,
-            Step::Moment(_) => RANK_MOMENT,
+            Step::OtherEvent(_) => RANK_OTHER_EVENT,
         };
         self.0.get_mut(&(device, time, rank)).and_then(VecDeque::pop_front).unwrap_or_default()
     }
@@ -192,7 +192,7 @@ impl Positions {
 fn doorbells(trace: &Trace) -> Vec<Doorbell> {
     let mut covered: BTreeMap<(usize, u32, Time), Vec<RequestId>> = BTreeMap::new();
     for (index, request) in trace.requests.iter().enumerate() {
-        if let (Some(time), Some(qpn)) = (request.life.doorbell, request.qpn) {
+        if let (Some(time), Some(qpn)) = (request.times.doorbell, request.qpn) {
             covered.entry((request.device.0, qpn.get(), time)).or_default().push(RequestId(index));
         }
     }
@@ -213,12 +213,12 @@ fn retries(trace: &Trace) -> Vec<Retry> {
             requests.entry(key).or_default().push(RequestId(index));
         }
     }
-    let retry = |&Moment { device, time, event }: &Moment| {
+    let retry = |&TimedEvent { device, time, event }: &TimedEvent| {
         let TraceEvent::Retransmit { qpn, psn, cause } = event else { return None };
         let requests = requests.get(&(device, time, psn.get())).cloned().unwrap_or_default();
         Some(Retry { device, qpn, time, psn, cause, requests })
     };
-    trace.moments.iter().filter_map(retry).collect()
+    trace.other_events.iter().filter_map(retry).collect()
 }
 
 /// Merges the steps of several clocks into one order: each clock's own order is kept, and a packet is sent before it
@@ -290,7 +290,7 @@ impl<'a> Merge<'a> {
         }
         self.is_merged[index] = true;
         let packet = &self.trace.packets[index];
-        let peer = packet.peer.filter(|PacketId(peer)| *peer < self.trace.packets.len());
+        let peer = packet.peer_packet.filter(|PacketId(peer)| *peer < self.trace.packets.len());
         let Some(PacketId(peer)) = peer else {
             self.steps.push(Step::Packet(index));
             return;

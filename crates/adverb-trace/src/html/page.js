@@ -164,7 +164,7 @@ function drawLegend() {
     sample("dropped", "packet bad", ({ group }) => group.append(svg("line", { class: "line", x1: 2, y1: 8, x2: 24, y2: 8 }), svg("circle", { class: "ring", cx: 30, cy: 8, r: 6 }), svg("path", { class: "cross", d: "M26 12l8 -8" }))),
     sample("CQE", "completion ok", ({ group }) => group.append(svg("rect", { class: "ring", x: 3, y: 3, width: 10, height: 10, rx: 1.5 })), 16),
     sample("poll", "poll", ({ group }) => group.append(svg("circle", { class: "dot", cx: 8, cy: 8, r: 4.5 })), 16),
-    sample("event", "moment", ({ group }) => group.append(svg("path", { class: "sign", d: "M8 2l6 6l-6 6l-6 -6z" })), 16),
+    sample("event", "other-event", ({ group }) => group.append(svg("path", { class: "sign", d: "M8 2l6 6l-6 6l-6 -6z" })), 16),
     sample("failure", "bad", (painter) => warning(painter, 9, 9), 18),
   );
 }

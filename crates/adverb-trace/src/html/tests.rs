@@ -1,4 +1,4 @@
-//! Tests of the page with a trace that has every kind of request, packet and moment.
+//! Tests of the page with a trace that has every kind of request, packet and event.
 
 use serde_json::Value;
 
@@ -48,14 +48,14 @@ fn every_object_of_the_trace_is_in_the_page() {
     assert_eq!(count("devices"), trace.devices.len());
     assert_eq!(count("requests"), trace.requests.len());
     assert_eq!(count("packets"), trace.packets.len());
-    assert_eq!(count("moments"), trace.moments.len());
+    assert_eq!(count("otherEvents"), trace.other_events.len());
     let kinds = data["stepKinds"].as_str().unwrap();
     assert_eq!(kinds.len(), count("stepIndices"));
     let steps = |kind: char| kinds.matches(kind).count();
-    let lives = || trace.requests.iter().map(|request| request.life);
-    assert_eq!(steps('p'), lives().filter(|life| life.posted.is_some()).count());
-    assert_eq!(steps('c'), lives().filter(|life| life.completed.is_some()).count());
-    assert_eq!(steps('l'), lives().filter(|life| life.polled.is_some()).count());
+    let all_times = || trace.requests.iter().map(|request| request.times);
+    assert_eq!(steps('p'), all_times().filter(|times| times.posted.is_some()).count());
+    assert_eq!(steps('c'), all_times().filter(|times| times.completed.is_some()).count());
+    assert_eq!(steps('l'), all_times().filter(|times| times.polled.is_some()).count());
     let failed = trace.requests.iter().filter_map(|request| request.outcome?.err());
     for failure in failed {
         let statuses = data["statuses"].as_array().unwrap();

@@ -7,7 +7,7 @@ use adverb_proto::types::{CompletedOperation, QpState};
 use super::headers::Field;
 
 /// The form in which the diagram shows an event that belongs to no single request or packet.
-pub(super) struct MomentText {
+pub(super) struct EventText {
     /// The text of the row.
     pub(super) text: String,
     /// Whether the application got the event. The other events happen in the device.
@@ -16,8 +16,8 @@ pub(super) struct MomentText {
     pub(super) is_failure: bool,
 }
 
-/// Describes an event of [`Trace::moments`](crate::Trace::moments).
-pub(super) fn moment(event: &TraceEvent) -> MomentText {
+/// Describes an event of [`Trace::other_events`](crate::Trace::other_events).
+pub(super) fn other_event(event: &TraceEvent) -> EventText {
     let (is_at_application, is_failure) = match event {
         TraceEvent::CqEventDelivered { .. } | TraceEvent::SrqLimit { .. } => (true, false),
         TraceEvent::QueueEventDelivered { event } => (true, is_failure(event)),
@@ -46,7 +46,7 @@ pub(super) fn moment(event: &TraceEvent) -> MomentText {
         TraceEvent::Dropped { psn, opcode, reason, .. } => format!("dropped {opcode} PSN {psn}: {reason}"),
         event => event.to_string(),
     };
-    MomentText { text, is_at_application, is_failure }
+    EventText { text, is_at_application, is_failure }
 }
 
 /// Returns the short name of a state.

@@ -1,6 +1,7 @@
 use serde_json::Value;
 
 use super::*;
+use crate::model::{PsnRange, RequestTimes};
 use crate::sample;
 
 /// Returns the lines of a trace.
@@ -34,7 +35,7 @@ fn first_line_names_format_and_version() {
     let lines = lines(&trace);
     assert_eq!(lines[0]["format"], "adverb-trace");
     assert_eq!(lines[0]["version"], 1);
-    let kinds = ["device", "request", "packet", "moment"];
+    let kinds = ["device", "request", "packet", "other_event"];
     for kind in kinds {
         let count = lines[0][format!("{kind}_count")].as_u64().unwrap() as usize;
         assert_eq!(of_type(&lines, kind).len(), count);
@@ -87,22 +88,22 @@ fn requests_keep_their_values() {
         assert_eq!(line["device"], request.device.0);
         assert_eq!(number::<u32>(&line["qpn"]), request.qpn.map(|qpn| qpn.get()));
         assert_eq!(line["queue"], request.queue.name());
-        assert_eq!(line["number"], request.number);
+        assert_eq!(line["number_in_queue"], request.number_in_queue);
         assert_eq!(hex(&line["wr_id"]), request.wr_id);
-        let life = &line["life"];
-        let parsed = Life {
-            posted: nanos(&life["posted"]),
-            doorbell: nanos(&life["doorbell"]),
-            first_packet: nanos(&life["first_packet"]),
-            last_packet: nanos(&life["last_packet"]),
-            acknowledged: nanos(&life["acknowledged"]),
-            completed: nanos(&life["completed"]),
-            polled: nanos(&life["polled"]),
-            processed: nanos(&life["processed"]),
+        let times = &line["times"];
+        let parsed = RequestTimes {
+            posted: nanos(&times["posted"]),
+            doorbell: nanos(&times["doorbell"]),
+            first_packet: nanos(&times["first_packet"]),
+            last_packet: nanos(&times["last_packet"]),
+            acknowledged: nanos(&times["acknowledged"]),
+            completed: nanos(&times["completed"]),
+            polled: nanos(&times["polled"]),
+            processed: nanos(&times["processed"]),
         };
-        assert_eq!(parsed, request.life);
+        assert_eq!(parsed, request.times);
         let psns = number::<u32>(&line["first_psn"]).zip(number::<u32>(&line["last_psn"]));
-        assert_eq!(psns, request.psns.map(|(first, last)| (first.get(), last.get())));
+        assert_eq!(psns, request.psn_range.map(|range| (range.first.get(), range.last.get())));
         for (key, expected) in [("packets", &request.packets), ("acks", &request.acks)] {
             let packets = line[key].as_array().unwrap();
             assert_eq!(packets.len(), expected.len());
@@ -117,7 +118,7 @@ fn requests_keep_their_values() {
             assert_eq!(value["cause"], retransmission.cause.name());
         }
         assert_eq!(number::<u32>(&line["cq"]), request.cq.map(Cq::number));
-        assert_eq!(number(&line["peer"]).map(RequestId), request.peer);
+        assert_eq!(number(&line["peer_request"]).map(RequestId), request.peer_request);
         check_posted(&line["posted"], request.posted.as_ref());
         match &request.outcome {
             Some(Ok(success)) => {
@@ -137,11 +138,11 @@ fn check_posted(line: &Value, posted: Option<&WorkRequest>) {
     let Some(posted) = posted else { return assert!(line.is_null()) };
     assert_eq!(hex(&line["tag"]), posted.tag);
     assert_eq!(line["length"], posted.length);
-    assert_eq!(line["segment_count"], posted.segment_count);
-    if let Some(segment) = posted.first_segment {
-        assert_eq!(hex(&line["first_segment"]["addr"]), segment.addr);
-        assert_eq!(line["first_segment"]["length"], segment.length);
-        assert_eq!(line["first_segment"]["lkey"], segment.lkey);
+    assert_eq!(line["sge_count"], posted.sge_count);
+    if let Some(segment) = posted.first_sge {
+        assert_eq!(hex(&line["first_sge"]["addr"]), segment.addr);
+        assert_eq!(line["first_sge"]["length"], segment.length);
+        assert_eq!(line["first_sge"]["lkey"], segment.lkey);
     }
     let srq = posted.recv_queue.and_then(|queue| match queue {
         RecvQueueId::Srq(srq) => Some(srq.number()),
@@ -226,15 +227,15 @@ fn packets_keep_their_values() {
         assert_eq!(line["is_retransmission"], packet.is_retransmission);
         assert_eq!(line["retry_cause"].as_str(), packet.retry_cause.map(|cause| cause.name()));
         assert_eq!(line["dropped"].as_str(), packet.dropped.map(|reason| reason.name()));
-        assert_eq!(number::<usize>(&line["peer"]), packet.peer.map(|peer| peer.0));
+        assert_eq!(number::<usize>(&line["peer_packet"]), packet.peer_packet.map(|peer| peer.0));
         check_role(line, &packet.role);
     }
 }
 
 fn check_role(line: &Value, role: &PacketRole) {
-    let covers = |psns: &Option<(adverb_wire::Psn, adverb_wire::Psn)>, requests: &[RequestId]| {
+    let covers = |psns: &Option<PsnRange>, requests: &[RequestId]| {
         let parsed = number::<u32>(&line["first_acked_psn"]).zip(number::<u32>(&line["last_acked_psn"]));
-        assert_eq!(parsed, psns.map(|(first, last)| (first.get(), last.get())));
+        assert_eq!(parsed, psns.map(|range| (range.first.get(), range.last.get())));
         let ids: Vec<u64> = requests.iter().map(|request| request.0 as u64).collect();
         assert_eq!(line["acked_requests"], serde_json::json!(ids));
     };
@@ -243,15 +244,15 @@ fn check_role(line: &Value, role: &PacketRole) {
             assert_eq!(line["role"] == "request", matches!(role, PacketRole::Request(_)));
             assert_eq!(number(&line["request"]).map(RequestId), *request);
         }
-        PacketRole::Ack { psns, requests } => {
+        PacketRole::Ack { acked_psns, acked_requests } => {
             assert_eq!(line["role"], "ack");
-            covers(psns, requests);
+            covers(acked_psns, acked_requests);
         }
-        PacketRole::Nak { syndrome, psns, requests, rejected } => {
+        PacketRole::Nak { syndrome, acked_psns, acked_requests, nacked_request } => {
             assert_eq!(line["role"], "nak");
             assert_eq!(line["syndrome"], syndrome.byte());
-            assert_eq!(number(&line["rejected"]).map(RequestId), *rejected);
-            covers(psns, requests);
+            assert_eq!(number(&line["nacked_request"]).map(RequestId), *nacked_request);
+            covers(acked_psns, acked_requests);
         }
         PacketRole::Cm { message } => {
             assert_eq!(line["role"], "cm");
@@ -262,16 +263,16 @@ fn check_role(line: &Value, role: &PacketRole) {
 }
 
 #[test]
-fn moments_keep_their_values() {
+fn other_events_keep_their_values() {
     let trace = sample::trace();
     let lines = lines(&trace);
-    let moments = of_type(&lines, "moment");
-    for (line, moment) in moments.iter().zip(trace.moments()) {
-        assert_eq!(nanos(&line["time"]), Some(moment.time));
-        assert_eq!(line["text"], moment.event.to_string());
-        assert_eq!(number::<u32>(&line["qpn"]), moment.event.qpn().map(|qpn| qpn.get()));
+    let other_events = of_type(&lines, "other_event");
+    for (line, timed) in other_events.iter().zip(trace.other_events()) {
+        assert_eq!(nanos(&line["time"]), Some(timed.time));
+        assert_eq!(line["text"], timed.event.to_string());
+        assert_eq!(number::<u32>(&line["qpn"]), timed.event.qpn().map(|qpn| qpn.get()));
     }
-    let events: Vec<&str> = moments.iter().map(|line| line["event"].as_str().unwrap()).collect();
+    let events: Vec<&str> = other_events.iter().map(|line| line["event"].as_str().unwrap()).collect();
     let expected = [
         "state_changed",
         "timer_expired",
@@ -282,10 +283,13 @@ fn moments_keep_their_values() {
         "cnp_received",
     ];
     assert_eq!(events, expected);
-    assert_eq!((&moments[0]["from"], &moments[0]["to"]), (&"init".into(), &"ready to receive".into()));
-    assert_eq!(moments[1]["timer"], "ack_timeout");
-    assert_eq!(moments[3]["queue_event"], "access_error");
-    assert_eq!((&moments[4]["queue_event"], &moments[4]["srq"]), (&"srq_limit".into(), &0.into()));
-    assert_eq!(moments[5]["cause"], "implied_nak");
-    assert_eq!(moments[6]["rate"], 40_000_000_000_u64);
+    assert_eq!(
+        (&other_events[0]["from"], &other_events[0]["to"]),
+        (&"init".into(), &"ready to receive".into())
+    );
+    assert_eq!(other_events[1]["timer"], "ack_timeout");
+    assert_eq!(other_events[3]["queue_event"], "access_error");
+    assert_eq!((&other_events[4]["queue_event"], &other_events[4]["srq"]), (&"srq_limit".into(), &0.into()));
+    assert_eq!(other_events[5]["cause"], "implied_nak");
+    assert_eq!(other_events[6]["rate"], 40_000_000_000_u64);
 }

@@ -177,8 +177,10 @@ fn arrows_connect_the_copies_of_a_packet() {
         ids.collect::<HashMap<u64, &Value>>()
     });
     assert_eq!(starts.len(), with_phase(&events, "s").len(), "ids must be unique");
-    let sent =
-        trace.packets().iter().filter(|packet| packet.direction == Direction::Out && packet.peer.is_some());
+    let sent = trace
+        .packets()
+        .iter()
+        .filter(|packet| packet.direction == Direction::Out && packet.peer_packet.is_some());
     assert_eq!(starts.len(), sent.count());
     assert_eq!(ends.len(), starts.len());
     for (id, start) in &starts {

@@ -10,8 +10,8 @@ use adverb_proto::types::{CompletedOperation, Psn, Qpn, SendOperation, Success};
 use super::clock::{Micros, Times};
 use super::{RequestName, device_name, headers, is_own, write_clock_note};
 use crate::model::{
-    CqeState, Device, DeviceId, Direction, Life, Packet, PacketId, PacketRole, Request, RequestId, Trace,
-    WqeState,
+    CqeState, Device, DeviceId, Direction, Packet, PacketId, PacketRole, PsnRange, Request, RequestId,
+    RequestTimes, Trace, WqeState,
 };
 use crate::names;
 
@@ -53,7 +53,7 @@ impl<'a> Listing<'a> {
                     self.write_request(out, RequestId(number), request, &mut listed)?;
                 }
             }
-            self.write_moments(out, DeviceId(index))?;
+            self.write_other_events(out, DeviceId(index))?;
         }
         self.write_others(out, &listed)
     }
@@ -80,7 +80,7 @@ impl<'a> Listing<'a> {
             writeln!(out, "# {lost} older events were overwritten: the recording was full.")?;
         }
         match device.stop_cause {
-            StopCause::Request => Ok(()),
+            StopCause::Manual => Ok(()),
             StopCause::Failure => writeln!(out, "# The recording stopped at the first failed completion."),
             StopCause::Timeout => {
                 writeln!(out, "# The recording stopped at the first acknowledgement timeout.")
@@ -97,7 +97,7 @@ impl<'a> Listing<'a> {
     ) -> io::Result<()> {
         writeln!(out, "\n# {}", RequestName(self.trace, id))?;
         self.write_wqe(out, request)?;
-        let sender = request.peer.and_then(|peer| self.trace.request(peer));
+        let sender = request.peer_request.and_then(|peer| self.trace.request(peer));
         let is_listed_at_sender = request.queue == Queue::Recv && sender.is_some();
         if is_listed_at_sender {
             for packet in &request.packets {
@@ -114,7 +114,7 @@ impl<'a> Listing<'a> {
                     self.write_line(out, *packet)?;
                 }
                 mark(listed, *packet);
-                if let Some(peer) = self.trace.packet(*packet).and_then(|packet| packet.peer) {
+                if let Some(peer) = self.trace.packet(*packet).and_then(|packet| packet.peer_packet) {
                     mark(listed, peer);
                 }
             }
@@ -140,12 +140,12 @@ impl<'a> Listing<'a> {
                     None => writeln!(out, "#   Opcode: {name}")?,
                 }
                 writeln!(out, "#   Length: {} bytes", posted.length)?;
-                writeln!(out, "#   Scatter/Gather Elements: {}", posted.segment_count)?;
-                if let Some(segment) = &posted.first_segment {
+                writeln!(out, "#   Scatter/Gather Elements: {}", posted.sge_count)?;
+                if let Some(segment) = &posted.first_sge {
                     let (addr, length, lkey) = (segment.addr, segment.length, segment.lkey);
                     writeln!(out, "#   SGE[0]: Address: {addr:#x}, Length: {length}, LKey: {lkey:#010x}")?;
                 }
-                if posted.segment_count > 1 {
+                if posted.sge_count > 1 {
                     writeln!(out, "#   SGE[1..]: not recorded")?;
                 }
                 if posted.tag != 0 {
@@ -156,7 +156,7 @@ impl<'a> Listing<'a> {
                 }
             }
         }
-        if let Some((first, last)) = request.psns {
+        if let Some(PsnRange { first, last }) = request.psn_range {
             writeln!(out, "#   Packet Sequence Numbers: {}", Psns(first, last))?;
         }
         let state = match request.wqe_state() {
@@ -166,7 +166,7 @@ impl<'a> Listing<'a> {
             WqeState::Error => "ERROR",
         };
         writeln!(out, "#   State: {state}")?;
-        let Life { posted, doorbell, first_packet, last_packet, acknowledged, .. } = request.life;
+        let RequestTimes { posted, doorbell, first_packet, last_packet, acknowledged, .. } = request.times;
         let steps = [
             ("Posted", posted),
             ("Doorbell", doorbell),
@@ -180,7 +180,7 @@ impl<'a> Listing<'a> {
             let cause = names::cause_words(retransmission.cause);
             writeln!(out, "#   Retransmission: {time} us from PSN {}, cause: {cause}", retransmission.psn)?;
         }
-        if let Some(peer) = request.peer {
+        if let Some(peer) = request.peer_request {
             let verb = if request.queue == Queue::Send { "Received By" } else { "Message Of" };
             writeln!(out, "#   {verb}: {}", RequestName(self.trace, peer))?;
         }
@@ -202,7 +202,7 @@ impl<'a> Listing<'a> {
     }
 
     fn write_cqe(&self, out: &mut dyn Write, request: &Request) -> io::Result<()> {
-        let Life { completed, polled, processed, .. } = request.life;
+        let RequestTimes { completed, polled, processed, .. } = request.times;
         let Some(outcome) = &request.outcome else {
             return match completed {
                 Some(time) => {
@@ -266,13 +266,13 @@ impl<'a> Listing<'a> {
             write!(out, " [retransmission]")?;
         }
         match &packet.role {
-            PacketRole::Ack { psns: Some((first, last)), .. } => {
+            PacketRole::Ack { acked_psns: Some(PsnRange { first, last }), .. } => {
                 write!(out, " [acknowledges PSN {}]", Psns(*first, *last))?;
             }
-            PacketRole::Ack { psns: None, .. } => write!(out, " [acknowledges nothing new]")?,
-            PacketRole::Nak { psns, .. } => {
+            PacketRole::Ack { acked_psns: None, .. } => write!(out, " [acknowledges nothing new]")?,
+            PacketRole::Nak { acked_psns, .. } => {
                 write!(out, " [rejects PSN {}", packet.header.psn)?;
-                if let Some((first, last)) = psns {
+                if let Some(PsnRange { first, last }) = acked_psns {
                     write!(out, ", acknowledges PSN {}", Psns(*first, *last))?;
                 }
                 write!(out, "]")?;
@@ -284,7 +284,7 @@ impl<'a> Listing<'a> {
         if let Some(reason) = packet.dropped {
             write!(out, " [dropped: {reason:?}]")?;
         }
-        let peer = packet.peer.and_then(|peer| self.trace.packet(peer));
+        let peer = packet.peer_packet.and_then(|peer| self.trace.packet(peer));
         match (packet.direction, peer) {
             (Direction::Out, Some(peer)) => {
                 write!(out, " [received by {}", device_name(self.trace, peer.device))?;
@@ -309,16 +309,17 @@ impl<'a> Listing<'a> {
     }
 
     /// Writes the events of a device that belong to no single request.
-    fn write_moments(&self, out: &mut dyn Write, device: DeviceId) -> io::Result<()> {
-        let mut moments = self.trace.moments.iter().filter(|moment| moment.device == device).peekable();
-        if moments.peek().is_some() {
+    fn write_other_events(&self, out: &mut dyn Write, device: DeviceId) -> io::Result<()> {
+        let mut other_events =
+            self.trace.other_events.iter().filter(|timed| timed.device == device).peekable();
+        if other_events.peek().is_some() {
             writeln!(out, "\n# Events of {}:", device_name(self.trace, device))?;
         }
-        for moment in moments {
-            let time = self.micros(device, moment.time);
-            match moment.event {
+        for timed in other_events {
+            let time = self.micros(device, timed.time);
+            match timed.event {
                 TraceEvent::CqEventDelivered { .. } => {
-                    writeln!(out, "# {time} us: {} (completion notification)", moment.event)?;
+                    writeln!(out, "# {time} us: {} (completion notification)", timed.event)?;
                 }
                 event => writeln!(out, "# {time} us: {event}")?,
             }
@@ -330,7 +331,7 @@ impl<'a> Listing<'a> {
     /// A packet that was recorded at both ends is listed at its sender.
     fn write_others(&self, out: &mut dyn Write, listed: &[bool]) -> io::Result<()> {
         let is_listed_at_sender =
-            |packet: &Packet| packet.direction == Direction::In && packet.peer.is_some();
+            |packet: &Packet| packet.direction == Direction::In && packet.peer_packet.is_some();
         let mut others = (0..self.trace.packets.len())
             .map(PacketId)
             .filter(|id| !listed.get(id.0).copied().unwrap_or(true))

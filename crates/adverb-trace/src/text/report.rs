@@ -9,7 +9,7 @@ use adverb_proto::types::{Failure, Psn, Qpn, Status};
 
 use super::clock::Times;
 use super::{RequestName, device_name, write_clock_note};
-use crate::model::{DeviceId, Direction, Request, RequestId, Retransmission, Trace};
+use crate::model::{DeviceId, Direction, PsnRange, Request, RequestId, Retransmission, Trace};
 use crate::names;
 
 /// The number of packets at the end of a failed request that a report lists.
@@ -64,11 +64,11 @@ fn failures(trace: &Trace) -> (Vec<(RequestId, Progress)>, usize) {
     let mut progresses: HashMap<(DeviceId, Qpn), Progress> = HashMap::new();
     let mut failures = Vec::new();
     let mut timed_out = vec![None; trace.devices.len()];
-    for moment in &trace.events {
-        let Some(qpn) = moment.event.qpn() else { continue };
-        let key = (moment.device, qpn);
-        let time = moment.time;
-        match moment.event {
+    for timed in &trace.events {
+        let Some(qpn) = timed.event.qpn() else { continue };
+        let key = (timed.device, qpn);
+        let time = timed.time;
+        match timed.event {
             TraceEvent::Acknowledged { psn, .. } => {
                 progresses.insert(key, Progress { unacked: Some((psn, time)), ..Progress::default() });
             }
@@ -78,13 +78,15 @@ fn failures(trace: &Trace) -> (Vec<(RequestId, Progress)>, usize) {
             }
             TraceEvent::TimerExpired { timer: TimerKind::AckTimeout, .. } => {
                 progresses.entry(key).or_default().timeouts.push(time);
-                if let Some(last) = timed_out.get_mut(moment.device.0) {
+                if let Some(last) = timed_out.get_mut(timed.device.0) {
                     *last = Some(qpn);
                 }
             }
             TraceEvent::Completed { queue, request, outcome: Err(_), .. } => {
                 let is_it = |id: &RequestId| {
-                    trace.request(*id).is_some_and(|failed| failed.queue == queue && failed.number == request)
+                    trace
+                        .request(*id)
+                        .is_some_and(|failed| failed.queue == queue && failed.number_in_queue == request)
                 };
                 if let Some(ids) = failed.get_mut(&key)
                     && let Some(place) = ids.iter().position(is_it)
@@ -113,8 +115,8 @@ fn oldest_outstanding(trace: &Trace, device: DeviceId, qpn: Qpn) -> Option<Reque
         request.device == device
             && request.qpn == Some(qpn)
             && request.queue == Queue::Send
-            && request.life.completed.is_none()
-            && request.life.first_packet.is_some()
+            && request.times.completed.is_none()
+            && request.times.first_packet.is_some()
     };
     trace.requests.iter().position(is_outstanding).map(RequestId)
 }
@@ -152,7 +154,7 @@ fn write_failure(
         None => writeln!(out, "  peer:            not recorded")?,
     }
     if request.queue == Queue::Send {
-        if let Some((first, last)) = request.psns {
+        if let Some(PsnRange { first, last }) = request.psn_range {
             writeln!(out, "  PSNs:            {first} to {last}")?;
         }
         match (progress.unacked, connection.and_then(|connection| connection.send_psn)) {
@@ -170,13 +172,13 @@ fn write_failure(
             (None, None) => writeln!(out, "  acknowledged:    nothing in this recording")?,
         }
     }
-    let life = request.life;
+    let times = request.times;
     let steps = [
-        ("post", life.posted),
-        ("first packet", life.first_packet),
-        ("last packet", life.last_packet),
-        ("completion", life.completed),
-        ("poll", life.polled),
+        ("post", times.posted),
+        ("first packet", times.first_packet),
+        ("last packet", times.last_packet),
+        ("completion", times.completed),
+        ("poll", times.polled),
     ];
     for (name, time) in steps {
         if let Some(time) = time {
@@ -189,7 +191,7 @@ fn write_failure(
         if let [.., before, last] = progress.timeouts[..] {
             let interval = last - before;
             writeln!(out, "  timeout:         {interval:?} (time between the last two)")?;
-        } else if let (Some(last), Some(first)) = (progress.timeouts.last(), life.first_packet) {
+        } else if let (Some(last), Some(first)) = (progress.timeouts.last(), times.first_packet) {
             let interval = *last - progress.unacked.map_or(first, |(_, time)| time.max(first));
             writeln!(out, "  timeout:         {interval:?}")?;
         }

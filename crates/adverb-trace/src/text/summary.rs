@@ -56,7 +56,7 @@ fn write_retransmissions(trace: &Trace, out: &mut dyn Write) -> io::Result<()> {
     let counts = causes.map(|wanted| {
         let is_wanted =
             |event: &TraceEvent| matches!(event, TraceEvent::Retransmit { cause, .. } if *cause == wanted);
-        (wanted, trace.moments.iter().filter(|moment| is_wanted(&moment.event)).count())
+        (wanted, trace.other_events.iter().filter(|timed| is_wanted(&timed.event)).count())
     });
     let total: usize = counts.iter().map(|(_, count)| count).sum();
     write!(out, "retransmissions: {total}")?;
@@ -98,7 +98,7 @@ fn write_slowest(trace: &Trace, out: &mut dyn Write) -> io::Result<()> {
     });
     let mut slowest: Vec<(u128, RequestId)> = sends
         .filter_map(|(index, request)| {
-            let duration = request.life.completed? - request.life.posted?;
+            let duration = request.times.completed? - request.times.posted?;
             Some((duration.as_nanos(), RequestId(index)))
         })
         .collect();

@@ -184,7 +184,7 @@ impl Side {
 
     /// Returns the recording so far.
     pub(crate) fn recording(&self, name: &str, clock: ClockOrigin) -> Recording {
-        self.device.sink().recording(name, clock).unwrap()
+        self.device.sink().snapshot(name, clock).unwrap()
     }
 }
 

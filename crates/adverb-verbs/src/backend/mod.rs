@@ -54,7 +54,7 @@ use adverb_proto::types::{
 use crate::error::Error;
 use crate::error::Result;
 use crate::recorder::DeviceRecorder;
-use crate::trace::StopSignal;
+use crate::recording::StopSignal;
 
 /// Asks whichever engine it is.
 macro_rules! ask {
@@ -236,8 +236,8 @@ impl Device {
     }
 
     /// Returns a copy of the recording so far, or `None` if there is none.
-    pub(crate) fn recording(&self, name: &str) -> Option<Recording> {
-        ask!(self, device => device.recording(name))
+    pub(crate) fn snapshot_recording(&self, name: &str) -> Option<Recording> {
+        ask!(self, device => device.snapshot_recording(name))
     }
 
     /// Returns the cause if the recording has stopped by itself.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use adverb::memory::MemoryRegion;
-use adverb::verbs::trace::ActiveTrace;
+use adverb::verbs::recording::ActiveRecording;
 use adverb::verbs::{
     Access, Completion, CompletionQueue, CompletionQueueBuilder, ConnectOptions, Device, ProtectionDomain,
     QueuePair, RecvRequest, SendRequest, SharedReceiveQueue, Transport,
@@ -164,7 +164,7 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
     let device = Device::open(ours)?;
     let mut side = Side::new(&device, len * MESSAGES, (sends + 1) * queue_pairs)?;
     side.add(queue_pairs, sends, 1)?;
-    let trace = if is_recorded { Some(device.trace().start()?) } else { None };
+    let active = if is_recorded { Some(device.record().start()?) } else { None };
     side.meet(&mut peer)?;
     let made = resident();
     let mut done: Vec<Completion> = Vec::with_capacity(MESSAGES);
@@ -229,8 +229,8 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
     say("processor-us-per-message", processor.as_secs_f64() * 1e6 / measured);
     say("sent", posted as f64);
     say("received", theirs.messages as f64);
-    if let Some(trace) = trace {
-        let recording = trace.stop();
+    if let Some(active) = active {
+        let recording = active.stop();
         let events = recording.lost_count + recording.events.len() as u64;
         say("events-per-message", (events + theirs.events) as f64 / posted as f64);
     }
@@ -423,7 +423,7 @@ fn take(device: &str, queue_pairs: u32, len: usize, is_recorded: bool) -> Outcom
         Ok(())
     };
     post(&mut receives)?;
-    let trace = if is_recorded { Some(device.trace().start()?) } else { None };
+    let active = if is_recorded { Some(device.record().start()?) } else { None };
     side.meet_starter()?;
     let over = until_over();
     let mut done: Vec<Completion> = Vec::with_capacity(RECEIVES as usize);
@@ -455,7 +455,7 @@ fn take(device: &str, queue_pairs: u32, len: usize, is_recorded: bool) -> Outcom
         }
     }
     let bytes = resident().saturating_sub(before);
-    let recording = trace.map(ActiveTrace::stop);
+    let recording = active.map(ActiveRecording::stop);
     let events = recording.map_or(0, |recording| recording.lost_count + recording.events.len() as u64);
     peer::tell(&Taken { messages, out_of_order, bytes, events })
 }

@@ -23,7 +23,7 @@ pub(crate) enum Plan {
     Poll(usize),
     /// Send this number of messages back.
     Echo(u32),
-    /// Receive messages of `len` bytes on this number of queue pairs until the end, and record a trace meanwhile if
+    /// Receive messages of `len` bytes on this number of queue pairs until the end, and record events meanwhile if
     /// `is_recorded` is set.
     Rate { queue_pairs: u32, len: usize, is_recorded: bool },
 }

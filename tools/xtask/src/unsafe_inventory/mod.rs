@@ -78,7 +78,7 @@ const COVERAGE: &[(&str, &str)] = &[
     ),
     (
         "crates/adverb-verbs/src/backend/clock.rs",
-        "the unit test of the file, and `crates/adverb/tests/trace.rs` on soft-RoCE",
+        "the unit test of the file, and `crates/adverb/tests/recording.rs` on soft-RoCE",
     ),
     (
         "crates/adverb-verbs/src/backend/wait.rs",

@@ -28,8 +28,8 @@ fn recording_shows_a_request_from_post_to_poll_and_its_notification() {
                 TraceEvent::Connected { .. } => "connected",
                 TraceEvent::PostedSend { .. } => "posted",
                 TraceEvent::Doorbell { .. } => "doorbell",
-                TraceEvent::PacketOut { .. } => "out",
-                TraceEvent::PacketIn { .. } => "in",
+                TraceEvent::PacketSent { .. } => "out",
+                TraceEvent::PacketReceived { .. } => "in",
                 TraceEvent::Completed { .. } => "completed",
                 TraceEvent::Acknowledged { .. } => "acknowledged",
                 TraceEvent::CqEventDelivered { .. } => return Some(("event", a.qpn)),
@@ -48,7 +48,7 @@ fn recording_shows_a_request_from_post_to_poll_and_its_notification() {
 
     // The first bytes of the payload are kept at both queue pairs.
     let payloads = recording.events.iter().filter(|recorded| match recorded.event {
-        TraceEvent::PacketOut { payload_len, .. } | TraceEvent::PacketIn { payload_len, .. } => {
+        TraceEvent::PacketSent { payload_len, .. } | TraceEvent::PacketReceived { payload_len, .. } => {
             payload_len == 64
         }
         _ => false,

@@ -16,7 +16,7 @@ use adverb_sys::{self as sys, Ibverbs, ibv_context, ibv_device};
 use super::{check, set_nonblocking, verb_error};
 use crate::error::{Error, Result};
 use crate::recorder::DeviceRecorder;
-use crate::trace::StopSignal;
+use crate::recording::StopSignal;
 
 pub(crate) struct Device {
     pub(super) library: &'static Ibverbs,
@@ -266,8 +266,8 @@ impl Device {
         self.recorder.stop(name)
     }
 
-    pub(crate) fn recording(&self, name: &str) -> Option<Recording> {
-        self.recorder.recording(name)
+    pub(crate) fn snapshot_recording(&self, name: &str) -> Option<Recording> {
+        self.recorder.snapshot(name)
     }
 
     pub(crate) fn recording_stop_cause(&self) -> Option<StopCause> {

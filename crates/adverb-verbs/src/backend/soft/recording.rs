@@ -8,11 +8,11 @@ use adverb_soft::Channel;
 use super::{Device, refusal};
 use crate::backend::clock_origin;
 use crate::error::{Error, Result};
-use crate::trace::{StopSignal, already_recording};
+use crate::recording::{StopSignal, already_recording};
 
 impl Device {
     pub(crate) fn start_recording(&self, name: &str, options: &RecorderOptions) -> Result<StopSignal> {
-        let action = || format!("starting a trace of {name}");
+        let action = || format!("starting a recording of {name}");
         let channel = Channel::new().map_err(|error| Error::Verb {
             action: action(),
             error,
@@ -30,8 +30,8 @@ impl Device {
         self.nic.stop_recording(name, clock_origin(self.nic.clock_origin()))
     }
 
-    pub(crate) fn recording(&self, name: &str) -> Option<Recording> {
-        self.nic.recording(name, clock_origin(self.nic.clock_origin()))
+    pub(crate) fn snapshot_recording(&self, name: &str) -> Option<Recording> {
+        self.nic.snapshot_recording(name, clock_origin(self.nic.clock_origin()))
     }
 
     pub(crate) fn recording_stop_cause(&self) -> Option<StopCause> {

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use adverb::Error;
-use adverb::verbs::trace::{Queue, Recording, RecvQueueId, RetryCause, StopCause, TimerKind, TraceEvent};
+use adverb::verbs::recording::{Queue, Recording, RecvQueueId, RetryCause, StopCause, TimerKind, TraceEvent};
 use adverb::verbs::{
     Access, Completion, ConnectOptions, Device, Qpn, RecvRequest, SendRequest, SoftDevice, Status, Switch,
 };
@@ -52,7 +52,7 @@ fn check_send(recording: &Recording, qpn: Qpn, wanted_tag: u64, wanted_name: &st
         unreachable!("it was posted")
     };
     assert_eq!((operation.name(), length), (wanted_name, 4096));
-    let is_packet = |event: &TraceEvent| matches!(event, TraceEvent::PacketOut { qpn: at, request: Some(request), is_retransmission: false, .. } if (*at, *request) == (qpn, number));
+    let is_packet = |event: &TraceEvent| matches!(event, TraceEvent::PacketSent { qpn: at, request: Some(request), is_retransmission: false, .. } if (*at, *request) == (qpn, number));
     assert_eq!(count(recording, is_packet), packets, "{wanted_name}\n{}", text(recording));
     let is_completed = |event: &TraceEvent| matches!(event, TraceEvent::Completed { qpn: at, queue: Queue::Send, request, wr_id, outcome: Ok(_), .. } if (*at, *request, *wr_id) == (qpn, number, id));
     let is_polled = |event: &TraceEvent| matches!(event, TraceEvent::Polled { qpn: at, wr_id, .. } if (*at, *wr_id) == (qpn, id));
@@ -75,10 +75,10 @@ fn requests_are_recorded_from_posting_to_polling() {
     for (name, one, other) in
         [("loopback", &loopback, &loopback), ("mem", &here, &there), ("udp", &client, &server)]
     {
-        let trace = one.trace().payload_limit(8).start().unwrap();
+        let active = one.record().payload_limit(8).start().unwrap();
         // On loopback, both ends belong to one device.
-        let other_trace = other.trace().start().ok();
-        assert_eq!(other_trace.is_none(), name == "loopback");
+        let other_active = other.record().start().ok();
+        assert_eq!(other_active.is_none(), name == "loopback");
         let (left, right) = (End::new(one, 16, false), End::new(other, 16, false));
         connect(&left, &right);
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
@@ -92,10 +92,10 @@ fn requests_are_recorded_from_posting_to_polling() {
         }
         assert!(right.wait(received).is_ok());
 
-        let recording = trace.stop();
+        let recording = active.stop();
         let (qpn, peer) = (left.queue_pair.qpn(), right.queue_pair.qpn());
         assert_eq!(recording.device, one.name());
-        assert_eq!((recording.lost_count, recording.stop_cause), (0, StopCause::Request), "{name}");
+        assert_eq!((recording.lost_count, recording.stop_cause), (0, StopCause::Manual), "{name}");
         assert!(recording.events.is_sorted_by_key(|recorded| recorded.time), "{name}\n{}", text(&recording));
         let is_connected = |event: &TraceEvent| matches!(event, TraceEvent::Connected { qpn: at, remote_qpn, send_psn: Some(_), .. } if (*at, *remote_qpn) == (qpn, peer));
         let connected = position(&recording, "connected", is_connected);
@@ -108,17 +108,17 @@ fn requests_are_recorded_from_posting_to_polling() {
             connected < position(&recording, "post", |event| matches!(event, TraceEvent::PostedSend { .. }))
         );
         let payload = recording.events.iter().find_map(|recorded| match recorded.event {
-            TraceEvent::PacketOut { qpn: at, payload_len: 1.., .. } if at == qpn => {
+            TraceEvent::PacketSent { qpn: at, payload_len: 1.., .. } if at == qpn => {
                 recorded.payload.as_deref()
             }
             _ => None,
         });
         assert_eq!(payload, Some(&[1; 8][..]), "{name}");
 
-        let received_by = other_trace.map_or(recording, |trace| trace.stop());
+        let received_by = other_active.map_or(recording, |active| active.stop());
         let is_posted = |event: &TraceEvent| matches!(event, TraceEvent::PostedRecv { queue: RecvQueueId::Qp(at), tag: 7, length: 4096, .. } if *at == peer);
         let is_packet =
-            |event: &TraceEvent| matches!(event, TraceEvent::PacketIn { qpn: at, .. } if *at == peer);
+            |event: &TraceEvent| matches!(event, TraceEvent::PacketReceived { qpn: at, .. } if *at == peer);
         let is_completed = |event: &TraceEvent| matches!(event, TraceEvent::Completed { qpn: at, queue: Queue::Recv, outcome: Ok(success), .. } if *at == peer && success.length == 4096);
         let is_polled =
             |event: &TraceEvent| matches!(event, TraceEvent::Polled { qpn: at, .. } if *at == peer);
@@ -136,13 +136,13 @@ fn requests_are_recorded_from_posting_to_polling() {
 fn only_selected_queue_pairs_are_recorded() {
     let device = SoftDevice::loopback().open().unwrap();
     let [(one, one_peer), (other, other_peer)] = [(); 2].map(|()| pair(&device, 16, false));
-    let trace = device.trace().queue_pairs([&one.queue_pair]).start().unwrap();
+    let active = device.record().queue_pairs([&one.queue_pair]).start().unwrap();
     for (sender, receiver) in [(&one, &one_peer), (&other, &other_peer)] {
         let received = receiver.queue_pair.post_recv(receiver.buffer(0, 64)).unwrap();
         assert!(sender.run(SendRequest::send(sender.buffer(1, 64))).is_ok());
         assert!(receiver.wait(received).is_ok());
     }
-    let recording = trace.stop();
+    let recording = active.stop();
     let of = |qpn: Qpn| count(&recording, |event| event.qpn() == Some(qpn));
     assert!(of(one.queue_pair.qpn()) >= 4, "{}", text(&recording));
     for end in [&one_peer, &other, &other_peer] {
@@ -154,14 +154,14 @@ fn only_selected_queue_pairs_are_recorded() {
 fn full_trace_keeps_the_last_events_and_counts_the_others() {
     let device = SoftDevice::loopback().open().unwrap();
     let (left, right) = pair(&device, 16, false);
-    let trace = device.trace().capacity(16).start().unwrap();
+    let active = device.record().capacity(16).start().unwrap();
     for tag in 1..=100 {
         let received = right.queue_pair.post_recv(right.buffer(0, 64)).unwrap();
         assert!(left.run(SendRequest::send(left.buffer(1, 64)).tag(tag)).is_ok());
         assert!(right.wait(received).is_ok());
     }
-    let snapshot = trace.snapshot();
-    let recording = trace.stop();
+    let snapshot = active.snapshot();
+    let recording = active.stop();
     assert_eq!(snapshot.events, recording.events);
     assert_eq!(recording.events.len(), 16);
     // At least posting, a packet out and in, completing and polling, of both ends.
@@ -183,32 +183,32 @@ fn full_trace_keeps_the_last_events_and_counts_the_others() {
 #[test]
 fn trace_can_be_started_once_at_a_time() {
     let device = SoftDevice::loopback().open().unwrap();
-    let trace = device.trace().start().unwrap();
-    let error = device.trace().start().unwrap_err();
+    let active = device.record().start().unwrap();
+    let error = device.record().start().unwrap_err();
     assert!(matches!(error, Error::InvalidRequest { .. }), "{error}");
-    assert!(error.to_string().ends_with("has a trace already: stop that one first"), "{error}");
-    drop(trace);
-    let trace = device.trace().start().unwrap();
-    assert!(!trace.is_stopped() && trace.stop_cause().is_none());
-    assert!(!trace.wait_stopped(Duration::from_millis(1)).unwrap());
+    assert!(error.to_string().ends_with("is being recorded already: stop that recording first"), "{error}");
+    drop(active);
+    let active = device.record().start().unwrap();
+    assert!(!active.is_stopped() && active.stop_cause().is_none());
+    assert!(!active.wait_stopped(Duration::from_millis(1)).unwrap());
 }
 
 #[test]
 fn invalid_options_are_refused() {
     let device = SoftDevice::loopback().open().unwrap();
     for capacity in [0, (1 << 24) + 1] {
-        let error = device.trace().capacity(capacity).start().unwrap_err();
+        let error = device.record().capacity(capacity).start().unwrap_err();
         assert!(matches!(error, Error::LimitExceeded { max: 0x100_0000, .. }), "{error}");
         assert!(error.hint().is_some());
     }
-    let error = device.trace().on_stop(|_| ()).start().unwrap_err();
+    let error = device.record().on_stop(|_| ()).start().unwrap_err();
     assert!(error.to_string().contains("call `stop_on_failure` or `stop_on_timeout`"), "{error}");
     let other = SoftDevice::loopback().open().unwrap();
     let foreign = End::new(&other, 16, false);
-    let error = device.trace().queue_pairs([&foreign.queue_pair]).start().unwrap_err();
-    assert!(error.to_string().contains("trace its own device"), "{error}");
-    // None of these left a trace behind.
-    assert_eq!(device.trace().start().unwrap().stop().events, []);
+    let error = device.record().queue_pairs([&foreign.queue_pair]).start().unwrap_err();
+    assert!(error.to_string().contains("record its own device"), "{error}");
+    // None of these left a recording in progress.
+    assert_eq!(device.record().start().unwrap().stop().events, []);
 }
 
 /// Two devices on a switch. The second one can be removed from it.
@@ -237,8 +237,8 @@ fn flight_recorder_shows_why_a_request_failed_after_the_peer_died() {
     connect_impatiently(&left, &right);
     let (sender, receiver) = mpsc::channel();
     let starter = std::thread::current().id();
-    let trace = here
-        .trace()
+    let active = here
+        .record()
         .capacity(1000)
         .stop_on_failure()
         .on_stop(move |recording| {
@@ -248,17 +248,17 @@ fn flight_recorder_shows_why_a_request_failed_after_the_peer_died() {
         .start()
         .unwrap();
     let peer = right.queue_pair.qpn();
-    // Successful requests, flushed ones, and lost packets don't stop the trace.
+    // Successful requests, flushed ones, and lost packets don't stop the recording.
     let received = right.queue_pair.post_recv(right.buffer(0, 64)).unwrap();
     assert!(left.run(SendRequest::send(left.buffer(1, 64)).tag(1)).is_ok());
     assert!(right.wait(received).is_ok());
-    assert!(!trace.is_stopped());
+    assert!(!active.is_stopped());
     drop((right, there));
 
     let completion = left.run(SendRequest::send(left.buffer(2, 64)).tag(2));
     assert_eq!(status(&completion), Status::RetryExceeded);
-    assert!(trace.wait_stopped(PATIENCE).unwrap());
-    assert_eq!(trace.stop_cause(), Some(StopCause::Failure));
+    assert!(active.wait_stopped(PATIENCE).unwrap());
+    assert_eq!(active.stop_cause(), Some(StopCause::Failure));
     let dump = receiver.recv_timeout(PATIENCE).unwrap();
     assert_eq!(dump.stop_cause, StopCause::Failure);
 
@@ -290,7 +290,7 @@ fn flight_recorder_shows_why_a_request_failed_after_the_peer_died() {
         &|event| matches!(event, TraceEvent::Retransmit { qpn: at, psn, cause: RetryCause::Timeout } if *at == qpn && Some(*psn) == acknowledged),
     );
     let resent = count_after(
-        &|event| matches!(event, TraceEvent::PacketOut { qpn: at, is_retransmission: true, .. } if *at == qpn),
+        &|event| matches!(event, TraceEvent::PacketSent { qpn: at, is_retransmission: true, .. } if *at == qpn),
     );
     assert_eq!((timeouts, retries, resent), (4, 3, 3), "{}", text(&dump));
     let last = dump.events.last().map(|recorded| recorded.event);
@@ -298,7 +298,7 @@ fn flight_recorder_shows_why_a_request_failed_after_the_peer_died() {
     assert!(is_failure, "{last:?}");
 
     // The recording stays available, and nothing was added to it.
-    assert_eq!(trace.stop().events, dump.events);
+    assert_eq!(active.stop().events, dump.events);
 }
 
 #[test]
@@ -307,11 +307,11 @@ fn timeout_stops_a_trace_before_the_request_fails() {
     let (left, right) = (End::new(&here, 16, false), End::new(&there, 16, false));
     connect_impatiently(&left, &right);
     drop((right, there));
-    let trace = here.trace().stop_on_timeout().start().unwrap();
+    let active = here.record().stop_on_timeout().start().unwrap();
     left.queue_pair.post_send(SendRequest::send(left.buffer(2, 64))).unwrap();
     // The device's own thread notices the timeout: the program neither polls nor waits for a completion.
-    assert!(trace.wait_stopped(PATIENCE).unwrap());
-    let recording = trace.stop();
+    assert!(active.wait_stopped(PATIENCE).unwrap());
+    let recording = active.stop();
     assert_eq!(recording.stop_cause, StopCause::Timeout);
     assert_eq!(count(&recording, |event| matches!(event, TraceEvent::Completed { .. })), 0);
 }
@@ -321,9 +321,9 @@ fn function_is_not_called_if_the_trace_is_stopped() {
     let device = SoftDevice::loopback().open().unwrap();
     let (sender, receiver) = mpsc::channel();
     let on_stop = move |recording| sender.send(recording).unwrap();
-    drop(device.trace().stop_on_failure().on_stop(on_stop.clone()).start().unwrap());
-    let trace = device.trace().stop_on_failure().on_stop(on_stop).start().unwrap();
-    assert_eq!(trace.stop().stop_cause, StopCause::Request);
+    drop(device.record().stop_on_failure().on_stop(on_stop.clone()).start().unwrap());
+    let active = device.record().stop_on_failure().on_stop(on_stop).start().unwrap();
+    assert_eq!(active.stop().stop_cause, StopCause::Manual);
     // Both functions were dropped, and none was called.
     assert!(
         receiver.recv_timeout(PATIENCE).is_err_and(|error| error == mpsc::RecvTimeoutError::Disconnected)
@@ -336,10 +336,10 @@ fn function_that_panics_ends_nothing_but_its_thread() {
     let (left, right) = (End::new(&here, 16, false), End::new(&there, 16, false));
     connect_impatiently(&left, &right);
     drop((right, there));
-    let trace = here.trace().stop_on_failure().on_stop(|_| panic!("not a test's failure")).start().unwrap();
+    let active = here.record().stop_on_failure().on_stop(|_| panic!("not a test's failure")).start().unwrap();
     assert_eq!(status(&left.run(SendRequest::send(left.buffer(1, 64)))), Status::RetryExceeded);
-    assert_eq!(trace.stop().stop_cause, StopCause::Failure);
-    assert_eq!(here.trace().start().unwrap().stop().stop_cause, StopCause::Request);
+    assert_eq!(active.stop().stop_cause, StopCause::Failure);
+    assert_eq!(here.record().start().unwrap().stop().stop_cause, StopCause::Manual);
 }
 
 /// Runs on any device; `cargo xtask device-tests` runs it on soft-RoCE.
@@ -347,7 +347,7 @@ fn function_that_panics_ends_nothing_but_its_thread() {
 fn ping_pong_is_recorded_on_the_first_device() {
     let Some(device) = device() else { return };
     let (left, right) = pair(&device, 16, false);
-    let trace = device.trace().start().unwrap();
+    let active = device.record().start().unwrap();
     for round in 1..=10 {
         for (sender, receiver) in [(&left, &right), (&right, &left)] {
             let received = RecvRequest::new(receiver.buffer(0, 64)).tag(100 + round);
@@ -362,7 +362,7 @@ fn ping_pong_is_recorded_on_the_first_device() {
     left.queue_pair.post_send(write().unsignaled().tag(11)).unwrap();
     assert!(left.run(write().tag(12)).is_ok());
     left.queue_pair.move_to_error().unwrap();
-    let recording = trace.stop();
+    let recording = active.stop();
     assert_eq!(recording.lost_count, 0);
     assert!(recording.events.is_sorted_by_key(|recorded| recorded.time), "{}", text(&recording));
     let (qpn, peer) = (left.queue_pair.qpn(), right.queue_pair.qpn());
@@ -372,7 +372,7 @@ fn ping_pong_is_recorded_on_the_first_device() {
     assert!(all.any(is_connected), "{recording:?}");
     for (sender, receiver) in [(qpn, peer), (peer, qpn)] {
         for round in 1..=10 {
-            let is_sent = |event: &TraceEvent| matches!(event, TraceEvent::PostedSend { qpn, tag, length: 64, segment_count: 1, first_segment: Some(_), .. } if (*qpn, *tag) == (sender, round));
+            let is_sent = |event: &TraceEvent| matches!(event, TraceEvent::PostedSend { qpn, tag, length: 64, sge_count: 1, first_sge: Some(_), .. } if (*qpn, *tag) == (sender, round));
             let is_posted = |event: &TraceEvent| matches!(event, TraceEvent::PostedRecv { queue: RecvQueueId::Qp(qpn), tag, length: 64, .. } if (*qpn, *tag) == (receiver, 100 + round));
             let (sent, posted) =
                 (position(&recording, "sent", is_sent), position(&recording, "posted", is_posted));

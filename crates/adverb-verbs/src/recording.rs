@@ -1,6 +1,6 @@
 //! Recordings of a device's requests, packets and completions.
 //!
-//! [`Device::trace`] starts a recording. The events are stored in a ring buffer, which keeps the last ones and counts
+//! [`Device::record`] starts a recording. The events are stored in a ring buffer, which keeps the last ones and counts
 //! those that it overwrites. While no recording is in progress, an event costs one branch. While one is, an event on the
 //! software NIC costs about 75 instructions, and a message has about 7 events at both ends together.
 //!
@@ -9,9 +9,9 @@
 //! use adverb::verbs::SoftDevice;
 //!
 //! let device = SoftDevice::loopback().open()?;
-//! let trace = device.trace().start()?;
+//! let active = device.record().start()?;
 //! // … connect queue pairs, post requests, poll completions …
-//! let recording = trace.stop();
+//! let recording = active.stop();
 //! for recorded in &recording.events {
 //!     println!("{:>12} {}", recorded.time.as_nanos(), recorded.event);
 //! }
@@ -21,17 +21,17 @@
 //!
 //! # Flight recorder
 //!
-//! A trace can record all the time and stop by itself at the first failure, so that the events before the failure are
-//! not overwritten ([`TraceBuilder::stop_on_failure`]). [`TraceBuilder::on_stop`] sets a function that receives the
-//! recording, for example to write it to a file.
+//! A device can record all the time, and stop by itself at the first failure, so that the events before the failure are
+//! not overwritten ([`RecordingBuilder::stop_on_failure`]). [`RecordingBuilder::on_stop`] sets a function that receives
+//! the recording, for example to write it to a file.
 //!
 //! ```
 //! # #[cfg(feature = "soft")] {
 //! use adverb::verbs::SoftDevice;
 //!
 //! let device = SoftDevice::loopback().open()?;
-//! let trace = device
-//!     .trace()
+//! let active = device
+//!     .record()
 //!     .capacity(10_000)
 //!     .stop_on_failure()
 //!     .on_stop(|recording| {
@@ -40,7 +40,7 @@
 //!         }
 //!     })
 //!     .start()?;
-//! assert!(!trace.is_stopped());
+//! assert!(!active.is_stopped());
 //! # }
 //! # Ok::<(), adverb::Error>(())
 //! ```
@@ -80,23 +80,23 @@ use super::{Device, QueuePair};
 use crate::backend;
 use crate::error::{Error, Result};
 
-/// The number of events that a trace keeps by default: 1 MiB. With 8 times as many, a 64-byte message took a fifth more
+/// The number of events that a recording keeps by default: 1 MiB. With 8 times as many, a 64-byte message took a fifth more
 /// CPU time, because the events no longer fit the L2 cache of 2 MiB (`cargo xtask bench soft`).
 const DEFAULT_CAPACITY: usize = 1 << 13;
 
-/// A function that receives the recording of a trace that stopped by itself.
+/// A function that receives a recording that stopped by itself.
 type OnStop = Box<dyn FnOnce(Recording) + Send>;
 
 /// A descriptor that becomes readable when a recorder stops by itself, and stays readable.
 pub(crate) type StopSignal = Arc<dyn AsFd + Send + Sync>;
 
 impl Device {
-    /// Returns a builder of a trace: a recording of the device's events.
+    /// Returns a builder of a recording of the device's events.
     ///
-    /// A device has at most one trace at a time. See [`trace`](crate::trace) for examples and for the events that each
-    /// kind of device records.
-    pub fn trace(&self) -> TraceBuilder {
-        TraceBuilder {
+    /// A device has at most one recording in progress. See [`recording`](crate::recording) for examples and for the events
+    /// that each kind of device records.
+    pub fn record(&self) -> RecordingBuilder {
+        RecordingBuilder {
             device: self.clone(),
             options: RecorderOptions { capacity: DEFAULT_CAPACITY, ..RecorderOptions::default() },
             foreign: None,
@@ -105,9 +105,9 @@ impl Device {
     }
 }
 
-/// A builder of traces, returned by [`Device::trace`].
+/// A builder of recordings, returned by [`Device::record`].
 #[must_use = "a builder does nothing until `start` is called"]
-pub struct TraceBuilder {
+pub struct RecordingBuilder {
     device: Device,
     options: RecorderOptions,
     /// The name of a queue pair that belongs to another device.
@@ -116,26 +116,26 @@ pub struct TraceBuilder {
     on_stop: Mutex<Option<OnStop>>,
 }
 
-impl TraceBuilder {
-    /// Sets the number of events that the trace keeps. The default is 8192, the maximum 16,777,216.
+impl RecordingBuilder {
+    /// Sets the number of events that the recording keeps. The default is 8192, the maximum 16,777,216.
     ///
     /// An event takes up to 128 bytes. Recording is cheapest if the events fit the processor's L2 cache. With rdma-core,
     /// the number applies to each queue separately.
-    pub fn capacity(mut self, events: usize) -> TraceBuilder {
+    pub fn capacity(mut self, events: usize) -> RecordingBuilder {
         self.options.capacity = events;
         self
     }
 
-    /// Sets the number of payload bytes that the trace keeps of each packet. The default is 0, because payload can
-    /// contain secrets. Of the connection manager's packets, the trace always keeps the headers of their messages.
+    /// Sets the number of payload bytes that the recording keeps of each packet. The default is 0, because payload can
+    /// contain secrets. Of the connection manager's packets, the recording always keeps the headers of their messages.
     ///
     /// With rdma-core this option has no effect: packets are not recorded.
-    pub fn payload_limit(mut self, bytes: usize) -> TraceBuilder {
+    pub fn payload_limit(mut self, bytes: usize) -> RecordingBuilder {
         self.options.payload_limit = bytes;
         self
     }
 
-    /// Adds queue pairs to record. By default, the trace records all queue pairs of the device.
+    /// Adds queue pairs to record. By default, all queue pairs of the device are recorded.
     ///
     /// Events that belong to no queue pair are recorded in any case.
     ///
@@ -147,11 +147,14 @@ impl TraceBuilder {
     /// let (domain, completions) =
     ///     (device.create_protection_domain()?, device.completion_queue(256).create()?);
     /// let queue_pair = domain.queue_pair(Transport::Rc).completion_queue(&completions).create()?;
-    /// let trace = device.trace().queue_pairs([&queue_pair]).start()?;
+    /// let active = device.record().queue_pairs([&queue_pair]).start()?;
     /// # }
     /// # Ok::<(), adverb::Error>(())
     /// ```
-    pub fn queue_pairs<'a>(mut self, queue_pairs: impl IntoIterator<Item = &'a QueuePair>) -> TraceBuilder {
+    pub fn queue_pairs<'a>(
+        mut self,
+        queue_pairs: impl IntoIterator<Item = &'a QueuePair>,
+    ) -> RecordingBuilder {
         for queue_pair in queue_pairs {
             if !queue_pair.domain.device().is(&self.device) {
                 self.foreign = Some(queue_pair.name());
@@ -161,29 +164,29 @@ impl TraceBuilder {
         self
     }
 
-    /// Stops the trace at the first completion that failed. Flushed requests don't count, because a program that closes
+    /// Stops the recording at the first completion that failed. Flushed requests don't count, because a program that closes
     /// a queue pair flushes its requests.
-    pub fn stop_on_failure(mut self) -> TraceBuilder {
-        if self.options.stop_on == StopOn::Request {
+    pub fn stop_on_failure(mut self) -> RecordingBuilder {
+        if self.options.stop_on == StopOn::Manual {
             self.options.stop_on = StopOn::Failure;
         }
         self
     }
 
-    /// Stops the trace at the first acknowledgement timeout, or at the first completion that failed, whichever happens
+    /// Stops the recording at the first acknowledgement timeout, or at the first completion that failed, whichever happens
     /// first.
     ///
-    /// With rdma-core, only failed completions stop the trace: the NIC does not report timeouts.
-    pub fn stop_on_timeout(mut self) -> TraceBuilder {
+    /// With rdma-core, only failed completions stop the recording: the NIC does not report timeouts.
+    pub fn stop_on_timeout(mut self) -> RecordingBuilder {
         self.options.stop_on = StopOn::FailureOrTimeout;
         self
     }
 
-    /// Sets a function that receives the recording if the trace [stops by itself](TraceBuilder::stop_on_failure).
+    /// Sets a function that receives the recording if it [stops by itself](RecordingBuilder::stop_on_failure).
     ///
-    /// The function is called at most once, on a thread that the trace starts for it. No lock is held, so the function
-    /// may use the device. [`ActiveTrace::stop`] returns the recording nevertheless.
-    pub fn on_stop(mut self, function: impl FnOnce(Recording) + Send + 'static) -> TraceBuilder {
+    /// The function is called at most once, on a thread that [`start`](RecordingBuilder::start) creates for it. No lock is held, so the function
+    /// may use the device. [`ActiveRecording::stop`] returns the recording nevertheless.
+    pub fn on_stop(mut self, function: impl FnOnce(Recording) + Send + 'static) -> RecordingBuilder {
         self.on_stop = Mutex::new(Some(Box::new(function)));
         self
     }
@@ -194,53 +197,53 @@ impl TraceBuilder {
     /// # Errors
     ///
     /// Returns [`Error::LimitExceeded`] if the capacity is 0 or larger than its maximum, [`Error::InvalidRequest`] if
-    /// the device has a trace already, if a queue pair belongs to another device, or if there is a function for a trace
-    /// that never stops by itself, and [`Error::Verb`] if the operation fails.
-    pub fn start(self) -> Result<ActiveTrace> {
-        let TraceBuilder { device, options, foreign, on_stop } = self;
+    /// a recording of the device is in progress, if a queue pair belongs to another device, or if there is a function
+    /// for a recording that never stops by itself, and [`Error::Verb`] if the operation fails.
+    pub fn start(self) -> Result<ActiveRecording> {
+        let RecordingBuilder { device, options, foreign, on_stop } = self;
         let on_stop = on_stop.into_inner();
         if !(1..=Recorder::MAX_CAPACITY).contains(&options.capacity) {
             return Err(Error::LimitExceeded {
-                quantity: "capacity of a trace".into(),
+                quantity: "capacity of a recording".into(),
                 requested: options.capacity as u64,
                 max: Recorder::MAX_CAPACITY as u64,
                 hint: "use a value from 1 to the maximum".into(),
             });
         }
         if let Some(queue_pair) = foreign {
-            let reason = format!("{queue_pair} does not belong to {}: trace its own device", device.name());
+            let reason = format!("{queue_pair} does not belong to {}: record its own device", device.name());
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
-        if on_stop.is_some() && options.stop_on == StopOn::Request {
+        if on_stop.is_some() && options.stop_on == StopOn::Manual {
             let reason =
-                "a trace with `on_stop` must stop by itself: call `stop_on_failure` or `stop_on_timeout`";
+                "a recording with `on_stop` must stop by itself: call `stop_on_failure` or `stop_on_timeout`";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         let stopped = device.backend().start_recording(device.name(), &options)?;
         // Dropped if the thread can't be started, which stops the recording.
-        let mut trace = ActiveTrace { device, stopped, watcher: None, is_over: false };
+        let mut active = ActiveRecording { device, stopped, watcher: None, is_over: false };
         if let Some(on_stop) = on_stop {
-            trace.watcher = Some(trace.watch(on_stop)?);
+            active.watcher = Some(active.watch(on_stop)?);
         }
-        Ok(trace)
+        Ok(active)
     }
 }
 
-impl fmt::Debug for TraceBuilder {
+impl fmt::Debug for RecordingBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TraceBuilder")
+        f.debug_struct("RecordingBuilder")
             .field("device", &self.device)
             .field("options", &self.options)
             .finish_non_exhaustive()
     }
 }
 
-/// A recording in progress, returned by [`TraceBuilder::start`].
+/// A recording in progress, returned by [`RecordingBuilder::start`].
 ///
-/// Dropping it stops the recording and discards the events. If the trace has stopped by itself, dropping it first waits
-/// for the [function](TraceBuilder::on_stop) that receives the recording.
-#[must_use = "dropping a trace discards its events"]
-pub struct ActiveTrace {
+/// Dropping it stops the recording and discards the events. If the recording has stopped by itself, dropping it first waits
+/// for the [function](RecordingBuilder::on_stop) that receives the recording.
+#[must_use = "dropping an active recording discards its events"]
+pub struct ActiveRecording {
     device: Device,
     stopped: StopSignal,
     watcher: Option<Watcher>,
@@ -248,42 +251,45 @@ pub struct ActiveTrace {
     is_over: bool,
 }
 
-/// The thread that calls the function of [`TraceBuilder::on_stop`].
+/// The thread that calls the function of [`RecordingBuilder::on_stop`].
 struct Watcher {
     thread: JoinHandle<()>,
-    /// Written to, to end the thread if the trace does not stop by itself.
+    /// Written to, to end the thread if the recording does not stop by itself.
     cancel: PipeWriter,
 }
 
-impl ActiveTrace {
+impl ActiveRecording {
     /// Stops the recording and returns it.
     ///
-    /// If the trace has stopped by itself, this call waits for the [function](TraceBuilder::on_stop) that receives the
+    /// If the recording has stopped by itself, this call waits for the [function](RecordingBuilder::on_stop) that receives the
     /// recording.
     ///
-    /// In a forked child, the recording is empty: the trace belongs to the parent process.
+    /// In a forked child, the returned recording is empty: the one in progress belongs to the parent process.
     pub fn stop(mut self) -> Recording {
         self.end().unwrap_or_else(|| self.empty())
     }
 
-    /// Returns a copy of the recording so far. The trace continues. In a forked child, the copy is empty.
+    /// Returns a copy of the recording so far. The recording continues. In a forked child, the copy is empty.
     pub fn snapshot(&self) -> Recording {
-        let recording =
-            if self.device.is_ours() { self.device.backend().recording(self.device.name()) } else { None };
+        let recording = if self.device.is_ours() {
+            self.device.backend().snapshot_recording(self.device.name())
+        } else {
+            None
+        };
         recording.unwrap_or_else(|| self.empty())
     }
 
-    /// Whether the trace has stopped by itself.
+    /// Whether the recording has stopped by itself.
     pub fn is_stopped(&self) -> bool {
         self.stop_cause().is_some()
     }
 
-    /// Returns the cause if the trace has stopped by itself, or `None` if it is still recording.
+    /// Returns the cause if the recording has stopped by itself, or `None` if it is still in progress.
     pub fn stop_cause(&self) -> Option<StopCause> {
         if self.device.is_ours() { self.device.backend().recording_stop_cause() } else { None }
     }
 
-    /// Waits until the trace stops by itself. Returns `false` if the timeout expires first. A `timeout` of
+    /// Waits until the recording stops by itself. Returns `false` if the timeout expires first. A `timeout` of
     /// `Duration::MAX` means no limit.
     ///
     /// # Errors
@@ -295,7 +301,7 @@ impl ActiveTrace {
             let left = deadline.left();
             let limit = (left != Duration::MAX).then_some(left);
             let is_stopped = backend::wait_either(self.stopped.as_fd(), None, limit).map_err(|error| {
-                Error::Verb { action: "waiting for a trace to stop".to_owned(), error, hint: "".into() }
+                Error::Verb { action: "waiting for a recording to stop".to_owned(), error, hint: "".into() }
             })?;
             if is_stopped || left.is_zero() {
                 return Ok(is_stopped);
@@ -307,10 +313,10 @@ impl ActiveTrace {
         Recording::new(self.device.name(), ClockOrigin::default(), Vec::new())
     }
 
-    /// Starts the thread that waits for the trace to stop by itself.
+    /// Starts the thread that waits for the recording to stop by itself.
     fn watch(&self, on_stop: OnStop) -> Result<Watcher> {
         let failed = |error| Error::Verb {
-            action: "starting the thread of a trace".to_owned(),
+            action: "starting the thread of a recording".to_owned(),
             error,
             hint: "check the limits of threads and open files (`ulimit -u`, `ulimit -n`)".into(),
         };
@@ -318,17 +324,17 @@ impl ActiveTrace {
         let (device, stopped) = (self.device.clone(), Arc::clone(&self.stopped));
         let run = move || {
             if wait_for_stop(&stopped, &canceled)
-                && let Some(recording) = device.backend().recording(device.name())
+                && let Some(recording) = device.backend().snapshot_recording(device.name())
             {
                 on_stop(recording);
             }
         };
         let thread =
-            std::thread::Builder::new().name("adverb-trace".to_owned()).spawn(run).map_err(failed)?;
+            std::thread::Builder::new().name("adverb-record".to_owned()).spawn(run).map_err(failed)?;
         Ok(Watcher { thread, cancel })
     }
 
-    /// Ends the trace and returns its recording, unless it has ended before.
+    /// Ends the recording and returns it, unless it has ended before.
     fn end(&mut self) -> Option<Recording> {
         if std::mem::replace(&mut self.is_over, true) || !self.device.is_ours() {
             // A forked child doesn't have the thread, so it can neither join nor detach it.
@@ -341,7 +347,7 @@ impl ActiveTrace {
             // Closing the pipe is not enough: forked children have copies of it. The write can't fail, because the
             // thread, or this process, has the other end.
             _ = cancel.write_all(&[1]);
-            // The function may own the trace; a thread can't wait for itself. A panic of the function is its thread's.
+            // The function may own the active recording; a thread can't wait for itself. A panic of the function is its thread's.
             if thread.thread().id() != std::thread::current().id() {
                 drop(thread.join());
             }
@@ -350,44 +356,46 @@ impl ActiveTrace {
     }
 }
 
-/// Waits until the trace stops by itself, or is ended. Returns whether it stopped by itself.
+/// Waits until the recording stops by itself, or is ended. Returns whether it stopped by itself.
 fn wait_for_stop(stopped: &StopSignal, canceled: &PipeReader) -> bool {
     loop {
         match backend::wait_either(stopped.as_fd(), Some(canceled.as_fd()), None) {
-            // The trace may have stopped by itself before it was ended.
+            // The recording may have stopped by itself before it was ended.
             Ok(true) => {
                 let is_stopped = backend::wait_either(stopped.as_fd(), None, Some(Duration::ZERO));
                 return is_stopped.unwrap_or(false);
             }
             Ok(false) => {}
             Err(error) => {
-                tracing::error!(%error, "waiting for a trace to stop failed");
+                tracing::error!(%error, "waiting for a recording to stop failed");
                 return false;
             }
         }
     }
 }
 
-impl Drop for ActiveTrace {
+impl Drop for ActiveRecording {
     fn drop(&mut self) {
         drop(self.end());
     }
 }
 
-impl fmt::Debug for ActiveTrace {
+impl fmt::Debug for ActiveRecording {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ActiveTrace").field("device", &self.device).finish_non_exhaustive()
+        f.debug_struct("ActiveRecording").field("device", &self.device).finish_non_exhaustive()
     }
 }
 
-/// Returns the error of starting a second trace of a device.
+/// Returns the error of starting a second recording of a device.
 pub(crate) fn already_recording(device: &str) -> Error {
-    Error::InvalidRequest { reason: format!("{device} has a trace already: stop that one first").into() }
+    Error::InvalidRequest {
+        reason: format!("{device} is being recorded already: stop that recording first").into(),
+    }
 }
 
 // These checks are part of the API.
 const _: () = {
     const fn shared_between_threads<T: Send + Sync>() {}
-    shared_between_threads::<TraceBuilder>();
-    shared_between_threads::<ActiveTrace>();
+    shared_between_threads::<RecordingBuilder>();
+    shared_between_threads::<ActiveRecording>();
 };
