@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::Time;
-use crate::types::{ArmFor, Completion};
+use crate::types::{ArmFor, Completion, TimestampSource};
 
 /// The handle of a completion queue of a [`Device`](crate::Device).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -16,12 +16,28 @@ impl Cq {
     }
 }
 
+/// The time at which a request completed, and the component that observed it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Timestamp {
+    /// The time.
+    pub time: Time,
+    /// The component that observed the time.
+    pub source: TimestampSource,
+}
+
+/// Returns the timestamp for a time that the process observed.
+impl From<Time> for Timestamp {
+    fn from(time: Time) -> Timestamp {
+        Timestamp { time, source: TimestampSource::Process }
+    }
+}
+
 /// A completion queue. It grows as it fills, up to its capacity.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     entries: VecDeque<Completion>,
     /// The times of the entries, if the queue has timestamps.
-    times: Option<VecDeque<Time>>,
+    times: Option<VecDeque<Timestamp>>,
     capacity: u32,
     armed: Option<ArmFor>,
     /// The number of queue pairs that use the queue.
@@ -64,7 +80,7 @@ impl CompletionQueue {
     }
 
     #[inline]
-    pub(crate) fn push(&mut self, completion: Completion, solicited: bool, time: Time) -> Pushed {
+    pub(crate) fn push(&mut self, completion: Completion, solicited: bool, time: Timestamp) -> Pushed {
         if self.overflowed {
             return Pushed::Lost;
         }
@@ -95,7 +111,7 @@ impl CompletionQueue {
     }
 
     #[inline]
-    pub(crate) fn pop_timed(&mut self) -> Option<(Completion, Option<Time>)> {
+    pub(crate) fn pop_timed(&mut self) -> Option<(Completion, Option<Timestamp>)> {
         let completion = self.entries.pop_front()?;
         Some((completion, self.times.as_mut().and_then(VecDeque::pop_front)))
     }

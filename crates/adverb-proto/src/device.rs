@@ -13,7 +13,7 @@ pub use multicast::MulticastError;
 pub use status::{QpStatus, ResourceCounts};
 
 use crate::Time;
-use crate::cq::{CompletionQueue, Cq};
+use crate::cq::{CompletionQueue, Cq, Timestamp};
 use crate::event::QueueEvent;
 use crate::hash::NumberHasher;
 use crate::memory::{DeregisterError, DomainError, Keys, Memory, Pd, RegisterError, Registration, Span};
@@ -146,7 +146,7 @@ macro_rules! context {
     ($device:ident, $now:expr) => {
         Context {
             now: $now,
-            completed_at: $now,
+            completed_at: Timestamp::from($now),
             mtu: $device.mtu,
             keys: &mut $device.keys,
             cqs: &mut $device.cqs,
@@ -580,7 +580,7 @@ impl<S: EventSink> Device<S> {
         self.stats.packets_received += 1;
         self.stats.bytes_received += received.payload.len() as u64;
         tell(&mut self.sink, now, || qp.packet_in(received));
-        let completed_at = arrival.received_at.unwrap_or(now);
+        let completed_at = arrival.received_at.unwrap_or(now.into());
         let cx = &mut Context { completed_at, ..context!(self, now) };
         if arrival.is_ecn_marked {
             qp.handle_mark(cx);
@@ -648,13 +648,15 @@ impl<S: EventSink> Device<S> {
         Some(Transmit { header, path, payload, ecn_capable, timed })
     }
 
-    /// Completes the request whose last packet was sent at `now`. The caller calls this method after it has sent a packet
+    /// Completes the request whose last packet was sent at `sent_at`. The caller calls this method after it has sent a packet
     /// with [`Transmit::timed`]; without the call, the request completes when the queue pair's next packet is polled, and
     /// has the time of that call.
-    pub fn packet_sent(&mut self, now: Time, qpn: Qpn) {
+    pub fn packet_sent(&mut self, sent_at: impl Into<Timestamp>, qpn: Qpn) {
+        let sent_at = sent_at.into();
+        let now = sent_at.time;
         let Some(slot) = self.slot(qpn) else { return };
         let Some(qp) = self.qps[slot as usize].as_mut() else { return };
-        qp.complete_handed_out(&mut context!(self, now));
+        qp.complete_handed_out(&mut Context { completed_at: sent_at, ..context!(self, now) });
         self.settle(now, slot);
     }
 
@@ -687,7 +689,7 @@ impl<S: EventSink> Device<S> {
     /// Removes and returns the oldest completion of a completion queue like [`poll_completion`](Device::poll_completion),
     /// with its timestamp if the queue [has timestamps](Device::create_timed_cq).
     #[inline]
-    pub fn poll_timed_completion(&mut self, cq: Cq) -> Option<(Completion, Option<Time>)> {
+    pub fn poll_timed_completion(&mut self, cq: Cq) -> Option<(Completion, Option<Timestamp>)> {
         self.cqs.get_mut(cq.0 as usize)?.as_mut()?.pop_timed()
     }
 

@@ -46,7 +46,7 @@ mod transmit;
 pub mod types;
 
 pub use congestion::{Congestion, Dcqcn};
-pub use cq::Cq;
+pub use cq::{Cq, Timestamp};
 pub use device::{Device, MulticastError, QpStatus, ResourceCounts};
 pub use event::QueueEvent;
 pub use path::{AddressVector, IcrcCheck, Path, Route, RxMeta};

@@ -4,7 +4,7 @@ use core::net::{IpAddr, SocketAddr};
 
 use adverb_wire::{Flow, Packet, Qpn};
 
-use crate::Time;
+use crate::Timestamp;
 use crate::mutation::mutant;
 use crate::types::Gid;
 
@@ -160,7 +160,7 @@ pub struct RxMeta {
     pub route: Route,
     /// The time at which the packet was received, which is the timestamp of the requests that the packet completes.
     /// `None` means the time at which the device handles the packet.
-    pub received_at: Option<Time>,
+    pub received_at: Option<Timestamp>,
 }
 
 /// The kind of ICRC check. The ICRC covers the IPv4 header's identification (IP ID). IPv6 has no IP ID.

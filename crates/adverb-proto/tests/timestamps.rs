@@ -3,8 +3,8 @@
 #[path = "harness/mod.rs"]
 mod harness;
 
-use adverb_proto::types::{PathMtu, Qpn, SendFlags, SendOperation, Status, Transport};
-use adverb_proto::{RxMeta, Time, Transition};
+use adverb_proto::types::{PathMtu, Qpn, SendFlags, SendOperation, Status, TimestampSource, Transport};
+use adverb_proto::{RxMeta, Time, Timestamp, Transition};
 use adverb_wire::{Header, Operation, Psn, Rc, Send, Ud};
 
 use harness::{End, Options, PSN, QKEY, ack, solo_with, status};
@@ -20,13 +20,13 @@ fn options(transport: Transport) -> Options {
 /// The completions with their timestamps.
 fn stamps(end: &mut End) -> Vec<(u64, Option<Time>)> {
     let polled = std::iter::from_fn(|| end.device.poll_timed_completion(end.cq));
-    polled.map(|(completion, time)| (completion.wr_id, time)).collect()
+    polled.map(|(completion, stamp)| (completion.wr_id, stamp.map(|stamp| stamp.time))).collect()
 }
 
 /// Takes in a forged packet that the link received at `received_at`.
 fn hear_at(end: &mut End, received_at: Time, psn: u32, rc: Rc, payload: &[u8]) {
     let bytes = end.forge(&Header::new(end.qpn, Psn::wrapping(PSN) + psn, Operation::Rc(rc)), payload);
-    let arrival = RxMeta { received_at: Some(received_at), ..end.arrival() };
+    let arrival = RxMeta { received_at: Some(received_at.into()), ..end.arrival() };
     end.deliver_as(&arrival, &bytes);
 }
 
@@ -125,7 +125,7 @@ fn flushed_requests_have_the_time_of_the_transition() {
     end.now = at(900);
     end.modify(Transition::Error);
     let (completion, time) = end.device.poll_timed_completion(end.cq).unwrap();
-    assert_eq!((status(&completion), time), (Status::Flushed, Some(at(900))));
+    assert_eq!((status(&completion), time), (Status::Flushed, Some(at(900).into())));
 }
 
 #[test]
@@ -149,4 +149,23 @@ fn completions_that_overflow_the_queue_leave_no_timestamps() {
     end.transmits();
     hear_at(&mut end, at(50), 2, ack(0), &[]);
     assert_eq!(stamps(&mut end), [(1, Some(at(50))), (2, Some(at(50)))]);
+}
+
+#[test]
+fn a_timestamp_has_the_source_that_the_caller_named() {
+    let mut end = solo_with(&options(Transport::Ud));
+    let kernel = |nanos| Timestamp { time: at(nanos), source: TimestampSource::Kernel };
+    for wr_id in 1..=2 {
+        end.post(wr_id, SendOperation::Send, 0, 8);
+        assert!(end.device.poll_transmit(at(wr_id)).is_some());
+    }
+    end.device.packet_sent(kernel(20), end.qpn);
+    end.post_recv(7, 0, 256);
+    let header = Operation::Ud(Ud { qkey: QKEY, source_qp: Qpn::truncate(0x4567), immediate: None });
+    let bytes = end.forge(&Header::new(end.qpn, Psn::ZERO, header), b"hello");
+    end.deliver_as(&RxMeta { received_at: Some(kernel(30)), ..end.arrival() }, &bytes);
+    let stamps: Vec<_> = std::iter::from_fn(|| end.device.poll_timed_completion(end.cq)).collect();
+    let stamps: Vec<_> = stamps.into_iter().map(|(completion, stamp)| (completion.wr_id, stamp)).collect();
+    // The first request completed when the second was polled, at the process's time.
+    assert_eq!(stamps, [(1, Some(at(2).into())), (2, Some(kernel(20))), (7, Some(kernel(30)))]);
 }

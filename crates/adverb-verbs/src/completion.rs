@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use adverb_proto::types::{Failure, Qpn, Success};
+use adverb_proto::types::{Failure, Qpn, Success, TimestampSource};
 
 use super::in_flight::Posting;
 use crate::backend::RawOutcome;
@@ -100,6 +100,16 @@ impl Completion {
     /// [timestamps](super::CompletionQueueBuilder::timestamps).
     pub fn timestamp(&self) -> Option<u64> {
         self.outcome.timestamp()
+    }
+
+    /// Returns the component that observed the [timestamp](Completion::timestamp), or `None` without a timestamp.
+    ///
+    /// It is [`Device`](TimestampSource::Device) for every completion of an RDMA NIC. On a software device, it is
+    /// [`Kernel`](TimestampSource::Kernel) for packets that were received through a UDP socket, and for datagrams whose
+    /// completion queue has [send timestamps](super::CompletionQueueBuilder::send_timestamps). It is
+    /// [`Process`](TimestampSource::Process) for other sends, and for packets that stay in the process.
+    pub fn timestamp_source(&self) -> Option<TimestampSource> {
+        self.outcome.timestamp_source()
     }
 
     /// Whether the request succeeded.

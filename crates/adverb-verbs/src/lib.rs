@@ -92,7 +92,7 @@ pub use adverb_proto::types::{
     Access, ArmFor, CompletedOperation, DeviceAttributes, DeviceEvent, DeviceInfo, Endpoint, Failure,
     FlushCapabilities, FlushPlacement, Gid, GidEntry, GidType, LinkLayer, ModerationLimits, OdpCapabilities,
     OdpOperations, PathMtu, PeerAttributes, Port, PortState, Psn, QpState, Qpn, QueuePairAttributes,
-    RemoteAddress, Status, Success, TimestampClock, Transport,
+    RemoteAddress, Status, Success, TimestampClock, TimestampSource, Transport,
 };
 
 pub use address_handle::{AddressHandle, UdDestination};

@@ -9,7 +9,8 @@ use adverb_verbs::internal::Watch;
 use adverb_verbs::memory::Buffer;
 use adverb_verbs::{
     ClockSample, Completion, CompletionQueue, Device, DeviceEvent, Error, Failure, Gid, GidEntry, GidType,
-    ProtectionDomain, QpState, QueuePair, RecvRequest, Result, SendRequest, Status, Traffic, Transport,
+    ProtectionDomain, QpState, QueuePair, RecvRequest, Result, SendRequest, Status, TimestampSource, Traffic,
+    Transport,
 };
 
 use super::addresses::AddressCache;
@@ -171,8 +172,8 @@ impl OpenQueue {
         let stamp = match (&mut self.clock, completion.timestamp()) {
             (Clock::Nic(clock), Some(timestamp)) => clock.stamp(timestamp),
             (Clock::Software(sample), Some(timestamp)) => {
-                let kind = match completion.tag() {
-                    RECV_TAG if self.device.is_on_ip_network() => StampKind::Kernel,
+                let kind = match completion.timestamp_source() {
+                    Some(TimestampSource::Kernel) => StampKind::Kernel,
                     _ => StampKind::Process,
                 };
                 sample.instant_of(timestamp).map(|instant| Stamp::from_instant(instant, kind))
@@ -239,7 +240,7 @@ fn completion_queue(device: &Device, options: &Options) -> Result<(Clock, Comple
         Some(_) if device.is_software() => Clock::Software(device.query_clock()?),
         Some(clock) => NicClock::new(clock).map_or(Clock::Process, Clock::Nic),
     };
-    let builder = if matches!(clock, Clock::Process) { builder } else { builder.timestamps() };
+    let builder = if matches!(clock, Clock::Process) { builder } else { builder.send_timestamps() };
     Ok((clock, builder.create()?))
 }
 

@@ -29,7 +29,7 @@ pub use config::{
 
 use crate::Time;
 use crate::congestion::Pacer;
-use crate::cq::{CompletionQueue, Cq, Pushed};
+use crate::cq::{CompletionQueue, Cq, Pushed, Timestamp};
 use crate::event::QueueEvent;
 use crate::memory::{Keys, Pd, Span};
 use crate::mutation::mutant;
@@ -51,7 +51,7 @@ use send_queue::{SendEntry, SendQueue};
 pub(crate) struct Context<'a, S> {
     pub(crate) now: Time,
     /// The timestamp of completions.
-    pub(crate) completed_at: Time,
+    pub(crate) completed_at: Timestamp,
     /// The payload of the longest packet that the port carries.
     pub(crate) mtu: PathMtu,
     pub(crate) keys: &'a mut Keys,

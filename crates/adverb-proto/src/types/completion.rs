@@ -84,3 +84,15 @@ pub struct Failure {
     /// The vendor-specific code of the reason.
     pub vendor_error: u32,
 }
+
+/// The component that observed the time of a completion.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum TimestampSource {
+    /// The RDMA NIC, by its own clock.
+    Device,
+    /// The kernel, when the packet passed through its network stack. The software NIC converts the time to the monotonic
+    /// clock.
+    Kernel,
+    /// This process, by the monotonic clock. The time includes delays of the process, such as the wait for a CPU.
+    Process,
+}

@@ -19,7 +19,7 @@ mod status;
 pub use access::Access;
 pub use adverb_wire::cm::{PathMtu, RejectReason};
 pub use adverb_wire::{Psn, Qpn};
-pub use completion::{ArmFor, CompletedOperation, Completion, Failure, Success};
+pub use completion::{ArmFor, CompletedOperation, Completion, Failure, Success, TimestampSource};
 pub use device::{
     DeviceAttributes, DeviceInfo, FlushCapabilities, ModerationLimits, OdpCapabilities, OdpOperations,
     TimestampClock,

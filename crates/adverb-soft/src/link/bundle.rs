@@ -5,9 +5,10 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
+use adverb_proto::types::TimestampSource;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::{Link, RxPacket, TxPacket};
+use super::{Link, RxPacket, TimedSend, TxPacket};
 
 /// A link that combines several links. It receives from all of them, and sends each packet over the link with the
 /// packet's source address. With a bundle, a device can have an IPv4 and an IPv6 address.
@@ -88,6 +89,13 @@ impl Link for Bundle {
         Ok(taken)
     }
 
+    fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
+        match self.of(packet.source.ip()) {
+            Some(index) => self.links[index].1.send_timed(packet),
+            None => Ok(TimedSend::untimed(self.send(std::slice::from_ref(packet))?)),
+        }
+    }
+
     fn unsendable_packets(&self) -> u64 {
         self.unsendable + self.links.iter().map(|(_, link)| link.unsendable_packets()).sum::<u64>()
     }
@@ -126,6 +134,10 @@ impl Link for Bundle {
 
     fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
         self.links.iter_mut().try_for_each(|(_, link)| link.set_timestamps(enabled))
+    }
+
+    fn timestamp_source(&self) -> TimestampSource {
+        self.links.first().map_or(TimestampSource::Process, |(_, link)| link.timestamp_source())
     }
 
     fn deadline(&self) -> Option<Instant> {

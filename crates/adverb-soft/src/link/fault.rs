@@ -7,7 +7,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use super::{Link, RxPacket, STRICT, TxPacket};
+use adverb_proto::types::TimestampSource;
+
+use super::{Link, RxPacket, STRICT, TimedSend, TxPacket};
 
 /// The configuration of a [`FaultLink`]. The rates are in packets per million. A packet has at most one fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -140,6 +142,14 @@ impl<L: Link> FaultLink<L> {
         &self.inner
     }
 
+    /// Returns an error if the link has failed.
+    fn check_limit(&self) -> io::Result<()> {
+        match self.config.link_failure_after {
+            Some(limit) if self.counts.total() >= limit => Err(io::ErrorKind::BrokenPipe.into()),
+            _ => Ok(()),
+        }
+    }
+
     /// Draws the fault of the next packet, if any.
     fn draw(&mut self) -> Option<Harm> {
         let mut throw = ((u128::from(self.random.next()) * 1_000_000) >> 64) as u32;
@@ -260,14 +270,23 @@ impl<L: Link> FaultLink<L> {
 
 impl<L: Link> Link for FaultLink<L> {
     fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
-        if self.config.link_failure_after.is_some_and(|limit| self.counts.total() >= limit) {
-            return Err(io::ErrorKind::BrokenPipe.into());
-        }
+        self.check_limit()?;
         let mut taken = 0;
         match self.release().and_then(|()| self.send_some(packets, &mut taken)) {
             Err(error) if taken == 0 => Err(error),
             _ => Ok(taken),
         }
+    }
+
+    fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
+        self.check_limit()?;
+        self.release()?;
+        if let Some(harm) = self.draw() {
+            return Ok(TimedSend::untimed(usize::from(self.harm(harm, packet)?)));
+        }
+        let sent = self.inner.send_timed(packet)?;
+        self.counts.untouched += u64::from(sent != TimedSend::Refused);
+        Ok(sent)
     }
 
     fn unsendable_packets(&self) -> u64 {
@@ -292,6 +311,10 @@ impl<L: Link> Link for FaultLink<L> {
 
     fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
         self.inner.set_timestamps(enabled)
+    }
+
+    fn timestamp_source(&self) -> TimestampSource {
+        self.inner.timestamp_source()
     }
 
     fn deadline(&self) -> Option<Instant> {

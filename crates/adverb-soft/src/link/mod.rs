@@ -16,6 +16,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use adverb_proto::IcrcCheck;
+use adverb_proto::types::TimestampSource;
 
 pub use bundle::Bundle;
 pub use fault::{FaultConfig, FaultCounts, FaultLink};
@@ -77,6 +78,22 @@ impl RxPacket<'_> {
     }
 }
 
+/// The result of [`Link::send_timed`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TimedSend {
+    /// The link did not accept the packet. The caller may retry it.
+    Refused,
+    /// The link accepted the packet. The kernel sent it at the given time, if the link knows the time.
+    Accepted(Option<Instant>),
+}
+
+impl TimedSend {
+    /// Returns the result of sending one packet without a time, if the link accepted `count` packets.
+    const fn untimed(count: usize) -> TimedSend {
+        if count == 0 { TimedSend::Refused } else { TimedSend::Accepted(None) }
+    }
+}
+
 /// A sender and receiver of packets: over sockets, in memory, or as a wrapper around another link.
 ///
 /// A link may lose, duplicate and reorder packets, as any network may. The loss of a packet is never an error. An error
@@ -92,6 +109,16 @@ pub trait Link: Send {
     ///
     /// Returns an error if the link no longer works and no packet was accepted.
     fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize>;
+
+    /// Sends one packet like [`send`](Link::send), by itself, and requests the time at which the operating system passed
+    /// it to the network interface. A link that can't get the time sends the packet without it.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`send`](Link::send).
+    fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
+        Ok(TimedSend::untimed(self.send(std::slice::from_ref(packet))?))
+    }
 
     /// Returns the number of packets that were accepted but could not be sent.
     fn unsendable_packets(&self) -> u64 {
@@ -136,6 +163,11 @@ pub trait Link: Send {
     fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
         _ = enabled;
         Ok(())
+    }
+
+    /// Returns the source of the [times](RxPacket::received_at) of received packets.
+    fn timestamp_source(&self) -> TimestampSource {
+        TimestampSource::Process
     }
 
     /// Returns the time by which the caller must call [`receive`](Link::receive) even if the descriptor isn't readable:
@@ -193,6 +225,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
         (**self).send(packets)
     }
 
+    fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
+        (**self).send_timed(packet)
+    }
+
     fn unsendable_packets(&self) -> u64 {
         (**self).unsendable_packets()
     }
@@ -211,6 +247,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
         (**self).set_timestamps(enabled)
+    }
+
+    fn timestamp_source(&self) -> TimestampSource {
+        (**self).timestamp_source()
     }
 
     fn deadline(&self) -> Option<Instant> {

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use adverb_proto::IcrcCheck;
+use adverb_proto::types::TimestampSource;
 use adverb_wire::{Flow, Frame, IpHeader, MAX_OUTER_HEADER_LEN, Packet};
 use parking_lot::Mutex;
 
-use super::{Link, RxPacket, TxPacket};
+use super::{Link, RxPacket, TimedSend, TxPacket};
 
 /// A packet capture in pcapng format (draft-ietf-opsawg-pcapng). Any number of links can write to a capture. Each link
 /// appears as a separate interface. Wireshark and `tshark -r file` can read the file.
@@ -109,6 +110,14 @@ impl<L: Link> Link for PcapLink<L> {
         Ok(taken)
     }
 
+    fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
+        let sent = self.inner.send_timed(packet)?;
+        if sent != TimedSend::Refused {
+            self.capture.file.lock().packet(self.interface, nanoseconds(), OUTBOUND, 0, packet);
+        }
+        Ok(sent)
+    }
+
     fn unsendable_packets(&self) -> u64 {
         self.inner.unsendable_packets()
     }
@@ -137,6 +146,10 @@ impl<L: Link> Link for PcapLink<L> {
 
     fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
         self.inner.set_timestamps(enabled)
+    }
+
+    fn timestamp_source(&self) -> TimestampSource {
+        self.inner.timestamp_source()
     }
 
     fn deadline(&self) -> Option<Instant> {

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use adverb_proto::trace::Recorder;
-use adverb_proto::types::Gid;
+use adverb_proto::types::{Gid, TimestampSource};
 use adverb_proto::{
-    Cq, EventSink, IcrcCheck, Path, QueueEvent, Route, RxMeta, Statistics, Time, TraceEvent, Transition,
+    Cq, EventSink, IcrcCheck, Path, QueueEvent, Route, RxMeta, Statistics, Time, Timestamp, TraceEvent,
+    Transition,
 };
 use adverb_wire::cm::PathMtu;
 use adverb_wire::{Packet, Qpn};
@@ -58,6 +59,10 @@ pub(super) struct Engine {
     timed: Option<Qpn>,
     /// The number of completion queues with timestamps.
     timed_cq_count: u32,
+    /// The completion queues with the kernel's send times.
+    send_timed_cqs: Vec<Cq>,
+    /// The source of the link's receive times.
+    receive_time_source: TimestampSource,
     /// The channel that is notified when the recorder stops by itself.
     pub(super) recorder_channel: Option<Arc<Channel>>,
     /// The origin of the engine's clock.
@@ -130,6 +135,8 @@ impl Engine {
             unsent: TransmitQueue::default(),
             timed: None,
             timed_cq_count: 0,
+            send_timed_cqs: Vec::new(),
+            receive_time_source: TimestampSource::Process,
             recorder_channel: None,
             start: Instant::now(),
             asleep_until: Time::ZERO,
@@ -321,7 +328,9 @@ impl Engine {
 
     /// Takes in a batch of what has come, of at most `max` packets, and says how many packets that were.
     fn receive(&mut self, max: usize) -> io::Result<usize> {
-        let Engine { device, memory, link: Some(link), start, .. } = self else { return Ok(0) };
+        let Engine { device, memory, link: Some(link), start, receive_time_source: source, .. } = self else {
+            return Ok(0);
+        };
         // Mostly nothing has come.
         let mut time = None;
         link.receive(max, &mut |incoming| {
@@ -338,9 +347,10 @@ impl Engine {
                     flow_label: incoming.flow_label,
                     hop_limit: incoming.hop_limit,
                 },
-                received_at: incoming
-                    .received_at
-                    .map(|received_at| Time::ZERO + received_at.saturating_duration_since(*start)),
+                received_at: incoming.received_at.map(|received_at| Timestamp {
+                    time: Time::ZERO + received_at.saturating_duration_since(*start),
+                    source: *source,
+                }),
             };
             device.handle_packet(now, &arrival, &packet, memory);
             if device.sink().wants_payload() {
@@ -474,14 +484,24 @@ impl Engine {
     }
 
     /// Sends the packet that completes a request with a timestamp, and returns whether the link accepted it. The
-    /// timestamp is `now`, the time before the system call: over loopback and veth, the call returns after the receiver's
-    /// kernel has received the packet.
+    /// timestamp is the kernel's send time if a completion queue needs it and the link knows it. Otherwise it is `now`,
+    /// the time before the system call: over loopback and veth, the call returns after the receiver's kernel has received
+    /// the packet.
     #[cold]
     fn send_timed(&mut self, now: Time) -> io::Result<bool> {
-        self.send_unsent()?;
+        let mut sent_at = Timestamp::from(now);
+        match self.link.as_mut() {
+            Some(link) if !self.send_timed_cqs.is_empty() => {
+                if let Some(time) = self.unsent.send_timed_to(link)? {
+                    let time = Time::ZERO + time.saturating_duration_since(self.start);
+                    sent_at = Timestamp { time, source: TimestampSource::Kernel };
+                }
+            }
+            _ => self.send_unsent()?,
+        }
         let is_sent = self.unsent.is_empty();
         if is_sent && let Some(qpn) = self.timed.take() {
-            self.device.packet_sent(now, qpn);
+            self.device.packet_sent(sent_at, qpn);
         }
         Ok(is_sent)
     }
@@ -493,9 +513,17 @@ impl Engine {
             && let Some(link) = self.link.as_mut()
         {
             link.set_timestamps(true)?;
+            self.receive_time_source = link.timestamp_source();
         }
         self.timed_cq_count += 1;
         Ok(self.device.create_timed_cq(capacity))
+    }
+
+    /// Creates a completion queue with timestamps, and with the kernel's send times of datagrams.
+    pub(super) fn create_send_timed_cq(&mut self, capacity: u32) -> io::Result<Cq> {
+        let cq = self.create_timed_cq(capacity)?;
+        self.send_timed_cqs.push(cq);
+        Ok(cq)
     }
 
     /// Destroys a completion queue, and returns whether it existed and no queue pair used it.
@@ -503,6 +531,7 @@ impl Engine {
         let has_timestamps = self.device.has_timestamps(cq);
         let is_destroyed = self.device.destroy_cq(cq);
         if is_destroyed && has_timestamps {
+            self.send_timed_cqs.retain(|timed| *timed != cq);
             self.timed_cq_count -= 1;
             if self.timed_cq_count == 0
                 && let Some(link) = self.link.as_mut()

@@ -21,7 +21,7 @@ use adverb_proto::memory::{Pd, RegisterError, Registration, RemoteInvalidate};
 use adverb_proto::types::{Access, ArmFor, Completion, Gid, PathMtu, RecvRequest, SendRequest};
 use adverb_proto::{
     AddressVector, Cq, EventSink, Path, QpConfig, QpStatus, QueueEvent, ResourceCounts, Route, Srq,
-    SrqConfig, SrqStatus, Statistics, Time, TraceEvent, Transition,
+    SrqConfig, SrqStatus, Statistics, Timestamp, TraceEvent, Transition,
 };
 use adverb_wire::Qpn;
 use parking_lot::Mutex;
@@ -326,6 +326,26 @@ impl Nic {
         })
     }
 
+    /// Creates a completion queue like [`create_timed_cq`](Nic::create_timed_cq), with the kernel's send times: while such
+    /// a queue exists, the NIC asks the kernel for the send time of each datagram that has a timestamp. Over a
+    /// [`UdpLink`], the timestamp is then the time at which the kernel passed the packet to the network interface. If the
+    /// kernel doesn't return that time within 50 µs, or the link doesn't know it, the timestamp is the same as without
+    /// this option; [`Timestamp::source`] tells which.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`create_timed_cq`](Nic::create_timed_cq).
+    ///
+    /// [`UdpLink`]: crate::link::UdpLink
+    pub fn create_send_timed_cq(&self, capacity: u32, channel: Option<Arc<Channel>>) -> Result<Cq, Error> {
+        self.ask(|engine| {
+            let made = engine.create_send_timed_cq(capacity);
+            let cq = made.map_err(|error| Error::TimestampsFailed(error.kind()))?;
+            engine.channels.extend(channel.map(|channel| (cq, channel)));
+            Ok(cq)
+        })
+    }
+
     /// Returns the time that timestamps count from: a timestamp is the number of nanoseconds since then.
     pub const fn clock_origin(&self) -> Instant {
         self.clock_origin
@@ -365,7 +385,12 @@ impl Nic {
 
     /// Does the same as [`poll`](Nic::poll), and passes each completion with its timestamp, if the queue [has
     /// timestamps](Nic::create_timed_cq).
-    pub fn poll_timed(&self, cq: Cq, max: usize, mut each: impl FnMut(Completion, Option<Time>)) -> usize {
+    pub fn poll_timed(
+        &self,
+        cq: Cq,
+        max: usize,
+        mut each: impl FnMut(Completion, Option<Timestamp>),
+    ) -> usize {
         let poll = |engine: &mut Engine| engine.device.poll_timed_completion(cq);
         self.poll_with(
             cq,

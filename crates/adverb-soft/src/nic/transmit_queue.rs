@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::time::Instant;
 
-use crate::link::{Link, TxPacket};
+use crate::link::{Link, TimedSend, TxPacket};
 
 /// Packets that the link has not accepted yet.
 #[derive(Default)]
@@ -85,6 +86,21 @@ impl TransmitQueue {
             }
         }
         Ok(())
+    }
+
+    /// Passes packets to the link like [`send_to`](TransmitQueue::send_to). If there is one packet and the link accepts
+    /// it, returns the time at which the kernel sent it, if the link knows the time.
+    pub(super) fn send_timed_to(&mut self, link: &mut Box<dyn Link>) -> io::Result<Option<Instant>> {
+        if self.len() != 1 {
+            return self.send_to(link).map(|()| None);
+        }
+        match link.send_timed(&self.packet(0))? {
+            TimedSend::Refused => Ok(None),
+            TimedSend::Accepted(sent_at) => {
+                self.remove(1);
+                Ok(sent_at)
+            }
+        }
     }
 
     fn remove(&mut self, count: usize) {

@@ -122,7 +122,7 @@ impl Node {
         self.nic.poll_timed(self.cq, 1, |completion, time| {
             assert!(completion.outcome.is_ok(), "{:?}", completion.outcome);
             let time = time.expect("the completion has no timestamp");
-            stamp = Some(self.nic.clock_origin() + Duration::from_nanos(time.as_nanos()));
+            stamp = Some(self.nic.clock_origin() + Duration::from_nanos(time.time.as_nanos()));
         });
         stamp
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use adverb_proto::types::Transport;
 use adverb_soft::NicOptions;
-use adverb_soft::link::{Link, TxPacket, UdpLink};
+use adverb_soft::link::{Link, TimedSend, TxPacket, UdpLink};
 
 use crate::node::{Node, distance};
 use crate::support::{open_loopback, wait};
@@ -139,4 +139,68 @@ fn completions_have_the_times_of_their_packets() {
             }
         }
     }
+}
+
+#[test]
+fn the_kernel_returns_the_send_time_of_each_packet_that_asks_for_it() {
+    let (mut here, mut there) = (open_loopback(|_| ()), open_loopback(|_| ()));
+    enable(&mut here, &mut there);
+    let packet = packet(&here, there.local_addr());
+    for round in 0..500 {
+        // Packets without a send time don't disturb the numbers.
+        if round % 7 == 0 {
+            here.send(&[packet]).unwrap();
+            received_at(&mut there);
+        }
+        let before = Instant::now();
+        let sent = here.send_timed(&packet).unwrap();
+        let after = Instant::now();
+        let TimedSend::Accepted(Some(time)) = sent else { panic!("{sent:?} in round {round}") };
+        assert!(time >= before && time <= after, "round {round}");
+        let received = received_at(&mut there);
+        let received = received[0].expect("a receive time");
+        // The loopback interface sends a packet before it receives it.
+        assert!(received + ERROR >= time, "round {round}: received {:?} before it was sent", time - received);
+    }
+    assert_eq!(here.unsendable_packets(), 0);
+}
+
+#[test]
+fn a_packet_that_cannot_be_sent_has_no_send_time_and_is_counted() {
+    let (mut here, mut there) = (open_loopback(|_| ()), open_loopback(|_| ()));
+    let good = packet(&here, there.local_addr());
+    assert!(matches!(here.send_timed(&good).unwrap(), TimedSend::Accepted(Some(_))));
+    // Not an address of the link.
+    let stranger = TxPacket { source: SocketAddr::new(Ipv4Addr::new(192, 0, 2, 1).into(), 0xc000), ..good };
+    assert_eq!(here.send_timed(&stranger).unwrap(), TimedSend::Accepted(None));
+    // Longer than any datagram.
+    let long = TxPacket { bytes: &[0; 70_000], ..good };
+    assert_eq!(here.send_timed(&long).unwrap(), TimedSend::Accepted(None));
+    assert_eq!(here.unsendable_packets(), 2);
+    assert!(matches!(here.send_timed(&good).unwrap(), TimedSend::Accepted(Some(_))), "later ones have times");
+    assert_eq!(received_at(&mut there).len(), 2);
+}
+
+#[test]
+fn a_link_with_a_single_port_has_send_times_and_loses_no_header_fields() {
+    let mut here = open_loopback(|config| config.port = 4800);
+    let mut there = open_loopback(|config| config.port = 4801);
+    enable(&mut here, &mut there);
+    let address = here.local_addr();
+    let there_to_here = |there: &mut UdpLink| {
+        let packet = TxPacket { traffic_class: 0x68, hop_limit: 7, ..packet(there, address) };
+        there.send(&[packet]).unwrap();
+    };
+    // The socket that sends also receives.
+    here.set_timestamps(true).unwrap();
+    let sent = here.send_timed(&packet(&here, there.local_addr())).unwrap();
+    assert!(matches!(sent, TimedSend::Accepted(Some(_))), "{sent:?}");
+    there_to_here(&mut there);
+    wait(&here);
+    let mut seen = Vec::new();
+    here.receive(usize::MAX, &mut |packet| {
+        seen.push((packet.traffic_class, packet.hop_limit, packet.received_at.is_some()));
+    })
+    .unwrap();
+    assert_eq!(seen, [(0x68, Some(7), true)]);
 }

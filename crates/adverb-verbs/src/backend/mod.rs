@@ -507,6 +507,14 @@ pub(crate) enum CompletionQueueKind {
     Extended,
     /// One by one, and with the device's time.
     Timestamps,
+    /// The same, and with the kernel's send times on the software NIC.
+    SendTimestamps,
+}
+
+impl CompletionQueueKind {
+    pub(crate) const fn has_timestamps(self) -> bool {
+        matches!(self, CompletionQueueKind::Timestamps | CompletionQueueKind::SendTimestamps)
+    }
 }
 
 /// A completion queue.

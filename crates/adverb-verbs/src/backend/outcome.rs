@@ -1,6 +1,6 @@
 //! What became of requests, as engines tell it.
 
-use adverb_proto::types::{CompletedOperation, Failure, Qpn, Status, Success};
+use adverb_proto::types::{CompletedOperation, Failure, Qpn, Status, Success, TimestampSource};
 
 /// A completion as the device gave it, in rdma-core's own form, so that it is copied no more often than it must.
 #[derive(Clone, Copy, Debug)]
@@ -75,6 +75,10 @@ pub(crate) mod flag {
     pub(crate) const DATAGRAM: u32 = 1 << 31;
     /// Our own: it has the device's time, where else would be what nobody reads.
     pub(crate) const TIMESTAMP: u32 = 1 << 30;
+    /// Our own: that time is the kernel's.
+    pub(crate) const KERNEL_TIME: u32 = 1 << 29;
+    /// Our own: that time is the process's.
+    pub(crate) const PROCESS_TIME: u32 = 1 << 28;
 }
 
 impl RawOutcome {
@@ -142,6 +146,30 @@ impl RawOutcome {
         self.qpn = u32::from_be_bytes([a, b, c, d]);
         *self.spare() = u32::from_be_bytes([e, f, g, h]);
         self.flags |= flag::TIMESTAMP;
+    }
+
+    /// Does the same for a time that is not the device's own.
+    #[cfg(feature = "soft")]
+    pub(crate) fn carry_timestamp_of(&mut self, timestamp: u64, source: TimestampSource) {
+        self.carry_timestamp(timestamp);
+        self.flags |= match source {
+            TimestampSource::Device => 0,
+            TimestampSource::Kernel => flag::KERNEL_TIME,
+            TimestampSource::Process => flag::PROCESS_TIME,
+        };
+    }
+
+    /// The source of the time, if there is one.
+    pub(crate) fn timestamp_source(&self) -> Option<TimestampSource> {
+        let has = |flag: u32| self.flags & flag != 0;
+        let source = if has(flag::KERNEL_TIME) {
+            TimestampSource::Kernel
+        } else if has(flag::PROCESS_TIME) {
+            TimestampSource::Process
+        } else {
+            TimestampSource::Device
+        };
+        has(flag::TIMESTAMP).then_some(source)
     }
 
     /// The queue pair, if it is told.

@@ -14,6 +14,7 @@ use nix::libc;
 
 use super::UdpStatistics;
 use super::clock::Clock;
+use super::socket::SEND_TIME;
 use crate::link::{MAX_TRAIN, TxPacket};
 
 /// The maximum number of packets per system call.
@@ -98,6 +99,66 @@ pub(super) fn send(
     // For one message, `sent` is its number of bytes.
     Ok(starts[if message_count == 1 { 1 } else { sent }].0)
 }
+
+/// Sends one packet, and asks the kernel for its send time.
+///
+/// # Errors
+///
+/// Returns an error if the packet can't be sent.
+pub(super) fn send_timed(socket: BorrowedFd<'_>, packet: &TxPacket<'_>, usual_hops: u8) -> io::Result<()> {
+    let (usual, usual_len) = Control::of(packet, false, usual_hops);
+    let count = usual_len / size_of::<Control>();
+    let mut controls = [Control::new(0, 0, []); 5];
+    controls[..count].copy_from_slice(&usual[..count]);
+    controls[count] = Control::new(libc::SOL_SOCKET, libc::SO_TIMESTAMPING, SEND_TIME.to_ne_bytes());
+    let (mut address, address_len) = Address::new(packet.destination);
+    let mut piece = piece(packet.bytes);
+    let control_len = (count + 1) * size_of::<Control>();
+    let controls = controls.as_mut_ptr().cast();
+    let message = message(&raw mut address, address_len, &raw mut piece, 1, controls, control_len);
+    // SAFETY: the message points to an address, a piece and control messages that are initialised and live until the
+    // call returns, with their lengths; the piece's bytes are only read.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message.msg_hdr, libc::MSG_DONTWAIT) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Takes the next send time from a socket's error queue, and returns it, since 1970, with the number of its datagram.
+/// Returns `None` if the queue is empty.
+///
+/// # Errors
+///
+/// Returns an error if the queue can't be read.
+pub(super) fn take_send_time(socket: BorrowedFd<'_>) -> io::Result<Option<(u32, Duration)>> {
+    loop {
+        let mut controls = MaybeUninit::<SendTimeControls>::uninit();
+        let control_len = size_of::<SendTimeControls>();
+        let mut message =
+            message(ptr::null_mut(), 0, ptr::null_mut(), 0, controls.as_mut_ptr().cast(), control_len);
+        // SAFETY: the message points to room for control messages that lives until the call returns and that nothing
+        // else uses, with its length, and to nothing else.
+        let received = unsafe {
+            let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
+            libc::recvmsg(socket.as_raw_fd(), &raw mut message.msg_hdr, flags)
+        };
+        if received < 0 {
+            let error = io::Error::last_os_error();
+            match error.kind() {
+                io::ErrorKind::WouldBlock => return Ok(None),
+                io::ErrorKind::Interrupted => continue,
+                _ => return Err(error),
+            }
+        }
+        // SAFETY: the kernel has filled it in.
+        let said = unsafe { Said::of(&message.msg_hdr) };
+        if let (Some(number), Some(timestamp)) = (said.number, said.timestamp) {
+            return Ok(Some((number, timestamp)));
+        }
+        // An ICMP error.
+    }
+}
+
+/// A buffer for the control messages of a send time: three timestamps, and an error with an address.
+type SendTimeControls = [u64; 32];
 
 /// Returns the number of packets, at least one, that form a GSO batch: packets like the first, and a last one that may
 /// be shorter.
@@ -504,11 +565,13 @@ impl Control {
 /// The bits of the flow label in IPv6's flow information.
 const FLOW_LABEL: u32 = 0xf_ffff;
 
-/// A buffer for the control messages of a datagram: five numbers and a timestamp. It is aligned like their headers.
+/// A buffer for the control messages of a datagram: five numbers, a timestamp, and the three timestamps that a socket with
+/// send times adds. It is aligned like their headers.
 type Controls = [u64; CONTROLS.div_ceil(size_of::<u64>())];
 
 // SAFETY: it only computes.
-const CONTROLS: usize = 5 * size_of::<Control>() + unsafe { libc::CMSG_SPACE(TIMESTAMP) } as usize;
+const CONTROLS: usize = 5 * size_of::<Control>()
+    + unsafe { libc::CMSG_SPACE(TIMESTAMP) + libc::CMSG_SPACE(3 * TIMESTAMP) } as usize;
 
 /// The size of a timestamp.
 const TIMESTAMP: libc::c_uint = size_of::<libc::timespec>() as libc::c_uint;
@@ -522,8 +585,11 @@ struct Said {
     overflows: Option<u32>,
     /// The length of the packets in a GRO batch.
     segment: Option<usize>,
-    /// The time at which the kernel received the datagram, or the first packet of the GRO batch, since 1970.
+    /// The time at which the kernel received the datagram, or the first packet of the GRO batch, or sent a datagram,
+    /// since 1970.
     timestamp: Option<Duration>,
+    /// The number of the datagram that was sent at that time.
+    number: Option<u32>,
 }
 
 impl Said {
@@ -562,7 +628,13 @@ impl Said {
                 }
                 (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => said.overflows = Some(number),
                 (libc::SOL_UDP, libc::UDP_GRO) => said.segment = Some(number as usize),
-                (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS) => said.timestamp = since_1970(data),
+                // The first of the timestamps in `SCM_TIMESTAMPING` is the software's.
+                (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS | libc::SCM_TIMESTAMPING) => {
+                    said.timestamp = since_1970(data);
+                }
+                (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR) => {
+                    said.number = number_of(data);
+                }
                 _ => {}
             }
             // SAFETY: both are as above.
@@ -570,6 +642,14 @@ impl Said {
         }
         said
     }
+}
+
+/// Returns the number of a datagram from the error with which the kernel returns its send time (`sock_extended_err`).
+fn number_of(error: &[u8]) -> Option<u32> {
+    /// The origin of send times, in the fifth byte (`SO_EE_ORIGIN_TIMESTAMPING`).
+    const ORIGIN: u8 = 4;
+    let [_, _, _, _, ORIGIN, _, _, _, _, _, _, _, a, b, c, d, ..] = *error else { return None };
+    Some(u32::from_ne_bytes([a, b, c, d]))
 }
 
 /// Returns the time of a timestamp: seconds and nanoseconds, 64 bits each on the supported platforms.

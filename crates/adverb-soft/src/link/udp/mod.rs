@@ -22,14 +22,15 @@ mod socket;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use adverb_proto::IcrcCheck;
-use adverb_proto::types::Gid;
+use adverb_proto::types::{Gid, TimestampSource};
 use adverb_wire::ROCE_PORT;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::{Link, RxPacket, STRICT, TxPacket};
+use super::{Link, RxPacket, STRICT, TimedSend, TxPacket};
+use clock::Clock;
 pub use interface::Interface;
 use message::{Datagram, Receiver};
 use ports::SourcePorts;
@@ -148,6 +149,10 @@ pub struct UdpLink {
     /// The default hop limit, or 0 if it isn't known.
     usual_hops: u8,
     has_timestamps: bool,
+    /// The converter of send times, from the first one on.
+    send_clock: Option<Clock>,
+    /// The number of datagrams in a row whose send times the kernel did not return in time.
+    missed_send_times: u32,
     statistics: UdpStatistics,
 }
 
@@ -224,6 +229,8 @@ impl UdpLink {
             segmentation: config.gso,
             usual_hops,
             has_timestamps: false,
+            send_clock: None,
+            missed_send_times: 0,
             statistics,
         })
     }
@@ -270,6 +277,38 @@ impl UdpLink {
     fn lose(&mut self, count: usize, cause: io::ErrorKind) {
         self.statistics.unsendable += count as u64;
         self.statistics.last_send_error = Some(cause);
+    }
+
+    /// Sends a packet and returns the kernel's send time. Returns `None` if the packet was not sent, because the kernel
+    /// returned an error or can't return send times.
+    fn try_send_timed(&mut self, packet: &TxPacket<'_>) -> Option<TimedSend> {
+        let start = Instant::now();
+        if packet.source.ip() != self.local.ip() || self.missed_send_times >= MAX_MISSED_SEND_TIMES {
+            return None;
+        }
+        let (socket, number) = self.sending.timed(packet.source.port())?;
+        message::send_timed(socket.as_fd(), packet, self.usual_hops).ok()?;
+        let expected = *number;
+        *number = number.wrapping_add(1);
+        let time = loop {
+            match message::take_send_time(socket.as_fd()) {
+                // Times of earlier datagrams, which came too late, have lower numbers.
+                Ok(Some((found, time))) if found.wrapping_sub(expected) <= u32::MAX / 2 => {
+                    *number = found.wrapping_add(1);
+                    break time;
+                }
+                Ok(Some(_)) => {}
+                Ok(None) if start.elapsed() < MAX_SEND_TIME_WAIT => std::hint::spin_loop(),
+                Ok(None) | Err(_) => {
+                    self.missed_send_times += 1;
+                    return Some(TimedSend::Accepted(None));
+                }
+            }
+        };
+        self.missed_send_times = 0;
+        let clock = self.send_clock.get_or_insert_with(Clock::new);
+        clock.queue_empty(start);
+        Some(TimedSend::Accepted(Some(clock.convert(time, Instant::now()).max(start))))
     }
 
     /// Sends packets from one source, and returns the number of accepted packets.
@@ -320,6 +359,13 @@ impl Link for UdpLink {
             }
         }
         Ok(taken)
+    }
+
+    fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
+        match self.try_send_timed(packet) {
+            Some(sent) => Ok(sent),
+            None => Ok(TimedSend::untimed(self.send(std::slice::from_ref(packet))?)),
+        }
     }
 
     fn unsendable_packets(&self) -> u64 {
@@ -388,6 +434,10 @@ impl Link for UdpLink {
         Ok(())
     }
 
+    fn timestamp_source(&self) -> TimestampSource {
+        TimestampSource::Kernel
+    }
+
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
         if group.is_ipv4() != self.local.is_ipv4() || self.groups.iter().any(|known| known.address == group) {
             return Ok(());
@@ -427,6 +477,14 @@ impl Link for UdpLink {
         Some(self.receive_buffer_bytes)
     }
 }
+
+/// The maximum time from sending a datagram until the kernel returns its send time. The loopback interface and veth pairs
+/// send a datagram within the system call; a NIC whose queue is busy sends it later.
+const MAX_SEND_TIME_WAIT: Duration = Duration::from_micros(50);
+
+/// The number of missed send times in a row after which the link no longer asks for them: the driver of the network
+/// interface doesn't support them, or always returns them late.
+const MAX_MISSED_SEND_TIMES: u32 = 32;
 
 /// A multicast group that was joined.
 #[derive(Debug)]

@@ -36,6 +36,18 @@ struct Sender {
     user_count: usize,
     /// The value of `release_count` when the last user released the port.
     released_at: u64,
+    send_times: SendTimes,
+}
+
+/// Whether the kernel returns the times of datagrams that a socket sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum SendTimes {
+    Disabled,
+    /// The kernel returns them. The next datagram that asks for its time has this number, or a higher one if sending a
+    /// datagram failed.
+    Enabled(u32),
+    /// The kernel can't return them.
+    Unsupported,
 }
 
 impl SourcePorts {
@@ -86,7 +98,13 @@ impl SourcePorts {
     pub(super) fn single(socket: UdpSocket, local: SocketAddr, interface: u32) -> io::Result<SourcePorts> {
         socket::send_on(&socket, local.ip(), interface)?;
         Ok(SourcePorts {
-            sockets: vec![Sender { port: local.port(), socket, user_count: 0, released_at: 0 }],
+            sockets: vec![Sender {
+                port: local.port(),
+                socket,
+                user_count: 0,
+                released_at: 0,
+                send_times: SendTimes::Disabled,
+            }],
             permanent_count: 1,
             by_port: Box::default(),
             local,
@@ -104,6 +122,21 @@ impl SourcePorts {
     /// The socket with this source port, if there is one.
     pub(super) fn get(&self, port: u16) -> Option<&UdpSocket> {
         self.index_of(port).map(|index| &self.sockets[index].socket)
+    }
+
+    /// Returns the socket with this source port, and the number of the next datagram that asks for its time. Returns
+    /// `None` if there is no such socket, or the kernel can't return times.
+    pub(super) fn timed(&mut self, port: u16) -> Option<(&UdpSocket, &mut u32)> {
+        let index = self.index_of(port)?;
+        let sender = &mut self.sockets[index];
+        if sender.send_times == SendTimes::Disabled {
+            let enabled = socket::enable_send_times(&sender.socket);
+            sender.send_times = enabled.map_or(SendTimes::Unsupported, |()| SendTimes::Enabled(0));
+        }
+        match &mut sender.send_times {
+            SendTimes::Enabled(number) => Some((&sender.socket, number)),
+            SendTimes::Disabled | SendTimes::Unsupported => None,
+        }
     }
 
     /// Whether a socket has this source port.
@@ -169,7 +202,8 @@ impl SourcePorts {
 
     /// Puts a socket at an index, and closes the socket that was there.
     fn insert(&mut self, index: usize, port: u16, socket: UdpSocket) {
-        let sender = Sender { port, socket, user_count: 0, released_at: self.release_count };
+        let (released_at, send_times) = (self.release_count, SendTimes::Disabled);
+        let sender = Sender { port, socket, user_count: 0, released_at, send_times };
         if index == self.sockets.len() {
             self.sockets.push(sender);
         } else {

@@ -108,6 +108,21 @@ pub(super) fn set_timestamps(socket: &UdpSocket, enabled: bool) -> io::Result<()
     Ok(setsockopt(socket, ReceiveTimestampns, &enabled)?)
 }
 
+/// Makes the kernel return the times of sent datagrams that ask for it ([`SEND_TIME`]) through the socket's error queue,
+/// each with a number: 0 for the first, 1 for the second, and so on.
+pub(super) fn enable_send_times(socket: &UdpSocket) -> io::Result<()> {
+    // Without `TSONLY`, the kernel returns the datagram too.
+    let flags =
+        libc::SOF_TIMESTAMPING_SOFTWARE | libc::SOF_TIMESTAMPING_OPT_ID | libc::SOF_TIMESTAMPING_OPT_TSONLY;
+    // Setting `OPT_ID` anew restarts the numbers.
+    setsockopt(socket, Timestamping, &0)?;
+    Ok(setsockopt(socket, Timestamping, &flags)?)
+}
+
+/// The value of a control message `SO_TIMESTAMPING` that asks for the time at which the kernel passes the datagram to
+/// the network interface.
+pub(super) const SEND_TIME: u32 = libc::SOF_TIMESTAMPING_TX_SOFTWARE;
+
 /// Minimizes the receive buffer of a socket that only sends.
 pub(super) fn deafen(socket: &UdpSocket) {
     // A failure only costs memory.
@@ -156,4 +171,5 @@ options! {
     MulticastInterface6: IPPROTO_IPV6 IPV6_MULTICAST_IF i32, SetStruct<'_, i32>;
     MulticastAll: IPPROTO_IP IP_MULTICAST_ALL bool, SetBool;
     MulticastAll6: IPPROTO_IPV6 IPV6_MULTICAST_ALL bool, SetBool;
+    Timestamping: SOL_SOCKET SO_TIMESTAMPING u32, SetStruct<'_, u32>;
 }

@@ -28,7 +28,7 @@ impl Extended {
         vector: u32,
         kind: CompletionQueueKind,
     ) -> Result<Extended> {
-        let has_timestamps = kind == CompletionQueueKind::Timestamps;
+        let has_timestamps = kind.has_timestamps();
         let mut attr = sys::ibv_cq_init_attr_ex::zeroed();
         attr.cqe = depth;
         attr.channel = channel;

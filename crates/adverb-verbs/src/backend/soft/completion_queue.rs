@@ -42,10 +42,13 @@ impl CompletionQueue {
         }
         let verb = |error| Error::Verb { action: action(), error, hint: "".into() };
         let channel = if events { Some(Arc::new(Channel::new().map_err(verb)?)) } else { None };
-        let has_timestamps = kind == CompletionQueueKind::Timestamps;
-        let made = match has_timestamps {
-            true => device.nic.create_timed_cq(depth, channel.clone()),
-            false => device.nic.create_cq(depth, channel.clone()),
+        let has_timestamps = kind.has_timestamps();
+        let made = match kind {
+            CompletionQueueKind::SendTimestamps => device.nic.create_send_timed_cq(depth, channel.clone()),
+            CompletionQueueKind::Timestamps => device.nic.create_timed_cq(depth, channel.clone()),
+            CompletionQueueKind::Plain | CompletionQueueKind::Extended => {
+                device.nic.create_cq(depth, channel.clone())
+            }
         };
         let cq = made.map_err(|error| refusal(error, action()))?;
         let (device, depth) = (Arc::clone(device), AtomicU32::new(depth));
@@ -78,11 +81,11 @@ impl CompletionQueue {
         let most = room.len();
         let mut places = room.iter_mut();
         if self.has_timestamps {
-            return self.device.nic.poll_timed(self.cq, most, |completion, time| {
+            return self.device.nic.poll_timed(self.cq, most, |completion, stamp| {
                 if let Some(place) = places.next() {
                     *place = RawCompletion::of(&completion);
-                    if let Some(time) = time {
-                        place.outcome.carry_timestamp(time.as_nanos());
+                    if let Some(stamp) = stamp {
+                        place.outcome.carry_timestamp_of(stamp.time.as_nanos(), stamp.source);
                     }
                 }
             });
