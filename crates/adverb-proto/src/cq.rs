@@ -136,4 +136,9 @@ impl CompletionQueue {
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
+
+    /// Returns the completions, oldest first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Completion> {
+        self.entries.iter()
+    }
 }

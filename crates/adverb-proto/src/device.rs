@@ -7,7 +7,7 @@ mod windows;
 
 use std::collections::{HashMap, VecDeque};
 
-use adverb_wire::{Header, MAX_PACKET_LEN, Operation, Packet, Qpn, Rc};
+use adverb_wire::{Header, MAX_PACKET_LEN, Operation, Packet, Qpn};
 
 pub use multicast::MulticastError;
 pub use status::{QpStatus, ResourceCounts};
@@ -27,7 +27,7 @@ use crate::slots::FreeSlots;
 use crate::srq::SharedQueue;
 use crate::stats::Statistics;
 use crate::timer::Timers;
-use crate::trace::{DropReason, EventSink, TraceEvent, tell};
+use crate::trace::{DropReason, EventSink, TraceEvent, is_recording, tell};
 use crate::transmit::{Payload, Transmit};
 use crate::types::{ArmFor, Completion, PathMtu, RecvRequest, SendRequest, Transport};
 use multicast::Groups;
@@ -144,6 +144,9 @@ pub struct Device<S = ()> {
 /// Lends what queue pairs share, leaving the queue pairs themselves free.
 macro_rules! context {
     ($device:ident, $now:expr) => {
+        context!($device, $now, &mut $device.sink)
+    };
+    ($device:ident, $now:expr, $sink:expr) => {
         Context {
             now: $now,
             completed_at: Timestamp::from($now),
@@ -155,7 +158,21 @@ macro_rules! context {
             cq_events: &mut $device.cq_events,
             queue_events: &mut $device.queue_events,
             spans: &mut $device.spans,
-            sink: &mut $device.sink,
+            sink: $sink,
+        }
+    };
+}
+
+/// Evaluates an expression with a context whose sink is the device's while that one records, and `()` otherwise. The
+/// code of queue pairs is compiled for both, so that a device that isn't recorded checks this once, not at each event.
+macro_rules! with_context {
+    ($device:ident, $now:expr, |$context:ident| $body:expr) => {
+        if is_recording(&$device.sink) {
+            let $context = &mut context!($device, $now);
+            $body
+        } else {
+            let $context = &mut context!($device, $now, &mut ());
+            $body
         }
     };
 }
@@ -462,7 +479,7 @@ impl<S: EventSink> Device<S> {
         let slot = self.slot(qpn).ok_or(PostError::UnknownQp)?;
         let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(PostError::UnknownQp) };
         qp.equip(&mut self.rings);
-        qp.post_send(&mut context!(self, now), request, inline)?;
+        with_context!(self, now, |cx| qp.post_send(cx, request, inline))?;
         self.settle(now, slot);
         Ok(())
     }
@@ -476,7 +493,7 @@ impl<S: EventSink> Device<S> {
     pub fn post_recv(&mut self, now: Time, qpn: Qpn, request: &RecvRequest<'_>) -> Result<(), PostError> {
         let slot = self.slot(qpn).ok_or(PostError::UnknownQp)?;
         let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(PostError::UnknownQp) };
-        qp.post_recv(&mut context!(self, now), request)?;
+        with_context!(self, now, |cx| qp.post_recv(cx, request))?;
         self.settle(now, slot);
         Ok(())
     }
@@ -562,14 +579,13 @@ impl<S: EventSink> Device<S> {
         let header = received.header;
         let Some(qp) = self.qps[slot as usize].as_mut() else { return };
         match (&header.operation, qp.config.transport) {
-            (Operation::Rc(_), Transport::Rc) | (Operation::Uc(_), Transport::Uc) => {}
-            (Operation::Ud(_), Transport::Ud) => {
-                let &RxMeta { source, destination, .. } = arrival;
-                tell(&mut self.sink, now, || TraceEvent::DatagramAddrs { qpn: qp.qpn, source, destination });
-            }
+            (Operation::Rc(_), Transport::Rc)
+            | (Operation::Uc(_), Transport::Uc)
+            | (Operation::Ud(_), Transport::Ud) => {}
             (Operation::Cnp, _) => {
-                tell(&mut self.sink, now, || qp.packet_in(received));
-                qp.handle_cnp(&mut context!(self, now));
+                let cx = &mut context!(self, now);
+                cx.event(|| qp.packet_in(received));
+                qp.handle_cnp(cx);
                 return self.settle(now, slot);
             }
             _ => {
@@ -579,21 +595,7 @@ impl<S: EventSink> Device<S> {
         }
         self.stats.packets_received += 1;
         self.stats.bytes_received += received.payload.len() as u64;
-        tell(&mut self.sink, now, || qp.packet_in(received));
-        let completed_at = arrival.received_at.unwrap_or(now.into());
-        let cx = &mut Context { completed_at, ..context!(self, now) };
-        if arrival.is_ecn_marked {
-            qp.handle_mark(cx);
-        }
-        match &header.operation {
-            Operation::Rc(rc @ (Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) | Rc::ReadResponse(_))) => {
-                qp.handle_response(cx, received, rc, memory);
-            }
-            Operation::Rc(rc) => qp.handle_request(cx, received, rc, memory),
-            Operation::Uc(uc) => qp.handle_unreliable(cx, received, uc, memory),
-            Operation::Ud(datagram) => qp.handle_datagram(cx, arrival, received, datagram, memory),
-            Operation::Cnp => {}
-        }
+        with_context!(self, now, |cx| qp.handle_packet(cx, arrival, received, memory));
         self.settle(now, slot);
     }
 
@@ -607,7 +609,7 @@ impl<S: EventSink> Device<S> {
                 self.free.push(slot);
                 continue;
             };
-            let outgoing = qp.poll_transmit(&mut context!(self, now));
+            let outgoing = with_context!(self, now, |cx| qp.poll_transmit(cx));
             if qp.is_poisoned() {
                 qp.settle(&mut context!(self, now));
             }
@@ -735,6 +737,15 @@ impl<S: EventSink> Device<S> {
         tell(&mut self.sink, now, event);
     }
 
+    /// Passes a [`TraceEvent::Polled`] to the sink for each of the `max` oldest completions of a completion queue. The
+    /// caller polls them next.
+    pub fn record_polled(&mut self, now: Time, cq: Cq, max: usize) {
+        let Some(Some(queue)) = self.cqs.get(cq.0 as usize) else { return };
+        for &Completion { qpn, wr_id, .. } in queue.iter().take(max) {
+            tell(&mut self.sink, now, || TraceEvent::Polled { cq, qpn, wr_id });
+        }
+    }
+
     /// Passes a [`TraceEvent::Connected`] to the sink for each queue pair that is connected, so that a sink that was
     /// switched on later knows the peers.
     pub fn record_connections(&mut self, now: Time) {
@@ -771,7 +782,6 @@ impl<S: EventSink> Device<S> {
         }
         if !qp.queued && qp.may_transmit() {
             qp.queued = true;
-            tell(&mut self.sink, now, || TraceEvent::Doorbell { qpn: qp.qpn });
             self.ready.push_back(slot);
         }
     }

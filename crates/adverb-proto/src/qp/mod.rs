@@ -31,7 +31,7 @@ use crate::Time;
 use crate::congestion::Pacer;
 use crate::cq::{CompletionQueue, Cq, Pushed, Timestamp};
 use crate::event::QueueEvent;
-use crate::memory::{Keys, Pd, Span};
+use crate::memory::{Keys, Memory, Pd, Span};
 use crate::mutation::mutant;
 use crate::path::{AddressVector, Incoming, Path, RxMeta};
 use crate::srq::SharedQueue;
@@ -280,11 +280,41 @@ impl QueuePair {
             && !self.requester.has_requests(&self.send_queue)
     }
 
+    /// Handles a packet of the queue pair's transport.
+    #[inline]
+    pub(crate) fn handle_packet<S: EventSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        arrival: &RxMeta,
+        received: Received<'_>,
+        memory: &mut impl Memory,
+    ) {
+        cx.completed_at = arrival.received_at.unwrap_or(cx.now.into());
+        if let Operation::Ud(_) = received.header.operation {
+            let &RxMeta { source, destination, .. } = arrival;
+            cx.event(|| TraceEvent::DatagramAddrs { qpn: self.qpn, source, destination });
+        }
+        cx.event(|| self.packet_in(received));
+        if arrival.is_ecn_marked {
+            self.handle_mark(cx);
+        }
+        match &received.header.operation {
+            Operation::Rc(rc @ (Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) | Rc::ReadResponse(_))) => {
+                self.handle_response(cx, received, rc, memory);
+            }
+            Operation::Rc(rc) => self.handle_request(cx, received, rc, memory),
+            Operation::Uc(uc) => self.handle_unreliable(cx, received, uc, memory),
+            Operation::Ud(datagram) => self.handle_datagram(cx, arrival, received, datagram, memory),
+            Operation::Cnp => {}
+        }
+    }
+
     /// Returns the trace event of a received packet.
+    #[inline(always)]
     pub(crate) fn packet_in(&self, received: Received<'_>) -> TraceEvent {
-        let header = *received.header;
+        let Received { header, payload } = received;
         // A response belongs to an outstanding send request.
-        let request = match header.operation {
+        let request = match &header.operation {
             Operation::Rc(Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) | Rc::ReadResponse(_)) => {
                 self.send_queue.number_at(header.psn)
             }
@@ -293,8 +323,8 @@ impl QueuePair {
         TraceEvent::PacketReceived {
             qpn: self.qpn,
             request,
-            header,
-            payload_len: received.payload.len() as u32,
+            header: *header,
+            payload_len: payload.len() as u32,
         }
     }
 
@@ -335,6 +365,9 @@ impl QueuePair {
         });
         if matches!(self.state, QpState::Error | QpState::SendQueueError) {
             self.flush_sends(cx);
+        }
+        if S::ACTIVE && !self.queued && self.may_transmit() {
+            cx.event(|| TraceEvent::Doorbell { qpn: self.qpn });
         }
         Ok(())
     }

@@ -76,7 +76,8 @@ impl Segments {
         core::mem::take(&mut self.ring)
     }
 
-    #[inline]
+    // The compiler doesn't inline this by itself, because devices that are recorded and those that aren't call it.
+    #[inline(always)]
     pub(crate) fn push(&mut self, segments: &[Segment]) -> SegmentRange {
         let first = self.gone.wrapping_add(self.ring.len() as u32);
         match segments {

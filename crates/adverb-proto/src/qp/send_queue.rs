@@ -194,7 +194,17 @@ impl SendQueue {
     }
 
     /// Returns the number of the outstanding request whose sequence numbers contain `psn`.
+    #[inline]
     pub(crate) fn number_at(&self, psn: Psn) -> Option<u32> {
+        let front = self.entries.front()?;
+        // A request that isn't begun has no packets.
+        if psn.since(front.first_psn).cast_unsigned() < front.packets {
+            return Some(front.number);
+        }
+        self.find_number_at(psn)
+    }
+
+    fn find_number_at(&self, psn: Psn) -> Option<u32> {
         let index = self.entries.partition_point(|entry| entry.is_begun() && psn.since(entry.last_psn()) > 0);
         let entry = self.entries.get(index).filter(|entry| entry.is_begun())?;
         (psn.since(entry.first_psn) >= 0).then_some(entry.number)

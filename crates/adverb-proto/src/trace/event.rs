@@ -82,7 +82,7 @@ pub enum TraceEvent {
         /// The queue.
         srq: Srq,
     },
-    /// An idle queue pair now has packets to send.
+    /// A send request was posted to an idle queue pair, which now has packets to send.
     Doorbell {
         /// The queue pair.
         qpn: Qpn,
@@ -246,6 +246,7 @@ pub enum RecvQueueId {
 
 impl TraceEvent {
     /// Returns the event of a receive request that was posted.
+    #[inline(always)]
     pub fn posted_recv(queue: RecvQueueId, request: u32, posted: &RecvRequest<'_>) -> TraceEvent {
         TraceEvent::PostedRecv {
             queue,

@@ -30,19 +30,31 @@ pub trait EventSink {
 
     /// Handles an event.
     fn event(&mut self, now: Time, event: TraceEvent);
+
+    /// Handles the event that `create` returns, if the sink uses events now. A sink can implement this method to build
+    /// the event where it stores it.
+    #[inline(always)]
+    fn event_with(&mut self, now: Time, create: impl FnOnce() -> TraceEvent) {
+        if self.is_recording() {
+            self.event(now, create());
+        }
+    }
+}
+
+/// Whether a sink uses events now.
+///
+/// `cargo xtask overhead` also builds benchmarks whose sinks use no events at all, for comparison.
+#[inline(always)]
+pub(crate) fn is_recording<S: EventSink>(sink: &S) -> bool {
+    cfg!(not(adverb_no_events)) && S::ACTIVE && sink.is_recording()
 }
 
 /// Passes an event to a sink that uses it.
-///
-/// `cargo xtask overhead` builds this without a body, to show that an inactive sink costs nothing.
 #[inline(always)]
-pub(crate) fn tell<S: EventSink>(sink: &mut S, now: Time, event: impl FnOnce() -> TraceEvent) {
-    #[cfg(not(adverb_no_events))]
-    if S::ACTIVE && sink.is_recording() {
-        sink.event(now, event());
+pub(crate) fn tell<S: EventSink>(sink: &mut S, now: Time, create: impl FnOnce() -> TraceEvent) {
+    if cfg!(not(adverb_no_events)) && S::ACTIVE {
+        sink.event_with(now, create);
     }
-    #[cfg(adverb_no_events)]
-    let _ = (sink, now, event);
 }
 
 /// Ignores all events.

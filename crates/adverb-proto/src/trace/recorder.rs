@@ -11,9 +11,9 @@ use crate::types::Status;
 
 /// An [`EventSink`] that stores the last events in a ring buffer.
 ///
-/// A new recorder is off: it costs one branch per event. [`start`](Recorder::start) allocates the buffer; recording
-/// itself allocates nothing, except when a queue pair is connected. A full buffer overwrites its oldest events and
-/// counts them.
+/// A new recorder is off: a device checks this once per call, and creates no events. [`start`](Recorder::start)
+/// allocates the buffer; recording itself allocates nothing, except when a queue pair is connected. A full buffer
+/// overwrites its oldest events and counts them.
 ///
 /// ```
 /// use adverb_proto::trace::{ClockOrigin, Recorder, RecorderOptions};
@@ -29,13 +29,13 @@ use crate::types::Status;
 /// ```
 #[derive(Debug, Default)]
 pub struct Recorder {
-    is_on: bool,
-    /// The number of events so far, also of those that were overwritten.
-    count: u64,
-    ring: Vec<(Time, TraceEvent)>,
+    mode: Mode,
+    ring: Vec<Slot>,
     capacity: usize,
-    /// The place of the oldest event once the ring is full, and of the next one.
+    /// The place of the next event. If it is the end of a full ring, the next event is stored at the ring's start.
     next: usize,
+    /// The number of times that the end of the ring was reached.
+    laps: u64,
     qps: Vec<Qpn>,
     stop_on: StopOn,
     stopped: Option<StopCause>,
@@ -45,6 +45,25 @@ pub struct Recorder {
     payloads: Payloads,
     /// The number and the payload limit of the last packet, until its payload is stored.
     last_packet: Option<(u64, usize)>,
+}
+
+/// The mode of a [`Recorder`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Mode {
+    #[default]
+    Off,
+    /// All events are recorded, without payload.
+    Plain,
+    /// The events of selected queue pairs, or payload, are recorded.
+    Selective,
+}
+
+/// An event in the ring, in two cache lines. The fields of most events are in the first one.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Slot {
+    time: Time,
+    event: TraceEvent,
 }
 
 /// The options of a [`Recorder`].
@@ -132,8 +151,9 @@ impl Recorder {
         }
         let mut ring = Vec::new();
         ring.try_reserve_exact(capacity).map_err(|_| InvalidCapacity { capacity })?;
+        let is_plain = qps.is_empty() && payload_limit == 0;
         *self = Recorder {
-            is_on: true,
+            mode: if is_plain { Mode::Plain } else { Mode::Selective },
             ring,
             capacity,
             qps: qps.clone(),
@@ -157,10 +177,10 @@ impl Recorder {
         if !self.is_started() {
             return None;
         }
-        let lost = self.count - self.ring.len() as u64;
+        let lost = self.event_count() - self.ring.len() as u64;
         let (newest, oldest) = self.ring.split_at(self.next.min(self.ring.len()));
         let in_order = oldest.iter().chain(newest);
-        let events = (lost..).zip(in_order).map(|(number, &(time, event))| RecordedEvent {
+        let events = (lost..).zip(in_order).map(|(number, &Slot { time, event })| RecordedEvent {
             time,
             event,
             payload: self.payloads.get(number),
@@ -179,7 +199,7 @@ impl Recorder {
     /// Whether a recording is in progress, or has stopped by itself.
     #[inline]
     pub fn is_started(&self) -> bool {
-        self.is_on || self.stopped.is_some()
+        self.mode != Mode::Off || self.stopped.is_some()
     }
 
     /// Returns the cause if the recorder has stopped by itself, or `None` otherwise.
@@ -189,13 +209,14 @@ impl Recorder {
     }
 
     /// Returns the number of events so far, also of those that were overwritten.
+    #[inline]
     pub fn event_count(&self) -> u64 {
-        self.count
+        self.laps * self.capacity as u64 + self.next as u64
     }
 
     /// Stops a recorder that stops at failures, because the device has failed: no completion reports that.
     pub fn stop_at_device_failure(&mut self) {
-        if self.is_on && self.stop_on != StopOn::Manual {
+        if self.mode != Mode::Off && self.stop_on != StopOn::Manual {
             self.stop_at(StopCause::Failure);
         }
     }
@@ -214,41 +235,88 @@ impl Recorder {
         }
     }
 
+    /// Stores the event that `create` returns in the ring.
+    ///
+    /// This function is inlined where the device creates the event: the compiler then knows the variant, and writes the
+    /// fields to the ring without a copy in between. So no other function takes a reference to the event, and nothing is
+    /// written between its creation and its assignment.
     #[inline(always)]
-    fn push(&mut self, now: Time, event: TraceEvent) {
-        let index = self.next;
-        self.count += 1;
-        self.next = if index + 1 == self.capacity { 0 } else { index + 1 };
-        match self.ring.get_mut(index) {
-            Some(slot) => {
-                slot.0 = now;
-                slot.1 = event;
+    fn store(&mut self, now: Time, create: impl FnOnce() -> TraceEvent, keeps_payload: bool) {
+        if self.next >= self.ring.len() {
+            self.open_slot();
+        }
+        let Some(slot) = self.ring.get_mut(self.next) else { return };
+        let event = create();
+        slot.event = event;
+        slot.time = now;
+        self.next += 1;
+        match event {
+            TraceEvent::PacketSent { qpn, .. } | TraceEvent::PacketReceived { qpn, .. } => {
+                self.last_packet = None;
+                if keeps_payload || qpn == Qpn::GSI {
+                    self.expect_payload(qpn);
+                }
             }
-            None => self.push_first(now, event),
+            TraceEvent::Completed { outcome: Err(failure), .. } => self.check_failure(failure.status),
+            TraceEvent::TimerExpired { timer: TimerKind::AckTimeout, .. }
+                if self.stop_on == StopOn::FailureOrTimeout =>
+            {
+                self.stop_at(StopCause::Timeout);
+            }
+            // The payload of a dropped packet is not that of the last recorded one.
+            TraceEvent::Dropped { .. } => self.last_packet = None,
+            TraceEvent::Connected { .. } => self.keep_connection(),
+            _ => {}
         }
     }
 
-    /// Stores an event at a place of the ring that was not used before. The ring has room for it: this doesn't allocate.
+    /// Adds a place to the ring, or continues at the start of a full one. The memory is reserved: this doesn't allocate.
     #[cold]
     #[inline(never)]
-    fn push_first(&mut self, now: Time, event: TraceEvent) {
-        self.ring.push((now, event));
+    fn open_slot(&mut self) {
+        if self.ring.len() < self.capacity {
+            self.ring.push(Slot { time: Time::ZERO, event: TraceEvent::Doorbell { qpn: Qpn::GSI } });
+        } else {
+            self.next = 0;
+            self.laps += 1;
+        }
     }
 
-    /// Keeps the event of a connection.
+    /// Prepares for the payload of the packet whose event was stored last.
     #[cold]
     #[inline(never)]
-    fn keep_connection(&mut self, now: Time, event: TraceEvent) {
+    fn expect_payload(&mut self, qpn: Qpn) {
+        let limit = if qpn == Qpn::GSI { GSI_PAYLOAD } else { self.payload_limit };
+        self.last_packet = (limit > 0).then_some((self.event_count() - 1, limit));
+    }
+
+    /// Keeps the event that was stored last, that of a connection.
+    #[cold]
+    #[inline(never)]
+    fn keep_connection(&mut self) {
+        let Some(&Slot { time, event }) = self.next.checked_sub(1).and_then(|last| self.ring.get(last))
+        else {
+            return;
+        };
         // Peers decide how many connections there are.
         if self.connections.len() == MAX_CONNECTIONS {
             self.connections.pop_front();
         }
-        self.connections.push_back((self.count, now, event));
+        self.connections.push_back((self.event_count() - 1, time, event));
+    }
+
+    /// Stops if the recorder is to stop at a failed completion with this status.
+    #[cold]
+    #[inline(never)]
+    fn check_failure(&mut self, status: Status) {
+        if self.stop_on != StopOn::Manual && status != Status::Flushed {
+            self.stop_at(StopCause::Failure);
+        }
     }
 
     #[cold]
     fn stop_at(&mut self, cause: StopCause) {
-        self.is_on = false;
+        self.mode = Mode::Off;
         self.stopped = Some(cause);
     }
 }
@@ -261,10 +329,9 @@ fn earlier_count(connections: &VecDeque<(u64, Time, TraceEvent)>, number: u64) -
 impl EventSink for Recorder {
     #[inline(always)]
     fn is_recording(&self) -> bool {
-        cfg!(not(adverb_no_events)) && self.is_on
+        cfg!(not(adverb_no_events)) && self.mode != Mode::Off
     }
 
-    // Cold, so that the code that creates events is moved out of the way of devices that are not recorded.
     #[cold]
     #[inline(never)]
     fn event(&mut self, now: Time, event: TraceEvent) {
@@ -272,27 +339,16 @@ impl EventSink for Recorder {
             self.last_packet = None;
             return;
         }
-        match &event {
-            TraceEvent::PacketSent { qpn, .. } | TraceEvent::PacketReceived { qpn, .. } => {
-                let limit = if *qpn == Qpn::GSI { GSI_PAYLOAD } else { self.payload_limit };
-                self.last_packet = (limit > 0).then_some((self.count, limit));
-            }
-            TraceEvent::Completed { outcome: Err(failure), .. }
-                if self.stop_on != StopOn::Manual && failure.status != Status::Flushed =>
-            {
-                self.stop_at(StopCause::Failure);
-            }
-            TraceEvent::TimerExpired { timer: TimerKind::AckTimeout, .. }
-                if self.stop_on == StopOn::FailureOrTimeout =>
-            {
-                self.stop_at(StopCause::Timeout);
-            }
-            // The payload of a dropped packet is not that of the last recorded one.
-            TraceEvent::Dropped { .. } => self.last_packet = None,
-            TraceEvent::Connected { .. } => self.keep_connection(now, event),
-            _ => {}
+        self.store(now, || event, self.payload_limit > 0);
+    }
+
+    #[inline(always)]
+    fn event_with(&mut self, now: Time, create: impl FnOnce() -> TraceEvent) {
+        if self.mode == Mode::Plain {
+            self.store(now, create, false);
+        } else if self.mode == Mode::Selective {
+            self.event(now, create());
         }
-        self.push(now, event);
     }
 }
 
@@ -389,7 +445,7 @@ mod tests {
     fn full_ring_keeps_the_newest_events_in_order_and_counts_the_others() {
         for count in [0, 3, 4, 5, 8, 11] {
             let mut recorder = started(RecorderOptions { capacity: 4, ..RecorderOptions::default() });
-            (0..count).for_each(|nanos| recorder.event(at(nanos), doorbell(7)));
+            (0..count).for_each(|nanos| recorder.event_with(at(nanos), || doorbell(7)));
             let recording = recorder.stop("soft0", ClockOrigin::default()).unwrap();
             let times: Vec<u64> = recording.events.iter().map(|event| event.time.as_nanos()).collect();
             assert_eq!(times, (count.saturating_sub(4)..count).collect::<Vec<_>>());
@@ -402,7 +458,7 @@ mod tests {
     fn recording_allocates_nothing_beyond_its_buffer() {
         let mut recorder = started(RecorderOptions { capacity: 4, ..RecorderOptions::default() });
         let room = recorder.ring.capacity();
-        (0..100).for_each(|nanos| recorder.event(at(nanos), doorbell(7)));
+        (0..100).for_each(|nanos| recorder.event_with(at(nanos), || doorbell(7)));
         assert_eq!(recorder.ring.capacity(), room);
     }
 
@@ -420,8 +476,8 @@ mod tests {
         };
         let mut recorder = started(RecorderOptions { capacity: 4, ..RecorderOptions::default() });
         let count = MAX_CONNECTIONS as u32 + 10;
-        (0..count).for_each(|qpn| recorder.event(at(qpn.into()), connected(qpn)));
-        (0..4).for_each(|_| recorder.event(at(count.into()), doorbell(7)));
+        (0..count).for_each(|qpn| recorder.event_with(at(qpn.into()), || connected(qpn)));
+        (0..4).for_each(|_| recorder.event_with(at(count.into()), || doorbell(7)));
         let recording = recorder.stop("", ClockOrigin::default()).unwrap();
         assert_eq!(recording.earlier_connections.len(), MAX_CONNECTIONS);
         let first = recording.earlier_connections.first().and_then(|(_, event)| event.qpn());
@@ -433,9 +489,9 @@ mod tests {
     fn filter_selects_queue_pairs() {
         let qps = vec![Qpn::truncate(7)];
         let mut recorder = started(RecorderOptions { qps, ..RecorderOptions::default() });
-        recorder.event(at(1), doorbell(6));
-        recorder.event(at(2), doorbell(7));
-        recorder.event(at(3), TraceEvent::CqEventDelivered { cq: Cq(0) });
+        recorder.event_with(at(1), || doorbell(6));
+        recorder.event_with(at(2), || doorbell(7));
+        recorder.event_with(at(3), || TraceEvent::CqEventDelivered { cq: Cq(0) });
         let events = recorder.stop("", ClockOrigin::default()).unwrap().events;
         assert_eq!(events.iter().map(|event| event.time.as_nanos()).collect::<Vec<_>>(), [2, 3]);
     }
@@ -444,13 +500,23 @@ mod tests {
     fn first_failure_stops_a_flight_recorder_but_a_flush_does_not() {
         let mut recorder =
             started(RecorderOptions { stop_on: StopOn::Failure, ..RecorderOptions::default() });
-        recorder.event(at(1), failure(Status::Flushed));
+        recorder.event_with(at(1), || failure(Status::Flushed));
         assert!(recorder.is_recording());
-        recorder.event(at(2), failure(Status::RetryExceeded));
+        recorder.event_with(at(2), || failure(Status::RetryExceeded));
         assert!(!recorder.is_recording());
         assert_eq!(recorder.stop_cause(), Some(StopCause::Failure));
         let recording = recorder.stop("", ClockOrigin::default()).unwrap();
         assert_eq!((recording.events.len(), recording.stop_cause), (2, StopCause::Failure));
+    }
+
+    #[test]
+    fn recorder_that_is_off_or_has_stopped_creates_no_events() {
+        let mut recorder = Recorder::default();
+        recorder.event_with(at(1), || unreachable!("the recorder was not started"));
+        recorder = started(RecorderOptions { stop_on: StopOn::Failure, ..RecorderOptions::default() });
+        recorder.event_with(at(2), || failure(Status::RetryExceeded));
+        recorder.event_with(at(3), || unreachable!("the recorder has stopped"));
+        assert_eq!(recorder.stop("", ClockOrigin::default()).unwrap().events.len(), 1);
     }
 
     #[test]
@@ -462,7 +528,7 @@ mod tests {
             (StopOn::Manual, None),
         ] {
             let mut recorder = started(RecorderOptions { stop_on, ..RecorderOptions::default() });
-            recorder.event(at(1), timeout);
+            recorder.event_with(at(1), || timeout);
             assert_eq!(recorder.stop_cause(), cause);
         }
     }
@@ -472,10 +538,10 @@ mod tests {
         let header = adverb_wire::Header::cnp(Qpn::truncate(5));
         let packet = |qpn: Qpn| TraceEvent::PacketReceived { qpn, request: None, header, payload_len: 100 };
         let mut recorder = started(RecorderOptions { payload_limit: 3, ..RecorderOptions::default() });
-        recorder.event(at(1), doorbell(7));
+        recorder.event_with(at(1), || doorbell(7));
         assert!(!recorder.wants_payload());
-        recorder.event(at(2), packet(Qpn::truncate(7)));
-        recorder.event(at(3), doorbell(7));
+        recorder.event_with(at(2), || packet(Qpn::truncate(7)));
+        recorder.event_with(at(3), || doorbell(7));
         assert!(recorder.wants_payload());
         recorder.record_payload(b"abcdef");
         assert!(!recorder.wants_payload());
@@ -484,9 +550,9 @@ mod tests {
         assert!(events[0].payload.is_none() && events[2].payload.is_none());
 
         let mut recorder = started(RecorderOptions::default());
-        recorder.event(at(1), packet(Qpn::truncate(7)));
+        recorder.event_with(at(1), || packet(Qpn::truncate(7)));
         assert!(!recorder.wants_payload(), "payload was not requested");
-        recorder.event(at(2), packet(Qpn::GSI));
+        recorder.event_with(at(2), || packet(Qpn::GSI));
         recorder.record_payload(&[9; 256]);
         let events = recorder.stop("", ClockOrigin::default()).unwrap().events;
         assert_eq!(events[1].payload.as_deref(), Some(&[9; GSI_PAYLOAD][..]));
@@ -505,7 +571,7 @@ mod tests {
 
     #[test]
     fn event_takes_two_cache_lines_at_most() {
-        assert!(size_of::<(Time, TraceEvent)>() <= 128, "{}", size_of::<(Time, TraceEvent)>());
+        assert!(size_of::<Slot>() <= 128, "{}", size_of::<Slot>());
     }
 
     #[test]

@@ -475,6 +475,15 @@ impl Engine {
         }
     }
 
+    /// Records that the `max` oldest completions of a completion queue are polled.
+    #[cold]
+    pub(super) fn record_polled(&mut self, cq: Cq, max: usize) {
+        if self.device.has_completions(cq) {
+            let now = self.now();
+            self.device.record_polled(now, cq, max);
+        }
+    }
+
     /// Gives the link what waits for it.
     fn send_unsent(&mut self) -> io::Result<()> {
         match self.link.as_mut() {

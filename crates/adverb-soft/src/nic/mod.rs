@@ -21,7 +21,7 @@ use adverb_proto::memory::{Pd, RegisterError, Registration, RemoteInvalidate};
 use adverb_proto::types::{Access, ArmFor, Completion, Gid, PathMtu, RecvRequest, SendRequest};
 use adverb_proto::{
     AddressVector, Cq, EventSink, Path, QpConfig, QpStatus, QueueEvent, ResourceCounts, Route, Srq,
-    SrqConfig, SrqStatus, Statistics, Timestamp, TraceEvent, Transition,
+    SrqConfig, SrqStatus, Statistics, Timestamp, Transition,
 };
 use adverb_wire::Qpn;
 use parking_lot::Mutex;
@@ -380,7 +380,7 @@ impl Nic {
 
     /// Drives the NIC, then passes up to `max` completions to `each` and returns their number.
     pub fn poll(&self, cq: Cq, max: usize, each: impl FnMut(Completion)) -> usize {
-        self.poll_with(cq, max, |engine| engine.device.poll_completion(cq), |completion| completion, each)
+        self.poll_with(cq, max, |engine| engine.device.poll_completion(cq), each)
     }
 
     /// Does the same as [`poll`](Nic::poll), and passes each completion with its timestamp, if the queue [has
@@ -392,13 +392,7 @@ impl Nic {
         mut each: impl FnMut(Completion, Option<Timestamp>),
     ) -> usize {
         let poll = |engine: &mut Engine| engine.device.poll_timed_completion(cq);
-        self.poll_with(
-            cq,
-            max,
-            poll,
-            |(completion, _)| completion,
-            |(completion, time)| each(completion, time),
-        )
+        self.poll_with(cq, max, poll, |(completion, time)| each(completion, time))
     }
 
     /// Drives the NIC, then passes up to `max` results of `poll` to `each`.
@@ -408,22 +402,18 @@ impl Nic {
         cq: Cq,
         max: usize,
         poll: impl Fn(&mut Engine) -> Option<T>,
-        completion: impl Fn(&T) -> &Completion,
         mut each: impl FnMut(T),
     ) -> usize {
         let mut engine = self.shared.engine.lock();
         let work = self.drive(&mut engine, |engine| engine.drive_for(cq));
+        if engine.device.sink().is_recording() {
+            engine.record_polled(cq, max);
+        }
         let mut count = 0;
-        let mut polled_at = None;
         while count < max
             && let Some(polled) = poll(&mut engine)
         {
             count += 1;
-            if engine.device.sink().is_recording() {
-                let now = *polled_at.get_or_insert_with(|| engine.now());
-                let &Completion { qpn, wr_id, .. } = completion(&polled);
-                engine.device.record(now, || TraceEvent::Polled { cq, qpn, wr_id });
-            }
             each(polled);
         }
         progress::wake(&self.shared, &mut engine, work);

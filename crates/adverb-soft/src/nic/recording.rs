@@ -12,7 +12,7 @@ impl Nic {
     /// Starts to record the NIC's events, from posted requests over packets to polled completions. If the recorder stops
     /// by itself ([`RecorderOptions::stop_on`]), it adds an event to `stopped`.
     ///
-    /// While no recording is in progress, events cost one branch each.
+    /// While no recording is in progress, the NIC checks this once per call, and creates no events.
     ///
     /// ```
     /// use adverb_proto::trace::{ClockOrigin, RecorderOptions};
