@@ -139,6 +139,12 @@ impl Device {
         Device::known(backend, name)
     }
 
+    /// Opens a socket that traces the path of packets from a local address and source port.
+    #[cfg(feature = "soft")]
+    pub(crate) fn path_socket(&self, local: IpAddr, port: u16) -> std::io::Result<backend::PathSocket> {
+        self.0.backend.path_socket(local, port)
+    }
+
     fn new(backend: backend::Device, name: String) -> Result<Device> {
         let attributes = backend.attributes()?;
         let windows = Windows::default();

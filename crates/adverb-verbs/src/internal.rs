@@ -1,9 +1,16 @@
 //! Items for other crates of Adverb. They are not public API and may change in any version.
 
+#[cfg(feature = "soft")]
+use std::io;
+#[cfg(feature = "soft")]
+use std::net::IpAddr;
+
 use crate::cm;
 use crate::memory::{MemoryRegion, Payload, PoolBuf};
 use crate::{Device, DeviceEvent, Endpoint, ProtectionDomain, QueuePair, Result};
 
+#[cfg(feature = "soft")]
+pub use crate::backend::{IcmpError, PathSocket};
 pub use crate::backend::{Watch, wait_either};
 pub use crate::cm::connection::CmHandle;
 pub use crate::deadline::Deadline;
@@ -16,6 +23,18 @@ pub fn open_hardware() -> Vec<Device> {
 /// Returns the software NICs that this process has open, the last opened first.
 pub fn software_in_use() -> Vec<Device> {
     Device::software_in_use()
+}
+
+/// Opens a socket that sends packets with any hop limit from a local address and source port, and receives the ICMP
+/// messages about them. On the software NIC it is the NIC's own socket.
+///
+/// # Errors
+///
+/// Returns `Unsupported` if the device is a software NIC without sockets for this address, and `AddrInUse` if another
+/// program uses the port.
+#[cfg(feature = "soft")]
+pub fn path_socket(device: &Device, local: IpAddr, source_port: u16) -> io::Result<PathSocket> {
+    device.path_socket(local, source_port)
 }
 
 /// Limits the total time of connecting, regardless of the connector's timeout.

@@ -8,7 +8,7 @@ use std::time::Instant;
 use adverb_proto::types::TimestampSource;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::{Link, RxPacket, TimedSend, TxPacket};
+use super::{Link, PathSocket, RxPacket, TimedSend, TxPacket};
 
 /// A link that combines several links. It receives from all of them, and sends each packet over the link with the
 /// packet's source address. With a bundle, a device can have an IPv4 and an IPv6 address.
@@ -156,6 +156,11 @@ impl Link for Bundle {
         if let Some(index) = self.of(local) {
             self.links[index].1.close_source_port(local, port);
         }
+    }
+
+    fn path_socket(&mut self, local: IpAddr, port: u16) -> io::Result<PathSocket> {
+        let index = self.of(local).ok_or(io::ErrorKind::Unsupported)?;
+        self.links[index].1.path_socket(local, port)
     }
 
     fn receive_buffer_bytes(&self) -> Option<usize> {

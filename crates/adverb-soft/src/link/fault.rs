@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use adverb_proto::types::TimestampSource;
 
-use super::{Link, RxPacket, STRICT, TimedSend, TxPacket};
+use super::{Link, PathSocket, RxPacket, STRICT, TimedSend, TxPacket};
 
 /// The configuration of a [`FaultLink`]. The rates are in packets per million. A packet has at most one fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -332,6 +332,10 @@ impl<L: Link> Link for FaultLink<L> {
 
     fn close_source_port(&mut self, local: IpAddr, port: u16) {
         self.inner.close_source_port(local, port);
+    }
+
+    fn path_socket(&mut self, local: IpAddr, port: u16) -> io::Result<PathSocket> {
+        self.inner.path_socket(local, port)
     }
 
     fn receive_buffer_bytes(&self) -> Option<usize> {

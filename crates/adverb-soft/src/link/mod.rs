@@ -22,7 +22,7 @@ pub use bundle::Bundle;
 pub use fault::{FaultConfig, FaultCounts, FaultLink};
 pub use mem::{MemLink, Switch, SwitchConfig};
 pub use pcap::{Capture, PcapLink};
-pub use udp::{Interface, UdpConfig, UdpLink, UdpStatistics};
+pub use udp::{IcmpError, Interface, PathSocket, UdpConfig, UdpLink, UdpStatistics};
 
 /// The maximum number of packets in a GSO batch of [`UdpLink`]. Adverb's packets therefore have IPv4 IDs below this.
 const MAX_TRAIN: usize = 64;
@@ -196,6 +196,20 @@ pub trait Link: Send {
         _ = (local, port);
     }
 
+    /// Returns a socket that sends packets from `local` and the source port `port` with any hop limit, and receives ICMP
+    /// messages about packets from this port, to trace the path of the port's packets. If the link can open the port,
+    /// the socket is the link's own, so the link's packets take the same path. While it exists, the link may miss
+    /// [send times](Link::send_timed) of packets from this port.
+    ///
+    /// # Errors
+    ///
+    /// - Returns `Unsupported` if the link doesn't use sockets, or not for this address.
+    /// - Returns `AddrInUse` if another program uses the port.
+    fn path_socket(&mut self, local: IpAddr, port: u16) -> io::Result<PathSocket> {
+        _ = (local, port);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// Returns the size of the receive buffer in bytes, or `None` if it isn't limited. Packets that arrive while the
     /// buffer is full are lost.
     fn receive_buffer_bytes(&self) -> Option<usize> {
@@ -267,6 +281,10 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn close_source_port(&mut self, local: IpAddr, port: u16) {
         (**self).close_source_port(local, port);
+    }
+
+    fn path_socket(&mut self, local: IpAddr, port: u16) -> io::Result<PathSocket> {
+        (**self).path_socket(local, port)
     }
 
     fn receive_buffer_bytes(&self) -> Option<usize> {

@@ -13,7 +13,7 @@ use adverb_proto::types::TimestampSource;
 use adverb_wire::{Flow, Frame, IpHeader, MAX_OUTER_HEADER_LEN, Packet};
 use parking_lot::Mutex;
 
-use super::{Link, RxPacket, TimedSend, TxPacket};
+use super::{Link, PathSocket, RxPacket, TimedSend, TxPacket};
 
 /// A packet capture in pcapng format (draft-ietf-opsawg-pcapng). Any number of links can write to a capture. Each link
 /// appears as a separate interface. Wireshark and `tshark -r file` can read the file.
@@ -166,6 +166,10 @@ impl<L: Link> Link for PcapLink<L> {
 
     fn close_source_port(&mut self, local: IpAddr, port: u16) {
         self.inner.close_source_port(local, port);
+    }
+
+    fn path_socket(&mut self, local: IpAddr, port: u16) -> io::Result<PathSocket> {
+        self.inner.path_socket(local, port)
     }
 
     fn receive_buffer_bytes(&self) -> Option<usize> {

@@ -21,7 +21,7 @@ use super::gsi::Gsi;
 use super::transmit_queue::{QueuedPacket, TransmitQueue};
 use crate::channel::Channel;
 use crate::error::Error;
-use crate::link::Link;
+use crate::link::{Link, PathSocket};
 use crate::memory::RegisteredMemory;
 
 /// The protocol engine, with a recorder of its events.
@@ -208,6 +208,11 @@ impl Engine {
         if let Some(link) = &mut self.link {
             link.close_source_port(path.source().ip(), path.source_port());
         }
+    }
+
+    /// Returns a socket that traces the path of packets from a source port.
+    pub(super) fn path_socket(&mut self, local: IpAddr, port: u16) -> io::Result<PathSocket> {
+        self.link.as_mut().ok_or(io::ErrorKind::Unsupported)?.path_socket(local, port)
     }
 
     /// Takes in what has come, does what is due, sends what there is to be sent, and tells whom it concerns.

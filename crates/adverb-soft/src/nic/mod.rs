@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 
 use crate::channel::Channel;
 use crate::error::{BatchPostError, Error};
-use crate::link::Link;
+use crate::link::{Link, PathSocket};
 pub use cm::Cm;
 use engine::{Engine, Work};
 
@@ -554,6 +554,17 @@ impl Nic {
     /// afterwards, so no queue pair and no address handle may use the path any more: their packets could be dropped.
     pub fn close_path(&self, path: &Path) {
         self.shared.engine.lock().close_path(path);
+    }
+
+    /// Returns a socket that traces the path of packets from a local address and source port: see
+    /// [`Link::path_socket`].
+    ///
+    /// # Errors
+    ///
+    /// Returns `Unsupported` if the NIC has no sockets for this address, and `AddrInUse` if another program uses the
+    /// port.
+    pub fn path_socket(&self, local: IpAddr, port: u16) -> io::Result<PathSocket> {
+        self.shared.engine.lock().path_socket(local, port)
     }
 
     /// Posts send requests and starts to transmit them. The second element of each item is the data of an inline

@@ -19,6 +19,8 @@ mod request_list;
 mod soft;
 mod wait;
 
+#[cfg(feature = "soft")]
+pub use adverb_soft::link::{IcmpError, PathSocket};
 pub(crate) use clock::clock_origin;
 pub(crate) use failure::PostFailure;
 #[cfg(all(test, feature = "soft", not(loom)))]
@@ -163,6 +165,17 @@ impl Device {
             Self::Ibv(_) => true,
             #[cfg(feature = "soft")]
             Self::Soft(ref device) => device.is_on_interface(),
+        }
+    }
+
+    /// Opens a socket that traces the path of packets from a local address and source port.
+    #[cfg(feature = "soft")]
+    pub(crate) fn path_socket(&self, local: IpAddr, port: u16) -> std::io::Result<PathSocket> {
+        match *self {
+            // The NIC's packets don't pass the kernel, but packets with the same ports take the same path.
+            #[cfg(feature = "ibv")]
+            Self::Ibv(_) => PathSocket::bind((local, port).into()),
+            Self::Soft(ref device) => device.nic().path_socket(local, port),
         }
     }
 

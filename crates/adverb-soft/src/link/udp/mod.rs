@@ -15,6 +15,7 @@
 mod clock;
 mod interface;
 mod message;
+mod path;
 mod ports;
 mod self_test;
 mod socket;
@@ -33,6 +34,7 @@ use super::{Link, RxPacket, STRICT, TimedSend, TxPacket};
 use clock::Clock;
 pub use interface::Interface;
 use message::{Datagram, Receiver};
+pub use path::{IcmpError, PathSocket};
 use ports::SourcePorts;
 
 /// The configuration of a [`UdpLink`].
@@ -314,6 +316,8 @@ impl UdpLink {
     /// Sends packets from one source, and returns the number of accepted packets.
     fn send_from(&mut self, source: SocketAddr, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         let mut taken = 0;
+        // The packet that was refused last.
+        let mut refused = None;
         while taken < packets.len() {
             let Some(socket) = self.socket_of(source).map(AsFd::as_fd) else {
                 self.lose(packets.len() - taken, io::ErrorKind::InvalidInput);
@@ -324,6 +328,8 @@ impl UdpLink {
                 Err(error) => match Refusal::of(&error) {
                     Refusal::Later => break,
                     Refusal::Again => {}
+                    // If the port has a `PathSocket`, the error may be an ICMP message about an earlier packet.
+                    Refusal::Packet if refused.replace(taken) != Some(taken) => {}
                     // Some interfaces don't support GSO: try the packet alone.
                     Refusal::Packet
                         if self.segmentation
@@ -471,6 +477,19 @@ impl Link for UdpLink {
 
     fn close_source_port(&mut self, _local: IpAddr, port: u16) {
         self.sending.release(port);
+    }
+
+    fn path_socket(&mut self, _local: IpAddr, port: u16) -> io::Result<PathSocket> {
+        let mut address = self.local;
+        address.set_port(port);
+        if !self.sending.can_open(port) {
+            return PathSocket::bind(address);
+        }
+        // The returned socket keeps the port open, so it needs no user.
+        self.sending.acquire(port)?;
+        self.sending.release(port);
+        let socket = self.sending.get(port).ok_or(io::ErrorKind::NotFound)?.try_clone()?;
+        PathSocket::new(socket, address, true)
     }
 
     fn receive_buffer_bytes(&self) -> Option<usize> {

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use adverb_wire::ROCE_PORT;
 use nix::libc;
 use nix::sys::socket::sockopt::{
-    RcvBuf, RcvBufForce, ReceiveTimestampns, ReuseAddr, SetBool, SetStruct, SndBuf,
+    Ipv4RecvErr, Ipv6RecvErr, RcvBuf, RcvBufForce, ReceiveTimestampns, ReuseAddr, SetBool, SetStruct, SndBuf,
 };
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, getsockopt, setsockopt};
 
@@ -18,6 +18,9 @@ pub(super) const FIRST_SOURCE_PORT: u16 = 0xc000;
 
 /// The size of a socket's send buffer.
 const SEND_BUFFER: usize = 4 << 20;
+
+/// The size of the receive buffer of a socket that receives ICMP messages.
+const ICMP_BUFFER: usize = 128 << 10;
 
 /// Opens the receiving socket, and returns it with the size of its receive buffer.
 pub(super) fn receiving(local: SocketAddr, config: &UdpConfig) -> io::Result<(UdpSocket, usize)> {
@@ -122,6 +125,18 @@ pub(super) fn enable_send_times(socket: &UdpSocket) -> io::Result<()> {
 /// The value of a control message `SO_TIMESTAMPING` that asks for the time at which the kernel passes the datagram to
 /// the network interface.
 pub(super) const SEND_TIME: u32 = libc::SOF_TIMESTAMPING_TX_SOFTWARE;
+
+/// Sets whether the kernel queues the ICMP messages about packets that the socket sent, with their times.
+pub(super) fn set_icmp_errors(socket: &UdpSocket, is_ipv4: bool, enabled: bool) -> io::Result<()> {
+    if is_ipv4 {
+        setsockopt(socket, Ipv4RecvErr, &enabled)?;
+    } else {
+        setsockopt(socket, Ipv6RecvErr, &enabled)?;
+    }
+    set_timestamps(socket, enabled)?;
+    // The queued messages count as received data.
+    Ok(setsockopt(socket, RcvBuf, &if enabled { ICMP_BUFFER } else { 0 })?)
+}
 
 /// Minimizes the receive buffer of a socket that only sends.
 pub(super) fn deafen(socket: &UdpSocket) {

@@ -61,6 +61,10 @@ impl Device {
         self.is_on_interface
     }
 
+    pub(crate) fn nic(&self) -> &Nic {
+        &self.nic
+    }
+
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
