@@ -16,10 +16,14 @@
 //! # Sans-I/O
 //!
 //! A [`Tracer`] has no sockets and no clock. The caller sends the probes that [`poll_transmit`](Tracer::poll_transmit)
-//! returns, and passes in the answers and the time.
+//! returns, and passes in the answers and the time. `RouteTrace` (with the feature `soft`) does this with sockets.
+//! It needs no privileges.
 
 mod pace;
+mod packet;
 mod paths;
+#[cfg(feature = "soft")]
+mod trace;
 mod tracer;
 
 #[cfg(test)]
@@ -29,7 +33,10 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
-pub use paths::{Path, Route, ports_needed};
+pub use packet::RouteTarget;
+pub use paths::{Path, Route};
+#[cfg(feature = "soft")]
+pub use trace::{NoResponder, RouteResponder, RouteTrace, source_ports};
 pub use tracer::{IcmpMessage, RouteProbe, TraceProgress, Tracer};
 
 /// The options of a [`Tracer`].
@@ -47,7 +54,7 @@ pub struct TraceOptions {
     pub timeout: Duration,
     /// The number of unanswered probes after which a router that answered no other port is silent. The default is 3.
     pub attempts: u8,
-    /// The number of unanswered probes after which a router that answered another port is silent. The default is 8.
+    /// The number of unanswered probes after which a router that answered another port is silent. The default is 5.
     pub limited_attempts: u8,
     /// The number of successive silent routers after which a path ends. The default is 4.
     pub max_silent_hops: u8,
@@ -66,7 +73,7 @@ impl TraceOptions {
             confidence: 0.99,
             timeout: Duration::from_millis(500),
             attempts: 3,
-            limited_attempts: 8,
+            limited_attempts: 5,
             max_silent_hops: 4,
             gap: Duration::from_millis(2),
             max_active_ports: 64,

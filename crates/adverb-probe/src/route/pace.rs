@@ -29,10 +29,13 @@ pub(super) struct Level {
 const FIRST_INTERVAL: Duration = Duration::from_millis(1050);
 
 /// The maximum time between two probes to a hop.
-const MAX_INTERVAL: Duration = Duration::from_millis(4200);
+const MAX_INTERVAL: Duration = Duration::from_millis(2100);
 
-/// The number of silent source ports after which a hop that answered no port gets only one probe per port.
+/// The number of silent source ports after which the hops of other ports get fewer probes.
 const SILENT_PORTS: usize = 2;
+
+/// The number of these probes if the level has hops that answer, which limits may have kept from answering once.
+const FEW_ATTEMPTS: u8 = 2;
 
 impl Level {
     /// Returns the time of the next probe to this level: `now` or later.
@@ -80,13 +83,13 @@ impl Level {
 
     /// Returns the number of unanswered probes after which the hop is silent for a source port.
     pub(super) fn max_attempts(&self, options: &TraceOptions) -> u8 {
-        if !self.answers.is_empty() {
-            options.limited_attempts.max(1)
-        } else if self.silent_count >= SILENT_PORTS {
-            1
-        } else {
-            options.attempts.max(1)
-        }
+        let attempts = match (self.answers.is_empty(), self.silent_count >= SILENT_PORTS) {
+            (true, true) => 1,
+            (true, false) => options.attempts,
+            (false, true) => options.limited_attempts.min(FEW_ATTEMPTS),
+            (false, false) => options.limited_attempts,
+        };
+        attempts.max(1)
     }
 
     /// Whether a hop at this level answered a probe.

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use super::{Hop, HopState, PathEnd};
+use crate::paths::ports_to_cover;
 
 /// The result of a trace.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -57,23 +58,8 @@ impl Route {
     }
 }
 
-/// Returns the number of source ports with which all of `path_count` paths are found with this probability, if each
-/// port takes each path with the same probability.
-///
-/// ```
-/// use adverb_probe::route::ports_needed;
-///
-/// assert_eq!(ports_needed(1, 0.99), 1);
-/// assert_eq!(ports_needed(2, 0.99), 8);
-/// assert_eq!(ports_needed(16, 0.99), 115);
-/// ```
-pub fn ports_needed(path_count: usize, confidence: f64) -> usize {
-    if path_count < 2 {
-        return 1;
-    }
-    let paths = path_count as f64;
-    let confidence = confidence.clamp(0.0, 0.999_999_999);
-    // A path stays unseen with probability ((m − 1) / m)ⁿ, and all m paths are seen with the m-th power of the rest.
-    let ports = (1.0 - confidence.powf(1.0 / paths)).ln() / ((paths - 1.0) / paths).ln();
-    (ports.ceil() as usize).max(path_count)
+/// Returns the number of source ports with which all of `path_count` paths are found with this probability.
+pub(super) fn ports_needed(path_count: usize, confidence: f64) -> usize {
+    let count = path_count.clamp(1, 1 << 14) as u32;
+    ports_to_cover(count, confidence.clamp(0.000_1, 0.999_999)).max(count) as usize
 }
