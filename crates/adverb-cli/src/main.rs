@@ -9,6 +9,7 @@ mod report;
 mod selftest;
 mod stat;
 mod table;
+mod traceroute;
 
 use std::process::ExitCode;
 
@@ -36,6 +37,8 @@ enum Command {
     Stat(stat::Args),
     /// Serve metrics of RDMA devices and their network interfaces to Prometheus.
     Exporter(exporter::Args),
+    /// Show the routers on the paths to another machine.
+    Traceroute(traceroute::Args),
     /// Explain a completion status, error number, event, syndrome, opcode or reject reason.
     Explain(explain::Args),
 }
@@ -48,6 +51,7 @@ impl Command {
             Self::Peertest(args) => peertest::run(&args),
             Self::Stat(args) => stat::run(&args),
             Self::Exporter(args) => exporter::run(&args),
+            Self::Traceroute(args) => traceroute::run(&args),
             Self::Explain(args) => explain::run(&args),
         }
     }

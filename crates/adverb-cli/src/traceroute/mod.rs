@@ -1,0 +1,199 @@
+//! `adverb traceroute`: shows the routers between this machine and another one, for each path.
+
+mod report;
+mod text;
+
+use std::io::{self, IsTerminal, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::num::NonZeroUsize;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use adverb::probe::route::{NoResponder, PathEnd, RouteTarget, RouteTrace, TraceOptions, TraceProgress};
+use adverb::verbs::Device;
+use anyhow::{Context, Result, bail};
+
+use report::Report;
+
+/// The options of `adverb traceroute`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Sends RoCE v2 packets whose hop limit is too small to reach HOST, and prints the
+routers that report them. Networks choose one of several paths by the source
+port, so with --paths the command traces several source ports, and prints one
+of them for each path. It needs no privileges.
+
+Routers limit how often they report, so a trace of many paths may take minutes.
+A hop printed as inferred wasn't asked for this source port, because all other
+source ports pass it. A router that doesn't report is printed as *.
+
+  adverb traceroute 192.0.2.7
+  adverb traceroute storage-3 --paths 16 --dscp 26
+  adverb traceroute 192.0.2.7 --paths 4 --json | jq '.paths[].source_port'
+
+Exit status: 0 if all paths lead to HOST, 3 if a path doesn't, or HOST doesn't
+answer, and 1 after an error.")]
+pub(crate) struct Args {
+    /// The name or IP address of the destination.
+    #[arg(value_name = "HOST")]
+    host: String,
+    /// The maximum number of paths to find.
+    #[arg(long, value_name = "N", default_value = "1")]
+    paths: NonZeroUsize,
+    /// The differentiated services code point of the packets.
+    #[arg(long, value_name = "DSCP", default_value = "0", value_parser = clap::value_parser!(u8).range(0..64))]
+    dscp: u8,
+    /// The maximum number of hops.
+    #[arg(long, value_name = "N", default_value = "30", value_parser = clap::value_parser!(u8).range(1..))]
+    max_hops: u8,
+    /// The time to wait for each answer, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
+    timeout: Duration,
+    /// The local address. The default is the address from which the system routes to HOST.
+    #[arg(long, value_name = "ADDRESS")]
+    address: Option<IpAddr>,
+    /// The name of the device. The default is the device with the local address, or else a software device.
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
+    /// Print JSON. Its fields keep their names and meanings while `version` is 1.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Traces the paths to a host and prints them.
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let address = resolve(&args.host, args.address)?;
+    let local = match args.address {
+        Some(local) => local,
+        None => local_addr_for(address)?,
+    };
+    let device = match &args.device {
+        Some(name) => Device::open(name)?,
+        None => Device::open_by_addr(local)?,
+    };
+    let mut options = TraceOptions::new();
+    options.max_paths = args.paths.get();
+    options.max_hops = args.max_hops;
+    options.timeout = args.timeout;
+    let trace = RouteTrace {
+        device: &device,
+        local,
+        target: RouteTarget::without_responder(address),
+        dscp: args.dscp,
+        options,
+        random: random(),
+    };
+    let start = Instant::now();
+    let route = {
+        let progress = Progress { is_shown: io::stderr().is_terminal() };
+        trace.run(&mut NoResponder, |state| {
+            progress.show(state);
+            true
+        })?
+    };
+    if route.paths.is_empty() {
+        bail!("no source port of {local} could be used: other programs have all of them");
+    }
+    let report = Report::new(&args.host, &trace, &route, start.elapsed());
+    let output = match args.json {
+        true => serde_json::to_string(&report)? + "\n",
+        false => text::of(&report, &options),
+    };
+    let mut stdout = io::stdout().lock();
+    stdout
+        .write_all(output.as_bytes())
+        .and_then(|()| stdout.flush())
+        .context("could not write to standard output")?;
+    let is_reached = route.paths.iter().all(|path| path.end == PathEnd::Destination);
+    Ok(if is_reached { ExitCode::SUCCESS } else { ExitCode::from(NOT_REACHED) })
+}
+
+/// The exit status if a path doesn't lead to the destination, or the destination doesn't answer.
+const NOT_REACHED: u8 = 3;
+
+/// Returns the address of a host, of the same IP version as the local address.
+fn resolve(host: &str, local: Option<IpAddr>) -> Result<IpAddr> {
+    let found = (host, 0).to_socket_addrs().with_context(|| format!("could not resolve the name {host}"))?;
+    let addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+    let usable =
+        addresses.iter().find(|address| local.is_none_or(|local| local.is_ipv4() == address.is_ipv4()));
+    match usable {
+        Some(&address) => Ok(address),
+        None => bail!("{host} has no address of the same IP version as the local address"),
+    }
+}
+
+/// Returns the address from which the kernel sends packets to a destination.
+fn local_addr_for(destination: IpAddr) -> Result<IpAddr> {
+    let any: IpAddr = match destination {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let find = || -> io::Result<IpAddr> {
+        let socket = UdpSocket::bind((any, 0))?;
+        // This sends no packet.
+        socket.connect(SocketAddr::new(destination, 4791))?;
+        Ok(socket.local_addr()?.ip())
+    };
+    find().with_context(|| format!("no route to {destination}"))
+}
+
+/// Parses a time.
+fn seconds(word: &str) -> Result<Duration, String> {
+    let number: f64 = word.parse().map_err(|_| "the time must be a number of seconds".to_owned())?;
+    let is_allowed = (0.001..=60.0).contains(&number);
+    is_allowed.then(|| Duration::from_secs_f64(number)).ok_or_else(|| "from 0.001 to 60".to_owned())
+}
+
+/// Returns a number that differs from run to run.
+fn random() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id())
+}
+
+/// A line at the bottom of a terminal. Without a terminal nothing is shown.
+struct Progress {
+    is_shown: bool,
+}
+
+/// The escape sequence that clears the line.
+const CLEAR: &str = "\r\x1b[K";
+
+impl Progress {
+    fn show(&self, state: TraceProgress) {
+        if self.is_shown {
+            let TraceProgress { finished_port_count, port_count, path_count, probe_count, .. } = state;
+            // A failed write only hides the line.
+            let _ = write!(
+                io::stderr(),
+                "{CLEAR}{finished_port_count}/{port_count} source ports, {path_count} paths, {probe_count} probes"
+            );
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.is_shown {
+            let _ = write!(io::stderr(), "{CLEAR}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_local_address_is_the_one_that_reaches_the_destination() {
+        let loopback = "127.3.4.5".parse().unwrap();
+        assert_eq!(local_addr_for(loopback).unwrap().to_string(), "127.0.0.1");
+    }
+
+    #[test]
+    fn a_host_is_resolved_to_the_ip_version_of_the_local_address() {
+        let [v4, v6] = ["192.0.2.1", "2001:db8::1"].map(|text| text.parse::<IpAddr>().unwrap());
+        assert_eq!(resolve("192.0.2.7", Some(v4)).unwrap().to_string(), "192.0.2.7");
+        assert!(resolve("192.0.2.7", Some(v6)).is_err());
+    }
+}
