@@ -3,7 +3,7 @@
 use adverb_wire::{CompareSwap, FetchAdd, Flush, NakCode, Psn, Rc, Reth, RnrTimer, Send, Write};
 
 use super::receive::{Place, Tail};
-use super::response::{Pending, Response, Responses, Saved};
+use super::response::{Pending, Replay, Response, Responses, Saved};
 use super::{Context, QueuePair, ReadyToReceive, Received};
 use crate::event::QueueEvent;
 use crate::memory::{Memory, Range, Span};
@@ -349,7 +349,7 @@ impl QueuePair {
             return;
         }
         let responses = &mut self.responder.responses;
-        let replayed = match *rc {
+        let replay = match *rc {
             // The latest packet executed is acknowledged, which this one is before.
             Rc::Send(_) | Rc::SendLastInvalidate(_) | Rc::SendOnlyInvalidate(_) | Rc::Write(_) => {
                 responses.acknowledge();
@@ -360,12 +360,12 @@ impl QueuePair {
                 responses.replay(psn, |saved| matches!(saved, Saved::Atomic(_)))
             }
             Rc::AtomicWrite(_) | Rc::Flush(_) => responses.replay(psn, |saved| matches!(saved, Saved::Empty)),
-            Rc::ReadResponse(_) | Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) => false,
+            Rc::ReadResponse(_) | Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) => Replay::Forgotten,
         };
-        if replayed {
-            cx.stats.retransmitted_responses += 1;
-        } else {
-            self.drop_packet(cx, packet, DropReason::DuplicateTooOld);
+        match replay {
+            Replay::Queued => cx.stats.retransmitted_responses += 1,
+            Replay::Pending => {}
+            Replay::Forgotten => self.drop_packet(cx, packet, DropReason::DuplicateTooOld),
         }
     }
 

@@ -58,6 +58,17 @@ struct Progress {
     fresh: bool,
 }
 
+/// The result of a duplicate request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Replay {
+    /// The response is sent again.
+    Queued,
+    /// The requested packets are still queued, so they are sent once.
+    Pending,
+    /// The response is no longer stored, or too many replays are queued.
+    Forgotten,
+}
+
 /// What is to be said when all answers are given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Pending {
@@ -140,17 +151,19 @@ impl Responses {
     }
 
     /// Gives a saved answer again, if there is one.
-    pub(super) fn replay(&mut self, psn: Psn, is_kind: impl Fn(&Saved) -> bool) -> bool {
+    pub(super) fn replay(&mut self, psn: Psn, is_kind: impl Fn(&Saved) -> bool) -> Replay {
         let found = self.saved.iter().find(|response| response.psn == psn && is_kind(&response.saved));
         match found {
-            Some(&Response { msn, saved, .. }) => self.queue_replay(psn, msn, saved),
-            None => false,
+            Some(&Response { msn, saved, .. }) => {
+                self.queue_replay(Progress { psn, msn, saved, begun: false, fresh: false })
+            }
+            None => Replay::Forgotten,
         }
     }
 
     /// Reads again what a READ asks for, if it lies within one that is saved: with the same key, and where its
     /// number says that it should be (vol. 1, 9.7.5; `rxe_resp.c`, `duplicate_request`).
-    pub(super) fn replay_read(&mut self, psn: Psn, reth: Reth, mtu: u32) -> bool {
+    pub(super) fn replay_read(&mut self, psn: Psn, reth: Reth, mtu: u32) -> Replay {
         for response in &self.saved {
             let Saved::Read { va, rkey, length } = response.saved else { continue };
             if !psn.is_within(response.psn, response.packets) || rkey != reth.rkey {
@@ -163,19 +176,49 @@ impl Responses {
             }
             let start = if mutant!(DuplicateReadFromStart) { va } else { reth.va };
             let saved = Saved::Read { va: start, rkey, length: reth.length };
-            return self.queue_replay(psn, response.msn, saved);
+            let replay = Progress { psn, msn: response.msn, saved, begun: false, fresh: false };
+            // The message sequence number identifies the READ.
+            return match self.queue.iter().position(|progress| progress.msn == replay.msn) {
+                Some(index) if reth.length > 0 => self.restart_read(index, replay, mtu),
+                _ => self.queue_replay(replay),
+            };
         }
-        false
+        Replay::Forgotten
+    }
+
+    /// Handles a duplicate of a READ whose response, or a replay of it, is still queued. A requester that missed a packet
+    /// drops the packets behind it, so the rest of the queued response would only delay those that it waits for.
+    fn restart_read(&mut self, index: usize, replay: Progress, mtu: u32) -> Replay {
+        let queued = self.queue[index];
+        let (Saved::Read { length: left, .. }, Saved::Read { va, rkey, length }) =
+            (queued.saved, replay.saved)
+        else {
+            return Replay::Forgotten;
+        };
+        // The next byte and the end of the queued response, relative to the first byte of the duplicate.
+        let next = i64::from(queued.psn.since(replay.psn)) * i64::from(mtu);
+        let end = next + i64::from(left);
+        // Replays of earlier requests may be queued behind it.
+        let is_in_order = self.queue.range(index..).all(|later| later.psn.since(queued.psn) >= 0);
+        if next <= 0 && end >= i64::from(length) && is_in_order {
+            return Replay::Pending;
+        }
+        self.queue.remove(index);
+        // All bytes that were queued are still sent.
+        let length = u32::try_from(end).map_or(length, |end| end.max(length));
+        let saved = Saved::Read { va, rkey, length };
+        self.queue.push_back(Progress { saved, fresh: queued.fresh, ..replay });
+        Replay::Queued
     }
 
     /// Queues a replay, unless so many wait already that the peer can only be asking again and again. (First answers
     /// have slots of their own: as many of them may come behind so many replays.)
-    fn queue_replay(&mut self, psn: Psn, msn: Psn, saved: Saved) -> bool {
+    fn queue_replay(&mut self, replay: Progress) -> Replay {
         if self.queue.len() >= 2 * self.slots as usize {
-            return false;
+            return Replay::Forgotten;
         }
-        self.queue.push_back(Progress { psn, msn, saved, begun: false, fresh: false });
-        true
+        self.queue.push_back(replay);
+        Replay::Queued
     }
 
     pub(super) fn clear(&mut self) {

@@ -153,30 +153,34 @@ fn random_bytes_do_nothing() {
 }
 
 /// Who asks again and again, and then for more, has the responder hold four answers for each of its slots and no more:
-/// what is saved, two replays, and a first answer behind them.
+/// what is saved, two replays, and a first answer behind them. A READ has one replay.
 #[test]
 fn replays_do_not_pile_up() {
-    for slots in 1..=3 {
+    for (slots, is_read) in (1..=3).flat_map(|slots| [(slots, false), (slots, true)]) {
         let mut end = solo_with(&Options { max_dest_rd_atomic: slots, ..Options::default() });
-        let read = Rc::ReadRequest(Reth { va: ADDR, rkey: end.key, length: 8 });
-        let slots = u32::from(slots);
+        let request = if is_read {
+            Rc::ReadRequest(Reth { va: ADDR, rkey: end.key, length: 8 })
+        } else {
+            Rc::FetchAdd(FetchAdd { va: ADDR, rkey: end.key, add: 1 })
+        };
+        let (slots, replays) = (u32::from(slots), if is_read { 1 } else { 2 });
         for psn in 0..slots {
-            assert_eq!(end.ask(psn, read, &[]).len(), 1);
+            assert_eq!(end.ask(psn, request, &[]).len(), 1);
         }
         for _ in 0..100 {
             for psn in 0..slots {
-                end.hear(psn, read, &[]);
+                end.hear(psn, request, &[]);
             }
         }
-        assert_eq!(end.device.resource_counts().responses as u32, 3 * slots);
+        assert_eq!(end.device.resource_counts().responses as u32, (1 + replays) * slots);
         for psn in slots..2 * slots {
-            end.hear(psn, read, &[]);
+            end.hear(psn, request, &[]);
             for _ in 0..100 {
-                end.hear(psn, read, &[]);
+                end.hear(psn, request, &[]);
             }
         }
-        assert_eq!(end.device.resource_counts().responses as u32, 4 * slots);
-        assert_eq!(end.says().len() as u32, 3 * slots);
+        assert_eq!(end.device.resource_counts().responses as u32, (2 + replays) * slots);
+        assert_eq!(end.says().len() as u32, (1 + replays) * slots);
         assert_eq!(
             (end.state(), end.device.resource_counts().responses as u32),
             (QpState::ReadyToSend, slots)

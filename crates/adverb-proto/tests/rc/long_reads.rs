@@ -1,9 +1,9 @@
 //! READs that are longer than what may be under way at once: they are asked for in parts.
 
-use adverb_proto::types::{RemoteAddress, SendOperation, Status};
+use adverb_proto::types::{QpState, RemoteAddress, SendOperation, Status};
 use adverb_wire::{NakCode, Rc, ReadResponse, Reth};
 
-use crate::harness::{ADDR, End, Options, aeth, nak, pattern, solo_with};
+use crate::harness::{ADDR, End, Options, aeth, nak, pattern, solo, solo_with};
 
 const READ: SendOperation = SendOperation::Read(RemoteAddress { addr: 0x5000, rkey: 0x1234 });
 
@@ -125,4 +125,76 @@ fn what_is_behind_a_long_read_waits_until_all_of_it_is_asked_for() {
     let said = end.says();
     assert_eq!(said[0], part(4, 2048));
     assert_eq!(said[1].1, 6);
+}
+
+/// A READ of so many packets, from the packet with this number on.
+fn read_from(end: &End, packet: u64, packets: u64) -> Rc {
+    let length = ((packets - packet) * 1024) as u32;
+    Rc::ReadRequest(Reth { va: ADDR + packet * 1024, rkey: end.key, length })
+}
+
+/// The sequence numbers of the packets that an end sends.
+fn psns(end: &mut End) -> Vec<u32> {
+    end.says().iter().map(|(_, psn)| *psn).collect()
+}
+
+/// Sends so many packets.
+fn send(end: &mut End, count: usize) {
+    for _ in 0..count {
+        let now = end.now;
+        assert!(end.device.poll_transmit(now).is_some());
+    }
+}
+
+/// A requester whose timer expires while a response is sent slowly asks for packets that are sent anyway.
+#[test]
+fn duplicate_read_of_packets_that_are_still_queued_is_answered_once() {
+    let mut end = solo();
+    let read = read_from(&end, 0, 8);
+    end.hear(0, read, &[]);
+    end.hear(0, read, &[]);
+    send(&mut end, 3);
+    for packet in [3, 4, 7] {
+        let rest = read_from(&end, packet, 8);
+        end.hear(packet as u32, rest, &[]);
+    }
+    assert_eq!(psns(&mut end), [3, 4, 5, 6, 7]);
+    assert_eq!(end.device.statistics().duplicate_requests, 4);
+    assert_eq!(end.device.statistics().retransmitted_responses, 0);
+}
+
+/// The requester drops what is behind a lost packet, so that nothing of it is sent before that packet.
+#[test]
+fn response_restarts_at_the_packet_that_a_duplicate_read_asks_for() {
+    let mut end = solo();
+    let read = read_from(&end, 0, 8);
+    end.hear(0, read, &[]);
+    send(&mut end, 5);
+    for _ in 0..3 {
+        let rest = read_from(&end, 2, 8);
+        end.hear(2, rest, &[]);
+    }
+    assert_eq!(psns(&mut end), [2, 3, 4, 5, 6, 7]);
+    assert_eq!(end.device.statistics().retransmitted_responses, 1);
+    // A duplicate of a part loses nothing of what was queued.
+    let mut end = solo();
+    let read = read_from(&end, 0, 8);
+    end.hear(0, read, &[]);
+    send(&mut end, 5);
+    let part = read_from(&end, 2, 4);
+    end.hear(2, part, &[]);
+    assert_eq!(psns(&mut end), [2, 3, 4, 5, 6, 7]);
+    assert_eq!(end.state(), QpState::ReadyToSend);
+}
+
+#[test]
+fn duplicate_reads_are_answered_in_their_order() {
+    let mut end = solo();
+    let (first, second) = (read_from(&end, 0, 2), read_from(&end, 0, 4));
+    end.hear(0, first, &[]);
+    end.hear(2, second, &[]);
+    send(&mut end, 3);
+    end.hear(0, first, &[]);
+    end.hear(2, second, &[]);
+    assert_eq!(psns(&mut end), [0, 1, 2, 3, 4, 5]);
 }
