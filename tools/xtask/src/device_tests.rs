@@ -54,6 +54,10 @@ pub(crate) fn run() -> Result<ExitCode> {
     let path = process::build("test -p adverb-net --release --no-run --lib")?;
     let line = format!("env ADVERB_DEVICE=rxe0 {} --test-threads 1 link::", process::quote(&path));
     words.extend(["--run".to_owned(), line]);
+    // Datagrams with slots.
+    let path = process::build("test -p adverb-probe --release --no-run --test device")?;
+    let line = format!("env ADVERB_DEVICE=rxe0 {} --nocapture", process::quote(&path));
+    words.extend(["--run".to_owned(), line]);
     // Processes that are killed.
     let path = process::build("test -p adverb --release --no-run --test net_life")?;
     let line = format!("env ADVERB_DEVICE=rxe0 {} --nocapture who_is_killed", process::quote(&path));
