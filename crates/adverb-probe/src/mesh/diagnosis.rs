@@ -6,6 +6,7 @@ use std::time::Duration;
 
 /// A part of the mesh that can be at fault.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[non_exhaustive]
 pub enum Suspect {
     /// A NIC or its cable: packets from and to this member are lost. Probes cannot tell a NIC from its cable.
     Nic(IpAddr),
@@ -60,6 +61,7 @@ impl fmt::Display for Suspect {
 
 /// The evidence for a fault.
 #[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
 pub enum Evidence {
     /// Packets were lost more often than in the rest of the mesh.
     Loss {
@@ -151,6 +153,7 @@ impl fmt::Display for Percent {
 
 /// A reason why a diagnosis is not possible, or not complete.
 #[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
 pub enum Gap {
     /// There are too few probes: no window is complete, or a member received none.
     FewProbes,

@@ -83,11 +83,11 @@ impl Delays {
 pub struct Cell {
     /// The number of probes that were answered or lost. Probes that wait for their answers are not included.
     pub probes: u64,
-    /// The number of probes without ACK1 when their timeout expired.
+    /// The number of probes without ACK1 or ACK2 when their timeout expired.
     pub lost: u64,
     /// The number of the [`lost`](Cell::lost) probes that were answered after their timeout.
     pub late: u64,
-    /// The number of probes with ACK1 and without ACK2.
+    /// The number of the [`lost`](Cell::lost) probes of which one acknowledgement arrived, and the other one did not.
     pub lost_back: u64,
     /// Round-trip times of the network, from timestamps of NICs and kernels only.
     pub network: Delays,
@@ -114,12 +114,12 @@ impl Cell {
 
     /// Returns the number of probes of which a packet was lost: the probe, ACK1 or ACK2.
     pub fn losses(&self) -> u64 {
-        self.unanswered() + self.lost_back
+        self.lost.saturating_sub(self.late)
     }
 
-    /// Returns the number of probes that were never answered.
+    /// Returns the number of probes that were never answered, not even by one acknowledgement.
     pub fn unanswered(&self) -> u64 {
-        self.lost.saturating_sub(self.late)
+        self.losses().saturating_sub(self.lost_back)
     }
 }
 

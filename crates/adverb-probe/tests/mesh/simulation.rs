@@ -200,11 +200,11 @@ impl Simulation {
             cell.responder = delay(answered - received);
             cell.prober = delay(processed - acknowledged);
         } else {
-            cell.lost_back = 1;
+            (cell.lost, cell.lost_back) = (1, 1);
         }
         if processed > timeout {
             add(timeout, lost);
-            add(processed, Cell { probes: 0, late: 1, lost_back: 0, ..cell });
+            add(processed, Cell { probes: 0, lost: 0, late: u64::from(has_ack2), ..cell });
         } else {
             add(if has_ack2 { processed } else { timeout }, cell);
         }
