@@ -6,8 +6,10 @@ use super::classify::{NetdevStatistic, RdmaCounter};
 use super::exposition::{self, Family, Value};
 use super::metrics::{self, Metric};
 use super::snapshot::{Netdev, RdmaDevice, RdmaPort, ReadErrors, Snapshot, Source};
+use super::totals::Destination;
 
-/// The maximum number of series in a scrape. A host with 16 ports of the most talkative driver has about 2,000.
+/// The maximum number of samples in a scrape, of which a histogram is one: the number of those is bounded by
+/// [`MAX_PAIRS`](super::probing::MAX_PAIRS). A host with 16 ports of the most talkative driver has about 2,000.
 const MAX_SERIES: usize = 20_000;
 
 /// The exporter's own values.
@@ -38,6 +40,7 @@ fn families(snapshot: &Snapshot, status: &Status) -> Vec<Family> {
     let mut families = own(status);
     families.extend(rdma(&snapshot.devices));
     families.extend(netdevs(&snapshot.netdevs));
+    families.extend(probes(&snapshot.destinations));
     families
 }
 
@@ -192,6 +195,39 @@ fn netdevs(netdevs: &[Netdev]) -> Vec<Family> {
     vec![up, mtu, rate, carrier_changes, packets, pause_frames, pause_seconds, discards, errors]
 }
 
+fn probes(destinations: &[Destination]) -> Vec<Family> {
+    let mut found = Family::new(&metrics::RESPONDER_FOUND);
+    let mut results = Family::new(&metrics::PROBE_RESULTS);
+    let mut network_rtt = Family::new(&metrics::NETWORK_RTT);
+    let mut process_rtt = Family::new(&metrics::PROCESS_RTT);
+    let mut prober_delay = Family::new(&metrics::PROBER_DELAY);
+    let mut responder_delay = Family::new(&metrics::RESPONDER_DELAY);
+    for destination in destinations {
+        let name = destination.name.as_str();
+        found.push([name], Value::Count(u64::from(destination.is_found)));
+        for class in &destination.classes {
+            let dscp = class.dscp.to_string();
+            for (result, count) in &class.results {
+                results.push([name, &dscp, result], Value::Count(*count));
+            }
+            for (family, histogram) in [
+                (&mut network_rtt, &class.network_rtt),
+                (&mut process_rtt, &class.process_rtt),
+                (&mut prober_delay, &class.prober_delay),
+                (&mut responder_delay, &class.responder_delay),
+            ] {
+                // A device has only one kind of stamps.
+                if histogram.count() > 0 {
+                    let (buckets, sum) = (histogram.cumulative(), histogram.sum());
+                    let count = histogram.count();
+                    family.push([name, &dscp], Value::Histogram { buckets, sum, count });
+                }
+            }
+        }
+    }
+    vec![found, results, network_rtt, process_rtt, prober_delay, responder_delay]
+}
+
 /// Returns a sample whose only label has this value.
 fn sample(label: &str, value: Value) -> exposition::Sample {
     exposition::Sample { labels: vec![label.to_owned()], value }
@@ -218,7 +254,11 @@ fn limit(families: &mut [Family], max: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use adverb::probe::session::ProbeResult;
+    use adverb::probe::stamp::StampKind;
+
     use super::super::gather::tests::{CONNECTX, Sysfs};
+    use super::super::totals::tests::answered;
     use super::*;
 
     fn snapshot(test: &str) -> Snapshot {
@@ -293,6 +333,28 @@ mod tests {
         assert!(text.contains("adverb_exporter_scrape_duration_seconds"));
         let dropped = text.lines().last().unwrap().strip_prefix("adverb_exporter_dropped_series ");
         assert!(dropped.unwrap().parse::<u64>().unwrap() > 50_000, "{dropped:?}");
+    }
+
+    #[test]
+    fn probes_have_their_results_and_histograms() {
+        let mut destination = Destination::new("storage-1", &[26]);
+        destination.record(26, &answered(7_000, StampKind::Kernel));
+        destination.record(26, &ProbeResult::Lost);
+        destination.is_found = true;
+        let snapshot = Snapshot { destinations: vec![destination], ..Snapshot::default() };
+        let text = text(&snapshot, &Status::default());
+        for line in [
+            r#"adverb_probe_responder_found{destination="storage-1"} 1"#,
+            r#"adverb_probe_results_total{destination="storage-1",dscp="26",result="answered"} 1"#,
+            r#"adverb_probe_results_total{destination="storage-1",dscp="26",result="lost"} 1"#,
+            r#"adverb_probe_network_rtt_seconds_bucket{destination="storage-1",dscp="26",le="0.000005"} 0"#,
+            r#"adverb_probe_network_rtt_seconds_bucket{destination="storage-1",dscp="26",le="0.00001"} 1"#,
+            r#"adverb_probe_network_rtt_seconds_count{destination="storage-1",dscp="26"} 1"#,
+            r#"adverb_probe_responder_delay_seconds_sum{destination="storage-1",dscp="26"} 0.00002"#,
+        ] {
+            assert!(text.lines().any(|it| it == line), "{line} is not in {text}");
+        }
+        assert!(!text.contains("adverb_probe_process_rtt_seconds"), "{text}");
     }
 
     #[test]

@@ -24,10 +24,16 @@ pub(super) struct Sample {
 }
 
 /// A value. Counts are exact.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub(super) enum Value {
     Count(u64),
     Number(f64),
+    Histogram {
+        /// The upper bound of each bucket, and the number of values up to the bound.
+        buckets: Vec<(f64, u64)>,
+        sum: f64,
+        count: u64,
+    },
 }
 
 impl Family {
@@ -50,24 +56,37 @@ pub(super) fn text(families: &[Family]) -> String {
         text += &format!("# HELP {} {}\n", metric.name, escaped(metric.help, false));
         text += &format!("# TYPE {} {}\n", metric.name, metric.kind.name());
         for sample in samples {
-            text += metric.name;
-            write_labels(&mut text, metric.labels, &sample.labels);
-            // Writing to a string can't fail.
-            let _ = match sample.value {
-                Value::Count(count) => writeln!(text, " {count}"),
-                Value::Number(number) => writeln!(text, " {number}"),
-            };
+            write_sample(&mut text, metric, sample);
         }
     }
     text
 }
 
-fn write_labels(text: &mut String, names: &[&str], values: &[String]) {
-    if names.is_empty() {
-        return;
-    }
-    let pairs = names.iter().zip(values).map(|(name, value)| format!("{name}=\"{}\"", escaped(value, true)));
-    *text += &format!("{{{}}}", pairs.collect::<Vec<_>>().join(","));
+fn write_sample(text: &mut String, metric: &Metric, sample: &Sample) {
+    let name = metric.name;
+    let labels = labels(metric.labels, &sample.labels, None);
+    // Writing to a string can't fail.
+    let _ = match &sample.value {
+        Value::Count(count) => writeln!(text, "{name}{labels} {count}"),
+        Value::Number(number) => writeln!(text, "{name}{labels} {number}"),
+        Value::Histogram { buckets, sum, count } => {
+            let bounds = buckets.iter().map(|(bound, count)| (bound.to_string(), count));
+            for (bound, count) in bounds.chain([("+Inf".to_owned(), count)]) {
+                let labels = self::labels(metric.labels, &sample.labels, Some(&bound));
+                let _ = writeln!(text, "{name}_bucket{labels} {count}");
+            }
+            writeln!(text, "{name}_sum{labels} {sum}\n{name}_count{labels} {count}")
+        }
+    };
+}
+
+/// Returns the labels in braces, with the upper bound of a bucket; nothing if there are none.
+fn labels(names: &[&str], values: &[String], bound: Option<&str>) -> String {
+    let values = values.iter().map(String::as_str).chain(bound);
+    let names = names.iter().copied().chain(["le"]);
+    let pairs: Vec<String> =
+        names.zip(values).map(|(name, value)| format!("{name}=\"{}\"", escaped(value, true))).collect();
+    if pairs.is_empty() { String::new() } else { format!("{{{}}}", pairs.join(",")) }
 }
 
 /// Escapes a help text, or a label's value, which is in quotes.
@@ -88,6 +107,24 @@ mod tests {
         help: "A \\ \"b\".",
     };
     static RATE: Metric = Metric { name: "rate", kind: Kind::Gauge, labels: &[], help: "Rate." };
+
+    #[test]
+    fn a_histogram_has_buckets_a_sum_and_a_count() {
+        static DELAY: Metric =
+            Metric { name: "delay_seconds", kind: Kind::Histogram, labels: &["device"], help: "Delay." };
+        let mut delay = Family::new(&DELAY);
+        delay.push(["a"], Value::Histogram { buckets: vec![(1e-6, 1), (0.5, 3)], sum: 2.5, count: 4 });
+        assert_eq!(
+            text(&[delay]),
+            "# HELP delay_seconds Delay.\n\
+             # TYPE delay_seconds histogram\n\
+             delay_seconds_bucket{device=\"a\",le=\"0.000001\"} 1\n\
+             delay_seconds_bucket{device=\"a\",le=\"0.5\"} 3\n\
+             delay_seconds_bucket{device=\"a\",le=\"+Inf\"} 4\n\
+             delay_seconds_sum{device=\"a\"} 2.5\n\
+             delay_seconds_count{device=\"a\"} 4\n"
+        );
+    }
 
     #[test]
     fn samples_follow_their_help_and_type() {

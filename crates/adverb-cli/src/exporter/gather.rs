@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use adverb::verbs::{Device, LinkLayer, PortState};
 
+use super::probing::Probing;
 use super::snapshot::{Netdev, RdmaDevice, RdmaPort, ReadErrors, Snapshot, Source};
 
 /// The maximum number of devices, and of network interfaces, that are read.
@@ -28,6 +29,8 @@ pub(super) struct Gatherer {
     software: Vec<Device>,
     /// Reads the statistics of a network interface's driver.
     driver_statistics: DriverStatistics,
+    /// The totals of probes.
+    probing: Probing,
 }
 
 /// A function that reads the statistics of a network interface's driver. Tests have one of their own, because virtual
@@ -38,7 +41,13 @@ impl Gatherer {
     /// Creates a reader of the sysfs at a directory, and of software NICs.
     pub(super) fn new(sysfs: &Path, software: Vec<Device>) -> Gatherer {
         let driver_statistics = adverb_sys::ethtool::statistics;
-        Gatherer { sysfs: sysfs.to_owned(), only: None, software, driver_statistics }
+        let probing = Probing::default();
+        Gatherer { sysfs: sysfs.to_owned(), only: None, software, driver_statistics, probing }
+    }
+
+    /// Adds the totals of probes.
+    pub(super) fn add_probes(&mut self, probing: Probing) {
+        self.probing = probing;
     }
 
     /// Limits the kernel's devices to those with these names.
@@ -56,7 +65,7 @@ impl Gatherer {
         let names: BTreeSet<String> = ports.filter_map(|port| port.netdev.clone()).collect();
         let netdevs = names.into_iter().take(MAX_ENTRIES);
         let netdevs = netdevs.map(|name| self.netdev(name, &mut errors)).collect();
-        Snapshot { devices, netdevs, read_errors: errors }
+        Snapshot { devices, netdevs, destinations: self.probing.destinations(), read_errors: errors }
     }
 
     fn kernel_devices(&self, errors: &mut ReadErrors) -> Vec<RdmaDevice> {

@@ -19,6 +19,7 @@ pub(super) struct Metric {
 pub(super) enum Kind {
     Counter,
     Gauge,
+    Histogram,
 }
 
 impl Kind {
@@ -27,6 +28,7 @@ impl Kind {
         match self {
             Self::Counter => "counter",
             Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
         }
     }
 }
@@ -83,6 +85,18 @@ metrics! {
         "Discarded packets, by the name of the kernel's or driver's counter. Counters of one interface may overlap.";
     NETDEV_ERRORS: Counter "adverb_netdev_errors_total" ["netdev", "direction", "counter"]
         "Erroneous packets, by the name of the kernel's counter. Counters of one interface may overlap.";
+    RESPONDER_FOUND: Gauge "adverb_probe_responder_found" ["destination"]
+        "Whether the responder has been found, so that probes are sent to it.";
+    PROBE_RESULTS: Counter "adverb_probe_results_total" ["destination", "dscp", "result"]
+        "Probes by their result.";
+    NETWORK_RTT: Histogram "adverb_probe_network_rtt_seconds" ["destination", "dscp"]
+        "Round-trip time of the network without the delays of both hosts, by stamps of the kernel or the NIC.";
+    PROCESS_RTT: Histogram "adverb_probe_process_rtt_seconds" ["destination", "dscp"]
+        "Round-trip time by stamps of processes, which includes the time until they were scheduled: not evidence about the network.";
+    PROBER_DELAY: Histogram "adverb_probe_prober_delay_seconds" ["destination", "dscp"]
+        "Delay of the prober's host.";
+    RESPONDER_DELAY: Histogram "adverb_probe_responder_delay_seconds" ["destination", "dscp"]
+        "Delay of the responder's host.";
     BUILD_INFO: Gauge "adverb_exporter_build_info" ["version"]
         "Version of the exporter, with the constant value 1.";
     START_TIME: Gauge "adverb_exporter_start_time_seconds" []

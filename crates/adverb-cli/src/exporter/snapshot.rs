@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::totals::Destination;
+
 /// The values of one scrape.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(super) struct Snapshot {
@@ -9,6 +11,8 @@ pub(super) struct Snapshot {
     pub devices: Vec<RdmaDevice>,
     /// The network interfaces of the devices' ports, sorted by name.
     pub netdevs: Vec<Netdev>,
+    /// The responders that are probed, with the totals of their probes.
+    pub destinations: Vec<Destination>,
     /// The reads that failed.
     pub read_errors: ReadErrors,
 }

@@ -13,12 +13,16 @@ use std::time::{Duration, Instant};
 
 use adverb::net::Options;
 use adverb::net::blocking::{Connector, Listener};
+use adverb::probe::stamp::StampKind;
 use adverb::verbs::{Device, SoftDevice};
 use serde_json::Value;
 
 use super::gather::tests::{CONNECTX, Sysfs};
-use super::metrics;
+use super::metrics::{self, Kind};
+use super::probing::Probing;
 use super::serve::{self, Exporter};
+use super::totals::Destination;
+use super::totals::tests::answered;
 
 /// The time limit of each wait. A passing test waits much shorter.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -100,11 +104,18 @@ fn every_metric_is_documented() {
 
 #[test]
 fn rules_and_dashboard_use_existing_metrics_only() {
-    let known: BTreeSet<&str> = metrics::ALL.iter().map(|metric| metric.name).collect();
+    let known = metrics::ALL.iter().flat_map(|metric| match metric.kind {
+        Kind::Histogram => {
+            ["_bucket", "_sum", "_count"].map(|suffix| format!("{}{suffix}", metric.name)).into()
+        }
+        _ => vec![metric.name.to_owned()],
+    });
+    let known: BTreeSet<String> = known.collect();
     for file in ["alerts.yml", "alerts.test.yml", "dashboard.json"] {
         let text = read(file);
         let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-        let used: BTreeSet<&str> = words.filter(|word| word.starts_with("adverb_")).collect();
+        let used = words.filter(|word| word.starts_with("adverb_")).map(str::to_owned);
+        let used: BTreeSet<String> = used.collect();
         assert!(used.len() > 10, "{file}: {used:?}");
         assert!(used.is_subset(&known), "{file} uses unknown metrics: {:?}", used.difference(&known));
     }
@@ -303,7 +314,12 @@ fn prometheus_has_data_for_every_query_of_the_dashboard() {
     let Some(program) = installed("prometheus") else { return };
     let sysfs = Sysfs::new("prometheus", CONNECTX);
     let [sender, receiver] = software_nics(100);
-    let gatherer = sysfs.gatherer(vec![sender.clone(), receiver], growing_statistics);
+    let mut destination = Destination::new("storage-1", &[0, 26]);
+    for dscp in [0, 26] {
+        destination.record(dscp, &answered(7_000, StampKind::Kernel));
+    }
+    let mut gatherer = sysfs.gatherer(vec![sender.clone(), receiver], growing_statistics);
+    gatherer.add_probes(Probing::of(vec![destination]));
     let (listener, address) = serve::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let exporter = Arc::new(Exporter::new(gatherer));
     std::thread::spawn(move || exporter.serve(&listener));
