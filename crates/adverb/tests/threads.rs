@@ -143,6 +143,7 @@ shared_between_threads!(TYPES:
     verbs::Switch,
     verbs::SwitchConfig,
     verbs::TimestampClock,
+    verbs::TimestampSource,
     verbs::Traffic,
     verbs::Transport,
 );
