@@ -4,8 +4,10 @@ mod devices;
 mod explain;
 mod exporter;
 mod peertest;
+mod ping;
 mod prose;
 mod report;
+mod respond;
 mod selftest;
 mod stat;
 mod table;
@@ -33,6 +35,10 @@ enum Command {
     Selftest(selftest::Args),
     /// Test two devices against each other, usually on two machines.
     Peertest(peertest::Args),
+    /// Probe an RDMA path: loss, and the delays of the network and of both hosts.
+    Ping(ping::Args),
+    /// Answer the probes of `adverb ping`.
+    Respond(respond::Args),
     /// Show the rates of devices' traffic and error counters.
     Stat(stat::Args),
     /// Serve metrics of RDMA devices and their network interfaces to Prometheus.
@@ -49,6 +55,8 @@ impl Command {
             Self::Devices(args) => devices::run(&args),
             Self::Selftest(args) => selftest::run(&args),
             Self::Peertest(args) => peertest::run(&args),
+            Self::Ping(args) => ping::run(&args),
+            Self::Respond(args) => respond::run(&args),
             Self::Stat(args) => stat::run(&args),
             Self::Exporter(args) => exporter::run(&args),
             Self::Traceroute(args) => traceroute::run(&args),

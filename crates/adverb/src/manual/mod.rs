@@ -24,6 +24,7 @@
 //! | [`failure`] | ends of connections, errors, reconnecting, several paths |
 //! | [`devices`] | the device of a connection, and the choice of another device |
 //! | [`security`] | authentication, and the limits of protection |
+//! | [`fabric_health`] | probing RDMA paths: is it the network, or a host |
 //! | [`work_queues`] | how a work request becomes packets and a completion |
 //! | [`reading_a_trace`] | seeing it: traces, and the signs of trouble in them |
 //! | [`listings`] | differences between published packet listings and the standard |
@@ -34,6 +35,8 @@
 
 #[doc = include_str!("devices.md")]
 pub mod devices {}
+#[doc = include_str!("fabric_health.md")]
+pub mod fabric_health {}
 #[doc = include_str!("failure.md")]
 pub mod failure {}
 #[doc = include_str!("first_connection.md")]
@@ -80,11 +83,120 @@ mod tests {
         "rdmaPASyncReadSignaled",
     ];
 
+    /// The types and functions of rpingmesh's package `internal/rdma`, in the order of its files.
+    const RPINGMESH: &[&str] = &[
+        "RNIC",
+        "RDMAManager",
+        "NewRDMAManager",
+        "isIPv4MappedIPv6",
+        "formatGIDString",
+        "releaseDeviceResources",
+        "OpenDevice",
+        "getIPAddress",
+        "getIPAddressFromInterface",
+        "getIPAddressFromGID",
+        "CloseDevice",
+        "UDQueueType",
+        "UDQueue",
+        "destroyCQEx",
+        "CreateUDQueue",
+        "createQueuePair",
+        "modifyQPToInit",
+        "modifyQPToRTR",
+        "modifyQPToRTS",
+        "allocateMemoryResources",
+        "CreateSenderAndResponderQueues",
+        "getQueueTypeString",
+        "CreateAddressHandle",
+        "Destroy",
+        "Close",
+        "GoWorkCompletion",
+        "ProcessedWorkCompletion",
+        "CompletionType",
+        "WorkCompletionEvent",
+        "processCQCompletions",
+        "processSingleWC",
+        "handleWCError",
+        "handleRecvCompletion",
+        "handleSendCompletion",
+        "StartCQPoller",
+        "StopCQPoller",
+        "parseIPv6GRHFromBytes",
+        "parseIPv4GRHFromBytes",
+        "ProbePacket",
+        "IncomingAckInfo",
+        "AckHandlerFunc",
+        "PostRecvSlot",
+        "PostRecv",
+        "GetNextSendSlot",
+        "SendProbePacket",
+        "parseGRH",
+        "parseIPv4GRH",
+        "parseIPv6GRH",
+        "deserializeProbePacket",
+        "ReceivePacket",
+        "SendFirstAckPacket",
+        "SendSecondAckPacket",
+    ];
+
     #[test]
     fn every_call_of_snowrdma_has_a_row() {
         let table = include_str!("from_snowrdma.md");
         for call in CALLS {
             assert!(table.contains(&format!("| `{call}` | ")), "{call} has none");
         }
+    }
+
+    #[test]
+    fn every_function_of_rpingmesh_has_a_row_with_a_counterpart_that_exists() {
+        let table = include_str!("fabric_health.md");
+        for name in RPINGMESH {
+            assert!(table.contains(&format!("| `{name}` | ")), "{name} has none");
+        }
+        // The counterparts' names are in the sources.
+        let sources = sources(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+        let rows = table
+            .lines()
+            .filter(|line| RPINGMESH.iter().any(|name| line.starts_with(&format!("| `{name}` |"))));
+        for row in rows {
+            let counterpart = row.split('|').nth(2).unwrap_or_default();
+            for (index, code) in counterpart.split('`').enumerate() {
+                // Odd parts are code, such as `UdQueueBuilder::{send_slots, recv_slots}`.
+                let words =
+                    code.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty());
+                for word in words.filter(|_| index % 2 == 1) {
+                    let is_defined = ["fn", "struct", "enum", "mod", "pub"].iter().any(|kind| {
+                        [" ", "(", "<", "{", ";", ":"]
+                            .iter()
+                            .any(|end| sources.contains(&format!("{kind} {word}{end}")))
+                    });
+                    let is_variant = sources.contains(&format!("    {word}("))
+                        || sources.contains(&format!(" {word} for"));
+                    assert!(
+                        is_defined || is_variant || ["Debug", "Display"].contains(&word),
+                        "{row}: {word}"
+                    );
+                }
+            }
+        }
+    }
+
+    /// The sources of the crates that the manual names.
+    fn sources(crates: &str) -> String {
+        let mut text = String::new();
+        let mut directories: Vec<std::path::PathBuf> = ["adverb-probe", "adverb-verbs", "adverb-proto"]
+            .map(|name| format!("{crates}/{name}/src").into())
+            .into();
+        while let Some(directory) = directories.pop() {
+            for entry in std::fs::read_dir(directory).expect("a directory of sources") {
+                let path = entry.expect("an entry").path();
+                if path.is_dir() {
+                    directories.push(path);
+                } else if path.extension().is_some_and(|extension| extension == "rs") {
+                    text += &std::fs::read_to_string(path).expect("a source");
+                }
+            }
+        }
+        text
     }
 }

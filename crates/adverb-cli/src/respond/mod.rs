@@ -1,0 +1,139 @@
+//! `adverb respond`: answers the probes of `adverb ping`.
+
+use std::io::{self, Read, Write};
+use std::net::IpAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use adverb::probe::answer::Rate;
+use adverb::probe::{DEFAULT_PORT, Key, ResponderOptions, ResponderStats};
+use adverb::verbs::Device;
+use anyhow::{Context, Result, ensure};
+
+/// The options of `adverb respond`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The responder answers probes at the device's addresses that are named, and at no
+other. All answers to a probe together are not longer than the probe, and the
+number of answers per second to one address is limited. With a key, it answers
+only probers that have the same key.
+
+  adverb respond --device mlx5_0
+  adverb respond --device soft:192.0.2.7 --key-file /etc/adverb/probe.key
+
+It runs until it is stopped, by a signal or after the time of --duration.")]
+pub(crate) struct Args {
+    /// The name of the device: see `adverb devices`.
+    #[arg(long, value_name = "NAME")]
+    device: String,
+    /// An address of the device. The option can be repeated. The default is the device's first address.
+    #[arg(long, value_name = "ADDRESS")]
+    address: Vec<IpAddr>,
+    /// The port at which probers look up the responder.
+    #[arg(long, default_value_t = DEFAULT_PORT)]
+    port: u16,
+    /// A file with a secret of at least 16 bytes.
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<std::path::PathBuf>,
+    /// The maximum number of answered probes per second from one address.
+    #[arg(long, value_name = "PROBES", default_value_t = 50_000)]
+    source_rate: u32,
+    /// Stop after this time.
+    #[arg(long, value_name = "SECONDS")]
+    duration: Option<u64>,
+    /// Print JSON: one line at the start, and one at the end.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Answers probes until the time is over.
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let key = args.key_file.as_deref().map(read_key).transpose()?;
+    let addresses: Vec<Option<IpAddr>> = match args.address.is_empty() {
+        true => vec![None],
+        false => args.address.iter().copied().map(Some).collect(),
+    };
+    let mut responders = Vec::new();
+    for address in addresses {
+        let rate = Rate { per_second: args.source_rate, burst: (args.source_rate / 10).max(1) };
+        let mut options = ResponderOptions::new().port(args.port).source_rate(rate);
+        if let Some(address) = address {
+            options = options.local_addr(address);
+        }
+        if let Some(key) = &key {
+            options = options.key(key);
+        }
+        let device = args.device.clone();
+        let responder = options.start(move || Device::open(&device))?;
+        let addr = responder.local_addr();
+        let mut out = io::stdout().lock();
+        if args.json {
+            let line = serde_json::json!({ "event": "listening", "device": args.device, "address": addr.to_string() });
+            writeln!(out, "{line}")?;
+        } else {
+            writeln!(out, "answering probes at {addr} on {}", args.device)?;
+        }
+        out.flush()?;
+        responders.push(responder);
+    }
+    match args.duration {
+        Some(seconds) => std::thread::sleep(Duration::from_secs(seconds)),
+        // A signal ends the process.
+        None => loop {
+            std::thread::park();
+        },
+    }
+    for responder in responders {
+        let addr = responder.local_addr();
+        let stats = responder.stop();
+        println!(
+            "{}",
+            if args.json { json(&addr.to_string(), &stats) } else { text(&addr.to_string(), &stats) }
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Reads a key from a file with a secret.
+pub(crate) fn read_key(path: &std::path::Path) -> Result<Key> {
+    let mut secret = Vec::new();
+    let mut file = std::fs::File::open(path).with_context(|| format!("could not open {}", path.display()))?;
+    (&mut file)
+        .take(4097)
+        .read_to_end(&mut secret)
+        .with_context(|| format!("could not read {}", path.display()))?;
+    ensure!(secret.len() <= 4096, "{} has more than 4096 bytes", path.display());
+    // A line break at the end is the editor's.
+    Ok(Key::new(secret.trim_ascii_end())?)
+}
+
+fn text(address: &str, stats: &ResponderStats) -> String {
+    let answers = &stats.answers;
+    format!(
+        "{address}: {} probes answered, {} dropped ({} over the rate limit, {} with a wrong key, {} invalid, {} busy), \
+         {} acknowledgements not sent",
+        answers.answered,
+        answers.rate_limited + answers.bad_tags + answers.invalid + answers.busy,
+        answers.rate_limited,
+        answers.bad_tags,
+        answers.invalid,
+        answers.busy,
+        answers.not_sent
+    )
+}
+
+fn json(address: &str, stats: &ResponderStats) -> String {
+    let answers = &stats.answers;
+    serde_json::json!({
+        "event": "stopped",
+        "address": address,
+        "answered": answers.answered,
+        "completed": answers.completed,
+        "not_sent": answers.not_sent,
+        "invalid": answers.invalid,
+        "bad_tags": answers.bad_tags,
+        "rate_limited": answers.rate_limited,
+        "busy": answers.busy,
+    })
+    .to_string()
+}

@@ -1,0 +1,126 @@
+//! `adverb ping` and `adverb respond` as two processes, over loopback.
+
+use std::io::{BufRead, BufReader};
+use std::net::Ipv4Addr;
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// Returns a loopback address of this process and test.
+fn loopback(number: u8) -> String {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, 128 | high & 0x7f, low, number).to_string()
+}
+
+fn adverb() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_adverb"))
+}
+
+/// A responder, which ends with the test.
+struct Responder(Child);
+
+impl Responder {
+    fn start(address: &str, options: &[&str]) -> Responder {
+        let mut command = adverb();
+        command.args(["respond", "--json", "--device", &format!("soft:{address}")]).args(options);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
+        let mut line = String::new();
+        let out = child.stdout.as_mut().expect("its output");
+        BufReader::new(out).read_line(&mut line).expect("a line");
+        let started: Value = serde_json::from_str(&line).expect("JSON");
+        assert_eq!(
+            (&started["event"], &started["address"]),
+            (&"listening".into(), &format!("{address}:18516").into())
+        );
+        Responder(child)
+    }
+}
+
+impl Drop for Responder {
+    fn drop(&mut self) {
+        _ = self.0.kill();
+        _ = self.0.wait();
+    }
+}
+
+fn ping(from: &str, to: &str, options: &[&str]) -> Output {
+    let device = format!("soft:{from}");
+    // A loaded machine may be slow.
+    let timeout = if options.contains(&"--timeout") { vec![] } else { vec!["--timeout", "20"] };
+    adverb().args(["ping", to, "--device", &device]).args(timeout).args(options).output().expect("it runs")
+}
+
+fn lines(output: &Output) -> Vec<Value> {
+    let text = str::from_utf8(&output.stdout).expect("UTF-8");
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+#[test]
+fn all_probes_are_answered_and_the_figures_printed() {
+    let [here, there] = [1, 2].map(loopback);
+    let _responder = Responder::start(&there, &[]);
+    let options = ["--json", "--count", "20", "--interval", "0.005", "--paths", "4", "--dscp", "0,26"];
+    let output = ping(&here, &there, &options);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let lines = lines(&output);
+    assert_eq!(lines.len(), 22);
+    assert_eq!((&lines[0]["event"], &lines[0]["size"]), (&"start".into(), &96.into()));
+    for probe in &lines[1..21] {
+        assert_eq!(probe["event"], "probe");
+        if probe["result"] == "answered" {
+            let [trip, prober, responder] =
+                ["round_trip_ns", "prober_ns", "responder_ns"].map(|name| probe[name].as_u64());
+            assert!(trip.is_some() && prober.is_some() && responder.is_some(), "{probe}");
+            // A round trip by stamps of a process is no evidence.
+            assert_eq!(probe["network_ns"].is_null(), probe["stamps"] == "process");
+        }
+    }
+    let summary = &lines[21];
+    assert_eq!((&summary["probes"], &summary["loss"]), (&20.into(), &0.0.into()));
+    assert_eq!((&summary["unmatched_acks"], &summary["duplicate_acks"]), (&0.into(), &0.into()));
+    let paths = summary["per_path"].as_array().expect("paths");
+    assert_eq!(paths.len(), 8);
+    assert_eq!(paths.iter().map(|path| path["probes"].as_u64().unwrap_or(0)).sum::<u64>(), 20);
+}
+
+#[test]
+fn a_flood_is_bounded_and_prints_a_summary_with_a_histogram() {
+    let [here, there] = [3, 4].map(loopback);
+    let _responder = Responder::start(&there, &[]);
+    let output = ping(&here, &there, &["--flood", "--count", "500", "--size", "1024"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(
+        text.starts_with(&format!("PING {there} ({there}:18516) from soft:{here}, GID ::ffff:{here}")),
+        "{text}"
+    );
+    assert!(text.contains("1024-byte probes, DSCP 0, 1 path"), "{text}");
+    assert!(text.contains("500 probes, 500 answered") && text.contains("loss 0.00 %"), "{text}");
+    assert!(text.contains("responder ") && text.contains('█'), "{text}");
+    // No line for each probe.
+    assert!(text.lines().count() < 40, "{text}");
+}
+
+#[test]
+fn a_key_is_required_if_the_responder_has_one() {
+    let [here, there] = [5, 6].map(loopback);
+    let directory = std::env::temp_dir().join(format!("adverb-ping-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).expect("a directory");
+    let file = directory.join("key");
+    std::fs::write(&file, "0123456789abcdef0123456789abcdef\n").expect("a file");
+    let key = ["--key-file", file.to_str().expect("UTF-8")];
+    let _responder = Responder::start(&there, &key);
+    let with = ping(&here, &there, &["--count", "2", "--interval", "0.01", key[0], key[1]]);
+    assert_eq!(with.status.code(), Some(0), "{with:?}");
+    let without = ping(&here, &there, &["--count", "2", "--interval", "0.01", "--timeout", "0.2"]);
+    assert_eq!(without.status.code(), Some(4), "{without:?}");
+    std::fs::remove_dir_all(&directory).expect("the directory is removed");
+}
+
+#[test]
+fn without_a_responder_the_error_says_so() {
+    let [here, there] = [7, 8].map(loopback);
+    let output = ping(&here, &there, &[]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).starts_with("error: "), "{output:?}");
+}
