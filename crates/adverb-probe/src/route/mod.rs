@@ -23,6 +23,8 @@ mod pace;
 mod packet;
 mod paths;
 #[cfg(feature = "soft")]
+mod responder;
+#[cfg(feature = "soft")]
 mod trace;
 mod tracer;
 
@@ -35,6 +37,8 @@ use std::time::Duration;
 
 pub use packet::RouteTarget;
 pub use paths::{Path, Route};
+#[cfg(feature = "soft")]
+pub use responder::QueueResponder;
 #[cfg(feature = "soft")]
 pub use trace::{NoResponder, RouteResponder, RouteTrace, source_ports};
 pub use tracer::{IcmpMessage, RouteProbe, TraceProgress, Tracer};
