@@ -27,6 +27,7 @@ use std::time::Duration;
 use adverb::verbs::Device;
 use anyhow::{Context, Result};
 
+use crate::respond::read_key;
 use gather::Gatherer;
 use probing::{Plan, Probing, Target};
 use serve::Exporter;
@@ -98,7 +99,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         gatherer.only(kernel.into_iter().cloned().collect());
     }
     if !targets.is_empty() {
-        let key = args.probe_key_file.as_deref().map(probing::read_key).transpose()?;
+        let key = args.probe_key_file.as_deref().map(read_key).transpose()?;
         let dscps = BTreeSet::from_iter(args.probe_dscp.iter().copied()).into_iter().collect();
         let plan = Plan { interval: args.probe_interval, dscps, key };
         gatherer.add_probes(Probing::start(&targets, &plan)?);

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
-use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -70,13 +69,6 @@ fn route_source(host: SocketAddr) -> io::Result<IpAddr> {
     let socket = UdpSocket::bind((any, 0))?;
     socket.connect(host)?;
     Ok(socket.local_addr()?.ip())
-}
-
-/// Reads the key of the responders from a file with their secret.
-pub(super) fn read_key(path: &Path) -> Result<Key> {
-    let secret = std::fs::read(path).with_context(|| format!("could not read {}", path.display()))?;
-    // A line break at the end is the editor's.
-    Ok(Key::new(secret.trim_ascii_end())?)
 }
 
 /// The rate and the kinds of probes.
