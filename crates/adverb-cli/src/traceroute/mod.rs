@@ -9,7 +9,12 @@ use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use adverb::probe::route::{NoResponder, PathEnd, RouteTarget, RouteTrace, TraceOptions, TraceProgress};
+use adverb::probe::DEFAULT_PORT;
+use adverb::probe::route::{
+    NoResponder, PathEnd, QueueResponder, RouteResponder, RouteTarget, RouteTrace, TraceOptions,
+    TraceProgress,
+};
+use adverb::probe::ud_queue::UdQueue;
 use adverb::verbs::Device;
 use anyhow::{Context, Result, bail};
 
@@ -37,6 +42,9 @@ pub(crate) struct Args {
     /// The name or IP address of the destination.
     #[arg(value_name = "HOST")]
     host: String,
+    /// The port at which HOST's responder is looked up. Without a responder, HOST answers only if it has no RDMA device.
+    #[arg(long, default_value_t = DEFAULT_PORT)]
+    port: u16,
     /// The maximum number of paths to find.
     #[arg(long, value_name = "N", default_value = "1")]
     paths: NonZeroUsize,
@@ -60,6 +68,9 @@ pub(crate) struct Args {
     json: bool,
 }
 
+/// The time to look up the responder.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Traces the paths to a host and prints them.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let address = resolve(&args.host, args.address)?;
@@ -75,26 +86,32 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     options.max_paths = args.paths.get();
     options.max_hops = args.max_hops;
     options.timeout = args.timeout;
-    let trace = RouteTrace {
-        device: &device,
-        local,
-        target: RouteTarget::without_responder(address),
-        dscp: args.dscp,
-        options,
-        random: random(),
+    let (random, start) = (random(), Instant::now());
+    let progress = Progress { is_shown: io::stderr().is_terminal() };
+    progress.show(format_args!("looking up the responder of {address}"));
+    let (name, mut opened) = (device.name().to_owned(), Some(device.clone()));
+    let open = move || opened.take().map_or_else(|| Device::open(&name), Ok);
+    let mut queue = UdQueue::builder(open).local_addr(local).open()?;
+    let at = SocketAddr::new(address, args.port);
+    let found = QueueResponder::find(&mut queue, at, LOOKUP_TIMEOUT, None, args.dscp, random as u32);
+    let has_responder = found.is_ok();
+    let (target, mut responder): (RouteTarget, Box<dyn RouteResponder + '_>) = match found {
+        Ok((target, responder)) => (target, Box::new(responder)),
+        Err(_) => (RouteTarget::without_responder(address), Box::new(NoResponder)),
     };
-    let start = Instant::now();
-    let route = {
-        let progress = Progress { is_shown: io::stderr().is_terminal() };
-        trace.run(&mut NoResponder, |state| {
-            progress.show(state);
-            true
-        })?
-    };
+    let trace = RouteTrace { device: &device, local, target, dscp: args.dscp, options, random };
+    let route = trace.run(&mut *responder, |state| {
+        let TraceProgress { finished_port_count, port_count, path_count, probe_count, .. } = state;
+        progress.show(format_args!(
+            "{finished_port_count}/{port_count} source ports, {path_count} paths, {probe_count} probes"
+        ));
+        true
+    })?;
+    drop(progress);
     if route.paths.is_empty() {
         bail!("no source port of {local} could be used: other programs have all of them");
     }
-    let report = Report::new(&args.host, &trace, &route, start.elapsed());
+    let report = Report::new(&args.host, &trace, has_responder.then_some(args.port), &route, start.elapsed());
     let output = match args.json {
         true => serde_json::to_string(&report)? + "\n",
         false => text::of(&report, &options),
@@ -160,14 +177,10 @@ struct Progress {
 const CLEAR: &str = "\r\x1b[K";
 
 impl Progress {
-    fn show(&self, state: TraceProgress) {
+    fn show(&self, state: std::fmt::Arguments<'_>) {
         if self.is_shown {
-            let TraceProgress { finished_port_count, port_count, path_count, probe_count, .. } = state;
             // A failed write only hides the line.
-            let _ = write!(
-                io::stderr(),
-                "{CLEAR}{finished_port_count}/{port_count} source ports, {path_count} paths, {probe_count} probes"
-            );
+            let _ = write!(io::stderr(), "{CLEAR}{state}");
         }
     }
 }

@@ -18,6 +18,8 @@ pub(super) struct Report {
     pub(super) from: IpAddr,
     pub(super) device: String,
     pub(super) dscp: u8,
+    /// The port at which a responder was found, if there is one.
+    pub(super) responder_port: Option<u16>,
     pub(super) paths: Vec<PathReport>,
     pub(super) source_port_count: usize,
     pub(super) probe_count: u64,
@@ -49,7 +51,13 @@ pub(super) struct HopReport {
 }
 
 impl Report {
-    pub(super) fn new(host: &str, trace: &RouteTrace<'_>, route: &Route, elapsed: Duration) -> Report {
+    pub(super) fn new(
+        host: &str,
+        trace: &RouteTrace<'_>,
+        responder_port: Option<u16>,
+        route: &Route,
+        elapsed: Duration,
+    ) -> Report {
         Report {
             version: VERSION,
             host: host.to_owned(),
@@ -57,6 +65,7 @@ impl Report {
             from: trace.local,
             device: trace.device.name().to_owned(),
             dscp: trace.dscp,
+            responder_port,
             paths: route.paths.iter().map(PathReport::new).collect(),
             source_port_count: route.port_count,
             probe_count: route.probe_count,

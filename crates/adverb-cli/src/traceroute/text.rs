@@ -28,7 +28,11 @@ pub(super) fn of(report: &Report, options: &TraceOptions) -> String {
     } else if options.max_paths > 1 {
         text += "; there may be more paths than --paths allows";
     }
-    text + "\n"
+    text += "\n";
+    if report.responder_port.is_none() && paths.iter().any(|path| !path.reached) {
+        text += "no responder was found at the destination: without one, an RDMA NIC does not answer\n";
+    }
+    text
 }
 
 fn path_text(number: usize, path: &PathReport) -> String {
@@ -78,7 +82,7 @@ mod tests {
         let options = TraceOptions::new();
         let local = address("10.0.0.2");
         let trace = RouteTrace { device: &device, local, target, dscp: 26, options, random: 0 };
-        let mut report = Report::new(host, &trace, route, Duration::from_millis(1234));
+        let mut report = Report::new(host, &trace, None, route, Duration::from_millis(1234));
         report.device = "soft:10.0.0.2".to_owned();
         report
     }
@@ -134,6 +138,7 @@ path 2: source port 50002
       routing loop
 
 2 paths, 3 source ports, 12 probes, 1.2 s; 99% confidence that there are no other equally likely paths
+no responder was found at the destination: without one, an RDMA NIC does not answer
 "
         );
     }
