@@ -20,6 +20,7 @@
 //! It needs no privileges.
 
 mod pace;
+#[cfg(feature = "soft")]
 mod packet;
 mod paths;
 #[cfg(feature = "soft")]
@@ -35,6 +36,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
+#[cfg(feature = "soft")]
 pub use packet::RouteTarget;
 pub use paths::{Path, Route};
 #[cfg(feature = "soft")]
