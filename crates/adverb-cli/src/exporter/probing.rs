@@ -44,8 +44,19 @@ impl Target {
             false => Device::open_by_addr(local_addr),
         };
         let device = device.with_context(|| format!("no RDMA device has the address {local_addr}"))?;
+        let local_addr = own_addr(&device, local_addr)?;
         Ok(Target { name: name.to_owned(), addr, device, local_addr })
     }
+}
+
+/// Returns an address of the device: the preferred one, or else the first one of its family. The device `soft` has other
+/// loopback addresses than 127.0.0.1 and ::1 while another process uses those.
+fn own_addr(device: &Device, preferred: IpAddr) -> Result<IpAddr> {
+    let gids = device.gids()?;
+    let addrs = || gids.iter().map(|entry| entry.gid.udp_addr().ip());
+    let own = addrs().find(|addr| *addr == preferred);
+    let own = own.or_else(|| addrs().find(|addr| addr.is_ipv4() == preferred.is_ipv4()));
+    own.with_context(|| format!("{} has no address of the same family as {preferred}", device.name()))
 }
 
 /// Returns the address of `HOST`, `HOST:PORT` or `[ADDRESS]:PORT`.
@@ -226,6 +237,15 @@ mod tests {
             assert!(start.elapsed() < Duration::from_secs(120), "{destination:?}");
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    #[test]
+    fn an_address_that_the_device_lacks_is_replaced_by_its_own() {
+        let own = IpAddr::from([10, 9, 0, 3]);
+        let device = SoftDevice::on_switch(&Switch::default(), own).open().unwrap();
+        assert_eq!(own_addr(&device, own).unwrap(), own);
+        assert_eq!(own_addr(&device, IpAddr::from([127, 0, 0, 1])).unwrap(), own);
+        assert!(own_addr(&device, IpAddr::from(Ipv6Addr::LOCALHOST)).is_err());
     }
 
     #[test]
