@@ -13,12 +13,12 @@ const ROUNDS: u64 = 200;
 const BATCH: u64 = 32;
 
 /// The allowed number of instructions per message, both ends together, for events that are not recorded. Today's number
-/// is 61.
+/// is between 49 and 61, depending on hash collisions.
 const ALLOWED: u64 = 65;
 
-/// The allowed number of instructions per message, both ends together, for a recording: about 11 events. Today's
-/// number is 475.
-const ALLOWED_RECORDED: u64 = 490;
+/// The allowed number of instructions per message, both ends together, for a recording: about 11 events. It includes
+/// the instructions that events cost when they are not recorded. Today's number is 538.
+const ALLOWED_RECORDED: u64 = 550;
 
 /// The number of runs whose lowest count is used. The numbers of queue pairs are random, so some runs have collisions in
 /// hash tables.
@@ -39,7 +39,7 @@ pub(super) fn run(directory: &Path, messages: &Path) -> Result<()> {
     if usual > without + ALLOWED {
         bail!("events that are not recorded cost more than {ALLOWED} instructions per message");
     }
-    if recorded > usual + ALLOWED_RECORDED {
+    if recorded > without + ALLOWED_RECORDED {
         bail!("a recording costs more than {ALLOWED_RECORDED} instructions per message");
     }
     Ok(())
