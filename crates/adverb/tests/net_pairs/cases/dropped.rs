@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::atomic::Ordering;
+use std::sync::mpsc;
 use std::task::{Context, Poll, Waker};
 use std::thread::{scope, sleep};
 use std::time::Duration;
@@ -18,6 +19,8 @@ const LAST: [u8; 8] = [0xff; 8];
 const COME: u32 = 500;
 /// How often something is begun, and dropped or not.
 const ROUNDS: usize = 2_000;
+/// The round before which no message comes, so that each receive of the earlier rounds is dropped.
+const FIRST_COMES: u32 = 200;
 
 fn of_tasks(end: End) -> Connection {
     match end {
@@ -68,13 +71,17 @@ pub(super) fn send_and_drop(end: End) {
 }
 
 pub(super) fn check_what_comes(end: End) {
+    let (begin, begun) = mpsc::channel();
     scope(|scope| {
-        scope.spawn(|| {
+        let end = &end;
+        scope.spawn(move || {
+            begun.recv().expect("the first rounds end");
             for number in 0..COME {
                 end.send(&number.to_le_bytes()).unwrap();
             }
             end.shutdown().unwrap();
         });
+        let mut begin = Some(begin);
         let (mut next, mut count) = (0, 0);
         loop {
             // At times nobody makes room, so that sending has to wait.
@@ -90,6 +97,11 @@ pub(super) fn check_what_comes(end: End) {
             assert!(number >= next && (number as usize) < ROUNDS, "{number} after {next}");
             assert!(message[4..].iter().all(|byte| *byte == number as u8));
             next = number + 1;
+            if number >= FIRST_COMES
+                && let Some(begin) = begin.take()
+            {
+                begin.send(()).unwrap();
+            }
         }
         assert!(end.recv().unwrap().is_none());
     });
