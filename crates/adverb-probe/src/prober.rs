@@ -104,8 +104,13 @@ impl ProberOptions {
                 hint: "a probe is one packet: choose a length up to the MTU".into(),
             });
         }
-        let targets =
-            Targets { options: self, list: Vec::new(), by_epoch: HashMap::new(), strays: Strays::default() };
+        let targets = Targets {
+            options: self,
+            list: Vec::new(),
+            by_epoch: HashMap::new(),
+            strays: Strays::default(),
+            lookup_results: Vec::new(),
+        };
         Ok(Prober { queue, targets })
     }
 }
@@ -166,6 +171,8 @@ struct Targets {
     /// The targets by the epochs of their sessions.
     by_epoch: HashMap<u32, usize>,
     strays: Strays,
+    /// The results of lookups, until the acknowledgements that arrived before them are handled.
+    lookup_results: Vec<LookupResult>,
 }
 
 #[derive(Debug)]
@@ -277,14 +284,15 @@ impl Prober {
             let due = deadline.into_iter().chain(targets.next_due(now)).min();
             let left = due.map_or(Duration::MAX, |due| due.saturating_duration_since(now));
             queue.wait(left, |_, event| targets.handle(event));
-            // Answers that arrived before this time are handled before any probe times out, even if this process was
-            // suspended.
+            // Acknowledgements that arrived before this time are handled before any probe times out or counts as lost,
+            // even if this process was suspended.
             let now = loop {
                 let now = Stamp::now();
                 if queue.poll(|_, event| targets.handle(event)) == 0 {
                     break now;
                 }
             };
+            targets.handle_lookups();
             targets.handle_timeout(now.nanos);
             let mut count = 0;
             for (index, target) in targets.list.iter_mut().enumerate() {
@@ -395,7 +403,7 @@ impl Targets {
                 Err(ParseError::Tag) => self.strays.bad_tags += 1,
                 _ => self.strays.invalid += 1,
             },
-            Event::LookedUp(result) => self.handle_lookup(result),
+            Event::LookedUp(result) => self.lookup_results.push(result),
             // Probes in flight were lost in this host, and a reopened device has another clock.
             Event::Failed(_) => (0..self.list.len()).for_each(|index| self.end_epoch(index)),
             _ => {}
@@ -409,6 +417,12 @@ impl Targets {
         match sent.failure {
             None => session.handle_sent(sequence, Some(sent.stamp)),
             Some(_) => session.handle_not_sent(sequence),
+        }
+    }
+
+    fn handle_lookups(&mut self) {
+        while let Some(result) = self.lookup_results.pop() {
+            self.handle_lookup(result);
         }
     }
 

@@ -67,6 +67,21 @@ pub enum ProbeResult {
 }
 
 impl ProbeResult {
+    /// Returns the name of the result, as in JSON and in labels of metrics: `answered`, `return_lost`, and so on.
+    pub fn name(&self) -> &'static str {
+        match self {
+            ProbeResult::Answered(_) => "answered",
+            ProbeResult::Late(_) => "late",
+            ProbeResult::Impossible(_) => "impossible",
+            ProbeResult::Unstamped => "unstamped",
+            ProbeResult::ReturnLost => "return_lost",
+            ProbeResult::Lost => "lost",
+            ProbeResult::Ended => "ended",
+            ProbeResult::Unreachable => "unreachable",
+            ProbeResult::NotSent => "not_sent",
+        }
+    }
+
     /// Returns the figures of the probe, if its result has any.
     pub fn figures(&self) -> Option<&Figures> {
         match self {

@@ -99,7 +99,7 @@ impl ClassTotals {
     }
 
     fn record(&mut self, result: &ProbeResult) {
-        *self.results.entry(label(result)).or_default() += 1;
+        *self.results.entry(result.name()).or_default() += 1;
         if let Some(figures) = result.figures() {
             match figures.network_rtt() {
                 Some(rtt) => self.network_rtt.record(rtt),
@@ -109,22 +109,6 @@ impl ClassTotals {
             self.prober_delay.record(figures.prober_delay);
             self.responder_delay.record(figures.responder_delay);
         }
-    }
-}
-
-/// Returns the value of the label `result`.
-fn label(result: &ProbeResult) -> &'static str {
-    match result {
-        ProbeResult::Answered(_) => "answered",
-        ProbeResult::Late(_) => "late",
-        ProbeResult::Impossible(_) => "impossible",
-        ProbeResult::Unstamped => "unstamped",
-        ProbeResult::ReturnLost => "return_lost",
-        ProbeResult::Lost => "lost",
-        ProbeResult::Ended => "ended",
-        ProbeResult::Unreachable => "unreachable",
-        ProbeResult::NotSent => "not_sent",
-        _ => "other",
     }
 }
 

@@ -332,7 +332,7 @@ fn probe_json(probe: &Probe, result: &ProbeResult) -> Value {
         "number": probe.sequence.number,
         "flow_label": probe.flow_label,
         "dscp": probe.dscp,
-        "result": text::result_name(result),
+        "result": result.name(),
     });
     if let Some(figures) = result.figures() {
         line["network_ns"] = figures.network_rtt().map(nanos).into();

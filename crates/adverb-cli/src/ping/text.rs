@@ -41,22 +41,6 @@ impl fmt::Display for Start {
     }
 }
 
-/// Returns the name of a result in JSON.
-pub(super) fn result_name(result: &ProbeResult) -> &'static str {
-    match result {
-        ProbeResult::Answered(_) => "answered",
-        ProbeResult::Late(_) => "late",
-        ProbeResult::Impossible(_) => "impossible",
-        ProbeResult::Unstamped => "unstamped",
-        ProbeResult::ReturnLost => "return_lost",
-        ProbeResult::Lost => "lost",
-        ProbeResult::Ended => "ended",
-        ProbeResult::Unreachable => "unreachable",
-        ProbeResult::NotSent => "not_sent",
-        _ => "unknown",
-    }
-}
-
 /// Returns the line of a probe.
 pub(super) fn probe_line(start: &Start, probe: &Probe, kind: &ProbeEventKind) -> String {
     let mut line = format!("{}: probe {}", start.addr.ip(), probe.sequence.number);

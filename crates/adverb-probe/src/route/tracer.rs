@@ -366,7 +366,7 @@ impl Tracer {
         }
         let max_paths = self.options.max_paths.max(1);
         if self.route.paths.len() >= max_paths {
-            // The remaining source ports take these paths, too, or further ones that nobody asked for.
+            // The remaining source ports take these paths, too, or paths beyond the maximum number.
             self.active.clear();
             self.provisional.clear();
             self.sent.clear();

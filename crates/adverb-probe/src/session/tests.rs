@@ -264,7 +264,7 @@ fn a_dead_responder_makes_old_probes_unreachable_and_bounds_the_memory() {
     assert_eq!((test.session.timed_out_count(), test.session.outstanding_count()), (0, 0));
 }
 
-/// What happens to one of the packets of a probe.
+/// The fate of one packet of a probe in the modeled network.
 #[derive(Clone, Copy, Debug)]
 struct Fate {
     lost: bool,
