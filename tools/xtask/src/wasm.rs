@@ -8,7 +8,7 @@ use support::process;
 
 const TARGET: &str = "wasm32-unknown-unknown";
 
-/// Checks adverb-wire, adverb-proto and adverb-trace for WebAssembly, or prints that the target is not installed.
+/// Checks adverb-wire, adverb-proto, adverb-cluster-proto and adverb-trace for WebAssembly, or prints that the target is not installed.
 pub(crate) fn run() -> Result<()> {
     let mut rustc = Command::new("rustc");
     let library = process::text(rustc.args(["--print", "target-libdir", "--target", TARGET]))?;
@@ -16,6 +16,8 @@ pub(crate) fn run() -> Result<()> {
         println!("wasm: SKIPPED, because {TARGET} is not installed (`rustup target add {TARGET}`)");
         return Ok(());
     }
-    let mut check = process::cargo("check -p adverb-wire -p adverb-proto -p adverb-trace --target");
+    let mut check = process::cargo(
+        "check -p adverb-wire -p adverb-proto -p adverb-cluster-proto -p adverb-trace --target",
+    );
     process::run(check.arg(TARGET))
 }

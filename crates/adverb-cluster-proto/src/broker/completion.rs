@@ -1,0 +1,151 @@
+//! Completions of the driver's requests.
+
+use adverb_proto::types::{CompletedOperation, Completion, Success};
+
+use super::Broker;
+use crate::credits;
+use crate::mutation::mutant;
+use crate::rail::RequestKind;
+use crate::request_id::{Queue, RequestId};
+use crate::session::{Probe, RecvSlotState};
+use crate::{EndReason, Event, PeerId, Phase, RecvSlot};
+
+/// The rail of all requests so far.
+const RAIL: usize = 0;
+
+impl Broker {
+    /// Processes a completion of a request that [`poll_post`](Broker::poll_post) returned. The completions of each queue
+    /// must be passed in order. A completion of an ended session has no effect, so completions may remain in a completion
+    /// queue that outlives the queue pair.
+    pub fn handle_completion(&mut self, completion: &Completion) {
+        let RequestId { peer, session: number, queue, index } = RequestId::decode(completion.wr_id);
+        let Some(state) = self.peers.get_mut(usize::from(peer.0)) else { return };
+        let is_current = |current: u16| current == number || mutant!(AcceptStaleCompletion);
+        let Some(session) = state.session().filter(|session| is_current(session.number)) else { return };
+        session.is_active = true;
+        match (queue, completion.outcome) {
+            (Queue::Send, Ok(_)) => self.complete_send(peer, index),
+            (Queue::Recv, Ok(success)) => self.complete_recv(peer, index as u16, success),
+            (Queue::Send, Err(failure)) => {
+                // A failed request always produces a completion, so the requests before the first failure succeeded.
+                let rail = &mut session.rails[RAIL];
+                let failed = rail.position(index).filter(|_| rail.fail());
+                let succeeded = failed.map(|position| position + usize::from(mutant!(FailureIsSuccess)));
+                self.complete_requests(peer, succeeded.unwrap_or(0));
+                self.end_session(peer, EndReason::RequestFailed(failure.status));
+            }
+            (Queue::Recv, Err(failure)) => {
+                self.end_session(peer, EndReason::RequestFailed(failure.status));
+            }
+        }
+    }
+
+    fn complete_send(&mut self, peer: PeerId, sequence: u32) {
+        let Some(session) = self.peers.get_mut(usize::from(peer.0)).and_then(|state| state.session()) else {
+            return;
+        };
+        match session.rails[RAIL].position(sequence) {
+            Some(position) => {
+                self.complete_requests(peer, position + 1 + usize::from(mutant!(CompletionCoversNext)));
+            }
+            None => self.end_session(peer, EndReason::ProtocolViolation("unexpected send completion")),
+        }
+    }
+
+    /// Completes the first `count` requests in flight. A completion of a request implies the success of all earlier ones.
+    fn complete_requests(&mut self, peer: PeerId, count: usize) {
+        let Some(state) = self.peers.get_mut(usize::from(peer.0)) else { return };
+        for _ in 0..count {
+            let Some(session) = state.session() else { return };
+            let Some(request) = session.rails[RAIL].pop() else { break };
+            match request.kind {
+                RequestKind::Message(slot) if !mutant!(SlotFreedWhenPosted) => {
+                    state.free_send_slots.push(slot);
+                }
+                RequestKind::Probe => session.probe = Probe::Idle,
+                _ => {}
+            }
+            self.events.extend(request.ticket.map(|ticket| Event::Completed {
+                peer,
+                ticket,
+                result: Ok(()),
+            }));
+        }
+        let has_output = state.session().is_some_and(|session| session.has_output());
+        if has_output && !mutant!(FullSendQueueForgotten) {
+            self.mark_ready(peer);
+        }
+        self.check_unblocked(peer);
+    }
+
+    fn complete_recv(&mut self, peer: PeerId, index: u16, success: Success) {
+        let message = match success.operation {
+            CompletedOperation::Recv { immediate: Some(immediate), .. } => {
+                let (count, is_credit_message) = credits::decode(immediate);
+                self.receive_credits(peer, count);
+                if is_credit_message { Received::Credit } else { Received::Message }
+            }
+            CompletedOperation::RecvWrite { immediate } => Received::Immediate(immediate),
+            _ => {
+                return self.end_session(peer, EndReason::ProtocolViolation("message without credits"));
+            }
+        };
+        let Some(state) = self.peers.get_mut(usize::from(peer.0)) else { return };
+        let is_closing = state.phase() == Phase::Closing;
+        let Some(slot @ RecvSlotState::Posted) = state.recv_slots.get_mut(usize::from(index)) else {
+            return self.end_session(peer, EndReason::ProtocolViolation("unexpected receive completion"));
+        };
+        *slot = if message == Received::Message { RecvSlotState::Held } else { RecvSlotState::Free };
+        let Some(session) = state.session() else { return };
+        if message != Received::Credit && !session.recv_credits.receive() {
+            if message == Received::Message {
+                state.recv_slots[usize::from(index)] = RecvSlotState::Free;
+            }
+            return self.end_session(peer, EndReason::ProtocolViolation("message without a credit"));
+        }
+        match message {
+            Received::Message => {
+                if mutant!(ReceivePostedWhileHeld) {
+                    session.reposts.push(index);
+                }
+                let slot = RecvSlot { peer, index };
+                self.events.push_back(Event::Message { from: peer, slot, length: success.length });
+                return;
+            }
+            Received::Immediate(immediate) => {
+                let length = success.length;
+                self.events.push_back(Event::Immediate { from: peer, immediate, length });
+                if mutant!(ImmediateReceiveLost) {
+                    return;
+                }
+                session.repost_grants += 1;
+            }
+            Received::Credit => session.repost_grants += u32::from(mutant!(CreditMessageGrants)),
+        }
+        // The receive of a message without bytes is posted again at once.
+        session.reposts.push(index);
+        if !is_closing {
+            self.mark_gathering(peer);
+        }
+    }
+
+    /// Processes the count of credits in a message.
+    fn receive_credits(&mut self, peer: PeerId, count: u32) {
+        let Some(session) = self.peers.get_mut(usize::from(peer.0)).and_then(|state| state.session()) else {
+            return;
+        };
+        if session.send_credits.update(count) {
+            self.check_unblocked(peer);
+        } else {
+            self.end_session(peer, EndReason::ProtocolViolation("invalid number of credits"));
+        }
+    }
+}
+
+/// The kind of a receive.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Received {
+    Message,
+    Credit,
+    Immediate(u32),
+}

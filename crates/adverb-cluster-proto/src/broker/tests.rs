@@ -1,0 +1,424 @@
+//! Rules of the broker, with a driver that executes requests at once.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use adverb_proto::Time;
+use adverb_proto::types::{
+    CompletedOperation, Completion, Failure, Qpn, RemoteMemory, Segment, SendFlags, SendOperation, Status,
+    Success,
+};
+
+use super::*;
+use crate::{LocalMemory, Post, PostError, RemoteRange, Transfer, TransferOperation};
+
+const P: PeerId = PeerId(0);
+
+fn config() -> Config {
+    Config {
+        send_slots: 4,
+        recv_slots: 4,
+        slot_size: 64,
+        queue_depth: 8,
+        send_queue_depth: 8,
+        doorbell_batch: 4,
+        signal_interval: 4,
+        keepalive: None,
+    }
+}
+
+fn completion(wr_id: u64, operation: CompletedOperation, length: u32) -> Completion {
+    Completion { wr_id, qpn: Qpn::GSI, outcome: Ok(Success { operation, length }) }
+}
+
+fn failure(wr_id: u64, status: Status) -> Completion {
+    Completion { wr_id, qpn: Qpn::GSI, outcome: Err(Failure { status, vendor_error: 0 }) }
+}
+
+fn segment(length: u32) -> Segment {
+    Segment { addr: 0x1000, length, lkey: 7 }
+}
+
+fn remote(epoch: u64, len: u64) -> RemoteRange {
+    RemoteRange { epoch, memory: RemoteMemory { addr: 0x8000, rkey: 9, len } }
+}
+
+/// One broker, and the requests that it posted.
+struct One {
+    broker: Broker,
+    receives: VecDeque<RecvPost>,
+    lists: Vec<Vec<SendPost>>,
+    closed: Vec<PeerId>,
+}
+
+impl One {
+    /// Opens a session with one peer, which grants four credits.
+    fn open(config: Config) -> One {
+        let mut one = One {
+            broker: Broker::new(config, 2).unwrap(),
+            receives: VecDeque::new(),
+            lists: Vec::new(),
+            closed: Vec::new(),
+        };
+        one.prepare();
+        one.broker.establish(P, 1, 4, Time::ZERO).unwrap();
+        one.drain();
+        one
+    }
+
+    fn prepare(&mut self) {
+        self.broker.prepare(P).unwrap();
+        self.drain();
+    }
+
+    fn drain(&mut self) {
+        while let Some(post) = self.broker.poll_post() {
+            match post {
+                Post::Receives { requests, .. } => self.receives.extend(requests),
+                Post::Sends { requests, .. } => self.lists.push(requests.to_vec()),
+                Post::Close { peer } => self.closed.push(peer),
+            }
+        }
+    }
+
+    fn events(&mut self) -> Vec<Event> {
+        std::iter::from_fn(|| self.broker.poll_event()).collect()
+    }
+
+    /// Delivers a message of the peer, and returns its slot.
+    fn deliver(&mut self, immediate: u32) -> Option<RecvSlot> {
+        let recv = self.receives.pop_front().expect("a receive is posted");
+        let operation = CompletedOperation::Recv {
+            immediate: Some(immediate),
+            invalidated: None,
+            source: None,
+            has_grh: false,
+        };
+        self.broker.handle_completion(&completion(recv.wr_id, operation, 5));
+        match self.broker.poll_event()? {
+            Event::Message { slot, .. } => Some(slot),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Completes the signaled requests of all lists.
+    fn complete_all(&mut self) {
+        for post in std::mem::take(&mut self.lists).into_iter().flatten() {
+            if post.flags.contains(SendFlags::SIGNALED) {
+                self.broker.handle_completion(&completion(post.wr_id, CompletedOperation::Send, 0));
+            }
+        }
+    }
+}
+
+#[test]
+fn requests_wait_for_a_batch_or_a_flush() {
+    let mut one = One::open(Config { send_slots: 8, ..config() });
+    for expected in [0, 0, 0, 1] {
+        one.broker.post_read(P, segment(8), remote(1, 8)).unwrap();
+        one.drain();
+        assert_eq!(one.lists.len(), expected);
+    }
+    assert_eq!(one.lists[0].len(), 4);
+    // One completion for four tickets.
+    let signaled = one.lists[0].iter().map(|post| post.flags.contains(SendFlags::SIGNALED));
+    assert_eq!(signaled.collect::<Vec<_>>(), [false, false, false, true]);
+    one.complete_all();
+    let tickets = one.events().into_iter().map(|event| match event {
+        Event::Completed { ticket, result: Ok(()), .. } => ticket.number(),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(tickets.collect::<Vec<_>>(), [0, 1, 2, 3]);
+    one.broker.post_write(P, segment(8), remote(1, 8)).unwrap();
+    one.broker.flush(PeerId(1));
+    one.drain();
+    assert!(one.lists.is_empty());
+    one.broker.flush_all();
+    one.drain();
+    assert_eq!(one.lists.len(), 1);
+    assert_eq!(one.lists[0][0].local, LocalMemory::Segment(segment(8)));
+}
+
+#[test]
+fn a_ring_smaller_than_the_batch_works() {
+    let config = Config { send_slots: 1, doorbell_batch: 16, ..config() };
+    let mut one = One::open(config);
+    for _ in 0..4 {
+        let slot = one.broker.send_buf(P).unwrap();
+        one.broker.post_send(slot, 3).unwrap();
+        assert_eq!(one.broker.send_buf(P), Err(PostError::WouldBlock { peer: P }));
+        one.broker.flush_all();
+        one.drain();
+        one.complete_all();
+    }
+}
+
+#[test]
+fn messages_stop_without_credits_and_continue_with_them() {
+    let mut one = One::open(config());
+    for index in 0..4 {
+        let slot = one.broker.send_buf(P).unwrap();
+        one.broker.post_send(slot, index).unwrap();
+    }
+    one.drain();
+    one.complete_all();
+    assert_eq!(one.broker.send_buf(P), Err(PostError::WouldBlock { peer: P }));
+    let with_imm = one.broker.post_write_with_imm(P, segment(8), remote(1, 8), 1);
+    assert_eq!(with_imm, Err(PostError::WouldBlock { peer: P }));
+    // A transfer needs no credit.
+    one.broker.post_write(P, segment(8), remote(1, 8)).unwrap();
+    assert_eq!(one.events(), []);
+    // A credit message raises the count to 5.
+    let recv = one.receives.pop_front().unwrap();
+    let operation = CompletedOperation::Recv {
+        immediate: Some(credits_of(5)),
+        invalidated: None,
+        source: None,
+        has_grh: false,
+    };
+    one.broker.handle_completion(&completion(recv.wr_id, operation, 0));
+    assert_eq!(one.events(), [Event::Unblocked { peer: P }]);
+    let slot = one.broker.send_buf(P).unwrap();
+    assert_eq!(one.broker.send_buf(P), Err(PostError::WouldBlock { peer: P }));
+    one.broker.discard(slot);
+    assert_eq!(one.events(), [Event::Unblocked { peer: P }]);
+    // The receive of the credit message is posted again, without a credit for the peer.
+    one.broker.flush_all();
+    one.drain();
+    assert_eq!(one.receives.len(), 6);
+}
+
+fn credits_of(count: u32) -> u32 {
+    crate::credits::encode(count, true)
+}
+
+#[test]
+fn released_messages_are_announced_by_messages_or_by_credit_messages() {
+    let mut one = One::open(config());
+    let first = one.deliver(4).unwrap();
+    one.broker.release(first);
+    one.broker.flush_all();
+    one.drain();
+    // One of four credits: not worth a credit message.
+    assert!(one.lists.is_empty());
+    let second = one.deliver(4).unwrap();
+    one.broker.release(second);
+    one.broker.flush_all();
+    one.drain();
+    assert_eq!(one.lists.pop().unwrap()[0].operation, SendOperation::SendWithImm(credits_of(6)));
+    // A message carries the count instead.
+    for _ in 0..2 {
+        let slot = one.deliver(4).unwrap();
+        one.broker.release(slot);
+    }
+    let slot = one.broker.send_buf(P).unwrap();
+    one.broker.post_send(slot, 1).unwrap();
+    one.broker.flush_all();
+    one.drain();
+    let list = one.lists.pop().unwrap();
+    assert_eq!(list.len(), 1);
+    assert_eq!(list[0].operation, SendOperation::SendWithImm(8));
+}
+
+#[test]
+fn a_stale_epoch_is_refused_before_posting() {
+    let mut one = One::open(config());
+    let refused = one.broker.post_read(P, segment(8), remote(0, 8));
+    assert_eq!(refused, Err(PostError::StaleEpoch { peer: P, current: 1, requested: 0 }));
+    let good = Transfer { operation: TransferOperation::Write, local: segment(8), remote: remote(1, 8) };
+    let bad = Transfer { remote: remote(2, 8), ..good };
+    assert!(one.broker.post_batch(P, &[good, bad]).is_err());
+    one.broker.flush_all();
+    one.drain();
+    assert!(one.lists.is_empty());
+}
+
+#[test]
+fn invalid_transfers_are_refused() {
+    let mut one = One::open(config());
+    let broker = &mut one.broker;
+    let out_of_bounds = broker.post_write(P, segment(9), remote(1, 8));
+    assert_eq!(out_of_bounds, Err(PostError::OutOfBounds { requested: 9, size: 8 }));
+    assert_eq!(broker.post_fetch_add(P, segment(4), remote(1, 8), 1), Err(PostError::InvalidAtomic));
+    assert_eq!(broker.post_batch(P, &[]), Err(PostError::EmptyBatch));
+    let write = Transfer { operation: TransferOperation::Write, local: segment(8), remote: remote(1, 8) };
+    assert_eq!(broker.post_batch(P, &[write; 9]), Err(PostError::TooLong { requested: 9, max: 8 }));
+    let slot = broker.send_buf(P).unwrap();
+    assert_eq!(broker.post_send(slot, 65), Err(PostError::TooLong { requested: 65, max: 64 }));
+    assert_eq!(broker.send_buf(PeerId(1)), Err(PostError::NotOpen { peer: PeerId(1) }));
+    assert_eq!(broker.send_buf(PeerId(2)), Err(PostError::NotOpen { peer: PeerId(2) }));
+    for _ in 0..4 {
+        let _ = broker.send_buf(P).unwrap();
+    }
+}
+
+#[test]
+fn a_failure_ends_the_session_and_every_ticket_after_the_queue_pair_is_destroyed() {
+    let mut one = One::open(config());
+    let tickets: Vec<_> =
+        (0..6).map(|_| one.broker.post_read(P, segment(8), remote(1, 8)).unwrap()).collect();
+    one.drain();
+    let list = one.lists.pop().unwrap();
+    // The first request succeeded silently; the second one fails, and flushes the others.
+    one.broker.handle_completion(&failure(list[1].wr_id, Status::RetryExceeded));
+    one.broker.handle_completion(&failure(list[2].wr_id, Status::Flushed));
+    let ok = |ticket| Event::Completed { peer: P, ticket, result: Ok(()) };
+    assert_eq!(one.events(), [ok(tickets[0])]);
+    assert_eq!(one.broker.post_read(P, segment(8), remote(1, 8)), Err(PostError::NotOpen { peer: P }));
+    one.drain();
+    assert_eq!(one.closed, [P]);
+    assert_eq!(one.events(), []);
+    one.broker.handle_closed(P).unwrap();
+    let reason = EndReason::RequestFailed(Status::RetryExceeded);
+    let result = Err(TicketError { reason });
+    let mut expected: Vec<_> =
+        tickets[1..].iter().map(|ticket| Event::Completed { peer: P, ticket: *ticket, result }).collect();
+    expected.push(Event::SessionEnded { peer: P, epoch: Some(1), reason });
+    assert_eq!(one.events(), expected);
+    assert_eq!(one.broker.phase(P), Phase::Closed);
+}
+
+#[test]
+fn a_later_session_ignores_completions_and_slots_of_an_earlier_one() {
+    let mut one = One::open(config());
+    let slot = one.broker.send_buf(P).unwrap();
+    one.broker.post_read(P, segment(8), remote(1, 8)).unwrap();
+    let held = one.deliver(4).unwrap();
+    one.broker.flush_all();
+    one.drain();
+    let old = one.lists.pop().unwrap()[0];
+    one.broker.close(P);
+    one.broker.close(P);
+    one.drain();
+    one.broker.handle_closed(P).unwrap();
+    assert!(one.broker.handle_closed(P).is_err());
+    one.events();
+    one.receives.clear();
+    // The caller holds one receive slot, so there is a credit less.
+    assert_eq!(one.broker.prepare(P), Ok(3));
+    one.drain();
+    assert_eq!(one.receives.len(), 5);
+    let stale = one.broker.establish(P, 0, 4, Time::ZERO);
+    assert_eq!(stale, Err(SessionError::StaleEpoch { peer: P, newest: 1, requested: 0 }));
+    one.broker.establish(P, 2, 4, Time::ZERO).unwrap();
+    let ticket = one.broker.post_read(P, segment(8), remote(2, 8)).unwrap();
+    one.broker.flush_all();
+    one.drain();
+    one.broker.handle_completion(&completion(old.wr_id, CompletedOperation::Read, 8));
+    one.broker.handle_completion(&failure(old.wr_id, Status::Flushed));
+    assert_eq!(one.events(), []);
+    assert_eq!(one.broker.post_send(slot, 1), Err(PostError::NotOpen { peer: P }));
+    one.complete_all();
+    assert_eq!(one.events(), [Event::Completed { peer: P, ticket, result: Ok(()) }]);
+    one.broker.release(held);
+    one.broker.flush_all();
+    one.drain();
+    assert_eq!(one.receives.len(), 6);
+    // All four send slots are free again.
+    for _ in 0..4 {
+        let _ = one.broker.send_buf(P).unwrap();
+    }
+}
+
+#[test]
+fn a_peer_that_breaks_the_protocol_loses_its_session() {
+    let cases: [(CompletedOperation, &str); 3] = [
+        (
+            CompletedOperation::Recv { immediate: None, invalidated: None, source: None, has_grh: false },
+            "message without credits",
+        ),
+        (
+            CompletedOperation::Recv { immediate: Some(3), invalidated: None, source: None, has_grh: false },
+            "invalid number of credits",
+        ),
+        (CompletedOperation::Read, "message without credits"),
+    ];
+    for (operation, what) in cases {
+        let mut one = One::open(config());
+        let recv = one.receives.pop_front().unwrap();
+        one.broker.handle_completion(&completion(recv.wr_id, operation, 5));
+        one.drain();
+        assert_eq!(one.closed, [P]);
+        one.broker.handle_closed(P).unwrap();
+        let reason = EndReason::ProtocolViolation(what);
+        let ended = Event::SessionEnded { peer: P, epoch: Some(1), reason };
+        assert_eq!(one.events().last(), Some(&ended));
+    }
+    let mut one = One::open(config());
+    let _held: Vec<_> = (0..4).map(|_| one.deliver(4)).collect();
+    // The fifth message uses a receive that is reserved for credit messages.
+    assert_eq!(one.deliver(4), None);
+    assert_eq!(one.broker.phase(P), Phase::Closing);
+}
+
+#[test]
+fn an_idle_session_is_probed_once_per_interval() {
+    let interval = Duration::from_secs(1);
+    let mut one = One::open(Config { keepalive: Some(interval), ..config() });
+    let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
+    assert_eq!(one.broker.poll_timeout(), Some(at(1)));
+    one.broker.handle_timeout(at(1));
+    one.drain();
+    assert!(one.lists.is_empty(), "the session was active");
+    one.broker.handle_timeout(at(2));
+    one.drain();
+    let probe = one.lists[0][0];
+    assert!(probe.flags.contains(SendFlags::SIGNALED));
+    assert_eq!(probe.local, LocalMemory::None);
+    one.broker.handle_timeout(at(3));
+    one.drain();
+    assert_eq!(one.lists.len(), 1, "one probe at a time");
+    one.broker.handle_completion(&failure(probe.wr_id, Status::RetryExceeded));
+    one.drain();
+    one.broker.handle_closed(P).unwrap();
+    one.broker.handle_timeout(at(4));
+    assert_eq!(one.broker.poll_timeout(), None);
+}
+
+#[test]
+fn the_send_queue_never_overflows() {
+    let mut one = One::open(Config { queue_depth: 8, send_queue_depth: 2, ..config() });
+    for _ in 0..8 {
+        one.broker.post_read(P, segment(8), remote(1, 8)).unwrap();
+    }
+    assert_eq!(one.broker.post_read(P, segment(8), remote(1, 8)), Err(PostError::WouldBlock { peer: P }));
+    let mut completed = 0;
+    for _ in 0..4 {
+        one.drain();
+        assert_eq!(one.lists.concat().len(), 2);
+        one.complete_all();
+        completed += one.events().iter().filter(|event| matches!(event, Event::Completed { .. })).count();
+    }
+    assert_eq!(completed, 8);
+}
+
+#[test]
+fn messages_allocate_no_memory() {
+    let mut one = One::open(config());
+    let round = |one: &mut One, count: u32| {
+        let slot = one.broker.send_buf(P).unwrap();
+        one.broker.post_send(slot, 1).unwrap();
+        one.broker.post_write(P, segment(8), remote(1, 8)).unwrap();
+        let slot = one.deliver(4 + count).unwrap();
+        one.broker.release(slot);
+        one.broker.flush_all();
+        one.drain();
+        one.complete_all();
+        one.events();
+    };
+    round(&mut one, 0);
+    let before = one.broker.memory_use();
+    for count in 1..10_000 {
+        round(&mut one, count);
+    }
+    assert_eq!(one.broker.memory_use(), before);
+}
+
+#[test]
+fn a_peer_without_a_session_needs_little_memory() {
+    let broker = Broker::new(Config::default(), 1000).unwrap();
+    let MemoryUse { state_bytes, message_bytes } = broker.memory_use();
+    assert!(state_bytes < 1000 * 256, "{state_bytes}");
+    assert_eq!(message_bytes, 0);
+    assert!(Broker::new(Config::default(), 65_537).is_err());
+}

@@ -1,0 +1,167 @@
+//! The configuration of a broker.
+
+use core::fmt;
+use core::time::Duration;
+
+use crate::credits::RESERVED_RECEIVES;
+
+/// The maximum of each count in a [`Config`].
+pub const MAX_COUNT: u16 = 1 << 14;
+
+/// The sizes of a broker's queues and rings, which are the same for each peer.
+///
+/// ```
+/// use adverb_cluster_proto::Config;
+///
+/// let config = Config { send_slots: 4, recv_slots: 4, slot_size: 256, ..Config::default() };
+/// config.validate()?;
+/// // Four slots to send, four to receive, and two for credit messages.
+/// assert_eq!(config.message_bytes_per_peer(), 10 * 256);
+/// # Ok::<(), adverb_cluster_proto::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// The number of send slots per peer. A slot is in use until the NIC has sent its message.
+    pub send_slots: u16,
+    /// The number of messages from a peer that the broker accepts before the application releases one.
+    pub recv_slots: u16,
+    /// The size of a send or receive slot in bytes: the maximum message size.
+    pub slot_size: u32,
+    /// The maximum number of requests per peer that wait to be posted.
+    pub queue_depth: u16,
+    /// The number of requests that fit the send queue of a peer's queue pair.
+    pub send_queue_depth: u16,
+    /// The number of waiting requests at which the broker posts them without a flush.
+    pub doorbell_batch: u16,
+    /// The maximum number of requests of which one is signaled. The broker uses a smaller number if a ring or the send
+    /// queue is smaller.
+    pub signal_interval: u16,
+    /// The time after which an idle session is checked with a WRITE of zero bytes. It detects a peer whose NIC stopped
+    /// responding. `None` disables the check.
+    pub keepalive: Option<Duration>,
+}
+
+/// 64 slots of 4 KiB in each direction, 128 requests, a doorbell per 16 requests, and a keepalive of 1 s.
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            send_slots: 64,
+            recv_slots: 64,
+            slot_size: 4096,
+            queue_depth: 128,
+            send_queue_depth: 128,
+            doorbell_batch: 16,
+            signal_interval: 16,
+            keepalive: Some(Duration::from_secs(1)),
+        }
+    }
+}
+
+impl Config {
+    /// Checks that each number is in its range.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let counts = [
+            ("send_slots", self.send_slots),
+            ("recv_slots", self.recv_slots),
+            ("queue_depth", self.queue_depth),
+            ("send_queue_depth", self.send_queue_depth),
+            ("doorbell_batch", self.doorbell_batch),
+            ("signal_interval", self.signal_interval),
+        ];
+        for (field, count) in counts {
+            if count == 0 || count > MAX_COUNT {
+                return Err(ConfigError::OutOfRange { field, max: u32::from(MAX_COUNT) });
+            }
+        }
+        if self.slot_size == 0 || self.slot_size > i32::MAX as u32 {
+            return Err(ConfigError::OutOfRange { field: "slot_size", max: i32::MAX as u32 });
+        }
+        if self.keepalive.is_some_and(|interval| interval.is_zero()) {
+            return Err(ConfigError::ZeroKeepalive);
+        }
+        Ok(())
+    }
+
+    /// Returns the number of receives that the broker posts for each peer: the receive slots, and two for credit
+    /// messages. The receive queue of the queue pair must have at least this size.
+    pub const fn recv_queue_depth(&self) -> u16 {
+        self.recv_slots + RESERVED_RECEIVES
+    }
+
+    /// Returns the size of a peer's message slots, in bytes: registered memory that the driver allocates.
+    pub const fn message_bytes_per_peer(&self) -> u64 {
+        (self.send_slots as u64 + self.recv_queue_depth() as u64) * self.slot_size as u64
+    }
+
+    /// The interval that keeps a full ring and a full send queue from holding only unsignaled requests.
+    pub(crate) fn effective_signal_interval(&self) -> u16 {
+        self.signal_interval.min(self.send_slots.div_ceil(2)).min(self.send_queue_depth.div_ceil(2))
+    }
+
+    /// The batch that fits the queue.
+    pub(crate) fn effective_doorbell_batch(&self) -> usize {
+        usize::from(self.doorbell_batch.min(self.queue_depth))
+    }
+}
+
+/// A configuration that a broker can't use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A number is zero or exceeds its maximum.
+    OutOfRange {
+        /// The field of [`Config`].
+        field: &'static str,
+        /// The maximum.
+        max: u32,
+    },
+    /// The keepalive interval is zero.
+    ZeroKeepalive,
+    /// A broker has more peers than request ids can distinguish.
+    TooManyPeers {
+        /// The requested number.
+        requested: usize,
+    },
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ConfigError::OutOfRange { field, max } => {
+                write!(f, "the broker's {field} is out of range: use 1 to {max}")
+            }
+            ConfigError::ZeroKeepalive => {
+                f.write_str("the broker's keepalive interval is zero: use None to disable it")
+            }
+            ConfigError::TooManyPeers { requested } => {
+                write!(f, "a broker cannot have {requested} peers: the maximum is 65536")
+            }
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_checked() {
+        assert_eq!(Config::default().validate(), Ok(()));
+        let config = Config { send_slots: 0, ..Config::default() };
+        assert!(matches!(config.validate(), Err(ConfigError::OutOfRange { field: "send_slots", .. })));
+        let config = Config { recv_slots: MAX_COUNT + 1, ..Config::default() };
+        assert!(matches!(config.validate(), Err(ConfigError::OutOfRange { field: "recv_slots", .. })));
+        let config = Config { keepalive: Some(Duration::ZERO), ..Config::default() };
+        assert_eq!(config.validate(), Err(ConfigError::ZeroKeepalive));
+    }
+
+    #[test]
+    fn signals_come_often_enough_for_the_smallest_ring() {
+        let config = Config { send_slots: 1, ..Config::default() };
+        assert_eq!(config.effective_signal_interval(), 1);
+        let config = Config { send_slots: 5, signal_interval: 100, ..Config::default() };
+        assert_eq!(config.effective_signal_interval(), 3);
+    }
+}

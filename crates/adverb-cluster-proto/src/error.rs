@@ -1,0 +1,128 @@
+//! Errors of calls.
+
+use core::fmt;
+
+use crate::PeerId;
+
+/// The reason why a request was refused. A refused request has no effect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum PostError {
+    /// The broker has no session with the peer, or the session of a send slot has ended.
+    NotOpen {
+        /// The peer.
+        peer: PeerId,
+    },
+    /// The remote memory belongs to an earlier run of the member.
+    StaleEpoch {
+        /// The peer.
+        peer: PeerId,
+        /// The epoch of the session.
+        current: u64,
+        /// The epoch of the remote memory.
+        requested: u64,
+    },
+    /// The ring of send slots, the peer's credits or the request queue is exhausted.
+    /// [`Event::Unblocked`](crate::Event::Unblocked) follows.
+    WouldBlock {
+        /// The peer.
+        peer: PeerId,
+    },
+    /// The message is longer than a slot, or the batch is longer than the request queue.
+    TooLong {
+        /// The requested number of bytes or transfers.
+        requested: usize,
+        /// The maximum.
+        max: usize,
+    },
+    /// The batch is empty.
+    EmptyBatch,
+    /// The local range is longer than the remote range.
+    OutOfBounds {
+        /// The length of the local range.
+        requested: u64,
+        /// The length of the remote range.
+        size: u64,
+    },
+    /// An atomic needs eight local bytes, and eight remote bytes at an aligned address.
+    InvalidAtomic,
+}
+
+impl fmt::Display for PostError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PostError::NotOpen { peer } => write!(f, "the broker has no open session with {peer}"),
+            PostError::StaleEpoch { peer, current, requested } => write!(
+                f,
+                "the remote memory belongs to epoch {requested} of {peer}, which is now at epoch {current}"
+            ),
+            PostError::WouldBlock { peer } => write!(
+                f,
+                "the send slots, the credits or the request queue of {peer} are exhausted: poll, and try again"
+            ),
+            PostError::TooLong { requested, max } => {
+                write!(f, "the message or batch has a length of {requested}: the maximum is {max}")
+            }
+            PostError::EmptyBatch => f.write_str("the batch contains no transfer"),
+            PostError::OutOfBounds { requested, size } => {
+                write!(f, "the transfer of {requested} bytes exceeds the remote range of {size} bytes")
+            }
+            PostError::InvalidAtomic => {
+                f.write_str("an atomic needs eight local bytes, and eight remote bytes at an aligned address")
+            }
+        }
+    }
+}
+
+impl std::error::Error for PostError {}
+
+/// The reason why a change of a session was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// The peer's index is not below the number of peers.
+    UnknownPeer {
+        /// The peer.
+        peer: PeerId,
+    },
+    /// The session is in another phase.
+    WrongPhase {
+        /// The peer.
+        peer: PeerId,
+        /// The phase that the call needs.
+        expected: &'static str,
+    },
+    /// The epoch is older than that of an earlier session with the peer.
+    StaleEpoch {
+        /// The peer.
+        peer: PeerId,
+        /// The newest epoch so far.
+        newest: u64,
+        /// The epoch of the call.
+        requested: u64,
+    },
+    /// The peer granted more credits than a broker can.
+    InvalidCredits {
+        /// The peer.
+        peer: PeerId,
+    },
+}
+
+impl fmt::Display for SessionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SessionError::UnknownPeer { peer } => write!(f, "the broker has no {peer}"),
+            SessionError::WrongPhase { peer, expected } => {
+                write!(f, "the session with {peer} is not {expected}")
+            }
+            SessionError::StaleEpoch { peer, newest, requested } => {
+                write!(f, "epoch {requested} of {peer} has ended: its newest epoch is {newest}")
+            }
+            SessionError::InvalidCredits { peer } => {
+                write!(f, "{peer} granted an invalid number of credits")
+            }
+        }
+    }
+}
+
+impl std::error::Error for SessionError {}

@@ -1,0 +1,146 @@
+//! Mutations: deliberate bugs of the broker. A simulation selects a mutation and must detect the bug.
+//!
+//! Mutations exist only with the feature `mutants`. The broker's code tests for a mutation with `mutant!(Name)`, which is
+//! the constant `false` without the feature.
+
+/// Declares the mutations.
+#[cfg(feature = "mutants")]
+macro_rules! mutations {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// A deliberate bug of the broker, for testing a simulation's oracles.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        pub enum Mutation {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Mutation {
+            /// All mutations.
+            pub const ALL: &[Mutation] = &[$(Mutation::$name),*];
+        }
+    };
+}
+
+#[cfg(feature = "mutants")]
+mutations! {
+    /// Messages are sent without credits.
+    IgnoreCredits,
+    /// A released receive grants two credits.
+    GrantTwice,
+    /// No credit message is ever sent.
+    NoCreditMessages,
+    /// A peer without credits gets no credit message until the threshold is reached.
+    StarvedPeerIgnored,
+    /// Each grant causes a credit message, so that more than two are outstanding.
+    CreditMessagePerGrant,
+    /// A credit message uses a credit of its sender.
+    CreditMessageUsesCredit,
+    /// The receive of a credit message grants a credit when it is posted again.
+    CreditMessageGrants,
+    /// A WRITE with immediate data uses no credit.
+    ImmediateUsesNoCredit,
+    /// The receive of a WRITE with immediate data is never posted again.
+    ImmediateReceiveLost,
+    /// A session starts with one credit more than the peer granted.
+    InitialCreditTooHigh,
+    /// A discarded send slot keeps its credit.
+    DiscardLosesCredit,
+    /// A batch takes one credit, however many of its transfers need one.
+    BatchTakesOneCredit,
+    /// Receives are posted after the messages that announce them.
+    ReceivesAfterSends,
+    /// The epoch of remote memory isn't checked.
+    SkipEpochCheck,
+    /// A session with an earlier run of a member is accepted.
+    AcceptOlderEpoch,
+    /// A completion of an earlier session counts for the current one.
+    AcceptStaleCompletion,
+    /// A send slot of an earlier session can be posted in the current one.
+    AcceptStaleSlot,
+    /// Each request is posted at once.
+    DoorbellPerRequest,
+    /// A flush leaves the last request in the queue.
+    FlushSkipsLast,
+    /// A flush of all peers skips one of them.
+    FlushAllSkipsPeer,
+    /// The full batch isn't posted without a flush.
+    BatchNeverPosted,
+    /// The first transfer of a batch ends its ticket.
+    TicketOfFirstTransfer,
+    /// Two requests of a list are exchanged.
+    ListOutOfOrder,
+    /// A send slot is free when its request is posted.
+    SlotFreedWhenPosted,
+    /// A receive is posted again when its message arrives.
+    ReceivePostedWhileHeld,
+    /// A new session posts receive slots that the application still holds.
+    HeldSlotPostedAgain,
+    /// The slots of unfinished messages aren't freed when a session ends.
+    SlotsLostWithSession,
+    /// The end of a session frees send slots that the application still holds.
+    ReservedSlotFreed,
+    /// More requests are posted than the send queue can hold.
+    SendQueueOverflow,
+    /// Requests that waited for the send queue aren't posted when it drains.
+    FullSendQueueForgotten,
+    /// Every request is signaled.
+    SignalAll,
+    /// Only the ends of tickets are signaled.
+    SignalOnlyTickets,
+    /// The ends of tickets aren't signaled.
+    TicketsUnsignaled,
+    /// A completion also completes the following request.
+    CompletionCoversNext,
+    /// A failed request completes its ticket successfully.
+    FailureIsSuccess,
+    /// The tickets of requests that were never posted don't end with the session.
+    WaitingTicketsLost,
+    /// Tickets end before the queue pair is destroyed.
+    TicketsEndBeforeClose,
+    /// A caller that was refused never learns that it may try again.
+    NeverUnblocked,
+    /// An idle session is never checked.
+    NoKeepalive,
+}
+
+#[cfg(feature = "mutants")]
+mod selected {
+    use std::cell::Cell;
+
+    use super::Mutation;
+
+    std::thread_local! {
+        static SELECTED: Cell<Option<Mutation>> = const { Cell::new(None) };
+    }
+
+    /// Selects the mutation for all brokers in this thread, or no mutation if `mutation` is `None`.
+    pub fn select(mutation: Option<Mutation>) {
+        SELECTED.set(mutation);
+    }
+
+    pub(crate) fn is_selected(mutation: Mutation) -> bool {
+        SELECTED.get() == Some(mutation)
+    }
+}
+
+#[cfg(feature = "mutants")]
+pub(crate) use selected::is_selected;
+#[cfg(feature = "mutants")]
+pub use selected::select;
+
+/// Whether this mutation is selected.
+#[cfg(feature = "mutants")]
+macro_rules! mutant {
+    ($name:ident) => {
+        $crate::mutation::is_selected($crate::mutation::Mutation::$name)
+    };
+}
+
+/// Whether this mutation is selected: never without the feature.
+#[cfg(not(feature = "mutants"))]
+macro_rules! mutant {
+    ($name:ident) => {
+        false
+    };
+}
+
+pub(crate) use mutant;
