@@ -22,6 +22,7 @@ pub struct Pages {
     len: usize,
     /// The length of the mapping: `len` rounded up to whole pages.
     mapped: usize,
+    is_huge: bool,
     memfd: Option<OwnedFd>,
 }
 
@@ -138,6 +139,12 @@ impl Pages {
         Pages::map(len, PAGE, libc::MAP_SHARED, Some(fd))
     }
 
+    /// Whether the pages are huge pages that the system had reserved: always for [`huge`](Pages::huge), and for
+    /// [`prefer_huge`](Pages::prefer_huge) if there were enough of them.
+    pub fn is_huge(&self) -> bool {
+        self.is_huge
+    }
+
     /// Returns the memfd, if the pages are in a memfd.
     ///
     /// A process that has the descriptor may change the bytes at any time, so such memory can't become a
@@ -157,7 +164,7 @@ impl Pages {
             return Err(io::Error::last_os_error());
         }
         let address = NonNull::new(address.cast()).ok_or_else(|| io::Error::other("mapped at address 0"))?;
-        Ok(Pages { address, len, mapped, memfd })
+        Ok(Pages { address, len, mapped, is_huge: page == HUGE_PAGE, memfd })
     }
 }
 
@@ -192,6 +199,7 @@ mod tests {
             assert_eq!(pages.len(), len);
             assert_eq!(pages.mapped, len.next_multiple_of(HUGE_PAGE));
             assert_eq!(pages.as_ptr().as_ptr().align_offset(HUGE_PAGE), 0);
+            assert!(!Pages::new(len).unwrap().is_huge());
             for at in [0, len - 1] {
                 // SAFETY: within the pages, which nobody else has.
                 unsafe { pages.as_ptr().add(at).write(7) };
