@@ -42,6 +42,7 @@
 //! | `soft` | yes | the software NIC |
 //! | `tokio` | yes | asynchronous connections, for tasks; [`blocking`] contains connections for threads, with or without this feature |
 //! | `serde` | no | `Serialize` and `Deserialize` for endpoints, remote memory and device attributes |
+//! | `cluster` | no | the module `cluster`: memory that the members of a cluster address by offset |
 //! | `probe` | no | the module `probe`, which measures round-trip times and loss of RDMA paths |
 //! | `trace` | no | the module `trace`, which shows recordings of devices |
 
@@ -52,6 +53,9 @@ compile_error!("adverb needs Linux: adverb-wire and adverb-proto work everywhere
 
 pub mod manual;
 
+#[cfg(feature = "cluster")]
+#[doc(inline)]
+pub use adverb_cluster as cluster;
 #[doc(inline)]
 pub use adverb_net as net;
 #[doc(no_inline)]

@@ -1,0 +1,43 @@
+//! Clusters of RDMA servers.
+//!
+//! Programs depend on `adverb`, which re-exports this crate as `adverb::cluster` with the feature `cluster`.
+//!
+//! An [`Arena`] is registered memory that the members of a cluster address by offset: a [`RemotePtr`] names a member, a
+//! segment of its arena, and bytes in the segment. A server allocates an item, writes it, and publishes it; then peers
+//! read it without running the server's code.
+//!
+//! ```
+//! # #[cfg(feature = "soft")]
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use adverb::cluster::{Arena, RemotePtr};
+//! use adverb::verbs::{Access, Device};
+//!
+//! let domain = Device::open("soft")?.create_protection_domain()?;
+//! let arena = Arena::builder().identity(3, 1).build(&[domain])?;
+//! arena.allocate_segment(16 << 20, Access::REMOTE_READ)?; // peers may read, and nothing else
+//!
+//! let mut draft = arena.alloc(11)?; // has no pointer yet
+//! draft.write(0, b"hello world")?;
+//! let item = draft.publish();
+//! let ptr: RemotePtr = item.remote_ptr(); // plain data, to send to a peer
+//! assert_eq!((ptr.member, ptr.epoch, ptr.len), (3, 1, 11));
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "soft"))]
+//! # fn main() {}
+//! ```
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+#![forbid(unsafe_code)]
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("adverb-cluster needs Linux: adverb-wire and adverb-proto work everywhere");
+
+pub mod arena;
+#[cfg(test)]
+mod messages;
+mod remote_ptr;
+mod slab;
+
+pub use arena::{Arena, ArenaBuilder, ArenaError, Draft, Item};
+pub use remote_ptr::{RemotePtr, RemotePtrError};

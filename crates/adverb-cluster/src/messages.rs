@@ -1,0 +1,37 @@
+//! The list of this crate's error messages and hints, `messages.txt`.
+
+use messages::samples;
+
+use crate::{ArenaError, RemotePtrError};
+
+#[test]
+fn error_messages_are_as_listed() {
+    let out_of_bounds = || adverb_verbs::Error::OutOfBounds { offset: 4096, len: 64, size: 4096 };
+    let lists = [
+        samples!(ArenaError {
+            ArenaError::InvalidOption { .. } => ArenaError::InvalidOption {
+                option: "growth_factor",
+                rule: "it must be from 1.05 to 4",
+            },
+            ArenaError::ItemTooLarge { .. } => ArenaError::ItemTooLarge { len: 2 << 20, max: 1 << 20 },
+            ArenaError::Full { .. } => ArenaError::Full { len: 100, slot_size: 128 },
+            ArenaError::UnknownSegment { .. } => ArenaError::UnknownSegment { segment: 7 },
+            ArenaError::ForeignRegion { .. } => ArenaError::ForeignRegion { domain: 5 },
+            ArenaError::OutOfBounds { .. } => ArenaError::OutOfBounds { offset: 90, len: 20, item_len: 100 },
+            ArenaError::InvalidPointer(_) => {
+                ArenaError::InvalidPointer(RemotePtrError::StaleEpoch { epoch: 1, current: 2 })
+            },
+            ArenaError::Verbs(_) => ArenaError::Verbs(out_of_bounds()),
+        }),
+        samples!(RemotePtrError {
+            RemotePtrError::WrongLength { .. } => RemotePtrError::WrongLength { len: 31 },
+            RemotePtrError::Overflow { .. } => RemotePtrError::Overflow { offset: u64::MAX, len: 1 },
+            RemotePtrError::WrongMember { .. } => RemotePtrError::WrongMember { member: 1, expected: 2 },
+            RemotePtrError::StaleEpoch { .. } => RemotePtrError::StaleEpoch { epoch: 1, current: 2 },
+            RemotePtrError::OutOfBounds { .. } => {
+                RemotePtrError::OutOfBounds { offset: 4096, len: 64, segment_len: 4096 }
+            },
+        }),
+    ];
+    messages::check(concat!(env!("CARGO_MANIFEST_DIR"), "/messages.txt"), &lists);
+}
