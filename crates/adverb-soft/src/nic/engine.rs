@@ -269,7 +269,9 @@ impl Engine {
         let mut budget = BUDGET;
         loop {
             let received = self.receive(budget)?;
-            if received == 0 && poller.is_some() && self.is_glance() {
+            // A packet of an earlier round may have completed a request of another queue, whose event is not delivered yet.
+            let is_first = budget == BUDGET;
+            if is_first && received == 0 && poller.is_some() && self.is_glance() {
                 return Ok(Work::Done);
             }
             let now = self.now();

@@ -500,6 +500,25 @@ fn peers_are_served_while_the_application_does_nothing() {
 }
 
 #[test]
+fn poll_of_another_queue_delivers_the_event_of_an_armed_one() {
+    let (first, second, _) = two();
+    let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
+    one.connect(&other);
+    other.connect(&one);
+    let bystander = End::new(&second, Transport::Rc);
+    for round in 0..200 {
+        other.receive(1, &[]).unwrap();
+        second.arm_cq(other.cq, ArmFor::Any).unwrap();
+        one.send(2, SendOperation::Send, &[]).unwrap();
+        // Usually this poll receives the packet, before the progress thread does.
+        assert_eq!(bystander.poll(), None);
+        assert!(other.wait(), "round {round}: the event was not delivered");
+        assert!(other.completion().outcome.is_ok());
+        assert!(one.completion().outcome.is_ok());
+    }
+}
+
+#[test]
 fn who_waits_is_woken_and_relieves_the_thread_no_longer_than_it_waits() {
     let (first, second, _) = two();
     let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
