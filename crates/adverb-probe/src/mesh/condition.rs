@@ -4,7 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::matrix::{Cell, Matrix, Route, SPAN, STALL};
+use super::matrix::{Cell, LONG_STALL, Matrix, Route, SPAN, STALL, Window};
+
+/// The number of windows, of the last [`SPAN`], in which a process must stall before it is called slow.
+///
+/// If a healthy process stalls in 1 % of the windows, the probability of six among 20 is 4e-8. A single stop of up to
+/// 4 windows is not called slow.
+pub const STALLED_WINDOWS: usize = 6;
+
+/// The share of the time of the last [`SPAN`] windows in which a process must stall before it is called slow.
+///
+/// The processes of a busy machine may stall in most windows, but only for a small part of each. A process that has
+/// used up its CPU quota, or is stopped again and again, stalls for most of the time.
+pub const STALLED_SHARE: f64 = 0.1;
 
 /// The windows whose results say nothing about the network, with the reasons.
 #[derive(Debug, Default)]
@@ -15,13 +27,27 @@ pub(super) struct Condition {
     doubtful: BTreeMap<(IpAddr, IpAddr), BTreeSet<u64>>,
     /// The windows in which a member answered nothing.
     silent: BTreeMap<IpAddr, BTreeSet<u64>>,
+    /// The windows in which a process answered for at least one of its members.
+    answering: BTreeMap<u64, BTreeSet<u64>>,
+    /// The length of a window.
+    window: Duration,
 }
 
 /// The stalls of a process.
 #[derive(Debug, Default)]
 pub(super) struct Stalls {
-    pub(super) windows: BTreeSet<u64>,
+    windows: BTreeMap<u64, Stalled>,
     pub(super) longest: Duration,
+    /// The number of windows with stalls, if the process is slow.
+    pub(super) slow_windows: Option<usize>,
+}
+
+/// The stalls of a process in one window.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stalled {
+    longest: Duration,
+    /// The estimated time in which the process did not run.
+    time: Duration,
 }
 
 /// The results that a member's probers saw in a window.
@@ -31,50 +57,102 @@ struct Seen {
     sources: BTreeSet<IpAddr>,
 }
 
+/// The number of delays of a process in a window.
+#[derive(Clone, Copy, Debug, Default)]
+struct DelayCount {
+    all: u64,
+    stalls: u64,
+}
+
 impl Condition {
     pub(super) fn new(matrix: &Matrix) -> Condition {
-        let mut condition = Condition::default();
+        let mut condition = Condition { window: matrix.window(), ..Condition::default() };
         for (number, window) in matrix.windows() {
-            let mut seen: BTreeMap<IpAddr, Seen> = BTreeMap::new();
-            for (route, cell) in window.cells.iter().filter(|(_, cell)| cell.probes + cell.late > 0) {
-                condition.add(matrix, number, route, cell);
-                let seen = seen.entry(route.destination).or_default();
-                seen.has_answered |= cell.probes > cell.unanswered();
-                if !seen.has_answered {
-                    seen.sources.insert(route.source);
-                }
-            }
-            for (member, &duration) in &window.stalls {
-                condition.add_stall(matrix, number, member, duration);
-            }
-            // One silent route is a fault of that route, not of the member.
-            let is_silent = |seen: &Seen| !seen.has_answered && seen.sources.len() >= 2;
-            for (member, _) in seen.into_iter().filter(|(_, seen)| is_silent(seen)) {
-                condition.silent.entry(member).or_default().insert(number);
-            }
+            condition.add_window(matrix, number, window);
+        }
+        let recent = matrix.current_window().saturating_sub(SPAN)..=matrix.current_window();
+        let span = matrix.window().mul_f64(SPAN as f64);
+        for stalls in condition.stalled.values_mut() {
+            let windows = stalls.windows.range(recent.clone());
+            let time: Duration = windows.clone().map(|(_, stalled)| stalled.time).sum();
+            let count = windows.count();
+            stalls.slow_windows =
+                (count >= STALLED_WINDOWS && time >= span.mul_f64(STALLED_SHARE)).then_some(count);
         }
         condition
     }
 
-    fn add(&mut self, matrix: &Matrix, number: u64, route: &Route, cell: &Cell) {
-        self.add_stall(matrix, number, &route.destination, cell.responder.max);
-        self.add_stall(matrix, number, &route.source, cell.prober.max);
-        if cell.late == 0 && cell.process_stamped.max < STALL {
-            return;
+    fn add_window(&mut self, matrix: &Matrix, number: u64, window: &Window) {
+        let mut seen: BTreeMap<IpAddr, Seen> = BTreeMap::new();
+        let mut delays: BTreeMap<u64, DelayCount> = BTreeMap::new();
+        for (route, cell) in window.cells.iter().filter(|(_, cell)| cell.probes + cell.late > 0) {
+            self.add(matrix, number, route, cell);
+            for (address, part) in [(route.destination, &cell.responder), (route.source, &cell.prober)] {
+                let Some(member) = matrix.member(&address) else { continue };
+                let count = delays.entry(member.process).or_default();
+                count.all += part.count;
+                count.stalls += part.stall_count;
+            }
+            let seen = seen.entry(route.destination).or_default();
+            seen.has_answered |= cell.probes > cell.unanswered();
+            if !seen.has_answered {
+                seen.sources.insert(route.source);
+            }
         }
-        let is_explained = cell.responder.max >= STALL || cell.prober.max >= STALL;
-        if cell.process_stamped.max >= STALL || (cell.late > 0 && !is_explained) {
-            let windows = self.doubtful.entry(pair(route)).or_default();
-            windows.extend(stalled_windows(matrix, number, cell.process_stamped.max));
+        for (process, count) in delays.into_iter().filter(|(_, count)| count.stalls > 0) {
+            // Probes are sent at regular intervals, so that the share of delayed probes is one of the time.
+            let time = self.window.mul_f64(count.stalls as f64 / count.all as f64);
+            self.add_time(process, number, time);
+        }
+        for (address, stalls) in &window.stalls {
+            let Some(member) = matrix.member(address) else { continue };
+            self.add_stall(member.process, number, stalls.longest);
+            self.add_time(member.process, number, stalls.total);
+        }
+        for (address, seen) in seen {
+            if seen.has_answered {
+                if let Some(member) = matrix.member(&address) {
+                    self.answering.entry(member.process).or_default().insert(number);
+                }
+            } else if seen.sources.len() >= 2 {
+                // One silent route is a fault of that route, not of the member.
+                self.silent.entry(address).or_default().insert(number);
+            }
         }
     }
 
-    fn add_stall(&mut self, matrix: &Matrix, number: u64, member: &IpAddr, duration: Duration) {
-        let Some(member) = matrix.member(member) else { return };
-        if duration >= STALL {
-            let stalls = self.stalled.entry(member.process).or_default();
-            stalls.windows.extend(stalled_windows(matrix, number, duration));
-            stalls.longest = stalls.longest.max(duration);
+    fn add(&mut self, matrix: &Matrix, number: u64, route: &Route, cell: &Cell) {
+        for (address, delay) in [(route.destination, cell.responder.max), (route.source, cell.prober.max)] {
+            if let Some(member) = matrix.member(&address) {
+                self.add_stall(member.process, number, delay);
+            }
+        }
+        let is_explained = cell.responder.max >= STALL || cell.prober.max >= STALL;
+        if cell.process_stamped.max >= LONG_STALL || (cell.late > 0 && !is_explained) {
+            let windows = stalled_windows(self.window, number, cell.process_stamped.max);
+            self.doubtful.entry(pair(route)).or_default().extend(windows);
+        }
+    }
+
+    /// Adds a stall that began in the window `number`.
+    fn add_stall(&mut self, process: u64, number: u64, duration: Duration) {
+        if duration < STALL {
+            return;
+        }
+        let stalls = self.stalled.entry(process).or_default();
+        stalls.longest = stalls.longest.max(duration);
+        for number in stalled_windows(self.window, number, duration) {
+            let stalled = stalls.windows.entry(number).or_default();
+            stalled.longest = stalled.longest.max(duration);
+            stalled.time = stalled.time.max(duration.min(self.window));
+        }
+    }
+
+    /// Sets the minimum of the time for which a process stalled in a window.
+    fn add_time(&mut self, process: u64, number: u64, time: Duration) {
+        let windows = self.stalled.get_mut(&process).map(|stalls| &mut stalls.windows);
+        if let Some(stalled) = windows.and_then(|windows| windows.get_mut(&number)) {
+            stalled.time = stalled.time.max(time.min(self.window));
         }
     }
 
@@ -83,12 +161,23 @@ impl Condition {
         self.stalled.iter().map(|(&process, stalls)| (process, stalls))
     }
 
-    /// Whether the process stalled in this window or next to it.
+    /// Whether the process may have lost packets in this window, because it stalled in it or next to it.
     ///
     /// A stall is known by the windows of the probes that it delayed. The windows next to them are included, because
     /// probes that were sent just before the stall, or were queued behind it, are affected too.
-    pub(super) fn is_stalled(&self, process: u64, number: u64) -> bool {
-        self.stalled.get(&process).is_some_and(|stalls| is_near(&stalls.windows, number))
+    fn may_lose(&self, process: u64, number: u64) -> bool {
+        self.stalled.get(&process).is_some_and(|stalls| {
+            // The stalls of a slow process follow each other so soon that its queues stay full.
+            let min = if stalls.slow_windows.is_some() { STALL } else { LONG_STALL };
+            stalls.has_near(number, min)
+        })
+    }
+
+    /// Whether the process may have stalled for this whole window.
+    pub(super) fn is_absent(&self, process: u64, number: u64) -> bool {
+        let is_answering = self.answering.get(&process).is_some_and(|windows| windows.contains(&number));
+        !is_answering
+            && self.stalled.get(&process).is_some_and(|stalls| stalls.has_near(number, self.window / 2))
     }
 
     /// Whether the member answered nothing in this window.
@@ -99,12 +188,19 @@ impl Condition {
     /// Whether the losses of a route in this window are evidence about the network.
     pub(super) fn is_evidence(&self, matrix: &Matrix, route: &Route, number: u64) -> bool {
         let is_clean = |address: &IpAddr| {
-            let is_stalled =
-                matrix.member(address).is_none_or(|member| self.is_stalled(member.process, number));
-            !is_stalled && !self.silent.get(address).is_some_and(|windows| is_near(windows, number))
+            let may_lose = matrix.member(address).is_none_or(|member| self.may_lose(member.process, number));
+            !may_lose && !self.silent.get(address).is_some_and(|windows| is_near(windows, number))
         };
         let is_doubtful = self.doubtful.get(&pair(route)).is_some_and(|windows| is_near(windows, number));
         is_clean(&route.source) && is_clean(&route.destination) && !is_doubtful
+    }
+}
+
+impl Stalls {
+    /// Whether the process stalled for at least this time, in the window or next to it.
+    fn has_near(&self, number: u64, min: Duration) -> bool {
+        let mut near = self.windows.range(number.saturating_sub(1)..=number.saturating_add(1));
+        near.any(|(_, stalled)| stalled.longest >= min)
     }
 }
 
@@ -114,8 +210,8 @@ fn pair(route: &Route) -> (IpAddr, IpAddr) {
 }
 
 /// Returns the windows of a stall that began in the window `number`.
-fn stalled_windows(matrix: &Matrix, number: u64, duration: Duration) -> impl Iterator<Item = u64> {
-    let count = duration.as_nanos() / matrix.window().as_nanos().max(1);
+fn stalled_windows(window: Duration, number: u64, duration: Duration) -> impl Iterator<Item = u64> {
+    let count = duration.as_nanos() / window.as_nanos().max(1);
     number..=number.saturating_add(u64::try_from(count).unwrap_or(u64::MAX).min(SPAN))
 }
 

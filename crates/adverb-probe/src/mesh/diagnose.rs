@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::condition::Condition;
 use super::diagnosis::{Diagnosis, Evidence, Fault, Gap, Suspect};
-use super::matrix::{Matrix, Route, SPAN};
+use super::matrix::{Matrix, Route};
 use super::statistics::{binomial_tail, hypergeometric_tail, log_likelihood, loss_bound};
 
 /// The minimum number of members that must witness a fault of one part, so that it is not another part's fault.
@@ -19,13 +19,8 @@ pub const FALSE_ALARMS_PER_HOUR: f64 = 0.01;
 /// The probability of a loss per probe that needs no repair.
 pub const BACKGROUND_LOSS: f64 = 0.001;
 
-/// The number of windows, of the last [`SPAN`], in which a process must stall before it is called slow.
-///
-/// If a healthy process stalls in 1 % of the windows, the probability of six among 20 is 4e-8. A single stop of up to
-/// 4 windows is not called slow.
-pub const STALLED_WINDOWS: usize = 6;
-
-/// The number of windows, of the last [`SPAN`], in which a member must answer nothing before it is called unreachable.
+/// The number of windows, of the last [`SPAN`](super::SPAN), in which a member must answer nothing before it is called
+/// unreachable.
 pub const SILENT_WINDOWS: usize = 5;
 
 /// The minimum number of windows with losses. Losses of one moment are not a fault that lasts.
@@ -39,11 +34,13 @@ const MISNAMING: f64 = 0.001;
 
 /// Diagnoses a mesh from the results of its last windows.
 ///
-/// The diagnosis uses the last [`SPAN`] windows, except the last [`SETTLE_WINDOWS`](super::SETTLE_WINDOWS).
+/// The diagnosis uses the last [`SPAN`](super::SPAN) windows, except the last [`SETTLE_WINDOWS`](super::SETTLE_WINDOWS).
 ///
 /// - **Processes come first.** The responder delay, the prober delay and the prober's own schedule tell when a process
-///   stalled. The losses of its members at that time say nothing about the network and are left out. A process that
-///   stalls in at least [`STALLED_WINDOWS`] is a [`Suspect::SlowProcess`].
+///   stalled. The losses of its members during a stall of at least [`LONG_STALL`](super::LONG_STALL) say nothing about
+///   the network and are left out. A process that stalls in at least [`STALLED_WINDOWS`](super::STALLED_WINDOWS), for
+///   at least [`STALLED_SHARE`](super::STALLED_SHARE) of the time, is a [`Suspect::SlowProcess`]; the shorter stalls of
+///   a busy machine are not.
 /// - **A member that answers nothing** in a window may be stopped, restarted, unplugged or dead. Such windows are no
 ///   evidence for a lossy NIC either; [`SILENT_WINDOWS`] of them make a [`Suspect::Unreachable`].
 /// - **Only losses are evidence about the network.** Round-trip times are not used. For each suspect, two exact tests
@@ -88,12 +85,10 @@ pub fn diagnose(matrix: &Matrix) -> Diagnosis {
     diagnosis
 }
 
-/// Finds processes that stalled in many windows.
+/// Finds processes that stalled in many windows, and for a large share of the time.
 fn slow_processes(matrix: &Matrix, condition: &Condition, diagnosis: &mut Diagnosis) {
-    let recent = matrix.current_window().saturating_sub(SPAN)..=matrix.current_window();
     for (process, stalls) in condition.stalls() {
-        let windows = stalls.windows.iter().filter(|window| recent.contains(window)).count();
-        if windows >= STALLED_WINDOWS {
+        if let Some(windows) = stalls.slow_windows {
             let members = matrix.members().filter(|member| member.process == process);
             diagnosis.faults.push(Fault {
                 suspect: Suspect::SlowProcess(members.map(|member| member.address).collect()),
@@ -107,7 +102,7 @@ fn slow_processes(matrix: &Matrix, condition: &Condition, diagnosis: &mut Diagno
 fn silent_members(matrix: &Matrix, condition: &Condition, diagnosis: &mut Diagnosis) {
     for member in matrix.members() {
         let is_silent = |number: &u64| {
-            condition.is_silent(&member.address, *number) && !condition.is_stalled(member.process, *number)
+            condition.is_silent(&member.address, *number) && !condition.is_absent(member.process, *number)
         };
         // A very lossy NIC is silent in single windows too, but rarely in two in a row.
         let is_outage = |number: &u64| {
@@ -148,10 +143,9 @@ fn witnesses_of_silence(matrix: &Matrix, condition: &Condition, silent: IpAddr, 
                 .cells
                 .iter()
                 .any(|(other, cell)| other.source == route.source && cell.probes > cell.unanswered());
-            let is_stalled = matrix
-                .member(&route.source)
-                .is_none_or(|source| condition.is_stalled(source.process, number));
-            if is_answered && !is_stalled {
+            let is_absent =
+                matrix.member(&route.source).is_none_or(|source| condition.is_absent(source.process, number));
+            if is_answered && !is_absent {
                 witnesses.insert(route.source);
             }
         }

@@ -10,6 +10,12 @@ use std::time::Duration;
 /// quota, waits much longer.
 pub const STALL: Duration = Duration::from_millis(50);
 
+/// The stall during which a process can lose packets, because its receive queues overflow.
+///
+/// It is longer than the stalls of most processes on a busy machine: otherwise little evidence would remain there. At
+/// 10 probes per second, a receive queue of 4 packets holds the packets of such a stall.
+pub const LONG_STALL: Duration = Duration::from_millis(100);
+
 /// The number of windows for which results are kept, and from which a diagnosis is made.
 pub const SPAN: u64 = 20;
 
@@ -127,8 +133,22 @@ impl Cell {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Window {
     pub(super) cells: BTreeMap<Route, Cell>,
-    /// The longest stall of each member's process that the process itself noticed.
-    pub(super) stalls: BTreeMap<IpAddr, Duration>,
+    /// The stalls of each member's process that the process itself noticed.
+    pub(super) stalls: BTreeMap<IpAddr, OwnStalls>,
+}
+
+/// The stalls that a process itself noticed in a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct OwnStalls {
+    pub(super) longest: Duration,
+    pub(super) total: Duration,
+}
+
+impl OwnStalls {
+    fn merge(&mut self, other: &OwnStalls) {
+        self.longest = self.longest.max(other.longest);
+        self.total = self.total.saturating_add(other.total);
+    }
 }
 
 /// The results of a mesh: a [`Cell`] per route and window, for the last windows.
@@ -203,11 +223,10 @@ impl Matrix {
 
     /// Records that a member's process did not run for `duration`, from a time in this window on.
     ///
-    /// A prober calls this if it sends a probe later than scheduled.
+    /// A prober calls this if it sends a probe later than scheduled, once for each stall.
     pub fn record_stall(&mut self, window: u64, member: IpAddr, duration: Duration) {
         if let Some(window) = self.kept(window) {
-            let stall = window.stalls.entry(member).or_default();
-            *stall = duration.max(*stall);
+            window.stalls.entry(member).or_default().merge(&OwnStalls { longest: duration, total: duration });
         }
     }
 
@@ -230,9 +249,8 @@ impl Matrix {
             for (&route, cell) in &window.cells {
                 into.cells.entry(route).or_default().merge(cell);
             }
-            for (&member, &duration) in &window.stalls {
-                let stall = into.stalls.entry(member).or_default();
-                *stall = duration.max(*stall);
+            for (&member, stalls) in &window.stalls {
+                into.stalls.entry(member).or_default().merge(stalls);
             }
         }
         for (&route, cell) in &other.totals {

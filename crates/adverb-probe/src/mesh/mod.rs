@@ -11,8 +11,7 @@ mod diagnosis;
 mod matrix;
 mod statistics;
 
-pub use diagnose::{
-    BACKGROUND_LOSS, FALSE_ALARMS_PER_HOUR, MIN_WITNESSES, SILENT_WINDOWS, STALLED_WINDOWS, diagnose,
-};
+pub use condition::{STALLED_SHARE, STALLED_WINDOWS};
+pub use diagnose::{BACKGROUND_LOSS, FALSE_ALARMS_PER_HOUR, MIN_WITNESSES, SILENT_WINDOWS, diagnose};
 pub use diagnosis::{Diagnosis, Evidence, Fault, Gap, Suspect, Verdict};
-pub use matrix::{Cell, Delays, Matrix, Member, Route, SETTLE_WINDOWS, SPAN, STALL, WINDOW};
+pub use matrix::{Cell, Delays, LONG_STALL, Matrix, Member, Route, SETTLE_WINDOWS, SPAN, STALL, WINDOW};

@@ -121,6 +121,47 @@ fn starved_process_of_the_whole_mesh_is_named() {
 }
 
 #[test]
+fn faults_are_named_on_a_busy_machine() {
+    let faults = [
+        (Loss::Nic(3, 1.0), Suspect::Unreachable(address(3))),
+        (Loss::Nic(3, 0.1), Suspect::Nic(address(3))),
+        (Loss::Class(26, 0.1), Suspect::Class(26)),
+        (Loss::NicClass(2, 26, 1.0), Suspect::NicClass(address(2), 26)),
+    ];
+    for (loss, expected) in faults {
+        for has_own_processes in [true, false] {
+            let fault = |mesh: &mut Simulation| {
+                mesh.losses.push(loss);
+                mesh.make_busy();
+            };
+            assert_named(fault, &expected, has_own_processes);
+        }
+    }
+}
+
+#[test]
+fn starved_process_is_told_from_the_others_of_a_busy_machine() {
+    for (stopped, running) in STARVATIONS {
+        let fault = |mesh: &mut Simulation| {
+            mesh.stops[4] = Stops::bursts(&mut mesh.random, stopped, running, 60);
+            mesh.make_busy();
+        };
+        assert_named(fault, &Suspect::SlowProcess(vec![address(4)]), true);
+    }
+}
+
+#[test]
+fn busy_machine_is_no_fault() {
+    for seed in 0..runs() {
+        let mut mesh = Simulation::new(seed, seed % 2 == 0);
+        mesh.make_busy();
+        mesh.run(120, |second, diagnosis| {
+            assert_eq!(diagnosis.faults, [], "seed {seed}, second {second}");
+        });
+    }
+}
+
+#[test]
 fn single_stops_and_bursts_of_loss_are_no_fault() {
     for seed in 0..runs() {
         let mut mesh = Simulation::new(seed, seed % 2 == 0);

@@ -69,10 +69,38 @@ impl Stops {
         Stops(stops)
     }
 
-    /// Returns the stop that contains the time, with its number.
-    fn at(&self, time: u64) -> Option<(usize, u64)> {
+    /// The stops of a process on a busy machine: up to 90 ms about once a second, and one of 25 up to 400 ms.
+    pub(crate) fn busy(random: &mut Random, end: u64) -> Stops {
+        let mut stops = Vec::new();
+        let mut time = 0;
+        while time < end * SECOND {
+            time += random.below(2 * SECOND);
+            let limit = if random.below(25) == 0 { 400_000 } else { 90_000 };
+            let until = time + random.below(limit);
+            stops.push((time, until));
+            time = until;
+        }
+        Stops(stops)
+    }
+
+    /// Returns these stops and other ones, as if a process that is stopped at times also waits for a core.
+    pub(crate) fn and(mut self, other: Stops) -> Stops {
+        self.0.extend(other.0);
+        self.0.sort_unstable();
+        let mut merged: Vec<(u64, u64)> = Vec::new();
+        for (start, end) in self.0 {
+            match merged.last_mut() {
+                Some(last) if start <= last.1 => last.1 = last.1.max(end),
+                _ => merged.push((start, end)),
+            }
+        }
+        Stops(merged)
+    }
+
+    /// Returns the stop that contains the time: its number, its start and its end.
+    fn at(&self, time: u64) -> Option<(usize, u64, u64)> {
         let n = self.0.partition_point(|&(_, end)| end <= time);
-        self.0.get(n).filter(|&&(start, _)| start <= time).map(|&(_, end)| (n, end))
+        self.0.get(n).filter(|&&(start, _)| start <= time).map(|&(start, end)| (n, start, end))
     }
 }
 
@@ -114,6 +142,13 @@ impl Simulation {
         }
     }
 
+    /// Makes the machine busy, in addition to other stops: every process waits for a core now and then.
+    pub(crate) fn make_busy(&mut self) {
+        for stops in &mut self.stops {
+            *stops = std::mem::take(stops).and(Stops::busy(&mut self.random, 1800));
+        }
+    }
+
     /// Runs for some seconds, and calls `look` with each second's number and diagnosis.
     pub(crate) fn run(mut self, seconds: u64, mut look: impl FnMut(u64, &Diagnosis)) -> Matrix {
         let mut matrix = Matrix::new(self.members.iter().cloned());
@@ -128,8 +163,9 @@ impl Simulation {
                 for tick in 0..SECOND / INTERVAL {
                     let time = second * SECOND + tick * INTERVAL + source as u64 * 7_001;
                     let process = self.members[source].process as usize;
-                    if let Some((_, end)) = self.stops[process].at(time) {
-                        if end - time >= STALL.as_micros() as u64 {
+                    if let Some((_, start, end)) = self.stops[process].at(time) {
+                        // The prober notices a stop once, by the first probe that is late.
+                        if end - time >= STALL.as_micros() as u64 && time - start < INTERVAL {
                             let stall = Duration::from_micros(end - time);
                             let known = (end / SECOND) as usize;
                             let known = known.min(results.len() - 1);
@@ -212,13 +248,13 @@ impl Simulation {
 
     /// Returns the time at which the member's process runs, from this time on.
     fn resumed(&self, member: usize, time: u64) -> u64 {
-        self.stops[self.members[member].process as usize].at(time).map_or(time, |(_, end)| end)
+        self.stops[self.members[member].process as usize].at(time).map_or(time, |(_, _, end)| end)
     }
 
     /// Whether a packet fits the socket of a process that may be stopped.
     fn is_queued(&self, member: usize, time: u64, queues: &mut [Vec<u64>]) -> bool {
         let process = self.members[member].process as usize;
-        let Some((stop, _)) = self.stops[process].at(time) else { return true };
+        let Some((stop, ..)) = self.stops[process].at(time) else { return true };
         queues[process][stop] += 1;
         queues[process][stop] <= self.queue
     }
