@@ -3,6 +3,7 @@
 mod devices;
 mod explain;
 mod exporter;
+mod mesh;
 mod peertest;
 mod ping;
 mod prose;
@@ -39,6 +40,8 @@ enum Command {
     Ping(ping::Args),
     /// Answer the probes of `adverb ping`.
     Respond(respond::Args),
+    /// Find the part of a network that is at fault, with probes between many addresses.
+    Mesh(mesh::Args),
     /// Show the rates of devices' traffic and error counters.
     Stat(stat::Args),
     /// Serve metrics of RDMA devices and their network interfaces to Prometheus.
@@ -57,6 +60,7 @@ impl Command {
             Self::Peertest(args) => peertest::run(&args),
             Self::Ping(args) => ping::run(&args),
             Self::Respond(args) => respond::run(&args),
+            Self::Mesh(args) => mesh::run(&args),
             Self::Stat(args) => stat::run(&args),
             Self::Exporter(args) => exporter::run(&args),
             Self::Traceroute(args) => traceroute::run(&args),

@@ -18,6 +18,7 @@ mod fmt;
 mod fuzz;
 mod hack;
 mod interop;
+mod mesh;
 mod metadata;
 mod miri;
 mod net;
@@ -90,6 +91,8 @@ enum Command {
     Soak(soak::Args),
     /// Check that the kernel sees the software NIC's DSCP and ECN marks and its congestion notifications.
     Traffic,
+    /// Run `adverb mesh host` with faults of networks and processes, and check its diagnosis.
+    Mesh(mesh::Args),
     /// Send malformed and hostile packets to the engine in every state, and check its invariants.
     Attack(attack::Args),
     /// Print a crate's line coverage, and fail if it is below a minimum.
@@ -149,6 +152,7 @@ impl Command {
             Self::Sim(args) => sim::run(&args)?,
             Self::Soak(args) => soak::run(&args)?,
             Self::Traffic => traffic::run()?,
+            Self::Mesh(args) => mesh::run(&args)?,
             Self::Attack(args) => attack::run(&args)?,
             Self::Coverage(args) => coverage::run(&args)?,
             Self::Wasm => wasm::run()?,

@@ -1,0 +1,115 @@
+//! The results so far: the matrix, the round-trip times and the faults that were named.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use adverb::probe::histogram::DurationHistogram;
+use adverb::probe::mesh::{Cell, Diagnosis, Fault, Matrix, Member, Route, diagnose};
+
+use super::agent::Report;
+
+/// The results of a run.
+pub(super) struct Results {
+    pub(super) matrix: Matrix,
+    pub(super) classes: Vec<u8>,
+    /// The round-trip times of the network per source and destination.
+    rtts: BTreeMap<(IpAddr, IpAddr), DurationHistogram>,
+    pub(super) diagnosis: Diagnosis,
+    /// The faults that were named, each with the time at which it was named first and its last evidence.
+    pub(super) named: Vec<(Duration, Fault)>,
+}
+
+/// A cell of the printed matrix: the results of a source and a destination in all classes.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Summary {
+    pub(super) cell: Cell,
+    pub(super) median: Option<Duration>,
+}
+
+impl Results {
+    pub(super) fn new(members: &[Member], classes: &[u8]) -> Results {
+        let matrix = Matrix::new(members.iter().cloned());
+        let diagnosis = diagnose(&matrix);
+        Results { matrix, classes: classes.to_vec(), rtts: BTreeMap::new(), diagnosis, named: Vec::new() }
+    }
+
+    pub(super) fn record(&mut self, report: Report) {
+        match report {
+            Report::Cell(window, route, cell) => self.matrix.record(window, route, &cell),
+            Report::Stall(window, member, duration) => self.matrix.record_stall(window, member, duration),
+            Report::NetworkRtt(route, rtt) => {
+                self.rtts.entry((route.source, route.destination)).or_default().record(rtt);
+            }
+        }
+    }
+
+    /// Begins a window, and makes a diagnosis. Returns the faults that were named for the first time.
+    pub(super) fn advance(&mut self, window: u64, elapsed: Duration) -> Vec<Fault> {
+        self.matrix.advance(window);
+        self.diagnosis = diagnose(&self.matrix);
+        let mut new = Vec::new();
+        for fault in &self.diagnosis.faults {
+            match self.named.iter_mut().find(|(_, named)| named.suspect == fault.suspect) {
+                Some((_, named)) => *named = fault.clone(),
+                None => {
+                    self.named.push((elapsed, fault.clone()));
+                    new.push(fault.clone());
+                }
+            }
+        }
+        new
+    }
+
+    pub(super) fn members(&self) -> Vec<IpAddr> {
+        self.matrix.members().map(|member| member.address).collect()
+    }
+
+    /// Returns the results of a source and a destination, in all classes: of the last windows, or of the whole run.
+    pub(super) fn summary(&self, source: IpAddr, destination: IpAddr, is_recent: bool) -> Summary {
+        let mut sum = Cell::default();
+        for &class in &self.classes {
+            let route = Route { source, destination, class };
+            sum.merge(&match is_recent {
+                true => self.matrix.recent(route),
+                false => self.matrix.total(route),
+            });
+        }
+        Summary { cell: sum, median: self.percentile(source, destination, 50.0) }
+    }
+
+    /// Returns a percentile of the network's round-trip time.
+    pub(super) fn percentile(
+        &self,
+        source: IpAddr,
+        destination: IpAddr,
+        percentile: f64,
+    ) -> Option<Duration> {
+        self.rtts.get(&(source, destination))?.percentile(percentile)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod samples {
+    use super::*;
+
+    /// Five members, of which the third loses one probe of ten, after ten windows.
+    pub(in super::super) fn lossy() -> Results {
+        let members: Vec<Member> = (1..=5).map(|host| Member::new([10, 0, 0, host].into(), 0)).collect();
+        let mut results = Results::new(&members, &[0]);
+        let addresses = results.members();
+        for window in 0..10 {
+            for &source in &addresses {
+                for &destination in addresses.iter().filter(|&&address| address != source) {
+                    let lost = u64::from(source == addresses[2] || destination == addresses[2]);
+                    let route = Route { source, destination, class: 0 };
+                    let cell = Cell { probes: 10, lost, ..Cell::default() };
+                    results.record(Report::Cell(window, route, cell));
+                    results.record(Report::NetworkRtt(route, Duration::from_micros(23)));
+                }
+            }
+            results.advance(window + 1, Duration::from_secs(window + 1));
+        }
+        results
+    }
+}
