@@ -23,6 +23,7 @@ pub struct ProberOptions {
     probe_len: usize,
     lookup_timeout: Duration,
     spin: Duration,
+    process_stamps: bool,
 }
 
 impl ProberOptions {
@@ -35,6 +36,7 @@ impl ProberOptions {
             probe_len: PROBE_LEN,
             lookup_timeout: Duration::from_secs(2),
             spin: Duration::ZERO,
+            process_stamps: false,
         }
     }
 
@@ -82,6 +84,13 @@ impl ProberOptions {
         self
     }
 
+    /// Sets whether all stamps are the process's: see
+    /// [`UdQueueBuilder::process_stamps`](crate::ud_queue::UdQueueBuilder::process_stamps).
+    pub fn process_stamps(mut self, enabled: bool) -> ProberOptions {
+        self.process_stamps = enabled;
+        self
+    }
+
     /// Creates a prober on the device that `open_device` opens. The prober calls the function again after the device has
     /// failed.
     ///
@@ -89,8 +98,11 @@ impl ProberOptions {
     ///
     /// Returns the error of opening the device, and [`Error::LimitExceeded`] if probes are longer than the MTU.
     pub fn open(self, open_device: impl FnMut() -> Result<Device> + Send + 'static) -> Result<Prober> {
-        let builder =
-            UdQueue::builder(open_device).send_slots(SEND_SLOTS).recv_slots(RECV_SLOTS).spin(self.spin);
+        let builder = UdQueue::builder(open_device)
+            .send_slots(SEND_SLOTS)
+            .recv_slots(RECV_SLOTS)
+            .spin(self.spin)
+            .process_stamps(self.process_stamps);
         let builder = match self.local_addr {
             Some(addr) => builder.local_addr(addr),
             None => builder,
@@ -239,12 +251,16 @@ impl Prober {
     }
 
     /// Sends a probe, without waiting. Its events are passed to the function of [`wait`](Prober::wait). Returns `false`
-    /// if the responder hasn't been found, if too many probes are outstanding, or while the device has failed.
+    /// if the responder hasn't been found, if too many probes are outstanding, or while the device has failed. After
+    /// 2^32 − 1 probes it returns `false` until they all have a result, and then begins a new epoch.
     ///
     /// # Errors
     ///
     /// Returns [`Error::Verb`] if the address handle can't be created.
     pub fn post(&mut self, peer: &Peer, path: ProbePath) -> Result<bool> {
+        if self.targets.list[peer.0].session.is_exhausted() {
+            self.targets.begin_epoch(peer.0);
+        }
         let target = &mut self.targets.list[peer.0];
         let Some(service) = &target.service else { return Ok(false) };
         if self.queue.free_send_slots() == 0 {
@@ -292,7 +308,7 @@ impl Prober {
                     break now;
                 }
             };
-            targets.handle_lookups();
+            targets.handle_lookups(now.nanos);
             targets.handle_timeout(now.nanos);
             let mut count = 0;
             for (index, target) in targets.list.iter_mut().enumerate() {
@@ -420,20 +436,20 @@ impl Targets {
         }
     }
 
-    fn handle_lookups(&mut self) {
+    fn handle_lookups(&mut self, now: u64) {
         while let Some(result) = self.lookup_results.pop() {
-            self.handle_lookup(result);
+            self.handle_lookup(result, now);
         }
     }
 
-    fn handle_lookup(&mut self, result: LookupResult) {
+    fn handle_lookup(&mut self, result: LookupResult, now: u64) {
         let index = result.id as usize;
         let Some(target) = self.list.get_mut(index) else { return };
         target.lookup = LookupState::Idle { not_before: Instant::now() + LOOKUP_INTERVAL };
         match result.service {
             Ok(found) if target.service.as_ref() == Some(&found) => {
                 let epoch = target.session.epoch();
-                target.session.handle_lookup(Lookup::Same, epoch);
+                target.session.handle_lookup(Lookup::Same, epoch, now);
             }
             Ok(found) => {
                 let is_known = target.service.replace(found).is_some();
@@ -453,10 +469,27 @@ impl Targets {
     }
 
     fn end_epoch(&mut self, index: usize) {
+        let epoch = self.next_epoch(index);
+        self.list[index].session.handle_lookup(Lookup::Ended, epoch, Stamp::now().nanos);
+        self.remember_epoch(index, epoch);
+    }
+
+    /// Begins the next epoch of a session that has used all its numbers, unless probes have no result yet.
+    fn begin_epoch(&mut self, index: usize) {
+        let epoch = self.next_epoch(index);
+        if self.list[index].session.begin_epoch(epoch) {
+            self.remember_epoch(index, epoch);
+        }
+    }
+
+    fn next_epoch(&self, index: usize) -> u32 {
         // Without random numbers, the successor is at least different.
         let next = self.list[index].session.epoch().wrapping_add(1);
-        let epoch = random::<4>().map_or(next, u32::from_be_bytes);
-        self.list[index].session.handle_lookup(Lookup::Ended, epoch);
+        random::<4>().map_or(next, u32::from_be_bytes)
+    }
+
+    /// Makes the target findable by the new epoch of its session.
+    fn remember_epoch(&mut self, index: usize, epoch: u32) {
         self.by_epoch.insert(epoch, index);
         let list = &self.list;
         self.by_epoch.retain(|&epoch, &mut index| list[index].session.is_own_epoch(epoch));
@@ -498,5 +531,48 @@ impl Target {
             }
             _ => None,
         }
+    }
+}
+
+#[cfg(all(test, feature = "soft"))]
+mod tests {
+    use adverb_verbs::{SoftDevice, Switch};
+
+    use super::*;
+    use crate::Responder;
+
+    #[test]
+    fn a_prober_that_used_all_numbers_begins_a_new_epoch() {
+        let switch = Switch::default();
+        let addrs = [[10, 9, 1, 1], [10, 9, 1, 2]].map(IpAddr::from);
+        let [here, there] = addrs.map(|addr| SoftDevice::on_switch(&switch, addr).open().unwrap());
+        let responder = Responder::start(&there).unwrap();
+        // A timeout that a loaded machine doesn't reach.
+        let options = ProberOptions::new().timeout(Duration::from_secs(60), Duration::from_secs(1));
+        let mut prober = options.open(move || Ok(here.clone())).unwrap();
+        let peer = prober.connect(responder.local_addr()).unwrap();
+        prober.targets.list[0].session.skip_to(u32::MAX - 2);
+        let first_epoch = prober.targets.list[0].session.epoch();
+        let post = |prober: &mut Prober| prober.post(&peer, ProbePath::default()).unwrap();
+        assert!(post(&mut prober) && post(&mut prober));
+        // The last probes of the epoch have no result yet.
+        assert!(!post(&mut prober));
+        let mut finished = Vec::new();
+        while finished.len() < 4 {
+            if prober.open_count(&peer) == 0 {
+                assert!(post(&mut prober));
+            }
+            prober.wait(Duration::from_secs(1), |_, event| {
+                if let ProbeEventKind::Finished(result) = event.kind {
+                    finished.push((event.probe.sequence, result.name()));
+                }
+            });
+        }
+        let numbers: Vec<u32> = finished.iter().map(|(sequence, _)| sequence.number).collect();
+        assert_eq!((numbers[2], numbers[3]), (0, 1), "{finished:?}");
+        assert!(finished[..2].iter().all(|(sequence, _)| sequence.epoch == first_epoch), "{finished:?}");
+        let counts = prober.counts(&peer);
+        assert_eq!((counts.begun, counts.conclusive(), counts.loss()), (4, 4, Some(0.0)), "{finished:?}");
+        assert_eq!((prober.targets.by_epoch.len(), prober.strays().unmatched_acks), (2, 0));
     }
 }

@@ -62,6 +62,7 @@ pub struct ResponderOptions {
     port: u16,
     local_addr: Option<IpAddr>,
     spin: Duration,
+    process_stamps: bool,
     answers: AnswerConfig,
 }
 
@@ -72,6 +73,7 @@ impl ResponderOptions {
             port: DEFAULT_PORT,
             local_addr: None,
             spin: Duration::ZERO,
+            process_stamps: false,
             answers: AnswerConfig::default(),
         }
     }
@@ -113,6 +115,13 @@ impl ResponderOptions {
         self
     }
 
+    /// Sets whether all stamps are the process's: see
+    /// [`UdQueueBuilder::process_stamps`](crate::ud_queue::UdQueueBuilder::process_stamps).
+    pub fn process_stamps(mut self, enabled: bool) -> ResponderOptions {
+        self.process_stamps = enabled;
+        self
+    }
+
     /// Starts a responder on the device that `open_device` opens. The responder calls the function again after the
     /// device has failed.
     ///
@@ -120,8 +129,11 @@ impl ResponderOptions {
     ///
     /// Returns the error of opening the device, and [`Error::Verb`] if the port is in use.
     pub fn start(self, open_device: impl FnMut() -> Result<Device> + Send + 'static) -> Result<Responder> {
-        let builder =
-            UdQueue::builder(open_device).send_slots(SEND_SLOTS).recv_slots(RECV_SLOTS).spin(self.spin);
+        let builder = UdQueue::builder(open_device)
+            .send_slots(SEND_SLOTS)
+            .recv_slots(RECV_SLOTS)
+            .spin(self.spin)
+            .process_stamps(self.process_stamps);
         let builder = match self.local_addr {
             Some(addr) => builder.local_addr(addr),
             None => builder,

@@ -7,8 +7,12 @@
 //! ```
 //!
 //! A probe that timed out has no result yet. An answer can still arrive, and if the responder stopped or restarted in
-//! the meantime, the network lost nothing. The result is [`Lost`](ProbeResult::Lost) only when the same run of the
-//! responder answered a later probe, or was found alive.
+//! the meantime, the network lost nothing. The result is [`Lost`](ProbeResult::Lost) or
+//! [`ReturnLost`](ProbeResult::ReturnLost) only when the same run of the responder answered a later probe, or was found
+//! alive.
+//!
+//! An epoch has 2^32 − 1 numbers. A session that has used them all begins no probe until the
+//! [next epoch](Session::begin_epoch).
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -238,8 +242,19 @@ pub struct Session {
     timed_out_count: usize,
     /// The highest number of a probe that this run of the responder acknowledged.
     newest_acked: Option<u32>,
+    /// The last lookup that found this run of the responder alive.
+    found_alive: Option<FoundAlive>,
     events: VecDeque<ProbeEvent>,
     counts: ProbeCounts,
+}
+
+/// A lookup that found the responder alive. Answers that the responder sent before may still be in flight, so probes are
+/// lost only after the grace period.
+#[derive(Clone, Copy, Debug)]
+struct FoundAlive {
+    /// Probes before this number had a result, or had timed out.
+    before: u32,
+    at: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -289,6 +304,7 @@ impl Session {
             outstanding_count: 0,
             timed_out_count: 0,
             newest_acked: None,
+            found_alive: None,
             events: VecDeque::new(),
             counts: ProbeCounts::default(),
         }
@@ -326,16 +342,19 @@ impl Session {
         self.timed_out_count
     }
 
-    /// Whether a probe timed out without any answer, and no later one was answered: the responder may have stopped.
+    /// Whether a probe timed out without complete answers, and no later one was answered: the responder may have stopped.
+    /// This is false for the grace period after a lookup that found the responder alive.
     pub fn is_unresponsive(&self) -> bool {
-        self.timed_out_count > 0 && self.timed_out().next_back().is_some_and(|entry| !self.is_decided(entry))
+        let is_found_alive = self.found_alive.is_some_and(|found| self.oldest_open < found.before);
+        let is_open = |entry| self.settled_at(entry).is_none();
+        self.timed_out_count > 0 && !is_found_alive && self.timed_out().next_back().is_some_and(is_open)
     }
 
     /// Begins a probe. The caller posts the returned probe and then calls [`handle_sent`](Session::handle_sent).
-    /// `posted` is T1, a process timestamp. Returns `None` if too many probes are outstanding, or if the epoch has used
-    /// all its numbers.
+    /// `posted` is T1, a process timestamp. Returns `None` if too many probes are outstanding, or if the epoch
+    /// [is exhausted](Session::is_exhausted).
     pub fn begin(&mut self, posted: Stamp, flow_label: u32, dscp: u8) -> Option<Probe> {
-        if self.outstanding_count >= self.config.max_outstanding || self.next == u32::MAX {
+        if self.outstanding_count >= self.config.max_outstanding || self.is_exhausted() {
             return None;
         }
         let number = self.next;
@@ -351,6 +370,21 @@ impl Session {
         self.outstanding_count += 1;
         self.counts.begun += 1;
         Some(probe)
+    }
+
+    /// Whether the epoch has used all its numbers.
+    pub fn is_exhausted(&self) -> bool {
+        self.next == u32::MAX
+    }
+
+    /// Begins the next epoch, with the same run of the responder. `epoch` is a random number. Returns `false`, without
+    /// effect, while probes have no result: call this function again after the next [event](Session::poll_event).
+    pub fn begin_epoch(&mut self, epoch: u32) -> bool {
+        let is_settled = self.outstanding_count == 0 && self.timed_out_count == 0;
+        if is_settled {
+            self.replace_epoch(epoch);
+        }
+        is_settled
     }
 
     /// Handles the send completion of a probe: T2, or `None` if the completion has no timestamp.
@@ -393,7 +427,7 @@ impl Session {
                     self.finish_if_timed_out(timed_out, ProbeResult::Ended);
                 }
             }
-            self.newest_acked = None;
+            (self.newest_acked, self.found_alive) = (None, None);
         }
         self.responder_epoch = Some(ack.responder_epoch);
         self.newest_acked = self.newest_acked.max(Some(number));
@@ -430,24 +464,16 @@ impl Session {
             }
             self.oldest_waiting += 1;
         }
-        let settled = timeout + nanos(self.config.grace);
         while self.oldest_open < self.oldest_waiting {
-            let newest_acked = self.newest_acked;
             let number = self.oldest_open;
-            if let Some(entry) = self.at(number)
+            if let Some(&entry) = self.get(number)
                 && entry.phase == Phase::TimedOut
             {
-                if now.saturating_sub(entry.posted.nanos) < settled {
+                // Until then, an answer can arrive, and the responder may have stopped before it answered.
+                if self.settled_at(&entry).is_none_or(|at| now < at) {
                     break;
                 }
-                let result = match entry.answers() {
-                    0 if newest_acked.is_none_or(|newest| newest < number) => break,
-                    0 => ProbeResult::Lost,
-                    1 => ProbeResult::ReturnLost,
-                    // Only the send completion is missing.
-                    _ => ProbeResult::Unstamped,
-                };
-                self.finish_if_open(number, result);
+                self.finish_if_open(number, entry.incomplete());
             }
             self.oldest_open += 1;
         }
@@ -462,45 +488,45 @@ impl Session {
         };
         let settling = match self.timed_out_count {
             0 => None,
-            _ => self.timed_out().next().filter(|entry| self.is_decided(entry)),
+            _ => self.timed_out().next().and_then(|entry| self.settled_at(entry)),
         };
-        let settling = settling.map(|entry| after(entry, self.config.timeout + self.config.grace));
         match (waiting, settling) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
         }
     }
 
-    /// Handles the result of a lookup of the responder. [`Lookup::Same`] makes the probes that timed out lost;
-    /// [`Lookup::Ended`] ends the epoch, and `epoch` is the random number of the next one.
-    pub fn handle_lookup(&mut self, lookup: Lookup, epoch: u32) {
+    /// Handles the result of a lookup of the responder. After [`Lookup::Same`], the probes that timed out are lost, unless
+    /// they are answered within the grace period. [`Lookup::Ended`] ends the epoch, and `epoch` is the random number of
+    /// the next one.
+    pub fn handle_lookup(&mut self, lookup: Lookup, epoch: u32, now: u64) {
         match lookup {
             Lookup::Same => {
-                for number in self.oldest_open..self.oldest_waiting {
-                    let answers = self.at(number).map_or(0, |entry| entry.answers());
-                    let result = match answers {
-                        0 => ProbeResult::Lost,
-                        _ => ProbeResult::ReturnLost,
-                    };
-                    self.finish_if_timed_out(number, result);
+                // A second lookup doesn't prolong the grace period of the first one's probes.
+                if self.is_unresponsive() {
+                    self.found_alive = Some(FoundAlive { before: self.oldest_waiting, at: now });
                 }
-                self.oldest_open = self.oldest_waiting;
             }
             Lookup::Ended => {
                 self.finish_all(ProbeResult::Ended);
-                if self.ended_epochs.len() == ENDED_EPOCHS {
-                    self.ended_epochs.pop_front();
-                }
-                self.ended_epochs.push_back(self.epoch);
-                self.epoch = epoch;
+                self.replace_epoch(epoch);
                 self.responder_epoch = None;
-                self.newest_acked = None;
-                self.next = 0;
-                self.oldest_waiting = 0;
-                self.oldest_open = 0;
-                self.entries.fill(None);
             }
         }
+    }
+
+    /// Ends the epoch, whose probes all have a result.
+    fn replace_epoch(&mut self, epoch: u32) {
+        if self.ended_epochs.len() == ENDED_EPOCHS {
+            self.ended_epochs.pop_front();
+        }
+        self.ended_epochs.push_back(self.epoch);
+        self.epoch = epoch;
+        (self.newest_acked, self.found_alive) = (None, None);
+        self.next = 0;
+        self.oldest_waiting = 0;
+        self.oldest_open = 0;
+        self.entries.fill(None);
     }
 
     /// Ends the session: probes that timed out and whose responder was not found again are unreachable, and probes that
@@ -564,10 +590,15 @@ impl Session {
         entries.filter(|entry| entry.phase == Phase::TimedOut)
     }
 
-    /// Whether this run of the responder answered the probe, or a later one.
-    fn is_decided(&self, entry: &Entry) -> bool {
-        let is_later = |newest| newest > entry.probe.sequence.number;
-        entry.answers() > 0 || self.newest_acked.is_some_and(is_later)
+    /// Returns the time at which a probe that timed out gets its result, or `None` if the responder may have stopped.
+    fn settled_at(&self, entry: &Entry) -> Option<u64> {
+        let (number, grace) = (entry.probe.sequence.number, nanos(self.config.grace));
+        let timeout = nanos(self.config.timeout);
+        // Only the send completion is missing, or this run of the responder answered a later probe.
+        let is_decided = entry.answers() == 2 || self.newest_acked.is_some_and(|newest| newest > number);
+        let decided = is_decided.then(|| entry.posted.nanos.saturating_add(timeout).saturating_add(grace));
+        let found_alive = self.found_alive.filter(|found| number < found.before);
+        decided.or_else(|| found_alive.map(|found| found.at.saturating_add(grace)))
     }
 
     fn finish_if_complete(&mut self, number: u32) {
@@ -619,6 +650,16 @@ impl Session {
 impl Entry {
     fn is_number(&self, number: u32) -> bool {
         self.probe.sequence.number == number
+    }
+
+    /// The result of a probe that timed out, with a responder that didn't stop.
+    fn incomplete(&self) -> ProbeResult {
+        match self.answers() {
+            0 => ProbeResult::Lost,
+            1 => ProbeResult::ReturnLost,
+            // Only the send completion is missing.
+            _ => ProbeResult::Unstamped,
+        }
     }
 
     /// The number of acknowledgements that arrived.

@@ -70,6 +70,9 @@ pub(crate) struct Args {
     /// A file with the secret that the responder has.
     #[arg(long, value_name = "FILE")]
     key_file: Option<std::path::PathBuf>,
+    /// Use only stamps of the process, to compare them with those of the NIC or the kernel.
+    #[arg(long)]
+    process_stamps: bool,
     /// Print JSON: one line per probe, and one with the summary.
     #[arg(long)]
     json: bool,
@@ -95,6 +98,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut options = ProberOptions::new()
         .timeout(args.timeout, args.timeout)
         .probe_len(args.size.into())
+        .process_stamps(args.process_stamps)
         .max_outstanding(if args.flood { FLOOD_OUTSTANDING } else { 1024 });
     if let Some(address) = args.address.or_else(|| local_addr_of(&device, host)) {
         options = options.local_addr(address);

@@ -41,6 +41,9 @@ pub(crate) struct Args {
     /// Stop after this time.
     #[arg(long, value_name = "SECONDS")]
     duration: Option<u64>,
+    /// Use only stamps of the process, to compare them with those of the NIC or the kernel.
+    #[arg(long)]
+    process_stamps: bool,
     /// Print JSON: one line at the start, and one at the end.
     #[arg(long)]
     json: bool,
@@ -56,7 +59,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut responders = Vec::new();
     for address in addresses {
         let rate = Rate { per_second: args.source_rate, burst: (args.source_rate / 10).max(1) };
-        let mut options = ResponderOptions::new().port(args.port).source_rate(rate);
+        let mut options =
+            ResponderOptions::new().port(args.port).source_rate(rate).process_stamps(args.process_stamps);
         if let Some(address) = address {
             options = options.local_addr(address);
         }

@@ -6,6 +6,13 @@ use crate::stamp::StampKind;
 const MILLI: u64 = 1_000_000;
 const RESPONDER: u32 = 9;
 
+impl Session {
+    /// Continues with the number `next`, as if the probes before it had a result.
+    pub(crate) fn skip_to(&mut self, next: u32) {
+        (self.next, self.oldest_waiting, self.oldest_open) = (next, next, next);
+    }
+}
+
 /// A session on virtual time: 100 ms until the timeout, and 50 ms of grace.
 struct Test {
     session: Session,
@@ -109,11 +116,51 @@ fn ack1_without_ack2_is_one_return_loss() {
     assert_eq!((test.session.timed_out_count(), test.session.outstanding_count()), (0, 1));
     test.pass(1);
     assert_eq!(test.session.timed_out_count(), 1);
-    assert_eq!(test.session.poll_timeout(), Some(test.now + 50 * MILLI));
+    // A later answer shows that the responder didn't stop between ACK1 and ACK2.
+    let later = test.probe();
+    test.answer(&later);
+    assert_eq!(test.session.poll_timeout(), Some(test.now - 10_000 + 50 * MILLI));
     test.pass(50);
-    assert_eq!(test.results(), [(0, ProbeResult::ReturnLost)]);
+    assert!(matches!(test.results()[..], [(1, ProbeResult::Answered(_)), (0, ProbeResult::ReturnLost)]));
     assert_eq!((test.session.counts().return_lost, test.session.counts().lost), (1, 0));
-    assert_eq!(test.session.counts().loss(), Some(1.0));
+    assert_eq!(test.session.counts().loss(), Some(0.5));
+}
+
+#[test]
+fn a_responder_that_stops_between_ack1_and_ack2_is_no_return_loss() {
+    for (lookup, result) in [(Lookup::Ended, ProbeResult::Ended), (Lookup::Same, ProbeResult::ReturnLost)] {
+        let mut test = Test::new();
+        let probe = test.probe();
+        test.first(&probe);
+        test.pass(200);
+        assert_eq!((test.results(), test.session.poll_timeout()), (vec![], None));
+        assert!(test.session.is_unresponsive());
+        test.session.handle_lookup(lookup, 2, test.now);
+        test.pass(50);
+        assert_eq!(test.results(), [(0, result)]);
+    }
+}
+
+#[test]
+fn an_epoch_that_used_all_numbers_is_followed_by_another() {
+    let mut test = Test::new();
+    test.session.skip_to(u32::MAX - 1);
+    let last = test.probe();
+    assert!(test.session.is_exhausted());
+    assert_eq!(test.session.begin(Stamp::process(test.now), 0, 0), None);
+    // The last probe has no result yet.
+    assert!(!test.session.begin_epoch(2));
+    test.pass(100);
+    assert!(!test.session.begin_epoch(2));
+    test.answer(&last);
+    assert!(test.session.begin_epoch(2));
+    assert_eq!((test.session.epoch(), test.session.responder_epoch()), (2, Some(RESPONDER)));
+    let next = test.probe();
+    assert_eq!(next.sequence, Sequence { epoch: 2, number: 0 });
+    test.first(&last);
+    test.answer(&next);
+    assert!(matches!(test.results()[..], [(_, ProbeResult::Late(_)), (0, ProbeResult::Answered(_))]));
+    assert_eq!((test.session.counts().stale_acks, test.session.counts().begun), (1, 2));
 }
 
 #[test]
@@ -163,7 +210,7 @@ fn losses_to_an_ended_epoch_are_not_the_networks() {
     let old = test.probe();
     test.pass(120);
     let _outstanding = test.probe();
-    test.session.handle_lookup(Lookup::Ended, 2);
+    test.session.handle_lookup(Lookup::Ended, 2, test.now);
     assert_eq!(test.results(), [(0, ProbeResult::Ended), (1, ProbeResult::Ended)]);
     assert_eq!((test.session.epoch(), test.session.counts().loss()), (2, None));
     let new = test.probe();
@@ -180,9 +227,43 @@ fn a_responder_that_is_found_alive_confirms_losses() {
     let _lost = test.probe();
     test.pass(100);
     let _waiting = test.probe();
-    test.session.handle_lookup(Lookup::Same, 2);
+    assert!(test.session.is_unresponsive());
+    test.session.handle_lookup(Lookup::Same, 2, test.now);
+    // The responder may have answered the probe just before the lookup.
+    assert!(!test.session.is_unresponsive());
+    assert_eq!(test.session.poll_timeout(), Some(test.now + 50 * MILLI));
+    test.pass(49);
+    assert_eq!(test.results(), []);
+    test.pass(1);
     assert_eq!(test.results(), [(0, ProbeResult::Lost)]);
     assert_eq!((test.session.epoch(), test.session.outstanding_count()), (1, 1));
+}
+
+#[test]
+fn a_responder_that_is_found_alive_again_and_again_confirms_losses() {
+    let mut test = Test::new();
+    for _ in 0..20 {
+        test.probe();
+        test.pass(30);
+        if test.session.is_unresponsive() {
+            test.session.handle_lookup(Lookup::Same, 2, test.now);
+        }
+    }
+    // A probe has a result at most 2 × 50 + 30 ms after its timeout, 100 ms after it was sent.
+    let lost = test.session.counts().lost;
+    assert!(lost >= (20 * 30 - 230) / 30, "{lost}");
+}
+
+#[test]
+fn an_answer_soon_after_the_lookup_is_late_and_no_loss() {
+    let mut test = Test::new();
+    let probe = test.probe();
+    test.pass(1_000);
+    test.session.handle_lookup(Lookup::Same, 2, test.now);
+    test.answer(&probe);
+    test.pass(50);
+    assert!(matches!(test.results()[..], [(0, ProbeResult::Late(_))]));
+    assert_eq!(test.session.counts().loss(), Some(0.0));
 }
 
 #[test]
@@ -313,7 +394,8 @@ proptest! {
         let end = test.now + 300 * MILLI;
         deliver(&mut test, &mut arrivals, end);
         // The responder is alive.
-        test.session.handle_lookup(Lookup::Same, 2);
+        test.session.handle_lookup(Lookup::Same, 2, test.now);
+        test.pass(50);
         let mut results = vec![None; truth.len()];
         for (number, result) in test.results() {
             prop_assert!(results[number as usize].replace(result).is_none());

@@ -25,6 +25,7 @@ pub(super) struct Options {
     pub(super) max_address_handles: usize,
     pub(super) traffic: Traffic,
     pub(super) spin: Duration,
+    pub(super) process_stamps: bool,
     pub(super) min_reopen_delay: Duration,
     pub(super) max_reopen_delay: Duration,
 }
@@ -38,6 +39,7 @@ impl UdQueueBuilder {
             max_address_handles: 1024,
             traffic: Traffic::new(),
             spin: Duration::ZERO,
+            process_stamps: false,
             min_reopen_delay: Duration::from_millis(100),
             max_reopen_delay: Duration::from_secs(5),
         };
@@ -80,6 +82,13 @@ impl UdQueueBuilder {
     /// process's own stamps more accurate, and takes a core.
     pub fn spin(mut self, spin: Duration) -> UdQueueBuilder {
         self.options.spin = spin;
+        self
+    }
+
+    /// Sets whether all stamps are the process's, even if the device or the kernel has better ones. The default is
+    /// `false`. This is for comparisons.
+    pub fn process_stamps(mut self, enabled: bool) -> UdQueueBuilder {
+        self.options.process_stamps = enabled;
         self
     }
 

@@ -55,7 +55,7 @@ pub(super) const GRH_LEN: usize = 40;
 /// The source of stamps.
 #[derive(Debug)]
 enum Clock {
-    /// The device has no timestamps.
+    /// The device has no timestamps, or the caller wants none.
     Process,
     /// A NIC's own clock.
     Nic(NicClock),
@@ -236,6 +236,7 @@ impl OpenQueue {
 fn completion_queue(device: &Device, options: &Options) -> Result<(Clock, CompletionQueue)> {
     let builder = device.completion_queue(options.send_slots + options.recv_slots).events();
     let clock = match device.attributes().timestamp_clock {
+        _ if options.process_stamps => Clock::Process,
         None => Clock::Process,
         Some(_) if device.is_software() => Clock::Software(device.query_clock()?),
         Some(clock) => NicClock::new(clock).map_or(Clock::Process, Clock::Nic),
