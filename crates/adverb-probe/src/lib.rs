@@ -19,7 +19,7 @@
 //! RDMA NICs and on the software NIC.
 //!
 //! The protocol is in modules that do no I/O: [`mod@format`], [`session`] (the prober's state machine), [`answer`] (the
-//! responder's), [`figures`], [`paths`] and [`histogram`].
+//! responder's), [`figures`], [`paths`], [`loss`] (which path loses packets) and [`histogram`].
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
@@ -32,6 +32,7 @@ pub mod figures;
 pub mod format;
 pub mod histogram;
 mod key;
+pub mod loss;
 pub mod mesh;
 pub mod paths;
 mod prober;
