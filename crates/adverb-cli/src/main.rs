@@ -3,6 +3,7 @@
 mod devices;
 mod explain;
 mod exporter;
+mod interrupt;
 mod mesh;
 mod peertest;
 mod ping;

@@ -124,3 +124,43 @@ fn without_a_responder_the_error_says_so() {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stderr).starts_with("error: "), "{output:?}");
 }
+
+#[test]
+fn a_signal_ends_the_command_with_the_summary() {
+    let [here, there] = [9, 10].map(loopback);
+    let mut responder = Responder::start(&there, &[]);
+    let mut command = adverb();
+    command.args(["ping", &there, "--device", &format!("soft:{here}"), "--json", "--timeout", "20"]);
+    command.args(["--count", "1000000", "--interval", "0.02"]).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("the command starts");
+    let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+    let mut next = || -> Value {
+        let line = lines.next().expect("a line").expect("a line");
+        serde_json::from_str(&line).expect("JSON")
+    };
+    assert_eq!(next()["event"], "start");
+    for _ in 0..3 {
+        assert_eq!(next()["event"], "probe");
+    }
+    interrupt(&child);
+    let mut last = next();
+    while last["event"] == "probe" {
+        last = next();
+    }
+    assert_eq!((&last["event"], &last["lost"]), (&"summary".into(), &0.into()), "{last}");
+    assert!(last["probes"].as_u64() >= Some(3), "{last}");
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+
+    interrupt(&responder.0);
+    let mut line = String::new();
+    BufReader::new(responder.0.stdout.as_mut().expect("its output")).read_line(&mut line).expect("a line");
+    let stopped: Value = serde_json::from_str(&line).expect("JSON");
+    assert!(stopped["event"] == "stopped" && stopped["answered"].as_u64() >= Some(3), "{stopped}");
+    assert_eq!(responder.0.wait().expect("it ends").code(), Some(0));
+}
+
+/// Sends SIGINT.
+fn interrupt(child: &Child) {
+    let kill = format!("kill -INT {}", child.id());
+    assert!(Command::new("sh").args(["-c", &kill]).status().expect("a shell").success());
+}

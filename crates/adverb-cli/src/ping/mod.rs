@@ -1,21 +1,27 @@
 //! `adverb ping`: probes an RDMA path, and tells the delays of the network from those of both hosts.
 
+mod paths;
 mod text;
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use adverb::probe::format::{MAX_PROBE_LEN, PROBE_LEN, Probe};
 use adverb::probe::histogram::{DurationHistogram, Summary};
+use adverb::probe::paths as ports;
+use adverb::probe::route::TraceOptions;
 use adverb::probe::session::{ProbeCounts, ProbeEvent, ProbeEventKind, ProbeResult};
-use adverb::probe::{DEFAULT_PORT, Peer, ProbePath, Prober, ProberOptions, paths};
+use adverb::probe::{DEFAULT_PORT, Key, Peer, ProbePath, Prober, ProberOptions};
 use adverb::verbs::Device;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use crate::interrupt::Interrupt;
 use crate::respond::read_key;
+use crate::traceroute;
+use paths::{Direction, Paths};
 
 /// The options of `adverb ping`.
 #[derive(Debug, clap::Args)]
@@ -30,8 +36,16 @@ and each answer tells how long the responder took. Three figures result:
 The stamps of packets are by the NIC, the kernel or a process. A round trip from
 stamps of a process says nothing about the network, only loss does.
 
+With --paths, a path that loses more packets than the others is named as soon as
+the probability of an error is at most 0.1 %. With --trace, its routers are, too:
+
+  adverb ping 192.0.2.7 --paths 16 --trace --count 5000 --interval 0.005
+
+SIGINT (Ctrl-C) and SIGTERM end the command with the summary so far.
+
 Exit status: 0 all probes were answered; 1 an error; 2 wrong options; 3 some
-probes were lost; 4 no probe was answered.")]
+probes were lost; 4 no probe was answered. After a signal, the same for the
+probes so far; 130 after a second SIGINT.")]
 pub(crate) struct Args {
     /// The responder's host: an address or a name.
     host: String,
@@ -55,8 +69,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
     timeout: Duration,
     /// The number of paths: probes use so many UDP source ports in turn, because switches choose paths by ports.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=paths::MAX_PATHS as i64))]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=ports::MAX_PATHS as i64))]
     paths: u16,
+    /// Trace the paths first, as `adverb traceroute` does, and probe each one from one port. Finds up to --paths paths.
+    #[arg(long)]
+    trace: bool,
     /// The differentiated services code points (DSCP) of probes, used in turn.
     #[arg(long, value_delimiter = ',', default_value = "0", value_parser = clap::value_parser!(u8).range(0..64))]
     dscp: Vec<u8>,
@@ -80,6 +97,8 @@ pub(crate) struct Args {
 
 /// Number of outstanding probes of a flood.
 const FLOOD_OUTSTANDING: usize = 16;
+/// The maximum time until a signal is noticed.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 /// Exit status if some probes were lost.
 const SOME_LOST: u8 = 3;
 /// Exit status if no probe was answered.
@@ -93,8 +112,10 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 /// Probes the host.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let interrupt = Interrupt::new()?;
     let host = resolve(&args.host, args.port)?;
     let device = open_device(args, host)?;
+    let key = args.key_file.as_deref().map(read_key).transpose()?;
     let mut options = ProberOptions::new()
         .timeout(args.timeout, args.timeout)
         .probe_len(args.size.into())
@@ -103,17 +124,20 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if let Some(address) = args.address.or_else(|| local_addr_of(&device, host)) {
         options = options.local_addr(address);
     }
-    if let Some(path) = &args.key_file {
-        options = options.key(&read_key(path)?);
+    if let Some(key) = &key {
+        options = options.key(key);
     }
     let name = device.name().to_owned();
-    let mut first = Some(device);
+    let mut first = Some(device.clone());
     let mut prober = options.open(move || match first.take() {
         Some(device) => Ok(device),
         None => Device::open(&name),
     })?;
-    let mut session = Session::new(args, host, &prober);
+    let mut session = Session::new(args, host, &prober, interrupt);
     session.print_start()?;
+    if args.trace {
+        session.trace(&device, key.as_ref(), &prober)?;
+    }
     let peer = prober.connect(host)?;
     session.run(&mut prober, &peer)?;
     let counts = prober.counts(&peer);
@@ -176,24 +200,22 @@ struct Session<'a> {
     args: &'a Args,
     host: SocketAddr,
     start: text::Start,
-    /// The paths and classes, which probes use in turn.
-    paths: Vec<ProbePath>,
+    paths: Paths,
+    /// Each path in each class, which probes use in turn.
+    probe_paths: Vec<ProbePath>,
     /// One summary for each path and class.
     summaries: Vec<Summary>,
     total: Summary,
+    interrupt: Interrupt,
 }
 
 impl<'a> Session<'a> {
-    fn new(args: &'a Args, host: SocketAddr, prober: &Prober) -> Session<'a> {
+    fn new(args: &'a Args, host: SocketAddr, prober: &Prober, interrupt: Interrupt) -> Session<'a> {
         let labels = match args.paths {
             1 => vec![0],
             // The same ports at every call, so that two runs measure the same paths.
-            count => paths::choose_flow_labels(count.into(), 0x9e37_79b9_7f4a_7c15),
+            count => ports::choose_flow_labels(count.into(), 0x9e37_79b9_7f4a_7c15),
         };
-        let mut paths = Vec::new();
-        for &flow_label in &labels {
-            paths.extend(args.dscp.iter().map(|&dscp| ProbePath { flow_label, dscp }));
-        }
         let queue = prober.queue();
         let start = text::Start {
             host: args.host.clone(),
@@ -204,9 +226,67 @@ impl<'a> Session<'a> {
             size: args.size,
             dscp: args.dscp.clone(),
             paths: args.paths,
+            is_traced: args.trace,
         };
-        let summaries = vec![Summary::new(); paths.len()];
-        Session { args, host, start, paths, summaries, total: Summary::new() }
+        let mut session = Session {
+            args,
+            host,
+            start,
+            paths: Paths::default(),
+            probe_paths: Vec::new(),
+            summaries: Vec::new(),
+            total: Summary::new(),
+            interrupt,
+        };
+        session.set_paths(Paths::of_labels(labels));
+        session
+    }
+
+    fn set_paths(&mut self, paths: Paths) {
+        self.probe_paths.clear();
+        for path in &paths.list {
+            let flow_label = path.flow_label;
+            self.probe_paths.extend(self.args.dscp.iter().map(|&dscp| ProbePath { flow_label, dscp }));
+        }
+        self.summaries = vec![Summary::new(); self.probe_paths.len()];
+        self.paths = paths;
+    }
+
+    /// Finds the paths, and prints them.
+    fn trace(&mut self, device: &Device, key: Option<&Key>, prober: &Prober) -> Result<()> {
+        let local = prober.queue().gid().context("the device has failed")?.gid.udp_addr().ip();
+        let mut options = TraceOptions::new();
+        options.max_paths = self.args.paths.into();
+        let progress = traceroute::Progress { is_shown: io::stderr().is_terminal() };
+        let interrupt = self.interrupt.clone();
+        let dscp = self.args.dscp[0];
+        let started = Instant::now();
+        let traced = traceroute::trace(device, local, self.host, key, dscp, options, |state| {
+            progress.show_trace(&state);
+            !interrupt.is_requested()
+        })?;
+        drop(progress);
+        let route = traced.route;
+        if route.paths.is_empty() {
+            // No port was free, or a signal ended the trace.
+            return Ok(());
+        }
+        self.set_paths(Paths::of_route(&route));
+        let mut out = io::stdout().lock();
+        if self.args.json {
+            let paths = self.paths.list.iter().map(
+                |path| json!({ "source_port": ports::source_port_of(path.flow_label), "hops": path.hops }),
+            );
+            let line = json!({
+                "event": "trace", "paths": paths.collect::<Vec<_>>(), "source_port_count": route.port_count,
+                "probe_count": route.probe_count, "seconds": started.elapsed().as_secs_f64(),
+            });
+            writeln!(out, "{line}")?;
+        } else {
+            let seconds = started.elapsed().as_secs_f64();
+            write!(out, "{}", text::traced(&self.paths.list, seconds))?;
+        }
+        Ok(out.flush()?)
     }
 
     fn run(&mut self, prober: &mut Prober, peer: &Peer) -> Result<()> {
@@ -215,10 +295,15 @@ impl<'a> Session<'a> {
         // Time for late answers, and for the lookup of a responder that doesn't answer.
         let settle = 2 * self.args.timeout + Duration::from_secs(2);
         while posted < self.args.count || prober.open_count(peer) > 0 {
+            if self.interrupt.is_requested() {
+                prober.finish(peer);
+                prober.wait(Duration::ZERO, |_, event| self.record(&event));
+                break;
+            }
             let now = Instant::now();
             let is_due = self.args.flood || now >= next;
             if posted < self.args.count && is_due {
-                let path = self.paths[posted as usize % self.paths.len()];
+                let path = self.probe_paths[posted as usize % self.probe_paths.len()];
                 if prober.post(peer, path)? {
                     posted += 1;
                     last_posted = now;
@@ -239,7 +324,7 @@ impl<'a> Session<'a> {
                 prober.finish(peer);
             }
             let mut events = Vec::new();
-            prober.wait(timeout, |_, event| events.push(event));
+            prober.wait(timeout.min(SIGNAL_INTERVAL), |_, event| events.push(event));
             for event in events {
                 self.handle(&event)?;
             }
@@ -247,21 +332,50 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn handle(&mut self, event: &ProbeEvent) -> Result<()> {
-        if let ProbeEventKind::Finished(result) = &event.kind {
-            let index = event.probe.sequence.number as usize % self.paths.len();
-            let has_path =
-                |path: &ProbePath| path.flow_label == event.probe.flow_label && path.dscp == event.probe.dscp;
-            // After a restart of the responder, numbers begin at 0 again.
-            let index = match has_path(&self.paths[index]) {
-                true => Some(index),
-                false => self.paths.iter().position(has_path),
-            };
-            if let Some(index) = index {
-                self.summaries[index].record(result);
-            }
-            self.total.record(result);
+    /// Records the result of a probe.
+    fn record(&mut self, event: &ProbeEvent) {
+        let ProbeEventKind::Finished(result) = &event.kind else { return };
+        let index = event.probe.sequence.number as usize % self.probe_paths.len();
+        let has_path =
+            |path: &ProbePath| path.flow_label == event.probe.flow_label && path.dscp == event.probe.dscp;
+        // After a restart of the responder, numbers begin at 0 again.
+        let index = match has_path(&self.probe_paths[index]) {
+            true => Some(index),
+            false => self.probe_paths.iter().position(has_path),
+        };
+        if let Some(index) = index {
+            self.summaries[index].record(result);
         }
+        self.total.record(result);
+    }
+
+    fn handle(&mut self, event: &ProbeEvent) -> Result<()> {
+        self.record(event);
+        self.print_probe(event)?;
+        let is_lost = matches!(
+            event.kind,
+            ProbeEventKind::Finished(ProbeResult::Lost | ProbeResult::ReturnLost | ProbeResult::Unreachable)
+        );
+        if is_lost && self.paths.list.len() > 1 {
+            let found = self.paths.find_lossy(event.probe.sequence, &self.summaries);
+            let mut out = io::stdout().lock();
+            for named in found.iter().filter(|_| !self.args.flood) {
+                if self.args.json {
+                    let mut line = self.paths.named_json(named, &self.summaries);
+                    line["event"] = "lossy_path".into();
+                    writeln!(out, "{line}")?;
+                } else {
+                    let text = self.paths.named_text(named, &self.summaries);
+                    writeln!(out, "after {} probes: {text}", named.after)?;
+                }
+            }
+            out.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Prints the line of a probe.
+    fn print_probe(&self, event: &ProbeEvent) -> Result<()> {
         if self.args.flood {
             return Ok(());
         }
@@ -282,7 +396,7 @@ impl<'a> Session<'a> {
             let line = json!({
                 "event": "start", "host": start.host, "address": self.host.to_string(), "device": start.device,
                 "gid": start.gid, "gid_index": start.gid_index, "size": start.size, "dscp": start.dscp,
-                "paths": start.paths,
+                "paths": start.paths, "trace": start.is_traced,
             });
             writeln!(out, "{line}")?;
         } else {
@@ -295,11 +409,19 @@ impl<'a> Session<'a> {
         let mut out = io::stdout().lock();
         let strays = prober.strays();
         if self.args.json {
-            let paths = self.paths.iter().zip(&self.summaries).map(|(path, summary)| {
+            let classes = self.args.dscp.len();
+            let [forward, back] = [Direction::Forward, Direction::Return]
+                .map(|direction| self.paths.counts(direction, &self.summaries));
+            let rows = self.probe_paths.iter().zip(&self.summaries).enumerate();
+            let paths = rows.map(|(index, (path, summary))| {
                 let mut line = summary_json(summary);
+                line["path"] = (index / classes + 1).into();
                 line["flow_label"] = path.flow_label.into();
-                line["source_port"] = paths::source_port_of(path.flow_label).into();
+                line["source_port"] = ports::source_port_of(path.flow_label).into();
                 line["dscp"] = path.dscp.into();
+                // Of all classes of the path.
+                line["forward_loss"] = forward[index / classes].rate().into();
+                line["return_loss"] = back[index / classes].rate().into();
                 line
             });
             let mut line = summary_json(&self.total);
@@ -309,6 +431,12 @@ impl<'a> Session<'a> {
             line["unmatched_acks"] = (counts.unmatched_acks + strays.unmatched_acks).into();
             line["bad_tags"] = strays.bad_tags.into();
             line["per_path"] = paths.collect();
+            if self.paths.list.len() > 1 {
+                let named = self.paths.named.iter();
+                let named = named.map(|named| self.paths.named_json(named, &self.summaries));
+                line["lossy_paths"] = named.collect();
+                line["probes_to_name"] = self.paths.needed_json();
+            }
             writeln!(out, "{line}")?;
         } else {
             let unmatched = counts.unmatched_acks + strays.unmatched_acks;
@@ -317,8 +445,15 @@ impl<'a> Session<'a> {
                 "{}",
                 text::summary(&self.start, &self.total, counts.duplicate_acks, unmatched, strays.bad_tags)
             )?;
-            if self.paths.len() > 1 {
-                write!(out, "{}", text::path_table(self.paths.iter().zip(&self.summaries)))?;
+            if self.probe_paths.len() > 1 {
+                write!(
+                    out,
+                    "{}",
+                    text::path_table(&self.probe_paths, &self.summaries, self.args.dscp.len())
+                )?;
+            }
+            if self.paths.list.len() > 1 {
+                write!(out, "{}", self.paths.verdict(&self.summaries))?;
             }
         }
         Ok(out.flush()?)

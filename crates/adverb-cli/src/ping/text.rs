@@ -7,8 +7,11 @@ use std::time::Duration;
 use adverb::probe::ProbePath;
 use adverb::probe::format::Probe;
 use adverb::probe::histogram::{DurationHistogram, Summary};
+use adverb::probe::loss::LossCount;
 use adverb::probe::paths;
 use adverb::probe::session::{ProbeEventKind, ProbeResult};
+
+use super::paths::PingPath;
 
 /// The first line.
 pub(super) struct Start {
@@ -20,6 +23,7 @@ pub(super) struct Start {
     pub(super) size: u16,
     pub(super) dscp: Vec<u8>,
     pub(super) paths: u16,
+    pub(super) is_traced: bool,
 }
 
 impl fmt::Display for Start {
@@ -27,7 +31,7 @@ impl fmt::Display for Start {
         let dscp: Vec<String> = self.dscp.iter().map(u8::to_string).collect();
         write!(
             f,
-            "PING {} ({}) from {}, GID {} (index {}): {}-byte probes, DSCP {}, {} path{}",
+            "PING {} ({}) from {}, GID {} (index {}): {}-byte probes, DSCP {}, {}{} path{}",
             self.host,
             self.addr,
             self.device,
@@ -35,6 +39,7 @@ impl fmt::Display for Start {
             self.gid_index,
             self.size,
             dscp.join(", "),
+            if self.is_traced { "up to " } else { "" },
             self.paths,
             if self.paths == 1 { "" } else { "s" }
         )
@@ -142,10 +147,24 @@ pub(super) fn summary(
     text
 }
 
+/// Returns the lines of the paths that a trace found.
+pub(super) fn traced(paths: &[PingPath], seconds: f64) -> String {
+    let mut text =
+        format!("traced {} path{} in {seconds:.1} s\n", paths.len(), if paths.len() == 1 { "" } else { "s" });
+    for (index, path) in paths.iter().enumerate() {
+        let port = paths::source_port_of(path.flow_label).unwrap_or_default();
+        _ = writeln!(text, "path {}: port {port}: {}", index + 1, path.route());
+    }
+    text
+}
+
 /// Returns the table of paths and classes.
-pub(super) fn path_table<'a>(paths: impl Iterator<Item = (&'a ProbePath, &'a Summary)>) -> String {
-    let mut text = String::from("\nport   DSCP  probes  loss      p50        p99        max\n");
-    for (path, summary) in paths {
+pub(super) fn path_table(paths: &[ProbePath], summaries: &[Summary], classes: usize) -> String {
+    let mut text = String::from(
+        "\npath  port   DSCP  probes  loss      probes lost  answers lost  p50        p99        max\n",
+    );
+    for (index, (path, summary)) in paths.iter().zip(summaries).enumerate() {
+        let number = index / classes.max(1) + 1;
         let port = paths::source_port_of(path.flow_label).map_or("any".to_owned(), |port| port.to_string());
         let loss = summary.counts.loss().map_or("-".to_owned(), |loss| format!("{:.2} %", 100.0 * loss));
         let histogram = match summary.network_rtt.is_empty() {
@@ -154,9 +173,13 @@ pub(super) fn path_table<'a>(paths: impl Iterator<Item = (&'a ProbePath, &'a Sum
         };
         let at = |percentile| histogram.percentile(percentile).map_or("-".to_owned(), duration);
         let probes = summary.counts.conclusive();
+        let rate =
+            |count: LossCount| count.rate().map_or("-".to_owned(), |rate| format!("{:.2} %", 100.0 * rate));
         let line = format!(
-            "{port:5}  {:4}  {probes:6}  {loss:8}  {:9}  {:9}  {}",
+            "{number:4}  {port:5}  {:4}  {probes:6}  {loss:8}  {:11}  {:12}  {:9}  {:9}  {}",
             path.dscp,
+            rate(LossCount::of_probes([&summary.counts])),
+            rate(LossCount::of_answers([&summary.counts])),
             at(50.0),
             at(99.0),
             at(100.0)

@@ -1,5 +1,6 @@
 //! `adverb respond`: answers the probes of `adverb ping`.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
 use std::process::ExitCode;
@@ -7,8 +8,10 @@ use std::time::Duration;
 
 use adverb::probe::answer::Rate;
 use adverb::probe::{DEFAULT_PORT, Key, ResponderOptions, ResponderStats};
-use adverb::verbs::Device;
+use adverb::verbs::{Counters, Device};
 use anyhow::{Context, Result, ensure};
+
+use crate::interrupt::Interrupt;
 
 /// The options of `adverb respond`.
 #[derive(Debug, clap::Args)]
@@ -21,7 +24,9 @@ only probers that have the same key.
   adverb respond --device mlx5_0
   adverb respond --device soft:192.0.2.7 --key-file /etc/adverb/probe.key
 
-It runs until it is stopped, by a signal or after the time of --duration.")]
+It runs until it is stopped, by SIGINT, SIGTERM or after the time of --duration,
+and then prints the number of answered probes, and of the errors that its device
+counted since the start.")]
 pub(crate) struct Args {
     /// The name of the device: see `adverb devices`.
     #[arg(long, value_name = "NAME")]
@@ -51,7 +56,10 @@ pub(crate) struct Args {
 
 /// Answers probes until the time is over.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let interrupt = Interrupt::new()?;
     let key = args.key_file.as_deref().map(read_key).transpose()?;
+    let device = Device::open(&args.device)?;
+    let before = device.counters(1).ok();
     let addresses: Vec<Option<IpAddr>> = match args.address.is_empty() {
         true => vec![None],
         false => args.address.iter().copied().map(Some).collect(),
@@ -67,8 +75,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         if let Some(key) = &key {
             options = options.key(key);
         }
-        let device = args.device.clone();
-        let responder = options.start(move || Device::open(&device))?;
+        let (name, mut first) = (args.device.clone(), Some(device.clone()));
+        let responder = options.start(move || first.take().map_or_else(|| Device::open(&name), Ok))?;
         let addr = responder.local_addr();
         let mut out = io::stdout().lock();
         if args.json {
@@ -80,22 +88,26 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         out.flush()?;
         responders.push(responder);
     }
-    match args.duration {
-        Some(seconds) => std::thread::sleep(Duration::from_secs(seconds)),
-        // A signal ends the process.
-        None => loop {
-            std::thread::park();
-        },
-    }
+    interrupt.wait(args.duration.map(Duration::from_secs));
+    let errors = before.map(|before| device_errors(&device, &before)).unwrap_or_default();
     for responder in responders {
-        let addr = responder.local_addr();
+        let addr = responder.local_addr().to_string();
         let stats = responder.stop();
-        println!(
-            "{}",
-            if args.json { json(&addr.to_string(), &stats) } else { text(&addr.to_string(), &stats) }
-        );
+        println!("{}", if args.json { json(&addr, &stats, &errors) } else { text(&addr, &stats) });
+    }
+    if !args.json && !errors.is_empty() {
+        let errors: Vec<String> = errors.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        println!("{}: {}", args.device, errors.join(", "));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the error counters of the device that have grown.
+fn device_errors(device: &Device, before: &Counters) -> BTreeMap<String, u64> {
+    let Ok(now) = device.counters(1) else { return BTreeMap::new() };
+    let grown = now.since(before);
+    let errors = grown.iter().filter(|&(name, count)| count > 0 && Counters::is_error(name));
+    errors.map(|(name, count)| (name.to_owned(), count)).collect()
 }
 
 /// Reads a key from a file with a secret.
@@ -126,7 +138,7 @@ fn text(address: &str, stats: &ResponderStats) -> String {
     )
 }
 
-fn json(address: &str, stats: &ResponderStats) -> String {
+fn json(address: &str, stats: &ResponderStats, device_errors: &BTreeMap<String, u64>) -> String {
     let answers = &stats.answers;
     serde_json::json!({
         "event": "stopped",
@@ -138,6 +150,7 @@ fn json(address: &str, stats: &ResponderStats) -> String {
         "bad_tags": answers.bad_tags,
         "rate_limited": answers.rate_limited,
         "busy": answers.busy,
+        "device_errors": device_errors,
     })
     .to_string()
 }

@@ -9,15 +9,16 @@ use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use adverb::probe::DEFAULT_PORT;
 use adverb::probe::route::{
-    NoResponder, PathEnd, QueueResponder, RouteResponder, RouteTarget, RouteTrace, TraceOptions,
+    NoResponder, PathEnd, QueueResponder, Route, RouteResponder, RouteTarget, RouteTrace, TraceOptions,
     TraceProgress,
 };
 use adverb::probe::ud_queue::UdQueue;
+use adverb::probe::{DEFAULT_PORT, Key};
 use adverb::verbs::Device;
 use anyhow::{Context, Result, bail};
 
+use crate::respond::read_key;
 use report::Report;
 
 /// The options of `adverb traceroute`.
@@ -63,13 +64,16 @@ pub(crate) struct Args {
     /// The name of the device. The default is the device with the local address, or else a software device.
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
+    /// A file with the secret that HOST's responder has.
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<std::path::PathBuf>,
     /// Print JSON. Its fields keep their names and meanings while `version` is 1.
     #[arg(long)]
     json: bool,
 }
 
-/// The time to look up the responder.
-const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
+/// The minimum time to look up the responder.
+const MIN_LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Traces the paths to a host and prints them.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
@@ -86,27 +90,16 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     options.max_paths = args.paths.get();
     options.max_hops = args.max_hops;
     options.timeout = args.timeout;
-    let (random, start) = (random(), Instant::now());
+    let key = args.key_file.as_deref().map(read_key).transpose()?;
+    let start = Instant::now();
     let progress = Progress { is_shown: io::stderr().is_terminal() };
     progress.show(format_args!("looking up the responder of {address}"));
-    let (name, mut opened) = (device.name().to_owned(), Some(device.clone()));
-    let open = move || opened.take().map_or_else(|| Device::open(&name), Ok);
-    let mut queue = UdQueue::builder(open).local_addr(local).open()?;
-    let at = SocketAddr::new(address, args.port);
-    let found = QueueResponder::find(&mut queue, at, LOOKUP_TIMEOUT, None, args.dscp, random as u32);
-    let has_responder = found.is_ok();
-    let (target, mut responder): (RouteTarget, Box<dyn RouteResponder + '_>) = match found {
-        Ok((target, responder)) => (target, Box::new(responder)),
-        Err(_) => (RouteTarget::without_responder(address), Box::new(NoResponder)),
-    };
-    let trace = RouteTrace { device: &device, local, target, dscp: args.dscp, options, random };
-    let route = trace.run(&mut *responder, |state| {
-        let TraceProgress { finished_port_count, port_count, path_count, probe_count, .. } = state;
-        progress.show(format_args!(
-            "{finished_port_count}/{port_count} source ports, {path_count} paths, {probe_count} probes"
-        ));
+    let host = SocketAddr::new(address, args.port);
+    let traced = trace(&device, local, host, key.as_ref(), args.dscp, options, |state| {
+        progress.show_trace(&state);
         true
     })?;
+    let Traced { trace, route, has_responder } = traced;
     drop(progress);
     if route.paths.is_empty() {
         bail!("no source port of {local} could be used: other programs have all of them");
@@ -123,6 +116,41 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         .context("could not write to standard output")?;
     let is_reached = route.paths.iter().all(|path| path.end == PathEnd::Destination);
     Ok(if is_reached { ExitCode::SUCCESS } else { ExitCode::from(NOT_REACHED) })
+}
+
+/// The result of [`trace`].
+pub(crate) struct Traced<'a> {
+    trace: RouteTrace<'a>,
+    pub(crate) route: Route,
+    /// Whether a responder was found.
+    has_responder: bool,
+}
+
+/// Traces the paths from an address of a device to a host, whose responder is looked up at the port. Ends early if
+/// `progress` returns `false`.
+pub(crate) fn trace<'a>(
+    device: &'a Device,
+    local: IpAddr,
+    host: SocketAddr,
+    key: Option<&Key>,
+    dscp: u8,
+    options: TraceOptions,
+    progress: impl FnMut(TraceProgress) -> bool,
+) -> Result<Traced<'a>> {
+    let random = random();
+    let (name, mut opened) = (device.name().to_owned(), Some(device.clone()));
+    let open = move || opened.take().map_or_else(|| Device::open(&name), Ok);
+    let mut queue = UdQueue::builder(open).local_addr(local).open()?;
+    let lookup_timeout = options.timeout.max(MIN_LOOKUP_TIMEOUT);
+    let found = QueueResponder::find(&mut queue, host, lookup_timeout, key, dscp, random as u32);
+    let has_responder = found.is_ok();
+    let (target, mut responder): (RouteTarget, Box<dyn RouteResponder + '_>) = match found {
+        Ok((target, responder)) => (target, Box::new(responder)),
+        Err(_) => (RouteTarget::without_responder(host.ip()), Box::new(NoResponder)),
+    };
+    let trace = RouteTrace { device, local, target, dscp, options, random };
+    let route = trace.run(&mut *responder, progress)?;
+    Ok(Traced { trace, route, has_responder })
 }
 
 /// The exit status if a path doesn't lead to the destination, or the destination doesn't answer.
@@ -169,14 +197,21 @@ fn random() -> u64 {
 }
 
 /// A line at the bottom of a terminal. Without a terminal nothing is shown.
-struct Progress {
-    is_shown: bool,
+pub(crate) struct Progress {
+    pub(crate) is_shown: bool,
 }
 
 /// The escape sequence that clears the line.
 const CLEAR: &str = "\r\x1b[K";
 
 impl Progress {
+    pub(crate) fn show_trace(&self, state: &TraceProgress) {
+        let TraceProgress { finished_port_count, port_count, path_count, probe_count, .. } = state;
+        self.show(format_args!(
+            "{finished_port_count}/{port_count} source ports, {path_count} paths, {probe_count} probes"
+        ));
+    }
+
     fn show(&self, state: std::fmt::Arguments<'_>) {
         if self.is_shown {
             // A failed write only hides the line.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use adverb::probe::route::TraceOptions;
+use adverb::probe::route::{PathEnd, TraceOptions};
 
 use super::report::{HopReport, PathReport, Report};
 
@@ -31,6 +31,11 @@ pub(super) fn of(report: &Report, options: &TraceOptions) -> String {
     text += "\n";
     if report.responder_port.is_none() && paths.iter().any(|path| !path.reached) {
         text += "no responder was found at the destination: without one, an RDMA NIC does not answer\n";
+    }
+    let is_silent = |path: &PathReport| path.end == PathEnd::NoAnswer.to_string();
+    if report.responder_port.is_some() && paths.iter().any(is_silent) {
+        text +=
+            "the responder was found, but didn't answer: if it has a key, name the key file (--key-file)\n";
     }
     text
 }
@@ -67,7 +72,7 @@ mod tests {
     use std::net::IpAddr;
     use std::time::Duration;
 
-    use adverb::probe::route::{Hop, HopState, Path, PathEnd, Route, RouteTarget, RouteTrace};
+    use adverb::probe::route::{Hop, HopState, Path, Route, RouteTarget, RouteTrace};
     use adverb::verbs::SoftDevice;
 
     use super::*;
