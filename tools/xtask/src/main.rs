@@ -29,6 +29,7 @@ mod sanitizer;
 mod setup;
 mod sim;
 mod soak;
+mod spine;
 mod test;
 mod tools;
 mod traffic;
@@ -89,6 +90,8 @@ enum Command {
     Sim(sim::Args),
     /// Run processes under load over a lossy network, and kill some of them.
     Soak(soak::Args),
+    /// Check that `adverb ping` names the lossy spine of a leaf-spine network, and count the probes that it needs.
+    Spine(spine::Args),
     /// Check that the kernel sees the software NIC's DSCP and ECN marks and its congestion notifications.
     Traffic,
     /// Run `adverb mesh host` with faults of networks and processes, and check its diagnosis.
@@ -151,6 +154,7 @@ impl Command {
             Self::Net(args) => return net::run(&args),
             Self::Sim(args) => sim::run(&args)?,
             Self::Soak(args) => soak::run(&args)?,
+            Self::Spine(args) => spine::run(&args)?,
             Self::Traffic => traffic::run()?,
             Self::Mesh(args) => mesh::run(&args)?,
             Self::Attack(args) => attack::run(&args)?,
