@@ -25,6 +25,7 @@ mod net;
 mod newcomer;
 mod overhead;
 mod package;
+mod probe;
 mod sanitizer;
 mod setup;
 mod sim;
@@ -92,6 +93,8 @@ enum Command {
     Soak(soak::Args),
     /// Check that `adverb ping` names the lossy spine of a leaf-spine network, and count the probes that it needs.
     Spine(spine::Args),
+    /// Measure probes: injected and reported delays, restarts, CPU time and memory.
+    Probe(probe::Args),
     /// Check that the kernel sees the software NIC's DSCP and ECN marks and its congestion notifications.
     Traffic,
     /// Run `adverb mesh host` with faults of networks and processes, and check its diagnosis.
@@ -155,6 +158,7 @@ impl Command {
             Self::Sim(args) => sim::run(&args)?,
             Self::Soak(args) => soak::run(&args)?,
             Self::Spine(args) => spine::run(&args)?,
+            Self::Probe(args) => probe::run(&args)?,
             Self::Traffic => traffic::run()?,
             Self::Mesh(args) => mesh::run(&args)?,
             Self::Attack(args) => attack::run(&args)?,
