@@ -536,7 +536,7 @@ impl Session {
             let Some(entry) = self.at(number) else { continue };
             let result = match (entry.phase, entry.answers()) {
                 (Phase::TimedOut, 0) => ProbeResult::Unreachable,
-                (Phase::TimedOut, _) => ProbeResult::ReturnLost,
+                (Phase::TimedOut, _) => entry.incomplete(),
                 _ => ProbeResult::Ended,
             };
             self.finish_if_open(number, result);
@@ -557,7 +557,7 @@ impl Session {
             (_, 0) if newest_acked.is_some_and(|newest| newest > old) => ProbeResult::Lost,
             // The responder was found neither alive nor stopped.
             (_, 0) => ProbeResult::Unreachable,
-            _ => ProbeResult::ReturnLost,
+            _ => entry.incomplete(),
         };
         self.finish_if_open(old, result);
         Some(())

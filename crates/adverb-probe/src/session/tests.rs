@@ -164,6 +164,18 @@ fn an_epoch_that_used_all_numbers_is_followed_by_another() {
 }
 
 #[test]
+fn an_answered_probe_without_a_send_completion_is_not_lost_at_the_end() {
+    let mut test = Test::new();
+    let probe = test.session.begin(Stamp::process(test.now), 0, 0).expect("a place");
+    test.answer(&probe);
+    test.pass(120);
+    assert_eq!((test.results(), test.session.timed_out_count()), (vec![], 1));
+    test.session.finish();
+    assert_eq!(test.results(), [(0, ProbeResult::Unstamped)]);
+    assert_eq!(test.session.counts().loss(), Some(0.0));
+}
+
+#[test]
 fn a_probe_is_lost_only_if_a_later_one_is_answered() {
     let mut test = Test::new();
     let _lost = test.probe();
