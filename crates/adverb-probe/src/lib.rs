@@ -16,7 +16,7 @@
 //! | T6 | the prober processes ACK1 | prober's process |
 //!
 //! A [`Responder`] answers probes in a thread of its own; a [`Prober`] sends them and reports their results. Both work on
-//! RDMA NICs and on the software NIC.
+//! RDMA NICs and on the software NIC. With the feature `tokio`, `AsyncProber` is the prober for tasks.
 //!
 //! The protocol is in modules that do no I/O: [`mod@format`], [`session`] (the prober's state machine), [`answer`] (the
 //! responder's), [`figures`], [`paths`], [`loss`] (which path loses packets) and [`histogram`].
@@ -28,6 +28,8 @@
 compile_error!("adverb-probe needs Linux: adverb-wire and adverb-proto work everywhere");
 
 pub mod answer;
+#[cfg(feature = "tokio")]
+mod async_prober;
 pub mod figures;
 pub mod format;
 pub mod histogram;
@@ -42,8 +44,10 @@ pub mod session;
 pub mod stamp;
 pub mod ud_queue;
 
+#[cfg(feature = "tokio")]
+pub use async_prober::AsyncProber;
 pub use key::Key;
-pub use prober::{Peer, ProbePath, Prober, ProberOptions, Strays};
+pub use prober::{DEFAULT_LOOKUP_TIMEOUT, Peer, ProbePath, Prober, ProberOptions, Strays};
 pub use responder::{DEFAULT_PORT, Responder, ResponderOptions, ResponderStats};
 
 /// Returns random bytes.

@@ -34,7 +34,7 @@ impl ProberOptions {
             key: None,
             session: SessionConfig::default(),
             probe_len: PROBE_LEN,
-            lookup_timeout: Duration::from_secs(2),
+            lookup_timeout: DEFAULT_LOOKUP_TIMEOUT,
             spin: Duration::ZERO,
             process_stamps: false,
         }
@@ -71,7 +71,8 @@ impl ProberOptions {
         self
     }
 
-    /// Sets the time limit of looking up a responder. The default is 2 s.
+    /// Sets the time limit of looking up a responder in [`Prober::connect`], which repeats the request until then. The
+    /// default is [`DEFAULT_LOOKUP_TIMEOUT`].
     pub fn lookup_timeout(mut self, timeout: Duration) -> ProberOptions {
         self.lookup_timeout = timeout;
         self
@@ -122,6 +123,8 @@ impl ProberOptions {
             by_epoch: HashMap::new(),
             strays: Strays::default(),
             lookup_results: Vec::new(),
+            connecting: None,
+            connect_count: 0,
         };
         Ok(Prober { queue, targets })
     }
@@ -137,8 +140,17 @@ impl Default for ProberOptions {
 const SEND_SLOTS: u32 = 512;
 /// Number of acknowledgements that may arrive before the caller polls.
 const RECV_SLOTS: u32 = 1024;
+/// Default of [`ProberOptions::lookup_timeout`].
+pub const DEFAULT_LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between lookups of a responder that doesn't answer.
 const LOOKUP_INTERVAL: Duration = Duration::from_millis(200);
+/// Maximum duration of one lookup, after which another one is sent.
+const MAX_LOOKUP_DURATION: Duration = Duration::from_secs(2);
+/// Time after which the first request of [`Prober::connect`] is repeated. The interval doubles with each repetition. The
+/// kernel's connection manager repeats a lost request only after 4 s.
+const CONNECT_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// The bit of a lookup's number that tells those of [`Prober::connect`] from those of known responders.
+const CONNECT_ID: u64 = 1 << 63;
 
 /// A responder that a [`Prober`] knows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -185,6 +197,21 @@ struct Targets {
     strays: Strays,
     /// The results of lookups, until the acknowledgements that arrived before them are handled.
     lookup_results: Vec<LookupResult>,
+    /// The responder that [`Prober::connect`] looks up.
+    connecting: Option<Connecting>,
+    /// The number of calls of [`Prober::connect`].
+    connect_count: u64,
+}
+
+/// The lookup of [`Prober::connect`]. Earlier requests stay pending when the request is repeated, because a slow host may
+/// answer only the first one.
+#[derive(Debug)]
+struct Connecting {
+    id: u64,
+    addr: SocketAddr,
+    next_request: Instant,
+    retry_interval: Duration,
+    result: Option<Result<Service>>,
 }
 
 #[derive(Debug)]
@@ -213,17 +240,65 @@ impl Prober {
         ProberOptions::new().open(move || Ok(device.clone()))
     }
 
-    /// Looks up a responder and waits for the answer.
+    /// Looks up a responder and waits for the answer. The request is repeated until the
+    /// [timeout](ProberOptions::lookup_timeout), because requests and answers can be lost.
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if the responder's host doesn't answer in time, and [`Error::CmRejected`] if no
-    /// responder listens at the port.
+    /// Returns [`Error::Unreachable`] if the responder's host doesn't answer in time, [`Error::CmRejected`] if no
+    /// responder listens at the port, and [`Error::Timeout`] if a [waker](Prober::waker) stops the prober.
     pub fn connect(&mut self, addr: SocketAddr) -> Result<Peer> {
-        let service = self.queue.lookup(addr, self.targets.options.lookup_timeout)?;
-        let peer = self.add(addr)?;
-        self.targets.list[peer.0].service = Some(service);
-        Ok(peer)
+        self.begin_connect(addr);
+        loop {
+            self.poll_events();
+            if let Some(connected) = self.poll_connect() {
+                return connected;
+            }
+            let now = Instant::now();
+            let left = self.next_due(now).map_or(Duration::MAX, |due| due.saturating_duration_since(now));
+            let Prober { queue, targets } = self;
+            queue.wait(left, |_, event| targets.handle(event));
+        }
+    }
+
+    /// Begins to look up a responder, instead of one whose lookup is not complete.
+    pub(crate) fn begin_connect(&mut self, addr: SocketAddr) {
+        self.end_connect();
+        self.targets.connect_count += 1;
+        self.targets.connecting = Some(Connecting {
+            id: CONNECT_ID | self.targets.connect_count,
+            addr,
+            next_request: Instant::now(),
+            retry_interval: CONNECT_RETRY_INTERVAL,
+            result: None,
+        });
+    }
+
+    /// Cancels the requests of [`begin_connect`](Prober::begin_connect).
+    fn end_connect(&mut self) {
+        if let Some(connecting) = self.targets.connecting.take() {
+            self.queue.cancel_lookups(connecting.id);
+        }
+    }
+
+    /// Returns the result of [`begin_connect`](Prober::begin_connect), if there is one.
+    pub(crate) fn poll_connect(&mut self) -> Option<Result<Peer>> {
+        let timeout = self.targets.options.lookup_timeout;
+        let connecting = self.targets.connecting.as_mut()?;
+        let result = match connecting.result.take() {
+            None if self.queue.is_stopped() => {
+                Err(Error::Timeout { timeout, action: "looking up a responder" })
+            }
+            None => return None,
+            Some(result) => result,
+        };
+        let addr = connecting.addr;
+        self.end_connect();
+        Some(result.and_then(|service| {
+            let peer = self.add(addr)?;
+            self.targets.list[peer.0].service = Some(service);
+            Ok(peer)
+        }))
     }
 
     /// Adds a responder without waiting. [`wait`](Prober::wait) looks it up, again and again until it answers;
@@ -250,6 +325,11 @@ impl Prober {
         self.targets.list[peer.0].service.is_some()
     }
 
+    /// Returns the responder's queue pair, as the last successful lookup found it.
+    pub fn service(&self, peer: &Peer) -> Option<&Service> {
+        self.targets.list[peer.0].service.as_ref()
+    }
+
     /// Sends a probe, without waiting. Its events are passed to the function of [`wait`](Prober::wait). Returns `false`
     /// if the responder hasn't been found, if too many probes are outstanding, or while the device has failed. After
     /// 2^32 − 1 probes it returns `false` until they all have a result, and then begins a new epoch.
@@ -258,16 +338,21 @@ impl Prober {
     ///
     /// Returns [`Error::Verb`] if the address handle can't be created.
     pub fn post(&mut self, peer: &Peer, path: ProbePath) -> Result<bool> {
+        Ok(self.post_probe(peer, path)?.is_some())
+    }
+
+    /// Sends a probe like [`post`](Prober::post), and returns its sequence.
+    pub(crate) fn post_probe(&mut self, peer: &Peer, path: ProbePath) -> Result<Option<Sequence>> {
         if self.targets.list[peer.0].session.is_exhausted() {
             self.targets.begin_epoch(peer.0);
         }
         let target = &mut self.targets.list[peer.0];
-        let Some(service) = &target.service else { return Ok(false) };
+        let Some(service) = &target.service else { return Ok(None) };
         if self.queue.free_send_slots() == 0 {
-            return Ok(false);
+            return Ok(None);
         }
         let Some(probe) = target.session.begin(Stamp::now(), path.flow_label, path.dscp) else {
-            return Ok(false);
+            return Ok(None);
         };
         let traffic = Traffic::new().dscp(path.dscp);
         let traffic = if path.flow_label == 0 { traffic } else { traffic.flow_label(path.flow_label) };
@@ -283,8 +368,8 @@ impl Prober {
             target.session.handle_not_sent(probe.sequence);
         }
         match posted {
-            Ok(_) => Ok(true),
-            Err(Error::QueueFull { .. } | Error::WrongState { .. }) => Ok(false),
+            Ok(_) => Ok(Some(probe.sequence)),
+            Err(Error::QueueFull { .. } | Error::WrongState { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -293,35 +378,73 @@ impl Prober {
     /// expires or a [waker](Prober::waker) ends the wait.
     pub fn wait(&mut self, timeout: Duration, mut handle: impl FnMut(Peer, ProbeEvent)) -> usize {
         let deadline = Instant::now().checked_add(timeout);
-        let Prober { queue, targets } = self;
         loop {
             let now = Instant::now();
-            targets.begin_lookups(queue, now);
-            let due = deadline.into_iter().chain(targets.next_due(now)).min();
+            let due = deadline.into_iter().chain(self.next_due(now)).min();
             let left = due.map_or(Duration::MAX, |due| due.saturating_duration_since(now));
+            let Prober { queue, targets } = self;
             queue.wait(left, |_, event| targets.handle(event));
-            // Acknowledgements that arrived before this time are handled before any probe times out or counts as lost,
-            // even if this process was suspended.
-            let now = loop {
-                let now = Stamp::now();
-                if queue.poll(|_, event| targets.handle(event)) == 0 {
-                    break now;
-                }
-            };
-            targets.handle_lookups(now.nanos);
-            targets.handle_timeout(now.nanos);
-            let mut count = 0;
-            for (index, target) in targets.list.iter_mut().enumerate() {
-                while let Some(event) = target.session.poll_event() {
-                    count += 1;
-                    handle(Peer(index), event);
-                }
-            }
+            self.poll_events();
+            let count = self.take_events(&mut handle);
             let is_over = deadline.is_some_and(|deadline| deadline <= Instant::now());
-            if count > 0 || is_over || queue.is_stopped() {
+            if count > 0 || is_over || self.queue.is_stopped() {
                 return count;
             }
         }
+    }
+
+    /// Handles everything that is available, without waiting, and begins the lookups that are due.
+    pub(crate) fn poll_events(&mut self) {
+        let Prober { queue, targets } = self;
+        // Acknowledgements that arrived before this time are handled before any probe times out or counts as lost,
+        // even if this process was suspended.
+        let now = loop {
+            let now = Stamp::now();
+            if queue.poll(|_, event| targets.handle(event)) == 0 {
+                break now;
+            }
+        };
+        targets.handle_lookups(now.nanos);
+        targets.handle_timeout(now.nanos);
+        targets.begin_lookups(queue, Instant::now());
+    }
+
+    /// Calls `handle` with the events of probes that are available, and returns their number.
+    pub(crate) fn take_events(&mut self, handle: &mut impl FnMut(Peer, ProbeEvent)) -> usize {
+        let mut count = 0;
+        for (index, target) in self.targets.list.iter_mut().enumerate() {
+            while let Some(event) = target.session.poll_event() {
+                count += 1;
+                handle(Peer(index), event);
+            }
+        }
+        count
+    }
+
+    /// Returns the time at which a session or a lookup has something to do, apart from events of the queue.
+    pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
+        self.targets.next_due(now)
+    }
+
+    /// Prepares a sleep until the queue is [ready](UdQueue::readiness). Returns whether there were events, which were
+    /// handled, so that the caller must not sleep.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn prepare_sleep(&mut self) -> bool {
+        let Prober { queue, targets } = self;
+        queue.prepare_sleep(&mut |_, event| targets.handle(event)) > 0
+    }
+
+    /// Handles the end of a sleep.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn handle_readiness(&mut self) {
+        let Prober { queue, targets } = self;
+        queue.handle_readiness(&mut |_, event| targets.handle(event));
+    }
+
+    /// Returns the time limit of sending one probe, and of waiting for its result.
+    pub(crate) fn probe_timeout(&self) -> Duration {
+        let ProberOptions { session, lookup_timeout, .. } = &self.targets.options;
+        session.timeout + session.grace + (*lookup_timeout).min(MAX_LOOKUP_DURATION)
     }
 
     /// Sends a probe and waits for its result.
@@ -341,26 +464,29 @@ impl Prober {
     ///
     /// Returns the same errors as [`probe`](Prober::probe).
     pub fn probe_on(&mut self, peer: &Peer, path: ProbePath) -> Result<ProbeResult> {
-        let config = self.targets.options.session;
-        let limit = config.timeout + config.grace + self.targets.options.lookup_timeout;
+        let limit = self.probe_timeout();
         let started = Instant::now();
-        while !self.post(peer, path)? {
+        let sequence = loop {
+            if let Some(sequence) = self.post_probe(peer, path)? {
+                break sequence;
+            }
             if started.elapsed() >= limit || self.queue.is_stopped() {
                 return Err(Error::Timeout { timeout: limit, action: "sending a probe" });
             }
             self.wait(Duration::from_millis(10), |_, _| {});
-        }
+        };
         let mut result = None;
         let posted = Instant::now();
         while result.is_none() {
             let left = limit.saturating_sub(posted.elapsed());
             if left.is_zero() || self.queue.is_stopped() {
                 // Neither the probe nor the lookups of the responder were answered.
-                self.targets.list[peer.0].session.finish();
+                self.finish(peer);
             }
             self.wait(left, |event_peer, event| {
                 if let ProbeEventKind::Finished(finished) = event.kind
                     && event_peer == *peer
+                    && event.probe.sequence == sequence
                 {
                     result = Some(finished);
                 }
@@ -443,6 +569,14 @@ impl Targets {
     }
 
     fn handle_lookup(&mut self, result: LookupResult, now: u64) {
+        if result.id & CONNECT_ID != 0 {
+            if let Some(connecting) = &mut self.connecting
+                && connecting.id == result.id
+            {
+                connecting.result.get_or_insert(result.service);
+            }
+            return;
+        }
         let index = result.id as usize;
         let Some(target) = self.list.get_mut(index) else { return };
         target.lookup = LookupState::Idle { not_before: Instant::now() + LOOKUP_INTERVAL };
@@ -496,9 +630,25 @@ impl Targets {
     }
 
     fn begin_lookups(&mut self, queue: &mut UdQueue, now: Instant) {
+        if let Some(connecting) = &mut self.connecting
+            && connecting.next_request <= now
+            && connecting.result.is_none()
+        {
+            let is_first = connecting.retry_interval == CONNECT_RETRY_INTERVAL;
+            connecting.next_request = now + connecting.retry_interval;
+            connecting.retry_interval *= 2;
+            // All requests have the same time limit, so the first one ends first, at the time limit of the caller.
+            let begun = queue.begin_lookup(connecting.id, connecting.addr, self.options.lookup_timeout);
+            if let Err(error) = begun
+                && is_first
+            {
+                connecting.result = Some(Err(error));
+            }
+        }
+        let timeout = self.options.lookup_timeout.min(MAX_LOOKUP_DURATION);
         for (index, target) in self.list.iter_mut().enumerate() {
             if target.lookup_due().is_some_and(|due| due <= now) {
-                let begun = queue.begin_lookup(index as u64, target.addr, self.options.lookup_timeout);
+                let begun = queue.begin_lookup(index as u64, target.addr, timeout);
                 target.lookup = match begun {
                     Ok(()) => LookupState::Pending,
                     Err(_) => LookupState::Idle { not_before: now + LOOKUP_INTERVAL },
@@ -518,7 +668,10 @@ impl Targets {
         let now_nanos = Stamp::now().nanos;
         let sessions = self.list.iter().filter_map(|target| target.session.poll_timeout());
         let session = sessions.min().map(|due| now + Duration::from_nanos(due.saturating_sub(now_nanos)));
-        session.into_iter().chain(self.list.iter().filter_map(Target::lookup_due)).min()
+        let lookups = self.list.iter().filter_map(Target::lookup_due);
+        let is_open = |connecting: &&Connecting| connecting.result.is_none();
+        let request = self.connecting.as_ref().filter(is_open).map(|connecting| connecting.next_request);
+        session.into_iter().chain(lookups).chain(request).min()
     }
 }
 
@@ -574,5 +727,26 @@ mod tests {
         let counts = prober.counts(&peer);
         assert_eq!((counts.begun, counts.conclusive(), counts.loss()), (4, 4, Some(0.0)), "{finished:?}");
         assert_eq!((prober.targets.by_epoch.len(), prober.strays().unmatched_acks), (2, 0));
+    }
+
+    #[test]
+    fn an_abandoned_lookup_is_not_due_after_its_end() {
+        let device = SoftDevice::on_switch(&Switch::default(), [10, 0, 3, 1].into()).open().unwrap();
+        let options = ProberOptions::new().lookup_timeout(Duration::from_millis(10));
+        let mut prober = options.open(move || Ok(device.clone())).unwrap();
+        let absent = SocketAddr::new([10, 0, 3, 2].into(), 7);
+        prober.begin_connect(absent);
+        assert!(prober.next_due(Instant::now()).is_some());
+        // A task that is cancelled doesn't take the result.
+        let is_open =
+            |prober: &Prober| prober.targets.connecting.as_ref().is_some_and(|it| it.result.is_none());
+        while is_open(&prober) {
+            prober.poll_events();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(prober.next_due(Instant::now()), None, "a wait would spin");
+        let unreachable = prober.connect(absent);
+        assert!(matches!(unreachable, Err(Error::Unreachable { .. })), "{unreachable:?}");
+        assert!(prober.targets.connecting.is_none());
     }
 }

@@ -13,7 +13,7 @@ use adverb::probe::histogram::{DurationHistogram, Summary};
 use adverb::probe::paths as ports;
 use adverb::probe::route::TraceOptions;
 use adverb::probe::session::{ProbeCounts, ProbeEvent, ProbeEventKind, ProbeResult};
-use adverb::probe::{DEFAULT_PORT, Key, Peer, ProbePath, Prober, ProberOptions};
+use adverb::probe::{DEFAULT_LOOKUP_TIMEOUT, DEFAULT_PORT, Key, Peer, ProbePath, Prober, ProberOptions};
 use adverb::verbs::Device;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -65,7 +65,8 @@ pub(crate) struct Args {
     /// The time between two probes, in seconds.
     #[arg(long, short, value_name = "SECONDS", default_value = "0.2", value_parser = seconds)]
     interval: Duration,
-    /// The time after which a probe without answers has timed out, in seconds.
+    /// The time after which a probe without answers has timed out, in seconds. The lookup of the responder, at the start,
+    /// has at least 5 s.
     #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
     timeout: Duration,
     /// The number of paths: probes use so many UDP source ports in turn, because switches choose paths by ports.
@@ -118,6 +119,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let key = args.key_file.as_deref().map(read_key).transpose()?;
     let mut options = ProberOptions::new()
         .timeout(args.timeout, args.timeout)
+        .lookup_timeout(args.timeout.max(DEFAULT_LOOKUP_TIMEOUT))
         .probe_len(args.size.into())
         .process_stamps(args.process_stamps)
         .max_outstanding(if args.flood { FLOOD_OUTSTANDING } else { 1024 });

@@ -58,7 +58,7 @@ mod waker;
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use adverb_verbs::cm::{MAX_DATAGRAM_REPLY_DATA, UD_QKEY};
@@ -331,34 +331,56 @@ impl UdQueue {
         now: Instant,
         handle: &mut dyn FnMut(&mut UdQueue, Event<'_>),
     ) -> usize {
-        let due = match &self.state {
+        let count = self.prepare_sleep(handle);
+        if count > 0 {
+            return count;
+        }
+        let due = deadline.into_iter().chain(self.next_due()).min();
+        let left = due.map(|due| due.saturating_duration_since(now));
+        let slept = wait_either(self.readiness(), None, left);
+        match slept {
+            Err(error) if self.if_open().is_some() => self.fail(watch_error(error), handle),
+            _ => self.handle_readiness(handle),
+        }
+    }
+
+    /// Makes [`readiness`](UdQueue::readiness) readable at the next event. Returns the number of events that arrived
+    /// before, which were handled.
+    pub(crate) fn prepare_sleep(&mut self, handle: &mut dyn FnMut(&mut UdQueue, Event<'_>)) -> usize {
+        let Lifecycle::Open(queue) = &self.state else { return 0 };
+        if let Err(error) = queue.completions.arm(ArmFor::Any) {
+            return self.fail(error, handle);
+        }
+        // A completion that arrived before arming raises no event.
+        self.poll_events(handle)
+    }
+
+    /// Returns the time at which the caller must poll even if nothing is readable.
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        match &self.state {
             Lifecycle::Open(queue) => queue.deadline(),
             Lifecycle::Failed { retry_at, .. } => Some(*retry_at),
-        };
-        let left = deadline.into_iter().chain(due).min().map(|due| due.saturating_duration_since(now));
-        if let Lifecycle::Open(queue) = &self.state {
-            if let Err(error) = queue.completions.arm(ArmFor::Any) {
-                return self.fail(error, handle);
-            }
-            // A completion that arrived before arming raises no event.
-            let count = self.poll_events(handle);
-            if count > 0 {
-                return count;
-            }
         }
-        let slept = match &self.state {
-            Lifecycle::Open(queue) => wait_either(queue.watch.as_fd(), None, left).map_err(watch_error),
-            Lifecycle::Failed { .. } => wait_either(self.waker.as_fd(), None, left).map_err(watch_error),
-        };
-        if let Lifecycle::Open(queue) = &mut self.state {
-            // The next poll checks all sources of events.
-            queue.checked_at = now.checked_sub(CHECK_INTERVAL).unwrap_or(now);
-            let consumed = slept.and_then(|_| queue.completions.try_event());
-            if let Err(error) = consumed {
-                return self.fail(error, handle);
-            }
+    }
+
+    /// Returns a descriptor that is readable when an event may be available. It changes when the device fails, and when
+    /// it is opened again.
+    pub(crate) fn readiness(&self) -> BorrowedFd<'_> {
+        match &self.state {
+            Lifecycle::Open(queue) => queue.watch.as_fd(),
+            Lifecycle::Failed { .. } => self.waker.as_fd(),
         }
-        0
+    }
+
+    /// Handles the readiness of the descriptor: the next poll checks all sources of events. Returns the number of events.
+    pub(crate) fn handle_readiness(&mut self, handle: &mut dyn FnMut(&mut UdQueue, Event<'_>)) -> usize {
+        let Lifecycle::Open(queue) = &mut self.state else { return 0 };
+        let now = Instant::now();
+        queue.checked_at = now.checked_sub(CHECK_INTERVAL).unwrap_or(now);
+        match queue.completions.try_event() {
+            Ok(_) => 0,
+            Err(error) => self.fail(error, handle),
+        }
     }
 
     fn poll_events(&mut self, handle: &mut dyn FnMut(&mut UdQueue, Event<'_>)) -> usize {
@@ -625,6 +647,13 @@ impl UdQueue {
         queue.watch.add(lookup.as_fd()).map_err(watch_error)?;
         queue.lookups.push(lookup);
         Ok(())
+    }
+
+    /// Cancels the pending lookups with this number.
+    pub(crate) fn cancel_lookups(&mut self, id: u64) {
+        if let Lifecycle::Open(queue) = &mut self.state {
+            queue.lookups.retain(|lookup| lookup.id != id);
+        }
     }
 
     /// Returns a handle that wakes or stops the caller of [`wait`](UdQueue::wait).

@@ -45,7 +45,7 @@ pub struct LookupResult {
 /// A lookup that isn't complete.
 #[derive(Debug)]
 pub(super) struct Lookup {
-    id: u64,
+    pub(super) id: u64,
     peer: SocketAddr,
     pending: PendingService,
 }
