@@ -32,6 +32,9 @@ pub mod answer;
 mod async_prober;
 pub mod figures;
 pub mod format;
+#[cfg(all(any(test, fuzzing), feature = "soft"))]
+#[cfg_attr(fuzzing, doc(hidden))]
+pub mod fuzzing;
 pub mod histogram;
 mod key;
 pub mod loss;

@@ -19,6 +19,8 @@
 //! returns, and passes in the answers and the time. `RouteTrace` (with the feature `soft`) does this with sockets.
 //! It needs no privileges.
 
+#[cfg(all(any(test, fuzzing), feature = "soft"))]
+pub(crate) mod fuzzing;
 mod pace;
 #[cfg(feature = "soft")]
 mod packet;
