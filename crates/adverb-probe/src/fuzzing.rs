@@ -209,14 +209,14 @@ impl<'a> Run<'a> {
                 0 => {
                     // Random numbers, in effect.
                     self.epoch += 1;
-                    self.session.handle_lookup(Lookup::Ended, self.epoch);
+                    self.session.handle_lookup(Lookup::Ended, self.epoch, self.now);
                 }
                 1 => self.session.finish(),
                 2 => {
                     self.answers.reset_outstanding();
                     self.acking.clear();
                 }
-                _ => self.session.handle_lookup(Lookup::Same, self.epoch),
+                _ => self.session.handle_lookup(Lookup::Same, self.epoch, self.now),
             },
             _ => self.forge(),
         }

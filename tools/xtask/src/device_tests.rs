@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::Parser;
 use support::process;
 
-use crate::Cli;
+use crate::{Cli, probe_vm};
 
 /// The test programs. On a machine without a device, their tests print that and pass.
 const PROGRAMS: &[&str] = &["cm", "poller", "windows", "misuse", "tiers", "recording", "net_strangers"];
@@ -18,6 +18,9 @@ const C_PROGRAMS: &str = "10.77.0.1/10.77.0.2 fd77::1/fd77::2 nsenter --net=/pro
 /// Creates a second soft-RoCE device in the guest, `rxe1`, on a link without a peer.
 const SECOND_DEVICE: &str = "ip link add w0 type veth peer name w1 && ip link set w0 up && \
                              rdma link add rxe1 type rxe netdev w0";
+
+/// Number of probes in each direction between the software NIC and soft-RoCE: see `cargo xtask probe-vm`.
+const PROBES: u32 = 200;
 
 /// Lines of the exporter's metrics in the guest, as patterns of grep.
 const EXPORTED: &[&str] = &[
@@ -67,6 +70,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     words.extend(["--run".to_owned(), format!("{} exporter --once > /tmp/metrics", process::quote(&path))]);
     words
         .extend(EXPORTED.iter().flat_map(|line| ["--run".to_owned(), format!("grep '{line}' /tmp/metrics")]));
+    words.extend(["--run".to_owned(), probe_vm::command(&path, PROBES)]);
     // Run it through the command-line parser, so that a developer can type the same command.
     Cli::try_parse_from(words)?.command.run()
 }

@@ -26,6 +26,7 @@ mod newcomer;
 mod overhead;
 mod package;
 mod probe;
+mod probe_vm;
 mod sanitizer;
 mod setup;
 mod sim;
@@ -87,6 +88,8 @@ enum Command {
     Interop(interop::Args),
     /// Test connections between every pair of devices: the software NIC and soft-RoCE.
     Net(net::Args),
+    /// Probe soft-RoCE from the software NIC and the reverse, in a virtual machine.
+    ProbeVm(probe_vm::Args),
     /// Run the engine in a simulated fabric with injected faults, and check its invariants.
     Sim(sim::Args),
     /// Run processes under load over a lossy network, and kill some of them.
@@ -155,6 +158,7 @@ impl Command {
             Self::Conformance(args) => return conformance::run(args),
             Self::Interop(args) => return interop::run(&args),
             Self::Net(args) => return net::run(&args),
+            Self::ProbeVm(args) => return probe_vm::run(&args),
             Self::Sim(args) => sim::run(&args)?,
             Self::Soak(args) => soak::run(&args)?,
             Self::Spine(args) => spine::run(&args)?,
