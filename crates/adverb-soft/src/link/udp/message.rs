@@ -198,8 +198,9 @@ pub(super) struct Datagram<'a> {
 /// A receiver of datagrams.
 #[derive(Debug)]
 pub(super) struct Receiver {
-    /// Buffers for datagrams or GRO batches.
-    buffers: Vec<[u8; BUFFER]>,
+    /// Buffers for datagrams or GRO batches, of [`BUFFER`] bytes each. They are one allocation of bytes: the standard
+    /// library writes zeros to the elements of a vector of arrays, which would allocate all their pages.
+    buffers: Vec<u8>,
     /// The number of datagrams to request: twice the number last received, because preparing unused messages costs
     /// time, and so does another system call.
     ask: usize,
@@ -241,7 +242,7 @@ const MOST_PACKETS: usize = 512;
 impl Receiver {
     pub(super) fn new() -> Receiver {
         Receiver {
-            buffers: vec![[0; BUFFER]; BUFFERS],
+            buffers: vec![0; BUFFER * BUFFERS],
             ask: 1,
             overflows: 0,
             held: VecDeque::new(),
@@ -286,7 +287,7 @@ impl Receiver {
                 flow_label,
                 received_at,
             } = *held;
-            let buffer = &self.buffers[buffer];
+            let buffer = &self.buffers[buffer * BUFFER..][..BUFFER];
             loop {
                 let end = rest.end.min(rest.start + segment);
                 let bytes = &buffer[rest.start..end];
@@ -311,7 +312,7 @@ impl Receiver {
         let mut controls = [const { MaybeUninit::<Controls>::uninit() }; BUFFERS];
         let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; BUFFERS];
         let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BUFFERS];
-        for (index, buffer) in self.buffers.iter_mut().take(self.ask).enumerate() {
+        for (index, buffer) in self.buffers.chunks_exact_mut(BUFFER).take(self.ask).enumerate() {
             let piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
             messages[index].write(message(
                 addresses[index].write(Address::UNKNOWN),
@@ -375,7 +376,7 @@ impl Receiver {
             }
             // SAFETY: it was initialised above.
             let source = unsafe { addresses[index].assume_init_ref() }.get();
-            let bytes = self.buffers[index].get(..message.msg_len as usize);
+            let bytes = self.buffers[index * BUFFER..][..BUFFER].get(..message.msg_len as usize);
             let (Some(source), Some(bytes)) = (source, bytes) else {
                 dropped += 1;
                 continue;
