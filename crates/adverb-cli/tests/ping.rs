@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::Ipv4Addr;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -115,6 +115,72 @@ fn a_key_is_required_if_the_responder_has_one() {
     let without = ping(&here, &there, &["--count", "2", "--interval", "0.01", "--timeout", "0.2"]);
     assert_eq!(without.status.code(), Some(4), "{without:?}");
     std::fs::remove_dir_all(&directory).expect("the directory is removed");
+}
+
+/// `adverb ping --json`, which ends with the test.
+struct Prober {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Prober {
+    fn start(from: &str, to: &str) -> Prober {
+        let mut command = adverb();
+        command.args(["ping", to, "--device", &format!("soft:{from}"), "--json", "--timeout", "2"]);
+        command.args(["--count", "1000000", "--interval", "0.02"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
+        let output = BufReader::new(child.stdout.take().expect("its output"));
+        Prober { child, output }
+    }
+
+    /// Reads results until a probe of an epoch other than `ended` is answered. Returns its epoch, and the number of
+    /// probes that ended with their responder.
+    fn read_until_answered(&mut self, ended: Option<u64>) -> (u64, u64) {
+        let mut ended_count = 0;
+        loop {
+            let mut line = String::new();
+            self.output.read_line(&mut line).expect("a line");
+            let line: Value = serde_json::from_str(&line).expect("JSON");
+            match line["result"].as_str() {
+                Some("lost" | "return_lost" | "unreachable") => panic!("a false loss: {line}"),
+                Some("ended") => ended_count += 1,
+                Some("answered" | "late") if line["epoch"].as_u64() != ended => {
+                    return (line["epoch"].as_u64().expect("an epoch"), ended_count);
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Drop for Prober {
+    fn drop(&mut self) {
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+/// `cargo xtask probe restarts` kills more of them.
+#[test]
+fn killed_responders_and_probers_cause_no_loss() {
+    let [here, there] = [9, 10].map(loopback);
+    let mut responder = Responder::start(&there, &[]);
+    let mut prober = Prober::start(&here, &there);
+    let (mut epoch, _) = prober.read_until_answered(None);
+    for turn in 0..3 {
+        if turn % 2 == 0 {
+            drop(responder);
+            responder = Responder::start(&there, &[]);
+            let (next, ended_count) = prober.read_until_answered(Some(epoch));
+            assert!(ended_count > 0);
+            epoch = next;
+        } else {
+            drop(prober);
+            prober = Prober::start(&here, &there);
+            (epoch, _) = prober.read_until_answered(None);
+        }
+    }
+    drop(responder);
 }
 
 #[test]

@@ -57,7 +57,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     std::thread::sleep(Duration::from_secs(args.seconds));
     let (after, elapsed) = (usage()?, started.elapsed());
     println!("{} devices, a probe each {} s, {:.0} s", args.devices, args.interval, elapsed.as_secs_f64());
-    println!("process         CPU (% of a core)  memory (MB)  wake-ups/s");
+    println!("process         CPU (% of a core)  memory (MiB)  wake-ups/s");
     for (index, (before, after)) in before.iter().zip(&after).enumerate() {
         let name = match index {
             0 => "exporter".to_owned(),
@@ -65,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         };
         let cpu = 100.0 * (after.cpu - before.cpu).as_secs_f64() / elapsed.as_secs_f64();
         let wakeups = (after.wakeups - before.wakeups) as f64 / elapsed.as_secs_f64();
-        println!("{name:<14}  {cpu:17.2}  {:11.1}  {wakeups:10.1}", after.resident_kib as f64 / 1024.0);
+        println!("{name:<14}  {cpu:17.2}  {:12.1}  {wakeups:10.1}", after.resident_kib as f64 / 1024.0);
     }
     let metrics = process::text(here.command("curl").args(["-s", "http://127.0.0.1:9879/metrics"]))?;
     let is_result = |line: &&str| line.starts_with("adverb_probe_results_total") && !line.ends_with(" 0");
