@@ -26,6 +26,9 @@
 //! # #[cfg(not(feature = "soft"))]
 //! # fn main() {}
 //! ```
+//!
+//! A [`Broker`] is the part of a thread: it has sessions with the same thread of the other members, sends messages to them,
+//! and transfers data to and from their memory.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
@@ -34,10 +37,18 @@
 compile_error!("adverb-cluster needs Linux: adverb-wire and adverb-proto work everywhere");
 
 pub mod arena;
+mod broker;
 #[cfg(test)]
 mod messages;
 mod remote_ptr;
 mod slab;
 
+pub use adverb_cluster_proto::{
+    Config as BrokerConfig, ConfigError, EndReason, MemoryUse, PeerId, PostError, RemoteRange, SessionError,
+    Ticket, TicketError, TransferOperation,
+};
 pub use arena::{Arena, ArenaBuilder, ArenaError, Draft, Item};
+pub use broker::{
+    Broker, BrokerError, Event, Offer, Payloads, RefusedTransfer, SendBuf, Transfer, TransferError,
+};
 pub use remote_ptr::{RemotePtr, RemotePtrError};

@@ -2,7 +2,9 @@
 
 use messages::samples;
 
-use crate::{ArenaError, RemotePtrError};
+use crate::{
+    ArenaError, BrokerError, ConfigError, PeerId, PostError, RemotePtrError, SessionError, TransferError,
+};
 
 #[test]
 fn error_messages_are_as_listed() {
@@ -22,6 +24,26 @@ fn error_messages_are_as_listed() {
                 ArenaError::InvalidPointer(RemotePtrError::StaleEpoch { epoch: 1, current: 2 })
             },
             ArenaError::Verbs(_) => ArenaError::Verbs(out_of_bounds()),
+        }),
+        samples!(BrokerError {
+            BrokerError::Config(_) => BrokerError::Config(ConfigError::ZeroKeepalive),
+            BrokerError::Post(_) => BrokerError::Post(PostError::EmptyBatch),
+            BrokerError::Session(_) => BrokerError::Session(SessionError::UnknownPeer { peer: PeerId(3) }),
+            BrokerError::Verbs(_) => BrokerError::Verbs(out_of_bounds()),
+            BrokerError::Io { .. } => BrokerError::Io {
+                action: "waiting for a completion",
+                error: std::io::Error::other("the cause"),
+            },
+            BrokerError::SlotSizeMismatch { .. } => {
+                BrokerError::SlotSizeMismatch { peer: PeerId(3), local: 4096, remote: 256 }
+            },
+            BrokerError::InvalidOffer { .. } => {
+                BrokerError::InvalidOffer { reason: "the endpoint has no unicast address" }
+            },
+            BrokerError::Transfer(_) => {
+                BrokerError::Transfer(TransferError::InvalidPayload { reason: "a transfer has at most 1 GiB" })
+            },
+            BrokerError::SessionLost { .. } => BrokerError::SessionLost { peer: PeerId(3) },
         }),
         samples!(RemotePtrError {
             RemotePtrError::WrongLength { .. } => RemotePtrError::WrongLength { len: 31 },

@@ -42,7 +42,7 @@
 //! | `soft` | yes | the software NIC |
 //! | `tokio` | yes | asynchronous connections, for tasks; [`blocking`] contains connections for threads, with or without this feature |
 //! | `serde` | no | `Serialize` and `Deserialize` for endpoints, remote memory and device attributes |
-//! | `cluster` | no | the module `cluster`: memory that the members of a cluster address by offset |
+//! | `cluster` | no | the module `cluster`: brokers of threads, and memory that members address by offset |
 //! | `probe` | no | the module `probe`, which measures round-trip times and loss of RDMA paths |
 //! | `trace` | no | the module `trace`, which shows recordings of devices |
 

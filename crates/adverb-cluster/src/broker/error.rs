@@ -1,0 +1,87 @@
+//! Errors of a broker.
+
+use adverb_cluster_proto::{ConfigError, PeerId, PostError, SessionError};
+use adverb_verbs::memory::Payload;
+
+/// An error of a [`Broker`](super::Broker).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BrokerError {
+    /// The configuration can't be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A request was refused.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// A change of a session was refused.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// A verb failed.
+    #[error(transparent)]
+    Verbs(#[from] adverb_verbs::Error),
+    /// A system call failed.
+    #[error("{action} failed: {error}")]
+    Io {
+        /// The failed action.
+        action: &'static str,
+        /// The cause.
+        error: std::io::Error,
+    },
+    /// The two brokers of a session have slots of different sizes.
+    #[error("{peer} has message slots of {remote} bytes, and this broker has slots of {local} bytes")]
+    SlotSizeMismatch {
+        /// The peer.
+        peer: PeerId,
+        /// The slot size of this broker.
+        local: u32,
+        /// The slot size of the peer.
+        remote: u32,
+    },
+    /// The byte representation of an offer is invalid.
+    #[error("the peer's offer is invalid: {reason}")]
+    InvalidOffer {
+        /// The violated rule.
+        reason: &'static str,
+    },
+    /// A transfer was refused.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// A session ended while it was established.
+    #[error("the session with {peer} ended before it was established")]
+    SessionLost {
+        /// The peer.
+        peer: PeerId,
+    },
+}
+
+/// The reason why a transfer was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransferError {
+    /// The request was refused.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// The local memory can't be used.
+    #[error("the payload of the transfer is invalid: {reason}")]
+    InvalidPayload {
+        /// The violated rule.
+        reason: &'static str,
+    },
+}
+
+/// A transfer that was refused, with its payload.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct RefusedTransfer {
+    /// The cause.
+    pub error: TransferError,
+    /// The local memory.
+    pub payload: Payload,
+}
+
+/// Drops the payload and keeps the cause.
+impl From<RefusedTransfer> for BrokerError {
+    fn from(refused: RefusedTransfer) -> BrokerError {
+        refused.error.into()
+    }
+}

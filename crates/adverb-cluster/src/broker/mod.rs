@@ -1,0 +1,286 @@
+//! The broker of a thread: messages and one-sided transfers to the peers.
+//!
+//! The protocol is in [`adverb_cluster_proto`]; this module owns the memory and drives the queue pairs.
+
+mod error;
+mod event;
+mod offer;
+mod peer;
+mod post;
+mod progress;
+mod slot;
+#[cfg(all(test, feature = "soft"))]
+mod tests;
+mod wait;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use adverb_cluster_proto::{
+    Broker as Core, Config, MemoryUse, PeerId, Phase, SessionError, Transfer as CoreTransfer,
+};
+use adverb_proto::Time;
+use adverb_verbs::internal::Watch;
+use adverb_verbs::memory::Payload;
+use adverb_verbs::{Completion, CompletionQueue, ProtectionDomain, QueuePair, QueuePairBuilder, Transport};
+
+pub use error::{BrokerError, RefusedTransfer, TransferError};
+pub use event::{Event, Payloads};
+pub use offer::Offer;
+pub use post::Transfer;
+pub use slot::SendBuf;
+
+use event::Queued;
+use peer::{Link, Peer};
+use slot::Returns;
+
+type Result<T, E = BrokerError> = std::result::Result<T, E>;
+
+/// The maximum number of segments of a transfer's payload, unless the device allows fewer.
+const MAX_SEGMENTS: u32 = 4;
+
+/// The broker of one thread: its sessions with the peers, each over a queue pair (RC) of its own.
+///
+/// A broker belongs to its thread and takes no lock. It sends messages from slots ([`send_buf`](Broker::send_buf),
+/// [`post_send`](Broker::post_send)), and transfers data to and from the memory of peers
+/// ([`post_write`](Broker::post_write), [`post_read`](Broker::post_read) and others). Requests are posted when
+/// [`doorbell_batch`](Config::doorbell_batch) of them wait for a peer, with [`flush`](Broker::flush) and
+/// [`flush_all`](Broker::flush_all), and at the end of each poll.
+///
+/// [`poll`](Broker::poll) passes [events](Event) to a handler in the caller's thread. The handler has the broker, so it
+/// can post.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use adverb::cluster::{Broker, BrokerConfig, Event, PeerId};
+/// use adverb::verbs::SoftDevice;
+///
+/// let domain = SoftDevice::loopback().open()?.create_protection_domain()?;
+/// let (mut a, mut b) = (
+///     Broker::new(&domain, BrokerConfig::default(), 1, 7)?, // one peer; this side's epoch is 7
+///     Broker::new(&domain, BrokerConfig::default(), 1, 8)?,
+/// );
+/// let peer = PeerId(0);
+/// let (offer_of_a, offer_of_b) = (a.prepare(peer)?, b.prepare(peer)?); // exchanged by any means
+/// a.establish(peer, &offer_of_b)?;
+/// b.establish(peer, &offer_of_a)?;
+///
+/// let mut slot = a.send_buf(peer)?;
+/// slot.write(b"request")?;
+/// a.post_send(slot)?;
+/// a.flush_all();
+///
+/// let mut reply = None;
+/// while reply.is_none() {
+///     b.poll(|b, event| {
+///         if let Event::Message { from, bytes } = event {
+///             let mut slot = b.send_buf(from).expect("a credit");
+///             slot.write(bytes).expect("the same length");
+///             b.post_send(slot).expect("an open session"); // posted at the end of the poll
+///         }
+///     })?;
+///     a.poll(|_, event| {
+///         if let Event::Message { bytes, .. } = event {
+///             reply = Some(bytes.to_vec());
+///         }
+///     })?;
+/// }
+/// assert_eq!(reply.as_deref(), Some(&b"request"[..]));
+/// # Ok(())
+/// # }
+/// ```
+pub struct Broker {
+    core: Core,
+    epoch: u64,
+    peers: Vec<Peer>,
+    domain: ProtectionDomain,
+    completion_queue: CompletionQueue,
+    /// Readable while the completion queue has an event.
+    watch: Watch,
+    returns: Arc<Returns>,
+    /// The events that were not delivered yet.
+    events: VecDeque<Queued>,
+    /// The peers whose queue pairs must be destroyed, once all polled completions are processed.
+    closing: Vec<PeerId>,
+    started: Instant,
+    /// The number of polls since the clock was last read.
+    polls: u32,
+    /// Lists that are reused.
+    completions: Vec<Completion>,
+    payloads: Vec<Payload>,
+    transfers: Vec<CoreTransfer>,
+}
+
+impl Broker {
+    /// Creates a broker with `peer_count` peers, on the device of `domain`. `epoch` identifies this run of the member: a
+    /// member that restarts must use a larger number.
+    ///
+    /// Threads that use the software NIC should have a device each.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`BrokerError::Config`] if the configuration is invalid, and [`BrokerError::Verbs`] if the completion queue
+    /// can't be created.
+    pub fn new(domain: &ProtectionDomain, config: Config, peer_count: usize, epoch: u64) -> Result<Broker> {
+        let core = Core::new(config, peer_count)?;
+        let device = domain.device();
+        let per_peer = u32::from(config.send_queue_depth) + u32::from(config.recv_queue_depth());
+        // A queue pair of a new session can exist before that of the ended one is destroyed.
+        let queue_pairs = u32::try_from(peer_count + peer_count.min(8)).unwrap_or(u32::MAX).max(1);
+        let depth = per_peer.saturating_mul(queue_pairs).min(device.attributes().max_completion_queue_depth);
+        let completion_queue = device.completion_queue(depth).events().create()?;
+        let action = "creating an epoll descriptor";
+        let watch = Watch::new().map_err(|error| BrokerError::Io { action, error })?;
+        if let Some(fd) = completion_queue.event_fd() {
+            watch.add(fd).map_err(|error| BrokerError::Io { action, error })?;
+        }
+        Ok(Broker {
+            core,
+            epoch,
+            peers: (0..peer_count).map(|_| Peer::default()).collect(),
+            domain: domain.clone(),
+            completion_queue,
+            watch,
+            returns: Arc::default(),
+            events: VecDeque::with_capacity(64),
+            closing: Vec::new(),
+            started: Instant::now(),
+            polls: 0,
+            completions: Vec::with_capacity(64),
+            payloads: Vec::with_capacity(16),
+            transfers: Vec::with_capacity(16),
+        })
+    }
+
+    /// Returns the configuration.
+    pub fn config(&self) -> &Config {
+        self.core.config()
+    }
+
+    /// Returns the epoch of this member.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Returns the protection domain of the broker's queue pairs. The memory of transfers must be registered in it.
+    pub fn protection_domain(&self) -> &ProtectionDomain {
+        &self.domain
+    }
+
+    /// Returns the number of peers.
+    pub fn peer_count(&self) -> usize {
+        self.core.peer_count()
+    }
+
+    /// Returns the epoch of a peer, if its session is open.
+    pub fn peer_epoch(&self, peer: PeerId) -> Option<u64> {
+        self.core.epoch(peer)
+    }
+
+    /// Whether requests to a peer can be posted.
+    pub fn is_open(&self, peer: PeerId) -> bool {
+        self.core.phase(peer) == Phase::Open
+    }
+
+    /// Returns the memory of the broker's state and of the message slots. The call visits all peers.
+    pub fn memory_use(&self) -> MemoryUse {
+        self.core.memory_use()
+    }
+
+    /// Starts a session with a peer: creates a queue pair, posts its receives, and returns the data that the peer needs to
+    /// [establish](Broker::establish) the session.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`BrokerError::Session`] if a session with the peer exists, and [`BrokerError::Verbs`] if the queue pair or
+    /// the message slots can't be created.
+    pub fn prepare(&mut self, peer: PeerId) -> Result<Offer> {
+        let queue_pair = self.queue_pair_builder().create()?;
+        self.prepare_with(peer, Arc::new(queue_pair), 0)
+    }
+
+    /// Returns a builder of queue pairs for the broker's sessions.
+    pub(crate) fn queue_pair_builder(&self) -> QueuePairBuilder {
+        let config = self.core.config();
+        let segments = MAX_SEGMENTS.min(self.domain.device().attributes().max_sge);
+        let builder = self.domain.queue_pair(Transport::Rc).completion_queue(&self.completion_queue);
+        let (send, recv) = (config.send_queue_depth, config.recv_queue_depth());
+        builder.depth(u32::from(send), u32::from(recv)).max_sge(segments, 1)
+    }
+
+    /// Starts a session over a queue pair that was created for this broker.
+    pub(crate) fn prepare_with(
+        &mut self,
+        peer: PeerId,
+        queue_pair: Arc<QueuePair>,
+        attempt: u64,
+    ) -> Result<Offer> {
+        let config = *self.core.config();
+        let unknown = SessionError::UnknownPeer { peer };
+        let state = self.peers.get_mut(usize::from(peer.0)).ok_or(unknown)?;
+        state.allocate(&self.domain, &config)?;
+        let credits = self.core.prepare(peer)?;
+        let endpoint = queue_pair.endpoint();
+        state.link = Some(Link { queue_pair, attempt });
+        self.post_requests();
+        self.close_sessions();
+        if self.core.phase(peer) != Phase::Preparing {
+            return Err(BrokerError::SessionLost { peer });
+        }
+        Ok(Offer { endpoint, epoch: self.epoch, credits, slot_size: config.slot_size })
+    }
+
+    /// Connects a prepared session to the queue pair of the peer's offer, and opens it.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`BrokerError::Session`] if the session is not prepared or the peer's epoch has ended,
+    /// [`BrokerError::SlotSizeMismatch`], and [`BrokerError::Verbs`] if the queue pair can't be connected. After an error,
+    /// no session exists.
+    pub fn establish(&mut self, peer: PeerId, offer: &Offer) -> Result<()> {
+        let link = self.peers.get(usize::from(peer.0)).and_then(|state| state.link.as_ref());
+        let wrong_phase = SessionError::WrongPhase { peer, expected: "being prepared" };
+        let link = link.filter(|_| self.core.phase(peer) == Phase::Preparing).ok_or(wrong_phase)?;
+        let connected = link.queue_pair.connect(&offer.endpoint).map_err(BrokerError::from);
+        let opened = connected.and_then(|()| self.open(peer, offer));
+        if opened.is_err() {
+            self.close(peer);
+        }
+        opened
+    }
+
+    /// Opens a session whose queue pair is connected.
+    pub(crate) fn open(&mut self, peer: PeerId, offer: &Offer) -> Result<()> {
+        let local = self.core.config().slot_size;
+        if offer.slot_size != local {
+            return Err(BrokerError::SlotSizeMismatch { peer, local, remote: offer.slot_size });
+        }
+        self.core.establish(peer, offer.epoch, offer.credits, self.now())?;
+        self.events.push_back(Queued::SessionOpened { peer, epoch: offer.epoch });
+        self.post_requests();
+        Ok(())
+    }
+
+    /// Ends the session with a peer, if one exists. The next poll delivers the events of its tickets.
+    pub fn close(&mut self, peer: PeerId) {
+        self.core.close(peer);
+        self.post_requests();
+        self.close_sessions();
+    }
+
+    fn now(&self) -> Time {
+        Time::ZERO + self.started.elapsed()
+    }
+}
+
+impl fmt::Debug for Broker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Broker")
+            .field("epoch", &self.epoch)
+            .field("peer_count", &self.peers.len())
+            .field("queued_event_count", &self.events.len())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,303 @@
+//! Polling: completions, events, and requests to the queue pairs.
+
+use adverb_cluster_proto::{Event as CoreEvent, LocalMemory, PeerId, Post, RecvPost, SendPost};
+use adverb_proto::types::{Completion as PlainCompletion, Qpn, SendFlags, SendOperation};
+use adverb_verbs::memory::{Buffer, Payload};
+use adverb_verbs::{Completion, Error, RecvRequest, SendRequest};
+
+use super::event::{Filter, Queued};
+use super::peer::{InFlight, Link, Peer, RequestKind, Tag};
+use super::{Broker, Event, Payloads, Result};
+
+/// The number of busy polls after which the clock is read.
+const POLLS_PER_CLOCK: u32 = 64;
+
+impl Broker {
+    /// Processes completions, delivers all events to the handler, and then posts the waiting requests of all peers. Returns
+    /// the number of events.
+    ///
+    /// The handler runs in the caller's thread. It has the broker, so it can post requests.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`BrokerError::Verbs`](super::BrokerError::Verbs) if the device failed. All sessions have ended then, and
+    /// their events were delivered.
+    pub fn poll(&mut self, handler: impl FnMut(&mut Broker, Event<'_>)) -> Result<usize> {
+        self.poll_filtered(Filter::All, handler)
+    }
+
+    /// Polls like [`poll`](Broker::poll), but delivers only the results of this side's requests, and changes of sessions.
+    /// Other events are delivered later.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`poll`](Broker::poll).
+    pub fn poll_sq(&mut self, handler: impl FnMut(&mut Broker, Event<'_>)) -> Result<usize> {
+        self.poll_filtered(Filter::Sends, handler)
+    }
+
+    /// Polls like [`poll`](Broker::poll), but delivers only messages, immediate data, and changes of sessions. Other events
+    /// are delivered later.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`poll`](Broker::poll).
+    pub fn poll_rq(&mut self, handler: impl FnMut(&mut Broker, Event<'_>)) -> Result<usize> {
+        self.poll_filtered(Filter::Receives, handler)
+    }
+
+    /// Polls like [`poll`](Broker::poll), but delivers only the events of one peer. Other events are delivered later.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`poll`](Broker::poll).
+    pub fn poll_peer(&mut self, peer: PeerId, handler: impl FnMut(&mut Broker, Event<'_>)) -> Result<usize> {
+        self.poll_filtered(Filter::Peer(peer), handler)
+    }
+
+    fn poll_filtered(
+        &mut self,
+        filter: Filter,
+        mut handler: impl FnMut(&mut Broker, Event<'_>),
+    ) -> Result<usize> {
+        let progress = self.progress();
+        let count = self.deliver(filter, &mut handler);
+        self.flush_all();
+        self.close_sessions();
+        progress.map(|()| count)
+    }
+
+    /// Processes the available completions.
+    pub(super) fn progress(&mut self) -> Result<()> {
+        let mut completions = std::mem::take(&mut self.completions);
+        let polled = self.completion_queue.poll(&mut completions);
+        let is_idle = completions.is_empty();
+        for completion in completions.drain(..) {
+            self.handle_completion(completion);
+        }
+        self.completions = completions;
+        self.polls += 1;
+        if is_idle || self.polls >= POLLS_PER_CLOCK {
+            self.polls = 0;
+            let now = self.now();
+            if self.core.poll_timeout().is_some_and(|at| at <= now) {
+                self.core.handle_timeout(now);
+            }
+        }
+        if let Err(error) = polled {
+            for index in 0..self.core.peer_count() {
+                self.core.close(PeerId(index as u16));
+            }
+            self.post_requests();
+            self.close_sessions();
+            return Err(error.into());
+        }
+        self.post_requests();
+        self.close_sessions();
+        Ok(())
+    }
+
+    fn handle_completion(&mut self, completion: Completion) {
+        let outcome = completion.outcome();
+        let (peer, wr_id, mut message) = match Tag::decode(completion.tag()) {
+            Tag::Send { peer } => {
+                let Some(state) = self.peers.get_mut(usize::from(peer)) else { return };
+                let Some(wr_id) = state.finish_send(completion.into_payload()) else { return };
+                (peer, wr_id, None)
+            }
+            Tag::Recv { peer, slot } => {
+                let Some(state) = self.peers.get_mut(usize::from(peer)) else { return };
+                let Some(wr_id) = state.recv_ids.get(usize::from(slot)) else { return };
+                state.posted_recv_count -= 1;
+                (peer, *wr_id, completion.into_buffer())
+            }
+        };
+        // The core doesn't use the queue pair number.
+        self.core.handle_completion(&PlainCompletion { wr_id, qpn: Qpn::truncate(0), outcome });
+        self.collect_events(&mut message);
+        if let (Some(buffer), Some(state)) = (message, self.peers.get_mut(usize::from(peer))) {
+            state.finish_recv(Some(buffer));
+        }
+    }
+
+    /// Queues the events of the core. `message` is the buffer of the receive that just completed.
+    fn collect_events(&mut self, message: &mut Option<Buffer>) {
+        while let Some(event) = self.core.poll_event() {
+            let queued = match event {
+                CoreEvent::Message { from, slot, length } => {
+                    let Some(buffer) = message.take() else {
+                        self.core.release(slot);
+                        continue;
+                    };
+                    Queued::Message { from, slot, buffer, length: length as usize }
+                }
+                CoreEvent::Immediate { from, immediate, length } => {
+                    Queued::Immediate { from, immediate, length }
+                }
+                CoreEvent::Completed { peer, ticket, result } => {
+                    let state = self.peers.get_mut(usize::from(peer.0));
+                    let count = state.and_then(|state| state.ticket_sizes.pop_front()).unwrap_or(0);
+                    Queued::Completed { peer, ticket, result, count }
+                }
+                CoreEvent::Unblocked { peer } => Queued::Unblocked { peer },
+                CoreEvent::SessionEnded { peer, epoch: Some(epoch), reason } => {
+                    Queued::SessionEnded { peer, epoch, reason }
+                }
+                // A session that was never open is no news for the application.
+                _ => continue,
+            };
+            self.events.push_back(queued);
+        }
+    }
+
+    /// Delivers the events that are queued now.
+    fn deliver(&mut self, filter: Filter, handler: &mut impl FnMut(&mut Broker, Event<'_>)) -> usize {
+        let (mut index, mut count) = (0, 0);
+        // Events that the handler causes are left for the next poll.
+        for _ in 0..self.events.len() {
+            let Some(event) = self.events.get(index) else { break };
+            if !filter.includes(event) {
+                index += 1;
+                continue;
+            }
+            let Some(event) = self.events.remove(index) else { break };
+            count += 1;
+            self.deliver_event(event, handler);
+        }
+        count
+    }
+
+    fn deliver_event(&mut self, event: Queued, handler: &mut impl FnMut(&mut Broker, Event<'_>)) {
+        match event {
+            Queued::Message { from, slot, buffer, length } => {
+                let bytes = buffer.get(..length).unwrap_or_default();
+                handler(self, Event::Message { from, bytes });
+                if let Some(state) = self.peers.get_mut(usize::from(from.0)) {
+                    state.finish_recv(Some(buffer));
+                }
+                self.core.release(slot);
+            }
+            Queued::Completed { peer, ticket, result, count } => {
+                let mut payloads = std::mem::take(&mut self.payloads);
+                if let Some(state) = self.peers.get_mut(usize::from(peer.0)) {
+                    let count = count.min(state.finished_transfers.len());
+                    payloads.extend(state.finished_transfers.drain(..count));
+                }
+                let drain = Payloads(payloads.drain(..));
+                handler(self, Event::Completed { peer, ticket, result, payloads: drain });
+                self.payloads = payloads;
+            }
+            Queued::Immediate { from, immediate, length } => {
+                handler(self, Event::Immediate { from, immediate, length });
+            }
+            Queued::Unblocked { peer } => handler(self, Event::Unblocked { peer }),
+            Queued::SessionOpened { peer, epoch } => handler(self, Event::SessionOpened { peer, epoch }),
+            Queued::SessionEnded { peer, epoch, reason } => {
+                handler(self, Event::SessionEnded { peer, epoch, reason });
+            }
+        }
+    }
+
+    /// Posts the requests that the core returns.
+    pub(super) fn post_requests(&mut self) {
+        while let Some(post) = self.core.poll_post() {
+            let (peer, posted) = match post {
+                Post::Receives { peer, requests, .. } => {
+                    (peer, post_receives(peer, self.peers.get_mut(usize::from(peer.0)), requests))
+                }
+                Post::Sends { peer, requests, .. } => {
+                    (peer, post_sends(peer, self.peers.get_mut(usize::from(peer.0)), requests))
+                }
+                // Polled completions may hold payloads of the session, so it is closed after them.
+                Post::Close { peer } => {
+                    self.closing.push(peer);
+                    (peer, Ok(()))
+                }
+            };
+            if let Err(error) = posted {
+                tracing::warn!(%peer, %error, "posting requests failed: the session ends");
+                self.core.close(peer);
+            }
+        }
+        self.collect_events(&mut None);
+    }
+
+    /// Destroys the queue pairs of ended sessions. All polled completions must have been processed.
+    pub(super) fn close_sessions(&mut self) {
+        while let Some(peer) = self.closing.pop() {
+            if let Some(state) = self.peers.get_mut(usize::from(peer.0)) {
+                state.close();
+            }
+            // The core asked for it.
+            let closed = self.core.handle_closed(peer);
+            debug_assert!(closed.is_ok());
+            self.collect_events(&mut None);
+        }
+    }
+}
+
+fn post_receives(peer: PeerId, state: Option<&mut Peer>, requests: &[RecvPost]) -> Result<(), Error> {
+    let Some(Peer { link: Some(link), free_recv_buffers, recv_ids, posted_recv_count, .. }) = state else {
+        return Ok(());
+    };
+    let missing = || Error::InvalidRequest { reason: "a receive slot has no buffer".into() };
+    if free_recv_buffers.len() < requests.len() {
+        return Err(missing());
+    }
+    let requests = requests.iter().filter_map(|&RecvPost { wr_id, slot }| {
+        *recv_ids.get_mut(usize::from(slot))? = wr_id;
+        *posted_recv_count += 1;
+        let buffer = free_recv_buffers.pop()?;
+        Some(RecvRequest::new(buffer).tag(Tag::Recv { peer: peer.0, slot }.encode()))
+    });
+    let Err(refused) = link.queue_pair.post_recvs(requests) else { return Ok(()) };
+    *posted_recv_count -= refused.requests.len();
+    let buffers = refused.requests.into_iter().filter_map(|request| request.into_payload().into_buffer());
+    free_recv_buffers.extend(buffers);
+    Err(refused.error)
+}
+
+fn post_sends(peer: PeerId, state: Option<&mut Peer>, requests: &[SendPost]) -> Result<(), Error> {
+    let Some(state) = state else { return Ok(()) };
+    let Peer { link: Some(Link { queue_pair, .. }), waiting_messages, waiting_transfers, in_flight, .. } =
+        state
+    else {
+        return Ok(());
+    };
+    let tag = Tag::Send { peer: peer.0 }.encode();
+    let requests = requests.iter().map(|&SendPost { wr_id, operation, flags, local }| {
+        let (kind, payload) = match local {
+            LocalMemory::None => (RequestKind::Control, Payload::Empty),
+            LocalMemory::Slot { index, .. } => {
+                let buffer = waiting_messages.get_mut(usize::from(index)).and_then(Option::take);
+                (RequestKind::Message, buffer.map_or(Payload::Empty, Payload::from))
+            }
+            LocalMemory::Segment(_) => {
+                (RequestKind::Transfer, waiting_transfers.pop_front().unwrap_or_default())
+            }
+        };
+        in_flight.push_back(InFlight { wr_id, kind });
+        let request = send_request(operation, payload).tag(tag);
+        if flags.contains(SendFlags::SIGNALED) { request } else { request.unsignaled() }
+    });
+    let Err(refused) = queue_pair.post_sends(requests) else { return Ok(()) };
+    state.unposted = refused.requests.into_iter().map(SendRequest::into_payload).collect();
+    Err(refused.error)
+}
+
+fn send_request(operation: SendOperation, payload: Payload) -> SendRequest {
+    match operation {
+        SendOperation::SendWithImm(immediate) => SendRequest::send_with_imm(payload, immediate),
+        SendOperation::Write(remote) => SendRequest::write(payload, remote),
+        SendOperation::WriteWithImm(remote, immediate) => {
+            SendRequest::write_with_imm(payload, remote, immediate)
+        }
+        SendOperation::Read(remote) => SendRequest::read(payload, remote),
+        SendOperation::CompareSwap { remote, compare, swap } => {
+            SendRequest::compare_swap(payload, remote, compare, swap)
+        }
+        SendOperation::FetchAdd { remote, add } => SendRequest::fetch_add(payload, remote, add),
+        // The core uses no other operation.
+        _ => SendRequest::send(payload),
+    }
+}

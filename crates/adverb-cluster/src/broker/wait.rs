@@ -1,0 +1,87 @@
+//! Waiting for events.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use adverb_verbs::ArmFor;
+use adverb_verbs::internal::{Deadline, wait_either};
+
+use super::{Broker, BrokerError, Result};
+
+/// The number of polls before a waiting thread yields.
+const SPIN_POLLS: u32 = 200;
+/// The number of polls, each followed by a yield, before a waiting thread sleeps.
+const YIELD_POLLS: u32 = 20;
+
+impl Broker {
+    /// Waits until [`poll`](Broker::poll) has events to deliver, and posts the waiting requests of all peers. Returns
+    /// `false` if the timeout expires first. A `timeout` of `Duration::MAX` means no limit.
+    ///
+    /// The thread polls for a few microseconds, then yields to other threads, and then sleeps.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`BrokerError::Verbs`] if the device failed, and [`BrokerError::Io`] if the system call failed.
+    pub fn wait(&mut self, timeout: Duration) -> Result<bool> {
+        let deadline = Deadline::new(timeout);
+        self.flush_all();
+        for attempt in 0..SPIN_POLLS + YIELD_POLLS {
+            if self.has_events()? {
+                return Ok(true);
+            }
+            if attempt < SPIN_POLLS {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        loop {
+            if self.arm()? {
+                return Ok(true);
+            }
+            let left = deadline.left();
+            if left.is_zero() {
+                return Ok(false);
+            }
+            let until_timer = self.core.poll_timeout().map(|at| at - self.now());
+            let pause = until_timer.map_or(left, |until| until.min(left));
+            let pause = Some(pause).filter(|pause| *pause != Duration::MAX);
+            wait_either(self.watch.as_fd(), None, pause)
+                .map_err(|error| BrokerError::Io { action: "waiting for a completion", error })?;
+        }
+    }
+
+    /// Prepares to wait for [`fd`](Broker::fd) in an event loop, and posts the waiting requests of all peers. Returns `true`
+    /// if [`poll`](Broker::poll) has events to deliver already: the caller must poll instead of waiting.
+    ///
+    /// The descriptor signals completions only. The caller also polls after the time that
+    /// [`timeout`](Broker::timeout) returns.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`BrokerError::Verbs`] if the device failed.
+    pub fn arm(&mut self) -> Result<bool> {
+        while self.completion_queue.try_event()? {}
+        self.completion_queue.arm(ArmFor::Any)?;
+        // A completion that arrived before the queue was armed causes no event.
+        self.has_events()
+    }
+
+    /// Returns the descriptor that becomes readable when completions arrive after [`arm`](Broker::arm).
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.watch.as_fd()
+    }
+
+    /// Returns the time after which the caller must poll even if no completion arrives, or `None` if there is no such time.
+    pub fn timeout(&self) -> Option<Duration> {
+        self.core.poll_timeout().map(|at| at - self.now())
+    }
+
+    fn has_events(&mut self) -> Result<bool> {
+        self.progress()?;
+        // Credits that completions granted, for example.
+        self.flush_all();
+        self.close_sessions();
+        Ok(!self.events.is_empty())
+    }
+}
