@@ -25,6 +25,7 @@ mod net;
 mod newcomer;
 mod overhead;
 mod package;
+mod pictures;
 mod probe;
 mod probe_vm;
 mod sanitizer;
@@ -94,6 +95,8 @@ enum Command {
     Sim(sim::Args),
     /// Run processes under load over a lossy network, and kill some of them.
     Soak(soak::Args),
+    /// Make the pictures of `adverb ping` and of the dashboard's data in docs/pictures.
+    Pictures(pictures::Args),
     /// Check that `adverb ping` names the lossy spine of a leaf-spine network, and count the probes that it needs.
     Spine(spine::Args),
     /// Measure probes: injected and reported delays, restarts, CPU time and memory.
@@ -161,6 +164,7 @@ impl Command {
             Self::ProbeVm(args) => return probe_vm::run(&args),
             Self::Sim(args) => sim::run(&args)?,
             Self::Soak(args) => soak::run(&args)?,
+            Self::Pictures(args) => pictures::run(&args)?,
             Self::Spine(args) => spine::run(&args)?,
             Self::Probe(args) => probe::run(&args)?,
             Self::Traffic => traffic::run()?,

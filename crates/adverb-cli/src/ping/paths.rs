@@ -187,14 +187,10 @@ impl Paths {
         for named in &self.named {
             _ = writeln!(text, "{}", self.named_text(named, summaries));
             let error = match named.error {
-                ..1e-6 => "< 0.0001 %".to_owned(),
-                error => format!("{:.4} %", 100.0 * error),
+                ..1e-6 => "below 0.0001 %".to_owned(),
+                error => format!("at most {:.4} %", 100.0 * error),
             };
-            _ = writeln!(
-                text,
-                "  named after {} probes; probability of an error at most {error}",
-                named.after
-            );
+            _ = writeln!(text, "  named after {} probes; probability of an error {error}", named.after);
             if named.direction == Direction::Return {
                 _ = writeln!(
                     text,
