@@ -181,7 +181,7 @@ fn a_responder_ends_the_trace_and_its_device_counts_no_error_also_with_ipv6() {
     drop(responder);
 
     // IPv6 without a responder, with the default limit of ICMPv6 messages: 4 per second to a network of 64 bits.
-    let output = network.traceroute(&[H2_V6, "--paths", "16", "--json"]);
+    let output = network.traceroute(&[H2_V6, "--paths", "16", "--timeout", "1", "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_paths(&network, &report, [H1_V6, H2_V6], &PATHS_V6);

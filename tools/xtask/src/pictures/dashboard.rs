@@ -27,9 +27,11 @@ const RATE_INTERVAL: &str = "10s";
 struct Panel {
     title: String,
     unit: String,
-    /// The name of each line, and its points: seconds since the start, and the value.
-    lines: Vec<(String, Vec<(f64, f64)>)>,
+    lines: Vec<Line>,
 }
+
+/// The name of a line, and its points: seconds since the start, and the value.
+type Line = (String, Vec<(f64, f64)>);
 
 /// Runs the exporter and Prometheus while parts fail, and returns the picture.
 pub(super) fn picture(network: &LeafSpine, program: &str, responder: &Process) -> Result<String> {
@@ -108,7 +110,7 @@ fn panels(network: &LeafSpine, start: f64) -> Result<Vec<Panel>> {
 }
 
 /// Returns the lines of a query.
-fn query(network: &LeafSpine, target: &Value, start: f64) -> Result<Vec<(String, Vec<(f64, f64)>)>> {
+fn query(network: &LeafSpine, target: &Value, start: f64) -> Result<Vec<Line>> {
     let expression = target["expr"].as_str().context("no query")?;
     let expression = expression.replace("$__rate_interval", RATE_INTERVAL);
     let expression = expression.replace("$instance", ".*").replace("$device", ".*");
