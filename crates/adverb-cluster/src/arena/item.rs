@@ -40,6 +40,14 @@ struct Allocation {
 ///
 /// Remote keys are for whole segments, so a peer with access to the segment can access the bytes even now, if it computes
 /// their offset. Therefore a draft isn't a `[u8]` either: bytes are copied.
+///
+/// ```compile_fail,E0599
+/// # fn example(arena: adverb::cluster::Arena) -> Result<(), adverb::cluster::ArenaError> {
+/// let draft = arena.alloc(8)?;
+/// let ptr = draft.remote_ptr(); // a draft has no pointer
+/// # Ok(())
+/// # }
+/// ```
 pub struct Draft(Allocation);
 
 /// A published item, to which peers may have a [`RemotePtr`]. Dropping it frees the memory.

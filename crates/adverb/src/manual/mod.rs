@@ -24,6 +24,7 @@
 //! | [`failure`] | ends of connections, errors, reconnecting, several paths |
 //! | [`devices`] | the device of a connection, and the choice of another device |
 //! | [`security`] | authentication, and the limits of protection |
+//! | [`clusters`] | servers that use each other's memory |
 //! | [`fabric_health`] | probing RDMA paths: is it the network, or a host |
 //! | [`work_queues`] | how a work request becomes packets and a completion |
 //! | [`reading_a_trace`] | seeing it: traces, and the signs of trouble in them |
@@ -33,6 +34,8 @@
 //! Each chapter uses [`net::blocking`](crate::net::blocking), for threads. With the feature `tokio`, which is on by default,
 //! `adverb::net` has the same names and methods for tasks: add `.await`.
 
+#[doc = include_str!("clusters.md")]
+pub mod clusters {}
 #[doc = include_str!("devices.md")]
 pub mod devices {}
 #[doc = include_str!("fabric_health.md")]
@@ -139,6 +142,17 @@ mod tests {
         "SendSecondAckPacket",
     ];
 
+    /// The names in RDMALib's example that are about memory.
+    const RDMALIB_MEMORY: &[&str] = &[
+        "rdma_backing_mem",
+        "nrdma_buf_total",
+        "nrdma_buf_unit",
+        "NovaMemManager",
+        "slabclassid",
+        "ItemAlloc",
+        "FreeItem",
+    ];
+
     #[test]
     fn every_call_of_snowrdma_has_a_row() {
         let table = include_str!("from_snowrdma.md");
@@ -149,15 +163,23 @@ mod tests {
 
     #[test]
     fn every_function_of_rpingmesh_has_a_row_with_a_counterpart_that_exists() {
-        let table = include_str!("fabric_health.md");
-        for name in RPINGMESH {
+        check_counterparts(include_str!("fabric_health.md"), RPINGMESH);
+    }
+
+    #[test]
+    fn every_call_of_rdmalib_has_a_row_with_a_counterpart_that_exists() {
+        check_counterparts(include_str!("clusters.md"), RDMALIB_MEMORY);
+    }
+
+    /// Checks that each name has a row in a table, and that the code in the row's second column is defined.
+    fn check_counterparts(table: &str, names: &[&str]) {
+        for name in names {
             assert!(table.contains(&format!("| `{name}` | ")), "{name} has none");
         }
         // The counterparts' names are in the sources.
         let sources = sources(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-        let rows = table
-            .lines()
-            .filter(|line| RPINGMESH.iter().any(|name| line.starts_with(&format!("| `{name}` |"))));
+        let rows =
+            table.lines().filter(|line| names.iter().any(|name| line.starts_with(&format!("| `{name}` |"))));
         for row in rows {
             let counterpart = row.split('|').nth(2).unwrap_or_default();
             for (index, code) in counterpart.split('`').enumerate() {
@@ -184,9 +206,10 @@ mod tests {
     /// The sources of the crates that the manual names.
     fn sources(crates: &str) -> String {
         let mut text = String::new();
-        let mut directories: Vec<std::path::PathBuf> = ["adverb-probe", "adverb-verbs", "adverb-proto"]
-            .map(|name| format!("{crates}/{name}/src").into())
-            .into();
+        let mut directories: Vec<std::path::PathBuf> =
+            ["adverb-cluster", "adverb-probe", "adverb-verbs", "adverb-proto"]
+                .map(|name| format!("{crates}/{name}/src").into())
+                .into();
         while let Some(directory) = directories.pop() {
             for entry in std::fs::read_dir(directory).expect("a directory of sources") {
                 let path = entry.expect("an entry").path();
