@@ -275,8 +275,8 @@ impl Arena {
     #[inline]
     pub fn alloc_in(&self, partition: usize, len: usize) -> Result<Draft> {
         let heap = &self.0.0.heap;
-        let max = heap.classes().max_size();
-        let class = heap.classes().class_of(len).ok_or(ArenaError::ItemTooLarge { len, max })?;
+        let too_large = || ArenaError::ItemTooLarge { len, max: heap.classes().max_size() };
+        let class = heap.classes().class_of(len).ok_or_else(too_large)?;
         let size = heap.classes().size(class);
         match heap.alloc(partition, class, len) {
             Some((slot, slab)) => Ok(Draft::new(slab, slot, slot.offset(size), len as u32)),

@@ -28,7 +28,8 @@ pub(crate) struct SizeClasses {
     sizes: Box<[u32]>,
     /// The classes of short items, by their length in units of the alignment.
     table: Box<[u16]>,
-    item_align: usize,
+    /// The alignment is 1 shifted by this: a shift is faster than a division.
+    align_shift: u32,
 }
 
 /// The maximum number of entries of [`SizeClasses::table`].
@@ -83,13 +84,14 @@ impl SizeClasses {
         let table_len = TABLE_LEN.min(slab_size / item_align + 1);
         let class_of = |len| sizes.partition_point(|size| (*size as usize) < len) as u16;
         let table = (0..table_len).map(|units| class_of(units * item_align)).collect();
-        Ok(SizeClasses { sizes: sizes.into(), table, item_align })
+        Ok(SizeClasses { sizes: sizes.into(), table, align_shift: item_align.trailing_zeros() })
     }
 
     /// Returns the class of items of `len` bytes, or `None` if they are longer than a slab.
     #[inline]
     pub(crate) fn class_of(&self, len: usize) -> Option<u16> {
-        if let Some(class) = self.table.get(len.div_ceil(self.item_align)) {
+        let units = len.saturating_add((1 << self.align_shift) - 1) >> self.align_shift;
+        if let Some(class) = self.table.get(units) {
             return Some(*class);
         }
         if len > self.max_size() {

@@ -158,8 +158,12 @@ impl<T> Partition<T> {
         match slab.state {
             State::Listed if used_count > 0 => Ok(Freed::Kept),
             State::Listed => {
-                self.unlink(place);
-                Ok(self.link_empty(place, class))
+                // A slab that is the last one stays: the slabs before it aren't empty.
+                if list.tail != place {
+                    self.unlink(place);
+                    self.link(place, class, End::Back);
+                }
+                Ok(self.count_empty(class))
             }
             State::Full => {
                 slab.state = State::Listed;
@@ -259,6 +263,12 @@ impl<T> Partition<T> {
     /// Adds a slab without items to the end of its list.
     fn link_empty(&mut self, place: u32, class: u16) -> Freed<T> {
         self.link(place, class, End::Back);
+        self.count_empty(class)
+    }
+
+    /// Counts one more empty slab.
+    #[inline]
+    fn count_empty(&mut self, class: u16) -> Freed<T> {
         let list = &mut self.classes[class as usize];
         list.empty_count += 1;
         if list.empty_count > 1 { Freed::Surplus(class) } else { Freed::Kept }
