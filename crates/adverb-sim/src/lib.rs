@@ -25,7 +25,8 @@
 //!   invalidated window.
 //!
 //! [`run_congestion`] runs several senders over one slow link, and checks that they reduce their rates and recover.
-//! [`run_cm`] runs connection managers over a fabric with faults. [`attack`] sends malformed and hostile packets to a
+//! [`run_cm`] runs connection managers over a fabric with faults. [`run_cluster`] runs the brokers of a cluster on modeled
+//! queue pairs. [`attack`] sends malformed and hostile packets to a
 //! device, and [`attack_cm`] sends hostile messages to a connection manager.
 //!
 //! ```
@@ -41,6 +42,7 @@
 mod actor;
 mod area;
 mod atomics;
+mod cluster;
 mod cm;
 mod congestion;
 mod fabric;
@@ -49,12 +51,16 @@ mod messages;
 mod model;
 mod oracle;
 mod random;
+mod rc_model;
 mod runner;
 mod scenario;
 mod schedule;
 mod setup;
 mod world;
 
+pub use cluster::{
+    ClusterOutcome, ClusterScale, ClusterTotals, run_cluster, run_cluster_scale, run_cluster_seeds,
+};
 pub use cm::{
     CM_ATTACK_TCP_SERVICE_ID, CM_ATTACK_UDP_SERVICE_ID, CmAttackReport, CmMessageGenerator, CmOutcome,
     attack_cm, attack_cm_from_bytes, run_cm,

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use adverb_sim::{
-    CONGESTION_SEED_INTERVAL, Scenario, Totals, run, run_attacks, run_cm, run_congestion, run_seeds, shrink,
+    CONGESTION_SEED_INTERVAL, Scenario, Totals, run, run_attacks, run_cluster, run_cluster_scale,
+    run_cluster_seeds, run_cm, run_congestion, run_seeds, shrink,
 };
 
 /// The command-line options.
@@ -18,6 +19,9 @@ struct Args {
     attack: bool,
     packets: Option<u64>,
     seconds: Option<u64>,
+    cluster: bool,
+    members: Option<u64>,
+    rounds: u64,
 }
 
 const USAGE: &str = "\
@@ -25,7 +29,10 @@ usage: adverb-sim [--seeds N] [--first S] [--threads T]       run N seeds, start
        adverb-sim --seed S [--mutant NAME]                    run one seed, and print its trace
        adverb-sim --mutants [--seeds N] [--first S]           inject each mutation of the engine in turn
        adverb-sim --attack [--packets N] [--seconds S] [--first S]
-                                                              attack devices with hostile packets";
+                                                              attack devices with hostile packets
+       adverb-sim --cluster [--seeds N] [--seed S] [--mutants]
+                                                              the same for the brokers of clusters
+       adverb-sim --cluster --members N [--rounds R]          send R messages between each pair of N members";
 
 fn parse() -> Result<Args, String> {
     let mut args = Args {
@@ -38,6 +45,9 @@ fn parse() -> Result<Args, String> {
         attack: false,
         packets: None,
         seconds: None,
+        cluster: false,
+        members: None,
+        rounds: 20,
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -52,6 +62,9 @@ fn parse() -> Result<Args, String> {
             "--mutants" => args.mutants = true,
             "--attack" => args.attack = true,
             "--packets" => args.packets = Some(number(value()?)?),
+            "--cluster" => args.cluster = true,
+            "--members" => args.members = Some(number(value()?)?),
+            "--rounds" => args.rounds = number(value()?)?,
             "--seconds" => args.seconds = Some(number(value()?)?),
             _ => return Err(format!("unknown option {word}")),
         }
@@ -69,6 +82,8 @@ fn main() -> ExitCode {
     };
     let passed = if args.attack {
         attack(&args)
+    } else if args.cluster {
+        cluster(&args)
     } else if args.mutants {
         mutants(&args)
     } else if let Some(seed) = args.seed {
@@ -87,14 +102,75 @@ fn attack(args: &Args) -> bool {
     let packets = args.packets.unwrap_or(if until.is_some() { 1 << 50 } else { 1_000_000 });
     let (report, failures) = run_attacks(args.first, packets, until, args.threads);
     println!("{report}");
-    let peak = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let peak = peak.lines().find_map(|line| line.strip_prefix("VmHWM:")).map_or("unknown", str::trim);
-    println!("{:.1} s, peak memory {peak}", start.elapsed().as_secs_f64());
+    println!("{:.1} s, peak memory {}", start.elapsed().as_secs_f64(), peak_memory());
     for (seed, what) in failures.iter().take(10) {
         println!("--first {seed} --packets 1: {what}");
     }
     println!("{} violations", failures.len());
     failures.is_empty()
+}
+
+/// Runs the brokers of clusters.
+fn cluster(args: &Args) -> bool {
+    if let Some(members) = args.members {
+        return match run_cluster_scale(members as usize, args.rounds as u32) {
+            Ok(figures) => {
+                println!("{figures}");
+                println!("peak memory of the process: {}", peak_memory());
+                true
+            }
+            Err(what) => {
+                println!("violation: {what}");
+                false
+            }
+        };
+    }
+    if args.mutants {
+        return cluster_mutants(args);
+    }
+    if let Some(seed) = args.seed {
+        return select_cluster(args.mutant.as_deref()) && replay_cluster(seed);
+    }
+    many_brokers(args)
+}
+
+/// Runs the brokers of many seeds.
+fn many_brokers(args: &Args) -> bool {
+    let start = Instant::now();
+    let totals = run_cluster_seeds(args.first..args.first + args.seeds, args.threads, 10);
+    println!("{totals}");
+    println!("{} violations in {:.1} s", totals.violations.len(), start.elapsed().as_secs_f64());
+    for (seed, what) in &totals.violations {
+        println!("seed {seed}: {what}");
+    }
+    totals.violations.is_empty()
+}
+
+/// Runs the brokers of one seed, and prints their trace.
+fn replay_cluster(seed: u64) -> bool {
+    let outcome = run_cluster(seed, true);
+    for line in &outcome.trace {
+        println!("{line}");
+    }
+    println!(
+        "seed {seed}: {} members, {} messages, {} tickets, {} faults, digest {:#018x}",
+        outcome.member_count,
+        outcome.message_count,
+        outcome.ticket_count,
+        outcome.fault_count,
+        outcome.digest
+    );
+    match &outcome.violation {
+        Some(what) => println!("violation: {what}"),
+        None => println!("no violation"),
+    }
+    outcome.violation.is_none()
+}
+
+/// Returns the peak memory of the process, as the kernel formats it.
+fn peak_memory() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    status.lines().find_map(|line| line.strip_prefix("VmHWM:")).map_or("unknown", str::trim).to_owned()
 }
 
 /// Runs many seeds, and prints the first failing one after shrinking it.
@@ -113,7 +189,7 @@ fn many(args: &Args) -> bool {
     {
         replay_cm(*seed);
     }
-    totals.violations.is_empty()
+    many_brokers(args) & totals.violations.is_empty()
 }
 
 fn print_totals(totals: &Totals, start: Instant) {
@@ -182,7 +258,7 @@ fn replay(seed: u64, mutant: Option<&str>) -> bool {
         }
         None => println!("no violation"),
     }
-    replay_congestion(seed) & replay_cm(seed) & outcome.violation.is_none()
+    replay_congestion(seed) & replay_cm(seed) & replay_cluster(seed) & outcome.violation.is_none()
 }
 
 /// Runs the connection managers of one seed, and prints their trace.
@@ -232,13 +308,30 @@ fn show_smallest(seed: u64) {
 #[cfg(feature = "mutants")]
 fn select(mutant: Option<&str>) -> bool {
     use adverb_proto::mutation::{Mutation, select};
-    let Some(name) = mutant else { return true };
-    let found = Mutation::ALL.iter().find(|mutation| format!("{mutation:?}") == name);
+    select_by_name(mutant, Mutation::ALL, select)
+}
+
+#[cfg(feature = "mutants")]
+fn select_cluster(mutant: Option<&str>) -> bool {
+    use adverb_cluster_proto::mutation::{Mutation, select};
+    select_by_name(mutant, Mutation::ALL, select)
+}
+
+/// Selects the mutation with this name, if there is a name.
+#[cfg(feature = "mutants")]
+fn select_by_name<M: Copy + std::fmt::Debug>(name: Option<&str>, all: &[M], select: fn(Option<M>)) -> bool {
+    let Some(name) = name else { return true };
+    let found = all.iter().find(|mutation| format!("{mutation:?}") == name);
     select(found.copied());
     if found.is_none() {
         eprintln!("unknown mutant {name}");
     }
     found.is_some()
+}
+
+#[cfg(not(feature = "mutants"))]
+fn select_cluster(mutant: Option<&str>) -> bool {
+    select(mutant)
 }
 
 #[cfg(not(feature = "mutants"))]
@@ -259,21 +352,39 @@ fn violation(seed: u64) -> Option<String> {
     run_cm(seed, false).violation.or_else(engine).or_else(slow_link)
 }
 
-/// Injects each mutation in turn, and prints the seed that detects it.
+/// Injects each mutation of the engine in turn, and prints the seed that detects it.
 #[cfg(feature = "mutants")]
 fn mutants(args: &Args) -> bool {
     use adverb_proto::mutation::{Mutation, select};
+    inject_each(args, Mutation::ALL, select, violation) & cluster_mutants(args)
+}
+
+/// Injects each mutation of the broker in turn, and prints the seed that detects it.
+#[cfg(feature = "mutants")]
+fn cluster_mutants(args: &Args) -> bool {
+    use adverb_cluster_proto::mutation::{Mutation, select};
+    inject_each(args, Mutation::ALL, select, |seed| run_cluster(seed, false).violation)
+}
+
+/// Injects each mutation in turn, and prints the seed that detects it.
+#[cfg(feature = "mutants")]
+fn inject_each<M: Copy + std::fmt::Debug + Sync>(
+    args: &Args,
+    all: &[M],
+    select: fn(Option<M>),
+    violation: fn(u64) -> Option<String>,
+) -> bool {
     use std::sync::Mutex;
 
     let start = Instant::now();
-    let queue = Mutex::new(Mutation::ALL.iter());
+    let queue = Mutex::new(all.iter());
     let survivors = Mutex::new(0);
     let work = || {
         loop {
             let next = queue.lock().map(|mut queue| queue.next().copied()).ok().flatten();
             let Some(mutation) = next else { break };
             select(Some(mutation));
-            // A mutation may also make the engine panic, which counts as detected.
+            // A mutation may also cause a panic, which counts as detected.
             let caught = (args.first..args.first + args.seeds).find_map(|seed| {
                 let outcome = std::panic::catch_unwind(|| violation(seed));
                 match outcome {
@@ -299,7 +410,7 @@ fn mutants(args: &Args) -> bool {
         }
     });
     let survivors = survivors.into_inner().unwrap_or(1);
-    let total = Mutation::ALL.len();
+    let total = all.len();
     println!("{} of {total} mutants caught in {:.1} s", total - survivors, start.elapsed().as_secs_f64());
     survivors == 0
 }
@@ -308,4 +419,9 @@ fn mutants(args: &Args) -> bool {
 fn mutants(_: &Args) -> bool {
     eprintln!("built without the feature `mutants`: add `--features mutants`");
     false
+}
+
+#[cfg(not(feature = "mutants"))]
+fn cluster_mutants(args: &Args) -> bool {
+    mutants(args)
 }

@@ -21,6 +21,15 @@ pub(crate) struct Args {
     /// With --seed: inject this mutation.
     #[arg(long, requires = "seed", value_name = "NAME")]
     mutant: Option<String>,
+    /// Run only the brokers of clusters.
+    #[arg(long)]
+    cluster: bool,
+    /// With --cluster: send messages between each pair of this many members, and print time and memory.
+    #[arg(long, requires = "cluster", value_name = "N", conflicts_with_all = ["mutants", "seed"])]
+    members: Option<u64>,
+    /// With --members: the number of messages from each member to each other member.
+    #[arg(long, requires = "members", default_value_t = 20)]
+    rounds: u64,
     /// Number of threads.
     #[arg(long, default_value_t = 2)]
     threads: u64,
@@ -33,6 +42,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         command.args(["--features", "mutants"]);
     }
     command.arg("--").arg("--threads").arg(args.threads.to_string());
+    if args.cluster {
+        command.arg("--cluster");
+    }
+    if let Some(members) = args.members {
+        command.args(["--members", &members.to_string(), "--rounds", &args.rounds.to_string()]);
+    }
     match args.seed {
         Some(seed) => {
             command.arg("--seed").arg(seed.to_string());

@@ -1,0 +1,146 @@
+//! The memory of a member, as its application and its NIC access it.
+
+use adverb_cluster_proto::Config;
+use adverb_proto::types::{RemoteAddress, RemoteMemory, Segment};
+
+use crate::rc_model::NicMemory;
+
+/// The bytes that each peer may write and read in a member's exposed memory: 64 bytes, and two words for atomics.
+pub(super) const AREA: usize = 80;
+/// The size of a local buffer of a transfer.
+pub(super) const BUFFER: usize = 64;
+
+/// The content of a local buffer that belongs to no transfer.
+const UNUSED: u8 = 0xdd;
+
+/// A member's memory: the exposed areas, the message slots, and the buffers of transfers.
+#[derive(Debug)]
+pub(super) struct MemberMemory {
+    bytes: Vec<u8>,
+    key: u32,
+    exposed: usize,
+    slots: usize,
+    slots_per_peer: usize,
+    slot_size: usize,
+    send_slots: usize,
+    buffers: usize,
+    /// Whether a transfer uses the buffer.
+    in_use: Vec<bool>,
+    free: Vec<usize>,
+    /// The first access that the rules forbid.
+    pub(super) violation: Option<String>,
+}
+
+impl MemberMemory {
+    pub(super) fn new(config: &Config, member_count: usize, key: u32, fill: u64) -> MemberMemory {
+        let exposed = member_count * AREA;
+        let slot_size = config.slot_size as usize;
+        let slots_per_peer = usize::from(config.send_slots) + usize::from(config.recv_queue_depth());
+        let buffers = exposed + member_count * slots_per_peer * slot_size;
+        let buffer_count =
+            member_count * (usize::from(config.queue_depth) + usize::from(config.send_queue_depth));
+        let mut bytes = vec![UNUSED; buffers + buffer_count * BUFFER];
+        for (index, byte) in bytes[..exposed].iter_mut().enumerate() {
+            *byte = (fill.rotate_left(index as u32) >> 7) as u8;
+        }
+        MemberMemory {
+            bytes,
+            key,
+            exposed,
+            slots: exposed,
+            slots_per_peer,
+            slot_size,
+            send_slots: usize::from(config.send_slots),
+            buffers,
+            in_use: vec![false; buffer_count],
+            free: (0..buffer_count).rev().collect(),
+            violation: None,
+        }
+    }
+
+    /// Returns the range of a peer's area, from `offset` in it.
+    pub(super) fn remote_range(&self, peer: usize, offset: usize, len: usize) -> RemoteMemory {
+        RemoteMemory { addr: (peer * AREA + offset) as u64, rkey: self.key, len: len as u64 }
+    }
+
+    /// Returns the bytes of a peer's area.
+    pub(super) fn area(&self, peer: usize) -> &[u8] {
+        &self.bytes[peer * AREA..(peer + 1) * AREA]
+    }
+
+    pub(super) fn send_slot(&self, peer: usize, index: u16, length: u32) -> Segment {
+        let slot = peer * self.slots_per_peer + usize::from(index);
+        Segment { addr: (self.slots + slot * self.slot_size) as u64, length, lkey: 0 }
+    }
+
+    pub(super) fn recv_slot(&self, peer: usize, index: u16) -> Segment {
+        self.send_slot(peer, self.send_slots as u16 + index, self.slot_size as u32)
+    }
+
+    pub(super) fn bytes(&self, segment: Segment) -> &[u8] {
+        let start = segment.addr as usize;
+        &self.bytes[start..start + segment.length as usize]
+    }
+
+    /// Writes bytes of the application.
+    pub(super) fn write(&mut self, segment: Segment, bytes: &[u8]) {
+        let start = segment.addr as usize;
+        self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Takes a buffer for a transfer.
+    pub(super) fn take_buffer(&mut self, length: usize) -> Option<Segment> {
+        let index = self.free.pop()?;
+        self.in_use[index] = true;
+        Some(Segment { addr: (self.buffers + index * BUFFER) as u64, length: length as u32, lkey: 0 })
+    }
+
+    /// Returns a buffer of a transfer that ended. Its content changes, so that a later access of the NIC is noticed.
+    pub(super) fn put_buffer(&mut self, segment: Segment) {
+        let index = (segment.addr as usize - self.buffers) / BUFFER;
+        self.in_use[index] = false;
+        self.free.push(index);
+        let start = self.buffers + index * BUFFER;
+        self.bytes[start..start + BUFFER].fill(UNUSED);
+    }
+
+    fn check_buffer(&mut self, segment: Segment) {
+        let Some(offset) = (segment.addr as usize).checked_sub(self.buffers) else { return };
+        if !self.in_use[offset / BUFFER] && self.violation.is_none() {
+            self.violation = Some("the NIC accessed the buffer of a ticket that had ended".to_owned());
+        }
+    }
+
+    fn check_remote(&mut self, remote: RemoteAddress, length: usize) -> Option<usize> {
+        let start = remote.addr as usize;
+        let is_valid = remote.rkey == self.key && start + length <= self.exposed;
+        if !is_valid && self.violation.is_none() {
+            let what = if remote.rkey == self.key { "an invalid range" } else { "a stale epoch" };
+            self.violation = Some(format!("access with {what}"));
+        }
+        is_valid.then_some(start)
+    }
+}
+
+impl NicMemory for MemberMemory {
+    fn read_local(&mut self, segment: Segment) -> Vec<u8> {
+        self.check_buffer(segment);
+        self.bytes(segment).to_vec()
+    }
+
+    fn write_local(&mut self, segment: Segment, bytes: &[u8]) {
+        self.check_buffer(segment);
+        self.write(segment, bytes);
+    }
+
+    fn read_remote(&mut self, remote: RemoteAddress, length: u32) -> Option<Vec<u8>> {
+        let start = self.check_remote(remote, length as usize)?;
+        Some(self.bytes[start..start + length as usize].to_vec())
+    }
+
+    fn write_remote(&mut self, remote: RemoteAddress, bytes: &[u8]) -> Option<()> {
+        let start = self.check_remote(remote, bytes.len())?;
+        self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
+        Some(())
+    }
+}

@@ -1,0 +1,197 @@
+//! Brokers of a cluster on modeled queue pairs.
+//!
+//! Members send messages, transfer data, flush and poll at random. Connections break, members die silently, and return
+//! with a new epoch. The checks of every run:
+//!
+//! - messages arrive once, in order and unaltered, between each pair of members;
+//! - no message finds the receive queue empty (RNR), and no slot is overwritten or posted while in use;
+//! - no request accesses memory of an earlier epoch;
+//! - each ticket ends exactly once, the NIC accesses its buffers only before, and its data is right if it succeeded;
+//! - requests are posted in the order of the calls, at the doorbell batch, a flush or a poll, and signaled selectively;
+//! - no send queue overflows;
+//! - a session ends only because of an injected fault;
+//! - after the faults end, all members are connected, and all messages and transfers complete.
+
+mod application;
+mod memory;
+mod scale;
+mod world;
+
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use adverb_cluster_proto::Config;
+
+use crate::Random;
+pub use scale::{ClusterScale, run_cluster_scale};
+use world::World;
+
+/// The outcome of [`run_cluster`].
+#[derive(Clone, Debug)]
+pub struct ClusterOutcome {
+    /// The seed.
+    pub seed: u64,
+    /// The number of members.
+    pub member_count: u64,
+    /// The number of messages that arrived, including WRITEs with immediate data.
+    pub message_count: u64,
+    /// The number of tickets that ended, and of those that failed.
+    pub ticket_count: u64,
+    /// The number of tickets that failed.
+    pub failed_ticket_count: u64,
+    /// The number of posted lists: doorbells.
+    pub doorbell_count: u64,
+    /// The number of posted send requests.
+    pub request_count: u64,
+    /// The number of credit messages and probes among them.
+    pub control_request_count: u64,
+    /// The number of signaled requests.
+    pub signaled_count: u64,
+    /// The number of established sessions.
+    pub session_count: u64,
+    /// The number of injected faults: cut connections, closed sessions and deaths.
+    pub fault_count: u64,
+    /// The number of members that returned.
+    pub restart_count: u64,
+    /// The number of requests that a broker refused because of a stale epoch.
+    pub stale_epoch_count: u64,
+    /// A hash of all events and requests.
+    pub digest: u64,
+    /// The first violation.
+    pub violation: Option<String>,
+    /// The trace, if requested.
+    pub trace: Vec<String>,
+}
+
+/// Runs the brokers of a cluster of 3 to 8 members.
+pub fn run_cluster(seed: u64, trace: bool) -> ClusterOutcome {
+    let mut random = Random::new(seed ^ 0x6272_6f6b_6572);
+    let member_count = random.between(3, 8) as usize;
+    // Small queues and rings, so that each of them is often full.
+    let mut count = |max| random.between(1, max) as u16;
+    let config = Config {
+        send_slots: count(8),
+        recv_slots: count(8),
+        queue_depth: count(16),
+        send_queue_depth: count(16),
+        doorbell_batch: count(12),
+        signal_interval: count(12),
+        slot_size: random.between(16, 64) as u32,
+        keepalive: Some(Duration::from_micros(random.between(5, 50))),
+    };
+    let mut world = World::new(seed, config, member_count, random, trace);
+    world.run();
+    world.outcome()
+}
+
+/// The totals of many runs of [`run_cluster`].
+#[derive(Clone, Debug, Default)]
+pub struct ClusterTotals {
+    /// The number of seeds that were run.
+    pub seed_count: u64,
+    /// The number of members of all runs.
+    pub member_count: u64,
+    /// The number of messages that arrived.
+    pub message_count: u64,
+    /// The number of tickets that ended.
+    pub ticket_count: u64,
+    /// The number of tickets that failed.
+    pub failed_ticket_count: u64,
+    /// The number of posted lists.
+    pub doorbell_count: u64,
+    /// The number of posted send requests.
+    pub request_count: u64,
+    /// The number of credit messages and probes among them.
+    pub control_request_count: u64,
+    /// The number of signaled requests.
+    pub signaled_count: u64,
+    /// The number of established sessions.
+    pub session_count: u64,
+    /// The number of injected faults.
+    pub fault_count: u64,
+    /// The number of members that returned.
+    pub restart_count: u64,
+    /// The number of requests that were refused because of a stale epoch.
+    pub stale_epoch_count: u64,
+    /// The wrapping sum of the runs' digests. The order of the runs doesn't affect the sum.
+    pub digest: u64,
+    /// The seeds and descriptions of the violations.
+    pub violations: Vec<(u64, String)>,
+}
+
+impl ClusterTotals {
+    fn add(&mut self, outcome: &ClusterOutcome) {
+        self.seed_count += 1;
+        self.member_count += outcome.member_count;
+        self.message_count += outcome.message_count;
+        self.ticket_count += outcome.ticket_count;
+        self.failed_ticket_count += outcome.failed_ticket_count;
+        self.doorbell_count += outcome.doorbell_count;
+        self.request_count += outcome.request_count;
+        self.control_request_count += outcome.control_request_count;
+        self.signaled_count += outcome.signaled_count;
+        self.session_count += outcome.session_count;
+        self.fault_count += outcome.fault_count;
+        self.restart_count += outcome.restart_count;
+        self.stale_epoch_count += outcome.stale_epoch_count;
+        self.digest = self.digest.wrapping_add(outcome.digest);
+        if let Some(what) = &outcome.violation {
+            self.violations.push((outcome.seed, format!("brokers: {what}")));
+        }
+    }
+}
+
+impl fmt::Display for ClusterTotals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "brokers: {} seeds, {} members, {} sessions, {} faults, {} restarts",
+            self.seed_count, self.member_count, self.session_count, self.fault_count, self.restart_count
+        )?;
+        writeln!(
+            f,
+            "{} messages, {} tickets ({} failed), {} stale epochs refused",
+            self.message_count, self.ticket_count, self.failed_ticket_count, self.stale_epoch_count
+        )?;
+        writeln!(
+            f,
+            "{} requests with {} doorbells, {} signaled, {} credit messages and probes",
+            self.request_count, self.doorbell_count, self.signaled_count, self.control_request_count
+        )?;
+        write!(f, "digest of the brokers' events and requests: {:#018x}", self.digest)
+    }
+}
+
+/// Runs the brokers of each seed on `thread_count` threads. The run stops after `max_violations` violations.
+pub fn run_cluster_seeds(
+    seeds: std::ops::Range<u64>,
+    thread_count: usize,
+    max_violations: usize,
+) -> ClusterTotals {
+    let next = AtomicU64::new(seeds.start);
+    let totals = Mutex::new(ClusterTotals::default());
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                break;
+            }
+            let outcome = run_cluster(seed, false);
+            let mut totals = totals.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            totals.add(&outcome);
+            if totals.violations.len() >= max_violations {
+                break;
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..thread_count.max(1) {
+            scope.spawn(work);
+        }
+    });
+    let mut totals = totals.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    totals.violations.sort();
+    totals
+}

@@ -1,0 +1,722 @@
+//! The run: members, their connections, faults, and virtual time.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use adverb_cluster_proto::{
+    Broker, Config, LocalMemory, PeerId, Phase, Post, RecvPost, SendPost, SessionError,
+};
+use adverb_proto::Time;
+use adverb_proto::types::{Completion, SendFlags, SendOperation};
+
+use super::ClusterOutcome;
+use super::application::{PeerView, SessionView, from_end, no_shadow};
+use super::memory::MemberMemory;
+use crate::Random;
+use crate::rc_model::{Execution, ModelRequest, RcConnection};
+use crate::schedule::Log;
+
+/// The state of a run.
+#[derive(Debug)]
+pub(super) struct World {
+    seed: u64,
+    pub(super) config: Config,
+    pub(super) random: Random,
+    pub(super) now: Time,
+    pub(super) members: Vec<Member>,
+    /// The connections, by the pair of members.
+    links: Vec<Option<Link>>,
+    /// The sessions that one end has not yet established.
+    pending: Vec<Pending>,
+    next_session: u64,
+    /// Whether the faults have ended.
+    is_finishing: bool,
+    pub(super) log: Log,
+    digest: u64,
+    pub(super) messages: u64,
+    pub(super) tickets: u64,
+    pub(super) failed_tickets: u64,
+    doorbells: u64,
+    requests: u64,
+    control_requests: u64,
+    signaled: u64,
+    sessions: u64,
+    faults: u64,
+    restarts: u64,
+    pub(super) stale_epochs: u64,
+}
+
+/// A member.
+#[derive(Debug)]
+pub(super) struct Member {
+    is_alive: bool,
+    epoch: u64,
+    pub(super) broker: Broker,
+    pub(super) memory: MemberMemory,
+    pub(super) peers: Vec<PeerView>,
+    /// Completions of destroyed queue pairs that stayed in the completion queue.
+    stale: VecDeque<Completion>,
+    /// The peers whose queue pairs the driver must destroy.
+    closing: Vec<usize>,
+}
+
+/// A connection of two members.
+#[derive(Debug)]
+pub(super) struct Link {
+    id: u64,
+    pub(super) connection: RcConnection,
+    /// Whether a fault was injected.
+    is_faulted: bool,
+}
+
+/// A handshake of which one end is missing.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    member: usize,
+    peer: usize,
+    session: u64,
+    epoch: u64,
+    credits: u32,
+}
+
+/// An output of a broker.
+enum Action {
+    Receives(usize, Vec<RecvPost>),
+    Sends(usize, Vec<SendPost>),
+    Close(usize),
+}
+
+/// Returns the remote key of a member's memory in an epoch.
+pub(super) fn key(member: usize, epoch: u64) -> u32 {
+    (member as u32) << 16 | epoch as u32 & 0xffff
+}
+
+/// The maximum number of rounds in which everything must complete after the faults.
+const MAX_FINAL_ROUNDS: usize = 3000;
+
+impl World {
+    pub(super) fn new(seed: u64, config: Config, count: usize, random: Random, trace: bool) -> World {
+        let mut world = World {
+            seed,
+            config,
+            random,
+            now: Time::ZERO,
+            members: Vec::new(),
+            links: (0..count * count).map(|_| None).collect(),
+            pending: Vec::new(),
+            next_session: 1,
+            is_finishing: false,
+            log: Log::new(trace),
+            digest: 0,
+            messages: 0,
+            tickets: 0,
+            failed_tickets: 0,
+            doorbells: 0,
+            requests: 0,
+            control_requests: 0,
+            signaled: 0,
+            sessions: 0,
+            faults: 0,
+            restarts: 0,
+            stale_epochs: 0,
+        };
+        for index in 0..count {
+            let member = world.start_member(index, 1, count);
+            world.members.push(member);
+        }
+        world
+    }
+
+    /// Starts a run of a member.
+    fn start_member(&mut self, index: usize, epoch: u64, count: usize) -> Member {
+        let fill = self.random.u64();
+        let holds = u64::from(self.config.recv_slots);
+        let peers = (0..count).map(|_| PeerView {
+            hold_limit: self.random.below(holds) as usize,
+            shadow: no_shadow(),
+            ..PeerView::default()
+        });
+        let peers = peers.collect();
+        Member {
+            is_alive: true,
+            epoch,
+            broker: Broker::new(self.config, count).expect("the configuration is valid"),
+            memory: MemberMemory::new(&self.config, count, key(index, epoch), fill),
+            peers,
+            stale: VecDeque::new(),
+            closing: Vec::new(),
+        }
+    }
+
+    /// Runs random steps, and then completes all work without faults.
+    pub(super) fn run(&mut self) {
+        let steps = self.random.between(500, 2500);
+        for _ in 0..steps {
+            self.step();
+            if self.log.violation.is_some() {
+                return;
+            }
+        }
+        self.finish();
+    }
+
+    pub(super) fn outcome(self) -> ClusterOutcome {
+        ClusterOutcome {
+            seed: self.seed,
+            member_count: self.members.len() as u64,
+            message_count: self.messages,
+            ticket_count: self.tickets,
+            failed_ticket_count: self.failed_tickets,
+            doorbell_count: self.doorbells,
+            request_count: self.requests,
+            control_request_count: self.control_requests,
+            signaled_count: self.signaled,
+            session_count: self.sessions,
+            fault_count: self.faults,
+            restart_count: self.restarts,
+            stale_epoch_count: self.stale_epochs,
+            digest: self.digest,
+            violation: self.log.violation,
+            trace: self.log.trace.unwrap_or_default(),
+        }
+    }
+
+    fn step(&mut self) {
+        self.now = self.now + Duration::from_nanos(self.random.below(500));
+        let (member, peer) = self.random_pair();
+        match self.random.below(64) {
+            0..=25 => {
+                if self.members[member].is_alive {
+                    self.act(member, peer);
+                    // A driver posts after each call, or only when it polls.
+                    if self.random.below(2) == 0 {
+                        self.post_some(member);
+                    }
+                }
+            }
+            26..=37 => self.poll(member),
+            38..=54 => self.network(member, peer),
+            55..=57 => {
+                let keep = self.random.below(1 + self.members[member].peers[peer].hold_limit as u64) as usize;
+                if self.members[member].is_alive {
+                    self.release(member, peer, keep);
+                }
+            }
+            58..=60 => self.maintain(500_000),
+            61..=62 => self.advance(),
+            _ => {
+                if self.random.below(4) == 0 {
+                    self.inject(member, peer);
+                }
+            }
+        }
+        self.check_memory();
+    }
+
+    fn random_pair(&mut self) -> (usize, usize) {
+        let count = self.members.len() as u64;
+        let member = self.random.below(count);
+        let peer = (member + 1 + self.random.below(count - 1)) % count;
+        (member as usize, peer as usize)
+    }
+
+    fn pair(&self, a: usize, b: usize) -> usize {
+        a.min(b) * self.members.len() + a.max(b)
+    }
+
+    pub(super) fn link(&self, a: usize, b: usize) -> Option<&Link> {
+        self.links[self.pair(a, b)].as_ref()
+    }
+
+    fn link_mut(&mut self, a: usize, b: usize) -> Option<&mut Link> {
+        let pair = self.pair(a, b);
+        self.links[pair].as_mut()
+    }
+
+    pub(super) fn is_faulted(&self, a: usize, b: usize) -> bool {
+        self.link(a, b).is_some_and(|link| link.is_faulted)
+    }
+
+    pub(super) fn violate(&mut self, what: &str) {
+        self.log.violate(self.now, what);
+    }
+
+    pub(super) fn mix(&mut self, values: &[u64]) {
+        for value in values {
+            self.digest = (self.digest ^ value).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
+        }
+    }
+
+    /// Injects a fault.
+    fn inject(&mut self, member: usize, peer: usize) {
+        let now = self.now;
+        match self.random.below(4) {
+            0 | 1 => {
+                if let Some(link) = self.link_mut(member, peer) {
+                    link.connection.cut();
+                    link.is_faulted = true;
+                    self.faults += 1;
+                    self.log.note(now, || format!("the connection of {member} and {peer} breaks"));
+                }
+            }
+            2 => {
+                if let Some(link) = self.link_mut(member, peer) {
+                    link.is_faulted = true;
+                    self.faults += 1;
+                    self.log.note(now, || format!("member {member} closes its session with {peer}"));
+                    self.members[member].broker.close(PeerId(peer as u16));
+                    self.post(member);
+                }
+            }
+            _ => {
+                // At least two members stay alive.
+                let alive = self.members.iter().filter(|member| member.is_alive).count();
+                if !self.members[member].is_alive || alive <= 2 {
+                    return;
+                }
+                self.faults += 1;
+                self.log.note(now, || format!("member {member} dies"));
+                self.members[member].is_alive = false;
+                self.pending.retain(|pending| pending.member != member);
+                for other in 0..self.members.len() {
+                    if other != member
+                        && let Some(link) = self.link_mut(member, other)
+                    {
+                        link.connection.destroy(from_end(member, other));
+                        link.is_faulted = true;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Restarts members, destroys queue pairs, and connects members, each with a probability.
+    fn maintain(&mut self, per_million: u32) {
+        for member in 0..self.members.len() {
+            if !self.members[member].is_alive && self.random.chance_per_million(per_million / 2) {
+                let epoch = self.members[member].epoch + 1;
+                let now = self.now;
+                self.log.note(now, || format!("member {member} returns with epoch {epoch}"));
+                self.members[member] = self.start_member(member, epoch, self.members.len());
+                self.restarts += 1;
+            }
+        }
+        for member in 0..self.members.len() {
+            if self.members[member].is_alive && self.random.chance_per_million(per_million) {
+                self.destroy_closing(member);
+            }
+        }
+        for index in (0..self.pending.len()).rev() {
+            if self.random.chance_per_million(per_million) {
+                let pending = self.pending.swap_remove(index);
+                self.establish(pending);
+            }
+        }
+        for a in 0..self.members.len() {
+            for b in a + 1..self.members.len() {
+                if self.can_connect(a, b) && self.random.chance_per_million(per_million) {
+                    self.connect(a, b);
+                }
+            }
+        }
+    }
+
+    fn can_connect(&self, a: usize, b: usize) -> bool {
+        let is_closed = |member: usize, peer: usize| {
+            let member = &self.members[member];
+            member.is_alive && member.broker.phase(PeerId(peer as u16)) == Phase::Closed
+        };
+        is_closed(a, b) && is_closed(b, a)
+    }
+
+    /// Destroys the queue pairs of sessions that have ended.
+    fn destroy_closing(&mut self, member: usize) {
+        for peer in std::mem::take(&mut self.members[member].closing) {
+            let end = from_end(member, peer);
+            let keeps_completions = self.random.below(2) == 0;
+            if let Some(link) = self.link_mut(member, peer) {
+                let left = link.connection.destroy(end);
+                link.is_faulted = true;
+                if keeps_completions {
+                    self.members[member].stale.extend(left);
+                }
+            }
+            if let Err(error) = self.members[member].broker.handle_closed(PeerId(peer as u16)) {
+                self.violate(&format!("a session that had to be closed: {error}"));
+            }
+            self.events(member);
+        }
+    }
+
+    /// Connects two members: both prepare their sessions and post receives, and one of them establishes the session.
+    fn connect(&mut self, a: usize, b: usize) {
+        let (first, second) = if self.random.below(2) == 0 { (a, b) } else { (b, a) };
+        let id = self.next_session;
+        self.next_session += 1;
+        let depths = (self.config.send_queue_depth, self.config.recv_queue_depth());
+        let connection = RcConnection::new(usize::from(depths.0), usize::from(depths.1));
+        let pair = self.pair(a, b);
+        self.links[pair] = Some(Link { id, connection, is_faulted: false });
+        let mut credits = [0; 2];
+        for (index, (member, peer)) in [(first, second), (second, first)].into_iter().enumerate() {
+            match self.members[member].broker.prepare(PeerId(peer as u16)) {
+                Ok(count) => credits[index] = count,
+                Err(error) => return self.violate(&format!("a session could not be prepared: {error}")),
+            }
+            self.members[member].peers[peer].session = Some(SessionView::new(id));
+            self.post(member);
+        }
+        self.sessions += 1;
+        let (epoch, other_epoch) = (self.members[first].epoch, self.members[second].epoch);
+        self.establish(Pending {
+            member: first,
+            peer: second,
+            session: id,
+            epoch: other_epoch,
+            credits: credits[1],
+        });
+        let other = Pending { member: second, peer: first, session: id, epoch, credits: credits[0] };
+        self.pending.push(other);
+    }
+
+    /// Opens one end of a session.
+    fn establish(&mut self, pending: Pending) {
+        let Pending { member, peer, session, epoch, credits } = pending;
+        let id = PeerId(peer as u16);
+        let is_current = self.link(member, peer).is_some_and(|link| link.id == session);
+        if !is_current || self.members[member].broker.phase(id) != Phase::Preparing {
+            return;
+        }
+        // A delayed handshake of the peer's last run.
+        let is_new_run = self.members[member].peers[peer].newest_epoch == Some(epoch);
+        if is_new_run && epoch > 1 && self.random.below(2) == 0 {
+            let refused = self.members[member].broker.establish(id, epoch - 1, credits, self.now);
+            if !matches!(refused, Err(SessionError::StaleEpoch { .. })) {
+                self.violate("a session with an earlier run of a member was established");
+            }
+        }
+        let shadow = self.members[peer].memory.area(member).to_vec();
+        let state = &mut self.members[member];
+        state.peers[peer].shadow = shadow;
+        state.peers[peer].newest_epoch = Some(epoch);
+        if let Err(error) = state.broker.establish(id, epoch, credits, self.now) {
+            self.violate(&format!("a session could not be established: {error}"));
+        }
+        self.post(member);
+    }
+
+    /// Moves requests of a connection.
+    fn network(&mut self, member: usize, peer: usize) {
+        let (execute, complete) = (self.random.below(6), self.random.below(6));
+        self.transfer(member, peer, execute, complete);
+        if self.random.below(4) == 0
+            && let Some(link) = self.link_mut(member, peer)
+        {
+            link.connection.exceed_retries(from_end(member, peer));
+        }
+    }
+
+    /// Executes and completes requests of `member` to `peer`.
+    fn transfer(&mut self, member: usize, peer: usize, execute: u64, complete: u64) {
+        let pair = self.pair(member, peer);
+        let end = from_end(member, peer);
+        let Some(link) = &mut self.links[pair] else { return };
+        for _ in 0..execute {
+            let [local, remote] = self.members.get_disjoint_mut([member, peer]).expect("two members");
+            match link.connection.execute(end, &mut local.memory, &mut remote.memory) {
+                Execution::Executed => {}
+                Execution::Idle => break,
+                execution @ (Execution::Rnr | Execution::TooLong | Execution::AccessRefused) => {
+                    let what = format!("a request of member {member} to member {peer}: {execution:?}");
+                    self.log.violate(self.now, &what);
+                    break;
+                }
+            }
+        }
+        for _ in 0..complete {
+            if !link.connection.complete(end) {
+                break;
+            }
+        }
+    }
+
+    /// Advances the time to the next timeout of a member, or by a little.
+    fn advance(&mut self) {
+        let next = self.members.iter().filter(|member| member.is_alive);
+        let next = next.filter_map(|member| member.broker.poll_timeout()).min();
+        if let Some(next) = next.filter(|next| *next > self.now) {
+            self.now = next;
+        }
+        for member in 0..self.members.len() {
+            if self.members[member].is_alive
+                && self.members[member].broker.poll_timeout().is_some_and(|at| at <= self.now)
+            {
+                self.members[member].broker.handle_timeout(self.now);
+                self.post(member);
+            }
+        }
+    }
+
+    /// Performs a driver's poll: completions, events, a flush, and posts.
+    fn poll(&mut self, member: usize) {
+        if !self.members[member].is_alive {
+            return;
+        }
+        for _ in 0..self.random.below(3) {
+            if let Some(completion) = self.members[member].stale.pop_front() {
+                self.members[member].broker.handle_completion(&completion);
+            }
+        }
+        for peer in 0..self.members.len() {
+            if peer == member {
+                continue;
+            }
+            let end = from_end(member, peer);
+            let (sends, receives) = (self.random.below(5), self.random.below(5));
+            for index in 0..sends + receives {
+                let Some(link) = self.link_mut(member, peer) else { break };
+                let completion = if index < sends {
+                    link.connection.poll_send(end)
+                } else {
+                    link.connection.poll_recv(end)
+                };
+                if let Some(completion) = completion {
+                    self.members[member].broker.handle_completion(&completion);
+                }
+            }
+            self.events(member);
+        }
+        self.members[member].broker.flush_all();
+        for view in &mut self.members[member].peers {
+            if let Some(session) = &mut view.session {
+                session.flush();
+            }
+        }
+        self.post_some(member);
+    }
+
+    fn events(&mut self, member: usize) {
+        while let Some(event) = self.members[member].broker.poll_event() {
+            self.handle_event(member, event);
+            if self.log.violation.is_some() {
+                return;
+            }
+        }
+    }
+
+    /// Performs the actions of a member's broker, or some of them: other members run between two actions.
+    fn post_some(&mut self, member: usize) {
+        let is_interrupted = !self.is_finishing && self.random.below(4) == 0;
+        let count = if is_interrupted { self.random.below(3) } else { u64::MAX };
+        if self.post_up_to(member, count) {
+            self.check_posted(member);
+        }
+    }
+
+    /// Performs all actions of a member's broker.
+    fn post(&mut self, member: usize) {
+        self.post_up_to(member, u64::MAX);
+        self.check_posted(member);
+    }
+
+    /// Performs at most `count` actions of a member's broker. Returns whether these are all.
+    fn post_up_to(&mut self, member: usize, count: u64) -> bool {
+        for _ in 0..count {
+            let action = match self.members[member].broker.poll_post() {
+                Some(Post::Receives { peer, requests, .. }) => {
+                    Action::Receives(usize::from(peer.0), requests.to_vec())
+                }
+                Some(Post::Sends { peer, requests, .. }) => {
+                    Action::Sends(usize::from(peer.0), requests.to_vec())
+                }
+                Some(Post::Close { peer }) => Action::Close(usize::from(peer.0)),
+                None => return true,
+            };
+            match action {
+                Action::Receives(peer, requests) => self.post_receives(member, peer, &requests),
+                Action::Sends(peer, requests) => self.post_sends(member, peer, &requests),
+                Action::Close(peer) => self.members[member].closing.push(peer),
+            }
+        }
+        false
+    }
+
+    /// Checks that no flushed request waits for anything but the send queue.
+    fn check_posted(&mut self, member: usize) {
+        for peer in 0..self.members.len() {
+            let is_open = self.members[member].broker.phase(PeerId(peer as u16)) == Phase::Open;
+            let is_flushed =
+                self.members[member].peers[peer].session.as_ref().is_none_or(|session| session.is_flushed());
+            let end = from_end(member, peer);
+            if is_open
+                && !is_flushed
+                && self.link(member, peer).is_some_and(|link| !link.connection.is_send_queue_full(end))
+            {
+                self.violate("flushed requests were not posted");
+            }
+        }
+    }
+
+    fn post_receives(&mut self, member: usize, peer: usize, requests: &[RecvPost]) {
+        for request in requests {
+            let view = &self.members[member].peers[peer];
+            let is_held = view.held.iter().any(|(slot, _)| slot.index() == request.slot);
+            let segment = self.members[member].memory.recv_slot(peer, request.slot);
+            let end = from_end(member, peer);
+            let fits = self
+                .link_mut(member, peer)
+                .is_none_or(|link| link.connection.post_recv(end, request.wr_id, segment));
+            if is_held {
+                self.violate("a receive slot was posted while the application holds it");
+            }
+            if !fits {
+                self.violate("the receive queue overflowed");
+            }
+        }
+    }
+
+    fn post_sends(&mut self, member: usize, peer: usize, requests: &[SendPost]) {
+        let interval = self.config.signal_interval;
+        let interval = interval.min(self.config.send_slots.div_ceil(2));
+        let interval = interval.min(self.config.send_queue_depth.div_ceil(2));
+        let now = self.now;
+        self.log.note(now, || format!("member {member} posts {} requests to {peer}", requests.len()));
+        self.mix(&[5, member as u64, peer as u64, requests.len() as u64]);
+        self.doorbells += 1;
+        self.requests += requests.len() as u64;
+        let Some(view) = &mut self.members[member].peers[peer].session else {
+            return self.violate("requests were posted without a session");
+        };
+        match view.check_list(requests, interval) {
+            Ok(control) => self.control_requests += control,
+            Err(what) => return self.violate(&what),
+        }
+        for request in requests {
+            self.mix(&[request.wr_id, u64::from(request.flags.bits())]);
+            self.signaled += u64::from(request.flags.contains(SendFlags::SIGNALED));
+            let local = match request.local {
+                LocalMemory::None => None,
+                LocalMemory::Slot { index, length } => {
+                    Some(self.members[member].memory.send_slot(peer, index, length))
+                }
+                LocalMemory::Segment(segment) => Some(segment),
+            };
+            let SendPost { wr_id, operation, flags, .. } = *request;
+            let end = from_end(member, peer);
+            if let SendOperation::SendWithImm(immediate) = operation
+                && let Some(link) = self.link(member, peer)
+            {
+                // The count of credits, without the flag of credit messages.
+                let unused = (immediate << 1 >> 1).wrapping_sub(link.connection.received_count(end));
+                if unused as usize > link.connection.receive_count(end) && link.connection.is_working() {
+                    self.violate("credits were announced before their receives were posted");
+                }
+            }
+            let fits = self.link_mut(member, peer).is_none_or(|link| {
+                link.connection.post_send(end, ModelRequest { wr_id, operation, flags, local })
+            });
+            if !fits {
+                self.violate("the send queue overflowed");
+            }
+        }
+    }
+
+    fn check_memory(&mut self) {
+        if let Some(what) = self.members.iter_mut().find_map(|member| member.memory.violation.take()) {
+            self.violate(&what);
+        }
+    }
+
+    /// Ends the faults, and checks that all members connect, and that messages and transfers of each pair complete.
+    fn finish(&mut self) {
+        let count = self.members.len();
+        let now = self.now;
+        self.is_finishing = true;
+        self.log.note(now, || "the faults end".to_owned());
+        let messages = 3 + usize::from(self.config.recv_slots);
+        let mut is_first = true;
+        for _ in 0..MAX_FINAL_ROUNDS {
+            self.maintain(1_000_000);
+            self.advance();
+            // Work for each pair, once all are connected.
+            let all_alive = self.members.iter().all(|member| member.is_alive);
+            if is_first && all_alive && self.pending.is_empty() && self.are_all_open() {
+                is_first = false;
+                for view in self.members.iter_mut().flat_map(|member| &mut member.peers) {
+                    (view.messages_left, view.transfers_left) = (messages, 3);
+                }
+            }
+            for member in 0..count {
+                for peer in (0..count).filter(|peer| *peer != member) {
+                    let view = &self.members[member].peers[peer];
+                    let (messages, transfers) = (view.messages_left, view.transfers_left);
+                    if self.members[member].is_alive {
+                        if messages > 0 {
+                            self.act_message(member, peer);
+                        }
+                        self.settle_slots(member, peer);
+                        if transfers > 0 {
+                            self.act_transfers(member, peer, 1);
+                        }
+                        self.release(member, peer, self.members[member].peers[peer].hold_limit);
+                    }
+                    self.transfer(member, peer, u64::MAX, u64::MAX);
+                    if let Some(link) = self.link_mut(member, peer) {
+                        link.connection.exceed_retries(from_end(member, peer));
+                    }
+                }
+                self.poll(member);
+                self.check_memory();
+                if self.log.violation.is_some() {
+                    return;
+                }
+            }
+            if !is_first && self.is_done() {
+                break;
+            }
+        }
+        if is_first {
+            return self.violate("the members did not connect after the faults");
+        }
+        if !self.is_done() {
+            let stuck = self.describe_stuck();
+            return self.violate(&format!("work did not complete: {stuck}"));
+        }
+        for member in 0..count {
+            for peer in 0..count {
+                self.release(member, peer, 0);
+            }
+        }
+    }
+
+    fn are_all_open(&self) -> bool {
+        let count = self.members.len();
+        let is_open = |member: usize, peer: usize| {
+            self.members[member].broker.phase(PeerId(peer as u16)) == Phase::Open
+                && self.link(member, peer).is_some_and(|link| link.connection.is_working())
+        };
+        (0..count).all(|member| (0..count).all(|peer| peer == member || is_open(member, peer)))
+    }
+
+    fn is_done(&self) -> bool {
+        let is_done =
+            |view: &PeerView| view.messages_left == 0 && view.transfers_left == 0 && view.tickets.is_empty();
+        let count = self.members.len();
+        let all = |member: usize| {
+            (0..count).all(|peer| peer == member || is_done(&self.members[member].peers[peer]))
+        };
+        (0..count).all(all)
+    }
+
+    fn describe_stuck(&self) -> String {
+        for (index, member) in self.members.iter().enumerate() {
+            for (peer, view) in member.peers.iter().enumerate() {
+                let (messages, tickets) = (view.messages_left, view.tickets.len());
+                if peer != index && (messages > 0 || view.transfers_left > 0 || tickets > 0) {
+                    return format!("member {index} to {peer}: {messages} messages, {tickets} tickets");
+                }
+            }
+        }
+        String::new()
+    }
+}
