@@ -30,6 +30,8 @@ mutations! {
     NoCreditMessages,
     /// A peer without credits gets no credit message until the threshold is reached.
     StarvedPeerIgnored,
+    /// A peer that uses its last credit gets no credit message for earlier grants until the next release.
+    LastCreditUnnoticed,
     /// Each grant causes a credit message, so that more than two are outstanding.
     CreditMessagePerGrant,
     /// A credit message uses a credit of its sender.

@@ -108,8 +108,13 @@ impl Broker {
                 if mutant!(ReceivePostedWhileHeld) {
                     session.reposts.push(index);
                 }
+                let is_due = session.recv_credits.is_due();
                 let slot = RecvSlot { peer, index };
                 self.events.push_back(Event::Message { from: peer, slot, length: success.length });
+                // The peer may have used its last credit, while earlier grants are unannounced.
+                if is_due && !is_closing && !mutant!(LastCreditUnnoticed) {
+                    self.mark_gathering(peer);
+                }
                 return;
             }
             Received::Immediate(immediate) => {

@@ -221,6 +221,21 @@ fn released_messages_are_announced_by_messages_or_by_credit_messages() {
 }
 
 #[test]
+fn a_peer_that_uses_its_last_credit_gets_the_earlier_grants() {
+    let mut one = One::open(config());
+    let first = one.deliver(4).unwrap();
+    one.broker.release(first);
+    one.broker.flush_all();
+    one.drain();
+    assert!(one.lists.is_empty());
+    // The application holds the other three messages.
+    let _held: Vec<_> = (0..3).map(|_| one.deliver(4).unwrap()).collect();
+    one.broker.flush_all();
+    one.drain();
+    assert_eq!(one.lists.concat()[0].operation, SendOperation::SendWithImm(credits_of(5)));
+}
+
+#[test]
 fn a_stale_epoch_is_refused_before_posting() {
     let mut one = One::open(config());
     let refused = one.broker.post_read(P, segment(8), remote(0, 8));
