@@ -16,7 +16,7 @@ pub const STALLED_WINDOWS: usize = 6;
 ///
 /// The processes of a busy machine may stall in most windows, but only for a small part of each. A process that has
 /// used up its CPU quota, or is stopped again and again, stalls for most of the time.
-pub const STALLED_SHARE: f64 = 0.1;
+pub const STALLED_SHARE: f64 = 0.15;
 
 /// The windows whose results say nothing about the network, with the reasons.
 #[derive(Debug, Default)]
@@ -46,8 +46,9 @@ pub(super) struct Stalls {
 #[derive(Clone, Copy, Debug, Default)]
 struct Stalled {
     longest: Duration,
-    /// The estimated time in which the process did not run.
-    time: Duration,
+    /// The sum of the stalls that the process itself noticed.
+    own: Duration,
+    delays: DelayCount,
 }
 
 /// The results that a member's probers saw in a window.
@@ -73,9 +74,9 @@ impl Condition {
         let recent = matrix.current_window().saturating_sub(SPAN)..=matrix.current_window();
         let span = matrix.window().mul_f64(SPAN as f64);
         for stalls in condition.stalled.values_mut() {
-            let windows = stalls.windows.range(recent.clone());
-            let time: Duration = windows.clone().map(|(_, stalled)| stalled.time).sum();
-            let count = windows.count();
+            let windows = stalls.windows.range(recent.clone()).map(|(_, stalled)| stalled);
+            let count = windows.clone().count();
+            let time = stalled_time(windows, matrix.window());
             stalls.slow_windows =
                 (count >= STALLED_WINDOWS && time >= span.mul_f64(STALLED_SHARE)).then_some(count);
         }
@@ -99,15 +100,17 @@ impl Condition {
                 seen.sources.insert(route.source);
             }
         }
-        for (process, count) in delays.into_iter().filter(|(_, count)| count.stalls > 0) {
-            // Probes are sent at regular intervals, so that the share of delayed probes is one of the time.
-            let time = self.window.mul_f64(count.stalls as f64 / count.all as f64);
-            self.add_time(process, number, time);
-        }
         for (address, stalls) in &window.stalls {
             let Some(member) = matrix.member(address) else { continue };
             self.add_stall(member.process, number, stalls.longest);
-            self.add_time(member.process, number, stalls.total);
+            if let Some(stalled) = self.stalled_mut(member.process, number) {
+                stalled.own = stalled.own.max(stalls.total);
+            }
+        }
+        for (process, count) in delays {
+            if let Some(stalled) = self.stalled_mut(process, number) {
+                stalled.delays = count;
+            }
         }
         for (address, seen) in seen {
             if seen.has_answered {
@@ -144,16 +147,12 @@ impl Condition {
         for number in stalled_windows(self.window, number, duration) {
             let stalled = stalls.windows.entry(number).or_default();
             stalled.longest = stalled.longest.max(duration);
-            stalled.time = stalled.time.max(duration.min(self.window));
         }
     }
 
-    /// Sets the minimum of the time for which a process stalled in a window.
-    fn add_time(&mut self, process: u64, number: u64, time: Duration) {
-        let windows = self.stalled.get_mut(&process).map(|stalls| &mut stalls.windows);
-        if let Some(stalled) = windows.and_then(|windows| windows.get_mut(&number)) {
-            stalled.time = stalled.time.max(time.min(self.window));
-        }
+    /// Returns the stalls of a process in a window, if it stalled.
+    fn stalled_mut(&mut self, process: u64, number: u64) -> Option<&mut Stalled> {
+        self.stalled.get_mut(&process)?.windows.get_mut(&number)
     }
 
     /// Returns the processes that stalled.
@@ -202,6 +201,20 @@ impl Stalls {
         let mut near = self.windows.range(number.saturating_sub(1)..=number.saturating_add(1));
         near.any(|(_, stalled)| stalled.longest >= min)
     }
+}
+
+/// Returns the time in which a process did not run, from its windows with stalls.
+///
+/// There are three lower bounds: the longest stall of each window, the stalls that the process noticed, and the share of
+/// delayed probes, which are sent at regular intervals. Maxima of single windows would add up their errors.
+fn stalled_time<'a>(windows: impl Iterator<Item = &'a Stalled> + Clone, window: Duration) -> Duration {
+    let longest = windows.clone().map(|stalled| stalled.longest.min(window)).sum::<Duration>();
+    let own = windows.clone().map(|stalled| stalled.own.min(window)).sum::<Duration>();
+    let (all, stalls, count) = windows.fold((0, 0, 0.0), |(all, stalls, count), stalled| {
+        (all + stalled.delays.all, stalls + stalled.delays.stalls, count + 1.0)
+    });
+    let delayed = window.mul_f64(count * stalls as f64 / all.max(1) as f64);
+    longest.max(own).max(delayed)
 }
 
 /// Returns the two members of a route in the order of their addresses.

@@ -192,6 +192,7 @@ fn few_probes(
     diagnosis: &mut Diagnosis,
 ) {
     let mut are_few = evidence.is_empty() && excluded.is_empty();
+    let mut stalled = Vec::new();
     for member in matrix.members().map(|member| member.address) {
         if evidence.iter().any(|cell| cell.route.source == member || cell.route.destination == member) {
             continue;
@@ -202,9 +203,12 @@ fn few_probes(
             continue;
         }
         match excluded.contains(&member) {
-            true => diagnosis.gaps.push(Gap::Stalled(member)),
+            true => stalled.push(member),
             false => are_few = true,
         }
+    }
+    if !stalled.is_empty() {
+        diagnosis.gaps.push(Gap::Stalled(stalled));
     }
     if are_few {
         diagnosis.gaps.push(Gap::FewProbes);

@@ -47,15 +47,20 @@ impl fmt::Display for Suspect {
             }
             Suspect::Everywhere => write!(f, "the whole mesh"),
             Suspect::Unreachable(address) => write!(f, "the member {address}"),
-            Suspect::SlowProcess(members) => {
-                write!(f, "the process that serves ")?;
-                for (n, member) in members.iter().enumerate() {
-                    let separator = if n == 0 { "" } else { ", " };
-                    write!(f, "{separator}{member}")?;
-                }
-                Ok(())
-            }
+            Suspect::SlowProcess(members) => write!(f, "the process that serves {}", List(members)),
         }
+    }
+}
+
+/// Addresses with commas between them.
+struct List<'a>(&'a [IpAddr]);
+
+impl fmt::Display for List<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().enumerate().try_for_each(|(n, address)| {
+            let separator = if n == 0 { "" } else { ", " };
+            write!(f, "{separator}{address}")
+        })
     }
 }
 
@@ -178,8 +183,8 @@ pub enum Gap {
         /// The time in which it answered nothing.
         duration: Duration,
     },
-    /// So many results were excluded, because processes stalled, that nothing is left about this member's network.
-    Stalled(IpAddr),
+    /// So many results were excluded, because processes stalled, that nothing is left about these members' network.
+    Stalled(Vec<IpAddr>),
 }
 
 impl fmt::Display for Gap {
@@ -196,8 +201,12 @@ impl fmt::Display for Gap {
             Gap::Silent { member, duration } => {
                 write!(f, "{member} has answered nothing for {:.0} s", duration.as_secs_f64())
             }
-            Gap::Stalled(member) => {
-                write!(f, "nothing is known about the network of {member}, because processes stalled")
+            Gap::Stalled(members) => {
+                write!(
+                    f,
+                    "nothing is known about the network of {}, because processes stalled",
+                    List(members)
+                )
             }
         }
     }

@@ -162,6 +162,22 @@ fn busy_machine_is_no_fault() {
 }
 
 #[test]
+fn stalls_that_exclude_all_results_are_not_enough_evidence() {
+    let mut mesh = Simulation::new(7, false);
+    // All members are of one process. It stalls too rarely to be slow, but in each window or next to it.
+    mesh.stops[0] = Stops::bursts(&mut mesh.random, 200, 2000, 60);
+    let mut last = None;
+    mesh.run(DEADLINE + 10, |second, diagnosis| {
+        assert_eq!(diagnosis.faults, [], "second {second}");
+        last = Some(diagnosis.to_string());
+    });
+    let last = last.unwrap();
+    let members: Vec<String> = (0..8).map(|n| address(n).to_string()).collect();
+    let expected = format!("nothing is known about the network of {}, because", members.join(", "));
+    assert!(last.starts_with("not enough evidence: ") && last.contains(&expected), "{last}");
+}
+
+#[test]
 fn single_stops_and_bursts_of_loss_are_no_fault() {
     for seed in 0..runs() {
         let mut mesh = Simulation::new(seed, seed % 2 == 0);
