@@ -382,10 +382,11 @@ fn stop_repeatedly(process: u32, is_over: &AtomicBool) {
     }
 }
 
-/// A CPU quota of 10 ms in 100 ms, which the process shares with another one that uses it up.
+/// A CPU quota of 5 ms in 100 ms, which the process shares with others that use it up. There is one on each CPU: the
+/// kernel divides the quota among CPUs, and a process that has a part to itself is hardly throttled.
 struct Quota {
     group: PathBuf,
-    hog: Option<Killed>,
+    hogs: Vec<Killed>,
 }
 
 impl Quota {
@@ -393,13 +394,17 @@ impl Quota {
         let group = format!("/sys/fs/cgroup/cpu/adverb-mesh-{}-{number}", std::process::id());
         let group = PathBuf::from(group);
         std::fs::create_dir(&group).context("could not create a group with a CPU quota (cgroup v1)")?;
-        let mut quota = Quota { group, hog: None };
-        let hog = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().map(Killed)?;
+        let mut quota = Quota { group, hogs: Vec::new() };
         quota.write("cpu.cfs_period_us", 100_000)?;
-        quota.write("cpu.cfs_quota_us", 10_000)?;
-        quota.write("cgroup.procs", hog.0.id())?;
+        quota.write("cpu.cfs_quota_us", 5_000)?;
+        for cpu in 0..std::thread::available_parallelism()?.get() {
+            let mut hog = Command::new("taskset");
+            hog.args(["-c", &cpu.to_string(), "sh", "-c", "while :; do :; done"]);
+            let hog = hog.spawn().map(Killed).context("could not start taskset")?;
+            quota.write("cgroup.procs", hog.0.id())?;
+            quota.hogs.push(hog);
+        }
         quota.write("cgroup.procs", process.0.id())?;
-        quota.hog = Some(hog);
         Ok(quota)
     }
 
@@ -412,7 +417,7 @@ impl Quota {
 
 impl Drop for Quota {
     fn drop(&mut self) {
-        self.hog = None;
+        self.hogs.clear();
         // The processes leave the group before it is removed.
         if let Ok(processes) = std::fs::read_to_string(self.group.join("cgroup.procs")) {
             for process in processes.lines() {

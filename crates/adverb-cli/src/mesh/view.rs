@@ -63,7 +63,7 @@ fn lines(results: &Results, elapsed: Duration) -> Vec<Line<'static>> {
     let mut lines = vec![Line::from(vec![
         Span::styled("adverb mesh host", bold),
         Span::raw(format!("  {} members, {:.0} s", members.len(), elapsed.as_secs_f64())),
-        Span::styled("  (loss, or else the network's median round trip, of the last 20 s; q quits)", dim),
+        Span::styled("  (loss or median round trip of the last 20 s; q quits)", dim),
     ])];
     let mut header = format!("{:width$}     ", "");
     for n in 1..=members.len() {
