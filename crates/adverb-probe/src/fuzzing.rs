@@ -13,15 +13,18 @@ use crate::key::Key;
 use crate::session::{Lookup, ProbeCounts, ProbeEventKind, ProbeResult, Session, SessionConfig};
 use crate::stamp::{Stamp, StampKind};
 
-/// Passes bytes to the parser of datagrams, to a tracer, and to a prober and a responder, and checks their invariants.
+/// Passes bytes to the parser of datagrams, and to a tracer or to a prober and a responder, as the first byte says. Checks
+/// their invariants.
 ///
 /// # Panics
 ///
 /// Panics if an invariant is violated.
 pub fn probe(bytes: &[u8]) {
     parse(bytes);
-    crate::route::fuzzing::trace(&mut Script(bytes));
-    Run::new(Script(bytes)).run();
+    match bytes.first() {
+        Some(0x80..) => _ = Run::new(Script(bytes)).run(),
+        _ => crate::route::fuzzing::trace(&mut Script(bytes)),
+    }
 }
 
 /// The bytes of a fuzzer, which are consumed as decisions. All decisions after the last byte are 0.

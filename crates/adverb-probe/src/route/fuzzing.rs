@@ -10,6 +10,9 @@ use super::packet::{Packets, icmp_message};
 use super::{RouteTarget, TraceOptions, Tracer};
 use crate::fuzzing::Script;
 
+/// The source ports. A trace with few of them ends soon.
+const PORTS: std::ops::Range<u16> = 0xc001..0xc011;
+
 /// Traces a route of which all ICMP messages and acknowledgements may be forged, and checks that the trace ends with
 /// paths within its limits.
 ///
@@ -22,8 +25,8 @@ pub(crate) fn trace(script: &mut Script<'_>) {
     let target = RouteTarget { address: destination, qpn: Qpn::truncate(0x1234), qkey: 7 };
     let first_psn = Psn::wrapping(script.word());
     let packets = Packets { target, source_qp: Qpn::truncate(0x55), first_psn };
-    let options = TraceOptions { max_paths: 3, max_hops: 6, max_active_ports: 4, ..TraceOptions::new() };
-    let mut tracer = Tracer::new(options, destination, 0xc001..0xc081);
+    let options = TraceOptions { max_paths: 3, max_hops: 5, max_active_ports: 4, ..TraceOptions::new() };
+    let mut tracer = Tracer::new(options, destination, PORTS);
     let mut now = Instant::now();
     let mut sent = Vec::new();
     while let Some(action) = script.next() {
@@ -42,7 +45,7 @@ pub(crate) fn trace(script: &mut Script<'_>) {
                     (1, Some((_, packet))) => script.change(packet),
                     (_, Some((_, packet))) => packet.clone(),
                 };
-                let port = script.pick(&sent).map_or(0xc001, |(probe, _)| probe.source_port);
+                let port = script.pick(&sent).map_or(PORTS.start, |(probe, _)| probe.source_port);
                 let from = IpAddr::V4(Ipv4Addr::new(10, 0, script.byte() & 1, script.byte() & 3));
                 let (is_ipv6, kind, code) = (script.byte() & 7 == 0, script.byte() % 16, script.byte() % 16);
                 if let (Some(message), Ok(id)) = (icmp_message(is_ipv6, kind, code), packets.id_of(&quoted)) {
@@ -56,7 +59,7 @@ pub(crate) fn trace(script: &mut Script<'_>) {
                 tracer.handle_ack(if any & 1 == 0 { id } else { any }, now);
             }
             6 => now += Duration::from_millis(u64::from(script.byte()) * 8),
-            _ => tracer.handle_unavailable_port(0xc001 + u16::from(script.byte() % 0x80)),
+            _ => tracer.handle_unavailable_port(PORTS.start + u16::from(script.byte() % 16)),
         }
     }
     // Without further answers, the trace ends by itself.
@@ -70,7 +73,7 @@ pub(crate) fn trace(script: &mut Script<'_>) {
     }
     assert!(tracer.is_finished(), "{:?}", tracer.progress());
     let route = tracer.into_route();
-    assert!(route.port_count <= 0x80);
+    assert!(route.port_count <= PORTS.len());
     for path in &route.paths {
         assert!(path.hops.len() <= usize::from(options.max_hops), "{path:?}");
         assert!(!path.source_ports.is_empty() && path.source_ports.contains(&path.source_port));
