@@ -260,7 +260,9 @@ impl World {
                 }
             }
             2 => {
-                if let Some(link) = self.link_mut(member, peer) {
+                if self.members[member].is_alive
+                    && let Some(link) = self.link_mut(member, peer)
+                {
                     link.is_faulted = true;
                     self.faults += 1;
                     self.log.note(now, || format!("member {member} closes its session with {peer}"));
