@@ -28,7 +28,8 @@
 //! ```
 //!
 //! A [`Broker`] is the part of a thread: it has sessions with the same thread of the other members, sends messages to them,
-//! and transfers data to and from their memory.
+//! and transfers data to and from their memory. A [`Cluster`] has the list of [`Member`]s, creates the brokers of this member's
+//! threads, and keeps their sessions.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
@@ -38,6 +39,7 @@ compile_error!("adverb-cluster needs Linux: adverb-wire and adverb-proto work ev
 
 pub mod arena;
 mod broker;
+mod cluster;
 #[cfg(test)]
 mod messages;
 mod remote_ptr;
@@ -51,4 +53,5 @@ pub use arena::{Arena, ArenaBuilder, ArenaError, Draft, Item};
 pub use broker::{
     Broker, BrokerError, Event, Offer, Payloads, RefusedTransfer, SendBuf, Transfer, TransferError,
 };
+pub use cluster::{Cluster, ClusterBuilder, ClusterError, Member, Membership};
 pub use remote_ptr::{RemotePtr, RemotePtrError};

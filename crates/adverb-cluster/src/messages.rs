@@ -3,7 +3,8 @@
 use messages::samples;
 
 use crate::{
-    ArenaError, BrokerError, ConfigError, PeerId, PostError, RemotePtrError, SessionError, TransferError,
+    ArenaError, BrokerError, ClusterError, ConfigError, PeerId, PostError, RemotePtrError, SessionError,
+    TransferError,
 };
 
 #[test]
@@ -44,6 +45,29 @@ fn error_messages_are_as_listed() {
                 BrokerError::Transfer(TransferError::InvalidPayload { reason: "a transfer has at most 1 GiB" })
             },
             BrokerError::SessionLost { .. } => BrokerError::SessionLost { peer: PeerId(3) },
+        }),
+        samples!(ClusterError {
+            ClusterError::UnknownMember { .. } => ClusterError::UnknownMember { name: "d".into() },
+            ClusterError::DuplicateMember { .. } => ClusterError::DuplicateMember { name: "a".into() },
+            ClusterError::OutOfRange { .. } => {
+                ClusterError::OutOfRange { quantity: "threads", requested: 0, max: 4096 }
+            },
+            ClusterError::Resolve { .. } => {
+                ClusterError::Resolve { error: std::io::Error::other("the cause") }
+            },
+            ClusterError::Listen { .. } => ClusterError::Listen {
+                addr: ([192, 0, 2, 7], 7471).into(),
+                error: std::io::Error::other("the cause"),
+            },
+            ClusterError::Io { .. } => ClusterError::Io {
+                action: "starting a thread",
+                error: std::io::Error::other("the cause"),
+            },
+            ClusterError::BrokerTaken { .. } => ClusterError::BrokerTaken { thread: 2 },
+            ClusterError::Verbs(_) => ClusterError::Verbs(out_of_bounds()),
+            ClusterError::Broker(_) => {
+                ClusterError::Broker(BrokerError::SessionLost { peer: PeerId(3) })
+            },
         }),
         samples!(RemotePtrError {
             RemotePtrError::WrongLength { .. } => RemotePtrError::WrongLength { len: 31 },

@@ -142,7 +142,7 @@ pub(super) enum Filter {
 
 impl Filter {
     pub(super) fn includes(self, event: &Queued) -> bool {
-        let is_receive = matches!(event, Queued::Message { .. } | Queued::Immediate { .. });
+        let is_receive = event.is_receive();
         match self {
             Filter::All => true,
             // Changes of sessions belong to both.
@@ -156,7 +156,12 @@ impl Filter {
 }
 
 impl Queued {
-    fn peer(&self) -> PeerId {
+    /// Whether a request of the peer caused the event.
+    pub(super) fn is_receive(&self) -> bool {
+        matches!(self, Queued::Message { .. } | Queued::Immediate { .. })
+    }
+
+    pub(super) fn peer(&self) -> PeerId {
         match self {
             Queued::Message { from: peer, .. }
             | Queued::Immediate { from: peer, .. }

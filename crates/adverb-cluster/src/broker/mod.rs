@@ -4,6 +4,7 @@
 
 mod error;
 mod event;
+mod mailbox;
 mod offer;
 mod peer;
 mod post;
@@ -15,6 +16,7 @@ mod wait;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -28,6 +30,7 @@ use adverb_verbs::{Completion, CompletionQueue, ProtectionDomain, QueuePair, Que
 
 pub use error::{BrokerError, RefusedTransfer, TransferError};
 pub use event::{Event, Payloads};
+pub(crate) use mailbox::{Command, Mailbox};
 pub use offer::Offer;
 pub use post::Transfer;
 pub use slot::SendBuf;
@@ -97,11 +100,15 @@ pub struct Broker {
     peers: Vec<Peer>,
     domain: ProtectionDomain,
     completion_queue: CompletionQueue,
-    /// Readable while the completion queue has an event.
+    /// Readable while the completion queue has an event, or the mailbox has a command.
     watch: Watch,
+    /// The commands of the cluster that the broker belongs to.
+    mailbox: Option<Arc<Mailbox>>,
     returns: Arc<Returns>,
     /// The events that were not delivered yet.
     events: VecDeque<Queued>,
+    /// The messages of sessions that are not open yet. They are delivered after `SessionOpened`.
+    early_events: VecDeque<Queued>,
     /// The peers whose queue pairs must be destroyed, once all polled completions are processed.
     closing: Vec<PeerId>,
     started: Instant,
@@ -143,8 +150,10 @@ impl Broker {
             domain: domain.clone(),
             completion_queue,
             watch,
+            mailbox: None,
             returns: Arc::default(),
             events: VecDeque::with_capacity(64),
+            early_events: VecDeque::new(),
             closing: Vec::new(),
             started: Instant::now(),
             polls: 0,
@@ -152,6 +161,14 @@ impl Broker {
             payloads: Vec::with_capacity(16),
             transfers: Vec::with_capacity(16),
         })
+    }
+
+    /// Makes the broker execute the commands in a mailbox.
+    pub(crate) fn attach(&mut self, mailbox: Arc<Mailbox>) -> Result<()> {
+        let added = self.watch.add(mailbox.as_fd());
+        added.map_err(|error| BrokerError::Io { action: "watching a socket", error })?;
+        self.mailbox = Some(mailbox);
+        Ok(())
     }
 
     /// Returns the configuration.
@@ -259,6 +276,10 @@ impl Broker {
         }
         self.core.establish(peer, offer.epoch, offer.credits, self.now())?;
         self.events.push_back(Queued::SessionOpened { peer, epoch: offer.epoch });
+        self.take_early_events(peer, |broker, event| broker.events.push_back(event));
+        if let Some(mailbox) = &self.mailbox {
+            mailbox.set_open(peer, true);
+        }
         self.post_requests();
         Ok(())
     }
@@ -272,6 +293,14 @@ impl Broker {
 
     fn now(&self) -> Time {
         Time::ZERO + self.started.elapsed()
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        if let Some(mailbox) = &self.mailbox {
+            mailbox.close();
+        }
     }
 }
 

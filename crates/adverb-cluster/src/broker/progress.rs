@@ -1,6 +1,6 @@
 //! Polling: completions, events, and requests to the queue pairs.
 
-use adverb_cluster_proto::{Event as CoreEvent, LocalMemory, PeerId, Post, RecvPost, SendPost};
+use adverb_cluster_proto::{Event as CoreEvent, LocalMemory, PeerId, Phase, Post, RecvPost, SendPost};
 use adverb_proto::types::{Completion as PlainCompletion, Qpn, SendFlags, SendOperation};
 use adverb_verbs::memory::{Buffer, Payload};
 use adverb_verbs::{Completion, Error, RecvRequest, SendRequest};
@@ -94,6 +94,7 @@ impl Broker {
         }
         self.post_requests();
         self.close_sessions();
+        self.execute_commands();
         Ok(())
     }
 
@@ -141,12 +142,43 @@ impl Broker {
                 }
                 CoreEvent::Unblocked { peer } => Queued::Unblocked { peer },
                 CoreEvent::SessionEnded { peer, epoch: Some(epoch), reason } => {
+                    if let Some(mailbox) = &self.mailbox {
+                        mailbox.set_open(peer, false);
+                    }
                     Queued::SessionEnded { peer, epoch, reason }
                 }
                 // A session that was never open is no news for the application.
+                CoreEvent::SessionEnded { peer, .. } => {
+                    self.take_early_events(peer, Broker::discard_event);
+                    continue;
+                }
                 _ => continue,
             };
-            self.events.push_back(queued);
+            if self.core.phase(queued.peer()) == Phase::Preparing && queued.is_receive() {
+                self.early_events.push_back(queued);
+            } else {
+                self.events.push_back(queued);
+            }
+        }
+    }
+
+    /// Takes the early events of a peer, in order.
+    pub(super) fn take_early_events(&mut self, peer: PeerId, mut take: impl FnMut(&mut Broker, Queued)) {
+        for _ in 0..self.early_events.len() {
+            match self.early_events.pop_front() {
+                Some(event) if event.peer() == peer => take(self, event),
+                event => self.early_events.extend(event),
+            }
+        }
+    }
+
+    /// Releases the memory of a message that is not delivered.
+    fn discard_event(&mut self, event: Queued) {
+        if let Queued::Message { from, slot, buffer, .. } = event {
+            if let Some(state) = self.peers.get_mut(usize::from(from.0)) {
+                state.finish_recv(Some(buffer));
+            }
+            self.core.release(slot);
         }
     }
 

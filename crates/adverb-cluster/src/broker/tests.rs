@@ -385,3 +385,26 @@ fn a_waiting_thread_sleeps_until_a_message_arrives() {
         }
     });
 }
+
+#[test]
+fn messages_of_a_session_follow_its_opening() {
+    let domain = domain();
+    let mut a = Broker::new(&domain, small(), 1, 10).unwrap();
+    let mut b = Broker::new(&domain, small(), 1, 20).unwrap();
+    let peer = PeerId(0);
+    let (offer_of_a, offer_of_b) = (a.prepare(peer).unwrap(), b.prepare(peer).unwrap());
+    // The queue pair of `b` is connected, but the session is not open yet.
+    b.peers[0].link.as_ref().unwrap().queue_pair.connect(&offer_of_a.endpoint).unwrap();
+    a.establish(peer, &offer_of_b).unwrap();
+    a.send(peer, b"early").unwrap();
+    let started = Instant::now();
+    while b.early_events.is_empty() {
+        a.poll(|_, _| ()).unwrap();
+        assert_eq!(b.poll(|_, event| panic!("{event:?}")).unwrap(), 0);
+        assert!(started.elapsed() < TEST_DEADLINE);
+    }
+    b.open(peer, &offer_of_a).unwrap();
+    let mut texts = Vec::new();
+    b.poll(|_, event| texts.push(format!("{event:?}"))).unwrap();
+    assert!(texts[0].starts_with("SessionOpened") && texts[1].starts_with("Message"), "{texts:?}");
+}

@@ -54,7 +54,7 @@ impl Broker {
     /// Prepares to wait for [`fd`](Broker::fd) in an event loop, and posts the waiting requests of all peers. Returns `true`
     /// if [`poll`](Broker::poll) has events to deliver already: the caller must poll instead of waiting.
     ///
-    /// The descriptor signals completions only. The caller also polls after the time that
+    /// The descriptor signals completions and sessions of the cluster. The caller also polls after the time that
     /// [`timeout`](Broker::timeout) returns.
     ///
     /// # Errors

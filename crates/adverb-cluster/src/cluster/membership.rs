@@ -1,0 +1,67 @@
+//! The members of a cluster.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+
+/// A member of a cluster: its name, and the address at which it listens for other members.
+///
+/// ```
+/// use adverb::cluster::Member;
+///
+/// let member = Member::new("a", "10.0.0.1:7471");
+/// assert_eq!((member.name(), member.addr()), ("a", "10.0.0.1:7471"));
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Member {
+    name: String,
+    addr: String,
+}
+
+impl Member {
+    /// Creates a member. `addr` is `host:port`; the host is an IP address of the member's device, or a name, which is
+    /// resolved each time that the member is dialed.
+    pub fn new(name: impl Into<String>, addr: impl Into<String>) -> Member {
+        Member { name: name.into(), addr: addr.into() }
+    }
+
+    /// Returns the name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the address.
+    pub fn addr(&self) -> &str {
+        &self.addr
+    }
+}
+
+/// A source of the members of a cluster.
+///
+/// The list of names must be the same, in the same order, at all members: the index of a member is its number. Addresses may
+/// change, for example when a member restarts on another machine.
+pub trait Membership: fmt::Debug + Send + Sync + 'static {
+    /// Returns the names of all members. The list doesn't change.
+    fn names(&self) -> Vec<String>;
+
+    /// Returns the address at which a member listens now. The connecting thread of that member calls this function before
+    /// each attempt, so it may wait.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the address is unknown. The caller tries again later.
+    fn resolve(&self, member: usize) -> io::Result<SocketAddr>;
+}
+
+/// A list of members that doesn't change.
+impl Membership for Vec<Member> {
+    fn names(&self) -> Vec<String> {
+        self.iter().map(|member| member.name.clone()).collect()
+    }
+
+    fn resolve(&self, member: usize) -> io::Result<SocketAddr> {
+        let unknown = || io::Error::from(io::ErrorKind::NotFound);
+        let addr = &self.get(member).ok_or_else(unknown)?.addr;
+        addr.to_socket_addrs()?.next().ok_or_else(unknown)
+    }
+}

@@ -1,0 +1,414 @@
+//! Clusters: members, and the sessions between their threads.
+
+mod connect;
+mod hello;
+mod membership;
+#[cfg(all(test, feature = "soft"))]
+mod tests;
+
+use std::fmt;
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::SystemTime;
+
+use adverb_cluster_proto::{Config, PeerId};
+use adverb_verbs::{ConnectOptions, Device, ProtectionDomain};
+use parking_lot::Mutex;
+
+use crate::broker::{Broker, BrokerError, Mailbox};
+use connect::{BrokerThread, Shared};
+
+pub use membership::{Member, Membership};
+
+/// The maximum number of threads of a member.
+const MAX_THREADS: usize = 4096;
+
+/// An error of a [`Cluster`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClusterError {
+    /// The cluster has no member with this name.
+    #[error("the cluster has no member {name:?}")]
+    UnknownMember {
+        /// The name.
+        name: String,
+    },
+    /// Two members have the same name.
+    #[error("two members of the cluster have the name {name:?}")]
+    DuplicateMember {
+        /// The name.
+        name: String,
+    },
+    /// A count is out of range.
+    #[error("the cluster's number of {quantity} is {requested}: use 1 to {max}")]
+    OutOfRange {
+        /// The counted things.
+        quantity: &'static str,
+        /// The requested number.
+        requested: usize,
+        /// The maximum.
+        max: usize,
+    },
+    /// The address of this member could not be resolved.
+    #[error("resolving the address of this member failed: {error}")]
+    Resolve {
+        /// The cause.
+        error: io::Error,
+    },
+    /// Listening for other members failed.
+    #[error("listening for members at {addr} failed: {error}")]
+    Listen {
+        /// The address of this member.
+        addr: SocketAddr,
+        /// The cause.
+        error: io::Error,
+    },
+    /// A thread or a descriptor could not be created.
+    #[error("{action} failed: {error}")]
+    Io {
+        /// The failed action.
+        action: &'static str,
+        /// The cause.
+        error: io::Error,
+    },
+    /// The broker of a thread was taken before, or the member has no such thread.
+    #[error("the broker of thread {thread} was already taken, or the member has fewer threads")]
+    BrokerTaken {
+        /// The index of the thread.
+        thread: usize,
+    },
+    /// A device could not be opened.
+    #[error(transparent)]
+    Verbs(#[from] adverb_verbs::Error),
+    /// A broker could not be created.
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
+}
+
+type Result<T, E = ClusterError> = std::result::Result<T, E>;
+
+/// A member of a cluster, in this process.
+///
+/// Thread `i` of each member has a session with thread `i` of every other member. The number of a member, its index in the
+/// list of members, is its [`PeerId`] in the brokers of the others. Threads of the cluster establish the sessions in the
+/// background, over TCP, and again with increasing pauses when they end; brokers report them with
+/// [`SessionOpened`](crate::Event::SessionOpened) and [`SessionEnded`](crate::Event::SessionEnded). A member that doesn't
+/// respond delays nothing else.
+///
+/// The exchange over TCP is not authenticated: use a network that only members reach.
+///
+/// Dropping the cluster ends the background threads. Brokers keep their sessions, but establish no new ones.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use adverb::cluster::{Cluster, Event, Member};
+///
+/// let cluster = Cluster::builder()
+///     .member(Member::new("a", "10.0.0.1:7471"))
+///     .member(Member::new("b", "10.0.0.2:7471"))
+///     .threads(2)
+///     .join("a")?;
+/// std::thread::scope(|scope| {
+///     for thread in 0..2 {
+///         let mut broker = cluster.broker(thread).expect("each broker is taken once");
+///         scope.spawn(move || loop {
+///             broker.wait(Duration::MAX).expect("the device works");
+///             let polled = broker.poll(|broker, event| match event {
+///                 Event::SessionOpened { peer, .. } => broker.send(peer, b"hello").expect("a credit"),
+///                 Event::Message { from, bytes } => println!("{from}: {bytes:?}"),
+///                 _ => {}
+///             });
+///             polled.expect("the device works");
+///         });
+///     }
+/// });
+/// # Ok(())
+/// # }
+/// ```
+pub struct Cluster {
+    names: Vec<String>,
+    epoch: u64,
+    shared: Arc<Shared>,
+    domains: Vec<ProtectionDomain>,
+    brokers: Mutex<Vec<Option<Broker>>>,
+    stop: UnixStream,
+    listener: Option<JoinHandle<()>>,
+    dialers: Vec<JoinHandle<()>>,
+}
+
+/// The options of a [`Cluster`], created by [`Cluster::builder`].
+#[derive(Debug)]
+#[must_use]
+pub struct ClusterBuilder {
+    members: Vec<Member>,
+    membership: Option<Box<dyn Membership>>,
+    threads: usize,
+    config: Config,
+    devices: Vec<Device>,
+    connect_options: ConnectOptions,
+    listener: Option<TcpListener>,
+    epoch: Option<u64>,
+}
+
+impl ClusterBuilder {
+    /// Adds a member. All members must be added in the same order everywhere.
+    pub fn member(mut self, member: Member) -> ClusterBuilder {
+        self.members.push(member);
+        self
+    }
+
+    /// Sets another source of members than the list of [`member`](ClusterBuilder::member) calls.
+    pub fn membership(mut self, membership: impl Membership) -> ClusterBuilder {
+        self.membership = Some(Box::new(membership));
+        self
+    }
+
+    /// Sets the number of threads, which must be the same at all members. The default is 1.
+    pub fn threads(mut self, count: usize) -> ClusterBuilder {
+        self.threads = count;
+        self
+    }
+
+    /// Sets the sizes of the brokers' queues and rings. [`slot_size`](Config::slot_size) must be the same at all members.
+    pub fn config(mut self, config: Config) -> ClusterBuilder {
+        self.config = config;
+        self
+    }
+
+    /// Sets the devices, which the threads use in turn. By default, the threads share the RDMA NIC that has the member's IP
+    /// address, or have a software NIC each at that address.
+    pub fn devices(mut self, devices: impl IntoIterator<Item = Device>) -> ClusterBuilder {
+        self.devices = devices.into_iter().collect();
+        self
+    }
+
+    /// Sets the options of the connections. The ACK timeout and the retry count determine how long a member may be
+    /// unresponsive before its sessions end.
+    pub fn connect_options(mut self, options: ConnectOptions) -> ClusterBuilder {
+        self.connect_options = options;
+        self
+    }
+
+    /// Sets the TCP listener, instead of one that is bound to the member's address.
+    pub fn listener(mut self, listener: TcpListener) -> ClusterBuilder {
+        self.listener = Some(listener);
+        self
+    }
+
+    /// Sets the epoch, which must be larger than those of all earlier runs of this member. The default is the time.
+    pub fn epoch(mut self, epoch: u64) -> ClusterBuilder {
+        self.epoch = Some(epoch);
+        self
+    }
+
+    /// Joins the cluster as the member with this name, without waiting for other members.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the member doesn't exist, if its address isn't one of this machine, or if a device, a listener
+    /// or a thread can't be created.
+    pub fn join(self, name: &str) -> Result<Cluster> {
+        let ClusterBuilder {
+            members,
+            membership,
+            threads,
+            config,
+            devices,
+            connect_options,
+            listener,
+            epoch,
+        } = self;
+        let membership = membership.unwrap_or_else(|| Box::new(members));
+        let names = membership.names();
+        check_count("members", names.len(), usize::from(u16::MAX))?;
+        check_count("threads", threads, MAX_THREADS)?;
+        let duplicate = names.iter().enumerate().find(|(index, name)| names[..*index].contains(name));
+        if let Some((_, name)) = duplicate {
+            return Err(ClusterError::DuplicateMember { name: name.clone() });
+        }
+        let unknown = || ClusterError::UnknownMember { name: name.to_owned() };
+        let this_member = names.iter().position(|other| other == name).ok_or_else(unknown)?;
+        let addr = membership.resolve(this_member).map_err(|error| ClusterError::Resolve { error })?;
+        let epoch = epoch.unwrap_or_else(clock_epoch);
+
+        let devices = if devices.is_empty() { open_devices(addr.ip(), threads)? } else { devices };
+        let io_error = |action| move |error| ClusterError::Io { action, error };
+        let (mut brokers, mut domains, mut broker_threads) = (Vec::new(), Vec::new(), Vec::new());
+        for device in devices.iter().cycle().take(threads) {
+            let domain = device.create_protection_domain()?;
+            let mailbox = Mailbox::new(names.len()).map_err(io_error("creating a socket"))?;
+            let mailbox = Arc::new(mailbox);
+            let mut broker = Broker::new(&domain, config, names.len(), epoch)?;
+            broker.attach(Arc::clone(&mailbox))?;
+            let mut queue_pairs = broker.queue_pair_builder();
+            if !device.is_software() && device.has_addr(addr.ip()) {
+                queue_pairs = queue_pairs.local_addr(addr.ip());
+            }
+            broker_threads.push(BrokerThread { mailbox, queue_pairs });
+            brokers.push(Some(broker));
+            domains.push(domain);
+        }
+
+        let listen_error = |error| ClusterError::Listen { addr, error };
+        let listener = match listener {
+            Some(listener) => listener,
+            None => TcpListener::bind(addr).map_err(listen_error)?,
+        };
+        listener.set_nonblocking(true).map_err(listen_error)?;
+        let (stop, stopped) = UnixStream::pair().map_err(io_error("creating a socket"))?;
+        let shared = Arc::new(Shared {
+            fingerprint: hello::fingerprint(&names, threads as u16),
+            membership,
+            connect_options,
+            member_count: names.len() as u16,
+            this_member: this_member as u16,
+            threads: broker_threads,
+            is_stopped: AtomicBool::new(false),
+            next_attempt: AtomicU64::new(1),
+            inbound_count: AtomicUsize::new(0),
+        });
+        let mut cluster = Cluster {
+            names,
+            epoch,
+            shared,
+            domains,
+            brokers: Mutex::new(brokers),
+            stop,
+            listener: None,
+            dialers: Vec::new(),
+        };
+        // From here on, dropping the cluster ends the threads.
+        let shared = Arc::clone(&cluster.shared);
+        let run_listener = move || shared.run_listener(&listener, &stopped);
+        cluster.listener = Some(spawn("adverb-listen", run_listener)?);
+        for member in 0..this_member as u16 {
+            let shared = Arc::clone(&cluster.shared);
+            cluster.dialers.push(spawn("adverb-dial", move || shared.run_dialer(member))?);
+        }
+        Ok(cluster)
+    }
+}
+
+impl Cluster {
+    /// Returns a builder without members, with one thread.
+    pub fn builder() -> ClusterBuilder {
+        ClusterBuilder {
+            members: Vec::new(),
+            membership: None,
+            threads: 1,
+            config: Config::default(),
+            devices: Vec::new(),
+            connect_options: ConnectOptions::default(),
+            listener: None,
+            epoch: None,
+        }
+    }
+
+    /// Takes the broker of a thread, which must poll it. Its sessions are established from now on.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ClusterError::BrokerTaken`] if the broker was taken before, or if the member has fewer threads.
+    pub fn broker(&self, thread: usize) -> Result<Broker> {
+        let broker = self.brokers.lock().get_mut(thread).and_then(Option::take);
+        let broker = broker.ok_or(ClusterError::BrokerTaken { thread })?;
+        self.shared.threads[thread].mailbox.set_taken();
+        Ok(broker)
+    }
+
+    /// Returns the names of all members, in the order of their numbers.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Returns the number of a member as a peer of brokers, or `None` if it doesn't exist or is this member.
+    pub fn peer(&self, name: &str) -> Option<PeerId> {
+        let index = self.names.iter().position(|other| other == name)?;
+        let peer = PeerId(index as u16);
+        (peer.0 != self.shared.this_member).then_some(peer)
+    }
+
+    /// Returns the number of this member.
+    pub fn this_member(&self) -> PeerId {
+        PeerId(self.shared.this_member)
+    }
+
+    /// Returns the epoch of this member, which is in its [`RemoteRange`](crate::RemoteRange)s and
+    /// [`RemotePtr`](crate::RemotePtr)s.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Returns the protection domains of the brokers, by thread. An [`Arena`](crate::Arena) for all peers is built with
+    /// them.
+    pub fn protection_domains(&self) -> &[ProtectionDomain] {
+        &self.domains
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.shared.is_stopped.store(true, Ordering::Release);
+        // The threads of attempts end by themselves, after their time limits.
+        self.dialers.iter().for_each(|dialer| dialer.thread().unpark());
+        let _ = (&self.stop).write(&[0]);
+        if let Some(listener) = self.listener.take() {
+            // The listener's address is free when the thread has ended.
+            let _ = listener.join();
+        }
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster")
+            .field("names", &self.names)
+            .field("this_member", &self.shared.this_member)
+            .field("epoch", &self.epoch)
+            .finish_non_exhaustive()
+    }
+}
+
+fn check_count(quantity: &'static str, requested: usize, max: usize) -> Result<()> {
+    if (1..=max).contains(&requested) {
+        return Ok(());
+    }
+    Err(ClusterError::OutOfRange { quantity, requested, max })
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let spawned = std::thread::Builder::new().name(name.into()).spawn(run);
+    spawned.map_err(|error| ClusterError::Io { action: "starting a thread", error })
+}
+
+/// Returns an epoch that is larger than those of earlier runs, if the clock doesn't go back.
+fn clock_epoch() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Opens the devices of the threads at an address of this machine.
+fn open_devices(addr: IpAddr, threads: usize) -> Result<Vec<Device>> {
+    #[cfg(feature = "soft")]
+    {
+        use adverb_verbs::SoftDevice;
+
+        let is_hardware = |device: &Device| !device.is_software();
+        if let Some(device) = Device::open_by_addr(addr).ok().filter(is_hardware) {
+            return Ok(vec![device]);
+        }
+        // A device for each thread: the threads don't wait for each other's locks.
+        let open = |_| SoftDevice::at_addr(addr).open();
+        Ok((0..threads).map(open).collect::<adverb_verbs::Result<Vec<Device>>>()?)
+    }
+    #[cfg(not(feature = "soft"))]
+    {
+        let _ = threads;
+        Ok(vec![Device::open_by_addr(addr)?])
+    }
+}

@@ -1,0 +1,339 @@
+//! Clusters in one process, on software NICs at loopback addresses.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use adverb_verbs::Access;
+use adverb_verbs::memory::{MemoryRegion, RemoteMemory};
+
+use super::hello::{Hello, REJECTED};
+use super::*;
+use crate::broker::{Event, Offer, Transfer, TransferError};
+use crate::{PostError, RemoteRange, TransferOperation};
+
+/// The time after which a test that makes no progress fails.
+const TEST_DEADLINE: Duration = Duration::from_secs(60);
+const MESSAGES: u32 = 200;
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+/// The listeners of members. They stay open between the runs of a member, so that no other program takes a port.
+struct Ports(Vec<TcpListener>);
+
+impl Ports {
+    fn new(count: usize) -> Ports {
+        Ports((0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect())
+    }
+
+    fn builder(&self, member: usize) -> ClusterBuilder {
+        let mut builder = Cluster::builder();
+        for (name, listener) in NAMES.iter().zip(&self.0) {
+            builder = builder.member(Member::new(*name, listener.local_addr().unwrap().to_string()));
+        }
+        let config = Config { keepalive: Some(Duration::from_millis(200)), ..Config::default() };
+        builder.listener(self.0[member].try_clone().unwrap()).config(config)
+    }
+
+    fn join(&self, member: usize, threads: usize) -> Cluster {
+        self.builder(member).threads(threads).join(NAMES[member]).unwrap()
+    }
+}
+
+/// The work of one thread of a member, with every other member.
+struct Worker {
+    number: u8,
+    region: MemoryRegion,
+    peers: HashMap<PeerId, PeerProgress>,
+}
+
+#[derive(Default, Debug)]
+struct PeerProgress {
+    sent: u32,
+    received: u32,
+    completed: bool,
+    is_done_sent: bool,
+    is_done_received: bool,
+}
+
+const WORD: u64 = 2048;
+
+impl Worker {
+    fn new(broker: &Broker, number: u8) -> Worker {
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        Worker {
+            number,
+            region: broker.protection_domain().region(4096, access).unwrap(),
+            peers: HashMap::new(),
+        }
+    }
+
+    fn handle(&mut self, broker: &mut Broker, event: Event<'_>) {
+        match event {
+            Event::SessionOpened { peer, .. } => {
+                self.peers.insert(peer, PeerProgress::default());
+                let RemoteMemory { addr, rkey, len } = self.region.remote();
+                let mut slot = broker.send_buf(peer).unwrap();
+                slot.write(b"R").unwrap();
+                slot.write(&addr.to_le_bytes()).unwrap();
+                slot.write(&rkey.to_le_bytes()).unwrap();
+                slot.write(&len.to_le_bytes()).unwrap();
+                slot.write(&broker.epoch().to_le_bytes()).unwrap();
+                broker.post_send(slot).unwrap();
+            }
+            Event::Message { from, bytes } => match bytes.split_first().unwrap() {
+                (b'R', bytes) => self.transfer(broker, from, bytes),
+                (b'M', bytes) => {
+                    let progress = self.peers.get_mut(&from).unwrap();
+                    assert_eq!(bytes, progress.received.to_le_bytes(), "messages stay in order");
+                    progress.received += 1;
+                }
+                _ => {
+                    let progress = self.peers.get_mut(&from).unwrap();
+                    assert_eq!(progress.received, MESSAGES);
+                    progress.is_done_received = true;
+                }
+            },
+            Event::Completed { peer, result, payloads, .. } => {
+                result.unwrap();
+                let buffers: Vec<_> = payloads.map(|payload| payload.into_buffer().unwrap()).collect();
+                assert_eq!(buffers[1][..], [self.number; 256], "the READ returns what the WRITE wrote");
+                self.peers.get_mut(&peer).unwrap().completed = true;
+            }
+            Event::SessionEnded { peer, reason, .. } => panic!("the session with {peer} ended: {reason}"),
+            _ => {}
+        }
+    }
+
+    /// Writes a pattern to the peer's memory, reads it back, and increments a word.
+    fn transfer(&self, broker: &mut Broker, peer: PeerId, bytes: &[u8]) {
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        let rkey = u32::from_le_bytes(bytes[8..12].try_into().unwrap());
+        let (addr, len, epoch) = (word(0), word(12), word(20));
+        assert_eq!((len, Some(epoch)), (4096, broker.peer_epoch(peer)));
+        let at = |offset, len| RemoteRange { epoch, memory: RemoteMemory { addr: addr + offset, rkey, len } };
+        let domain = broker.protection_domain().clone();
+        let mut pattern = domain.buffer(256).unwrap();
+        pattern.fill(self.number);
+        let place = u64::from(self.number) * 256;
+        let mut transfers = vec![
+            Transfer { operation: TransferOperation::Write, local: pattern.into(), remote: at(place, 256) },
+            Transfer {
+                operation: TransferOperation::Read,
+                local: domain.buffer(256).unwrap().into(),
+                remote: at(place, 256),
+            },
+            Transfer {
+                operation: TransferOperation::FetchAdd { add: 1 },
+                local: domain.buffer(8).unwrap().into(),
+                remote: at(WORD, 8),
+            },
+        ];
+        broker.post_batch(peer, &mut transfers).unwrap();
+    }
+
+    /// Sends what can be sent. Returns whether everything is sent and received.
+    fn advance(&mut self, broker: &mut Broker, peer_count: usize) -> bool {
+        for (peer, progress) in &mut self.peers {
+            while progress.sent < MESSAGES {
+                let mut message = [b'M'; 5];
+                message[1..].copy_from_slice(&progress.sent.to_le_bytes());
+                match broker.send(*peer, &message) {
+                    Ok(()) => progress.sent += 1,
+                    Err(PostError::WouldBlock { .. }) => break,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            let is_done = progress.sent == MESSAGES && progress.completed && !progress.is_done_sent;
+            if is_done && broker.send(*peer, b"D").is_ok() {
+                progress.is_done_sent = true;
+            }
+        }
+        let is_done = |progress: &PeerProgress| progress.is_done_sent && progress.is_done_received;
+        self.peers.len() == peer_count && self.peers.values().all(is_done)
+    }
+
+    fn run(mut self, mut broker: Broker, finished_count: &AtomicUsize) {
+        let started = Instant::now();
+        while !self.advance(&mut broker, 2) {
+            broker.wait(Duration::from_millis(100)).unwrap();
+            broker.poll(|broker, event| self.handle(broker, event)).unwrap();
+            assert!(started.elapsed() < TEST_DEADLINE, "member {}: {:?}", self.number, self.peers);
+        }
+        broker.flush_all();
+        // Other threads may still need this one.
+        finished_count.fetch_add(1, Ordering::AcqRel);
+        while finished_count.load(Ordering::Acquire) < 6 {
+            broker.wait(Duration::from_millis(1)).unwrap();
+            broker.poll(|broker, event| self.handle(broker, event)).unwrap();
+            assert!(started.elapsed() < TEST_DEADLINE, "another thread failed");
+        }
+        let mut bytes = [0; 256];
+        for number in (0..3).filter(|number| *number != self.number) {
+            self.region.read(usize::from(number) * 256, &mut bytes).unwrap();
+            assert_eq!(bytes, [number; 256]);
+        }
+        assert_eq!(self.region.word(WORD as usize).unwrap().load(Ordering::Acquire), 2);
+        drop(broker);
+    }
+}
+
+#[test]
+fn threads_of_three_members_exchange_everything() {
+    let ports = Ports::new(3);
+    // No session may end because the machine is busy.
+    let options = ConnectOptions::new().ack_timeout(20);
+    let config = Config { keepalive: None, ..Config::default() };
+    let builder = |member| ports.builder(member).threads(2).connect_options(options).config(config);
+    let clusters: Vec<Cluster> = (0..3).map(|member| builder(member).join(NAMES[member]).unwrap()).collect();
+    let finished_count = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for (number, cluster) in (0..).zip(&clusters) {
+            for thread in 0..2 {
+                let broker = cluster.broker(thread).unwrap();
+                let worker = Worker::new(&broker, number);
+                let finished_count = &finished_count;
+                scope.spawn(move || worker.run(broker, finished_count));
+            }
+        }
+    });
+    assert!(matches!(clusters[0].broker(0), Err(ClusterError::BrokerTaken { thread: 0 })));
+    assert_eq!((clusters[0].peer("b"), clusters[0].peer("a")), (Some(PeerId(1)), None));
+}
+
+/// Polls brokers until each has opened a session, and returns the epochs of the peers.
+fn await_sessions(brokers: &mut [&mut Broker]) -> Vec<u64> {
+    let started = Instant::now();
+    let mut epochs = vec![None; brokers.len()];
+    while epochs.iter().any(Option::is_none) {
+        for (broker, epoch) in brokers.iter_mut().zip(&mut epochs) {
+            broker
+                .poll(|_, event| match event {
+                    Event::SessionOpened { epoch: opened, .. } => *epoch = Some(opened),
+                    Event::SessionEnded { .. } => *epoch = None,
+                    _ => {}
+                })
+                .unwrap();
+        }
+        assert!(started.elapsed() < TEST_DEADLINE, "no session: {epochs:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    epochs.into_iter().flatten().collect()
+}
+
+/// Polls two brokers until they have a session.
+fn await_open((a, to_b): (&mut Broker, PeerId), (b, to_a): (&mut Broker, PeerId)) {
+    let started = Instant::now();
+    while !(a.is_open(to_b) && b.is_open(to_a)) {
+        a.poll(|_, _| ()).unwrap();
+        b.poll(|_, _| ()).unwrap();
+        assert!(started.elapsed() < TEST_DEADLINE);
+    }
+}
+
+/// Sends a message from one broker to another.
+fn exchange(from: &mut Broker, to: &mut Broker, peer: PeerId, text: &[u8]) {
+    let started = Instant::now();
+    let (mut is_sent, mut is_received) = (false, false);
+    while !is_received {
+        // On a busy machine, a session can end and be established again.
+        is_sent = is_sent || from.send(peer, text).is_ok();
+        let ended = |event: Event<'_>| matches!(event, Event::SessionEnded { .. });
+        from.poll(|_, event| is_sent = is_sent && !ended(event)).unwrap();
+        to.poll(|_, event| is_received |= matches!(event, Event::Message { bytes, .. } if bytes == text))
+            .unwrap();
+        assert!(started.elapsed() < TEST_DEADLINE);
+    }
+}
+
+#[test]
+fn a_member_that_restarts_has_a_new_epoch() {
+    let ports = Ports::new(2);
+    let (to_a, to_b) = (PeerId(0), PeerId(1));
+    let mut clusters = [Some(ports.join(0, 1)), Some(ports.join(1, 1))];
+    let mut brokers: Vec<Option<Broker>> =
+        clusters.iter().map(|cluster| Some(cluster.as_ref().unwrap().broker(0).unwrap())).collect();
+    // The member that dials restarts first, then the one that listens.
+    for restarted in [1, 0] {
+        let [a, b] = &mut brokers[..] else { unreachable!() };
+        let (a, b) = (a.as_mut().unwrap(), b.as_mut().unwrap());
+        await_open((a, to_b), (b, to_a));
+        exchange(a, b, to_b, b"from a");
+        exchange(b, a, to_a, b"from b");
+        let old_epoch = clusters[restarted].as_ref().unwrap().epoch();
+
+        brokers[restarted] = None;
+        clusters[restarted] = None;
+        let cluster = ports.builder(restarted).join(NAMES[restarted]).unwrap();
+        assert!(cluster.epoch() > old_epoch);
+        brokers[restarted] = Some(cluster.broker(0).unwrap());
+        clusters[restarted] = Some(cluster);
+
+        let started = Instant::now();
+        let [a, b] = &mut brokers[..] else { unreachable!() };
+        let (a, b) = (a.as_mut().unwrap(), b.as_mut().unwrap());
+        let epochs = await_sessions(&mut [&mut *a, &mut *b]);
+        println!("member {restarted} was back after {:?}", started.elapsed());
+        let expected = clusters.iter().map(|cluster| cluster.as_ref().unwrap().epoch());
+        assert!(epochs.into_iter().rev().eq(expected));
+        exchange(a, b, to_b, b"again from a");
+        exchange(b, a, to_a, b"again from b");
+
+        // Memory of the earlier run is refused before anything is posted.
+        await_open((a, to_b), (b, to_a));
+        let (other, peer) = if restarted == 0 { (b, to_a) } else { (a, to_b) };
+        let remote = RemoteRange { epoch: old_epoch, memory: RemoteMemory { addr: 0, rkey: 0, len: 8 } };
+        let refused = other.post_read(peer, (), remote).unwrap_err();
+        assert!(matches!(refused.error, TransferError::Post(PostError::StaleEpoch { .. })));
+    }
+}
+
+#[test]
+fn a_dead_member_blocks_nobody() {
+    // Member "a" listens but never answers, and has the smallest number, so both others dial it first.
+    let ports = Ports::new(3);
+    let (b, c) = (ports.join(1, 1), ports.join(2, 1));
+    let (mut broker_b, mut broker_c) = (b.broker(0).unwrap(), c.broker(0).unwrap());
+    await_sessions(&mut [&mut broker_b, &mut broker_c]);
+    exchange(&mut broker_b, &mut broker_c, PeerId(2), b"from b");
+    assert!(!broker_b.is_open(PeerId(0)));
+}
+
+#[test]
+fn strangers_are_rejected() {
+    let ports = Ports::new(2);
+    let (a, b) = (ports.join(0, 1), ports.join(1, 1));
+    let (mut broker_a, mut broker_b) = (a.broker(0).unwrap(), b.broker(0).unwrap());
+    let valid = Hello { cluster: a.shared.fingerprint, from: 1, to: 0, thread: 0, offer: [0; Offer::LEN] };
+    let hellos = [
+        Hello { cluster: valid.cluster ^ 1, ..valid }.to_bytes(),
+        Hello { from: 0, ..valid }.to_bytes(),
+        Hello { from: 2, ..valid }.to_bytes(),
+        Hello { to: 1, ..valid }.to_bytes(),
+        Hello { thread: 1, ..valid }.to_bytes(),
+        [0xff; Hello::LEN],
+    ];
+    for hello in hellos {
+        let mut stream = TcpStream::connect(ports.0[0].local_addr().unwrap()).unwrap();
+        stream.set_read_timeout(Some(TEST_DEADLINE)).unwrap();
+        stream.write_all(&hello).unwrap();
+        let mut answer = [0];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, [REJECTED]);
+    }
+    // Connections that say nothing are closed, and members still connect.
+    let _silent: Vec<TcpStream> =
+        (0..40).map(|_| TcpStream::connect(ports.0[0].local_addr().unwrap()).unwrap()).collect();
+    await_sessions(&mut [&mut broker_a, &mut broker_b]);
+    exchange(&mut broker_a, &mut broker_b, PeerId(1), b"from a");
+}
+
+#[test]
+fn invalid_options_are_refused() {
+    let member = |name| Member::new(name, "127.0.0.1:1");
+    let builder = || Cluster::builder().member(member("a"));
+    assert!(matches!(builder().join("b"), Err(ClusterError::UnknownMember { .. })));
+    assert!(matches!(builder().member(member("a")).join("a"), Err(ClusterError::DuplicateMember { .. })));
+    assert!(matches!(builder().threads(0).join("a"), Err(ClusterError::OutOfRange { .. })));
+    assert!(matches!(Cluster::builder().join("a"), Err(ClusterError::OutOfRange { .. })));
+}
