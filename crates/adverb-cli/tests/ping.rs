@@ -193,7 +193,7 @@ fn without_a_responder_the_error_says_so() {
 
 #[test]
 fn a_signal_ends_the_command_with_the_summary() {
-    let [here, there] = [9, 10].map(loopback);
+    let [here, there] = [21, 22].map(loopback);
     let mut responder = Responder::start(&there, &[]);
     let mut command = adverb();
     command.args(["ping", &there, "--device", &format!("soft:{here}"), "--json", "--timeout", "20"]);
