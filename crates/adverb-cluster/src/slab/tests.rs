@@ -223,6 +223,23 @@ fn partly_used_slabs_are_filled_before_empty_ones() {
     assert_eq!(heap.alloc(0, 0, 64).unwrap().1, items[0].1);
 }
 
+#[test]
+fn an_empty_slab_is_found_behind_partly_used_ones() {
+    let heap = heap::<usize>(1);
+    heap.add_slabs(0..3);
+    let mut items = [const { Vec::new() }; 3];
+    for _ in 0..3 * heap.classes().slot_count(0) {
+        let (slot, tag) = heap.alloc(0, 0, 64).unwrap();
+        items[tag].push(slot);
+    }
+    // All three are partly used, then the one in the middle is empty.
+    items.iter_mut().for_each(|slots| heap.free(slots.pop().unwrap(), 64).unwrap());
+    items[1].drain(..).for_each(|slot| heap.free(slot, 64).unwrap());
+    let whole = heap.classes().len() as u16 - 1;
+    assert_eq!(heap.alloc(0, whole, SLAB_SIZE).unwrap().1, 1);
+    assert_eq!(heap.alloc(0, whole, SLAB_SIZE), None);
+}
+
 /// A random sequence that is the same in each run.
 struct Random(u64);
 
