@@ -33,8 +33,8 @@ pub struct Config {
     pub send_queue_depth: u16,
     /// The number of waiting requests at which the broker posts them without a flush.
     pub doorbell_batch: u16,
-    /// The maximum number of requests of which one is signaled. The broker uses a smaller number if a ring or the send
-    /// queue is smaller.
+    /// The signal interval: at least one of so many successive requests is signaled. The broker uses a smaller number if a
+    /// ring or the send queue is smaller.
     pub signal_interval: u16,
     /// The time after which an idle session is checked with a WRITE of zero bytes. It detects a peer whose NIC stopped
     /// responding. `None` disables the check.

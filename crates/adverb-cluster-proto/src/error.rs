@@ -54,14 +54,19 @@ impl fmt::Display for PostError {
             PostError::NotOpen { peer } => write!(f, "the broker has no open session with {peer}"),
             PostError::StaleEpoch { peer, current, requested } => write!(
                 f,
-                "the remote memory belongs to epoch {requested} of {peer}, which is now at epoch {current}"
+                "the remote memory belongs to epoch {requested} of {peer}, which is now at epoch {current}\n  hint: request \
+                 a new address from the peer, which has restarted"
             ),
             PostError::WouldBlock { peer } => write!(
                 f,
                 "the send slots, the credits or the request queue of {peer} are exhausted: poll, and try again"
             ),
             PostError::TooLong { requested, max } => {
-                write!(f, "the message or batch has a length of {requested}: the maximum is {max}")
+                write!(
+                    f,
+                    "the message or batch has a length of {requested}: the maximum is {max}\n  hint: use a larger \
+                     `slot_size` for messages, or a larger `queue_depth` for batches"
+                )
             }
             PostError::EmptyBatch => f.write_str("the batch contains no transfer"),
             PostError::OutOfBounds { requested, size } => {
@@ -92,7 +97,7 @@ pub enum SessionError {
         /// The phase that the call needs.
         expected: &'static str,
     },
-    /// The epoch is older than that of an earlier session with the peer.
+    /// The epoch is smaller than that of an earlier session with the peer.
     StaleEpoch {
         /// The peer.
         peer: PeerId,
@@ -116,7 +121,11 @@ impl fmt::Display for SessionError {
                 write!(f, "the session with {peer} is not {expected}")
             }
             SessionError::StaleEpoch { peer, newest, requested } => {
-                write!(f, "epoch {requested} of {peer} has ended: its newest epoch is {newest}")
+                write!(
+                    f,
+                    "epoch {requested} of {peer} has ended: its newest epoch is {newest}\n  hint: restart the peer with a \
+                     larger epoch; if its epoch is the time, check the clock of its host"
+                )
             }
             SessionError::InvalidCredits { peer } => {
                 write!(f, "{peer} granted an invalid number of credits")

@@ -3,7 +3,8 @@
 //! Thread `i` of each member of a cluster has a [`Broker`], which is connected to thread `i` of every other member: its
 //! peers. The broker sends messages from rings of slots, transfers data to and from the peers' memory, batches requests
 //! into doorbells, signals only some of them, and controls the flow of messages with credits. It does no I/O: a driver
-//! posts the requests to queue pairs, polls completions, and owns the memory.
+//! posts the requests to queue pairs, polls completions, and owns the memory. `adverb::cluster::Broker`, of the crate
+//! adverb-cluster, is this broker with its driver.
 //!
 //! | input | output |
 //! |---|---|
@@ -26,8 +27,9 @@
 //! # Failures
 //!
 //! A failed request ends the session with its peer, and no other. All tickets of the session end, after its queue pair is
-//! destroyed: until then, the NIC may access their memory. The epoch of a session is the peer's run; remote memory of
-//! another epoch is refused before anything is posted, because an invalid key would break the connection.
+//! destroyed: until then, the NIC may access their memory. The epoch of a session identifies the run of the peer. The
+//! broker refuses remote memory of another epoch before anything is posted, because an invalid key would break the
+//! connection.
 //!
 //! ```
 //! use adverb_cluster_proto::{Broker, Config, PeerId, Post};

@@ -14,7 +14,7 @@ impl fmt::Display for PeerId {
     }
 }
 
-/// A connection of a peer's session: an index into the peer's list of rails, which has one entry so far.
+/// A connection of a peer's session: an index into the peer's list of rails, which currently has one entry.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RailId(pub u8);
 
@@ -189,7 +189,7 @@ pub enum EndReason {
     Closed,
     /// A request failed with this status.
     RequestFailed(Status),
-    /// The peer broke the protocol.
+    /// The peer violated the protocol.
     ProtocolViolation(&'static str),
 }
 

@@ -27,9 +27,11 @@
 //! # fn main() {}
 //! ```
 //!
-//! A [`Broker`] is the part of a thread: it has sessions with the same thread of the other members, sends messages to them,
-//! and transfers data to and from their memory. A [`Cluster`] has the list of [`Member`]s, creates the brokers of this member's
-//! threads, and keeps their sessions.
+//! A [`Cluster`] has the list of [`Member`]s, and a [`Broker`] for each thread of this member. The broker of a thread has
+//! sessions with the same thread of the other members: it sends messages to them, and transfers data to and from their
+//! memory. The cluster establishes the sessions, and establishes them again after failures.
+//!
+//! The manual of `adverb` begins its chapter about clusters with an example of all three.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]

@@ -179,11 +179,12 @@ impl Arena {
 
     /// Allocates a segment for items and registers it with these rights. `len` is rounded up to whole slabs.
     ///
-    /// `access` says all that peers may do with every byte of the segment: [`REMOTE_READ`](Access::REMOTE_READ),
+    /// `access` contains the rights of peers on every byte of the segment: [`REMOTE_READ`](Access::REMOTE_READ),
     /// [`REMOTE_WRITE`](Access::REMOTE_WRITE) and [`REMOTE_ATOMIC`](Access::REMOTE_ATOMIC), or nothing. Local writing is
     /// always allowed. To give peers different rights on different items, use one arena for each set of rights.
     ///
-    /// The memory is zeroed, in huge pages if the system has enough of them reserved: [`SegmentInfo::kind`] tells.
+    /// The memory is zeroed. It is in huge pages if the system has enough of them reserved; [`SegmentInfo::kind`] contains
+    /// the kind.
     ///
     /// # Errors
     ///
@@ -233,9 +234,8 @@ impl Arena {
 
     /// Withdraws a segment: items aren't allocated in it anymore, and pointers to it are refused by this arena.
     ///
-    /// The memory is deregistered when the last item in it has been dropped. Peers must not use their pointers
-    /// afterwards: their devices would report an error, which ends a reliable connection. So a program tells its peers
-    /// first.
+    /// The memory is deregistered when the last item in it has been dropped. A peer that uses a pointer afterwards gets an
+    /// error from its device, which ends the reliable connection. So a program must notify its peers first.
     ///
     /// # Errors
     ///
@@ -295,7 +295,7 @@ impl Arena {
         Ok(draft.publish())
     }
 
-    /// Returns the partition of a key, for [`alloc_in`](Arena::alloc_in). Keys have other partitions in other arenas.
+    /// Returns the partition of a key, for [`alloc_in`](Arena::alloc_in). Another arena assigns keys differently.
     ///
     /// If one thread serves the keys of each partition, threads don't contend for locks.
     pub fn partition_of(&self, key: &(impl Hash + ?Sized)) -> usize {

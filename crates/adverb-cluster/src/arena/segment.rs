@@ -31,7 +31,7 @@ pub enum SegmentKind {
     /// Allocated in ordinary pages, because the system had too few huge pages reserved. The pages are aligned to 2 MiB and
     /// marked with `MADV_HUGEPAGE`, so the system may merge them into huge pages. Items are allocated in it.
     OrdinaryPages,
-    /// Lent by the caller, who decides about its contents.
+    /// Lent by the caller. The arena allocates no items in it.
     Lent,
 }
 

@@ -28,7 +28,10 @@ pub enum BrokerError {
         error: std::io::Error,
     },
     /// The two brokers of a session have slots of different sizes.
-    #[error("{peer} has message slots of {remote} bytes, and this broker has slots of {local} bytes")]
+    #[error(
+        "{peer} has message slots of {remote} bytes, and this broker has slots of {local} bytes\n  hint: use the same \
+         `slot_size` at all members"
+    )]
     SlotSizeMismatch {
         /// The peer.
         peer: PeerId,
@@ -46,7 +49,7 @@ pub enum BrokerError {
     /// A transfer was refused.
     #[error(transparent)]
     Transfer(#[from] TransferError),
-    /// A session ended while it was established.
+    /// A session ended before it was established.
     #[error("the session with {peer} ended before it was established")]
     SessionLost {
         /// The peer.

@@ -48,7 +48,7 @@ pub enum Event<'a> {
         /// The peer's epoch.
         epoch: u64,
     },
-    /// A session ended. The events of all its tickets were delivered, and messages that the peer has not received are
+    /// A session ended. The events of all its tickets were delivered before. Messages that the peer has not received are
     /// lost.
     SessionEnded {
         /// The peer.

@@ -46,11 +46,14 @@ const MAX_SEGMENTS: u32 = 4;
 
 /// The broker of one thread: its sessions with the peers, each over a queue pair (RC) of its own.
 ///
-/// A broker belongs to its thread and takes no lock. It sends messages from slots ([`send_buf`](Broker::send_buf),
-/// [`post_send`](Broker::post_send)), and transfers data to and from the memory of peers
-/// ([`post_write`](Broker::post_write), [`post_read`](Broker::post_read) and others). Requests are posted when
-/// [`doorbell_batch`](Config::doorbell_batch) of them wait for a peer, with [`flush`](Broker::flush) and
-/// [`flush_all`](Broker::flush_all), and at the end of each poll.
+/// A broker belongs to one thread, and shares no lock with other brokers. It sends messages from slots
+/// ([`send_buf`](Broker::send_buf), [`post_send`](Broker::post_send)), and transfers data to and from the memory of peers
+/// ([`post_write`](Broker::post_write), [`post_read`](Broker::post_read) and others). Requests to a peer wait until there are
+/// [`doorbell_batch`](Config::doorbell_batch) of them, until [`flush`](Broker::flush) or [`flush_all`](Broker::flush_all), or
+/// until the end of the poll.
+///
+/// [`Cluster::broker`](crate::Cluster::broker) returns a broker whose sessions the cluster establishes. The example shows
+/// brokers without a cluster.
 ///
 /// [`poll`](Broker::poll) passes [events](Event) to a handler in the caller's thread. The handler has the broker, so it
 /// can post.
@@ -124,7 +127,7 @@ impl Broker {
     /// Creates a broker with `peer_count` peers, on the device of `domain`. `epoch` identifies this run of the member: a
     /// member that restarts must use a larger number.
     ///
-    /// Threads that use the software NIC should have a device each.
+    /// On the software NIC, each thread should have its own device, because the threads that share one wait for its locks.
     ///
     /// # Errors
     ///

@@ -82,13 +82,14 @@ impl Broker {
     ///
     /// # Errors
     ///
-    /// Returns the payload and the cause. [`TransferError::InvalidPayload`] if the payload has too many segments or bytes, or
-    /// is a memory window; [`TransferError::Post`] if there is no session ([`NotOpen`](PostError::NotOpen)), if the memory
-    /// belongs to an earlier run of the peer ([`StaleEpoch`](PostError::StaleEpoch)), if the request queue is full
+    /// Returns the payload and the cause: [`TransferError::InvalidPayload`] if the payload has too many segments or bytes, or
+    /// is a memory window, and [`TransferError::Post`] if there is no session ([`NotOpen`](PostError::NotOpen)), if the
+    /// memory belongs to an earlier run of the peer ([`StaleEpoch`](PostError::StaleEpoch)), if the request queue is full
     /// ([`WouldBlock`](PostError::WouldBlock)), or if the local range is longer than the remote range
     /// ([`OutOfBounds`](PostError::OutOfBounds)).
     ///
-    /// Memory of another protection domain, and local memory that a READ may not write, end the session.
+    /// Local memory of another protection domain is detected only when the request is posted, and ends the session. So does
+    /// local memory that a READ or an atomic may not write.
     pub fn post_write(
         &mut self,
         peer: PeerId,

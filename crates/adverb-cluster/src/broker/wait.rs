@@ -54,8 +54,8 @@ impl Broker {
     /// Prepares to wait for [`fd`](Broker::fd) in an event loop, and posts the waiting requests of all peers. Returns `true`
     /// if [`poll`](Broker::poll) has events to deliver already: the caller must poll instead of waiting.
     ///
-    /// The descriptor signals completions and sessions of the cluster. The caller also polls after the time that
-    /// [`timeout`](Broker::timeout) returns.
+    /// The descriptor becomes readable when a completion arrives, or when the cluster has a session to establish. The caller
+    /// must also poll after the time that [`timeout`](Broker::timeout) returns.
     ///
     /// # Errors
     ///
@@ -67,7 +67,7 @@ impl Broker {
         self.has_events()
     }
 
-    /// Returns the descriptor that becomes readable when completions arrive after [`arm`](Broker::arm).
+    /// Returns the descriptor for event loops: see [`arm`](Broker::arm).
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.watch.as_fd()
     }

@@ -41,11 +41,11 @@ impl Member {
 /// The list of names must be the same, in the same order, at all members: the index of a member is its number. Addresses may
 /// change, for example when a member restarts on another machine.
 pub trait Membership: fmt::Debug + Send + Sync + 'static {
-    /// Returns the names of all members. The list doesn't change.
+    /// Returns the names of all members. The cluster calls this function once, when it is joined.
     fn names(&self) -> Vec<String>;
 
-    /// Returns the address at which a member listens now. The connecting thread of that member calls this function before
-    /// each attempt, so it may wait.
+    /// Returns the current address of a member. The background thread that dials this member calls the function before each
+    /// attempt, so it may block.
     ///
     /// # Errors
     ///

@@ -32,7 +32,7 @@ const MAX_THREADS: usize = 4096;
 #[non_exhaustive]
 pub enum ClusterError {
     /// The cluster has no member with this name.
-    #[error("the cluster has no member {name:?}")]
+    #[error("the cluster has no member {name:?}\n  hint: join with one of the names in the list of members")]
     UnknownMember {
         /// The name.
         name: String,
@@ -60,7 +60,10 @@ pub enum ClusterError {
         error: io::Error,
     },
     /// Listening for other members failed.
-    #[error("listening for members at {addr} failed: {error}")]
+    #[error(
+        "listening for members at {addr} failed: {error}\n  hint: the address must be one of this host, and no other \
+         program may listen at the port"
+    )]
     Listen {
         /// The address of this member.
         addr: SocketAddr,
@@ -75,7 +78,7 @@ pub enum ClusterError {
         /// The cause.
         error: io::Error,
     },
-    /// The broker of a thread was taken before, or the member has no such thread.
+    /// The broker of a thread was taken before, or the member has fewer threads.
     #[error("the broker of thread {thread} was already taken, or the member has fewer threads")]
     BrokerTaken {
         /// The index of the thread.
@@ -94,14 +97,20 @@ type Result<T, E = ClusterError> = std::result::Result<T, E>;
 /// A member of a cluster, in this process.
 ///
 /// Thread `i` of each member has a session with thread `i` of every other member. The number of a member, its index in the
-/// list of members, is its [`PeerId`] in the brokers of the others. Threads of the cluster establish the sessions in the
-/// background, over TCP, and again with increasing pauses when they end; brokers report them with
-/// [`SessionOpened`](crate::Event::SessionOpened) and [`SessionEnded`](crate::Event::SessionEnded). A member that doesn't
-/// respond delays nothing else.
+/// list of members, is its [`PeerId`] in the brokers of the others.
 ///
-/// The exchange over TCP is not authenticated: use a network that only members reach.
+/// Background threads of the cluster establish the sessions: two members exchange the addresses of their queue pairs over
+/// TCP, and the member with the larger number dials. If an attempt fails, or a session ends, they try again, with pauses
+/// from 10 ms to 1 s. Brokers report sessions with [`SessionOpened`](crate::Event::SessionOpened) and
+/// [`SessionEnded`](crate::Event::SessionEnded). A session is established only while the threads of both members poll their
+/// brokers. The reasons of failed attempts are `tracing` events at the level debug. A member that doesn't respond delays no
+/// other member.
+///
+/// The exchange over TCP is not authenticated: only members may have access to the network.
 ///
 /// Dropping the cluster ends the background threads. Brokers keep their sessions, but establish no new ones.
+///
+/// The manual's chapter about clusters has an example that runs in one program.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -156,13 +165,13 @@ pub struct ClusterBuilder {
 }
 
 impl ClusterBuilder {
-    /// Adds a member. All members must be added in the same order everywhere.
+    /// Adds a member. Every member must add the same members, including itself, in the same order.
     pub fn member(mut self, member: Member) -> ClusterBuilder {
         self.members.push(member);
         self
     }
 
-    /// Sets another source of members than the list of [`member`](ClusterBuilder::member) calls.
+    /// Sets a source of members, which replaces those of [`member`](ClusterBuilder::member).
     pub fn membership(mut self, membership: impl Membership) -> ClusterBuilder {
         self.membership = Some(Box::new(membership));
         self
@@ -180,8 +189,8 @@ impl ClusterBuilder {
         self
     }
 
-    /// Sets the devices, which the threads use in turn. By default, the threads share the RDMA NIC that has the member's IP
-    /// address, or have a software NIC each at that address.
+    /// Sets the devices: thread `i` uses device `i` modulo their number. By default, the threads share the RDMA NIC that has
+    /// the member's IP address; without one, each thread has a software NIC at that address.
     pub fn devices(mut self, devices: impl IntoIterator<Item = Device>) -> ClusterBuilder {
         self.devices = devices.into_iter().collect();
         self
@@ -200,7 +209,8 @@ impl ClusterBuilder {
         self
     }
 
-    /// Sets the epoch, which must be larger than those of all earlier runs of this member. The default is the time.
+    /// Sets the epoch, which must be larger than those of all earlier runs of this member. The default is the system time in
+    /// nanoseconds, so the clock must not go back between two runs.
     pub fn epoch(mut self, epoch: u64) -> ClusterBuilder {
         self.epoch = Some(epoch);
         self
@@ -309,7 +319,7 @@ impl Cluster {
         }
     }
 
-    /// Takes the broker of a thread, which must poll it. Its sessions are established from now on.
+    /// Takes the broker of a thread, which must poll it. The sessions of the thread are established only after this call.
     ///
     /// # Errors
     ///
@@ -326,7 +336,7 @@ impl Cluster {
         &self.names
     }
 
-    /// Returns the number of a member as a peer of brokers, or `None` if it doesn't exist or is this member.
+    /// Returns the number of another member, or `None` if no other member has this name.
     pub fn peer(&self, name: &str) -> Option<PeerId> {
         let index = self.names.iter().position(|other| other == name)?;
         let peer = PeerId(index as u16);
@@ -344,8 +354,8 @@ impl Cluster {
         self.epoch
     }
 
-    /// Returns the protection domains of the brokers, by thread. An [`Arena`](crate::Arena) for all peers is built with
-    /// them.
+    /// Returns the protection domains of the brokers, by thread, for [`ArenaBuilder::build`](crate::ArenaBuilder::build). Then
+    /// the `remotes` of a [segment](crate::arena::SegmentInfo) are by thread, too.
     pub fn protection_domains(&self) -> &[ProtectionDomain] {
         &self.domains
     }
