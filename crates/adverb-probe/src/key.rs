@@ -43,7 +43,7 @@ impl Key {
         Ok(Key::derive("adverb-probe v1 tag", secret))
     }
 
-    /// Returns the key of probers and responders that have none. Everybody knows it.
+    /// Returns the key of probers and responders that have none. The key is public.
     pub(crate) fn public() -> &'static Key {
         static PUBLIC: LazyLock<Key> = LazyLock::new(|| Key::derive("adverb-probe v1 public tag", &[]));
         &PUBLIC

@@ -1,4 +1,4 @@
-//! Probes RDMA paths: whether datagrams arrive, and how long the network and both hosts take.
+//! Probes of RDMA paths: loss, and the delays of the network and of both hosts.
 //!
 //! Programs depend on `adverb`, which re-exports this crate as `adverb::probe` with the feature `probe`.
 //!
@@ -16,10 +16,19 @@
 //! | T6 | the prober processes ACK1 | prober's process |
 //!
 //! A [`Responder`] answers probes in a thread of its own; a [`Prober`] sends them and reports their results. Both work on
-//! RDMA NICs and on the software NIC. With the feature `tokio`, `AsyncProber` is the prober for tasks.
+//! RDMA NICs and on the software NIC. With the feature `tokio`, `AsyncProber` is the prober for tasks. [`Responder`] has an
+//! example of both. The commands `adverb ping`, `adverb respond`, `adverb traceroute` and `adverb mesh host` use this crate,
+//! and the manual of `adverb` describes them in the chapter `fabric_health`.
 //!
-//! The protocol is in modules that do no I/O: [`mod@format`], [`session`] (the prober's state machine), [`answer`] (the
-//! responder's), [`figures`], [`paths`], [`loss`] (which path loses packets) and [`histogram`].
+//! | modules | contents |
+//! |---|---|
+//! | [`mod@format`], [`session`], [`answer`] | the protocol: packets, the prober's state machine, the responder's |
+//! | [`stamp`], [`figures`], [`histogram`] | timestamps, the delays of one probe, and results of many probes |
+//! | [`paths`], [`loss`], [`route`] | source ports that cover all paths, the path that loses packets, and the routers of a path |
+//! | [`mesh`] | the diagnosis of members that probe each other |
+//! | [`ud_queue`] | the queue of datagrams under probers and responders |
+//!
+//! All modules except [`ud_queue`] and a part of [`route`] do no I/O.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]

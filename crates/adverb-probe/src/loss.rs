@@ -1,9 +1,9 @@
-//! The path that loses packets: which of several paths loses more than the others, and how sure that is.
+//! The path that loses packets: a test whether one of several paths loses more than the others, with its error probability.
 //!
 //! Probes use the paths in turn. If all paths lose alike, each loss is on a path with the probability of the path's share
 //! of the probes. [`lossy_paths`] compares this with the alternative that one path loses 2, 5, 20 or 100 times as much as
-//! another. Its result holds after any number of probes: the caller may look after each probe and stop when a path is
-//! named, and still all wrong names of all these looks together have a probability of at most [`MAX_ERROR`].
+//! another. The caller may call it after each probe, and stop when a path is named: the probability that any of these calls
+//! names a path although all paths lose alike is at most [`MAX_ERROR`].
 //!
 //! This holds for losses that are independent of each other. A burst that loses successive probes is spread over all
 //! paths, because successive probes are on different paths.

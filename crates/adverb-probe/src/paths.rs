@@ -62,7 +62,7 @@ pub fn flow_label_of(source_port: u16) -> Option<u32> {
 }
 
 /// Returns the flow label of a probe's acknowledgements. It is the probe's own, so the acknowledgements of one path
-/// always take one path back. Which one, the switches decide: a label can't select the reverse of the probe's path.
+/// always take one path back. The switches choose that path: a label can't select the reverse of the probe's path.
 pub fn ack_flow_label(probe_flow_label: u32) -> u32 {
     probe_flow_label & 0xf_ffff
 }

@@ -171,7 +171,8 @@ pub struct ProbePath {
 pub struct Strays {
     /// Acknowledgements of an epoch that is not the prober's.
     pub unmatched_acks: u64,
-    /// Acknowledgements with an invalid tag: the responder has a different key.
+    /// Acknowledgements with an invalid tag: the prober has a key, and the responder has none. (A responder with a key
+    /// doesn't answer probes of another key, which count as lost.)
     pub bad_tags: u64,
     /// Datagrams that are no acknowledgements.
     pub invalid: u64,
@@ -301,8 +302,8 @@ impl Prober {
         }))
     }
 
-    /// Adds a responder without waiting. [`wait`](Prober::wait) looks it up, again and again until it answers;
-    /// [`is_found`](Prober::is_found) tells whether it did.
+    /// Adds a responder without waiting. [`wait`](Prober::wait) repeats its lookup until it answers;
+    /// [`is_found`](Prober::is_found) returns whether it did.
     ///
     /// # Errors
     ///

@@ -90,7 +90,8 @@ impl ResponderOptions {
         self
     }
 
-    /// Sets the key. The responder then answers only probes of probers that have the same key.
+    /// Sets the key. The responder then answers only probes of probers that have the same key. Other probers find the
+    /// responder, but lose all probes.
     pub fn key(mut self, key: &Key) -> ResponderOptions {
         self.answers.key = Some(key.clone());
         self

@@ -101,7 +101,9 @@ pub(super) fn next_step(fault: &Fault) -> String {
             "run `adverb stat --interval 5`: if error counters of the device with {address} rise, replace its cable or \
              transceiver first, then the NIC"
         ),
-        Suspect::Path(_, other) => format!("run `adverb traceroute {other}` for the hops between both"),
+        Suspect::Path(one, other) => format!(
+            "on the host of {one}, run `adverb traceroute {other} --address {one}` for the routers between both"
+        ),
         Suspect::Rail(name) => {
             format!("check the switch of the rail {name}: its counters of drops and errors")
         }

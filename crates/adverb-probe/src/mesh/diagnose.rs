@@ -16,7 +16,7 @@ pub const MIN_WITNESSES: usize = 3;
 /// This holds for losses that are independent and rarer than [`BACKGROUND_LOSS`], or as frequent everywhere.
 pub const FALSE_ALARMS_PER_HOUR: f64 = 0.01;
 
-/// The probability of a loss per probe that needs no repair.
+/// The maximum probability of a loss per probe that is not reported as a fault.
 pub const BACKGROUND_LOSS: f64 = 0.001;
 
 /// The number of windows, of the last [`SPAN`](super::SPAN), in which a member must answer nothing before it is called

@@ -29,7 +29,7 @@ pub enum Suspect {
 impl Suspect {
     /// Whether the network or a NIC is at fault, and not a process.
     ///
-    /// An unreachable member does not tell which of both is down.
+    /// For an unreachable member, which of both is down is unknown, so the result is `false`.
     pub fn is_network(&self) -> bool {
         !matches!(self, Suspect::SlowProcess(_) | Suspect::Unreachable(_))
     }
@@ -87,7 +87,7 @@ pub enum Evidence {
     Silence {
         /// The time in which it answered nothing.
         duration: Duration,
-        /// The number of members that probed it in vain, and were answered by others.
+        /// The number of members whose probes it did not answer, although other members answered theirs.
         witnesses: usize,
         /// Whether it answers again.
         answers_again: bool,
@@ -193,10 +193,13 @@ impl fmt::Display for Gap {
             Gap::FewProbes => write!(f, "too few probes have been answered or lost"),
             Gap::FewWitnesses { suspect, witnesses } => write!(
                 f,
-                "packets are lost, perhaps by {suspect}, but {witnesses} witnesses are fewer than 3; add addresses"
+                "packets are lost, perhaps by {suspect}, but fewer than 3 members saw it ({witnesses}); add addresses"
             ),
             Gap::Ambiguous { suspect, rival } => {
-                write!(f, "packets are lost by {suspect}, or by {rival}; more probes will tell")
+                write!(
+                    f,
+                    "packets are lost by {suspect}, or by {rival}; more probes are needed to distinguish them"
+                )
             }
             Gap::Silent { member, duration } => {
                 write!(f, "{member} has answered nothing for {:.0} s", duration.as_secs_f64())

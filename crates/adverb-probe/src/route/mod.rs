@@ -1,4 +1,4 @@
-//! The routes between two hosts: which routers the packets of a flow pass, and which source ports take which path.
+//! The routes between two hosts: the routers on each path, and the source ports that take it.
 //!
 //! Networks with several paths (ECMP) choose the path of a packet by a hash of its addresses and ports, so all packets
 //! of a queue pair with one source port take one path. A [`Tracer`] finds the routers of a path like traceroute: it
@@ -9,8 +9,8 @@
 //! # Silence
 //!
 //! Routers limit how often they report: Linux sends six reports at once to one host, and then one per second. A trace
-//! therefore retries a router that doesn't answer, and sends fewer packets per second to routers that stop to answer.
-//! A router that all tested ports pass is not asked again for further ports; its [`Hop`] is then
+//! therefore retries a router that doesn't answer, and sends fewer packets per second to routers that stop answering.
+//! A router that all probed ports pass is not probed from further ports; its [`Hop`] is then
 //! [inferred](HopState::Inferred). A router that never answers is [silent](HopState::Silent).
 //!
 //! # Sans-I/O

@@ -1,6 +1,6 @@
 //! A queue of unreliable datagrams with send and receive slots, for probers and responders.
 //!
-//! A [`UdQueue`] is a UD queue pair with everything that a program of many small datagrams needs: buffers that are
+//! A [`UdQueue`] is a UD queue pair with the parts that a program with many small datagrams needs: buffers that are
 //! registered once, an address-handle cache, completions with [timestamps](crate::stamp), the lookup of peers by their address
 //! and port, and a device that is opened again after it has failed. It works on RDMA NICs and on the software NIC.
 //!
