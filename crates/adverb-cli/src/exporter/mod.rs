@@ -35,10 +35,10 @@ use serve::Exporter;
 /// The options of `adverb exporter`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Serves the counters of RDMA devices, and the pause and discard counters of their
-network interfaces, at http://ADDRESS:PORT/metrics. It reads sysfs and opens no
-RDMA device, so it needs neither rdma-core nor privileges. There is no TLS and no
-authentication: listen on a loopback or management address only.
+The exporter serves the counters of RDMA devices, and the pause and discard
+counters of their network interfaces, at http://ADDRESS:PORT/metrics. It reads
+sysfs and opens no RDMA device, so it needs neither rdma-core nor privileges. It
+has no TLS and no authentication: listen on a loopback or management address only.
 
 With --probe it also probes hosts that run `adverb respond`, as `adverb ping` does,
 and serves the losses and the delays of the network and of both hosts. Probing
@@ -61,7 +61,7 @@ pub(crate) struct Args {
     /// The name of a device. The option can be repeated. The default is all devices of the kernel.
     #[arg(long, value_name = "NAME")]
     device: Vec<String>,
-    /// The directory of sysfs, for example of the host's in a container.
+    /// The directory of sysfs, for example that of the host's sysfs in a container.
     #[arg(long, value_name = "DIRECTORY", default_value = "/sys")]
     sysfs: PathBuf,
     /// Print the metrics once, and exit.

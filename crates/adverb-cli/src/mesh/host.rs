@@ -23,12 +23,19 @@ use crate::prose;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 All members probe each other and answer each other's probes. An address that is
-not one of this host's is probed only; `adverb respond` must run there.
+not one of this host's is probed only; `adverb respond` must run there, without
+a key. An address without an RDMA NIC has a software NIC.
 
 The diagnosis names the NIC, path, rail or traffic class (DSCP) that loses
 packets, a process that is stopped or starved of CPU time, and members that are
-dead. At least 3 other members must witness a fault, so 4 addresses are the
-minimum. A file has an address per line, and optionally the name of its rail.
+dead. At least 3 other members must witness a fault of the network, so it takes
+4 to 64 addresses to name one. A file has an address per line, and optionally
+the name of its rail: the addresses of a rail share a switch, for example. A
+comment begins with #.
+
+In the matrix, a row is a source, and a column is a destination. A cell is the
+loss or, without loss, the median round trip of the network. A cell `stall` means
+that a process did not run for 50 ms or more, and `·` that there are no results.
 
   adverb mesh host
   adverb mesh host 192.0.2.1 192.0.2.2 192.0.2.3 192.0.2.4 --dscp 0,26
@@ -37,7 +44,7 @@ minimum. A file has an address per line, and optionally the name of its rail.
 Exit status: 0 healthy; 1 an error; 2 wrong options; 3 a fault was named; 4 not
 enough evidence.")]
 pub(super) struct Args {
-    /// The addresses. The default is all addresses of this host's RDMA devices.
+    /// The addresses. The default is all IPv4 addresses of this host's RDMA devices.
     #[arg(value_name = "ADDRESS")]
     addresses: Vec<IpAddr>,
     /// A file with more addresses.
@@ -49,7 +56,7 @@ pub(super) struct Args {
     /// The number of probes per second that each member sends.
     #[arg(long, value_name = "PROBES", default_value_t = 10, value_parser = clap::value_parser!(u32).range(8..=1000))]
     rate: u32,
-    /// The time after which the command ends. The default is 30 s, or no limit on a terminal.
+    /// The time after which the command ends. The default is 30 s, or no limit for the live matrix on a terminal.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     duration: Option<u64>,
     /// The port of the responders.

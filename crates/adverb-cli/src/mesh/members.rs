@@ -71,7 +71,7 @@ fn parse(text: &str) -> Result<BTreeMap<IpAddr, Option<String>>> {
     Ok(members)
 }
 
-/// Returns the addresses of all devices of this host that can be probed: one per device and family.
+/// Returns the IPv4 addresses of this host's devices, except loopback addresses.
 fn host_addresses() -> Vec<IpAddr> {
     let mut addresses = Vec::new();
     for name in crate::devices::usable().unwrap_or_default() {

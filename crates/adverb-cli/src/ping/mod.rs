@@ -33,27 +33,29 @@ and each answer tells how long the responder took. Three figures result:
   prober     the delay of this host: posting, polling, scheduling
   responder  the delay of the other host
 
-The stamps of packets are by the NIC, the kernel or a process. A round trip from
-stamps of a process says nothing about the network, only loss does.
+The NIC, the kernel or a process stamps the packets. A round trip from stamps of
+a process is no evidence about the network; loss is.
 
-With --paths, a path that loses more packets than the others is named as soon as
-the probability of an error is at most 0.1 %. With --trace, its routers are, too:
+With --paths, the command names a path that loses more packets than the others,
+as soon as the probability of an error is at most 0.1 %. With --trace, it also
+names the routers of that path. Each path needs hundreds of probes:
 
   adverb ping 192.0.2.7 --paths 16 --trace --count 5000 --interval 0.005
 
 SIGINT (Ctrl-C) and SIGTERM end the command with the summary so far.
 
-Exit status: 0 all probes were answered; 1 an error; 2 wrong options; 3 some
-probes were lost; 4 no probe was answered. After a signal, the same for the
-probes so far; 130 after a second SIGINT.")]
+Exit status: 0 all probes were answered; 1 an error, for example if no responder
+was found; 2 wrong options; 3 some probes were lost; 4 the responder was found,
+but no probe was answered (check the keys of both hosts). After a signal, the
+same for the probes so far; 130 after a second SIGINT.")]
 pub(crate) struct Args {
     /// The responder's host: an address or a name.
     host: String,
     /// The port at which the responder is looked up.
     #[arg(long, default_value_t = DEFAULT_PORT)]
     port: u16,
-    /// The name of the device: see `adverb devices`. The default is the device with the address from which the system
-    /// routes to the host.
+    /// The name of the device: see `adverb devices`. The default is the RDMA NIC with the address from which the system
+    /// routes to the host, or else the software NIC at that address.
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// The device's address to use, if it has several.
@@ -66,10 +68,10 @@ pub(crate) struct Args {
     #[arg(long, short, value_name = "SECONDS", default_value = "0.2", value_parser = seconds)]
     interval: Duration,
     /// The time after which a probe without answers has timed out, in seconds. The lookup of the responder, at the start,
-    /// has at least 5 s.
+    /// takes up to 5 s, or up to this time if it is longer.
     #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
     timeout: Duration,
-    /// The number of paths: probes use so many UDP source ports in turn, because switches choose paths by ports.
+    /// The number of UDP source ports that probes use in turn, because switches choose paths by ports.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=ports::MAX_PATHS as i64))]
     paths: u16,
     /// Trace the paths first, as `adverb traceroute` does, and probe each one from one port. Finds up to --paths paths.

@@ -16,17 +16,18 @@ use crate::interrupt::Interrupt;
 /// The options of `adverb respond`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The responder answers probes at the device's addresses that are named, and at no
-other. All answers to a probe together are not longer than the probe, and the
-number of answers per second to one address is limited. With a key, it answers
-only probers that have the same key.
+The responder answers probes at the addresses of --address, by default at the
+device's first address, and at no other. All answers to a probe together are not
+longer than the probe, and the number of answers per second to one address is
+limited. With a key, it answers only probers that have the same key; others see
+100 % loss. `head -c 32 /dev/urandom | base64` prints a secret for a key file.
 
   adverb respond --device mlx5_0
   adverb respond --device soft:192.0.2.7 --key-file /etc/adverb/probe.key
 
-It runs until it is stopped, by SIGINT, SIGTERM or after the time of --duration,
-and then prints the number of answered probes, and of the errors that its device
-counted since the start.")]
+The responder runs until SIGINT, SIGTERM or the end of --duration. Then it prints
+the number of answered and dropped probes, and the errors that its device counted
+since the start.")]
 pub(crate) struct Args {
     /// The name of the device: see `adverb devices`.
     #[arg(long, value_name = "NAME")]
@@ -37,7 +38,7 @@ pub(crate) struct Args {
     /// The port at which probers look up the responder.
     #[arg(long, default_value_t = DEFAULT_PORT)]
     port: u16,
-    /// A file with a secret of at least 16 bytes.
+    /// A file with a secret of at least 16 bytes, which probers must have, too.
     #[arg(long, value_name = "FILE")]
     key_file: Option<std::path::PathBuf>,
     /// The maximum number of answered probes per second from one address.

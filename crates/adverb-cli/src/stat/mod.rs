@@ -17,7 +17,7 @@ use sample::{PortSample, Sample, VERSION};
 /// The options of `adverb stat`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Prints the increase of each counter per interval and its rate per second. Error
+The command prints the increase of each counter per interval and per second. Error
 counters, which don't increase on a healthy network, are marked with ! and also
 shown per million packets. The counters belong to the device, include all
 programs that use it, and have the names that its driver gives them. A software
