@@ -22,7 +22,11 @@ use clap::{Parser, Subcommand};
 
 /// The command line.
 #[derive(Debug, Parser)]
-#[command(name = "adverb", version, about = "Inspect and test RDMA devices, and explain their errors.")]
+#[command(
+    name = "adverb",
+    version,
+    about = "Inspect and test RDMA devices, probe RDMA paths, and explain errors."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
