@@ -22,6 +22,7 @@ pub struct ProberOptions {
     session: SessionConfig,
     probe_len: usize,
     lookup_timeout: Duration,
+    recv_slots: u32,
     spin: Duration,
     process_stamps: bool,
 }
@@ -35,6 +36,7 @@ impl ProberOptions {
             session: SessionConfig::default(),
             probe_len: PROBE_LEN,
             lookup_timeout: DEFAULT_LOOKUP_TIMEOUT,
+            recv_slots: DEFAULT_RECV_SLOTS,
             spin: Duration::ZERO,
             process_stamps: false,
         }
@@ -78,6 +80,13 @@ impl ProberOptions {
         self
     }
 
+    /// Sets the number of acknowledgements that may arrive before the caller polls. A probe has two acknowledgements, and
+    /// each slot takes the memory of a packet of the MTU. The default is 1024.
+    pub fn recv_slots(mut self, count: u32) -> ProberOptions {
+        self.recv_slots = count;
+        self
+    }
+
     /// Sets the time for which a waiting caller spins before it sleeps: see
     /// [`UdQueueBuilder::spin`](crate::ud_queue::UdQueueBuilder::spin).
     pub fn spin(mut self, spin: Duration) -> ProberOptions {
@@ -101,7 +110,7 @@ impl ProberOptions {
     pub fn open(self, open_device: impl FnMut() -> Result<Device> + Send + 'static) -> Result<Prober> {
         let builder = UdQueue::builder(open_device)
             .send_slots(SEND_SLOTS)
-            .recv_slots(RECV_SLOTS)
+            .recv_slots(self.recv_slots)
             .spin(self.spin)
             .process_stamps(self.process_stamps);
         let builder = match self.local_addr {
@@ -138,8 +147,8 @@ impl Default for ProberOptions {
 
 /// Number of probes in flight.
 const SEND_SLOTS: u32 = 512;
-/// Number of acknowledgements that may arrive before the caller polls.
-const RECV_SLOTS: u32 = 1024;
+/// Default of [`ProberOptions::recv_slots`].
+const DEFAULT_RECV_SLOTS: u32 = 1024;
 /// Default of [`ProberOptions::lookup_timeout`].
 pub const DEFAULT_LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between lookups of a responder that doesn't answer.

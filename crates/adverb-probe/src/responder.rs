@@ -61,6 +61,7 @@ pub struct ResponderStats {
 pub struct ResponderOptions {
     port: u16,
     local_addr: Option<IpAddr>,
+    recv_slots: u32,
     spin: Duration,
     process_stamps: bool,
     answers: AnswerConfig,
@@ -72,6 +73,7 @@ impl ResponderOptions {
         ResponderOptions {
             port: DEFAULT_PORT,
             local_addr: None,
+            recv_slots: DEFAULT_RECV_SLOTS,
             spin: Duration::ZERO,
             process_stamps: false,
             answers: AnswerConfig::default(),
@@ -109,6 +111,13 @@ impl ResponderOptions {
         self
     }
 
+    /// Sets the number of probes that may arrive before the thread polls. Each slot takes the memory of a packet of the
+    /// MTU. The default is 1024.
+    pub fn recv_slots(mut self, count: u32) -> ResponderOptions {
+        self.recv_slots = count;
+        self
+    }
+
     /// Sets the time for which the thread spins before it sleeps: see
     /// [`UdQueueBuilder::spin`](crate::ud_queue::UdQueueBuilder::spin).
     pub fn spin(mut self, spin: Duration) -> ResponderOptions {
@@ -132,7 +141,7 @@ impl ResponderOptions {
     pub fn start(self, open_device: impl FnMut() -> Result<Device> + Send + 'static) -> Result<Responder> {
         let builder = UdQueue::builder(open_device)
             .send_slots(SEND_SLOTS)
-            .recv_slots(RECV_SLOTS)
+            .recv_slots(self.recv_slots)
             .spin(self.spin)
             .process_stamps(self.process_stamps);
         let builder = match self.local_addr {
@@ -172,8 +181,8 @@ impl Default for ResponderOptions {
 
 /// Number of acknowledgements in flight.
 const SEND_SLOTS: u32 = 512;
-/// Number of probes that may arrive before the thread polls.
-const RECV_SLOTS: u32 = 1024;
+/// Default of [`ResponderOptions::recv_slots`].
+const DEFAULT_RECV_SLOTS: u32 = 1024;
 
 impl Responder {
     /// Starts a responder with the default options on an open device, at [`DEFAULT_PORT`].

@@ -19,6 +19,12 @@ use anyhow::{Context, Result};
 /// It is as long as a window, so that a process that stops for less than that loses no probe.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Returns the number of receive slots of a prober or a responder: the acknowledgements of two seconds, or more. The
+/// default of the library would take 66 MB for eight devices.
+fn recv_slots(rate: u32) -> u32 {
+    (4 * rate).clamp(256, 1024)
+}
+
 /// The time for which a responder may be missing, for example while it restarts, before it counts as silent.
 const MISSING: Duration = Duration::from_secs(2);
 
@@ -53,8 +59,8 @@ pub(super) struct Agent {
 }
 
 impl Agent {
-    /// Opens the device of an address, and answers probes. [`Opened::start`] then sends probes.
-    pub(super) fn open(address: IpAddr, port: u16) -> Result<Opened> {
+    /// Opens the device of an address, and answers probes. [`Opened::start`] then sends `rate` probes per second.
+    pub(super) fn open(address: IpAddr, port: u16, rate: u32) -> Result<Opened> {
         let open = move || open_device(address);
         let device = open().with_context(|| format!("could not open a device for {address}"))?;
         let name = device.name().to_owned();
@@ -65,11 +71,13 @@ impl Agent {
         let responder = ResponderOptions::new()
             .port(port)
             .local_addr(address)
+            .recv_slots(recv_slots(rate))
             .start(opener())
             .with_context(|| format!("could not answer probes at {address}"))?;
         let prober = ProberOptions::new()
             .local_addr(address)
             .timeout(TIMEOUT, TIMEOUT)
+            .recv_slots(recv_slots(rate))
             .open(opener())
             .with_context(|| format!("could not send probes from {address}"))?;
         Ok(Opened { address, prober, responder, device: name })

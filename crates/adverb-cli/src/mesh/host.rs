@@ -96,7 +96,8 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     classes.dedup();
     // All members answer before the first one sends.
     let local = members.iter().filter(|member| member.process == LOCAL_PROCESS);
-    let opened = local.map(|member| Agent::open(member.address, args.port)).collect::<Result<Vec<_>>>()?;
+    let opened =
+        local.map(|member| Agent::open(member.address, args.port, args.rate)).collect::<Result<Vec<_>>>()?;
     let (sender, reports) = mpsc::channel();
     let start = Instant::now();
     let interval = Duration::from_secs(1) / args.rate;
