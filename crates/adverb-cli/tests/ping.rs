@@ -114,6 +114,10 @@ fn a_key_is_required_if_the_responder_has_one() {
     assert_eq!(with.status.code(), Some(0), "{with:?}");
     let without = ping(&here, &there, &["--count", "2", "--interval", "0.01", "--timeout", "0.2"]);
     assert_eq!(without.status.code(), Some(4), "{without:?}");
+    assert!(
+        String::from_utf8_lossy(&without.stdout).contains("check --key-file at both ends"),
+        "{without:?}"
+    );
     std::fs::remove_dir_all(&directory).expect("the directory is removed");
 }
 

@@ -142,7 +142,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     if args.trace {
         session.trace(&device, key.as_ref(), &prober)?;
     }
-    let peer = prober.connect(host)?;
+    let peer = prober
+        .connect(host)
+        .with_context(|| format!("no responder was found at {host}: start `adverb respond` on that host"))?;
     session.run(&mut prober, &peer)?;
     let counts = prober.counts(&peer);
     session.print_summary(&counts, &prober)?;

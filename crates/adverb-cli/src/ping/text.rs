@@ -122,6 +122,12 @@ pub(super) fn summary(
         Some(loss) => writeln!(text, "; loss {:.2} %", 100.0 * loss),
         None => writeln!(text, "; loss unknown"),
     };
+    if counts.lost > 0 && answered == 0 && counts.return_lost == 0 {
+        // The lookup found the responder, so the network passes some packets.
+        text.push_str(
+            "hint: a responder with a key drops probes without it: check --key-file at both ends\n",
+        );
+    }
     let rows = [
         ("network", &summary.network_rtt),
         ("round trip*", &summary.process_rtt),
