@@ -122,6 +122,13 @@ pub enum ConfigError {
         /// The requested number.
         requested: usize,
     },
+    /// The message slots are too small for the headers of calls.
+    SlotTooSmall {
+        /// The size in bytes.
+        size: u32,
+        /// The minimum.
+        min: u32,
+    },
 }
 
 impl fmt::Display for ConfigError {
@@ -135,6 +142,9 @@ impl fmt::Display for ConfigError {
             }
             ConfigError::TooManyPeers { requested } => {
                 write!(f, "a broker cannot have {requested} peers: the maximum is 65536")
+            }
+            ConfigError::SlotTooSmall { size, min } => {
+                write!(f, "the broker's slot_size is {size}: calls need at least {min}")
             }
         }
     }

@@ -46,6 +46,18 @@ pub enum PostError {
     },
     /// An atomic needs eight local bytes, and eight remote bytes at an aligned address.
     InvalidAtomic,
+    /// The session has the maximum number of outstanding calls. The next reply, cancellation or timeout ends one.
+    TooManyCalls {
+        /// The peer.
+        peer: PeerId,
+        /// The maximum.
+        max: u16,
+    },
+    /// The request of a peer can't be answered: it was answered or cancelled, or its session has ended.
+    RequestEnded {
+        /// The peer.
+        peer: PeerId,
+    },
 }
 
 impl fmt::Display for PostError {
@@ -74,6 +86,12 @@ impl fmt::Display for PostError {
             }
             PostError::InvalidAtomic => {
                 f.write_str("an atomic needs eight local bytes, and eight remote bytes at an aligned address")
+            }
+            PostError::TooManyCalls { peer, max } => {
+                write!(f, "{max} calls to {peer} are outstanding: wait for a reply, and try again")
+            }
+            PostError::RequestEnded { peer } => {
+                write!(f, "the request of {peer} was already answered or cancelled, or its session has ended")
             }
         }
     }

@@ -72,6 +72,7 @@ pub mod mutation;
 mod mutation;
 mod rail;
 mod request_id;
+pub mod rpc;
 mod session;
 mod types;
 

@@ -3,6 +3,7 @@
 use adverb_proto::types::Status;
 use messages::samples;
 
+use crate::rpc::{CallError, Failure};
 use crate::{ConfigError, EndReason, PeerId, PostError, SessionError};
 
 #[test]
@@ -13,6 +14,7 @@ fn messages_are_as_listed() {
             ConfigError::OutOfRange { .. } => ConfigError::OutOfRange { field: "send_slots", max: 16384 },
             ConfigError::ZeroKeepalive => ConfigError::ZeroKeepalive,
             ConfigError::TooManyPeers { .. } => ConfigError::TooManyPeers { requested: 70_000 },
+            ConfigError::SlotTooSmall { .. } => ConfigError::SlotTooSmall { size: 8, min: 16 },
         }),
         samples!(PostError {
             PostError::NotOpen { .. } => PostError::NotOpen { peer },
@@ -22,6 +24,8 @@ fn messages_are_as_listed() {
             PostError::EmptyBatch => PostError::EmptyBatch,
             PostError::OutOfBounds { .. } => PostError::OutOfBounds { requested: 5000, size: 4096 },
             PostError::InvalidAtomic => PostError::InvalidAtomic,
+            PostError::TooManyCalls { .. } => PostError::TooManyCalls { peer, max: 64 },
+            PostError::RequestEnded { .. } => PostError::RequestEnded { peer },
         }),
         samples!(SessionError {
             SessionError::UnknownPeer { .. } => SessionError::UnknownPeer { peer },
@@ -33,6 +37,17 @@ fn messages_are_as_listed() {
             EndReason::Closed => EndReason::Closed,
             EndReason::RequestFailed(_) => EndReason::RequestFailed(Status::RetryExceeded),
             EndReason::ProtocolViolation(_) => EndReason::ProtocolViolation("message without a credit"),
+        }),
+        samples!(CallError {
+            CallError::TimedOut => CallError::TimedOut,
+            CallError::SessionEnded(_) => CallError::SessionEnded(EndReason::Closed),
+            CallError::Failed(_) => CallError::Failed(Failure::NoReply),
+        }),
+        samples!(Failure {
+            Failure::NoReply => Failure::NoReply,
+            Failure::Overloaded => Failure::Overloaded,
+            Failure::UnknownMethod => Failure::UnknownMethod,
+            Failure::Application(_) => Failure::Application(7),
         }),
     ];
     messages::check(concat!(env!("CARGO_MANIFEST_DIR"), "/messages.txt"), &lists);

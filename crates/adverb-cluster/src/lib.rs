@@ -29,7 +29,8 @@
 //!
 //! A [`Cluster`] has the list of [`Member`]s, and a [`Broker`] for each thread of this member. The broker of a thread has
 //! sessions with the same thread of the other members: it sends messages to them, and transfers data to and from their
-//! memory. The cluster establishes the sessions, and establishes them again after failures.
+//! memory. The cluster establishes the sessions, and establishes them again after failures. An [`Rpc`] makes a broker's
+//! messages calls: requests and replies.
 //!
 //! The manual of `adverb` begins its chapter about clusters with an example of all three.
 
@@ -45,8 +46,12 @@ mod cluster;
 #[cfg(test)]
 mod messages;
 mod remote_ptr;
+mod rpc;
 mod slab;
 
+pub use adverb_cluster_proto::rpc::{
+    CallError, CallId, Config as RpcConfig, Counters as RpcCounters, Failure,
+};
 pub use adverb_cluster_proto::{
     Config as BrokerConfig, ConfigError, EndReason, MemoryUse, PeerId, PostError, RemoteRange, SessionError,
     Ticket, TicketError, TransferOperation,
@@ -57,3 +62,4 @@ pub use broker::{
 };
 pub use cluster::{Cluster, ClusterBuilder, ClusterError, Member, Membership};
 pub use remote_ptr::{RemotePtr, RemotePtrError};
+pub use rpc::{RefusedReply, Reply, Rpc, RpcBuf, RpcEvent};

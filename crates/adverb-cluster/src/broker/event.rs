@@ -131,7 +131,7 @@ pub(super) enum Queued {
 
 /// The events that a poll delivers.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Filter {
+pub(crate) enum Filter {
     All,
     /// Results of this side's requests.
     Sends,

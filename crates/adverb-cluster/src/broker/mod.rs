@@ -13,6 +13,7 @@ mod slot;
 #[cfg(all(test, feature = "soft"))]
 mod tests;
 mod wait;
+mod waker;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -29,11 +30,14 @@ use adverb_verbs::memory::Payload;
 use adverb_verbs::{Completion, CompletionQueue, ProtectionDomain, QueuePair, QueuePairBuilder, Transport};
 
 pub use error::{BrokerError, RefusedTransfer, TransferError};
+pub(crate) use event::Filter;
 pub use event::{Event, Payloads};
 pub(crate) use mailbox::{Command, Mailbox};
 pub use offer::Offer;
 pub use post::Transfer;
+pub(crate) use progress::{BrokerOwner, deliver};
 pub use slot::SendBuf;
+pub(crate) use waker::Waker;
 
 use event::Queued;
 use peer::{Link, Peer};
@@ -107,6 +111,8 @@ pub struct Broker {
     watch: Watch,
     /// The commands of the cluster that the broker belongs to.
     mailbox: Option<Arc<Mailbox>>,
+    /// Wakes a waiting thread from another one.
+    waker: Option<Arc<Waker>>,
     returns: Arc<Returns>,
     /// The events that were not delivered yet.
     events: VecDeque<Queued>,
@@ -154,6 +160,7 @@ impl Broker {
             completion_queue,
             watch,
             mailbox: None,
+            waker: None,
             returns: Arc::default(),
             events: VecDeque::with_capacity(64),
             early_events: VecDeque::new(),
@@ -172,6 +179,18 @@ impl Broker {
         added.map_err(|error| BrokerError::Io { action: "watching a socket", error })?;
         self.mailbox = Some(mailbox);
         Ok(())
+    }
+
+    /// Returns a handle that wakes the broker's thread when it waits.
+    pub(crate) fn waker(&mut self) -> Result<Arc<Waker>> {
+        if let Some(waker) = &self.waker {
+            return Ok(Arc::clone(waker));
+        }
+        let io_error = |error| BrokerError::Io { action: "creating a socket", error };
+        let waker = Arc::new(Waker::new().map_err(io_error)?);
+        self.watch.add(waker.as_fd()).map_err(io_error)?;
+        self.waker = Some(Arc::clone(&waker));
+        Ok(waker)
     }
 
     /// Returns the configuration.
@@ -294,7 +313,7 @@ impl Broker {
         self.close_sessions();
     }
 
-    fn now(&self) -> Time {
+    pub(crate) fn now(&self) -> Time {
         Time::ZERO + self.started.elapsed()
     }
 }

@@ -12,6 +12,17 @@ use super::{Broker, Event, Payloads, Result};
 /// The number of busy polls after which the clock is read.
 const POLLS_PER_CLOCK: u32 = 64;
 
+/// A value that owns a broker and handles its events: the broker itself, or a layer above it.
+pub(crate) trait BrokerOwner {
+    fn broker_mut(&mut self) -> &mut Broker;
+}
+
+impl BrokerOwner for Broker {
+    fn broker_mut(&mut self) -> &mut Broker {
+        self
+    }
+}
+
 impl Broker {
     /// Processes completions, delivers all events to the handler, and then posts the waiting requests of all peers. Returns
     /// the number of events.
@@ -61,14 +72,14 @@ impl Broker {
         mut handler: impl FnMut(&mut Broker, Event<'_>),
     ) -> Result<usize> {
         let progress = self.progress();
-        let count = self.deliver(filter, &mut handler);
+        let count = deliver(self, filter, &mut handler);
         self.flush_all();
         self.close_sessions();
         progress.map(|()| count)
     }
 
     /// Processes the available completions.
-    pub(super) fn progress(&mut self) -> Result<()> {
+    pub(crate) fn progress(&mut self) -> Result<()> {
         let mut completions = std::mem::take(&mut self.completions);
         let polled = self.completion_queue.poll(&mut completions);
         let is_idle = completions.is_empty();
@@ -182,54 +193,6 @@ impl Broker {
         }
     }
 
-    /// Delivers the events that are queued now.
-    fn deliver(&mut self, filter: Filter, handler: &mut impl FnMut(&mut Broker, Event<'_>)) -> usize {
-        let (mut index, mut count) = (0, 0);
-        // Events that the handler causes are left for the next poll.
-        for _ in 0..self.events.len() {
-            let Some(event) = self.events.get(index) else { break };
-            if !filter.includes(event) {
-                index += 1;
-                continue;
-            }
-            let Some(event) = self.events.remove(index) else { break };
-            count += 1;
-            self.deliver_event(event, handler);
-        }
-        count
-    }
-
-    fn deliver_event(&mut self, event: Queued, handler: &mut impl FnMut(&mut Broker, Event<'_>)) {
-        match event {
-            Queued::Message { from, slot, buffer, length } => {
-                let bytes = buffer.get(..length).unwrap_or_default();
-                handler(self, Event::Message { from, bytes });
-                if let Some(state) = self.peers.get_mut(usize::from(from.0)) {
-                    state.finish_recv(Some(buffer));
-                }
-                self.core.release(slot);
-            }
-            Queued::Completed { peer, ticket, result, count } => {
-                let mut payloads = std::mem::take(&mut self.payloads);
-                if let Some(state) = self.peers.get_mut(usize::from(peer.0)) {
-                    let count = count.min(state.finished_transfers.len());
-                    payloads.extend(state.finished_transfers.drain(..count));
-                }
-                let drain = Payloads(payloads.drain(..));
-                handler(self, Event::Completed { peer, ticket, result, payloads: drain });
-                self.payloads = payloads;
-            }
-            Queued::Immediate { from, immediate, length } => {
-                handler(self, Event::Immediate { from, immediate, length });
-            }
-            Queued::Unblocked { peer } => handler(self, Event::Unblocked { peer }),
-            Queued::SessionOpened { peer, epoch } => handler(self, Event::SessionOpened { peer, epoch }),
-            Queued::SessionEnded { peer, epoch, reason } => {
-                handler(self, Event::SessionEnded { peer, epoch, reason });
-            }
-        }
-    }
-
     /// Posts the requests that the core returns.
     pub(super) fn post_requests(&mut self) {
         while let Some(post) = self.core.poll_post() {
@@ -255,7 +218,7 @@ impl Broker {
     }
 
     /// Destroys the queue pairs of ended sessions. All polled completions must have been processed.
-    pub(super) fn close_sessions(&mut self) {
+    pub(crate) fn close_sessions(&mut self) {
         while let Some(peer) = self.closing.pop() {
             if let Some(state) = self.peers.get_mut(usize::from(peer.0)) {
                 state.close();
@@ -264,6 +227,61 @@ impl Broker {
             let closed = self.core.handle_closed(peer);
             debug_assert!(closed.is_ok());
             self.collect_events(&mut None);
+        }
+    }
+}
+
+/// Delivers the events that are queued now to the handler of the broker's owner.
+pub(crate) fn deliver<O: BrokerOwner>(
+    owner: &mut O,
+    filter: Filter,
+    handler: &mut impl FnMut(&mut O, Event<'_>),
+) -> usize {
+    let (mut index, mut count) = (0, 0);
+    // Events that the handler causes are left for the next poll.
+    for _ in 0..owner.broker_mut().events.len() {
+        let events = &mut owner.broker_mut().events;
+        let Some(event) = events.get(index) else { break };
+        if !filter.includes(event) {
+            index += 1;
+            continue;
+        }
+        let Some(event) = events.remove(index) else { break };
+        count += 1;
+        deliver_event(owner, event, handler);
+    }
+    count
+}
+
+fn deliver_event<O: BrokerOwner>(owner: &mut O, event: Queued, handler: &mut impl FnMut(&mut O, Event<'_>)) {
+    match event {
+        Queued::Message { from, slot, buffer, length } => {
+            let bytes = buffer.get(..length).unwrap_or_default();
+            handler(owner, Event::Message { from, bytes });
+            let broker = owner.broker_mut();
+            if let Some(state) = broker.peers.get_mut(usize::from(from.0)) {
+                state.finish_recv(Some(buffer));
+            }
+            broker.core.release(slot);
+        }
+        Queued::Completed { peer, ticket, result, count } => {
+            let broker = owner.broker_mut();
+            let mut payloads = std::mem::take(&mut broker.payloads);
+            if let Some(state) = broker.peers.get_mut(usize::from(peer.0)) {
+                let count = count.min(state.finished_transfers.len());
+                payloads.extend(state.finished_transfers.drain(..count));
+            }
+            let drain = Payloads(payloads.drain(..));
+            handler(owner, Event::Completed { peer, ticket, result, payloads: drain });
+            owner.broker_mut().payloads = payloads;
+        }
+        Queued::Immediate { from, immediate, length } => {
+            handler(owner, Event::Immediate { from, immediate, length });
+        }
+        Queued::Unblocked { peer } => handler(owner, Event::Unblocked { peer }),
+        Queued::SessionOpened { peer, epoch } => handler(owner, Event::SessionOpened { peer, epoch }),
+        Queued::SessionEnded { peer, epoch, reason } => {
+            handler(owner, Event::SessionEnded { peer, epoch, reason });
         }
     }
 }

@@ -62,6 +62,9 @@ impl Broker {
     /// Returns [`BrokerError::Verbs`] if the device failed.
     pub fn arm(&mut self) -> Result<bool> {
         while self.completion_queue.try_event()? {}
+        if let Some(waker) = &self.waker {
+            waker.arm();
+        }
         self.completion_queue.arm(ArmFor::Any)?;
         // A completion that arrived before the queue was armed causes no event.
         self.has_events()
@@ -77,11 +80,17 @@ impl Broker {
         self.core.poll_timeout().map(|at| at - self.now())
     }
 
+    /// Whether events wait to be delivered.
+    pub(crate) fn has_queued_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     fn has_events(&mut self) -> Result<bool> {
         self.progress()?;
         // Credits that completions granted, for example.
         self.flush_all();
         self.close_sessions();
-        Ok(!self.events.is_empty())
+        let is_woken = self.waker.as_ref().is_some_and(|waker| waker.take());
+        Ok(is_woken || !self.events.is_empty())
     }
 }

@@ -1,0 +1,80 @@
+//! Calls allocate nothing, once every list has grown to its size. Alone in its process, whose allocations are counted.
+
+#![cfg(all(feature = "soft", feature = "cluster"))]
+
+#[path = "common/counting.rs"]
+mod counting;
+
+use std::time::Duration;
+
+use adverb::cluster::{Broker, BrokerConfig, PeerId, PostError, Reply, Rpc, RpcConfig, RpcEvent};
+use adverb::verbs::SoftDevice;
+
+const PEER: PeerId = PeerId(0);
+const CALLS: usize = 1000;
+
+fn pair(config: BrokerConfig) -> (Rpc, Rpc) {
+    let domain = SoftDevice::loopback().open().unwrap().create_protection_domain().unwrap();
+    let mut a = Broker::new(&domain, config, 1, 1).unwrap();
+    let mut b = Broker::new(&domain, config, 1, 2).unwrap();
+    let (offer_of_a, offer_of_b) = (a.prepare(PEER).unwrap(), b.prepare(PEER).unwrap());
+    a.establish(PEER, &offer_of_b).unwrap();
+    b.establish(PEER, &offer_of_a).unwrap();
+    let rpc = |broker| Rpc::new(broker, RpcConfig::default()).unwrap();
+    (rpc(a), rpc(b))
+}
+
+/// Makes calls with up to `window` outstanding. The server answers them when it has `batch` requests.
+fn run(client: &mut Rpc, server: &mut Rpc, window: usize, batch: usize, replies: &mut Vec<Reply>) {
+    let (mut started, mut ended) = (0, 0);
+    while ended < CALLS {
+        while started < CALLS && started < ended + window {
+            match client.call(PEER, 1, &[started as u8; 100], Some(Duration::from_secs(600))) {
+                Ok(_) => started += 1,
+                Err(PostError::WouldBlock { .. }) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        server
+            .poll(|server, event| {
+                let RpcEvent::Request { bytes, reply, .. } = event else { return };
+                if batch == 1 {
+                    server.reply(reply, bytes).unwrap();
+                } else {
+                    replies.push(reply);
+                }
+            })
+            .unwrap();
+        if replies.len() >= batch || started == CALLS {
+            // The last ones are answered, and every fourth is dropped.
+            for (index, reply) in replies.drain(..).enumerate() {
+                if index % 4 == 3 {
+                    drop(reply);
+                } else {
+                    server.reply(reply, &[0; 100]).unwrap();
+                }
+            }
+        }
+        client
+            .poll(|_, event| {
+                if let RpcEvent::CallEnded { result, .. } = event {
+                    assert!(result.is_ok() || batch > 1);
+                    ended += 1;
+                }
+            })
+            .unwrap();
+    }
+}
+
+#[test]
+fn calls_allocate_nothing() {
+    let (mut client, mut server) = pair(BrokerConfig::default());
+    let mut replies = Vec::with_capacity(64);
+    counting::assert_none("1000 calls", 4, || run(&mut client, &mut server, 16, 1, &mut replies));
+
+    // With two credits, most replies wait, and with every fourth dropped, failures wait as well.
+    let (mut client, mut server) = pair(BrokerConfig { recv_slots: 2, ..BrokerConfig::default() });
+    counting::assert_none("1000 calls with later replies", 8, || {
+        run(&mut client, &mut server, 16, 8, &mut replies);
+    });
+}
