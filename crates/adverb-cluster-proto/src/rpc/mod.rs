@@ -434,11 +434,10 @@ impl Rpc {
 
     /// Makes [`poll_ready`](Rpc::poll_ready) return a peer if there are messages to send to it.
     pub fn mark_ready(&mut self, peer: PeerId) {
-        if let Some(state) = self.peers.get_mut(usize::from(peer.0)) {
-            if !state.is_ready && state.has_output() {
-                state.is_ready = true;
-                self.ready.push_back(peer);
-            }
+        let state = self.peers.get_mut(usize::from(peer.0));
+        if let Some(state) = state.filter(|state| !state.is_ready && state.has_output()) {
+            state.is_ready = true;
+            self.ready.push_back(peer);
         }
     }
 

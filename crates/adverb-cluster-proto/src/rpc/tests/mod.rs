@@ -184,6 +184,29 @@ fn a_session_end_ends_calls_and_requests() {
 }
 
 #[test]
+fn a_peer_that_restarts_uses_its_ids_again() {
+    let (mut a, mut b) = pair(Config::default());
+    let first = receive(&mut b, &call(&mut a, b"").1);
+    let reply = b.answer(first).unwrap().to_bytes();
+    a.handle_message(PEER, &reply);
+    let old = receive(&mut b, &call(&mut a, b"").1);
+    b.end(PEER);
+    assert_eq!(b.poll_ended(PEER), None);
+    b.open(PEER, 2).unwrap();
+
+    let (mut a, _) = pair(Config::default());
+    let first = receive(&mut b, &call(&mut a, b"").1);
+    let reply = b.answer(first).unwrap().to_bytes();
+    a.handle_message(PEER, &reply);
+    // This request has the id of the one that the application still holds.
+    let new = receive(&mut b, &call(&mut a, b"").1);
+    assert_eq!((new.id, b.is_pending(old)), (old.id, false));
+    assert_eq!(b.answer(old), Err(PostError::RequestEnded { peer: PEER }));
+    assert_eq!(b.queue_reply(old, b""), Err(PostError::RequestEnded { peer: PEER }));
+    assert!(b.is_pending(new));
+}
+
+#[test]
 fn answers_wait_for_credits() {
     let (mut a, mut b) = pair(Config::default());
     let calls = [&b"reply"[..], b"failure", b"cancelled"].map(|data| {
