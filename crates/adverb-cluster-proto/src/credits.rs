@@ -1,7 +1,7 @@
 //! Credits: flow control of the messages between two brokers.
 //!
 //! A message consumes a receive of the peer, so a broker sends a message only with a credit from the peer. A broker grants
-//! one credit for each receive that it posted. Grants are cumulative counts of 31 bits: each message carries the sender's
+//! one credit for each receive that it posted. Grants are cumulative counts of 30 bits: each message carries the sender's
 //! current count in its immediate data, so a repeated count changes nothing.
 //!
 //! # Credit messages
@@ -35,8 +35,10 @@ pub const RESERVED_RECEIVES: u16 = 2;
 
 /// The flag of a credit message in its immediate data.
 const CREDIT_MESSAGE: u32 = 1 << 31;
+/// The flag of a control message in its immediate data.
+pub(crate) const CONTROL_MESSAGE: u32 = 1 << 30;
 /// The bits of a count.
-const COUNT: u32 = CREDIT_MESSAGE - 1;
+const COUNT: u32 = CONTROL_MESSAGE - 1;
 /// The maximum number of credits that a peer may grant.
 const MAX_CREDITS: u32 = 1 << 16;
 

@@ -231,6 +231,15 @@ pub enum Event {
         /// The length of the message in bytes.
         length: u32,
     },
+    /// A control message of the peer's driver arrived. The caller must [release](crate::Broker::release) the slot.
+    Control {
+        /// The sender.
+        from: PeerId,
+        /// The slot that contains the message.
+        slot: RecvSlot,
+        /// The length of the message in bytes.
+        length: u32,
+    },
     /// A peer's WRITE with immediate data was executed.
     Immediate {
         /// The peer that wrote.

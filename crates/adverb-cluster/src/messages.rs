@@ -44,6 +44,9 @@ fn error_messages_are_as_listed() {
             BrokerError::Transfer(_) => {
                 BrokerError::Transfer(TransferError::InvalidPayload { reason: "a transfer has at most 1 GiB" })
             },
+            BrokerError::InvalidArena { .. } => {
+                BrokerError::InvalidArena { reason: "its epoch is not that of the broker" }
+            },
             BrokerError::SessionLost { .. } => BrokerError::SessionLost { peer: PeerId(3) },
         }),
         samples!(ClusterError {
@@ -74,6 +77,7 @@ fn error_messages_are_as_listed() {
             RemotePtrError::Overflow { .. } => RemotePtrError::Overflow { offset: u64::MAX, len: 1 },
             RemotePtrError::WrongMember { .. } => RemotePtrError::WrongMember { member: 1, expected: 2 },
             RemotePtrError::StaleEpoch { .. } => RemotePtrError::StaleEpoch { epoch: 1, current: 2 },
+            RemotePtrError::UnknownSegment { .. } => RemotePtrError::UnknownSegment { segment: 7 },
             RemotePtrError::OutOfBounds { .. } => {
                 RemotePtrError::OutOfBounds { offset: 4096, len: 64, segment_len: 4096 }
             },

@@ -66,6 +66,11 @@ pub enum RemotePtrError {
         /// The member's current epoch.
         current: u64,
     },
+    /// The peer has not announced the segment, or has withdrawn it.
+    UnknownSegment {
+        /// The segment of the pointer.
+        segment: u32,
+    },
     /// The range lies outside the segment.
     OutOfBounds {
         /// The range's start.
@@ -163,6 +168,13 @@ impl fmt::Display for RemotePtrError {
                     f,
                     "the remote pointer is stale: its epoch is {epoch}, but the member is in epoch {current}\n  hint: \
                      request a new pointer from the member, which has restarted"
+                )
+            }
+            RemotePtrError::UnknownSegment { segment } => {
+                write!(
+                    f,
+                    "the remote pointer is to segment {segment}, which the member has not announced or has withdrawn\n  \
+                     hint: the member publishes its arena with `Broker::publish`"
                 )
             }
             RemotePtrError::OutOfBounds { offset, len, segment_len } => {

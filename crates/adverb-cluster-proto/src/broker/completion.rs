@@ -79,8 +79,10 @@ impl Broker {
     }
 
     fn complete_recv(&mut self, peer: PeerId, index: u16, success: Success) {
+        let mut is_control = false;
         let message = match success.operation {
             CompletedOperation::Recv { immediate: Some(immediate), .. } => {
+                is_control = immediate & credits::CONTROL_MESSAGE != 0;
                 let (count, is_credit_message) = credits::decode(immediate);
                 self.receive_credits(peer, count);
                 if is_credit_message { Received::Credit } else { Received::Message }
@@ -110,7 +112,12 @@ impl Broker {
                 }
                 let is_due = session.recv_credits.is_due();
                 let slot = RecvSlot { peer, index };
-                self.events.push_back(Event::Message { from: peer, slot, length: success.length });
+                let (from, length) = (peer, success.length);
+                self.events.push_back(if is_control {
+                    Event::Control { from, slot, length }
+                } else {
+                    Event::Message { from, slot, length }
+                });
                 // The peer may have used its last credit, while earlier grants are unannounced.
                 if is_due && !is_closing && !mutant!(LastCreditUnnoticed) {
                     self.mark_gathering(peer);

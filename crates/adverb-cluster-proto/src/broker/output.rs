@@ -129,9 +129,9 @@ fn fill_sends(peer: PeerId, session: &mut Session, posts: &mut Vec<SendPost>, in
     for _ in 0..room.min(session.flushed) {
         let Some(mut request) = session.waiting.pop_front() else { break };
         session.flushed -= 1;
-        if is_message(&request) {
+        if let (true, SendOperation::SendWithImm(flags)) = (is_message(&request), request.operation) {
             let count = session.recv_credits.announce();
-            request.operation = SendOperation::SendWithImm(credits::encode(count, false));
+            request.operation = SendOperation::SendWithImm(credits::encode(count, false) | flags);
         }
         push(peer, session, posts, request);
     }

@@ -3,6 +3,7 @@
 use adverb_proto::types::{RemoteAddress, Segment, SendOperation};
 
 use super::Broker;
+use crate::credits::CONTROL_MESSAGE;
 use crate::mutation::mutant;
 use crate::rail::RequestKind;
 use crate::session::Waiting;
@@ -33,6 +34,16 @@ impl Broker {
 
     /// Posts the first `length` bytes of a slot as a message. If the call fails, the slot is discarded.
     pub fn post_send(&mut self, slot: SendSlot, length: u32) -> Result<(), PostError> {
+        self.post_message(slot, length, 0)
+    }
+
+    /// Posts the first `length` bytes of a slot as a control message: a message between the drivers, which the peer
+    /// receives as [`Event::Control`](crate::Event::Control). If the call fails, the slot is discarded.
+    pub fn post_control(&mut self, slot: SendSlot, length: u32) -> Result<(), PostError> {
+        self.post_message(slot, length, CONTROL_MESSAGE)
+    }
+
+    fn post_message(&mut self, slot: SendSlot, length: u32, flags: u32) -> Result<(), PostError> {
         let max = self.config.slot_size;
         let batch = self.config.effective_doorbell_batch();
         let SendSlot { peer, session: number, index } = slot;
@@ -47,10 +58,10 @@ impl Broker {
             return Err(PostError::NotOpen { peer });
         };
         session.reserved = session.reserved.saturating_sub(1);
-        // The broker adds the immediate data when it posts the request.
+        // The broker adds the credits to the immediate data when it posts the request.
         let request = Waiting {
             kind: RequestKind::Message(index),
-            operation: SendOperation::SendWithImm(0),
+            operation: SendOperation::SendWithImm(flags),
             local: LocalMemory::Slot { index, length },
             ticket: None,
         };

@@ -140,6 +140,33 @@ fn requests_wait_for_a_batch_or_a_flush() {
 }
 
 #[test]
+fn control_messages_are_distinguished_from_messages() {
+    let mut one = One::open(config());
+    for is_control in [false, true] {
+        let slot = one.broker.send_buf(P).unwrap();
+        let post = if is_control { Broker::post_control } else { Broker::post_send };
+        post(&mut one.broker, slot, 5).unwrap();
+    }
+    one.broker.flush_all();
+    one.drain();
+    let immediates = one.lists[0].iter().map(|post| match post.operation {
+        SendOperation::SendWithImm(immediate) => immediate,
+        other => panic!("{other:?}"),
+    });
+    let immediates: Vec<u32> = immediates.collect();
+    assert_eq!(immediates, [4, 1 << 30 | 4], "both carry the credits");
+    // The peer sends the same.
+    for immediate in immediates {
+        let recv = one.receives.pop_front().unwrap();
+        let (immediate, invalidated) = (Some(immediate), None);
+        let operation = CompletedOperation::Recv { immediate, invalidated, source: None, has_grh: false };
+        one.broker.handle_completion(&completion(recv.wr_id, operation, 5));
+    }
+    let events = one.events();
+    assert!(matches!(events[..], [Event::Message { length: 5, .. }, Event::Control { length: 5, .. }]));
+}
+
+#[test]
 fn a_ring_smaller_than_the_batch_works() {
     let config = Config { send_slots: 1, doorbell_batch: 16, ..config() };
     let mut one = One::open(config);

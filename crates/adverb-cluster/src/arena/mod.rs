@@ -20,23 +20,24 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use adverb_verbs::internal::register_again;
 use adverb_verbs::memory::{MemoryRegion, Pages};
 use adverb_verbs::{Access, ProtectionDomain};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 pub use error::ArenaError;
 pub use item::{Draft, Item};
+pub(crate) use segment::Segment;
 pub use segment::{SegmentInfo, SegmentKind, Withdrawal};
 pub use stats::{ArenaStats, ClassStats};
 
+use crate::broker::Waker;
 use crate::slab::{Heap, Layout, SizeClasses};
 use crate::{RemotePtr, RemotePtrError};
 use item::SlabMemory;
-use segment::Segment;
 
 type Result<T, E = ArenaError> = std::result::Result<T, E>;
 
@@ -77,6 +78,10 @@ struct Shared {
     member: u32,
     epoch: u64,
     segments: RwLock<Segments>,
+    /// The number of changes of the list of segments.
+    version: AtomicU64,
+    /// The brokers that announce the segments.
+    watchers: Mutex<Vec<Weak<Waker>>>,
     /// Distributes keys over partitions. Random, so that a peer can't choose keys of one partition.
     key_hasher: RandomState,
 }
@@ -164,6 +169,8 @@ impl ArenaBuilder {
             member: self.member,
             epoch: self.epoch,
             segments: RwLock::default(),
+            version: AtomicU64::new(0),
+            watchers: Mutex::default(),
             key_hasher: RandomState::new(),
         })))))
     }
@@ -234,8 +241,10 @@ impl Arena {
 
     /// Withdraws a segment: items aren't allocated in it anymore, and pointers to it are refused by this arena.
     ///
-    /// The memory is deregistered when the last item in it has been dropped. A peer that uses a pointer afterwards gets an
-    /// error from its device, which ends the reliable connection. So a program must notify its peers first.
+    /// The memory is deregistered when the last item in it has been dropped, and, if a [broker](crate::Broker::publish)
+    /// announced it, when all peers have confirmed the withdrawal. A peer that has the key by other means and uses a pointer
+    /// afterwards gets an error from its device, which ends the reliable connection. So a program must notify such peers
+    /// first.
     ///
     /// # Errors
     ///
@@ -244,6 +253,7 @@ impl Arena {
         let shared = &self.0.0;
         let removed = shared.segments.write().by_id.remove(&segment);
         let removed = removed.ok_or(ArenaError::UnknownSegment { segment })?;
+        shared.note_change();
         let item_count = match removed.kind {
             SegmentKind::Lent => 0,
             _ => shared.heap.withdraw(|slab| slab.segment.id == segment),
@@ -351,6 +361,34 @@ impl Arena {
         Ok(segment.regions[0].read(part.offset as usize, bytes)?)
     }
 
+    pub(crate) fn member(&self) -> u32 {
+        self.0.0.member
+    }
+
+    pub(crate) fn epoch(&self) -> u64 {
+        self.0.0.epoch
+    }
+
+    /// Returns the index of a protection domain, if segments are registered in it.
+    pub(crate) fn domain_index(&self, domain: &ProtectionDomain) -> Option<usize> {
+        self.0.0.domains.iter().position(|other| other.id() == domain.id())
+    }
+
+    /// Wakes a broker when the list of segments changes.
+    pub(crate) fn add_watcher(&self, waker: &Arc<Waker>) {
+        self.0.0.watchers.lock().push(Arc::downgrade(waker));
+    }
+
+    /// Returns a number that changes after each change of the list of segments.
+    pub(crate) fn segments_version(&self) -> u64 {
+        self.0.0.version.load(Ordering::Acquire)
+    }
+
+    /// Returns the segments, by number. They stay registered while they are referenced.
+    pub(crate) fn registered_segments(&self) -> Vec<Arc<Segment>> {
+        self.0.0.segments.read().by_id.values().cloned().collect()
+    }
+
     /// Returns the current counts.
     pub fn stats(&self) -> ArenaStats {
         let segments = self.0.0.segments.read().by_id.values().cloned().collect::<Vec<_>>();
@@ -385,7 +423,21 @@ impl Shared {
         then(&segment);
         let info = segment.info();
         segments.by_id.insert(id, segment);
+        drop(segments);
+        self.note_change();
         Ok(info)
+    }
+
+    /// Makes the brokers announce a change of the list of segments.
+    fn note_change(&self) {
+        self.version.fetch_add(1, Ordering::AcqRel);
+        self.watchers.lock().retain(|watcher| match watcher.upgrade() {
+            Some(waker) => {
+                waker.wake();
+                true
+            }
+            None => false,
+        });
     }
 
     fn segment(&self, segment: u32) -> Result<Arc<Segment>> {

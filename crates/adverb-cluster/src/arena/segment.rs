@@ -37,11 +37,11 @@ pub enum SegmentKind {
 
 /// The registered memory of a segment.
 #[derive(Debug)]
-pub(super) struct Segment {
-    pub(super) id: u32,
+pub(crate) struct Segment {
+    pub(crate) id: u32,
     pub(super) kind: SegmentKind,
     /// The same memory, registered in each protection domain of the arena.
-    pub(super) regions: Box<[MemoryRegion]>,
+    pub(crate) regions: Box<[MemoryRegion]>,
 }
 
 /// A withdrawn segment.
@@ -76,7 +76,8 @@ impl Withdrawal {
         self.item_count
     }
 
-    /// Whether the arena has released the memory: no item is left in it. The memory is deregistered then, unless requests
+    /// Whether the arena has released the memory: no item is left in it, and no peer of a broker that announced it may use
+    /// it. The memory is deregistered then, unless requests
     /// that use it are outstanding or, for a lent segment, the caller has handles to it.
     pub fn is_released(&self) -> bool {
         self.segment.strong_count() == 0

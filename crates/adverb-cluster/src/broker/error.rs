@@ -3,6 +3,8 @@
 use adverb_cluster_proto::{ConfigError, PeerId, PostError, SessionError};
 use adverb_verbs::memory::Payload;
 
+use crate::RemotePtrError;
+
 /// An error of a [`Broker`](super::Broker).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -49,6 +51,12 @@ pub enum BrokerError {
     /// A transfer was refused.
     #[error(transparent)]
     Transfer(#[from] TransferError),
+    /// An arena can't be published.
+    #[error("publishing the arena failed: {reason}")]
+    InvalidArena {
+        /// The violated rule.
+        reason: &'static str,
+    },
     /// A session ended before it was established.
     #[error("the session with {peer} ended before it was established")]
     SessionLost {
@@ -64,6 +72,9 @@ pub enum TransferError {
     /// The request was refused.
     #[error(transparent)]
     Post(#[from] PostError),
+    /// The pointer can't be used.
+    #[error(transparent)]
+    Pointer(#[from] RemotePtrError),
     /// The local memory can't be used.
     #[error("the payload of the transfer is invalid: {reason}")]
     InvalidPayload {

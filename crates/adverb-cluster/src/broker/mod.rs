@@ -4,6 +4,9 @@
 
 mod error;
 mod event;
+mod keys;
+#[cfg(all(test, feature = "soft"))]
+mod keys_tests;
 mod mailbox;
 mod offer;
 mod peer;
@@ -32,6 +35,7 @@ use adverb_verbs::{Completion, CompletionQueue, ProtectionDomain, QueuePair, Que
 pub use error::{BrokerError, RefusedTransfer, TransferError};
 pub(crate) use event::Filter;
 pub use event::{Event, Payloads};
+pub use keys::RemoteTarget;
 pub(crate) use mailbox::{Command, Mailbox};
 pub use offer::Offer;
 pub use post::Transfer;
@@ -40,6 +44,7 @@ pub use slot::SendBuf;
 pub(crate) use waker::Waker;
 
 use event::Queued;
+use keys::Publication;
 use peer::{Link, Peer};
 use slot::Returns;
 
@@ -113,6 +118,10 @@ pub struct Broker {
     mailbox: Option<Arc<Mailbox>>,
     /// Wakes a waiting thread from another one.
     waker: Option<Arc<Waker>>,
+    /// The arena whose segments are announced to the peers.
+    publication: Option<Publication>,
+    /// The peers with control messages to send.
+    key_peers: VecDeque<PeerId>,
     returns: Arc<Returns>,
     /// The events that were not delivered yet.
     events: VecDeque<Queued>,
@@ -161,6 +170,8 @@ impl Broker {
             watch,
             mailbox: None,
             waker: None,
+            publication: None,
+            key_peers: VecDeque::new(),
             returns: Arc::default(),
             events: VecDeque::with_capacity(64),
             early_events: VecDeque::new(),
@@ -297,6 +308,8 @@ impl Broker {
             return Err(BrokerError::SlotSizeMismatch { peer, local, remote: offer.slot_size });
         }
         self.core.establish(peer, offer.epoch, offer.credits, self.now())?;
+        // Before any message of the application.
+        self.start_keys(peer);
         self.events.push_back(Queued::SessionOpened { peer, epoch: offer.epoch });
         self.take_early_events(peer, |broker, event| broker.events.push_back(event));
         if let Some(mailbox) = &self.mailbox {

@@ -7,6 +7,8 @@ use adverb_cluster_proto::Config;
 use adverb_verbs::memory::{Buffer, Payload};
 use adverb_verbs::{ProtectionDomain, QueuePair, Result, internal};
 
+use super::keys::PeerKeys;
+
 /// A peer: the queue pair of its session, its message buffers, and the payloads of its requests.
 ///
 /// All buffers of a kind have the same size, so a slot of the core needs no buffer of its own: it takes any free one.
@@ -31,6 +33,7 @@ pub(super) struct Peer {
     pub(super) unposted: Vec<Payload>,
     /// The number of transfers of each ticket, in order.
     pub(super) ticket_sizes: VecDeque<usize>,
+    pub(super) keys: PeerKeys,
     /// The numbers of buffers that a failed device did not return.
     lost_send_buffers: usize,
     lost_recv_buffers: usize,

@@ -1,12 +1,13 @@
 //! Requests of the caller.
 
 use adverb_cluster_proto::{
-    PeerId, PostError, RemoteRange, Ticket, Transfer as CoreTransfer, TransferOperation,
+    Broker as Core, PeerId, PostError, RemoteRange, SendSlot, Ticket, Transfer as CoreTransfer,
+    TransferOperation,
 };
 use adverb_proto::types::Segment;
 use adverb_verbs::memory::Payload;
 
-use super::{Broker, MAX_SEGMENTS, RefusedTransfer, Result, SendBuf, TransferError};
+use super::{Broker, MAX_SEGMENTS, RefusedTransfer, RemoteTarget, Result, SendBuf, TransferError};
 
 /// A one-sided transfer of a [batch](Broker::post_batch).
 #[derive(Debug)]
@@ -49,13 +50,21 @@ impl Broker {
     ///
     /// Returns [`PostError::NotOpen`] if the session of the slot has ended. The message is lost then.
     pub fn post_send(&mut self, message: SendBuf) -> Result<(), PostError> {
+        self.post_message(message, Core::post_send)
+    }
+
+    fn post_message(
+        &mut self,
+        message: SendBuf,
+        post: impl FnOnce(&mut Core, SendSlot, u32) -> Result<(), PostError>,
+    ) -> Result<(), PostError> {
         let peer = message.peer();
         let Some((slot, buffer)) = message.into_parts() else { return Err(PostError::NotOpen { peer }) };
         let Some(state) = self.peers.get_mut(usize::from(peer.0)) else {
             return Err(PostError::NotOpen { peer });
         };
         let (index, length) = (usize::from(slot.index()), buffer.len() as u32);
-        if let Err(error) = self.core.post_send(slot, length) {
+        if let Err(error) = post(&mut self.core, slot, length) {
             state.free_send_buffers.push(buffer);
             return Err(error);
         }
@@ -64,6 +73,11 @@ impl Broker {
         }
         self.post_requests();
         Ok(())
+    }
+
+    /// Posts a message to the driver of the peer.
+    pub(super) fn post_control(&mut self, message: SendBuf) -> Result<(), PostError> {
+        self.post_message(message, Core::post_control)
     }
 
     /// Copies a message to a slot and posts it.
@@ -78,12 +92,14 @@ impl Broker {
         self.post_send(message)
     }
 
-    /// Posts a WRITE of `local` to `remote`.
+    /// Posts a WRITE of `local` to `remote`: a [`RemotePtr`](crate::RemotePtr) of the arena that the peer has
+    /// [published](Broker::publish), or a [`RemoteRange`].
     ///
     /// # Errors
     ///
-    /// Returns the payload and the cause: [`TransferError::InvalidPayload`] if the payload has too many segments or bytes, or
-    /// is a memory window, and [`TransferError::Post`] if there is no session ([`NotOpen`](PostError::NotOpen)), if the
+    /// Returns the payload and the cause: [`TransferError::Pointer`] if the pointer is stale, out of bounds, or to a segment
+    /// that the peer has not announced or has withdrawn, [`TransferError::InvalidPayload`] if the payload has too many
+    /// segments or bytes, or is a memory window, and [`TransferError::Post`] if there is no session ([`NotOpen`](PostError::NotOpen)), if the
     /// memory belongs to an earlier run of the peer ([`StaleEpoch`](PostError::StaleEpoch)), if the request queue is full
     /// ([`WouldBlock`](PostError::WouldBlock)), or if the local range is longer than the remote range
     /// ([`OutOfBounds`](PostError::OutOfBounds)).
@@ -94,9 +110,9 @@ impl Broker {
         &mut self,
         peer: PeerId,
         local: impl Into<Payload>,
-        remote: RemoteRange,
+        remote: impl Into<RemoteTarget>,
     ) -> Result<Ticket, RefusedTransfer> {
-        self.post_transfer(peer, TransferOperation::Write, local.into(), remote)
+        self.post_transfer(peer, TransferOperation::Write, local.into(), remote.into())
     }
 
     /// Posts a WRITE of `local` to `remote` that also delivers `immediate` to the peer, as
@@ -109,10 +125,10 @@ impl Broker {
         &mut self,
         peer: PeerId,
         local: impl Into<Payload>,
-        remote: RemoteRange,
+        remote: impl Into<RemoteTarget>,
         immediate: u32,
     ) -> Result<Ticket, RefusedTransfer> {
-        self.post_transfer(peer, TransferOperation::WriteWithImm(immediate), local.into(), remote)
+        self.post_transfer(peer, TransferOperation::WriteWithImm(immediate), local.into(), remote.into())
     }
 
     /// Posts a READ of `remote` into `local`.
@@ -124,9 +140,9 @@ impl Broker {
         &mut self,
         peer: PeerId,
         local: impl Into<Payload>,
-        remote: RemoteRange,
+        remote: impl Into<RemoteTarget>,
     ) -> Result<Ticket, RefusedTransfer> {
-        self.post_transfer(peer, TransferOperation::Read, local.into(), remote)
+        self.post_transfer(peer, TransferOperation::Read, local.into(), remote.into())
     }
 
     /// Posts an atomic compare-and-swap of a remote word. The eight bytes of `local` receive the old value, in this
@@ -139,11 +155,16 @@ impl Broker {
         &mut self,
         peer: PeerId,
         local: impl Into<Payload>,
-        remote: RemoteRange,
+        remote: impl Into<RemoteTarget>,
         compare: u64,
         swap: u64,
     ) -> Result<Ticket, RefusedTransfer> {
-        self.post_transfer(peer, TransferOperation::CompareSwap { compare, swap }, local.into(), remote)
+        self.post_transfer(
+            peer,
+            TransferOperation::CompareSwap { compare, swap },
+            local.into(),
+            remote.into(),
+        )
     }
 
     /// Posts an atomic fetch-and-add of a remote word. The eight bytes of `local` receive the old value, in this machine's
@@ -156,10 +177,10 @@ impl Broker {
         &mut self,
         peer: PeerId,
         local: impl Into<Payload>,
-        remote: RemoteRange,
+        remote: impl Into<RemoteTarget>,
         add: u64,
     ) -> Result<Ticket, RefusedTransfer> {
-        self.post_transfer(peer, TransferOperation::FetchAdd { add }, local.into(), remote)
+        self.post_transfer(peer, TransferOperation::FetchAdd { add }, local.into(), remote.into())
     }
 
     /// Posts transfers to one peer under one ticket, which ends when all of them have completed. The call takes all
@@ -193,10 +214,11 @@ impl Broker {
         peer: PeerId,
         operation: TransferOperation,
         payload: Payload,
-        remote: RemoteRange,
+        remote: RemoteTarget,
     ) -> Result<Ticket, RefusedTransfer> {
         let checked = self.check_payload(&payload);
         let posted = checked.and_then(|local| {
+            let remote = self.resolve_target(peer, remote)?;
             Ok(self.core.post_batch(peer, &[CoreTransfer { operation, local, remote }])?)
         });
         let ticket = match posted {
@@ -236,6 +258,7 @@ impl Broker {
     /// Posts the waiting requests of all peers.
     pub fn flush_all(&mut self) {
         self.take_returned_slots();
+        self.exchange_keys();
         self.core.flush_all();
         self.post_requests();
     }

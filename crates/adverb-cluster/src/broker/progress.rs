@@ -143,16 +143,28 @@ impl Broker {
                     };
                     Queued::Message { from, slot, buffer, length: length as usize }
                 }
+                CoreEvent::Control { from, slot, length } => {
+                    if let Some(buffer) = message.take() {
+                        self.handle_control(from, buffer.get(..length as usize).unwrap_or_default());
+                        if let Some(state) = self.peers.get_mut(usize::from(from.0)) {
+                            state.finish_recv(Some(buffer));
+                        }
+                    }
+                    self.core.release(slot);
+                    continue;
+                }
                 CoreEvent::Immediate { from, immediate, length } => {
                     Queued::Immediate { from, immediate, length }
                 }
                 CoreEvent::Completed { peer, ticket, result } => {
                     let state = self.peers.get_mut(usize::from(peer.0));
                     let count = state.and_then(|state| state.ticket_sizes.pop_front()).unwrap_or(0);
+                    self.count_ended_ticket(peer);
                     Queued::Completed { peer, ticket, result, count }
                 }
                 CoreEvent::Unblocked { peer } => Queued::Unblocked { peer },
                 CoreEvent::SessionEnded { peer, epoch: Some(epoch), reason } => {
+                    self.end_keys(peer);
                     if let Some(mailbox) = &self.mailbox {
                         mailbox.set_open(peer, false);
                     }
@@ -160,6 +172,7 @@ impl Broker {
                 }
                 // A session that was never open is no news for the application.
                 CoreEvent::SessionEnded { peer, .. } => {
+                    self.end_keys(peer);
                     self.take_early_events(peer, Broker::discard_event);
                     continue;
                 }

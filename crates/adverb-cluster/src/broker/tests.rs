@@ -9,21 +9,21 @@ use super::*;
 use crate::{EndReason, PostError, RemoteRange, Ticket, TransferOperation};
 
 /// The time after which a test that makes no progress fails.
-const TEST_DEADLINE: Duration = Duration::from_secs(60);
+pub(super) const TEST_DEADLINE: Duration = Duration::from_secs(60);
 
 const ALL: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
-fn small() -> Config {
+pub(super) fn small() -> Config {
     Config { send_slots: 8, recv_slots: 8, slot_size: 256, ..Config::default() }
 }
 
-fn domain() -> ProtectionDomain {
+pub(super) fn domain() -> ProtectionDomain {
     SoftDevice::loopback().open().unwrap().create_protection_domain().unwrap()
 }
 
 /// Two brokers in one protection domain, connected. Each is peer 0 of the other.
-fn pair(config: Config) -> (Broker, Broker, ProtectionDomain) {
+pub(super) fn pair(config: Config) -> (Broker, Broker, ProtectionDomain) {
     let domain = domain();
     let mut a = Broker::new(&domain, config, 1, 10).unwrap();
     let mut b = Broker::new(&domain, config, 1, 20).unwrap();
@@ -31,7 +31,7 @@ fn pair(config: Config) -> (Broker, Broker, ProtectionDomain) {
     (a, b, domain)
 }
 
-fn connect((a, peer_of_a): (&mut Broker, PeerId), (b, peer_of_b): (&mut Broker, PeerId)) {
+pub(super) fn connect((a, peer_of_a): (&mut Broker, PeerId), (b, peer_of_b): (&mut Broker, PeerId)) {
     let (offer_of_a, offer_of_b) = (a.prepare(peer_of_a).unwrap(), b.prepare(peer_of_b).unwrap());
     a.establish(peer_of_a, &Offer::from_bytes(&offer_of_b.to_bytes()).unwrap()).unwrap();
     b.establish(peer_of_b, &Offer::from_bytes(&offer_of_a.to_bytes()).unwrap()).unwrap();
@@ -39,17 +39,17 @@ fn connect((a, peer_of_a): (&mut Broker, PeerId), (b, peer_of_b): (&mut Broker, 
 
 /// The events of a test, without borrowed data.
 #[derive(Debug, Default)]
-struct Log {
-    messages: Vec<(PeerId, Vec<u8>)>,
+pub(super) struct Log {
+    pub(super) messages: Vec<(PeerId, Vec<u8>)>,
     immediates: Vec<(u32, u32)>,
-    completed: Vec<(Ticket, Result<(), EndReason>, Vec<Payload>)>,
-    opened: Vec<u64>,
-    ended: Vec<(PeerId, u64, EndReason)>,
+    pub(super) completed: Vec<(Ticket, Result<(), EndReason>, Vec<Payload>)>,
+    pub(super) opened: Vec<u64>,
+    pub(super) ended: Vec<(PeerId, u64, EndReason)>,
     unblocked: usize,
 }
 
 impl Log {
-    fn record(&mut self, event: Event<'_>) {
+    pub(super) fn record(&mut self, event: Event<'_>) {
         match event {
             Event::Message { from, bytes } => self.messages.push((from, bytes.to_vec())),
             Event::Immediate { immediate, length, .. } => self.immediates.push((immediate, length)),
@@ -63,7 +63,7 @@ impl Log {
     }
 
     /// Returns the buffer of the only ticket, which succeeded.
-    fn take_buffer(&mut self) -> Buffer {
+    pub(super) fn take_buffer(&mut self) -> Buffer {
         let (_, result, mut payloads) = self.completed.pop().unwrap();
         result.unwrap();
         payloads.pop().unwrap().into_buffer().unwrap()
@@ -71,7 +71,7 @@ impl Log {
 }
 
 /// Polls brokers until the condition holds.
-fn poll_until(brokers: &mut [(&mut Broker, &mut Log)], mut is_done: impl FnMut(&[&Log]) -> bool) {
+pub(super) fn poll_until(brokers: &mut [(&mut Broker, &mut Log)], mut is_done: impl FnMut(&[&Log]) -> bool) {
     let started = Instant::now();
     loop {
         for (broker, log) in brokers.iter_mut() {
@@ -91,7 +91,7 @@ fn range(region: &MemoryRegion, epoch: u64, offset: u64, len: u64) -> RemoteRang
     RemoteRange { epoch, memory: RemoteMemory { addr: addr + offset, rkey, len } }
 }
 
-fn buffer(domain: &ProtectionDomain, bytes: &[u8]) -> Buffer {
+pub(super) fn buffer(domain: &ProtectionDomain, bytes: &[u8]) -> Buffer {
     let mut buffer = domain.buffer(bytes.len()).unwrap();
     buffer.copy_from_slice(bytes);
     buffer

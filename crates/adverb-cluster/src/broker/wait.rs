@@ -17,6 +17,9 @@ impl Broker {
     /// Waits until [`poll`](Broker::poll) has events to deliver, and posts the waiting requests of all peers. Returns
     /// `false` if the timeout expires first. A `timeout` of `Duration::MAX` means no limit.
     ///
+    /// The broker also returns `true`, without events, if segments of a published arena have changed: the next poll announces
+    /// them.
+    ///
     /// The thread polls for a few microseconds, then yields to other threads, and then sleeps.
     ///
     /// # Errors
