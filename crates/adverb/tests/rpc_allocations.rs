@@ -11,7 +11,7 @@ use adverb::cluster::{Broker, BrokerConfig, PeerId, PostError, Reply, Rpc, RpcCo
 use adverb::verbs::SoftDevice;
 
 const PEER: PeerId = PeerId(0);
-const CALLS: usize = 1000;
+const CALLS: usize = 300;
 
 fn pair(config: BrokerConfig) -> (Rpc, Rpc) {
     let domain = SoftDevice::loopback().open().unwrap().create_protection_domain().unwrap();
@@ -70,11 +70,11 @@ fn run(client: &mut Rpc, server: &mut Rpc, window: usize, batch: usize, replies:
 fn calls_allocate_nothing() {
     let (mut client, mut server) = pair(BrokerConfig::default());
     let mut replies = Vec::with_capacity(64);
-    counting::assert_none("1000 calls", 4, || run(&mut client, &mut server, 16, 1, &mut replies));
+    counting::assert_none("300 calls", 4, || run(&mut client, &mut server, 16, 1, &mut replies));
 
     // With two credits, most replies wait, and with every fourth dropped, failures wait as well.
     let (mut client, mut server) = pair(BrokerConfig { recv_slots: 2, ..BrokerConfig::default() });
-    counting::assert_none("1000 calls with later replies", 8, || {
+    counting::assert_none("300 calls with later replies", 8, || {
         run(&mut client, &mut server, 16, 8, &mut replies);
     });
 }

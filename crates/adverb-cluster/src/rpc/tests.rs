@@ -233,8 +233,8 @@ fn an_expired_call_ends_and_its_request_with_it() {
 #[test]
 fn a_waiting_thread_is_woken_when_a_call_expires() {
     let (mut a, _b) = pair_with(BrokerConfig { keepalive: None, ..config() }, Config::default());
-    let call = a.rpc.call(PEER, KEEP, b"", Some(Duration::from_millis(10))).unwrap();
     let started = Instant::now();
+    let call = a.rpc.call(PEER, KEEP, b"", Some(Duration::from_millis(10))).unwrap();
     while a.results.is_empty() {
         assert!(a.rpc.wait(TEST_DEADLINE).unwrap());
         a.poll();

@@ -608,8 +608,8 @@ impl World {
             if let SendOperation::SendWithImm(immediate) = operation
                 && let Some(link) = self.link(member, peer)
             {
-                // The count of credits, without the flag of credit messages.
-                let unused = (immediate << 1 >> 1).wrapping_sub(link.connection.received_count(end));
+                // The count of credits, without the flags of credit and control messages.
+                let unused = (immediate << 2 >> 2).wrapping_sub(link.connection.received_count(end));
                 if unused as usize > link.connection.receive_count(end) && link.connection.is_working() {
                     self.violate("credits were announced before their receives were posted");
                 }
