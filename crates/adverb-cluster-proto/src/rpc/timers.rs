@@ -135,6 +135,10 @@ mod tests {
                 );
                 prop_assert!(first.is_none_or(|(at, number)| model.contains_key(&(at.as_nanos(), number))));
                 prop_assert!(timers.entries.len() <= 200 && timers.heap.len() == model.len());
+                for position in 0..timers.heap.len() {
+                    prop_assert!(position == 0 || timers.at((position - 1) / 2) <= timers.at(position));
+                    prop_assert_eq!(timers.entries[timers.heap[position] as usize].position, position);
+                }
             }
         }
     }
