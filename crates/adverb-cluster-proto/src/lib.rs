@@ -12,6 +12,9 @@
 //! | [`send_buf`](Broker::send_buf), [`post_send`](Broker::post_send), [`post_write`](Broker::post_write) …, [`flush`](Broker::flush) | [`poll_event`](Broker::poll_event): messages, tickets, ends of sessions |
 //! | [`handle_completion`](Broker::handle_completion), [`handle_timeout`](Broker::handle_timeout), [`release`](Broker::release) | [`poll_timeout`](Broker::poll_timeout) |
 //!
+//! Two further state machines interpret the messages of a broker: [`rpc`] makes calls of them, and [`keys`] exchanges the
+//! keys of arena segments in control messages, and resolves a [`RemotePtr`].
+//!
 //! # Order and batching
 //!
 //! The requests to a peer are posted in the order of the calls. They wait until there are
@@ -64,6 +67,7 @@ mod broker;
 mod config;
 mod credits;
 mod error;
+pub mod keys;
 #[cfg(test)]
 mod messages;
 #[cfg(feature = "mutants")]
@@ -71,6 +75,7 @@ pub mod mutation;
 #[cfg(not(feature = "mutants"))]
 mod mutation;
 mod rail;
+mod remote_ptr;
 mod request_id;
 pub mod rpc;
 mod session;
@@ -80,6 +85,7 @@ pub use broker::{Broker, MemoryUse};
 pub use config::{Config, ConfigError, MAX_COUNT};
 pub use credits::RESERVED_RECEIVES;
 pub use error::{PostError, SessionError};
+pub use remote_ptr::{RemotePtr, RemotePtrError};
 pub use session::Phase;
 pub use types::{
     EndReason, Event, LocalMemory, PeerId, Post, RailId, RecvPost, RecvSlot, RemoteRange, SendPost, SendSlot,

@@ -4,7 +4,7 @@ use adverb_proto::types::Status;
 use messages::samples;
 
 use crate::rpc::{CallError, Failure};
-use crate::{ConfigError, EndReason, PeerId, PostError, SessionError};
+use crate::{ConfigError, EndReason, PeerId, PostError, RemotePtrError, SessionError};
 
 #[test]
 fn messages_are_as_listed() {
@@ -37,6 +37,16 @@ fn messages_are_as_listed() {
             EndReason::Closed => EndReason::Closed,
             EndReason::RequestFailed(_) => EndReason::RequestFailed(Status::RetryExceeded),
             EndReason::ProtocolViolation(_) => EndReason::ProtocolViolation("message without a credit"),
+        }),
+        samples!(RemotePtrError {
+            RemotePtrError::WrongLength { .. } => RemotePtrError::WrongLength { len: 31 },
+            RemotePtrError::Overflow { .. } => RemotePtrError::Overflow { offset: u64::MAX, len: 8 },
+            RemotePtrError::WrongMember { .. } => RemotePtrError::WrongMember { member: 3, expected: 4 },
+            RemotePtrError::StaleEpoch { .. } => RemotePtrError::StaleEpoch { epoch: 1, current: 2 },
+            RemotePtrError::UnknownSegment { .. } => RemotePtrError::UnknownSegment { segment: 7 },
+            RemotePtrError::OutOfBounds { .. } => {
+                RemotePtrError::OutOfBounds { offset: 4090, len: 8, segment_len: 4096 }
+            },
         }),
         samples!(CallError {
             CallError::TimedOut => CallError::TimedOut,

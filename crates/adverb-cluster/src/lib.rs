@@ -45,7 +45,6 @@ mod broker;
 mod cluster;
 #[cfg(test)]
 mod messages;
-mod remote_ptr;
 mod rpc;
 mod slab;
 
@@ -53,8 +52,8 @@ pub use adverb_cluster_proto::rpc::{
     CallError, CallId, Config as RpcConfig, Counters as RpcCounters, Failure,
 };
 pub use adverb_cluster_proto::{
-    Config as BrokerConfig, ConfigError, EndReason, MemoryUse, PeerId, PostError, RemoteRange, SessionError,
-    Ticket, TicketError, TransferOperation,
+    Config as BrokerConfig, ConfigError, EndReason, MemoryUse, PeerId, PostError, RemotePtr, RemotePtrError,
+    RemoteRange, SessionError, Ticket, TicketError, TransferOperation,
 };
 pub use arena::{Arena, ArenaBuilder, ArenaError, Draft, Item};
 pub use broker::{
@@ -62,5 +61,4 @@ pub use broker::{
     TransferError,
 };
 pub use cluster::{Cluster, ClusterBuilder, ClusterError, Member, Membership};
-pub use remote_ptr::{RemotePtr, RemotePtrError};
 pub use rpc::{RefusedReply, Reply, Rpc, RpcBuf, RpcEvent};

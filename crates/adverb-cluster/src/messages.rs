@@ -72,16 +72,6 @@ fn error_messages_are_as_listed() {
                 ClusterError::Broker(BrokerError::SessionLost { peer: PeerId(3) })
             },
         }),
-        samples!(RemotePtrError {
-            RemotePtrError::WrongLength { .. } => RemotePtrError::WrongLength { len: 31 },
-            RemotePtrError::Overflow { .. } => RemotePtrError::Overflow { offset: u64::MAX, len: 1 },
-            RemotePtrError::WrongMember { .. } => RemotePtrError::WrongMember { member: 1, expected: 2 },
-            RemotePtrError::StaleEpoch { .. } => RemotePtrError::StaleEpoch { epoch: 1, current: 2 },
-            RemotePtrError::UnknownSegment { .. } => RemotePtrError::UnknownSegment { segment: 7 },
-            RemotePtrError::OutOfBounds { .. } => {
-                RemotePtrError::OutOfBounds { offset: 4096, len: 64, segment_len: 4096 }
-            },
-        }),
     ];
     messages::check(concat!(env!("CARGO_MANIFEST_DIR"), "/messages.txt"), &lists);
 }

@@ -188,6 +188,12 @@ impl Broker {
         self.end_session(peer, EndReason::Closed);
     }
 
+    /// Ends the session with a peer because of its messages, which the broker doesn't interpret. Otherwise like
+    /// [`close`](Broker::close).
+    pub fn abort(&mut self, peer: PeerId, reason: EndReason) {
+        self.end_session(peer, reason);
+    }
+
     /// Processes the destruction of a peer's queue pair, after [`Post::Close`](crate::Post::Close): all tickets of the
     /// session end, and a new session can be prepared.
     pub fn handle_closed(&mut self, peer: PeerId) -> Result<(), SessionError> {

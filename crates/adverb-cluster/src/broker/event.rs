@@ -41,6 +41,12 @@ pub enum Event<'a> {
         /// The peer.
         peer: PeerId,
     },
+    /// A peer announced or withdrew segments of the arena that it [published](super::Broker::publish), so other pointers
+    /// [resolve](super::Broker::resolve) than before. Several changes can have one event.
+    SegmentsChanged {
+        /// The peer.
+        peer: PeerId,
+    },
     /// A session was established: requests to the peer can be posted.
     SessionOpened {
         /// The peer.
@@ -68,6 +74,7 @@ impl Event<'_> {
             | Event::Immediate { from: peer, .. }
             | Event::Completed { peer, .. }
             | Event::Unblocked { peer }
+            | Event::SegmentsChanged { peer }
             | Event::SessionOpened { peer, .. }
             | Event::SessionEnded { peer, .. } => *peer,
         }
@@ -118,6 +125,9 @@ pub(super) enum Queued {
     Unblocked {
         peer: PeerId,
     },
+    SegmentsChanged {
+        peer: PeerId,
+    },
     SessionOpened {
         peer: PeerId,
         epoch: u64,
@@ -135,7 +145,7 @@ pub(crate) enum Filter {
     All,
     /// Results of this side's requests.
     Sends,
-    /// Messages and immediate data of peers.
+    /// Messages, immediate data and keys of peers.
     Receives,
     Peer(PeerId),
 }
@@ -158,7 +168,7 @@ impl Filter {
 impl Queued {
     /// Whether a request of the peer caused the event.
     pub(super) fn is_receive(&self) -> bool {
-        matches!(self, Queued::Message { .. } | Queued::Immediate { .. })
+        matches!(self, Queued::Message { .. } | Queued::Immediate { .. } | Queued::SegmentsChanged { .. })
     }
 
     pub(super) fn peer(&self) -> PeerId {
@@ -167,6 +177,7 @@ impl Queued {
             | Queued::Immediate { from: peer, .. }
             | Queued::Completed { peer, .. }
             | Queued::Unblocked { peer }
+            | Queued::SegmentsChanged { peer }
             | Queued::SessionOpened { peer, .. }
             | Queued::SessionEnded { peer, .. } => *peer,
         }

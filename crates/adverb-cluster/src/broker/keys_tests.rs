@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use adverb_cluster_proto::{Config, PostError, RemoteRange};
+use adverb_cluster_proto::{Config, EndReason, PostError, RemoteRange};
 use adverb_verbs::memory::RemoteMemory;
 use adverb_verbs::{Access, ProtectionDomain};
 
@@ -206,6 +206,60 @@ fn keys_precede_the_messages_of_a_session() {
 }
 
 #[test]
+fn the_key_of_a_new_segment_precedes_the_next_message() {
+    // Each message uses the only slot and the only credit.
+    let config = Config { send_slots: 1, recv_slots: 1, slot_size: 32, ..small() };
+    let (mut a, mut b, domain) = pair(config);
+    let arena = arena(&domain);
+    b.publish(&arena).unwrap();
+    let started = Instant::now();
+    for _ in 0..5 {
+        let id = arena.allocate_segment(SEGMENT, ACCESS).unwrap().id;
+        let ptr = arena.remote_ptr(id, 0..8).unwrap();
+        let (mut is_sent, mut is_received) = (false, false);
+        while !is_received {
+            is_sent = is_sent || b.send(PEER, &ptr.to_bytes()).is_ok();
+            b.poll(|_, _| ()).unwrap();
+            a.poll(|a, event| {
+                if let Event::Message { bytes, .. } = event {
+                    let ptr = RemotePtr::from_bytes(bytes).unwrap();
+                    assert!(a.resolve(PEER, ptr).is_ok(), "the key precedes the pointer");
+                    is_received = true;
+                }
+            })
+            .unwrap();
+            assert!(started.elapsed() < TEST_DEADLINE, "no progress");
+        }
+    }
+}
+
+#[test]
+fn changes_of_segments_have_events() {
+    let (mut a, mut b, domain) = pair(small());
+    let (mut log_a, mut log_b) = (Log::default(), Log::default());
+    let arena = arena(&domain);
+    let id = arena.allocate_segment(SEGMENT, ACCESS).unwrap().id;
+    let ptr = arena.remote_ptr(id, 0..8).unwrap();
+    b.publish(&arena).unwrap();
+    poll_until(&mut [(&mut a, &mut log_a), (&mut b, &mut log_b)], |logs| logs[0].segment_changes == 1);
+    assert!(is_known(&a, ptr));
+    // After a new session, a pointer from before is valid again once the keys have arrived.
+    a.close(PEER);
+    b.close(PEER);
+    poll_until(&mut [(&mut a, &mut log_a), (&mut b, &mut log_b)], |logs| {
+        logs.iter().all(|log| log.ended.len() == 1)
+    });
+    connect((&mut a, PEER), (&mut b, PEER));
+    assert!(!is_known(&a, ptr));
+    poll_until(&mut [(&mut a, &mut log_a), (&mut b, &mut log_b)], |logs| logs[0].segment_changes == 2);
+    assert!(is_known(&a, ptr));
+    let _withdrawal = arena.withdraw(id).unwrap();
+    poll_until(&mut [(&mut a, &mut log_a), (&mut b, &mut log_b)], |logs| logs[0].segment_changes == 3);
+    assert!(!is_known(&a, ptr));
+    assert_eq!(log_b.segment_changes, 0, "confirmations are no changes");
+}
+
+#[test]
 fn invalid_control_messages_end_the_session() {
     let header = |kind: u8| [kind, 0, 0, 0, 1, 0, 0, 0];
     let addition = |id: u32, addr: u64, len: u64| {
@@ -230,6 +284,7 @@ fn invalid_control_messages_end_the_session() {
         let (mut log_a, mut log_b) = (Log::default(), Log::default());
         poll_until(&mut [(&mut a, &mut log_a), (&mut b, &mut log_b)], |logs| !logs[1].ended.is_empty());
         assert!(log_b.messages.is_empty(), "the application sees no control message");
+        assert!(matches!(log_b.ended[0].2, EndReason::ProtocolViolation(_)), "{:?}", log_b.ended);
     }
 }
 

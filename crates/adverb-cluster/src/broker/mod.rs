@@ -24,6 +24,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use adverb_cluster_proto::keys::Keys;
 use adverb_cluster_proto::{
     Broker as Core, Config, MemoryUse, PeerId, Phase, SessionError, Transfer as CoreTransfer,
 };
@@ -118,10 +119,10 @@ pub struct Broker {
     mailbox: Option<Arc<Mailbox>>,
     /// Wakes a waiting thread from another one.
     waker: Option<Arc<Waker>>,
+    /// The keys of this member's segments and of those of the peers.
+    keys: Keys,
     /// The arena whose segments are announced to the peers.
     publication: Option<Publication>,
-    /// The peers with control messages to send.
-    key_peers: VecDeque<PeerId>,
     returns: Arc<Returns>,
     /// The events that were not delivered yet.
     events: VecDeque<Queued>,
@@ -170,8 +171,8 @@ impl Broker {
             watch,
             mailbox: None,
             waker: None,
+            keys: Keys::new(peer_count),
             publication: None,
-            key_peers: VecDeque::new(),
             returns: Arc::default(),
             events: VecDeque::with_capacity(64),
             early_events: VecDeque::new(),
@@ -309,7 +310,8 @@ impl Broker {
         }
         self.core.establish(peer, offer.epoch, offer.credits, self.now())?;
         // Before any message of the application.
-        self.start_keys(peer);
+        self.keys.open(peer, offer.epoch);
+        self.exchange_keys();
         self.events.push_back(Queued::SessionOpened { peer, epoch: offer.epoch });
         self.take_early_events(peer, |broker, event| broker.events.push_back(event));
         if let Some(mailbox) = &self.mailbox {

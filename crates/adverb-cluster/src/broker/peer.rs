@@ -7,8 +7,6 @@ use adverb_cluster_proto::Config;
 use adverb_verbs::memory::{Buffer, Payload};
 use adverb_verbs::{ProtectionDomain, QueuePair, Result, internal};
 
-use super::keys::PeerKeys;
-
 /// A peer: the queue pair of its session, its message buffers, and the payloads of its requests.
 ///
 /// All buffers of a kind have the same size, so a slot of the core needs no buffer of its own: it takes any free one.
@@ -33,7 +31,8 @@ pub(super) struct Peer {
     pub(super) unposted: Vec<Payload>,
     /// The number of transfers of each ticket, in order.
     pub(super) ticket_sizes: VecDeque<usize>,
-    pub(super) keys: PeerKeys,
+    /// Whether a change of the peer's segments was not delivered yet.
+    pub(super) has_changed_segments: bool,
     /// The numbers of buffers that a failed device did not return.
     lost_send_buffers: usize,
     lost_recv_buffers: usize,

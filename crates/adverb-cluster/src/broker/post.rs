@@ -28,6 +28,16 @@ impl Broker {
     /// Returns [`PostError::NotOpen`] without a session, and [`PostError::WouldBlock`] if the slots, the peer's credits or
     /// the request queue are exhausted; [`Event::Unblocked`](super::Event::Unblocked) follows.
     pub fn send_buf(&mut self, peer: PeerId) -> Result<SendBuf, PostError> {
+        // The keys of segments precede the messages that may contain pointers to them.
+        if self.has_due_keys(peer) {
+            self.update_segments();
+            self.send_keys(peer)?;
+        }
+        self.take_send_buf(peer)
+    }
+
+    /// Takes a slot for a message of the application, or a control message.
+    pub(super) fn take_send_buf(&mut self, peer: PeerId) -> Result<SendBuf, PostError> {
         self.take_returned_slots();
         let slot = self.core.send_buf(peer)?;
         let state = self.peers.get_mut(usize::from(peer.0));

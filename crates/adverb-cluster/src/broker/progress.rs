@@ -144,14 +144,17 @@ impl Broker {
                     Queued::Message { from, slot, buffer, length: length as usize }
                 }
                 CoreEvent::Control { from, slot, length } => {
-                    if let Some(buffer) = message.take() {
-                        self.handle_control(from, buffer.get(..length as usize).unwrap_or_default());
-                        if let Some(state) = self.peers.get_mut(usize::from(from.0)) {
-                            state.finish_recv(Some(buffer));
-                        }
+                    let buffer = message.take();
+                    let bytes = buffer.as_ref().and_then(|buffer| buffer.get(..length as usize));
+                    let has_changed = self.handle_control(from, bytes.unwrap_or_default());
+                    if let (Some(buffer), Some(state)) = (buffer, self.peers.get_mut(usize::from(from.0))) {
+                        state.finish_recv(Some(buffer));
                     }
                     self.core.release(slot);
-                    continue;
+                    if !has_changed {
+                        continue;
+                    }
+                    Queued::SegmentsChanged { peer: from }
                 }
                 CoreEvent::Immediate { from, immediate, length } => {
                     Queued::Immediate { from, immediate, length }
@@ -159,12 +162,13 @@ impl Broker {
                 CoreEvent::Completed { peer, ticket, result } => {
                     let state = self.peers.get_mut(usize::from(peer.0));
                     let count = state.and_then(|state| state.ticket_sizes.pop_front()).unwrap_or(0);
-                    self.count_ended_ticket(peer);
+                    self.keys.end_ticket(peer);
                     Queued::Completed { peer, ticket, result, count }
                 }
                 CoreEvent::Unblocked { peer } => Queued::Unblocked { peer },
                 CoreEvent::SessionEnded { peer, epoch: Some(epoch), reason } => {
-                    self.end_keys(peer);
+                    self.keys.end(peer);
+                    self.release_segments();
                     if let Some(mailbox) = &self.mailbox {
                         mailbox.set_open(peer, false);
                     }
@@ -172,7 +176,8 @@ impl Broker {
                 }
                 // A session that was never open is no news for the application.
                 CoreEvent::SessionEnded { peer, .. } => {
-                    self.end_keys(peer);
+                    self.keys.end(peer);
+                    self.release_segments();
                     self.take_early_events(peer, Broker::discard_event);
                     continue;
                 }
@@ -198,11 +203,14 @@ impl Broker {
 
     /// Releases the memory of a message that is not delivered.
     fn discard_event(&mut self, event: Queued) {
-        if let Queued::Message { from, slot, buffer, .. } = event {
-            if let Some(state) = self.peers.get_mut(usize::from(from.0)) {
+        let Some(state) = self.peers.get_mut(usize::from(event.peer().0)) else { return };
+        match event {
+            Queued::Message { slot, buffer, .. } => {
                 state.finish_recv(Some(buffer));
+                self.core.release(slot);
             }
-            self.core.release(slot);
+            Queued::SegmentsChanged { .. } => state.has_changed_segments = false,
+            _ => {}
         }
     }
 
@@ -292,6 +300,12 @@ fn deliver_event<O: BrokerOwner>(owner: &mut O, event: Queued, handler: &mut imp
             handler(owner, Event::Immediate { from, immediate, length });
         }
         Queued::Unblocked { peer } => handler(owner, Event::Unblocked { peer }),
+        Queued::SegmentsChanged { peer } => {
+            if let Some(state) = owner.broker_mut().peers.get_mut(usize::from(peer.0)) {
+                state.has_changed_segments = false;
+            }
+            handler(owner, Event::SegmentsChanged { peer });
+        }
         Queued::SessionOpened { peer, epoch } => handler(owner, Event::SessionOpened { peer, epoch }),
         Queued::SessionEnded { peer, epoch, reason } => {
             handler(owner, Event::SessionEnded { peer, epoch, reason });

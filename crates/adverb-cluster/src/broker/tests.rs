@@ -45,6 +45,7 @@ pub(super) struct Log {
     pub(super) completed: Vec<(Ticket, Result<(), EndReason>, Vec<Payload>)>,
     pub(super) opened: Vec<u64>,
     pub(super) ended: Vec<(PeerId, u64, EndReason)>,
+    pub(super) segment_changes: usize,
     unblocked: usize,
 }
 
@@ -59,6 +60,7 @@ impl Log {
             Event::Unblocked { .. } => self.unblocked += 1,
             Event::SessionOpened { epoch, .. } => self.opened.push(epoch),
             Event::SessionEnded { peer, epoch, reason } => self.ended.push((peer, epoch, reason)),
+            Event::SegmentsChanged { .. } => self.segment_changes += 1,
         }
     }
 

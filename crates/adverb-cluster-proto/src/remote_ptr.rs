@@ -1,7 +1,7 @@
 //! Pointers to memory of a cluster's members.
 
-use std::fmt;
-use std::ops::Range;
+use core::fmt;
+use core::ops::Range;
 
 /// A pointer to bytes in a segment of a member's arena: plain data that members send to each other.
 ///
@@ -12,7 +12,7 @@ use std::ops::Range;
 /// the user of a pointer check it against the segment: [`check`](RemotePtr::check).
 ///
 /// ```
-/// use adverb::cluster::RemotePtr;
+/// use adverb_cluster_proto::RemotePtr;
 ///
 /// let ptr = RemotePtr { member: 3, epoch: 7, segment: 0, offset: 4096, len: 256 };
 /// assert_eq!(RemotePtr::from_bytes(&ptr.to_bytes())?, ptr);
@@ -20,7 +20,7 @@ use std::ops::Range;
 /// // The first 16 bytes of the item.
 /// let head = ptr.part(0..16).expect("within the item");
 /// assert_eq!((head.offset, head.len), (4096, 16));
-/// # Ok::<(), adverb::cluster::RemotePtrError>(())
+/// # Ok::<(), adverb_cluster_proto::RemotePtrError>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RemotePtr {
