@@ -15,8 +15,8 @@ pub const MAX_COUNT: u16 = 1 << 14;
 ///
 /// let config = Config { send_slots: 4, recv_slots: 4, slot_size: 256, ..Config::default() };
 /// config.validate()?;
-/// // Four slots to send, four to receive, and two for credit messages.
-/// assert_eq!(config.message_bytes_per_peer(), 10 * 256);
+/// // Four slots to send, four to receive, two for credit messages, and one for a leave message.
+/// assert_eq!(config.message_bytes_per_peer(), 11 * 256);
 /// # Ok::<(), adverb_cluster_proto::ConfigError>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,8 +82,8 @@ impl Config {
         Ok(())
     }
 
-    /// Returns the number of receives that the broker posts for each peer: the receive slots, and two for credit
-    /// messages. The receive queue of the queue pair must have at least this size.
+    /// Returns the number of receives that the broker posts for each peer: the receive slots, two for credit
+    /// messages, and one for a leave message. The receive queue of the queue pair must have at least this size.
     pub const fn recv_queue_depth(&self) -> u16 {
         self.recv_slots + RESERVED_RECEIVES
     }

@@ -7,8 +7,9 @@
 //! # Credit messages
 //!
 //! If a broker has no message to send, it sends its count in a *credit message* of zero bytes. A credit message needs no
-//! credit, but it consumes a receive of the peer too. A broker therefore posts `D + 2` receives and grants only `D`
-//! credits: [`RESERVED_RECEIVES`] = 2 receives are for credit messages.
+//! credit, but it consumes a receive of the peer too. A broker therefore posts `D + 3` receives and grants only `D`
+//! credits: of the [`RESERVED_RECEIVES`] = 3 others, two are for credit messages, and one is for a *leave message*: the last
+//! message of a session, which is like a credit message and ends the session.
 //!
 //! A broker sends a credit message when at least `T = ⌈D/2⌉` grants are unannounced (rule 1), or when at least one grant is
 //! unannounced and the peer has used all announced credits (rule 2).
@@ -30,13 +31,15 @@
 
 use crate::mutation::mutant;
 
-/// The receives for credit messages, in addition to those for which the broker grants credits.
-pub const RESERVED_RECEIVES: u16 = 2;
+/// The receives for two credit messages and a leave message, in addition to those for which the broker grants credits.
+pub const RESERVED_RECEIVES: u16 = 3;
 
 /// The flag of a credit message in its immediate data.
 const CREDIT_MESSAGE: u32 = 1 << 31;
 /// The flag of a control message in its immediate data.
 pub(crate) const CONTROL_MESSAGE: u32 = 1 << 30;
+/// The flags of a leave message in its immediate data.
+pub(crate) const LEAVE_MESSAGE: u32 = CREDIT_MESSAGE | CONTROL_MESSAGE;
 /// The bits of a count.
 const COUNT: u32 = CONTROL_MESSAGE - 1;
 /// The maximum number of credits that a peer may grant.
@@ -254,7 +257,8 @@ mod tests {
                     _ => {}
                 }
                 most = most.max(counts.len());
-                assert!(counts.len() <= usize::from(RESERVED_RECEIVES));
+                // The third reserved receive is for a leave message.
+                assert!(counts.len() < usize::from(RESERVED_RECEIVES));
                 assert!(messages + held <= max);
             }
         }

@@ -8,7 +8,7 @@
 //!
 //! | input | output |
 //! |---|---|
-//! | [`prepare`](Broker::prepare), [`establish`](Broker::establish), [`close`](Broker::close), [`handle_closed`](Broker::handle_closed) | [`poll_post`](Broker::poll_post): lists of requests to post, and queue pairs to destroy |
+//! | [`prepare`](Broker::prepare), [`establish`](Broker::establish), [`leave`](Broker::leave), [`close`](Broker::close), [`handle_closed`](Broker::handle_closed) | [`poll_post`](Broker::poll_post): lists of requests to post, and queue pairs to destroy |
 //! | [`send_buf`](Broker::send_buf), [`post_send`](Broker::post_send), [`post_write`](Broker::post_write) …, [`flush`](Broker::flush) | [`poll_event`](Broker::poll_event): messages, tickets, ends of sessions |
 //! | [`handle_completion`](Broker::handle_completion), [`handle_timeout`](Broker::handle_timeout), [`release`](Broker::release) | [`poll_timeout`](Broker::poll_timeout) |
 //!
@@ -47,7 +47,7 @@
 //! let credits = broker.prepare(peer)?;
 //! assert_eq!(credits, 64);
 //! let Some(Post::Receives { requests, .. }) = broker.poll_post() else { unreachable!() };
-//! assert_eq!(requests.len(), 64 + 2);
+//! assert_eq!(requests.len(), 64 + 3);
 //! broker.establish(peer, 1, credits, Time::ZERO)?;
 //!
 //! // A message waits for a flush.

@@ -35,6 +35,7 @@ fn messages_are_as_listed() {
         }),
         samples!(EndReason {
             EndReason::Closed => EndReason::Closed,
+            EndReason::Left => EndReason::Left,
             EndReason::RequestFailed(_) => EndReason::RequestFailed(Status::RetryExceeded),
             EndReason::ProtocolViolation(_) => EndReason::ProtocolViolation("message without a credit"),
         }),

@@ -102,6 +102,8 @@ mutations! {
     NeverUnblocked,
     /// An idle session is never checked.
     NoKeepalive,
+    /// A leave message is posted before the requests that wait.
+    LeaveBeforeRequests,
 }
 
 #[cfg(feature = "mutants")]

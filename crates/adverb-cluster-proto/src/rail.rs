@@ -23,6 +23,7 @@ pub(crate) enum RequestKind {
     Transfer,
     Credit,
     Probe,
+    Leave,
 }
 
 /// A connection with the peer.
@@ -82,12 +83,14 @@ impl Rail {
 
     /// Marks the signaled requests of a list whose requests were just added.
     ///
-    /// One request in `interval` is signaled, and the last one of the list that ends a ticket: its completion completes
-    /// the tickets before it too.
+    /// One request in `interval` is signaled, and the last one of the list that ends a ticket, a check or the session: its
+    /// completion completes the tickets before it too.
     pub(crate) fn signal(&mut self, list: &mut [SendPost], interval: u16) {
         let added = self.in_flight.len() - list.len();
         let requests = self.in_flight.range(added..);
-        let ends_ticket = |request: &InFlight| request.ticket.is_some() || request.kind == RequestKind::Probe;
+        let ends_ticket = |request: &InFlight| {
+            request.ticket.is_some() || matches!(request.kind, RequestKind::Probe | RequestKind::Leave)
+        };
         let last_end = requests.enumerate().rfind(|(_, request)| ends_ticket(request));
         let last_end = last_end.map(|(index, _)| index).filter(|_| !mutant!(TicketsUnsignaled));
         for (index, post) in list.iter_mut().enumerate() {

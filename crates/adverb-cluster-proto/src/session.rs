@@ -35,6 +35,13 @@ pub(crate) enum Lifecycle {
     Preparing(Box<Session>),
     /// Requests can be posted.
     Open { session: Box<Session>, epoch: u64 },
+    /// No more requests can be posted. Those that wait are posted, and then a leave message.
+    Leaving {
+        session: Box<Session>,
+        epoch: u64,
+        /// Whether the leave message was posted.
+        is_posted: bool,
+    },
     /// The session ended, but the NIC may still access its memory until the queue pair is destroyed.
     Closing {
         session: Box<Session>,
@@ -132,6 +139,7 @@ impl Peer {
             Lifecycle::Closed => None,
             Lifecycle::Preparing(session)
             | Lifecycle::Open { session, .. }
+            | Lifecycle::Leaving { session, .. }
             | Lifecycle::Closing { session, .. } => Some(session),
         }
     }
@@ -144,11 +152,17 @@ impl Peer {
         }
     }
 
+    /// Whether a leave message waits to be posted.
+    pub(crate) fn must_leave(&self) -> bool {
+        matches!(self.lifecycle, Lifecycle::Leaving { is_posted: false, .. })
+    }
+
     pub(crate) fn phase(&self) -> Phase {
         match self.lifecycle {
             Lifecycle::Closed => Phase::Closed,
             Lifecycle::Preparing(_) => Phase::Preparing,
             Lifecycle::Open { .. } => Phase::Open,
+            Lifecycle::Leaving { .. } => Phase::Leaving,
             Lifecycle::Closing { .. } => Phase::Closing,
         }
     }
@@ -160,6 +174,7 @@ impl Peer {
             Lifecycle::Closed => 0,
             Lifecycle::Preparing(session)
             | Lifecycle::Open { session, .. }
+            | Lifecycle::Leaving { session, .. }
             | Lifecycle::Closing { session, .. } => session.heap_bytes(),
         };
         slots + session
@@ -175,6 +190,8 @@ pub enum Phase {
     Preparing,
     /// Requests can be posted.
     Open,
+    /// This broker leaves: the session ends when its requests have completed.
+    Leaving,
     /// The session ended, and its queue pair is not yet destroyed.
     Closing,
 }

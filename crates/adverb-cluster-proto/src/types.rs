@@ -187,6 +187,8 @@ pub enum Post<'a> {
 pub enum EndReason {
     /// The driver or the application closed it.
     Closed,
+    /// The peer left: it posted no more requests, and closed the session.
+    Left,
     /// A request failed with this status.
     RequestFailed(Status),
     /// The peer violated the protocol.
@@ -197,6 +199,7 @@ impl fmt::Display for EndReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             EndReason::Closed => f.write_str("the session was closed"),
+            EndReason::Left => f.write_str("the peer left"),
             EndReason::RequestFailed(status) => write!(f, "a request failed: {status}"),
             EndReason::ProtocolViolation(what) => write!(f, "the peer violated the protocol: {what}"),
         }

@@ -55,6 +55,7 @@ impl Broker {
     /// Completes the first `count` requests in flight. A completion of a request implies the success of all earlier ones.
     fn complete_requests(&mut self, peer: PeerId, count: usize) {
         let Some(state) = self.peers.get_mut(usize::from(peer.0)) else { return };
+        let mut has_left = false;
         for _ in 0..count {
             let Some(session) = state.session() else { return };
             let Some(request) = session.rails[RAIL].pop() else { break };
@@ -63,6 +64,7 @@ impl Broker {
                     state.free_send_slots.push(slot);
                 }
                 RequestKind::Probe => session.probe = Probe::Idle,
+                RequestKind::Leave => has_left = true,
                 _ => {}
             }
             self.events.extend(request.ticket.map(|ticket| Event::Completed {
@@ -71,11 +73,14 @@ impl Broker {
                 result: Ok(()),
             }));
         }
-        let has_output = state.session().is_some_and(|session| session.has_output());
+        let has_output = state.must_leave() || state.session().is_some_and(|session| session.has_output());
         if has_output && !mutant!(FullSendQueueForgotten) {
             self.mark_ready(peer);
         }
         self.check_unblocked(peer);
+        if has_left {
+            self.end_session(peer, EndReason::Closed);
+        }
     }
 
     fn complete_recv(&mut self, peer: PeerId, index: u16, success: Success) {
@@ -85,7 +90,11 @@ impl Broker {
                 is_control = immediate & credits::CONTROL_MESSAGE != 0;
                 let (count, is_credit_message) = credits::decode(immediate);
                 self.receive_credits(peer, count);
-                if is_credit_message { Received::Credit } else { Received::Message }
+                match (is_credit_message, is_control) {
+                    (true, true) => Received::Leave,
+                    (true, false) => Received::Credit,
+                    (false, _) => Received::Message,
+                }
             }
             CompletedOperation::RecvWrite { immediate } => Received::Immediate(immediate),
             _ => {
@@ -99,7 +108,7 @@ impl Broker {
         };
         *slot = if message == Received::Message { RecvSlotState::Held } else { RecvSlotState::Free };
         let Some(session) = state.session() else { return };
-        if message != Received::Credit && !session.recv_credits.receive() {
+        if matches!(message, Received::Message | Received::Immediate(_)) && !session.recv_credits.receive() {
             if message == Received::Message {
                 state.recv_slots[usize::from(index)] = RecvSlotState::Free;
             }
@@ -132,6 +141,8 @@ impl Broker {
                 }
                 session.repost_grants += 1;
             }
+            // All earlier messages have arrived.
+            Received::Leave => return self.end_session(peer, EndReason::Left),
             Received::Credit => session.repost_grants += u32::from(mutant!(CreditMessageGrants)),
         }
         // The receive of a message without bytes is posted again at once.
@@ -159,5 +170,6 @@ impl Broker {
 enum Received {
     Message,
     Credit,
+    Leave,
     Immediate(u32),
 }

@@ -182,6 +182,29 @@ impl Broker {
         Ok(())
     }
 
+    /// Leaves the session with a peer. Requests that wait are posted, and then a message that tells the peer; no others can
+    /// be posted. The session ends here with [`EndReason::Closed`] when all requests have completed, and at the peer with
+    /// [`EndReason::Left`] when it has received all messages. A session that is not open is closed.
+    ///
+    /// If the peer doesn't respond, the session ends when a request fails, or when the driver [closes](Broker::close) it.
+    pub fn leave(&mut self, peer: PeerId) {
+        let Some(state) = self.peers.get_mut(usize::from(peer.0)) else { return };
+        match core::mem::replace(&mut state.lifecycle, Lifecycle::Closed) {
+            Lifecycle::Open { mut session, epoch } => {
+                if !mutant!(LeaveBeforeRequests) {
+                    session.flush();
+                }
+                state.lifecycle = Lifecycle::Leaving { session, epoch, is_posted: false };
+                self.mark_ready(peer);
+            }
+            preparing @ Lifecycle::Preparing(_) => {
+                state.lifecycle = preparing;
+                self.end_session(peer, EndReason::Closed);
+            }
+            other => state.lifecycle = other,
+        }
+    }
+
     /// Ends the session with a peer. [`poll_post`](Broker::poll_post) asks the driver to destroy the queue pair. The call
     /// has no effect if no session exists or the session has ended.
     pub fn close(&mut self, peer: PeerId) {
@@ -257,7 +280,10 @@ impl Broker {
             return;
         }
         *slot = RecvSlotState::Free;
-        if let Lifecycle::Preparing(session) | Lifecycle::Open { session, .. } = &mut state.lifecycle {
+        if let Lifecycle::Preparing(session)
+        | Lifecycle::Open { session, .. }
+        | Lifecycle::Leaving { session, .. } = &mut state.lifecycle
+        {
             session.reposts.push(index);
             session.repost_grants += 1;
             self.mark_gathering(peer);
@@ -298,7 +324,9 @@ impl Broker {
         let Some(state) = self.peers.get_mut(usize::from(peer.0)) else { return };
         let (mut session, epoch) = match core::mem::replace(&mut state.lifecycle, Lifecycle::Closed) {
             Lifecycle::Preparing(session) => (session, None),
-            Lifecycle::Open { session, epoch } => (session, Some(epoch)),
+            Lifecycle::Open { session, epoch } | Lifecycle::Leaving { session, epoch, .. } => {
+                (session, Some(epoch))
+            }
             other => {
                 state.lifecycle = other;
                 return;

@@ -46,39 +46,39 @@ impl Broker {
     /// Fills the list of the peer's next output.
     fn next(&mut self, peer: PeerId) -> Next {
         let Some(state) = self.peers.get_mut(usize::from(peer.0)) else { return Next::Nothing };
-        match &mut state.lifecycle {
-            Lifecycle::Closed => Next::Nothing,
-            Lifecycle::Closing { is_announced: true, .. } => Next::Nothing,
+        let (session, is_posted) = match &mut state.lifecycle {
+            Lifecycle::Closed => return Next::Nothing,
+            Lifecycle::Closing { is_announced: true, .. } => return Next::Nothing,
             Lifecycle::Closing { is_announced, .. } => {
                 *is_announced = true;
-                Next::Close
+                return Next::Close;
             }
             Lifecycle::Preparing(session) => {
-                fill_receives(peer, session, &mut state.recv_slots, &mut self.recv_posts)
+                return fill_receives(peer, session, &mut state.recv_slots, &mut self.recv_posts);
             }
-            Lifecycle::Open { session, .. } => {
-                if mutant!(ReceivesAfterSends) {
-                    session.recv_credits.grant(core::mem::take(&mut session.repost_grants));
-                } else if !session.reposts.is_empty() {
-                    return fill_receives(peer, session, &mut state.recv_slots, &mut self.recv_posts);
-                }
-                let interval = self.config.effective_signal_interval();
-                fill_sends(peer, session, &mut self.send_posts, interval);
-                if mutant!(SlotFreedWhenPosted) {
-                    let slots = self.send_posts.iter().filter_map(|post| match post.local {
-                        LocalMemory::Slot { index, .. } => Some(index),
-                        _ => None,
-                    });
-                    state.free_send_slots.extend(slots);
-                }
-                if !self.send_posts.is_empty() {
-                    Next::Sends
-                } else if mutant!(ReceivesAfterSends) {
-                    fill_receives(peer, session, &mut state.recv_slots, &mut self.recv_posts)
-                } else {
-                    Next::Nothing
-                }
-            }
+            Lifecycle::Open { session, .. } => (session, None),
+            Lifecycle::Leaving { session, is_posted, .. } => (session, Some(is_posted)),
+        };
+        if mutant!(ReceivesAfterSends) {
+            session.recv_credits.grant(core::mem::take(&mut session.repost_grants));
+        } else if !session.reposts.is_empty() {
+            return fill_receives(peer, session, &mut state.recv_slots, &mut self.recv_posts);
+        }
+        let interval = self.config.effective_signal_interval();
+        fill_sends(peer, session, &mut self.send_posts, interval, is_posted);
+        if mutant!(SlotFreedWhenPosted) {
+            let slots = self.send_posts.iter().filter_map(|post| match post.local {
+                LocalMemory::Slot { index, .. } => Some(index),
+                _ => None,
+            });
+            state.free_send_slots.extend(slots);
+        }
+        if !self.send_posts.is_empty() {
+            Next::Sends
+        } else if mutant!(ReceivesAfterSends) {
+            fill_receives(peer, session, &mut state.recv_slots, &mut self.recv_posts)
+        } else {
+            Next::Nothing
         }
     }
 }
@@ -103,8 +103,14 @@ fn fill_receives(
 }
 
 /// Takes the flushed requests that fit the send queue. A probe, or a credit message if no message carries the credits,
-/// comes first.
-fn fill_sends(peer: PeerId, session: &mut Session, posts: &mut Vec<SendPost>, interval: u16) {
+/// comes first. If the broker leaves, a leave message comes last: `is_posted` is whether it was taken.
+fn fill_sends(
+    peer: PeerId,
+    session: &mut Session,
+    posts: &mut Vec<SendPost>,
+    interval: u16,
+    is_posted: Option<&mut bool>,
+) {
     posts.clear();
     let mut room = session.rails[0].room();
     if session.probe == Probe::Due && room > 0 {
@@ -137,6 +143,15 @@ fn fill_sends(peer: PeerId, session: &mut Session, posts: &mut Vec<SendPost>, in
     }
     if mutant!(ListOutOfOrder) && posts.len() > 2 {
         posts.swap(1, 2);
+    }
+    let can_leave =
+        (session.waiting.is_empty() || mutant!(LeaveBeforeRequests)) && session.rails[0].room() > 0;
+    if let Some(is_posted) = is_posted.filter(|is_posted| !**is_posted && can_leave) {
+        *is_posted = true;
+        let immediate = credits::encode(session.recv_credits.announce(), false) | credits::LEAVE_MESSAGE;
+        let operation = SendOperation::SendWithImm(immediate);
+        let leave = Waiting { kind: RequestKind::Leave, operation, local: LocalMemory::None, ticket: None };
+        push(peer, session, posts, leave);
     }
     session.rails[0].signal(posts, interval);
 }

@@ -10,6 +10,7 @@ use adverb_proto::types::{
 };
 
 use super::*;
+use crate::credits;
 use crate::{LocalMemory, Post, PostError, RemoteRange, Transfer, TransferOperation};
 
 const P: PeerId = PeerId(0);
@@ -212,7 +213,7 @@ fn messages_stop_without_credits_and_continue_with_them() {
     // The receive of the credit message is posted again, without a credit for the peer.
     one.broker.flush_all();
     one.drain();
-    assert_eq!(one.receives.len(), 6);
+    assert_eq!(one.receives.len(), 7);
 }
 
 fn credits_of(count: u32) -> u32 {
@@ -339,7 +340,7 @@ fn a_later_session_ignores_completions_and_slots_of_an_earlier_one() {
     // The caller holds one receive slot, so there is a credit less.
     assert_eq!(one.broker.prepare(P), Ok(3));
     one.drain();
-    assert_eq!(one.receives.len(), 5);
+    assert_eq!(one.receives.len(), 6);
     let stale = one.broker.establish(P, 0, 4, Time::ZERO);
     assert_eq!(stale, Err(SessionError::StaleEpoch { peer: P, newest: 1, requested: 0 }));
     one.broker.establish(P, 2, 4, Time::ZERO).unwrap();
@@ -355,7 +356,7 @@ fn a_later_session_ignores_completions_and_slots_of_an_earlier_one() {
     one.broker.release(held);
     one.broker.flush_all();
     one.drain();
-    assert_eq!(one.receives.len(), 6);
+    assert_eq!(one.receives.len(), 7);
     // All four send slots are free again.
     for _ in 0..4 {
         let _ = one.broker.send_buf(P).unwrap();
@@ -432,6 +433,88 @@ fn the_send_queue_never_overflows() {
         completed += one.events().iter().filter(|event| matches!(event, Event::Completed { .. })).count();
     }
     assert_eq!(completed, 8);
+}
+
+#[test]
+fn a_leave_message_follows_all_requests_and_ends_the_session_when_it_completes() {
+    let mut one = One::open(Config { send_queue_depth: 2, ..config() });
+    let slot = one.broker.send_buf(P).unwrap();
+    one.broker.post_send(slot, 5).unwrap();
+    let unposted = one.broker.send_buf(P).unwrap();
+    let tickets = [(); 2].map(|()| one.broker.post_read(P, segment(8), remote(1, 8)).unwrap());
+    one.broker.leave(P);
+    assert_eq!((one.broker.phase(P), one.broker.epoch(P)), (Phase::Leaving, None));
+    assert_eq!(one.broker.post_send(unposted, 5), Err(PostError::NotOpen { peer: P }));
+    assert_eq!(one.broker.send_buf(P), Err(PostError::NotOpen { peer: P }));
+    let mut posts = Vec::new();
+    for count in [2, 2] {
+        one.drain();
+        assert_eq!(one.lists.concat().len(), count, "the send queue limits the requests");
+        posts.extend(one.lists.concat());
+        one.complete_all();
+    }
+    let leave = posts[3];
+    assert_eq!(leave.local, LocalMemory::None);
+    assert!(leave.flags.contains(SendFlags::SIGNALED));
+    assert!(matches!(leave.operation, SendOperation::SendWithImm(immediate) if immediate >> 30 == 3));
+    one.drain();
+    assert_eq!((one.lists.len(), &one.closed[..]), (0, &[P][..]));
+    one.broker.handle_closed(P).unwrap();
+    let completed = tickets.map(|ticket| Event::Completed { peer: P, ticket, result: Ok(()) });
+    let ended = Event::SessionEnded { peer: P, epoch: Some(1), reason: EndReason::Closed };
+    assert_eq!(one.events(), Vec::from_iter(completed.into_iter().chain([ended])));
+    // The peer's slots are free for the next session.
+    assert_eq!(one.broker.prepare(P), Ok(4));
+    one.broker.establish(P, 2, 4, Time::ZERO).unwrap();
+    for _ in 0..4 {
+        let slot = one.broker.send_buf(P).unwrap();
+        one.broker.post_send(slot, 1).unwrap();
+    }
+}
+
+#[test]
+fn a_leave_message_of_the_peer_ends_the_session_after_its_messages() {
+    let mut one = One::open(config());
+    let ticket = one.broker.post_read(P, segment(8), remote(1, 8)).unwrap();
+    one.broker.flush_all();
+    one.drain();
+    let slot = one.deliver(4).unwrap();
+    assert_eq!(one.deliver(credits::LEAVE_MESSAGE | 4), None);
+    one.drain();
+    assert_eq!(one.closed, [P]);
+    one.broker.handle_closed(P).unwrap();
+    let error = TicketError { reason: EndReason::Left };
+    assert_eq!(
+        one.events(),
+        [
+            Event::Completed { peer: P, ticket, result: Err(error) },
+            Event::SessionEnded { peer: P, epoch: Some(1), reason: EndReason::Left },
+        ]
+    );
+    one.broker.release(slot);
+    // The peer may return.
+    one.prepare();
+    one.broker.establish(P, 2, 4, Time::ZERO).unwrap();
+    assert!(one.broker.send_buf(P).is_ok());
+}
+
+#[test]
+fn leaving_without_an_open_session_closes_it() {
+    let mut one = One::open(config());
+    one.broker.leave(PeerId(1));
+    one.broker.leave(PeerId(7));
+    assert_eq!(one.broker.phase(PeerId(1)), Phase::Closed);
+    one.broker.prepare(PeerId(1)).unwrap();
+    one.broker.leave(PeerId(1));
+    one.broker.leave(PeerId(1));
+    one.drain();
+    assert_eq!(one.closed, [PeerId(1)]);
+    // A peer that doesn't respond: the driver closes the session.
+    one.broker.leave(P);
+    one.drain();
+    one.broker.close(P);
+    one.drain();
+    assert_eq!(one.closed, [PeerId(1), P]);
 }
 
 #[test]

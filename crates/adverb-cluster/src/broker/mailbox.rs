@@ -30,6 +30,8 @@ pub(crate) enum Command {
     Open { peer: PeerId, attempt: u64, offer: Offer, reply: SyncSender<Result<()>> },
     /// Close a prepared session that could not be connected.
     Abort { peer: PeerId, attempt: u64 },
+    /// Leave all sessions.
+    Leave,
 }
 
 /// The commands to a broker, and the state of its sessions for other threads.
@@ -123,7 +125,7 @@ impl Mailbox {
         included.filter_map(|(_, dialer)| dialer.as_ref()).for_each(Thread::unpark);
     }
 
-    /// Drops the commands: the broker doesn't exist anymore.
+    /// Drops the commands, now and later: the broker has left, or doesn't exist anymore.
     pub(super) fn close(&self) {
         let mut commands = self.commands.lock();
         self.is_taken.store(false, Ordering::Release);
@@ -162,6 +164,7 @@ impl Broker {
                     let _ = reply.send(opened);
                 }
                 Command::Abort { peer, attempt } => self.abort(peer, attempt),
+                Command::Leave => self.start_leaving(),
             }
         }
     }

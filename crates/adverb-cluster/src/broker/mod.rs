@@ -22,14 +22,14 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use adverb_cluster_proto::keys::Keys;
 use adverb_cluster_proto::{
     Broker as Core, Config, MemoryUse, PeerId, Phase, SessionError, Transfer as CoreTransfer,
 };
 use adverb_proto::Time;
-use adverb_verbs::internal::Watch;
+use adverb_verbs::internal::{Deadline, Watch};
 use adverb_verbs::memory::Payload;
 use adverb_verbs::{Completion, CompletionQueue, ProtectionDomain, QueuePair, QueuePairBuilder, Transport};
 
@@ -328,6 +328,85 @@ impl Broker {
         self.close_sessions();
     }
 
+    /// Leaves all sessions, and waits until they have ended. Requests that wait are posted first. A peer receives all
+    /// messages, and then its session ends with [`EndReason::Left`](crate::EndReason::Left). The events of this side are
+    /// delivered by the next poll.
+    ///
+    /// Returns `false` if the timeout expires first. The remaining sessions are closed then, whose peers may notice only
+    /// when a request of theirs fails. A broker of a cluster establishes no sessions afterwards.
+    ///
+    /// A broker that is dropped also tells its peers, but waits for nothing. A message that is lost on the way is not
+    /// retransmitted then.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use adverb::cluster::{Broker, BrokerConfig, EndReason, Event, PeerId};
+    /// # use adverb::verbs::SoftDevice;
+    /// use std::time::Duration;
+    ///
+    /// # let domain = SoftDevice::loopback().open()?.create_protection_domain()?;
+    /// # let mut a = Broker::new(&domain, BrokerConfig::default(), 1, 7)?;
+    /// # let mut b = Broker::new(&domain, BrokerConfig::default(), 1, 8)?;
+    /// # let peer = PeerId(0);
+    /// # let (offer_of_a, offer_of_b) = (a.prepare(peer)?, b.prepare(peer)?);
+    /// # a.establish(peer, &offer_of_b)?;
+    /// # b.establish(peer, &offer_of_a)?;
+    /// # std::thread::scope(|scope| {
+    /// # let other = scope.spawn(move || {
+    /// #     let mut reason = None;
+    /// #     while reason.is_none() {
+    /// #         b.wait(Duration::MAX).unwrap();
+    /// #         b.poll(|_, event| if let Event::SessionEnded { reason: ended, .. } = event { reason = Some(ended) }).unwrap();
+    /// #     }
+    /// #     reason
+    /// # });
+    /// a.send(peer, b"the last message")?;
+    /// let has_left = a.leave(Duration::from_secs(5))?;
+    /// # assert_eq!(other.join().unwrap(), Some(EndReason::Left));
+    /// # let _ = has_left;
+    /// # Ok(())
+    /// # })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`BrokerError::Verbs`] if the device failed, and [`BrokerError::Io`] if the system call failed.
+    pub fn leave(&mut self, timeout: Duration) -> Result<bool> {
+        let deadline = Deadline::new(timeout);
+        self.start_leaving();
+        loop {
+            self.arm()?;
+            if !self.has_sessions() {
+                return Ok(true);
+            }
+            let left = deadline.left();
+            if left.is_zero() {
+                (0..self.peers.len()).for_each(|index| self.close(PeerId(index as u16)));
+                return Ok(false);
+            }
+            self.sleep(left)?;
+        }
+    }
+
+    /// Posts the requests that wait, and tells all peers that this side leaves. The sessions end when the peers have
+    /// acknowledged it.
+    pub(crate) fn start_leaving(&mut self) {
+        if let Some(mailbox) = &self.mailbox {
+            mailbox.close();
+        }
+        for index in 0..self.peers.len() {
+            self.core.leave(PeerId(index as u16));
+        }
+        self.post_requests();
+        self.close_sessions();
+    }
+
+    /// Whether a session exists, even one that has not ended completely.
+    pub(crate) fn has_sessions(&self) -> bool {
+        (0..self.peers.len()).any(|index| self.core.phase(PeerId(index as u16)) != Phase::Closed)
+    }
+
     pub(crate) fn now(&self) -> Time {
         Time::ZERO + self.started.elapsed()
     }
@@ -335,9 +414,7 @@ impl Broker {
 
 impl Drop for Broker {
     fn drop(&mut self) {
-        if let Some(mailbox) = &self.mailbox {
-            mailbox.close();
-        }
+        self.start_leaving();
     }
 }
 

@@ -46,12 +46,18 @@ impl Broker {
             if left.is_zero() {
                 return Ok(false);
             }
-            let until_timer = self.core.poll_timeout().map(|at| at - self.now());
-            let pause = until_timer.map_or(left, |until| until.min(left));
-            let pause = Some(pause).filter(|pause| *pause != Duration::MAX);
-            wait_either(self.watch.as_fd(), None, pause)
-                .map_err(|error| BrokerError::Io { action: "waiting for a completion", error })?;
+            self.sleep(left)?;
         }
+    }
+
+    /// Sleeps until the descriptor is readable, the next timer expires, or `timeout` has passed. The caller must have armed
+    /// the broker.
+    pub(super) fn sleep(&self, timeout: Duration) -> Result<()> {
+        let pause = self.timeout().map_or(timeout, |until| until.min(timeout));
+        let pause = Some(pause).filter(|pause| *pause != Duration::MAX);
+        let waited = wait_either(self.watch.as_fd(), None, pause);
+        waited.map_err(|error| BrokerError::Io { action: "waiting for a completion", error })?;
+        Ok(())
     }
 
     /// Prepares to wait for [`fd`](Broker::fd) in an event loop, and posts the waiting requests of all peers. Returns `true`

@@ -19,7 +19,7 @@ use adverb_cluster_proto::{Config, PeerId};
 use adverb_verbs::{ConnectOptions, Device, ProtectionDomain};
 use parking_lot::Mutex;
 
-use crate::broker::{Broker, BrokerError, Mailbox};
+use crate::broker::{Broker, BrokerError, Command, Mailbox};
 use connect::{BrokerThread, Shared};
 
 pub use membership::{Member, Membership};
@@ -107,6 +107,10 @@ type Result<T, E = ClusterError> = std::result::Result<T, E>;
 /// other member.
 ///
 /// The exchange over TCP is not authenticated: only members may have access to the network.
+///
+/// A member [leaves](Cluster::leave) the cluster, or its brokers are [dropped](Broker::leave): they tell the other members,
+/// whose sessions end at once. The sessions of a member that dies end when a request fails, after the time that
+/// [`connect_options`](ClusterBuilder::connect_options) determines. Both may return with a new epoch.
 ///
 /// Dropping the cluster ends the background threads. Brokers keep their sessions, but establish no new ones.
 ///
@@ -317,6 +321,18 @@ impl Cluster {
             listener: None,
             epoch: None,
         }
+    }
+
+    /// Leaves the cluster: no more sessions are established, and each broker leaves its sessions when its thread polls it
+    /// next, as [`Broker::leave`] does without waiting. At the other members, the sessions end with
+    /// [`EndReason::Left`](crate::EndReason::Left).
+    ///
+    /// The threads should poll until their sessions have ended. A thread that stops calls [`Broker::leave`] instead.
+    pub fn leave(self) {
+        let mailboxes = self.shared.threads.iter().map(|thread| Arc::clone(&thread.mailbox));
+        let mailboxes = Vec::from_iter(mailboxes);
+        drop(self);
+        mailboxes.iter().for_each(|mailbox| mailbox.send(Command::Leave));
     }
 
     /// Takes the broker of a thread, which must poll it. The sessions of the thread are established only after this call.

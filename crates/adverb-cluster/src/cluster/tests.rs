@@ -11,7 +11,7 @@ use adverb_verbs::memory::{MemoryRegion, RemoteMemory};
 use super::hello::{Hello, REJECTED};
 use super::*;
 use crate::broker::{Event, Offer, Transfer, TransferError};
-use crate::{PostError, RemoteRange, TransferOperation};
+use crate::{EndReason, PostError, RemoteRange, TransferOperation};
 
 /// The time after which a test that makes no progress fails.
 const TEST_DEADLINE: Duration = Duration::from_secs(60);
@@ -100,6 +100,8 @@ impl Worker {
                 assert_eq!(buffers[1][..], [self.number; 256], "the READ returns what the WRITE wrote");
                 self.peers.get_mut(&peer).unwrap().completed = true;
             }
+            // A thread that has finished leaves.
+            Event::SessionEnded { reason: EndReason::Left, .. } => {}
             Event::SessionEnded { peer, reason, .. } => panic!("the session with {peer} ended: {reason}"),
             _ => {}
         }
@@ -285,6 +287,62 @@ fn a_member_that_restarts_has_a_new_epoch() {
         let remote = RemoteRange { epoch: old_epoch, memory: RemoteMemory { addr: 0, rkey: 0, len: 8 } };
         let refused = other.post_read(peer, (), remote).unwrap_err();
         assert!(matches!(refused.error, TransferError::Post(PostError::StaleEpoch { .. })));
+    }
+}
+
+/// Polls a broker until a session ends. Returns the last message before, and the reason.
+fn await_end(broker: &mut Broker) -> (Vec<u8>, EndReason) {
+    let started = Instant::now();
+    let (mut last_message, mut reason) = (Vec::new(), None);
+    while reason.is_none() {
+        broker.wait(Duration::from_millis(100)).unwrap();
+        let polled = broker.poll(|_, event| match event {
+            Event::Message { bytes, .. } => last_message = bytes.to_vec(),
+            Event::SessionEnded { reason: ended, .. } => reason = Some(ended),
+            _ => {}
+        });
+        polled.unwrap();
+        assert!(started.elapsed() < TEST_DEADLINE);
+    }
+    (last_message, reason.unwrap())
+}
+
+#[test]
+fn members_that_leave_tell_the_others_and_return() {
+    let ports = Ports::new(2);
+    // No session may end because the machine is busy.
+    let options = ConnectOptions::new().ack_timeout(20);
+    let config = Config { keepalive: None, ..Config::default() };
+    let join =
+        |member| ports.builder(member).connect_options(options).config(config).join(NAMES[member]).unwrap();
+    let a = join(0);
+    let mut broker_a = a.broker(0).unwrap();
+    let mut last_epoch = 0;
+    for run in 0..3 {
+        let b = join(1);
+        let mut broker_b = b.broker(0).unwrap();
+        await_open((&mut broker_a, PeerId(1)), (&mut broker_b, PeerId(0)));
+        assert_eq!(broker_a.peer_epoch(PeerId(1)), Some(b.epoch()));
+        assert!(b.epoch() > last_epoch);
+        last_epoch = b.epoch();
+        // The message waits for a flush, so leaving must post it.
+        broker_b.send(PeerId(0), b"the last").unwrap();
+        let started = Instant::now();
+        let ended = std::thread::scope(|scope| {
+            let polling = scope.spawn(|| await_end(&mut broker_a));
+            match run {
+                0 => assert!(broker_b.leave(TEST_DEADLINE).unwrap()),
+                1 => {
+                    b.leave();
+                    assert_eq!(await_end(&mut broker_b).1, EndReason::Closed);
+                }
+                _ => drop(broker_b),
+            }
+            println!("run {run}: left after {:?}", started.elapsed());
+            polling.join().unwrap()
+        });
+        println!("run {run}: ended after {:?}", started.elapsed());
+        assert_eq!(ended, (b"the last".to_vec(), EndReason::Left));
     }
 }
 

@@ -436,7 +436,9 @@ fn a_member_that_dies_fails_its_calls() {
     let (mut a, mut b) = pair_with(config, Config::default());
     let call = a.call(KEEP, b"");
     poll_until(&mut [&mut a, &mut b], |members| members[1].kept.len() == 1);
-    let Member { rpc, kept, .. } = b;
+    let Member { mut rpc, kept, .. } = b;
+    // A member that dies doesn't leave.
+    rpc.broker_mut().close(PEER);
     drop(rpc);
     poll_until(&mut [&mut a], |members| !members[0].ended.is_empty());
     assert!(matches!(a.results[&call], Err(CallError::SessionEnded(EndReason::RequestFailed(_)))));

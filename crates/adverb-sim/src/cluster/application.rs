@@ -48,6 +48,8 @@ pub(super) struct SessionView {
     emitted: u64,
     flushed: u64,
     unsignaled: u16,
+    /// Whether the member has left the session.
+    has_left: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,7 +76,14 @@ impl SessionView {
             emitted: 0,
             flushed: 0,
             unsignaled: 0,
+            has_left: false,
         }
+    }
+
+    /// Records that the member leaves the session, which flushes its requests.
+    pub(super) fn leave(&mut self) {
+        self.flush();
+        self.has_left = true;
     }
 
     /// Records a request of the application.
@@ -437,16 +446,29 @@ impl World {
                 let peer = usize::from(peer.0);
                 self.mix(&[4, member as u64, peer as u64]);
                 let view = &mut self.members[member].peers[peer];
-                view.session = None;
+                let session = view.session.take();
                 (view.message_blocked, view.transfer_blocked) = (false, false);
                 if !view.tickets.is_empty() {
                     self.violate("a ticket did not end with its session");
+                }
+                if reason == EndReason::Left {
+                    self.check_left(member, peer, session.as_ref());
                 }
                 if matches!(reason, EndReason::ProtocolViolation(_)) || !self.is_faulted(member, peer) {
                     self.violate(&format!("a session ended without a fault: {reason}"));
                 }
             }
             other => self.violate(&format!("unknown event {other:?}")),
+        }
+    }
+
+    /// Checks that a member has received all messages of a peer that left.
+    fn check_left(&mut self, member: usize, peer: usize, session: Option<&SessionView>) {
+        let Some(session) = session else { return };
+        // The peer's session may have ended, and its memory of it.
+        let Some(left) = &self.members[peer].peers[member].session else { return };
+        if left.id == session.id && (!left.has_left || left.next_sent != session.next_received) {
+            self.violate("a peer's session ended as left before all its messages arrived");
         }
     }
 

@@ -259,6 +259,8 @@ impl World {
                     self.log.note(now, || format!("the connection of {member} and {peer} breaks"));
                 }
             }
+            // Without a random number, so that the other faults of a seed stay the same.
+            2 if self.now.as_nanos() % 4 == 3 => self.leave(member, peer),
             2 => {
                 if self.members[member].is_alive
                     && let Some(link) = self.link_mut(member, peer)
@@ -290,6 +292,21 @@ impl World {
                 }
             }
         }
+    }
+
+    /// Makes a member leave its session with a peer: the peer must receive all its messages.
+    fn leave(&mut self, member: usize, peer: usize) {
+        let id = PeerId(peer as u16);
+        if !self.members[member].is_alive || self.members[member].broker.phase(id) != Phase::Open {
+            return;
+        }
+        let now = self.now;
+        self.log.note(now, || format!("member {member} leaves its session with {peer}"));
+        self.members[member].broker.leave(id);
+        if let Some(session) = &mut self.members[member].peers[peer].session {
+            session.leave();
+        }
+        self.post(member);
     }
 
     /// Restarts members, destroys queue pairs, and connects members, each with a probability.
