@@ -48,6 +48,8 @@ pub mod histogram;
 mod key;
 pub mod loss;
 pub mod mesh;
+#[cfg(test)]
+mod messages;
 pub mod paths;
 mod prober;
 mod responder;
