@@ -63,7 +63,11 @@ pub enum PostError {
 impl fmt::Display for PostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            PostError::NotOpen { peer } => write!(f, "the broker has no open session with {peer}"),
+            PostError::NotOpen { peer } => write!(
+                f,
+                "the broker has no open session with {peer}\n  hint: post requests after `Event::SessionOpened`; a member has \
+                 no session with itself"
+            ),
             PostError::StaleEpoch { peer, current, requested } => write!(
                 f,
                 "the remote memory belongs to epoch {requested} of {peer}, which is now at epoch {current}\n  hint: request \
@@ -71,7 +75,8 @@ impl fmt::Display for PostError {
             ),
             PostError::WouldBlock { peer } => write!(
                 f,
-                "the send slots, the credits or the request queue of {peer} are exhausted: poll, and try again"
+                "the send slots, the credits or the request queue of {peer} are exhausted\n  hint: poll, and try again after \
+                 `Event::Unblocked`"
             ),
             PostError::TooLong { requested, max } => {
                 write!(

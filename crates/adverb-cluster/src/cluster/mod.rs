@@ -54,7 +54,10 @@ pub enum ClusterError {
         max: usize,
     },
     /// The address of this member could not be resolved.
-    #[error("resolving the address of this member failed: {error}")]
+    #[error(
+        "resolving the address of this member failed: {error}\n  hint: the address of a member is `host:port`, for example \
+         10.0.0.1:7471"
+    )]
     Resolve {
         /// The cause.
         error: io::Error,
@@ -79,7 +82,10 @@ pub enum ClusterError {
         error: io::Error,
     },
     /// The broker of a thread was taken before, or the member has fewer threads.
-    #[error("the broker of thread {thread} was already taken, or the member has fewer threads")]
+    #[error(
+        "the broker of thread {thread} was already taken, or the member has fewer threads\n  hint: take each broker once; \
+         `ClusterBuilder::threads` sets their number"
+    )]
     BrokerTaken {
         /// The index of the thread.
         thread: usize,
