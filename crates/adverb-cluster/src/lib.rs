@@ -1,6 +1,23 @@
-//! Clusters of RDMA servers.
+//! Clusters of RDMA servers, which use each other's memory.
 //!
-//! Programs depend on `adverb`, which re-exports this crate as `adverb::cluster` with the feature `cluster`.
+//! Programs depend on `adverb`, which re-exports this crate as `adverb::cluster` with the feature `cluster`. The manual of
+//! `adverb` has a chapter about clusters, which begins with an example of all parts.
+//!
+//! | part | purpose |
+//! |---|---|
+//! | [`Cluster`] | the list of [`Member`]s; connects the threads of this member to those of the others |
+//! | [`Broker`] | the sessions of one thread: messages, READ, WRITE and atomics |
+//! | [`Rpc`] | calls over a broker's messages: requests and replies, with timeouts |
+//! | [`Arena`] | registered memory in which this member allocates items that the others access |
+//!
+//! # Sessions
+//!
+//! [`Cluster::builder`] joins a cluster, and [`Cluster::broker`] returns the broker of each thread. Thread `i` of a member has
+//! a session with thread `i` of every other member. The cluster establishes the sessions, and establishes them again after
+//! failures. The thread [waits](Broker::wait) for events, and [polls](Broker::poll) them with a handler that can post
+//! requests.
+//!
+//! # Memory
 //!
 //! An [`Arena`] is registered memory that the members of a cluster address by offset: a [`RemotePtr`] names a member, a
 //! segment of its arena, and bytes in the segment. A server allocates an item, writes it, and publishes it; then peers
@@ -26,13 +43,6 @@
 //! # #[cfg(not(feature = "soft"))]
 //! # fn main() {}
 //! ```
-//!
-//! A [`Cluster`] has the list of [`Member`]s, and a [`Broker`] for each thread of this member. The broker of a thread has
-//! sessions with the same thread of the other members: it sends messages to them, and transfers data to and from their
-//! memory. The cluster establishes the sessions, and establishes them again after failures. An [`Rpc`] makes a broker's
-//! messages calls: requests and replies.
-//!
-//! The manual of `adverb` begins its chapter about clusters with an example of all three.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]

@@ -42,7 +42,7 @@
 //! | `soft` | yes | the software NIC |
 //! | `tokio` | yes | asynchronous connections, for tasks; [`blocking`] contains connections for threads, with or without this feature |
 //! | `serde` | no | `Serialize` and `Deserialize` for endpoints, remote memory and device attributes |
-//! | `cluster` | no | the module `cluster`: brokers of threads, and memory that members address by offset |
+//! | `cluster` | no | the module `cluster`: servers that use each other's memory |
 //! | `probe` | no | the module `probe`, which measures round-trip times and loss of RDMA paths |
 //! | `trace` | no | the module `trace`, which shows recordings of devices |
 
@@ -79,3 +79,13 @@ pub use adverb_verbs::{Error, Result};
 #[cfg(all(doctest, feature = "soft", feature = "tokio"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_package_has_the_readme_of_the_workspace() {
+        let workspace = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md"));
+        let is_equal = workspace.expect("the workspace has a README") == include_str!("../README.md");
+        assert!(is_equal, "run `cp README.md crates/adverb/README.md`");
+    }
+}

@@ -1,4 +1,4 @@
-//! `cargo xtask examples`: the examples of connections and traces, run with the commands that they document.
+//! `cargo xtask examples`: the examples of connections, clusters and traces, run with the commands that they document.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -52,7 +52,28 @@ pub(crate) fn run() -> Result<()> {
         }
     }
     ensure!(fs::read(&original)? == fs::read(&copy)?, "the transferred file differs from the original");
+    cluster()?;
     traces(&directory.join("traces"))
+}
+
+/// Runs the example of a cluster: two servers, each a process with an address of its own.
+fn cluster() -> Result<()> {
+    let build = "build --release -p adverb --features cluster --example from_rdmalib";
+    let program = process::build(build)?;
+    // Other runs of this command have other process ids, and so other addresses.
+    let pid = std::process::id();
+    let address =
+        |server| format!("127.{}.{}.{}:7471", 64 + 2 * (pid >> 16 & 31) + server, pid >> 8 & 255, pid & 255);
+    let servers = format!("{},{}", address(0), address(1));
+    let mut server = Command::new(&program);
+    let _server = Server(server.args(["1", &servers]).stdout(Stdio::null()).spawn()?);
+    let mut client = Command::new("timeout");
+    let said = process::text(client.args(["60", &program, "0", &servers]))
+        .context("server 0 of the example from_rdmalib failed")?;
+    let expected = "1000 requests and answers, and 1000 READs of 40 bytes";
+    ensure!(said.contains(expected), "the output of from_rdmalib does not contain `{expected}`:\n{said}");
+    println!("from_rdmalib: {expected}");
+    Ok(())
 }
 
 /// Runs the examples of traces, and checks what they print and write.

@@ -69,7 +69,7 @@ enum Command {
     Doc,
     /// Run the tests and doctests, except the slow tests (see `exhaustive`).
     Test,
-    /// Run the connection examples, each as a server and a client.
+    /// Run the examples of connections and clusters, each as two processes, and those of traces.
     Examples,
     /// Run adverb-wire's exhaustive and property tests in release mode.
     Exhaustive,
