@@ -1,8 +1,8 @@
-//! The header of a message between two [`Rpc`](super::Rpc)s.
+//! The frames of a message between two [`Rpc`](super::Rpc)s, and their headers.
 //!
-//! All numbers are in little endian, and bytes without a meaning are zero.
+//! A message has one or more frames. All numbers are in little endian, and bytes without a meaning are zero.
 //!
-//! | bytes | request | reply | failure | cancel |
+//! | bytes of a frame | request | reply | failure | cancel |
 //! |---|---|---|---|---|
 //! | 0 | 1 | 2 | 3 | 4 |
 //! | 1 | – | – | code of the failure | – |
@@ -10,13 +10,17 @@
 //! | 4–7 | timeout in µs, or 0 | – | – | – |
 //! | 8–11 | generation | generation | generation | generation |
 //! | 12–13 | index | index | index | index |
+//! | 14–15 | length of the frame if another one follows, otherwise 0 | the same | the same | the same |
 //! | from 16 | data | data | – | – |
 
 use core::fmt;
 use core::time::Duration;
 
-/// The length of a message's header in bytes.
+/// The length of a frame's header in bytes.
 pub const HEADER_LEN: usize = 16;
+
+/// The position of a frame's length in its header.
+const LENGTH_AT: usize = 14;
 
 const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
@@ -127,11 +131,15 @@ impl Header {
         bytes
     }
 
-    /// Splits a message, which may come from any peer, into its header and its data. Returns `None` if the message is too
-    /// short, if a number has no meaning, or if a message without data has some.
-    pub fn parse(message: &[u8]) -> Option<(Header, &[u8])> {
-        let (header, data) = message.split_first_chunk::<HEADER_LEN>()?;
-        let [kind, code, n0, n1, t0, t1, t2, t3, g0, g1, g2, g3, i0, i1, 0, 0] = *header else { return None };
+    /// Splits a frame, which may come from any peer, into its header and its data. Returns `None` if the frame is too
+    /// short or has another length than it says, if a number has no meaning, or if a frame without data has some.
+    pub fn parse(frame: &[u8]) -> Option<(Header, &[u8])> {
+        let (header, data) = frame.split_first_chunk::<HEADER_LEN>()?;
+        let [kind, code, n0, n1, t0, t1, t2, t3, g0, g1, g2, g3, i0, i1, l0, l1] = *header;
+        let length = usize::from(u16::from_le_bytes([l0, l1]));
+        if length != 0 && length != frame.len() {
+            return None;
+        }
         let number = u16::from_le_bytes([n0, n1]);
         let micros = u32::from_le_bytes([t0, t1, t2, t3]);
         let generation = u32::from_le_bytes([g0, g1, g2, g3]);
@@ -158,4 +166,27 @@ impl Header {
         let has_data = matches!(header, Header::Request { .. } | Header::Reply { .. });
         (has_data || data.is_empty()).then_some((header, data))
     }
+}
+
+/// Splits the first frame from a message, which may come from any peer. The rest is empty after the last frame.
+///
+/// A frame with an impossible length is returned with all bytes behind it, and [`Header::parse`] refuses it.
+pub fn split_frame(message: &[u8]) -> (&[u8], &[u8]) {
+    match message.get(LENGTH_AT..HEADER_LEN) {
+        Some(&[l0, l1]) => match usize::from(u16::from_le_bytes([l0, l1])) {
+            length if length >= HEADER_LEN && length < message.len() => message.split_at(length),
+            _ => (message, &[]),
+        },
+        _ => (message, &[]),
+    }
+}
+
+/// Writes the length of a frame to its header, so that another frame can follow. Returns `false` if the frame is too long
+/// for that, or no frame.
+#[must_use]
+pub fn set_frame_len(frame: &mut [u8]) -> bool {
+    let Ok(length) = u16::try_from(frame.len()) else { return false };
+    let Some(place) = frame.get_mut(LENGTH_AT..HEADER_LEN) else { return false };
+    place.copy_from_slice(&length.to_le_bytes());
+    true
 }

@@ -18,6 +18,11 @@
 //! [counted](Counters::late_replies). The peer learns of expired and cancelled calls. An index that a call used is used
 //! again only after that message, so the peer never has more requests than [`Config::max_calls`].
 //!
+//! # Frames
+//!
+//! A message of the broker has one or more frames, each of them a request, a reply, a failure or a cancellation. The
+//! driver splits a message with [`split_frame`], and passes each frame to [`handle_message`](Rpc::handle_message).
+//!
 //! # Peers are not trusted
 //!
 //! A peer can end only its own calls and requests. Messages that no correct peer sends have no effect and are counted.
@@ -69,7 +74,7 @@ use calls::{Calls, ReplyId};
 use requests::{Admission, Answer, Requests};
 use timers::Timers;
 
-pub use header::{Failure, HEADER_LEN, Header, WireId};
+pub use header::{Failure, HEADER_LEN, Header, WireId, set_frame_len, split_frame};
 pub use types::{CallError, CallId, Config, Counters, Incoming, Output, RequestId};
 
 /// The calls and requests of a broker.
@@ -309,10 +314,10 @@ impl Rpc {
         true
     }
 
-    /// Processes a message of a peer. The peer must have an open session.
-    pub fn handle_message<'a>(&mut self, peer: PeerId, message: &'a [u8]) -> Incoming<'a> {
+    /// Processes a frame of a peer's message. The peer must have an open session.
+    pub fn handle_message<'a>(&mut self, peer: PeerId, frame: &'a [u8]) -> Incoming<'a> {
         let state = self.peers.get_mut(usize::from(peer.0)).filter(|state| state.is_open());
-        let Some((state, (header, data))) = state.zip(Header::parse(message)) else {
+        let Some((state, (header, data))) = state.zip(Header::parse(frame)) else {
             self.counters.malformed_messages += 1;
             return Incoming::Ignored;
         };

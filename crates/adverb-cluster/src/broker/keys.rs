@@ -114,7 +114,7 @@ impl Broker {
     }
 
     /// Whether control messages to a peer may have to be sent.
-    pub(super) fn has_due_keys(&self, peer: PeerId) -> bool {
+    pub(crate) fn has_due_keys(&self, peer: PeerId) -> bool {
         self.keys.is_ready(peer) || self.publication.as_ref().is_some_and(Publication::has_changed)
     }
 

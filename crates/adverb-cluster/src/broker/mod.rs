@@ -133,6 +133,8 @@ pub struct Broker {
     started: Instant,
     /// The number of polls since the clock was last read.
     polls: u32,
+    /// Whether a caller that waited has processed the completions of the queued events.
+    is_polled: bool,
     /// Lists that are reused.
     completions: Vec<Completion>,
     payloads: Vec<Payload>,
@@ -179,6 +181,7 @@ impl Broker {
             closing: Vec::new(),
             started: Instant::now(),
             polls: 0,
+            is_polled: false,
             completions: Vec::with_capacity(64),
             payloads: Vec::with_capacity(16),
             transfers: Vec::with_capacity(16),

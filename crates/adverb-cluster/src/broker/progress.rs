@@ -71,11 +71,19 @@ impl Broker {
         filter: Filter,
         mut handler: impl FnMut(&mut Broker, Event<'_>),
     ) -> Result<usize> {
-        let progress = self.progress();
+        let progress = self.progress_unless_polled();
         let count = deliver(self, filter, &mut handler);
         self.flush_all();
         self.close_sessions();
         progress.map(|()| count)
+    }
+
+    /// Processes the available completions, unless a wait has just done so.
+    ///
+    /// The software NIC delays an acknowledgement until the next post or poll. The post is usually the application's reply,
+    /// which then carries the acknowledgement.
+    pub(crate) fn progress_unless_polled(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.is_polled) { Ok(()) } else { self.progress() }
     }
 
     /// Processes the available completions.

@@ -100,6 +100,7 @@ impl Broker {
         self.flush_all();
         self.close_sessions();
         let is_woken = self.waker.as_ref().is_some_and(|waker| waker.take());
-        Ok(is_woken || !self.events.is_empty())
+        self.is_polled = !self.events.is_empty();
+        Ok(is_woken || self.is_polled)
     }
 }

@@ -4,6 +4,7 @@
 
 mod buf;
 mod event;
+mod outgoing;
 mod reply;
 #[cfg(all(test, feature = "soft"))]
 mod tests;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use adverb_cluster_proto::rpc::{
-    CallError, CallId, Config, Counters, Failure, HEADER_LEN, Incoming, Output, Rpc as Core,
+    CallError, CallId, Config, Counters, Failure, HEADER_LEN, Incoming, Rpc as Core, split_frame,
 };
 use adverb_cluster_proto::{ConfigError, EndReason, PeerId, PostError};
 use adverb_proto::Time;
@@ -22,6 +23,7 @@ use adverb_verbs::internal::Deadline;
 
 use crate::broker::{BrokerOwner, Filter, deliver};
 use crate::{Broker, BrokerError, Event};
+use outgoing::Outgoing;
 use reply::DroppedReplies;
 
 pub use buf::RpcBuf;
@@ -43,6 +45,9 @@ type Result<T, E = BrokerError> = std::result::Result<T, E>;
 /// [`Reply`] token and answer later.
 ///
 /// Messages are posted like those of the broker: in batches, by [`flush_all`](Rpc::flush_all), and at the end of each poll.
+/// The data of [`call`](Rpc::call) and [`reply`](Rpc::reply) is copied, and up to
+/// [`doorbell_batch`](crate::BrokerConfig::doorbell_batch) requests and replies to a peer share one message, if they fit
+/// its slot. Those in slots of their own ([`send_buf`](Rpc::send_buf)) don't.
 /// Without a send slot or a credit of the peer, a call is refused with [`PostError::WouldBlock`], and a reply waits in this
 /// process. A call allocates no memory, except for such replies, whose memory is used again.
 ///
@@ -96,8 +101,10 @@ type Result<T, E = BrokerError> = std::result::Result<T, E>;
 pub struct Rpc {
     broker: Broker,
     core: Core,
-    /// Whether messages to a peer wait for [`Event::Unblocked`], by peer.
-    blocked: Vec<bool>,
+    /// The messages to each peer that were not posted.
+    outgoing: Vec<Outgoing>,
+    /// The peers with an open message.
+    open_peers: Vec<PeerId>,
     dropped: Arc<DroppedReplies>,
 }
 
@@ -122,7 +129,8 @@ impl Rpc {
             }
         }
         let dropped = Arc::new(DroppedReplies::new(broker.waker()?));
-        Ok(Rpc { broker, core, blocked: vec![false; peer_count], dropped })
+        let outgoing = std::iter::repeat_with(Outgoing::default).take(peer_count).collect();
+        Ok(Rpc { broker, core, outgoing, open_peers: Vec::with_capacity(peer_count), dropped })
     }
 
     /// Returns the broker.
@@ -175,9 +183,15 @@ impl Rpc {
         timeout: Option<Duration>,
     ) -> Result<CallId, PostError> {
         self.core.check_call(peer)?;
-        let mut request = self.send_buf(peer)?;
-        request.write(bytes)?;
-        self.post_call(request, method, timeout)
+        self.reserve_frame(peer, bytes.len())?;
+        let (call, header) = self.core.call(peer, method, timeout, self.call_time(timeout))?;
+        self.push_frame(peer, header, bytes);
+        Ok(call)
+    }
+
+    /// Returns the time at which a call with this timeout starts. Without a timeout, the clock isn't read.
+    fn call_time(&self, timeout: Option<Duration>) -> Time {
+        if timeout.is_some() { self.broker.now() } else { Time::ZERO }
     }
 
     /// Takes a slot, to write a request or a reply without a copy.
@@ -186,13 +200,7 @@ impl Rpc {
     ///
     /// Returns [`PostError::NotOpen`] without a session, and [`PostError::WouldBlock`] as [`call`](Rpc::call) does.
     pub fn send_buf(&mut self, peer: PeerId) -> Result<RpcBuf, PostError> {
-        if !self.is_current(peer) {
-            return Err(PostError::NotOpen { peer });
-        }
-        // Messages that wait already are sent first.
-        if self.is_blocked(peer) {
-            return Err(PostError::WouldBlock { peer });
-        }
+        self.check_sendable(peer)?;
         RpcBuf::new(self.broker.send_buf(peer)?)
     }
 
@@ -211,8 +219,8 @@ impl Rpc {
         if !self.is_current(peer) {
             return Err(PostError::NotOpen { peer });
         }
-        let now = if timeout.is_some() { self.broker.now() } else { Time::ZERO };
-        let (call, header) = self.core.call(peer, method, timeout, now)?;
+        let (call, header) = self.core.call(peer, method, timeout, self.call_time(timeout))?;
+        self.post_open_message(peer);
         if let Err(error) = self.broker.post_send(request.finish(header)) {
             self.core.withdraw(call);
             return Err(error);
@@ -258,10 +266,11 @@ impl Rpc {
         if !self.core.is_pending(request) {
             return Err(PostError::RequestEnded { peer });
         }
-        match self.send_buf(peer) {
-            Ok(mut message) => {
-                message.write(bytes)?;
-                self.answer(reply, message)
+        match self.reserve_frame(peer, bytes.len()) {
+            Ok(()) => {
+                let header = self.core.answer(request)?;
+                self.push_frame(peer, header, bytes);
+                Ok(())
             }
             Err(PostError::WouldBlock { .. }) => self.core.queue_reply(request, bytes),
             // The session has ended, but its event was not delivered yet.
@@ -292,6 +301,7 @@ impl Rpc {
             return Err(ended);
         }
         let header = self.core.answer(reply.request())?;
+        self.post_open_message(peer);
         self.broker.post_send(message.finish(header)).map_err(|_| ended)
     }
 
@@ -309,7 +319,7 @@ impl Rpc {
     ///
     /// Returns [`BrokerError::Verbs`] if the device failed. All sessions have ended then, and their events were delivered.
     pub fn poll(&mut self, mut handler: impl FnMut(&mut Rpc, RpcEvent<'_>)) -> Result<usize> {
-        let progress = self.broker.progress();
+        let progress = self.broker.progress_unless_polled();
         let mut count = 0;
         deliver(self, Filter::All, &mut |rpc, event| count += rpc.handle_event(event, &mut handler));
         // After the replies, so that a caller that polls seldom still gets those that arrived.
@@ -328,6 +338,7 @@ impl Rpc {
         while let Some(peer) = self.core.poll_ready() {
             self.send_waiting(peer);
         }
+        self.post_open_messages();
         self.broker.flush_all();
     }
 
@@ -395,50 +406,20 @@ impl Rpc {
         epoch.is_some() && epoch == self.broker.peer_epoch(peer)
     }
 
-    fn is_blocked(&self, peer: PeerId) -> bool {
-        self.blocked.get(usize::from(peer.0)).is_some_and(|is_blocked| *is_blocked)
-    }
-
-    fn set_blocked(&mut self, peer: PeerId, is_blocked: bool) {
-        if let Some(place) = self.blocked.get_mut(usize::from(peer.0)) {
-            *place = is_blocked;
-        }
-    }
-
-    /// Sends the messages to a peer that wait, as far as there are slots and credits.
-    fn send_waiting(&mut self, peer: PeerId) {
-        while self.is_current(peer) && !self.is_blocked(peer) && self.core.has_output(peer) {
-            match self.broker.send_buf(peer).and_then(RpcBuf::new) {
-                Ok(mut message) => {
-                    let Some(Output { header, data }) = self.core.poll_output(peer) else { return };
-                    // The length was checked. If the session ends, nobody waits for the message.
-                    let sent =
-                        message.write(data).and_then(|()| self.broker.post_send(message.finish(header)));
-                    debug_assert!(!matches!(sent, Err(PostError::TooLong { .. })));
-                }
-                Err(PostError::WouldBlock { .. }) => self.set_blocked(peer, true),
-                // The event of the session's end follows.
-                Err(_) => return,
-            }
-        }
-    }
-
     /// Handles an event of the broker, and returns the number of events for the application.
     fn handle_event(&mut self, event: Event<'_>, handler: &mut impl FnMut(&mut Rpc, RpcEvent<'_>)) -> usize {
         match event {
-            Event::Message { from, bytes } => match self.core.handle_message(from, bytes) {
-                Incoming::Request { request, method, timeout, data } => {
-                    let reply = Reply::new(request, &self.dropped);
-                    handler(self, RpcEvent::Request { from, method, bytes: data, timeout, reply });
-                    1
+            Event::Message { from, bytes } => {
+                let (mut count, mut message) = (0, bytes);
+                loop {
+                    let (frame, rest) = split_frame(message);
+                    count += self.handle_frame(from, frame, handler);
+                    if rest.is_empty() {
+                        return count;
+                    }
+                    message = rest;
                 }
-                Incoming::Reply { call, result } => {
-                    let result = result.map_err(CallError::Failed);
-                    handler(self, RpcEvent::CallEnded { call, result });
-                    1
-                }
-                Incoming::Ignored => 0,
-            },
+            }
             Event::SessionOpened { peer, epoch } => {
                 let mut count = 0;
                 if self.core.epoch(peer) != Some(epoch) {
@@ -473,6 +454,28 @@ impl Rpc {
         }
     }
 
+    /// Handles a frame of a message, and returns the number of events for the application.
+    fn handle_frame(
+        &mut self,
+        from: PeerId,
+        frame: &[u8],
+        handler: &mut impl FnMut(&mut Rpc, RpcEvent<'_>),
+    ) -> usize {
+        match self.core.handle_message(from, frame) {
+            Incoming::Request { request, method, timeout, data } => {
+                let reply = Reply::new(request, &self.dropped);
+                handler(self, RpcEvent::Request { from, method, bytes: data, timeout, reply });
+                1
+            }
+            Incoming::Reply { call, result } => {
+                let result = result.map_err(CallError::Failed);
+                handler(self, RpcEvent::CallEnded { call, result });
+                1
+            }
+            Incoming::Ignored => 0,
+        }
+    }
+
     /// Ends the calls and requests of a session, and returns the number of calls.
     fn end_session(
         &mut self,
@@ -482,6 +485,7 @@ impl Rpc {
     ) -> usize {
         self.core.end(peer);
         self.set_blocked(peer, false);
+        self.discard_open_message(peer);
         let mut count = 0;
         while let Some(call) = self.core.poll_ended(peer) {
             handler(self, RpcEvent::CallEnded { call, result: Err(CallError::SessionEnded(reason)) });

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use adverb_verbs::SoftDevice;
 use adverb_verbs::memory::RemoteMemory;
+use adverb_verbs::{Access, SoftDevice};
 
 use super::*;
-use crate::{BrokerConfig, RemoteRange};
+use crate::{Arena, BrokerConfig, RemotePtr, RemoteRange};
 
 /// The time after which a test that makes no progress fails.
 const TEST_DEADLINE: Duration = Duration::from_secs(60);
@@ -17,6 +17,7 @@ const ECHO: u16 = 1;
 const KEEP: u16 = 2;
 const DROP: u16 = 3;
 const FORWARD: u16 = 4;
+const RESOLVE: u16 = 5;
 
 fn config() -> BrokerConfig {
     BrokerConfig { send_slots: 8, recv_slots: 8, slot_size: 256, ..BrokerConfig::default() }
@@ -87,6 +88,12 @@ impl Member {
                         let (next, rest) = bytes.split_first().unwrap();
                         let call = rpc.call(PeerId(u16::from(*next)), ECHO, rest, None).unwrap();
                         forwarded.insert(call, reply);
+                    }
+                    // Whether the caller's pointer can be used.
+                    RESOLVE => {
+                        let ptr = RemotePtr::from_bytes(bytes).unwrap();
+                        let is_known = rpc.broker().resolve(PEER, ptr).is_ok();
+                        rpc.reply(reply, &[u8::from(is_known)]).unwrap();
                     }
                     _ => rpc.reject(reply, Failure::UnknownMethod),
                 }
@@ -162,6 +169,95 @@ fn calls_are_answered_in_both_directions_with_rings_of_any_size() {
             assert_eq!((counters.late_replies, counters.duplicate_requests), (0, 0));
             assert!(member.ended.is_empty());
         }
+    }
+}
+
+#[test]
+fn requests_and_replies_share_messages() {
+    // With one slot, only requests of the same message are accepted before the peer has received it.
+    let small = BrokerConfig { send_slots: 1, recv_slots: 1, ..config() };
+    let (mut a, mut b) = pair_with(small, Config::default());
+    let data: Vec<Vec<u8>> = (0..6).map(|index| vec![index as u8; 3 * index]).collect();
+    let calls: Vec<CallId> = data.iter().map(|bytes| a.rpc.call(PEER, ECHO, bytes, None).unwrap()).collect();
+    let other = a.rpc.call(PEER, ECHO, &[0; 200], None);
+    assert_eq!(other, Err(PostError::WouldBlock { peer: PEER }), "the message is full");
+    poll_until(&mut [&mut a, &mut b], |members| members[0].results.len() == 6);
+    for (call, bytes) in calls.iter().zip(&data) {
+        assert_eq!(a.results[call].as_deref(), Ok(&bytes[..]));
+    }
+
+    // A cancellation follows its request.
+    let (cancelled, other) = (a.call(KEEP, b""), a.call(ECHO, b"other"));
+    assert!(a.rpc.cancel(cancelled));
+    poll_until(&mut [&mut a, &mut b], |members| {
+        members[0].results.contains_key(&other) && members[1].rpc.counters().cancelled_requests == 1
+    });
+    assert_eq!(b.rpc.counters().late_cancellations, 0);
+
+    // So does a request in a slot of its own, which has no room for another one.
+    let (mut a, mut b) = pair();
+    let calls: Vec<CallId> = (0..8u8)
+        .map(|number| match number % 2 {
+            0 => a.rpc.call(PEER, KEEP, &[number], None).unwrap(),
+            _ => {
+                let mut request = a.rpc.send_buf(PEER).unwrap();
+                request.write(&[number]).unwrap();
+                a.rpc.post_call(request, KEEP, None).unwrap()
+            }
+        })
+        .collect();
+    poll_until(&mut [&mut a, &mut b], |members| members[1].kept.len() == 8);
+    assert!(b.kept.iter().enumerate().all(|(index, (_, bytes))| bytes[..] == [index as u8]));
+    assert!(calls.iter().all(|call| a.rpc.is_outstanding(*call)));
+}
+
+#[test]
+fn the_key_of_a_new_segment_precedes_the_next_request() {
+    let (mut a, mut b) = pair();
+    let domain = b.rpc.broker().protection_domain().clone();
+    let arena = Arena::builder().identity(1, 2).slab_size(64 << 10).build(&[domain]).unwrap();
+    b.rpc.broker_mut().publish(&arena).unwrap();
+    for _ in 0..3 {
+        // The message of the first request has room for the second.
+        let (echo, segment) =
+            (b.call(ECHO, b""), arena.allocate_segment(64 << 10, Access::REMOTE_READ).unwrap());
+        let ptr = arena.remote_ptr(segment.id, 0..8).unwrap();
+        let resolved = b.call(RESOLVE, &ptr.to_bytes());
+        poll_until(&mut [&mut a, &mut b], |members| {
+            [echo, resolved].iter().all(|call| members[1].results.contains_key(call))
+        });
+        assert_eq!(b.results[&resolved].as_deref(), Ok(&[1][..]), "the peer has no key");
+    }
+}
+
+#[test]
+fn a_full_batch_is_sent_without_a_flush() {
+    let (mut a, mut b) = pair_with(BrokerConfig { doorbell_batch: 3, ..config() }, Config::default());
+    for number in 0..3u8 {
+        assert_eq!(b.rpc.pending_request_count(PEER), 0);
+        a.call(KEEP, &[number]);
+    }
+    // Only the server polls.
+    poll_until(&mut [&mut b], |members| members[0].kept.len() == 3);
+}
+
+#[test]
+fn requests_of_an_open_message_end_with_the_session() {
+    let small = BrokerConfig { send_slots: 1, recv_slots: 1, ..config() };
+    let (mut a, mut b) = pair_with(small, Config::default());
+    for round in 1..=3 {
+        let call = a.call(KEEP, b"");
+        a.rpc.broker_mut().close(PEER);
+        b.rpc.broker_mut().close(PEER);
+        poll_until(&mut [&mut a, &mut b], |members| members.iter().all(|member| member.ended.len() == round));
+        assert_eq!(a.results[&call], Err(CallError::SessionEnded(EndReason::Closed)));
+        connect(&mut a.rpc, PEER, &mut b.rpc, PEER);
+        poll_until(&mut [&mut a, &mut b], |members| {
+            members.iter().all(|member| member.opened.len() == round + 1)
+        });
+        // The only slot is free again.
+        let echo = a.call(ECHO, b"new");
+        poll_until(&mut [&mut a, &mut b], |members| members[0].results.contains_key(&echo));
     }
 }
 

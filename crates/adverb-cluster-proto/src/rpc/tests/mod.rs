@@ -89,6 +89,54 @@ fn bytes_without_a_meaning_are_zero() {
 }
 
 #[test]
+fn a_message_is_split_into_its_frames() {
+    let id = WireId { index: 1, generation: 1 };
+    let frames = [
+        message(Header::Request { id, method: 7, timeout: None }, b"data"),
+        message(Header::Cancel { id }, b""),
+        message(Header::Reply { id }, b""),
+        message(Header::Reply { id }, &[9; 300]),
+    ];
+    let mut whole = Vec::new();
+    for (index, frame) in frames.iter().enumerate() {
+        let start = whole.len();
+        whole.extend_from_slice(frame);
+        if index + 1 < frames.len() {
+            assert!(set_frame_len(&mut whole[start..]));
+        }
+    }
+    let mut rest = &whole[..];
+    for frame in &frames {
+        let (first, others) = split_frame(rest);
+        assert_eq!(Header::parse(first), Header::parse(frame));
+        rest = others;
+    }
+    assert!(rest.is_empty());
+    assert!(!set_frame_len(&mut [0; HEADER_LEN - 1]) && !set_frame_len(&mut [0; 1 << 16]));
+}
+
+#[test]
+fn frames_with_an_impossible_length_are_refused() {
+    let (mut a, _) = pair(Config::default());
+    let id = WireId { index: 1, generation: 1 };
+    let valid = message(Header::Reply { id }, b"data");
+    // The last frame may have its length.
+    for (length, is_valid) in [(0, true), (1, false), (15, false), (19, false), (20, true), (21, false)] {
+        let mut bytes = valid.clone();
+        bytes[14] = length;
+        let (frame, rest) = split_frame(&bytes);
+        // A shorter length leaves a rest, which is no frame.
+        let is_refused = Header::parse(frame).is_none() || !rest.is_empty() && Header::parse(rest).is_none();
+        assert_eq!(is_refused, !is_valid, "length {length}");
+    }
+    for bytes in [&[][..], &[0; 15], &[0xff; 64]] {
+        assert_eq!(split_frame(bytes), (bytes, &[][..]));
+        assert_eq!(a.handle_message(PEER, bytes), Incoming::Ignored);
+    }
+    assert_eq!(a.counters().malformed_messages, 3);
+}
+
+#[test]
 fn replies_come_in_any_order() {
     let (mut a, mut b) = pair(Config::default());
     let (first, request) = call(&mut a, b"first");
