@@ -1,4 +1,5 @@
-//! How fast tonic's unary calls are over Adverb's streams, beside over TCP: a part of `cargo xtask bench net`.
+//! How fast tonic's unary calls are over Adverb's streams, beside over TCP: a part of `cargo xtask bench net` and
+//! `cargo xtask bench cluster`.
 //!
 //! ```text
 //! calls WHO OURS THEIRS [MILLISECONDS] [AT_ONCE]       calls of one process to another: a second, and µs each
@@ -141,7 +142,7 @@ async fn call(who: &str, ours: &str, address: &str, time: Duration, at_once: u64
     }
     calls.sort_unstable();
     println!("rate {:.1}", calls.len() as f64 / time.as_secs_f64());
-    for (name, per_mille) in [("call-us-p50", 500), ("call-us-p99", 990)] {
+    for (name, per_mille) in [("call-us-p50", 500), ("call-us-p99", 990), ("call-us-p999", 999)] {
         let at = calls.get(calls.len() * per_mille / 1000).ok_or("there were too few calls")?;
         println!("{name} {:.2}", at.as_secs_f64() * 1e6);
     }

@@ -46,19 +46,7 @@ impl Baselines {
 
     /// Runs a test of ucx_perftest over TCP.
     pub(super) fn ucx(&self, test: &str, bytes: u32, times: u32) -> Result<Ucx> {
-        let command = |cpu| {
-            let mut command = Command::new("timeout");
-            command.args(["60", "ucx_perftest", "-p", &PORT.to_string(), "-c", cpu]);
-            command.env("UCX_TLS", "tcp").env("UCX_NET_DEVICES", "lo").env("UCX_WARN_UNUSED_ENV_VARS", "n");
-            command
-        };
-        let server = Server::start(&mut command(LISTENER_CPU), PORT)?;
-        let [bytes, times] = [bytes, times].map(|number| number.to_string());
-        let mut client = command(CONNECTOR_CPU);
-        client.args(["127.0.0.1", "-f", "-t", test, "-s", &bytes, "-n", &times]);
-        let output = process::text(&mut client)?;
-        drop(server);
-        Ucx::parse(&output).with_context(|| format!("ucx_perftest {test} printed no result:\n{output}"))
+        ucx(test, bytes, times, &[])
     }
 
     /// Measures the bandwidth of iperf3 over TCP, in MB/s.
@@ -76,6 +64,23 @@ impl Baselines {
             .map(|megabits| megabits / 8.0)
             .with_context(|| format!("iperf3 printed no result:\n{output}"))
     }
+}
+
+/// Runs a test of ucx_perftest over TCP. The package `ucx-utils` must be installed.
+pub(super) fn ucx(test: &str, bytes: u32, times: u32, options: &[&str]) -> Result<Ucx> {
+    let command = |cpu| {
+        let mut command = Command::new("timeout");
+        command.args(["60", "ucx_perftest", "-p", &PORT.to_string(), "-c", cpu]);
+        command.env("UCX_TLS", "tcp").env("UCX_NET_DEVICES", "lo").env("UCX_WARN_UNUSED_ENV_VARS", "n");
+        command
+    };
+    let server = Server::start(&mut command(LISTENER_CPU), PORT)?;
+    let [bytes, times] = [bytes, times].map(|number| number.to_string());
+    let mut client = command(CONNECTOR_CPU);
+    client.args(["127.0.0.1", "-f", "-t", test, "-s", &bytes, "-n", &times]).args(options);
+    let output = process::text(&mut client)?;
+    drop(server);
+    Ucx::parse(&output).with_context(|| format!("ucx_perftest {test} printed no result:\n{output}"))
 }
 
 /// The port of the baselines' servers.

@@ -4,6 +4,7 @@
 //! medians.
 
 mod baseline;
+mod cluster;
 mod net;
 pub mod perf;
 mod report;
@@ -30,6 +31,8 @@ enum What {
     Soft(soft::Args),
     /// Benchmark connections between two processes against raw SENDs on the same device and against TCP.
     Net(net::Args),
+    /// Benchmark messages and calls between the brokers of two processes against TCP, tonic and UCX over TCP.
+    Cluster(cluster::Args),
     /// Benchmark posting, processing, polling and notification over every link.
     Seeds(seeds::Args),
 }
@@ -43,6 +46,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.what {
         What::Soft(args) => soft::run(args),
         What::Net(args) => net::run(args),
+        What::Cluster(args) => cluster::run(args),
         What::Seeds(args) => seeds::run(args),
     }
 }

@@ -8,6 +8,8 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use support::{paths, process};
 
+use super::{MESSAGES_BENCH, fewest_instructions};
+
 /// The number of rounds in the shorter run; each sends a batch of requests in both directions.
 const ROUNDS: u64 = 200;
 const BATCH: u64 = 32;
@@ -20,16 +22,12 @@ const ALLOWED: u64 = 65;
 /// the instructions that events cost when they are not recorded. Today's number is 538.
 const ALLOWED_RECORDED: u64 = 550;
 
-/// The number of runs whose lowest count is used. The numbers of queue pairs are random, so some runs have collisions in
-/// hash tables.
-const RUNS: u64 = 3;
-
 /// Counts the instructions of both builds, and fails if events cost more than allowed.
 ///
 /// `messages` is the benchmark of the software NIC, with event code.
 pub(super) fn run(directory: &Path, messages: &Path) -> Result<()> {
     without_sink()?;
-    let without = without_events("bench -p adverb --bench messages --no-run")?;
+    let without = without_events(MESSAGES_BENCH)?;
     let usual = fewest_instructions(directory, messages, "write")?;
     let without = fewest_instructions(directory, Path::new(&without), "write")?;
     let recorded = fewest_instructions(directory, messages, "recorded-write")?;
@@ -43,19 +41,6 @@ pub(super) fn run(directory: &Path, messages: &Path) -> Result<()> {
         bail!("a recording costs more than {ALLOWED_RECORDED} instructions per message");
     }
     Ok(())
-}
-
-/// Returns the number of instructions per message, without hash collisions.
-fn fewest_instructions(directory: &Path, program: &Path, mode: &str) -> Result<u64> {
-    let fewest = |rounds: u64| -> Result<u64> {
-        let mut fewest = u64::MAX;
-        for _ in 0..RUNS {
-            fewest = fewest.min(super::count(directory, program, mode, rounds)?);
-        }
-        Ok(fewest)
-    };
-    let (short, long) = (fewest(super::ROUNDS)?, fewest(2 * super::ROUNDS)?);
-    Ok((long - short).div_ceil(super::ROUNDS))
 }
 
 /// Builds a benchmark without event code, and returns its path.

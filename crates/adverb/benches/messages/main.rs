@@ -1,9 +1,13 @@
-//! Messages of 64 bytes within one software NIC, with both ends on one thread: over a connection, and between bare
-//! queue pairs. `cargo xtask overhead` counts their instructions.
+//! Messages of 64 bytes within one software NIC, with both ends on one thread: over a connection, between bare queue
+//! pairs, and between brokers. `cargo xtask overhead` counts their instructions.
 //!
 //! ```text
 //! messages write|recorded-write|send|feed ROUNDS
+//! messages broker-1|broker-4|broker-16|broker-64|call ROUNDS    with the feature `cluster`
 //! ```
+
+#[cfg(feature = "cluster")]
+mod brokers;
 
 use std::thread::scope;
 
@@ -28,7 +32,13 @@ fn main() -> Result<()> {
         "recorded-write" => write(rounds, true),
         "send" => pass(rounds, |left| left.send(&MESSAGE).map_err(Into::into)),
         "feed" => pass(rounds, |left| left.feed(&MESSAGE).map_err(Into::into)),
-        mode => panic!("no mode {mode}"),
+        #[cfg(feature = "cluster")]
+        "call" => brokers::call(rounds),
+        mode => match mode.strip_prefix("broker-") {
+            #[cfg(feature = "cluster")]
+            Some(batch) => brokers::send(rounds, batch.parse().expect("the batch is a number")),
+            _ => panic!("no mode {mode}"),
+        },
     }
 }
 
