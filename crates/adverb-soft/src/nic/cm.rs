@@ -285,7 +285,7 @@ impl Cm<'_> {
 
     /// Calls the manager to end something, also if the NIC has failed.
     fn end<T>(&self, end: impl FnOnce(&mut Engine, Time) -> Result<T, Error>) -> Result<T, Error> {
-        let failed = self.nic.shared.engine.lock().failed;
+        let failed = self.nic.shared.engine.lock().schedule.has_failed();
         if failed { self.nic.end(|engine| end(engine, engine.now())) } else { self.call(end) }
     }
 }

@@ -18,6 +18,7 @@ use adverb_wire::{Packet, Qpn};
 
 use super::NicEvent;
 use super::gsi::Gsi;
+use super::schedule::{DelayedAck, Schedule};
 use super::transmit_queue::{QueuedPacket, TransmitQueue};
 use crate::channel::Channel;
 use crate::error::Error;
@@ -67,30 +68,8 @@ pub(super) struct Engine {
     pub(super) recorder_channel: Option<Arc<Channel>>,
     /// The origin of the engine's clock.
     pub(super) start: Instant,
-    /// When the thread will look at the clock again of its own accord.
-    pub(super) asleep_until: Time,
-    /// When an application last polled.
-    pub(super) polled: Option<Time>,
-    /// Whether somebody has asked to be woken since somebody was, and so may not poll any more.
-    pub(super) armed: bool,
-    /// Whether the thread leaves the link to an application that polls.
-    pub(super) resting: bool,
-    /// Whether somebody who waits for an event serves the link meanwhile.
-    pub(super) watched: bool,
-    /// How often the thread was woken since then, though it needn't have been.
-    pub(super) vain: u32,
-    /// Whether the thread therefore leaves the link to who waits.
-    pub(super) relieved: bool,
-    /// Whether the link was told that somebody sleeps on its descriptor.
-    awaited: bool,
-    /// How often an application polled since the link was looked at.
-    unserved: u32,
-    /// How often it did so altogether.
-    glances: u32,
-    /// Since when acknowledgements wait for who polls.
-    pub(super) deferred: Option<Time>,
-    pub(super) failed: bool,
-    pub(super) closing: bool,
+    /// The state that decides which thread drives the engine, and when.
+    pub(super) schedule: Schedule,
 }
 
 /// Whether there is more to be done at once.
@@ -139,19 +118,7 @@ impl Engine {
             receive_time_source: TimestampSource::Process,
             recorder_channel: None,
             start: Instant::now(),
-            asleep_until: Time::ZERO,
-            polled: None,
-            armed: false,
-            resting: false,
-            watched: false,
-            vain: 0,
-            relieved: false,
-            awaited: true,
-            unserved: 0,
-            glances: 0,
-            deferred: None,
-            failed: false,
-            closing: false,
+            schedule: Schedule::new(),
         })
     }
 
@@ -159,34 +126,26 @@ impl Engine {
         Time::ZERO + self.start.elapsed()
     }
 
-    /// When the clock is to be looked at again, at the latest.
+    /// Returns the time at which the engine has work again without a packet or a caller, or [`Time::MAX`].
     pub(super) fn deadline(&self) -> Time {
-        if self.failed {
+        if self.schedule.has_failed() {
             return Time::MAX;
         }
         let held = self.link.as_ref().and_then(|link| link.deadline());
         let held = held.map_or(Time::MAX, |held| Time::ZERO + held.saturating_duration_since(self.start));
         // What the link didn't take is tried again soon.
         let unsent = if self.unsent.is_empty() { Time::MAX } else { self.now() + UNSENT_DELAY };
-        let deferred = self.deferred.map_or(Time::MAX, |since| since + ATTENDED);
+        let acks = self.schedule.delayed_ack.deadline();
         let timers = self.device.poll_timeout().unwrap_or(Time::MAX);
-        timers.min(held).min(unsent).min(deferred).min(self.gsi.due())
+        timers.min(held).min(unsent).min(acks).min(self.gsi.due())
     }
 
-    /// Until when an application that polls is taken to do so, if one does.
-    pub(super) fn attended_until(&self) -> Option<Time> {
-        if self.armed { None } else { self.polled.map(|polled| polled + ATTENDED) }
-    }
-
-    /// Tells the link whether somebody sleeps on its descriptor: the thread, if it doesn't leave that to others, or who waits.
-    pub(super) fn tell_link(&mut self) -> io::Result<()> {
-        let awaited = self.watched || !(self.resting || self.relieved);
-        if std::mem::replace(&mut self.awaited, awaited) != awaited
-            && let Some(link) = &mut self.link
-        {
-            link.set_wake_interest(awaited)?;
+    /// Tells the link whether a thread sleeps on its descriptor, if this has changed.
+    pub(super) fn update_wake_interest(&mut self) -> io::Result<()> {
+        match (self.schedule.wake_interest_change(), &mut self.link) {
+            (Some(interest), Some(link)) => link.set_wake_interest(interest),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// The path of packets between two addresses, from the port that the link has for a flow like this.
@@ -224,64 +183,59 @@ impl Engine {
         self.serve(None)
     }
 
-    /// Does as [`drive`](Engine::drive), for who polls `cq`: until there are completions.
-    ///
-    /// Acknowledgements of what has completed may then wait for a moment. Who polls is about to answer, or to poll again,
-    /// and they go with that: a system call less before the application has what it waits for.
+    /// Does the same as [`drive`](Engine::drive) for a caller that polls `cq`, until the queue has completions. The
+    /// acknowledgements of those may be [delayed](DelayedAck).
     pub(super) fn drive_for(&mut self, cq: Cq) -> io::Result<Work> {
-        // Those that are there are taken first, though not for ever.
-        self.unserved += 1;
-        if self.unserved < MOST_UNSERVED && self.device.has_completions(cq) {
+        if self.schedule.pacing.may_skip_link() && self.device.has_completions(cq) {
             return Ok(Work::Done);
         }
         self.serve(Some(cq))
     }
 
-    /// Sends what was posted, and behind it the acknowledgements that wait for who polls. If there is nothing, they go on
-    /// waiting.
+    /// Sends posted requests, and delayed acknowledgements behind them. If no request can be sent, the acknowledgements
+    /// stay delayed.
     pub(super) fn push(&mut self, now: Time) -> io::Result<Work> {
-        if self.failed {
+        if self.schedule.has_failed() {
             return Ok(Work::Done);
         }
         let most = self.burst();
         let sent = self.transmit(now, most)?;
         if !self.device.may_transmit() {
-            self.deferred = None;
+            self.schedule.delayed_ack = DelayedAck::Idle;
         }
         self.tell();
         Ok(if sent < most { Work::Done } else { Work::More })
     }
 
-    /// Sends the acknowledgements that wait for who polls: whose they are may be about to end.
+    /// Sends delayed acknowledgements, because their queue pair may be about to end.
     pub(super) fn acknowledge(&mut self) -> io::Result<Work> {
-        if self.deferred.take().is_none() {
+        if !std::mem::take(&mut self.schedule.delayed_ack).is_pending() {
             return Ok(Work::Done);
         }
         self.push(self.now())
     }
 
     fn serve(&mut self, poller: Option<Cq>) -> io::Result<Work> {
-        if self.failed {
+        if self.schedule.has_failed() {
             return Ok(Work::Done);
         }
-        self.unserved = 0;
-        let was_deferred = self.deferred.is_some();
+        self.schedule.pacing.record_link_driven();
+        let delayed_ack = self.schedule.delayed_ack;
         let mut budget = BUDGET;
         loop {
             let received = self.receive(budget)?;
             // A packet of an earlier round may have completed a request of another queue, whose event is not delivered yet.
             let is_first = budget == BUDGET;
-            if is_first && received == 0 && poller.is_some() && self.is_glance() {
+            if is_first && received == 0 && poller.is_some() && self.is_idle() {
                 return Ok(Work::Done);
             }
             let now = self.now();
             if poller.is_some() {
-                self.polled = Some(now);
+                self.schedule.record_poll(now);
             }
             let is_served = received > 0 && poller.is_some_and(|cq| self.device.has_completions(cq));
-            // Once: who always finds something would never acknowledge it.
-            self.deferred =
-                (is_served && !was_deferred && self.device.is_only_acknowledging()).then_some(now);
+            self.schedule.delayed_ack =
+                delayed_ack.after_poll(now, || is_served && self.device.is_only_acknowledging());
             let burst = self.burst();
             let sent = self.transmit(now, budget.min(burst))?;
             budget = budget.saturating_sub(received + sent);
@@ -312,12 +266,10 @@ impl Engine {
         if self.loopback_via_link { HAIRPIN_BURST } else { BUDGET }
     }
 
-    /// Whether there is nothing to be done for who polls and finds nothing, but to look at the clock: which takes a tenth
-    /// of a poll, and is left for another time, a few times in a row.
-    fn is_glance(&mut self) -> bool {
-        self.glances += 1;
-        !self.glances.is_multiple_of(GLANCES)
-            && self.deferred.is_none()
+    /// Whether a poll that received no packet has nothing else to do, and may return without reading the clock.
+    fn is_idle(&mut self) -> bool {
+        self.schedule.pacing.may_skip_clock()
+            && !self.schedule.delayed_ack.is_pending()
             && self.unsent.is_empty()
             && !self.device.may_transmit()
     }
@@ -375,7 +327,7 @@ impl Engine {
         self.send_unsent()?;
         while count < most && !self.unsent.is_full() {
             // Behind what is sent anyway they cost little: being shorter, they are the ends of its trains.
-            if count == 0 && self.deferred.is_some() && self.device.is_only_acknowledging() {
+            if count == 0 && self.schedule.delayed_ack.is_pending() && self.device.is_only_acknowledging() {
                 break;
             }
             let Some(transmit) = self.device.poll_transmit(now) else { break };
@@ -597,7 +549,7 @@ impl Engine {
                 self.gsi.attend();
             } else if let Some(channel) = self.channels.get(&cq) {
                 channel.announce();
-                self.armed = false;
+                self.schedule.record_event();
                 self.record(|| TraceEvent::CqEventDelivered { cq });
             }
         }
@@ -632,10 +584,9 @@ impl Engine {
 
     /// Gives everything back, as far as the engine still can, and never sends again.
     pub(super) fn fail(&mut self) {
-        if self.failed {
+        if !self.schedule.fail() {
             return;
         }
-        self.failed = true;
         let now = self.now();
         for &qpn in &self.qps {
             // The engine may be in a state that it was never meant to be in, for one queue pair or for all.
@@ -681,15 +632,6 @@ const GATHER: u32 = 16;
 
 /// The number of packets that are received, and that are sent, before others may have the lock: at most so many of each.
 pub(super) const BUDGET: usize = 256;
-
-/// How often completions are taken before the link is looked at again.
-const MOST_UNSERVED: u32 = 256;
-
-/// How often somebody polls before the clock is looked at again.
-const GLANCES: u32 = 8;
-
-/// For how long after a poll the application is taken to go on polling.
-pub(super) const ATTENDED: Duration = Duration::from_millis(1);
 
 /// How many packets to itself are sent before they are taken in.
 const HAIRPIN_BURST: usize = 16;

@@ -5,6 +5,7 @@ mod engine;
 mod gsi;
 mod progress;
 mod recording;
+mod schedule;
 mod transmit_queue;
 
 use std::fmt;
@@ -15,7 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use adverb_proto::memory::{Pd, RegisterError, Registration, RemoteInvalidate};
 use adverb_proto::types::{Access, ArmFor, Completion, Gid, PathMtu, RecvRequest, SendRequest};
@@ -174,7 +175,7 @@ impl Nic {
 
     /// Whether the NIC has failed.
     pub fn has_failed(&self) -> bool {
-        self.shared.engine.lock().failed
+        self.shared.engine.lock().schedule.has_failed()
     }
 
     /// Returns the NIC's addresses, which may encode a UDP port ([`Gid::udp_addr`]).
@@ -429,48 +430,11 @@ impl Nic {
     pub fn arm_cq(&self, cq: Cq, arm_for: ArmFor) -> Result<(), Error> {
         self.ask(|engine| {
             engine.device.arm_cq(cq, arm_for);
-            // A caller that arms is about to sleep: the progress thread takes over.
-            engine.armed = true;
-            if engine.resting {
-                engine.resting = false;
-                engine.asleep_until = adverb_proto::Time::MAX;
+            if engine.schedule.arm() {
                 self.shared.kick.announce();
             }
             Ok(())
         })
-    }
-
-    /// Waits for an event of a completion queue's channel and consumes it. Returns false if `timeout` elapses first. If
-    /// `timeout` is `None`, the call waits indefinitely. The waiting caller drives the NIC unless another waiting
-    /// caller already does.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the operating system can't wait for the file descriptors.
-    pub fn wait(&self, channel: &Channel, timeout: Option<Duration>) -> io::Result<bool> {
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let watch = progress::Watch::begin(&self.shared);
-        let readiness = watch.as_ref().and(self.shared.readiness.as_ref());
-        loop {
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            progress::sleep(channel, readiness, left)?;
-            if channel.take()? {
-                return Ok(true);
-            }
-            if watch.is_some() {
-                let mut engine = self.shared.engine.lock();
-                // The progress thread does the remaining work.
-                let work = self.drive(&mut engine, Engine::drive);
-                progress::wake(&self.shared, &mut engine, work);
-                drop(engine);
-                if channel.take()? {
-                    return Ok(true);
-                }
-            }
-            if left == Some(Duration::ZERO) {
-                return Ok(false);
-            }
-        }
     }
 
     /// Creates a queue pair, and returns its number, which is random. The queue pair's [`window`](QpConfig::window) and
@@ -713,7 +677,7 @@ impl Nic {
     /// Calls the engine for an operation that sends no packet.
     fn ask<T>(&self, ask: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
         let mut engine = self.shared.engine.lock();
-        if engine.failed { Err(Error::NicFailed) } else { guard(&mut engine, ask) }
+        if engine.schedule.has_failed() { Err(Error::NicFailed) } else { guard(&mut engine, ask) }
     }
 
     /// Calls the engine to destroy something, also if the NIC has failed.
@@ -724,7 +688,7 @@ impl Nic {
     /// Calls the engine, then drives it.
     fn work<T>(&self, ask: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
         let mut engine = self.shared.engine.lock();
-        if engine.failed {
+        if engine.schedule.has_failed() {
             return Err(Error::NicFailed);
         }
         let answer = guard(&mut engine, ask);
@@ -742,7 +706,7 @@ impl Nic {
     ) -> Result<(), BatchPostError> {
         let mut posted_count = 0;
         let mut engine = self.shared.engine.lock();
-        if engine.failed {
+        if engine.schedule.has_failed() {
             return Err(BatchPostError { posted_count, error: Error::NicFailed });
         }
         let now = engine.now();
@@ -754,7 +718,7 @@ impl Nic {
             Ok(())
         });
         // Posting receives doesn't send delayed ACKs early.
-        if sends || engine.deferred.is_none() {
+        if sends || !engine.schedule.delayed_ack.is_pending() {
             let work = self.drive(&mut engine, |engine| engine.push(now));
             progress::wake(&self.shared, &mut engine, work);
         }
@@ -788,7 +752,7 @@ impl Drop for Nic {
             return std::mem::forget((thread, Arc::clone(&self.shared)));
         }
         self.acknowledge();
-        self.shared.engine.lock().closing = true;
+        self.shared.engine.lock().schedule.close();
         self.shared.kick.announce();
         // The thread catches its own panics.
         _ = thread.join();

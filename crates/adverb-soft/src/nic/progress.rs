@@ -1,20 +1,21 @@
-//! The thread that serves peers while the application does nothing.
+//! The progress thread, which serves peers while the application is idle, and the waiting caller that drives the link.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use adverb_proto::Time;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
-use super::Shared;
-use super::engine::{ATTENDED, Engine, Work};
+use super::engine::{Engine, Work};
+use super::schedule::Turn;
+use super::{Nic, Shared};
 use crate::channel::Channel;
 
-/// Serves until the adapter is closed or fails.
+/// Runs the progress thread until the NIC closes or fails.
 pub(super) fn run(shared: &Shared) {
     while !catch_unwind(AssertUnwindSafe(|| step(shared))).unwrap_or_else(|_| {
         shared.engine.lock().fail();
@@ -22,74 +23,99 @@ pub(super) fn run(shared: &Shared) {
     }) {}
 }
 
-/// Does what there is to be done, and sleeps until there is more; says whether that was all.
+/// Takes one turn of the progress thread and sleeps until the next. Returns whether the thread exits.
 fn step(shared: &Shared) -> bool {
-    // Announcements are only for waking, so they are taken before looking.
+    // Kicks only end the sleep, so they are consumed before the turn.
     while shared.kick.take().unwrap_or(false) {}
     let mut engine = shared.engine.lock();
-    if engine.closing || engine.failed {
-        return true;
-    }
     let now = engine.now();
-    // An application that polls does all this on its own core: it isn't disturbed, unless it stops.
-    let is_attended = shared.readiness.is_some() && engine.attended_until().is_some_and(|until| now < until);
-    if !is_attended {
-        match engine.drive() {
-            Ok(Work::Done) => {}
+    let sleep = match engine.schedule.turn(now, shared.readiness.is_some()) {
+        Turn::Exit => return true,
+        Turn::Rest => engine.schedule.rest(now),
+        Turn::Drive => match engine.drive() {
+            Ok(Work::Done) => {
+                let deadline = engine.deadline();
+                engine.schedule.sleep(deadline)
+            }
             Ok(Work::More) => return false,
             Err(_) => {
                 engine.fail();
                 return true;
             }
-        }
-    }
-    let until = if is_attended { now + ATTENDED } else { engine.deadline() };
-    engine.asleep_until = until;
-    engine.resting = is_attended;
-    engine.vain += u32::from(engine.watched);
-    engine.relieved = engine.watched && engine.vain > MOST_VAIN;
-    if engine.tell_link().is_err() {
+        },
+    };
+    if engine.update_wake_interest().is_err() {
         engine.fail();
         return true;
     }
-    let readiness = if is_attended || engine.relieved { None } else { shared.readiness.as_ref() };
-    let timeout = (until != Time::MAX).then(|| until - engine.now());
+    let readiness = if sleep.on_link { shared.readiness.as_ref() } else { None };
+    let timeout = (sleep.until != Time::MAX).then(|| sleep.until - engine.now());
     drop(engine);
-    if sleep(&shared.kick, readiness, timeout).is_err() {
-        // The kernel has no memory for it, or the process may have no descriptors at all any more. Neither says that the
-        // link is dead: that is what receiving says.
+    if sleep_on(&shared.kick, readiness, timeout).is_err() {
+        // The kernel has no memory, or the process may no longer use descriptors. The link still works until receiving
+        // fails.
         std::thread::sleep(timeout.unwrap_or(Duration::MAX).min(POLL_INTERVAL));
     }
     false
 }
 
-/// Wakes the thread, if it would sleep too long.
+/// Wakes the progress thread if it would sleep past the time at which the engine has work again.
 pub(super) fn wake(shared: &Shared, engine: &mut Engine, work: Work) {
     let deadline = if work == Work::More { Time::ZERO } else { engine.deadline() };
-    // Who polls looks at the clock by itself; the thread looks whether it still does.
-    let deadline = engine.attended_until().map_or(deadline, |until| deadline.max(until));
-    if deadline < engine.asleep_until {
-        engine.asleep_until = deadline;
+    if engine.schedule.hand_over(deadline) {
         shared.kick.announce();
     }
 }
 
-/// One who waits for an event, and serves the link meanwhile: then what comes for it needn't wake the thread first, which
-/// would wake it. There is only one, so that not all are woken by everything.
-pub(super) struct Watch<'a>(&'a Shared);
+impl Nic {
+    /// Waits for an event of a completion queue's channel and consumes it. Returns false if `timeout` elapses first. If
+    /// `timeout` is `None`, the call waits indefinitely. The waiting caller drives the NIC unless another waiting
+    /// caller already does.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the operating system can't wait for the file descriptors.
+    pub fn wait(&self, channel: &Channel, timeout: Option<Duration>) -> io::Result<bool> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        let watch = Watch::begin(&self.shared);
+        let readiness = watch.as_ref().and(self.shared.readiness.as_ref());
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            sleep_on(channel, readiness, left)?;
+            if channel.take()? {
+                return Ok(true);
+            }
+            if watch.is_some() {
+                let mut engine = self.shared.engine.lock();
+                // The progress thread does the remaining work.
+                let work = self.drive(&mut engine, Engine::drive);
+                wake(&self.shared, &mut engine, work);
+                drop(engine);
+                if channel.take()? {
+                    return Ok(true);
+                }
+            }
+            if left == Some(Duration::ZERO) {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+/// The waiting caller that drives the link. A packet for this caller then doesn't wake the progress thread first, which
+/// would wake the caller.
+struct Watch<'a>(&'a Shared);
 
 impl<'a> Watch<'a> {
-    /// Begins, if nobody else does that already, and there is a link.
-    pub(super) fn begin(shared: &'a Shared) -> Option<Watch<'a>> {
+    /// Makes the caller the one that drives the link, if no other waiting caller does and the link has a descriptor.
+    fn begin(shared: &'a Shared) -> Option<Watch<'a>> {
         shared.readiness.as_ref()?;
         let mut engine = shared.engine.lock();
-        if engine.watched || engine.failed {
+        if !engine.schedule.begin_wait() {
             return None;
         }
-        engine.watched = true;
-        engine.vain = 0;
         let watch = Watch(shared);
-        if engine.tell_link().is_err() {
+        if engine.update_wake_interest().is_err() {
             engine.fail();
         }
         drop(engine);
@@ -100,26 +126,17 @@ impl<'a> Watch<'a> {
 impl Drop for Watch<'_> {
     fn drop(&mut self) {
         let mut engine = self.0.engine.lock();
-        engine.watched = false;
-        if engine.relieved {
-            engine.relieved = false;
+        if engine.schedule.end_wait() {
             self.0.kick.announce();
         }
     }
 }
 
-/// How often the thread looks at the link where the system can't wait for it.
+/// The time between two turns of the progress thread if the system can't wait for descriptors.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How often the thread is woken beside who waits before it leaves the link to that: calling it back costs as much.
-const MOST_VAIN: u32 = 4;
-
-/// Sleeps until the link has something, if that is given, something is announced, or the time is over.
-pub(super) fn sleep(
-    channel: &Channel,
-    readiness: Option<&OwnedFd>,
-    timeout: Option<Duration>,
-) -> io::Result<()> {
+/// Sleeps until the channel has an event, the link has packets if its descriptor is given, or `timeout` elapses.
+fn sleep_on(channel: &Channel, readiness: Option<&OwnedFd>, timeout: Option<Duration>) -> io::Result<()> {
     let kick = PollFd::new(channel.as_fd(), PollFlags::POLLIN);
     let mut both = [kick.clone(), kick];
     let count = match readiness {

@@ -12,6 +12,7 @@ use adverb_wire::cm::Timeout;
 use adverb_wire::{Psn, RnrTimer};
 use nix::poll::{PollFd, PollFlags, poll};
 
+use super::schedule::Driver;
 use super::*;
 use crate::link::{RxPacket, TxPacket};
 
@@ -527,7 +528,7 @@ fn who_waits_is_woken_and_relieves_the_thread_no_longer_than_it_waits() {
     let here = Area::new(&first, one.pd, 64);
     let there = Area::new(&second, other.pd, 64);
     here.fill(7);
-    let is_relieved = || second.shared.engine.lock().relieved;
+    let is_relieved = || second.shared.engine.lock().schedule.driver() == Driver::WaitingCaller;
     assert!(!second.wait(&other.channel, Some(Duration::ZERO)).unwrap(), "nothing was announced");
     std::thread::scope(|scope| {
         second.arm_cq(other.cq, ArmFor::Any).unwrap();
@@ -571,7 +572,7 @@ fn a_long_answer_goes_on_while_somebody_waits() {
     std::thread::scope(|scope| {
         let watching = scope.spawn(|| second.wait(&idle, None));
         let start = Instant::now();
-        while !second.shared.engine.lock().relieved {
+        while second.shared.engine.lock().schedule.driver() != Driver::WaitingCaller {
             one.send(1, SendOperation::Write(there.remote(0)), &[]).unwrap();
             assert!(one.completion().outcome.is_ok());
             assert!(start.elapsed() < PATIENCE, "the thread is woken again and again");
@@ -594,7 +595,7 @@ fn one_who_waits_serves_and_others_just_wait() {
     let idle = Channel::new().unwrap();
     std::thread::scope(|scope| {
         let watching = scope.spawn(|| second.wait(&idle, None));
-        while !second.shared.engine.lock().watched {
+        while !second.shared.engine.lock().schedule.has_waiting_caller() {
             std::thread::yield_now();
         }
         second.arm_cq(other.cq, ArmFor::Any).unwrap();
@@ -602,11 +603,11 @@ fn one_who_waits_serves_and_others_just_wait() {
         other.receive(1, &[]).unwrap();
         one.send(2, SendOperation::Send, &[]).unwrap();
         assert!(waiter.join().unwrap().unwrap(), "who serves doesn't announce");
-        assert!(second.shared.engine.lock().watched);
+        assert!(second.shared.engine.lock().schedule.has_waiting_caller());
         idle.announce();
         assert!(watching.join().unwrap().unwrap());
     });
-    assert!(!second.shared.engine.lock().watched);
+    assert!(!second.shared.engine.lock().schedule.has_waiting_caller());
 }
 
 #[test]
