@@ -48,7 +48,7 @@ impl ConnectOptions {
     }
 
     /// Sets the maximum number of retransmissions after an ACK timeout or a lost packet. The default is 6, and the
-    /// maximum is 7.
+    /// maximum is 7. Linux soft-RoCE takes 7 as no limit: requests to a peer that doesn't exist anymore never fail.
     pub fn retry_count(mut self, count: u8) -> ConnectOptions {
         self.retry_count = count.min(7);
         self
