@@ -40,6 +40,7 @@ const STEPS: &[&str] = &[
     "traffic",
     "tsan",
     "soak --seconds 20",
+    "cluster --messages 100000 --kill-seconds 4",
     "conformance --backend ibv",
     "interop",
     "net",

@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::Parser;
 use support::process;
 
-use crate::{Cli, probe_vm};
+use crate::{Cli, cluster, probe_vm};
 
 /// The test programs. On a machine without a device, their tests print that and pass.
 const PROGRAMS: &[&str] = &["cm", "poller", "windows", "misuse", "tiers", "recording", "net_strangers"];
@@ -65,6 +65,8 @@ pub(crate) fn run() -> Result<ExitCode> {
     let path = process::build("test -p adverb --release --no-run --test net_life")?;
     let line = format!("env ADVERB_DEVICE=rxe0 {} --nocapture who_is_killed", process::quote(&path));
     words.extend(["--run".to_owned(), line]);
+    // Clusters of three processes.
+    words.extend(["--run".to_owned(), cluster::short_command(&cluster::build()?)]);
     // The exporter, which reads the device's counters from sysfs.
     let path = process::build("build -p adverb-cli --release --bin adverb")?;
     words.extend(["--run".to_owned(), format!("{} exporter --once > /tmp/metrics", process::quote(&path))]);

@@ -8,6 +8,7 @@ mod asan;
 mod attack;
 mod ci;
 mod clippy;
+mod cluster;
 mod conformance;
 mod coverage;
 mod deny;
@@ -95,6 +96,8 @@ enum Command {
     Sim(sim::Args),
     /// Run processes under load over a lossy network, and kill some of them.
     Soak(soak::Args),
+    /// Run the processes of a cluster, kill some of them, and check all data that they exchange.
+    Cluster(cluster::Args),
     /// Make the pictures of `adverb ping` and of the dashboard's data in docs/pictures.
     Pictures(pictures::Args),
     /// Check that `adverb ping` names the lossy spine of a leaf-spine network, and count the probes that it needs.
@@ -164,6 +167,7 @@ impl Command {
             Self::ProbeVm(args) => return probe_vm::run(&args),
             Self::Sim(args) => sim::run(&args)?,
             Self::Soak(args) => soak::run(&args)?,
+            Self::Cluster(args) => return cluster::run(&args),
             Self::Pictures(args) => pictures::run(&args)?,
             Self::Spine(args) => spine::run(&args)?,
             Self::Probe(args) => probe::run(&args)?,
