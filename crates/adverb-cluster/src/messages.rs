@@ -47,6 +47,7 @@ fn error_messages_are_as_listed() {
             BrokerError::InvalidArena { .. } => {
                 BrokerError::InvalidArena { reason: "its epoch is not that of the broker" }
             },
+            BrokerError::NoCluster => BrokerError::NoCluster,
             BrokerError::SessionLost { .. } => BrokerError::SessionLost { peer: PeerId(3) },
         }),
         samples!(ClusterError {
@@ -56,7 +57,7 @@ fn error_messages_are_as_listed() {
                 ClusterError::OutOfRange { quantity: "threads", requested: 0, max: 4096 }
             },
             ClusterError::Resolve { .. } => {
-                ClusterError::Resolve { error: std::io::Error::other("the cause") }
+                ClusterError::Resolve { name: "a".into(), error: std::io::Error::other("the cause") }
             },
             ClusterError::Listen { .. } => ClusterError::Listen {
                 addr: ([192, 0, 2, 7], 7471).into(),

@@ -11,7 +11,7 @@ use crate::{Device, DeviceEvent, Endpoint, ProtectionDomain, QueuePair, Result};
 
 #[cfg(feature = "soft")]
 pub use crate::backend::{IcmpError, PathSocket};
-pub use crate::backend::{Watch, wait_either};
+pub use crate::backend::{Interest, Watch, start_connect, wait_either, wait_many};
 pub use crate::cm::connection::CmHandle;
 pub use crate::deadline::Deadline;
 

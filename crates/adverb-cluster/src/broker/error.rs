@@ -57,6 +57,11 @@ pub enum BrokerError {
         /// The violated rule.
         reason: &'static str,
     },
+    /// The broker belongs to no cluster, or has left it.
+    #[error(
+        "the broker belongs to no cluster, or has left it\n  hint: a broker without a cluster uses `prepare` and `establish`"
+    )]
+    NoCluster,
     /// A session ended before it was established.
     #[error("the session with {peer} ended before it was established")]
     SessionLost {

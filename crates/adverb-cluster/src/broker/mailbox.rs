@@ -1,12 +1,11 @@
 //! Commands from the threads that connect sessions to the thread of a broker.
 
 use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::SyncSender;
-use std::thread::Thread;
 
 use adverb_cluster_proto::{PeerId, Phase, SessionError};
 use adverb_verbs::QueuePair;
@@ -24,17 +23,84 @@ pub(crate) enum Command {
         queue_pair: Arc<QueuePair>,
         /// The epoch of a peer that asks for a new session. The peer has no session then, so an open one is closed.
         peer_epoch: Option<u64>,
-        reply: SyncSender<Result<Offer>>,
     },
     /// Open a prepared session, whose queue pair is connected.
-    Open { peer: PeerId, attempt: u64, offer: Offer, reply: SyncSender<Result<()>> },
+    Open { peer: PeerId, attempt: u64, offer: Offer },
     /// Close a prepared session that could not be connected.
     Abort { peer: PeerId, attempt: u64 },
     /// Leave all sessions.
     Leave,
 }
 
-/// The commands to a broker, and the state of its sessions for other threads.
+/// A notice to the thread that connects sessions.
+pub(crate) enum Notice {
+    /// The application has taken the broker of a thread, and polls it.
+    Taken { thread: u16 },
+    /// The broker of a thread has left, or was dropped.
+    Closed { thread: u16 },
+    /// The application asks for a session.
+    Wanted { thread: u16, peer: PeerId },
+    /// A session was established.
+    SessionOpened { thread: u16, peer: PeerId },
+    /// A session ended.
+    SessionEnded { thread: u16, peer: PeerId, has_left: bool },
+    /// The reply to [`Command::Prepare`].
+    Prepared { attempt: u64, result: Result<Offer> },
+    /// The reply to [`Command::Open`].
+    Opened { attempt: u64, result: Result<()> },
+    /// The address of an attempt's member.
+    Resolved { attempt: u64, result: std::io::Result<SocketAddr> },
+    /// The cluster is dropped.
+    Stop,
+}
+
+/// The notices to the thread that connects sessions.
+pub(crate) struct Notices {
+    /// The notices, or `None` if the thread has ended.
+    queue: Mutex<Option<Vec<Notice>>>,
+    /// Wakes the thread.
+    sender: UnixStream,
+    receiver: UnixStream,
+}
+
+impl Notices {
+    pub(crate) fn new() -> std::io::Result<Notices> {
+        let (sender, receiver) = UnixStream::pair()?;
+        sender.set_nonblocking(true)?;
+        receiver.set_nonblocking(true)?;
+        Ok(Notices { queue: Mutex::new(Some(Vec::new())), sender, receiver })
+    }
+
+    pub(crate) fn push(&self, notice: Notice) {
+        if let Some(queue) = &mut *self.queue.lock() {
+            if queue.is_empty() {
+                // The socket is empty, or has a byte that wakes the thread.
+                let _ = (&self.sender).write(&[0]);
+            }
+            queue.push(notice);
+        }
+    }
+
+    pub(crate) fn take(&self) -> Vec<Notice> {
+        let mut queue = self.queue.lock();
+        // Notices are pushed under the lock, so no byte is left without a notice.
+        while (&self.receiver).read(&mut [0; 64]).is_ok_and(|count| count == 64) {}
+        queue.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Drops the notices, now and later.
+    pub(crate) fn close(&self) {
+        *self.queue.lock() = None;
+    }
+}
+
+impl AsFd for Notices {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.receiver.as_fd()
+    }
+}
+
+/// The commands to a broker, and the way of its replies.
 pub(crate) struct Mailbox {
     has_commands: AtomicBool,
     commands: Mutex<Vec<Command>>,
@@ -43,14 +109,12 @@ pub(crate) struct Mailbox {
     receiver: UnixStream,
     /// Whether the broker exists and belongs to a thread of the application.
     is_taken: AtomicBool,
-    /// Whether a session is open, by peer.
-    open: Box<[AtomicBool]>,
-    /// The threads that dial the peers, by peer.
-    dialers: Mutex<Vec<Option<Thread>>>,
+    thread: u16,
+    notices: Arc<Notices>,
 }
 
 impl Mailbox {
-    pub(crate) fn new(peer_count: usize) -> std::io::Result<Mailbox> {
+    pub(crate) fn new(thread: u16, notices: Arc<Notices>) -> std::io::Result<Mailbox> {
         let (sender, receiver) = UnixStream::pair()?;
         sender.set_nonblocking(true)?;
         receiver.set_nonblocking(true)?;
@@ -60,8 +124,8 @@ impl Mailbox {
             sender,
             receiver,
             is_taken: AtomicBool::new(false),
-            open: (0..peer_count).map(|_| AtomicBool::new(false)).collect(),
-            dialers: Mutex::new(vec![None; peer_count]),
+            thread,
+            notices,
         })
     }
 
@@ -93,43 +157,33 @@ impl Mailbox {
     /// Marks the broker as one of the application, which polls it.
     pub(crate) fn set_taken(&self) {
         self.is_taken.store(true, Ordering::Release);
-        self.wake_dialers(|_| true);
+        self.notices.push(Notice::Taken { thread: self.thread });
     }
 
     pub(crate) fn is_taken(&self) -> bool {
         self.is_taken.load(Ordering::Acquire)
     }
 
-    pub(crate) fn is_open(&self, peer: PeerId) -> bool {
-        self.open.get(usize::from(peer.0)).is_some_and(|open| open.load(Ordering::Acquire))
+    pub(super) fn session_opened(&self, peer: PeerId) {
+        self.notices.push(Notice::SessionOpened { thread: self.thread, peer });
     }
 
-    /// Sets the thread to wake when the session with a peer ends.
-    pub(crate) fn set_dialer(&self, peer: PeerId, dialer: Thread) {
-        if let Some(place) = self.dialers.lock().get_mut(usize::from(peer.0)) {
-            *place = Some(dialer);
-        }
+    pub(super) fn session_ended(&self, peer: PeerId, has_left: bool) {
+        self.notices.push(Notice::SessionEnded { thread: self.thread, peer, has_left });
     }
 
-    pub(super) fn set_open(&self, peer: PeerId, is_open: bool) {
-        let open = self.open.get(usize::from(peer.0));
-        let was_open = open.is_some_and(|open| open.swap(is_open, Ordering::AcqRel));
-        if was_open && !is_open {
-            self.wake_dialers(|index| index == usize::from(peer.0));
-        }
-    }
-
-    fn wake_dialers(&self, includes: impl Fn(usize) -> bool) {
-        let dialers = self.dialers.lock();
-        let included = dialers.iter().enumerate().filter(|(index, _)| includes(*index));
-        included.filter_map(|(_, dialer)| dialer.as_ref()).for_each(Thread::unpark);
+    /// Asks for a session.
+    pub(super) fn want(&self, peer: PeerId) {
+        self.notices.push(Notice::Wanted { thread: self.thread, peer });
     }
 
     /// Drops the commands, now and later: the broker has left, or doesn't exist anymore.
     pub(super) fn close(&self) {
         let mut commands = self.commands.lock();
-        self.is_taken.store(false, Ordering::Release);
         commands.clear();
+        if self.is_taken.swap(false, Ordering::AcqRel) {
+            self.notices.push(Notice::Closed { thread: self.thread });
+        }
     }
 }
 
@@ -143,25 +197,24 @@ impl Broker {
     /// Executes the commands. All polled completions must have been processed.
     pub(super) fn execute_commands(&mut self) {
         let Some(mailbox) = self.mailbox.as_ref().filter(|mailbox| mailbox.has_commands()) else { return };
+        let mailbox = Arc::clone(mailbox);
         for command in mailbox.take() {
             match command {
-                Command::Prepare { peer, attempt, queue_pair, peer_epoch, reply } => {
-                    let prepared = self.prepare_anew(peer, attempt, queue_pair, peer_epoch);
-                    if reply.send(prepared).is_err() {
-                        self.abort(peer, attempt);
-                    }
+                Command::Prepare { peer, attempt, queue_pair, peer_epoch } => {
+                    let result = self.prepare_anew(peer, attempt, queue_pair, peer_epoch);
+                    mailbox.notices.push(Notice::Prepared { attempt, result });
                 }
-                Command::Open { peer, attempt, offer, reply } => {
-                    let opened = if self.is_attempt(peer, attempt) {
+                Command::Open { peer, attempt, offer } => {
+                    let result = if self.is_attempt(peer, attempt) {
                         self.open(peer, &offer)
                     } else {
                         Err(BrokerError::SessionLost { peer })
                     };
-                    if opened.is_err() {
+                    if result.is_err() {
                         self.abort(peer, attempt);
                     }
                     // The connecting thread may have stopped waiting. The session is open nevertheless.
-                    let _ = reply.send(opened);
+                    mailbox.notices.push(Notice::Opened { attempt, result });
                 }
                 Command::Abort { peer, attempt } => self.abort(peer, attempt),
                 Command::Leave => self.start_leaving(),

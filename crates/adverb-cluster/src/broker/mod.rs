@@ -37,7 +37,7 @@ pub use error::{BrokerError, RefusedTransfer, TransferError};
 pub(crate) use event::Filter;
 pub use event::{Event, Payloads};
 pub use keys::RemoteTarget;
-pub(crate) use mailbox::{Command, Mailbox};
+pub(crate) use mailbox::{Command, Mailbox, Notice, Notices};
 pub use offer::Offer;
 pub use post::Transfer;
 pub(crate) use progress::{BrokerOwner, deliver};
@@ -243,6 +243,29 @@ impl Broker {
         self.core.memory_use()
     }
 
+    /// Asks the cluster to establish the session with a peer, and returns at once.
+    /// [`Event::SessionOpened`] follows when it is established, however long that takes.
+    ///
+    /// Only a cluster with [lazy](crate::ClusterBuilder::lazy) sessions needs this call, after it was joined and after each
+    /// end of a session. Until the session is open, requests are refused with
+    /// [`PostError::NotOpen`](crate::PostError::NotOpen).
+    ///
+    /// # Errors
+    ///
+    /// Returns [`BrokerError::Session`] if the peer doesn't exist, and [`BrokerError::NoCluster`] if the broker belongs to no
+    /// cluster, or has left it.
+    pub fn connect(&mut self, peer: PeerId) -> Result<()> {
+        if usize::from(peer.0) >= self.peers.len() {
+            return Err(SessionError::UnknownPeer { peer }.into());
+        }
+        let mailbox = self.mailbox.as_ref().filter(|mailbox| mailbox.is_taken());
+        let mailbox = mailbox.ok_or(BrokerError::NoCluster)?;
+        if !self.is_open(peer) {
+            mailbox.want(peer);
+        }
+        Ok(())
+    }
+
     /// Starts a session with a peer: creates a queue pair, posts its receives, and returns the data that the peer needs to
     /// [establish](Broker::establish) the session.
     ///
@@ -318,7 +341,7 @@ impl Broker {
         self.events.push_back(Queued::SessionOpened { peer, epoch: offer.epoch });
         self.take_early_events(peer, |broker, event| broker.events.push_back(event));
         if let Some(mailbox) = &self.mailbox {
-            mailbox.set_open(peer, true);
+            mailbox.session_opened(peer);
         }
         self.post_requests();
         Ok(())

@@ -1,6 +1,8 @@
 //! Polling: completions, events, and requests to the queue pairs.
 
-use adverb_cluster_proto::{Event as CoreEvent, LocalMemory, PeerId, Phase, Post, RecvPost, SendPost};
+use adverb_cluster_proto::{
+    EndReason, Event as CoreEvent, LocalMemory, PeerId, Phase, Post, RecvPost, SendPost,
+};
 use adverb_proto::types::{Completion as PlainCompletion, Qpn, SendFlags, SendOperation};
 use adverb_verbs::memory::{Buffer, Payload};
 use adverb_verbs::{Completion, Error, RecvRequest, SendRequest};
@@ -178,7 +180,7 @@ impl Broker {
                     self.keys.end(peer);
                     self.release_segments();
                     if let Some(mailbox) = &self.mailbox {
-                        mailbox.set_open(peer, false);
+                        mailbox.session_ended(peer, reason == EndReason::Left);
                     }
                     Queued::SessionEnded { peer, epoch, reason }
                 }

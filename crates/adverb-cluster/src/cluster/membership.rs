@@ -44,8 +44,15 @@ pub trait Membership: fmt::Debug + Send + Sync + 'static {
     /// Returns the names of all members. The cluster calls this function once, when it is joined.
     fn names(&self) -> Vec<String>;
 
-    /// Returns the current address of a member. The background thread that dials this member calls the function before each
-    /// attempt, so it may block.
+    /// Returns the current address of a member, if it is known without blocking. The function is called before each attempt
+    /// to reach a member. If it returns `None`, which is the default, [`resolve`](Membership::resolve) is called instead.
+    fn known_addr(&self, member: usize) -> Option<SocketAddr> {
+        let _ = member;
+        None
+    }
+
+    /// Returns the current address of a member. A background thread, which is the same for all members, calls the function
+    /// before each attempt to reach a member, so it may block.
     ///
     /// # Errors
     ///
@@ -57,6 +64,10 @@ pub trait Membership: fmt::Debug + Send + Sync + 'static {
 impl Membership for Vec<Member> {
     fn names(&self) -> Vec<String> {
         self.iter().map(|member| member.name.clone()).collect()
+    }
+
+    fn known_addr(&self, member: usize) -> Option<SocketAddr> {
+        self.get(member)?.addr.parse().ok()
     }
 
     fn resolve(&self, member: usize) -> io::Result<SocketAddr> {

@@ -1,26 +1,29 @@
 //! Clusters: members, and the sessions between their threads.
 
-mod connect;
-mod hello;
+mod dialer;
+mod driver;
+mod exchange;
+mod key;
 mod membership;
 #[cfg(all(test, feature = "soft"))]
 mod tests;
 
 use std::fmt;
-use std::io::{self, Write};
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 
 use adverb_cluster_proto::{Config, PeerId};
 use adverb_verbs::{ConnectOptions, Device, ProtectionDomain};
 use parking_lot::Mutex;
+use zeroize::Zeroizing;
 
-use crate::broker::{Broker, BrokerError, Command, Mailbox};
-use connect::{BrokerThread, Shared};
+use crate::broker::{Broker, BrokerError, Command, Mailbox, Notice, Notices};
+use driver::{BrokerThread, Driver, Shared};
+use exchange::Local;
+use key::Key;
 
 pub use membership::{Member, Membership};
 
@@ -55,10 +58,12 @@ pub enum ClusterError {
     },
     /// The address of this member could not be resolved.
     #[error(
-        "resolving the address of this member failed: {error}\n  hint: the address of a member is `host:port`, for example \
-         10.0.0.1:7471"
+        "resolving the address of this member, {name:?}, failed: {error}\n  hint: the address of a member is `host:port`, \
+         for example 10.0.0.1:7471"
     )]
     Resolve {
+        /// The name of the member.
+        name: String,
         /// The cause.
         error: io::Error,
     },
@@ -105,20 +110,23 @@ type Result<T, E = ClusterError> = std::result::Result<T, E>;
 /// Thread `i` of each member has a session with thread `i` of every other member. The number of a member, its index in the
 /// list of members, is its [`PeerId`] in the brokers of the others.
 ///
-/// Background threads of the cluster establish the sessions: two members exchange the addresses of their queue pairs over
-/// TCP, and the member with the larger number dials. If an attempt fails, or a session ends, they try again, with pauses
-/// from 10 ms to 1 s. Brokers report sessions with [`SessionOpened`](crate::Event::SessionOpened) and
+/// A background thread of the cluster establishes the sessions: two members exchange the addresses of their queue pairs over
+/// TCP, and the member with the larger number dials. If an attempt fails, or a session ends, it tries again, with pauses
+/// from 10 ms to 1 s. With [`lazy`](ClusterBuilder::lazy) sessions, it tries only if a broker asks for the session. Brokers
+/// report sessions with [`SessionOpened`](crate::Event::SessionOpened) and
 /// [`SessionEnded`](crate::Event::SessionEnded). A session is established only while the threads of both members poll their
-/// brokers. The reasons of failed attempts are `tracing` events at the level debug. A member that doesn't respond delays no
-/// other member.
+/// brokers. The reasons of failed attempts are `tracing` events: warnings for the first failure of a member and once per
+/// minute, and others at the level debug. A member that doesn't respond delays no other member.
 ///
-/// The exchange over TCP is not authenticated: only members may have access to the network.
+/// Members with a [`key`](ClusterBuilder::key) authenticate each other in the exchange over TCP. Without a key, any host that
+/// reaches the address of a member can replace its sessions. In both cases, RDMA itself is not authenticated: only members
+/// may have access to the network.
 ///
 /// A member [leaves](Cluster::leave) the cluster, or its brokers are [dropped](Broker::leave): they tell the other members,
 /// whose sessions end at once. The sessions of a member that dies end when a request fails, after the time that
 /// [`connect_options`](ClusterBuilder::connect_options) determines. Both may return with a new epoch.
 ///
-/// Dropping the cluster ends the background threads. Brokers keep their sessions, but establish no new ones.
+/// Dropping the cluster ends the background thread. Brokers keep their sessions, but establish no new ones.
 ///
 /// The manual's chapter about clusters has an example that runs in one program.
 ///
@@ -155,9 +163,7 @@ pub struct Cluster {
     shared: Arc<Shared>,
     domains: Vec<ProtectionDomain>,
     brokers: Mutex<Vec<Option<Broker>>>,
-    stop: UnixStream,
-    listener: Option<JoinHandle<()>>,
-    dialers: Vec<JoinHandle<()>>,
+    driver: Option<JoinHandle<()>>,
 }
 
 /// The options of a [`Cluster`], created by [`Cluster::builder`].
@@ -172,6 +178,8 @@ pub struct ClusterBuilder {
     connect_options: ConnectOptions,
     listener: Option<TcpListener>,
     epoch: Option<u64>,
+    key: Option<Key>,
+    is_lazy: bool,
 }
 
 impl ClusterBuilder {
@@ -226,6 +234,23 @@ impl ClusterBuilder {
         self
     }
 
+    /// Sets the secret of the cluster: 32 random bytes, which must be the same at all members. Members prove to each other
+    /// that they have it, before they establish a session. A recorded exchange can't be replayed.
+    ///
+    /// The key protects the exchange over TCP, and nothing else: the packets of RDMA are neither authenticated nor encrypted.
+    pub fn key(mut self, secret: [u8; 32]) -> ClusterBuilder {
+        self.key = Some(Key::new(&Zeroizing::new(secret)));
+        self
+    }
+
+    /// Sets whether a session is established only when one of its two brokers asks for it with [`Broker::connect`]. By
+    /// default, all sessions are established when the cluster is joined, and again when they have ended. Members with
+    /// different values can be combined.
+    pub fn lazy(mut self, is_lazy: bool) -> ClusterBuilder {
+        self.is_lazy = is_lazy;
+        self
+    }
+
     /// Joins the cluster as the member with this name, without waiting for other members.
     ///
     /// # Errors
@@ -242,6 +267,8 @@ impl ClusterBuilder {
             connect_options,
             listener,
             epoch,
+            key,
+            is_lazy,
         } = self;
         let membership = membership.unwrap_or_else(|| Box::new(members));
         let names = membership.names();
@@ -253,15 +280,18 @@ impl ClusterBuilder {
         }
         let unknown = || ClusterError::UnknownMember { name: name.to_owned() };
         let this_member = names.iter().position(|other| other == name).ok_or_else(unknown)?;
-        let addr = membership.resolve(this_member).map_err(|error| ClusterError::Resolve { error })?;
+        let unresolved = |error| ClusterError::Resolve { name: name.to_owned(), error };
+        let addr = membership.resolve(this_member).map_err(unresolved)?;
         let epoch = epoch.unwrap_or_else(clock_epoch);
 
         let devices = if devices.is_empty() { open_devices(addr.ip(), threads)? } else { devices };
         let io_error = |action| move |error| ClusterError::Io { action, error };
+        let notices = Arc::new(Notices::new().map_err(io_error("creating a socket"))?);
         let (mut brokers, mut domains, mut broker_threads) = (Vec::new(), Vec::new(), Vec::new());
-        for device in devices.iter().cycle().take(threads) {
+        for (thread, device) in (0..).zip(devices.iter().cycle().take(threads)) {
             let domain = device.create_protection_domain()?;
-            let mailbox = Mailbox::new(names.len()).map_err(io_error("creating a socket"))?;
+            let mailbox =
+                Mailbox::new(thread, Arc::clone(&notices)).map_err(io_error("creating a socket"))?;
             let mailbox = Arc::new(mailbox);
             let mut broker = Broker::new(&domain, config, names.len(), epoch)?;
             broker.attach(Arc::clone(&mailbox))?;
@@ -280,37 +310,24 @@ impl ClusterBuilder {
             None => TcpListener::bind(addr).map_err(listen_error)?,
         };
         listener.set_nonblocking(true).map_err(listen_error)?;
-        let (stop, stopped) = UnixStream::pair().map_err(io_error("creating a socket"))?;
         let shared = Arc::new(Shared {
-            fingerprint: hello::fingerprint(&names, threads as u16),
             membership,
             connect_options,
-            member_count: names.len() as u16,
-            this_member: this_member as u16,
+            key: Arc::new(key.unwrap_or_else(Key::public)),
+            local: Local {
+                cluster: exchange::fingerprint(&names, threads as u16),
+                this_member: this_member as u16,
+                member_count: names.len() as u16,
+                thread_count: threads as u16,
+            },
             threads: broker_threads,
-            is_stopped: AtomicBool::new(false),
-            next_attempt: AtomicU64::new(1),
-            inbound_count: AtomicUsize::new(0),
+            notices,
         });
-        let mut cluster = Cluster {
-            names,
-            epoch,
-            shared,
-            domains,
-            brokers: Mutex::new(brokers),
-            stop,
-            listener: None,
-            dialers: Vec::new(),
-        };
-        // From here on, dropping the cluster ends the threads.
-        let shared = Arc::clone(&cluster.shared);
-        let run_listener = move || shared.run_listener(&listener, &stopped);
-        cluster.listener = Some(spawn("adverb-listen", run_listener)?);
-        for member in 0..this_member as u16 {
-            let shared = Arc::clone(&cluster.shared);
-            cluster.dialers.push(spawn("adverb-dial", move || shared.run_dialer(member))?);
-        }
-        Ok(cluster)
+        let driver = Driver::new(Arc::clone(&shared), listener, is_lazy);
+        let driver = std::thread::Builder::new().name("adverb-cluster".into()).spawn(|| driver.run());
+        let driver = driver.map_err(io_error("starting a thread"))?;
+        let brokers = Mutex::new(brokers);
+        Ok(Cluster { names, epoch, shared, domains, brokers, driver: Some(driver) })
     }
 }
 
@@ -326,6 +343,8 @@ impl Cluster {
             connect_options: ConnectOptions::default(),
             listener: None,
             epoch: None,
+            key: None,
+            is_lazy: false,
         }
     }
 
@@ -362,12 +381,12 @@ impl Cluster {
     pub fn peer(&self, name: &str) -> Option<PeerId> {
         let index = self.names.iter().position(|other| other == name)?;
         let peer = PeerId(index as u16);
-        (peer.0 != self.shared.this_member).then_some(peer)
+        (peer != self.this_member()).then_some(peer)
     }
 
     /// Returns the number of this member.
     pub fn this_member(&self) -> PeerId {
-        PeerId(self.shared.this_member)
+        PeerId(self.shared.local.this_member)
     }
 
     /// Returns the epoch of this member, which is in its [`RemoteRange`](crate::RemoteRange)s and
@@ -385,13 +404,10 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        self.shared.is_stopped.store(true, Ordering::Release);
-        // The threads of attempts end by themselves, after their time limits.
-        self.dialers.iter().for_each(|dialer| dialer.thread().unpark());
-        let _ = (&self.stop).write(&[0]);
-        if let Some(listener) = self.listener.take() {
+        self.shared.notices.push(Notice::Stop);
+        if let Some(driver) = self.driver.take() {
             // The listener's address is free when the thread has ended.
-            let _ = listener.join();
+            let _ = driver.join();
         }
     }
 }
@@ -400,7 +416,7 @@ impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cluster")
             .field("names", &self.names)
-            .field("this_member", &self.shared.this_member)
+            .field("this_member", &self.this_member())
             .field("epoch", &self.epoch)
             .finish_non_exhaustive()
     }
@@ -411,11 +427,6 @@ fn check_count(quantity: &'static str, requested: usize, max: usize) -> Result<(
         return Ok(());
     }
     Err(ClusterError::OutOfRange { quantity, requested, max })
-}
-
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let spawned = std::thread::Builder::new().name(name.into()).spawn(run);
-    spawned.map_err(|error| ClusterError::Io { action: "starting a thread", error })
 }
 
 /// Returns an epoch that is larger than those of earlier runs, if the clock doesn't go back.

@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use adverb_verbs::Access;
 use adverb_verbs::memory::{MemoryRegion, RemoteMemory};
 
-use super::hello::{Hello, REJECTED};
+use super::exchange::{Hello, NONCE_LEN, Purpose, REJECTED, WELCOME_LEN};
 use super::*;
-use crate::broker::{Event, Offer, Transfer, TransferError};
+use crate::broker::{Event, Transfer, TransferError};
 use crate::{EndReason, PostError, RemoteRange, TransferOperation};
 
 /// The time after which a test that makes no progress fails.
@@ -362,28 +363,115 @@ fn strangers_are_rejected() {
     let ports = Ports::new(2);
     let (a, b) = (ports.join(0, 1), ports.join(1, 1));
     let (mut broker_a, mut broker_b) = (a.broker(0).unwrap(), b.broker(0).unwrap());
-    let valid = Hello { cluster: a.shared.fingerprint, from: 1, to: 0, thread: 0, offer: [0; Offer::LEN] };
+    let purpose = Purpose::Session;
+    let valid = Hello { cluster: a.shared.local.cluster, from: 1, to: 0, thread: 0, purpose };
+    let to_bytes = |hello: Hello| hello.to_bytes(&[0; NONCE_LEN]);
     let hellos = [
-        Hello { cluster: valid.cluster ^ 1, ..valid }.to_bytes(),
-        Hello { from: 0, ..valid }.to_bytes(),
-        Hello { from: 2, ..valid }.to_bytes(),
-        Hello { to: 1, ..valid }.to_bytes(),
-        Hello { thread: 1, ..valid }.to_bytes(),
+        to_bytes(Hello { cluster: valid.cluster ^ 1, ..valid }),
+        to_bytes(Hello { from: 0, ..valid }),
+        to_bytes(Hello { from: 2, ..valid }),
+        to_bytes(Hello { to: 1, ..valid }),
+        to_bytes(Hello { thread: 1, ..valid }),
         [0xff; Hello::LEN],
     ];
     for hello in hellos {
         let mut stream = TcpStream::connect(ports.0[0].local_addr().unwrap()).unwrap();
         stream.set_read_timeout(Some(TEST_DEADLINE)).unwrap();
         stream.write_all(&hello).unwrap();
-        let mut answer = [0];
+        let mut answer = [0; WELCOME_LEN];
         stream.read_exact(&mut answer).unwrap();
-        assert_eq!(answer, [REJECTED]);
+        assert_eq!(answer[0], REJECTED);
     }
     // Connections that say nothing are closed, and members still connect.
     let _silent: Vec<TcpStream> =
         (0..40).map(|_| TcpStream::connect(ports.0[0].local_addr().unwrap()).unwrap()).collect();
     await_sessions(&mut [&mut broker_a, &mut broker_b]);
     exchange(&mut broker_a, &mut broker_b, PeerId(1), b"from a");
+}
+
+#[test]
+fn members_with_other_keys_get_no_session() {
+    let ports = Ports::new(3);
+    let join = |member: usize, key: Option<[u8; 32]>| {
+        let builder = ports.builder(member);
+        let builder = key.into_iter().fold(builder, ClusterBuilder::key);
+        builder.join(NAMES[member]).unwrap()
+    };
+    let clusters = [join(0, Some([1; 32])), join(1, Some([1; 32])), join(2, None)];
+    let mut brokers = clusters.each_ref().map(|cluster| cluster.broker(0).unwrap());
+    let started = Instant::now();
+    let [a, b, c] = &mut brokers;
+    let mut refused_count = 0;
+    while !(a.is_open(PeerId(1)) && b.is_open(PeerId(0)) && refused_count == 20) {
+        for broker in [&mut *a, &mut *b, &mut *c] {
+            broker.poll(|_, _| ()).unwrap();
+        }
+        // A member without the key has dialed many times meanwhile, and so has a stranger.
+        if refused_count < 20 {
+            let mut stream = TcpStream::connect(ports.0[0].local_addr().unwrap()).unwrap();
+            stream.set_read_timeout(Some(TEST_DEADLINE)).unwrap();
+            let hello = Hello {
+                cluster: clusters[0].shared.local.cluster,
+                from: 1,
+                to: 0,
+                thread: 0,
+                purpose: Purpose::Session,
+            };
+            stream.write_all(&hello.to_bytes(&[0; NONCE_LEN])).unwrap();
+            stream.read_exact(&mut [0; WELCOME_LEN]).unwrap();
+            stream.write_all(&[0; 44 + 32]).unwrap();
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).unwrap();
+            assert_eq!(answer[0], 4, "not authenticated");
+            refused_count += 1;
+        }
+        assert!(started.elapsed() < TEST_DEADLINE);
+    }
+    assert!(!a.is_open(PeerId(2)) && !b.is_open(PeerId(2)));
+    assert!(!c.is_open(PeerId(0)) && !c.is_open(PeerId(1)));
+    exchange(a, b, PeerId(1), b"from a");
+}
+
+#[test]
+fn lazy_sessions_are_established_by_either_side() {
+    let ports = Ports::new(3);
+    let join = |member| ports.builder(member).lazy(true).join(NAMES[member]).unwrap();
+    let clusters = [join(0), join(1), join(2)];
+    let mut brokers = clusters.each_ref().map(|cluster| cluster.broker(0).unwrap());
+    let [a, b, c] = &mut brokers;
+    assert!(matches!(a.send(PeerId(1), b"early"), Err(PostError::NotOpen { .. })));
+    assert!(matches!(a.connect(PeerId(3)), Err(BrokerError::Session(_))));
+    // The member with the larger number dials, and the one with the smaller number asks it to.
+    a.connect(PeerId(1)).unwrap();
+    await_open((a, PeerId(1)), (b, PeerId(0)));
+    c.connect(PeerId(1)).unwrap();
+    await_open((b, PeerId(2)), (c, PeerId(1)));
+    exchange(a, b, PeerId(1), b"from a");
+    exchange(b, c, PeerId(2), b"from b");
+    assert!(!a.is_open(PeerId(2)) && !c.is_open(PeerId(0)), "nobody asked for this session");
+}
+
+#[test]
+fn a_smaller_epoch_is_refused() {
+    let ports = Ports::new(2);
+    let b = ports.builder(1).join("b").unwrap();
+    let mut broker_b = b.broker(0).unwrap();
+    for (epoch, is_refused) in [(5, false), (4, true), (6, false)] {
+        let a = ports.builder(0).epoch(epoch).join("a").unwrap();
+        let mut broker_a = a.broker(0).unwrap();
+        let started = Instant::now();
+        while !is_refused && broker_b.peer_epoch(PeerId(0)) != Some(epoch) {
+            broker_a.poll(|_, _| ()).unwrap();
+            broker_b.poll(|_, _| ()).unwrap();
+            assert!(started.elapsed() < TEST_DEADLINE);
+        }
+        for _ in 0..if is_refused { 300 } else { 0 } {
+            broker_a.poll(|_, _| ()).unwrap();
+            broker_b.poll(|_, _| ()).unwrap();
+            assert_ne!(broker_b.peer_epoch(PeerId(0)), Some(epoch));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 #[test]

@@ -33,7 +33,7 @@ pub(crate) use options::{
 pub(crate) use outcome::{RawCompletion, RawOutcome, flag, opcode};
 #[cfg(feature = "soft")]
 pub(crate) use soft::{LinkKind as SoftLink, Options as SoftOptions};
-pub use wait::{Watch, wait_either};
+pub use wait::{Interest, Watch, start_connect, wait_either, wait_many};
 
 #[cfg(not(feature = "ibv"))]
 use failure::no_engine;

@@ -1,6 +1,7 @@
 //! Waiting for descriptors.
 
 use std::io;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -26,6 +27,94 @@ pub fn wait_either(
     }
     let error = io::Error::last_os_error();
     if error.kind() == io::ErrorKind::Interrupted { Ok(false) } else { Err(error) }
+}
+
+/// The event of a descriptor to wait for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Interest {
+    /// The descriptor can be read.
+    Read,
+    /// The descriptor can be written, or a connection was established.
+    Write,
+    /// Only errors, and the end of a connection.
+    Nothing,
+}
+
+/// Waits until one of the descriptors is ready. Returns, for each, whether it is: none of them if the timeout expires, or a
+/// signal arrives.
+///
+/// # Errors
+///
+/// Returns an error if the kernel has not enough memory.
+pub fn wait_many(fds: &[(BorrowedFd<'_>, Interest)], timeout: Option<Duration>) -> io::Result<Vec<bool>> {
+    let entry = |(fd, interest): &(BorrowedFd<'_>, Interest)| {
+        let events = match interest {
+            Interest::Read => libc::POLLIN,
+            Interest::Write => libc::POLLOUT,
+            Interest::Nothing => 0,
+        };
+        libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 }
+    };
+    let mut entries = Vec::from_iter(fds.iter().map(entry));
+    let timeout = timeout.map(|timeout| libc::timespec {
+        tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let count = entries.len() as libc::nfds_t;
+    // SAFETY: the entries may be written; the timeout is absent or outlives the call, and no signals are masked.
+    let code = unsafe { libc::ppoll(entries.as_mut_ptr(), count, timeout, std::ptr::null()) };
+    if code < 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+        entries.iter_mut().for_each(|entry| entry.revents = 0);
+    }
+    Ok(entries.iter().map(|entry| entry.revents != 0).collect())
+}
+
+/// Starts to connect a TCP socket, which doesn't block. When it can be written, the connection is established or has failed:
+/// see `TcpStream::take_error`.
+///
+/// # Errors
+///
+/// Returns the error of the kernel, for example without a route to the address.
+pub fn start_connect(addr: SocketAddr) -> io::Result<TcpStream> {
+    let family = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: the call takes no memory.
+    let fd = unsafe { libc::socket(family, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new, and nobody else's.
+    let stream = TcpStream::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    let code = match addr {
+        SocketAddr::V4(addr) => {
+            let raw = libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: addr.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(addr.ip().octets()) },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: the address can be read, and has this length.
+            unsafe { libc::connect(fd, (&raw const raw).cast(), size_of_val(&raw) as libc::socklen_t) }
+        }
+        SocketAddr::V6(addr) => {
+            let raw = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: addr.port().to_be(),
+                sin6_flowinfo: addr.flowinfo(),
+                sin6_addr: libc::in6_addr { s6_addr: addr.ip().octets() },
+                sin6_scope_id: addr.scope_id(),
+            };
+            // SAFETY: the address can be read, and has this length.
+            unsafe { libc::connect(fd, (&raw const raw).cast(), size_of_val(&raw) as libc::socklen_t) }
+        }
+    };
+    let error = io::Error::last_os_error();
+    if code == 0 || error.raw_os_error() == Some(libc::EINPROGRESS) { Ok(stream) } else { Err(error) }
 }
 
 /// A descriptor that can be read while any of several others can, or has ended.
@@ -113,6 +202,40 @@ mod tests {
         assert!(ready(&outer));
         drop(reader);
         assert!(!ready(&outer), "what is closed isn't watched any more");
+    }
+
+    #[test]
+    fn each_descriptor_that_is_ready_is_named() {
+        let (first, mut first_writer) = io::pipe().unwrap();
+        let (second, second_writer) = io::pipe().unwrap();
+        let wait = |interest, timeout| {
+            let fds = [(first.as_fd(), interest), (second.as_fd(), interest)];
+            wait_many(&fds, timeout).unwrap()
+        };
+        assert_eq!(wait(Interest::Read, Some(Duration::from_micros(10))), [false, false]);
+        first_writer.write_all(&[1]).unwrap();
+        assert_eq!(wait(Interest::Read, None), [true, false]);
+        assert_eq!(wait(Interest::Nothing, Some(Duration::ZERO)), [false, false]);
+        drop(second_writer);
+        assert_eq!(wait(Interest::Nothing, None), [false, true], "a pipe whose writer is gone has ended");
+        assert_eq!(wait_many(&[(first_writer.as_fd(), Interest::Write)], None).unwrap(), [true]);
+    }
+
+    #[test]
+    fn connecting_does_not_block() {
+        for addr in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = std::net::TcpListener::bind(addr) else { continue };
+            let mut stream = start_connect(listener.local_addr().unwrap()).unwrap();
+            let (accepted, peer) = listener.accept().unwrap();
+            assert_eq!(wait_many(&[(stream.as_fd(), Interest::Write)], None).unwrap(), [true]);
+            assert!(stream.take_error().unwrap().is_none());
+            assert_eq!(stream.local_addr().unwrap(), peer);
+            let mut byte = [0];
+            assert_eq!(stream.read(&mut byte).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            stream.write_all(&[7]).unwrap();
+            (&accepted).read_exact(&mut byte).unwrap();
+            assert_eq!(byte, [7]);
+        }
     }
 
     #[test]

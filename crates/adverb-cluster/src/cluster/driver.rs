@@ -1,0 +1,580 @@
+//! The thread that establishes sessions: it accepts, dials, and runs the exchanges, without blocking.
+//!
+//! The [`Dialer`] decides when to dial, and an [`Exchange`] is the protocol. This thread never touches a broker: it sends
+//! commands to the broker's mailbox, and the broker's thread replies with notices.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use adverb_cluster_proto::PeerId;
+use adverb_proto::Time;
+use adverb_verbs::internal::{Interest, start_connect, wait_many};
+use adverb_verbs::{ConnectOptions, LinkLayer, QueuePair, QueuePairBuilder};
+
+use super::dialer::{Attempt, Dialer, MIN_BACKOFF, Outcome};
+use super::exchange::{Exchange, ExchangeError, Hello, Local, NONCE_LEN, Step};
+use super::key::Key;
+use super::membership::Membership;
+use crate::broker::{Command, Mailbox, Notice, Notices, Offer};
+
+/// The time limit of each step of an exchange.
+const STEP_TIMEOUT: Duration = Duration::from_secs(2);
+/// The time limit of the last step. It is longer, because the dialing member has a session that the listening member must
+/// not close while the exchange goes on. A member that dies closes its connection.
+const READY_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time that a broker may take to reply. A thread that doesn't poll takes longer.
+const BROKER_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time between warnings about strangers.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The state that the cluster's handle and its threads share.
+pub(super) struct Shared {
+    pub(super) membership: Box<dyn Membership>,
+    pub(super) connect_options: ConnectOptions,
+    pub(super) key: Arc<Key>,
+    pub(super) local: Local,
+    pub(super) threads: Vec<BrokerThread>,
+    pub(super) notices: Arc<Notices>,
+}
+
+/// A thread of the application, seen from the connecting thread.
+pub(super) struct BrokerThread {
+    pub(super) mailbox: Arc<Mailbox>,
+    pub(super) queue_pairs: QueuePairBuilder,
+}
+
+/// The reason why an attempt failed.
+#[derive(Debug, thiserror::Error)]
+enum AttemptError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Exchange(#[from] ExchangeError),
+    #[error("{0}")]
+    Verbs(#[from] adverb_verbs::Error),
+    #[error("the thread of this member does not poll its broker")]
+    NotPolled,
+    #[error("the offered address does not belong to the member")]
+    ForeignGid,
+}
+
+type Result<T> = std::result::Result<T, AttemptError>;
+
+/// A connection over TCP, and its exchange.
+struct Connection {
+    /// Absent until the address is resolved.
+    stream: Option<TcpStream>,
+    addr: Option<SocketAddr>,
+    is_connecting: bool,
+    exchange: Exchange,
+    /// The attempt of this member, if it dialed.
+    attempt: Option<Attempt>,
+    session: Option<PreparedSession>,
+    deadline: Instant,
+    /// Whether the exchange is complete once its output is written.
+    is_finishing: bool,
+}
+
+/// A session that a broker prepares.
+struct PreparedSession {
+    peer: PeerId,
+    thread: u16,
+    queue_pair: Arc<QueuePair>,
+}
+
+/// The connecting thread.
+pub(super) struct Driver {
+    shared: Arc<Shared>,
+    listener: TcpListener,
+    dialer: Dialer,
+    connections: BTreeMap<u64, Connection>,
+    /// The number of the next connection, which is also that of its attempt to prepare a session.
+    next_number: u64,
+    inbound_count: usize,
+    resolver: Option<Sender<(u64, u16)>>,
+    started: Instant,
+    warned_at: Option<Instant>,
+    is_stopped: bool,
+}
+
+impl Driver {
+    pub(super) fn new(shared: Arc<Shared>, listener: TcpListener, is_lazy: bool) -> Driver {
+        let Local { this_member, member_count, thread_count, .. } = shared.local;
+        Driver {
+            shared,
+            listener,
+            dialer: Dialer::new(this_member, member_count, thread_count, is_lazy),
+            connections: BTreeMap::new(),
+            next_number: 1,
+            inbound_count: 0,
+            resolver: None,
+            started: Instant::now(),
+            warned_at: None,
+            is_stopped: false,
+        }
+    }
+
+    /// Runs until the cluster is dropped.
+    pub(super) fn run(mut self) {
+        while !self.is_stopped {
+            let now = self.now();
+            while let Some(attempt) = self.dialer.poll_attempt(now) {
+                self.start_attempt(attempt);
+            }
+            if let Err(error) = self.wait_and_progress() {
+                tracing::error!(%error, "waiting for members failed: no more sessions are established");
+                break;
+            }
+        }
+        self.shared.notices.close();
+        for number in Vec::from_iter(self.connections.keys().copied()) {
+            self.remove(number);
+        }
+    }
+
+    fn now(&self) -> Time {
+        Time::ZERO + self.started.elapsed()
+    }
+
+    /// Waits until a socket is ready, a broker replies, or a time has come, and processes it.
+    fn wait_and_progress(&mut self) -> io::Result<()> {
+        let now = Instant::now();
+        let deadlines = self.connections.values().map(|connection| connection.deadline);
+        let until_deadline = deadlines.map(|at| at.saturating_duration_since(now)).min();
+        let until_attempt = self.dialer.poll_timeout().map(|at| at - self.now());
+        let timeout = until_deadline.into_iter().chain(until_attempt).min();
+        // Strangers must leave room for members, of which each dials with one connection at a time.
+        let max_inbound = 2 * usize::from(self.shared.local.member_count) + 16;
+        let listener_interest =
+            if self.inbound_count < max_inbound { Interest::Read } else { Interest::Nothing };
+        let mut fds =
+            vec![(self.shared.notices.as_fd(), Interest::Read), (self.listener.as_fd(), listener_interest)];
+        let mut numbers = Vec::with_capacity(self.connections.len());
+        for (number, connection) in &self.connections {
+            if let Some(stream) = &connection.stream {
+                numbers.push(*number);
+                fds.push((stream.as_fd(), connection.interest()));
+            }
+        }
+        let ready = wait_many(&fds, timeout)?;
+        self.handle_notices();
+        if ready.get(1) == Some(&true) {
+            self.accept();
+        }
+        for (number, _) in numbers.into_iter().zip(&ready[2..]).filter(|(_, is_ready)| **is_ready) {
+            if let Err(error) = self.progress(number) {
+                self.fail(number, &error);
+            }
+        }
+        let now = Instant::now();
+        let expired = self.connections.iter().filter(|(_, connection)| connection.deadline <= now);
+        for number in Vec::from_iter(expired.map(|(number, _)| *number)) {
+            let waits_for_broker = self.connections.get(&number).is_some_and(Connection::waits_for_broker);
+            let timed_out = || io::Error::from(io::ErrorKind::TimedOut).into();
+            let error = if waits_for_broker { AttemptError::NotPolled } else { timed_out() };
+            self.fail(number, &error);
+        }
+        Ok(())
+    }
+
+    fn handle_notices(&mut self) {
+        let now = self.now();
+        for notice in self.shared.notices.take() {
+            match notice {
+                Notice::Taken { thread } => self.dialer.set_polled(thread, true, now),
+                Notice::Closed { thread } => self.dialer.set_polled(thread, false, now),
+                Notice::Wanted { thread, peer } => self.dialer.want(peer, thread, now),
+                Notice::SessionOpened { thread, peer } => self.dialer.opened(peer, thread, now),
+                Notice::SessionEnded { thread, peer, has_left } => {
+                    self.dialer.ended(peer, thread, has_left, now);
+                }
+                Notice::Prepared { attempt, result } => {
+                    let result = result.map_err(ExchangeError::from);
+                    self.step(attempt, |driver, connection| match result {
+                        Ok(offer) => {
+                            let step = connection.exchange.prepared(&offer);
+                            driver.perform(attempt, connection, step)
+                        }
+                        Err(error) => Err(connection.exchange.refuse(error).into()),
+                    });
+                }
+                Notice::Opened { attempt, result } => match result {
+                    Ok(()) => self.finish(attempt),
+                    Err(error) => self.fail(attempt, &ExchangeError::from(error).into()),
+                },
+                Notice::Resolved { attempt, result } => {
+                    self.step(attempt, |driver, connection| driver.connect(connection, result?));
+                }
+                Notice::Stop => self.is_stopped = true,
+            }
+        }
+    }
+
+    /// Accepts connections.
+    fn accept(&mut self) {
+        let (stream, addr) = match self.listener.accept() {
+            Ok(accepted) => accepted,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) => {
+                // Too few descriptors, for example.
+                tracing::warn!(%error, "accepting a member's connection failed");
+                std::thread::sleep(MIN_BACKOFF);
+                return;
+            }
+        };
+        let Ok(nonce) = random_nonce() else { return };
+        if stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)).is_err() {
+            return;
+        }
+        self.inbound_count += 1;
+        let exchange = Exchange::listen(Arc::clone(&self.shared.key), self.shared.local, nonce);
+        self.add(Some(stream), Some(addr), exchange, None);
+    }
+
+    fn start_attempt(&mut self, attempt: Attempt) {
+        let Local { cluster, this_member, .. } = self.shared.local;
+        let Attempt { peer, thread, purpose } = attempt;
+        let hello = Hello { cluster, from: this_member, to: peer.0, thread, purpose };
+        // Without random bytes, the hello is the same each time, and the attempt fails.
+        let nonce = random_nonce();
+        let exchange =
+            Exchange::dial(Arc::clone(&self.shared.key), &hello, nonce.as_ref().unwrap_or(&[0; NONCE_LEN]));
+        let number = self.add(None, None, exchange, Some(attempt));
+        if let Err(error) = nonce {
+            return self.fail(number, &error.into());
+        }
+        match self.shared.membership.known_addr(usize::from(peer.0)) {
+            Some(addr) => self.step(number, |driver, connection| driver.connect(connection, addr)),
+            None => self.resolve(number, peer),
+        }
+    }
+
+    /// Resolves a member's address in a thread that may block.
+    fn resolve(&mut self, number: u64, peer: PeerId) {
+        if self.resolver.is_none() {
+            let (requests, received) = mpsc::channel();
+            let shared = Arc::clone(&self.shared);
+            let thread = std::thread::Builder::new().name("adverb-resolve".into());
+            match thread.spawn(move || run_resolver(&shared, &received)) {
+                Ok(_) => self.resolver = Some(requests),
+                Err(error) => return self.fail(number, &error.into()),
+            }
+        }
+        if let Some(resolver) = &self.resolver {
+            // The thread ends only with this one.
+            let _ = resolver.send((number, peer.0));
+        }
+    }
+
+    fn connect(&mut self, connection: &mut Connection, addr: SocketAddr) -> Result<()> {
+        let stream = start_connect(addr)?;
+        stream.set_nodelay(true)?;
+        connection.stream = Some(stream);
+        connection.addr = Some(addr);
+        connection.is_connecting = true;
+        connection.reset_deadline();
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        stream: Option<TcpStream>,
+        addr: Option<SocketAddr>,
+        exchange: Exchange,
+        attempt: Option<Attempt>,
+    ) -> u64 {
+        let number = self.next_number;
+        self.next_number += 1;
+        // A resolver may take longer than a step.
+        let timeout = if stream.is_some() { STEP_TIMEOUT } else { READY_TIMEOUT };
+        let connection = Connection {
+            stream,
+            addr,
+            is_connecting: false,
+            exchange,
+            attempt,
+            session: None,
+            deadline: Instant::now() + timeout,
+            is_finishing: false,
+        };
+        self.connections.insert(number, connection);
+        number
+    }
+
+    /// Performs a step of a connection that may not exist anymore. A failure ends the connection.
+    fn step(&mut self, number: u64, step: impl FnOnce(&mut Driver, &mut Connection) -> Result<()>) {
+        let Some(mut connection) = self.connections.remove(&number) else { return };
+        let result = step(self, &mut connection).and_then(|()| Ok(connection.write()?));
+        self.connections.insert(number, connection);
+        match result {
+            Ok(()) => self.finish_if_written(number),
+            Err(error) => self.fail(number, &error),
+        }
+    }
+
+    /// Reads and writes as far as the socket allows.
+    fn progress(&mut self, number: u64) -> Result<()> {
+        let Some(mut connection) = self.connections.remove(&number) else { return Ok(()) };
+        let result = self.progress_connection(number, &mut connection);
+        self.connections.insert(number, connection);
+        result?;
+        self.finish_if_written(number);
+        Ok(())
+    }
+
+    fn progress_connection(&mut self, number: u64, connection: &mut Connection) -> Result<()> {
+        if connection.interest() == Interest::Nothing {
+            // Only an error or the end of the connection is reported then.
+            return Err(io::Error::from(io::ErrorKind::ConnectionReset).into());
+        }
+        let Some(stream) = &connection.stream else { return Ok(()) };
+        if connection.is_connecting {
+            if let Some(error) = stream.take_error()? {
+                return Err(error.into());
+            }
+            connection.is_connecting = false;
+            connection.reset_deadline();
+        }
+        connection.write()?;
+        loop {
+            let mut bytes = [0; 256];
+            let wanted = connection.exchange.missing_len().min(bytes.len());
+            if wanted == 0 {
+                return Ok(());
+            }
+            let Some(bytes) = connection.read(&mut bytes[..wanted])? else { return Ok(()) };
+            let step = connection.exchange.handle_bytes(bytes)?;
+            // A peer that sends single bytes has no more time than others.
+            if !connection.exchange.is_partial() {
+                self.perform(number, connection, step)?;
+                connection.write()?;
+            }
+        }
+    }
+
+    /// Performs a step of an exchange.
+    fn perform(&mut self, number: u64, connection: &mut Connection, step: Step) -> Result<()> {
+        match step {
+            Step::Read => {
+                connection.reset_deadline();
+                Ok(())
+            }
+            Step::Prepare(peer) => {
+                let prepared = match (peer, connection.attempt) {
+                    (Some((hello, offer)), _) => {
+                        self.prepare(number, PeerId(hello.from), hello.thread, Some(offer.epoch))
+                    }
+                    (None, Some(Attempt { peer, thread, .. })) => self.prepare(number, peer, thread, None),
+                    (None, None) => Err(ExchangeError::Mismatch.into()),
+                };
+                match prepared {
+                    Ok(session) => connection.session = Some(session),
+                    Err(AttemptError::Exchange(error)) => {
+                        return Err(connection.exchange.refuse(error).into());
+                    }
+                    Err(error) => {
+                        connection.exchange.refuse(ExchangeError::Busy);
+                        return Err(error);
+                    }
+                }
+                connection.reset_deadline();
+                Ok(())
+            }
+            Step::Connect(offer) => {
+                if let Err(error) = self.connect_queue_pair(connection, &offer) {
+                    connection.exchange.refuse(ExchangeError::Busy);
+                    return Err(error);
+                }
+                let step = connection.exchange.connected();
+                self.perform(number, connection, step)
+            }
+            Step::Open(offer) => {
+                connection.write()?;
+                if !connection.exchange.has_output() {
+                    // The peer may close the connection before the broker replies.
+                    connection.stream = None;
+                }
+                connection.reset_deadline();
+                let Some(PreparedSession { peer, thread, .. }) = connection.session else { return Ok(()) };
+                let mailbox = &self.shared.threads[usize::from(thread)].mailbox;
+                mailbox.send(Command::Open { peer, attempt: number, offer });
+                Ok(())
+            }
+            Step::Invited(hello) => {
+                self.dialer.invited(PeerId(hello.from), hello.thread, self.now());
+                connection.is_finishing = true;
+                Ok(())
+            }
+            Step::Finish => {
+                connection.is_finishing = true;
+                Ok(())
+            }
+        }
+    }
+
+    /// Asks a broker to prepare a session over a new queue pair.
+    fn prepare(
+        &self,
+        number: u64,
+        peer: PeerId,
+        thread: u16,
+        peer_epoch: Option<u64>,
+    ) -> Result<PreparedSession> {
+        let Some(BrokerThread { mailbox, queue_pairs }) = self.shared.threads.get(usize::from(thread)) else {
+            return Err(ExchangeError::Mismatch.into());
+        };
+        if !mailbox.is_taken() {
+            return Err(ExchangeError::Busy.into());
+        }
+        let queue_pair = Arc::new(queue_pairs.clone().create()?);
+        let session = PreparedSession { peer, thread, queue_pair: Arc::clone(&queue_pair) };
+        mailbox.send(Command::Prepare { peer, attempt: number, queue_pair, peer_epoch });
+        Ok(session)
+    }
+
+    fn connect_queue_pair(&self, connection: &Connection, offer: &Offer) -> Result<()> {
+        let (Some(session), Some(addr)) = (&connection.session, connection.addr) else { return Ok(()) };
+        let queue_pair = &session.queue_pair;
+        let device = queue_pair.protection_domain().device();
+        let is_on_ip_network = device.is_on_ip_network() && queue_pair.link_layer() != LinkLayer::InfiniBand;
+        let (offered, addr): (IpAddr, _) = (offer.endpoint.gid.udp_addr().ip(), addr.ip().to_canonical());
+        // No member can aim packets of this member at a third party.
+        if is_on_ip_network && offered != addr && !(offered.is_loopback() && addr.is_loopback()) {
+            return Err(AttemptError::ForeignGid);
+        }
+        Ok(queue_pair.connect_with(&offer.endpoint, &self.shared.connect_options)?)
+    }
+
+    fn finish_if_written(&mut self, number: u64) {
+        let connection = self.connections.get(&number);
+        if connection.is_some_and(|connection| connection.is_finishing && !connection.exchange.has_output()) {
+            self.finish(number);
+        }
+    }
+
+    /// Ends a connection whose exchange is complete.
+    fn finish(&mut self, number: u64) {
+        let now = self.now();
+        if let Some(attempt) = self.remove(number) {
+            self.dialer.finished(attempt, Outcome::Established, now);
+        }
+    }
+
+    /// Ends a connection whose exchange failed.
+    fn fail(&mut self, number: u64, error: &AttemptError) {
+        let Some(connection) = self.connections.get_mut(&number) else { return };
+        // The peer may learn the reason.
+        let _ = connection.write();
+        let addr = connection.addr;
+        let now = self.now();
+        if let Some(attempt) = self.remove(number) {
+            let is_io = matches!(error, AttemptError::Io(_));
+            let outcome = if is_io { Outcome::Unreachable } else { Outcome::Failed };
+            let Attempt { peer, thread, purpose } = attempt;
+            if self.dialer.finished(attempt, outcome, now) {
+                tracing::warn!(%peer, thread, addr = addr.map(tracing::field::display), %error, "a session was not established: the cluster keeps trying");
+            } else {
+                tracing::debug!(%peer, thread, ?purpose, %error, "a session was not established");
+            }
+            return;
+        }
+        // Members with wrong settings connect again and again, and strangers connect for other reasons.
+        let is_serious = !matches!(error, AttemptError::Io(_) | AttemptError::Exchange(ExchangeError::Busy));
+        let at = Instant::now();
+        let is_quiet = self.warned_at.is_some_and(|warned_at| at < warned_at + WARNING_INTERVAL);
+        if is_serious && !is_quiet {
+            self.warned_at = Some(at);
+            tracing::warn!(addr = addr.map(tracing::field::display), %error, "an inbound session was not established");
+        } else {
+            tracing::debug!(addr = addr.map(tracing::field::display), %error, "an inbound session was not established");
+        }
+    }
+
+    /// Removes a connection, and returns its attempt if this member dialed. Its session is closed, unless it is open.
+    fn remove(&mut self, number: u64) -> Option<Attempt> {
+        let connection = self.connections.remove(&number)?;
+        if let Some(PreparedSession { peer, thread, .. }) = connection.session {
+            let mailbox = &self.shared.threads[usize::from(thread)].mailbox;
+            mailbox.send(Command::Abort { peer, attempt: number });
+        }
+        if connection.attempt.is_none() {
+            self.inbound_count -= 1;
+        }
+        connection.attempt
+    }
+}
+
+impl Connection {
+    fn interest(&self) -> Interest {
+        let has_output = self.exchange.has_output();
+        match self.exchange.missing_len() {
+            _ if self.is_connecting || has_output => Interest::Write,
+            0 => Interest::Nothing,
+            _ => Interest::Read,
+        }
+    }
+
+    /// Whether the next step is a reply of a broker.
+    fn waits_for_broker(&self) -> bool {
+        self.session.is_some() && self.exchange.missing_len() == 0
+    }
+
+    /// Sets the time limit of the next step.
+    fn reset_deadline(&mut self) {
+        let timeout = match () {
+            () if self.exchange.awaits_ready() => READY_TIMEOUT,
+            () if self.waits_for_broker() => BROKER_TIMEOUT,
+            () => STEP_TIMEOUT,
+        };
+        self.deadline = Instant::now() + timeout;
+    }
+
+    /// Writes as much as the socket accepts.
+    fn write(&mut self) -> io::Result<()> {
+        let Some(stream) = self.stream.as_mut().filter(|_| !self.is_connecting) else { return Ok(()) };
+        let output = self.exchange.output();
+        while !output.is_empty() {
+            match stream.write(output) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => drop(output.drain(..count)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads bytes, or returns `None` if there are none yet.
+    fn read<'a>(&mut self, bytes: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
+        let Some(stream) = &mut self.stream else { return Ok(None) };
+        loop {
+            match stream.read(bytes) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => return Ok(Some(&bytes[..count])),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+fn random_nonce() -> io::Result<[u8; NONCE_LEN]> {
+    let mut nonce = [0; NONCE_LEN];
+    getrandom::fill(&mut nonce).map_err(io::Error::other)?;
+    Ok(nonce)
+}
+
+/// Resolves addresses until the driver has ended.
+fn run_resolver(shared: &Shared, requests: &Receiver<(u64, u16)>) {
+    while let Ok((attempt, member)) = requests.recv() {
+        let result = shared.membership.resolve(usize::from(member));
+        shared.notices.push(Notice::Resolved { attempt, result });
+    }
+}
