@@ -40,7 +40,7 @@ const STEPS: &[&str] = &[
     "traffic",
     "tsan",
     "soak --seconds 20",
-    "cluster --messages 100000 --kill-seconds 4",
+    "cluster --messages 100000 --kill-seconds 4 --ack-timeout 17",
     "conformance --backend ibv",
     "interop",
     "net",

@@ -35,7 +35,7 @@ const EXPORTED: &[&str] = &[
 /// Builds the test programs and runs them in one guest, on soft-RoCE. The connection manager's tests against C programs
 /// run there too, on the software NIC.
 pub(crate) fn run() -> Result<ExitCode> {
-    let mut words: Vec<String> = ["xtask", "vm", "--timeout", "400"].map(str::to_owned).into();
+    let mut words: Vec<String> = ["xtask", "vm", "--timeout", "600"].map(str::to_owned).into();
     for program in PROGRAMS {
         let path = process::build(&format!("test -p adverb --release --no-run --test {program}"))?;
         // Connection tests use the software NIC unless ADVERB_DEVICE names another device.
