@@ -41,7 +41,7 @@ pub struct Config {
     pub keepalive: Option<Duration>,
 }
 
-/// 64 slots of 4 KiB in each direction, 128 requests, a doorbell per 16 requests, and a keepalive of 1 s.
+/// 64 slots of 4 KiB in each direction, 128 requests, a doorbell per 32 requests, and a keepalive of 1 s.
 impl Default for Config {
     fn default() -> Config {
         Config {
@@ -50,7 +50,7 @@ impl Default for Config {
             slot_size: 4096,
             queue_depth: 128,
             send_queue_depth: 128,
-            doorbell_batch: 16,
+            doorbell_batch: 32,
             signal_interval: 16,
             keepalive: Some(Duration::from_secs(1)),
         }

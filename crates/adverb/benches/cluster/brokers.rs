@@ -143,15 +143,15 @@ pub(crate) fn call(peer: &mut Peer, device: &str, time: Duration, outstanding: u
     let mut failure = None;
     let mut last_reply = Instant::now();
     for _ in 0..outstanding {
-        rpc.call(PEER, 1, &meter.request(), None)?;
+        rpc.call(PEER, 1, &meter.request(meter.now()), None)?;
     }
     while rpc.outstanding_call_count(PEER) > 0 {
         let events = rpc.poll(|rpc, event| {
             let RpcEvent::CallEnded { result, .. } = event else { return };
             let counted = result.map_err(Into::into).and_then(|reply| meter.count(reply));
-            let called = counted.and_then(|()| {
-                if !meter.is_over(meter.now()) {
-                    rpc.call(PEER, 1, &meter.request(), None)?;
+            let called = counted.and_then(|request| {
+                if let Some(request) = request {
+                    rpc.call(PEER, 1, &request, None)?;
                 }
                 Ok(())
             });

@@ -36,14 +36,14 @@ impl Meter {
     }
 
     /// Returns the data of a request that is made now. The peer echoes it, so the reply has the time.
-    pub(crate) fn request(&self) -> [u8; LEN] {
+    pub(crate) fn request(&self, now: u64) -> [u8; LEN] {
         let mut request = [7; LEN];
-        request[..8].copy_from_slice(&self.now().to_le_bytes());
+        request[..8].copy_from_slice(&now.to_le_bytes());
         request
     }
 
-    /// Counts a call that ended with a reply.
-    pub(crate) fn count(&mut self, reply: &[u8]) -> Outcome {
+    /// Counts a call that ended with a reply. Returns the data of the next request, unless the measurement is over.
+    pub(crate) fn count(&mut self, reply: &[u8]) -> Outcome<Option<[u8; LEN]>> {
         let Some((start, rest)) = reply.split_first_chunk().filter(|(_, rest)| rest.len() == LEN - 8) else {
             return Err(format!("a reply has {} bytes", reply.len()).into());
         };
@@ -54,7 +54,7 @@ impl Meter {
         if self.has_begun(now) && !self.is_over(now) {
             self.times.push((now - u64::from_le_bytes(*start)) as u32);
         }
-        Ok(())
+        Ok((!self.is_over(now)).then(|| self.request(now)))
     }
 
     /// Prints the rate and the percentiles of the measured calls.

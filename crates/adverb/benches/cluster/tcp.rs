@@ -101,7 +101,7 @@ pub(crate) fn call(peer: &mut Peer, time: Duration, outstanding: usize, writes: 
         let mut framed = Framed::new(TcpStream::connect(address).await?, writes)?;
         let mut meter = Meter::new(time);
         for _ in 0..outstanding {
-            framed.send(&meter.request()).await?;
+            framed.send(&meter.request(meter.now())).await?;
         }
         let mut waiting = outstanding;
         while waiting > 0 {
@@ -110,10 +110,9 @@ pub(crate) fn call(peer: &mut Peer, time: Duration, outstanding: usize, writes: 
                 return Err("the peer closed the connection".into());
             }
             while let Some(reply) = framed.take() {
-                meter.count(&framed.received[reply])?;
                 waiting -= 1;
-                if !meter.is_over(meter.now()) {
-                    framed.send(&meter.request()).await?;
+                if let Some(request) = meter.count(&framed.received[reply])? {
+                    framed.send(&request).await?;
                     waiting += 1;
                 }
             }
