@@ -3,6 +3,8 @@
 use core::fmt;
 use core::ops::Range;
 
+use crate::PeerId;
+
 /// A pointer to bytes in a segment of a member's arena: plain data that members send to each other.
 ///
 /// A pointer grants nothing. A member that uses it needs the segment's remote key, and the member that owns the memory
@@ -85,6 +87,12 @@ pub enum RemotePtrError {
 impl RemotePtr {
     /// The length of the byte representation.
     pub const BYTES: usize = 32;
+
+    /// Returns the member as a peer of a cluster's broker, whose numbers are the same. The result is `None` if the number is
+    /// larger than those of a cluster's members: an arena without a cluster may have any.
+    pub fn peer(&self) -> Option<PeerId> {
+        u16::try_from(self.member).ok().map(PeerId)
+    }
 
     /// Returns the byte representation: the member, the segment, the epoch, the offset and the length, in little endian.
     pub fn to_bytes(&self) -> [u8; RemotePtr::BYTES] {

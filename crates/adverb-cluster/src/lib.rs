@@ -57,6 +57,8 @@ mod cluster;
 mod messages;
 mod rpc;
 mod slab;
+#[cfg(feature = "tokio")]
+mod tasks;
 
 pub use adverb_cluster_proto::rpc::{
     CallError, CallId, Config as RpcConfig, Counters as RpcCounters, Failure,
@@ -72,3 +74,5 @@ pub use broker::{
 };
 pub use cluster::{Cluster, ClusterBuilder, ClusterError, Member, Membership};
 pub use rpc::{RefusedReply, Reply, Rpc, RpcBuf, RpcEvent};
+#[cfg(feature = "tokio")]
+pub use tasks::{AsyncBroker, AsyncRpc, Caller, CallerError};

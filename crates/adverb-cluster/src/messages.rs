@@ -3,8 +3,8 @@
 use messages::samples;
 
 use crate::{
-    ArenaError, BrokerError, ClusterError, ConfigError, PeerId, PostError, RemotePtrError, SessionError,
-    TransferError,
+    ArenaError, BrokerError, CallError, CallerError, ClusterError, ConfigError, PeerId, PostError,
+    RemotePtrError, SessionError, TransferError,
 };
 
 #[test]
@@ -49,6 +49,11 @@ fn error_messages_are_as_listed() {
             },
             BrokerError::NoCluster => BrokerError::NoCluster,
             BrokerError::SessionLost { .. } => BrokerError::SessionLost { peer: PeerId(3) },
+        }),
+        samples!(CallerError {
+            CallerError::Post(_) => CallerError::Post(PostError::NotOpen { peer: PeerId(3) }),
+            CallerError::Call(_) => CallerError::Call(CallError::TimedOut),
+            CallerError::Stopped => CallerError::Stopped,
         }),
         samples!(ClusterError {
             ClusterError::UnknownMember { .. } => ClusterError::UnknownMember { name: "d".into() },

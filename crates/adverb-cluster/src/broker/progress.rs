@@ -1,5 +1,7 @@
 //! Polling: completions, events, and requests to the queue pairs.
 
+use std::panic::AssertUnwindSafe;
+
 use adverb_cluster_proto::{
     EndReason, Event as CoreEvent, LocalMemory, PeerId, Phase, Post, RecvPost, SendPost,
 };
@@ -29,7 +31,8 @@ impl Broker {
     /// Processes completions, delivers all events to the handler, and then posts the waiting requests of all peers. Returns
     /// the number of events.
     ///
-    /// The handler runs in the caller's thread. It has the broker, so it can post requests.
+    /// The handler runs in the caller's thread. It has the broker, so it can post requests. If the handler panics, its event is
+    /// consumed, and the broker can still be used: the other events are delivered by the next poll.
     ///
     /// # Errors
     ///
@@ -288,12 +291,17 @@ fn deliver_event<O: BrokerOwner>(owner: &mut O, event: Queued, handler: &mut imp
     match event {
         Queued::Message { from, slot, buffer, length } => {
             let bytes = buffer.get(..length).unwrap_or_default();
-            handler(owner, Event::Message { from, bytes });
+            // The slot and its buffer are returned even if the handler panics.
+            let event = AssertUnwindSafe(|| handler(owner, Event::Message { from, bytes }));
+            let handled = std::panic::catch_unwind(event);
             let broker = owner.broker_mut();
             if let Some(state) = broker.peers.get_mut(usize::from(from.0)) {
                 state.finish_recv(Some(buffer));
             }
             broker.core.release(slot);
+            if let Err(panic) = handled {
+                std::panic::resume_unwind(panic);
+            }
         }
         Queued::Completed { peer, ticket, result, count } => {
             let broker = owner.broker_mut();

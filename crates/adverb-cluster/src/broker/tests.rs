@@ -225,6 +225,35 @@ fn a_handler_posts_from_inside() {
 }
 
 #[test]
+fn a_handler_that_panics_loses_no_slot() {
+    let (mut a, mut b, _) = pair(small());
+    let peer = PeerId(0);
+    let started = Instant::now();
+    let (mut sent, mut received) = (0u32, 0u32);
+    // More messages than slots and credits, and a panic for each.
+    while received < 100 {
+        if sent < 100 && a.send(peer, &sent.to_le_bytes()).is_ok() {
+            sent += 1;
+        }
+        a.poll(|_, _| ()).unwrap();
+        let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            b.poll(|_, event| {
+                if let Event::Message { bytes, .. } = event {
+                    assert_eq!(bytes, received.to_le_bytes());
+                    received += 1;
+                    // Without the message of the panic hook.
+                    std::panic::resume_unwind(Box::new("the handler's panic"));
+                }
+            })
+        }));
+        if let Err(panic) = polled {
+            assert_eq!(panic.downcast_ref(), Some(&"the handler's panic"));
+        }
+        assert!(started.elapsed() < TEST_DEADLINE, "{sent} sent, {received} received");
+    }
+}
+
+#[test]
 fn a_failed_request_ends_its_session_only() {
     let domain = domain();
     let [mut a, mut b, mut c] = [1, 2, 3].map(|epoch| Broker::new(&domain, small(), 3, epoch).unwrap());

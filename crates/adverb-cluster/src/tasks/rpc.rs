@@ -1,0 +1,290 @@
+//! Calls for tasks.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::Readiness;
+use crate::{BrokerError, CallError, CallId, PeerId, PostError, Reply, Rpc, RpcEvent};
+
+type Result<T, E = BrokerError> = std::result::Result<T, E>;
+
+/// The failure of a [`Caller`]'s call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallerError {
+    /// The call was refused: without a session, or because it is too long.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// The call ended without a reply.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The [`AsyncRpc`] was dropped, or has failed.
+    #[error(
+        "the calls of this thread have stopped\n  hint: `AsyncRpc::run` must run as long as there are calls"
+    )]
+    Stopped,
+}
+
+/// An [`Rpc`] for a task of tokio: the task [runs](AsyncRpc::run) it, and any task calls with a [`Caller`].
+///
+/// ```
+/// # #[cfg(feature = "soft")]
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use adverb::cluster::{AsyncRpc, Broker, BrokerConfig, PeerId, Rpc, RpcConfig, RpcEvent};
+/// use adverb::verbs::SoftDevice;
+///
+/// let domain = SoftDevice::loopback().open()?.create_protection_domain()?;
+/// let mut client = Broker::new(&domain, BrokerConfig::default(), 1, 7)?;
+/// let mut server = Broker::new(&domain, BrokerConfig::default(), 1, 8)?;
+/// let peer = PeerId(0);
+/// let (offer_of_client, offer_of_server) = (client.prepare(peer)?, server.prepare(peer)?);
+/// client.establish(peer, &offer_of_server)?;
+/// server.establish(peer, &offer_of_client)?;
+///
+/// let mut server = AsyncRpc::new(Rpc::new(server, RpcConfig::default())?)?;
+/// tokio::spawn(async move {
+///     let served = server.run(|rpc, event| {
+///         if let RpcEvent::Request { bytes, reply, .. } = event {
+///             let answer = bytes.to_ascii_uppercase();
+///             let _ = rpc.reply(reply, &answer); // fails only if the caller doesn't wait anymore
+///         }
+///     });
+///     served.await
+/// });
+/// let mut client = AsyncRpc::new(Rpc::new(client, RpcConfig::default())?)?;
+/// let caller = client.caller();
+/// tokio::spawn(async move { client.run(|_, _| ()).await });
+///
+/// assert_eq!(caller.call(peer, 1, b"hello", None).await?, b"HELLO");
+/// # Ok(())
+/// # }
+/// # #[cfg(not(feature = "soft"))]
+/// # fn main() {}
+/// ```
+#[derive(Debug)]
+#[cfg_attr(docsrs, doc(cfg(feature = "tokio")))]
+pub struct AsyncRpc {
+    rpc: Rpc,
+    readiness: Readiness,
+    callers: Caller,
+    messages: mpsc::UnboundedReceiver<Message>,
+    /// The calls that were posted, and their numbers.
+    posted: HashMap<CallId, (u64, ReplySender)>,
+    numbers: HashMap<u64, CallId>,
+    /// The calls that wait for credits, by peer.
+    waiting: HashMap<PeerId, VecDeque<PendingCall>>,
+}
+
+type ReplySender = oneshot::Sender<Result<Vec<u8>, CallerError>>;
+
+/// A handle to an [`AsyncRpc`], for any task.
+#[derive(Clone, Debug)]
+#[cfg_attr(docsrs, doc(cfg(feature = "tokio")))]
+pub struct Caller {
+    messages: mpsc::UnboundedSender<Message>,
+    next_number: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+enum Message {
+    Call(PendingCall),
+    /// The future of a call was dropped.
+    Cancel(u64),
+    Reply(Reply, Vec<u8>),
+    Connect(PeerId),
+}
+
+#[derive(Debug)]
+struct PendingCall {
+    number: u64,
+    peer: PeerId,
+    method: u16,
+    bytes: Vec<u8>,
+    timeout: Option<Duration>,
+    reply: ReplySender,
+}
+
+impl Caller {
+    /// Calls a method of a peer, and waits for the reply. Calls that can't be sent because of missing credits, or because too
+    /// many are outstanding, wait. The timeout begins when the call is sent.
+    ///
+    /// If the future is dropped, the call is cancelled.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`CallerError::Post`] without a session, or if the data is longer than a slot; [`CallerError::Call`] if the
+    /// call fails, times out, or its session ends; and [`CallerError::Stopped`].
+    pub async fn call(
+        &self,
+        peer: PeerId,
+        method: u16,
+        bytes: &[u8],
+        timeout: Option<Duration>,
+    ) -> Result<Vec<u8>, CallerError> {
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let (reply, received) = oneshot::channel();
+        let call = PendingCall { number, peer, method, bytes: bytes.to_vec(), timeout, reply };
+        self.messages.send(Message::Call(call)).map_err(|_| CallerError::Stopped)?;
+        let mut guard = CancelGuard { caller: self, number: Some(number) };
+        let result = received.await;
+        guard.number = None;
+        result.unwrap_or(Err(CallerError::Stopped))
+    }
+
+    /// Answers a request from any task. If the caller doesn't wait anymore, or the data is longer than a slot, the call
+    /// fails.
+    pub fn reply(&self, reply: Reply, bytes: Vec<u8>) {
+        // Without the task that runs the calls, the caller's session ends.
+        let _ = self.messages.send(Message::Reply(reply, bytes));
+    }
+
+    /// Asks the cluster for a session: see [`Broker::connect`](crate::Broker::connect).
+    pub fn connect(&self, peer: PeerId) {
+        let _ = self.messages.send(Message::Connect(peer));
+    }
+}
+
+/// Cancels a call whose future is dropped.
+struct CancelGuard<'a> {
+    caller: &'a Caller,
+    number: Option<u64>,
+}
+
+impl Drop for CancelGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            let _ = self.caller.messages.send(Message::Cancel(number));
+        }
+    }
+}
+
+impl AsyncRpc {
+    /// Registers the calls of a broker with the runtime of the current task.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`BrokerError::Io`] if the descriptor can't be registered.
+    ///
+    /// # Panics
+    ///
+    /// Panics outside a tokio runtime whose I/O and time are enabled.
+    pub fn new(rpc: Rpc) -> Result<AsyncRpc> {
+        let action = "registering the descriptor of a broker with tokio";
+        let readiness = Readiness::new(rpc.fd()).map_err(|error| BrokerError::Io { action, error })?;
+        let (sender, messages) = mpsc::unbounded_channel();
+        let callers = Caller { messages: sender, next_number: Arc::default() };
+        let (posted, numbers, waiting) = Default::default();
+        Ok(AsyncRpc { rpc, readiness, callers, messages, posted, numbers, waiting })
+    }
+
+    /// Returns a handle for calls.
+    pub fn caller(&self) -> Caller {
+        self.callers.clone()
+    }
+
+    /// Returns the calls of the broker.
+    pub fn rpc(&self) -> &Rpc {
+        &self.rpc
+    }
+
+    /// Returns the calls of the broker, for example to set up sessions.
+    pub fn rpc_mut(&mut self) -> &mut Rpc {
+        &mut self.rpc
+    }
+
+    /// Runs the calls and passes requests and events to the handler, until the device fails. The ends of a [`Caller`]'s calls
+    /// are not passed.
+    ///
+    /// The handler must not block. It answers requests at once, or passes the [`Reply`] to a task, which answers with
+    /// [`Caller::reply`]. If the future is dropped, the next call continues.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`BrokerError::Verbs`] if the device failed. All calls have ended then.
+    pub async fn run(&mut self, mut handler: impl FnMut(&mut Rpc, RpcEvent<'_>)) -> Result<()> {
+        loop {
+            while let Ok(message) = self.messages.try_recv() {
+                self.handle_message(message);
+            }
+            self.post_waiting();
+            let count = self.poll(&mut handler)?;
+            self.post_waiting();
+            // The flag must not be tested first: arming also posts the requests.
+            if self.rpc.arm()? || count > 0 {
+                // A task that always has events must let others run.
+                tokio::task::coop::consume_budget().await;
+                continue;
+            }
+            tokio::select! {
+                () = self.readiness.wait(self.rpc.timeout()) => {}
+                // This side has a sender too, so there is always a message.
+                Some(message) = self.messages.recv() => self.handle_message(message),
+            }
+        }
+    }
+
+    fn poll(&mut self, handler: &mut impl FnMut(&mut Rpc, RpcEvent<'_>)) -> Result<usize> {
+        let AsyncRpc { rpc, posted, numbers, .. } = self;
+        rpc.poll(|rpc, event| match event {
+            RpcEvent::CallEnded { call, result } if posted.contains_key(&call) => {
+                if let Some((number, reply)) = posted.remove(&call) {
+                    numbers.remove(&number);
+                    // The future may have been dropped.
+                    let _ = reply.send(result.map(<[u8]>::to_vec).map_err(CallerError::from));
+                }
+            }
+            event => handler(rpc, event),
+        })
+    }
+
+    fn handle_message(&mut self, message: Message) {
+        match message {
+            Message::Call(call) => self.waiting.entry(call.peer).or_default().push_back(call),
+            Message::Cancel(number) => match self.numbers.remove(&number) {
+                Some(call) => {
+                    self.posted.remove(&call);
+                    self.rpc.cancel(call);
+                }
+                None => {
+                    for calls in self.waiting.values_mut() {
+                        calls.retain(|call| call.number != number);
+                    }
+                }
+            },
+            Message::Reply(reply, bytes) => {
+                // A token that is refused is dropped, which makes the call fail.
+                let _ = self.rpc.reply(reply, &bytes);
+            }
+            // The task learns of a session by its event only.
+            Message::Connect(peer) => drop(self.rpc.broker_mut().connect(peer)),
+        }
+    }
+
+    /// Posts the calls that wait, as far as there are credits.
+    fn post_waiting(&mut self) {
+        let AsyncRpc { rpc, posted, numbers, waiting, .. } = self;
+        waiting.retain(|peer, calls| {
+            while let Some(call) = calls.front() {
+                match rpc.call(*peer, call.method, &call.bytes, call.timeout) {
+                    Err(PostError::WouldBlock { .. } | PostError::TooManyCalls { .. }) => return true,
+                    result => {
+                        let Some(PendingCall { number, reply, .. }) = calls.pop_front() else { return false };
+                        match result {
+                            Ok(call) => {
+                                posted.insert(call, (number, reply));
+                                numbers.insert(number, call);
+                            }
+                            Err(error) => drop(reply.send(Err(error.into()))),
+                        }
+                    }
+                }
+            }
+            false
+        });
+    }
+}

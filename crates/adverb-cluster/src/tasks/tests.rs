@@ -1,0 +1,165 @@
+//! Brokers and calls in tasks, on a software NIC.
+
+use std::time::Duration;
+
+use adverb_verbs::SoftDevice;
+
+use super::*;
+use crate::{
+    Broker, BrokerConfig, CallError, EndReason, Event, Failure, PeerId, PostError, Rpc, RpcConfig, RpcEvent,
+};
+
+/// The time after which a test that makes no progress fails.
+const TEST_DEADLINE: Duration = Duration::from_secs(60);
+const PEER: PeerId = PeerId(0);
+const ECHO: u16 = 1;
+const KEEP: u16 = 2;
+const LATER: u16 = 3;
+
+fn pair() -> [Broker; 2] {
+    let domain = SoftDevice::loopback().open().unwrap().create_protection_domain().unwrap();
+    let config = BrokerConfig { send_slots: 4, recv_slots: 4, keepalive: None, ..BrokerConfig::default() };
+    let mut brokers = [1, 2].map(|epoch| Broker::new(&domain, config, 1, epoch).unwrap());
+    let [a, b] = &mut brokers;
+    let (of_a, of_b) = (a.prepare(PEER).unwrap(), b.prepare(PEER).unwrap());
+    a.establish(PEER, &of_b).unwrap();
+    b.establish(PEER, &of_a).unwrap();
+    brokers
+}
+
+/// Starts a client and a server in tasks, and returns the client's handle, and the numbers of requests that the server has
+/// kept.
+fn start() -> (Caller, Caller, tokio::sync::mpsc::UnboundedReceiver<crate::Reply>) {
+    let [client, server] =
+        pair().map(|broker| AsyncRpc::new(Rpc::new(broker, RpcConfig::default()).unwrap()).unwrap());
+    let (mut client, mut server) = (client, server);
+    let (keep, kept) = tokio::sync::mpsc::unbounded_channel();
+    let (caller, replier) = (client.caller(), server.caller());
+    let later = replier.clone();
+    tokio::spawn(async move {
+        let run = server.run(move |rpc, event| match event {
+            RpcEvent::Request { method: ECHO, bytes, reply, .. } => {
+                let bytes = bytes.to_vec();
+                rpc.reply(reply, &bytes).unwrap();
+            }
+            RpcEvent::Request { method: LATER, bytes, reply, .. } => {
+                let (later, bytes) = (later.clone(), bytes.to_vec());
+                tokio::spawn(async move {
+                    tokio::task::yield_now().await;
+                    later.reply(reply, bytes);
+                });
+            }
+            RpcEvent::Request { method: KEEP, reply, .. } => keep.send(reply).unwrap(),
+            _ => {}
+        });
+        run.await.unwrap();
+    });
+    tokio::spawn(async move { client.run(|_, _| ()).await });
+    (caller, replier, kept)
+}
+
+async fn call_many(caller: &Caller) {
+    let calls = (0..100u32).map(|index| {
+        let caller = caller.clone();
+        let method = if index % 2 == 0 { ECHO } else { LATER };
+        tokio::spawn(async move { caller.call(PEER, method, &index.to_le_bytes(), None).await })
+    });
+    for (index, call) in Vec::from_iter(calls).into_iter().enumerate() {
+        assert_eq!(call.await.unwrap().unwrap(), (index as u32).to_le_bytes());
+    }
+}
+
+async fn check_calls() {
+    let (caller, replier, mut kept) = start();
+    // More calls than credits.
+    call_many(&caller).await;
+
+    // A future that is dropped cancels its call: the server can't answer, and others still can.
+    let mut call = Box::pin(caller.call(PEER, KEEP, b"", None));
+    let reply = tokio::select! {
+        _ = &mut call => panic!("nobody answers"),
+        reply = kept.recv() => reply.unwrap(),
+    };
+    drop(call);
+    call_many(&caller).await;
+    replier.reply(reply, b"late".to_vec());
+    call_many(&caller).await;
+
+    // A call that the server drops fails, and one with a timeout expires.
+    let (failed, ()) = tokio::join!(caller.call(PEER, KEEP, b"", None), async {
+        drop(kept.recv().await);
+    });
+    assert_eq!(failed, Err(CallerError::Call(CallError::Failed(Failure::NoReply))));
+    let expired = caller.call(PEER, KEEP, b"", Some(Duration::from_millis(20))).await;
+    assert_eq!(expired, Err(CallerError::Call(CallError::TimedOut)));
+    let too_long = caller.call(PEER, ECHO, &[0; 8192], None).await;
+    assert!(matches!(too_long, Err(CallerError::Post(PostError::TooLong { .. }))));
+    let unknown = caller.call(PeerId(7), ECHO, b"", None).await;
+    assert!(matches!(unknown, Err(CallerError::Post(PostError::NotOpen { .. }))));
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn calls_in_one_thread() {
+    tokio::time::timeout(TEST_DEADLINE, check_calls()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn calls_in_several_threads() {
+    tokio::time::timeout(TEST_DEADLINE, tokio::spawn(check_calls())).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn calls_end_when_their_task_ends() {
+    let [a, _b] = pair();
+    let mut rpc = AsyncRpc::new(Rpc::new(a, RpcConfig::default()).unwrap()).unwrap();
+    let caller = rpc.caller();
+    let running = tokio::spawn(async move { rpc.run(|_, _| ()).await });
+    let call = tokio::spawn({
+        let caller = caller.clone();
+        async move { caller.call(PEER, KEEP, b"", None).await }
+    });
+    tokio::task::yield_now().await;
+    running.abort();
+    let ended = tokio::time::timeout(TEST_DEADLINE, call).await.unwrap().unwrap();
+    assert_eq!(ended, Err(CallerError::Stopped));
+    assert_eq!(caller.call(PEER, KEEP, b"", None).await, Err(CallerError::Stopped));
+}
+
+async fn check_brokers() {
+    let [a, b] = pair();
+    let (mut a, mut b) = (AsyncBroker::new(a).unwrap(), AsyncBroker::new(b).unwrap());
+    let receiver = tokio::spawn(async move {
+        let (mut count, mut end) = (0u32, None);
+        while end.is_none() {
+            let polled = b.poll(|_, event| match event {
+                Event::Message { bytes, .. } => {
+                    assert_eq!(bytes, count.to_le_bytes());
+                    count += 1;
+                }
+                Event::SessionEnded { reason, .. } => end = Some(reason),
+                _ => {}
+            });
+            polled.await.unwrap();
+        }
+        (count, end)
+    });
+    for number in 0..500u32 {
+        while let Err(PostError::WouldBlock { .. }) = a.broker_mut().send(PEER, &number.to_le_bytes()) {
+            a.poll(|_, _| ()).await.unwrap();
+        }
+        // A future that is dropped while it waits loses nothing.
+        let _ = tokio::time::timeout(Duration::ZERO, a.poll(|_, _| ())).await;
+    }
+    assert!(a.leave(TEST_DEADLINE).await.unwrap());
+    assert_eq!(receiver.await.unwrap(), (500, Some(EndReason::Left)));
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn brokers_in_one_thread() {
+    tokio::time::timeout(TEST_DEADLINE, check_brokers()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn brokers_in_several_threads() {
+    tokio::time::timeout(TEST_DEADLINE, tokio::spawn(check_brokers())).await.unwrap().unwrap();
+}
