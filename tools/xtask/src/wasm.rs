@@ -8,7 +8,7 @@ use support::process;
 
 const TARGET: &str = "wasm32-unknown-unknown";
 
-/// Checks adverb-wire, adverb-proto, adverb-cluster-proto and adverb-trace for WebAssembly, or prints that the target is not installed.
+/// Checks adverb-wire, adverb-proto, adverb-cluster-proto, adverb-net-proto and adverb-trace for WebAssembly, or prints that the target is not installed.
 pub(crate) fn run() -> Result<()> {
     let mut rustc = Command::new("rustc");
     let library = process::text(rustc.args(["--print", "target-libdir", "--target", TARGET]))?;
@@ -17,7 +17,7 @@ pub(crate) fn run() -> Result<()> {
         return Ok(());
     }
     let mut check = process::cargo(
-        "check -p adverb-wire -p adverb-proto -p adverb-cluster-proto -p adverb-trace --target",
+        "check -p adverb-wire -p adverb-proto -p adverb-cluster-proto -p adverb-net-proto -p adverb-trace --target",
     );
     process::run(check.arg(TARGET))
 }

@@ -1,0 +1,290 @@
+//! Inputs: completions, registered memory, and timeouts.
+
+use adverb_proto::Time;
+
+use super::{Connection, Next, Phase, Redial};
+use crate::immediate::Immediate;
+use crate::lane::{CloseState, Lane, Linger, Peer, Probe, Report, RingRegion};
+use crate::memory::{Buf, Memory, Region};
+use crate::mutation::mutant;
+use crate::recv::RecvState;
+use crate::replay::Content;
+use crate::send::{Batch, SendState, Timing};
+use crate::types::{Completed, EndReason, Event, Payload, Post, RegisterId, RegisterMemory, Tag, Violation};
+
+impl<B: Buf, R: Region> Connection<B, R> {
+    /// Passes on the completion of a request.
+    pub fn handle_completion<M: Memory<Buf = B, Region = R>>(
+        &mut self,
+        memory: &mut M,
+        completed: Completed<B>,
+        now: Time,
+    ) {
+        let Some((lane, _)) = self.lane_mut() else { return };
+        match completed {
+            Completed::Received { immediate, len } => {
+                lane.heard_at = now;
+                lane.receives += u32::from(!mutant!(ReceiveNotPostedAgain));
+                if let Err(violation) = self.handle_write(immediate, len) {
+                    self.end(EndReason::ProtocolViolation(violation));
+                }
+            }
+            Completed::Sent { tag, buf } => {
+                lane.heard_at = now;
+                lane.queue.complete(tag);
+                match tag {
+                    Tag::Close if lane.close == CloseState::Undelivered => lane.close = CloseState::Delivered,
+                    Tag::CloseAck => lane.close = CloseState::Finished,
+                    _ => {}
+                }
+                match (tag, buf) {
+                    (Tag::Frames | Tag::Close, Some(buf)) => self.keep(buf),
+                    (Tag::Read, Some(buf)) => self.add_part(buf),
+                    _ => {}
+                }
+            }
+            Completed::Failed { tag, buf, status } => {
+                if tag != Tag::Recv {
+                    lane.queue.complete(tag);
+                }
+                if let (Tag::Frames | Tag::Close, Some(buf)) = (tag, buf)
+                    && !mutant!(FlushedWriteLost)
+                {
+                    self.keep(buf);
+                }
+                self.fail_lane(EndReason::RequestFailed(status), now);
+            }
+        }
+        self.advance(memory, now);
+    }
+
+    /// Takes a request back that the queue pair refused, which fails the lane.
+    pub fn handle_refused(&mut self, post: Post<B>, now: Time) {
+        if let Post::Write { tag: tag @ (Tag::Frames | Tag::Close), buf: Some(buf), .. } = post
+            && let Some(first) = self.replay.as_mut().and_then(|replay| replay.refuse())
+        {
+            let len = buf.as_ref().len();
+            self.send.batch = Some(Batch { buf, len, first, tag, timing: Timing::Due });
+        }
+        self.fail_lane(EndReason::LaneFailed, now);
+    }
+
+    /// Notes that the lane has failed: the device, or the connection manager, reported it.
+    pub fn handle_lane_failed(&mut self, now: Time) {
+        self.fail_lane(EndReason::LaneFailed, now);
+    }
+
+    pub(super) fn lane_mut(&mut self) -> Option<(&mut Lane<R>, Option<&mut Peer>)> {
+        match &mut self.phase {
+            Phase::Handshake { lane, .. } => Some((lane, None)),
+            Phase::Established { lane, peer } => Some((lane, Some(peer))),
+            Phase::Draining { lane, peer, .. } => Some((lane, peer.as_mut())),
+            Phase::Disconnected { .. } | Phase::Closed(_) => None,
+        }
+    }
+
+    /// Keeps a write for a replay, if the session can resume.
+    pub(super) fn keep(&mut self, buf: B) {
+        if let Some(replay) = &mut self.replay {
+            replay.keep(buf);
+            self.forget();
+        }
+    }
+
+    /// Forgets the writes whose messages the peer has received.
+    fn forget(&mut self) {
+        let offered = self.send.offered.front().map(|offered| offered.number);
+        let end = self.send.batch.as_ref().map_or(self.send.next, |batch| batch.first);
+        if let Some(replay) = &mut self.replay {
+            replay.forget(offered, end);
+        }
+    }
+
+    fn add_part(&mut self, buf: B) {
+        if self.recv.add_part(buf)
+            && let Some((lane, _)) = self.lane_mut()
+        {
+            lane.rendezvous_done += u32::from(!mutant!(RendezvousDoneEarly));
+            if mutant!(RendezvousDoneTwice) {
+                lane.rendezvous_done += 1;
+            }
+        }
+    }
+
+    /// Handles a write of the peer.
+    fn handle_write(&mut self, immediate: u32, len: u32) -> Result<(), Violation> {
+        let immediate = Immediate::parse(immediate)?;
+        if len > 0 && !matches!(immediate, Immediate::Frames(_)) {
+            return Err(Violation("it wrote bytes without frames"));
+        }
+        let (lane, peer) = match &mut self.phase {
+            Phase::Established { lane, peer } | Phase::Draining { lane, peer: Some(peer), .. } => {
+                (lane, peer)
+            }
+            // The hello arrived after the lane had failed, and was ignored.
+            Phase::Draining { peer: None, .. } => return Ok(()),
+            _ => return Err(Violation("it wrote before its hello")),
+        };
+        match immediate {
+            Immediate::Frames(credits) => {
+                lane.ring.add_write(len)?;
+                peer.ring.add_credits(credits)?;
+            }
+            Immediate::Credits(credits) => peer.ring.add_credits(credits)?,
+            Immediate::RendezvousDone(count) => {
+                let count = count as usize;
+                if count > self.send.offered.len() {
+                    return Err(Violation("it completed more rendezvous messages than were outstanding"));
+                }
+                for offered in self.send.offered.drain(..count) {
+                    self.events.push_back(Event::Release(offered.region));
+                }
+                self.forget();
+                return Ok(());
+            }
+            Immediate::CloseAck => {
+                if !mutant!(CloseAckIgnored) {
+                    lane.linger = Linger::Finished;
+                }
+                return Ok(());
+            }
+        }
+        let read = peer.ring.writes_read();
+        if let Some(replay) = &mut self.replay {
+            replay.acknowledge(read);
+            self.forget();
+        }
+        Ok(())
+    }
+
+    /// Does what the last input has made possible.
+    pub(super) fn advance<M: Memory<Buf = B, Region = R>>(&mut self, memory: &mut M, now: Time) {
+        self.read_ring(memory, false);
+        self.check_close(now);
+    }
+
+    /// Takes frames from the ring, while there is room for their messages, or to the ring's end if `all` is set.
+    pub(super) fn read_ring<M: Memory<Buf = B, Region = R>>(&mut self, memory: &mut M, all: bool) {
+        let discards = matches!(self.send.state, SendState::Closing(_));
+        loop {
+            let (Phase::Established { lane, .. } | Phase::Draining { lane, .. }) = &mut self.phase else {
+                return;
+            };
+            let RingRegion::Registered(region) = &lane.region else { return };
+            let Some((offset, len)) = lane.ring.unread() else { return };
+            let is_full = self.recv.buffered >= self.config.recv_buffer_limit && !self.recv.inbox.is_empty();
+            if is_full && !discards && !all && !mutant!(UnboundedInbox) {
+                return;
+            }
+            // A copy, because the peer could change the ring while it is parsed.
+            let Some(mut frames) = memory.alloc(len as usize) else {
+                return self.end(EndReason::OutOfMemory);
+            };
+            memory.read_ring(region, offset, &mut frames);
+            lane.ring.free();
+            let events = &mut self.events;
+            let exposed =
+                |name: &str, region| events.push_back(Event::Exposed { name: name.to_owned(), region });
+            let done = lane.rendezvous_done;
+            let max_message_size = self.config.max_message_size;
+            if let Err(violation) = self.recv.take_frames(frames, max_message_size, discards, done, exposed) {
+                return self.end(EndReason::ProtocolViolation(violation));
+            }
+            if let RecvState::Closed { .. } = self.recv.state {
+                // The peer may wait for these credits, if the acknowledgement of this side's device was lost.
+                lane.report = Report::Due;
+            }
+        }
+    }
+
+    /// Passes on registered memory.
+    pub fn handle_registered(&mut self, id: RegisterId, region: R, now: Time) {
+        let is_current = id.lane == self.lane_number;
+        let Some(number) = id.message else {
+            match &mut self.phase {
+                Phase::Handshake { lane, .. } if is_current => {
+                    lane.region = RingRegion::Registered(region);
+                    self.answer_hello(now);
+                }
+                _ => self.events.push_back(Event::Release(region)),
+            }
+            return;
+        };
+        let is_usable = is_current && matches!(self.phase, Phase::Established { .. });
+        let items = self.replay.iter_mut().flat_map(|replay| &mut replay.queue);
+        let item = items.into_iter().find(|item| item.number == number && item.content.is_registering());
+        match item {
+            Some(item) if is_usable => item.content = Content::Registered(region),
+            Some(item) => item.content = Content::Message(Payload::Region(region)),
+            None => self.events.push_back(Event::Release(region)),
+        }
+    }
+
+    /// Takes memory back that could not be registered, and ends the connection.
+    pub fn handle_register_failed(&mut self, id: RegisterId, memory: RegisterMemory<B, R>) {
+        if let (Some(number), RegisterMemory::Message(payload)) = (id.message, memory) {
+            let items = self.replay.iter_mut().flat_map(|replay| &mut replay.queue);
+            let item = items.into_iter().find(|item| item.number == number && item.content.is_registering());
+            if let Some(item) = item {
+                item.content = Content::Message(payload);
+            }
+        }
+        if id.lane == self.lane_number || id.message.is_some() {
+            self.end(EndReason::OutOfMemory);
+        }
+    }
+
+    /// Handles the timeouts that are due.
+    pub fn handle_timeout<M: Memory<Buf = B, Region = R>>(&mut self, memory: &mut M, now: Time) {
+        if self.close_deadline.is_some_and(|deadline| deadline <= now)
+            && !matches!(self.phase, Phase::Draining { next: Next::End(_), .. } | Phase::Closed(_))
+            && !mutant!(NoCloseTimeout)
+        {
+            let reason = self.regular_end(self.close_state()).unwrap_or(EndReason::CloseTimedOut);
+            return self.end(reason);
+        }
+        match &mut self.phase {
+            Phase::Handshake { deadline, .. } if *deadline <= now => {
+                self.fail_lane(EndReason::HandshakeTimedOut, now);
+            }
+            Phase::Established { lane, .. } => {
+                if let Some(interval) = self.config.keepalive
+                    && lane.heard_at + interval <= now
+                    && !lane.queue.awaits_completion()
+                    && !mutant!(NoKeepalive)
+                {
+                    lane.probe = Probe::Due;
+                    lane.heard_at = now;
+                }
+                if let CloseState::AckPosted { until } = lane.close
+                    && until <= now
+                {
+                    lane.close = CloseState::Finished;
+                }
+                if let Linger::Until(until) = lane.linger
+                    && until <= now
+                {
+                    lane.linger = Linger::Finished;
+                }
+                self.advance(memory, now);
+            }
+            Phase::Disconnected { until, .. } if *until <= now && !mutant!(NoReconnectTimeout) => {
+                self.end(EndReason::ReconnectTimedOut);
+            }
+            Phase::Disconnected { redial, .. } => {
+                if let Redial::At(time) = *redial
+                    && time <= now
+                {
+                    self.redial();
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl<B, R> Content<B, R> {
+    fn is_registering(&self) -> bool {
+        matches!(self, Content::Registering)
+    }
+}

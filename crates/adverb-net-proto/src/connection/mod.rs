@@ -1,0 +1,444 @@
+//! The connection.
+
+mod close;
+mod input;
+mod output;
+mod resume;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+
+use adverb_proto::Time;
+
+use crate::MAX_RENDEZVOUS;
+use crate::config::Config;
+use crate::frame::{Frame, FrameKind, frame_len};
+use crate::hello::{Hello, SessionId};
+use crate::lane::{Lane, Peer};
+use crate::memory::{Buf, Memory, Region};
+use crate::mutation::mutant;
+use crate::recv::{RecvHalf, RecvState};
+use crate::replay::Replay;
+use crate::send::{Batch, ControlFrame, Offered, SendHalf, SendState, Timing};
+use crate::types::{EndReason, Event, Received, Role, SendError, Tag, Unacknowledged};
+
+/// The maximum number of bytes in a batch of coalesced messages.
+const COALESCED_LEN: usize = 16 << 10;
+
+/// One side of a connection.
+///
+/// The type parameters are the buffers and the registered memory of the driver, see [`Memory`]. The connection is [`Clone`] and
+/// [`Hash`](std::hash::Hash) if they are.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Connection<B, R> {
+    role: Role,
+    config: Config,
+    session: Session,
+    phase: Phase<R>,
+    send: SendHalf<B, R>,
+    recv: RecvHalf<B>,
+    /// Present if the session can resume, and once the connection has ended.
+    replay: Option<Replay<B, R>>,
+    /// The number of the current or the last lane.
+    lane_number: u32,
+    close_deadline: Option<Time>,
+    events: VecDeque<Event<R>>,
+}
+
+/// The session of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Session {
+    /// A failed lane ends the connection.
+    None,
+    /// The connector has requested a session, and the listener has not answered.
+    Requested(SessionId),
+    /// Both sides resume the session over another lane.
+    Resumable(SessionId),
+}
+
+/// The phase of a connection.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+enum Phase<R> {
+    /// The hellos are exchanged over a new lane. `hello` is that of a connector, at the listener.
+    Handshake { lane: Lane<R>, hello: Option<Hello>, deadline: Time, origin: Origin },
+    /// Messages are exchanged.
+    Established { lane: Lane<R>, peer: Peer },
+    /// The driver stops the lane. Completions that arrive still count.
+    Draining { lane: Lane<R>, peer: Option<Peer>, next: Next },
+    /// The session has no lane.
+    Disconnected { until: Time, redial: Redial },
+    /// The connection has ended.
+    Closed(EndReason),
+}
+
+/// The origin of a lane.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Origin {
+    /// The first lane of the connection.
+    Begin,
+    /// Another lane of a session, which ends at `until` if it doesn't resume.
+    Resume { until: Time },
+}
+
+/// The phase after [`Phase::Draining`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Next {
+    End(EndReason),
+    /// The session resumes, over the lane of `successor` if the peer has already dialed again.
+    Resume {
+        until: Time,
+        successor: Option<Hello>,
+    },
+}
+
+/// The next attempt to dial.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Redial {
+    /// The peer dials.
+    ByPeer,
+    /// The driver is dialing.
+    Dialing,
+    At(Time),
+}
+
+/// The phase of a connection, without its data.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum PhaseKind {
+    /// The hellos are exchanged over a new lane.
+    Handshake,
+    /// Messages are exchanged.
+    Established,
+    /// The driver stops the lane.
+    Draining,
+    /// The session has no lane.
+    Disconnected,
+    /// The connection has ended.
+    Closed,
+}
+
+/// The maximum sizes of messages to the peer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Limits {
+    /// The maximum size of an eager message. A longer message is sent from a registered region.
+    pub eager: u32,
+    /// The maximum size of a message.
+    pub max_message_size: u32,
+    /// The number of the lane, for which a region must be registered.
+    pub lane: u32,
+}
+
+impl<B: Buf, R: Region> Connection<B, R> {
+    /// Creates the connector's side, over a connected queue pair on which a receive for the listener's hello is posted.
+    ///
+    /// `session` is a random number, which is used if [`Config::reconnect`] is set.
+    pub fn connect(config: Config, session: SessionId, now: Time) -> Connection<B, R> {
+        let session = match config.reconnect {
+            Some(_) => Session::Requested(session),
+            None => Session::None,
+        };
+        Connection::new(Role::Connector, config, session, None, now)
+    }
+
+    /// Creates the listener's side, over a queue pair that has received the connector's hello.
+    ///
+    /// A hello that resumes a session belongs to the connection with that session: see [`resume`](Connection::resume).
+    pub fn accept(config: Config, hello: Hello, now: Time) -> Connection<B, R> {
+        let session = match (config.reconnect, hello.session) {
+            (Some(_), Some(session)) if session.received.is_none() => Session::Resumable(session.id),
+            _ => Session::None,
+        };
+        Connection::new(Role::Listener, config, session, Some(hello), now)
+    }
+
+    fn new(
+        role: Role,
+        config: Config,
+        session: Session,
+        hello: Option<Hello>,
+        now: Time,
+    ) -> Connection<B, R> {
+        let config = config.clamped();
+        let lane = Lane::new(&config, now);
+        let deadline = now + config.handshake_timeout;
+        let replay = matches!(session, Session::Resumable(_)).then(Replay::new);
+        Connection {
+            role,
+            session,
+            phase: Phase::Handshake { lane, hello, deadline, origin: Origin::Begin },
+            send: SendHalf::new(),
+            recv: RecvHalf::new(),
+            replay,
+            lane_number: 0,
+            close_deadline: None,
+            events: VecDeque::new(),
+            config,
+        }
+    }
+
+    /// Returns the phase.
+    pub fn phase(&self) -> PhaseKind {
+        match self.phase {
+            Phase::Handshake { .. } => PhaseKind::Handshake,
+            Phase::Established { .. } => PhaseKind::Established,
+            Phase::Draining { .. } => PhaseKind::Draining,
+            Phase::Disconnected { .. } => PhaseKind::Disconnected,
+            Phase::Closed(_) => PhaseKind::Closed,
+        }
+    }
+
+    /// Returns the reason of the end, if the connection has ended.
+    pub fn end_reason(&self) -> Option<EndReason> {
+        match self.phase {
+            Phase::Closed(reason) => Some(reason),
+            _ => None,
+        }
+    }
+
+    /// Returns the session, if it can resume over another lane.
+    pub fn session(&self) -> Option<SessionId> {
+        match self.session {
+            Session::Resumable(id) => Some(id),
+            Session::None | Session::Requested(_) => None,
+        }
+    }
+
+    /// Returns the maximum sizes of messages, if the lane is established.
+    pub fn limits(&self) -> Option<Limits> {
+        match &self.phase {
+            Phase::Established { peer, .. } => Some(Limits {
+                eager: peer.eager_limit,
+                max_message_size: peer.max_message_size,
+                lane: self.lane_number,
+            }),
+            _ => None,
+        }
+    }
+
+    /// Returns the number of bytes in messages that the application has not received, and in messages that are kept for a
+    /// replay.
+    pub fn buffered_bytes(&self) -> (usize, usize) {
+        (self.recv.buffered, self.replay.as_ref().map_or(0, Replay::kept_bytes))
+    }
+
+    /// Sends an eager message: copies it to a batch, which is written with the first credits.
+    ///
+    /// # Errors
+    ///
+    /// If the message is longer than [`Limits::eager`], credits or the lane are missing, or the connection has ended.
+    pub fn send<M: Memory<Buf = B, Region = R>>(
+        &mut self,
+        memory: &mut M,
+        bytes: &[u8],
+        immediate: Option<u32>,
+    ) -> Result<(), SendError> {
+        self.take_eager(memory, bytes, immediate)?;
+        self.flush();
+        Ok(())
+    }
+
+    /// Sends an eager message like [`send`](Connection::send), but together with others: after a [`flush`](Connection::flush), or
+    /// when enough bytes are waiting.
+    ///
+    /// # Errors
+    ///
+    /// As for [`send`](Connection::send).
+    pub fn feed<M: Memory<Buf = B, Region = R>>(
+        &mut self,
+        memory: &mut M,
+        bytes: &[u8],
+        immediate: Option<u32>,
+    ) -> Result<(), SendError> {
+        let max = self.check_open()?.max_write_len.min(COALESCED_LEN);
+        let len = frame_len(bytes.len());
+        if self.send.batch.is_none() && len <= max / 2 {
+            let buf = memory.alloc(max).ok_or(SendError::WouldBlock)?;
+            let (first, tag, timing) = (self.send.next, Tag::Frames, Timing::Coalescing);
+            self.send.batch = Some(Batch { buf, len: 0, first, tag, timing });
+        }
+        let result = self.take_eager(memory, bytes, immediate);
+        match &self.send.batch {
+            Some(batch) if batch.len == 0 => self.send.batch = None,
+            Some(batch) if batch.len > max / 4 * 3 => self.flush(),
+            _ => {}
+        }
+        if result == Err(SendError::WouldBlock) {
+            self.flush();
+        }
+        result
+    }
+
+    /// Lets the messages of [`feed`](Connection::feed) be written.
+    pub fn flush(&mut self) {
+        if let Some(batch) = &mut self.send.batch {
+            batch.timing = Timing::Due;
+        }
+    }
+
+    fn take_eager<M: Memory<Buf = B, Region = R>>(
+        &mut self,
+        memory: &mut M,
+        bytes: &[u8],
+        immediate: Option<u32>,
+    ) -> Result<(), SendError> {
+        let max = self.check_open()?.eager_limit;
+        let len = u32::try_from(bytes.len()).ok().filter(|len| *len <= max);
+        let len = len.ok_or(SendError::TooLong { len: bytes.len() as u64, max })?;
+        self.check_replayed()?;
+        let frame = Frame { kind: FrameKind::Message { len }, immediate };
+        if !self.add_frame(memory, &frame, bytes, Tag::Frames) {
+            return Err(SendError::WouldBlock);
+        }
+        (self.send.next, self.send.taken) = (self.send.next + 1, self.send.taken + 1);
+        Ok(())
+    }
+
+    /// Sends a rendezvous message: the peer reads it from a region, which the driver has registered for the current
+    /// [lane](Limits::lane). [`Event::Release`] returns the region.
+    ///
+    /// # Errors
+    ///
+    /// Returns the region with the reason, as for [`send`](Connection::send), or if eight rendezvous messages are outstanding.
+    pub fn send_region<M: Memory<Buf = B, Region = R>>(
+        &mut self,
+        memory: &mut M,
+        region: R,
+        lane: u32,
+        immediate: Option<u32>,
+    ) -> Result<(), (SendError, R)> {
+        let remote = region.remote();
+        let max =
+            match self.check_open().and_then(|peer| self.check_replayed().map(|()| peer.max_message_size)) {
+                Ok(max) => max,
+                Err(error) => return Err((error, region)),
+            };
+        if lane != self.lane_number {
+            return Err((SendError::StaleRegion, region));
+        }
+        let Some(len) = u32::try_from(remote.len).ok().filter(|len| *len <= max) else {
+            return Err((SendError::TooLong { len: remote.len, max }, region));
+        };
+        let is_full = self.send.offered.len() >= MAX_RENDEZVOUS as usize && !mutant!(RendezvousUnlimited);
+        let kind = FrameKind::Rendezvous { len, addr: remote.addr, rkey: remote.rkey };
+        if is_full || !self.add_frame(memory, &Frame { kind, immediate }, &[], Tag::Frames) {
+            return Err((SendError::WouldBlock, region));
+        }
+        self.flush();
+        self.offer(region, immediate);
+        self.send.taken += 1;
+        Ok(())
+    }
+
+    /// Notes that the frame of a rendezvous message was taken.
+    fn offer(&mut self, region: R, immediate: Option<u32>) {
+        let number = self.send.next;
+        self.send.next += 1;
+        if mutant!(RegionReleasedEarly) {
+            self.events.push_back(Event::Release(region));
+        } else {
+            self.send.offered.push_back(Offered { number, region, immediate });
+        }
+    }
+
+    /// Adds a frame to the batch, or makes a batch of it. Returns `false` if the batch is full, or there is no memory or lane.
+    fn add_frame<M: Memory<Buf = B, Region = R>>(
+        &mut self,
+        memory: &mut M,
+        frame: &Frame,
+        body: &[u8],
+        tag: Tag,
+    ) -> bool {
+        let Phase::Established { lane, peer } = &self.phase else { return false };
+        let len = frame.frame_len();
+        if let Some(batch) = &mut self.send.batch {
+            let Some(out) = batch.buf.as_mut().get_mut(batch.len..batch.len + len) else { return false };
+            frame.emit_with(body, out);
+            batch.len += len;
+            if tag == Tag::Close {
+                batch.tag = tag;
+            }
+            return true;
+        }
+        // Other frames may join a batch that waits.
+        let is_waiting = !peer.ring.fits(len as u32) || !lane.queue.has_room(1);
+        let capacity = if is_waiting { peer.max_write_len } else { len };
+        let Some(mut buf) = memory.alloc(capacity.max(len)) else { return false };
+        frame.emit_with(body, &mut buf.as_mut()[..len]);
+        self.send.batch = Some(Batch { buf, len, first: self.send.next, tag, timing: Timing::Due });
+        true
+    }
+
+    /// Checks that the application may send, and returns the peer.
+    fn check_open(&self) -> Result<&Peer, SendError> {
+        match self.send.state {
+            SendState::Open => {}
+            SendState::Shutdown(_) if mutant!(SendAfterShutdown) => {}
+            SendState::Shutdown(_) | SendState::Closing(_) => return Err(SendError::Shutdown),
+        }
+        if let Phase::Closed(reason) | Phase::Draining { next: Next::End(reason), .. } = self.phase {
+            return Err(SendError::Ended(reason));
+        }
+        if let RecvState::Closed { .. } = self.recv.state {
+            return Err(SendError::Ended(EndReason::PeerClosed));
+        }
+        match &self.phase {
+            Phase::Established { peer, .. } => Ok(peer),
+            _ => Err(SendError::WouldBlock),
+        }
+    }
+
+    /// Checks that all earlier messages were sent again.
+    fn check_replayed(&self) -> Result<(), SendError> {
+        let is_behind = self.replay.as_ref().is_some_and(|replay| !replay.queue.is_empty());
+        if is_behind && !mutant!(NewBeforeReplayed) { Err(SendError::WouldBlock) } else { Ok(()) }
+    }
+
+    /// Whether all messages were posted.
+    pub fn is_flushed(&self) -> bool {
+        let is_pending = matches!(
+            self.send.state,
+            SendState::Shutdown(ControlFrame::Pending) | SendState::Closing(ControlFrame::Pending)
+        );
+        self.send.batch.is_none() && !is_pending && self.check_replayed().is_ok()
+    }
+
+    /// Whether the peer's device has all messages that were sent, and the peer has read the rendezvous messages among them.
+    pub fn is_delivered(&self) -> bool {
+        match &self.phase {
+            Phase::Established { lane, peer } => {
+                let has_arrived = lane.queue.is_delivered() || peer.ring.is_read();
+                self.is_flushed() && self.send.offered.is_empty() && has_arrived
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes the next message that has arrived.
+    pub fn recv<M: Memory<Buf = B, Region = R>>(&mut self, memory: &mut M, now: Time) -> Received<B> {
+        if let Some(message) = self.recv.pop() {
+            self.advance(memory, now);
+            return Received::Message(message);
+        }
+        match (&self.phase, self.recv.state) {
+            (_, RecvState::Shutdown | RecvState::Closed { .. }) if self.recv.inbox.is_empty() => {
+                Received::Shutdown
+            }
+            (Phase::Closed(reason), _) => Received::Ended(*reason),
+            _ => Received::Pending,
+        }
+    }
+
+    /// Takes the messages that the peer may not have received, once the connection has ended. Without a session, only messages
+    /// that were never posted and rendezvous messages are known.
+    pub fn take_unacknowledged(&mut self) -> Vec<Unacknowledged<B, R>> {
+        match (&self.phase, &mut self.replay) {
+            (Phase::Closed(_), Some(replay)) => replay.take_messages(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns the next event.
+    pub fn poll_event(&mut self) -> Option<Event<R>> {
+        self.events.pop_front()
+    }
+}

@@ -1,0 +1,149 @@
+//! Mutations: deliberate bugs of the connection. A simulation selects a mutation and must detect the bug.
+//!
+//! Mutations exist only with the feature `mutants`. The connection's code tests for a mutation with `mutant!(Name)`, which is
+//! the constant `false` without the feature.
+
+/// Declares the mutations.
+#[cfg(feature = "mutants")]
+macro_rules! mutations {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// A deliberate bug of the connection, for testing a simulation's oracles.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        pub enum Mutation {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Mutation {
+            /// All mutations.
+            pub const ALL: &[Mutation] = &[$(Mutation::$name),*];
+        }
+    };
+}
+
+#[cfg(feature = "mutants")]
+mutations! {
+    // Credits.
+    /// Writes ignore the unread bytes of the peer's ring.
+    IgnoreRingCredits,
+    /// Writes ignore the maximum number of unread writes.
+    IgnoreWriteCredits,
+    /// One write more than the peer allows is in flight or unread.
+    OneWriteTooMany,
+    /// Credits are returned for writes that were not read.
+    CreditsBeforeRead,
+    /// Credits are returned only with messages.
+    CreditsNeverSent,
+    /// Returned credits are those of the time before.
+    StaleCredits,
+    /// The skipped end of a ring is not counted.
+    SkipUncounted,
+    /// The receive of a write is not posted again.
+    ReceiveNotPostedAgain,
+    /// The ring is read without regard to the limit of buffered messages.
+    UnboundedInbox,
+    // Replay.
+    /// A write is forgotten when it completes.
+    ForgetWhenCompleted,
+    /// Writes behind an unread rendezvous message are forgotten.
+    ForgetPastRendezvous,
+    /// Messages that the peer has received are sent again.
+    ReplayAll,
+    /// The first message of a replay is skipped.
+    ReplaySkipsFirst,
+    /// Frames that were not posted are not replayed.
+    ReplayLosesUnposted,
+    /// A flushed write is not replayed.
+    FlushedWriteLost,
+    /// New messages are sent before the replay.
+    NewBeforeReplayed,
+    // Close.
+    /// The close frame counts as delivered when it is posted.
+    CloseUndelivered,
+    /// A close does not wait for rendezvous messages.
+    CloseIgnoresRendezvous,
+    /// A close is not acknowledged.
+    NoCloseAck,
+    /// The acknowledgement of a close is ignored.
+    CloseAckIgnored,
+    /// The lane is stopped as soon as a close arrives.
+    NoLinger,
+    /// A close has no time limit.
+    NoCloseTimeout,
+    /// Messages are sent after a shutdown.
+    SendAfterShutdown,
+    /// The ring stays registered after the end of its lane.
+    RingNotReleased,
+    // Rendezvous.
+    /// A region is released when its frame is taken.
+    RegionReleasedEarly,
+    /// A rendezvous message is reported as read when the READ is posted.
+    RendezvousDoneEarly,
+    /// Rendezvous messages are never reported as read.
+    RendezvousDoneUntold,
+    /// A rendezvous message is reported as read twice.
+    RendezvousDoneTwice,
+    /// A whole message is delivered before an earlier one that is not whole.
+    RendezvousOvertaken,
+    /// More than eight rendezvous messages are outstanding.
+    RendezvousUnlimited,
+    /// Rendezvous messages are not replayed.
+    RendezvousNotReplayed,
+    // Resume.
+    /// A rendezvous message counts as received before it is read.
+    ReceivedCountsUnread,
+    /// A shutdown stays received though messages before it were lost.
+    EndsNotRolledBack,
+    /// A message of an earlier lane is sent with its old key.
+    StaleRegionReplayed,
+    /// The connector does not dial again.
+    NoRedial,
+    /// A session without a lane has no time limit.
+    NoReconnectTimeout,
+    /// A session resumes with a peer that doesn't know it.
+    UnknownSessionAccepted,
+    /// An idle peer is not probed.
+    NoKeepalive,
+}
+
+#[cfg(feature = "mutants")]
+mod selected {
+    use std::cell::Cell;
+
+    use super::Mutation;
+
+    std::thread_local! {
+        static SELECTED: Cell<Option<Mutation>> = const { Cell::new(None) };
+    }
+
+    /// Selects the mutation for all connections in this thread, or no mutation if `mutation` is `None`.
+    pub fn select(mutation: Option<Mutation>) {
+        SELECTED.set(mutation);
+    }
+
+    pub(crate) fn is_selected(mutation: Mutation) -> bool {
+        SELECTED.get() == Some(mutation)
+    }
+}
+
+#[cfg(feature = "mutants")]
+pub(crate) use selected::is_selected;
+#[cfg(feature = "mutants")]
+pub use selected::select;
+
+/// Whether this mutation is selected.
+#[cfg(feature = "mutants")]
+macro_rules! mutant {
+    ($name:ident) => {
+        $crate::mutation::is_selected($crate::mutation::Mutation::$name)
+    };
+}
+
+/// Whether this mutation is selected: never without the feature.
+#[cfg(not(feature = "mutants"))]
+macro_rules! mutant {
+    ($name:ident) => {
+        false
+    };
+}
+
+pub(crate) use mutant;

@@ -1,0 +1,206 @@
+//! The receive half: frames become messages, in order.
+
+use std::collections::VecDeque;
+
+use adverb_proto::types::RemoteAddress;
+
+use crate::MAX_RENDEZVOUS;
+use crate::frame::{EXPOSE_LEN, ExposedRegion, Frame, FrameKind, HEADER_LEN};
+use crate::memory::Buf;
+use crate::mutation::mutant;
+use crate::types::{Message, Violation};
+
+/// The peer's side of sending.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum RecvState {
+    /// More messages may arrive.
+    Open,
+    /// The peer has shut down sending.
+    Shutdown,
+    /// The peer has closed the connection. `ends` counts its shutdown and close frames.
+    Closed { ends: u64 },
+}
+
+impl RecvState {
+    /// Returns the number of shutdown and close frames received.
+    fn ends(self) -> u64 {
+        match self {
+            RecvState::Open => 0,
+            RecvState::Shutdown => 1,
+            RecvState::Closed { ends } => ends,
+        }
+    }
+}
+
+/// A message in the order of arrival.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Entry<B> {
+    /// A whole message.
+    Message(Message<B>),
+    /// A rendezvous message that is in the peer's memory.
+    Rendezvous { len: u32, remote: RemoteAddress, immediate: Option<u32> },
+    /// A rendezvous message that the device is reading: the parts that have arrived, the number of those that have not, and
+    /// the memory for those that are not posted.
+    Reading { arrived: Option<B>, parts: u32, unposted: Option<(B, RemoteAddress)>, immediate: Option<u32> },
+}
+
+/// The receive half of a connection.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct RecvHalf<B> {
+    pub(crate) state: RecvState,
+    pub(crate) inbox: VecDeque<Entry<B>>,
+    /// The weight of the messages in the inbox for which memory is allocated.
+    pub(crate) buffered: usize,
+    /// The number of messages that were taken from the ring in this session, with shutdown and close.
+    pub(crate) taken: u64,
+}
+
+/// Returns the weight of a message of this length in the inbox. The constant bounds the number of empty messages.
+pub(crate) fn weight(len: usize) -> usize {
+    len + 64
+}
+
+impl<B: Buf> RecvHalf<B> {
+    pub(crate) fn new() -> RecvHalf<B> {
+        RecvHalf { state: RecvState::Open, inbox: VecDeque::new(), buffered: 0, taken: 0 }
+    }
+
+    /// Whether all messages in the inbox are whole.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.inbox.iter().all(|entry| matches!(entry, Entry::Message(_)))
+    }
+
+    /// Takes the next message, if it is whole.
+    pub(crate) fn pop(&mut self) -> Option<Message<B>> {
+        let index = if mutant!(RendezvousOvertaken) {
+            self.inbox.iter().position(|entry| matches!(entry, Entry::Message(_)))?
+        } else {
+            0
+        };
+        if !matches!(self.inbox.get(index)?, Entry::Message(_)) {
+            return None;
+        }
+        let Some(Entry::Message(message)) = self.inbox.remove(index) else { return None };
+        self.buffered = self.buffered.saturating_sub(weight(message.buf.as_ref().len()));
+        Some(message)
+    }
+
+    /// Returns the number of rendezvous messages that are not whole.
+    pub(crate) fn incomplete(&self) -> usize {
+        self.inbox.iter().filter(|entry| !matches!(entry, Entry::Message(_))).count()
+    }
+
+    /// Takes frames of a write. Messages share its buffer. Discards the messages if `discards` is set, because this side has
+    /// closed the connection. `done` counts the rendezvous messages that the peer believes unread.
+    pub(crate) fn take_frames(
+        &mut self,
+        frames: B,
+        max_message_size: u32,
+        discards: bool,
+        done: u32,
+        mut exposed: impl FnMut(&str, ExposedRegion),
+    ) -> Result<(), Violation> {
+        let mut rest = Some(frames);
+        while let Some(mut frames) = rest.take() {
+            let frame = Frame::parse(frames.as_ref())?;
+            let may_follow_shutdown = matches!(frame.kind, FrameKind::Close | FrameKind::Expose { .. });
+            let is_late = match self.state {
+                RecvState::Open => false,
+                RecvState::Shutdown => !may_follow_shutdown,
+                RecvState::Closed { .. } => true,
+            };
+            if is_late {
+                return Err(Violation("it sent frames after its shutdown"));
+            }
+            if let FrameKind::Message { len } | FrameKind::Rendezvous { len, .. } = frame.kind
+                && len > max_message_size
+            {
+                return Err(Violation("it sent a message longer than the maximum"));
+            }
+            self.taken += u64::from(frame.kind.is_numbered());
+            let frame_len = frame.frame_len();
+            let mut this = if frame_len < frames.as_ref().len() {
+                let this = frames.split_to(frame_len);
+                rest = Some(frames);
+                this
+            } else {
+                frames
+            };
+            let immediate = frame.immediate;
+            match frame.kind {
+                FrameKind::Message { .. } | FrameKind::Rendezvous { .. } if discards => {}
+                FrameKind::Message { len } => {
+                    let _header = this.split_to(HEADER_LEN);
+                    this.truncate(len as usize);
+                    self.buffered += weight(len as usize);
+                    self.inbox.push_back(Entry::Message(Message { buf: this, immediate }));
+                }
+                FrameKind::Rendezvous { len, addr, rkey } => {
+                    if self.incomplete() + done as usize >= MAX_RENDEZVOUS as usize {
+                        return Err(Violation("it sent more rendezvous messages than allowed"));
+                    }
+                    let remote = RemoteAddress { addr, rkey };
+                    self.inbox.push_back(Entry::Rendezvous { len, remote, immediate });
+                }
+                FrameKind::Expose { name_len, region } => {
+                    let start = HEADER_LEN + EXPOSE_LEN;
+                    let name = this.as_ref().get(start..start + name_len as usize);
+                    let name = name.and_then(|name| std::str::from_utf8(name).ok());
+                    exposed(name.ok_or(Violation("it sent a malformed expose frame"))?, region);
+                }
+                FrameKind::Shutdown => self.state = RecvState::Shutdown,
+                FrameKind::Close => self.state = RecvState::Closed { ends: self.state.ends() + 1 },
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a part of the oldest message that the device is reading. READs complete in order. Returns whether the message is
+    /// whole.
+    pub(crate) fn add_part(&mut self, part: B) -> bool {
+        let reading = self.inbox.iter_mut().find(|entry| matches!(entry, Entry::Reading { .. }));
+        let Some(entry) = reading else { return false };
+        let Entry::Reading { arrived, parts, immediate, .. } = entry else { return false };
+        *parts = parts.saturating_sub(1);
+        let buf = match arrived.take() {
+            None => part,
+            Some(mut buf) => {
+                buf.unsplit(part);
+                buf
+            }
+        };
+        if *parts > 0 {
+            *arrived = Some(buf);
+            return false;
+        }
+        *entry = Entry::Message(Message { buf, immediate: *immediate });
+        true
+    }
+
+    /// Ends the lane: removes the messages behind the first one that is not whole, which the peer replays. Returns the number
+    /// of messages received.
+    pub(crate) fn end_lane(&mut self) -> u64 {
+        let is_whole = |entry: &Entry<B>| matches!(entry, Entry::Message(_));
+        let whole = self.inbox.iter().position(|entry| !is_whole(entry)).unwrap_or(self.inbox.len());
+        let lost = (self.inbox.len() - whole) as u64;
+        if lost > 0 {
+            if mutant!(ReceivedCountsUnread) {
+                self.inbox.retain(|entry| is_whole(entry));
+                return self.taken;
+            }
+            self.taken -= lost;
+            // Shutdown and close follow all messages.
+            if !mutant!(EndsNotRolledBack) {
+                self.taken -= self.state.ends();
+                self.state = RecvState::Open;
+            }
+            self.inbox.truncate(whole);
+            let len = |entry: &Entry<B>| match entry {
+                Entry::Message(message) => weight(message.buf.as_ref().len()),
+                Entry::Rendezvous { .. } | Entry::Reading { .. } => 0,
+            };
+            self.buffered = self.inbox.iter().map(len).sum();
+        }
+        self.taken
+    }
+}

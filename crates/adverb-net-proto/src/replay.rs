@@ -1,0 +1,212 @@
+//! Replay: messages that the peer may not have received are kept, and sent again over the next lane.
+
+use std::collections::VecDeque;
+
+use crate::MAX_RING_SIZE;
+use crate::frame::{Frame, FrameKind, HEADER_LEN};
+use crate::memory::Buf;
+use crate::mutation::mutant;
+use crate::send::Offered;
+use crate::types::{Payload, Unacknowledged};
+
+/// The number of bytes after which no more is written. The peer's credits limit the unread bytes to a ring; this limit is for
+/// a peer that reads the ring, and never a rendezvous message.
+const MAX_KEPT_BYTES: usize = 2 * MAX_RING_SIZE as usize;
+
+/// A write that the device has returned, and whose messages the peer may not have received.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Kept<B> {
+    /// The number of the write over the lane, counted from 1.
+    write: u64,
+    /// The number of its first message.
+    first: u64,
+    buf: B,
+}
+
+/// A message that is sent again.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Outstanding<B, R> {
+    pub(crate) number: u64,
+    pub(crate) immediate: Option<u32>,
+    pub(crate) content: Content<B, R>,
+}
+
+/// The content of an [`Outstanding`] message.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Content<B, R> {
+    /// A message whose memory isn't registered for the current lane.
+    Message(Payload<B, R>),
+    /// A message whose memory the driver is registering.
+    Registering,
+    /// A message that the peer can read over the current lane.
+    Registered(R),
+    Shutdown,
+    Close,
+}
+
+/// The messages that are kept, and those that are sent again.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Replay<B, R> {
+    /// The writes that the device has: their numbers, and the numbers of their first messages.
+    posted: VecDeque<(u64, u64)>,
+    kept: VecDeque<Kept<B>>,
+    kept_bytes: usize,
+    /// The number of writes that the peer has read.
+    read: u64,
+    /// The messages that are sent before any other, in order.
+    pub(crate) queue: VecDeque<Outstanding<B, R>>,
+}
+
+impl<B: Buf, R> Replay<B, R> {
+    pub(crate) fn new() -> Replay<B, R> {
+        Replay {
+            posted: VecDeque::new(),
+            kept: VecDeque::new(),
+            kept_bytes: 0,
+            read: 0,
+            queue: VecDeque::new(),
+        }
+    }
+
+    /// Whether so much is kept that nothing more is written.
+    pub(crate) fn is_full(&self) -> bool {
+        self.kept_bytes >= MAX_KEPT_BYTES
+    }
+
+    /// Returns the number of bytes kept.
+    pub(crate) fn kept_bytes(&self) -> usize {
+        self.kept_bytes
+    }
+
+    /// Notes that a write goes to the device.
+    pub(crate) fn post(&mut self, write: u64, first: u64) {
+        self.posted.push_back((write, first));
+    }
+
+    /// Keeps the oldest write, which the device returned.
+    pub(crate) fn keep(&mut self, buf: B) {
+        if let Some((write, first)) = self.posted.pop_front() {
+            if mutant!(ForgetWhenCompleted) {
+                return;
+            }
+            self.kept_bytes += buf.as_ref().len();
+            self.kept.push_back(Kept { write, first, buf });
+        }
+    }
+
+    /// Removes the newest write, which the device refused, and returns the number of its first message.
+    pub(crate) fn refuse(&mut self) -> Option<u64> {
+        self.posted.pop_back().map(|(_, first)| first)
+    }
+
+    /// Notes that the peer has read this number of writes.
+    pub(crate) fn acknowledge(&mut self, writes: u64) {
+        self.read = writes;
+    }
+
+    /// Forgets the writes whose messages the peer has received: all that it has read before the first rendezvous message that
+    /// it has not read. `offered` is the number of that message, and `end` the number of the first message that isn't posted.
+    pub(crate) fn forget(&mut self, offered: Option<u64>, end: u64) {
+        let offered = offered.filter(|_| !mutant!(ForgetPastRendezvous)).unwrap_or(u64::MAX);
+        while let Some(oldest) = self.kept.front()
+            && oldest.write <= self.read
+        {
+            let next = self.kept.get(1).map(|kept| kept.first);
+            let next = next.or_else(|| self.posted.front().map(|(_, first)| *first));
+            if offered < next.unwrap_or(end) {
+                break;
+            }
+            if let Some(kept) = self.kept.pop_front() {
+                self.kept_bytes -= kept.buf.as_ref().len();
+            }
+        }
+    }
+
+    /// Ends the lane: queues all messages that the peer may not have received. `unposted` are the frames that were never posted.
+    pub(crate) fn end_lane(&mut self, unposted: Option<(u64, B)>, offered: impl Iterator<Item = Offered<R>>) {
+        let mut messages = Vec::new();
+        let unposted = unposted.filter(|_| !mutant!(ReplayLosesUnposted));
+        let writes = self.kept.drain(..).map(|kept| (kept.first, kept.buf)).chain(unposted);
+        for (first, frames) in writes {
+            split_frames(first, frames, &mut messages);
+        }
+        for Offered { number, region, immediate } in offered {
+            let content = Content::Message(Payload::Region(region));
+            messages.push(Outstanding { number, immediate, content });
+        }
+        for mut item in self.queue.drain(..) {
+            if let Content::Registered(region) = item.content {
+                item.content = Content::Message(Payload::Region(region));
+            }
+            messages.push(item);
+        }
+        messages.sort_by_key(|message| message.number);
+        self.queue.extend(messages);
+        self.posted.clear();
+        (self.kept_bytes, self.read) = (0, 0);
+    }
+
+    /// Removes the messages that the peer has received, and returns their regions. Returns `None` if messages are missing.
+    pub(crate) fn begin_lane(&mut self, received: u64, taken: u64) -> Option<Vec<R>> {
+        let mut released = Vec::new();
+        let received_all = if mutant!(ReplayAll) { 0 } else { received };
+        while self.queue.front().is_some_and(|item| item.number < received_all) {
+            match self.queue.pop_front().map(|item| item.content) {
+                Some(Content::Message(Payload::Region(region)) | Content::Registered(region)) => {
+                    released.push(region);
+                }
+                Some(Content::Registering) => return None,
+                _ => {}
+            }
+        }
+        if mutant!(ReplaySkipsFirst) && self.queue.len() > 1 {
+            self.queue.pop_front();
+            return Some(released);
+        }
+        let first = self.queue.front().map_or(taken, |item| item.number);
+        let is_complete =
+            received <= taken && first <= received && self.queue.len() as u64 >= taken - received;
+        is_complete.then_some(released)
+    }
+
+    /// Takes all queued messages, once the connection has ended.
+    pub(crate) fn take_messages(&mut self) -> Vec<Unacknowledged<B, R>> {
+        let mut messages = Vec::new();
+        for item in std::mem::take(&mut self.queue) {
+            let Outstanding { number, immediate, content } = item;
+            match content {
+                Content::Message(payload) => messages.push(Unacknowledged { number, payload, immediate }),
+                Content::Registered(region) => {
+                    messages.push(Unacknowledged { number, payload: Payload::Region(region), immediate });
+                }
+                Content::Registering => self.queue.push_back(Outstanding { number, immediate, content }),
+                Content::Shutdown | Content::Close => {}
+            }
+        }
+        messages
+    }
+}
+
+/// Splits frames into messages. Rendezvous messages are elsewhere, and expose frames aren't replayed.
+fn split_frames<B: Buf, R>(first: u64, mut frames: B, messages: &mut Vec<Outstanding<B, R>>) {
+    let mut number = first;
+    while let Ok(frame) = Frame::parse(frames.as_ref())
+        && frame.frame_len() <= frames.as_ref().len()
+    {
+        let mut this = frames.split_to(frame.frame_len());
+        let content = match frame.kind {
+            FrameKind::Message { len } => {
+                let _header = this.split_to(HEADER_LEN);
+                this.truncate(len as usize);
+                Some(Content::Message(Payload::Buf(this)))
+            }
+            FrameKind::Shutdown => Some(Content::Shutdown),
+            FrameKind::Close => Some(Content::Close),
+            FrameKind::Rendezvous { .. } | FrameKind::Expose { .. } => None,
+        };
+        if let Some(content) = content {
+            messages.push(Outstanding { number, immediate: frame.immediate, content });
+        }
+        number += u64::from(frame.kind.is_numbered());
+    }
+}
