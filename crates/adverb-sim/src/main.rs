@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use adverb_sim::{
     CONGESTION_SEED_INTERVAL, Scenario, Totals, run, run_attacks, run_cluster, run_cluster_scale,
-    run_cluster_seeds, run_cm, run_congestion, run_seeds, shrink,
+    run_cluster_seeds, run_cm, run_congestion, run_net, run_net_seeds, run_seeds, shrink,
 };
 
 /// The command-line options.
@@ -22,6 +22,7 @@ struct Args {
     cluster: bool,
     members: Option<u64>,
     rounds: u64,
+    net: bool,
 }
 
 const USAGE: &str = "\
@@ -32,7 +33,8 @@ usage: adverb-sim [--seeds N] [--first S] [--threads T]       run N seeds, start
                                                               attack devices with hostile packets
        adverb-sim --cluster [--seeds N] [--seed S] [--mutants]
                                                               the same for the brokers of clusters
-       adverb-sim --cluster --members N [--rounds R]          send R messages between each pair of N members";
+       adverb-sim --cluster --members N [--rounds R]          send R messages between each pair of N members
+       adverb-sim --net [--seeds N] [--seed S] [--mutants]    the same for the two sides of connections";
 
 fn parse() -> Result<Args, String> {
     let mut args = Args {
@@ -48,6 +50,7 @@ fn parse() -> Result<Args, String> {
         cluster: false,
         members: None,
         rounds: 20,
+        net: false,
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -63,6 +66,7 @@ fn parse() -> Result<Args, String> {
             "--attack" => args.attack = true,
             "--packets" => args.packets = Some(number(value()?)?),
             "--cluster" => args.cluster = true,
+            "--net" => args.net = true,
             "--members" => args.members = Some(number(value()?)?),
             "--rounds" => args.rounds = number(value()?)?,
             "--seconds" => args.seconds = Some(number(value()?)?),
@@ -82,6 +86,8 @@ fn main() -> ExitCode {
     };
     let passed = if args.attack {
         attack(&args)
+    } else if args.net {
+        net(&args)
     } else if args.cluster {
         cluster(&args)
     } else if args.mutants {
@@ -132,6 +138,51 @@ fn cluster(args: &Args) -> bool {
         return select_cluster(args.mutant.as_deref()) && replay_cluster(seed);
     }
     many_brokers(args)
+}
+
+/// Runs connections.
+fn net(args: &Args) -> bool {
+    if args.mutants {
+        return net_mutants(args);
+    }
+    if let Some(seed) = args.seed {
+        return select_net(args.mutant.as_deref()) && replay_net(seed);
+    }
+    many_connections(args)
+}
+
+/// Runs the connections of many seeds.
+fn many_connections(args: &Args) -> bool {
+    let start = Instant::now();
+    let totals = run_net_seeds(args.first..args.first + args.seeds, args.threads, 10);
+    println!("{totals}");
+    println!("{} violations in {:.1} s", totals.violations.len(), start.elapsed().as_secs_f64());
+    for (seed, what) in &totals.violations {
+        println!("seed {seed}: {what}");
+    }
+    totals.violations.is_empty()
+}
+
+/// Runs the connection of one seed, and prints its trace.
+fn replay_net(seed: u64) -> bool {
+    let outcome = run_net(seed, true);
+    for line in &outcome.trace {
+        println!("{line}");
+    }
+    println!(
+        "seed {seed}: {} messages, {} received, {} unacknowledged, {} lanes, {} faults, digest {:#018x}",
+        outcome.message_count,
+        outcome.received_count,
+        outcome.unacknowledged_count,
+        outcome.lane_count,
+        outcome.fault_count,
+        outcome.digest
+    );
+    match &outcome.violation {
+        Some(what) => println!("violation: {what}"),
+        None => println!("no violation"),
+    }
+    outcome.violation.is_none()
 }
 
 /// Runs the brokers of many seeds.
@@ -189,7 +240,7 @@ fn many(args: &Args) -> bool {
     {
         replay_cm(*seed);
     }
-    many_brokers(args) & totals.violations.is_empty()
+    many_brokers(args) & many_connections(args) & totals.violations.is_empty()
 }
 
 fn print_totals(totals: &Totals, start: Instant) {
@@ -258,7 +309,11 @@ fn replay(seed: u64, mutant: Option<&str>) -> bool {
         }
         None => println!("no violation"),
     }
-    replay_congestion(seed) & replay_cm(seed) & replay_cluster(seed) & outcome.violation.is_none()
+    replay_congestion(seed)
+        & replay_cm(seed)
+        & replay_cluster(seed)
+        & replay_net(seed)
+        & outcome.violation.is_none()
 }
 
 /// Runs the connection managers of one seed, and prints their trace.
@@ -317,6 +372,29 @@ fn select_cluster(mutant: Option<&str>) -> bool {
     select_by_name(mutant, Mutation::ALL, select)
 }
 
+#[cfg(feature = "mutants")]
+fn select_net(mutant: Option<&str>) -> bool {
+    use adverb_net_proto::mutation::{Mutation, select};
+    select_by_name(mutant, Mutation::ALL, select)
+}
+
+#[cfg(not(feature = "mutants"))]
+fn select_net(mutant: Option<&str>) -> bool {
+    select(mutant)
+}
+
+/// Injects each mutation of the connection in turn, and prints the seed that detects it.
+#[cfg(feature = "mutants")]
+fn net_mutants(args: &Args) -> bool {
+    use adverb_net_proto::mutation::{Mutation, select};
+    inject_each(args, Mutation::ALL, select, |seed| run_net(seed, false).violation)
+}
+
+#[cfg(not(feature = "mutants"))]
+fn net_mutants(args: &Args) -> bool {
+    mutants(args)
+}
+
 /// Selects the mutation with this name, if there is a name.
 #[cfg(feature = "mutants")]
 fn select_by_name<M: Copy + std::fmt::Debug>(name: Option<&str>, all: &[M], select: fn(Option<M>)) -> bool {
@@ -356,7 +434,7 @@ fn violation(seed: u64) -> Option<String> {
 #[cfg(feature = "mutants")]
 fn mutants(args: &Args) -> bool {
     use adverb_proto::mutation::{Mutation, select};
-    inject_each(args, Mutation::ALL, select, violation) & cluster_mutants(args)
+    inject_each(args, Mutation::ALL, select, violation) & cluster_mutants(args) & net_mutants(args)
 }
 
 /// Injects each mutation of the broker in turn, and prints the seed that detects it.

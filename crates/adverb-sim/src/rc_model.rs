@@ -31,7 +31,7 @@ pub(crate) trait NicMemory {
 }
 
 /// A send request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct ModelRequest {
     pub(crate) wr_id: u64,
     pub(crate) operation: SendOperation,
@@ -56,21 +56,21 @@ pub(crate) enum Execution {
 }
 
 /// A connection: two queue pairs.
-#[derive(Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct RcConnection {
     ends: [End; 2],
     /// Whether packets no longer arrive, in either direction.
     is_cut: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum EndState {
     Working,
     Failed,
     Destroyed,
 }
 
-#[derive(Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct End {
     state: EndState,
     /// The requests that have not completed, in order.
@@ -320,6 +320,21 @@ impl RcConnection {
             self.ends[end].fail(Status::RetryExceeded);
         }
         can_fail
+    }
+
+    /// Moves the queue pair of an end to the error state, which flushes its requests.
+    pub(crate) fn move_to_error(&mut self, end: usize) {
+        self.ends[end].fail(Status::Flushed);
+    }
+
+    /// Whether the queue pair of an end can still be used.
+    pub(crate) fn is_end_working(&self, end: usize) -> bool {
+        self.ends[end].state == EndState::Working
+    }
+
+    /// Whether both queue pairs were destroyed.
+    pub(crate) fn is_destroyed(&self) -> bool {
+        self.ends.iter().all(|end| end.state == EndState::Destroyed)
     }
 
     /// Destroys the queue pair of an end, and returns its completions that were not polled.

@@ -30,6 +30,9 @@ pub(crate) struct Args {
     /// With --members: the number of messages from each member to each other member.
     #[arg(long, requires = "members", default_value_t = 20)]
     rounds: u64,
+    /// Run only the connections of adverb-net-proto.
+    #[arg(long, conflicts_with = "cluster")]
+    net: bool,
     /// Number of threads.
     #[arg(long, default_value_t = 2)]
     threads: u64,
@@ -44,6 +47,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     command.arg("--").arg("--threads").arg(args.threads.to_string());
     if args.cluster {
         command.arg("--cluster");
+    }
+    if args.net {
+        command.arg("--net");
     }
     if let Some(members) = args.members {
         command.args(["--members", &members.to_string(), "--rounds", &args.rounds.to_string()]);

@@ -16,7 +16,7 @@ pub enum ArmFor {
 /// A completion: the outcome of a request.
 ///
 /// A failure has no operation and no length, because devices leave these fields undefined.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Completion {
     /// The id of the request, chosen by its poster.
     pub wr_id: u64,
@@ -27,7 +27,7 @@ pub struct Completion {
 }
 
 /// The details of a request that succeeded.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Success {
     /// The completed operation.
     pub operation: CompletedOperation,
@@ -36,7 +36,7 @@ pub struct Success {
 }
 
 /// The operation that a completion reports.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum CompletedOperation {
     /// A SEND of any kind.
@@ -77,7 +77,7 @@ pub enum CompletedOperation {
 }
 
 /// The details of a request that failed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Failure {
     /// The reason.
     pub status: Status,

@@ -1,0 +1,253 @@
+//! The application of one side, and what it expects.
+
+use adverb_net_proto::{Connection, EndReason, PhaseKind, Received, SendError};
+use adverb_proto::Time;
+
+use super::memory::{ModelRegion, ProcessMemory};
+
+type ModelConnection = Connection<Vec<u8>, ModelRegion>;
+
+/// The end of an application's messages.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Ending {
+    /// The application leaves the connection open.
+    Open,
+    /// The application shuts down sending, and closes the connection when the peer has done the same.
+    Shutdown,
+    /// The application closes the connection.
+    Close,
+    /// The application aborts the connection.
+    Abort,
+}
+
+/// A message of the plan.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct PlannedMessage {
+    pub(super) len: u32,
+    /// Whether the message is sent from registered memory, though it may be short.
+    pub(super) is_rendezvous: bool,
+    /// Whether the message waits for others.
+    pub(super) is_fed: bool,
+}
+
+/// The progress of an application.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Progress {
+    Sending,
+    /// The planned ending was performed.
+    Ended,
+    /// The application has closed or aborted the connection, and receives nothing more.
+    Left,
+}
+
+/// The application of one side.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Application {
+    side: u8,
+    plan: Vec<PlannedMessage>,
+    peer_plan: Vec<PlannedMessage>,
+    ending: Ending,
+    pub(super) progress: Progress,
+    pub(super) sent: u64,
+    pub(super) received: u64,
+    pub(super) has_shutdown: bool,
+    /// Whether the application makes no more calls.
+    pub(super) is_hung: bool,
+    pub(super) end: Option<EndReason>,
+    pub(super) unacknowledged: Vec<u64>,
+    pub(super) violation: Option<String>,
+}
+
+/// Returns the bytes of a message.
+fn content(side: u8, number: u64, len: u32) -> Vec<u8> {
+    let first = (number as u8).wrapping_mul(31).wrapping_add(side.wrapping_mul(127));
+    (0..len).map(|at| first.wrapping_add((at as u8).wrapping_mul(7))).collect()
+}
+
+impl Application {
+    pub(super) fn new(
+        side: u8,
+        plan: Vec<PlannedMessage>,
+        peer_plan: Vec<PlannedMessage>,
+        ending: Ending,
+    ) -> Application {
+        Application {
+            side,
+            plan,
+            peer_plan,
+            ending,
+            progress: Progress::Sending,
+            sent: 0,
+            received: 0,
+            has_shutdown: false,
+            is_hung: false,
+            end: None,
+            unacknowledged: Vec::new(),
+            violation: None,
+        }
+    }
+
+    fn violate(&mut self, what: String) {
+        let side = self.side;
+        self.violation.get_or_insert_with(|| format!("side {side}: {what}"));
+    }
+
+    /// Sends the next message, or ends the connection as planned. Returns whether anything was done.
+    pub(super) fn send_next(
+        &mut self,
+        connection: &mut ModelConnection,
+        memory: &mut ProcessMemory,
+        now: Time,
+    ) -> bool {
+        if self.is_hung || self.end.is_some() {
+            return false;
+        }
+        match self.progress {
+            Progress::Sending => {}
+            Progress::Ended => return self.close_after_shutdown(connection, now),
+            Progress::Left => return false,
+        }
+        let Some(planned) = self.plan.get(self.sent as usize).copied() else {
+            return self.perform_ending(connection, memory, now);
+        };
+        let Some(limits) = connection.limits() else { return false };
+        let bytes = content(self.side, self.sent, planned.len);
+        let result = if planned.is_rendezvous || planned.len > limits.eager {
+            let region = memory.register(bytes);
+            connection.send_region(memory, region, limits.lane, None).map_err(|(error, region)| {
+                memory.release(&region);
+                error
+            })
+        } else if planned.is_fed {
+            connection.feed(memory, &bytes, None)
+        } else {
+            connection.send(memory, &bytes, None)
+        };
+        match result {
+            Ok(()) => self.sent += 1,
+            Err(SendError::Ended(_)) => self.progress = Progress::Ended,
+            Err(_) => return false,
+        }
+        true
+    }
+
+    fn perform_ending(
+        &mut self,
+        connection: &mut ModelConnection,
+        memory: &mut ProcessMemory,
+        now: Time,
+    ) -> bool {
+        self.progress = Progress::Ended;
+        match self.ending {
+            Ending::Open => connection.flush(),
+            Ending::Shutdown => {
+                connection.shutdown();
+                if connection.phase() == PhaseKind::Established
+                    && connection.send(memory, b"late", None).is_ok()
+                {
+                    self.violate("a message was sent after the shutdown".to_owned());
+                }
+            }
+            Ending::Close => return self.close(connection, memory, now),
+            Ending::Abort => {
+                self.progress = Progress::Left;
+                connection.abort();
+            }
+        }
+        true
+    }
+
+    /// Closes the connection if both sides have shut down.
+    fn close_after_shutdown(&mut self, connection: &mut ModelConnection, now: Time) -> bool {
+        if self.has_shutdown && self.ending == Ending::Shutdown {
+            self.progress = Progress::Left;
+            connection.close(now);
+            return true;
+        }
+        false
+    }
+
+    /// Closes the connection.
+    pub(super) fn close(
+        &mut self,
+        connection: &mut ModelConnection,
+        _: &mut ProcessMemory,
+        now: Time,
+    ) -> bool {
+        if self.is_hung || self.progress == Progress::Left || self.end.is_some() {
+            return false;
+        }
+        self.progress = Progress::Left;
+        connection.close(now);
+        true
+    }
+
+    /// Receives a message. Returns whether there was one.
+    pub(super) fn receive_next(
+        &mut self,
+        connection: &mut ModelConnection,
+        memory: &mut ProcessMemory,
+        now: Time,
+    ) -> bool {
+        if self.is_hung {
+            return false;
+        }
+        match connection.recv(memory, now) {
+            Received::Message(message) => {
+                if self.progress == Progress::Left && self.end.is_none() {
+                    self.violate("a message was received after the close".to_owned());
+                }
+                if self.has_shutdown {
+                    self.violate("a message was received after the peer's shutdown".to_owned());
+                }
+                let expected = self.peer_plan.get(self.received as usize);
+                let expected = expected.map(|planned| content(1 - self.side, self.received, planned.len));
+                if expected.as_ref() != Some(&message.buf) {
+                    let (number, len) = (self.received, message.buf.len());
+                    self.violate(format!("message {number} is lost, duplicated or altered ({len} bytes)"));
+                }
+                self.received += 1;
+                true
+            }
+            Received::Shutdown => !std::mem::replace(&mut self.has_shutdown, true),
+            Received::Pending | Received::Ended(_) => false,
+        }
+    }
+
+    /// Notes the end of the connection.
+    pub(super) fn ended(&mut self, reason: EndReason) {
+        if self.end.is_some() {
+            self.violate("the connection ended twice".to_owned());
+        }
+        if let EndReason::ProtocolViolation(_) = reason {
+            self.violate(reason.to_string());
+        }
+        self.end = Some(reason);
+    }
+
+    /// Notes a message that the peer may not have received.
+    pub(super) fn add_unacknowledged(&mut self, number: u64, bytes: &[u8]) {
+        let planned = self.plan.get(number as usize).filter(|_| number < self.sent);
+        if planned.is_none_or(|planned| content(self.side, number, planned.len) != bytes) {
+            self.violate(format!("message {number} was reported as unacknowledged with other bytes"));
+        }
+        if self.unacknowledged.last().is_some_and(|last| *last >= number) {
+            self.violate("unacknowledged messages are out of order".to_owned());
+        }
+        self.unacknowledged.push(number);
+    }
+
+    /// Checks the messages of this sender after the end. `received` is the number that the peer has received, unless the peer
+    /// stopped receiving by itself. Without a session, posted messages may be lost, but not after a graceful close.
+    pub(super) fn check_sent(&mut self, received: Option<u64>, has_session: bool) {
+        let Some(received) = received else { return };
+        let lost = (received..self.sent).find(|number| !self.unacknowledged.contains(number));
+        let must_have_all = has_session || self.end == Some(EndReason::Closed);
+        if let Some(number) = lost
+            && must_have_all
+        {
+            let end = self.end;
+            self.violate(format!("message {number} was neither received nor reported (end: {end:?})"));
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! The memory of one process, as its connection and its NIC access it.
+
+use std::collections::BTreeMap;
+
+use adverb_net_proto::{Memory, Payload, Region};
+use adverb_proto::types::{RemoteAddress, RemoteMemory, Segment};
+
+use crate::rc_model::NicMemory;
+
+/// The content of memory that was allocated and not written.
+const UNUSED: u8 = 0xdd;
+/// The address of the first byte of each region: regions are told apart by their keys.
+const BASE: u64 = 0x1000;
+
+/// A handle to registered memory.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct ModelRegion {
+    rkey: u32,
+    len: u64,
+}
+
+impl Region for ModelRegion {
+    fn remote(&self) -> RemoteMemory {
+        RemoteMemory { addr: BASE, rkey: self.rkey, len: self.len }
+    }
+}
+
+/// Registered memory.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+enum Registered {
+    /// A ring: its bytes, and for each of them 1 if it was written and not read.
+    Ring {
+        bytes: Vec<u8>,
+        unread: Vec<u8>,
+    },
+    Message(Vec<u8>),
+    /// A message that was registered for an earlier lane.
+    StaleMessage(Vec<u8>),
+}
+
+/// The memory of one process.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub(super) struct ProcessMemory {
+    regions: BTreeMap<u32, Registered>,
+    next_rkey: u32,
+    /// The buffers of requests in flight, by their addresses.
+    in_flight: BTreeMap<u64, Vec<u8>>,
+    /// The first access that the rules forbid.
+    pub(super) violation: Option<&'static str>,
+}
+
+impl ProcessMemory {
+    /// Returns the number of regions.
+    pub(super) fn region_count(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// Returns the number of buffers of requests in flight.
+    pub(super) fn in_flight_count(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Lends a buffer to the NIC, and returns its address.
+    pub(super) fn lend(&mut self, buf: Vec<u8>) -> Segment {
+        let addr = (1..).find(|addr| !self.in_flight.contains_key(addr)).unwrap_or(0);
+        let length = buf.len() as u32;
+        self.in_flight.insert(addr, buf);
+        Segment { addr, length, lkey: 0 }
+    }
+
+    /// Takes a buffer back from the NIC.
+    pub(super) fn take_back(&mut self, addr: u64) -> Option<Vec<u8>> {
+        self.in_flight.remove(&addr)
+    }
+
+    fn insert(&mut self, memory: Registered, len: usize) -> ModelRegion {
+        self.next_rkey += 1;
+        self.regions.insert(self.next_rkey, memory);
+        ModelRegion { rkey: self.next_rkey, len: len as u64 }
+    }
+
+    /// Registers a ring.
+    pub(super) fn register_ring(&mut self, len: u32) -> ModelRegion {
+        let len = len as usize;
+        self.insert(Registered::Ring { bytes: vec![UNUSED; len], unread: vec![0; len] }, len)
+    }
+
+    /// Registers a message.
+    pub(super) fn register(&mut self, bytes: Vec<u8>) -> ModelRegion {
+        let len = bytes.len();
+        self.insert(Registered::Message(bytes), len)
+    }
+
+    /// Notes that a lane begins, for which no message is registered.
+    pub(super) fn invalidate_messages(&mut self) {
+        for memory in self.regions.values_mut() {
+            if let Registered::Message(bytes) = memory {
+                *memory = Registered::StaleMessage(std::mem::take(bytes));
+            }
+        }
+    }
+
+    /// Registers the memory of a message again.
+    pub(super) fn register_payload(&mut self, payload: Payload<Vec<u8>, ModelRegion>) -> ModelRegion {
+        let bytes = self.reclaim(payload);
+        self.register(bytes)
+    }
+
+    /// Deregisters memory, and returns the bytes of a message.
+    pub(super) fn release(&mut self, region: &ModelRegion) -> Vec<u8> {
+        match self.regions.remove(&region.rkey) {
+            Some(Registered::Message(bytes) | Registered::StaleMessage(bytes)) => bytes,
+            Some(Registered::Ring { .. }) => Vec::new(),
+            None => {
+                self.violation = Some("a region was released twice");
+                Vec::new()
+            }
+        }
+    }
+
+    /// Returns the bytes of a message.
+    pub(super) fn reclaim(&mut self, payload: Payload<Vec<u8>, ModelRegion>) -> Vec<u8> {
+        match payload {
+            Payload::Buf(bytes) => bytes,
+            Payload::Region(region) => self.release(&region),
+        }
+    }
+}
+
+impl Memory for ProcessMemory {
+    type Buf = Vec<u8>;
+    type Region = ModelRegion;
+
+    fn alloc(&mut self, len: usize) -> Option<Vec<u8>> {
+        Some(vec![UNUSED; len])
+    }
+
+    fn read_ring(&mut self, ring: &ModelRegion, offset: u32, out: &mut Vec<u8>) {
+        let range = offset as usize..offset as usize + out.len();
+        if let Some(Registered::Ring { bytes, unread }) = self.regions.get_mut(&ring.rkey) {
+            out.copy_from_slice(&bytes[range.clone()]);
+            unread[range].fill(0);
+        } else {
+            self.violation = Some("a ring was read after its release");
+        }
+    }
+}
+
+fn range(remote: RemoteAddress, length: usize, size: usize) -> Option<std::ops::Range<usize>> {
+    let start = remote.addr.checked_sub(BASE)? as usize;
+    (start + length <= size).then_some(start..start + length)
+}
+
+impl NicMemory for ProcessMemory {
+    fn read_local(&mut self, segment: Segment) -> Vec<u8> {
+        self.in_flight.get(&segment.addr).cloned().unwrap_or_else(|| {
+            self.violation = Some("the NIC read a buffer that was not in flight");
+            vec![UNUSED; segment.length as usize]
+        })
+    }
+
+    fn write_local(&mut self, segment: Segment, bytes: &[u8]) {
+        match self.in_flight.get_mut(&segment.addr) {
+            Some(buf) => buf[..bytes.len()].copy_from_slice(bytes),
+            None => self.violation = Some("the NIC wrote a buffer that was not in flight"),
+        }
+    }
+
+    fn read_remote(&mut self, remote: RemoteAddress, length: u32) -> Option<Vec<u8>> {
+        match self.regions.get(&remote.rkey) {
+            Some(Registered::Message(bytes)) => {
+                Some(bytes[range(remote, length as usize, bytes.len())?].to_vec())
+            }
+            _ => {
+                self.violation = Some("the peer read memory that was not registered");
+                None
+            }
+        }
+    }
+
+    fn write_remote(&mut self, remote: RemoteAddress, bytes: &[u8]) -> Option<()> {
+        let Some(Registered::Ring { bytes: ring, unread }) = self.regions.get_mut(&remote.rkey) else {
+            self.violation = Some("the peer wrote memory that was not registered");
+            return None;
+        };
+        let range = range(remote, bytes.len(), ring.len())?;
+        if unread[range.clone()].contains(&1) {
+            self.violation = Some("a place in the ring was overwritten before it was read");
+        }
+        ring[range.clone()].copy_from_slice(bytes);
+        unread[range].fill(1);
+        Some(())
+    }
+}

@@ -1,0 +1,465 @@
+//! Two sides of a connection (adverb-net-proto) on modeled queue pairs.
+//!
+//! Applications send eager and rendezvous messages, receive, shut down and close at random. Lanes break at both ends or at one,
+//! packets disappear, dialing fails, processes hang, die silently or are restarted. The checks of every run:
+//!
+//! - each message is received once, in order and unaltered, or reported as unacknowledged;
+//! - nothing is received after a shutdown or a close, and nothing can be sent;
+//! - no write finds the receive queue empty (credits), and no place in a ring is overwritten before it is read;
+//! - no access with a key of released memory, and no access of the NIC to a buffer that was returned;
+//! - the buffered messages stay within the limit;
+//! - every wait ends: each connection ends after the faults, and an idle side notices that its lane has failed;
+//! - without faults, every connection ends gracefully, over its first lane, and without waiting for a timeout;
+//! - an ended connection leaves nothing registered, and all buffers were returned.
+
+mod application;
+mod memory;
+mod world;
+
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use adverb_net_proto::{Config, EndReason, PhaseKind};
+
+use crate::Random;
+use application::{Application, Ending, PlannedMessage, Progress};
+use world::{Action, Process, World};
+
+/// The maximum number of rounds in which a run must come to its end.
+const MAX_ROUNDS: u32 = 3000;
+
+/// The outcome of [`run_net`].
+#[derive(Clone, Debug)]
+pub struct NetOutcome {
+    /// The seed.
+    pub seed: u64,
+    /// The number of messages that were sent.
+    pub message_count: u64,
+    /// The number of messages that were received.
+    pub received_count: u64,
+    /// The number of messages that were reported as unacknowledged.
+    pub unacknowledged_count: u64,
+    /// The number of lanes that were established, at either side.
+    pub lane_count: u64,
+    /// The number of injected faults.
+    pub fault_count: u64,
+    /// The number of connections that ended gracefully.
+    pub graceful_count: u64,
+    /// A hash of all steps.
+    pub digest: u64,
+    /// The first violation.
+    pub violation: Option<String>,
+    /// The trace, if requested.
+    pub trace: Vec<String>,
+}
+
+/// One run.
+struct Run {
+    random: Random,
+    world: World,
+    limits: [usize; 2],
+    has_faults: bool,
+    fault_count: u64,
+    digest: u64,
+    trace: Option<Vec<String>>,
+}
+
+/// Runs two sides of a connection.
+pub fn run_net(seed: u64, trace: bool) -> NetOutcome {
+    let mut random = Random::new(seed ^ 0x6e65_7470_726f_746f);
+    let has_faults = !random.below(4).is_multiple_of(4);
+    let reconnects = random.below(4) > 0;
+    let millis = |count: u64| Duration::from_millis(count);
+    let configs = [(); 2].map(|()| Config {
+        recv_ring_size: random.between(512, 2048) as u32,
+        max_outstanding_writes: random.between(4, 8) as u32,
+        eager_threshold: random.between(16, 300) as u32,
+        recv_buffer_limit: random.between(64, 1500) as usize,
+        max_message_size: 2000,
+        max_read_len: random.between(100, 2000) as u32,
+        handshake_timeout: millis(20),
+        close_timeout: millis(200),
+        linger: millis(20),
+        close_ack_timeout: millis(2),
+        keepalive: (has_faults && random.below(4) > 0).then(|| millis(5)),
+        reconnect: reconnects.then(|| millis(50)),
+        redial_interval: millis(3),
+    });
+    let plans = [(); 2].map(|()| plan(&mut random));
+    let mut ending = || random.pick(&[Ending::Open, Ending::Shutdown, Ending::Shutdown, Ending::Close]);
+    let mut endings = [ending(), ending()];
+    if has_faults && random.below(20) == 0 {
+        endings[0] = Ending::Abort;
+    }
+    let applications = [0, 1].map(|side| {
+        let (plan, peer_plan) = (plans[side].clone(), plans[1 - side].clone());
+        Application::new(side as u8, plan, peer_plan, endings[side])
+    });
+    let limits = [0, 1].map(|side| {
+        let Config { recv_buffer_limit, recv_ring_size, max_message_size, .. } = configs[side];
+        recv_buffer_limit + 5 * recv_ring_size as usize / 4 + max_message_size as usize + 64
+    });
+    let fault_count = u64::from(endings[0] == Ending::Abort);
+    let world = World::new(configs, applications);
+    let trace = trace.then(Vec::new);
+    let mut run = Run { random, world, limits, has_faults, fault_count, digest: seed, trace };
+    run.run();
+    run.outcome(seed)
+}
+
+fn plan(random: &mut Random) -> Vec<PlannedMessage> {
+    let count = random.pick(&[0, 1, 3, 10, 30, 60]);
+    let rendezvous_chance = random.pick(&[0, 100_000, 500_000]);
+    let message = |_| {
+        let is_rendezvous = random.chance_per_million(rendezvous_chance);
+        let max = if is_rendezvous || random.below(10) == 0 { 2000 } else { 200 };
+        let len = random.below(max) as u32;
+        PlannedMessage { len, is_rendezvous, is_fed: random.below(3) == 0 }
+    };
+    (0..count).map(message).collect()
+}
+
+impl Run {
+    fn run(&mut self) {
+        let steps = self.random.between(200, 2500);
+        // Slow receivers fill rings and inboxes.
+        let mut weights = [10; 10];
+        for weight in &mut weights {
+            *weight = self.random.pick(&[1, 4, 10, 20]);
+        }
+        let fault_chance = if self.has_faults { self.random.pick(&[1000, 4000, 20_000]) } else { 0 };
+        for _ in 0..steps {
+            // Faults during a close are more likely than others.
+            let has_left =
+                |side: &world::Side| side.application.progress == Progress::Left && !side.is_over();
+            let factor = if self.world.sides.iter().any(has_left) { 5 } else { 1 };
+            if self.random.chance_per_million(fault_chance * factor) {
+                self.inject_fault();
+            }
+            self.random_step(&weights);
+            self.check();
+            if self.world.violation.is_some() {
+                return;
+            }
+        }
+        self.finish();
+    }
+
+    fn act(&mut self, action: Action) -> bool {
+        let done = self.world.act(action);
+        if done {
+            let code = format!("{action:?}")
+                .bytes()
+                .fold(0u64, |code, byte| code.wrapping_mul(31) + u64::from(byte));
+            self.digest = (self.digest ^ code).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
+            if let Some(trace) = &mut self.trace {
+                let phases = [0, 1].map(|side| {
+                    let connection = self.world.sides[side].connection.as_ref();
+                    connection.map_or("none".to_owned(), |connection| format!("{:?}", connection.phase()))
+                });
+                trace.push(format!("{} {action:?} ({} / {})", self.world.now, phases[0], phases[1]));
+            }
+        }
+        done
+    }
+
+    fn inject_fault(&mut self) {
+        let side = self.random.below(2) as usize;
+        let is_injected = match self.random.below(12) {
+            0..4 => self.act(Action::Cut),
+            4..6 => self.act(Action::FailLane(side)),
+            6..9 => self.act(Action::FailLane(0)) & self.act(Action::FailLane(1)),
+            9 => self.act(Action::Kill(side, Process::Restarted)),
+            10 => self.act(Action::Kill(side, Process::Dead)),
+            _ => {
+                if let Some(trace) = &mut self.trace {
+                    trace.push(format!("{} the application of side {side} hangs", self.world.now));
+                }
+                !std::mem::replace(&mut self.world.sides[side].application.is_hung, true)
+            }
+        };
+        self.fault_count += u64::from(is_injected);
+    }
+
+    fn random_step(&mut self, weights: &[u64; 10]) {
+        let side = self.random.below(2) as usize;
+        let total: u64 = weights.iter().sum();
+        let mut at = self.random.below(total);
+        let index = weights.iter().position(|weight| match at.checked_sub(*weight) {
+            Some(rest) => {
+                at = rest;
+                false
+            }
+            None => true,
+        });
+        let action = match index.unwrap_or(0) {
+            0 => Action::Send(side),
+            1 => Action::Receive(side),
+            2 => Action::Register(side),
+            3 => Action::Post(side),
+            4 => Action::Execute(side),
+            5 => Action::Complete(side),
+            6 => Action::Poll(side),
+            7 => Action::Drain(side),
+            8 if self.random.below(8) == 0 => Action::DialFailed(side),
+            8 => Action::Dial(side),
+            _ => return self.pass_time(side),
+        };
+        self.act(action);
+    }
+
+    /// Lets some time pass, if there may be faults.
+    fn pass_time(&mut self, side: usize) {
+        if !self.has_faults {
+            return;
+        }
+        self.act(Action::Retry(side));
+        self.world.now = self.world.now + Duration::from_micros(self.random.below(300));
+        self.fire_timeouts();
+    }
+
+    fn fire_timeouts(&mut self) {
+        for side in 0..2 {
+            if self.world.next_timeout(side).is_some_and(|time| time <= self.world.now) {
+                self.act(Action::Timeout(side));
+            }
+        }
+    }
+
+    fn check(&mut self) {
+        for side in 0..2 {
+            let view = &self.world.sides[side];
+            let Some(connection) = &view.connection else { continue };
+            let buffered = connection.buffered_bytes().0;
+            if connection.phase() == PhaseKind::Established && buffered > self.limits[side] {
+                self.world.violate(&format!("side {side} buffers {buffered} bytes"));
+            }
+        }
+    }
+
+    /// Runs until nothing changes. Returns `false` if a violation was found.
+    fn settle(&mut self) -> bool {
+        for _ in 0..MAX_ROUNDS {
+            let mut is_busy = false;
+            for side in 0..2 {
+                is_busy |= self.act(Action::Send(side));
+                for action in [
+                    Action::Receive(side),
+                    Action::Register(side),
+                    Action::Post(side),
+                    Action::Execute(side),
+                    Action::Complete(side),
+                    Action::Poll(side),
+                ] {
+                    while self.act(action) {
+                        is_busy = true;
+                        if self.world.violation.is_some() {
+                            return false;
+                        }
+                    }
+                }
+                is_busy |= self.act(Action::Drain(side)) | self.act(Action::Dial(side));
+                is_busy |= self.act(Action::Retry(side));
+            }
+            self.check();
+            if self.world.violation.is_some() {
+                return false;
+            }
+            if is_busy {
+                continue;
+            }
+            let is_over = self.world.sides.iter().all(|side| side.is_over());
+            let is_idle = (0..2).all(|side| !self.world.is_lane_silent(side));
+            let next = (0..2).filter_map(|side| self.world.next_timeout(side)).min();
+            let is_waiting = self.world.sides.iter().any(|side| {
+                let phase = side.connection.as_ref().map(|connection| connection.phase());
+                !matches!(phase, None | Some(PhaseKind::Closed | PhaseKind::Established))
+                    || side.application.progress == Progress::Left && !side.is_over()
+            });
+            match next {
+                Some(next) if !is_over && (!is_idle || is_waiting) => {
+                    if !self.has_faults {
+                        self.world.violate("a run without faults waits for a timeout");
+                        return false;
+                    }
+                    self.world.now = self.world.now.max(next);
+                    self.fire_timeouts();
+                }
+                _ => return true,
+            }
+        }
+        self.world.violate("the connection did not come to rest");
+        false
+    }
+
+    /// Ends the faults, and checks that all connections end.
+    fn finish(&mut self) {
+        if !self.settle() {
+            return;
+        }
+        let has_keepalive = |world: &World, side: usize| world.next_timeout(side).is_some();
+        for side in 0..2 {
+            if self.world.is_lane_silent(side) && has_keepalive(&self.world, side) {
+                return self.world.violate("an idle side did not notice that its lane failed");
+            }
+        }
+        for side in 0..2 {
+            self.act(Action::Close(side));
+        }
+        if !self.settle() {
+            return;
+        }
+        for side in 0..2 {
+            // A connection whose application hangs stays open, while its peer is there.
+            let is_hung = self.world.sides[side].application.is_hung;
+            if !self.world.sides[side].is_over() && !is_hung {
+                let phase = self.world.sides[side].connection.as_ref().map(|connection| connection.phase());
+                return self.world.violate(&format!("side {side} did not end: {phase:?}"));
+            }
+            self.world.check_resources(side);
+        }
+        self.check_messages();
+    }
+
+    fn check_messages(&mut self) {
+        let has_session = [0, 1].map(|side| {
+            self.world.sides[side]
+                .connection
+                .as_ref()
+                .is_some_and(|connection| connection.session().is_some())
+        });
+        for (side, has_session) in has_session.into_iter().enumerate() {
+            let [first, second] = &mut self.world.sides;
+            let (sender, receiver) = if side == 0 { (first, second) } else { (second, first) };
+            if sender.process != Process::Running || sender.application.end.is_none() {
+                continue;
+            }
+            let receives = receiver.process == Process::Running
+                && receiver.application.progress != Progress::Left
+                && !receiver.application.is_hung;
+            let received = receives.then_some(receiver.application.received);
+            sender.application.check_sent(received, has_session);
+            if let Some(what) = sender.application.violation.take() {
+                self.world.violate(&what);
+            }
+            if !self.has_faults {
+                let reason = self.world.end_reason(side);
+                if !matches!(reason, Some(EndReason::Closed | EndReason::PeerClosed)) {
+                    self.world.violate(&format!("side {side} ended without a fault: {reason:?}"));
+                }
+                if self.world.sides[side].established_count != 1 {
+                    self.world.violate("a lane was replaced without a fault");
+                }
+            }
+        }
+    }
+
+    fn outcome(mut self, seed: u64) -> NetOutcome {
+        if let (Some(trace), Some(_)) = (&mut self.trace, &self.world.violation) {
+            let connections = self.world.sides.iter().map(|side| side.connection.as_ref());
+            trace.extend(connections.map(|connection| format!("{connection:#?}")));
+        }
+        let sum = |count: fn(&Application) -> u64| {
+            self.world.sides.iter().map(|side| count(&side.application)).sum::<u64>()
+        };
+        let is_graceful = |application: &Application| application.end == Some(EndReason::Closed);
+        NetOutcome {
+            seed,
+            message_count: sum(|application| application.sent),
+            received_count: sum(|application| application.received),
+            unacknowledged_count: sum(|application| application.unacknowledged.len() as u64),
+            lane_count: self.world.sides.iter().map(|side| side.established_count).sum(),
+            fault_count: self.fault_count,
+            graceful_count: self.world.sides.iter().filter(|side| is_graceful(&side.application)).count()
+                as u64,
+            digest: self.digest,
+            violation: self.world.violation,
+            trace: self.trace.unwrap_or_default(),
+        }
+    }
+}
+
+/// The totals of many runs of [`run_net`].
+#[derive(Clone, Debug, Default)]
+pub struct NetTotals {
+    /// The number of seeds that were run.
+    pub seed_count: u64,
+    /// The number of messages that were sent.
+    pub message_count: u64,
+    /// The number of messages that were received.
+    pub received_count: u64,
+    /// The number of messages that were reported as unacknowledged.
+    pub unacknowledged_count: u64,
+    /// The number of lanes that were established, at either side.
+    pub lane_count: u64,
+    /// The number of injected faults.
+    pub fault_count: u64,
+    /// The number of connections that ended gracefully.
+    pub graceful_count: u64,
+    /// The wrapping sum of the runs' digests. The order of the runs doesn't affect the sum.
+    pub digest: u64,
+    /// The seeds and descriptions of the violations.
+    pub violations: Vec<(u64, String)>,
+}
+
+impl NetTotals {
+    fn add(&mut self, outcome: &NetOutcome) {
+        self.seed_count += 1;
+        self.message_count += outcome.message_count;
+        self.received_count += outcome.received_count;
+        self.unacknowledged_count += outcome.unacknowledged_count;
+        self.lane_count += outcome.lane_count;
+        self.fault_count += outcome.fault_count;
+        self.graceful_count += outcome.graceful_count;
+        self.digest = self.digest.wrapping_add(outcome.digest);
+        if let Some(what) = &outcome.violation {
+            self.violations.push((outcome.seed, format!("connections: {what}")));
+        }
+    }
+}
+
+impl fmt::Display for NetTotals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "connections: {} seeds, {} lanes, {} faults, {} graceful ends",
+            self.seed_count, self.lane_count, self.fault_count, self.graceful_count
+        )?;
+        writeln!(
+            f,
+            "{} messages sent, {} received, {} reported as unacknowledged",
+            self.message_count, self.received_count, self.unacknowledged_count
+        )?;
+        write!(f, "digest of the connections' steps: {:#018x}", self.digest)
+    }
+}
+
+/// Runs the connections of each seed on `thread_count` threads. The run stops after `max_violations` violations.
+pub fn run_net_seeds(seeds: std::ops::Range<u64>, thread_count: usize, max_violations: usize) -> NetTotals {
+    let next = AtomicU64::new(seeds.start);
+    let totals = Mutex::new(NetTotals::default());
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                break;
+            }
+            let outcome = run_net(seed, false);
+            let mut totals = totals.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            totals.add(&outcome);
+            if totals.violations.len() >= max_violations {
+                break;
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..thread_count.max(1) {
+            scope.spawn(work);
+        }
+    });
+    let mut totals = totals.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    totals.violations.sort();
+    totals
+}

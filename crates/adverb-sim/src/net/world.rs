@@ -1,0 +1,616 @@
+//! Two processes, their drivers, and the lanes between them.
+
+use std::collections::VecDeque;
+
+use adverb_net_proto::{
+    Completed, Config, Connection, EndReason, Event, HELLO_LEN, Hello, PhaseKind, Post, Register,
+    RegisterMemory, Tag,
+};
+use adverb_proto::Time;
+use adverb_proto::types::{CompletedOperation, Completion, Segment, SendFlags, SendOperation};
+
+use super::application::{Application, Progress};
+use super::memory::{ModelRegion, ProcessMemory};
+use crate::rc_model::{Execution, ModelRequest, RcConnection};
+
+/// The id of the receive for a hello.
+const HELLO_RECV: u64 = u64::MAX;
+/// The id of the receives for writes.
+const WRITE_RECV: u64 = u64::MAX - 1;
+/// The session of the connection.
+const SESSION: [u8; 16] = [7; 16];
+
+/// The state of a process.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Process {
+    Running,
+    /// The process was restarted: it accepts lanes, and knows no session.
+    Restarted,
+    /// The process has disappeared without a packet.
+    Dead,
+}
+
+/// A posted send request.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Posted {
+    wr_id: u64,
+    tag: Tag,
+    addr: Option<u64>,
+}
+
+/// One side: a process with its connection, and the driver's state.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Side {
+    pub(super) process: Process,
+    pub(super) connection: Option<Connection<Vec<u8>, ModelRegion>>,
+    pub(super) memory: ProcessMemory,
+    pub(super) application: Application,
+    config: Config,
+    /// The connection's lane.
+    lane: Option<usize>,
+    /// The lane that replaces it.
+    successor: Option<usize>,
+    /// Lanes whose hello has not arrived.
+    incoming: Vec<usize>,
+    /// Lanes that were answered with an unknown session.
+    rejected: Vec<usize>,
+    /// The buffers of the receives for hellos, by lane.
+    hello_buffers: Vec<(usize, u64)>,
+    posted: VecDeque<Posted>,
+    next_wr_id: u64,
+    registering: Option<Register<Vec<u8>, ModelRegion>>,
+    must_drain: bool,
+    must_dial: bool,
+    pub(super) established_count: u64,
+}
+
+/// A step of the simulation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Action {
+    /// The application sends its next message, or ends the connection as planned.
+    Send(usize),
+    /// The application receives a message.
+    Receive(usize),
+    /// The application closes the connection.
+    Close(usize),
+    /// The driver registers memory: takes the request, or completes it.
+    Register(usize),
+    /// The driver posts the next request.
+    Post(usize),
+    /// The NIC executes the next request.
+    Execute(usize),
+    /// The NIC completes the next request.
+    Complete(usize),
+    /// The driver passes on the next completion.
+    Poll(usize),
+    /// The driver drains the lane.
+    Drain(usize),
+    /// The driver dials.
+    Dial(usize),
+    /// The driver can't dial.
+    DialFailed(usize),
+    /// The driver passes on the connection's next timeout.
+    Timeout(usize),
+    /// The NIC gives up retransmitting.
+    Retry(usize),
+    /// Packets of the newest lane are lost from now on.
+    Cut,
+    /// The device of a side fails its lane.
+    FailLane(usize),
+    /// The process is killed.
+    Kill(usize, Process),
+}
+
+/// Both sides, and the lanes between them.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub(super) struct World {
+    pub(super) now: Time,
+    pub(super) sides: [Side; 2],
+    lanes: Vec<Option<RcConnection>>,
+    pub(super) violation: Option<String>,
+}
+
+impl Side {
+    fn new(config: Config, application: Application) -> Side {
+        Side {
+            process: Process::Running,
+            connection: None,
+            memory: ProcessMemory::default(),
+            application,
+            config,
+            lane: None,
+            successor: None,
+            incoming: Vec::new(),
+            rejected: Vec::new(),
+            hello_buffers: Vec::new(),
+            posted: VecDeque::new(),
+            next_wr_id: 0,
+            registering: None,
+            must_drain: false,
+            must_dial: false,
+            established_count: 0,
+        }
+    }
+
+    /// Whether the connection has ended, or never began.
+    pub(super) fn is_over(&self) -> bool {
+        self.process != Process::Running
+            || self.connection.as_ref().is_none_or(|connection| connection.phase() == PhaseKind::Closed)
+    }
+
+    fn take_hello_buffer(&mut self, lane: usize) -> Vec<u8> {
+        let Some(index) = self.hello_buffers.iter().position(|(of, _)| *of == lane) else {
+            return Vec::new();
+        };
+        let (_, addr) = self.hello_buffers.remove(index);
+        self.memory.take_back(addr).unwrap_or_default()
+    }
+}
+
+impl World {
+    pub(super) fn new(configs: [Config; 2], applications: [Application; 2]) -> World {
+        let [first, second] = configs;
+        let [ours, theirs] = applications;
+        let sides = [Side::new(first.clamped(), ours), Side::new(second.clamped(), theirs)];
+        let mut world = World { now: Time::ZERO, sides, lanes: Vec::new(), violation: None };
+        let lane = world.connect();
+        let config = world.sides[0].config.clone();
+        world.sides[0].connection = Some(Connection::connect(config, SESSION, Time::ZERO));
+        world.sides[0].lane = Some(lane);
+        world
+    }
+
+    pub(super) fn violate(&mut self, what: &str) {
+        self.violation.get_or_insert_with(|| what.to_owned());
+    }
+
+    /// Creates a lane, with receives for the hellos.
+    fn connect(&mut self) -> usize {
+        let depths = self.sides.iter().map(|side| side.config.send_queue_depth());
+        let depth = depths.max().unwrap_or(0) as usize;
+        let depths = self.sides.iter().map(|side| side.config.recv_queue_depth());
+        let recv_depth = depths.max().unwrap_or(0) as usize;
+        let mut rc = RcConnection::new(depth, recv_depth);
+        let lane = self.lanes.len();
+        for (end, side) in self.sides.iter_mut().enumerate() {
+            // The lane may use another device, for which regions are registered again.
+            side.memory.invalidate_messages();
+            let segment = side.memory.lend(vec![0; HELLO_LEN]);
+            side.hello_buffers.push((lane, segment.addr));
+            let _fits = rc.post_recv(end, HELLO_RECV, segment);
+        }
+        if self.sides[1].process == Process::Dead {
+            rc.destroy(1);
+            self.sides[1].take_hello_buffer(lane);
+        } else {
+            self.sides[1].incoming.push(lane);
+        }
+        self.lanes.push(Some(rc));
+        lane
+    }
+
+    fn rc(&mut self, lane: Option<usize>) -> Option<&mut RcConnection> {
+        self.lanes.get_mut(lane?)?.as_mut()
+    }
+
+    /// Destroys a queue pair.
+    fn destroy(&mut self, side: usize, lane: usize) {
+        self.sides[side].take_hello_buffer(lane);
+        if let Some(rc) = self.rc(Some(lane)) {
+            rc.destroy(side);
+            if rc.is_destroyed() {
+                self.lanes[lane] = None;
+            }
+        }
+    }
+
+    /// Whether the lane of a side can't be used, and the side doesn't know.
+    pub(super) fn is_lane_silent(&self, side: usize) -> bool {
+        let view = &self.sides[side];
+        let is_established =
+            view.connection.as_ref().is_some_and(|connection| connection.phase() == PhaseKind::Established);
+        let lane = view.lane.and_then(|lane| self.lanes[lane].as_ref());
+        view.process == Process::Running && is_established && lane.is_none_or(|lane| !lane.is_working())
+    }
+
+    /// Performs a step. Returns whether anything was done.
+    pub(super) fn act(&mut self, action: Action) -> bool {
+        let done = match action {
+            Action::Send(side) => self.with_application(side, Application::send_next),
+            Action::Receive(side) => self.with_application(side, Application::receive_next),
+            Action::Close(side) => self.with_application(side, Application::close),
+            Action::Register(side) => self.register(side),
+            Action::Post(side) => self.post(side),
+            Action::Execute(side) => self.execute(side),
+            Action::Complete(side) => {
+                self.lanes.iter_mut().flatten().filter_map(|rc| rc.complete(side).then_some(())).count() > 0
+            }
+            Action::Poll(side) => self.poll(side),
+            Action::Drain(side) => self.drain(side),
+            Action::Dial(side) => self.dial(side, true),
+            Action::DialFailed(side) => self.dial(side, false),
+            Action::Timeout(side) => self.timeout(side),
+            Action::Retry(side) => {
+                self.lanes.iter_mut().flatten().filter_map(|rc| rc.exceed_retries(side).then_some(())).count()
+                    > 0
+            }
+            Action::Cut => match self.lanes.last_mut() {
+                Some(Some(rc)) if rc.is_working() => {
+                    rc.cut();
+                    true
+                }
+                _ => false,
+            },
+            Action::FailLane(side) => match self.rc(self.sides[side].lane) {
+                Some(rc) if rc.is_end_working(side) => {
+                    rc.move_to_error(side);
+                    true
+                }
+                _ => false,
+            },
+            Action::Kill(side, process) => self.kill(side, process),
+        };
+        for side in 0..2 {
+            self.handle_events(side);
+            self.check_redial(side);
+            if let Some(what) = self.sides[side].memory.violation.take() {
+                self.violate(what);
+            }
+            if let Some(what) = self.sides[side].application.violation.take() {
+                self.violate(&what);
+            }
+        }
+        done
+    }
+
+    fn with_application(
+        &mut self,
+        side: usize,
+        call: impl FnOnce(
+            &mut Application,
+            &mut Connection<Vec<u8>, ModelRegion>,
+            &mut ProcessMemory,
+            Time,
+        ) -> bool,
+    ) -> bool {
+        let now = self.now;
+        let Side { connection: Some(connection), memory, application, .. } = &mut self.sides[side] else {
+            return false;
+        };
+        call(application, connection, memory, now)
+    }
+
+    fn register(&mut self, side: usize) -> bool {
+        let now = self.now;
+        let Side { connection: Some(connection), memory, registering, .. } = &mut self.sides[side] else {
+            return false;
+        };
+        match registering.take() {
+            Some(Register { id, memory: RegisterMemory::Ring { len } }) => {
+                connection.handle_registered(id, memory.register_ring(len), now);
+                true
+            }
+            Some(Register { id, memory: RegisterMemory::Message(payload) }) => {
+                connection.handle_registered(id, memory.register_payload(payload), now);
+                true
+            }
+            None => {
+                *registering = connection.poll_register();
+                registering.is_some()
+            }
+        }
+    }
+
+    fn post(&mut self, side: usize) -> bool {
+        let now = self.now;
+        let Side { connection: Some(connection), memory, .. } = &mut self.sides[side] else { return false };
+        let Some(post) = connection.poll_post(memory, now) else { return false };
+        let lane = self.sides[side].lane;
+        if !self.rc(lane).is_some_and(|rc| rc.is_end_working(side)) {
+            // As the driver's queue pair does in the error state.
+            if let Some(connection) = &mut self.sides[side].connection {
+                connection.handle_refused(post, now);
+            }
+            return true;
+        }
+        let (tag, operation, buf, is_signaled) = match post {
+            Post::Receives { count } => {
+                let segment = Segment { addr: 0, length: 0, lkey: 0 };
+                for _ in 0..count {
+                    if !self.rc(lane).is_some_and(|rc| rc.post_recv(side, WRITE_RECV, segment)) {
+                        self.violate("the receive queue overflowed");
+                    }
+                }
+                return true;
+            }
+            Post::Hello { bytes } => (Tag::Hello, SendOperation::Send, Some(bytes.to_vec()), true),
+            Post::Write { tag, buf, remote, immediate, is_signaled } => {
+                (tag, SendOperation::WriteWithImm(remote, immediate), buf, is_signaled)
+            }
+            Post::Probe { remote } => (Tag::Probe, SendOperation::Write(remote), None, true),
+            Post::Read { buf, remote } => (Tag::Read, SendOperation::Read(remote), Some(buf), true),
+        };
+        let view = &mut self.sides[side];
+        let local = buf.map(|buf| view.memory.lend(buf));
+        view.next_wr_id += 1;
+        let wr_id = view.next_wr_id;
+        view.posted.push_back(Posted { wr_id, tag, addr: local.map(|local| local.addr) });
+        let flags = if is_signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
+        if !self
+            .rc(lane)
+            .is_some_and(|rc| rc.post_send(side, ModelRequest { wr_id, operation, flags, local }))
+        {
+            self.violate("the send queue overflowed");
+        }
+        true
+    }
+
+    fn execute(&mut self, side: usize) -> bool {
+        let [first, second] = &mut self.sides;
+        let (local, remote) = if side == 0 { (first, second) } else { (second, first) };
+        let mut what = None;
+        let mut done = false;
+        for rc in self.lanes.iter_mut().flatten() {
+            match rc.execute(side, &mut local.memory, &mut remote.memory) {
+                Execution::Idle => {}
+                Execution::Executed => done = true,
+                Execution::Rnr => what = Some("a message found no receive: credits were exceeded"),
+                Execution::TooLong => what = Some("a message was longer than its receive"),
+                Execution::AccessRefused => what = Some("the peer's device refused an access"),
+            }
+        }
+        if let Some(what) = what {
+            self.violate(what);
+        }
+        done
+    }
+
+    /// Passes on the next completion of the connection's lane, or of another lane.
+    fn poll(&mut self, side: usize) -> bool {
+        for lane in self.sides[side].incoming.clone() {
+            if let Some(completion) = self.rc(Some(lane)).and_then(|rc| rc.poll_recv(side)) {
+                self.accept(side, lane, completion);
+                return true;
+            }
+        }
+        for lane in self.sides[side].rejected.clone() {
+            if let Some(completion) = self.rc(Some(lane)).and_then(|rc| rc.poll_send(side)) {
+                self.sides[side].memory.take_back(completion.wr_id);
+                self.sides[side].rejected.retain(|of| *of != lane);
+                self.destroy(side, lane);
+                return true;
+            }
+        }
+        self.poll_lane(side)
+    }
+
+    fn poll_lane(&mut self, side: usize) -> bool {
+        let Some(lane) = self.sides[side].lane else { return false };
+        if let Some(completion) = self.rc(Some(lane)).and_then(|rc| rc.poll_recv(side)) {
+            self.handle_recv(side, lane, completion);
+            return true;
+        }
+        let Some(completion) = self.rc(Some(lane)).and_then(|rc| rc.poll_send(side)) else { return false };
+        let now = self.now;
+        let Side { connection: Some(connection), memory, posted, .. } = &mut self.sides[side] else {
+            return true;
+        };
+        while let Some(Posted { wr_id, tag, addr }) = posted.pop_front() {
+            let buf = addr.and_then(|addr| memory.take_back(addr));
+            if wr_id < completion.wr_id {
+                connection.handle_completion(memory, Completed::Sent { tag, buf }, now);
+                continue;
+            }
+            let completed = match completion.outcome {
+                Ok(_) => Completed::Sent { tag, buf },
+                Err(failure) => Completed::Failed { tag, buf, status: failure.status },
+            };
+            connection.handle_completion(memory, completed, now);
+            break;
+        }
+        true
+    }
+
+    fn handle_recv(&mut self, side: usize, lane: usize, completion: Completion) {
+        let now = self.now;
+        let hello = (completion.wr_id == HELLO_RECV).then(|| self.sides[side].take_hello_buffer(lane));
+        let Side { connection: Some(connection), memory, .. } = &mut self.sides[side] else { return };
+        match (completion.outcome, hello) {
+            (Ok(_), Some(bytes)) => connection.handle_hello(memory, &bytes, now),
+            (Ok(success), None) => {
+                let CompletedOperation::RecvWrite { immediate } = success.operation else { return };
+                let completed = Completed::Received { immediate, len: success.length };
+                connection.handle_completion(memory, completed, now);
+            }
+            (Err(failure), _) => {
+                let completed = Completed::Failed { tag: Tag::Recv, buf: None, status: failure.status };
+                connection.handle_completion(memory, completed, now);
+            }
+        }
+    }
+
+    /// Handles the hello of a lane that belongs to no connection yet.
+    fn accept(&mut self, side: usize, lane: usize, completion: Completion) {
+        let now = self.now;
+        self.sides[side].incoming.retain(|of| *of != lane);
+        let bytes = self.sides[side].take_hello_buffer(lane);
+        let hello = completion.outcome.ok().and_then(|_| Hello::parse(&bytes).ok());
+        let Some(hello) = hello else { return self.destroy(side, lane) };
+        let is_new = hello.session.is_none_or(|session| session.received.is_none());
+        let view = &mut self.sides[side];
+        if view.connection.is_none() && is_new && view.process == Process::Running {
+            view.connection = Some(Connection::accept(view.config.clone(), hello, now));
+            view.lane = Some(lane);
+            return;
+        }
+        let connection = view.connection.as_mut().filter(|_| !is_new);
+        let Some(connection) = connection else { return self.reject(side, lane) };
+        if !connection.resume(hello, now) {
+            self.reject(side, lane);
+        } else if connection.phase() == PhaseKind::Handshake {
+            view.lane = Some(lane);
+        } else if let Some(replaced) = view.successor.replace(lane) {
+            self.destroy(side, replaced);
+        }
+    }
+
+    fn reject(&mut self, side: usize, lane: usize) {
+        let local = self.sides[side].memory.lend(Hello::unknown_session().emit().to_vec());
+        self.sides[side].rejected.push(lane);
+        let request = ModelRequest {
+            wr_id: local.addr,
+            operation: SendOperation::Send,
+            flags: SendFlags::SIGNALED,
+            local: Some(local),
+        };
+        let _fits = self.rc(Some(lane)).is_some_and(|rc| rc.post_send(side, request));
+    }
+
+    fn drain(&mut self, side: usize) -> bool {
+        if !self.sides[side].must_drain {
+            return false;
+        }
+        let lane = self.sides[side].lane;
+        if let Some(rc) = self.rc(lane) {
+            rc.move_to_error(side);
+        }
+        while self.poll_lane(side) {}
+        if let Some(lane) = lane {
+            self.destroy(side, lane);
+        }
+        let now = self.now;
+        let view = &mut self.sides[side];
+        view.must_drain = false;
+        view.lane = None;
+        let Some(connection) = &mut view.connection else { return true };
+        let posted = std::mem::take(&mut view.posted);
+        let left = posted
+            .into_iter()
+            .map(|Posted { tag, addr, .. }| (tag, addr.and_then(|addr| view.memory.take_back(addr))));
+        let left = left.collect();
+        connection.handle_drained(&mut view.memory, left, now);
+        if let Some(successor) = view.successor.take() {
+            if connection.phase() == PhaseKind::Handshake {
+                view.lane = Some(successor);
+            } else {
+                self.reject(side, successor);
+            }
+        }
+        true
+    }
+
+    fn dial(&mut self, side: usize, succeeds: bool) -> bool {
+        if !std::mem::take(&mut self.sides[side].must_dial) {
+            return false;
+        }
+        let now = self.now;
+        if self.sides[side]
+            .connection
+            .as_ref()
+            .is_none_or(|connection| connection.phase() != PhaseKind::Disconnected)
+        {
+            return true;
+        }
+        if succeeds && self.sides[1 - side].process != Process::Dead {
+            let lane = self.connect();
+            self.sides[side].lane = Some(lane);
+            if let Some(connection) = &mut self.sides[side].connection {
+                let _attached = connection.attach(now);
+            }
+        } else if let Some(connection) = &mut self.sides[side].connection {
+            connection.handle_dial_failed(now);
+        }
+        true
+    }
+
+    /// Returns the time of a side's next timeout.
+    pub(super) fn next_timeout(&self, side: usize) -> Option<Time> {
+        self.sides[side].connection.as_ref().and_then(Connection::poll_timeout)
+    }
+
+    fn timeout(&mut self, side: usize) -> bool {
+        let Some(time) = self.next_timeout(side) else { return false };
+        let now = self.now.max(time);
+        let Side { connection: Some(connection), memory, .. } = &mut self.sides[side] else { return false };
+        connection.handle_timeout(memory, now);
+        true
+    }
+
+    fn kill(&mut self, side: usize, process: Process) -> bool {
+        if self.sides[side].process != Process::Running {
+            return false;
+        }
+        for lane in 0..self.lanes.len() {
+            self.destroy(side, lane);
+        }
+        let view = &mut self.sides[side];
+        view.process = process;
+        (view.connection, view.lane, view.successor, view.registering) = (None, None, None, None);
+        (view.must_drain, view.must_dial) = (false, false);
+        view.incoming.clear();
+        view.rejected.clear();
+        view.posted.clear();
+        view.hello_buffers.clear();
+        view.memory = ProcessMemory::default();
+        true
+    }
+
+    /// Checks that a connector without a lane dials, or waits for no longer than the interval between two attempts.
+    fn check_redial(&mut self, side: usize) {
+        let view = &self.sides[side];
+        let is_disconnected =
+            view.connection.as_ref().is_some_and(|connection| connection.phase() == PhaseKind::Disconnected);
+        let latest = self.now + view.config.redial_interval;
+        let has_timer = self.next_timeout(side).is_some_and(|time| time <= latest);
+        if side == 0 && is_disconnected && !view.must_dial && !has_timer {
+            self.violate("the connector does not dial again");
+        }
+    }
+
+    fn handle_events(&mut self, side: usize) {
+        let peer = &self.sides[1 - side];
+        let is_peer_open = peer.process == Process::Running && peer.application.progress != Progress::Left;
+        let view = &mut self.sides[side];
+        let Some(connection) = &mut view.connection else { return };
+        while let Some(event) = connection.poll_event() {
+            match event {
+                Event::Release(region) => drop(view.memory.release(&region)),
+                Event::Drain => view.must_drain = true,
+                Event::Redial { .. } => view.must_dial = true,
+                Event::Established { .. } => view.established_count += 1,
+                Event::Closed(reason) => {
+                    if reason == EndReason::PeerClosed && is_peer_open {
+                        self.violation
+                            .get_or_insert_with(|| "the peer did not close the connection".to_owned());
+                    }
+                    view.application.ended(reason);
+                }
+                _ => {}
+            }
+        }
+        if connection.phase() == PhaseKind::Closed && view.registering.is_none() {
+            for message in connection.take_unacknowledged() {
+                let bytes = view.memory.reclaim(message.payload);
+                view.application.add_unacknowledged(message.number, &bytes);
+            }
+        }
+    }
+
+    /// Checks that an ended connection left nothing behind.
+    pub(super) fn check_resources(&mut self, side: usize) {
+        let view = &self.sides[side];
+        if view.process != Process::Running || !view.is_over() || view.registering.is_some() {
+            return;
+        }
+        if view.memory.region_count() > 0 {
+            self.violate("memory stayed registered after the end of the connection");
+        } else if view.memory.in_flight_count() > view.hello_buffers.len() + view.rejected.len() {
+            self.violate("a buffer was not returned");
+        }
+    }
+
+    /// Returns the reason of a side's end.
+    pub(super) fn end_reason(&self, side: usize) -> Option<EndReason> {
+        self.sides[side].connection.as_ref().and_then(Connection::end_reason)
+    }
+}
