@@ -5,6 +5,7 @@
 
 mod baseline;
 mod cluster;
+mod kv;
 mod net;
 pub mod perf;
 mod report;
@@ -35,6 +36,8 @@ enum What {
     Cluster(cluster::Args),
     /// Benchmark posting, processing, polling and notification over every link.
     Seeds(seeds::Args),
+    /// Compare GETs of the example cache by READ, by RPC and over TCP, and of Redis.
+    Kv(kv::Args),
 }
 
 /// Measures, prints a table, and returns failure if a goal is missed.
@@ -48,6 +51,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         What::Net(args) => net::run(args),
         What::Cluster(args) => cluster::run(args),
         What::Seeds(args) => seeds::run(args),
+        What::Kv(args) => kv::run(args),
     }
 }
 
