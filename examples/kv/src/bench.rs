@@ -203,15 +203,19 @@ fn measure(
     Ok(Round { server_cpu: used.as_secs_f64() * 1e6 / config.operations as f64, ..round })
 }
 
-/// Returns the CPU time of a process's threads.
+/// Returns the CPU time of a process, including its threads that have ended.
 fn cpu_time(pid: u32) -> Result<Duration> {
-    let mut nanoseconds = 0;
-    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // A thread may have ended.
-        let text = fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();
-        nanoseconds += text.split(' ').next().and_then(|number| number.parse().ok()).unwrap_or(0);
-    }
-    Ok(Duration::from_nanos(nanoseconds))
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).context("the server has ended")?;
+    parse_cpu_time(&stat).with_context(|| format!("/proc/{pid}/stat has no CPU time: {stat}"))
+}
+
+/// Parses the user and system time in `/proc/PID/stat`, fields 14 and 15, in units of 10 ms.
+fn parse_cpu_time(stat: &str) -> Option<Duration> {
+    // The second field, the name of the program, may have spaces.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut times = fields.split_whitespace().skip(11).map(|field| field.parse::<u64>().ok());
+    let (user, system) = (times.next()??, times.next()??);
+    Some(Duration::from_millis(10 * (user + system)))
 }
 
 fn pinned(cpu: &str, program: impl Into<PathBuf>) -> Command {
@@ -330,6 +334,14 @@ fn parse_redis(output: &str) -> Option<Round> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_cpu_time_of_a_process_is_parsed() {
+        let stat = "7 (a) b) S 1 7 7 0 -1 4194304 100 0 0 0 123 45 0 0 20 0 3 0 100 1000 10";
+        assert_eq!(parse_cpu_time(stat), Some(Duration::from_millis(1680)));
+        assert_eq!(parse_cpu_time("7 (a) S"), None);
+        assert!(cpu_time(std::process::id()).is_ok());
+    }
 
     #[test]
     fn the_output_of_redis_benchmark_is_parsed() {

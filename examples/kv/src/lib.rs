@@ -11,7 +11,7 @@
 //! | [`store`] | the shards of a server |
 //! | [`server`], [`client`] | the members of the cluster |
 //! | [`tcp`] | the same server and client over TCP, for comparison |
-//! | [`load`], [`check`], [`bench`] | the load generator, the check of torn reads, and the comparison |
+//! | [`load`], [`check`], [`mod@bench`] | the load generator, the check of torn reads, and the comparison |
 
 #![forbid(unsafe_code)]
 
