@@ -4,9 +4,12 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use adverb_sim::{
-    CONGESTION_SEED_INTERVAL, Scenario, Totals, run, run_attacks, run_cluster, run_cluster_scale,
-    run_cluster_seeds, run_cm, run_congestion, run_net, run_net_seeds, run_seeds, shrink,
+    CONGESTION_SEED_INTERVAL, Scenario, Totals, explore_net, run, run_attacks, run_cluster,
+    run_cluster_scale, run_cluster_seeds, run_cm, run_congestion, run_net, run_net_seeds, run_seeds, shrink,
 };
+
+/// The maximum number of states that `--exhaustive` visits.
+const MAX_STATES: usize = 5_000_000;
 
 /// The command-line options.
 struct Args {
@@ -23,6 +26,7 @@ struct Args {
     members: Option<u64>,
     rounds: u64,
     net: bool,
+    exhaustive: bool,
 }
 
 const USAGE: &str = "\
@@ -34,7 +38,8 @@ usage: adverb-sim [--seeds N] [--first S] [--threads T]       run N seeds, start
        adverb-sim --cluster [--seeds N] [--seed S] [--mutants]
                                                               the same for the brokers of clusters
        adverb-sim --cluster --members N [--rounds R]          send R messages between each pair of N members
-       adverb-sim --net [--seeds N] [--seed S] [--mutants]    the same for the two sides of connections";
+       adverb-sim --net [--seeds N] [--seed S] [--mutants]    the same for the two sides of connections
+       adverb-sim --net --exhaustive                          visit all states of a small connection";
 
 fn parse() -> Result<Args, String> {
     let mut args = Args {
@@ -51,6 +56,7 @@ fn parse() -> Result<Args, String> {
         members: None,
         rounds: 20,
         net: false,
+        exhaustive: false,
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -67,6 +73,7 @@ fn parse() -> Result<Args, String> {
             "--packets" => args.packets = Some(number(value()?)?),
             "--cluster" => args.cluster = true,
             "--net" => args.net = true,
+            "--exhaustive" => args.exhaustive = true,
             "--members" => args.members = Some(number(value()?)?),
             "--rounds" => args.rounds = number(value()?)?,
             "--seconds" => args.seconds = Some(number(value()?)?),
@@ -142,6 +149,9 @@ fn cluster(args: &Args) -> bool {
 
 /// Runs connections.
 fn net(args: &Args) -> bool {
+    if args.exhaustive {
+        return explore();
+    }
     if args.mutants {
         return net_mutants(args);
     }
@@ -149,6 +159,18 @@ fn net(args: &Args) -> bool {
         return select_net(args.mutant.as_deref()) && replay_net(seed);
     }
     many_connections(args)
+}
+
+/// Visits all states of a small connection, with two breaks and one restart.
+fn explore() -> bool {
+    let start = Instant::now();
+    let exploration = explore_net(2, 1, MAX_STATES);
+    println!("connections: {exploration} in {:.1} s", start.elapsed().as_secs_f64());
+    match &exploration.violation {
+        Some(what) => println!("violation: {what}"),
+        None => println!("0 violations"),
+    }
+    exploration.violation.is_none() && exploration.is_complete
 }
 
 /// Runs the connections of many seeds.

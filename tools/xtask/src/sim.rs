@@ -33,6 +33,9 @@ pub(crate) struct Args {
     /// Run only the connections of adverb-net-proto.
     #[arg(long, conflicts_with = "cluster")]
     net: bool,
+    /// With --net: visit all states of a small connection.
+    #[arg(long, requires = "net", conflicts_with_all = ["mutants", "seed"])]
+    exhaustive: bool,
     /// Number of threads.
     #[arg(long, default_value_t = 2)]
     threads: u64,
@@ -50,6 +53,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     if args.net {
         command.arg("--net");
+    }
+    if args.exhaustive {
+        command.arg("--exhaustive");
     }
     if let Some(members) = args.members {
         command.args(["--members", &members.to_string(), "--rounds", &args.rounds.to_string()]);

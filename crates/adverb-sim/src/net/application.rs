@@ -92,6 +92,11 @@ impl Application {
         self.violation.get_or_insert_with(|| format!("side {side}: {what}"));
     }
 
+    /// Whether the application has calls to make, besides receiving.
+    pub(super) fn is_sending(&self) -> bool {
+        self.progress != Progress::Left && self.end.is_none()
+    }
+
     /// Sends the next message, or ends the connection as planned. Returns whether anything was done.
     pub(super) fn send_next(
         &mut self,

@@ -13,6 +13,7 @@
 //! - an ended connection leaves nothing registered, and all buffers were returned.
 
 mod application;
+mod explore;
 mod memory;
 mod world;
 
@@ -25,6 +26,7 @@ use adverb_net_proto::{Config, EndReason, PhaseKind};
 
 use crate::Random;
 use application::{Application, Ending, PlannedMessage, Progress};
+pub use explore::{NetExploration, explore_net};
 use world::{Action, Process, World};
 
 /// The maximum number of rounds in which a run must come to its end.

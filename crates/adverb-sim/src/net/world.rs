@@ -59,7 +59,7 @@ pub(super) struct Side {
     posted: VecDeque<Posted>,
     next_wr_id: u64,
     registering: Option<Register<Vec<u8>, ModelRegion>>,
-    must_drain: bool,
+    pub(super) must_drain: bool,
     must_dial: bool,
     pub(super) established_count: u64,
 }
@@ -211,6 +211,17 @@ impl World {
             view.connection.as_ref().is_some_and(|connection| connection.phase() == PhaseKind::Established);
         let lane = view.lane.and_then(|lane| self.lanes[lane].as_ref());
         view.process == Process::Running && is_established && lane.is_none_or(|lane| !lane.is_working())
+    }
+
+    /// Whether the peer can't be reached over the lane of a side.
+    pub(super) fn is_lane_dead(&self, side: usize) -> bool {
+        let lane = self.sides[side].lane.and_then(|lane| self.lanes[lane].as_ref());
+        lane.is_none_or(|lane| !lane.is_working())
+    }
+
+    /// Whether the NIC of a side can execute a request.
+    pub(super) fn can_execute(&self, side: usize) -> bool {
+        self.lanes.iter().flatten().any(|rc| rc.is_working() && rc.is_busy(side))
     }
 
     /// Performs a step. Returns whether anything was done.

@@ -1,0 +1,347 @@
+//! All states of a small connection.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::time::Duration;
+
+use adverb_net_proto::{Config, EndReason};
+
+use super::application::{Application, Ending, PlannedMessage, Progress};
+use super::world::{Action, Process, World};
+
+/// The outcome of [`explore_net`].
+#[derive(Clone, Debug)]
+pub struct NetExploration {
+    /// The number of states.
+    pub state_count: u64,
+    /// The number of transitions between states.
+    pub transition_count: u64,
+    /// The number of states in which both sides have ended.
+    pub final_count: u64,
+    /// Whether all states were visited.
+    pub is_complete: bool,
+    /// The first violation, with the steps that lead to it.
+    pub violation: Option<String>,
+}
+
+impl fmt::Display for NetExploration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} states, {} transitions, {} final states{}",
+            self.state_count,
+            self.transition_count,
+            self.final_count,
+            if self.is_complete { "" } else { " (not all states)" }
+        )
+    }
+}
+
+/// A world, and the faults that may still happen.
+#[derive(Clone, Hash)]
+struct State {
+    world: World,
+    breaks_left: u8,
+    restarts_left: u8,
+    had_fault: bool,
+}
+
+/// A step between two states.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// The NIC completes the executed requests, the driver registers, dials, posts and polls, and the application receives, until
+    /// nothing is left to do.
+    Drive(usize),
+    /// The NIC executes all requests of a side.
+    Execute(usize),
+    /// The lane breaks, after the NICs have executed this number of each side's requests.
+    Break(usize, usize),
+    Act(Action),
+}
+
+/// A hash function of 128 bits: two sums of words, each multiplied and rotated.
+struct Fingerprint(u64, u64);
+
+impl Hasher for Fingerprint {
+    fn write(&mut self, bytes: &[u8]) {
+        for word in bytes.chunks(8) {
+            let mut full = [0; 8];
+            full[..word.len()].copy_from_slice(word);
+            self.write_u64(u64::from_le_bytes(full));
+        }
+        self.write_u64(bytes.len() as u64);
+    }
+
+    fn write_u8(&mut self, value: u8) {
+        self.write_u64(value.into());
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.write_u64(value.into());
+    }
+
+    fn write_usize(&mut self, value: usize) {
+        self.write_u64(value as u64);
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let first = u128::from(self.0 ^ value) * 0x9e37_79b9_7f4a_7c15;
+        let second = u128::from(self.1.wrapping_add(value) | 1) * 0xd6e8_feb8_6659_fd93;
+        self.0 = (first as u64 ^ (first >> 64) as u64).wrapping_add(0x2545_f491_4f6c_dd1d);
+        self.1 = (second as u64 ^ (second >> 64) as u64).rotate_left(29) ^ value;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// Returns a fingerprint of 128 bits.
+fn fingerprint(state: &State) -> u128 {
+    let mut hasher = Fingerprint(1, 2);
+    state.hash(&mut hasher);
+    u128::from(hasher.0) << 64 | u128::from(hasher.1)
+}
+
+impl State {
+    /// Whether a step may have an effect. Only such steps are tried, because a copy of the state takes time.
+    fn may(&self, step: Step) -> bool {
+        match step {
+            Step::Drive(_) => true,
+            Step::Act(Action::Send(side)) => self.world.sides[side].application.is_sending(),
+            Step::Break(..) => self.breaks_left > 0,
+            Step::Act(Action::Kill(..)) => self.restarts_left > 0,
+            // A lane that doesn't work fails sooner or later: this is no other fault.
+            Step::Act(Action::FailLane(side)) => self.world.is_lane_silent(side),
+            // No timeout is needed while the lane works, or while a completion waits for the driver.
+            Step::Act(Action::Timeout(side)) => {
+                let is_waiting = self.world.next_timeout(side).is_some() && self.world.is_lane_dead(side);
+                is_waiting && !self.clone().step(Step::Drive(side))
+            }
+            Step::Act(Action::Drain(side)) => self.world.sides[side].must_drain,
+            Step::Execute(side) => self.world.can_execute(side),
+            Step::Act(_) => true,
+        }
+    }
+
+    /// Performs a step, and returns whether it changed anything.
+    fn step(&mut self, step: Step) -> bool {
+        match step {
+            Step::Drive(side) => {
+                let mut done = false;
+                while self.world.act(Action::Complete(side))
+                    | self.world.act(Action::Register(side))
+                    | self.world.act(Action::Dial(side))
+                    | self.world.act(Action::Post(side))
+                    | self.world.act(Action::Poll(side))
+                    | self.world.act(Action::Receive(side))
+                {
+                    done = true;
+                }
+                done
+            }
+            Step::Execute(side) => {
+                while self.world.act(Action::Execute(side)) {}
+                true
+            }
+            Step::Break(first, second) => {
+                let mut execute =
+                    |side: usize, count: usize| (0..count).all(|_| self.world.act(Action::Execute(side)));
+                let done = execute(0, first) && execute(1, second) && self.world.act(Action::Cut);
+                self.breaks_left -= u8::from(done);
+                self.had_fault |= done;
+                done
+            }
+            Step::Act(action) => {
+                let done = self.world.act(action);
+                if done && matches!(action, Action::Kill(..)) {
+                    self.restarts_left -= 1;
+                    self.had_fault = true;
+                }
+                done
+            }
+        }
+    }
+
+    /// Whether both sides have ended.
+    fn is_final(&self) -> bool {
+        self.world.sides.iter().all(|side| side.is_over())
+    }
+
+    /// Checks a final state, in which the applications have received all that they can.
+    fn check_final(&self) -> Option<String> {
+        let mut world = self.world.clone();
+        for side in 0..2 {
+            while world.act(Action::Receive(side)) || world.act(Action::Register(side)) {}
+            world.check_resources(side);
+        }
+        for side in 0..2 {
+            let has_session = world.sides[side]
+                .connection
+                .as_ref()
+                .is_some_and(|connection| connection.session().is_some());
+            let receiver = &world.sides[1 - side];
+            let receives =
+                receiver.process == Process::Running && receiver.application.progress != Progress::Left;
+            let received = receives.then_some(receiver.application.received);
+            let sender = &mut world.sides[side];
+            if sender.process == Process::Running && sender.connection.is_some() {
+                sender.application.check_sent(received, has_session);
+                if let Some(what) = sender.application.violation.take() {
+                    world.violate(&what);
+                }
+            }
+            let is_graceful = matches!(
+                world.sides[side].application.end,
+                Some(EndReason::Closed | EndReason::PeerClosed) | None
+            );
+            if !self.had_fault && !is_graceful {
+                world.violate("a connection without faults did not end gracefully");
+            }
+        }
+        world.violation
+    }
+}
+
+/// The maximum number of requests of a side that are executed before a break.
+const MAX_EXECUTED: usize = 3;
+
+/// Visits all states of a connection with a ring of 512 bytes, four writes, an eager and a rendezvous message and a close, with at
+/// most `break_count` breaks of lanes and `restart_count` restarts: breadth first, up to `max_states`.
+///
+/// The checks are those of [`run_net`](crate::run_net). In addition, an end can be reached from each state. A driver's work and the
+/// execution of a side's requests are single steps; a break interrupts the latter after any of the first three requests.
+pub fn explore_net(break_count: u8, restart_count: u8, max_states: usize) -> NetExploration {
+    let config = Config {
+        recv_ring_size: 512,
+        max_outstanding_writes: 4,
+        eager_threshold: 64,
+        recv_buffer_limit: 200,
+        max_message_size: 400,
+        max_read_len: 400,
+        keepalive: None,
+        reconnect: Some(Duration::from_secs(1)),
+        ..Config::default()
+    };
+    let eager = PlannedMessage { len: 8, is_rendezvous: false, is_fed: false };
+    let rendezvous = PlannedMessage { len: 24, is_rendezvous: true, is_fed: false };
+    let plan = vec![eager, rendezvous];
+    let applications = [
+        Application::new(0, plan.clone(), Vec::new(), Ending::Close),
+        Application::new(1, Vec::new(), plan, Ending::Open),
+    ];
+    let world = World::new([config.clone(), config], applications);
+    let (breaks_left, restarts_left) = (break_count, restart_count);
+    explore(State { world, breaks_left, restarts_left, had_fault: false }, max_states)
+}
+
+fn explore(first: State, max_states: usize) -> NetExploration {
+    let steps: Vec<Step> = (0..2)
+        .flat_map(|side| {
+            [
+                Step::Drive(side),
+                Step::Act(Action::Send(side)),
+                Step::Execute(side),
+                Step::Act(Action::Drain(side)),
+                Step::Act(Action::Timeout(side)),
+                Step::Act(Action::FailLane(side)),
+                Step::Act(Action::Kill(side, Process::Restarted)),
+            ]
+        })
+        .chain(
+            (0..=MAX_EXECUTED)
+                .flat_map(|first| (0..=MAX_EXECUTED).map(move |second| Step::Break(first, second))),
+        )
+        .collect();
+    let mut ids = HashMap::from([(fingerprint(&first), 0u32)]);
+    // The step and the state before each state, for the trace of a violation.
+    let mut origins: Vec<(u32, Option<Step>)> = vec![(0, None)];
+    let mut edges: Vec<(u32, u32)> = Vec::new();
+    let mut finals = Vec::new();
+    let mut level = vec![(0u32, first)];
+    let mut result = NetExploration {
+        state_count: 1,
+        transition_count: 0,
+        final_count: 0,
+        is_complete: true,
+        violation: None,
+    };
+    let describe = |origins: &[(u32, Option<Step>)], mut id: u32, what: &str| {
+        let mut trace = Vec::new();
+        while let (before, Some(step)) = origins[id as usize] {
+            trace.push(format!("{step:?}"));
+            id = before;
+        }
+        trace.reverse();
+        format!("{what}, after: {}", trace.join(", "))
+    };
+    while !level.is_empty() {
+        let mut next = Vec::new();
+        for (id, state) in level {
+            if state.is_final() {
+                result.final_count += 1;
+                finals.push(id);
+                if let Some(what) = state.check_final() {
+                    result.violation = Some(describe(&origins, id, &what));
+                    return result;
+                }
+                continue;
+            }
+            for step in steps.iter().filter(|step| state.may(**step)) {
+                let mut successor = state.clone();
+                if !successor.step(*step) {
+                    continue;
+                }
+                result.transition_count += 1;
+                let new = origins.len() as u32;
+                match ids.entry(fingerprint(&successor)) {
+                    Entry::Occupied(entry) => edges.push((id, *entry.get())),
+                    Entry::Vacant(entry) => {
+                        entry.insert(new);
+                        origins.push((id, Some(*step)));
+                        edges.push((id, new));
+                        if let Some(what) = &successor.world.violation {
+                            result.violation = Some(describe(&origins, new, what));
+                            return result;
+                        }
+                        next.push((new, successor));
+                    }
+                }
+            }
+            result.state_count = origins.len() as u64;
+            if origins.len() > max_states {
+                result.is_complete = false;
+                return result;
+            }
+        }
+        level = next;
+    }
+    if let Some(id) = find_trap(origins.len(), &mut edges, &finals) {
+        result.violation = Some(describe(&origins, id, "no end can be reached"));
+    }
+    result
+}
+
+/// Returns a state from which no final state can be reached.
+fn find_trap(count: usize, edges: &mut [(u32, u32)], finals: &[u32]) -> Option<u32> {
+    edges.sort_unstable_by_key(|(_, to)| *to);
+    let mut is_good = vec![false; count];
+    let mut queue = finals.to_vec();
+    for id in finals {
+        is_good[*id as usize] = true;
+    }
+    while let Some(id) = queue.pop() {
+        let start = edges.partition_point(|(_, to)| *to < id);
+        for (from, to) in &edges[start..] {
+            if *to != id {
+                break;
+            }
+            if !std::mem::replace(&mut is_good[*from as usize], true) {
+                queue.push(*from);
+            }
+        }
+    }
+    is_good.iter().position(|is_good| !is_good).map(|id| id as u32)
+}
