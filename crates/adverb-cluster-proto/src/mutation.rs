@@ -1,4 +1,4 @@
-//! Mutations: deliberate bugs of the broker. A simulation selects a mutation and must detect the bug.
+//! Mutations: deliberate bugs of the broker, of its calls and of the exchange of keys. A simulation selects a mutation and must detect the bug.
 //!
 //! Mutations exist only with the feature `mutants`. The broker's code tests for a mutation with `mutant!(Name)`, which is
 //! the constant `false` without the feature.
@@ -104,6 +104,62 @@ mutations! {
     NoKeepalive,
     /// A leave message is posted before the requests that wait.
     LeaveBeforeRequests,
+    /// A message of a session that ended before it was established is delivered.
+    MessageOfUnknownSession,
+    /// A reply ends the call that has its index, whatever its generation.
+    ReplyGenerationIgnored,
+    /// The index of a cancelled call is used again before the peer is told.
+    CancelledIndexReused,
+    /// The peer isn't told that a call expired.
+    ExpiryUnannounced,
+    /// Calls never expire.
+    DeadlinesIgnored,
+    /// The deadline of an answered call stays.
+    DeadlineOfAnsweredCall,
+    /// The timers aren't sorted again when one is removed.
+    TimersUnsorted,
+    /// One call more than the maximum can be outstanding.
+    OneCallTooMany,
+    /// The calls of a session don't end with it.
+    CallsSurviveSession,
+    /// The requests of a new session must continue the generations of the last one.
+    GenerationsSurviveSession,
+    /// A request of an earlier session can be answered in the current one.
+    RequestSurvivesSession,
+    /// A cancelled request can still be answered.
+    CancellationIgnored,
+    /// A request that was answered isn't finished.
+    AnsweredRequestPending,
+    /// A reply that has to wait is never sent.
+    QueuedReplyLost,
+    /// A reply that had to wait is sent with the data of another one.
+    QueuedReplyMixedUp,
+    /// A request above the maximum is dropped without a failure.
+    RefusalLost,
+    /// The epoch of a pointer isn't checked.
+    PointerEpochUnchecked,
+    /// The member of a pointer isn't checked.
+    PointerMemberUnchecked,
+    /// The bounds of a pointer aren't checked.
+    PointerBoundsUnchecked,
+    /// A segment that the peer has withdrawn is still resolved.
+    WithdrawnStillResolved,
+    /// A withdrawal is confirmed while transfers to the segment are outstanding.
+    ConfirmedBeforeTransfers,
+    /// A withdrawal isn't confirmed when the last transfer ends.
+    ConfirmationForgotten,
+    /// A withdrawn segment is released before the peers have confirmed.
+    ReleasedBeforeConfirmation,
+    /// The peers aren't told of withdrawals.
+    WithdrawalUnannounced,
+    /// The peers aren't told of segments that are added during a session.
+    LaterSegmentsUnannounced,
+    /// The keys of a peer stay valid after the session.
+    KeysSurviveSession,
+    /// A new session doesn't announce the segments that the last one announced.
+    AnnouncementsSurviveSession,
+    /// A withdrawn segment isn't released if a session ends instead of a confirmation.
+    EndedSessionKeepsSegments,
 }
 
 #[cfg(feature = "mutants")]

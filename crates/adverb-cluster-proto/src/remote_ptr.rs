@@ -4,6 +4,7 @@ use core::fmt;
 use core::ops::Range;
 
 use crate::PeerId;
+use crate::mutation::mutant;
 
 /// A pointer to bytes in a segment of a member's arena: plain data that members send to each other.
 ///
@@ -137,14 +138,14 @@ impl RemotePtr {
     /// Returns [`RemotePtrError::WrongMember`], [`RemotePtrError::StaleEpoch`] or [`RemotePtrError::OutOfBounds`].
     pub fn check(&self, member: u32, epoch: u64, segment_len: u64) -> Result<(), RemotePtrError> {
         let RemotePtr { offset, len, .. } = *self;
-        if self.member != member {
+        if self.member != member && !mutant!(PointerMemberUnchecked) {
             return Err(RemotePtrError::WrongMember { member: self.member, expected: member });
         }
-        if self.epoch != epoch {
+        if self.epoch != epoch && !mutant!(PointerEpochUnchecked) {
             return Err(RemotePtrError::StaleEpoch { epoch: self.epoch, current: epoch });
         }
         match offset.checked_add(len) {
-            Some(end) if end <= segment_len => Ok(()),
+            Some(end) if end <= segment_len || mutant!(PointerBoundsUnchecked) => Ok(()),
             _ => Err(RemotePtrError::OutOfBounds { offset, len, segment_len }),
         }
     }

@@ -26,7 +26,8 @@
 //!
 //! [`run_congestion`] runs several senders over one slow link, and checks that they reduce their rates and recover.
 //! [`run_cm`] runs connection managers over a fabric with faults. [`run_cluster`] runs the brokers of a cluster on modeled
-//! queue pairs. [`run_net`] runs the two sides of a connection on modeled queue pairs, and [`explore_net`] visits all states of a
+//! queue pairs, with calls and segments, and [`cluster_attack_from_bytes`] lets a peer send anything to a broker.
+//! [`run_net`] runs the two sides of a connection on modeled queue pairs, and [`explore_net`] visits all states of a
 //! small one. [`attack`] sends malformed and hostile packets to a
 //! device, and [`attack_cm`] sends hostile messages to a connection manager.
 //!
@@ -61,7 +62,8 @@ mod setup;
 mod world;
 
 pub use cluster::{
-    ClusterOutcome, ClusterScale, ClusterTotals, run_cluster, run_cluster_scale, run_cluster_seeds,
+    ClusterOutcome, ClusterScale, ClusterTotals, LayerCounts, cluster_attack_from_bytes, run_cluster,
+    run_cluster_scale, run_cluster_seeds,
 };
 pub use cm::{
     CM_ATTACK_TCP_SERVICE_ID, CM_ATTACK_UDP_SERVICE_ID, CmAttackReport, CmMessageGenerator, CmOutcome,

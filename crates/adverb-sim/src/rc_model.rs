@@ -6,7 +6,8 @@
 //! - when the connection breaks, the executed requests are a prefix of the posted ones, and the completed requests are a
 //!   prefix of the executed ones;
 //! - an unsignaled request that succeeds produces no completion, and a request that fails always produces one;
-//! - an end whose peer has disappeared notices only if it has a request outstanding.
+//! - an end whose peer has disappeared notices only if it has a request outstanding;
+//! - until a READ completes, its response may be lost, and the peer executes it again.
 //!
 //! The caller decides when a request is executed and when it completes. The NIC reads the local memory of a SEND or a
 //! WRITE when the request is executed, so memory that is reused too early changes the message.
@@ -208,6 +209,23 @@ impl RcConnection {
             Execution::Idle | Execution::Rnr => {}
         }
         execution
+    }
+
+    /// Executes the READs of an end again that have not completed, as if their responses were lost. Their data stays the
+    /// same, because only one peer writes it.
+    pub(crate) fn repeat_reads<M: NicMemory>(&mut self, end: usize, remote: &mut M) -> Execution {
+        if self.is_cut || self.ends.iter().any(|end| end.state != EndState::Working) {
+            return Execution::Idle;
+        }
+        for request in self.ends[end].posted.iter().take(self.ends[end].executed) {
+            let length = request.local.map_or(0, |local| local.length);
+            if let SendOperation::Read(address) = request.operation
+                && remote.read_remote(address, length).is_none()
+            {
+                return Execution::AccessRefused;
+            }
+        }
+        Execution::Executed
     }
 
     /// Performs the operation of a request.

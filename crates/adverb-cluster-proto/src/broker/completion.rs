@@ -7,7 +7,7 @@ use crate::credits;
 use crate::mutation::mutant;
 use crate::rail::RequestKind;
 use crate::request_id::{Queue, RequestId};
-use crate::session::{Probe, RecvSlotState};
+use crate::session::{Lifecycle, Probe, RecvSlotState};
 use crate::{EndReason, Event, PeerId, Phase, RecvSlot};
 
 /// The rail of all requests so far.
@@ -103,9 +103,15 @@ impl Broker {
         };
         let Some(state) = self.peers.get_mut(usize::from(peer.0)) else { return };
         let is_closing = state.phase() == Phase::Closing;
+        // The application never learns of a session that ended before it was established.
+        let is_unknown = matches!(state.lifecycle, Lifecycle::Closing { epoch: None, .. });
         let Some(slot @ RecvSlotState::Posted) = state.recv_slots.get_mut(usize::from(index)) else {
             return self.end_session(peer, EndReason::ProtocolViolation("unexpected receive completion"));
         };
+        if is_unknown && !mutant!(MessageOfUnknownSession) {
+            *slot = RecvSlotState::Free;
+            return;
+        }
         *slot = if message == Received::Message { RecvSlotState::Held } else { RecvSlotState::Free };
         let Some(session) = state.session() else { return };
         if matches!(message, Received::Message | Received::Immediate(_)) && !session.recv_credits.receive() {

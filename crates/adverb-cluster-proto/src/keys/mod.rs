@@ -59,6 +59,7 @@ use std::collections::VecDeque;
 
 use adverb_proto::types::RemoteMemory;
 
+use crate::mutation::mutant;
 use crate::{ConfigError, EndReason, PeerId, RemotePtr, RemotePtrError, RemoteRange};
 use message::{Kind, MIN_SLOT_SIZE, Message};
 
@@ -168,7 +169,9 @@ impl Keys {
         let Some(publication) = &mut self.publication else { return };
         publication.update(segments);
         for index in 0..self.peers.len() {
-            self.mark_ready(PeerId(index as u16));
+            if !mutant!(LaterSegmentsUnannounced) {
+                self.mark_ready(PeerId(index as u16));
+            }
         }
     }
 
@@ -190,7 +193,14 @@ impl Keys {
         let Some(state) = self.peers.get_mut(usize::from(peer.0)) else { return };
         let ended = core::mem::take(state);
         state.is_ready = ended.is_ready;
-        if let Some(publication) = &mut self.publication {
+        if mutant!(KeysSurviveSession) {
+            (state.member, state.segments) = (ended.member, ended.segments);
+        }
+        if mutant!(AnnouncementsSurviveSession) {
+            state.announced = ended.announced;
+            return;
+        }
+        if let Some(publication) = self.publication.as_mut().filter(|_| !mutant!(EndedSessionKeepsSegments)) {
             ended.announced.iter().for_each(|(number, _)| publication.forget(*number));
         }
     }
@@ -199,7 +209,7 @@ impl Keys {
     pub fn end_ticket(&mut self, peer: PeerId) {
         let Some(state) = self.peers.get_mut(usize::from(peer.0)) else { return };
         state.ended_ticket_count += 1;
-        if !state.confirmations.is_empty() {
+        if !state.confirmations.is_empty() && !mutant!(ConfirmationForgotten) {
             self.mark_ready(peer);
         }
     }
@@ -267,11 +277,11 @@ impl Keys {
         let state = self.peers.get(usize::from(peer.0)).ok_or(unknown)?;
         let epoch = state.epoch.ok_or(unknown)?;
         // Before the segment is searched, so that the error names the cause.
-        if ptr.epoch != epoch {
+        if ptr.epoch != epoch && !mutant!(PointerEpochUnchecked) {
             return Err(RemotePtrError::StaleEpoch { epoch: ptr.epoch, current: epoch });
         }
         let member = state.member.ok_or(unknown)?;
-        if ptr.member != member {
+        if ptr.member != member && !mutant!(PointerMemberUnchecked) {
             return Err(RemotePtrError::WrongMember { member: ptr.member, expected: member });
         }
         let position = state.segments.binary_search_by_key(&ptr.segment, |(number, _)| *number);
@@ -390,10 +400,12 @@ impl Peer {
     /// Removes a segment of the peer, and schedules its confirmation. Returns `None` if the segment doesn't exist.
     fn withdraw(&mut self, number: u32, outstanding_tickets: usize) -> Option<()> {
         let position = self.segments.binary_search_by_key(&number, |(number, _)| *number).ok()?;
-        self.segments.remove(position);
+        if !mutant!(WithdrawnStillResolved) {
+            self.segments.remove(position);
+        }
         // Transfers that were posted before may use the key. Their tickets end in order.
-        let ticket_count = self.ended_ticket_count + outstanding_tickets as u64;
-        self.confirmations.push_back((number, ticket_count));
+        let outstanding = if mutant!(ConfirmedBeforeTransfers) { 0 } else { outstanding_tickets as u64 };
+        self.confirmations.push_back((number, self.ended_ticket_count + outstanding));
         Some(())
     }
 
@@ -447,8 +459,9 @@ impl Publication {
 
     /// Releases withdrawn segments that no peer knows.
     fn release(&mut self) {
-        let is_released =
-            |published: &mut PublishedSegment| published.is_withdrawn && published.peer_count == 0;
+        let is_released = |published: &mut PublishedSegment| {
+            published.is_withdrawn && (published.peer_count == 0 || mutant!(ReleasedBeforeConfirmation))
+        };
         let released = self.segments.extract_if(.., is_released).map(|published| published.number);
         self.released.extend(released);
     }
@@ -491,6 +504,8 @@ impl Publication {
     /// Whether a peer must be told the withdrawal of a segment that it knows.
     fn is_withdrawal_due(&self, (number, announced): &(u32, Announced)) -> bool {
         let position = self.segments.binary_search_by_key(number, |published| published.number);
-        *announced == Announced::Usable && position.is_ok_and(|position| self.segments[position].is_withdrawn)
+        *announced == Announced::Usable
+            && !mutant!(WithdrawalUnannounced)
+            && position.is_ok_and(|position| self.segments[position].is_withdrawn)
     }
 }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::header::WireId;
 use super::timers::TimerId;
+use crate::mutation::mutant;
 
 /// The calls to a peer.
 #[derive(Debug, Default)]
@@ -48,11 +49,13 @@ pub(super) enum ReplyId {
 impl Calls {
     /// Whether all ids are in use.
     pub(super) fn is_full(&self, max: u16) -> bool {
+        let max = max + u16::from(mutant!(OneCallTooMany));
         self.free.is_empty() && self.slots.len() >= usize::from(max)
     }
 
     /// Takes an id, unless all `max` are in use.
     pub(super) fn start(&mut self, max: u16) -> Option<WireId> {
+        let max = max + u16::from(mutant!(OneCallTooMany));
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.slots.len() < usize::from(max) => {
@@ -88,7 +91,7 @@ impl Calls {
         let Some(slot) = self.slots.get_mut(usize::from(id.index)) else { return ReplyId::Unknown };
         let age = slot.generation.wrapping_sub(id.generation) as i32;
         match slot.state {
-            CallState::Outstanding { timer } if age == 0 => {
+            CallState::Outstanding { timer } if age == 0 || mutant!(ReplyGenerationIgnored) => {
                 slot.state = CallState::Free;
                 self.free.push(id.index);
                 ReplyId::Outstanding { timer }
@@ -103,6 +106,10 @@ impl Calls {
         let state = self.state(id)?;
         let CallState::Outstanding { timer } = *state else { return None };
         *state = CallState::Cancelling;
+        if mutant!(CancelledIndexReused) {
+            *state = CallState::Free;
+            self.free.push(id.index);
+        }
         self.cancellations.push_back(id.index);
         Some(timer)
     }
@@ -115,8 +122,10 @@ impl Calls {
     pub(super) fn take_cancellation(&mut self) -> Option<WireId> {
         let index = self.cancellations.pop_front()?;
         let slot = self.slots.get_mut(usize::from(index))?;
-        slot.state = CallState::Free;
-        self.free.push(index);
+        if !mutant!(CancelledIndexReused) {
+            slot.state = CallState::Free;
+            self.free.push(index);
+        }
         Some(WireId { index, generation: slot.generation })
     }
 
@@ -128,6 +137,9 @@ impl Calls {
 
     /// Ends the next outstanding call of an ended session.
     pub(super) fn take_ended(&mut self) -> Option<(WireId, Option<TimerId>)> {
+        if mutant!(CallsSurviveSession) {
+            return None;
+        }
         while let Some(slot) = self.slots.get_mut(self.ended) {
             let index = self.ended as u16;
             self.ended += 1;
@@ -138,6 +150,12 @@ impl Calls {
             }
         }
         None
+    }
+
+    /// Returns the heap bytes of the state.
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.slots.capacity() * size_of::<CallSlot>()
+            + (self.free.capacity() + self.cancellations.capacity()) * size_of::<u16>()
     }
 
     /// Returns the number of calls that wait for a reply.

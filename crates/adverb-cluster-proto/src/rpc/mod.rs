@@ -69,6 +69,7 @@ use std::collections::VecDeque;
 
 use adverb_proto::Time;
 
+use crate::mutation::mutant;
 use crate::{ConfigError, PeerId, PostError, SessionError};
 use calls::{Calls, ReplyId};
 use requests::{Admission, Answer, Requests};
@@ -172,6 +173,16 @@ impl Rpc {
     /// Returns the number of requests of a peer that the application has not answered.
     pub fn pending_request_count(&self, peer: PeerId) -> usize {
         self.peers.get(usize::from(peer.0)).map_or(0, |state| state.requests.pending_count())
+    }
+
+    /// Returns the bytes of the state. The call visits all peers.
+    pub fn state_bytes(&self) -> usize {
+        let peer_bytes = |state: &Peer| state.calls.heap_bytes() + state.requests.heap_bytes();
+        size_of::<Rpc>()
+            + self.peers.capacity() * size_of::<Peer>()
+            + self.peers.iter().map(peer_bytes).sum::<usize>()
+            + self.timers.heap_bytes()
+            + self.ready.capacity() * size_of::<PeerId>()
     }
 
     /// Opens a session with a peer.
@@ -283,7 +294,11 @@ impl Rpc {
 
     /// Returns the next call whose deadline has expired, which ends.
     pub fn poll_expired(&mut self, now: Time) -> Option<CallId> {
-        let (_, call) = self.timers.first().filter(|(at, _)| *at <= now)?;
+        let (_, call) = self.timers.first().filter(|(at, _)| *at <= now && !mutant!(DeadlinesIgnored))?;
+        if mutant!(ExpiryUnannounced) {
+            self.withdraw(call);
+            self.counters.calls += 1;
+        }
         self.end_call(call);
         self.counters.expired_calls += 1;
         Some(call)
@@ -355,7 +370,7 @@ impl Rpc {
         let Some(state) = self.peers.get_mut(usize::from(call.peer.0)) else { return Incoming::Ignored };
         match state.calls.finish(call.id) {
             ReplyId::Outstanding { timer } => {
-                if let Some(timer) = timer {
+                if let Some(timer) = timer.filter(|_| !mutant!(DeadlineOfAnsweredCall)) {
                     self.timers.remove(timer);
                 }
                 self.counters.answered_calls += 1;
@@ -370,7 +385,8 @@ impl Rpc {
     /// Whether a request can be answered: its caller waits, and its session is open.
     pub fn is_pending(&self, request: RequestId) -> bool {
         let state = self.peers.get(usize::from(request.peer.0));
-        let state = state.filter(|state| state.is_open() && state.session == request.session);
+        let is_current = |session: u32| session == request.session || mutant!(RequestSurvivesSession);
+        let state = state.filter(|state| state.is_open() && is_current(state.session));
         state.is_some_and(|state| state.requests.is_pending(request.id))
     }
 
@@ -415,7 +431,8 @@ impl Rpc {
     /// Returns the peer of a request, if the request's session is open.
     fn pending(&mut self, request: RequestId) -> Option<&mut Peer> {
         let state = self.peers.get_mut(usize::from(request.peer.0))?;
-        (state.is_open() && state.session == request.session).then_some(state)
+        let is_current = state.session == request.session || mutant!(RequestSurvivesSession);
+        (state.is_open() && is_current).then_some(state)
     }
 
     /// Returns a peer to which messages are to be sent. A peer whose messages were not all taken is returned again after

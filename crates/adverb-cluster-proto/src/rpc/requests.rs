@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::header::{Failure, Header, WireId};
 use crate::MAX_COUNT;
+use crate::mutation::mutant;
 
 /// The requests of a peer that were not answered, and the answers that were not sent.
 ///
@@ -64,7 +65,9 @@ impl Requests {
             if self.refusals.len() >= usize::from(MAX_COUNT) {
                 return Admission::Excess;
             }
-            self.refusals.push_back(id);
+            if !mutant!(RefusalLost) {
+                self.refusals.push_back(id);
+            }
             return Admission::Refused;
         }
         if index >= self.slots.len() {
@@ -92,7 +95,7 @@ impl Requests {
     /// Ends a pending request, whose answer is sent now.
     pub(super) fn finish(&mut self, id: WireId) -> bool {
         let is_pending = self.is_pending(id);
-        if is_pending {
+        if is_pending && !mutant!(AnsweredRequestPending) {
             self.slots[usize::from(id.index)].state = RequestState::Free;
             self.pending_count -= 1;
         }
@@ -107,7 +110,9 @@ impl Requests {
             slot.state = RequestState::Answered(answer);
             slot.data.clear();
             slot.data.extend_from_slice(data);
-            self.answers.push_back(id.index);
+            if !mutant!(QueuedReplyLost) {
+                self.answers.push_back(id.index);
+            }
             self.pending_count -= 1;
         }
         is_pending
@@ -122,6 +127,9 @@ impl Requests {
         };
         if slot.generation != id.generation {
             return false;
+        }
+        if mutant!(CancellationIgnored) {
+            return true;
         }
         match slot.state {
             RequestState::Unused | RequestState::Free => return false,
@@ -147,18 +155,31 @@ impl Requests {
         let state = core::mem::replace(&mut slot.state, RequestState::Free);
         Some(match state {
             RequestState::Answered(Answer::Failure(failure)) => (Header::Failure { id, failure }, &[]),
-            _ => (Header::Reply { id }, &slot.data),
+            _ => {
+                let source = if mutant!(QueuedReplyMixedUp) { 0 } else { usize::from(index) };
+                (Header::Reply { id }, &self.slots[source].data)
+            }
         })
     }
 
     /// Ends the session: all requests end without an answer.
     pub(super) fn end(&mut self) {
         for slot in &mut self.slots {
-            slot.state = RequestState::Unused;
+            // The generations of the peer's next session start anew, because the peer may have restarted.
+            slot.state =
+                if mutant!(GenerationsSurviveSession) { RequestState::Free } else { RequestState::Unused };
         }
         self.answers.clear();
         self.refusals.clear();
         self.pending_count = 0;
+    }
+
+    /// Returns the heap bytes of the state.
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.slots.capacity() * size_of::<RequestSlot>()
+            + self.slots.iter().map(|slot| slot.data.capacity()).sum::<usize>()
+            + self.answers.capacity() * size_of::<u16>()
+            + self.refusals.capacity() * size_of::<WireId>()
     }
 
     pub(super) fn pending_count(&self) -> usize {

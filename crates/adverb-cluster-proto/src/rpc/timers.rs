@@ -2,6 +2,8 @@
 
 use adverb_proto::Time;
 
+use crate::mutation::mutant;
+
 /// A timer in [`Timers`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct TimerId(u32);
@@ -54,8 +56,10 @@ impl<K: Copy> Timers<K> {
         self.free.push(id);
         if position < self.heap.len() {
             self.set_position(position);
-            self.move_up(position);
-            self.move_down(position);
+            if !mutant!(TimersUnsorted) {
+                self.move_up(position);
+                self.move_down(position);
+            }
         }
     }
 
@@ -63,6 +67,12 @@ impl<K: Copy> Timers<K> {
     pub(super) fn first(&self) -> Option<(Time, K)> {
         let entry = &self.entries[*self.heap.first()? as usize];
         Some((entry.at, entry.key))
+    }
+
+    /// Returns the heap bytes of the state.
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<Entry<K>>()
+            + (self.heap.capacity() + self.free.capacity()) * size_of::<u32>()
     }
 
     fn at(&self, position: usize) -> Time {

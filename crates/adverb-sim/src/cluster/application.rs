@@ -6,7 +6,7 @@ use adverb_cluster_proto::{
     EndReason, Event, LocalMemory, PeerId, Phase, PostError, RecvSlot, RemoteRange, SendPost, SendSlot,
     Transfer, TransferOperation,
 };
-use adverb_proto::types::{Segment, SendOperation};
+use adverb_proto::types::{RemoteMemory, Segment, SendOperation};
 
 use super::memory::{AREA, BUFFER};
 use super::world::{World, key};
@@ -32,6 +32,10 @@ pub(super) struct PeerView {
     pub(super) newest_epoch: Option<u64>,
     /// The content of this member's area in the peer's memory, after all posted transfers.
     pub(super) shadow: Vec<u8>,
+    /// The same for the peer's segments that this member has used, by number.
+    pub(super) segment_shadows: BTreeMap<u32, Vec<u8>>,
+    /// The messages of calls that arrived before the session was opened, with their lengths.
+    pub(super) early: Vec<(RecvSlot, u32)>,
 }
 
 /// A session, as the application sees it.
@@ -53,7 +57,7 @@ pub(super) struct SessionView {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum ExpectedPost {
+pub(super) enum ExpectedPost {
     Message { slot: u16, length: u32 },
     Transfer { operation: SendOperation, local: Segment },
 }
@@ -156,7 +160,7 @@ impl World {
         if self.members[from].broker.phase(PeerId(to as u16)) != Phase::Open {
             return self.settle_slots(from, to);
         }
-        match self.random.below(16) {
+        match self.random.below(17) {
             0..=5 => self.act_message(from, to),
             6..=8 => self.act_transfers(from, to, 1),
             9..=11 => {
@@ -164,6 +168,7 @@ impl World {
                 self.act_transfers(from, to, count);
             }
             12 => self.act_stale(from, to),
+            16 => self.act_invalid_pointers(from, to),
             13 => {
                 self.members[from].broker.flush(PeerId(to as u16));
                 if let Some(session) = &mut self.members[from].peers[to].session {
@@ -176,33 +181,48 @@ impl World {
 
     /// Takes a send slot, and sends a message or keeps the slot.
     pub(super) fn act_message(&mut self, from: usize, to: usize) {
-        let peer = PeerId(to as u16);
+        if self.has_calls {
+            return self.act_calls(from, to);
+        }
         if self.members[from].peers[to].message_blocked {
             return self.settle_slots(from, to);
         }
-        let member = &mut self.members[from];
-        let view = &mut member.peers[to];
+        let view = &mut self.members[from].peers[to];
         let Some(session) = view.session.as_ref().map(|session| session.id) else { return };
-        match member.broker.send_buf(peer) {
+        match self.take_slot(from, to) {
             Ok(slot) => {
-                let local = member.memory.send_slot(to, slot.index(), 0);
-                let is_held = view.slots.iter().any(|(held, _)| held.index() == slot.index());
-                view.slots.push((slot, session));
-                let is_in_use = self
-                    .link(from, to)
-                    .is_some_and(|link| link.connection.uses(from_end(from, to), local.addr));
-                if is_held || is_in_use {
-                    self.violate("a send slot in use was given to the application");
-                }
+                self.members[from].peers[to].slots.push((slot, session));
                 if !self.random.chance_per_million(200_000) {
                     self.settle_slots(from, to);
                 }
             }
             Err(PostError::WouldBlock { .. }) => {
-                view.message_blocked = true;
+                self.members[from].peers[to].message_blocked = true;
                 self.settle_slots(from, to);
             }
             Err(error) => self.violate(&format!("no send slot: {error}")),
+        }
+    }
+
+    /// Takes a send slot, and checks that it is not in use.
+    pub(super) fn take_slot(&mut self, from: usize, to: usize) -> Result<SendSlot, PostError> {
+        let member = &mut self.members[from];
+        let slot = member.broker.send_buf(PeerId(to as u16))?;
+        let local = member.memory.send_slot(to, slot.index(), 0);
+        let is_held = member.peers[to].slots.iter().any(|(held, _)| held.index() == slot.index());
+        let is_in_use =
+            self.link(from, to).is_some_and(|link| link.connection.uses(from_end(from, to), local.addr));
+        if is_held || is_in_use {
+            self.violate("a send slot in use was given to the application");
+        }
+        Ok(slot)
+    }
+
+    /// Records a request that the broker accepted.
+    pub(super) fn expect_post(&mut self, from: usize, to: usize, request: ExpectedPost) {
+        let batch = self.batch();
+        if let Some(session) = &mut self.members[from].peers[to].session {
+            session.post(request, batch);
         }
     }
 
@@ -254,7 +274,19 @@ impl World {
             return;
         };
         let mut sequence = view.next_sent;
-        let mut shadow = self.members[from].peers[to].shadow.clone();
+        // The memory of a segment, or the area whose key both members know.
+        let segment = if self.random.below(3) > 0 { self.choose_segment(from, to) } else { None };
+        let view = &self.members[from].peers[to];
+        let mut shadow = match segment {
+            None => view.shadow.clone(),
+            Some((number, _)) => match view.segment_shadows.get(&number) {
+                Some(shadow) => shadow.clone(),
+                None => self.members[to].memory.segment_area(number, from).map_or(Vec::new(), <[u8]>::to_vec),
+            },
+        };
+        if shadow.len() != AREA {
+            return;
+        }
         let (mut transfers, mut checks) = (Vec::new(), Vec::new());
         let mut immediates = 0;
         for _ in 0..count {
@@ -300,11 +332,18 @@ impl World {
                     TransferOperation::FetchAdd { add }
                 }
             };
-            let memory = self.members[to].memory.remote_range(from, offset, length);
-            let remote = RemoteRange {
-                epoch,
-                memory: adverb_proto::types::RemoteMemory { rkey: key(to, epoch), ..memory },
+            let memory = match segment {
+                None => RemoteMemory {
+                    rkey: key(to, epoch),
+                    ..self.members[to].memory.remote_range(from, offset, length)
+                },
+                Some((_, range)) => RemoteMemory {
+                    addr: range.memory.addr + offset as u64,
+                    len: length as u64,
+                    ..range.memory
+                },
             };
+            let remote = RemoteRange { epoch, memory };
             transfers.push(Transfer { operation, local, remote });
             checks.push(Check { local, expected });
         }
@@ -322,7 +361,13 @@ impl World {
         match result {
             Ok(ticket) => {
                 let view = &mut member.peers[to];
-                view.shadow = shadow;
+                match segment {
+                    None => view.shadow = shadow,
+                    Some((number, _)) => {
+                        view.segment_shadows.insert(number, shadow);
+                        self.layers.pointer_transfers += 1;
+                    }
+                }
                 view.transfers_left = view.transfers_left.saturating_sub(1);
                 if let Some(session) = &mut view.session {
                     session.next_sent = sequence;
@@ -351,7 +396,7 @@ impl World {
         let Some(epoch) = self.members[from].broker.epoch(peer) else { return };
         let Some(local) = self.members[from].memory.take_buffer(8) else { return };
         let memory = self.members[to].memory.remote_range(from, 0, 8);
-        let memory = adverb_proto::types::RemoteMemory { rkey: key(to, epoch - 1), ..memory };
+        let memory = RemoteMemory { rkey: key(to, epoch - 1), ..memory };
         let remote = RemoteRange { epoch: epoch - 1, memory };
         match self.members[from].broker.post_write(peer, local, remote) {
             Err(PostError::StaleEpoch { .. }) => self.stale_epochs += 1,
@@ -383,25 +428,20 @@ impl World {
         self.log.note(now, || format!("member {member}: {event:?}"));
         match event {
             Event::Message { from, slot, length } => {
+                let peer = usize::from(from.0);
+                // Calls begin when the session is opened.
+                if self.has_calls && self.members[member].broker.phase(from) == Phase::Preparing {
+                    return self.members[member].peers[peer].early.push((slot, length));
+                }
+                self.handle_message(member, peer, slot, length);
+            }
+            Event::Control { from, slot, length } => {
                 let from = usize::from(from.0);
-                self.mix(&[1, member as u64, from as u64, u64::from(length)]);
-                let max = self.config.slot_size;
                 let state = &mut self.members[member];
                 let segment = Segment { length, ..state.memory.recv_slot(from, slot.index()) };
                 let bytes = state.memory.bytes(segment).to_vec();
-                let Some(session) = &mut state.peers[from].session else {
-                    return self.violate("a message arrived without a session");
-                };
-                let is_expected = bytes == message(session.id, from, session.next_received, max);
-                session.next_received += 1;
-                state.peers[from].held.push((slot, bytes));
-                self.messages += 1;
-                if !is_expected {
-                    return self.violate(&format!("member {from}'s message arrived altered or out of order"));
-                }
-                if self.random.below(4) == 0 {
-                    self.act(member, from);
-                }
+                self.handle_control(member, from, &bytes);
+                self.members[member].broker.release(slot);
             }
             Event::Immediate { from, immediate, .. } => {
                 let from = usize::from(from.0);
@@ -431,6 +471,7 @@ impl World {
                     is_right &= expected.is_none_or(|expected| state.memory.bytes(local) == expected);
                     state.memory.put_buffer(local);
                 }
+                state.keys.end_ticket(PeerId(peer as u16));
                 if !is_right {
                     self.violate("a READ or an atomic returned wrong data");
                 }
@@ -439,8 +480,10 @@ impl World {
                 }
             }
             Event::Unblocked { peer } => {
-                let view = &mut self.members[member].peers[usize::from(peer.0)];
+                let peer = usize::from(peer.0);
+                let view = &mut self.members[member].peers[peer];
                 (view.message_blocked, view.transfer_blocked) = (false, false);
+                self.send_waiting(member, peer);
             }
             Event::SessionEnded { peer, reason, .. } => {
                 let peer = usize::from(peer.0);
@@ -448,12 +491,19 @@ impl World {
                 let view = &mut self.members[member].peers[peer];
                 let session = view.session.take();
                 (view.message_blocked, view.transfer_blocked) = (false, false);
-                if !view.tickets.is_empty() {
+                let has_tickets = !view.tickets.is_empty();
+                for (slot, _) in std::mem::take(&mut view.early) {
+                    self.members[member].broker.release(slot);
+                }
+                if has_tickets {
                     self.violate("a ticket did not end with its session");
                 }
                 if reason == EndReason::Left {
                     self.check_left(member, peer, session.as_ref());
                 }
+                self.members[member].keys.end(PeerId(peer as u16));
+                self.release_segments(member);
+                self.end_calls(member, peer);
                 if matches!(reason, EndReason::ProtocolViolation(_)) || !self.is_faulted(member, peer) {
                     self.violate(&format!("a session ended without a fault: {reason}"));
                 }
@@ -469,6 +519,32 @@ impl World {
         let Some(left) = &self.members[peer].peers[member].session else { return };
         if left.id == session.id && (!left.has_left || left.next_sent != session.next_received) {
             self.violate("a peer's session ended as left before all its messages arrived");
+        }
+    }
+
+    /// Checks a message.
+    pub(super) fn handle_message(&mut self, member: usize, from: usize, slot: RecvSlot, length: u32) {
+        self.mix(&[1, member as u64, from as u64, u64::from(length)]);
+        let max = self.config.slot_size;
+        let state = &mut self.members[member];
+        let segment = Segment { length, ..state.memory.recv_slot(from, slot.index()) };
+        let bytes = state.memory.bytes(segment).to_vec();
+        self.messages += 1;
+        if self.has_calls {
+            self.handle_call_message(member, from, &bytes);
+            return self.members[member].peers[from].held.push((slot, bytes));
+        }
+        let Some(session) = &mut state.peers[from].session else {
+            return self.violate("a message arrived without a session");
+        };
+        let is_expected = bytes == message(session.id, from, session.next_received, max);
+        session.next_received += 1;
+        state.peers[from].held.push((slot, bytes));
+        if !is_expected {
+            return self.violate(&format!("member {from}'s message arrived altered or out of order"));
+        }
+        if self.random.below(4) == 0 {
+            self.act(member, from);
         }
     }
 

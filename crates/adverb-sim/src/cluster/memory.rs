@@ -10,15 +10,21 @@ pub(super) const AREA: usize = 80;
 /// The size of a local buffer of a transfer.
 pub(super) const BUFFER: usize = 64;
 
-/// The content of a local buffer that belongs to no transfer.
+/// The maximum number of registered segments of a member, including withdrawn ones.
+pub(super) const MAX_SEGMENTS: usize = 4;
+
+/// The content of a local buffer that belongs to no transfer, and of memory that belongs to no segment.
 const UNUSED: u8 = 0xdd;
 
-/// A member's memory: the exposed areas, the message slots, and the buffers of transfers.
+/// A member's memory: the exposed areas, the segments, the message slots, and the buffers of transfers.
 #[derive(Debug)]
 pub(super) struct MemberMemory {
     bytes: Vec<u8>,
     key: u32,
+    /// The size of the exposed areas, and of a segment.
     exposed: usize,
+    /// The registered segments, by their place after the exposed areas.
+    segments: [Option<Registered>; MAX_SEGMENTS],
     slots: usize,
     slots_per_peer: usize,
     slot_size: usize,
@@ -31,12 +37,28 @@ pub(super) struct MemberMemory {
     pub(super) violation: Option<String>,
 }
 
+/// A registered segment.
+#[derive(Clone, Copy, Debug)]
+struct Registered {
+    number: u32,
+    rkey: u32,
+}
+
+/// The flag of the remote keys of segments.
+const SEGMENT_KEY: u32 = 1 << 31;
+
+/// Returns the remote key of a member's segment in an epoch.
+fn segment_key(member: usize, epoch: u64, number: u32) -> u32 {
+    SEGMENT_KEY | (member as u32) << 27 | (epoch as u32 & 0xff) << 19 | number & 0x7_ffff
+}
+
 impl MemberMemory {
     pub(super) fn new(config: &Config, member_count: usize, key: u32, fill: u64) -> MemberMemory {
         let exposed = member_count * AREA;
         let slot_size = config.slot_size as usize;
         let slots_per_peer = usize::from(config.send_slots) + usize::from(config.recv_queue_depth());
-        let buffers = exposed + member_count * slots_per_peer * slot_size;
+        let slots = (1 + MAX_SEGMENTS) * exposed;
+        let buffers = slots + member_count * slots_per_peer * slot_size;
         let buffer_count =
             member_count * (usize::from(config.queue_depth) + usize::from(config.send_queue_depth));
         let mut bytes = vec![UNUSED; buffers + buffer_count * BUFFER];
@@ -47,7 +69,8 @@ impl MemberMemory {
             bytes,
             key,
             exposed,
-            slots: exposed,
+            segments: [None; MAX_SEGMENTS],
+            slots,
             slots_per_peer,
             slot_size,
             send_slots: usize::from(config.send_slots),
@@ -66,6 +89,48 @@ impl MemberMemory {
     /// Returns the bytes of a peer's area.
     pub(super) fn area(&self, peer: usize) -> &[u8] {
         &self.bytes[peer * AREA..(peer + 1) * AREA]
+    }
+
+    /// Registers memory for a segment, unless all places are in use.
+    pub(super) fn register(
+        &mut self,
+        member: usize,
+        epoch: u64,
+        number: u32,
+        fill: u64,
+    ) -> Option<RemoteMemory> {
+        let place = self.segments.iter().position(Option::is_none)?;
+        let rkey = segment_key(member, epoch, number);
+        self.segments[place] = Some(Registered { number, rkey });
+        let start = (1 + place) * self.exposed;
+        for (index, byte) in self.bytes[start..start + self.exposed].iter_mut().enumerate() {
+            *byte = (fill.rotate_left(index as u32) >> 7) as u8;
+        }
+        Some(RemoteMemory { addr: start as u64, rkey, len: self.exposed as u64 })
+    }
+
+    /// Deregisters a segment. Its memory can be used for another one. Returns `false` if it is not registered.
+    pub(super) fn deregister(&mut self, number: u32) -> bool {
+        let Some(place) = self.place(number) else { return false };
+        self.segments[place] = None;
+        let start = (1 + place) * self.exposed;
+        self.bytes[start..start + self.exposed].fill(UNUSED);
+        true
+    }
+
+    fn place(&self, number: u32) -> Option<usize> {
+        self.segments.iter().position(|segment| segment.is_some_and(|segment| segment.number == number))
+    }
+
+    /// Whether a segment has this key.
+    pub(super) fn is_registered(&self, rkey: u32) -> bool {
+        self.segments.iter().flatten().any(|segment| segment.rkey == rkey)
+    }
+
+    /// Returns the bytes of a peer's area in a segment, if the segment is registered.
+    pub(super) fn segment_area(&self, number: u32, peer: usize) -> Option<&[u8]> {
+        let start = (1 + self.place(number)?) * self.exposed + peer * AREA;
+        Some(&self.bytes[start..start + AREA])
     }
 
     pub(super) fn send_slot(&self, peer: usize, index: u16, length: u32) -> Segment {
@@ -113,9 +178,19 @@ impl MemberMemory {
 
     fn check_remote(&mut self, remote: RemoteAddress, length: usize) -> Option<usize> {
         let start = remote.addr as usize;
-        let is_valid = remote.rkey == self.key && start + length <= self.exposed;
+        let has_key =
+            |segment: &Option<Registered>| segment.is_some_and(|segment| segment.rkey == remote.rkey);
+        let place = self.segments.iter().position(has_key).map(|place| 1 + place);
+        let place = place.or_else(|| (remote.rkey == self.key).then_some(0));
+        let is_valid = place.is_some_and(|place| {
+            start >= place * self.exposed && start + length <= (1 + place) * self.exposed
+        });
         if !is_valid && self.violation.is_none() {
-            let what = if remote.rkey == self.key { "an invalid range" } else { "a stale epoch" };
+            let what = match place {
+                Some(_) => "an invalid range",
+                None if remote.rkey & SEGMENT_KEY != 0 => "the key of a segment that was deregistered",
+                None => "a stale epoch",
+            };
             self.violation = Some(format!("access with {what}"));
         }
         is_valid.then_some(start)

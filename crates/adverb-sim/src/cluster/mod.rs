@@ -11,10 +11,29 @@
 //! - no send queue overflows;
 //! - a session ends only because of an injected fault;
 //! - after the faults end, all members are connected, and all messages and transfers complete.
+//!
+//! In half of the runs, the messages are calls, with deadlines, cancellations, answers that come later or never, and
+//! handlers that call:
+//!
+//! - each call ends exactly once, and its reply or failure is the one of its request;
+//! - a request arrives once, and can be answered while its caller waits, in its own session only;
+//! - a call expires at its deadline, and ends with its session.
+//!
+//! In half of the runs, the members publish segments of an arena, and withdraw them, while others transfer data by pointers to them:
+//!
+//! - a pointer resolves only to the segment that it names, in its epoch and its bounds;
+//! - no request is posted to a segment that its owner has deregistered, and none is executed;
+//! - a message arrives after the keys of the segments that existed when it was sent;
+//! - withdrawn segments are released, and the memory of keys and calls is bounded.
 
 mod application;
+mod calls;
+mod finish;
+mod hostile;
 mod memory;
+mod posts;
 mod scale;
+mod segments;
 mod world;
 
 use std::fmt;
@@ -22,11 +41,52 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use adverb_cluster_proto::Config;
+use adverb_cluster_proto::{Config, rpc};
 
 use crate::Random;
+pub use hostile::cluster_attack_from_bytes;
 pub use scale::{ClusterScale, run_cluster_scale};
 use world::World;
+
+/// The numbers of calls, and of uses of segments.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct LayerCounts {
+    /// The number of calls.
+    pub calls: u64,
+    /// The number of calls that ended with a reply.
+    pub answered_calls: u64,
+    /// The number of calls that ended with a failure.
+    pub failed_calls: u64,
+    /// The number of calls whose deadline expired.
+    pub expired_calls: u64,
+    /// The number of calls that were cancelled.
+    pub cancelled_calls: u64,
+    /// The number of calls whose session ended.
+    pub lost_calls: u64,
+    /// The number of calls that a handler made to answer a request.
+    pub nested_calls: u64,
+    /// The number of tickets whose transfers used a pointer.
+    pub pointer_transfers: u64,
+    /// The number of invalid pointers that were refused.
+    pub refused_pointers: u64,
+    /// The number of withdrawn segments that were released.
+    pub released_segments: u64,
+}
+
+impl LayerCounts {
+    fn add(&mut self, other: &LayerCounts) {
+        self.calls += other.calls;
+        self.answered_calls += other.answered_calls;
+        self.failed_calls += other.failed_calls;
+        self.expired_calls += other.expired_calls;
+        self.cancelled_calls += other.cancelled_calls;
+        self.lost_calls += other.lost_calls;
+        self.nested_calls += other.nested_calls;
+        self.pointer_transfers += other.pointer_transfers;
+        self.refused_pointers += other.refused_pointers;
+        self.released_segments += other.released_segments;
+    }
+}
 
 /// The outcome of [`run_cluster`].
 #[derive(Clone, Debug)]
@@ -57,6 +117,8 @@ pub struct ClusterOutcome {
     pub restart_count: u64,
     /// The number of requests that a broker refused because of a stale epoch.
     pub stale_epoch_count: u64,
+    /// The numbers of calls, and of uses of segments.
+    pub layers: LayerCounts,
     /// A hash of all events and requests.
     pub digest: u64,
     /// The first violation.
@@ -78,10 +140,15 @@ pub fn run_cluster(seed: u64, trace: bool) -> ClusterOutcome {
         send_queue_depth: count(16),
         doorbell_batch: count(12),
         signal_interval: count(12),
-        slot_size: random.between(16, 64) as u32,
+        // At least the size of a control message with one key.
+        slot_size: random.between(32, 80) as u32,
         keepalive: Some(Duration::from_micros(random.between(5, 50))),
     };
-    let mut world = World::new(seed, config, member_count, random, trace);
+    let (has_calls, has_segments) = (random.below(2) == 0, random.below(2) == 0);
+    let mut count = |max| random.between(1, max) as u16;
+    let call_config = rpc::Config { max_calls: count(6), max_requests: count(8) };
+    let call_config = has_calls.then_some(call_config);
+    let mut world = World::new(seed, config, call_config, has_segments, member_count, random, trace);
     world.run();
     world.outcome()
 }
@@ -115,6 +182,8 @@ pub struct ClusterTotals {
     pub restart_count: u64,
     /// The number of requests that were refused because of a stale epoch.
     pub stale_epoch_count: u64,
+    /// The numbers of calls, and of uses of segments.
+    pub layers: LayerCounts,
     /// The wrapping sum of the runs' digests. The order of the runs doesn't affect the sum.
     pub digest: u64,
     /// The seeds and descriptions of the violations.
@@ -136,6 +205,7 @@ impl ClusterTotals {
         self.fault_count += outcome.fault_count;
         self.restart_count += outcome.restart_count;
         self.stale_epoch_count += outcome.stale_epoch_count;
+        self.layers.add(&outcome.layers);
         self.digest = self.digest.wrapping_add(outcome.digest);
         if let Some(what) = &outcome.violation {
             self.violations.push((outcome.seed, format!("brokers: {what}")));
@@ -154,6 +224,19 @@ impl fmt::Display for ClusterTotals {
             f,
             "{} messages, {} tickets ({} failed), {} stale epochs refused",
             self.message_count, self.ticket_count, self.failed_ticket_count, self.stale_epoch_count
+        )?;
+        let LayerCounts { calls, answered_calls, failed_calls, expired_calls, .. } = self.layers;
+        let LayerCounts { cancelled_calls, lost_calls, nested_calls, .. } = self.layers;
+        writeln!(
+            f,
+            "{calls} calls, {nested_calls} of them in handlers: {answered_calls} answered, {failed_calls} failed, \
+             {expired_calls} expired, {cancelled_calls} cancelled, {lost_calls} lost"
+        )?;
+        let LayerCounts { pointer_transfers, refused_pointers, released_segments, .. } = self.layers;
+        writeln!(
+            f,
+            "{pointer_transfers} transfers by pointers, {refused_pointers} invalid pointers refused, \
+             {released_segments} segments released"
         )?;
         writeln!(
             f,

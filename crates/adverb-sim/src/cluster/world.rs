@@ -1,19 +1,21 @@
 //! The run: members, their connections, faults, and virtual time.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use adverb_cluster_proto::{
-    Broker, Config, LocalMemory, PeerId, Phase, Post, RecvPost, SendPost, SessionError,
-};
+use adverb_cluster_proto::keys::Keys;
+use adverb_cluster_proto::rpc::{self, Rpc};
+use adverb_cluster_proto::{Broker, Config, PeerId, Phase, SessionError};
 use adverb_proto::Time;
-use adverb_proto::types::{Completion, SendFlags, SendOperation};
+use adverb_proto::types::{Completion, RemoteMemory};
 
-use super::ClusterOutcome;
 use super::application::{PeerView, SessionView, from_end, no_shadow};
+use super::calls::{Calls, Issued};
 use super::memory::MemberMemory;
+use super::segments::Segments;
+use super::{ClusterOutcome, LayerCounts};
 use crate::Random;
-use crate::rc_model::{Execution, ModelRequest, RcConnection};
+use crate::rc_model::{Execution, RcConnection};
 use crate::schedule::Log;
 
 /// The state of a run.
@@ -21,25 +23,35 @@ use crate::schedule::Log;
 pub(super) struct World {
     seed: u64,
     pub(super) config: Config,
+    pub(super) call_config: rpc::Config,
+    /// Whether the messages are calls.
+    pub(super) has_calls: bool,
+    /// Whether the members publish segments.
+    pub(super) has_segments: bool,
     pub(super) random: Random,
     pub(super) now: Time,
     pub(super) members: Vec<Member>,
     /// The connections, by the pair of members.
     links: Vec<Option<Link>>,
     /// The sessions that one end has not yet established.
-    pending: Vec<Pending>,
+    pub(super) pending: Vec<Pending>,
     next_session: u64,
     /// Whether the faults have ended.
-    is_finishing: bool,
+    pub(super) is_finishing: bool,
+    /// The calls of all members, by their serial number.
+    pub(super) issued: Vec<Issued>,
+    /// The memory of all segments, by member, epoch and number.
+    pub(super) registry: BTreeMap<(usize, u64, u32), RemoteMemory>,
+    pub(super) layers: LayerCounts,
     pub(super) log: Log,
     digest: u64,
     pub(super) messages: u64,
     pub(super) tickets: u64,
     pub(super) failed_tickets: u64,
-    doorbells: u64,
-    requests: u64,
-    control_requests: u64,
-    signaled: u64,
+    pub(super) doorbells: u64,
+    pub(super) requests: u64,
+    pub(super) control_requests: u64,
+    pub(super) signaled: u64,
     sessions: u64,
     faults: u64,
     restarts: u64,
@@ -49,15 +61,19 @@ pub(super) struct World {
 /// A member.
 #[derive(Debug)]
 pub(super) struct Member {
-    is_alive: bool,
-    epoch: u64,
+    pub(super) is_alive: bool,
+    pub(super) epoch: u64,
     pub(super) broker: Broker,
+    pub(super) rpc: Rpc,
+    pub(super) keys: Keys,
+    pub(super) calls: Calls,
+    pub(super) segments: Segments,
     pub(super) memory: MemberMemory,
     pub(super) peers: Vec<PeerView>,
     /// Completions of destroyed queue pairs that stayed in the completion queue.
     stale: VecDeque<Completion>,
     /// The peers whose queue pairs the driver must destroy.
-    closing: Vec<usize>,
+    pub(super) closing: Vec<usize>,
 }
 
 /// A connection of two members.
@@ -71,7 +87,7 @@ pub(super) struct Link {
 
 /// A handshake of which one end is missing.
 #[derive(Clone, Copy, Debug)]
-struct Pending {
+pub(super) struct Pending {
     member: usize,
     peer: usize,
     session: u64,
@@ -79,26 +95,27 @@ struct Pending {
     credits: u32,
 }
 
-/// An output of a broker.
-enum Action {
-    Receives(usize, Vec<RecvPost>),
-    Sends(usize, Vec<SendPost>),
-    Close(usize),
-}
-
 /// Returns the remote key of a member's memory in an epoch.
 pub(super) fn key(member: usize, epoch: u64) -> u32 {
     (member as u32) << 16 | epoch as u32 & 0xffff
 }
 
-/// The maximum number of rounds in which everything must complete after the faults.
-const MAX_FINAL_ROUNDS: usize = 3000;
-
 impl World {
-    pub(super) fn new(seed: u64, config: Config, count: usize, random: Random, trace: bool) -> World {
+    pub(super) fn new(
+        seed: u64,
+        config: Config,
+        call_config: Option<rpc::Config>,
+        has_segments: bool,
+        count: usize,
+        random: Random,
+        trace: bool,
+    ) -> World {
         let mut world = World {
             seed,
             config,
+            call_config: call_config.unwrap_or_default(),
+            has_calls: call_config.is_some(),
+            has_segments,
             random,
             now: Time::ZERO,
             members: Vec::new(),
@@ -106,6 +123,9 @@ impl World {
             pending: Vec::new(),
             next_session: 1,
             is_finishing: false,
+            issued: Vec::new(),
+            registry: BTreeMap::new(),
+            layers: LayerCounts::default(),
             log: Log::new(trace),
             digest: 0,
             messages: 0,
@@ -141,6 +161,10 @@ impl World {
             is_alive: true,
             epoch,
             broker: Broker::new(self.config, count).expect("the configuration is valid"),
+            rpc: Rpc::new(self.call_config, count).expect("the configuration is valid"),
+            keys: Keys::new(count),
+            calls: Calls::default(),
+            segments: Segments::default(),
             memory: MemberMemory::new(&self.config, count, key(index, epoch), fill),
             peers,
             stale: VecDeque::new(),
@@ -175,6 +199,7 @@ impl World {
             fault_count: self.faults,
             restart_count: self.restarts,
             stale_epoch_count: self.stale_epochs,
+            layers: self.layers,
             digest: self.digest,
             violation: self.log.violation,
             trace: self.log.trace.unwrap_or_default(),
@@ -187,7 +212,11 @@ impl World {
         match self.random.below(64) {
             0..=25 => {
                 if self.members[member].is_alive {
-                    self.act(member, peer);
+                    if self.has_segments && self.random.below(40) == 0 {
+                        self.act_segments(member);
+                    } else {
+                        self.act(member, peer);
+                    }
                     // A driver posts after each call, or only when it polls.
                     if self.random.below(2) == 0 {
                         self.post_some(member);
@@ -228,7 +257,7 @@ impl World {
         self.links[self.pair(a, b)].as_ref()
     }
 
-    fn link_mut(&mut self, a: usize, b: usize) -> Option<&mut Link> {
+    pub(super) fn link_mut(&mut self, a: usize, b: usize) -> Option<&mut Link> {
         let pair = self.pair(a, b);
         self.links[pair].as_mut()
     }
@@ -310,7 +339,7 @@ impl World {
     }
 
     /// Restarts members, destroys queue pairs, and connects members, each with a probability.
-    fn maintain(&mut self, per_million: u32) {
+    pub(super) fn maintain(&mut self, per_million: u32) {
         for member in 0..self.members.len() {
             if !self.members[member].is_alive && self.random.chance_per_million(per_million / 2) {
                 let epoch = self.members[member].epoch + 1;
@@ -417,9 +446,19 @@ impl World {
         let shadow = self.members[peer].memory.area(member).to_vec();
         let state = &mut self.members[member];
         state.peers[peer].shadow = shadow;
+        state.peers[peer].segment_shadows.clear();
         state.peers[peer].newest_epoch = Some(epoch);
         if let Err(error) = state.broker.establish(id, epoch, credits, self.now) {
             self.violate(&format!("a session could not be established: {error}"));
+        }
+        // Before any message of the application.
+        self.members[member].keys.open(id, epoch);
+        self.send_keys(member, peer);
+        if let Err(error) = self.members[member].rpc.open(id, epoch) {
+            self.violate(&format!("a session of calls could not be opened: {error}"));
+        }
+        for (slot, length) in std::mem::take(&mut self.members[member].peers[peer].early) {
+            self.handle_message(member, peer, slot, length);
         }
         self.post(member);
     }
@@ -436,7 +475,7 @@ impl World {
     }
 
     /// Executes and completes requests of `member` to `peer`.
-    fn transfer(&mut self, member: usize, peer: usize, execute: u64, complete: u64) {
+    pub(super) fn transfer(&mut self, member: usize, peer: usize, execute: u64, complete: u64) {
         let pair = self.pair(member, peer);
         let end = from_end(member, peer);
         let Some(link) = &mut self.links[pair] else { return };
@@ -452,6 +491,13 @@ impl World {
                 }
             }
         }
+        if self.random.below(3) == 0 {
+            let memory = &mut self.members[peer].memory;
+            if link.connection.repeat_reads(end, memory) == Execution::AccessRefused {
+                let what = format!("a READ of member {member} to member {peer} was refused when repeated");
+                self.log.violate(self.now, &what);
+            }
+        }
         for _ in 0..complete {
             if !link.connection.complete(end) {
                 break;
@@ -460,10 +506,10 @@ impl World {
     }
 
     /// Advances the time to the next timeout of a member, or by a little.
-    fn advance(&mut self) {
+    pub(super) fn advance(&mut self) {
         let next = self.members.iter().filter(|member| member.is_alive);
-        let next = next.filter_map(|member| member.broker.poll_timeout()).min();
-        if let Some(next) = next.filter(|next| *next > self.now) {
+        let next = next.flat_map(|member| [member.broker.poll_timeout(), member.rpc.poll_timeout()]);
+        if let Some(next) = next.flatten().filter(|next| *next > self.now).min() {
             self.now = next;
         }
         for member in 0..self.members.len() {
@@ -477,7 +523,7 @@ impl World {
     }
 
     /// Performs a driver's poll: completions, events, a flush, and posts.
-    fn poll(&mut self, member: usize) {
+    pub(super) fn poll(&mut self, member: usize) {
         if !self.members[member].is_alive {
             return;
         }
@@ -501,10 +547,18 @@ impl World {
                 };
                 if let Some(completion) = completion {
                     self.members[member].broker.handle_completion(&completion);
+                    // A message belongs to the phase of the session in which it arrived.
+                    self.events(member);
                 }
             }
             self.events(member);
         }
+        self.expire_calls(member);
+        if self.is_finishing {
+            self.answer_all(member);
+        }
+        self.send_call_messages(member);
+        self.exchange_keys(member);
         self.members[member].broker.flush_all();
         for view in &mut self.members[member].peers {
             if let Some(session) = &mut view.session {
@@ -514,7 +568,7 @@ impl World {
         self.post_some(member);
     }
 
-    fn events(&mut self, member: usize) {
+    pub(super) fn events(&mut self, member: usize) {
         while let Some(event) = self.members[member].broker.poll_event() {
             self.handle_event(member, event);
             if self.log.violation.is_some() {
@@ -523,222 +577,9 @@ impl World {
         }
     }
 
-    /// Performs the actions of a member's broker, or some of them: other members run between two actions.
-    fn post_some(&mut self, member: usize) {
-        let is_interrupted = !self.is_finishing && self.random.below(4) == 0;
-        let count = if is_interrupted { self.random.below(3) } else { u64::MAX };
-        if self.post_up_to(member, count) {
-            self.check_posted(member);
-        }
-    }
-
-    /// Performs all actions of a member's broker.
-    fn post(&mut self, member: usize) {
-        self.post_up_to(member, u64::MAX);
-        self.check_posted(member);
-    }
-
-    /// Performs at most `count` actions of a member's broker. Returns whether these are all.
-    fn post_up_to(&mut self, member: usize, count: u64) -> bool {
-        for _ in 0..count {
-            let action = match self.members[member].broker.poll_post() {
-                Some(Post::Receives { peer, requests, .. }) => {
-                    Action::Receives(usize::from(peer.0), requests.to_vec())
-                }
-                Some(Post::Sends { peer, requests, .. }) => {
-                    Action::Sends(usize::from(peer.0), requests.to_vec())
-                }
-                Some(Post::Close { peer }) => Action::Close(usize::from(peer.0)),
-                None => return true,
-            };
-            match action {
-                Action::Receives(peer, requests) => self.post_receives(member, peer, &requests),
-                Action::Sends(peer, requests) => self.post_sends(member, peer, &requests),
-                Action::Close(peer) => self.members[member].closing.push(peer),
-            }
-        }
-        false
-    }
-
-    /// Checks that no flushed request waits for anything but the send queue.
-    fn check_posted(&mut self, member: usize) {
-        for peer in 0..self.members.len() {
-            let is_open = self.members[member].broker.phase(PeerId(peer as u16)) == Phase::Open;
-            let is_flushed =
-                self.members[member].peers[peer].session.as_ref().is_none_or(|session| session.is_flushed());
-            let end = from_end(member, peer);
-            if is_open
-                && !is_flushed
-                && self.link(member, peer).is_some_and(|link| !link.connection.is_send_queue_full(end))
-            {
-                self.violate("flushed requests were not posted");
-            }
-        }
-    }
-
-    fn post_receives(&mut self, member: usize, peer: usize, requests: &[RecvPost]) {
-        for request in requests {
-            let view = &self.members[member].peers[peer];
-            let is_held = view.held.iter().any(|(slot, _)| slot.index() == request.slot);
-            let segment = self.members[member].memory.recv_slot(peer, request.slot);
-            let end = from_end(member, peer);
-            let fits = self
-                .link_mut(member, peer)
-                .is_none_or(|link| link.connection.post_recv(end, request.wr_id, segment));
-            if is_held {
-                self.violate("a receive slot was posted while the application holds it");
-            }
-            if !fits {
-                self.violate("the receive queue overflowed");
-            }
-        }
-    }
-
-    fn post_sends(&mut self, member: usize, peer: usize, requests: &[SendPost]) {
-        let interval = self.config.signal_interval;
-        let interval = interval.min(self.config.send_slots.div_ceil(2));
-        let interval = interval.min(self.config.send_queue_depth.div_ceil(2));
-        let now = self.now;
-        self.log.note(now, || format!("member {member} posts {} requests to {peer}", requests.len()));
-        self.mix(&[5, member as u64, peer as u64, requests.len() as u64]);
-        self.doorbells += 1;
-        self.requests += requests.len() as u64;
-        let Some(view) = &mut self.members[member].peers[peer].session else {
-            return self.violate("requests were posted without a session");
-        };
-        match view.check_list(requests, interval) {
-            Ok(control) => self.control_requests += control,
-            Err(what) => return self.violate(&what),
-        }
-        for request in requests {
-            self.mix(&[request.wr_id, u64::from(request.flags.bits())]);
-            self.signaled += u64::from(request.flags.contains(SendFlags::SIGNALED));
-            let local = match request.local {
-                LocalMemory::None => None,
-                LocalMemory::Slot { index, length } => {
-                    Some(self.members[member].memory.send_slot(peer, index, length))
-                }
-                LocalMemory::Segment(segment) => Some(segment),
-            };
-            let SendPost { wr_id, operation, flags, .. } = *request;
-            let end = from_end(member, peer);
-            if let SendOperation::SendWithImm(immediate) = operation
-                && let Some(link) = self.link(member, peer)
-            {
-                // The count of credits, without the flags of credit and control messages.
-                let unused = (immediate << 2 >> 2).wrapping_sub(link.connection.received_count(end));
-                if unused as usize > link.connection.receive_count(end) && link.connection.is_working() {
-                    self.violate("credits were announced before their receives were posted");
-                }
-            }
-            let fits = self.link_mut(member, peer).is_none_or(|link| {
-                link.connection.post_send(end, ModelRequest { wr_id, operation, flags, local })
-            });
-            if !fits {
-                self.violate("the send queue overflowed");
-            }
-        }
-    }
-
-    fn check_memory(&mut self) {
+    pub(super) fn check_memory(&mut self) {
         if let Some(what) = self.members.iter_mut().find_map(|member| member.memory.violation.take()) {
             self.violate(&what);
         }
-    }
-
-    /// Ends the faults, and checks that all members connect, and that messages and transfers of each pair complete.
-    fn finish(&mut self) {
-        let count = self.members.len();
-        let now = self.now;
-        self.is_finishing = true;
-        self.log.note(now, || "the faults end".to_owned());
-        let messages = 3 + usize::from(self.config.recv_slots);
-        let mut is_first = true;
-        for _ in 0..MAX_FINAL_ROUNDS {
-            self.maintain(1_000_000);
-            if is_first {
-                // Keepalives find the connections that broke before. Later work must complete without them.
-                self.advance();
-            }
-            // Work for each pair, once all are connected.
-            let all_alive = self.members.iter().all(|member| member.is_alive);
-            if is_first && all_alive && self.pending.is_empty() && self.are_all_open() {
-                is_first = false;
-                for view in self.members.iter_mut().flat_map(|member| &mut member.peers) {
-                    (view.messages_left, view.transfers_left) = (messages, 3);
-                }
-            }
-            for member in 0..count {
-                for peer in (0..count).filter(|peer| *peer != member) {
-                    let view = &self.members[member].peers[peer];
-                    let (messages, transfers) = (view.messages_left, view.transfers_left);
-                    if self.members[member].is_alive {
-                        if messages > 0 {
-                            self.act_message(member, peer);
-                        }
-                        self.settle_slots(member, peer);
-                        if transfers > 0 {
-                            self.act_transfers(member, peer, 1);
-                        }
-                        self.release(member, peer, self.members[member].peers[peer].hold_limit);
-                    }
-                    self.transfer(member, peer, u64::MAX, u64::MAX);
-                    if let Some(link) = self.link_mut(member, peer) {
-                        link.connection.exceed_retries(from_end(member, peer));
-                    }
-                }
-                self.poll(member);
-                self.check_memory();
-                if self.log.violation.is_some() {
-                    return;
-                }
-            }
-            if !is_first && self.is_done() {
-                break;
-            }
-        }
-        if is_first {
-            return self.violate("the members did not connect after the faults");
-        }
-        if !self.is_done() {
-            let stuck = self.describe_stuck();
-            return self.violate(&format!("work did not complete: {stuck}"));
-        }
-        for member in 0..count {
-            for peer in 0..count {
-                self.release(member, peer, 0);
-            }
-        }
-    }
-
-    fn are_all_open(&self) -> bool {
-        let count = self.members.len();
-        let is_open = |member: usize, peer: usize| {
-            self.members[member].broker.phase(PeerId(peer as u16)) == Phase::Open
-                && self.link(member, peer).is_some_and(|link| link.connection.is_working())
-        };
-        (0..count).all(|member| (0..count).all(|peer| peer == member || is_open(member, peer)))
-    }
-
-    fn is_done(&self) -> bool {
-        let is_done =
-            |view: &PeerView| view.messages_left == 0 && view.transfers_left == 0 && view.tickets.is_empty();
-        let count = self.members.len();
-        let all = |member: usize| {
-            (0..count).all(|peer| peer == member || is_done(&self.members[member].peers[peer]))
-        };
-        (0..count).all(all)
-    }
-
-    fn describe_stuck(&self) -> String {
-        for (index, member) in self.members.iter().enumerate() {
-            for (peer, view) in member.peers.iter().enumerate() {
-                let (messages, tickets) = (view.messages_left, view.tickets.len());
-                if peer != index && (messages > 0 || view.transfers_left > 0 || tickets > 0) {
-                    return format!("member {index} to {peer}: {messages} messages, {tickets} tickets");
-                }
-            }
-        }
-        String::new()
     }
 }
