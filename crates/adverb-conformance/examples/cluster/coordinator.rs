@@ -18,6 +18,8 @@ use crate::lines::{Counts, Line, SessionReport, Settings, ThreadProgress};
 const PORT: u16 = 7471;
 /// The interval between lines of the coordinator.
 const PRINT_INTERVAL: Duration = Duration::from_secs(10);
+/// The time after an unexpected end of a session in which a member can report the cause.
+const CAUSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Runs both parts.
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -63,6 +65,8 @@ struct Run<'a> {
     lost_counts: Counts,
     /// The number of times that a session was closed by a member, by its thread and its two sides.
     closings: HashMap<(u16, (Epoch, Epoch)), usize>,
+    /// The first end of a session in the part in which none may end.
+    unexpected_end: Option<(Instant, String)>,
     /// The reasons of the ends of sessions, by their thread, this side, and the peer.
     ended: HashMap<(u16, Epoch, Epoch), Vec<String>>,
 }
@@ -82,7 +86,7 @@ struct Place {
     life: u64,
     epoch: Option<u64>,
     device: String,
-    /// The epoch of the peer with which each thread exchanges messages, by thread and peer.
+    /// The newest epoch of the peer from which each thread has received messages, by thread and peer.
     flows: HashMap<(u16, u16), u64>,
     threads: Vec<ThreadProgress>,
     /// The time of the last progress of each thread, by the number of its events.
@@ -128,6 +132,7 @@ impl<'a> Run<'a> {
             killed: HashSet::new(),
             lost_counts: Counts::default(),
             closings: HashMap::new(),
+            unexpected_end: None,
             ended: HashMap::new(),
         };
         for member in 0..options.members {
@@ -207,7 +212,7 @@ impl<'a> Run<'a> {
         self.print_counts(&total);
         self.check_ended()?;
         println!(
-            "{kills} members killed; from the restart until messages arrive in all sessions of all threads: {:.2} s \
+            "{kills} members killed; from the restart until messages have arrived in all sessions of all threads: {:.2} s \
              at least, {:.2} s in the median, {:.2} s at most, of {}",
             min.as_secs_f64(),
             recoveries[recoveries.len() / 2].as_secs_f64(),
@@ -266,7 +271,8 @@ impl<'a> Run<'a> {
         Duration::from_secs_f64(min + (max - min) * share)
     }
 
-    /// Waits until messages arrive in both directions in all sessions of these members.
+    /// Waits until messages have arrived in both directions between all threads of these members and their peers. Members
+    /// close sessions at random, so not all sessions need to be open at the same time.
     fn wait_until_flowing(&mut self, members: std::ops::Range<u16>) -> Result<()> {
         let start = Instant::now();
         let limit = Duration::from_secs(self.options.hang_seconds);
@@ -280,7 +286,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Returns the sessions of a member in which no messages arrive.
+    /// Returns the sessions of a member in which no messages have arrived.
     fn missing_flows(&self, member: u16) -> Vec<String> {
         let mut missing = Vec::new();
         for peer in (0..self.options.members).filter(|peer| *peer != member) {
@@ -309,6 +315,9 @@ impl<'a> Run<'a> {
         self.command("report")?;
         while self.places.iter().any(|place| place.report.is_none()) {
             self.read_for(Duration::from_millis(20))?;
+        }
+        if let Some((_, error)) = &self.unexpected_end {
+            bail!("{error}");
         }
         self.check_reports()?;
         // The members exit when their standard input is closed.
@@ -421,7 +430,8 @@ impl<'a> Run<'a> {
         }
         let Some(text) = text else {
             // A member that was killed has no child, and one that has reported may exit.
-            ensure!(place.child.is_none() || place.report.is_some(), "member {member} exited");
+            let has_failed = self.unexpected_end.is_some();
+            ensure!(place.child.is_none() || place.report.is_some() || has_failed, "member {member} exited");
             self.dying = self.dying.filter(|dying| *dying != member);
             return Ok(());
         };
@@ -441,11 +451,13 @@ impl<'a> Run<'a> {
                 *self.closings.entry((thread, pair((member, epoch), (peer, peer_epoch)))).or_default() += 1;
             }
             Line::Ended { thread, peer, peer_epoch, reason } => {
-                place.flows.remove(&(thread, peer));
-                ensure!(
-                    self.quota.is_none(),
-                    "member {member}: the session of thread {thread} with member {peer} ended: {reason}"
-                );
+                if self.quota.is_some() {
+                    let error = format!(
+                        "member {member}: the session of thread {thread} with member {peer} ended: {reason}"
+                    );
+                    self.unexpected_end.get_or_insert((Instant::now(), error));
+                    return Ok(());
+                }
                 let epoch = place.epoch.context("a session before the start")?;
                 let reasons = self.ended.entry((thread, (member, epoch), (peer, peer_epoch))).or_default();
                 reasons.push(reason);
@@ -475,8 +487,13 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Checks that no thread hangs.
+    /// Checks that no session ended unexpectedly, and that no thread hangs.
     fn check_progress(&self) -> Result<()> {
+        // A member that finds an error exits, so the sessions of its peers end. Its own report may come later.
+        if let Some((_, error)) = self.unexpected_end.as_ref().filter(|(at, _)| at.elapsed() > CAUSE_TIMEOUT)
+        {
+            bail!("{error}");
+        }
         let limit = Duration::from_secs(self.options.hang_seconds);
         for (member, place) in self.places.iter().enumerate().filter(|(_, place)| place.child.is_some()) {
             for (thread, at) in place.progress_at.iter().enumerate() {

@@ -18,7 +18,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// The number of requests to a peer between two polls.
 pub(crate) const BURST: usize = 16;
 /// The mean number of requests after which a member closes a session, in the part in which members are killed.
-const CLOSE_INTERVAL: u64 = 1 << 14;
+const CLOSE_INTERVAL: u64 = 1 << 16;
 /// The message after which a fault is committed.
 pub(crate) const FAULT_AT: u64 = 100;
 
