@@ -1,4 +1,4 @@
-//! How fast tonic's unary calls are over Adverb's streams, beside over TCP: a part of `cargo xtask bench net` and
+//! The rate of tonic's unary calls over Adverb's streams and over TCP: a part of `cargo xtask bench net` and
 //! `cargo xtask bench cluster`.
 //!
 //! ```text

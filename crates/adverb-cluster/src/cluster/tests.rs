@@ -348,7 +348,7 @@ fn members_that_leave_tell_the_others_and_return() {
 }
 
 #[test]
-fn a_dead_member_blocks_nobody() {
+fn a_dead_member_blocks_no_other_member() {
     // Member "a" listens but never answers, and has the smallest number, so both others dial it first.
     let ports = Ports::new(3);
     let (b, c) = (ports.join(1, 1), ports.join(2, 1));
@@ -448,7 +448,7 @@ fn lazy_sessions_are_established_by_either_side() {
     await_open((b, PeerId(2)), (c, PeerId(1)));
     exchange(a, b, PeerId(1), b"from a");
     exchange(b, c, PeerId(2), b"from b");
-    assert!(!a.is_open(PeerId(2)) && !c.is_open(PeerId(0)), "nobody asked for this session");
+    assert!(!a.is_open(PeerId(2)) && !c.is_open(PeerId(0)), "neither member asked for this session");
 }
 
 #[test]

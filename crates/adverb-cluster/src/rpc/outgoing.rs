@@ -141,7 +141,7 @@ impl Rpc {
             match self.broker.send_buf(peer).and_then(RpcBuf::new) {
                 Ok(mut message) => {
                     let Some(Output { header, data }) = self.core.poll_output(peer) else { return };
-                    // The length was checked. If the session ends, nobody waits for the message.
+                    // The length was checked. If the session has ended, the peer doesn't expect the message.
                     let sent =
                         message.write(data).and_then(|()| self.broker.post_send(message.finish(header)));
                     debug_assert!(!matches!(sent, Err(PostError::TooLong { .. })));

@@ -111,7 +111,7 @@ struct PendingCall {
 
 impl Caller {
     /// Calls a method of a peer, and waits for the reply. Calls that can't be sent because of missing credits, or because too
-    /// many are outstanding, wait. The timeout begins when the call is sent.
+    /// many are outstanding, wait. The timeout begins when the call is sent; `tokio::time::timeout` also limits the time before.
     ///
     /// If the future is dropped, the call is cancelled.
     ///
@@ -205,7 +205,8 @@ impl AsyncRpc {
     ///
     /// # Errors
     ///
-    /// Returns [`BrokerError::Verbs`] if the device failed. All calls have ended then.
+    /// Returns [`BrokerError::Verbs`] if the device failed. All calls that were sent have ended then. Those that wait for
+    /// credits end with [`CallerError::Stopped`] when the `AsyncRpc` is dropped.
     pub async fn run(&mut self, mut handler: impl FnMut(&mut Rpc, RpcEvent<'_>)) -> Result<()> {
         loop {
             while let Ok(message) = self.messages.try_recv() {

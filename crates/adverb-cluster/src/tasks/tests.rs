@@ -77,7 +77,7 @@ async fn check_calls() {
     // A future that is dropped cancels its call: the server can't answer, and others still can.
     let mut call = Box::pin(caller.call(PEER, KEEP, b"", None));
     let reply = tokio::select! {
-        _ = &mut call => panic!("nobody answers"),
+        _ = &mut call => panic!("the peer doesn't answer"),
         reply = kept.recv() => reply.unwrap(),
     };
     drop(call);

@@ -88,7 +88,7 @@ pub fn start_connect(addr: SocketAddr) -> io::Result<TcpStream> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is new, and nobody else's.
+    // SAFETY: the descriptor is new, and no other value owns it.
     let stream = TcpStream::from(unsafe { OwnedFd::from_raw_fd(fd) });
     let code = match addr {
         SocketAddr::V4(addr) => {
@@ -133,7 +133,7 @@ impl Watch {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new, and nobody else's.
+        // SAFETY: the descriptor is new, and no other value owns it.
         Ok(Watch(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
