@@ -86,9 +86,9 @@ fn header(operation: Rc) -> Header {
     Header::new(Qpn::truncate(7), Psn::ZERO, Operation::Rc(operation))
 }
 
-fn emit(flow: &Flow, header: &Header, identification: u16, payload: &[u8]) -> Vec<u8> {
+fn emit(flow: &Flow, header: &Header, ip_id: u16, payload: &[u8]) -> Vec<u8> {
     let mut head = [0; MAX_HEADER_LEN];
-    let emitted = flow.emit(header, identification, &[payload], &mut head).expect("it fits");
+    let emitted = flow.emit(header, ip_id, &[payload], &mut head).expect("it fits");
     [&head[..emitted.header_len], payload, &emitted.trailer].concat()
 }
 

@@ -24,11 +24,11 @@ use nix::sys::socket::{setsockopt, sockopt::SetBool, sockopt::SetStruct};
 /// The queue key that `ibv_ud_pingpong` uses.
 const QKEY: u32 = 0x1111_1111;
 /// The client's queue pair number. Any number works, because there is only one queue pair.
-const OUR_QP: Qpn = Qpn::truncate(0x4242);
+const LOCAL_QP: Qpn = Qpn::truncate(0x4242);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let Options { local, remote, server, count, size } = Options::from_args()?;
-    let their_qp = exchange(local, server)?;
+    let peer_qp = exchange(local, server)?;
     let socket = roce_socket(local)?;
     let outgoing = Flow::new(SocketAddr::new(local, ROCE_PORT), SocketAddr::new(remote, ROCE_PORT))
         .ok_or("both addresses must be IPv4, or both IPv6")?;
@@ -39,8 +39,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         // that.
         let payload: Vec<u8> =
             (0..size).map(|i| (n.wrapping_mul(31).wrapping_add(i)).to_le_bytes()[0]).collect();
-        let datagram = Ud { qkey: QKEY, source_qp: OUR_QP, immediate: None };
-        let header = Header::new(their_qp, Psn::wrapping(n), Operation::Ud(datagram));
+        let datagram = Ud { qkey: QKEY, source_qp: LOCAL_QP, immediate: None };
+        let header = Header::new(peer_qp, Psn::wrapping(n), Operation::Ud(datagram));
         let mut head = [0; MAX_HEADER_LEN];
         // An unconnected socket with path MTU discovery sends IPv4 identification 0.
         let emitted = outgoing.emit(&header, 0, &[&payload], &mut head)?;
@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
         let mut buffer = [0; 9000];
         let (len, source) = match socket.recv_from(&mut buffer) {
-            Ok(answer) => answer,
+            Ok(reply) => reply,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 println!("message {n}: no reply within 5 s");
                 break;
@@ -67,8 +67,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         if n == 0 {
             println!("first reply from {source}: {packet}");
         }
-        let to_us = packet.header().dest_qp == OUR_QP;
-        received += u32::from(to_us && packet.payload() == payload);
+        let to_local_qp = packet.header().dest_qp == LOCAL_QP;
+        received += u32::from(to_local_qp && packet.payload() == payload);
     }
     let lost = count - received;
     println!("{count} sent, {received} received, {lost} lost, ICRC correct in {intact} of {received}");
@@ -83,13 +83,13 @@ fn exchange(local: IpAddr, server: IpAddr) -> Result<Qpn, Box<dyn Error>> {
     };
     let mut tcp = TcpStream::connect((server, 18515))?;
     // One write, because the peer reads only once.
-    tcp.write_all(format!("0000:{:06x}:{:06x}:{:032x}\0", OUR_QP.get(), 0, gid.to_bits()).as_bytes())?;
-    let mut answer = [0; "0000:000000:000000:".len() + 33];
-    tcp.read_exact(&mut answer)?;
+    tcp.write_all(format!("0000:{:06x}:{:06x}:{:032x}\0", LOCAL_QP.get(), 0, gid.to_bits()).as_bytes())?;
+    let mut reply = [0; "0000:000000:000000:".len() + 33];
+    tcp.read_exact(&mut reply)?;
     tcp.write_all(b"done\0")?;
-    let their_qp =
-        str::from_utf8(&answer)?.split(':').nth(1).ok_or("the peer's reply has no queue pair number")?;
-    Ok(Qpn::new(u32::from_str_radix(their_qp, 16)?)
+    let peer_qp =
+        str::from_utf8(&reply)?.split(':').nth(1).ok_or("the peer's reply has no queue pair number")?;
+    Ok(Qpn::new(u32::from_str_radix(peer_qp, 16)?)
         .ok_or("the peer's queue pair number has more than 24 bits")?)
 }
 

@@ -216,14 +216,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_syndrome_byte_keeps_its_value() {
+    fn every_syndrome_byte_round_trips() {
         for byte in 0..=255 {
             assert_eq!(Syndrome::from_byte(byte).byte(), byte);
         }
     }
 
     #[test]
-    fn credits_never_promise_more_than_there_is() {
+    fn credits_never_exceed_the_count() {
         for count in 0..70_000 {
             let credits = Credits::at_most(count);
             assert!(credits.count().unwrap() <= count, "{count}");
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn rnr_timer_never_waits_less_than_asked_if_any_is_long_enough() {
+    fn rnr_timer_is_at_least_the_requested_wait_up_to_the_maximum() {
         for micros in (0..655_360).step_by(7) {
             let wait = Duration::from_micros(micros);
             assert!(RnrTimer::at_least(wait).duration() >= wait, "{micros}");

@@ -14,25 +14,25 @@ const POLYNOMIAL: u32 = 0xedb8_8320;
 
 /// `TABLES[n]` is for a byte with `n` bytes behind it.
 static TABLES: [Effect; 12] = [
-    Effect::with_behind(0),
-    Effect::with_behind(1),
-    Effect::with_behind(2),
-    Effect::with_behind(3),
-    Effect::with_behind(4),
-    Effect::with_behind(5),
-    Effect::with_behind(6),
-    Effect::with_behind(7),
-    Effect::with_behind(8),
-    Effect::with_behind(9),
-    Effect::with_behind(10),
-    Effect::with_behind(11),
+    Effect::followed_by(0),
+    Effect::followed_by(1),
+    Effect::followed_by(2),
+    Effect::followed_by(3),
+    Effect::followed_by(4),
+    Effect::followed_by(5),
+    Effect::followed_by(6),
+    Effect::followed_by(7),
+    Effect::followed_by(8),
+    Effect::followed_by(9),
+    Effect::followed_by(10),
+    Effect::followed_by(11),
 ];
 
-/// `INVERSE_WORDS[k]` = x^(−32k): undoes `k` words of four bytes.
-static INVERSE_WORDS: [u32; INVERSE_WORDS_LEN] = {
-    let mut powers = [ONE; INVERSE_WORDS_LEN];
+/// `INVERSE_WORD_POWERS[k]` = x^(−32k): undoes `k` words of four bytes.
+static INVERSE_WORD_POWERS: [u32; WORD_POWERS_LEN] = {
+    let mut powers = [ONE; WORD_POWERS_LEN];
     let mut k = 1;
-    while k < INVERSE_WORDS_LEN {
+    while k < WORD_POWERS_LEN {
         let mut power = powers[k - 1];
         let mut bit = 0;
         while bit < 32 {
@@ -45,11 +45,11 @@ static INVERSE_WORDS: [u32; INVERSE_WORDS_LEN] = {
     powers
 };
 
-/// `WORDS[k]` = x^(32k): takes in `k` words of zeros.
-static WORDS: [u32; INVERSE_WORDS_LEN] = {
-    let mut powers = [ONE; INVERSE_WORDS_LEN];
+/// `WORD_POWERS[k]` = x^(32k): takes in `k` words of zeros.
+static WORD_POWERS: [u32; WORD_POWERS_LEN] = {
+    let mut powers = [ONE; WORD_POWERS_LEN];
     let mut k = 1;
-    while k < INVERSE_WORDS_LEN {
+    while k < WORD_POWERS_LEN {
         let mut power = powers[k - 1];
         let mut bit = 0;
         while bit < 32 {
@@ -63,7 +63,7 @@ static WORDS: [u32; INVERSE_WORDS_LEN] = {
 };
 
 /// Enough for a 9,000-byte MTU, which is more than RoCE ever sends; longer spans take several steps.
-const INVERSE_WORDS_LEN: usize = 2304;
+const WORD_POWERS_LEN: usize = 2304;
 
 /// The polynomial 1.
 const ONE: u32 = 1 << 31;
@@ -72,15 +72,15 @@ const ONE: u32 = 1 << 31;
 pub(crate) struct Effect([u32; 256]);
 
 impl Effect {
-    /// The effect of a byte that has `behind` bytes behind it.
-    pub(crate) const fn with_behind(behind: usize) -> Effect {
+    /// The effect of a byte that has `bytes_after` bytes behind it.
+    pub(crate) const fn followed_by(bytes_after: usize) -> Effect {
         let mut table = [0; 256];
         let mut byte = 0;
         while byte < 256 {
             #[expect(clippy::cast_possible_truncation, reason = "below 256")]
             let mut state = byte as u32;
             let mut bit = 0;
-            while bit < 8 * (behind + 1) {
+            while bit < 8 * (bytes_after + 1) {
                 state = multiply_by_x(state);
                 bit += 1;
             }
@@ -98,14 +98,14 @@ impl Effect {
 
 /// Takes four bytes into `state`.
 #[inline]
-pub(crate) fn four_bytes(state: u32, bytes: [u8; 4]) -> u32 {
+pub(crate) fn append_four_bytes(state: u32, bytes: [u8; 4]) -> u32 {
     let [a, b, c, d] = (state ^ u32::from_le_bytes(bytes)).to_le_bytes();
     TABLES[3].of(a) ^ TABLES[2].of(b) ^ TABLES[1].of(c) ^ TABLES[0].of(d)
 }
 
 /// The state after twelve bytes, from state 0. The look-ups don't wait for each other.
 #[inline]
-pub(crate) fn twelve_bytes(bytes: [u8; 12]) -> u32 {
+pub(crate) fn state_of_twelve_bytes(bytes: [u8; 12]) -> u32 {
     let [a, b, c, d, e, f, g, h, i, j, k, l] = bytes;
     (TABLES[11].of(a) ^ TABLES[10].of(b) ^ TABLES[9].of(c) ^ TABLES[8].of(d))
         ^ (TABLES[7].of(e) ^ TABLES[6].of(f) ^ TABLES[5].of(g) ^ TABLES[4].of(h))
@@ -114,25 +114,25 @@ pub(crate) fn twelve_bytes(bytes: [u8; 12]) -> u32 {
 
 /// `state` as it was `words` × 4 zero bytes earlier.
 #[inline]
-pub(crate) fn undo_words(mut state: u32, mut words: usize) -> u32 {
+pub(crate) fn remove_zero_words(mut state: u32, mut words: usize) -> u32 {
     loop {
-        if let Some(inverse) = INVERSE_WORDS.get(words) {
+        if let Some(inverse) = INVERSE_WORD_POWERS.get(words) {
             return multiply(state, *inverse);
         }
-        state = multiply(state, INVERSE_WORDS[INVERSE_WORDS_LEN - 1]);
-        words -= INVERSE_WORDS_LEN - 1;
+        state = multiply(state, INVERSE_WORD_POWERS[WORD_POWERS_LEN - 1]);
+        words -= WORD_POWERS_LEN - 1;
     }
 }
 
 /// `state` as it is `words` × 4 zero bytes later.
 #[inline]
-pub(crate) fn redo_words(mut state: u32, mut words: usize) -> u32 {
+pub(crate) fn append_zero_words(mut state: u32, mut words: usize) -> u32 {
     loop {
-        if let Some(power) = WORDS.get(words) {
+        if let Some(power) = WORD_POWERS.get(words) {
             return multiply(state, *power);
         }
-        state = multiply(state, WORDS[INVERSE_WORDS_LEN - 1]);
-        words -= INVERSE_WORDS_LEN - 1;
+        state = multiply(state, WORD_POWERS[WORD_POWERS_LEN - 1]);
+        words -= WORD_POWERS_LEN - 1;
     }
 }
 
@@ -142,7 +142,7 @@ fn multiply(a: u32, b: u32) -> u32 {
     let product = carryless_product(a, b) << 1;
     let [l0, l1, l2, l3, h0, h1, h2, h3] = product.to_le_bytes();
     // The lower half is to be multiplied by x³²: what taking in four bytes does.
-    u32::from_le_bytes([h0, h1, h2, h3]) ^ four_bytes(0, [l0, l1, l2, l3])
+    u32::from_le_bytes([h0, h1, h2, h3]) ^ append_four_bytes(0, [l0, l1, l2, l3])
 }
 
 /// The product of two polynomials over GF(2), by ordinary multiplications.
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dividing_undoes_multiplying() {
+    fn divide_by_x_inverts_multiply_by_x() {
         let mut state = 0x9e37_79b9;
         for _ in 0..10_000 {
             let next = multiply_by_x(state);
@@ -186,8 +186,8 @@ mod tests {
     }
 
     #[test]
-    fn multiplication_is_that_of_the_school_book() {
-        let school_book = |a: u32, b: u32| {
+    fn multiply_agrees_with_bit_by_bit_multiplication() {
+        let bit_by_bit = |a: u32, b: u32| {
             let (mut power, mut product) = (a, 0);
             for bit in 0..32 {
                 if b << bit & ONE != 0 {
@@ -204,17 +204,17 @@ mod tests {
         };
         for _ in 0..100_000 {
             let (a, b) = (random(), random());
-            assert_eq!(multiply(a, b), school_book(a, b), "{a:#x} · {b:#x}");
+            assert_eq!(multiply(a, b), bit_by_bit(a, b), "{a:#x} · {b:#x}");
         }
-        assert_eq!(multiply(u32::MAX, u32::MAX), school_book(u32::MAX, u32::MAX));
+        assert_eq!(multiply(u32::MAX, u32::MAX), bit_by_bit(u32::MAX, u32::MAX));
     }
 
     #[test]
-    fn undoing_words_takes_back_zero_bytes_at_every_length() {
+    fn remove_zero_words_inverts_append_zero_words_at_every_length() {
         let mut state = 0x1234_5678;
         for words in 0..16_384 {
-            assert_eq!(undo_words(state, words), 0x1234_5678, "{words} words");
-            assert_eq!(redo_words(0x1234_5678, words), state, "{words} words");
+            assert_eq!(remove_zero_words(state, words), 0x1234_5678, "{words} words");
+            assert_eq!(append_zero_words(0x1234_5678, words), state, "{words} words");
             for _ in 0..32 {
                 state = multiply_by_x(state);
             }
@@ -222,13 +222,14 @@ mod tests {
     }
 
     #[test]
-    fn bytes_taken_in_agree_with_crc32fast() {
+    fn appended_bytes_agree_with_crc32fast() {
         let bytes = [1, 2, 0xff, 4, 0x80, 6, 7, 0x5a, 0, 0, 0xaa, 0x11];
-        let state = bytes.chunks_exact(4).fold(!0, |state, word| four_bytes(state, word.try_into().unwrap()));
+        let state =
+            bytes.chunks_exact(4).fold(!0, |state, word| append_four_bytes(state, word.try_into().unwrap()));
         assert_eq!(!state, crc32fast::hash(&bytes));
         // From state 0, which crc32fast calls the CRC !0.
-        let mut from_zero = crc32fast::Hasher::new_with_initial(!0);
-        from_zero.update(&bytes);
-        assert_eq!(!twelve_bytes(bytes), from_zero.finalize());
+        let mut zero_state_hasher = crc32fast::Hasher::new_with_initial(!0);
+        zero_state_hasher.update(&bytes);
+        assert_eq!(!state_of_twelve_bytes(bytes), zero_state_hasher.finalize());
     }
 }

@@ -76,7 +76,7 @@ impl Flow {
             [s0, s1, d0, d1],
             [0, 0, 0xff, 0xff],
         ];
-        Flow { state: state_behind(&header), family: Family::V4 }
+        Flow { state: state_after(&header), family: Family::V4 }
     }
 
     /// Creates the flow between two IPv6 addresses.
@@ -90,7 +90,7 @@ impl Flow {
         header[2..10].as_flattened_mut().iter_mut().zip(octets).for_each(|(byte, octet)| *byte = octet);
         header[10] = [s0, s1, d0, d1];
         header[11] = [0, 0, 0xff, 0xff];
-        Flow { state: state_behind(&header), family: Family::V6 }
+        Flow { state: state_after(&header), family: Family::V6 }
     }
 
     /// Creates the flow between two addresses. Returns `None` if one address is IPv4 and the other IPv6.
@@ -193,7 +193,7 @@ impl Flow {
         match self.family {
             Family::V4 => {
                 let words = words_after_ip_id(packet.as_bytes().len());
-                match crc::undo_words(difference, words).to_le_bytes() {
+                match crc::remove_zero_words(difference, words).to_le_bytes() {
                     [i0, i1, 0, 0] => Ok(u16::from_be_bytes([i0, i1])),
                     _ => Err(mismatch),
                 }
@@ -225,7 +225,8 @@ impl Flow {
     #[inline]
     pub fn ip_id_delta(ip_id: u16, packet_len: usize) -> [u8; ICRC_LEN] {
         let [i0, i1] = ip_id.to_be_bytes();
-        crc::redo_words(u32::from_le_bytes([i0, i1, 0, 0]), words_after_ip_id(packet_len)).to_le_bytes()
+        crc::append_zero_words(u32::from_le_bytes([i0, i1, 0, 0]), words_after_ip_id(packet_len))
+            .to_le_bytes()
     }
 
     /// Computes the ICRC that `packet` should have.
@@ -246,12 +247,12 @@ impl Flow {
         // A packet's length is at most MAX_PACKET_LEN, so these sums don't wrap.
         let udp_len = packet_len.wrapping_add(8);
         let fields = match self.family {
-            Family::V4 => V4_TOTAL_LEN.of(udp_len.wrapping_add(20)) ^ V4_IDENTIFICATION.of(ip_id),
+            Family::V4 => V4_TOTAL_LEN.of(udp_len.wrapping_add(20)) ^ V4_IP_ID.of(ip_id),
             Family::V6 => V6_PAYLOAD_LEN.of(udp_len),
         } ^ UDP_LEN.of(udp_len);
         let mut bth = packet.first_chunk().copied().unwrap_or([0; BTH_LEN]);
         bth[CONGESTION_BYTE] = 0;
-        crc32fast::Hasher::new_with_initial(!(self.state ^ fields ^ crc::twelve_bytes(bth)))
+        crc32fast::Hasher::new_with_initial(!(self.state ^ fields ^ crc::state_of_twelve_bytes(bth)))
     }
 }
 
@@ -353,18 +354,18 @@ const DONT_FRAGMENT: u16 = 0x4000;
 const CONGESTION_BYTE: usize = 4;
 
 /// The CRC state after these IP and UDP headers and a base transport header of zeros, except for the masked byte.
-fn state_behind(header: &[[u8; 4]]) -> u32 {
+fn state_after(header: &[[u8; 4]]) -> u32 {
     const MASKED_BTH: [[u8; 4]; 3] = [[0; 4], [0xff, 0, 0, 0], [0; 4]];
     let words = [[0xff; 4]; 2].iter().chain(header).chain(&MASKED_BTH);
-    words.fold(!0, |state, word| crc::four_bytes(state, *word))
+    words.fold(!0, |state, word| crc::append_four_bytes(state, *word))
 }
 
 /// The contribution of a 16-bit header field to the CRC state after the base transport header.
 struct FieldEffect(crc::Effect, crc::Effect);
 
 impl FieldEffect {
-    const fn with_behind(behind: usize) -> FieldEffect {
-        FieldEffect(crc::Effect::with_behind(behind + 1), crc::Effect::with_behind(behind))
+    const fn followed_by(bytes_after: usize) -> FieldEffect {
+        FieldEffect(crc::Effect::followed_by(bytes_after + 1), crc::Effect::followed_by(bytes_after))
     }
 
     #[inline]
@@ -374,8 +375,8 @@ impl FieldEffect {
     }
 }
 
-const UDP_AND_BTH: usize = 8 + BTH_LEN;
-static V4_TOTAL_LEN: FieldEffect = FieldEffect::with_behind(16 + UDP_AND_BTH);
-static V4_IDENTIFICATION: FieldEffect = FieldEffect::with_behind(14 + UDP_AND_BTH);
-static V6_PAYLOAD_LEN: FieldEffect = FieldEffect::with_behind(34 + UDP_AND_BTH);
-static UDP_LEN: FieldEffect = FieldEffect::with_behind(2 + BTH_LEN);
+const UDP_AND_BTH_LEN: usize = 8 + BTH_LEN;
+static V4_TOTAL_LEN: FieldEffect = FieldEffect::followed_by(16 + UDP_AND_BTH_LEN);
+static V4_IP_ID: FieldEffect = FieldEffect::followed_by(14 + UDP_AND_BTH_LEN);
+static V6_PAYLOAD_LEN: FieldEffect = FieldEffect::followed_by(34 + UDP_AND_BTH_LEN);
+static UDP_LEN: FieldEffect = FieldEffect::followed_by(2 + BTH_LEN);

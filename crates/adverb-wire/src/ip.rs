@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_route_header_of_ipv4_needs_a_checksum_only_where_it_could_be_ipv6() {
+    fn an_ipv4_grh_needs_a_correct_checksum_only_if_it_resembles_ipv6() {
         let ip = IpHeader::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).unwrap();
         let mut grh = ip.to_grh(1024);
         grh[30] ^= 0xff; // the checksum

@@ -12,15 +12,15 @@ mod random;
 use random::Random;
 
 /// The longest chain of headers, and a little more.
-const LONGEST: usize = MAX_HEADER_LEN + 8;
+const MAX_TESTED_HEADER_LEN: usize = MAX_HEADER_LEN + 8;
 
 #[test]
-fn every_opcode_pad_count_and_length_is_a_packet_within_bounds_or_an_error() {
+fn every_opcode_pad_count_and_length_parses_within_bounds_or_is_rejected() {
     let mut random = Random::new(1);
-    let (mut parsed, mut refused) = (0u32, 0u32);
+    let (mut parsed, mut rejected) = (0u32, 0u32);
     for opcode in 0..=255 {
         for pad in 0..4 {
-            for len in 0..=LONGEST + ICRC_LEN + 4 {
+            for len in 0..=MAX_TESTED_HEADER_LEN + ICRC_LEN + 4 {
                 // Random bodies, and those where every field is at its limits.
                 for body in 0..18 {
                     let mut bytes = vec![0; len];
@@ -35,18 +35,18 @@ fn every_opcode_pad_count_and_length_is_a_packet_within_bounds_or_an_error() {
                     }
                     match check(&bytes) {
                         Ok(()) => parsed += 1,
-                        Err(_) => refused += 1,
+                        Err(_) => rejected += 1,
                     }
                 }
             }
         }
     }
-    println!("{parsed} packets parsed, {refused} refused, none out of bounds");
+    println!("{parsed} packets parsed, {rejected} refused, none out of bounds");
     assert!(parsed > 10_000, "too few packets parsed for this to mean anything: {parsed}");
 }
 
 #[test]
-fn every_header_version_but_0_is_refused() {
+fn every_header_version_but_0_is_rejected() {
     for opcode in Opcode::ALL {
         for version in 1..16 {
             let mut bytes = [0; 64];
@@ -74,27 +74,27 @@ fn check(bytes: &[u8]) -> Result<(), ParseError> {
 
 #[test]
 #[ignore = "takes minutes: run `cargo xtask exhaustive`"]
-fn the_solver_finds_every_identification_at_every_length() {
-    assert_identifications_found(0..=u16::MAX);
+fn every_ip_id_is_recovered_at_every_length() {
+    assert_ip_ids_recovered(0..=u16::MAX);
 }
 
 #[test]
-fn the_solver_finds_a_sample_of_identifications_at_every_length() {
+fn a_sample_of_ip_ids_is_recovered_at_every_length() {
     // Multiples of 257 have two equal bytes, so the sample has every value of each byte.
-    assert_identifications_found((0..=u16::MAX).step_by(257));
+    assert_ip_ids_recovered((0..=u16::MAX).step_by(257));
 }
 
 /// Checks that the solver finds each of the identifications in datagrams of every length.
-fn assert_identifications_found(identifications: impl Iterator<Item = u16> + Clone + std::marker::Send) {
+fn assert_ip_ids_recovered(ip_ids: impl Iterator<Item = u16> + Clone + std::marker::Send) {
     let lengths: Vec<usize> = (44..=9000).step_by(4).collect();
     let flow = Flow::v4("10.0.0.1:49152".parse().unwrap(), "10.0.0.2:4791".parse().unwrap());
     let halves = lengths.chunks(lengths.len().div_ceil(2));
     let found: usize = std::thread::scope(|scope| {
         let workers: Vec<_> = halves
             .map(|half| {
-                let identifications = identifications.clone();
+                let ip_ids = ip_ids.clone();
                 scope.spawn(move || {
-                    let found = |len: &usize| solve_identifications(&flow, *len, identifications.clone());
+                    let found = |len: &usize| count_recovered(&flow, *len, ip_ids.clone());
                     half.iter().map(found).sum::<usize>()
                 })
             })
@@ -102,66 +102,66 @@ fn assert_identifications_found(identifications: impl Iterator<Item = u16> + Clo
         workers.into_iter().map(|worker| worker.join().expect("no panic")).sum()
     });
     println!("{found} identifications found at {} lengths from 44 to 9000", lengths.len());
-    assert_eq!(found, lengths.len() * identifications.count());
+    assert_eq!(found, lengths.len() * ip_ids.count());
 }
 
 /// Counts the identifications that the solver finds in a datagram of `total_len` bytes, IPv4 header included.
-fn solve_identifications(flow: &Flow, total_len: usize, identifications: impl Iterator<Item = u16>) -> usize {
+fn count_recovered(flow: &Flow, total_len: usize, ip_ids: impl Iterator<Item = u16>) -> usize {
     let header = Header::new(Qpn::truncate(7), Psn::ZERO, Operation::Rc(Rc::Send(Send::Only(None))));
     let mut payload = vec![0; total_len - 44];
     Random::new(total_len as u64).fill(&mut payload);
     let mut head = [0; MAX_HEADER_LEN];
     let mut bytes = Vec::new();
-    identifications
-        .filter(|identification| {
-            let emitted = flow.emit(&header, *identification, &[&payload], &mut head).expect("it fits");
+    ip_ids
+        .filter(|ip_id| {
+            let emitted = flow.emit(&header, *ip_id, &[&payload], &mut head).expect("it fits");
             if bytes.is_empty() {
                 bytes = [&head[..emitted.header_len], &payload, &emitted.trailer].concat();
             }
             let icrc_at = bytes.len() - ICRC_LEN;
             bytes[icrc_at..].copy_from_slice(&emitted.trailer);
             let packet = Packet::parse(&bytes).expect("a packet");
-            flow.recover_ip_id(&packet) == Ok(*identification)
+            flow.recover_ip_id(&packet) == Ok(*ip_id)
         })
         .count()
 }
 
 #[test]
-fn a_damaged_packet_gets_past_the_solver_once_in_65536_and_past_the_strict_check_never() {
-    const TRIES: u32 = 1 << 24;
+fn one_corrupt_packet_in_65536_passes_ip_id_recovery_and_none_passes_verify() {
+    const PACKETS: u32 = 1 << 24;
     let flow = Flow::v4("10.0.0.1:49152".parse().unwrap(), "10.0.0.2:4791".parse().unwrap());
     let header = Header::new(Qpn::truncate(7), Psn::ZERO, Operation::Rc(Rc::Send(Send::Only(None))));
     let mut head = [0; MAX_HEADER_LEN];
     let mut random = Random::new(2);
-    let (mut solved, mut verified) = (0u32, 0u32);
-    for _ in 0..TRIES / 64 {
+    let (mut recovered, mut verified) = (0u32, 0u32);
+    for _ in 0..PACKETS / 64 {
         let mut payload = [0; 64];
         random.fill(&mut payload);
         let emitted = flow.emit(&header, 0, &[&payload], &mut head).expect("it fits");
         for at in 0..64 {
             // Eight bytes of noise somewhere: more than the 32 bits within which a CRC finds every error.
-            let mut damaged = [&head[..emitted.header_len], &payload, &emitted.trailer].concat();
+            let mut corrupt = [&head[..emitted.header_len], &payload, &emitted.trailer].concat();
             let noise = (random.next() | 1).to_le_bytes();
             let at = 12 + at % 57;
-            damaged[at..at + 8].iter_mut().zip(noise).for_each(|(byte, noise)| *byte ^= noise);
-            let packet = Packet::parse(&damaged).expect("only the payload is damaged");
-            solved += u32::from(flow.recover_ip_id(&packet).is_ok());
+            corrupt[at..at + 8].iter_mut().zip(noise).for_each(|(byte, noise)| *byte ^= noise);
+            let packet = Packet::parse(&corrupt).expect("only the payload is damaged");
+            recovered += u32::from(flow.recover_ip_id(&packet).is_ok());
             verified += u32::from(flow.verify(&packet, 0).is_ok());
         }
     }
-    let expected = TRIES / 65_536;
+    let expected = PACKETS / 65_536;
     println!(
-        "{TRIES} damaged packets: the solver let {solved} pass (1 in {}; 1 in 65536 expected), \
+        "{PACKETS} damaged packets: the solver let {recovered} pass (1 in {}; 1 in 65536 expected), \
          the strict check {verified}",
-        TRIES.checked_div(solved).unwrap_or(0)
+        PACKETS.checked_div(recovered).unwrap_or(0)
     );
     // Five standard deviations of a Poisson distribution around 256: 80.
-    assert!(solved.abs_diff(expected) < 80, "{solved} passed, {expected} expected");
+    assert!(recovered.abs_diff(expected) < 80, "{recovered} passed, {expected} expected");
     assert_eq!(verified, 0);
 }
 
 #[test]
-fn one_flipped_bit_is_always_found() {
+fn every_flipped_bit_is_detected() {
     let flow = Flow::v4("10.0.0.1:49152".parse().unwrap(), "10.0.0.2:4791".parse().unwrap());
     let header = Header::new(Qpn::truncate(7), Psn::ZERO, Operation::Rc(Rc::Send(Send::Only(None))));
     let payload = [0x5a; 4096];
@@ -178,7 +178,7 @@ fn one_flipped_bit_is_always_found() {
 }
 
 #[test]
-fn psn_distances_are_right_all_the_way_round() {
+fn psn_distances_are_correct_for_all_pairs_of_five_starts() {
     for start in [0, 1, 0x7f_ffff, 0x80_0000, 0xff_ffff] {
         let start = Psn::wrapping(start);
         for distance in -0x80_0000i32..0x80_0000 {

@@ -17,7 +17,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(10_000))]
 
     #[test]
-    fn a_frame_is_parsed_as_it_was_emitted(
+    fn a_parsed_frame_equals_the_emitted_frame(
         (header, payload) in header_and_payload(),
         ip in ip_header(),
         source_port: u16,
@@ -47,7 +47,7 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_byte_is_found_by_the_strict_check(
+    fn verify_detects_a_changed_byte(
         (header, payload) in header_and_payload(),
         ip in ip_header(),
         at: Index,
@@ -64,7 +64,7 @@ proptest! {
     }
 
     #[test]
-    fn the_solver_agrees_with_the_strict_check(
+    fn recover_ip_id_agrees_with_verify(
         (header, payload) in header_and_payload(),
         ip_id: u16,
     ) {
@@ -90,7 +90,7 @@ proptest! {
     }
 
     #[test]
-    fn a_route_header_is_read_as_it_was_written(ip in ip_header(), udp_len in 8u16..5000, noise: [u8; 20]) {
+    fn a_parsed_grh_equals_the_written_grh(ip in ip_header(), udp_len in 8u16..5000, noise: [u8; 20]) {
         let mut grh = ip.to_grh(udp_len);
         prop_assert_eq!(IpHeader::from_grh(&grh), Some(ip));
         // In IPv4 the first 20 bytes mean nothing, even where they look like IPv6.
@@ -104,7 +104,7 @@ proptest! {
     }
 
     #[test]
-    fn psn_arithmetic_is_that_of_integers_modulo_2_to_the_24(a: u32, count in 0u32..1 << 23) {
+    fn psn_arithmetic_is_modulo_2_to_the_24(a: u32, count in 0u32..1 << 23) {
         let psn = Psn::wrapping(a);
         prop_assert_eq!((psn + count).get(), (a.wrapping_add(count)) & 0xff_ffff);
         prop_assert_eq!(psn + count - count, psn);

@@ -18,19 +18,19 @@ fn a_forged_pad_count_cannot_make_the_payload_negative() {
 }
 
 #[test]
-fn a_packet_shorter_than_its_headers_is_refused() {
+fn a_packet_shorter_than_its_headers_is_rejected() {
     let error = Packet::parse(seed!("shorter-than-its-headers")).unwrap_err();
     assert_eq!(error, ParseError::Truncated { needed_len: 28, found_len: 24 });
 }
 
 #[test]
-fn an_unknown_opcode_to_the_multicast_queue_pair_is_refused() {
+fn an_unknown_opcode_to_the_multicast_queue_pair_is_rejected() {
     let error = Packet::parse(seed!("opcode-ff-to-the-multicast-qp")).unwrap_err();
     assert_eq!(error, ParseError::UnknownOpcode(0xff));
 }
 
 #[test]
-fn an_atomic_write_has_eight_bytes() {
+fn an_atomic_write_of_other_than_eight_bytes_is_rejected() {
     let error = |payload_len| ParseError::InvalidPayloadLength { opcode: Opcode::RcAtomicWrite, payload_len };
     assert_eq!(Packet::parse(seed!("atomic-write-of-four-bytes")).unwrap_err(), error(4));
     assert_eq!(Packet::parse(seed!("atomic-write-of-sixteen-bytes")).unwrap_err(), error(16));

@@ -15,7 +15,7 @@ const UC_SEND: &str = "45010040 0478 4000 4011 b4d5 c0a80007 c0a80007 c000 12b7 
                        2460ffff 000000d3 00cf1710 4630818be28935d90e9a95505401be885e500000 78f353f3";
 
 #[test]
-fn the_icrc_of_a_cnp_from_connectx_is_right() {
+fn the_icrc_of_a_cnp_from_connectx_verifies() {
     let bytes = hex(CNP);
     let frame = Frame::parse(&bytes).expect("a frame");
     frame.verify().expect("a right ICRC");
@@ -25,7 +25,7 @@ fn the_icrc_of_a_cnp_from_connectx_is_right() {
 }
 
 #[test]
-fn the_icrc_of_a_uc_send_is_right() {
+fn the_icrc_of_a_uc_send_verifies() {
     let bytes = hex(UC_SEND);
     let frame = Frame::parse(&bytes).expect("a frame");
     frame.verify().expect("a right ICRC");
@@ -41,7 +41,7 @@ fn the_icrc_of_a_uc_send_is_right() {
 }
 
 #[test]
-fn the_solver_finds_the_identification_of_the_vectors() {
+fn the_ip_id_of_the_vectors_is_recovered() {
     for (bytes, ip_id) in [(CNP, 0x718c), (UC_SEND, 1144)] {
         let bytes = hex(bytes);
         let frame = Frame::parse(&bytes).expect("a frame");
@@ -51,19 +51,19 @@ fn the_solver_finds_the_identification_of_the_vectors() {
 }
 
 #[test]
-fn an_icrc_over_other_addresses_is_refused() {
+fn an_icrc_over_other_addresses_is_rejected() {
     for bytes in [CNP, UC_SEND] {
         let bytes = hex(bytes);
         let frame = Frame::parse(&bytes).expect("a frame");
-        let elsewhere = "10.9.8.7:49152".parse().expect("an address");
-        let flow = Flow::new(elsewhere, frame.destination()).expect("one family");
+        let other_source = "10.9.8.7:49152".parse().expect("an address");
+        let flow = Flow::new(other_source, frame.destination()).expect("one family");
         assert!(flow.verify(frame.packet(), 0).is_err());
         assert!(flow.recover_ip_id(frame.packet()).is_err());
     }
 }
 
 #[test]
-fn fields_that_routers_change_do_not_matter_and_all_others_do() {
+fn the_icrc_covers_all_fields_but_those_that_routers_change() {
     let original = hex(UC_SEND);
     // TOS, TTL and the IPv4 checksum (which must fit them), the UDP checksum, and FECN/BECN/reserved.
     let may_change = [1, 8, 10, 11, 26, 27, 32];

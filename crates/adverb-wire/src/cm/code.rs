@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_survives_its_enum() {
+    fn every_code_round_trips() {
         for code in 0..=u16::MAX {
             assert_eq!(RejectReason::from_code(code).code(), code);
         }

@@ -268,13 +268,13 @@ mod tests {
     }
 
     #[test]
-    fn families_do_not_mix() {
+    fn addresses_of_two_families_are_rejected() {
         let source = SocketAddr::from(([192, 0, 2, 1], 1));
         assert_eq!(CmaHeader::new(source, Ipv6Addr::LOCALHOST.into()), None);
     }
 
     #[test]
-    fn what_is_no_header_is_an_error() {
+    fn an_invalid_header_is_rejected() {
         let good =
             CmaHeader::new(SocketAddr::from(([1, 2, 3, 4], 5)), [6, 7, 8, 9].into()).unwrap().to_bytes();
         for length in 0..36 {
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_consumer_sends_must_fit_behind_the_header() {
+    fn consumer_data_that_does_not_fit_after_the_header_is_rejected() {
         let header = CmaHeader::new(SocketAddr::from(([1, 2, 3, 4], 5)), [6, 7, 8, 9].into()).unwrap();
         assert!(header.prepend_to::<92>(&[1; 56]).is_ok());
         assert_eq!(header.prepend_to::<92>(&[1; 57]), Err(DataTooLong { len: 57, max: 56 }));

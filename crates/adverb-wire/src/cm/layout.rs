@@ -14,7 +14,7 @@ macro_rules! layout {
     (
         $(#[$meta:meta])*
         $vis:vis struct $name:ident in $len:path {
-            $( $(#[$field_meta:meta])* $field_vis:vis $field:ident: $type:ty = $place:ty, )*
+            $( $(#[$field_meta:meta])* $field_vis:vis $field:ident: $type:ty = $position:ty, )*
         }
     ) => {
         $(#[$meta])*
@@ -25,12 +25,12 @@ macro_rules! layout {
 
         impl $name {
             pub(in crate::cm) fn read(block: &$crate::cm::layout::Block<{ $len }>) -> $name {
-                $name { $( $field: <$place>::get(block), )* }
+                $name { $( $field: <$position>::get(block), )* }
             }
 
             /// Writes the fields in the order of their declaration; reserved bits are left as they are.
             pub(in crate::cm) fn write(&self, block: &mut $crate::cm::layout::Block<{ $len }>) {
-                $( <$place>::put(block, &self.$field); )*
+                $( <$position>::put(block, &self.$field); )*
             }
         }
     };
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_left_alone() {
+    fn put_bits_changes_no_adjacent_bits() {
         let mut block = Block([0xff; 4]);
         block.put_bits(1, 4, 20, 0);
         assert_eq!(block.0, [0xff, 0xf0, 0, 0]);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_bits_of_a_block_are_within_reach() {
+    fn put_bits_reaches_the_last_bits_of_a_block() {
         let mut block = Block([0; 4]);
         block.put_bits(3, 5, 3, 0xffff_ffff);
         assert_eq!(block.0, [0, 0, 0, 7]);

@@ -115,7 +115,7 @@ mod tests {
     use crate::cm::layout::SmallField;
 
     #[test]
-    fn every_code_survives_the_field() {
+    fn every_code_round_trips() {
         for code in 0..16 {
             let field = MtuField::from_bits(code);
             assert_eq!(field.to_bits(), code);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_that_fits_is_chosen() {
+    fn at_most_returns_the_largest_mtu_that_fits() {
         assert_eq!(PathMtu::at_most(255), None);
         assert_eq!(PathMtu::at_most(usize::MAX), Some(PathMtu::Mtu4096));
         for mtu in PathMtu::ALL {

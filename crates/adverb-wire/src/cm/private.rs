@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn data_is_padded_with_zeros_and_never_cut() {
+    fn data_is_padded_with_zeros_and_never_truncated() {
         assert_eq!(*PrivateData::<4>::new(&[1, 2]).unwrap().as_bytes(), [1, 2, 0, 0]);
         assert_eq!(*PrivateData::<4>::new(&[1, 2, 3, 4]).unwrap().as_bytes(), [1, 2, 3, 4]);
         assert_eq!(PrivateData::<4>::new(&[0; 5]), Err(DataTooLong { len: 5, max: 4 }));
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_received_length_beyond_the_room_is_taken_as_the_room() {
+    fn a_received_length_above_the_maximum_becomes_the_maximum() {
         for length in [72, 73, 127, u32::MAX] {
             assert_eq!(AdditionalInfo::received(length, [7; 72].into()).as_bytes(), [7; 72]);
         }

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn another_prefix_is_no_port() {
+    fn a_service_id_with_another_prefix_has_no_port() {
         for value in [0, 0x0107_0001, 0x1_0106_0001, 0x0100_0000_0106_0001, u64::MAX] {
             assert_eq!(ServiceId::new(value).port(), None);
         }

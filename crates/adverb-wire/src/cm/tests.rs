@@ -2,7 +2,7 @@
 
 #![allow(clippy::indexing_slicing, reason = "a test may panic")]
 
-mod places;
+mod positions;
 
 use std::format;
 use std::string::{String, ToString};
@@ -150,7 +150,7 @@ fn mad(message: Message) -> Mad {
 }
 
 #[test]
-fn every_message_survives_the_wire() {
+fn every_message_round_trips() {
     for message in samples() {
         let mad = mad(message);
         assert_eq!(Mad::parse(&mad.emit()), Ok(mad));
@@ -158,32 +158,36 @@ fn every_message_survives_the_wire() {
 }
 
 #[test]
-fn every_small_value_survives_the_wire() {
-    let survives = |req: Req| {
+fn every_small_value_round_trips() {
+    let assert_round_trips = |req: Req| {
         let mad = mad(Message::Req(req));
         assert_eq!(Mad::parse(&mad.emit()), Ok(mad));
     };
     for value in 0..=255u8 {
         let wide = u32::from(value);
         let block = layout::Block([value; DATA_LEN]);
-        survives(Req::read(&block));
-        survives(Req { retry_count: Bits::truncate(wide), rnr_retry_count: Bits::truncate(!wide), ..req() });
-        survives(Req {
+        assert_round_trips(Req::read(&block));
+        assert_round_trips(Req {
+            retry_count: Bits::truncate(wide),
+            rnr_retry_count: Bits::truncate(!wide),
+            ..req()
+        });
+        assert_round_trips(Req {
             max_cm_retries: Bits::truncate(wide),
             extended_transport: Bits::truncate(wide),
             ..req()
         });
         let local_ack_timeout = timeout(value % 32);
-        survives(Req { alternate_path: Path { local_ack_timeout, ..Path::NONE }, ..req() });
-        survives(Req { sap_supported: value % 2 == 0, alternate_path: Path::NONE, ..req() });
+        assert_round_trips(Req { alternate_path: Path { local_ack_timeout, ..Path::NONE }, ..req() });
+        assert_round_trips(Req { sap_supported: value % 2 == 0, alternate_path: Path::NONE, ..req() });
     }
     for mtu in PathMtu::ALL {
-        survives(Req { path_mtu: Ok(mtu), ..req() });
+        assert_round_trips(Req { path_mtu: Ok(mtu), ..req() });
     }
 }
 
 #[test]
-fn the_header_is_the_connection_managers() {
+fn the_mad_header_has_the_values_of_the_cm() {
     for (message, attribute) in samples().into_iter().zip(0x10..) {
         let bytes = mad(message).emit();
         let modifier = if message.ece().is_some() { [5, 6, 7, 8] } else { [0; 4] };
@@ -204,7 +208,7 @@ fn valid_header(attribute: u8) -> [u8; HEADER_LEN] {
 }
 
 #[test]
-fn any_other_length_is_an_error() {
+fn a_mad_of_another_length_is_rejected() {
     let bytes = mad(samples()[0]).emit();
     for length in 0..MAD_LEN {
         assert_eq!(Mad::parse(&bytes[..length]), Err(MadError::Length(length)));
@@ -215,7 +219,7 @@ fn any_other_length_is_an_error() {
 }
 
 #[test]
-fn another_class_version_method_or_attribute_is_an_error() {
+fn another_class_version_method_or_attribute_is_rejected() {
     let good = mad(samples()[4]).emit();
     let parse_with = |at: usize, value: u8| {
         let mut bytes = good;
@@ -241,7 +245,7 @@ fn another_class_version_method_or_attribute_is_an_error() {
 }
 
 #[test]
-fn no_bytes_panic_and_what_is_parsed_stays_as_it_is() {
+fn random_bytes_do_not_panic_and_parsed_messages_round_trip() {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     for round in 0..20_000u32 {
         let mut bytes = random.bytes();

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn at_least_is_the_shortest_that_is_long_enough() {
+    fn at_least_returns_the_smallest_sufficient_timeout() {
         let nanosecond = Duration::from_nanos(1);
         assert_eq!(Timeout::at_least(Duration::ZERO), Timeout::ZERO);
         assert_eq!(Timeout::at_least(Duration::MAX), Timeout::MAX);

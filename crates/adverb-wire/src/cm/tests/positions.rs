@@ -8,36 +8,37 @@ use crate::{Psn, Qpn};
 
 #[test]
 fn each_field_sets_its_own_bits_and_no_others() {
-    for mut place in places() {
-        place.bits.sort_unstable();
+    for mut position in positions() {
+        position.bits.sort_unstable();
         assert_eq!(
-            set_bits(&Mad { transaction_id: 0, message: place.message }.emit()),
-            place.bits,
+            set_bits(&Mad { transaction_id: 0, message: position.message }.emit()),
+            position.bits,
             "{}",
-            place.name
+            position.name
         );
     }
 }
 
 #[test]
-fn what_no_field_claims_is_reserved() {
+fn bits_outside_of_all_fields_are_emitted_as_zero() {
     for attribute in 0x10..=0x18 {
         let mut bytes = [0xff; MAD_LEN];
         bytes[..HEADER_LEN].copy_from_slice(&valid_header(attribute));
         let emitted = Mad::parse(&bytes).unwrap().emit();
-        let ours = places().into_iter().filter(|place| place.message.attribute_id() == attribute.into());
-        let mut claimed: Vec<usize> = ours.flat_map(|place| place.bits).collect();
-        let fields = claimed.len();
-        claimed.sort_unstable();
-        claimed.dedup();
-        assert_eq!(claimed.len(), fields, "two fields of attribute {attribute:#x} overlap");
-        assert_eq!(set_bits(&emitted), claimed, "attribute {attribute:#x}");
+        let of_message =
+            positions().into_iter().filter(|position| position.message.attribute_id() == attribute.into());
+        let mut field_bits: Vec<usize> = of_message.flat_map(|position| position.bits).collect();
+        let fields = field_bits.len();
+        field_bits.sort_unstable();
+        field_bits.dedup();
+        assert_eq!(field_bits.len(), fields, "two fields of attribute {attribute:#x} overlap");
+        assert_eq!(set_bits(&emitted), field_bits, "attribute {attribute:#x}");
     }
 }
 
 /// Worked out by hand, to hold the order of bytes too.
 #[test]
-fn the_samples_are_these_bytes() {
+fn the_samples_are_emitted_as_specified() {
     let golden = [
         "01020304 0002c9ab 0000000001061d2f 1112131415161718 00000000 21222324 31323341 51525361 717273a3
          818283ae ffff 3d fa
@@ -66,7 +67,7 @@ fn the_samples_are_these_bytes() {
 }
 
 /// A message in which only one field is set, to all ones, and which bits of the data that should make.
-struct Place {
+struct FieldPosition {
     name: &'static str,
     message: Message,
     bits: Vec<usize>,
@@ -77,7 +78,7 @@ macro_rules! field {
     ($message:ident, $($field:ident).+, $ones:expr, $byte:literal, $bit:literal, $width:literal) => {{
         let mut message = $message::read(&layout::Block([0; DATA_LEN]));
         message.$($field).+ = $ones;
-        Place {
+        FieldPosition {
             name: concat!(stringify!($message), $(".", stringify!($field)),+),
             message: Message::$message(message),
             bits: ($byte * 8 + $bit..$byte * 8 + $bit + $width).collect(),
@@ -87,12 +88,12 @@ macro_rules! field {
 
 /// Written down from the specification's tables, independently of the declarations that are tested.
 #[rustfmt::skip]
-fn places() -> Vec<Place> {
+fn positions() -> Vec<FieldPosition> {
     let all = u32::MAX;
     let gid = [0xff; 16].into();
     let vendor = Ece { vendor_id: Bits::MAX, options: 0 };
     let info = AdditionalInfo::new(&[0xff; 72]).unwrap();
-    let mut places = Vec::from([
+    let mut positions = Vec::from([
         field!(Req, local_comm_id, all, 0, 0, 32),
         field!(Req, ece, vendor, 5, 0, 24),
         field!(Req, service_id, ServiceId::new(u64::MAX), 8, 0, 64),
@@ -195,14 +196,14 @@ fn places() -> Vec<Place> {
         field!(SidrRep, private_data, [0xff; 136].into(), 96, 0, 1088),
     ]);
     // In these two the vendor ID is scattered.
-    places.push(Place { bits: bytes([15, 19, 23]), ..field!(Rep, ece, vendor, 0, 0, 0) });
-    places.push(Place { bits: bytes([6, 7, 11]), ..field!(SidrRep, ece, vendor, 0, 0, 0) });
+    positions.push(FieldPosition { bits: bytes([15, 19, 23]), ..field!(Rep, ece, vendor, 0, 0, 0) });
+    positions.push(FieldPosition { bits: bytes([6, 7, 11]), ..field!(SidrRep, ece, vendor, 0, 0, 0) });
     // Additional information comes with its length, 72: shifted up by one bit in a REJ.
     let bits = bytes(12..84).into_iter().chain([9 * 8, 9 * 8 + 3]).collect();
-    places.push(Place { bits, ..field!(Rej, additional_info, info, 0, 0, 0) });
+    positions.push(FieldPosition { bits, ..field!(Rej, additional_info, info, 0, 0, 0) });
     let bits = bytes(24..96).into_iter().chain([5 * 8 + 1, 5 * 8 + 4]).collect();
-    places.push(Place { bits, ..field!(SidrRep, additional_info, info, 0, 0, 0) });
-    places
+    positions.push(FieldPosition { bits, ..field!(SidrRep, additional_info, info, 0, 0, 0) });
+    positions
 }
 
 /// All bits of these bytes.
