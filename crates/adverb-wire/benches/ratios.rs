@@ -1,7 +1,7 @@
-//! What the wire format costs, as ratios to bare `crc32fast` in the same run.
+//! The cost of the wire format, as ratios to bare `crc32fast` in the same run.
 //!
-//! Machines are shared and noisy, so both sides of each ratio take turns, in many short rounds, and the median
-//! round counts: `cargo bench -p adverb-wire`.
+//! On a shared machine the two sides of a ratio alternate in many short rounds, and the median round counts. Run with
+//! `cargo bench -p adverb-wire`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ const ROUND: Duration = Duration::from_micros(500);
 
 fn main() {
     let flow = Flow::v4("10.0.0.1:49152".parse().unwrap(), "10.0.0.2:4791".parse().unwrap());
-    println!("ICRC of a SEND, beside crc32fast over the same bytes (IP and UDP headers included)");
+    println!("ICRC of a SEND, compared with crc32fast over the same bytes (IP and UDP headers included)");
     println!(
         "{:>8} {:>12} {:>12} {:>7} {:>12} {:>8} {:>12}",
         "payload", "crc32fast", "verify", "ratio", "recover", "adds", "emit"
@@ -34,7 +34,7 @@ fn icrc(flow: &Flow, payload_len: usize) {
     let bytes = emit(flow, &header, 0x1234, &payload);
     let packet = Packet::parse(&bytes).expect("a packet");
     assert_eq!(flow.recover_ip_id(&packet), Ok(0x1234));
-    // Eight bytes of ones, 20 of IPv4 and 8 of UDP stand before the packet; its ICRC isn't covered.
+    // The ICRC covers eight bytes of ones, 20 of IPv4 and 8 of UDP before the packet, but not itself.
     let covered = vec![0x5a; 8 + 20 + 8 + bytes.len() - 4];
 
     let mut head = [0; MAX_HEADER_LEN];
@@ -71,7 +71,7 @@ fn parsing() {
         let [parse] = interleaved([&mut || _ = black_box(&Packet::parse(black_box(bytes)))]);
         println!("{:>24} {parse:>9.1} ns", header.opcode().name());
     }
-    // One opcode over and over flatters the branch predictor: mix them.
+    // A single opcode would suit the branch predictor too well, so mix them.
     let mix: Vec<&Vec<u8>> =
         (0..4096u32).map(|n| &packets[(n.wrapping_mul(0x9e37_79b9) >> 30) as usize]).collect();
     let mut next = 0;
@@ -79,7 +79,7 @@ fn parsing() {
         next = (next + 1) % mix.len();
         _ = black_box(&Packet::parse(black_box(mix[next])));
     }]);
-    println!("{:>24} {parse:>9.1} ns", "a mix of these");
+    println!("{:>24} {parse:>9.1} ns", "all four mixed");
 }
 
 fn header(operation: Rc) -> Header {
@@ -92,7 +92,7 @@ fn emit(flow: &Flow, header: &Header, ip_id: u16, payload: &[u8]) -> Vec<u8> {
     [&head[..emitted.header_len], payload, &emitted.trailer].concat()
 }
 
-/// Nanoseconds per call of each function, which take turns; the median of many rounds.
+/// Returns the nanoseconds per call of each function: the median of many rounds, in which the functions alternate.
 fn interleaved<const N: usize>(mut functions: [&mut dyn FnMut(); N]) -> [f64; N] {
     let calls = functions.each_mut().map(|function| {
         let (start, mut calls) = (Instant::now(), 0u32);

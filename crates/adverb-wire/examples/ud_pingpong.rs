@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let datagram = Ud { qkey: QKEY, source_qp: LOCAL_QP, immediate: None };
         let header = Header::new(peer_qp, Psn::wrapping(n), Operation::Ud(datagram));
         let mut head = [0; MAX_HEADER_LEN];
-        // An unconnected socket with path MTU discovery sends IPv4 identification 0.
+        // An unconnected socket with path MTU discovery sends IP ID 0.
         let emitted = outgoing.emit(&header, 0, &[&payload], &mut head)?;
         let packet = [&head[..emitted.header_len], &payload, &emitted.trailer].concat();
         socket.send_to(&packet, (remote, ROCE_PORT))?;

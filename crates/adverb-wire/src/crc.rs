@@ -1,8 +1,8 @@
-//! CRC-32 as algebra: what `crc32fast` doesn't offer and the ICRC needs.
+//! CRC-32 as algebra: the operations that the ICRC needs and `crc32fast` doesn't provide.
 //!
-//! A state is a polynomial over GF(2) modulo P = x³² + x²⁶ + … + 1, bit-reversed as CRC-32 has it: bit 31 is
-//! the coefficient of 1, bit 0 that of x³¹. Taking in a zero byte multiplies by x⁸, and everything is linear,
-//! so the effect of one field can be computed apart from the rest, and undone.
+//! A CRC state is a polynomial over GF(2) modulo P = x³² + x²⁶ + … + 1. Its bits are reversed, as in CRC-32: bit 31 is
+//! the coefficient of 1, and bit 0 is the coefficient of x³¹. Appending a zero byte multiplies the state by x⁸. All
+//! operations are linear, so the contribution of one field can be computed separately, and removed.
 
 #![expect(
     clippy::indexing_slicing,
@@ -12,7 +12,7 @@
 /// P without its x³² term.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
-/// `TABLES[n]` is for a byte with `n` bytes behind it.
+/// `TABLES[n]` is the contribution of a byte that is followed by `n` bytes.
 static TABLES: [Effect; 12] = [
     Effect::followed_by(0),
     Effect::followed_by(1),
@@ -28,7 +28,7 @@ static TABLES: [Effect; 12] = [
     Effect::followed_by(11),
 ];
 
-/// `INVERSE_WORD_POWERS[k]` = x^(−32k): undoes `k` words of four bytes.
+/// `INVERSE_WORD_POWERS[k]` = x^(−32k), the factor that removes `k` words of zeros.
 static INVERSE_WORD_POWERS: [u32; WORD_POWERS_LEN] = {
     let mut powers = [ONE; WORD_POWERS_LEN];
     let mut k = 1;
@@ -45,7 +45,7 @@ static INVERSE_WORD_POWERS: [u32; WORD_POWERS_LEN] = {
     powers
 };
 
-/// `WORD_POWERS[k]` = x^(32k): takes in `k` words of zeros.
+/// `WORD_POWERS[k]` = x^(32k), the factor that appends `k` words of zeros.
 static WORD_POWERS: [u32; WORD_POWERS_LEN] = {
     let mut powers = [ONE; WORD_POWERS_LEN];
     let mut k = 1;
@@ -62,7 +62,7 @@ static WORD_POWERS: [u32; WORD_POWERS_LEN] = {
     powers
 };
 
-/// Enough for a 9,000-byte MTU, which is more than RoCE ever sends; longer spans take several steps.
+/// The number of powers, enough for a 9,000-byte MTU. RoCE packets are shorter; longer spans take several steps.
 const WORD_POWERS_LEN: usize = 2304;
 
 /// The polynomial 1.
@@ -72,7 +72,7 @@ const ONE: u32 = 1 << 31;
 pub(crate) struct Effect([u32; 256]);
 
 impl Effect {
-    /// The effect of a byte that has `bytes_after` bytes behind it.
+    /// Returns the contribution of a byte that is followed by `bytes_after` bytes.
     pub(crate) const fn followed_by(bytes_after: usize) -> Effect {
         let mut table = [0; 256];
         let mut byte = 0;
@@ -96,14 +96,14 @@ impl Effect {
     }
 }
 
-/// Takes four bytes into `state`.
+/// Appends four bytes to `state`.
 #[inline]
 pub(crate) fn append_four_bytes(state: u32, bytes: [u8; 4]) -> u32 {
     let [a, b, c, d] = (state ^ u32::from_le_bytes(bytes)).to_le_bytes();
     TABLES[3].of(a) ^ TABLES[2].of(b) ^ TABLES[1].of(c) ^ TABLES[0].of(d)
 }
 
-/// The state after twelve bytes, from state 0. The look-ups don't wait for each other.
+/// Returns the state after twelve bytes, starting from state 0. The table lookups are independent of each other.
 #[inline]
 pub(crate) fn state_of_twelve_bytes(bytes: [u8; 12]) -> u32 {
     let [a, b, c, d, e, f, g, h, i, j, k, l] = bytes;
@@ -112,7 +112,7 @@ pub(crate) fn state_of_twelve_bytes(bytes: [u8; 12]) -> u32 {
         ^ (TABLES[3].of(i) ^ TABLES[2].of(j) ^ TABLES[1].of(k) ^ TABLES[0].of(l))
 }
 
-/// `state` as it was `words` × 4 zero bytes earlier.
+/// Returns `state` as it was before `words` × 4 zero bytes.
 #[inline]
 pub(crate) fn remove_zero_words(mut state: u32, mut words: usize) -> u32 {
     loop {
@@ -124,7 +124,7 @@ pub(crate) fn remove_zero_words(mut state: u32, mut words: usize) -> u32 {
     }
 }
 
-/// `state` as it is `words` × 4 zero bytes later.
+/// Returns `state` as it is after `words` × 4 more zero bytes.
 #[inline]
 pub(crate) fn append_zero_words(mut state: u32, mut words: usize) -> u32 {
     loop {
@@ -136,19 +136,19 @@ pub(crate) fn append_zero_words(mut state: u32, mut words: usize) -> u32 {
     }
 }
 
-/// a · b modulo P.
+/// Returns a · b modulo P.
 fn multiply(a: u32, b: u32) -> u32 {
-    // The product has 63 coefficients, the first in bit 62; shifted, the upper half holds those of 1 to x³¹.
+    // The product has 63 coefficients, the first in bit 62. After the shift, the upper half holds those of 1 to x³¹.
     let product = carryless_product(a, b) << 1;
     let [l0, l1, l2, l3, h0, h1, h2, h3] = product.to_le_bytes();
-    // The lower half is to be multiplied by x³²: what taking in four bytes does.
+    // The lower half must be multiplied by x³², as appending four bytes does.
     u32::from_le_bytes([h0, h1, h2, h3]) ^ append_four_bytes(0, [l0, l1, l2, l3])
 }
 
-/// The product of two polynomials over GF(2), by ordinary multiplications.
+/// Returns the product of two polynomials over GF(2), by integer multiplications.
 ///
-/// Each factor is split into four parts with only every fourth bit; then at most eight ones meet in a column
-/// of a product, their sum fits the four bits up to the next column, and its lowest bit is their parity.
+/// Each factor is split into four parts that hold every fourth bit. Then at most eight ones are added in each column of
+/// a product. Their sum fits the four bits up to the next column, and its lowest bit is their parity.
 fn carryless_product(a: u32, b: u32) -> u64 {
     const EVERY_FOURTH: u64 = 0x1111_1111_1111_1111;
     let part = |value: u32, k: u32| u64::from(value) & EVERY_FOURTH << k;
@@ -167,7 +167,7 @@ const fn multiply_by_x(state: u32) -> u32 {
 }
 
 const fn divide_by_x(state: u32) -> u32 {
-    // P has the term 1, so P + 1 can be divided by x: where there is a remainder, add P first.
+    // P has the term 1, so P + 1 is divisible by x. If the state isn't divisible by x, add P first.
     if state & ONE != 0 { (state ^ POLYNOMIAL) << 1 | 1 } else { state << 1 }
 }
 
@@ -227,7 +227,7 @@ mod tests {
         let state =
             bytes.chunks_exact(4).fold(!0, |state, word| append_four_bytes(state, word.try_into().unwrap()));
         assert_eq!(!state, crc32fast::hash(&bytes));
-        // From state 0, which crc32fast calls the CRC !0.
+        // State 0 corresponds to the CRC !0 in crc32fast.
         let mut zero_state_hasher = crc32fast::Hasher::new_with_initial(!0);
         zero_state_hasher.update(&bytes);
         assert_eq!(!state_of_twelve_bytes(bytes), zero_state_hasher.finalize());

@@ -157,7 +157,7 @@ impl Header {
     }
 }
 
-/// The number of zero bytes that pad a payload of `payload_len` bytes to a multiple of four.
+/// Returns the number of zero bytes that pad a payload of `payload_len` bytes to a multiple of four.
 pub(crate) const fn pad_len(payload_len: usize) -> u8 {
     #[expect(clippy::cast_possible_truncation, reason = "masked to two bits")]
     let pad = (payload_len.wrapping_neg() & 3) as u8;

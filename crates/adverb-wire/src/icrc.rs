@@ -256,10 +256,10 @@ impl Flow {
     }
 }
 
-/// The number of 4-byte words between the IP ID and the end of a packet of `packet_len` bytes.
+/// Returns the number of 4-byte words between the IP ID and the end of a packet of `packet_len` bytes.
 fn words_after_ip_id(packet_len: usize) -> usize {
-    // The word of IP ID and flags is followed by 12 bytes of IPv4 header, 8 of UDP, and the packet without its ICRC.
-    // The word itself adds as much as the ICRC would.
+    // Following the word of IP ID and flags are 12 bytes of IPv4 header, 8 of UDP, and the packet without its ICRC. The
+    // word itself counts for the missing ICRC.
     packet_len.saturating_add(12 + 8) / 4
 }
 
@@ -341,7 +341,7 @@ impl fmt::Display for IcrcMismatch {
 
 impl core::error::Error for IcrcMismatch {}
 
-/// The length of a parsed packet, which is at most [`MAX_PACKET_LEN`].
+/// Returns the length of a parsed packet, which is at most [`MAX_PACKET_LEN`].
 #[expect(clippy::cast_possible_truncation, reason = "checked when the packet was parsed")]
 const fn packet_len(bytes: &[u8]) -> u16 {
     bytes.len() as u16
@@ -353,7 +353,8 @@ const DONT_FRAGMENT: u16 = 0x4000;
 /// The byte of the base transport header (FECN, BECN and six reserved bits) that may change in transit.
 const CONGESTION_BYTE: usize = 4;
 
-/// The CRC state after these IP and UDP headers and a base transport header of zeros, except for the masked byte.
+/// Returns the CRC state after these IP and UDP headers and a base transport header of zeros, except for the masked
+/// byte.
 fn state_after(header: &[[u8; 4]]) -> u32 {
     const MASKED_BTH: [[u8; 4]; 3] = [[0; 4], [0xff, 0, 0, 0], [0; 4]];
     let words = [[0xff; 4]; 2].iter().chain(header).chain(&MASKED_BTH);

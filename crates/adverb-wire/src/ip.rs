@@ -142,7 +142,7 @@ impl IpHeader {
             4 => {
                 let (head, rest) = bytes.split_first_chunk::<IPV4_LEN>()?;
                 let ip = Ipv4Header::from_bytes(head);
-                // A fragment isn't a whole datagram: more fragments to come, or an offset.
+                // A set "more fragments" flag or a nonzero offset means that this is a fragment.
                 let fragment = ip.flags_and_offset & 0x3fff != 0;
                 if head[0] != 0x45 || head[9] != UDP || fragment || ones_complement_sum(head) != 0xffff {
                     return None;
@@ -240,14 +240,14 @@ const UDP: u8 = 17;
 
 const FLOW_LABEL_MASK: u32 = 0x000f_ffff;
 
-/// The ones' complement sum (RFC 1071): 0xffff for a header with a correct checksum.
+/// Returns the ones' complement sum (RFC 1071), which is 0xffff for a header with a correct checksum.
 fn ones_complement_sum(header: &[u8; IPV4_LEN]) -> u16 {
     let words = header.chunks_exact(2).map(|pair| match pair {
         [high, low] => u32::from(u16::from_be_bytes([*high, *low])),
         _ => 0,
     });
     let sum: u32 = words.sum();
-    // Ten words give at most four bits of carry, and adding those at most one more.
+    // The sum of ten words has at most four bits of carry. Adding the carry produces at most one more.
     let folded = (sum & 0xffff) + (sum >> 16);
     let [_, _, high, low] = ((folded & 0xffff) + (folded >> 16)).to_be_bytes();
     u16::from_be_bytes([high, low])
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(IpHeader::from_grh(&grh), Some(ip));
         grh[0] = 0x60;
         assert!(matches!(IpHeader::from_grh(&grh), Some(IpHeader::V6(_))));
-        grh[20] = 0x44; // no IPv4 header is that short
+        grh[20] = 0x44; // an IPv4 header has at least five words
         grh[0] = 0;
         assert_eq!(IpHeader::from_grh(&grh), None);
     }

@@ -271,7 +271,7 @@ impl Operation {
             Opcode::RcAtomicAcknowledge => Op::Rc(Rc::AtomicAcknowledge(reader.aeth()?, reader.u64()?)),
             Opcode::RcCompareSwap => Op::Rc(Rc::CompareSwap(reader.compare_swap()?)),
             Opcode::RcFetchAdd => {
-                // The compare field is there and reserved (vol. 1, 9.3.5).
+                // The compare field exists, but is reserved (vol. 1, 9.3.5).
                 let CompareSwap { va, rkey, swap: add, compare: _ } = reader.compare_swap()?;
                 Op::Rc(Rc::FetchAdd(FetchAdd { va, rkey, add }))
             }

@@ -1,7 +1,7 @@
-//! What can be tried in full, is: every opcode and length, every identification, and damage by the million.
+//! Exhaustive tests: every opcode and length, every IP ID, and millions of corrupt packets.
 //!
-//! The longest of them run only with `cargo xtask exhaustive`; a plain `cargo test` names them as ignored, and tries a
-//! sample.
+//! The longest test runs only with `cargo xtask exhaustive`; a plain `cargo test` ignores it and tests a sample
+//! instead.
 
 use adverb_wire::{
     Flow, Header, ICRC_LEN, MAX_HEADER_LEN, Opcode, Operation, Packet, ParseError, Psn, Qpn, Rc, Send,
@@ -11,7 +11,7 @@ use adverb_wire::{
 mod random;
 use random::Random;
 
-/// The longest chain of headers, and a little more.
+/// The maximum length of the headers, plus 8 bytes.
 const MAX_TESTED_HEADER_LEN: usize = MAX_HEADER_LEN + 8;
 
 #[test]
@@ -21,7 +21,7 @@ fn every_opcode_pad_count_and_length_parses_within_bounds_or_is_rejected() {
     for opcode in 0..=255 {
         for pad in 0..4 {
             for len in 0..=MAX_TESTED_HEADER_LEN + ICRC_LEN + 4 {
-                // Random bodies, and those where every field is at its limits.
+                // The bodies are all zeros, all ones, or random.
                 for body in 0..18 {
                     let mut bytes = vec![0; len];
                     match body {
@@ -41,8 +41,8 @@ fn every_opcode_pad_count_and_length_parses_within_bounds_or_is_rejected() {
             }
         }
     }
-    println!("{parsed} packets parsed, {rejected} refused, none out of bounds");
-    assert!(parsed > 10_000, "too few packets parsed for this to mean anything: {parsed}");
+    println!("{parsed} packets parsed, {rejected} rejected, none out of bounds");
+    assert!(parsed > 10_000, "too few packets parsed: {parsed}");
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn every_header_version_but_0_is_rejected() {
     }
 }
 
-/// Parses `bytes`, uses all that a packet offers, and checks that it lies within them.
+/// Parses `bytes`, calls every method of the packet, and checks that all its parts lie within `bytes`.
 fn check(bytes: &[u8]) -> Result<(), ParseError> {
     let packet = Packet::parse(bytes)?;
     let header_len = packet.header().len();
@@ -84,7 +84,7 @@ fn a_sample_of_ip_ids_is_recovered_at_every_length() {
     assert_ip_ids_recovered((0..=u16::MAX).step_by(257));
 }
 
-/// Checks that the solver finds each of the identifications in datagrams of every length.
+/// Checks that [`Flow::recover_ip_id`] recovers each of the IP IDs in datagrams of every length.
 fn assert_ip_ids_recovered(ip_ids: impl Iterator<Item = u16> + Clone + std::marker::Send) {
     let lengths: Vec<usize> = (44..=9000).step_by(4).collect();
     let flow = Flow::v4("10.0.0.1:49152".parse().unwrap(), "10.0.0.2:4791".parse().unwrap());
@@ -101,11 +101,12 @@ fn assert_ip_ids_recovered(ip_ids: impl Iterator<Item = u16> + Clone + std::mark
             .collect();
         workers.into_iter().map(|worker| worker.join().expect("no panic")).sum()
     });
-    println!("{found} identifications found at {} lengths from 44 to 9000", lengths.len());
+    println!("{found} IP IDs recovered at {} lengths from 44 to 9000", lengths.len());
     assert_eq!(found, lengths.len() * ip_ids.count());
 }
 
-/// Counts the identifications that the solver finds in a datagram of `total_len` bytes, IPv4 header included.
+/// Counts the IP IDs that [`Flow::recover_ip_id`] recovers in a datagram of `total_len` bytes, including the IPv4
+/// header.
 fn count_recovered(flow: &Flow, total_len: usize, ip_ids: impl Iterator<Item = u16>) -> usize {
     let header = Header::new(Qpn::truncate(7), Psn::ZERO, Operation::Rc(Rc::Send(Send::Only(None))));
     let mut payload = vec![0; total_len - 44];
@@ -114,7 +115,7 @@ fn count_recovered(flow: &Flow, total_len: usize, ip_ids: impl Iterator<Item = u
     let mut bytes = Vec::new();
     ip_ids
         .filter(|ip_id| {
-            let emitted = flow.emit(&header, *ip_id, &[&payload], &mut head).expect("it fits");
+            let emitted = flow.emit(&header, *ip_id, &[&payload], &mut head).expect("a packet that fits");
             if bytes.is_empty() {
                 bytes = [&head[..emitted.header_len], &payload, &emitted.trailer].concat();
             }
@@ -137,26 +138,26 @@ fn one_corrupt_packet_in_65536_passes_ip_id_recovery_and_none_passes_verify() {
     for _ in 0..PACKETS / 64 {
         let mut payload = [0; 64];
         random.fill(&mut payload);
-        let emitted = flow.emit(&header, 0, &[&payload], &mut head).expect("it fits");
+        let emitted = flow.emit(&header, 0, &[&payload], &mut head).expect("a packet that fits");
         for at in 0..64 {
-            // Eight bytes of noise somewhere: more than the 32 bits within which a CRC finds every error.
+            // Corrupt eight bytes: more than the 32 bits within which a CRC detects every error.
             let mut corrupt = [&head[..emitted.header_len], &payload, &emitted.trailer].concat();
             let noise = (random.next() | 1).to_le_bytes();
             let at = 12 + at % 57;
             corrupt[at..at + 8].iter_mut().zip(noise).for_each(|(byte, noise)| *byte ^= noise);
-            let packet = Packet::parse(&corrupt).expect("only the payload is damaged");
+            let packet = Packet::parse(&corrupt).expect("only the payload is corrupt");
             recovered += u32::from(flow.recover_ip_id(&packet).is_ok());
             verified += u32::from(flow.verify(&packet, 0).is_ok());
         }
     }
     let expected = PACKETS / 65_536;
     println!(
-        "{PACKETS} damaged packets: the solver let {recovered} pass (1 in {}; 1 in 65536 expected), \
-         the strict check {verified}",
+        "{PACKETS} corrupt packets: recover_ip_id accepted {recovered} (1 in {}; 1 in 65536 expected), \
+         verify accepted {verified}",
         PACKETS.checked_div(recovered).unwrap_or(0)
     );
     // Five standard deviations of a Poisson distribution around 256: 80.
-    assert!(recovered.abs_diff(expected) < 80, "{recovered} passed, {expected} expected");
+    assert!(recovered.abs_diff(expected) < 80, "{recovered} accepted, {expected} expected");
     assert_eq!(verified, 0);
 }
 
@@ -166,7 +167,7 @@ fn every_flipped_bit_is_detected() {
     let header = Header::new(Qpn::truncate(7), Psn::ZERO, Operation::Rc(Rc::Send(Send::Only(None))));
     let payload = [0x5a; 4096];
     let mut head = [0; MAX_HEADER_LEN];
-    let emitted = flow.emit(&header, 0x1234, &[&payload], &mut head).expect("it fits");
+    let emitted = flow.emit(&header, 0x1234, &[&payload], &mut head).expect("a packet that fits");
     let mut bytes = [&head[..emitted.header_len], &payload, &emitted.trailer].concat();
     assert_eq!(flow.recover_ip_id(&Packet::parse(&bytes).expect("a packet")), Ok(0x1234));
     for at in emitted.header_len * 8..bytes.len() * 8 {

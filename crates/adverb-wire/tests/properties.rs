@@ -1,6 +1,6 @@
-//! What holds for every packet, tried on random ones: 10,000 cases a property.
+//! Properties of all packets, checked on 10,000 random cases each.
 //!
-//! Slow without optimisation: run with `cargo xtask exhaustive`.
+//! These tests are slow without optimization: run them with `cargo xtask exhaustive`.
 
 use std::net::SocketAddr;
 
@@ -23,7 +23,7 @@ proptest! {
         source_port: u16,
     ) {
         let bytes = emit_frame(&ip, source_port, &header, &[&payload]);
-        let frame = Frame::parse(&bytes).expect("what was emitted is a frame");
+        let frame = Frame::parse(&bytes).expect("an emitted frame");
         prop_assert_eq!(frame.verify(), Ok(()));
         prop_assert_eq!(frame.ip(), &ip);
         prop_assert_eq!(frame.source(), SocketAddr::new(ip.source(), source_port));
@@ -55,8 +55,8 @@ proptest! {
     ) {
         let mut bytes = emit_frame(&ip, 4791, &header, &[&payload]);
         let packet_at = bytes.len() - Frame::parse(&bytes).expect("a frame").packet().as_bytes().len();
-        // Byte 4 of the base transport header may change; all behind the IP header but that and the UDP checksum
-        // may not.
+        // The ICRC covers all bytes after the IP header except the UDP checksum and byte 4 of the base transport
+        // header.
         let at = packet_at + at.index(bytes.len() - packet_at);
         prop_assume!(at != packet_at + 4);
         bytes[at] ^= change;
@@ -93,7 +93,7 @@ proptest! {
     fn a_parsed_grh_equals_the_written_grh(ip in ip_header(), udp_len in 8u16..5000, noise: [u8; 20]) {
         let mut grh = ip.to_grh(udp_len);
         prop_assert_eq!(IpHeader::from_grh(&grh), Some(ip));
-        // In IPv4 the first 20 bytes mean nothing, even where they look like IPv6.
+        // With IPv4, the first 20 bytes are undefined, and may resemble an IPv6 header.
         if let IpHeader::V4(_) = ip {
             grh[..20].copy_from_slice(&noise);
             prop_assert_eq!(IpHeader::from_grh(&grh), Some(ip));
@@ -116,7 +116,7 @@ proptest! {
     }
 }
 
-/// The whole datagram, IP header first.
+/// Returns the whole datagram, starting with the IP header.
 fn emit_frame(ip: &IpHeader, source_port: u16, header: &Header, pieces: &[&[u8]]) -> Vec<u8> {
     let source = SocketAddr::new(ip.source(), source_port);
     let flow = Flow::new(source, SocketAddr::new(ip.destination(), 4791)).expect("one family");

@@ -1,7 +1,8 @@
-//! Packets that broke other implementations, kept as inputs for the fuzzer and as tests here.
+//! Packets that triggered bugs in other implementations. They are also seeds of the fuzzer.
 //!
-//! Each is a bug that kernel soft-RoCE once had. Two more of that list (a work request's segments indexed before
-//! they were counted, and a timer that outlived its queue pair) aren't in packets: they are the engine's to test.
+//! Each packet corresponds to a former bug of kernel soft-RoCE. Two bugs of the same list are not about packets, and
+//! are tested in the engine: indexing the segments of a work request before counting them, and a timer that outlives
+//! its queue pair.
 
 use adverb_wire::{Opcode, Operation, Packet, ParseError, Rc, Write};
 
@@ -38,9 +39,9 @@ fn an_atomic_write_of_other_than_eight_bytes_is_rejected() {
 
 #[test]
 fn an_address_range_that_wraps_has_no_end() {
-    let packet = Packet::parse(seed!("address-range-that-wraps")).expect("well formed, if not allowed");
+    let packet = Packet::parse(seed!("address-range-that-wraps")).expect("a well-formed packet");
     let Operation::Rc(Rc::Write(Write::Only(reth, None))) = packet.operation() else {
-        panic!("a WRITE only, not {packet}")
+        panic!("expected a WRITE only, got {packet}")
     };
     assert_eq!(reth.end(), None);
 }

@@ -1,4 +1,4 @@
-//! Packets whose bytes are known from elsewhere.
+//! Packets with known bytes from other sources.
 
 use adverb_wire::{
     Flow, Frame, Header, IpHeader, Ipv4Header, MAX_HEADER_LEN, MAX_OUTER_HEADER_LEN, Operation, Psn, Qpn,
@@ -10,7 +10,7 @@ use adverb_wire::{
 const CNP: &str = "45c2003c718c40004011 9161 0a001101 0a001201 0000 12b7 0028 0000 \
                    8100ffff 40000118 00000000 00000000000000000000000000000000 82fd002a";
 
-/// A UC SEND from the same place: identification 1144, ECN marked, two bytes of padding that aren't its own.
+/// A UC SEND from the same source, with IP ID 1144, an ECN mark, and two bytes of padding.
 const UC_SEND: &str = "45010040 0478 4000 4011 b4d5 c0a80007 c0a80007 c000 12b7 002c aca2 \
                        2460ffff 000000d3 00cf1710 4630818be28935d90e9a95505401be885e500000 78f353f3";
 
@@ -18,7 +18,7 @@ const UC_SEND: &str = "45010040 0478 4000 4011 b4d5 c0a80007 c0a80007 c000 12b7 
 fn the_icrc_of_a_cnp_from_connectx_verifies() {
     let bytes = hex(CNP);
     let frame = Frame::parse(&bytes).expect("a frame");
-    frame.verify().expect("a right ICRC");
+    frame.verify().expect("a correct ICRC");
     assert_eq!(frame.packet().icrc().to_le_bytes(), [0x82, 0xfd, 0x00, 0x2a]);
     assert_eq!(frame.packet().operation(), &Operation::Cnp);
     assert_eq!(emit(&frame), bytes);
@@ -28,7 +28,7 @@ fn the_icrc_of_a_cnp_from_connectx_verifies() {
 fn the_icrc_of_a_uc_send_verifies() {
     let bytes = hex(UC_SEND);
     let frame = Frame::parse(&bytes).expect("a frame");
-    frame.verify().expect("a right ICRC");
+    frame.verify().expect("a correct ICRC");
     let packet = frame.packet();
     assert_eq!(packet.icrc().to_le_bytes(), [0x78, 0xf3, 0x53, 0xf3]);
     assert_eq!(packet.payload().len(), 18);
@@ -36,7 +36,7 @@ fn the_icrc_of_a_uc_send_verifies() {
         Header::new(Qpn::truncate(211), Psn::wrapping(13_571_856), Operation::Uc(Uc::Send(Send::Only(None))));
     assert_eq!(packet.header(), &expected);
     let mut sent = emit(&frame);
-    sent[26..28].copy_from_slice(&bytes[26..28]); // the UDP checksum, which Adverb leaves 0 and the ICRC masks
+    sent[26..28].copy_from_slice(&bytes[26..28]); // the UDP checksum, which Adverb sends as 0 and the ICRC doesn't cover
     assert_eq!(sent, bytes);
 }
 
@@ -65,7 +65,7 @@ fn an_icrc_over_other_addresses_is_rejected() {
 #[test]
 fn the_icrc_covers_all_fields_but_those_that_routers_change() {
     let original = hex(UC_SEND);
-    // TOS, TTL and the IPv4 checksum (which must fit them), the UDP checksum, and FECN/BECN/reserved.
+    // TOS, TTL, the IPv4 checksum (corrected after each change), the UDP checksum, and the byte of FECN and BECN.
     let may_change = [1, 8, 10, 11, 26, 27, 32];
     for at in 0..original.len() {
         for bit in 0..8 {
@@ -78,14 +78,14 @@ fn the_icrc_covers_all_fields_but_those_that_routers_change() {
     }
 }
 
-/// Writes the frame again from what was parsed.
+/// Emits a parsed frame again.
 fn emit(frame: &Frame<'_>) -> Vec<u8> {
     let IpHeader::V4(Ipv4Header { ip_id, .. }) = *frame.ip() else { panic!("IPv4") };
     let packet = frame.packet();
     let flow = Flow::new(frame.source(), frame.destination()).expect("one family");
     let mut head = [0; MAX_HEADER_LEN];
     let payload = [packet.payload()];
-    // The CNP of the vector has the migration bit 0, as parsed.
+    // The migration bit of the CNP vector is 0, and parsing preserves it.
     let emitted = flow.emit(packet.header(), ip_id, &payload, &mut head).expect("it fits");
     let mut outer = [0; MAX_OUTER_HEADER_LEN];
     let outer_len = Frame::emit_outer(frame.ip(), frame.source().port(), packet.as_bytes().len(), &mut outer);

@@ -30,7 +30,7 @@ impl fmt::Display for Ece {
     }
 }
 
-/// The places of the three bytes of a vendor ID. The options aren't in the message: see
+/// The positions of the three bytes of a vendor ID. The options aren't in the message: see
 /// [`Message::ece`](super::Message::ece).
 pub(super) struct EceAt<const HIGH: usize, const MIDDLE: usize, const LOW: usize>;
 

@@ -1,4 +1,4 @@
-//! The header that all management datagrams have.
+//! The header of all management datagrams (MADs).
 
 use super::MadError;
 use super::layout::{At, Block, layout};
@@ -6,7 +6,7 @@ use super::layout::{At, Block, layout};
 pub(super) const HEADER_LEN: usize = 24;
 
 pub(super) const BASE_VERSION: u8 = 1;
-/// Communication management.
+/// The management class of the CM.
 pub(super) const CLASS: u8 = 0x07;
 pub(super) const CLASS_VERSION: u8 = 2;
 pub(super) const METHOD_SEND: u8 = 0x03;
@@ -21,7 +21,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Reads a header and checks that it is the connection manager's.
+    /// Parses a header, and checks that its class, versions and method are those of the CM.
     pub(super) fn parse(bytes: [u8; HEADER_LEN]) -> Result<Header, MadError> {
         let fields = Fields::read(&Block(bytes));
         if fields.base_version != BASE_VERSION {
@@ -60,8 +60,8 @@ impl Header {
 }
 
 layout! {
-    /// The common MAD header (vol. 1, 13.4.3). Left out, because here they are zero, are the status, the
-    /// class-specific field and what is reserved.
+    /// The common MAD header (vol. 1, 13.4.3), without the status, the class-specific field and the reserved bytes,
+    /// which are zero in CM messages.
     struct Fields in HEADER_LEN {
         base_version: u8 = At<0>,
         class: u8 = At<1>,

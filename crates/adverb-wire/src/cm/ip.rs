@@ -96,7 +96,7 @@ impl CmaHeader {
         let addresses = match ip_version >> 4 {
             4 => {
                 let [source, destination] = addresses.map(|address| {
-                    // Like the kernel, this doesn't look at the twelve bytes before an IPv4 address.
+                    // Like the kernel, ignore the twelve bytes before an IPv4 address.
                     let [.., a, b, c, d] = address.to_be_bytes();
                     Ipv4Addr::new(a, b, c, d)
                 });
@@ -230,7 +230,7 @@ impl core::error::Error for CmaHeaderError {}
 /// The only version: major and minor, four bits each.
 const VERSION: u8 = 0x00;
 
-// Where the fields are; the version and the IP version (in its byte's high four bits) come first.
+// The offsets of the fields. The version and the IP version (the high four bits of its byte) precede them.
 const PORT: usize = 2;
 const SOURCE: usize = 4;
 const DESTINATION: usize = 20;

@@ -9,7 +9,7 @@ use core::net::Ipv6Addr;
 use super::{Bits, PrivateData, ServiceId, Timeout};
 use crate::{Psn, Qpn};
 
-/// Declares a struct whose fields have a place in a [`Block`].
+/// Declares a struct whose fields have positions in a [`Block`].
 macro_rules! layout {
     (
         $(#[$meta:meta])*
@@ -38,7 +38,7 @@ macro_rules! layout {
 
 pub(super) use layout;
 
-/// The place of a field: `BIT` bits into byte `BYTE`.
+/// The position of a field: bit `BIT` of byte `BYTE`.
 pub(super) struct At<const BYTE: usize, const BIT: usize = 0>;
 
 impl<const BYTE: usize, const BIT: usize> At<BYTE, BIT> {
@@ -53,7 +53,7 @@ impl<const BYTE: usize, const BIT: usize> At<BYTE, BIT> {
     }
 }
 
-/// Whether a field of `width` bits lies within `len` bytes, and if it isn't whole bytes within 32 bits.
+/// Whether a field of `width` bits lies within `len` bytes and, if it doesn't start at a byte boundary, within 32 bits.
 const fn fits(byte: usize, bit: usize, width: usize, len: usize) -> bool {
     width > 0 && byte * 8 + bit + width <= len * 8 && (bit == 0 || bit + width <= 32)
 }
@@ -62,24 +62,24 @@ const fn fits(byte: usize, bit: usize, width: usize, len: usize) -> bool {
 pub(super) struct Block<const LEN: usize>(pub(super) [u8; LEN]);
 
 impl<const LEN: usize> Block<LEN> {
-    /// The `N` bytes at `byte`; what lies behind the end reads as zero.
+    /// Returns the `N` bytes at `byte`. Bytes after the end read as zero.
     pub(super) fn array<const N: usize>(&self, byte: usize) -> [u8; N] {
         let mut array = [0; N];
         array.iter_mut().zip(self.0.iter().skip(byte)).for_each(|(to, from)| *to = *from);
         array
     }
 
-    /// Writes at `byte`; what lies behind the end is dropped.
+    /// Writes `array` at `byte`. Bytes after the end are dropped.
     pub(super) fn put_array<const N: usize>(&mut self, byte: usize, array: &[u8; N]) {
         self.0.iter_mut().skip(byte).zip(array).for_each(|(to, from)| *to = *from);
     }
 
-    /// The `width` bits, 1 to 32, that begin `bit` bits into `byte`; together they are at most 32.
+    /// Returns the `width` bits (1 to 32) that start at bit `bit` of `byte`. `bit + width` is at most 32.
     fn bits(&self, byte: usize, bit: usize, width: usize) -> u32 {
         (u32::from_be_bytes(self.array(byte)) << bit) >> (32 - width)
     }
 
-    /// Writes the low `width` bits of `value` there, and leaves all others as they are.
+    /// Writes the low `width` bits of `value` at the same position, and leaves all other bits unchanged.
     fn put_bits(&mut self, byte: usize, bit: usize, width: usize, value: u32) {
         let mask = (u32::MAX << (32 - width)) >> bit;
         let window = u32::from_be_bytes(self.array(byte));
@@ -164,7 +164,7 @@ impl<const N: usize> SmallField for Bits<N> {
     }
 }
 
-/// Implements [`Field`] for what is a number of whole bytes, by way of an array.
+/// Implements [`Field`] for a type of whole bytes by conversions from and to an array.
 macro_rules! array_field {
     ($type:ty, $len:literal, $from:expr, $to:expr) => {
         impl $crate::cm::layout::Field for $type {

@@ -196,7 +196,7 @@ impl Message {
         }
     }
 
-    /// For the options, which are in the MAD header instead of the message.
+    /// Returns the ECE field, whose options are in the MAD header instead of the message.
     const fn ece_mut(&mut self) -> Option<&mut Ece> {
         match self {
             Message::Req(req) => Some(&mut req.ece),

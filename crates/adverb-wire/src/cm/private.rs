@@ -93,17 +93,17 @@ impl AdditionalInfo {
         self.bytes.as_bytes().get(..usize::from(self.length)).unwrap_or_default()
     }
 
-    /// The length, which messages carry in a separate field.
+    /// Returns the length, which messages carry in a separate field.
     pub(super) fn length(&self) -> u32 {
         self.length.into()
     }
 
-    /// All 72 bytes, including the padding.
+    /// Returns all 72 bytes, including the padding.
     pub(super) fn padded(&self) -> &PrivateData<72> {
         &self.bytes
     }
 
-    /// The received information: `length` is capped at 72, and bytes after it are ignored.
+    /// Creates received information. `length` is capped at 72, and the bytes after it are ignored.
     pub(super) fn received(length: u32, bytes: PrivateData<72>) -> AdditionalInfo {
         let (length, bytes) = (usize::try_from(length).unwrap_or(usize::MAX), bytes.as_bytes());
         AdditionalInfo::new(bytes.get(..length).unwrap_or(bytes)).unwrap_or_default()

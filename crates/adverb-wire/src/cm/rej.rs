@@ -34,7 +34,8 @@ impl fmt::Display for Rej {
     }
 }
 
-/// The places of additional information: its length, `WIDTH` bits of byte `LENGTH`, and its 72 bytes.
+/// The position of additional information: its length in `WIDTH` bits of byte `LENGTH`, and its 72 bytes from byte
+/// `BYTES`.
 pub(super) struct InfoAt<const LENGTH: usize, const WIDTH: usize, const BYTES: usize>;
 
 impl<const LENGTH: usize, const WIDTH: usize, const BYTES: usize> InfoAt<LENGTH, WIDTH, BYTES> {

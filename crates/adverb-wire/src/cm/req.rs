@@ -68,7 +68,7 @@ layout! {
         pub primary_path: Path = At<52>,
         /// The path to use if the primary path fails, or [`Path::NONE`].
         pub alternate_path: Path = At<96>,
-        // Must stay behind the alternate path: this bit lies in its last byte.
+        // This field must stay after the alternate path, whose last byte contains its bit.
         /// Whether the sender supports the suggest alternate path (SAP) protocol.
         pub sap_supported: bool = At<139, 5>,
         /// The private data, which starts with a [`CmaHeader`] if the service ID is in the TCP or UDP port space.

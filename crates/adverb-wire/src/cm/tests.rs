@@ -1,4 +1,4 @@
-//! All messages: that nothing is lost, and that nothing panics.
+//! Tests of all messages: no field is lost, and no input panics.
 
 #![allow(clippy::indexing_slicing, reason = "a test may panic")]
 
@@ -11,7 +11,7 @@ use std::vec::Vec;
 use super::*;
 use crate::{Psn, Qpn};
 
-/// A number of a width that isn't whole bytes.
+/// Returns a number of a width that isn't whole bytes.
 fn bits<const N: usize>(value: u32) -> Bits<N> {
     Bits::new(value).unwrap()
 }
@@ -76,7 +76,7 @@ fn req() -> Req {
     }
 }
 
-/// One of each message, no two fields alike.
+/// Returns one message of each kind, with different values in all fields.
 fn samples() -> [Message; 9] {
     let (local_comm_id, remote_comm_id) = (0x0102_0304, 0x0506_0708);
     [
@@ -192,7 +192,7 @@ fn the_mad_header_has_the_values_of_the_cm() {
         let bytes = mad(message).emit();
         let modifier = if message.ece().is_some() { [5, 6, 7, 8] } else { [0; 4] };
         assert_eq!(bytes[..4], [1, 7, 2, 3]);
-        assert_eq!(bytes[4..8], [0; 4], "status and class-specific");
+        assert_eq!(bytes[4..8], [0; 4], "the status and the class-specific field");
         assert_eq!(bytes[8..16], [0xf1, 0xf2, 0xf3, 0xf4, 0xf5, 0xf6, 0xf7, 0xf8]);
         assert_eq!(bytes[16..20], [0, attribute, 0, 0]);
         assert_eq!(bytes[20..24], modifier);
@@ -261,7 +261,7 @@ fn random_bytes_do_not_panic_and_parsed_messages_round_trip() {
     }
 }
 
-/// Marsaglia's xorshift.
+/// A random number generator: Marsaglia's xorshift.
 struct Random(u64);
 
 impl Random {

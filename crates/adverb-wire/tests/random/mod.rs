@@ -1,4 +1,4 @@
-//! A small generator of reproducible noise (splitmix64).
+//! A small reproducible random number generator (splitmix64).
 
 pub(crate) struct Random(u64);
 

@@ -1,4 +1,4 @@
-//! Where the bits of each message are.
+//! Tests of the position of each field in its message.
 
 use std::vec::Vec;
 
@@ -36,7 +36,7 @@ fn bits_outside_of_all_fields_are_emitted_as_zero() {
     }
 }
 
-/// Worked out by hand, to hold the order of bytes too.
+/// The bytes are worked out by hand, so that this test also checks the byte order.
 #[test]
 fn the_samples_are_emitted_as_specified() {
     let golden = [
@@ -66,14 +66,14 @@ fn the_samples_are_emitted_as_specified() {
     }
 }
 
-/// A message in which only one field is set, to all ones, and which bits of the data that should make.
+/// A message in which one field is all ones and the others are zero, and the bits that must be set in its data.
 struct FieldPosition {
     name: &'static str,
     message: Message,
     bits: Vec<usize>,
 }
 
-/// A field of `width` bits that begin `bit` bits into `byte`.
+/// The position of a field of `$width` bits that start at bit `$bit` of byte `$byte`.
 macro_rules! field {
     ($message:ident, $($field:ident).+, $ones:expr, $byte:literal, $bit:literal, $width:literal) => {{
         let mut message = $message::read(&layout::Block([0; DATA_LEN]));
@@ -86,7 +86,8 @@ macro_rules! field {
     }};
 }
 
-/// Written down from the specification's tables, independently of the declarations that are tested.
+/// Returns the positions of all fields, taken from the specification's tables independently of the declarations under
+/// test.
 #[rustfmt::skip]
 fn positions() -> Vec<FieldPosition> {
     let all = u32::MAX;
@@ -195,10 +196,10 @@ fn positions() -> Vec<FieldPosition> {
         field!(SidrRep, qkey, all, 20, 0, 32),
         field!(SidrRep, private_data, [0xff; 136].into(), 96, 0, 1088),
     ]);
-    // In these two the vendor ID is scattered.
+    // The three bytes of the vendor ID are not adjacent in these two messages.
     positions.push(FieldPosition { bits: bytes([15, 19, 23]), ..field!(Rep, ece, vendor, 0, 0, 0) });
     positions.push(FieldPosition { bits: bytes([6, 7, 11]), ..field!(SidrRep, ece, vendor, 0, 0, 0) });
-    // Additional information comes with its length, 72: shifted up by one bit in a REJ.
+    // Additional information is preceded by its length, 72. In a REJ, the length is shifted up by one bit.
     let bits = bytes(12..84).into_iter().chain([9 * 8, 9 * 8 + 3]).collect();
     positions.push(FieldPosition { bits, ..field!(Rej, additional_info, info, 0, 0, 0) });
     let bits = bytes(24..96).into_iter().chain([5 * 8 + 1, 5 * 8 + 4]).collect();
@@ -206,12 +207,12 @@ fn positions() -> Vec<FieldPosition> {
     positions
 }
 
-/// All bits of these bytes.
+/// Returns the bits of `bytes`.
 fn bytes(bytes: impl IntoIterator<Item = usize>) -> Vec<usize> {
     bytes.into_iter().flat_map(|byte| byte * 8..byte * 8 + 8).collect()
 }
 
-/// The bits of the data that are set.
+/// Returns the bits that are set in the data.
 fn set_bits(mad: &[u8; MAD_LEN]) -> Vec<usize> {
     (0..DATA_LEN * 8).filter(|bit| mad[HEADER_LEN + bit / 8] & (0x80 >> (bit % 8)) != 0).collect()
 }
