@@ -126,6 +126,8 @@ enum Command {
     Miri,
     /// Check that all unsafe code is in allowed files, is justified, and is listed in UNSAFE.md.
     UnsafeInventory(unsafe_inventory::Args),
+    /// Compare the tokens of two revisions, to show that a change contains only names, comments and strings.
+    Tokens(tokens::Args),
     /// Run memory tests under AddressSanitizer, on the software NIC and on soft-RoCE.
     Asan,
     /// Run multi-threaded tests of the software NIC under ThreadSanitizer.
@@ -147,6 +149,7 @@ impl Command {
             Self::Vm(args) => return vm::run(args),
             Self::Perf(args) => return bench::perf::run(&args),
             Self::Asan => return asan::run(),
+            Self::Tokens(args) => return tokens::run(&args),
             Self::Bench(args) => return bench::run(&args),
             Self::Tsan => tsan::run()?,
             Self::Setup => setup::run()?,
