@@ -41,6 +41,17 @@ pub struct Config {
     pub redial_interval: Duration,
 }
 
+/// The sizes of one lane, which depend on its device, and on the listener that accepted it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct LaneConfig {
+    /// See [`Config::recv_ring_size`].
+    pub recv_ring_size: u32,
+    /// See [`Config::max_outstanding_writes`].
+    pub max_outstanding_writes: u32,
+    /// See [`Config::max_read_len`].
+    pub max_read_len: u32,
+}
+
 impl Default for Config {
     fn default() -> Config {
         Config {
@@ -72,6 +83,22 @@ impl Config {
         self.max_message_size = self.max_message_size.min(MAX_MESSAGE_SIZE);
         self.max_read_len = self.max_read_len.max(self.max_message_size.div_ceil(MAX_READ_PARTS)).max(1);
         self
+    }
+
+    /// Returns the sizes of a lane with this configuration.
+    pub fn lane(&self) -> LaneConfig {
+        LaneConfig {
+            recv_ring_size: self.recv_ring_size,
+            max_outstanding_writes: self.max_outstanding_writes,
+            max_read_len: self.max_read_len,
+        }
+    }
+
+    /// Returns the configuration with the sizes of another lane.
+    #[must_use]
+    pub(crate) fn with_lane(self, lane: LaneConfig) -> Config {
+        let LaneConfig { recv_ring_size, max_outstanding_writes, max_read_len } = lane;
+        Config { recv_ring_size, max_outstanding_writes, max_read_len, ..self }.clamped()
     }
 
     /// Returns the depth of the receive queue: a receive for the hello, and one for each write that the peer may have in flight.

@@ -77,11 +77,17 @@ const SHUTDOWN: u8 = 3;
 const CLOSE: u8 = 4;
 const EXPOSE: u8 = 5;
 const HAS_IMMEDIATE: u8 = 1;
+const BY_ADDRESS: u8 = 0b1000;
 const ALL_RIGHTS: u8 = 0b1111;
 
 /// Returns the length of a frame whose body has `body` bytes.
 pub(crate) fn frame_len(body: usize) -> usize {
     (HEADER_LEN + body).next_multiple_of(RING_ALIGN as usize)
+}
+
+/// Returns a function that copies these bytes.
+pub(crate) fn copy(bytes: &[u8]) -> impl FnOnce(&mut [u8]) + '_ {
+    |out| out.copy_from_slice(bytes)
 }
 
 impl Frame {
@@ -120,15 +126,16 @@ impl Frame {
     }
 
     /// Writes the header, the body and the padding to `out`, which has the length of the frame.
-    pub(crate) fn emit_with(&self, body: &[u8], out: &mut [u8]) {
+    /// `fill` writes the bytes of a message, or a region's name.
+    pub(crate) fn emit_with(&self, out: &mut [u8], fill: impl FnOnce(&mut [u8])) {
         self.emit(out);
-        let start = match self.kind {
-            FrameKind::Message { .. } => HEADER_LEN,
-            FrameKind::Expose { .. } => HEADER_LEN + EXPOSE_LEN,
+        let (start, len) = match self.kind {
+            FrameKind::Message { len } => (HEADER_LEN, len),
+            FrameKind::Expose { name_len, .. } => (HEADER_LEN + EXPOSE_LEN, name_len),
             FrameKind::Rendezvous { .. } | FrameKind::Shutdown | FrameKind::Close => return,
         };
-        let (content, padding) = out[start..].split_at_mut(body.len());
-        content.copy_from_slice(body);
+        let (content, padding) = out[start..].split_at_mut(len as usize);
+        fill(content);
         padding.fill(0);
     }
 
@@ -173,7 +180,12 @@ impl Frame {
                 if name.len() < len as usize {
                     return Err(truncated);
                 }
-                if len as usize > MAX_NAME_LEN || body[20] & !ALL_RIGHTS != 0 || body[21..] != [0; 11] {
+                let has_stray_name = body[20] & BY_ADDRESS != 0 && len > 0;
+                if has_stray_name
+                    || len as usize > MAX_NAME_LEN
+                    || body[20] & !ALL_RIGHTS != 0
+                    || body[21..] != [0; 11]
+                {
                     return Err(Violation("it sent a malformed expose frame"));
                 }
                 let [addr, length] =

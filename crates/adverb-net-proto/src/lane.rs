@@ -22,6 +22,8 @@ pub(crate) struct Lane<R> {
     pub(crate) rendezvous_done: u32,
     pub(crate) report: Report,
     pub(crate) probe: Probe,
+    /// The number of exposed regions whose frames were taken over this lane.
+    pub(crate) exposed_count: usize,
     pub(crate) close: CloseState,
     /// The end of the wait for the peer's acknowledgement of its close.
     pub(crate) linger: Linger,
@@ -151,6 +153,7 @@ impl<R> Lane<R> {
             rendezvous_done: 0,
             report: Report::Usual,
             probe: Probe::Unneeded,
+            exposed_count: 0,
             close: CloseState::Undelivered,
             linger: Linger::Inactive,
             heard_at: now,

@@ -6,13 +6,12 @@
 //! posts the requests to a queue pair, polls completions, registers memory, and dials.
 //!
 //! The bytes on the wire are those of the connection protocol, version 1 (`docs/protocol.md`), which adverb-net speaks too.
-//! adverb-net doesn't use this crate yet. Greetings and keys, which come before the hello, belong to the driver. One-sided
-//! operations, and frames that expose memory to the peer, are not part of the state machine yet: the peer's frames of that kind
-//! become [`Event::Exposed`].
+//! Greetings and keys, which come before the hello, belong to the driver. The driver also keeps the memory of one-sided
+//! operations: the connection only [counts](Connection::post_operation) them, because they share its send queue.
 //!
 //! | input | output |
 //! |---|---|
-//! | [`send`](Connection::send), [`feed`](Connection::feed), [`send_region`](Connection::send_region), [`recv`](Connection::recv), [`shutdown`](Connection::shutdown), [`close`](Connection::close), [`abort`](Connection::abort) | [`poll_post`](Connection::poll_post): requests, which own their buffers |
+//! | [`send`](Connection::send), [`feed`](Connection::feed), [`send_region`](Connection::send_region), [`expose`](Connection::expose), [`post_operation`](Connection::post_operation), [`recv`](Connection::recv), [`shutdown`](Connection::shutdown), [`close`](Connection::close), [`abort`](Connection::abort) | [`poll_post`](Connection::poll_post): requests, which own their buffers |
 //! | [`handle_completion`](Connection::handle_completion), [`handle_refused`](Connection::handle_refused), [`handle_drained`](Connection::handle_drained) | [`poll_event`](Connection::poll_event): regions to release, lanes to drain, the end |
 //! | [`handle_registered`](Connection::handle_registered) | [`poll_register`](Connection::poll_register): memory to register |
 //! | [`handle_hello`](Connection::handle_hello), [`attach`](Connection::attach), [`resume`](Connection::resume), [`handle_timeout`](Connection::handle_timeout) | [`poll_timeout`](Connection::poll_timeout) |
@@ -82,6 +81,7 @@
 
 mod config;
 mod connection;
+mod expose;
 mod frame;
 mod hello;
 mod immediate;
@@ -101,7 +101,7 @@ mod send;
 mod tests;
 mod types;
 
-pub use config::Config;
+pub use config::{Config, LaneConfig};
 pub use connection::{Connection, Limits, PhaseKind};
 pub use frame::{ExposedRegion, Frame, FrameKind, MAX_NAME_LEN};
 pub use hello::{HELLO_LEN, Hello, SessionHello, SessionId, VERSION};

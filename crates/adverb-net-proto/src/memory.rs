@@ -13,6 +13,9 @@ pub trait Buf: AsRef<[u8]> + AsMut<[u8]> {
     #[must_use]
     fn split_to(&mut self, len: usize) -> Self;
 
+    /// Removes the first `len` bytes.
+    fn advance(&mut self, len: usize);
+
     /// Appends the buffer that was behind this one before [`split_to`](Buf::split_to).
     fn unsplit(&mut self, rest: Self);
 }
@@ -25,6 +28,10 @@ impl Buf for Vec<u8> {
     fn split_to(&mut self, len: usize) -> Vec<u8> {
         let rest = self.split_off(len);
         std::mem::replace(self, rest)
+    }
+
+    fn advance(&mut self, len: usize) {
+        self.drain(..len);
     }
 
     fn unsplit(&mut self, rest: Vec<u8>) {

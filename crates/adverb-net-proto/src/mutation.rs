@@ -88,6 +88,13 @@ mutations! {
     RendezvousUnlimited,
     /// Rendezvous messages are not replayed.
     RendezvousNotReplayed,
+    // One-sided access.
+    /// Operations ignore the depth of the send queue.
+    OperationUnlimited,
+    /// Regions are announced over another lane with their old keys.
+    StaleRegionExposed,
+    /// Regions are announced over the first lane only.
+    NotExposedAgain,
     // Resume.
     /// A rendezvous message counts as received before it is read.
     ReceivedCountsUnread,

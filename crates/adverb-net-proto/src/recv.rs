@@ -49,6 +49,8 @@ pub(crate) enum Entry<B> {
 pub(crate) struct RecvHalf<B> {
     pub(crate) state: RecvState,
     pub(crate) inbox: VecDeque<Entry<B>>,
+    /// The numbers of the messages in the inbox that are not whole, in order.
+    pub(crate) incomplete: VecDeque<u64>,
     /// The weight of the messages in the inbox for which memory is allocated.
     pub(crate) buffered: usize,
     /// The number of messages that were taken from the ring in this session, with shutdown and close.
@@ -62,32 +64,51 @@ pub(crate) fn weight(len: usize) -> usize {
 
 impl<B: Buf> RecvHalf<B> {
     pub(crate) fn new() -> RecvHalf<B> {
-        RecvHalf { state: RecvState::Open, inbox: VecDeque::new(), buffered: 0, taken: 0 }
+        RecvHalf {
+            state: RecvState::Open,
+            inbox: VecDeque::new(),
+            incomplete: VecDeque::new(),
+            buffered: 0,
+            taken: 0,
+        }
     }
 
     /// Whether all messages in the inbox are whole.
     pub(crate) fn is_whole(&self) -> bool {
-        self.inbox.iter().all(|entry| matches!(entry, Entry::Message(_)))
+        self.incomplete.is_empty()
+    }
+
+    /// Returns the place of a message in the inbox. Shutdown and close follow all messages.
+    fn index_of(&self, number: u64) -> Option<usize> {
+        let behind = (self.taken - self.state.ends()).checked_sub(number)?;
+        self.inbox.len().checked_sub(usize::try_from(behind).ok()?)
+    }
+
+    /// Returns the place of the first incomplete message for which the predicate holds.
+    pub(crate) fn find_incomplete(&self, predicate: impl Fn(&Entry<B>) -> bool) -> Option<usize> {
+        let indices = self.incomplete.iter().filter_map(|number| self.index_of(*number));
+        indices.into_iter().find(|index| self.inbox.get(*index).is_some_and(&predicate))
+    }
+
+    /// Discards all messages.
+    pub(crate) fn discard(&mut self) {
+        self.inbox.clear();
+        self.incomplete.clear();
+        self.buffered = 0;
     }
 
     /// Takes the next message, if it is whole.
     pub(crate) fn pop(&mut self) -> Option<Message<B>> {
-        let index = if mutant!(RendezvousOvertaken) {
-            self.inbox.iter().position(|entry| matches!(entry, Entry::Message(_)))?
-        } else {
-            0
-        };
-        if !matches!(self.inbox.get(index)?, Entry::Message(_)) {
+        if mutant!(RendezvousOvertaken) {
+            let index = self.inbox.iter().position(|entry| matches!(entry, Entry::Message(_)))?;
+            self.inbox.swap(0, index);
+        }
+        if !matches!(self.inbox.front()?, Entry::Message(_)) {
             return None;
         }
-        let Some(Entry::Message(message)) = self.inbox.remove(index) else { return None };
+        let Some(Entry::Message(message)) = self.inbox.pop_front() else { return None };
         self.buffered = self.buffered.saturating_sub(weight(message.buf.as_ref().len()));
         Some(message)
-    }
-
-    /// Returns the number of rendezvous messages that are not whole.
-    pub(crate) fn incomplete(&self) -> usize {
-        self.inbox.iter().filter(|entry| !matches!(entry, Entry::Message(_))).count()
     }
 
     /// Takes frames of a write. Messages share its buffer. Discards the messages if `discards` is set, because this side has
@@ -117,6 +138,7 @@ impl<B: Buf> RecvHalf<B> {
             {
                 return Err(Violation("it sent a message longer than the maximum"));
             }
+            let number = self.taken;
             self.taken += u64::from(frame.kind.is_numbered());
             let frame_len = frame.frame_len();
             let mut this = if frame_len < frames.as_ref().len() {
@@ -130,16 +152,17 @@ impl<B: Buf> RecvHalf<B> {
             match frame.kind {
                 FrameKind::Message { .. } | FrameKind::Rendezvous { .. } if discards => {}
                 FrameKind::Message { len } => {
-                    let _header = this.split_to(HEADER_LEN);
+                    this.advance(HEADER_LEN);
                     this.truncate(len as usize);
                     self.buffered += weight(len as usize);
                     self.inbox.push_back(Entry::Message(Message { buf: this, immediate }));
                 }
                 FrameKind::Rendezvous { len, addr, rkey } => {
-                    if self.incomplete() + done as usize >= MAX_RENDEZVOUS as usize {
+                    if self.incomplete.len() + done as usize >= MAX_RENDEZVOUS as usize {
                         return Err(Violation("it sent more rendezvous messages than allowed"));
                     }
                     let remote = RemoteAddress { addr, rkey };
+                    self.incomplete.push_back(number);
                     self.inbox.push_back(Entry::Rendezvous { len, remote, immediate });
                 }
                 FrameKind::Expose { name_len, region } => {
@@ -158,8 +181,9 @@ impl<B: Buf> RecvHalf<B> {
     /// Adds a part of the oldest message that the device is reading. READs complete in order. Returns whether the message is
     /// whole.
     pub(crate) fn add_part(&mut self, part: B) -> bool {
-        let reading = self.inbox.iter_mut().find(|entry| matches!(entry, Entry::Reading { .. }));
-        let Some(entry) = reading else { return false };
+        let index = self.find_incomplete(|entry| matches!(entry, Entry::Reading { .. }));
+        let Some(index) = index else { return false };
+        let Some(entry) = self.inbox.get_mut(index) else { return false };
         let Entry::Reading { arrived, parts, immediate, .. } = entry else { return false };
         *parts = parts.saturating_sub(1);
         let buf = match arrived.take() {
@@ -174,6 +198,7 @@ impl<B: Buf> RecvHalf<B> {
             return false;
         }
         *entry = Entry::Message(Message { buf, immediate: *immediate });
+        self.incomplete.pop_front();
         true
     }
 
@@ -181,7 +206,8 @@ impl<B: Buf> RecvHalf<B> {
     /// of messages received.
     pub(crate) fn end_lane(&mut self) -> u64 {
         let is_whole = |entry: &Entry<B>| matches!(entry, Entry::Message(_));
-        let whole = self.inbox.iter().position(|entry| !is_whole(entry)).unwrap_or(self.inbox.len());
+        let whole = self.find_incomplete(|_| true).unwrap_or(self.inbox.len());
+        self.incomplete.clear();
         let lost = (self.inbox.len() - whole) as u64;
         if lost > 0 {
             if mutant!(ReceivedCountsUnread) {

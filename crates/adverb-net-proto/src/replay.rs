@@ -196,7 +196,7 @@ fn split_frames<B: Buf, R>(first: u64, mut frames: B, messages: &mut Vec<Outstan
         let mut this = frames.split_to(frame.frame_len());
         let content = match frame.kind {
             FrameKind::Message { len } => {
-                let _header = this.split_to(HEADER_LEN);
+                this.advance(HEADER_LEN);
                 this.truncate(len as usize);
                 Some(Content::Message(Payload::Buf(this)))
             }

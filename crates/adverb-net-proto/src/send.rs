@@ -36,6 +36,8 @@ pub(crate) struct SendHalf<B, R> {
     pub(crate) next: u64,
     /// The number of messages that the application has sent: more than `next` during a replay.
     pub(crate) taken: u64,
+    /// The number of batches that were begun: each becomes a write.
+    pub(crate) batch_count: u64,
 }
 
 /// Frames that wait for credits.
@@ -70,6 +72,13 @@ pub(crate) struct Offered<R> {
 
 impl<B, R> SendHalf<B, R> {
     pub(crate) fn new() -> SendHalf<B, R> {
-        SendHalf { state: SendState::Open, batch: None, offered: VecDeque::new(), next: 0, taken: 0 }
+        SendHalf {
+            state: SendState::Open,
+            batch: None,
+            offered: VecDeque::new(),
+            next: 0,
+            taken: 0,
+            batch_count: 0,
+        }
     }
 }

@@ -178,11 +178,11 @@ fn invalid_credits_are_refused() {
 
 #[test]
 fn tags_are_ids_of_requests() {
-    for wr_id in 1..=9 {
+    for wr_id in 1..=10 {
         assert_eq!(Tag::from_wr_id(wr_id).map(Tag::wr_id), Some(wr_id));
     }
     assert_eq!(Tag::from_wr_id(0), None);
-    assert_eq!(Tag::from_wr_id(10), None);
+    assert_eq!(Tag::from_wr_id(11), None);
 }
 
 #[test]

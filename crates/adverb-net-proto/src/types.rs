@@ -50,10 +50,12 @@ pub enum Tag {
     Probe = 8,
     /// A READ of a rendezvous message, or of a part of it.
     Read = 9,
+    /// A one-sided operation of the application, whose memory the driver keeps.
+    Operation = 10,
 }
 
 impl Tag {
-    const ALL: [Tag; 9] = [
+    const ALL: [Tag; 10] = [
         Tag::Recv,
         Tag::Hello,
         Tag::Frames,
@@ -63,6 +65,7 @@ impl Tag {
         Tag::CloseAck,
         Tag::Probe,
         Tag::Read,
+        Tag::Operation,
     ];
 
     /// Returns the tag as the id of a work request.
@@ -72,7 +75,8 @@ impl Tag {
 
     /// Returns the tag with this id.
     pub fn from_wr_id(wr_id: u64) -> Option<Tag> {
-        Tag::ALL.into_iter().find(|tag| tag.wr_id() == wr_id)
+        let index = usize::try_from(wr_id).ok()?.checked_sub(1)?;
+        Tag::ALL.get(index).copied()
     }
 }
 
@@ -176,14 +180,26 @@ pub enum RegisterMemory<B, R> {
     /// The memory of a message, which the peer may read over the current lane. A region of an earlier lane is deregistered
     /// first.
     Message(Payload<B, R>),
+    /// A region that this side exposes, and that was registered for an earlier lane. The driver registers the same memory with
+    /// the same rights for the current lane.
+    Exposed(R),
 }
 
 /// The id of a registration.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RegisterId {
     pub(crate) lane: u32,
-    /// The number of the message; `None` for the ring.
-    pub(crate) message: Option<u64>,
+    pub(crate) target: RegisterTarget,
+}
+
+/// The purpose of a registration.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum RegisterTarget {
+    Ring,
+    /// The message of this number.
+    Message(u64),
+    /// The exposed region of this index.
+    Exposed(usize),
 }
 
 /// A received message.
@@ -323,7 +339,7 @@ pub enum SendError {
         /// The maximum.
         max: u32,
     },
-    /// The region was registered for an earlier lane.
+    /// The region was registered for an earlier lane, or the operation belongs to one.
     StaleRegion,
     /// The connection has ended, or the peer has closed it.
     Ended(EndReason),

@@ -8,6 +8,7 @@
 use adverb_proto::Time;
 
 use super::{Connection, Next, Phase};
+use crate::expose::Exposed;
 use crate::lane::{CloseState, Linger, Probe};
 use crate::memory::{Buf, Region};
 use crate::mutation::mutant;
@@ -34,21 +35,15 @@ impl<B: Buf, R: Region> Connection<B, R> {
         self.send.state = SendState::Closing(ControlFrame::Pending);
         self.close_deadline = Some(now + self.config.close_timeout);
         self.flush();
-        self.discard_received();
+        self.recv.discard();
         self.check_close(now);
-    }
-
-    /// Discards the messages that the application doesn't receive any more.
-    fn discard_received(&mut self) {
-        self.recv.inbox.clear();
-        self.recv.buffered = 0;
     }
 
     /// Ends the connection at once. The peer may lack messages, which
     /// [`take_unacknowledged`](Connection::take_unacknowledged) returns.
     pub fn abort(&mut self) {
         self.send.state = SendState::Closing(ControlFrame::Taken);
-        self.discard_received();
+        self.recv.discard();
         self.end(EndReason::Aborted);
     }
 
@@ -84,6 +79,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
             });
             self.events.extend(released);
         }
+        let exposed = std::mem::take(&mut self.exposed).into_iter().filter_map(Exposed::into_region);
+        self.events.extend(exposed.map(Event::Release));
         self.events.push_back(Event::Closed(reason));
     }
 

@@ -10,7 +10,9 @@ use crate::mutation::mutant;
 use crate::recv::RecvState;
 use crate::replay::Content;
 use crate::send::{Batch, SendState, Timing};
-use crate::types::{Completed, EndReason, Event, Payload, Post, RegisterId, RegisterMemory, Tag, Violation};
+use crate::types::{
+    Completed, EndReason, Event, Payload, Post, RegisterId, RegisterMemory, RegisterTarget, Tag, Violation,
+};
 
 impl<B: Buf, R: Region> Connection<B, R> {
     /// Passes on the completion of a request.
@@ -200,15 +202,10 @@ impl<B: Buf, R: Region> Connection<B, R> {
     /// Passes on registered memory.
     pub fn handle_registered(&mut self, id: RegisterId, region: R, now: Time) {
         let is_current = id.lane == self.lane_number;
-        let Some(number) = id.message else {
-            match &mut self.phase {
-                Phase::Handshake { lane, .. } if is_current => {
-                    lane.region = RingRegion::Registered(region);
-                    self.answer_hello(now);
-                }
-                _ => self.events.push_back(Event::Release(region)),
-            }
-            return;
+        let number = match id.target {
+            RegisterTarget::Message(number) => number,
+            RegisterTarget::Exposed(index) => return self.set_exposed(index, region, id.lane),
+            RegisterTarget::Ring => return self.handle_ring_registered(region, is_current, now),
         };
         let is_usable = is_current && matches!(self.phase, Phase::Established { .. });
         let items = self.replay.iter_mut().flat_map(|replay| &mut replay.queue);
@@ -220,18 +217,34 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
     }
 
+    fn handle_ring_registered(&mut self, region: R, is_current: bool, now: Time) {
+        match &mut self.phase {
+            Phase::Handshake { lane, .. } if is_current => {
+                lane.region = RingRegion::Registered(region);
+                self.answer_hello(now);
+            }
+            _ => self.events.push_back(Event::Release(region)),
+        }
+    }
+
     /// Takes memory back that could not be registered, and ends the connection.
     pub fn handle_register_failed(&mut self, id: RegisterId, memory: RegisterMemory<B, R>) {
-        if let (Some(number), RegisterMemory::Message(payload)) = (id.message, memory) {
-            let items = self.replay.iter_mut().flat_map(|replay| &mut replay.queue);
-            let item = items.into_iter().find(|item| item.number == number && item.content.is_registering());
-            if let Some(item) = item {
-                item.content = Content::Message(payload);
+        match (id.target, memory) {
+            (RegisterTarget::Message(number), RegisterMemory::Message(payload)) => {
+                let items = self.replay.iter_mut().flat_map(|replay| &mut replay.queue);
+                let item =
+                    items.into_iter().find(|item| item.number == number && item.content.is_registering());
+                if let Some(item) = item {
+                    item.content = Content::Message(payload);
+                }
             }
+            (RegisterTarget::Exposed(index), RegisterMemory::Exposed(region)) => {
+                self.set_exposed(index, region, id.lane.wrapping_sub(1));
+            }
+            (RegisterTarget::Ring, _) if id.lane != self.lane_number => return,
+            _ => {}
         }
-        if id.lane == self.lane_number || id.message.is_some() {
-            self.end(EndReason::OutOfMemory);
-        }
+        self.end(EndReason::OutOfMemory);
     }
 
     /// Handles the timeouts that are due.

@@ -2,29 +2,34 @@
 
 mod close;
 mod input;
+mod one_sided;
 mod output;
 mod resume;
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use adverb_proto::Time;
 
-use crate::MAX_RENDEZVOUS;
-use crate::config::Config;
-use crate::frame::{Frame, FrameKind, frame_len};
+use crate::config::{Config, LaneConfig};
+use crate::expose::Exposed;
+use crate::frame::{Frame, FrameKind, HEADER_LEN, RENDEZVOUS_LEN, copy, frame_len};
 use crate::hello::{Hello, SessionId};
-use crate::lane::{Lane, Peer};
+use crate::lane::{Lane, Linger, Peer, Probe};
 use crate::memory::{Buf, Memory, Region};
 use crate::mutation::mutant;
 use crate::recv::{RecvHalf, RecvState};
 use crate::replay::Replay;
 use crate::send::{Batch, ControlFrame, Offered, SendHalf, SendState, Timing};
 use crate::types::{EndReason, Event, Received, Role, SendError, Tag, Unacknowledged};
+use crate::{MAX_RENDEZVOUS, RING_ALIGN};
 
 /// The maximum number of bytes in a batch of coalesced messages.
 const COALESCED_LEN: usize = 16 << 10;
+/// The minimum number of bytes of a stream that are sent as a part of a longer write, because a batch has room for them.
+const MIN_STREAM_PART: usize = 1 << 10;
 
 /// One side of a connection.
 ///
@@ -40,6 +45,8 @@ pub struct Connection<B, R> {
     recv: RecvHalf<B>,
     /// Present if the session can resume, and once the connection has ended.
     replay: Option<Replay<B, R>>,
+    /// The regions that this side exposes, in order.
+    exposed: Vec<Exposed<R>>,
     /// The number of the current or the last lane.
     lane_number: u32,
     close_deadline: Option<Time>,
@@ -88,7 +95,7 @@ enum Next {
     /// The session resumes, over the lane of `successor` if the peer has already dialed again.
     Resume {
         until: Time,
-        successor: Option<Hello>,
+        successor: Option<(Hello, LaneConfig)>,
     },
 }
 
@@ -169,6 +176,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
             send: SendHalf::new(),
             recv: RecvHalf::new(),
             replay,
+            exposed: Vec::new(),
             lane_number: 0,
             close_deadline: None,
             events: VecDeque::new(),
@@ -232,7 +240,28 @@ impl<B: Buf, R: Region> Connection<B, R> {
         bytes: &[u8],
         immediate: Option<u32>,
     ) -> Result<(), SendError> {
-        self.take_eager(memory, bytes, immediate)?;
+        let max = self.check_open()?.eager_limit;
+        self.take_eager(memory, bytes.len(), max, immediate, copy(bytes))?;
+        self.flush();
+        Ok(())
+    }
+
+    /// Sends an eager message of `len` bytes, which `fill` writes. The message may be longer than [`Limits::eager`], up to the
+    /// result of [`stream_len`](Connection::stream_len).
+    ///
+    /// # Errors
+    ///
+    /// As for [`send`](Connection::send).
+    pub fn send_with<M: Memory<Buf = B, Region = R>>(
+        &mut self,
+        memory: &mut M,
+        len: usize,
+        immediate: Option<u32>,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Result<(), SendError> {
+        let peer = self.check_open()?;
+        let max = ((peer.max_write_len - HEADER_LEN) as u32).min(peer.max_message_size);
+        self.take_eager(memory, len, max, immediate, fill)?;
         self.flush();
         Ok(())
     }
@@ -249,16 +278,21 @@ impl<B: Buf, R: Region> Connection<B, R> {
         bytes: &[u8],
         immediate: Option<u32>,
     ) -> Result<(), SendError> {
-        let max = self.check_open()?.max_write_len.min(COALESCED_LEN);
+        let peer = self.check_open()?;
+        let (max, eager_limit) = (peer.max_write_len.min(COALESCED_LEN), peer.eager_limit);
         let len = frame_len(bytes.len());
         if self.send.batch.is_none() && len <= max / 2 {
             let buf = memory.alloc(max).ok_or(SendError::WouldBlock)?;
             let (first, tag, timing) = (self.send.next, Tag::Frames, Timing::Coalescing);
             self.send.batch = Some(Batch { buf, len: 0, first, tag, timing });
+            self.send.batch_count += 1;
         }
-        let result = self.take_eager(memory, bytes, immediate);
+        let result = self.take_eager(memory, bytes.len(), eager_limit, immediate, copy(bytes));
         match &self.send.batch {
-            Some(batch) if batch.len == 0 => self.send.batch = None,
+            Some(batch) if batch.len == 0 => {
+                self.send.batch = None;
+                self.send.batch_count -= 1;
+            }
             Some(batch) if batch.len > max / 4 * 3 => self.flush(),
             _ => {}
         }
@@ -278,15 +312,16 @@ impl<B: Buf, R: Region> Connection<B, R> {
     fn take_eager<M: Memory<Buf = B, Region = R>>(
         &mut self,
         memory: &mut M,
-        bytes: &[u8],
+        len: usize,
+        max: u32,
         immediate: Option<u32>,
+        fill: impl FnOnce(&mut [u8]),
     ) -> Result<(), SendError> {
-        let max = self.check_open()?.eager_limit;
-        let len = u32::try_from(bytes.len()).ok().filter(|len| *len <= max);
-        let len = len.ok_or(SendError::TooLong { len: bytes.len() as u64, max })?;
+        let too_long = SendError::TooLong { len: len as u64, max };
+        let len = u32::try_from(len).ok().filter(|len| *len <= max).ok_or(too_long)?;
         self.check_replayed()?;
         let frame = Frame { kind: FrameKind::Message { len }, immediate };
-        if !self.add_frame(memory, &frame, bytes, Tag::Frames) {
+        if !self.add_frame(memory, &frame, Tag::Frames, fill) {
             return Err(SendError::WouldBlock);
         }
         (self.send.next, self.send.taken) = (self.send.next + 1, self.send.taken + 1);
@@ -320,7 +355,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
         };
         let is_full = self.send.offered.len() >= MAX_RENDEZVOUS as usize && !mutant!(RendezvousUnlimited);
         let kind = FrameKind::Rendezvous { len, addr: remote.addr, rkey: remote.rkey };
-        if is_full || !self.add_frame(memory, &Frame { kind, immediate }, &[], Tag::Frames) {
+        if is_full || !self.add_frame(memory, &Frame { kind, immediate }, Tag::Frames, copy(&[])) {
             return Err((SendError::WouldBlock, region));
         }
         self.flush();
@@ -345,14 +380,14 @@ impl<B: Buf, R: Region> Connection<B, R> {
         &mut self,
         memory: &mut M,
         frame: &Frame,
-        body: &[u8],
         tag: Tag,
+        fill: impl FnOnce(&mut [u8]),
     ) -> bool {
         let Phase::Established { lane, peer } = &self.phase else { return false };
         let len = frame.frame_len();
         if let Some(batch) = &mut self.send.batch {
             let Some(out) = batch.buf.as_mut().get_mut(batch.len..batch.len + len) else { return false };
-            frame.emit_with(body, out);
+            frame.emit_with(out, fill);
             batch.len += len;
             if tag == Tag::Close {
                 batch.tag = tag;
@@ -363,8 +398,9 @@ impl<B: Buf, R: Region> Connection<B, R> {
         let is_waiting = !peer.ring.fits(len as u32) || !lane.queue.has_room(1);
         let capacity = if is_waiting { peer.max_write_len } else { len };
         let Some(mut buf) = memory.alloc(capacity.max(len)) else { return false };
-        frame.emit_with(body, &mut buf.as_mut()[..len]);
+        frame.emit_with(&mut buf.as_mut()[..len], fill);
         self.send.batch = Some(Batch { buf, len, first: self.send.next, tag, timing: Timing::Due });
+        self.send.batch_count += 1;
         true
     }
 
@@ -389,8 +425,96 @@ impl<B: Buf, R: Region> Connection<B, R> {
 
     /// Checks that all earlier messages were sent again.
     fn check_replayed(&self) -> Result<(), SendError> {
-        let is_behind = self.replay.as_ref().is_some_and(|replay| !replay.queue.is_empty());
-        if is_behind && !mutant!(NewBeforeReplayed) { Err(SendError::WouldBlock) } else { Ok(()) }
+        if self.is_behind() && !mutant!(NewBeforeReplayed) { Err(SendError::WouldBlock) } else { Ok(()) }
+    }
+
+    /// Whether regions are to be announced, or messages to be replayed, over the current lane.
+    fn is_behind(&self) -> bool {
+        self.replay.as_ref().is_some_and(|replay| !replay.queue.is_empty()) || self.has_unannounced()
+    }
+
+    /// Returns the number of the write that contains the last message or region: see [`is_posted`](Connection::is_posted).
+    pub fn last_write(&self) -> u64 {
+        self.send.batch_count
+    }
+
+    /// Whether the write of this number was posted, or is part of a replay.
+    pub fn is_posted(&self, write: u64) -> bool {
+        self.send.batch_count - u64::from(self.send.batch.is_some()) >= write
+    }
+
+    /// Whether an eager message of `len` bytes would be posted at once.
+    pub fn can_post(&self, len: usize) -> bool {
+        let is_full = self.replay.as_ref().is_some_and(|replay| replay.is_full());
+        match &self.phase {
+            Phase::Established { lane, peer } => {
+                let fits = peer.ring.fits(frame_len(len) as u32) && lane.queue.has_room(1);
+                fits && self.send.batch.is_none() && !is_full && !self.is_behind()
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a [rendezvous message](Connection::send_region) would be taken at once.
+    pub fn can_send_region(&self) -> bool {
+        let len = frame_len(RENDEZVOUS_LEN);
+        let fits = self.send.batch.as_ref().is_none_or(|batch| batch.len + len <= batch.buf.as_ref().len());
+        let is_full = self.send.offered.len() >= MAX_RENDEZVOUS as usize;
+        fits && !is_full && !self.is_behind() && matches!(self.phase, Phase::Established { .. })
+    }
+
+    /// Returns the length of the next message for `len` bytes of a stream: as many bytes as one write has room for. Returns
+    /// `None` if the batch is almost full, so that the rest of it isn't worth a message, or if there is no lane.
+    pub fn stream_len(&self, len: usize) -> Option<usize> {
+        let Phase::Established { peer, .. } = &self.phase else { return None };
+        let batch = self.send.batch.as_ref();
+        let (taken, capacity) =
+            batch.map_or((0, peer.max_write_len), |batch| (batch.len, batch.buf.as_ref().len()));
+        let align = RING_ALIGN as usize;
+        let room = (capacity - taken).saturating_sub(HEADER_LEN) / align * align;
+        let is_full = taken > 0 && len > room && room < MIN_STREAM_PART.min(peer.max_write_len / 2);
+        (!is_full).then(|| len.min(room).min(peer.max_message_size as usize))
+    }
+
+    /// Requests a probe, if no completion will tell whether the peer's device has all messages.
+    pub fn confirm(&mut self) {
+        if let Phase::Established { lane, .. } = &mut self.phase
+            && !lane.queue.is_delivered()
+            && !lane.queue.awaits_completion()
+        {
+            lane.probe = Probe::Due;
+        }
+    }
+
+    /// Whether the peer has shut down sending, or closed the connection. Its last messages may still be unread.
+    pub fn has_peer_shutdown(&self) -> bool {
+        self.recv.state != RecvState::Open
+    }
+
+    /// Whether the peer has closed the connection.
+    pub fn has_peer_closed(&self) -> bool {
+        matches!(self.recv.state, RecvState::Closed { .. })
+    }
+
+    /// Whether this side has shut down sending, or closed the connection.
+    pub fn has_shutdown(&self) -> bool {
+        self.send.state != SendState::Open
+    }
+
+    /// Whether the peer has closed the connection, and may not know that this side has received the close.
+    pub fn is_lingering(&self) -> bool {
+        matches!(&self.phase, Phase::Established { lane, .. } if matches!(lane.linger, Linger::Until(_)))
+    }
+
+    /// Returns the number of the current or the last lane, counted from 0.
+    pub fn lane(&self) -> u32 {
+        self.lane_number
+    }
+
+    /// Returns the numbers of the messages that the peer may not have received, once the connection has ended.
+    pub fn unacknowledged(&self) -> Range<u64> {
+        let queued = self.replay.as_ref().and_then(|replay| replay.queue.front());
+        queued.map_or(self.send.taken, |message| message.number)..self.send.taken
     }
 
     /// Whether all messages were posted.

@@ -5,7 +5,7 @@ use adverb_proto::types::RemoteAddress;
 
 use super::{Connection, Phase, Redial, Session};
 use crate::MAX_RENDEZVOUS;
-use crate::frame::{Frame, FrameKind};
+use crate::frame::{Frame, FrameKind, copy};
 use crate::hello::{Hello, SessionHello};
 use crate::immediate::Immediate;
 use crate::lane::{CloseState, HelloState, Linger, Probe, Report, RingRegion};
@@ -14,7 +14,7 @@ use crate::mutation::mutant;
 use crate::recv::{Entry, weight};
 use crate::replay::{Content, Outstanding};
 use crate::send::{ControlFrame, SendState, Timing};
-use crate::types::{EndReason, Payload, Post, Register, RegisterId, RegisterMemory, Tag};
+use crate::types::{EndReason, Payload, Post, Register, RegisterId, RegisterMemory, RegisterTarget, Tag};
 
 impl<B: Buf, R: Region> Connection<B, R> {
     /// Returns the next request to post. The driver posts the requests in this order, until there are none.
@@ -32,7 +32,10 @@ impl<B: Buf, R: Region> Connection<B, R> {
         if let Some(post) = self.poll_read(memory) {
             return Some(post);
         }
-        self.take_replayed(memory);
+        if self.is_behind() {
+            self.take_exposed(memory);
+            self.take_replayed(memory);
+        }
         self.take_control_frame(memory);
         if let Some(post) = self.poll_frames() {
             return Some(post);
@@ -80,10 +83,9 @@ impl<B: Buf, R: Region> Connection<B, R> {
     fn poll_read<M: Memory<Buf = B, Region = R>>(&mut self, memory: &mut M) -> Option<Post<B>> {
         let Phase::Established { lane, .. } = &mut self.phase else { return None };
         let max_len = self.config.max_read_len as usize;
-        let needs_post = |entry: &Entry<B>| {
+        let index = self.recv.find_incomplete(|entry| {
             matches!(entry, Entry::Rendezvous { .. } | Entry::Reading { unposted: Some(_), .. })
-        };
-        let index = self.recv.inbox.iter().position(needs_post)?;
+        })?;
         if let Entry::Rendezvous { len, remote, immediate } = self.recv.inbox[index] {
             let len = len as usize;
             let parts = len.div_ceil(max_len).max(1) as u32;
@@ -103,6 +105,10 @@ impl<B: Buf, R: Region> Connection<B, R> {
             }
         }
         let Entry::Reading { unposted, .. } = &mut self.recv.inbox[index] else { return None };
+        // One-sided operations may have taken the room for later parts.
+        if !lane.queue.has_room(1) {
+            return None;
+        }
         let (mut rest, remote) = unposted.take()?;
         let buf = if rest.as_ref().len() > max_len {
             let part = rest.split_to(max_len);
@@ -120,6 +126,9 @@ impl<B: Buf, R: Region> Connection<B, R> {
     fn take_replayed<M: Memory<Buf = B, Region = R>>(&mut self, memory: &mut M) {
         let Phase::Established { peer, .. } = &self.phase else { return };
         let eager_limit = peer.eager_limit as usize;
+        if self.has_unannounced() {
+            return;
+        }
         while let Some(replay) = &mut self.replay
             && let Some(item) = replay.queue.front_mut()
         {
@@ -168,7 +177,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
             Content::Close => (FrameKind::Close, &[][..], Tag::Close),
             Content::Message(Payload::Region(_)) | Content::Registering => return Err(item),
         };
-        if !self.add_frame(memory, &Frame { kind, immediate }, body, tag) {
+        if !self.add_frame(memory, &Frame { kind, immediate }, tag, copy(body)) {
             return Err(item);
         }
         self.flush();
@@ -190,8 +199,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
             }
             _ => return,
         };
-        let is_behind = self.replay.as_ref().is_some_and(|replay| !replay.queue.is_empty());
-        if !is_behind && self.add_frame(memory, &Frame { kind, immediate: None }, &[], tag) {
+        if !self.is_behind() && self.add_frame(memory, &Frame { kind, immediate: None }, tag, copy(&[])) {
             self.flush();
             self.send.state = taken;
             (self.send.next, self.send.taken) = (self.send.next + 1, self.send.taken + 1);
@@ -259,11 +267,18 @@ impl<B: Buf, R: Region> Connection<B, R> {
         match &mut self.phase {
             Phase::Handshake { lane, .. } if matches!(lane.region, RingRegion::Unregistered) => {
                 lane.region = RingRegion::Registering;
-                let id = RegisterId { lane: lane_number, message: None };
+                let id = RegisterId { lane: lane_number, target: RegisterTarget::Ring };
                 let memory = RegisterMemory::Ring { len: self.config.recv_ring_size };
                 Some(Register { id, memory })
             }
-            Phase::Established { peer, .. } => {
+            Phase::Established { lane, peer } => {
+                if !mutant!(StaleRegionExposed)
+                    && let Some((index, region)) =
+                        crate::expose::take_stale(&mut self.exposed, lane.exposed_count, lane_number)
+                {
+                    let id = RegisterId { lane: lane_number, target: RegisterTarget::Exposed(index) };
+                    return Some(Register { id, memory: RegisterMemory::Exposed(region) });
+                }
                 let item = self.replay.as_mut()?.queue.front_mut()?;
                 let is_long = match &item.content {
                     Content::Message(Payload::Buf(buf)) => buf.as_ref().len() > peer.eager_limit as usize,
@@ -273,7 +288,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
                 if !is_long {
                     return None;
                 }
-                let id = RegisterId { lane: lane_number, message: Some(item.number) };
+                let id = RegisterId { lane: lane_number, target: RegisterTarget::Message(item.number) };
                 match std::mem::replace(&mut item.content, Content::Registering) {
                     Content::Message(payload) => {
                         Some(Register { id, memory: RegisterMemory::Message(payload) })

@@ -3,6 +3,7 @@
 use adverb_proto::Time;
 
 use super::{Connection, Next, Origin, Phase, Redial, Session};
+use crate::config::LaneConfig;
 use crate::hello::{Hello, SessionHello};
 use crate::lane::{Lane, Peer};
 use crate::memory::{Buf, Memory, Region};
@@ -153,7 +154,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
             replay.end_lane(unposted, offered);
         }
         match (successor, self.role) {
-            (Some(hello), _) => self.begin_lane(Some(hello), until, now),
+            (Some((hello, lane)), _) => self.begin_lane(Some(hello), lane, until, now),
             (None, Role::Listener) => self.phase = Phase::Disconnected { until, redial: Redial::ByPeer },
             (None, Role::Connector) => {
                 self.phase = Phase::Disconnected { until, redial: Redial::Dialing };
@@ -188,10 +189,10 @@ impl<B: Buf, R: Region> Connection<B, R> {
 
     /// Gives the connector another lane: a connected queue pair, on which a receive for the listener's hello is posted. Returns
     /// `false` if the connection has ended, or has a lane.
-    pub fn attach(&mut self, now: Time) -> bool {
+    pub fn attach(&mut self, lane: LaneConfig, now: Time) -> bool {
         match self.phase {
             Phase::Disconnected { until, .. } => {
-                self.begin_lane(None, until, now);
+                self.begin_lane(None, lane, until, now);
                 true
             }
             _ => false,
@@ -205,7 +206,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
     /// If the old lane still exists, it is drained first; the connection uses the new queue pair after
     /// [`handle_drained`](Connection::handle_drained). A later call replaces a queue pair that was not used yet. If the connection
     /// ends instead, the driver answers as if the session were unknown.
-    pub fn resume(&mut self, hello: Hello, now: Time) -> bool {
+    pub fn resume(&mut self, hello: Hello, lane: LaneConfig, now: Time) -> bool {
         let is_known = match (self.session, hello.session) {
             (Session::Resumable(id), Some(SessionHello { id: requested, received: Some(_) })) => {
                 id == requested
@@ -216,22 +217,26 @@ impl<B: Buf, R: Region> Connection<B, R> {
             return false;
         }
         if let Phase::Disconnected { until, .. } = self.phase {
-            self.begin_lane(Some(hello), until, now);
+            self.begin_lane(Some(hello), lane, until, now);
             return true;
         }
         self.fail_lane(EndReason::Replaced, now);
         match &mut self.phase {
             Phase::Draining { next: Next::Resume { successor, .. }, .. } => {
-                *successor = Some(hello);
+                *successor = Some((hello, lane));
                 true
             }
             _ => false,
         }
     }
 
-    fn begin_lane(&mut self, hello: Option<Hello>, until: Time, now: Time) {
+    fn begin_lane(&mut self, hello: Option<Hello>, lane: LaneConfig, until: Time, now: Time) {
         self.lane_number += 1;
-        let lane = Lane::new(&self.config, now);
+        self.config = self.config.clone().with_lane(lane);
+        let mut lane = Lane::new(&self.config, now);
+        if mutant!(NotExposedAgain) {
+            lane.exposed_count = self.exposed.len();
+        }
         let deadline = (now + self.config.handshake_timeout).min(until);
         self.phase = Phase::Handshake { lane, hello, deadline, origin: Origin::Resume { until } };
     }

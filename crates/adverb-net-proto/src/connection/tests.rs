@@ -107,7 +107,9 @@ impl Pair {
             let bytes = match memory {
                 RegisterMemory::Ring { len } => vec![0; len as usize],
                 RegisterMemory::Message(Payload::Buf(buf)) => buf,
-                RegisterMemory::Message(Payload::Region(region)) => self.memory[side].release(&region),
+                RegisterMemory::Message(Payload::Region(region)) | RegisterMemory::Exposed(region) => {
+                    self.memory[side].release(&region)
+                }
             };
             connection.handle_registered(id, self.memory[side].register(bytes), now);
             return true;
@@ -143,7 +145,9 @@ impl Pair {
                 let is_new = hello.session.is_none_or(|session| session.received.is_none());
                 match &mut self.sides[1 - side] {
                     None => self.sides[1] = Some(Connection::accept(self.config.clone(), hello, now)),
-                    Some(connection) if side == 0 => assert!(!is_new && connection.resume(hello, now)),
+                    Some(connection) if side == 0 => {
+                        assert!(!is_new && connection.resume(hello, self.config.lane(), now));
+                    }
                     Some(connection) => connection.handle_hello(&mut self.memory[1 - side], &bytes, now),
                 }
                 (Tag::Hello, None)
@@ -381,7 +385,7 @@ fn a_session_resumes_and_replays() {
     assert!(matches!(pair.events[0].last(), Some(Event::Redial { session: [1, ..] })));
     assert_eq!(pair.send(0, b"later"), Err(SendError::WouldBlock));
     pair.is_broken = false;
-    assert!(pair.side(0).0.attach(Time::ZERO));
+    assert!(pair.side(0).0.attach(Config::default().lane(), Time::ZERO));
     pair.run();
     pair.send(0, b"three").expect("credits");
     pair.run();
@@ -391,7 +395,7 @@ fn a_session_resumes_and_replays() {
     assert_eq!(pair.recv_bytes(1), b"three");
     assert_eq!(pair.recv(1), Received::Pending);
     assert!(pair.events[1].contains(&Event::Established { lane: 1 }));
-    assert!(!pair.side(0).0.attach(Time::ZERO));
+    assert!(!pair.side(0).0.attach(Config::default().lane(), Time::ZERO));
 }
 
 #[test]
@@ -401,7 +405,7 @@ fn an_unknown_session_ends_with_the_unacknowledged_messages() {
     pair.send(0, b"lost").expect("credits");
     pair.run();
     assert!(pair.side(0).0.take_unacknowledged().is_empty());
-    pair.side(0).0.attach(Time::ZERO);
+    pair.side(0).0.attach(Config::default().lane(), Time::ZERO);
     let (connection, memory) = pair.side(0);
     connection.handle_hello(memory, &Hello::unknown_session().emit(), Time::ZERO);
     pair.run();
@@ -469,3 +473,6 @@ fn memory_that_cannot_be_registered_ends_the_connection() {
     assert_eq!(connection.poll_event(), Some(Event::Closed(EndReason::OutOfMemory)));
     assert_eq!(connection.poll_event(), Some(Event::Release(region)));
 }
+
+#[path = "one_sided_tests.rs"]
+mod one_sided;

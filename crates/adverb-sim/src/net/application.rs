@@ -1,9 +1,14 @@
 //! The application of one side, and what it expects.
 
-use adverb_net_proto::{Connection, EndReason, PhaseKind, Received, SendError};
+use adverb_net_proto::{Connection, EndReason, ExposedRegion, PhaseKind, Received, SendError};
 use adverb_proto::Time;
 
 use super::memory::{ModelRegion, ProcessMemory};
+
+/// The application exposes a region once in so many messages.
+const EXPOSE_INTERVAL: u64 = 7;
+/// The length of an exposed region.
+const EXPOSED_LEN: u32 = 40;
 
 type ModelConnection = Connection<Vec<u8>, ModelRegion>;
 
@@ -55,6 +60,12 @@ pub(super) struct Application {
     pub(super) is_hung: bool,
     pub(super) end: Option<EndReason>,
     pub(super) unacknowledged: Vec<u64>,
+    /// The number of regions that were exposed.
+    exposed_count: u64,
+    /// The regions that the peer has exposed over the current lane, in order.
+    peer_exposed: Vec<ExposedRegion>,
+    /// The number of reads of the peer's regions that the application will still post.
+    reads_left: u32,
     pub(super) violation: Option<String>,
 }
 
@@ -83,6 +94,9 @@ impl Application {
             is_hung: false,
             end: None,
             unacknowledged: Vec::new(),
+            exposed_count: 0,
+            peer_exposed: Vec::new(),
+            reads_left: 100,
             violation: None,
         }
     }
@@ -116,6 +130,11 @@ impl Application {
             return self.perform_ending(connection, memory, now);
         };
         let Some(limits) = connection.limits() else { return false };
+        if self.sent % EXPOSE_INTERVAL == EXPOSE_INTERVAL / 2
+            && self.exposed_count <= self.sent / EXPOSE_INTERVAL
+        {
+            return self.expose_next(connection, memory, limits.lane);
+        }
         let bytes = content(self.side, self.sent, planned.len);
         let result = if planned.is_rendezvous || planned.len > limits.eager {
             let region = memory.register(bytes);
@@ -134,6 +153,62 @@ impl Application {
             Err(_) => return false,
         }
         true
+    }
+
+    /// Exposes a region. Its name is its number.
+    fn expose_next(
+        &mut self,
+        connection: &mut ModelConnection,
+        memory: &mut ProcessMemory,
+        lane: u32,
+    ) -> bool {
+        let number = self.exposed_count;
+        let region = memory.register(content(self.side, number, EXPOSED_LEN));
+        match connection.expose(memory, &number.to_string(), region, 1, lane) {
+            Ok(()) => {
+                self.exposed_count += 1;
+                true
+            }
+            Err((error, region)) => {
+                memory.release(&region);
+                if let SendError::Ended(_) = error {
+                    self.progress = Progress::Ended;
+                }
+                false
+            }
+        }
+    }
+
+    /// Notes that a lane is established, over which the peer exposes its regions again.
+    pub(super) fn lane_established(&mut self) {
+        self.peer_exposed.clear();
+    }
+
+    /// Notes that the peer exposes a region.
+    pub(super) fn add_exposed(&mut self, name: &str, region: ExposedRegion) {
+        if *name != self.peer_exposed.len().to_string() {
+            self.violate(format!("region {name} was announced out of order"));
+        }
+        self.peer_exposed.push(region);
+    }
+
+    /// Returns the peer's region that the application reads next, if the application wants to read one.
+    pub(super) fn next_read(&self) -> Option<ExposedRegion> {
+        let is_reading = !self.is_hung && self.is_sending() && self.reads_left > 0;
+        self.peer_exposed.last().copied().filter(|_| is_reading)
+    }
+
+    /// Notes that a read was posted.
+    pub(super) fn read_posted(&mut self) {
+        self.reads_left -= 1;
+    }
+
+    /// Checks the bytes of the peer's region.
+    pub(super) fn check_read(&mut self, bytes: &[u8]) {
+        let regions = self.peer_exposed.len() as u64;
+        if !(0..=regions).any(|number| content(1 - self.side, number, EXPOSED_LEN) == bytes) {
+            self.violate("a read of the peer's region returned other bytes".to_owned());
+        }
     }
 
     fn perform_ending(

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 
 use adverb_net_proto::{
-    Completed, Config, Connection, EndReason, Event, HELLO_LEN, Hello, PhaseKind, Post, Register,
+    Completed, Config, Connection, EndReason, Event, HELLO_LEN, Hello, Payload, PhaseKind, Post, Register,
     RegisterMemory, Tag,
 };
 use adverb_proto::Time;
-use adverb_proto::types::{CompletedOperation, Completion, Segment, SendFlags, SendOperation};
+use adverb_proto::types::{CompletedOperation, Completion, RemoteAddress, Segment, SendFlags, SendOperation};
 
 use super::application::{Application, Progress};
 use super::memory::{ModelRegion, ProcessMemory};
@@ -227,7 +227,7 @@ impl World {
     /// Performs a step. Returns whether anything was done.
     pub(super) fn act(&mut self, action: Action) -> bool {
         let done = match action {
-            Action::Send(side) => self.with_application(side, Application::send_next),
+            Action::Send(side) => self.with_application(side, Application::send_next) | self.operate(side),
             Action::Receive(side) => self.with_application(side, Application::receive_next),
             Action::Close(side) => self.with_application(side, Application::close),
             Action::Register(side) => self.register(side),
@@ -301,6 +301,10 @@ impl World {
                 connection.handle_registered(id, memory.register_ring(len), now);
                 true
             }
+            Some(Register { id, memory: RegisterMemory::Exposed(region) }) => {
+                connection.handle_registered(id, memory.register_payload(Payload::Region(region)), now);
+                true
+            }
             Some(Register { id, memory: RegisterMemory::Message(payload) }) => {
                 connection.handle_registered(id, memory.register_payload(payload), now);
                 true
@@ -341,6 +345,38 @@ impl World {
             Post::Probe { remote } => (Tag::Probe, SendOperation::Write(remote), None, true),
             Post::Read { buf, remote } => (Tag::Read, SendOperation::Read(remote), Some(buf), true),
         };
+        self.post_send(side, tag, operation, buf, is_signaled);
+        true
+    }
+
+    /// Posts reads of the peer's region, as many as the send queue has room for, and at most 20.
+    fn operate(&mut self, side: usize) -> bool {
+        let lane = self.sides[side].lane;
+        let mut count = 0;
+        while count < 20
+            && self.rc(lane).is_some_and(|rc| rc.is_end_working(side))
+            && let Side { connection: Some(connection), application, .. } = &mut self.sides[side]
+            && let Some(region) = application.next_read()
+            && connection.post_operation(connection.lane()).is_ok()
+        {
+            application.read_posted();
+            let remote = RemoteAddress { addr: region.addr, rkey: region.rkey };
+            let buf = vec![0; region.len as usize];
+            self.post_send(side, Tag::Operation, SendOperation::Read(remote), Some(buf), true);
+            count += 1;
+        }
+        count > 0
+    }
+
+    fn post_send(
+        &mut self,
+        side: usize,
+        tag: Tag,
+        operation: SendOperation,
+        buf: Option<Vec<u8>>,
+        is_signaled: bool,
+    ) {
+        let lane = self.sides[side].lane;
         let view = &mut self.sides[side];
         let local = buf.map(|buf| view.memory.lend(buf));
         view.next_wr_id += 1;
@@ -353,7 +389,6 @@ impl World {
         {
             self.violate("the send queue overflowed");
         }
-        true
     }
 
     fn execute(&mut self, side: usize) -> bool {
@@ -403,7 +438,8 @@ impl World {
         }
         let Some(completion) = self.rc(Some(lane)).and_then(|rc| rc.poll_send(side)) else { return false };
         let now = self.now;
-        let Side { connection: Some(connection), memory, posted, .. } = &mut self.sides[side] else {
+        let Side { connection: Some(connection), memory, posted, application, .. } = &mut self.sides[side]
+        else {
             return true;
         };
         while let Some(Posted { wr_id, tag, addr }) = posted.pop_front() {
@@ -411,6 +447,9 @@ impl World {
             if wr_id < completion.wr_id {
                 connection.handle_completion(memory, Completed::Sent { tag, buf }, now);
                 continue;
+            }
+            if let (Tag::Operation, Ok(_), Some(bytes)) = (tag, completion.outcome, &buf) {
+                application.check_read(bytes);
             }
             let completed = match completion.outcome {
                 Ok(_) => Completed::Sent { tag, buf },
@@ -456,7 +495,7 @@ impl World {
         }
         let connection = view.connection.as_mut().filter(|_| !is_new);
         let Some(connection) = connection else { return self.reject(side, lane) };
-        if !connection.resume(hello, now) {
+        if !connection.resume(hello, view.config.lane(), now) {
             self.reject(side, lane);
         } else if connection.phase() == PhaseKind::Handshake {
             view.lane = Some(lane);
@@ -525,8 +564,9 @@ impl World {
         if succeeds && self.sides[1 - side].process != Process::Dead {
             let lane = self.connect();
             self.sides[side].lane = Some(lane);
-            if let Some(connection) = &mut self.sides[side].connection {
-                let _attached = connection.attach(now);
+            let Side { connection, config, .. } = &mut self.sides[side];
+            if let Some(connection) = connection {
+                let _attached = connection.attach(config.lane(), now);
             }
         } else if let Some(connection) = &mut self.sides[side].connection {
             connection.handle_dial_failed(now);
@@ -588,7 +628,11 @@ impl World {
                 Event::Release(region) => drop(view.memory.release(&region)),
                 Event::Drain => view.must_drain = true,
                 Event::Redial { .. } => view.must_dial = true,
-                Event::Established { .. } => view.established_count += 1,
+                Event::Established { .. } => {
+                    view.established_count += 1;
+                    view.application.lane_established();
+                }
+                Event::Exposed { name, region } => view.application.add_exposed(&name, region),
                 Event::Closed(reason) => {
                     if reason == EndReason::PeerClosed && is_peer_open {
                         self.violation

@@ -1,0 +1,123 @@
+//! One-sided access, streams, and the numbers of writes.
+
+use super::*;
+
+const TABLE: &[u8] = &[5; 64];
+
+impl Pair {
+    fn expose(&mut self, side: usize, name: &str) -> Result<(), SendError> {
+        let (connection, memory) = self.side(side);
+        let region = memory.register(TABLE.to_vec());
+        let lane = connection.lane();
+        connection.expose(memory, name, region, 3, lane).map_err(|(error, region)| {
+            memory.release(&region);
+            error
+        })
+    }
+
+    /// Returns the name and the key of each region that the other side has announced to this side.
+    fn exposed(&self, side: usize) -> Vec<(&str, u32)> {
+        let exposed = |event| match event {
+            &Event::Exposed { ref name, region } => Some((name.as_str(), region.rkey)),
+            _ => None,
+        };
+        self.events[side].iter().filter_map(exposed).collect()
+    }
+}
+
+#[test]
+fn regions_are_announced_again_before_messages_are_replayed() {
+    let mut pair = Pair::new(resumable());
+    pair.expose(0, "table").expect("credits");
+    pair.send(0, b"zero").expect("credits");
+    pair.run();
+    let [("table", first)] = pair.exposed(1)[..] else { panic!("{:?}", pair.events[1]) };
+    pair.is_broken = true;
+    pair.send(0, b"one").expect("credits");
+    pair.run();
+    assert_eq!(pair.expose(0, "late"), Err(SendError::WouldBlock));
+    assert_eq!(pair.side(0).0.post_operation(0), Err(SendError::StaleRegion));
+    pair.is_broken = false;
+    pair.events[1].clear();
+    let lane = pair.config.lane();
+    assert!(pair.side(0).0.attach(lane, Time::ZERO));
+    pair.run();
+    let [("table", second)] = pair.exposed(1)[..] else { panic!("{:?}", pair.events[1]) };
+    assert_ne!(first, second);
+    assert!(!pair.memory[0].regions.contains_key(&first) && pair.memory[0].regions[&second] == TABLE);
+    assert_eq!([pair.recv_bytes(1), pair.recv_bytes(1)], [b"zero".to_vec(), b"one".to_vec()]);
+    // The end of the connection releases the region.
+    pair.side(0).0.abort();
+    pair.run();
+    assert!(pair.memory[0].regions.is_empty());
+}
+
+#[test]
+fn a_name_or_region_that_does_not_fit_is_returned() {
+    let mut pair = Pair::new(small());
+    let name = "x".repeat(MAX_NAME_LEN + 1);
+    assert!(matches!(pair.expose(0, &name), Err(SendError::TooLong { len: 65, max: 64 })));
+    let (connection, memory) = pair.side(0);
+    let region = memory.register(TABLE.to_vec());
+    assert!(matches!(connection.expose(memory, "a", region, 1, 7), Err((SendError::StaleRegion, _))));
+    connection.shutdown();
+    assert_eq!(pair.expose(0, "b"), Err(SendError::Shutdown));
+}
+
+#[test]
+fn operations_share_the_send_queue() {
+    let mut pair = Pair::new(small());
+    let depth = pair.config.clone().clamped().send_queue_depth();
+    let (connection, memory) = pair.side(0);
+    for _ in 0..depth {
+        connection.post_operation(0).expect("the queue has room");
+    }
+    assert_eq!(connection.post_operation(0), Err(SendError::WouldBlock));
+    // A message waits for the queue.
+    connection.send(memory, b"message", None).expect("there are credits");
+    let write = connection.last_write();
+    assert!(connection.poll_post(memory, Time::ZERO).is_none() && !connection.is_posted(write));
+    connection.handle_completion(memory, Completed::Sent { tag: Tag::Operation, buf: None }, Time::ZERO);
+    assert!(connection.poll_post(memory, Time::ZERO).is_some() && connection.is_posted(write));
+    // A refused operation fails the lane.
+    connection.handle_completion(memory, Completed::Sent { tag: Tag::Operation, buf: None }, Time::ZERO);
+    connection.post_operation(0).expect("the queue has room");
+    connection.handle_operation_refused(Time::ZERO);
+    assert_eq!(connection.phase(), PhaseKind::Draining);
+    assert!(matches!(connection.post_operation(0), Err(SendError::Ended(EndReason::LaneFailed))));
+}
+
+#[test]
+fn parts_of_a_stream_fill_writes() {
+    let mut pair =
+        Pair::new(Config { eager_threshold: 16, recv_ring_size: 8192, max_message_size: 4096, ..small() });
+    let (connection, memory) = pair.side(0);
+    // A quarter of the ring, without the header.
+    assert_eq!(connection.stream_len(10_000), Some(2032));
+    assert_eq!(connection.stream_len(3), Some(3));
+    assert!(matches!(
+        connection.send_with(memory, 2033, None, |_| ()),
+        Err(SendError::TooLong { len: 2033, max: 2032 })
+    ));
+    assert!(connection.can_post(2032) && connection.can_send_region());
+    connection.send_with(memory, 2032, None, |out| out.fill(7)).expect("credits");
+    assert!(!connection.can_post(0));
+    pair.run();
+    assert_eq!(pair.recv_bytes(1), [7; 2032]);
+    assert!(pair.side(0).0.is_delivered());
+}
+
+#[test]
+fn delivery_is_confirmed_by_a_probe() {
+    let mut pair = Pair::new(small());
+    let (connection, memory) = pair.side(0);
+    connection.confirm();
+    assert_eq!(connection.poll_post(memory, Time::ZERO), None);
+    connection.send(memory, b"message", None).expect("credits");
+    let Some(Post::Write { is_signaled: false, .. }) = connection.poll_post(memory, Time::ZERO) else {
+        panic!("a write")
+    };
+    connection.confirm();
+    assert!(matches!(connection.poll_post(memory, Time::ZERO), Some(Post::Probe { .. })));
+    assert!(!connection.is_delivered());
+}
