@@ -18,12 +18,12 @@ use adverb_wire::cm::Timeout;
 use adverb_wire::{MAX_HEADER_LEN, Packet, Psn, Qpn, RnrTimer};
 
 /// Counts allocations.
-struct Counting;
+struct CountingAllocator;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
 // SAFETY: every call goes to the system's allocator as it came; counting touches no memory of theirs.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the caller's promises are passed on.
@@ -43,7 +43,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const BASE: u64 = 0x10_0000;
 const SIZE: usize = 1 << 20;
@@ -52,9 +52,9 @@ const BATCH: usize = 32;
 
 /// How packets go from one device to the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Link {
+enum Transfer {
     /// As headers, and payload where it lies: nothing is copied but into its place.
-    Parts,
+    Split,
     /// As bytes, without an ICRC.
     Bytes,
     /// As bytes, with an ICRC that is computed and checked.
@@ -73,17 +73,17 @@ struct Node {
 }
 
 /// Two devices, whose queue pairs are connected in order.
-struct Loop {
+struct Loopback {
     nodes: [Node; 2],
-    link: Link,
+    transfer: Transfer,
     /// Packets under way: one buffer after the other.
-    wire: Vec<u8>,
+    packets: Vec<u8>,
     ends: Vec<usize>,
     time: u64,
 }
 
-impl Loop {
-    fn new(pairs: usize, link: Link) -> Loop {
+impl Loopback {
+    fn new(pairs: usize, transfer: Transfer) -> Loopback {
         let mut state = 1u64;
         let mut random = move || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -137,7 +137,7 @@ impl Loop {
                 }
             }
         }
-        Loop { nodes, link, wire: Vec::new(), ends: Vec::new(), time: 0 }
+        Loopback { nodes, transfer, packets: Vec::new(), ends: Vec::new(), time: 0 }
     }
 
     /// Posts a batch on one queue pair, carries all packets, and takes all completions.
@@ -158,7 +158,7 @@ impl Loop {
             };
             node.device.post_send(now, node.qpns[qp], &request).unwrap();
         }
-        while self.carry(now, 0) | self.carry(now, 1) {}
+        while self.transfer_packets(now, 0) | self.transfer_packets(now, 1) {}
         let mut completions = 0;
         let node = &mut self.nodes[0];
         while let Some(completion) = node.device.poll_completion(node.cq) {
@@ -169,10 +169,10 @@ impl Loop {
     }
 
     /// Carries all packets of one device to the other, and says whether there were any.
-    fn carry(&mut self, now: Time, from: usize) -> bool {
+    fn transfer_packets(&mut self, now: Time, from: usize) -> bool {
         let [a, b] = &mut self.nodes;
         let (from, to) = if from == 0 { (a, b) } else { (b, a) };
-        let icrc = if self.link == Link::Checked { IcrcCheck::IpId(0) } else { IcrcCheck::Trusted };
+        let icrc = if self.transfer == Transfer::Checked { IcrcCheck::IpId(0) } else { IcrcCheck::Trusted };
         let source = SocketAddr::new(from.address, 0xc000);
         let arrival = RxMeta {
             source,
@@ -183,12 +183,12 @@ impl Loop {
             received_at: None,
         };
         let mut any = false;
-        self.wire.clear();
+        self.packets.clear();
         self.ends.clear();
         while let Some(transmit) = from.device.poll_transmit(now) {
             any = true;
-            match self.link {
-                Link::Parts => {
+            match self.transfer {
+                Transfer::Split => {
                     let payload = match transmit.payload {
                         Payload::Spans([span]) => {
                             let start = span.offset as usize;
@@ -198,15 +198,15 @@ impl Loop {
                     };
                     to.device.handle_split_packet(now, &arrival, &transmit.header, payload, &mut to.memory);
                 }
-                Link::Bytes => write_without_icrc(&transmit, &from.memory, &mut self.wire),
-                Link::Checked => transmit.write_to(&from.memory, 0, &mut self.wire).unwrap(),
+                Transfer::Bytes => write_without_icrc(&transmit, &from.memory, &mut self.packets),
+                Transfer::Checked => transmit.write_to(&from.memory, 0, &mut self.packets).unwrap(),
             }
-            self.ends.push(self.wire.len());
+            self.ends.push(self.packets.len());
         }
-        if self.link != Link::Parts {
+        if self.transfer != Transfer::Split {
             let mut start = 0;
             for end in &self.ends {
-                let packet = Packet::parse(&self.wire[start..*end]).unwrap();
+                let packet = Packet::parse(&self.packets[start..*end]).unwrap();
                 to.device.handle_packet(now, &arrival, &packet, &mut to.memory);
                 start = *end;
             }
@@ -216,19 +216,19 @@ impl Loop {
 }
 
 /// Headers, payload, padding, and zeros in place of an ICRC.
-fn write_without_icrc(transmit: &adverb_proto::Transmit<'_>, memory: &HeapMemory, wire: &mut Vec<u8>) {
+fn write_without_icrc(transmit: &adverb_proto::Transmit<'_>, memory: &HeapMemory, packets: &mut Vec<u8>) {
     let length = transmit.payload.len();
     let mut head = [0; MAX_HEADER_LEN];
     let header_len = transmit.header.emit(length, &mut head);
-    wire.extend_from_slice(&head[..header_len]);
+    packets.extend_from_slice(&head[..header_len]);
     if let Payload::Spans([span]) = transmit.payload {
-        let start = wire.len();
-        wire.resize(start + length, 0);
-        memory.read(*span, &mut wire[start..]).unwrap();
+        let start = packets.len();
+        packets.resize(start + length, 0);
+        memory.read(*span, &mut packets[start..]).unwrap();
     } else {
-        transmit.payload.gather(memory, wire).unwrap();
+        transmit.payload.gather(memory, packets).unwrap();
     }
-    wire.extend_from_slice(&[0; 8][..4 + (length.wrapping_neg() & 3)]);
+    packets.extend_from_slice(&[0; 8][..4 + (length.wrapping_neg() & 3)]);
 }
 
 /// Nanoseconds per request: the tenth percentile of many short runs, because others use the machine too, and a run
@@ -252,7 +252,7 @@ const ROUNDS: usize = 50;
 
 /// Just so many rounds of small WRITEs, for somebody who counts instructions.
 fn count(rounds: usize) {
-    let mut small = Loop::new(1, Link::Parts);
+    let mut small = Loopback::new(1, Transfer::Split);
     for _ in 0..rounds {
         assert_eq!(small.round(0, 8, 1), BATCH);
     }
@@ -265,8 +265,8 @@ fn main() {
     }
     let runs = if std::env::args().any(|arg| arg == "--test") { 2 } else { 1000 };
 
-    for link in [Link::Parts, Link::Bytes, Link::Checked] {
-        let mut small = Loop::new(1, link);
+    for transfer in [Transfer::Split, Transfer::Bytes, Transfer::Checked] {
+        let mut small = Loopback::new(1, transfer);
         small.round(0, 8, 1);
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         let nanos = measure(runs, || {
@@ -275,7 +275,7 @@ fn main() {
         // The measurements themselves go into one vector.
         let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before - 1;
         println!(
-            "8-byte WRITE, {link:?}: {nanos:.1} ns each, {:.2} M/s; {allocations} allocations in {} requests",
+            "8-byte WRITE, {transfer:?}: {nanos:.1} ns each, {:.2} M/s; {allocations} allocations in {} requests",
             1000.0 / nanos,
             runs * ROUNDS * BATCH
         );
@@ -290,14 +290,14 @@ fn main() {
         }
         black_box(&mut to);
     });
-    for link in [Link::Parts, Link::Bytes, Link::Checked] {
-        let mut large = Loop::new(1, link);
+    for transfer in [Transfer::Split, Transfer::Bytes, Transfer::Checked] {
+        let mut large = Loopback::new(1, transfer);
         let nanos = measure(runs, || {
             large.round(0, 4096, 1);
         });
         assert_eq!(large.nodes[1].memory.bytes(large.nodes[1].storage)[0], 1, "the bytes have come");
         println!(
-            "4 KiB WRITE, {link:?}: {nanos:.1} ns each, {:.2} GB/s, {:.0} % of memcpy ({copy:.1} ns)",
+            "4 KiB WRITE, {transfer:?}: {nanos:.1} ns each, {:.2} GB/s, {:.0} % of memcpy ({copy:.1} ns)",
             4096.0 / nanos,
             100.0 * copy / nanos
         );
@@ -305,7 +305,7 @@ fn main() {
 
     let mut costs = Vec::new();
     for pairs in [10, 10_000, 100_000] {
-        let mut many = Loop::new(pairs, Link::Parts);
+        let mut many = Loopback::new(pairs, Transfer::Split);
         // Rings grow in the first rounds.
         for qp in 0..if runs < 100 { 2 } else { pairs } {
             many.round(qp, 8, 1);

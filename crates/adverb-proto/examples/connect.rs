@@ -31,48 +31,48 @@ use nix::sys::socket::{setsockopt, sockopt::SetStruct};
 const PORTS: [u16; 2] = [7471, 7174];
 /// The number of the queue pair that isn't there.
 const QPN: Qpn = Qpn::truncate(0x4242);
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let mut station = match words[..] {
-        [local, ..] => Station::new(local.parse()?)?,
+    let mut endpoint = match words[..] {
+        [local, ..] => CmEndpoint::new(local.parse()?)?,
         [] => return Err("usage: connect LOCAL (listen | connect REMOTE | resolve REMOTE)".into()),
     };
-    let deadline = station.now() + PATIENCE;
-    let (local, local_qp) = (station.local, LocalQp::new(QPN));
+    let deadline = endpoint.now() + TIMEOUT;
+    let (local, local_qp) = (endpoint.local, LocalQp::new(QPN));
     let [connections, datagrams] = [ServiceId::tcp_port(PORTS[0]), ServiceId::udp_port(PORTS[1])];
     match words[1..] {
         ["listen"] => {
             let transport = Transport::Rc;
             let listen =
                 ListenParams { service: connections, bind: BindAddr::Address(local), transport, backlog: 1 };
-            station.manager.listen(listen)?;
+            endpoint.manager.listen(listen)?;
         }
         ["connect", remote] => {
             let addrs = AddrPair { local, remote: remote.parse()? };
             let mut connect = ConnectParams::new(addrs, connections, local_qp, deadline);
             connect.source_port = 40_000;
-            station.manager.connect(station.now(), &connect, &mut random)?;
+            endpoint.manager.connect(endpoint.now(), &connect, &mut random)?;
         }
         ["resolve", remote] => {
             let addrs = AddrPair { local, remote: remote.parse()? };
             let resolve =
                 ResolveParams { addrs, service: datagrams, source_port: 40_000, private_data: &[], deadline };
-            station.manager.resolve_service(station.now(), &resolve, &mut random)?;
+            endpoint.manager.resolve_service(endpoint.now(), &resolve, &mut random)?;
         }
         _ => return Err("listen, connect REMOTE, or resolve REMOTE".into()),
     }
-    while station.now() < deadline {
-        if station.step()? {
+    while endpoint.now() < deadline {
+        if endpoint.step()? {
             return Ok(());
         }
     }
     Err("it took too long".into())
 }
 
-struct Station {
+struct CmEndpoint {
     local: IpAddr,
     socket: UdpSocket,
     manager: Manager,
@@ -80,14 +80,14 @@ struct Station {
     psn: u32,
 }
 
-impl Station {
-    fn new(local: IpAddr) -> Result<Station, Box<dyn Error>> {
+impl CmEndpoint {
+    fn new(local: IpAddr) -> Result<CmEndpoint, Box<dyn Error>> {
         let socket = UdpSocket::bind((local, ROCE_PORT))?;
         // "Don't fragment" on an unconnected socket: only then is the identification always 0.
         setsockopt(&socket, MtuDiscover, &libc::IP_PMTUDISC_DO)?;
         let ca_guid = u64::from(random()) << 32 | u64::from(random());
         let manager = Manager::new(Config::new(ca_guid));
-        Ok(Station { local, socket, manager, start: Instant::now(), psn: 0 })
+        Ok(CmEndpoint { local, socket, manager, start: Instant::now(), psn: 0 })
     }
 
     fn now(&self) -> Time {
@@ -98,14 +98,14 @@ impl Station {
     fn step(&mut self) -> Result<bool, Box<dyn Error>> {
         self.manager.handle_timeout(self.now());
         while let Some(event) = self.manager.poll_event() {
-            if self.hear(event)? {
+            if self.handle_event(event)? {
                 self.send()?;
                 return Ok(true);
             }
         }
         self.send()?;
-        let wait = self.manager.poll_timeout().map_or(PATIENCE, |next| next - self.now());
-        self.socket.set_read_timeout(Some(wait.clamp(Duration::from_millis(1), PATIENCE)))?;
+        let wait = self.manager.poll_timeout().map_or(TIMEOUT, |next| next - self.now());
+        self.socket.set_read_timeout(Some(wait.clamp(Duration::from_millis(1), TIMEOUT)))?;
         let mut buffer = [0; 2048];
         let (length, source) = match self.socket.recv_from(&mut buffer) {
             Ok(received) => received,
@@ -143,8 +143,8 @@ impl Station {
         Ok(())
     }
 
-    fn hear(&mut self, event: Event) -> Result<bool, Box<dyn Error>> {
-        let (now, deadline) = (self.now(), self.now() + PATIENCE);
+    fn handle_event(&mut self, event: Event) -> Result<bool, Box<dyn Error>> {
+        let (now, deadline) = (self.now(), self.now() + TIMEOUT);
         match event {
             Event::Request(request) => {
                 println!("{:?} wants to connect queue pair {}", request.source, request.remote_qpn);

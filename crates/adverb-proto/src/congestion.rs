@@ -74,7 +74,7 @@ impl Dcqcn {
 }
 
 /// A receiver of marked packets sends one notification in this time (the paper's 50 µs), however many are marked.
-pub(crate) const NOTIFICATION_INTERVAL: Duration = Duration::from_micros(50);
+pub(crate) const CNP_INTERVAL: Duration = Duration::from_micros(50);
 
 /// A notification within this time after another one is a duplicate.
 const REDUCTION_INTERVAL: Duration = Duration::from_micros(4);
@@ -91,7 +91,7 @@ const OVERHEAD: u64 = 90;
 /// The rate control of a queue pair that has received a notification.
 #[derive(Debug)]
 pub(crate) struct Pacer {
-    constants: Dcqcn,
+    params: Dcqcn,
     rate: u64,
     /// The target rate of recovery.
     target: u64,
@@ -110,24 +110,24 @@ pub(crate) struct Pacer {
 }
 
 impl Pacer {
-    pub(crate) fn new(now: Time, mut constants: Dcqcn) -> Pacer {
+    pub(crate) fn new(now: Time, mut params: Dcqcn) -> Pacer {
         // Whatever the constants are: rates that are rates, and steps that end.
-        constants.min_rate = constants.min_rate.max(1000);
-        constants.line_rate = constants.line_rate.max(constants.min_rate);
-        constants.additive_increase = constants.additive_increase.max(constants.line_rate >> 12);
-        constants.increase_interval = constants.increase_interval.max(Duration::from_micros(1));
-        constants.alpha_interval = constants.alpha_interval.max(Duration::from_micros(1));
-        constants.byte_counter = constants.byte_counter.max(1 << 12);
-        constants.gain_shift = constants.gain_shift.min(16);
+        params.min_rate = params.min_rate.max(1000);
+        params.line_rate = params.line_rate.max(params.min_rate);
+        params.additive_increase = params.additive_increase.max(params.line_rate >> 12);
+        params.increase_interval = params.increase_interval.max(Duration::from_micros(1));
+        params.alpha_interval = params.alpha_interval.max(Duration::from_micros(1));
+        params.byte_counter = params.byte_counter.max(1 << 12);
+        params.gain_shift = params.gain_shift.min(16);
         Pacer {
-            constants,
-            rate: constants.line_rate,
-            target: constants.line_rate,
+            params,
+            rate: params.line_rate,
+            target: params.line_rate,
             alpha: ONE,
             reduced_at: Time::ZERO,
-            decay_at: now + constants.alpha_interval,
-            increase_at: now + constants.increase_interval,
-            bytes_left: constants.byte_counter,
+            decay_at: now + params.alpha_interval,
+            increase_at: now + params.increase_interval,
+            bytes_left: params.byte_counter,
             timer_steps: 0,
             byte_steps: 0,
             next: now,
@@ -140,13 +140,12 @@ impl Pacer {
     }
 
     /// Handles a notification: cuts the rate, and restarts recovery.
-    pub(crate) fn congested(&mut self, now: Time) {
-        if now < self.reduced_at + REDUCTION_INTERVAL && self.rate < self.constants.line_rate {
+    pub(crate) fn handle_cnp(&mut self, now: Time) {
+        if now < self.reduced_at + REDUCTION_INTERVAL && self.rate < self.params.line_rate {
             return;
         }
-        self.pass_time(now);
-        let Dcqcn { min_rate, gain_shift, byte_counter, increase_interval, alpha_interval, .. } =
-            self.constants;
+        self.advance(now);
+        let Dcqcn { min_rate, gain_shift, byte_counter, increase_interval, alpha_interval, .. } = self.params;
         self.target = self.rate;
         let cut = u128::from(self.rate) * u128::from(self.alpha) / u128::from(2 * ONE);
         self.rate = self.rate.saturating_sub(cut as u64).max(min_rate);
@@ -161,8 +160,8 @@ impl Pacer {
 
     /// Makes the steps that are due at `now`. This happens on use, so that no timer is needed. After a long idle time
     /// few steps are needed, because they end at the line rate.
-    fn pass_time(&mut self, now: Time) {
-        let Dcqcn { gain_shift, increase_interval, alpha_interval, line_rate, .. } = self.constants;
+    fn advance(&mut self, now: Time) {
+        let Dcqcn { gain_shift, increase_interval, alpha_interval, line_rate, .. } = self.params;
         while self.alpha > 0 && self.decay_at <= now {
             self.alpha -= (self.alpha >> gain_shift).max(1);
             self.decay_at = self.decay_at + alpha_interval;
@@ -186,7 +185,7 @@ impl Pacer {
         if mutant!(RateNeverRecovers) {
             return;
         }
-        let Dcqcn { line_rate, additive_increase, hyper_increase, fast_recovery_steps, .. } = self.constants;
+        let Dcqcn { line_rate, additive_increase, hyper_increase, fast_recovery_steps, .. } = self.params;
         let most = self.timer_steps.max(self.byte_steps);
         let least = self.timer_steps.min(self.byte_steps);
         if least > fast_recovery_steps {
@@ -208,7 +207,7 @@ impl Pacer {
         if mutant!(RateNotEnforced) {
             return false;
         }
-        self.pass_time(now);
+        self.advance(now);
         self.paused = self.next > now;
         self.paused
     }
@@ -221,7 +220,7 @@ impl Pacer {
     /// Accounts for a sent packet.
     pub(crate) fn sent(&mut self, now: Time, payload_len: u32) {
         let bytes = u64::from(payload_len) + OVERHEAD;
-        let Dcqcn { line_rate, byte_counter, .. } = self.constants;
+        let Dcqcn { line_rate, byte_counter, .. } = self.params;
         match self.bytes_left.checked_sub(bytes) {
             Some(left) => self.bytes_left = left,
             None if self.rate >= line_rate => self.bytes_left = byte_counter,
@@ -241,68 +240,68 @@ impl Pacer {
 mod tests {
     use super::*;
 
-    const LINE: u64 = 10_000_000_000;
+    const LINE_RATE: u64 = 10_000_000_000;
 
     fn at(micros: u64) -> Time {
         Time::from_nanos(micros * 1000)
     }
 
     /// A pacer that was told of congestion once, at time 0.
-    fn told() -> Pacer {
-        let mut pacer = Pacer::new(at(0), Dcqcn::new(LINE));
-        pacer.congested(at(0));
+    fn pacer_after_cnp() -> Pacer {
+        let mut pacer = Pacer::new(at(0), Dcqcn::new(LINE_RATE));
+        pacer.handle_cnp(at(0));
         pacer
     }
 
     #[test]
-    fn first_notification_halves_the_rate() {
-        assert_eq!(told().rate(), LINE / 2);
+    fn first_cnp_halves_the_rate() {
+        assert_eq!(pacer_after_cnp().rate(), LINE_RATE / 2);
     }
 
     #[test]
-    fn notifications_within_a_moment_count_once() {
-        let mut pacer = told();
-        pacer.congested(at(3));
-        assert_eq!(pacer.rate(), LINE / 2);
-        pacer.congested(at(50));
-        assert_eq!(pacer.rate(), LINE / 4);
+    fn cnps_within_the_reduction_interval_count_once() {
+        let mut pacer = pacer_after_cnp();
+        pacer.handle_cnp(at(3));
+        assert_eq!(pacer.rate(), LINE_RATE / 2);
+        pacer.handle_cnp(at(50));
+        assert_eq!(pacer.rate(), LINE_RATE / 4);
     }
 
     #[test]
-    fn rate_never_falls_below_its_minimum() {
-        let mut pacer = told();
-        for notification in 1..100 {
-            pacer.congested(at(50 * notification));
+    fn rate_never_falls_below_the_minimum() {
+        let mut pacer = pacer_after_cnp();
+        for next_cnp in 1..100 {
+            pacer.handle_cnp(at(50 * next_cnp));
         }
-        assert_eq!(pacer.rate(), Dcqcn::new(LINE).min_rate);
+        assert_eq!(pacer.rate(), Dcqcn::new(LINE_RATE).min_rate);
     }
 
     #[test]
-    fn fast_recovery_halves_what_is_lost_and_additive_increase_goes_beyond() {
-        let mut pacer = told();
+    fn fast_recovery_halves_the_distance_and_additive_increase_raises_the_target() {
+        let mut pacer = pacer_after_cnp();
         // From half of the line towards all of it: target and line are the same here.
         for (step, left) in [(1, 4), (2, 8), (3, 16), (4, 32), (5, 64)] {
-            pacer.pass_time(at(55 * step));
-            assert_eq!(pacer.rate(), LINE - LINE / left);
+            pacer.advance(at(55 * step));
+            assert_eq!(pacer.rate(), LINE_RATE - LINE_RATE / left);
         }
         // Again, from lower: the target is what the rate was before the cut.
-        pacer.congested(at(55 * 5));
-        let target = LINE - LINE / 64;
+        pacer.handle_cnp(at(55 * 5));
+        let target = LINE_RATE - LINE_RATE / 64;
         for step in 1..=5 {
-            pacer.pass_time(at(55 * (5 + step)));
+            pacer.advance(at(55 * (5 + step)));
         }
         assert!(pacer.rate() < target && pacer.target == target);
-        pacer.pass_time(at(55 * 11));
+        pacer.advance(at(55 * 11));
         assert_eq!(pacer.target, target + 40_000_000, "the sixth step raises the target");
     }
 
     #[test]
-    fn hyper_increase_needs_time_and_bytes() {
-        let mut constants = Dcqcn::new(LINE);
-        constants.byte_counter = 10_000;
-        let mut pacer = Pacer::new(at(0), constants);
-        for notification in 0..20 {
-            pacer.congested(at(50 * notification));
+    fn hyper_increase_needs_both_time_and_byte_steps() {
+        let mut params = Dcqcn::new(LINE_RATE);
+        params.byte_counter = 10_000;
+        let mut pacer = Pacer::new(at(0), params);
+        for next_cnp in 0..20 {
+            pacer.handle_cnp(at(50 * next_cnp));
         }
         let start = 50 * 19;
         let mut now = start;
@@ -310,7 +309,7 @@ mod tests {
         for _ in 0..8 {
             now += 55;
             let before = pacer.target;
-            pacer.pass_time(at(now));
+            pacer.advance(at(now));
             for _ in 0..10 {
                 pacer.sent(at(now), 1000);
             }
@@ -323,19 +322,19 @@ mod tests {
     }
 
     #[test]
-    fn calm_brings_the_line_rate_back_and_makes_the_next_cut_smaller() {
-        let mut pacer = told();
-        pacer.pass_time(at(1_000_000));
-        assert_eq!((pacer.rate(), pacer.alpha), (LINE, 0));
-        pacer.congested(at(1_000_000));
-        assert_eq!(pacer.rate(), LINE, "no estimate of congestion is left");
-        pacer.congested(at(1_000_050));
-        assert!(pacer.rate() < LINE && pacer.rate() > LINE - LINE / 100);
+    fn time_without_cnps_restores_the_line_rate_and_makes_the_next_reduction_smaller() {
+        let mut pacer = pacer_after_cnp();
+        pacer.advance(at(1_000_000));
+        assert_eq!((pacer.rate(), pacer.alpha), (LINE_RATE, 0));
+        pacer.handle_cnp(at(1_000_000));
+        assert_eq!(pacer.rate(), LINE_RATE, "no estimate of congestion is left");
+        pacer.handle_cnp(at(1_000_050));
+        assert!(pacer.rate() < LINE_RATE && pacer.rate() > LINE_RATE - LINE_RATE / 100);
     }
 
     #[test]
-    fn packets_are_spaced_by_the_rate() {
-        let mut pacer = told();
+    fn packets_are_paced_at_the_rate() {
+        let mut pacer = pacer_after_cnp();
         let mut now = at(20);
         let start = now;
         let mut sent = 0u64;
@@ -346,14 +345,14 @@ mod tests {
             pacer.sent(now, 1024);
             sent += 1024 + OVERHEAD;
         }
-        let allowed = (now - start + SLACK).as_nanos() as u64 * (LINE / 2) / 8_000_000_000;
+        let allowed = (now - start + SLACK).as_nanos() as u64 * (LINE_RATE / 2) / 8_000_000_000;
         assert!(sent <= allowed + 2 * 1200 && sent * 10 > allowed * 9, "{sent} of {allowed}");
     }
 
     #[test]
-    fn line_rate_is_kept_to_when_it_is_reached_again() {
-        let mut pacer = told();
-        pacer.pass_time(at(1_000_000));
+    fn line_rate_is_enforced_after_recovery() {
+        let mut pacer = pacer_after_cnp();
+        pacer.advance(at(1_000_000));
         let mut now = at(1_000_000);
         let start = now;
         for _ in 0..1000 {
@@ -362,13 +361,13 @@ mod tests {
             }
             pacer.sent(now, 4096);
         }
-        let wanted = 1000 * (4096 + OVERHEAD) * 8_000_000_000 / LINE;
+        let wanted = 1000 * (4096 + OVERHEAD) * 8_000_000_000 / LINE_RATE;
         let took = (now - start).as_nanos() as u64;
         assert!(took.abs_diff(wanted) * 100 < wanted, "{took} ns for {wanted}");
     }
 
     #[test]
-    fn constants_that_make_no_sense_end_too() {
+    fn invalid_parameters_are_corrected() {
         let nonsense = Dcqcn {
             line_rate: 0,
             min_rate: 0,
@@ -382,10 +381,10 @@ mod tests {
         };
         let mut pacer = Pacer::new(at(0), nonsense);
         for step in 0..100 {
-            pacer.congested(at(step * 7));
+            pacer.handle_cnp(at(step * 7));
             pacer.must_wait(at(step * 100));
             pacer.sent(at(step * 100), u32::MAX);
         }
-        pacer.pass_time(Time::MAX);
+        pacer.advance(Time::MAX);
     }
 }

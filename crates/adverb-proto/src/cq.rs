@@ -49,7 +49,7 @@ pub(crate) struct CompletionQueue {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Pushed {
     /// The completion was added.
-    Quietly,
+    Added,
     /// The completion was added, and the queue was armed for it.
     Event,
     /// The queue was full: the completion is the first one lost.
@@ -93,8 +93,8 @@ impl CompletionQueue {
             times.push_back(time);
         }
         match self.armed {
-            None => Pushed::Quietly,
-            Some(ArmFor::Solicited) if !solicited && completion.outcome.is_ok() => Pushed::Quietly,
+            None => Pushed::Added,
+            Some(ArmFor::Solicited) if !solicited && completion.outcome.is_ok() => Pushed::Added,
             Some(_) => {
                 self.armed = None;
                 Pushed::Event

@@ -20,14 +20,14 @@ use crate::memory::{DeregisterError, DomainError, Keys, Memory, Pd, RegisterErro
 use crate::mutation::mutant;
 use crate::path::{AddressVector, Path, RxMeta};
 use crate::qp::{
-    Context, CreateQpError, ModifyError, Outgoing, OutgoingPayload, PostError, QpConfig, QueuePair, Received,
-    Rings, Transition,
+    Context, CreateQpError, ModifyError, PostError, QpConfig, QueuePair, Received, Rings, Transition,
+    TxPacket, TxPayload,
 };
 use crate::slots::FreeSlots;
 use crate::srq::SharedQueue;
 use crate::stats::Statistics;
 use crate::timer::Timers;
-use crate::trace::{DropReason, EventSink, TraceEvent, is_recording, tell};
+use crate::trace::{DropReason, EventSink, TraceEvent, is_recording, record};
 use crate::transmit::{Payload, Transmit};
 use crate::types::{ArmFor, Completion, PathMtu, RecvRequest, SendRequest, Transport};
 use multicast::Groups;
@@ -359,7 +359,7 @@ impl<S: EventSink> Device<S> {
             // Receive requests name memory of their queue's domain (vol. 1, 10.2.9).
             recv_pd = queue.config.pd;
         }
-        self.keys.hold_domain(config.pd).map_err(|_| CreateQpError::UnknownDomain)?;
+        self.keys.add_domain_user(config.pd).map_err(|_| CreateQpError::UnknownDomain)?;
         if let Some(srq) = config.srq
             && let Some(Some(queue)) = self.srqs.get_mut(srq.0 as usize)
         {
@@ -402,7 +402,7 @@ impl<S: EventSink> Device<S> {
         if let Some(srq) = qp.config.srq
             && let Some(Some(queue)) = self.srqs.get_mut(srq.0 as usize)
         {
-            qp.give_back(queue);
+            qp.return_to_srq(queue);
             queue.users -= 1;
         }
         for cq in [qp.config.send_cq, qp.config.recv_cq] {
@@ -410,7 +410,7 @@ impl<S: EventSink> Device<S> {
                 cq.users -= 1;
             }
         }
-        self.keys.release_domain(qp.config.pd);
+        self.keys.remove_domain_user(qp.config.pd);
         // One that stands in line keeps its slot until its turn comes: looking for it there would be a scan.
         if !qp.queued {
             self.free.push(slot);
@@ -478,7 +478,7 @@ impl<S: EventSink> Device<S> {
     ) -> Result<(), PostError> {
         let slot = self.slot(qpn).ok_or(PostError::UnknownQp)?;
         let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(PostError::UnknownQp) };
-        qp.equip(&mut self.rings);
+        qp.acquire_rings(&mut self.rings);
         with_context!(self, now, |cx| qp.post_send(cx, request, inline))?;
         self.settle(now, slot);
         Ok(())
@@ -505,12 +505,12 @@ impl<S: EventSink> Device<S> {
     pub fn handle_packet(
         &mut self,
         now: Time,
-        arrival: &RxMeta,
+        rx_meta: &RxMeta,
         packet: &Packet<'_>,
         memory: &mut impl Memory,
     ) {
         let received = Received { header: packet.header(), payload: packet.payload() };
-        self.handle(now, arrival, received, Some(packet), memory);
+        self.handle(now, rx_meta, received, Some(packet), memory);
     }
 
     /// Handles a packet whose header and payload are separate: a packet from a device in the same process, whose
@@ -518,21 +518,21 @@ impl<S: EventSink> Device<S> {
     pub fn handle_split_packet(
         &mut self,
         now: Time,
-        arrival: &RxMeta,
+        rx_meta: &RxMeta,
         header: &Header,
         payload: &[u8],
         memory: &mut impl Memory,
     ) {
         // What parsing checks.
         if header.opcode().payload_rule().allows(payload.len()) && payload.len() <= MAX_PACKET_LEN {
-            self.handle(now, arrival, Received { header, payload }, None, memory);
+            self.handle(now, rx_meta, Received { header, payload }, None, memory);
         }
     }
 
     fn handle(
         &mut self,
         now: Time,
-        arrival: &RxMeta,
+        rx_meta: &RxMeta,
         received: Received<'_>,
         packet: Option<&Packet<'_>>,
         memory: &mut impl Memory,
@@ -540,8 +540,8 @@ impl<S: EventSink> Device<S> {
         let header = received.header;
         let qpn = header.dest_qp;
         // A packet for a group never reaches a queue pair by its own number, whichever queue pairs have joined the group.
-        if qpn == Qpn::MULTICAST || arrival.destination.ip().is_multicast() {
-            return self.handle_multicast(now, arrival, received, packet, memory);
+        if qpn == Qpn::MULTICAST || rx_meta.destination.ip().is_multicast() {
+            return self.handle_multicast(now, rx_meta, received, packet, memory);
         }
         let Some(slot) = self.slot(qpn) else {
             return self.drop_packet(now, qpn, header, DropReason::UnknownQp);
@@ -549,21 +549,21 @@ impl<S: EventSink> Device<S> {
         let Some(qp) = self.qps[slot as usize].as_mut() else {
             return self.drop_packet(now, qpn, header, DropReason::UnknownQp);
         };
-        if !qp.is_receiving() {
+        if !qp.can_receive() {
             return self.drop_packet(now, qpn, header, DropReason::WrongState);
         }
-        if !qp.is_peer(arrival) {
+        if !qp.is_peer(rx_meta) {
             return self.drop_packet(now, qpn, header, DropReason::WrongAddress);
         }
         if !qp.is_in_partition(header.pkey) {
             return self.drop_packet(now, qpn, header, DropReason::WrongPkey);
         }
         if let Some(packet) = packet
-            && !qp.incoming().is_intact(arrival, packet)
+            && !qp.icrc_checker().is_intact(rx_meta, packet)
         {
             return self.drop_packet(now, qpn, header, DropReason::WrongIcrc);
         }
-        self.deliver(now, slot, arrival, received, memory);
+        self.deliver(now, slot, rx_meta, received, memory);
     }
 
     /// A packet that passed all checks up to the queue pair.
@@ -572,7 +572,7 @@ impl<S: EventSink> Device<S> {
         &mut self,
         now: Time,
         slot: u32,
-        arrival: &RxMeta,
+        rx_meta: &RxMeta,
         received: Received<'_>,
         memory: &mut impl Memory,
     ) {
@@ -595,13 +595,13 @@ impl<S: EventSink> Device<S> {
         }
         self.stats.packets_received += 1;
         self.stats.bytes_received += received.payload.len() as u64;
-        with_context!(self, now, |cx| qp.handle_packet(cx, arrival, received, memory));
+        with_context!(self, now, |cx| qp.handle_packet(cx, rx_meta, received, memory));
         self.settle(now, slot);
     }
 
     /// Returns the next packet to send. The caller should poll until this method returns `None`.
     pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit<'_>> {
-        let (slot, Outgoing { header, payload, payload_len }) = loop {
+        let (slot, TxPacket { header, payload, payload_len }) = loop {
             let slot = *self.ready.front()?;
             let Some(qp) = self.qps[slot as usize].as_mut() else {
                 // It was destroyed while it stood in line; now its slot is free for another.
@@ -609,14 +609,14 @@ impl<S: EventSink> Device<S> {
                 self.free.push(slot);
                 continue;
             };
-            let outgoing = with_context!(self, now, |cx| qp.poll_transmit(cx));
-            if qp.is_poisoned() {
+            let tx_packet = with_context!(self, now, |cx| qp.poll_transmit(cx));
+            if qp.has_lost_completion() {
                 qp.settle(&mut context!(self, now));
             }
             if let Some(deadline) = qp.deadline() {
                 self.timers.set_no_later(slot, deadline);
             }
-            let Some(outgoing) = outgoing else {
+            let Some(tx_packet) = tx_packet else {
                 // What is left, if anything, waits for the peer or for a timer.
                 qp.queued = false;
                 self.ready.pop_front();
@@ -629,13 +629,13 @@ impl<S: EventSink> Device<S> {
                 self.burst = 0;
                 self.ready.rotate_left(1);
             }
-            break (slot, outgoing);
+            break (slot, tx_packet);
         };
         let qp = self.qps[slot as usize].as_ref()?;
         let payload = match payload {
-            OutgoingPayload::Spans => Payload::Spans(&self.spans),
-            OutgoingPayload::Word(bytes) => Payload::Word(bytes),
-            OutgoingPayload::Inline { first, offset, length } => {
+            TxPayload::Spans => Payload::Spans(&self.spans),
+            TxPayload::Word(bytes) => Payload::Word(bytes),
+            TxPayload::Inline { first, offset, length } => {
                 let (head, tail) = qp.inline(first, offset, length);
                 Payload::Inline(head, tail)
             }
@@ -658,7 +658,7 @@ impl<S: EventSink> Device<S> {
         let now = sent_at.time;
         let Some(slot) = self.slot(qpn) else { return };
         let Some(qp) = self.qps[slot as usize].as_mut() else { return };
-        qp.complete_handed_out(&mut Context { completed_at: sent_at, ..context!(self, now) });
+        qp.complete_polled(&mut Context { completed_at: sent_at, ..context!(self, now) });
         self.settle(now, slot);
     }
 
@@ -673,7 +673,7 @@ impl<S: EventSink> Device<S> {
     /// caller that is about to post a request can delay the acknowledgements and send them together with the request.
     pub fn is_only_acknowledging(&self) -> bool {
         let only = |slot: &u32| self.qps[*slot as usize].as_ref().is_none_or(|qp| qp.is_only_acknowledging());
-        self.ready.len() <= FEW && self.ready.iter().all(only)
+        self.ready.len() <= MAX_ACK_SCAN && self.ready.iter().all(only)
     }
 
     /// Whether a completion queue has completions.
@@ -734,7 +734,7 @@ impl<S: EventSink> Device<S> {
     /// other events itself.
     #[inline]
     pub fn record(&mut self, now: Time, event: impl FnOnce() -> TraceEvent) {
-        tell(&mut self.sink, now, event);
+        record(&mut self.sink, now, event);
     }
 
     /// Passes a [`TraceEvent::Polled`] to the sink for each of the `max` oldest completions of a completion queue. The
@@ -742,7 +742,7 @@ impl<S: EventSink> Device<S> {
     pub fn record_polled(&mut self, now: Time, cq: Cq, max: usize) {
         let Some(Some(queue)) = self.cqs.get(cq.0 as usize) else { return };
         for &Completion { qpn, wr_id, .. } in queue.iter().take(max) {
-            tell(&mut self.sink, now, || TraceEvent::Polled { cq, qpn, wr_id });
+            record(&mut self.sink, now, || TraceEvent::Polled { cq, qpn, wr_id });
         }
     }
 
@@ -773,7 +773,7 @@ impl<S: EventSink> Device<S> {
     #[inline]
     fn settle(&mut self, now: Time, slot: u32) {
         let Some(qp) = self.qps[slot as usize].as_mut() else { return };
-        if qp.is_poisoned() {
+        if qp.has_lost_completion() {
             qp.settle(&mut context!(self, now));
         }
         qp.release(&mut self.rings);
@@ -795,12 +795,12 @@ impl<S: EventSink> Device<S> {
             _ => {}
         }
         let (psn, opcode) = (header.psn, header.opcode());
-        tell(&mut self.sink, now, || TraceEvent::Dropped { qpn, psn, opcode, reason });
+        record(&mut self.sink, now, || TraceEvent::Dropped { qpn, psn, opcode, reason });
     }
 }
 
 /// The maximum number of ready queue pairs that [`Device::is_only_acknowledging`] checks.
-const FEW: usize = 4;
+const MAX_ACK_SCAN: usize = 4;
 
 /// The maximum number of packets that a queue pair sends in a row while others are ready.
 const BURST: u32 = 16;

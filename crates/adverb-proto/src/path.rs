@@ -181,18 +181,18 @@ pub enum IcrcCheck {
 /// The ICRC checker of received packets. It caches the flow of the last addresses: a connection has only one peer, and
 /// datagrams of one sender often arrive together.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Incoming {
+pub(crate) struct IcrcChecker {
     cached: Option<(SocketAddr, SocketAddr, Flow)>,
 }
 
-impl Incoming {
+impl IcrcChecker {
     /// Whether the packet is undamaged (vol. 1, 7.8.1 and Annex A17.3; `rxe_icrc.c`).
     #[inline]
-    pub(crate) fn is_intact(&mut self, arrival: &RxMeta, packet: &Packet<'_>) -> bool {
-        if arrival.icrc == IcrcCheck::Trusted || mutant!(IgnoreIcrc) {
+    pub(crate) fn is_intact(&mut self, rx_meta: &RxMeta, packet: &Packet<'_>) -> bool {
+        if rx_meta.icrc == IcrcCheck::Trusted || mutant!(IgnoreIcrc) {
             return true;
         }
-        let &RxMeta { source, destination, icrc, .. } = arrival;
+        let &RxMeta { source, destination, icrc, .. } = rx_meta;
         let flow = match self.cached {
             Some((from, to, flow)) if from == source && to == destination => flow,
             _ => {
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn source_ports_are_spread_and_never_below_0xc000() {
+    fn source_ports_are_distributed_and_at_least_0xc000() {
         let mut seen = std::collections::HashSet::new();
         for local in 2..200 {
             for remote in 2..200 {
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn source_ports_of_flow_labels_are_those_of_linux() {
+    fn source_ports_of_flow_labels_match_linux() {
         // Computed with `ibv_flow_label_to_udp_sport` of rdma-core's `verbs.h`.
         let ports = [
             (0x0_0000, 0xc000),
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn path_between_two_families_does_not_exist() {
+    fn path_between_two_address_families_is_rejected() {
         let (v4, v6) = ("10.0.0.1".parse().unwrap(), "fd77::1".parse().unwrap());
         assert_eq!(Path::new(v4, v6, 0xc000), None);
         assert!(Path::new(v6, v6, 0xc000).is_some());
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_says_a_port_is_sent_to_and_from_there() {
+    fn packets_use_the_port_that_an_address_carries() {
         let usual: IpAddr = "10.0.0.1".parse().unwrap();
         let at_port = Gid::from("10.0.0.2:4792".parse::<SocketAddr>().unwrap()).ip();
         let there = Path::new(usual, at_port, 0xc123).unwrap();

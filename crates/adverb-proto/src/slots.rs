@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn free_slots_are_used_again_before_the_table_grows() {
+    fn free_slots_are_reused_before_the_table_grows() {
         let (mut free, mut table) = (FreeSlots::default(), Vec::new());
         assert_eq!([10, 11, 12].map(|value| free.occupy(&mut table, value)), [0, 1, 2]);
         free.vacate(&mut table, 0);

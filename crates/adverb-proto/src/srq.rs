@@ -51,13 +51,13 @@ pub(crate) struct SharedQueue {
 
 /// The result of taking a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Taken {
+pub(crate) enum MovedFront {
     /// The queue is empty.
     Nothing,
     /// A request was taken.
     One,
     /// A request was taken, and fewer than the armed limit are left.
-    OneOfFew,
+    BelowLimit,
 }
 
 impl SharedQueue {
@@ -79,22 +79,22 @@ impl SharedQueue {
     }
 
     /// Moves the oldest request to a queue pair, for a message that starts there.
-    pub(crate) fn give_to(&mut self, queue: &mut RecvQueue) -> Taken {
-        if !self.queue.give_to(queue) {
-            return Taken::Nothing;
+    pub(crate) fn move_front_to(&mut self, queue: &mut RecvQueue) -> MovedFront {
+        if !self.queue.move_front_to(queue) {
+            return MovedFront::Nothing;
         }
         if self.len() < self.limit as usize && !mutant!(SrqLimitEventMissing) {
             // Each arming makes one event (vol. 1, 10.2.9).
             self.limit = 0;
-            return Taken::OneOfFew;
+            return MovedFront::BelowLimit;
         }
-        Taken::One
+        MovedFront::One
     }
 
     /// Takes back a request that the queue pair will not use.
-    pub(crate) fn take_back(&mut self, queue: &mut RecvQueue) {
+    pub(crate) fn return_front_of(&mut self, queue: &mut RecvQueue) {
         if !mutant!(SrqRequestLost) {
-            self.queue.take_back(queue);
+            self.queue.return_front_of(queue);
         }
     }
 

@@ -98,14 +98,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_have_names_of_their_own() {
+    fn counter_names_are_unique() {
         let names: std::collections::HashSet<_> =
             Statistics::default().counters().map(|(name, _)| name).collect();
         assert_eq!(names.len(), Statistics::default().counters().len());
     }
 
     #[test]
-    fn counter_under_a_name_is_that_of_its_field() {
+    fn counter_names_match_their_fields() {
         let statistics = Statistics { rnr_naks_sent: 7, cnps_received: 9, ..Statistics::default() };
         let counted: Vec<_> = statistics.counters().filter(|(_, count)| *count > 0).collect();
         assert_eq!(counted, [("send_rnr_err", 7), ("rp_cnp_handled", 9)]);

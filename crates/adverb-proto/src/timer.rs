@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn timers_fire_in_order_of_time_whatever_was_set_and_cleared() {
+    fn timers_expire_in_order_after_any_sets_and_clears() {
         let mut timers = Timers::default();
         let mut state = 1u64;
         let mut wanted = vec![None; 200];
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_set_to_a_later_time_keeps_its_earlier_one() {
+    fn a_timer_set_to_a_later_time_keeps_its_earlier_time() {
         let mut timers = Timers::default();
         timers.set_no_later(3, at(10));
         timers.set_no_later(3, at(20));

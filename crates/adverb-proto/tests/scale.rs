@@ -22,46 +22,46 @@ fn cost(mut call: impl FnMut()) -> Duration {
 /// Compares the cost of making and ending an object while there are few and while there are many. A scan of all objects
 /// would take a thousand times as long.
 #[track_caller]
-fn assert_constant(mut make: impl FnMut(&mut End), mut make_and_end: impl FnMut(&mut End)) {
+fn assert_constant(mut create: impl FnMut(&mut End), mut create_and_destroy: impl FnMut(&mut End)) {
     let mut end = solo();
     let mut cost_at = |count| {
-        (0..count).for_each(|_| make(&mut end));
-        cost(|| make_and_end(&mut end))
+        (0..count).for_each(|_| create(&mut end));
+        cost(|| create_and_destroy(&mut end))
     };
     let (few, many) = (cost_at(10), cost_at(50_000));
     assert!(many < few * 20, "{few:?} for 100 calls with 10 objects, {many:?} with 50,000");
 }
 
 #[test]
-fn making_a_completion_queue_costs_the_same_however_many_there_are() {
-    let make = |end: &mut End| end.device.create_cq(1);
+fn creating_a_completion_queue_has_constant_cost() {
+    let create = |end: &mut End| end.device.create_cq(1);
     assert_constant(
         |end| {
-            make(end);
+            create(end);
         },
         |end| {
-            let cq = make(end);
+            let cq = create(end);
             assert!(end.device.destroy_cq(cq));
         },
     );
 }
 
 #[test]
-fn making_a_shared_receive_queue_costs_the_same_however_many_there_are() {
-    let make = |end: &mut End| end.device.create_srq(SrqConfig::new(end.pd)).unwrap();
+fn creating_a_shared_receive_queue_has_constant_cost() {
+    let create = |end: &mut End| end.device.create_srq(SrqConfig::new(end.pd)).unwrap();
     assert_constant(
         |end| {
-            make(end);
+            create(end);
         },
         |end| {
-            let srq = make(end);
+            let srq = create(end);
             end.device.destroy_srq(srq).unwrap();
         },
     );
 }
 
 #[test]
-fn making_a_protection_domain_costs_the_same_however_many_there_are() {
+fn creating_a_protection_domain_has_constant_cost() {
     assert_constant(
         |end| {
             end.device.create_domain();

@@ -24,10 +24,10 @@ fn stamps(end: &mut End) -> Vec<(u64, Option<Time>)> {
 }
 
 /// Takes in a forged packet that the link received at `received_at`.
-fn hear_at(end: &mut End, received_at: Time, psn: u32, rc: Rc, payload: &[u8]) {
+fn receive_at(end: &mut End, received_at: Time, psn: u32, rc: Rc, payload: &[u8]) {
     let bytes = end.forge(&Header::new(end.qpn, Psn::wrapping(PSN) + psn, Operation::Rc(rc)), payload);
-    let arrival = RxMeta { received_at: Some(received_at.into()), ..end.arrival() };
-    end.deliver_as(&arrival, &bytes);
+    let rx_meta = RxMeta { received_at: Some(received_at.into()), ..end.rx_meta() };
+    end.deliver_as(&rx_meta, &bytes);
 }
 
 #[test]
@@ -46,9 +46,9 @@ fn a_receive_has_the_time_of_its_last_packet() {
     assert!(end.device.has_timestamps(end.cq));
     end.now = at(1000);
     end.post_recv(7, 0, 600);
-    hear_at(&mut end, at(300), 0, Rc::Send(Send::First), &[1; 256]);
-    hear_at(&mut end, at(400), 1, Rc::Send(Send::Middle), &[2; 256]);
-    hear_at(&mut end, at(500), 2, Rc::Send(Send::Last(None)), &[3; 88]);
+    receive_at(&mut end, at(300), 0, Rc::Send(Send::First), &[1; 256]);
+    receive_at(&mut end, at(400), 1, Rc::Send(Send::Middle), &[2; 256]);
+    receive_at(&mut end, at(500), 2, Rc::Send(Send::Last(None)), &[3; 88]);
     assert_eq!(stamps(&mut end), [(7, Some(at(500)))]);
 }
 
@@ -57,7 +57,7 @@ fn without_a_receive_time_the_time_of_the_call_counts() {
     let mut end = solo_with(&options(Transport::Ud));
     end.now = at(1000);
     end.post_recv(7, 0, 256);
-    end.hear_datagram(Ud { qkey: QKEY, source_qp: Qpn::truncate(0x4567), immediate: None }, b"hello");
+    end.receive_datagram(Ud { qkey: QKEY, source_qp: Qpn::truncate(0x4567), immediate: None }, b"hello");
     assert_eq!(stamps(&mut end), [(7, Some(at(1000)))]);
 }
 
@@ -71,8 +71,8 @@ fn a_reliable_send_has_the_time_of_its_acknowledgement() {
         assert_eq!(transmit.timed, None, "the packet completes nothing");
     }
     end.now = at(1000);
-    hear_at(&mut end, at(600), 0, ack(1), &[]);
-    hear_at(&mut end, at(700), 2, ack(3), &[]);
+    receive_at(&mut end, at(600), 0, ack(1), &[]);
+    receive_at(&mut end, at(700), 2, ack(3), &[]);
     // One acknowledgement covers two requests.
     assert_eq!(stamps(&mut end), [(1, Some(at(600))), (2, Some(at(700))), (3, Some(at(700)))]);
 }
@@ -129,7 +129,7 @@ fn flushed_requests_have_the_time_of_the_transition() {
 }
 
 #[test]
-fn polling_without_timestamps_takes_them_away_as_well() {
+fn polling_without_timestamps_removes_them() {
     let mut end = solo_with(&options(Transport::Ud));
     for wr_id in 1..=3 {
         end.post(wr_id, SendOperation::Send, 0, 8);
@@ -147,7 +147,7 @@ fn completions_that_overflow_the_queue_leave_no_timestamps() {
         end.post(wr_id, SendOperation::Send, 0, 8);
     }
     end.transmits();
-    hear_at(&mut end, at(50), 2, ack(0), &[]);
+    receive_at(&mut end, at(50), 2, ack(0), &[]);
     assert_eq!(stamps(&mut end), [(1, Some(at(50))), (2, Some(at(50)))]);
 }
 
@@ -163,7 +163,7 @@ fn a_timestamp_has_the_source_that_the_caller_named() {
     end.post_recv(7, 0, 256);
     let header = Operation::Ud(Ud { qkey: QKEY, source_qp: Qpn::truncate(0x4567), immediate: None });
     let bytes = end.forge(&Header::new(end.qpn, Psn::ZERO, header), b"hello");
-    end.deliver_as(&RxMeta { received_at: Some(kernel(30)), ..end.arrival() }, &bytes);
+    end.deliver_as(&RxMeta { received_at: Some(kernel(30)), ..end.rx_meta() }, &bytes);
     let stamps: Vec<_> = std::iter::from_fn(|| end.device.poll_timed_completion(end.cq)).collect();
     let stamps: Vec<_> = stamps.into_iter().map(|(completion, stamp)| (completion.wr_id, stamp)).collect();
     // The first request completed when the second was polled, at the process's time.

@@ -13,9 +13,9 @@ use adverb_wire::{CompareSwap, FetchAdd, Flush, Header, NakCode, Operation, Psn,
 
 use harness::{ADDR, ALL, End, Options, PSN, Pair, SIZE, ack, nak, pattern, solo, solo_with};
 
-/// What windows show: `SHOWN` bytes from `START` on.
-const START: u64 = 4096;
-const SHOWN: u64 = 2048;
+/// What windows show: `WINDOW_LEN` bytes from `WINDOW_START` on.
+const WINDOW_START: u64 = 4096;
+const WINDOW_LEN: u64 = 2048;
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
 /// What a region needs for windows that let a peer write.
 const BINDABLE: Access = Access::WINDOW_BIND.union(Access::LOCAL_WRITE);
@@ -28,7 +28,7 @@ fn bindable() -> (End, u32) {
 }
 
 fn window(end: &mut End) -> u32 {
-    let random = end.randomness();
+    let random = end.rng();
     end.device.create_window(end.pd, random).unwrap()
 }
 
@@ -38,7 +38,7 @@ fn next(key: u32) -> u32 {
 }
 
 fn binding(rkey: u32, lkey: u32, access: Access) -> WindowBind {
-    WindowBind { rkey, lkey, addr: ADDR + START, length: SHOWN, access }
+    WindowBind { rkey, lkey, addr: ADDR + WINDOW_START, length: WINDOW_LEN, access }
 }
 
 /// Binds a window, and says how that ended.
@@ -51,7 +51,7 @@ fn try_bind(end: &mut End, bind: WindowBind) -> Status {
 }
 
 /// A window that is bound, by its key.
-fn bound(end: &mut End, region: u32, access: Access) -> u32 {
+fn bound_window(end: &mut End, region: u32, access: Access) -> u32 {
     let key = next(window(end));
     assert_eq!(try_bind(end, binding(key, region, access)), Status::Success);
     key
@@ -62,13 +62,15 @@ fn write(key: u32, va: u64, length: u32) -> Rc {
 }
 
 /// Another reliable connection of the end's device.
-fn another(end: &mut End) -> Qpn {
-    let random = end.randomness();
+fn another_qp(end: &mut End) -> Qpn {
+    let random = end.rng();
     let qpn = end.device.create_qp(QpConfig::rc(end.pd, end.cq, end.cq), random).unwrap();
     let psn = Psn::wrapping(PSN);
-    let receiving = ReadyToReceive::unreliable(Qpn::truncate(0x88), end.path(), PathMtu::Mtu1024, psn);
-    let sending = Transition::ReadyToSend(ReadyToSend::unreliable(psn));
-    for transition in [Transition::Init(Init::new(ALL)), Transition::ReadyToReceive(receiving), sending] {
+    let ready_to_receive = ReadyToReceive::unreliable(Qpn::truncate(0x88), end.path(), PathMtu::Mtu1024, psn);
+    let ready_to_send = Transition::ReadyToSend(ReadyToSend::unreliable(psn));
+    for transition in
+        [Transition::Init(Init::new(ALL)), Transition::ReadyToReceive(ready_to_receive), ready_to_send]
+    {
         end.device.modify_qp(end.now, qpn, &transition).unwrap();
     }
     qpn
@@ -76,9 +78,9 @@ fn another(end: &mut End) -> Qpn {
 
 /// A request that must be refused for lack of rights.
 #[track_caller]
-fn denied(end: &mut End, psn: u32, rc: Rc, payload: &[u8]) {
+fn assert_denied(end: &mut End, psn: u32, rc: Rc, payload: &[u8]) {
     let before = end.memory.bytes(end.storage).to_vec();
-    assert_eq!(end.ask(psn, rc, payload), [(nak(NakCode::RemoteAccess, psn), psn)]);
+    assert_eq!(end.exchange(psn, rc, payload), [(nak(NakCode::RemoteAccess, psn), psn)]);
     assert_eq!(end.state(), QpState::Error);
     assert!(end.memory.bytes(end.storage) == before, "refused requests change nothing");
 }
@@ -87,52 +89,54 @@ fn denied(end: &mut End, psn: u32, rc: Rc, payload: &[u8]) {
 fn peer_writes_and_reads_through_a_window() {
     let mut pair = Pair::new();
     let region = pair.b.register(BINDABLE);
-    let key = bound(&mut pair.b, region, READ_WRITE);
-    let remote = RemoteAddress { addr: ADDR + START, rkey: key };
+    let key = bound_window(&mut pair.b, region, READ_WRITE);
+    let remote = RemoteAddress { addr: ADDR + WINDOW_START, rkey: key };
     pair.a.fill(0, &pattern(2048, 3));
     pair.a.post(1, SendOperation::Write(remote), 0, 2048);
     pair.a.post(2, SendOperation::Read(remote), 8192, 2048);
     pair.run();
     assert_eq!(pair.a.statuses(), [(1, Status::Success), (2, Status::Success)]);
-    assert_eq!(pair.b.bytes(START as usize, 2048), pattern(2048, 3));
+    assert_eq!(pair.b.bytes(WINDOW_START as usize, 2048), pattern(2048, 3));
     assert_eq!(pair.a.bytes(8192, 2048), pattern(2048, 3));
 }
 
 #[test]
 fn peer_does_atomics_through_a_window() {
     let (mut end, region) = bindable();
-    let key = bound(&mut end, region, Access::REMOTE_ATOMIC);
-    let old = end.word(START as usize);
-    end.hear(0, Rc::FetchAdd(FetchAdd { va: ADDR + START, rkey: key, add: 5 }), &[]);
-    assert_eq!(end.word(START as usize), old.wrapping_add(5));
-    let swap = CompareSwap { va: ADDR + START, rkey: key, swap: 9, compare: old.wrapping_add(5) };
-    end.hear(1, Rc::CompareSwap(swap), &[]);
-    assert_eq!(end.word(START as usize), 9);
+    let key = bound_window(&mut end, region, Access::REMOTE_ATOMIC);
+    let old = end.word(WINDOW_START as usize);
+    end.receive(0, Rc::FetchAdd(FetchAdd { va: ADDR + WINDOW_START, rkey: key, add: 5 }), &[]);
+    assert_eq!(end.word(WINDOW_START as usize), old.wrapping_add(5));
+    let swap = CompareSwap { va: ADDR + WINDOW_START, rkey: key, swap: 9, compare: old.wrapping_add(5) };
+    end.receive(1, Rc::CompareSwap(swap), &[]);
+    assert_eq!(end.word(WINDOW_START as usize), 9);
 }
 
 #[test]
-fn window_gives_what_its_region_does_not() {
+fn window_may_grant_access_that_its_region_does_not() {
     let (mut end, region) = bindable();
-    let key = bound(&mut end, region, READ_WRITE);
-    assert_eq!(end.ask(0, write(key, ADDR + START, 4), b"abcd"), [(ack(1), 0)]);
-    denied(&mut end, 1, write(region, ADDR + START, 4), b"abcd");
+    let key = bound_window(&mut end, region, READ_WRITE);
+    assert_eq!(end.exchange(0, write(key, ADDR + WINDOW_START, 4), b"abcd"), [(ack(1), 0)]);
+    assert_denied(&mut end, 1, write(region, ADDR + WINDOW_START, 4), b"abcd");
 }
 
 #[test]
-fn window_shows_no_more_than_its_range() {
-    for va in [START - 1, START + SHOWN - 3, START + SHOWN, 0, u64::MAX - ADDR - 2] {
+fn window_grants_access_only_to_its_range() {
+    for va in
+        [WINDOW_START - 1, WINDOW_START + WINDOW_LEN - 3, WINDOW_START + WINDOW_LEN, 0, u64::MAX - ADDR - 2]
+    {
         let (mut end, region) = bindable();
-        let key = bound(&mut end, region, READ_WRITE);
-        denied(&mut end, 0, write(key, ADDR.wrapping_add(va), 4), b"abcd");
+        let key = bound_window(&mut end, region, READ_WRITE);
+        assert_denied(&mut end, 0, write(key, ADDR.wrapping_add(va), 4), b"abcd");
     }
     let (mut end, region) = bindable();
-    let key = bound(&mut end, region, READ_WRITE);
-    assert_eq!(end.ask(0, write(key, ADDR + START + SHOWN - 4, 4), b"last"), [(ack(1), 0)]);
+    let key = bound_window(&mut end, region, READ_WRITE);
+    assert_eq!(end.exchange(0, write(key, ADDR + WINDOW_START + WINDOW_LEN - 4, 4), b"last"), [(ack(1), 0)]);
 }
 
 #[test]
-fn each_operation_needs_its_right() {
-    let reth = |key| Reth { va: ADDR + START, rkey: key, length: 8 };
+fn each_operation_needs_its_access_right() {
+    let reth = |key| Reth { va: ADDR + WINDOW_START, rkey: key, length: 8 };
     type Make = fn(Reth) -> Rc;
     let operations: [(Access, Make, &[u8]); 5] = [
         (Access::REMOTE_WRITE, |reth| Rc::Write(Write::Only(reth, None)), b"abcdefgh"),
@@ -145,93 +149,93 @@ fn each_operation_needs_its_right() {
             b"",
         ),
     ];
-    for (right, make, payload) in operations {
+    for (right, create, payload) in operations {
         let mut end = solo();
         let region = end.register(ALL | Access::WINDOW_BIND);
-        let key = bound(&mut end, region, Access::REMOTE.difference(right));
-        denied(&mut end, 0, make(reth(key)), payload);
+        let key = bound_window(&mut end, region, Access::REMOTE.difference(right));
+        assert_denied(&mut end, 0, create(reth(key)), payload);
         let mut end = solo();
         let region = end.register(ALL | Access::WINDOW_BIND);
-        let key = bound(&mut end, region, right);
-        end.ask(0, make(reth(key)), payload);
+        let key = bound_window(&mut end, region, right);
+        end.exchange(0, create(reth(key)), payload);
         assert_eq!(end.state(), QpState::ReadyToSend, "{right:?} is enough");
     }
 }
 
 #[test]
-fn flush_of_the_whole_means_the_window() {
+fn flush_of_the_whole_region_flushes_the_window() {
     let mut end = solo();
     let region = end.register(ALL | Access::WINDOW_BIND);
-    let key = bound(&mut end, region, Access::FLUSH_GLOBAL);
+    let key = bound_window(&mut end, region, Access::FLUSH_GLOBAL);
     let range = Reth { va: 0, rkey: key, length: 0 };
     let flush = Flush { global: true, persistent: false, whole_region: true, range };
-    end.ask(0, Rc::Flush(flush), &[]);
+    end.exchange(0, Rc::Flush(flush), &[]);
     assert_eq!(end.state(), QpState::ReadyToSend);
     let flush = Flush { global: false, persistent: true, ..flush };
-    denied(&mut end, 1, Rc::Flush(flush), &[]);
+    assert_denied(&mut end, 1, Rc::Flush(flush), &[]);
 }
 
 #[test]
 fn window_is_for_one_connection() {
     let (mut end, region) = bindable();
-    let key = bound(&mut end, region, READ_WRITE);
-    let other = another(&mut end);
-    let header = Header::new(other, Psn::wrapping(PSN), Operation::Rc(write(key, ADDR + START, 4)));
+    let key = bound_window(&mut end, region, READ_WRITE);
+    let other = another_qp(&mut end);
+    let header = Header::new(other, Psn::wrapping(PSN), Operation::Rc(write(key, ADDR + WINDOW_START, 4)));
     let bytes = end.forge(&header, b"evil");
     end.deliver(&bytes);
-    assert_ne!(end.bytes(START as usize, 4), b"evil");
+    assert_ne!(end.bytes(WINDOW_START as usize, 4), b"evil");
     assert_eq!(end.device.query_qp(other).unwrap().state, QpState::Error);
     end.transmits();
-    assert_eq!(end.ask(0, write(key, ADDR + START, 4), b"good"), [(ack(1), 0)]);
+    assert_eq!(end.exchange(0, write(key, ADDR + WINDOW_START, 4), b"good"), [(ack(1), 0)]);
 }
 
 #[test]
-fn window_that_is_not_bound_shows_nothing() {
+fn unbound_window_grants_no_access() {
     let (mut end, _) = bindable();
     let key = window(&mut end);
-    denied(&mut end, 0, write(key, ADDR + START, 4), b"abcd");
+    assert_denied(&mut end, 0, write(key, ADDR + WINDOW_START, 4), b"abcd");
 }
 
 #[test]
-fn key_of_an_earlier_binding_is_refused() {
+fn key_of_an_earlier_binding_is_rejected() {
     let (mut end, region) = bindable();
-    let old = bound(&mut end, region, READ_WRITE);
+    let old = bound_window(&mut end, region, READ_WRITE);
     end.post(1, SendOperation::LocalInvalidate(old), 0, 0);
     end.transmits();
     end.statuses();
     assert_eq!(try_bind(&mut end, binding(next(old), region, READ_WRITE)), Status::Success);
-    assert_eq!(end.ask(0, write(next(old), ADDR + START, 4), b"abcd"), [(ack(1), 0)]);
-    denied(&mut end, 1, write(old, ADDR + START, 4), b"evil");
+    assert_eq!(end.exchange(0, write(next(old), ADDR + WINDOW_START, 4), b"abcd"), [(ack(1), 0)]);
+    assert_denied(&mut end, 1, write(old, ADDR + WINDOW_START, 4), b"evil");
 }
 
 #[test]
-fn window_that_was_invalidated_here_is_refused() {
+fn locally_invalidated_window_is_rejected() {
     let (mut end, region) = bindable();
-    let key = bound(&mut end, region, READ_WRITE);
+    let key = bound_window(&mut end, region, READ_WRITE);
     end.post(1, SendOperation::LocalInvalidate(key), 0, 0);
     end.transmits();
     let completion = end.completions()[0];
     assert_eq!(completion.outcome.unwrap().operation, CompletedOperation::LocalInvalidate);
-    denied(&mut end, 0, write(key, ADDR + START, 4), b"evil");
+    assert_denied(&mut end, 0, write(key, ADDR + WINDOW_START, 4), b"evil");
 }
 
 #[test]
-fn window_that_the_peer_invalidated_is_refused() {
+fn remotely_invalidated_window_is_rejected() {
     let (mut end, region) = bindable();
-    let key = bound(&mut end, region, READ_WRITE);
+    let key = bound_window(&mut end, region, READ_WRITE);
     end.post_recv(5, 0, 64);
-    assert_eq!(end.ask(0, Rc::SendOnlyInvalidate(key), b"done"), [(ack(1), 0)]);
+    assert_eq!(end.exchange(0, Rc::SendOnlyInvalidate(key), b"done"), [(ack(1), 0)]);
     let expected =
         CompletedOperation::Recv { immediate: None, invalidated: Some(key), source: None, has_grh: false };
     assert_eq!(end.completions()[0].outcome.unwrap().operation, expected);
-    denied(&mut end, 1, write(key, ADDR + START, 4), b"evil");
+    assert_denied(&mut end, 1, write(key, ADDR + WINDOW_START, 4), b"evil");
 }
 
 #[test]
 fn peer_invalidates_only_windows_of_its_own_connection() {
     let (mut end, region) = bindable();
-    let key = bound(&mut end, region, READ_WRITE);
-    let other = another(&mut end);
+    let key = bound_window(&mut end, region, READ_WRITE);
+    let other = another_qp(&mut end);
     let segments = [end.segment(0, 64)];
     let request = adverb_proto::types::RecvRequest { wr_id: 9, tag: 0, segments: &segments };
     end.device.post_recv(end.now, other, &request).unwrap();
@@ -240,14 +244,18 @@ fn peer_invalidates_only_windows_of_its_own_connection() {
     end.deliver(&bytes);
     assert_eq!(end.device.query_qp(other).unwrap().state, QpState::Error);
     end.transmits();
-    assert_eq!(end.ask(0, write(key, ADDR + START, 4), b"good"), [(ack(1), 0)], "it is still bound");
+    assert_eq!(
+        end.exchange(0, write(key, ADDR + WINDOW_START, 4), b"good"),
+        [(ack(1), 0)],
+        "it is still bound"
+    );
 }
 
 #[test]
-fn invalidating_twice_or_what_is_not_bound_fails() {
+fn invalidating_an_unbound_window_fails() {
     for twice in [false, true] {
         let (mut end, region) = bindable();
-        let key = if twice { bound(&mut end, region, READ_WRITE) } else { window(&mut end) };
+        let key = if twice { bound_window(&mut end, region, READ_WRITE) } else { window(&mut end) };
         end.post(1, SendOperation::LocalInvalidate(key), 0, 0);
         end.post(2, SendOperation::LocalInvalidate(key), 0, 0);
         end.transmits();
@@ -258,22 +266,22 @@ fn invalidating_twice_or_what_is_not_bound_fails() {
 }
 
 #[test]
-fn window_is_invalidated_where_it_was_bound() {
+fn window_is_invalidated_only_by_its_queue_pair() {
     let (mut end, region) = bindable();
-    let key = bound(&mut end, region, READ_WRITE);
+    let key = bound_window(&mut end, region, READ_WRITE);
     let here = end.qpn;
-    end.qpn = another(&mut end);
+    end.qpn = another_qp(&mut end);
     end.post(1, SendOperation::LocalInvalidate(key), 0, 0);
     end.transmits();
     assert_eq!(end.statuses(), [(1, Status::LocalQpOperation)]);
     end.qpn = here;
-    assert_eq!(end.ask(0, write(key, ADDR + START, 4), b"good"), [(ack(1), 0)]);
+    assert_eq!(end.exchange(0, write(key, ADDR + WINDOW_START, 4), b"good"), [(ack(1), 0)]);
 }
 
 #[test]
 fn bound_window_is_not_bound_again_without_invalidation() {
     let (mut end, region) = bindable();
-    let key = bound(&mut end, region, READ_WRITE);
+    let key = bound_window(&mut end, region, READ_WRITE);
     assert_eq!(try_bind(&mut end, binding(next(key), region, READ_WRITE)), Status::WindowBind);
     assert_eq!(end.state(), QpState::Error);
 }
@@ -299,14 +307,14 @@ fn owner_chooses_all_eight_bits_of_the_key() {
 }
 
 #[test]
-fn binding_to_what_is_no_window_fails() {
+fn binding_a_key_that_is_not_a_window_fails() {
     let (mut end, region) = bindable();
     let stray = window(&mut end) ^ 0x5500;
     assert_eq!(try_bind(&mut end, binding(stray, region, READ_WRITE)), Status::WindowBind);
 }
 
 #[test]
-fn region_needs_the_right_to_be_bound() {
+fn region_needs_window_bind_access() {
     let mut end = solo();
     let region = end.register(ALL);
     let key = next(window(&mut end));
@@ -314,7 +322,7 @@ fn region_needs_the_right_to_be_bound() {
 }
 
 #[test]
-fn region_needs_local_writing_if_the_window_lets_a_peer_write() {
+fn region_needs_local_write_access_for_a_remotely_writable_window() {
     for (access, expected) in [
         (Access::REMOTE_READ, Status::Success),
         (Access::REMOTE_WRITE, Status::WindowBind),
@@ -328,7 +336,7 @@ fn region_needs_local_writing_if_the_window_lets_a_peer_write() {
 }
 
 #[test]
-fn rights_of_a_window_are_a_peers_and_not_none() {
+fn window_needs_remote_access_rights_only() {
     for access in [Access::empty(), Access::LOCAL_WRITE, Access::WINDOW_BIND | READ_WRITE] {
         let (mut end, region) = bindable();
         let key = next(window(&mut end));
@@ -359,7 +367,7 @@ fn range_of_a_window_lies_within_its_region() {
 }
 
 #[test]
-fn window_region_and_queue_pair_are_of_one_domain() {
+fn window_region_and_queue_pair_must_be_of_one_domain() {
     let (mut end, region) = bindable();
     let domain = end.device.create_domain();
     let foreign = end.register_with(domain, BINDABLE, RemoteInvalidate::Denied);
@@ -367,13 +375,13 @@ fn window_region_and_queue_pair_are_of_one_domain() {
     assert_eq!(try_bind(&mut end, binding(key, foreign, READ_WRITE)), Status::WindowBind);
     let (mut end, _) = bindable();
     let domain = end.device.create_domain();
-    let random = end.randomness();
+    let random = end.rng();
     let key = next(end.device.create_window(domain, random).unwrap());
     assert_eq!(try_bind(&mut end, binding(key, region, READ_WRITE)), Status::WindowBind);
 }
 
 #[test]
-fn region_that_was_invalidated_is_not_shown() {
+fn invalidated_region_cannot_be_bound() {
     let (mut end, region) = bindable();
     end.post(1, SendOperation::LocalInvalidate(region), 0, 0);
     end.transmits();
@@ -383,9 +391,10 @@ fn region_that_was_invalidated_is_not_shown() {
 }
 
 #[test]
-fn region_is_not_deregistered_while_windows_show_it() {
+fn region_is_not_deregistered_while_windows_are_bound() {
     let (mut end, region) = bindable();
-    let keys = [bound(&mut end, region, READ_WRITE), bound(&mut end, region, Access::REMOTE_READ)];
+    let keys =
+        [bound_window(&mut end, region, READ_WRITE), bound_window(&mut end, region, Access::REMOTE_READ)];
     assert_eq!(end.device.deregister(region), Err(DeregisterError::WindowsBound { window_count: 2 }));
     for (id, key) in keys.into_iter().enumerate() {
         end.post(id as u64, SendOperation::LocalInvalidate(key), 0, 0);
@@ -395,43 +404,43 @@ fn region_is_not_deregistered_while_windows_show_it() {
 }
 
 #[test]
-fn region_is_not_invalidated_while_windows_show_it() {
+fn region_is_not_invalidated_while_windows_are_bound() {
     let (mut end, region) = bindable();
-    let key = bound(&mut end, region, READ_WRITE);
+    let key = bound_window(&mut end, region, READ_WRITE);
     end.post(1, SendOperation::LocalInvalidate(region), 0, 0);
     end.transmits();
     assert_eq!(end.statuses(), [(1, Status::LocalQpOperation)]);
     let mut end = solo();
     let region = end.register_with(end.pd, BINDABLE, RemoteInvalidate::Allowed);
-    bound(&mut end, region, READ_WRITE);
+    bound_window(&mut end, region, READ_WRITE);
     end.post_recv(5, 0, 64);
-    assert_eq!(end.ask(0, Rc::SendOnlyInvalidate(region), b"x"), [(nak(NakCode::RemoteAccess, 0), 0)]);
+    assert_eq!(end.exchange(0, Rc::SendOnlyInvalidate(region), b"x"), [(nak(NakCode::RemoteAccess, 0), 0)]);
     assert_ne!(key, 0);
 }
 
 #[test]
-fn destroyed_window_shows_nothing_and_frees_its_region() {
+fn destroyed_window_grants_no_access_and_releases_its_region() {
     let (mut end, region) = bindable();
-    let key = bound(&mut end, region, READ_WRITE);
+    let key = bound_window(&mut end, region, READ_WRITE);
     assert_eq!(end.device.resource_counts().windows, 1);
     assert_eq!(end.device.destroy_window(key), Ok(()));
     assert_eq!(end.device.destroy_window(key), Err(WindowError::UnknownWindow));
     assert_eq!(end.device.resource_counts().windows, 0);
     assert!(end.device.deregister(region).is_ok());
-    denied(&mut end, 0, write(key, ADDR + START, 4), b"evil");
+    assert_denied(&mut end, 0, write(key, ADDR + WINDOW_START, 4), b"evil");
 }
 
 #[test]
-fn window_ends_with_its_queue_pair() {
+fn window_is_unbound_with_its_queue_pair() {
     for destroy in [false, true] {
         let (mut end, region) = bindable();
-        let key = bound(&mut end, region, READ_WRITE);
+        let key = bound_window(&mut end, region, READ_WRITE);
         if destroy {
             end.device.destroy_qp(end.qpn);
         } else {
             end.modify(Transition::Reset);
             end.connect(Qpn::truncate(0x77), &Options::default());
-            denied(&mut end, 0, write(key, ADDR + START, 4), b"evil");
+            assert_denied(&mut end, 0, write(key, ADDR + WINDOW_START, 4), b"evil");
         }
         assert!(end.device.deregister(region).is_ok());
         end.device.destroy_window(key).unwrap();
@@ -439,53 +448,53 @@ fn window_ends_with_its_queue_pair() {
 }
 
 #[test]
-fn window_that_lost_its_queue_pair_is_bound_on_another() {
+fn window_that_lost_its_queue_pair_can_be_bound_on_another() {
     let (mut end, region) = bindable();
-    let key = bound(&mut end, region, READ_WRITE);
-    let other = another(&mut end);
+    let key = bound_window(&mut end, region, READ_WRITE);
+    let other = another_qp(&mut end);
     end.device.destroy_qp(end.qpn);
     end.qpn = other;
     assert_eq!(try_bind(&mut end, binding(next(key), region, READ_WRITE)), Status::Success);
-    assert_eq!(end.ask(0, write(next(key), ADDR + START, 4), b"good"), [(ack(1), 0)]);
+    assert_eq!(end.exchange(0, write(next(key), ADDR + WINDOW_START, 4), b"good"), [(ack(1), 0)]);
 }
 
 #[test]
 fn window_is_looked_up_for_each_packet() {
     let (mut end, region) = bindable();
-    let key = bound(&mut end, region, READ_WRITE);
-    let reth = Reth { va: ADDR + START, rkey: key, length: 2048 };
-    end.hear(0, Rc::Write(Write::First(reth)), &pattern(1024, 1));
+    let key = bound_window(&mut end, region, READ_WRITE);
+    let reth = Reth { va: ADDR + WINDOW_START, rkey: key, length: 2048 };
+    end.receive(0, Rc::Write(Write::First(reth)), &pattern(1024, 1));
     end.post(1, SendOperation::LocalInvalidate(key), 0, 0);
     end.transmits();
     let before = end.memory.bytes(end.storage).to_vec();
     assert_eq!(
-        end.ask(1, Rc::Write(Write::Last(None)), &pattern(1024, 2)),
+        end.exchange(1, Rc::Write(Write::Last(None)), &pattern(1024, 2)),
         [(nak(NakCode::RemoteAccess, 0), 1)]
     );
     assert!(end.memory.bytes(end.storage) == before);
 }
 
 #[test]
-fn read_under_way_ends_when_its_window_does() {
+fn read_response_ends_when_its_window_does() {
     let (mut end, region) = bindable();
-    let key = bound(&mut end, region, READ_WRITE);
-    end.hear(0, Rc::ReadRequest(Reth { va: ADDR + START, rkey: key, length: 2048 }), &[]);
+    let key = bound_window(&mut end, region, READ_WRITE);
+    end.receive(0, Rc::ReadRequest(Reth { va: ADDR + WINDOW_START, rkey: key, length: 2048 }), &[]);
     assert!(end.device.poll_transmit(end.now).is_some());
     end.device.destroy_window(key).unwrap();
-    assert_eq!(end.says(), [(nak(NakCode::RemoteAccess, 1), 1)]);
+    assert_eq!(end.sent(), [(nak(NakCode::RemoteAccess, 1), 1)]);
 }
 
 #[test]
-fn zero_based_window_counts_from_its_beginning() {
+fn zero_based_window_has_addresses_from_zero() {
     let (mut end, region) = bindable();
-    let key = bound(&mut end, region, READ_WRITE | Access::ZERO_BASED);
-    assert_eq!(end.ask(0, write(key, 10, 4), b"here"), [(ack(1), 0)]);
-    assert_eq!(end.bytes(START as usize + 10, 4), b"here");
-    denied(&mut end, 1, write(key, SHOWN - 3, 4), b"evil");
+    let key = bound_window(&mut end, region, READ_WRITE | Access::ZERO_BASED);
+    assert_eq!(end.exchange(0, write(key, 10, 4), b"here"), [(ack(1), 0)]);
+    assert_eq!(end.bytes(WINDOW_START as usize + 10, 4), b"here");
+    assert_denied(&mut end, 1, write(key, WINDOW_LEN - 3, 4), b"evil");
 }
 
 #[test]
-fn binding_waits_for_requests_before_it() {
+fn binding_waits_for_earlier_requests() {
     let (mut end, region) = bindable();
     let key = next(window(&mut end));
     end.post(1, SendOperation::Send, 0, 8);
@@ -493,24 +502,24 @@ fn binding_waits_for_requests_before_it() {
     end.try_post(2, bind, SendFlags::SIGNALED, &[]).unwrap();
     assert_eq!(end.transmits().len(), 1);
     assert_eq!(end.statuses(), []);
-    end.hear_ack(0);
+    end.receive_ack(0);
     end.transmits();
     assert_eq!(end.statuses(), [(1, Status::Success), (2, Status::Success)]);
 }
 
 #[test]
-fn requests_behind_a_binding_go_when_it_is_done() {
+fn requests_after_a_binding_wait_for_it() {
     let (mut end, region) = bindable();
     let key = next(window(&mut end));
     let bind = SendOperation::BindWindow(binding(key, region, READ_WRITE));
     end.try_post(1, bind, SendFlags::empty(), &[]).unwrap();
     end.post(2, SendOperation::Send, 0, 8);
     assert_eq!(end.transmits().len(), 1, "the peer learns of the key when it is good");
-    assert_eq!(end.ask(0, write(key, ADDR + START, 4), b"good"), [(ack(1), 0)]);
+    assert_eq!(end.exchange(0, write(key, ADDR + WINDOW_START, 4), b"good"), [(ack(1), 0)]);
 }
 
 #[test]
-fn binding_brings_no_segments_and_is_not_for_datagrams() {
+fn binding_has_no_segments_and_is_not_supported_by_datagrams() {
     let (mut end, region) = bindable();
     let bind = SendOperation::BindWindow(binding(5, region, READ_WRITE));
     let segments = [end.segment(0, 8)];
@@ -523,34 +532,34 @@ fn binding_brings_no_segments_and_is_not_for_datagrams() {
 fn unreliable_connection_binds_and_invalidates() {
     let mut end = solo_with(&Options { transport: Transport::Uc, ..Options::default() });
     let region = end.register(BINDABLE);
-    let key = bound(&mut end, region, READ_WRITE);
-    let only = |key| Uc::Write(Write::Only(Reth { va: ADDR + START, rkey: key, length: 4 }, None));
-    end.hear_uc(0, only(key), b"good");
-    assert_eq!(end.bytes(START as usize, 4), b"good");
+    let key = bound_window(&mut end, region, READ_WRITE);
+    let only = |key| Uc::Write(Write::Only(Reth { va: ADDR + WINDOW_START, rkey: key, length: 4 }, None));
+    end.receive_uc(0, only(key), b"good");
+    assert_eq!(end.bytes(WINDOW_START as usize, 4), b"good");
     end.post(1, SendOperation::LocalInvalidate(key), 0, 0);
     end.transmits();
     assert_eq!(end.statuses(), [(1, Status::Success)]);
-    end.hear_uc(1, only(key), b"evil");
-    assert_eq!(end.bytes(START as usize, 4), b"good");
+    end.receive_uc(1, only(key), b"evil");
+    assert_eq!(end.bytes(WINDOW_START as usize, 4), b"good");
     assert_eq!(end.device.statistics().messages_dropped, 1);
 }
 
 #[test]
-fn failed_binding_on_an_unreliable_connection_fails_its_send_queue_alone() {
+fn failed_binding_on_an_unreliable_connection_fails_only_its_send_queue() {
     let mut end = solo_with(&Options { transport: Transport::Uc, ..Options::default() });
     end.post_recv(5, 0, 64);
     let key = next(window(&mut end));
     assert_eq!(try_bind(&mut end, binding(key, 1, READ_WRITE)), Status::WindowBind);
     assert_eq!(end.state(), QpState::SendQueueError);
-    end.hear_uc(0, Uc::Send(Send::Only(None)), b"abcd");
+    end.receive_uc(0, Uc::Send(Send::Only(None)), b"abcd");
     assert_eq!(end.statuses(), [(5, Status::Success)]);
 }
 
 #[test]
-fn window_key_is_no_local_key() {
+fn window_key_is_not_a_local_key() {
     let (mut end, region) = bindable();
-    let key = bound(&mut end, region, READ_WRITE);
-    let segment = Segment { addr: ADDR + START, length: 8, lkey: key };
+    let key = bound_window(&mut end, region, READ_WRITE);
+    let segment = Segment { addr: ADDR + WINDOW_START, length: 8, lkey: key };
     end.try_post(1, SendOperation::Send, SendFlags::empty(), &[segment]).unwrap();
     end.transmits();
     assert_eq!(end.statuses(), [(1, Status::LocalProtection)]);
@@ -580,7 +589,7 @@ fn regions_and_windows_never_share_a_key() {
 fn windows_belong_to_their_domain() {
     let mut end = solo();
     let domain = end.device.create_domain();
-    let random = end.randomness();
+    let random = end.rng();
     let key = end.device.create_window(domain, random).unwrap();
     assert!(end.device.destroy_domain(domain).is_err());
     end.device.destroy_window(key).unwrap();

@@ -182,7 +182,7 @@ pub(super) fn drep(transaction_id: u64, dreq: &Dreq) -> Mad {
 }
 
 /// Builds the REJ of a message that belongs to no connection here (`cm_issue_rej` in `cm.c`).
-pub(super) fn rej_stray(
+pub(super) fn rej_unknown(
     transaction_id: u64,
     ids: (u32, u32),
     rejected: MessageKind,

@@ -4,7 +4,7 @@ use core::fmt;
 
 use adverb_wire::cm::{Mad, ServiceId, Timeout};
 
-use super::agenda::Repetition;
+use super::timers::Retransmission;
 use super::{AddrPair, ListenerId, LocalQp, RdAtomicLimits};
 use crate::Time;
 use crate::path::Path;
@@ -93,11 +93,11 @@ pub(super) struct Connection {
     pub(super) retry_count: u8,
     pub(super) rnr_retry: u8,
     /// The message that is retransmitted until it is answered.
-    pub(super) repetition: Option<Repetition<Box<Mad>>>,
+    pub(super) retransmission: Option<Retransmission<Box<Mad>>>,
     /// The end of the current wait.
     pub(super) deadline: Option<Time>,
     /// In timewait: the response to further messages from the peer.
-    pub(super) farewell: Option<Box<Mad>>,
+    pub(super) timewait_response: Option<Box<Mad>>,
     /// The time of the last DREQ that asked whether the peer still has this connection.
     pub(super) last_probe: Option<Time>,
     /// The time under which the connection is in the agenda.
@@ -107,8 +107,8 @@ pub(super) struct Connection {
 impl Connection {
     /// Returns the time of the next retransmission or of the deadline, whichever is earlier.
     pub(super) fn next(&self) -> Option<Time> {
-        let repetition = self.repetition.as_ref().and_then(Repetition::next);
-        [repetition, self.deadline].into_iter().flatten().min()
+        let retransmission = self.retransmission.as_ref().and_then(Retransmission::next);
+        [retransmission, self.deadline].into_iter().flatten().min()
     }
 
     /// Returns the limits on outstanding READs and atomics that both sides support.

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 
 use adverb_wire::cm::{AdditionalInfo, Mad, PrivateData, RejectReason};
 
-use super::agenda::Repetition;
 use super::compose;
 use super::connection::{Connection, QpAttributes, State};
 use super::sidr::Queries;
 use super::table::Table;
+use super::timers::Retransmission;
 use super::{
     AddrPair, CallError, Config, ConnectParams, ConnectionId, Event, ListenParams, ListenerId, LocalQp,
     RdAtomicLimits,
@@ -110,11 +110,11 @@ const MAX_CROWDED_RETRANSMISSIONS: u8 = 1;
 
 /// The maximum number of messages that wait for transmission. Further messages are dropped, as if the network lost
 /// them.
-const MOST_DATAGRAMS: usize = 4096;
+const MAX_DATAGRAMS: usize = 4096;
 
 impl Outbox {
     pub(super) fn send(&mut self, addrs: AddrPair, mad: Mad) {
-        if self.datagrams.len() >= MOST_DATAGRAMS {
+        if self.datagrams.len() >= MAX_DATAGRAMS {
             self.statistics.dropped_sends += 1;
             return;
         }
@@ -215,7 +215,7 @@ impl Manager {
         if connect.peer_to_peer && self.table.by_peer(connect.addrs.remote, connect.service).is_some() {
             return Err(CallError::ServiceInUse(connect.service));
         }
-        let local_id = self.table.fresh_id(random);
+        let local_id = self.table.unused_id(random);
         let mut connection = Connection {
             state: State::ReqSent,
             active: true,
@@ -238,14 +238,14 @@ impl Manager {
             ack_timeout: local_qp.ack_timeout,
             retry_count: local_qp.retry_count,
             rnr_retry: local_qp.rnr_retry,
-            repetition: None,
+            retransmission: None,
             deadline: Some(connect.deadline),
-            farewell: None,
+            timewait_response: None,
             last_probe: None,
             timer: None,
         };
         let req = compose::req(&self.config, &connection, connect)?;
-        connection.repetition = Some(self.repetition(now, req));
+        connection.retransmission = Some(self.retransmission(now, req));
         self.table.insert(connection);
         self.out.send(connect.addrs, req);
         Ok(ConnectionId(local_id))
@@ -299,14 +299,14 @@ impl Manager {
     }
 
     fn send_rep(&mut self, now: Time, id: u32, local_qp: &LocalQp, rep: Mad, deadline: Time) {
-        let repetition = self.repetition(now, rep);
-        if let Some(connection) = self.table.change(id, State::RepSent, Some(deadline)) {
+        let retransmission = self.retransmission(now, rep);
+        if let Some(connection) = self.table.change_state(id, State::RepSent, Some(deadline)) {
             connection.local_qp = Some(*local_qp);
-            connection.repetition = Some(repetition);
+            connection.retransmission = Some(retransmission);
             self.out.send(connection.addrs, rep);
         }
-        self.table.enter(id);
-        self.table.settle(id);
+        self.table.add_to_indexes(id);
+        self.table.update_timer(id);
     }
 
     /// Completes a connection that the peer has [accepted](Event::Accepted). The queue pair must be ready to send. The
@@ -322,7 +322,7 @@ impl Manager {
         match (connection.state, connection.local_qp) {
             (State::RepReceived, _) => {
                 self.out.send(connection.addrs, compose::rtu(connection));
-                self.established(id.0);
+                self.set_established(id.0);
             }
             (State::ReqReceived, Some(local_qp)) => {
                 let rep = compose::rep(&self.config, connection, &local_qp, &[])?;
@@ -373,7 +373,7 @@ impl Manager {
     pub fn disconnect(&mut self, now: Time, id: ConnectionId, deadline: Time) -> Result<(), CallError> {
         if let Some(connection) = self.table.get_mut(id.0).filter(|known| known.state == State::DreqSent) {
             connection.deadline = Some(connection.deadline.map_or(deadline, |at| at.min(deadline)));
-            self.table.settle(id.0);
+            self.table.update_timer(id.0);
             return Ok(());
         }
         let connection = self.table.get(id.0).ok_or(CallError::Unknown)?;
@@ -381,12 +381,12 @@ impl Manager {
             return Err(CallError::WrongState(connection.state));
         };
         let dreq = compose::dreq(&self.config, connection, remote_qpn);
-        let repetition = self.repetition(now, dreq);
-        if let Some(connection) = self.table.change(id.0, State::DreqSent, Some(deadline)) {
-            connection.repetition = Some(repetition);
+        let retransmission = self.retransmission(now, dreq);
+        if let Some(connection) = self.table.change_state(id.0, State::DreqSent, Some(deadline)) {
+            connection.retransmission = Some(retransmission);
             self.out.send(connection.addrs, dreq);
         }
-        self.table.settle(id.0);
+        self.table.update_timer(id.0);
         Ok(())
     }
 
@@ -405,7 +405,7 @@ impl Manager {
             }
             State::Established => return self.disconnect(now, id, deadline),
             State::DreqSent | State::TimeWait => {}
-            State::ReqSent | State::RepSent => self.end_unanswered(now, id.0),
+            State::ReqSent | State::RepSent => self.end_at_deadline(now, id.0),
         }
         Ok(())
     }
@@ -416,7 +416,7 @@ impl Manager {
         if let Some(id) = self.table.by_local_qp(qpn)
             && self.table.get(id).is_some_and(|connection| connection.state == State::RepSent)
         {
-            self.established(id);
+            self.set_established(id);
         }
     }
 
@@ -450,7 +450,7 @@ impl Manager {
     /// Handles the timers that are due at `now`.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(id) = self.table.due(now) {
-            self.wake(now, id);
+            self.handle_timer(now, id);
         }
         self.queries.handle_timeout(now, &mut self.out);
     }
@@ -495,30 +495,35 @@ impl Manager {
         Ok(())
     }
 
-    pub(super) fn repetition(&self, now: Time, mad: Mad) -> Repetition<Box<Mad>> {
-        Repetition::new(Box::new(mad), now, self.config.response_timeout.duration(), self.config.max_retries)
+    pub(super) fn retransmission(&self, now: Time, mad: Mad) -> Retransmission<Box<Mad>> {
+        Retransmission::new(
+            Box::new(mad),
+            now,
+            self.config.response_timeout.duration(),
+            self.config.max_retries,
+        )
     }
 
-    fn wake(&mut self, now: Time, id: u32) {
-        let is_in_doubt = self.table.get(id).is_some_and(|connection| self.is_in_doubt(connection));
+    fn handle_timer(&mut self, now: Time, id: u32) {
+        let may_be_spoofed = self.table.get(id).is_some_and(|connection| self.may_be_spoofed(connection));
         let Some(connection) = self.table.get_mut(id) else { return };
         if connection.deadline.is_some_and(|deadline| deadline <= now) {
-            return self.give_up(now, id);
+            return self.handle_deadline(now, id);
         }
-        if is_in_doubt && let Some(repetition) = &mut connection.repetition {
-            repetition.limit(MAX_CROWDED_RETRANSMISSIONS);
+        if may_be_spoofed && let Some(retransmission) = &mut connection.retransmission {
+            retransmission.limit(MAX_CROWDED_RETRANSMISSIONS);
         }
-        if let Some(repetition) = &mut connection.repetition
-            && let Some(mad) = repetition.take(now)
+        if let Some(retransmission) = &mut connection.retransmission
+            && let Some(mad) = retransmission.poll(now)
         {
             self.out.statistics.retransmitted += 1;
             self.out.send(connection.addrs, **mad);
         }
-        self.table.settle(id);
+        self.table.update_timer(id);
     }
 
     /// Handles a deadline that has passed.
-    fn give_up(&mut self, now: Time, id: u32) {
+    fn handle_deadline(&mut self, now: Time, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
         let told = ConnectionId(id);
         match connection.state {
@@ -540,33 +545,33 @@ impl Manager {
             }
             State::ReqSent | State::RepReceived | State::RepSent | State::Established => {
                 self.out.events.push_back(Event::Unreachable(told));
-                self.end_unanswered(now, id);
+                self.end_at_deadline(now, id);
             }
         }
     }
 
-    pub(super) fn established(&mut self, id: u32) {
-        self.table.change(id, State::Established, None);
+    pub(super) fn set_established(&mut self, id: u32) {
+        self.table.change_state(id, State::Established, None);
         self.out.events.push_back(Event::Established(ConnectionId(id)));
     }
 
-    /// Moves a connection to timewait and sends `farewell`, which is also the response to further messages from the
+    /// Moves a connection to timewait and sends `timewait_response`, which is also the response to further messages from the
     /// peer.
-    pub(super) fn end(&mut self, now: Time, id: u32, farewell: Option<Mad>) {
-        if let Some(connection) = self.enter_timewait(now, id, farewell)
-            && let Some(farewell) = farewell
+    pub(super) fn end(&mut self, now: Time, id: u32, timewait_response: Option<Mad>) {
+        if let Some(connection) = self.enter_timewait(now, id, timewait_response)
+            && let Some(timewait_response) = timewait_response
         {
             let addrs = connection.addrs;
-            self.out.send(addrs, farewell);
+            self.out.send(addrs, timewait_response);
         }
     }
 
     /// Ends a connection whose peer didn't answer, with a REJ. After a REP the peer's address may be spoofed: while
     /// many connections are half open, the REJ is sent only if the peer sends another message.
-    fn end_unanswered(&mut self, now: Time, id: u32) {
+    fn end_at_deadline(&mut self, now: Time, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
         let rej = compose::rej_timeout(&self.config, connection);
-        if self.is_in_doubt(connection) {
+        if self.may_be_spoofed(connection) {
             self.enter_timewait(now, id, Some(rej));
         } else {
             self.end(now, id, Some(rej));
@@ -574,16 +579,16 @@ impl Manager {
     }
 
     /// Whether the peer is known only by a REQ, whose source may be spoofed, while many connections are half open.
-    fn is_in_doubt(&self, connection: &Connection) -> bool {
+    fn may_be_spoofed(&self, connection: &Connection) -> bool {
         connection.state == State::RepSent
             && self.table.half_open().is_crowded(connection.addrs.remote, self.config.max_half_open)
     }
 
-    /// Moves a connection to timewait. `farewell` is the response to further messages from the peer.
-    fn enter_timewait(&mut self, now: Time, id: u32, farewell: Option<Mad>) -> Option<&Connection> {
+    /// Moves a connection to timewait. `timewait_response` is the response to further messages from the peer.
+    fn enter_timewait(&mut self, now: Time, id: u32, timewait_response: Option<Mad>) -> Option<&Connection> {
         let rest = if mutant!(CmNoTimewait) { core::time::Duration::ZERO } else { self.config.timewait };
-        let connection = self.table.change(id, State::TimeWait, Some(now + rest))?;
-        connection.farewell = farewell.map(Box::new);
+        let connection = self.table.change_state(id, State::TimeWait, Some(now + rest))?;
+        connection.timewait_response = timewait_response.map(Box::new);
         Some(connection)
     }
 }

@@ -84,16 +84,16 @@
 //!
 //! [linux]: https://git.kernel.org/pub/scm/linux/kernel/git/torvalds/linux.git/tree/drivers/infiniband/core
 
-mod agenda;
-mod arrival;
 mod compose;
 mod connection;
 mod event;
 mod manager;
 mod parameters;
+mod receive;
 mod sidr;
 mod sources;
 mod table;
+mod timers;
 
 pub use connection::{QpAttributes, State};
 pub use event::{

@@ -7,12 +7,12 @@ use adverb_wire::cm::{
     AdditionalInfo, Ece, Mad, Message, PrivateData, ServiceId, SidrRep, SidrReq, SidrStatus,
 };
 
-use super::agenda::{Agenda, Repetition};
 use super::compose;
 use super::event::{Query, Resolution};
 use super::manager::{Manager, Outbox};
 use super::parameters::{has_ip_header, private_data};
 use super::sources::Sources;
+use super::timers::{Retransmission, Timers};
 use super::{AddrPair, CallError, Event, ListenerId, QueryId, ResolveParams};
 use crate::Time;
 use crate::hash::NumberHasher;
@@ -26,7 +26,7 @@ pub(super) struct Queries {
     by_peer: BTreeMap<(AddrPair, u32), u32>,
     /// The number of peers' queries that wait for the application, by listener.
     waiting: BTreeMap<ListenerId, usize>,
-    agenda: Agenda,
+    timers: Timers,
     /// Slots that peers' queries occupy, by source.
     sources: Sources,
 }
@@ -46,11 +46,11 @@ struct Entry {
 #[derive(Debug)]
 enum Stage {
     /// This side sent the query.
-    Asked(Repetition<Box<Mad>>),
+    Sent(Retransmission<Box<Mad>>),
     /// A peer sent the query, and the application has to answer.
     Waiting(ListenerId),
     /// A peer sent the query, and this is the response, which may get lost.
-    Answered(Box<Mad>),
+    Responded(Box<Mad>),
 }
 
 impl Manager {
@@ -78,11 +78,11 @@ impl Manager {
             return Err(CallError::TooMany);
         }
         let private_data = private_data(addrs, service, source_port, resolve.private_data)?;
-        let id = self.queries.fresh_id(random);
+        let id = self.queries.unused_id(random);
         let transaction_id = compose::transaction_id(&self.config, id);
         let request = SidrReq { request_id: id, pkey: self.config.pkey, service_id: service, private_data };
         let mad = Mad { transaction_id, message: Message::SidrReq(request) };
-        let stage = Stage::Asked(self.repetition(now, mad));
+        let stage = Stage::Sent(self.retransmission(now, mad));
         self.queries.insert(
             id,
             Entry { stage, addrs, request_id: id, service, transaction_id, deadline, timer: None },
@@ -136,15 +136,20 @@ impl Manager {
         qkey: u32,
         private_data: PrivateData<136>,
     ) -> Result<(), CallError> {
-        let Queries { entries, waiting, agenda, .. } = &mut self.queries;
+        let Queries { entries, waiting, timers, .. } = &mut self.queries;
         let entry = entries.get_mut(&id.0).ok_or(CallError::Unknown)?;
         let Stage::Waiting(listener) = entry.stage else { return Err(CallError::Unknown) };
-        leave(waiting, listener);
-        let response = SidrRep { qpn, qkey, private_data, ..bare(entry.request_id, entry.service, status) };
+        decrement_waiting(waiting, listener);
+        let response = SidrRep {
+            qpn,
+            qkey,
+            private_data,
+            ..response_without_qp(entry.request_id, entry.service, status)
+        };
         let mad = Mad { transaction_id: entry.transaction_id, message: Message::SidrRep(response) };
-        entry.stage = Stage::Answered(Box::new(mad));
+        entry.stage = Stage::Responded(Box::new(mad));
         entry.deadline = now + self.config.timewait;
-        agenda.set(id.0, &mut entry.timer, Some(entry.deadline));
+        timers.set(id.0, &mut entry.timer, Some(entry.deadline));
         self.out.send(entry.addrs, mad);
         Ok(())
     }
@@ -161,24 +166,24 @@ impl Manager {
         let SidrReq { request_id, service_id: service, .. } = *request;
         if let Some(entry) = self.queries.by_peer.get(&(addrs, request_id)) {
             self.out.statistics.duplicates += 1;
-            if let Some(Entry { stage: Stage::Answered(answer), .. }) = self.queries.entries.get(entry) {
-                self.out.send(addrs, **answer);
+            if let Some(Entry { stage: Stage::Responded(response), .. }) = self.queries.entries.get(entry) {
+                self.out.send(addrs, **response);
             }
             return;
         }
-        let mut refuse = |status| {
-            let message = Message::SidrRep(bare(request_id, service, status));
+        let mut reject_request = |status| {
+            let message = Message::SidrRep(response_without_qp(request_id, service, status));
             self.out.send(addrs, Mad { transaction_id, message });
         };
         let found = self.table.listener(service, addrs.local);
         let Some((listener, found)) = found.filter(|(_, found)| found.listen.transport == Transport::Ud)
         else {
-            return refuse(SidrStatus::ServiceIdNotSupported);
+            return reject_request(SidrStatus::ServiceIdNotSupported);
         };
         let (source, data) = match (has_ip_header(service), request.cma_header()) {
             (false, _) => (None, &request.private_data.as_bytes()[..]),
             (true, Ok((header, data))) if addrs.are_named_by(&header) => (Some(addrs.source(&header)), data),
-            _ => return refuse(SidrStatus::Rejected),
+            _ => return reject_request(SidrStatus::Rejected),
         };
         let id = ListenerId(listener);
         if self.queries.waiting.get(&id).is_some_and(|waiting| *waiting >= found.listen.backlog)
@@ -189,11 +194,11 @@ impl Manager {
             self.out.statistics.dropped_requests += 1;
             return;
         }
-        self.take_query(now, addrs, transaction_id, request, id, (source, data), random);
+        self.add_query(now, addrs, transaction_id, request, id, (source, data), random);
     }
 
     #[allow(clippy::too_many_arguments, reason = "the end of one long function")]
-    fn take_query(
+    fn add_query(
         &mut self,
         now: Time,
         addrs: AddrPair,
@@ -203,7 +208,7 @@ impl Manager {
         (source, data): (Option<SocketAddr>, &[u8]),
         random: &mut impl FnMut() -> u32,
     ) {
-        let id = self.queries.fresh_id(random);
+        let id = self.queries.unused_id(random);
         let service = request.service_id;
         *self.queries.waiting.entry(listener).or_default() += 1;
         self.queries.by_peer.insert((addrs, request.request_id), id);
@@ -227,15 +232,15 @@ impl Manager {
 
 impl Queries {
     pub(super) fn next(&self) -> Option<Time> {
-        self.agenda.next()
+        self.timers.next()
     }
 
     /// Returns the numbers of queries, timers and index entries.
     pub(super) fn counts(&self) -> (usize, usize, usize) {
-        (self.entries.len(), self.agenda.len(), self.by_peer.len() + self.waiting.len() + self.sources.len())
+        (self.entries.len(), self.timers.len(), self.by_peer.len() + self.waiting.len() + self.sources.len())
     }
 
-    fn fresh_id(&self, random: &mut impl FnMut() -> u32) -> u32 {
+    fn unused_id(&self, random: &mut impl FnMut() -> u32) -> u32 {
         let mut id = random();
         while id == 0 || self.entries.contains_key(&id) {
             id = id.wrapping_add(1);
@@ -245,17 +250,17 @@ impl Queries {
 
     fn insert(&mut self, id: u32, mut entry: Entry) {
         let next = entry.next();
-        self.agenda.set(id, &mut entry.timer, next);
+        self.timers.set(id, &mut entry.timer, next);
         self.entries.insert(id, entry);
     }
 
     fn remove(&mut self, id: u32) -> Option<Entry> {
         let mut entry = self.entries.remove(&id)?;
-        self.agenda.set(id, &mut entry.timer, None);
+        self.timers.set(id, &mut entry.timer, None);
         if let Stage::Waiting(listener) = entry.stage {
-            leave(&mut self.waiting, listener);
+            decrement_waiting(&mut self.waiting, listener);
         }
-        if !matches!(entry.stage, Stage::Asked(_)) {
+        if !matches!(entry.stage, Stage::Sent(_)) {
             self.by_peer.remove(&(entry.addrs, entry.request_id));
             self.sources.remove(entry.addrs.remote);
         }
@@ -263,22 +268,22 @@ impl Queries {
     }
 
     pub(super) fn handle_timeout(&mut self, now: Time, out: &mut Outbox) {
-        while let Some(id) = self.agenda.due(now) {
+        while let Some(id) = self.timers.due(now) {
             let Some(entry) = self.entries.get_mut(&id) else { return };
             if entry.deadline <= now {
-                if let Some(Entry { stage: Stage::Asked(_), .. }) = self.remove(id) {
+                if let Some(Entry { stage: Stage::Sent(_), .. }) = self.remove(id) {
                     out.events.push_back(Event::QueryTimedOut(QueryId(id)));
                 }
                 continue;
             }
-            if let Stage::Asked(repetition) = &mut entry.stage
-                && let Some(mad) = repetition.take(now)
+            if let Stage::Sent(retransmission) = &mut entry.stage
+                && let Some(mad) = retransmission.poll(now)
             {
                 out.statistics.retransmitted += 1;
                 out.send(entry.addrs, **mad);
             }
             let next = entry.next();
-            self.agenda.set(id, &mut entry.timer, next);
+            self.timers.set(id, &mut entry.timer, next);
         }
     }
 
@@ -286,7 +291,7 @@ impl Queries {
     pub(super) fn handle_response(&mut self, addrs: AddrPair, response: &SidrRep, out: &mut Outbox) {
         let id = response.request_id;
         let is_asked = self.entries.get(&id).is_some_and(|entry| {
-            matches!(entry.stage, Stage::Asked(_))
+            matches!(entry.stage, Stage::Sent(_))
                 && entry.addrs == addrs
                 && entry.service == response.service_id
         });
@@ -315,16 +320,16 @@ impl Queries {
 
 impl Entry {
     fn next(&self) -> Option<Time> {
-        let repetition = match &self.stage {
-            Stage::Asked(repetition) => repetition.next(),
+        let retransmission = match &self.stage {
+            Stage::Sent(retransmission) => retransmission.next(),
             _ => None,
         };
-        Some(repetition.map_or(self.deadline, |at| at.min(self.deadline)))
+        Some(retransmission.map_or(self.deadline, |at| at.min(self.deadline)))
     }
 }
 
 /// Counts a query that no longer waits for this listener.
-fn leave(waiting: &mut BTreeMap<ListenerId, usize>, listener: ListenerId) {
+fn decrement_waiting(waiting: &mut BTreeMap<ListenerId, usize>, listener: ListenerId) {
     if let Some(count) = waiting.get_mut(&listener) {
         *count -= 1;
         if *count == 0 {
@@ -334,7 +339,7 @@ fn leave(waiting: &mut BTreeMap<ListenerId, usize>, listener: ListenerId) {
 }
 
 /// Returns a response without a queue pair.
-fn bare(request_id: u32, service_id: ServiceId, status: SidrStatus) -> SidrRep {
+fn response_without_qp(request_id: u32, service_id: ServiceId, status: SidrStatus) -> SidrRep {
     SidrRep {
         request_id,
         status,

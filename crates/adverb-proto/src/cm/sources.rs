@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_source_is_a_64_and_an_ipv4_source_an_address() {
+    fn an_ipv6_source_is_a_slash_64_and_an_ipv4_source_is_an_address() {
         let same = |a, b| source(address(a)) == source(address(b));
         assert!(same("2001:db8::1", "2001:db8::ffff:ffff:ffff:ffff"));
         assert!(!same("2001:db8::1", "2001:db8:0:1::1"));
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_of_a_source_without_slots() {
+    fn a_source_without_slots_has_no_entry() {
         let mut sources = Sources::default();
         sources.add(address("2001:db8::1"));
         sources.add(address("2001:db8::2"));

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 
 use adverb_wire::cm::ServiceId;
 
-use super::agenda::Agenda;
 use super::connection::{Connection, State};
 use super::parameters::is_ipv4;
 use super::sources::Sources;
+use super::timers::Timers;
 use super::{BindAddr, ListenParams};
 use crate::Time;
 use crate::hash::NumberHasher;
@@ -29,7 +29,7 @@ pub(super) struct Table {
     peers: BTreeMap<(IpAddr, ServiceId), u32>,
     listeners: BTreeMap<u32, Listener>,
     services: BTreeMap<(ServiceId, BindAddr), u32>,
-    agenda: Agenda,
+    timers: Timers,
     half_open: Sources,
 }
 
@@ -64,7 +64,7 @@ impl Table {
             remote_qps: self.remote_qps.len(),
             local_qps: self.local_qps.len(),
             peers: self.peers.len(),
-            timers: self.agenda.len(),
+            timers: self.timers.len(),
             listeners: self.listeners.len(),
         }
     }
@@ -78,7 +78,7 @@ impl Table {
     }
 
     /// Returns an ID that no connection has. 0 means none (`cm_format_rej` in `cm.c`).
-    pub(super) fn fresh_id(&self, random: &mut impl FnMut() -> u32) -> u32 {
+    pub(super) fn unused_id(&self, random: &mut impl FnMut() -> u32) -> u32 {
         let mut id = random();
         while id == 0 || self.connections.contains_key(&id) {
             id = id.wrapping_add(1);
@@ -115,12 +115,12 @@ impl Table {
         let id = connection.local_id;
         self.count(&connection, true);
         self.connections.insert(id, Box::new(connection));
-        self.enter(id);
-        self.settle(id);
+        self.add_to_indexes(id);
+        self.update_timer(id);
     }
 
     /// Indexes a connection by its attributes that are known by now.
-    pub(super) fn enter(&mut self, id: u32) {
+    pub(super) fn add_to_indexes(&mut self, id: u32) {
         let Some(connection) = self.connections.get(&id) else { return };
         let (address, guid) = (connection.addrs.remote, connection.remote_guid);
         if let Some(remote_id) = connection.remote_id {
@@ -140,7 +140,7 @@ impl Table {
     }
 
     /// Moves a connection to another state, with a new deadline and without retransmissions.
-    pub(super) fn change(
+    pub(super) fn change_state(
         &mut self,
         id: u32,
         state: State,
@@ -148,18 +148,18 @@ impl Table {
     ) -> Option<&mut Connection> {
         let mut connection = self.connections.remove(&id)?;
         self.count(&connection, false);
-        self.leave_peers(&connection);
+        self.remove_from_peers(&connection);
         if state == State::TimeWait {
             // Only this side's numbers are reserved. A peer may reuse its queue pair number at once: packets of the old
             // connection don't reach the queue pair of the new one here (`cm_enter_timewait` in `cm.c`).
-            self.leave_remote_qp(&connection);
+            self.remove_from_remote_qps(&connection);
         }
         connection.state = state;
         connection.deadline = deadline;
-        connection.repetition = None;
+        connection.retransmission = None;
         self.count(&connection, true);
         self.connections.insert(id, connection);
-        self.settle(id);
+        self.update_timer(id);
         self.get_mut(id)
     }
 
@@ -167,9 +167,9 @@ impl Table {
     pub(super) fn remove(&mut self, id: u32) -> Option<Box<Connection>> {
         let mut connection = self.connections.remove(&id)?;
         self.count(&connection, false);
-        self.agenda.set(id, &mut connection.timer, None);
-        self.leave_peers(&connection);
-        self.leave_remote_qp(&connection);
+        self.timers.set(id, &mut connection.timer, None);
+        self.remove_from_peers(&connection);
+        self.remove_from_remote_qps(&connection);
         if let Some(remote_id) = connection.remote_id
             && !mutant!(CmRemoteIdLeaks)
         {
@@ -188,19 +188,19 @@ impl Table {
     }
 
     /// Updates the timer of a connection. Call it after each change of a deadline or a retransmission.
-    pub(super) fn settle(&mut self, id: u32) {
+    pub(super) fn update_timer(&mut self, id: u32) {
         if let Some(connection) = self.connections.get_mut(&id) {
             let next = connection.next();
-            self.agenda.set(id, &mut connection.timer, next);
+            self.timers.set(id, &mut connection.timer, next);
         }
     }
 
     pub(super) fn next(&self) -> Option<Time> {
-        self.agenda.next()
+        self.timers.next()
     }
 
     pub(super) fn due(&self, now: Time) -> Option<u32> {
-        self.agenda.due(now)
+        self.timers.due(now)
     }
 
     pub(super) fn listen(&mut self, id: u32, listen: ListenParams) -> bool {
@@ -243,13 +243,13 @@ impl Table {
         }
     }
 
-    fn leave_peers(&mut self, connection: &Connection) {
+    fn remove_from_peers(&mut self, connection: &Connection) {
         if connection.peer_to_peer {
             remove_own(&mut self.peers, &(connection.addrs.remote, connection.service), connection.local_id);
         }
     }
 
-    fn leave_remote_qp(&mut self, connection: &Connection) {
+    fn remove_from_remote_qps(&mut self, connection: &Connection) {
         if let Some(qpn) = connection.remote_qpn {
             let key = (connection.addrs.remote, connection.remote_guid, qpn);
             remove_own(&mut self.remote_qps, &key, connection.local_id);

@@ -9,7 +9,7 @@ use super::Device;
 use crate::Time;
 use crate::memory::Memory;
 use crate::mutation::mutant;
-use crate::path::{Incoming, RxMeta};
+use crate::path::{IcrcChecker, RxMeta};
 use crate::qp::Received;
 use crate::trace::{DropReason, EventSink};
 use crate::types::{Gid, Transport};
@@ -19,7 +19,7 @@ use crate::types::{Gid, Transport};
 pub(super) struct Groups {
     /// The slots of each group's queue pairs.
     members: HashMap<Gid, Vec<u32>>,
-    incoming: Incoming,
+    icrc_checker: IcrcChecker,
 }
 
 impl Groups {
@@ -80,8 +80,8 @@ impl<S: EventSink> Device<S> {
     pub fn detach_multicast(&mut self, qpn: Qpn, group: Gid) -> Result<(), MulticastError> {
         let slot = self.slot(qpn).ok_or(MulticastError::UnknownQp)?;
         let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(MulticastError::UnknownQp) };
-        let place = qp.groups.iter().position(|attached| *attached == group);
-        qp.groups.swap_remove(place.ok_or(MulticastError::NotAttached)?);
+        let position = qp.groups.iter().position(|attached| *attached == group);
+        qp.groups.swap_remove(position.ok_or(MulticastError::NotAttached)?);
         self.groups.detach(slot, group);
         Ok(())
     }
@@ -96,14 +96,14 @@ impl<S: EventSink> Device<S> {
     pub(super) fn handle_multicast(
         &mut self,
         now: Time,
-        arrival: &RxMeta,
+        rx_meta: &RxMeta,
         received: Received<'_>,
         packet: Option<&Packet<'_>>,
         memory: &mut impl Memory,
     ) {
         let header = received.header;
         let qpn = header.dest_qp;
-        let group = Gid::from(arrival.destination.ip());
+        let group = Gid::from(rx_meta.destination.ip());
         if qpn != Qpn::MULTICAST {
             return self.drop_packet(now, qpn, header, DropReason::WrongAddress);
         }
@@ -114,7 +114,7 @@ impl<S: EventSink> Device<S> {
             return self.drop_packet(now, qpn, header, DropReason::NoMulticastMember);
         }
         if let Some(packet) = packet
-            && !self.groups.incoming.is_intact(arrival, packet)
+            && !self.groups.icrc_checker.is_intact(rx_meta, packet)
         {
             return self.drop_packet(now, qpn, header, DropReason::WrongIcrc);
         }
@@ -124,12 +124,12 @@ impl<S: EventSink> Device<S> {
         {
             index += 1;
             let Some(qp) = self.qps[slot as usize].as_ref() else { continue };
-            if !qp.is_receiving() {
+            if !qp.can_receive() {
                 self.drop_packet(now, qp.qpn, header, DropReason::WrongState);
             } else if !qp.is_in_partition(header.pkey) {
                 self.drop_packet(now, qp.qpn, header, DropReason::WrongPkey);
             } else {
-                self.deliver(now, slot, arrival, received, memory);
+                self.deliver(now, slot, rx_meta, received, memory);
             }
         }
     }

@@ -3,7 +3,7 @@
 use super::Device;
 use crate::Time;
 use crate::srq::{SharedQueue, Srq, SrqConfig, SrqError, SrqStatus};
-use crate::trace::{EventSink, RecvQueueId, TraceEvent, tell};
+use crate::trace::{EventSink, RecvQueueId, TraceEvent, record};
 use crate::types::RecvRequest;
 
 impl<S: EventSink> Device<S> {
@@ -13,7 +13,7 @@ impl<S: EventSink> Device<S> {
     ///
     /// Returns [`SrqError::UnknownDomain`] if the protection domain does not exist.
     pub fn create_srq(&mut self, config: SrqConfig) -> Result<Srq, SrqError> {
-        self.keys.hold_domain(config.pd).map_err(|_| SrqError::UnknownDomain)?;
+        self.keys.add_domain_user(config.pd).map_err(|_| SrqError::UnknownDomain)?;
         Ok(Srq(self.free_srqs.occupy(&mut self.srqs, SharedQueue::new(config))))
     }
 
@@ -29,7 +29,7 @@ impl<S: EventSink> Device<S> {
         }
         let pd = queue.config.pd;
         self.free_srqs.vacate(&mut self.srqs, srq.0);
-        self.keys.release_domain(pd);
+        self.keys.remove_domain_user(pd);
         Ok(())
     }
 
@@ -41,7 +41,7 @@ impl<S: EventSink> Device<S> {
     /// Returns an error if the queue does not exist or is full, or if the request has too many segments.
     pub fn post_srq_recv(&mut self, now: Time, srq: Srq, request: &RecvRequest<'_>) -> Result<(), SrqError> {
         let number = self.shared_queue(srq)?.post(request)?;
-        tell(&mut self.sink, now, || TraceEvent::posted_recv(RecvQueueId::Srq(srq), number, request));
+        record(&mut self.sink, now, || TraceEvent::posted_recv(RecvQueueId::Srq(srq), number, request));
         Ok(())
     }
 

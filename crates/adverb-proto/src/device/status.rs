@@ -67,7 +67,7 @@ impl<S: EventSink> Device<S> {
     /// Returns the status of a queue pair, or `None` if it does not exist.
     pub fn query_qp(&self, qpn: Qpn) -> Option<QpStatus> {
         let qp = self.qps[self.slot(qpn)? as usize].as_ref()?;
-        let (remote_qpn, next_psn, expected_psn) = qp.numbers();
+        let (remote_qpn, next_psn, expected_psn) = qp.peer_and_psns();
         Some(QpStatus {
             transport: qp.config.transport,
             state: qp.state(),
@@ -91,7 +91,7 @@ impl<S: EventSink> Device<S> {
             domain_users: self.keys.domain_users(),
             completions: self.cqs.iter().flatten().map(CompletionQueue::len).sum(),
             events: self.cq_events.len() + self.queue_events.len(),
-            responses: self.qps.iter().flatten().map(|qp| qp.answers_held()).sum(),
+            responses: self.qps.iter().flatten().map(|qp| qp.response_count()).sum(),
             windows: self.keys.window_count(),
             shared_receive_queues: self.srqs.iter().flatten().count(),
             multicast_groups: self.groups.len(),

@@ -55,7 +55,7 @@ pub(crate) struct Keys {
     pub(super) windows: Windows,
     /// Deregistered regions, for a mutation that still uses them.
     #[cfg(feature = "mutants")]
-    buried: HashMap<u32, Region, NumberHasher>,
+    deregistered: HashMap<u32, Region, NumberHasher>,
 }
 
 /// A region. Its local and remote keys are the same number: the access rights restrict each use.
@@ -89,7 +89,7 @@ impl Keys {
     }
 
     /// Counts one more object in a domain.
-    pub(crate) fn hold_domain(&mut self, pd: Pd) -> Result<(), DomainError> {
+    pub(crate) fn add_domain_user(&mut self, pd: Pd) -> Result<(), DomainError> {
         match self.domains.get_mut(pd.0 as usize) {
             Some(Some(users)) => {
                 *users += 1;
@@ -100,7 +100,7 @@ impl Keys {
     }
 
     /// Counts one object less in a domain.
-    pub(crate) fn release_domain(&mut self, pd: Pd) {
+    pub(crate) fn remove_domain_user(&mut self, pd: Pd) {
         if let Some(Some(users)) = self.domains.get_mut(pd.0 as usize) {
             *users = users.saturating_sub(1);
         }
@@ -125,7 +125,7 @@ impl Keys {
         if self.regions.len() >= MAX_REGIONS {
             return Err(RegisterError::TooMany);
         }
-        self.hold_domain(pd).map_err(|_| RegisterError::UnknownDomain)?;
+        self.add_domain_user(pd).map_err(|_| RegisterError::UnknownDomain)?;
         // Key 0 is never assigned: it stands for no key.
         let key = loop {
             let key = random();
@@ -147,8 +147,8 @@ impl Keys {
         }
         self.regions.remove(&key);
         #[cfg(feature = "mutants")]
-        self.buried.insert(key, region);
-        self.release_domain(region.pd);
+        self.deregistered.insert(key, region);
+        self.remove_domain_user(region.pd);
         Ok(region.registration)
     }
 
@@ -191,14 +191,14 @@ impl Keys {
 
     /// Translates a range even if its region was deregistered: a mutation.
     #[cfg(feature = "mutants")]
-    pub(crate) fn remote_even_if_gone(
+    pub(crate) fn remote_ignoring_deregistration(
         &self,
         pd: Pd,
         qpn: Qpn,
         range: Range,
         need: Access,
     ) -> Result<Span, Denied> {
-        match self.buried.get(&range.key) {
+        match self.deregistered.get(&range.key) {
             Some(region) => {
                 let offset = range.addr.wrapping_sub(region.registration.addr);
                 Ok(Span { storage: region.registration.storage, offset, length: range.length })
@@ -240,7 +240,7 @@ impl Keys {
         }
         let region = self.valid_region(pd, key)?;
         if region.windows > 0 {
-            return Err(Denied::Shown);
+            return Err(Denied::WindowsBound);
         }
         region.valid = false;
         Ok(())
@@ -253,7 +253,7 @@ impl Keys {
         }
         let region = self.valid_region(pd, key)?;
         if region.windows > 0 {
-            return Err(Denied::Shown);
+            return Err(Denied::WindowsBound);
         }
         if region.registration.remote_invalidate == RemoteInvalidate::Denied {
             return Err(Denied::Access);
@@ -322,7 +322,7 @@ pub(crate) enum Denied {
     /// The range is not within the region.
     Bounds,
     /// Windows are bound to the region.
-    Shown,
+    WindowsBound,
 }
 
 /// The error of registering memory.

@@ -54,7 +54,7 @@ pub(crate) struct Whole {
 }
 
 /// The number of key bits that the owner chooses.
-const OWNERS_BITS: u32 = 8;
+const OWNER_KEY_BITS: u32 = 8;
 
 /// The maximum number of windows: a quarter of the indexes, so that a random index is likely free.
 const MAX_WINDOWS: usize = 1 << 22;
@@ -62,7 +62,7 @@ const MAX_WINDOWS: usize = 1 << 22;
 impl Windows {
     /// Whether a key has the index of a window.
     pub(super) fn has(&self, key: u32) -> bool {
-        self.by_index.contains_key(&(key >> OWNERS_BITS))
+        self.by_index.contains_key(&(key >> OWNER_KEY_BITS))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -71,7 +71,7 @@ impl Windows {
 
     /// Returns the binding of a key, after checking that the peer of this queue pair may use it with this access.
     fn bound(&self, pd: Pd, qpn: Qpn, key: u32, need: Access) -> Result<&Bound, Denied> {
-        let window = self.by_index.get(&(key >> OWNERS_BITS)).ok_or(Denied::Key)?;
+        let window = self.by_index.get(&(key >> OWNER_KEY_BITS)).ok_or(Denied::Key)?;
         if window.key != key && !mutant!(StaleWindowKey) {
             return Err(Denied::Key);
         }
@@ -96,27 +96,27 @@ impl Keys {
         if self.windows.len() >= MAX_WINDOWS {
             return Err(WindowError::TooMany);
         }
-        self.hold_domain(pd).map_err(|_| WindowError::UnknownDomain)?;
+        self.add_domain_user(pd).map_err(|_| WindowError::UnknownDomain)?;
         let key = loop {
             let key = random();
-            let first = key >> OWNERS_BITS << OWNERS_BITS;
+            let first = key >> OWNER_KEY_BITS << OWNER_KEY_BITS;
             // None of the window's possible keys may be a region's key, or 0, which stands for no key.
-            let taken = (0..1 << OWNERS_BITS).any(|bits| self.has_region(first | bits));
+            let taken = (0..1 << OWNER_KEY_BITS).any(|bits| self.has_region(first | bits));
             if first != 0 && !taken && !self.windows.has(key) {
                 break key;
             }
         };
-        self.windows.by_index.insert(key >> OWNERS_BITS, Window { pd, key, bound: None });
+        self.windows.by_index.insert(key >> OWNER_KEY_BITS, Window { pd, key, bound: None });
         Ok(key)
     }
 
     /// Destroys a window and its binding. Any of its keys names it.
     pub(crate) fn destroy_window(&mut self, key: u32) -> Result<(), WindowError> {
-        let window = self.windows.by_index.get(&(key >> OWNERS_BITS)).ok_or(WindowError::UnknownWindow)?;
+        let window = self.windows.by_index.get(&(key >> OWNER_KEY_BITS)).ok_or(WindowError::UnknownWindow)?;
         let pd = window.pd;
-        self.unbind(key >> OWNERS_BITS);
-        self.windows.by_index.remove(&(key >> OWNERS_BITS));
-        self.release_domain(pd);
+        self.unbind(key >> OWNER_KEY_BITS);
+        self.windows.by_index.remove(&(key >> OWNER_KEY_BITS));
+        self.remove_domain_user(pd);
         Ok(())
     }
 
@@ -124,7 +124,7 @@ impl Keys {
     /// `rxe_check_bind_mw`).
     pub(crate) fn bind(&mut self, pd: Pd, qpn: Qpn, bind: &WindowBind) -> Result<(), Denied> {
         let &WindowBind { rkey, lkey, addr, length, access } = bind;
-        let window = self.windows.by_index.get(&(rkey >> OWNERS_BITS)).ok_or(Denied::Key)?;
+        let window = self.windows.by_index.get(&(rkey >> OWNER_KEY_BITS)).ok_or(Denied::Key)?;
         if window.pd != pd {
             return Err(Denied::Domain);
         }
@@ -155,7 +155,7 @@ impl Keys {
         region.windows += 1;
         let addr = if access.contains(Access::ZERO_BASED) { 0 } else { addr };
         let bound = Bound { qpn, region: lkey, storage, start, addr, length, access: rights };
-        let index = rkey >> OWNERS_BITS;
+        let index = rkey >> OWNER_KEY_BITS;
         if let Some(window) = self.windows.by_index.get_mut(&index) {
             window.key = rkey;
             window.bound = Some(bound);
@@ -193,7 +193,7 @@ impl Keys {
     pub(super) fn invalidate_window(&mut self, pd: Pd, qpn: Qpn, key: u32) -> Result<(), Denied> {
         self.windows.bound(pd, qpn, key, Access::empty())?;
         if !mutant!(WindowOutlivesInvalidation) {
-            self.unbind(key >> OWNERS_BITS);
+            self.unbind(key >> OWNER_KEY_BITS);
         }
         Ok(())
     }

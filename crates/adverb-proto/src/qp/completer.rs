@@ -2,7 +2,7 @@
 
 use adverb_wire::{Aeth, Credits, NakCode, Psn, Rc, ReadResponse, Syndrome};
 
-use super::segments::Unreachable;
+use super::segments::SegmentError;
 use super::{Context, QueuePair, Received};
 use crate::memory::Memory;
 use crate::mutation::mutant;
@@ -13,7 +13,7 @@ use crate::types::{QpState, SendOperation, Status, Transport};
 struct ImpliedNak;
 
 /// What an answer brings.
-enum Answer<'a> {
+enum ResponseContent<'a> {
     /// Bytes of a READ, or the empty answer to a FLUSH or an ATOMIC WRITE.
     Read { position: Position, payload: &'a [u8] },
     /// What the word was before an atomic.
@@ -52,15 +52,22 @@ impl QueuePair {
                     ReadResponse::Last(aeth) => (Position::Last, Some(aeth)),
                     ReadResponse::Only(aeth) => (Position::Only, Some(aeth)),
                 };
-                self.handle_answer(cx, packet, psn, aeth, Answer::Read { position, payload }, memory);
+                self.handle_content(
+                    cx,
+                    packet,
+                    psn,
+                    aeth,
+                    ResponseContent::Read { position, payload },
+                    memory,
+                );
             }
             Rc::AtomicAcknowledge(aeth, value) => {
-                self.handle_answer(cx, packet, psn, Some(*aeth), Answer::Atomic(*value), memory);
+                self.handle_content(cx, packet, psn, Some(*aeth), ResponseContent::Atomic(*value), memory);
             }
             // Requests went to the responder.
             _ => {}
         }
-        self.notice_drained(cx);
+        self.report_if_drained(cx);
     }
 
     /// An acknowledgement or a NAK (vol. 1, 9.7.5).
@@ -80,7 +87,7 @@ impl QueuePair {
                 && psn + 1 == self.requester.unacked
                 && self.config.credits
             {
-                return self.take_credits(credits, aeth.msn);
+                return self.update_credits(credits, aeth.msn);
             }
             return self.drop_packet(cx, packet, DropReason::StaleResponse);
         }
@@ -89,9 +96,9 @@ impl QueuePair {
         }
         match aeth.syndrome {
             Syndrome::Ack(credits) => {
-                self.take_credits(credits, aeth.msn);
+                self.update_credits(credits, aeth.msn);
                 if self.acknowledge(cx, psn).is_err() {
-                    self.implied_nak(cx);
+                    self.handle_implied_nak(cx);
                 }
             }
             Syndrome::RnrNak(_) if mutant!(RnrNakIsAck) => {
@@ -100,15 +107,15 @@ impl QueuePair {
             Syndrome::RnrNak(timer) => {
                 cx.stats.rnr_naks_received += 1;
                 match self.acknowledge_before(cx, psn) {
-                    Ok(()) => self.not_ready(cx, timer.duration()),
-                    Err(ImpliedNak) => self.implied_nak(cx),
+                    Ok(()) => self.start_rnr_backoff(cx, timer.duration()),
+                    Err(ImpliedNak) => self.handle_implied_nak(cx),
                 }
             }
             Syndrome::Nak(NakCode::SequenceError) => {
                 cx.stats.sequence_naks_received += 1;
                 match self.acknowledge_before(cx, psn) {
                     Ok(()) => self.retry(cx, RetryCause::SequenceNak),
-                    Err(ImpliedNak) => self.implied_nak(cx),
+                    Err(ImpliedNak) => self.handle_implied_nak(cx),
                 }
             }
             Syndrome::Nak(code) => {
@@ -124,7 +131,7 @@ impl QueuePair {
                 match self.acknowledge_before(cx, psn) {
                     Ok(()) => self.fail_front(cx, status),
                     // The peer won't answer any more, but that is for the retries to find out.
-                    Err(ImpliedNak) => self.implied_nak(cx),
+                    Err(ImpliedNak) => self.handle_implied_nak(cx),
                 }
             }
             Syndrome::Reserved(_) => self.drop_packet(cx, packet, DropReason::ReservedSyndrome),
@@ -132,54 +139,61 @@ impl QueuePair {
     }
 
     /// An answer to a READ, an atomic, a FLUSH or an ATOMIC WRITE (vol. 1, 9.7.5 and 9.7.6).
-    fn handle_answer<S: EventSink>(
+    fn handle_content<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         packet: Received<'_>,
         psn: Psn,
         aeth: Option<Aeth>,
-        answer: Answer<'_>,
+        answer: ResponseContent<'_>,
         memory: &mut impl Memory,
     ) {
         if !self.requester.is_in_flight(psn) {
             return self.drop_packet(cx, packet, DropReason::StaleResponse);
         }
-        if !self.is_awaited(psn, &answer) || aeth.is_some_and(|aeth| !self.requester.is_plausible(aeth.msn)) {
+        if !self.matches_request(psn, &answer)
+            || aeth.is_some_and(|aeth| !self.requester.is_plausible(aeth.msn))
+        {
             return self.drop_mismatched(cx, packet);
         }
         // An answer acknowledges all that was sent before it (vol. 1, 9.7.5). One without a message sequence number
         // is too easily forged for that, and the peer has sent one with it before.
         if aeth.is_none() && psn != self.requester.unacked {
-            return self.implied_nak(cx);
+            return self.handle_implied_nak(cx);
         }
         if self.acknowledge_before(cx, psn).is_err() {
-            return self.implied_nak(cx);
+            return self.handle_implied_nak(cx);
         }
         match aeth.map(|aeth| (aeth.syndrome, aeth.msn)) {
             None => {}
-            Some((Syndrome::Ack(credits), msn)) => self.take_credits(credits, msn),
+            Some((Syndrome::Ack(credits), msn)) => self.update_credits(credits, msn),
             // An answer that refuses isn't one (vol. 1, 9.7.6).
             Some(_) => return self.fail_front(cx, Status::BadResponse),
         }
         match answer {
-            Answer::Read { position, payload } => self.take_read(cx, position, payload, memory),
-            Answer::Atomic(value) => self.take_atomic(cx, value, memory),
+            ResponseContent::Read { position, payload } => {
+                self.handle_read_response(cx, position, payload, memory)
+            }
+            ResponseContent::Atomic(value) => self.handle_atomic_response(cx, value, memory),
         }
     }
 
     /// Whether the request that this number in flight belongs to has such answers.
-    fn is_awaited(&self, psn: Psn, answer: &Answer<'_>) -> bool {
-        let mut begun =
-            (0..).map_while(|index| self.send_queue.get(index)).take_while(|entry| entry.is_begun());
-        let entry = begun.find(|entry| psn.since(entry.last_psn()) <= 0);
+    fn matches_request(&self, psn: Psn, answer: &ResponseContent<'_>) -> bool {
+        let mut started =
+            (0..).map_while(|index| self.send_queue.get(index)).take_while(|entry| entry.is_started());
+        let entry = started.find(|entry| psn.since(entry.last_psn()) <= 0);
         entry.is_some_and(|entry| match (answer, entry.operation) {
-            (Answer::Atomic(_), SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. }) => true,
-            (Answer::Atomic(_), _) => false,
             (
-                Answer::Read { .. },
+                ResponseContent::Atomic(_),
+                SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. },
+            ) => true,
+            (ResponseContent::Atomic(_), _) => false,
+            (
+                ResponseContent::Read { .. },
                 SendOperation::Read(_) | SendOperation::Flush(_) | SendOperation::AtomicWrite { .. },
             ) => true,
-            (Answer::Read { .. }, _) => false,
+            (ResponseContent::Read { .. }, _) => false,
         })
     }
 
@@ -191,7 +205,7 @@ impl QueuePair {
     }
 
     /// Bytes of the READ at the front of the send queue, in order.
-    fn take_read<S: EventSink>(
+    fn handle_read_response<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         position: Position,
@@ -202,16 +216,16 @@ impl QueuePair {
         let Some(entry) = self.send_queue.front().copied() else { return };
         let expected = match entry.operation {
             SendOperation::Read(_) => {
-                (entry.length - (entry.answered * mtu).min(entry.length)).min(mtu) as usize
+                (entry.length - (entry.received_packets * mtu).min(entry.length)).min(mtu) as usize
             }
             SendOperation::Flush(_) | SendOperation::AtomicWrite { .. } => 0,
             _ => return self.fail_front(cx, Status::BadResponse),
         };
-        let last = entry.answered + 1 == entry.packets;
+        let last = entry.received_packets + 1 == entry.packets;
         // Every part of a READ has an answer of its own.
         let part = self.requester.read_part;
-        let ends_part = last || (entry.answered + 1).is_multiple_of(part);
-        let begins_part = entry.answered.is_multiple_of(part);
+        let ends_part = last || (entry.received_packets + 1).is_multiple_of(part);
+        let begins_part = entry.received_packets.is_multiple_of(part);
         // After a restart within the answer some peers begin with FIRST or ONLY, as the restarted request is one
         // of its own, and some go on with MIDDLE or LAST (vol. 1, 9.7.5; `rxe_resp.c`, `read_reply`).
         let fits = match position {
@@ -225,11 +239,11 @@ impl QueuePair {
         }
         if !payload.is_empty() {
             let (keys, pd) = (&*cx.keys, self.config.pd);
-            let offset = entry.answered * mtu;
+            let offset = entry.received_packets * mtu;
             let scattered =
                 self.send_queue.segments.scatter(entry.segments, offset, payload, keys, pd, memory);
-            if let Err(unreachable) = scattered {
-                return self.cannot_scatter(cx, unreachable);
+            if let Err(error) = scattered {
+                return self.fail_scatter(cx, error);
             }
         }
         let requester = &mut self.requester;
@@ -240,7 +254,7 @@ impl QueuePair {
         if last {
             self.complete_front(cx);
         } else if let Some(entry) = self.send_queue.front_mut() {
-            entry.answered += 1;
+            entry.received_packets += 1;
             self.requester.unacked += 1;
             // The request isn't the one to be sent next, unless it is to be sent again.
         }
@@ -248,17 +262,20 @@ impl QueuePair {
         cx.event(|| TraceEvent::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
     }
 
-    fn take_atomic<S: EventSink>(&mut self, cx: &mut Context<'_, S>, value: u64, memory: &mut impl Memory) {
+    fn handle_atomic_response<S: EventSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        value: u64,
+        memory: &mut impl Memory,
+    ) {
         let Some(entry) = self.send_queue.front().copied() else { return };
         if !matches!(entry.operation, SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. }) {
             return self.fail_front(cx, Status::BadResponse);
         }
         let (keys, pd) = (&*cx.keys, self.config.pd);
         let bytes = value.to_ne_bytes();
-        if let Err(unreachable) =
-            self.send_queue.segments.scatter(entry.segments, 0, &bytes, keys, pd, memory)
-        {
-            return self.cannot_scatter(cx, unreachable);
+        if let Err(error) = self.send_queue.segments.scatter(entry.segments, 0, &bytes, keys, pd, memory) {
+            return self.fail_scatter(cx, error);
         }
         self.requester.answers = self.requester.answers.saturating_sub(1);
         self.complete_front(cx);
@@ -266,11 +283,11 @@ impl QueuePair {
         cx.event(|| TraceEvent::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
     }
 
-    fn cannot_scatter<S: EventSink>(&mut self, cx: &mut Context<'_, S>, unreachable: Unreachable) {
-        let status = match unreachable {
-            Unreachable::Denied => Status::LocalProtection,
-            Unreachable::TooLong => Status::LocalLength,
-            Unreachable::Fault => Status::LocalQpOperation,
+    fn fail_scatter<S: EventSink>(&mut self, cx: &mut Context<'_, S>, error: SegmentError) {
+        let status = match error {
+            SegmentError::Denied => Status::LocalProtection,
+            SegmentError::TooLong => Status::LocalLength,
+            SegmentError::Fault => Status::LocalQpOperation,
         };
         self.fail_front(cx, status);
     }
@@ -290,10 +307,10 @@ impl QueuePair {
         let before = self.requester.unacked;
         let mut outcome = Ok(());
         while let Some(entry) = self.send_queue.front() {
-            if !entry.is_begun() || self.requester.unacked.since(psn) > 0 {
+            if !entry.is_started() || self.requester.unacked.since(psn) > 0 {
                 break;
             }
-            if entry.is_answered() && !mutant!(IgnoreImpliedNak) {
+            if entry.needs_response() && !mutant!(IgnoreImpliedNak) {
                 outcome = Err(ImpliedNak);
                 break;
             }
@@ -315,7 +332,7 @@ impl QueuePair {
         outcome
     }
 
-    fn implied_nak<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
+    fn handle_implied_nak<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         cx.stats.implied_naks += 1;
         self.retry(cx, RetryCause::ImpliedNak);
     }
@@ -323,7 +340,7 @@ impl QueuePair {
     /// Takes note of how many messages the peer has receives for, beyond those it has completed (vol. 1,
     /// 9.7.7). Only of interest to those who asked for credits.
     #[inline]
-    fn take_credits(&mut self, credits: Credits, msn: u32) {
+    fn update_credits(&mut self, credits: Credits, msn: u32) {
         if self.config.credits {
             let limit = credits.count().map(|count| Psn::wrapping(msn) + count);
             self.requester.credit_limit = limit;
@@ -353,13 +370,13 @@ impl QueuePair {
     fn pop_front(&mut self) -> Option<super::SendEntry> {
         let entry = self.send_queue.pop()?;
         let requester = &mut self.requester;
-        if entry.is_begun() {
+        if entry.is_started() {
             requester.unacked = entry.last_psn() + 1;
             requester.completed += match entry.operation {
                 SendOperation::Read(_) => entry.packets.div_ceil(requester.read_part),
                 _ => 1,
             };
-            requester.reads -= u32::from(entry.is_answered()).min(requester.reads);
+            requester.reads -= u32::from(entry.needs_response()).min(requester.reads);
         }
         if requester.cursor == 0 {
             requester.packet = 0;

@@ -33,10 +33,10 @@ use crate::cq::{CompletionQueue, Cq, Pushed, Timestamp};
 use crate::event::QueueEvent;
 use crate::memory::{Keys, Memory, Pd, Span};
 use crate::mutation::mutant;
-use crate::path::{AddressVector, Incoming, Path, RxMeta};
+use crate::path::{AddressVector, IcrcChecker, Path, RxMeta};
 use crate::srq::SharedQueue;
 use crate::stats::Statistics;
-use crate::trace::{EventSink, Queue, RecvQueueId, TraceEvent, tell};
+use crate::trace::{EventSink, Queue, RecvQueueId, TraceEvent, record};
 use crate::types::{
     Access, Completion, Destination, Failure, Gid, PathMtu, QpState, RecvRequest, SendFlags, SendOperation,
     SendRequest, Status, Success, Transport,
@@ -69,7 +69,7 @@ impl<S: EventSink> Context<'_, S> {
     /// Tells what happened, if somebody wants to know.
     #[inline(always)]
     pub(crate) fn event(&mut self, event: impl FnOnce() -> TraceEvent) {
-        tell(self.sink, self.now, event);
+        record(self.sink, self.now, event);
     }
 }
 
@@ -82,15 +82,15 @@ pub(crate) struct Received<'a> {
 
 /// A packet that a queue pair wants sent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Outgoing {
+pub(crate) struct TxPacket {
     pub(crate) header: Header,
-    pub(crate) payload: OutgoingPayload,
+    pub(crate) payload: TxPayload,
     pub(crate) payload_len: u32,
 }
 
-/// Where the payload of an [`Outgoing`] lies.
+/// Where the payload of an [`TxPacket`] lies.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum OutgoingPayload {
+pub(crate) enum TxPayload {
     /// In the spans of the [`Context`].
     Spans,
     /// In the send queue, among the inline bytes.
@@ -113,7 +113,7 @@ pub(crate) struct QueuePair {
     remote_qpn: Qpn,
     /// The connection's addresses; datagrams have their own each.
     path: Option<Path>,
-    incoming: Incoming,
+    icrc_checker: IcrcChecker,
     /// The payload of one packet.
     mtu: u32,
     send_queue: SendQueue,
@@ -129,13 +129,13 @@ pub(crate) struct QueuePair {
     /// Whether the next packet should rather be a request than an answer, so that neither starves the other.
     requests_first: bool,
     /// A congestion notification is to be sent.
-    notification_due: bool,
+    cnp_due: bool,
     /// When the next one may be.
-    notify_after: Time,
+    next_cnp_at: Time,
     /// How fast it may send; it has one if the network was ever congested, and it heeds that.
     pacer: Option<Box<Pacer>>,
     /// A completion of this queue pair was lost: it goes into error at the end of the step.
-    poisoned: bool,
+    completion_lost: bool,
     /// The event that moved the queue pair to the error state.
     error_event: Option<QueueEvent>,
 }
@@ -154,7 +154,7 @@ impl QueuePair {
             qkey: 0,
             remote_qpn: Qpn::truncate(0),
             path: None,
-            incoming: Incoming::default(),
+            icrc_checker: IcrcChecker::default(),
             mtu: 256,
             send_queue: SendQueue::default(),
             recv_queue: RecvQueue::default(),
@@ -164,10 +164,10 @@ impl QueuePair {
             groups: Vec::new(),
             queued: false,
             requests_first: false,
-            notification_due: false,
-            notify_after: Time::ZERO,
+            cnp_due: false,
+            next_cnp_at: Time::ZERO,
             pacer: None,
-            poisoned: false,
+            completion_lost: false,
             error_event: None,
         }
     }
@@ -182,8 +182,8 @@ impl QueuePair {
     }
 
     /// Whether a completion was lost: see [`settle`](QueuePair::settle).
-    pub(crate) const fn is_poisoned(&self) -> bool {
-        self.poisoned
+    pub(crate) const fn has_lost_completion(&self) -> bool {
+        self.completion_lost
     }
 
     /// Which way the packet goes that was handed out last.
@@ -200,8 +200,8 @@ impl QueuePair {
 
     /// Takes rings for its send queue, if it has none.
     #[inline]
-    pub(crate) fn equip(&mut self, rings: &mut Rings) {
-        self.send_queue.equip(rings);
+    pub(crate) fn acquire_rings(&mut self, rings: &mut Rings) {
+        self.send_queue.acquire_rings(rings);
     }
 
     /// Gives the rings of its send queue back, if nothing is outstanding.
@@ -215,8 +215,8 @@ impl QueuePair {
     }
 
     /// Answers that wait or are saved.
-    pub(crate) fn answers_held(&self) -> usize {
-        self.responder.responses.held()
+    pub(crate) fn response_count(&self) -> usize {
+        self.responder.responses.stored_count()
     }
 
     pub(crate) fn inline(&self, first: u32, offset: u32, length: u32) -> (&[u8], &[u8]) {
@@ -225,17 +225,17 @@ impl QueuePair {
 
     /// Whether it is in a state to receive.
     #[inline]
-    pub(crate) const fn is_receiving(&self) -> bool {
+    pub(crate) const fn can_receive(&self) -> bool {
         !matches!(self.state, QpState::Reset | QpState::Init | QpState::Error)
     }
 
     /// Whether a packet between these addresses is for it: of a connection's peer, or any datagram.
     #[inline]
-    pub(crate) fn is_peer(&self, arrival: &RxMeta) -> bool {
+    pub(crate) fn is_peer(&self, rx_meta: &RxMeta) -> bool {
         match &self.path {
             Some(path) => {
-                arrival.source.ip() == path.destination().ip()
-                    && arrival.destination.ip() == path.source().ip()
+                rx_meta.source.ip() == path.destination().ip()
+                    && rx_meta.destination.ip() == path.source().ip()
             }
             None => true,
         }
@@ -250,8 +250,8 @@ impl QueuePair {
 
     /// What checks its packets' ICRCs.
     #[inline]
-    pub(crate) const fn incoming(&mut self) -> &mut Incoming {
-        &mut self.incoming
+    pub(crate) const fn icrc_checker(&mut self) -> &mut IcrcChecker {
+        &mut self.icrc_checker
     }
 
     /// When it wants to be woken.
@@ -268,14 +268,14 @@ impl QueuePair {
     #[inline]
     pub(crate) fn may_transmit(&self) -> bool {
         if self.pacer.as_ref().is_some_and(|pacer| pacer.paused) {
-            return self.notification_due || self.responder.responses.is_concluding();
+            return self.cnp_due || self.responder.responses.is_only_ack_or_nak();
         }
-        self.notification_due || self.responder.has_answers() || self.requester.has_requests(&self.send_queue)
+        self.cnp_due || self.responder.has_responses() || self.requester.has_requests(&self.send_queue)
     }
 
     /// Whether it would send an acknowledgement, and nothing else.
     pub(crate) fn is_only_acknowledging(&self) -> bool {
-        !self.notification_due
+        !self.cnp_due
             && self.responder.responses.is_only_acknowledging()
             && !self.requester.has_requests(&self.send_queue)
     }
@@ -285,17 +285,17 @@ impl QueuePair {
     pub(crate) fn handle_packet<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        arrival: &RxMeta,
+        rx_meta: &RxMeta,
         received: Received<'_>,
         memory: &mut impl Memory,
     ) {
-        cx.completed_at = arrival.received_at.unwrap_or(cx.now.into());
+        cx.completed_at = rx_meta.received_at.unwrap_or(cx.now.into());
         if let Operation::Ud(_) = received.header.operation {
-            let &RxMeta { source, destination, .. } = arrival;
+            let &RxMeta { source, destination, .. } = rx_meta;
             cx.event(|| TraceEvent::DatagramAddrs { qpn: self.qpn, source, destination });
         }
         cx.event(|| self.packet_in(received));
-        if arrival.is_ecn_marked {
+        if rx_meta.is_ecn_marked {
             self.handle_mark(cx);
         }
         match &received.header.operation {
@@ -304,7 +304,7 @@ impl QueuePair {
             }
             Operation::Rc(rc) => self.handle_request(cx, received, rc, memory),
             Operation::Uc(uc) => self.handle_unreliable(cx, received, uc, memory),
-            Operation::Ud(datagram) => self.handle_datagram(cx, arrival, received, datagram, memory),
+            Operation::Ud(datagram) => self.handle_datagram(cx, rx_meta, received, datagram, memory),
             Operation::Cnp => {}
         }
     }
@@ -405,7 +405,7 @@ impl QueuePair {
             Some(_) => return Err(PostError::InvalidInline),
             None => request.segments.iter().map(|segment| u64::from(segment.length)).sum(),
         };
-        if !is_offered(self.config.transport, &request.operation) {
+        if !is_supported(self.config.transport, &request.operation) {
             return Err(PostError::Unsupported);
         }
         match request.operation {
@@ -433,11 +433,13 @@ impl QueuePair {
         }
         // Half the sequence numbers must stay free, or old and new packets can't be told apart (vol. 1, 9.7.2). A
         // datagram is one packet (vol. 1, 9.8.3).
-        let longest = match self.config.transport {
+        let max_length = match self.config.transport {
             Transport::Ud => u64::from(self.mtu),
-            Transport::Rc | Transport::Uc => MAX_MESSAGE.min(u64::from(self.mtu) * u64::from(MAX_UNACKED)),
+            Transport::Rc | Transport::Uc => {
+                MAX_MESSAGE_SIZE.min(u64::from(self.mtu) * u64::from(MAX_UNACKED))
+            }
         };
-        if total > longest {
+        if total > max_length {
             return Err(PostError::InvalidLength);
         }
         Ok(total as u32)
@@ -469,7 +471,7 @@ impl QueuePair {
         cx.event(|| TraceEvent::posted_recv(RecvQueueId::Qp(self.qpn), number, request));
         if self.state == QpState::Error {
             self.flush_receives(cx);
-        } else if self.responder.no_credit && self.is_receiving() {
+        } else if self.responder.no_credit && self.can_receive() {
             // Who has no credit would only probe now and then: an acknowledgement that nobody asked for tells it that
             // there is one again (vol. 1, 9.7.7).
             self.responder.no_credit = false;
@@ -480,29 +482,29 @@ impl QueuePair {
 
     /// The next packet to be sent, if there is one.
     #[inline]
-    pub(crate) fn poll_transmit<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+    pub(crate) fn poll_transmit<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<TxPacket> {
         cx.spans.clear();
-        if self.notification_due {
-            self.notification_due = false;
-            return Some(self.notification(cx));
+        if self.cnp_due {
+            self.cnp_due = false;
+            return Some(self.next_cnp(cx));
         }
         if self.pacer.is_some() { self.poll_paced(cx) } else { self.poll_packet(cx) }
     }
 
     #[inline]
-    fn poll_packet<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+    fn poll_packet<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<TxPacket> {
         if self.config.transport != Transport::Rc {
             return self.next_unreliable(cx);
         }
         // In turn, if there are both, and a request first: somebody may wait for it, and an acknowledgement, being
         // shorter, can travel with it only if it comes last.
-        let has_answers = self.responder.has_answers();
-        let requests = self.requests_first || !has_answers;
-        self.requests_first = !(requests && has_answers);
-        if requests && let Some(outgoing) = self.next_request(cx) {
-            return Some(outgoing);
+        let has_responses = self.responder.has_responses();
+        let requests = self.requests_first || !has_responses;
+        self.requests_first = !(requests && has_responses);
+        if requests && let Some(tx_packet) = self.next_request(cx) {
+            return Some(tx_packet);
         }
-        if !self.responder.has_answers() {
+        if !self.responder.has_responses() {
             return None;
         }
         self.next_response(cx)
@@ -561,7 +563,7 @@ impl QueuePair {
             _ => Pushed::Lost,
         };
         match pushed {
-            Pushed::Quietly => {}
+            Pushed::Added => {}
             Pushed::Event => cx.cq_events.push_back(cq),
             Pushed::Overflow | Pushed::Lost => {
                 // A completion is lost, and with it the promise that each request has one (vol. 1, 10.8.3:
@@ -570,14 +572,14 @@ impl QueuePair {
                     cx.queue_events.push_back(QueueEvent::CqOverflow(cq));
                 }
                 cx.stats.completions_lost += 1;
-                self.poisoned = true;
+                self.completion_lost = true;
             }
         }
     }
 }
 
 /// What each transport can do (vol. 1, 9.4, 10.8.2; Annex A19).
-const fn is_offered(transport: Transport, operation: &SendOperation) -> bool {
+const fn is_supported(transport: Transport, operation: &SendOperation) -> bool {
     match operation {
         SendOperation::Send | SendOperation::SendWithImm(_) => true,
         SendOperation::Write(_)
@@ -589,7 +591,7 @@ const fn is_offered(transport: Transport, operation: &SendOperation) -> bool {
 }
 
 /// The longest message (vol. 1, 9.7.2): 2³¹ bytes.
-const MAX_MESSAGE: u64 = 1 << 31;
+const MAX_MESSAGE_SIZE: u64 = 1 << 31;
 
 /// How many sequence numbers may be unacknowledged: fewer than half of them (vol. 1, 9.7.2).
 const MAX_UNACKED: u32 = (1 << 23) - 1;
@@ -599,13 +601,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn idle_queue_pair_takes_less_than_a_kibibyte() {
+    fn idle_queue_pair_is_at_most_a_kibibyte() {
         // Its rings take nothing while nothing is outstanding.
         assert!(size_of::<QueuePair>() <= 1024, "{}", size_of::<QueuePair>());
     }
 
     #[test]
-    fn request_in_the_send_queue_takes_little_more_than_a_cache_line() {
+    fn send_entry_is_at_most_80_bytes() {
         assert!(size_of::<SendEntry>() <= 80, "{}", size_of::<SendEntry>());
     }
 }

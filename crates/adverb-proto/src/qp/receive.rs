@@ -4,25 +4,27 @@
 use adverb_wire::{NakCode, Reth, Send, Write};
 
 use super::recv_queue::RecvEntry;
-use super::responder::{BROKEN, Current, DENIED, INVALID, MAX_LENGTH, Refusal, Writing};
+use super::responder::{
+    ACCESS_DENIED, CurrentMessage, CurrentWrite, INVALID_REQUEST, MAX_MESSAGE_LEN, MEMORY_FAULT, RequestError,
+};
 use super::{Context, QueuePair, Received};
 use crate::event::QueueEvent;
 use crate::memory::{Memory, Range};
 use crate::mutation::mutant;
-use crate::srq::{SharedQueue, Srq, Taken};
+use crate::srq::{MovedFront, SharedQueue, Srq};
 use crate::trace::{EventSink, Queue, TraceEvent};
 use crate::types::{Access, CompletedOperation, Failure, Status, Success};
 
 /// Where in its message a packet says that it is.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct PacketPosition {
     pub(super) first: bool,
     pub(super) last: bool,
 }
 
 /// What the end of a SEND brings.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Tail {
+pub(super) struct SendEnd {
     pub(super) immediate: Option<u32>,
     pub(super) invalidate: Option<u32>,
 }
@@ -35,15 +37,15 @@ impl QueuePair {
         packet: Received<'_>,
         send: Send,
         memory: &mut impl Memory,
-    ) -> Result<(), Refusal> {
-        let (place, immediate) = match send {
-            Send::First => (Place { first: true, last: false }, None),
-            Send::Middle => (Place { first: false, last: false }, None),
-            Send::Last(immediate) => (Place { first: false, last: true }, immediate),
-            Send::Only(immediate) => (Place { first: true, last: true }, immediate),
+    ) -> Result<(), RequestError> {
+        let (position, immediate) = match send {
+            Send::First => (PacketPosition { first: true, last: false }, None),
+            Send::Middle => (PacketPosition { first: false, last: false }, None),
+            Send::Last(immediate) => (PacketPosition { first: false, last: true }, immediate),
+            Send::Only(immediate) => (PacketPosition { first: true, last: true }, immediate),
         };
-        let tail = Tail { immediate, invalidate: None };
-        self.execute_send(cx, packet, place, tail, memory)
+        let end = SendEnd { immediate, invalidate: None };
+        self.execute_send(cx, packet, position, end, memory)
     }
 
     /// A packet of a WRITE.
@@ -53,75 +55,77 @@ impl QueuePair {
         packet: Received<'_>,
         write: Write,
         memory: &mut impl Memory,
-    ) -> Result<(), Refusal> {
-        let (place, reth, immediate) = match write {
-            Write::First(reth) => (Place { first: true, last: false }, Some(reth), None),
-            Write::Middle => (Place { first: false, last: false }, None, None),
-            Write::Last(immediate) => (Place { first: false, last: true }, None, immediate),
-            Write::Only(reth, immediate) => (Place { first: true, last: true }, Some(reth), immediate),
+    ) -> Result<(), RequestError> {
+        let (position, reth, immediate) = match write {
+            Write::First(reth) => (PacketPosition { first: true, last: false }, Some(reth), None),
+            Write::Middle => (PacketPosition { first: false, last: false }, None, None),
+            Write::Last(immediate) => (PacketPosition { first: false, last: true }, None, immediate),
+            Write::Only(reth, immediate) => {
+                (PacketPosition { first: true, last: true }, Some(reth), immediate)
+            }
         };
-        self.execute_write(cx, packet, place, reth, immediate, memory)
+        self.execute_write(cx, packet, position, reth, immediate, memory)
     }
 
     /// A packet's payload is as long as its place in the message says (vol. 1, 9.7.4; `rxe_resp.c`,
     /// `check_length`): FIRST and MIDDLE fill the path's MTU, LAST has something, ONLY may be empty.
-    fn check_place(&self, place: Place, payload_len: usize) -> Result<(), Refusal> {
+    fn check_payload_len(&self, position: PacketPosition, payload_len: usize) -> Result<(), RequestError> {
         let mtu = self.mtu as usize;
-        let fits = match (place.first, place.last) {
+        let fits = match (position.first, position.last) {
             (_, false) => payload_len == mtu,
             (false, true) => (1..=mtu).contains(&payload_len),
             (true, true) => payload_len <= mtu,
         };
-        if fits { Ok(()) } else { Err(INVALID) }
+        if fits { Ok(()) } else { Err(INVALID_REQUEST) }
     }
 
     pub(super) fn execute_send<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         packet: Received<'_>,
-        place: Place,
-        tail: Tail,
+        position: PacketPosition,
+        end: SendEnd,
         memory: &mut impl Memory,
-    ) -> Result<(), Refusal> {
-        let received = match (place.first, self.responder.current) {
-            (true, Current::None) => 0,
-            (false, Current::Send { received }) => received,
-            _ => return Err(INVALID),
+    ) -> Result<(), RequestError> {
+        let received = match (position.first, self.responder.current) {
+            (true, CurrentMessage::None) => 0,
+            (false, CurrentMessage::Send { received }) => received,
+            _ => return Err(INVALID_REQUEST),
         };
         let payload = packet.payload;
-        self.check_place(place, payload.len())?;
-        let entry = self.front_receive(cx).ok_or(Refusal::NotReady)?;
+        self.check_payload_len(position, payload.len())?;
+        let entry = self.front_receive(cx).ok_or(RequestError::Rnr)?;
         // From here on the receive request is in use, and shares the message's fate.
-        self.responder.current = Current::Send { received };
+        self.responder.current = CurrentMessage::Send { received };
         if u64::from(received) + payload.len() as u64 > entry.length {
-            return Err(Refusal::Fatal(NakCode::InvalidRequest, Status::LocalLength));
+            return Err(RequestError::Fatal(NakCode::InvalidRequest, Status::LocalLength));
         }
-        let early = mutant!(CompleteBeforeData) && place.last;
+        let early = mutant!(CompleteBeforeData) && position.last;
         if !payload.is_empty() && !early {
             let (keys, pd) = (&*cx.keys, self.recv_pd);
             let segments = &self.recv_queue.segments;
             segments
                 .scatter(entry.segments, received, payload, keys, pd, memory)
-                .map_err(|why| Refusal::Fatal(NakCode::RemoteOperational, Status::from(why)))?;
+                .map_err(|why| RequestError::Fatal(NakCode::RemoteOperational, Status::from(why)))?;
         }
         let received = received + payload.len() as u32;
         self.responder.expected += 1;
-        if !place.last {
-            self.responder.current = Current::Send { received };
+        if !position.last {
+            self.responder.current = CurrentMessage::Send { received };
             return Ok(());
         }
-        if let Some(key) = tail.invalidate
+        if let Some(key) = end.invalidate
             && cx.keys.invalidate_remote(self.config.pd, self.qpn, key).is_err()
         {
             // The number that is refused is this packet's, which wasn't executed to its end.
             self.responder.expected = self.responder.expected - 1;
-            return Err(Refusal::Fatal(NakCode::RemoteAccess, Status::RemoteInvalidRequest));
+            return Err(RequestError::Fatal(NakCode::RemoteAccess, Status::RemoteInvalidRequest));
         }
-        self.responder.current = Current::None;
+        self.responder.current = CurrentMessage::None;
         self.responder.msn += 1;
         let operation = CompletedOperation::Recv {
-            immediate: tail.immediate,
-            invalidated: tail.invalidate,
+            immediate: end.immediate,
+            invalidated: end.invalidate,
             source: None,
             has_grh: false,
         };
@@ -144,64 +148,64 @@ impl QueuePair {
         &mut self,
         cx: &mut Context<'_, S>,
         packet: Received<'_>,
-        place: Place,
+        position: PacketPosition,
         reth: Option<Reth>,
         immediate: Option<u32>,
         memory: &mut impl Memory,
-    ) -> Result<(), Refusal> {
-        let mut writing = match (reth, self.responder.current) {
-            (Some(reth), Current::None) => {
-                Writing { va: reth.va, rkey: reth.rkey, left: reth.length, total: reth.length }
+    ) -> Result<(), RequestError> {
+        let mut write = match (reth, self.responder.current) {
+            (Some(reth), CurrentMessage::None) => {
+                CurrentWrite { va: reth.va, rkey: reth.rkey, left: reth.length, total: reth.length }
             }
-            (None, Current::Write(writing)) => writing,
-            _ => return Err(INVALID),
+            (None, CurrentMessage::Write(write)) => write,
+            _ => return Err(INVALID_REQUEST),
         };
-        self.check_right(Access::REMOTE_WRITE)?;
+        self.check_access(Access::REMOTE_WRITE)?;
         let payload = packet.payload;
         let length = payload.len() as u32;
-        self.check_place(place, payload.len())?;
-        if writing.total > MAX_LENGTH {
-            return Err(INVALID);
+        self.check_payload_len(position, payload.len())?;
+        if write.total > MAX_MESSAGE_LEN {
+            return Err(INVALID_REQUEST);
         }
         // The last packet brings just what is left, and the others less (vol. 1, 9.7.4).
-        if (place.last && length != writing.left) || (!place.last && length >= writing.left) {
-            return Err(INVALID);
+        if (position.last && length != write.left) || (!position.last && length >= write.left) {
+            return Err(INVALID_REQUEST);
         }
         // The receive is looked for before any byte is placed: the packet may come again.
         if immediate.is_some() && self.front_receive(cx).is_none() {
-            return Err(Refusal::NotReady);
+            return Err(RequestError::Rnr);
         }
         // An empty WRITE touches nothing, so that its key means nothing (vol. 1, 9.7.4). The key of others is
         // looked up for each packet: it may have become invalid meanwhile.
-        if writing.total != 0 || mutant!(CheckKeyOfZeroLength) {
-            let whole = Range { addr: writing.va, length: writing.left, key: writing.rkey };
+        if write.total != 0 || mutant!(CheckKeyOfZeroLength) {
+            let whole = Range { addr: write.va, length: write.left, key: write.rkey };
             let pd = self.config.pd;
             let checked = cx.keys.remote(pd, self.qpn, whole, Access::REMOTE_WRITE);
             #[cfg(feature = "mutants")]
-            let checked = if mutant!(NoAccessRecheck) && !place.first {
-                cx.keys.remote_even_if_gone(pd, self.qpn, whole, Access::REMOTE_WRITE)
+            let checked = if mutant!(NoAccessRecheck) && !position.first {
+                cx.keys.remote_ignoring_deregistration(pd, self.qpn, whole, Access::REMOTE_WRITE)
             } else {
                 checked
             };
-            let mut span = checked.map_err(|_| DENIED)?;
+            let mut span = checked.map_err(|_| ACCESS_DENIED)?;
             span.length = length;
-            span.offset += u64::from(mutant!(LastPacketMisplaced) && place.last && !place.first);
+            span.offset += u64::from(mutant!(LastPacketMisplaced) && position.last && !position.first);
             if length > 0 {
-                memory.write(span, payload).map_err(|_| BROKEN)?;
+                memory.write(span, payload).map_err(|_| MEMORY_FAULT)?;
             }
         }
-        writing.va = writing.va.wrapping_add(u64::from(length));
-        writing.left -= length;
+        write.va = write.va.wrapping_add(u64::from(length));
+        write.left -= length;
         self.responder.expected += 1;
-        if !place.last {
-            self.responder.current = Current::Write(writing);
+        if !position.last {
+            self.responder.current = CurrentMessage::Write(write);
             return Ok(());
         }
-        self.responder.current = Current::None;
+        self.responder.current = CurrentMessage::None;
         self.responder.msn += 1;
         if let Some(immediate) = immediate {
             let operation = CompletedOperation::RecvWrite { immediate };
-            let success = Success { operation, length: writing.total };
+            let success = Success { operation, length: write.total };
             self.complete_recv(cx, success, packet.header.solicited);
         }
         Ok(())
@@ -212,18 +216,18 @@ impl QueuePair {
     pub(super) fn front_receive<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<RecvEntry> {
         let front = self.recv_queue.front();
         match self.config.srq {
-            Some(srq) if front.is_none() => self.take_shared(cx, srq),
+            Some(srq) if front.is_none() => self.take_from_srq(cx, srq),
             _ => front,
         }
     }
 
     /// Takes the oldest request of the shared queue: from now on it is this queue pair's (vol. 1, 10.2.9).
-    fn take_shared<S: EventSink>(&mut self, cx: &mut Context<'_, S>, srq: Srq) -> Option<RecvEntry> {
+    fn take_from_srq<S: EventSink>(&mut self, cx: &mut Context<'_, S>, srq: Srq) -> Option<RecvEntry> {
         let queue = cx.srqs.get_mut(srq.0 as usize)?.as_mut()?;
-        match queue.give_to(&mut self.recv_queue) {
-            Taken::Nothing => return None,
-            Taken::One => {}
-            Taken::OneOfFew => {
+        match queue.move_front_to(&mut self.recv_queue) {
+            MovedFront::Nothing => return None,
+            MovedFront::One => {}
+            MovedFront::BelowLimit => {
                 cx.event(|| TraceEvent::SrqLimit { srq });
                 cx.queue_events.push_back(QueueEvent::SrqLimit(srq));
             }
@@ -232,8 +236,8 @@ impl QueuePair {
     }
 
     /// Gives back what was taken from a shared queue and isn't completed, because nobody will be told of it here.
-    pub(crate) fn give_back(&mut self, queue: &mut SharedQueue) {
-        queue.take_back(&mut self.recv_queue);
+    pub(crate) fn return_to_srq(&mut self, queue: &mut SharedQueue) {
+        queue.return_front_of(&mut self.recv_queue);
     }
 
     /// The receive request in use has failed.

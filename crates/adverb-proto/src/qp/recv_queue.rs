@@ -37,7 +37,7 @@ impl RecvQueue {
     }
 
     /// Moves the oldest request to another queue; says whether there was one.
-    pub(crate) fn give_to(&mut self, other: &mut RecvQueue) -> bool {
+    pub(crate) fn move_front_to(&mut self, other: &mut RecvQueue) -> bool {
         let Some(mut entry) = self.entries.pop_front() else { return false };
         if mutant!(SrqWrongRequestId)
             && let Some(newest) = self.entries.back_mut()
@@ -51,7 +51,7 @@ impl RecvQueue {
     }
 
     /// Takes back a request of another queue, to be the oldest of this one.
-    pub(crate) fn take_back(&mut self, other: &mut RecvQueue) {
+    pub(crate) fn return_front_of(&mut self, other: &mut RecvQueue) {
         if let Some(entry) = other.entries.pop_front() {
             let segments = self.segments.copy_to_front(&other.segments, entry.segments);
             other.segments.pop(entry.segments);

@@ -4,9 +4,9 @@ use core::time::Duration;
 
 use adverb_wire::{CompareSwap, FetchAdd, Flush, Header, Operation, Psn, Rc, Reth, Send, Write};
 
-use super::segments::Unreachable;
+use super::segments::SegmentError;
 use super::send_queue::{LocalFailure, SendEntry, SendQueue};
-use super::{Context, MAX_UNACKED, Outgoing, OutgoingPayload, QueuePair, ReadyToSend};
+use super::{Context, MAX_UNACKED, QueuePair, ReadyToSend, TxPacket, TxPayload};
 use crate::Time;
 use crate::mutation::mutant;
 use crate::trace::{EventSink, RetryCause, TimerKind, TraceEvent};
@@ -40,7 +40,7 @@ pub(super) struct Requester {
     /// Packets since the last that asked for an acknowledgement.
     since_ack_request: u32,
     /// How many requests have gathered that now go together.
-    gathered: u32,
+    coalesced: u32,
     /// Whether the request that was begun last is short.
     is_short: bool,
     timeout: Option<Duration>,
@@ -60,7 +60,7 @@ pub(super) struct Requester {
     /// Whether it may send at all.
     pub(super) running: bool,
     /// Whether the last packet of the oldest request was handed out, without acknowledgements to come.
-    pub(super) handed_out: bool,
+    pub(super) last_packet_polled: bool,
 }
 
 /// At least one packet in so many asks for an acknowledgement, so that a long message is heard of before its end.
@@ -94,7 +94,7 @@ impl Requester {
         self.answers = 0;
         self.cursor = 0;
         self.packet = 0;
-        self.handed_out = false;
+        self.last_packet_polled = false;
     }
 
     #[inline]
@@ -108,23 +108,23 @@ impl Requester {
     }
 
     /// Whether the oldest packet that isn't acknowledged is the one to be sent next.
-    pub(super) fn is_held_back(&self, queue: &SendQueue) -> bool {
+    pub(super) fn is_oldest_packet_next(&self, queue: &SendQueue) -> bool {
         self.cursor == 0
             && queue.front().is_some_and(|entry| {
-                entry.is_begun() && entry.first_psn + self.next_packet(entry) == self.unacked
+                entry.is_started() && entry.first_psn + self.next_packet(entry) == self.unacked
             })
     }
 
     /// Which packet of the request under the cursor is next. Of a READ, those that have come aren't asked for again.
     #[inline]
     fn next_packet(&self, entry: &SendEntry) -> u32 {
-        if entry.is_answered() { self.packet.max(entry.answered) } else { self.packet }
+        if entry.needs_response() { self.packet.max(entry.received_packets) } else { self.packet }
     }
 
     /// How many packets the next part of a READ has, from this one on. Parts end where they ended the first time: a peer
     /// that is asked again knows only the parts that it was asked for (`rxe_resp.c`, `duplicate_request`).
     #[inline]
-    fn part_from(&self, entry: &SendEntry, packet: u32, packets: u32) -> u32 {
+    fn part_len(&self, entry: &SendEntry, packet: u32, packets: u32) -> u32 {
         match entry.operation {
             SendOperation::Read(_) => (self.read_part - packet % self.read_part).min(packets - packet),
             _ => 1,
@@ -176,7 +176,7 @@ impl Requester {
 impl QueuePair {
     /// The next request packet, if one may be sent now.
     #[inline]
-    pub(super) fn next_request<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+    pub(super) fn next_request<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<TxPacket> {
         if !self.requester.running || self.requester.rnr_until.is_some() {
             return None;
         }
@@ -190,7 +190,7 @@ impl QueuePair {
                 }
                 return None;
             }
-            if !entry.is_begun() {
+            if !entry.is_started() {
                 if self.state != QpState::ReadyToSend {
                     return None;
                 }
@@ -201,11 +201,11 @@ impl QueuePair {
                     }
                     continue;
                 }
-                if !self.may_begin(entry) {
+                if !self.may_start(entry) {
                     return None;
                 }
             }
-            if !self.fits_window(entry) || !entry.is_begun() && self.is_gathering(cursor) {
+            if !self.fits_window(entry) || !entry.is_started() && self.is_coalescing(cursor) {
                 return None;
             }
             return self.emit_request(cx, cursor);
@@ -234,14 +234,14 @@ impl QueuePair {
 
     /// Whether a request that isn't begun may be.
     #[inline]
-    fn may_begin(&self, entry: &SendEntry) -> bool {
+    fn may_start(&self, entry: &SendEntry) -> bool {
         let requester = &self.requester;
         // A fence waits for READs and atomics before it (vol. 1, 10.8.3).
         if entry.has(SendFlags::FENCE) && requester.reads > 0 && !mutant!(IgnoreFence) {
             return false;
         }
         // The peer keeps so many answers to replay, and no more (vol. 1, 9.7.3; `rxe_req.c`, check_init_depth).
-        if entry.is_answered() && requester.reads >= requester.max_reads && !mutant!(IgnoreReadLimit) {
+        if entry.needs_response() && requester.reads >= requester.max_reads && !mutant!(IgnoreReadLimit) {
             return false;
         }
         // Without a credit one message may go as a probe, when nothing else is under way (vol. 1, 9.7.7).
@@ -257,24 +257,24 @@ impl QueuePair {
     /// Whether the next request waits for others to go with it; if not, it is begun. The peer is busy with as many as would,
     /// and what it says of them is what the wait ends with.
     #[inline]
-    fn is_gathering(&mut self, cursor: usize) -> bool {
-        let (queue, requester, gather) =
+    fn is_coalescing(&mut self, cursor: usize) -> bool {
+        let (queue, requester, limit) =
             (&self.send_queue, &mut self.requester, self.config.coalesce_limit as usize);
         let is_short = |entry: &SendEntry| {
-            entry.length < self.mtu && !entry.is_answered() && !entry.has(SendFlags::SOLICITED)
+            entry.length < self.mtu && !entry.needs_response() && !entry.has(SendFlags::SOLICITED)
         };
         let next_is_short = queue.get(cursor).is_some_and(is_short);
         let are_short = requester.is_short && next_is_short && queue.back().is_some_and(is_short);
         let waiting = queue.len() - cursor;
-        let are_enough = cursor < gather.div_ceil(2) || waiting >= gather.min(cursor);
+        let are_enough = cursor < limit.div_ceil(2) || waiting >= limit.min(cursor);
         // Without a timer nobody would ask again for what was said of them.
         if are_enough || !are_short || requester.timeout.is_none() {
-            requester.gathered = waiting as u32;
+            requester.coalesced = waiting as u32;
         }
-        if requester.gathered == 0 {
+        if requester.coalesced == 0 {
             return true;
         }
-        requester.gathered -= 1;
+        requester.coalesced -= 1;
         requester.is_short = next_is_short;
         false
     }
@@ -284,20 +284,20 @@ impl QueuePair {
     fn fits_window(&self, entry: &SendEntry) -> bool {
         let requester = &self.requester;
         let next = requester.next_packet(entry);
-        if entry.is_begun() && entry.first_psn + next != requester.unsent {
+        if entry.is_started() && entry.first_psn + next != requester.unsent {
             return true;
         }
         let unacked = requester.unsent.since(requester.unacked).unsigned_abs();
-        let wanted = if entry.is_answered() {
-            let part = requester.part_from(entry, next, packets(entry, self.mtu));
+        let wanted = if entry.needs_response() {
+            let part = requester.part_len(entry, next, packets(entry, self.mtu));
             // One part may be under way while another is asked for, each in one of the peer's slots.
             let is_full = requester.answers.saturating_add(part) > 2 * requester.read_part;
-            let has_no_slot = entry.is_begun() && requester.reads >= requester.max_reads;
+            let has_no_slot = entry.is_started() && requester.reads >= requester.max_reads;
             if requester.answers > 0 && (is_full || has_no_slot) {
                 return false;
             }
             part
-        } else if entry.is_begun() {
+        } else if entry.is_started() {
             1
         } else {
             packets(entry, self.mtu)
@@ -307,11 +307,11 @@ impl QueuePair {
 
     /// Makes the packet under the cursor, and moves the cursor behind it.
     #[inline(always)]
-    fn emit_request<S: EventSink>(&mut self, cx: &mut Context<'_, S>, cursor: usize) -> Option<Outgoing> {
+    fn emit_request<S: EventSink>(&mut self, cx: &mut Context<'_, S>, cursor: usize) -> Option<TxPacket> {
         let mtu = self.mtu;
         let requester = &mut self.requester;
         let entry = self.send_queue.get_mut(cursor)?;
-        if !entry.is_begun() {
+        if !entry.is_started() {
             entry.packets = packets(entry, mtu);
             entry.first_psn = requester.unsent;
             requester.next_ssn += 1;
@@ -319,8 +319,8 @@ impl QueuePair {
         let entry = self.send_queue.get(cursor)?;
         let packet = requester.next_packet(entry);
         let psn = entry.first_psn + packet;
-        let part = requester.part_from(entry, packet, entry.packets);
-        if entry.is_answered() && psn == requester.unsent {
+        let part = requester.part_len(entry, packet, entry.packets);
+        if entry.needs_response() && psn == requester.unsent {
             requester.reads += 1;
             requester.answers += part;
             // To the peer every part is a message.
@@ -375,35 +375,35 @@ impl QueuePair {
             SendOperation::LocalInvalidate(_) | SendOperation::BindWindow(_) => return None,
         };
         let payload = match entry.operation {
-            SendOperation::AtomicWrite { bytes, .. } => OutgoingPayload::Word(bytes),
-            _ if entry.is_answered() => OutgoingPayload::Spans,
+            SendOperation::AtomicWrite { bytes, .. } => TxPayload::Word(bytes),
+            _ if entry.needs_response() => TxPayload::Spans,
             _ => match entry.segments.inline() {
-                Some(first) => OutgoingPayload::Inline { first, offset, length },
+                Some(first) => TxPayload::Inline { first, offset, length },
                 None => {
                     let (keys, pd) = (&*cx.keys, self.config.pd);
                     let gathered =
                         self.send_queue.segments.gather(entry.segments, offset, length, keys, pd, cx.spans);
-                    if let Err(unreachable) = gathered {
+                    if let Err(error) = gathered {
                         cx.spans.clear();
-                        return self.cannot_gather(cx, cursor, unreachable);
+                        return self.fail_gather(cx, cursor, error);
                     }
-                    OutgoingPayload::Spans
+                    TxPayload::Spans
                 }
             },
         };
-        let answered = entry.is_answered();
+        let needs_response = entry.needs_response();
         let sent = Sent {
             psn,
             // An answer numbers as many packets as it will have (vol. 1, 9.7.3).
-            behind: psn + part,
+            end_psn: psn + part,
             next_packet: packet + part,
             last,
-            answered,
+            needs_response,
             request: entry.number,
             solicited: last && entry.consumes_receive() && entry.has(SendFlags::SOLICITED),
             payload_len: match payload {
-                OutgoingPayload::Word(_) => 8,
-                _ if answered => 0,
+                TxPayload::Word(_) => 8,
+                _ if needs_response => 0,
                 _ => length,
             },
         };
@@ -415,22 +415,22 @@ impl QueuePair {
     fn sent<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        Sent { psn, behind, next_packet, last, answered, request, solicited, payload_len }: Sent,
+        Sent { psn, end_psn, next_packet, last, needs_response, request, solicited, payload_len }: Sent,
         rc: Rc,
-        payload: OutgoingPayload,
-    ) -> Outgoing {
+        payload: TxPayload,
+    ) -> TxPacket {
         let requester = &mut self.requester;
-        let again = psn != requester.unsent;
+        let retransmitted = psn != requester.unsent;
         if last {
             requester.cursor += 1;
             requester.packet = 0;
         } else {
             requester.packet = next_packet;
         }
-        if behind.since(requester.unsent) > 0 {
-            requester.unsent = behind;
+        if end_psn.since(requester.unsent) > 0 {
+            requester.unsent = end_psn;
         }
-        if again {
+        if retransmitted {
             cx.stats.retransmitted_packets += 1;
         }
         if requester.ack_deadline.is_none() && !mutant!(NeverStartRetransmitTimer) {
@@ -439,7 +439,7 @@ impl QueuePair {
         requester.since_ack_request += 1;
         let window_ends = requester.unsent.since(requester.unacked).unsigned_abs() >= self.config.window;
         let ack_request =
-            last || answered || window_ends || requester.since_ack_request >= ACK_REQUEST_INTERVAL;
+            last || needs_response || window_ends || requester.since_ack_request >= ACK_REQUEST_INTERVAL;
         if ack_request {
             requester.since_ack_request = 0;
         }
@@ -449,19 +449,19 @@ impl QueuePair {
             request: Some(request),
             header,
             payload_len,
-            is_retransmission: again,
+            is_retransmission: retransmitted,
         });
-        Outgoing { header, payload, payload_len }
+        TxPacket { header, payload, payload_len }
     }
 
     /// A segment of the request under the cursor is wrong. The request fails when those before it are done.
-    fn cannot_gather<S: EventSink>(
+    fn fail_gather<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         cursor: usize,
-        unreachable: Unreachable,
-    ) -> Option<Outgoing> {
-        let failure = LocalFailure::from(unreachable);
+        error: SegmentError,
+    ) -> Option<TxPacket> {
+        let failure = LocalFailure::from(error);
         if cursor == 0 {
             self.fail_front(cx, failure.into());
         } else if let Some(entry) = self.send_queue.get_mut(cursor) {
@@ -512,12 +512,12 @@ impl QueuePair {
     }
 
     /// The peer has no receive for the oldest packet: waits as long as it says (vol. 1, 9.7.5).
-    pub(super) fn not_ready<S: EventSink>(&mut self, cx: &mut Context<'_, S>, wait: Duration) {
+    pub(super) fn start_rnr_backoff<S: EventSink>(&mut self, cx: &mut Context<'_, S>, wait: Duration) {
         let requester = &mut self.requester;
         if requester.rnr_until.is_some() {
             return;
         }
-        if requester.rnr_retry != RNR_RETRY_FOR_EVER {
+        if requester.rnr_retry != UNLIMITED_RNR_RETRY {
             if requester.rnr_retries_left == 0 {
                 cx.stats.rnr_retries_exceeded += 1;
                 self.fail_front(cx, Status::RnrRetryExceeded);
@@ -536,7 +536,7 @@ impl QueuePair {
         requester.cursor = 0;
         requester.since_ack_request = 0;
         requester.packet = match self.send_queue.front() {
-            Some(entry) if entry.is_begun() && !entry.is_answered() => {
+            Some(entry) if entry.is_started() && !entry.needs_response() => {
                 requester.unacked.since(entry.first_psn).unsigned_abs()
             }
             _ => 0,
@@ -552,13 +552,13 @@ impl QueuePair {
 struct Sent {
     psn: Psn,
     /// The first number behind it and its answer.
-    behind: Psn,
+    end_psn: Psn,
     /// Which packet of the request comes after it.
     next_packet: u32,
     /// Whether it is the last of its request.
     last: bool,
     /// Whether it needs an answer.
-    answered: bool,
+    needs_response: bool,
     /// The number of the request.
     request: u32,
     solicited: bool,
@@ -566,7 +566,7 @@ struct Sent {
 }
 
 /// `rnr_retry` of this value means for ever (vol. 1, 9.7.5).
-const RNR_RETRY_FOR_EVER: u8 = 7;
+const UNLIMITED_RNR_RETRY: u8 = 7;
 
 /// How many sequence numbers a request takes: one at least, also if it is empty (vol. 1, 9.7.3).
 #[inline]

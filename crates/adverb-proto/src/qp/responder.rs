@@ -2,8 +2,8 @@
 
 use adverb_wire::{CompareSwap, FetchAdd, Flush, NakCode, Psn, Rc, Reth, RnrTimer, Send, Write};
 
-use super::receive::{Place, Tail};
-use super::response::{Pending, Replay, Response, Responses, Saved};
+use super::receive::{PacketPosition, SendEnd};
+use super::response::{Pending, Replay, Response, ResponseKind, Responses};
 use super::{Context, QueuePair, ReadyToReceive, Received};
 use crate::event::QueueEvent;
 use crate::memory::{Memory, Range, Span};
@@ -19,9 +19,9 @@ pub(super) struct Responder {
     /// How many messages are done, at 24 bits (vol. 1, 9.7.7).
     pub(super) msn: Psn,
     /// The message of which packets are still to come.
-    pub(super) current: Current,
+    pub(super) current: CurrentMessage,
     /// Without acknowledgements: a packet is missing, and all are dropped until a message begins.
-    pub(super) adrift: bool,
+    pub(super) awaiting_start: bool,
     /// Whether a NAK was sent for the expected packet: there is only one, until that packet comes (vol. 1,
     /// 9.7.5).
     nak_sent: bool,
@@ -35,19 +35,19 @@ pub(super) struct Responder {
 
 /// The message of which packets are still to come.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) enum Current {
+pub(super) enum CurrentMessage {
     /// None: the next packet begins one.
     #[default]
     None,
     /// A SEND, of which this much has come into the oldest receive request.
     Send { received: u32 },
     /// A WRITE.
-    Write(Writing),
+    Write(CurrentWrite),
 }
 
 /// A WRITE under way.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Writing {
+pub(super) struct CurrentWrite {
     /// Where the next byte goes.
     pub(super) va: u64,
     pub(super) rkey: u32,
@@ -59,28 +59,31 @@ pub(super) struct Writing {
 
 /// How a packet was executed.
 #[derive(Clone, Copy, Debug)]
-enum Done {
+enum Execution {
     /// An acknowledgement will do.
     Executed,
     /// Its answer is on its way.
-    Answered,
+    Responded,
 }
 
 /// Why a request isn't executed.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Refusal {
+pub(super) enum RequestError {
     /// No receive is posted: the peer may try again.
-    NotReady,
+    Rnr,
     /// The connection ends. The receive request in use, if there is one, completes with the status.
     Fatal(NakCode, Status),
 }
 
 /// The request makes no sense here (vol. 1, 9.7.4: invalid request).
-pub(super) const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, Status::RemoteInvalidRequest);
+pub(super) const INVALID_REQUEST: RequestError =
+    RequestError::Fatal(NakCode::InvalidRequest, Status::RemoteInvalidRequest);
 /// The memory doesn't allow it.
-pub(super) const DENIED: Refusal = Refusal::Fatal(NakCode::RemoteAccess, Status::RemoteAccess);
+pub(super) const ACCESS_DENIED: RequestError =
+    RequestError::Fatal(NakCode::RemoteAccess, Status::RemoteAccess);
 /// The memory allows it, and can't do it.
-pub(super) const BROKEN: Refusal = Refusal::Fatal(NakCode::RemoteOperational, Status::LocalQpOperation);
+pub(super) const MEMORY_FAULT: RequestError =
+    RequestError::Fatal(NakCode::RemoteOperational, Status::LocalQpOperation);
 
 impl Responder {
     pub(super) fn start(&mut self, receiving: &ReadyToReceive) {
@@ -93,7 +96,7 @@ impl Responder {
     }
 
     #[inline]
-    pub(super) fn has_answers(&self) -> bool {
+    pub(super) fn has_responses(&self) -> bool {
         self.responses.is_pending()
     }
 
@@ -102,9 +105,9 @@ impl Responder {
     }
 
     /// Says nothing more.
-    pub(super) fn silence(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.responses.clear();
-        self.current = Current::None;
+        self.current = CurrentMessage::None;
     }
 }
 
@@ -140,21 +143,21 @@ impl QueuePair {
             self.responder.expected = psn;
         }
         self.responder.nak_sent = false;
-        self.responder.responses.in_sequence();
+        self.responder.responses.cancel_nak();
         match self.execute(cx, packet, rc, memory) {
             // READs, atomics and the like have their own answers, which acknowledge.
-            Ok(Done::Executed) => {
+            Ok(Execution::Executed) => {
                 if packet.header.ack_request {
                     self.responder.responses.acknowledge();
                 }
             }
-            Ok(Done::Answered) => {}
-            Err(Refusal::NotReady) => {
+            Ok(Execution::Responded) => {}
+            Err(RequestError::Rnr) => {
                 cx.stats.rnr_naks_sent += 1;
                 self.responder.nak_sent = true;
                 self.responder.responses.pending = Pending::RnrNak;
             }
-            Err(Refusal::Fatal(code, status)) => self.refuse(cx, psn, code, status),
+            Err(RequestError::Fatal(code, status)) => self.refuse(cx, psn, code, status),
         }
     }
 
@@ -176,54 +179,60 @@ impl QueuePair {
         packet: Received<'_>,
         rc: &Rc,
         memory: &mut impl Memory,
-    ) -> Result<Done, Refusal> {
-        let executed = |()| Done::Executed;
-        let answered = |()| Done::Answered;
+    ) -> Result<Execution, RequestError> {
+        let executed = |()| Execution::Executed;
+        let responded = |()| Execution::Responded;
         match *rc {
             Rc::Send(send) => self.execute_send_packet(cx, packet, send, memory).map(executed),
             Rc::SendLastInvalidate(key) | Rc::SendOnlyInvalidate(key) => {
-                let place = Place { first: matches!(rc, Rc::SendOnlyInvalidate(_)), last: true };
-                let tail = Tail { immediate: None, invalidate: Some(key) };
-                self.execute_send(cx, packet, place, tail, memory).map(executed)
+                let position = PacketPosition { first: matches!(rc, Rc::SendOnlyInvalidate(_)), last: true };
+                let end = SendEnd { immediate: None, invalidate: Some(key) };
+                self.execute_send(cx, packet, position, end, memory).map(executed)
             }
             Rc::Write(write) => self.execute_write_packet(cx, packet, write, memory).map(executed),
-            Rc::ReadRequest(reth) => self.execute_read(cx, reth).map(answered),
-            Rc::CompareSwap(swap) => self.execute_compare_swap(cx, swap, memory).map(answered),
-            Rc::FetchAdd(add) => self.execute_fetch_add(cx, add, memory).map(answered),
-            Rc::AtomicWrite(reth) => self.execute_atomic_write(cx, packet, reth, memory).map(answered),
-            Rc::Flush(flush) => self.execute_flush(cx, flush, memory).map(answered),
-            Rc::ReadResponse(_) | Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) => Ok(Done::Answered),
+            Rc::ReadRequest(reth) => self.execute_read(cx, reth).map(responded),
+            Rc::CompareSwap(swap) => self.execute_compare_swap(cx, swap, memory).map(responded),
+            Rc::FetchAdd(add) => self.execute_fetch_add(cx, add, memory).map(responded),
+            Rc::AtomicWrite(reth) => self.execute_atomic_write(cx, packet, reth, memory).map(responded),
+            Rc::Flush(flush) => self.execute_flush(cx, flush, memory).map(responded),
+            Rc::ReadResponse(_) | Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) => Ok(Execution::Responded),
         }
     }
 
     /// A message that stands alone, or begins, comes where none is under way (vol. 1, 9.7.4: opcode sequence).
-    fn check_idle(&self) -> Result<(), Refusal> {
-        if matches!(self.responder.current, Current::None) { Ok(()) } else { Err(INVALID) }
+    fn check_idle(&self) -> Result<(), RequestError> {
+        if matches!(self.responder.current, CurrentMessage::None) { Ok(()) } else { Err(INVALID_REQUEST) }
     }
 
     /// What a peer may do through this queue pair at all (vol. 1, 9.7.4; `rxe_resp.c`, `check_op_valid`).
-    pub(super) fn check_right(&self, need: Access) -> Result<(), Refusal> {
-        if self.access.contains(need) { Ok(()) } else { Err(INVALID) }
+    pub(super) fn check_access(&self, need: Access) -> Result<(), RequestError> {
+        if self.access.contains(need) { Ok(()) } else { Err(INVALID_REQUEST) }
     }
 
     /// A slot for an answer that may have to be given again (vol. 1, 9.7.4).
-    fn check_slot(&self) -> Result<(), Refusal> {
-        if self.responder.responses.has_slot() { Ok(()) } else { Err(INVALID) }
+    fn check_slot(&self) -> Result<(), RequestError> {
+        if self.responder.responses.has_slot() { Ok(()) } else { Err(INVALID_REQUEST) }
     }
 
-    fn execute_read<S: EventSink>(&mut self, cx: &mut Context<'_, S>, reth: Reth) -> Result<(), Refusal> {
+    fn execute_read<S: EventSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        reth: Reth,
+    ) -> Result<(), RequestError> {
         self.check_idle()?;
-        self.check_right(Access::REMOTE_READ)?;
+        self.check_access(Access::REMOTE_READ)?;
         self.check_slot()?;
-        if reth.length > MAX_LENGTH {
-            return Err(INVALID);
+        if reth.length > MAX_MESSAGE_LEN {
+            return Err(INVALID_REQUEST);
         }
         if reth.length != 0 || mutant!(CheckKeyOfZeroLength) {
             let range = Range { addr: reth.va, length: reth.length, key: reth.rkey };
-            cx.keys.remote(self.config.pd, self.qpn, range, Access::REMOTE_READ).map_err(|_| DENIED)?;
+            cx.keys
+                .remote(self.config.pd, self.qpn, range, Access::REMOTE_READ)
+                .map_err(|_| ACCESS_DENIED)?;
         }
         let packets = reth.length.div_ceil(self.mtu).max(1);
-        self.answer(Saved::Read { va: reth.va, rkey: reth.rkey, length: reth.length }, packets);
+        self.answer(ResponseKind::Read { va: reth.va, rkey: reth.rkey, length: reth.length }, packets);
         Ok(())
     }
 
@@ -234,14 +243,16 @@ impl QueuePair {
         va: u64,
         key: u32,
         need: Access,
-    ) -> Result<crate::memory::Span, Refusal> {
+    ) -> Result<crate::memory::Span, RequestError> {
         self.check_idle()?;
-        self.check_right(need)?;
+        self.check_access(need)?;
         self.check_slot()?;
         if !va.is_multiple_of(8) {
-            return Err(INVALID);
+            return Err(INVALID_REQUEST);
         }
-        cx.keys.remote(self.config.pd, self.qpn, Range { addr: va, length: 8, key }, need).map_err(|_| DENIED)
+        cx.keys
+            .remote(self.config.pd, self.qpn, Range { addr: va, length: 8, key }, need)
+            .map_err(|_| ACCESS_DENIED)
     }
 
     fn execute_compare_swap<S: EventSink>(
@@ -249,10 +260,10 @@ impl QueuePair {
         cx: &mut Context<'_, S>,
         CompareSwap { va, rkey, swap, compare }: CompareSwap,
         memory: &mut impl Memory,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         let word = self.word(cx, va, rkey, Access::REMOTE_ATOMIC)?;
-        let old = memory.compare_swap(word, compare, swap).map_err(|_| BROKEN)?;
-        self.answer(Saved::Atomic(old), 1);
+        let old = memory.compare_swap(word, compare, swap).map_err(|_| MEMORY_FAULT)?;
+        self.answer(ResponseKind::Atomic(old), 1);
         Ok(())
     }
 
@@ -261,10 +272,10 @@ impl QueuePair {
         cx: &mut Context<'_, S>,
         FetchAdd { va, rkey, add }: FetchAdd,
         memory: &mut impl Memory,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         let word = self.word(cx, va, rkey, Access::REMOTE_ATOMIC)?;
-        let old = memory.fetch_add(word, add).map_err(|_| BROKEN)?;
-        self.answer(Saved::Atomic(old), 1);
+        let old = memory.fetch_add(word, add).map_err(|_| MEMORY_FAULT)?;
+        self.answer(ResponseKind::Atomic(old), 1);
         Ok(())
     }
 
@@ -275,13 +286,13 @@ impl QueuePair {
         packet: Received<'_>,
         reth: Reth,
         memory: &mut impl Memory,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         let Some(bytes) = packet.payload.first_chunk().filter(|_| reth.length == 8) else {
-            return Err(INVALID);
+            return Err(INVALID_REQUEST);
         };
         let word = self.word(cx, reth.va, reth.rkey, Access::REMOTE_WRITE)?;
-        memory.write_word(word, *bytes).map_err(|_| BROKEN)?;
-        self.answer(Saved::Empty, 1);
+        memory.write_word(word, *bytes).map_err(|_| MEMORY_FAULT)?;
+        self.answer(ResponseKind::Empty, 1);
         Ok(())
     }
 
@@ -291,39 +302,39 @@ impl QueuePair {
         cx: &mut Context<'_, S>,
         flush: Flush,
         memory: &mut impl Memory,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), RequestError> {
         self.check_idle()?;
         let mut need = Access::empty();
         need.set(Access::FLUSH_GLOBAL, flush.global);
         need.set(Access::FLUSH_PERSISTENT, flush.persistent);
-        if need.is_empty() || flush.range.length > MAX_LENGTH {
-            return Err(INVALID);
+        if need.is_empty() || flush.range.length > MAX_MESSAGE_LEN {
+            return Err(INVALID_REQUEST);
         }
-        self.check_right(need)?;
+        self.check_access(need)?;
         self.check_slot()?;
         let pd = self.config.pd;
         if flush.whole_region {
-            let whole = cx.keys.whole(pd, self.qpn, flush.range.rkey, need).map_err(|_| DENIED)?;
+            let whole = cx.keys.whole(pd, self.qpn, flush.range.rkey, need).map_err(|_| ACCESS_DENIED)?;
             // A span is at most 4 GiB long: a larger region goes in pieces.
             let mut offset = 0;
             while offset < whole.length {
                 let length = u32::try_from(whole.length - offset).unwrap_or(u32::MAX);
                 let span = Span { storage: whole.storage, offset: whole.start + offset, length };
-                memory.flush(span, flush.persistent).map_err(|_| BROKEN)?;
+                memory.flush(span, flush.persistent).map_err(|_| MEMORY_FAULT)?;
                 offset += u64::from(length);
             }
         } else {
             let Reth { va, rkey, length } = flush.range;
             let range = Range { addr: va, length, key: rkey };
-            let span = cx.keys.remote(pd, self.qpn, range, need).map_err(|_| DENIED)?;
-            memory.flush(span, flush.persistent).map_err(|_| BROKEN)?;
+            let span = cx.keys.remote(pd, self.qpn, range, need).map_err(|_| ACCESS_DENIED)?;
+            memory.flush(span, flush.persistent).map_err(|_| MEMORY_FAULT)?;
         }
-        self.answer(Saved::Empty, 1);
+        self.answer(ResponseKind::Empty, 1);
         Ok(())
     }
 
     /// Keeps the answer to the expected packet, to be given now and perhaps again.
-    fn answer(&mut self, saved: Saved, packets: u32) {
+    fn answer(&mut self, saved: ResponseKind, packets: u32) {
         let responder = &mut self.responder;
         responder.msn += 1;
         if mutant!(WrongMsn) {
@@ -357,15 +368,17 @@ impl QueuePair {
             }
             Rc::ReadRequest(reth) => responses.replay_read(psn, reth, self.mtu),
             Rc::CompareSwap(_) | Rc::FetchAdd(_) => {
-                responses.replay(psn, |saved| matches!(saved, Saved::Atomic(_)))
+                responses.replay(psn, |saved| matches!(saved, ResponseKind::Atomic(_)))
             }
-            Rc::AtomicWrite(_) | Rc::Flush(_) => responses.replay(psn, |saved| matches!(saved, Saved::Empty)),
-            Rc::ReadResponse(_) | Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) => Replay::Forgotten,
+            Rc::AtomicWrite(_) | Rc::Flush(_) => {
+                responses.replay(psn, |saved| matches!(saved, ResponseKind::Empty))
+            }
+            Rc::ReadResponse(_) | Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) => Replay::Unavailable,
         };
         match replay {
             Replay::Queued => cx.stats.retransmitted_responses += 1,
             Replay::Pending => {}
-            Replay::Forgotten => self.drop_packet(cx, packet, DropReason::DuplicateTooOld),
+            Replay::Unavailable => self.drop_packet(cx, packet, DropReason::DuplicateTooOld),
         }
     }
 
@@ -377,13 +390,13 @@ impl QueuePair {
         rc: &Rc,
         memory: &mut impl Memory,
     ) -> bool {
-        let again = match rc {
+        let reexecute = match rc {
             Rc::CompareSwap(_) | Rc::FetchAdd(_) => mutant!(ReexecuteDuplicateAtomic),
             Rc::Write(Write::Only(_, None)) => mutant!(ReexecuteDuplicateWrite),
             Rc::Send(Send::Only(_)) => mutant!(DuplicateSendConsumesReceive),
             _ => false,
         };
-        if again {
+        if reexecute {
             let (expected, msn) = (self.responder.expected, self.responder.msn);
             self.responder.expected = packet.header.psn;
             let _ = self.execute(cx, packet, rc, memory);
@@ -391,7 +404,7 @@ impl QueuePair {
             self.responder.msn = msn;
             self.responder.responses.acknowledge();
         }
-        again
+        reexecute
     }
 
     /// Refuses a request for good: the answers before it are given, then the NAK, and the queue pair is in error
@@ -405,10 +418,10 @@ impl QueuePair {
     ) {
         cx.stats.fatal_naks_sent += 1;
         self.responder.responses.pending = Pending::Fatal { psn, code };
-        if let Current::Send { .. } = self.responder.current {
+        if let CurrentMessage::Send { .. } = self.responder.current {
             self.fail_receive(cx, status);
         }
-        self.responder.current = Current::None;
+        self.responder.current = CurrentMessage::None;
         let event = match code {
             NakCode::InvalidRequest | NakCode::SequenceError | NakCode::InvalidRdRequest => {
                 QueueEvent::RequestError(self.qpn)
@@ -437,4 +450,4 @@ impl QueuePair {
 }
 
 /// The longest message (vol. 1, 9.7.4): 2³¹ bytes.
-pub(super) const MAX_LENGTH: u32 = 1 << 31;
+pub(super) const MAX_MESSAGE_LEN: u32 = 1 << 31;

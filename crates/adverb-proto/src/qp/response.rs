@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use adverb_wire::{Aeth, Credits, NakCode, Operation, Psn, Rc, ReadResponse, Reth, RnrTimer, Syndrome};
 
-use super::{Context, Outgoing, OutgoingPayload, QueuePair};
+use super::{Context, QueuePair, TxPacket, TxPayload};
 use crate::memory::Range;
 use crate::mutation::mutant;
 use crate::trace::{EventSink, TraceEvent};
@@ -14,9 +14,9 @@ use crate::types::{Access, QpState, Status};
 #[derive(Debug, Default)]
 pub(super) struct Responses {
     /// To be sent, in this order; all of them before what is `pending`.
-    queue: VecDeque<Progress>,
+    queue: VecDeque<QueuedResponse>,
     /// How many of the queue are first answers, not replays.
-    fresh: u32,
+    first_count: u32,
     /// The last answers, for replays (vol. 1, 9.7.5; `rxe_resp.c`, `resp.resources`).
     saved: VecDeque<Response>,
     /// How many are saved: the peer has no more than so many outstanding.
@@ -33,12 +33,12 @@ pub(super) struct Response {
     pub(super) packets: u32,
     /// How many messages were done when it was executed.
     pub(super) msn: Psn,
-    pub(super) saved: Saved,
+    pub(super) saved: ResponseKind,
 }
 
 /// What an answer says.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Saved {
+pub(super) enum ResponseKind {
     /// These bytes. They are read when they are sent, not before.
     Read { va: u64, rkey: u32, length: u32 },
     /// The word was this.
@@ -49,13 +49,13 @@ pub(super) enum Saved {
 
 /// An answer of which packets are still to be sent.
 #[derive(Clone, Copy, Debug)]
-struct Progress {
+struct QueuedResponse {
     psn: Psn,
     msn: Psn,
-    saved: Saved,
+    saved: ResponseKind,
     /// Whether its first packet is sent.
-    begun: bool,
-    fresh: bool,
+    started: bool,
+    is_first: bool,
 }
 
 /// The result of a duplicate request.
@@ -66,7 +66,7 @@ pub(super) enum Replay {
     /// The requested packets are still queued, so they are sent once.
     Pending,
     /// The response is no longer stored, or too many replays are queued.
-    Forgotten,
+    Unavailable,
 }
 
 /// What is to be said when all answers are given.
@@ -97,7 +97,7 @@ impl Responses {
 
     /// Whether there is something to be said, and it is just an acknowledgement or a NAK.
     #[inline]
-    pub(super) fn is_concluding(&self) -> bool {
+    pub(super) fn is_only_ack_or_nak(&self) -> bool {
         self.pending != Pending::Nothing && self.queue.is_empty()
     }
 
@@ -108,18 +108,18 @@ impl Responses {
     }
 
     /// How many answers wait or are saved.
-    pub(super) fn held(&self) -> usize {
+    pub(super) fn stored_count(&self) -> usize {
         self.queue.len() + self.saved.len()
     }
 
     /// Whether another READ or atomic may be outstanding. One whose answer isn't sent can't be done at the peer.
     pub(super) fn has_slot(&self) -> bool {
-        self.fresh < self.slots
+        self.first_count < self.slots
     }
 
     /// The expected packet has come: a NAK for it that isn't sent yet needn't be.
     #[inline]
-    pub(super) fn in_sequence(&mut self) {
+    pub(super) fn cancel_nak(&mut self) {
         if matches!(self.pending, Pending::SequenceNak | Pending::RnrNak) {
             // Either would have acknowledged all before it.
             self.pending = Pending::Ack;
@@ -141,9 +141,9 @@ impl Responses {
             self.saved.pop_front();
         }
         self.saved.push_back(response);
-        self.fresh += 1;
+        self.first_count += 1;
         let Response { psn, msn, saved, .. } = response;
-        self.queue.push_back(Progress { psn, msn, saved, begun: false, fresh: true });
+        self.queue.push_back(QueuedResponse { psn, msn, saved, started: false, is_first: true });
         // The answer acknowledges all before it.
         if self.pending == Pending::Ack {
             self.pending = Pending::Nothing;
@@ -151,13 +151,13 @@ impl Responses {
     }
 
     /// Gives a saved answer again, if there is one.
-    pub(super) fn replay(&mut self, psn: Psn, is_kind: impl Fn(&Saved) -> bool) -> Replay {
+    pub(super) fn replay(&mut self, psn: Psn, is_kind: impl Fn(&ResponseKind) -> bool) -> Replay {
         let found = self.saved.iter().find(|response| response.psn == psn && is_kind(&response.saved));
         match found {
             Some(&Response { msn, saved, .. }) => {
-                self.queue_replay(Progress { psn, msn, saved, begun: false, fresh: false })
+                self.queue_replay(QueuedResponse { psn, msn, saved, started: false, is_first: false })
             }
-            None => Replay::Forgotten,
+            None => Replay::Unavailable,
         }
     }
 
@@ -165,7 +165,7 @@ impl Responses {
     /// number says that it should be (vol. 1, 9.7.5; `rxe_resp.c`, `duplicate_request`).
     pub(super) fn replay_read(&mut self, psn: Psn, reth: Reth, mtu: u32) -> Replay {
         for response in &self.saved {
-            let Saved::Read { va, rkey, length } = response.saved else { continue };
+            let ResponseKind::Read { va, rkey, length } = response.saved else { continue };
             if !psn.is_within(response.psn, response.packets) || rkey != reth.rkey {
                 continue;
             }
@@ -175,25 +175,25 @@ impl Responses {
                 continue;
             }
             let start = if mutant!(DuplicateReadFromStart) { va } else { reth.va };
-            let saved = Saved::Read { va: start, rkey, length: reth.length };
-            let replay = Progress { psn, msn: response.msn, saved, begun: false, fresh: false };
+            let saved = ResponseKind::Read { va: start, rkey, length: reth.length };
+            let replay = QueuedResponse { psn, msn: response.msn, saved, started: false, is_first: false };
             // The message sequence number identifies the READ.
-            return match self.queue.iter().position(|progress| progress.msn == replay.msn) {
+            return match self.queue.iter().position(|response| response.msn == replay.msn) {
                 Some(index) if reth.length > 0 => self.restart_read(index, replay, mtu),
                 _ => self.queue_replay(replay),
             };
         }
-        Replay::Forgotten
+        Replay::Unavailable
     }
 
     /// Handles a duplicate of a READ whose response, or a replay of it, is still queued. A requester that missed a packet
     /// drops the packets behind it, so the rest of the queued response would only delay those that it waits for.
-    fn restart_read(&mut self, index: usize, replay: Progress, mtu: u32) -> Replay {
+    fn restart_read(&mut self, index: usize, replay: QueuedResponse, mtu: u32) -> Replay {
         let queued = self.queue[index];
-        let (Saved::Read { length: left, .. }, Saved::Read { va, rkey, length }) =
+        let (ResponseKind::Read { length: left, .. }, ResponseKind::Read { va, rkey, length }) =
             (queued.saved, replay.saved)
         else {
-            return Replay::Forgotten;
+            return Replay::Unavailable;
         };
         // The next byte and the end of the queued response, relative to the first byte of the duplicate.
         let next = i64::from(queued.psn.since(replay.psn)) * i64::from(mtu);
@@ -206,16 +206,16 @@ impl Responses {
         self.queue.remove(index);
         // All bytes that were queued are still sent.
         let length = u32::try_from(end).map_or(length, |end| end.max(length));
-        let saved = Saved::Read { va, rkey, length };
-        self.queue.push_back(Progress { saved, fresh: queued.fresh, ..replay });
+        let saved = ResponseKind::Read { va, rkey, length };
+        self.queue.push_back(QueuedResponse { saved, is_first: queued.is_first, ..replay });
         Replay::Queued
     }
 
     /// Queues a replay, unless so many wait already that the peer can only be asking again and again. (First answers
     /// have slots of their own: as many of them may come behind so many replays.)
-    fn queue_replay(&mut self, replay: Progress) -> Replay {
+    fn queue_replay(&mut self, replay: QueuedResponse) -> Replay {
         if self.queue.len() >= 2 * self.slots as usize {
-            return Replay::Forgotten;
+            return Replay::Unavailable;
         }
         self.queue.push_back(replay);
         Replay::Queued
@@ -224,36 +224,36 @@ impl Responses {
     pub(super) fn clear(&mut self) {
         self.queue.clear();
         self.saved.clear();
-        self.fresh = 0;
+        self.first_count = 0;
         self.pending = Pending::Nothing;
     }
 
     fn pop(&mut self) {
-        if let Some(progress) = self.queue.pop_front() {
-            self.fresh -= u32::from(progress.fresh);
+        if let Some(response) = self.queue.pop_front() {
+            self.first_count -= u32::from(response.is_first);
         }
     }
 }
 
 impl QueuePair {
     /// The next answer packet, if there is one.
-    pub(super) fn next_response<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
-        while let Some(progress) = self.responder.responses.queue.front().copied() {
-            let outgoing = match progress.saved {
-                Saved::Read { va, rkey, length } => self.next_read(cx, progress, va, rkey, length),
-                Saved::Atomic(value) => {
+    pub(super) fn next_response<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<TxPacket> {
+        while let Some(response) = self.responder.responses.queue.front().copied() {
+            let tx_packet = match response.saved {
+                ResponseKind::Read { va, rkey, length } => self.next_read(cx, response, va, rkey, length),
+                ResponseKind::Atomic(value) => {
                     self.responder.responses.pop();
-                    let rc = Rc::AtomicAcknowledge(self.ack(progress.msn), value);
-                    Some(self.respond(cx, progress.psn, rc, 0))
+                    let rc = Rc::AtomicAcknowledge(self.ack(response.msn), value);
+                    Some(self.respond(cx, response.psn, rc, 0))
                 }
-                Saved::Empty => {
+                ResponseKind::Empty => {
                     self.responder.responses.pop();
-                    let rc = Rc::ReadResponse(ReadResponse::Only(self.ack(progress.msn)));
-                    Some(self.respond(cx, progress.psn, rc, 0))
+                    let rc = Rc::ReadResponse(ReadResponse::Only(self.ack(response.msn)));
+                    Some(self.respond(cx, response.psn, rc, 0))
                 }
             };
-            if outgoing.is_some() {
-                return outgoing;
+            if tx_packet.is_some() {
+                return tx_packet;
             }
         }
         self.next_acknowledge(cx)
@@ -263,22 +263,22 @@ impl QueuePair {
     fn next_read<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        progress: Progress,
+        response: QueuedResponse,
         va: u64,
         rkey: u32,
         left: u32,
-    ) -> Option<Outgoing> {
+    ) -> Option<TxPacket> {
         let length = left.min(self.mtu);
         if length > 0 {
             let range = Range { addr: va, length, key: rkey };
             match cx.keys.remote(self.config.pd, self.qpn, range, Access::REMOTE_READ) {
                 Ok(span) => cx.spans.push(span),
-                Err(_) => return self.deny_read(cx, progress),
+                Err(_) => return self.deny_read(cx, response),
             }
         }
         let last = length == left;
-        let aeth = self.ack(progress.msn);
-        let rc = Rc::ReadResponse(match (progress.begun, last) {
+        let aeth = self.ack(response.msn);
+        let rc = Rc::ReadResponse(match (response.started, last) {
             (false, true) => ReadResponse::Only(aeth),
             (false, false) => ReadResponse::First(aeth),
             (true, false) => ReadResponse::Middle,
@@ -287,15 +287,20 @@ impl QueuePair {
         if last {
             self.responder.responses.pop();
         } else if let Some(front) = self.responder.responses.queue.front_mut() {
-            front.begun = true;
+            front.started = true;
             front.psn += 1;
-            front.saved = Saved::Read { va: va.wrapping_add(u64::from(length)), rkey, length: left - length };
+            front.saved =
+                ResponseKind::Read { va: va.wrapping_add(u64::from(length)), rkey, length: left - length };
         }
-        Some(self.respond(cx, progress.psn, rc, length))
+        Some(self.respond(cx, response.psn, rc, length))
     }
 
     /// Ends a response whose memory key has become invalid.
-    fn deny_read<S: EventSink>(&mut self, cx: &mut Context<'_, S>, progress: Progress) -> Option<Outgoing> {
+    fn deny_read<S: EventSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        response: QueuedResponse,
+    ) -> Option<TxPacket> {
         if self.state == QpState::Error {
             // The NAK that ended the connection is still sent.
             let pending = self.responder.responses.pending;
@@ -303,10 +308,10 @@ impl QueuePair {
             self.responder.responses.pending = pending;
             return None;
         }
-        if progress.fresh || mutant!(RefuseDuplicateRead) {
+        if response.is_first || mutant!(RefuseDuplicateRead) {
             // The response was promised, and can't be sent any more (vol. 1, 9.7.5).
             self.responder.responses.clear();
-            self.refuse(cx, progress.psn, NakCode::RemoteAccess, Status::RemoteAccess);
+            self.refuse(cx, response.psn, NakCode::RemoteAccess, Status::RemoteAccess);
             return None;
         }
         // The response was sent before. A requester that received it may have completed the READ, and told this side to
@@ -315,14 +320,14 @@ impl QueuePair {
         self.responder.responses.pop();
         cx.stats.fatal_naks_sent += 1;
         let syndrome = Syndrome::Nak(NakCode::RemoteAccess);
-        cx.event(|| TraceEvent::NakSent { qpn: self.qpn, psn: progress.psn, syndrome });
-        // The number of messages before the READ, which `progress` counts.
-        let aeth = Aeth { syndrome, msn: (progress.msn - 1).get() };
-        Some(self.respond(cx, progress.psn, Rc::Acknowledge(aeth), 0))
+        cx.event(|| TraceEvent::NakSent { qpn: self.qpn, psn: response.psn, syndrome });
+        // The number of messages before the READ, which `response` counts.
+        let aeth = Aeth { syndrome, msn: (response.msn - 1).get() };
+        Some(self.respond(cx, response.psn, Rc::Acknowledge(aeth), 0))
     }
 
     /// What is to be said when all answers are given.
-    fn next_acknowledge<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+    fn next_acknowledge<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<TxPacket> {
         let pending = core::mem::take(&mut self.responder.responses.pending);
         let Aeth { syndrome, msn } = self.ack(self.responder.msn);
         let expected = self.responder.expected;
@@ -360,7 +365,7 @@ impl QueuePair {
         psn: Psn,
         rc: Rc,
         payload_len: u32,
-    ) -> Outgoing {
+    ) -> TxPacket {
         let header = self.header(psn, Operation::Rc(rc));
         cx.event(|| TraceEvent::PacketSent {
             qpn: self.qpn,
@@ -369,6 +374,6 @@ impl QueuePair {
             payload_len,
             is_retransmission: false,
         });
-        Outgoing { header, payload: OutgoingPayload::Spans, payload_len }
+        TxPacket { header, payload: TxPayload::Spans, payload_len }
     }
 }

@@ -11,7 +11,7 @@ use crate::types::{Access, Segment, Status};
 pub(crate) struct Segments {
     ring: VecDeque<Segment>,
     /// How many have left, wrapping: the number of the first that is there.
-    gone: u32,
+    removed: u32,
 }
 
 /// Which segments of a ring are a request's; or, if it was posted inline, its first inline byte.
@@ -36,7 +36,7 @@ impl SegmentRange {
 
 /// Why a request's bytes can't be reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Unreachable {
+pub(crate) enum SegmentError {
     /// The key, the rights or the bounds of a segment are wrong.
     Denied,
     /// The memory itself failed.
@@ -46,25 +46,25 @@ pub(crate) enum Unreachable {
 }
 
 /// What a receive request says whose bytes can't be put.
-impl From<Unreachable> for Status {
-    fn from(unreachable: Unreachable) -> Status {
-        match unreachable {
-            Unreachable::Denied => Status::LocalProtection,
-            Unreachable::Fault | Unreachable::TooLong => Status::LocalQpOperation,
+impl From<SegmentError> for Status {
+    fn from(error: SegmentError) -> Status {
+        match error {
+            SegmentError::Denied => Status::LocalProtection,
+            SegmentError::Fault | SegmentError::TooLong => Status::LocalQpOperation,
         }
     }
 }
 
-impl From<Fault> for Unreachable {
-    fn from(_: Fault) -> Unreachable {
-        Unreachable::Fault
+impl From<Fault> for SegmentError {
+    fn from(_: Fault) -> SegmentError {
+        SegmentError::Fault
     }
 }
 
 impl Segments {
     /// Takes an empty ring in place of its own, which is empty too.
     #[inline]
-    pub(crate) fn equip(&mut self, ring: VecDeque<Segment>) {
+    pub(crate) fn acquire_rings(&mut self, ring: VecDeque<Segment>) {
         debug_assert!(self.ring.is_empty());
         self.ring = ring;
     }
@@ -79,7 +79,7 @@ impl Segments {
     // The compiler doesn't inline this by itself, because devices that are recorded and those that aren't call it.
     #[inline(always)]
     pub(crate) fn push(&mut self, segments: &[Segment]) -> SegmentRange {
-        let first = self.gone.wrapping_add(self.ring.len() as u32);
+        let first = self.removed.wrapping_add(self.ring.len() as u32);
         match segments {
             [segment] => self.ring.push_back(*segment),
             _ => self.ring.extend(segments),
@@ -91,7 +91,7 @@ impl Segments {
 
     /// Appends a request's segments from another ring.
     pub(crate) fn copy_from(&mut self, other: &Segments, range: SegmentRange) -> SegmentRange {
-        let first = self.gone.wrapping_add(self.ring.len() as u32);
+        let first = self.removed.wrapping_add(self.ring.len() as u32);
         self.ring.extend(other.indices(range).map(|index| other.ring[index]));
         SegmentRange { first, ..range }
     }
@@ -101,19 +101,19 @@ impl Segments {
         for index in other.indices(range).rev() {
             self.ring.push_front(other.ring[index]);
         }
-        self.gone = self.gone.wrapping_sub(u32::from(range.count));
-        SegmentRange { first: self.gone, ..range }
+        self.removed = self.removed.wrapping_sub(u32::from(range.count));
+        SegmentRange { first: self.removed, ..range }
     }
 
     fn indices(&self, range: SegmentRange) -> core::ops::Range<usize> {
-        let first = range.first.wrapping_sub(self.gone) as usize;
+        let first = range.first.wrapping_sub(self.removed) as usize;
         first..first + usize::from(range.count)
     }
 
     /// Removes the segments of the oldest request.
     #[inline]
     pub(crate) fn pop(&mut self, range: SegmentRange) {
-        debug_assert_eq!(range.first, self.gone);
+        debug_assert_eq!(range.first, self.removed);
         if range.count == 1 {
             self.ring.pop_front();
         } else {
@@ -122,7 +122,7 @@ impl Segments {
         if self.ring.is_empty() {
             self.ring.clear();
         }
-        self.gone = self.gone.wrapping_add(u32::from(range.count));
+        self.removed = self.removed.wrapping_add(u32::from(range.count));
     }
 
     /// Gives the parts of segments that hold `length` bytes from `offset` on.
@@ -132,17 +132,17 @@ impl Segments {
         range: SegmentRange,
         mut offset: u32,
         mut length: u32,
-        mut each: impl FnMut(&Segment, Part) -> Result<(), Unreachable>,
-    ) -> Result<(), Unreachable> {
-        let first = range.first.wrapping_sub(self.gone) as usize;
+        mut each: impl FnMut(&Segment, Part) -> Result<(), SegmentError>,
+    ) -> Result<(), SegmentError> {
+        let first = range.first.wrapping_sub(self.removed) as usize;
         // Most requests have one segment.
         if range.count == 1 {
             let segment = &self.ring[first];
-            let left = segment.length.checked_sub(offset).ok_or(Unreachable::TooLong)?;
+            let left = segment.length.checked_sub(offset).ok_or(SegmentError::TooLong)?;
             return match length {
                 0 => Ok(()),
                 _ if length <= left => each(segment, Part { offset, length }),
-                _ => Err(Unreachable::TooLong),
+                _ => Err(SegmentError::TooLong),
             };
         }
         for index in self.indices(range) {
@@ -163,7 +163,7 @@ impl Segments {
             offset = 0;
             length -= part.length;
         }
-        if length == 0 { Ok(()) } else { Err(Unreachable::TooLong) }
+        if length == 0 { Ok(()) } else { Err(SegmentError::TooLong) }
     }
 
     /// Names the bytes to be sent. Local reading needs no right (vol. 1, 10.6.3), only a valid key.
@@ -176,9 +176,9 @@ impl Segments {
         keys: &Keys,
         pd: Pd,
         spans: &mut Vec<Span>,
-    ) -> Result<(), Unreachable> {
+    ) -> Result<(), SegmentError> {
         self.parts(range, offset, length, |segment, part| {
-            spans.push(keys.local(pd, segment, part, Access::empty()).map_err(|_| Unreachable::Denied)?);
+            spans.push(keys.local(pd, segment, part, Access::empty()).map_err(|_| SegmentError::Denied)?);
             Ok(())
         })
     }
@@ -192,18 +192,19 @@ impl Segments {
         keys: &Keys,
         pd: Pd,
         memory: &mut impl Memory,
-    ) -> Result<(), Unreachable> {
+    ) -> Result<(), SegmentError> {
         let length = bytes.len() as u32;
         // First all checks, then all writes: a bad segment leaves the good ones before it untouched.
         if range.count > 1 {
             self.parts(range, offset, length, |segment, part| {
-                keys.local(pd, segment, part, Access::LOCAL_WRITE).map_err(|_| Unreachable::Denied)?;
+                keys.local(pd, segment, part, Access::LOCAL_WRITE).map_err(|_| SegmentError::Denied)?;
                 Ok(())
             })?;
         }
         self.parts(range, offset, length, |segment, part| {
-            let span = keys.local(pd, segment, part, Access::LOCAL_WRITE).map_err(|_| Unreachable::Denied)?;
-            let (now, later) = bytes.split_at_checked(part.length as usize).ok_or(Unreachable::TooLong)?;
+            let span =
+                keys.local(pd, segment, part, Access::LOCAL_WRITE).map_err(|_| SegmentError::Denied)?;
+            let (now, later) = bytes.split_at_checked(part.length as usize).ok_or(SegmentError::TooLong)?;
             bytes = later;
             Ok(memory.write(span, now)?)
         })

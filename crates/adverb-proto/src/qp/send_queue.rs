@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use adverb_wire::Psn;
 
-use super::segments::{SegmentRange, Segments, Unreachable};
+use super::segments::{SegmentError, SegmentRange, Segments};
 use crate::path::Path;
 use crate::types::{CompletedOperation, Destination, Segment, SendFlags, SendOperation, Status};
 
@@ -16,7 +16,7 @@ pub(crate) struct SendQueue {
     /// Bytes posted inline, in the order of their requests.
     inline: VecDeque<u8>,
     /// How many inline bytes have left, wrapping.
-    inline_gone: u32,
+    inline_removed: u32,
     /// Where datagrams go, in the order of their requests. Connections have none of these.
     destinations: VecDeque<Destination<Path>>,
     /// The number of requests posted so far, wrapping.
@@ -48,7 +48,7 @@ pub(crate) struct SendEntry {
     pub(crate) packets: u32,
     pub(crate) first_psn: Psn,
     /// How many packets of the answer to a READ have come.
-    pub(crate) answered: u32,
+    pub(crate) received_packets: u32,
     /// The low bits of its flags: those that matter after the post.
     flags: u8,
     /// Why it can't be sent on; it fails when those before it are done.
@@ -64,11 +64,11 @@ pub(crate) enum LocalFailure {
     Operation,
 }
 
-impl From<Unreachable> for LocalFailure {
-    fn from(unreachable: Unreachable) -> LocalFailure {
-        match unreachable {
-            Unreachable::Denied => LocalFailure::Protection,
-            Unreachable::Fault | Unreachable::TooLong => LocalFailure::Operation,
+impl From<SegmentError> for LocalFailure {
+    fn from(error: SegmentError) -> LocalFailure {
+        match error {
+            SegmentError::Denied => LocalFailure::Protection,
+            SegmentError::Fault | SegmentError::TooLong => LocalFailure::Operation,
         }
     }
 }
@@ -101,7 +101,7 @@ impl SendEntry {
             length,
             packets: 0,
             first_psn,
-            answered: 0,
+            received_packets: 0,
             flags,
             failed: None,
         }
@@ -112,7 +112,7 @@ impl SendEntry {
     }
 
     /// Whether it has sequence numbers.
-    pub(crate) const fn is_begun(&self) -> bool {
+    pub(crate) const fn is_started(&self) -> bool {
         self.packets != 0
     }
 
@@ -122,7 +122,7 @@ impl SendEntry {
 
     /// Whether it needs an answer of its own, not just an acknowledgement, and so one of the peer's slots for
     /// READs and atomics (vol. 1, 9.4.3 to 9.4.5; Annex A19.4, A19.5).
-    pub(crate) const fn is_answered(&self) -> bool {
+    pub(crate) const fn needs_response(&self) -> bool {
         matches!(
             self.operation,
             SendOperation::Read(_)
@@ -169,10 +169,10 @@ impl SendEntry {
 impl SendQueue {
     /// Takes rings, if it has none.
     #[inline]
-    pub(crate) fn equip(&mut self, rings: &mut Rings) {
+    pub(crate) fn acquire_rings(&mut self, rings: &mut Rings) {
         if self.entries.capacity() == 0 {
             self.entries = rings.entries.pop().unwrap_or_default();
-            self.segments.equip(rings.segments.pop().unwrap_or_default());
+            self.segments.acquire_rings(rings.segments.pop().unwrap_or_default());
         }
     }
 
@@ -205,8 +205,9 @@ impl SendQueue {
     }
 
     fn find_number_at(&self, psn: Psn) -> Option<u32> {
-        let index = self.entries.partition_point(|entry| entry.is_begun() && psn.since(entry.last_psn()) > 0);
-        let entry = self.entries.get(index).filter(|entry| entry.is_begun())?;
+        let index =
+            self.entries.partition_point(|entry| entry.is_started() && psn.since(entry.last_psn()) > 0);
+        let entry = self.entries.get(index).filter(|entry| entry.is_started())?;
         (psn.since(entry.first_psn) >= 0).then_some(entry.number)
     }
 
@@ -222,14 +223,14 @@ impl SendQueue {
 
     /// Takes in the bytes of a request.
     pub(crate) fn push_inline(&mut self, bytes: &[u8]) -> SegmentRange {
-        let first = self.inline_gone.wrapping_add(self.inline.len() as u32);
+        let first = self.inline_removed.wrapping_add(self.inline.len() as u32);
         self.inline.extend(bytes);
         SegmentRange::of_inline(first)
     }
 
     /// A part of a request's inline bytes, in two pieces.
     pub(crate) fn inline(&self, first: u32, offset: u32, length: u32) -> (&[u8], &[u8]) {
-        let start = first.wrapping_sub(self.inline_gone) as usize + offset as usize;
+        let start = first.wrapping_sub(self.inline_removed) as usize + offset as usize;
         let end = start + length as usize;
         let (head, tail) = self.inline.as_slices();
         let cut = |piece: std::ops::Range<usize>, len: usize| piece.start.min(len)..piece.end.min(len);
@@ -268,7 +269,7 @@ impl SendQueue {
         self.destinations.pop_front();
         if entry.segments.inline().is_some() {
             self.inline.drain(..entry.length as usize);
-            self.inline_gone = self.inline_gone.wrapping_add(entry.length);
+            self.inline_removed = self.inline_removed.wrapping_add(entry.length);
         } else {
             self.segments.pop(entry.segments);
         }
@@ -289,24 +290,24 @@ mod tests {
     use super::*;
 
     fn post(queue: &mut SendQueue, rings: &mut Rings) {
-        queue.equip(rings);
+        queue.acquire_rings(rings);
         let segments = queue.segments.push(&[Segment { addr: 0, length: 8, lkey: 1 }]);
         queue.push(SendEntry::new(1, SendOperation::Send, SendFlags::empty(), segments, 8));
     }
 
     #[test]
-    fn rings_go_from_an_idle_queue_to_a_busy_one() {
+    fn rings_are_reused_by_another_queue() {
         let mut rings = Rings::default();
         let (mut a, mut b) = (SendQueue::default(), SendQueue::default());
         post(&mut a, &mut rings);
-        let place = a.entries.as_slices().0.as_ptr();
+        let memory = a.entries.as_slices().0.as_ptr();
         a.release(&mut rings);
         assert_ne!(a.entries.capacity(), 0, "a request is outstanding");
         a.pop();
         a.release(&mut rings);
         assert_eq!((a.entries.capacity(), rings.entries.len(), rings.segments.len()), (0, 1, 1));
         post(&mut b, &mut rings);
-        assert_eq!(b.entries.as_slices().0.as_ptr(), place, "the same memory, which is at hand");
+        assert_eq!(b.entries.as_slices().0.as_ptr(), memory, "the same memory, which is at hand");
         assert_eq!((rings.entries.len(), rings.segments.len()), (0, 0));
         assert_eq!(b.pop().map(|entry| entry.wr_id), Some(1));
     }

@@ -5,7 +5,7 @@ use adverb_wire::{Psn, Qpn};
 use super::{Context, ModifyError, QueuePair, Transition};
 use crate::event::QueueEvent;
 use crate::mutation::mutant;
-use crate::path::Incoming;
+use crate::path::IcrcChecker;
 use crate::trace::{EventSink, Queue, TraceEvent};
 use crate::types::{Failure, PathMtu, QpState, Status, Transport};
 
@@ -22,7 +22,7 @@ impl QueuePair {
                 if let Some(srq) = self.config.srq
                     && let Some(Some(queue)) = cx.srqs.get_mut(srq.0 as usize)
                 {
-                    self.give_back(queue);
+                    self.return_to_srq(queue);
                 }
                 cx.keys.unbind_all(self.qpn);
                 self.reset();
@@ -36,7 +36,7 @@ impl QueuePair {
             }
             (Init, Transition::ReadyToReceiveUd) if self.config.transport == Transport::Ud => {
                 self.mtu = u32::from(cx.mtu.bytes());
-                self.incoming = Incoming::default();
+                self.icrc_checker = IcrcChecker::default();
                 self.change(cx, ReadyToReceive);
             }
             (Init, Transition::ReadyToReceive(receiving)) if self.config.transport != Transport::Ud => {
@@ -46,7 +46,7 @@ impl QueuePair {
                 }
                 self.remote_qpn = receiving.remote_qpn;
                 self.path = Some(receiving.path);
-                self.incoming = Incoming::default();
+                self.icrc_checker = IcrcChecker::default();
                 self.mtu = u32::from(receiving.path_mtu.bytes());
                 self.responder.start(receiving);
                 self.change(cx, ReadyToReceive);
@@ -69,7 +69,7 @@ impl QueuePair {
             (ReadyToSend, Transition::Drain) => {
                 self.requester.drained = false;
                 self.change(cx, SendQueueDrained);
-                self.notice_drained(cx);
+                self.report_if_drained(cx);
             }
             (SendQueueDrained, Transition::Resume) => self.change(cx, ReadyToSend),
             (SendQueueError, Transition::Resume) => {
@@ -79,7 +79,7 @@ impl QueuePair {
             (Reset, Transition::Error) => return Err(ModifyError::WrongState(Reset)),
             (Error, Transition::Error) => {}
             (_, Transition::Error) => {
-                self.responder.silence();
+                self.responder.clear();
                 self.enter_error(cx);
             }
             (state, _) => return Err(ModifyError::WrongState(state)),
@@ -125,11 +125,11 @@ impl QueuePair {
         if self.state == QpState::Error {
             return;
         }
-        self.complete_handed_out(cx);
+        self.complete_polled(cx);
         self.change(cx, QpState::Error);
         self.requester.stop();
         self.pacer = None;
-        self.notification_due = false;
+        self.cnp_due = false;
         self.flush_sends(cx);
         if !mutant!(FlushSkipsReceives) {
             self.flush_receives(cx);
@@ -153,7 +153,7 @@ impl QueuePair {
     pub(super) fn fail<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.state != QpState::Error {
             self.report_error(cx, QueueEvent::Fatal(self.qpn));
-            self.responder.silence();
+            self.responder.clear();
             self.enter_error(cx);
         }
     }
@@ -167,8 +167,8 @@ impl QueuePair {
     /// Goes into error if a completion was lost during the step that ends here.
     #[inline]
     pub(crate) fn settle<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
-        if self.poisoned {
-            self.poisoned = false;
+        if self.completion_lost {
+            self.completion_lost = false;
             self.fail(cx);
         }
     }
@@ -190,18 +190,18 @@ impl QueuePair {
     }
 
     /// Says that the send queue is drained, if it is to be and is (vol. 1, 10.3.1).
-    pub(super) fn notice_drained<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
+    pub(super) fn report_if_drained<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.state != QpState::SendQueueDrained || self.requester.drained {
             return;
         }
-        if self.send_queue.front().is_none_or(|entry| !entry.is_begun()) {
+        if self.send_queue.front().is_none_or(|entry| !entry.is_started()) {
             self.requester.drained = true;
             cx.queue_events.push_back(QueueEvent::SendQueueDrained(self.qpn));
         }
     }
 
     /// The peer's queue pair and the next numbers of both directions, for those who show them.
-    pub(crate) fn numbers(&self) -> (Qpn, Psn, Psn) {
+    pub(crate) fn peer_and_psns(&self) -> (Qpn, Psn, Psn) {
         (self.remote_qpn, self.requester.next_psn(), self.responder.expected_psn())
     }
 }

@@ -16,7 +16,7 @@ impl QueuePair {
     pub(crate) fn handle_datagram<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
-        arrival: &RxMeta,
+        rx_meta: &RxMeta,
         packet: Received<'_>,
         datagram: &Ud,
         memory: &mut impl Memory,
@@ -34,8 +34,7 @@ impl QueuePair {
                 DropReason::MessageTooLong
             }
             Some(entry) => {
-                let grh =
-                    if mutant!(ZeroedRouteHeader) { [0; GRH_LEN] } else { route_header(arrival, packet) };
+                let grh = if mutant!(ZeroedRouteHeader) { [0; GRH_LEN] } else { build_grh(rx_meta, packet) };
                 let (keys, pd) = (&*cx.keys, self.recv_pd);
                 let segments = &self.recv_queue.segments;
                 let behind = GRH_LEN as u32;
@@ -65,24 +64,24 @@ impl QueuePair {
 const CONGESTION_EXPERIENCED: u8 = 0b11;
 
 /// The 40 bytes before a datagram's payload, as its IP header tells them (Annex A17.4).
-fn route_header(arrival: &RxMeta, packet: Received<'_>) -> [u8; GRH_LEN] {
-    let ends = [arrival.source, arrival.destination].map(Gid::from);
+fn build_grh(rx_meta: &RxMeta, packet: Received<'_>) -> [u8; GRH_LEN] {
+    let ends = [rx_meta.source, rx_meta.destination].map(Gid::from);
     let between = if ends.iter().any(|end| end.has_udp_port()) {
         // Only IPv6's form has room for an address that says a port; an IPv4 address beside it is mapped.
         let [source, destination] = ends.map(|end| IpAddr::V6(end.bytes().into()));
         IpHeader::new(source, destination)
     } else {
-        IpHeader::new(arrival.source.ip(), arrival.destination.ip())
+        IpHeader::new(rx_meta.source.ip(), rx_meta.destination.ip())
     };
     let Some(mut ip) = between else { return [0; GRH_LEN] };
     // As far as it is known: the rest has its usual values.
-    let route = &arrival.route;
-    let class = route.traffic_class | if arrival.is_ecn_marked { CONGESTION_EXPERIENCED } else { 0 };
+    let route = &rx_meta.route;
+    let class = route.traffic_class | if rx_meta.is_ecn_marked { CONGESTION_EXPERIENCED } else { 0 };
     match &mut ip {
         IpHeader::V4(ip) => {
             ip.tos = class;
             ip.ttl = route.hop_limit.unwrap_or(ip.ttl);
-            if let IcrcCheck::IpId(identification) = arrival.icrc {
+            if let IcrcCheck::IpId(identification) = rx_meta.icrc {
                 ip.ip_id = identification;
             }
         }

@@ -5,24 +5,24 @@ use adverb_wire::{Header, Operation, Reth, Uc, Ud};
 
 use super::requester::{packets, send, write};
 use super::send_queue::{LocalFailure, SendEntry};
-use super::{Context, Outgoing, OutgoingPayload, QueuePair};
+use super::{Context, QueuePair, TxPacket, TxPayload};
 use crate::trace::{EventSink, TraceEvent};
 use crate::types::{QpState, RemoteAddress, SendFlags, SendOperation, Transport};
 
 /// A queue key with this bit asks for the sender's own: only privileged users set it (vol. 1, 10.2.5;
 /// `rxe_req.c`, `init_req_packet`).
-const OWN_QUEUE_KEY: u32 = 1 << 31;
+const USE_OWN_QKEY: u32 = 1 << 31;
 
 impl QueuePair {
     /// The next packet, if there is one.
-    pub(super) fn next_unreliable<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
-        self.complete_handed_out(cx);
+    pub(super) fn next_unreliable<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<TxPacket> {
+        self.complete_polled(cx);
         if !self.requester.running {
             return None;
         }
         loop {
             let entry = self.send_queue.front()?;
-            if !entry.is_begun() {
+            if !entry.is_started() {
                 if self.state != QpState::ReadyToSend {
                     return None;
                 }
@@ -39,11 +39,11 @@ impl QueuePair {
 
     /// Completes the request whose last packet was handed out: whoever asks for another packet has sent it, so that
     /// its bytes may change now.
-    pub(crate) fn complete_handed_out<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
-        if self.requester.handed_out {
-            self.requester.handed_out = false;
+    pub(crate) fn complete_polled<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
+        if self.requester.last_packet_polled {
+            self.requester.last_packet_polled = false;
             self.complete_front(cx);
-            self.notice_drained(cx);
+            self.report_if_drained(cx);
         }
     }
 
@@ -51,15 +51,15 @@ impl QueuePair {
     #[inline]
     pub(crate) fn is_completing(&self) -> bool {
         let is_signaled = |entry: &SendEntry| entry.has(SendFlags::SIGNALED);
-        self.requester.handed_out
+        self.requester.last_packet_polled
             && (self.config.signal_all || self.send_queue.front().is_some_and(is_signaled))
     }
 
     /// Makes the next packet of the request at the front of the send queue.
-    fn emit_unreliable<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<Outgoing> {
+    fn emit_unreliable<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<TxPacket> {
         let (mtu, psn) = (self.mtu, self.requester.unsent);
         let entry = self.send_queue.front_mut()?;
-        if !entry.is_begun() {
+        if !entry.is_started() {
             entry.packets = packets(entry, mtu);
             entry.first_psn = psn;
         }
@@ -70,7 +70,7 @@ impl QueuePair {
         let length = (entry.length - offset).min(mtu);
         let header = self.unreliable_header(&entry, packet == 0, last)?;
         let payload = match entry.segments.inline() {
-            Some(first) => OutgoingPayload::Inline { first, offset, length },
+            Some(first) => TxPayload::Inline { first, offset, length },
             None => {
                 let (keys, pd) = (&*cx.keys, self.config.pd);
                 let segments = &self.send_queue.segments;
@@ -80,13 +80,13 @@ impl QueuePair {
                     self.fail_front(cx, LocalFailure::from(why).into());
                     return None;
                 }
-                OutgoingPayload::Spans
+                TxPayload::Spans
             }
         };
         self.requester.unsent += 1;
         self.requester.unacked = self.requester.unsent;
         self.requester.packet += 1;
-        self.requester.handed_out = last;
+        self.requester.last_packet_polled = last;
         if let Some(destination) = self.send_queue.destination() {
             let path = &destination.handle;
             cx.event(|| TraceEvent::DatagramAddrs {
@@ -102,7 +102,7 @@ impl QueuePair {
             payload_len: length,
             is_retransmission: false,
         });
-        Some(Outgoing { header, payload, payload_len: length })
+        Some(TxPacket { header, payload, payload_len: length })
     }
 
     fn unreliable_header(&self, entry: &SendEntry, first: bool, last: bool) -> Option<Header> {
@@ -117,8 +117,8 @@ impl QueuePair {
         let header = match (self.config.transport, entry.operation) {
             (Transport::Ud, _) => {
                 let destination = self.send_queue.destination()?;
-                let asked = destination.qkey;
-                let qkey = if asked & OWN_QUEUE_KEY != 0 { self.qkey } else { asked };
+                let requested = destination.qkey;
+                let qkey = if requested & USE_OWN_QKEY != 0 { self.qkey } else { requested };
                 let datagram = Ud { qkey, source_qp: self.qpn, immediate };
                 let header = self.header(psn, Operation::Ud(datagram));
                 Header { dest_qp: destination.qpn, ..header }

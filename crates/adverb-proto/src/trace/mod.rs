@@ -51,7 +51,7 @@ pub(crate) fn is_recording<S: EventSink>(sink: &S) -> bool {
 
 /// Passes an event to a sink that uses it.
 #[inline(always)]
-pub(crate) fn tell<S: EventSink>(sink: &mut S, now: Time, create: impl FnOnce() -> TraceEvent) {
+pub(crate) fn record<S: EventSink>(sink: &mut S, now: Time, create: impl FnOnce() -> TraceEvent) {
     if cfg!(not(adverb_no_events)) && S::ACTIVE {
         sink.event_with(now, create);
     }

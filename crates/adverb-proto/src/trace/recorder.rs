@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_outlast_the_ring_but_are_bounded() {
+    fn connections_are_kept_beyond_the_ring_and_bounded() {
         let connected = |qpn: u32| TraceEvent::Connected {
             qpn: Qpn::truncate(qpn),
             transport: crate::types::Transport::Rc,
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn first_failure_stops_a_flight_recorder_but_a_flush_does_not() {
+    fn first_failure_stops_the_recorder_but_a_flush_does_not() {
         let mut recorder =
             started(RecorderOptions { stop_on: StopOn::Failure, ..RecorderOptions::default() });
         recorder.event_with(at(1), || failure(Status::Flushed));
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn first_timeout_stops_a_flight_recorder_that_waits_for_it() {
+    fn first_timeout_stops_a_recorder_with_that_option() {
         let timeout = TraceEvent::TimerExpired { qpn: Qpn::truncate(5), timer: TimerKind::AckTimeout };
         for (stop_on, cause) in [
             (StopOn::Failure, None),
@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn event_takes_two_cache_lines_at_most() {
+    fn event_is_at_most_two_cache_lines() {
         assert!(size_of::<Slot>() <= 128, "{}", size_of::<Slot>());
     }
 

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_become_time_by_the_frequency() {
+    fn ticks_are_converted_by_the_frequency() {
         let clock = |frequency_khz| TimestampClock::new(u64::MAX, frequency_khz);
         assert_eq!(clock(156_250).duration_of(156_250_000), Some(Duration::from_secs(1)));
         assert_eq!(clock(78_125).duration_of(1), Some(Duration::from_nanos(12)));

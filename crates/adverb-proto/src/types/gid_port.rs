@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_and_its_port_go_into_a_gid_and_back() {
+    fn an_address_with_a_port_round_trips_through_a_gid() {
         for (address, text) in [
             ("127.0.0.9:4792", "100::12b8:7f00:9"),
             ("192.0.2.7:5047", "100::13b7:c000:207"),
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_from_a_port_of_roces_is_at_the_usual_one() {
+    fn a_roce_source_port_maps_to_the_default_port() {
         for port in [0, 4790, 4791, 5048, 0xc000, 0xffff] {
             assert_eq!(Gid::from(SocketAddr::new([192, 0, 2, 7].into(), port)), gid("192.0.2.7"));
         }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn only_those_that_say_such_a_port_say_any() {
+    fn only_ports_in_the_range_are_encoded() {
         for text in
             ["100::", "100::12b7:c000:207", "100::13b8:c000:207", "100::1:12b8:c000:207", "101::12b8:0:1"]
         {

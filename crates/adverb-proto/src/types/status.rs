@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_keeps_its_value() {
+    fn every_code_round_trips() {
         for code in 0..100 {
             assert_eq!(Status::from_code(code).code(), code);
         }

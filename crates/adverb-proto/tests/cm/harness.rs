@@ -18,7 +18,7 @@ pub(crate) const PORT: u16 = 7471;
 
 /// What becomes of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Fate {
+pub(crate) enum Delivery {
     Carry,
     Lose,
     Twice,
@@ -26,7 +26,7 @@ pub(crate) enum Fate {
     Hold,
 }
 
-type Filter = Box<dyn FnMut(usize, &Mad) -> Fate>;
+type Filter = Box<dyn FnMut(usize, &Mad) -> Delivery>;
 
 pub(crate) struct Pair {
     pub(crate) sides: [Manager; 2],
@@ -67,13 +67,13 @@ pub(crate) fn config(side: usize) -> Config {
 impl Pair {
     /// Two managers; the server listens.
     pub(crate) fn new() -> Pair {
-        let mut pair = Pair::deaf();
+        let mut pair = Pair::without_listener();
         pair.listen(service());
         pair
     }
 
     /// Two managers, and nobody listens.
-    pub(crate) fn deaf() -> Pair {
+    pub(crate) fn without_listener() -> Pair {
         Pair::with(config(CLIENT), config(SERVER))
     }
 
@@ -84,7 +84,7 @@ impl Pair {
             random: 7,
             events: Default::default(),
             log: Vec::new(),
-            filter: Box::new(|_, _| Fate::Carry),
+            filter: Box::new(|_, _| Delivery::Carry),
             held: VecDeque::new(),
             automatic: false,
             next_qpn: 0x10,
@@ -136,7 +136,7 @@ impl Pair {
         connect: &ConnectParams<'_>,
     ) -> Result<ConnectionId, CallError> {
         let random = &mut self.random;
-        self.sides[side].connect(self.now, connect, &mut || draw(random))
+        self.sides[side].connect(self.now, connect, &mut || random_u32(random))
     }
 
     /// Hands a message to a side, as if its peer had sent it.
@@ -146,7 +146,7 @@ impl Pair {
 
     pub(crate) fn inject_bytes(&mut self, to: usize, addrs: AddrPair, bytes: &[u8]) {
         let random = &mut self.random;
-        self.sides[to].handle(self.now, addrs, bytes, &mut || draw(random));
+        self.sides[to].handle(self.now, addrs, bytes, &mut || random_u32(random));
     }
 
     /// A message outside of any connection.
@@ -155,7 +155,7 @@ impl Pair {
     }
 
     /// Carries messages until there are none; time stands still.
-    pub(crate) fn flow(&mut self) {
+    pub(crate) fn run(&mut self) {
         loop {
             let mut quiet = true;
             for from in [CLIENT, SERVER] {
@@ -165,18 +165,18 @@ impl Pair {
                     let mad = datagram.mad;
                     self.log.push((from, mad));
                     match (self.filter)(from, &mad) {
-                        Fate::Lose => {}
-                        Fate::Carry => self.carry(from, &mad),
-                        Fate::Twice => {
+                        Delivery::Lose => {}
+                        Delivery::Carry => self.carry(from, &mad),
+                        Delivery::Twice => {
                             self.carry(from, &mad);
                             self.carry(from, &mad);
                         }
-                        Fate::Hold => self.held.push_back((from, mad)),
+                        Delivery::Hold => self.held.push_back((from, mad)),
                     }
                 }
                 while let Some(event) = self.sides[from].poll_event() {
                     quiet = false;
-                    self.take(from, event);
+                    self.handle_event(from, event);
                 }
             }
             if quiet {
@@ -197,10 +197,10 @@ impl Pair {
         while let Some((from, mad)) = self.held.pop_front() {
             self.inject(1 - from, &mad);
         }
-        self.flow();
+        self.run();
     }
 
-    fn take(&mut self, side: usize, event: Event) {
+    fn handle_event(&mut self, side: usize, event: Event) {
         if self.automatic {
             match &event {
                 Event::Request(request) => {
@@ -217,9 +217,9 @@ impl Pair {
     }
 
     /// Lets time pass, with all that is due.
-    pub(crate) fn pass(&mut self, duration: Duration) {
+    pub(crate) fn advance(&mut self, duration: Duration) {
         let end = self.now + duration;
-        self.flow();
+        self.run();
         loop {
             let next = self.sides.iter().filter_map(Manager::poll_timeout).min();
             let Some(next) = next.filter(|next| *next <= end) else { break };
@@ -227,7 +227,7 @@ impl Pair {
             for side in &mut self.sides {
                 side.handle_timeout(self.now);
             }
-            self.flow();
+            self.run();
         }
         self.now = end;
     }
@@ -268,7 +268,7 @@ impl Pair {
     pub(crate) fn connected() -> (Pair, [ConnectionId; 2]) {
         let mut pair = Pair::automatic();
         let client = pair.connect();
-        pair.flow();
+        pair.run();
         let server = pair.expect_request().id;
         for (side, id) in [(CLIENT, client), (SERVER, server)] {
             assert_eq!(pair.sides[side].state(id), Some(State::Established));
@@ -290,24 +290,24 @@ impl Pair {
     }
 
     /// Loses the first `count` messages of a kind.
-    pub(crate) fn lose(&mut self, kind: &'static str, count: usize) {
-        self.fate(kind, count, Fate::Lose);
+    pub(crate) fn drop_first(&mut self, kind: &'static str, count: usize) {
+        self.set_delivery(kind, count, Delivery::Lose);
     }
 
-    pub(crate) fn fate(&mut self, kind: &'static str, count: usize, fate: Fate) {
+    pub(crate) fn set_delivery(&mut self, kind: &'static str, count: usize, delivery: Delivery) {
         let mut left = count;
         self.filter = Box::new(move |_, mad| {
             if name(&mad.message) == kind && left > 0 {
                 left -= 1;
-                fate
+                delivery
             } else {
-                Fate::Carry
+                Delivery::Carry
             }
         });
     }
 
     /// Nothing is left of anything but the listener.
-    pub(crate) fn assert_nothing_left(&self) {
+    pub(crate) fn assert_no_state_left(&self) {
         for (side, manager) in self.sides.iter().enumerate() {
             let ResourceCounts { connections, half_open, index_entries, queries, timers, .. } =
                 manager.resource_counts();
@@ -336,7 +336,7 @@ pub(crate) fn name(message: &Message) -> &'static str {
 }
 
 /// A generator good enough for ids.
-pub(crate) fn draw(state: &mut u64) -> u32 {
+pub(crate) fn random_u32(state: &mut u64) -> u32 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*state >> 32) as u32
 }

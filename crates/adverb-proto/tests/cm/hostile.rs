@@ -23,7 +23,7 @@ fn forged_req(pair: &mut Pair, comm_id: u32, qpn: u32) -> Mad {
     if let Message::Req(req) = &mut mad.message {
         req.local_comm_id = comm_id;
         req.qpn = adverb_wire::Qpn::truncate(qpn);
-        req.ca_guid = u64::from(draw(&mut pair.random));
+        req.ca_guid = u64::from(random_u32(&mut pair.random));
     }
     mad
 }
@@ -87,7 +87,7 @@ fn sent_within(pair: &mut Pair, duration: Duration) -> Vec<(IpAddr, &'static str
 }
 
 #[test]
-fn a_spoofed_req_is_answered_by_five_reps_and_a_rej() {
+fn a_spoofed_req_gets_five_reps_and_a_rej() {
     let mut pair = flooded(1024);
     let (req, addrs) = spoofed_req(&mut pair, 1);
     pair.inject_bytes(SERVER, addrs, &req.emit());
@@ -109,7 +109,7 @@ fn spoofed_reqs_get_two_messages_each_while_half_of_the_slots_are_occupied() {
     assert_eq!(sent.len(), 64 * 2, "a REP and one retransmission each");
     let sent = sent_within(&mut pair, seconds(2));
     assert!(sent.len() <= 32, "{} REJs", sent.len());
-    pair.assert_nothing_left();
+    pair.assert_no_state_left();
 }
 
 #[test]
@@ -130,23 +130,23 @@ fn spoofed_reqs_with_one_source_get_two_messages_each_beyond_its_share() {
 }
 
 #[test]
-fn a_peer_hears_the_withheld_rej_when_it_sends_its_rtu() {
+fn a_withheld_rej_is_sent_in_response_to_an_rtu() {
     let mut pair = flooded(2);
     let client = pair.connect();
     pair.automatic = true;
-    pair.lose("RTU", usize::MAX);
-    pair.pass(seconds(5));
+    pair.drop_first("RTU", usize::MAX);
+    pair.advance(seconds(5));
     assert_eq!(pair.outcomes(SERVER), ["unreachable"]);
     assert!(!pair.sent().contains("REJ"), "{}", pair.sent());
     assert_eq!(pair.sides[CLIENT].state(client), Some(State::Established));
     let rtu = pair.last(CLIENT, "RTU");
     pair.inject(SERVER, &rtu);
-    pair.flow();
+    pair.run();
     assert_eq!(pair.outcomes(CLIENT), ["established", "disconnected"]);
 }
 
 #[test]
-fn one_source_can_not_keep_others_from_connecting() {
+fn one_source_cannot_occupy_all_slots() {
     let mut pair = flooded(64);
     // 205 requests per second would keep 1,024 slots full for 5 s each; this is that rate for 64 slots, ten times over.
     for number in 0..1000 {
@@ -165,12 +165,12 @@ fn one_source_can_not_keep_others_from_connecting() {
     assert_eq!(resource_counts.half_open, 32, "half of the slots");
     pair.automatic = true;
     pair.connect();
-    pair.flow();
+    pair.run();
     assert_eq!(pair.outcomes(CLIENT), ["established"]);
 }
 
 #[test]
-fn what_is_no_message_is_counted_and_dropped() {
+fn an_invalid_message_is_counted_and_dropped() {
     let mut pair = Pair::new();
     pair.connect();
     let good = pair.sides[CLIENT].poll_transmit().unwrap().mad.emit();
@@ -189,7 +189,7 @@ fn what_is_no_message_is_counted_and_dropped() {
 }
 
 #[test]
-fn a_flood_of_requests_fills_no_more_than_its_table() {
+fn a_flood_of_requests_fills_only_the_half_open_slots() {
     let mut small = config(SERVER);
     small.max_half_open = 8;
     let mut pair = Pair::with(config(CLIENT), small);
@@ -216,14 +216,14 @@ fn a_flood_of_requests_fills_no_more_than_its_table() {
         pair.now = pair.now + seconds(1);
     }
     while pair.sides[SERVER].poll_transmit().is_some() || pair.sides[SERVER].poll_event().is_some() {}
-    pair.assert_nothing_left();
+    pair.assert_no_state_left();
     pair.connect();
-    pair.flow();
+    pair.run();
     pair.expect_request();
 }
 
 #[test]
-fn a_flood_touches_no_connection_that_stands() {
+fn a_flood_affects_no_established_connection() {
     let (mut pair, [client, server]) = Pair::connected();
     for number in 0..3000 {
         let req = forged_req(&mut pair, number, 0x100 + number);
@@ -233,12 +233,12 @@ fn a_flood_touches_no_connection_that_stands() {
     pair.automatic = false;
     let deadline = pair.deadline();
     pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
-    pair.flow();
+    pair.run();
     assert_eq!(pair.sides[SERVER].state(server), Some(State::TimeWait));
 }
 
 #[test]
-fn events_that_nobody_takes_do_not_grow_without_end() {
+fn unpolled_events_are_bounded() {
     let mut few = config(SERVER);
     few.max_connections = 16;
     let mut pair = Pair::with(config(CLIENT), few);
@@ -268,8 +268,8 @@ fn events_that_nobody_takes_do_not_grow_without_end() {
 }
 
 #[test]
-fn messages_that_nobody_takes_away_are_lost_and_do_not_pile_up() {
-    let mut pair = Pair::deaf();
+fn unpolled_messages_are_bounded() {
+    let mut pair = Pair::without_listener();
     for number in 0..10_000 {
         let req = forged_req(&mut pair, number, 0x100);
         pair.inject(SERVER, &req);
@@ -279,7 +279,7 @@ fn messages_that_nobody_takes_away_are_lost_and_do_not_pile_up() {
 }
 
 #[test]
-fn a_stranger_with_the_right_ids_is_not_believed() {
+fn a_message_from_another_address_with_the_right_ids_is_ignored() {
     let (mut pair, [client, server]) = Pair::connected();
     let (ours, theirs) = (number(server), number(client));
     let Message::Rep(rep) = pair.last(SERVER, "REP").message else { panic!() };
@@ -308,7 +308,7 @@ fn a_stranger_with_the_right_ids_is_not_believed() {
 }
 
 #[test]
-fn a_peer_with_the_wrong_ids_is_not_believed() {
+fn a_message_from_the_peer_with_wrong_ids_is_ignored() {
     let (mut pair, [client, server]) = Pair::connected();
     let (ours, theirs) = (number(server), number(client));
     for (local_comm_id, remote_comm_id) in [(theirs ^ 1, ours), (theirs, ours ^ 1), (0, ours), (0, 0)] {
@@ -331,7 +331,7 @@ fn a_peer_with_the_wrong_ids_is_not_believed() {
 }
 
 #[test]
-fn a_strangers_request_with_a_peers_names_cuts_nobody_off() {
+fn a_req_from_another_address_with_the_peers_ids_ends_no_connection() {
     let (mut pair, [_, server]) = Pair::connected();
     // Adapter and queue pair of the client, but another address.
     let mut req = pair.last(CLIENT, "REQ");
@@ -340,13 +340,13 @@ fn a_strangers_request_with_a_peers_names_cuts_nobody_off() {
     }
     pair.inject_bytes(SERVER, stranger(), &req.emit());
     assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
-    let answer = pair.sides[SERVER].poll_transmit().unwrap();
-    assert_eq!(answer.addrs, stranger(), "whoever sent it is answered, and nobody else");
+    let send_response = pair.sides[SERVER].poll_transmit().unwrap();
+    assert_eq!(send_response.addrs, stranger(), "whoever sent it is answered, and nobody else");
     assert_eq!(pair.sides[SERVER].poll_transmit(), None);
 }
 
 #[test]
-fn a_rej_without_our_id_ends_no_established_connection() {
+fn a_rej_without_the_local_id_ends_no_established_connection() {
     let (mut pair, [client, server]) = Pair::connected();
     let Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };
     // The peer's adapter and communication ID, but not ours.
@@ -379,12 +379,12 @@ fn stale_req(pair: &Pair, comm_id: u32) -> Mad {
 }
 
 #[test]
-fn a_req_in_the_peers_name_ends_no_established_connection() {
+fn a_req_with_the_peers_queue_pair_ends_no_established_connection() {
     let (mut pair, [client, server]) = Pair::connected();
     for number in 1..100 {
         let req = stale_req(&pair, number);
         pair.inject(SERVER, &req);
-        pair.pass(Duration::from_millis(50));
+        pair.advance(Duration::from_millis(50));
     }
     for (side, id) in [(CLIENT, client), (SERVER, server)] {
         assert_eq!(pair.sides[side].state(id), Some(State::Established));
@@ -401,7 +401,7 @@ fn a_stale_req_is_rejected_and_probes_at_most_once_per_response_timeout() {
         let req = stale_req(&pair, number);
         pair.inject(SERVER, &req);
     }
-    pair.flow();
+    pair.run();
     let probes: Vec<Dreq> = pair.log[before..]
         .iter()
         .filter_map(|(_, mad)| if let Message::Dreq(dreq) = mad.message { Some(dreq) } else { None })
@@ -410,10 +410,10 @@ fn a_stale_req_is_rejected_and_probes_at_most_once_per_response_timeout() {
     assert_eq!((probe.local_comm_id, probe.remote_comm_id), (number(server), number(client)));
     assert_eq!(probe.remote_qpn.get(), 0, "a number that no connection has");
     assert_eq!(pair.log.len() - before, 1001, "a REJ for each REQ, and one probe");
-    pair.pass(interval);
+    pair.advance(interval);
     let req = stale_req(&pair, 1001);
     pair.inject(SERVER, &req);
-    pair.flow();
+    pair.run();
     assert_eq!(pair.sides[SERVER].statistics().probes, 2);
     assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
 }
@@ -441,7 +441,7 @@ fn a_drep_ends_an_established_connection_only_after_a_probe_and_with_both_ids() 
 fn an_unknown_rep_is_rejected_with_6() {
     let mut pair = Pair::automatic();
     pair.connect();
-    pair.flow();
+    pair.run();
     let Message::Rep(rep) = pair.last(SERVER, "REP").message else { panic!() };
     let mut fresh = Pair::new();
     fresh.inject_message(CLIENT, Message::Rep(Rep { remote_comm_id: 5, local_comm_id: 6, ..rep }));
@@ -461,7 +461,7 @@ fn an_unknown_rtu_is_rejected_with_6() {
 }
 
 #[test]
-fn an_unknown_dreq_is_agreed_to() {
+fn an_unknown_dreq_gets_a_drep() {
     let mut pair = Pair::new();
     let remote_qpn = pair.qpn();
     let dreq = Dreq { local_comm_id: 6, remote_comm_id: 5, remote_qpn, private_data: Default::default() };
@@ -473,7 +473,7 @@ fn an_unknown_dreq_is_agreed_to() {
 }
 
 #[test]
-fn answers_are_never_answered() {
+fn responses_get_no_response() {
     let mut pair = Pair::new();
     let private_data = Default::default();
     pair.inject_message(SERVER, Message::Drep(Drep { local_comm_id: 6, remote_comm_id: 5, private_data }));
@@ -509,12 +509,12 @@ fn answers_are_never_answered() {
 }
 
 #[test]
-fn one_message_has_at_most_one_answer() {
+fn a_message_gets_at_most_one_response() {
     // All that was ever said, said again by anybody to everybody, in whatever state.
     let (mut pair, [client, _]) = Pair::connected();
     let deadline = pair.deadline();
     pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
-    pair.flow();
+    pair.run();
     let log = pair.log.clone();
     for round in 0..3 {
         for (_, mad) in &log {
@@ -522,22 +522,22 @@ fn one_message_has_at_most_one_answer() {
                 for addrs in [addrs(side), AddrPair { local: address(side), remote: [10, 66, 66, 66].into() }]
                 {
                     pair.inject_bytes(side, addrs, &mad.emit());
-                    let answers = std::iter::from_fn(|| pair.sides[side].poll_transmit()).count();
-                    assert!(answers <= 1, "{answers} to {}", mad.message);
+                    let responses = std::iter::from_fn(|| pair.sides[side].poll_transmit()).count();
+                    assert!(responses <= 1, "{responses} to {}", mad.message);
                 }
             }
         }
-        pair.pass(seconds([1, 10, 100][round]));
+        pair.advance(seconds([1, 10, 100][round]));
     }
 }
 
 #[test]
-fn a_peer_that_asks_for_patience_gets_no_more_than_the_deadline() {
+fn an_mra_does_not_extend_the_deadline() {
     let mut pair = Pair::new();
     let id = pair.connect();
-    pair.flow();
+    pair.run();
     let server = pair.expect_request().id;
-    pair.filter = Box::new(|_, _| Fate::Lose);
+    pair.filter = Box::new(|_, _| Delivery::Lose);
     pair.inject_message(
         CLIENT,
         Message::Mra(Mra {
@@ -548,12 +548,12 @@ fn a_peer_that_asks_for_patience_gets_no_more_than_the_deadline() {
             private_data: Default::default(),
         }),
     );
-    pair.pass(seconds(5));
+    pair.advance(seconds(5));
     assert_eq!(pair.event(CLIENT), Some(Event::Unreachable(id)));
 }
 
 #[test]
-fn a_generator_that_is_stuck_gives_different_ids_all_the_same() {
+fn a_constant_generator_still_yields_different_ids() {
     let mut pair = Pair::new();
     for random in [0, 1, u32::MAX] {
         let (first, second) = (pair.request(), pair.request());

@@ -1,13 +1,13 @@
 //! The rules of the connection manager, one test each.
 
+mod connecting;
+mod disconnecting;
 mod duplicates;
-mod ending;
 mod harness;
 mod hostile;
 mod loss;
-mod opening;
-mod peers;
+mod peer_to_peer;
 mod private_data;
-mod refusing;
+mod rejecting;
 mod sidr;
 mod timewait;

@@ -11,17 +11,17 @@ fn udp() -> ServiceId {
 }
 
 fn pair() -> Pair {
-    let mut pair = Pair::deaf();
+    let mut pair = Pair::without_listener();
     let listen = ListenParams { service: udp(), bind: BindAddr::Any, transport: Transport::Ud, backlog: 2 };
     pair.sides[SERVER].listen(listen).unwrap();
     pair
 }
 
-fn ask(pair: &mut Pair, service: ServiceId) -> QueryId {
+fn send_query(pair: &mut Pair, service: ServiceId) -> QueryId {
     let (addrs, deadline) = (addrs(CLIENT), pair.deadline());
     let resolve = ResolveParams { addrs, service, source_port: 40_000, private_data: b"who?", deadline };
     let random = &mut pair.random;
-    pair.sides[CLIENT].resolve_service(pair.now, &resolve, &mut || draw(random)).unwrap()
+    pair.sides[CLIENT].resolve_service(pair.now, &resolve, &mut || random_u32(random)).unwrap()
 }
 
 fn expect_query(pair: &mut Pair) -> Query {
@@ -31,85 +31,85 @@ fn expect_query(pair: &mut Pair) -> Query {
     }
 }
 
-fn answer(pair: &mut Pair, query: QueryId) {
+fn send_response(pair: &mut Pair, query: QueryId) {
     pair.sides[SERVER].accept_query(pair.now, query, Qpn::truncate(0x99), UDP_QKEY, b"me").unwrap();
 }
 
 #[test]
-fn a_question_is_answered_with_a_queue_pair_and_its_qkey() {
+fn a_query_gets_a_queue_pair_and_its_qkey() {
     let mut pair = pair();
-    let id = ask(&mut pair, udp());
-    pair.flow();
+    let id = send_query(&mut pair, udp());
+    pair.run();
     let query = expect_query(&mut pair);
     assert_eq!(query.source, Some("10.0.0.1:40000".parse().unwrap()));
     assert_eq!((query.service, &query.private_data[..4]), (udp(), &b"who?"[..]));
-    answer(&mut pair, query.id);
-    pair.flow();
+    send_response(&mut pair, query.id);
+    pair.run();
     let Some(Event::Resolved(resolution)) = pair.event(CLIENT) else { panic!() };
     assert_eq!((resolution.id, resolution.qpn.get(), resolution.qkey), (id, 0x99, 0x0123_4567));
     assert_eq!(resolution.private_data[..2], *b"me");
     assert_eq!(pair.sent(), ">SIDR_REQ <SIDR_REP");
     let (question, response) = (pair.log[0].1, pair.log[1].1);
     assert_eq!(question.transaction_id, response.transaction_id);
-    pair.pass(seconds(1));
-    pair.assert_nothing_left();
+    pair.advance(seconds(1));
+    pair.assert_no_state_left();
 }
 
 #[test]
-fn a_lost_question_or_answer_is_repeated_and_asked_once() {
+fn a_lost_query_or_response_is_retransmitted_and_reported_once() {
     for kind in ["SIDR_REQ", "SIDR_REP"] {
         let mut pair = pair();
-        pair.lose(kind, 1);
-        ask(&mut pair, udp());
+        pair.drop_first(kind, 1);
+        send_query(&mut pair, udp());
         for _ in 0..4 {
-            pair.pass(std::time::Duration::from_millis(100));
+            pair.advance(std::time::Duration::from_millis(100));
             if let Some(Event::Query(query)) = pair.event(SERVER) {
-                answer(&mut pair, query.id);
+                send_response(&mut pair, query.id);
             }
         }
-        pair.flow();
+        pair.run();
         assert!(matches!(pair.event(CLIENT), Some(Event::Resolved(_))), "{kind}: {}", pair.sent());
         assert_eq!(pair.event(SERVER), None, "one question");
     }
 }
 
 #[test]
-fn a_question_comes_twice_and_is_asked_once() {
+fn a_duplicate_query_is_reported_once() {
     let mut pair = pair();
-    pair.fate("SIDR_REQ", 1, Fate::Twice);
-    ask(&mut pair, udp());
-    pair.flow();
+    pair.set_delivery("SIDR_REQ", 1, Delivery::Twice);
+    send_query(&mut pair, udp());
+    pair.run();
     let query = expect_query(&mut pair);
     assert_eq!(pair.event(SERVER), None);
-    answer(&mut pair, query.id);
-    pair.fate("SIDR_REP", 1, Fate::Twice);
-    pair.flow();
+    send_response(&mut pair, query.id);
+    pair.set_delivery("SIDR_REP", 1, Delivery::Twice);
+    pair.run();
     assert!(matches!(pair.event(CLIENT), Some(Event::Resolved(_))));
     assert_eq!(pair.event(CLIENT), None, "one answer");
 }
 
 #[test]
-fn a_question_for_an_unknown_service_is_refused() {
+fn a_query_for_an_unknown_service_is_rejected() {
     let mut pair = pair();
     pair.listen(ServiceId::tcp_port(1));
     for service in [ServiceId::udp_port(1), ServiceId::tcp_port(1)] {
-        let id = ask(&mut pair, service);
-        pair.flow();
+        let id = send_query(&mut pair, service);
+        pair.run();
         let status = SidrStatus::ServiceIdNotSupported;
         assert_eq!(pair.event(CLIENT), Some(Event::QueryRejected { id, status, private_data: vec![0; 136] }));
     }
 }
 
 #[test]
-fn an_application_refuses_a_question() {
+fn an_application_rejects_a_query() {
     let mut pair = pair();
-    let id = ask(&mut pair, udp());
-    pair.flow();
+    let id = send_query(&mut pair, udp());
+    pair.run();
     let query = expect_query(&mut pair).id;
     pair.sides[SERVER].reject_query(pair.now, query, SidrStatus::NoQueuePair, b"sorry").unwrap();
     let again = pair.sides[SERVER].reject_query(pair.now, query, SidrStatus::NoQueuePair, &[]);
     assert_eq!(again, Err(CallError::Unknown), "once");
-    pair.flow();
+    pair.run();
     let Some(Event::QueryRejected { id: refused, status, private_data }) = pair.event(CLIENT) else {
         panic!()
     };
@@ -118,46 +118,46 @@ fn an_application_refuses_a_question() {
 }
 
 #[test]
-fn a_question_without_an_ip_header_is_refused() {
+fn a_query_without_an_ip_header_is_rejected() {
     let mut pair = pair();
     let request =
         SidrReq { request_id: 5, pkey: 0xffff, service_id: udp(), private_data: PrivateData::EMPTY };
     pair.inject_message(SERVER, Message::SidrReq(request));
-    let answer = pair.sides[SERVER].poll_transmit().unwrap().mad;
-    let Message::SidrRep(answer) = answer.message else { panic!() };
-    assert_eq!((answer.request_id, answer.status), (5, SidrStatus::Rejected));
+    let send_response = pair.sides[SERVER].poll_transmit().unwrap().mad;
+    let Message::SidrRep(send_response) = send_response.message else { panic!() };
+    assert_eq!((send_response.request_id, send_response.status), (5, SidrStatus::Rejected));
     assert_eq!(pair.sides[SERVER].resource_counts().queries, 0);
 }
 
 #[test]
-fn a_question_that_nobody_answers_ends_at_the_deadline() {
+fn a_query_without_response_ends_at_the_deadline() {
     let mut pair = pair();
-    pair.filter = Box::new(|_, _| Fate::Lose);
-    let id = ask(&mut pair, udp());
-    pair.pass(seconds(5));
+    pair.filter = Box::new(|_, _| Delivery::Lose);
+    let id = send_query(&mut pair, udp());
+    pair.advance(seconds(5));
     assert_eq!(pair.event(CLIENT), Some(Event::QueryTimedOut(id)));
-    pair.assert_nothing_left();
+    pair.assert_no_state_left();
 }
 
 #[test]
-fn a_question_that_the_application_forgets_is_forgotten() {
+fn a_query_that_the_application_ignores_expires() {
     let mut pair = pair();
-    ask(&mut pair, udp());
-    pair.flow();
+    send_query(&mut pair, udp());
+    pair.run();
     let query = expect_query(&mut pair).id;
-    pair.pass(seconds(6));
+    pair.advance(seconds(6));
     let late = pair.sides[SERVER].accept_query(pair.now, query, Qpn::truncate(2), 0, &[]);
     assert_eq!(late, Err(CallError::Unknown));
-    pair.assert_nothing_left();
+    pair.assert_no_state_left();
 }
 
 #[test]
-fn an_answer_that_nobody_asked_for_is_ignored() {
+fn an_unexpected_response_is_ignored() {
     let mut pair = pair();
-    let id = ask(&mut pair, udp());
-    pair.flow();
+    let id = send_query(&mut pair, udp());
+    pair.run();
     let query = expect_query(&mut pair).id;
-    answer(&mut pair, query);
+    send_response(&mut pair, query);
     let mad = pair.sides[SERVER].poll_transmit().unwrap().mad;
     let Message::SidrRep(good) = mad.message else { panic!() };
     for wrong in [
@@ -168,32 +168,32 @@ fn an_answer_that_nobody_asked_for_is_ignored() {
     }
     let stranger = adverb_proto::cm::AddrPair { remote: [10, 9, 9, 9].into(), ..addrs(CLIENT) };
     pair.inject_bytes(CLIENT, stranger, &mad.emit());
-    pair.flow();
+    pair.run();
     assert_eq!(pair.event(CLIENT), None);
     assert_eq!(pair.sides[CLIENT].statistics().unmatched, 3);
     pair.inject(CLIENT, &mad);
-    pair.flow();
+    pair.run();
     assert!(matches!(pair.event(CLIENT), Some(Event::Resolved(resolution)) if resolution.id == id));
 }
 
 #[test]
-fn questions_beyond_the_backlog_are_dropped() {
+fn queries_beyond_the_backlog_are_dropped() {
     let mut pair = pair();
     for _ in 0..3 {
-        ask(&mut pair, udp());
+        send_query(&mut pair, udp());
     }
-    pair.flow();
+    pair.run();
     assert_eq!(pair.events[SERVER].len(), 2);
     assert_eq!(pair.sides[SERVER].statistics().dropped_requests, 1);
     let query = expect_query(&mut pair).id;
-    answer(&mut pair, query);
+    send_response(&mut pair, query);
     expect_query(&mut pair);
-    pair.pass(std::time::Duration::from_millis(300));
+    pair.advance(std::time::Duration::from_millis(300));
     expect_query(&mut pair);
 }
 
 #[test]
-fn one_source_can_not_keep_others_from_asking() {
+fn one_source_cannot_occupy_all_query_slots() {
     let mut small = config(SERVER);
     small.max_half_open = 64;
     let mut pair = Pair::with(config(CLIENT), small);
@@ -204,7 +204,7 @@ fn one_source_can_not_keep_others_from_asking() {
         backlog: 1000,
     };
     pair.sides[SERVER].listen(listen).unwrap();
-    let ask = |pair: &mut Pair, request_id, remote: std::net::IpAddr| {
+    let send_query = |pair: &mut Pair, request_id, remote: std::net::IpAddr| {
         let header = adverb_wire::cm::CmaHeader::new((remote, 1).into(), address(SERVER)).unwrap();
         let private_data = header.prepend_to(&[]).unwrap();
         let request = SidrReq { request_id, pkey: 0xffff, service_id: listen.service, private_data };
@@ -213,11 +213,11 @@ fn one_source_can_not_keep_others_from_asking() {
         pair.inject_bytes(SERVER, addrs, &mad.emit());
     };
     for number in 0..1000 {
-        ask(&mut pair, number, [10, 99, 0, 1].into());
+        send_query(&mut pair, number, [10, 99, 0, 1].into());
     }
     assert_eq!(pair.sides[SERVER].resource_counts().queries, 32, "half of the slots");
-    ask(&mut pair, 1, address(CLIENT));
+    send_query(&mut pair, 1, address(CLIENT));
     assert_eq!(pair.sides[SERVER].resource_counts().queries, 33);
-    pair.pass(seconds(6));
-    pair.assert_nothing_left();
+    pair.advance(seconds(6));
+    pair.assert_no_state_left();
 }

@@ -7,34 +7,34 @@ use adverb_proto::cm::{CallError, Event, State};
 use crate::harness::*;
 
 #[test]
-fn a_queue_pair_number_is_not_used_again_before_timewait_is_over() {
+fn a_queue_pair_number_is_not_reused_before_timewait_ends() {
     let mut pair = Pair::automatic();
     let connect = pair.request();
     let id = pair.connect_with(CLIENT, &connect).unwrap();
-    pair.flow();
+    pair.run();
     let deadline = pair.deadline();
     pair.sides[CLIENT].disconnect(pair.now, id, deadline).unwrap();
-    pair.flow();
+    pair.run();
     let rest = pair.sides[CLIENT].config().timewait;
-    pair.pass(rest - Duration::from_nanos(1));
+    pair.advance(rest - Duration::from_nanos(1));
     assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::QpInUse(connect.local_qp.qpn)));
     assert_eq!(pair.sides[CLIENT].state(id), Some(State::TimeWait));
     pair.events[CLIENT].clear();
-    pair.pass(Duration::from_nanos(1));
+    pair.advance(Duration::from_nanos(1));
     assert_eq!(pair.event(CLIENT), Some(Event::TimewaitExit { id, qpn: connect.local_qp.qpn }));
     assert!(pair.sides[CLIENT].is_qpn_free(connect.local_qp.qpn));
     let again = pair.request_with(|again| again.local_qp.qpn = connect.local_qp.qpn);
     pair.connect_with(CLIENT, &again).unwrap();
-    pair.flow();
+    pair.run();
     assert_eq!(pair.outcomes(CLIENT), ["established"]);
 }
 
 #[test]
-fn a_communication_id_is_not_used_again_before_timewait_is_over() {
+fn a_communication_id_is_not_reused_before_timewait_ends() {
     let (mut pair, [client, _]) = Pair::connected();
     let deadline = pair.deadline();
     pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
-    pair.flow();
+    pair.run();
     // A generator that gives the same number again and again.
     let raw = number(client);
     let connect = pair.request();
@@ -43,64 +43,64 @@ fn a_communication_id_is_not_used_again_before_timewait_is_over() {
 }
 
 #[test]
-fn who_gave_up_rests_too() {
-    let mut pair = Pair::deaf();
-    pair.filter = Box::new(|_, _| Fate::Lose);
+fn a_connect_that_timed_out_enters_timewait() {
+    let mut pair = Pair::without_listener();
+    pair.filter = Box::new(|_, _| Delivery::Lose);
     let connect = pair.request();
     let id = pair.connect_with(CLIENT, &connect).unwrap();
-    pair.pass(seconds(5));
+    pair.advance(seconds(5));
     assert_eq!(pair.sides[CLIENT].state(id), Some(State::TimeWait));
     assert!(!pair.sides[CLIENT].is_qpn_free(connect.local_qp.qpn));
-    pair.pass(seconds(1));
+    pair.advance(seconds(1));
     assert_eq!(pair.outcomes(CLIENT), ["unreachable", "timewait over"]);
-    pair.assert_nothing_left();
+    pair.assert_no_state_left();
 }
 
 #[test]
-fn who_was_rejected_may_try_again_at_once() {
-    let mut pair = Pair::deaf();
+fn a_rejected_queue_pair_may_connect_again_at_once() {
+    let mut pair = Pair::without_listener();
     let connect = pair.request();
     pair.connect_with(CLIENT, &connect).unwrap();
-    pair.flow();
+    pair.run();
     assert_eq!(pair.outcomes(CLIENT), ["rejected"]);
-    pair.assert_nothing_left();
+    pair.assert_no_state_left();
     pair.connect_with(CLIENT, &connect).unwrap();
 }
 
 #[test]
-fn a_stale_connection_rests_before_another_try() {
+fn a_stale_connection_enters_timewait_before_another_connect() {
     let (mut pair, _) = Pair::connected();
     // The client forgets all, but has its name and its queue pair again.
     pair.sides[CLIENT] = adverb_proto::cm::Manager::new(config(CLIENT));
     let adverb_wire::cm::Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };
     let connect = pair.request_with(|connect| connect.local_qp.qpn = req.qpn);
     let id = pair.connect_with(CLIENT, &connect).unwrap();
-    pair.flow();
+    pair.run();
     assert_eq!(pair.expect_rejected(), 10);
     assert_eq!(pair.sides[CLIENT].state(id), Some(State::TimeWait));
     // The server's old connection is no more; the client said yes to its end.
     assert_eq!(pair.outcomes(SERVER), ["disconnected"]);
-    pair.pass(seconds(1));
+    pair.advance(seconds(1));
     let connect = pair.request_with(|connect| connect.local_qp.qpn = req.qpn);
     pair.connect_with(CLIENT, &connect).unwrap();
-    pair.flow();
+    pair.run();
     assert!(pair.outcomes(CLIENT).ends_with(&["established"]));
 }
 
 #[test]
-fn a_peer_that_restarted_connects_again_whatever_message_of_the_probe_is_lost() {
+fn a_restarted_peer_connects_although_any_probe_message_is_lost() {
     for lost in ["REJ", "DREQ", "DREP"] {
         let (mut pair, _) = Pair::connected();
         let adverb_wire::cm::Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };
         pair.sides[CLIENT] = adverb_proto::cm::Manager::new(config(CLIENT));
-        pair.lose(lost, 1);
+        pair.drop_first(lost, 1);
         let mut attempts = 0;
         while !pair.outcomes(CLIENT).ends_with(&["established"]) {
             attempts += 1;
             assert!(attempts <= 3, "{lost}: {}", pair.sent());
             let connect = pair.request_with(|connect| connect.local_qp.qpn = req.qpn);
             pair.connect_with(CLIENT, &connect).unwrap();
-            pair.pass(seconds(2));
+            pair.advance(seconds(2));
         }
     }
 }
@@ -113,12 +113,12 @@ fn a_restarted_listener_that_accepts_with_an_old_number_is_probed() {
     pair.listen(service());
     pair.automatic = false;
     pair.connect();
-    pair.flow();
+    pair.run();
     let request = pair.expect_request();
     let deadline = pair.deadline();
     let local_qp = adverb_proto::cm::LocalQp::new(rep.qpn);
     pair.sides[SERVER].accept(pair.now, request.id, &local_qp, &[], deadline).unwrap();
-    pair.flow();
+    pair.run();
     assert_eq!(pair.sides[CLIENT].state(client), Some(State::TimeWait), "{}", pair.sent());
     assert!(pair.sent().ends_with("<REP >REJ >DREQ <DREP"), "{}", pair.sent());
 }
@@ -129,38 +129,38 @@ fn a_req_of_a_connection_in_timewait_is_stale() {
     let req = pair.last(CLIENT, "REQ");
     let deadline = pair.deadline();
     pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
-    pair.flow();
+    pair.run();
     pair.inject(SERVER, &req);
-    pair.flow();
+    pair.run();
     let adverb_wire::cm::Message::Rej(rej) = pair.last(SERVER, "REJ").message else { panic!() };
     assert_eq!(rej.reason.code(), 10);
     assert_eq!(pair.outcomes(SERVER), ["disconnected"], "no new request");
 }
 
 #[test]
-fn a_peer_may_use_its_number_for_another_connection_while_this_side_rests() {
+fn a_peer_may_reuse_its_queue_pair_number_while_this_side_is_in_timewait() {
     let (mut pair, [client, _]) = Pair::connected();
     let adverb_wire::cm::Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };
     let deadline = pair.deadline();
     pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
-    pair.flow();
+    pair.run();
     pair.sides[CLIENT] = adverb_proto::cm::Manager::new(config(CLIENT));
     let connect = pair.request_with(|connect| connect.local_qp.qpn = req.qpn);
     pair.connect_with(CLIENT, &connect).unwrap();
-    pair.flow();
+    pair.run();
     assert!(pair.outcomes(CLIENT).ends_with(&["established"]));
 }
 
 #[test]
-fn a_stale_request_that_waits_is_dropped() {
+fn a_pending_request_that_became_stale_is_dropped() {
     let mut pair = Pair::new();
     let connect = pair.request();
     pair.connect_with(CLIENT, &connect).unwrap();
-    pair.flow();
+    pair.run();
     let first = pair.expect_request().id;
     pair.sides[CLIENT] = adverb_proto::cm::Manager::new(config(CLIENT));
     pair.connect_with(CLIENT, &connect).unwrap();
-    pair.flow();
+    pair.run();
     assert_eq!(pair.expect_rejected(), 10);
     let Some(Event::Rejected(rejection)) = pair.event(SERVER) else { panic!() };
     assert_eq!((rejection.id, rejection.reason.code()), (first, 10));

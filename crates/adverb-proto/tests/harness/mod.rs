@@ -141,13 +141,13 @@ impl End {
         config.max_send_wr = options.max_wr;
         config.max_recv_wr = options.max_wr;
         config.congestion = options.congestion;
-        let mut random = end.randomness();
+        let mut random = end.rng();
         end.qpn = end.device.create_qp(config, &mut random).unwrap();
         end
     }
 
     /// A generator that doesn't repeat itself within a test.
-    pub(crate) fn randomness(&mut self) -> impl FnMut() -> u32 + use<> {
+    pub(crate) fn rng(&mut self) -> impl FnMut() -> u32 + use<> {
         self.random = self.random.wrapping_add(0x1000_0001);
         let mut state = self.random;
         move || {
@@ -169,7 +169,7 @@ impl End {
     ) -> u32 {
         let registration =
             Registration { addr: ADDR, length: SIZE, access, storage: self.storage, remote_invalidate };
-        let random = self.randomness();
+        let random = self.rng();
         self.device.register(pd, registration, random).unwrap()
     }
 
@@ -177,7 +177,7 @@ impl End {
         Path::new(self.address, self.peer, 0xc123).unwrap()
     }
 
-    pub(crate) fn go_to_init(&mut self, options: &Options) {
+    pub(crate) fn move_to_init(&mut self, options: &Options) {
         let init = match options.transport {
             Transport::Ud => Init::datagrams(QKEY),
             Transport::Rc | Transport::Uc => Init::new(options.access),
@@ -186,7 +186,7 @@ impl End {
         self.device.modify_qp(self.now, self.qpn, &init).unwrap();
     }
 
-    pub(crate) fn receiving(&self, remote_qpn: Qpn, options: &Options) -> Transition {
+    pub(crate) fn ready_to_receive(&self, remote_qpn: Qpn, options: &Options) -> Transition {
         if options.transport == Transport::Ud {
             return Transition::ReadyToReceiveUd;
         }
@@ -200,7 +200,7 @@ impl End {
         })
     }
 
-    pub(crate) fn sending(options: &Options) -> Transition {
+    pub(crate) fn ready_to_send(options: &Options) -> Transition {
         Transition::ReadyToSend(ReadyToSend {
             psn: Psn::wrapping(options.psn),
             timeout: Timeout::new(options.timeout).unwrap(),
@@ -212,10 +212,10 @@ impl End {
 
     pub(crate) fn connect(&mut self, remote_qpn: Qpn, options: &Options) {
         self.remote_qpn = remote_qpn;
-        self.go_to_init(options);
-        let receiving = self.receiving(remote_qpn, options);
-        self.device.modify_qp(self.now, self.qpn, &receiving).unwrap();
-        self.device.modify_qp(self.now, self.qpn, &End::sending(options)).unwrap();
+        self.move_to_init(options);
+        let ready_to_receive = self.ready_to_receive(remote_qpn, options);
+        self.device.modify_qp(self.now, self.qpn, &ready_to_receive).unwrap();
+        self.device.modify_qp(self.now, self.qpn, &End::ready_to_send(options)).unwrap();
     }
 
     pub(crate) fn modify(&mut self, transition: Transition) {
@@ -241,7 +241,7 @@ impl End {
     }
 
     /// A place in the region, as a peer names it.
-    pub(crate) fn place(&self, offset: u64) -> RemoteAddress {
+    pub(crate) fn remote_addr(&self, offset: u64) -> RemoteAddress {
         RemoteAddress { addr: ADDR + offset, rkey: self.key }
     }
 
@@ -301,7 +301,7 @@ impl End {
     }
 
     /// How many requests wait in the shared queue.
-    pub(crate) fn shared_left(&self) -> usize {
+    pub(crate) fn shared_queue_len(&self) -> usize {
         self.device.query_srq(self.srq.unwrap()).unwrap().request_count
     }
 
@@ -322,7 +322,7 @@ impl End {
     }
 
     /// What it wants to say, each as its operation and number relative to the first.
-    pub(crate) fn says(&mut self) -> Vec<(Rc, u32)> {
+    pub(crate) fn sent(&mut self) -> Vec<(Rc, u32)> {
         let headers = self.headers();
         headers
             .iter()
@@ -330,7 +330,7 @@ impl End {
             .collect()
     }
 
-    pub(crate) fn arrival(&self) -> RxMeta {
+    pub(crate) fn rx_meta(&self) -> RxMeta {
         RxMeta {
             source: SocketAddr::new(self.peer, 0xc123),
             destination: SocketAddr::new(self.address, ROCE_PORT),
@@ -342,13 +342,13 @@ impl End {
     }
 
     pub(crate) fn deliver(&mut self, bytes: &[u8]) {
-        let arrival = self.arrival();
-        self.deliver_as(&arrival, bytes);
+        let rx_meta = self.rx_meta();
+        self.deliver_as(&rx_meta, bytes);
     }
 
-    pub(crate) fn deliver_as(&mut self, arrival: &RxMeta, bytes: &[u8]) {
+    pub(crate) fn deliver_as(&mut self, rx_meta: &RxMeta, bytes: &[u8]) {
         let packet = Packet::parse(bytes).unwrap();
-        self.device.handle_packet(self.now, arrival, &packet, &mut self.memory);
+        self.device.handle_packet(self.now, rx_meta, &packet, &mut self.memory);
     }
 
     /// Makes a packet of a peer's.
@@ -361,7 +361,7 @@ impl End {
     }
 
     /// Takes in a forged packet, its number relative to the first, that asks for an acknowledgement.
-    pub(crate) fn hear(&mut self, psn: u32, rc: Rc, payload: &[u8]) {
+    pub(crate) fn receive(&mut self, psn: u32, rc: Rc, payload: &[u8]) {
         let mut header = Header::new(self.qpn, Psn::wrapping(PSN) + psn, Operation::Rc(rc));
         header.ack_request = true;
         let bytes = self.forge(&header, payload);
@@ -369,28 +369,28 @@ impl End {
     }
 
     /// Takes in a forged packet of an unreliable connection, its number relative to the first.
-    pub(crate) fn hear_uc(&mut self, psn: u32, uc: Uc, payload: &[u8]) {
+    pub(crate) fn receive_uc(&mut self, psn: u32, uc: Uc, payload: &[u8]) {
         let header = Header::new(self.qpn, Psn::wrapping(PSN) + psn, Operation::Uc(uc));
         let bytes = self.forge(&header, payload);
         self.deliver(&bytes);
     }
 
     /// Takes in a forged datagram.
-    pub(crate) fn hear_datagram(&mut self, datagram: Ud, payload: &[u8]) {
+    pub(crate) fn receive_datagram(&mut self, datagram: Ud, payload: &[u8]) {
         let header = Header::new(self.qpn, Psn::ZERO, Operation::Ud(datagram));
         let bytes = self.forge(&header, payload);
         self.deliver(&bytes);
     }
 
-    /// Like [`hear`](End::hear), and what comes of it.
-    pub(crate) fn ask(&mut self, psn: u32, rc: Rc, payload: &[u8]) -> Vec<(Rc, u32)> {
-        self.hear(psn, rc, payload);
-        self.says()
+    /// Like [`receive`](End::hear), and what comes of it.
+    pub(crate) fn exchange(&mut self, psn: u32, rc: Rc, payload: &[u8]) -> Vec<(Rc, u32)> {
+        self.receive(psn, rc, payload);
+        self.sent()
     }
 
     /// Takes in a forged acknowledgement.
-    pub(crate) fn hear_ack(&mut self, psn: u32) {
-        self.hear(psn, ack(0), &[]);
+    pub(crate) fn receive_ack(&mut self, psn: u32) {
+        self.receive(psn, ack(0), &[]);
     }
 
     pub(crate) fn completions(&mut self) -> Vec<Completion> {
@@ -476,7 +476,7 @@ impl Pair {
     }
 
     /// Carries packets, and lets time pass when there are none, until nobody waits for anything.
-    pub(crate) fn run_long_where(&mut self, mut keep: impl FnMut(bool, &Packet<'_>) -> bool) {
+    pub(crate) fn run_until_idle_where(&mut self, mut keep: impl FnMut(bool, &Packet<'_>) -> bool) {
         loop {
             self.run_where(&mut keep);
             let next =

@@ -19,33 +19,33 @@ fn acknowledgements_carry_as_many_credits_as_there_are_receives() {
     for id in 0..5 {
         end.post_recv(id, 0, 64);
     }
-    let said = end.ask(0, Rc::Send(Send::Only(None)), b"abcd");
-    assert_eq!(said, [(credit(4, 1), 0)]);
-    assert_eq!(end.ask(1, Rc::Send(Send::Only(None)), b"abcd"), [(credit(3, 2), 1)]);
+    let sent = end.exchange(0, Rc::Send(Send::Only(None)), b"abcd");
+    assert_eq!(sent, [(credit(4, 1), 0)]);
+    assert_eq!(end.exchange(1, Rc::Send(Send::Only(None)), b"abcd"), [(credit(3, 2), 1)]);
 }
 
 #[test]
-fn without_credits_acknowledgements_say_so() {
+fn acknowledgements_without_credits_are_unlimited() {
     let mut end = solo();
     end.post_recv(1, 0, 64);
-    assert_eq!(end.ask(0, Rc::Send(Send::Only(None)), b"abcd"), [(ack(1), 0)]);
+    assert_eq!(end.exchange(0, Rc::Send(Send::Only(None)), b"abcd"), [(ack(1), 0)]);
 }
 
 #[test]
-fn first_message_is_a_probe_and_then_credits_decide() {
+fn first_message_is_a_probe_and_credits_limit_the_rest() {
     let mut end = solo_with(&options());
     for id in 0..6 {
         end.post(id, SendOperation::Send, 0, 8);
     }
     assert_eq!(end.transmits().len(), 1, "one probe");
-    end.hear(0, credit(3, 1), &[]);
+    end.receive(0, credit(3, 1), &[]);
     assert_eq!(end.transmits().len(), 3, "messages 2 to 4");
-    end.hear(3, credit(0, 4), &[]);
+    end.receive(3, credit(0, 4), &[]);
     assert_eq!(end.transmits().len(), 1, "one probe again");
 }
 
 #[test]
-fn what_consumes_no_receive_needs_no_credit() {
+fn requests_that_consume_no_receive_need_no_credit() {
     let mut end = solo_with(&options());
     let remote = RemoteAddress { addr: 0, rkey: 1 };
     end.post(1, SendOperation::Write(remote), 0, 8);
@@ -56,55 +56,55 @@ fn what_consumes_no_receive_needs_no_credit() {
 }
 
 #[test]
-fn peer_that_does_not_count_is_not_limited() {
+fn peer_without_credits_does_not_limit_messages() {
     let mut end = solo_with(&options());
     for id in 0..6 {
         end.post(id, SendOperation::Send, 0, 8);
     }
     end.transmits();
-    end.hear(0, ack(1), &[]);
+    end.receive(0, ack(1), &[]);
     assert_eq!(end.transmits().len(), 5);
 }
 
 #[test]
-fn credits_may_come_with_a_repeated_acknowledgement() {
+fn duplicate_acknowledgement_may_carry_credits() {
     let mut end = solo_with(&options());
     for id in 0..6 {
         end.post(id, SendOperation::Send, 0, 8);
     }
     end.transmits();
-    end.hear(0, credit(0, 1), &[]);
+    end.receive(0, credit(0, 1), &[]);
     assert_eq!(end.transmits().len(), 1);
-    end.hear(0, credit(4, 1), &[]);
+    end.receive(0, credit(4, 1), &[]);
     assert_eq!(end.transmits().len(), 3, "messages 3 to 5");
 }
 
 #[test]
-fn receive_posted_after_the_last_credit_was_used_is_told_unasked() {
+fn receive_posted_without_credits_causes_an_unsolicited_acknowledgement() {
     let mut end = solo_with(&options());
     end.post_recv(1, 0, 64);
-    assert_eq!(end.ask(0, Rc::Send(Send::Only(None)), b"abcd"), [(credit(0, 1), 0)]);
+    assert_eq!(end.exchange(0, Rc::Send(Send::Only(None)), b"abcd"), [(credit(0, 1), 0)]);
     end.post_recv(2, 0, 64);
     end.post_recv(3, 0, 64);
-    assert_eq!(end.says(), [(credit(2, 1), 0)], "both at once");
+    assert_eq!(end.sent(), [(credit(2, 1), 0)], "both at once");
     end.post_recv(4, 0, 64);
-    assert_eq!(end.says(), [], "the peer has some, and hears of the rest in time");
+    assert_eq!(end.sent(), [], "the peer has some, and hears of the rest in time");
 }
 
 #[test]
-fn nothing_is_told_unasked_without_credits_or_before_there_was_need() {
+fn no_unsolicited_acknowledgement_without_credits_or_need() {
     let mut end = solo();
     end.post_recv(1, 0, 64);
-    end.ask(0, Rc::Send(Send::Only(None)), b"abcd");
+    end.exchange(0, Rc::Send(Send::Only(None)), b"abcd");
     end.post_recv(2, 0, 64);
-    assert_eq!(end.says(), []);
+    assert_eq!(end.sent(), []);
     let mut end = solo_with(&options());
     end.post_recv(1, 0, 64);
-    assert_eq!(end.says(), []);
+    assert_eq!(end.sent(), []);
 }
 
 #[test]
-fn credit_that_comes_unasked_lets_messages_go() {
+fn unsolicited_credit_releases_messages() {
     let mut pair = Pair::with(&options());
     pair.b.post_recv(1, 0, 64);
     for id in 0..4 {
@@ -124,17 +124,17 @@ fn credit_that_comes_unasked_lets_messages_go() {
 }
 
 #[test]
-fn probe_without_a_receive_waits_like_any_other() {
+fn probe_without_a_receive_gets_an_rnr_nak() {
     let mut end = solo_with(&options());
     end.post(1, SendOperation::Send, 0, 8);
     end.transmits();
-    end.hear(0, rnr_nak(1, 0), &[]);
+    end.receive(0, rnr_nak(1, 0), &[]);
     assert!(end.wait().is_some());
     assert_eq!(end.transmits().len(), 1);
 }
 
 #[test]
-fn with_credits_a_prompt_receiver_sees_no_rnr() {
+fn with_credits_a_prompt_receiver_sends_rnr_naks_only_for_probes() {
     let mut pair = Pair::with(&Options { credits: true, window: 64, ..Options::default() });
     let mut posted = 0;
     for id in 0..4 {

@@ -67,17 +67,17 @@ fn end_in(state: u64) -> End {
     let options = Options { psn: PSN, timeout: 1, ..Options::default() };
     let mut end = End::new(1, 2, &options);
     if state >= 1 {
-        end.go_to_init(&options);
+        end.move_to_init(&options);
         for id in 0..4 {
             end.post_recv(id, 4096, 1500);
         }
     }
     if state >= 2 {
-        let receiving = end.receiving(Qpn::truncate(0x77), &options);
-        end.modify(receiving);
+        let ready_to_receive = end.ready_to_receive(Qpn::truncate(0x77), &options);
+        end.modify(ready_to_receive);
     }
     if state >= 3 {
-        end.modify(End::sending(&options));
+        end.modify(End::ready_to_send(&options));
         let remote = RemoteAddress { addr: 0x5000, rkey: 0x1234 };
         for id in 0..4 {
             let segment = end.segment(id * 4096, 3000);
@@ -109,8 +109,8 @@ fn forged_packets_in_every_state_do_no_more_than_fail_the_queue_pair() {
             let psn = if random.below(2) == 0 { expected + random.below(3) as u32 } else { header.psn };
             let header = Header { psn, ..header };
             let length = random.pick(&[0, 0, 1, 8, 1023, 1024, 1025, 4999]);
-            let arrival = RxMeta { icrc: IcrcCheck::Trusted, ..end.arrival() };
-            end.device.handle_split_packet(end.now, &arrival, &header, &payload[..length], &mut end.memory);
+            let rx_meta = RxMeta { icrc: IcrcCheck::Trusted, ..end.rx_meta() };
+            end.device.handle_split_packet(end.now, &rx_meta, &header, &payload[..length], &mut end.memory);
             let sent = end.transmits().len();
             assert!(sent < 400_000, "{sent} packets for one");
             if step % 16 == 15 {
@@ -143,11 +143,11 @@ fn random_bytes_do_nothing() {
             bytes[5..8].copy_from_slice(&[a, b, c]);
         }
         if let Ok(packet) = Packet::parse(&bytes) {
-            let arrival = end.arrival();
-            end.device.handle_packet(end.now, &arrival, &packet, &mut end.memory);
+            let rx_meta = end.rx_meta();
+            end.device.handle_packet(end.now, &rx_meta, &packet, &mut end.memory);
         }
     }
-    assert_eq!(end.says(), []);
+    assert_eq!(end.sent(), []);
     assert!(end.memory.bytes(end.storage) == before);
     assert_eq!(end.state(), QpState::ReadyToSend);
 }
@@ -155,7 +155,7 @@ fn random_bytes_do_nothing() {
 /// Who asks again and again, and then for more, has the responder hold four answers for each of its slots and no more:
 /// what is saved, two replays, and a first answer behind them. A READ has one replay.
 #[test]
-fn replays_do_not_pile_up() {
+fn replays_are_bounded() {
     for (slots, is_read) in (1..=3).flat_map(|slots| [(slots, false), (slots, true)]) {
         let mut end = solo_with(&Options { max_dest_rd_atomic: slots, ..Options::default() });
         let request = if is_read {
@@ -165,22 +165,22 @@ fn replays_do_not_pile_up() {
         };
         let (slots, replays) = (u32::from(slots), if is_read { 1 } else { 2 });
         for psn in 0..slots {
-            assert_eq!(end.ask(psn, request, &[]).len(), 1);
+            assert_eq!(end.exchange(psn, request, &[]).len(), 1);
         }
         for _ in 0..100 {
             for psn in 0..slots {
-                end.hear(psn, request, &[]);
+                end.receive(psn, request, &[]);
             }
         }
         assert_eq!(end.device.resource_counts().responses as u32, (1 + replays) * slots);
         for psn in slots..2 * slots {
-            end.hear(psn, request, &[]);
+            end.receive(psn, request, &[]);
             for _ in 0..100 {
-                end.hear(psn, request, &[]);
+                end.receive(psn, request, &[]);
             }
         }
         assert_eq!(end.device.resource_counts().responses as u32, (2 + replays) * slots);
-        assert_eq!(end.says().len() as u32, (1 + replays) * slots);
+        assert_eq!(end.sent().len() as u32, (1 + replays) * slots);
         assert_eq!(
             (end.state(), end.device.resource_counts().responses as u32),
             (QpState::ReadyToSend, slots)

@@ -3,18 +3,18 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
-mod arrival;
+mod coalescing;
 mod congestion;
 mod credits;
 mod forged;
-mod gathering;
 mod hostile;
 mod long_reads;
 mod memory;
+mod packet_checks;
 mod posting;
 mod recovery;
 mod requester;
 mod responder;
 mod states;
+mod trace;
 mod transfer;
-mod watching;

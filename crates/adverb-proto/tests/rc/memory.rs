@@ -14,7 +14,7 @@ fn registration(addr: u64, length: u64, access: Access) -> Registration {
 }
 
 #[test]
-fn empty_and_wrapping_ranges_are_refused() {
+fn empty_and_wrapping_ranges_are_rejected() {
     let mut device = Device::new(());
     let pd = device.create_domain();
     for (addr, length) in [(0x1000, 0), (u64::MAX, 1), (1, u64::MAX), (u64::MAX - 4095, 4096)] {
@@ -25,7 +25,7 @@ fn empty_and_wrapping_ranges_are_refused() {
 }
 
 #[test]
-fn remote_writing_needs_local_writing() {
+fn remote_write_access_needs_local_write_access() {
     let mut device = Device::new(());
     let pd = device.create_domain();
     for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
@@ -36,7 +36,7 @@ fn remote_writing_needs_local_writing() {
 }
 
 #[test]
-fn keys_come_from_the_callers_randomness_and_are_never_zero_nor_taken() {
+fn keys_are_random_and_neither_zero_nor_in_use() {
     let mut device = Device::new(());
     let pd = device.create_domain();
     let mut numbers = [0, 9, 9, 0, 9, 12].into_iter();
@@ -46,7 +46,7 @@ fn keys_come_from_the_callers_randomness_and_are_never_zero_nor_taken() {
 }
 
 #[test]
-fn deregistering_gives_back_what_was_registered_once() {
+fn deregistering_returns_the_registration_once() {
     let mut device = Device::new(());
     let pd = device.create_domain();
     let what = registration(0, 8, Access::empty());
@@ -76,23 +76,23 @@ fn duplicate_read_of_deregistered_memory_gets_a_nak_and_does_not_end_the_connect
         let mut end = solo();
         let other = end.register(ALL);
         let read = Rc::ReadRequest(Reth { va: ADDR, rkey: end.key, length: 3000 });
-        assert_eq!(end.ask(0, read, &[]).len(), 3);
+        assert_eq!(end.exchange(0, read, &[]).len(), 3);
         // The duplicate starts with the response's second packet.
         let rest = Rc::ReadRequest(Reth { va: ADDR + 1024, rkey: end.key, length: 1976 });
         let mut denied = 1;
         if !is_deregistered_first {
-            end.hear(1, rest, &[]);
+            end.receive(1, rest, &[]);
             let now = end.now;
             assert!(end.device.poll_transmit(now).is_some(), "the replay has started");
             denied = 2;
         }
         end.device.deregister(end.key).unwrap();
         if is_deregistered_first {
-            end.hear(1, rest, &[]);
+            end.receive(1, rest, &[]);
         }
         let write = Rc::Write(Write::Only(Reth { va: ADDR, rkey: other, length: 4 }, None));
-        end.hear(3, write, b"abcd");
-        assert_eq!(end.says(), [(nak(NakCode::RemoteAccess, 0), denied), (ack(2), 3)]);
+        end.receive(3, write, b"abcd");
+        assert_eq!(end.sent(), [(nak(NakCode::RemoteAccess, 0), denied), (ack(2), 3)]);
         assert_eq!(end.state(), QpState::ReadyToSend);
         assert_eq!(end.queue_events(), []);
         assert_eq!(end.bytes(0, 4), b"abcd", "the connection goes on");

@@ -16,7 +16,7 @@ fn inline_request(operation: SendOperation) -> SendRequest<'static, ()> {
 }
 
 #[test]
-fn full_send_queue_refuses_until_something_completes() {
+fn full_send_queue_rejects_requests_until_one_completes() {
     let mut end = solo_with(&Options { max_wr: 3, ..Options::default() });
     for id in 0..3 {
         end.post(id, WRITE, 0, 8);
@@ -24,12 +24,12 @@ fn full_send_queue_refuses_until_something_completes() {
     let segment = end.segment(0, 8);
     assert_eq!(end.try_post(3, WRITE, SendFlags::empty(), &[segment]), Err(PostError::QueueFull));
     end.transmits();
-    end.hear_ack(0);
+    end.receive_ack(0);
     assert_eq!(end.try_post(3, WRITE, SendFlags::empty(), &[segment]), Ok(()));
 }
 
 #[test]
-fn full_receive_queue_refuses() {
+fn full_receive_queue_rejects_requests() {
     let mut end = solo_with(&Options { max_wr: 2, ..Options::default() });
     end.post_recv(1, 0, 8);
     end.post_recv(2, 0, 8);
@@ -38,7 +38,7 @@ fn full_receive_queue_refuses() {
 }
 
 #[test]
-fn too_many_segments_are_refused() {
+fn too_many_segments_are_rejected() {
     let mut end = solo();
     let segments = [end.segment(0, 1); 17];
     assert_eq!(end.try_post(1, WRITE, SendFlags::empty(), &segments), Err(PostError::TooManySegments));
@@ -49,7 +49,7 @@ fn too_many_segments_are_refused() {
 }
 
 #[test]
-fn atomics_bring_eight_bytes() {
+fn atomics_need_a_buffer_of_eight_bytes() {
     for length in [0, 4, 7, 9, 16] {
         let mut end = solo();
         let segment = end.segment(0, length);
@@ -63,7 +63,7 @@ fn atomic_result_may_be_scattered() {
     let mut pair = Pair::new();
     pair.b.fill(0, &0x1122_3344_5566_7788u64.to_ne_bytes());
     let segments = [pair.a.segment(100, 3), pair.a.segment(200, 5)];
-    let add = SendOperation::FetchAdd { remote: pair.b.place(0), add: 1 };
+    let add = SendOperation::FetchAdd { remote: pair.b.remote_addr(0), add: 1 };
     pair.a.try_post(1, add, SendFlags::SIGNALED, &segments).unwrap();
     pair.run();
     let bytes = 0x1122_3344_5566_7788u64.to_ne_bytes();
@@ -72,7 +72,7 @@ fn atomic_result_may_be_scattered() {
 }
 
 #[test]
-fn message_longer_than_two_to_the_31_is_refused() {
+fn message_longer_than_two_to_the_31_is_rejected() {
     let mut end = solo();
     let lkey = end.key;
     let segment = |length| Segment { addr: ADDR, length, lkey };
@@ -85,14 +85,14 @@ fn message_longer_than_two_to_the_31_is_refused() {
 }
 
 #[test]
-fn message_that_would_take_half_of_all_sequence_numbers_is_refused() {
+fn message_of_half_of_all_sequence_numbers_is_rejected() {
     let mut end = solo_with(&Options { mtu: PathMtu::Mtu256, ..Options::default() });
     let segment = Segment { addr: ADDR, length: 1 << 31, lkey: end.key };
     assert_eq!(end.try_post(1, READ, SendFlags::empty(), &[segment]), Err(PostError::InvalidLength));
 }
 
 #[test]
-fn inline_needs_its_flag_and_the_flag_needs_bytes() {
+fn inline_bytes_and_the_inline_flag_need_each_other() {
     let mut end = solo();
     let request = SendRequest { flags: SendFlags::empty(), ..inline_request(WRITE) };
     assert_eq!(end.device.post_send_inline(end.now, end.qpn, &request, b"x"), Err(PostError::InvalidInline));
@@ -101,7 +101,7 @@ fn inline_needs_its_flag_and_the_flag_needs_bytes() {
 }
 
 #[test]
-fn too_many_inline_bytes_are_refused() {
+fn too_many_inline_bytes_are_rejected() {
     let mut end = solo();
     let request = inline_request(WRITE);
     assert_eq!(
@@ -112,7 +112,7 @@ fn too_many_inline_bytes_are_refused() {
 }
 
 #[test]
-fn what_brings_bytes_back_cannot_be_inline() {
+fn requests_that_return_bytes_cannot_be_inline() {
     let mut end = solo();
     let request = inline_request(READ);
     assert_eq!(
@@ -122,7 +122,7 @@ fn what_brings_bytes_back_cannot_be_inline() {
 }
 
 #[test]
-fn refused_request_leaves_the_queue_as_it_was() {
+fn rejected_request_leaves_the_queue_unchanged() {
     let mut end = solo();
     let request = inline_request(WRITE);
     let _ = end.device.post_send_inline(end.now, end.qpn, &request, &[1; 300]);
@@ -165,13 +165,13 @@ fn queue_pair_numbers_are_random_unique_and_never_special() {
 }
 
 #[test]
-fn completion_queue_that_overflows_says_so_and_fails_its_queue_pair() {
+fn completion_queue_overflow_is_reported_and_fails_its_queue_pair() {
     let mut end = solo_with(&Options { cq_capacity: 2, ..Options::default() });
     for id in 0..5 {
         end.post(id, WRITE, 0, 8);
     }
     end.transmits();
-    end.hear_ack(3);
+    end.receive_ack(3);
     assert_eq!(end.queue_events(), [QueueEvent::CqOverflow(end.cq), QueueEvent::Fatal(end.qpn)]);
     assert_eq!(end.state(), QpState::Error);
     assert_eq!(end.statuses(), [(0, Status::Success), (1, Status::Success)]);
@@ -179,19 +179,19 @@ fn completion_queue_that_overflows_says_so_and_fails_its_queue_pair() {
 }
 
 #[test]
-fn wake_comes_once_for_the_next_completion() {
+fn armed_queue_generates_one_event() {
     let mut end = solo();
     end.device.arm_cq(end.cq, ArmFor::Any);
     for id in 0..3 {
         end.post(id, WRITE, 0, 8);
     }
     end.transmits();
-    end.hear_ack(2);
+    end.receive_ack(2);
     assert_eq!(end.cq_events(), [end.cq]);
 }
 
 #[test]
-fn wake_for_solicited_completions_waits_for_the_peers_flag_or_a_failure() {
+fn queue_armed_for_solicited_generates_an_event_only_for_solicited_or_failed_completions() {
     let mut pair = Pair::new();
     for id in 0..3 {
         pair.b.post_recv(id, 0, 64);
@@ -210,22 +210,22 @@ fn wake_for_solicited_completions_waits_for_the_peers_flag_or_a_failure() {
 }
 
 #[test]
-fn asking_for_less_takes_nothing_back() {
+fn arming_for_solicited_keeps_an_earlier_arming_for_any() {
     let mut end = solo();
     end.device.arm_cq(end.cq, ArmFor::Any);
     end.device.arm_cq(end.cq, ArmFor::Solicited);
     end.post(1, WRITE, 0, 8);
     end.transmits();
-    end.hear_ack(0);
+    end.receive_ack(0);
     assert_eq!(end.cq_events(), [end.cq]);
 }
 
 #[test]
-fn completion_names_its_operation_and_length() {
+fn completion_has_its_operation_and_length() {
     let mut pair = Pair::new();
     pair.b.post_recv(1, 0, 64);
     pair.a.post(1, SendOperation::Send, 0, 33);
-    pair.a.post(2, SendOperation::Write(pair.b.place(100)), 0, 44);
+    pair.a.post(2, SendOperation::Write(pair.b.remote_addr(100)), 0, 44);
     pair.a.post(3, SendOperation::LocalInvalidate(pair.a.key), 0, 0);
     pair.run();
     let operations: Vec<_> = pair.a.completions().iter().map(|c| c.outcome.unwrap()).collect();

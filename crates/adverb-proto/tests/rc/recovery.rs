@@ -10,7 +10,7 @@ fn options() -> Options {
 }
 
 /// A connection with a bit of everything posted, and what must come of it.
-fn busy() -> Pair {
+fn mixed_requests() -> Pair {
     let mut pair = Pair::with(&options());
     pair.a.fill(0, &pattern(4000, 1));
     pair.b.fill(8192, &pattern(4000, 2));
@@ -18,19 +18,24 @@ fn busy() -> Pair {
     for id in 0..3 {
         pair.b.post_recv(100 + id, 20_000 + id * 2000, 2000);
     }
-    pair.a.post(0, SendOperation::Write(pair.b.place(40_000)), 0, 1000);
+    pair.a.post(0, SendOperation::Write(pair.b.remote_addr(40_000)), 0, 1000);
     pair.a.post(1, SendOperation::Send, 100, 700);
-    pair.a.post(2, SendOperation::Read(pair.b.place(8192)), 50_000, 1500);
-    pair.a.post(3, SendOperation::FetchAdd { remote: pair.b.place(64), add: 5 }, 60_000, 8);
-    pair.a.post(4, SendOperation::WriteWithImm(pair.b.place(42_000), 7), 0, 600);
-    pair.a.post(5, SendOperation::AtomicWrite { remote: pair.b.place(128), bytes: *b"atomic w" }, 0, 0);
-    pair.a.post(6, SendOperation::CompareSwap { remote: pair.b.place(64), compare: 105, swap: 9 }, 60_008, 8);
+    pair.a.post(2, SendOperation::Read(pair.b.remote_addr(8192)), 50_000, 1500);
+    pair.a.post(3, SendOperation::FetchAdd { remote: pair.b.remote_addr(64), add: 5 }, 60_000, 8);
+    pair.a.post(4, SendOperation::WriteWithImm(pair.b.remote_addr(42_000), 7), 0, 600);
+    pair.a.post(5, SendOperation::AtomicWrite { remote: pair.b.remote_addr(128), bytes: *b"atomic w" }, 0, 0);
+    pair.a.post(
+        6,
+        SendOperation::CompareSwap { remote: pair.b.remote_addr(64), compare: 105, swap: 9 },
+        60_008,
+        8,
+    );
     pair.a.post(7, SendOperation::SendWithImm(3), 0, 10);
     pair
 }
 
 #[track_caller]
-fn check_busy(pair: &mut Pair) {
+fn check_mixed_requests(pair: &mut Pair) {
     let expected: Vec<_> = (0..8).map(|id| (id, Status::Success)).collect();
     assert_eq!(pair.a.statuses(), expected);
     let expected: Vec<_> = (100..103).map(|id| (id, Status::Success)).collect();
@@ -47,18 +52,18 @@ fn check_busy(pair: &mut Pair) {
 
 #[test]
 fn loss_of_any_one_packet_is_recovered_from() {
-    let mut pair = busy();
-    pair.run_long_where(|_, _| true);
+    let mut pair = mixed_requests();
+    pair.run_until_idle_where(|_, _| true);
     let packets = pair.packets;
-    check_busy(&mut pair);
+    check_mixed_requests(&mut pair);
     for lost in 0..packets {
-        let mut pair = busy();
+        let mut pair = mixed_requests();
         let mut index = 0;
-        pair.run_long_where(|_, _| {
+        pair.run_until_idle_where(|_, _| {
             index += 1;
             index - 1 != lost
         });
-        check_busy(&mut pair);
+        check_mixed_requests(&mut pair);
     }
 }
 
@@ -66,31 +71,31 @@ fn loss_of_any_one_packet_is_recovered_from() {
 fn loss_of_any_two_packets_is_recovered_from() {
     for first in 0..24 {
         for second in first + 1..28 {
-            let mut pair = busy();
+            let mut pair = mixed_requests();
             let mut index = 0;
-            pair.run_long_where(|_, _| {
+            pair.run_until_idle_where(|_, _| {
                 index += 1;
                 index - 1 != first && index - 1 != second
             });
-            check_busy(&mut pair);
+            check_mixed_requests(&mut pair);
         }
     }
 }
 
 #[test]
 fn loss_of_all_acknowledgements_at_first_is_recovered_from() {
-    let mut pair = busy();
+    let mut pair = mixed_requests();
     let mut dropped = 0;
-    pair.run_long_where(|from_a, _| {
+    pair.run_until_idle_where(|from_a, _| {
         dropped += usize::from(!from_a && dropped < 20);
         from_a || dropped >= 20
     });
-    check_busy(&mut pair);
+    check_mixed_requests(&mut pair);
 }
 
 #[test]
-fn every_packet_twice_changes_nothing() {
-    let mut pair = busy();
+fn duplicated_packets_change_nothing() {
+    let mut pair = mixed_requests();
     loop {
         let (from_a, from_b) = (pair.a.transmits(), pair.b.transmits());
         if from_a.is_empty() && from_b.is_empty() {
@@ -105,13 +110,13 @@ fn every_packet_twice_changes_nothing() {
             pair.a.deliver(&bytes);
         }
     }
-    pair.run_long_where(|_, _| true);
-    check_busy(&mut pair);
+    pair.run_until_idle_where(|_, _| true);
+    check_mixed_requests(&mut pair);
 }
 
 #[test]
-fn packets_in_reverse_order_arrive_in_the_end() {
-    let mut pair = busy();
+fn reordered_packets_are_neither_lost_nor_executed_twice() {
+    let mut pair = mixed_requests();
     for _ in 0..200 {
         let (from_a, from_b) = (pair.a.transmits(), pair.b.transmits());
         if from_a.is_empty() && from_b.is_empty() {
@@ -121,7 +126,7 @@ fn packets_in_reverse_order_arrive_in_the_end() {
         from_a.iter().rev().for_each(|bytes| pair.b.deliver(bytes));
         from_b.iter().rev().for_each(|bytes| pair.a.deliver(bytes));
     }
-    pair.run_long_where(|_, _| true);
+    pair.run_until_idle_where(|_, _| true);
     // Retries may be exceeded by so much disorder; nothing may be lost or done twice.
     let statuses = pair.a.statuses();
     assert_eq!(statuses.len(), 8);
@@ -131,9 +136,9 @@ fn packets_in_reverse_order_arrive_in_the_end() {
 }
 
 #[test]
-fn peer_that_is_gone_is_found_out_after_all_retries() {
-    let mut pair = busy();
-    pair.run_long_where(|_, _| false);
+fn request_to_an_unreachable_peer_fails_after_all_retries() {
+    let mut pair = mixed_requests();
+    pair.run_until_idle_where(|_, _| false);
     let statuses = pair.a.statuses();
     assert_eq!(statuses[0], (0, Status::RetryExceeded));
     assert!(statuses[1..].iter().all(|(_, status)| *status == Status::Flushed));
@@ -143,12 +148,12 @@ fn peer_that_is_gone_is_found_out_after_all_retries() {
 }
 
 #[test]
-fn lost_nak_is_made_up_for_by_the_timeout() {
+fn lost_nak_is_recovered_by_the_timeout() {
     let mut pair = Pair::with(&options());
     pair.a.fill(0, &pattern(1000, 5));
-    pair.a.post(1, SendOperation::Write(pair.b.place(0)), 0, 1000);
+    pair.a.post(1, SendOperation::Write(pair.b.remote_addr(0)), 0, 1000);
     let mut index = 0;
-    pair.run_long_where(|from_a, packet| {
+    pair.run_until_idle_where(|from_a, packet| {
         index += 1;
         // The second packet and the NAK for it.
         index != 2 && (from_a || packet.opcode() != Opcode::RcAcknowledge || index > 6)
@@ -159,7 +164,7 @@ fn lost_nak_is_made_up_for_by_the_timeout() {
 }
 
 #[test]
-fn slow_receiver_is_waited_for() {
+fn requester_waits_for_a_slow_receiver() {
     let mut pair = Pair::with(&Options { rnr_retry: 7, ..options() });
     pair.a.post(1, SendOperation::Send, 0, 600);
     pair.run();
@@ -170,7 +175,7 @@ fn slow_receiver_is_waited_for() {
     }
     assert_eq!(pair.a.statuses(), []);
     pair.b.post_recv(9, 0, 1000);
-    pair.run_long_where(|_, _| true);
+    pair.run_until_idle_where(|_, _| true);
     assert_eq!(pair.a.statuses(), [(1, Status::Success)]);
     assert_eq!(pair.b.statuses(), [(9, Status::Success)]);
     assert_eq!(pair.b.device.statistics().rnr_naks_sent, 21);
@@ -180,11 +185,11 @@ fn slow_receiver_is_waited_for() {
 fn access_error_has_its_status_at_both_ends() {
     let mut pair = Pair::with(&options());
     pair.b.post_recv(7, 0, 8);
-    let mut place = pair.b.place(0);
-    place.rkey ^= 1;
-    pair.a.post(1, SendOperation::Write(place), 0, 8);
-    pair.a.post(2, SendOperation::Write(pair.b.place(0)), 0, 8);
-    pair.run_long_where(|_, _| true);
+    let mut remote_addr = pair.b.remote_addr(0);
+    remote_addr.rkey ^= 1;
+    pair.a.post(1, SendOperation::Write(remote_addr), 0, 8);
+    pair.a.post(2, SendOperation::Write(pair.b.remote_addr(0)), 0, 8);
+    pair.run_until_idle_where(|_, _| true);
     assert_eq!(pair.a.statuses(), [(1, Status::RemoteAccess), (2, Status::Flushed)]);
     assert_eq!(pair.b.statuses(), [(7, Status::Flushed)]);
     assert_eq!((pair.a.state(), pair.b.state()), (QpState::Error, QpState::Error));
@@ -194,9 +199,9 @@ fn access_error_has_its_status_at_both_ends() {
 fn long_read_survives_a_lossy_path() {
     let mut pair = Pair::with(&Options { retry_count: 7, ..options() });
     pair.b.fill(0, &pattern(100_000, 9));
-    pair.a.post(1, SendOperation::Read(pair.b.place(0)), 200_000, 100_000);
+    pair.a.post(1, SendOperation::Read(pair.b.remote_addr(0)), 200_000, 100_000);
     let mut index = 0u64;
-    pair.run_long_where(|_, _| {
+    pair.run_until_idle_where(|_, _| {
         index += 1;
         !index.is_multiple_of(13)
     });

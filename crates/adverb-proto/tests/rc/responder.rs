@@ -32,10 +32,10 @@ const WRITE_LAST: Rc = Rc::Write(Write::Last(None));
 
 /// A request that must be refused with an error that ends the connection.
 #[track_caller]
-fn refused(end: &mut End, psn: u32, rc: Rc, payload: &[u8], code: NakCode) {
+fn assert_rejected(end: &mut End, psn: u32, rc: Rc, payload: &[u8], code: NakCode) {
     let before = end.memory.bytes(end.storage).to_vec();
     let msn = psn; // every test here sends messages of one packet before
-    assert_eq!(end.ask(psn, rc, payload), [(nak(code, msn), psn)]);
+    assert_eq!(end.exchange(psn, rc, payload), [(nak(code, msn), psn)]);
     assert_eq!(end.state(), QpState::Error);
     assert!(end.memory.bytes(end.storage) == before, "refused requests change nothing");
 }
@@ -44,66 +44,66 @@ fn refused(end: &mut End, psn: u32, rc: Rc, payload: &[u8], code: NakCode) {
 fn request_in_sequence_is_executed_and_acknowledged() {
     let mut end = solo();
     let request = write_only(&end, 10, 4);
-    assert_eq!(end.ask(0, request, b"abcd"), [(ack(1), 0)]);
+    assert_eq!(end.exchange(0, request, b"abcd"), [(ack(1), 0)]);
     assert_eq!(end.bytes(10, 4), b"abcd");
 }
 
 #[test]
-fn request_that_asks_for_no_acknowledgement_gets_none() {
+fn request_without_ack_request_gets_no_acknowledgement() {
     let mut end = solo();
     let header = Header::new(end.qpn, Psn::wrapping(PSN), Operation::Rc(write_only(&end, 0, 4)));
     let bytes = end.forge(&header, b"abcd");
     end.deliver(&bytes);
-    assert_eq!(end.says(), []);
+    assert_eq!(end.sent(), []);
     assert_eq!(end.bytes(0, 4), b"abcd");
 }
 
 #[test]
-fn acknowledgements_of_one_batch_are_one() {
+fn requests_of_one_batch_get_one_acknowledgement() {
     let mut end = solo();
     for psn in 0..5 {
         let request = write_only(&end, 0, 4);
-        end.hear(psn, request, b"abcd");
+        end.receive(psn, request, b"abcd");
     }
-    assert_eq!(end.says(), [(ack(5), 4)]);
+    assert_eq!(end.sent(), [(ack(5), 4)]);
 }
 
 #[test]
-fn request_ahead_of_its_turn_gets_one_nak_with_the_expected_number() {
+fn out_of_sequence_request_gets_one_nak_with_the_expected_psn() {
     let mut end = solo();
     let request = write_only(&end, 0, 4);
-    assert_eq!(end.ask(3, request, b"abcd"), [(nak(NakCode::SequenceError, 0), 0)]);
-    assert_eq!(end.ask(4, request, b"abcd"), []);
-    assert_eq!(end.ask(3, request, b"abcd"), []);
+    assert_eq!(end.exchange(3, request, b"abcd"), [(nak(NakCode::SequenceError, 0), 0)]);
+    assert_eq!(end.exchange(4, request, b"abcd"), []);
+    assert_eq!(end.exchange(3, request, b"abcd"), []);
     assert_ne!(end.bytes(0, 4), b"abcd");
     assert_eq!(end.state(), QpState::ReadyToSend);
 }
 
 #[test]
-fn silence_after_a_nak_ends_when_the_expected_request_comes() {
+fn responder_continues_after_a_nak_when_the_expected_request_arrives() {
     let mut end = solo();
     let request = write_only(&end, 0, 4);
-    end.ask(2, request, b"abcd");
-    assert_eq!(end.ask(0, request, b"abcd"), [(ack(1), 0)]);
-    assert_eq!(end.ask(2, request, b"abcd"), [(nak(NakCode::SequenceError, 1), 1)]);
+    end.exchange(2, request, b"abcd");
+    assert_eq!(end.exchange(0, request, b"abcd"), [(ack(1), 0)]);
+    assert_eq!(end.exchange(2, request, b"abcd"), [(nak(NakCode::SequenceError, 1), 1)]);
 }
 
 #[test]
-fn nak_that_is_not_sent_yet_is_overtaken_by_the_expected_request() {
+fn unsent_nak_is_canceled_by_the_expected_request() {
     let mut end = solo();
     let request = write_only(&end, 0, 4);
-    end.hear(1, request, b"abcd");
-    end.hear(0, request, b"abcd");
-    assert_eq!(end.says(), [(ack(1), 0)]);
+    end.receive(1, request, b"abcd");
+    end.receive(0, request, b"abcd");
+    assert_eq!(end.sent(), [(ack(1), 0)]);
 }
 
 #[test]
-fn duplicate_write_is_acknowledged_with_the_latest_and_not_executed() {
+fn duplicate_write_gets_the_latest_acknowledgement_and_is_not_executed() {
     let mut end = solo();
     let request = write_only(&end, 0, 4);
-    end.ask(0, request, b"aaaa");
-    end.ask(1, request, b"bbbb");
-    assert_eq!(end.ask(0, request, b"aaaa"), [(ack(2), 1)]);
+    end.exchange(0, request, b"aaaa");
+    end.exchange(1, request, b"bbbb");
+    assert_eq!(end.exchange(0, request, b"aaaa"), [(ack(2), 1)]);
     assert_eq!(end.bytes(0, 4), b"bbbb");
     assert_eq!(end.device.statistics().duplicate_requests, 1);
 }
@@ -113,27 +113,27 @@ fn duplicate_send_is_acknowledged_and_consumes_nothing() {
     let mut end = solo();
     end.post_recv(1, 0, 64);
     end.post_recv(2, 64, 64);
-    end.ask(0, SEND_ONLY, b"aaaa");
-    assert_eq!(end.ask(0, SEND_ONLY, b"aaaa"), [(ack(1), 0)]);
+    end.exchange(0, SEND_ONLY, b"aaaa");
+    assert_eq!(end.exchange(0, SEND_ONLY, b"aaaa"), [(ack(1), 0)]);
     assert_eq!(end.statuses(), [(1, Status::Success)]);
     assert_eq!(end.device.query_qp(end.qpn).unwrap().recv_queue_len, 1);
 }
 
 #[test]
-fn duplicate_of_a_packet_of_a_message_under_way_is_acknowledged() {
+fn duplicate_packet_of_an_incomplete_message_is_acknowledged() {
     let mut end = solo();
     let first = write_first(&end, 0, 1500);
-    end.ask(0, first, &pattern(MTU, 1));
-    assert_eq!(end.ask(0, first, &pattern(MTU, 2)), [(ack(0), 0)]);
+    end.exchange(0, first, &pattern(MTU, 1));
+    assert_eq!(end.exchange(0, first, &pattern(MTU, 2)), [(ack(0), 0)]);
     assert_eq!(end.bytes(0, MTU), pattern(MTU, 1));
-    assert_eq!(end.ask(1, WRITE_LAST, &[7; 476]), [(ack(1), 1)]);
+    assert_eq!(end.exchange(1, WRITE_LAST, &[7; 476]), [(ack(1), 1)]);
 }
 
 #[test]
-fn read_is_answered_in_packets_of_the_mtu() {
+fn read_response_is_segmented_at_the_mtu() {
     let mut end = solo();
     let request = Rc::ReadRequest(reth(&end, 0, 2500));
-    end.hear(0, request, &[]);
+    end.receive(0, request, &[]);
     let packets = end.transmits();
     let parsed: Vec<_> = packets.iter().map(|bytes| adverb_wire::Packet::parse(bytes).unwrap()).collect();
     let operations: Vec<_> = parsed.iter().map(|packet| *packet.operation()).collect();
@@ -145,68 +145,68 @@ fn read_is_answered_in_packets_of_the_mtu() {
 }
 
 #[test]
-fn read_takes_as_many_numbers_as_its_answer_has_packets() {
+fn read_consumes_one_psn_per_response_packet() {
     let mut end = solo();
     let read = Rc::ReadRequest(reth(&end, 0, 2500));
-    end.ask(0, read, &[]);
+    end.exchange(0, read, &[]);
     let write = write_only(&end, 0, 4);
-    assert_eq!(end.ask(3, write, b"abcd"), [(ack(2), 3)]);
+    assert_eq!(end.exchange(3, write, b"abcd"), [(ack(2), 3)]);
 }
 
 #[test]
-fn read_of_nothing_takes_one_number_and_ignores_the_key() {
+fn empty_read_consumes_one_psn_and_ignores_the_key() {
     let mut end = solo();
     let read = Rc::ReadRequest(Reth { va: 0xdead, rkey: 0, length: 0 });
-    assert_eq!(end.ask(0, read, &[]), [(Rc::ReadResponse(ReadResponse::Only(aeth(1))), 0)]);
-    assert_eq!(end.ask(1, read, &[]), [(Rc::ReadResponse(ReadResponse::Only(aeth(2))), 1)]);
+    assert_eq!(end.exchange(0, read, &[]), [(Rc::ReadResponse(ReadResponse::Only(aeth(1))), 0)]);
+    assert_eq!(end.exchange(1, read, &[]), [(Rc::ReadResponse(ReadResponse::Only(aeth(2))), 1)]);
 }
 
 #[test]
-fn write_of_nothing_ignores_the_key() {
+fn empty_write_ignores_the_key() {
     let mut end = solo();
     let write = Rc::Write(Write::Only(Reth { va: 0xdead, rkey: 0, length: 0 }, None));
-    assert_eq!(end.ask(0, write, &[]), [(ack(1), 0)]);
+    assert_eq!(end.exchange(0, write, &[]), [(ack(1), 0)]);
 }
 
 #[test]
-fn answer_to_a_read_acknowledges_what_was_before_it() {
+fn read_response_acknowledges_earlier_packets() {
     let mut end = solo();
     let write = write_only(&end, 0, 4);
     let read = Rc::ReadRequest(reth(&end, 0, 4));
-    end.hear(0, write, b"abcd");
-    end.hear(1, read, &[]);
-    assert_eq!(end.says(), [(Rc::ReadResponse(ReadResponse::Only(aeth(2))), 1)]);
+    end.receive(0, write, b"abcd");
+    end.receive(1, read, &[]);
+    assert_eq!(end.sent(), [(Rc::ReadResponse(ReadResponse::Only(aeth(2))), 1)]);
 }
 
 #[test]
-fn acknowledgement_waits_for_the_answers_before_it() {
+fn acknowledgement_follows_earlier_responses() {
     let mut end = solo();
     let write = write_only(&end, 0, 4);
     let read = Rc::ReadRequest(reth(&end, 0, 2048));
-    end.hear(0, read, &[]);
-    end.hear(2, write, b"abcd");
-    let psns: Vec<_> = end.says().iter().map(|(_, psn)| *psn).collect();
+    end.receive(0, read, &[]);
+    end.receive(2, write, b"abcd");
+    let psns: Vec<_> = end.sent().iter().map(|(_, psn)| *psn).collect();
     assert_eq!(psns, [0, 1, 2]);
 }
 
 #[test]
-fn duplicate_read_is_read_again() {
+fn duplicate_read_is_executed_again() {
     let mut end = solo();
     let read = Rc::ReadRequest(reth(&end, 0, 2048));
-    let first = end.ask(0, read, &[]);
-    assert_eq!(end.ask(0, read, &[]), first);
+    let first = end.exchange(0, read, &[]);
+    assert_eq!(end.exchange(0, read, &[]), first);
     assert_eq!(end.device.statistics().retransmitted_responses, 1);
 }
 
 #[test]
-fn duplicate_read_from_the_middle_is_read_from_there() {
+fn duplicate_read_may_start_within_the_original() {
     let mut end = solo();
     let read = Rc::ReadRequest(reth(&end, 0, 3000));
-    end.ask(0, read, &[]);
+    end.exchange(0, read, &[]);
     let rest = Rc::ReadRequest(reth(&end, 1024, 1976));
-    let answers = end.ask(1, rest, &[]);
+    let responses = end.exchange(1, rest, &[]);
     let expected = [ReadResponse::First(aeth(1)), ReadResponse::Last(aeth(1))].map(Rc::ReadResponse);
-    assert_eq!(answers, [(expected[0], 1), (expected[1], 2)]);
+    assert_eq!(responses, [(expected[0], 1), (expected[1], 2)]);
 }
 
 #[test]
@@ -214,8 +214,8 @@ fn duplicate_read_with_another_key_is_dropped() {
     let mut end = solo();
     let other = end.register(ALL);
     let read = Rc::ReadRequest(reth(&end, 0, 2048));
-    end.ask(0, read, &[]);
-    assert_eq!(end.ask(0, Rc::ReadRequest(Reth { va: ADDR, rkey: other, length: 2048 }), &[]), []);
+    end.exchange(0, read, &[]);
+    assert_eq!(end.exchange(0, Rc::ReadRequest(Reth { va: ADDR, rkey: other, length: 2048 }), &[]), []);
     assert_eq!(end.state(), QpState::ReadyToSend);
 }
 
@@ -223,12 +223,12 @@ fn duplicate_read_with_another_key_is_dropped() {
 fn duplicate_read_beyond_the_original_is_dropped() {
     let mut end = solo();
     let read = Rc::ReadRequest(reth(&end, 4096, 2048));
-    end.ask(0, read, &[]);
+    end.exchange(0, read, &[]);
     for (psn, offset, length) in
         [(0, 4096, 2049), (0, 4095, 2048), (1, 4096, 2048), (1, 5120, 1025), (0, 5120, 1024)]
     {
         let request = Rc::ReadRequest(reth(&end, offset, length));
-        assert_eq!(end.ask(psn, request, &[]), [], "{psn} {offset} {length}");
+        assert_eq!(end.exchange(psn, request, &[]), [], "{psn} {offset} {length}");
     }
 }
 
@@ -237,10 +237,10 @@ fn duplicate_atomic_is_replayed_not_executed() {
     let mut end = solo();
     end.fill(64, &5u64.to_ne_bytes());
     let add = Rc::FetchAdd(FetchAdd { va: ADDR + 64, rkey: end.key, add: 10 });
-    let answer = [(Rc::AtomicAcknowledge(aeth(1), 5), 0)];
-    assert_eq!(end.ask(0, add, &[]), answer);
-    assert_eq!(end.ask(0, add, &[]), answer);
-    assert_eq!(end.ask(0, add, &[]), answer);
+    let response = [(Rc::AtomicAcknowledge(aeth(1), 5), 0)];
+    assert_eq!(end.exchange(0, add, &[]), response);
+    assert_eq!(end.exchange(0, add, &[]), response);
+    assert_eq!(end.exchange(0, add, &[]), response);
     assert_eq!(end.word(64), 15);
 }
 
@@ -249,43 +249,43 @@ fn duplicate_compare_swap_is_replayed_not_executed() {
     let mut end = solo();
     end.fill(64, &5u64.to_ne_bytes());
     let swap = Rc::CompareSwap(CompareSwap { va: ADDR + 64, rkey: end.key, swap: 6, compare: 5 });
-    let answer = [(Rc::AtomicAcknowledge(aeth(1), 5), 0)];
-    assert_eq!(end.ask(0, swap, &[]), answer);
+    let response = [(Rc::AtomicAcknowledge(aeth(1), 5), 0)];
+    assert_eq!(end.exchange(0, swap, &[]), response);
     end.fill(64, &5u64.to_ne_bytes());
-    assert_eq!(end.ask(0, swap, &[]), answer);
+    assert_eq!(end.exchange(0, swap, &[]), response);
     assert_eq!(end.word(64), 5);
 }
 
 #[test]
-fn duplicate_atomic_write_is_answered_not_executed() {
+fn duplicate_atomic_write_gets_a_response_and_is_not_executed() {
     let mut end = solo();
     let write = Rc::AtomicWrite(reth(&end, 64, 8));
-    let answer = [(Rc::ReadResponse(ReadResponse::Only(aeth(1))), 0)];
-    assert_eq!(end.ask(0, write, b"original"), answer);
+    let response = [(Rc::ReadResponse(ReadResponse::Only(aeth(1))), 0)];
+    assert_eq!(end.exchange(0, write, b"original"), response);
     end.fill(64, b"newerval");
-    assert_eq!(end.ask(0, write, b"original"), answer);
+    assert_eq!(end.exchange(0, write, b"original"), response);
     assert_eq!(end.bytes(64, 8), b"newerval");
 }
 
 #[test]
-fn duplicate_flush_is_answered() {
+fn duplicate_flush_gets_a_response() {
     let mut end = solo();
     let flush =
         Rc::Flush(Flush { global: true, persistent: false, whole_region: false, range: reth(&end, 0, 8) });
-    let answer = [(Rc::ReadResponse(ReadResponse::Only(aeth(1))), 0)];
-    assert_eq!(end.ask(0, flush, &[]), answer);
-    assert_eq!(end.ask(0, flush, &[]), answer);
+    let response = [(Rc::ReadResponse(ReadResponse::Only(aeth(1))), 0)];
+    assert_eq!(end.exchange(0, flush, &[]), response);
+    assert_eq!(end.exchange(0, flush, &[]), response);
 }
 
 #[test]
-fn as_many_answers_are_saved_as_may_be_outstanding_and_older_ones_are_forgotten() {
+fn only_the_responses_that_may_be_outstanding_are_saved() {
     let mut end = solo_with(&Options { max_dest_rd_atomic: 3, ..Options::default() });
     let add = Rc::FetchAdd(FetchAdd { va: ADDR, rkey: end.key, add: 1 });
     for psn in 0..5 {
-        assert_eq!(end.ask(psn, add, &[]).len(), 1);
+        assert_eq!(end.exchange(psn, add, &[]).len(), 1);
     }
     for psn in 0..5 {
-        assert_eq!(end.ask(psn, add, &[]).len(), usize::from(psn >= 2), "{psn}");
+        assert_eq!(end.exchange(psn, add, &[]).len(), usize::from(psn >= 2), "{psn}");
     }
     assert_eq!(end.state(), QpState::ReadyToSend);
 }
@@ -294,12 +294,12 @@ fn as_many_answers_are_saved_as_may_be_outstanding_and_older_ones_are_forgotten(
 fn more_reads_than_the_responder_has_slots_are_an_invalid_request() {
     let mut end = solo_with(&Options { max_dest_rd_atomic: 2, ..Options::default() });
     let read = Rc::ReadRequest(reth(&end, 0, 8));
-    end.hear(0, read, &[]);
-    end.hear(1, read, &[]);
-    end.hear(2, read, &[]);
-    let said = end.says();
-    assert_eq!(said.len(), 3, "the answers before it are given");
-    assert_eq!(said[2], (nak(NakCode::InvalidRequest, 2), 2));
+    end.receive(0, read, &[]);
+    end.receive(1, read, &[]);
+    end.receive(2, read, &[]);
+    let sent = end.sent();
+    assert_eq!(sent.len(), 3, "the answers before it are given");
+    assert_eq!(sent[2], (nak(NakCode::InvalidRequest, 2), 2));
     assert_eq!(end.state(), QpState::Error);
 }
 
@@ -307,25 +307,25 @@ fn more_reads_than_the_responder_has_slots_are_an_invalid_request() {
 fn read_without_slots_is_an_invalid_request() {
     let mut end = solo_with(&Options { max_dest_rd_atomic: 0, ..Options::default() });
     let read = Rc::ReadRequest(reth(&end, 0, 8));
-    refused(&mut end, 0, read, &[], NakCode::InvalidRequest);
+    assert_rejected(&mut end, 0, read, &[], NakCode::InvalidRequest);
 }
 
 #[test]
-fn send_without_a_receive_gets_rnr_nak_with_its_number_and_our_timer() {
+fn send_without_a_receive_gets_rnr_nak_with_its_psn_and_the_local_timer() {
     let mut end = solo();
     let request = write_only(&end, 0, 4);
-    end.ask(0, request, b"abcd");
-    assert_eq!(end.ask(1, SEND_ONLY, b"abcd"), [(rnr_nak(12, 1), 1)]);
-    assert_eq!(end.ask(2, request, b"abcd"), [], "packets behind it are dropped in silence");
+    end.exchange(0, request, b"abcd");
+    assert_eq!(end.exchange(1, SEND_ONLY, b"abcd"), [(rnr_nak(12, 1), 1)]);
+    assert_eq!(end.exchange(2, request, b"abcd"), [], "packets behind it are dropped in silence");
     assert_eq!(end.state(), QpState::ReadyToSend);
 }
 
 #[test]
-fn send_that_comes_again_after_rnr_nak_is_executed() {
+fn send_retransmitted_after_rnr_nak_is_executed() {
     let mut end = solo();
-    end.ask(0, SEND_ONLY, b"abcd");
+    end.exchange(0, SEND_ONLY, b"abcd");
     end.post_recv(9, 0, 64);
-    assert_eq!(end.ask(0, SEND_ONLY, b"abcd"), [(ack(1), 0)]);
+    assert_eq!(end.exchange(0, SEND_ONLY, b"abcd"), [(ack(1), 0)]);
     assert_eq!(end.statuses(), [(9, Status::Success)]);
     assert_eq!(end.bytes(0, 4), b"abcd");
 }
@@ -335,7 +335,7 @@ fn write_with_immediate_without_a_receive_gets_rnr_nak_before_it_writes() {
     let mut end = solo();
     let before = end.bytes(0, 4).to_vec();
     let request = Rc::Write(Write::Only(reth(&end, 0, 4), Some(5)));
-    assert_eq!(end.ask(0, request, b"abcd"), [(rnr_nak(12, 0), 0)]);
+    assert_eq!(end.exchange(0, request, b"abcd"), [(rnr_nak(12, 0), 0)]);
     assert_eq!(end.bytes(0, 4), before);
 }
 
@@ -343,66 +343,66 @@ fn write_with_immediate_without_a_receive_gets_rnr_nak_before_it_writes() {
 fn only_the_last_packet_of_a_write_with_immediate_needs_a_receive() {
     let mut end = solo();
     let first = write_first(&end, 0, 1030);
-    assert_eq!(end.ask(0, first, &[1; MTU]), [(ack(0), 0)]);
+    assert_eq!(end.exchange(0, first, &[1; MTU]), [(ack(0), 0)]);
     let last = Rc::Write(Write::Last(Some(77)));
-    assert_eq!(end.ask(1, last, b"abcdef"), [(rnr_nak(12, 0), 1)]);
+    assert_eq!(end.exchange(1, last, b"abcdef"), [(rnr_nak(12, 0), 1)]);
     end.post_recv(9, 5000, 64);
-    assert_eq!(end.ask(1, last, b"abcdef"), [(ack(1), 1)]);
+    assert_eq!(end.exchange(1, last, b"abcdef"), [(ack(1), 1)]);
     let completion = end.completions()[0].outcome.unwrap();
     assert_eq!(completion.operation, CompletedOperation::RecvWrite { immediate: 77 });
     assert_eq!(completion.length, 1030);
 }
 
 #[test]
-fn first_and_middle_fill_the_mtu() {
+fn first_and_middle_packets_must_fill_the_mtu() {
     for length in [0, 1, MTU - 1, MTU + 1] {
         let mut end = solo();
         end.post_recv(1, 0, 8192);
-        refused(&mut end, 0, SEND_FIRST, &vec![1; length], NakCode::InvalidRequest);
+        assert_rejected(&mut end, 0, SEND_FIRST, &vec![1; length], NakCode::InvalidRequest);
 
         let mut end = solo();
         let first = write_first(&end, 0, 4096);
-        refused(&mut end, 0, first, &vec![1; length], NakCode::InvalidRequest);
+        assert_rejected(&mut end, 0, first, &vec![1; length], NakCode::InvalidRequest);
 
         let mut end = solo();
         end.post_recv(1, 0, 8192);
-        end.ask(0, SEND_FIRST, &[1; MTU]);
-        assert_eq!(end.ask(1, SEND_MIDDLE, &vec![1; length]), [(nak(NakCode::InvalidRequest, 0), 1)]);
+        end.exchange(0, SEND_FIRST, &[1; MTU]);
+        assert_eq!(end.exchange(1, SEND_MIDDLE, &vec![1; length]), [(nak(NakCode::InvalidRequest, 0), 1)]);
     }
 }
 
 #[test]
-fn last_is_neither_empty_nor_longer_than_the_mtu() {
+fn last_packet_must_be_neither_empty_nor_longer_than_the_mtu() {
     for length in [0, MTU + 1] {
         let mut end = solo();
         end.post_recv(1, 0, 8192);
-        end.ask(0, SEND_FIRST, &[1; MTU]);
-        assert_eq!(end.ask(1, SEND_LAST, &vec![1; length]), [(nak(NakCode::InvalidRequest, 0), 1)]);
+        end.exchange(0, SEND_FIRST, &[1; MTU]);
+        assert_eq!(end.exchange(1, SEND_LAST, &vec![1; length]), [(nak(NakCode::InvalidRequest, 0), 1)]);
         assert_eq!(end.statuses(), [(1, Status::RemoteInvalidRequest)]);
     }
 }
 
 #[test]
-fn only_is_no_longer_than_the_mtu() {
+fn only_packet_must_be_no_longer_than_the_mtu() {
     let mut end = solo();
     end.post_recv(1, 0, 8192);
-    refused(&mut end, 0, SEND_ONLY, &[1; MTU + 1], NakCode::InvalidRequest);
+    assert_rejected(&mut end, 0, SEND_ONLY, &[1; MTU + 1], NakCode::InvalidRequest);
     let mut end = solo();
     let write = write_only(&end, 0, MTU as u32 + 1);
-    refused(&mut end, 0, write, &[1; MTU + 1], NakCode::InvalidRequest);
+    assert_rejected(&mut end, 0, write, &[1; MTU + 1], NakCode::InvalidRequest);
 }
 
 #[test]
-fn middle_and_last_need_a_message_that_began() {
+fn middle_and_last_need_a_started_message() {
     for rc in [SEND_MIDDLE, SEND_LAST, WRITE_MIDDLE, WRITE_LAST, Rc::SendLastInvalidate(1)] {
         let mut end = solo();
         end.post_recv(1, 0, 8192);
-        refused(&mut end, 0, rc, &[1; MTU], NakCode::InvalidRequest);
+        assert_rejected(&mut end, 0, rc, &[1; MTU], NakCode::InvalidRequest);
     }
 }
 
 #[test]
-fn message_under_way_is_finished_before_another_begins() {
+fn message_must_end_before_another_starts() {
     let others = |end: &End| {
         [
             SEND_FIRST,
@@ -416,9 +416,9 @@ fn message_under_way_is_finished_before_another_begins() {
     for index in 0..6 {
         let mut end = solo();
         end.post_recv(1, 0, 8192);
-        end.ask(0, SEND_FIRST, &[1; MTU]);
+        end.exchange(0, SEND_FIRST, &[1; MTU]);
         let other = others(&end)[index];
-        assert_eq!(end.ask(1, other, &[1; MTU]), [(nak(NakCode::InvalidRequest, 0), 1)], "{other:?}");
+        assert_eq!(end.exchange(1, other, &[1; MTU]), [(nak(NakCode::InvalidRequest, 0), 1)], "{other:?}");
     }
 }
 
@@ -439,44 +439,48 @@ fn read_or_atomic_within_a_message_is_an_invalid_request() {
             Rc::AtomicWrite(reth(&end, 0, 8)),
         ];
         let first = write_first(&end, 0, 4096);
-        end.ask(0, first, &[1; MTU]);
+        end.exchange(0, first, &[1; MTU]);
         let payload = if index == 4 { &[1u8; 8][..] } else { &[] };
-        assert_eq!(end.ask(1, requests[index], payload), [(nak(NakCode::InvalidRequest, 0), 1)], "{index}");
+        assert_eq!(
+            end.exchange(1, requests[index], payload),
+            [(nak(NakCode::InvalidRequest, 0), 1)],
+            "{index}"
+        );
     }
 }
 
 #[test]
-fn write_brings_as_many_bytes_as_it_said() {
+fn write_must_have_as_many_bytes_as_its_length() {
     // ONLY with fewer or more, FIRST that is all of it, LAST with fewer or more.
     let mut end = solo();
     let request = write_only(&end, 0, 8);
-    refused(&mut end, 0, request, &[1; 7], NakCode::InvalidRequest);
+    assert_rejected(&mut end, 0, request, &[1; 7], NakCode::InvalidRequest);
     let mut end = solo();
     let request = write_only(&end, 0, 8);
-    refused(&mut end, 0, request, &[1; 9], NakCode::InvalidRequest);
+    assert_rejected(&mut end, 0, request, &[1; 9], NakCode::InvalidRequest);
     let mut end = solo();
     let request = write_first(&end, 0, MTU as u32);
-    refused(&mut end, 0, request, &[1; MTU], NakCode::InvalidRequest);
+    assert_rejected(&mut end, 0, request, &[1; MTU], NakCode::InvalidRequest);
     for length in [5, 7] {
         let mut end = solo();
         let request = write_first(&end, 0, MTU as u32 + 6);
-        end.ask(0, request, &[1; MTU]);
-        assert_eq!(end.ask(1, WRITE_LAST, &vec![1; length]), [(nak(NakCode::InvalidRequest, 0), 1)]);
+        end.exchange(0, request, &[1; MTU]);
+        assert_eq!(end.exchange(1, WRITE_LAST, &vec![1; length]), [(nak(NakCode::InvalidRequest, 0), 1)]);
     }
     let mut end = solo();
     let request = write_first(&end, 0, 2 * MTU as u32);
-    end.ask(0, request, &[1; MTU]);
-    assert_eq!(end.ask(1, WRITE_MIDDLE, &[1; MTU]), [(nak(NakCode::InvalidRequest, 0), 1)]);
+    end.exchange(0, request, &[1; MTU]);
+    assert_eq!(end.exchange(1, WRITE_MIDDLE, &[1; MTU]), [(nak(NakCode::InvalidRequest, 0), 1)]);
 }
 
 #[test]
 fn message_longer_than_two_to_the_31_is_an_invalid_request() {
     let mut end = solo();
     let request = write_first(&end, 0, (1 << 31) + 1);
-    refused(&mut end, 0, request, &[1; MTU], NakCode::InvalidRequest);
+    assert_rejected(&mut end, 0, request, &[1; MTU], NakCode::InvalidRequest);
     let mut end = solo();
     let request = Rc::ReadRequest(reth(&end, 0, (1 << 31) + 1));
-    refused(&mut end, 0, request, &[], NakCode::InvalidRequest);
+    assert_rejected(&mut end, 0, request, &[], NakCode::InvalidRequest);
 }
 
 #[test]
@@ -484,24 +488,24 @@ fn misaligned_atomic_is_an_invalid_request() {
     for offset in 1..8 {
         let mut end = solo();
         let add = Rc::FetchAdd(FetchAdd { va: ADDR + offset, rkey: end.key, add: 1 });
-        refused(&mut end, 0, add, &[], NakCode::InvalidRequest);
+        assert_rejected(&mut end, 0, add, &[], NakCode::InvalidRequest);
         let mut end = solo();
         let write = Rc::AtomicWrite(reth(&end, offset, 8));
-        refused(&mut end, 0, write, &[1; 8], NakCode::InvalidRequest);
+        assert_rejected(&mut end, 0, write, &[1; 8], NakCode::InvalidRequest);
     }
 }
 
 #[test]
-fn atomic_write_is_of_eight_bytes() {
+fn atomic_write_must_have_eight_bytes() {
     for length in [0, 7, 9, 16] {
         let mut end = solo();
         let write = Rc::AtomicWrite(reth(&end, 0, length));
-        refused(&mut end, 0, write, &[1; 8], NakCode::InvalidRequest);
+        assert_rejected(&mut end, 0, write, &[1; 8], NakCode::InvalidRequest);
     }
 }
 
 #[test]
-fn right_that_the_queue_pair_lacks_makes_an_invalid_request() {
+fn access_that_the_queue_pair_denies_is_an_invalid_request() {
     for index in 0..5 {
         let missing = [
             Access::REMOTE_WRITE,
@@ -521,7 +525,7 @@ fn right_that_the_queue_pair_lacks_makes_an_invalid_request() {
                 (Rc::Flush(Flush { global: true, persistent: false, whole_region: false, range }), b"")
             }
         };
-        refused(&mut end, 0, request, payload, NakCode::InvalidRequest);
+        assert_rejected(&mut end, 0, request, payload, NakCode::InvalidRequest);
         assert!(end.queue_events().contains(&QueueEvent::RequestError(end.qpn)));
         let status = end.device.query_qp(end.qpn).unwrap();
         assert_eq!(status.error_event, Some(QueueEvent::RequestError(end.qpn)));
@@ -529,19 +533,19 @@ fn right_that_the_queue_pair_lacks_makes_an_invalid_request() {
 }
 
 #[test]
-fn rights_that_a_queue_pair_is_given_later_count_from_then_on() {
+fn modified_access_applies_to_later_requests() {
     let mut end = solo_with(&Options { access: Access::empty(), ..Options::default() });
     end.modify(Transition::ModifyAccess(Access::REMOTE_WRITE));
     let write = write_only(&end, 0, 4);
-    assert_eq!(end.ask(0, write, b"abcd"), [(ack(1), 0)]);
+    assert_eq!(end.exchange(0, write, b"abcd"), [(ack(1), 0)]);
     assert_eq!(end.bytes(0, 4), b"abcd");
     end.modify(Transition::ModifyAccess(Access::REMOTE_READ));
     let write = write_only(&end, 0, 4);
-    refused(&mut end, 1, write, b"efgh", NakCode::InvalidRequest);
+    assert_rejected(&mut end, 1, write, b"efgh", NakCode::InvalidRequest);
 }
 
 #[test]
-fn right_that_the_region_lacks_makes_an_access_error() {
+fn access_that_the_region_denies_is_an_access_error() {
     for index in 0..5 {
         let missing = [
             Access::REMOTE_WRITE,
@@ -562,7 +566,7 @@ fn right_that_the_region_lacks_makes_an_access_error() {
                 (Rc::Flush(Flush { global: false, persistent: true, whole_region: true, range }), b"")
             }
         };
-        refused(&mut end, 0, request, payload, NakCode::RemoteAccess);
+        assert_rejected(&mut end, 0, request, payload, NakCode::RemoteAccess);
         assert!(end.queue_events().contains(&QueueEvent::AccessError(end.qpn)));
         let status = end.device.query_qp(end.qpn).unwrap();
         assert_eq!(status.error_event, Some(QueueEvent::AccessError(end.qpn)));
@@ -570,11 +574,11 @@ fn right_that_the_region_lacks_makes_an_access_error() {
 }
 
 #[test]
-fn flush_to_nowhere_is_an_invalid_request() {
+fn flush_without_placement_is_an_invalid_request() {
     let mut end = solo();
     let range = reth(&end, 0, 8);
     let flush = Rc::Flush(Flush { global: false, persistent: false, whole_region: false, range });
-    refused(&mut end, 0, flush, &[], NakCode::InvalidRequest);
+    assert_rejected(&mut end, 0, flush, &[], NakCode::InvalidRequest);
 }
 
 #[test]
@@ -591,28 +595,28 @@ fn range_outside_the_region_is_an_access_error() {
     for (va, length) in ranges {
         let mut end = solo();
         let request = Rc::Write(Write::Only(Reth { va, rkey: end.key, length }, None));
-        refused(&mut end, 0, request, &vec![9; length as usize], NakCode::RemoteAccess);
+        assert_rejected(&mut end, 0, request, &vec![9; length as usize], NakCode::RemoteAccess);
         let mut end = solo();
         let request = Rc::ReadRequest(Reth { va, rkey: end.key, length });
-        refused(&mut end, 0, request, &[], NakCode::RemoteAccess);
+        assert_rejected(&mut end, 0, request, &[], NakCode::RemoteAccess);
     }
     let mut end = solo();
     let request = Rc::FetchAdd(FetchAdd { va: ADDR + SIZE, rkey: end.key, add: 1 });
-    refused(&mut end, 0, request, &[], NakCode::RemoteAccess);
+    assert_rejected(&mut end, 0, request, &[], NakCode::RemoteAccess);
 }
 
 #[test]
 fn whole_range_of_a_long_write_is_checked_with_its_first_packet() {
     let mut end = solo();
     let request = write_first(&end, SIZE - 2000, 2001);
-    refused(&mut end, 0, request, &[1; MTU], NakCode::RemoteAccess);
+    assert_rejected(&mut end, 0, request, &[1; MTU], NakCode::RemoteAccess);
 }
 
 #[test]
 fn range_up_to_the_last_byte_of_the_region_is_allowed() {
     let mut end = solo();
     let request = write_only(&end, SIZE - 4, 4);
-    assert_eq!(end.ask(0, request, b"last"), [(ack(1), 0)]);
+    assert_eq!(end.exchange(0, request, b"last"), [(ack(1), 0)]);
     assert_eq!(end.bytes(SIZE as usize - 4, 4), b"last");
 }
 
@@ -621,7 +625,7 @@ fn unknown_key_is_an_access_error() {
     for rkey in [0, 1, u32::MAX] {
         let mut end = solo();
         let request = Rc::Write(Write::Only(Reth { va: ADDR, rkey, length: 4 }, None));
-        refused(&mut end, 0, request, b"abcd", NakCode::RemoteAccess);
+        assert_rejected(&mut end, 0, request, b"abcd", NakCode::RemoteAccess);
     }
 }
 
@@ -631,29 +635,29 @@ fn region_of_another_domain_is_an_access_error() {
     let other = end.device.create_domain();
     end.key = end.register_with(other, ALL, RemoteInvalidate::Denied);
     let request = write_only(&end, 0, 4);
-    refused(&mut end, 0, request, b"abcd", NakCode::RemoteAccess);
+    assert_rejected(&mut end, 0, request, b"abcd", NakCode::RemoteAccess);
 }
 
 #[test]
-fn region_deregistered_within_a_write_is_not_written_any_more() {
+fn region_deregistered_during_a_write_is_not_written() {
     let mut end = solo();
     let request = write_first(&end, 0, 3000);
-    end.ask(0, request, &[1; MTU]);
+    end.exchange(0, request, &[1; MTU]);
     end.device.deregister(end.key).unwrap();
     let before = end.bytes(0, 4096).to_vec();
-    assert_eq!(end.ask(1, WRITE_MIDDLE, &[2; MTU]), [(nak(NakCode::RemoteAccess, 0), 1)]);
+    assert_eq!(end.exchange(1, WRITE_MIDDLE, &[2; MTU]), [(nak(NakCode::RemoteAccess, 0), 1)]);
     assert_eq!(end.bytes(0, 4096), before);
 }
 
 #[test]
-fn region_deregistered_within_a_read_is_not_read_any_more() {
+fn region_deregistered_during_a_read_is_not_read() {
     let mut end = solo();
     let request = Rc::ReadRequest(reth(&end, 0, 3000));
-    end.hear(0, request, &[]);
+    end.receive(0, request, &[]);
     let now = end.now;
     assert!(end.device.poll_transmit(now).is_some());
     end.device.deregister(end.key).unwrap();
-    assert_eq!(end.says(), [(nak(NakCode::RemoteAccess, 1), 1)]);
+    assert_eq!(end.sent(), [(nak(NakCode::RemoteAccess, 1), 1)]);
     assert_eq!(end.state(), QpState::Error);
 }
 
@@ -662,7 +666,7 @@ fn message_longer_than_its_receive_is_an_invalid_request_and_a_length_error() {
     let mut end = solo();
     end.post_recv(1, 0, 10);
     end.post_recv(2, 64, 10);
-    assert_eq!(end.ask(0, SEND_ONLY, b"eleven bytes"), [(nak(NakCode::InvalidRequest, 0), 0)]);
+    assert_eq!(end.exchange(0, SEND_ONLY, b"eleven bytes"), [(nak(NakCode::InvalidRequest, 0), 0)]);
     assert_eq!(end.statuses(), [(1, Status::LocalLength), (2, Status::Flushed)]);
 }
 
@@ -676,7 +680,7 @@ fn post_recv_by(end: &mut End, lkey: u32) {
 fn receive_with_a_bad_key_is_a_remote_operational_error() {
     let mut end = solo();
     post_recv_by(&mut end, 77);
-    assert_eq!(end.ask(0, SEND_ONLY, b"abcd"), [(nak(NakCode::RemoteOperational, 0), 0)]);
+    assert_eq!(end.exchange(0, SEND_ONLY, b"abcd"), [(nak(NakCode::RemoteOperational, 0), 0)]);
     assert_eq!(end.statuses(), [(1, Status::LocalProtection)]);
 }
 
@@ -685,19 +689,19 @@ fn receive_into_memory_without_local_write_fails() {
     let mut end = solo();
     let key = end.register(Access::empty());
     post_recv_by(&mut end, key);
-    assert_eq!(end.ask(0, SEND_ONLY, b"abcd"), [(nak(NakCode::RemoteOperational, 0), 0)]);
+    assert_eq!(end.exchange(0, SEND_ONLY, b"abcd"), [(nak(NakCode::RemoteOperational, 0), 0)]);
 }
 
 #[test]
-fn send_with_invalidate_makes_the_key_invalid() {
+fn send_with_invalidate_invalidates_the_key() {
     let mut end = solo();
     end.post_recv(1, 0, 64);
     let key = end.register_with(end.pd, ALL, RemoteInvalidate::Allowed);
-    assert_eq!(end.ask(0, Rc::SendOnlyInvalidate(key), b"abcd"), [(ack(1), 0)]);
+    assert_eq!(end.exchange(0, Rc::SendOnlyInvalidate(key), b"abcd"), [(ack(1), 0)]);
     let received = end.completions()[0].outcome.unwrap().operation;
     assert!(matches!(received, CompletedOperation::Recv { invalidated, .. } if invalidated == Some(key)));
     let request = Rc::Write(Write::Only(Reth { va: ADDR, rkey: key, length: 4 }, None));
-    refused(&mut end, 1, request, b"abcd", NakCode::RemoteAccess);
+    assert_rejected(&mut end, 1, request, b"abcd", NakCode::RemoteAccess);
 }
 
 #[test]
@@ -711,47 +715,50 @@ fn send_with_invalidate_of_a_key_that_does_not_allow_it_is_an_access_error() {
         } else {
             end.key
         };
-        assert_eq!(end.ask(0, Rc::SendOnlyInvalidate(key), b"abcd"), [(nak(NakCode::RemoteAccess, 0), 0)]);
+        assert_eq!(
+            end.exchange(0, Rc::SendOnlyInvalidate(key), b"abcd"),
+            [(nak(NakCode::RemoteAccess, 0), 0)]
+        );
         assert_eq!(end.statuses(), [(1, Status::RemoteInvalidRequest)]);
     }
 }
 
 #[test]
-fn only_the_message_count_of_completed_messages_is_told() {
+fn msn_counts_only_completed_messages() {
     let mut end = solo();
     end.post_recv(1, 0, 8192);
-    assert_eq!(end.ask(0, SEND_FIRST, &[1; MTU]), [(ack(0), 0)]);
-    assert_eq!(end.ask(1, SEND_MIDDLE, &[1; MTU]), [(ack(0), 1)]);
-    assert_eq!(end.ask(2, SEND_LAST, &[1; 1]), [(ack(1), 2)]);
+    assert_eq!(end.exchange(0, SEND_FIRST, &[1; MTU]), [(ack(0), 0)]);
+    assert_eq!(end.exchange(1, SEND_MIDDLE, &[1; MTU]), [(ack(0), 1)]);
+    assert_eq!(end.exchange(2, SEND_LAST, &[1; 1]), [(ack(1), 2)]);
     let read = Rc::ReadRequest(reth(&end, 0, 3000));
-    let said = end.ask(3, read, &[]);
-    assert_eq!(said[0], (Rc::ReadResponse(ReadResponse::First(aeth(2))), 3));
+    let sent = end.exchange(3, read, &[]);
+    assert_eq!(sent[0], (Rc::ReadResponse(ReadResponse::First(aeth(2))), 3));
 }
 
 #[test]
-fn queue_pair_in_error_says_nothing_more() {
+fn queue_pair_in_error_sends_nothing() {
     let mut end = solo();
     let bad = Rc::Write(Write::Only(Reth { va: 0, rkey: 0, length: 4 }, None));
-    assert_eq!(end.ask(0, bad, b"abcd").len(), 1);
-    assert_eq!(end.ask(0, bad, b"abcd"), []);
+    assert_eq!(end.exchange(0, bad, b"abcd").len(), 1);
+    assert_eq!(end.exchange(0, bad, b"abcd"), []);
     let good = write_only(&end, 0, 4);
-    assert_eq!(end.ask(0, good, b"abcd"), []);
+    assert_eq!(end.exchange(0, good, b"abcd"), []);
 }
 
 #[test]
-fn answers_before_a_refused_request_are_still_given() {
+fn responses_before_a_rejected_request_are_sent() {
     let mut end = solo();
     let read = Rc::ReadRequest(reth(&end, 0, 2048));
     let bad = Rc::Write(Write::Only(Reth { va: 0, rkey: 0, length: 4 }, None));
-    end.hear(0, read, &[]);
-    end.hear(2, bad, b"abcd");
-    let said = end.says();
-    assert_eq!(said.iter().map(|(_, psn)| *psn).collect::<Vec<_>>(), [0, 1, 2]);
-    assert_eq!(said[2].0, nak(NakCode::RemoteAccess, 1));
+    end.receive(0, read, &[]);
+    end.receive(2, bad, b"abcd");
+    let sent = end.sent();
+    assert_eq!(sent.iter().map(|(_, psn)| *psn).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(sent[2].0, nak(NakCode::RemoteAccess, 1));
 }
 
 #[test]
-fn memory_that_fails_is_a_remote_operational_error() {
+fn memory_fault_is_a_remote_operational_error() {
     // A region over a storage that isn't there.
     let mut end = solo();
     let registration = adverb_proto::memory::Registration {
@@ -761,27 +768,27 @@ fn memory_that_fails_is_a_remote_operational_error() {
         storage: adverb_proto::memory::StorageId(99),
         remote_invalidate: RemoteInvalidate::Denied,
     };
-    let random = end.randomness();
+    let random = end.rng();
     end.key = end.device.register(end.pd, registration, random).unwrap();
     let request = write_only(&end, 0, 4);
-    refused(&mut end, 0, request, b"abcd", NakCode::RemoteOperational);
+    assert_rejected(&mut end, 0, request, b"abcd", NakCode::RemoteOperational);
 }
 
 #[test]
-fn first_packet_tells_that_the_connection_is_established() {
+fn first_packet_generates_the_established_event() {
     let options = Options::default();
     let mut end = End::new(1, 2, &options);
     end.remote_qpn = adverb_wire::Qpn::truncate(0x77);
-    end.go_to_init(&options);
-    let receiving = end.receiving(end.remote_qpn, &options);
-    end.modify(receiving);
+    end.move_to_init(&options);
+    let ready_to_receive = end.ready_to_receive(end.remote_qpn, &options);
+    end.modify(ready_to_receive);
     let request = write_only(&end, 0, 4);
-    assert_eq!(end.ask(0, request, b"abcd"), [(ack(1), 0)], "requests are executed in RTR");
+    assert_eq!(end.exchange(0, request, b"abcd"), [(ack(1), 0)], "requests are executed in RTR");
     assert_eq!(end.queue_events(), [QueueEvent::Established(end.qpn)]);
 }
 
 #[test]
-fn distance_of_sequence_numbers_is_taken_the_shorter_way_round() {
+fn distance_of_sequence_numbers_is_the_shorter_one() {
     let mut end = solo_with(&Options { psn: 2, ..Options::default() });
     // Number 0xffffff is before number 2: a duplicate, not the future.
     let mut header = Header::new(end.qpn, Psn::MAX, Operation::Rc(write_only(&end, 0, 4)));

@@ -24,8 +24,8 @@ fn end_in(state: QpState) -> End {
     for step in 1..=steps {
         let transition = match step {
             1 => init(&options),
-            2 => end.receiving(Qpn::truncate(0x77), &options),
-            3 => End::sending(&options),
+            2 => end.ready_to_receive(Qpn::truncate(0x77), &options),
+            3 => End::ready_to_send(&options),
             4 => Transition::Drain,
             _ => Transition::Error,
         };
@@ -40,7 +40,7 @@ fn init(options: &Options) -> Transition {
 }
 
 #[test]
-fn every_way_between_states_is_allowed_or_refused_as_the_standard_says() {
+fn every_transition_is_allowed_or_rejected_as_specified() {
     use QpState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained};
     let options = Options::default();
     for from in [Reset, Init, ReadyToReceive, ReadyToSend, SendQueueDrained, Error] {
@@ -48,8 +48,8 @@ fn every_way_between_states_is_allowed_or_refused_as_the_standard_says() {
             let mut end = end_in(from);
             let (transition, allowed, to) = match way {
                 0 => (init(&options), matches!(from, Reset | Init), Init),
-                1 => (end.receiving(Qpn::truncate(0x77), &options), from == Init, ReadyToReceive),
-                2 => (End::sending(&options), from == ReadyToReceive, ReadyToSend),
+                1 => (end.ready_to_receive(Qpn::truncate(0x77), &options), from == Init, ReadyToReceive),
+                2 => (End::ready_to_send(&options), from == ReadyToReceive, ReadyToSend),
                 3 => (Transition::Drain, from == ReadyToSend, SendQueueDrained),
                 4 => (Transition::Resume, from == SendQueueDrained, ReadyToSend),
                 5 => (Transition::Error, from != Reset, Error),
@@ -76,7 +76,7 @@ fn retry_counts_have_three_bits() {
     for (retry_count, rnr_retry) in [(8, 0), (0, 8)] {
         let options = Options { retry_count, rnr_retry, ..Options::default() };
         let mut end = end_in(QpState::ReadyToReceive);
-        let modified = end.device.modify_qp(end.now, end.qpn, &End::sending(&options));
+        let modified = end.device.modify_qp(end.now, end.qpn, &End::ready_to_send(&options));
         assert!(matches!(modified, Err(ModifyError::OutOfRange(_))));
     }
 }
@@ -98,12 +98,12 @@ fn sends_are_posted_only_when_ready_to_send_or_in_error() {
 }
 
 #[test]
-fn request_refused_in_rtr_is_not_executed_later() {
+fn request_rejected_in_rtr_is_not_executed_later() {
     let mut end = end_in(QpState::ReadyToReceive);
     let segment = end.segment(0, 8);
     end.try_post(1, WRITE, SendFlags::SIGNALED, &[segment]).unwrap_err();
-    end.modify(End::sending(&Options::default()));
-    assert_eq!(end.says(), []);
+    end.modify(End::ready_to_send(&Options::default()));
+    assert_eq!(end.sent(), []);
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn receives_are_posted_in_all_states_but_reset() {
 }
 
 #[test]
-fn error_flushes_everything_that_is_posted_in_order() {
+fn error_flushes_all_posted_requests_in_order() {
     let mut end = solo();
     for id in 0..10 {
         let segment = end.segment(0, 8);
@@ -135,7 +135,7 @@ fn error_flushes_everything_that_is_posted_in_order() {
     let expected: Vec<_> = (0..10).map(flushed).chain((100..110).map(flushed)).collect();
     assert_eq!(end.statuses(), expected, "signalled or not");
     assert_eq!(end.device.poll_timeout(), None);
-    assert_eq!(end.says(), []);
+    assert_eq!(end.sent(), []);
 }
 
 #[test]
@@ -147,11 +147,11 @@ fn posts_in_error_are_flushed_at_once() {
 }
 
 #[test]
-fn error_that_nobody_asked_for_is_told() {
+fn unrequested_error_generates_an_event() {
     let mut end = solo();
     end.post(1, WRITE, 0, 8);
     end.transmits();
-    end.hear(0, crate::harness::nak(adverb_wire::NakCode::RemoteAccess, 0), &[]);
+    end.receive(0, crate::harness::nak(adverb_wire::NakCode::RemoteAccess, 0), &[]);
     assert_eq!(end.queue_events(), [QueueEvent::Fatal(end.qpn)]);
     let mut end = solo();
     end.modify(Transition::Error);
@@ -159,14 +159,14 @@ fn error_that_nobody_asked_for_is_told() {
 }
 
 #[test]
-fn reset_forgets_what_was_posted_without_a_completion() {
+fn reset_discards_posted_requests_without_completions() {
     let mut pair = Pair::new();
     pair.a.post(1, WRITE, 0, 8);
     pair.a.post_recv(2, 0, 8);
     pair.a.transmits();
     pair.a.modify(Transition::Reset);
     assert_eq!(pair.a.statuses(), []);
-    assert_eq!(pair.a.says(), []);
+    assert_eq!(pair.a.sent(), []);
     let status = pair.a.device.query_qp(pair.a.qpn).unwrap();
     assert_eq!((status.send_queue_len, status.recv_queue_len), (0, 0));
     assert_eq!(pair.a.device.poll_timeout(), None);
@@ -176,7 +176,7 @@ fn reset_forgets_what_was_posted_without_a_completion() {
 fn queue_pair_works_again_after_reset() {
     let options = Options::default();
     let mut pair = Pair::with(&options);
-    pair.a.post(1, SendOperation::Write(pair.b.place(0)), 0, 8);
+    pair.a.post(1, SendOperation::Write(pair.b.remote_addr(0)), 0, 8);
     pair.a.modify(Transition::Error);
     pair.a.completions();
     for end in [&mut pair.a, &mut pair.b] {
@@ -185,39 +185,39 @@ fn queue_pair_works_again_after_reset() {
     let (a, b) = (pair.a.qpn, pair.b.qpn);
     pair.a.connect(b, &options);
     pair.b.connect(a, &options);
-    pair.a.post(2, SendOperation::Write(pair.b.place(0)), 0, 8);
+    pair.a.post(2, SendOperation::Write(pair.b.remote_addr(0)), 0, 8);
     pair.run();
     assert_eq!(pair.a.statuses(), [(2, Status::Success)]);
 }
 
 #[test]
-fn drain_finishes_what_was_begun_and_begins_nothing_new() {
+fn drain_finishes_started_requests_and_starts_no_others() {
     let mut end = crate::harness::solo_with(&Options { window: 2, ..Options::default() });
     end.post(1, WRITE, 0, 4096);
     end.post(2, WRITE, 0, 8);
     assert_eq!(end.transmits().len(), 2);
     end.modify(Transition::Drain);
     assert_eq!(end.queue_events(), []);
-    end.hear_ack(1);
+    end.receive_ack(1);
     assert_eq!(end.transmits().len(), 2, "the rest of the first");
-    end.hear_ack(3);
+    end.receive_ack(3);
     assert_eq!(end.transmits().len(), 0);
     assert_eq!(end.statuses(), [(1, Status::Success)]);
     assert_eq!(end.queue_events(), [QueueEvent::SendQueueDrained(end.qpn)]);
 }
 
 #[test]
-fn drain_of_an_idle_queue_is_done_at_once_and_told_once() {
+fn drain_of_an_idle_queue_ends_at_once_with_one_event() {
     let mut end = solo();
     end.modify(Transition::Drain);
     assert_eq!(end.queue_events(), [QueueEvent::SendQueueDrained(end.qpn)]);
     end.post(1, WRITE, 0, 8);
-    assert_eq!(end.says(), []);
+    assert_eq!(end.sent(), []);
     assert_eq!(end.queue_events(), []);
 }
 
 #[test]
-fn each_drain_is_told() {
+fn each_drain_generates_an_event() {
     let mut end = solo();
     for _ in 0..3 {
         end.modify(Transition::Drain);
@@ -227,11 +227,11 @@ fn each_drain_is_told() {
 }
 
 #[test]
-fn resume_goes_on_without_another_post() {
+fn resume_continues_without_another_post() {
     let mut end = solo();
     end.modify(Transition::Drain);
     end.post(1, WRITE, 0, 8);
-    assert_eq!(end.says(), []);
+    assert_eq!(end.sent(), []);
     end.modify(Transition::Resume);
     assert_eq!(end.transmits().len(), 1);
 }
@@ -242,26 +242,26 @@ fn drained_queue_pair_still_receives() {
     pair.b.modify(Transition::Drain);
     pair.b.post_recv(7, 0, 64);
     pair.a.post(1, SendOperation::Send, 0, 8);
-    pair.a.post(2, SendOperation::Read(pair.b.place(0)), 64, 8);
+    pair.a.post(2, SendOperation::Read(pair.b.remote_addr(0)), 64, 8);
     pair.run();
     assert_eq!(pair.a.statuses(), [(1, Status::Success), (2, Status::Success)]);
     assert_eq!(pair.b.statuses(), [(7, Status::Success)]);
 }
 
 #[test]
-fn retransmission_goes_on_while_draining() {
+fn retransmission_continues_while_draining() {
     let mut end = solo();
     end.post(1, WRITE, 0, 8);
     end.transmits();
     end.modify(Transition::Drain);
     end.wait();
     assert_eq!(end.transmits().len(), 1);
-    end.hear_ack(0);
+    end.receive_ack(0);
     assert_eq!(end.queue_events(), [QueueEvent::SendQueueDrained(end.qpn)]);
 }
 
 #[test]
-fn destroyed_queue_pair_leaves_nothing_behind() {
+fn destroyed_queue_pair_leaves_no_state() {
     let mut end = solo();
     end.post(1, WRITE, 0, 4096);
     end.post(2, SendOperation::Read(RemoteAddress { addr: 0, rkey: 1 }), 0, 8);
@@ -280,19 +280,19 @@ fn destroyed_queue_pair_leaves_nothing_behind() {
         ),
         (0, 0, 0, 0)
     );
-    assert_eq!(end.says(), []);
+    assert_eq!(end.sent(), []);
     assert_eq!(end.device.poll_timeout(), None);
-    end.hear(1, Rc::ReadResponse(ReadResponse::Only(aeth(1))), &[1; 8]);
+    end.receive(1, Rc::ReadResponse(ReadResponse::Only(aeth(1))), &[1; 8]);
     assert_eq!(end.statuses(), []);
     assert_eq!(end.try_post(9, WRITE, SendFlags::empty(), &[]), Err(PostError::UnknownQp));
 }
 
 #[test]
-fn slots_of_destroyed_queue_pairs_are_used_again_without_confusion() {
+fn slots_of_destroyed_queue_pairs_are_reused_safely() {
     let options = Options::default();
     let mut end = End::new(1, 2, &options);
     let config = adverb_proto::QpConfig::rc(end.pd, end.cq, end.cq);
-    let mut random = end.randomness();
+    let mut random = end.rng();
     let first = end.device.create_qp(config, &mut random).unwrap();
     end.device.destroy_qp(first);
     let second = end.device.create_qp(config, &mut random).unwrap();

@@ -19,13 +19,13 @@ fn each_mtu(test: impl Fn(&mut Pair, u32)) {
 }
 
 #[test]
-fn write_of_any_length_at_every_mtu_arrives_and_changes_nothing_else() {
+fn write_of_any_length_at_every_mtu_writes_its_range_only() {
     each_mtu(|pair, mtu| {
         for length in lengths(mtu) {
             let expected = pattern(length as usize, length as u8);
             pair.a.fill(100, &expected);
             pair.b.fill(0, &[0xee; 64 << 10]);
-            pair.a.post(1, SendOperation::Write(pair.b.place(1003)), 100, length);
+            pair.a.post(1, SendOperation::Write(pair.b.remote_addr(1003)), 100, length);
             pair.run();
             assert_eq!(pair.a.statuses(), [(1, Status::Success)]);
             assert_eq!(pair.b.bytes(1003, length as usize), expected);
@@ -37,13 +37,13 @@ fn write_of_any_length_at_every_mtu_arrives_and_changes_nothing_else() {
 }
 
 #[test]
-fn read_of_any_length_at_every_mtu_arrives_and_changes_nothing_else() {
+fn read_of_any_length_at_every_mtu_writes_its_buffer_only() {
     each_mtu(|pair, mtu| {
         for length in lengths(mtu) {
             let expected = pattern(length as usize, length as u8);
             pair.b.fill(1003, &expected);
             pair.a.fill(0, &[0xee; 64 << 10]);
-            pair.a.post(1, SendOperation::Read(pair.b.place(1003)), 100, length);
+            pair.a.post(1, SendOperation::Read(pair.b.remote_addr(1003)), 100, length);
             pair.run();
             let completions = pair.a.completions();
             assert_eq!(
@@ -58,7 +58,7 @@ fn read_of_any_length_at_every_mtu_arrives_and_changes_nothing_else() {
 }
 
 #[test]
-fn send_of_any_length_at_every_mtu_lands_in_the_oldest_receive() {
+fn send_of_any_length_at_every_mtu_fills_the_oldest_receive() {
     each_mtu(|pair, mtu| {
         for length in lengths(mtu) {
             let expected = pattern(length as usize, length as u8);
@@ -79,7 +79,7 @@ fn send_of_any_length_at_every_mtu_lands_in_the_oldest_receive() {
 }
 
 #[test]
-fn send_with_immediate_brings_it_to_the_receive() {
+fn send_with_immediate_delivers_the_immediate_data() {
     for length in [0, 5, 3000] {
         let mut pair = Pair::new();
         pair.b.post_recv(7, 0, 4096);
@@ -97,14 +97,14 @@ fn send_with_immediate_brings_it_to_the_receive() {
 }
 
 #[test]
-fn write_with_immediate_consumes_a_receive_and_leaves_its_buffer_alone() {
+fn write_with_immediate_consumes_a_receive_and_leaves_its_buffer_unchanged() {
     for length in [0, 5, 3000] {
         let mut pair = Pair::new();
         pair.b.post_recv(7, 0, 4096);
         let before = pair.b.bytes(0, 4096).to_vec();
         let expected = pattern(length as usize, 9);
         pair.a.fill(0, &expected);
-        pair.a.post(1, SendOperation::WriteWithImm(pair.b.place(8192), 42), 0, length);
+        pair.a.post(1, SendOperation::WriteWithImm(pair.b.remote_addr(8192), 42), 0, length);
         pair.run();
         assert_eq!(pair.a.statuses(), [(1, Status::Success)]);
         let received = pair.b.completions()[0];
@@ -120,7 +120,7 @@ fn write_with_immediate_consumes_a_receive_and_leaves_its_buffer_alone() {
 fn compare_swap_swaps_only_what_it_expects_and_returns_the_old_value() {
     let mut pair = Pair::new();
     pair.b.fill(64, &7u64.to_ne_bytes());
-    let remote = pair.b.place(64);
+    let remote = pair.b.remote_addr(64);
     pair.a.post(1, SendOperation::CompareSwap { remote, compare: 7, swap: 9 }, 0, 8);
     pair.a.post(2, SendOperation::CompareSwap { remote, compare: 7, swap: 11 }, 8, 8);
     pair.run();
@@ -132,7 +132,7 @@ fn compare_swap_swaps_only_what_it_expects_and_returns_the_old_value() {
 fn fetch_add_wraps_and_returns_the_old_value() {
     let mut pair = Pair::new();
     pair.b.fill(64, &u64::MAX.to_ne_bytes());
-    let remote = pair.b.place(64);
+    let remote = pair.b.remote_addr(64);
     pair.a.post(1, SendOperation::FetchAdd { remote, add: 3 }, 0, 8);
     pair.a.post(2, SendOperation::FetchAdd { remote, add: 5 }, 8, 8);
     pair.run();
@@ -141,9 +141,9 @@ fn fetch_add_wraps_and_returns_the_old_value() {
 }
 
 #[test]
-fn atomic_write_puts_eight_bytes() {
+fn atomic_write_writes_eight_bytes() {
     let mut pair = Pair::new();
-    let remote = pair.b.place(4096);
+    let remote = pair.b.remote_addr(4096);
     pair.a.post(1, SendOperation::AtomicWrite { remote, bytes: *b"together" }, 0, 0);
     pair.run();
     let completions = pair.a.completions();
@@ -152,11 +152,11 @@ fn atomic_write_puts_eight_bytes() {
 }
 
 #[test]
-fn flush_of_a_range_and_of_a_region_is_answered() {
+fn flush_of_a_range_and_of_a_region_completes() {
     for whole_region in [false, true] {
         let mut pair = Pair::new();
         let flush = FlushRange {
-            remote: pair.b.place(4096),
+            remote: pair.b.remote_addr(4096),
             length: 100,
             whole_region,
             global: true,
@@ -182,9 +182,9 @@ fn segments_are_gathered_and_scattered_in_order() {
             pair.a.segment(50, 0),
             pair.a.segment(100, (length - cut) as u32),
         ];
-        let write = SendOperation::Write(pair.b.place(77));
+        let write = SendOperation::Write(pair.b.remote_addr(77));
         pair.a.try_post(1, write, SendFlags::SIGNALED, &segments).unwrap();
-        let read = SendOperation::Read(pair.b.place(77));
+        let read = SendOperation::Read(pair.b.remote_addr(77));
         let targets = [
             pair.a.segment(70_000, 1),
             pair.a.segment(80_000, cut as u32),
@@ -201,14 +201,14 @@ fn segments_are_gathered_and_scattered_in_order() {
 }
 
 #[test]
-fn inline_bytes_are_taken_when_they_are_posted() {
+fn inline_bytes_are_copied_when_they_are_posted() {
     let mut pair = Pair::new();
     for round in 0..300u64 {
         let mut bytes = pattern(200, round as u8);
         let request = SendRequest::<()> {
             wr_id: round,
             tag: 0,
-            operation: SendOperation::Write(pair.b.place(0)),
+            operation: SendOperation::Write(pair.b.remote_addr(0)),
             flags: SendFlags::SIGNALED | SendFlags::INLINE,
             segments: &[],
             destination: None,
@@ -224,17 +224,17 @@ fn inline_bytes_are_taken_when_they_are_posted() {
 }
 
 #[test]
-fn completions_are_in_the_order_of_posting_whatever_the_operations() {
+fn completions_are_in_the_order_of_posting_for_all_operations() {
     let mut pair = Pair::new();
     for id in 0..12u64 {
         pair.b.post_recv(id, 300_000, 8192);
     }
     for id in (0..36u64).step_by(6) {
-        let remote = pair.b.place(64);
-        pair.a.post(id, SendOperation::Read(pair.b.place(0)), 0, 5000);
+        let remote = pair.b.remote_addr(64);
+        pair.a.post(id, SendOperation::Read(pair.b.remote_addr(0)), 0, 5000);
         pair.a.post(id + 1, SendOperation::Send, 0, 5000);
         pair.a.post(id + 2, SendOperation::FetchAdd { remote, add: 1 }, 8192, 8);
-        pair.a.post(id + 3, SendOperation::Write(pair.b.place(9000)), 0, 1);
+        pair.a.post(id + 3, SendOperation::Write(pair.b.remote_addr(9000)), 0, 1);
         pair.a.post(id + 4, SendOperation::SendWithImm(1), 0, 0);
         pair.a.post(id + 5, SendOperation::AtomicWrite { remote, bytes: [0; 8] }, 0, 0);
     }
@@ -246,10 +246,10 @@ fn completions_are_in_the_order_of_posting_whatever_the_operations() {
 }
 
 #[test]
-fn unsignalled_requests_complete_silently_when_they_succeed() {
+fn unsignaled_requests_that_succeed_produce_no_completion() {
     let mut pair = Pair::new();
     let segment = pair.a.segment(0, 8);
-    let write = SendOperation::Write(pair.b.place(0));
+    let write = SendOperation::Write(pair.b.remote_addr(0));
     pair.a.try_post(1, write, SendFlags::empty(), &[segment]).unwrap();
     pair.a.try_post(2, write, SendFlags::SIGNALED, &[segment]).unwrap();
     pair.run();
@@ -257,10 +257,10 @@ fn unsignalled_requests_complete_silently_when_they_succeed() {
 }
 
 #[test]
-fn signal_all_completes_everything() {
+fn signal_all_signals_every_request() {
     let mut pair = Pair::with(&Options { signal_all: true, ..Options::default() });
     let segment = pair.a.segment(0, 8);
-    pair.a.try_post(1, SendOperation::Write(pair.b.place(0)), SendFlags::empty(), &[segment]).unwrap();
+    pair.a.try_post(1, SendOperation::Write(pair.b.remote_addr(0)), SendFlags::empty(), &[segment]).unwrap();
     pair.run();
     assert_eq!(pair.a.statuses(), [(1, Status::Success)]);
 }
@@ -270,10 +270,10 @@ fn both_directions_work_at_once() {
     let mut pair = Pair::new();
     pair.a.fill(0, &pattern(50_000, 1));
     pair.b.fill(0, &pattern(50_000, 2));
-    pair.a.post(1, SendOperation::Write(pair.b.place(100_000)), 0, 50_000);
-    pair.b.post(1, SendOperation::Write(pair.a.place(100_000)), 0, 50_000);
-    pair.a.post(2, SendOperation::Read(pair.b.place(0)), 200_000, 50_000);
-    pair.b.post(2, SendOperation::Read(pair.a.place(0)), 200_000, 50_000);
+    pair.a.post(1, SendOperation::Write(pair.b.remote_addr(100_000)), 0, 50_000);
+    pair.b.post(1, SendOperation::Write(pair.a.remote_addr(100_000)), 0, 50_000);
+    pair.a.post(2, SendOperation::Read(pair.b.remote_addr(0)), 200_000, 50_000);
+    pair.b.post(2, SendOperation::Read(pair.a.remote_addr(0)), 200_000, 50_000);
     pair.run();
     assert_eq!(pair.b.bytes(100_000, 50_000), pattern(50_000, 1));
     assert_eq!(pair.a.bytes(100_000, 50_000), pattern(50_000, 2));
@@ -287,8 +287,8 @@ fn sequence_numbers_wrap() {
     for id in 0..40 {
         let expected = pattern(2100, id as u8);
         pair.a.fill(0, &expected);
-        pair.a.post(id, SendOperation::Write(pair.b.place(10_000)), 0, 2100);
-        pair.a.post(id, SendOperation::Read(pair.b.place(10_000)), 20_000, 2100);
+        pair.a.post(id, SendOperation::Write(pair.b.remote_addr(10_000)), 0, 2100);
+        pair.a.post(id, SendOperation::Read(pair.b.remote_addr(10_000)), 20_000, 2100);
         pair.run();
         assert_eq!(pair.a.bytes(20_000, 2100), expected);
         assert_eq!(pair.a.statuses().len(), 2);

@@ -45,7 +45,7 @@ fn post_to(end: &mut End, wr_id: u64, destination: Destination<Path>) -> Result<
 }
 
 #[test]
-fn datagram_says_who_sends_and_with_which_key() {
+fn datagram_has_the_source_qpn_and_the_queue_key() {
     let mut end = solo();
     end.post(1, SendOperation::SendWithImm(5), 0, 8);
     let expected = Ud { qkey: QKEY, source_qp: end.qpn, immediate: Some(5) };
@@ -53,7 +53,7 @@ fn datagram_says_who_sends_and_with_which_key() {
 }
 
 #[test]
-fn each_datagram_goes_where_its_request_says() {
+fn each_datagram_is_sent_to_the_destination_of_its_request() {
     let mut end = solo();
     let hosts = ["10.0.0.7", "10.0.0.8", "10.0.0.9"];
     for (id, host) in hosts.into_iter().enumerate() {
@@ -94,14 +94,14 @@ fn datagram_needs_a_destination() {
 }
 
 #[test]
-fn reliable_connection_refuses_a_destination() {
+fn reliable_connection_rejects_a_destination() {
     let mut end = solo_with(&Options::default());
     let destination = Destination { handle: end.path(), qpn: end.qpn, qkey: 1 };
     assert_eq!(post_to(&mut end, 1, destination), Err(PostError::InvalidDestination));
 }
 
 #[test]
-fn queue_key_with_the_high_bit_stands_for_ones_own() {
+fn queue_key_with_the_high_bit_selects_the_senders_own() {
     let mut end = solo();
     let destination = Destination { handle: end.path(), qpn: end.qpn, qkey: 0x8000_0000 };
     post_to(&mut end, 1, destination).unwrap();
@@ -109,7 +109,7 @@ fn queue_key_with_the_high_bit_stands_for_ones_own() {
 }
 
 #[test]
-fn datagram_is_one_packet_of_the_ports_mtu_and_no_more() {
+fn datagram_is_at_most_one_packet_of_the_ports_mtu() {
     for mtu in PathMtu::ALL {
         let mut end = End::new(1, 2, &options());
         end.device.set_port_mtu(mtu);
@@ -124,7 +124,7 @@ fn datagram_is_one_packet_of_the_ports_mtu_and_no_more() {
 }
 
 #[test]
-fn datagrams_only_send() {
+fn datagram_queue_pairs_support_only_send() {
     let mut end = solo();
     let remote = RemoteAddress { addr: 0, rkey: 1 };
     for operation in [
@@ -142,7 +142,7 @@ fn datagrams_only_send() {
 }
 
 #[test]
-fn datagram_completes_when_it_has_left() {
+fn datagram_completes_when_it_was_sent() {
     let mut end = solo();
     end.post(1, SendOperation::Send, 0, 8);
     assert!(end.device.poll_transmit(end.now).is_some());
@@ -153,7 +153,7 @@ fn datagram_completes_when_it_has_left() {
 }
 
 #[test]
-fn numbers_count_datagrams() {
+fn psns_count_datagrams() {
     let mut end = solo();
     for id in 0..3 {
         end.post(id, SendOperation::Send, 0, 8);
@@ -163,7 +163,7 @@ fn numbers_count_datagrams() {
 }
 
 #[test]
-fn datagrams_of_every_length_arrive_whole() {
+fn datagrams_of_every_length_are_delivered() {
     let mut pair = pair();
     for length in [0, 1, 2, 3, 4, 5, 64, 1023, 1024, 1025, 4095, 4096] {
         pair.a.fill(0, &pattern(length as usize, 9));
@@ -210,7 +210,7 @@ fn inline_datagrams_keep_their_bytes_and_destinations() {
 }
 
 #[test]
-fn wrong_segment_fails_the_send_queue_alone() {
+fn wrong_segment_fails_only_the_send_queue() {
     let mut pair = pair();
     pair.a.post_recv(9, 0, 256);
     let mut wrong = pair.a.segment(0, 8);
@@ -230,7 +230,7 @@ fn wrong_segment_fails_the_send_queue_alone() {
 }
 
 #[test]
-fn datagram_can_be_sent_to_oneself() {
+fn datagram_can_be_sent_to_its_own_queue_pair() {
     let mut end = solo();
     end.remote_qpn = end.qpn;
     end.peer = end.address;
@@ -245,17 +245,17 @@ fn datagram_can_be_sent_to_oneself() {
 }
 
 #[test]
-fn datagram_that_is_lost_is_lost() {
+fn lost_datagram_is_not_retransmitted() {
     let mut pair = pair();
     pair.b.post_recv(1, 0, 256);
     pair.a.post(2, SendOperation::Send, 0, 8);
-    pair.run_long_where(|_, _| false);
+    pair.run_until_idle_where(|_, _| false);
     assert_eq!(pair.a.statuses(), [(2, Status::Success)]);
     assert_eq!(pair.packets, 1);
 }
 
 #[test]
-fn reset_forgets_and_starts_anew() {
+fn reset_discards_requests_and_restarts() {
     let mut end = solo();
     end.post(1, SendOperation::Send, 0, 8);
     end.modify(Transition::Reset);
@@ -277,7 +277,7 @@ fn drain_stops_datagrams() {
 }
 
 #[test]
-fn general_service_interface_has_number_one_and_there_is_one() {
+fn general_service_interface_is_queue_pair_1_and_unique() {
     let mut device = Device::new(());
     let pd = device.create_domain();
     let cq = device.create_cq(8);
@@ -291,17 +291,17 @@ fn general_service_interface_has_number_one_and_there_is_one() {
 }
 
 #[test]
-fn path_mtu_above_the_ports_is_refused() {
+fn path_mtu_above_the_ports_is_rejected() {
     for transport in [Transport::Rc, Transport::Uc] {
         let options = Options { transport, mtu: PathMtu::Mtu2048, ..Options::default() };
         let mut end = End::new(1, 2, &options);
         end.device.set_port_mtu(PathMtu::Mtu1024);
-        end.go_to_init(&options);
-        let receiving = end.receiving(Qpn::truncate(7), &options);
-        let modified = end.device.modify_qp(end.now, end.qpn, &receiving);
+        end.move_to_init(&options);
+        let ready_to_receive = end.ready_to_receive(Qpn::truncate(7), &options);
+        let modified = end.device.modify_qp(end.now, end.qpn, &ready_to_receive);
         assert_eq!(modified, Err(ModifyError::OutOfRange("path_mtu")));
         assert_eq!(end.state(), QpState::Init);
         end.device.set_port_mtu(PathMtu::Mtu2048);
-        assert_eq!(end.device.modify_qp(end.now, end.qpn, &receiving), Ok(()));
+        assert_eq!(end.device.modify_qp(end.now, end.qpn, &ready_to_receive), Ok(()));
     }
 }

@@ -40,7 +40,7 @@ fn operation(random: &mut Random, keys: &[u32]) -> Operation {
 fn attack(end: &mut End, seed: u64, packets: u64, keys: &[u32]) {
     let mut random = Random(seed | 1);
     let payload = pattern(5000, 9);
-    let arrival = RxMeta { icrc: IcrcCheck::Trusted, ..end.arrival() };
+    let rx_meta = RxMeta { icrc: IcrcCheck::Trusted, ..end.rx_meta() };
     for _ in 0..packets {
         let expected = end.device.query_qp(end.qpn).map_or(Psn::wrapping(PSN), |status| status.expected_psn);
         let psn = match random.below(4) {
@@ -57,14 +57,14 @@ fn attack(end: &mut End, seed: u64, packets: u64, keys: &[u32]) {
             _ => random.pick(&[0, 1, 8, 476, 1024, 1024, 1024, 1028, 4096, 5000]),
         };
         let header = Header { solicited: random.below(2) == 0, ..Header::new(dest, psn, operation) };
-        end.device.handle_split_packet(end.now, &arrival, &header, &payload[..length], &mut end.memory);
+        end.device.handle_split_packet(end.now, &rx_meta, &header, &payload[..length], &mut end.memory);
         let left = end.device.query_qp(end.qpn).map_or(0, |status| status.recv_queue_len);
         if left < 4 && end.srq.is_none() {
             let segments = [end.segment(0, random.pick(&[40, 64, 2048]))];
             let request = RecvRequest { wr_id: 1, tag: 0, segments: &segments };
             let _ = end.device.post_recv(end.now, end.qpn, &request);
         }
-        if end.srq.is_some() && end.shared_left() < 4 {
+        if end.srq.is_some() && end.shared_queue_len() < 4 {
             end.post_shared(1, 0, random.pick(&[10, 64, 2048]));
         }
         end.transmits();
@@ -75,7 +75,7 @@ fn attack(end: &mut End, seed: u64, packets: u64, keys: &[u32]) {
 }
 
 #[test]
-fn unreliable_connection_survives_any_packets_and_never_answers() {
+fn unreliable_connection_tolerates_any_packets_and_never_responds() {
     for seed in 0..20 {
         let mut end = solo_with(&Options { transport: Transport::Uc, ..Options::default() });
         let key = end.key;
@@ -86,7 +86,7 @@ fn unreliable_connection_survives_any_packets_and_never_answers() {
 }
 
 #[test]
-fn datagrams_survive_any_packets() {
+fn datagram_queue_pair_tolerates_any_packets() {
     for seed in 0..20 {
         let mut end = solo_with(&Options { transport: Transport::Ud, ..Options::default() });
         let key = end.key;
@@ -97,7 +97,7 @@ fn datagrams_survive_any_packets() {
 }
 
 #[test]
-fn shared_receives_are_neither_lost_nor_made_by_any_packets() {
+fn shared_receives_are_neither_lost_nor_duplicated_by_any_packets() {
     for transport in [Transport::Uc, Transport::Ud] {
         for seed in 0..10 {
             let mut end = solo_with(&Options { transport, shared: true, ..Options::default() });
@@ -105,20 +105,20 @@ fn shared_receives_are_neither_lost_nor_made_by_any_packets() {
             attack(&mut end, 0x1357_9bdf + seed, 2000, &[key]);
             let in_use = end.device.query_qp(end.qpn).unwrap().recv_queue_len;
             assert!(in_use <= 1);
-            let before = end.shared_left();
+            let before = end.shared_queue_len();
             end.modify(Transition::Reset);
-            assert_eq!(end.shared_left(), before + in_use);
+            assert_eq!(end.shared_queue_len(), before + in_use);
         }
     }
 }
 
 #[test]
-fn window_keeps_its_bounds_whatever_comes() {
+fn no_packet_exceeds_the_bounds_of_a_window() {
     let mut written = 0;
     for seed in 0..20 {
         let mut end = solo_with(&Options { transport: Transport::Uc, ..Options::default() });
         let region = end.register(Access::LOCAL_WRITE | Access::WINDOW_BIND);
-        let random = end.randomness();
+        let random = end.rng();
         let window = end.device.create_window(end.pd, random).unwrap();
         let rkey = window ^ 1;
         let access = Access::REMOTE_WRITE;
@@ -138,9 +138,9 @@ fn window_keeps_its_bounds_whatever_comes() {
 }
 
 #[test]
-fn what_is_dropped_is_told() {
+fn dropped_packets_generate_events() {
     let mut end = solo_with(&Options { transport: Transport::Uc, ..Options::default() });
-    end.hear_uc(0, Uc::Send(Send::Only(None)), b"x");
+    end.receive_uc(0, Uc::Send(Send::Only(None)), b"x");
     let told = |(_, event): &(adverb_proto::Time, TraceEvent)| matches!(event, TraceEvent::Dropped { .. });
     assert!(end.device.sink().iter().any(told));
     assert_eq!(end.device.statistics().packets_dropped, 1);

@@ -21,10 +21,10 @@ fn group() -> Gid {
 /// Another datagram queue pair of the end's device, with a receive at `offset`.
 fn member(end: &mut End, qkey: u32, wr_id: u64, offset: u64) -> Qpn {
     let config = QpConfig::ud(end.pd, end.cq, end.cq);
-    let random = end.randomness();
+    let random = end.rng();
     let qpn = end.device.create_qp(config, random).unwrap();
-    let sending = Transition::ReadyToSend(ReadyToSend::unreliable(Psn::ZERO));
-    for transition in [Transition::Init(Init::datagrams(qkey)), Transition::ReadyToReceiveUd, sending] {
+    let ready_to_send = Transition::ReadyToSend(ReadyToSend::unreliable(Psn::ZERO));
+    for transition in [Transition::Init(Init::datagrams(qkey)), Transition::ReadyToReceiveUd, ready_to_send] {
         end.device.modify_qp(end.now, qpn, &transition).unwrap();
     }
     let segments = [end.segment(offset, 256)];
@@ -34,7 +34,7 @@ fn member(end: &mut End, qkey: u32, wr_id: u64, offset: u64) -> Qpn {
 }
 
 /// A datagram to the group comes.
-fn hear_group(end: &mut End, payload: &[u8]) {
+fn receive_group(end: &mut End, payload: &[u8]) {
     deliver_to_group(end, Qpn::MULTICAST, payload);
 }
 
@@ -50,14 +50,14 @@ fn deliver_to_group(end: &mut End, qpn: Qpn, payload: &[u8]) {
 }
 
 #[test]
-fn datagram_to_a_group_goes_to_every_attached_queue_pair() {
+fn datagram_to_a_group_is_delivered_to_every_attached_queue_pair() {
     let mut end = solo();
     let members = [member(&mut end, QKEY, 1, 0), member(&mut end, QKEY, 2, 512)];
     let stranger = member(&mut end, QKEY, 3, 1024);
     for qpn in members {
         end.device.attach_multicast(qpn, group()).unwrap();
     }
-    hear_group(&mut end, b"to all");
+    receive_group(&mut end, b"to all");
     let completions = end.completions();
     let received: Vec<_> = completions.iter().map(|completion| (completion.wr_id, completion.qpn)).collect();
     assert_eq!(received, [(1, members[0]), (2, members[1])]);
@@ -67,34 +67,34 @@ fn datagram_to_a_group_goes_to_every_attached_queue_pair() {
 }
 
 #[test]
-fn route_header_names_the_group() {
+fn grh_contains_the_group() {
     let mut end = solo();
     let qpn = member(&mut end, QKEY, 1, 0);
     end.device.attach_multicast(qpn, group()).unwrap();
-    hear_group(&mut end, b"hello");
+    receive_group(&mut end, b"hello");
     let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
     assert_eq!(IpHeader::from_grh(&grh).unwrap().destination().to_string(), GROUP);
 }
 
 #[test]
-fn member_with_another_queue_key_gets_nothing() {
+fn member_with_another_queue_key_receives_nothing() {
     let mut end = solo();
     let (with, without) = (member(&mut end, QKEY, 1, 0), member(&mut end, QKEY ^ 1, 2, 512));
     for qpn in [without, with] {
         end.device.attach_multicast(qpn, group()).unwrap();
     }
-    hear_group(&mut end, b"hello");
+    receive_group(&mut end, b"hello");
     assert_eq!(end.completions().len(), 1);
     assert_eq!(end.device.statistics().qkey_violations, 1);
 }
 
 #[test]
-fn member_without_a_receive_loses_alone() {
+fn member_without_a_receive_does_not_affect_others() {
     let mut end = solo();
     let qpn = member(&mut end, QKEY, 1, 0);
     end.device.attach_multicast(end.qpn, group()).unwrap();
     end.device.attach_multicast(qpn, group()).unwrap();
-    hear_group(&mut end, b"hello");
+    receive_group(&mut end, b"hello");
     assert_eq!(end.completions().len(), 1);
     assert_eq!(end.drops(), [DropReason::NoReceivePosted]);
 }
@@ -102,7 +102,7 @@ fn member_without_a_receive_loses_alone() {
 #[test]
 fn datagram_to_a_group_without_members_is_dropped() {
     let mut end = solo();
-    hear_group(&mut end, b"hello");
+    receive_group(&mut end, b"hello");
     assert_eq!(end.drops(), [DropReason::NoMulticastMember]);
 }
 
@@ -113,8 +113,8 @@ fn datagram_to_a_group_for_one_queue_pair_is_dropped() {
     let mut gsi = QpConfig::ud(end.pd, end.cq, end.cq);
     gsi.max_recv_wr = 1;
     end.device.create_gsi(gsi).unwrap();
-    let sending = Transition::ReadyToSend(ReadyToSend::unreliable(Psn::ZERO));
-    for transition in [Transition::Init(Init::datagrams(QKEY)), Transition::ReadyToReceiveUd, sending] {
+    let ready_to_send = Transition::ReadyToSend(ReadyToSend::unreliable(Psn::ZERO));
+    for transition in [Transition::Init(Init::datagrams(QKEY)), Transition::ReadyToReceiveUd, ready_to_send] {
         end.device.modify_qp(end.now, Qpn::GSI, &transition).unwrap();
     }
     let segments = [end.segment(512, 256)];
@@ -127,17 +127,17 @@ fn datagram_to_a_group_for_one_queue_pair_is_dropped() {
     assert_eq!(end.completions().len(), 0);
     assert_eq!(end.drops(), [DropReason::WrongAddress; 3]);
     assert_eq!(end.device.statistics().wrong_address_packets, 3);
-    hear_group(&mut end, b"hello");
+    receive_group(&mut end, b"hello");
     assert_eq!(end.completions().len(), 1, "the member receives what is for the group");
 }
 
 #[test]
-fn detached_queue_pair_gets_nothing_more() {
+fn detached_queue_pair_receives_nothing() {
     let mut end = solo();
     let qpn = member(&mut end, QKEY, 1, 0);
     end.device.attach_multicast(qpn, group()).unwrap();
     end.device.detach_multicast(qpn, group()).unwrap();
-    hear_group(&mut end, b"hello");
+    receive_group(&mut end, b"hello");
     assert_eq!(end.completions().len(), 0);
     assert_eq!(end.device.detach_multicast(qpn, group()), Err(MulticastError::NotAttached));
 }
@@ -151,7 +151,7 @@ fn destroyed_queue_pair_is_in_no_group() {
     end.device.destroy_qp(qpn);
     assert_eq!(end.device.resource_counts().multicast_groups, 0);
     let later = member(&mut end, QKEY, 2, 0);
-    hear_group(&mut end, b"hello");
+    receive_group(&mut end, b"hello");
     assert_eq!(end.device.query_qp(later).unwrap().recv_queue_len, 1, "whoever has its slot isn't either");
 }
 
@@ -161,20 +161,20 @@ fn reset_queue_pair_stays_attached() {
     let qpn = member(&mut end, QKEY, 1, 0);
     end.device.attach_multicast(qpn, group()).unwrap();
     end.device.modify_qp(end.now, qpn, &Transition::Reset).unwrap();
-    hear_group(&mut end, b"hello");
+    receive_group(&mut end, b"hello");
     assert_eq!(end.drops(), [DropReason::WrongState]);
     for transition in [Transition::Init(Init::datagrams(QKEY)), Transition::ReadyToReceiveUd] {
         end.device.modify_qp(end.now, qpn, &transition).unwrap();
     }
-    hear_group(&mut end, b"hello");
+    receive_group(&mut end, b"hello");
     assert_eq!(end.drops(), [DropReason::WrongState, DropReason::NoReceivePosted]);
 }
 
 #[test]
-fn only_datagrams_are_attached_and_only_to_groups_and_once() {
+fn only_datagram_queue_pairs_attach_to_groups_and_only_once() {
     let mut end = solo();
     let config = QpConfig::rc(end.pd, end.cq, end.cq);
-    let random = end.randomness();
+    let random = end.rng();
     let connection = end.device.create_qp(config, random).unwrap();
     let attached = end.device.attach_multicast(connection, group());
     assert_eq!(attached, Err(MulticastError::UnsupportedTransport(Transport::Rc)));
@@ -200,7 +200,7 @@ fn message_of_a_connection_to_the_group_number_is_dropped() {
 }
 
 #[test]
-fn corrupted_datagram_to_a_group_reaches_nobody() {
+fn corrupt_datagram_to_a_group_is_dropped() {
     let mut end = solo();
     let qpn = member(&mut end, QKEY, 1, 0);
     end.device.attach_multicast(qpn, group()).unwrap();

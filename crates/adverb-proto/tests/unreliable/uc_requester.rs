@@ -22,17 +22,17 @@ fn pair() -> Pair {
 }
 
 /// What it wants to say, each as its operation and number relative to the first.
-fn says(end: &mut End) -> Vec<(Uc, u32)> {
+fn sent(end: &mut End) -> Vec<(Uc, u32)> {
     let headers = end.headers();
-    let said = headers.iter().map(|header| match header.operation {
+    let sent = headers.iter().map(|header| match header.operation {
         Operation::Uc(uc) => (uc, Psn::wrapping(header.psn.get().wrapping_sub(PSN)).get()),
         other => panic!("{other:?}"),
     });
-    said.collect()
+    sent.collect()
 }
 
 #[test]
-fn message_is_cut_at_every_mtu() {
+fn message_is_segmented_at_every_mtu() {
     for mtu in PathMtu::ALL {
         let bytes = u32::from(mtu.bytes());
         let mut end = solo_with(&Options { mtu, ..options() });
@@ -52,20 +52,20 @@ fn parts_of_a_message_are_first_middle_last() {
     let mut end = solo();
     end.post(1, SendOperation::Send, 0, 3000);
     let expected = [Send::First, Send::Middle, Send::Last(None)].map(Uc::Send);
-    assert_eq!(says(&mut end), expected.into_iter().zip(0..).collect::<Vec<_>>());
+    assert_eq!(sent(&mut end), expected.into_iter().zip(0..).collect::<Vec<_>>());
 }
 
 #[test]
-fn immediate_data_comes_with_the_last_packet() {
+fn immediate_data_is_in_the_last_packet() {
     let mut end = solo();
     end.post(1, SendOperation::SendWithImm(7), 0, 1025);
     end.post(2, SendOperation::SendWithImm(8), 0, 4);
     let expected = [Send::First, Send::Last(Some(7)), Send::Only(Some(8))].map(Uc::Send);
-    assert_eq!(says(&mut end), expected.into_iter().zip(0..).collect::<Vec<_>>());
+    assert_eq!(sent(&mut end), expected.into_iter().zip(0..).collect::<Vec<_>>());
 }
 
 #[test]
-fn write_says_where_in_its_first_packet() {
+fn first_packet_of_a_write_has_its_range() {
     let mut end = solo();
     let remote = RemoteAddress { addr: 0x5000, rkey: 9 };
     let reth = |length| Reth { va: 0x5000, rkey: 9, length };
@@ -73,18 +73,18 @@ fn write_says_where_in_its_first_packet() {
     end.post(2, SendOperation::WriteWithImm(remote, 5), 0, 10);
     let expected =
         [Write::First(reth(2100)), Write::Middle, Write::Last(None), Write::Only(reth(10), Some(5))];
-    assert_eq!(says(&mut end), expected.map(Uc::Write).into_iter().zip(0..).collect::<Vec<_>>());
+    assert_eq!(sent(&mut end), expected.map(Uc::Write).into_iter().zip(0..).collect::<Vec<_>>());
 }
 
 #[test]
-fn no_packet_asks_for_an_acknowledgement() {
+fn no_packet_requests_an_acknowledgement() {
     let mut end = solo();
     end.post(1, SendOperation::Send, 0, 200 << 10);
     assert!(end.headers().iter().all(|header| !header.ack_request));
 }
 
 #[test]
-fn request_completes_when_its_last_packet_has_left() {
+fn request_completes_when_its_last_packet_was_sent() {
     let mut end = solo();
     end.post(1, SendOperation::Send, 0, 2000);
     assert!(end.device.poll_transmit(end.now).is_some());
@@ -95,7 +95,7 @@ fn request_completes_when_its_last_packet_has_left() {
 }
 
 #[test]
-fn completion_says_what_was_done() {
+fn completion_has_its_operation() {
     let mut end = solo();
     end.post(1, SendOperation::SendWithImm(1), 0, 8);
     end.post(2, SendOperation::Write(RemoteAddress { addr: 1, rkey: 2 }), 0, 8);
@@ -117,7 +117,7 @@ fn requests_complete_in_order_without_any_peer() {
 }
 
 #[test]
-fn unsignalled_request_completes_silently() {
+fn unsignaled_request_produces_no_completion() {
     let mut end = solo();
     let segments = [end.segment(0, 8)];
     end.try_post(1, SendOperation::Send, SendFlags::empty(), &segments).unwrap();
@@ -127,7 +127,7 @@ fn unsignalled_request_completes_silently() {
 }
 
 #[test]
-fn numbers_go_on_over_the_end() {
+fn sequence_numbers_wrap() {
     let mut end = solo_with(&Options { psn: 0xff_ffff, ..options() });
     end.post(1, SendOperation::Send, 0, 2000);
     let psns: Vec<u32> = end.headers().iter().map(|header| header.psn.get()).collect();
@@ -136,19 +136,19 @@ fn numbers_go_on_over_the_end() {
 }
 
 #[test]
-fn nothing_is_ever_sent_again() {
+fn nothing_is_retransmitted() {
     let mut pair = pair();
     for id in 0..20 {
         pair.a.post(id, SendOperation::Send, 0, 1500);
     }
-    pair.run_long_where(|_, _| false);
+    pair.run_until_idle_where(|_, _| false);
     assert_eq!(pair.packets, 40);
     assert_eq!(pair.a.device.statistics().retransmitted_packets, 0);
     assert_eq!(pair.a.statuses().len(), 20);
 }
 
 #[test]
-fn operations_that_need_an_answer_are_refused() {
+fn operations_that_need_a_response_are_rejected() {
     let mut end = solo();
     let remote = RemoteAddress { addr: ADDR, rkey: 1 };
     for operation in [
@@ -165,7 +165,7 @@ fn operations_that_need_an_answer_are_refused() {
 }
 
 #[test]
-fn destination_is_refused() {
+fn destination_is_rejected() {
     let mut end = solo();
     let destination = adverb_proto::types::Destination { handle: end.path(), qpn: end.qpn, qkey: 1 };
     let request = SendRequest {
@@ -180,7 +180,7 @@ fn destination_is_refused() {
 }
 
 #[test]
-fn wrong_segment_fails_the_send_queue_and_receiving_goes_on() {
+fn wrong_segment_fails_the_send_queue_and_receiving_continues() {
     let mut pair = pair();
     pair.a.post_recv(9, 0, 64);
     let mut wrong = pair.a.segment(0, 8);
@@ -196,7 +196,7 @@ fn wrong_segment_fails_the_send_queue_and_receiving_goes_on() {
 }
 
 #[test]
-fn send_queue_in_error_flushes_what_is_posted() {
+fn send_queue_in_error_flushes_posted_requests() {
     let mut end = solo();
     let mut wrong = end.segment(0, 8);
     wrong.lkey ^= 1;
@@ -222,7 +222,7 @@ fn send_queue_in_error_resumes() {
 }
 
 #[test]
-fn message_whose_second_segment_is_wrong_is_begun_and_dropped_by_the_peer() {
+fn message_whose_second_segment_is_wrong_is_started_and_dropped_by_the_peer() {
     let mut pair = pair();
     pair.b.post_recv(9, 0, 4096);
     let (right, mut wrong) = (pair.a.segment(0, 1024), pair.a.segment(0, 1024));
@@ -240,7 +240,7 @@ fn message_whose_second_segment_is_wrong_is_begun_and_dropped_by_the_peer() {
 }
 
 #[test]
-fn drained_when_the_message_under_way_has_left() {
+fn send_queue_is_drained_when_the_started_message_was_sent() {
     let mut end = solo();
     end.post(1, SendOperation::Send, 0, 2000);
     end.post(2, SendOperation::Send, 0, 8);
@@ -255,7 +255,7 @@ fn drained_when_the_message_under_way_has_left() {
 }
 
 #[test]
-fn error_flushes_what_has_not_left() {
+fn error_flushes_unsent_requests() {
     let mut end = solo();
     for id in 1..4 {
         end.post(id, SendOperation::Send, 0, 8);
@@ -269,7 +269,7 @@ fn error_flushes_what_has_not_left() {
 }
 
 #[test]
-fn inline_bytes_are_sent_as_they_were_when_posted() {
+fn inline_bytes_are_copied_when_posted() {
     let mut pair = pair();
     pair.b.post_recv(9, 0, 64);
     let request = SendRequest::<()> {
@@ -286,7 +286,7 @@ fn inline_bytes_are_sent_as_they_were_when_posted() {
 }
 
 #[test]
-fn solicited_only_if_asked_and_on_the_last_packet() {
+fn only_the_last_packet_of_a_solicited_request_is_solicited() {
     let mut end = solo();
     let segments = [end.segment(0, 1500)];
     end.try_post(1, SendOperation::Send, SendFlags::SOLICITED, &segments).unwrap();
@@ -297,7 +297,7 @@ fn solicited_only_if_asked_and_on_the_last_packet() {
 }
 
 #[test]
-fn longest_message_is_that_of_any_connection() {
+fn maximum_message_size_is_that_of_reliable_connections() {
     let mut end = solo();
     let segments = [end.segment(0, u32::MAX)];
     let posted = end.try_post(1, SendOperation::Send, SendFlags::empty(), &segments);
@@ -305,7 +305,7 @@ fn longest_message_is_that_of_any_connection() {
 }
 
 #[test]
-fn messages_and_writes_of_all_lengths_arrive_whole() {
+fn messages_and_writes_of_all_lengths_are_delivered() {
     let mut pair = pair();
     let mut at = 0;
     for (id, length) in [0u32, 1, 3, 4, 1023, 1024, 1025, 2048, 5000, 65536].into_iter().enumerate() {
@@ -316,7 +316,7 @@ fn messages_and_writes_of_all_lengths_arrive_whole() {
         pair.a.post(id, SendOperation::Send, 0, length);
         pair.run();
         assert_eq!(pair.b.bytes(at as usize, length as usize), payload);
-        let target = pair.b.place(at);
+        let target = pair.b.remote_addr(at);
         pair.a.fill(0, &pattern(length as usize, 0x55));
         pair.a.post(id, SendOperation::Write(target), 0, length);
         pair.run();
@@ -348,22 +348,22 @@ fn posting_needs_ready_to_send() {
     let segments = [end.segment(0, 8)];
     let posted = end.try_post(1, SendOperation::Send, SendFlags::empty(), &segments);
     assert_eq!(posted, Err(PostError::WrongState(QpState::Reset)));
-    end.go_to_init(&options());
+    end.move_to_init(&options());
     let request = RecvRequest { wr_id: 1, tag: 0, segments: &segments };
     assert_eq!(end.device.post_recv(end.now, end.qpn, &request), Ok(()));
 }
 
 #[test]
-fn datagrams_way_to_receive_is_not_a_connections() {
+fn connection_rejects_the_transition_of_datagrams() {
     let mut end = End::new(1, 2, &options());
-    end.go_to_init(&options());
+    end.move_to_init(&options());
     let modified = end.device.modify_qp(end.now, end.qpn, &Transition::ReadyToReceiveUd);
     assert!(modified.is_err());
     assert_eq!(end.state(), QpState::Init);
 }
 
 #[test]
-fn packets_are_told_to_those_who_watch() {
+fn packets_generate_events() {
     let mut end = solo();
     end.post(1, SendOperation::Send, 0, 8);
     end.transmits();

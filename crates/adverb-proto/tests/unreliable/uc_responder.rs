@@ -36,9 +36,9 @@ fn write_first(end: &End, offset: u64, length: u32) -> Uc {
 
 /// A packet that must be dropped in silence, with its message.
 #[track_caller]
-fn dropped(end: &mut End, psn: u32, uc: Uc, payload: &[u8], reason: DropReason) {
+fn assert_dropped(end: &mut End, psn: u32, uc: Uc, payload: &[u8], reason: DropReason) {
     let before = end.memory.bytes(end.storage).to_vec();
-    end.hear_uc(psn, uc, payload);
+    end.receive_uc(psn, uc, payload);
     assert!(end.memory.bytes(end.storage) == before, "what is dropped changes nothing");
     assert_eq!(end.drops().last(), Some(&reason));
     assert_eq!(end.headers(), [], "and nobody hears of it");
@@ -46,13 +46,13 @@ fn dropped(end: &mut End, psn: u32, uc: Uc, payload: &[u8], reason: DropReason) 
 }
 
 #[test]
-fn message_in_sequence_completes_a_receive_and_nothing_is_answered() {
+fn message_in_sequence_completes_a_receive_without_a_response() {
     let mut end = solo();
     end.post_recv(1, 0, 4096);
-    end.hear_uc(0, FIRST, &pattern(MTU, 1));
-    end.hear_uc(1, MIDDLE, &pattern(MTU, 2));
+    end.receive_uc(0, FIRST, &pattern(MTU, 1));
+    end.receive_uc(1, MIDDLE, &pattern(MTU, 2));
     assert_eq!(end.statuses(), []);
-    end.hear_uc(2, Uc::Send(Send::Last(Some(9))), b"end");
+    end.receive_uc(2, Uc::Send(Send::Last(Some(9))), b"end");
     let completion = end.completions()[0];
     let success = completion.outcome.unwrap();
     assert_eq!(success.length, 2 * 1024 + 3);
@@ -64,7 +64,7 @@ fn message_in_sequence_completes_a_receive_and_nothing_is_answered() {
 }
 
 #[test]
-fn acknowledgement_is_never_sent_even_if_asked_for() {
+fn acknowledgement_is_never_sent_even_if_requested() {
     let mut end = solo();
     let mut header = Header::new(end.qpn, Psn::wrapping(PSN), Operation::Uc(write_only(&end, 0, 4)));
     header.ack_request = true;
@@ -75,12 +75,12 @@ fn acknowledgement_is_never_sent_even_if_asked_for() {
 }
 
 #[test]
-fn gap_within_a_message_drops_it_whole() {
+fn gap_within_a_message_drops_the_whole_message() {
     let mut end = solo();
     end.post_recv(1, 0, 8192);
-    end.hear_uc(0, FIRST, &pattern(MTU, 1));
-    end.hear_uc(2, MIDDLE, &pattern(MTU, 2));
-    end.hear_uc(3, LAST, b"end");
+    end.receive_uc(0, FIRST, &pattern(MTU, 1));
+    end.receive_uc(2, MIDDLE, &pattern(MTU, 2));
+    end.receive_uc(3, LAST, b"end");
     assert_eq!(end.statuses(), []);
     let stats = end.device.statistics();
     assert_eq!((stats.messages_dropped, stats.packets_missing), (1, 1));
@@ -88,11 +88,11 @@ fn gap_within_a_message_drops_it_whole() {
 }
 
 #[test]
-fn lost_last_packet_drops_the_message_when_the_next_begins() {
+fn lost_last_packet_drops_the_message_when_the_next_starts() {
     let mut end = solo();
     end.post_recv(1, 0, 8192);
-    end.hear_uc(0, FIRST, &pattern(MTU, 1));
-    end.hear_uc(2, ONLY, b"next");
+    end.receive_uc(0, FIRST, &pattern(MTU, 1));
+    end.receive_uc(2, ONLY, b"next");
     assert_eq!(end.bytes(0, 4), b"next", "the receive serves the next message, from its beginning");
     let completion = end.completions();
     assert_eq!((completion.len(), completion[0].wr_id), (1, 1));
@@ -104,22 +104,22 @@ fn lost_last_packet_drops_the_message_when_the_next_begins() {
 fn lost_first_packet_drops_the_rest() {
     let mut end = solo();
     end.post_recv(1, 0, 8192);
-    end.hear_uc(1, MIDDLE, &pattern(MTU, 1));
-    end.hear_uc(2, LAST, b"end");
+    end.receive_uc(1, MIDDLE, &pattern(MTU, 1));
+    end.receive_uc(2, LAST, b"end");
     assert_eq!(end.statuses(), []);
-    end.hear_uc(3, ONLY, b"next");
+    end.receive_uc(3, ONLY, b"next");
     assert_eq!(end.statuses(), [(1, Status::Success)]);
     assert_eq!(end.device.statistics().packets_missing, 1);
 }
 
 #[test]
-fn new_message_resynchronises_however_far_ahead() {
+fn new_message_resynchronizes_at_any_distance_ahead() {
     for ahead in [1, 2, 1000, (1 << 23) - 1] {
         let mut end = solo();
         end.post_recv(1, 0, 64);
         end.post_recv(2, 64, 64);
-        end.hear_uc(ahead, ONLY, b"abcd");
-        end.hear_uc(ahead + 1, ONLY, b"efgh");
+        end.receive_uc(ahead, ONLY, b"abcd");
+        end.receive_uc(ahead + 1, ONLY, b"efgh");
         assert_eq!(end.statuses().len(), 2, "{ahead}");
         assert_eq!(end.device.statistics().packets_missing, u64::from(ahead));
         assert_eq!(end.device.statistics().messages_dropped, 0);
@@ -130,48 +130,48 @@ fn new_message_resynchronises_however_far_ahead() {
 fn message_far_behind_is_a_new_one() {
     let mut end = solo();
     end.post_recv(1, 0, 64);
-    end.hear_uc((1 << 24) - (1 << 20), ONLY, b"abcd");
+    end.receive_uc((1 << 24) - (1 << 20), ONLY, b"abcd");
     assert_eq!(end.statuses(), [(1, Status::Success)]);
 }
 
 #[test]
-fn packet_that_comes_again_is_dropped() {
+fn duplicate_packet_is_dropped() {
     let mut end = solo();
     end.post_recv(1, 0, 64);
     end.post_recv(2, 64, 64);
-    end.hear_uc(0, ONLY, b"abcd");
-    dropped(&mut end, 0, ONLY, b"abcd", DropReason::PsnBelowExpected);
+    end.receive_uc(0, ONLY, b"abcd");
+    assert_dropped(&mut end, 0, ONLY, b"abcd", DropReason::PsnBelowExpected);
     assert_eq!(end.statuses(), [(1, Status::Success)]);
     assert_eq!(end.device.statistics().duplicate_requests, 1);
 }
 
 #[test]
-fn packet_that_was_overtaken_is_dropped() {
+fn reordered_packet_is_dropped() {
     let mut end = solo();
     end.post_recv(1, 0, 64);
-    end.hear_uc(1, ONLY, b"abcd");
-    dropped(&mut end, 0, ONLY, b"late", DropReason::PsnBelowExpected);
+    end.receive_uc(1, ONLY, b"abcd");
+    assert_dropped(&mut end, 0, ONLY, b"late", DropReason::PsnBelowExpected);
     assert_eq!(end.bytes(0, 4), b"abcd");
 }
 
 #[test]
-fn late_packet_leaves_the_message_under_way_alone() {
+fn late_packet_does_not_affect_the_current_message() {
     let mut end = solo();
     end.post_recv(1, 0, 4096);
-    end.hear_uc(0, FIRST, &pattern(MTU, 1));
-    end.hear_uc(1, MIDDLE, &pattern(MTU, 2));
-    dropped(&mut end, 0, FIRST, &pattern(MTU, 3), DropReason::PsnBelowExpected);
-    end.hear_uc(2, LAST, b"end");
+    end.receive_uc(0, FIRST, &pattern(MTU, 1));
+    end.receive_uc(1, MIDDLE, &pattern(MTU, 2));
+    assert_dropped(&mut end, 0, FIRST, &pattern(MTU, 3), DropReason::PsnBelowExpected);
+    end.receive_uc(2, LAST, b"end");
     assert_eq!(end.statuses(), [(1, Status::Success)]);
 }
 
 #[test]
-fn first_in_place_of_a_last_begins_anew() {
+fn first_in_place_of_a_last_starts_a_new_message() {
     let mut end = solo();
     end.post_recv(1, 0, 4096);
-    end.hear_uc(0, FIRST, &pattern(MTU, 1));
-    end.hear_uc(1, FIRST, &pattern(MTU, 2));
-    end.hear_uc(2, LAST, b"end");
+    end.receive_uc(0, FIRST, &pattern(MTU, 1));
+    end.receive_uc(1, FIRST, &pattern(MTU, 2));
+    end.receive_uc(2, LAST, b"end");
     assert_eq!(end.completions()[0].outcome.unwrap().length, 1027);
     assert_eq!(end.bytes(0, MTU), pattern(MTU, 2));
     assert_eq!(end.device.statistics().messages_dropped, 1);
@@ -182,9 +182,9 @@ fn opcodes_out_of_order_drop_the_message() {
     for wrong in [WRITE_MIDDLE, WRITE_LAST] {
         let mut end = solo();
         end.post_recv(1, 0, 4096);
-        end.hear_uc(0, FIRST, &pattern(MTU, 1));
-        dropped(&mut end, 1, wrong, &pattern(MTU, 2), DropReason::InvalidRequest);
-        dropped(&mut end, 2, LAST, b"end", DropReason::OutOfSequence);
+        end.receive_uc(0, FIRST, &pattern(MTU, 1));
+        assert_dropped(&mut end, 1, wrong, &pattern(MTU, 2), DropReason::InvalidRequest);
+        assert_dropped(&mut end, 2, LAST, b"end", DropReason::OutOfSequence);
         assert_eq!(end.statuses(), []);
     }
 }
@@ -194,46 +194,58 @@ fn middle_without_a_first_is_dropped() {
     let mut end = solo();
     end.post_recv(1, 0, 4096);
     for (psn, uc) in [MIDDLE, LAST, WRITE_MIDDLE, WRITE_LAST].into_iter().enumerate() {
-        end.hear_uc(psn as u32, uc, &pattern(MTU, 1));
+        end.receive_uc(psn as u32, uc, &pattern(MTU, 1));
     }
     assert_eq!(end.statuses(), []);
     assert_eq!(end.drops().len(), 4);
 }
 
 #[test]
-fn payload_of_another_length_than_its_place_allows_is_dropped() {
+fn packet_with_a_wrong_payload_length_is_dropped() {
     let full = pattern(MTU, 1);
     for (uc, length) in [(FIRST, MTU - 4), (FIRST, 0), (ONLY, MTU + 4), (FIRST, MTU + 4)] {
         let mut end = solo();
         end.post_recv(1, 0, 8192);
-        dropped(&mut end, 0, uc, &[full.as_slice(), &full].concat()[..length], DropReason::InvalidRequest);
+        assert_dropped(
+            &mut end,
+            0,
+            uc,
+            &[full.as_slice(), &full].concat()[..length],
+            DropReason::InvalidRequest,
+        );
     }
     for (uc, length) in [(MIDDLE, MTU - 4), (LAST, 0), (LAST, MTU + 4)] {
         let mut end = solo();
         end.post_recv(1, 0, 8192);
-        end.hear_uc(0, FIRST, &full);
-        dropped(&mut end, 1, uc, &[full.as_slice(), &full].concat()[..length], DropReason::InvalidRequest);
+        end.receive_uc(0, FIRST, &full);
+        assert_dropped(
+            &mut end,
+            1,
+            uc,
+            &[full.as_slice(), &full].concat()[..length],
+            DropReason::InvalidRequest,
+        );
     }
 }
 
 #[test]
 fn message_without_a_receive_is_dropped_and_a_later_one_arrives() {
     let mut end = solo();
-    dropped(&mut end, 0, ONLY, b"lost", DropReason::NoReceivePosted);
+    assert_dropped(&mut end, 0, ONLY, b"lost", DropReason::NoReceivePosted);
     end.post_recv(1, 0, 64);
-    end.hear_uc(1, ONLY, b"came");
+    end.receive_uc(1, ONLY, b"came");
     assert_eq!(end.bytes(0, 4), b"came");
     assert_eq!(end.statuses(), [(1, Status::Success)]);
     assert_eq!(end.device.statistics().messages_dropped, 1);
 }
 
 #[test]
-fn rest_of_a_message_without_a_receive_is_dropped_though_one_is_posted_meanwhile() {
+fn rest_of_a_message_without_a_receive_is_dropped_although_one_is_posted_later() {
     let mut end = solo();
-    end.hear_uc(0, FIRST, &pattern(MTU, 1));
+    end.receive_uc(0, FIRST, &pattern(MTU, 1));
     end.post_recv(1, 0, 4096);
-    end.hear_uc(1, MIDDLE, &pattern(MTU, 1));
-    end.hear_uc(2, LAST, b"end");
+    end.receive_uc(1, MIDDLE, &pattern(MTU, 1));
+    end.receive_uc(2, LAST, b"end");
     assert_eq!(end.statuses(), []);
     assert_eq!(end.device.statistics().messages_dropped, 1);
 }
@@ -242,40 +254,40 @@ fn rest_of_a_message_without_a_receive_is_dropped_though_one_is_posted_meanwhile
 fn message_longer_than_its_receive_is_dropped_and_the_receive_stays() {
     let mut end = solo();
     end.post_recv(1, 0, 1500);
-    end.hear_uc(0, FIRST, &pattern(MTU, 1));
-    dropped(&mut end, 1, LAST, &pattern(MTU, 2), DropReason::InvalidRequest);
-    end.hear_uc(2, ONLY, b"fits");
+    end.receive_uc(0, FIRST, &pattern(MTU, 1));
+    assert_dropped(&mut end, 1, LAST, &pattern(MTU, 2), DropReason::InvalidRequest);
+    end.receive_uc(2, ONLY, b"fits");
     assert_eq!(end.statuses(), [(1, Status::Success)]);
     assert_eq!(end.bytes(0, 4), b"fits");
 }
 
 #[test]
-fn write_in_several_packets_arrives() {
+fn write_in_several_packets_is_executed() {
     let mut end = solo();
     let first = write_first(&end, 100, 2050);
-    end.hear_uc(0, first, &pattern(MTU, 1));
-    end.hear_uc(1, WRITE_MIDDLE, &pattern(MTU, 2));
-    end.hear_uc(2, WRITE_LAST, b"ab");
+    end.receive_uc(0, first, &pattern(MTU, 1));
+    end.receive_uc(1, WRITE_MIDDLE, &pattern(MTU, 2));
+    end.receive_uc(2, WRITE_LAST, b"ab");
     assert_eq!(end.bytes(100, MTU), pattern(MTU, 1));
     assert_eq!(end.bytes(100 + 2 * MTU, 2), b"ab");
     assert_eq!(end.statuses(), [], "a WRITE takes no receive");
 }
 
 #[test]
-fn write_behind_a_gap_touches_nothing_more() {
+fn write_after_a_gap_writes_nothing() {
     let mut end = solo();
     let first = write_first(&end, 0, 3072);
-    end.hear_uc(0, first, &pattern(MTU, 1));
-    dropped(&mut end, 2, WRITE_LAST, &pattern(MTU, 2), DropReason::OutOfSequence);
+    end.receive_uc(0, first, &pattern(MTU, 1));
+    assert_dropped(&mut end, 2, WRITE_LAST, &pattern(MTU, 2), DropReason::OutOfSequence);
 }
 
 #[test]
-fn write_with_immediate_takes_a_receive_and_leaves_its_buffer() {
+fn write_with_immediate_takes_a_receive_and_leaves_its_buffer_unchanged() {
     let mut end = solo();
     end.post_recv(1, 4096, 64);
     let before = end.bytes(4096, 64).to_vec();
     let write = Uc::Write(Write::Only(reth(&end, 0, 4), Some(77)));
-    end.hear_uc(0, write, b"abcd");
+    end.receive_uc(0, write, b"abcd");
     let success = end.completions()[0].outcome.unwrap();
     assert_eq!(success.operation, CompletedOperation::RecvWrite { immediate: 77 });
     assert_eq!(end.bytes(4096, 64), before);
@@ -283,10 +295,10 @@ fn write_with_immediate_takes_a_receive_and_leaves_its_buffer() {
 }
 
 #[test]
-fn write_with_immediate_without_a_receive_is_dropped_before_it_is_placed() {
+fn write_with_immediate_without_a_receive_is_dropped_before_it_writes() {
     let mut end = solo();
     let write = Uc::Write(Write::Only(reth(&end, 0, 4), Some(77)));
-    dropped(&mut end, 0, write, b"abcd", DropReason::NoReceivePosted);
+    assert_dropped(&mut end, 0, write, b"abcd", DropReason::NoReceivePosted);
 }
 
 #[test]
@@ -301,7 +313,7 @@ fn write_needs_key_bounds_and_rights() {
     {
         let reth = Reth { va: ADDR.wrapping_add(offset), rkey, length };
         let write = Uc::Write(Write::Only(reth, None));
-        dropped(&mut end, psn as u32, write, b"abcd", DropReason::InvalidRequest);
+        assert_dropped(&mut end, psn as u32, write, b"abcd", DropReason::InvalidRequest);
     }
     assert_eq!(end.queue_events(), [], "in silence");
     assert_eq!(end.device.statistics().messages_dropped, 4);
@@ -312,7 +324,7 @@ fn write_needs_the_queue_pairs_right() {
     let access = ALL.difference(Access::REMOTE_WRITE);
     let mut end = solo_with(&Options { access, ..options() });
     let write = write_only(&end, 0, 4);
-    dropped(&mut end, 0, write, b"abcd", DropReason::InvalidRequest);
+    assert_dropped(&mut end, 0, write, b"abcd", DropReason::InvalidRequest);
 }
 
 #[test]
@@ -320,7 +332,7 @@ fn empty_write_ignores_its_key() {
     let mut end = solo();
     end.post_recv(1, 0, 8);
     let reth = Reth { va: 0, rkey: 0xdead, length: 0 };
-    end.hear_uc(0, Uc::Write(Write::Only(reth, Some(3))), &[]);
+    end.receive_uc(0, Uc::Write(Write::Only(reth, Some(3))), &[]);
     assert_eq!(end.statuses(), [(1, Status::Success)]);
 }
 
@@ -328,18 +340,18 @@ fn empty_write_ignores_its_key() {
 fn write_whose_length_is_not_that_of_its_packets_is_dropped() {
     let mut end = solo();
     let write = write_only(&end, 0, 8);
-    dropped(&mut end, 0, write, b"abcd", DropReason::InvalidRequest);
+    assert_dropped(&mut end, 0, write, b"abcd", DropReason::InvalidRequest);
     let first = write_first(&end, 0, 1024);
-    dropped(&mut end, 1, first, &pattern(MTU, 1), DropReason::InvalidRequest);
+    assert_dropped(&mut end, 1, first, &pattern(MTU, 1), DropReason::InvalidRequest);
 }
 
 #[test]
 fn key_is_looked_up_for_each_packet() {
     let mut end = solo();
     let first = write_first(&end, 0, 2048);
-    end.hear_uc(0, first, &pattern(MTU, 1));
+    end.receive_uc(0, first, &pattern(MTU, 1));
     end.device.deregister(end.key).unwrap();
-    dropped(&mut end, 1, WRITE_LAST, &pattern(MTU, 2), DropReason::InvalidRequest);
+    assert_dropped(&mut end, 1, WRITE_LAST, &pattern(MTU, 2), DropReason::InvalidRequest);
 }
 
 #[test]
@@ -350,7 +362,7 @@ fn receive_into_wrong_memory_fails_the_queue_pair() {
     let request = adverb_proto::types::RecvRequest { wr_id: 1, tag: 0, segments: &[segment] };
     end.device.post_recv(end.now, end.qpn, &request).unwrap();
     end.post_recv(2, 0, 64);
-    end.hear_uc(0, ONLY, b"abcd");
+    end.receive_uc(0, ONLY, b"abcd");
     assert_eq!(end.statuses(), [(1, Status::LocalProtection), (2, Status::Flushed)]);
     assert_eq!(end.state(), QpState::Error);
     assert_eq!(end.queue_events(), [QueueEvent::Fatal(end.qpn)]);
@@ -361,8 +373,8 @@ fn receive_into_wrong_memory_fails_the_queue_pair() {
 fn packets_of_other_transports_are_dropped() {
     let mut end = solo();
     end.post_recv(1, 0, 64);
-    end.hear(0, Rc::Send(Send::Only(None)), b"abcd");
-    end.hear_datagram(Ud { qkey: QKEY, source_qp: end.qpn, immediate: None }, b"abcd");
+    end.receive(0, Rc::Send(Send::Only(None)), b"abcd");
+    end.receive_datagram(Ud { qkey: QKEY, source_qp: end.qpn, immediate: None }, b"abcd");
     assert_eq!(end.drops(), [DropReason::WrongTransport; 2]);
     assert_eq!(end.statuses(), []);
 }
@@ -370,34 +382,34 @@ fn packets_of_other_transports_are_dropped() {
 #[test]
 fn nothing_is_received_in_error_or_before_ready() {
     let mut end = End::new(1, 2, &options());
-    end.go_to_init(&options());
+    end.move_to_init(&options());
     end.post_recv(1, 0, 64);
-    end.hear_uc(0, ONLY, b"abcd");
+    end.receive_uc(0, ONLY, b"abcd");
     assert_eq!(end.drops(), [DropReason::WrongState]);
     end.modify(Transition::Error);
-    end.hear_uc(0, ONLY, b"abcd");
+    end.receive_uc(0, ONLY, b"abcd");
     assert_eq!(end.drops(), [DropReason::WrongState; 2]);
 }
 
 #[test]
-fn first_packet_before_ready_to_send_is_told() {
+fn first_packet_before_ready_to_send_generates_an_event() {
     let mut end = End::new(1, 2, &options());
-    end.go_to_init(&options());
+    end.move_to_init(&options());
     end.post_recv(1, 0, 64);
-    let receiving = end.receiving(end.qpn, &options());
-    end.modify(receiving);
-    end.hear_uc(0, ONLY, b"abcd");
+    let ready_to_receive = end.ready_to_receive(end.qpn, &options());
+    end.modify(ready_to_receive);
+    end.receive_uc(0, ONLY, b"abcd");
     assert_eq!(end.queue_events(), [QueueEvent::Established(end.qpn)]);
     assert_eq!(end.statuses(), [(1, Status::Success)]);
 }
 
 #[test]
-fn solicited_message_wakes_who_waits_for_such() {
+fn solicited_message_generates_an_event_on_a_queue_armed_for_solicited() {
     let mut end = solo();
     end.post_recv(1, 0, 64);
     end.post_recv(2, 0, 64);
     end.device.arm_cq(end.cq, ArmFor::Solicited);
-    end.hear_uc(0, ONLY, b"abcd");
+    end.receive_uc(0, ONLY, b"abcd");
     assert_eq!(end.queue_events(), []);
     let mut header = Header::new(end.qpn, Psn::wrapping(PSN) + 1, Operation::Uc(ONLY));
     header.solicited = true;
@@ -407,7 +419,7 @@ fn solicited_message_wakes_who_waits_for_such() {
 }
 
 #[test]
-fn expected_number_wraps() {
+fn expected_psn_wraps() {
     let mut end = solo_with(&Options { psn: 0xff_ffff, ..options() });
     end.post_recv(1, 0, 2048);
     for (psn, uc, payload) in [(0xff_ffff, FIRST, &pattern(MTU, 1)[..]), (0, LAST, b"end")] {
@@ -420,15 +432,15 @@ fn expected_number_wraps() {
 }
 
 #[test]
-fn corrupted_packet_is_a_missing_one() {
+fn corrupt_packet_counts_as_missing() {
     let mut end = solo();
     end.post_recv(1, 0, 4096);
-    end.hear_uc(0, FIRST, &pattern(MTU, 1));
+    end.receive_uc(0, FIRST, &pattern(MTU, 1));
     let header = Header::new(end.qpn, Psn::wrapping(PSN) + 1, Operation::Uc(MIDDLE));
     let mut bytes = end.forge(&header, &pattern(MTU, 2));
     bytes[40] ^= 1;
     end.deliver(&bytes);
-    end.hear_uc(2, LAST, b"end");
+    end.receive_uc(2, LAST, b"end");
     assert_eq!(end.statuses(), []);
     assert_eq!(end.device.statistics().icrc_errors, 1);
     assert_eq!(end.device.statistics().messages_dropped, 1);

@@ -24,21 +24,21 @@ fn datagram() -> Ud {
 }
 
 #[test]
-fn payload_lies_behind_forty_bytes() {
+fn payload_follows_forty_bytes() {
     let mut end = solo();
     end.post_recv(1, 0, 256);
-    end.hear_datagram(datagram(), b"hello");
+    end.receive_datagram(datagram(), b"hello");
     assert_eq!(end.bytes(GRH_LEN, 5), b"hello");
     let completion = end.completions()[0];
     assert_eq!(completion.outcome.unwrap().length, 45);
 }
 
 #[test]
-fn completion_names_the_sender_and_the_immediate_data() {
+fn completion_has_the_sender_and_the_immediate_data() {
     let mut end = solo();
     for immediate in [None, Some(0), Some(u32::MAX)] {
         end.post_recv(1, 0, 256);
-        end.hear_datagram(Ud { immediate, ..datagram() }, b"hello");
+        end.receive_datagram(Ud { immediate, ..datagram() }, b"hello");
         let expected = CompletedOperation::Recv {
             immediate,
             invalidated: None,
@@ -50,10 +50,10 @@ fn completion_names_the_sender_and_the_immediate_data() {
 }
 
 #[test]
-fn route_header_of_ipv4_is_in_the_last_twenty_bytes_and_the_first_are_zero() {
+fn grh_of_ipv4_is_in_the_last_twenty_bytes_and_the_first_are_zero() {
     let mut end = solo();
     end.post_recv(1, 0, 256);
-    end.hear_datagram(datagram(), b"hello");
+    end.receive_datagram(datagram(), b"hello");
     let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
     assert_eq!(grh[..20], [0; 20]);
     assert_eq!(grh[20], 0x45);
@@ -67,12 +67,12 @@ fn route_header_of_ipv4_is_in_the_last_twenty_bytes_and_the_first_are_zero() {
 }
 
 #[test]
-fn route_header_of_ipv6_is_its_whole_header() {
+fn grh_of_ipv6_is_its_whole_header() {
     let mut end = solo();
     let (peer, address): (IpAddr, IpAddr) = ("fd77::2".parse().unwrap(), "fd77::1".parse().unwrap());
     (end.peer, end.address) = (peer, address);
     end.post_recv(1, 0, 256);
-    end.hear_datagram(datagram(), b"hello!!!");
+    end.receive_datagram(datagram(), b"hello!!!");
     let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
     assert_eq!(grh[0] >> 4, 6);
     let ip = IpHeader::from_grh(&grh).unwrap();
@@ -82,7 +82,7 @@ fn route_header_of_ipv6_is_its_whole_header() {
 }
 
 #[test]
-fn route_header_says_the_ports_of_devices_that_have_their_own() {
+fn grh_has_the_ports_of_devices_with_their_own_port() {
     let (usual, other) = ("10.0.0.2:49443".parse().unwrap(), "10.0.0.2:4792".parse().unwrap());
     let (here, at_port) = ("10.0.0.1:4791".parse().unwrap(), "10.0.0.1:4800".parse().unwrap());
     for (source, destination) in [(usual, at_port), (other, here), (other, at_port)] {
@@ -93,12 +93,12 @@ fn route_header_says_the_ports_of_devices_that_have_their_own() {
         let mut head = [0; MAX_HEADER_LEN];
         let emitted = flow.emit(&header, 0, &[b"abcd"], &mut head).unwrap();
         let bytes = [&head[..emitted.header_len], b"abcd", &emitted.trailer].concat();
-        let arrival = RxMeta { source, destination, ..end.arrival() };
+        let rx_meta = RxMeta { source, destination, ..end.rx_meta() };
         // The ICRC covers the ports.
-        let elsewhere = RxMeta { destination: SocketAddr::new(destination.ip(), 4900), ..arrival };
-        end.deliver_as(&elsewhere, &bytes);
+        let other_rx_meta = RxMeta { destination: SocketAddr::new(destination.ip(), 4900), ..rx_meta };
+        end.deliver_as(&other_rx_meta, &bytes);
         assert_eq!(end.device.statistics().icrc_errors, 1);
-        end.deliver_as(&arrival, &bytes);
+        end.deliver_as(&rx_meta, &bytes);
         let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
         let ip = IpHeader::from_grh(&grh).unwrap();
         assert_eq!(
@@ -110,7 +110,7 @@ fn route_header_says_the_ports_of_devices_that_have_their_own() {
 }
 
 #[test]
-fn route_header_has_the_identification_that_was_seen() {
+fn grh_has_the_known_ip_id() {
     let mut end = solo();
     end.post_recv(1, 0, 256);
     let header = Header::new(end.qpn, Psn::ZERO, Operation::Ud(datagram()));
@@ -118,13 +118,13 @@ fn route_header_has_the_identification_that_was_seen() {
     let mut head = [0; MAX_HEADER_LEN];
     let emitted = flow.emit(&header, 0x1234, &[b"abcd"], &mut head).unwrap();
     let bytes = [&head[..emitted.header_len], b"abcd", &emitted.trailer].concat();
-    let arrival = RxMeta { icrc: IcrcCheck::IpId(0x1234), ..end.arrival() };
-    end.deliver_as(&arrival, &bytes);
+    let rx_meta = RxMeta { icrc: IcrcCheck::IpId(0x1234), ..end.rx_meta() };
+    end.deliver_as(&rx_meta, &bytes);
     assert_eq!(end.bytes(24, 2), [0x12, 0x34]);
 }
 
 #[test]
-fn route_header_tells_that_a_switch_marked_the_packet() {
+fn grh_has_the_ecn_mark() {
     for (peer, address) in [("10.0.0.2", "10.0.0.1"), ("fd77::2", "fd77::1")] {
         for is_ecn_marked in [false, true] {
             let mut end = solo();
@@ -132,8 +132,8 @@ fn route_header_tells_that_a_switch_marked_the_packet() {
             end.post_recv(1, 0, 256);
             let header = Header::new(end.qpn, Psn::ZERO, Operation::Ud(datagram()));
             let bytes = end.forge(&header, b"abcd");
-            let arrival = RxMeta { is_ecn_marked, ..end.arrival() };
-            end.deliver_as(&arrival, &bytes);
+            let rx_meta = RxMeta { is_ecn_marked, ..end.rx_meta() };
+            end.deliver_as(&rx_meta, &bytes);
             let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
             let marks = IpHeader::from_grh(&grh).unwrap().traffic_class();
             assert_eq!(marks, if is_ecn_marked { 3 } else { 0 });
@@ -142,12 +142,12 @@ fn route_header_tells_that_a_switch_marked_the_packet() {
 }
 
 #[test]
-fn datagram_of_any_length_up_to_the_mtu_arrives() {
+fn datagram_of_any_length_up_to_the_mtu_is_delivered() {
     let mut end = solo();
     for length in [0, 1, 2, 3, 4, 1000, 4095, 4096] {
         end.post_recv(1, 0, 8192);
         let payload = pattern(length, 3);
-        end.hear_datagram(datagram(), &payload);
+        end.receive_datagram(datagram(), &payload);
         assert_eq!(end.bytes(GRH_LEN, length), payload);
         assert_eq!(end.completions()[0].outcome.unwrap().length as usize, GRH_LEN + length);
     }
@@ -157,7 +157,7 @@ fn datagram_of_any_length_up_to_the_mtu_arrives() {
 fn datagram_longer_than_the_mtu_is_dropped() {
     let mut end = solo();
     end.post_recv(1, 0, 8192);
-    end.hear_datagram(datagram(), &pattern(4100, 3));
+    end.receive_datagram(datagram(), &pattern(4100, 3));
     assert_eq!(end.drops(), [DropReason::MessageTooLong]);
     assert_eq!(end.statuses(), []);
 }
@@ -166,9 +166,9 @@ fn datagram_longer_than_the_mtu_is_dropped() {
 fn datagram_longer_than_its_receive_is_dropped_and_the_receive_stays() {
     let mut end = solo();
     end.post_recv(1, 0, 50);
-    end.hear_datagram(datagram(), b"eleven long");
+    end.receive_datagram(datagram(), b"eleven long");
     assert_eq!(end.drops(), [DropReason::MessageTooLong]);
-    end.hear_datagram(datagram(), b"ten is it!");
+    end.receive_datagram(datagram(), b"ten is it!");
     assert_eq!(end.statuses(), [(1, Status::Success)]);
     assert_eq!(end.device.statistics().messages_dropped, 1);
 }
@@ -178,29 +178,29 @@ fn datagram_with_another_queue_key_is_dropped_and_counted() {
     let mut end = solo();
     end.post_recv(1, 0, 256);
     for qkey in [0, QKEY ^ 1, QKEY ^ 0x8000_0000, u32::MAX] {
-        end.hear_datagram(Ud { qkey, ..datagram() }, b"hello");
+        end.receive_datagram(Ud { qkey, ..datagram() }, b"hello");
     }
     assert_eq!(end.drops(), [DropReason::WrongQkey; 4]);
     assert_eq!(end.statuses(), []);
     assert_eq!(end.device.statistics().qkey_violations, 4);
     assert_eq!(end.state(), QpState::ReadyToSend);
-    end.hear_datagram(datagram(), b"hello");
+    end.receive_datagram(datagram(), b"hello");
     assert_eq!(end.statuses(), [(1, Status::Success)]);
 }
 
 #[test]
 fn datagram_without_a_receive_is_dropped_and_counted() {
     let mut end = solo();
-    end.hear_datagram(datagram(), b"lost");
+    end.receive_datagram(datagram(), b"lost");
     assert_eq!(end.drops(), [DropReason::NoReceivePosted]);
     assert_eq!(end.device.statistics().messages_dropped, 1);
     end.post_recv(1, 0, 256);
-    end.hear_datagram(datagram(), b"came");
+    end.receive_datagram(datagram(), b"came");
     assert_eq!(end.statuses(), [(1, Status::Success)]);
 }
 
 #[test]
-fn receive_without_room_for_the_route_header_is_refused() {
+fn receive_shorter_than_the_grh_is_rejected() {
     let mut end = solo();
     let segments = [end.segment(0, 39)];
     let request = RecvRequest { wr_id: 1, tag: 0, segments: &segments };
@@ -211,23 +211,23 @@ fn receive_without_room_for_the_route_header_is_refused() {
 }
 
 #[test]
-fn route_header_and_payload_are_scattered_over_segments() {
+fn grh_and_payload_are_scattered_over_segments() {
     let mut end = solo();
     let segments = [end.segment(0, 30), end.segment(100, 12), end.segment(200, 64)];
     let request = RecvRequest { wr_id: 1, tag: 0, segments: &segments };
     end.device.post_recv(end.now, end.qpn, &request).unwrap();
-    end.hear_datagram(datagram(), b"abcdef");
+    end.receive_datagram(datagram(), b"abcdef");
     assert_eq!(end.bytes(110, 2), b"ab");
     assert_eq!(end.bytes(200, 4), b"cdef");
 }
 
 #[test]
-fn datagrams_come_from_anyone_on_any_port() {
+fn datagrams_are_accepted_from_any_address_and_port() {
     let mut end = solo();
     for (id, host) in ["10.0.0.9", "192.0.2.1", "10.0.0.9"].into_iter().enumerate() {
         end.peer = host.parse().unwrap();
         end.post_recv(id as u64, 0, 256);
-        end.hear_datagram(datagram(), b"hello");
+        end.receive_datagram(datagram(), b"hello");
         let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
         assert_eq!(IpHeader::from_grh(&grh).unwrap().source(), end.peer);
     }
@@ -235,7 +235,7 @@ fn datagrams_come_from_anyone_on_any_port() {
 }
 
 #[test]
-fn numbers_of_datagrams_mean_nothing() {
+fn sequence_numbers_of_datagrams_are_ignored() {
     let mut end = solo();
     for psn in [5, 5, 4, 0xff_ffff, 0] {
         end.post_recv(1, 0, 256);
@@ -247,7 +247,7 @@ fn numbers_of_datagrams_mean_nothing() {
 }
 
 #[test]
-fn corrupted_datagram_is_dropped() {
+fn corrupt_datagram_is_dropped() {
     let mut end = solo();
     end.post_recv(1, 0, 256);
     let header = Header::new(end.qpn, Psn::ZERO, Operation::Ud(datagram()));
@@ -257,8 +257,8 @@ fn corrupted_datagram_is_dropped() {
     assert_eq!(end.drops(), [DropReason::WrongIcrc]);
     // One whose addresses were changed on the way is corrupted too.
     let bytes = end.forge(&header, b"hello");
-    let arrival = RxMeta { source: "10.0.0.99:49443".parse().unwrap(), ..end.arrival() };
-    end.deliver_as(&arrival, &bytes);
+    let rx_meta = RxMeta { source: "10.0.0.99:49443".parse().unwrap(), ..end.rx_meta() };
+    end.deliver_as(&rx_meta, &bytes);
     assert_eq!(end.drops(), [DropReason::WrongIcrc; 2]);
 }
 
@@ -274,21 +274,21 @@ fn datagram_of_another_partition_is_dropped() {
 }
 
 #[test]
-fn messages_of_connections_are_no_datagrams() {
+fn messages_of_connections_are_dropped() {
     let mut end = solo();
     end.post_recv(1, 0, 256);
-    end.hear(0, Rc::Send(Send::Only(None)), b"abcd");
-    end.hear_uc(0, Uc::Send(Send::Only(None)), b"abcd");
+    end.receive(0, Rc::Send(Send::Only(None)), b"abcd");
+    end.receive_uc(0, Uc::Send(Send::Only(None)), b"abcd");
     assert_eq!(end.drops(), [DropReason::WrongTransport; 2]);
 }
 
 #[test]
-fn solicited_datagram_wakes_who_waits_for_such() {
+fn solicited_datagram_generates_an_event_on_a_queue_armed_for_solicited() {
     let mut end = solo();
     end.post_recv(1, 0, 256);
     end.post_recv(2, 0, 256);
     end.device.arm_cq(end.cq, ArmFor::Solicited);
-    end.hear_datagram(datagram(), b"abcd");
+    end.receive_datagram(datagram(), b"abcd");
     assert_eq!(end.queue_events(), []);
     let mut header = Header::new(end.qpn, Psn::ZERO, Operation::Ud(datagram()));
     header.solicited = true;
@@ -306,7 +306,7 @@ fn receive_into_wrong_memory_fails_the_queue_pair() {
     segment.lkey = key;
     let request = RecvRequest { wr_id: 1, tag: 0, segments: &[segment] };
     end.device.post_recv(end.now, end.qpn, &request).unwrap();
-    end.hear_datagram(datagram(), b"abcd");
+    end.receive_datagram(datagram(), b"abcd");
     assert_eq!(end.statuses(), [(1, Status::LocalProtection)]);
     assert_eq!(end.state(), QpState::Error);
     assert_eq!(end.queue_events(), [QueueEvent::Fatal(end.qpn)]);
@@ -317,20 +317,20 @@ fn nothing_is_received_before_ready_and_in_error() {
     let mut end = End::new(1, 2, &options());
     end.modify(Transition::Init(Init::datagrams(QKEY)));
     end.post_recv(1, 0, 256);
-    end.hear_datagram(datagram(), b"abcd");
+    end.receive_datagram(datagram(), b"abcd");
     end.modify(Transition::ReadyToReceiveUd);
-    end.hear_datagram(datagram(), b"abcd");
+    end.receive_datagram(datagram(), b"abcd");
     assert_eq!(end.statuses(), [(1, Status::Success)], "ready to receive is enough");
     end.modify(Transition::Error);
-    end.hear_datagram(datagram(), b"abcd");
+    end.receive_datagram(datagram(), b"abcd");
     assert_eq!(end.drops(), [DropReason::WrongState; 2]);
 }
 
 #[test]
-fn connections_way_to_receive_is_not_a_datagrams() {
+fn datagram_queue_pair_rejects_the_transition_of_connections() {
     let mut end = End::new(1, 2, &options());
     end.modify(Transition::Init(Init::datagrams(QKEY)));
-    let connected = end.receiving(end.qpn, &Options { transport: Transport::Uc, ..options() });
+    let connected = end.ready_to_receive(end.qpn, &Options { transport: Transport::Uc, ..options() });
     let modified = end.device.modify_qp(end.now, end.qpn, &connected);
     assert_eq!(modified, Err(ModifyError::WrongState(QpState::Init)));
 }
@@ -347,12 +347,12 @@ fn error_flushes_receives() {
 }
 
 #[test]
-fn datagram_in_parts_is_received_without_its_bytes_in_a_row() {
+fn split_datagram_is_received_like_a_contiguous_one() {
     let mut end = solo();
     end.post_recv(1, 0, 256);
     let header = Header::new(end.qpn, Psn::ZERO, Operation::Ud(datagram()));
-    let arrival = end.arrival();
-    end.device.handle_split_packet(end.now, &arrival, &header, b"parts", &mut end.memory);
+    let rx_meta = end.rx_meta();
+    end.device.handle_split_packet(end.now, &rx_meta, &header, b"parts", &mut end.memory);
     assert_eq!(end.bytes(GRH_LEN, 5), b"parts");
     let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
     assert_eq!(u16::from_be_bytes([grh[22], grh[23]]), 20 + 8 + 12 + 8 + 8 + 4, "as if they had been");

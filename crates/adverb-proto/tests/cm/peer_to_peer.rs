@@ -8,7 +8,7 @@ use adverb_proto::types::Transport;
 use crate::harness::*;
 
 /// Both connect to each other, and nobody listens.
-fn meet(pair: &mut Pair) -> [ConnectionId; 2] {
+fn connect_both(pair: &mut Pair) -> [ConnectionId; 2] {
     pair.automatic = true;
     [CLIENT, SERVER].map(|side| {
         let local_qp = LocalQp::new(pair.qpn());
@@ -19,7 +19,7 @@ fn meet(pair: &mut Pair) -> [ConnectionId; 2] {
 }
 
 #[test]
-fn two_that_connect_to_each_others_listeners_have_two_connections() {
+fn connects_to_each_others_listeners_make_two_connections() {
     let mut pair = Pair::automatic();
     let listen =
         ListenParams { service: service(), bind: BindAddr::Any, transport: Transport::Rc, backlog: 4 };
@@ -29,7 +29,7 @@ fn two_that_connect_to_each_others_listeners_have_two_connections() {
         let connect = ConnectParams::new(addrs(side), service(), local_qp, pair.deadline());
         pair.connect_with(side, &connect).unwrap()
     });
-    pair.flow();
+    pair.run();
     for side in [CLIENT, SERVER] {
         assert_eq!(pair.sides[side].state(ids[side]), Some(State::Established));
         assert_eq!(pair.outcomes(side), ["established", "established"]);
@@ -38,10 +38,10 @@ fn two_that_connect_to_each_others_listeners_have_two_connections() {
 }
 
 #[test]
-fn two_peers_that_meet_have_one_connection() {
-    let mut pair = Pair::deaf();
-    let ids = meet(&mut pair);
-    pair.flow();
+fn a_peer_to_peer_collision_makes_one_connection() {
+    let mut pair = Pair::without_listener();
+    let ids = connect_both(&mut pair);
+    pair.run();
     for side in [CLIENT, SERVER] {
         assert_eq!(pair.sides[side].state(ids[side]), Some(State::Established));
         assert_eq!(pair.outcomes(side), ["established"]);
@@ -51,18 +51,18 @@ fn two_peers_that_meet_have_one_connection() {
     assert_eq!(pair.sent(), ">REQ <REQ >REP <RTU");
     let deadline = pair.deadline();
     pair.sides[CLIENT].disconnect(pair.now, ids[CLIENT], deadline).unwrap();
-    pair.pass(seconds(1));
-    pair.assert_nothing_left();
+    pair.advance(seconds(1));
+    pair.assert_no_state_left();
 }
 
 #[test]
-fn two_peers_meet_whatever_is_lost_first() {
+fn a_peer_to_peer_connection_tolerates_the_loss_of_first_messages() {
     for lost in ["REQ", "REP", "RTU"] {
         for count in 1..3 {
-            let mut pair = Pair::deaf();
-            pair.lose(lost, count);
-            let ids = meet(&mut pair);
-            pair.pass(seconds(4));
+            let mut pair = Pair::without_listener();
+            pair.drop_first(lost, count);
+            let ids = connect_both(&mut pair);
+            pair.advance(seconds(4));
             for side in [CLIENT, SERVER] {
                 assert_eq!(
                     pair.sides[side].state(ids[side]),
@@ -77,11 +77,11 @@ fn two_peers_meet_whatever_is_lost_first() {
 }
 
 #[test]
-fn what_two_peers_queue_pairs_are_told_fits_together() {
-    let mut pair = Pair::deaf();
-    let ids = meet(&mut pair);
+fn peer_to_peer_queue_pairs_get_matching_attributes() {
+    let mut pair = Pair::without_listener();
+    let ids = connect_both(&mut pair);
     pair.automatic = false;
-    pair.flow();
+    pair.run();
     let Some(Event::Accepted(at_client)) = pair.event(CLIENT) else { panic!() };
     let local_qp = LocalQp::new(adverb_wire::Qpn::truncate(0x11));
     let client = pair.sides[CLIENT].qp_attributes(at_client.id, &local_qp).unwrap();
@@ -90,7 +90,7 @@ fn what_two_peers_queue_pairs_are_told_fits_together() {
         Err(CallError::WrongState(State::ReqReceived))
     );
     pair.sides[CLIENT].establish(pair.now, at_client.id).unwrap();
-    pair.flow();
+    pair.run();
     let Some(Event::Accepted(at_server)) = pair.event(SERVER) else { panic!() };
     assert_eq!(at_server.id, ids[SERVER]);
     let server = pair.sides[SERVER].qp_attributes(at_server.id, &LocalQp::new(at_client.remote_qpn)).unwrap();
@@ -101,32 +101,32 @@ fn what_two_peers_queue_pairs_are_told_fits_together() {
 }
 
 #[test]
-fn a_peer_that_never_comes_is_unreachable() {
-    let mut pair = Pair::deaf();
-    pair.filter = Box::new(|_, _| Fate::Lose);
-    meet(&mut pair);
-    pair.pass(seconds(6));
+fn a_peer_that_never_connects_is_unreachable() {
+    let mut pair = Pair::without_listener();
+    pair.filter = Box::new(|_, _| Delivery::Lose);
+    connect_both(&mut pair);
+    pair.advance(seconds(6));
     assert_eq!(pair.outcomes(CLIENT), ["unreachable", "timewait over"]);
-    pair.assert_nothing_left();
+    pair.assert_no_state_left();
 }
 
 #[test]
-fn one_side_that_comes_early_is_told_that_nobody_listens() {
-    let mut pair = Pair::deaf();
+fn an_early_peer_to_peer_req_without_a_listener_is_rejected() {
+    let mut pair = Pair::without_listener();
     let local_qp = LocalQp::new(pair.qpn());
     let mut connect = ConnectParams::new(addrs(CLIENT), service(), local_qp, pair.deadline());
     connect.peer_to_peer = true;
     pair.connect_with(CLIENT, &connect).unwrap();
     let again = pair.request_with(|again| again.peer_to_peer = true);
     assert_eq!(pair.connect_with(CLIENT, &again), Err(CallError::ServiceInUse(service())));
-    pair.flow();
+    pair.run();
     assert_eq!(pair.expect_rejected(), 8);
-    pair.assert_nothing_left();
+    pair.assert_no_state_left();
 }
 
 #[test]
-fn peers_that_mean_different_services_do_not_meet() {
-    let mut pair = Pair::deaf();
+fn peers_with_different_services_do_not_connect() {
+    let mut pair = Pair::without_listener();
     for (side, port) in [(CLIENT, 1), (SERVER, 2)] {
         let local_qp = LocalQp::new(pair.qpn());
         let service = adverb_wire::cm::ServiceId::tcp_port(port);
@@ -134,7 +134,7 @@ fn peers_that_mean_different_services_do_not_meet() {
         connect.peer_to_peer = true;
         pair.connect_with(side, &connect).unwrap();
     }
-    pair.flow();
+    pair.run();
     assert_eq!(pair.outcomes(CLIENT), ["rejected"]);
     assert_eq!(pair.outcomes(SERVER), ["rejected"]);
 }

@@ -6,21 +6,21 @@ use crate::Time;
 
 /// Timers by ID, at most one per ID. The owner of an ID keeps its current time, which is needed to move the timer.
 #[derive(Debug, Default)]
-pub(super) struct Agenda(BTreeSet<(Time, u32)>);
+pub(super) struct Timers(BTreeSet<(Time, u32)>);
 
-impl Agenda {
-    /// Moves the timer of an ID from `held` to `time`, and updates `held`.
-    pub(super) fn set(&mut self, id: u32, held: &mut Option<Time>, time: Option<Time>) {
-        if *held == time {
+impl Timers {
+    /// Moves the timer of an ID from `current` to `time`, and updates `current`.
+    pub(super) fn set(&mut self, id: u32, current: &mut Option<Time>, time: Option<Time>) {
+        if *current == time {
             return;
         }
-        if let Some(old) = *held {
+        if let Some(old) = *current {
             self.0.remove(&(old, id));
         }
         if let Some(new) = time {
             self.0.insert((new, id));
         }
-        *held = time;
+        *current = time;
     }
 
     /// Returns the time of the earliest timer.
@@ -41,7 +41,7 @@ impl Agenda {
 /// A message that is retransmitted at growing intervals until it is answered. Deadlines end the wait, not the last
 /// retransmission.
 #[derive(Clone, Debug)]
-pub(super) struct Repetition<T> {
+pub(super) struct Retransmission<T> {
     pub(super) message: T,
     /// The time of the next retransmission.
     pub(super) at: Time,
@@ -52,15 +52,15 @@ pub(super) struct Repetition<T> {
 }
 
 /// The interval doubles until it is this many times the first one.
-const SLOWEST: u32 = 8;
+const MAX_INTERVAL_FACTOR: u32 = 8;
 
-impl<T> Repetition<T> {
-    pub(super) fn new(message: T, now: Time, interval: core::time::Duration, times: u8) -> Repetition<T> {
-        Repetition {
+impl<T> Retransmission<T> {
+    pub(super) fn new(message: T, now: Time, interval: core::time::Duration, times: u8) -> Retransmission<T> {
+        Retransmission {
             message,
             at: now + interval,
             interval,
-            longest: interval * SLOWEST,
+            longest: interval * MAX_INTERVAL_FACTOR,
             left: times,
             done: 0,
         }
@@ -72,7 +72,7 @@ impl<T> Repetition<T> {
     }
 
     /// Returns the message if its retransmission is due, and schedules the next one.
-    pub(super) fn take(&mut self, now: Time) -> Option<&T> {
+    pub(super) fn poll(&mut self, now: Time) -> Option<&T> {
         if self.left == 0 || self.at > now {
             return None;
         }
@@ -89,7 +89,7 @@ impl<T> Repetition<T> {
     }
 
     /// Delays the next retransmission until `time` at least.
-    pub(super) fn hold_until(&mut self, time: Time) {
+    pub(super) fn delay_until(&mut self, time: Time) {
         self.at = self.at.max(time);
     }
 }

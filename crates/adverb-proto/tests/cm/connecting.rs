@@ -14,7 +14,7 @@ use crate::harness::*;
 fn a_connection_takes_three_messages() {
     let mut pair = Pair::automatic();
     let client = pair.connect();
-    pair.flow();
+    pair.run();
     let server = pair.expect_request().id;
     assert_eq!(pair.sent(), ">REQ <REP >RTU");
     assert_eq!(pair.outcomes(CLIENT), ["established"]);
@@ -24,7 +24,7 @@ fn a_connection_takes_three_messages() {
 }
 
 #[test]
-fn both_queue_pairs_are_told_what_fits_together() {
+fn both_queue_pairs_get_matching_attributes() {
     let mut pair = Pair::new();
     let mut connect = pair.request();
     connect.local_qp.rd_atomic_limits = RdAtomicLimits { max_dest_rd_atomic: 3, max_rd_atomic: 9 };
@@ -33,7 +33,7 @@ fn both_queue_pairs_are_told_what_fits_together() {
     connect.local_qp.ack_timeout = Timeout::new(13).unwrap();
     connect.path_mtu = PathMtu::Mtu512;
     let client = pair.connect_with(CLIENT, &connect).unwrap();
-    pair.flow();
+    pair.run();
     let request = pair.expect_request();
     assert_eq!(request.rd_atomic_limits, RdAtomicLimits { max_dest_rd_atomic: 9, max_rd_atomic: 3 });
     let mut local_qp = LocalQp::new(pair.qpn());
@@ -41,7 +41,7 @@ fn both_queue_pairs_are_told_what_fits_together() {
     local_qp.rnr_retry = 1;
     let at_server = pair.sides[SERVER].qp_attributes(request.id, &local_qp).unwrap();
     pair.sides[SERVER].accept(pair.now, request.id, &local_qp, &[], pair.deadline()).unwrap();
-    pair.flow();
+    pair.run();
     let at_client = pair.sides[CLIENT].qp_attributes(client, &connect.local_qp).unwrap();
 
     assert_eq!(at_client.ready_to_receive.remote_qpn, local_qp.qpn);
@@ -68,11 +68,11 @@ fn both_queue_pairs_are_told_what_fits_together() {
 }
 
 #[test]
-fn the_starting_psn_of_a_message_is_where_its_receiver_begins() {
+fn the_starting_psn_of_a_message_is_the_first_psn_of_its_receiver() {
     // The other way round from what one might think: vol. 1, 12.7, and cm_req_handler in Linux's cm.c.
     let mut pair = Pair::automatic();
     pair.connect();
-    pair.flow();
+    pair.run();
     let id = pair.expect_request().id;
     let Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };
     let Message::Rep(rep) = pair.last(SERVER, "REP").message else { panic!() };
@@ -81,13 +81,13 @@ fn the_starting_psn_of_a_message_is_where_its_receiver_begins() {
 }
 
 #[test]
-fn a_req_has_the_fields_that_linux_wants() {
+fn a_req_has_the_fields_that_linux_requires() {
     let mut pair = Pair::new();
     let mut connect = pair.request();
     connect.source_port = 40_000;
     connect.traffic_class = 0x68;
     pair.connect_with(CLIENT, &connect).unwrap();
-    pair.flow();
+    pair.run();
     let Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };
     assert_eq!(req.service_id.get(), 0x0106_0000 | u64::from(PORT));
     assert_eq!((req.pkey, req.path_mtu), (0xffff, Ok(Mtu::Mtu1024)));
@@ -109,10 +109,10 @@ fn a_req_has_the_fields_that_linux_wants() {
 }
 
 #[test]
-fn the_messages_of_a_handshake_belong_to_one_transaction() {
+fn the_messages_of_a_handshake_have_one_transaction_id() {
     let mut pair = Pair::automatic();
     pair.connect();
-    pair.flow();
+    pair.run();
     let ids: Vec<u64> = pair.log.iter().map(|(_, mad)| mad.transaction_id).collect();
     assert_eq!(ids.len(), 3);
     assert!(ids.iter().all(|id| *id == ids[0]), "{ids:x?}");
@@ -121,15 +121,15 @@ fn the_messages_of_a_handshake_belong_to_one_transaction() {
 }
 
 #[test]
-fn an_unreliable_connection_is_made_like_a_reliable_one() {
-    let mut pair = Pair::deaf();
+fn an_unreliable_connection_is_established() {
+    let mut pair = Pair::without_listener();
     let listen =
         ListenParams { service: service(), bind: BindAddr::Any, transport: Transport::Uc, backlog: 1 };
     pair.sides[SERVER].listen(listen).unwrap();
     let mut connect = pair.request();
     connect.local_qp.transport = Transport::Uc;
     pair.connect_with(CLIENT, &connect).unwrap();
-    pair.flow();
+    pair.run();
     let request = pair.expect_request();
     assert_eq!(request.transport, Transport::Uc);
     let qpn = pair.qpn();
@@ -141,41 +141,41 @@ fn an_unreliable_connection_is_made_like_a_reliable_one() {
 }
 
 #[test]
-fn vendor_options_travel_both_ways() {
+fn both_sides_get_the_peers_vendor_options() {
     let mut pair = Pair::new();
     let mut connect = pair.request();
     connect.local_qp.ece = Ece { vendor_id: Bits::truncate(0x2c9), options: 0x1234_5678 };
     pair.connect_with(CLIENT, &connect).unwrap();
-    pair.flow();
+    pair.run();
     let request = pair.expect_request();
     assert_eq!(request.ece, connect.local_qp.ece);
     let mut local_qp = LocalQp::new(pair.qpn());
     local_qp.ece = Ece { vendor_id: Bits::truncate(0x2c9), options: 0x78 };
     pair.sides[SERVER].accept(pair.now, request.id, &local_qp, &[], pair.deadline()).unwrap();
-    pair.flow();
+    pair.run();
     let Some(Event::Accepted(acceptance)) = pair.event(CLIENT) else { panic!() };
     assert_eq!(acceptance.ece, local_qp.ece);
 }
 
 #[test]
-fn whether_receives_are_shared_is_told_both_ways() {
+fn both_sides_learn_whether_the_peer_has_an_srq() {
     let mut pair = Pair::new();
     let mut connect = pair.request();
     connect.local_qp.has_srq = true;
     pair.connect_with(CLIENT, &connect).unwrap();
-    pair.flow();
+    pair.run();
     let request = pair.expect_request();
     assert!(request.has_srq);
     let mut local_qp = LocalQp::new(pair.qpn());
     local_qp.has_srq = true;
     pair.sides[SERVER].accept(pair.now, request.id, &local_qp, &[], pair.deadline()).unwrap();
-    pair.flow();
+    pair.run();
     let Some(Event::Accepted(acceptance)) = pair.event(CLIENT) else { panic!() };
     assert!(acceptance.has_srq);
 }
 
 #[test]
-fn ipv6_peers_connect_too() {
+fn ipv6_peers_connect() {
     let mut pair = Pair::new();
     let (local, remote) = ("fd77::1".parse().unwrap(), "fd77::2".parse().unwrap());
     let connect = pair.request_with(|connect| connect.addrs = AddrPair { local, remote });
@@ -187,7 +187,7 @@ fn ipv6_peers_connect_too() {
 }
 
 #[test]
-fn two_families_do_not_connect() {
+fn addresses_of_two_families_are_rejected() {
     let mut pair = Pair::new();
     let remote = "fd77::2".parse().unwrap();
     let connect = pair.request_with(|connect| connect.addrs.remote = remote);
@@ -209,11 +209,11 @@ fn a_manager_connects_to_itself() {
     let addrs = AddrPair { local: address(0), remote: address(0) };
     let connect = pair.request_with(|connect| connect.addrs = addrs);
     let mut state = 3;
-    let active = manager.connect(pair.now, &connect, &mut || draw(&mut state)).unwrap();
+    let active = manager.connect(pair.now, &connect, &mut || random_u32(&mut state)).unwrap();
     let mut passive = None;
     loop {
         if let Some(datagram) = manager.poll_transmit() {
-            manager.handle(pair.now, addrs, &datagram.mad.emit(), &mut || draw(&mut state));
+            manager.handle(pair.now, addrs, &datagram.mad.emit(), &mut || random_u32(&mut state));
         } else if let Some(event) = manager.poll_event() {
             match event {
                 Event::Request(request) => {
@@ -235,8 +235,8 @@ fn a_manager_connects_to_itself() {
 }
 
 #[test]
-fn the_most_exact_listener_is_asked() {
-    let mut pair = Pair::deaf();
+fn the_most_specific_listener_gets_the_request() {
+    let mut pair = Pair::without_listener();
     let mut listen = |bind| {
         let listen = ListenParams { service: service(), bind, transport: Transport::Rc, backlog: 4 };
         pair.sides[SERVER].listen(listen).unwrap()
@@ -245,13 +245,13 @@ fn the_most_exact_listener_is_asked() {
         (listen(BindAddr::Any), listen(BindAddr::AnyV4), listen(BindAddr::Address(address(SERVER))));
     for expected in [exact, v4, any] {
         pair.connect();
-        pair.flow();
+        pair.run();
         let request = pair.expect_request();
         assert_eq!(request.listener, expected);
         pair.sides[SERVER].close_listener(pair.now, expected).unwrap();
     }
     pair.connect();
-    pair.flow();
+    pair.run();
     assert_eq!(pair.expect_rejected(), 8);
 }
 
@@ -270,13 +270,13 @@ fn a_queue_pair_has_one_connection() {
     let connect = pair.request();
     pair.connect_with(CLIENT, &connect).unwrap();
     assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::QpInUse(connect.local_qp.qpn)));
-    pair.flow();
+    pair.run();
     assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::QpInUse(connect.local_qp.qpn)));
     assert!(!pair.sides[CLIENT].is_qpn_free(connect.local_qp.qpn));
 }
 
 #[test]
-fn queue_pairs_for_management_and_groups_are_not_connected() {
+fn management_and_multicast_queue_pair_numbers_are_rejected() {
     let mut pair = Pair::new();
     for qpn in [0, 1, 0xff_ffff] {
         let connect = pair.request_with(|connect| connect.local_qp.qpn = Qpn::truncate(qpn));
@@ -288,7 +288,7 @@ fn queue_pairs_for_management_and_groups_are_not_connected() {
 }
 
 #[test]
-fn values_out_of_range_are_refused() {
+fn values_out_of_range_are_rejected() {
     let mut pair = Pair::new();
     let mut connect = pair.request();
     connect.local_qp.retry_count = 8;
@@ -298,11 +298,11 @@ fn values_out_of_range_are_refused() {
     assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::OutOfRange("rnr_retry")));
     let connect = pair.request_with(|connect| connect.path_mtu = PathMtu::Mtu2048);
     assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::OutOfRange("path_mtu")));
-    pair.assert_nothing_left();
+    pair.assert_no_state_left();
 }
 
 #[test]
-fn calls_in_the_wrong_state_are_refused() {
+fn calls_in_the_wrong_state_are_rejected() {
     let (mut pair, [client, server]) = Pair::connected();
     let local_qp = LocalQp::new(pair.qpn());
     let (now, deadline) = (pair.now, pair.deadline());
@@ -322,46 +322,46 @@ fn calls_in_the_wrong_state_are_refused() {
 }
 
 #[test]
-fn an_application_that_takes_its_time_is_waited_for() {
+fn an_mra_makes_the_client_wait_for_a_slow_accept() {
     let mut pair = Pair::new();
     pair.connect();
-    pair.pass(Duration::from_millis(300));
+    pair.advance(Duration::from_millis(300));
     assert_eq!(pair.sent(), ">REQ >REQ <MRA");
     let id = pair.expect_request().id;
-    pair.pass(Duration::from_millis(2000));
+    pair.advance(Duration::from_millis(2000));
     assert_eq!(pair.sent(), ">REQ >REQ <MRA", "who was told to wait waits");
     pair.automatic = true;
     let local_qp = LocalQp::new(pair.qpn());
     pair.sides[SERVER].accept(pair.now, id, &local_qp, &[], pair.deadline()).unwrap();
-    pair.flow();
+    pair.run();
     assert_eq!(pair.outcomes(CLIENT), ["established"]);
     assert_eq!(pair.outcomes(SERVER), ["established"]);
 }
 
 #[test]
-fn a_queue_pair_that_takes_its_time_is_waited_for() {
+fn the_server_waits_for_a_slow_establish() {
     let mut pair = Pair::new();
     let client = pair.connect();
-    pair.flow();
+    pair.run();
     let id = pair.expect_request().id;
     let local_qp = LocalQp::new(pair.qpn());
     pair.sides[SERVER].accept(pair.now, id, &local_qp, &[], pair.deadline()).unwrap();
-    pair.pass(seconds(2));
+    pair.advance(seconds(2));
     assert_eq!(pair.sent(), ">REQ <REP <REP <REP <REP");
     pair.sides[CLIENT].establish(pair.now, client).unwrap();
-    pair.flow();
+    pair.run();
     assert_eq!(pair.outcomes(SERVER), ["established"]);
 }
 
 #[test]
-fn an_application_that_never_answers_is_answered_for() {
+fn a_request_that_the_application_ignores_is_rejected() {
     let mut pair = Pair::new();
     let connect = pair.request_with(|connect| connect.deadline = connect.deadline + seconds(60));
     pair.connect_with(CLIENT, &connect).unwrap();
-    pair.pass(seconds(6));
+    pair.advance(seconds(6));
     let id = pair.expect_request().id;
     assert_eq!(pair.event(SERVER), Some(Event::Unreachable(id)));
     assert_eq!(pair.expect_rejected(), 3);
-    pair.pass(seconds(1));
-    pair.assert_nothing_left();
+    pair.advance(seconds(1));
+    pair.assert_no_state_left();
 }

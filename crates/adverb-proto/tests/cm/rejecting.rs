@@ -27,18 +27,18 @@ fn reason_after(change: impl FnOnce(&mut Req)) -> Option<u16> {
 }
 
 #[test]
-fn a_good_request_is_not_refused() {
+fn a_valid_request_is_not_rejected() {
     assert_eq!(reason_after(|_| {}), None);
 }
 
 #[test]
-fn a_service_that_nobody_listens_at_is_refused_with_8() {
+fn a_service_without_a_listener_is_rejected_with_8() {
     assert_eq!(reason_after(|req| req.service_id = ServiceId::tcp_port(1)), Some(8));
     assert_eq!(reason_after(|req| req.service_id = ServiceId::udp_port(PORT)), Some(8));
 }
 
 #[test]
-fn another_transport_is_refused_with_9() {
+fn another_transport_is_rejected_with_9() {
     for transport in [
         TransportService::UnreliableConnection,
         TransportService::ReliableDatagram,
@@ -49,18 +49,18 @@ fn another_transport_is_refused_with_9() {
 }
 
 #[test]
-fn a_connection_to_a_datagram_listener_is_refused_with_9() {
-    let mut pair = Pair::deaf();
+fn a_connection_to_a_datagram_listener_is_rejected_with_9() {
+    let mut pair = Pair::without_listener();
     let listen =
         ListenParams { service: service(), bind: BindAddr::Any, transport: Transport::Ud, backlog: 1 };
     pair.sides[SERVER].listen(listen).unwrap();
     pair.connect();
-    pair.flow();
+    pair.run();
     assert_eq!(pair.expect_rejected(), 9);
 }
 
 #[test]
-fn a_path_to_another_address_is_refused_with_12_and_the_right_one() {
+fn a_path_to_another_address_is_rejected_with_12_and_the_right_one() {
     let elsewhere = "::ffff:10.9.9.9".parse().unwrap();
     assert_eq!(reason_after(|req| req.primary_path.remote_gid = elsewhere), Some(12));
     let mut pair = Pair::new();
@@ -69,52 +69,52 @@ fn a_path_to_another_address_is_refused_with_12_and_the_right_one() {
     let Message::Req(req) = &mut mad.message else { panic!() };
     req.primary_path.remote_gid = elsewhere;
     pair.inject(SERVER, &mad);
-    pair.flow();
+    pair.run();
     let Some(Event::Rejected(rejection)) = pair.event(CLIENT) else { panic!() };
     let right: std::net::Ipv6Addr = "::ffff:10.0.0.2".parse().unwrap();
     assert_eq!(rejection.info.as_bytes(), right.octets());
 }
 
 #[test]
-fn a_path_from_another_address_is_refused_with_12() {
+fn a_path_from_another_address_is_rejected_with_12() {
     let elsewhere = "::ffff:10.9.9.9".parse().unwrap();
     assert_eq!(reason_after(|req| req.primary_path.local_gid = elsewhere), Some(12));
 }
 
 #[test]
-fn another_partition_is_refused_with_12() {
+fn another_partition_is_rejected_with_12() {
     assert_eq!(reason_after(|req| req.pkey = 0x8001), Some(12));
     assert_eq!(reason_after(|req| req.pkey = 0x7fff), Some(12));
 }
 
 #[test]
-fn a_path_mtu_beyond_the_link_is_refused_with_26_and_the_largest() {
+fn a_path_mtu_beyond_the_link_is_rejected_with_26_and_the_maximum() {
     let mut large = config(CLIENT);
     large.path_mtu = PathMtu::Mtu4096;
     let mut pair = Pair::with(large, config(SERVER));
     pair.listen(service());
     let connect = pair.request_with(|connect| connect.path_mtu = PathMtu::Mtu4096);
     pair.connect_with(CLIENT, &connect).unwrap();
-    pair.flow();
+    pair.run();
     let Some(Event::Rejected(rejection)) = pair.event(CLIENT) else { panic!() };
     assert_eq!((rejection.reason.code(), rejection.info.as_bytes()), (26, &[PathMtu::Mtu1024.code()][..]));
 }
 
 #[test]
-fn an_impossible_queue_pair_is_refused_with_5() {
+fn an_invalid_queue_pair_number_is_rejected_with_5() {
     for qpn in [0, 1, 0xff_ffff] {
         assert_eq!(reason_after(|req| req.qpn = adverb_wire::Qpn::truncate(qpn)), Some(5));
     }
 }
 
 #[test]
-fn private_data_without_an_ip_header_is_refused_with_28() {
+fn private_data_without_an_ip_header_is_rejected_with_28() {
     assert_eq!(reason_after(|req| req.private_data = PrivateData::EMPTY), Some(28));
     assert_eq!(reason_after(|req| req.private_data = [0xff; 92].into()), Some(28));
 }
 
 #[test]
-fn an_ip_header_of_others_is_refused_with_28() {
+fn an_ip_header_with_other_addresses_is_rejected_with_28() {
     let header = |source: [u8; 4], destination: [u8; 4]| {
         CmaHeader::new((source, 1).into(), destination.into()).unwrap().prepend_to(&[]).unwrap()
     };
@@ -125,7 +125,7 @@ fn an_ip_header_of_others_is_refused_with_28() {
 }
 
 #[test]
-fn what_does_not_matter_on_roce_is_not_looked_at() {
+fn fields_without_meaning_on_roce_are_ignored() {
     let accepted = reason_after(|req| {
         req.primary_path.local_lid = 0;
         req.primary_path.remote_lid = 7;
@@ -140,14 +140,14 @@ fn what_does_not_matter_on_roce_is_not_looked_at() {
 }
 
 #[test]
-fn an_application_says_no_with_its_own_reason_and_words() {
+fn an_application_rejects_with_its_own_reason_and_private_data() {
     for reason in [RejectReason::ConsumerReject, RejectReason::NoResources, RejectReason::from_code(999)] {
         let mut pair = Pair::new();
         pair.connect();
-        pair.flow();
+        pair.run();
         let id = pair.expect_request().id;
         pair.sides[SERVER].reject(pair.now, id, reason, b"not today").unwrap();
-        pair.flow();
+        pair.run();
         let Some(Event::Rejected(rejection)) = pair.event(CLIENT) else { panic!() };
         assert_eq!(rejection.reason, reason);
         assert_eq!(rejection.private_data[..9], *b"not today");
@@ -155,23 +155,23 @@ fn an_application_says_no_with_its_own_reason_and_words() {
             pair.sides[SERVER].reject(pair.now, id, reason, &[]).unwrap_err(),
             CallError::WrongState(adverb_proto::cm::State::TimeWait)
         );
-        pair.pass(seconds(1));
-        pair.assert_nothing_left();
+        pair.advance(seconds(1));
+        pair.assert_no_state_left();
     }
 }
 
 #[test]
-fn the_side_that_asked_may_refuse_the_acceptance() {
+fn the_client_may_reject_the_acceptance() {
     let mut pair = Pair::new();
     let client = pair.connect();
-    pair.flow();
+    pair.run();
     let id = pair.expect_request().id;
     let local_qp = LocalQp::new(pair.qpn());
     let deadline = pair.deadline();
     pair.sides[SERVER].accept(pair.now, id, &local_qp, &[], deadline).unwrap();
-    pair.flow();
+    pair.run();
     pair.sides[CLIENT].reject(pair.now, client, RejectReason::ConsumerReject, b"never mind").unwrap();
-    pair.flow();
+    pair.run();
     let Some(Event::Rejected(rejection)) = pair.event(SERVER) else { panic!() };
     assert_eq!((rejection.id, rejection.reason.code()), (id, 28));
     assert_eq!(rejection.private_data[..10], *b"never mind");
@@ -180,27 +180,27 @@ fn the_side_that_asked_may_refuse_the_acceptance() {
 }
 
 #[test]
-fn requests_beyond_the_backlog_are_dropped_and_asked_again() {
-    let mut pair = Pair::deaf();
+fn requests_beyond_the_backlog_are_dropped_and_retransmitted() {
+    let mut pair = Pair::without_listener();
     let listen =
         ListenParams { service: service(), bind: BindAddr::Any, transport: Transport::Rc, backlog: 2 };
     pair.sides[SERVER].listen(listen).unwrap();
     for _ in 0..3 {
         pair.connect();
     }
-    pair.flow();
+    pair.run();
     assert_eq!(pair.events[SERVER].len(), 2);
     assert_eq!(pair.sides[SERVER].statistics().dropped_requests, 1);
     let first = pair.expect_request().id;
     pair.sides[SERVER].reject(pair.now, first, RejectReason::ConsumerReject, &[]).unwrap();
     pair.expect_request();
-    pair.pass(seconds(1));
+    pair.advance(seconds(1));
     pair.expect_request();
 }
 
 #[test]
-fn a_listener_that_closes_refuses_what_nobody_has_taken() {
-    let mut pair = Pair::deaf();
+fn a_closed_listener_rejects_unpolled_requests() {
+    let mut pair = Pair::without_listener();
     let listener = pair.listen(service());
     let (taken, untaken) = (pair.connect(), pair.connect());
     for _ in 0..2 {
@@ -210,7 +210,7 @@ fn a_listener_that_closes_refuses_what_nobody_has_taken() {
     let Some(Event::Request(request)) = pair.sides[SERVER].poll_event() else { panic!() };
     pair.sides[SERVER].close_listener(pair.now, listener).unwrap();
     assert_eq!(pair.sides[SERVER].close_listener(pair.now, listener), Err(CallError::Unknown));
-    pair.flow();
+    pair.run();
     let Some(Event::Rejected(rejection)) = pair.event(CLIENT) else { panic!() };
     assert_eq!((rejection.id, rejection.reason.code()), (untaken, 8));
     assert_eq!(pair.event(SERVER), None);
@@ -218,26 +218,26 @@ fn a_listener_that_closes_refuses_what_nobody_has_taken() {
     let deadline = pair.deadline();
     pair.sides[SERVER].accept(pair.now, request.id, &local_qp, &[], deadline).unwrap();
     pair.automatic = true;
-    pair.flow();
+    pair.run();
     assert_eq!(pair.sides[CLIENT].state(taken), Some(adverb_proto::cm::State::Established));
 }
 
 #[test]
-fn a_service_that_is_no_port_has_no_ip_header() {
-    let mut pair = Pair::deaf();
+fn a_request_for_a_service_that_is_not_a_port_has_no_ip_header() {
+    let mut pair = Pair::without_listener();
     let service = ServiceId::new(0x1000_0000_0000_0042);
     pair.listen(service);
     let mut connect = pair.request_with(|connect| connect.service = service);
     let data = [7; 92];
     connect.private_data = &data;
     pair.connect_with(CLIENT, &connect).unwrap();
-    pair.flow();
+    pair.run();
     let request = pair.expect_request();
     assert_eq!((request.source, &request.private_data[..]), (None, &data[..]));
 }
 
 #[test]
-fn there_are_no_more_connections_than_the_manager_may_hold() {
+fn the_manager_holds_at_most_max_connections() {
     let mut few: Config = config(CLIENT);
     few.max_connections = 2;
     let mut pair = Pair::with(few, config(SERVER));

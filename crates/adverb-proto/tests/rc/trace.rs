@@ -7,10 +7,10 @@ use adverb_wire::{Header, NakCode, Opcode, Psn, Rc, Send, Syndrome};
 use crate::harness::{End, Pair, solo};
 
 #[test]
-fn life_of_a_request_is_told_from_post_to_completion() {
+fn request_generates_events_from_post_to_completion() {
     let mut pair = Pair::new();
     pair.a.device.sink_mut().clear();
-    pair.a.post(5, SendOperation::Write(pair.b.place(0)), 0, 8);
+    pair.a.post(5, SendOperation::Write(pair.b.remote_addr(0)), 0, 8);
     pair.run();
     let events: Vec<TraceEvent> = pair.a.device.sink().iter().map(|(_, event)| *event).collect();
     let qpn = pair.a.qpn;
@@ -50,7 +50,7 @@ fn life_of_a_request_is_told_from_post_to_completion() {
         panic!("{events:#?}");
     };
     assert!([posted_on, rung, out_of, into, done_on, acked_on].iter().all(|of| *of == qpn));
-    assert_eq!(operation, SendOperation::Write(pair.b.place(0)));
+    assert_eq!(operation, SendOperation::Write(pair.b.remote_addr(0)));
     assert!(flags.contains(SendFlags::SIGNALED));
     assert_eq!(first_sge.map(|segment| segment.length), Some(8));
     assert_eq!((out.opcode(), out.psn), (Opcode::RcWriteOnly, psn));
@@ -63,9 +63,9 @@ fn life_of_a_request_is_told_from_post_to_completion() {
 fn responses_name_the_request_they_belong_to() {
     let mut pair = Pair::new();
     pair.a.device.sink_mut().clear();
-    pair.a.post(1, SendOperation::Write(pair.b.place(0)), 0, 3000);
-    pair.a.post(2, SendOperation::Read(pair.b.place(0)), 0, 3000);
-    pair.a.post(3, SendOperation::FetchAdd { remote: pair.b.place(0), add: 1 }, 0, 8);
+    pair.a.post(1, SendOperation::Write(pair.b.remote_addr(0)), 0, 3000);
+    pair.a.post(2, SendOperation::Read(pair.b.remote_addr(0)), 0, 3000);
+    pair.a.post(3, SendOperation::FetchAdd { remote: pair.b.remote_addr(0), add: 1 }, 0, 8);
     pair.run();
     let mut requests = std::collections::BTreeMap::<(Opcode, u32), usize>::new();
     for (_, event) in pair.a.device.sink() {
@@ -96,7 +96,7 @@ fn unsignaled_request_ends_without_a_completion() {
     let mut pair = Pair::new();
     pair.a.device.sink_mut().clear();
     let segment = pair.a.segment(0, 8);
-    let operation = SendOperation::Write(pair.b.place(0));
+    let operation = SendOperation::Write(pair.b.remote_addr(0));
     pair.a.try_post(1, operation, SendFlags::empty(), &[segment]).unwrap();
     pair.run();
     let events: Vec<TraceEvent> = pair.a.device.sink().iter().map(|(_, event)| *event).collect();
@@ -105,7 +105,7 @@ fn unsignaled_request_ends_without_a_completion() {
 }
 
 #[test]
-fn connections_are_described_when_they_are_made_and_on_demand() {
+fn connected_events_are_generated_on_transitions_and_on_demand() {
     let mut pair = Pair::new();
     let (qpn, remote) = (pair.a.qpn, pair.b.qpn);
     let connected = |pair: &Pair| -> Vec<TraceEvent> {
@@ -125,7 +125,7 @@ fn connections_are_described_when_they_are_made_and_on_demand() {
 }
 
 #[test]
-fn timers_and_states_are_told() {
+fn timers_and_state_changes_generate_events() {
     let mut end = solo();
     let to = |event: &TraceEvent| matches!(event, TraceEvent::StateChanged { to: QpState::ReadyToSend, .. });
     assert!(end.device.sink().iter().any(|(_, event)| to(event)));
@@ -140,7 +140,7 @@ fn timers_and_states_are_told() {
 #[test]
 fn bytes_and_packets_are_counted_at_both_ends() {
     let mut pair = Pair::new();
-    pair.a.post(1, SendOperation::Write(pair.b.place(0)), 0, 3000);
+    pair.a.post(1, SendOperation::Write(pair.b.remote_addr(0)), 0, 3000);
     pair.run();
     let (a, b) = (pair.a.device.statistics(), pair.b.device.statistics());
     assert_eq!((a.packets_sent, a.bytes_sent), (3, 3000));
@@ -159,9 +159,9 @@ fn events_print_as_lines() {
 }
 
 #[test]
-fn refusals_are_told_at_both_ends() {
+fn naks_generate_events_at_both_ends() {
     let mut end = solo();
-    end.hear(5, Rc::Send(Send::Only(None)), &[]);
+    end.receive(5, Rc::Send(Send::Only(None)), &[]);
     end.transmits();
     let syndrome = Syndrome::Nak(NakCode::SequenceError);
     let psn = Psn::wrapping(crate::harness::PSN);
@@ -169,22 +169,22 @@ fn refusals_are_told_at_both_ends() {
     assert!(told(&end, TraceEvent::NakSent { qpn: end.qpn, psn, syndrome }));
     end.post(1, SendOperation::Send, 0, 8);
     end.transmits();
-    end.hear(0, Rc::Acknowledge(adverb_wire::Aeth { syndrome, msn: 0 }), &[]);
+    end.receive(0, Rc::Acknowledge(adverb_wire::Aeth { syndrome, msn: 0 }), &[]);
     assert!(told(&end, TraceEvent::NakReceived { qpn: end.qpn, psn, syndrome }));
     assert!(told(&end, TraceEvent::Retransmit { qpn: end.qpn, psn, cause: RetryCause::SequenceNak }));
 }
 
 #[test]
-fn acknowledgements_sent_are_no_refusals() {
+fn sent_acknowledgements_generate_no_nak_events() {
     let mut end = solo();
     end.post_recv(1, 0, 8);
-    end.hear(0, Rc::Send(Send::Only(None)), &[]);
+    end.receive(0, Rc::Send(Send::Only(None)), &[]);
     end.transmits();
     assert!(!end.device.sink().iter().any(|(_, event)| matches!(event, TraceEvent::NakSent { .. })));
 }
 
 #[test]
-fn congestion_notifications_are_told_as_packets_too() {
+fn cnps_generate_packet_events() {
     let mut end = solo();
     let cnp = end.forge(&Header::cnp(end.qpn), &[]);
     end.deliver(&cnp);
@@ -198,7 +198,7 @@ fn every_event_prints_its_queue_pair() {
     pair.a.post(1, SendOperation::Send, 0, 8);
     pair.run();
     pair.b.post_recv(1, 0, 8);
-    pair.run_long_where(|_, _| true);
+    pair.run_until_idle_where(|_, _| true);
     for (_, event) in pair.a.device.sink().iter().chain(pair.b.device.sink()) {
         let line = event.to_string();
         assert!(line.starts_with("qp 0x") && line.len() > 14, "{line}");

@@ -13,7 +13,7 @@ fn a_connection_ends_with_two_messages() {
         let (mut pair, ids) = Pair::connected();
         let deadline = pair.deadline();
         pair.sides[side].disconnect(pair.now, ids[side], deadline).unwrap();
-        pair.flow();
+        pair.run();
         assert!(pair.sent().ends_with([">DREQ <DREP", "<DREQ >DREP"][side]), "{}", pair.sent());
         for side in [CLIENT, SERVER] {
             assert_eq!(pair.event(side), Some(Event::Disconnected(ids[side])));
@@ -23,55 +23,55 @@ fn a_connection_ends_with_two_messages() {
 }
 
 #[test]
-fn both_sides_may_end_it_at_once() {
+fn both_sides_may_disconnect_at_once() {
     let (mut pair, ids) = Pair::connected();
     let deadline = pair.deadline();
     for side in [CLIENT, SERVER] {
         pair.sides[side].disconnect(pair.now, ids[side], deadline).unwrap();
     }
-    pair.pass(seconds(2));
+    pair.advance(seconds(2));
     assert_eq!(pair.outcomes(CLIENT), ["disconnected", "timewait over"]);
     assert_eq!(pair.outcomes(SERVER), ["disconnected", "timewait over"]);
-    pair.assert_nothing_left();
+    pair.assert_no_state_left();
 }
 
 #[test]
-fn both_sides_may_end_it_at_once_and_lose_every_message() {
+fn both_sides_may_disconnect_at_once_and_all_messages_be_lost() {
     let (mut pair, ids) = Pair::connected();
-    pair.filter = Box::new(|_, _| Fate::Lose);
+    pair.filter = Box::new(|_, _| Delivery::Lose);
     let deadline = pair.deadline();
     for side in [CLIENT, SERVER] {
         pair.sides[side].disconnect(pair.now, ids[side], deadline).unwrap();
     }
-    pair.pass(seconds(6));
+    pair.advance(seconds(6));
     assert_eq!(pair.outcomes(CLIENT), ["disconnected", "timewait over"]);
     assert_eq!(pair.outcomes(SERVER), ["disconnected", "timewait over"]);
-    pair.assert_nothing_left();
+    pair.assert_no_state_left();
 }
 
 #[test]
-fn an_end_that_nobody_confirms_is_the_end_at_the_deadline() {
+fn an_unconfirmed_disconnect_ends_at_the_deadline() {
     let (mut pair, [client, server]) = Pair::connected();
-    pair.filter = Box::new(|_, _| Fate::Lose);
+    pair.filter = Box::new(|_, _| Delivery::Lose);
     let deadline = pair.now + seconds(3);
     pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
-    pair.pass(seconds(3));
+    pair.advance(seconds(3));
     assert_eq!(pair.outcomes(CLIENT), ["disconnected"]);
     assert_eq!(pair.sides[SERVER].state(server), Some(State::Established), "nobody told it");
 }
 
 #[test]
-fn a_peer_that_has_forgotten_agrees() {
+fn a_peer_without_the_connection_confirms_a_disconnect() {
     let (mut pair, [client, server]) = Pair::connected();
-    pair.filter = Box::new(|_, _| Fate::Lose);
+    pair.filter = Box::new(|_, _| Delivery::Lose);
     let deadline = pair.deadline();
     pair.sides[SERVER].disconnect(pair.now, server, deadline).unwrap();
-    pair.pass(seconds(10));
-    pair.filter = Box::new(|_, _| Fate::Carry);
+    pair.advance(seconds(10));
+    pair.filter = Box::new(|_, _| Delivery::Carry);
     assert_eq!(pair.sides[SERVER].state(server), None);
     let deadline = pair.deadline();
     pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
-    pair.flow();
+    pair.run();
     assert_eq!(pair.outcomes(CLIENT), ["disconnected"]);
 }
 
@@ -84,51 +84,51 @@ fn a_connection_ends_once() {
         pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
         assert_eq!(pair.sides[CLIENT].state(client), Some(State::DreqSent));
     }
-    pair.pass(seconds(1));
+    pair.advance(seconds(1));
     assert_eq!(pair.outcomes(CLIENT), ["disconnected", "timewait over"]);
     let again = pair.sides[CLIENT].disconnect(pair.now, client, deadline);
     assert_eq!(again, Err(CallError::Unknown));
 }
 
 #[test]
-fn who_ends_what_is_being_ended_waits_no_longer_than_it_says() {
+fn a_second_disconnect_may_shorten_the_deadline() {
     let (mut pair, [client, _]) = Pair::connected();
-    pair.lose("DREQ", usize::MAX);
+    pair.drop_first("DREQ", usize::MAX);
     let (soon, late) = (pair.now + Duration::from_millis(50), pair.deadline());
     assert!(soon < late);
     pair.sides[CLIENT].disconnect(pair.now, client, late).unwrap();
     pair.sides[CLIENT].disconnect(pair.now, client, soon).unwrap();
-    pair.pass(Duration::from_millis(60));
+    pair.advance(Duration::from_millis(60));
     assert_eq!(pair.outcomes(CLIENT)[0], "disconnected");
 }
 
 #[test]
-fn an_end_before_the_rtu_has_come_is_an_end() {
+fn a_disconnect_before_the_rtu_ends_the_connection() {
     let mut pair = Pair::automatic();
-    pair.lose("RTU", usize::MAX);
+    pair.drop_first("RTU", usize::MAX);
     let client = pair.connect();
-    pair.flow();
+    pair.run();
     let deadline = pair.deadline();
     pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
-    pair.pass(seconds(1));
+    pair.advance(seconds(1));
     assert_eq!(pair.outcomes(SERVER), ["disconnected", "timewait over"]);
     assert_eq!(pair.outcomes(CLIENT), ["established", "disconnected", "timewait over"]);
 }
 
 #[test]
-fn an_end_before_this_side_is_established_is_an_end() {
+fn a_dreq_before_this_side_is_established_ends_the_connection() {
     let mut pair = Pair::new();
     let client = pair.connect();
-    pair.flow();
+    pair.run();
     let id = pair.expect_request().id;
     let local_qp = adverb_proto::cm::LocalQp::new(pair.qpn());
     let deadline = pair.deadline();
     pair.sides[SERVER].accept(pair.now, id, &local_qp, &[], deadline).unwrap();
-    pair.flow();
+    pair.run();
     // A packet that came before the RTU: for the server it stands, and it ends it at once.
     pair.sides[SERVER].communication_established(local_qp.qpn);
     pair.sides[SERVER].disconnect(pair.now, id, deadline).unwrap();
-    pair.flow();
+    pair.run();
     assert_eq!(pair.sides[CLIENT].establish(pair.now, client), Err(CallError::WrongState(State::TimeWait)));
     assert_eq!(pair.outcomes(CLIENT), ["disconnected"]);
 }
@@ -148,45 +148,45 @@ fn a_dreq_for_another_queue_pair_is_ignored() {
             private_data: Default::default(),
         }),
     );
-    pair.flow();
+    pair.run();
     assert_eq!(pair.log.len(), before);
     assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
     assert_eq!(pair.sides[CLIENT].state(client), Some(State::Established));
 }
 
 #[test]
-fn who_drops_a_connection_ends_it_however_far_it_has_come() {
+fn abort_ends_a_connection_in_any_state() {
     // Asked for, but not answered.
     let mut pair = Pair::new();
     let client = pair.connect();
     let deadline = pair.deadline();
     pair.sides[CLIENT].abort(pair.now, client, deadline).unwrap();
-    pair.pass(seconds(1));
+    pair.advance(seconds(1));
     assert_eq!(pair.outcomes(CLIENT), ["timewait over"]);
     // Requested.
     let mut pair = Pair::new();
     pair.connect();
-    pair.flow();
+    pair.run();
     let id = pair.expect_request().id;
     pair.sides[SERVER].abort(pair.now, id, deadline).unwrap();
-    pair.flow();
+    pair.run();
     assert_eq!(pair.expect_rejected(), 28);
     // Accepted.
     let mut pair = Pair::new();
     pair.connect();
-    pair.flow();
+    pair.run();
     let id = pair.expect_request().id;
     let local_qp = adverb_proto::cm::LocalQp::new(pair.qpn());
     pair.sides[SERVER].accept(pair.now, id, &local_qp, &[], deadline).unwrap();
-    pair.flow();
+    pair.run();
     pair.sides[SERVER].abort(pair.now, id, deadline).unwrap();
-    pair.flow();
+    pair.run();
     assert_eq!(pair.outcomes(CLIENT), ["rejected"]);
     // Established.
     let (mut pair, [client, _]) = Pair::connected();
     pair.sides[CLIENT].abort(pair.now, client, deadline).unwrap();
     pair.sides[CLIENT].abort(pair.now, client, deadline).unwrap();
-    pair.flow();
+    pair.run();
     assert_eq!(pair.outcomes(SERVER), ["disconnected"]);
     assert_eq!(pair.sides[CLIENT].abort(pair.now, id, deadline), Err(CallError::Unknown));
 }
@@ -206,6 +206,6 @@ fn a_rej_of_an_established_connection_ends_it() {
             private_data: Default::default(),
         }),
     );
-    pair.flow();
+    pair.run();
     assert_eq!(pair.event(CLIENT), Some(Event::Disconnected(client)));
 }

@@ -52,19 +52,25 @@ impl Manager {
             && !mutant!(CmDuplicateRequestIsNew)
         {
             self.out.statistics.duplicates += 1;
-            return self.answer_duplicate_req(now, id);
+            return self.respond_to_duplicate_req(now, id);
         }
         if let Some(stale) = self.table.by_remote_qp(address, req.ca_guid, req.qpn) {
-            self.refuse(addrs, transaction_id, req, RejectReason::StaleConnection, AdditionalInfo::EMPTY);
+            self.reject_request(
+                addrs,
+                transaction_id,
+                req,
+                RejectReason::StaleConnection,
+                AdditionalInfo::EMPTY,
+            );
             return self.handle_stale(now, stale);
         }
         if let Some(id) = self.table.by_peer(address, req.service_id)
             && self.table.get(id).is_some_and(|connection| connection.addrs == addrs)
         {
-            return self.meet(addrs, transaction_id, req, id);
+            return self.resolve_collision(addrs, transaction_id, req, id);
         }
         let Some((listener, found)) = self.table.listener(req.service_id, addrs.local) else {
-            return self.refuse(
+            return self.reject_request(
                 addrs,
                 transaction_id,
                 req,
@@ -73,9 +79,9 @@ impl Manager {
             );
         };
         let is_full = found.waiting >= found.listen.backlog;
-        let transport = match examine(addrs, req, found.listen.transport, &self.config) {
+        let transport = match validate_req(addrs, req, found.listen.transport, &self.config) {
             Ok(transport) => transport,
-            Err((reason, info)) => return self.refuse(addrs, transaction_id, req, reason, info),
+            Err((reason, info)) => return self.reject_request(addrs, transaction_id, req, reason, info),
         };
         if is_full
             || !self.table.half_open().admits(addrs.remote, self.config.max_half_open)
@@ -88,7 +94,7 @@ impl Manager {
         }
         let ip = if has_ip_header(req.service_id) { req.cma_header().ok() } else { None };
         let private_data = ip.map_or(&req.private_data.as_bytes()[..], |(_, rest)| rest).to_vec();
-        let local_id = self.table.fresh_id(random);
+        let local_id = self.table.unused_id(random);
         let (receive_psn, deadline) = (Psn::wrapping(random()), now + self.config.request_timeout);
         let mut connection = Connection {
             state: State::ReqReceived,
@@ -112,13 +118,13 @@ impl Manager {
             ack_timeout: req.primary_path.local_ack_timeout,
             retry_count: 0,
             rnr_retry: 0,
-            repetition: None,
+            retransmission: None,
             deadline: Some(deadline),
-            farewell: None,
+            timewait_response: None,
             last_probe: None,
             timer: None,
         };
-        learn_from_req(&mut connection, transaction_id, req);
+        copy_peer_attributes(&mut connection, transaction_id, req);
         let request = Request {
             id: ConnectionId(local_id),
             listener: ListenerId(listener),
@@ -141,20 +147,20 @@ impl Manager {
     }
 
     /// Repeats the response to a duplicate REQ (vol. 1, 12.9.8; `cm_dup_req_handler` in `cm.c`).
-    fn answer_duplicate_req(&mut self, now: Time, id: u32) {
+    fn respond_to_duplicate_req(&mut self, now: Time, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
-        let answer = match (connection.state, connection.deadline) {
+        let response = match (connection.state, connection.deadline) {
             // The application has not decided yet: the MRA makes the peer wait.
             (State::ReqReceived, Some(deadline)) if !connection.active => {
                 compose::mra(connection, MessageKind::Req, deadline - now)
             }
-            (State::RepSent, _) => match &connection.repetition {
-                Some(repetition) => *repetition.message,
+            (State::RepSent, _) => match &connection.retransmission {
+                Some(retransmission) => *retransmission.message,
                 None => return,
             },
-            (State::TimeWait, _) => match &connection.farewell {
-                Some(farewell) => **farewell,
-                None => compose::rej_stray(
+            (State::TimeWait, _) => match &connection.timewait_response {
+                Some(timewait_response) => **timewait_response,
+                None => compose::rej_unknown(
                     connection.transaction_id,
                     (connection.remote_id.unwrap_or(0), 0),
                     MessageKind::Req,
@@ -164,7 +170,7 @@ impl Manager {
             },
             _ => return,
         };
-        self.out.send(connection.addrs, answer);
+        self.out.send(connection.addrs, response);
     }
 
     /// Handles a message that names a queue pair of the peer's which already has a connection here. The peer has
@@ -175,7 +181,7 @@ impl Manager {
         match connection.state {
             State::Established => self.probe(now, id),
             State::ReqReceived | State::RepSent => {
-                self.tell_rejected(id, RejectReason::StaleConnection, AdditionalInfo::EMPTY, &[]);
+                self.report_rejected(id, RejectReason::StaleConnection, AdditionalInfo::EMPTY, &[]);
                 self.end(now, id, None);
             }
             _ => {}
@@ -202,24 +208,24 @@ impl Manager {
 
     /// Resolves a peer-to-peer collision, where both sides sent a REQ. The side with the greater GUID (then the greater
     /// queue pair number) stays active, and the other becomes passive (vol. 1, 12.10.4).
-    fn meet(&mut self, addrs: AddrPair, transaction_id: u64, req: &Req, id: u32) {
+    fn resolve_collision(&mut self, addrs: AddrPair, transaction_id: u64, req: &Req, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
         let Some(local_qp) = connection.local_qp else { return };
         if (self.config.ca_guid, local_qp.qpn) > (req.ca_guid, req.qpn) {
             return;
         }
-        match examine(addrs, req, connection.transport, &self.config) {
+        match validate_req(addrs, req, connection.transport, &self.config) {
             Ok(_) if req.path_mtu == Ok(connection.path_mtu) => {}
             Ok(_) => {
                 let info = mtu_info(connection.path_mtu.code());
-                return self.refuse(addrs, transaction_id, req, RejectReason::InvalidPathMtu, info);
+                return self.reject_request(addrs, transaction_id, req, RejectReason::InvalidPathMtu, info);
             }
-            Err((reason, info)) => return self.refuse(addrs, transaction_id, req, reason, info),
+            Err((reason, info)) => return self.reject_request(addrs, transaction_id, req, reason, info),
         }
         let deadline = connection.deadline;
-        if let Some(connection) = self.table.change(id, State::ReqReceived, deadline) {
+        if let Some(connection) = self.table.change_state(id, State::ReqReceived, deadline) {
             connection.active = false;
-            learn_from_req(connection, transaction_id, req);
+            copy_peer_attributes(connection, transaction_id, req);
             let private_data = match req.cma_header() {
                 Ok((_, rest)) if has_ip_header(req.service_id) => rest.to_vec(),
                 _ => req.private_data.as_bytes().to_vec(),
@@ -234,10 +240,10 @@ impl Manager {
             };
             self.out.events.push_back(Event::Accepted(Box::new(acceptance)));
         }
-        self.table.enter(id);
+        self.table.add_to_indexes(id);
     }
 
-    fn refuse(
+    fn reject_request(
         &mut self,
         addrs: AddrPair,
         transaction_id: u64,
@@ -246,7 +252,7 @@ impl Manager {
         info: AdditionalInfo,
     ) {
         let ids = (req.local_comm_id, 0);
-        self.out.send(addrs, compose::rej_stray(transaction_id, ids, MessageKind::Req, reason, info));
+        self.out.send(addrs, compose::rej_unknown(transaction_id, ids, MessageKind::Req, reason, info));
     }
 
     /// Handles a REP: the peer accepts (vol. 1, 12.9.7; `cm_rep_handler` and `cm_dup_rep_handler` in `cm.c`).
@@ -258,18 +264,18 @@ impl Manager {
             let (reason, none) = (RejectReason::InvalidCommId, AdditionalInfo::EMPTY);
             return self
                 .out
-                .send(addrs, compose::rej_stray(transaction_id, ids, MessageKind::Rep, reason, none));
+                .send(addrs, compose::rej_unknown(transaction_id, ids, MessageKind::Rep, reason, none));
         };
         let id = connection.local_id;
         if connection.state == State::ReqSent {
-            return self.take_rep(now, addrs, transaction_id, rep, id);
+            return self.accept_rep(now, addrs, transaction_id, rep, id);
         }
         self.out.statistics.duplicates += 1;
         // A REP that was received before the connection is established gets no MRA: the peer would then retransmit the
         // REP later, which delays recovery from a lost RTU.
-        let answer = match connection.state {
-            State::TimeWait => match &connection.farewell {
-                Some(farewell) => **farewell,
+        let response = match connection.state {
+            State::TimeWait => match &connection.timewait_response {
+                Some(timewait_response) => **timewait_response,
                 None => return,
             },
             _ if connection.remote_id != Some(rep.local_comm_id) => return,
@@ -278,10 +284,10 @@ impl Manager {
             }
             _ => return,
         };
-        self.out.send(addrs, answer);
+        self.out.send(addrs, response);
     }
 
-    fn take_rep(&mut self, now: Time, addrs: AddrPair, transaction_id: u64, rep: &Rep, id: u32) {
+    fn accept_rep(&mut self, now: Time, addrs: AddrPair, transaction_id: u64, rep: &Rep, id: u32) {
         if !is_connectable(rep.qpn) {
             self.out.statistics.unmatched += 1;
             return;
@@ -292,14 +298,14 @@ impl Manager {
             self.out.statistics.unmatched += 1;
             let ids = (rep.local_comm_id, rep.remote_comm_id);
             let (reason, none) = (RejectReason::StaleConnection, AdditionalInfo::EMPTY);
-            self.out.send(addrs, compose::rej_stray(transaction_id, ids, MessageKind::Rep, reason, none));
+            self.out.send(addrs, compose::rej_unknown(transaction_id, ids, MessageKind::Rep, reason, none));
             if let Some(stale) = stale {
                 self.handle_stale(now, stale);
             }
             return;
         }
         let deadline = self.table.get(id).and_then(|connection| connection.deadline);
-        let Some(connection) = self.table.change(id, State::RepReceived, deadline) else { return };
+        let Some(connection) = self.table.change_state(id, State::RepReceived, deadline) else { return };
         let Some(local_qp) = connection.local_qp else { return };
         connection.remote_id = Some(rep.local_comm_id);
         connection.remote_guid = rep.ca_guid;
@@ -319,7 +325,7 @@ impl Manager {
             has_srq: rep.srq,
             private_data: rep.private_data.as_bytes().to_vec(),
         };
-        self.table.enter(id);
+        self.table.add_to_indexes(id);
         self.out.events.push_back(Event::Accepted(Box::new(acceptance)));
     }
 
@@ -333,19 +339,19 @@ impl Manager {
             let (reason, none) = (RejectReason::InvalidCommId, AdditionalInfo::EMPTY);
             return self
                 .out
-                .send(addrs, compose::rej_stray(transaction_id, ids, MessageKind::Other, reason, none));
+                .send(addrs, compose::rej_unknown(transaction_id, ids, MessageKind::Other, reason, none));
         };
         match connection.state {
-            State::RepSent => self.established(rtu.remote_comm_id),
+            State::RepSent => self.set_established(rtu.remote_comm_id),
             State::TimeWait => {
-                if let Some(farewell) = &connection.farewell {
-                    self.out.send(addrs, **farewell);
+                if let Some(timewait_response) = &connection.timewait_response {
+                    self.out.send(addrs, **timewait_response);
                 }
             }
             _ => {
                 self.out.statistics.duplicates += 1;
                 if mutant!(CmEstablishedTwice) && connection.state == State::Established {
-                    self.established(rtu.remote_comm_id);
+                    self.set_established(rtu.remote_comm_id);
                 }
             }
         }
@@ -363,9 +369,9 @@ impl Manager {
                 }
                 MessageKind::Other | MessageKind::Reserved => false,
             };
-        if is_expected && let Some(repetition) = &mut connection.repetition {
-            repetition.hold_until(now + wait);
-            self.table.settle(mra.remote_comm_id);
+        if is_expected && let Some(retransmission) = &mut connection.retransmission {
+            retransmission.delay_until(now + wait);
+            self.table.update_timer(mra.remote_comm_id);
         }
     }
 
@@ -390,7 +396,7 @@ impl Manager {
             if mutant!(CmRejAnsweredByRej) {
                 let ids = (rej.local_comm_id, rej.remote_comm_id);
                 let (reason, none) = (RejectReason::InvalidCommId, AdditionalInfo::EMPTY);
-                self.out.send(addrs, compose::rej_stray(0, ids, MessageKind::Other, reason, none));
+                self.out.send(addrs, compose::rej_unknown(0, ids, MessageKind::Other, reason, none));
             }
             return;
         };
@@ -402,7 +408,7 @@ impl Manager {
         }
         match state {
             State::ReqSent => {
-                self.tell_rejected(id, rej.reason, rej.additional_info, rej.private_data.as_bytes());
+                self.report_rejected(id, rej.reason, rej.additional_info, rej.private_data.as_bytes());
                 if rej.reason == RejectReason::StaleConnection {
                     self.end(now, id, None);
                 } else {
@@ -410,7 +416,7 @@ impl Manager {
                 }
             }
             State::RepReceived | State::ReqReceived | State::RepSent => {
-                self.tell_rejected(id, rej.reason, rej.additional_info, rej.private_data.as_bytes());
+                self.report_rejected(id, rej.reason, rej.additional_info, rej.private_data.as_bytes());
                 self.end(now, id, None);
             }
             State::Established | State::DreqSent => {
@@ -421,7 +427,7 @@ impl Manager {
         }
     }
 
-    fn tell_rejected(&mut self, id: u32, reason: RejectReason, info: AdditionalInfo, private_data: &[u8]) {
+    fn report_rejected(&mut self, id: u32, reason: RejectReason, info: AdditionalInfo, private_data: &[u8]) {
         let rejection = Rejection { id: ConnectionId(id), reason, info, private_data: private_data.to_vec() };
         self.out.events.push_back(Event::Rejected(Box::new(rejection)));
     }
@@ -473,7 +479,7 @@ impl Manager {
 }
 
 /// Copies the peer's attributes from its REQ.
-fn learn_from_req(connection: &mut Connection, transaction_id: u64, req: &Req) {
+fn copy_peer_attributes(connection: &mut Connection, transaction_id: u64, req: &Req) {
     connection.transaction_id = transaction_id;
     connection.remote_id = Some(req.local_comm_id);
     connection.remote_guid = req.ca_guid;
@@ -490,7 +496,7 @@ fn learn_from_req(connection: &mut Connection, transaction_id: u64, req: &Req) {
 }
 
 /// Returns the transport of a valid REQ, or the reason to reject it.
-fn examine(
+fn validate_req(
     addrs: AddrPair,
     req: &Req,
     wanted: Transport,

@@ -1,0 +1,82 @@
+//! Short requests that go together.
+
+use adverb_proto::types::SendFlags;
+
+use crate::harness::{End, Options, ack, solo_with};
+use crate::requester::{READ, WRITE, numbers};
+
+/// An end with four short requests under way, behind which others gather.
+fn end_with_four_outstanding(options: Options) -> End {
+    let mut end = solo_with(&Options { gather: 8, ..options });
+    for request in 0..4 {
+        end.post(request, WRITE, 0, 8);
+        assert_eq!(numbers(&end.sent()), [request as u32], "at once: the peer isn't busy");
+    }
+    end
+}
+
+#[test]
+fn short_requests_are_coalesced_while_many_are_outstanding() {
+    let mut end = end_with_four_outstanding(Options::default());
+    for request in 4..7 {
+        end.post(request, WRITE, 0, 8);
+        assert!(end.sent().is_empty(), "request {request} waits for others");
+    }
+    end.post(7, WRITE, 0, 8);
+    assert_eq!(numbers(&end.sent()), [4, 5, 6, 7], "they are as many as are under way");
+    end.post(8, WRITE, 0, 8);
+    end.post(9, WRITE, 0, 8);
+    end.receive(3, ack(4), &[]);
+    assert!(end.sent().is_empty(), "four are still under way");
+    end.receive(4, ack(5), &[]);
+    assert_eq!(numbers(&end.sent()), [8, 9], "as soon as there are fewer, all that wait go");
+}
+
+#[test]
+fn coalescing_scales_with_outstanding_requests_up_to_the_limit() {
+    let mut end = end_with_four_outstanding(Options::default());
+    let mut trains = Vec::new();
+    for request in 4..32 {
+        end.post(request, WRITE, 0, 8);
+        let train = end.sent().len();
+        trains.extend((train > 0).then_some(train));
+    }
+    assert_eq!(trains, [4, 8, 8, 8]);
+}
+
+#[test]
+fn only_unsolicited_short_requests_with_a_timeout_are_coalesced() {
+    // The word that a long WRITE is there, for one: it goes right behind.
+    let mut end = end_with_four_outstanding(Options::default());
+    end.post(4, WRITE, 0, 8);
+    assert!(end.sent().is_empty());
+    end.post(5, WRITE, 0, 2048);
+    assert_eq!(numbers(&end.sent()), [4, 5, 6]);
+    end.post(6, WRITE, 0, 8);
+    assert_eq!(numbers(&end.sent()), [7]);
+    end.post(7, WRITE, 0, 8);
+    assert!(end.sent().is_empty());
+    end.post(8, READ, 0, 8);
+    assert_eq!(numbers(&end.sent()), [8, 9]);
+    // Somebody asked to be woken by this one.
+    let mut end = end_with_four_outstanding(Options::default());
+    end.post(4, WRITE, 0, 8);
+    let segment = end.segment(0, 8);
+    end.try_post(5, WRITE, SendFlags::SOLICITED, &[segment]).unwrap();
+    assert_eq!(numbers(&end.sent()), [4, 5]);
+    // Nobody would notice that the acknowledgement is lost.
+    let mut end = end_with_four_outstanding(Options { timeout: 0, ..Options::default() });
+    end.post(4, WRITE, 0, 8);
+    assert_eq!(numbers(&end.sent()), [4]);
+}
+
+#[test]
+fn coalesced_requests_follow_retransmissions() {
+    let mut end = end_with_four_outstanding(Options::default());
+    end.post(4, WRITE, 0, 8);
+    assert!(end.sent().is_empty());
+    end.wait();
+    assert_eq!(numbers(&end.sent()), [0, 1, 2, 3], "the acknowledgement was lost");
+    end.receive_ack(3);
+    assert_eq!(numbers(&end.sent()), [4]);
+}
