@@ -1,4 +1,4 @@
-//! What a request costs, in one device's memory and on one core; each figure beside a baseline of the same run.
+//! The cost of a request, in the memory of one process and on one core. Each figure has a baseline from the same run.
 //!
 //! `cargo bench -p adverb-proto`
 
@@ -17,7 +17,7 @@ use adverb_proto::{
 use adverb_wire::cm::Timeout;
 use adverb_wire::{MAX_HEADER_LEN, Packet, Psn, Qpn, RnrTimer};
 
-/// Counts allocations.
+/// An allocator that counts allocations.
 struct CountingAllocator;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
@@ -47,13 +47,13 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const BASE: u64 = 0x10_0000;
 const SIZE: usize = 1 << 20;
-/// Requests posted before the packets go round.
+/// The number of requests posted before their packets are transferred.
 const BATCH: usize = 32;
 
-/// How packets go from one device to the other.
+/// The form in which packets are transferred from one device to the other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Transfer {
-    /// As headers, and payload where it lies: nothing is copied but into its place.
+    /// As headers and payload spans: the payload is copied only to its destination.
     Split,
     /// As bytes, without an ICRC.
     Bytes,
@@ -76,7 +76,7 @@ struct Node {
 struct Loopback {
     nodes: [Node; 2],
     transfer: Transfer,
-    /// Packets under way: one buffer after the other.
+    /// The packets in flight, one after the other.
     packets: Vec<u8>,
     ends: Vec<usize>,
     time: u64,
@@ -140,7 +140,7 @@ impl Loopback {
         Loopback { nodes, transfer, packets: Vec::new(), ends: Vec::new(), time: 0 }
     }
 
-    /// Posts a batch on one queue pair, carries all packets, and takes all completions.
+    /// Posts a batch on one queue pair, transfers all packets, and polls all completions.
     fn round(&mut self, qp: usize, length: u32, signal_every: usize) -> usize {
         self.time += 1000;
         let now = Time::from_nanos(self.time);
@@ -168,7 +168,7 @@ impl Loopback {
         completions
     }
 
-    /// Carries all packets of one device to the other, and says whether there were any.
+    /// Transfers all packets of one device to the other. Returns whether there were any.
     fn transfer_packets(&mut self, now: Time, from: usize) -> bool {
         let [a, b] = &mut self.nodes;
         let (from, to) = if from == 0 { (a, b) } else { (b, a) };
@@ -215,7 +215,7 @@ impl Loopback {
     }
 }
 
-/// Headers, payload, padding, and zeros in place of an ICRC.
+/// Writes headers, payload, padding, and zeros instead of an ICRC.
 fn write_without_icrc(transmit: &adverb_proto::Transmit<'_>, memory: &HeapMemory, packets: &mut Vec<u8>) {
     let length = transmit.payload.len();
     let mut head = [0; MAX_HEADER_LEN];
@@ -231,8 +231,8 @@ fn write_without_icrc(transmit: &adverb_proto::Transmit<'_>, memory: &HeapMemory
     packets.extend_from_slice(&[0; 8][..4 + (length.wrapping_neg() & 3)]);
 }
 
-/// Nanoseconds per request: the tenth percentile of many short runs, because others use the machine too, and a run
-/// that they interrupt says nothing.
+/// Returns the nanoseconds per request: the tenth percentile of many short runs, because a run that another process
+/// interrupts is not representative.
 fn measure(runs: usize, mut round: impl FnMut()) -> f64 {
     let mut nanos: Vec<f64> = (0..runs)
         .map(|_| {
@@ -247,10 +247,10 @@ fn measure(runs: usize, mut round: impl FnMut()) -> f64 {
     nanos[runs / 10]
 }
 
-/// Rounds in a run: a few tenths of a millisecond.
+/// The number of rounds in a run, which takes a few tenths of a millisecond.
 const ROUNDS: usize = 50;
 
-/// Just so many rounds of small WRITEs, for somebody who counts instructions.
+/// Runs a number of rounds of small WRITEs, for counting instructions.
 fn count(rounds: usize) {
     let mut small = Loopback::new(1, Transfer::Split);
     for _ in 0..rounds {
@@ -272,7 +272,7 @@ fn main() {
         let nanos = measure(runs, || {
             assert_eq!(small.round(0, 8, 1), BATCH);
         });
-        // The measurements themselves go into one vector.
+        // The measurements are stored in one vector.
         let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before - 1;
         println!(
             "8-byte WRITE, {transfer:?}: {nanos:.1} ns each, {:.2} M/s; {allocations} allocations in {} requests",
@@ -281,7 +281,7 @@ fn main() {
         );
     }
 
-    // The same bytes, copied once from one place to another.
+    // Copies the same bytes once in memory.
     let (from, mut to) = (vec![7u8; SIZE], vec![8u8; SIZE]);
     let copy = measure(runs, || {
         for index in 0..BATCH {
@@ -295,7 +295,7 @@ fn main() {
         let nanos = measure(runs, || {
             large.round(0, 4096, 1);
         });
-        assert_eq!(large.nodes[1].memory.bytes(large.nodes[1].storage)[0], 1, "the bytes have come");
+        assert_eq!(large.nodes[1].memory.bytes(large.nodes[1].storage)[0], 1, "the bytes were written");
         println!(
             "4 KiB WRITE, {transfer:?}: {nanos:.1} ns each, {:.2} GB/s, {:.0} % of memcpy ({copy:.1} ns)",
             4096.0 / nanos,
@@ -306,7 +306,7 @@ fn main() {
     let mut costs = Vec::new();
     for pairs in [10, 10_000, 100_000] {
         let mut many = Loopback::new(pairs, Transfer::Split);
-        // Rings grow in the first rounds.
+        // The rings grow in the first rounds.
         for qp in 0..if runs < 100 { 2 } else { pairs } {
             many.round(qp, 8, 1);
         }

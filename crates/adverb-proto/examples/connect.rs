@@ -2,7 +2,7 @@
 //! resolves its datagram queue pairs, without an RDMA device, a kernel module or privileges. The program has no queue
 //! pair, only a number for one, so it sends nothing over a connection.
 //!
-//! On the machine with the device, and then here:
+//! Run one command on the machine with the device, and the other here:
 //!
 //! ```text
 //! $ ucmatose -C 0                        $ connect 192.0.2.1 connect 192.0.2.2
@@ -27,9 +27,9 @@ use adverb_wire::{Flow, Header, MAX_HEADER_LEN, Operation, Packet, Psn, ROCE_POR
 use nix::libc;
 use nix::sys::socket::{setsockopt, sockopt::SetStruct};
 
-/// Where `ucmatose` listens, and where `udaddy` does.
+/// The ports on which `ucmatose` and `udaddy` listen.
 const PORTS: [u16; 2] = [7471, 7174];
-/// The number of the queue pair that isn't there.
+/// The queue pair number in the messages. No such queue pair exists.
 const QPN: Qpn = Qpn::truncate(0x4242);
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -69,7 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             return Ok(());
         }
     }
-    Err("it took too long".into())
+    Err("no result before the timeout".into())
 }
 
 struct CmEndpoint {
@@ -83,7 +83,7 @@ struct CmEndpoint {
 impl CmEndpoint {
     fn new(local: IpAddr) -> Result<CmEndpoint, Box<dyn Error>> {
         let socket = UdpSocket::bind((local, ROCE_PORT))?;
-        // "Don't fragment" on an unconnected socket: only then is the identification always 0.
+        // Only packets of an unconnected socket with "don't fragment" always have IP ID 0.
         setsockopt(&socket, MtuDiscover, &libc::IP_PMTUDISC_DO)?;
         let ca_guid = u64::from(random()) << 32 | u64::from(random());
         let manager = Manager::new(Config::new(ca_guid));
@@ -94,7 +94,7 @@ impl CmEndpoint {
         Time::ZERO + self.start.elapsed()
     }
 
-    /// Sends what is to be sent, hears what has come; says whether all is done.
+    /// Sends pending messages and handles received ones. Returns whether the program is done.
     fn step(&mut self) -> Result<bool, Box<dyn Error>> {
         self.manager.handle_timeout(self.now());
         while let Some(event) = self.manager.poll_event() {
@@ -147,7 +147,7 @@ impl CmEndpoint {
         let (now, deadline) = (self.now(), self.now() + TIMEOUT);
         match event {
             Event::Request(request) => {
-                println!("{:?} wants to connect queue pair {}", request.source, request.remote_qpn);
+                println!("{:?} requests a connection to queue pair {}", request.source, request.remote_qpn);
                 self.manager.accept(now, request.id, &LocalQp::new(QPN), b"welcome", deadline)?;
             }
             Event::Accepted(acceptance) => {
@@ -177,7 +177,7 @@ fn flow(from: SocketAddr, to: SocketAddr) -> Result<Flow, Box<dyn Error>> {
     Flow::new(from, to).ok_or_else(|| "the two addresses must be of one family".into())
 }
 
-/// The seed of a hash table is random enough for an example.
+/// Returns a random number. The seed of a hash table is random enough for an example.
 fn random() -> u32 {
     RandomState::new().hash_one(0) as u32
 }

@@ -1,8 +1,8 @@
 //! Congestion control of queue pairs.
 //!
-//! A switch whose queue grows marks packets (ECN's "congestion experienced"). Their receiver answers with a congestion
-//! notification packet (CNP, Annex A17.9), and the sender's controller reacts to it. A queue pair gets a [`Pacer`] with
-//! its first notification; before that, congestion control costs it nothing.
+//! A switch whose queue grows marks packets (ECN's "congestion experienced"). The receiver responds with a congestion
+//! notification packet (CNP, Annex A17.9), and the sender reduces its rate. A queue pair gets a [`Pacer`] with its
+//! first CNP; before that, congestion control has no cost.
 
 use core::time::Duration;
 
@@ -73,29 +73,30 @@ impl Dcqcn {
     }
 }
 
-/// A receiver of marked packets sends one notification in this time (the paper's 50 µs), however many are marked.
+/// The minimum interval between two CNPs of a receiver (50 µs in the paper), independent of the number of marked
+/// packets.
 pub(crate) const CNP_INTERVAL: Duration = Duration::from_micros(50);
 
-/// A notification within this time after another one is a duplicate.
+/// The time after a CNP within which another CNP is a duplicate.
 const REDUCTION_INTERVAL: Duration = Duration::from_micros(4);
 
 /// The value 1 of [`Pacer::alpha`], a fixed-point number.
 const ONE: u64 = 1 << 16;
 
-/// The time for which sending may catch up after a pause that was too long, because timers aren't exact.
+/// The time for which sending may exceed the rate after a pause that was too long, because timers aren't exact.
 const SLACK: Duration = Duration::from_micros(10);
 
-/// The bytes that a packet takes on a link besides its payload: headers, checksums, gaps.
+/// The number of bytes that a packet occupies on a link besides its payload: headers, checksums, gaps.
 const OVERHEAD: u64 = 90;
 
-/// The rate control of a queue pair that has received a notification.
+/// The rate control of a queue pair that has received a CNP.
 #[derive(Debug)]
 pub(crate) struct Pacer {
     params: Dcqcn,
     rate: u64,
-    /// The target rate of recovery.
+    /// The target rate of the recovery.
     target: u64,
-    /// The estimate of congestion, from 0 to [`ONE`].
+    /// The congestion estimate, from 0 to [`ONE`].
     alpha: u64,
     reduced_at: Time,
     decay_at: Time,
@@ -111,7 +112,7 @@ pub(crate) struct Pacer {
 
 impl Pacer {
     pub(crate) fn new(now: Time, mut params: Dcqcn) -> Pacer {
-        // Whatever the constants are: rates that are rates, and steps that end.
+        // Correct invalid parameters: rates must be positive, and steps must end.
         params.min_rate = params.min_rate.max(1000);
         params.line_rate = params.line_rate.max(params.min_rate);
         params.additive_increase = params.additive_increase.max(params.line_rate >> 12);
@@ -139,7 +140,7 @@ impl Pacer {
         self.rate
     }
 
-    /// Handles a notification: cuts the rate, and restarts recovery.
+    /// Handles a CNP: reduces the rate, and restarts the recovery.
     pub(crate) fn handle_cnp(&mut self, now: Time) {
         if now < self.reduced_at + REDUCTION_INTERVAL && self.rate < self.params.line_rate {
             return;
@@ -158,8 +159,8 @@ impl Pacer {
         self.byte_steps = 0;
     }
 
-    /// Makes the steps that are due at `now`. This happens on use, so that no timer is needed. After a long idle time
-    /// few steps are needed, because they end at the line rate.
+    /// Performs the steps that are due at `now`. The pacer calls this on use, so it needs no timer. After a long idle
+    /// time few steps are needed, because they end at the line rate.
     fn advance(&mut self, now: Time) {
         let Dcqcn { gain_shift, increase_interval, alpha_interval, line_rate, .. } = self.params;
         while self.alpha > 0 && self.decay_at <= now {
@@ -179,8 +180,8 @@ impl Pacer {
         }
     }
 
-    /// Makes one step of recovery: fast recovery halves the distance to the target, then additive increase raises the
-    /// target, then, after enough steps of both time and bytes, hyper increase raises it faster.
+    /// Performs one step of the recovery. Fast recovery halves the distance to the target. Then additive increase
+    /// raises the target. After enough steps of both time and bytes, hyper increase raises the target faster.
     fn increase(&mut self) {
         if mutant!(RateNeverRecovers) {
             return;
@@ -196,7 +197,7 @@ impl Pacer {
         }
         self.target = self.target.min(line_rate);
         self.rate = self.rate.midpoint(self.target);
-        // Halving comes near, and never there.
+        // Halving approaches the target, but never reaches it.
         if self.target - self.rate <= line_rate >> 10 {
             self.rate = self.target;
         }
@@ -212,7 +213,7 @@ impl Pacer {
         self.paused
     }
 
-    /// The time at which it may be sent.
+    /// Returns the time at which the waiting packet may be sent.
     pub(crate) const fn deadline(&self) -> Option<Time> {
         if self.paused { Some(self.next) } else { None }
     }
@@ -246,7 +247,7 @@ mod tests {
         Time::from_nanos(micros * 1000)
     }
 
-    /// A pacer that was told of congestion once, at time 0.
+    /// Returns a pacer that has received one CNP, at time 0.
     fn pacer_after_cnp() -> Pacer {
         let mut pacer = Pacer::new(at(0), Dcqcn::new(LINE_RATE));
         pacer.handle_cnp(at(0));
@@ -279,12 +280,12 @@ mod tests {
     #[test]
     fn fast_recovery_halves_the_distance_and_additive_increase_raises_the_target() {
         let mut pacer = pacer_after_cnp();
-        // From half of the line towards all of it: target and line are the same here.
+        // The rate approaches the target, which is the line rate here, from half of it.
         for (step, left) in [(1, 4), (2, 8), (3, 16), (4, 32), (5, 64)] {
             pacer.advance(at(55 * step));
             assert_eq!(pacer.rate(), LINE_RATE - LINE_RATE / left);
         }
-        // Again, from lower: the target is what the rate was before the cut.
+        // After another CNP, the target is the rate before the reduction.
         pacer.handle_cnp(at(55 * 5));
         let target = LINE_RATE - LINE_RATE / 64;
         for step in 1..=5 {
@@ -317,7 +318,8 @@ mod tests {
         }
         assert!(raises[..5].iter().all(|raise| *raise == 0), "{raises:?}");
         assert!(raises[5] >= 40_000_000, "{raises:?}");
-        // The seventh round has seven steps of either kind: once and then twice the hyper increase.
+        // The seventh round has seven steps of each kind, so it adds the hyper increase once; the next round adds it
+        // twice.
         assert!(raises[6] > 200_000_000 && raises[7] > raises[6], "{raises:?}");
     }
 
@@ -327,7 +329,7 @@ mod tests {
         pacer.advance(at(1_000_000));
         assert_eq!((pacer.rate(), pacer.alpha), (LINE_RATE, 0));
         pacer.handle_cnp(at(1_000_000));
-        assert_eq!(pacer.rate(), LINE_RATE, "no estimate of congestion is left");
+        assert_eq!(pacer.rate(), LINE_RATE, "the congestion estimate is 0");
         pacer.handle_cnp(at(1_000_050));
         assert!(pacer.rate() < LINE_RATE && pacer.rate() > LINE_RATE - LINE_RATE / 100);
     }
@@ -363,7 +365,7 @@ mod tests {
         }
         let wanted = 1000 * (4096 + OVERHEAD) * 8_000_000_000 / LINE_RATE;
         let took = (now - start).as_nanos() as u64;
-        assert!(took.abs_diff(wanted) * 100 < wanted, "{took} ns for {wanted}");
+        assert!(took.abs_diff(wanted) * 100 < wanted, "{took} ns instead of {wanted}");
     }
 
     #[test]

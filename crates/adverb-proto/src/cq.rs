@@ -127,7 +127,7 @@ impl CompletionQueue {
 
     /// Requests one completion event. Completions that are queued already don't cause it.
     pub(crate) fn arm(&mut self, arm_for: ArmFor) {
-        // Arming for less than before takes nothing back (vol. 1, 11.4.2).
+        // Arming for solicited completions doesn't revoke an earlier arming for any completion (vol. 1, 11.4.2).
         if self.armed != Some(ArmFor::Any) {
             self.armed = Some(arm_for);
         }

@@ -126,22 +126,22 @@ pub struct Device<S = ()> {
     free_srqs: FreeSlots,
     keys: Keys,
     timers: Timers,
-    /// Slots of queue pairs that may have something to send, each once.
+    /// The slots of queue pairs that may have packets to send, each once.
     ready: VecDeque<u32>,
-    /// How many packets in a row the first of them has sent.
+    /// The number of packets that the first queue pair in `ready` has sent in a row.
     burst: u32,
     cq_events: VecDeque<Cq>,
     queue_events: VecDeque<QueueEvent>,
     spans: Vec<Span>,
     rings: Rings,
     groups: Groups,
-    /// The payload of the longest packet that the port carries.
+    /// The maximum payload of a packet on the port.
     mtu: PathMtu,
     stats: Statistics,
     sink: S,
 }
 
-/// Lends what queue pairs share, leaving the queue pairs themselves free.
+/// Borrows the state that queue pairs share, without the queue pairs themselves.
 macro_rules! context {
     ($device:ident, $now:expr) => {
         context!($device, $now, &mut $device.sink)
@@ -163,8 +163,9 @@ macro_rules! context {
     };
 }
 
-/// Evaluates an expression with a context whose sink is the device's while that one records, and `()` otherwise. The
-/// code of queue pairs is compiled for both, so that a device that isn't recorded checks this once, not at each event.
+/// Evaluates an expression with a context whose sink is the device's sink while that sink records, and `()` otherwise.
+/// The code of queue pairs is compiled for both, so a device that isn't recorded checks this once per call instead of
+/// once per event.
 macro_rules! with_context {
     ($device:ident, $now:expr, |$context:ident| $body:expr) => {
         if is_recording(&$device.sink) {
@@ -316,13 +317,13 @@ impl<S: EventSink> Device<S> {
         config: QpConfig,
         mut random: impl FnMut() -> u32,
     ) -> Result<Qpn, CreateQpError> {
-        // So many that a free number is found soon.
+        // Half of the numbers stay free, so that a random free number is found after a few attempts.
         if self.numbers.len() >= MAX_QPS {
             return Err(CreateQpError::TooMany);
         }
         let qpn = loop {
             let qpn = Qpn::truncate(random());
-            // 0 and 1 are for management, and the last is for multicast (vol. 1, 3.9.3 and 10.5.2).
+            // Numbers 0 and 1 are for management, and the last number is for multicast (vol. 1, 3.9.3 and 10.5.2).
             let special = qpn.get() <= 1 || qpn == Qpn::MULTICAST;
             if !special && !self.numbers.contains_key(&qpn.get()) {
                 break qpn;
@@ -356,7 +357,7 @@ impl<S: EventSink> Device<S> {
             let Some(Some(queue)) = self.srqs.get(srq.0 as usize) else {
                 return Err(CreateQpError::UnknownSrq(srq));
             };
-            // Receive requests name memory of their queue's domain (vol. 1, 10.2.9).
+            // Receive requests use memory of their queue's domain (vol. 1, 10.2.9).
             recv_pd = queue.config.pd;
         }
         self.keys.add_domain_user(config.pd).map_err(|_| CreateQpError::UnknownDomain)?;
@@ -411,7 +412,8 @@ impl<S: EventSink> Device<S> {
             }
         }
         self.keys.remove_domain_user(qp.config.pd);
-        // One that stands in line keeps its slot until its turn comes: looking for it there would be a scan.
+        // A queue pair in `ready` keeps its slot until `poll_transmit` reaches it: searching for it there would be a
+        // scan.
         if !qp.queued {
             self.free.push(slot);
         }
@@ -523,7 +525,7 @@ impl<S: EventSink> Device<S> {
         payload: &[u8],
         memory: &mut impl Memory,
     ) {
-        // What parsing checks.
+        // Parsing checks these lengths for other packets.
         if header.opcode().payload_rule().allows(payload.len()) && payload.len() <= MAX_PACKET_LEN {
             self.handle(now, rx_meta, Received { header, payload }, None, memory);
         }
@@ -566,7 +568,7 @@ impl<S: EventSink> Device<S> {
         self.deliver(now, slot, rx_meta, received, memory);
     }
 
-    /// A packet that passed all checks up to the queue pair.
+    /// Delivers a packet that passed all checks up to the queue pair.
     #[inline]
     fn deliver(
         &mut self,
@@ -604,7 +606,7 @@ impl<S: EventSink> Device<S> {
         let (slot, TxPacket { header, payload, payload_len }) = loop {
             let slot = *self.ready.front()?;
             let Some(qp) = self.qps[slot as usize].as_mut() else {
-                // It was destroyed while it stood in line; now its slot is free for another.
+                // The queue pair was destroyed while it was in `ready`. Its slot is free now.
                 self.ready.pop_front();
                 self.free.push(slot);
                 continue;
@@ -617,13 +619,13 @@ impl<S: EventSink> Device<S> {
                 self.timers.set_no_later(slot, deadline);
             }
             let Some(tx_packet) = tx_packet else {
-                // What is left, if anything, waits for the peer or for a timer.
+                // Any remaining work waits for the peer or for a timer.
                 qp.queued = false;
                 self.ready.pop_front();
                 self.burst = 0;
                 continue;
             };
-            // A few packets each, in turn: those of one queue pair share what the processor has at hand.
+            // Each queue pair sends several packets in turn, which share the CPU cache.
             self.burst += 1;
             if self.burst >= BURST {
                 self.burst = 0;
@@ -716,7 +718,7 @@ impl<S: EventSink> Device<S> {
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(slot) = self.timers.pop(now) {
             if let Some(qp) = self.qps[slot as usize].as_mut() {
-                // Progress moves a deadline without moving its timer.
+                // Progress moves a deadline without moving its timer, so the timer may expire early.
                 if qp.deadline().is_some_and(|deadline| deadline <= now) {
                     qp.handle_timeout(&mut context!(self, now));
                 }
@@ -769,7 +771,8 @@ impl<S: EventSink> Device<S> {
         self.numbers.get(&qpn.get()).copied()
     }
 
-    /// After each step of a queue pair: its timer is set, and it is in line if it may have something to send.
+    /// Updates the schedule after a step of a queue pair: sets its timer, and adds it to `ready` if it may have packets
+    /// to send.
     #[inline]
     fn settle(&mut self, now: Time, slot: u32) {
         let Some(qp) = self.qps[slot as usize].as_mut() else { return };

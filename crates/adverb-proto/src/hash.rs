@@ -1,10 +1,10 @@
-//! A hash for numbers that the engine chose itself: random keys and queue pair numbers.
+//! A hash for numbers that the engine chooses: random keys and queue pair numbers.
 
 use core::hash::{BuildHasher, Hasher};
 
 /// Builds [`NumberHash`].
 ///
-/// A peer can't choose what is in these tables, only what is looked up, so there is nothing to flood.
+/// A peer can't choose the keys in these tables, only the keys that are looked up, so it can't cause collisions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct NumberHasher;
 
@@ -17,7 +17,8 @@ impl BuildHasher for NumberHasher {
     }
 }
 
-/// Fibonacci hashing: one multiplication spreads a number over all bits, as the table wants both ends.
+/// Fibonacci hashing: one multiplication distributes a number over all bits, because the table uses the highest and the
+/// lowest ones.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NumberHash(u64);
 

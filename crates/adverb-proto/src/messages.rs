@@ -110,7 +110,7 @@ fn error_messages_are_as_listed() {
         Some(hint) => format!("{status}\n  hint: {hint}\n\n"),
         None => format!("{status}\n\n"),
     };
-    // All that have a name, and one that hasn't.
+    // All statuses that have a name, and one that has none.
     let named = (0..).map(Status::from_code).take_while(|status| !matches!(status, Status::Other(_)));
     let statuses = named.chain([Status::Other(99)]).map(with_hint);
     let all: Vec<_> = lists.into_iter().chain(statuses).collect();

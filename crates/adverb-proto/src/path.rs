@@ -178,15 +178,15 @@ pub enum IcrcCheck {
     Trusted,
 }
 
-/// The ICRC checker of received packets. It caches the flow of the last addresses: a connection has only one peer, and
-/// datagrams of one sender often arrive together.
+/// The ICRC checker of received packets. It caches the flow of the last addresses, because a connection has only one
+/// peer, and consecutive datagrams often have the same sender.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct IcrcChecker {
     cached: Option<(SocketAddr, SocketAddr, Flow)>,
 }
 
 impl IcrcChecker {
-    /// Whether the packet is undamaged (vol. 1, 7.8.1 and Annex A17.3; `rxe_icrc.c`).
+    /// Whether the ICRC of a packet is correct (vol. 1, 7.8.1 and Annex A17.3; `rxe_icrc.c`).
     #[inline]
     pub(crate) fn is_intact(&mut self, rx_meta: &RxMeta, packet: &Packet<'_>) -> bool {
         if rx_meta.icrc == IcrcCheck::Trusted || mutant!(IgnoreIcrc) {
@@ -251,7 +251,7 @@ mod tests {
         let (v4, v6) = ("10.0.0.1".parse().unwrap(), "fd77::1".parse().unwrap());
         assert_eq!(Path::new(v4, v6, 0xc000), None);
         assert!(Path::new(v6, v6, 0xc000).is_some());
-        // Which they are is said by where packets go.
+        // The family is that of the address to which packets are sent.
         let at_port = Gid::from("10.0.0.2:4792".parse::<SocketAddr>().unwrap()).ip();
         assert!(at_port.is_ipv6() && Path::new(v4, at_port, 0xc000).is_some());
         assert_eq!(Path::new(v6, at_port, 0xc000), None);

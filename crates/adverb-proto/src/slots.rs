@@ -1,6 +1,6 @@
 //! Free slots of a table that is indexed by small numbers.
 
-/// The free slots of a `Vec<Option<T>>`. Finding one takes a step, however large the table is.
+/// The free slots of a `Vec<Option<T>>`. Finding one takes constant time.
 #[derive(Debug, Default)]
 pub(crate) struct FreeSlots(Vec<u32>);
 

@@ -43,20 +43,20 @@ impl SrqConfig {
 pub(crate) struct SharedQueue {
     queue: RecvQueue,
     pub(crate) config: SrqConfig,
-    /// The armed limit: fewer requests than this make one event. 0 if not armed.
+    /// The armed limit: the queue generates one event when it has fewer requests. 0 if the queue is not armed.
     limit: u32,
     /// The number of queue pairs that use the queue.
     pub(crate) users: u32,
 }
 
-/// The result of taking a request.
+/// The result of moving the oldest request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MovedFront {
     /// The queue is empty.
     Nothing,
-    /// A request was taken.
+    /// A request was moved.
     One,
-    /// A request was taken, and fewer than the armed limit are left.
+    /// A request was moved, and fewer than the armed limit are left.
     BelowLimit,
 }
 
@@ -84,14 +84,14 @@ impl SharedQueue {
             return MovedFront::Nothing;
         }
         if self.len() < self.limit as usize && !mutant!(SrqLimitEventMissing) {
-            // Each arming makes one event (vol. 1, 10.2.9).
+            // Each arming generates one event (vol. 1, 10.2.9).
             self.limit = 0;
             return MovedFront::BelowLimit;
         }
         MovedFront::One
     }
 
-    /// Takes back a request that the queue pair will not use.
+    /// Returns a request that the queue pair will not use to this queue.
     pub(crate) fn return_front_of(&mut self, queue: &mut RecvQueue) {
         if !mutant!(SrqRequestLost) {
             self.queue.return_front_of(queue);

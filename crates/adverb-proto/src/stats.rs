@@ -1,6 +1,6 @@
 //! Counters of a device.
 
-/// Declares the counters once: their fields, and the names by which others know them.
+/// Declares the counters: their fields, and the names under which they are exported.
 macro_rules! statistics {
     ($($(#[$doc:meta])* $field:ident: $name:literal,)*) => {
         /// Counters of a device since its creation.

@@ -1,8 +1,8 @@
 //! Timers of queue pairs: one for each, in a heap with an index of positions.
 //!
-//! A timer that moves to a later time isn't moved in the heap: it fires early, finds that it has time left, and is
-//! set again. So a queue pair that makes progress pays nothing per packet, and one timeout's worth of work per
-//! timeout. Clearing is exact, so that no timer outlives its queue pair.
+//! A timer that is set to a later time isn't moved in the heap: it expires early, and is set again if its deadline has
+//! not passed. So a queue pair that makes progress has no cost per packet, and one operation per timeout. Clearing is
+//! exact, so that no timer outlives its queue pair.
 
 use crate::Time;
 
@@ -17,7 +17,7 @@ pub(crate) struct Timers {
 const ABSENT: u32 = u32::MAX;
 
 impl Timers {
-    /// Sets a slot's timer, if it isn't set to an earlier time already.
+    /// Sets the timer of a slot, unless it is already set to an earlier time.
     #[inline]
     pub(crate) fn set_no_later(&mut self, slot: u32, time: Time) {
         match self.position(slot) {

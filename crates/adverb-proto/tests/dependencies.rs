@@ -1,8 +1,8 @@
-//! The engine does no I/O: its dependency tree has nothing that could.
+//! The engine does no I/O: no crate in its dependency tree can.
 
 use std::process::Command;
 
-/// All that the engine may stand on: packets, flags, and the checksum under the packets.
+/// The allowed dependencies: packets, flags, and the checksum of packets.
 const ALLOWED: [&str; 5] = ["adverb-proto", "adverb-wire", "bitflags", "cfg-if", "crc32fast"];
 
 #[test]
@@ -22,13 +22,13 @@ fn dependency_tree_has_no_io_thread_or_clock_crate() {
         ])
         .args(["--offline", "--manifest-path", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")])
         .output()
-        .expect("cargo runs where tests run");
+        .expect("cargo is available in tests");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let tree = String::from_utf8_lossy(&output.stdout);
     let mut seen = 0;
     for line in tree.lines().filter(|line| !line.is_empty()) {
         let name = line.split_whitespace().next().unwrap_or_default();
-        assert!(ALLOWED.contains(&name), "{name} isn't a crate that the engine may stand on");
+        assert!(ALLOWED.contains(&name), "{name} is not an allowed dependency of the engine");
         seen += 1;
     }
     assert!(seen >= 3, "{tree}");
@@ -47,7 +47,7 @@ fn engine_names_no_clock_socket_thread_or_file() {
             for word in
                 ["Instant", "SystemTime", "std::thread::", "std::fs", "std::net::Udp", "std::io", "unsafe {"]
             {
-                // The planted faults are selected per thread.
+                // The mutation is selected per thread.
                 let excused = path.ends_with("mutation.rs");
                 assert!(excused || !text.contains(word), "{} names {word}", path.display());
             }

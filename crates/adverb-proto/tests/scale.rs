@@ -1,4 +1,4 @@
-//! The cost of a call doesn't grow with the number of objects of a device.
+//! The cost of a call doesn't depend on the number of objects of a device.
 
 #[path = "harness/mod.rs"]
 mod harness;
@@ -9,7 +9,7 @@ use adverb_proto::SrqConfig;
 
 use harness::{End, solo};
 
-/// The shortest time that a hundred calls took, of several attempts.
+/// Returns the shortest time of a hundred calls in several attempts.
 fn cost(mut call: impl FnMut()) -> Duration {
     let attempt = |_| {
         let start = Instant::now();
@@ -19,8 +19,8 @@ fn cost(mut call: impl FnMut()) -> Duration {
     (0..20).map(attempt).min().unwrap()
 }
 
-/// Compares the cost of making and ending an object while there are few and while there are many. A scan of all objects
-/// would take a thousand times as long.
+/// Compares the cost of creating and destroying an object with few and with many objects. A scan of all objects would
+/// take a thousand times as long.
 #[track_caller]
 fn assert_constant(mut create: impl FnMut(&mut End), mut create_and_destroy: impl FnMut(&mut End)) {
     let mut end = solo();

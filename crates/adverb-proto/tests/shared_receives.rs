@@ -1,4 +1,4 @@
-//! The rules of shared receive queues, one test each.
+//! The rules of shared receive queues. Each test checks one rule.
 
 #[path = "harness/mod.rs"]
 mod harness;
@@ -28,7 +28,7 @@ fn solo() -> End {
     solo_with(&options())
 }
 
-/// Another queue pair of the same device that shares the queue.
+/// Creates another queue pair of the same device that uses the shared queue.
 fn another_qp(end: &mut End, transport: Transport) -> Qpn {
     let mut config = QpConfig::new(transport, end.pd, end.cq, end.cq);
     config.srq = end.srq;
@@ -51,7 +51,7 @@ fn another_qp(end: &mut End, transport: Transport) -> Qpn {
     qpn
 }
 
-/// A packet comes for one of the device's queue pairs.
+/// Delivers a packet to one of the device's queue pairs.
 fn receive_at(end: &mut End, qpn: Qpn, psn: u32, operation: Operation, payload: &[u8]) {
     let header = Header::new(qpn, Psn::wrapping(PSN) + psn, operation);
     let bytes = end.forge(&header, payload);
@@ -206,7 +206,12 @@ fn limit_event_is_generated_once_below_the_limit() {
     end.device.arm_srq(srq, 6).unwrap();
     for psn in 0..2 {
         end.receive(psn, ONLY, b"abcd");
-        assert_eq!(end.queue_events(), [], "{} are left, and that isn't fewer than 6", 7 - psn);
+        assert_eq!(
+            end.queue_events(),
+            [],
+            "{} requests are left, which is not below the limit of 6",
+            7 - psn
+        );
     }
     end.receive(2, ONLY, b"abcd");
     assert_eq!(end.queue_events(), [QueueEvent::SrqLimit(srq)]);
@@ -265,7 +270,7 @@ fn last_receive_reached_is_reported_once_when_a_queue_pair_fails() {
     assert_eq!(end.queue_events(), []);
     let mut own = solo_with(&Options::default());
     own.modify(Transition::Error);
-    assert_eq!(own.queue_events(), [], "without a shared queue there is none");
+    assert_eq!(own.queue_events(), [], "no event without a shared queue");
 }
 
 #[test]
@@ -345,15 +350,15 @@ fn receives_use_memory_of_the_shared_queues_domain() {
     end.key = theirs;
     end.post_shared(1, 0, 64);
     receive_at(&mut end, other, 0, Operation::Rc(ONLY), b"abcd");
-    assert_eq!(end.statuses(), [(1, Status::Success)], "the queue's domain counts");
+    assert_eq!(end.statuses(), [(1, Status::Success)], "the domain of the shared queue is used");
     end.key = ours;
     end.post_shared(2, 0, 64);
     receive_at(&mut end, other, 1, Operation::Rc(ONLY), b"abcd");
-    assert_eq!(end.statuses(), [(2, Status::LocalProtection)], "the queue pair's doesn't");
+    assert_eq!(end.statuses(), [(2, Status::LocalProtection)], "the domain of the queue pair is not used");
     let third = another_qp(&mut end, Transport::Rc);
     let reth = Reth { va: ADDR, rkey: ours, length: 4 };
     receive_at(&mut end, third, 0, Operation::Rc(Rc::Write(Write::Only(reth, None))), b"wxyz");
-    assert_eq!(end.bytes(0, 4), b"wxyz", "a peer reaches what is the queue pair's");
+    assert_eq!(end.bytes(0, 4), b"wxyz", "a peer's request uses the domain of the queue pair");
 }
 
 #[test]
@@ -376,7 +381,7 @@ fn shared_queue_in_use_is_not_destroyed() {
     assert_eq!(end.device.destroy_srq(srq), Err(SrqError::InUse { queue_pair_count: 2 }));
     end.device.destroy_qp(other);
     end.device.destroy_qp(end.qpn);
-    assert_eq!(end.device.destroy_srq(srq), Ok(()), "with requests in it");
+    assert_eq!(end.device.destroy_srq(srq), Ok(()), "destroyed with requests in it");
     assert_eq!(end.device.destroy_srq(srq), Err(SrqError::UnknownSrq));
     assert_eq!(end.device.arm_srq(srq, 1), Err(SrqError::UnknownSrq));
     assert_eq!(end.device.resource_counts().shared_receive_queues, 0);

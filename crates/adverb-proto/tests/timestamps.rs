@@ -1,4 +1,4 @@
-//! The timestamps of completions, one rule per test.
+//! The timestamps of completions. Each test checks one rule.
 
 #[path = "harness/mod.rs"]
 mod harness;
@@ -17,13 +17,13 @@ fn options(transport: Transport) -> Options {
     Options { transport, timestamps: true, mtu: PathMtu::Mtu256, ..Options::default() }
 }
 
-/// The completions with their timestamps.
+/// Polls the completions with their timestamps.
 fn stamps(end: &mut End) -> Vec<(u64, Option<Time>)> {
     let polled = std::iter::from_fn(|| end.device.poll_timed_completion(end.cq));
     polled.map(|(completion, stamp)| (completion.wr_id, stamp.map(|stamp| stamp.time))).collect()
 }
 
-/// Takes in a forged packet that the link received at `received_at`.
+/// Delivers a forged packet that the link received at `received_at`.
 fn receive_at(end: &mut End, received_at: Time, psn: u32, rc: Rc, payload: &[u8]) {
     let bytes = end.forge(&Header::new(end.qpn, Psn::wrapping(PSN) + psn, Operation::Rc(rc)), payload);
     let rx_meta = RxMeta { received_at: Some(received_at.into()), ..end.rx_meta() };
@@ -92,7 +92,7 @@ fn an_unreliable_send_has_the_time_at_which_its_last_packet_was_sent() {
             end.device.packet_sent(at(100 * wr_id), qpn);
             assert_eq!(stamps(&mut end), [(wr_id, Some(at(100 * wr_id)))]);
         }
-        // Nothing is left to complete.
+        // No request is left to complete.
         end.device.packet_sent(at(300), qpn);
         assert!(end.device.poll_transmit(at(400)).is_none());
         assert_eq!(stamps(&mut end), []);

@@ -1,4 +1,4 @@
-//! The rules of memory windows of type 2B, one test each.
+//! The rules of memory windows of type 2B. Each test checks one rule.
 
 #[path = "harness/mod.rs"]
 mod harness;
@@ -13,14 +13,14 @@ use adverb_wire::{CompareSwap, FetchAdd, Flush, Header, NakCode, Operation, Psn,
 
 use harness::{ADDR, ALL, End, Options, PSN, Pair, SIZE, ack, nak, pattern, solo, solo_with};
 
-/// What windows show: `WINDOW_LEN` bytes from `WINDOW_START` on.
+/// The offset of windows in the region. They have `WINDOW_LEN` bytes.
 const WINDOW_START: u64 = 4096;
 const WINDOW_LEN: u64 = 2048;
 const READ_WRITE: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
-/// What a region needs for windows that let a peer write.
+/// The access rights of a region for windows that let a peer write.
 const BINDABLE: Access = Access::WINDOW_BIND.union(Access::LOCAL_WRITE);
 
-/// An end with a region that windows can be bound to, and its key.
+/// Returns an end with a region that windows can be bound to, and the region's key.
 fn bindable() -> (End, u32) {
     let mut end = solo();
     let region = end.register(BINDABLE);
@@ -32,7 +32,7 @@ fn window(end: &mut End) -> u32 {
     end.device.create_window(end.pd, random).unwrap()
 }
 
-/// The next key of a window.
+/// Returns the next key of a window.
 fn next(key: u32) -> u32 {
     key & !0xff | (key + 1) & 0xff
 }
@@ -41,16 +41,16 @@ fn binding(rkey: u32, lkey: u32, access: Access) -> WindowBind {
     WindowBind { rkey, lkey, addr: ADDR + WINDOW_START, length: WINDOW_LEN, access }
 }
 
-/// Binds a window, and says how that ended.
+/// Binds a window, and returns the status.
 fn try_bind(end: &mut End, bind: WindowBind) -> Status {
     end.try_post(77, SendOperation::BindWindow(bind), SendFlags::SIGNALED, &[]).unwrap();
-    assert_eq!(end.transmits().len(), 0, "binding is nobody else's business");
+    assert_eq!(end.transmits().len(), 0, "binding sends no packet");
     let statuses = end.statuses();
     assert_eq!(statuses.len(), 1);
     statuses[0].1
 }
 
-/// A window that is bound, by its key.
+/// Binds a new window, and returns its key.
 fn bound_window(end: &mut End, region: u32, access: Access) -> u32 {
     let key = next(window(end));
     assert_eq!(try_bind(end, binding(key, region, access)), Status::Success);
@@ -61,7 +61,7 @@ fn write(key: u32, va: u64, length: u32) -> Rc {
     Rc::Write(Write::Only(Reth { va, rkey: key, length }, None))
 }
 
-/// Another reliable connection of the end's device.
+/// Creates another reliable connection of the end's device.
 fn another_qp(end: &mut End) -> Qpn {
     let random = end.rng();
     let qpn = end.device.create_qp(QpConfig::rc(end.pd, end.cq, end.cq), random).unwrap();
@@ -76,13 +76,13 @@ fn another_qp(end: &mut End) -> Qpn {
     qpn
 }
 
-/// A request that must be refused for lack of rights.
+/// Checks that a request is rejected because of missing access rights.
 #[track_caller]
 fn assert_denied(end: &mut End, psn: u32, rc: Rc, payload: &[u8]) {
     let before = end.memory.bytes(end.storage).to_vec();
     assert_eq!(end.exchange(psn, rc, payload), [(nak(NakCode::RemoteAccess, psn), psn)]);
     assert_eq!(end.state(), QpState::Error);
-    assert!(end.memory.bytes(end.storage) == before, "refused requests change nothing");
+    assert!(end.memory.bytes(end.storage) == before, "rejected requests change nothing");
 }
 
 #[test]
@@ -363,7 +363,7 @@ fn range_of_a_window_lies_within_its_region() {
     let (mut end, region) = bindable();
     let key = next(window(&mut end));
     let bind = WindowBind { rkey: key, lkey: region, addr: ADDR, length: SIZE, access: READ_WRITE };
-    assert_eq!(try_bind(&mut end, bind), Status::Success, "all of it");
+    assert_eq!(try_bind(&mut end, bind), Status::Success, "the whole region");
 }
 
 #[test]
@@ -514,7 +514,7 @@ fn requests_after_a_binding_wait_for_it() {
     let bind = SendOperation::BindWindow(binding(key, region, READ_WRITE));
     end.try_post(1, bind, SendFlags::empty(), &[]).unwrap();
     end.post(2, SendOperation::Send, 0, 8);
-    assert_eq!(end.transmits().len(), 1, "the peer learns of the key when it is good");
+    assert_eq!(end.transmits().len(), 1, "the request with the key is sent after the binding");
     assert_eq!(end.exchange(0, write(key, ADDR + WINDOW_START, 4), b"good"), [(ack(1), 0)]);
 }
 
@@ -582,7 +582,7 @@ fn regions_and_windows_never_share_a_key() {
     assert_eq!(region, 0x9999_0001);
     let mut numbers = [0x9999_0077, 0x1234_5601, 0x77, 0x8888_0000].into_iter();
     let second = end.device.create_window(end.pd, || numbers.next().unwrap()).unwrap();
-    assert_eq!(second, 0x8888_0000, "not one whose next key may be a region's, nor another window's, nor 0");
+    assert_eq!(second, 0x8888_0000, "no key of the window is a region's key, another window's key, or 0");
 }
 
 #[test]

@@ -92,15 +92,15 @@ pub(super) struct Connection {
     pub(super) ack_timeout: Timeout,
     pub(super) retry_count: u8,
     pub(super) rnr_retry: u8,
-    /// The message that is retransmitted until it is answered.
+    /// The message that is retransmitted until the peer responds.
     pub(super) retransmission: Option<Retransmission<Box<Mad>>>,
     /// The end of the current wait.
     pub(super) deadline: Option<Time>,
     /// In timewait: the response to further messages from the peer.
     pub(super) timewait_response: Option<Box<Mad>>,
-    /// The time of the last DREQ that asked whether the peer still has this connection.
+    /// The time of the last probe, a DREQ that tests whether the peer still has this connection.
     pub(super) last_probe: Option<Time>,
-    /// The time under which the connection is in the agenda.
+    /// The time of the connection's timer.
     pub(super) timer: Option<Time>,
 }
 

@@ -104,8 +104,8 @@ pub(super) struct Outbox {
     pub(super) statistics: Statistics,
 }
 
-/// The maximum number of times that a REP is retransmitted while many connections are half open. One makes up for a
-/// lost RTU, which the peer then repeats.
+/// The maximum number of times that a REP is retransmitted while many connections are half open. One retransmission
+/// recovers from a lost RTU, because the peer then sends the RTU again.
 const MAX_CROWDED_RETRANSMISSIONS: u8 = 1;
 
 /// The maximum number of messages that wait for transmission. Further messages are dropped, as if the network lost
@@ -566,7 +566,7 @@ impl Manager {
         }
     }
 
-    /// Ends a connection whose peer didn't answer, with a REJ. After a REP the peer's address may be spoofed: while
+    /// Ends a connection whose peer did not respond, with a REJ. After a REP the peer's address may be spoofed: while
     /// many connections are half open, the REJ is sent only if the peer sends another message.
     fn end_at_deadline(&mut self, now: Time, id: u32) {
         let Some(connection) = self.table.get(id) else { return };

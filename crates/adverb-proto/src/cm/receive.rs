@@ -173,9 +173,9 @@ impl Manager {
         self.out.send(connection.addrs, response);
     }
 
-    /// Handles a message that names a queue pair of the peer's which already has a connection here. The peer has
-    /// either lost that connection (vol. 1, 12.4.1 and 12.9.8.3), or a stranger forged the message: neither
-    /// communication ID is in it. So an established connection is probed, and ends only if the peer confirms.
+    /// Handles a message that names a queue pair of the peer which already has a connection here. Either the peer has
+    /// lost that connection (vol. 1, 12.4.1 and 12.9.8.3), or another host has forged the message, which contains
+    /// neither communication ID. An established connection is therefore probed, and ends only if the peer confirms.
     fn handle_stale(&mut self, now: Time, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
         match connection.state {
@@ -188,11 +188,12 @@ impl Manager {
         }
     }
 
-    /// Asks the peer whether it still has an established connection, at most once per response timeout.
+    /// Sends a probe for an established connection, at most once per response timeout.
     ///
     /// The probe is a DREQ with both communication IDs and a queue pair number that no connection has. A peer without
-    /// such a connection answers with a DREP; a peer that still has it drops the DREQ because of the wrong number
-    /// (`cm_dreq_handler` in `cm.c` does both). Either way the connection stays until [`handle_drep`] says otherwise.
+    /// such a connection responds with a DREP. A peer that still has the connection drops the DREQ because of the wrong
+    /// number (`cm_dreq_handler` in `cm.c` does both). In either case the connection stays until [`handle_drep`] ends
+    /// it.
     ///
     /// [`handle_drep`]: Manager::handle_drep
     fn probe(&mut self, now: Time, id: u32) {
@@ -376,18 +377,18 @@ impl Manager {
     }
 
     /// Handles a REJ: the peer rejects or aborts the connection (`cm_rej_handler` and `cm_acquire_rejected_id` in
-    /// `cm.c`). A REJ is never answered.
+    /// `cm.c`). A REJ gets no response.
     fn handle_rej(&mut self, now: Time, addrs: AddrPair, rej: &Rej) {
         let names_adapter = rej.remote_comm_id == 0 && rej.reason == RejectReason::Timeout;
         let id = if names_adapter {
-            // A peer that gave up before it knew this side's ID names its adapter.
+            // A peer that reached its deadline before it knew this side's ID identifies itself by its GUID.
             let guid = rej.additional_info.as_bytes().first_chunk().map(|guid| u64::from_be_bytes(*guid));
             guid.and_then(|guid| self.table.by_remote_id(addrs.remote, guid, rej.local_comm_id))
         } else {
             Some(rej.remote_comm_id)
         };
         let found = id.and_then(|id| self.table.get(id)).filter(|connection| {
-            // Only a peer that has seen no REP lacks this side's ID.
+            // Only a peer that has received no REP lacks this side's ID.
             let lacks_id = matches!(connection.state, State::ReqReceived | State::RepSent);
             connection.addrs == addrs && (lacks_id || !names_adapter)
         });
@@ -459,7 +460,7 @@ impl Manager {
         }
     }
 
-    /// Handles a DREP: the peer confirms a disconnect (`cm_drep_handler` in `cm.c`), or answers a
+    /// Handles a DREP: the peer confirms a disconnect (`cm_drep_handler` in `cm.c`), or responds to a
     /// [probe](Manager::probe) because it has no such connection.
     fn handle_drep(&mut self, now: Time, addrs: AddrPair, drep: &Drep) {
         let found = self.table.get(drep.remote_comm_id);

@@ -24,7 +24,7 @@ pub(super) struct Queries {
     entries: HashMap<u32, Entry, NumberHasher>,
     /// Peers' queries, by addresses and the peer's request ID.
     by_peer: BTreeMap<(AddrPair, u32), u32>,
-    /// The number of peers' queries that wait for the application, by listener.
+    /// The number of peers' queries that the application has not responded to, by listener.
     waiting: BTreeMap<ListenerId, usize>,
     timers: Timers,
     /// Slots that peers' queries occupy, by source.
@@ -47,9 +47,9 @@ struct Entry {
 enum Stage {
     /// This side sent the query.
     Sent(Retransmission<Box<Mad>>),
-    /// A peer sent the query, and the application has to answer.
+    /// A peer sent the query, and the application has to respond.
     Waiting(ListenerId),
-    /// A peer sent the query, and this is the response, which may get lost.
+    /// A peer sent the query, and this is the response, which is retransmitted if the peer repeats the query.
     Responded(Box<Mad>),
 }
 
@@ -328,7 +328,7 @@ impl Entry {
     }
 }
 
-/// Counts a query that no longer waits for this listener.
+/// Counts one query less that waits for this listener.
 fn decrement_waiting(waiting: &mut BTreeMap<ListenerId, usize>, listener: ListenerId) {
     if let Some(count) = waiting.get_mut(&listener) {
         *count -= 1;

@@ -1,4 +1,4 @@
-//! Shares of the half-open slots: one source can't keep all of them full.
+//! Shares of the half-open slots, so that one source can't occupy all of them.
 
 use core::net::{IpAddr, Ipv6Addr};
 use std::collections::BTreeMap;
@@ -30,24 +30,24 @@ impl Sources {
         }
     }
 
-    /// The number of occupied slots.
+    /// Returns the number of occupied slots.
     pub(super) fn total(&self) -> usize {
         self.total
     }
 
-    /// The number of sources that occupy slots.
+    /// Returns the number of sources that occupy slots.
     pub(super) fn len(&self) -> usize {
         self.counts.len()
     }
 
-    /// Whether this peer may occupy another of `slots` slots. As long as half of them are free, any peer may; after
+    /// Whether this peer may occupy another of `slots` slots. Any peer may while half of the slots are free; after
     /// that, each source has a share.
     pub(super) fn admits(&self, peer: IpAddr, slots: usize) -> bool {
         self.total < slots && (self.total < slots / 2 || self.count(peer) < share(slots))
     }
 
-    /// Whether half of the slots are occupied, or this peer's source occupies its share. Then messages that might go
-    /// to a spoofed address are retransmitted less.
+    /// Whether half of the slots are occupied, or this peer's source occupies its share. In that case, messages to
+    /// addresses that may be spoofed are retransmitted less often.
     pub(super) fn is_crowded(&self, peer: IpAddr, slots: usize) -> bool {
         self.total >= slots.div_ceil(2) || self.count(peer) >= share(slots)
     }
@@ -57,13 +57,13 @@ impl Sources {
     }
 }
 
-/// The number of slots that a source may occupy once half of them are occupied.
+/// Returns the number of slots that a source may occupy once half of them are occupied.
 fn share(slots: usize) -> usize {
     (slots / 16).max(1)
 }
 
-/// The network that a peer counts as: an IPv4 address, or the /64 of an IPv6 address, all of which one host may use. A
-/// GID that encodes a UDP port counts as the address in it.
+/// Returns the network that a peer counts as: an IPv4 address, or the /64 of an IPv6 address, because one host may use
+/// all addresses of a /64. A GID that encodes a UDP port counts as the address in it.
 fn source(peer: IpAddr) -> IpAddr {
     match Gid::from(peer).udp_addr().ip().to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)).into(),

@@ -38,8 +38,8 @@ impl Timers {
     }
 }
 
-/// A message that is retransmitted at growing intervals until it is answered. Deadlines end the wait, not the last
-/// retransmission.
+/// A message that is retransmitted at growing intervals until the peer responds. The wait ends at a deadline, not with
+/// the last retransmission.
 #[derive(Clone, Debug)]
 pub(super) struct Retransmission<T> {
     pub(super) message: T,
@@ -51,7 +51,7 @@ pub(super) struct Retransmission<T> {
     done: u8,
 }
 
-/// The interval doubles until it is this many times the first one.
+/// The maximum interval, as a multiple of the first one. The interval doubles until then.
 const MAX_INTERVAL_FACTOR: u32 = 8;
 
 impl<T> Retransmission<T> {

@@ -38,7 +38,7 @@ impl Groups {
         }
     }
 
-    /// How many groups somebody is attached to.
+    /// Returns the number of groups that have attached queue pairs.
     pub(super) fn len(&self) -> usize {
         self.members.len()
     }
@@ -91,7 +91,7 @@ impl<S: EventSink> Device<S> {
         self.groups.members.contains_key(&group)
     }
 
-    /// Gives a datagram to every queue pair that is attached to its group (vol. 1, 10.5.2). Drops a packet that was
+    /// Delivers a datagram to every queue pair that is attached to its group (vol. 1, 10.5.2). Drops a packet that was
     /// sent to a group's address but not to [`Qpn::MULTICAST`].
     pub(super) fn handle_multicast(
         &mut self,
@@ -119,7 +119,7 @@ impl<S: EventSink> Device<S> {
             return self.drop_packet(now, qpn, header, DropReason::WrongIcrc);
         }
         let mut index = usize::from(mutant!(MulticastSkipsOneMember));
-        // Looked up anew for each member: delivering borrows the device.
+        // The group is looked up again for each member, because delivering borrows the device.
         while let Some(slot) = self.groups.members.get(&group).and_then(|members| members.get(index)).copied()
         {
             index += 1;

@@ -88,7 +88,7 @@ impl Keys {
         }
     }
 
-    /// Counts one more object in a domain.
+    /// Adds an object to a domain's count.
     pub(crate) fn add_domain_user(&mut self, pd: Pd) -> Result<(), DomainError> {
         match self.domains.get_mut(pd.0 as usize) {
             Some(Some(users)) => {
@@ -99,7 +99,7 @@ impl Keys {
         }
     }
 
-    /// Counts one object less in a domain.
+    /// Removes an object from a domain's count.
     pub(crate) fn remove_domain_user(&mut self, pd: Pd) {
         if let Some(Some(users)) = self.domains.get_mut(pd.0 as usize) {
             *users = users.saturating_sub(1);
@@ -162,7 +162,7 @@ impl Keys {
         if region.pd == pd { Ok(region) } else { Err(Denied::Domain) }
     }
 
-    /// Counts one window less that is bound to a region.
+    /// Removes a bound window from a region's count.
     pub(super) fn release_region(&mut self, key: u32) {
         if let Some(region) = self.regions.get_mut(&key) {
             region.windows -= 1;
@@ -189,7 +189,7 @@ impl Keys {
         }
     }
 
-    /// Translates a range even if its region was deregistered: a mutation.
+    /// Translates a range even if its region was deregistered (for a mutation).
     #[cfg(feature = "mutants")]
     pub(crate) fn remote_ignoring_deregistration(
         &self,

@@ -1,4 +1,4 @@
-//! The completer: makes completions of the peer's answers (vol. 1, 9.7.6; `rxe_comp.c`).
+//! The completer: turns the peer's responses into completions (vol. 1, 9.7.6; `rxe_comp.c`).
 
 use adverb_wire::{Aeth, Credits, NakCode, Psn, Rc, ReadResponse, Syndrome};
 
@@ -9,18 +9,18 @@ use crate::mutation::mutant;
 use crate::trace::{DropReason, EventSink, RetryCause, TraceEvent};
 use crate::types::{QpState, SendOperation, Status, Transport};
 
-/// An answer is missing: a later one came first.
+/// An implied NAK: a response arrived, but an earlier response is missing.
 struct ImpliedNak;
 
-/// What an answer brings.
+/// The content of a response.
 enum ResponseContent<'a> {
-    /// Bytes of a READ, or the empty answer to a FLUSH or an ATOMIC WRITE.
+    /// Bytes of a READ, or the empty response to a FLUSH or an ATOMIC WRITE.
     Read { position: Position, payload: &'a [u8] },
-    /// What the word was before an atomic.
+    /// The value of the word before an atomic operation.
     Atomic(u64),
 }
 
-/// Where in a READ's answer a packet says that it is.
+/// The position of a packet in a READ response, according to its opcode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Position {
     First,
@@ -30,7 +30,7 @@ enum Position {
 }
 
 impl QueuePair {
-    /// Takes an answer in. Its addresses and ICRC have been checked.
+    /// Handles a response whose addresses and ICRC have been checked.
     pub(crate) fn handle_response<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -64,13 +64,13 @@ impl QueuePair {
             Rc::AtomicAcknowledge(aeth, value) => {
                 self.handle_content(cx, packet, psn, Some(*aeth), ResponseContent::Atomic(*value), memory);
             }
-            // Requests went to the responder.
+            // The responder handles requests.
             _ => {}
         }
         self.report_if_drained(cx);
     }
 
-    /// An acknowledgement or a NAK (vol. 1, 9.7.5).
+    /// Handles an acknowledgement or a NAK (vol. 1, 9.7.5).
     fn handle_acknowledge<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -82,7 +82,8 @@ impl QueuePair {
             return self.drop_mismatched(cx, packet);
         }
         if !self.requester.is_in_flight(psn) {
-            // It may still bring credits, if it is the latest (vol. 1, 9.7.7: unsolicited acknowledgements).
+            // The latest acknowledgement may be repeated to carry new credits (vol. 1, 9.7.7: unsolicited
+            // acknowledgements).
             if let Syndrome::Ack(credits) = aeth.syndrome
                 && psn + 1 == self.requester.unacked
                 && self.config.credits
@@ -120,7 +121,7 @@ impl QueuePair {
             }
             Syndrome::Nak(code) => {
                 cx.stats.fatal_naks_received += 1;
-                // vol. 1, 9.7.5.
+                // The statuses are those of vol. 1, 9.7.5.
                 let status = match code {
                     NakCode::InvalidRequest => Status::RemoteInvalidRequest,
                     NakCode::RemoteAccess => Status::RemoteAccess,
@@ -130,7 +131,7 @@ impl QueuePair {
                 };
                 match self.acknowledge_before(cx, psn) {
                     Ok(()) => self.fail_front(cx, status),
-                    // The peer won't answer any more, but that is for the retries to find out.
+                    // The peer won't respond anymore; the request fails when its retries are exceeded.
                     Err(ImpliedNak) => self.handle_implied_nak(cx),
                 }
             }
@@ -138,7 +139,7 @@ impl QueuePair {
         }
     }
 
-    /// An answer to a READ, an atomic, a FLUSH or an ATOMIC WRITE (vol. 1, 9.7.5 and 9.7.6).
+    /// Handles a response to a READ, an atomic, a FLUSH or an ATOMIC WRITE (vol. 1, 9.7.5 and 9.7.6).
     fn handle_content<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -156,8 +157,8 @@ impl QueuePair {
         {
             return self.drop_mismatched(cx, packet);
         }
-        // An answer acknowledges all that was sent before it (vol. 1, 9.7.5). One without a message sequence number
-        // is too easily forged for that, and the peer has sent one with it before.
+        // A response acknowledges all earlier packets (vol. 1, 9.7.5). A response without a message sequence number is
+        // too easily forged for that, and the peer must have sent one with the number before.
         if aeth.is_none() && psn != self.requester.unacked {
             return self.handle_implied_nak(cx);
         }
@@ -167,7 +168,7 @@ impl QueuePair {
         match aeth.map(|aeth| (aeth.syndrome, aeth.msn)) {
             None => {}
             Some((Syndrome::Ack(credits), msn)) => self.update_credits(credits, msn),
-            // An answer that refuses isn't one (vol. 1, 9.7.6).
+            // A response must not carry a NAK (vol. 1, 9.7.6).
             Some(_) => return self.fail_front(cx, Status::BadResponse),
         }
         match answer {
@@ -178,7 +179,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether the request that this number in flight belongs to has such answers.
+    /// Whether the outstanding request with this sequence number expects a response of this kind.
     fn matches_request(&self, psn: Psn, answer: &ResponseContent<'_>) -> bool {
         let mut started =
             (0..).map_while(|index| self.send_queue.get(index)).take_while(|entry| entry.is_started());
@@ -197,14 +198,14 @@ impl QueuePair {
         })
     }
 
-    /// Drops a response that doesn't match the outstanding requests. A peer that keeps sending such responses runs into
-    /// the acknowledge timeout, as if they were lost.
+    /// Drops a response that doesn't match the outstanding requests. If the peer sends only such responses, the
+    /// acknowledgement timeout expires, as if they were lost.
     fn drop_mismatched<S: EventSink>(&mut self, cx: &mut Context<'_, S>, packet: Received<'_>) {
         cx.stats.mismatched_responses += 1;
         self.drop_packet(cx, packet, DropReason::MismatchedResponse);
     }
 
-    /// Bytes of the READ at the front of the send queue, in order.
+    /// Writes bytes of the READ at the front of the send queue, in order.
     fn handle_read_response<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -222,12 +223,12 @@ impl QueuePair {
             _ => return self.fail_front(cx, Status::BadResponse),
         };
         let last = entry.received_packets + 1 == entry.packets;
-        // Every part of a READ has an answer of its own.
+        // Each part of a READ has a response of its own.
         let part = self.requester.read_part;
         let ends_part = last || (entry.received_packets + 1).is_multiple_of(part);
         let begins_part = entry.received_packets.is_multiple_of(part);
-        // After a restart within the answer some peers begin with FIRST or ONLY, as the restarted request is one
-        // of its own, and some go on with MIDDLE or LAST (vol. 1, 9.7.5; `rxe_resp.c`, `read_reply`).
+        // After a restart within the response, some peers start with FIRST or ONLY, because the restarted request is a
+        // request of its own. Other peers continue with MIDDLE or LAST (vol. 1, 9.7.5; `rxe_resp.c`, `read_reply`).
         let fits = match position {
             Position::First => !ends_part,
             Position::Middle => !ends_part && !begins_part,
@@ -256,7 +257,7 @@ impl QueuePair {
         } else if let Some(entry) = self.send_queue.front_mut() {
             entry.received_packets += 1;
             self.requester.unacked += 1;
-            // The request isn't the one to be sent next, unless it is to be sent again.
+            // The cursor is already after this request, except during a retransmission.
         }
         self.requester.progress(cx.now);
         cx.event(|| TraceEvent::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
@@ -292,7 +293,7 @@ impl QueuePair {
         self.fail_front(cx, status);
     }
 
-    /// Everything before `psn`, which is in flight, has been executed.
+    /// Acknowledges all packets before `psn`, which is in flight.
     fn acknowledge_before<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -301,8 +302,8 @@ impl QueuePair {
         if psn == self.requester.unacked { Ok(()) } else { self.acknowledge(cx, psn - 1) }
     }
 
-    /// Everything up to `psn`, which is in flight, has been executed: acknowledgements are cumulative (vol. 1,
-    /// 9.7.5). Unless an answer is missing, whose request then has to be sent again.
+    /// Acknowledges all packets up to `psn`, which is in flight, because acknowledgements are cumulative (vol. 1,
+    /// 9.7.5). Returns an error if a response is missing, whose request must be retransmitted.
     fn acknowledge<S: EventSink>(&mut self, cx: &mut Context<'_, S>, psn: Psn) -> Result<(), ImpliedNak> {
         let before = self.requester.unacked;
         let mut outcome = Ok(());
@@ -318,7 +319,7 @@ impl QueuePair {
                 self.complete_front(cx);
             } else {
                 self.requester.unacked = psn + 1;
-                // What is acknowledged needn't be sent again.
+                // Acknowledged packets are not retransmitted.
                 let acked = self.requester.unacked.since(entry.first_psn).unsigned_abs();
                 if self.requester.cursor == 0 && self.requester.packet < acked {
                     self.requester.packet = acked;
@@ -337,8 +338,8 @@ impl QueuePair {
         self.retry(cx, RetryCause::ImpliedNak);
     }
 
-    /// Takes note of how many messages the peer has receives for, beyond those it has completed (vol. 1,
-    /// 9.7.7). Only of interest to those who asked for credits.
+    /// Updates the credit limit: the number of messages that the peer has completed, plus the credits (vol. 1, 9.7.7).
+    /// Queue pairs without credits ignore it.
     #[inline]
     fn update_credits(&mut self, credits: Credits, msn: u32) {
         if self.config.credits {
@@ -347,15 +348,15 @@ impl QueuePair {
         }
     }
 
-    /// The request at the front of the send queue is done.
+    /// Completes the request at the front of the send queue.
     pub(super) fn complete_front<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if let Some(entry) = self.pop_front() {
             self.complete_send(cx, &entry, Ok(()));
         }
     }
 
-    /// The request at the front of the send queue has failed, and the queue pair with it; or, where nobody waits for
-    /// an answer, the send queue alone.
+    /// Fails the request at the front of the send queue. A reliable connection moves to the error state; on other
+    /// transports, only the send queue fails.
     pub(super) fn fail_front<S: EventSink>(&mut self, cx: &mut Context<'_, S>, status: Status) {
         if let Some(entry) = self.pop_front() {
             self.complete_send(cx, &entry, Err(status));

@@ -1,4 +1,4 @@
-//! What a queue pair does about congestion: as a receiver it notifies, as a sender it keeps to its pace (Annex A17.9).
+//! Congestion control of a queue pair: a receiver sends CNPs, and a sender paces its packets (Annex A17.9).
 
 use adverb_wire::{Header, Operation, Rc};
 
@@ -9,14 +9,14 @@ use crate::trace::{EventSink, TimerKind, TraceEvent};
 use crate::types::Transport;
 
 impl QueuePair {
-    /// Whether switches may mark its packets, because it heeds that.
+    /// Whether switches may mark the queue pair's packets, because it reacts to CNPs.
     pub(crate) const fn is_ecn_capable(&self) -> bool {
-        // Datagrams have no one peer to be slow with.
+        // Datagrams have no single peer whose rate could be reduced.
         !matches!((self.config.congestion, self.config.transport), (Congestion::None, _) | (_, Transport::Ud))
     }
 
-    /// A packet came that a congested switch has marked: its sender must hear of it, at most once in a while
-    /// (Annex A17.9).
+    /// Handles a packet that a congested switch marked: schedules a CNP to the sender, at most one per interval (Annex
+    /// A17.9).
     pub(crate) fn handle_mark<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         cx.stats.ecn_marked_packets += 1;
         let due = cx.now >= self.next_cnp_at || mutant!(CnpForEveryMark);
@@ -25,7 +25,7 @@ impl QueuePair {
         }
     }
 
-    /// A congestion notification has come.
+    /// Handles a CNP.
     pub(crate) fn handle_cnp<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         cx.stats.cnps_received += 1;
         if let Congestion::Dcqcn(params) = self.config.congestion
@@ -40,7 +40,7 @@ impl QueuePair {
         });
     }
 
-    /// A timer has fired.
+    /// Handles an expired timer.
     pub(crate) fn handle_timeout<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if let Some(pacer) = &mut self.pacer
             && pacer.paused
@@ -48,14 +48,15 @@ impl QueuePair {
             if !pacer.must_wait(cx.now) {
                 cx.event(|| TraceEvent::TimerExpired { qpn: self.qpn, timer: TimerKind::Pacing });
             } else if self.requester.is_oldest_packet_next(&self.send_queue) {
-                // What the pace holds back can't be acknowledged.
+                // A packet that pacing delays can't be acknowledged.
                 self.requester.restart_timer(cx.now);
             }
         }
         self.handle_requester_timeout(cx);
     }
 
-    /// The next packet, unless it must wait. Acknowledgements needn't: they are short, and a peer waits for them.
+    /// Returns the next packet, if pacing allows it. Acknowledgements are not paced, because they are short and the
+    /// peer waits for them.
     pub(super) fn poll_paced<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<TxPacket> {
         if self.pacer.as_mut()?.must_wait(cx.now) {
             let only = self.responder.responses.is_only_ack_or_nak();
@@ -63,7 +64,7 @@ impl QueuePair {
         }
         let tx_packet = self.poll_packet(cx)?;
         if !matches!(tx_packet.header.operation, Operation::Rc(Rc::Acknowledge(_))) {
-            // It may have gone into error meanwhile, and lost its pacer.
+            // The queue pair may have moved to the error state meanwhile, and dropped its pacer.
             if let Some(pacer) = &mut self.pacer {
                 pacer.sent(cx.now, tx_packet.payload_len);
             }
@@ -71,7 +72,7 @@ impl QueuePair {
         Some(tx_packet)
     }
 
-    /// A congestion notification for the peer.
+    /// Returns a CNP for the peer.
     pub(super) fn next_cnp<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> TxPacket {
         cx.stats.cnps_sent += 1;
         self.next_cnp_at = cx.now + CNP_INTERVAL;

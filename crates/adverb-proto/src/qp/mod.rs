@@ -1,8 +1,8 @@
 //! A queue pair: requester, responder and completer around two queues.
 //!
-//! All that a queue pair knows is in here; what it shares with others (keys, completion queues) is passed in. The
-//! roles are those of the specification: the [requester] sends requests, the peer's [responder] executes and answers
-//! them, and the [completer] makes completions of the answers.
+//! This module contains the whole state of a queue pair. Shared state (keys, completion queues) is passed in. The roles
+//! are those of the specification: the [requester] sends requests, the peer's [responder] executes them and responds,
+//! and the [completer] turns the responses into completions.
 
 mod completer;
 mod config;
@@ -47,12 +47,12 @@ use responder::Responder;
 pub(crate) use send_queue::Rings;
 use send_queue::{SendEntry, SendQueue};
 
-/// What a queue pair shares with others, lent to it for one step.
+/// The state that queue pairs share, borrowed for one step.
 pub(crate) struct Context<'a, S> {
     pub(crate) now: Time,
     /// The timestamp of completions.
     pub(crate) completed_at: Timestamp,
-    /// The payload of the longest packet that the port carries.
+    /// The maximum payload of a packet on the port.
     pub(crate) mtu: PathMtu,
     pub(crate) keys: &'a mut Keys,
     pub(crate) cqs: &'a mut Vec<Option<CompletionQueue>>,
@@ -60,27 +60,27 @@ pub(crate) struct Context<'a, S> {
     pub(crate) stats: &'a mut Statistics,
     pub(crate) cq_events: &'a mut VecDeque<Cq>,
     pub(crate) queue_events: &'a mut VecDeque<QueueEvent>,
-    /// Where the payload of the packet under way lies.
+    /// The payload of the packet that is being built.
     pub(crate) spans: &'a mut Vec<Span>,
     pub(crate) sink: &'a mut S,
 }
 
 impl<S: EventSink> Context<'_, S> {
-    /// Tells what happened, if somebody wants to know.
+    /// Passes an event to the sink, if the sink uses events now.
     #[inline(always)]
     pub(crate) fn event(&mut self, event: impl FnOnce() -> TraceEvent) {
         record(self.sink, self.now, event);
     }
 }
 
-/// A packet that has come: parsed, or never taken apart.
+/// A received packet, either parsed or passed as header and payload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received<'a> {
     pub(crate) header: &'a Header,
     pub(crate) payload: &'a [u8],
 }
 
-/// A packet that a queue pair wants sent.
+/// A packet to send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TxPacket {
     pub(crate) header: Header,
@@ -88,14 +88,14 @@ pub(crate) struct TxPacket {
     pub(crate) payload_len: u32,
 }
 
-/// Where the payload of an [`TxPacket`] lies.
+/// The location of the payload of a [`TxPacket`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TxPayload {
-    /// In the spans of the [`Context`].
+    /// The spans of the [`Context`].
     Spans,
-    /// In the send queue, among the inline bytes.
+    /// A range of the inline bytes in the send queue.
     Inline { first: u32, offset: u32, length: u32 },
-    /// Here.
+    /// The bytes themselves.
     Word([u8; 8]),
 }
 
@@ -105,36 +105,37 @@ pub(crate) struct QueuePair {
     pub(crate) qpn: Qpn,
     pub(crate) config: QpConfig,
     state: QpState,
-    /// What a peer may do.
+    /// The access rights of the peer.
     access: Access,
     pkey: u16,
-    /// What a datagram must bring.
+    /// The queue key that received datagrams must have.
     qkey: u32,
     remote_qpn: Qpn,
-    /// The connection's addresses; datagrams have their own each.
+    /// The addresses of the connection. Each datagram has its own addresses.
     path: Option<Path>,
     icrc_checker: IcrcChecker,
-    /// The payload of one packet.
+    /// The maximum payload of a packet.
     mtu: u32,
     send_queue: SendQueue,
     recv_queue: RecvQueue,
-    /// The domain of the memory that receive requests name.
+    /// The protection domain of receive requests.
     recv_pd: Pd,
     requester: Requester,
     responder: Responder,
-    /// The multicast groups that it is attached to.
+    /// The multicast groups that the queue pair is attached to.
     pub(crate) groups: Vec<Gid>,
-    /// Whether it is in the device's queue of those that may have something to send.
+    /// Whether the queue pair is in the device's queue of those that may have packets to send.
     pub(crate) queued: bool,
-    /// Whether the next packet should rather be a request than an answer, so that neither starves the other.
+    /// Whether the next packet should be a request rather than a response, so that both make progress.
     requests_first: bool,
-    /// A congestion notification is to be sent.
+    /// Whether a CNP must be sent.
     cnp_due: bool,
-    /// When the next one may be.
+    /// The earliest time of the next CNP.
     next_cnp_at: Time,
-    /// How fast it may send; it has one if the network was ever congested, and it heeds that.
+    /// The rate control, if the queue pair has received a CNP and uses congestion control.
     pacer: Option<Box<Pacer>>,
-    /// A completion of this queue pair was lost: it goes into error at the end of the step.
+    /// Whether a completion of this queue pair was lost. The queue pair moves to the error state at the end of the
+    /// step.
     completion_lost: bool,
     /// The event that moved the queue pair to the error state.
     error_event: Option<QueueEvent>,
@@ -142,7 +143,7 @@ pub(crate) struct QueuePair {
 
 impl QueuePair {
     pub(crate) fn new(qpn: Qpn, mut config: QpConfig, recv_pd: Pd) -> QueuePair {
-        // As many as are counted in 16 bits, which is more than anybody posts.
+        // Segments are counted in 16 bits, which is more than any application posts.
         config.max_send_sge = config.max_send_sge.min(u32::from(u16::MAX));
         config.max_recv_sge = config.max_recv_sge.min(u32::from(u16::MAX));
         QueuePair {
@@ -176,7 +177,7 @@ impl QueuePair {
         self.state
     }
 
-    /// The event that moved the queue pair to the error state, if one did.
+    /// Returns the event that moved the queue pair to the error state, if there is one.
     pub(crate) const fn error_event(&self) -> Option<QueueEvent> {
         self.error_event
     }
@@ -186,7 +187,7 @@ impl QueuePair {
         self.completion_lost
     }
 
-    /// Which way the packet goes that was handed out last.
+    /// Returns the path of the packet that was polled last.
     pub(crate) fn path(&self) -> Option<&Path> {
         match self.config.transport {
             Transport::Rc | Transport::Uc => self.path.as_ref(),
@@ -198,13 +199,13 @@ impl QueuePair {
         self.send_queue.len()
     }
 
-    /// Takes rings for its send queue, if it has none.
+    /// Acquires rings for the send queue, if it has none.
     #[inline]
     pub(crate) fn acquire_rings(&mut self, rings: &mut Rings) {
         self.send_queue.acquire_rings(rings);
     }
 
-    /// Gives the rings of its send queue back, if nothing is outstanding.
+    /// Releases the rings of the send queue, if no request is outstanding.
     #[inline]
     pub(crate) fn release(&mut self, rings: &mut Rings) {
         self.send_queue.release(rings);
@@ -214,7 +215,7 @@ impl QueuePair {
         self.recv_queue.len()
     }
 
-    /// Answers that wait or are saved.
+    /// Returns the number of queued and saved responses.
     pub(crate) fn response_count(&self) -> usize {
         self.responder.responses.stored_count()
     }
@@ -223,13 +224,13 @@ impl QueuePair {
         self.send_queue.inline(first, offset, length)
     }
 
-    /// Whether it is in a state to receive.
+    /// Whether the state allows the queue pair to receive packets.
     #[inline]
     pub(crate) const fn can_receive(&self) -> bool {
         !matches!(self.state, QpState::Reset | QpState::Init | QpState::Error)
     }
 
-    /// Whether a packet between these addresses is for it: of a connection's peer, or any datagram.
+    /// Whether a packet with these addresses is for this queue pair: from the connection's peer, or any datagram.
     #[inline]
     pub(crate) fn is_peer(&self, rx_meta: &RxMeta) -> bool {
         match &self.path {
@@ -241,20 +242,21 @@ impl QueuePair {
         }
     }
 
-    /// Whether this partition key is of the same partition, and not both are of limited members (vol. 1, 10.9.3).
+    /// Whether this partition key is of the same partition, and at most one of the two keys is of a limited member
+    /// (vol. 1, 10.9.3).
     #[inline]
     pub(crate) const fn is_in_partition(&self, pkey: u16) -> bool {
         const FULL: u16 = 0x8000;
         pkey & !FULL == self.pkey & !FULL && (pkey | self.pkey) & FULL != 0
     }
 
-    /// What checks its packets' ICRCs.
+    /// Returns the checker of received ICRCs.
     #[inline]
     pub(crate) const fn icrc_checker(&mut self) -> &mut IcrcChecker {
         &mut self.icrc_checker
     }
 
-    /// When it wants to be woken.
+    /// Returns the time of the earliest timer.
     #[inline]
     pub(crate) fn deadline(&self) -> Option<Time> {
         let deadline = self.requester.deadline();
@@ -264,7 +266,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether asking for a packet may give one.
+    /// Whether [`poll_transmit`](QueuePair::poll_transmit) may return a packet.
     #[inline]
     pub(crate) fn may_transmit(&self) -> bool {
         if self.pacer.as_ref().is_some_and(|pacer| pacer.paused) {
@@ -273,7 +275,7 @@ impl QueuePair {
         self.cnp_due || self.responder.has_responses() || self.requester.has_requests(&self.send_queue)
     }
 
-    /// Whether it would send an acknowledgement, and nothing else.
+    /// Whether the queue pair has an acknowledgement to send, and nothing else.
     pub(crate) fn is_only_acknowledging(&self) -> bool {
         !self.cnp_due
             && self.responder.responses.is_only_acknowledging()
@@ -328,7 +330,7 @@ impl QueuePair {
         }
     }
 
-    /// Takes a send request in.
+    /// Checks a send request and adds it to the send queue.
     pub(crate) fn post_send<S: EventSink, Handle: AddressVector>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -372,7 +374,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Where a request goes, if it isn't to the peer of a connection.
+    /// Returns the destination of a datagram, or `None` for a connection.
     #[inline]
     fn check_destination<Handle: AddressVector>(
         &self,
@@ -388,7 +390,7 @@ impl QueuePair {
         }
     }
 
-    /// The number of bytes that a request moves, if it is one that can be sent (vol. 1, 9.7.2 and 10.8.2).
+    /// Returns the number of bytes of a request, if the request is valid (vol. 1, 9.7.2 and 10.8.2).
     fn check_send<Handle>(
         &self,
         request: &SendRequest<'_, Handle>,
@@ -414,7 +416,7 @@ impl QueuePair {
             | SendOperation::SendInvalidate(_)
             | SendOperation::Write(_)
             | SendOperation::WriteWithImm(..) => {}
-            // What comes back can't be taken from what was posted inline.
+            // Returned bytes can't be written into inline data.
             _ if inline.is_some() => return Err(PostError::InvalidInline),
             SendOperation::Read(_) => {}
             SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. } => {
@@ -431,8 +433,8 @@ impl QueuePair {
                 }
             }
         }
-        // Half the sequence numbers must stay free, or old and new packets can't be told apart (vol. 1, 9.7.2). A
-        // datagram is one packet (vol. 1, 9.8.3).
+        // Half of the sequence numbers must stay unused, so that old and new packets can be distinguished (vol. 1,
+        // 9.7.2). A datagram is one packet (vol. 1, 9.8.3).
         let max_length = match self.config.transport {
             Transport::Ud => u64::from(self.mtu),
             Transport::Rc | Transport::Uc => {
@@ -445,7 +447,7 @@ impl QueuePair {
         Ok(total as u32)
     }
 
-    /// Takes a receive request in.
+    /// Checks a receive request and adds it to the receive queue.
     pub(crate) fn post_recv<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -463,7 +465,7 @@ impl QueuePair {
         if request.segments.len() > self.config.max_recv_sge as usize {
             return Err(PostError::TooManySegments);
         }
-        // The route header is always there (vol. 1, 11.4.1): what has no room for it can receive nothing.
+        // Every datagram has a GRH (vol. 1, 11.4.1), so a shorter buffer can receive nothing.
         if self.config.transport == Transport::Ud && request.length() < GRH_LEN as u64 {
             return Err(PostError::InvalidLength);
         }
@@ -472,15 +474,15 @@ impl QueuePair {
         if self.state == QpState::Error {
             self.flush_receives(cx);
         } else if self.responder.no_credit && self.can_receive() {
-            // Who has no credit would only probe now and then: an acknowledgement that nobody asked for tells it that
-            // there is one again (vol. 1, 9.7.7).
+            // A peer without credits only sends occasional probes. An unsolicited acknowledgement gives it a credit
+            // again (vol. 1, 9.7.7).
             self.responder.no_credit = false;
             self.responder.responses.acknowledge();
         }
         Ok(())
     }
 
-    /// The next packet to be sent, if there is one.
+    /// Returns the next packet to send, if there is one.
     #[inline]
     pub(crate) fn poll_transmit<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<TxPacket> {
         cx.spans.clear();
@@ -496,8 +498,8 @@ impl QueuePair {
         if self.config.transport != Transport::Rc {
             return self.next_unreliable(cx);
         }
-        // In turn, if there are both, and a request first: somebody may wait for it, and an acknowledgement, being
-        // shorter, can travel with it only if it comes last.
+        // Requests and responses alternate, starting with a request: an application may wait for its result, and an
+        // acknowledgement, which is shorter, can be in the same GSO batch only if it is the last packet.
         let has_responses = self.responder.has_responses();
         let requests = self.requests_first || !has_responses;
         self.requests_first = !(requests && has_responses);
@@ -510,20 +512,20 @@ impl QueuePair {
         self.next_response(cx)
     }
 
-    /// The headers of a packet to the peer.
+    /// Returns the header of a packet to the peer.
     #[inline]
     fn header(&self, psn: adverb_wire::Psn, operation: Operation) -> Header {
         Header { pkey: self.pkey, ..Header::new(self.remote_qpn, psn, operation) }
     }
 
-    /// Puts a completion of the send queue where it belongs.
+    /// Adds the completion of a send request to its completion queue, if the request is signaled or failed.
     fn complete_send<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         entry: &SendEntry,
         outcome: Result<(), Status>,
     ) {
-        // Failures complete, wanted or not (vol. 1, 10.7.3).
+        // Failed requests complete even if they are unsignaled (vol. 1, 10.7.3).
         let wanted = self.config.signal_all || entry.has(SendFlags::SIGNALED);
         if !wanted && (outcome.is_ok() || mutant!(SilentFailure)) {
             cx.event(|| TraceEvent::CompletedUnsignaled { qpn: self.qpn, request: entry.number });
@@ -566,8 +568,8 @@ impl QueuePair {
             Pushed::Added => {}
             Pushed::Event => cx.cq_events.push_back(cq),
             Pushed::Overflow | Pushed::Lost => {
-                // A completion is lost, and with it the promise that each request has one (vol. 1, 10.8.3:
-                // the queue pairs of a completion queue in error go into error too).
+                // A lost completion breaks the guarantee that each request has one. The queue pairs of a completion
+                // queue in error also move to the error state (vol. 1, 10.8.3).
                 if pushed == Pushed::Overflow {
                     cx.queue_events.push_back(QueueEvent::CqOverflow(cq));
                 }
@@ -578,7 +580,7 @@ impl QueuePair {
     }
 }
 
-/// What each transport can do (vol. 1, 9.4, 10.8.2; Annex A19).
+/// Whether a transport supports an operation (vol. 1, 9.4, 10.8.2; Annex A19).
 const fn is_supported(transport: Transport, operation: &SendOperation) -> bool {
     match operation {
         SendOperation::Send | SendOperation::SendWithImm(_) => true,
@@ -590,10 +592,10 @@ const fn is_supported(transport: Transport, operation: &SendOperation) -> bool {
     }
 }
 
-/// The longest message (vol. 1, 9.7.2): 2³¹ bytes.
+/// The maximum message size (vol. 1, 9.7.2): 2³¹ bytes.
 const MAX_MESSAGE_SIZE: u64 = 1 << 31;
 
-/// How many sequence numbers may be unacknowledged: fewer than half of them (vol. 1, 9.7.2).
+/// The maximum number of unacknowledged sequence numbers: less than half of all (vol. 1, 9.7.2).
 const MAX_UNACKED: u32 = (1 << 23) - 1;
 
 #[cfg(test)]
@@ -602,7 +604,7 @@ mod tests {
 
     #[test]
     fn idle_queue_pair_is_at_most_a_kibibyte() {
-        // Its rings take nothing while nothing is outstanding.
+        // The rings are not included: an idle queue pair has none.
         assert!(size_of::<QueuePair>() <= 1024, "{}", size_of::<QueuePair>());
     }
 

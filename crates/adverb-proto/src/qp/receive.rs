@@ -1,5 +1,5 @@
-//! What SEND and WRITE do at the responder of a connection, packet by packet (vol. 1, 9.7.4 and 9.8.2; `rxe_resp.c`), and
-//! the receive requests that messages use up.
+//! Execution of the packets of SENDs and WRITEs at the responder of a connection (vol. 1, 9.7.4 and 9.8.2;
+//! `rxe_resp.c`), and the receive requests that messages consume.
 
 use adverb_wire::{NakCode, Reth, Send, Write};
 
@@ -15,14 +15,14 @@ use crate::srq::{MovedFront, SharedQueue, Srq};
 use crate::trace::{EventSink, Queue, TraceEvent};
 use crate::types::{Access, CompletedOperation, Failure, Status, Success};
 
-/// Where in its message a packet says that it is.
+/// The position of a packet in its message, according to its opcode.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PacketPosition {
     pub(super) first: bool,
     pub(super) last: bool,
 }
 
-/// What the end of a SEND brings.
+/// The extra data of a SEND's last packet.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SendEnd {
     pub(super) immediate: Option<u32>,
@@ -30,7 +30,7 @@ pub(super) struct SendEnd {
 }
 
 impl QueuePair {
-    /// A packet of a SEND.
+    /// Executes a packet of a SEND.
     pub(super) fn execute_send_packet<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -48,7 +48,7 @@ impl QueuePair {
         self.execute_send(cx, packet, position, end, memory)
     }
 
-    /// A packet of a WRITE.
+    /// Executes a packet of a WRITE.
     pub(super) fn execute_write_packet<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -67,8 +67,8 @@ impl QueuePair {
         self.execute_write(cx, packet, position, reth, immediate, memory)
     }
 
-    /// A packet's payload is as long as its place in the message says (vol. 1, 9.7.4; `rxe_resp.c`,
-    /// `check_length`): FIRST and MIDDLE fill the path's MTU, LAST has something, ONLY may be empty.
+    /// Checks that the payload length matches the position (vol. 1, 9.7.4; `rxe_resp.c`, `check_length`): FIRST and
+    /// MIDDLE fill the path MTU, LAST is not empty, ONLY may be empty.
     fn check_payload_len(&self, position: PacketPosition, payload_len: usize) -> Result<(), RequestError> {
         let mtu = self.mtu as usize;
         let fits = match (position.first, position.last) {
@@ -95,7 +95,7 @@ impl QueuePair {
         let payload = packet.payload;
         self.check_payload_len(position, payload.len())?;
         let entry = self.front_receive(cx).ok_or(RequestError::Rnr)?;
-        // From here on the receive request is in use, and shares the message's fate.
+        // From here on the message uses the receive request, and completes it if the message fails.
         self.responder.current = CurrentMessage::Send { received };
         if u64::from(received) + payload.len() as u64 > entry.length {
             return Err(RequestError::Fatal(NakCode::InvalidRequest, Status::LocalLength));
@@ -117,7 +117,7 @@ impl QueuePair {
         if let Some(key) = end.invalidate
             && cx.keys.invalidate_remote(self.config.pd, self.qpn, key).is_err()
         {
-            // The number that is refused is this packet's, which wasn't executed to its end.
+            // The NAK carries this packet's sequence number, because the packet wasn't executed completely.
             self.responder.expected = self.responder.expected - 1;
             return Err(RequestError::Fatal(NakCode::RemoteAccess, Status::RemoteInvalidRequest));
         }
@@ -167,16 +167,16 @@ impl QueuePair {
         if write.total > MAX_MESSAGE_LEN {
             return Err(INVALID_REQUEST);
         }
-        // The last packet brings just what is left, and the others less (vol. 1, 9.7.4).
+        // The last packet has exactly the remaining bytes, and other packets have fewer (vol. 1, 9.7.4).
         if (position.last && length != write.left) || (!position.last && length >= write.left) {
             return Err(INVALID_REQUEST);
         }
-        // The receive is looked for before any byte is placed: the packet may come again.
+        // The receive is looked up before any byte is written, because the packet may be retransmitted.
         if immediate.is_some() && self.front_receive(cx).is_none() {
             return Err(RequestError::Rnr);
         }
-        // An empty WRITE touches nothing, so that its key means nothing (vol. 1, 9.7.4). The key of others is
-        // looked up for each packet: it may have become invalid meanwhile.
+        // An empty WRITE accesses no memory, so its key is not checked (vol. 1, 9.7.4). Other keys are looked up for
+        // each packet, because they may have become invalid.
         if write.total != 0 || mutant!(CheckKeyOfZeroLength) {
             let whole = Range { addr: write.va, length: write.left, key: write.rkey };
             let pd = self.config.pd;
@@ -211,7 +211,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// The receive request that the next message uses, or the one under way does.
+    /// Returns the receive request of the current message, or of the next one.
     #[inline]
     pub(super) fn front_receive<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<RecvEntry> {
         let front = self.recv_queue.front();
@@ -221,7 +221,7 @@ impl QueuePair {
         }
     }
 
-    /// Takes the oldest request of the shared queue: from now on it is this queue pair's (vol. 1, 10.2.9).
+    /// Takes the oldest request of the shared queue, which then belongs to this queue pair (vol. 1, 10.2.9).
     fn take_from_srq<S: EventSink>(&mut self, cx: &mut Context<'_, S>, srq: Srq) -> Option<RecvEntry> {
         let queue = cx.srqs.get_mut(srq.0 as usize)?.as_mut()?;
         match queue.move_front_to(&mut self.recv_queue) {
@@ -235,12 +235,12 @@ impl QueuePair {
         self.recv_queue.front()
     }
 
-    /// Gives back what was taken from a shared queue and isn't completed, because nobody will be told of it here.
+    /// Returns the request in use to the shared queue, because this queue pair will not complete it.
     pub(crate) fn return_to_srq(&mut self, queue: &mut SharedQueue) {
         queue.return_front_of(&mut self.recv_queue);
     }
 
-    /// The receive request in use has failed.
+    /// Fails the receive request in use.
     pub(super) fn fail_receive<S: EventSink>(&mut self, cx: &mut Context<'_, S>, status: Status) {
         if let Some(entry) = self.recv_queue.pop() {
             let failure = Failure { status, vendor_error: 0 };

@@ -22,7 +22,7 @@ pub(crate) struct RecvEntry {
     /// The number of the request in the queue to which it was posted, for trace events.
     pub(crate) number: u32,
     pub(crate) segments: SegmentRange,
-    /// Room for this many bytes.
+    /// The length of the buffer in bytes.
     pub(crate) length: u64,
 }
 
@@ -36,7 +36,7 @@ impl RecvQueue {
         number
     }
 
-    /// Moves the oldest request to another queue; says whether there was one.
+    /// Moves the oldest request to another queue. Returns `false` if there is none.
     pub(crate) fn move_front_to(&mut self, other: &mut RecvQueue) -> bool {
         let Some(mut entry) = self.entries.pop_front() else { return false };
         if mutant!(SrqWrongRequestId)
@@ -50,7 +50,7 @@ impl RecvQueue {
         true
     }
 
-    /// Takes back a request of another queue, to be the oldest of this one.
+    /// Moves the oldest request of another queue to the front of this one.
     pub(crate) fn return_front_of(&mut self, other: &mut RecvQueue) {
         if let Some(entry) = other.entries.pop_front() {
             let segments = self.segments.copy_to_front(&other.segments, entry.segments);

@@ -12,58 +12,59 @@ use crate::mutation::mutant;
 use crate::trace::{EventSink, RetryCause, TimerKind, TraceEvent};
 use crate::types::{QpState, SendFlags, SendOperation, Status};
 
-/// What a requester knows. The send queue's first request is always the oldest that isn't acknowledged, so that
-/// going back means starting with it.
+/// The state of a requester. The front of the send queue is always the oldest unacknowledged request, so a
+/// retransmission starts there.
 #[derive(Debug, Default)]
 pub(super) struct Requester {
-    /// The oldest sequence number that isn't acknowledged.
+    /// The oldest unacknowledged sequence number.
     pub(super) unacked: Psn,
-    /// The first sequence number that was never used.
+    /// The first sequence number that was never sent.
     pub(super) unsent: Psn,
-    /// Which request of the send queue is sent next.
+    /// The index in the send queue of the request to send next.
     pub(super) cursor: usize,
-    /// Which packet of it.
+    /// The next packet of that request.
     pub(super) packet: u32,
-    /// How many READs, or parts of them, atomics and the like are asked for and not answered.
+    /// The number of outstanding READs (or parts of READs), atomics, FLUSHes and ATOMIC WRITEs.
     pub(super) reads: u32,
     max_reads: u32,
-    /// How many packets their answers still have.
+    /// The number of their response packets that were not received yet.
     pub(super) answers: u32,
-    /// A READ is asked for in parts of so many packets.
+    /// The number of packets in a part of a READ.
     pub(super) read_part: u32,
     /// The number of the next message (vol. 1, 9.7.7: send sequence number).
     next_ssn: Psn,
-    /// The number of messages of the requests that have left the send queue.
+    /// The number of messages of the requests that were removed from the send queue.
     pub(super) completed: Psn,
-    /// The last message for which the peer has a receive; `None` if it doesn't say.
+    /// The last message for which the peer has a receive, or `None` if the peer sends no credits.
     pub(super) credit_limit: Option<Psn>,
-    /// Packets since the last that asked for an acknowledgement.
+    /// The number of packets since the last acknowledgement request.
     since_ack_request: u32,
-    /// How many requests have gathered that now go together.
+    /// The number of coalesced requests that are sent now.
     coalesced: u32,
-    /// Whether the request that was begun last is short.
+    /// Whether the request that was started last is short.
     is_short: bool,
     timeout: Option<Duration>,
     retry_count: u8,
     rnr_retry: u8,
     retries_left: u8,
     rnr_retries_left: u8,
-    /// Until when the peer asked to be left alone; meanwhile nothing is sent.
+    /// The end of the RNR backoff, during which nothing is sent.
     pub(super) rnr_until: Option<Time>,
-    /// When to give up waiting for an acknowledgement.
+    /// The time at which the acknowledgement timeout expires.
     pub(super) ack_deadline: Option<Time>,
-    /// Whether requests are being sent again because of a NAK, and no answer has come yet. Further NAKs for the
-    /// same packet are echoes of the same loss.
+    /// Whether a NAK caused a retransmission, and no response has arrived since. Further NAKs for the same packet are
+    /// caused by the same loss.
     pub(super) recovering: bool,
-    /// Whether somebody was told that the send queue is drained.
+    /// Whether the event of the drained send queue was generated.
     pub(super) drained: bool,
-    /// Whether it may send at all.
+    /// Whether the requester may send.
     pub(super) running: bool,
-    /// Whether the last packet of the oldest request was handed out, without acknowledgements to come.
+    /// Whether the last packet of the oldest request was polled, on a transport without acknowledgements.
     pub(super) last_packet_polled: bool,
 }
 
-/// At least one packet in so many asks for an acknowledgement, so that a long message is heard of before its end.
+/// The maximum number of packets between acknowledgement requests, so that a long message is acknowledged before its
+/// end.
 const ACK_REQUEST_INTERVAL: u32 = 32;
 
 impl Requester {
@@ -75,7 +76,7 @@ impl Requester {
             max_reads: u32::from(sending.max_rd_atomic),
             next_ssn: Psn::ZERO + 1,
             credit_limit: credits.then_some(Psn::ZERO),
-            // Code 0 is no timeout at all (vol. 1, 9.7.6).
+            // Code 0 means no timeout (vol. 1, 9.7.6).
             timeout: (sending.timeout.code() != 0).then(|| sending.timeout.duration()),
             retry_count: sending.retry_count,
             rnr_retry: sending.rnr_retry,
@@ -107,7 +108,7 @@ impl Requester {
         self.running && self.rnr_until.is_none() && self.cursor < queue.len()
     }
 
-    /// Whether the oldest packet that isn't acknowledged is the one to be sent next.
+    /// Whether the oldest unacknowledged packet is the next one to send.
     pub(super) fn is_oldest_packet_next(&self, queue: &SendQueue) -> bool {
         self.cursor == 0
             && queue.front().is_some_and(|entry| {
@@ -115,14 +116,16 @@ impl Requester {
             })
     }
 
-    /// Which packet of the request under the cursor is next. Of a READ, those that have come aren't asked for again.
+    /// Returns the next packet of the request at the cursor. Received packets of a READ response are not requested
+    /// again.
     #[inline]
     fn next_packet(&self, entry: &SendEntry) -> u32 {
         if entry.needs_response() { self.packet.max(entry.received_packets) } else { self.packet }
     }
 
-    /// How many packets the next part of a READ has, from this one on. Parts end where they ended the first time: a peer
-    /// that is asked again knows only the parts that it was asked for (`rxe_resp.c`, `duplicate_request`).
+    /// Returns the number of packets of the next part of a READ, starting with `packet`. A retransmitted part has the
+    /// same end as before, because the peer knows only the parts that were requested (`rxe_resp.c`,
+    /// `duplicate_request`).
     #[inline]
     fn part_len(&self, entry: &SendEntry, packet: u32, packets: u32) -> u32 {
         match entry.operation {
@@ -135,7 +138,7 @@ impl Requester {
         self.unsent
     }
 
-    /// Whether this number was sent and isn't acknowledged.
+    /// Whether this sequence number was sent and is not acknowledged.
     #[inline]
     pub(super) fn is_in_flight(&self, psn: Psn) -> bool {
         if mutant!(PsnWithoutWrap) {
@@ -144,16 +147,17 @@ impl Requester {
         psn.since(self.unacked) >= 0 && psn.since(self.unsent) < 0
     }
 
-    /// Whether the peer can have completed this many messages: all of the requests that have left the send queue, and no
-    /// more than were begun. A peer counts a message when it has executed it (vol. 1, 9.7.7), and a READ when it takes
-    /// the request (C9-148; `execute` in `rxe_resp.c`); a repeated request isn't counted again.
+    /// Whether the peer can have completed this number of messages: at least those of the requests that were removed
+    /// from the send queue, and at most those that were started. A peer counts a message when it has executed it (vol.
+    /// 1, 9.7.7), and a READ when it accepts the request (C9-148; `execute` in `rxe_resp.c`). It doesn't count a
+    /// duplicate request again.
     #[inline]
     pub(super) fn is_plausible(&self, msn: u32) -> bool {
         let msn = Psn::wrapping(msn);
         msn.since(self.completed) >= 0 && msn.since(self.next_ssn) < 0
     }
 
-    /// Starts the acknowledge timer anew, or stops it if nothing is outstanding (vol. 1, 9.7.6).
+    /// Restarts the acknowledgement timer, or stops it if no packet is outstanding (vol. 1, 9.7.6).
     #[inline]
     pub(super) fn restart_timer(&mut self, now: Time) {
         self.ack_deadline = match self.timeout {
@@ -162,7 +166,7 @@ impl Requester {
         };
     }
 
-    /// Something was acknowledged: counters start anew (vol. 1, 9.7.6), and a wait is over.
+    /// Handles progress after an acknowledgement: resets the retry counters (vol. 1, 9.7.6), and ends an RNR backoff.
     #[inline]
     pub(super) fn progress(&mut self, now: Time) {
         self.retries_left = self.retry_count;
@@ -174,7 +178,7 @@ impl Requester {
 }
 
 impl QueuePair {
-    /// The next request packet, if one may be sent now.
+    /// Returns the next request packet, if one may be sent now.
     #[inline]
     pub(super) fn next_request<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<TxPacket> {
         if !self.requester.running || self.requester.rnr_until.is_some() {
@@ -184,7 +188,7 @@ impl QueuePair {
             let cursor = self.requester.cursor;
             let entry = self.send_queue.get(cursor)?;
             if let Some(failure) = entry.failed {
-                // Its turn to fail comes when those before it are done: completions are in order.
+                // The request fails after the earlier ones complete, because completions are in order.
                 if cursor == 0 {
                     self.fail_front(cx, failure.into());
                 }
@@ -195,7 +199,7 @@ impl QueuePair {
                     return None;
                 }
                 if entry.is_local() {
-                    // Requests before it may still need the key to be sent again.
+                    // A retransmission of earlier requests may still need the key.
                     if cursor != 0 || !self.execute_local(cx) {
                         return None;
                     }
@@ -212,7 +216,7 @@ impl QueuePair {
         }
     }
 
-    /// Does what the request at the front of the send queue asks of this device alone; says whether it succeeded.
+    /// Executes the local request at the front of the send queue. Returns whether it succeeded.
     pub(super) fn execute_local<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> bool {
         let Some(entry) = self.send_queue.front() else { return false };
         let done = match entry.operation {
@@ -232,19 +236,19 @@ impl QueuePair {
         done.is_ok()
     }
 
-    /// Whether a request that isn't begun may be.
+    /// Whether a request may be started.
     #[inline]
     fn may_start(&self, entry: &SendEntry) -> bool {
         let requester = &self.requester;
-        // A fence waits for READs and atomics before it (vol. 1, 10.8.3).
+        // A fenced request waits for earlier READs and atomics (vol. 1, 10.8.3).
         if entry.has(SendFlags::FENCE) && requester.reads > 0 && !mutant!(IgnoreFence) {
             return false;
         }
-        // The peer keeps so many answers to replay, and no more (vol. 1, 9.7.3; `rxe_req.c`, check_init_depth).
+        // The peer saves this number of responses for replays (vol. 1, 9.7.3; `rxe_req.c`, check_init_depth).
         if entry.needs_response() && requester.reads >= requester.max_reads && !mutant!(IgnoreReadLimit) {
             return false;
         }
-        // Without a credit one message may go as a probe, when nothing else is under way (vol. 1, 9.7.7).
+        // Without a credit, one message may be sent as a probe if no other request is outstanding (vol. 1, 9.7.7).
         if let Some(limit) = requester.credit_limit {
             let has_credit = requester.next_ssn.since(limit) <= 0;
             if entry.consumes_receive() && !has_credit && requester.cursor != 0 {
@@ -254,8 +258,8 @@ impl QueuePair {
         true
     }
 
-    /// Whether the next request waits for others to go with it; if not, it is begun. The peer is busy with as many as would,
-    /// and what it says of them is what the wait ends with.
+    /// Whether the next request is held back to be coalesced with others. If it isn't, the request counts as started.
+    /// The acknowledgement of the outstanding requests ends the wait.
     #[inline]
     fn is_coalescing(&mut self, cursor: usize) -> bool {
         let (queue, requester, limit) =
@@ -267,7 +271,7 @@ impl QueuePair {
         let are_short = requester.is_short && next_is_short && queue.back().is_some_and(is_short);
         let waiting = queue.len() - cursor;
         let are_enough = cursor < limit.div_ceil(2) || waiting >= limit.min(cursor);
-        // Without a timer nobody would ask again for what was said of them.
+        // Without a timer, a lost acknowledgement would never be noticed.
         if are_enough || !are_short || requester.timeout.is_none() {
             requester.coalesced = waiting as u32;
         }
@@ -279,7 +283,7 @@ impl QueuePair {
         false
     }
 
-    /// Whether the next packet of this request stays within the window. Packets sent again always do.
+    /// Whether the next packet of this request fits into the window. Retransmitted packets always do.
     #[inline]
     fn fits_window(&self, entry: &SendEntry) -> bool {
         let requester = &self.requester;
@@ -290,7 +294,7 @@ impl QueuePair {
         let unacked = requester.unsent.since(requester.unacked).unsigned_abs();
         let wanted = if entry.needs_response() {
             let part = requester.part_len(entry, next, packets(entry, self.mtu));
-            // One part may be under way while another is asked for, each in one of the peer's slots.
+            // Up to two parts are outstanding, each in one of the peer's slots.
             let is_full = requester.answers.saturating_add(part) > 2 * requester.read_part;
             let has_no_slot = entry.is_started() && requester.reads >= requester.max_reads;
             if requester.answers > 0 && (is_full || has_no_slot) {
@@ -305,7 +309,7 @@ impl QueuePair {
         unacked == 0 || (unacked < self.config.window.max(1) && unacked.saturating_add(wanted) <= MAX_UNACKED)
     }
 
-    /// Makes the packet under the cursor, and moves the cursor behind it.
+    /// Builds the packet at the cursor, and advances the cursor.
     #[inline(always)]
     fn emit_request<S: EventSink>(&mut self, cx: &mut Context<'_, S>, cursor: usize) -> Option<TxPacket> {
         let mtu = self.mtu;
@@ -323,7 +327,7 @@ impl QueuePair {
         if entry.needs_response() && psn == requester.unsent {
             requester.reads += 1;
             requester.answers += part;
-            // To the peer every part is a message.
+            // Each part is a message to the peer.
             requester.next_ssn += u32::from(packet > 0);
         }
         let last = packet + part == entry.packets;
@@ -347,7 +351,7 @@ impl QueuePair {
             SendOperation::WriteWithImm(remote, immediate) => {
                 Rc::Write(write(first, last, reth(remote), Some(immediate)))
             }
-            // A READ that is asked for again goes on where the answer broke off (vol. 1, 9.7.5).
+            // A retransmitted READ continues after the received packets (vol. 1, 9.7.5).
             SendOperation::Read(remote) => Rc::ReadRequest(Reth {
                 va: if mutant!(ReadRetryDiscardsProgress) {
                     remote.addr
@@ -394,7 +398,7 @@ impl QueuePair {
         let needs_response = entry.needs_response();
         let sent = Sent {
             psn,
-            // An answer numbers as many packets as it will have (vol. 1, 9.7.3).
+            // A READ uses the sequence numbers of its response packets (vol. 1, 9.7.3).
             end_psn: psn + part,
             next_packet: packet + part,
             last,
@@ -410,7 +414,7 @@ impl QueuePair {
         Some(self.sent(cx, sent, rc, payload))
     }
 
-    /// Books a request packet as sent.
+    /// Updates the state for a request packet that is sent.
     #[inline(always)]
     fn sent<S: EventSink>(
         &mut self,
@@ -454,7 +458,7 @@ impl QueuePair {
         TxPacket { header, payload, payload_len }
     }
 
-    /// A segment of the request under the cursor is wrong. The request fails when those before it are done.
+    /// Fails the request at the cursor, which has an invalid segment. The request completes after the earlier ones.
     fn fail_gather<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -470,13 +474,13 @@ impl QueuePair {
         None
     }
 
-    /// A timer of the requester's may have fired.
+    /// Handles an expired timer of the requester.
     pub(super) fn handle_requester_timeout<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if let Some(until) = self.requester.rnr_until {
             if until <= cx.now {
                 cx.event(|| TraceEvent::TimerExpired { qpn: self.qpn, timer: TimerKind::Rnr });
                 self.requester.rnr_until = None;
-                // The wait is over, and the peer knows nothing of it: it must hear from us again in time.
+                // The next packet restarts the acknowledgement timer.
                 self.requester.ack_deadline = None;
             }
             return;
@@ -488,12 +492,12 @@ impl QueuePair {
         }
     }
 
-    /// Sends again from the oldest packet that isn't acknowledged (vol. 1, 9.7.5 and 9.7.6: go back N).
+    /// Retransmits from the oldest unacknowledged packet (vol. 1, 9.7.5 and 9.7.6: go back N).
     pub(super) fn retry<S: EventSink>(&mut self, cx: &mut Context<'_, S>, cause: RetryCause) {
         let requester = &mut self.requester;
         if cause != RetryCause::Timeout {
-            // While the peer asked to be left alone, NAKs are for packets behind the one that it wasn't ready
-            // for; and when the retry is under way already, for packets of the first try.
+            // NAKs during an RNR backoff are for packets after the one that got the RNR NAK. NAKs during a
+            // retransmission are for packets of the first transmission.
             if requester.rnr_until.is_some() || requester.recovering {
                 return;
             }
@@ -511,7 +515,7 @@ impl QueuePair {
         self.requester.restart_timer(cx.now);
     }
 
-    /// The peer has no receive for the oldest packet: waits as long as it says (vol. 1, 9.7.5).
+    /// Starts an RNR backoff: the peer has no receive for the oldest packet (vol. 1, 9.7.5).
     pub(super) fn start_rnr_backoff<S: EventSink>(&mut self, cx: &mut Context<'_, S>, wait: Duration) {
         let requester = &mut self.requester;
         if requester.rnr_until.is_some() {
@@ -548,16 +552,16 @@ impl QueuePair {
     }
 }
 
-/// A request packet, as it is booked.
+/// A request packet that is sent.
 struct Sent {
     psn: Psn,
-    /// The first number behind it and its answer.
+    /// The sequence number after the packet and its response.
     end_psn: Psn,
-    /// Which packet of the request comes after it.
+    /// The next packet of the request.
     next_packet: u32,
-    /// Whether it is the last of its request.
+    /// Whether this is the last packet of its request.
     last: bool,
-    /// Whether it needs an answer.
+    /// Whether the packet needs a response.
     needs_response: bool,
     /// The number of the request.
     request: u32,
@@ -565,10 +569,10 @@ struct Sent {
     payload_len: u32,
 }
 
-/// `rnr_retry` of this value means for ever (vol. 1, 9.7.5).
+/// The value of `rnr_retry` that means no limit (vol. 1, 9.7.5).
 const UNLIMITED_RNR_RETRY: u8 = 7;
 
-/// How many sequence numbers a request takes: one at least, also if it is empty (vol. 1, 9.7.3).
+/// Returns the number of sequence numbers of a request: at least one, even if the request is empty (vol. 1, 9.7.3).
 #[inline]
 pub(super) fn packets(entry: &SendEntry, mtu: u32) -> u32 {
     match entry.operation {
@@ -576,13 +580,13 @@ pub(super) fn packets(entry: &SendEntry, mtu: u32) -> u32 {
         | SendOperation::FetchAdd { .. }
         | SendOperation::AtomicWrite { .. }
         | SendOperation::Flush(_) => 1,
-        // Most messages are short, and division is slow.
+        // Most messages are short, and this avoids a division.
         _ if entry.length <= mtu => 1,
         _ => entry.length.div_ceil(mtu),
     }
 }
 
-/// Which packet of a SEND (vol. 1, 9.4.1).
+/// Returns the operation of a SEND packet (vol. 1, 9.4.1).
 pub(super) const fn send(first: bool, last: bool, immediate: Option<u32>) -> Send {
     match (first, last) {
         (true, true) => Send::Only(immediate),
@@ -592,7 +596,7 @@ pub(super) const fn send(first: bool, last: bool, immediate: Option<u32>) -> Sen
     }
 }
 
-/// Which packet of a WRITE (vol. 1, 9.4.3).
+/// Returns the operation of a WRITE packet (vol. 1, 9.4.3).
 pub(super) const fn write(first: bool, last: bool, reth: Reth, immediate: Option<u32>) -> Write {
     match (first, last) {
         (true, true) => Write::Only(reth, immediate),

@@ -11,77 +11,76 @@ use crate::mutation::mutant;
 use crate::trace::{DropReason, EventSink, TraceEvent};
 use crate::types::{Access, QpState, Status};
 
-/// What a responder knows.
+/// The state of a responder.
 #[derive(Debug, Default)]
 pub(super) struct Responder {
-    /// The number of the next request packet.
+    /// The sequence number of the next request packet.
     pub(super) expected: Psn,
-    /// How many messages are done, at 24 bits (vol. 1, 9.7.7).
+    /// The number of completed messages, in 24 bits (vol. 1, 9.7.7).
     pub(super) msn: Psn,
-    /// The message of which packets are still to come.
+    /// The message that is partially received.
     pub(super) current: CurrentMessage,
-    /// Without acknowledgements: a packet is missing, and all are dropped until a message begins.
+    /// On an unreliable connection, whether a packet is missing: all packets are dropped until a message starts.
     pub(super) awaiting_start: bool,
-    /// Whether a NAK was sent for the expected packet: there is only one, until that packet comes (vol. 1,
-    /// 9.7.5).
+    /// Whether a NAK was sent for the expected packet. Only one is sent until that packet arrives (vol. 1, 9.7.5).
     nak_sent: bool,
-    /// Whether the peer was told last that there is no receive for it: it may be waiting for one.
+    /// Whether the last response carried no credits, so that the peer may wait for one.
     pub(super) no_credit: bool,
-    /// Whether any request has come.
+    /// Whether a request has been received.
     established: bool,
     pub(super) min_rnr_timer: Option<RnrTimer>,
     pub(super) responses: Responses,
 }
 
-/// The message of which packets are still to come.
+/// The message that is partially received.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) enum CurrentMessage {
-    /// None: the next packet begins one.
+    /// No message: the next packet starts one.
     #[default]
     None,
-    /// A SEND, of which this much has come into the oldest receive request.
+    /// A SEND, with the number of bytes that were written to the oldest receive request.
     Send { received: u32 },
     /// A WRITE.
     Write(CurrentWrite),
 }
 
-/// A WRITE under way.
+/// A partially received WRITE.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CurrentWrite {
-    /// Where the next byte goes.
+    /// The address of the next byte.
     pub(super) va: u64,
     pub(super) rkey: u32,
-    /// How many are still to come.
+    /// The number of bytes that were not received yet.
     pub(super) left: u32,
-    /// How many the message has.
+    /// The length of the message in bytes.
     pub(super) total: u32,
 }
 
-/// How a packet was executed.
+/// The result of executing a packet.
 #[derive(Clone, Copy, Debug)]
 enum Execution {
-    /// An acknowledgement will do.
+    /// The packet needs only an acknowledgement.
     Executed,
-    /// Its answer is on its way.
+    /// The packet's response is queued.
     Responded,
 }
 
-/// Why a request isn't executed.
+/// The reason for not executing a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RequestError {
-    /// No receive is posted: the peer may try again.
+    /// No receive is posted. The peer may retransmit the request.
     Rnr,
-    /// The connection ends. The receive request in use, if there is one, completes with the status.
+    /// An error that ends the connection. The receive request in use, if there is one, completes with the status.
     Fatal(NakCode, Status),
 }
 
-/// The request makes no sense here (vol. 1, 9.7.4: invalid request).
+/// An invalid request (vol. 1, 9.7.4).
 pub(super) const INVALID_REQUEST: RequestError =
     RequestError::Fatal(NakCode::InvalidRequest, Status::RemoteInvalidRequest);
-/// The memory doesn't allow it.
+/// A request that violates access rights.
 pub(super) const ACCESS_DENIED: RequestError =
     RequestError::Fatal(NakCode::RemoteAccess, Status::RemoteAccess);
-/// The memory allows it, and can't do it.
+/// A request that has the access rights, but whose memory access failed.
 pub(super) const MEMORY_FAULT: RequestError =
     RequestError::Fatal(NakCode::RemoteOperational, Status::LocalQpOperation);
 
@@ -104,7 +103,7 @@ impl Responder {
         self.expected
     }
 
-    /// Says nothing more.
+    /// Discards all responses and the current message.
     pub(super) fn clear(&mut self) {
         self.responses.clear();
         self.current = CurrentMessage::None;
@@ -112,7 +111,7 @@ impl Responder {
 }
 
 impl QueuePair {
-    /// Takes a request in. Its addresses and ICRC have been checked.
+    /// Handles a request whose addresses and ICRC have been checked.
     pub(crate) fn handle_request<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -127,7 +126,7 @@ impl QueuePair {
             ahead = psn.get() as i32 - self.responder.expected.get() as i32;
         }
         if ahead > 0 && !mutant!(SkipPsnCheck) {
-            // A packet is missing: say so once (vol. 1, 9.7.5).
+            // A packet is missing: send one NAK (vol. 1, 9.7.5).
             if self.responder.nak_sent {
                 return self.drop_packet(cx, packet, DropReason::OutOfSequence);
             }
@@ -145,7 +144,7 @@ impl QueuePair {
         self.responder.nak_sent = false;
         self.responder.responses.cancel_nak();
         match self.execute(cx, packet, rc, memory) {
-            // READs, atomics and the like have their own answers, which acknowledge.
+            // READs, atomics, FLUSHes and ATOMIC WRITEs have their own responses, which acknowledge them.
             Ok(Execution::Executed) => {
                 if packet.header.ack_request {
                     self.responder.responses.acknowledge();
@@ -161,7 +160,7 @@ impl QueuePair {
         }
     }
 
-    /// A packet has come: if it is the first, and nobody has said yet that the connection stands, this does (vol. 1,
+    /// Generates the established event for the first packet, if the queue pair is not ready to send yet (vol. 1,
     /// 12.9.6).
     pub(super) fn establish<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if !self.responder.established {
@@ -172,7 +171,7 @@ impl QueuePair {
         }
     }
 
-    /// Does what the expected packet asks for.
+    /// Executes the expected packet.
     fn execute<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -199,17 +198,17 @@ impl QueuePair {
         }
     }
 
-    /// A message that stands alone, or begins, comes where none is under way (vol. 1, 9.7.4: opcode sequence).
+    /// Checks that no message is partially received (vol. 1, 9.7.4: opcode sequence).
     fn check_idle(&self) -> Result<(), RequestError> {
         if matches!(self.responder.current, CurrentMessage::None) { Ok(()) } else { Err(INVALID_REQUEST) }
     }
 
-    /// What a peer may do through this queue pair at all (vol. 1, 9.7.4; `rxe_resp.c`, `check_op_valid`).
+    /// Checks the peer's access rights through this queue pair (vol. 1, 9.7.4; `rxe_resp.c`, `check_op_valid`).
     pub(super) fn check_access(&self, need: Access) -> Result<(), RequestError> {
         if self.access.contains(need) { Ok(()) } else { Err(INVALID_REQUEST) }
     }
 
-    /// A slot for an answer that may have to be given again (vol. 1, 9.7.4).
+    /// Checks that a slot is free for a response that may be replayed (vol. 1, 9.7.4).
     fn check_slot(&self) -> Result<(), RequestError> {
         if self.responder.responses.has_slot() { Ok(()) } else { Err(INVALID_REQUEST) }
     }
@@ -236,7 +235,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// The word of an atomic: aligned, in reach, with the right (vol. 1, 9.7.4).
+    /// Returns the word of an atomic, after checking its alignment, bounds and access rights (vol. 1, 9.7.4).
     fn word<S: EventSink>(
         &self,
         cx: &Context<'_, S>,
@@ -279,7 +278,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Eight bytes at once (Annex A19.5; `rxe_resp.c`, `atomic_write_reply`). The right is that of a WRITE.
+    /// Writes eight bytes atomically (Annex A19.5; `rxe_resp.c`, `atomic_write_reply`). The access right is that of a
+    /// WRITE.
     fn execute_atomic_write<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -296,7 +296,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Earlier writes are brought further (Annex A19.4; `rxe_resp.c`, `process_flush`).
+    /// Flushes earlier writes to global visibility or persistence (Annex A19.4; `rxe_resp.c`, `process_flush`).
     fn execute_flush<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -315,7 +315,7 @@ impl QueuePair {
         let pd = self.config.pd;
         if flush.whole_region {
             let whole = cx.keys.whole(pd, self.qpn, flush.range.rkey, need).map_err(|_| ACCESS_DENIED)?;
-            // A span is at most 4 GiB long: a larger region goes in pieces.
+            // A span is at most 4 GiB long, so a larger region is flushed in several spans.
             let mut offset = 0;
             while offset < whole.length {
                 let length = u32::try_from(whole.length - offset).unwrap_or(u32::MAX);
@@ -333,7 +333,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Keeps the answer to the expected packet, to be given now and perhaps again.
+    /// Queues the response to the expected packet, and saves it for replays.
     fn answer(&mut self, saved: ResponseKind, packets: u32) {
         let responder = &mut self.responder;
         responder.msn += 1;
@@ -345,8 +345,8 @@ impl QueuePair {
         responder.expected += packets;
     }
 
-    /// A packet that was executed before (vol. 1, 9.7.5; `rxe_resp.c`, `duplicate_request`). Nothing is executed
-    /// again.
+    /// Handles a packet that was executed before (vol. 1, 9.7.5; `rxe_resp.c`, `duplicate_request`). Nothing is
+    /// executed again.
     fn handle_duplicate<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -361,7 +361,7 @@ impl QueuePair {
         }
         let responses = &mut self.responder.responses;
         let replay = match *rc {
-            // The latest packet executed is acknowledged, which this one is before.
+            // The acknowledgement is for the last executed packet, which is at or after this one.
             Rc::Send(_) | Rc::SendLastInvalidate(_) | Rc::SendOnlyInvalidate(_) | Rc::Write(_) => {
                 responses.acknowledge();
                 return;
@@ -382,7 +382,7 @@ impl QueuePair {
         }
     }
 
-    /// Planted faults: see [`crate::mutation`].
+    /// Executes a duplicate again if a [mutation](crate::mutation) demands it.
     fn mutant_duplicate<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -407,8 +407,8 @@ impl QueuePair {
         reexecute
     }
 
-    /// Refuses a request for good: the answers before it are given, then the NAK, and the queue pair is in error
-    /// (vol. 1, 9.7.4: classes B, C and D).
+    /// Rejects a request with a fatal NAK: earlier responses are sent first, then the NAK, and the queue pair moves to
+    /// the error state (vol. 1, 9.7.4: classes B, C and D).
     pub(super) fn refuse<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -449,5 +449,5 @@ impl QueuePair {
     }
 }
 
-/// The longest message (vol. 1, 9.7.4): 2³¹ bytes.
+/// The maximum message size (vol. 1, 9.7.4): 2³¹ bytes.
 pub(super) const MAX_MESSAGE_LEN: u32 = 1 << 31;

@@ -1,4 +1,4 @@
-//! What a responder answers: READs and atomics, which it may have to answer again, then acknowledgements and NAKs.
+//! The responses of a responder: data of READs and atomics, which may be replayed, then acknowledgements and NAKs.
 
 use std::collections::VecDeque;
 
@@ -10,50 +10,50 @@ use crate::mutation::mutant;
 use crate::trace::{EventSink, TraceEvent};
 use crate::types::{Access, QpState, Status};
 
-/// Answers that wait to be sent, and those that may be asked for again.
+/// The queued responses, and the saved responses for replays.
 #[derive(Debug, Default)]
 pub(super) struct Responses {
-    /// To be sent, in this order; all of them before what is `pending`.
+    /// The queued responses, in order. They are sent before `pending`.
     queue: VecDeque<QueuedResponse>,
-    /// How many of the queue are first answers, not replays.
+    /// The number of queued responses that are not replays.
     first_count: u32,
-    /// The last answers, for replays (vol. 1, 9.7.5; `rxe_resp.c`, `resp.resources`).
+    /// The last responses, for replays (vol. 1, 9.7.5; `rxe_resp.c`, `resp.resources`).
     saved: VecDeque<Response>,
-    /// How many are saved: the peer has no more than so many outstanding.
+    /// The maximum number of saved responses, and of the peer's outstanding READs and atomics.
     slots: u32,
     pub(super) pending: Pending,
 }
 
-/// An answer, as it can be given again.
+/// A response that can be replayed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Response {
-    /// The number of the request, and of the answer's first packet.
+    /// The sequence number of the request and of the response's first packet.
     pub(super) psn: Psn,
-    /// How many packets the answer has.
+    /// The number of packets of the response.
     pub(super) packets: u32,
-    /// How many messages were done when it was executed.
+    /// The number of completed messages when the request was executed.
     pub(super) msn: Psn,
     pub(super) saved: ResponseKind,
 }
 
-/// What an answer says.
+/// The kind of a response, with its content.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ResponseKind {
-    /// These bytes. They are read when they are sent, not before.
+    /// The bytes of a range, which are read when they are sent.
     Read { va: u64, rkey: u32, length: u32 },
-    /// The word was this.
+    /// The old value of a word.
     Atomic(u64),
-    /// It is done.
+    /// No content.
     Empty,
 }
 
-/// An answer of which packets are still to be sent.
+/// A response with packets to send.
 #[derive(Clone, Copy, Debug)]
 struct QueuedResponse {
     psn: Psn,
     msn: Psn,
     saved: ResponseKind,
-    /// Whether its first packet is sent.
+    /// Whether the first packet was sent.
     started: bool,
     is_first: bool,
 }
@@ -61,7 +61,7 @@ struct QueuedResponse {
 /// The result of a duplicate request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Replay {
-    /// The response is sent again.
+    /// The response is replayed.
     Queued,
     /// The requested packets are still queued, so they are sent once.
     Pending,
@@ -69,19 +69,19 @@ pub(super) enum Replay {
     Unavailable,
 }
 
-/// What is to be said when all answers are given.
+/// The acknowledgement or NAK to send after all queued responses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Pending {
     /// Nothing.
     #[default]
     Nothing,
-    /// All before the expected packet is executed.
+    /// An acknowledgement of all packets before the expected one.
     Ack,
-    /// The expected packet is missing.
+    /// A NAK because the expected packet is missing.
     SequenceNak,
-    /// There is no receive for the expected packet.
+    /// A NAK because no receive is posted for the expected packet.
     RnrNak,
-    /// The connection ends with this packet.
+    /// A NAK that ends the connection.
     Fatal { psn: Psn, code: NakCode },
 }
 
@@ -95,39 +95,40 @@ impl Responses {
         self.pending != Pending::Nothing || !self.queue.is_empty()
     }
 
-    /// Whether there is something to be said, and it is just an acknowledgement or a NAK.
+    /// Whether only an acknowledgement or a NAK must be sent.
     #[inline]
     pub(super) fn is_only_ack_or_nak(&self) -> bool {
         self.pending != Pending::Nothing && self.queue.is_empty()
     }
 
-    /// Whether there is something to be said, and it is just an acknowledgement.
+    /// Whether only an acknowledgement must be sent.
     #[inline]
     pub(super) fn is_only_acknowledging(&self) -> bool {
         self.pending == Pending::Ack && self.queue.is_empty()
     }
 
-    /// How many answers wait or are saved.
+    /// Returns the number of queued and saved responses.
     pub(super) fn stored_count(&self) -> usize {
         self.queue.len() + self.saved.len()
     }
 
-    /// Whether another READ or atomic may be outstanding. One whose answer isn't sent can't be done at the peer.
+    /// Whether the peer may have another READ or atomic outstanding. A request whose response isn't sent is still
+    /// outstanding.
     pub(super) fn has_slot(&self) -> bool {
         self.first_count < self.slots
     }
 
-    /// The expected packet has come: a NAK for it that isn't sent yet needn't be.
+    /// Cancels an unsent NAK, because the expected packet has arrived.
     #[inline]
     pub(super) fn cancel_nak(&mut self) {
         if matches!(self.pending, Pending::SequenceNak | Pending::RnrNak) {
-            // Either would have acknowledged all before it.
+            // The canceled NAK would have acknowledged all earlier packets.
             self.pending = Pending::Ack;
         }
     }
 
-    /// Everything executed is to be acknowledged. One acknowledgement does for many packets (vol. 1, 9.7.5), and
-    /// a NAK does as well.
+    /// Schedules an acknowledgement of all executed packets. One acknowledgement covers many packets (vol. 1, 9.7.5),
+    /// and so does a NAK.
     #[inline]
     pub(super) fn acknowledge(&mut self) {
         if self.pending == Pending::Nothing {
@@ -135,7 +136,7 @@ impl Responses {
         }
     }
 
-    /// Gives a first answer, and saves it.
+    /// Queues a response, and saves it for replays.
     pub(super) fn answer(&mut self, response: Response) {
         if self.saved.len() >= self.slots as usize {
             self.saved.pop_front();
@@ -144,13 +145,13 @@ impl Responses {
         self.first_count += 1;
         let Response { psn, msn, saved, .. } = response;
         self.queue.push_back(QueuedResponse { psn, msn, saved, started: false, is_first: true });
-        // The answer acknowledges all before it.
+        // The response acknowledges all earlier packets.
         if self.pending == Pending::Ack {
             self.pending = Pending::Nothing;
         }
     }
 
-    /// Gives a saved answer again, if there is one.
+    /// Replays a saved response, if there is one.
     pub(super) fn replay(&mut self, psn: Psn, is_kind: impl Fn(&ResponseKind) -> bool) -> Replay {
         let found = self.saved.iter().find(|response| response.psn == psn && is_kind(&response.saved));
         match found {
@@ -161,8 +162,8 @@ impl Responses {
         }
     }
 
-    /// Reads again what a READ asks for, if it lies within one that is saved: with the same key, and where its
-    /// number says that it should be (vol. 1, 9.7.5; `rxe_resp.c`, `duplicate_request`).
+    /// Replays a READ, if it lies within a saved READ: it must have the same key, and the address that its sequence
+    /// number implies (vol. 1, 9.7.5; `rxe_resp.c`, `duplicate_request`).
     pub(super) fn replay_read(&mut self, psn: Psn, reth: Reth, mtu: u32) -> Replay {
         for response in &self.saved {
             let ResponseKind::Read { va, rkey, length } = response.saved else { continue };
@@ -186,8 +187,8 @@ impl Responses {
         Replay::Unavailable
     }
 
-    /// Handles a duplicate of a READ whose response, or a replay of it, is still queued. A requester that missed a packet
-    /// drops the packets behind it, so the rest of the queued response would only delay those that it waits for.
+    /// Handles a duplicate of a READ whose response, or a replay of it, is still queued. A requester that missed a
+    /// packet drops the packets after it, so the rest of the queued response would only delay the requested packets.
     fn restart_read(&mut self, index: usize, replay: QueuedResponse, mtu: u32) -> Replay {
         let queued = self.queue[index];
         let (ResponseKind::Read { length: left, .. }, ResponseKind::Read { va, rkey, length }) =
@@ -198,7 +199,7 @@ impl Responses {
         // The next byte and the end of the queued response, relative to the first byte of the duplicate.
         let next = i64::from(queued.psn.since(replay.psn)) * i64::from(mtu);
         let end = next + i64::from(left);
-        // Replays of earlier requests may be queued behind it.
+        // Replays of earlier requests may be queued after it.
         let is_in_order = self.queue.range(index..).all(|later| later.psn.since(queued.psn) >= 0);
         if next <= 0 && end >= i64::from(length) && is_in_order {
             return Replay::Pending;
@@ -211,8 +212,8 @@ impl Responses {
         Replay::Queued
     }
 
-    /// Queues a replay, unless so many wait already that the peer can only be asking again and again. (First answers
-    /// have slots of their own: as many of them may come behind so many replays.)
+    /// Queues a replay, unless the queue already has two responses per slot: then the peer repeats requests without need.
+    /// First responses have slots of their own, so they may be queued after that many replays.
     fn queue_replay(&mut self, replay: QueuedResponse) -> Replay {
         if self.queue.len() >= 2 * self.slots as usize {
             return Replay::Unavailable;
@@ -236,7 +237,7 @@ impl Responses {
 }
 
 impl QueuePair {
-    /// The next answer packet, if there is one.
+    /// Returns the next response packet, if there is one.
     pub(super) fn next_response<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<TxPacket> {
         while let Some(response) = self.responder.responses.queue.front().copied() {
             let tx_packet = match response.saved {
@@ -259,7 +260,8 @@ impl QueuePair {
         self.next_acknowledge(cx)
     }
 
-    /// The next packet of a READ's answer. The key is looked up for each: it may have become invalid meanwhile.
+    /// Returns the next packet of a READ response. The key is looked up for each packet, because it may have become
+    /// invalid.
     fn next_read<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -309,14 +311,14 @@ impl QueuePair {
             return None;
         }
         if response.is_first || mutant!(RefuseDuplicateRead) {
-            // The response was promised, and can't be sent any more (vol. 1, 9.7.5).
+            // The request was accepted, but its response can't be sent anymore (vol. 1, 9.7.5).
             self.responder.responses.clear();
             self.refuse(cx, response.psn, NakCode::RemoteAccess, Status::RemoteAccess);
             return None;
         }
-        // The response was sent before. A requester that received it may have completed the READ, and told this side to
-        // release the memory, after it retransmitted the request: then the NAK is stale, and the requester drops it. A
-        // requester that still waits for the response learns that it won't arrive.
+        // The response was sent before. A requester that received it may have completed the READ and let this side
+        // release the memory, after it had retransmitted the request. In that case the NAK is stale, and the requester
+        // drops it. Otherwise, the NAK informs the requester that no response will arrive.
         self.responder.responses.pop();
         cx.stats.fatal_naks_sent += 1;
         let syndrome = Syndrome::Nak(NakCode::RemoteAccess);
@@ -326,7 +328,7 @@ impl QueuePair {
         Some(self.respond(cx, response.psn, Rc::Acknowledge(aeth), 0))
     }
 
-    /// What is to be said when all answers are given.
+    /// Returns the acknowledgement or NAK that follows all queued responses.
     fn next_acknowledge<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<TxPacket> {
         let pending = core::mem::take(&mut self.responder.responses.pending);
         let Aeth { syndrome, msn } = self.ack(self.responder.msn);
@@ -348,7 +350,7 @@ impl QueuePair {
         Some(self.respond(cx, psn, Rc::Acknowledge(Aeth { syndrome, msn }), 0))
     }
 
-    /// A positive acknowledge header, with credits if they are wanted (vol. 1, 9.7.7).
+    /// Returns a positive acknowledgement header, with credits if the queue pair uses them (vol. 1, 9.7.7).
     fn ack(&mut self, msn: Psn) -> Aeth {
         let credits = if self.config.credits && self.config.srq.is_none() {
             self.responder.no_credit = self.recv_queue.len() == 0;

@@ -1,4 +1,4 @@
-//! The segments of the requests in a queue, in one ring: requests leave in the order in which they came.
+//! The segments of the requests in a queue, in one ring: requests are removed in the order in which they were added.
 
 use std::collections::VecDeque;
 
@@ -10,11 +10,11 @@ use crate::types::{Access, Segment, Status};
 #[derive(Debug, Default)]
 pub(crate) struct Segments {
     ring: VecDeque<Segment>,
-    /// How many have left, wrapping: the number of the first that is there.
+    /// The number of removed segments, wrapping: the number of the first segment in the ring.
     removed: u32,
 }
 
-/// Which segments of a ring are a request's; or, if it was posted inline, its first inline byte.
+/// The range of a request's segments in a ring or, if the request was posted inline, its first inline byte.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SegmentRange {
     first: u32,
@@ -23,29 +23,29 @@ pub(crate) struct SegmentRange {
 }
 
 impl SegmentRange {
-    /// No segments: the bytes are inline, and this is the number of the first.
+    /// Creates the range of a request without segments, whose inline bytes start at number `first`.
     pub(crate) const fn of_inline(first: u32) -> SegmentRange {
         SegmentRange { first, count: 0, inline: true }
     }
 
-    /// The number of the first inline byte, if the request was posted inline.
+    /// Returns the number of the first inline byte, if the request was posted inline.
     pub(crate) const fn inline(self) -> Option<u32> {
         if self.inline { Some(self.first) } else { None }
     }
 }
 
-/// Why a request's bytes can't be reached.
+/// The reason why the bytes of a request can't be accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SegmentError {
-    /// The key, the rights or the bounds of a segment are wrong.
+    /// The key, the access rights or the bounds of a segment are wrong.
     Denied,
-    /// The memory itself failed.
+    /// The memory access failed.
     Fault,
-    /// There are more bytes than the segments have room for.
+    /// The segments are too short.
     TooLong,
 }
 
-/// What a receive request says whose bytes can't be put.
+/// The status of a receive request whose bytes can't be written.
 impl From<SegmentError> for Status {
     fn from(error: SegmentError) -> Status {
         match error {
@@ -62,21 +62,21 @@ impl From<Fault> for SegmentError {
 }
 
 impl Segments {
-    /// Takes an empty ring in place of its own, which is empty too.
+    /// Replaces the ring, which is empty, by another empty one.
     #[inline]
     pub(crate) fn acquire_rings(&mut self, ring: VecDeque<Segment>) {
         debug_assert!(self.ring.is_empty());
         self.ring = ring;
     }
 
-    /// Gives its ring away, which is empty.
+    /// Returns the ring, which is empty.
     #[inline]
     pub(crate) fn release(&mut self) -> VecDeque<Segment> {
         debug_assert!(self.ring.is_empty());
         core::mem::take(&mut self.ring)
     }
 
-    // The compiler doesn't inline this by itself, because devices that are recorded and those that aren't call it.
+    // Devices with and without a recorder call this function, so the compiler doesn't inline it by itself.
     #[inline(always)]
     pub(crate) fn push(&mut self, segments: &[Segment]) -> SegmentRange {
         let first = self.removed.wrapping_add(self.ring.len() as u32);
@@ -84,7 +84,7 @@ impl Segments {
             [segment] => self.ring.push_back(*segment),
             _ => self.ring.extend(segments),
         }
-        // Far more than a queue pair can be made for.
+        // The configuration limits the count to 16 bits.
         let count = segments.len() as u16;
         SegmentRange { first, count, inline: false }
     }
@@ -96,7 +96,7 @@ impl Segments {
         SegmentRange { first, ..range }
     }
 
-    /// Puts a request's segments from another ring before all others.
+    /// Adds a request's segments from another ring at the front.
     pub(crate) fn copy_to_front(&mut self, other: &Segments, range: SegmentRange) -> SegmentRange {
         for index in other.indices(range).rev() {
             self.ring.push_front(other.ring[index]);
@@ -125,7 +125,7 @@ impl Segments {
         self.removed = self.removed.wrapping_add(u32::from(range.count));
     }
 
-    /// Gives the parts of segments that hold `length` bytes from `offset` on.
+    /// Calls `each` with the parts of segments that contain `length` bytes from `offset` on.
     #[inline]
     fn parts(
         &self,
@@ -166,7 +166,7 @@ impl Segments {
         if length == 0 { Ok(()) } else { Err(SegmentError::TooLong) }
     }
 
-    /// Names the bytes to be sent. Local reading needs no right (vol. 1, 10.6.3), only a valid key.
+    /// Adds the spans of the bytes to send. Local reads need no access right (vol. 1, 10.6.3), only a valid key.
     #[inline]
     pub(crate) fn gather(
         &self,
@@ -183,7 +183,7 @@ impl Segments {
         })
     }
 
-    /// Writes what was received.
+    /// Writes received bytes.
     pub(crate) fn scatter(
         &self,
         range: SegmentRange,
@@ -194,7 +194,7 @@ impl Segments {
         memory: &mut impl Memory,
     ) -> Result<(), SegmentError> {
         let length = bytes.len() as u32;
-        // First all checks, then all writes: a bad segment leaves the good ones before it untouched.
+        // All checks precede all writes, so that an invalid segment leaves the earlier ones unchanged.
         if range.count > 1 {
             self.parts(range, offset, length, |segment, part| {
                 keys.local(pd, segment, part, Access::LOCAL_WRITE).map_err(|_| SegmentError::Denied)?;

@@ -1,4 +1,4 @@
-//! The send queue: requests from when they are posted until they complete.
+//! The send queue: requests that were posted and have not completed.
 
 use std::collections::VecDeque;
 
@@ -15,19 +15,19 @@ pub(crate) struct SendQueue {
     pub(crate) segments: Segments,
     /// Bytes posted inline, in the order of their requests.
     inline: VecDeque<u8>,
-    /// How many inline bytes have left, wrapping.
+    /// The number of removed inline bytes, wrapping.
     inline_removed: u32,
-    /// Where datagrams go, in the order of their requests. Connections have none of these.
+    /// The destinations of datagrams, in the order of their requests. Connections have none.
     destinations: VecDeque<Destination<Path>>,
     /// The number of requests posted so far, wrapping.
     posted: u32,
 }
 
-/// Rings that no send queue uses just now.
+/// Rings that no send queue uses.
 ///
-/// A queue has rings while requests are outstanding, and gives them back when none are. The last given back are the
-/// first given out, because the processor still has them at hand: with many queue pairs, most of them idle at any time,
-/// all work goes through few rings, instead of each through its own cold ones.
+/// A queue has rings only while requests are outstanding. The ring that was released last is acquired first, because it
+/// is likely in the CPU cache: with many queue pairs, most of them idle, all work uses few rings instead of one cold
+/// ring per queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct Rings {
     entries: Vec<VecDeque<SendEntry>>,
@@ -42,25 +42,25 @@ pub(crate) struct SendEntry {
     pub(crate) segments: SegmentRange,
     /// The number of the request in its queue, for trace events.
     pub(crate) number: u32,
-    /// How many bytes go, or come back.
+    /// The number of bytes to send or to receive.
     pub(crate) length: u32,
-    /// How many sequence numbers it takes; 0 as long as it isn't begun.
+    /// The number of sequence numbers, or 0 if the request isn't started.
     pub(crate) packets: u32,
     pub(crate) first_psn: Psn,
-    /// How many packets of the answer to a READ have come.
+    /// The number of received packets of a READ response.
     pub(crate) received_packets: u32,
-    /// The low bits of its flags: those that matter after the post.
+    /// The low bits of the flags, which are needed after posting.
     flags: u8,
-    /// Why it can't be sent on; it fails when those before it are done.
+    /// The reason why sending failed. The request completes after the earlier ones.
     pub(crate) failed: Option<LocalFailure>,
 }
 
-/// Why a request can't be sent.
+/// The reason why a request can't be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LocalFailure {
-    /// A segment isn't in a region of its key.
+    /// A segment is not within a region of its key.
     Protection,
-    /// Something else.
+    /// Another error.
     Operation,
 }
 
@@ -90,7 +90,7 @@ impl SendEntry {
         segments: SegmentRange,
         length: u32,
     ) -> SendEntry {
-        // Many entries are under way, so they are small: FENCE, SIGNALED, SOLICITED and INLINE fit eight bits.
+        // Many entries are outstanding, so they are small: FENCE, SIGNALED, SOLICITED and INLINE fit in eight bits.
         let flags = flags.bits() as u8;
         let first_psn = Psn::ZERO;
         SendEntry {
@@ -111,7 +111,7 @@ impl SendEntry {
         self.flags & flag.bits() as u8 != 0
     }
 
-    /// Whether it has sequence numbers.
+    /// Whether the request has sequence numbers.
     pub(crate) const fn is_started(&self) -> bool {
         self.packets != 0
     }
@@ -120,8 +120,8 @@ impl SendEntry {
         self.first_psn + (self.packets.max(1) - 1)
     }
 
-    /// Whether it needs an answer of its own, not just an acknowledgement, and so one of the peer's slots for
-    /// READs and atomics (vol. 1, 9.4.3 to 9.4.5; Annex A19.4, A19.5).
+    /// Whether the request needs a response of its own, not only an acknowledgement, and therefore one of the peer's
+    /// slots for READs and atomics (vol. 1, 9.4.3 to 9.4.5; Annex A19.4, A19.5).
     pub(crate) const fn needs_response(&self) -> bool {
         matches!(
             self.operation,
@@ -133,12 +133,12 @@ impl SendEntry {
         )
     }
 
-    /// Whether it is done here, without a packet.
+    /// Whether the request is executed locally, without a packet.
     pub(crate) const fn is_local(&self) -> bool {
         matches!(self.operation, SendOperation::LocalInvalidate(_) | SendOperation::BindWindow(_))
     }
 
-    /// Whether it uses up one of the peer's receive requests, and so needs a credit (vol. 1, 9.7.7).
+    /// Whether the request consumes one of the peer's receive requests, and therefore needs a credit (vol. 1, 9.7.7).
     pub(crate) const fn consumes_receive(&self) -> bool {
         matches!(
             self.operation,
@@ -167,7 +167,7 @@ impl SendEntry {
 }
 
 impl SendQueue {
-    /// Takes rings, if it has none.
+    /// Acquires rings, if the queue has none.
     #[inline]
     pub(crate) fn acquire_rings(&mut self, rings: &mut Rings) {
         if self.entries.capacity() == 0 {
@@ -176,7 +176,7 @@ impl SendQueue {
         }
     }
 
-    /// Gives its rings back, if there is nothing in them.
+    /// Releases the rings, if they are empty.
     #[inline]
     pub(crate) fn release(&mut self, rings: &mut Rings) {
         if self.entries.is_empty() && self.entries.capacity() != 0 {
@@ -197,7 +197,7 @@ impl SendQueue {
     #[inline]
     pub(crate) fn number_at(&self, psn: Psn) -> Option<u32> {
         let front = self.entries.front()?;
-        // A request that isn't begun has no packets.
+        // A request that isn't started has no packets.
         if psn.since(front.first_psn).cast_unsigned() < front.packets {
             return Some(front.number);
         }
@@ -211,24 +211,24 @@ impl SendQueue {
         (psn.since(entry.first_psn) >= 0).then_some(entry.number)
     }
 
-    /// Takes in where a datagram goes.
+    /// Adds the destination of a datagram.
     pub(crate) fn push_destination(&mut self, destination: Destination<Path>) {
         self.destinations.push_back(destination);
     }
 
-    /// Where the oldest datagram goes.
+    /// Returns the destination of the oldest datagram.
     pub(crate) fn destination(&self) -> Option<&Destination<Path>> {
         self.destinations.front()
     }
 
-    /// Takes in the bytes of a request.
+    /// Adds the inline bytes of a request.
     pub(crate) fn push_inline(&mut self, bytes: &[u8]) -> SegmentRange {
         let first = self.inline_removed.wrapping_add(self.inline.len() as u32);
         self.inline.extend(bytes);
         SegmentRange::of_inline(first)
     }
 
-    /// A part of a request's inline bytes, in two pieces.
+    /// Returns a part of a request's inline bytes, in two pieces.
     pub(crate) fn inline(&self, first: u32, offset: u32, length: u32) -> (&[u8], &[u8]) {
         let start = first.wrapping_sub(self.inline_removed) as usize + offset as usize;
         let end = start + length as usize;
@@ -274,7 +274,7 @@ impl SendQueue {
             self.segments.pop(entry.segments);
         }
         if self.entries.is_empty() {
-            // Begins at the front again, so that a queue that is mostly short stays in few cache lines.
+            // Clearing restarts at the front, so that a queue that is mostly short uses few cache lines.
             self.entries.clear();
         }
         Some(entry)
@@ -307,7 +307,7 @@ mod tests {
         a.release(&mut rings);
         assert_eq!((a.entries.capacity(), rings.entries.len(), rings.segments.len()), (0, 1, 1));
         post(&mut b, &mut rings);
-        assert_eq!(b.entries.as_slices().0.as_ptr(), memory, "the same memory, which is at hand");
+        assert_eq!(b.entries.as_slices().0.as_ptr(), memory, "the same memory is reused");
         assert_eq!((rings.entries.len(), rings.segments.len()), (0, 0));
         assert_eq!(b.pop().map(|entry| entry.wr_id), Some(1));
     }

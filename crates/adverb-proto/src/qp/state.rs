@@ -1,4 +1,4 @@
-//! The states of a queue pair, and the ways between them (vol. 1, 10.3.1).
+//! The states of a queue pair and their transitions (vol. 1, 10.3.1).
 
 use adverb_wire::{Psn, Qpn};
 
@@ -10,7 +10,7 @@ use crate::trace::{EventSink, Queue, TraceEvent};
 use crate::types::{Failure, PathMtu, QpState, Status, Transport};
 
 impl QueuePair {
-    /// Goes into another state (vol. 1, 10.3.1; `rxe_qp.c`, `rxe_qp_from_attr`).
+    /// Moves the queue pair to another state (vol. 1, 10.3.1; `rxe_qp.c`, `rxe_qp_from_attr`).
     pub(crate) fn modify<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -40,7 +40,7 @@ impl QueuePair {
                 self.change(cx, ReadyToReceive);
             }
             (Init, Transition::ReadyToReceive(receiving)) if self.config.transport != Transport::Ud => {
-                // Wider packets than the port carries would never arrive.
+                // Packets longer than the port's MTU would never arrive.
                 if receiving.path_mtu > cx.mtu {
                     return Err(ModifyError::OutOfRange("path_mtu"));
                 }
@@ -59,7 +59,7 @@ impl QueuePair {
                 if sending.rnr_retry > 7 {
                     return Err(ModifyError::OutOfRange("rnr_retry"));
                 }
-                // Half of them, so that the next part is under way while one comes in.
+                // A part is half of the window, so that the next part is requested while one is received.
                 let read_part = (self.config.read_window / (self.mtu + 512) / 2).max(1);
                 self.requester.start(sending, self.config.credits, read_part);
                 self.change(cx, ReadyToSend);
@@ -92,7 +92,7 @@ impl QueuePair {
         self.state = to;
     }
 
-    /// Passes the peer and the numbers of a connection to the event sink.
+    /// Passes the peer and the sequence numbers of a connection to the event sink.
     pub(crate) fn record_connection<S: EventSink>(&self, cx: &mut Context<'_, S>) {
         let Some(path) = &self.path else { return };
         let is_sending =
@@ -109,18 +109,18 @@ impl QueuePair {
         });
     }
 
-    /// Forgets everything but what it was made with. Requests that are posted are gone without a completion
-    /// (vol. 1, 10.3.1).
+    /// Resets the state, except for the configuration. Posted requests are discarded without completions (vol. 1,
+    /// 10.3.1).
     fn reset(&mut self) {
         let fresh = QueuePair::new(self.qpn, self.config, self.recv_pd);
         let queued = self.queued;
-        // What it is attached to isn't part of its state (vol. 1, 10.5.2).
+        // Multicast groups are not part of the state (vol. 1, 10.5.2).
         let groups = core::mem::take(&mut self.groups);
         *self = QueuePair { queued, groups, ..fresh };
     }
 
-    /// Goes into error: every request that isn't done comes back flushed, in the order in which it was posted
-    /// (vol. 1, 10.3.1 and 10.8.3).
+    /// Moves the queue pair to the error state: all outstanding requests are flushed in the order of posting (vol. 1,
+    /// 10.3.1 and 10.8.3).
     pub(super) fn enter_error<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.state == QpState::Error {
             return;
@@ -135,21 +135,21 @@ impl QueuePair {
             self.flush_receives(cx);
         }
         if self.config.srq.is_some() {
-            // Receives of the shared queue are others' too, so that they stay; the one in use was the last that this
-            // queue pair takes (vol. 1, 10.2.9 and 11.6.3).
+            // Other queue pairs use the shared queue too, so its requests stay. The request in use was the last one
+            // that this queue pair takes (vol. 1, 10.2.9 and 11.6.3).
             cx.queue_events.push_back(QueueEvent::LastReceiveReached(self.qpn));
         }
     }
 
-    /// A request of an unreliable transport couldn't be sent: those behind it come back flushed, and receiving goes
-    /// on (vol. 1, 10.3.1).
+    /// Moves the send queue to the error state, because a request of an unreliable transport couldn't be sent. Later
+    /// requests are flushed, and receiving continues (vol. 1, 10.3.1).
     pub(super) fn enter_send_queue_error<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         self.change(cx, QpState::SendQueueError);
         self.requester.stop();
         self.flush_sends(cx);
     }
 
-    /// Goes into error for a reason that its completions tell.
+    /// Moves the queue pair to the error state for a reason that its completions report.
     pub(super) fn fail<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.state != QpState::Error {
             self.report_error(cx, QueueEvent::Fatal(self.qpn));
@@ -164,7 +164,7 @@ impl QueuePair {
         cx.queue_events.push_back(event);
     }
 
-    /// Goes into error if a completion was lost during the step that ends here.
+    /// Moves the queue pair to the error state if a completion was lost during the step that ends here.
     #[inline]
     pub(crate) fn settle<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.completion_lost {
@@ -189,7 +189,7 @@ impl QueuePair {
         }
     }
 
-    /// Says that the send queue is drained, if it is to be and is (vol. 1, 10.3.1).
+    /// Generates the event of a drained send queue, if the queue is draining and drained (vol. 1, 10.3.1).
     pub(super) fn report_if_drained<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.state != QpState::SendQueueDrained || self.requester.drained {
             return;
@@ -200,7 +200,7 @@ impl QueuePair {
         }
     }
 
-    /// The peer's queue pair and the next numbers of both directions, for those who show them.
+    /// Returns the peer's queue pair and the next sequence numbers of both directions.
     pub(crate) fn peer_and_psns(&self) -> (Qpn, Psn, Psn) {
         (self.remote_qpn, self.requester.next_psn(), self.responder.expected_psn())
     }

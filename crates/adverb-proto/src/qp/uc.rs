@@ -1,5 +1,5 @@
-//! The responder of unreliable connections (vol. 1, 9.8.2; `rxe_resp.c`): it answers nothing, and a message of which a
-//! packet is missing is dropped whole.
+//! The responder of unreliable connections (vol. 1, 9.8.2; `rxe_resp.c`). It sends no responses, and drops a message of
+//! which a packet is missing.
 
 use adverb_wire::{NakCode, Send, Uc, Write};
 
@@ -9,12 +9,12 @@ use crate::memory::Memory;
 use crate::mutation::mutant;
 use crate::trace::{DropReason, EventSink};
 
-/// Packets that come so much behind their turn are late or come again. Further behind, the peer has gone on to numbers
-/// that are in use again, and the next message is a new one.
+/// The distance below the expected sequence number within which packets are late or duplicates. At a larger distance,
+/// the peer's numbers have wrapped, and the next message is a new one.
 const LATE_RANGE: i32 = 1 << 16;
 
 impl QueuePair {
-    /// Takes a packet of an unreliable connection in. Its addresses and ICRC have been checked.
+    /// Handles a packet of an unreliable connection whose addresses and ICRC have been checked.
     pub(crate) fn handle_unreliable<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -26,7 +26,7 @@ impl QueuePair {
         let psn = packet.header.psn;
         let ahead = psn.since(self.responder.expected);
         if (-LATE_RANGE..0).contains(&ahead) && !mutant!(LateUcPacketAccepted) {
-            // Delivered late it would be out of order, and delivered again it would be twice.
+            // A late packet would be delivered out of order, and a duplicate would be delivered twice.
             cx.stats.duplicate_requests += 1;
             return self.drop_packet(cx, packet, DropReason::PsnBelowExpected);
         }
@@ -37,7 +37,7 @@ impl QueuePair {
         }
         self.responder.expected = psn;
         if starts_message(uc) {
-            // Whatever was before: here a message begins (vol. 1, 9.8.2).
+            // A message starts here, whatever preceded it (vol. 1, 9.8.2).
             self.drop_current_message(cx);
             self.responder.awaiting_start = false;
         }
@@ -53,7 +53,7 @@ impl QueuePair {
         self.responder.expected = psn + 1;
         let reason = match error {
             RequestError::Rnr => DropReason::NoReceivePosted,
-            // Our own memory failed: that is told, and nothing more can be received (vol. 1, 9.9.3).
+            // Access to local memory failed: the error is reported, and nothing more can be received (vol. 1, 9.9.3).
             RequestError::Fatal(NakCode::RemoteOperational, status) => {
                 if let CurrentMessage::Send { .. } = self.responder.current {
                     self.fail_receive(cx, status);
@@ -62,14 +62,14 @@ impl QueuePair {
             }
             RequestError::Fatal(..) => DropReason::InvalidRequest,
         };
-        // The rest of the message goes the same way. Its receive request, if it had one, serves the next.
+        // The rest of the message is dropped, too. The next message uses its receive request, if it had one.
         cx.stats.messages_dropped += u64::from(!mutant!(LossesUncounted));
         self.responder.current = CurrentMessage::None;
         self.responder.awaiting_start = true;
         self.drop_packet(cx, packet, reason);
     }
 
-    /// Drops the message under way, if there is one: its next packet didn't come.
+    /// Drops the current message, if there is one, because its next packet is missing.
     fn drop_current_message<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if !matches!(self.responder.current, CurrentMessage::None) {
             cx.stats.messages_dropped += u64::from(!mutant!(LossesUncounted));
@@ -79,7 +79,7 @@ impl QueuePair {
     }
 }
 
-/// Whether a packet begins a message.
+/// Whether a packet starts a message.
 const fn starts_message(uc: &Uc) -> bool {
     matches!(uc, Uc::Send(Send::First | Send::Only(_)) | Uc::Write(Write::First(_) | Write::Only(..)))
 }

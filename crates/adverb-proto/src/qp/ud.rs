@@ -12,7 +12,7 @@ use crate::trace::{DropReason, EventSink};
 use crate::types::{CompletedOperation, Gid, Status, Success};
 
 impl QueuePair {
-    /// Takes a datagram in. Its ICRC has been checked.
+    /// Handles a datagram whose ICRC has been checked.
     pub(crate) fn handle_datagram<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -21,7 +21,7 @@ impl QueuePair {
         datagram: &Ud,
         memory: &mut impl Memory,
     ) {
-        // vol. 1, 9.6.1: dropped in silence.
+        // The datagram is dropped without a response (vol. 1, 9.6.1).
         if datagram.qkey != self.qkey && !mutant!(SkipQueueKeyCheck) {
             cx.stats.qkey_violations += 1;
             return self.drop_packet(cx, packet, DropReason::WrongQkey);
@@ -60,21 +60,22 @@ impl QueuePair {
     }
 }
 
-/// What a switch makes of the two lowest bits of the traffic class when its queue is long (RFC 3168).
+/// The ECN bits (the two lowest bits of the traffic class) that a switch sets when its queue is long (RFC 3168).
 const CONGESTION_EXPERIENCED: u8 = 0b11;
 
-/// The 40 bytes before a datagram's payload, as its IP header tells them (Annex A17.4).
+/// Returns the GRH: the 40 bytes before a datagram's payload, from its IP header (Annex A17.4).
 fn build_grh(rx_meta: &RxMeta, packet: Received<'_>) -> [u8; GRH_LEN] {
     let ends = [rx_meta.source, rx_meta.destination].map(Gid::from);
     let between = if ends.iter().any(|end| end.has_udp_port()) {
-        // Only IPv6's form has room for an address that says a port; an IPv4 address beside it is mapped.
+        // Only an IPv6 header has space for an address that encodes a port. An IPv4 address in the same header is
+        // mapped.
         let [source, destination] = ends.map(|end| IpAddr::V6(end.bytes().into()));
         IpHeader::new(source, destination)
     } else {
         IpHeader::new(rx_meta.source.ip(), rx_meta.destination.ip())
     };
     let Some(mut ip) = between else { return [0; GRH_LEN] };
-    // As far as it is known: the rest has its usual values.
+    // Unknown fields have default values.
     let route = &rx_meta.route;
     let class = route.traffic_class | if rx_meta.is_ecn_marked { CONGESTION_EXPERIENCED } else { 0 };
     match &mut ip {

@@ -1,5 +1,5 @@
-//! The requester of unreliable connections and of datagrams: every packet goes once, and a request is done when its
-//! last packet has left (vol. 1, 9.8.2 and 9.8.3; `rxe_req.c`).
+//! The requester of unreliable connections and datagrams: each packet is sent once, and a request completes when its
+//! last packet was sent (vol. 1, 9.8.2 and 9.8.3; `rxe_req.c`).
 
 use adverb_wire::{Header, Operation, Reth, Uc, Ud};
 
@@ -9,12 +9,12 @@ use super::{Context, QueuePair, TxPacket, TxPayload};
 use crate::trace::{EventSink, TraceEvent};
 use crate::types::{QpState, RemoteAddress, SendFlags, SendOperation, Transport};
 
-/// A queue key with this bit asks for the sender's own: only privileged users set it (vol. 1, 10.2.5;
+/// The bit of a queue key that selects the sender's own key. Only privileged users set the bit (vol. 1, 10.2.5;
 /// `rxe_req.c`, `init_req_packet`).
 const USE_OWN_QKEY: u32 = 1 << 31;
 
 impl QueuePair {
-    /// The next packet, if there is one.
+    /// Returns the next packet, if there is one.
     pub(super) fn next_unreliable<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<TxPacket> {
         self.complete_polled(cx);
         if !self.requester.running {
@@ -37,8 +37,8 @@ impl QueuePair {
         }
     }
 
-    /// Completes the request whose last packet was handed out: whoever asks for another packet has sent it, so that
-    /// its bytes may change now.
+    /// Completes the request whose last packet was polled. A caller that polls another packet has sent it, so the bytes
+    /// may change now.
     pub(crate) fn complete_polled<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.requester.last_packet_polled {
             self.requester.last_packet_polled = false;
@@ -47,7 +47,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether the request whose last packet was handed out will have a completion.
+    /// Whether the request whose last packet was polled will produce a completion.
     #[inline]
     pub(crate) fn is_completing(&self) -> bool {
         let is_signaled = |entry: &SendEntry| entry.has(SendFlags::SIGNALED);
@@ -55,7 +55,7 @@ impl QueuePair {
             && (self.config.signal_all || self.send_queue.front().is_some_and(is_signaled))
     }
 
-    /// Makes the next packet of the request at the front of the send queue.
+    /// Builds the next packet of the request at the front of the send queue.
     fn emit_unreliable<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<TxPacket> {
         let (mtu, psn) = (self.mtu, self.requester.unsent);
         let entry = self.send_queue.front_mut()?;
@@ -76,7 +76,8 @@ impl QueuePair {
                 let segments = &self.send_queue.segments;
                 if let Err(why) = segments.gather(entry.segments, offset, length, keys, pd, cx.spans) {
                     cx.spans.clear();
-                    // Of a message that is begun the peer has a part, and drops it when another begins.
+                    // If the message was started, the peer has a part of it, and drops the part when another message
+                    // starts.
                     self.fail_front(cx, LocalFailure::from(why).into());
                     return None;
                 }

@@ -32,9 +32,9 @@ pub struct Recorder {
     mode: Mode,
     ring: Vec<Slot>,
     capacity: usize,
-    /// The place of the next event. If it is the end of a full ring, the next event is stored at the ring's start.
+    /// The index of the next event. At the end of a full ring, the next event is stored at the start.
     next: usize,
-    /// The number of times that the end of the ring was reached.
+    /// The number of times that the ring was filled.
     laps: u64,
     qps: Vec<Qpn>,
     stop_on: StopOn,
@@ -270,7 +270,8 @@ impl Recorder {
         }
     }
 
-    /// Adds a place to the ring, or continues at the start of a full one. The memory is reserved: this doesn't allocate.
+    /// Adds a slot to the ring, or continues at the start of a full one. The memory is reserved, so this doesn't
+    /// allocate.
     #[cold]
     #[inline(never)]
     fn open_slot(&mut self) {
@@ -298,7 +299,7 @@ impl Recorder {
         else {
             return;
         };
-        // Peers decide how many connections there are.
+        // Peers determine the number of connections, so it is limited.
         if self.connections.len() == MAX_CONNECTIONS {
             self.connections.pop_front();
         }
@@ -321,7 +322,7 @@ impl Recorder {
     }
 }
 
-/// Returns the number of connections before the event with this number: they are kept beside the ring.
+/// Returns the number of connections before the event with this number. They are kept outside of the ring.
 fn earlier_count(connections: &VecDeque<(u64, Time, TraceEvent)>, number: u64) -> u64 {
     connections.iter().filter(|(connection, ..)| *connection < number).count() as u64
 }

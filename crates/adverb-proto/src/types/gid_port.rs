@@ -106,7 +106,7 @@ mod tests {
             let gid = Gid::from(address);
             assert_eq!(gid.to_string(), text);
             assert_eq!(gid.udp_addr(), address);
-            assert_eq!(Gid::from(gid.ip()), gid, "as an IP address it is the same");
+            assert_eq!(Gid::from(gid.ip()), gid, "the conversion to an IP address keeps the GID");
             assert_eq!(gid.has_udp_port(), address.port() != 4791);
         }
     }
@@ -116,7 +116,7 @@ mod tests {
         for port in [0, 4790, 4791, 5048, 0xc000, 0xffff] {
             assert_eq!(Gid::from(SocketAddr::new([192, 0, 2, 7].into(), port)), gid("192.0.2.7"));
         }
-        // And no other IPv6 address has a form that says a port.
+        // No other IPv6 address can be encoded with a port.
         assert_eq!(Gid::from("[2001:db8::7]:4792".parse::<SocketAddr>().unwrap()), gid("2001:db8::7"));
     }
 

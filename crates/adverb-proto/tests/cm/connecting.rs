@@ -1,4 +1,4 @@
-//! How a connection is made, and what its queue pairs are told.
+//! Establishing connections, and the attributes of their queue pairs.
 
 use std::time::Duration;
 
@@ -69,7 +69,8 @@ fn both_queue_pairs_get_matching_attributes() {
 
 #[test]
 fn the_starting_psn_of_a_message_is_the_first_psn_of_its_receiver() {
-    // The other way round from what one might think: vol. 1, 12.7, and cm_req_handler in Linux's cm.c.
+    // The starting PSN is the one that the sender of the message expects: vol. 1, 12.7, and cm_req_handler in Linux's
+    // cm.c.
     let mut pair = Pair::automatic();
     pair.connect();
     pair.run();
@@ -329,7 +330,7 @@ fn an_mra_makes_the_client_wait_for_a_slow_accept() {
     assert_eq!(pair.sent(), ">REQ >REQ <MRA");
     let id = pair.expect_request().id;
     pair.advance(Duration::from_millis(2000));
-    assert_eq!(pair.sent(), ">REQ >REQ <MRA", "who was told to wait waits");
+    assert_eq!(pair.sent(), ">REQ >REQ <MRA", "the client waits after the MRA");
     pair.automatic = true;
     let local_qp = LocalQp::new(pair.qpn());
     pair.sides[SERVER].accept(pair.now, id, &local_qp, &[], pair.deadline()).unwrap();

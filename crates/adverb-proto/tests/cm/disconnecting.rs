@@ -1,4 +1,4 @@
-//! How a connection ends.
+//! Disconnecting.
 
 use std::time::Duration;
 
@@ -57,7 +57,7 @@ fn an_unconfirmed_disconnect_ends_at_the_deadline() {
     pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
     pair.advance(seconds(3));
     assert_eq!(pair.outcomes(CLIENT), ["disconnected"]);
-    assert_eq!(pair.sides[SERVER].state(server), Some(State::Established), "nobody told it");
+    assert_eq!(pair.sides[SERVER].state(server), Some(State::Established), "the server was not informed");
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn a_peer_without_the_connection_confirms_a_disconnect() {
 fn a_connection_ends_once() {
     let (mut pair, [client, _]) = Pair::connected();
     let deadline = pair.deadline();
-    // Asking again changes nothing: it is being ended.
+    // A second call changes nothing: the connection is already being disconnected.
     for _ in 0..2 {
         pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
         assert_eq!(pair.sides[CLIENT].state(client), Some(State::DreqSent));
@@ -125,7 +125,7 @@ fn a_dreq_before_this_side_is_established_ends_the_connection() {
     let deadline = pair.deadline();
     pair.sides[SERVER].accept(pair.now, id, &local_qp, &[], deadline).unwrap();
     pair.run();
-    // A packet that came before the RTU: for the server it stands, and it ends it at once.
+    // A packet before the RTU establishes the connection for the server, which disconnects at once.
     pair.sides[SERVER].communication_established(local_qp.qpn);
     pair.sides[SERVER].disconnect(pair.now, id, deadline).unwrap();
     pair.run();
@@ -156,14 +156,14 @@ fn a_dreq_for_another_queue_pair_is_ignored() {
 
 #[test]
 fn abort_ends_a_connection_in_any_state() {
-    // Asked for, but not answered.
+    // The connection is requested, without a response.
     let mut pair = Pair::new();
     let client = pair.connect();
     let deadline = pair.deadline();
     pair.sides[CLIENT].abort(pair.now, client, deadline).unwrap();
     pair.advance(seconds(1));
     assert_eq!(pair.outcomes(CLIENT), ["timewait over"]);
-    // Requested.
+    // The request was received.
     let mut pair = Pair::new();
     pair.connect();
     pair.run();
@@ -171,7 +171,7 @@ fn abort_ends_a_connection_in_any_state() {
     pair.sides[SERVER].abort(pair.now, id, deadline).unwrap();
     pair.run();
     assert_eq!(pair.expect_rejected(), 28);
-    // Accepted.
+    // The request was accepted.
     let mut pair = Pair::new();
     pair.connect();
     pair.run();
@@ -182,7 +182,7 @@ fn abort_ends_a_connection_in_any_state() {
     pair.sides[SERVER].abort(pair.now, id, deadline).unwrap();
     pair.run();
     assert_eq!(pair.outcomes(CLIENT), ["rejected"]);
-    // Established.
+    // The connection is established.
     let (mut pair, [client, _]) = Pair::connected();
     pair.sides[CLIENT].abort(pair.now, client, deadline).unwrap();
     pair.sides[CLIENT].abort(pair.now, client, deadline).unwrap();

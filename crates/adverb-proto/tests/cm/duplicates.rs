@@ -1,11 +1,11 @@
-//! Each message may come twice, late, and in another order.
+//! Messages that are duplicated, delayed or reordered.
 
 use adverb_proto::cm::State;
 use adverb_wire::cm::Message;
 
 use crate::harness::*;
 
-/// A whole life of a connection in which messages of a kind have this fate.
+/// Checks that a connection is established and ends if messages of a kind are delivered this way.
 fn assert_lifecycle(kind: &'static str, delivery: Delivery) {
     let mut pair = Pair::automatic();
     pair.set_delivery(kind, usize::MAX, delivery);
@@ -60,7 +60,7 @@ fn a_duplicate_req_gets_the_same_rep() {
     lossy.drop_first("RTU", usize::MAX);
     lossy.connect();
     lossy.run();
-    assert_eq!(lossy.last(CLIENT, "REQ"), req, "the same seed, the same request");
+    assert_eq!(lossy.last(CLIENT, "REQ"), req, "the same seed yields the same request");
     lossy.inject(SERVER, &req);
     lossy.run();
     for (_, mad) in &lossy.log {

@@ -1,4 +1,4 @@
-//! Two managers, and a wire between them that does what a test says.
+//! Two managers, and a network between them that delivers messages as a test demands.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -16,13 +16,13 @@ pub(crate) const CLIENT: usize = 0;
 pub(crate) const SERVER: usize = 1;
 pub(crate) const PORT: u16 = 7471;
 
-/// What becomes of a message.
+/// The delivery of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Delivery {
     Carry,
     Lose,
     Twice,
-    /// Comes behind the next message that is carried.
+    /// After the next message that is delivered.
     Hold,
 }
 
@@ -32,13 +32,13 @@ pub(crate) struct Pair {
     pub(crate) sides: [Manager; 2],
     pub(crate) now: Time,
     pub(crate) random: u64,
-    /// What each side was told and nobody has looked at.
+    /// The events of each side that the test has not taken yet.
     pub(crate) events: [VecDeque<Event>; 2],
-    /// All that was sent: by whom, and what.
+    /// All messages, with the side that sent them.
     pub(crate) log: Vec<(usize, Mad)>,
     pub(crate) filter: Filter,
     held: VecDeque<(usize, Mad)>,
-    /// Whether requests are accepted and acceptances established without further ado.
+    /// Whether requests are accepted and acceptances established automatically.
     pub(crate) automatic: bool,
     next_qpn: u32,
 }
@@ -47,7 +47,7 @@ pub(crate) fn address(side: usize) -> IpAddr {
     [10, 0, 0, 1 + side as u8].into()
 }
 
-/// As a side sees it.
+/// Returns the addresses from the point of view of a side.
 pub(crate) fn addrs(side: usize) -> AddrPair {
     AddrPair { local: address(side), remote: address(1 - side) }
 }
@@ -65,14 +65,14 @@ pub(crate) fn config(side: usize) -> Config {
 }
 
 impl Pair {
-    /// Two managers; the server listens.
+    /// Creates two managers, of which the server listens.
     pub(crate) fn new() -> Pair {
         let mut pair = Pair::without_listener();
         pair.listen(service());
         pair
     }
 
-    /// Two managers, and nobody listens.
+    /// Creates two managers without a listener.
     pub(crate) fn without_listener() -> Pair {
         Pair::with(config(CLIENT), config(SERVER))
     }
@@ -91,7 +91,7 @@ impl Pair {
         }
     }
 
-    /// With both accepting and establishing by themselves.
+    /// Creates two managers that accept and establish connections automatically.
     pub(crate) fn automatic() -> Pair {
         Pair { automatic: true, ..Pair::new() }
     }
@@ -101,7 +101,7 @@ impl Pair {
         self.sides[SERVER].listen(listen).unwrap()
     }
 
-    /// A queue pair number that nobody has had.
+    /// Returns an unused queue pair number.
     pub(crate) fn qpn(&mut self) -> Qpn {
         self.next_qpn += 1;
         Qpn::truncate(self.next_qpn)
@@ -139,7 +139,7 @@ impl Pair {
         self.sides[side].connect(self.now, connect, &mut || random_u32(random))
     }
 
-    /// Hands a message to a side, as if its peer had sent it.
+    /// Delivers a message to a side, as if its peer had sent it.
     pub(crate) fn inject(&mut self, to: usize, mad: &Mad) {
         self.inject_bytes(to, addrs(to), &mad.emit());
     }
@@ -149,19 +149,19 @@ impl Pair {
         self.sides[to].handle(self.now, addrs, bytes, &mut || random_u32(random));
     }
 
-    /// A message outside of any connection.
+    /// Delivers a message that belongs to no connection.
     pub(crate) fn inject_message(&mut self, to: usize, message: Message) {
         self.inject(to, &Mad { transaction_id: 99, message });
     }
 
-    /// Carries messages until there are none; time stands still.
+    /// Delivers messages until there are none. The time does not advance.
     pub(crate) fn run(&mut self) {
         loop {
             let mut quiet = true;
             for from in [CLIENT, SERVER] {
                 while let Some(datagram) = self.sides[from].poll_transmit() {
                     quiet = false;
-                    assert_eq!(datagram.addrs, addrs(from), "nothing goes anywhere else");
+                    assert_eq!(datagram.addrs, addrs(from), "messages are sent only to the peer");
                     let mad = datagram.mad;
                     self.log.push((from, mad));
                     match (self.filter)(from, &mad) {
@@ -192,7 +192,7 @@ impl Pair {
         }
     }
 
-    /// Delivers what was held back.
+    /// Delivers the messages that were held back.
     pub(crate) fn release(&mut self) {
         while let Some((from, mad)) = self.held.pop_front() {
             self.inject(1 - from, &mad);
@@ -216,7 +216,7 @@ impl Pair {
         self.events[side].push_back(event);
     }
 
-    /// Lets time pass, with all that is due.
+    /// Advances the time, and handles all timers that are due.
     pub(crate) fn advance(&mut self, duration: Duration) {
         let end = self.now + duration;
         self.run();
@@ -236,7 +236,7 @@ impl Pair {
         self.events[side].pop_front()
     }
 
-    /// The outcomes that a side was told, by name.
+    /// Returns the names of the outcomes that were reported to a side.
     pub(crate) fn outcomes(&mut self, side: usize) -> Vec<&'static str> {
         let outcome = |event: &Event| match event {
             Event::Established(_) => Some("established"),
@@ -256,7 +256,7 @@ impl Pair {
         }
     }
 
-    /// The reason with which the client was rejected.
+    /// Returns the reason of the client's rejection.
     pub(crate) fn expect_rejected(&mut self) -> u16 {
         match self.event(CLIENT) {
             Some(Event::Rejected(rejection)) => rejection.reason.code(),
@@ -264,7 +264,7 @@ impl Pair {
         }
     }
 
-    /// A connection that stands: its ids at both sides.
+    /// Returns an established connection, with its IDs at both sides.
     pub(crate) fn connected() -> (Pair, [ConnectionId; 2]) {
         let mut pair = Pair::automatic();
         let client = pair.connect();
@@ -277,19 +277,19 @@ impl Pair {
         (pair, [client, server])
     }
 
-    /// The names of the messages that were sent, and by whom: `>` the client, `<` the server.
+    /// Returns the names of the sent messages, with `>` for the client and `<` for the server.
     pub(crate) fn sent(&self) -> String {
         let word = |(from, mad): &(usize, Mad)| format!("{}{}", [">", "<"][*from], name(&mad.message));
         self.log.iter().map(word).collect::<Vec<_>>().join(" ")
     }
 
-    /// The last message of a kind that a side sent.
+    /// Returns the last message of a kind that a side sent.
     pub(crate) fn last(&self, from: usize, kind: &str) -> Mad {
         let found = self.log.iter().rev().find(|(side, mad)| *side == from && name(&mad.message) == kind);
         found.unwrap_or_else(|| panic!("no {kind} in {}", self.sent())).1
     }
 
-    /// Loses the first `count` messages of a kind.
+    /// Drops the first `count` messages of a kind.
     pub(crate) fn drop_first(&mut self, kind: &'static str, count: usize) {
         self.set_delivery(kind, count, Delivery::Lose);
     }
@@ -306,7 +306,7 @@ impl Pair {
         });
     }
 
-    /// Nothing is left of anything but the listener.
+    /// Checks that only the listener is left.
     pub(crate) fn assert_no_state_left(&self) {
         for (side, manager) in self.sides.iter().enumerate() {
             let ResourceCounts { connections, half_open, index_entries, queries, timers, .. } =
@@ -335,13 +335,13 @@ pub(crate) fn name(message: &Message) -> &'static str {
     }
 }
 
-/// A generator good enough for ids.
+/// Returns a number that is random enough for IDs.
 pub(crate) fn random_u32(state: &mut u64) -> u32 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*state >> 32) as u32
 }
 
-/// The communication ID that an id stands for.
+/// Returns the communication ID of a connection.
 pub(crate) fn number(id: ConnectionId) -> u32 {
     u32::from_str_radix(id.to_string().trim_start_matches("0x"), 16).unwrap()
 }

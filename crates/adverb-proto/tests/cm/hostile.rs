@@ -1,4 +1,4 @@
-//! Anybody can send anything to queue pair 1.
+//! Messages that any host can send to queue pair 1.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn stranger() -> AddrPair {
     AddrPair { local: address(SERVER), remote: [10, 66, 66, 66].into() }
 }
 
-/// A REQ in somebody's name.
+/// Returns a REQ with this communication ID and queue pair, and a random GUID.
 fn forged_req(pair: &mut Pair, comm_id: u32, qpn: u32) -> Mad {
     let mut source = Pair::new();
     source.connect();
@@ -28,12 +28,12 @@ fn forged_req(pair: &mut Pair, comm_id: u32, qpn: u32) -> Mad {
     mad
 }
 
-/// The address of a host, of which there are 65,536.
+/// Returns the address of one of 65,536 hosts.
 fn host(number: u32) -> IpAddr {
     [10, 99, (number >> 8) as u8, number as u8].into()
 }
 
-/// A REQ whose source is [`host`] of the same number, and the addresses that it comes with.
+/// Returns a REQ whose source is [`host`] of the same number, and its addresses.
 fn spoofed_req(pair: &mut Pair, number: u32) -> (Mad, AddrPair) {
     let mut mad = forged_req(pair, number, 0x100 + number);
     let addrs = AddrPair { local: address(SERVER), remote: host(number) };
@@ -45,7 +45,7 @@ fn spoofed_req(pair: &mut Pair, number: u32) -> (Mad, AddrPair) {
     (mad, addrs)
 }
 
-/// A server with room for half open connections, that accepts whatever requests it gets.
+/// Returns a server with this number of half-open slots, which accepts all requests.
 fn flooded(max_half_open: usize) -> Pair {
     let mut small = config(SERVER);
     small.max_half_open = max_half_open;
@@ -60,8 +60,8 @@ fn flooded(max_half_open: usize) -> Pair {
     pair
 }
 
-/// Accepts what the server was asked for, lets time pass for the server alone, and returns the messages that it sent
-/// and to whom.
+/// Accepts the server's requests, advances the time of the server alone, and returns the messages that it sent, with
+/// their destinations.
 fn sent_within(pair: &mut Pair, duration: Duration) -> Vec<(IpAddr, &'static str)> {
     let end = pair.now + duration;
     let mut sent = Vec::new();
@@ -104,7 +104,8 @@ fn spoofed_reqs_get_two_messages_each_while_half_of_the_slots_are_occupied() {
         let (req, addrs) = spoofed_req(&mut pair, number);
         pair.inject_bytes(SERVER, addrs, &req.emit());
     }
-    // All are accepted, and nobody establishes anything. The first half of those whose deadlines pass leaves room.
+    // All requests are accepted, and none is established. When half of the deadlines have passed, half of the slots are
+    // free.
     let sent = sent_within(&mut pair, Duration::from_millis(4999));
     assert_eq!(sent.len(), 64 * 2, "a REP and one retransmission each");
     let sent = sent_within(&mut pair, seconds(2));
@@ -184,7 +185,7 @@ fn an_invalid_message_is_counted_and_dropped() {
         pair.inject_bytes(SERVER, addrs(SERVER), &bad);
     }
     assert_eq!(pair.sides[SERVER].statistics().malformed, 262);
-    assert_eq!(pair.sides[SERVER].poll_transmit(), None, "nobody is answered");
+    assert_eq!(pair.sides[SERVER].poll_transmit(), None, "no response is sent");
     assert_eq!(pair.sides[SERVER].poll_event(), None);
 }
 
@@ -208,7 +209,7 @@ fn a_flood_of_requests_fills_only_the_half_open_slots() {
     assert_eq!((resource_counts.connections, resource_counts.half_open, resource_counts.events), (8, 8, 8));
     assert_eq!(pair.sides[SERVER].statistics().dropped_requests, 992);
     assert_eq!(pair.sides[SERVER].poll_transmit(), None);
-    // The table empties itself, and the service is there again.
+    // The slots expire, and the service is available again.
     pair.now = pair.now + seconds(6);
     for _ in 0..2 {
         let now = pair.now;
@@ -246,7 +247,7 @@ fn unpolled_events_are_bounded() {
     for number in 0..1000 {
         let req = forged_req(&mut pair, number, 0x100 + number);
         pair.inject(SERVER, &req);
-        // And its sender gives up at once.
+        // The sender of the request rejects it at once.
         let Message::Req(fields) = req.message else { panic!() };
         pair.inject_message(
             SERVER,
@@ -333,7 +334,7 @@ fn a_message_from_the_peer_with_wrong_ids_is_ignored() {
 #[test]
 fn a_req_from_another_address_with_the_peers_ids_ends_no_connection() {
     let (mut pair, [_, server]) = Pair::connected();
-    // Adapter and queue pair of the client, but another address.
+    // The REQ has the GUID and queue pair of the client, but another address.
     let mut req = pair.last(CLIENT, "REQ");
     if let Message::Req(req) = &mut req.message {
         req.local_comm_id ^= 1;
@@ -341,7 +342,7 @@ fn a_req_from_another_address_with_the_peers_ids_ends_no_connection() {
     pair.inject_bytes(SERVER, stranger(), &req.emit());
     assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
     let send_response = pair.sides[SERVER].poll_transmit().unwrap();
-    assert_eq!(send_response.addrs, stranger(), "whoever sent it is answered, and nobody else");
+    assert_eq!(send_response.addrs, stranger(), "only the sender gets a response");
     assert_eq!(pair.sides[SERVER].poll_transmit(), None);
 }
 
@@ -349,7 +350,7 @@ fn a_req_from_another_address_with_the_peers_ids_ends_no_connection() {
 fn a_rej_without_the_local_id_ends_no_established_connection() {
     let (mut pair, [client, server]) = Pair::connected();
     let Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };
-    // The peer's adapter and communication ID, but not ours.
+    // The REJ has the peer's GUID and communication ID, but not the local one.
     let guid = AdditionalInfo::new(&req.ca_guid.to_be_bytes()).unwrap();
     let rej = Rej {
         local_comm_id: number(client),
@@ -368,7 +369,7 @@ fn a_rej_without_the_local_id_ends_no_established_connection() {
     assert_eq!(pair.sides[SERVER].state(server), Some(State::DreqSent));
 }
 
-/// A REQ with the adapter and queue pair of the client's established connection, for another connection.
+/// Returns a REQ with the GUID and queue pair of the client's established connection, for another connection.
 fn stale_req(pair: &Pair, comm_id: u32) -> Mad {
     let mut mad = pair.last(CLIENT, "REQ");
     if let Message::Req(req) = &mut mad.message {
@@ -510,7 +511,7 @@ fn responses_get_no_response() {
 
 #[test]
 fn a_message_gets_at_most_one_response() {
-    // All that was ever said, said again by anybody to everybody, in whatever state.
+    // Every message that was sent is delivered again to both sides from the peer and from another address, in several states.
     let (mut pair, [client, _]) = Pair::connected();
     let deadline = pair.deadline();
     pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();

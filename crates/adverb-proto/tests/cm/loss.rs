@@ -1,4 +1,4 @@
-//! Each message may be lost, at each step, and more than once.
+//! Loss of each message, once or several times.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use adverb_proto::cm::{Event, LocalQp, State};
 
 use crate::harness::*;
 
-/// A whole life of a connection in which the first `count` messages of a kind are lost.
+/// Checks that a connection is established and ends if the first `count` messages of a kind are lost.
 fn assert_lifecycle(kind: &'static str, count: usize) {
     let mut pair = Pair::automatic();
     pair.drop_first(kind, count);
@@ -114,7 +114,7 @@ fn an_applications_lost_rej_is_retransmitted_without_another_event() {
     pair.advance(Duration::from_millis(400));
     let Some(Event::Rejected(rejection)) = pair.event(CLIENT) else { panic!() };
     assert_eq!((rejection.reason.code(), &rejection.private_data[..3]), (28, &b"why"[..]));
-    assert_eq!(pair.event(SERVER), None, "it was asked once");
+    assert_eq!(pair.event(SERVER), None, "the request is reported once");
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn retransmissions_end_before_the_deadline() {
     let connect = pair.request_with(|connect| connect.deadline = connect.deadline + seconds(600));
     pair.connect_with(CLIENT, &connect).unwrap();
     pair.advance(seconds(500));
-    assert_eq!(pair.log.len(), 16, "once, and 15 times again");
+    assert_eq!(pair.log.len(), 16, "one transmission and 15 retransmissions");
     assert_eq!(pair.event(CLIENT), None);
     pair.advance(seconds(105));
     assert_eq!(pair.outcomes(CLIENT), ["unreachable"]);
@@ -177,7 +177,7 @@ fn an_accept_without_rtu_fails_at_the_deadline_and_sends_a_rej() {
     let client = pair.connect();
     pair.advance(seconds(6));
     assert_eq!(pair.outcomes(SERVER), ["unreachable", "timewait over"]);
-    // The client took it for established, and hears that it isn't.
+    // The client considered the connection established, and the REJ ends it.
     assert_eq!(pair.outcomes(CLIENT), ["established", "disconnected", "timewait over"]);
     assert_eq!(pair.sides[CLIENT].state(client), None);
     pair.assert_no_state_left();
@@ -197,7 +197,7 @@ fn the_first_packet_replaces_a_lost_rtu() {
     pair.advance(seconds(10));
     assert_eq!(pair.outcomes(SERVER), ["established"]);
     assert_eq!(pair.outcomes(CLIENT), ["established"]);
-    assert_eq!(pair.sent(), ">REQ <REP >RTU", "nothing is repeated then");
+    assert_eq!(pair.sent(), ">REQ <REP >RTU", "no retransmission");
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn the_rej_of_a_client_at_its_deadline_ends_the_request() {
     pair.run();
     let Some(Event::Rejected(rejection)) = pair.event(SERVER) else { panic!() };
     assert_eq!((rejection.id, rejection.reason.code()), (request.id, 4));
-    assert_eq!(pair.event(CLIENT), None, "who gives up isn't told");
+    assert_eq!(pair.event(CLIENT), None, "the client that reached its deadline gets no further event");
 }
 
 #[test]

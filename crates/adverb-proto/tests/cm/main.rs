@@ -1,4 +1,4 @@
-//! The rules of the connection manager, one test each.
+//! The rules of the connection manager. Each test checks one rule.
 
 mod connecting;
 mod disconnecting;

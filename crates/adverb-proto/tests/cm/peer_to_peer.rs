@@ -1,4 +1,4 @@
-//! Two sides that connect to each other at the same time.
+//! Peer-to-peer connections, in which both sides send a REQ.
 
 use adverb_proto::cm::{
     BindAddr, CallError, ConnectParams, ConnectionId, Event, ListenParams, LocalQp, State,
@@ -7,7 +7,7 @@ use adverb_proto::types::Transport;
 
 use crate::harness::*;
 
-/// Both connect to each other, and nobody listens.
+/// Connects both sides to each other, without a listener.
 fn connect_both(pair: &mut Pair) -> [ConnectionId; 2] {
     pair.automatic = true;
     [CLIENT, SERVER].map(|side| {
@@ -47,7 +47,7 @@ fn a_peer_to_peer_collision_makes_one_connection() {
         assert_eq!(pair.outcomes(side), ["established"]);
         assert_eq!(pair.sides[side].resource_counts().connections, 1);
     }
-    // The greater name asks, the lesser accepts.
+    // The side with the greater GUID stays active, and the other becomes passive.
     assert_eq!(pair.sent(), ">REQ <REQ >REP <RTU");
     let deadline = pair.deadline();
     pair.sides[CLIENT].disconnect(pair.now, ids[CLIENT], deadline).unwrap();

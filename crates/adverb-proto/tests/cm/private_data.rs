@@ -1,4 +1,4 @@
-//! How much applications may send each other on the way.
+//! Limits of private data.
 
 use adverb_proto::cm::{CallError, Event, LocalQp, ResolveParams};
 use adverb_wire::cm::{DataTooLong, RejectReason, ServiceId};

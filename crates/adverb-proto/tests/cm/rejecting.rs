@@ -1,4 +1,4 @@
-//! What is refused, and with which reason.
+//! Rejections and their reasons.
 
 use adverb_proto::cm::{BindAddr, CallError, Config, Event, ListenParams, LocalQp};
 use adverb_proto::types::{PathMtu, Transport};
@@ -8,7 +8,7 @@ use adverb_wire::cm::{
 
 use crate::harness::*;
 
-/// The reason for which a good request is refused after this change.
+/// Returns the reason for rejecting a valid request after a change.
 fn reason_after(change: impl FnOnce(&mut Req)) -> Option<u16> {
     let mut pair = Pair::new();
     pair.connect();
@@ -22,7 +22,7 @@ fn reason_after(change: impl FnOnce(&mut Req)) -> Option<u16> {
     let Message::Rej(rej) = rej.message else { panic!("{}", rej.message) };
     assert_eq!(rej.remote_comm_id, comm_id);
     assert_eq!(rej.rejected, adverb_wire::cm::MessageKind::Req);
-    assert_eq!(pair.sides[SERVER].resource_counts().connections, 0, "nothing is kept of it");
+    assert_eq!(pair.sides[SERVER].resource_counts().connections, 0, "no connection is left");
     Some(rej.reason.code())
 }
 

@@ -1,4 +1,4 @@
-//! How datagram queue pairs are found.
+//! Service ID resolution: queries for UD queue pairs.
 
 use adverb_proto::cm::{BindAddr, CallError, Event, ListenParams, Query, QueryId, ResolveParams, UDP_QKEY};
 use adverb_proto::types::{Qpn, Transport};
@@ -69,7 +69,7 @@ fn a_lost_query_or_response_is_retransmitted_and_reported_once() {
         }
         pair.run();
         assert!(matches!(pair.event(CLIENT), Some(Event::Resolved(_))), "{kind}: {}", pair.sent());
-        assert_eq!(pair.event(SERVER), None, "one question");
+        assert_eq!(pair.event(SERVER), None, "one query");
     }
 }
 
@@ -85,7 +85,7 @@ fn a_duplicate_query_is_reported_once() {
     pair.set_delivery("SIDR_REP", 1, Delivery::Twice);
     pair.run();
     assert!(matches!(pair.event(CLIENT), Some(Event::Resolved(_))));
-    assert_eq!(pair.event(CLIENT), None, "one answer");
+    assert_eq!(pair.event(CLIENT), None, "one response");
 }
 
 #[test]

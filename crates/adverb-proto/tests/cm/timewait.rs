@@ -1,4 +1,4 @@
-//! The numbers of a connection rest for a while after it is over.
+//! Timewait: the numbers of an ended connection are not reused for a while.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn a_communication_id_is_not_reused_before_timewait_ends() {
     let deadline = pair.deadline();
     pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
     pair.run();
-    // A generator that gives the same number again and again.
+    // The generator always returns the same number.
     let raw = number(client);
     let connect = pair.request();
     let next = pair.sides[CLIENT].connect(pair.now, &connect, &mut || raw).unwrap();
@@ -70,7 +70,7 @@ fn a_rejected_queue_pair_may_connect_again_at_once() {
 #[test]
 fn a_stale_connection_enters_timewait_before_another_connect() {
     let (mut pair, _) = Pair::connected();
-    // The client forgets all, but has its name and its queue pair again.
+    // The client restarts without its connections, but with the same GUID and queue pair number.
     pair.sides[CLIENT] = adverb_proto::cm::Manager::new(config(CLIENT));
     let adverb_wire::cm::Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };
     let connect = pair.request_with(|connect| connect.local_qp.qpn = req.qpn);
@@ -78,7 +78,7 @@ fn a_stale_connection_enters_timewait_before_another_connect() {
     pair.run();
     assert_eq!(pair.expect_rejected(), 10);
     assert_eq!(pair.sides[CLIENT].state(id), Some(State::TimeWait));
-    // The server's old connection is no more; the client said yes to its end.
+    // The probe ended the server's old connection, because the client confirmed with a DREP.
     assert_eq!(pair.outcomes(SERVER), ["disconnected"]);
     pair.advance(seconds(1));
     let connect = pair.request_with(|connect| connect.local_qp.qpn = req.qpn);

@@ -1,4 +1,4 @@
-//! Two ends and the fabric between them, in virtual time; or one end and a peer of forged packets.
+//! Two ends and the fabric between them in virtual time, or one end that receives forged packets.
 
 #![allow(dead_code, reason = "each test program uses some of it")]
 
@@ -20,18 +20,18 @@ use adverb_wire::{
     RnrTimer, Syndrome, Uc, Ud,
 };
 
-/// The first address of each end's region.
+/// The address of each end's region.
 pub(crate) const ADDR: u64 = 0x7f00_0000_0000;
-/// Its length.
+/// The length of the region.
 pub(crate) const SIZE: u64 = 320 << 10;
 /// The queue key of datagram queue pairs.
 pub(crate) const QKEY: u32 = 0x1234_5678;
-/// The first packet's number in either direction, unless a test says otherwise.
+/// The default sequence number of the first packet in each direction.
 pub(crate) const PSN: u32 = 1000;
 
 pub(crate) const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
 
-/// What a connection is made with.
+/// The options of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) transport: Transport,
@@ -47,14 +47,14 @@ pub(crate) struct Options {
     pub(crate) rnr_timer: u8,
     pub(crate) max_rd_atomic: u8,
     pub(crate) max_dest_rd_atomic: u8,
-    /// What a peer may do through the queue pairs.
+    /// The access rights of the peer through the queue pairs.
     pub(crate) access: Access,
     pub(crate) psn: u32,
     pub(crate) cq_capacity: u32,
     /// Whether completions have timestamps.
     pub(crate) timestamps: bool,
     pub(crate) max_wr: u32,
-    /// Whether receives come from a shared queue.
+    /// Whether the queue pair uses a shared receive queue.
     pub(crate) shared: bool,
     pub(crate) congestion: Congestion,
 }
@@ -86,7 +86,7 @@ impl Default for Options {
     }
 }
 
-/// One end.
+/// One end: a device, its memory and a queue pair.
 pub(crate) struct End {
     pub(crate) device: Device<Vec<(Time, TraceEvent)>>,
     pub(crate) memory: HeapMemory,
@@ -146,7 +146,7 @@ impl End {
         end
     }
 
-    /// A generator that doesn't repeat itself within a test.
+    /// Returns a generator whose numbers do not repeat within a test.
     pub(crate) fn rng(&mut self) -> impl FnMut() -> u32 + use<> {
         self.random = self.random.wrapping_add(0x1000_0001);
         let mut state = self.random;
@@ -156,7 +156,7 @@ impl End {
         }
     }
 
-    /// Registers the end's bytes once more, with these rights.
+    /// Registers the end's bytes again, with these access rights.
     pub(crate) fn register(&mut self, access: Access) -> u32 {
         self.register_with(self.pd, access, RemoteInvalidate::Denied)
     }
@@ -226,7 +226,7 @@ impl End {
         self.device.query_qp(self.qpn).unwrap().state
     }
 
-    /// Why packets were dropped, in order.
+    /// Returns the reasons of dropped packets, in order.
     pub(crate) fn drops(&self) -> Vec<DropReason> {
         let dropped = |(_, event): &(Time, TraceEvent)| match event {
             TraceEvent::Dropped { reason, .. } => Some(*reason),
@@ -235,12 +235,12 @@ impl End {
         self.device.sink().iter().filter_map(dropped).collect()
     }
 
-    /// A piece of the region.
+    /// Returns a segment of the region.
     pub(crate) fn segment(&self, offset: u64, length: u32) -> Segment {
         Segment { addr: ADDR + offset, length, lkey: self.key }
     }
 
-    /// A place in the region, as a peer names it.
+    /// Returns an address in the region for a peer's requests.
     pub(crate) fn remote_addr(&self, offset: u64) -> RemoteAddress {
         RemoteAddress { addr: ADDR + offset, rkey: self.key }
     }
@@ -269,13 +269,13 @@ impl End {
         self.device.post_send(self.now, self.qpn, &request)
     }
 
-    /// Where a datagram goes, if it is one.
+    /// Returns the destination of a datagram, or `None` for a connection.
     pub(crate) fn destination(&self) -> Option<Destination<Path>> {
         let is_datagram = self.device.query_qp(self.qpn).is_some_and(|qp| qp.transport == Transport::Ud);
         is_datagram.then(|| Destination { handle: self.path(), qpn: self.remote_qpn, qkey: QKEY })
     }
 
-    /// Posts a signalled request over one piece of the region.
+    /// Posts a signaled request with one segment of the region.
     pub(crate) fn post(&mut self, wr_id: u64, operation: SendOperation, offset: u64, length: u32) {
         let segment = self.segment(offset, length);
         let segments = if length == 0 { &[][..] } else { &[segment][..] };
@@ -300,12 +300,12 @@ impl End {
         self.device.post_srq_recv(self.now, self.srq.unwrap(), &request).unwrap();
     }
 
-    /// How many requests wait in the shared queue.
+    /// Returns the number of requests in the shared queue.
     pub(crate) fn shared_queue_len(&self) -> usize {
         self.device.query_srq(self.srq.unwrap()).unwrap().request_count
     }
 
-    /// All packets that it wants to send now.
+    /// Returns all packets to send now.
     pub(crate) fn transmits(&mut self) -> Vec<Vec<u8>> {
         let mut packets = Vec::new();
         while let Some(transmit) = self.device.poll_transmit(self.now) {
@@ -316,12 +316,12 @@ impl End {
         packets
     }
 
-    /// All packets that it wants to send now, as text is made of.
+    /// Returns the headers of all packets to send now.
     pub(crate) fn headers(&mut self) -> Vec<Header> {
         self.transmits().iter().map(|bytes| *Packet::parse(bytes).unwrap().header()).collect()
     }
 
-    /// What it wants to say, each as its operation and number relative to the first.
+    /// Returns all packets to send now, as operations and sequence numbers relative to the first.
     pub(crate) fn sent(&mut self) -> Vec<(Rc, u32)> {
         let headers = self.headers();
         headers
@@ -351,7 +351,7 @@ impl End {
         self.device.handle_packet(self.now, rx_meta, &packet, &mut self.memory);
     }
 
-    /// Makes a packet of a peer's.
+    /// Builds a packet from the peer.
     pub(crate) fn forge(&self, header: &Header, payload: &[u8]) -> Vec<u8> {
         let flow =
             Flow::new(SocketAddr::new(self.peer, 0xc123), SocketAddr::new(self.address, ROCE_PORT)).unwrap();
@@ -360,7 +360,7 @@ impl End {
         [&head[..emitted.header_len], payload, &emitted.trailer].concat()
     }
 
-    /// Takes in a forged packet, its number relative to the first, that asks for an acknowledgement.
+    /// Delivers a forged packet that requests an acknowledgement, with a sequence number relative to the first.
     pub(crate) fn receive(&mut self, psn: u32, rc: Rc, payload: &[u8]) {
         let mut header = Header::new(self.qpn, Psn::wrapping(PSN) + psn, Operation::Rc(rc));
         header.ack_request = true;
@@ -368,27 +368,27 @@ impl End {
         self.deliver(&bytes);
     }
 
-    /// Takes in a forged packet of an unreliable connection, its number relative to the first.
+    /// Delivers a forged packet of an unreliable connection, with a sequence number relative to the first.
     pub(crate) fn receive_uc(&mut self, psn: u32, uc: Uc, payload: &[u8]) {
         let header = Header::new(self.qpn, Psn::wrapping(PSN) + psn, Operation::Uc(uc));
         let bytes = self.forge(&header, payload);
         self.deliver(&bytes);
     }
 
-    /// Takes in a forged datagram.
+    /// Delivers a forged datagram.
     pub(crate) fn receive_datagram(&mut self, datagram: Ud, payload: &[u8]) {
         let header = Header::new(self.qpn, Psn::ZERO, Operation::Ud(datagram));
         let bytes = self.forge(&header, payload);
         self.deliver(&bytes);
     }
 
-    /// Like [`receive`](End::hear), and what comes of it.
+    /// Delivers a forged packet like [`receive`](End::receive), and returns the packets sent in response.
     pub(crate) fn exchange(&mut self, psn: u32, rc: Rc, payload: &[u8]) -> Vec<(Rc, u32)> {
         self.receive(psn, rc, payload);
         self.sent()
     }
 
-    /// Takes in a forged acknowledgement.
+    /// Delivers a forged acknowledgement.
     pub(crate) fn receive_ack(&mut self, psn: u32) {
         self.receive(psn, ack(0), &[]);
     }
@@ -397,7 +397,7 @@ impl End {
         std::iter::from_fn(|| self.device.poll_completion(self.cq)).collect()
     }
 
-    /// The completions, as number and status.
+    /// Polls all completions, as ids and statuses.
     pub(crate) fn statuses(&mut self) -> Vec<(u64, Status)> {
         let completions = self.completions();
         completions.iter().map(|completion| (completion.wr_id, status(completion))).collect()
@@ -411,7 +411,7 @@ impl End {
         std::iter::from_fn(|| self.device.poll_queue_event()).collect()
     }
 
-    /// Lets time pass up to the next timer that has something to do. Says how long that took.
+    /// Advances the time to the next timer that has an effect. Returns the time that passed.
     pub(crate) fn wait(&mut self) -> Option<Duration> {
         let start = self.now;
         let timers = |end: &End| {
@@ -430,7 +430,7 @@ impl End {
 pub(crate) struct Pair {
     pub(crate) a: End,
     pub(crate) b: End,
-    /// How many packets have crossed.
+    /// The number of packets that were transferred.
     pub(crate) packets: usize,
 }
 
@@ -447,7 +447,7 @@ impl Pair {
         Pair { a, b, packets: 0 }
     }
 
-    /// Carries packets until there are none; `keep` says which arrive.
+    /// Transfers packets until there are none. `keep` selects the packets that arrive.
     pub(crate) fn run_where(&mut self, mut keep: impl FnMut(bool, &Packet<'_>) -> bool) {
         loop {
             let from_a = self.a.transmits();
@@ -470,12 +470,12 @@ impl Pair {
         }
     }
 
-    /// Carries all packets until there are none.
+    /// Transfers all packets until there are none.
     pub(crate) fn run(&mut self) {
         self.run_where(|_, _| true);
     }
 
-    /// Carries packets, and lets time pass when there are none, until nobody waits for anything.
+    /// Transfers packets, and advances the time when there are none, until no timer is set.
     pub(crate) fn run_until_idle_where(&mut self, mut keep: impl FnMut(bool, &Packet<'_>) -> bool) {
         loop {
             self.run_where(&mut keep);
@@ -490,7 +490,7 @@ impl Pair {
     }
 }
 
-/// One end, connected to a peer that only forged packets come from.
+/// Returns one end that is connected to a peer of forged packets.
 pub(crate) fn solo() -> End {
     solo_with(&Options::default())
 }
@@ -512,7 +512,7 @@ pub(crate) fn status(completion: &Completion) -> Status {
     completion.outcome.map_or_else(|failure| failure.status, |_| Status::Success)
 }
 
-/// An acknowledgement without credits.
+/// Returns an acknowledgement without credits.
 pub(crate) fn ack(msn: u32) -> Rc {
     Rc::Acknowledge(aeth(msn))
 }
@@ -529,12 +529,12 @@ pub(crate) fn rnr_nak(code: u8, msn: u32) -> Rc {
     Rc::Acknowledge(Aeth { syndrome: Syndrome::RnrNak(RnrTimer::new(code).unwrap()), msn })
 }
 
-/// Bytes that differ from place to place.
+/// Returns bytes that differ by position.
 pub(crate) fn pattern(length: usize, seed: u8) -> Vec<u8> {
     (0..length).map(|index| (index as u8).wrapping_mul(7) ^ (index >> 8) as u8 ^ seed).collect()
 }
 
-/// Numbers that look random.
+/// A pseudorandom number generator.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {

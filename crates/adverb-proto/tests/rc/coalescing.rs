@@ -1,16 +1,20 @@
-//! Short requests that go together.
+//! Coalescing of short requests.
 
 use adverb_proto::types::SendFlags;
 
 use crate::harness::{End, Options, ack, solo_with};
 use crate::requester::{READ, WRITE, numbers};
 
-/// An end with four short requests under way, behind which others gather.
+/// Returns an end with four outstanding short requests, so that further ones are coalesced.
 fn end_with_four_outstanding(options: Options) -> End {
     let mut end = solo_with(&Options { gather: 8, ..options });
     for request in 0..4 {
         end.post(request, WRITE, 0, 8);
-        assert_eq!(numbers(&end.sent()), [request as u32], "at once: the peer isn't busy");
+        assert_eq!(
+            numbers(&end.sent()),
+            [request as u32],
+            "sent at once, because few requests are outstanding"
+        );
     }
     end
 }
@@ -20,16 +24,16 @@ fn short_requests_are_coalesced_while_many_are_outstanding() {
     let mut end = end_with_four_outstanding(Options::default());
     for request in 4..7 {
         end.post(request, WRITE, 0, 8);
-        assert!(end.sent().is_empty(), "request {request} waits for others");
+        assert!(end.sent().is_empty(), "request {request} is held back");
     }
     end.post(7, WRITE, 0, 8);
-    assert_eq!(numbers(&end.sent()), [4, 5, 6, 7], "they are as many as are under way");
+    assert_eq!(numbers(&end.sent()), [4, 5, 6, 7], "their number equals the number of outstanding requests");
     end.post(8, WRITE, 0, 8);
     end.post(9, WRITE, 0, 8);
     end.receive(3, ack(4), &[]);
-    assert!(end.sent().is_empty(), "four are still under way");
+    assert!(end.sent().is_empty(), "four requests are still outstanding");
     end.receive(4, ack(5), &[]);
-    assert_eq!(numbers(&end.sent()), [8, 9], "as soon as there are fewer, all that wait go");
+    assert_eq!(numbers(&end.sent()), [8, 9], "all are sent when fewer requests are outstanding");
 }
 
 #[test]
@@ -46,7 +50,7 @@ fn coalescing_scales_with_outstanding_requests_up_to_the_limit() {
 
 #[test]
 fn only_unsolicited_short_requests_with_a_timeout_are_coalesced() {
-    // The word that a long WRITE is there, for one: it goes right behind.
+    // The notification of a long WRITE, for example, is sent directly after it.
     let mut end = end_with_four_outstanding(Options::default());
     end.post(4, WRITE, 0, 8);
     assert!(end.sent().is_empty());
@@ -58,13 +62,13 @@ fn only_unsolicited_short_requests_with_a_timeout_are_coalesced() {
     assert!(end.sent().is_empty());
     end.post(8, READ, 0, 8);
     assert_eq!(numbers(&end.sent()), [8, 9]);
-    // Somebody asked to be woken by this one.
+    // The request is solicited.
     let mut end = end_with_four_outstanding(Options::default());
     end.post(4, WRITE, 0, 8);
     let segment = end.segment(0, 8);
     end.try_post(5, WRITE, SendFlags::SOLICITED, &[segment]).unwrap();
     assert_eq!(numbers(&end.sent()), [4, 5]);
-    // Nobody would notice that the acknowledgement is lost.
+    // Without a timeout, a lost acknowledgement would not be noticed.
     let mut end = end_with_four_outstanding(Options { timeout: 0, ..Options::default() });
     end.post(4, WRITE, 0, 8);
     assert_eq!(numbers(&end.sent()), [4]);

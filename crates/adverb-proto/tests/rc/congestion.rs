@@ -1,4 +1,4 @@
-//! What a queue pair does about congestion.
+//! Congestion control of a queue pair.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use adverb_wire::{Header, Operation, Psn, Rc, ReadResponse, Reth, Write};
 
 use crate::harness::{ADDR, End, Options, PSN, ack, solo, solo_with};
 
-/// Ten gigabits a second: a packet of 1024 bytes takes about 0.9 µs.
+/// A line rate of 10 Gbit/s: a packet of 1024 bytes takes about 0.9 µs.
 const LINE_RATE: u64 = 10_000_000_000;
 
 fn options() -> Options {
@@ -20,7 +20,7 @@ fn receive_cnp(end: &mut End) {
     end.deliver(&cnp);
 }
 
-/// Takes in an acknowledgement that a congested switch has marked.
+/// Delivers an acknowledgement that a congested switch has marked.
 fn receive_marked(end: &mut End, psn: u32) {
     let header = Header::new(end.qpn, Psn::wrapping(PSN) + psn, Operation::Rc(ack(0)));
     let bytes = end.forge(&header, &[]);
@@ -28,14 +28,14 @@ fn receive_marked(end: &mut End, psn: u32) {
     end.deliver_as(&rx_meta, &bytes);
 }
 
-/// Carries on until nothing is sent any more, and says how long that took and how many packets there were.
+/// Sends until no packet is left. Returns the time and the number of packets.
 fn send_all(end: &mut End) -> (Duration, usize) {
     let start = end.now;
     let mut packets = 0;
     loop {
         packets += end.transmits().len();
         match end.device.poll_timeout() {
-            // The acknowledge timer is far away.
+            // The acknowledgement timeout is much later.
             Some(next) if next - end.now < Duration::from_millis(1) => {
                 end.now = next.max(end.now);
                 end.device.handle_timeout(end.now);
@@ -112,7 +112,7 @@ fn cnp_paces_packets_at_half_the_rate() {
     end.post(1, SendOperation::Send, 0, 100 << 10);
     let (took, packets) = send_all(&mut end);
     assert_eq!(packets, 100);
-    // 100 packets of 1.1 kB at 5 Gbit/s, and a little faster towards the end.
+    // 100 packets of 1.1 kB take this time at 5 Gbit/s, which increases towards the end.
     assert!(took > Duration::from_micros(120) && took < Duration::from_micros(180), "{took:?}");
     let paced =
         |event: &TraceEvent| matches!(event, TraceEvent::TimerExpired { timer: TimerKind::Pacing, .. });
@@ -130,7 +130,7 @@ fn further_cnps_reduce_the_rate_further() {
     }
     end.post(1, SendOperation::Send, 0, 20 << 10);
     let (took, _) = send_all(&mut end);
-    // A sixteenth of the rate: 14 µs for each packet, less what recovers.
+    // At a sixteenth of the rate a packet takes 14 µs, and less after some recovery.
     assert!(took > Duration::from_micros(100), "{took:?}");
 }
 
@@ -142,7 +142,7 @@ fn rate_recovers_without_further_cnps() {
     end.post(1, SendOperation::Send, 0, 100 << 10);
     let (took, packets) = send_all(&mut end);
     assert_eq!(packets, 100);
-    // As fast as the link, and no faster.
+    // The rate is the line rate, and not more.
     assert!(took > Duration::from_micros(70) && took < Duration::from_micros(95), "{took:?}");
 }
 
@@ -177,7 +177,7 @@ fn pacing_keeps_the_order_of_responses_and_acknowledgements() {
     let reth = Reth { va: ADDR, rkey: end.key, length: 8 };
     end.receive(0, Rc::ReadRequest(reth), &[]);
     end.receive(1, Rc::Write(Write::Only(reth, None)), &[1; 8]);
-    assert_eq!(end.sent(), [], "the acknowledgement is behind the answer, which waits");
+    assert_eq!(end.sent(), [], "the acknowledgement follows the response, which waits");
     let mut sent = Vec::new();
     while sent.len() < 2 {
         end.now = end.device.poll_timeout().unwrap();
@@ -190,7 +190,7 @@ fn pacing_keeps_the_order_of_responses_and_acknowledgements() {
 
 #[test]
 fn pacing_consumes_no_retries() {
-    // The shortest timeout, 8 µs, and so slow a pace that a packet takes 50 times that.
+    // The shortest timeout is 8 µs, and the rate is so low that a packet takes 50 times as long.
     let mut dcqcn = Dcqcn::new(LINE_RATE);
     dcqcn.min_rate = 20_000_000;
     dcqcn.increase_interval = Duration::from_secs(1);
@@ -202,7 +202,7 @@ fn pacing_consumes_no_retries() {
     }
     end.post(1, SendOperation::Send, 0, 1024);
     end.transmits();
-    // The first try is lost, and the second has to wait for the pace.
+    // The first transmission is lost, and pacing delays the second.
     let mut attempts = 1;
     while attempts < 3 {
         end.now = end.device.poll_timeout().unwrap().max(end.now);

@@ -52,7 +52,7 @@ fn requests_that_consume_no_receive_need_no_credit() {
     end.post(2, SendOperation::Write(remote), 0, 8);
     end.post(3, SendOperation::Read(remote), 0, 8);
     end.post(4, SendOperation::Send, 0, 8);
-    assert_eq!(end.transmits().len(), 3, "the SEND waits: it would be no probe");
+    assert_eq!(end.transmits().len(), 3, "the SEND waits, because other requests are outstanding");
 }
 
 #[test]
@@ -86,9 +86,9 @@ fn receive_posted_without_credits_causes_an_unsolicited_acknowledgement() {
     assert_eq!(end.exchange(0, Rc::Send(Send::Only(None)), b"abcd"), [(credit(0, 1), 0)]);
     end.post_recv(2, 0, 64);
     end.post_recv(3, 0, 64);
-    assert_eq!(end.sent(), [(credit(2, 1), 0)], "both at once");
+    assert_eq!(end.sent(), [(credit(2, 1), 0)], "one acknowledgement for both receives");
     end.post_recv(4, 0, 64);
-    assert_eq!(end.sent(), [], "the peer has some, and hears of the rest in time");
+    assert_eq!(end.sent(), [], "the peer has credits, so no acknowledgement is sent");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn unsolicited_credit_releases_messages() {
     for id in 0..4 {
         pair.a.post(id, SendOperation::Send, 0, 8);
     }
-    // The first uses the only receive; the second goes as a probe, and waits.
+    // The first message uses the only receive. The second is sent as a probe, and waits.
     pair.run();
     assert_eq!(pair.b.statuses().len(), 1);
     pair.a.wait();
@@ -158,6 +158,6 @@ fn with_credits_a_prompt_receiver_sends_rnr_naks_only_for_probes() {
         }
     }
     assert_eq!(pair.a.statuses().len(), 100);
-    assert!(pair.a.device.statistics().rnr_naks_received <= 25, "only probes meet an empty queue");
+    assert!(pair.a.device.statistics().rnr_naks_received <= 25, "only probes get RNR NAKs");
     assert!(!pair.a.statuses().iter().any(|(_, status)| *status != Status::Success));
 }

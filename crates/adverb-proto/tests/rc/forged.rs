@@ -1,4 +1,4 @@
-//! Responses that a stranger forges must match the outstanding requests, in more than their sequence number.
+//! Forged responses, which must match the outstanding requests in more than their sequence number.
 
 use adverb_proto::types::{PathMtu, SendOperation, Status};
 use adverb_wire::{Aeth, NakCode, Rc, ReadResponse, Syndrome};
@@ -6,7 +6,7 @@ use adverb_wire::{Aeth, NakCode, Rc, ReadResponse, Syndrome};
 use crate::harness::{End, Options, Pair, ack, aeth, nak, pattern, rnr_nak, solo, solo_with};
 use crate::requester::{READ, WRITE, remote};
 
-/// An end that has completed three messages and has four in flight, with sequence numbers 3 to 6.
+/// Returns an end that has completed three messages and has four in flight, with sequence numbers 3 to 6.
 fn end_with_four_in_flight() -> End {
     let mut end = solo();
     for id in 0..7 {
@@ -31,7 +31,7 @@ fn acknowledgements_with_an_impossible_msn_are_dropped() {
             assert_eq!(end.statuses(), [], "{response:?}");
             assert_eq!(end.sent(), [], "nothing is retransmitted because of {response:?}");
             assert_eq!(end.device.statistics().mismatched_responses, 4);
-            // The connection works on.
+            // The connection still works.
             end.receive(6, ack(7), &[]);
             assert_eq!(end.statuses().len(), 4);
         }
@@ -40,7 +40,7 @@ fn acknowledgements_with_an_impossible_msn_are_dropped() {
 
 #[test]
 fn acknowledgements_may_have_the_msn_of_any_outstanding_message() {
-    // READs are counted when the peer takes the request, so the count may be ahead of the sequence number.
+    // The peer counts READs when it accepts the request, so the MSN may be ahead of the sequence number.
     for msn in 3..=7 {
         let mut end = end_with_four_in_flight();
         end.receive(3, ack(msn), &[]);
@@ -113,7 +113,7 @@ fn a_response_without_an_msn_acknowledges_nothing() {
     }
     assert_eq!(end.statuses(), [], "the WRITE isn't acknowledged");
     assert_eq!(end.device.statistics().implied_naks, 3);
-    assert_eq!(end.sent().len(), 2, "both requests are sent again, once");
+    assert_eq!(end.sent().len(), 2, "both requests are retransmitted once");
     end.receive(0, ack(1), &[]);
     assert_eq!(end.statuses(), [(1, Status::Success)]);
 }

@@ -1,4 +1,4 @@
-//! A peer that sends whatever it likes.
+//! A peer that sends arbitrary packets.
 
 use adverb_proto::types::{QpState, RemoteAddress, SendFlags, SendOperation};
 use adverb_proto::{IcrcCheck, RxMeta, Transition};
@@ -62,7 +62,7 @@ fn operation(random: &mut Random, key: u32) -> Rc {
     }
 }
 
-/// An end in some state, with work under way.
+/// Returns an end in some state, with outstanding requests.
 fn end_in(state: u64) -> End {
     let options = Options { psn: PSN, timeout: 1, ..Options::default() };
     let mut end = End::new(1, 2, &options);
@@ -97,7 +97,7 @@ fn forged_packets_in_every_state_do_no_more_than_fail_the_queue_pair() {
     let payload = vec![0x5a; 5000];
     for round in 0..400 {
         let mut end = end_in(round % 5);
-        // What nobody may touch.
+        // No peer may access this memory.
         let secret = end.memory.add(vec![7; 4096]);
         for step in 0..50 {
             let header = Header {
@@ -112,7 +112,7 @@ fn forged_packets_in_every_state_do_no_more_than_fail_the_queue_pair() {
             let rx_meta = RxMeta { icrc: IcrcCheck::Trusted, ..end.rx_meta() };
             end.device.handle_split_packet(end.now, &rx_meta, &header, &payload[..length], &mut end.memory);
             let sent = end.transmits().len();
-            assert!(sent < 400_000, "{sent} packets for one");
+            assert!(sent < 400_000, "{sent} packets in response to one");
             if step % 16 == 15 {
                 end.now = end.device.poll_timeout().unwrap_or(end.now).max(end.now);
                 end.device.handle_timeout(end.now);
@@ -137,7 +137,7 @@ fn random_bytes_do_nothing() {
         let length = random.below(80) as usize & !3;
         let mut bytes: Vec<u8> = (0..length).map(|_| random.next() as u8).collect();
         if length >= 12 && random.below(2) == 0 {
-            // To a queue pair that is there.
+            // The packet is for an existing queue pair.
             bytes[1] &= 0xf0;
             let [_, a, b, c] = end.qpn.get().to_be_bytes();
             bytes[5..8].copy_from_slice(&[a, b, c]);
@@ -152,8 +152,8 @@ fn random_bytes_do_nothing() {
     assert_eq!(end.state(), QpState::ReadyToSend);
 }
 
-/// Who asks again and again, and then for more, has the responder hold four answers for each of its slots and no more:
-/// what is saved, two replays, and a first answer behind them. A READ has one replay.
+/// A peer that repeats requests, and then sends new ones, makes the responder hold at most four responses per slot: the
+/// saved one, two replays, and a first response after them. A READ has one replay.
 #[test]
 fn replays_are_bounded() {
     for (slots, is_read) in (1..=3).flat_map(|slots| [(slots, false), (slots, true)]) {

@@ -1,4 +1,4 @@
-//! READs that are longer than what may be under way at once: they are asked for in parts.
+//! READs that are longer than the window and are requested in parts.
 
 use adverb_proto::types::{QpState, RemoteAddress, SendOperation, Status};
 use adverb_wire::{NakCode, Rc, ReadResponse, Reth};
@@ -7,12 +7,12 @@ use crate::harness::{ADDR, End, Options, aeth, nak, pattern, solo, solo_with};
 
 const READ: SendOperation = SendOperation::Read(RemoteAddress { addr: 0x5000, rkey: 0x1234 });
 
-/// An end that asks for parts of two packets.
+/// Returns an end that requests parts of two packets.
 fn reader(options: Options) -> End {
     solo_with(&Options { read_window: 4 * (1024 + 512), ..options })
 }
 
-/// A request for a part of two packets, or what is left of one.
+/// Returns a request for a part of two packets, or for the rest of one.
 fn part(first: u32, length: u32) -> (Rc, u32) {
     (Rc::ReadRequest(Reth { va: 0x5000 + u64::from(first) * 1024, rkey: 0x1234, length }), first)
 }
@@ -21,7 +21,7 @@ fn receive(end: &mut End, psn: u32, response: ReadResponse) {
     end.receive(psn, Rc::ReadResponse(response), &pattern(1024, psn as u8));
 }
 
-/// Whether the region has what [`receive`] brought.
+/// Whether the region has the bytes that [`receive`] delivered.
 fn has_all(end: &End, packets: u32) -> bool {
     (0..packets).all(|psn| end.bytes(psn as usize * 1024, 1024) == pattern(1024, psn as u8))
 }
@@ -46,7 +46,7 @@ fn long_read_is_split_into_parts_within_the_window() {
     assert!(has_all(&end, 7));
 }
 
-/// Linux's rxe drops a request that goes beyond the one it remembers (`rxe_resp.c`, `duplicate_request`).
+/// Linux's rxe drops a request that exceeds the saved one (`rxe_resp.c`, `duplicate_request`).
 #[test]
 fn retransmitted_part_has_the_same_end() {
     let mut end = reader(Options::default());
@@ -55,7 +55,7 @@ fn retransmitted_part_has_the_same_end() {
     receive(&mut end, 0, ReadResponse::First(aeth(1)));
     end.wait();
     assert_eq!(end.sent(), [part(1, 1024), part(2, 2048)]);
-    // Some go on where they were, and some begin anew.
+    // Some peers continue the response, and some start a new one.
     for response in [ReadResponse::Last(aeth(1)), ReadResponse::Only(aeth(1))] {
         let mut end = reader(Options::default());
         end.post(1, READ, 0, 3 * 1024);
@@ -98,7 +98,7 @@ fn every_part_takes_one_of_the_peers_slots() {
 
 #[test]
 fn each_part_has_its_own_response() {
-    // Neither goes it on over the end of the part, nor does the next begin in its middle.
+    // A response neither continues after the end of its part, nor starts within the part.
     for (psn, response) in
         [(1, ReadResponse::Middle), (2, ReadResponse::Middle), (2, ReadResponse::Last(aeth(2)))]
     {
@@ -127,18 +127,18 @@ fn requests_after_a_long_read_wait_until_all_its_parts_are_sent() {
     assert_eq!(sent[1].1, 6);
 }
 
-/// A READ of so many packets, from the packet with this number on.
+/// Returns a READ of `packets` packets, starting with number `packet`.
 fn read_from(end: &End, packet: u64, packets: u64) -> Rc {
     let length = ((packets - packet) * 1024) as u32;
     Rc::ReadRequest(Reth { va: ADDR + packet * 1024, rkey: end.key, length })
 }
 
-/// The sequence numbers of the packets that an end sends.
+/// Returns the sequence numbers of the packets that an end sends.
 fn psns(end: &mut End) -> Vec<u32> {
     end.sent().iter().map(|(_, psn)| *psn).collect()
 }
 
-/// Sends so many packets.
+/// Sends `count` packets.
 fn send(end: &mut End, count: usize) {
     for _ in 0..count {
         let now = end.now;
@@ -146,7 +146,7 @@ fn send(end: &mut End, count: usize) {
     }
 }
 
-/// A requester whose timer expires while a response is sent slowly asks for packets that are sent anyway.
+/// A requester whose timer expires during a slow response requests packets that are sent anyway.
 #[test]
 fn duplicate_read_of_queued_packets_gets_one_response() {
     let mut end = solo();
@@ -163,7 +163,7 @@ fn duplicate_read_of_queued_packets_gets_one_response() {
     assert_eq!(end.device.statistics().retransmitted_responses, 0);
 }
 
-/// The requester drops what is behind a lost packet, so that nothing of it is sent before that packet.
+/// The requester drops the packets after a lost one, so the lost packet is sent before them.
 #[test]
 fn response_restarts_at_the_first_packet_of_a_duplicate_read() {
     let mut end = solo();
@@ -176,7 +176,7 @@ fn response_restarts_at_the_first_packet_of_a_duplicate_read() {
     }
     assert_eq!(psns(&mut end), [2, 3, 4, 5, 6, 7]);
     assert_eq!(end.device.statistics().retransmitted_responses, 1);
-    // A duplicate of a part loses nothing of what was queued.
+    // A duplicate of a part keeps all queued packets.
     let mut end = solo();
     let read = read_from(&end, 0, 8);
     end.receive(0, read, &[]);

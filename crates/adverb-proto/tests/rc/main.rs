@@ -1,4 +1,4 @@
-//! The rules of reliable connections, one test each.
+//! The rules of reliable connections. Each test checks one rule.
 
 #[path = "../harness/mod.rs"]
 mod harness;

@@ -68,8 +68,8 @@ fn domain_with_regions_is_not_destroyed() {
     assert_eq!(registered, Err(RegisterError::UnknownDomain));
 }
 
-/// A requester that retransmitted a READ may have completed it with the first response, and told this side to release
-/// the memory, before the second response is sent.
+/// A requester that retransmitted a READ may have completed it with the first response, and let this side release the
+/// memory before the second response is sent.
 #[test]
 fn duplicate_read_of_deregistered_memory_gets_a_nak_and_does_not_end_the_connection() {
     for is_deregistered_first in [false, true] {
@@ -95,7 +95,7 @@ fn duplicate_read_of_deregistered_memory_gets_a_nak_and_does_not_end_the_connect
         assert_eq!(end.sent(), [(nak(NakCode::RemoteAccess, 0), denied), (ack(2), 3)]);
         assert_eq!(end.state(), QpState::ReadyToSend);
         assert_eq!(end.queue_events(), []);
-        assert_eq!(end.bytes(0, 4), b"abcd", "the connection goes on");
+        assert_eq!(end.bytes(0, 4), b"abcd", "the connection still works");
         assert_eq!(end.device.statistics().fatal_naks_sent, 1);
     }
 }

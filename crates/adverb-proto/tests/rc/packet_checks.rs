@@ -1,4 +1,4 @@
-//! What is checked of a packet before its queue pair sees it.
+//! The checks of a packet before its queue pair handles it.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -86,7 +86,7 @@ fn every_flipped_bit_that_the_icrc_covers_is_detected() {
     let mut end = solo();
     let good = end.forge(&write(&end), b"abcd");
     for bit in 0..good.len() * 8 {
-        // FECN, BECN and the reserved bits beside them may change on the way.
+        // FECN, BECN and the adjacent reserved bits may change in transit.
         if bit / 8 == 4 {
             continue;
         }
@@ -222,7 +222,7 @@ fn icrc_is_checked_before_the_sequence_number() {
     let mut bytes = end.forge(&header, b"abcd");
     *bytes.last_mut().unwrap() ^= 1;
     end.deliver(&bytes);
-    assert_eq!(end.sent(), [], "no NAK for what nobody sent");
+    assert_eq!(end.sent(), [], "no NAK for a corrupt packet");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What may be posted, and where completions go.
+//! Posting requests, and their completions.
 
 use adverb_proto::types::{
     ArmFor, CompletedOperation, PathMtu, QpState, RecvRequest, RemoteAddress, Segment, SendFlags,

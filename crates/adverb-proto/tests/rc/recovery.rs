@@ -1,4 +1,4 @@
-//! Two ends on a fabric that loses particular packets.
+//! Two ends on a fabric that loses selected packets.
 
 use adverb_proto::types::{PathMtu, QpState, SendOperation, Status};
 use adverb_wire::Opcode;
@@ -9,7 +9,7 @@ fn options() -> Options {
     Options { mtu: PathMtu::Mtu256, timeout: 5, ..Options::default() }
 }
 
-/// A connection with a bit of everything posted, and what must come of it.
+/// Returns a connection with requests of all kinds posted.
 fn mixed_requests() -> Pair {
     let mut pair = Pair::with(&options());
     pair.a.fill(0, &pattern(4000, 1));
@@ -127,7 +127,7 @@ fn reordered_packets_are_neither_lost_nor_executed_twice() {
         from_b.iter().rev().for_each(|bytes| pair.a.deliver(bytes));
     }
     pair.run_until_idle_where(|_, _| true);
-    // Retries may be exceeded by so much disorder; nothing may be lost or done twice.
+    // Reordering may exceed the retries, but must neither lose data nor execute a request twice.
     let statuses = pair.a.statuses();
     assert_eq!(statuses.len(), 8);
     if statuses.iter().all(|(_, status)| *status == Status::Success) {
@@ -143,7 +143,7 @@ fn request_to_an_unreachable_peer_fails_after_all_retries() {
     assert_eq!(statuses[0], (0, Status::RetryExceeded));
     assert!(statuses[1..].iter().all(|(_, status)| *status == Status::Flushed));
     assert_eq!(pair.a.state(), QpState::Error);
-    // The first try and six more, each 4.096 µs × 2⁵.
+    // The first transmission and six retransmissions wait 4.096 µs × 2⁵ each.
     assert_eq!(pair.a.now.as_nanos(), 7 * (4096 << 5));
 }
 
@@ -155,7 +155,7 @@ fn lost_nak_is_recovered_by_the_timeout() {
     let mut index = 0;
     pair.run_until_idle_where(|from_a, packet| {
         index += 1;
-        // The second packet and the NAK for it.
+        // The second packet and its NAK are lost.
         index != 2 && (from_a || packet.opcode() != Opcode::RcAcknowledge || index > 6)
     });
     assert_eq!(pair.a.statuses(), [(1, Status::Success)]);

@@ -1,4 +1,4 @@
-//! What a requester sends, and makes of answers forged one by one.
+//! Packets of a requester, and its handling of forged responses.
 
 use std::time::Duration;
 
@@ -237,7 +237,11 @@ fn oldest_request_fails_after_retry_count_retries() {
         assert_eq!(end.statuses(), []);
         end.wait();
         assert_eq!(end.transmits().len(), 0);
-        assert_eq!(end.statuses(), [(1, Status::RetryExceeded), (2, Status::Flushed)], "7 isn't for ever");
+        assert_eq!(
+            end.statuses(),
+            [(1, Status::RetryExceeded), (2, Status::Flushed)],
+            "a retry count of 7 is a limit"
+        );
         assert_eq!(end.state(), QpState::Error);
     }
 }
@@ -562,7 +566,7 @@ fn response_of_another_kind_than_the_request_is_dropped() {
         end.receive(0, response, payload);
         assert_eq!(end.statuses(), [], "{response:?}");
         assert_eq!(end.device.statistics().mismatched_responses, 1, "{response:?}");
-        // It counts as lost: the request is sent again.
+        // The response counts as lost, so the request is retransmitted.
         end.wait();
         assert_eq!(end.sent().len(), 1, "{response:?}");
     }

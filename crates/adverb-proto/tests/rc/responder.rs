@@ -1,4 +1,4 @@
-//! What a responder makes of requests, forged one by one.
+//! The handling of forged requests by a responder.
 
 use adverb_proto::memory::RemoteInvalidate;
 use adverb_proto::types::{Access, CompletedOperation, QpState, RecvRequest, Segment, Status};
@@ -30,14 +30,14 @@ const SEND_ONLY: Rc = Rc::Send(Send::Only(None));
 const WRITE_MIDDLE: Rc = Rc::Write(Write::Middle);
 const WRITE_LAST: Rc = Rc::Write(Write::Last(None));
 
-/// A request that must be refused with an error that ends the connection.
+/// Checks that a request is rejected with an error that ends the connection.
 #[track_caller]
 fn assert_rejected(end: &mut End, psn: u32, rc: Rc, payload: &[u8], code: NakCode) {
     let before = end.memory.bytes(end.storage).to_vec();
-    let msn = psn; // every test here sends messages of one packet before
+    let msn = psn; // all earlier messages have one packet
     assert_eq!(end.exchange(psn, rc, payload), [(nak(code, msn), psn)]);
     assert_eq!(end.state(), QpState::Error);
-    assert!(end.memory.bytes(end.storage) == before, "refused requests change nothing");
+    assert!(end.memory.bytes(end.storage) == before, "rejected requests change nothing");
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn more_reads_than_the_responder_has_slots_are_an_invalid_request() {
     end.receive(1, read, &[]);
     end.receive(2, read, &[]);
     let sent = end.sent();
-    assert_eq!(sent.len(), 3, "the answers before it are given");
+    assert_eq!(sent.len(), 3, "earlier responses are sent");
     assert_eq!(sent[2], (nak(NakCode::InvalidRequest, 2), 2));
     assert_eq!(end.state(), QpState::Error);
 }
@@ -316,7 +316,7 @@ fn send_without_a_receive_gets_rnr_nak_with_its_psn_and_the_local_timer() {
     let request = write_only(&end, 0, 4);
     end.exchange(0, request, b"abcd");
     assert_eq!(end.exchange(1, SEND_ONLY, b"abcd"), [(rnr_nak(12, 1), 1)]);
-    assert_eq!(end.exchange(2, request, b"abcd"), [], "packets behind it are dropped in silence");
+    assert_eq!(end.exchange(2, request, b"abcd"), [], "later packets are dropped without a response");
     assert_eq!(end.state(), QpState::ReadyToSend);
 }
 
@@ -451,7 +451,7 @@ fn read_or_atomic_within_a_message_is_an_invalid_request() {
 
 #[test]
 fn write_must_have_as_many_bytes_as_its_length() {
-    // ONLY with fewer or more, FIRST that is all of it, LAST with fewer or more.
+    // ONLY has too few or too many bytes, FIRST has all bytes, LAST has too few or too many.
     let mut end = solo();
     let request = write_only(&end, 0, 8);
     assert_rejected(&mut end, 0, request, &[1; 7], NakCode::InvalidRequest);
@@ -670,7 +670,7 @@ fn message_longer_than_its_receive_is_an_invalid_request_and_a_length_error() {
     assert_eq!(end.statuses(), [(1, Status::LocalLength), (2, Status::Flushed)]);
 }
 
-/// Posts a receive into memory of this key.
+/// Posts a receive with the local key `lkey`.
 fn post_recv_by(end: &mut End, lkey: u32) {
     let segments = [Segment { addr: ADDR, length: 64, lkey }];
     end.device.post_recv(end.now, end.qpn, &RecvRequest { wr_id: 1, tag: 0, segments: &segments }).unwrap();
@@ -759,7 +759,7 @@ fn responses_before_a_rejected_request_are_sent() {
 
 #[test]
 fn memory_fault_is_a_remote_operational_error() {
-    // A region over a storage that isn't there.
+    // The region's storage does not exist.
     let mut end = solo();
     let registration = adverb_proto::memory::Registration {
         addr: ADDR,
@@ -790,7 +790,7 @@ fn first_packet_generates_the_established_event() {
 #[test]
 fn distance_of_sequence_numbers_is_the_shorter_one() {
     let mut end = solo_with(&Options { psn: 2, ..Options::default() });
-    // Number 0xffffff is before number 2: a duplicate, not the future.
+    // Number 0xffffff precedes number 2, so it is a duplicate and not ahead.
     let mut header = Header::new(end.qpn, Psn::MAX, Operation::Rc(write_only(&end, 0, 4)));
     header.ack_request = true;
     let bytes = end.forge(&header, b"abcd");

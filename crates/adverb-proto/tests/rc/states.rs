@@ -1,4 +1,4 @@
-//! The states of a queue pair, and the ways between them.
+//! The states of a queue pair and their transitions.
 
 use adverb_proto::types::{Access, QpState, RecvRequest, RemoteAddress, SendFlags, SendOperation, Status};
 use adverb_proto::{ModifyError, PostError, QueueEvent, Transition};
@@ -8,7 +8,7 @@ use crate::harness::{End, Options, Pair, aeth, solo};
 
 const WRITE: SendOperation = SendOperation::Write(RemoteAddress { addr: 0x5000, rkey: 0x1234 });
 
-/// A fresh end, taken into this state.
+/// Returns a new end in this state.
 fn end_in(state: QpState) -> End {
     let options = Options::default();
     let mut end = End::new(1, 2, &options);
@@ -133,7 +133,7 @@ fn error_flushes_all_posted_requests_in_order() {
     end.modify(Transition::Error);
     let flushed = |id| (id, Status::Flushed);
     let expected: Vec<_> = (0..10).map(flushed).chain((100..110).map(flushed)).collect();
-    assert_eq!(end.statuses(), expected, "signalled or not");
+    assert_eq!(end.statuses(), expected, "signaled or not");
     assert_eq!(end.device.poll_timeout(), None);
     assert_eq!(end.sent(), []);
 }
@@ -199,7 +199,7 @@ fn drain_finishes_started_requests_and_starts_no_others() {
     end.modify(Transition::Drain);
     assert_eq!(end.queue_events(), []);
     end.receive_ack(1);
-    assert_eq!(end.transmits().len(), 2, "the rest of the first");
+    assert_eq!(end.transmits().len(), 2, "the rest of the first message");
     end.receive_ack(3);
     assert_eq!(end.transmits().len(), 0);
     assert_eq!(end.statuses(), [(1, Status::Success)]);

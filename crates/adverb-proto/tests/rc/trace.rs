@@ -1,4 +1,4 @@
-//! Events and statistics.
+//! Trace events and statistics.
 
 use adverb_proto::types::{CompletedOperation, QpState, SendFlags, SendOperation};
 use adverb_proto::{Queue, RetryCause, TimerKind, TraceEvent};

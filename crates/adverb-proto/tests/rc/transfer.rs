@@ -6,7 +6,7 @@ use adverb_proto::types::{
 
 use crate::harness::{Options, Pair, pattern};
 
-/// Lengths around every place where segmentation changes.
+/// Returns lengths around each change of segmentation.
 fn lengths(mtu: u32) -> [u32; 12] {
     [0, 1, 2, 3, 4, 7, mtu - 1, mtu, mtu + 1, 2 * mtu, 2 * mtu + 5, 7 * mtu - 3]
 }
@@ -173,7 +173,7 @@ fn segments_are_gathered_and_scattered_in_order() {
     for length in [10, 1024, 5000] {
         let mut pair = Pair::new();
         let expected = pattern(length, 3);
-        // Three pieces out of order in memory, one of them empty.
+        // The three segments are not in memory order, and one is empty.
         let cut = length / 3;
         pair.a.fill(9000, &expected[..cut]);
         pair.a.fill(100, &expected[cut..]);

@@ -1,4 +1,4 @@
-//! What a datagram queue pair sends, and datagrams between two ends.
+//! Packets of a datagram queue pair, and datagrams between two ends.
 
 use adverb_proto::types::{
     Destination, PathMtu, QpState, Qpn, RemoteAddress, SendFlags, SendOperation, SendRequest, Status,

@@ -1,4 +1,4 @@
-//! Peers that send whatever they like to unreliable connections, datagrams, shared receives and windows.
+//! Arbitrary packets to unreliable connections, datagram queue pairs, shared receive queues and windows.
 
 use adverb_proto::types::{
     Access, QpState, Qpn, RecvRequest, SendFlags, SendOperation, Transport, WindowBind,
@@ -36,7 +36,7 @@ fn operation(random: &mut Random, keys: &[u32]) -> Operation {
     }
 }
 
-/// Sends so many packets, near what is expected and far from it, with payloads of any length.
+/// Delivers `packets` packets with sequence numbers near and far from the expected one, and payloads of any length.
 fn attack(end: &mut End, seed: u64, packets: u64, keys: &[u32]) {
     let mut random = Random(seed | 1);
     let payload = pattern(5000, 9);
@@ -80,7 +80,7 @@ fn unreliable_connection_tolerates_any_packets_and_never_responds() {
         let mut end = solo_with(&Options { transport: Transport::Uc, ..Options::default() });
         let key = end.key;
         attack(&mut end, 0x1234_5678 + seed, 2000, &[key]);
-        assert_eq!(end.state(), QpState::ReadyToSend, "a peer can't take it into error");
+        assert_eq!(end.state(), QpState::ReadyToSend, "a peer can't move the queue pair to the error state");
         assert_eq!(end.device.statistics().packets_sent, 0);
     }
 }
@@ -127,14 +127,14 @@ fn no_packet_exceeds_the_bounds_of_a_window() {
         end.transmits();
         end.completions();
         let before = end.memory.bytes(end.storage).to_vec();
-        // Receives begin at 0 and end before 2048.
+        // The receive buffers are within the first 2048 bytes.
         attack(&mut end, 0x0bad_cafe + seed, 2000, &[rkey, region, window]);
         let after = end.memory.bytes(end.storage);
-        assert!(before[2048..4096] == after[2048..4096], "nothing before the window");
-        assert!(before[6144..] == after[6144..], "nothing behind it");
+        assert!(before[2048..4096] == after[2048..4096], "bytes before the window are unchanged");
+        assert!(before[6144..] == after[6144..], "bytes after the window are unchanged");
         written += u32::from(before[4096..6144] != after[4096..6144]);
     }
-    assert!(written > 10, "only {written} of 20 were written through: this tests nothing");
+    assert!(written > 10, "only {written} of 20 windows were written, too few for this test");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The rules of unreliable connections and datagrams, one test each.
+//! The rules of unreliable connections and datagrams. Each test checks one rule.
 
 #[path = "../harness/mod.rs"]
 mod harness;

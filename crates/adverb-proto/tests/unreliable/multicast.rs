@@ -1,4 +1,4 @@
-//! Datagrams to groups.
+//! Multicast datagrams.
 
 use std::net::IpAddr;
 
@@ -18,7 +18,7 @@ fn group() -> Gid {
     Gid::from(GROUP.parse::<IpAddr>().unwrap())
 }
 
-/// Another datagram queue pair of the end's device, with a receive at `offset`.
+/// Creates another datagram queue pair of the end's device, with a receive at `offset`.
 fn member(end: &mut End, qkey: u32, wr_id: u64, offset: u64) -> Qpn {
     let config = QpConfig::ud(end.pd, end.cq, end.cq);
     let random = end.rng();
@@ -33,7 +33,7 @@ fn member(end: &mut End, qkey: u32, wr_id: u64, offset: u64) -> Qpn {
     qpn
 }
 
-/// A datagram to the group comes.
+/// Delivers a datagram to the group.
 fn receive_group(end: &mut End, payload: &[u8]) {
     deliver_to_group(end, Qpn::MULTICAST, payload);
 }
@@ -128,7 +128,7 @@ fn datagram_to_a_group_for_one_queue_pair_is_dropped() {
     assert_eq!(end.drops(), [DropReason::WrongAddress; 3]);
     assert_eq!(end.device.statistics().wrong_address_packets, 3);
     receive_group(&mut end, b"hello");
-    assert_eq!(end.completions().len(), 1, "the member receives what is for the group");
+    assert_eq!(end.completions().len(), 1, "the member receives the datagram to the group");
 }
 
 #[test]
@@ -152,7 +152,11 @@ fn destroyed_queue_pair_is_in_no_group() {
     assert_eq!(end.device.resource_counts().multicast_groups, 0);
     let later = member(&mut end, QKEY, 2, 0);
     receive_group(&mut end, b"hello");
-    assert_eq!(end.device.query_qp(later).unwrap().recv_queue_len, 1, "whoever has its slot isn't either");
+    assert_eq!(
+        end.device.query_qp(later).unwrap().recv_queue_len,
+        1,
+        "the queue pair that reuses its slot is not attached"
+    );
 }
 
 #[test]

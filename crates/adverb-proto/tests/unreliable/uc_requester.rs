@@ -1,4 +1,4 @@
-//! What an unreliable connection sends.
+//! Packets of an unreliable connection.
 
 use adverb_proto::types::{
     CompletedOperation, PathMtu, QpState, RecvRequest, RemoteAddress, SendFlags, SendOperation, SendRequest,
@@ -21,7 +21,7 @@ fn pair() -> Pair {
     Pair::with(&options())
 }
 
-/// What it wants to say, each as its operation and number relative to the first.
+/// Returns all packets to send now, as operations and sequence numbers relative to the first.
 fn sent(end: &mut End) -> Vec<(Uc, u32)> {
     let headers = end.headers();
     let sent = headers.iter().map(|header| match header.operation {
@@ -88,8 +88,8 @@ fn request_completes_when_its_last_packet_was_sent() {
     let mut end = solo();
     end.post(1, SendOperation::Send, 0, 2000);
     assert!(end.device.poll_transmit(end.now).is_some());
-    assert!(end.device.poll_transmit(end.now).is_some(), "the last packet is handed out");
-    assert_eq!(end.statuses(), [], "but its payload isn't gathered before the next is asked for");
+    assert!(end.device.poll_transmit(end.now).is_some(), "the last packet is polled");
+    assert_eq!(end.statuses(), [], "the request completes when the next packet is polled");
     assert!(end.device.poll_transmit(end.now).is_none());
     assert_eq!(end.statuses(), [(1, Status::Success)]);
 }
@@ -113,7 +113,7 @@ fn requests_complete_in_order_without_any_peer() {
     }
     assert_eq!(end.transmits().len(), 200);
     assert_eq!(end.statuses(), (0..100).map(|id| (id, Status::Success)).collect::<Vec<_>>());
-    assert_eq!(end.device.poll_timeout(), None, "nobody waits for an answer");
+    assert_eq!(end.device.poll_timeout(), None, "no timer is set");
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn send_queue_is_drained_when_the_started_message_was_sent() {
     assert!(end.device.poll_transmit(end.now).is_some());
     end.modify(Transition::Drain);
     assert_eq!(end.queue_events(), []);
-    assert_eq!(end.transmits().len(), 1, "the rest of the message that was begun");
+    assert_eq!(end.transmits().len(), 1, "the rest of the started message");
     assert_eq!(end.queue_events(), [QueueEvent::SendQueueDrained(end.qpn)]);
     assert_eq!(end.statuses(), [(1, Status::Success)]);
     end.modify(Transition::Resume);
@@ -264,7 +264,7 @@ fn error_flushes_unsent_requests() {
     assert!(end.device.poll_transmit(end.now).is_some());
     end.modify(Transition::Error);
     let expected = [(1, Status::Success), (2, Status::Flushed), (3, Status::Flushed), (9, Status::Flushed)];
-    assert_eq!(end.statuses(), expected, "the first has left");
+    assert_eq!(end.statuses(), expected, "the first message was sent");
     assert_eq!(end.transmits().len(), 0);
 }
 
@@ -293,7 +293,7 @@ fn only_the_last_packet_of_a_solicited_request_is_solicited() {
     let write = SendOperation::Write(RemoteAddress { addr: 1, rkey: 1 });
     end.try_post(2, write, SendFlags::SOLICITED, &segments).unwrap();
     let solicited: Vec<bool> = end.headers().iter().map(|header| header.solicited).collect();
-    assert_eq!(solicited, [false, true, false, false], "a WRITE wakes nobody");
+    assert_eq!(solicited, [false, true, false, false], "a WRITE is never solicited");
 }
 
 #[test]
@@ -339,7 +339,7 @@ fn both_directions_work_at_once() {
     pair.run();
     assert_eq!(pair.a.statuses().len(), 20);
     assert_eq!(pair.b.statuses().len(), 20);
-    assert_eq!(pair.packets, 40, "and no acknowledgements");
+    assert_eq!(pair.packets, 40, "no acknowledgements are sent");
 }
 
 #[test]

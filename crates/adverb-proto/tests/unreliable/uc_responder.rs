@@ -1,4 +1,4 @@
-//! What the responder of an unreliable connection makes of packets, forged one by one.
+//! The handling of forged packets by the responder of an unreliable connection.
 
 use adverb_proto::types::{Access, ArmFor, CompletedOperation, QpState, Status, Transport};
 use adverb_proto::{DropReason, QueueEvent, Transition};
@@ -34,14 +34,14 @@ fn write_first(end: &End, offset: u64, length: u32) -> Uc {
     Uc::Write(Write::First(reth(end, offset, length)))
 }
 
-/// A packet that must be dropped in silence, with its message.
+/// Checks that a packet and its message are dropped without a response.
 #[track_caller]
 fn assert_dropped(end: &mut End, psn: u32, uc: Uc, payload: &[u8], reason: DropReason) {
     let before = end.memory.bytes(end.storage).to_vec();
     end.receive_uc(psn, uc, payload);
-    assert!(end.memory.bytes(end.storage) == before, "what is dropped changes nothing");
+    assert!(end.memory.bytes(end.storage) == before, "dropped packets change nothing");
     assert_eq!(end.drops().last(), Some(&reason));
-    assert_eq!(end.headers(), [], "and nobody hears of it");
+    assert_eq!(end.headers(), [], "no response is sent");
     assert_eq!(end.state(), QpState::ReadyToSend);
 }
 
@@ -93,7 +93,7 @@ fn lost_last_packet_drops_the_message_when_the_next_starts() {
     end.post_recv(1, 0, 8192);
     end.receive_uc(0, FIRST, &pattern(MTU, 1));
     end.receive_uc(2, ONLY, b"next");
-    assert_eq!(end.bytes(0, 4), b"next", "the receive serves the next message, from its beginning");
+    assert_eq!(end.bytes(0, 4), b"next", "the next message uses the receive from its start");
     let completion = end.completions();
     assert_eq!((completion.len(), completion[0].wr_id), (1, 1));
     assert_eq!(completion[0].outcome.unwrap().length, 4);
@@ -315,7 +315,7 @@ fn write_needs_key_bounds_and_rights() {
         let write = Uc::Write(Write::Only(reth, None));
         assert_dropped(&mut end, psn as u32, write, b"abcd", DropReason::InvalidRequest);
     }
-    assert_eq!(end.queue_events(), [], "in silence");
+    assert_eq!(end.queue_events(), [], "no event is generated");
     assert_eq!(end.device.statistics().messages_dropped, 4);
 }
 

@@ -1,4 +1,4 @@
-//! What a datagram queue pair makes of datagrams, forged one by one.
+//! The handling of forged datagrams by a datagram queue pair.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -59,11 +59,12 @@ fn grh_of_ipv4_is_in_the_last_twenty_bytes_and_the_first_are_zero() {
     assert_eq!(grh[20], 0x45);
     let ip = IpHeader::from_grh(&grh).unwrap();
     assert_eq!((ip.source(), ip.destination()), (end.peer, end.address));
-    // UDP header, base header, datagram header, five bytes padded to eight, ICRC.
+    // The length includes the UDP header, the base header, the datagram header, five bytes padded to eight, and the
+    // ICRC.
     let length = 20 + 8 + 12 + 8 + 8 + 4;
     assert_eq!(u16::from_be_bytes([grh[22], grh[23]]), length);
     let sum: u32 = grh[20..].chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
-    assert_eq!(sum % 0xffff, 0, "its checksum is right");
+    assert_eq!(sum % 0xffff, 0, "the checksum is correct");
 }
 
 #[test]
@@ -255,7 +256,7 @@ fn corrupt_datagram_is_dropped() {
     bytes[22] ^= 1;
     end.deliver(&bytes);
     assert_eq!(end.drops(), [DropReason::WrongIcrc]);
-    // One whose addresses were changed on the way is corrupted too.
+    // A datagram whose addresses changed in transit is corrupt, too.
     let bytes = end.forge(&header, b"hello");
     let rx_meta = RxMeta { source: "10.0.0.99:49443".parse().unwrap(), ..end.rx_meta() };
     end.deliver_as(&rx_meta, &bytes);
@@ -320,7 +321,7 @@ fn nothing_is_received_before_ready_and_in_error() {
     end.receive_datagram(datagram(), b"abcd");
     end.modify(Transition::ReadyToReceiveUd);
     end.receive_datagram(datagram(), b"abcd");
-    assert_eq!(end.statuses(), [(1, Status::Success)], "ready to receive is enough");
+    assert_eq!(end.statuses(), [(1, Status::Success)], "the state ready to receive suffices");
     end.modify(Transition::Error);
     end.receive_datagram(datagram(), b"abcd");
     assert_eq!(end.drops(), [DropReason::WrongState; 2]);
@@ -355,5 +356,9 @@ fn split_datagram_is_received_like_a_contiguous_one() {
     end.device.handle_split_packet(end.now, &rx_meta, &header, b"parts", &mut end.memory);
     assert_eq!(end.bytes(GRH_LEN, 5), b"parts");
     let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
-    assert_eq!(u16::from_be_bytes([grh[22], grh[23]]), 20 + 8 + 12 + 8 + 8 + 4, "as if they had been");
+    assert_eq!(
+        u16::from_be_bytes([grh[22], grh[23]]),
+        20 + 8 + 12 + 8 + 8 + 4,
+        "the length includes all headers"
+    );
 }
