@@ -433,7 +433,7 @@ impl<S: EventSink> Device<S> {
         if qp.deadline().is_none() {
             self.timers.clear(slot);
         }
-        self.settle(now, slot);
+        self.update_schedule(now, slot);
         modified
     }
 
@@ -482,7 +482,7 @@ impl<S: EventSink> Device<S> {
         let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(PostError::UnknownQp) };
         qp.acquire_rings(&mut self.rings);
         with_context!(self, now, |cx| qp.post_send(cx, request, inline))?;
-        self.settle(now, slot);
+        self.update_schedule(now, slot);
         Ok(())
     }
 
@@ -496,7 +496,7 @@ impl<S: EventSink> Device<S> {
         let slot = self.slot(qpn).ok_or(PostError::UnknownQp)?;
         let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(PostError::UnknownQp) };
         with_context!(self, now, |cx| qp.post_recv(cx, request))?;
-        self.settle(now, slot);
+        self.update_schedule(now, slot);
         Ok(())
     }
 
@@ -588,7 +588,7 @@ impl<S: EventSink> Device<S> {
                 let cx = &mut context!(self, now);
                 cx.event(|| qp.packet_in(received));
                 qp.handle_cnp(cx);
-                return self.settle(now, slot);
+                return self.update_schedule(now, slot);
             }
             _ => {
                 let qpn = qp.qpn;
@@ -598,7 +598,7 @@ impl<S: EventSink> Device<S> {
         self.stats.packets_received += 1;
         self.stats.bytes_received += received.payload.len() as u64;
         with_context!(self, now, |cx| qp.handle_packet(cx, rx_meta, received, memory));
-        self.settle(now, slot);
+        self.update_schedule(now, slot);
     }
 
     /// Returns the next packet to send. The caller should poll until this method returns `None`.
@@ -613,7 +613,7 @@ impl<S: EventSink> Device<S> {
             };
             let tx_packet = with_context!(self, now, |cx| qp.poll_transmit(cx));
             if qp.has_lost_completion() {
-                qp.settle(&mut context!(self, now));
+                qp.fail_if_completion_lost(&mut context!(self, now));
             }
             if let Some(deadline) = qp.deadline() {
                 self.timers.set_no_later(slot, deadline);
@@ -661,7 +661,7 @@ impl<S: EventSink> Device<S> {
         let Some(slot) = self.slot(qpn) else { return };
         let Some(qp) = self.qps[slot as usize].as_mut() else { return };
         qp.complete_polled(&mut Context { completed_at: sent_at, ..context!(self, now) });
-        self.settle(now, slot);
+        self.update_schedule(now, slot);
     }
 
     /// Whether [`poll_transmit`](Device::poll_transmit) may return a packet.
@@ -722,7 +722,7 @@ impl<S: EventSink> Device<S> {
                 if qp.deadline().is_some_and(|deadline| deadline <= now) {
                     qp.handle_timeout(&mut context!(self, now));
                 }
-                self.settle(now, slot);
+                self.update_schedule(now, slot);
             }
         }
     }
@@ -774,10 +774,10 @@ impl<S: EventSink> Device<S> {
     /// Updates the schedule after a step of a queue pair: sets its timer, and adds it to `ready` if it may have packets
     /// to send.
     #[inline]
-    fn settle(&mut self, now: Time, slot: u32) {
+    fn update_schedule(&mut self, now: Time, slot: u32) {
         let Some(qp) = self.qps[slot as usize].as_mut() else { return };
         if qp.has_lost_completion() {
-            qp.settle(&mut context!(self, now));
+            qp.fail_if_completion_lost(&mut context!(self, now));
         }
         qp.release(&mut self.rings);
         if let Some(deadline) = qp.deadline() {

@@ -182,7 +182,7 @@ impl QueuePair {
         self.error_event
     }
 
-    /// Whether a completion was lost: see [`settle`](QueuePair::settle).
+    /// Whether a completion was lost: see [`fail_if_completion_lost`](QueuePair::fail_if_completion_lost).
     pub(crate) const fn has_lost_completion(&self) -> bool {
         self.completion_lost
     }

@@ -166,7 +166,7 @@ impl QueuePair {
 
     /// Moves the queue pair to the error state if a completion was lost during the step that ends here.
     #[inline]
-    pub(crate) fn settle<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
+    pub(crate) fn fail_if_completion_lost<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.completion_lost {
             self.completion_lost = false;
             self.fail(cx);
