@@ -27,6 +27,7 @@ mod newcomer;
 mod overhead;
 mod package;
 mod pictures;
+mod preload;
 mod probe;
 mod probe_vm;
 mod sanitizer;
@@ -118,6 +119,8 @@ enum Command {
     WireCheck,
     /// Compare instruction counts of the safe API and of C, on a no-op device.
     Overhead,
+    /// Link libibverbs on the software NIC (adverb-preload), and test it with rdma-core's programs.
+    Preload(preload::Args),
     /// Package every crate for publishing, and build each from its package.
     Package,
     /// Build every crate with each of its features separately.
@@ -181,6 +184,7 @@ impl Command {
             Self::Wasm => wasm::run()?,
             Self::Hack => hack::run()?,
             Self::Miri => miri::run()?,
+            Self::Preload(args) => preload::run(&args)?,
             Self::Package => package::run()?,
             Self::UnsafeInventory(args) => unsafe_inventory::run(&args)?,
             Self::Overhead => overhead::run()?,

@@ -6,7 +6,7 @@ use support::{paths, process};
 use crate::tools;
 
 /// Runs the tests with nextest, except the ignored ones, which take minutes; then the doctests, which nextest doesn't
-/// run.
+/// run; then rdma-core's own programs on adverb-preload.
 pub(crate) fn run() -> Result<()> {
     tools::require("cargo-nextest")?;
     let mut nextest = process::cargo("nextest run --workspace --all-features");
@@ -18,7 +18,8 @@ pub(crate) fn run() -> Result<()> {
     process::run(&mut nextest)?;
     let mut compile_fail = process::cargo("nextest run -p adverb --all-features --test compile_fail");
     process::run(compile_fail.args(["--run-ignored", "only"]))?;
-    process::run(&mut process::cargo("test --workspace --doc --all-features"))
+    process::run(&mut process::cargo("test --workspace --doc --all-features"))?;
+    crate::preload::run_check()
 }
 
 /// Runs the slow tests in release mode, because they try millions of packets, and shows their output: the number of

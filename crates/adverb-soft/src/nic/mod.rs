@@ -725,6 +725,11 @@ impl Nic {
         stopped.map_err(|error| BatchPostError { posted_count, error })
     }
 
+    /// Sends the acknowledgements that the NIC delays, before the process exits without dropping the NIC.
+    pub fn send_delayed_acks(&self) {
+        self.acknowledge();
+    }
+
     /// Sends delayed ACKs.
     fn acknowledge(&self) {
         let mut engine = self.shared.engine.lock();

@@ -28,6 +28,7 @@
 //! | [`fabric_health`] | probing RDMA paths: is it the network, or a host |
 //! | [`work_queues`] | how a work request becomes packets and a completion |
 //! | [`reading_a_trace`] | seeing it: traces, and the signs of trouble in them |
+//! | [`unmodified_programs`] | C and Python programs for libibverbs, without RDMA hardware |
 //! | [`listings`] | differences between published packet listings and the standard |
 //! | [`from_snowrdma`] | every call of SnowRDMA, and its counterpart |
 //!
@@ -60,6 +61,8 @@ pub mod reading_a_trace {}
 pub mod security {}
 #[doc = include_str!("streams.md")]
 pub mod streams {}
+#[doc = include_str!("unmodified_programs.md")]
+pub mod unmodified_programs {}
 #[doc = include_str!("work_queues.md")]
 pub mod work_queues {}
 

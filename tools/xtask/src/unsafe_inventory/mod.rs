@@ -58,6 +58,10 @@ const COVERAGE: &[(&str, &str)] = &[
         "`crates/adverb-soft/src/nic/tests.rs`: deregistered memory is never accessed again",
     ),
     (
+        "crates/adverb-preload/src/",
+        "rdma-core's own programs, built against rdma-core's headers: `tools/xtask/src/preload/check.rs`",
+    ),
+    (
         "crates/adverb-net/src/readiness.rs",
         "every wait of a task in `crates/adverb/tests/net_async.rs`, under AddressSanitizer",
     ),

@@ -1,0 +1,49 @@
+//! libibverbs on Adverb's software NIC: unmodified verbs programs run without RDMA hardware, kernel modules or root.
+//!
+//! The crate isn't used as a Rust library: it exports the C functions of libibverbs. `cargo xtask preload` compiles it as
+//! a static library and links shared libraries with rdma-core's names and symbol versions:
+//!
+//! - `libibverbs.so.1`, all verbs, over [`adverb_soft::Nic`];
+//! - `libmlx5.so.1` and `libefa.so.1`, whose functions fail: many programs link them, and rdma-core's own need
+//!   internals of rdma-core's libibverbs.
+//!
+//! A program finds them in `LD_LIBRARY_PATH`. Each process has one device, `adverb0`. These environment variables
+//! configure it:
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `ADVERB_DEVICE` | `soft:ADDRESS`, the IP address of the device; without it, an address of 127.0.0.0/8 that no other process uses |
+//! | `ADVERB_LOSS`, `ADVERB_DUPLICATION`, `ADVERB_CORRUPTION`, `ADVERB_REORDER` | the percentage of packets with that fault |
+//! | `ADVERB_SEED` | the seed of the faults |
+//!
+//! A verb that the software NIC doesn't have fails with EOPNOTSUPP. A panic doesn't unwind into the program: the verb
+//! fails with EIO, and the device delivers the event IBV_EVENT_DEVICE_FATAL.
+//!
+//! The crate supports only Linux. On other operating systems the crate is empty.
+
+#![cfg(target_os = "linux")]
+
+#[macro_use]
+mod entry;
+
+mod acks;
+mod ah;
+mod compat;
+mod context;
+mod cq;
+mod cq_ex;
+mod device;
+mod event;
+mod modify;
+mod mr;
+mod mw;
+mod nic;
+mod pd;
+mod post;
+mod qp;
+mod qp_ex;
+mod query;
+mod settings;
+mod srq;
+mod strings;
+mod unsupported;

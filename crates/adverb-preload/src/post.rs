@@ -1,0 +1,289 @@
+//! Posting of work requests.
+
+use std::ptr::NonNull;
+
+use adverb_proto::types::{
+    Access, Destination, Qpn, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest,
+    Transport, WindowBind,
+};
+use adverb_soft::BatchPostError;
+use adverb_soft::memory::copy_out;
+use adverb_sys::*;
+use libc::c_int;
+
+use crate::ah::AddressHandle;
+use crate::entry::{errno_of, set_errno};
+use crate::qp::QueuePair;
+
+// `segments` casts one to the other.
+const _: () = assert!(
+    size_of::<Segment>() == size_of::<ibv_sge>()
+        && std::mem::offset_of!(Segment, length) == std::mem::offset_of!(ibv_sge, length)
+        && std::mem::offset_of!(Segment, lkey) == std::mem::offset_of!(ibv_sge, lkey)
+);
+
+/// A request with a pointer to the next.
+pub(crate) trait Linked: Sized {
+    fn next(&self) -> *mut Self;
+}
+
+impl Linked for ibv_send_wr {
+    fn next(&self) -> *mut ibv_send_wr {
+        self.next
+    }
+}
+
+impl Linked for ibv_recv_wr {
+    fn next(&self) -> *mut ibv_recv_wr {
+        self.next
+    }
+}
+
+/// Returns the requests of a list.
+///
+/// # Safety
+///
+/// The list ends with NULL, and isn't changed while the requests are used.
+unsafe fn list<'a, W: Linked + 'a>(first: *mut W) -> impl Iterator<Item = &'a W> + Clone {
+    // SAFETY: as the caller says.
+    std::iter::successors(unsafe { first.as_ref() }, |wr| unsafe { wr.next().as_ref() })
+}
+
+/// Returns the segments of a request.
+///
+/// # Safety
+///
+/// There are as many segments at the pointer, valid for reads.
+#[inline]
+unsafe fn segments<'a>(first: *mut ibv_sge, count: c_int) -> &'a [Segment] {
+    match usize::try_from(count) {
+        // SAFETY: as the caller says; the types have the same layout, which is checked above.
+        Ok(count @ 1..) => unsafe { std::slice::from_raw_parts(first.cast(), count) },
+        _ => &[],
+    }
+}
+
+/// Returns the receive requests of a list.
+///
+/// # Safety
+///
+/// The list ends with NULL, and its segments are valid for reads.
+pub(crate) unsafe fn recv_requests<'a>(first: *mut ibv_recv_wr) -> impl Iterator<Item = RecvRequest<'a>> {
+    // SAFETY: as the caller says.
+    unsafe { list(first) }.map(|wr| {
+        // SAFETY: as the caller says.
+        let segments = unsafe { segments(wr.sg_list, wr.num_sge) };
+        RecvRequest { wr_id: wr.wr_id, tag: 0, segments }
+    })
+}
+
+/// Returns what a driver returns: an errno value, and the request that couldn't be posted.
+///
+/// # Safety
+///
+/// The list has more requests than were posted, and `bad` is valid for writes.
+#[inline]
+pub(crate) unsafe fn answer<W: Linked>(
+    posted: Result<(), BatchPostError>,
+    first: *mut W,
+    bad: *mut *mut W,
+) -> c_int {
+    let Err(stopped) = posted else { return 0 };
+    let mut at = first;
+    // SAFETY: as the caller says.
+    unsafe {
+        for _ in 0..stopped.posted_count {
+            at = (*at).next();
+        }
+        bad.write(at);
+    }
+    let errno = errno_of(stopped.error);
+    set_errno(errno);
+    errno
+}
+
+/// Copies the data of an inline request.
+///
+/// # Safety
+///
+/// The segments and the memory that they name are valid for reads.
+unsafe fn copy_inline(wr: &ibv_send_wr, bytes: &mut Vec<u8>) {
+    // SAFETY: as the caller says.
+    for segment in unsafe { segments(wr.sg_list, wr.num_sge) } {
+        // SAFETY: as the caller says.
+        unsafe { copy_from(segment.addr as usize, segment.length as usize, bytes) };
+    }
+}
+
+/// Appends bytes of the program's memory, which other threads may write at the same time.
+///
+/// # Safety
+///
+/// The bytes are valid for reads.
+pub(crate) unsafe fn copy_from(address: usize, length: usize, bytes: &mut Vec<u8>) {
+    let start = bytes.len();
+    bytes.resize(start + length, 0);
+    if let Some(from) = NonNull::new(std::ptr::with_exposed_provenance_mut(address)) {
+        // SAFETY: as the caller says.
+        unsafe { copy_out(from, &mut bytes[start..]) };
+    }
+}
+
+/// Returns the operation of a request, or `None` if the software NIC doesn't have it.
+///
+/// # Safety
+///
+/// The objects that the request names are alive.
+#[inline]
+unsafe fn operation(wr: &ibv_send_wr) -> Option<SendOperation> {
+    // SAFETY: these members of the unions are made of integers.
+    let (rdma, immediate) = unsafe { (wr.wr.rdma, u32::from_be(wr.imm.imm_data)) };
+    let remote = RemoteAddress { addr: rdma.remote_addr, rkey: rdma.rkey };
+    Some(match wr.opcode {
+        IBV_WR_SEND => SendOperation::Send,
+        IBV_WR_SEND_WITH_IMM => SendOperation::SendWithImm(immediate),
+        IBV_WR_RDMA_WRITE => SendOperation::Write(remote),
+        IBV_WR_RDMA_WRITE_WITH_IMM => SendOperation::WriteWithImm(remote, immediate),
+        IBV_WR_RDMA_READ => SendOperation::Read(remote),
+        // SAFETY: as the caller says.
+        _ => return unsafe { rare_operation(wr) },
+    })
+}
+
+/// Returns the operation of a request that is posted less often.
+///
+/// # Safety
+///
+/// The objects that the request names are alive.
+#[cold]
+unsafe fn rare_operation(wr: &ibv_send_wr) -> Option<SendOperation> {
+    // SAFETY: these members of the unions are made of integers, and the opcode determines the valid ones.
+    let (rkey, atomic) = unsafe { (wr.imm.invalidate_rkey, wr.wr.atomic) };
+    let remote = RemoteAddress { addr: atomic.remote_addr, rkey: atomic.rkey };
+    Some(match wr.opcode {
+        IBV_WR_SEND_WITH_INV => SendOperation::SendInvalidate(rkey),
+        IBV_WR_LOCAL_INV => SendOperation::LocalInvalidate(rkey),
+        IBV_WR_ATOMIC_FETCH_AND_ADD => SendOperation::FetchAdd { remote, add: atomic.compare_add },
+        IBV_WR_ATOMIC_CMP_AND_SWP => {
+            SendOperation::CompareSwap { remote, compare: atomic.compare_add, swap: atomic.swap }
+        }
+        IBV_WR_BIND_MW => {
+            // SAFETY: such a request has this member, and its window and region are alive.
+            unsafe {
+                let bind = wr.op.bind_mw;
+                let operation = bind_window(bind.rkey, &bind.bind_info);
+                // As drivers do, so that the window's owner can tell its peer the key.
+                (*bind.mw).rkey = bind.rkey;
+                operation
+            }
+        }
+        _ => return None,
+    })
+}
+
+/// Returns the operation that binds a window. A region that is NULL unbinds it.
+///
+/// # Safety
+///
+/// The region is NULL or alive.
+pub(crate) unsafe fn bind_window(rkey: u32, info: &ibv_mw_bind_info) -> SendOperation {
+    // SAFETY: as the caller says.
+    let lkey = unsafe { info.mr.as_ref() }.map_or(0, |mr| mr.lkey);
+    SendOperation::BindWindow(WindowBind {
+        rkey,
+        lkey,
+        addr: info.addr,
+        length: info.length,
+        access: Access::from_bits_retain(info.mw_access_flags),
+    })
+}
+
+impl QueuePair {
+    /// Posts send requests.
+    ///
+    /// # Safety
+    ///
+    /// The list ends with NULL, its segments and objects are alive, and `bad` is valid for writes.
+    unsafe fn post_sends(&self, first: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
+        let is_inline = |wr: &ibv_send_wr| wr.send_flags & IBV_SEND_INLINE != 0;
+        // SAFETY: as the caller says.
+        let requests = unsafe { list(first) };
+        // Checked before any request is posted, because a request of the list can't be skipped.
+        let unsupported = requests.clone().position(|wr| {
+            // SAFETY: as the caller says; datagrams have the member `ud`.
+            unsafe { operation(wr).is_none() || self.transport == Transport::Ud && wr.wr.ud.ah.is_null() }
+        });
+        let supported = unsupported.unwrap_or(usize::MAX);
+        let converted = requests.clone().take(supported).map(|wr| {
+            // SAFETY: as the caller says.
+            unsafe { self.request(wr) }
+        });
+        let posted = if requests.clone().any(is_inline) {
+            let mut bytes = self.inline.lock();
+            bytes.clear();
+            for wr in requests.filter(|wr| is_inline(wr)) {
+                // SAFETY: as the caller says.
+                unsafe { copy_inline(wr, &mut bytes) };
+            }
+            let mut rest = bytes.as_slice();
+            let with_data = converted.map(|request| {
+                let inline = request.flags.contains(SendFlags::INLINE).then(|| {
+                    let length: usize = request.segments.iter().map(|segment| segment.length as usize).sum();
+                    let (data, behind) = rest.split_at(length.min(rest.len()));
+                    rest = behind;
+                    data
+                });
+                (request, inline)
+            });
+            self.nic.nic.post_sends(self.qpn, with_data)
+        } else {
+            self.nic.nic.post_sends(self.qpn, converted.map(|request| (request, None)))
+        };
+        let posted = posted.and(match unsupported {
+            None => Ok(()),
+            Some(posted_count) => {
+                let error = adverb_soft::Error::Post(adverb_proto::PostError::Unsupported);
+                Err(BatchPostError { posted_count, error })
+            }
+        });
+        // SAFETY: as the caller says.
+        unsafe { answer(posted, first, bad) }
+    }
+
+    /// Converts a request.
+    ///
+    /// # Safety
+    ///
+    /// Its segments are valid for reads, and its address handle is alive.
+    #[inline]
+    unsafe fn request<'a>(&self, wr: &'a ibv_send_wr) -> SendRequest<'a, &'a AddressHandle> {
+        // SAFETY: as the caller says.
+        let (segments, operation) = unsafe { (segments(wr.sg_list, wr.num_sge), operation(wr)) };
+        let destination = (self.transport == Transport::Ud).then(|| {
+            // SAFETY: datagrams have this member, and its address handle is alive.
+            let (handle, ud) = unsafe { (AddressHandle::of(wr.wr.ud.ah), wr.wr.ud) };
+            Destination { handle, qpn: Qpn::truncate(ud.remote_qpn), qkey: ud.remote_qkey }
+        });
+        let flags = SendFlags::from_bits_truncate(wr.send_flags);
+        // The caller checked that the operation exists.
+        let operation = operation.unwrap_or(SendOperation::Send);
+        SendRequest { wr_id: wr.wr_id, tag: 0, operation, flags, segments, destination }
+    }
+}
+
+operations! {
+    /// Posts send requests.
+    fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
+        // SAFETY: the queue pair is alive, and the list is as the manual page requires.
+        unsafe { QueuePair::of(qp).post_sends(wr, bad_wr) }
+    }
+
+    /// Posts receive requests.
+    fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
+        // SAFETY: the queue pair is alive, and the list is as the manual page requires.
+        unsafe {
+            let this = QueuePair::of(qp);
+            answer(this.nic.nic.post_recvs(this.qpn, recv_requests(wr)), wr, bad_wr)
+        }
+    }
+}

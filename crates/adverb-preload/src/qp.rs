@@ -1,0 +1,239 @@
+//! Queue pairs.
+
+use std::cell::UnsafeCell;
+use std::ptr::NonNull;
+
+use adverb_proto::QpConfig;
+use adverb_proto::types::{Gid, Qpn, Transport};
+use adverb_sys::*;
+use libc::c_int;
+use parking_lot::{Mutex, RawMutex};
+
+use crate::acks::Acks;
+use crate::context::Context;
+use crate::cq::CompletionQueue;
+use crate::entry::{answer, errno_of, fail, object};
+use crate::modify::Attributes;
+use crate::nic::{Listed, OpenNic};
+use crate::pd::ProtectionDomain;
+use crate::qp_ex::{self, Batch};
+use crate::query::{MAX_INLINE, MAX_SGE, MAX_WR};
+use crate::srq::SharedReceiveQueue;
+
+/// A queue pair.
+#[repr(C)]
+pub(crate) struct QueuePair {
+    base: UnsafeCell<ibv_qp_ex>,
+    pub(crate) nic: &'static OpenNic,
+    pub(crate) qpn: Qpn,
+    pub(crate) transport: Transport,
+    /// The attributes of its creation.
+    pub(crate) init: ibv_qp_init_attr,
+    /// The attributes that it was modified with.
+    pub(crate) attributes: Mutex<Attributes>,
+    /// Whether the program asked for the operations of `ibv_wr_*`.
+    is_extended: bool,
+    /// The data of inline requests that are being posted.
+    pub(crate) inline: Mutex<Vec<u8>>,
+    /// The requests between `ibv_wr_start` and `ibv_wr_complete`, guarded by `batching`.
+    pub(crate) batch: UnsafeCell<Batch>,
+    /// Held from `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`.
+    pub(crate) batching: RawMutex,
+    pub(crate) acks: Acks,
+}
+
+impl QueuePair {
+    /// Returns the queue pair that a program has the address of.
+    ///
+    /// # Safety
+    ///
+    /// The queue pair is alive.
+    #[inline]
+    pub(crate) unsafe fn of<'a>(qp: *mut ibv_qp) -> &'a QueuePair {
+        // SAFETY: as the caller says; the struct starts with `base`, which starts with an `ibv_qp`.
+        unsafe { &*qp.cast() }
+    }
+
+    /// Returns the address that programs have.
+    pub(crate) fn as_ptr(&self) -> *mut ibv_qp {
+        self.base.get().cast()
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        // SAFETY: the field is never written, and a context outlives its objects.
+        unsafe { Context::of((*self.as_ptr()).context) }
+    }
+
+    /// Creates a queue pair, and writes its capacities to the attributes. `send_ops` are the operations of `ibv_wr_*`
+    /// that the program wants to use.
+    fn create(
+        pd: *mut ibv_pd,
+        init: &mut ibv_qp_init_attr,
+        send_ops: Option<u64>,
+    ) -> Result<*mut ibv_qp, c_int> {
+        // SAFETY: the domain is alive.
+        let (domain, context) = unsafe { (ProtectionDomain::of(pd), (*pd).context) };
+        let transport = match init.qp_type {
+            IBV_QPT_RC => Transport::Rc,
+            IBV_QPT_UC => Transport::Uc,
+            IBV_QPT_UD => Transport::Ud,
+            _ => return Err(libc::EOPNOTSUPP),
+        };
+        if send_ops.is_some_and(|ops| ops & !qp_ex::supported(transport) != 0) {
+            return Err(libc::EOPNOTSUPP);
+        }
+        let cap = &mut init.cap;
+        if cap.max_send_wr > MAX_WR
+            || cap.max_recv_wr > MAX_WR
+            || cap.max_send_sge > MAX_SGE
+            || cap.max_recv_sge > MAX_SGE
+            || cap.max_inline_data > MAX_INLINE
+            || init.send_cq.is_null()
+            || init.recv_cq.is_null()
+        {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: the queues are alive.
+        let (send_cq, recv_cq) =
+            unsafe { (CompletionQueue::of(init.send_cq), CompletionQueue::of(init.recv_cq)) };
+        let mut config = QpConfig::new(transport, domain.pd, send_cq.cq, recv_cq.cq);
+        if init.srq.is_null() {
+            config.max_recv_wr = cap.max_recv_wr;
+        } else {
+            // SAFETY: the queue is alive.
+            config.srq = Some(unsafe { SharedReceiveQueue::of(init.srq) }.srq);
+            (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+        }
+        config.max_send_wr = cap.max_send_wr;
+        config.max_send_sge = cap.max_send_sge;
+        config.max_recv_sge = cap.max_recv_sge;
+        config.max_inline = cap.max_inline_data;
+        config.signal_all = init.sq_sig_all != 0;
+        let nic = domain.nic;
+        let qpn = nic.nic.create_qp(config).map_err(errno_of)?;
+        let mut base = ibv_qp_ex::zeroed();
+        base.qp_base.context = context;
+        base.qp_base.qp_context = init.qp_context;
+        base.qp_base.pd = pd;
+        (base.qp_base.send_cq, base.qp_base.recv_cq) = (init.send_cq, init.recv_cq);
+        base.qp_base.srq = init.srq;
+        base.qp_base.handle = nic.next_handle();
+        base.qp_base.qp_num = qpn.get();
+        base.qp_base.state = IBV_QPS_RESET;
+        base.qp_base.qp_type = init.qp_type;
+        base.qp_base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
+        base.qp_base.cond = libc::PTHREAD_COND_INITIALIZER;
+        qp_ex::fill(&mut base);
+        let this = &*Box::leak(Box::new(QueuePair {
+            base: UnsafeCell::new(base),
+            nic,
+            qpn,
+            transport,
+            init: *init,
+            attributes: Mutex::default(),
+            is_extended: send_ops.is_some(),
+            inline: Mutex::default(),
+            batch: UnsafeCell::default(),
+            batching: <RawMutex as parking_lot::lock_api::RawMutex>::INIT,
+            acks: Acks::default(),
+        }));
+        nic.objects.lock().qps.insert(qpn.get(), Listed(NonNull::from(this)));
+        Ok(this.as_ptr())
+    }
+
+    fn destroy(qp: *mut ibv_qp) -> Result<(), c_int> {
+        // SAFETY: the queue pair is alive.
+        let this = unsafe { QueuePair::of(qp) };
+        if !this.nic.nic.is_owned_by_this_process() {
+            return Err(libc::EPERM);
+        }
+        this.nic.nic.destroy_qp(this.qpn);
+        this.nic.objects.lock().qps.remove(&this.qpn.get());
+        this.context().forget_events(|event| {
+            // SAFETY: such an event has this member.
+            crate::event::is_of_qp(event.event_type) && unsafe { event.element.qp } == qp
+        });
+        this.acks.wait();
+        if let Some(path) = this.attributes.lock().path.take() {
+            path.close(this.nic);
+        }
+        // SAFETY: `create` made it with a box, and the program doesn't use it any more.
+        drop(unsafe { Box::from_raw(qp.cast::<QueuePair>()) });
+        Ok(())
+    }
+}
+
+entry! {
+    /// Creates a queue pair.
+    fn ibv_create_qp(pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+        // SAFETY: the attributes are valid for reads and writes.
+        object(QueuePair::create(pd, unsafe { &mut *qp_init_attr }, None))
+    }
+
+    /// Destroys a queue pair, after its events are acknowledged.
+    fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+        answer(QueuePair::destroy(qp))
+    }
+
+    /// Returns the queue pair for `ibv_wr_*`, or NULL if it was created without these operations.
+    fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+        // SAFETY: the queue pair is alive.
+        if unsafe { QueuePair::of(qp) }.is_extended { qp.cast() } else { std::ptr::null_mut() }
+    }
+
+    /// Attaches a queue pair to a multicast group.
+    fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+        // SAFETY: the queue pair is alive, and the GID is valid for reads.
+        let (this, gid) = unsafe { (QueuePair::of(qp), Gid::new((*gid).octets())) };
+        answer(this.nic.nic.attach_multicast(this.qpn, gid).map_err(errno_of))
+    }
+
+    /// Detaches a queue pair from a multicast group.
+    fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+        // SAFETY: the queue pair is alive, and the GID is valid for reads.
+        let (this, gid) = unsafe { (QueuePair::of(qp), Gid::new((*gid).octets())) };
+        answer(this.nic.nic.detach_multicast(this.qpn, gid).map_err(errno_of))
+    }
+
+    /// Fails: the software NIC has no enhanced connection establishment.
+    fn ibv_set_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> c_int {
+        fail(libc::EOPNOTSUPP)
+    }
+
+    /// Fails: the software NIC has no enhanced connection establishment.
+    fn ibv_query_ece(_qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+        // SAFETY: the options are valid for writes.
+        unsafe { ece.write(ibv_ece::zeroed()) };
+        fail(libc::EOPNOTSUPP)
+    }
+
+    /// Returns whether data is written in order: the software NIC promises nothing.
+    fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _op: ibv_wr_opcode, _flags: u32) -> c_int {
+        0
+    }
+}
+
+operations! {
+    /// Creates a queue pair with extended attributes.
+    fn create_qp_ex(_context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+        // SAFETY: the attributes are valid for reads and writes, up to the fields that the mask names, and begin like the
+        // plain ones.
+        let (mask, pd) = unsafe { ((*attr).comp_mask, (*attr).pd) };
+        let known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        if mask & !known != 0 {
+            return fail(libc::EOPNOTSUPP);
+        }
+        if mask & IBV_QP_INIT_ATTR_PD == 0 || pd.is_null() {
+            return fail(libc::EINVAL);
+        }
+        // SAFETY: as above; the mask says that the field exists.
+        if mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && unsafe { (*attr).create_flags } != 0 {
+            return fail(libc::EOPNOTSUPP);
+        }
+        let has_send_ops = mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
+        // SAFETY: as above.
+        let send_ops = has_send_ops.then(|| unsafe { (*attr).send_ops_flags });
+        // SAFETY: as above.
+        object(QueuePair::create(pd, unsafe { &mut *attr.cast() }, send_ops))
+    }
+}

@@ -1,0 +1,107 @@
+//! The configuration of the device, from environment variables.
+
+use std::net::IpAddr;
+
+use adverb_soft::link::FaultConfig;
+
+/// The configuration of a process's device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Settings {
+    /// The address, or `None` for any address of 127.0.0.0/8.
+    pub(crate) address: Option<IpAddr>,
+    /// The faults that the link injects, if any.
+    pub(crate) faults: Option<FaultConfig>,
+}
+
+impl Settings {
+    /// Reads the environment variables.
+    ///
+    /// # Errors
+    ///
+    /// Returns a message if a variable has an invalid value.
+    pub(crate) fn from_environment() -> Result<Settings, String> {
+        Settings::parse(|name| std::env::var(name).ok())
+    }
+
+    /// Reads variables.
+    fn parse(variable: impl Fn(&str) -> Option<String>) -> Result<Settings, String> {
+        let address = match variable("ADVERB_DEVICE").as_deref() {
+            None | Some("" | "soft") => None,
+            Some(name) => {
+                let address = name.strip_prefix("soft:").unwrap_or(name);
+                Some(address.parse().map_err(|_| {
+                    format!("ADVERB_DEVICE is {name:?}: use `soft:` and an IP address of this machine")
+                })?)
+            }
+        };
+        let rate = |name: &str| -> Result<u32, String> {
+            let Some(text) = variable(name) else { return Ok(0) };
+            let percentage = text.trim_end_matches('%').parse::<f64>().ok();
+            let percentage = percentage.filter(|percentage| (0.0..=100.0).contains(percentage));
+            let percentage =
+                percentage.ok_or_else(|| format!("{name} is {text:?}: use a percentage from 0 to 100"))?;
+            Ok((percentage * 10_000.0).round() as u32)
+        };
+        let seed = match variable("ADVERB_SEED") {
+            None => 0,
+            Some(text) => {
+                text.parse().map_err(|_| format!("ADVERB_SEED is {text:?}: use an unsigned number"))?
+            }
+        };
+        let mut faults = FaultConfig::new(seed);
+        // Peers may be other implementations of RoCEv2, whose IPv4 IDs are arbitrary.
+        faults.strict_icrc = false;
+        faults.loss_ppm = rate("ADVERB_LOSS")?;
+        faults.duplication_ppm = rate("ADVERB_DUPLICATION")?;
+        faults.corruption_ppm = rate("ADVERB_CORRUPTION")?;
+        faults.delay_ppm = rate("ADVERB_REORDER")?;
+        let sum = u64::from(faults.loss_ppm)
+            + u64::from(faults.duplication_ppm)
+            + u64::from(faults.corruption_ppm)
+            + u64::from(faults.delay_ppm);
+        if sum > 1_000_000 {
+            return Err("the percentages of faults exceed 100".to_owned());
+        }
+        Ok(Settings { address, faults: (sum > 0).then_some(faults) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(variables: &[(&str, &str)]) -> Result<Settings, String> {
+        Settings::parse(|name| {
+            variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn variables_are_parsed() {
+        assert_eq!(parse(&[]), Ok(Settings { address: None, faults: None }));
+        let settings = parse(&[
+            ("ADVERB_DEVICE", "soft:127.3.2.1"),
+            ("ADVERB_LOSS", "0.5"),
+            ("ADVERB_CORRUPTION", "1%"),
+            ("ADVERB_SEED", "7"),
+        ]);
+        let settings = settings.unwrap();
+        assert_eq!(settings.address, Some("127.3.2.1".parse().unwrap()));
+        let faults = settings.faults.unwrap();
+        assert_eq!((faults.seed, faults.loss_ppm, faults.corruption_ppm), (7, 5_000, 10_000));
+    }
+
+    #[test]
+    fn invalid_values_are_named() {
+        for (name, value) in [
+            ("ADVERB_DEVICE", "eth0"),
+            ("ADVERB_LOSS", "-1"),
+            ("ADVERB_REORDER", "101"),
+            ("ADVERB_SEED", "x"),
+        ] {
+            let error = parse(&[(name, value)]).unwrap_err();
+            assert!(error.contains(name) && error.contains(value), "{error}");
+        }
+        assert!(parse(&[("ADVERB_LOSS", "60"), ("ADVERB_REORDER", "60")]).is_err());
+    }
+}

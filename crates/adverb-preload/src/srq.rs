@@ -1,0 +1,172 @@
+//! Shared receive queues.
+
+use std::cell::UnsafeCell;
+use std::ptr::NonNull;
+
+use adverb_proto::{Srq, SrqConfig};
+use adverb_sys::*;
+use libc::c_int;
+
+use crate::acks::Acks;
+use crate::context::Context;
+use crate::entry::{answer, errno_of, fail, object};
+use crate::nic::{Listed, OpenNic};
+use crate::pd::ProtectionDomain;
+use crate::post;
+use crate::query::{MAX_SGE, MAX_WR};
+
+/// A shared receive queue.
+#[repr(C)]
+pub(crate) struct SharedReceiveQueue {
+    base: UnsafeCell<ibv_srq>,
+    pub(crate) nic: &'static OpenNic,
+    pub(crate) srq: Srq,
+    max_wr: u32,
+    max_sge: u32,
+    pub(crate) acks: Acks,
+}
+
+impl SharedReceiveQueue {
+    /// Returns the queue that a program has the address of.
+    ///
+    /// # Safety
+    ///
+    /// The queue is alive.
+    #[inline]
+    pub(crate) unsafe fn of<'a>(srq: *mut ibv_srq) -> &'a SharedReceiveQueue {
+        // SAFETY: as the caller says; the struct starts with `base`.
+        unsafe { &*srq.cast() }
+    }
+
+    /// Returns the address that programs have.
+    pub(crate) fn as_ptr(&self) -> *mut ibv_srq {
+        self.base.get()
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        // SAFETY: the field is never written, and a context outlives its objects.
+        unsafe { Context::of((*self.base.get()).context) }
+    }
+
+    fn create(pd: *mut ibv_pd, init: &mut ibv_srq_init_attr) -> Result<*mut ibv_srq, c_int> {
+        // SAFETY: the domain is alive.
+        let (domain, context) = unsafe { (ProtectionDomain::of(pd), (*pd).context) };
+        let attr = &mut init.attr;
+        if attr.max_wr == 0 || attr.max_wr > MAX_WR || attr.max_sge > MAX_SGE {
+            return Err(libc::EINVAL);
+        }
+        attr.max_sge = attr.max_sge.max(1);
+        let nic = domain.nic;
+        let mut config = SrqConfig::new(domain.pd);
+        (config.max_wr, config.max_sge) = (attr.max_wr, attr.max_sge);
+        let srq = nic.nic.create_srq(config).map_err(errno_of)?;
+        let mut base = ibv_srq::zeroed();
+        (base.context, base.srq_context, base.pd) = (context, init.srq_context, pd);
+        base.handle = nic.next_handle();
+        base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
+        base.cond = libc::PTHREAD_COND_INITIALIZER;
+        let this = &*Box::leak(Box::new(SharedReceiveQueue {
+            base: UnsafeCell::new(base),
+            nic,
+            srq,
+            max_wr: attr.max_wr,
+            max_sge: attr.max_sge,
+            acks: Acks::default(),
+        }));
+        nic.objects.lock().srqs.insert(srq, Listed(NonNull::from(this)));
+        Ok(this.as_ptr())
+    }
+
+    fn destroy(srq: *mut ibv_srq) -> Result<(), c_int> {
+        // SAFETY: the queue is alive.
+        let this = unsafe { SharedReceiveQueue::of(srq) };
+        if !this.nic.nic.is_owned_by_this_process() {
+            return Err(libc::EPERM);
+        }
+        this.nic.nic.destroy_srq(this.srq).map_err(errno_of)?;
+        this.nic.objects.lock().srqs.remove(&this.srq);
+        this.context().forget_events(|event| {
+            // SAFETY: such an event has this member.
+            crate::event::is_of_srq(event.event_type) && unsafe { event.element.srq } == srq
+        });
+        this.acks.wait();
+        // SAFETY: `create` made it with a box, and the program doesn't use it any more.
+        drop(unsafe { Box::from_raw(srq.cast::<SharedReceiveQueue>()) });
+        Ok(())
+    }
+}
+
+entry! {
+    /// Creates a shared receive queue.
+    fn ibv_create_srq(pd: *mut ibv_pd, srq_init_attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+        // SAFETY: the attributes are valid for reads and writes.
+        object(SharedReceiveQueue::create(pd, unsafe { &mut *srq_init_attr }))
+    }
+
+    /// Sets the limit of a shared receive queue. The queue can't be resized.
+    fn ibv_modify_srq(srq: *mut ibv_srq, srq_attr: *mut ibv_srq_attr, srq_attr_mask: c_int) -> c_int {
+        // SAFETY: the queue is alive, and the attributes are valid for reads.
+        let (this, limit) = unsafe { (SharedReceiveQueue::of(srq), (*srq_attr).srq_limit) };
+        if srq_attr_mask & IBV_SRQ_MAX_WR != 0 {
+            return fail(libc::EOPNOTSUPP);
+        }
+        if srq_attr_mask & IBV_SRQ_LIMIT != 0 {
+            return answer(this.nic.nic.arm_srq(this.srq, limit).map_err(errno_of));
+        }
+        0
+    }
+
+    /// Queries a shared receive queue.
+    fn ibv_query_srq(srq: *mut ibv_srq, srq_attr: *mut ibv_srq_attr) -> c_int {
+        // SAFETY: the queue is alive.
+        let this = unsafe { SharedReceiveQueue::of(srq) };
+        let Some(status) = this.nic.nic.query_srq(this.srq) else { return fail(libc::EINVAL) };
+        let attr = ibv_srq_attr { max_wr: this.max_wr, max_sge: this.max_sge, srq_limit: status.limit };
+        // SAFETY: the attributes are valid for writes.
+        unsafe { srq_attr.write(attr) };
+        0
+    }
+
+    /// Destroys a shared receive queue, after its events are acknowledged.
+    fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
+        answer(SharedReceiveQueue::destroy(srq))
+    }
+}
+
+operations! {
+    /// Creates a shared receive queue of the basic type.
+    fn create_srq_ex(_context: *mut ibv_context, attr: *mut ibv_srq_init_attr_ex) -> *mut ibv_srq {
+        // SAFETY: the attributes are valid for reads and writes, and begin like the plain ones.
+        let (mask, pd) = unsafe { ((*attr).comp_mask, (*attr).pd) };
+        // SAFETY: as above; the mask says whether the field is valid.
+        let is_basic =
+            mask & IBV_SRQ_INIT_ATTR_TYPE == 0 || unsafe { (*attr).srq_type } == IBV_SRQT_BASIC;
+        if mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) != 0 || !is_basic {
+            return fail(libc::EOPNOTSUPP);
+        }
+        if mask & IBV_SRQ_INIT_ATTR_PD == 0 || pd.is_null() {
+            return fail(libc::EINVAL);
+        }
+        // SAFETY: as above.
+        object(SharedReceiveQueue::create(pd, unsafe { &mut *attr.cast() }))
+    }
+
+    /// Fails: only queues of XRC have numbers.
+    fn get_srq_num(_srq: *mut ibv_srq, _srq_num: *mut u32) -> c_int {
+        fail(libc::EOPNOTSUPP)
+    }
+
+    /// Posts receive requests to a shared receive queue.
+    fn post_srq_recv(
+        srq: *mut ibv_srq,
+        recv_wr: *mut ibv_recv_wr,
+        bad_recv_wr: *mut *mut ibv_recv_wr,
+    ) -> c_int {
+        // SAFETY: the queue is alive, and the list ends with NULL; its segments are valid for reads.
+        unsafe {
+            let this = SharedReceiveQueue::of(srq);
+            let posted = this.nic.nic.post_srq_recvs(this.srq, post::recv_requests(recv_wr));
+            post::answer(posted, recv_wr, bad_recv_wr)
+        }
+    }
+}

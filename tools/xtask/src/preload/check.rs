@@ -1,0 +1,125 @@
+//! Tests of the libraries with programs that rdma-core and Debian build against rdma-core's own libraries.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use support::{packages, process};
+
+/// Runs the programs as an unprivileged user: `ibv_devinfo`, and the ping-pong programs as two processes each.
+pub(super) fn run(libraries: &Path) -> Result<()> {
+    packages::ensure(&["ibverbs-utils", "util-linux"])?;
+    let info = process::text(&mut command("ibv_devinfo", libraries, None)?)?;
+    ensure!(info.contains("adverb0") && info.contains("PORT_ACTIVE"), "ibv_devinfo found no device:\n{info}");
+    // -e waits for events, -c checks the data, -N posts with `ibv_wr_*`, -t reads timestamps with an extended queue.
+    let runs: [(&str, &[&str]); 8] = [
+        ("ibv_rc_pingpong", &["-c"]),
+        ("ibv_rc_pingpong", &["-e", "-N"]),
+        ("ibv_rc_pingpong", &["-t"]),
+        ("ibv_uc_pingpong", &["-c"]),
+        ("ibv_ud_pingpong", &["-c"]),
+        ("ibv_ud_pingpong", &["-e"]),
+        ("ibv_srq_pingpong", &["-c"]),
+        ("ibv_srq_pingpong", &["-e"]),
+    ];
+    for (program, options) in runs {
+        ping_pong(program, options, libraries, None)?;
+    }
+    // Only a reliable connection recovers from loss.
+    ping_pong("ibv_rc_pingpong", &["-c"], libraries, Some("1"))?;
+    Ok(())
+}
+
+/// Returns a command for a program on the libraries, without privileges.
+fn command(program: &str, libraries: &Path, loss: Option<&str>) -> Result<Command> {
+    let path = process::find(program).with_context(|| format!("{program} is not installed"))?;
+    let mut command = process::as_nobody(&path);
+    // Without ADVERB_DEVICE, each process has its own loopback address.
+    command.env("LD_LIBRARY_PATH", libraries).env_remove("ADVERB_DEVICE");
+    if let Some(loss) = loss {
+        command.env("ADVERB_LOSS", loss).env("ADVERB_SEED", "1");
+    }
+    Ok(command)
+}
+
+/// Runs a ping-pong program as a server and as a client, and checks that both succeed.
+fn ping_pong(program: &str, options: &[&str], libraries: &Path, loss: Option<&str>) -> Result<()> {
+    let start = Instant::now();
+    // Another program may take the port before the server does.
+    for _ in 0..10 {
+        let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port().to_string();
+        // UC and UD lose messages if a receive buffer overflows; few messages in flight don't.
+        let arguments = [&["-g", "0", "-n", "50", "-r", "50", "-p", &port], options].concat();
+        let mut server = command(program, libraries, loss)?;
+        let mut server =
+            Stopped(server.args(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?);
+        let Some(client) = connect(program, &arguments, libraries, loss, &mut server, start)? else {
+            continue;
+        };
+        let status = wait(&mut server, start)?;
+        let (text, error) =
+            (String::from_utf8_lossy(&client.stdout), String::from_utf8_lossy(&client.stderr));
+        ensure!(
+            client.status.success() && status && text.contains("50 iters"),
+            "{program} {} failed: the client with {}, the server with {status}\n{text}{error}",
+            options.join(" "),
+            client.status,
+        );
+        let loss = loss.map(|loss| format!(" with {loss} % loss")).unwrap_or_default();
+        let speed = text.lines().find(|line| line.contains("50 iters")).unwrap_or_default();
+        println!("{program} {}{loss}: {speed}", options.join(" "));
+        return Ok(());
+    }
+    bail!("{program} found no free TCP port");
+}
+
+/// Runs the client until the server listens. Returns `None` if the server ended first.
+fn connect(
+    program: &str,
+    arguments: &[&str],
+    libraries: &Path,
+    loss: Option<&str>,
+    server: &mut Stopped,
+    start: Instant,
+) -> Result<Option<Output>> {
+    loop {
+        let mut client = command("timeout", libraries, loss)?;
+        client.arg("60").arg(program).args(arguments).arg("127.0.0.1");
+        let output = client.stdin(Stdio::null()).output()?;
+        // The client's text if the server doesn't listen yet.
+        if output.status.success() || !String::from_utf8_lossy(&output.stderr).contains("Couldn't connect") {
+            return Ok(Some(output));
+        }
+        if server.0.try_wait()?.is_some() {
+            return Ok(None);
+        }
+        ensure!(start.elapsed() < DEADLINE, "the server of {program} did not listen within {DEADLINE:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Waits for the server, and returns whether it succeeded.
+fn wait(server: &mut Stopped, start: Instant) -> Result<bool> {
+    loop {
+        if let Some(status) = server.0.try_wait()? {
+            return Ok(status.success());
+        }
+        ensure!(start.elapsed() < DEADLINE, "the server did not end within {DEADLINE:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A process that is killed when it is dropped.
+struct Stopped(Child);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        _ = self.0.kill();
+        _ = self.0.wait();
+    }
+}
+
+/// The time limit of a pair of processes, far above the second that it takes on a busy machine.
+const DEADLINE: Duration = Duration::from_secs(120);
