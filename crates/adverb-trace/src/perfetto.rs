@@ -223,8 +223,9 @@ impl<W: Write> Writer<'_, W> {
             WqeState::Completed => "",
             WqeState::Posted | WqeState::Processing => ", not completed",
         };
-        let name = Text(format_args!("{}{state}", ShortLabel(request)));
-        slices.begin_with_args(name, posted, |json| write_request_args(json, request))?;
+        slices.begin_with_args(Text(format_args!("{}{state}", ShortLabel(request))), posted, |json| {
+            write_request_args(json, request)
+        })?;
         let (waiting, moving) = match request.queue {
             Queue::Send => ("queued", "on the wire"),
             Queue::Recv => ("waiting for a message", "receiving"),
@@ -241,8 +242,8 @@ impl<W: Write> Writer<'_, W> {
             for retransmission in &request.retransmissions {
                 let time = slices.writer.since_start(device, retransmission.time);
                 let (psn, cause) = (retransmission.psn, retransmission.cause);
-                let name = Text(format_args!("retransmission from psn {psn} ({cause})"));
-                slices.instant(name, time.clamp(first, last))?;
+                let time = time.clamp(first, last);
+                slices.instant(Text(format_args!("retransmission from psn {psn} ({cause})")), time)?;
             }
             slices.end(moving, last)?;
         }
