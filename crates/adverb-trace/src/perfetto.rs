@@ -224,7 +224,7 @@ impl<W: Write> Writer<'_, W> {
             WqeState::Posted | WqeState::Processing => ", not completed",
         };
         slices.begin_with_args(Text(format_args!("{}{state}", ShortLabel(request))), posted, |json| {
-            write_request_args(json, request)
+            write_request_args(json, request);
         })?;
         let (waiting, moving) = match request.queue {
             Queue::Send => ("queued", "on the wire"),

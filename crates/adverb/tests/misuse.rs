@@ -152,7 +152,7 @@ fn everything_may_be_dropped_in_any_order_with_requests_in_flight() -> Result<()
 }
 
 #[test]
-fn a_completion_of_a_queue_pair_that_is_gone_is_never_taken_for_anothers() -> Result<()> {
+fn a_completion_of_a_queue_pair_that_is_gone_is_never_taken_for_that_of_another() -> Result<()> {
     let Some(device) = device() else { return Ok(()) };
     let completions = device.completion_queue(64).create()?;
     let sender = Side::new(&device, Transport::Rc)?;

@@ -22,6 +22,7 @@ mod interop;
 mod mesh;
 mod metadata;
 mod miri;
+mod msrv;
 mod net;
 mod newcomer;
 mod overhead;
@@ -34,6 +35,7 @@ mod sanitizer;
 mod setup;
 mod sim;
 mod soak;
+mod spelling;
 mod spine;
 mod test;
 mod tools;
@@ -42,6 +44,7 @@ mod tsan;
 mod unsafe_inventory;
 mod wasm;
 mod wire_check;
+mod workflows;
 
 use std::process::ExitCode;
 
@@ -60,7 +63,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run every check that a change must pass, in order, and print the time of each.
-    Ci,
+    Ci(ci::Args),
     /// Install missing Debian packages and cargo tools that the other commands need.
     Setup,
     /// Check the formatting of both workspaces, or fix it.
@@ -70,7 +73,7 @@ enum Command {
     /// Build the documentation; warnings are errors.
     Doc,
     /// Run the tests and doctests, except the slow tests (see `exhaustive`).
-    Test,
+    Test(test::Args),
     /// Run the examples of connections and clusters, each as two processes, and those of traces.
     Examples,
     /// Run adverb-wire's exhaustive and property tests in release mode.
@@ -80,7 +83,13 @@ enum Command {
     /// Run the lock-free ring's tests under loom, in every thread interleaving.
     Loom,
     /// Check the licenses, sources and versions of dependencies.
-    Deny,
+    Deny(deny::Args),
+    /// Check the spelling of sources and texts.
+    Spelling,
+    /// Validate the files in .github against their schemas.
+    Workflows,
+    /// Compile the published crates with the oldest supported compiler.
+    Msrv,
     /// Run the fuzz targets, each for an equal share of the time.
     Fuzz(fuzz::Args),
     /// Run the tests that need an RDMA device, on soft-RoCE in a virtual machine.
@@ -148,7 +157,7 @@ impl Command {
     /// status of another program (`vm`) choose a code.
     fn run(self) -> Result<ExitCode> {
         match self {
-            Self::Ci => return ci::run(),
+            Self::Ci(args) => return ci::run(&args),
             Self::Vm(args) => return vm::run(args),
             Self::Perf(args) => return bench::perf::run(&args),
             Self::Asan => return asan::run(),
@@ -159,12 +168,15 @@ impl Command {
             Self::Fmt(args) => fmt::run(&args)?,
             Self::Clippy => clippy::run()?,
             Self::Doc => doc::run()?,
-            Self::Test => test::run()?,
+            Self::Test(args) => test::run(&args)?,
             Self::Examples => examples::run()?,
             Self::Newcomer => newcomer::run()?,
             Self::Exhaustive => test::run_exhaustive()?,
             Self::Loom => test::run_loom()?,
-            Self::Deny => deny::run()?,
+            Self::Deny(args) => deny::run(&args)?,
+            Self::Spelling => spelling::run()?,
+            Self::Workflows => workflows::run()?,
+            Self::Msrv => msrv::run()?,
             Self::Fuzz(args) => fuzz::run(&args)?,
             Self::DeviceTests => return device_tests::run(),
             Self::Conformance(args) => return conformance::run(args),

@@ -5,10 +5,21 @@ use support::{paths, process};
 
 use crate::tools;
 
+/// The options of `cargo xtask test`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Run only the tests of nextest's profile `quick`: no doctests, and no test program that takes long.
+    #[arg(long)]
+    quick: bool,
+}
+
 /// Runs the tests with nextest, except the ignored ones, which take minutes; then the doctests, which nextest doesn't
 /// run; then rdma-core's own programs on adverb-preload.
-pub(crate) fn run() -> Result<()> {
+pub(crate) fn run(args: &Args) -> Result<()> {
     tools::require("cargo-nextest")?;
+    if args.quick {
+        return process::run(&mut process::cargo("nextest run --workspace --all-features --profile quick"));
+    }
     let mut nextest = process::cargo("nextest run --workspace --all-features");
     // In CI, missing rdma-core headers fail the comparison with them instead of skipping it; so does a missing
     // Prometheus.

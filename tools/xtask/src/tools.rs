@@ -1,6 +1,7 @@
 //! Installation of the cargo tools that commands need, and of programs from Debian packages that are not installed.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -14,6 +15,9 @@ const TOOLS: &[(&str, &str)] =
 /// Debian packages of which only these programs are needed. They are unpacked, because their installation would start a
 /// service.
 const UNPACKED: &[(&str, &[&str])] = &[("prometheus", &["prometheus", "promtool"])];
+
+/// Programs from PyPI, and the version to install if a program is missing. Both are checks of texts.
+const PYTHON: &[(&str, &str)] = &[("typos", "1.51.1"), ("check-jsonschema", "0.39.0")];
 
 /// Installs the tools that are neither in the cache nor in PATH.
 pub(crate) fn ensure_all() -> Result<()> {
@@ -36,6 +40,35 @@ pub(crate) fn ensure_all() -> Result<()> {
         if process::find(name).is_none() {
             install(name, version)?;
         }
+    }
+    let missing: Vec<_> = PYTHON.iter().filter(|(name, _)| process::find(name).is_none()).collect();
+    if !missing.is_empty()
+        && let Err(error) = install_python(&missing)
+    {
+        // The checks that need these programs print that they are skipped: code is tested without PyPI too.
+        println!("warning: could not install programs from PyPI: {error:#}");
+    }
+    Ok(())
+}
+
+/// Installs programs from PyPI in a virtual environment of Python, and links them to the directory of the tools.
+fn install_python(missing: &[&(&str, &str)]) -> Result<()> {
+    if process::output(Command::new("python3").args(["-c", "import ensurepip, venv"])).is_err() {
+        packages::ensure(&["python3-venv"])?;
+    }
+    let (environment, bin) = (paths::tools()?.join("python"), paths::tools()?.join("bin"));
+    process::run(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
+    let mut pip = Command::new(environment.join("bin/pip"));
+    pip.args(["install", "--quiet", "--disable-pip-version-check"]);
+    process::run(pip.args(missing.iter().map(|(name, version)| format!("{name}=={version}"))))?;
+    fs::create_dir_all(&bin)?;
+    for (name, _) in missing {
+        let link = bin.join(name);
+        // A link to a program that no longer exists is not found, but still there.
+        if link.is_symlink() {
+            fs::remove_file(&link)?;
+        }
+        symlink(environment.join("bin").join(name), link)?;
     }
     Ok(())
 }

@@ -72,7 +72,7 @@ function requestDetail(id, title, time) {
   const failed = isFailed(request);
   parts.push(html("div", { class: "states" },
     badge(`WQE ${request[REQUEST_WQE]}`, failed ? "bad" : request[REQUEST_WQE] === "COMPLETED" ? "good" : "plain"),
-    badge(request[REQUEST_CQE] === null ? "no CQE (unsignaled)" : `CQE ${request[REQUEST_CQE]}`, /^P(OLL|ROCESS)ED$/.test(request[REQUEST_CQE]) ? "good" : "plain")));
+    badge(request[REQUEST_CQE] === null ? "no CQE (unsignaled)" : `CQE ${request[REQUEST_CQE]}`, /^(POLLED|PROCESSED)$/.test(request[REQUEST_CQE]) ? "good" : "plain")));
   parts.push(...timesSection(request));
   // A failure comes first, because the reader looks for its cause.
   const sections = [workRequestSection(request), completionSection(request)];

@@ -1,0 +1,41 @@
+//! `cargo xtask msrv`: the crates, compiled by the oldest supported compiler.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use support::{paths, process};
+
+/// Checks the published crates with all features on the toolchain of `rust-version`.
+pub(crate) fn run() -> Result<()> {
+    let manifest = fs::read_to_string(paths::root().join("Cargo.toml"))?;
+    let version = rust_version(&manifest).context("Cargo.toml has no rust-version")?;
+    let installed = process::text(Command::new("rustup").args(["toolchain", "list"]))?;
+    ensure!(
+        installed.lines().any(|line| line.starts_with(version)),
+        "Rust {version} is not installed: run `rustup toolchain install {version} --profile minimal`"
+    );
+    // The default members are all published crates. Cargo of the current toolchain would not switch to another one.
+    let mut cargo = Command::new("rustup");
+    cargo.args(["run", version, "cargo", "check", "--all-features"]).current_dir(paths::root());
+    // A target directory of its own, because another compiler would invalidate the usual build.
+    cargo.env_remove("RUSTUP_TOOLCHAIN").env("CARGO_TARGET_DIR", paths::cache()?.join("target-msrv"));
+    process::run(&mut cargo)
+}
+
+/// Returns the value of `rust-version` in the manifest of the workspace.
+fn rust_version(manifest: &str) -> Option<&str> {
+    let value = manifest.lines().find_map(|line| line.strip_prefix("rust-version = "))?;
+    Some(value.trim().trim_matches('"'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_read_from_the_manifest() {
+        assert_eq!(rust_version("[workspace.package]\nrust-version = \"1.88\"\n"), Some("1.88"));
+        assert_eq!(rust_version("[package]\nrust-version.workspace = true\n"), None);
+    }
+}
