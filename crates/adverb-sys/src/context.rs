@@ -181,7 +181,7 @@ shapes! {
     /// the struct. A field exists if `sz`, the size of the struct in the library, includes the field. This crate
     /// doesn't declare operations newer than `query_port`, because the library exports symbols for them.
     #[allow(non_snake_case, reason = "C's own names")]
-    pub struct verbs_context grows_at_its_head {
+    pub struct verbs_context grows_at_start {
         /// The implementation of [`ibv_query_port`](crate::Ibverbs::ibv_query_port).
         pub query_port: Option<
             unsafe extern "C" fn(

@@ -73,10 +73,10 @@ pub enum Item {
 /// A struct or a union.
 #[derive(Debug, Clone, Copy)]
 pub struct Record {
-    /// The name in Rust, which is the C tag unless `place` states another.
+    /// The name in Rust, which is the C tag unless `declaration` states another.
     pub name: &'static str,
     /// The record in the C headers.
-    pub place: Place,
+    pub declaration: CDeclaration,
     /// The size in bytes.
     pub size: usize,
     /// The alignment in bytes.
@@ -87,17 +87,17 @@ pub struct Record {
 
 /// The declaration of a record in the C headers.
 #[derive(Debug, Clone, Copy)]
-pub enum Place {
+pub enum CDeclaration {
     /// It is `struct NAME`.
     Struct,
     /// It is `struct NAME`, whose new fields go before the old ones, so that offsets count from its end.
-    StructFromItsEnd,
+    StructGrowingAtStart,
     /// It is `union NAME`.
     Union,
     /// It has no tag, but is the type of this member, such as `ibv_send_wr.wr.rdma`.
     TypeOf(&'static str),
     /// It is a union without tag or name in this struct, so that its members look like the struct's.
-    UnnamedIn(&'static str),
+    AnonymousIn(&'static str),
 }
 
 /// A field of a record.

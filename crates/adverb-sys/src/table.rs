@@ -28,9 +28,9 @@ macro_rules! shapes {
     (@ $done:tt $(#[$meta:meta])* pub struct $name:ident { $($fields:tt)* } $($rest:tt)*) => {
         shapes!(@record $done [$(#[$meta])*] struct $name [Struct] { $($fields)* } $($rest)*);
     };
-    (@ $done:tt $(#[$meta:meta])* pub struct $name:ident grows_at_its_head { $($fields:tt)* }
+    (@ $done:tt $(#[$meta:meta])* pub struct $name:ident grows_at_start { $($fields:tt)* }
      $($rest:tt)*) => {
-        shapes!(@record $done [$(#[$meta])*] struct $name [StructFromItsEnd] { $($fields)* } $($rest)*);
+        shapes!(@record $done [$(#[$meta])*] struct $name [StructGrowingAtStart] { $($fields)* } $($rest)*);
     };
     (@ $done:tt $(#[$meta:meta])* pub struct $name:ident inside $($path:ident).+ { $($fields:tt)* }
      $($rest:tt)*) => {
@@ -47,7 +47,7 @@ macro_rules! shapes {
     };
     (@ $done:tt $(#[$meta:meta])* pub union $name:ident unnamed_in $outer:ident { $($fields:tt)* }
      $($rest:tt)*) => {
-        shapes!(@record $done [$(#[$meta])*] union $name [UnnamedIn(stringify!($outer))]
+        shapes!(@record $done [$(#[$meta])*] union $name [AnonymousIn(stringify!($outer))]
                 { $($fields)* } $($rest)*);
     };
     (@ [$($done:tt)*] $(#[$meta:meta])* pub opaque $name:ident; $($rest:tt)*) => {
@@ -103,7 +103,7 @@ macro_rules! shapes {
             },)*
         ] $($rest)*);
     };
-    (@record [$($done:tt)*] [$(#[$meta:meta])*] $kind:ident $name:ident [$($place:tt)*] {
+    (@record [$($done:tt)*] [$(#[$meta:meta])*] $kind:ident $name:ident [$($declaration:tt)*] {
         $($(#[$fmeta:meta])* pub $field:ident: $ty:ty $(= since $since:literal)?),* $(,)?
     } $($rest:tt)*) => {
         $(#[$meta])*
@@ -134,7 +134,7 @@ macro_rules! shapes {
         shapes!(@ [$($done)*
             crate::layout::Item::Record(crate::layout::Record {
                 name: stringify!($name),
-                place: crate::layout::Place::$($place)*,
+                declaration: crate::layout::CDeclaration::$($declaration)*,
                 size: size_of::<$name>(),
                 align: align_of::<$name>(),
                 fields: &[$(crate::layout::Field {

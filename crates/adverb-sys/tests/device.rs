@@ -449,10 +449,10 @@ fn a_request_to_connect_arrives_with_its_private_data() {
         let event = next(RDMA_CM_EVENT_CONNECT_REQUEST);
         let server = (*event).id;
         assert_eq!((*event).listen_id, listener);
-        let asked = (*event).param.conn;
-        assert_eq!((asked.qp_num, asked.retry_count, asked.initiator_depth), (0x1234, 7, 1));
-        assert!(asked.private_data_len >= 13);
-        assert_eq!(std::slice::from_raw_parts(asked.private_data.cast::<u8>(), 13), b"who is there?");
+        let request = (*event).param.conn;
+        assert_eq!((request.qp_num, request.retry_count, request.initiator_depth), (0x1234, 7, 1));
+        assert!(request.private_data_len >= 13);
+        assert_eq!(std::slice::from_raw_parts(request.private_data.cast::<u8>(), 13), b"who is there?");
         cm.rdma_ack_cm_event(event);
 
         assert_eq!(cm.rdma_reject(server, b"nobody".as_ptr().cast(), 6), 0, "{}", Error::last_os_error());

@@ -19,7 +19,7 @@ fn ibverbs() -> Option<&'static Ibverbs> {
 }
 
 #[test]
-fn loading_twice_gives_the_same_library() {
+fn loading_twice_returns_the_same_library() {
     let Some(first) = ibverbs() else {
         return;
     };
@@ -27,7 +27,7 @@ fn loading_twice_gives_the_same_library() {
 }
 
 #[test]
-fn devices_are_listed_even_if_there_are_none() {
+fn the_device_list_may_be_empty() {
     let Some(ibverbs) = ibverbs() else {
         return;
     };
@@ -58,7 +58,7 @@ fn devices_are_listed_even_if_there_are_none() {
 }
 
 #[test]
-fn the_library_says_things_in_words() {
+fn the_library_describes_all_values() {
     let Some(ibverbs) = ibverbs() else {
         return;
     };
@@ -76,7 +76,7 @@ fn the_library_says_things_in_words() {
 }
 
 #[test]
-fn the_connection_manager_is_there_or_says_why_not() {
+fn librdmacm_loads_or_returns_an_error() {
     let cm = match RdmaCm::load() {
         Ok(cm) => cm,
         Err(error) => {

@@ -142,7 +142,7 @@ fn the_extended_context_is_around_the_context() {
 }
 
 #[test]
-fn what_makes_an_object_sets_errno_where_it_isnt_supported() {
+fn unsupported_creations_set_errno() {
     let mut extended = context();
     let whole = &raw mut extended;
     // SAFETY: the context is whole, and has no operation that would look further.
@@ -171,7 +171,7 @@ unsafe extern "C" fn bind_mw(_: *mut ibv_qp, _: *mut ibv_mw, _: *mut ibv_mw_bind
 }
 
 #[test]
-fn binding_a_window_checks_what_the_header_checks() {
+fn ibv_bind_mw_checks_its_arguments_like_the_header() {
     let mut context = ibv_context::zeroed();
     context.ops.bind_mw = Some(bind_mw);
     let context = &raw mut context;
@@ -369,7 +369,7 @@ fn library() -> Option<Ibverbs> {
 }
 
 #[test]
-fn redirected_functions_do_what_the_header_does() {
+fn redirected_functions_behave_like_the_header() {
     let Some(mut library) = library() else {
         return;
     };

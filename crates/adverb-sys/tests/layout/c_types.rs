@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::iter::Peekable;
 use std::vec;
 
-use adverb_sys::layout::{Item, Place, Record, items};
+use adverb_sys::layout::{CDeclaration, Item, Record, items};
 
 /// What C calls the types that fields and functions have.
 pub(crate) struct CTypes {
     names: BTreeMap<&'static str, String>,
-    unnamed: BTreeMap<&'static str, &'static Record>,
+    anonymous_union: BTreeMap<&'static str, &'static Record>,
 }
 
 impl CTypes {
@@ -38,11 +38,11 @@ impl CTypes {
             ("u8", "uint8_t"),
         ];
         let mut names: BTreeMap<_, _> = names.into_iter().map(|(rust, c)| (rust, c.to_owned())).collect();
-        let mut unnamed = BTreeMap::new();
+        let mut anonymous_union = BTreeMap::new();
         for item in items() {
             match item {
-                Item::Record(record) if matches!(record.place, Place::UnnamedIn(_)) => {
-                    unnamed.insert(record.name, record);
+                Item::Record(record) if matches!(record.declaration, CDeclaration::AnonymousIn(_)) => {
+                    anonymous_union.insert(record.name, record);
                 }
                 Item::Record(record) => {
                     names.insert(record.name, c_name(record));
@@ -56,12 +56,12 @@ impl CTypes {
                 Item::Constant { .. } | Item::Function { .. } => {}
             }
         }
-        Self { names, unnamed }
+        Self { names, anonymous_union }
     }
 
     /// The union of this type, if it is one that has no name in C.
-    pub(crate) fn unnamed(&self, ty: &str) -> Option<&'static Record> {
-        self.unnamed.get(ty).copied()
+    pub(crate) fn anonymous_union(&self, ty: &str) -> Option<&'static Record> {
+        self.anonymous_union.get(ty).copied()
     }
 
     /// A type, given as Rust source, as C writes it.
@@ -99,16 +99,16 @@ impl CTypes {
 
 /// What C calls a record.
 pub(crate) fn c_name(record: &Record) -> String {
-    match record.place {
-        Place::Struct | Place::StructFromItsEnd => format!("struct {}", record.name),
-        Place::Union => format!("union {}", record.name),
-        Place::TypeOf(path) => {
+    match record.declaration {
+        CDeclaration::Struct | CDeclaration::StructGrowingAtStart => format!("struct {}", record.name),
+        CDeclaration::Union => format!("union {}", record.name),
+        CDeclaration::TypeOf(path) => {
             let (outer, member) = path.split_once('.').unwrap();
             // Of the types with such members, one is a union.
             let kind = if outer == "ibv_gid" { "union" } else { "struct" };
             format!("__typeof__((({kind} {outer} *)0)->{member})")
         }
-        Place::UnnamedIn(outer) => unreachable!("{} has no name in {outer}", record.name),
+        CDeclaration::AnonymousIn(outer) => unreachable!("{} has no name in {outer}", record.name),
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::{fs, process};
 
-use adverb_sys::layout::{Field, Item, Place, Record};
+use adverb_sys::layout::{CDeclaration, Field, Item, Record};
 
 use crate::c_types::{CTypes, c_name};
 use crate::headers::{INCLUDES, cc};
@@ -41,17 +41,17 @@ impl Comparison {
     }
 
     /// An expression in C, and its value in Rust.
-    pub(crate) fn expect(&mut self, what: impl Into<String>, expression: &str, value: impl TryInto<i128>) {
+    pub(crate) fn expect(&mut self, label: impl Into<String>, expression: &str, value: impl TryInto<i128>) {
         let value = value.try_into().unwrap_or_else(|_| unreachable!());
         writeln!(self.program, "    print({expression} < 0, {expression});").unwrap();
-        self.expected.push((what.into(), value));
+        self.expected.push((label.into(), value));
     }
 
     /// Everything about an entry of the table.
     pub(crate) fn add(&mut self, types: &CTypes, item: &Item) {
         match item {
             // Compared along with the struct that it is in.
-            Item::Record(record) if matches!(record.place, Place::UnnamedIn(_)) => {}
+            Item::Record(record) if matches!(record.declaration, CDeclaration::AnonymousIn(_)) => {}
             Item::Record(record) => self.add_record(types, record),
             Item::Opaque { name } => {
                 self.expect(*name, &format!("(struct {name} *)0 == NULL"), 1);
@@ -90,16 +90,16 @@ impl Comparison {
         let mut size = record.size;
         for field in record.fields {
             if !self.has_field(record, &c, field) {
-                if !matches!(record.place, Place::Union | Place::TypeOf(_)) {
+                if !matches!(record.declaration, CDeclaration::Union | CDeclaration::TypeOf(_)) {
                     size = size.min(field.offset.next_multiple_of(record.align));
                 }
                 continue;
             }
-            match types.unnamed(field.ty) {
+            match types.anonymous_union(field.ty) {
                 // The members of a union without a name are, for C, members of the struct.
                 Some(union) => {
                     assert!(
-                        matches!(union.place, Place::UnnamedIn(outer) if outer == name),
+                        matches!(union.declaration, CDeclaration::AnonymousIn(outer) if outer == name),
                         "{name}.{}",
                         field.name
                     );
@@ -110,7 +110,7 @@ impl Comparison {
                 None => self.add_field(types, record, &c, field.offset, field),
             }
         }
-        if !matches!(record.place, Place::StructFromItsEnd) {
+        if !matches!(record.declaration, CDeclaration::StructGrowingAtStart) {
             self.expect(format!("{name}: size"), &format!("sizeof({c})"), size as i128);
         }
         self.expect(format!("{name}: alignment"), &format!("_Alignof({c})"), record.align as i128);
@@ -119,17 +119,17 @@ impl Comparison {
 
     fn add_field(&mut self, types: &CTypes, record: &Record, c: &str, offset: usize, field: &Field) {
         let name = field.name.trim_start_matches("r#");
-        let what = format!("{}.{name}", record.name);
-        if let Place::StructFromItsEnd = record.place {
+        let label = format!("{}.{name}", record.name);
+        if let CDeclaration::StructGrowingAtStart = record.declaration {
             let c_offset = format!("sizeof({c}) - offsetof({c}, {name})");
-            self.expect(format!("{what}: offset from the end"), &c_offset, (record.size - offset) as i128);
+            self.expect(format!("{label}: offset from the end"), &c_offset, (record.size - offset) as i128);
         } else {
-            self.expect(format!("{what}: offset"), &format!("offsetof({c}, {name})"), offset as i128);
+            self.expect(format!("{label}: offset"), &format!("offsetof({c}, {name})"), offset as i128);
         }
-        self.expect(format!("{what}: size"), &format!("sizeof((({c} *)0)->{name})"), field.size as i128);
+        self.expect(format!("{label}: size"), &format!("sizeof((({c} *)0)->{name})"), field.size as i128);
         let ty = types.translate(field.ty);
         self.expect(
-            format!("{what}: type as `{ty}`"),
+            format!("{label}: type as `{ty}`"),
             &format!("__builtin_types_compatible_p(__typeof__((({c} *)0)->{name}), {ty})"),
             1,
         );
@@ -179,7 +179,7 @@ impl Comparison {
         let pairs = self.expected.iter().zip(values);
         pairs
             .filter(|((_, rust), c)| rust != c)
-            .map(|((what, rust), c)| format!("{what}: {c} in C, {rust} in Rust"))
+            .map(|((label, rust), c)| format!("{label}: {c} in C, {rust} in Rust"))
             .collect()
     }
 }

@@ -16,7 +16,7 @@ pub(crate) const INCLUDES: &str = "#define _GNU_SOURCE\n\
 
 /// Every identifier in the preprocessed headers, macros included, or nothing if there are no headers.
 pub(crate) fn names_in_headers() -> Option<BTreeSet<String>> {
-    if let Err(reason) = are_there() {
+    if let Err(reason) = check_installed() {
         let advice = "on Debian and Ubuntu, `apt install gcc libibverbs-dev librdmacm-dev`";
         let is_required = env::var_os("ADVERB_REQUIRE_HEADERS").is_some_and(|value| value == "1");
         assert!(!is_required, "ADVERB_REQUIRE_HEADERS is set, and there is {reason}; {advice}");
@@ -30,7 +30,7 @@ pub(crate) fn names_in_headers() -> Option<BTreeSet<String>> {
 }
 
 /// Whether there are a compiler and headers, and if not, what is missing.
-fn are_there() -> Result<(), &'static str> {
+fn check_installed() -> Result<(), &'static str> {
     let probe = "#if !__has_include(<infiniband/verbs.h>)\n\
                  no header of libibverbs\n\
                  #elif !__has_include(<rdma/rdma_cma.h>)\n\

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use adverb_sys::layout::{Field, Item, Place, Record, items};
+use adverb_sys::layout::{CDeclaration, Field, Item, Record, items};
 
 use crate::c_types::CTypes;
 use crate::comparison::Comparison;
@@ -24,7 +24,7 @@ mod comparison;
 mod headers;
 
 #[test]
-fn everything_is_as_the_headers_say() {
+fn all_declarations_match_the_headers() {
     let Some(names) = names_in_headers() else {
         return;
     };
@@ -76,7 +76,7 @@ fn nothing_is_declared_outside_the_table() {
 
 /// Each name once, for a test that compares the same thing twice may compare another not at all.
 #[test]
-fn nothing_is_declared_twice() {
+fn no_name_is_declared_twice() {
     let mut seen = BTreeSet::new();
     for item in items() {
         let name = match item {
@@ -92,7 +92,7 @@ fn nothing_is_declared_twice() {
 
 /// The test is worth something only if it finds what is wrong.
 #[test]
-fn a_wrong_declaration_is_found() {
+fn a_wrong_declaration_is_detected() {
     let Some(names) = names_in_headers() else {
         return;
     };
@@ -101,7 +101,7 @@ fn a_wrong_declaration_is_found() {
         // A field too early, of the wrong type, and a struct too small.
         Item::Record(Record {
             name: "ibv_sge",
-            place: Place::Struct,
+            declaration: CDeclaration::Struct,
             size: 12,
             align: 8,
             fields: &[
