@@ -38,7 +38,7 @@ mod linux {
             // SAFETY: the list has this many devices, and is freed only below.
             unsafe { device(ibverbs, *list.add(index)) };
         }
-        // SAFETY: the list was made above, and is freed once.
+        // SAFETY: the list was created above, and is freed once.
         unsafe { ibverbs.ibv_free_device_list(list) };
     }
 
@@ -46,7 +46,7 @@ mod linux {
     ///
     /// `device` is in a list that isn't freed yet.
     unsafe fn device(ibverbs: &Ibverbs, device: *mut ibv_device) {
-        // SAFETY: the device is there, and everything is asked of it while it is open.
+        // SAFETY: the device exists, and is queried only while it is open.
         unsafe {
             let name = CStr::from_ptr(ibverbs.ibv_get_device_name(device)).to_string_lossy();
             let node = CStr::from_ptr(ibverbs.ibv_node_type_str((*device).node_type)).to_string_lossy();
@@ -103,7 +103,7 @@ mod linux {
     ///
     /// `context` is open.
     unsafe fn port(ibverbs: &Ibverbs, context: *mut ibv_context, number: u8) {
-        // SAFETY: the caller vouches for the context, and what is written to is ours.
+        // SAFETY: the caller guarantees that the context is open, and the results are written to local variables.
         unsafe {
             let mut port = ibv_port_attr::zeroed();
             let error = ibverbs.ibv_query_port(context, number, &mut port);

@@ -263,7 +263,7 @@ impl RdmaCm {
         qp_attr_mask: *mut c_int,
     ) -> c_int {
         match self.rdma_init_qp_attr {
-            // SAFETY: the caller upholds what is asked for above.
+            // SAFETY: the caller upholds the requirements above.
             Some(rdma_init_qp_attr) => unsafe { rdma_init_qp_attr(id, qp_attr, qp_attr_mask) },
             None => unsupported(),
         }
@@ -281,7 +281,7 @@ impl RdmaCm {
         context: *mut c_void,
     ) -> c_int {
         match self.rdma_join_multicast_ex {
-            // SAFETY: the caller upholds what is asked for above.
+            // SAFETY: the caller upholds the requirements above.
             Some(rdma_join_multicast_ex) => unsafe { rdma_join_multicast_ex(id, mc_join_attr, context) },
             None => unsupported(),
         }
@@ -299,7 +299,7 @@ impl RdmaCm {
         private_data_len: u8,
     ) -> c_int {
         match self.rdma_reject_ece {
-            // SAFETY: the caller upholds what is asked for above.
+            // SAFETY: the caller upholds the requirements above.
             Some(rdma_reject_ece) => unsafe { rdma_reject_ece(id, private_data, private_data_len) },
             None => unsupported(),
         }
@@ -312,7 +312,7 @@ impl RdmaCm {
     /// `id` is alive, and `ece` is valid for reads.
     pub unsafe fn rdma_set_local_ece(&self, id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
         match self.rdma_set_local_ece {
-            // SAFETY: the caller upholds what is asked for above.
+            // SAFETY: the caller upholds the requirements above.
             Some(rdma_set_local_ece) => unsafe { rdma_set_local_ece(id, ece) },
             None => unsupported(),
         }
@@ -325,7 +325,7 @@ impl RdmaCm {
     /// `id` is alive, and `ece` is valid for writes.
     pub unsafe fn rdma_get_remote_ece(&self, id: *mut rdma_cm_id, ece: *mut ibv_ece) -> c_int {
         match self.rdma_get_remote_ece {
-            // SAFETY: the caller upholds what is asked for above.
+            // SAFETY: the caller upholds the requirements above.
             Some(rdma_get_remote_ece) => unsafe { rdma_get_remote_ece(id, ece) },
             None => unsupported(),
         }

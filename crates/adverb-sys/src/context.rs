@@ -403,8 +403,7 @@ pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
 macro_rules! verbs_op {
     ($context:expr, $op:ident) => {{
         let context: *mut crate::ibv_context = $context;
-        // Only `sz`, right before the context, is certain to be there, until it says how far the struct
-        // reaches.
+        // Only `sz`, directly before the context, always exists. It determines which other fields exist.
         let needed = size_of::<crate::verbs_context>() - core::mem::offset_of!(crate::verbs_context, $op);
         if (*context).abi_compat != crate::__VERBS_ABI_IS_EXTENDED
             || *crate::before_context(context, core::mem::offset_of!(crate::verbs_context, sz), |v| &v.sz)
@@ -417,8 +416,9 @@ macro_rules! verbs_op {
     }};
 }
 
-/// The address of the field at `offset` of the [`verbs_context`] that contains a context, computed from the context,
-/// because the start of the struct may be missing. The function argument only determines the type.
+/// Returns the address of the field at `offset` of the [`verbs_context`] that contains a context. The address is
+/// computed from the context, because the start of the struct may be missing. The function argument only determines the
+/// type.
 ///
 /// # Safety
 ///
@@ -429,6 +429,6 @@ pub(crate) unsafe fn before_context<T>(
     offset: usize,
     _: fn(&verbs_context) -> &T,
 ) -> *const T {
-    // SAFETY: the caller says that this many bytes precede the context.
+    // SAFETY: the caller guarantees that this many bytes precede the context.
     unsafe { context.byte_sub(offset_of!(verbs_context, context) - offset).cast() }
 }

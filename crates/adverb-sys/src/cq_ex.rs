@@ -159,7 +159,7 @@ pub unsafe fn ibv_create_cq_ex(
     context: *mut ibv_context,
     cq_attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
-    // SAFETY: the caller upholds what is asked for above.
+    // SAFETY: the caller upholds the requirements above.
     unsafe {
         match verbs_op!(context, create_cq_ex) {
             Some(create_cq_ex) => create_cq_ex(context, cq_attr),
@@ -187,7 +187,7 @@ pub const fn ibv_cq_ex_to_cq(cq: *mut ibv_cq_ex) -> *mut ibv_cq {
 /// `cq` was created by [`ibv_create_cq_ex`] and is alive, `attr` is valid for reads, and no other poll is in progress.
 #[inline]
 pub unsafe fn ibv_start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    // SAFETY: the caller upholds what is asked for above; providers fill this in for every such queue.
+    // SAFETY: the caller upholds the requirements above, and providers set this field for every such queue.
     unsafe { (*cq).start_poll.unwrap_unchecked()(cq, attr) }
 }
 
@@ -199,7 +199,7 @@ pub unsafe fn ibv_start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) ->
 /// A poll of `cq` is in progress.
 #[inline]
 pub unsafe fn ibv_next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    // SAFETY: the caller upholds what is asked for above; providers fill this in for every such queue.
+    // SAFETY: the caller upholds the requirements above, and providers set this field for every such queue.
     unsafe { (*cq).next_poll.unwrap_unchecked()(cq) }
 }
 
@@ -210,7 +210,7 @@ pub unsafe fn ibv_next_poll(cq: *mut ibv_cq_ex) -> c_int {
 /// A poll of `cq` is in progress.
 #[inline]
 pub unsafe fn ibv_end_poll(cq: *mut ibv_cq_ex) {
-    // SAFETY: the caller upholds what is asked for above; providers fill this in for every such queue.
+    // SAFETY: the caller upholds the requirements above, and providers set this field for every such queue.
     unsafe { (*cq).end_poll.unwrap_unchecked()(cq) }
 }
 
@@ -226,7 +226,7 @@ macro_rules! readers {
             /// there is such a flag.
             #[inline]
             pub unsafe fn $name(cq: *mut ibv_cq_ex) -> $ty {
-                // SAFETY: the caller says that the queue was made so that the provider fills this in.
+                // SAFETY: the caller guarantees that the queue was created so that the provider sets this field.
                 unsafe { (*cq).$field.unwrap_unchecked()(cq) }
             }
         )*

@@ -226,8 +226,8 @@ shapes! {
         IBV_DEVICE_PCI_WRITE_END_PADDING = 1 << 36,
     }
 
-    // The same, of which verbs.h has no names of its own. Told by the kernel, so that they are there whatever
-    // the library's age.
+    // Further flags of the same field, which verbs.h doesn't name. The kernel reports them, so they exist with any
+    // version of the library.
     pub const u64 since "45" {
         /// FLUSH to global visibility.
         IB_UVERBS_DEVICE_FLUSH_GLOBAL = 1 << 38,
@@ -433,8 +433,7 @@ impl Ibverbs {
         input: *const ibv_query_device_ex_input,
         attr: *mut ibv_device_attr_ex,
     ) -> c_int {
-        // SAFETY: the caller upholds what is asked for above; the library writes no more than the size it is
-        // given.
+        // SAFETY: the caller upholds the requirements above, and the library writes at most the given size.
         unsafe {
             if !input.is_null() && (*input).comp_mask != 0 {
                 return libc::EINVAL;
@@ -487,7 +486,7 @@ impl Ibverbs {
 /// `context` is open, and `values` is valid for reads and writes.
 #[inline]
 pub unsafe fn ibv_query_rt_values_ex(context: *mut ibv_context, values: *mut ibv_values_ex) -> c_int {
-    // SAFETY: the caller upholds what is asked for above.
+    // SAFETY: the caller upholds the requirements above.
     unsafe {
         match verbs_op!(context, query_rt_values) {
             Some(query_rt_values) => query_rt_values(context, values),

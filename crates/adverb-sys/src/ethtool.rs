@@ -125,7 +125,7 @@ impl Interface {
     }
 }
 
-/// Zeroed memory in pages of its own, with a guard page behind them.
+/// Zeroed memory in its own pages, followed by a guard page.
 struct Block {
     address: NonNull<u8>,
     len: usize,

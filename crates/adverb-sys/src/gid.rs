@@ -98,7 +98,7 @@ impl Ibverbs {
         flags: u32,
     ) -> c_int {
         match self._ibv_query_gid_ex {
-            // SAFETY: the caller upholds what is asked for above; the library writes the size it is given.
+            // SAFETY: the caller upholds the requirements above, and the library writes the given size.
             Some(query_gid_ex) => unsafe {
                 query_gid_ex(context, port_num, gid_index, entry, flags, size_of::<ibv_gid_entry>())
             },
@@ -124,8 +124,7 @@ impl Ibverbs {
         flags: u32,
     ) -> ssize_t {
         match self._ibv_query_gid_table {
-            // SAFETY: the caller upholds what is asked for above; the library writes entries of the size it
-            // is given.
+            // SAFETY: the caller upholds the requirements above, and the library writes entries of the given size.
             Some(query_gid_table) => unsafe {
                 query_gid_table(context, entries, max_entries, flags, size_of::<ibv_gid_entry>())
             },

@@ -90,13 +90,13 @@ pub struct Record {
 pub enum CDeclaration {
     /// It is `struct NAME`.
     Struct,
-    /// It is `struct NAME`, whose new fields go before the old ones, so that offsets count from its end.
+    /// It is `struct NAME`. New fields are added before the old ones, so offsets are relative to its end.
     StructGrowingAtStart,
     /// It is `union NAME`.
     Union,
     /// It has no tag, but is the type of this member, such as `ibv_send_wr.wr.rdma`.
     TypeOf(&'static str),
-    /// It is a union without tag or name in this struct, so that its members look like the struct's.
+    /// It is an anonymous union in this struct, so its members are accessed like those of the struct.
     AnonymousIn(&'static str),
 }
 
@@ -115,7 +115,7 @@ pub struct Field {
     pub since: Option<&'static str>,
 }
 
-/// The release in a list of none or one.
+/// Returns the release in a list of at most one.
 pub(crate) const fn since(release: &[&'static str]) -> Option<&'static str> {
     match release {
         [release] => Some(release),

@@ -79,14 +79,14 @@ pub(crate) struct Opened {
 
 /// Opens a library by the name that the dynamic linker knows.
 pub(crate) fn open(file: &'static str) -> Result<Opened, LoadError> {
-    // RTLD_NOW, so that what is missing shows here rather than in the middle of a call. RTLD_LOCAL, because
-    // nobody else needs our copy: providers and librdmacm name libibverbs as their own dependency. SAFETY:
-    // rdma-core's initialisers have no preconditions; they are what linking with it would have run.
+    // RTLD_NOW reports missing symbols here instead of during a later call. RTLD_LOCAL suffices, because providers and
+    // librdmacm declare their own dependency on libibverbs. SAFETY: rdma-core's initializers have no preconditions;
+    // linking with the library would run the same ones.
     let library = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
     match library {
         Ok(library) => Ok(Opened { file, library: ManuallyDrop::new(library) }),
         Err(error) => {
-            // libloading's own text only names the call; what the dynamic linker said is its source.
+            // The text of libloading only names the call. Its source has the dynamic linker's message.
             let message = error.source().map_or_else(|| error.to_string(), ToString::to_string);
             Err(LoadError { file, reason: Reason::NotLoaded(message) })
         }
@@ -94,7 +94,7 @@ pub(crate) fn open(file: &'static str) -> Result<Opened, LoadError> {
 }
 
 impl Opened {
-    /// The function of this name, which ends with a NUL.
+    /// Returns the function of this name, which ends with a NUL.
     ///
     /// # Safety
     ///
@@ -107,10 +107,10 @@ impl Opened {
         })
     }
 
-    /// The function of this name, which ends with a NUL, if the library has it.
+    /// Returns the function of this name, which ends with a NUL, if the library has it.
     ///
-    /// Where a symbol has several versions (libibverbs has IBVERBS_1.0 and IBVERBS_1.1 of most), this is the
-    /// default one, which linking would have taken as well.
+    /// If a symbol has several versions (most symbols of libibverbs have IBVERBS_1.0 and IBVERBS_1.1), this is the
+    /// default version, which the linker would also select.
     ///
     /// # Safety
     ///
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn a_library_that_isnt_rdma_core_names_the_symbol() {
         let libc = open("libc.so.6").unwrap();
-        // SAFETY: the symbol isn't there, so that nothing has a wrong type.
+        // SAFETY: the symbol doesn't exist, so the type can't be wrong.
         let error = unsafe { libc.required::<unsafe extern "C" fn()>("ibv_get_device_list\0") }.unwrap_err();
         assert!(!error.is_not_installed());
         assert!(

@@ -115,7 +115,7 @@ impl Ibverbs {
         length: size_t,
         access: c_uint,
     ) -> *mut ibv_mr {
-        // SAFETY: the caller upholds what is asked for above.
+        // SAFETY: the caller upholds the requirements above.
         unsafe { self.ibv_reg_mr_iova2(pd, addr, length, addr.expose_provenance() as u64, access) }
     }
 
@@ -132,12 +132,12 @@ impl Ibverbs {
         iova: u64,
         access: c_uint,
     ) -> *mut ibv_mr {
-        // SAFETY: the caller upholds what is asked for above.
+        // SAFETY: the caller upholds the requirements above.
         unsafe {
             if let Some(reg_mr_iova2) = self.ibv_reg_mr_iova2 {
                 return reg_mr_iova2(pd, addr, length, iova, access);
             }
-            // Before rdma-core 28 there were no optional flags, so that no kernel would be told of them.
+            // Before rdma-core 28 there were no optional flags, so they are not passed to the kernel.
             let access = (access & !IBV_ACCESS_OPTIONAL_RANGE) as c_int;
             if addr.addr() as u64 == iova {
                 return (self.ibv_reg_mr)(pd, addr, length, access);
@@ -166,7 +166,7 @@ impl Ibverbs {
         access: c_uint,
     ) -> *mut ibv_mr {
         match self.ibv_reg_dmabuf_mr {
-            // SAFETY: the caller upholds what is asked for above.
+            // SAFETY: the caller upholds the requirements above.
             Some(reg_dmabuf_mr) => unsafe { reg_dmabuf_mr(pd, offset, length, iova, fd, access as c_int) },
             None => {
                 set_errno(libc::EOPNOTSUPP);
@@ -216,7 +216,7 @@ pub unsafe fn ibv_advise_mr(
     sg_list: *mut ibv_sge,
     num_sge: u32,
 ) -> c_int {
-    // SAFETY: the caller upholds what is asked for above.
+    // SAFETY: the caller upholds the requirements above.
     unsafe {
         match verbs_op!((*pd).context, advise_mr) {
             Some(advise_mr) => advise_mr(pd, advice, flags, sg_list, num_sge),
@@ -232,7 +232,7 @@ pub unsafe fn ibv_advise_mr(
 ///
 /// `pd` is alive.
 pub unsafe fn ibv_alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
-    // SAFETY: the caller upholds what is asked for above.
+    // SAFETY: the caller upholds the requirements above.
     unsafe {
         match verbs_op!((*pd).context, alloc_null_mr) {
             Some(alloc_null_mr) => alloc_null_mr(pd),

@@ -59,7 +59,7 @@ shapes! {
 ///
 /// `pd` is alive.
 pub unsafe fn ibv_alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
-    // SAFETY: the caller upholds what is asked for above.
+    // SAFETY: the caller upholds the requirements above.
     unsafe {
         match (*(*pd).context).ops.alloc_mw {
             Some(alloc_mw) => alloc_mw(pd, kind),
@@ -77,7 +77,7 @@ pub unsafe fn ibv_alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
 ///
 /// `mw` is alive, its device context implements `dealloc_mw`, and `mw` isn't used after success.
 pub unsafe fn ibv_dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    // SAFETY: the caller upholds what is asked for above.
+    // SAFETY: the caller upholds the requirements above.
     unsafe { (*(*mw).context).ops.dealloc_mw.unwrap_unchecked()(mw) }
 }
 
@@ -90,7 +90,7 @@ pub unsafe fn ibv_dealloc_mw(mw: *mut ibv_mw) -> c_int {
 /// `qp` and `mw` are alive, their device context implements `bind_mw`, `mw_bind` is valid for reads, and the objects
 /// that it refers to are alive.
 pub unsafe fn ibv_bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, mw_bind: *mut ibv_mw_bind) -> c_int {
-    // SAFETY: the caller upholds what is asked for above.
+    // SAFETY: the caller upholds the requirements above.
     unsafe {
         if (*mw).r#type != IBV_MW_TYPE_1 {
             return libc::EINVAL;

@@ -75,7 +75,7 @@ shapes! {
 ///
 /// `context` is open, and `init_attr` is valid for reads.
 pub unsafe fn ibv_alloc_td(context: *mut ibv_context, init_attr: *mut ibv_td_init_attr) -> *mut ibv_td {
-    // SAFETY: the caller upholds what is asked for above.
+    // SAFETY: the caller upholds the requirements above.
     unsafe {
         match verbs_op!(context, alloc_td) {
             Some(alloc_td) => alloc_td(context, init_attr),
@@ -93,7 +93,7 @@ pub unsafe fn ibv_alloc_td(context: *mut ibv_context, init_attr: *mut ibv_td_ini
 ///
 /// `td` is alive, and isn't used after success.
 pub unsafe fn ibv_dealloc_td(td: *mut ibv_td) -> c_int {
-    // SAFETY: the caller upholds what is asked for above.
+    // SAFETY: the caller upholds the requirements above.
     unsafe {
         match verbs_op!((*td).context, dealloc_td) {
             Some(dealloc_td) => dealloc_td(td),
@@ -112,7 +112,7 @@ pub unsafe fn ibv_alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
-    // SAFETY: the caller upholds what is asked for above.
+    // SAFETY: the caller upholds the requirements above.
     unsafe {
         match verbs_op!(context, alloc_parent_domain) {
             Some(alloc_parent_domain) => alloc_parent_domain(context, attr),

@@ -194,8 +194,8 @@ impl Ibverbs {
         port_num: u8,
         port_attr: *mut ibv_port_attr,
     ) -> c_int {
-        // SAFETY: the caller upholds what is asked for above. The library writes no more than the size it is
-        // given, and zero to what it doesn't know; the old function writes the beginning of the same struct.
+        // SAFETY: the caller upholds the requirements above. The library writes at most the given size, and zeros for
+        // unknown fields. The old function writes the start of the same struct.
         unsafe {
             match verbs_op!(context, query_port) {
                 Some(query_port) => query_port(context, port_num, port_attr, size_of::<ibv_port_attr>()),

@@ -223,7 +223,7 @@ shapes! {
         IBV_QUERY_QP_DATA_IN_ORDER_RETURN_CAPS = 1 << 0,
     }
 
-    // ibv_query_qp_data_in_order, the answer
+    // results of ibv_query_qp_data_in_order
     pub const c_int since "46" {
         /// The whole message is written in order.
         IBV_QUERY_QP_DATA_IN_ORDER_WHOLE_MSG = 1 << 0,
@@ -243,8 +243,7 @@ impl Ibverbs {
         context: *mut ibv_context,
         qp_init_attr_ex: *mut ibv_qp_init_attr_ex,
     ) -> *mut ibv_qp {
-        // SAFETY: the caller upholds what is asked for above, and the extended attributes begin as the plain
-        // ones do.
+        // SAFETY: the caller upholds the requirements above, and the extended attributes start with the plain ones.
         unsafe {
             if (*qp_init_attr_ex).comp_mask == IBV_QP_INIT_ATTR_PD {
                 return self.ibv_create_qp((*qp_init_attr_ex).pd, qp_init_attr_ex.cast());
@@ -281,7 +280,7 @@ impl Ibverbs {
     /// `qp` is alive, and `ece` is valid for reads and writes.
     pub unsafe fn ibv_set_ece(&self, qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
         match self.ibv_set_ece {
-            // SAFETY: the caller upholds what is asked for above.
+            // SAFETY: the caller upholds the requirements above.
             Some(ibv_set_ece) => unsafe { ibv_set_ece(qp, ece) },
             None => libc::EOPNOTSUPP,
         }
@@ -294,7 +293,7 @@ impl Ibverbs {
     /// `qp` is alive, and `ece` is valid for writes.
     pub unsafe fn ibv_query_ece(&self, qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
         match self.ibv_query_ece {
-            // SAFETY: the caller upholds what is asked for above.
+            // SAFETY: the caller upholds the requirements above.
             Some(ibv_query_ece) => unsafe { ibv_query_ece(qp, ece) },
             None => libc::EOPNOTSUPP,
         }
@@ -324,7 +323,7 @@ impl Ibverbs {
 /// `bad_wr` is valid for writes. The memory of the segments stays valid until the requests complete.
 #[inline]
 pub unsafe fn ibv_post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
-    // SAFETY: the caller upholds what is asked for above.
+    // SAFETY: the caller upholds the requirements above.
     unsafe { (*(*qp).context).ops.post_send.unwrap_unchecked()(qp, wr, bad_wr) }
 }
 
@@ -337,6 +336,6 @@ pub unsafe fn ibv_post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut 
 /// `bad_wr` is valid for writes. The memory of the segments stays valid, and is not read, until the requests complete.
 #[inline]
 pub unsafe fn ibv_post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
-    // SAFETY: the caller upholds what is asked for above.
+    // SAFETY: the caller upholds the requirements above.
     unsafe { (*(*qp).context).ops.post_recv.unwrap_unchecked()(qp, wr, bad_wr) }
 }

@@ -160,7 +160,7 @@ shapes! {
 ///
 /// `qp` is alive, and `attr` is valid for reads.
 pub unsafe fn ibv_modify_qp_rate_limit(qp: *mut ibv_qp, attr: *mut ibv_qp_rate_limit_attr) -> c_int {
-    // SAFETY: the caller upholds what is asked for above.
+    // SAFETY: the caller upholds the requirements above.
     unsafe {
         match verbs_op!((*qp).context, modify_qp_rate_limit) {
             Some(modify_qp_rate_limit) => modify_qp_rate_limit(qp, attr),

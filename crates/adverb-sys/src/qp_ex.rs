@@ -92,7 +92,7 @@ shapes! {
         > = since "45",
     }
 
-    // ibv_wr_flush: how far the data has to come
+    // ibv_wr_flush: the placement of the data
     pub const u8 since "45" {
         /// A FLUSH to global visibility.
         IBV_FLUSH_GLOBAL = 1 << 0,
@@ -116,7 +116,7 @@ macro_rules! requests {
             $(#[$meta])*
             #[inline]
             pub unsafe fn $name(qp: *mut ibv_qp_ex, $($arg: $ty),*) $(-> $ret)? {
-                // SAFETY: the caller says that the queue pair was made so that the provider fills this in.
+                // SAFETY: the caller guarantees that the queue pair was created so that the provider sets this field.
                 unsafe { (*qp).$field.unwrap_unchecked()(qp, $($arg),*) }
             }
         )*

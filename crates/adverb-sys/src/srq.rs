@@ -121,8 +121,7 @@ impl Ibverbs {
         context: *mut ibv_context,
         srq_init_attr_ex: *mut ibv_srq_init_attr_ex,
     ) -> *mut ibv_srq {
-        // SAFETY: the caller upholds what is asked for above, and the extended attributes begin as the plain
-        // ones do.
+        // SAFETY: the caller upholds the requirements above, and the extended attributes start with the plain ones.
         unsafe {
             let mask = (*srq_init_attr_ex).comp_mask;
             let has_type = mask & IBV_SRQ_INIT_ATTR_TYPE != 0;
@@ -148,7 +147,7 @@ impl Ibverbs {
 ///
 /// `srq` is alive, and `srq_num` is valid for writes.
 pub unsafe fn ibv_get_srq_num(srq: *mut ibv_srq, srq_num: *mut u32) -> c_int {
-    // SAFETY: the caller upholds what is asked for above.
+    // SAFETY: the caller upholds the requirements above.
     unsafe {
         match verbs_op!((*srq).context, get_srq_num) {
             Some(get_srq_num) => get_srq_num(srq, srq_num),
@@ -171,6 +170,6 @@ pub unsafe fn ibv_post_srq_recv(
     recv_wr: *mut ibv_recv_wr,
     bad_recv_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: the caller upholds what is asked for above.
+    // SAFETY: the caller upholds the requirements above.
     unsafe { (*(*srq).context).ops.post_srq_recv.unwrap_unchecked()(srq, recv_wr, bad_recv_wr) }
 }

@@ -6,7 +6,7 @@
 /// shapes! {
 ///     pub struct ibv_pd { pub handle: u32, … }                      struct ibv_pd
 ///     pub struct ibv_send_wr_rdma inside ibv_send_wr.wr.rdma { … }  a struct without a tag: that member's
-///     pub struct verbs_context grows_at_its_head { … }              new fields go before the old ones
+///     pub struct verbs_context grows_at_start { … }                 new fields are added before the old ones
 ///     pub union ibv_gid { … }                                       union ibv_gid
 ///     pub union ibv_wc_imm unnamed_in ibv_wc { … }                  a union without tag or name in a struct
 ///     pub opaque ibv_xrcd;                                          struct ibv_xrcd, never looked into
@@ -124,7 +124,7 @@ macro_rules! shapes {
         }
 
         impl Default for $name {
-            /// The same as `zeroed`.
+            /// Returns `zeroed()`.
             #[inline]
             fn default() -> Self {
                 Self::zeroed()
@@ -226,7 +226,7 @@ macro_rules! symbols {
                 $(#[$cmeta])*
                 #[inline]
                 pub unsafe fn $called(&self, $($carg: $cty),*) $(-> $cret)? {
-                    // SAFETY: the caller upholds what the function asks for.
+                    // SAFETY: the caller upholds the requirements of the function.
                     unsafe { (self.$called)($($carg),*) }
                 }
             )*

@@ -1,4 +1,4 @@
-//! The declarations at work, on the first device that can be opened; skipped where there is none.
+//! Tests of the declarations on the first device that can be opened. They are skipped without a device.
 
 #![cfg(target_os = "linux")]
 
@@ -27,7 +27,7 @@ struct Fixture {
 impl Fixture {
     fn new() -> Option<Self> {
         let ibverbs = Ibverbs::load().inspect_err(|error| println!("skipped: {error}")).ok()?;
-        // SAFETY: each call is given what was made before it, or memory of ours.
+        // SAFETY: the arguments of each call were created before it, or are local variables.
         unsafe {
             let list = ibverbs.ibv_get_device_list(ptr::null_mut());
             if list.is_null() || (*list).is_null() {
@@ -43,7 +43,7 @@ impl Fixture {
             let mut table = vec![ibv_gid_entry::zeroed(); 1024];
             let count = ibverbs.ibv_query_gid_table(context, table.as_mut_ptr(), table.len(), 0);
             assert!(count > 0, "{count}");
-            // The one of an IPv4 address, which the connection manager can be asked for as well.
+            // Use the entry of an IPv4 address, because the connection manager resolves it, too.
             let is_ipv4 = |entry: &&ibv_gid_entry| {
                 entry.gid_type == IBV_GID_TYPE_ROCE_V2
                     && Ipv6Addr::from(entry.gid.octets()).to_ipv4_mapped().is_some()
@@ -94,7 +94,7 @@ impl Fixture {
         let rtr = ibv_qp_attr {
             qp_state: IBV_QPS_RTR,
             path_mtu: self.mtu,
-            // SAFETY: the caller gives two queue pairs that are alive.
+            // SAFETY: the caller passes two queue pairs that are alive.
             dest_qp_num: unsafe { (*peer).qp_num },
             rq_psn: 17,
             max_dest_rd_atomic: 1,
@@ -134,13 +134,13 @@ impl Fixture {
             ),
         ];
         for (mut attr, mask) in steps {
-            // SAFETY: the caller gives two queue pairs that are alive.
+            // SAFETY: the caller passes two queue pairs that are alive.
             let error = unsafe { self.ibverbs.ibv_modify_qp(qp, &mut attr, mask) };
             assert_eq!(error, 0, "to state {}: {}", attr.qp_state, Error::from_raw_os_error(error));
         }
-        // The device tells what it was told.
+        // The device reports the attributes that were set.
         let (mut attr, mut init_attr) = (ibv_qp_attr::zeroed(), ibv_qp_init_attr::zeroed());
-        // SAFETY: the caller gives two queue pairs that are alive.
+        // SAFETY: the caller passes two queue pairs that are alive.
         unsafe {
             let mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_TIMEOUT;
             assert_eq!(self.ibverbs.ibv_query_qp(qp, &mut attr, mask, &mut init_attr), 0);
@@ -152,7 +152,7 @@ impl Fixture {
     }
 
     unsafe fn close(self) {
-        // SAFETY: the caller has destroyed what was made on the device.
+        // SAFETY: the caller has destroyed all objects of the device.
         unsafe {
             assert_eq!(self.ibverbs.ibv_dereg_mr(self.mr), 0);
             assert_eq!(self.ibverbs.ibv_dealloc_pd(self.pd), 0);
@@ -172,7 +172,8 @@ fn messages_and_atomics_pass_through_plain_queues() {
     let ibverbs = fixture.ibverbs;
     fixture.memory[..5].copy_from_slice(b"hello");
     fixture.memory[1024..1032].copy_from_slice(&40_u64.to_ne_bytes());
-    // SAFETY: each call is given what was made before it, or memory of ours; memory in flight isn't touched.
+    // SAFETY: the arguments of each call were created before it, or are local variables. Memory in flight isn't
+    // accessed.
     unsafe {
         let channel = ibverbs.ibv_create_comp_channel(fixture.context);
         assert!(!channel.is_null());
@@ -206,7 +207,7 @@ fn messages_and_atomics_pass_through_plain_queues() {
             ibv_recv_wr { wr_id: 1, sg_list: segments.as_mut_ptr(), num_sge: 2, ..Default::default() };
         let mut bad_recv = ptr::null_mut();
         assert_eq!(ibv_post_recv(right, &mut recv, &mut bad_recv), 0);
-        // Behind it in the same list, a fetch and add.
+        // A fetch-and-add follows in the same list.
         let mut result = fixture.segment(512, 8);
         let counter = fixture.segment(1024, 8).addr;
         let mut atomic = ibv_send_wr {
@@ -283,7 +284,8 @@ fn a_write_passes_through_extended_queues() {
     };
     let ibverbs = fixture.ibverbs;
     fixture.memory[..5].copy_from_slice(b"hello");
-    // SAFETY: each call is given what was made before it, or memory of ours; memory in flight isn't touched.
+    // SAFETY: the arguments of each call were created before it, or are local variables. Memory in flight isn't
+    // accessed.
     unsafe {
         let mut attr = ibv_cq_init_attr_ex { cqe: 16, wc_flags: IBV_WC_STANDARD_FLAGS, ..Default::default() };
         let cq = ibv_create_cq_ex(fixture.context, &mut attr);
@@ -385,8 +387,8 @@ fn a_request_to_connect_arrives_with_its_private_data() {
         }
     };
     let ip = Ipv6Addr::from(fixture.gid.gid.octets()).to_ipv4_mapped().unwrap();
-    // SAFETY: each call is given what was made before it, or memory of ours. An event's contents are read
-    // before it is acknowledged.
+    // SAFETY: the arguments of each call were created before it, or are local variables. The contents of an event are
+    // read before it is acknowledged.
     unsafe {
         let channel = cm.rdma_create_event_channel();
         assert!(!channel.is_null(), "{}", Error::last_os_error());
@@ -429,7 +431,7 @@ fn a_request_to_connect_arrives_with_its_private_data() {
         let peer: sockaddr_in = rdma_get_peer_addr(client).cast::<sockaddr_in>().read();
         assert_eq!(u16::from_be(peer.sin_port), port);
 
-        // The queue pair is ours: the connection manager says how to bring it to a state.
+        // The program manages the queue pair, and the connection manager returns the attributes for each state.
         let mut attr = ibv_qp_attr { qp_state: IBV_QPS_INIT, ..Default::default() };
         let mut mask: c_int = 0;
         assert_eq!(cm.rdma_init_qp_attr(client, &mut attr, &mut mask), 0, "{}", Error::last_os_error());

@@ -6,7 +6,7 @@ use std::ffi::CStr;
 
 use adverb_sys::{IBV_EVENT_PORT_ACTIVE, IBV_NODE_CA, IBV_WC_RETRY_EXC_ERR, Ibverbs, RdmaCm};
 
-/// The library, or nothing, with the reason printed, where it isn't installed.
+/// Returns the library, or prints the reason and returns `None` if it isn't installed.
 fn ibverbs() -> Option<&'static Ibverbs> {
     match Ibverbs::load() {
         Ok(ibverbs) => Some(ibverbs),
@@ -35,7 +35,7 @@ fn the_device_list_may_be_empty() {
     // SAFETY: `count` is valid for writes.
     let list = unsafe { ibverbs.ibv_get_device_list(&mut count) };
     if list.is_null() {
-        // A kernel without RDMA at all is answered so.
+        // This is the result on a kernel without RDMA.
         println!("no list: {}", std::io::Error::last_os_error());
         return;
     }
@@ -70,7 +70,7 @@ fn the_library_describes_all_values() {
         );
         assert_eq!(CStr::from_ptr(ibverbs.ibv_event_type_str(IBV_EVENT_PORT_ACTIVE)), c"port active");
         assert_eq!(CStr::from_ptr(ibverbs.ibv_node_type_str(IBV_NODE_CA)), c"InfiniBand channel adapter");
-        // A value that no header has is answered too.
+        // Values that no header defines also have a description.
         assert!(!ibverbs.ibv_wc_status_str(4711).is_null());
     }
 }
@@ -88,12 +88,12 @@ fn librdmacm_loads_or_returns_an_error() {
     // SAFETY: the result is a constant string.
     let text = unsafe { CStr::from_ptr(cm.rdma_event_str(adverb_sys::RDMA_CM_EVENT_ESTABLISHED)) };
     assert_eq!(text, c"RDMA_CM_EVENT_ESTABLISHED");
-    // SAFETY: nothing is asked for; without a device or module, NULL is the answer.
+    // SAFETY: there are no requirements. Without a device or module, the result is NULL.
     let channel = unsafe { cm.rdma_create_event_channel() };
     if channel.is_null() {
         println!("no channel: {}", std::io::Error::last_os_error());
     } else {
-        // SAFETY: the channel was made above, and is destroyed once.
+        // SAFETY: the channel was created above, and is destroyed once.
         unsafe {
             assert!((*channel).fd >= 0);
             cm.rdma_destroy_event_channel(channel);

@@ -1,4 +1,4 @@
-//! A provider made by hand: what the header's inline functions would do, ours do.
+//! A hand-written provider, which tests that this crate's functions behave like the header's inline functions.
 
 #![cfg(target_os = "linux")]
 
@@ -10,7 +10,7 @@ use adverb_sys::*;
 use libc::{c_int, c_void, size_t};
 
 thread_local! {
-    /// What was called last.
+    /// The operation that was called last.
     static CALLED: Cell<&'static str> = const { Cell::new("nothing") };
 }
 
@@ -22,7 +22,7 @@ fn errno() -> c_int {
     std::io::Error::last_os_error().raw_os_error().unwrap()
 }
 
-/// An extended context whose library knew everything, and whose provider has nothing.
+/// Returns an extended context of a library with all operations and a provider with none.
 fn context() -> verbs_context {
     let mut context = verbs_context::zeroed();
     context.sz = size_of::<verbs_context>();
@@ -32,7 +32,7 @@ fn context() -> verbs_context {
 
 unsafe extern "C" fn post_send(_: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
     CALLED.set("post_send");
-    // SAFETY: the test gives valid pointers.
+    // SAFETY: the test passes valid pointers.
     unsafe { *bad_wr = (*wr).next };
     libc::ENOMEM
 }
@@ -49,7 +49,7 @@ unsafe extern "C" fn post_srq_recv(_: *mut ibv_srq, _: *mut ibv_recv_wr, _: *mut
 
 unsafe extern "C" fn poll_cq(_: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
     CALLED.set("poll_cq");
-    // SAFETY: the test gives room for as many.
+    // SAFETY: the test passes a sufficiently large array.
     unsafe { (*wc).imm = ibv_wc_imm { invalidated_rkey: 0x1234 } };
     num_entries
 }
@@ -97,7 +97,7 @@ fn work_is_posted_and_polled_through_the_contexts_operations() {
 
 unsafe extern "C" fn modify_cq(_: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
     CALLED.set("modify_cq");
-    // SAFETY: the test gives a valid pointer.
+    // SAFETY: the test passes a valid pointer.
     unsafe { c_int::from((*attr).moderate.cq_count) }
 }
 
@@ -107,7 +107,8 @@ fn an_extended_operation_is_called_only_if_the_library_had_it() {
         ibv_modify_cq_attr { moderate: ibv_moderate_cq { cq_count: 7, cq_period: 0 }, ..Default::default() };
     let reaches = size_of::<verbs_context>() - offset_of!(verbs_context, modify_cq);
     let try_with = |extended: &mut verbs_context, attr: &mut ibv_modify_cq_attr| {
-        // The context's address is the whole's, moved on, so that what precedes it may be read through it.
+        // The address of the context is derived from that of the whole struct, so that the fields before it may be
+        // read.
         let context = (&raw mut *extended).wrapping_byte_add(offset_of!(verbs_context, context)).cast();
         let mut cq = ibv_cq { context, ..ibv_cq::zeroed() };
         // SAFETY: the queue and its context are whole.
@@ -145,7 +146,7 @@ fn the_extended_context_is_around_the_context() {
 fn unsupported_creations_set_errno() {
     let mut extended = context();
     let whole = &raw mut extended;
-    // SAFETY: the context is whole, and has no operation that would look further.
+    // SAFETY: the context is complete, and its operations read nothing else.
     unsafe {
         let context = &raw mut (*whole).context;
         let mut pd = ibv_pd { context, ..ibv_pd::zeroed() };
@@ -204,7 +205,7 @@ unsafe extern "C" fn wr_start(_: *mut ibv_qp_ex) {
 
 unsafe extern "C" fn wr_rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
     CALLED.set("wr_rdma_write");
-    // SAFETY: the test gives a valid pointer.
+    // SAFETY: the test passes a valid pointer.
     unsafe { assert_eq!(((*qp).wr_id, rkey, remote_addr), (1, 2, 3)) };
 }
 
@@ -244,7 +245,7 @@ fn a_request_is_put_together_through_the_queue_pairs_pointers() {
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, _: *mut ibv_poll_cq_attr) -> c_int {
     CALLED.set("start_poll");
-    // SAFETY: the test gives a valid pointer.
+    // SAFETY: the test passes a valid pointer.
     unsafe { (*cq).wr_id = 42 };
     0
 }
@@ -286,7 +287,7 @@ fn completions_are_read_through_the_queues_pointers() {
 
 unsafe extern "C" fn create_qp(pd: *mut ibv_pd, _: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     CALLED.set("create_qp");
-    // Anything that tells what was given.
+    // Any value that identifies the argument.
     pd.cast()
 }
 
@@ -306,7 +307,7 @@ unsafe extern "C" fn compat_query_port(
     attr: *mut _compat_ibv_port_attr,
 ) -> c_int {
     CALLED.set("compat_query_port");
-    // SAFETY: the test gives room for a whole struct, of which the old one is the beginning.
+    // SAFETY: the test passes a complete struct, which starts with the old one.
     unsafe { (*attr.cast::<ibv_port_attr>()).lid = 9 };
     0
 }
@@ -314,14 +315,14 @@ unsafe extern "C" fn compat_query_port(
 unsafe extern "C" fn query_port(_: *mut ibv_context, _: u8, attr: *mut ibv_port_attr, len: size_t) -> c_int {
     CALLED.set("query_port");
     assert_eq!(len, size_of::<ibv_port_attr>());
-    // SAFETY: the test gives room for a whole struct.
+    // SAFETY: the test passes a complete struct.
     unsafe { (*attr).active_speed_ex = 256 };
     0
 }
 
 unsafe extern "C" fn query_device(_: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
     CALLED.set("query_device");
-    // SAFETY: the test gives a valid pointer.
+    // SAFETY: the test passes a valid pointer.
     unsafe { (*attr).max_qp = 5 };
     0
 }
@@ -333,7 +334,7 @@ unsafe extern "C" fn query_device_ex(
     _: size_t,
 ) -> c_int {
     CALLED.set("query_device_ex");
-    // SAFETY: the test gives a valid pointer.
+    // SAFETY: the test passes a valid pointer.
     unsafe { (*attr).orig_attr.max_qp }
 }
 
@@ -354,7 +355,7 @@ unsafe extern "C" fn reg_mr_iova2(
     ptr::without_provenance_mut(access as usize)
 }
 
-/// The library with functions of our own in it, where there is one.
+/// Returns the library with some functions replaced, if the library is installed.
 fn library() -> Option<Ibverbs> {
     let library = Ibverbs::load().inspect_err(|error| println!("skipped: {error}")).ok()?;
     Some(Ibverbs {
@@ -377,11 +378,11 @@ fn redirected_functions_behave_like_the_header() {
     let whole = &raw mut extended;
     let mut pd = ibv_pd::zeroed();
     let pd = &raw mut pd;
-    // SAFETY: every pointer is to one of the above, and the functions that are called look no further.
+    // SAFETY: every pointer refers to one of these objects, and the called functions read nothing else.
     unsafe {
         let context = &raw mut (*whole).context;
 
-        // A queue pair that needs no more than a plain one is made as a plain one.
+        // A queue pair without extended attributes is created by the plain function.
         let mut attr = ibv_qp_init_attr_ex { comp_mask: IBV_QP_INIT_ATTR_PD, pd, ..Default::default() };
         assert_eq!(library.ibv_create_qp_ex(context, &mut attr), pd.cast());
         assert_eq!(called(), "create_qp");
@@ -410,7 +411,7 @@ fn redirected_functions_behave_like_the_header() {
             assert_eq!((called(), errno()), ("nothing", libc::EOPNOTSUPP));
         }
 
-        // A port is asked by the extended operation, which knows how much there is room for.
+        // The extended operation queries a port, and gets the size of the struct.
         let mut port = ibv_port_attr { active_speed_ex: 1, ..Default::default() };
         assert_eq!(library.ibv_query_port(context, 1, &mut port), 0);
         assert_eq!((called(), port.lid, port.active_speed_ex), ("compat_query_port", 9, 0));
@@ -418,7 +419,7 @@ fn redirected_functions_behave_like_the_header() {
         assert_eq!(library.ibv_query_port(context, 1, &mut port), 0);
         assert_eq!((called(), port.active_speed_ex), ("query_port", 256));
 
-        // A device answers with what it can, and the rest is zero.
+        // A device fills the fields that it knows, and the rest is zero.
         let mut device = ibv_device_attr_ex { device_cap_flags_ex: 1, ..Default::default() };
         let input = ibv_query_device_ex_input { comp_mask: 1 };
         assert_eq!(library.ibv_query_device_ex(context, &input, &mut device), libc::EINVAL);
@@ -436,7 +437,7 @@ fn redirected_functions_behave_like_the_header() {
         assert_eq!(library.ibv_query_device_ex(context, ptr::null(), &mut device), libc::EIO);
         assert_eq!(called(), "query_device_ex");
 
-        // Memory is registered with optional flags, which an old library isn't told of.
+        // Memory is registered with optional flags, which are not passed to an old library.
         let memory = ptr::without_provenance_mut(0x1000);
         let access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_RELAXED_ORDERING;
         assert_eq!(library.ibv_reg_mr(pd, memory, 1, access).addr(), access as usize);
@@ -448,7 +449,7 @@ fn redirected_functions_behave_like_the_header() {
         assert!(library.ibv_reg_mr_iova2(pd, memory, 1, 0, access).is_null());
         assert_eq!((called(), errno()), ("nothing", libc::EOPNOTSUPP));
 
-        // What isn't in an old library is answered, not called.
+        // A function that an old library lacks returns an error.
         library.ibv_reg_dmabuf_mr = None;
         library._ibv_query_gid_ex = None;
         library._ibv_query_gid_table = None;

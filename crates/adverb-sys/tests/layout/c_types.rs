@@ -6,7 +6,7 @@ use std::vec;
 
 use adverb_sys::layout::{CDeclaration, Item, Record, items};
 
-/// What C calls the types that fields and functions have.
+/// The C names of the types of fields and functions.
 pub(crate) struct CTypes {
     names: BTreeMap<&'static str, String>,
     anonymous_union: BTreeMap<&'static str, &'static Record>,
@@ -59,12 +59,12 @@ impl CTypes {
         Self { names, anonymous_union }
     }
 
-    /// The union of this type, if it is one that has no name in C.
+    /// Returns the union of this type, if it is anonymous in C.
     pub(crate) fn anonymous_union(&self, ty: &str) -> Option<&'static Record> {
         self.anonymous_union.get(ty).copied()
     }
 
-    /// A type, given as Rust source, as C writes it.
+    /// Translates a type from Rust source to C.
     pub(crate) fn translate(&self, source: &str) -> String {
         let mut tokens = tokens(source).into_iter().peekable();
         let ty = Type::parse(&mut tokens);
@@ -72,12 +72,12 @@ impl CTypes {
         self.declare(&ty, String::new(), "")
     }
 
-    /// A declaration with this declarator, C's way: from the inside out.
+    /// Returns a C declaration of this declarator, built from the inside out.
     fn declare(&self, ty: &Type, declarator: String, qualifier: &str) -> String {
         match ty {
             Type::Name(name) => {
                 let c = self.names.get(name.as_str());
-                let c = c.unwrap_or_else(|| panic!("`{name}` isn't known, neither to C nor to be zeroable"));
+                let c = c.unwrap_or_else(|| panic!("`{name}` is neither a C type nor zeroable"));
                 format!("{qualifier}{c} {declarator}").trim_end().to_owned()
             }
             Type::Pointer { target, is_const } => {
@@ -97,7 +97,7 @@ impl CTypes {
     }
 }
 
-/// What C calls a record.
+/// Returns the C name of a record.
 pub(crate) fn c_name(record: &Record) -> String {
     match record.declaration {
         CDeclaration::Struct | CDeclaration::StructGrowingAtStart => format!("struct {}", record.name),
@@ -155,7 +155,7 @@ impl Type {
         let mut arguments = Vec::new();
         while tokens.next_if(|token| token == ")").is_none() {
             let argument = Self::parse(tokens);
-            // What was taken for a type is the argument's name if a colon follows.
+            // If a colon follows, the parsed type was the name of the argument.
             arguments.push(match tokens.next_if(|token| token == ":") {
                 Some(_) => Self::parse(tokens),
                 None => argument,
@@ -176,7 +176,7 @@ fn skip(tokens: &mut Tokens, expected: &[&str]) {
     }
 }
 
-/// The tokens of a type. The compiler's spelling of a type has spaces and line breaks where it likes.
+/// Returns the tokens of a type. The compiler inserts spaces and line breaks at arbitrary places.
 fn tokens(source: &str) -> Vec<String> {
     let mut tokens: Vec<String> = Vec::new();
     let mut joins = false;

@@ -1,4 +1,4 @@
-//! The C program that the table becomes, and what it is expected to print.
+//! The C program that is generated from the table, and its expected output.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -11,19 +11,19 @@ use adverb_sys::layout::{CDeclaration, Field, Item, Record};
 use crate::c_types::{CTypes, c_name};
 use crate::headers::{INCLUDES, cc};
 
-/// A C program in the making, and what it is expected to print.
+/// A C program that is being generated, and its expected output.
 #[derive(Default)]
 pub(crate) struct Comparison {
     names: BTreeSet<String>,
     program: String,
     expected: Vec<(String, i128)>,
-    /// What the headers don't have, and needn't.
+    /// The names that the headers lack, and that are marked as newer.
     pub(crate) newer: Vec<String>,
-    /// How much there is.
+    /// The numbers of compared items.
     pub(crate) counts: Counts,
 }
 
-/// How much has been compared, by kind.
+/// The numbers of compared items, by kind.
 #[derive(Default)]
 pub(crate) struct Counts {
     pub(crate) structs: usize,
@@ -35,22 +35,22 @@ pub(crate) struct Counts {
 }
 
 impl Comparison {
-    /// A comparison with headers in which these names occur.
+    /// Creates a comparison with headers that contain these names.
     pub(crate) fn new(names: BTreeSet<String>) -> Self {
         Self { names, ..Self::default() }
     }
 
-    /// An expression in C, and its value in Rust.
+    /// Adds an expression in C and its value in Rust.
     pub(crate) fn expect(&mut self, label: impl Into<String>, expression: &str, value: impl TryInto<i128>) {
         let value = value.try_into().unwrap_or_else(|_| unreachable!());
         writeln!(self.program, "    print({expression} < 0, {expression});").unwrap();
         self.expected.push((label.into(), value));
     }
 
-    /// Everything about an entry of the table.
+    /// Adds an entry of the table.
     pub(crate) fn add(&mut self, types: &CTypes, item: &Item) {
         match item {
-            // Compared along with the struct that it is in.
+            // The union is compared with the struct that contains it.
             Item::Record(record) if matches!(record.declaration, CDeclaration::AnonymousIn(_)) => {}
             Item::Record(record) => self.add_record(types, record),
             Item::Opaque { name } => {
@@ -86,7 +86,7 @@ impl Comparison {
 
     fn add_record(&mut self, types: &CTypes, record: &Record) {
         let (name, c) = (record.name, c_name(record));
-        // What the headers don't have yet is at the end, so that for them the struct ends before it.
+        // Fields that the headers lack are at the end, so the struct of the headers ends before them.
         let mut size = record.size;
         for field in record.fields {
             if !self.has_field(record, &c, field) {
@@ -136,8 +136,8 @@ impl Comparison {
         self.counts.fields += 1;
     }
 
-    /// Whether the headers have a constant. Only what is marked as newer may be missing: of the rest the
-    /// compiler will complain.
+    /// Whether the headers define a constant. Only constants that are marked as newer may be missing; the compiler
+    /// reports others.
     fn has_constant(&mut self, name: &str, since: Option<&str>) -> bool {
         let has = since.is_none() || self.names.contains(name);
         if !has {
@@ -146,7 +146,8 @@ impl Comparison {
         has
     }
 
-    /// Whether the headers have a field. Its name says little, for it may be another's too.
+    /// Whether the headers define a field. The name alone is not sufficient, because other structs may have a field of
+    /// that name.
     fn has_field(&mut self, record: &Record, c: &str, field: &Field) -> bool {
         let probe = format!("{INCLUDES}size_t offset = offsetof({c}, {});\n", field.name);
         let has = field.since.is_none() || cc(&["-x", "c", "-fsyntax-only", "-"], &probe).0;
@@ -156,7 +157,7 @@ impl Comparison {
         has
     }
 
-    /// Compiles and runs the program: what differs.
+    /// Compiles and runs the program, and returns the differences.
     pub(crate) fn run(&self) -> Vec<String> {
         let source = format!(
             "{INCLUDES}\

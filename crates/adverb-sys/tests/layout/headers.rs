@@ -5,7 +5,7 @@ use std::env;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-/// What a C program has to begin with.
+/// The start of each C program.
 pub(crate) const INCLUDES: &str = "#define _GNU_SOURCE\n\
                         #include <stddef.h>\n\
                         #include <stdint.h>\n\
@@ -14,7 +14,7 @@ pub(crate) const INCLUDES: &str = "#define _GNU_SOURCE\n\
                         #include <infiniband/verbs.h>\n\
                         #include <rdma/rdma_cma.h>\n";
 
-/// Every identifier in the preprocessed headers, macros included, or nothing if there are no headers.
+/// Returns every identifier in the preprocessed headers, including macros, or `None` without headers.
 pub(crate) fn names_in_headers() -> Option<BTreeSet<String>> {
     if let Err(reason) = check_installed() {
         let advice = "on Debian and Ubuntu, `apt install gcc libibverbs-dev librdmacm-dev`";
@@ -24,12 +24,12 @@ pub(crate) fn names_in_headers() -> Option<BTreeSet<String>> {
         return None;
     }
     let (ok, text, errors) = cc(&["-E", "-dD", "-x", "c", "-"], INCLUDES);
-    assert!(ok, "the headers are there, and can't be used:\n{errors}");
+    assert!(ok, "the headers are installed, but don't compile:\n{errors}");
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     Some(words.filter(|word| !word.is_empty()).map(str::to_owned).collect())
 }
 
-/// Whether there are a compiler and headers, and if not, what is missing.
+/// Checks that a compiler and the headers are installed. Returns what is missing otherwise.
 fn check_installed() -> Result<(), &'static str> {
     let probe = "#if !__has_include(<infiniband/verbs.h>)\n\
                  no header of libibverbs\n\

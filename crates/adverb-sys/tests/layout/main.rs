@@ -1,11 +1,10 @@
-//! Compares everything that the crate declares with the installed C headers.
+//! Compares all declarations of the crate with the installed C headers.
 //!
-//! The table that the crate's macros make becomes a C program, which tells what the compiler thinks of each
-//! entry: sizes, alignments, offsets, values, and whether a type or signature, translated to C, is the
-//! header's own. Where the headers aren't installed the test says so and passes, unless
-//! ADVERB_REQUIRE_HEADERS is set to 1.
+//! The table that the crate's macros build is translated to a C program. The program prints the sizes, alignments,
+//! offsets and values of all entries, and whether each type and signature, translated to C, equals that of the header.
+//! Without headers the test is skipped, unless ADVERB_REQUIRE_HEADERS is set to 1.
 //!
-//! Other headers than the installed ones are compared with by naming their directory in CPATH.
+//! To compare with other headers than the installed ones, set CPATH to their directory.
 
 #![cfg(target_os = "linux")]
 
@@ -49,7 +48,7 @@ fn all_declarations_match_the_headers() {
     assert!(counts.structs > 60 && counts.fields > 500 && counts.constants > 300, "the table has shrunk");
 }
 
-/// What is declared outside the macros isn't in the table, and so isn't compared.
+/// Declarations outside of the macros are not in the table, so they would not be compared.
 #[test]
 fn nothing_is_declared_outside_the_table() {
     let mut sources = Vec::new();
@@ -74,7 +73,7 @@ fn nothing_is_declared_outside_the_table() {
     }
 }
 
-/// Each name once, for a test that compares the same thing twice may compare another not at all.
+/// Each name must occur once: if one declaration is compared twice, another may not be compared at all.
 #[test]
 fn no_name_is_declared_twice() {
     let mut seen = BTreeSet::new();
@@ -90,7 +89,7 @@ fn no_name_is_declared_twice() {
     }
 }
 
-/// The test is worth something only if it finds what is wrong.
+/// The comparison must detect wrong declarations.
 #[test]
 fn a_wrong_declaration_is_detected() {
     let Some(names) = names_in_headers() else {
