@@ -157,6 +157,7 @@ impl QueuePair {
         }
         if to == QpState::Reset {
             attributes.attr = ibv_qp_attr::zeroed();
+            self.discard_completions();
         }
         if (path.is_some() || to == QpState::Reset)
             && let Some(old) = std::mem::replace(&mut attributes.path, path)

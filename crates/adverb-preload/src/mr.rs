@@ -29,15 +29,20 @@ fn register(
     iova: u64,
     access: Access,
 ) -> Result<u32, c_int> {
-    let address = NonNull::new(addr.cast::<u8>()).ok_or(libc::EINVAL)?;
-    if access.contains(Access::FLUSH_PERSISTENT) {
-        return Err(libc::EOPNOTSUPP);
-    }
-    check_mapped(addr, length)?;
+    let address = check(addr, length, access)?;
     // SAFETY: the program keeps the memory until it deregisters it, and coordinates its own accesses with its requests
     // and its peers, as with any RDMA device.
     let key = unsafe { domain.nic.nic.register(domain.pd, address, length, iova, access) };
     key.map_err(errno_of)
+}
+
+/// Checks the arguments of a registration that the NIC doesn't check.
+fn check(addr: *mut c_void, length: size_t, access: Access) -> Result<NonNull<u8>, c_int> {
+    if access.contains(Access::FLUSH_PERSISTENT) {
+        return Err(libc::EOPNOTSUPP);
+    }
+    check_mapped(addr, length)?;
+    NonNull::new(addr.cast::<u8>()).ok_or(libc::EINVAL)
 }
 
 /// Checks that the whole range is mapped, as a kernel that pins memory does: the NIC's thread must not fault.
@@ -60,11 +65,12 @@ fn check_mapped(addr: *mut c_void, length: size_t) -> Result<(), c_int> {
     Ok(())
 }
 
-/// Returns the access rights that a program asks for. Optional ones have no effect.
+/// Returns the access rights that a program asks for. Optional ones have no effect, and neither has the kind of pages:
+/// the NIC accesses memory with the CPU, which faults pages in.
 fn access_of(flags: c_uint) -> Result<Access, c_int> {
     Access::from_bits(flags & !IBV_ACCESS_OPTIONAL_RANGE)
         .ok_or(libc::EOPNOTSUPP)
-        .map(|access| access.difference(Access::HUGE_PAGES))
+        .map(|access| access.difference(Access::HUGE_PAGES | Access::ON_DEMAND))
 }
 
 fn reg_mr(
@@ -77,9 +83,6 @@ fn reg_mr(
     // SAFETY: the domain is alive.
     let (domain, context) = unsafe { (ProtectionDomain::of(pd), (*pd).context) };
     let access = access_of(flags)?;
-    if access.contains(Access::ON_DEMAND) {
-        return Err(libc::EOPNOTSUPP);
-    }
     let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
     let access = access.difference(Access::ZERO_BASED);
     let key = register(domain, addr, length, iova, access)?;
@@ -167,20 +170,17 @@ entry! {
         }
         // SAFETY: the domain is alive.
         let domain = unsafe { ProtectionDomain::of(new_pd) };
-        let key = match register(domain, new_addr, new_length, iova, new_access) {
-            Ok(key) => key,
-            Err(errno) => {
-                crate::entry::set_errno(errno);
-                return IBV_REREG_MR_ERR_CMD;
-            }
-        };
-        if let Err(error) = region.nic.nic.deregister(base.lkey) {
-            _ = region.nic.nic.deregister(key);
-            crate::entry::set_errno(errno_of(error));
+        let changed = check(new_addr, new_length, new_access).and_then(|address| {
+            let nic = &region.nic.nic;
+            // SAFETY: as in `register`.
+            unsafe { nic.reregister(base.lkey, domain.pd, address, new_length, iova, new_access) }
+                .map_err(errno_of)
+        });
+        if let Err(errno) = changed {
+            crate::entry::set_errno(errno);
             return IBV_REREG_MR_ERR_CMD;
         }
         (base.pd, base.addr, base.length) = (new_pd, new_addr, new_length);
-        (base.lkey, base.rkey) = (key, key);
         (region.iova, region.access) = (iova, new_access);
         0
     }
@@ -202,11 +202,17 @@ operations! {
     /// Accepts advice about on-demand paging, which the software NIC doesn't need.
     fn advise_mr(
         _pd: *mut ibv_pd,
-        _advice: ibv_advise_mr_advice,
-        _flags: u32,
-        _sg_list: *mut ibv_sge,
-        _num_sges: u32,
+        advice: ibv_advise_mr_advice,
+        flags: u32,
+        sg_list: *mut ibv_sge,
+        num_sges: u32,
     ) -> c_int {
-        fail(libc::EOPNOTSUPP)
+        if advice > IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT || flags & !IBV_ADVISE_MR_FLAG_FLUSH != 0 {
+            return fail(libc::EOPNOTSUPP);
+        }
+        if sg_list.is_null() || num_sges == 0 {
+            return fail(libc::EINVAL);
+        }
+        0
     }
 }

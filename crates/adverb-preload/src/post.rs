@@ -194,7 +194,8 @@ pub(crate) unsafe fn bind_window(rkey: u32, info: &ibv_mw_bind_info) -> SendOper
         lkey,
         addr: info.addr,
         length: info.length,
-        access: Access::from_bits_retain(info.mw_access_flags),
+        // Local access is the region's.
+        access: Access::from_bits_truncate(info.mw_access_flags) & (Access::REMOTE | Access::ZERO_BASED),
     })
 }
 

@@ -141,6 +141,15 @@ impl QueuePair {
         Ok(this.as_ptr())
     }
 
+    /// Removes the queue pair's completions, as drivers do.
+    pub(crate) fn discard_completions(&self) {
+        for cq in [self.init.send_cq, self.init.recv_cq] {
+            // SAFETY: completion queues outlive the queue pairs that use them.
+            let cq = unsafe { CompletionQueue::of(cq) };
+            self.nic.nic.discard_completions(cq.cq, self.qpn);
+        }
+    }
+
     fn destroy(qp: *mut ibv_qp) -> Result<(), c_int> {
         // SAFETY: the queue pair is alive.
         let this = unsafe { QueuePair::of(qp) };
@@ -148,6 +157,7 @@ impl QueuePair {
             return Err(libc::EPERM);
         }
         this.nic.nic.destroy_qp(this.qpn);
+        this.discard_completions();
         this.nic.objects.lock().qps.remove(&this.qpn.get());
         this.context().forget_events(|event| {
             // SAFETY: such an event has this member.

@@ -164,6 +164,15 @@ operations! {
         extended.hca_core_clock = 1_000_000;
         extended.device_cap_flags_ex = extended.orig_attr.device_cap_flags.into();
         extended.phys_port_cnt_ex = 1;
+        // The NIC accesses memory with the CPU, which faults pages in.
+        let datagrams = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
+        let connections = datagrams | IBV_ODP_SUPPORT_WRITE;
+        extended.odp_caps.general_caps = IBV_ODP_SUPPORT;
+        extended.odp_caps.per_transport_caps = ibv_odp_caps_per_transport {
+            rc_odp_caps: connections | IBV_ODP_SUPPORT_READ | IBV_ODP_SUPPORT_ATOMIC,
+            uc_odp_caps: connections,
+            ud_odp_caps: datagrams,
+        };
         // SAFETY: the program states the size of its struct.
         unsafe { write_prefix(&extended, attr.cast(), attr_size) };
         0
@@ -277,7 +286,10 @@ entry! {
         if flags != 0 {
             return fail(libc::EOPNOTSUPP);
         }
-        let table = (0..).map_while(|index| gid_entry(nic, index)).take(max_entries);
+        if max_entries < nic.nic.addresses().len() {
+            return fail(libc::EINVAL);
+        }
+        let table = (0..).map_while(|index| gid_entry(nic, index));
         let mut count = 0;
         for entry in table {
             // SAFETY: the program has room for `max_entries` structs of the size that it states.

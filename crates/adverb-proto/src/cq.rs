@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::Time;
-use crate::types::{ArmFor, Completion, TimestampSource};
+use crate::types::{ArmFor, Completion, Qpn, TimestampSource};
 
 /// The handle of a completion queue of a [`Device`](crate::Device).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -123,6 +123,15 @@ impl CompletionQueue {
             self.capacity = capacity;
         }
         fits
+    }
+
+    /// Removes the completions of a queue pair.
+    pub(crate) fn discard(&mut self, qpn: Qpn) {
+        if let Some(times) = &mut self.times {
+            let mut entries = self.entries.iter();
+            times.retain(|_| entries.next().is_some_and(|completion| completion.qpn != qpn));
+        }
+        self.entries.retain(|completion| completion.qpn != qpn);
     }
 
     /// Requests one completion event. Completions that are queued already don't cause it.

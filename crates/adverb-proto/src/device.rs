@@ -297,6 +297,14 @@ impl<S: EventSink> Device<S> {
         }
     }
 
+    /// Removes the completions of a queue pair from a completion queue, as drivers of RDMA NICs do when the queue pair is
+    /// reset or destroyed.
+    pub fn discard_completions(&mut self, cq: Cq, qpn: Qpn) {
+        if let Some(Some(cq)) = self.cqs.get_mut(cq.0 as usize) {
+            cq.discard(qpn);
+        }
+    }
+
     /// Arms a completion queue: its next completion that `arm_for` selects generates one
     /// [event](Device::poll_cq_event). Completions that are already queued generate no event, so the caller should poll
     /// the queue once more after arming it.

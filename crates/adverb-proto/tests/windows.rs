@@ -337,11 +337,18 @@ fn region_needs_local_write_access_for_a_remotely_writable_window() {
 
 #[test]
 fn window_needs_remote_access_rights_only() {
-    for access in [Access::empty(), Access::LOCAL_WRITE, Access::WINDOW_BIND | READ_WRITE] {
+    for access in [Access::LOCAL_WRITE, Access::WINDOW_BIND | READ_WRITE] {
         let (mut end, region) = bindable();
         let key = next(window(&mut end));
         assert_eq!(try_bind(&mut end, binding(key, region, access)), Status::WindowBind, "{access:?}");
     }
+}
+
+#[test]
+fn window_without_rights_denies_access() {
+    let (mut end, region) = bindable();
+    let key = next(window(&mut end));
+    assert_eq!(try_bind(&mut end, binding(key, region, Access::empty())), Status::Success);
 }
 
 #[test]

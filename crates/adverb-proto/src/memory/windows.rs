@@ -133,7 +133,8 @@ impl Keys {
             return Err(Denied::Key);
         }
         let rights = access.difference(Access::ZERO_BASED);
-        if rights.is_empty() || !Access::REMOTE.contains(rights) {
+        // A window without rights is valid: it denies a peer all access.
+        if !Access::REMOTE.contains(rights) {
             return Err(Denied::Access);
         }
         let region = self.valid_region(pd, lkey)?;

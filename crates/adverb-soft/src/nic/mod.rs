@@ -252,6 +252,45 @@ impl Nic {
         })
     }
 
+    /// Changes a memory region: its key stays the same, and everything else is as in [`register`](Nic::register).
+    /// Outstanding requests that use the key use the new memory, or fail.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`register`](Nic::register) and [`deregister`](Nic::deregister). The region is then
+    /// unchanged.
+    ///
+    /// # Safety
+    ///
+    /// The same as for [`register`](Nic::register).
+    pub unsafe fn reregister(
+        &self,
+        key: u32,
+        pd: Pd,
+        address: NonNull<u8>,
+        length: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<(), Error> {
+        // SAFETY: as the caller says. This registration checks all arguments.
+        let checked = unsafe { self.register(pd, address, length, iova, access) }?;
+        self.ask(|engine| {
+            let old = match engine.device.deregister(key) {
+                Ok(old) => old,
+                Err(error) => {
+                    let unused = engine.device.deregister(checked)?;
+                    engine.memory.remove(unused.storage);
+                    return Err(error.into());
+                }
+            };
+            let registration = engine.device.deregister(checked)?;
+            // The key was just freed, so it is the first one tried.
+            engine.device.register(pd, registration, || key)?;
+            engine.memory.remove(old.storage);
+            Ok(())
+        })
+    }
+
     /// Deregisters memory. Afterwards the NIC no longer accesses the bytes, not even for requests in flight.
     ///
     /// # Errors
@@ -419,6 +458,12 @@ impl Nic {
         }
         progress::wake(&self.shared, &mut engine, work);
         count
+    }
+
+    /// Removes the completions of a queue pair from a completion queue. Drivers of RDMA NICs do this when a queue pair is
+    /// reset or destroyed.
+    pub fn discard_completions(&self, cq: Cq, qpn: Qpn) {
+        self.shared.engine.lock().device.discard_completions(cq, qpn);
     }
 
     /// Arms a completion queue: the next completion delivers one event to the queue's channel. Completions that are

@@ -1,4 +1,5 @@
 mod recording;
+mod regions;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
