@@ -38,4 +38,12 @@ mod tests {
         assert_eq!(rust_version("[workspace.package]\nrust-version = \"1.88\"\n"), Some("1.88"));
         assert_eq!(rust_version("[package]\nrust-version.workspace = true\n"), None);
     }
+
+    #[test]
+    fn the_workflow_installs_the_oldest_supported_compiler() {
+        let manifest = fs::read_to_string(paths::root().join("Cargo.toml")).unwrap();
+        let workflow = fs::read_to_string(paths::root().join(".github/workflows/ci.yml")).unwrap();
+        let version = rust_version(&manifest).unwrap();
+        assert!(workflow.contains(&format!("rustup toolchain install {version} ")), "{version}");
+    }
 }
