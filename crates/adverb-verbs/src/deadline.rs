@@ -14,9 +14,14 @@ pub struct Deadline {
 impl Deadline {
     /// Returns the deadline that lies `timeout` ahead.
     pub fn new(timeout: Duration) -> Deadline {
-        // Who waits for ever needs no clock.
+        // An unlimited deadline needs no clock.
         let at = if timeout == Duration::MAX { None } else { Instant::now().checked_add(timeout) };
         Deadline { timeout, at }
+    }
+
+    /// Returns the deadline that lies `timeout` after `now`.
+    pub fn after(now: Instant, timeout: Duration) -> Deadline {
+        Deadline { timeout, at: now.checked_add(timeout) }
     }
 
     /// Returns the point in time, for event loops: far in the future if the deadline never comes.
@@ -27,6 +32,11 @@ impl Deadline {
     /// Returns the remaining time: zero after the deadline, `Duration::MAX` if it never comes.
     pub fn left(&self) -> Duration {
         self.at.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Returns the time that remains at `now`, as [`left`](Deadline::left) does.
+    pub fn left_at(&self, now: Instant) -> Duration {
+        self.at.map_or(Duration::MAX, |at| at.saturating_duration_since(now))
     }
 }
 

@@ -139,16 +139,52 @@ impl Watch {
 
     /// Watches another descriptor, until that is closed or removed.
     pub fn add(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_ADD, fd)
+        self.add_as(fd, Interest::Read, 0)
+    }
+
+    /// Watches another descriptor for an event, until that is closed or removed. [`wait`](Watch::wait) returns the token while the
+    /// descriptor is ready.
+    pub fn add_as(&self, fd: BorrowedFd<'_>, interest: Interest, token: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, interest, token)
     }
 
     /// Doesn't watch a descriptor any more.
     pub fn remove(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        self.control(libc::EPOLL_CTL_DEL, fd)
+        self.control(libc::EPOLL_CTL_DEL, fd, Interest::Nothing, 0)
     }
 
-    fn control(&self, operation: libc::c_int, fd: BorrowedFd<'_>) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
+    /// Waits until a descriptor is ready, and appends the tokens of ready descriptors: none if the timeout expires, or a signal
+    /// arrives, and at most 64 per call. The timeout is rounded up to milliseconds.
+    pub fn wait(&self, ready: &mut Vec<u64>, timeout: Option<Duration>) -> io::Result<()> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+        let millis = timeout.map_or(-1, |timeout| {
+            libc::c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX)
+        });
+        let len = events.len() as libc::c_int;
+        // SAFETY: the descriptor is open, and as many events may be written as the call is told.
+        let count = unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), len, millis) };
+        let Ok(count) = usize::try_from(count) else {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) };
+        };
+        // (A copy: the structure is packed, and its fields have no references.)
+        ready.extend(events[..count].iter().map(|event| ({ *event }).u64));
+        Ok(())
+    }
+
+    fn control(
+        &self,
+        operation: libc::c_int,
+        fd: BorrowedFd<'_>,
+        interest: Interest,
+        token: u64,
+    ) -> io::Result<()> {
+        let events = match interest {
+            Interest::Read => libc::EPOLLIN,
+            Interest::Write => libc::EPOLLOUT,
+            Interest::Nothing => 0,
+        };
+        let mut event = libc::epoll_event { events: events as u32, u64: token };
         // SAFETY: both descriptors are open, and the event can be read.
         let code = unsafe { libc::epoll_ctl(self.0.as_raw_fd(), operation, fd.as_raw_fd(), &raw mut event) };
         if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -202,6 +238,32 @@ mod tests {
         assert!(ready(&outer));
         drop(reader);
         assert!(!ready(&outer), "what is closed isn't watched any more");
+    }
+
+    #[test]
+    fn a_watch_returns_the_tokens_of_ready_descriptors() {
+        let watch = Watch::new().unwrap();
+        let pipes = Vec::from_iter((0..100).map(|_| io::pipe().unwrap()));
+        for (token, (reader, _)) in (0..).zip(&pipes) {
+            watch.add_as(reader.as_fd(), Interest::Read, token).unwrap();
+        }
+        let wait = |timeout| {
+            let mut ready = Vec::new();
+            watch.wait(&mut ready, timeout).unwrap();
+            ready
+        };
+        assert_eq!(wait(Some(Duration::from_micros(10))), []);
+        (&pipes[7].1).write_all(&[1]).unwrap();
+        assert_eq!(wait(None), [7]);
+        (&pipes[7].0).read_exact(&mut [0]).unwrap();
+        pipes.iter().for_each(|(_, writer)| (&*writer).write_all(&[1]).unwrap());
+        assert_eq!(wait(None).len(), 64, "a call returns at most 64 tokens");
+        let writer = pipes[0].1.as_fd();
+        let watch = Watch::new().unwrap();
+        watch.add_as(writer, Interest::Write, u64::MAX).unwrap();
+        let mut ready = Vec::new();
+        watch.wait(&mut ready, None).unwrap();
+        assert_eq!(ready, [u64::MAX]);
     }
 
     #[test]
