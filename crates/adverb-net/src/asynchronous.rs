@@ -20,13 +20,13 @@ use adverb_verbs::internal::Deadline;
 use adverb_verbs::memory::Pool;
 use adverb_verbs::{Error, Result};
 use tokio::io::unix::AsyncFd;
-use tokio::net::{TcpStream, ToSocketAddrs, lookup_host};
+use tokio::net::{ToSocketAddrs, lookup_host};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-use super::bootstrap::{self, Accepted, Handshake, Listening, Way};
+use super::bootstrap::{self, Accepted, Dial, Listening};
 use super::link::{Link, Ready, State};
-use super::session::{self, Bell, Origin, Paths};
+use super::session::{self, Origin, Paths, WakeFd};
 use super::{Message, Options, SendData, SendError, UnacknowledgedMessage};
 use crate::readiness::readable_by_tasks;
 
@@ -89,16 +89,17 @@ impl Connector {
     /// Dropping the future cancels the connection attempt.
     pub async fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
         let addresses = lookup_host(address).await.map_err(bootstrap::no_address)?.collect();
-        let paths = Paths { addresses, names: self.alternate_addr.clone(), options: self.options.clone() };
-        let mut peers = paths.addresses.clone();
-        for name in &paths.names {
+        let mut paths = Paths::new(addresses, &self.alternate_addr, &self.options);
+        for name in Vec::from_iter(paths.names().map(str::to_owned)) {
             // A name that cannot be resolved now may be resolvable later.
-            peers.extend(lookup_host(name).await.into_iter().flatten());
+            if let Ok(addresses) = lookup_host(&name).await {
+                paths.set_resolved(&name, &Vec::from_iter(addresses));
+            }
         }
         let deadline = Deadline::new(self.options.connect_timeout);
         let mut failure = None;
-        for peer in peers {
-            match self.connect_one(peer, &deadline).await {
+        for peer in paths.peers() {
+            match connect_link(peer, &self.options, deadline).await {
                 Ok(link) => return Connection::new(link, Origin::Connected(paths)),
                 Err(error) => failure = Some(error),
             }
@@ -106,40 +107,21 @@ impl Connector {
         Err(failure
             .unwrap_or_else(|| bootstrap::no_address(io::Error::other("the host name has no address"))))
     }
-
-    async fn connect_one(&self, peer: SocketAddr, deadline: &Deadline) -> Result<Box<Link>> {
-        let (options, ways) = bootstrap::ways(peer, &self.options)?;
-        let mut failure = None;
-        for way in ways {
-            match connect_by(way, peer, &options, deadline).await {
-                Err(error) if bootstrap::is_worth_another(&error) => failure = Some(error),
-                connected => return connected,
-            }
-        }
-        Err(failure.unwrap_or_else(|| bootstrap::no_address(io::Error::other("no address could be tried"))))
-    }
 }
 
-async fn connect_by(way: Way, peer: SocketAddr, options: &Options, deadline: &Deadline) -> Result<Box<Link>> {
-    let mut handshake = match way {
-        Way::ConnectionManager(from) => Handshake::by_manager(from, peer, options, *deadline)?,
-        Way::Tcp => {
-            let unreachable = |error| bootstrap::unreachable(peer, error);
-            let connected = tokio::time::timeout(deadline.left(), TcpStream::connect(peer)).await;
-            let stream = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-            let stream = stream.and_then(TcpStream::into_std).map_err(unreachable)?;
-            Handshake::over_tcp(stream, peer, options, *deadline)?
-        }
-    };
+/// Connects to a listener at one address.
+async fn connect_link(peer: SocketAddr, options: &Options, deadline: Deadline) -> Result<Box<Link>> {
+    let mut dial = Dial::new(peer, options, deadline)?;
     loop {
-        if let Some(link) = handshake.poll()? {
+        let now = Instant::now();
+        if let Some(link) = dial.poll(now)? {
             return Ok(link);
         }
-        wait(&handshake, handshake.left()).await?;
+        wait(&dial, dial.left(now)).await?;
     }
 }
 
-/// Waits until a descriptor can be read, but not longer than this.
+/// Waits until a descriptor is readable, but no longer than `timeout`.
 async fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
     let descriptor = readable_by_tasks(descriptor.as_fd()).map_err(bootstrap::not_watched)?;
     match tokio::time::timeout(timeout, descriptor.readable()).await {
@@ -226,7 +208,7 @@ impl Listener {
                 Accepted::Connection(link) => {
                     return Connection::new(link, Origin::Accepted(Arc::downgrade(&self.listening)));
                 }
-                Accepted::Wait(bell, left) => wait(&*bell, left).await?,
+                Accepted::Wait(accept_fd, left) => wait(&*accept_fd, left).await?,
             }
         }
     }
@@ -329,8 +311,8 @@ impl Connection {
             (None, None) => readable_by_tasks(events),
             // The completion queue may change, or there is a second descriptor to watch.
             (_, manager) => {
-                let bell = Bell::new(events, manager).map_err(broken)?;
-                readable_by_tasks(link.bell.get_or_init(|| bell).as_fd())
+                let wake_fd = WakeFd::new(events, manager).map_err(broken)?;
+                readable_by_tasks(link.wake_fd.get_or_init(|| wake_fd).as_fd())
             }
         };
         let events = events.map_err(broken)?;

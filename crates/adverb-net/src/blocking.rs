@@ -10,10 +10,10 @@ pub use stream::{ReadHalf, Stream, WriteHalf};
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[allow(unused_imports, reason = "for links")]
 use adverb_verbs::Error;
@@ -21,7 +21,7 @@ use adverb_verbs::Result;
 use adverb_verbs::internal::{Deadline, wait_either};
 use adverb_verbs::memory::Pool;
 
-use super::bootstrap::{self, Accepted, Handshake, Listening, Way};
+use super::bootstrap::{self, Accepted, Dial, Listening};
 use super::link::{Link, Ready};
 use super::session::{self, Origin, Paths};
 use super::{Message, Options, SendData, SendError, UnacknowledgedMessage};
@@ -77,11 +77,12 @@ impl Connector {
     /// - Returns [`Error::Verb`] if the host name cannot be resolved.
     pub fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
         let addresses = address.to_socket_addrs().map_err(bootstrap::no_address)?.collect();
-        let paths = Paths { addresses, names: self.alternate_addr.clone(), options: self.options.clone() };
+        let mut paths = Paths::new(addresses, &self.alternate_addr, &self.options);
+        paths.resolve();
         let deadline = Deadline::new(self.options.connect_timeout);
         let mut failure = None;
-        for peer in paths.resolve() {
-            match connect_link(peer, &self.options, &deadline) {
+        for peer in paths.peers() {
+            match connect_link(peer, &self.options, deadline) {
                 Ok(link) => return Ok(Connection { link: session::settle(link, Origin::Connected(paths)) }),
                 Err(error) => failure = Some(error),
             }
@@ -91,39 +92,19 @@ impl Connector {
     }
 }
 
-/// Connects to a listener, over the first channel that reaches it.
-pub(super) fn connect_link(peer: SocketAddr, options: &Options, deadline: &Deadline) -> Result<Box<Link>> {
-    let (options, ways) = bootstrap::ways(peer, options)?;
-    let mut failure = None;
-    for way in ways {
-        match connect_by(way, peer, &options, deadline) {
-            Err(error) if bootstrap::is_worth_another(&error) => failure = Some(error),
-            connected => return connected,
-        }
-    }
-    Err(failure.unwrap_or_else(|| bootstrap::no_address(io::Error::other("no address could be tried"))))
-}
-
-fn connect_by(way: Way, peer: SocketAddr, options: &Options, deadline: &Deadline) -> Result<Box<Link>> {
-    let mut handshake = match way {
-        Way::ConnectionManager(from) => Handshake::by_manager(from, peer, options, *deadline)?,
-        Way::Tcp => {
-            // Sockets accept neither zero nor an unlimited timeout.
-            let left = deadline.left().clamp(Duration::from_millis(1), Duration::from_secs(1 << 20));
-            let stream = TcpStream::connect_timeout(&peer, left);
-            let stream = stream.map_err(|error| bootstrap::unreachable(peer, error))?;
-            Handshake::over_tcp(stream, peer, options, *deadline)?
-        }
-    };
+/// Connects to a listener at one address.
+pub(super) fn connect_link(peer: SocketAddr, options: &Options, deadline: Deadline) -> Result<Box<Link>> {
+    let mut dial = Dial::new(peer, options, deadline)?;
     loop {
-        if let Some(link) = handshake.poll()? {
+        let now = Instant::now();
+        if let Some(link) = dial.poll(now)? {
             return Ok(link);
         }
-        wait(&handshake, handshake.left())?;
+        wait(&dial, dial.left(now))?;
     }
 }
 
-/// Waits until a descriptor can be read, but not longer than this.
+/// Waits until a descriptor is readable, but no longer than `timeout`.
 fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
     let waited = wait_either(descriptor.as_fd(), None, Some(timeout));
     waited.map(drop).map_err(bootstrap::not_watched)
@@ -193,7 +174,7 @@ impl Listener {
                         link: session::settle(link, Origin::Accepted(Arc::downgrade(&self.listening))),
                     });
                 }
-                Accepted::Wait(bell, left) => wait(&*bell, left)?,
+                Accepted::Wait(accept_fd, left) => wait(&*accept_fd, left)?,
             }
         }
     }

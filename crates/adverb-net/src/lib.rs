@@ -27,7 +27,10 @@
 //! # Progress
 //!
 //! A connection has no background thread: the calls that use the connection drive it. The exception is a connection
-//! that has failed and is [reconnecting](Options::reconnect): a temporary thread reconnects it.
+//! that has failed and is [reconnecting](Options::reconnect). While a process has such connections, one thread
+//! (`adverb-redial`) reconnects all of them: it dials, and drives the handshakes of listeners whose accepted connections
+//! have failed. Up to four further threads (`adverb-resolve`) look up host names for it. All of these threads are
+//! temporary.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -208,8 +208,9 @@ impl Options {
     ///
     /// A connection that fails is reconnected over the same path, or over [another
     /// path](super::blocking::Connector::alternate_addr). Calls that use the connection detect the failure, as
-    /// [`keepalive`](Options::keepalive) describes; without such a call, the failure is not detected. A thread then
-    /// reconnects the connection: the connector dials again, and the listener accepts, if it still exists. The
+    /// [`keepalive`](Options::keepalive) describes; without such a call, the failure is not detected. One
+    /// thread then reconnects all failed connections of the process: the connector dials again, and the listener
+    /// accepts, if it still exists. The
     /// accepting side must have detected the failure too, or a caller must be waiting in
     /// [`accept`](super::blocking::Listener::accept). Therefore, set the keepalive to a small fraction of this time
     /// limit.

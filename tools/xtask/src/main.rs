@@ -31,6 +31,7 @@ mod pictures;
 mod preload;
 mod probe;
 mod probe_vm;
+mod redial;
 mod sanitizer;
 mod setup;
 mod sim;
@@ -106,6 +107,8 @@ enum Command {
     Sim(sim::Args),
     /// Run processes under load over a lossy network, and kill some of them.
     Soak(soak::Args),
+    /// Break the lanes of many connections at once, and print the time until all have resumed, and the number of threads.
+    Redial(redial::Args),
     /// Run the processes of a cluster, kill some of them, and check all data that they exchange.
     Cluster(cluster::Args),
     /// Make the pictures of `adverb ping` and of the dashboard's data in docs/pictures.
@@ -185,6 +188,7 @@ impl Command {
             Self::ProbeVm(args) => return probe_vm::run(&args),
             Self::Sim(args) => sim::run(&args)?,
             Self::Soak(args) => soak::run(&args)?,
+            Self::Redial(args) => redial::run(&args)?,
             Self::Cluster(args) => return cluster::run(&args),
             Self::Pictures(args) => pictures::run(&args)?,
             Self::Spine(args) => spine::run(&args)?,

@@ -1,14 +1,14 @@
-//! Who comes to a listener.
+//! A listener, and the handshakes of peers that have connected to it.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, PipeReader, PipeWriter};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use adverb_verbs::internal::{Watch, wait_either};
+use adverb_verbs::internal::{Interest, Watch};
 use adverb_verbs::{Error, Result, cm, internal};
 use parking_lot::Mutex;
 
@@ -18,17 +18,17 @@ use super::{Handshake, not_bound, not_watched, verb};
 use crate::link::{Link, Parts};
 use crate::{Bootstrap, Options};
 
-/// A listener, of threads or of tasks: it can be stopped and started again.
+/// The state that a listener of either API shares with the redialer. It can be stopped and started again.
 pub(crate) struct Listening {
     address: SocketAddr,
     options: Options,
     devices: Arc<ServedDevices>,
     arrivals: Mutex<Option<Arrivals>>,
-    /// How many wait for a connection.
+    /// The number of calls that wait for a connection.
     accepting: AtomicUsize,
 }
 
-/// Somebody waits for a connection, and lets those in who come, until this is dropped.
+/// A call that waits for a connection. Until it is dropped, that call drives the handshakes.
 pub(crate) struct Accepting<'a>(&'a Listening);
 
 impl Drop for Accepting<'_> {
@@ -37,52 +37,65 @@ impl Drop for Accepting<'_> {
     }
 }
 
-/// What came of accepting.
+/// The result of [`Listening::poll`].
 pub(crate) enum Accepted {
     Connection(Box<Link>),
-    /// Nobody, until the bell can be read, or this time has passed.
-    Wait(Arc<Bell>, Duration),
+    /// There is no connection. Poll again when the descriptor is readable, or after this time.
+    Wait(Arc<AcceptFd>, Duration),
 }
 
-/// Readable when somebody may have come, or the listener was stopped.
-pub(crate) struct Bell {
+/// The result of [`Listening::serve`].
+pub(crate) enum Served {
+    /// Serve again when the descriptor is readable, or after this time.
+    Wait(Arc<AcceptFd>, Duration),
+    /// A call that accepts drives the handshakes, or the listener is stopped, or its queue is full.
+    Elsewhere,
+}
+
+/// A descriptor that is readable when a handshake can make progress, or the listener was stopped.
+pub(crate) struct AcceptFd {
     watch: Watch,
-    /// Ends with the listening.
+    /// Ends when the listener stops.
     _stop: PipeReader,
 }
 
-impl AsFd for Bell {
+impl AsFd for AcceptFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.watch.as_fd()
     }
 }
 
-/// Where peers come, and those that have come and aren't connections yet: each in its own time, so that nobody waits for
-/// another.
+/// The sockets of a listener, and the pending handshakes. Handshakes do not delay each other.
 struct Arrivals {
     devices: Arc<ServedDevices>,
     tcp: Option<TcpListener>,
     manager: Option<cm::Listener>,
-    pending: Vec<Handshake>,
-    /// Connections that nobody has asked for yet.
+    /// By the tokens under which they are watched.
+    pending: HashMap<u64, Handshake>,
+    next_token: u64,
+    /// The tokens of handshakes that are to be polled.
+    ready: VecDeque<u64>,
+    /// Connections that no call has accepted yet.
     connected: VecDeque<Box<Link>>,
-    /// Whether so many are pending that nobody else is looked at, until some are done or were slow.
-    is_full: bool,
+    /// Whether the sockets are watched for further peers.
+    accept_interest: bool,
     log: FailureLog,
-    bell: Arc<Bell>,
-    /// Dropped, it rings the bell.
+    accept_fd: Arc<AcceptFd>,
+    /// Dropping it makes the descriptor readable.
     _stop: PipeWriter,
 }
 
-/// How many may be on their way to be a connection. More wait to be looked at.
-const MOST_PENDING: usize = 256;
-/// How long each of them may do nothing while others may wait to be looked at.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// How many ports are tried if any will do, because one may be taken in one way and free in the other.
-const ATTEMPTS: usize = 16;
+/// The token of the sockets; those of handshakes are above.
+const SOCKETS: u64 = 0;
+/// Maximum number of pending handshakes, and of connections that no call has accepted. The kernel queues further peers.
+const MAX_PENDING: usize = 256;
+/// The time without progress after which a handshake is dropped while further peers may be queued.
+const MAX_SILENCE: Duration = Duration::from_secs(1);
+/// The number of ports to try for port 0: a port that is free for TCP may be in use in the connection manager.
+const PORT_ATTEMPTS: usize = 16;
 
 impl Listening {
-    /// Begins to listen at the first of the addresses that can be had.
+    /// Listens at the first of the addresses that is available.
     pub(crate) fn bind(addresses: &[SocketAddr], options: &Options) -> Result<Listening> {
         let mut failure = None;
         for address in addresses {
@@ -97,17 +110,17 @@ impl Listening {
     fn at(address: SocketAddr, options: &Options) -> Result<Listening> {
         let options = options.clone();
         let devices = Arc::new(ServedDevices::open(address.ip(), &options)?);
-        let mut tried = 0;
+        let mut attempt = 0;
         loop {
             match Arrivals::open(address, &options, &devices) {
                 Ok((arrivals, address)) => {
                     let (arrivals, accepting) = (Mutex::new(Some(arrivals)), AtomicUsize::new(0));
                     return Ok(Listening { address, options, devices, arrivals, accepting });
                 }
-                Err(error) if address.port() != 0 || tried == ATTEMPTS || !is_taken(&error) => {
+                Err(error) if address.port() != 0 || attempt == PORT_ATTEMPTS || !is_in_use(&error) => {
                     return Err(error);
                 }
-                Err(_) => tried += 1,
+                Err(_) => attempt += 1,
             }
         }
     }
@@ -116,51 +129,50 @@ impl Listening {
         self.address
     }
 
-    /// Begins to wait for connections.
+    /// Registers a call that waits for connections.
     pub(crate) fn accepting(&self) -> Accepting<'_> {
         self.accepting.fetch_add(1, Ordering::Relaxed);
         Accepting(self)
     }
 
-    /// Lets those in who come, for connections of theirs to go on, for a while. If anybody accepts, that one does so.
-    pub(crate) fn serve(&self, time: Duration) {
-        let mut arrivals = self.arrivals.lock();
-        let mut bell = None;
-        // (Who begins to accept meanwhile waits for the lock, and then finds what was found here.)
-        if let Some(arrivals) = &mut *arrivals
-            && self.accepting.load(Ordering::Relaxed) == 0
-            && arrivals.connected.len() < MOST_PENDING
-        {
-            match arrivals.poll(&self.options) {
-                Ok(Some(link)) => arrivals.connected.push_back(link),
-                Ok(None) => {}
-                Err(error) => tracing::debug!(%error, "could not accept a connection"),
+    /// Drives the handshakes on behalf of broken connections whose peers reconnect, unless a call that accepts drives them. Never
+    /// blocks. New connections are queued for the next call that accepts.
+    pub(crate) fn serve(&self, now: Instant) -> Served {
+        // A call that holds the lock drives the handshakes.
+        let Some(mut arrivals) = self.arrivals.try_lock() else { return Served::Elsewhere };
+        let Some(arrivals) = &mut *arrivals else { return Served::Elsewhere };
+        loop {
+            // (A call that begins to accept after this check finds the queued connections.)
+            if self.accepting.load(Ordering::Relaxed) > 0 || arrivals.connected.len() >= MAX_PENDING {
+                return Served::Elsewhere;
             }
-            bell = Some(Arc::clone(&arrivals.bell));
-        }
-        drop(arrivals);
-        match bell {
-            // If it can't be waited for, the time is soon over.
-            Some(bell) => drop(wait_either(bell.as_fd(), None, Some(time))),
-            None => std::thread::sleep(time),
+            match arrivals.poll(&self.options, now) {
+                Ok(Some(link)) => arrivals.connected.push_back(link),
+                Ok(None) => return Served::Wait(Arc::clone(&arrivals.accept_fd), arrivals.left(now)),
+                Err(error) => {
+                    tracing::debug!(%error, "could not accept a connection");
+                    return Served::Elsewhere;
+                }
+            }
         }
     }
 
-    /// The next connection, if there is one.
+    /// Returns the next connection, if there is one. Never blocks.
     ///
     /// # Errors
     ///
-    /// If the listener is stopped, or no more can be accepted.
+    /// Returns an error if the listener is stopped, or the system cannot accept another connection.
     pub(crate) fn poll(&self, _: &Accepting<'_>) -> Result<Accepted> {
+        let now = Instant::now();
         let mut arrivals = self.arrivals.lock();
         let Some(arrivals) = &mut *arrivals else {
             let error = io::Error::other("the listener is stopped");
             return Err(verb("accepting a connection", error, "call `start` to listen again"));
         };
         let connected = arrivals.connected.pop_front();
-        match connected.map_or_else(|| arrivals.poll(&self.options), |link| Ok(Some(link)))? {
+        match connected.map_or_else(|| arrivals.poll(&self.options, now), |link| Ok(Some(link)))? {
             Some(link) => Ok(Accepted::Connection(link)),
-            None => Ok(Accepted::Wait(Arc::clone(&arrivals.bell), arrivals.left())),
+            None => Ok(Accepted::Wait(Arc::clone(&arrivals.accept_fd), arrivals.left(now))),
         }
     }
 
@@ -168,7 +180,7 @@ impl Listening {
         self.arrivals.lock().is_some()
     }
 
-    /// Listens again at the address where it did before.
+    /// Listens again at the same address.
     pub(crate) fn start(&self) -> Result<()> {
         let mut arrivals = self.arrivals.lock();
         if arrivals.is_none() {
@@ -177,9 +189,9 @@ impl Listening {
         Ok(())
     }
 
-    /// Listens no more; who waits for a connection is told.
+    /// Stops listening. Calls that wait for a connection return an error.
     pub(crate) fn stop(&self) {
-        // Handshakes are given up without holding up who looks whether it still listens.
+        // The handshakes are dropped without the lock, so that `is_listening` is not delayed.
         let stopped = self.arrivals.lock().take();
         drop(stopped);
     }
@@ -207,7 +219,7 @@ impl Arrivals {
             Bootstrap::ConnectionManager => Some(listen(address, options, devices)?),
             Bootstrap::Auto if has_manager(address, devices) => match listen(address, options, devices) {
                 Ok(manager) => Some(manager),
-                Err(error) if is_taken(&error) => return Err(error),
+                Err(error) if is_in_use(&error) => return Err(error),
                 Err(error) => {
                     tracing::debug!(%address, %error, "the connection manager cannot listen at this address; listening over TCP only");
                     None
@@ -219,107 +231,125 @@ impl Arrivals {
             .as_ref()
             .map_or(address, |manager| SocketAddr::new(address.ip(), manager.local_addr().port()));
         watch.add(reader.as_fd()).map_err(not_watched)?;
-        let bell = Arc::new(Bell { watch, _stop: reader });
-        let (pending, connected) = (Vec::new(), VecDeque::new());
-        let arrivals = Arrivals {
+        let mut arrivals = Arrivals {
             devices: Arc::clone(devices),
             tcp,
             manager,
-            pending,
-            connected,
-            is_full: false,
+            pending: HashMap::new(),
+            next_token: SOCKETS + 1,
+            ready: VecDeque::new(),
+            connected: VecDeque::new(),
+            accept_interest: false,
             log: FailureLog::new(),
-            bell,
+            accept_fd: Arc::new(AcceptFd { watch, _stop: reader }),
             _stop: writer,
         };
-        for fd in arrivals.doors() {
-            arrivals.bell.watch.add(fd).map_err(not_watched)?;
-        }
+        arrivals.set_accept_interest(true)?;
         Ok((arrivals, address))
     }
 
-    /// Where peers come.
-    fn doors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+    /// Watches the sockets for further peers, or leaves those in the kernel's queues.
+    fn set_accept_interest(&mut self, enabled: bool) -> Result<()> {
+        if enabled == self.accept_interest {
+            return Ok(());
+        }
+        self.accept_interest = enabled;
         let (tcp, manager) = (self.tcp.as_ref().map(AsFd::as_fd), self.manager.as_ref().map(AsFd::as_fd));
-        tcp.into_iter().chain(manager)
+        let watch = &self.accept_fd.watch;
+        let mut sockets = tcp.into_iter().chain(manager);
+        let watched = sockets.try_for_each(|fd| match enabled {
+            true => watch.add_as(fd, Interest::Read, SOCKETS),
+            false => watch.remove(fd),
+        });
+        watched.map_err(not_watched)
     }
 
-    /// Looks at the doors, or lets those wait who are there, as there is room.
-    fn mind_the_doors(&mut self, is_full: bool) -> Result<()> {
-        if is_full != self.is_full {
-            self.is_full = is_full;
-            let watch = &self.bell.watch;
-            let minded =
-                self.doors().try_for_each(|fd| if is_full { watch.remove(fd) } else { watch.add(fd) });
-            minded.map_err(not_watched)?;
-        }
-        Ok(())
-    }
-
-    /// Takes in who has come, and goes on with those that have. Returns one that has become a connection.
-    fn poll(&mut self, options: &Options) -> Result<Option<Box<Link>>> {
+    /// Accepts peers, and polls the handshakes that can make progress. Returns one that has become a new connection; connections
+    /// that resume are passed to the broken ones.
+    fn poll(&mut self, options: &Options, now: Instant) -> Result<Option<Box<Link>>> {
         self.log.flush();
-        let mut is_short = false;
-        while self.pending.len() < MOST_PENDING {
-            let (peer, handshake) = match self.next(options) {
-                Ok(Some(next)) => next,
-                Ok(None) => break,
-                // Those who are pending have what is short, and not for ever.
-                Err(error) if is_shortage(&error) && !self.pending.is_empty() => {
-                    is_short = true;
-                    break;
-                }
-                Err(error) => return Err(error),
-            };
-            let watched = handshake.and_then(|handshake| {
-                self.bell.watch.add(handshake.as_fd()).map_err(not_watched)?;
-                Ok(handshake)
-            });
-            match watched {
-                Ok(handshake) => self.pending.push(handshake),
-                Err(error) => self.log.record(peer, &error),
-            }
-        }
-        let is_full = is_short || self.pending.len() >= MOST_PENDING;
-        let mut index = 0;
-        while let Some(handshake) = self.pending.get_mut(index) {
-            let polled = match handshake.poll() {
-                // Who comes to keep others out doesn't for long.
-                Ok(None) if is_full && handshake.silence() >= PATIENCE => Err(handshake.too_slow()),
+        let is_short = self.accept_peers(options, now)?;
+        let is_full = is_short || self.pending.len() >= MAX_PENDING;
+        self.find_ready(is_full, now)?;
+        while let Some(token) = self.ready.pop_front() {
+            // A handshake may be ready and due at the same time.
+            let Some(handshake) = self.pending.get_mut(&token) else { continue };
+            let polled = match handshake.poll(now) {
+                // Silent peers do not keep others out for long.
+                Ok(None) if is_full && handshake.silence(now) >= MAX_SILENCE => Err(handshake.too_slow(now)),
                 polled => polled,
             };
             match polled {
-                Ok(None) => index += 1,
+                Ok(None) => {}
                 Ok(Some(link)) => {
-                    self.pending.swap_remove(index);
-                    self.mind_the_doors(false)?;
+                    self.pending.remove(&token);
+                    self.set_accept_interest(true)?;
                     match link.goes_on() {
-                        // One that is here already goes on.
                         Some(broken) => broken.adopt(*link),
                         None => return Ok(Some(link)),
                     }
                 }
                 Err(error) => {
                     self.log.record(handshake.peer(), &error);
-                    self.pending.swap_remove(index);
+                    self.pending.remove(&token);
                 }
             }
         }
-        // Who is pending still has what was short.
+        // The pending handshakes hold the resources that the system lacks.
         let is_short = is_short && !self.pending.is_empty();
-        self.mind_the_doors(is_short || self.pending.len() >= MOST_PENDING)?;
+        self.set_accept_interest(!is_short && self.pending.len() < MAX_PENDING)?;
         Ok(None)
     }
 
-    /// The next who has come, and what is begun with it.
-    fn next(&self, options: &Options) -> Result<Option<(SocketAddr, Result<Handshake>)>> {
+    /// Begins handshakes with peers that have connected. Returns whether the system lacks resources for more.
+    fn accept_peers(&mut self, options: &Options, now: Instant) -> Result<bool> {
+        while self.pending.len() < MAX_PENDING {
+            let (peer, handshake) = match self.next(options, now) {
+                Ok(Some(next)) => next,
+                Ok(None) => break,
+                // The pending handshakes release their resources when they end.
+                Err(error) if is_shortage(&error) && !self.pending.is_empty() => return Ok(true),
+                Err(error) => return Err(error),
+            };
+            let token = self.next_token;
+            let watched = handshake.and_then(|handshake| {
+                let watch = &self.accept_fd.watch;
+                watch.add_as(handshake.as_fd(), Interest::Read, token).map_err(not_watched)?;
+                Ok(handshake)
+            });
+            match watched {
+                Ok(handshake) => {
+                    self.next_token += 1;
+                    self.pending.insert(token, handshake);
+                    self.ready.push_back(token);
+                }
+                Err(error) => self.log.record(peer, &error),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Finds the handshakes that can make progress, and those whose time is up.
+    fn find_ready(&mut self, is_full: bool, now: Instant) -> Result<()> {
+        let mut ready = Vec::new();
+        self.accept_fd.watch.wait(&mut ready, Some(Duration::ZERO)).map_err(not_watched)?;
+        self.ready.extend(ready.into_iter().filter(|token| *token != SOCKETS));
+        let is_due = |(_, handshake): &(&u64, &Handshake)| {
+            handshake.left(now).is_zero() || is_full && handshake.silence(now) >= MAX_SILENCE
+        };
+        self.ready.extend(self.pending.iter().filter(is_due).map(|(token, _)| *token));
+        Ok(())
+    }
+
+    /// Returns the next peer that has connected, and the handshake with it.
+    fn next(&self, options: &Options, now: Instant) -> Result<Option<(SocketAddr, Result<Handshake>)>> {
         if let Some(tcp) = &self.tcp {
             match tcp.accept() {
                 Ok((stream, peer)) => {
                     let devices = Arc::clone(&self.devices);
-                    return Ok(Some((peer, Handshake::with_stream(stream, peer, devices, options))));
+                    return Ok(Some((peer, Handshake::with_stream(stream, peer, devices, options, now))));
                 }
-                Err(error) if is_the_peers(&error) => {}
+                Err(error) if is_caused_by_peer(&error) => {}
                 Err(error) => {
                     let hint = "raise the limit of open files (`ulimit -n`)";
                     return Err(verb("accepting a connection", error, hint));
@@ -329,22 +359,25 @@ impl Arrivals {
         let Some(manager) = &self.manager else { return Ok(None) };
         let Some(request) = manager.try_accept()? else { return Ok(None) };
         let peer = request.path().peer_addr();
-        Ok(Some((peer, Handshake::with_request(request, &self.devices, options))))
+        Ok(Some((peer, Handshake::with_request(request, &self.devices, options, now))))
     }
 
     /// Returns the time until the next deadline: of a pending handshake, or of the log.
-    fn left(&self) -> Duration {
-        let patience = |pending: &Handshake| match self.is_full {
-            true => PATIENCE.saturating_sub(pending.silence()),
-            false => Duration::MAX,
+    fn left(&self, now: Instant) -> Duration {
+        if !self.ready.is_empty() {
+            return Duration::ZERO;
+        }
+        let silence_left = |pending: &Handshake| match self.accept_interest {
+            true => Duration::MAX,
+            false => MAX_SILENCE.saturating_sub(pending.silence(now)),
         };
-        let left = |pending: &Handshake| pending.left().min(patience(pending));
-        self.pending.iter().map(left).min().unwrap_or(Duration::MAX).min(self.log.left())
+        let left = |pending: &Handshake| pending.left(now).min(silence_left(pending));
+        self.pending.values().map(left).min().unwrap_or(Duration::MAX).min(self.log.left())
     }
 }
 
-/// Whether nobody has come, or who came has gone: Linux tells a listener what became of a connection before it was taken.
-fn is_the_peers(error: &io::Error) -> bool {
+/// Whether no peer has connected, or the peer has aborted: Linux reports errors of a new connection to `accept`.
+fn is_caused_by_peer(error: &io::Error) -> bool {
     use io::ErrorKind::{
         ConnectionAborted, ConnectionReset, HostUnreachable, Interrupted, NetworkDown, NetworkUnreachable,
         TimedOut, WouldBlock,
@@ -355,7 +388,7 @@ fn is_the_peers(error: &io::Error) -> bool {
         || error.raw_os_error() == Some(libc::EPROTO)
 }
 
-/// Whether the system has too little of something for another connection.
+/// Whether the system lacks descriptors or memory for another connection.
 fn is_shortage(error: &Error) -> bool {
     use libc::{EMFILE, ENFILE, ENOBUFS, ENOMEM};
     let code = |error: &io::Error| error.raw_os_error();
@@ -368,7 +401,7 @@ fn listen(address: SocketAddr, options: &Options, devices: &ServedDevices) -> Re
     internal::hardware_only(builder, is_wildcard && devices.has_hardware_manager()).bind(address)
 }
 
-/// Whether a listener at an address can be reached by the connection manager, too.
+/// Whether the connection manager can listen at this address.
 fn has_manager(address: SocketAddr, devices: &ServedDevices) -> bool {
     match devices {
         ServedDevices::One(device) => {
@@ -378,7 +411,7 @@ fn has_manager(address: SocketAddr, devices: &ServedDevices) -> bool {
     }
 }
 
-/// Whether somebody else listens there.
-fn is_taken(error: &Error) -> bool {
+/// Whether another socket uses the address.
+fn is_in_use(error: &Error) -> bool {
     matches!(error, Error::Verb { error, .. } if error.kind() == io::ErrorKind::AddrInUse)
 }

@@ -1,82 +1,106 @@
-//! From a first word to a connection.
+//! The handshake that turns two queue pairs into a connection.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use adverb_verbs::internal::{Deadline, Watch};
+use adverb_verbs::internal::{Deadline, Interest, Watch, start_connect};
 use adverb_verbs::{Device, Error, QueuePair, Result, Transport, cm, internal};
 
 use super::devices::ServedDevices;
 use super::gid::check_gid;
+use super::greeting_stream::GreetingStream;
 use super::{device, explain, not_watched, refused, unreachable};
 use crate::Options;
 use crate::link::{Link, Parts};
-use crate::protocol::handshake::{Flaw, Greeting, LONGEST_REASON, PREFIX_LEN, Prefix, Side};
+use crate::protocol::handshake::{Flaw, Greeting, Side};
 use crate::protocol::proof::{Ends, Introduction, Role, Seal};
 
-/// On the way to a connection, at either side. [Poll](Handshake::poll) it when its descriptor can be read, or its time is up.
+/// A handshake, on either side. No call blocks: [poll](Handshake::poll) it when its descriptor is readable, and when the time
+/// [left](Handshake::left) is over.
 ///
-/// Dropped, it gives up, and the peer notices.
+/// Dropping it aborts the handshake, and the peer notices that.
 pub(crate) struct Handshake {
-    stage: Stage,
+    phase: Phase,
     peer: SocketAddr,
     options: Options,
     deadline: Deadline,
-    /// When it came to where it is.
+    /// The time when the current phase began.
     since: Instant,
-    /// Whether the listener has ended TCP, so that its hello is under way, or won't come.
-    has_ended: bool,
-    /// Readable when there is something to be done.
-    watch: Watch,
+    /// The time to look again whether the old lane of a resuming connection has drained, which no descriptor tells.
+    retry_at: Option<Instant>,
+    /// Readable when the handshake can make progress.
+    watch: Arc<Watch>,
 }
 
-/// How long the hello of a listener that has ended TCP may be under way: as long as its device tries to send it.
-const HELLO_UNDER_WAY: Duration = Duration::from_secs(2);
+/// The maximum time until the hello of a listener that has closed TCP arrives: its device retransmits for as long.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 
-enum Stage {
-    /// A listener's: over TCP, the peer's greeting is to come.
-    Asked(Wire, Arc<ServedDevices>),
-    /// A connector's: over TCP, the answer is to come.
-    Asking(Wire, Box<(Parts, QueuePair, Introduction)>),
-    /// A connector's: the connection manager looks for the way.
-    Resolving(cm::PendingRoute, Introduction),
-    /// A connector's: the connection manager's answer is to come.
-    Requested(cm::PendingConnection, Box<(Parts, Introduction)>),
-    /// A listener's: the connection manager's last word is to come.
-    Accepting(cm::PendingConnection, Box<(Parts, Option<Seal>)>),
-    /// The peer's hello is to come. If it went over TCP, that is held until then, so that who gives up is noticed.
-    Connected(Box<Link>, Option<Wire>),
-    /// Over.
-    Over,
+/// The interval in which a listener looks whether the old lane of a resuming connection has drained.
+const INTERRUPT_POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+enum Phase {
+    /// Connector: the kernel establishes the TCP connection.
+    TcpConnecting(TcpStream),
+    /// Connector: the listener's greeting has not arrived over TCP yet.
+    AwaitingAnswer(GreetingStream, Box<(Parts, QueuePair, Introduction)>),
+    /// Listener: the connector's greeting has not arrived over TCP yet.
+    AwaitingGreeting(GreetingStream, Arc<ServedDevices>),
+    /// Connector: the connection manager resolves the route.
+    ResolvingRoute(cm::PendingRoute, Introduction),
+    /// Connector: the listener's connection manager has not answered yet.
+    CmConnecting(cm::PendingConnection, Box<(Parts, Introduction)>),
+    /// Listener: the connector's connection manager has not confirmed the connection yet.
+    CmAccepting(cm::PendingConnection, Box<(Parts, Option<Seal>)>),
+    /// The queue pairs are connected, and the peer's hello has not arrived yet.
+    AwaitingHello(Box<Link>, Channel),
+    /// The handshake has returned its result.
+    Finished,
+}
+
+/// The channel by which a side notices that the peer has aborted the handshake before its hello arrived.
+enum Channel {
+    /// The TCP connection, which both sides keep open until then.
+    Tcp(GreetingStream),
+    /// The TCP connection, which the listener has closed: its hello is in flight, or the listener has aborted.
+    ClosedByListener,
+    /// The connection manager.
+    Cm,
+}
+
+/// The result of a step.
+enum Progress {
+    Done(Box<Link>),
+    /// The next phase may have something to do.
+    Next,
+    /// There is nothing to do until the descriptor is readable.
+    Wait,
 }
 
 impl Handshake {
-    /// A connector's, over TCP.
-    pub(crate) fn over_tcp(
-        stream: TcpStream,
+    /// Begins a connector's handshake over TCP.
+    pub(super) fn over_tcp(
         peer: SocketAddr,
         options: &Options,
         deadline: Deadline,
+        now: Instant,
+        watch: Arc<Watch>,
     ) -> Result<Handshake> {
-        let unreachable = |error| unreachable(peer, error);
-        let mut wire = Wire::new(stream).map_err(unreachable)?;
-        let local = wire.stream.local_addr().map_err(unreachable)?.ip().to_canonical();
-        let introduction = introduction(options)?;
-        let (parts, queue_pair) = parts(&device(local, options)?, local, peer, options)?;
-        wire.send(&introduction.ask(Some(queue_pair.endpoint()))).map_err(unreachable)?;
-        let stage = Stage::Asking(wire, Box::new((parts, queue_pair, introduction)));
-        Handshake::new(stage, peer, options, deadline)
+        let stream = start_connect(peer).map_err(|error| unreachable(peer, error))?;
+        watch.add_as(stream.as_fd(), Interest::Write, 0).map_err(not_watched)?;
+        Ok(Handshake::new(Phase::TcpConnecting(stream), peer, options, deadline, now, watch))
     }
 
-    /// A connector's, by the connection manager.
-    pub(crate) fn by_manager(
+    /// Begins a connector's handshake by the connection manager.
+    pub(super) fn by_manager(
         from: Option<IpAddr>,
         peer: SocketAddr,
         options: &Options,
         deadline: Deadline,
+        now: Instant,
+        watch: Arc<Watch>,
     ) -> Result<Handshake> {
         let introduction = introduction(options)?;
         let mut connector = internal::with_deadline(cm::Connector::new(), deadline)
@@ -86,26 +110,35 @@ impl Handshake {
             connector = connector.local_addr(SocketAddr::new(from, 0));
         }
         let resolving = connector.begin_resolve(peer)?;
-        Handshake::new(Stage::Resolving(resolving, introduction), peer, options, deadline)
+        watch.add(resolving.as_fd()).map_err(not_watched)?;
+        let phase = Phase::ResolvingRoute(resolving, introduction);
+        Ok(Handshake::new(phase, peer, options, deadline, now, watch))
     }
 
-    /// A listener's, with who came over TCP.
+    /// Begins a listener's handshake with a peer that has connected over TCP.
     pub(super) fn with_stream(
         stream: TcpStream,
         peer: SocketAddr,
         devices: Arc<ServedDevices>,
         options: &Options,
+        now: Instant,
     ) -> Result<Handshake> {
-        let wire = Wire::new(stream).map_err(|error| unreachable(peer, error))?;
-        Handshake::new(Stage::Asked(wire, devices), peer, options, Deadline::new(options.connect_timeout))
+        let watch = Watch::new().map_err(not_watched)?;
+        let stream = GreetingStream::new(stream).map_err(|error| unreachable(peer, error))?;
+        watch.add(stream.as_fd()).map_err(not_watched)?;
+        let phase = Phase::AwaitingGreeting(stream, devices);
+        let deadline = Deadline::after(now, options.connect_timeout);
+        Ok(Handshake::new(phase, peer, options, deadline, now, Arc::new(watch)))
     }
 
-    /// A listener's, with who came by the connection manager.
+    /// Begins a listener's handshake with a peer that has sent a request by the connection manager.
     pub(super) fn with_request(
         request: cm::ConnectRequest,
         devices: &ServedDevices,
         options: &Options,
+        now: Instant,
     ) -> Result<Handshake> {
+        let watch = Watch::new().map_err(not_watched)?;
         let peer = request.path().peer_addr();
         let admitted = admit(peer, Greeting::parse(request.private_data()), options).and_then(|admitted| {
             if admitted.1.endpoint.is_some() {
@@ -116,84 +149,101 @@ impl Handshake {
         });
         match admitted {
             Ok((device, (introduction, asking))) => {
-                let stage = accept(request, device, introduction, asking, options)?;
-                Handshake::new(stage, peer, options, Deadline::new(options.connect_timeout))
+                let phase = accept(request, device, introduction, asking, options, &watch)?;
+                let deadline = Deadline::after(now, options.connect_timeout);
+                Ok(Handshake::new(phase, peer, options, deadline, now, Arc::new(watch)))
             }
             Err(error) => {
-                // If it is gone meanwhile, it isn't told.
+                // The rejection is lost if the peer has aborted meanwhile.
                 let _ = request.reject(&refusal(&error).emit());
                 Err(error)
             }
         }
     }
 
-    fn new(stage: Stage, peer: SocketAddr, options: &Options, deadline: Deadline) -> Result<Handshake> {
-        let watch = Watch::new().map_err(not_watched)?;
-        if let Some(fd) = stage.descriptor() {
-            watch.add(fd).map_err(not_watched)?;
-        }
-        let (since, options) = (Instant::now(), options.clone());
-        Ok(Handshake { stage, peer, options, deadline, since, has_ended: false, watch })
+    fn new(
+        phase: Phase,
+        peer: SocketAddr,
+        options: &Options,
+        deadline: Deadline,
+        since: Instant,
+        watch: Arc<Watch>,
+    ) -> Handshake {
+        Handshake { phase, peer, options: options.clone(), deadline, since, retry_at: None, watch }
     }
 
-    pub(crate) fn peer(&self) -> SocketAddr {
+    pub(super) fn peer(&self) -> SocketAddr {
         self.peer
     }
 
-    /// How much time it has.
-    pub(crate) fn left(&self) -> Duration {
-        self.deadline.left()
+    /// Returns the time after which the handshake must be polled even if its descriptor is not readable.
+    pub(super) fn left(&self, now: Instant) -> Duration {
+        let retry = self.retry_at.map_or(Duration::MAX, |at| at.saturating_duration_since(now));
+        self.deadline.left_at(now).min(retry)
     }
 
-    /// For how long the peer has kept it waiting.
-    pub(super) fn silence(&self) -> Duration {
-        self.since.elapsed()
+    /// Returns the time for which the current phase has waited for the peer.
+    pub(super) fn silence(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.since)
     }
 
-    /// Why it isn't waited for, though it has time.
-    pub(super) fn too_slow(&self) -> Error {
+    /// Returns the error of a handshake that a listener drops before its time is up.
+    pub(super) fn too_slow(&self, now: Instant) -> Error {
         let words = format!(
             "the peer sent nothing for {:?}, and the listener needs its place for other peers",
-            self.silence()
+            self.silence(now)
         );
         self.unfinished(io::Error::new(io::ErrorKind::TimedOut, words))
     }
 
-    /// The connection, if it is there by now.
+    /// Makes progress. Returns the connection once it is established.
     ///
     /// # Errors
     ///
-    /// If there will be none, and when its time is up.
-    pub(crate) fn poll(&mut self) -> Result<Option<Box<Link>>> {
+    /// Returns an error if the handshake has failed, also when the time is up.
+    pub(super) fn poll(&mut self, now: Instant) -> Result<Option<Box<Link>>> {
         loop {
-            match self.advance()? {
+            match self.advance(now)? {
                 Progress::Done(link) => return Ok(Some(link)),
                 Progress::Next => {}
-                Progress::Wait if self.left().is_zero() => return Err(self.too_late()),
+                Progress::Wait if self.deadline.left_at(now).is_zero() => return Err(self.timed_out()),
                 Progress::Wait => return Ok(None),
             }
         }
     }
 
     /// Takes a step.
-    fn advance(&mut self) -> Result<Progress> {
+    fn advance(&mut self, now: Instant) -> Result<Progress> {
         let peer = self.peer;
         let unreachable = |error| unreachable(peer, error);
-        match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::Asked(mut wire, devices) => {
-                let Some(greeting) = wire.recv().map_err(unreachable)? else {
-                    return self.wait(Stage::Asked(wire, devices));
-                };
-                let answered = self.answer(&mut wire, &devices, greeting);
-                if let Err(error) = &answered {
-                    // If it is gone meanwhile, it isn't told.
-                    let _ = wire.send(&refusal(error));
+        match std::mem::replace(&mut self.phase, Phase::Finished) {
+            Phase::TcpConnecting(stream) => {
+                if !is_connected(&stream).map_err(unreachable)? {
+                    return self.wait(Phase::TcpConnecting(stream));
                 }
-                self.connected(answered?, Some(wire))
+                self.watch.remove(stream.as_fd()).map_err(not_watched)?;
+                let mut stream = GreetingStream::new(stream).map_err(unreachable)?;
+                self.watch.add(stream.as_fd()).map_err(not_watched)?;
+                let local = stream.local_ip().map_err(unreachable)?;
+                let introduction = introduction(&self.options)?;
+                let (parts, queue_pair) = parts(&device(local, &self.options)?, local, peer, &self.options)?;
+                stream.send(&introduction.ask(Some(queue_pair.endpoint()))).map_err(unreachable)?;
+                self.next(Phase::AwaitingAnswer(stream, Box::new((parts, queue_pair, introduction))), now)
             }
-            Stage::Asking(mut wire, made) => {
-                let Some(greeting) = wire.recv().map_err(unreachable)? else {
-                    return self.wait(Stage::Asking(wire, made));
+            Phase::AwaitingGreeting(mut stream, devices) => {
+                let Some(greeting) = stream.recv().map_err(unreachable)? else {
+                    return self.wait(Phase::AwaitingGreeting(stream, devices));
+                };
+                let answered = self.answer(&mut stream, &devices, greeting);
+                if let Err(error) = &answered {
+                    // The refusal is lost if the peer has aborted meanwhile.
+                    let _ = stream.send(&refusal(error));
+                }
+                self.connected(answered?, Channel::Tcp(stream), now)
+            }
+            Phase::AwaitingAnswer(mut stream, made) => {
+                let Some(greeting) = stream.recv().map_err(unreachable)? else {
+                    return self.wait(Phase::AwaitingAnswer(stream, made));
                 };
                 let (parts, queue_pair, introduction) = *made;
                 let answer = side(peer, greeting)?;
@@ -203,24 +253,25 @@ impl Handshake {
                 let ends = Ends { connector: queue_pair.endpoint(), listener };
                 let seal = introduction.answered(&answer, &ends).map_err(|flaw| refused(peer, &flaw))?;
                 queue_pair.connect_with(&listener, &Parts::connect_options())?;
-                self.connected(Link::new(parts, queue_pair, None, Role::Connector, seal), Some(wire))
+                let link = Link::new(parts, queue_pair, None, Role::Connector, seal);
+                self.connected(link, Channel::Tcp(stream), now)
             }
-            Stage::Resolving(mut resolving, introduction) => {
+            Phase::ResolvingRoute(mut resolving, introduction) => {
                 let Some(route) = resolving.poll()? else {
-                    return self.wait(Stage::Resolving(resolving, introduction));
+                    return self.wait(Phase::ResolvingRoute(resolving, introduction));
                 };
                 let device = match &self.options.device {
                     Some(device) => device.clone(),
                     None => route.path().device()?,
                 };
                 let (parts, queue_pair) = parts_for(&device, route.path(), peer, &self.options)?;
-                // The descriptor is the same, of the same identifier.
+                // The identifier keeps its descriptor, which is watched already.
                 let connecting = route.begin_connect(queue_pair)?;
-                self.next(Stage::Requested(connecting, Box::new((parts, introduction))))
+                self.next(Phase::CmConnecting(connecting, Box::new((parts, introduction))), now)
             }
-            Stage::Requested(mut connecting, made) => {
+            Phase::CmConnecting(mut connecting, made) => {
                 let Some(connection) = connecting.poll().map_err(rejection)? else {
-                    return self.wait(Stage::Requested(connecting, made));
+                    return self.wait(Phase::CmConnecting(connecting, made));
                 };
                 let (parts, introduction) = *made;
                 let (queue_pair, hold, listener, private_data) = internal::into_parts(connection);
@@ -230,46 +281,55 @@ impl Handshake {
                 };
                 let ends = Ends::by_manager(queue_pair.endpoint(), listener);
                 let seal = introduction.answered(&answer, &ends).map_err(|flaw| refused(peer, &flaw))?;
-                self.connected(Link::new(parts, queue_pair, Some(hold), Role::Connector, seal), None)
+                let link = Link::new(parts, queue_pair, Some(hold), Role::Connector, seal);
+                self.connected(link, Channel::Cm, now)
             }
-            Stage::Accepting(mut connecting, made) => {
+            Phase::CmAccepting(mut connecting, made) => {
                 let Some(connection) = connecting.poll()? else {
-                    return self.wait(Stage::Accepting(connecting, made));
+                    return self.wait(Phase::CmAccepting(connecting, made));
                 };
                 let ((parts, seal), (queue_pair, hold, ..)) = (*made, internal::into_parts(connection));
-                self.connected(Link::new(parts, queue_pair, Some(hold), Role::Listener, seal), None)
+                let link = Link::new(parts, queue_pair, Some(hold), Role::Listener, seal);
+                self.connected(link, Channel::Cm, now)
             }
-            Stage::Connected(link, wire) => {
-                link.take_events()?;
-                let (is_established, _) = link.step(false, &mut |link, state| link.is_established(state));
-                if is_established?.is_some() {
-                    return Ok(Progress::Done(link));
-                }
-                let is_gone = match &wire {
-                    Some(wire) => wire.has_ended(),
-                    None => link.was_ended_by_manager()?,
-                };
-                if !is_gone {
-                    return self.wait(Stage::Connected(link, wire));
-                }
-                // A listener ends TCP as soon as it has said hello, which goes another way, and may take longer.
-                if wire.is_some() && link.role() == Role::Connector {
-                    self.has_ended = true;
-                    if self.left() > HELLO_UNDER_WAY {
-                        self.deadline = Deadline::new(HELLO_UNDER_WAY);
-                    }
-                    return self.next(Stage::Connected(link, None));
-                }
-                Err(self.gave_up())
-            }
-            Stage::Over => Err(self.gave_up()),
+            Phase::AwaitingHello(link, channel) => self.await_hello(link, channel, now),
+            Phase::Finished => Err(self.aborted_by_peer()),
         }
     }
 
-    /// Answers who greets over TCP: connects a queue pair to its, and says which.
+    /// Looks whether the peer's hello has arrived, or the peer has aborted.
+    fn await_hello(&mut self, link: Box<Link>, channel: Channel, now: Instant) -> Result<Progress> {
+        link.take_events()?;
+        self.retry_at = None;
+        let (is_established, _) = link.step(false, &mut |link, state| link.is_established(state));
+        if is_established?.is_some() {
+            return Ok(Progress::Done(link));
+        }
+        let has_ended = match &channel {
+            Channel::Tcp(stream) => stream.has_ended(),
+            Channel::ClosedByListener => false,
+            Channel::Cm => link.was_ended_by_manager()?,
+        };
+        match channel {
+            // A listener closes TCP as soon as it has sent its hello, which takes another path, and may arrive later.
+            Channel::Tcp(_) if has_ended && link.role() == Role::Connector => {
+                if self.deadline.left_at(now) > HELLO_TIMEOUT {
+                    self.deadline = Deadline::after(now, HELLO_TIMEOUT);
+                }
+                self.next(Phase::AwaitingHello(link, Channel::ClosedByListener), now)
+            }
+            _ if has_ended => Err(self.aborted_by_peer()),
+            channel => {
+                self.retry_at = link.is_interrupting().then(|| now + INTERRUPT_POLL_INTERVAL);
+                self.wait(Phase::AwaitingHello(link, channel))
+            }
+        }
+    }
+
+    /// Answers a connector's greeting over TCP: connects a queue pair to the connector's, and sends its endpoint.
     fn answer(
         &self,
-        wire: &mut Wire,
+        stream: &mut GreetingStream,
         devices: &ServedDevices,
         greeting: Result<Greeting, Flaw>,
     ) -> Result<Link> {
@@ -277,7 +337,7 @@ impl Handshake {
         let (introduction, asking) = admit(peer, greeting, &self.options)?;
         let connector = asking.endpoint.ok_or_else(|| refused(peer, &Flaw::Malformed))?;
         let unreachable = |error| unreachable(peer, error);
-        let local = wire.stream.local_addr().map_err(unreachable)?.ip().to_canonical();
+        let local = stream.local_ip().map_err(unreachable)?;
         let device = devices.at(local).map_err(|flaw| refused(peer, &flaw))?;
         let (parts, queue_pair) = parts(device, local, peer, &self.options)?;
         let checked = check_gid(connector.gid, peer.ip(), &queue_pair, &self.options);
@@ -286,51 +346,53 @@ impl Handshake {
         let answered = introduction.answer(&asking, Some(listener), &Ends { connector, listener });
         let (answer, seal) = answered.map_err(|flaw| refused(peer, &flaw))?;
         queue_pair.connect_with(&connector, &Parts::connect_options())?;
-        wire.send(&answer).map_err(unreachable)?;
+        stream.send(&answer).map_err(unreachable)?;
         Ok(Link::new(parts, queue_pair, None, Role::Listener, seal))
     }
 
-    /// The queue pairs are connected: the peer's hello is to come.
-    fn connected(&mut self, link: Link, wire: Option<Wire>) -> Result<Progress> {
+    /// Continues with connected queue pairs.
+    fn connected(&mut self, link: Link, channel: Channel, now: Instant) -> Result<Progress> {
         if let Some(events) = link.lane().completions.event_fd() {
             self.watch.add(events).map_err(not_watched)?;
         }
-        self.next(Stage::Connected(Box::new(link), wire))
+        self.next(Phase::AwaitingHello(Box::new(link), channel), now)
     }
 
-    fn wait(&mut self, stage: Stage) -> Result<Progress> {
-        self.stage = stage;
+    fn wait(&mut self, phase: Phase) -> Result<Progress> {
+        self.phase = phase;
         Ok(Progress::Wait)
     }
 
-    fn next(&mut self, stage: Stage) -> Result<Progress> {
-        (self.stage, self.since) = (stage, Instant::now());
+    fn next(&mut self, phase: Phase, now: Instant) -> Result<Progress> {
+        (self.phase, self.since) = (phase, now);
         Ok(Progress::Next)
     }
 
-    fn too_late(&self) -> Error {
-        if self.has_ended {
-            return self.gave_up();
+    fn timed_out(&self) -> Error {
+        if let Phase::AwaitingHello(_, Channel::ClosedByListener) = self.phase {
+            return self.aborted_by_peer();
         }
         let words = format!("no answer within {:?}", self.deadline.timeout);
         self.unfinished(io::Error::new(io::ErrorKind::TimedOut, words))
     }
 
-    fn gave_up(&self) -> Error {
+    fn aborted_by_peer(&self) -> Error {
         self.unfinished(io::Error::new(io::ErrorKind::ConnectionReset, "the peer closed the connection"))
     }
 
     fn unfinished(&self, error: io::Error) -> Error {
-        let (stage, hint) = match (&self.stage, &self.options.key) {
-            (Stage::Asked(..) | Stage::Asking(..), _) => return unreachable(self.peer, error),
-            (Stage::Resolving(..) | Stage::Requested(..) | Stage::Accepting(..), _) => (
+        let (stage, hint) = match (&self.phase, &self.options.key) {
+            (Phase::TcpConnecting(_) | Phase::AwaitingGreeting(..) | Phase::AwaitingAnswer(..), _) => {
+                return unreachable(self.peer, error);
+            }
+            (Phase::ResolvingRoute(..) | Phase::CmConnecting(..) | Phase::CmAccepting(..), _) => (
                 "connecting by the connection manager",
                 "check that a listener has this address and port, and that the network passes UDP port 4791",
             ),
-            (Stage::Connected(..) | Stage::Over, Some(_)) => {
+            (Phase::AwaitingHello(..) | Phase::Finished, Some(_)) => {
                 ("waiting for the peer's hello", "check that both sides have the same `Options::key`")
             }
-            (Stage::Connected(..) | Stage::Over, None) => (
+            (Phase::AwaitingHello(..) | Phase::Finished, None) => (
                 "waiting for the peer's hello",
                 "check that the network passes RoCEv2 (UDP port 4791) in both directions",
             ),
@@ -345,35 +407,27 @@ impl AsFd for Handshake {
     }
 }
 
-/// What came of a step.
-enum Progress {
-    Done(Box<Link>),
-    /// There may be more to do.
-    Next,
-    /// There is nothing to do until the descriptor can be read.
-    Wait,
-}
-
-impl Stage {
-    /// What to wait for in the stages that a handshake begins with, and later too.
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        match self {
-            Stage::Asked(wire, _) | Stage::Asking(wire, _) => Some(wire.stream.as_fd()),
-            Stage::Resolving(resolving, _) => Some(resolving.as_fd()),
-            Stage::Requested(connecting, _) | Stage::Accepting(connecting, _) => Some(connecting.as_fd()),
-            Stage::Connected(..) | Stage::Over => None,
-        }
+/// Whether a TCP socket has connected.
+fn is_connected(stream: &TcpStream) -> io::Result<bool> {
+    if let Some(error) = stream.take_error()? {
+        return Err(error);
+    }
+    match stream.peer_addr() {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
-/// Accepts a request of the connection manager's.
+/// Accepts a request of the connection manager, and watches for its end.
 fn accept(
     request: cm::ConnectRequest,
     device: &Device,
     introduction: Introduction,
     asking: Side,
     options: &Options,
-) -> Result<Stage> {
+    watch: &Watch,
+) -> Result<Phase> {
     let peer = request.path().peer_addr();
     let (parts, queue_pair) = parts_for(device, request.path(), peer, options)?;
     let mut seal = Err(Flaw::Malformed);
@@ -387,10 +441,11 @@ fn accept(
         greeting.unwrap_or_else(|flaw| Greeting::Refusal(explain(&flaw))).emit()
     })?;
     let seal = seal.map_err(|flaw| refused(peer, &flaw))?;
-    Ok(Stage::Accepting(connecting, Box::new((parts, seal))))
+    watch.add(connecting.as_fd()).map_err(not_watched)?;
+    Ok(Phase::CmAccepting(connecting, Box::new((parts, seal))))
 }
 
-/// What a greeting says, if it says anything but no.
+/// Returns the side that a greeting describes, unless it is a refusal.
 fn side(peer: SocketAddr, greeting: Result<Greeting, Flaw>) -> Result<Side> {
     match greeting {
         Ok(Greeting::Side(side)) => Ok(side),
@@ -399,7 +454,7 @@ fn side(peer: SocketAddr, greeting: Result<Greeting, Flaw>) -> Result<Side> {
     }
 }
 
-/// Who asks a listener, and what that is to be answered with, if it can be.
+/// Returns the side that a connector's greeting describes, and the introduction to answer it with, if both have a key or neither.
 fn admit(
     peer: SocketAddr,
     greeting: Result<Greeting, Flaw>,
@@ -419,16 +474,16 @@ fn introduction(options: &Options) -> Result<Introduction> {
     Ok(Introduction::new(options.key.as_ref(), nonce))
 }
 
-/// What is to be connected, on a device and at an address by which the peer is reached.
+/// Creates a queue pair and the other parts of a connection, on a device and at a local address that reaches the peer.
 fn parts(device: &Device, local: IpAddr, peer: SocketAddr, options: &Options) -> Result<(Parts, QueuePair)> {
     Parts::new(device, peer, options, |domain| {
         let builder = domain.queue_pair(Transport::Rc);
-        // The address by which the peer knows this side, if the device has it.
+        // The peer knows this side by this address; the device may not have it.
         Ok(if domain.device().has_addr(local) { builder.local_addr(local) } else { builder })
     })
 }
 
-/// What is to be connected, for a path of the connection manager's.
+/// Creates a queue pair and the other parts of a connection, for a path of the connection manager.
 fn parts_for(
     device: &Device,
     path: &cm::Path,
@@ -438,16 +493,16 @@ fn parts_for(
     Parts::new(device, peer, options, |domain| path.queue_pair(domain))
 }
 
-/// What a listener tells who it doesn't connect.
+/// Returns the refusal that a listener sends to a peer whose handshake has failed.
 fn refusal(error: &Error) -> Greeting {
     Greeting::Refusal(match error {
         Error::HandshakeRejected { reason, .. } => reason.clone(),
-        // What is the matter on this machine isn't for everybody.
+        // Strangers do not learn about the state of this machine.
         _ => "the listener could not establish the connection; its log has the cause".to_owned(),
     })
 }
 
-/// What the connection manager's refusal says, if a listener of ours made it.
+/// Returns the error in a refusal that a listener has sent by the connection manager.
 fn rejection(error: Error) -> Error {
     match error {
         Error::CmRejected { peer, reason: cm::RejectReason::ConsumerReject, ref private_data, .. } => {
@@ -457,53 +512,5 @@ fn rejection(error: Error) -> Error {
             }
         }
         error => error,
-    }
-}
-
-/// A TCP connection over which a greeting comes.
-struct Wire {
-    stream: TcpStream,
-    bytes: [u8; PREFIX_LEN + LONGEST_REASON],
-    len: usize,
-}
-
-impl Wire {
-    fn new(stream: TcpStream) -> io::Result<Wire> {
-        stream.set_nonblocking(true)?;
-        Ok(Wire { stream, bytes: [0; PREFIX_LEN + LONGEST_REASON], len: 0 })
-    }
-
-    /// Says something. It fits the socket, to which nothing was said before, or there is no such peer.
-    fn send(&mut self, greeting: &Greeting) -> io::Result<()> {
-        self.stream.write_all(&greeting.emit())
-    }
-
-    /// The peer's greeting, once all of it has come.
-    fn recv(&mut self) -> io::Result<Option<Result<Greeting, Flaw>>> {
-        loop {
-            let wanted = match self.bytes[..self.len].first_chunk() {
-                None => PREFIX_LEN,
-                Some(prefix) => match Prefix::parse(prefix) {
-                    Ok(prefix) => PREFIX_LEN + prefix.len,
-                    Err(flaw) => return Ok(Some(Err(flaw))),
-                },
-            };
-            if self.len == wanted {
-                return Ok(Some(Greeting::parse(&self.bytes[..self.len])));
-            }
-            match self.stream.read(&mut self.bytes[self.len..wanted]) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(len) => self.len += len,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// Whether the peer has closed it, or says more than there is to say.
-    fn has_ended(&self) -> bool {
-        let read = (&self.stream).read(&mut [0]);
-        !matches!(read, Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted))
     }
 }

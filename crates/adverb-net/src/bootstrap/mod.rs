@@ -1,18 +1,21 @@
-//! How two sides find each other, by steps that threads and tasks take alike.
+//! Establishing connections: state machines that threads, tasks and the redialer drive alike.
 //!
-//! A [`Handshake`] goes from a first word to a connection, over TCP or the connection manager, at either side; [`Arrivals`] are
-//! a listener's. Both have one descriptor to wait for, and a time until when.
+//! A [`Dial`] is a connector's attempt to reach one address. A [`Listening`] accepts connections. Both run [`Handshake`]s, over TCP
+//! or the connection manager. None of them blocks: each has one descriptor, and a time after which it must be polled.
 
 mod arrivals;
 mod devices;
+mod dial;
 mod gid;
+mod greeting_stream;
 mod handshake;
 mod log;
 
-pub(super) use arrivals::{Accepted, Listening};
+pub(super) use arrivals::{AcceptFd, Accepted, Listening, Served};
+pub(super) use dial::Dial;
 #[cfg(fuzzing)]
 pub(super) use gid::belongs_to;
-pub(super) use handshake::Handshake;
+use handshake::Handshake;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -22,23 +25,24 @@ use adverb_verbs::{Device, Error, Result};
 use super::protocol::handshake::{Flaw, VERSION};
 use super::{Bootstrap, Options, session};
 
-/// How to ask a listener.
+/// A channel over which a connector reaches a listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
+enum Way {
     Tcp,
-    /// From this address, if one is known to be right.
+    /// From this local address, if it is known.
     ConnectionManager(Option<IpAddr>),
 }
 
-/// The ways to a peer, the best first, and the options with which to go them.
-pub(super) fn ways(peer: SocketAddr, options: &Options) -> Result<(Options, Vec<Way>)> {
+/// Returns the ways to a peer, the preferred one first, and the options for them: with a session and a device if they are
+/// known.
+fn ways(peer: SocketAddr, options: &Options) -> Result<(Options, Vec<Way>)> {
     let mut options = options.clone();
     if options.reconnect.is_some() && options.session.is_none() {
         options.session = Some(session::begin()?);
     }
     let local = route(peer.ip());
     if options.bootstrap == Bootstrap::Auto && options.device.is_none() {
-        // Looked for once. If there is none, whoever needs it says so.
+        // Once for all ways. A way that needs a device reports that there is none.
         options.device = local.and_then(|local| device(local, &options).ok());
     }
     let from = options.device.as_ref().and_then(|device| {
@@ -55,28 +59,19 @@ pub(super) fn ways(peer: SocketAddr, options: &Options) -> Result<(Options, Vec<
     Ok((options, ways))
 }
 
-/// Whether another way may lead where this one failed: the peer answered nothing that another would hear too.
-pub(super) fn is_worth_another(error: &Error) -> bool {
-    match error {
-        Error::HandshakeRejected { .. } => false,
-        Error::Unreachable { error, .. } => error.kind() != io::ErrorKind::TimedOut,
-        _ => true,
-    }
-}
-
-/// The device of connections by this address.
+/// Returns the device for connections from this local address.
 fn device(local: IpAddr, options: &Options) -> Result<Device> {
     if let Some(device) = &options.device {
         return Ok(device.clone());
     }
     match Device::open_by_addr(local) {
-        // Within the machine any address does: another program may have this one.
+        // All loopback addresses reach the same machine, and another program may use this one.
         Err(_) if local.is_loopback() => Device::open("soft"),
         found => found,
     }
 }
 
-/// The address of this machine from which packets to a peer go. Nothing is sent.
+/// Returns the local address of the route to a peer. Sends nothing.
 fn route(peer: IpAddr) -> Option<IpAddr> {
     let any: IpAddr =
         if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -85,13 +80,13 @@ fn route(peer: IpAddr) -> Option<IpAddr> {
     socket.local_addr().ok().map(|address| address.ip().to_canonical())
 }
 
-/// An address of a device's, of a peer's kind.
+/// Returns an address of a device with the same family and scope as a peer's address.
 fn address_like(device: &Device, peer: IpAddr) -> Option<IpAddr> {
     let is_like = |ip: &IpAddr| ip.is_ipv4() == peer.is_ipv4() && ip.is_loopback() == peer.is_loopback();
     device.gids().ok()?.iter().map(|entry| entry.gid.ip()).find(is_like)
 }
 
-/// A flaw, in words for the log of one side and the error of the other: they are as true at either.
+/// Describes a flaw for the log of one side and the error of the other.
 pub(super) fn explain(flaw: &Flaw) -> String {
     match flaw {
         Flaw::NotAdverb => "the other side does not speak Adverb's protocol".to_owned(),

@@ -38,7 +38,7 @@ use super::options::Options;
 use super::protocol::handshake::HELLO_LEN;
 use super::protocol::proof::{Role, SEAL_LEN, Seal};
 use super::protocol::{Announced, Inbound, LONGEST_MESSAGE, OFFERS, Outbound, REPORTS, Violation};
-use super::session::{Bell, Home};
+use super::session::{ResumeOrigin, WakeFd};
 
 /// What becomes a connection when its queue pair is connected.
 pub(super) struct Parts {
@@ -91,9 +91,10 @@ pub(super) struct Link {
     limits: AtomicU64,
     /// Told when something has changed, or nobody waits for events any more.
     pub(super) news: Condvar,
-    /// Who makes it again when it breaks, if anybody does; and how tasks hear of that.
-    home: OnceLock<Home>,
-    pub(super) bell: OnceLock<Bell>,
+    /// The means to reconnect, if both sides enable that.
+    origin: OnceLock<ResumeOrigin>,
+    /// The descriptor by which tasks wait.
+    pub(super) wake_fd: OnceLock<WakeFd>,
 }
 
 /// What a connection goes over, for now.
@@ -342,8 +343,8 @@ impl Link {
             state: Mutex::new(state),
             limits: AtomicU64::new(LONGEST_MESSAGE.into()),
             news: Condvar::new(),
-            home: OnceLock::new(),
-            bell: OnceLock::new(),
+            origin: OnceLock::new(),
+            wake_fd: OnceLock::new(),
         };
         if role == Role::Connector {
             link.say_hello(&mut link.lock());
@@ -363,10 +364,10 @@ impl Link {
         self.lock().lane.pool.clone()
     }
 
-    /// Has it made again when it breaks.
-    pub(super) fn settle(&self, home: Home) {
-        // It is settled once.
-        let _ = self.home.set(home);
+    /// Enables reconnecting.
+    pub(super) fn settle(&self, origin: ResumeOrigin) {
+        // It is called once.
+        let _ = self.origin.set(origin);
     }
 
     /// Takes the events of its completion queue, so that the device is looked at next.
@@ -436,7 +437,14 @@ impl Link {
     }
 
     /// Whether the peer has said hello.
-    pub(super) fn is_established(&self, state: &State) -> Result<Option<()>> {
+    pub(super) fn is_established(&self, state: &mut State) -> Result<Option<()>> {
+        if state.resume.is_interrupting() && state.end.is_none() {
+            self.poll_interrupt(state);
+            if state.resume.is_interrupting() {
+                return Ok(None);
+            }
+            self.say_hello(state);
+        }
         if state.resume.is_unknown {
             // The peer is told before this ends.
             if self.role == Role::Listener && state.in_flight > 0 && state.end.is_none() {

@@ -90,7 +90,7 @@ impl Link {
         let longest_write = longest_write(len) as usize;
         self.set_limits(self.options.eager_for(len).min(max_message_size), max_message_size);
         state.outbound = Some(PeerRing { outbound: Outbound::new(len, writes), memory, longest_write });
-        if state.owes_hello {
+        if state.owes_hello && !state.resume.is_interrupting() {
             self.say_hello(state);
         }
         Ok(())

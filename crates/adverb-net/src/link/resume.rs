@@ -20,7 +20,7 @@ use crate::message::{SendData, Source, UnacknowledgedMessage};
 use crate::protocol::handshake::{Session, SessionId};
 use crate::protocol::proof::Role;
 use crate::protocol::{Announced, Frame, FrameKind, HEADER_LEN, LONGEST_RING, Violation};
-use crate::session;
+use crate::session::{self, RedialHandle};
 
 /// What is kept and counted. If the connection isn't one that goes on, nothing is kept.
 #[derive(Default)]
@@ -50,11 +50,15 @@ pub(super) struct Resume {
     /// Why the lane is broken; and whether all that it had was taken in, and how many messages that were.
     down: Option<String>,
     received: Option<u64>,
+    /// The connection that this is to be the next lane of, while its old lane is not drained yet.
+    interrupting: Option<Arc<Link>>,
     /// The connection that this is to be the next lane of, how many messages that has, and how many its peer.
     goes_on: Option<(Arc<Link>, u64)>,
     peer_received: u64,
     /// Whether one of the sides knows nothing of the connection that is to go on.
     pub(super) is_unknown: bool,
+    /// The redialer's work for this connection while it is broken.
+    redial: Option<RedialHandle>,
 }
 
 /// What a peer says that doesn't know a connection any more.
@@ -75,6 +79,11 @@ impl Resume {
     /// it has read that, doesn't have this side keep things without end.
     pub(super) fn is_full(&self) -> bool {
         self.kept_len >= MOST_KEPT
+    }
+
+    /// Whether the hello waits for the old lane of the connection that is to go on.
+    pub(super) fn is_interrupting(&self) -> bool {
+        self.interrupting.is_some()
     }
 
     /// Notes that the lane is broken; says whether there may be another.
@@ -146,6 +155,16 @@ struct Outstanding {
     sent: u64,
 }
 
+/// The result of interrupting a connection.
+enum Interrupt {
+    /// The lane is not drained yet.
+    Pending,
+    /// The connection has received so many messages over all its lanes.
+    Drained(u64),
+    /// The connection has ended.
+    Ended,
+}
+
 impl Link {
     /// What the hello says of the connection.
     pub(super) fn session_to_tell(&self, state: &State) -> Option<Session> {
@@ -187,19 +206,33 @@ impl Link {
                 // Sessions are those of all listeners, and who has heard one's number may not know another's key.
                 let keys_fit =
                     |link: &Arc<Link>| Key::is_same(self.options.key.as_ref(), link.options.key.as_ref());
-                let known = session::find(&id).filter(keys_fit);
-                let known = known.and_then(|link| Some((link.interrupt()?, link)));
-                match known {
-                    Some((received, link)) => {
-                        (resume.is_on, resume.id, resume.peer_received) = (true, id, peer_received);
-                        resume.goes_on = Some((link, received));
-                    }
-                    None => resume.is_unknown = true,
-                }
+                (resume.id, resume.peer_received) = (id, peer_received);
+                resume.interrupting = session::find(&id).filter(keys_fit);
+                resume.is_unknown = resume.interrupting.is_none();
+                self.poll_interrupt(state);
             }
             (_, _, None) => {}
         }
         Ok(())
+    }
+
+    /// Looks whether the old lane of the connection that this one resumes has drained. Only then is the hello sent: it says how
+    /// many messages arrived over the old lane. Never blocks.
+    pub(super) fn poll_interrupt(&self, state: &mut State) {
+        let Some(link) = state.resume.interrupting.take() else { return };
+        match link.interrupt() {
+            Interrupt::Pending => state.resume.interrupting = Some(link),
+            Interrupt::Drained(received) => {
+                state.resume.is_on = true;
+                state.resume.goes_on = Some((link, received));
+            }
+            Interrupt::Ended => state.resume.is_unknown = true,
+        }
+    }
+
+    /// Whether the hello waits for the old lane of the connection that this one resumes.
+    pub(crate) fn is_interrupting(&self) -> bool {
+        self.lock().resume.is_interrupting()
     }
 
     /// The connection that this one is the next lane of, if it is.
@@ -213,21 +246,24 @@ impl Link {
         state.resume.is_on.then_some(state.resume.id)
     }
 
-    /// Breaks the lane, because the peer has come over another, and says how many messages came over it.
-    fn interrupt(&self) -> Option<u64> {
-        let mut state = self.lock();
+    /// Breaks the lane, because the peer has reconnected over another one. Never blocks.
+    fn interrupt(&self) -> Interrupt {
+        // The holder of the lock may be draining the lane.
+        let Some(mut state) = self.state.try_lock() else { return Interrupt::Pending };
         if state.end.is_some() || !state.resume.goes_down("the peer reconnected over another path") {
-            return None;
+            return Interrupt::Ended;
         }
-        if let Err(error) = state.lane.queue_pair.move_to_error() {
-            tracing::debug!(%error, "could not stop the failed queue pair of a connection");
-        }
-        // A thread that waits for events may have taken some, and looks again soon.
-        while state.waiting.leader && state.resume.received.is_none() && state.end.is_none() {
-            self.news.wait_for(&mut state, A_MOMENT);
+        if state.resume.received.is_none() {
+            if let Err(error) = state.lane.queue_pair.move_to_error() {
+                tracing::debug!(%error, "could not stop the failed queue pair of a connection");
+            }
+            // A thread that waits for events may have taken some; the flushed requests wake it.
+            if state.waiting.leader {
+                return Interrupt::Pending;
+            }
         }
         self.suspend(&mut state);
-        state.resume.received
+        state.resume.received.map_or(Interrupt::Ended, Interrupt::Drained)
     }
 
     /// Takes in all that a broken lane had, and has the connection made again, once.
@@ -260,7 +296,7 @@ impl Link {
         {
             state.resume.refused.push((first, buffer));
         }
-        self.revive(state);
+        self.redial(state);
     }
 
     /// Takes in all that has come over a lane, and takes back all that was to go over it.
@@ -297,24 +333,33 @@ impl Link {
         operation::abandon(state);
     }
 
-    /// Has the connection made again, or waits for the peer to do that; and gives up after a while.
-    fn revive(&self, state: &mut State) {
-        if let (Some(home), Some(time)) = (self.home.get(), self.options.reconnect) {
+    /// Makes the redialer reconnect the connection, or end it when the time limit expires.
+    fn redial(&self, state: &mut State) {
+        if let (Some(origin), Some(timeout)) = (self.origin.get(), self.options.reconnect) {
             let session = Session { id: state.resume.id, received: state.resume.received };
             let reason = state.resume.down.clone().unwrap_or_default();
             tracing::info!(peer = %self.peer, %reason, "a connection failed; reconnecting");
-            if let Err(error) = home.revive(session, state.resume.generation, time) {
-                self.give_up(state, &error.to_string());
+            match origin.redial(session, state.resume.generation, timeout) {
+                Ok(handle) => state.resume.redial = Some(handle),
+                Err(error) => self.give_up(state, &error.to_string()),
             }
         }
     }
 
-    /// Whether it still is to be made again, as it was when it had so many lanes before.
-    pub(crate) fn is_broken(&self, generation: u32) -> bool {
-        self.lock().is_broken_since(generation)
+    /// Breaks the lane, as a failing network does.
+    #[cfg(all(test, feature = "soft"))]
+    pub(crate) fn fail_lane(&self) {
+        let lane = self.lane();
+        lane.queue_pair.move_to_error().expect("the queue pair can be moved to the error state");
     }
 
-    /// Ends the connection that couldn't be made again.
+    /// Returns the number of lanes before the current one.
+    #[cfg(all(test, feature = "soft"))]
+    pub(crate) fn generation(&self) -> u32 {
+        self.lock().resume.generation
+    }
+
+    /// Ends the connection that has had `generation` lanes before, if it still is broken.
     pub(crate) fn give_up_after(&self, generation: u32, reason: &str) {
         let mut state = self.lock();
         if state.is_broken_since(generation) {
@@ -339,8 +384,8 @@ impl Link {
             "call `take_unacknowledged` for the messages that the peer may not have received",
         );
         self.news.notify_all();
-        if let Some(bell) = self.bell.get() {
-            bell.ring_for_good();
+        if let Some(wake_fd) = self.wake_fd.get() {
+            wake_fd.wake_forever();
         }
     }
 
@@ -386,16 +431,16 @@ impl Link {
             end_for_good(&mut state, error.to_string(), "");
         }
         tracing::info!(peer = %state.lane.peer, replayed = state.resume.replay.len(), "reconnected");
-        if let Some(bell) = self.bell.get()
+        if let Some(wake_fd) = self.wake_fd.get()
             && let Some(events) = state.lane.completions.event_fd()
-            && let Err(error) = bell.watch(events, state.lane.manager_events())
+            && let Err(error) = wake_fd.watch(events, state.lane.manager_events())
         {
             end_for_good(&mut state, error.to_string(), "");
         }
         if let Some(received) = &mut state.resume.received {
             // It broke before it was used.
             *received += old.resume.received.unwrap_or(0);
-            self.revive(&mut state);
+            self.redial(&mut state);
         }
         self.advance(&mut state);
         // Its completion wakes tasks, which wait for events only.

@@ -366,7 +366,7 @@ fn a_session_does_not_go_on_without_its_key() {
         let stranger = Options { session: Some(session), ..open.clone() };
         scope(|scope| {
             scope.spawn(|| other.accept().map(drop));
-            let made = connect_link(other.local_addr(), &stranger, &Deadline::new(Duration::from_secs(5)));
+            let made = connect_link(other.local_addr(), &stranger, Deadline::new(Duration::from_secs(5)));
             other.stop();
             assert!(matches!(made, Err(Error::HandshakeRejected { reason, .. }) if reason == UNKNOWN));
         });
@@ -412,7 +412,7 @@ fn a_session_that_is_there_keeps_its_number() {
         let stranger = Options { session: Some(session), ..options.clone() };
         scope(|scope| {
             let accepting = scope.spawn(|| listener.accept().unwrap());
-            let made = connect_link(listener.local_addr(), &stranger, &Deadline::new(Duration::from_secs(5)));
+            let made = connect_link(listener.local_addr(), &stranger, Deadline::new(Duration::from_secs(5)));
             let (_stranger, _accepted) = (made.unwrap(), accepting.join().unwrap());
             assert!(break_it(left.link()));
             scope.spawn(|| right.send(right.recv().unwrap().unwrap()).unwrap());

@@ -1,0 +1,513 @@
+//! The redialer: the one thread of a process that reconnects all broken connections.
+//!
+//! The thread exists while a connection is broken. It dials for connections that this side has established, and drives the
+//! handshakes of listeners whose accepted connections are broken. It waits only in `epoll_wait`, so no connection delays another
+//! one: dials and handshakes are state machines ([`Dial`], [`Listening::serve`]), and timers are in a heap.
+//!
+//! Each broken connection has at most one dial. At most [`MAX_NEW_DIALS`] of the dials are new, so that a listener whose process
+//! has lost all its connections is not flooded. A dial is new for [`NEW_DIAL_TIME`]: an unreachable address does not keep its
+//! place for longer.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use adverb_verbs::Error;
+use adverb_verbs::internal::{Deadline, Interest, Watch};
+use parking_lot::Mutex;
+
+use super::redial::{Action, PAUSE, Redial};
+use super::{Paths, resolver};
+use crate::bootstrap::{AcceptFd, Dial, Listening, Served, not_watched};
+use crate::link::Link;
+
+/// Maximum number of dials that began less than [`NEW_DIAL_TIME`] ago.
+const MAX_NEW_DIALS: usize = 64;
+/// The time after which a dial leaves its place to another one.
+const NEW_DIAL_TIME: Duration = Duration::from_millis(50);
+
+/// Minimum time after which a listener is served again.
+const MIN_TIMER: Duration = Duration::from_millis(1);
+
+/// The requests to the redialer's thread, and the means to wake it.
+static INBOX: Mutex<Inbox> = Mutex::new(Inbox { requests: Vec::new(), waker: None });
+
+/// The token of the pipe that wakes the thread; those of connections and listeners are above.
+const WAKE: u64 = 0;
+static NEXT_TOKEN: AtomicU64 = AtomicU64::new(WAKE + 1);
+
+struct Inbox {
+    /// While there are requests, the pipe contains one byte.
+    requests: Vec<Request>,
+    /// `Some` while the thread runs.
+    waker: Option<PipeWriter>,
+}
+
+enum Request {
+    /// Reconnect a connection.
+    Insert(u64, Broken),
+    /// A connection was reconnected, ended, or dropped.
+    Cancel(u64),
+    /// A host name was looked up.
+    Resolved(String, Vec<SocketAddr>),
+}
+
+/// The reconnecting of a connection. Dropping the handle cancels it.
+#[derive(Debug)]
+pub(crate) struct RedialHandle {
+    token: u64,
+}
+
+impl Drop for RedialHandle {
+    fn drop(&mut self) {
+        INBOX.lock().send(Request::Cancel(self.token));
+    }
+}
+
+/// Dials a peer until the connection is reconnected, or ends the connection when the time limit expires. Never blocks.
+///
+/// # Errors
+///
+/// Returns an error if the thread cannot be started.
+pub(super) fn redial(
+    link: Weak<Link>,
+    generation: u32,
+    paths: Paths,
+    timeout: Duration,
+) -> io::Result<RedialHandle> {
+    let redial = Redial::new(paths, Deadline::new(timeout));
+    let side = Side::Connector(Box::new(Connector { redial, attempt: Attempt::None }));
+    insert(Broken { link, generation, side, timer: None })
+}
+
+/// Serves a listener until the peer has reconnected, or ends the connection when the time limit expires. Never blocks.
+///
+/// # Errors
+///
+/// Returns an error if the thread cannot be started.
+pub(super) fn await_redial(
+    link: Weak<Link>,
+    generation: u32,
+    listening: Weak<Listening>,
+    timeout: Duration,
+) -> io::Result<RedialHandle> {
+    let side = Side::Listener { listening, deadline: Deadline::new(timeout) };
+    insert(Broken { link, generation, side, timer: None })
+}
+
+fn insert(broken: Broken) -> io::Result<RedialHandle> {
+    let token = NEXT_TOKEN.fetch_add(1, Ordering::Relaxed);
+    let mut inbox = INBOX.lock();
+    if inbox.waker.is_none() {
+        let (redialer, waker) = Redialer::new()?;
+        let thread = std::thread::Builder::new().name("adverb-redial".to_owned());
+        thread.spawn(move || redialer.run())?;
+        inbox.waker = Some(waker);
+    }
+    inbox.send(Request::Insert(token, broken));
+    Ok(RedialHandle { token })
+}
+
+/// Passes the result of a lookup to the thread.
+fn resolved(name: &str, addresses: Vec<SocketAddr>) {
+    INBOX.lock().send(Request::Resolved(name.to_owned(), addresses));
+}
+
+impl Inbox {
+    /// Queues a request, unless the thread doesn't run: then no connection is broken.
+    fn send(&mut self, request: Request) {
+        let Some(waker) = &mut self.waker else { return };
+        if self.requests.is_empty() {
+            // The pipe is empty, so the byte fits. The thread holds the other end.
+            let _ = waker.write_all(&[0]);
+        }
+        self.requests.push(request);
+    }
+}
+
+/// A broken connection.
+struct Broken {
+    link: Weak<Link>,
+    generation: u32,
+    side: Side,
+    timer: Option<Instant>,
+}
+
+enum Side {
+    Connector(Box<Connector>),
+    Listener { listening: Weak<Listening>, deadline: Deadline },
+}
+
+struct Connector {
+    redial: Redial,
+    attempt: Attempt,
+}
+
+/// The current dial of a connection.
+enum Attempt {
+    None,
+    /// The dial waits for its place among the new ones.
+    Queued,
+    /// The dial is in progress, and counts as new until this time.
+    Dialing {
+        dial: Box<Dial>,
+        new_until: Option<Instant>,
+    },
+}
+
+/// A listener with broken accepted connections.
+struct Server {
+    listening: Weak<Listening>,
+    /// The descriptor that is watched, unless a call that accepts drives the handshakes.
+    accept_fd: Option<Arc<AcceptFd>>,
+    /// The number of broken connections.
+    count: usize,
+    timer: Option<Instant>,
+}
+
+/// What follows from a step of a connection.
+enum Next {
+    /// Step again at this time, or when the dial's descriptor is readable.
+    Wait(Option<Instant>),
+    Finished,
+}
+
+/// The state of the thread.
+struct Redialer {
+    watch: Watch,
+    wake: PipeReader,
+    connections: HashMap<u64, Broken>,
+    servers: HashMap<u64, Server>,
+    /// The times of connections and servers. One that differs from their current time has been replaced.
+    timers: BinaryHeap<Reverse<(Instant, u64)>>,
+    /// The connections whose dials are queued.
+    queue: VecDeque<u64>,
+    new_dials: usize,
+}
+
+impl Redialer {
+    fn new() -> io::Result<(Redialer, PipeWriter)> {
+        let (watch, (wake, waker)) = (Watch::new()?, io::pipe()?);
+        watch.add_as(wake.as_fd(), Interest::Read, WAKE)?;
+        let redialer = Redialer {
+            watch,
+            wake,
+            connections: HashMap::new(),
+            servers: HashMap::new(),
+            timers: BinaryHeap::new(),
+            queue: VecDeque::new(),
+            new_dials: 0,
+        };
+        Ok((redialer, waker))
+    }
+
+    fn run(mut self) {
+        let mut ready = Vec::new();
+        while self.take_requests() {
+            let now = Instant::now();
+            for token in ready.drain(..).filter(|token| *token != WAKE) {
+                self.step(token, now);
+            }
+            self.expire_timers(now);
+            while self.new_dials < MAX_NEW_DIALS
+                && let Some(token) = self.queue.pop_front()
+            {
+                self.step(token, now);
+            }
+            let next = self.timers.peek().map(|Reverse((when, _))| when.saturating_duration_since(now));
+            if let Err(error) = self.watch.wait(&mut ready, next) {
+                tracing::warn!(%error, "could not wait for events of reconnecting connections");
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    /// Executes the requests. Returns whether the thread is to run on; if not, the next request starts another one.
+    fn take_requests(&mut self) -> bool {
+        loop {
+            let mut inbox = INBOX.lock();
+            let requests = std::mem::take(&mut inbox.requests);
+            if requests.is_empty() {
+                if self.connections.is_empty() {
+                    inbox.waker = None;
+                    return false;
+                }
+                return true;
+            }
+            // It returns at once: there is one byte while there are requests.
+            let _ = self.wake.read(&mut [0]);
+            drop(inbox);
+            let now = Instant::now();
+            for request in requests {
+                match request {
+                    Request::Insert(token, broken) => {
+                        if let Side::Listener { listening, .. } = &broken.side {
+                            self.add_server(listening, now);
+                        }
+                        self.connections.insert(token, broken);
+                        self.step(token, now);
+                    }
+                    Request::Cancel(token) => {
+                        if let Some(broken) = self.connections.remove(&token) {
+                            self.finish(broken);
+                        }
+                    }
+                    Request::Resolved(name, addresses) => self.handle_resolved(&name, &addresses, now),
+                }
+            }
+        }
+    }
+
+    fn expire_timers(&mut self, now: Instant) {
+        while let Some(Reverse((when, token))) = self.timers.peek().copied()
+            && when <= now
+        {
+            self.timers.pop();
+            let connection = self.connections.get_mut(&token).map(|broken| &mut broken.timer);
+            let timer = connection.or_else(|| self.servers.get_mut(&token).map(|server| &mut server.timer));
+            if let Some(timer) = timer
+                && *timer == Some(when)
+            {
+                *timer = None;
+                self.step(token, now);
+            }
+        }
+    }
+
+    /// Does what a connection or a server can do now.
+    fn step(&mut self, token: u64, now: Instant) {
+        if self.servers.contains_key(&token) {
+            return self.serve(token, now);
+        }
+        let Some(mut broken) = self.connections.remove(&token) else { return };
+        let next = match &mut broken.side {
+            Side::Connector(connector) => {
+                self.step_connector(token, &broken.link, broken.generation, connector, now)
+            }
+            Side::Listener { deadline, .. } => {
+                if deadline.left_at(now).is_zero() {
+                    let reason = format!("the peer did not reconnect within {:?}", deadline.timeout);
+                    give_up(&broken.link, broken.generation, &reason);
+                    Next::Finished
+                } else {
+                    Next::Wait(Some(deadline.at()))
+                }
+            }
+        };
+        match next {
+            Next::Finished => self.finish(broken),
+            Next::Wait(timer) => {
+                self.set_timer(token, broken.timer, timer);
+                broken.timer = timer;
+                self.connections.insert(token, broken);
+            }
+        }
+    }
+
+    fn step_connector(
+        &mut self,
+        token: u64,
+        link: &Weak<Link>,
+        generation: u32,
+        connector: &mut Connector,
+        now: Instant,
+    ) -> Next {
+        let Connector { redial, attempt } = connector;
+        loop {
+            if let Attempt::Dialing { dial, new_until } = attempt {
+                match dial.poll(now) {
+                    Ok(None) => {
+                        if new_until.is_some_and(|until| until <= now) {
+                            *new_until = None;
+                            self.new_dials -= 1;
+                        }
+                        let due = now.checked_add(dial.left(now));
+                        return Next::Wait(due.into_iter().chain(*new_until).min());
+                    }
+                    Ok(Some(lane)) => {
+                        if let Some(broken) = link.upgrade() {
+                            broken.adopt(*lane);
+                        }
+                        return Next::Finished;
+                    }
+                    Err(error) => self.fail(redial, attempt, &error, now),
+                }
+            }
+            match redial.poll(now) {
+                Action::Resolve(names) => {
+                    names.iter().for_each(|name| resolver::resolve(name, resolved));
+                }
+                Action::Dial(_) if self.new_dials >= MAX_NEW_DIALS => {
+                    if !matches!(attempt, Attempt::Queued) {
+                        *attempt = Attempt::Queued;
+                        self.queue.push_back(token);
+                    }
+                    return Next::Wait(None);
+                }
+                Action::Dial(peer) => {
+                    let deadline = Deadline::after(now, redial.begin_dial(now));
+                    let dial = Dial::new(peer, &redial.paths().options, deadline).and_then(|dial| {
+                        let watched = self.watch.add_as(dial.as_fd(), Interest::Read, token);
+                        watched.map(|()| Box::new(dial)).map_err(not_watched)
+                    });
+                    match dial {
+                        Ok(dial) => {
+                            self.new_dials += 1;
+                            *attempt = Attempt::Dialing { dial, new_until: Some(now + NEW_DIAL_TIME) };
+                        }
+                        Err(error) => self.fail(redial, attempt, &error, now),
+                    }
+                }
+                Action::WaitUntil(when) => return Next::Wait(Some(when)),
+                Action::GiveUp(reason) => {
+                    give_up(link, generation, &reason);
+                    return Next::Finished;
+                }
+            }
+        }
+    }
+
+    /// Ends a dial that has failed.
+    fn fail(&mut self, redial: &mut Redial, attempt: &mut Attempt, error: &Error, now: Instant) {
+        self.release(attempt);
+        redial.handle_dial_failed(error, now);
+    }
+
+    /// Cancels a dial, if there is one.
+    fn release(&mut self, attempt: &mut Attempt) {
+        if let Attempt::Dialing { new_until: Some(_), .. } = attempt {
+            self.new_dials -= 1;
+        }
+        *attempt = Attempt::None;
+    }
+
+    /// Forgets a connection that is reconnected, ended, or dropped.
+    fn finish(&mut self, mut broken: Broken) {
+        match &mut broken.side {
+            Side::Connector(connector) => self.release(&mut connector.attempt),
+            Side::Listener { listening, .. } => self.remove_server(listening),
+        }
+    }
+
+    fn handle_resolved(&mut self, name: &str, addresses: &[SocketAddr], now: Instant) {
+        let mut waiting = Vec::new();
+        for (token, broken) in &mut self.connections {
+            if let Side::Connector(connector) = &mut broken.side
+                && connector.redial.paths().names().any(|known| known == name)
+            {
+                connector.redial.handle_resolved(name, addresses);
+                waiting.push(*token);
+            }
+        }
+        waiting.into_iter().for_each(|token| self.step(token, now));
+    }
+
+    fn set_timer(&mut self, token: u64, current: Option<Instant>, timer: Option<Instant>) {
+        if let Some(when) = timer
+            && timer != current
+        {
+            self.timers.push(Reverse((when, token)));
+        }
+    }
+
+    fn find_server(&self, listening: &Weak<Listening>) -> Option<u64> {
+        let is_same = |(_, server): &(&u64, &Server)| Weak::ptr_eq(&server.listening, listening);
+        self.servers.iter().find(is_same).map(|(token, _)| *token)
+    }
+
+    /// Counts a broken connection of a listener, which is served from now on.
+    fn add_server(&mut self, listening: &Weak<Listening>, now: Instant) {
+        if let Some(token) = self.find_server(listening)
+            && let Some(server) = self.servers.get_mut(&token)
+        {
+            server.count += 1;
+            return;
+        }
+        let token = NEXT_TOKEN.fetch_add(1, Ordering::Relaxed);
+        let listening = Weak::clone(listening);
+        self.servers.insert(token, Server { listening, accept_fd: None, count: 1, timer: None });
+        self.serve(token, now);
+    }
+
+    fn remove_server(&mut self, listening: &Weak<Listening>) {
+        if let Some(token) = self.find_server(listening)
+            && let Some(server) = self.servers.get_mut(&token)
+        {
+            server.count -= 1;
+            if server.count == 0
+                && let Some(mut server) = self.servers.remove(&token)
+            {
+                self.unwatch(&mut server);
+            }
+        }
+    }
+
+    /// Drives the handshakes of a listener, unless a call that accepts does.
+    fn serve(&mut self, token: u64, now: Instant) {
+        let Some(mut server) = self.servers.remove(&token) else { return };
+        let served = server.listening.upgrade().map(|listening| listening.serve(now));
+        let timer = match served {
+            Some(Served::Wait(accept_fd, left)) => {
+                if server.accept_fd.as_ref().is_none_or(|watched| !Arc::ptr_eq(watched, &accept_fd)) {
+                    self.unwatch(&mut server);
+                    match self.watch.add_as(accept_fd.as_fd(), Interest::Read, token) {
+                        Ok(()) => server.accept_fd = Some(accept_fd),
+                        Err(error) => tracing::debug!(%error, "could not watch a listener"),
+                    }
+                }
+                // Without the descriptor, it is polled.
+                let left = if server.accept_fd.is_some() { left } else { PAUSE };
+                now.checked_add(left.max(MIN_TIMER))
+            }
+            // The call that accepts may return, and a stopped listener may be started again.
+            Some(Served::Elsewhere) => {
+                self.unwatch(&mut server);
+                Some(now + PAUSE)
+            }
+            // The peers may reconnect to another listener, which calls that accept drive.
+            None => {
+                self.unwatch(&mut server);
+                None
+            }
+        };
+        self.set_timer(token, server.timer, timer);
+        server.timer = timer;
+        self.servers.insert(token, server);
+    }
+
+    fn unwatch(&self, server: &mut Server) {
+        if let Some(watched) = server.accept_fd.take() {
+            let _ = self.watch.remove(watched.as_fd());
+        }
+    }
+}
+
+impl Drop for Redialer {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let requests = {
+                let mut inbox = INBOX.lock();
+                inbox.waker = None;
+                std::mem::take(&mut inbox.requests)
+            };
+            let inserted = requests.into_iter().filter_map(|request| match request {
+                Request::Insert(_, broken) => Some(broken),
+                Request::Cancel(_) | Request::Resolved(..) => None,
+            });
+            for broken in self.connections.drain().map(|(_, broken)| broken).chain(inserted) {
+                give_up(&broken.link, broken.generation, "the reconnecting thread has panicked");
+            }
+        }
+    }
+}
+
+fn give_up(link: &Weak<Link>, generation: u32, reason: &str) {
+    if let Some(link) = link.upgrade() {
+        link.give_up_after(generation, reason);
+    }
+}

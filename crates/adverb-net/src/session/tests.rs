@@ -1,0 +1,170 @@
+//! Broken connections and the redialer: many at once, unreachable and silent listeners, strangers.
+
+#[cfg(feature = "tokio")]
+mod many;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::scope;
+use std::time::{Duration, Instant};
+
+use adverb_verbs::{Device, SoftDevice};
+use parking_lot::Mutex;
+
+use super::redial::PAUSE;
+use super::redialer;
+use super::{Paths, RedialHandle};
+use crate::Options;
+use crate::blocking::{Connection, Connector, Listener};
+
+/// Held by tests that open hundreds of descriptors, so that they do not exceed the usual limit of 1,024 together.
+static TURN: Mutex<()> = Mutex::new(());
+/// The time limit of reconnecting, which no test reaches.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
+
+fn options(device: &Device) -> Options {
+    let options = Options::new().device(device).allow_foreign_gid(true).timeout(RECONNECT_TIMEOUT);
+    options.keepalive(Duration::from_millis(100)).reconnect(RECONNECT_TIMEOUT)
+}
+
+/// Returns a connection between two software devices. No call accepts at its listener.
+fn connected(alternates: &[SocketAddr]) -> (Listener, Connection, Connection) {
+    let devices = [(); 2].map(|()| SoftDevice::new().open().unwrap());
+    let listener = Listener::bind_with("127.0.0.1:0", &options(&devices[1])).unwrap();
+    let mut connector = Connector::new().options(&options(&devices[0]));
+    for alternate in alternates {
+        connector = connector.alternate_addr(alternate.to_string());
+    }
+    let (left, right) = scope(|scope| {
+        let left = scope.spawn(|| connector.connect(listener.local_addr()).unwrap());
+        let right = listener.accept().unwrap();
+        (left.join().unwrap(), right)
+    });
+    (listener, left, right)
+}
+
+/// Breaks both sides' lanes, and exchanges messages after that; returns the time that took.
+fn break_and_exchange(left: &Connection, right: &Connection) -> Duration {
+    let (start, generation) = (Instant::now(), left.link().generation());
+    left.link().fail_lane();
+    right.link().fail_lane();
+    scope(|scope| {
+        scope.spawn(|| {
+            assert_eq!(&right.recv().unwrap().unwrap()[..], b"ping");
+            right.send(b"pong").unwrap();
+        });
+        left.send(b"ping").unwrap();
+        assert_eq!(&left.recv().unwrap().unwrap()[..], b"pong");
+    });
+    assert!(left.link().generation() > generation, "the connection has another lane");
+    start.elapsed()
+}
+
+/// Makes the redialer dial an address, for no connection.
+fn redial(peer: SocketAddr) -> RedialHandle {
+    let options = options(&Device::open("soft").unwrap());
+    let paths = Paths::new(vec![peer], &[], &options);
+    redialer::redial(Weak::new(), 0, paths, RECONNECT_TIMEOUT).unwrap()
+}
+
+#[test]
+fn a_connection_resumes_while_200_others_dial_an_unreachable_peer() {
+    let _turn = TURN.lock();
+    // The kernel accepts the first dials, which then wait for an answer, and drops the packets of the others.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (_listener, left, right) = connected(&[]);
+    let _handles = Vec::from_iter((0..200).map(|_| redial(silent.local_addr().unwrap())));
+    // One after the other, these dials would take 400 s: more than the connection has.
+    println!("resumed after {:?}", break_and_exchange(&left, &right));
+}
+
+#[test]
+fn a_listener_that_accepts_and_never_answers_does_not_keep_other_paths_from_being_dialed() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    // The alternate address is dialed first.
+    let (_listener, left, right) = connected(&[silent.local_addr().unwrap()]);
+    println!("resumed after {:?}", break_and_exchange(&left, &right));
+    silent.set_nonblocking(true).unwrap();
+    assert!(silent.accept().is_ok(), "the silent listener was dialed");
+}
+
+#[test]
+fn strangers_with_unfinished_handshakes_do_not_keep_a_peer_from_reconnecting() {
+    let _turn = TURN.lock();
+    let (listener, left, right) = connected(&[]);
+    // More than a listener has places for; most of them send a part of a greeting.
+    let stranger = |number: usize| {
+        let timeout = Duration::from_secs(1);
+        let mut stream = TcpStream::connect_timeout(&listener.local_addr(), timeout).ok()?;
+        stream.write_all(&b"adverb\r\n"[..number % 9]).ok()?;
+        Some(stream)
+    };
+    let over = AtomicBool::new(false);
+    scope(|scope| {
+        let strangers = scope.spawn(|| {
+            let mut strangers = Vec::new();
+            // Their connections wait in the kernel's queue until the redialer serves the listener.
+            while strangers.len() < 260 && !over.load(Ordering::Relaxed) {
+                strangers.extend(stranger(strangers.len()));
+            }
+            strangers
+        });
+        println!("resumed after {:?}", break_and_exchange(&left, &right));
+        over.store(true, Ordering::Relaxed);
+        strangers.join().unwrap();
+    });
+}
+
+#[test]
+fn a_new_connection_is_queued_while_the_redialer_serves_the_listener() {
+    let (listener, left, right) = connected(&[]);
+    right.link().fail_lane();
+    scope(|scope| {
+        let receiving = scope.spawn(|| {
+            let message = right.recv().unwrap().unwrap();
+            right.send(b"received").unwrap();
+            message
+        });
+        // No call accepts: the redialer drives this handshake, because the other connection is broken.
+        let connector = Connector::new().options(&left.link().options);
+        let new = connector.connect(listener.local_addr()).unwrap();
+        let accepted = listener.accept().unwrap();
+        new.send(b"new").unwrap();
+        assert_eq!(&accepted.recv().unwrap().unwrap()[..], b"new");
+        left.link().fail_lane();
+        left.send(b"old").unwrap();
+        // A waiting call detects that the lane is broken.
+        left.recv().unwrap();
+        assert_eq!(&receiving.join().unwrap()[..], b"old");
+    });
+}
+
+#[test]
+fn dropping_a_handle_cancels_its_dial() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let handle = redial(silent.local_addr().unwrap());
+    let (mut stream, _) = silent.accept().unwrap();
+    let mut greeting = [0; 8];
+    stream.read_exact(&mut greeting).unwrap();
+    assert_eq!(&greeting, b"adverb\r\n");
+    drop(handle);
+    // The redialer closes the socket,
+    while stream.read(&mut greeting).is_ok_and(|len| len > 0) {}
+    // and does not dial again after a pause.
+    std::thread::sleep(4 * PAUSE);
+    silent.set_nonblocking(true).unwrap();
+    assert_eq!(silent.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+}
+
+#[test]
+fn a_host_name_is_resolved_by_a_thread_of_its_own() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let options = options(&Device::open("soft").unwrap());
+    let names = [format!("does-not-exist.invalid:{port}"), format!("localhost:{port}")];
+    let paths = Paths::new(Vec::new(), &names, &options);
+    let _handle = redialer::redial(Weak::new(), 0, paths, RECONNECT_TIMEOUT).unwrap();
+    silent.accept().unwrap();
+}
