@@ -246,8 +246,8 @@ pub enum Bootstrap {
     /// A listener accepts connections over TCP, and from the connection manager if its device has one.
     ///
     /// A connector over RDMA hardware tries the connection manager first, and TCP if the peer does not reply to the
-    /// connection manager. A connector over a software device uses TCP only, because several processes of one machine
-    /// can share an address for TCP, but not for RDMA. To reach a listener with [`Bootstrap::ConnectionManager`], such
+    /// connection manager. A connector over a software device uses TCP only, because several users of one machine can
+    /// share an address for TCP, but not for RDMA. To reach a listener with [`Bootstrap::ConnectionManager`], such
     /// a connector must set the same option. The connector does not try the connection manager after a refused TCP
     /// connection, because that attempt takes seconds to fail if there is no listener.
     #[default]

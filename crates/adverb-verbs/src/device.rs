@@ -65,10 +65,12 @@ impl Device {
     /// - `soft:192.0.2.7` or `soft:2001:db8::7` has this address of the machine. Any host that can send UDP packets
     ///   to it can send RDMA packets, so the address must be given explicitly.
     ///
-    /// Opening a software device that this process already has open returns another handle to it.
+    /// Opening a software device that this process already has open returns another handle to it. Up to 128 processes of
+    /// a user may open `soft:ADDRESS` with the same address: the devices have the same GID, and a connector finds the
+    /// process that listens on a port. Each process has up to 114,688 queue pairs at such an address.
     ///
-    /// Port 4791 is unavailable if another process uses it at the given IPv4 address or at ::1, or if Linux soft-RoCE
-    /// uses it at all addresses. The device then uses one of the next 256 ports and logs a warning.
+    /// Port 4791 is unavailable if another user's process or another program uses it at the given IPv4 address or at ::1,
+    /// or if Linux soft-RoCE uses it at all addresses. The device then uses one of the next 256 ports and logs a warning.
     ///
     /// The GID of a device at another port contains the port: port 4792 of 192.0.2.7 is `100::12b8:c000:207`
     /// ([`Gid::udp_addr`]). Adverb's devices can send to such a GID; RDMA NICs and Linux soft-RoCE can't. Keep port

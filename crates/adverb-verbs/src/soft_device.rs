@@ -48,8 +48,9 @@ impl SoftDevice {
         SoftDevice(SoftOptions::new(SoftLink::Sockets))
     }
 
-    /// Creates a builder of a device at an address of this machine, like `soft:192.0.2.7`. Several devices may have the
-    /// same address: the first uses UDP port 4791, and the GIDs of the others encode their ports ([`Device::open`]).
+    /// Creates a builder of a device at an address of this machine, like `soft:192.0.2.7`. Several devices of a process may
+    /// have the same address: the first uses UDP port 4791, which it shares with other processes of the user, and the GIDs
+    /// of the others encode their ports ([`Device::open`]).
     ///
     /// ```
     /// use adverb::verbs::SoftDevice;

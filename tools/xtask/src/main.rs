@@ -34,6 +34,7 @@ mod probe_vm;
 mod redial;
 mod sanitizer;
 mod setup;
+mod shared_address;
 mod sim;
 mod soak;
 mod spelling;
@@ -105,6 +106,8 @@ enum Command {
     ProbeVm(probe_vm::Args),
     /// Run the engine in a simulated fabric with injected faults, and check its invariants.
     Sim(sim::Args),
+    /// Start processes at one address, which connect to each other, end, and are killed.
+    SharedAddress(shared_address::Args),
     /// Run processes under load over a lossy network, and kill some of them.
     Soak(soak::Args),
     /// Break the lanes of many connections at once, and print the time until all have resumed, and the number of threads.
@@ -187,6 +190,7 @@ impl Command {
             Self::Net(args) => return net::run(&args),
             Self::ProbeVm(args) => return probe_vm::run(&args),
             Self::Sim(args) => sim::run(&args)?,
+            Self::SharedAddress(args) => shared_address::run(&args)?,
             Self::Soak(args) => soak::run(&args)?,
             Self::Redial(args) => redial::run(&args)?,
             Self::Cluster(args) => return cluster::run(&args),

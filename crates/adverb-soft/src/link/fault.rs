@@ -8,8 +8,9 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use adverb_proto::types::TimestampSource;
+use adverb_wire::cm::ServiceId;
 
-use super::{Link, PathSocket, RxPacket, STRICT, TimedSend, TxPacket};
+use super::{AddressShare, Link, PathSocket, RxPacket, STRICT, TimedSend, TxPacket};
 
 /// The configuration of a [`FaultLink`]. The rates are in packets per million. A packet has at most one fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -340,6 +341,18 @@ impl<L: Link> Link for FaultLink<L> {
 
     fn receive_buffer_bytes(&self) -> Option<usize> {
         self.inner.receive_buffer_bytes()
+    }
+
+    fn address_share(&self) -> Option<AddressShare> {
+        self.inner.address_share()
+    }
+
+    fn claim_service(&mut self, service: ServiceId) -> io::Result<()> {
+        self.inner.claim_service(service)
+    }
+
+    fn release_service(&mut self, service: ServiceId) {
+        self.inner.release_service(service);
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

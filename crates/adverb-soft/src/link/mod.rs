@@ -4,6 +4,7 @@
 //! UDP sockets, and [`MemLink`] uses an in-memory [`Switch`]. The other types wrap links: [`Bundle`] combines several
 //! links into one, [`FaultLink`] injects faults, and [`PcapLink`] records packets in a [`Capture`].
 
+mod address_share;
 mod bundle;
 mod fault;
 mod mem;
@@ -17,7 +18,9 @@ use std::time::Instant;
 
 use adverb_proto::IcrcCheck;
 use adverb_proto::types::TimestampSource;
+use adverb_wire::cm::ServiceId;
 
+pub use address_share::AddressShare;
 pub use bundle::Bundle;
 pub use fault::{FaultConfig, FaultCounts, FaultLink};
 pub use mem::{MemLink, Switch, SwitchConfig};
@@ -216,6 +219,28 @@ pub trait Link: Send {
         None
     }
 
+    /// Returns the link's share of the queue pair numbers and communication IDs, if other processes have links at the same
+    /// address. Returns `None` if all packets to the address are for this link.
+    fn address_share(&self) -> Option<AddressShare> {
+        None
+    }
+
+    /// Claims a service at a [shared](Link::address_share) address: the link receives the connection requests and queries
+    /// for the service. A link whose address isn't shared ignores the call.
+    ///
+    /// # Errors
+    ///
+    /// Returns `AddrInUse` if a link of another process has claimed the service.
+    fn claim_service(&mut self, service: ServiceId) -> io::Result<()> {
+        _ = service;
+        Ok(())
+    }
+
+    /// Ends a claim of a service. [`claim_service`](Link::claim_service) may have been called several times.
+    fn release_service(&mut self, service: ServiceId) {
+        _ = service;
+    }
+
     /// Joins a multicast group: the link receives the group's packets until it [leaves](Link::leave) the group. The
     /// link doesn't receive its own packets to the group. A link without multicast support, or of the other address
     /// family, ignores the call.
@@ -289,6 +314,18 @@ impl<L: Link + ?Sized> Link for Box<L> {
 
     fn receive_buffer_bytes(&self) -> Option<usize> {
         (**self).receive_buffer_bytes()
+    }
+
+    fn address_share(&self) -> Option<AddressShare> {
+        (**self).address_share()
+    }
+
+    fn claim_service(&mut self, service: ServiceId) -> io::Result<()> {
+        (**self).claim_service(service)
+    }
+
+    fn release_service(&mut self, service: ServiceId) {
+        (**self).release_service(service);
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

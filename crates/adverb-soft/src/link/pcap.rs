@@ -10,10 +10,11 @@ use std::time::{Instant, SystemTime};
 
 use adverb_proto::IcrcCheck;
 use adverb_proto::types::TimestampSource;
+use adverb_wire::cm::ServiceId;
 use adverb_wire::{Flow, Frame, IpHeader, MAX_OUTER_HEADER_LEN, Packet};
 use parking_lot::Mutex;
 
-use super::{Link, PathSocket, RxPacket, TimedSend, TxPacket};
+use super::{AddressShare, Link, PathSocket, RxPacket, TimedSend, TxPacket};
 
 /// A packet capture in pcapng format (draft-ietf-opsawg-pcapng). Any number of links can write to a capture. Each link
 /// appears as a separate interface. Wireshark and `tshark -r file` can read the file.
@@ -174,6 +175,18 @@ impl<L: Link> Link for PcapLink<L> {
 
     fn receive_buffer_bytes(&self) -> Option<usize> {
         self.inner.receive_buffer_bytes()
+    }
+
+    fn address_share(&self) -> Option<AddressShare> {
+        self.inner.address_share()
+    }
+
+    fn claim_service(&mut self, service: ServiceId) -> io::Result<()> {
+        self.inner.claim_service(service)
+    }
+
+    fn release_service(&mut self, service: ServiceId) {
+        self.inner.release_service(service);
     }
 
     fn join(&mut self, group: IpAddr) -> io::Result<()> {

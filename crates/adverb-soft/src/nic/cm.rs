@@ -10,11 +10,11 @@ use adverb_proto::cm::{
     QueryId, ResolveParams, ResourceCounts, State, Statistics,
 };
 use adverb_wire::Qpn;
-use adverb_wire::cm::{RejectReason, SidrStatus};
+use adverb_wire::cm::{RejectReason, ServiceId, SidrStatus};
 
 use super::Nic;
 use super::engine::Engine;
-use super::random;
+use super::gsi::random_ids;
 use crate::cm_event_channel::{CmEvent, CmEventChannel};
 use crate::error::Error;
 
@@ -61,9 +61,18 @@ impl Cm<'_> {
     /// Returns [`Error::Cm`] if another listener uses the service, or [`Error::NicFailed`] if the NIC has failed.
     pub fn listen(&self, listen: ListenParams, channel: &Arc<CmEventChannel>) -> Result<ListenerId, Error> {
         self.call(|engine, _| {
-            let id = engine.gsi.manager.listen(listen)?;
-            let listener_channel =
-                ListenerChannel { channel: Arc::clone(channel), backlog: listen.backlog.max(1) };
+            // Another process at the address may listen on the service.
+            engine.claim_service(listen.service).map_err(|_| CallError::ServiceInUse(listen.service))?;
+            let listened = engine.gsi.manager.listen(listen);
+            if listened.is_err() {
+                engine.release_service(listen.service);
+            }
+            let id = listened?;
+            let listener_channel = ListenerChannel {
+                channel: Arc::clone(channel),
+                backlog: listen.backlog.max(1),
+                service: listen.service,
+            };
             engine.gsi.channels.listeners.insert(id, listener_channel);
             Ok(id)
         })
@@ -78,6 +87,7 @@ impl Cm<'_> {
         let addresses = self.nic.addresses();
         self.end(|engine, now| {
             let (manager, channels) = (&mut engine.gsi.manager, &mut engine.gsi.channels);
+            let service = channels.listeners.get(&listener).map(|channel| channel.service);
             // Listeners of several NICs may share an event channel.
             let is_ours = |address: &_| addresses.contains(address);
             if let Some(listener_channel) = channels.listeners.remove(&listener) {
@@ -98,7 +108,11 @@ impl Cm<'_> {
                     _ => true,
                 });
             }
-            Ok(manager.close_listener(now, listener)?)
+            let closed = manager.close_listener(now, listener);
+            if let Some(service) = service {
+                engine.release_service(service);
+            }
+            Ok(closed?)
         })
     }
 
@@ -132,7 +146,7 @@ impl Cm<'_> {
     ) -> Result<ConnectionId, Error> {
         self.call(|engine, now| {
             connect.deadline = now + timeout;
-            let id = engine.gsi.manager.connect(now, &connect, &mut random)?;
+            let id = engine.gsi.manager.connect(now, &connect, &mut random_ids(engine.gsi.share))?;
             engine.gsi.channels.connections.insert(id, Arc::clone(channel));
             Ok(id)
         })
@@ -224,7 +238,7 @@ impl Cm<'_> {
     ) -> Result<QueryId, Error> {
         self.call(|engine, now| {
             resolve.deadline = now + timeout;
-            let id = engine.gsi.manager.resolve_service(now, &resolve, &mut random)?;
+            let id = engine.gsi.manager.resolve_service(now, &resolve, &mut random_ids(engine.gsi.share))?;
             engine.gsi.channels.queries.insert(id, Arc::clone(channel));
             Ok(id)
         })
@@ -303,6 +317,7 @@ pub(super) struct CmEventChannels {
 struct ListenerChannel {
     channel: Arc<CmEventChannel>,
     backlog: usize,
+    service: ServiceId,
 }
 
 impl CmEventChannels {
@@ -329,7 +344,7 @@ impl CmEventChannels {
     /// Returns the event channel of a listener. The manager enforces the backlog, so if the channel is full, its oldest
     /// requests have been abandoned.
     fn listener_channel(&self, listener: ListenerId, manager: &Manager) -> Option<&Arc<CmEventChannel>> {
-        let ListenerChannel { channel, backlog } = self.listeners.get(&listener)?;
+        let ListenerChannel { channel, backlog, .. } = self.listeners.get(&listener)?;
         if channel.len() >= *backlog {
             channel.retain(|event| match event {
                 CmEvent::Event(Event::Request(request)) => {

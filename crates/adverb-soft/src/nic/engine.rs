@@ -13,7 +13,7 @@ use adverb_proto::{
     Cq, EventSink, IcrcCheck, Path, QueueEvent, Route, RxMeta, Statistics, Time, Timestamp, TraceEvent,
     Transition,
 };
-use adverb_wire::cm::PathMtu;
+use adverb_wire::cm::{PathMtu, ServiceId};
 use adverb_wire::{Packet, Qpn};
 
 use super::NicEvent;
@@ -22,7 +22,7 @@ use super::schedule::{DelayedAck, Schedule};
 use super::transmit_queue::{QueuedPacket, TransmitQueue};
 use crate::channel::Channel;
 use crate::error::Error;
-use crate::link::{Link, PathSocket};
+use crate::link::{AddressShare, Link, PathSocket};
 use crate::memory::RegisteredMemory;
 
 /// The protocol engine, with a recorder of its events.
@@ -34,6 +34,8 @@ pub(super) struct Engine {
     pub(super) memory: RegisteredMemory,
     pub(super) gsi: Gsi,
     link: Option<Box<dyn Link>>,
+    /// The share of the queue pair numbers, if other processes have the rest.
+    pub(super) share: Option<AddressShare>,
     /// Packets that come from queue pairs at these addresses and ports to queue pairs there need no link.
     addresses: Vec<SocketAddr>,
     /// Unless this is set.
@@ -94,12 +96,15 @@ impl Engine {
         let window = buffer.map_or(u32::MAX, |buffer| window(buffer, mtu));
         let read_window = buffer.map_or(u32::MAX, read_window);
         let unicast = addresses.iter().map(|address| Gid::from(*address).ip()).collect();
-        let gsi = Gsi::new(&mut device, &mut memory, unicast, mtu)?;
+        let share = link.as_ref().and_then(|link| link.address_share());
+        let mut gsi = Gsi::new(&mut device, &mut memory, unicast, mtu)?;
+        gsi.share = share;
         Ok(Engine {
             device,
             memory,
             gsi,
             link,
+            share,
             addresses,
             loopback_via_link: false,
             window,
@@ -166,6 +171,18 @@ impl Engine {
     pub(super) fn close_path(&mut self, path: &Path) {
         if let Some(link) = &mut self.link {
             link.close_source_port(path.source().ip(), path.source_port());
+        }
+    }
+
+    /// Claims a service at the link's address.
+    pub(super) fn claim_service(&mut self, service: ServiceId) -> io::Result<()> {
+        self.link.as_mut().map_or(Ok(()), |link| link.claim_service(service))
+    }
+
+    /// Ends a claim of a service.
+    pub(super) fn release_service(&mut self, service: ServiceId) {
+        if let Some(link) = &mut self.link {
+            link.release_service(service);
         }
     }
 
@@ -335,7 +352,9 @@ impl Engine {
             let (source, destination) = (transmit.path.source(), transmit.path.destination());
             let route = transmit.path.route();
             let is_short = self.link.is_none() || !self.loopback_via_link;
-            let is_ours = is_short && self.addresses.contains(&destination);
+            let is_ours = is_short
+                && self.addresses.contains(&destination)
+                && self.share.is_none_or(|share| share.contains(transmit.header.dest_qp));
             // What goes to a group may go to members here and elsewhere.
             let is_group = destination.ip().is_multicast();
             let timed = transmit.timed;

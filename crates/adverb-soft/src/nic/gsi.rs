@@ -16,12 +16,15 @@ use super::cm::CmEventChannels;
 use super::engine::Device;
 use super::random;
 use crate::error::Error;
+use crate::link::AddressShare;
 use crate::memory::RegisteredMemory;
 
 /// Queue pair 1 and the connection manager behind it.
 pub(super) struct Gsi {
     pub(super) manager: Manager,
     pub(super) channels: CmEventChannels,
+    /// The share of the communication IDs, if other processes have the rest.
+    pub(super) share: Option<AddressShare>,
     /// The NIC's unicast addresses. Messages are received and sent only with these.
     addresses: Vec<IpAddr>,
     /// Messages that could not be sent.
@@ -66,6 +69,7 @@ impl Gsi {
         let mut gsi = Gsi {
             manager: Manager::new(config),
             channels: CmEventChannels::default(),
+            share: None,
             addresses,
             unsendable: 0,
             cq,
@@ -172,14 +176,19 @@ impl Gsi {
         sent
     }
 
-    /// Returns a queue pair number that no connection uses or has used recently.
+    /// Returns a queue pair number that no connection uses or has used recently, unless many attempts find none.
     pub(super) fn rested_number(&self, mut random: impl FnMut() -> u32) -> u32 {
-        loop {
+        let mut number = || {
             let number = random();
+            self.share.map_or(number, |share| share.qpn(number))
+        };
+        for _ in 0..MAX_NUMBER_ATTEMPTS {
+            let number = number();
             if self.manager.is_qpn_free(Qpn::truncate(number)) {
                 return number;
             }
         }
+        number()
     }
 
     /// Handles the datagram of a receive.
@@ -196,7 +205,7 @@ impl Gsi {
         if !self.addresses.contains(&addrs.local) || Gid::from(addrs.remote).udp_addr().ip().is_multicast() {
             return;
         }
-        self.manager.handle(now, addrs, message, &mut random);
+        self.manager.handle(now, addrs, message, &mut random_ids(self.share));
     }
 
     /// Posts a receive.
@@ -206,8 +215,16 @@ impl Gsi {
     }
 }
 
+/// Returns a source of random communication IDs for a share. Their lower 24 bits are random packet sequence numbers, too.
+pub(super) fn random_ids(share: Option<AddressShare>) -> impl FnMut() -> u32 {
+    move || share.map_or_else(random, |share| share.comm_id(random()))
+}
+
 /// The number of posted receives. Messages beyond it are lost, and their senders retransmit them.
 const RECEIVES: u32 = 256;
+
+/// The maximum number of attempts to find a queue pair number that no connection has used recently.
+const MAX_NUMBER_ATTEMPTS: usize = 1000;
 
 /// The depth of the send queue.
 const SENDS: u32 = 64;

@@ -21,15 +21,15 @@ use std::time::Instant;
 use adverb_proto::memory::{Pd, RegisterError, Registration, RemoteInvalidate};
 use adverb_proto::types::{Access, ArmFor, Completion, Gid, PathMtu, RecvRequest, SendRequest};
 use adverb_proto::{
-    AddressVector, Cq, EventSink, Path, QpConfig, QpStatus, QueueEvent, ResourceCounts, Route, Srq,
-    SrqConfig, SrqStatus, Statistics, Timestamp, Transition,
+    AddressVector, Cq, CreateQpError, EventSink, Path, QpConfig, QpStatus, QueueEvent, ResourceCounts, Route,
+    Srq, SrqConfig, SrqStatus, Statistics, Timestamp, Transition,
 };
 use adverb_wire::Qpn;
 use parking_lot::Mutex;
 
 use crate::channel::Channel;
 use crate::error::{BatchPostError, Error};
-use crate::link::{Link, PathSocket};
+use crate::link::{AddressShare, Link, PathSocket};
 pub use cm::Cm;
 use engine::{Engine, Work};
 
@@ -495,6 +495,9 @@ impl Nic {
             config.read_window = config.read_window.min(engine.read_window);
             config.coalesce_limit = config.coalesce_limit.max(engine.gather);
             // The number of a closed connection isn't reused for a while: its packets may still be in flight.
+            if engine.share.is_some() && engine.qps.len() >= AddressShare::MAX_QUEUE_PAIRS {
+                return Err(CreateQpError::TooMany.into());
+            }
             let gsi = &engine.gsi;
             let qpn = engine.device.create_qp(config, || gsi.rested_number(random))?;
             engine.qps.insert(qpn);

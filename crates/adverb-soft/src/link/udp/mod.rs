@@ -18,6 +18,7 @@ mod message;
 mod path;
 mod ports;
 mod self_test;
+mod share;
 mod socket;
 
 use std::io;
@@ -28,14 +29,16 @@ use std::time::{Duration, Instant};
 use adverb_proto::IcrcCheck;
 use adverb_proto::types::{Gid, TimestampSource};
 use adverb_wire::ROCE_PORT;
+use adverb_wire::cm::ServiceId;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::{Link, RxPacket, STRICT, TimedSend, TxPacket};
+use super::{AddressShare, Link, RxPacket, STRICT, TimedSend, TxPacket};
 use clock::Clock;
 pub use interface::Interface;
 use message::{Datagram, Receiver};
 pub use path::{IcmpError, PathSocket};
 use ports::SourcePorts;
+use share::SharedAddress;
 
 /// The configuration of a [`UdpLink`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,11 +66,14 @@ pub struct UdpConfig {
     /// Whether packets of equal length to one destination are sent as GSO batches if the kernel supports GSO. GSO
     /// batches need much less CPU time than single packets.
     pub gso: bool,
+    /// Whether other processes of this user may have links at the same address and port 4791. Each of these links then
+    /// has a [share](Link::address_share) of the queue pair numbers. Other ports are not shared.
+    pub shared: bool,
 }
 
 impl UdpConfig {
     /// Creates the default configuration for an address: port 4791, 16 source ports and up to 256 further ones on
-    /// demand, a receive buffer of 8 MiB, packets from any RoCEv2 peer, and GSO.
+    /// demand, a receive buffer of 8 MiB, packets from any RoCEv2 peer, GSO, and an address that isn't shared.
     pub const fn new(address: IpAddr) -> UdpConfig {
         UdpConfig {
             address,
@@ -78,6 +84,7 @@ impl UdpConfig {
             receive_buffer_bytes: 8 << 20,
             adverb_peers_only: false,
             gso: true,
+            shared: false,
         }
     }
 }
@@ -100,6 +107,11 @@ pub struct UdpStatistics {
     /// The number of flows that got another source port than they asked for: another program has the port, the process
     /// has too many file descriptors, or [`UdpConfig::max_on_demand_ports`] ports are in use.
     pub source_port_fallbacks: u64,
+    /// The number of packets that were passed on to other processes at a [shared](UdpConfig::shared) address: messages of
+    /// connection managers, and packets that the kernel delivered in one GRO batch with packets of this process.
+    pub passed_on: u64,
+    /// The number of packets for other processes that could not be passed on, because the process doesn't read them.
+    pub not_passed_on: u64,
 }
 
 /// A link over UDP sockets. The link needs no privileges. Its peers can be RDMA NICs, Linux soft-RoCE devices and
@@ -139,6 +151,8 @@ pub struct UdpLink {
     receiving: UdpSocket,
     receiver: Receiver,
     receive_buffer_bytes: usize,
+    /// The other processes, if the address is shared.
+    shared: Option<Box<SharedAddress>>,
     groups: Vec<Group>,
     /// The socket that is read first: 0 is `receiving`, the others are in `groups`.
     first_socket: usize,
@@ -163,7 +177,9 @@ impl UdpLink {
     ///
     /// # Errors
     ///
-    /// - Returns `AddrInUse` if another socket is bound to the port at this address.
+    /// - Returns `AddrInUse` if another socket is bound to the port at this address. If the address is
+    ///   [shared](UdpConfig::shared), sockets of shared links of the same user are permitted, up to
+    ///   [`AddressShare::MAX_COUNT`] in all.
     /// - Returns `AddrNotAvailable` if the address doesn't belong to this machine.
     /// - Returns `InvalidInput` if the address isn't a unicast address, its GID can't encode the port, or the number of
     ///   source ports is 0.
@@ -187,9 +203,18 @@ impl UdpLink {
                 format!("{address} cannot use UDP port {}: its GID can encode only port 4791", config.port);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let (receiving, receive_buffer_bytes) = socket::receiving(local, config)?;
+        let (shared, receiving, receive_buffer_bytes) = if config.shared && config.port == ROCE_PORT {
+            let (shared, receiving, buffer) = SharedAddress::open(local, config)?;
+            (Some(Box::new(shared)), receiving, buffer)
+        } else {
+            let (receiving, buffer) = socket::receiving(local, config)?;
+            (None, receiving, buffer)
+        };
         let readiness = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         readiness.add(&receiving, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        if let Some(shared) = &shared {
+            readiness.add(shared.readiness(), EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        }
         let interface = Interface::of(address).map_or(config.scope_id, |interface| interface.index);
         let is_usual = config.port == ROCE_PORT;
         let sending = if is_usual {
@@ -223,6 +248,7 @@ impl UdpLink {
             receiving,
             receiver,
             receive_buffer_bytes,
+            shared,
             groups: Vec::new(),
             first_socket: 0,
             readiness,
@@ -266,8 +292,10 @@ impl UdpLink {
     }
 
     /// Returns the counters of packets that the link failed to send or receive.
-    pub const fn statistics(&self) -> UdpStatistics {
-        self.statistics
+    pub fn statistics(&self) -> UdpStatistics {
+        let (passed_on, not_passed_on) =
+            self.shared.as_ref().map_or((0, 0), |shared| shared.passed_packets());
+        UdpStatistics { passed_on, not_passed_on, ..self.statistics }
     }
 
     /// Returns the socket for packets with this source, or `None` if the address or the port isn't the link's.
@@ -405,7 +433,20 @@ impl Link for UdpLink {
             let Some(group) = index.checked_sub(1) else {
                 let socket = self.receiving.as_fd();
                 let mut hand_unicast = |datagram: &Datagram<'_>| hand(*local, datagram);
-                count += self.receiver.receive(socket, left, statistics, &mut hand_unicast)?;
+                let Some(shared) = &mut self.shared else {
+                    count += self.receiver.receive(socket, left, statistics, &mut hand_unicast)?;
+                    continue;
+                };
+                if shared.is_due() {
+                    count += shared.serve(left, &mut hand_unicast);
+                }
+                if count < max {
+                    count += self.receiver.receive(socket, max - count, statistics, &mut |datagram| {
+                        if shared.keeps(datagram) {
+                            hand_unicast(datagram);
+                        }
+                    })?;
+                }
                 continue;
             };
             let Group { address, socket, receiver } = &mut self.groups[group];
@@ -423,7 +464,9 @@ impl Link for UdpLink {
     fn deadline(&self) -> Option<Instant> {
         let mut groups = self.groups.iter();
         let is_holding = self.receiver.is_holding() || groups.any(|group| group.receiver.is_holding());
-        is_holding.then(Instant::now)
+        let held = is_holding.then(Instant::now);
+        // The earlier one of those that there are.
+        held.into_iter().chain(self.shared.as_ref().and_then(|shared| shared.deadline())).min()
     }
 
     fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -494,6 +537,20 @@ impl Link for UdpLink {
 
     fn receive_buffer_bytes(&self) -> Option<usize> {
         Some(self.receive_buffer_bytes)
+    }
+
+    fn address_share(&self) -> Option<AddressShare> {
+        self.shared.as_ref().map(|shared| shared.share())
+    }
+
+    fn claim_service(&mut self, service: ServiceId) -> io::Result<()> {
+        self.shared.as_mut().map_or(Ok(()), |shared| shared.claim_service(service))
+    }
+
+    fn release_service(&mut self, service: ServiceId) {
+        if let Some(shared) = &mut self.shared {
+            shared.release_service(service);
+        }
     }
 }
 

@@ -7,7 +7,8 @@ use std::os::fd::AsRawFd;
 use adverb_wire::ROCE_PORT;
 use nix::libc;
 use nix::sys::socket::sockopt::{
-    Ipv4RecvErr, Ipv6RecvErr, RcvBuf, RcvBufForce, ReceiveTimestampns, ReuseAddr, SetBool, SetStruct, SndBuf,
+    Ipv4RecvErr, Ipv6RecvErr, RcvBuf, RcvBufForce, ReceiveTimestampns, ReuseAddr, ReusePort, SetBool,
+    SetStruct, SndBuf,
 };
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, getsockopt, setsockopt};
 
@@ -25,6 +26,19 @@ const ICMP_BUFFER: usize = 128 << 10;
 /// Opens the receiving socket, and returns it with the size of its receive buffer.
 pub(super) fn receiving(local: SocketAddr, config: &UdpConfig) -> io::Result<(UdpSocket, usize)> {
     let socket = bind(local)?;
+    let buffer = receive_on(&socket, local.is_ipv4(), config)?;
+    Ok((socket, buffer))
+}
+
+/// Opens a receiving socket like [`receiving`], at an address and port that further sockets of this user may have.
+pub(super) fn shared_receiving(local: SocketAddr, config: &UdpConfig) -> io::Result<(UdpSocket, usize)> {
+    let family = if local.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = nix::sys::socket::socket(family, SockType::Datagram, flags, None)?;
+    setsockopt(&socket, ReusePort, &true)?;
+    nix::sys::socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(local))
+        .map_err(|error| explain(local, &error.into()))?;
+    let socket = UdpSocket::from(socket);
     let buffer = receive_on(&socket, local.is_ipv4(), config)?;
     Ok((socket, buffer))
 }
@@ -146,19 +160,22 @@ pub(super) fn deafen(socket: &UdpSocket) {
 
 /// Opens a socket at an address and port.
 pub(super) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
-    let socket = UdpSocket::bind(address).map_err(|error| {
-        let hint = match error.kind() {
-            io::ErrorKind::AddrInUse => {
-                "; another software device has this address, or the kernel's soft-RoCE (rdma_rxe) has the port: use \
-                 another address (any in 127.0.0.0/8 within this machine), or another network namespace"
-            }
-            io::ErrorKind::AddrNotAvailable => "; use an address of this machine (`ip address` lists them)",
-            _ => "",
-        };
-        io::Error::new(error.kind(), format!("binding a UDP socket to {address} failed: {error}{hint}"))
-    })?;
+    let socket = UdpSocket::bind(address).map_err(|error| explain(address, &error))?;
     socket.set_nonblocking(true)?;
     Ok(socket)
+}
+
+/// Returns the error of a socket that can't be bound, with a hint.
+fn explain(address: SocketAddr, error: &io::Error) -> io::Error {
+    let hint = match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            "; another software device has this address, or the kernel's soft-RoCE (rdma_rxe) has the port: use \
+             another address (any in 127.0.0.0/8 within this machine), or another network namespace"
+        }
+        io::ErrorKind::AddrNotAvailable => "; use an address of this machine (`ip address` lists them)",
+        _ => "",
+    };
+    io::Error::new(error.kind(), format!("binding a UDP socket to {address} failed: {error}{hint}"))
 }
 
 macro_rules! options {

@@ -64,6 +64,7 @@ impl Device {
             Place::Anywhere => Some(ANYWHERE),
             Place::At(address) | Place::Exactly(address) => {
                 options.addresses.push(address);
+                options.shared = true;
                 None
             }
         };
@@ -73,11 +74,15 @@ impl Device {
     /// A new NIC.
     pub(crate) fn build(options: &Options) -> Result<Arc<Device>> {
         let mut registry = Registry::lock();
+        let mut options = options.clone();
+        // All addresses of a device have the same queue pair numbers, and so only one of them can be shared.
+        options.shared = options.addresses.len() == 1;
         for address in &options.addresses {
-            // If somebody is just closing one here; one that stays open has the port.
-            drop(registry.find(Place::At(*address)));
+            // A device that is being closed gives up its port. One that stays open keeps it: within a process, an address
+            // and a port identify a device.
+            options.shared &= registry.find(Place::At(*address)).is_none();
         }
-        Ok(registry.add(Device::make(options, None)?))
+        Ok(registry.add(Device::make(&options, None)?))
     }
 
     /// A new NIC of this name, or of its first address's.
@@ -210,6 +215,8 @@ pub(crate) struct Options {
     pub(crate) loopback_via_link: bool,
     /// Whether peers are Adverb's alone.
     pub(crate) adverb_peers_only: bool,
+    /// Whether other processes may have devices at the same address and port.
+    pub(crate) shared: bool,
     /// What queue pairs do about congestion.
     pub(crate) congestion: Congestion,
 }
@@ -232,6 +239,7 @@ impl Options {
             capture: None,
             loopback_via_link: false,
             adverb_peers_only: false,
+            shared: false,
             congestion: Congestion::None,
         }
     }
@@ -246,7 +254,8 @@ impl Options {
                     addresses => addresses
                         .iter()
                         .map(|address| {
-                            near(*address, self.adverb_peers_only).inspect(|(link, _)| warn(*address, link))
+                            near(*address, self.adverb_peers_only, self.shared)
+                                .inspect(|(link, _)| warn(*address, link))
                         })
                         .collect::<io::Result<_>>()?,
                 };
@@ -294,7 +303,7 @@ fn anywhere(adverb_peers_only: bool) -> io::Result<Vec<(UdpLink, PathMtu)>> {
     let mut tried = 0;
     let mut address = Ipv4Addr::LOCALHOST;
     let v4 = loop {
-        match at(address.into(), adverb_peers_only) {
+        match at(address.into(), adverb_peers_only, false) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && tried < ATTEMPTS => {
                 tried += 1;
                 address = any_loopback()?;
@@ -302,7 +311,7 @@ fn anywhere(adverb_peers_only: bool) -> io::Result<Vec<(UdpLink, PathMtu)>> {
             opened => break opened,
         }
     };
-    let v6 = near(Ipv6Addr::LOCALHOST.into(), adverb_peers_only);
+    let v6 = near(Ipv6Addr::LOCALHOST.into(), adverb_peers_only, false);
     match (v4, v6) {
         (Ok(v4), v6) => Ok(std::iter::once(v4).chain(v6.ok()).collect()),
         // A machine may have no IPv4.
@@ -319,17 +328,17 @@ pub(super) fn any_loopback() -> io::Result<Ipv4Addr> {
 }
 
 /// Sockets at an address, and at another port of it if somebody has the usual one and there is a GID that says so.
-fn near(address: IpAddr, adverb_peers_only: bool) -> io::Result<(UdpLink, PathMtu)> {
+fn near(address: IpAddr, adverb_peers_only: bool, shared: bool) -> io::Result<(UdpLink, PathMtu)> {
     let is_taken = |opened: &io::Result<_>| {
         opened.as_ref().err().is_some_and(|error| error.kind() == io::ErrorKind::AddrInUse)
     };
-    let mut opened = at(address, adverb_peers_only);
+    let mut opened = at(address, adverb_peers_only, shared);
     let others = Gid::UDP_PORTS.map(|port| Gid::from(SocketAddr::new(address, port)));
     for other in others.filter(|other| other.has_udp_port()) {
         if !is_taken(&opened) {
             break;
         }
-        opened = at(other.ip(), adverb_peers_only);
+        opened = at(other.ip(), adverb_peers_only, false);
     }
     opened
 }
@@ -347,7 +356,7 @@ fn warn(asked: IpAddr, link: &UdpLink) {
 }
 
 /// Sockets at an address, and at the port that it says; and the payload of the longest packet that they send.
-fn at(address: IpAddr, adverb_peers_only: bool) -> io::Result<(UdpLink, PathMtu)> {
+fn at(address: IpAddr, adverb_peers_only: bool, shared: bool) -> io::Result<(UdpLink, PathMtu)> {
     let place = Gid::from(address).udp_addr();
     let address = place.ip();
     let interface = Interface::of(address)?;
@@ -357,7 +366,7 @@ fn at(address: IpAddr, adverb_peers_only: bool) -> io::Result<(UdpLink, PathMtu)
         io::Error::new(io::ErrorKind::Unsupported, text)
     })?;
     let mut config = UdpConfig::new(address);
-    config.adverb_peers_only = adverb_peers_only;
+    (config.adverb_peers_only, config.shared) = (adverb_peers_only, shared);
     config.port = place.port();
     if matches!(address, IpAddr::V6(address) if address.is_unicast_link_local()) {
         config.scope_id = interface.index;

@@ -1,0 +1,78 @@
+//! One of the processes: a server that echoes messages, and a client that the coordinator commands.
+
+use std::io::{BufRead, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::thread;
+use std::time::Duration;
+
+use adverb::blocking::{Connection, Connector, Listener};
+use adverb::net::{Bootstrap, Options};
+use adverb::verbs::Device;
+use anyhow::{Result, bail, ensure};
+
+/// The timeout of everything that a process waits for.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Runs a process: prints `ready PORT`, and `done` or `failed REASON` for each line `talk PORT COUNT BOOTSTRAP` that it
+/// reads, until its input ends.
+pub(crate) fn run(address: IpAddr) -> Result<()> {
+    let device = Device::open(&format!("soft:{address}"))?;
+    let gid = device.gids()?[0].gid;
+    ensure!(gid.udp_addr() == SocketAddr::new(address, 4791), "the device has the GID {gid}");
+    let options = Options::new().device(&device).connect_timeout(TIMEOUT).timeout(TIMEOUT);
+    let listener = Listener::bind_with((address, 0), &options)?;
+    tell(&format!("ready {}", listener.local_addr().port()))?;
+    thread::spawn(move || {
+        while let Ok(connection) = listener.accept() {
+            thread::spawn(move || echo(&connection));
+        }
+    });
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split(' ').collect();
+        let ["talk", port, count, bootstrap] = words[..] else { bail!("unknown command: {line}") };
+        let options = options.clone().bootstrap(match bootstrap {
+            "tcp" => Bootstrap::Tcp,
+            _ => Bootstrap::ConnectionManager,
+        });
+        let peer = SocketAddr::new(address, port.parse()?);
+        match talk(&options, peer, count.parse()?) {
+            Ok(()) => tell("done")?,
+            Err(error) => tell(&format!("failed {bootstrap}: {error:#}"))?,
+        }
+    }
+    Ok(())
+}
+
+/// Prints a line for the coordinator.
+fn tell(line: &str) -> Result<()> {
+    // A test prints lines of its own.
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "\n{}{line}", super::coordinator::MARK)?;
+    Ok(out.flush()?)
+}
+
+/// Returns messages to their sender until the connection ends.
+fn echo(connection: &Connection) {
+    while let Ok(Some(message)) = connection.recv() {
+        if connection.send(&message[..]).is_err() {
+            break;
+        }
+    }
+}
+
+/// Sends messages to another process, and checks that they return.
+fn talk(options: &Options, peer: SocketAddr, count: u32) -> Result<()> {
+    let connection = Connector::new().options(options).connect(peer)?;
+    for number in 0..count {
+        // Eager and rendezvous messages.
+        let length = if number % 16 == 15 { 100_000 } else { 64 + number as usize % 1000 };
+        let message: Vec<u8> =
+            (0..length).map(|index| (index as u32).wrapping_mul(number + 7) as u8).collect();
+        connection.send(&message)?;
+        let Some(answer) = connection.recv_timeout(TIMEOUT)? else { bail!("the connection ended early") };
+        ensure!(answer[..] == message[..], "message {number} returned changed");
+    }
+    connection.close()?;
+    Ok(())
+}
