@@ -7,7 +7,7 @@ use adverb_proto::types::{
 use adverb_proto::{PostError, Transition};
 
 use crate::Random;
-use crate::model::{Change, Direction, Posted, Slot, gather};
+use crate::model::{Change, Direction, Posted, Slot, concat_ranges};
 use crate::scenario::{Action, InvalidRequest, Step};
 use crate::world::{ConnectionState, Task, World};
 
@@ -23,7 +23,7 @@ struct Draft {
 
 impl World {
     /// Continues the program of a side.
-    pub(crate) fn go(&mut self, connection: usize, side: usize) {
+    pub(crate) fn run_steps(&mut self, connection: usize, side: usize) {
         loop {
             let state = &self.connections[connection].sides[side];
             if state.stopped || state.destroyed || state.draining {
@@ -47,7 +47,7 @@ impl World {
             self.plan_pump(node);
             if !step.pause.is_zero() {
                 let at = self.now + step.pause;
-                return self.plan(at, Task::Go { connection, side });
+                return self.plan(at, Task::RunSteps { connection, side });
             }
         }
     }
@@ -268,7 +268,7 @@ impl World {
         let moves_out = landing.is_none();
         let inline = step.action == Action::SendInline;
         let places = match (&landing, moves_out) {
-            (Some(_), _) => direction.land(random, length),
+            (Some(_), _) => direction.response_ranges(random, length),
             (None, _) => split_anywhere(random, direction.source.length, length),
         };
         let area = if moves_out { &direction.source } else { &direction.landing };
@@ -279,7 +279,7 @@ impl World {
         if step.action == Action::Invalid(InvalidRequest::UnknownLocalKey) {
             segments.iter_mut().for_each(|segment| segment.lkey ^= 0x5555_5555);
         }
-        let payload = if moves_out { gather(&direction.source.initial, &places) } else { Vec::new() };
+        let payload = if moves_out { concat_ranges(&direction.source.initial, &places) } else { Vec::new() };
         let changed = change.map(|offset| direction.effect(&operation, offset, &payload));
         let change = change.zip(changed.as_ref().map(|bytes| bytes.len() as u32));
         // What overlaps a READ that may not be done must wait for it: the READ may have to be sent again.
@@ -479,7 +479,7 @@ impl Direction {
     }
 
     /// A new range for a response, in up to three segments.
-    fn land(&mut self, random: &mut Random, length: u32) -> Vec<(u32, u32)> {
+    fn response_ranges(&mut self, random: &mut Random, length: u32) -> Vec<(u32, u32)> {
         let start = self.landed;
         self.landed += length;
         split(random, start, length)

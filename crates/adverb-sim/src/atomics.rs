@@ -36,22 +36,27 @@ impl Kind {
 pub(crate) fn check(first: u64, last: u64, atomics: &[Atomic]) -> Result<(), String> {
     let mut changing: Vec<&Atomic> = Vec::new();
     let mut observing: Vec<&Atomic> = Vec::new();
-    let mut unsure: Vec<&Atomic> = Vec::new();
+    let mut unanswered: Vec<&Atomic> = Vec::new();
     for atomic in atomics {
         match atomic.old {
-            None => unsure.push(atomic),
+            None => unanswered.push(atomic),
             Some(old) if atomic.kind.apply(old).is_some() => changing.push(atomic),
             Some(_) => observing.push(atomic),
         }
     }
-    let mut search =
-        Search { changing: &changing, unsure: &unsure, last, used: vec![false; unsure.len()], steps: 0 };
-    let found = search.chain(first, changing.len(), unsure.len());
-    if search.steps > MOST_STEPS {
+    let mut search = Search {
+        changing: &changing,
+        unanswered: &unanswered,
+        last,
+        used: vec![false; unanswered.len()],
+        steps: 0,
+    };
+    let found = search.find_order(first, changing.len(), unanswered.len());
+    if search.steps > MAX_STEPS {
         // Too many that nobody knows of: no verdict.
         return Ok(());
     }
-    let Some(chain) = found else {
+    let Some(find_order) = found else {
         return Err(format!(
             "no order of {} atomics leads from {first:#x} to {last:#x} with the returned original values",
             atomics.len()
@@ -59,7 +64,7 @@ pub(crate) fn check(first: u64, last: u64, atomics: &[Atomic]) -> Result<(), Str
     };
     // Real time: nothing goes before what had completed before it was posted.
     let mut latest_start = Time::ZERO;
-    for (atomic, _) in &chain {
+    for (atomic, _) in &find_order {
         if atomic.old.is_some() && atomic.end < latest_start {
             return Err(
                 "an atomic took effect after a later one that was posted after its completion".to_owned()
@@ -69,7 +74,7 @@ pub(crate) fn check(first: u64, last: u64, atomics: &[Atomic]) -> Result<(), Str
     }
     for atomic in observing {
         let seen = atomic.old.unwrap_or_default();
-        if seen != first && !chain.iter().any(|(_, value)| *value == seen) {
+        if seen != first && !find_order.iter().any(|(_, value)| *value == seen) {
             return Err(format!("a compare-and-swap returned {seen:#x}, which the word never contained"));
         }
     }
@@ -77,11 +82,11 @@ pub(crate) fn check(first: u64, last: u64, atomics: &[Atomic]) -> Result<(), Str
 }
 
 /// The maximum number of steps of the search.
-const MOST_STEPS: u32 = 100_000;
+const MAX_STEPS: u32 = 100_000;
 
 struct Search<'a> {
     changing: &'a [&'a Atomic],
-    unsure: &'a [&'a Atomic],
+    unanswered: &'a [&'a Atomic],
     last: u64,
     used: Vec<bool>,
     steps: u32,
@@ -89,31 +94,36 @@ struct Search<'a> {
 
 impl<'a> Search<'a> {
     /// The order, each atomic with the value behind it. Atomics whose answer never came fill gaps.
-    fn chain(&mut self, value: u64, left: usize, unsure_left: usize) -> Option<Vec<(&'a Atomic, u64)>> {
+    fn find_order(
+        &mut self,
+        value: u64,
+        left: usize,
+        unanswered_left: usize,
+    ) -> Option<Vec<(&'a Atomic, u64)>> {
         self.steps += 1;
-        if self.steps > MOST_STEPS {
+        if self.steps > MAX_STEPS {
             return None;
         }
         if left == 0 && value == self.last {
             return Some(Vec::new());
         }
         if let Some(next) = self.changing.iter().find(|atomic| atomic.old == Some(value)) {
-            let behind = next.kind.apply(value)?;
-            let mut rest = self.chain(behind, left.checked_sub(1)?, unsure_left)?;
-            rest.insert(0, (next, behind));
+            let new_value = next.kind.apply(value)?;
+            let mut rest = self.find_order(new_value, left.checked_sub(1)?, unanswered_left)?;
+            rest.insert(0, (next, new_value));
             return Some(rest);
         }
-        if unsure_left == 0 {
+        if unanswered_left == 0 {
             return None;
         }
-        for index in 0..self.unsure.len() {
+        for index in 0..self.unanswered.len() {
             if self.used[index] {
                 continue;
             }
-            let Some(behind) = self.unsure[index].kind.apply(value) else { continue };
+            let Some(new_value) = self.unanswered[index].kind.apply(value) else { continue };
             self.used[index] = true;
-            if let Some(mut rest) = self.chain(behind, left, unsure_left - 1) {
-                rest.insert(0, (self.unsure[index], behind));
+            if let Some(mut rest) = self.find_order(new_value, left, unanswered_left - 1) {
+                rest.insert(0, (self.unanswered[index], new_value));
                 return Some(rest);
             }
             self.used[index] = false;
@@ -131,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_of_adds_is_accepted_and_a_repeated_one_is_not() {
+    fn adds_in_order_are_accepted_and_a_repeated_one_is_not() {
         let atomics = [add(10, Some(0), 0, 5), add(3, Some(10), 0, 5)];
         assert!(check(0, 13, &atomics).is_ok());
         assert!(check(0, 23, &atomics).is_err());
@@ -144,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn one_without_an_answer_may_have_happened_once_or_not() {
+    fn an_atomic_without_a_response_may_have_executed_once_or_not() {
         let atomics = [add(10, Some(0), 0, 5), add(3, None, 0, 5)];
         assert!(check(0, 10, &atomics).is_ok());
         assert!(check(0, 13, &atomics).is_ok());

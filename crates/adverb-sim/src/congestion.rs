@@ -16,7 +16,7 @@ use adverb_wire::cm::Timeout;
 use adverb_wire::{Operation, Packet, Psn, Qpn, ROCE_PORT, RnrTimer};
 
 use crate::Random;
-use crate::fabric::{Bottleneck, Fabric, Fate, Faults, InFlight};
+use crate::fabric::{Bottleneck, Delivery, Fabric, Faults, InFlight};
 
 /// The result of a run of several senders over one slow link.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -312,11 +312,11 @@ impl Run {
                 ecn_capable,
                 is_ecn_marked: false,
             };
-            let fate = self.fabric.send(self.now, packet);
+            let delivery = self.fabric.send(self.now, packet);
             self.packets += 1;
             if to == 0 {
                 self.counts.sent += 1;
-                self.counts.lost += u64::from(fate == Fate::Lost);
+                self.counts.lost += u64::from(delivery == Delivery::Lost);
             }
         }
     }

@@ -148,7 +148,7 @@ pub(crate) struct InFlight {
 
 /// The fate of a sent packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Fate {
+pub(crate) enum Delivery {
     Carried,
     Lost,
     Duplicated,
@@ -221,13 +221,13 @@ impl Fabric {
     }
 
     /// Accepts a packet, and decides its fate.
-    pub(crate) fn send(&mut self, now: Time, mut packet: InFlight) -> Fate {
+    pub(crate) fn send(&mut self, now: Time, mut packet: InFlight) -> Delivery {
         // The same draws for each packet, whatever becomes of it: leaving out one kind of fault changes no other.
         let draws = [(); 6].map(|()| self.random.below(1_000_000) as u32);
         let amount = self.random.u64();
-        let Some((depart, marked)) = self.queue_up(now, &packet) else {
+        let Some((depart, marked)) = self.enqueue(now, &packet) else {
             self.counts.lost += 1;
-            return Fate::Lost;
+            return Delivery::Lost;
         };
         packet.is_ecn_marked = marked;
         self.counts.marked += u64::from(marked);
@@ -236,33 +236,33 @@ impl Fabric {
         *latest = at;
         if now >= self.faults_end_at {
             self.queue(at, packet);
-            return Fate::Carried;
+            return Delivery::Carried;
         }
         let between =
             |p: &Partition| p.devices == [packet.from, packet.to] || p.devices == [packet.to, packet.from];
         if self.faults.partitions.iter().any(|p| between(p) && p.start <= now && now < p.end) {
             self.counts.partitioned += 1;
-            return Fate::Partitioned;
+            return Delivery::Partitioned;
         }
         if draws[0] < self.faults.loss_per_million {
             self.counts.lost += 1;
-            return Fate::Lost;
+            return Delivery::Lost;
         }
-        let mut fate = if marked { Fate::Marked } else { Fate::Carried };
+        let mut delivery = if marked { Delivery::Marked } else { Delivery::Carried };
         if draws[1] < self.faults.duplication_per_million {
             self.counts.duplicated += 1;
-            fate = Fate::Duplicated;
+            delivery = Delivery::Duplicated;
             let extra = if amount & 1 == 0 { self.latency } else { self.long };
             self.queue(at + extra.mul_f64((amount >> 40) as f64 / (1u64 << 24) as f64), packet.clone());
         }
         if draws[2] < self.faults.reordering_per_million {
             self.counts.reordered += 1;
-            fate = Fate::Reordered;
+            delivery = Delivery::Reordered;
             at = at + self.latency * (1 + (amount >> 8 & 3) as u32);
         }
         if draws[3] < self.faults.corruption_per_million {
             self.counts.corrupted += 1;
-            fate = Fate::Corrupted;
+            delivery = Delivery::Corrupted;
             // A CRC of 32 bits finds up to three wrong ones, wherever they are in packets of this length.
             for shift in 0..1 + (amount >> 16 & 3).min(2) {
                 let bit = (amount >> (20 + 12 * shift)) as usize % (packet.bytes.len() * 8);
@@ -271,21 +271,21 @@ impl Fabric {
         }
         if draws[4] < self.faults.delay_per_million {
             self.counts.delayed += 1;
-            fate = Fate::Delayed;
+            delivery = Delivery::Delayed;
             at = at + self.long.mul_f64(0.5 + (amount >> 40) as f64 / (1u64 << 23) as f64);
         }
         let stalled = |s: &&Stall| s.device == packet.to && s.start <= at && at < s.end;
         if let Some(stall) = self.faults.stalls.iter().find(stalled) {
             self.counts.stalled += 1;
-            fate = Fate::Stalled;
+            delivery = Delivery::Stalled;
             at = stall.end;
         }
         self.queue(at, packet);
-        fate
+        delivery
     }
 
     /// The time at which a packet leaves the slow link, and whether it is marked; `None` if the queue is full.
-    fn queue_up(&mut self, now: Time, packet: &InFlight) -> Option<(Time, bool)> {
+    fn enqueue(&mut self, now: Time, packet: &InFlight) -> Option<(Time, bool)> {
         let slow = self.faults.bottleneck.filter(|slow| slow.device == packet.to && now < self.faults_end_at);
         let Some(Bottleneck { rate, mark_threshold, queue_capacity: capacity, .. }) = slow else {
             return Some((now, false));

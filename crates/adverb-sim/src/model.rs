@@ -121,7 +121,7 @@ impl Direction {
     pub(crate) fn check_landed(&self, request: usize, memory: &HeapMemory) -> Result<(), String> {
         let posted = &self.posted[request];
         let Some(expected) = &posted.answer else { return Ok(()) };
-        let found = gather(memory.bytes(self.landing.storage), &posted.landing);
+        let found = concat_ranges(memory.bytes(self.landing.storage), &posted.landing);
         match expected.iter().zip(&found).position(|(a, b)| a != b) {
             Some(index) => Err(format!(
                 "byte {index} of the response is {:#04x}, expected {:#04x}",
@@ -158,7 +158,7 @@ impl Direction {
         if let SendOperation::WriteWithImm(..) = posted.operation {
             return self.check_written(request, memory);
         }
-        let found = gather(memory.bytes(self.receives.storage), &self.slots[slot].places);
+        let found = concat_ranges(memory.bytes(self.receives.storage), &self.slots[slot].places);
         let found = &found[..posted.payload.len()];
         match found.iter().zip(&posted.payload).position(|(a, b)| a != b) {
             Some(index) => {
@@ -269,7 +269,7 @@ fn received(immediate: Option<u32>, invalidated: Option<u32>) -> CompletedOperat
 }
 
 /// The concatenated bytes of several ranges.
-pub(crate) fn gather(bytes: &[u8], places: &[(u32, u32)]) -> Vec<u8> {
+pub(crate) fn concat_ranges(bytes: &[u8], places: &[(u32, u32)]) -> Vec<u8> {
     let piece = |(offset, length): &(u32, u32)| &bytes[*offset as usize..(*offset + *length) as usize];
     places.iter().map(piece).collect::<Vec<_>>().concat()
 }

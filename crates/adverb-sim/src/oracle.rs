@@ -5,7 +5,7 @@ use adverb_proto::{QueueEvent, ResourceCounts, Time, Transition};
 use adverb_wire::{Aeth, Header, Operation, Rc, ReadResponse, Syndrome};
 
 use crate::atomics::{self, Atomic, Kind};
-use crate::model::gather;
+use crate::model::concat_ranges;
 use crate::scenario::Action;
 use crate::world::{Task, World};
 
@@ -27,7 +27,7 @@ impl World {
                 if let Some((connection, side)) = self.nodes[node].ends.get(&qpn).copied() {
                     self.connections[connection].sides[side].draining = false;
                     let _ = self.nodes[node].device.modify_qp(self.now, qpn, &Transition::Resume);
-                    self.plan(self.now, Task::Go { connection, side });
+                    self.plan(self.now, Task::RunSteps { connection, side });
                     self.plan_pump(node);
                 }
                 return;
@@ -39,10 +39,10 @@ impl World {
         };
         let Some((connection, side)) = self.nodes[node].ends.get(&qpn).copied() else { return };
         // A refusal needs a request that must be refused.
-        let refused = matches!(what, QueueEvent::RequestError(_) | QueueEvent::AccessError(_));
+        let is_rejection = matches!(what, QueueEvent::RequestError(_) | QueueEvent::AccessError(_));
         let peer = &self.connections[connection].directions[1 - side];
         let deserved = peer.doomed.is_some_and(|doomed| peer.posted[doomed].must_fail.is_some());
-        if refused && !deserved && peer.revoked.is_none() {
+        if is_rejection && !deserved && peer.revoked.is_none() {
             self.violate(format!(
                 "connection {connection} side {side}: {what:?}, but all requests were valid"
             ));
@@ -50,7 +50,7 @@ impl World {
         let state = &mut self.connections[connection].sides[side];
         state.failed = true;
         state.draining = false;
-        self.plan(self.now, Task::Go { connection, side });
+        self.plan(self.now, Task::RunSteps { connection, side });
     }
 
     fn complete(&mut self, node: usize, completion: &Completion) {
@@ -158,7 +158,7 @@ impl World {
         let state = &mut self.connections[connection].sides[side];
         if state.waiting {
             state.waiting = false;
-            self.plan(self.now, Task::Go { connection, side });
+            self.plan(self.now, Task::RunSteps { connection, side });
         }
         Ok(())
     }
@@ -182,7 +182,7 @@ impl World {
         direction.check_landed(number, &self.memories[here])?;
         direction.check_written(number, &self.memories[there])?;
         if direction.posted[number].shared.is_some() {
-            let found = gather(
+            let found = concat_ranges(
                 self.memories[here].bytes(direction.landing.storage),
                 &direction.posted[number].landing,
             );
@@ -207,7 +207,7 @@ impl World {
         let (rnr_retry, retry_count) = (spec.rnr_retry, spec.retry_count);
         let period = 4096u64 << spec.ack_timeout_exponent;
         // On a slow link a packet may wait longer than its sender does, however often that sends it again.
-        let longest_wait = self.scenario.faults.bottleneck.map_or(0, |slow| {
+        let max_wait = self.scenario.faults.bottleneck.map_or(0, |slow| {
             u64::try_from(u128::from(slow.queue_capacity) * 8 * 1_000_000_000 / u128::from(slow.rate.max(1)))
                 .unwrap_or(u64::MAX)
         });
@@ -229,9 +229,7 @@ impl World {
             Status::Flushed => !first || failed_before,
             _ if !first => false,
             status if must == Some(status) => direction.doomed == Some(number),
-            Status::RetryExceeded => {
-                peer_is_gone || recent >= usize::from(retry_count) || longest_wait > period
-            }
+            Status::RetryExceeded => peer_is_gone || recent >= usize::from(retry_count) || max_wait > period,
             Status::RnrRetryExceeded => rnr_retry != 7 && direction.starved,
             Status::RemoteAccess => direction.revoked.is_some(),
             _ => false,

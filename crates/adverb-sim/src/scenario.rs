@@ -69,7 +69,7 @@ impl Connection {
     }
 
     /// The number of outstanding requests from which small sends are coalesced; 0 disables it.
-    pub(crate) fn gather(&self) -> u32 {
+    pub(crate) fn coalesce_limit(&self) -> u32 {
         self.first_psns[0] % 4
     }
 

@@ -67,7 +67,7 @@ impl World {
                 self.post_receive(index, side);
             }
             let start = Time::from_nanos(self.random.below(10_000));
-            self.plan(start, Task::Go { connection: index, side });
+            self.plan(start, Task::RunSteps { connection: index, side });
         }
     }
 
@@ -78,7 +78,7 @@ impl World {
         config.credits = spec.has_credits;
         config.window = spec.window;
         config.read_window = spec.read_window();
-        config.coalesce_limit = spec.gather();
+        config.coalesce_limit = spec.coalesce_limit();
         config.max_recv_wr = 4096;
         if spec.has_congestion_control {
             let mut dcqcn = Dcqcn::new(10_000_000_000);

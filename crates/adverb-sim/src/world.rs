@@ -10,7 +10,7 @@ use adverb_proto::{Cq, Device, EventSink, IcrcCheck, RxMeta, Time, TraceEvent};
 use adverb_wire::{Header, Operation, Packet, Qpn, ROCE_PORT};
 
 use crate::area::Area;
-use crate::fabric::{Fabric, Fate, FaultCounts, InFlight};
+use crate::fabric::{Delivery, Fabric, FaultCounts, InFlight};
 use crate::model::Direction;
 use crate::scenario::Scenario;
 use crate::schedule::{Log, Schedule};
@@ -167,7 +167,7 @@ pub(crate) struct Side {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Task {
     /// Continues the program of a side.
-    Go { connection: usize, side: usize },
+    RunSteps { connection: usize, side: usize },
     /// Posts a receive of a side.
     Receive { connection: usize, side: usize },
     /// Processes a device's packets and completions.
@@ -177,7 +177,7 @@ pub(crate) enum Task {
 }
 
 /// The time limit after the faults end. It exceeds all retries, timeouts and pauses.
-const PATIENCE: Duration = Duration::from_secs(5);
+const COMPLETION_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl World {
     pub(crate) fn new(scenario: Scenario, fabric: Fabric, trace: bool) -> World {
@@ -215,7 +215,7 @@ impl World {
 
     /// Advances the virtual time until no tasks remain.
     fn run(&mut self) {
-        let end = self.scenario.faults_end_at + PATIENCE;
+        let end = self.scenario.faults_end_at + COMPLETION_TIMEOUT;
         while self.log.violation.is_none() {
             let timeouts = self.nodes.iter().filter_map(|node| node.device.poll_timeout());
             let Some(next) = timeouts.chain(self.schedule.next()).chain(self.fabric.next()).min() else {
@@ -242,7 +242,7 @@ impl World {
 
     fn perform(&mut self, task: Task) {
         match task {
-            Task::Go { connection, side } => self.go(connection, side),
+            Task::RunSteps { connection, side } => self.run_steps(connection, side),
             Task::Receive { connection, side } => self.post_receive(connection, side),
             Task::Pump { node } => {
                 self.nodes[node].pump_planned = false;
@@ -263,7 +263,7 @@ impl World {
     /// Delivers a packet to a device.
     fn deliver(&mut self, packet: &InFlight) {
         let (source, destination) = (self.nodes[packet.from].address, self.nodes[packet.to].address);
-        let arrival = RxMeta {
+        let rx_meta = RxMeta {
             source: SocketAddr::new(source, packet.source_port),
             destination: SocketAddr::new(destination, ROCE_PORT),
             icrc: IcrcCheck::IpId(packet.identification),
@@ -274,7 +274,7 @@ impl World {
         match Packet::parse(&packet.bytes) {
             Ok(parsed) => {
                 let node = &mut self.nodes[packet.to];
-                node.device.handle_packet(self.now, &arrival, &parsed, &mut self.memories[packet.to]);
+                node.device.handle_packet(self.now, &rx_meta, &parsed, &mut self.memories[packet.to]);
                 self.plan_pump(packet.to);
             }
             Err(error) => self.note(|| format!("dev {} dropped a malformed packet: {error}", packet.to)),
@@ -307,12 +307,12 @@ impl World {
                 ecn_capable,
                 is_ecn_marked: false,
             };
-            let fate = self.fabric.send(self.now, packet);
+            let delivery = self.fabric.send(self.now, packet);
             if let Some((connection, _)) = end
-                && fate != Fate::Carried
+                && delivery != Delivery::Carried
             {
                 self.connections[connection].faults.push(self.now);
-                self.note(|| format!("dev {index} -> dev {to}: {header}: {fate:?}"));
+                self.note(|| format!("dev {index} -> dev {to}: {header}: {delivery:?}"));
             }
         }
         self.observe(index);

@@ -27,7 +27,7 @@ fn many_seeds_violate_nothing() {
 }
 
 #[test]
-fn a_seed_repeats_itself_to_the_byte() {
+fn a_seed_always_produces_the_same_bytes() {
     for seed in 0..20 {
         let (first, second) = (run_cm(seed, true), run_cm(seed, true));
         assert_eq!((first.digest, &first.trace), (second.digest, &second.trace));
@@ -36,7 +36,7 @@ fn a_seed_repeats_itself_to_the_byte() {
 }
 
 #[test]
-fn attacks_do_no_harm_and_come_far_enough_to_matter() {
+fn attacks_cause_no_violation_and_establish_connections() {
     let (mut sent, mut established) = (0, 0);
     for seed in 0..30 {
         let report = attack_cm(seed, 2000).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
@@ -61,7 +61,7 @@ mod mutants {
     use adverb_sim::{attack_cm, run_cm};
 
     #[test]
-    fn every_fault_planted_in_the_connection_manager_is_found() {
+    fn every_mutation_of_the_connection_manager_is_detected() {
         for mutation in Mutation::ALL.iter().filter(|mutation| format!("{mutation:?}").starts_with("Cm")) {
             select(Some(*mutation));
             let found = (0..200).find_map(|seed| run_cm(seed, false).violation.map(|what| (seed, what)));
@@ -72,7 +72,7 @@ mod mutants {
     }
 
     #[test]
-    fn attacks_notice_what_they_are_there_for() {
+    fn attacks_detect_their_mutations() {
         for mutation in
             [Mutation::CmEstablishedTwice, Mutation::CmRejAnsweredByRej, Mutation::CmRemoteIdLeaks]
         {

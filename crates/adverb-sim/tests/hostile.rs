@@ -3,7 +3,7 @@
 use adverb_sim::{PACKETS_PER_ATTACK, attack, attack_from_bytes, run_attacks};
 
 #[test]
-fn some_attacks_do_no_harm() {
+fn attacks_cause_no_violation() {
     let (report, failures) = run_attacks(1_000_000, 20 * PACKETS_PER_ATTACK, None, 2);
     assert_eq!(failures, []);
     assert_eq!(report.attacker_packet_count, 20 * PACKETS_PER_ATTACK);
@@ -28,7 +28,7 @@ fn every_state_is_attacked() {
 }
 
 #[test]
-fn attack_repeats_itself() {
+fn an_attack_is_reproducible() {
     assert_eq!(attack(3, 5000), attack(3, 5000));
 }
 
@@ -42,7 +42,7 @@ fn attack_by_bytes_ends_with_them() {
 
 #[cfg(feature = "mutants")]
 #[test]
-fn attacks_notice_what_guards_memory() {
+fn attacks_detect_mutations_of_memory_protection() {
     use adverb_proto::mutation::{Mutation, select};
 
     for mutation in [

@@ -10,7 +10,7 @@ fn some_seeds_violate_nothing() {
 }
 
 #[test]
-fn a_seed_repeats_itself_to_the_byte() {
+fn a_seed_always_produces_the_same_bytes() {
     for seed in 0..5 {
         let (first, second) = (run(&Scenario::new(seed), true), run(&Scenario::new(seed), true));
         assert_eq!(first.digest, second.digest);
@@ -55,7 +55,7 @@ fn senders_share_a_slow_link_and_recover_when_it_is_free() {
 }
 
 #[test]
-fn messages_are_of_all_transports_and_do_everything() {
+fn messages_cover_all_transports_and_operations() {
     use adverb_proto::types::Transport;
     use adverb_sim::MessageAction as A;
 
@@ -95,12 +95,12 @@ mod mutants {
     use adverb_sim::{Scenario, run, shrink};
 
     #[test]
-    fn there_are_at_least_fifteen() {
+    fn at_least_fifteen_mutations_exist() {
         assert!(Mutation::ALL.len() >= 15);
     }
 
     #[test]
-    fn a_planted_fault_is_found_and_made_smaller() {
+    fn a_mutation_is_detected_and_its_scenario_is_reduced() {
         select(Some(Mutation::IgnoreFence));
         let found = (0..50).map(Scenario::new).find(|scenario| run(scenario, false).violation.is_some());
         let scenario = found.expect("one of fifty seeds finds a missing fence");

@@ -13,31 +13,31 @@ use adverb_wire::cm::{ServiceId, SidrStatus};
 
 use super::packet::Content;
 use super::register::{Outcome, Role};
-use super::{Desk, Ping};
+use super::{CallContext, Ping};
 
 /// A planned task of an application.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Task {
     /// Connects to a node's listener.
-    Connect { to: usize, patience: Duration },
+    Connect { to: usize, timeout: Duration },
     /// Connects to a node that connects at the same time (peer to peer).
-    Meet { to: usize, patience: Duration, token: u64 },
+    ConnectPeerToPeer { to: usize, timeout: Duration, token: u64 },
     /// Requests a node's datagram queue pair.
-    ResolveParams { to: usize, patience: Duration },
+    ResolveParams { to: usize, timeout: Duration },
     /// Decides on a connection request or an acceptance.
     Decide { id: ConnectionId, decision: Decision },
     /// Sends a ping, or detects that the last pings got no response.
-    Beat { id: ConnectionId },
+    SendPing { id: ConnectionId },
     /// Disconnects or abandons a connection.
     End { id: ConnectionId, abandon: bool },
     /// Responds to a service ID resolution request.
-    Answer { id: QueryId, yes: bool, token: u64 },
+    Respond { id: QueryId, yes: bool, token: u64 },
 }
 
 /// The decision on a connection request or an acceptance.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Decision {
-    Accept { patience: Duration },
+    Accept { timeout: Duration },
     Establish,
     Reject,
     Abandon,
@@ -46,15 +46,15 @@ pub(super) enum Decision {
 /// The connections and service ID resolution requests of a node.
 #[derive(Default)]
 pub(super) struct Application {
-    connections: BTreeMap<ConnectionId, Mine>,
-    questions: BTreeMap<QueryId, u64>,
+    connections: BTreeMap<ConnectionId, OwnConnection>,
+    queries: BTreeMap<QueryId, u64>,
     /// The queue pairs in time-wait, with the end times of their connections.
-    resting: BTreeMap<u32, Time>,
-    taken: BTreeSet<u32>,
+    timewait_qpns: BTreeMap<u32, Time>,
+    used_qpns: BTreeSet<u32>,
 }
 
 /// A connection from the application's view.
-struct Mine {
+struct OwnConnection {
     token: u64,
     role: Role,
     local_qp: Option<LocalQp>,
@@ -62,407 +62,413 @@ struct Mine {
     established: bool,
     /// Whether the application abandoned the connection.
     dropped: bool,
-    unanswered: u32,
+    unanswered_pings: u32,
 }
 
 /// The number of pings without a response after which the queue pair fails.
-const MOST_UNANSWERED: u32 = 8;
+const MAX_UNANSWERED_PINGS: u32 = 8;
 
 impl Application {
     /// Whether the application has no connections or requests.
     pub(super) fn is_idle(&self) -> bool {
-        self.connections.values().all(|mine| mine.dropped && !mine.established) && self.questions.is_empty()
+        self.connections.values().all(|own| own.dropped && !own.established) && self.queries.is_empty()
     }
 
-    pub(super) fn run(&mut self, desk: &mut Desk<'_>, task: Task) {
+    pub(super) fn run(&mut self, cx: &mut CallContext<'_>, task: Task) {
         match task {
-            Task::Connect { to, patience } => {
-                let token = desk.random.u64() | 1;
-                self.connect(desk, to, patience, token, false);
+            Task::Connect { to, timeout } => {
+                let token = cx.random.u64() | 1;
+                self.connect(cx, to, timeout, token, false);
             }
-            Task::Meet { to, patience, token } => self.connect(desk, to, patience, token, true),
-            Task::ResolveParams { to, patience } => self.resolve(desk, to, patience),
-            Task::Decide { id, decision } => self.decide(desk, id, decision),
-            Task::Beat { id } => self.beat(desk, id),
-            Task::End { id, abandon } => self.end(desk, id, abandon),
-            Task::Answer { id, yes, token } => {
-                desk.register.remembered_until(token, desk.now + desk.rules.timewait);
+            Task::ConnectPeerToPeer { to, timeout, token } => self.connect(cx, to, timeout, token, true),
+            Task::ResolveParams { to, timeout } => self.resolve(cx, to, timeout),
+            Task::Decide { id, decision } => self.decide(cx, id, decision),
+            Task::SendPing { id } => self.send_ping(cx, id),
+            Task::End { id, abandon } => self.end(cx, id, abandon),
+            Task::Respond { id, yes, token } => {
+                cx.register.remembered_until(token, cx.now + cx.rules.timewait);
                 let _ = if yes {
                     let private = (!token).to_be_bytes();
-                    desk.manager.accept_query(desk.now, id, answer_qpn(token), UDP_QKEY, &private)
+                    cx.manager.accept_query(cx.now, id, response_qpn(token), UDP_QKEY, &private)
                 } else {
-                    desk.manager.reject_query(desk.now, id, SidrStatus::Rejected, &[])
+                    cx.manager.reject_query(cx.now, id, SidrStatus::Rejected, &[])
                 };
             }
         }
     }
 
-    fn connect(&mut self, desk: &mut Desk<'_>, to: usize, patience: Duration, token: u64, meet: bool) {
-        let Some(local_qp) = self.local_qp(desk) else { return };
-        let deadline = desk.now + patience;
+    fn connect(
+        &mut self,
+        cx: &mut CallContext<'_>,
+        to: usize,
+        timeout: Duration,
+        token: u64,
+        peer_to_peer: bool,
+    ) {
+        let Some(local_qp) = self.local_qp(cx) else { return };
+        let deadline = cx.now + timeout;
         // Each meeting has a port of its own, so that no two of them cross.
-        let service = if meet { ServiceId::tcp_port(token as u16 | 0x8000) } else { desk.rules.service };
-        let mut connect = ConnectParams::new(desk.addrs(to), service, local_qp, deadline);
-        connect.peer_to_peer = meet;
+        let service =
+            if peer_to_peer { ServiceId::tcp_port(token as u16 | 0x8000) } else { cx.rules.service };
+        let mut connect = ConnectParams::new(cx.addrs(to), service, local_qp, deadline);
+        connect.peer_to_peer = peer_to_peer;
         connect.source_port = 40_000;
         let private = token.to_be_bytes();
         connect.private_data = &private;
-        let random = &mut *desk.random;
+        let random = &mut *cx.random;
         // Two meetings with one peer at a time are refused, and so they should be.
-        let Ok(id) = desk.manager.connect(desk.now, &connect, &mut || random.u32()) else { return };
-        self.take(desk, local_qp.qpn);
-        let role = if meet { Role::Peer(desk.node) } else { Role::Client };
-        desk.register.begin(desk.now, token, role, deadline);
-        let mine = Mine {
+        let Ok(id) = cx.manager.connect(cx.now, &connect, &mut || random.u32()) else { return };
+        self.mark_used(cx, local_qp.qpn);
+        let role = if peer_to_peer { Role::Peer(cx.node) } else { Role::Client };
+        cx.register.begin(cx.now, token, role, deadline);
+        let own = OwnConnection {
             token,
             role,
             local_qp: Some(local_qp),
             ready: None,
             established: false,
             dropped: false,
-            unanswered: 0,
+            unanswered_pings: 0,
         };
-        self.connections.insert(id, mine);
-        if desk.random.below(12) == 0 {
-            let after = patience.mul_f64(desk.random.below(100) as f64 / 100.0);
-            desk.tasks.push((after, Task::End { id, abandon: true }));
+        self.connections.insert(id, own);
+        if cx.random.below(12) == 0 {
+            let after = timeout.mul_f64(cx.random.below(100) as f64 / 100.0);
+            cx.tasks.push((after, Task::End { id, abandon: true }));
         }
     }
 
-    fn resolve(&mut self, desk: &mut Desk<'_>, to: usize, patience: Duration) {
-        let token = desk.random.u64() | 1;
-        let deadline = desk.now + patience;
+    fn resolve(&mut self, cx: &mut CallContext<'_>, to: usize, timeout: Duration) {
+        let token = cx.random.u64() | 1;
+        let deadline = cx.now + timeout;
         let private = token.to_be_bytes();
         let resolve = ResolveParams {
-            addrs: desk.addrs(to),
-            service: desk.rules.datagrams,
+            addrs: cx.addrs(to),
+            service: cx.rules.datagrams,
             source_port: 40_001,
             private_data: &private,
             deadline,
         };
-        let random = &mut *desk.random;
-        match desk.manager.resolve_service(desk.now, &resolve, &mut || random.u32()) {
+        let random = &mut *cx.random;
+        match cx.manager.resolve_service(cx.now, &resolve, &mut || random.u32()) {
             Ok(id) => {
-                desk.register.begin(desk.now, token, Role::Asker, deadline);
-                self.questions.insert(id, token);
+                cx.register.begin(cx.now, token, Role::Asker, deadline);
+                self.queries.insert(id, token);
             }
-            Err(error) => desk.violate(format!("a service ID resolution request is rejected: {error}")),
+            Err(error) => cx.violate(format!("a service ID resolution request is rejected: {error}")),
         }
     }
 
     /// Returns a queue pair that is free for a connection.
-    fn local_qp(&mut self, desk: &mut Desk<'_>) -> Option<LocalQp> {
+    fn local_qp(&mut self, cx: &mut CallContext<'_>) -> Option<LocalQp> {
         for number in 2..40 {
             let qpn = Qpn::truncate(number);
-            let free = !self.taken.contains(&number) && !self.resting.contains_key(&number);
-            if free && !desk.manager.is_qpn_free(qpn) {
-                desk.violate(format!("queue pair {number} is not free after its connection ended"));
+            let free = !self.used_qpns.contains(&number) && !self.timewait_qpns.contains_key(&number);
+            if free && !cx.manager.is_qpn_free(qpn) {
+                cx.violate(format!("queue pair {number} is not free after its connection ended"));
             }
             // Those that rest are tried too, now and then: the manager must say no.
-            if free || desk.random.below(8) == 0 && !self.taken.contains(&number) {
+            if free || cx.random.below(8) == 0 && !self.used_qpns.contains(&number) {
                 let mut local_qp = LocalQp::new(qpn);
-                local_qp.rd_atomic_limits.max_rd_atomic = desk.random.below(17) as u8;
-                local_qp.rd_atomic_limits.max_dest_rd_atomic = desk.random.below(17) as u8;
+                local_qp.rd_atomic_limits.max_rd_atomic = cx.random.below(17) as u8;
+                local_qp.rd_atomic_limits.max_dest_rd_atomic = cx.random.below(17) as u8;
                 return Some(local_qp);
             }
         }
         None
     }
 
-    fn take(&mut self, desk: &mut Desk<'_>, qpn: Qpn) {
-        self.taken.insert(qpn.get());
-        if self.resting.remove(&qpn.get()).is_some() {
-            desk.violate(format!("{qpn} has a new connection before the end of its time-wait"));
+    fn mark_used(&mut self, cx: &mut CallContext<'_>, qpn: Qpn) {
+        self.used_qpns.insert(qpn.get());
+        if self.timewait_qpns.remove(&qpn.get()).is_some() {
+            cx.violate(format!("{qpn} has a new connection before the end of its time-wait"));
         }
     }
 
-    pub(super) fn hear(&mut self, desk: &mut Desk<'_>, event: Event) {
+    pub(super) fn handle_event(&mut self, cx: &mut CallContext<'_>, event: Event) {
         match event {
             Event::Request(request) => {
                 let Some(token) = token(&request.private_data) else {
-                    return desk.violate("a connection request lost its private data");
+                    return cx.violate("a connection request lost its private data");
                 };
-                desk.register.request(desk.now, token, desk.node);
-                let mine = Mine {
+                cx.register.request(cx.now, token, cx.node);
+                let own = OwnConnection {
                     token,
                     role: Role::Server,
                     local_qp: None,
                     ready: None,
                     established: false,
                     dropped: false,
-                    unanswered: 0,
+                    unanswered_pings: 0,
                 };
-                self.connections.insert(request.id, mine);
-                let patience = desk.rules.response * desk.random.between(30, 80) as u32;
-                let (prompt, decision) = match desk.random.below(20) {
+                self.connections.insert(request.id, own);
+                let timeout = cx.rules.response * cx.random.between(30, 80) as u32;
+                let (prompt, decision) = match cx.random.below(20) {
                     0 => (false, Decision::Reject),
                     1 => (false, Decision::Abandon),
-                    2 => return desk.register.not_prompt(token),
-                    3..=5 => (false, Decision::Accept { patience }),
-                    _ => (true, Decision::Accept { patience }),
+                    2 => return cx.register.not_prompt(token),
+                    3..=5 => (false, Decision::Accept { timeout }),
+                    _ => (true, Decision::Accept { timeout }),
                 };
-                self.decide_soon(desk, request.id, token, prompt, decision);
+                self.decide_soon(cx, request.id, token, prompt, decision);
             }
             Event::Accepted(acceptance) => {
-                let Some(mine) = self.connections.get_mut(&acceptance.id) else {
-                    return desk.violate("acceptance of an unknown request");
+                let Some(own) = self.connections.get_mut(&acceptance.id) else {
+                    return cx.violate("acceptance of an unknown request");
                 };
-                if mine.role == Role::Client && token(&acceptance.private_data) != Some(!mine.token) {
-                    return desk.violate("acceptance of another request");
+                if own.role == Role::Client && token(&acceptance.private_data) != Some(!own.token) {
+                    return cx.violate("acceptance of another request");
                 }
-                let token = mine.token;
-                let (prompt, decision) = match desk.random.below(20) {
+                let token = own.token;
+                let (prompt, decision) = match cx.random.below(20) {
                     0 => (false, Decision::Reject),
-                    1 => return desk.register.not_prompt(token),
+                    1 => return cx.register.not_prompt(token),
                     2 | 3 => (false, Decision::Establish),
                     _ => (true, Decision::Establish),
                 };
-                self.decide_soon(desk, acceptance.id, token, prompt, decision);
+                self.decide_soon(cx, acceptance.id, token, prompt, decision);
             }
-            Event::Established(id) => self.established(desk, id),
+            Event::Established(id) => self.established(cx, id),
             Event::Rejected(rejection) => {
                 let id = rejection.id;
-                self.outcome(desk, id, Outcome::Rejected(rejection.reason));
+                self.outcome(cx, id, Outcome::Rejected(rejection.reason));
             }
-            Event::Unreachable(id) => self.outcome(desk, id, Outcome::Unreachable),
-            Event::Disconnected(id) => self.outcome(desk, id, Outcome::Disconnected),
+            Event::Unreachable(id) => self.outcome(cx, id, Outcome::Unreachable),
+            Event::Disconnected(id) => self.outcome(cx, id, Outcome::Disconnected),
             Event::TimewaitExit { qpn, .. } => {
-                let Some(since) = self.resting.remove(&qpn.get()) else {
-                    return desk.violate(format!("the time-wait of {qpn} ended, but had not started"));
+                let Some(since) = self.timewait_qpns.remove(&qpn.get()) else {
+                    return cx.violate(format!("the time-wait of {qpn} ended, but had not started"));
                 };
-                if desk.now - since < desk.rules.timewait {
-                    desk.violate(format!("the time-wait of {qpn} was too short: {:?}", desk.now - since));
+                if cx.now - since < cx.rules.timewait {
+                    cx.violate(format!("the time-wait of {qpn} was too short: {:?}", cx.now - since));
                 }
             }
             Event::Query(query) => {
                 let Some(token) = token(&query.private_data) else {
-                    return desk.violate("a service ID resolution request lost its private data");
+                    return cx.violate("a service ID resolution request lost its private data");
                 };
-                desk.register.request(desk.now, token, desk.node);
-                let yes = desk.random.below(8) > 0;
-                match desk.random.below(8) {
+                cx.register.request(cx.now, token, cx.node);
+                let yes = cx.random.below(8) > 0;
+                match cx.random.below(8) {
                     0 => {
-                        desk.register.not_prompt(token);
-                        desk.register.remembered_until(token, desk.now + desk.rules.patience);
+                        cx.register.not_prompt(token);
+                        cx.register.remembered_until(token, cx.now + cx.rules.timeout);
                     }
                     1 => {
-                        desk.register.not_prompt(token);
-                        desk.tasks.push((desk.rules.response * 3, Task::Answer { id: query.id, yes, token }));
+                        cx.register.not_prompt(token);
+                        cx.tasks.push((cx.rules.response * 3, Task::Respond { id: query.id, yes, token }));
                     }
-                    _ => self.run(desk, Task::Answer { id: query.id, yes, token }),
+                    _ => self.run(cx, Task::Respond { id: query.id, yes, token }),
                 }
             }
-            Event::Resolved(resolution) => match self.questions.remove(&resolution.id) {
-                Some(asked)
-                    if token(&resolution.private_data) == Some(!asked)
-                        && resolution.qpn == answer_qpn(asked)
+            Event::Resolved(resolution) => match self.queries.remove(&resolution.id) {
+                Some(requested)
+                    if token(&resolution.private_data) == Some(!requested)
+                        && resolution.qpn == response_qpn(requested)
                         && resolution.qkey == UDP_QKEY =>
                 {
-                    desk.register.end(desk.now, asked, Role::Asker, Outcome::Established);
+                    cx.register.end(cx.now, requested, Role::Asker, Outcome::Established);
                 }
-                Some(_) => desk.violate("response to another service ID resolution request"),
-                None => desk.violate("response without a service ID resolution request"),
+                Some(_) => cx.violate("response to another service ID resolution request"),
+                None => cx.violate("response without a service ID resolution request"),
             },
-            Event::QueryRejected { id, status, .. } => match self.questions.remove(&id) {
+            Event::QueryRejected { id, status, .. } => match self.queries.remove(&id) {
                 Some(token) => {
                     let reason = RejectReason::from_code(status.code().into());
-                    desk.register.end(desk.now, token, Role::Asker, Outcome::Rejected(reason));
+                    cx.register.end(cx.now, token, Role::Asker, Outcome::Rejected(reason));
                 }
-                None => desk.violate("response without a service ID resolution request"),
+                None => cx.violate("response without a service ID resolution request"),
             },
-            Event::QueryTimedOut(id) => match self.questions.remove(&id) {
-                Some(token) => desk.register.end(desk.now, token, Role::Asker, Outcome::Unreachable),
-                None => desk.violate("timeout without a service ID resolution request"),
+            Event::QueryTimedOut(id) => match self.queries.remove(&id) {
+                Some(token) => cx.register.end(cx.now, token, Role::Asker, Outcome::Unreachable),
+                None => cx.violate("timeout without a service ID resolution request"),
             },
-            other => desk.violate(format!("unexpected event {other:?}")),
+            other => cx.violate(format!("unexpected event {other:?}")),
         }
     }
 
     fn decide_soon(
         &mut self,
-        desk: &mut Desk<'_>,
+        cx: &mut CallContext<'_>,
         id: ConnectionId,
         token: u64,
         prompt: bool,
         decision: Decision,
     ) {
         if prompt {
-            return self.decide(desk, id, decision);
+            return self.decide(cx, id, decision);
         }
-        desk.register.not_prompt(token);
-        let after = desk.rules.response.mul_f64(desk.random.below(500) as f64 / 100.0);
-        desk.tasks.push((after, Task::Decide { id, decision }));
+        cx.register.not_prompt(token);
+        let after = cx.rules.response.mul_f64(cx.random.below(500) as f64 / 100.0);
+        cx.tasks.push((after, Task::Decide { id, decision }));
     }
 
-    fn decide(&mut self, desk: &mut Desk<'_>, id: ConnectionId, decision: Decision) {
-        let now = desk.now;
-        let Some(mine) = self.connections.get(&id).filter(|mine| !mine.dropped) else { return };
-        let (token, role) = (mine.token, mine.role);
+    fn decide(&mut self, cx: &mut CallContext<'_>, id: ConnectionId, decision: Decision) {
+        let now = cx.now;
+        let Some(own) = self.connections.get(&id).filter(|own| !own.dropped) else { return };
+        let (token, role) = (own.token, own.role);
         match decision {
-            Decision::Accept { patience } => {
-                if desk.manager.state(id) != Some(State::ReqReceived) {
+            Decision::Accept { timeout } => {
+                if cx.manager.state(id) != Some(State::ReqReceived) {
                     return;
                 }
-                let Some(local_qp) = self.local_qp(desk) else { return desk.register.not_prompt(token) };
-                let ready = desk.manager.qp_attributes(id, &local_qp);
-                let accepted =
-                    desk.manager.accept(now, id, &local_qp, &(!token).to_be_bytes(), now + patience);
-                let (Ok(ready), Ok(()), Some(mine)) = (ready, accepted, self.connections.get_mut(&id)) else {
+                let Some(local_qp) = self.local_qp(cx) else { return cx.register.not_prompt(token) };
+                let ready = cx.manager.qp_attributes(id, &local_qp);
+                let accepted = cx.manager.accept(now, id, &local_qp, &(!token).to_be_bytes(), now + timeout);
+                let (Ok(ready), Ok(()), Some(own)) = (ready, accepted, self.connections.get_mut(&id)) else {
                     // A number that rests.
-                    return desk.register.not_prompt(token);
+                    return cx.register.not_prompt(token);
                 };
-                (mine.local_qp, mine.ready) = (Some(local_qp), Some(ready));
-                self.take(desk, local_qp.qpn);
-                desk.register.begin(now, token, role, now + patience);
+                (own.local_qp, own.ready) = (Some(local_qp), Some(ready));
+                self.mark_used(cx, local_qp.qpn);
+                cx.register.begin(now, token, role, now + timeout);
             }
             Decision::Establish => {
-                let Some(local_qp) = mine.local_qp else { return };
-                let ready = desk.manager.qp_attributes(id, &local_qp).ok();
-                if desk.manager.establish(now, id).is_ok()
-                    && let Some(mine) = self.connections.get_mut(&id)
+                let Some(local_qp) = own.local_qp else { return };
+                let ready = cx.manager.qp_attributes(id, &local_qp).ok();
+                if cx.manager.establish(now, id).is_ok()
+                    && let Some(own) = self.connections.get_mut(&id)
                 {
-                    mine.ready = ready;
+                    own.ready = ready;
                 }
             }
             Decision::Reject => {
-                if desk.manager.reject(now, id, RejectReason::ConsumerReject, b"no").is_ok() {
-                    self.drop_it(desk, id);
+                if cx.manager.reject(now, id, RejectReason::ConsumerReject, b"no").is_ok() {
+                    self.drop_it(cx, id);
                 }
             }
-            Decision::Abandon => self.end(desk, id, true),
+            Decision::Abandon => self.end(cx, id, true),
         }
     }
 
-    fn established(&mut self, desk: &mut Desk<'_>, id: ConnectionId) {
-        let Some(mine) = self.connections.get_mut(&id) else {
-            return desk.violate("established an unknown connection");
+    fn established(&mut self, cx: &mut CallContext<'_>, id: ConnectionId) {
+        let Some(own) = self.connections.get_mut(&id) else {
+            return cx.violate("established an unknown connection");
         };
-        let Some(ready) = mine.ready else {
-            return desk.violate("established before the queue pair was ready");
+        let Some(ready) = own.ready else {
+            return cx.violate("established before the queue pair was ready");
         };
-        if mine.established {
-            return desk.violate("established twice");
+        if own.established {
+            return cx.violate("established twice");
         }
-        mine.established = true;
-        desk.register.end(desk.now, mine.token, mine.role, Outcome::Established);
-        desk.register.qp_attributes(
-            desk.now,
-            mine.token,
-            mine.role,
+        own.established = true;
+        cx.register.end(cx.now, own.token, own.role, Outcome::Established);
+        cx.register.qp_attributes(
+            cx.now,
+            own.token,
+            own.role,
             &ready,
-            mine.local_qp.map(|local_qp| local_qp.qpn),
+            own.local_qp.map(|local_qp| local_qp.qpn),
         );
         // Packets begin at once or much later; one side ends it, or both.
-        let response = desk.rules.response;
-        let quiet = if desk.random.below(2) == 0 { response } else { response * 90 };
-        desk.tasks.push((quiet, Task::Beat { id }));
-        if mine.role != Role::Server || desk.random.below(3) == 0 {
-            let after = response.mul_f64(desk.random.below(12_000) as f64 / 100.0);
-            desk.tasks.push((after, Task::End { id, abandon: desk.random.below(4) == 0 }));
+        let response = cx.rules.response;
+        let quiet = if cx.random.below(2) == 0 { response } else { response * 90 };
+        cx.tasks.push((quiet, Task::SendPing { id }));
+        if own.role != Role::Server || cx.random.below(3) == 0 {
+            let after = response.mul_f64(cx.random.below(12_000) as f64 / 100.0);
+            cx.tasks.push((after, Task::End { id, abandon: cx.random.below(4) == 0 }));
         }
     }
 
     /// Handles the end of a call or a connection.
-    fn outcome(&mut self, desk: &mut Desk<'_>, id: ConnectionId, outcome: Outcome) {
-        let Some(mine) = self.connections.get(&id) else {
-            return desk.violate(format!("{outcome:?} of a connection that already ended"));
+    fn outcome(&mut self, cx: &mut CallContext<'_>, id: ConnectionId, outcome: Outcome) {
+        let Some(own) = self.connections.get(&id) else {
+            return cx.violate(format!("{outcome:?} of a connection that already ended"));
         };
-        let (token, role) = (mine.token, mine.role);
-        if mine.established {
+        let (token, role) = (own.token, own.role);
+        if own.established {
             if outcome != Outcome::Disconnected {
-                desk.violate(format!("{outcome:?} after the connection was established"));
+                cx.violate(format!("{outcome:?} after the connection was established"));
             }
-        } else if mine.dropped {
-            return desk.violate(format!("{outcome:?} of an unknown connection"));
-        } else if mine.local_qp.is_some() {
-            desk.register.end(desk.now, token, role, outcome);
+        } else if own.dropped {
+            return cx.violate(format!("{outcome:?} of an unknown connection"));
+        } else if own.local_qp.is_some() {
+            cx.register.end(cx.now, token, role, outcome);
         } else {
             // A request that was never answered.
-            desk.register.withdrawn(desk.now, token);
+            cx.register.withdrawn(cx.now, token);
         }
-        self.forget(desk, id);
+        self.forget(cx, id);
     }
 
-    fn drop_it(&mut self, desk: &mut Desk<'_>, id: ConnectionId) {
-        let Some(mine) = self.connections.get_mut(&id) else { return };
-        if mine.local_qp.is_some() {
-            desk.register.end(desk.now, mine.token, mine.role, Outcome::Dropped);
+    fn drop_it(&mut self, cx: &mut CallContext<'_>, id: ConnectionId) {
+        let Some(own) = self.connections.get_mut(&id) else { return };
+        if own.local_qp.is_some() {
+            cx.register.end(cx.now, own.token, own.role, Outcome::Dropped);
         } else {
-            desk.register.withdrawn(desk.now, mine.token);
+            cx.register.withdrawn(cx.now, own.token);
         }
-        self.forget(desk, id);
+        self.forget(cx, id);
     }
 
     /// Removes a connection. Its queue pair may enter time-wait.
-    fn forget(&mut self, desk: &mut Desk<'_>, id: ConnectionId) {
+    fn forget(&mut self, cx: &mut CallContext<'_>, id: ConnectionId) {
         let Some(qpn) =
-            self.connections.remove(&id).and_then(|mine| mine.local_qp).map(|local_qp| local_qp.qpn)
+            self.connections.remove(&id).and_then(|own| own.local_qp).map(|local_qp| local_qp.qpn)
         else {
             return;
         };
-        self.taken.remove(&qpn.get());
-        if desk.manager.state(id) == Some(State::TimeWait) {
-            self.resting.insert(qpn.get(), desk.now);
+        self.used_qpns.remove(&qpn.get());
+        if cx.manager.state(id) == Some(State::TimeWait) {
+            self.timewait_qpns.insert(qpn.get(), cx.now);
         }
     }
 
-    fn end(&mut self, desk: &mut Desk<'_>, id: ConnectionId, abandon: bool) {
-        let (now, deadline) = (desk.now, desk.now + desk.rules.response * 20);
-        let Some(mine) = self.connections.get_mut(&id).filter(|mine| !mine.dropped) else { return };
-        if mine.established {
-            mine.dropped = true;
+    fn end(&mut self, cx: &mut CallContext<'_>, id: ConnectionId, abandon: bool) {
+        let (now, deadline) = (cx.now, cx.now + cx.rules.response * 20);
+        let Some(own) = self.connections.get_mut(&id).filter(|own| !own.dropped) else { return };
+        if own.established {
+            own.dropped = true;
             let ended = if abandon {
-                desk.manager.abort(now, id, deadline)
+                cx.manager.abort(now, id, deadline)
             } else {
-                desk.manager.disconnect(now, id, deadline)
+                cx.manager.disconnect(now, id, deadline)
             };
             if let Err(error) = ended {
-                desk.violate(format!("an established connection cannot be disconnected: {error}"));
+                cx.violate(format!("an established connection cannot be disconnected: {error}"));
             }
-        } else if abandon && desk.manager.abort(now, id, deadline).is_ok() {
-            self.drop_it(desk, id);
+        } else if abandon && cx.manager.abort(now, id, deadline).is_ok() {
+            self.drop_it(cx, id);
         }
     }
 
     /// Sends a ping over an established connection.
-    fn beat(&mut self, desk: &mut Desk<'_>, id: ConnectionId) {
-        let Some(mine) = self.connections.get_mut(&id).filter(|mine| mine.established && !mine.dropped)
-        else {
+    fn send_ping(&mut self, cx: &mut CallContext<'_>, id: ConnectionId) {
+        let Some(own) = self.connections.get_mut(&id).filter(|own| own.established && !own.dropped) else {
             return;
         };
-        let (Some(ready), Some(local_qp)) = (&mine.ready, &mine.local_qp) else { return };
-        if mine.unanswered >= MOST_UNANSWERED {
+        let (Some(ready), Some(local_qp)) = (&own.ready, &own.local_qp) else { return };
+        if own.unanswered_pings >= MAX_UNANSWERED_PINGS {
             // The queue pair's retries are used up.
-            return self.end(desk, id, false);
+            return self.end(cx, id, false);
         }
-        mine.unanswered += 1;
+        own.unanswered_pings += 1;
         let path = ready.ready_to_receive.path;
         let addrs = AddrPair { local: path.local(), remote: path.remote() };
         let (to, from, psn) = (ready.ready_to_receive.remote_qpn, local_qp.qpn, ready.ready_to_send.psn);
-        desk.pings.push((addrs, Content::Ping { to, from, psn, reply: false }));
-        desk.tasks.push((desk.rules.response, Task::Beat { id }));
+        cx.pings.push((addrs, Content::Ping { to, from, psn, reply: false }));
+        cx.tasks.push((cx.rules.response, Task::SendPing { id }));
     }
 
     /// Handles a ping to a queue pair.
-    pub(super) fn ping(&mut self, desk: &mut Desk<'_>, addrs: AddrPair, ping: Ping) {
+    pub(super) fn ping(&mut self, cx: &mut CallContext<'_>, addrs: AddrPair, ping: Ping) {
         // What a queue pair checks: its own number, the peer's address and number, and the sequence number.
-        let is_its = |mine: &&mut Mine| {
-            mine.local_qp.is_some_and(|local_qp| local_qp.qpn == ping.to)
-                && mine.ready.is_some_and(|ready| {
+        let is_receiver = |own: &&mut OwnConnection| {
+            own.local_qp.is_some_and(|local_qp| local_qp.qpn == ping.to)
+                && own.ready.is_some_and(|ready| {
                     ready.ready_to_receive.path.remote() == addrs.remote
                         && ready.ready_to_receive.remote_qpn == ping.from
                         && ready.ready_to_receive.psn == ping.psn
                 })
         };
-        let Some(mine) = self.connections.values_mut().find(is_its) else { return };
+        let Some(own) = self.connections.values_mut().find(is_receiver) else { return };
         if ping.reply {
-            mine.unanswered = 0;
+            own.unanswered_pings = 0;
             return;
         }
-        let Some(ready) = &mine.ready else { return };
+        let Some(ready) = &own.ready else { return };
         let psn = ready.ready_to_send.psn;
-        desk.pings.push((addrs, Content::Ping { to: ping.from, from: ping.to, psn, reply: true }));
-        desk.manager.communication_established(ping.to);
+        cx.pings.push((addrs, Content::Ping { to: ping.from, from: ping.to, psn, reply: true }));
+        cx.manager.communication_established(ping.to);
     }
 }
 
@@ -472,6 +478,6 @@ fn token(private_data: &[u8]) -> Option<u64> {
 }
 
 /// The queue pair number in the response to a service ID resolution request.
-fn answer_qpn(token: u64) -> Qpn {
+fn response_qpn(token: u64) -> Qpn {
     Qpn::truncate(token as u32 | 2)
 }

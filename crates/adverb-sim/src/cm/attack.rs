@@ -74,9 +74,9 @@ struct Attack<'a> {
 /// The state of a connection from its owner's view. States that wait have a deadline.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Status {
-    Asked(Time),
+    Connecting(Time),
     /// The peer accepted, and the owner hasn't established the connection.
-    Answered(Time),
+    Replied(Time),
     Establishing(Time),
     Requested(Time),
     Accepted(Time),
@@ -86,17 +86,17 @@ enum Status {
     Over,
 }
 
-const MOST_HALF_OPEN: usize = 16;
-const MOST_CONNECTIONS: usize = 48;
-const PATIENCE: Duration = Duration::from_secs(1);
+const MAX_HALF_OPEN: usize = 16;
+const MAX_CONNECTIONS: usize = 48;
+const TIMEOUT: Duration = Duration::from_secs(1);
 
-fn us() -> IpAddr {
+fn manager_addr() -> IpAddr {
     [10, 0, 0, 1].into()
 }
 
 /// The ends of connections with the attackers' addresses and with the manager's own address.
 fn candidates() -> [AddrPair; 3] {
-    [1, 2, 3].map(|last| AddrPair { local: us(), remote: [10, 0, 0, last].into() })
+    [1, 2, 3].map(|last| AddrPair { local: manager_addr(), remote: [10, 0, 0, last].into() })
 }
 
 impl<'a> Attack<'a> {
@@ -104,9 +104,9 @@ impl<'a> Attack<'a> {
         let mut config = Config::new(0x0011_2233_4455_6677);
         config.response_timeout = Timeout::new(12).unwrap_or(Timeout::ZERO);
         config.timewait = Duration::from_millis(100);
-        config.request_timeout = PATIENCE;
-        config.max_connections = MOST_CONNECTIONS;
-        config.max_half_open = MOST_HALF_OPEN;
+        config.request_timeout = TIMEOUT;
+        config.max_connections = MAX_CONNECTIONS;
+        config.max_half_open = MAX_HALF_OPEN;
         let mut manager = Manager::new(config);
         let listen =
             |service, transport| ListenParams { service, bind: BindAddr::Any, transport, backlog: 12 };
@@ -132,10 +132,10 @@ impl<'a> Attack<'a> {
         while self.report.attacker_message_count < messages && self.decisions.has_more() {
             match self.decisions.below(8) {
                 0 | 1 => self.own()?,
-                2 => self.pass()?,
+                2 => self.advance_time()?,
                 _ => self.strike()?,
             }
-            self.hear(None)?;
+            self.check_output(None)?;
             self.check()?;
         }
         self.finish()?;
@@ -154,15 +154,15 @@ impl<'a> Attack<'a> {
         match (self.decisions.below(16), id) {
             (0, _) => {
                 let mut connect =
-                    ConnectParams::new(self.some_ends(), CM_ATTACK_TCP_SERVICE_ID, local_qp, deadline);
+                    ConnectParams::new(self.random_addrs(), CM_ATTACK_TCP_SERVICE_ID, local_qp, deadline);
                 connect.peer_to_peer = self.decisions.one_in(4);
                 let random = &mut self.random;
                 if let Ok(id) = self.manager.connect(now, &connect, &mut || random.u32()) {
-                    self.connections.insert(id, Status::Asked(deadline));
+                    self.connections.insert(id, Status::Connecting(deadline));
                 }
             }
             (1, _) => {
-                let (addrs, service) = (self.some_ends(), CM_ATTACK_UDP_SERVICE_ID);
+                let (addrs, service) = (self.random_addrs(), CM_ATTACK_UDP_SERVICE_ID);
                 let resolve = ResolveParams { addrs, service, source_port: 1, private_data: b"?", deadline };
                 let random = &mut self.random;
                 let _ = self.manager.resolve_service(now, &resolve, &mut || random.u32());
@@ -206,7 +206,7 @@ impl<'a> Attack<'a> {
                     let accepted = self.manager.accept(now, id, &local_qp, b"welcome", deadline);
                     self.connections.insert(id, accepted.map_or(status, |()| Status::Accepted(deadline)));
                 }
-                Status::Answered(until) => {
+                Status::Replied(until) => {
                     self.manager
                         .qp_attributes(id, &local_qp)
                         .map_err(|error| format!("the peer accepted, but {error}"))?;
@@ -227,11 +227,11 @@ impl<'a> Attack<'a> {
         self.decisions.pick(&[Duration::ZERO, Duration::from_millis(5), Duration::from_millis(101), seconds])
     }
 
-    fn some_ends(&mut self) -> AddrPair {
+    fn random_addrs(&mut self) -> AddrPair {
         self.decisions.pick(&candidates())
     }
 
-    fn pass(&mut self) -> Result<(), String> {
+    fn advance_time(&mut self) -> Result<(), String> {
         // Mostly a little, so that connections have a life.
         let long = self.decisions.one_in(8);
         self.now = self.now + if long { self.some_time() } else { Duration::from_millis(2) };
@@ -239,10 +239,10 @@ impl<'a> Attack<'a> {
         if self.manager.poll_timeout().is_some_and(|next| next <= self.now) {
             return Err("a timer is overdue".to_owned());
         }
-        self.hear(None)?;
+        self.check_output(None)?;
         for (id, status) in &self.connections {
-            let (Status::Asked(until)
-            | Status::Answered(until)
+            let (Status::Connecting(until)
+            | Status::Replied(until)
             | Status::Establishing(until)
             | Status::Requested(until)
             | Status::Accepted(until)
@@ -274,23 +274,23 @@ impl<'a> Attack<'a> {
         if self.decisions.one_in(100) {
             addrs.remote = "fd77::1".parse().unwrap_or(addrs.remote);
         }
-        self.hear(None)?;
+        self.check_output(None)?;
         let random = &mut self.random;
         self.manager.handle(self.now, addrs, &bytes, &mut || random.u32());
-        self.hear(Some((addrs, &bytes)))
+        self.check_output(Some((addrs, &bytes)))
     }
 
     /// Checks the manager's messages and events.
-    fn hear(&mut self, strike: Option<(AddrPair, &[u8])>) -> Result<(), String> {
-        let mut answers = 0;
+    fn check_output(&mut self, strike: Option<(AddrPair, &[u8])>) -> Result<(), String> {
+        let mut messages = 0;
         while let Some(datagram) = self.manager.poll_transmit() {
             self.report.manager_message_count += 1;
-            answers += 1;
+            messages += 1;
             if let Some((addrs, bytes)) = strike {
                 let message = Mad::parse(bytes).map(|mad| mad.message);
                 let may = match message {
                     // An established connection that it names as stale is probed, too.
-                    Ok(Message::Req(_) | Message::Rep(_)) if answers == 2 => {
+                    Ok(Message::Req(_) | Message::Rep(_)) if messages == 2 => {
                         matches!(datagram.mad.message, Message::Dreq(Dreq { remote_qpn, .. }) if remote_qpn.get() == 0)
                     }
                     Ok(
@@ -299,7 +299,7 @@ impl<'a> Attack<'a> {
                         | Message::Rtu(_)
                         | Message::Dreq(_)
                         | Message::SidrReq(_),
-                    ) => answers == 1 && datagram.addrs == addrs,
+                    ) => messages == 1 && datagram.addrs == addrs,
                     Ok(_) | Err(_) => false,
                 };
                 if !may || datagram.addrs.remote != addrs.remote {
@@ -324,16 +324,16 @@ impl<'a> Attack<'a> {
                     return Err(format!("{message:?} ended {id} without its communication ID"));
                 }
             }
-            self.told(&event)?;
+            self.check_event(&event)?;
         }
         Ok(())
     }
 
-    fn told(&mut self, event: &Event) -> Result<(), String> {
+    fn check_event(&mut self, event: &Event) -> Result<(), String> {
         let (id, next) = match event {
-            Event::Request(request) => (request.id, Status::Requested(self.now + PATIENCE)),
+            Event::Request(request) => (request.id, Status::Requested(self.now + TIMEOUT)),
             Event::Accepted(acceptance) => match self.connections.get(&acceptance.id) {
-                Some(Status::Asked(until)) => (acceptance.id, Status::Answered(*until)),
+                Some(Status::Connecting(until)) => (acceptance.id, Status::Replied(*until)),
                 other => return Err(format!("unexpected {event:?} in {other:?}")),
             },
             Event::Established(id) => {
@@ -356,8 +356,8 @@ impl<'a> Attack<'a> {
             (
                 Event::Rejected(_) | Event::Unreachable(_),
                 Some(
-                    Status::Asked(_)
-                    | Status::Answered(_)
+                    Status::Connecting(_)
+                    | Status::Replied(_)
                     | Status::Requested(_)
                     | Status::Accepted(_)
                     | Status::Establishing(_),
@@ -366,7 +366,7 @@ impl<'a> Attack<'a> {
             (
                 Event::Disconnected(_),
                 Some(
-                    Status::Answered(_)
+                    Status::Replied(_)
                     | Status::Establishing(_)
                     | Status::Accepted(_)
                     | Status::Established
@@ -395,11 +395,11 @@ impl<'a> Attack<'a> {
         let ResourceCounts { connections, half_open, index_entries, queries, timers, .. } =
             manager.resource_counts();
         // Questions of peers are as bounded as half open connections are; ours are as bounded as connections.
-        let most_queries = MOST_CONNECTIONS + MOST_HALF_OPEN;
-        if connections > MOST_CONNECTIONS
-            || half_open > MOST_HALF_OPEN
-            || queries > most_queries
-            || index_entries > 4 * MOST_CONNECTIONS + 2 * most_queries
+        let max_queries = MAX_CONNECTIONS + MAX_HALF_OPEN;
+        if connections > MAX_CONNECTIONS
+            || half_open > MAX_HALF_OPEN
+            || queries > max_queries
+            || index_entries > 4 * MAX_CONNECTIONS + 2 * max_queries
             || timers > connections + queries
         {
             return Err(format!("the manager exceeds its bounds: {:?}", manager.resource_counts()));
@@ -411,16 +411,16 @@ impl<'a> Attack<'a> {
     fn finish(&mut self) -> Result<(), String> {
         let open: Vec<ConnectionId> = self.connections.keys().copied().collect();
         for id in open {
-            let deadline = self.now + PATIENCE;
+            let deadline = self.now + TIMEOUT;
             if self.manager.abort(self.now, id, deadline).is_ok() {
-                self.connections.insert(id, Status::Leaving(deadline + PATIENCE * 30));
+                self.connections.insert(id, Status::Leaving(deadline + TIMEOUT * 30));
             }
         }
         for _ in 0..200 {
             // What was abandoned has no outcome, or one.
             self.manager.handle_timeout(self.now);
             while self.manager.poll_transmit().is_some() || self.manager.poll_event().is_some() {}
-            self.now = self.now + PATIENCE;
+            self.now = self.now + TIMEOUT;
         }
         let ResourceCounts {
             connections, half_open, index_entries, queries, timers, events, datagrams, ..

@@ -19,31 +19,31 @@ pub const CM_ATTACK_TCP_SERVICE_ID: ServiceId = ServiceId::tcp_port(7471);
 pub const CM_ATTACK_UDP_SERVICE_ID: ServiceId = ServiceId::udp_port(7471);
 
 /// The number of the manager's messages that attackers record.
-const MAX_HEARD: usize = 64;
+const MAX_RECEIVED: usize = 64;
 
 /// A generator of hostile connection manager messages. The decisions and the recorded messages of the manager determine
 /// the generated messages.
 #[derive(Clone, Debug)]
 pub struct CmMessageGenerator {
     /// The manager's latest messages.
-    heard: Vec<(AddrPair, Mad)>,
+    received: Vec<(AddrPair, Mad)>,
     /// A valid REQ and a valid REP.
     models: (Req, Rep),
 }
 
 impl Default for CmMessageGenerator {
     fn default() -> CmMessageGenerator {
-        CmMessageGenerator { heard: Vec::new(), models: models() }
+        CmMessageGenerator { received: Vec::new(), models: models() }
     }
 }
 
 impl CmMessageGenerator {
     /// Records a message that the manager sent.
     pub fn record_manager_message(&mut self, addrs: AddrPair, mad: Mad) {
-        if self.heard.len() == MAX_HEARD {
-            self.heard.remove(0);
+        if self.received.len() == MAX_RECEIVED {
+            self.received.remove(0);
         }
-        self.heard.push((addrs, mad));
+        self.received.push((addrs, mad));
     }
 
     /// Returns a plausible message, and the addresses of the connection to which the message belongs.
@@ -57,11 +57,12 @@ impl CmMessageGenerator {
     ) -> (AddrPair, Mad) {
         let addrs = decisions.pick(candidates);
         // Recent messages are chosen more often: their connections are still in use.
-        let reach = if decisions.one_in(4) { self.heard.len() } else { self.heard.len().min(6) };
+        let reach = if decisions.one_in(4) { self.received.len() } else { self.received.len().min(6) };
         let back = 1 + decisions.below(reach.max(1) as u64) as usize;
-        let heard = self.heard.len().checked_sub(back).and_then(|index| self.heard.get(index)).copied();
+        let received =
+            self.received.len().checked_sub(back).and_then(|index| self.received.get(index)).copied();
         // The addresses and both IDs of the chosen message's connection, if a message was chosen.
-        let (addrs, ours, theirs) = match heard {
+        let (addrs, ours, theirs) = match received {
             Some((addrs, mad)) => {
                 let (ours, theirs) = ids(&mad.message);
                 (if decisions.one_in(10) { decisions.pick(candidates) } else { addrs }, ours, theirs)
@@ -92,7 +93,7 @@ impl CmMessageGenerator {
             }
             7 => {
                 // The queue pair that the manager named, or any.
-                let named = match heard.map(|(_, mad)| mad.message) {
+                let named = match received.map(|(_, mad)| mad.message) {
                     Some(Message::Req(req)) => req.qpn,
                     Some(Message::Rep(rep)) => rep.qpn,
                     _ => qpn,

@@ -27,7 +27,7 @@ use adverb_wire::cm::{ServiceId, Timeout};
 use adverb_wire::{Psn, Qpn};
 
 use crate::Random;
-use crate::fabric::{Fabric, Fate, FaultCounts, Faults, InFlight, Partition};
+use crate::fabric::{Delivery, Fabric, FaultCounts, Faults, InFlight, Partition};
 use crate::schedule::Schedule;
 use application::{Application, Task};
 pub use attack::{CmAttackReport, attack_cm, attack_cm_from_bytes};
@@ -105,7 +105,7 @@ struct Rules {
     /// The duration of time-wait, which exceeds the lifetime of packets.
     timewait: Duration,
     /// The time limit for an application's decision.
-    patience: Duration,
+    timeout: Duration,
     /// The time at which the faults end.
     faults_end_at: Time,
     /// The service that listeners offer.
@@ -114,8 +114,8 @@ struct Rules {
 }
 
 /// The maximum number of steps. Runs that end take far fewer.
-const MOST_STEPS: u64 = 200_000;
-const MOST_HALF_OPEN: usize = 64;
+const MAX_STEPS: u64 = 200_000;
+const MAX_HALF_OPEN: usize = 64;
 
 impl World {
     fn new(seed: u64, trace: bool) -> World {
@@ -146,7 +146,7 @@ impl World {
         let rules = Rules {
             response: response.duration(),
             timewait: long * 4 + latency * 16,
-            patience: response.duration() * 40,
+            timeout: response.duration() * 40,
             faults_end_at,
             service: ServiceId::tcp_port(7471),
             datagrams: ServiceId::udp_port(7471),
@@ -175,8 +175,8 @@ impl World {
         let mut config = Config::new(random.u64());
         config.response_timeout = response;
         config.timewait = self.rules.timewait;
-        config.request_timeout = self.rules.patience;
-        config.max_half_open = MOST_HALF_OPEN;
+        config.request_timeout = self.rules.timeout;
+        config.max_half_open = MAX_HALF_OPEN;
         let mut manager = Manager::new(config);
         // The last node offers nothing: who asks it is told so.
         if index == 0 || random.below(4) > 0 {
@@ -199,16 +199,16 @@ impl World {
         let count = self.nodes.len() as u64;
         let (from, to) = (random.below(count) as usize, random.below(count) as usize);
         let at = Time::ZERO + busy.mul_f64(random.below(1000) as f64 / 1000.0);
-        let patience = self.rules.response * random.between(2, 80) as u32;
+        let timeout = self.rules.response * random.between(2, 80) as u32;
         match random.below(10) {
-            0..=6 => self.add_task(at, from, Task::Connect { to, patience }),
+            0..=6 => self.add_task(at, from, Task::Connect { to, timeout }),
             7 if from != to => {
                 let token = random.u64() | 1;
-                let meeting = |to| Task::Meet { to, patience, token };
+                let meeting = |to| Task::ConnectPeerToPeer { to, timeout, token };
                 self.add_task(at, from, meeting(to));
                 self.add_task(at + self.rules.response.mul_f64(0.01), to, meeting(from));
             }
-            _ => self.add_task(at, from, Task::ResolveParams { to, patience }),
+            _ => self.add_task(at, from, Task::ResolveParams { to, timeout }),
         }
     }
 
@@ -221,7 +221,7 @@ impl World {
             if self.register.violation.is_some() {
                 return;
             }
-            if step == MOST_STEPS {
+            if step == MAX_STEPS {
                 return self.register.violate(self.now, "the run does not end");
             }
             let timers = self.nodes.iter().filter_map(|node| node.manager.poll_timeout()).min();
@@ -239,7 +239,7 @@ impl World {
             self.drain();
             while let Some((node, task)) = self.schedule.due(self.now) {
                 self.note(|| format!("node {node}: {task:?}"));
-                self.act(node, |application, desk| application.run(desk, task));
+                self.act(node, |application, cx| application.run(cx, task));
                 self.drain();
             }
         }
@@ -250,10 +250,10 @@ impl World {
     }
 
     /// Calls an application.
-    fn act(&mut self, node: usize, act: impl FnOnce(&mut Application, &mut Desk<'_>)) {
+    fn act(&mut self, node: usize, act: impl FnOnce(&mut Application, &mut CallContext<'_>)) {
         let addresses: Vec<IpAddr> = self.nodes.iter().map(|node| node.address).collect();
         let Node { manager, application, random, .. } = &mut self.nodes[node];
-        let mut desk = Desk {
+        let mut cx = CallContext {
             now: self.now,
             node,
             addresses: &addresses,
@@ -264,8 +264,8 @@ impl World {
             tasks: Vec::new(),
             pings: Vec::new(),
         };
-        act(application, &mut desk);
-        let Desk { tasks, pings, .. } = desk;
+        act(application, &mut cx);
+        let CallContext { tasks, pings, .. } = cx;
         for (after, task) in tasks {
             self.add_task(self.now + after, node, task);
         }
@@ -287,10 +287,10 @@ impl World {
                 while let Some(event) = self.nodes[node].manager.poll_event() {
                     quiet = false;
                     self.note(|| format!("node {node} event {event:?}"));
-                    self.act(node, |application, desk| application.hear(desk, event));
+                    self.act(node, |application, cx| application.handle_event(cx, event));
                 }
                 let resource_counts = self.nodes[node].manager.resource_counts();
-                self.register.check_bounds(self.now, &resource_counts, MOST_HALF_OPEN);
+                self.register.check_bounds(self.now, &resource_counts, MAX_HALF_OPEN);
             }
             if quiet {
                 return;
@@ -315,9 +315,9 @@ impl World {
             ecn_capable: false,
             is_ecn_marked: false,
         };
-        let fate = self.fabric.send(self.now, in_flight);
-        if fate != Fate::Carried {
-            self.note(|| format!("  {fate:?}"));
+        let delivery = self.fabric.send(self.now, in_flight);
+        if delivery != Delivery::Carried {
+            self.note(|| format!("  {delivery:?}"));
         }
     }
 
@@ -332,8 +332,8 @@ impl World {
                 manager.handle(self.now, addrs, &mad.emit(), &mut || random.u32());
             }
             Content::Ping { to, from, psn, reply } => {
-                self.act(packet.to, |application, desk| {
-                    application.ping(desk, addrs, Ping { to, from, psn, reply });
+                self.act(packet.to, |application, cx| {
+                    application.ping(cx, addrs, Ping { to, from, psn, reply });
                 });
             }
         }
@@ -356,7 +356,7 @@ struct Ping {
 }
 
 /// The context of an application's calls.
-struct Desk<'a> {
+struct CallContext<'a> {
     now: Time,
     node: usize,
     addresses: &'a [IpAddr],
@@ -369,7 +369,7 @@ struct Desk<'a> {
     pings: Vec<(AddrPair, Content)>,
 }
 
-impl Desk<'_> {
+impl CallContext<'_> {
     fn addrs(&self, to: usize) -> AddrPair {
         AddrPair { local: self.addresses[self.node], remote: self.addresses[to] }
     }

@@ -37,7 +37,7 @@ pub(super) enum Outcome {
 struct Call {
     parts: BTreeMap<Role, Part>,
     /// The node that got the request, and the time until which a duplicate is a violation.
-    asked: Option<(usize, Time)>,
+    requested: Option<(usize, Time)>,
     /// Whether an application was slow or rejected the call.
     slow: bool,
     sides: Vec<(Role, QpAttributes, Option<Qpn>)>,
@@ -94,13 +94,13 @@ impl Register {
         let Some(call) = self.calls.get_mut(&token) else {
             return self.violate(now, "connection request that no application made");
         };
-        let again = call.asked.is_some_and(|(before, until)| before != node || now < until);
-        if call.asked.is_some() {
+        let is_duplicate = call.requested.is_some_and(|(before, until)| before != node || now < until);
+        if call.requested.is_some() {
             // From the second time on the first answer was lost, whatever it was.
             call.slow = true;
         }
-        call.asked = Some((node, Time::MAX));
-        if again {
+        call.requested = Some((node, Time::MAX));
+        if is_duplicate {
             self.violate(now, "a connection request was reported twice");
         }
     }
@@ -113,7 +113,7 @@ impl Register {
 
     /// Sets the time until which the manager must recognize duplicates of the request.
     pub(super) fn remembered_until(&mut self, token: u64, time: Time) {
-        if let Some((_, until)) = self.calls.get_mut(&token).and_then(|call| call.asked.as_mut()) {
+        if let Some((_, until)) = self.calls.get_mut(&token).and_then(|call| call.requested.as_mut()) {
             *until = time;
         }
     }

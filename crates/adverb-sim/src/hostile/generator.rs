@@ -47,15 +47,15 @@ enum Message {
 
 /// A request of a queue pair, and how much of its response was sent.
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct OutstandingRequest {
     psn: Psn,
     left: u32,
-    begun: bool,
-    what: Wanted,
+    started: bool,
+    response: ExpectedResponse,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Wanted {
+enum ExpectedResponse {
     Bytes,
     Nothing,
     Word,
@@ -66,23 +66,23 @@ enum Wanted {
 pub struct AttackerState {
     message: Message,
     /// READs and atomics that the queue pair waits for.
-    asked: VecDeque<Asked>,
+    outstanding: VecDeque<OutstandingRequest>,
 }
 
 impl AttackerState {
     /// Records a packet that the target queue pair sent, so that later packets can respond to it.
     pub fn record_target_packet(&mut self, header: &Header) {
         let Operation::Rc(rc) = header.operation else { return };
-        let (what, left) = match rc {
-            Rc::ReadRequest(reth) => (Wanted::Bytes, reth.length),
-            Rc::AtomicWrite(_) | Rc::Flush(_) => (Wanted::Nothing, 0),
-            Rc::CompareSwap(_) | Rc::FetchAdd(_) => (Wanted::Word, 0),
+        let (response, left) = match rc {
+            Rc::ReadRequest(reth) => (ExpectedResponse::Bytes, reth.length),
+            Rc::AtomicWrite(_) | Rc::Flush(_) => (ExpectedResponse::Nothing, 0),
+            Rc::CompareSwap(_) | Rc::FetchAdd(_) => (ExpectedResponse::Word, 0),
             _ => return,
         };
-        if self.asked.len() >= 16 {
-            self.asked.pop_front();
+        if self.outstanding.len() >= 16 {
+            self.outstanding.pop_front();
         }
-        self.asked.push_back(Asked { psn: header.psn, left, begun: false, what });
+        self.outstanding.push_back(OutstandingRequest { psn: header.psn, left, started: false, response });
     }
 
     /// Restores the message in flight from `before`, an earlier copy of this state. The caller calls this method if
@@ -151,8 +151,8 @@ impl PacketGenerator<'_, '_, '_> {
     pub fn next_packet(&mut self) -> ForgedPacket {
         match self.decisions.below(33) {
             0..17 => self.plausible_request(),
-            17..26 => self.plausible_answer(),
-            26..27 => self.anything(),
+            17..26 => self.plausible_response(),
+            26..27 => self.arbitrary_packet(),
             27..29 => self.replay(),
             29..31 => self.mutation(),
             31 => self.packet_of(Psn::ZERO, Operation::Cnp, 0),
@@ -253,32 +253,37 @@ impl PacketGenerator<'_, '_, '_> {
     }
 
     /// Returns an acknowledgement, or a response to a request of the queue pair.
-    fn plausible_answer(&mut self) -> ForgedPacket {
+    fn plausible_response(&mut self) -> ForgedPacket {
         let mtu = self.target_info.mtu;
         let aeth = self.aeth();
-        if let Some(asked) = self.target_info.attacker_state.asked.front().copied()
+        if let Some(outstanding) = self.target_info.attacker_state.outstanding.front().copied()
             && !self.decisions.one_in(3)
         {
-            let length = asked.left.min(mtu);
-            let last = asked.left <= mtu;
-            let rc = match asked.what {
-                Wanted::Word => Rc::AtomicAcknowledge(aeth, 0x1234),
-                Wanted::Nothing => Rc::ReadResponse(ReadResponse::Only(aeth)),
-                Wanted::Bytes => Rc::ReadResponse(match (asked.begun, last) {
+            let length = outstanding.left.min(mtu);
+            let last = outstanding.left <= mtu;
+            let rc = match outstanding.response {
+                ExpectedResponse::Word => Rc::AtomicAcknowledge(aeth, 0x1234),
+                ExpectedResponse::Nothing => Rc::ReadResponse(ReadResponse::Only(aeth)),
+                ExpectedResponse::Bytes => Rc::ReadResponse(match (outstanding.started, last) {
                     (false, false) => ReadResponse::First(aeth),
                     (true, false) => ReadResponse::Middle,
                     (true, true) => ReadResponse::Last(aeth),
                     (false, true) => ReadResponse::Only(aeth),
                 }),
             };
-            let queue = &mut self.target_info.attacker_state.asked;
+            let queue = &mut self.target_info.attacker_state.outstanding;
             if last {
                 queue.pop_front();
             } else if let Some(front) = queue.front_mut() {
-                *front = Asked { psn: asked.psn + 1, left: asked.left - mtu, begun: true, ..asked };
+                *front = OutstandingRequest {
+                    psn: outstanding.psn + 1,
+                    left: outstanding.left - mtu,
+                    started: true,
+                    ..outstanding
+                };
             }
             let odd = u32::from(self.decisions.one_in(40));
-            return self.packet_of(asked.psn, Operation::Rc(rc), (length + odd) as usize);
+            return self.packet_of(outstanding.psn, Operation::Rc(rc), (length + odd) as usize);
         }
         let next = self.target_info.next_psn;
         let psn = next - 1 - self.decisions.below(4) as u32;
@@ -299,7 +304,7 @@ impl PacketGenerator<'_, '_, '_> {
     }
 
     /// Returns an arbitrary operation of any transport with an arbitrary PSN.
-    fn anything(&mut self) -> ForgedPacket {
+    fn arbitrary_packet(&mut self) -> ForgedPacket {
         let number = self.decisions.bits(32) as u32;
         let immediate = if number & 1 == 0 { None } else { Some(number) };
         let (reth, aeth) = (self.reth(), self.aeth());

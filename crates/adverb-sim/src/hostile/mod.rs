@@ -320,14 +320,14 @@ impl<'a> Attack<'a> {
         let queue_pairs = self.targets.len();
         let regions = self.memory.areas().iter().filter(|area| area.key != 0).count();
         // For each slot: two replays that wait, behind them one first answer, and one that is saved.
-        let answers: u32 = self.targets.iter().map(|target| 4 * target.slots).sum();
+        let max_responses: u32 = self.targets.iter().map(|target| 4 * target.slots).sum();
         let right = resource_counts.queue_pairs == queue_pairs
             && resource_counts.index_entries == queue_pairs
             && resource_counts.ready_queue_pairs <= queue_pairs
             && resource_counts.timers <= queue_pairs
             && resource_counts.regions == regions
             && resource_counts.domain_users as usize == regions + queue_pairs
-            && resource_counts.responses <= answers as usize
+            && resource_counts.responses <= max_responses as usize
             && resource_counts.events == 0;
         if !right {
             return Err(format!(

@@ -62,7 +62,7 @@ impl MessageWorld {
             self.failures += 1;
             let at = self.now + self.long;
             let epoch = self.endpoints[index].epoch;
-            self.plan_task(at, Task::Renew { endpoint: index, epoch });
+            self.plan_task(at, Task::Reconnect { endpoint: index, epoch });
         }
     }
 
@@ -85,7 +85,7 @@ impl MessageWorld {
             self.violate(format!("endpoint {endpoint} {what}"));
         }
         if !self.endpoints[endpoint].closed {
-            self.plan_task(self.now, Task::Go { endpoint });
+            self.plan_task(self.now, Task::RunSteps { endpoint });
         }
     }
 

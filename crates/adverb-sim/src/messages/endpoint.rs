@@ -10,7 +10,7 @@ use adverb_proto::{Init, Path, PostError, QpConfig, ReadyToReceive, ReadyToSend,
 use adverb_wire::cm::Timeout;
 use adverb_wire::{GRH_LEN, RnrTimer};
 
-use super::plan::{MOST_PACKETS, MessageAction, MessageStep};
+use super::plan::{MAX_PACKETS, MessageAction, MessageStep};
 use super::world::{BASE, Endpoint, Message, MessageWorld, Phase, Slot, Task, To, Window};
 use crate::Random;
 use crate::area::GUARD;
@@ -46,9 +46,9 @@ impl MessageWorld {
                 window: None,
             };
             self.endpoints.push(endpoint);
-            self.make_qp(index);
+            self.create_qp(index);
             if transport != Transport::Ud {
-                self.make_window(index);
+                self.create_window(index);
             }
         }
         for index in 0..self.endpoints.len() {
@@ -56,7 +56,7 @@ impl MessageWorld {
                 self.connect(index);
             }
             let at = self.now + std::time::Duration::from_nanos(self.random.below(5000));
-            self.plan_task(at, Task::Go { endpoint: index });
+            self.plan_task(at, Task::RunSteps { endpoint: index });
         }
         for node in 0..self.nodes.len() {
             for _ in 0..SHARED_DEPTH {
@@ -65,7 +65,7 @@ impl MessageWorld {
         }
     }
 
-    fn make_qp(&mut self, index: usize) {
+    fn create_qp(&mut self, index: usize) {
         let plan = &self.plan.endpoints[index];
         let node = &mut self.nodes[plan.device];
         let mut config = QpConfig::new(plan.transport, node.pd, node.cq, node.cq);
@@ -83,7 +83,7 @@ impl MessageWorld {
         self.made += 1;
     }
 
-    fn make_window(&mut self, index: usize) {
+    fn create_window(&mut self, index: usize) {
         let node = self.endpoints[index].node;
         let length = 2 * MARGIN + 8 * 1024;
         let initial = self.random.bytes(length as usize);
@@ -160,12 +160,12 @@ impl MessageWorld {
                     self.post_receive(here, epoch);
                 }
             }
-            self.plan_task(self.now, Task::Go { endpoint: here });
+            self.plan_task(self.now, Task::RunSteps { endpoint: here });
         }
     }
 
     /// Closes an endpoint and its peer, to be reconnected after all their packets have left the fabric.
-    pub(super) fn renew(&mut self, index: usize, fresh: bool) {
+    pub(super) fn reconnect(&mut self, index: usize, recreate: bool) {
         let pair: Vec<usize> = [Some(index), self.plan.endpoints[index].peer].into_iter().flatten().collect();
         // What has completed counts.
         for here in &pair {
@@ -173,11 +173,11 @@ impl MessageWorld {
         }
         for here in pair {
             let Endpoint { node, qpn, .. } = self.endpoints[here];
-            if fresh {
+            if recreate {
                 self.nodes[node].device.destroy_qp(qpn);
                 self.nodes[node].device.sink_mut().datagram_qps.remove(&qpn);
                 self.note(|| format!("dev {node} destroys qp {qpn}"));
-                self.make_qp(here);
+                self.create_qp(here);
             } else if self.nodes[node].device.modify_qp(self.now, qpn, &Transition::Reset).is_err() {
                 return self.violate(format!("endpoint {here} cannot be reset"));
             }
@@ -193,7 +193,7 @@ impl MessageWorld {
         }
         // A packet of before would be taken for one of afterwards, as in timewait (vol. 1, 12.9): none may be left,
         // of those that were held up and stalled.
-        let wait = if fresh { self.plan.latency } else { self.long * 12 };
+        let wait = if recreate { self.plan.latency } else { self.long * 12 };
         let at = self.now + wait;
         self.plan_task(at, Task::Connect { endpoint: index });
     }
@@ -209,7 +209,7 @@ impl MessageWorld {
     }
 
     /// Continues the steps of an endpoint.
-    pub(super) fn go(&mut self, index: usize) {
+    pub(super) fn run_steps(&mut self, index: usize) {
         loop {
             let endpoint = &self.endpoints[index];
             if endpoint.closed || endpoint.failed || self.log.violation.is_some() {
@@ -224,7 +224,7 @@ impl MessageWorld {
             self.plan_pump(node);
             if !step.pause.is_zero() {
                 let at = self.now + step.pause;
-                return self.plan_task(at, Task::Go { endpoint: index });
+                return self.plan_task(at, Task::RunSteps { endpoint: index });
             }
         }
     }
@@ -239,7 +239,7 @@ impl MessageWorld {
         let peer = self.plan.endpoints[index].peer;
         match step.action {
             A::Recreate | A::Reset => {
-                self.renew(index, step.action == A::Recreate);
+                self.reconnect(index, step.action == A::Recreate);
                 true
             }
             A::ArmSrqLimit => {
@@ -529,7 +529,7 @@ impl MessageWorld {
 
     /// Memory for a receive that any message fits in.
     fn slot(&mut self, node: usize, endpoint: Option<usize>) -> [Segment; 2] {
-        let room = GRH_LEN + (MOST_PACKETS * u64::from(PathMtu::Mtu1024.bytes())) as usize + 64;
+        let room = GRH_LEN + (MAX_PACKETS * u64::from(PathMtu::Mtu1024.bytes())) as usize + 64;
         let (storage, lkey) = self.register(node, vec![0xee; room + GUARD], room, Access::LOCAL_WRITE);
         self.slots.push(Slot { node, endpoint, storage, done: false });
         let cut = self.random.below(200) as u32;

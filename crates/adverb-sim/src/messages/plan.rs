@@ -202,7 +202,7 @@ impl MessageStep {
             (Transport::Ud, _) => random.between(8, mtu),
             (_, 0..2) => random.between(8, 64),
             (_, 2) => mtu,
-            _ => random.between(8, MOST_PACKETS * mtu),
+            _ => random.between(8, MAX_PACKETS * mtu),
         };
         let pause = if random.chance_per_million(400_000) { 0 } else { random.below(20_000) };
         MessageStep { pause: Duration::from_nanos(pause), action, seed: random.u64(), length: length as u32 }
@@ -210,4 +210,4 @@ impl MessageStep {
 }
 
 /// The maximum number of packets of a message.
-pub(super) const MOST_PACKETS: u64 = 4;
+pub(super) const MAX_PACKETS: u64 = 4;

@@ -11,7 +11,7 @@ use adverb_wire::{Header, Operation, Packet, ROCE_PORT};
 
 use super::plan::MessagePlan;
 use crate::Random;
-use crate::fabric::{Fabric, Fate, InFlight};
+use crate::fabric::{Delivery, Fabric, InFlight};
 use crate::schedule::{Log, Schedule};
 
 /// The state of a run of messages.
@@ -39,7 +39,7 @@ pub(super) struct MessageWorld {
 /// A device and its resources.
 #[derive(Debug)]
 pub(super) struct Node {
-    pub(super) device: Device<Watch>,
+    pub(super) device: Device<DatagramCounter>,
     pub(super) memory: HeapMemory,
     pub(super) address: IpAddr,
     pub(super) pd: Pd,
@@ -152,7 +152,7 @@ pub(super) struct Slot {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Task {
     /// Continues the steps of an endpoint.
-    Go { endpoint: usize },
+    RunSteps { endpoint: usize },
     /// Posts a receive of an endpoint.
     Receive { endpoint: usize, epoch: u32 },
     /// Posts a shared receive.
@@ -160,14 +160,14 @@ pub(super) enum Task {
     /// Reconnects a pair of endpoints.
     Connect { endpoint: usize },
     /// Recreates a failed pair of endpoints, to be reconnected.
-    Renew { endpoint: usize, epoch: u32 },
+    Reconnect { endpoint: usize, epoch: u32 },
     /// Processes a device's packets and completions.
     Pump { node: usize },
 }
 
 /// Counts datagrams, and remembers what happens if it is to.
 #[derive(Debug, Default)]
-pub(super) struct Watch {
+pub(super) struct DatagramCounter {
     on: bool,
     events: Vec<(Time, TraceEvent)>,
     /// The queue pairs for datagrams.
@@ -177,7 +177,7 @@ pub(super) struct Watch {
     pub(super) wrong_keys: u64,
 }
 
-impl EventSink for Watch {
+impl EventSink for DatagramCounter {
     fn event(&mut self, now: Time, event: TraceEvent) {
         match event {
             TraceEvent::PacketReceived { header: Header { operation: Operation::Ud(_), .. }, .. } => {
@@ -200,7 +200,7 @@ impl EventSink for Watch {
 }
 
 /// Longer than anything can take after the fabric has healed.
-const PATIENCE: Duration = Duration::from_secs(5);
+const COMPLETION_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl MessageWorld {
     pub(super) fn new(plan: MessagePlan, trace: bool) -> MessageWorld {
@@ -265,7 +265,7 @@ impl MessageWorld {
 
     /// Advances the virtual time until no tasks remain.
     pub(super) fn run(&mut self) {
-        let end = self.plan.faults_end_at + PATIENCE;
+        let end = self.plan.faults_end_at + COMPLETION_TIMEOUT;
         while self.log.violation.is_none() {
             let timeouts = self.nodes.iter().filter_map(|node| node.device.poll_timeout());
             let Some(next) = timeouts.chain(self.schedule.next()).chain(self.fabric.next()).min() else {
@@ -292,13 +292,13 @@ impl MessageWorld {
 
     fn perform(&mut self, task: Task) {
         match task {
-            Task::Go { endpoint } => self.go(endpoint),
+            Task::RunSteps { endpoint } => self.run_steps(endpoint),
             Task::Receive { endpoint, epoch } => self.post_receive(endpoint, epoch),
             Task::ReceiveShared { node } => self.post_shared(node),
             Task::Connect { endpoint } => self.connect(endpoint),
-            Task::Renew { endpoint, epoch } => {
+            Task::Reconnect { endpoint, epoch } => {
                 if self.endpoints[endpoint].epoch == epoch {
-                    self.renew(endpoint, epoch.is_multiple_of(2));
+                    self.reconnect(endpoint, epoch.is_multiple_of(2));
                 }
             }
             Task::Pump { node } => {
@@ -331,7 +331,7 @@ impl MessageWorld {
         let to_group = parsed.header().dest_qp == Qpn::MULTICAST;
         let destination = if to_group { self.group() } else { self.nodes[packet.to].address };
         let destination = SocketAddr::new(destination, ROCE_PORT);
-        let arrival = RxMeta {
+        let rx_meta = RxMeta {
             source,
             destination,
             icrc,
@@ -345,11 +345,11 @@ impl MessageWorld {
         let members = self.endpoints.iter().filter(members).count() as u64;
         let Node { device, memory, .. } = &mut self.nodes[packet.to];
         let before = device.sink().datagrams_in;
-        device.handle_packet(self.now, &arrival, &parsed, memory);
-        let came = device.sink().datagrams_in - before;
+        device.handle_packet(self.now, &rx_meta, &parsed, memory);
+        let received = device.sink().datagrams_in - before;
         // To all of a group or, if it was damaged, to nobody.
-        if to_group && came != 0 && came != members {
-            self.violate(format!("a datagram reached {came} of {members} members of the group"));
+        if to_group && received != 0 && received != members {
+            self.violate(format!("a datagram reached {received} of {members} members of the group"));
         }
         self.plan_pump(packet.to);
     }
@@ -388,9 +388,9 @@ impl MessageWorld {
                     ecn_capable,
                     is_ecn_marked,
                 };
-                let fate = self.fabric.send(self.now, packet);
-                if fate != Fate::Carried {
-                    self.note(|| format!("dev {index} -> dev {to}: {header}: {fate:?}"));
+                let delivery = self.fabric.send(self.now, packet);
+                if delivery != Delivery::Carried {
+                    self.note(|| format!("dev {index} -> dev {to}: {header}: {delivery:?}"));
                     if let Some(endpoint) = self.nodes[to].endpoints.get(&header.dest_qp).copied() {
                         self.endpoints[endpoint].faults += 1;
                     }
@@ -410,7 +410,7 @@ pub(super) const BASE: u64 = 0x10_0000;
 
 impl Node {
     fn new(index: usize, v6: bool, trace: bool) -> Node {
-        let mut device = Device::new(Watch { on: trace, ..Watch::default() });
+        let mut device = Device::new(DatagramCounter { on: trace, ..DatagramCounter::default() });
         let pd = device.create_domain();
         let cq = device.create_cq(1 << 20);
         let srq = device.create_srq(adverb_proto::SrqConfig::new(pd)).expect("the domain is there");
