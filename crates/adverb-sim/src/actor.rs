@@ -37,7 +37,7 @@ impl World {
                 self.connections[connection].sides[side].waiting = true;
                 return;
             }
-            // Somebody who waits for room must hear of it.
+            // A side that waits for a free entry needs the completion.
             step.is_signaled |= outstanding + 1 >= program.send_depth;
             let node = state.node;
             if !self.step(connection, side, &step) {
@@ -52,7 +52,7 @@ impl World {
         }
     }
 
-    /// Executes one step, and returns whether it is done.
+    /// Executes one step. Returns whether the step is finished.
     fn step(&mut self, connection: usize, side: usize, step: &Step) -> bool {
         let (node, qpn) = {
             let state = &self.connections[connection].sides[side];
@@ -127,12 +127,12 @@ impl World {
         let spec = &self.scenario.connections[connection];
         let (mtu, read_part) = (u32::from(spec.mtu.bytes()), spec.read_part());
         let ConnectionState { sides, directions, .. } = &mut self.connections[connection];
-        // What is posted to a queue pair in error is never executed.
+        // Requests that are posted to a queue pair in the error state are never executed.
         if sides[side].failed && directions[side].doomed.is_none() {
             directions[side].doomed = Some(number);
         }
         directions[side].book(draft, number, mtu, read_part);
-        // Memory is taken away when packets to it are under way.
+        // The memory is deregistered while packets to it are in flight.
         if step.action == Action::WriteToRevocableMemory
             && !directions[side].revocation_planned
             && step.seed & 6 == 0
@@ -160,7 +160,7 @@ impl World {
         let sendable = |operation| (operation, None, None);
         let mut landing = None;
         let mut shared_word = None;
-        // The operation, what it changes in the target, and what it must end with.
+        // The operation, the range that it changes in the target, and the status that it must fail with.
         let (operation, change, must_fail): (SendOperation, Option<u32>, Option<Status>) = match step.action {
             Action::Send => sendable(SendOperation::Send),
             Action::SendInline => {
@@ -227,7 +227,7 @@ impl World {
                 let seen = &self.memories[there].bytes(shared.storage)[word * 8..word * 8 + 8];
                 let operation = match step.action {
                     Action::SharedFetchAdd => SendOperation::FetchAdd { remote, add: random.u64() },
-                    // What the word is now: it may be something else by then.
+                    // Compare with the current value, which may have changed when the request is executed.
                     _ => SendOperation::CompareSwap {
                         remote,
                         compare: u64::from_ne_bytes(seen.try_into().unwrap_or_default()),
@@ -282,7 +282,7 @@ impl World {
         let payload = if moves_out { concat_ranges(&direction.source.initial, &places) } else { Vec::new() };
         let changed = change.map(|offset| direction.effect(&operation, offset, &payload));
         let change = change.zip(changed.as_ref().map(|bytes| bytes.len() as u32));
-        // What overlaps a READ that may not be done must wait for it: the READ may have to be sent again.
+        // A request that overlaps an outstanding READ must wait for it, because the READ may be retransmitted.
         let overlaps = |(at, len): &(u32, u32)| {
             change.is_some_and(|(offset, length)| offset < at + len && *at < offset + length)
         };
@@ -395,7 +395,7 @@ impl Direction {
         u64::from_ne_bytes(bytes.try_into().unwrap_or_default())
     }
 
-    /// The expected bytes in the target after an operation.
+    /// Returns the expected bytes in the target after an operation.
     fn effect(&self, operation: &SendOperation, offset: u32, payload: &[u8]) -> Vec<u8> {
         match operation {
             SendOperation::CompareSwap { compare, swap, .. } => {
@@ -478,7 +478,7 @@ impl Direction {
         }
     }
 
-    /// A new range for a response, in up to three segments.
+    /// Returns a new range for a response, in up to three segments.
     fn response_ranges(&mut self, random: &mut Random, length: u32) -> Vec<(u32, u32)> {
         let start = self.landed;
         self.landed += length;

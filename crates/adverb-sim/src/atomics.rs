@@ -20,7 +20,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The new value, if it differs.
+    /// Returns the new value, if it differs.
     fn apply(self, value: u64) -> Option<u64> {
         match self {
             Kind::Add(add) => (add != 0).then(|| value.wrapping_add(add)),
@@ -29,10 +29,10 @@ impl Kind {
     }
 }
 
-/// Finds an order of the atomics that leads from `first` to `last`, gives each the old value that it saw, and puts
-/// none before another that had completed before it was posted.
+/// Checks that the atomics have an order that leads from `first` to `last`, gives each the old value that it returned,
+/// and puts none before another that had completed before it was posted.
 ///
-/// Added and swapped-in numbers are random, so that no value comes twice and each old value has one successor.
+/// Added and swapped-in numbers are random, so that no value occurs twice and each old value has one successor.
 pub(crate) fn check(first: u64, last: u64, atomics: &[Atomic]) -> Result<(), String> {
     let mut changing: Vec<&Atomic> = Vec::new();
     let mut observing: Vec<&Atomic> = Vec::new();
@@ -53,7 +53,7 @@ pub(crate) fn check(first: u64, last: u64, atomics: &[Atomic]) -> Result<(), Str
     };
     let found = search.find_order(first, changing.len(), unanswered.len());
     if search.steps > MAX_STEPS {
-        // Too many that nobody knows of: no verdict.
+        // The search is too long, because too many atomics have no response.
         return Ok(());
     }
     let Some(find_order) = found else {
@@ -62,7 +62,7 @@ pub(crate) fn check(first: u64, last: u64, atomics: &[Atomic]) -> Result<(), Str
             atomics.len()
         ));
     };
-    // Real time: nothing goes before what had completed before it was posted.
+    // No atomic precedes another that had completed before it was posted.
     let mut latest_start = Time::ZERO;
     for (atomic, _) in &find_order {
         if atomic.old.is_some() && atomic.end < latest_start {
@@ -93,7 +93,7 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// The order, each atomic with the value behind it. Atomics whose answer never came fill gaps.
+    /// Finds an order, and returns each atomic with the value after it. Atomics without a response fill gaps.
     fn find_order(
         &mut self,
         value: u64,

@@ -146,7 +146,7 @@ pub(crate) struct InFlight {
     pub(crate) is_ecn_marked: bool,
 }
 
-/// The fate of a sent packet.
+/// The result of sending a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Delivery {
     Carried,
@@ -220,9 +220,10 @@ impl Fabric {
         }
     }
 
-    /// Accepts a packet, and decides its fate.
+    /// Accepts a packet, and decides how it is delivered.
     pub(crate) fn send(&mut self, now: Time, mut packet: InFlight) -> Delivery {
-        // The same draws for each packet, whatever becomes of it: leaving out one kind of fault changes no other.
+        // The same random numbers are drawn for each packet, so that removing one kind of fault does not affect the
+        // others.
         let draws = [(); 6].map(|()| self.random.below(1_000_000) as u32);
         let amount = self.random.u64();
         let Some((depart, marked)) = self.enqueue(now, &packet) else {
@@ -263,7 +264,7 @@ impl Fabric {
         if draws[3] < self.faults.corruption_per_million {
             self.counts.corrupted += 1;
             delivery = Delivery::Corrupted;
-            // A CRC of 32 bits finds up to three wrong ones, wherever they are in packets of this length.
+            // A 32-bit CRC detects up to three wrong bits anywhere in a packet of this length.
             for shift in 0..1 + (amount >> 16 & 3).min(2) {
                 let bit = (amount >> (20 + 12 * shift)) as usize % (packet.bytes.len() * 8);
                 packet.bytes[bit / 8] ^= 1 << (bit % 8);
@@ -284,7 +285,7 @@ impl Fabric {
         delivery
     }
 
-    /// The time at which a packet leaves the slow link, and whether it is marked; `None` if the queue is full.
+    /// Returns the time at which a packet leaves the slow link, and whether it is marked; `None` if the queue is full.
     fn enqueue(&mut self, now: Time, packet: &InFlight) -> Option<(Time, bool)> {
         let slow = self.faults.bottleneck.filter(|slow| slow.device == packet.to && now < self.faults_end_at);
         let Some(Bottleneck { rate, mark_threshold, queue_capacity: capacity, .. }) = slow else {

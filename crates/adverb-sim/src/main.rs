@@ -442,7 +442,7 @@ fn select(mutant: Option<&str>) -> bool {
     mutant.is_none()
 }
 
-/// The violation of a seed.
+/// Returns the violation of a seed.
 #[cfg(feature = "mutants")]
 fn violation(seed: u64) -> Option<String> {
     let slow_link =

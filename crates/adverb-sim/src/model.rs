@@ -268,7 +268,7 @@ fn received(immediate: Option<u32>, invalidated: Option<u32>) -> CompletedOperat
     CompletedOperation::Recv { immediate, invalidated, source: None, has_grh: false }
 }
 
-/// The concatenated bytes of several ranges.
+/// Returns the concatenated bytes of several ranges.
 pub(crate) fn concat_ranges(bytes: &[u8], places: &[(u32, u32)]) -> Vec<u8> {
     let piece = |(offset, length): &(u32, u32)| &bytes[*offset as usize..(*offset + *length) as usize];
     places.iter().map(piece).collect::<Vec<_>>().concat()

@@ -38,7 +38,7 @@ impl World {
             _ => return,
         };
         let Some((connection, side)) = self.nodes[node].ends.get(&qpn).copied() else { return };
-        // A refusal needs a request that must be refused.
+        // Only a request that must be rejected causes these events.
         let is_rejection = matches!(what, QueueEvent::RequestError(_) | QueueEvent::AccessError(_));
         let peer = &self.connections[connection].directions[1 - side];
         let deserved = peer.doomed.is_some_and(|doomed| peer.posted[doomed].must_fail.is_some());
@@ -109,7 +109,7 @@ impl World {
             }
             Err(Status::Flushed) if failed => Ok(()),
             Err(status) => {
-                // Of those in use when the connection was refused.
+                // The receives in use when a request was rejected may fail.
                 let doomed = direction.doomed.is_some() || direction.revoked.is_some();
                 if doomed { Ok(()) } else { Err(format!("failed without a cause: {status}")) }
             }
@@ -206,14 +206,14 @@ impl World {
         let spec = &self.scenario.connections[connection];
         let (rnr_retry, retry_count) = (spec.rnr_retry, spec.retry_count);
         let period = 4096u64 << spec.ack_timeout_exponent;
-        // On a slow link a packet may wait longer than its sender does, however often that sends it again.
+        // On a slow link, a packet may be queued longer than the sum of the sender's timeouts.
         let max_wait = self.scenario.faults.bottleneck.map_or(0, |slow| {
             u64::try_from(u128::from(slow.queue_capacity) * 8 * 1_000_000_000 / u128::from(slow.rate.max(1)))
                 .unwrap_or(u64::MAX)
         });
         let now = self.now;
         let state = &self.connections[connection];
-        // So long do all retries take together, with room for waits between them.
+        // All retries together take less than this time, including the waits between them.
         let since = now.as_nanos().saturating_sub(2 * (u64::from(retry_count) + 3) * period + 2_000_000);
         let recent = state.faults.iter().filter(|at| at.as_nanos() >= since).count();
         let failed_before = state.sides[side].failed;
@@ -256,7 +256,7 @@ impl World {
         let messages = |behind: u32| direction.messages_before(behind);
         let (msn, expected) = match rc {
             Rc::Acknowledge(Aeth { syndrome: Syndrome::Ack(_), msn }) => {
-                // What acknowledges nothing yet names the number before the first.
+                // An acknowledgement before the first message has the number before the first.
                 (msn, if place == 0xff_ffff { 0 } else { messages(place + 1) })
             }
             Rc::Acknowledge(aeth) => (aeth.msn, messages(place)),

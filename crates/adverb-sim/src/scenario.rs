@@ -63,17 +63,18 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The maximum number of response bytes of outstanding READs. With a small window, READs are requested in parts.
+    /// Returns the maximum number of response bytes of outstanding READs. With a small window, READs are requested in
+    /// parts.
     pub(crate) fn read_window(&self) -> u32 {
         self.window << 10
     }
 
-    /// The number of outstanding requests from which small sends are coalesced; 0 disables it.
+    /// Returns the number of outstanding requests from which small sends are coalesced; 0 disables coalescing.
     pub(crate) fn coalesce_limit(&self) -> u32 {
         self.first_psns[0] % 4
     }
 
-    /// The number of packets of such a part (see `QpConfig::read_window`).
+    /// Returns the number of packets of such a part (see `QpConfig::read_window`).
     pub(crate) fn read_part(&self) -> u32 {
         (self.read_window() / (u32::from(self.mtu.bytes()) + 512) / 2).max(1)
     }
@@ -289,7 +290,7 @@ impl Connection {
         let psns = [psn(random), psn(random)];
         let reads = random.pick(&[1, 2, 4, 8, 16]);
         let slow = random.chance_per_million(250_000);
-        // At most one side ends badly.
+        // At most one side fails.
         let ends_badly = random.below(6);
         let programs = [0, 1].map(|side| Program::random(random, mtu, slow, side == ends_badly));
         Connection {
@@ -396,7 +397,7 @@ impl Step {
     }
 }
 
-/// The faults of a run: in one run in six none, in most few, in some many.
+/// Returns the faults of a run: one run in six has none, most have few, and some have many.
 fn faults(random: &mut Random, devices: u64, faults_end_at: Time, timeout: u8) -> Faults {
     let most = match random.below(12) {
         0..2 => return Faults::default(),

@@ -1,4 +1,4 @@
-//! Attacks: that the engine stands them, and that they'd notice if it didn't.
+//! Attacks: the engine tolerates them, and they detect mutations of the engine.
 
 use adverb_sim::{PACKETS_PER_ATTACK, attack, attack_from_bytes, run_attacks};
 
@@ -7,7 +7,7 @@ fn attacks_cause_no_violation() {
     let (report, failures) = run_attacks(1_000_000, 20 * PACKETS_PER_ATTACK, None, 2);
     assert_eq!(failures, []);
     assert_eq!(report.attacker_packet_count, 20 * PACKETS_PER_ATTACK);
-    // They came far enough to matter.
+    // The attacks reach memory and cause NAKs and completions.
     assert!(
         report.delivered_count * 4 > report.attacker_packet_count
             && report.memory_access_count * 40 > report.attacker_packet_count,

@@ -1,4 +1,4 @@
-//! The simulator itself: that it repeats itself, is as large as it should be, and finds what is planted.
+//! Tests of the simulator: it is reproducible, its runs are large enough, and it detects mutations.
 
 use adverb_sim::{Scenario, run, run_congestion, run_seeds};
 
@@ -103,7 +103,7 @@ mod mutants {
     fn a_mutation_is_detected_and_its_scenario_is_reduced() {
         select(Some(Mutation::IgnoreFence));
         let found = (0..50).map(Scenario::new).find(|scenario| run(scenario, false).violation.is_some());
-        let scenario = found.expect("one of fifty seeds finds a missing fence");
+        let scenario = found.expect("one of fifty seeds detects a missing fence");
         let smaller = shrink(&scenario, 300);
         assert!(
             smaller.max_request_count() * 10 < scenario.max_request_count(),
@@ -114,6 +114,6 @@ mod mutants {
         assert!(outcome.violation.is_some());
         assert!(outcome.trace.iter().any(|line| line.contains("VIOLATION")));
         select(None);
-        assert_eq!(run(&scenario, false).violation, None, "and it was that fault");
+        assert_eq!(run(&scenario, false).violation, None, "no violation without the mutation");
     }
 }

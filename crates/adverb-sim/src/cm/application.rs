@@ -107,7 +107,7 @@ impl Application {
     ) {
         let Some(local_qp) = self.local_qp(cx) else { return };
         let deadline = cx.now + timeout;
-        // Each meeting has a port of its own, so that no two of them cross.
+        // Each peer-to-peer connection has its own port, so that no two of them collide.
         let service =
             if peer_to_peer { ServiceId::tcp_port(token as u16 | 0x8000) } else { cx.rules.service };
         let mut connect = ConnectParams::new(cx.addrs(to), service, local_qp, deadline);
@@ -116,7 +116,7 @@ impl Application {
         let private = token.to_be_bytes();
         connect.private_data = &private;
         let random = &mut *cx.random;
-        // Two meetings with one peer at a time are refused, and so they should be.
+        // The manager rejects a second peer-to-peer connection with the same peer.
         let Ok(id) = cx.manager.connect(cx.now, &connect, &mut || random.u32()) else { return };
         self.mark_used(cx, local_qp.qpn);
         let role = if peer_to_peer { Role::Peer(cx.node) } else { Role::Client };
@@ -166,7 +166,7 @@ impl Application {
             if free && !cx.manager.is_qpn_free(qpn) {
                 cx.violate(format!("queue pair {number} is not free after its connection ended"));
             }
-            // Those that rest are tried too, now and then: the manager must say no.
+            // Numbers in time-wait are tried occasionally: the manager must reject them.
             if free || cx.random.below(8) == 0 && !self.used_qpns.contains(&number) {
                 let mut local_qp = LocalQp::new(qpn);
                 local_qp.rd_atomic_limits.max_rd_atomic = cx.random.below(17) as u8;
@@ -451,7 +451,7 @@ impl Application {
 
     /// Handles a ping to a queue pair.
     pub(super) fn ping(&mut self, cx: &mut CallContext<'_>, addrs: AddrPair, ping: Ping) {
-        // What a queue pair checks: its own number, the peer's address and number, and the sequence number.
+        // A queue pair checks its own number, the peer's address and number, and the sequence number.
         let is_receiver = |own: &&mut OwnConnection| {
             own.local_qp.is_some_and(|local_qp| local_qp.qpn == ping.to)
                 && own.ready.is_some_and(|ready| {
@@ -477,7 +477,7 @@ fn token(private_data: &[u8]) -> Option<u64> {
     private_data.first_chunk().map(|bytes| u64::from_be_bytes(*bytes)).filter(|token| *token != 0)
 }
 
-/// The queue pair number in the response to a service ID resolution request.
+/// Returns the queue pair number in the response to a service ID resolution request.
 fn response_qpn(token: u64) -> Qpn {
     Qpn::truncate(token as u32 | 2)
 }

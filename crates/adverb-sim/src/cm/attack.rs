@@ -94,7 +94,7 @@ fn manager_addr() -> IpAddr {
     [10, 0, 0, 1].into()
 }
 
-/// The ends of connections with the attackers' addresses and with the manager's own address.
+/// Returns the address pairs of connections with the attackers and with the manager itself.
 fn candidates() -> [AddrPair; 3] {
     [1, 2, 3].map(|last| AddrPair { local: manager_addr(), remote: [10, 0, 0, last].into() })
 }
@@ -232,7 +232,7 @@ impl<'a> Attack<'a> {
     }
 
     fn advance_time(&mut self) -> Result<(), String> {
-        // Mostly a little, so that connections have a life.
+        // Most steps are short, so that connections make progress.
         let long = self.decisions.one_in(8);
         self.now = self.now + if long { self.some_time() } else { Duration::from_millis(2) };
         self.manager.handle_timeout(self.now);
@@ -383,7 +383,7 @@ impl<'a> Attack<'a> {
     }
 
     fn check(&mut self) -> Result<(), String> {
-        // What is over and doesn't rest is gone.
+        // Connections that have ended and are not in time-wait are removed.
         let manager = &self.manager;
         self.connections.retain(|id, status| *status != Status::Over || manager.state(*id).is_some());
         for (id, status) in &self.connections {
@@ -394,7 +394,7 @@ impl<'a> Attack<'a> {
         }
         let ResourceCounts { connections, half_open, index_entries, queries, timers, .. } =
             manager.resource_counts();
-        // Questions of peers are as bounded as half open connections are; ours are as bounded as connections.
+        // Queries of peers have the limit of half-open connections, and own queries that of connections.
         let max_queries = MAX_CONNECTIONS + MAX_HALF_OPEN;
         if connections > MAX_CONNECTIONS
             || half_open > MAX_HALF_OPEN
@@ -417,7 +417,7 @@ impl<'a> Attack<'a> {
             }
         }
         for _ in 0..200 {
-            // What was abandoned has no outcome, or one.
+            // An abandoned connection has at most one outcome.
             self.manager.handle_timeout(self.now);
             while self.manager.poll_transmit().is_some() || self.manager.poll_event().is_some() {}
             self.now = self.now + TIMEOUT;

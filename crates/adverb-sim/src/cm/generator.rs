@@ -151,7 +151,7 @@ fn gid(address: IpAddr) -> std::net::Ipv6Addr {
     }
 }
 
-/// The communication IDs in a message of the manager: its own and its peer's.
+/// Returns the communication IDs in a message of the manager: its own and its peer's.
 fn ids(message: &Message) -> (u32, u32) {
     match message {
         Message::Req(req) => (req.local_comm_id, 0),

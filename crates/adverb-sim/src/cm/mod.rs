@@ -178,7 +178,7 @@ impl World {
         config.request_timeout = self.rules.timeout;
         config.max_half_open = MAX_HALF_OPEN;
         let mut manager = Manager::new(config);
-        // The last node offers nothing: who asks it is told so.
+        // The last node has no listener, and rejects requests.
         if index == 0 || random.below(4) > 0 {
             for (service, transport) in
                 [(self.rules.service, Transport::Rc), (self.rules.datagrams, Transport::Ud)]
@@ -324,7 +324,7 @@ impl World {
     fn deliver(&mut self, packet: &InFlight) {
         let addrs =
             AddrPair { local: self.nodes[packet.to].address, remote: self.nodes[packet.from].address };
-        // What was damaged on the way is dropped, as any adapter would.
+        // Corrupt packets are dropped, as by any adapter.
         let Some(content) = packet::read(addrs, packet) else { return };
         match content {
             Content::Mad(mad) => {

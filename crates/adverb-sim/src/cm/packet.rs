@@ -14,7 +14,7 @@ pub(super) const SOURCE_PORT: u16 = 0xc001;
 pub(super) enum Content {
     /// A message, from queue pair 1 to queue pair 1.
     Mad(Box<Mad>),
-    /// A ping, which stands for the traffic of a connection.
+    /// A ping, which represents the traffic of a connection.
     Ping { to: Qpn, from: Qpn, psn: Psn, reply: bool },
 }
 

@@ -96,7 +96,7 @@ impl Register {
         };
         let is_duplicate = call.requested.is_some_and(|(before, until)| before != node || now < until);
         if call.requested.is_some() {
-            // From the second time on the first answer was lost, whatever it was.
+            // A second request means that the first response was lost.
             call.slow = true;
         }
         call.requested = Some((node, Time::MAX));
@@ -140,7 +140,7 @@ impl Register {
         if now > deadline {
             self.violate(now, format!("{role:?} ended after its deadline {deadline}: {outcome:?}"));
         }
-        // Intervals grow to eight times the first, and there are three messages to be carried.
+        // Intervals grow to eight times the first, and three messages must be delivered.
         let healthy = deadline - since.max(self.rules.faults_end_at);
         if outcome == Outcome::Unreachable && !slow && healthy > self.rules.response * 40 {
             self.violate(

@@ -22,7 +22,7 @@ impl DecisionSource<'_> {
         match self {
             DecisionSource::Random(random) => random.below(end),
             DecisionSource::Bytes(bytes) => {
-                // As few bytes as will do, so that a fuzzer's small changes have small effects.
+                // Use as few bytes as possible, so that a fuzzer's small changes have small effects.
                 let wanted = (64 - (end - 1).leading_zeros()).div_ceil(8) as usize;
                 let (now, later) = bytes.split_at(wanted.min(bytes.len()));
                 *bytes = later;

@@ -45,7 +45,7 @@ enum Message {
     },
 }
 
-/// A request of a queue pair, and how much of its response was sent.
+/// A request of a queue pair, and the progress of its response.
 #[derive(Clone, Copy, Debug)]
 struct OutstandingRequest {
     psn: Psn,
@@ -212,7 +212,7 @@ impl PacketGenerator<'_, '_, '_> {
     /// Returns the first request of a message, and its payload length.
     fn first_request(&mut self, mtu: u32, immediate: Option<u32>) -> (Rc, u32) {
         let reth = self.reth();
-        // An aligned word, mostly.
+        // Most addresses are aligned.
         let word = if self.decisions.one_in(16) { reth.va } else { reth.va & !7 };
         match self.decisions.below(16) {
             0..2 => (Rc::Send(Send::Only(immediate)), self.decisions.below(u64::from(mtu) + 1) as u32),
@@ -298,7 +298,7 @@ impl PacketGenerator<'_, '_, '_> {
             2..4 => 0x20 | self.decisions.bits(5) as u8,
             _ => self.decisions.bits(5) as u8,
         };
-        // Few messages are ever outstanding, so a small number is often one that the peer may have reached.
+        // Few messages are outstanding at a time, so a small number is often one that the peer may have reached.
         let bits = if self.decisions.one_in(8) { 24 } else { 4 };
         Aeth { syndrome: Syndrome::from_byte(byte), msn: self.decisions.bits(bits) as u32 }
     }
@@ -400,7 +400,7 @@ impl PacketGenerator<'_, '_, '_> {
         }
         match self.decisions.below(6) {
             0 => bytes.truncate(self.decisions.below(bytes.len() as u64 + 1) as usize),
-            // Whole words less, so that it is still a packet.
+            // Remove whole words, so that the rest is still a packet.
             1 => bytes.truncate(bytes.len().saturating_sub(4 * self.decisions.below(5) as usize)),
             2 => bytes.extend([0xa5; 8]),
             3 if !bytes.is_empty() => bytes[0] = self.decisions.pick(Opcode::ALL).byte(),

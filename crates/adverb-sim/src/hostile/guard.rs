@@ -12,7 +12,7 @@ pub(super) struct Guard {
     areas: Vec<Area>,
     /// The rights of the current packet; `None` permits no access.
     pub(super) warrant: Option<Warrant>,
-    /// Whether memory accesses fail at the moment.
+    /// Whether memory accesses fail currently.
     pub(super) broken: bool,
     breach: RefCell<Option<String>>,
     /// The number of permitted accesses.
@@ -103,7 +103,7 @@ impl Act {
 }
 
 impl Guard {
-    /// The storage of the next region.
+    /// Returns the storage of the next region.
     pub(super) fn next_backing(&self) -> StorageId {
         StorageId(self.areas.len() as u64)
     }

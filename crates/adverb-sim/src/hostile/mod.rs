@@ -62,7 +62,7 @@ struct Attack<'a> {
     /// The number of created queue pairs.
     made: u64,
     now: Time,
-    /// Earlier packets, to be replayed.
+    /// Earlier packets, for replays.
     history: VecDeque<Vec<u8>>,
     /// The requests that invalidate a key, with the key.
     invalidating: VecDeque<(u64, u32)>,
@@ -263,7 +263,7 @@ impl<'a> Attack<'a> {
             let act = Act::of_sent(&header.operation);
             self.memory.warrant = Some(Warrant { pd: target.pd, access: target.access, act });
             let mut bytes = Vec::new();
-            // If it can't be read, the guard has said so.
+            // If the memory can't be read, the guard has reported it.
             let _ = transmit.write_to(&self.memory, 0, &mut bytes);
             self.memory.warrant = None;
             target.attacker_state.record_target_packet(&header);
@@ -319,7 +319,7 @@ impl<'a> Attack<'a> {
         let resource_counts = self.device.resource_counts();
         let queue_pairs = self.targets.len();
         let regions = self.memory.areas().iter().filter(|area| area.key != 0).count();
-        // For each slot: two replays that wait, behind them one first answer, and one that is saved.
+        // Each slot has at most two queued replays, one first response after them, and one saved response.
         let max_responses: u32 = self.targets.iter().map(|target| 4 * target.slots).sum();
         let right = resource_counts.queue_pairs == queue_pairs
             && resource_counts.index_entries == queue_pairs
@@ -378,8 +378,8 @@ impl<'a> Attack<'a> {
         }
     }
 
-    /// Some region's registration and key. Mostly of this domain, with all rights; sometimes another; now and then
-    /// one that is gone.
+    /// Returns the registration and key of some region: usually of this domain with all rights, sometimes another, and
+    /// occasionally a deregistered one.
     fn any_region(&mut self, pd: Pd) -> Option<(Registration, u32)> {
         let exact = !self.decisions.one_in(30);
         let gone = self.decisions.one_in(100);

@@ -41,7 +41,7 @@ impl Attack<'_> {
         let storage = self.memory.next_backing();
         let registration = Registration { addr, length, access, storage, remote_invalidate };
         let decisions = &mut self.decisions;
-        // A fuzzer that has run out of bytes gives the same number for ever.
+        // After its last byte, a fuzzer's input returns the same number forever.
         let mut tries = 1u32;
         let random = || {
             tries = tries.wrapping_mul(0x9e37_79b1);
@@ -122,7 +122,7 @@ impl Attack<'_> {
             index = other;
         }
         if !self.decisions.one_in(16) {
-            // Often all the way, so that most of the time is spent at work.
+            // Often all steps are taken, so that most of the time the queue pair is operational.
             let steps = if self.decisions.one_in(2) { 5 } else { 1 };
             for _ in 0..steps {
                 if self.state(index) != QpState::ReadyToSend || self.decisions.one_in(16) {

@@ -17,7 +17,7 @@ impl MessageWorld {
         while let Some(completion) = self.nodes[node].device.poll_completion(cq) {
             self.complete(node, &completion);
         }
-        // Whoever wanted to be told of few receives was told, or there aren't few.
+        // If fewer receives than the armed limit are left, the limit event must have been generated.
         let srq = self.nodes[node].srq;
         let left = self.nodes[node].device.query_srq(srq).map_or(0, |status| status.request_count);
         if let Some(limit) = self.nodes[node].armed
@@ -89,7 +89,8 @@ impl MessageWorld {
         }
     }
 
-    /// A message's request completes: each once, in order, and on reliable connections not before it arrived.
+    /// Checks the completion of a message's request: each completes once, in order, and on reliable connections not
+    /// before the message arrived.
     fn sent(&mut self, index: usize, number: usize, outcome: Result<Success, Status>) -> Result<(), String> {
         let message = self.messages.get_mut(number).ok_or("was never posted")?;
         if message.from != index || message.outcome.is_some() {
@@ -153,7 +154,8 @@ impl MessageWorld {
         }
     }
 
-    /// A receive completes: each once, in order, and with a message that was written to this endpoint.
+    /// Checks the completion of a receive: each completes once, in order, and with a message that was written to this
+    /// endpoint.
     fn receive(
         &mut self,
         node: usize,
@@ -183,7 +185,7 @@ impl MessageWorld {
                 if !self.plan.endpoints[index].has_srq {
                     return Err("is not shared with this endpoint".to_owned());
                 }
-                // They are taken in order, and each queue pair has one in use at most.
+                // Shared receives are taken in order, and each queue pair uses at most one at a time.
                 self.nodes[node].shared.remove(&number);
                 let older = self.nodes[node].shared.range(..number).count();
                 let sharing = self.plan.endpoints.iter().filter(|s| s.device == node && s.has_srq).count();
@@ -288,7 +290,7 @@ impl MessageWorld {
 
     /// Checks the global route header of a datagram.
     fn check_route(&self, node: usize, from: usize, to: To, bytes: &[u8]) -> Result<(), String> {
-        let grh = bytes.first_chunk::<GRH_LEN>().ok_or("has no room for a route header")?;
+        let grh = bytes.first_chunk::<GRH_LEN>().ok_or("is too short for a GRH")?;
         let ip = IpHeader::from_grh(grh).ok_or("has no global route header")?;
         let destination = if to == To::Group { self.group() } else { self.nodes[node].address };
         let source = self.nodes[self.endpoints[from].node].address;
@@ -316,7 +318,8 @@ impl MessageWorld {
         Ok(())
     }
 
-    /// The end of a run: everything is done, nothing else was touched, losses are counted, and nothing is left.
+    /// Checks the end of a run: all requests completed, no other memory changed, losses are counted, and no resources
+    /// are left.
     pub(super) fn finish(&mut self) {
         for check in [
             MessageWorld::check_requests,
@@ -360,7 +363,8 @@ impl MessageWorld {
         Ok(())
     }
 
-    /// Memory around windows, and in them: nothing but what was written through them while they were open.
+    /// Checks the memory of windows and around them: it contains only bytes that were written through them while they
+    /// were bound.
     fn check_windows(&mut self) -> Result<(), String> {
         for (index, endpoint) in self.endpoints.iter().enumerate() {
             let Some(window) = &endpoint.window else { continue };
@@ -429,7 +433,7 @@ impl MessageWorld {
         Ok(())
     }
 
-    /// Every shared receive has completed, waits, or is in use.
+    /// Checks that every shared receive has completed, is queued, or is in use.
     fn check_shared(&mut self) -> Result<(), String> {
         for (index, node) in self.nodes.iter().enumerate() {
             let waiting = node.device.query_srq(node.srq).map_or(0, |status| status.request_count);

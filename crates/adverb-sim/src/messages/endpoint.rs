@@ -31,7 +31,7 @@ impl MessageWorld {
                 node,
                 transport,
                 qpn: Qpn::GSI,
-                // Those who write to the group have the same.
+                // All endpoints that send to the group have the same queue key.
                 qkey: if transport == Transport::Ud { GROUP_QKEY } else { qkey },
                 epoch: 0,
                 closed: true,
@@ -164,10 +164,10 @@ impl MessageWorld {
         }
     }
 
-    /// Closes an endpoint and its peer, to be reconnected after all their packets have left the fabric.
+    /// Closes an endpoint and its peer. They are reconnected after all their packets have left the fabric.
     pub(super) fn reconnect(&mut self, index: usize, recreate: bool) {
         let pair: Vec<usize> = [Some(index), self.plan.endpoints[index].peer].into_iter().flatten().collect();
-        // What has completed counts.
+        // Completions before the close are counted.
         for here in &pair {
             self.observe(self.endpoints[*here].node);
         }
@@ -191,8 +191,8 @@ impl MessageWorld {
             endpoint.completed = None;
             self.close_window(here);
         }
-        // A packet of before would be taken for one of afterwards, as in timewait (vol. 1, 12.9): none may be left,
-        // of those that were held up and stalled.
+        // A packet of the old connection could be accepted by the new one, as in time-wait (vol. 1, 12.9). So all packets,
+        // including delayed and stalled ones, must have left the fabric.
         let wait = if recreate { self.plan.latency } else { self.long * 12 };
         let at = self.now + wait;
         self.plan_task(at, Task::Connect { endpoint: index });
@@ -243,7 +243,7 @@ impl MessageWorld {
                 true
             }
             A::ArmSrqLimit => {
-                // What was asked for before may have been told by now.
+                // The event of an earlier arming may be pending.
                 self.observe(node);
                 let srq = self.nodes[node].srq;
                 let limit = random.between(1, SHARED_DEPTH as u64) as u32;
@@ -451,7 +451,7 @@ impl MessageWorld {
             SendRequest { wr_id: number as u64, tag: 0, operation, flags, segments: &segments, destination };
         match self.nodes[node].device.post_send(self.now, qpn, &request) {
             Ok(()) => {}
-            // Tried again when something completes.
+            // The step is repeated when a request completes.
             Err(PostError::QueueFull) => return false,
             Err(error) => {
                 self.violate(format!("endpoint {index} cannot post {operation:?}: {error}"));
@@ -527,7 +527,7 @@ impl MessageWorld {
         self.nodes[node].shared.insert(number);
     }
 
-    /// Memory for a receive that any message fits in.
+    /// Registers memory for a receive that fits any message.
     fn slot(&mut self, node: usize, endpoint: Option<usize>) -> [Segment; 2] {
         let room = GRH_LEN + (MAX_PACKETS * u64::from(PathMtu::Mtu1024.bytes())) as usize + 64;
         let (storage, lkey) = self.register(node, vec![0xee; room + GUARD], room, Access::LOCAL_WRITE);
@@ -541,7 +541,7 @@ impl MessageWorld {
 }
 
 impl super::EndpointPlan {
-    /// A bit that follows from the plan.
+    /// Returns a bit that the plan determines.
     fn seed_bit(&self) -> bool {
         self.steps.first().is_some_and(|step| step.seed & 1 == 1)
     }

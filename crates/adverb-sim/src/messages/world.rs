@@ -159,13 +159,13 @@ pub(super) enum Task {
     ReceiveShared { node: usize },
     /// Reconnects a pair of endpoints.
     Connect { endpoint: usize },
-    /// Recreates a failed pair of endpoints, to be reconnected.
+    /// Recreates a failed pair of endpoints, which are reconnected later.
     Reconnect { endpoint: usize, epoch: u32 },
     /// Processes a device's packets and completions.
     Pump { node: usize },
 }
 
-/// Counts datagrams, and remembers what happens if it is to.
+/// An event sink that counts datagrams, and records all events if it is switched on.
 #[derive(Debug, Default)]
 pub(super) struct DatagramCounter {
     on: bool,
@@ -199,7 +199,7 @@ impl EventSink for DatagramCounter {
     }
 }
 
-/// Longer than anything can take after the fabric has healed.
+/// The time within which all requests must complete after the faults end.
 const COMPLETION_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl MessageWorld {
@@ -244,7 +244,7 @@ impl MessageWorld {
         self.log.note(self.now, what);
     }
 
-    /// Memory of its own at a node, registered: its storage and its key. Addresses are those of the storage.
+    /// Registers memory at a node, and returns its storage and key. Addresses are those of the storage.
     pub(super) fn register(
         &mut self,
         node: usize,
@@ -315,7 +315,7 @@ impl MessageWorld {
         }
     }
 
-    /// The address of the group.
+    /// Returns the address of the group.
     pub(super) fn group(&self) -> IpAddr {
         if self.plan.has_ipv6 {
             IpAddr::V6(Ipv6Addr::new(0xff05, 0, 0, 0, 0, 0, 0, 0x77))
@@ -347,7 +347,7 @@ impl MessageWorld {
         let before = device.sink().datagrams_in;
         device.handle_packet(self.now, &rx_meta, &parsed, memory);
         let received = device.sink().datagrams_in - before;
-        // To all of a group or, if it was damaged, to nobody.
+        // A datagram is delivered to all members of a group or, if it is corrupt, to none.
         if to_group && received != 0 && received != members {
             self.violate(format!("a datagram reached {received} of {members} members of the group"));
         }
