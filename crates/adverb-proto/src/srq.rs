@@ -91,7 +91,7 @@ impl SharedQueue {
         MovedFront::One
     }
 
-    /// Returns a request that the queue pair will not use to this queue.
+    /// Moves a request back to this queue that the queue pair will not use.
     pub(crate) fn return_front_of(&mut self, queue: &mut RecvQueue) {
         if !mutant!(SrqRequestLost) {
             self.queue.return_front_of(queue);

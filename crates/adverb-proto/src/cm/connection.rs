@@ -64,7 +64,7 @@ pub struct QpAttributes {
 /// The manager's record of a connection.
 #[derive(Debug)]
 pub(super) struct Connection {
-    /// Changed only by the table, which counts connections by state.
+    /// The state. Only the table changes it, because the table counts connections by state.
     pub(super) state: State,
     /// Whether this side sent the REQ.
     pub(super) active: bool,
@@ -96,7 +96,7 @@ pub(super) struct Connection {
     pub(super) retransmission: Option<Retransmission<Box<Mad>>>,
     /// The end of the current wait.
     pub(super) deadline: Option<Time>,
-    /// In timewait: the response to further messages from the peer.
+    /// The response to further messages from the peer in timewait.
     pub(super) timewait_response: Option<Box<Mad>>,
     /// The time of the last probe, a DREQ that tests whether the peer still has this connection.
     pub(super) last_probe: Option<Time>,
@@ -143,7 +143,7 @@ impl Connection {
     }
 
     /// Whether a message with these addresses and this peer's communication ID belongs to this connection.
-    pub(super) fn is_with(&self, addrs: AddrPair, remote_id: u32) -> bool {
+    pub(super) fn matches(&self, addrs: AddrPair, remote_id: u32) -> bool {
         self.addrs == addrs && self.remote_id == Some(remote_id)
     }
 }

@@ -333,7 +333,7 @@ impl Manager {
     /// Handles an RTU: the peer considers the connection established (`cm_rtu_handler` in `cm.c`).
     fn handle_rtu(&mut self, addrs: AddrPair, transaction_id: u64, rtu: &Rtu) {
         let found = self.table.get(rtu.remote_comm_id);
-        let Some(connection) = found.filter(|found| found.is_with(addrs, rtu.local_comm_id)) else {
+        let Some(connection) = found.filter(|found| found.matches(addrs, rtu.local_comm_id)) else {
             self.out.statistics.unmatched += 1;
             // The REJ ends the peer's connection, which has no counterpart here.
             let ids = (rtu.local_comm_id, rtu.remote_comm_id);
@@ -437,7 +437,7 @@ impl Manager {
     /// once, including duplicates.
     fn handle_dreq(&mut self, now: Time, addrs: AddrPair, transaction_id: u64, dreq: &Dreq) {
         let found = self.table.get(dreq.remote_comm_id);
-        let Some(connection) = found.filter(|found| found.is_with(addrs, dreq.local_comm_id)) else {
+        let Some(connection) = found.filter(|found| found.matches(addrs, dreq.local_comm_id)) else {
             self.out.statistics.unmatched += 1;
             return self.out.send(addrs, compose::drep(transaction_id, dreq));
         };
@@ -464,7 +464,7 @@ impl Manager {
     /// [probe](Manager::probe) because it has no such connection.
     fn handle_drep(&mut self, now: Time, addrs: AddrPair, drep: &Drep) {
         let found = self.table.get(drep.remote_comm_id);
-        let found = found.filter(|found| found.is_with(addrs, drep.local_comm_id));
+        let found = found.filter(|found| found.matches(addrs, drep.local_comm_id));
         let is_awaited = found.is_some_and(|connection| match connection.state {
             State::DreqSent => true,
             State::Established => connection.last_probe.is_some(),

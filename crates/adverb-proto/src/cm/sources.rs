@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::types::Gid;
 
-/// The occupied half-open slots, by source. There is an entry per source that occupies a slot, and no other.
+/// The occupied half-open slots, by source. Only sources that occupy a slot have an entry.
 #[derive(Debug, Default)]
 pub(super) struct Sources {
     counts: BTreeMap<IpAddr, usize>,

@@ -20,12 +20,12 @@ use crate::types::Qpn;
 #[derive(Debug, Default)]
 pub(super) struct Table {
     connections: HashMap<u32, Box<Connection>, NumberHasher>,
-    /// By the peer's address, GUID and communication ID: finds duplicate REQs.
+    /// The connections by the peer's address, GUID and communication ID, for detecting duplicate REQs.
     remote_ids: BTreeMap<(IpAddr, u64, u32), u32>,
-    /// By the peer's address, GUID and queue pair: finds stale connections.
+    /// The connections by the peer's address, GUID and queue pair, for detecting stale connections.
     remote_qps: BTreeMap<(IpAddr, u64, Qpn), u32>,
     local_qps: HashMap<u32, u32, NumberHasher>,
-    /// Peer-to-peer connections that wait for the peer.
+    /// The peer-to-peer connections that wait for the peer.
     peers: BTreeMap<(IpAddr, ServiceId), u32>,
     listeners: BTreeMap<u32, Listener>,
     services: BTreeMap<(ServiceId, BindAddr), u32>,

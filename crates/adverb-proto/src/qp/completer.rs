@@ -146,13 +146,13 @@ impl QueuePair {
         packet: Received<'_>,
         psn: Psn,
         aeth: Option<Aeth>,
-        answer: ResponseContent<'_>,
+        content: ResponseContent<'_>,
         memory: &mut impl Memory,
     ) {
         if !self.requester.is_in_flight(psn) {
             return self.drop_packet(cx, packet, DropReason::StaleResponse);
         }
-        if !self.matches_request(psn, &answer)
+        if !self.matches_request(psn, &content)
             || aeth.is_some_and(|aeth| !self.requester.is_plausible(aeth.msn))
         {
             return self.drop_mismatched(cx, packet);
@@ -171,18 +171,18 @@ impl QueuePair {
             // A response must not carry a NAK (vol. 1, 9.7.6).
             Some(_) => return self.fail_front(cx, Status::BadResponse),
         }
-        match answer {
+        match content {
             ResponseContent::Read { position, payload } => self.write_read(cx, position, payload, memory),
             ResponseContent::Atomic(value) => self.write_atomic(cx, value, memory),
         }
     }
 
     /// Whether the outstanding request with this sequence number expects a response of this kind.
-    fn matches_request(&self, psn: Psn, answer: &ResponseContent<'_>) -> bool {
+    fn matches_request(&self, psn: Psn, content: &ResponseContent<'_>) -> bool {
         let mut started =
             (0..).map_while(|index| self.send_queue.get(index)).take_while(|entry| entry.is_started());
         let entry = started.find(|entry| psn.since(entry.last_psn()) <= 0);
-        entry.is_some_and(|entry| match (answer, entry.operation) {
+        entry.is_some_and(|entry| match (content, entry.operation) {
             (
                 ResponseContent::Atomic(_),
                 SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. },
@@ -246,7 +246,7 @@ impl QueuePair {
             }
         }
         let requester = &mut self.requester;
-        requester.answers = requester.answers.saturating_sub(1);
+        requester.response_packets = requester.response_packets.saturating_sub(1);
         if ends_part && !last {
             requester.reads = requester.reads.saturating_sub(1);
         }
@@ -271,7 +271,7 @@ impl QueuePair {
         if let Err(error) = self.send_queue.segments.scatter(entry.segments, 0, &bytes, keys, pd, memory) {
             return self.fail_scatter(cx, error);
         }
-        self.requester.answers = self.requester.answers.saturating_sub(1);
+        self.requester.response_packets = self.requester.response_packets.saturating_sub(1);
         self.complete_front(cx);
         self.requester.progress(cx.now);
         cx.event(|| TraceEvent::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });

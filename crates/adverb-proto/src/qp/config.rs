@@ -115,7 +115,7 @@ pub enum Transition {
     ModifyAccess(Access),
     /// Ready to send to send queue drained: started requests are completed, and no further request is started.
     Drain,
-    /// Send queue drained, draining or send queue error to ready to send.
+    /// Send queue drained (or still draining), or send queue error, to ready to send: the queue pair sends again.
     Resume,
     /// Any state but reset to error: the queue pair flushes all requests.
     Error,

@@ -22,7 +22,7 @@ pub(super) struct PacketPosition {
     pub(super) last: bool,
 }
 
-/// The extra data of a SEND's last packet.
+/// The immediate data and the key to invalidate, which the last packet of a SEND may carry.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SendEnd {
     pub(super) immediate: Option<u32>,
@@ -95,7 +95,7 @@ impl QueuePair {
         let payload = packet.payload;
         self.check_payload_len(position, payload.len())?;
         let entry = self.front_receive(cx).ok_or(RequestError::Rnr)?;
-        // From here on the message uses the receive request, and completes it if the message fails.
+        // From here on the message uses the receive request, which fails if the message does.
         self.responder.current = CurrentMessage::Send { received };
         if u64::from(received) + payload.len() as u64 > entry.length {
             return Err(RequestError::Fatal(NakCode::InvalidRequest, Status::LocalLength));

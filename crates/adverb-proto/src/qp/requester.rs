@@ -28,7 +28,7 @@ pub(super) struct Requester {
     pub(super) reads: u32,
     max_reads: u32,
     /// The number of their response packets that were not received yet.
-    pub(super) answers: u32,
+    pub(super) response_packets: u32,
     /// The number of packets in a part of a READ.
     pub(super) read_part: u32,
     /// The number of the next message (vol. 1, 9.7.7: send sequence number).
@@ -92,7 +92,7 @@ impl Requester {
         self.rnr_until = None;
         self.ack_deadline = None;
         self.reads = 0;
-        self.answers = 0;
+        self.response_packets = 0;
         self.cursor = 0;
         self.packet = 0;
         self.last_packet_polled = false;
@@ -295,9 +295,9 @@ impl QueuePair {
         let wanted = if entry.needs_response() {
             let part = requester.part_len(entry, next, packets(entry, self.mtu));
             // Up to two parts are outstanding, each in one of the peer's slots.
-            let is_full = requester.answers.saturating_add(part) > 2 * requester.read_part;
+            let is_full = requester.response_packets.saturating_add(part) > 2 * requester.read_part;
             let has_no_slot = entry.is_started() && requester.reads >= requester.max_reads;
-            if requester.answers > 0 && (is_full || has_no_slot) {
+            if requester.response_packets > 0 && (is_full || has_no_slot) {
                 return false;
             }
             part
@@ -326,7 +326,7 @@ impl QueuePair {
         let part = requester.part_len(entry, packet, entry.packets);
         if entry.needs_response() && psn == requester.unsent {
             requester.reads += 1;
-            requester.answers += part;
+            requester.response_packets += part;
             // Each part is a message to the peer.
             requester.next_ssn += u32::from(packet > 0);
         }

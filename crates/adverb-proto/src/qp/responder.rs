@@ -156,7 +156,7 @@ impl QueuePair {
                 self.responder.nak_sent = true;
                 self.responder.responses.pending = Pending::RnrNak;
             }
-            Err(RequestError::Fatal(code, status)) => self.refuse(cx, psn, code, status),
+            Err(RequestError::Fatal(code, status)) => self.send_fatal_nak(cx, psn, code, status),
         }
     }
 
@@ -231,7 +231,10 @@ impl QueuePair {
                 .map_err(|_| ACCESS_DENIED)?;
         }
         let packets = reth.length.div_ceil(self.mtu).max(1);
-        self.answer(ResponseKind::Read { va: reth.va, rkey: reth.rkey, length: reth.length }, packets);
+        self.queue_response(
+            ResponseKind::Read { va: reth.va, rkey: reth.rkey, length: reth.length },
+            packets,
+        );
         Ok(())
     }
 
@@ -262,7 +265,7 @@ impl QueuePair {
     ) -> Result<(), RequestError> {
         let word = self.word(cx, va, rkey, Access::REMOTE_ATOMIC)?;
         let old = memory.compare_swap(word, compare, swap).map_err(|_| MEMORY_FAULT)?;
-        self.answer(ResponseKind::Atomic(old), 1);
+        self.queue_response(ResponseKind::Atomic(old), 1);
         Ok(())
     }
 
@@ -274,7 +277,7 @@ impl QueuePair {
     ) -> Result<(), RequestError> {
         let word = self.word(cx, va, rkey, Access::REMOTE_ATOMIC)?;
         let old = memory.fetch_add(word, add).map_err(|_| MEMORY_FAULT)?;
-        self.answer(ResponseKind::Atomic(old), 1);
+        self.queue_response(ResponseKind::Atomic(old), 1);
         Ok(())
     }
 
@@ -292,7 +295,7 @@ impl QueuePair {
         };
         let word = self.word(cx, reth.va, reth.rkey, Access::REMOTE_WRITE)?;
         memory.write_word(word, *bytes).map_err(|_| MEMORY_FAULT)?;
-        self.answer(ResponseKind::Empty, 1);
+        self.queue_response(ResponseKind::Empty, 1);
         Ok(())
     }
 
@@ -329,19 +332,19 @@ impl QueuePair {
             let span = cx.keys.remote(pd, self.qpn, range, need).map_err(|_| ACCESS_DENIED)?;
             memory.flush(span, flush.persistent).map_err(|_| MEMORY_FAULT)?;
         }
-        self.answer(ResponseKind::Empty, 1);
+        self.queue_response(ResponseKind::Empty, 1);
         Ok(())
     }
 
     /// Queues the response to the expected packet, and saves it for replays.
-    fn answer(&mut self, saved: ResponseKind, packets: u32) {
+    fn queue_response(&mut self, saved: ResponseKind, packets: u32) {
         let responder = &mut self.responder;
         responder.msn += 1;
         if mutant!(WrongMsn) {
             responder.msn += 1;
         }
         let response = Response { psn: responder.expected, packets, msn: responder.msn, saved };
-        responder.responses.answer(response);
+        responder.responses.queue_response(response);
         responder.expected += packets;
     }
 
@@ -409,7 +412,7 @@ impl QueuePair {
 
     /// Rejects a request with a fatal NAK: earlier responses are sent first, then the NAK, and the queue pair moves to
     /// the error state (vol. 1, 9.7.4: classes B, C and D).
-    pub(super) fn refuse<S: EventSink>(
+    pub(super) fn send_fatal_nak<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         psn: Psn,

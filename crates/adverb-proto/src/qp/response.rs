@@ -137,7 +137,7 @@ impl Responses {
     }
 
     /// Queues a response, and saves it for replays.
-    pub(super) fn answer(&mut self, response: Response) {
+    pub(super) fn queue_response(&mut self, response: Response) {
         if self.saved.len() >= self.slots as usize {
             self.saved.pop_front();
         }
@@ -313,7 +313,7 @@ impl QueuePair {
         if response.is_first || mutant!(RefuseDuplicateRead) {
             // The request was accepted, but its response can't be sent anymore (vol. 1, 9.7.5).
             self.responder.responses.clear();
-            self.refuse(cx, response.psn, NakCode::RemoteAccess, Status::RemoteAccess);
+            self.send_fatal_nak(cx, response.psn, NakCode::RemoteAccess, Status::RemoteAccess);
             return None;
         }
         // The response was sent before. A requester that received it may have completed the READ and let this side

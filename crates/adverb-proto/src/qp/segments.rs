@@ -62,16 +62,16 @@ impl From<Fault> for SegmentError {
 }
 
 impl Segments {
-    /// Replaces the ring, which is empty, by another empty one.
+    /// Sets the ring. The old and the new one are empty.
     #[inline]
-    pub(crate) fn acquire_rings(&mut self, ring: VecDeque<Segment>) {
+    pub(crate) fn set_ring(&mut self, ring: VecDeque<Segment>) {
         debug_assert!(self.ring.is_empty());
         self.ring = ring;
     }
 
-    /// Returns the ring, which is empty.
+    /// Takes the ring, which is empty.
     #[inline]
-    pub(crate) fn release(&mut self) -> VecDeque<Segment> {
+    pub(crate) fn take_ring(&mut self) -> VecDeque<Segment> {
         debug_assert!(self.ring.is_empty());
         core::mem::take(&mut self.ring)
     }

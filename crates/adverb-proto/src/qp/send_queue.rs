@@ -172,7 +172,7 @@ impl SendQueue {
     pub(crate) fn acquire_rings(&mut self, rings: &mut Rings) {
         if self.entries.capacity() == 0 {
             self.entries = rings.entries.pop().unwrap_or_default();
-            self.segments.acquire_rings(rings.segments.pop().unwrap_or_default());
+            self.segments.set_ring(rings.segments.pop().unwrap_or_default());
         }
     }
 
@@ -181,7 +181,7 @@ impl SendQueue {
     pub(crate) fn release(&mut self, rings: &mut Rings) {
         if self.entries.is_empty() && self.entries.capacity() != 0 {
             rings.entries.push(core::mem::take(&mut self.entries));
-            rings.segments.push(self.segments.release());
+            rings.segments.push(self.segments.take_ring());
         }
     }
 

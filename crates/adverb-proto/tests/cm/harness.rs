@@ -22,7 +22,7 @@ pub(crate) enum Delivery {
     Carry,
     Lose,
     Twice,
-    /// After the next message that is delivered.
+    /// The message is delivered after the next one.
     Hold,
 }
 
@@ -166,10 +166,10 @@ impl Pair {
                     self.log.push((from, mad));
                     match (self.filter)(from, &mad) {
                         Delivery::Lose => {}
-                        Delivery::Carry => self.carry(from, &mad),
+                        Delivery::Carry => self.deliver(from, &mad),
                         Delivery::Twice => {
-                            self.carry(from, &mad);
-                            self.carry(from, &mad);
+                            self.deliver(from, &mad);
+                            self.deliver(from, &mad);
                         }
                         Delivery::Hold => self.held.push_back((from, mad)),
                     }
@@ -185,7 +185,7 @@ impl Pair {
         }
     }
 
-    fn carry(&mut self, from: usize, mad: &Mad) {
+    fn deliver(&mut self, from: usize, mad: &Mad) {
         self.inject(1 - from, mad);
         if let Some((from, held)) = self.held.pop_front() {
             self.inject(1 - from, &held);
