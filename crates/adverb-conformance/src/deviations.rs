@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_its_line() {
+    fn an_invalid_line_is_rejected_with_its_number() {
         let cases = [
             ("# a comment\n\ntest: no_such_rule\nresult: fail: x\ncause: y\n", 3, "no test is named"),
             (&format!("test: {TEST}\ncause: y\n"), 1, "result"),
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_files_of_this_crate_make_sense() {
+    fn the_files_of_this_crate_are_valid() {
         let mut attributes = DeviceAttributes::default();
         assert_eq!(Deviations::known(&attributes).iter().len(), 0);
         attributes.vendor_id = 0xff_ffff;

@@ -16,16 +16,16 @@ use adverb::verbs::{
 use anyhow::{Context, Result, ensure};
 
 /// The deadline of a completion.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const COMPLETION_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The deadline of a completion of up to 1 GiB on a busy machine.
-const LONG_PATIENCE: Duration = Duration::from_secs(120);
+const LONG_COMPLETION_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The time to wait for a completion or event that must not arrive.
-pub(crate) const MOMENT: Duration = Duration::from_millis(60);
+pub(crate) const QUIET_PERIOD: Duration = Duration::from_millis(60);
 
 /// The deadline of an unacknowledged message with injected packet loss.
-const SHORT_PATIENCE: Duration = Duration::from_millis(500);
+const LOSSY_COMPLETION_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The number of attempts of an operation whose packets may be lost. At a loss of 5 %, an operation of forty packets
 /// fails in all attempts once in a million runs.
@@ -112,7 +112,7 @@ impl Fixture {
 
     /// Repeats an attempt that failed because an unacknowledged message was lost. Without injected packet loss, there
     /// is only one attempt.
-    pub(crate) fn eventually<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    pub(crate) fn retry_after_loss<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         for _ in 1..ATTEMPTS {
             match attempt() {
                 Err(error) if self.loss > 0 && is_absence(&error) => {}
@@ -123,14 +123,14 @@ impl Fixture {
     }
 
     /// So many, or, where packets are lost on purpose, and time with them, fewer.
-    pub(crate) fn many(&self, count: u64) -> u64 {
+    pub(crate) fn scaled_count(&self, count: u64) -> u64 {
         if self.loss > 0 { count / 50 } else { count }
     }
 
     /// How long a message may be, which, where packets are lost on purpose, isn't so long that it takes minutes.
-    pub(crate) fn longest(&self) -> usize {
-        let longest = self.port.max_message_size as usize;
-        if self.loss > 0 { longest.min(8 << 20) } else { longest }
+    pub(crate) fn max_message_len(&self) -> usize {
+        let max_message_len = self.port.max_message_size as usize;
+        if self.loss > 0 { max_message_len.min(8 << 20) } else { max_message_len }
     }
 
     /// Two queue pairs, connected reliably, with defaults in everything.
@@ -144,7 +144,7 @@ impl Fixture {
     }
 
     /// How many bytes a datagram and the header before it take at most.
-    pub(crate) fn datagram_room(&self) -> usize {
+    pub(crate) fn max_datagram_len(&self) -> usize {
         40 + self.mtu()
     }
 
@@ -242,13 +242,13 @@ impl PairBuilder {
     }
 
     /// Gives up soon on a peer that doesn't answer.
-    pub(crate) fn impatient(self) -> PairBuilder {
+    pub(crate) fn few_retries(self) -> PairBuilder {
         let options = self.options.ack_timeout(12).retry_count(1);
         self.options(options)
     }
 
     /// Gives up soon on a peer that has no receive.
-    pub(crate) fn impatient_for_receives(self) -> PairBuilder {
+    pub(crate) fn few_rnr_retries(self) -> PairBuilder {
         let options = self.options.rnr_retry(1).min_rnr_timer(1);
         self.options(options)
     }
@@ -329,7 +329,7 @@ impl Pair {
     /// Sends a message from left to right; gives what was received. Where it may be lost, it is sent again.
     pub(crate) fn deliver(&self, payload: impl Into<Payload>) -> Result<Buffer> {
         let mut payload = payload.into();
-        let receiving = self.right.offer(payload.len())?;
+        let receiving = self.right.post_receive(payload.len())?;
         for attempt in 0.. {
             let sent = self.left.completed(SendRequest::send(payload))?;
             match self.right.wait(receiving) {
@@ -338,7 +338,7 @@ impl Pair {
                 Ok(received) => {
                     if attempt > 0 {
                         // One that was only late finds no receive, and not another's.
-                        std::thread::sleep(MOMENT);
+                        std::thread::sleep(QUIET_PERIOD);
                     }
                     return Ok(received.into_message()?);
                 }
@@ -350,7 +350,7 @@ impl Pair {
     /// Shows that both directions work.
     pub(crate) fn ping(&self) -> Result<()> {
         for (from, to) in [(&self.left, &self.right), (&self.right, &self.left)] {
-            let receiving = to.offer(100)?;
+            let receiving = to.post_receive(100)?;
             from.done(SendRequest::send(from.filled(100, 77)?)).context("a message over the connection")?;
             check(&to.wait(receiving)?.into_message()?, 77)?;
         }
@@ -393,12 +393,12 @@ impl Side {
     }
 
     /// Posts a receive request with a buffer of this length.
-    pub(crate) fn offer(&self, len: usize) -> Result<RequestId> {
+    pub(crate) fn post_receive(&self, len: usize) -> Result<RequestId> {
         self.recv(self.buffer(len)?)
     }
 
     pub(crate) fn wait(&self, id: RequestId) -> Result<Completion> {
-        match self.cq.wait(id, self.patience()) {
+        match self.cq.wait(id, self.completion_timeout()) {
             Err(adverb::Error::Timeout { .. }) if self.may_lose() => Err(Absent.into()),
             waited => Ok(waited?),
         }
@@ -409,8 +409,8 @@ impl Side {
         is_lossy() && self.qp.transport() != Transport::Rc
     }
 
-    fn patience(&self) -> Duration {
-        if self.may_lose() { SHORT_PATIENCE } else { LONG_PATIENCE }
+    fn completion_timeout(&self) -> Duration {
+        if self.may_lose() { LOSSY_COMPLETION_TIMEOUT } else { LONG_COMPLETION_TIMEOUT }
     }
 
     /// Takes completions while they come, but no more than these: all of them, unless some may be lost.
@@ -419,7 +419,9 @@ impl Side {
             return self.take(count);
         }
         let mut completions = Vec::with_capacity(count);
-        while completions.len() < count && self.cq.poll_timeout(&mut completions, SHORT_PATIENCE)? > 0 {}
+        while completions.len() < count
+            && self.cq.poll_timeout(&mut completions, LOSSY_COMPLETION_TIMEOUT)? > 0
+        {}
         ensure!(completions.len() <= count, "{} completions arrived instead of {count}", completions.len());
         Ok(completions)
     }
@@ -455,15 +457,15 @@ impl Side {
     }
 
     /// Shows that a send request is refused before it is posted, and comes back; gives the reason.
-    pub(crate) fn refuses(&self, request: SendRequest) -> Result<adverb::Error> {
+    pub(crate) fn expect_rejected(&self, request: SendRequest) -> Result<adverb::Error> {
         let outstanding = self.qp.outstanding_send_count();
-        refused(self.qp.post_send(request), 1, outstanding, self.qp.outstanding_send_count())
+        check_refused(self.qp.post_send(request), 1, outstanding, self.qp.outstanding_send_count())
     }
 
     /// Shows that a receive request is refused before it is posted, and comes back; gives the reason.
-    pub(crate) fn refuses_recv(&self, request: impl Into<RecvRequest>) -> Result<adverb::Error> {
+    pub(crate) fn expect_recv_rejected(&self, request: impl Into<RecvRequest>) -> Result<adverb::Error> {
         let outstanding = self.qp.outstanding_recv_count();
-        refused(self.qp.post_recv(request), 1, outstanding, self.qp.outstanding_recv_count())
+        check_refused(self.qp.post_recv(request), 1, outstanding, self.qp.outstanding_recv_count())
     }
 
     /// Takes just so many completions.
@@ -477,9 +479,9 @@ impl Side {
     }
 
     /// Shows that no completion comes.
-    pub(crate) fn stays_silent(&self) -> Result<()> {
+    pub(crate) fn expect_no_completion(&self) -> Result<()> {
         let mut completions = Vec::new();
-        self.cq.poll_timeout(&mut completions, MOMENT)?;
+        self.cq.poll_timeout(&mut completions, QUIET_PERIOD)?;
         match completions.first() {
             Some(completion) => anyhow::bail!("unexpected completion: {completion}"),
             None => Ok(()),
@@ -548,12 +550,12 @@ pub(crate) fn takes_less(limit: Duration, attempt: impl Fn() -> Result<Duration>
 
 /// Takes just so many completions.
 pub(crate) fn take(cq: &CompletionQueue, count: usize) -> Result<Vec<Completion>> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + COMPLETION_TIMEOUT;
     let mut completions = Vec::with_capacity(count);
     while completions.len() < count {
         let left = deadline.saturating_duration_since(Instant::now());
-        let came = cq.poll_timeout(&mut completions, left)?;
-        ensure!(came > 0, "only {} of {count} completions arrived", completions.len());
+        let received = cq.poll_timeout(&mut completions, left)?;
+        ensure!(received > 0, "only {} of {count} completions arrived", completions.len());
     }
     ensure!(completions.len() == count, "{} completions arrived instead of {count}", completions.len());
     Ok(completions)
@@ -657,7 +659,7 @@ impl Sleeper {
             if now.contains("(sleeping)") && now == before {
                 return Ok(());
             }
-            ensure!(start.elapsed() < PATIENCE, "the thread never sleeps");
+            ensure!(start.elapsed() < COMPLETION_TIMEOUT, "the thread never sleeps");
             before = now;
             std::thread::sleep(Duration::from_millis(20));
         }

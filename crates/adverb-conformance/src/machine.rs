@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_tell_nothing_that_identifies_a_device() {
+    fn reports_contain_nothing_that_identifies_a_device() {
         #[derive(Serialize)]
         struct Part(#[serde(serialize_with = "without_guid")] DeviceAttributes);
         let value = serde_json::to_value(Part(DeviceAttributes::default())).unwrap();

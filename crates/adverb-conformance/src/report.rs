@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn people_are_told_what_it_ran_on() {
+    fn the_text_report_names_the_machine() {
         let text = report().text();
         let head = "device     d0: vendor 0x0, part 0, firmware none, driver d_core\n\
                     port 1     active, Ethernet, MTU 1024 of 4096; RoCE v2, IPv4\n\

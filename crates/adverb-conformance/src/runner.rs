@@ -93,7 +93,8 @@ fn run(test: &Test, device: &str, options: &Options) -> Outcome {
     let (check, device) = (test.check, device.to_owned());
     let Options { time_limit, loss_ppm: loss, .. } = *options;
     let thread = thread::Builder::new().name(test.name.to_owned()).spawn(move || {
-        let result = Fixture::new(&device, loss).and_then(|fixture| fixture.eventually(|| check(&fixture)));
+        let result =
+            Fixture::new(&device, loss).and_then(|fixture| fixture.retry_after_loss(|| check(&fixture)));
         // The receiver is dropped if the time limit expired.
         let _ = sender.send(result);
     });

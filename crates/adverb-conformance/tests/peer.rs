@@ -27,7 +27,7 @@ fn every_case_passes_between_two_ends_of_one_device() {
 }
 
 #[test]
-fn a_peer_that_speaks_otherwise_is_refused() {
+fn a_peer_with_another_protocol_is_rejected() {
     use std::io::Write;
 
     let device = Device::open("soft").unwrap();

@@ -75,7 +75,7 @@ pub(crate) fn run(seconds: u64, seed: u64) -> Result<()> {
         if elapsed > length {
             break;
         }
-        this.hear(Duration::from_millis(20))?;
+        this.read_report(Duration::from_millis(20))?;
         this.start_those_due()?;
         if elapsed >= next_line {
             next_line = elapsed + Duration::from_secs(if seconds > 60 { 30 } else { 5 });
@@ -168,7 +168,7 @@ impl Coordinator {
     }
 
     /// Reads the processes' output, and checks that all of them report.
-    fn hear(&mut self, timeout: Duration) -> Result<()> {
+    fn read_report(&mut self, timeout: Duration) -> Result<()> {
         let mut line = self.lines.recv_timeout(timeout).ok();
         while let Some(Line { index, life, text }) = line {
             if let Some(failure) = text.strip_prefix("FAIL ") {
@@ -205,10 +205,10 @@ impl Coordinator {
             place.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
         };
         while self.places.iter_mut().any(is_running) {
-            self.hear(Duration::from_millis(20))?;
+            self.read_report(Duration::from_millis(20))?;
             ensure!(start.elapsed() < Duration::from_secs(30), "not all processes ended within 30 s");
         }
-        self.hear(Duration::from_millis(200))
+        self.read_report(Duration::from_millis(200))
     }
 
     /// Returns the number of rounds of the first process with each other process.
@@ -246,10 +246,10 @@ impl Coordinator {
             .collect();
         println!("device counters: {}", counted.join(", "));
 
-        let (sent, came) = (self.sum(|r| r.unreliable_sent), self.sum(|r| r.unreliable_received));
-        let lost = 100.0 * (1.0 - came as f64 / sent.max(1) as f64);
-        println!("{came} of {sent} unreliable messages arrived, {lost:.1} % were lost");
-        ensure!(came <= sent && came * 2 > sent, "too few unreliable messages arrived");
+        let (sent, received) = (self.sum(|r| r.unreliable_sent), self.sum(|r| r.unreliable_received));
+        let lost = 100.0 * (1.0 - received as f64 / sent.max(1) as f64);
+        println!("{received} of {sent} unreliable messages arrived, {lost:.1} % were lost");
+        ensure!(received <= sent && received * 2 > sent, "too few unreliable messages arrived");
 
         let mut losses: Vec<f64> = self.reports.values().flat_map(|r| r.losses.iter().copied()).collect();
         losses.sort_by(f64::total_cmp);

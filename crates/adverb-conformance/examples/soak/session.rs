@@ -47,10 +47,10 @@ pub(crate) const RETRY_BOUND: Duration = Duration::from_nanos(4096 * (1 << TIMEO
 pub(crate) const SLACK: Duration = Duration::from_millis(700);
 
 /// By when a round must be over, whatever happens but a peer that is gone.
-const PATIENCE: Duration = Duration::from_secs(60);
+const ROUND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The longest message.
-const LONGEST: usize = 16 << 10;
+const MAX_MESSAGE_LEN: usize = 16 << 10;
 
 /// The memory that the server shows: two words, bytes to be read, and room for what is written.
 const WORDS: usize = 4096;
@@ -58,8 +58,8 @@ const READABLE: usize = 64 << 10;
 const SLOTS: usize = WORDS + READABLE;
 const RELIABLE_SLOTS: usize = 16;
 const UNRELIABLE_SLOTS: usize = 32;
-const WINDOW: usize = SLOTS + (RELIABLE_SLOTS + UNRELIABLE_SLOTS) * LONGEST;
-const SHOWN: usize = WINDOW + LONGEST;
+const WINDOW: usize = SLOTS + (RELIABLE_SLOTS + UNRELIABLE_SLOTS) * MAX_MESSAGE_LEN;
+const SHOWN: usize = WINDOW + MAX_MESSAGE_LEN;
 
 const QKEY: u32 = 0x5eed;
 const RECEIVES: usize = 48;
@@ -130,7 +130,7 @@ struct Session<'a> {
     /// When something was done last.
     worked: Instant,
     spare: Vec<Buffer>,
-    came: VecDeque<Completion>,
+    received: VecDeque<Completion>,
 }
 
 /// A request failed: the peer is gone, or should be.
@@ -182,7 +182,7 @@ impl<'a> Session<'a> {
         ud.move_to_rts()?;
         for (queue_pair, tag) in [(&rc, RC), (&uc, UC), (&ud, UD)] {
             for _ in 0..RECEIVES {
-                queue_pair.post_recv(RecvRequest::new(domain.buffer(LONGEST)?).tag(tag))?;
+                queue_pair.post_recv(RecvRequest::new(domain.buffer(MAX_MESSAGE_LEN)?).tag(tag))?;
             }
         }
         let id = if let Role::Client { seed, .. } = role { seed } else { 0 };
@@ -203,19 +203,19 @@ impl<'a> Session<'a> {
         let mut lines = BufReader::new(&stream);
         let (theirs, recipient) = match role {
             Role::Client { .. } => {
-                let Some(()) = tell(&stream, &hello) else { return Ok(None) };
-                let Some(theirs) = hear::<Hello>(&mut lines) else { return Ok(None) };
+                let Some(()) = write_line(&stream, &hello) else { return Ok(None) };
+                let Some(theirs) = read_line::<Hello>(&mut lines) else { return Ok(None) };
                 let recipient = connect(&theirs)?;
                 (theirs, recipient)
             }
             Role::Server => {
-                let Some(theirs) = hear::<Hello>(&mut lines) else { return Ok(None) };
+                let Some(theirs) = read_line::<Hello>(&mut lines) else { return Ok(None) };
                 hello.session = theirs.session;
                 let mut readable = vec![0; READABLE];
                 message::fill_body(theirs.session, 0, &mut readable);
                 memory.write(WORDS, &readable)?;
                 let recipient = connect(&theirs)?;
-                let Some(()) = tell(&stream, &hello) else { return Ok(None) };
+                let Some(()) = write_line(&stream, &hello) else { return Ok(None) };
                 (theirs, recipient)
             }
         };
@@ -235,7 +235,7 @@ impl<'a> Session<'a> {
             gone: None,
             worked: Instant::now(),
             spare: Vec::new(),
-            came: VecDeque::new(),
+            received: VecDeque::new(),
         }))
     }
 
@@ -243,7 +243,7 @@ impl<'a> Session<'a> {
     fn next(&mut self) -> Result<Option<Completion>> {
         let start = Instant::now();
         loop {
-            if let Some(completion) = self.came.pop_front() {
+            if let Some(completion) = self.received.pop_front() {
                 return match completion.outcome() {
                     Ok(_) => Ok(Some(completion)),
                     Err(failure) => Err(Broken(failure.status).into()),
@@ -253,15 +253,15 @@ impl<'a> Session<'a> {
                 return Ok(None);
             }
             ensure!(
-                start.elapsed() < PATIENCE,
-                "no completion arrived for {PATIENCE:?}, and the peer is running"
+                start.elapsed() < ROUND_TIMEOUT,
+                "no completion arrived for {ROUND_TIMEOUT:?}, and the peer is running"
             );
-            let mut came = Vec::new();
-            self.completions.poll_timeout(&mut came, Duration::from_millis(20))?;
-            if came.iter().any(Completion::is_ok) {
+            let mut received = Vec::new();
+            self.completions.poll_timeout(&mut received, Duration::from_millis(20))?;
+            if received.iter().any(Completion::is_ok) {
                 self.worked = Instant::now();
             }
-            self.came.extend(came);
+            self.received.extend(received);
         }
     }
 
@@ -296,12 +296,14 @@ impl<'a> Session<'a> {
                 let probe = self.message(PROBE, HEAD)?;
                 self.rc.post_send(SendRequest::send(probe).tag(PROBE))?;
             }
-            let mut came = Vec::new();
+            let mut received = Vec::new();
             let start = Instant::now();
-            self.completions.poll_timeout(&mut came, Duration::from_millis(20))?;
+            self.completions.poll_timeout(&mut received, Duration::from_millis(20))?;
             longest = longest.max(start.elapsed());
-            failed =
-                came.iter().find_map(|completion| completion.outcome().err()).map(|failure| failure.status);
+            failed = received
+                .iter()
+                .find_map(|completion| completion.outcome().err())
+                .map(|failure| failure.status);
             let (elapsed, outstanding) = (gone.elapsed(), self.rc.outstanding_send_count());
             // A process that isn't run can't look.
             ensure!(
@@ -318,7 +320,7 @@ impl<'a> Session<'a> {
     fn end(self) -> Result<()> {
         for queue_pair in [&self.rc, &self.uc, &self.ud] {
             queue_pair.move_to_error()?;
-            queue_pair.drain(PATIENCE)?;
+            queue_pair.drain(ROUND_TIMEOUT)?;
             let left = (queue_pair.outstanding_send_count(), queue_pair.outstanding_recv_count());
             ensure!(left == (0, 0), "requests that never completed: {left:?}");
         }
@@ -329,7 +331,7 @@ impl<'a> Session<'a> {
     fn buffer(&mut self, length: usize) -> Result<Buffer> {
         let mut buffer = match self.spare.pop() {
             Some(buffer) => buffer,
-            None => self.domain.buffer(LONGEST)?,
+            None => self.domain.buffer(MAX_MESSAGE_LEN)?,
         };
         buffer.set_range(0..length)?;
         Ok(buffer)
@@ -357,7 +359,7 @@ impl<'a> Session<'a> {
     }
 
     /// Has a receive posted again.
-    fn receive_again(&mut self, tag: u64, mut buffer: Buffer) -> Result<()> {
+    fn repost_receive(&mut self, tag: u64, mut buffer: Buffer) -> Result<()> {
         let queue_pair = match tag {
             RC => &self.rc,
             UC => &self.uc,
@@ -372,7 +374,7 @@ impl<'a> Session<'a> {
     fn written(&self, place: usize) -> Result<Vec<u8>> {
         let mut head = [0; HEAD];
         self.memory.read(place, &mut head)?;
-        let mut bytes = vec![0; message::length(&head).clamp(HEAD, LONGEST)];
+        let mut bytes = vec![0; message::length(&head).clamp(HEAD, MAX_MESSAGE_LEN)];
         self.memory.read(place, &mut bytes)?;
         Ok(bytes)
     }
@@ -439,9 +441,9 @@ impl Client {
             let tag = completion.tag();
             if tag == RC {
                 let buffer = completion.into_message()?;
-                let came: RoundReply = serde_json::from_slice(&buffer).context("the server's words")?;
-                reply = Some(came);
-                session.receive_again(RC, buffer)?;
+                let received: RoundReply = serde_json::from_slice(&buffer).context("the server's words")?;
+                reply = Some(received);
+                session.repost_receive(RC, buffer)?;
                 continue;
             }
             let buffer = completion.into_buffer().context("every request has a buffer")?;
@@ -454,22 +456,22 @@ impl Client {
                     ensure!(*buffer == readable[offset..][..buffer.len()], "the read bytes are wrong");
                 }
                 Some(Expected::Word(word)) => {
-                    let came = u64::from_ne_bytes(buffer[..].try_into()?);
-                    ensure!(came == word, "an atomic returned {came:#x} instead of {word:#x}");
+                    let received = u64::from_ne_bytes(buffer[..].try_into()?);
+                    ensure!(received == word, "an atomic returned {received:#x} instead of {word:#x}");
                 }
             }
             session.spare(buffer);
         }
-        let Some(RoundReply { unreliable: came, window }) = reply else { return Ok(true) };
+        let Some(RoundReply { unreliable: received, window }) = reply else { return Ok(true) };
         self.window = window;
         let mut report = session.station.report.lock().expect("no thread panics");
         report.rounds += 1;
         report.operations += operations;
         report.bytes += bytes;
         report.unreliable_sent += unreliable;
-        report.unreliable_received += came - self.unreliable_came;
+        report.unreliable_received += received - self.unreliable_came;
         *report.with.entry(peer).or_default() += 1;
-        self.unreliable_came = came;
+        self.unreliable_came = received;
         Ok(true)
     }
 
@@ -480,7 +482,7 @@ impl Client {
         expected: &mut HashMap<u64, Expected>,
         end: &mut RoundEnd,
     ) -> Result<u64> {
-        let (number, length) = (self.take_number(), self.length(LONGEST));
+        let (number, length) = (self.take_number(), self.length(MAX_MESSAGE_LEN));
         let mut expect = Expected::Done;
         let request = match self.random.below(9) {
             0 => {
@@ -493,7 +495,7 @@ impl Client {
             }
             kind @ 2..4 => {
                 let slot = end.written.len();
-                let place = SLOTS + slot * LONGEST;
+                let place = SLOTS + slot * MAX_MESSAGE_LEN;
                 end.written.push((slot, number));
                 let (buffer, remote) = (session.message(number, length)?, session.remote.at(place as u64));
                 match kind {
@@ -545,18 +547,18 @@ impl Client {
         let number = self.take_number();
         match self.random.below(3) {
             0 => {
-                let message = session.message(number, self.length(LONGEST))?;
+                let message = session.message(number, self.length(MAX_MESSAGE_LEN))?;
                 let length = message.len();
                 session.uc.post_send(SendRequest::send(message).tag(number))?;
                 Ok(length as u64)
             }
             1 => {
-                let message = session.message(number, self.length(LONGEST))?;
+                let message = session.message(number, self.length(MAX_MESSAGE_LEN))?;
                 let length = message.len();
                 // Not where one of the last rounds wrote that may not have been looked at.
                 let slot = RELIABLE_SLOTS + self.next_slot % UNRELIABLE_SLOTS;
                 self.next_slot += 1;
-                let place = session.remote.at((SLOTS + slot * LONGEST) as u64);
+                let place = session.remote.at((SLOTS + slot * MAX_MESSAGE_LEN) as u64);
                 let write = SendRequest::write_with_imm(message, place, (number as u32) << 8 | slot as u32);
                 session.uc.post_send(write.tag(number))?;
                 Ok(length as u64)
@@ -588,7 +590,7 @@ impl Client {
 #[derive(Default)]
 struct Server {
     /// The numbers of messages that came in this round.
-    came: Vec<u64>,
+    received: Vec<u64>,
     /// Those that came last without acknowledgement: a datagram may come twice.
     recent: VecDeque<u64>,
     unreliable: u64,
@@ -612,7 +614,7 @@ impl Server {
                 tag @ (UC | UD) => self.unreliable(session, completion, tag)?,
                 BIND => {
                     self.window = completion.into_window();
-                    self.answer(session)?;
+                    self.send_reply(session)?;
                 }
                 _ => {
                     let buffer = completion.into_buffer().context("every request has a buffer")?;
@@ -631,54 +633,54 @@ impl Server {
         let (immediate, invalidated) = match operation {
             CompletedOperation::RecvWrite { immediate } => {
                 // What was written there is looked at when the round ends; now it must be something whole.
-                let bytes = session.written(SLOTS + immediate as usize * LONGEST)?;
+                let bytes = session.written(SLOTS + immediate as usize * MAX_MESSAGE_LEN)?;
                 message::check(session.id, message::number(&bytes)?, &bytes)?;
                 let buffer = completion.into_buffer().context("every receive has a buffer")?;
-                return session.receive_again(RC, buffer);
+                return session.repost_receive(RC, buffer);
             }
             CompletedOperation::Recv { immediate, invalidated, .. } => (immediate, invalidated),
             operation => bail!("a receive was {operation:?}"),
         };
         let buffer = completion.into_message()?;
         if let Ok(end) = serde_json::from_slice::<RoundEnd>(&buffer) {
-            session.receive_again(RC, buffer)?;
+            session.repost_receive(RC, buffer)?;
             self.check(session, &end)?;
             self.is_last = end.last;
             if self.window.as_ref().is_some_and(MemoryWindow::is_bound) {
-                return self.answer(session);
+                return self.send_reply(session);
             }
             // Answered when the window is bound.
             let window = match self.window.take() {
                 Some(window) => window,
                 None => session.domain.memory_window()?,
             };
-            let shown = session.memory.slice(WINDOW..WINDOW + LONGEST)?;
+            let shown = session.memory.slice(WINDOW..WINDOW + MAX_MESSAGE_LEN)?;
             session.rc.post_send(SendRequest::bind(window, shown, Access::REMOTE_WRITE).tag(BIND))?;
             return Ok(());
         }
         let number = message::number(&buffer)?;
         message::check(session.id, number, &buffer)?;
         ensure!(immediate.is_none_or(|immediate| immediate == number as u32), "wrong immediate data");
-        self.came.push(number);
+        self.received.push(number);
         if invalidated.is_some() {
             let bytes = session.written(WINDOW)?;
             message::check(session.id, number - 1, &bytes).context("through a window")?;
         }
-        session.receive_again(RC, buffer)
+        session.repost_receive(RC, buffer)
     }
 
     /// Looks whether all came that was sent in a round, once and in order.
     fn check(&mut self, session: &Session<'_>, end: &RoundEnd) -> Result<()> {
-        let came = std::mem::take(&mut self.came);
-        ensure!(came == end.sent, "messages {:?} were sent, but {came:?} arrived", end.sent);
+        let received = std::mem::take(&mut self.received);
+        ensure!(received == end.sent, "messages {:?} were sent, but {received:?} arrived", end.sent);
         for &(slot, number) in &end.written {
-            let bytes = session.written(SLOTS + slot * LONGEST)?;
+            let bytes = session.written(SLOTS + slot * MAX_MESSAGE_LEN)?;
             message::check(session.id, number, &bytes).with_context(|| format!("written to slot {slot}"))?;
         }
         Ok(())
     }
 
-    fn answer(&mut self, session: &mut Session<'_>) -> Result<()> {
+    fn send_reply(&mut self, session: &mut Session<'_>) -> Result<()> {
         let window = self.window.as_ref().and_then(MemoryWindow::remote);
         let words = session.words(&RoundReply { unreliable: self.unreliable, window })?;
         session.rc.post_send(SendRequest::send(words))?;
@@ -690,7 +692,7 @@ impl Server {
         let operation = completion.result()?.operation;
         let number = if let CompletedOperation::RecvWrite { immediate } = operation {
             let slot = (immediate & 0xff) as usize;
-            let bytes = session.written(SLOTS + slot * LONGEST)?;
+            let bytes = session.written(SLOTS + slot * MAX_MESSAGE_LEN)?;
             let number = message::number(&bytes)?;
             message::check(session.id, number, &bytes).context("written without acknowledgement")?;
             ensure!(
@@ -698,7 +700,7 @@ impl Server {
                 "slot {slot} has {number}, not {immediate:#x}"
             );
             let buffer = completion.into_buffer().context("every receive has a buffer")?;
-            session.receive_again(tag, buffer)?;
+            session.repost_receive(tag, buffer)?;
             number
         } else {
             let buffer = match tag {
@@ -707,7 +709,7 @@ impl Server {
             };
             let number = message::number(&buffer)?;
             message::check(session.id, number, &buffer).context("sent without acknowledgement")?;
-            session.receive_again(tag, buffer)?;
+            session.repost_receive(tag, buffer)?;
             number
         };
         if !self.recent.contains(&number) {
@@ -722,14 +724,14 @@ impl Server {
 }
 
 /// Says something; `None` if nobody is there.
-fn tell(mut stream: &TcpStream, words: &impl Serialize) -> Option<()> {
+fn write_line(mut stream: &TcpStream, words: &impl Serialize) -> Option<()> {
     let mut line = serde_json::to_string(words).ok()?;
     line.push('\n');
     stream.write_all(line.as_bytes()).ok()
 }
 
 /// Hears something; `None` if nobody is there.
-fn hear<T: DeserializeOwned>(lines: &mut impl BufRead) -> Option<T> {
+fn read_line<T: DeserializeOwned>(lines: &mut impl BufRead) -> Option<T> {
     let mut line = String::new();
     lines.read_line(&mut line).ok()?;
     serde_json::from_str(&line).ok()

@@ -99,12 +99,12 @@ pub(crate) fn run(index: u8, count: u8, network: Ipv4Addr, seed: u64) -> Result<
         }
         if said.elapsed() >= Duration::from_secs(1) {
             said = Instant::now();
-            station.say()?;
+            station.print_report()?;
         }
     }
     _ = end.join();
     // Everything was given back.
-    station.say()?;
+    station.print_report()?;
     let left = self::held(&station.device);
     ensure!(left == held, "the device has {left} resources after all sessions, and had {held} before");
     Ok(())
@@ -139,7 +139,7 @@ fn hold(station: &Station, stream: TcpStream, role: Role) -> Result<()> {
 }
 
 impl Station {
-    fn say(&self) -> Result<()> {
+    fn print_report(&self) -> Result<()> {
         let mut report = self.report.lock().expect("no thread panics").clone();
         report.resident = resident()?;
         report.held = held(&self.device);

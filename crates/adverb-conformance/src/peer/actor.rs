@@ -15,7 +15,7 @@ use super::message::{
     Action, Answer, Atomics, Batch, Command, Connect, Hear, Heard, Kind, Look, Opened, Perform, Transport,
 };
 use super::store::Store;
-use crate::fixture::{PATIENCE, QKEY, check, expect, fill};
+use crate::fixture::{COMPLETION_TIMEOUT, QKEY, check, expect, fill};
 
 /// The depth of a queue.
 const DEPTH: u32 = 64;
@@ -37,7 +37,7 @@ impl Actor {
     }
 
     /// Executes a command, and returns the answer.
-    pub(super) fn obey(&mut self, command: Command) -> Answer {
+    pub(super) fn execute(&mut self, command: Command) -> Answer {
         self.try_to(command).unwrap_or_else(|error| Answer::Failed(format!("{error:#}")))
     }
 
@@ -52,7 +52,7 @@ impl Actor {
             self.close();
             return Ok(Answer::Done);
         }
-        self.stage.as_mut().context("no queue pair is open")?.obey(command)
+        self.stage.as_mut().context("no queue pair is open")?.execute(command)
     }
 
     /// Ends a case. The memory stays for the next.
@@ -109,17 +109,17 @@ impl Stage {
         }
     }
 
-    fn obey(&mut self, command: Command) -> Result<Answer> {
+    fn execute(&mut self, command: Command) -> Result<Answer> {
         match command {
             Command::Connect(connect) => self.connect(&connect)?,
-            Command::Offer { count, room } => self.offer(count, room)?,
-            Command::Hear(hear) => return self.hear(&hear).map(Answer::Heard),
+            Command::Offer { count, room } => self.post_receive(count, room)?,
+            Command::Hear(receive_batch) => return self.receive_batch(&receive_batch).map(Answer::Heard),
             Command::Clear(batch) => self.store.clear(&batch)?,
             Command::Fill(batch) => {
                 self.store.clear(&batch)?;
                 self.store.write(&batch)?;
             }
-            Command::Look(look) => return self.look(&look).map(Answer::Heard),
+            Command::Look(check_memory) => return self.check_memory(&check_memory).map(Answer::Heard),
             Command::Perform(perform) => self.perform(&perform)?,
             Command::Atomics(atomics) => return self.atomics(&atomics).map(Answer::Word),
             Command::Exchange(word) => {
@@ -143,7 +143,7 @@ impl Stage {
         Ok(self.qp.connect_with(&connect.peer, &options)?)
     }
 
-    fn offer(&mut self, count: u32, room: u32) -> Result<()> {
+    fn post_receive(&mut self, count: u32, room: u32) -> Result<()> {
         for _ in self.qp.outstanding_recv_count()..count.min(DEPTH) {
             let receive = RecvRequest::new(self.store.take(room as usize)?).tag(RECV);
             self.qp.post_recv(receive).map_err(adverb::Error::from)?;
@@ -165,32 +165,36 @@ impl Stage {
         }
     }
 
-    fn hear(&mut self, hear: &Hear) -> Result<Heard> {
-        let Hear { batch, kind, lossy, invalidated } = *hear;
+    fn receive_batch(&mut self, receive_batch: &Hear) -> Result<Heard> {
+        let Hear { batch, kind, lossy, invalidated } = *receive_batch;
         let is_told = |index: &u32| kind == Kind::Message || batch.immediate_of(*index).is_some();
         let mut missing: Vec<u32> = (0..batch.count).filter(is_told).collect();
         let expected = missing.len();
         let mut heard = Heard::default();
         while !missing.is_empty() {
-            let patience = if lossy { QUIET } else { PATIENCE };
-            let Some(completion) = self.next(true, Instant::now() + patience)? else { break };
-            let came = self.receive(completion)?;
+            let completion_timeout = if lossy { QUIET } else { COMPLETION_TIMEOUT };
+            let Some(completion) = self.next(true, Instant::now() + completion_timeout)? else { break };
+            let received = self.receive(completion)?;
             ensure!(
-                came.invalidated == invalidated,
+                received.invalidated == invalidated,
                 "{:x?} was invalidated, not {invalidated:x?}",
-                came.invalidated
+                received.invalidated
             );
             // Messages arrive in order, unless the network loses or reorders packets.
             let candidates = if self.transport == Transport::Rc { &missing[..1] } else { &missing[..] };
-            let place = candidates.iter().position(|index| came.matches(&batch, *index, kind).is_ok());
+            let place = candidates.iter().position(|index| received.matches(&batch, *index, kind).is_ok());
             let Some(place) = place else {
-                came.matches(&batch, candidates[0], kind)?;
-                bail!("a received message of {} bytes equals none of the sent ones", came.bytes.len());
+                received.matches(&batch, candidates[0], kind)?;
+                bail!("a received message of {} bytes equals none of the sent ones", received.bytes.len());
             };
             heard.indices.push(missing.remove(place));
         }
-        let came = heard.indices.len();
-        ensure!(lossy || missing.is_empty(), "{came} of {expected} messages of {} bytes arrived", batch.len);
+        let received = heard.indices.len();
+        ensure!(
+            lossy || missing.is_empty(),
+            "{received} of {expected} messages of {} bytes arrived",
+            batch.len
+        );
         if invalidated.is_some() {
             let window = self.window.as_ref().context("there is no window")?;
             ensure!(!window.is_bound(), "the window is still bound");
@@ -198,9 +202,9 @@ impl Stage {
         Ok(heard)
     }
 
-    fn look(&mut self, look: &Look) -> Result<Heard> {
-        let Look { batch, lossy, mtu, whole } = look;
-        let deadline = Instant::now() + if *lossy { QUIET } else { PATIENCE };
+    fn check_memory(&mut self, check_memory: &Look) -> Result<Heard> {
+        let Look { batch, lossy, mtu, whole } = check_memory;
+        let deadline = Instant::now() + if *lossy { QUIET } else { COMPLETION_TIMEOUT };
         let unreliable = self.transport == Transport::Uc;
         loop {
             let may_lack = |index| unreliable && !whole.contains(&index);
@@ -332,9 +336,9 @@ impl Stage {
 
     /// Returns the completion of the next send, and checks that it has this index.
     fn sent(&mut self, index: u32) -> Result<Completion> {
-        let completion = self.next(false, Instant::now() + PATIENCE)?;
-        let completion =
-            completion.with_context(|| format!("request {index} did not complete within {PATIENCE:?}"))?;
+        let completion = self.next(false, Instant::now() + COMPLETION_TIMEOUT)?;
+        let completion = completion
+            .with_context(|| format!("request {index} did not complete within {COMPLETION_TIMEOUT:?}"))?;
         ensure!(
             completion.tag() == u64::from(index),
             "request {} completed before {index}",
@@ -383,8 +387,8 @@ impl Came {
         ensure!(self.kind == kind, "a receive is of a {:?}, not of a {kind:?}", self.kind);
         ensure!(self.immediate == immediate, "immediate data is {:x?}, not {immediate:x?}", self.immediate);
         if kind == Kind::Message {
-            let (came, sent) = (self.bytes.len(), batch.len as usize);
-            ensure!(came == sent, "{came} bytes arrived, not {sent}");
+            let (received, sent) = (self.bytes.len(), batch.len as usize);
+            ensure!(received == sent, "{received} bytes arrived, not {sent}");
             check(&self.bytes, batch.seed_of(index)).with_context(|| format!("message {index}"))?;
         }
         Ok(())

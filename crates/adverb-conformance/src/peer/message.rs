@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 pub(super) const VERSION: u32 = 1;
 
 /// The maximum time for an answer, longer than the other end waits for a completion.
-const PATIENCE: Duration = Duration::from_secs(120);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The maximum length of a line, more than any message needs.
-const LONGEST_LINE: u64 = 1 << 16;
+const MAX_LINE_LEN: u64 = 1 << 16;
 
 /// A command to an end.
 #[derive(Debug, Serialize, Deserialize)]
@@ -229,7 +229,7 @@ pub(super) struct Wire {
 impl Wire {
     pub(super) fn new(stream: TcpStream) -> Result<Wire> {
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
         Ok(Wire { reader: BufReader::new(stream) })
     }
 
@@ -250,7 +250,7 @@ impl Wire {
 
     pub(super) fn receive<T: DeserializeOwned>(&mut self) -> Result<T> {
         let mut line = String::new();
-        let mut reader = self.reader.by_ref().take(LONGEST_LINE);
+        let mut reader = self.reader.by_ref().take(MAX_LINE_LEN);
         let read = reader.read_line(&mut line).context("the peer does not answer")?;
         ensure!(read > 0, "the peer closed the connection");
         serde_json::from_str(&line)

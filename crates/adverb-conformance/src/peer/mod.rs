@@ -88,7 +88,7 @@ pub fn serve(port: Port, stream: TcpStream) -> Result<()> {
     loop {
         match wire.receive()? {
             Command::Bye => return Ok(()),
-            command => wire.send(&actor.obey(command))?,
+            command => wire.send(&actor.execute(command))?,
         }
     }
 }
@@ -133,7 +133,7 @@ impl Session {
         self.seed = seed;
         // The next case starts without objects, whatever the result is.
         for side in [&mut self.here, &mut self.there] {
-            side.ask(Command::Close)?.context("ending a case")?;
+            side.send_command(Command::Close)?.context("ending a case")?;
         }
         Ok(CaseResult { case, counts, outcome: CaseOutcome::new(ended), seconds: seconds(start.elapsed()) })
     }

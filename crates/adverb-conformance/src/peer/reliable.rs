@@ -36,7 +36,7 @@ impl Script<'_> {
             let batch = self.batch(count, len, immediate);
             self.prepare(Command::Offer { count, room: len })?;
             self.act(stage.perform(Action::Send, batch))?;
-            self.hear_all(batch, Kind::Message, None)?;
+            self.receive_all(batch, Kind::Message, None)?;
         }
         Ok(())
     }
@@ -58,12 +58,12 @@ impl Script<'_> {
                 refused: false,
             };
             self.act(Command::Perform(write.clone()))?;
-            self.look_all(through, stage.mtu.bytes())?;
+            self.check_all(through, stage.mtu.bytes())?;
             let batch = self.batch(1, len, Immediate::None);
             self.prepare(Command::Offer { count: 1, room: len })?;
             (write.action, write.batch) = (Action::SendInvalidate(window.rkey), batch);
             self.act(Command::Perform(write))?;
-            self.hear_all(batch, Kind::Message, Some(window.rkey))?;
+            self.receive_all(batch, Kind::Message, Some(window.rkey))?;
         }
         if self.settings.lossy {
             // A NAK is sent once and may be lost: a requester that retries forever would wait forever.
@@ -86,10 +86,10 @@ impl Script<'_> {
             }
             self.act(stage.perform(Action::Write, batch))?;
             if immediate == Immediate::All {
-                let hear = Hear { batch, kind: Kind::Write, lossy: false, invalidated: None };
-                self.heard(Command::Hear(hear))?;
+                let receive_batch = Hear { batch, kind: Kind::Write, lossy: false, invalidated: None };
+                self.heard(Command::Hear(receive_batch))?;
             }
-            self.look_all(batch, stage.mtu.bytes())?;
+            self.check_all(batch, stage.mtu.bytes())?;
         }
         Ok(())
     }
@@ -121,7 +121,7 @@ impl Script<'_> {
             let batch = self.batch(ATOMICS, 8, Immediate::None);
             self.prepare(Command::Clear(batch))?;
             self.act(stage.perform(Action::AtomicWrite, batch))?;
-            self.look_all(batch, stage.mtu.bytes())?;
+            self.check_all(batch, stage.mtu.bytes())?;
         }
         Ok(())
     }
@@ -133,7 +133,7 @@ impl Script<'_> {
             let batch = self.batch(count, len.max(1), Immediate::None);
             self.prepare(Command::Clear(batch))?;
             self.act(stage.perform(Action::WriteAndFlush, batch))?;
-            self.look_all(batch, stage.mtu.bytes())?;
+            self.check_all(batch, stage.mtu.bytes())?;
         }
         Ok(())
     }
@@ -159,13 +159,13 @@ impl Script<'_> {
         Ok(())
     }
 
-    fn hear_all(&mut self, batch: Batch, kind: Kind, invalidated: Option<u32>) -> Result<()> {
+    fn receive_all(&mut self, batch: Batch, kind: Kind, invalidated: Option<u32>) -> Result<()> {
         let heard = self.heard(Command::Hear(Hear { batch, kind, lossy: false, invalidated }))?;
         self.count(batch, heard.indices.len());
         Ok(())
     }
 
-    fn look_all(&mut self, batch: Batch, mtu: u16) -> Result<()> {
+    fn check_all(&mut self, batch: Batch, mtu: u16) -> Result<()> {
         let heard = self.heard(Command::Look(Look { batch, lossy: false, mtu, whole: vec![] }))?;
         self.count(batch, heard.indices.len());
         Ok(())

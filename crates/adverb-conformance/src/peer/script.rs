@@ -18,9 +18,9 @@ pub(super) enum Side {
 
 impl Side {
     /// Executes a command. The outer error means that the peer can't be reached.
-    pub(super) fn ask(&mut self, command: Command) -> Result<Result<Answer>> {
+    pub(super) fn send_command(&mut self, command: Command) -> Result<Result<Answer>> {
         let (answer, who) = match self {
-            Side::Here(actor) => (actor.obey(command), "local"),
+            Side::Here(actor) => (actor.execute(command), "local"),
             Side::There(wire) => {
                 wire.send(&command)?;
                 (wire.receive()?, "peer")
@@ -33,7 +33,7 @@ impl Side {
     }
 
     fn done(&mut self, command: Command) -> Result<()> {
-        match self.ask(command)?? {
+        match self.send_command(command)?? {
             Answer::Done => Ok(()),
             other => Err(anyhow!("unexpected answer {other:?}")),
         }
@@ -97,8 +97,8 @@ impl<'a> Script<'a> {
 
     /// Creates a queue pair at each end, and connects them.
     pub(super) fn open(&mut self, transport: Transport) -> Result<Stage> {
-        let from: Opened = expect_answer!(self.from.ask(Command::Open(transport))?, Opened)?;
-        let to: Opened = expect_answer!(self.to.ask(Command::Open(transport))?, Opened)?;
+        let from: Opened = expect_answer!(self.from.send_command(Command::Open(transport))?, Opened)?;
+        let to: Opened = expect_answer!(self.to.send_command(Command::Open(transport))?, Opened)?;
         let mtu = common_mtu(&from, &to, self.settings.mtu)?;
         let max_rd_atomic = from.max_rd_atomic.min(to.max_rd_atomic).min(16);
         for (side, peer) in [(&mut *self.from, &to), (&mut *self.to, &from)] {
@@ -127,22 +127,22 @@ impl<'a> Script<'a> {
 
     /// Executes atomics at the requester.
     pub(super) fn act_word(&mut self, command: Command) -> Result<u64> {
-        expect_answer!(self.from.ask(command)?, Word)
+        expect_answer!(self.from.send_command(command)?, Word)
     }
 
     /// Returns the responder's word.
     pub(super) fn word(&mut self, new: u64) -> Result<u64> {
-        expect_answer!(self.to.ask(Command::Exchange(new))?, Word)
+        expect_answer!(self.to.send_command(Command::Exchange(new))?, Word)
     }
 
     /// Binds a window at the responder.
     pub(super) fn window(&mut self) -> Result<adverb::memory::RemoteMemory> {
-        expect_answer!(self.to.ask(Command::Bind)?, Window)
+        expect_answer!(self.to.send_command(Command::Bind)?, Window)
     }
 
     /// Returns the messages that arrived at the responder.
     pub(super) fn heard(&mut self, command: Command) -> Result<Heard> {
-        expect_answer!(self.to.ask(command)?, Heard)
+        expect_answer!(self.to.send_command(command)?, Heard)
     }
 
     pub(super) fn count(&mut self, batch: Batch, arrived: usize) {

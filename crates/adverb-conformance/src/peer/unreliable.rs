@@ -39,7 +39,7 @@ impl Script<'_> {
             self.prepare(Command::Offer { count: BURST, room: MANY * stage.mtu() })?;
             let batch = self.batch(count, len, Immediate::EveryOther);
             self.perform(&stage, Action::Send, batch)?;
-            let heard = self.hear_some(batch, Kind::Message)?;
+            let heard = self.receive_some(batch, Kind::Message)?;
             self.count(batch, heard.indices.len());
         }
         self.enough_arrived()
@@ -53,7 +53,7 @@ impl Script<'_> {
             self.prepare(Command::Offer { count: BURST, room: 1 })?;
             self.perform(&stage, Action::Write, batch)?;
             // Messages that complete a receive must be complete.
-            let Heard { indices: whole } = self.hear_some(batch, Kind::Write)?;
+            let Heard { indices: whole } = self.receive_some(batch, Kind::Write)?;
             let (lossy, mtu) = (self.settings.lossy, stage.mtu.bytes());
             let heard = self.heard(Command::Look(Look { batch, lossy, mtu, whole }))?;
             self.count(batch, heard.indices.len());
@@ -69,7 +69,7 @@ impl Script<'_> {
             self.prepare(Command::Offer { count: BURST, room })?;
             let batch = self.batch(BURST, len, Immediate::EveryOther);
             self.perform(&stage, Action::Send, batch)?;
-            let heard = self.hear_some(batch, Kind::Message)?;
+            let heard = self.receive_some(batch, Kind::Message)?;
             self.count(batch, heard.indices.len());
         }
         self.enough_arrived()
@@ -81,7 +81,7 @@ impl Script<'_> {
         self.act(Command::Perform(Perform { action, batch, memory, recipient, refused: false }))
     }
 
-    fn hear_some(&mut self, batch: Batch, kind: Kind) -> Result<Heard> {
+    fn receive_some(&mut self, batch: Batch, kind: Kind) -> Result<Heard> {
         let lossy = self.settings.lossy;
         self.heard(Command::Hear(Hear { batch, kind, lossy, invalidated: None }))
     }

@@ -9,7 +9,7 @@ use adverb::verbs::{
 };
 use anyhow::{Context, Result, ensure};
 
-use super::devices::NOBODY;
+use super::devices::UNREACHABLE_ADDR;
 use crate::Need;
 use crate::fixture::{Fixture, READ_WRITE, check, pattern, read};
 use crate::registry::tests;
@@ -76,12 +76,16 @@ fn an_address_chooses_its_gid(fixture: &Fixture) -> Result<()> {
 }
 
 fn an_address_that_the_port_lacks_is_an_error_that_lists_its_addresses(fixture: &Fixture) -> Result<()> {
-    let error =
-        fixture.device.gid_for(fixture.port.number, Some(NOBODY)).err().context("the call succeeded")?;
+    let error = fixture
+        .device
+        .gid_for(fixture.port.number, Some(UNREACHABLE_ADDR))
+        .err()
+        .context("the call succeeded")?;
     ensure!(matches!(error, Error::NoDevice { .. }), "refused with another error: {error}");
     let best = fixture.device.gid_for(fixture.port.number, None)?.gid.ip().to_string();
     ensure!(error.hint().is_some_and(|hint| hint.contains(&best)), "the hint does not list {best}: {error}");
-    let refused = fixture.pair(Rc).address(NOBODY).side(None).err().context("a queue pair was created")?;
+    let refused =
+        fixture.pair(Rc).address(UNREACHABLE_ADDR).side(None).err().context("a queue pair was created")?;
     ensure!(refused.to_string().contains("192.0.2.1"), "refused with another error: {refused}");
     Ok(())
 }

@@ -40,7 +40,7 @@ fn an_atomic_write_is_refused_with_a_hint_unless_the_device_has_it(fixture: &Fix
     if fixture.device.attributes().has_atomic_write {
         return pair.left.done(request);
     }
-    let error = pair.left.refuses(request)?;
+    let error = pair.left.expect_rejected(request)?;
     ensure!(matches!(error, Error::Unsupported { .. }), "refused with another error: {error}");
     ensure!(error.hint().is_some(), "the error has no hint: {error}");
     same(&read(&region, 0, 64)?, &[0; 64])?;
@@ -90,7 +90,7 @@ fn no_reader_sees_a_part_of_an_atomic_write(fixture: &Fixture) -> Result<()> {
 
 /// Writes words of ones and words of zeros.
 fn write_alternately(fixture: &Fixture, pair: &Pair, region: &MemoryRegion) -> Result<()> {
-    for _ in 0..fixture.many(100) {
+    for _ in 0..fixture.scaled_count(100) {
         for n in 0..8 {
             let bytes = if n % 2 == 0 { [0xff; 8] } else { [0; 8] };
             pair.left.post(SendRequest::atomic_write(bytes, region.remote().at(0)))?;
@@ -146,7 +146,8 @@ fn an_unaligned_atomic_write_is_refused(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(64, READ_WRITE)?;
     for offset in 1..8 {
-        let error = pair.left.refuses(SendRequest::atomic_write(BYTES, region.remote().at(offset)))?;
+        let error =
+            pair.left.expect_rejected(SendRequest::atomic_write(BYTES, region.remote().at(offset)))?;
         ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     }
     same(&read(&region, 0, 64)?, &[0; 64])?;
@@ -156,20 +157,20 @@ fn an_unaligned_atomic_write_is_refused(fixture: &Fixture) -> Result<()> {
 fn an_inline_atomic_write_is_refused(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).max_inline_data(16).connect()?;
     let region = pair.right.region(64, READ_WRITE)?;
-    pair.left.refuses(SendRequest::atomic_write(BYTES, region.remote().at(0)).inline())?;
+    pair.left.expect_rejected(SendRequest::atomic_write(BYTES, region.remote().at(0)).inline())?;
     pair.ping()
 }
 
 fn an_unreliable_connection_refuses_atomic_writes(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Uc).connect()?;
     let region = pair.right.region(64, READ_WRITE)?;
-    let error = pair.left.refuses(SendRequest::atomic_write(BYTES, region.remote().at(0)))?;
+    let error = pair.left.expect_rejected(SendRequest::atomic_write(BYTES, region.remote().at(0)))?;
     ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     Ok(())
 }
 
 /// Whether the peer refuses an ATOMIC WRITE, and its memory doesn't change.
-fn refused(pair: &Pair, region: &MemoryRegion, remote: RemoteAddress, status: Status) -> Result<()> {
+fn check_refused(pair: &Pair, region: &MemoryRegion, remote: RemoteAddress, status: Status) -> Result<()> {
     pair.left.fails(SendRequest::atomic_write(BYTES, remote), status)?;
     same(&read(region, 0, region.len())?, &vec![0; region.len()]).context("the peer's memory")
 }
@@ -183,7 +184,7 @@ fn an_atomic_write_needs_the_regions_right(fixture: &Fixture) -> Result<()> {
     for access in rights {
         let pair = fixture.rc()?;
         let region = pair.right.region(64, access)?;
-        refused(&pair, &region, region.remote().at(0), Status::RemoteAccess)?;
+        check_refused(&pair, &region, region.remote().at(0), Status::RemoteAccess)?;
     }
     Ok(())
 }
@@ -193,14 +194,14 @@ fn an_atomic_write_needs_the_queue_pairs_right(fixture: &Fixture) -> Result<()> 
     let pair = fixture.pair(Rc).right_access(access).connect()?;
     let region =
         pair.right.region(64, if fixture.device.attributes().has_atomics { ALL } else { READ_WRITE })?;
-    refused(&pair, &region, region.remote().at(0), Status::RemoteInvalidRequest)
+    check_refused(&pair, &region, region.remote().at(0), Status::RemoteInvalidRequest)
 }
 
 fn an_atomic_write_beyond_the_end_is_refused_by_the_peer(fixture: &Fixture) -> Result<()> {
     for offset in [64, 128, 0u64.wrapping_sub(8)] {
         let pair = fixture.rc()?;
         let region = pair.right.region(64, READ_WRITE)?;
-        refused(&pair, &region, region.remote().at(offset), Status::RemoteAccess)
+        check_refused(&pair, &region, region.remote().at(offset), Status::RemoteAccess)
             .with_context(|| format!("at offset {offset:#x}"))?;
     }
     Ok(())
@@ -212,7 +213,7 @@ fn an_atomic_write_with_a_wrong_key_is_refused_by_the_peer(fixture: &Fixture) ->
         let region = pair.right.region(64, READ_WRITE)?;
         let mut remote = region.remote().at(0);
         remote.rkey ^= bits;
-        refused(&pair, &region, remote, Status::RemoteAccess)?;
+        check_refused(&pair, &region, remote, Status::RemoteAccess)?;
     }
     Ok(())
 }

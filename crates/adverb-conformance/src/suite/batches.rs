@@ -5,7 +5,7 @@ use adverb::verbs::{RecvRequest, SendRequest, Transport::Rc};
 use anyhow::{Result, ensure};
 
 use crate::Need;
-use crate::fixture::{Fixture, READ_WRITE, check, read, refused};
+use crate::fixture::{Fixture, READ_WRITE, check, check_refused, read};
 use crate::registry::tests;
 
 tests! { "batches";
@@ -26,7 +26,7 @@ tests! { "batches";
 fn a_batch_is_done_in_order(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     for round in 0..5 {
-        (0..32).try_for_each(|_| pair.right.offer(100).map(drop))?;
+        (0..32).try_for_each(|_| pair.right.post_receive(100).map(drop))?;
         let requests = (0..32).map(|n| Ok(SendRequest::send(pair.left.filled(100, 100 * round + n)?).tag(n)));
         pair.left.qp.post_sends(requests.collect::<Result<Vec<_>>>()?).map_err(Error::from)?;
         for (tag, completion) in (0..).zip(pair.left.take(32)?) {
@@ -66,7 +66,7 @@ fn an_empty_batch_posts_nothing(fixture: &Fixture) -> Result<()> {
         "an empty batch returned request ids"
     );
     ensure!(pair.left.qp.outstanding_send_count() == 0, "a request is outstanding");
-    pair.left.stays_silent()?;
+    pair.left.expect_no_completion()?;
     pair.ping()
 }
 
@@ -88,7 +88,7 @@ fn a_batch_may_fill_the_queue(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).depth(100, 100).connect()?;
     let receives = (0..100).map(|_| pair.right.buffer(8)).collect::<Result<Vec<_>>>()?;
     pair.right.qp.post_recvs(receives).map_err(Error::from)?;
-    pair.right.refuses_recv(pair.right.buffer(8)?)?;
+    pair.right.expect_recv_rejected(pair.right.buffer(8)?)?;
     let sends = (0..100).map(|seed| Ok(SendRequest::send(pair.left.filled(8, seed)?)));
     pair.left.qp.post_sends(sends.collect::<Result<Vec<_>>>()?).map_err(Error::from)?;
     pair.left.take(100)?.iter().try_for_each(|completion| completion.result().map(drop))?;
@@ -103,17 +103,17 @@ fn a_batch_that_does_not_fit_is_refused_whole(fixture: &Fixture) -> Result<()> {
     (0..3).try_for_each(|_| pair.left.post(SendRequest::send(pair.left.buffer(8)?)).map(drop))?;
     let batch = (0..6).map(|_| Ok(SendRequest::send(pair.left.buffer(8)?))).collect::<Result<Vec<_>>>()?;
     let posted = pair.left.qp.post_sends(batch);
-    let error = refused(posted.map(drop), 6, 3, pair.left.qp.outstanding_send_count())?;
+    let error = check_refused(posted.map(drop), 6, 3, pair.left.qp.outstanding_send_count())?;
     ensure!(matches!(error, Error::QueueFull { depth: 8, .. }), "refused with another error: {error}");
     Ok(())
 }
 
 fn a_batch_of_receives_that_does_not_fit_is_refused_whole(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).depth(8, 8).connect()?;
-    (0..3).try_for_each(|_| pair.left.offer(8).map(drop))?;
+    (0..3).try_for_each(|_| pair.left.post_receive(8).map(drop))?;
     let batch = (0..6).map(|_| pair.left.buffer(8)).collect::<Result<Vec<_>>>()?;
     let posted = pair.left.qp.post_recvs(batch);
-    let error = refused(posted.map(drop), 6, 3, pair.left.qp.outstanding_recv_count())?;
+    let error = check_refused(posted.map(drop), 6, 3, pair.left.qp.outstanding_recv_count())?;
     ensure!(matches!(error, Error::QueueFull { depth: 8, .. }), "refused with another error: {error}");
     Ok(())
 }
@@ -126,7 +126,7 @@ fn a_batch_with_an_invalid_request_is_refused_whole(fixture: &Fixture) -> Result
     // The last one's result has seven bytes.
     let wrong = SendRequest::fetch_add(pair.left.buffer(7)?, region.remote().at(0), 1);
     let posted = pair.left.qp.post_sends([write(1)?, write(2)?, wrong]);
-    let error = refused(posted.map(drop), 3, 0, pair.left.qp.outstanding_send_count())?;
+    let error = check_refused(posted.map(drop), 3, 0, pair.left.qp.outstanding_send_count())?;
     ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     pair.ping()?;
     ensure!(read(&region, 0, 8)? == [0; 8], "the other requests of the batch were posted");
@@ -137,8 +137,8 @@ fn a_batch_may_mix_operations(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(64, READ_WRITE)?;
     let remote = region.remote().at(0);
-    pair.right.offer(64)?;
-    pair.right.offer(64)?;
+    pair.right.post_receive(64)?;
+    pair.right.post_receive(64)?;
     let batch = [
         SendRequest::write(pair.left.filled(64, 1)?, remote),
         SendRequest::read(pair.left.buffer(64)?, remote),
@@ -160,7 +160,7 @@ fn a_batch_may_mix_operations(fixture: &Fixture) -> Result<()> {
 
 fn a_batch_may_mix_segment_counts(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).max_sge(3, 3).connect()?;
-    (0..4).try_for_each(|_| pair.right.offer(300).map(drop))?;
+    (0..4).try_for_each(|_| pair.right.post_receive(300).map(drop))?;
     let buffers = |count: u64| (0..count).map(|seed| pair.left.filled(100, seed)).collect::<Result<Vec<_>>>();
     let batch = [
         SendRequest::send(buffers(3)?),
@@ -195,7 +195,7 @@ fn ids_of_a_batch_are_those_of_its_completions(fixture: &Fixture) -> Result<()> 
 
 fn batches_and_single_requests_keep_their_order(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
-    (0..30).try_for_each(|_| pair.right.offer(8).map(drop))?;
+    (0..30).try_for_each(|_| pair.right.post_receive(8).map(drop))?;
     let request = |seed| Ok::<_, anyhow::Error>(SendRequest::send(pair.left.filled(8, seed)?));
     for first in [0, 10, 20] {
         pair.left.post(request(first)?)?;

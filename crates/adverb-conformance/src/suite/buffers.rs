@@ -117,7 +117,7 @@ fn a_received_buffer_can_be_sent(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let mut message = pair.deliver(pair.left.filled(777, 3)?)?;
     for _ in 0..10 {
-        let receiving = pair.left.offer(1000)?;
+        let receiving = pair.left.post_receive(1000)?;
         message = pair
             .right
             .completed(SendRequest::send(message))?

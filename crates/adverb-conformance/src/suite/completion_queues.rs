@@ -8,7 +8,7 @@ use adverb::verbs::{ArmFor, SendRequest, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
 use crate::Need;
-use crate::fixture::{Fixture, MOMENT, PATIENCE, Sleeper, take};
+use crate::fixture::{COMPLETION_TIMEOUT, Fixture, QUIET_PERIOD, Sleeper, take};
 use crate::registry::tests;
 
 tests! { "completion queues";
@@ -44,8 +44,8 @@ fn a_queue_grows_so_that_more_queue_pairs_can_use_it(fixture: &Fixture) -> Resul
     second.qp.connect(&first.qp.endpoint())?;
     // All that fits at once, from both sides.
     for _ in 0..4 {
-        first.offer(8)?;
-        second.offer(8)?;
+        first.post_receive(8)?;
+        second.post_receive(8)?;
         first.post(SendRequest::send(first.buffer(8)?))?;
         second.post(SendRequest::send(second.buffer(8)?))?;
     }
@@ -68,7 +68,7 @@ fn a_queue_shrinks_to_what_its_queue_pairs_need_and_no_further(fixture: &Fixture
 fn a_queue_is_resized_while_completions_wait_in_it(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).depth(16, 16).connect()?;
     for _ in 0..16 {
-        pair.right.offer(8)?;
+        pair.right.post_receive(8)?;
     }
     let ids = (0..16)
         .map(|_| pair.left.post(SendRequest::send(pair.left.buffer(8)?)))
@@ -87,7 +87,7 @@ fn a_queue_is_resized_while_requests_are_in_flight(fixture: &Fixture) -> Result<
     let pair = fixture.pair(Rc).depth(32, 32).connect()?;
     for round in 0..20 {
         for _ in 0..16 {
-            pair.right.offer(1000)?;
+            pair.right.post_receive(1000)?;
             pair.left.post(SendRequest::send(pair.left.buffer(1000)?))?;
         }
         let depth = 64 + 50 * (round % 3);
@@ -116,9 +116,9 @@ fn a_resized_queue_still_has_events(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     pair.right.cq.arm(ArmFor::Any)?;
     pair.right.cq.resize(1000)?;
-    pair.right.offer(8)?;
+    pair.right.post_receive(8)?;
     pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
-    ensure!(pair.right.cq.wait_event(PATIENCE)?, "no event was delivered");
+    ensure!(pair.right.cq.wait_event(COMPLETION_TIMEOUT)?, "no event was delivered");
     pair.right.take(1).map(drop)
 }
 
@@ -131,7 +131,7 @@ fn every_completion_vector_delivers_events(fixture: &Fixture) -> Result<()> {
         let (left, right) = (fixture.pair(Rc).side(None)?, fixture.pair(Rc).side_of(&domain, &cq, None)?);
         left.qp.connect(&right.qp.endpoint())?;
         right.qp.connect(&left.qp.endpoint())?;
-        let id = right.offer(8)?;
+        let id = right.post_receive(8)?;
         left.done(SendRequest::send(left.buffer(8)?))?;
         right.wait(id).with_context(|| format!("vector {vector}"))?.result()?;
     }
@@ -153,12 +153,15 @@ fn a_moderated_queue_coalesces_events(fixture: &Fixture) -> Result<()> {
     let (count, period) = (most.max_count.min(8), most.max_period);
     pair.right.cq.moderate(count, period)?;
     for _ in 0..count {
-        pair.right.offer(8)?;
+        pair.right.post_receive(8)?;
         pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
     }
     let mut completions = Vec::new();
     while completions.len() < count.into() {
-        ensure!(pair.right.cq.poll_timeout(&mut completions, PATIENCE)? > 0, "completions are missing");
+        ensure!(
+            pair.right.cq.poll_timeout(&mut completions, COMPLETION_TIMEOUT)? > 0,
+            "completions are missing"
+        );
     }
     pair.right.cq.moderate(0, Duration::ZERO)?;
     pair.ping()
@@ -181,7 +184,7 @@ fn moderation_beyond_the_devices_limit_is_refused_with_an_explanation(fixture: &
 fn poll_solicited_sleeps_through_unsolicited_completions(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     for _ in 0..4 {
-        pair.right.offer(8)?;
+        pair.right.post_receive(8)?;
     }
     std::thread::scope(|scope| {
         let (sender, sleepers) = mpsc::channel();
@@ -189,7 +192,7 @@ fn poll_solicited_sleeps_through_unsolicited_completions(fixture: &Fixture) -> R
             drop(sender.send(Sleeper::this_thread()?));
             drop(sender);
             let mut completions = Vec::new();
-            pair.right.cq.wait_solicited(&mut completions, PATIENCE)?;
+            pair.right.cq.wait_solicited(&mut completions, COMPLETION_TIMEOUT)?;
             anyhow::Ok((completions.len(), Instant::now()))
         });
         // What is there before it sleeps wouldn't let it sleep.
@@ -197,7 +200,7 @@ fn poll_solicited_sleeps_through_unsolicited_completions(fixture: &Fixture) -> R
         for _ in 0..3 {
             pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
         }
-        std::thread::sleep(MOMENT);
+        std::thread::sleep(QUIET_PERIOD);
         let marked = Instant::now();
         pair.left.done(SendRequest::send(pair.left.buffer(8)?).solicited())?;
         let (count, woken) = waiting.join().ok().context("the thread panicked")??;
@@ -209,13 +212,13 @@ fn poll_solicited_sleeps_through_unsolicited_completions(fixture: &Fixture) -> R
 
 fn poll_solicited_is_woken_by_a_failure(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
-    pair.right.offer(8)?;
+    pair.right.post_receive(8)?;
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             let mut completions = Vec::new();
-            pair.right.cq.wait_solicited(&mut completions, PATIENCE).map(|_| completions.len())
+            pair.right.cq.wait_solicited(&mut completions, COMPLETION_TIMEOUT).map(|_| completions.len())
         });
-        std::thread::sleep(MOMENT);
+        std::thread::sleep(QUIET_PERIOD);
         pair.right.qp.move_to_error()?;
         let count = waiting.join().ok().context("the thread panicked")??;
         ensure!(count == 1, "{count} completions were returned");
@@ -226,17 +229,17 @@ fn poll_solicited_is_woken_by_a_failure(fixture: &Fixture) -> Result<()> {
 fn poll_solicited_returns_completions_that_are_already_queued(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     let mut completions = Vec::new();
-    ensure!(pair.right.cq.wait_solicited(&mut completions, MOMENT)? == 0, "a completion was returned");
-    pair.right.offer(8)?;
+    ensure!(pair.right.cq.wait_solicited(&mut completions, QUIET_PERIOD)? == 0, "a completion was returned");
+    pair.right.post_receive(8)?;
     pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
-    let count = pair.right.cq.wait_solicited(&mut completions, MOMENT)?;
+    let count = pair.right.cq.wait_solicited(&mut completions, QUIET_PERIOD)?;
     ensure!(count == 1 && completions.len() == 1, "{count} completions were returned");
     Ok(())
 }
 
 fn poll_solicited_needs_a_queue_with_events(fixture: &Fixture) -> Result<()> {
     let cq = fixture.device.completion_queue(8).create()?;
-    let polled = cq.wait_solicited(&mut Vec::new(), MOMENT);
+    let polled = cq.wait_solicited(&mut Vec::new(), QUIET_PERIOD);
     ensure!(matches!(polled, Err(Error::Unsupported { .. })), "{polled:?}");
     Ok(())
 }

@@ -12,7 +12,7 @@ use adverb::verbs::{CompletionQueue, QpState, QueuePair, RequestId, SendRequest,
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::Need;
-use crate::fixture::{Fixture, MOMENT, PATIENCE};
+use crate::fixture::{COMPLETION_TIMEOUT, Fixture, QUIET_PERIOD};
 use crate::registry::{address, tests};
 
 tests! { "connection manager";
@@ -65,12 +65,12 @@ impl End {
         let mut buffer = self.connection.queue_pair().protection_domain().buffer(text.len())?;
         buffer.copy_from_slice(text);
         let id = self.connection.queue_pair().post_send(SendRequest::send(buffer)).map_err(Error::from)?;
-        self.completions.wait(id, PATIENCE)?.result()?;
+        self.completions.wait(id, COMPLETION_TIMEOUT)?.result()?;
         Ok(())
     }
 
     fn receives(&self, text: &[u8]) -> Result<()> {
-        let message = self.completions.wait(self.receiving, PATIENCE)?.into_message()?;
+        let message = self.completions.wait(self.receiving, COMPLETION_TIMEOUT)?.into_message()?;
         ensure!(message[..] == *text, "received {:?}, not {text:?}", &message[..]);
         Ok(())
     }
@@ -83,11 +83,11 @@ fn listen(fixture: &Fixture) -> Result<Listener> {
 
 /// The next request for a connection.
 fn request(listener: &Listener) -> Result<ConnectRequest> {
-    listener.accept_timeout(PATIENCE)?.context("no connection request arrived")
+    listener.accept_timeout(COMPLETION_TIMEOUT)?.context("no connection request arrived")
 }
 
 /// Connects on another thread, while `serve` does what the listener's side does.
-fn meet<T>(
+fn connect_to_listener<T>(
     connector: &Connector,
     listener: &Listener,
     serve: impl FnOnce() -> Result<T>,
@@ -103,7 +103,8 @@ fn meet<T>(
 fn connected(fixture: &Fixture) -> Result<(End, End)> {
     let listener = listen(fixture)?;
     let serve = || End::accept(request(&listener)?, b"");
-    let (client, server) = meet(&Connector::new().timeout(PATIENCE), &listener, serve)?;
+    let (client, server) =
+        connect_to_listener(&Connector::new().timeout(COMPLETION_TIMEOUT), &listener, serve)?;
     Ok((client?, server))
 }
 
@@ -118,15 +119,15 @@ fn peers_connect_by_address_and_exchange_messages(fixture: &Fixture) -> Result<(
 /// It comes padded with zeros, as the protocol has it.
 fn private_data_reaches_both_peers(fixture: &Fixture) -> Result<()> {
     let listener = listen(fixture)?;
-    let connector = Connector::new().timeout(PATIENCE).private_data(b"who is there?");
-    let (client, server) = meet(&connector, &listener, || {
+    let connector = Connector::new().timeout(COMPLETION_TIMEOUT).private_data(b"who is there?");
+    let (client, server) = connect_to_listener(&connector, &listener, || {
         let request = request(&listener)?;
         ensure!(request.private_data().starts_with(b"who is there?\0"), "{:?}", request.private_data());
         End::accept(request, b"a friend")
     })?;
     let client = client?;
-    let came = client.connection.private_data();
-    ensure!(came.starts_with(b"a friend\0"), "{came:?}");
+    let received = client.connection.private_data();
+    ensure!(received.starts_with(b"a friend\0"), "{received:?}");
     drop(server);
     Ok(())
 }
@@ -134,7 +135,7 @@ fn private_data_reaches_both_peers(fixture: &Fixture) -> Result<()> {
 fn a_rejection_reaches_the_peer_with_its_data(fixture: &Fixture) -> Result<()> {
     let listener = listen(fixture)?;
     let reject = || Ok(request(&listener)?.reject(b"not you")?);
-    let (client, ()) = meet(&Connector::new().timeout(PATIENCE), &listener, reject)?;
+    let (client, ()) = connect_to_listener(&Connector::new().timeout(COMPLETION_TIMEOUT), &listener, reject)?;
     match client.map(|_| ()) {
         Err(Error::CmRejected { reason: RejectReason::ConsumerReject, private_data, .. }) => {
             ensure!(private_data.starts_with(b"not you\0"), "{private_data:?}");
@@ -146,7 +147,9 @@ fn a_rejection_reaches_the_peer_with_its_data(fixture: &Fixture) -> Result<()> {
 
 fn a_request_that_is_dropped_is_rejected(fixture: &Fixture) -> Result<()> {
     let listener = listen(fixture)?;
-    let (client, ()) = meet(&Connector::new().timeout(PATIENCE), &listener, || request(&listener).map(drop))?;
+    let (client, ()) = connect_to_listener(&Connector::new().timeout(COMPLETION_TIMEOUT), &listener, || {
+        request(&listener).map(drop)
+    })?;
     let ended = client.map(|_| ());
     ensure!(
         matches!(ended, Err(Error::CmRejected { reason: RejectReason::ConsumerReject, .. })),
@@ -158,7 +161,7 @@ fn a_request_that_is_dropped_is_rejected(fixture: &Fixture) -> Result<()> {
 fn connecting_to_a_port_without_a_listener_fails_with_an_explanation(fixture: &Fixture) -> Result<()> {
     // A port that somebody had just now is nobody's.
     let peer = listen(fixture)?.local_addr();
-    let ended = End::connect(&Connector::new().timeout(PATIENCE), peer).map(|_| ());
+    let ended = End::connect(&Connector::new().timeout(COMPLETION_TIMEOUT), peer).map(|_| ());
     ensure!(
         matches!(ended, Err(Error::CmRejected { reason: RejectReason::InvalidServiceId, .. })),
         "unexpected result: {ended:?}"
@@ -173,29 +176,29 @@ fn connecting_to_a_silent_listener_times_out(fixture: &Fixture) -> Result<()> {
     let ended = End::connect(&Connector::new().timeout(timeout), listener.local_addr()).map(|_| ());
     let took = start.elapsed();
     ensure!(matches!(ended, Err(Error::Unreachable { .. })), "unexpected result: {ended:?}");
-    ensure!(took >= timeout && took < timeout + PATIENCE / 2, "it took {took:?}");
+    ensure!(took >= timeout && took < timeout + COMPLETION_TIMEOUT / 2, "it took {took:?}");
     Ok(())
 }
 
 fn a_disconnect_reaches_the_peer_and_flushes_its_receives(fixture: &Fixture) -> Result<()> {
     let (client, server) = connected(fixture)?;
-    ensure!(server.connection.wait_event(MOMENT)?.is_none(), "an event was delivered without a cause");
+    ensure!(server.connection.wait_event(QUIET_PERIOD)?.is_none(), "an event was delivered without a cause");
     client.connection.disconnect()?;
-    let event = server.connection.wait_event(PATIENCE)?;
+    let event = server.connection.wait_event(COMPLETION_TIMEOUT)?;
     ensure!(event == Some(ConnectionEvent::Disconnected), "unexpected event: {event:?}");
-    let completion = server.completions.wait(server.receiving, PATIENCE)?;
+    let completion = server.completions.wait(server.receiving, COMPLETION_TIMEOUT)?;
     let status = completion.outcome().err().map(|failure| failure.status);
     ensure!(status == Some(Status::Flushed), "the receive: {status:?}, not Flushed");
     let state = server.connection.queue_pair().state()?;
     ensure!(state == QpState::Error, "the queue pair is in state {state:?}");
-    client.connection.close(PATIENCE)?;
+    client.connection.close(COMPLETION_TIMEOUT)?;
     Ok(())
 }
 
 fn a_dropped_connection_is_a_disconnect(fixture: &Fixture) -> Result<()> {
     let (client, server) = connected(fixture)?;
     drop(client);
-    let event = server.connection.wait_event(PATIENCE)?;
+    let event = server.connection.wait_event(COMPLETION_TIMEOUT)?;
     ensure!(event == Some(ConnectionEvent::Disconnected), "unexpected event: {event:?}");
     Ok(())
 }
@@ -205,7 +208,8 @@ fn many_connections_are_accepted_from_one_listener(fixture: &Fixture) -> Result<
     let mut ends = Vec::new();
     for number in 0..20_u8 {
         let serve = || End::accept(request(&listener)?, &[number]);
-        let (client, server) = meet(&Connector::new().timeout(PATIENCE), &listener, serve)?;
+        let (client, server) =
+            connect_to_listener(&Connector::new().timeout(COMPLETION_TIMEOUT), &listener, serve)?;
         ends.push((client?, server));
     }
     for (number, (client, server)) in (0..).zip(&ends) {

@@ -4,8 +4,8 @@ use adverb::Error;
 use adverb::verbs::{QpState, SendRequest, Status, Transport::Ud, UdDestination};
 use anyhow::{Result, ensure};
 
-use super::datagrams::{exchange, offer, way};
-use crate::fixture::{Fixture, MOMENT, QKEY, READ_WRITE, check, expect};
+use super::datagrams::{destination_to, exchange, post_receive};
+use crate::fixture::{Fixture, QKEY, QUIET_PERIOD, READ_WRITE, check, expect};
 use crate::registry::tests;
 
 tests! { "refused datagrams";
@@ -25,60 +25,63 @@ tests! { "refused datagrams";
 /// Vol. 1, 9.6.1.4.2.2: dropped in silence, and the receive is still there.
 fn a_datagram_with_another_queue_key_is_dropped(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
-    let receiving = offer(fixture, &pair.right)?;
+    let receiving = post_receive(fixture, &pair.right)?;
     for qkey in [0, QKEY ^ 1, QKEY ^ 0x4000_0000] {
-        let wrong = UdDestination { qkey, ..way(&pair.left, &pair.right)? };
+        let wrong = UdDestination { qkey, ..destination_to(&pair.left, &pair.right)? };
         pair.left.done(SendRequest::send(pair.left.filled(64, 1)?).destination(&wrong))?;
     }
-    pair.right.stays_silent()?;
+    pair.right.expect_no_completion()?;
     pair.right.is(QpState::ReadyToSend)?;
-    pair.left
-        .done(SendRequest::send(pair.left.filled(64, 2)?).destination(&way(&pair.left, &pair.right)?))?;
+    pair.left.done(
+        SendRequest::send(pair.left.filled(64, 2)?).destination(&destination_to(&pair.left, &pair.right)?),
+    )?;
     check(&pair.right.wait(receiving)?.into_datagram()?.message, 2)
 }
 
 fn a_datagram_without_a_receive_is_dropped(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
-    pair.left
-        .done(SendRequest::send(pair.left.filled(64, 1)?).destination(&way(&pair.left, &pair.right)?))?;
-    std::thread::sleep(MOMENT);
-    let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(64, 2)?))?;
-    check(&came.message, 2)
+    pair.left.done(
+        SendRequest::send(pair.left.filled(64, 1)?).destination(&destination_to(&pair.left, &pair.right)?),
+    )?;
+    std::thread::sleep(QUIET_PERIOD);
+    let received = exchange(fixture, &pair, SendRequest::send(pair.left.filled(64, 2)?))?;
+    check(&received.message, 2)
 }
 
 fn a_datagram_to_an_unknown_queue_pair_is_lost_silently(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let gone = fixture.pair(Ud).side(None)?;
-    let recipient = way(&pair.left, &gone)?;
+    let recipient = destination_to(&pair.left, &gone)?;
     drop(gone);
     for _ in 0..10 {
         pair.left.done(SendRequest::send(pair.left.filled(64, 1)?).destination(&recipient))?;
     }
-    let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(64, 2)?))?;
-    check(&came.message, 2)
+    let received = exchange(fixture, &pair, SendRequest::send(pair.left.filled(64, 2)?))?;
+    check(&received.message, 2)
 }
 
 fn a_datagram_longer_than_a_packet_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let request = SendRequest::send(pair.left.buffer(fixture.mtu() + 1)?);
-    let error = pair.left.refuses(request.destination(&way(&pair.left, &pair.right)?))?;
+    let error = pair.left.expect_rejected(request.destination(&destination_to(&pair.left, &pair.right)?))?;
     ensure!(matches!(error, Error::MessageTooLong { .. }), "refused with another error: {error}");
     Ok(())
 }
 
 fn a_datagram_without_a_destination_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
-    let error = pair.left.refuses(SendRequest::send(pair.left.buffer(8)?))?;
+    let error = pair.left.expect_rejected(SendRequest::send(pair.left.buffer(8)?))?;
     ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     Ok(())
 }
 
 fn a_connected_queue_pair_refuses_a_destination(fixture: &Fixture) -> Result<()> {
     let datagrams = fixture.pair(Ud).connect()?;
-    let recipient = way(&datagrams.left, &datagrams.right)?;
+    let recipient = destination_to(&datagrams.left, &datagrams.right)?;
     for transport in [adverb::verbs::Transport::Rc, adverb::verbs::Transport::Uc] {
         let pair = fixture.pair(transport).connect()?;
-        let error = pair.left.refuses(SendRequest::send(pair.left.buffer(8)?).destination(&recipient))?;
+        let error =
+            pair.left.expect_rejected(SendRequest::send(pair.left.buffer(8)?).destination(&recipient))?;
         ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
         pair.ping()?;
     }
@@ -87,17 +90,17 @@ fn a_connected_queue_pair_refuses_a_destination(fixture: &Fixture) -> Result<()>
 
 fn a_receive_too_small_for_any_datagram_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
     let side = fixture.pair(Ud).side(None)?;
-    for size in [0, 40, fixture.datagram_room() - 1] {
-        let error = side.refuses_recv(side.buffer(size)?)?;
+    for size in [0, 40, fixture.max_datagram_len() - 1] {
+        let error = side.expect_recv_rejected(side.buffer(size)?)?;
         ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     }
-    side.offer(fixture.datagram_room())?;
+    side.post_receive(fixture.max_datagram_len())?;
     Ok(())
 }
 
 fn datagrams_only_send(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
-    let recipient = way(&pair.left, &pair.right)?;
+    let recipient = destination_to(&pair.left, &pair.right)?;
     let region = pair.right.region(64, READ_WRITE)?;
     let (remote, buffer) = (region.remote().at(0), || pair.left.buffer(8));
     for request in [
@@ -108,7 +111,7 @@ fn datagrams_only_send(fixture: &Fixture) -> Result<()> {
         SendRequest::compare_swap(buffer()?, remote, 0, 1),
         SendRequest::send_invalidate(buffer()?, remote.rkey),
     ] {
-        let error = pair.left.refuses(request.destination(&recipient))?;
+        let error = pair.left.expect_rejected(request.destination(&recipient))?;
         ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     }
     Ok(())
@@ -116,34 +119,36 @@ fn datagrams_only_send(fixture: &Fixture) -> Result<()> {
 
 fn datagrams_are_flushed_when_the_queue_pair_fails(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
-    (0..10).try_for_each(|_| offer(fixture, &pair.right).map(drop))?;
+    (0..10).try_for_each(|_| post_receive(fixture, &pair.right).map(drop))?;
     pair.right.qp.move_to_error()?;
     for completion in pair.right.take(10)? {
         expect("a receive", &completion, Status::Flushed)?;
     }
-    pair.right.stays_silent()?;
+    pair.right.expect_no_completion()?;
     // To the sender it makes no difference.
-    pair.left.done(SendRequest::send(pair.left.filled(64, 1)?).destination(&way(&pair.left, &pair.right)?))
+    pair.left.done(
+        SendRequest::send(pair.left.filled(64, 1)?).destination(&destination_to(&pair.left, &pair.right)?),
+    )
 }
 
 fn a_datagram_queue_pair_recovers_by_a_reset(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
-    offer(fixture, &pair.right)?;
+    post_receive(fixture, &pair.right)?;
     let left = pair.right.qp.reset()?;
     ensure!(left.len() == 1, "{} payloads were returned", left.len());
     pair.right.qp.move_to_rts()?;
-    let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(64, 2)?))?;
-    check(&came.message, 2)
+    let received = exchange(fixture, &pair, SendRequest::send(pair.left.filled(64, 2)?))?;
+    check(&received.message, 2)
 }
 
 fn a_message_of_a_connection_does_not_convert_to_a_datagram(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
-    let receiving = pair.right.offer(100)?;
+    let receiving = pair.right.post_receive(100)?;
     pair.left.done(SendRequest::send(pair.left.filled(100, 1)?))?;
-    let came = pair.right.wait(receiving)?.into_datagram();
+    let received = pair.right.wait(receiving)?.into_datagram();
     ensure!(
-        matches!(came, Err(Error::InvalidRequest { .. })),
-        "the message was converted to a datagram: {came:?}"
+        matches!(received, Err(Error::InvalidRequest { .. })),
+        "the message was converted to a datagram: {received:?}"
     );
     Ok(())
 }

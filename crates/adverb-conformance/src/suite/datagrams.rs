@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::Need;
 use crate::fixture::{
-    Fixture, MOMENT, Pair, QKEY, READ_WRITE, Side, check, in_order, pattern, read, same, take,
+    Fixture, Pair, QKEY, QUIET_PERIOD, READ_WRITE, Side, check, in_order, pattern, read, same, take,
 };
 use crate::registry::tests;
 
@@ -34,19 +34,19 @@ tests! { "datagrams";
 }
 
 /// How to reach one side from the other.
-pub(super) fn way(from: &Side, to: &Side) -> Result<UdDestination> {
+pub(super) fn destination_to(from: &Side, to: &Side) -> Result<UdDestination> {
     Ok(from.qp.ud_destination(&to.qp.endpoint(), QKEY)?)
 }
 
 /// Posts a receive for any datagram.
-pub(super) fn offer(fixture: &Fixture, side: &Side) -> Result<RequestId> {
-    side.offer(fixture.datagram_room())
+pub(super) fn post_receive(fixture: &Fixture, side: &Side) -> Result<RequestId> {
+    side.post_receive(fixture.max_datagram_len())
 }
 
 /// Sends a datagram from left to right, and gives what came.
 pub(super) fn exchange(fixture: &Fixture, pair: &Pair, request: SendRequest) -> Result<Datagram> {
-    let receiving = offer(fixture, &pair.right)?;
-    pair.left.done(request.destination(&way(&pair.left, &pair.right)?))?;
+    let receiving = post_receive(fixture, &pair.right)?;
+    pair.left.done(request.destination(&destination_to(&pair.left, &pair.right)?))?;
     Ok(pair.right.wait(receiving)?.into_datagram()?)
 }
 
@@ -59,12 +59,16 @@ fn datagrams_of_every_size_arrive_whole(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let mtu = fixture.mtu();
     for (seed, size) in (1..).zip([0, 1, 2, 3, 4, 100, mtu - 1, mtu]) {
-        fixture.eventually(|| {
+        fixture.retry_after_loss(|| {
             // A queue pair of its own, with no receive left from a time when it was lost.
             let pair = if fixture.loss > 0 { &fixture.pair(Ud).connect()? } else { &pair };
-            let came = exchange(fixture, pair, SendRequest::send(pair.left.filled(size, seed)?))?;
-            ensure!(came.message.len() == size, "{size} bytes were sent, but {} arrived", came.message.len());
-            check(&came.message, seed).with_context(|| format!("{size} bytes"))
+            let received = exchange(fixture, pair, SendRequest::send(pair.left.filled(size, seed)?))?;
+            ensure!(
+                received.message.len() == size,
+                "{size} bytes were sent, but {} arrived",
+                received.message.len()
+            );
+            check(&received.message, seed).with_context(|| format!("{size} bytes"))
         })?;
     }
     Ok(())
@@ -75,9 +79,13 @@ fn a_datagram_brings_all_bits_of_its_immediate_data(fixture: &Fixture) -> Result
     for bits in [0, 1, 0x8000_0000, 0x0102_0304, u32::MAX] {
         for size in [0, 9] {
             let request = SendRequest::send_with_imm(pair.left.filled(size, 2)?, bits);
-            let came = exchange(fixture, &pair, request)?;
-            ensure!(came.immediate == Some(bits), "{bits:#x} was sent, but {:x?} arrived", came.immediate);
-            check(&came.message, 2)?;
+            let received = exchange(fixture, &pair, request)?;
+            ensure!(
+                received.immediate == Some(bits),
+                "{bits:#x} was sent, but {:x?} arrived",
+                received.immediate
+            );
+            check(&received.message, 2)?;
         }
     }
     Ok(())
@@ -85,15 +93,21 @@ fn a_datagram_brings_all_bits_of_its_immediate_data(fixture: &Fixture) -> Result
 
 fn a_datagram_without_immediate_data_brings_none(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
-    let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(9, 2)?))?;
-    ensure!(came.immediate.is_none(), "immediate data arrived that was not sent: {:x?}", came.immediate);
+    let received = exchange(fixture, &pair, SendRequest::send(pair.left.filled(9, 2)?))?;
+    ensure!(
+        received.immediate.is_none(),
+        "immediate data arrived that was not sent: {:x?}",
+        received.immediate
+    );
     Ok(())
 }
 
 fn a_datagram_names_its_sender(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
-    let receiving = offer(fixture, &pair.right)?;
-    pair.left.done(SendRequest::send(pair.left.filled(9, 2)?).destination(&way(&pair.left, &pair.right)?))?;
+    let receiving = post_receive(fixture, &pair.right)?;
+    pair.left.done(
+        SendRequest::send(pair.left.filled(9, 2)?).destination(&destination_to(&pair.left, &pair.right)?),
+    )?;
     let completion = pair.right.wait(receiving)?;
     let success = completion.result()?;
     // Vol. 1, 11.4.2.1: the length has the header before the datagram in it.
@@ -102,8 +116,8 @@ fn a_datagram_names_its_sender(fixture: &Fixture) -> Result<()> {
         anyhow::bail!("the completion is not that of a receive: {:?}", success.operation)
     };
     ensure!(source == Some(pair.left.qp.qpn()), "the source is {source:?}");
-    let came = completion.into_datagram()?;
-    if let Some(ip) = came.ip_header {
+    let received = completion.into_datagram()?;
+    if let Some(ip) = received.ip_header {
         let (ours, theirs) = (pair.left.qp.endpoint().gid.ip(), pair.right.qp.endpoint().gid.ip());
         ensure!(ip.source() == ours, "the source is {}, not {ours}", ip.source());
         ensure!(ip.destination() == theirs, "the destination is {}, not {theirs}", ip.destination());
@@ -113,14 +127,14 @@ fn a_datagram_names_its_sender(fixture: &Fixture) -> Result<()> {
 
 fn a_datagram_can_be_answered(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
-    let answer = offer(fixture, &pair.left)?;
+    let answer = post_receive(fixture, &pair.left)?;
     let question = exchange(fixture, &pair, SendRequest::send(pair.left.filled(40, 1)?))?;
     let sender = question.reply_destination(&pair.right.qp, QKEY)?;
     ensure!(sender.qpn == pair.left.qp.qpn(), "the reply's destination is {}", sender.qpn);
     pair.right.done(SendRequest::send(question.message).destination(&sender))?;
-    let came = pair.left.wait(answer)?.into_datagram()?;
-    ensure!(came.source_qpn == pair.right.qp.qpn(), "the reply's source is {}", came.source_qpn);
-    check(&came.message, 1)
+    let received = pair.left.wait(answer)?.into_datagram()?;
+    ensure!(received.source_qpn == pair.right.qp.qpn(), "the reply's source is {}", received.source_qpn);
+    check(&received.message, 1)
 }
 
 fn datagrams_reach_many_destinations(fixture: &Fixture) -> Result<()> {
@@ -129,16 +143,16 @@ fn datagrams_reach_many_destinations(fixture: &Fixture) -> Result<()> {
     let others = (0..8).map(|_| builder.side(None)).collect::<Result<Vec<_>>>()?;
     for (seed, other) in (0..).zip(&others) {
         other.qp.move_to_rts()?;
-        offer(fixture, other)?;
+        post_receive(fixture, other)?;
         let request = SendRequest::send(pair.left.filled(64, seed)?);
-        pair.left.post(request.destination(&way(&pair.left, other)?))?;
+        pair.left.post(request.destination(&destination_to(&pair.left, other)?))?;
     }
     for (seed, other) in (0..).zip(&others) {
         for completion in other.take(1)? {
             check(&completion.into_datagram()?.message, seed)?;
         }
     }
-    pair.right.stays_silent()
+    pair.right.expect_no_completion()
 }
 
 fn datagrams_come_from_many_senders(fixture: &Fixture) -> Result<()> {
@@ -147,27 +161,31 @@ fn datagrams_come_from_many_senders(fixture: &Fixture) -> Result<()> {
     let others = (0..8).map(|_| builder.side(None)).collect::<Result<Vec<_>>>()?;
     for (seed, other) in (0..).zip(&others) {
         other.qp.move_to_rts()?;
-        offer(fixture, &pair.right)?;
-        other.done(SendRequest::send(other.filled(64, seed)?).destination(&way(other, &pair.right)?))?;
+        post_receive(fixture, &pair.right)?;
+        other.done(
+            SendRequest::send(other.filled(64, seed)?).destination(&destination_to(other, &pair.right)?),
+        )?;
     }
     for completion in pair.right.take(8)? {
-        let came = completion.into_datagram()?;
+        let received = completion.into_datagram()?;
         let seed = others
             .iter()
-            .position(|other| other.qp.qpn() == came.source_qpn)
+            .position(|other| other.qp.qpn() == received.source_qpn)
             .context("the datagram has no source")?;
-        check(&came.message, seed as u64)?;
+        check(&received.message, seed as u64)?;
     }
     Ok(())
 }
 
 fn a_queue_pair_can_write_to_itself(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
-    let receiving = offer(fixture, &pair.left)?;
-    pair.left.done(SendRequest::send(pair.left.filled(64, 5)?).destination(&way(&pair.left, &pair.left)?))?;
-    let came = pair.left.wait(receiving)?.into_datagram()?;
-    ensure!(came.source_qpn == pair.left.qp.qpn(), "the source is {}", came.source_qpn);
-    check(&came.message, 5)
+    let receiving = post_receive(fixture, &pair.left)?;
+    pair.left.done(
+        SendRequest::send(pair.left.filled(64, 5)?).destination(&destination_to(&pair.left, &pair.left)?),
+    )?;
+    let received = pair.left.wait(receiving)?.into_datagram()?;
+    ensure!(received.source_qpn == pair.left.qp.qpn(), "the source is {}", received.source_qpn);
+    check(&received.message, 5)
 }
 
 fn datagrams_work_over_ipv6(fixture: &Fixture) -> Result<()> {
@@ -175,9 +193,9 @@ fn datagrams_work_over_ipv6(fixture: &Fixture) -> Result<()> {
     let good = |gid: adverb::verbs::Gid| gid.udp_addr().is_ipv6() && !gid.is_link_local();
     let gid = gids.iter().map(|entry| entry.gid).find(|gid| good(*gid)).context("no IPv6")?;
     let pair = fixture.pair(Ud).address(gid.ip()).connect()?;
-    let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(fixture.mtu(), 3)?))?;
-    check(&came.message, 3)?;
-    let ip = came.ip_header.context("the datagram has no route header")?;
+    let received = exchange(fixture, &pair, SendRequest::send(pair.left.filled(fixture.mtu(), 3)?))?;
+    check(&received.message, 3)?;
+    let ip = received.ip_header.context("the datagram has no route header")?;
     ensure!(
         ip.source() == gid.ip() && ip.destination() == gid.ip(),
         "from {} to {}",
@@ -191,11 +209,12 @@ fn datagrams_work_over_every_gid(fixture: &Fixture) -> Result<()> {
     for entry in fixture.device.gids()?.iter().filter(|entry| entry.port == fixture.port.number) {
         let Ok(index) = u8::try_from(entry.index) else { continue };
         let pair = fixture.pair(Ud).gid_index(index).connect()?;
-        let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(64, 3)?));
-        let came = came.with_context(|| format!("over {}", entry.gid))?;
-        check(&came.message, 3)?;
-        let back =
-            came.reply_destination(&pair.right.qp, QKEY).with_context(|| format!("over {}", entry.gid))?;
+        let received = exchange(fixture, &pair, SendRequest::send(pair.left.filled(64, 3)?));
+        let received = received.with_context(|| format!("over {}", entry.gid))?;
+        check(&received.message, 3)?;
+        let back = received
+            .reply_destination(&pair.right.qp, QKEY)
+            .with_context(|| format!("over {}", entry.gid))?;
         ensure!(
             back.address_handle.gid() == entry.gid,
             "the reply's destination is {}",
@@ -207,7 +226,7 @@ fn datagrams_work_over_every_gid(fixture: &Fixture) -> Result<()> {
 
 fn datagrams_are_gathered_and_scattered(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).max_sge(3, 3).connect()?;
-    let (size, room) = (fixture.mtu(), fixture.datagram_room());
+    let (size, room) = (fixture.mtu(), fixture.max_datagram_len());
     let (from, to) = (pair.left.region(size, READ_WRITE)?, pair.right.region(room, READ_WRITE)?);
     from.write(0, &pattern(size, 6))?;
     let split = |region: &adverb::memory::MemoryRegion, at: [usize; 4]| -> Result<Vec<PayloadSegment>> {
@@ -216,7 +235,7 @@ fn datagrams_are_gathered_and_scattered(fixture: &Fixture) -> Result<()> {
     // The first piece is the header and no more; then a byte; then the rest.
     let receiving = pair.right.recv(RecvRequest::new(split(&to, [0, 40, 41, room])?))?;
     let request = SendRequest::send(split(&from, [0, 1, 100, size])?);
-    pair.left.done(request.destination(&way(&pair.left, &pair.right)?))?;
+    pair.left.done(request.destination(&destination_to(&pair.left, &pair.right)?))?;
     let length = pair.right.wait(receiving)?.result()?.length as usize;
     ensure!(length == room, "{room} bytes were expected, but {length} arrived");
     same(&read(&to, 40, size)?, &pattern(size, 6))
@@ -225,21 +244,25 @@ fn datagrams_are_gathered_and_scattered(fixture: &Fixture) -> Result<()> {
 fn datagrams_can_be_sent_inline(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).max_inline_data(64).connect()?;
     for size in [0, 1, 64] {
-        let came = exchange(fixture, &pair, SendRequest::send(pair.left.filled(size, 4)?).inline())?;
-        ensure!(came.message.len() == size, "{size} bytes were sent, but {} arrived", came.message.len());
-        check(&came.message, 4)?;
+        let received = exchange(fixture, &pair, SendRequest::send(pair.left.filled(size, 4)?).inline())?;
+        ensure!(
+            received.message.len() == size,
+            "{size} bytes were sent, but {} arrived",
+            received.message.len()
+        );
+        check(&received.message, 4)?;
     }
     Ok(())
 }
 
 fn unsignaled_datagrams_return_their_buffers(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).depth(16, 16).connect()?;
-    let recipient = way(&pair.left, &pair.right)?;
+    let recipient = destination_to(&pair.left, &pair.right)?;
     for _ in 0..4 {
         let request = SendRequest::send(pair.left.filled(8, 1)?).destination(&recipient).unsignaled();
         pair.left.post(request)?;
     }
-    pair.left.stays_silent()?;
+    pair.left.expect_no_completion()?;
     pair.left.post(SendRequest::send(pair.left.filled(8, 1)?).destination(&recipient))?;
     pair.left.take(5)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     Ok(())
@@ -247,22 +270,22 @@ fn unsignaled_datagrams_return_their_buffers(fixture: &Fixture) -> Result<()> {
 
 fn an_address_handle_serves_many_datagrams(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
-    let recipient = way(&pair.left, &pair.right)?;
-    let mut came = Vec::new();
+    let recipient = destination_to(&pair.left, &pair.right)?;
+    let mut received = Vec::new();
     for seed in 0..50 {
-        offer(fixture, &pair.right)?;
+        post_receive(fixture, &pair.right)?;
         pair.left.done(SendRequest::send(pair.left.filled(64, seed)?).destination(&recipient))?;
-        came.extend(messages(pair.right.take_up_to(1)?)?);
+        received.extend(messages(pair.right.take_up_to(1)?)?);
     }
-    in_order(came, 0..50).map(drop)
+    in_order(received, 0..50).map(drop)
 }
 
 fn an_address_handle_may_be_dropped_while_its_datagram_is_in_flight(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).depth(64, 64).connect()?;
-    (0..64).try_for_each(|_| offer(fixture, &pair.right).map(drop))?;
+    (0..64).try_for_each(|_| post_receive(fixture, &pair.right).map(drop))?;
     for seed in 0..64 {
         // The handle is dropped as soon as the request is posted.
-        let recipient = way(&pair.left, &pair.right)?;
+        let recipient = destination_to(&pair.left, &pair.right)?;
         pair.left.post(SendRequest::send(pair.left.filled(64, seed)?).destination(&recipient))?;
     }
     pair.left.take(64)?.iter().try_for_each(|completion| completion.result().map(drop))?;
@@ -274,7 +297,7 @@ fn an_address_handle_is_made_from_an_address(fixture: &Fixture) -> Result<()> {
     let gid = pair.right.qp.endpoint().gid;
     let address = pair.left.qp.address_handle(gid.ip())?;
     ensure!(address.gid() == gid, "the address handle's GID is {}, not {gid}", address.gid());
-    let receiving = offer(fixture, &pair.right)?;
+    let receiving = post_receive(fixture, &pair.right)?;
     let recipient = UdDestination { address_handle: address, qpn: pair.right.qp.qpn(), qkey: QKEY };
     pair.left.done(SendRequest::send(pair.left.filled(64, 5)?).destination(&recipient))?;
     check(&pair.right.wait(receiving)?.into_datagram()?.message, 5)
@@ -282,14 +305,14 @@ fn an_address_handle_is_made_from_an_address(fixture: &Fixture) -> Result<()> {
 
 fn a_full_queue_of_datagrams_arrives(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).depth(128, 128).connect()?;
-    let recipient = way(&pair.left, &pair.right)?;
-    (0..128).try_for_each(|_| offer(fixture, &pair.right).map(drop))?;
+    let recipient = destination_to(&pair.left, &pair.right)?;
+    (0..128).try_for_each(|_| post_receive(fixture, &pair.right).map(drop))?;
     let requests = (0..128)
         .map(|seed| Ok(SendRequest::send(pair.left.filled(64, seed)?).destination(&recipient)))
         .collect::<Result<Vec<_>>>()?;
     pair.left.qp.post_sends(requests).map_err(adverb::Error::from)?;
     take(&pair.left.cq, 128)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     in_order(messages(pair.right.take_up_to(128)?)?, 0..128)?;
-    std::thread::sleep(MOMENT);
+    std::thread::sleep(QUIET_PERIOD);
     pair.right.is(QpState::ReadyToSend)
 }

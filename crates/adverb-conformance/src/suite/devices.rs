@@ -7,11 +7,11 @@ use adverb::Error;
 use adverb::verbs::{Device, DeviceEvent, PortState};
 use anyhow::{Context, Result, ensure};
 
-use crate::fixture::{Fixture, MOMENT};
+use crate::fixture::{Fixture, QUIET_PERIOD};
 use crate::registry::tests;
 
 /// An address for documentation (RFC 5737), which no device has.
-pub(super) const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+pub(super) const UNREACHABLE_ADDR: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 
 tests! { "devices";
     the_device_is_listed,
@@ -70,7 +70,7 @@ fn a_device_is_found_by_each_of_its_addresses(fixture: &Fixture) -> Result<()> {
 }
 
 fn an_unknown_address_is_an_error_that_lists_the_addresses(fixture: &Fixture) -> Result<()> {
-    let error = Device::open_by_addr(NOBODY).err().context("the call succeeded")?;
+    let error = Device::open_by_addr(UNREACHABLE_ADDR).err().context("the call succeeded")?;
     ensure!(matches!(error, Error::NoDevice { .. }), "refused with another error: {error}");
     let best = fixture.device.gid_for(fixture.port.number, None)?.gid.ip().to_string();
     ensure!(error.hint().is_some_and(|hint| hint.contains(&best)), "the hint does not list {best}: {error}");
@@ -141,7 +141,7 @@ fn a_port_has_a_plausible_mtu_and_message_length(fixture: &Fixture) -> Result<()
 fn an_idle_device_has_no_events(fixture: &Fixture) -> Result<()> {
     let event: Option<DeviceEvent> = fixture.device.wait_event(Duration::ZERO)?;
     ensure!(event.is_none(), "unexpected event: {event:?}");
-    let event = fixture.device.wait_event(MOMENT)?;
+    let event = fixture.device.wait_event(QUIET_PERIOD)?;
     ensure!(event.is_none(), "unexpected event: {event:?}");
     Ok(())
 }

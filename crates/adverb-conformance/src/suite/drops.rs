@@ -6,7 +6,7 @@ use adverb::memory::MemoryRegion;
 use adverb::verbs::{Access, ArmFor, ConnectOptions, Device, SendRequest, Status, Transport, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
-use crate::fixture::{Fixture, MOMENT, READ_WRITE, check, expect, read};
+use crate::fixture::{Fixture, QUIET_PERIOD, READ_WRITE, check, expect, read};
 use crate::registry::tests;
 
 tests! { "dropping";
@@ -125,7 +125,7 @@ fn dropping_a_queue_pair_releases_the_memory_of_its_requests(fixture: &Fixture) 
 
 fn a_completion_outlives_its_queues(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
-    let receiving = pair.right.offer(64)?;
+    let receiving = pair.right.post_receive(64)?;
     pair.left.done(SendRequest::send(pair.left.filled(64, 3)?))?;
     let completion = pair.right.wait(receiving)?;
     drop(pair);
@@ -165,10 +165,10 @@ fn a_cloned_region_stays_registered(fixture: &Fixture) -> Result<()> {
 
 fn a_queue_pair_may_be_dropped_while_its_peer_sends(fixture: &Fixture) -> Result<()> {
     for _ in 0..10 {
-        let pair = fixture.pair(Rc).impatient().connect()?;
+        let pair = fixture.pair(Rc).few_retries().connect()?;
         let size = 20 * fixture.mtu();
         for _ in 0..8 {
-            pair.right.offer(size)?;
+            pair.right.post_receive(size)?;
             pair.left.post(SendRequest::send(pair.left.buffer(size)?))?;
         }
         drop(pair.right);
@@ -184,7 +184,7 @@ fn a_queue_pair_may_be_dropped_while_its_peer_sends(fixture: &Fixture) -> Result
 
 fn a_queue_pair_may_be_dropped_while_its_peer_reads(fixture: &Fixture) -> Result<()> {
     for _ in 0..10 {
-        let pair = fixture.pair(Rc).impatient().connect()?;
+        let pair = fixture.pair(Rc).few_retries().connect()?;
         let size = 20 * fixture.mtu();
         let region = pair.right.region(size, READ_WRITE)?;
         for _ in 0..4 {
@@ -226,10 +226,10 @@ fn objects_are_created_and_dropped_many_times(fixture: &Fixture) -> Result<()> {
 fn an_armed_completion_queue_may_be_dropped(fixture: &Fixture) -> Result<()> {
     for take in [false, true] {
         let pair = fixture.pair(Rc).events().connect()?;
-        pair.right.offer(8)?;
+        pair.right.post_receive(8)?;
         pair.right.cq.arm(ArmFor::Any)?;
         pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
-        std::thread::sleep(MOMENT);
+        std::thread::sleep(QUIET_PERIOD);
         // With an event that nobody took, and with one that somebody did.
         if take {
             ensure!(pair.right.cq.try_event()?, "no event was delivered");

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::Need;
 use crate::deviations::is_soft_roce;
-use crate::fixture::{Fixture, MOMENT, PATIENCE, Pair, READ_WRITE, check, status};
+use crate::fixture::{COMPLETION_TIMEOUT, Fixture, Pair, QUIET_PERIOD, READ_WRITE, check, status};
 use crate::registry::tests;
 
 /// How many completions must come through events without one being lost; of soft-RoCE, which is slow, a tenth of that.
@@ -33,13 +33,13 @@ tests! { "events";
 
 /// Sends a message from left to right, where there is a receive.
 fn send(pair: &Pair, request: SendRequest) -> Result<()> {
-    pair.right.offer(8)?;
+    pair.right.post_receive(8)?;
     pair.left.done(request)
 }
 
 /// Whether an event comes.
-fn told(pair: &Pair) -> Result<bool> {
-    let deadline = Instant::now() + MOMENT;
+fn has_event(pair: &Pair) -> Result<bool> {
+    let deadline = Instant::now() + QUIET_PERIOD;
     loop {
         if pair.right.cq.try_event()? {
             return Ok(true);
@@ -70,7 +70,7 @@ fn an_armed_queue_delivers_an_event(fixture: &Fixture) -> Result<()> {
     pair.right.cq.arm(ArmFor::Any)?;
     ensure!(!pair.right.cq.try_event()?, "an event was delivered without a completion");
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
-    ensure!(told(&pair)?, "no event was delivered");
+    ensure!(has_event(&pair)?, "no event was delivered");
     pair.right.take(1)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     Ok(())
 }
@@ -78,7 +78,7 @@ fn an_armed_queue_delivers_an_event(fixture: &Fixture) -> Result<()> {
 fn an_unarmed_queue_delivers_no_event(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
-    ensure!(!told(&pair)?, "an event was delivered");
+    ensure!(!has_event(&pair)?, "an event was delivered");
     pair.right.take(1).map(drop)
 }
 
@@ -88,8 +88,8 @@ fn arming_delivers_one_event(fixture: &Fixture) -> Result<()> {
     for _ in 0..5 {
         send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
     }
-    ensure!(told(&pair)?, "no event was delivered");
-    ensure!(!told(&pair)?, "a second event was delivered");
+    ensure!(has_event(&pair)?, "no event was delivered");
+    ensure!(!has_event(&pair)?, "a second event was delivered");
     pair.right.take(5).map(drop)
 }
 
@@ -97,12 +97,12 @@ fn arming_delivers_one_event(fixture: &Fixture) -> Result<()> {
 fn completions_from_before_arming_are_found_by_polling_again(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
-    std::thread::sleep(MOMENT);
+    std::thread::sleep(QUIET_PERIOD);
     pair.right.cq.arm(ArmFor::Any)?;
     let mut completions = Vec::new();
     ensure!(pair.right.cq.poll(&mut completions)? == 1, "the completion was not found");
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
-    ensure!(told(&pair)?, "no event was delivered for the next completion");
+    ensure!(has_event(&pair)?, "no event was delivered for the next completion");
     Ok(())
 }
 
@@ -110,32 +110,32 @@ fn unsolicited_completions_do_not_end_a_wait_for_solicited_ones(fixture: &Fixtur
     let pair = fixture.pair(Rc).events().connect()?;
     pair.right.cq.arm(ArmFor::Solicited)?;
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
-    ensure!(!told(&pair)?, "an event was delivered for an unsolicited completion");
+    ensure!(!has_event(&pair)?, "an event was delivered for an unsolicited completion");
     send(&pair, SendRequest::send(pair.left.buffer(8)?).solicited())?;
-    ensure!(told(&pair)?, "no event was delivered for a solicited completion");
+    ensure!(has_event(&pair)?, "no event was delivered for a solicited completion");
     // WRITE with immediate data is marked in the same way.
     let region = pair.right.region(8, READ_WRITE)?;
     pair.right.cq.arm(ArmFor::Solicited)?;
     let write = SendRequest::write_with_imm(pair.left.buffer(8)?, region.remote().at(0), 1);
     send(&pair, write.solicited())?;
-    ensure!(told(&pair)?, "no event was delivered for a solicited WRITE");
+    ensure!(has_event(&pair)?, "no event was delivered for a solicited WRITE");
     pair.right.take(3).map(drop)
 }
 
 /// Vol. 1, 11.4.2.2: a completion in error counts as solicited.
 fn a_failure_ends_a_wait_for_solicited_completions(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
-    pair.right.offer(8)?;
+    pair.right.post_receive(8)?;
     pair.right.cq.arm(ArmFor::Solicited)?;
     pair.right.qp.move_to_error()?;
-    ensure!(told(&pair)?, "no event was delivered");
+    ensure!(has_event(&pair)?, "no event was delivered");
     pair.right.take(1).map(drop)
 }
 
 fn waiting_sleeps_until_a_completion_arrives(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     for seed in 0..20 {
-        let receiving = pair.right.offer(8)?;
+        let receiving = pair.right.post_receive(8)?;
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| pair.right.wait(receiving));
             pair.left.done(SendRequest::send(pair.left.filled(8, seed)?))?;
@@ -148,10 +148,10 @@ fn waiting_sleeps_until_a_completion_arrives(fixture: &Fixture) -> Result<()> {
 
 fn waiting_without_a_timeout_ends_with_the_completion(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
-    let id = pair.right.offer(8)?;
+    let id = pair.right.post_receive(8)?;
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| pair.right.cq.wait(id, Duration::MAX));
-        std::thread::sleep(MOMENT);
+        std::thread::sleep(QUIET_PERIOD);
         pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
         waiter.join().expect("the thread does not panic")?.result()?;
         Ok(())
@@ -162,17 +162,17 @@ fn a_wait_for_an_event_ends_with_the_event_or_the_timeout(fixture: &Fixture) -> 
     let pair = fixture.pair(Rc).events().connect()?;
     pair.right.cq.arm(ArmFor::Any)?;
     let start = Instant::now();
-    ensure!(!pair.right.cq.wait_event(MOMENT)?, "an event was delivered without a completion");
+    ensure!(!pair.right.cq.wait_event(QUIET_PERIOD)?, "an event was delivered without a completion");
     let took = start.elapsed();
-    ensure!(took >= MOMENT && took < PATIENCE, "it took {took:?}");
-    for timeout in [PATIENCE, Duration::MAX] {
+    ensure!(took >= QUIET_PERIOD && took < COMPLETION_TIMEOUT, "it took {took:?}");
+    for timeout in [COMPLETION_TIMEOUT, Duration::MAX] {
         send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
         ensure!(pair.right.cq.wait_event(timeout)?, "no event was delivered");
         pair.right.cq.arm(ArmFor::Any)?;
         pair.right.take(1)?;
     }
     let without = fixture.device.completion_queue(4).create()?;
-    let waited = without.wait_event(MOMENT);
+    let waited = without.wait_event(QUIET_PERIOD);
     ensure!(matches!(waited, Err(Error::Unsupported { .. })), "it waited: {waited:?}");
     Ok(())
 }
@@ -182,10 +182,10 @@ fn waits_with_and_without_a_timeout_may_be_mixed(fixture: &Fixture) -> Result<()
     const ROUNDS: usize = 200;
     let pair = fixture.pair(Rc).events().connect()?;
     for round in 0..ROUNDS {
-        let ids = [pair.right.offer(8)?, pair.right.offer(8)?];
+        let ids = [pair.right.post_receive(8)?, pair.right.post_receive(8)?];
         std::thread::scope(|scope| {
             let patient = scope.spawn(|| pair.right.cq.wait(ids[round % 2], Duration::MAX));
-            let hasty = scope.spawn(|| pair.right.cq.wait(ids[1 - round % 2], PATIENCE));
+            let hasty = scope.spawn(|| pair.right.cq.wait(ids[1 - round % 2], COMPLETION_TIMEOUT));
             for _ in ids {
                 pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
             }
@@ -200,7 +200,7 @@ fn waits_with_and_without_a_timeout_may_be_mixed(fixture: &Fixture) -> Result<()
 
 fn waiting_for_one_of_many_finds_it(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
-    let ids = (0..32).map(|_| pair.right.offer(8)).collect::<Result<Vec<_>>>()?;
+    let ids = (0..32).map(|_| pair.right.post_receive(8)).collect::<Result<Vec<_>>>()?;
     for seed in 0..32 {
         pair.left.post(SendRequest::send(pair.left.filled(8, seed)?))?;
     }
@@ -208,7 +208,7 @@ fn waiting_for_one_of_many_finds_it(fixture: &Fixture) -> Result<()> {
     for (seed, id) in (0_u32..32).zip(ids).rev() {
         check(&pair.right.wait(id)?.into_message()?, seed.into())?;
     }
-    pair.right.stays_silent()
+    pair.right.expect_no_completion()
 }
 
 fn unread_events_do_not_block_new_ones(fixture: &Fixture) -> Result<()> {
@@ -219,8 +219,8 @@ fn unread_events_do_not_block_new_ones(fixture: &Fixture) -> Result<()> {
         pair.right.take(1)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     }
     // Events may be left in the channel: they wake a waiter once, who finds nothing, and waits on.
-    let receiving = pair.right.offer(8)?;
-    let waited = pair.right.cq.wait(receiving, MOMENT);
+    let receiving = pair.right.post_receive(8)?;
+    let waited = pair.right.cq.wait(receiving, QUIET_PERIOD);
     ensure!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
     // And the queue can be destroyed.
     Ok(())
@@ -228,7 +228,8 @@ fn unread_events_do_not_block_new_ones(fixture: &Fixture) -> Result<()> {
 
 /// One thread posts as there is room, another sleeps until something comes: a completion lost would end it.
 fn no_completion_is_lost_among_many_delivered_by_events(fixture: &Fixture) -> Result<()> {
-    let many = if is_soft_roce(fixture.device.attributes()) { MANY / 10 } else { fixture.many(MANY) };
+    let scaled_count =
+        if is_soft_roce(fixture.device.attributes()) { MANY / 10 } else { fixture.scaled_count(MANY) };
     let pair = fixture.pair(Rc).depth(1024, 1).events().connect()?;
     let region = pair.right.region(8, READ_WRITE)?;
     let source = pair.left.region(8, READ_WRITE)?;
@@ -238,18 +239,18 @@ fn no_completion_is_lost_among_many_delivered_by_events(fixture: &Fixture) -> Re
     let mut posted = 0;
     let mut completions = Vec::with_capacity(1024);
     let mut next = 0;
-    while next < many {
-        let room = u64::from(1024 - pair.left.qp.outstanding_send_count()).min(many - posted);
+    while next < scaled_count {
+        let room = u64::from(1024 - pair.left.qp.outstanding_send_count()).min(scaled_count - posted);
         let batch = (posted..posted + room).map(write).collect::<Result<Vec<_>>>()?;
         pair.left.qp.post_sends(batch).map_err(Error::from)?;
         posted += room;
-        let came = pair.left.cq.poll_timeout(&mut completions, PATIENCE)?;
-        ensure!(came > 0, "completion {next} of {many} is missing");
+        let received = pair.left.cq.poll_timeout(&mut completions, COMPLETION_TIMEOUT)?;
+        ensure!(received > 0, "completion {next} of {scaled_count} is missing");
         for completion in completions.drain(..) {
             ensure!(completion.is_ok(), "request {next}: {:?}", status(&completion));
             ensure!(completion.tag() == next, "request {} completed instead of {next}", completion.tag());
             next += 1;
         }
     }
-    pair.left.stays_silent()
+    pair.left.expect_no_completion()
 }

@@ -6,10 +6,10 @@ use adverb::verbs::{
 };
 use anyhow::{Context, Result, ensure};
 
-use super::datagrams::{exchange, offer};
+use super::datagrams::{exchange, post_receive};
 use crate::Need;
 use crate::fixture::{
-    Fixture, PATIENCE, READ_WRITE, check, expect, immediate, original, pattern, read, take,
+    COMPLETION_TIMEOUT, Fixture, READ_WRITE, check, expect, immediate, original, pattern, read, take,
 };
 use crate::registry::tests;
 
@@ -68,25 +68,25 @@ fn atomics_complete_in_an_extended_queue(fixture: &Fixture) -> Result<()> {
 fn an_extended_queue_delivers_immediate_data(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).extended().connect()?;
     let region = pair.right.region(8, READ_WRITE)?;
-    let receiving = [pair.right.offer(8)?, pair.right.offer(8)?, pair.right.offer(8)?];
+    let receiving = [pair.right.post_receive(8)?, pair.right.post_receive(8)?, pair.right.post_receive(8)?];
     pair.left.done(SendRequest::send_with_imm(pair.left.buffer(8)?, 0x0102_0304))?;
     pair.left.done(SendRequest::write_with_imm(pair.left.buffer(8)?, region.remote().at(0), 5))?;
     pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
     for (id, expected) in receiving.into_iter().zip([Some(0x0102_0304), Some(5), None]) {
-        let came = immediate(&pair.right.wait(id)?)?;
-        ensure!(came == expected, "received {came:x?} instead of {expected:x?}");
+        let received = immediate(&pair.right.wait(id)?)?;
+        ensure!(received == expected, "received {received:x?} instead of {expected:x?}");
     }
     Ok(())
 }
 
 fn an_extended_queue_reports_the_sender_of_a_datagram(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).extended().connect()?;
-    let came = exchange(fixture, &pair, SendRequest::send_with_imm(pair.left.filled(99, 1)?, 77))?;
-    ensure!(came.source_qpn == pair.left.qp.qpn(), "the source is {}", came.source_qpn);
-    ensure!(came.ip_header.is_some() || fixture.port.lid != 0, "the datagram has no IP header");
-    ensure!(came.immediate == Some(77), "received {:?}", came.immediate);
-    check(&came.message, 1)?;
-    offer(fixture, &pair.right).map(drop)
+    let received = exchange(fixture, &pair, SendRequest::send_with_imm(pair.left.filled(99, 1)?, 77))?;
+    ensure!(received.source_qpn == pair.left.qp.qpn(), "the source is {}", received.source_qpn);
+    ensure!(received.ip_header.is_some() || fixture.port.lid != 0, "the datagram has no IP header");
+    ensure!(received.immediate == Some(77), "received {:?}", received.immediate);
+    check(&received.message, 1)?;
+    post_receive(fixture, &pair.right).map(drop)
 }
 
 fn an_extended_queue_reports_an_invalidated_key(fixture: &Fixture) -> Result<()> {
@@ -96,7 +96,7 @@ fn an_extended_queue_reports_an_invalidated_key(fixture: &Fixture) -> Result<()>
     let bind = SendRequest::bind(window, region.slice(0..64)?, Access::REMOTE_WRITE);
     let window = pair.right.completed(bind)?.into_window().context("the completion has no window")?;
     let rkey = window.remote().context("the window isn't bound")?.rkey;
-    let receiving = pair.right.offer(8)?;
+    let receiving = pair.right.post_receive(8)?;
     pair.left.done(SendRequest::send_invalidate(pair.left.buffer(8)?, rkey))?;
     let completion = pair.right.wait(receiving)?;
     let CompletedOperation::Recv { invalidated, .. } = completion.result()?.operation else {
@@ -113,7 +113,7 @@ fn an_extended_queue_reports_failures(fixture: &Fixture) -> Result<()> {
     let request = SendRequest::write(pair.left.buffer(8)?, region.remote().at(0));
     pair.left.fails(request, Status::RemoteAccess)?;
     let pair = fixture.pair(Rc).extended().connect()?;
-    let receiving = pair.right.offer(8)?;
+    let receiving = pair.right.post_receive(8)?;
     pair.right.qp.move_to_error()?;
     expect("the receive", &pair.right.wait(receiving)?, Status::Flushed)
 }
@@ -136,7 +136,7 @@ fn an_extended_queue_delivers_more_completions_than_one_poll_takes(fixture: &Fix
     for _ in 0..10 {
         let mut last = None;
         for _ in 0..50 {
-            pair.right.offer(8)?;
+            pair.right.post_receive(8)?;
             last = Some(pair.left.post(SendRequest::send(pair.left.buffer(8)?))?);
         }
         pair.left.wait(last.context("no request was posted")?)?.result()?;
@@ -149,9 +149,9 @@ fn an_extended_queue_delivers_more_completions_than_one_poll_takes(fixture: &Fix
 fn an_extended_queue_has_events(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().extended().connect()?;
     pair.right.cq.arm(ArmFor::Any)?;
-    let receiving = pair.right.offer(8)?;
+    let receiving = pair.right.post_receive(8)?;
     pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
-    ensure!(pair.right.cq.wait_event(PATIENCE)?, "no event was delivered");
+    ensure!(pair.right.cq.wait_event(COMPLETION_TIMEOUT)?, "no event was delivered");
     pair.right.wait(receiving)?.result()?;
     pair.ping()
 }
@@ -159,7 +159,7 @@ fn an_extended_queue_has_events(fixture: &Fixture) -> Result<()> {
 fn an_extended_queue_can_be_resized(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).depth(8, 8).extended().connect()?;
     for _ in 0..8 {
-        pair.right.offer(8)?;
+        pair.right.post_receive(8)?;
         pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
     }
     pair.right.cq.resize(500)?;
@@ -170,7 +170,7 @@ fn an_extended_queue_can_be_resized(fixture: &Fixture) -> Result<()> {
 fn completions_have_no_timestamp_unless_requested(fixture: &Fixture) -> Result<()> {
     for builder in [fixture.pair(Rc), fixture.pair(Rc).extended()] {
         let pair = builder.connect()?;
-        let receiving = pair.right.offer(8)?;
+        let receiving = pair.right.post_receive(8)?;
         let completion = pair.left.completed(SendRequest::send(pair.left.buffer(8)?))?;
         ensure!(completion.timestamp().is_none(), "the timestamp is {:?}", completion.timestamp());
         let completion = pair.right.wait(receiving)?;
@@ -188,7 +188,7 @@ fn timestamps_grow(fixture: &Fixture) -> Result<()> {
     right.qp.connect(&left.qp.endpoint())?;
     let mut before: Option<u64> = None;
     for _ in 0..20 {
-        right.offer(8)?;
+        right.post_receive(8)?;
         let completion = left.completed(SendRequest::send(left.buffer(8)?))?;
         let now = completion.timestamp().context("the completion has no timestamp")?;
         // The clock may come round: it goes less than half of it between two.

@@ -3,7 +3,7 @@
 use adverb::verbs::{Access, Completion, QpState, SendRequest, Status, Transport, Transport::Rc};
 use anyhow::{Result, ensure};
 
-use crate::fixture::{Absent, Fixture, MOMENT, PATIENCE, Pair, expect, is_lossy, status};
+use crate::fixture::{Absent, COMPLETION_TIMEOUT, Fixture, Pair, QUIET_PERIOD, expect, is_lossy, status};
 use crate::registry::tests;
 
 tests! { "flushing";
@@ -32,7 +32,7 @@ fn all_flushed(completions: &[Completion], first: u64) -> Result<()> {
 }
 
 /// Posts receives to the left side, with tags from `first`.
-fn offer(pair: &Pair, first: u64, count: u64) -> Result<()> {
+fn post_receive(pair: &Pair, first: u64, count: u64) -> Result<()> {
     for tag in first..first + count {
         pair.left.recv(adverb::verbs::RecvRequest::new(pair.left.buffer(64)?).tag(tag))?;
     }
@@ -49,10 +49,10 @@ fn send(pair: &Pair, first: u64, count: u64) -> Result<()> {
 
 fn receives_are_flushed_once_each_and_in_order(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
-    offer(&pair, 1, 40)?;
+    post_receive(&pair, 1, 40)?;
     pair.left.qp.move_to_error()?;
     all_flushed(&pair.left.take(40)?, 1)?;
-    pair.left.stays_silent()
+    pair.left.expect_no_completion()
 }
 
 fn sends_are_flushed_once_each_and_in_order(fixture: &Fixture) -> Result<()> {
@@ -60,12 +60,12 @@ fn sends_are_flushed_once_each_and_in_order(fixture: &Fixture) -> Result<()> {
     send(&pair, 1, 40)?;
     pair.left.qp.move_to_error()?;
     all_flushed(&pair.left.take(40)?, 1)?;
-    pair.left.stays_silent()
+    pair.left.expect_no_completion()
 }
 
 fn both_queues_are_flushed(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
-    offer(&pair, 100, 20)?;
+    post_receive(&pair, 100, 20)?;
     send(&pair, 1, 20)?;
     pair.left.qp.move_to_error()?;
     let (receives, sends): (Vec<_>, Vec<_>) =
@@ -73,7 +73,7 @@ fn both_queues_are_flushed(fixture: &Fixture) -> Result<()> {
     ensure!(sends.len() == 20, "{} of 20 sends completed", sends.len());
     all_flushed(&sends, 1)?;
     all_flushed(&receives, 100)?;
-    pair.left.stays_silent()
+    pair.left.expect_no_completion()
 }
 
 /// Vol. 1, 10.7.3.1: a request that fails completes, whether it asked or not.
@@ -82,34 +82,34 @@ fn unsignaled_requests_are_flushed_once_each(fixture: &Fixture) -> Result<()> {
     for tag in 0..16 {
         pair.left.post(SendRequest::send(pair.left.filled(64, tag)?).tag(tag).unsignaled())?;
     }
-    pair.left.stays_silent()?;
+    pair.left.expect_no_completion()?;
     pair.left.qp.move_to_error()?;
     all_flushed(&pair.left.take(16)?, 0)?;
-    pair.left.stays_silent()
+    pair.left.expect_no_completion()
 }
 
 fn receives_of_an_unreliable_connection_are_flushed(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Transport::Uc).connect()?;
-    offer(&pair, 1, 10)?;
+    post_receive(&pair, 1, 10)?;
     pair.left.qp.move_to_error()?;
     all_flushed(&pair.left.take(10)?, 1)?;
-    pair.left.stays_silent()
+    pair.left.expect_no_completion()
 }
 
 fn a_refused_peers_receives_are_flushed(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
-    offer(&pair, 1, 10)?;
+    post_receive(&pair, 1, 10)?;
     let region = pair.left.region(8, Access::LOCAL_WRITE)?;
     let request = SendRequest::write(pair.right.filled(8, 1)?, region.remote().at(0));
     pair.right.fails(request, Status::RemoteAccess)?;
     all_flushed(&pair.left.take(10)?, 1)?;
-    pair.left.stays_silent()
+    pair.left.expect_no_completion()
 }
 
 fn the_requests_behind_a_refused_one_are_flushed(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(8, Access::LOCAL_WRITE)?;
-    (0..30).try_for_each(|_| pair.right.offer(64).map(drop))?;
+    (0..30).try_for_each(|_| pair.right.post_receive(64).map(drop))?;
     send(&pair, 0, 10)?;
     pair.left.post(SendRequest::write(pair.left.filled(8, 1)?, region.remote().at(0)).tag(10))?;
     send(&pair, 11, 10)?;
@@ -128,8 +128,8 @@ fn the_requests_behind_a_refused_one_are_flushed(fixture: &Fixture) -> Result<()
         theirs[10..].iter().all(|completion| status(completion) == Status::Flushed),
         "not all requests were flushed"
     );
-    pair.left.stays_silent()?;
-    pair.right.stays_silent()
+    pair.left.expect_no_completion()?;
+    pair.right.expect_no_completion()
 }
 
 fn flushed_requests_return_their_buffers(fixture: &Fixture) -> Result<()> {
@@ -150,24 +150,24 @@ fn flushed_requests_return_their_buffers(fixture: &Fixture) -> Result<()> {
 
 fn draining_returns_requests_in_flight(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).depth(512, 512).connect()?;
-    offer(&pair, 1000, 512)?;
+    post_receive(&pair, 1000, 512)?;
     send(&pair, 0, 512)?;
-    pair.left.qp.drain(PATIENCE)?;
+    pair.left.qp.drain(COMPLETION_TIMEOUT)?;
     let outstanding = (pair.left.qp.outstanding_send_count(), pair.left.qp.outstanding_recv_count());
     ensure!(outstanding == (0, 0), "outstanding sends and receives: {outstanding:?}");
     let (receives, sends): (Vec<_>, Vec<_>) =
         pair.left.take(1024)?.into_iter().partition(|completion| completion.tag() >= 1000);
     all_flushed(&sends, 0)?;
     all_flushed(&receives, 1000)?;
-    pair.left.stays_silent()
+    pair.left.expect_no_completion()
 }
 
 fn draining_an_idle_queue_pair_returns_at_once(fixture: &Fixture) -> Result<()> {
     for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
         let side = fixture.pair(transport).side(None)?;
-        side.qp.drain(MOMENT)?;
+        side.qp.drain(QUIET_PERIOD)?;
         side.is(QpState::Error)?;
-        side.stays_silent()?;
+        side.expect_no_completion()?;
     }
     Ok(())
 }
@@ -180,10 +180,10 @@ fn draining_keeps_the_completions_of_others(fixture: &Fixture) -> Result<()> {
     let peer = builder.side(None)?;
     other.qp.connect(&peer.qp.endpoint())?;
     peer.qp.connect(&other.qp.endpoint())?;
-    let receiving = other.offer(64)?;
-    let flushed = drained.offer(64)?;
+    let receiving = other.post_receive(64)?;
+    let flushed = drained.post_receive(64)?;
     peer.done(SendRequest::send(peer.filled(64, 3)?))?;
-    drained.qp.drain(PATIENCE)?;
+    drained.qp.drain(COMPLETION_TIMEOUT)?;
     crate::fixture::check(&other.wait(receiving)?.into_message()?, 3)?;
     expect("the drained receive", &drained.wait(flushed)?, Status::Flushed)
 }
@@ -196,9 +196,9 @@ fn a_send_posted_to_a_failed_queue_pair_is_flushed(fixture: &Fixture) -> Result<
 
 fn a_receive_posted_to_a_failed_queue_pair_is_flushed(fixture: &Fixture) -> Result<()> {
     let pair = failed(fixture)?;
-    let receiving = pair.left.offer(8)?;
+    let receiving = pair.left.post_receive(8)?;
     let mut completions = Vec::new();
-    pair.left.cq.poll_timeout(&mut completions, 10 * MOMENT)?;
+    pair.left.cq.poll_timeout(&mut completions, 10 * QUIET_PERIOD)?;
     ensure!(!completions.is_empty(), "no completion came");
     ensure!(completions[0].id() == receiving, "the completion of another request was returned");
     expect("the receive", &completions[0], Status::Flushed)

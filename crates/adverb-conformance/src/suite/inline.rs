@@ -24,7 +24,7 @@ fn inline_messages_up_to_the_limit_arrive(fixture: &Fixture) -> Result<()> {
     for transport in [Transport::Rc, Transport::Uc] {
         let pair = fixture.pair(transport).max_inline_data(INLINE).connect()?;
         for size in [0, 1, 3, 63, INLINE as usize] {
-            let receiving = pair.right.offer(size)?;
+            let receiving = pair.right.post_receive(size)?;
             pair.left.done(SendRequest::send(pair.left.filled(size, 7)?).inline())?;
             let message = pair.right.wait(receiving)?.into_message()?;
             ensure!(message.len() == size, "{size} bytes were sent, but {} arrived", message.len());
@@ -53,7 +53,7 @@ fn inline_messages_of_several_segments_arrive(fixture: &Fixture) -> Result<()> {
         buffer.copy_from_slice(&bytes[range]);
         pieces.push(buffer);
     }
-    let receiving = pair.right.offer(100)?;
+    let receiving = pair.right.post_receive(100)?;
     pair.left.done(SendRequest::send(pieces).inline())?;
     same(&pair.right.wait(receiving)?.into_message()?, &bytes)
 }
@@ -61,7 +61,7 @@ fn inline_messages_of_several_segments_arrive(fixture: &Fixture) -> Result<()> {
 fn inline_data_beyond_the_limit_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
     // A device may round the limit up, but not to a page.
     let pair = fixture.pair(Rc).max_inline_data(INLINE).connect()?;
-    let error = pair.left.refuses(SendRequest::send(pair.left.buffer(4097)?).inline())?;
+    let error = pair.left.expect_rejected(SendRequest::send(pair.left.buffer(4097)?).inline())?;
     ensure!(matches!(error, Error::MessageTooLong { len: 4097, .. }), "refused with another error: {error}");
     pair.ping()
 }
@@ -77,7 +77,7 @@ fn reads_and_atomics_can_not_be_inline(fixture: &Fixture) -> Result<()> {
         SendRequest::fetch_add(buffer()?, remote, 1),
         SendRequest::compare_swap(buffer()?, remote, 0, 1),
     ] {
-        let error = pair.left.refuses(request.inline())?;
+        let error = pair.left.expect_rejected(request.inline())?;
         ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     }
     pair.ping()
@@ -90,6 +90,6 @@ fn inline_data_is_copied_when_posted(fixture: &Fixture) -> Result<()> {
     region.write(0, &pattern(64, 1))?;
     pair.left.post(SendRequest::send(PayloadSegment::Region(region.slice(0..64)?)).inline())?;
     region.write(0, &pattern(64, 2))?;
-    let receiving = pair.right.offer(64)?;
+    let receiving = pair.right.post_receive(64)?;
     check(&pair.right.wait(receiving)?.into_message()?, 1)
 }

@@ -6,7 +6,7 @@ use adverb::Error;
 use adverb::verbs::{Gid, Qpn, SendRequest, Transport, Transport::Ud};
 use anyhow::{Context, Result, ensure};
 
-use super::datagrams::offer;
+use super::datagrams::post_receive;
 use crate::Need;
 use crate::fixture::{Fixture, QKEY, Side, check};
 use crate::registry::tests;
@@ -69,12 +69,12 @@ fn send(from: &Side, group: IpAddr, seed: u64) -> Result<()> {
 
 /// Shows that all get a datagram to a group.
 fn reaches(fixture: &Fixture, from: &Side, members: &[&Side], group: IpAddr, seed: u64) -> Result<()> {
-    let receiving = members.iter().map(|member| offer(fixture, member)).collect::<Result<Vec<_>>>()?;
+    let receiving = members.iter().map(|member| post_receive(fixture, member)).collect::<Result<Vec<_>>>()?;
     send(from, group, seed)?;
     for (number, (member, receiving)) in members.iter().zip(receiving).enumerate() {
-        let came = member.wait(receiving).with_context(|| format!("member {number}"))?.into_datagram()?;
-        ensure!(came.message.len() == 100, "{} bytes arrived", came.message.len());
-        check(&came.message, seed)?;
+        let received = member.wait(receiving).with_context(|| format!("member {number}"))?.into_datagram()?;
+        ensure!(received.message.len() == 100, "{} bytes arrived", received.message.len());
+        check(&received.message, seed)?;
     }
     Ok(())
 }
@@ -107,11 +107,11 @@ fn a_datagram_to_a_group_names_the_group_and_its_sender(fixture: &Fixture) -> Re
     let sides = sides(fixture, 2, None)?;
     let group = group_for(&sides[0], 2);
     sides[1].qp.join_multicast(group)?;
-    let receiving = offer(fixture, &sides[1])?;
+    let receiving = post_receive(fixture, &sides[1])?;
     send(&sides[0], group, 3)?;
-    let came = sides[1].wait(receiving)?.into_datagram()?;
-    ensure!(came.source_qpn == sides[0].qp.qpn(), "the source is {}", came.source_qpn);
-    let ip = came.ip_header.context("the datagram has no IP header")?;
+    let received = sides[1].wait(receiving)?.into_datagram()?;
+    ensure!(received.source_qpn == sides[0].qp.qpn(), "the source is {}", received.source_qpn);
+    let ip = received.ip_header.context("the datagram has no IP header")?;
     ensure!(ip.destination() == group, "the destination is {}", ip.destination());
     ensure!(ip.source() == sides[0].qp.endpoint().gid.ip(), "the source is {}", ip.source());
     Ok(())
@@ -131,9 +131,9 @@ fn non_members_receive_nothing(fixture: &Fixture) -> Result<()> {
     let [sender, member, other] = &sides[..] else { unreachable!() };
     member.qp.join_multicast(group_for(sender, 4))?;
     other.qp.join_multicast(group_for(sender, 5))?;
-    offer(fixture, other)?;
+    post_receive(fixture, other)?;
     reaches(fixture, sender, &[member], group_for(sender, 4), 1)?;
-    other.stays_silent()
+    other.expect_no_completion()
 }
 
 fn former_members_receive_nothing(fixture: &Fixture) -> Result<()> {
@@ -144,9 +144,9 @@ fn former_members_receive_nothing(fixture: &Fixture) -> Result<()> {
     leaving.qp.join_multicast(group)?;
     reaches(fixture, sender, &[member, leaving], group, 1)?;
     leaving.qp.leave_multicast(group)?;
-    offer(fixture, leaving)?;
+    post_receive(fixture, leaving)?;
     reaches(fixture, sender, &[member], group, 2)?;
-    leaving.stays_silent()
+    leaving.expect_no_completion()
 }
 
 fn former_members_may_join_again(fixture: &Fixture) -> Result<()> {
@@ -178,10 +178,10 @@ fn a_datagram_to_a_group_needs_the_members_queue_key(fixture: &Fixture) -> Resul
     let sides = sides(fixture, 2, None)?;
     let group = group_for(&sides[0], 10);
     sides[1].qp.join_multicast(group)?;
-    let receiving = offer(fixture, &sides[1])?;
+    let receiving = post_receive(fixture, &sides[1])?;
     let wrong = sides[0].qp.multicast_destination(group, QKEY + 1)?;
     sides[0].done(SendRequest::send(sides[0].filled(100, 1)?).destination(&wrong))?;
-    sides[1].stays_silent()?;
+    sides[1].expect_no_completion()?;
     send(&sides[0], group, 2)?;
     check(&sides[1].wait(receiving)?.into_datagram()?.message, 2)
 }
@@ -190,13 +190,13 @@ fn a_datagram_to_a_group_brings_its_immediate_data(fixture: &Fixture) -> Result<
     let sides = sides(fixture, 2, None)?;
     let group = group_for(&sides[0], 11);
     sides[1].qp.join_multicast(group)?;
-    let receiving = offer(fixture, &sides[1])?;
+    let receiving = post_receive(fixture, &sides[1])?;
     let everybody = sides[0].qp.multicast_destination(group, QKEY)?;
     let request = SendRequest::send_with_imm(sides[0].filled(fixture.mtu(), 5)?, 0x0102_0304);
     sides[0].done(request.destination(&everybody))?;
-    let came = sides[1].wait(receiving)?.into_datagram()?;
-    ensure!(came.immediate == Some(0x0102_0304), "received {:x?}", came.immediate);
-    check(&came.message, 5)
+    let received = sides[1].wait(receiving)?.into_datagram()?;
+    ensure!(received.immediate == Some(0x0102_0304), "received {:x?}", received.immediate);
+    check(&received.message, 5)
 }
 
 /// The device doesn't destroy a member: it has to leave first.
@@ -208,7 +208,7 @@ fn a_member_may_be_dropped(fixture: &Fixture) -> Result<()> {
     }
     let dropped = sides.pop().context("there are three")?;
     let Side { qp, cq, domain } = dropped;
-    let region = domain.region(fixture.datagram_room(), adverb::verbs::Access::LOCAL_WRITE)?;
+    let region = domain.region(fixture.max_datagram_len(), adverb::verbs::Access::LOCAL_WRITE)?;
     let slice = region.slice(0..region.len())?;
     let _ = qp.post_recv(adverb::verbs::RecvRequest::new(slice)).map_err(Error::from)?;
     drop(qp);
@@ -221,7 +221,7 @@ fn a_member_may_be_dropped(fixture: &Fixture) -> Result<()> {
 fn a_member_still_receives_unicast_datagrams(fixture: &Fixture) -> Result<()> {
     let sides = sides(fixture, 2, None)?;
     sides[1].qp.join_multicast(group_for(&sides[0], 13))?;
-    let receiving = offer(fixture, &sides[1])?;
+    let receiving = post_receive(fixture, &sides[1])?;
     let alone = sides[0].qp.ud_destination(&sides[1].qp.endpoint(), QKEY)?;
     sides[0].done(SendRequest::send(sides[0].filled(50, 5)?).destination(&alone))?;
     check(&sides[1].wait(receiving)?.into_datagram()?.message, 5)

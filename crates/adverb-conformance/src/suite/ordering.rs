@@ -36,7 +36,7 @@ fn in_order_from(fixture: &Fixture, transport: Transport, first: u64) -> Result<
     let sizes = [5 * fixture.mtu(), 0, 1, 2 * fixture.mtu() + 1, 100];
     for round in first..10 {
         for _ in sizes {
-            pair.right.offer(5 * fixture.mtu())?;
+            pair.right.post_receive(5 * fixture.mtu())?;
         }
         for (seed, size) in (5 * round..).zip(sizes) {
             pair.left.post(SendRequest::send(pair.left.filled(size, seed)?))?;
@@ -73,7 +73,7 @@ fn requests_of_all_kinds_complete_in_the_order_of_posting(fixture: &Fixture) -> 
     let size = 4 * fixture.mtu();
     let region = pair.right.region(size, READ_WRITE)?;
     let remote = region.remote().at(0);
-    (0..8).try_for_each(|_| pair.right.offer(size).map(drop))?;
+    (0..8).try_for_each(|_| pair.right.post_receive(size).map(drop))?;
     for round in 0..8 {
         let buffer = |len| pair.left.buffer(len);
         pair.left.post(SendRequest::read(buffer(size)?, remote).tag(4 * round))?;
@@ -111,7 +111,7 @@ fn a_write_is_visible_when_the_following_message_arrives(fixture: &Fixture) -> R
     let size = 10 * fixture.mtu();
     let region = pair.right.region(size, READ_WRITE)?;
     for seed in 0..10 {
-        let receiving = pair.right.offer(0)?;
+        let receiving = pair.right.post_receive(0)?;
         pair.left
             .post(SendRequest::write(pair.left.filled(size, seed)?, region.remote().at(0)).unsignaled())?;
         pair.left.post(SendRequest::send(()))?;
@@ -173,7 +173,7 @@ fn a_fenced_message_sends_the_result_of_the_read_before_it(fixture: &Fixture) ->
     let ours = pair.left.region(size, READ_WRITE)?;
     for seed in 0..10 {
         theirs.write(0, &pattern(size, seed))?;
-        let receiving = pair.right.offer(size)?;
+        let receiving = pair.right.post_receive(size)?;
         pair.left.post(SendRequest::read(ours.slice(0..size)?, theirs.remote().at(0)))?;
         pair.left.post(SendRequest::send(ours.slice(0..size)?).fence())?;
         check(&pair.right.wait(receiving)?.into_message()?, seed)?;

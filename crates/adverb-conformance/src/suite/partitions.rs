@@ -7,7 +7,7 @@ use adverb::verbs::{
 };
 use anyhow::{Context, Result, ensure};
 
-use super::datagrams::{offer, way};
+use super::datagrams::{destination_to, post_receive};
 use crate::Need;
 use crate::fixture::{Fixture, Pair, PairBuilder, check, expect};
 use crate::registry::{tests, two_partitions};
@@ -44,29 +44,31 @@ fn queue_pairs_of_one_partition_exchange_messages(fixture: &Fixture) -> Result<(
 }
 
 /// A pair of which each has a partition of its own.
-fn apart(fixture: &Fixture, pair: PairBuilder) -> Result<Pair> {
+fn in_different_partitions(fixture: &Fixture, pair: PairBuilder) -> Result<Pair> {
     let (one, other) = entries(fixture)?;
     pair.pkey_indices(one, other).connect()
 }
 
 /// Vol. 1, 9.6.1.2.2: the packet is dropped, and who sent it hears nothing.
 fn a_message_of_another_partition_is_dropped_until_retries_are_exhausted(fixture: &Fixture) -> Result<()> {
-    let pair = apart(fixture, fixture.pair(Rc).impatient())?;
-    pair.right.offer(64)?;
+    let pair = in_different_partitions(fixture, fixture.pair(Rc).few_retries())?;
+    pair.right.post_receive(64)?;
     let id = pair.left.post(SendRequest::send(pair.left.filled(64, 1)?))?;
     expect("the message", &pair.left.wait(id)?, Status::RetryExceeded)?;
-    pair.right.stays_silent()
+    pair.right.expect_no_completion()
 }
 
 fn a_datagram_of_another_partition_is_dropped(fixture: &Fixture) -> Result<()> {
-    let pair = apart(fixture, fixture.pair(Ud))?;
-    let receiving = offer(fixture, &pair.right)?;
-    pair.left
-        .done(SendRequest::send(pair.left.filled(64, 1)?).destination(&way(&pair.left, &pair.right)?))?;
-    pair.right.stays_silent()?;
+    let pair = in_different_partitions(fixture, fixture.pair(Ud))?;
+    let receiving = post_receive(fixture, &pair.right)?;
+    pair.left.done(
+        SendRequest::send(pair.left.filled(64, 1)?).destination(&destination_to(&pair.left, &pair.right)?),
+    )?;
+    pair.right.expect_no_completion()?;
     // One of its own partition arrives.
     let (_, other) = entries(fixture)?;
     let friend = fixture.pair(Ud).pkey_indices(other, other).connect()?.left;
-    friend.done(SendRequest::send(friend.filled(64, 2)?).destination(&way(&friend, &pair.right)?))?;
+    friend
+        .done(SendRequest::send(friend.filled(64, 2)?).destination(&destination_to(&friend, &pair.right)?))?;
     check(&pair.right.wait(receiving)?.into_datagram()?.message, 2)
 }

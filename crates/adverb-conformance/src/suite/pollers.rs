@@ -7,7 +7,7 @@ use adverb::memory::RemoteMemory;
 use adverb::verbs::{Completion, SendRequest, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
-use crate::fixture::{Fixture, MOMENT, PATIENCE, Pair, READ_WRITE, takes_less};
+use crate::fixture::{COMPLETION_TIMEOUT, Fixture, Pair, QUIET_PERIOD, READ_WRITE, takes_less};
 use crate::registry::tests;
 
 tests! { "pollers";
@@ -25,7 +25,7 @@ fn pair(fixture: &Fixture, events: bool) -> Result<Pair> {
 }
 
 /// Posts so many requests in bursts of many lengths, and sees that the handler gets each once and in order.
-fn all_come(fixture: &Fixture, events: bool, count: u64) -> Result<()> {
+fn check_all_delivered(fixture: &Fixture, events: bool, count: u64) -> Result<()> {
     let pair = pair(fixture, events)?;
     let region = pair.right.region(8, READ_WRITE)?;
     let (sender, tags) = mpsc::channel();
@@ -42,7 +42,7 @@ fn all_come(fixture: &Fixture, events: bool, count: u64) -> Result<()> {
         // Now and then all, so that the poller has time to fall asleep.
         let most = if posted % 7 == 0 || posted == count { 0 } else { 32 };
         while posted - completed > most {
-            let tag = tags.recv_timeout(PATIENCE).context("a completion is lost")?;
+            let tag = tags.recv_timeout(COMPLETION_TIMEOUT).context("a completion is lost")?;
             ensure!(tag == Some(completed), "request {tag:?} completed instead of {completed}");
             completed += 1;
         }
@@ -57,17 +57,17 @@ fn all_come(fixture: &Fixture, events: bool, count: u64) -> Result<()> {
 }
 
 fn a_poller_delivers_a_hundred_thousand_completions(fixture: &Fixture) -> Result<()> {
-    all_come(fixture, true, fixture.many(100_000))
+    check_all_delivered(fixture, true, fixture.scaled_count(100_000))
 }
 
 fn a_poller_works_without_events(fixture: &Fixture) -> Result<()> {
-    all_come(fixture, false, fixture.many(10_000))
+    check_all_delivered(fixture, false, fixture.scaled_count(10_000))
 }
 
 fn a_poller_stops_at_once(fixture: &Fixture) -> Result<()> {
     for events in [true, false] {
         let pair = pair(fixture, events)?;
-        for pause in [Duration::ZERO, MOMENT] {
+        for pause in [Duration::ZERO, QUIET_PERIOD] {
             let stop = || {
                 let poller = pair.left.cq.poller(drop)?;
                 std::thread::sleep(pause);
@@ -75,7 +75,7 @@ fn a_poller_stops_at_once(fixture: &Fixture) -> Result<()> {
                 poller.stop()?;
                 Ok(start.elapsed())
             };
-            takes_less(10 * MOMENT, stop).with_context(|| format!("events: {events}"))?;
+            takes_less(10 * QUIET_PERIOD, stop).with_context(|| format!("events: {events}"))?;
         }
     }
     Ok(())
@@ -84,7 +84,7 @@ fn a_poller_stops_at_once(fixture: &Fixture) -> Result<()> {
 fn a_stopping_poller_delivers_finished_completions(fixture: &Fixture) -> Result<()> {
     for events in [true, false] {
         let pair = pair(fixture, events)?;
-        (0..20).try_for_each(|_| pair.right.offer(8).map(drop))?;
+        (0..20).try_for_each(|_| pair.right.post_receive(8).map(drop))?;
         let poller = pair.right.cq.poller(drop)?;
         for _ in 0..20 {
             // A message that is acknowledged has completed at the other end.
@@ -111,7 +111,7 @@ fn a_handler_that_panics_loses_no_other_completion(fixture: &Fixture) -> Result<
     let requests = (0..60).map(|tag| SendRequest::write((), nowhere.at(0)).tag(tag));
     pair.left.qp.post_sends(requests).map_err(adverb::Error::from)?;
     for expected in (0..60).filter(|tag| tag % 3 != 0) {
-        let tag = tags.recv_timeout(PATIENCE).context("a completion is lost")?;
+        let tag = tags.recv_timeout(COMPLETION_TIMEOUT).context("a completion is lost")?;
         ensure!(tag == expected, "request {tag} completed instead of {expected}");
     }
     let stopped = poller.stop()?;
@@ -124,12 +124,13 @@ fn a_handler_that_panics_loses_no_other_completion(fixture: &Fixture) -> Result<
 fn drained_completions_go_to_the_poller(fixture: &Fixture) -> Result<()> {
     for _ in 0..10 {
         let pair = pair(fixture, true)?;
-        let (sender, came) = mpsc::channel();
+        let (sender, received) = mpsc::channel();
         let poller = pair.left.cq.poller(move |completion| drop(sender.send(completion)))?;
-        (0..20).try_for_each(|_| pair.left.offer(8).map(drop))?;
-        pair.left.qp.drain(PATIENCE)?;
+        (0..20).try_for_each(|_| pair.left.post_receive(8).map(drop))?;
+        pair.left.qp.drain(COMPLETION_TIMEOUT)?;
         for _ in 0..20 {
-            let completion = came.recv_timeout(PATIENCE).context("a completion is left in the queue")?;
+            let completion =
+                received.recv_timeout(COMPLETION_TIMEOUT).context("a completion is left in the queue")?;
             ensure!(!completion.is_ok(), "a drained request succeeded");
         }
         ensure!(

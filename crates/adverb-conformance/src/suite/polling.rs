@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use adverb::verbs::{RecvRequest, SendRequest, Transport::Rc};
 use anyhow::{Result, ensure};
 
-use crate::fixture::{Fixture, MOMENT, READ_WRITE, check, take, takes_less};
+use crate::fixture::{Fixture, QUIET_PERIOD, READ_WRITE, check, take, takes_less};
 use crate::registry::tests;
 
 tests! { "polling";
@@ -26,7 +26,7 @@ fn an_idle_queue_has_no_completions(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let mut completions = Vec::new();
     ensure!(pair.left.cq.poll(&mut completions)? == 0, "the queue returned a completion");
-    pair.left.stays_silent()?;
+    pair.left.expect_no_completion()?;
     ensure!(pair.left.cq.stale_completion_count() == 0, "there are stale completions");
     Ok(())
 }
@@ -35,13 +35,13 @@ fn waiting_on_an_idle_queue_times_out(fixture: &Fixture) -> Result<()> {
     for events in [false, true] {
         let builder = fixture.pair(Rc);
         let pair = if events { builder.events() } else { builder }.connect()?;
-        let receiving = pair.left.offer(8)?;
-        takes_less(20 * MOMENT, || {
+        let receiving = pair.left.post_receive(8)?;
+        takes_less(20 * QUIET_PERIOD, || {
             let start = Instant::now();
-            let waited = pair.left.cq.wait(receiving, MOMENT);
+            let waited = pair.left.cq.wait(receiving, QUIET_PERIOD);
             let took = start.elapsed();
             ensure!(matches!(waited, Err(adverb::Error::Timeout { .. })), "{waited:?}");
-            ensure!(took >= MOMENT, "the wait took only {took:?}");
+            ensure!(took >= QUIET_PERIOD, "the wait took only {took:?}");
             Ok(took)
         })?;
     }
@@ -64,8 +64,8 @@ fn every_request_completes_once(fixture: &Fixture) -> Result<()> {
             }
         }
     }
-    pair.left.stays_silent()?;
-    pair.right.stays_silent()
+    pair.left.expect_no_completion()?;
+    pair.right.expect_no_completion()
 }
 
 fn waiting_for_one_request_keeps_other_completions(fixture: &Fixture) -> Result<()> {
@@ -81,7 +81,7 @@ fn waiting_for_one_request_keeps_other_completions(fixture: &Fixture) -> Result<
     }
     let tags: Vec<u64> = pair.left.take(8)?.iter().map(|completion| completion.tag()).collect();
     ensure!(tags == [0, 1, 2, 3, 5, 6, 7, 8], "completions with these tags are left: {tags:?}");
-    pair.left.stays_silent()
+    pair.left.expect_no_completion()
 }
 
 fn waiting_twice_for_a_request_finds_it_once(fixture: &Fixture) -> Result<()> {
@@ -89,7 +89,7 @@ fn waiting_twice_for_a_request_finds_it_once(fixture: &Fixture) -> Result<()> {
     let region = pair.right.region(8, READ_WRITE)?;
     let id = pair.left.post(SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)))?;
     pair.left.wait(id)?.result()?;
-    let again = pair.left.cq.wait(id, MOMENT);
+    let again = pair.left.cq.wait(id, QUIET_PERIOD);
     ensure!(matches!(again, Err(adverb::Error::Timeout { .. })), "{again:?}");
     Ok(())
 }
@@ -108,7 +108,7 @@ fn completions_have_the_tags_of_their_requests(fixture: &Fixture) -> Result<()> 
 
 fn completions_return_the_buffers_of_their_requests(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).max_sge(3, 3).connect()?;
-    pair.right.offer(1000)?;
+    pair.right.post_receive(1000)?;
     let mut buffers = Vec::new();
     for (seed, len) in [(1, 100), (2, 200), (3, 300)] {
         let mut buffer = pair.left.filled(2 * len, seed)?;
@@ -139,7 +139,7 @@ fn sends_and_receives_may_complete_on_different_queues(fixture: &Fixture) -> Res
     pair.left.qp.connect(&queue_pair.endpoint())?;
     queue_pair.connect(&pair.left.qp.endpoint())?;
     queue_pair.post_recv(pair.right.buffer(8)?)?;
-    pair.left.offer(8)?;
+    pair.left.post_receive(8)?;
     pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
     queue_pair.post_send(SendRequest::send(pair.right.buffer(8)?).tag(1))?;
     let (sent, received) = (take(&send_cq, 1)?, take(&recv_cq, 1)?);
@@ -160,7 +160,7 @@ fn many_queue_pairs_share_a_completion_queue(fixture: &Fixture) -> Result<()> {
     for (one, other) in ours.iter().zip(&theirs) {
         one.qp.connect(&other.qp.endpoint())?;
         other.qp.connect(&one.qp.endpoint())?;
-        (0..4).try_for_each(|_| other.offer(64).map(drop))?;
+        (0..4).try_for_each(|_| other.post_receive(64).map(drop))?;
     }
     for message in 0..4 {
         for (number, side) in (0..).zip(&ours) {
@@ -192,7 +192,7 @@ fn completions_of_destroyed_queue_pairs_are_counted_and_not_delivered(fixture: &
     std::thread::sleep(Duration::from_millis(200));
     drop(pair.left.qp);
     let mut completions = Vec::new();
-    pair.left.cq.poll_timeout(&mut completions, MOMENT)?;
+    pair.left.cq.poll_timeout(&mut completions, QUIET_PERIOD)?;
     ensure!(
         completions.is_empty(),
         "{} completions of a dropped queue pair were delivered",
@@ -230,7 +230,7 @@ fn a_new_queue_pair_never_gets_the_completions_of_an_old_one(fixture: &Fixture) 
         std::thread::sleep(Duration::from_millis(50));
     }
     let mut completions = Vec::new();
-    cq.poll_timeout(&mut completions, MOMENT)?;
+    cq.poll_timeout(&mut completions, QUIET_PERIOD)?;
     ensure!(completions.is_empty(), "completions of dropped queue pairs were delivered");
     Ok(())
 }

@@ -35,7 +35,7 @@ tests! { "protection";
 }
 
 /// Whether the left side is refused, and the right side's bytes are what they were.
-fn refused(pair: &Pair, region: &MemoryRegion, request: SendRequest, status: Status) -> Result<()> {
+fn check_refused(pair: &Pair, region: &MemoryRegion, request: SendRequest, status: Status) -> Result<()> {
     let before = read(region, 0, region.len())?;
     pair.left.fails(request, status)?;
     same(&read(region, 0, region.len())?, &before).context("the peer's memory")
@@ -49,7 +49,7 @@ fn a_write_needs_the_regions_right(fixture: &Fixture) -> Result<()> {
     for access in [Access::LOCAL_WRITE, Access::LOCAL_WRITE | Access::REMOTE_READ] {
         let pair = fixture.rc()?;
         let region = pair.right.region(64, access)?;
-        refused(&pair, &region, write(&pair.left, 64, region.remote().at(0))?, Status::RemoteAccess)?;
+        check_refused(&pair, &region, write(&pair.left, 64, region.remote().at(0))?, Status::RemoteAccess)?;
     }
     Ok(())
 }
@@ -59,7 +59,7 @@ fn a_read_needs_the_regions_right(fixture: &Fixture) -> Result<()> {
         let pair = fixture.rc()?;
         let region = pair.right.region(64, access)?;
         let request = SendRequest::read(pair.left.buffer(64)?, region.remote().at(0));
-        refused(&pair, &region, request, Status::RemoteAccess)?;
+        check_refused(&pair, &region, request, Status::RemoteAccess)?;
     }
     Ok(())
 }
@@ -68,7 +68,12 @@ fn an_atomic_needs_the_regions_right(fixture: &Fixture) -> Result<()> {
     for swap in [false, true] {
         let pair = fixture.rc()?;
         let region = pair.right.region(64, READ_WRITE)?;
-        refused(&pair, &region, atomic(&pair.left, region.remote().at(0), swap)?, Status::RemoteAccess)?;
+        check_refused(
+            &pair,
+            &region,
+            atomic(&pair.left, region.remote().at(0), swap)?,
+            Status::RemoteAccess,
+        )?;
     }
     Ok(())
 }
@@ -85,21 +90,21 @@ fn atomic(side: &Side, remote: RemoteAddress, swap: bool) -> Result<SendRequest>
 fn a_write_needs_the_queue_pairs_right(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).right_access(Access::REMOTE_READ).connect()?;
     let region = pair.right.region(64, READ_WRITE)?;
-    refused(&pair, &region, write(&pair.left, 64, region.remote().at(0))?, Status::RemoteInvalidRequest)
+    check_refused(&pair, &region, write(&pair.left, 64, region.remote().at(0))?, Status::RemoteInvalidRequest)
 }
 
 fn a_read_needs_the_queue_pairs_right(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).right_access(Access::REMOTE_WRITE).connect()?;
     let region = pair.right.region(64, READ_WRITE)?;
     let request = SendRequest::read(pair.left.buffer(64)?, region.remote().at(0));
-    refused(&pair, &region, request, Status::RemoteInvalidRequest)
+    check_refused(&pair, &region, request, Status::RemoteInvalidRequest)
 }
 
 fn an_atomic_needs_the_queue_pairs_right(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).right_access(Access::REMOTE_WRITE | Access::REMOTE_READ).connect()?;
     let region = pair.right.region(64, ALL)?;
     let request = atomic(&pair.left, region.remote().at(0), false)?;
-    refused(&pair, &region, request, Status::RemoteInvalidRequest)
+    check_refused(&pair, &region, request, Status::RemoteInvalidRequest)
 }
 
 fn a_write_beyond_the_end_is_refused_by_the_peer(fixture: &Fixture) -> Result<()> {
@@ -108,7 +113,7 @@ fn a_write_beyond_the_end_is_refused_by_the_peer(fixture: &Fixture) -> Result<()
         let pair = fixture.rc()?;
         let region = pair.right.region(64, READ_WRITE)?;
         let request = write(&pair.left, len, region.remote().at(offset))?;
-        refused(&pair, &region, request, Status::RemoteAccess)
+        check_refused(&pair, &region, request, Status::RemoteAccess)
             .with_context(|| format!("{len} at {offset}"))?;
     }
     Ok(())
@@ -118,7 +123,7 @@ fn a_write_before_the_beginning_is_refused_by_the_peer(fixture: &Fixture) -> Res
     let pair = fixture.rc()?;
     let region = pair.right.region(64, READ_WRITE)?;
     let request = write(&pair.left, 8, region.remote().at(0_u64.wrapping_sub(1)))?;
-    refused(&pair, &region, request, Status::RemoteAccess)
+    check_refused(&pair, &region, request, Status::RemoteAccess)
 }
 
 /// The first packet says how much the whole message will write: nothing of it may be written.
@@ -126,15 +131,15 @@ fn a_write_of_several_packets_that_ends_outside_is_refused_by_the_peer(fixture: 
     let pair = fixture.rc()?;
     let size = 3 * fixture.mtu();
     let region = pair.right.region(size, READ_WRITE)?;
-    refused(&pair, &region, write(&pair.left, size, region.remote().at(1))?, Status::RemoteAccess)
+    check_refused(&pair, &region, write(&pair.left, size, region.remote().at(1))?, Status::RemoteAccess)
 }
 
 fn a_write_with_immediate_data_beyond_the_end_is_refused_by_the_peer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(64, READ_WRITE)?;
-    let receiving = pair.right.offer(64)?;
+    let receiving = pair.right.post_receive(64)?;
     let request = SendRequest::write_with_imm(pair.left.filled(65, 1)?, region.remote().at(0), 7);
-    refused(&pair, &region, request, Status::RemoteAccess)?;
+    check_refused(&pair, &region, request, Status::RemoteAccess)?;
     // A device may have taken the receive for it, or not yet (vol. 1, 11.6.2).
     let status = status(&pair.right.wait(receiving)?);
     let right = matches!(status, Status::LocalAccess | Status::Flushed);
@@ -147,7 +152,7 @@ fn a_read_beyond_the_end_is_refused_by_the_peer(fixture: &Fixture) -> Result<()>
         let pair = fixture.rc()?;
         let region = pair.right.region(64, READ_WRITE)?;
         let request = SendRequest::read(pair.left.buffer(len)?, region.remote().at(offset));
-        refused(&pair, &region, request, Status::RemoteAccess)
+        check_refused(&pair, &region, request, Status::RemoteAccess)
             .with_context(|| format!("{len} at {offset}"))?;
     }
     Ok(())
@@ -158,7 +163,7 @@ fn an_atomic_beyond_the_end_is_refused_by_the_peer(fixture: &Fixture) -> Result<
         let pair = fixture.rc()?;
         let region = pair.right.region(64, ALL)?;
         let request = atomic(&pair.left, region.remote().at(offset), false)?;
-        refused(&pair, &region, request, Status::RemoteAccess)?;
+        check_refused(&pair, &region, request, Status::RemoteAccess)?;
     }
     Ok(())
 }
@@ -184,7 +189,7 @@ fn a_wrong_key_is_refused_by_the_peer(fixture: &Fixture) -> Result<()> {
         let region = pair.right.region(64, READ_WRITE)?;
         let mut remote = region.remote().at(0);
         remote.rkey ^= bits;
-        refused(&pair, &region, write(&pair.left, 64, remote)?, Status::RemoteAccess)?;
+        check_refused(&pair, &region, write(&pair.left, 64, remote)?, Status::RemoteAccess)?;
     }
     Ok(())
 }
@@ -209,10 +214,10 @@ fn the_key_of_a_deregistered_region_is_refused_by_the_peer(fixture: &Fixture) ->
 fn the_key_of_another_domain_is_refused_by_the_peer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = fixture.device.create_protection_domain()?.region(64, READ_WRITE)?;
-    refused(&pair, &region, write(&pair.left, 64, region.remote().at(0))?, Status::RemoteAccess)?;
+    check_refused(&pair, &region, write(&pair.left, 64, region.remote().at(0))?, Status::RemoteAccess)?;
     let pair = fixture.rc()?;
     let request = SendRequest::read(pair.left.buffer(64)?, region.remote().at(0));
-    refused(&pair, &region, request, Status::RemoteAccess)
+    check_refused(&pair, &region, request, Status::RemoteAccess)
 }
 
 /// Vol. 1, 9.7.4.1.5: where no byte is reached, key and address aren't looked at.
@@ -232,7 +237,7 @@ fn a_read_of_no_bytes_needs_no_key(fixture: &Fixture) -> Result<()> {
 fn a_message_longer_than_its_receive_fails_both_ends(fixture: &Fixture) -> Result<()> {
     for size in [101, 3 * fixture.mtu()] {
         let pair = fixture.rc()?;
-        let receiving = pair.right.offer(100)?;
+        let receiving = pair.right.post_receive(100)?;
         let sent = pair.left.run(SendRequest::send(pair.left.filled(size, 1)?))?;
         expect("the sender", &sent, Status::RemoteInvalidRequest)?;
         expect("the receiver", &pair.right.wait(receiving)?, Status::LocalLength)?;
@@ -243,7 +248,7 @@ fn a_message_longer_than_its_receive_fails_both_ends(fixture: &Fixture) -> Resul
 fn a_message_from_memory_of_another_domain_is_not_posted(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let foreign = fixture.device.create_protection_domain()?.buffer(100)?;
-    foreign_domain(&pair.left.refuses(SendRequest::send(foreign))?)?;
+    foreign_domain(&pair.left.expect_rejected(SendRequest::send(foreign))?)?;
     pair.ping()
 }
 
@@ -253,7 +258,7 @@ fn a_read_into_memory_of_another_domain_is_not_posted(fixture: &Fixture) -> Resu
     region.write(0, &pattern(100, 1))?;
     let foreign = fixture.device.create_protection_domain()?.region(100, READ_WRITE)?;
     let request = SendRequest::read(foreign.slice(0..100)?, region.remote().at(0));
-    foreign_domain(&pair.left.refuses(request)?)?;
+    foreign_domain(&pair.left.expect_rejected(request)?)?;
     same(&read(&foreign, 0, 100)?, &[0; 100])?;
     pair.ping()
 }
@@ -261,7 +266,7 @@ fn a_read_into_memory_of_another_domain_is_not_posted(fixture: &Fixture) -> Resu
 fn a_receive_into_memory_of_another_domain_is_not_posted(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let foreign = fixture.device.create_protection_domain()?.buffer(100)?;
-    foreign_domain(&pair.right.refuses_recv(foreign)?)?;
+    foreign_domain(&pair.right.expect_recv_rejected(foreign)?)?;
     pair.ping()
 }
 

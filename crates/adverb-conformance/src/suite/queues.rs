@@ -28,7 +28,7 @@ fn queues_of_depth_one_work(fixture: &Fixture) -> Result<()> {
 
 fn queues_of_depth_1024_fill_and_drain(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).depth(1024, 1024).connect()?;
-    (0..1024).try_for_each(|_| pair.right.offer(16).map(drop))?;
+    (0..1024).try_for_each(|_| pair.right.post_receive(16).map(drop))?;
     for seed in 0..1024 {
         pair.left.post(SendRequest::send(pair.left.filled(16, seed)?).tag(seed))?;
     }
@@ -48,7 +48,7 @@ fn a_full_send_queue_refuses_and_returns_the_buffer(fixture: &Fixture) -> Result
         for _ in 0..depth {
             pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
         }
-        let error = pair.left.refuses(SendRequest::send(pair.left.buffer(8)?))?;
+        let error = pair.left.expect_rejected(SendRequest::send(pair.left.buffer(8)?))?;
         ensure!(matches!(error, Error::QueueFull { depth: most, .. } if most == depth), "{error}");
     }
     Ok(())
@@ -57,8 +57,8 @@ fn a_full_send_queue_refuses_and_returns_the_buffer(fixture: &Fixture) -> Result
 fn a_full_receive_queue_refuses_and_returns_the_buffer(fixture: &Fixture) -> Result<()> {
     for depth in [1, 7, 64] {
         let pair = fixture.pair(Rc).depth(1, depth).connect()?;
-        (0..depth).try_for_each(|_| pair.left.offer(8).map(drop))?;
-        let error = pair.left.refuses_recv(pair.left.buffer(8)?)?;
+        (0..depth).try_for_each(|_| pair.left.post_receive(8).map(drop))?;
+        let error = pair.left.expect_recv_rejected(pair.left.buffer(8)?)?;
         ensure!(matches!(error, Error::QueueFull { depth: most, .. } if most == depth), "{error}");
     }
     Ok(())
@@ -67,7 +67,7 @@ fn a_full_receive_queue_refuses_and_returns_the_buffer(fixture: &Fixture) -> Res
 fn a_refused_buffer_is_unchanged(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).depth(1, 1).connect()?;
     pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
-    pair.left.offer(8)?;
+    pair.left.post_receive(8)?;
     let sent = pair.left.qp.post_send(SendRequest::send(pair.left.filled(100, 1)?));
     let offered = pair.left.qp.post_recv(RecvRequest::new(pair.left.filled(100, 2)?));
     let sent = sent.err().and_then(|error| error.requests.into_iter().next());
@@ -85,24 +85,24 @@ fn a_completion_frees_a_send_queue_entry(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).depth(2, 8).connect()?;
     pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
     let second = pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
-    pair.left.refuses(SendRequest::send(pair.left.buffer(8)?))?;
-    pair.right.offer(8)?;
-    pair.right.offer(8)?;
+    pair.left.expect_rejected(SendRequest::send(pair.left.buffer(8)?))?;
+    pair.right.post_receive(8)?;
+    pair.right.post_receive(8)?;
     pair.left.wait(second)?.result()?;
     pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
     pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
-    pair.left.refuses(SendRequest::send(pair.left.buffer(8)?)).map(drop)
+    pair.left.expect_rejected(SendRequest::send(pair.left.buffer(8)?)).map(drop)
 }
 
 fn a_completion_frees_a_receive_queue_entry(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).depth(2, 2).connect()?;
-    let first = pair.right.offer(8)?;
-    pair.right.offer(8)?;
-    pair.right.refuses_recv(pair.right.buffer(8)?)?;
+    let first = pair.right.post_receive(8)?;
+    pair.right.post_receive(8)?;
+    pair.right.expect_recv_rejected(pair.right.buffer(8)?)?;
     pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
     pair.right.wait(first)?.result()?;
-    pair.right.offer(8)?;
-    pair.right.refuses_recv(pair.right.buffer(8)?).map(drop)
+    pair.right.post_receive(8)?;
+    pair.right.expect_recv_rejected(pair.right.buffer(8)?).map(drop)
 }
 
 /// Depths that aren't powers of two, and many more requests than fit.
@@ -112,7 +112,7 @@ fn queues_wrap_around(fixture: &Fixture) -> Result<()> {
         let mut seed = 0;
         for round in 0..40 {
             let count = u64::from(round % depth + 1);
-            (0..count).try_for_each(|_| pair.right.offer(8).map(drop))?;
+            (0..count).try_for_each(|_| pair.right.post_receive(8).map(drop))?;
             for n in 0..count {
                 pair.left.post(SendRequest::send(pair.left.filled(8, seed + n)?))?;
             }

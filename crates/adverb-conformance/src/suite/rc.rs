@@ -34,11 +34,11 @@ fn rc_messages_of_every_size_arrive_whole(fixture: &Fixture) -> Result<()> {
 }
 
 fn rc_a_message_of_maximum_size_arrives_whole(fixture: &Fixture) -> Result<()> {
-    transfers::longest_message(fixture, Rc)
+    transfers::max_size_message(fixture, Rc)
 }
 
 fn rc_a_message_beyond_the_maximum_size_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
-    transfers::longer_than_longest(fixture, Rc)
+    transfers::message_beyond_max_size(fixture, Rc)
 }
 
 fn rc_empty_messages_arrive(fixture: &Fixture) -> Result<()> {
@@ -62,7 +62,7 @@ fn rc_writes_of_every_size_arrive_whole(fixture: &Fixture) -> Result<()> {
 }
 
 fn rc_a_write_of_maximum_size_arrives_whole(fixture: &Fixture) -> Result<()> {
-    transfers::longest_write(fixture, Rc)
+    transfers::max_size_write(fixture, Rc)
 }
 
 fn rc_a_write_touches_nothing_beside_its_range(fixture: &Fixture) -> Result<()> {
@@ -99,11 +99,12 @@ fn a_read_of_every_size_returns_the_peers_bytes(fixture: &Fixture) -> Result<()>
 }
 
 fn a_read_of_maximum_size_returns_the_peers_bytes(fixture: &Fixture) -> Result<()> {
-    let longest = fixture.longest().min(64 << 20);
+    let max_message_len = fixture.max_message_len().min(64 << 20);
     let pair = fixture.rc()?;
-    let region = pair.right.region(longest, READ_WRITE)?;
-    region.write(0, &pattern(longest, 6))?;
-    let read = pair.left.completed(SendRequest::read(pair.left.buffer(longest)?, region.remote().at(0)))?;
+    let region = pair.right.region(max_message_len, READ_WRITE)?;
+    region.write(0, &pattern(max_message_len, 6))?;
+    let read =
+        pair.left.completed(SendRequest::read(pair.left.buffer(max_message_len)?, region.remote().at(0)))?;
     check(&read.into_buffer().context("the completion returned no buffer")?, 6)
 }
 
@@ -146,7 +147,7 @@ fn reads_and_messages_cross(fixture: &Fixture) -> Result<()> {
     let region = pair.right.region(size, READ_WRITE)?;
     region.write(0, &pattern(size, 3))?;
     for round in 0..10 {
-        let receiving = pair.left.offer(size)?;
+        let receiving = pair.left.post_receive(size)?;
         let reading = pair.left.post(SendRequest::read(pair.left.buffer(size)?, region.remote().at(0)))?;
         pair.right.done(SendRequest::send(pair.right.filled(size, round)?))?;
         check(&pair.left.wait(receiving)?.into_message()?, round)?;
@@ -170,7 +171,7 @@ fn every_completion_names_its_operation(fixture: &Fixture) -> Result<()> {
         (SendRequest::read(buffer()?, remote), CompletedOperation::Read),
     ];
     for (request, expected) in requests {
-        pair.right.offer(8)?;
+        pair.right.post_receive(8)?;
         let operation = pair.left.completed(request)?.result()?.operation;
         ensure!(operation == expected, "{operation:?}, not {expected:?}");
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use adverb::verbs::{ConnectOptions, QpState, SendRequest, Status, Transport::Rc};
 use anyhow::{Result, ensure};
 
-use crate::fixture::{Fixture, MOMENT, READ_WRITE, check, expect, immediate, read, takes_less};
+use crate::fixture::{Fixture, QUIET_PERIOD, READ_WRITE, check, expect, immediate, read, takes_less};
 use crate::registry::tests;
 
 tests! { "receiver not ready";
@@ -21,8 +21,8 @@ tests! { "receiver not ready";
 fn a_message_waits_for_a_receive(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let sending = pair.left.post(SendRequest::send(pair.left.filled(500, 1)?))?;
-    pair.left.stays_silent()?;
-    let receiving = pair.right.offer(500)?;
+    pair.left.expect_no_completion()?;
+    let receiving = pair.right.post_receive(500)?;
     check(&pair.right.wait(receiving)?.into_message()?, 1)?;
     pair.left.wait(sending)?.result()?;
     Ok(())
@@ -33,8 +33,8 @@ fn a_write_with_immediate_data_waits_for_a_receive(fixture: &Fixture) -> Result<
     let region = pair.right.region(500, READ_WRITE)?;
     let request = SendRequest::write_with_imm(pair.left.filled(500, 1)?, region.remote().at(0), 5);
     let writing = pair.left.post(request)?;
-    pair.left.stays_silent()?;
-    let receiving = pair.right.offer(0)?;
+    pair.left.expect_no_completion()?;
+    let receiving = pair.right.post_receive(0)?;
     ensure!(immediate(&pair.right.wait(receiving)?)? == Some(5), "the immediate data differs");
     check(&read(&region, 0, 500)?, 1)?;
     pair.left.wait(writing)?.result()?;
@@ -49,13 +49,13 @@ fn messages_that_waited_arrive_in_order_and_once(fixture: &Fixture) -> Result<()
     }
     // Each comes before the next has a place.
     for seed in 0..16 {
-        let receiving = pair.right.offer(size)?;
+        let receiving = pair.right.post_receive(size)?;
         check(&pair.right.wait(receiving)?.into_message()?, seed)?;
     }
     for completion in pair.left.take(16)? {
         completion.result()?;
     }
-    pair.right.stays_silent()
+    pair.right.expect_no_completion()
 }
 
 fn a_write_does_not_wait_for_a_receive(fixture: &Fixture) -> Result<()> {
@@ -90,12 +90,12 @@ fn a_sender_without_rnr_retries_fails_at_once(fixture: &Fixture) -> Result<()> {
 }
 
 fn after_rnr_retries_the_sender_has_failed_and_the_receiver_has_not(fixture: &Fixture) -> Result<()> {
-    let pair = fixture.pair(Rc).impatient_for_receives().connect()?;
+    let pair = fixture.pair(Rc).few_rnr_retries().connect()?;
     let sending = pair.left.post(SendRequest::send(pair.left.filled(500, 1)?))?;
     let behind = pair.left.post(SendRequest::send(pair.left.filled(500, 2)?))?;
     expect("the message", &pair.left.wait(sending)?, Status::RnrRetryExceeded)?;
     expect("the request after it", &pair.left.wait(behind)?, Status::Flushed)?;
     pair.left.is(QpState::Error)?;
-    std::thread::sleep(MOMENT);
+    std::thread::sleep(QUIET_PERIOD);
     pair.right.is(QpState::ReadyToSend)
 }

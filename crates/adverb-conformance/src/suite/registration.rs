@@ -169,14 +169,14 @@ fn memory_under_chosen_addresses_is_not_sent_inline(fixture: &Fixture) -> Result
         domain.register_at(Pages::new(32)?, CHOSEN, Access::LOCAL_WRITE)?,
     ];
     for region in &regions {
-        let error = pair.left.refuses(SendRequest::send(whole(region)?).inline())?;
+        let error = pair.left.expect_rejected(SendRequest::send(whole(region)?).inline())?;
         ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
-        pair.right.offer(32)?;
+        pair.right.post_receive(32)?;
         pair.left.done(SendRequest::send(whole(region)?))?;
     }
     for region in regions {
         let buffer = region.into_buffer().ok().context("the unshared region did not become a buffer")?;
-        pair.left.refuses(SendRequest::send(buffer).inline())?;
+        pair.left.expect_rejected(SendRequest::send(buffer).inline())?;
     }
     Ok(())
 }

@@ -47,7 +47,7 @@ fn a_flush_is_refused_with_a_hint_unless_the_device_has_it(fixture: &Fixture) ->
             SendRequest::flush(region.remote(), placement),
             SendRequest::flush_region(region.remote().rkey, placement),
         ] {
-            unsupported(&pair.left.refuses(request)?).with_context(|| format!("{placement:?}"))?;
+            unsupported(&pair.left.expect_rejected(request)?).with_context(|| format!("{placement:?}"))?;
         }
         pair.ping()?;
     }
@@ -145,7 +145,7 @@ fn flushes_complete_in_order_with_other_requests(fixture: &Fixture) -> Result<()
 fn a_flush_without_a_placement_is_refused(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(64, FLUSHABLE)?;
-    invalid(&pair.left.refuses(SendRequest::flush(region.remote(), FlushPlacement::empty()))?)?;
+    invalid(&pair.left.expect_rejected(SendRequest::flush(region.remote(), FlushPlacement::empty()))?)?;
     pair.ping()
 }
 
@@ -154,7 +154,7 @@ fn a_flush_of_more_than_two_gibibytes_is_refused(fixture: &Fixture) -> Result<()
     let region = pair.right.region(64, FLUSHABLE)?;
     for len in [(1 << 31) + 1, 1 << 32, u64::MAX] {
         let range = RemoteMemory { len, ..region.remote() };
-        invalid(&pair.left.refuses(SendRequest::flush(range, GLOBAL))?)?;
+        invalid(&pair.left.expect_rejected(SendRequest::flush(range, GLOBAL))?)?;
     }
     pair.ping()
 }
@@ -167,7 +167,7 @@ fn invalid(error: &Error) -> Result<()> {
 fn an_unreliable_connection_refuses_flushes(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Uc).connect()?;
     let region = pair.right.region(64, FLUSHABLE)?;
-    invalid(&pair.left.refuses(SendRequest::flush(region.remote(), GLOBAL))?)
+    invalid(&pair.left.expect_rejected(SendRequest::flush(region.remote(), GLOBAL))?)
 }
 
 /// Both kinds of FLUSH of a region.
@@ -193,7 +193,7 @@ fn a_flush_needs_the_queue_pairs_right(fixture: &Fixture) -> Result<()> {
 }
 
 /// Whether the peer refuses a FLUSH of a range.
-fn refused(pair: &Pair, range: RemoteMemory) -> Result<()> {
+fn check_refused(pair: &Pair, range: RemoteMemory) -> Result<()> {
     pair.left.fails(SendRequest::flush(range, GLOBAL), Status::RemoteAccess)
 }
 
@@ -202,7 +202,7 @@ fn a_flush_beyond_the_end_is_refused_by_the_peer(fixture: &Fixture) -> Result<()
         let pair = fixture.rc()?;
         let region = pair.right.region(64, FLUSHABLE)?;
         let remote = region.remote();
-        refused(&pair, RemoteMemory { addr: remote.addr.wrapping_add(offset), len, ..remote })
+        check_refused(&pair, RemoteMemory { addr: remote.addr.wrapping_add(offset), len, ..remote })
             .with_context(|| format!("{len} at {offset:#x}"))?;
     }
     Ok(())
@@ -213,7 +213,7 @@ fn a_flush_with_a_wrong_key_is_refused_by_the_peer(fixture: &Fixture) -> Result<
         let pair = fixture.rc()?;
         let region = pair.right.region(64, FLUSHABLE)?;
         let remote = region.remote();
-        refused(&pair, RemoteMemory { rkey: remote.rkey ^ bits, ..remote })?;
+        check_refused(&pair, RemoteMemory { rkey: remote.rkey ^ bits, ..remote })?;
         let pair = fixture.rc()?;
         pair.left.fails(SendRequest::flush_region(remote.rkey ^ bits, GLOBAL), Status::RemoteAccess)?;
     }
@@ -226,5 +226,5 @@ fn a_flush_of_a_deregistered_region_is_refused_by_the_peer(fixture: &Fixture) ->
     let remote = region.remote();
     pair.left.done(SendRequest::flush(remote, GLOBAL))?;
     drop(region);
-    refused(&pair, remote)
+    check_refused(&pair, remote)
 }

@@ -99,7 +99,7 @@ fn a_full_completion_queue_loses_nothing(fixture: &Fixture) -> Result<()> {
         for tag in 0..31 {
             pair.left.post(SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)).tag(tag))?;
         }
-        (0..32).try_for_each(|_| pair.left.offer(8).map(drop))?;
+        (0..32).try_for_each(|_| pair.left.post_receive(8).map(drop))?;
         for _ in 0..32 {
             pair.right.done(SendRequest::send(pair.right.buffer(8)?))?;
         }

@@ -64,7 +64,7 @@ fn scattered(fixture: &Fixture, transport: Transport) -> Result<()> {
     for at in splits(size, mtu) {
         to.write(0, &pattern(size, 99))?;
         let receiving = pair.right.recv(RecvRequest::new(pieces(&to, at)?))?;
-        let received = fixture.eventually(|| {
+        let received = fixture.retry_after_loss(|| {
             pair.left.done(SendRequest::send(pieces(&from, [7, 77, 777])?))?;
             pair.right.wait(receiving)
         })?;
@@ -154,14 +154,14 @@ fn more_segments_than_the_limit_are_refused_and_their_buffers_returned(fixture: 
     // A device may give more than were asked for, but not more than it has.
     let count = fixture.device.attributes().max_sge + 1;
     let region = pair.left.region(count as usize, READ_WRITE)?;
-    let many = || {
+    let scaled_count = || {
         (0..count as usize)
             .map(|at| Ok(PayloadSegment::Region(region.slice(at..at + 1)?)))
             .collect::<Result<Vec<_>>>()
     };
-    let error = pair.left.refuses(SendRequest::send(many()?))?;
+    let error = pair.left.expect_rejected(SendRequest::send(scaled_count()?))?;
     ensure!(matches!(error, Error::LimitExceeded { .. }), "refused with another error: {error}");
-    let error = pair.left.refuses_recv(RecvRequest::new(many()?))?;
+    let error = pair.left.expect_recv_rejected(RecvRequest::new(scaled_count()?))?;
     ensure!(matches!(error, Error::LimitExceeded { .. }), "refused with another error: {error}");
     pair.ping()
 }

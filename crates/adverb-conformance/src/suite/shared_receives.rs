@@ -8,11 +8,11 @@ use adverb::verbs::{
 };
 use anyhow::{Context, Result, ensure};
 
-use super::datagrams::way;
+use super::datagrams::destination_to;
 use crate::Need;
 use crate::fixture::{
-    Fixture, MOMENT, PATIENCE, READ_WRITE, Side, buffer, check, expect, immediate, pattern, read, refused,
-    same, take,
+    COMPLETION_TIMEOUT, Fixture, QUIET_PERIOD, READ_WRITE, Side, buffer, check, expect, immediate, pattern,
+    read, refused, same, take,
 };
 use crate::registry::tests;
 
@@ -76,7 +76,7 @@ fn one(fixture: &Fixture, depth: u32) -> Result<(SharedReceiveQueue, Shared)> {
 }
 
 /// Posts a receive of this length.
-fn offer(shared: &SharedReceiveQueue, len: usize, tag: u64) -> Result<adverb::verbs::RequestId> {
+fn post_receive(shared: &SharedReceiveQueue, len: usize, tag: u64) -> Result<adverb::verbs::RequestId> {
     let request = RecvRequest::new(buffer(shared.protection_domain(), len)?).tag(tag);
     Ok(shared.post_recv(request).map_err(Error::from)?)
 }
@@ -93,7 +93,7 @@ fn a_message_consumes_a_shared_receive(fixture: &Fixture) -> Result<()> {
         shared.outstanding_recv_count()
     );
     for (seed, size) in (1..).zip(fixture.sizes()) {
-        let receiving = offer(&shared, size, seed)?;
+        let receiving = post_receive(&shared, size, seed)?;
         ensure!(
             shared.outstanding_recv_count() == 1,
             "the queue has {} requests, not 1",
@@ -114,7 +114,7 @@ fn a_message_consumes_a_shared_receive(fixture: &Fixture) -> Result<()> {
 
 fn many_queue_pairs_share_receives(fixture: &Fixture) -> Result<()> {
     let (shared, sides) = several(fixture, 64, 16)?;
-    (0..64).try_for_each(|tag| offer(&shared, 64, tag).map(drop))?;
+    (0..64).try_for_each(|tag| post_receive(&shared, 64, tag).map(drop))?;
     for round in 0..4 {
         for (number, side) in (0..).zip(&sides) {
             send(&side.sender, 64, 100 * number + round)?;
@@ -135,7 +135,7 @@ fn many_queue_pairs_share_receives(fixture: &Fixture) -> Result<()> {
 
 fn a_shared_receive_names_the_receiving_queue_pair(fixture: &Fixture) -> Result<()> {
     let (shared, sides) = several(fixture, 16, 4)?;
-    (0..4).try_for_each(|tag| offer(&shared, 64, tag).map(drop))?;
+    (0..4).try_for_each(|tag| post_receive(&shared, 64, tag).map(drop))?;
     for (seed, side) in (0..).zip(&sides) {
         send(&side.sender, 64, seed)?;
     }
@@ -152,7 +152,7 @@ fn a_shared_receive_names_the_receiving_queue_pair(fixture: &Fixture) -> Result<
 
 fn shared_receives_are_consumed_in_order(fixture: &Fixture) -> Result<()> {
     let (shared, side) = one(fixture, 32)?;
-    (0..32).try_for_each(|tag| offer(&shared, 8, tag).map(drop))?;
+    (0..32).try_for_each(|tag| post_receive(&shared, 8, tag).map(drop))?;
     (0..32).try_for_each(|seed| send(&side.sender, 8, seed))?;
     for (tag, completion) in (0..).zip(side.receiver.take(32)?) {
         ensure!(completion.tag() == tag, "receive {} was consumed instead of {tag}", completion.tag());
@@ -164,7 +164,7 @@ fn shared_receives_are_consumed_in_order(fixture: &Fixture) -> Result<()> {
 fn a_write_with_immediate_data_consumes_a_shared_receive(fixture: &Fixture) -> Result<()> {
     let (shared, side) = one(fixture, 4)?;
     let region = side.receiver.region(64, READ_WRITE)?;
-    let receiving = offer(&shared, 8, 0)?;
+    let receiving = post_receive(&shared, 8, 0)?;
     let bytes = side.sender.filled(64, 1)?;
     side.sender.done(SendRequest::write_with_imm(bytes, region.remote().at(0), 77))?;
     ensure!(immediate(&side.receiver.wait(receiving)?)? == Some(77), "the immediate data differs");
@@ -174,8 +174,8 @@ fn a_write_with_immediate_data_consumes_a_shared_receive(fixture: &Fixture) -> R
 fn a_message_waits_for_a_shared_receive(fixture: &Fixture) -> Result<()> {
     let (shared, side) = one(fixture, 4)?;
     let sending = side.sender.post(SendRequest::send(side.sender.filled(64, 1)?))?;
-    side.sender.stays_silent()?;
-    let receiving = offer(&shared, 64, 0)?;
+    side.sender.expect_no_completion()?;
+    let receiving = post_receive(&shared, 64, 0)?;
     check(&side.receiver.wait(receiving)?.into_message()?, 1)?;
     side.sender.wait(sending)?.result()?;
     Ok(())
@@ -223,55 +223,57 @@ fn datagrams_consume_shared_receives(fixture: &Fixture) -> Result<()> {
     let sender = fixture.pair(Transport::Ud).side(None)?;
     sender.qp.move_to_rts()?;
     for seed in 0..8 {
-        let receiving = offer(&shared, fixture.datagram_room(), seed)?;
-        let came = fixture.eventually(|| {
-            sender
-                .done(SendRequest::send(sender.filled(64, seed)?).destination(&way(&sender, &receiver)?))?;
+        let receiving = post_receive(&shared, fixture.max_datagram_len(), seed)?;
+        let received = fixture.retry_after_loss(|| {
+            sender.done(
+                SendRequest::send(sender.filled(64, seed)?).destination(&destination_to(&sender, &receiver)?),
+            )?;
             receiver.wait(receiving)
         })?;
-        let came = came.into_datagram()?;
-        ensure!(came.source_qpn == sender.qp.qpn(), "the source is {}", came.source_qpn);
-        check(&came.message, seed)?;
+        let received = received.into_datagram()?;
+        ensure!(received.source_qpn == sender.qp.qpn(), "the source is {}", received.source_qpn);
+        check(&received.message, seed)?;
     }
     Ok(())
 }
 
 fn a_full_shared_queue_refuses_and_returns_the_buffer(fixture: &Fixture) -> Result<()> {
     let (shared, side) = one(fixture, 8)?;
-    (0..8).try_for_each(|tag| offer(&shared, 8, tag).map(drop))?;
-    let refused = refused(shared.post_recv(side.receiver.buffer(8)?), 1, 8, shared.outstanding_recv_count())?;
+    (0..8).try_for_each(|tag| post_receive(&shared, 8, tag).map(drop))?;
+    let refused =
+        check_refused(shared.post_recv(side.receiver.buffer(8)?), 1, 8, shared.outstanding_recv_count())?;
     ensure!(matches!(refused, Error::QueueFull { .. }), "refused with another error: {refused}");
     send(&side.sender, 8, 1)?;
     side.receiver.take(1)?.iter().try_for_each(|completion| completion.result().map(drop))?;
-    offer(&shared, 8, 8).context("there is room again")?;
+    post_receive(&shared, 8, 8).context("there is room again")?;
     Ok(())
 }
 
 fn a_shared_queue_wraps_around(fixture: &Fixture) -> Result<()> {
     let (shared, side) = one(fixture, 4)?;
     for tag in 0..4 {
-        offer(&shared, 8, tag)?;
+        post_receive(&shared, 8, tag)?;
     }
     for tag in 0..200 {
         send(&side.sender, 8, tag)?;
         let completion = side.receiver.take(1)?.pop().context("one was taken")?;
         ensure!(completion.tag() == tag, "receive {} was consumed instead of {tag}", completion.tag());
         check(&completion.into_message()?, tag)?;
-        offer(&shared, 8, tag + 4)?;
+        post_receive(&shared, 8, tag + 4)?;
     }
     Ok(())
 }
 
 fn a_queue_pair_with_a_shared_queue_refuses_receives_of_its_own(fixture: &Fixture) -> Result<()> {
     let (_shared, side) = one(fixture, 4)?;
-    let error = side.receiver.refuses_recv(side.receiver.buffer(8)?)?;
+    let error = side.receiver.expect_recv_rejected(side.receiver.buffer(8)?)?;
     ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     Ok(())
 }
 
 /// Whether the limit of this queue is told.
-fn told(fixture: &Fixture, shared: &SharedReceiveQueue) -> Result<bool> {
-    Ok(match fixture.device.wait_event(MOMENT)? {
+fn has_event(fixture: &Fixture, shared: &SharedReceiveQueue) -> Result<bool> {
+    Ok(match fixture.device.wait_event(QUIET_PERIOD)? {
         Some(event) => {
             ensure!(
                 event == DeviceEvent::SharedReceiveQueueLimit(shared.id()),
@@ -285,33 +287,33 @@ fn told(fixture: &Fixture, shared: &SharedReceiveQueue) -> Result<bool> {
 
 fn a_limit_event_is_delivered_once(fixture: &Fixture) -> Result<()> {
     let (shared, side) = one(fixture, 16)?;
-    (0..8).try_for_each(|tag| offer(&shared, 8, tag).map(drop))?;
+    (0..8).try_for_each(|tag| post_receive(&shared, 8, tag).map(drop))?;
     shared.arm(6)?;
     for taken in 1..=2 {
         send(&side.sender, 8, 1)?;
         ensure!(
-            !told(fixture, &shared)?,
+            !has_event(fixture, &shared)?,
             "the limit event was delivered after {taken} of 8 receives, and the limit is 6"
         );
     }
     send(&side.sender, 8, 1)?;
-    let event = fixture.device.wait_event(PATIENCE)?;
+    let event = fixture.device.wait_event(COMPLETION_TIMEOUT)?;
     ensure!(event == Some(DeviceEvent::SharedReceiveQueueLimit(shared.id())), "unexpected event: {event:?}");
     send(&side.sender, 8, 1)?;
-    ensure!(!told(fixture, &shared)?, "a second event was delivered");
+    ensure!(!has_event(fixture, &shared)?, "a second event was delivered");
     shared.arm(4)?;
     send(&side.sender, 8, 1)?;
-    ensure!(told(fixture, &shared)?, "no event was delivered after arming again");
+    ensure!(has_event(fixture, &shared)?, "no event was delivered after arming again");
     Ok(())
 }
 
 fn a_limit_that_is_not_reached_delivers_no_event(fixture: &Fixture) -> Result<()> {
     let (shared, side) = one(fixture, 16)?;
-    (0..8).try_for_each(|tag| offer(&shared, 8, tag).map(drop))?;
+    (0..8).try_for_each(|tag| post_receive(&shared, 8, tag).map(drop))?;
     shared.arm(2)?;
     (0..6).try_for_each(|seed| send(&side.sender, 8, seed))?;
     ensure!(
-        !told(fixture, &shared)?,
+        !has_event(fixture, &shared)?,
         "the limit event was delivered with 2 receives left, and the limit is 2"
     );
     Ok(())
@@ -337,7 +339,7 @@ fn a_shared_queue_depth_of_zero_or_beyond_the_limit_is_refused(fixture: &Fixture
 
 fn a_failed_queue_pair_leaves_the_others_their_receives(fixture: &Fixture) -> Result<()> {
     let (shared, mut sides) = several(fixture, 16, 3)?;
-    (0..8).try_for_each(|tag| offer(&shared, 64, tag).map(drop))?;
+    (0..8).try_for_each(|tag| post_receive(&shared, 64, tag).map(drop))?;
     sides[0].receiver.qp.move_to_error()?;
     drop(sides.remove(1));
     for seed in 0..8 {
@@ -351,8 +353,8 @@ fn a_failed_queue_pair_leaves_the_others_their_receives(fixture: &Fixture) -> Re
 
 fn a_message_too_long_for_a_shared_receive_fails_only_its_connection(fixture: &Fixture) -> Result<()> {
     let (shared, sides) = several(fixture, 16, 2)?;
-    let small = offer(&shared, 10, 1)?;
-    offer(&shared, 100, 2)?;
+    let small = post_receive(&shared, 10, 1)?;
+    post_receive(&shared, 100, 2)?;
     let sender = &sides[0].sender;
     let sent = sender.run(SendRequest::send(sender.filled(100, 1)?))?;
     let received = sides[0].receiver.wait(small)?;
@@ -365,7 +367,7 @@ fn a_message_too_long_for_a_shared_receive_fails_only_its_connection(fixture: &F
 
 fn shared_receives_survive_their_handle(fixture: &Fixture) -> Result<()> {
     let (shared, side) = one(fixture, 4)?;
-    let receiving = offer(&shared, 64, 1)?;
+    let receiving = post_receive(&shared, 64, 1)?;
     drop(shared);
     send(&side.sender, 64, 3)?;
     check(&side.receiver.wait(receiving)?.into_message()?, 3)
@@ -377,7 +379,7 @@ fn shared_receives_complete_on_the_receivers_queue(fixture: &Fixture) -> Result<
     let queue = || fixture.device.completion_queue(16).create();
     let first = connect(fixture, &domain, &queue()?, &shared)?;
     let second = connect(fixture, &domain, &queue()?, &shared)?;
-    (0..8).try_for_each(|tag| offer(&shared, 64, tag).map(drop))?;
+    (0..8).try_for_each(|tag| post_receive(&shared, 64, tag).map(drop))?;
     for round in 0..4 {
         send(&first.sender, 64, round)?;
         send(&second.sender, 64, 10 + round)?;

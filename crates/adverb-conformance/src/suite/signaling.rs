@@ -29,7 +29,7 @@ fn unsignaled_requests_are_returned_with_the_next_signaled_one(fixture: &Fixture
         for tag in 0..count {
             pair.left.post(write(&pair, &region, tag)?.unsignaled())?;
         }
-        pair.left.stays_silent()?;
+        pair.left.expect_no_completion()?;
         pair.left.post(write(&pair, &region, count)?)?;
         for (tag, completion) in (0..).zip(pair.left.take(count as usize + 1)?) {
             completion.result()?;
@@ -44,7 +44,7 @@ fn an_unsignaled_request_alone_stays_silent(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(8, READ_WRITE)?;
     pair.left.post(write(&pair, &region, 0)?.unsignaled())?;
-    pair.left.stays_silent()?;
+    pair.left.expect_no_completion()?;
     ensure!(pair.left.qp.outstanding_send_count() == 1, "the request is no longer outstanding");
     Ok(())
 }
@@ -54,20 +54,25 @@ fn a_signal_is_forced_before_the_queue_is_full(fixture: &Fixture) -> Result<()> 
     for depth in [2, 3, 4, 16] {
         let pair = fixture.pair(Rc).depth(depth, 1).connect()?;
         let region = pair.right.region(8, READ_WRITE)?;
-        let (mut posted, mut came) = (0, 0);
+        let (mut posted, mut received) = (0, 0);
         let mut completions = Vec::new();
-        while came < 10 * u64::from(depth) {
+        while received < 10 * u64::from(depth) {
             match pair.left.qp.post_send(write(&pair, &region, posted)?.unsignaled()) {
                 Ok(_) => posted += 1,
                 Err(_) => {
-                    let count = pair.left.cq.poll_timeout(&mut completions, crate::fixture::PATIENCE)?;
+                    let count =
+                        pair.left.cq.poll_timeout(&mut completions, crate::fixture::COMPLETION_TIMEOUT)?;
                     ensure!(count > 0, "a queue of depth {depth} is full, and no request completes");
                 }
             }
             for completion in completions.drain(..) {
                 completion.result()?;
-                ensure!(completion.tag() == came, "request {} completed instead of {came}", completion.tag());
-                came += 1;
+                ensure!(
+                    completion.tag() == received,
+                    "request {} completed instead of {received}",
+                    completion.tag()
+                );
+                received += 1;
             }
         }
     }
@@ -93,12 +98,12 @@ fn batches_of_unsignaled_requests_are_returned(fixture: &Fixture) -> Result<()> 
         // At least half have been signaled for; a signaled one brings the rest, once there is room for it.
         let mut completions = Vec::new();
         while completions.len() < 16 {
-            let count = pair.left.cq.poll_timeout(&mut completions, crate::fixture::PATIENCE)?;
+            let count = pair.left.cq.poll_timeout(&mut completions, crate::fixture::COMPLETION_TIMEOUT)?;
             ensure!(count > 0, "only {} requests completed", completions.len());
         }
         pair.left.post(write(&pair, &region, 32)?)?;
         while completions.len() < 33 {
-            let count = pair.left.cq.poll_timeout(&mut completions, crate::fixture::PATIENCE)?;
+            let count = pair.left.cq.poll_timeout(&mut completions, crate::fixture::COMPLETION_TIMEOUT)?;
             ensure!(count > 0, "only {} requests completed", completions.len());
         }
         for (tag, completion) in (0..).zip(completions) {
@@ -146,7 +151,7 @@ fn unsignaled_completions_name_their_operation(fixture: &Fixture) -> Result<()> 
     let pair = fixture.rc()?;
     let region = pair.right.region(8, READ_WRITE)?;
     let remote = region.remote().at(0);
-    pair.right.offer(8)?;
+    pair.right.post_receive(8)?;
     pair.left.post(SendRequest::send(pair.left.buffer(8)?).unsignaled())?;
     pair.left.post(SendRequest::write(pair.left.buffer(8)?, remote).unsignaled())?;
     pair.left.post(SendRequest::read(pair.left.buffer(8)?, remote).unsignaled())?;
@@ -165,5 +170,5 @@ fn waiting_for_an_unsignaled_request_finds_it(fixture: &Fixture) -> Result<()> {
     let second = pair.left.post(write(&pair, &region, 2)?)?;
     ensure!(pair.left.wait(first)?.tag() == 1, "the completion of another request was returned");
     ensure!(pair.left.wait(second)?.tag() == 2, "the completion of another request was returned");
-    pair.left.stays_silent()
+    pair.left.expect_no_completion()
 }

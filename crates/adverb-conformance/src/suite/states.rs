@@ -4,7 +4,7 @@ use adverb::Error;
 use adverb::verbs::{PathMtu, QpState, SendRequest, Status, Transport, Transport::Rc};
 use anyhow::{Result, ensure};
 
-use crate::fixture::{Fixture, PATIENCE, READ_WRITE, check};
+use crate::fixture::{COMPLETION_TIMEOUT, Fixture, READ_WRITE, check};
 use crate::registry::tests;
 
 tests! { "states";
@@ -39,7 +39,7 @@ fn a_queue_pair_goes_from_init_to_ready_to_error(fixture: &Fixture) -> Result<()
 
 fn receives_may_be_posted_before_connecting(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).create()?;
-    let receiving = pair.right.offer(64)?;
+    let receiving = pair.right.post_receive(64)?;
     pair.connect()?;
     pair.left.done(SendRequest::send(pair.left.filled(64, 1)?))?;
     check(&pair.right.wait(receiving)?.into_message()?, 1)
@@ -48,7 +48,7 @@ fn receives_may_be_posted_before_connecting(fixture: &Fixture) -> Result<()> {
 fn sending_before_connecting_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
     for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
         let side = fixture.pair(transport).side(None)?;
-        let error = side.refuses(SendRequest::send(side.buffer(8)?))?;
+        let error = side.expect_rejected(SendRequest::send(side.buffer(8)?))?;
         ensure!(
             matches!(error, Error::WrongState { state: QpState::Init, .. }),
             "refused with another error: {error}"
@@ -60,8 +60,8 @@ fn sending_before_connecting_is_refused_and_returns_its_buffer(fixture: &Fixture
 fn posting_after_failing_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     pair.left.qp.move_to_error()?;
-    let send = pair.left.refuses(SendRequest::send(pair.left.buffer(8)?))?;
-    let recv = pair.left.refuses_recv(pair.left.buffer(8)?)?;
+    let send = pair.left.expect_rejected(SendRequest::send(pair.left.buffer(8)?))?;
+    let recv = pair.left.expect_recv_rejected(pair.left.buffer(8)?)?;
     for error in [send, recv] {
         ensure!(
             matches!(error, Error::WrongState { state: QpState::Error, .. }),
@@ -117,7 +117,7 @@ fn a_reset_queue_pair_is_as_new_and_connects_again(fixture: &Fixture) -> Result<
 }
 
 fn a_failed_queue_pair_recovers_by_a_reset(fixture: &Fixture) -> Result<()> {
-    let pair = fixture.pair(Rc).impatient_for_receives().connect()?;
+    let pair = fixture.pair(Rc).few_rnr_retries().connect()?;
     pair.left.fails(SendRequest::send(pair.left.filled(8, 1)?), Status::RnrRetryExceeded)?;
     pair.left.is(QpState::Error)?;
     for side in [&pair.left, &pair.right] {
@@ -131,7 +131,7 @@ fn a_reset_gives_back_the_memory_of_all_requests(fixture: &Fixture) -> Result<()
     let pair = fixture.rc()?;
     for len in 1..=10 {
         pair.left.post(SendRequest::send(pair.left.buffer(len)?))?;
-        pair.left.offer(100 + len)?;
+        pair.left.post_receive(100 + len)?;
     }
     let lengths: Vec<usize> = pair.left.qp.reset()?.iter().map(adverb::memory::Payload::len).collect();
     let expected: Vec<usize> = (1..=10).chain(101..=110).collect();
@@ -140,7 +140,7 @@ fn a_reset_gives_back_the_memory_of_all_requests(fixture: &Fixture) -> Result<()
         pair.left.qp.outstanding_send_count() + pair.left.qp.outstanding_recv_count() == 0,
         "requests are still outstanding"
     );
-    pair.left.stays_silent()
+    pair.left.expect_no_completion()
 }
 
 fn a_reset_queue_pair_connects_to_another_peer(fixture: &Fixture) -> Result<()> {
@@ -150,10 +150,10 @@ fn a_reset_queue_pair_connects_to_another_peer(fixture: &Fixture) -> Result<()> 
     pair.left.qp.reset()?;
     pair.left.qp.connect(&other.qp.endpoint())?;
     other.qp.connect(&pair.left.qp.endpoint())?;
-    let receiving = other.offer(64)?;
+    let receiving = other.post_receive(64)?;
     pair.left.done(SendRequest::send(pair.left.filled(64, 4)?))?;
     check(&other.wait(receiving)?.into_message()?, 4)?;
-    pair.right.stays_silent()
+    pair.right.expect_no_completion()
 }
 
 /// Completions that the device had made before the reset, and nobody had polled, belong to requests whose memory was given
@@ -168,12 +168,12 @@ fn completions_from_before_a_reset_are_not_delivered(fixture: &Fixture) -> Resul
     std::thread::sleep(std::time::Duration::from_millis(200));
     let left = pair.left.qp.reset()?;
     ensure!(left.len() == 8, "{} of 8 payloads were returned", left.len());
-    pair.left.stays_silent()?;
+    pair.left.expect_no_completion()?;
     pair.right.qp.reset()?;
     pair.connect()?;
     let writing = pair.left.post(SendRequest::write(pair.left.filled(64, 2)?, region.remote().at(0)))?;
-    pair.left.cq.wait(writing, PATIENCE)?.result()?;
-    pair.left.stays_silent()?;
+    pair.left.cq.wait(writing, COMPLETION_TIMEOUT)?.result()?;
+    pair.left.expect_no_completion()?;
     pair.ping()
 }
 

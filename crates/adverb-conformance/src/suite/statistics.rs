@@ -59,9 +59,9 @@ fn successes_and_bytes_are_counted(fixture: &Fixture) -> Result<()> {
 }
 
 fn failures_and_flushes_are_counted(fixture: &Fixture) -> Result<()> {
-    let pair = fixture.pair(Rc).impatient_for_receives().connect()?;
+    let pair = fixture.pair(Rc).few_rnr_retries().connect()?;
     // All receives before the failure: what comes of later ones is another rule's matter.
-    (0..5).try_for_each(|_| pair.left.offer(8).map(drop))?;
+    (0..5).try_for_each(|_| pair.left.post_receive(8).map(drop))?;
     for _ in 0..5 {
         pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
     }
@@ -75,9 +75,9 @@ fn failures_and_flushes_are_counted(fixture: &Fixture) -> Result<()> {
 fn refused_requests_are_not_counted(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).depth(1, 1).connect()?;
     pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
-    pair.left.offer(8)?;
-    pair.left.refuses(SendRequest::send(pair.left.buffer(8)?))?;
-    pair.left.refuses_recv(pair.left.buffer(8)?)?;
+    pair.left.post_receive(8)?;
+    pair.left.expect_rejected(SendRequest::send(pair.left.buffer(8)?))?;
+    pair.left.expect_recv_rejected(pair.left.buffer(8)?)?;
     same("sends", pair.left.qp.stats().send, [1, 0, 0, 0, 0])?;
     same("receives", pair.left.qp.stats().recv, [1, 0, 0, 0, 0])
 }
@@ -99,7 +99,7 @@ fn unsignaled_requests_are_counted(fixture: &Fixture) -> Result<()> {
 fn the_maximum_of_outstanding_requests_is_counted(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     for count in [3, 17, 5] {
-        (0..count).try_for_each(|_| pair.right.offer(8).map(drop))?;
+        (0..count).try_for_each(|_| pair.right.post_receive(8).map(drop))?;
         for _ in 0..count {
             pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
         }
@@ -115,13 +115,13 @@ fn outstanding_requests_are_counted(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     for count in 1..=10 {
         pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;
-        pair.left.offer(8)?;
-        pair.left.offer(8)?;
+        pair.left.post_receive(8)?;
+        pair.left.post_receive(8)?;
         let outstanding = (pair.left.qp.outstanding_send_count(), pair.left.qp.outstanding_recv_count());
         ensure!(outstanding == (count, 2 * count), "outstanding sends and receives: {outstanding:?}");
     }
     for _ in 0..10 {
-        pair.right.offer(8)?;
+        pair.right.post_receive(8)?;
     }
     pair.left.take(10)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     ensure!(pair.left.qp.outstanding_send_count() == 0, "requests are still outstanding");

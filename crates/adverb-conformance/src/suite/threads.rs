@@ -10,11 +10,11 @@ use adverb::verbs::{RecvRequest, SendRequest, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
 use crate::Need;
-use crate::fixture::{ALL, Fixture, PATIENCE, READ_WRITE, Side, check, original};
+use crate::fixture::{ALL, COMPLETION_TIMEOUT, Fixture, READ_WRITE, Side, check, original};
 use crate::registry::tests;
 
 /// How long a completion may take that nothing keeps from coming.
-const SOON: Duration = Duration::from_secs(10);
+const WAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 tests! { "threads";
     one_thread_posts_and_another_polls,
@@ -45,7 +45,7 @@ fn one_thread_posts_and_another_polls(fixture: &Fixture) -> Result<()> {
             let mut completions = Vec::new();
             while next < COUNT {
                 ensure!(
-                    pair.left.cq.poll_timeout(&mut completions, PATIENCE)? > 0,
+                    pair.left.cq.poll_timeout(&mut completions, COMPLETION_TIMEOUT)? > 0,
                     "only {next} completions were returned"
                 );
                 for completion in completions.drain(..) {
@@ -76,7 +76,7 @@ fn one_thread_posts_and_another_polls(fixture: &Fixture) -> Result<()> {
 
 fn many_threads_post_to_one_queue_pair(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).depth(256, 256).connect()?;
-    (0..256).try_for_each(|_| pair.right.offer(16).map(drop))?;
+    (0..256).try_for_each(|_| pair.right.post_receive(16).map(drop))?;
     thread::scope(|scope| {
         let post = |thread: u64| {
             let side = &pair.left;
@@ -123,14 +123,14 @@ fn many_threads_poll_one_completion_queue(fixture: &Fixture) -> Result<()> {
         let pollers = (0..3).map(|_| scope.spawn(poll)).collect();
         let start = Instant::now();
         let mut posted = 0;
-        while posted < COUNT && start.elapsed() < PATIENCE {
+        while posted < COUNT && start.elapsed() < COMPLETION_TIMEOUT {
             let request = SendRequest::write(source.slice(0..8)?, region.remote().at(0)).tag(posted);
             match pair.left.qp.post_send(request) {
                 Ok(_) => posted += 1,
                 Err(_) => thread::yield_now(),
             }
         }
-        while count.load(Ordering::Relaxed) < posted && start.elapsed() < PATIENCE {
+        while count.load(Ordering::Relaxed) < posted && start.elapsed() < COMPLETION_TIMEOUT {
             thread::yield_now();
         }
         given_up.store(true, Ordering::Relaxed);
@@ -170,10 +170,13 @@ fn waiters(fixture: &Fixture, events: bool, threads: u32, rounds: u64) -> Result
                 let wait = || -> Result<()> {
                     let id = id?;
                     let start = Instant::now();
-                    let completion = side.cq.wait(id, SOON)?;
+                    let completion = side.cq.wait(id, WAKE_TIMEOUT)?;
                     // Who is forgotten finds it when the time is over.
                     let took = start.elapsed();
-                    ensure!(took < SOON / 2, "the waiting thread was not woken, and polled after {took:?}");
+                    ensure!(
+                        took < WAKE_TIMEOUT / 2,
+                        "the waiting thread was not woken, and polled after {took:?}"
+                    );
                     ensure!(completion.id() == id, "the completion of another request was returned");
                     completion.result()?;
                     Ok(())
@@ -293,7 +296,7 @@ fn buffers_move_between_threads(fixture: &Fixture) -> Result<()> {
     let side = &pair.left;
     let mut buffer = side.filled(64, 1)?;
     for _ in 0..10 {
-        let receiving = pair.right.offer(64)?;
+        let receiving = pair.right.post_receive(64)?;
         // Each time another thread posts it, and yet another has its completion.
         let completion = thread::scope(|scope| {
             let posted = scope.spawn(move || side.post(SendRequest::send(buffer))).join();
@@ -320,7 +323,7 @@ fn queue_pairs_are_created_and_dropped_while_others_work(fixture: &Fixture) -> R
         let come_and_go = || -> Result<()> {
             while !done.load(Ordering::Relaxed) {
                 let side = builder.side_of(&domain, &cq, None)?;
-                (0..8).try_for_each(|_| side.offer(8).map(drop))?;
+                (0..8).try_for_each(|_| side.post_receive(8).map(drop))?;
             }
             Ok(())
         };
@@ -357,7 +360,7 @@ fn posting_and_failing_at_once_loses_no_request(fixture: &Fixture) -> Result<()>
             "{posted} requests were posted, but {} completed",
             completions.len()
         );
-        pair.left.stays_silent()?;
+        pair.left.expect_no_completion()?;
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use adverb::verbs::{
 };
 use anyhow::{Context, Result, ensure};
 
-use super::datagrams::{exchange, offer};
+use super::datagrams::{exchange, post_receive};
 use crate::Need;
 use crate::fixture::{Fixture, Pair, QKEY};
 use crate::registry::tests;
@@ -57,12 +57,12 @@ fn marks(ip: Option<IpHeader>) -> Result<(u8, Option<u32>)> {
 
 /// Sends a datagram from left to right, and gives what its packet carried.
 fn carried(fixture: &Fixture, pair: &Pair, recipient: &UdDestination) -> Result<(u8, Option<u32>)> {
-    let receiving = offer(fixture, &pair.right)?;
-    let came = fixture.eventually(|| {
+    let receiving = post_receive(fixture, &pair.right)?;
+    let received = fixture.retry_after_loss(|| {
         pair.left.done(SendRequest::send(pair.left.filled(20, 1)?).destination(recipient))?;
         pair.right.wait(receiving)
     })?;
-    marks(came.into_datagram()?.ip_header)
+    marks(received.into_datagram()?.ip_header)
 }
 
 fn datagrams(fixture: &Fixture, address: Option<IpAddr>) -> Result<Pair> {
@@ -122,7 +122,7 @@ fn a_datagram_has_the_hop_limit_of_its_address_handle(fixture: &Fixture) -> Resu
     let pair = datagrams(fixture, None)?;
     let traffic = Traffic::new().hop_limit(17);
     let recipient = pair.left.qp.ud_destination_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
-    let receiving = offer(fixture, &pair.right)?;
+    let receiving = post_receive(fixture, &pair.right)?;
     pair.left.done(SendRequest::send(pair.left.filled(20, 1)?).destination(&recipient))?;
     let ip =
         pair.right.wait(receiving)?.into_datagram()?.ip_header.context("the datagram has no IP header")?;
@@ -174,7 +174,7 @@ fn the_most_specific_settings_apply_to_datagrams(fixture: &Fixture) -> Result<()
 
 fn a_reply_has_the_settings_of_the_replying_queue_pair(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).traffic(Traffic::new().dscp(7)).connect()?;
-    let answer = offer(fixture, &pair.left)?;
+    let answer = post_receive(fixture, &pair.left)?;
     let question = exchange(fixture, &pair, SendRequest::send(pair.left.filled(40, 1)?))?;
     let sender = question.reply_destination(&pair.right.qp, QKEY)?;
     pair.right.done(SendRequest::send(question.message).destination(&sender))?;
@@ -189,8 +189,8 @@ fn a_connection_has_the_settings_of_its_options(fixture: &Fixture) -> Result<()>
         let pair = fixture.pair(transport).options(ConnectOptions::new().traffic(traffic)).connect()?;
         pair.ping()?;
         let peer = pair.left.qp.query()?.peer.context("the queue pair reports no peer")?;
-        let told = (peer.traffic_class, peer.flow_label);
-        ensure!(told == (0x6a, 0x4_5678), "{transport}: the queue pair reports {told:x?}");
+        let reported = (peer.traffic_class, peer.flow_label);
+        ensure!(reported == (0x6a, 0x4_5678), "{transport}: the queue pair reports {reported:x?}");
     }
     Ok(())
 }
@@ -218,8 +218,8 @@ fn a_queue_pair_reports_its_connection(fixture: &Fixture) -> Result<()> {
     ensure!(peer.gid == remote.gid || peer.lid == remote.lid, "the peer's GID is {}", peer.gid);
     ensure!(peer.recv_psn == remote.psn, "the expected PSN is {}, but {} follows", peer.recv_psn, remote.psn);
     ensure!(peer.mtu == PathMtu::Mtu256, "the MTU is {:?}", peer.mtu);
-    let told = (peer.ack_timeout, peer.retry_count, peer.rnr_retry, peer.min_rnr_timer);
-    ensure!(told == (13, 5, 4, 3), "the timers and retries are {told:?}");
+    let reported = (peer.ack_timeout, peer.retry_count, peer.rnr_retry, peer.min_rnr_timer);
+    ensure!(reported == (13, 5, 4, 3), "the timers and retries are {reported:?}");
     ensure!(peer.max_rd_atomic > 0 && peer.max_dest_rd_atomic > 0, "{peer:?}");
     Ok(())
 }

@@ -26,14 +26,15 @@ pub(super) fn messages_of_every_size(fixture: &Fixture, transport: Transport) ->
 }
 
 /// The memory is shared by all segments, so that a message of a gibibyte needs far less.
-pub(super) fn longest_message(fixture: &Fixture, transport: Transport) -> Result<()> {
-    let longest = fixture.longest();
+pub(super) fn max_size_message(fixture: &Fixture, transport: Transport) -> Result<()> {
+    let max_message_len = fixture.max_message_len();
     let count = fixture.device.attributes().max_sge.clamp(1, 16);
     let pair = fixture.pair(transport).max_sge(count, count).connect()?;
-    let chunk = longest.div_ceil(count as usize);
+    let chunk = max_message_len.div_ceil(count as usize);
     let split = |region: &adverb::memory::MemoryRegion| -> Result<Payload> {
-        let starts = (0..longest).step_by(chunk);
-        let pieces = starts.map(|at| Ok(PayloadSegment::Region(region.slice(0..chunk.min(longest - at))?)));
+        let starts = (0..max_message_len).step_by(chunk);
+        let pieces =
+            starts.map(|at| Ok(PayloadSegment::Region(region.slice(0..chunk.min(max_message_len - at))?)));
         Ok(Payload::from(pieces.collect::<Result<Vec<_>>>()?))
     };
     let from = pair.left.region(chunk, READ_WRITE)?;
@@ -47,18 +48,18 @@ pub(super) fn longest_message(fixture: &Fixture, transport: Transport) -> Result
         completion => completion?,
     };
     let length = completion.result()?.length as usize;
-    ensure!(length == longest, "{longest} bytes were sent, but {length} arrived");
+    ensure!(length == max_message_len, "{max_message_len} bytes were sent, but {length} arrived");
     check(&read(&to, 0, chunk)?, 3)
 }
 
-pub(super) fn longer_than_longest(fixture: &Fixture, transport: Transport) -> Result<()> {
+pub(super) fn message_beyond_max_size(fixture: &Fixture, transport: Transport) -> Result<()> {
     let pair = fixture.pair(transport).max_sge(2, 1).connect()?;
-    let longest = fixture.port.max_message_size as usize;
-    let half = longest / 2 + 1;
+    let max_message_len = fixture.port.max_message_size as usize;
+    let half = max_message_len / 2 + 1;
     let region = pair.left.region(half, READ_WRITE)?;
     let payload = vec![
         PayloadSegment::Region(whole(&region)?),
-        PayloadSegment::Region(region.slice(0..longest + 1 - half)?),
+        PayloadSegment::Region(region.slice(0..max_message_len + 1 - half)?),
     ];
     let refused = pair.left.qp.post_send(SendRequest::send(payload));
     let refused = refused.err().context("a message beyond the maximum size was posted")?;
@@ -75,7 +76,8 @@ pub(super) fn longer_than_longest(fixture: &Fixture, transport: Transport) -> Re
 pub(super) fn empty_messages(fixture: &Fixture, transport: Transport) -> Result<()> {
     let pair = fixture.pair(transport).connect()?;
     // No segment at all, and one without bytes; into a receive with room, and into one without.
-    let receiving = [pair.right.offer(10)?, pair.right.recv(RecvRequest::new(()))?, pair.right.offer(10)?];
+    let receiving =
+        [pair.right.post_receive(10)?, pair.right.recv(RecvRequest::new(()))?, pair.right.post_receive(10)?];
     pair.left.done(SendRequest::send(()))?;
     pair.left.done(SendRequest::send(pair.left.buffer(0)?))?;
     pair.left.done(SendRequest::send(()))?;
@@ -90,7 +92,7 @@ pub(super) fn immediate_bits(fixture: &Fixture, transport: Transport) -> Result<
     let pair = fixture.pair(transport).connect()?;
     for bits in IMMEDIATES {
         for size in [0, 40] {
-            let receiving = pair.right.offer(40)?;
+            let receiving = pair.right.post_receive(40)?;
             pair.left.done(SendRequest::send_with_imm(pair.left.filled(size, 5)?, bits))?;
             let completion = pair.right.wait(receiving)?;
             let got = immediate(&completion)?;
@@ -103,7 +105,7 @@ pub(super) fn immediate_bits(fixture: &Fixture, transport: Transport) -> Result<
 
 pub(super) fn no_immediate(fixture: &Fixture, transport: Transport) -> Result<()> {
     let pair = fixture.pair(transport).connect()?;
-    let receiving = pair.right.offer(8)?;
+    let receiving = pair.right.post_receive(8)?;
     pair.left.done(SendRequest::send(pair.left.filled(8, 5)?))?;
     let completion = pair.right.wait(receiving)?;
     let got = immediate(&completion)?;
@@ -128,9 +130,9 @@ pub(super) fn writes_of_every_size(fixture: &Fixture, transport: Transport) -> R
     let region = pair.right.region(most, READ_WRITE)?;
     for (seed, size) in (1..).zip(fixture.sizes()) {
         region.write(0, &vec![0; size])?;
-        fixture.eventually(|| {
+        fixture.retry_after_loss(|| {
             pair.left.done(SendRequest::write(pair.left.filled(size, seed)?, region.remote().at(0)))?;
-            settle(&pair)?;
+            send_following_message(&pair)?;
             written(&pair, &read(&region, 0, size)?, seed, size > 16 * fixture.mtu())
                 .with_context(|| format!("{size} bytes"))
         })?;
@@ -152,17 +154,17 @@ fn written(pair: &Pair, bytes: &[u8], seed: u64, is_long: bool) -> Result<()> {
 }
 
 /// Lets a message follow, so that what was sent before has arrived even where nothing is acknowledged.
-fn settle(pair: &Pair) -> Result<()> {
+fn send_following_message(pair: &Pair) -> Result<()> {
     pair.deliver(()).map(drop)
 }
 
-pub(super) fn longest_write(fixture: &Fixture, transport: Transport) -> Result<()> {
-    let longest = fixture.longest().min(64 << 20);
+pub(super) fn max_size_write(fixture: &Fixture, transport: Transport) -> Result<()> {
+    let max_message_len = fixture.max_message_len().min(64 << 20);
     let pair = fixture.pair(transport).connect()?;
-    let region = pair.right.region(longest, READ_WRITE)?;
-    pair.left.done(SendRequest::write(pair.left.filled(longest, 4)?, region.remote().at(0)))?;
-    settle(&pair)?;
-    written(&pair, &read(&region, 0, longest)?, 4, true)
+    let region = pair.right.region(max_message_len, READ_WRITE)?;
+    pair.left.done(SendRequest::write(pair.left.filled(max_message_len, 4)?, region.remote().at(0)))?;
+    send_following_message(&pair)?;
+    written(&pair, &read(&region, 0, max_message_len)?, 4, true)
 }
 
 pub(super) fn writes_only_its_range(fixture: &Fixture, transport: Transport) -> Result<()> {
@@ -170,13 +172,13 @@ pub(super) fn writes_only_its_range(fixture: &Fixture, transport: Transport) -> 
     let mtu = fixture.mtu();
     let region = pair.right.region(4 * mtu, READ_WRITE)?;
     for (offset, len) in [(0, 1), (1, 7), (mtu - 1, 2), (13, mtu), (mtu + 3, 2 * mtu), (4 * mtu - 1, 1)] {
-        fixture.eventually(|| {
+        fixture.retry_after_loss(|| {
             region.write(0, &pattern(4 * mtu, 1))?;
             // Beside zeros it is seen what has come of it.
             region.write(offset, &vec![0; len])?;
             let request = SendRequest::write(pair.left.filled(len, 2)?, region.remote().at(offset as u64));
             pair.left.done(request)?;
-            settle(&pair)?;
+            send_following_message(&pair)?;
             let mut bytes = read(&region, 0, 4 * mtu)?;
             written(&pair, &bytes[offset..offset + len], 2, false)
                 .with_context(|| format!("{len} bytes at {offset}"))?;
@@ -190,11 +192,11 @@ pub(super) fn writes_only_its_range(fixture: &Fixture, transport: Transport) -> 
 pub(super) fn write_takes_no_receive(fixture: &Fixture, transport: Transport) -> Result<()> {
     let pair = fixture.pair(transport).connect()?;
     let region = pair.right.region(64, READ_WRITE)?;
-    let receiving = pair.right.offer(64)?;
+    let receiving = pair.right.post_receive(64)?;
     for _ in 0..10 {
         pair.left.done(SendRequest::write(pair.left.filled(64, 1)?, region.remote().at(0)))?;
     }
-    pair.right.stays_silent()?;
+    pair.right.expect_no_completion()?;
     pair.left.done(SendRequest::send(pair.left.filled(20, 6)?))?;
     check(&pair.right.wait(receiving)?.into_message()?, 6)
 }
@@ -230,7 +232,7 @@ pub(super) fn both_directions(fixture: &Fixture, transport: Transport) -> Result
     let pair = fixture.pair(transport).depth(32, 32).connect()?;
     let size = 2 * fixture.mtu() + 17;
     for side in [&pair.left, &pair.right] {
-        (0..32).try_for_each(|_| side.offer(size).map(drop))?;
+        (0..32).try_for_each(|_| side.post_receive(size).map(drop))?;
     }
     for seed in 0..32 {
         pair.left.post(SendRequest::send(pair.left.filled(size, seed)?).tag(1000 + seed))?;

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::transfers;
 use crate::Need;
-use crate::fixture::{Fixture, MOMENT, READ_WRITE, check, pattern, read, same};
+use crate::fixture::{Fixture, QUIET_PERIOD, READ_WRITE, check, pattern, read, same};
 use crate::registry::tests;
 
 tests! { "unreliable connection";
@@ -34,11 +34,11 @@ fn uc_messages_of_every_size_arrive_whole(fixture: &Fixture) -> Result<()> {
 }
 
 fn uc_a_message_of_maximum_size_arrives_whole(fixture: &Fixture) -> Result<()> {
-    transfers::longest_message(fixture, Uc)
+    transfers::max_size_message(fixture, Uc)
 }
 
 fn uc_a_message_beyond_the_maximum_size_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
-    transfers::longer_than_longest(fixture, Uc)
+    transfers::message_beyond_max_size(fixture, Uc)
 }
 
 fn uc_empty_messages_arrive(fixture: &Fixture) -> Result<()> {
@@ -62,7 +62,7 @@ fn uc_writes_of_every_size_arrive_whole(fixture: &Fixture) -> Result<()> {
 }
 
 fn uc_a_write_of_maximum_size_arrives_whole(fixture: &Fixture) -> Result<()> {
-    transfers::longest_write(fixture, Uc)
+    transfers::max_size_write(fixture, Uc)
 }
 
 fn uc_a_write_touches_nothing_beside_its_range(fixture: &Fixture) -> Result<()> {
@@ -87,9 +87,9 @@ fn uc_both_directions_work_at_once(fixture: &Fixture) -> Result<()> {
 fn uc_a_message_without_a_receive_is_lost_and_a_later_one_arrives(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Uc).connect()?;
     pair.left.done(SendRequest::send(pair.left.filled(100, 1)?))?;
-    std::thread::sleep(MOMENT);
-    let receiving = pair.right.offer(100)?;
-    pair.right.stays_silent().context("a message that was lost arrived")?;
+    std::thread::sleep(QUIET_PERIOD);
+    let receiving = pair.right.post_receive(100)?;
+    pair.right.expect_no_completion().context("a message that was lost arrived")?;
     pair.left.done(SendRequest::send(pair.left.filled(100, 2)?))?;
     check(&pair.right.wait(receiving)?.into_message()?, 2)
 }
@@ -112,7 +112,7 @@ fn uc_a_write_that_the_peer_does_not_allow_is_lost(fixture: &Fixture) -> Result<
     let region = pair.right.region(100, adverb::verbs::Access::LOCAL_WRITE)?;
     region.write(0, &pattern(100, 4))?;
     pair.left.done(SendRequest::write(pair.left.filled(100, 5)?, region.remote().at(0)))?;
-    std::thread::sleep(MOMENT);
+    std::thread::sleep(QUIET_PERIOD);
     same(&read(&region, 0, 100)?, &pattern(100, 4))?;
     pair.ping()
 }
@@ -120,7 +120,7 @@ fn uc_a_write_that_the_peer_does_not_allow_is_lost(fixture: &Fixture) -> Result<
 fn uc_a_read_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Uc).connect()?;
     let region = pair.right.region(100, READ_WRITE)?;
-    pair.left.refuses(SendRequest::read(pair.left.buffer(100)?, region.remote().at(0)))?;
+    pair.left.expect_rejected(SendRequest::read(pair.left.buffer(100)?, region.remote().at(0)))?;
     pair.ping()
 }
 
@@ -128,7 +128,7 @@ fn uc_an_atomic_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<(
     let pair = fixture.pair(Uc).connect()?;
     let region = pair.right.region(100, READ_WRITE)?;
     let remote = region.remote().at(0);
-    pair.left.refuses(SendRequest::fetch_add(pair.left.buffer(8)?, remote, 1))?;
-    pair.left.refuses(SendRequest::compare_swap(pair.left.buffer(8)?, remote, 0, 1))?;
+    pair.left.expect_rejected(SendRequest::fetch_add(pair.left.buffer(8)?, remote, 1))?;
+    pair.left.expect_rejected(SendRequest::compare_swap(pair.left.buffer(8)?, remote, 0, 1))?;
     pair.ping()
 }

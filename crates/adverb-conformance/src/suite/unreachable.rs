@@ -19,7 +19,7 @@ tests! { "unreachable peers";
 }
 
 fn a_message_to_an_unknown_queue_pair_fails_after_all_retries(fixture: &Fixture) -> Result<()> {
-    let pair = fixture.pair(Rc).impatient().connect()?;
+    let pair = fixture.pair(Rc).few_retries().connect()?;
     drop(pair.right);
     pair.left.fails(SendRequest::send(pair.left.filled(500, 1)?), Status::RetryExceeded)?;
     pair.left.is(QpState::Error)
@@ -27,7 +27,7 @@ fn a_message_to_an_unknown_queue_pair_fails_after_all_retries(fixture: &Fixture)
 
 fn a_write_and_a_read_to_an_unknown_queue_pair_fail(fixture: &Fixture) -> Result<()> {
     for reads in [false, true] {
-        let pair = fixture.pair(Rc).impatient().connect()?;
+        let pair = fixture.pair(Rc).few_retries().connect()?;
         let region = pair.right.region(500, READ_WRITE)?;
         drop(pair.right);
         let (buffer, remote) = (pair.left.filled(500, 1)?, region.remote().at(0));
@@ -42,15 +42,15 @@ fn a_write_and_a_read_to_an_unknown_queue_pair_fail(fixture: &Fixture) -> Result
 fn a_peer_that_is_not_connected_does_not_answer(fixture: &Fixture) -> Result<()> {
     let options = ConnectOptions::new().ack_timeout(12).retry_count(1);
     let pair = fixture.pair(Rc).create()?;
-    pair.right.offer(500)?;
+    pair.right.post_receive(500)?;
     pair.left.qp.connect_with(&pair.right.qp.endpoint(), &options)?;
     pair.left.fails(SendRequest::send(pair.left.filled(500, 1)?), Status::RetryExceeded)?;
-    pair.right.stays_silent()?;
+    pair.right.expect_no_completion()?;
     pair.right.is(QpState::Init)
 }
 
 fn a_peer_that_has_failed_does_not_answer(fixture: &Fixture) -> Result<()> {
-    let pair = fixture.pair(Rc).impatient().connect()?;
+    let pair = fixture.pair(Rc).few_retries().connect()?;
     pair.right.qp.move_to_error()?;
     pair.left.fails(SendRequest::send(pair.left.filled(500, 1)?), Status::RetryExceeded)
 }
@@ -61,7 +61,7 @@ fn a_peer_that_was_destroyed_in_flight_does_not_answer(fixture: &Fixture) -> Res
     let pair = fixture.pair(Rc).options(options).connect()?;
     // There is no receive: the message waits.
     let sending = pair.left.post(SendRequest::send(pair.left.filled(500, 1)?))?;
-    pair.left.stays_silent()?;
+    pair.left.expect_no_completion()?;
     drop(pair.right);
     expect("the message", &pair.left.wait(sending)?, Status::RetryExceeded)
 }
@@ -85,7 +85,7 @@ fn more_retries_take_longer(fixture: &Fixture) -> Result<()> {
 }
 
 fn requests_after_a_failure_are_flushed_in_order(fixture: &Fixture) -> Result<()> {
-    let pair = fixture.pair(Rc).impatient().connect()?;
+    let pair = fixture.pair(Rc).few_retries().connect()?;
     drop(pair.right);
     for tag in 0..20 {
         pair.left.post(SendRequest::send(pair.left.filled(100, 1)?).tag(tag))?;
@@ -95,5 +95,5 @@ fn requests_after_a_failure_are_flushed_in_order(fixture: &Fixture) -> Result<()
         let expected = if tag == 0 { Status::RetryExceeded } else { Status::Flushed };
         expect(&format!("request {tag}"), &completion, expected)?;
     }
-    pair.left.stays_silent()
+    pair.left.expect_no_completion()
 }

@@ -163,7 +163,7 @@ fn a_window_that_the_peer_invalidated_is_refused(fixture: &Fixture) -> Result<()
     let region = region(&pair.right)?;
     let (window, remote) = bound(&pair.right, &region, READ_WRITE)?;
     pair.left.done(write(&pair.left, remote)?)?;
-    let receiving = pair.right.offer(64)?;
+    let receiving = pair.right.post_receive(64)?;
     pair.left.done(SendRequest::send_invalidate(pair.left.filled(64, 8)?, remote.rkey))?;
     let completion = pair.right.wait(receiving)?;
     let CompletedOperation::Recv { invalidated, .. } = completion.result()?.operation else {
@@ -198,15 +198,15 @@ fn a_message_to_a_shared_receive_invalidates_too(fixture: &Fixture) -> Result<()
 fn a_window_that_was_invalidated_is_not_invalidated_again(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = region(&pair.right)?;
-    pair.right.refuses(SendRequest::local_invalidate(pair.right.domain.memory_window()?))?;
+    pair.right.expect_rejected(SendRequest::local_invalidate(pair.right.domain.memory_window()?))?;
     let (window, _) = bound(&pair.right, &region, READ_WRITE)?;
     let window = invalidate(&pair.right, window)?;
-    pair.right.refuses(SendRequest::local_invalidate(window))?;
+    pair.right.expect_rejected(SendRequest::local_invalidate(window))?;
     let (window, remote) = bound(&pair.right, &region, READ_WRITE)?;
-    let receiving = pair.right.offer(8)?;
+    let receiving = pair.right.post_receive(8)?;
     pair.left.done(SendRequest::send_invalidate(pair.left.buffer(8)?, remote.rkey))?;
     pair.right.wait(receiving)?.result()?;
-    pair.right.refuses(SendRequest::local_invalidate(window))?;
+    pair.right.expect_rejected(SendRequest::local_invalidate(window))?;
     pair.ping()
 }
 
@@ -255,7 +255,7 @@ fn a_window_ends_with_its_queue_pair(fixture: &Fixture) -> Result<()> {
     let next = fixture.pair(Rc).side_of(&domain, &cq, None)?;
     let peer = fixture.pair(Rc).side(None)?;
     next.qp.connect(&peer.qp.endpoint())?;
-    next.refuses(SendRequest::bind(window, region.slice(SHOWN)?, READ_WRITE))?;
+    next.expect_rejected(SendRequest::bind(window, region.slice(SHOWN)?, READ_WRITE))?;
     Ok(())
 }
 
