@@ -90,7 +90,7 @@ impl Fixture {
         if self.loss == 0 { options } else { options.ack_timeout(13).retry_count(7) }
     }
 
-    /// Two queue pairs that are to be connected.
+    /// Returns a builder of two queue pairs.
     pub(crate) fn pair(&self, transport: Transport) -> PairBuilder {
         PairBuilder {
             device: self.device.clone(),
@@ -122,33 +122,34 @@ impl Fixture {
         attempt().map_err(|error| anyhow::anyhow!("{error:#}, in {ATTEMPTS} attempts"))
     }
 
-    /// So many, or, where packets are lost on purpose, and time with them, fewer.
+    /// Returns `count`, or a smaller number with injected packet loss, which takes more time.
     pub(crate) fn scaled_count(&self, count: u64) -> u64 {
         if self.loss > 0 { count / 50 } else { count }
     }
 
-    /// How long a message may be, which, where packets are lost on purpose, isn't so long that it takes minutes.
+    /// Returns the maximum message length. With injected packet loss, it is limited so that a message doesn't take
+    /// minutes.
     pub(crate) fn max_message_len(&self) -> usize {
         let max_message_len = self.port.max_message_size as usize;
         if self.loss > 0 { max_message_len.min(8 << 20) } else { max_message_len }
     }
 
-    /// Two queue pairs, connected reliably, with defaults in everything.
+    /// Returns two queue pairs with a reliable connection and default options.
     pub(crate) fn rc(&self) -> Result<Pair> {
         self.pair(Transport::Rc).connect()
     }
 
-    /// How many bytes a packet carries.
+    /// Returns the number of payload bytes of a packet.
     pub(crate) fn mtu(&self) -> usize {
         self.port.active_mtu.bytes().into()
     }
 
-    /// How many bytes a datagram and the header before it take at most.
+    /// Returns the maximum length of a datagram and the header before it.
     pub(crate) fn max_datagram_len(&self) -> usize {
         40 + self.mtu()
     }
 
-    /// Lengths at which something changes: in packets, in pages, in what a driver does.
+    /// Returns lengths at which packets, pages or driver behavior change.
     pub(crate) fn sizes(&self) -> Vec<usize> {
         let mtu = self.mtu();
         let sizes = vec![0, 1, mtu - 1, mtu, mtu + 1, 2 * mtu, 64 << 10, 1 << 20];
@@ -156,7 +157,7 @@ impl Fixture {
     }
 }
 
-/// Makes a [`Pair`].
+/// A builder of a [`Pair`].
 #[derive(Clone)]
 pub(crate) struct PairBuilder {
     device: Device,
@@ -213,7 +214,7 @@ impl PairBuilder {
         self
     }
 
-    /// What the left side may do through the right queue pair.
+    /// Sets the access rights of the left side through the right queue pair.
     pub(crate) fn right_access(mut self, access: Access) -> PairBuilder {
         self.right_access = Some(access);
         self
@@ -229,45 +230,45 @@ impl PairBuilder {
         self.options(options)
     }
 
-    /// What both queue pairs say of their packets.
+    /// Sets the traffic settings of both queue pairs.
     pub(crate) fn traffic(mut self, traffic: Traffic) -> PairBuilder {
         self.traffic = traffic;
         self
     }
 
-    /// The partitions of the left and the right side, by their places in the port's table.
+    /// Sets the partitions of the left and the right side, by their indexes in the port's table.
     pub(crate) fn pkey_indices(mut self, left: u16, right: u16) -> PairBuilder {
         self.pkey_indices = (left, right);
         self
     }
 
-    /// Gives up soon on a peer that doesn't answer.
+    /// Sets few retries and a short timeout, for a peer that doesn't respond.
     pub(crate) fn few_retries(self) -> PairBuilder {
         let options = self.options.ack_timeout(12).retry_count(1);
         self.options(options)
     }
 
-    /// Gives up soon on a peer that has no receive.
+    /// Sets few RNR retries, for a peer without receives.
     pub(crate) fn few_rnr_retries(self) -> PairBuilder {
         let options = self.options.rnr_retry(1).min_rnr_timer(1);
         self.options(options)
     }
 
-    /// Both sides, not connected.
+    /// Creates both sides without connecting them.
     pub(crate) fn create(self) -> Result<Pair> {
         let left = self.side(None)?;
         let right = self.clone().pkey_indices(self.pkey_indices.1, 0).side(self.right_access)?;
         Ok(Pair { left, right, options: self.options })
     }
 
-    /// Both sides, connected.
+    /// Creates both sides, and connects them.
     pub(crate) fn connect(self) -> Result<Pair> {
         let pair = self.create()?;
         pair.connect()?;
         Ok(pair)
     }
 
-    /// One side, not connected, in a protection domain and with a completion queue of its own.
+    /// Creates one unconnected side, with its own protection domain and completion queue.
     pub(crate) fn side(&self, access: Option<Access>) -> Result<Side> {
         let domain = self.device.create_protection_domain()?;
         let cq = self.device.completion_queue(self.depth.0 + self.depth.1);
@@ -276,7 +277,7 @@ impl PairBuilder {
         self.side_of(&domain, &cq, access)
     }
 
-    /// One side, not connected, made of these.
+    /// Creates one unconnected side from these objects.
     pub(crate) fn side_of(
         &self,
         domain: &ProtectionDomain,
@@ -314,7 +315,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// Makes both sides ready: for each other, or for anyone if they are for datagrams.
+    /// Makes both sides ready: connected to each other or, for datagrams, ready for any peer.
     pub(crate) fn connect(&self) -> Result<()> {
         if self.left.qp.transport() == Transport::Ud {
             self.left.qp.move_to_rts()?;
@@ -326,7 +327,8 @@ impl Pair {
         Ok(())
     }
 
-    /// Sends a message from left to right; gives what was received. Where it may be lost, it is sent again.
+    /// Sends a message from left to right, and returns the received message. A message that may be lost is sent
+    /// repeatedly.
     pub(crate) fn deliver(&self, payload: impl Into<Payload>) -> Result<Buffer> {
         let mut payload = payload.into();
         let receiving = self.right.post_receive(payload.len())?;
@@ -358,7 +360,7 @@ impl Pair {
     }
 }
 
-/// A queue pair and what it stands on.
+/// A queue pair with its domain and completion queue.
 pub(crate) struct Side {
     pub(crate) qp: QueuePair,
     pub(crate) cq: CompletionQueue,
@@ -366,12 +368,12 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    /// A buffer of zeros, which may have none.
+    /// Returns a buffer of `len` zeros, which may be empty.
     pub(crate) fn buffer(&self, len: usize) -> Result<Buffer> {
         buffer(&self.domain, len)
     }
 
-    /// A buffer of bytes that [`check`] knows.
+    /// Returns a buffer of bytes that [`check`] expects.
     pub(crate) fn filled(&self, len: usize, seed: u64) -> Result<Buffer> {
         let mut buffer = self.buffer(len)?;
         fill(&mut buffer, seed);
@@ -413,7 +415,7 @@ impl Side {
         if self.may_lose() { LOSSY_COMPLETION_TIMEOUT } else { LONG_COMPLETION_TIMEOUT }
     }
 
-    /// Takes completions while they come, but no more than these: all of them, unless some may be lost.
+    /// Takes up to `count` completions. Takes exactly `count` if no message may be lost.
     pub(crate) fn take_up_to(&self, count: usize) -> Result<Vec<Completion>> {
         if !self.may_lose() {
             return self.take(count);
@@ -426,7 +428,7 @@ impl Side {
         Ok(completions)
     }
 
-    /// Posts a send request and waits for its completion, whatever it says.
+    /// Posts a send request, and waits for its completion with any status.
     pub(crate) fn run(&self, request: SendRequest) -> Result<Completion> {
         let id = self.post(request)?;
         self.wait(id)
@@ -437,14 +439,14 @@ impl Side {
         self.completed(request).map(drop)
     }
 
-    /// Posts a send request, waits for its success, and gives its completion.
+    /// Posts a send request, waits for its success, and returns its completion.
     pub(crate) fn completed(&self, request: SendRequest) -> Result<Completion> {
         let completion = self.run(request)?;
         completion.result()?;
         Ok(completion)
     }
 
-    /// Posts a send request and waits for its failure, with just this status.
+    /// Posts a send request, and checks that it fails with this status.
     pub(crate) fn fails(&self, request: SendRequest, expected: Status) -> Result<()> {
         expect("the request", &self.run(request)?, expected)
     }
@@ -456,19 +458,19 @@ impl Side {
         Ok(())
     }
 
-    /// Shows that a send request is refused before it is posted, and comes back; gives the reason.
+    /// Checks that a send request is refused before it is posted, and is returned. Returns the reason.
     pub(crate) fn expect_rejected(&self, request: SendRequest) -> Result<adverb::Error> {
         let outstanding = self.qp.outstanding_send_count();
         check_refused(self.qp.post_send(request), 1, outstanding, self.qp.outstanding_send_count())
     }
 
-    /// Shows that a receive request is refused before it is posted, and comes back; gives the reason.
+    /// Checks that a receive request is refused before it is posted, and is returned. Returns the reason.
     pub(crate) fn expect_recv_rejected(&self, request: impl Into<RecvRequest>) -> Result<adverb::Error> {
         let outstanding = self.qp.outstanding_recv_count();
         check_refused(self.qp.post_recv(request), 1, outstanding, self.qp.outstanding_recv_count())
     }
 
-    /// Takes just so many completions.
+    /// Takes exactly `count` completions.
     pub(crate) fn take(&self, count: usize) -> Result<Vec<Completion>> {
         if !self.may_lose() {
             return take(&self.cq, count);
@@ -478,7 +480,7 @@ impl Side {
         Ok(completions)
     }
 
-    /// Shows that no completion comes.
+    /// Checks that no completion arrives.
     pub(crate) fn expect_no_completion(&self) -> Result<()> {
         let mut completions = Vec::new();
         self.cq.poll_timeout(&mut completions, QUIET_PERIOD)?;
@@ -489,7 +491,7 @@ impl Side {
     }
 }
 
-/// Shows that requests were refused, that all came back, and that nothing was posted; gives the reason.
+/// Checks that requests were refused, that all were returned, and that none was posted. Returns the reason.
 pub(crate) fn refused<T, R>(
     posted: Result<T, adverb::verbs::PostError<R>>,
     count: usize,
@@ -506,14 +508,14 @@ pub(crate) fn refused<T, R>(
     Ok(refused.error)
 }
 
-/// A buffer of zeros, which may have none.
+/// Returns a buffer of `len` zeros, which may be empty.
 pub(crate) fn buffer(domain: &ProtectionDomain, len: usize) -> Result<Buffer> {
     let mut buffer = domain.buffer(len.max(1))?;
     buffer.set_range(0..len)?;
     Ok(buffer)
 }
 
-/// Which of the messages with these seeds came: each whole, and in this order.
+/// Checks that each message is complete and in the order of the seeds. Returns the number of messages.
 pub(crate) fn in_order(
     messages: impl IntoIterator<Item = Buffer>,
     seeds: std::ops::Range<u64>,
@@ -529,13 +531,13 @@ pub(crate) fn in_order(
         (next, count) = (seed + 1, count + 1);
     }
     let all = (seeds.end - seeds.start) as usize;
-    // How many may be lost is measured where there are enough of them.
+    // The loss rate is checked by tests with enough messages.
     ensure!(if is_lossy() { 2 * count > all } else { count == all }, "{count} of {all} messages arrived");
     Ok(count)
 }
 
-/// Whether something, which says how long it took, takes less time than this. It has five tries: another program that
-/// has the processor just then may hold up one, and hardly all.
+/// Checks that an attempt, which returns its duration, takes less than this time. It has five attempts, because another
+/// process may delay some of them.
 pub(crate) fn takes_less(limit: Duration, attempt: impl Fn() -> Result<Duration>) -> Result<()> {
     let mut took = attempt()?;
     for _ in 1..5 {
@@ -548,7 +550,7 @@ pub(crate) fn takes_less(limit: Duration, attempt: impl Fn() -> Result<Duration>
     Ok(())
 }
 
-/// Takes just so many completions.
+/// Takes exactly `count` completions.
 pub(crate) fn take(cq: &CompletionQueue, count: usize) -> Result<Vec<Completion>> {
     let deadline = Instant::now() + COMPLETION_TIMEOUT;
     let mut completions = Vec::with_capacity(count);
@@ -572,19 +574,19 @@ pub(crate) fn fill(bytes: &mut [u8], seed: u64) {
     }
 }
 
-/// The bytes that [`fill`] makes.
+/// Returns the bytes that [`fill`] writes.
 pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut bytes = vec![0; len];
     fill(&mut bytes, seed);
     bytes
 }
 
-/// Whether these are the bytes that [`fill`] made.
+/// Checks that these are the bytes that [`fill`] writes.
 pub(crate) fn check(bytes: &[u8], seed: u64) -> Result<()> {
     same(bytes, &pattern(bytes.len(), seed))
 }
 
-/// Whether these are the bytes that were to be expected.
+/// Checks that these are the expected bytes.
 pub(crate) fn same(bytes: &[u8], expected: &[u8]) -> Result<()> {
     ensure!(bytes.len() == expected.len(), "there are {} bytes, not {}", bytes.len(), expected.len());
     if let Some(at) = bytes.iter().zip(expected).position(|(byte, expected)| byte != expected) {
@@ -600,12 +602,12 @@ pub(crate) fn read(region: &MemoryRegion, offset: usize, len: usize) -> Result<V
     Ok(bytes)
 }
 
-/// All of a region, for a request.
+/// Returns a slice of the whole region, for a request.
 pub(crate) fn whole(region: &MemoryRegion) -> Result<RegionSlice> {
     Ok(region.slice(0..region.len())?)
 }
 
-/// The status of a completion.
+/// Returns the status of a completion.
 pub(crate) fn status(completion: &Completion) -> Status {
     completion.outcome().as_ref().map_or_else(|failure| failure.status, |_| Status::Success)
 }
@@ -615,13 +617,13 @@ pub(crate) fn expect(what: &str, completion: &Completion, expected: Status) -> R
     let status = status(completion);
     let is_refusal =
         matches!(expected, Status::RemoteAccess | Status::RemoteInvalidRequest | Status::RemoteOperation);
-    // Who refuses says so once (vol. 1, 9.9.3), and that may be what was lost.
+    // A responder sends the NAK once (vol. 1, 9.9.3), and the NAK may have been lost.
     ensure!(!(is_lossy() && is_refusal && status == Status::RetryExceeded), Absent);
     ensure!(status == expected, "{what}: {status:?}, not {expected:?}");
     Ok(())
 }
 
-/// The immediate data of a completion.
+/// Returns the immediate data of a completion.
 pub(crate) fn immediate(completion: &Completion) -> Result<Option<u32>> {
     Ok(match completion.result()?.operation {
         CompletedOperation::Recv { immediate, .. } => immediate,
@@ -630,7 +632,7 @@ pub(crate) fn immediate(completion: &Completion) -> Result<Option<u32>> {
     })
 }
 
-/// The word in the buffer that an atomic operation gives back.
+/// Returns the word in the buffer of an atomic operation's result.
 pub(crate) fn original(completion: Completion) -> Result<u64> {
     completion.result()?;
     let buffer = completion.into_buffer().context("the completion has no buffer")?;
@@ -646,12 +648,13 @@ impl Sleeper {
         Ok(Sleeper(Path::new("/proc").join(task).join("status")))
     }
 
-    /// Waits until it sleeps: on a busy machine, a thread may begin long after it was made.
+    /// Waits until the thread sleeps. On a busy machine, a thread may start long after it was created.
     pub(crate) fn wait(&self) -> Result<()> {
         let start = Instant::now();
         let mut before = String::new();
         loop {
-            // Its state, and how often it gave way to others: while neither changes, it doesn't only wait for a lock.
+            // The state and the number of voluntary context switches: while neither changes, the thread doesn't only
+            // wait for a lock.
             let status = fs::read_to_string(&self.0).context("the thread has ended")?;
             let lines =
                 status.lines().filter(|line| line.starts_with("State:") || line.contains("ctxt_switches:"));

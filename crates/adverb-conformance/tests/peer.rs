@@ -1,4 +1,4 @@
-//! Two ends of one software NIC do everything with each other.
+//! Two ends of one software NIC run all cases with each other.
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::thread;

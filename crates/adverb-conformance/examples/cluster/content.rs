@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-/// Numbers that look random and follow from a seed (splitmix64).
+/// A generator of pseudorandom numbers that a seed determines (splitmix64).
 #[derive(Clone, Debug)]
 pub(crate) struct Random(pub(crate) u64);
 
@@ -62,7 +62,7 @@ impl Stream {
 
     /// Returns the length of a byte string, which is at most `max`.
     pub(crate) fn len(self, number: u64, max: usize) -> usize {
-        // Another number than the first word of the string.
+        // This number must differ from the first word of the string.
         let mixed = Random(!self.random(number).0).next();
         // One of 16 strings has a length up to the maximum. The others are short.
         let max = if mixed & 15 == 0 { max } else { max.min(64) };

@@ -114,7 +114,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// The number of messages of all kinds that were received.
+    /// Returns the number of messages of all kinds that were received.
     pub(crate) fn all_messages(&self) -> u64 {
         self.messages + self.requests + self.replies
     }

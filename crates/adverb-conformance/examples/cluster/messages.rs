@@ -40,7 +40,7 @@ struct Link {
     session: Session,
     /// The peer's number of the session, which its first message contains.
     peer_session: Option<u32>,
-    /// Whether a request was refused, and the event that it may succeed has not come.
+    /// Whether a request was refused, and the event that it may succeed has not arrived.
     is_blocked: bool,
     has_sent_pointers: bool,
     has_sent_final: bool,
@@ -111,7 +111,7 @@ impl MessageThread {
             }
             match link.send_next(worker, broker, PeerId(index as u16), *session_number)? {
                 Ok(true) => {}
-                // There is nothing to send.
+                // No message is left to send.
                 Ok(false) | Err(Refusal::NotOpen) => return Ok(false),
                 Err(Refusal::Later) => {}
                 Err(Refusal::Blocked) => link.is_blocked = true,
@@ -264,7 +264,7 @@ impl Link {
                 let last = message.len() - 1;
                 message[last] ^= 0x40;
             }
-            // Without a credit there is no second message.
+            // Without a credit, no second message is sent.
             Some(Fault::DuplicateMessage) => _ = broker.send(peer, message),
             Some(Fault::LostMessage) => {
                 self.session.sent.messages += 1;

@@ -11,7 +11,7 @@ use crate::content::{Random, Side};
 use crate::lines::{Counts, Fault, Line, SessionReport, Settings, ThreadProgress};
 use crate::session::{Kind, Session, SharedWords};
 
-/// The time that a thread waits for events. Then it looks for commands of the coordinator.
+/// The time that a thread waits for events before it checks for commands of the coordinator.
 pub(crate) const WAIT: Duration = Duration::from_millis(100);
 /// The interval of progress lines.
 const INTERVAL: Duration = Duration::from_secs(1);

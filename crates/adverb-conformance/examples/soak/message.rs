@@ -1,8 +1,8 @@
-//! Messages that say what they should be, so that every byte of them can be checked.
+//! Messages that identify themselves, so that all their bytes can be checked.
 
 use anyhow::{Result, ensure};
 
-/// Numbers that look random and follow from a seed (splitmix64).
+/// A generator of pseudorandom numbers that a seed determines (splitmix64).
 #[derive(Clone, Debug)]
 pub(crate) struct Random(pub(crate) u64);
 
@@ -14,13 +14,13 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// One of the numbers below `end`.
+    /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
 }
 
-/// How long the part is that says which message it is: session, number, length.
+/// The length of the header that identifies a message: session, number, length.
 pub(crate) const HEAD: usize = 24;
 
 /// Fills in a message.
@@ -43,13 +43,13 @@ pub(crate) fn check(session: u64, number: u64, message: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The number that a message says it has.
+/// Returns the number in a message's header.
 pub(crate) fn number(message: &[u8]) -> Result<u64> {
     ensure!(message.len() >= HEAD, "a message has only {} bytes", message.len());
     Ok(word(message, 1))
 }
 
-/// The length that a message says it has.
+/// Returns the length in a message's header.
 pub(crate) fn length(head: &[u8]) -> usize {
     word(head, 2) as usize
 }
@@ -60,7 +60,7 @@ fn word(message: &[u8], index: usize) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// What is behind the head, and what memory is filled with that is only read.
+/// Fills the body of a message, or memory that is only read.
 pub(crate) fn fill_body(session: u64, number: u64, body: &mut [u8]) {
     let mut random = Random(session ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
     for chunk in body.chunks_mut(8) {

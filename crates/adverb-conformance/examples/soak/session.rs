@@ -1,5 +1,4 @@
-//! Two processes at work with each other: one posts requests of every kind, in rounds, and the other looks at what
-//! comes.
+//! A session of two processes: one posts requests of all kinds in rounds, and the other checks the results.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, BufRead, BufReader, Write};
@@ -23,36 +22,36 @@ use crate::station::Station;
 pub(crate) enum Role {
     /// Posts requests.
     Client { peer: u8, seed: u64 },
-    /// Looks at what comes.
+    /// Checks the received messages.
     Server,
 }
 
-/// How a session ended.
+/// The end of a session.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Ended {
     /// As both wanted; or before it began.
     Well,
-    /// The peer was killed, and so long after that a request said so.
+    /// The peer was killed, and a request failed this time later.
     Lost(Duration),
 }
 
-/// How long an acknowledgement is waited for, as a code: 134 ms.
+/// The acknowledgement timeout as a code: 134 ms.
 const TIMEOUT: u8 = 15;
 const RETRIES: u8 = 7;
 
-/// By when a request to a peer that is gone must have failed, by the rules of the transport.
+/// The maximum time after which a request to a dead peer fails, by the rules of the transport.
 pub(crate) const RETRY_BOUND: Duration = Duration::from_nanos(4096 * (1 << TIMEOUT) * (RETRIES as u64 + 1));
 
-/// What a machine with other things to do may take on top: to run the process, and to see that the peer is gone.
+/// The additional time on a busy machine, for running the process and for detecting that the peer is dead.
 pub(crate) const SLACK: Duration = Duration::from_millis(700);
 
-/// By when a round must be over, whatever happens but a peer that is gone.
+/// The maximum time of a round while the peer is running.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The longest message.
+/// The maximum message length.
 const MAX_MESSAGE_LEN: usize = 16 << 10;
 
-/// The memory that the server shows: two words, bytes to be read, and room for what is written.
+/// The layout of the server's memory: two words, bytes for READs, and slots for WRITEs.
 const WORDS: usize = 4096;
 const READABLE: usize = 64 << 10;
 const SLOTS: usize = WORDS + READABLE;
@@ -64,7 +63,7 @@ const SHOWN: usize = WINDOW + MAX_MESSAGE_LEN;
 const QKEY: u32 = 0x5eed;
 const RECEIVES: usize = 48;
 
-/// What completions of receives are tagged with, and of some requests. Others have numbers.
+/// The tags of completions of receives and of some requests. Other requests are tagged with their numbers.
 const RC: u64 = 1;
 const UC: u64 = 2;
 const UD: u64 = 3;
@@ -72,7 +71,7 @@ const BIND: u64 = 4;
 const PROBE: u64 = 5;
 const FIRST_NUMBER: u64 = 100;
 
-/// What peers tell each other first.
+/// The first line that peers exchange.
 #[derive(Debug, Serialize, Deserialize)]
 struct Hello {
     session: u64,
@@ -82,33 +81,33 @@ struct Hello {
     memory: RemoteMemory,
 }
 
-/// What the client says at the end of a round.
+/// The client's message at the end of a round.
 #[derive(Debug, Serialize, Deserialize)]
 struct RoundEnd {
     /// The numbers of all messages that were sent, in order.
     sent: Vec<u64>,
-    /// Where what was written, by its number.
+    /// The numbers of the WRITEs, with their offsets.
     written: Vec<(usize, u64)>,
     /// Whether it was the last.
     last: bool,
 }
 
-/// What the server answers.
+/// The server's reply.
 #[derive(Debug, Serialize, Deserialize)]
 struct RoundReply {
-    /// How many messages and datagrams without acknowledgements have come.
+    /// The number of unacknowledged messages and datagrams that arrived.
     unreliable: u64,
     window: Option<RemoteMemory>,
 }
 
-/// What the client expects of a request.
+/// The expected result of a request.
 #[derive(Debug)]
 enum Expected {
     /// That it succeeds.
     Done,
     /// These bytes of the server's.
     Bytes(usize),
-    /// This word.
+    /// The value of a word.
     Word(u64),
 }
 
@@ -125,15 +124,15 @@ struct Session<'a> {
     memory: MemoryRegion,
     remote: RemoteMemory,
     stream: TcpStream,
-    /// When the peer was seen to be gone.
+    /// The time at which the death of the peer was detected.
     gone: Option<Instant>,
-    /// When something was done last.
+    /// The time of the last completion.
     worked: Instant,
     spare: Vec<Buffer>,
     received: VecDeque<Completion>,
 }
 
-/// A request failed: the peer is gone, or should be.
+/// The failure of a request, which is expected if the peer is dead.
 #[derive(Debug)]
 struct Broken(Status);
 
@@ -164,7 +163,7 @@ pub(crate) fn run(station: &Station, stream: TcpStream, role: Role) -> Result<En
 }
 
 impl<'a> Session<'a> {
-    /// Makes queue pairs, and connects them with the peer's. `None` if that is gone already.
+    /// Creates queue pairs, and connects them to the peer's. Returns `None` if the peer is dead already.
     fn begin(station: &'a Station, stream: TcpStream, role: Role) -> Result<Option<Session<'a>>> {
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
@@ -193,7 +192,7 @@ impl<'a> Session<'a> {
             ud: ud.endpoint(),
             memory: memory.remote(),
         };
-        // The server is ready before it says hello: the client sends at once.
+        // The server is ready to receive before it sends its hello, because the client sends at once.
         let options = ConnectOptions::new().ack_timeout(TIMEOUT).retry_count(RETRIES);
         let connect = |theirs: &Hello| -> Result<UdDestination> {
             rc.connect_with(&theirs.rc, &options)?;
@@ -239,7 +238,7 @@ impl<'a> Session<'a> {
         }))
     }
 
-    /// The next completion, if the peer isn't gone.
+    /// Returns the next completion, or `None` if the peer is dead.
     fn next(&mut self) -> Result<Option<Completion>> {
         let start = Instant::now();
         loop {
@@ -277,7 +276,7 @@ impl<'a> Session<'a> {
         self.gone.is_some()
     }
 
-    /// Waits until a request says that the peer is gone, and looks whether it did so in time.
+    /// Waits until a request fails because the peer is dead, and checks the time.
     fn lost(&mut self, mut failed: Option<Status>) -> Result<Ended> {
         let start = Instant::now();
         while !self.is_gone() {
@@ -291,7 +290,8 @@ impl<'a> Session<'a> {
         let gone = self.gone.unwrap_or(start);
         let mut longest = Duration::ZERO;
         while failed.is_none() {
-            // What was under way may have been done before the peer was killed: then there must be another.
+            // The outstanding requests may have completed before the peer was killed. In that case, another one is
+            // needed.
             if self.rc.outstanding_send_count() == 0 {
                 let probe = self.message(PROBE, HEAD)?;
                 self.rc.post_send(SendRequest::send(probe).tag(PROBE))?;
@@ -305,7 +305,7 @@ impl<'a> Session<'a> {
                 .find_map(|completion| completion.outcome().err())
                 .map(|failure| failure.status);
             let (elapsed, outstanding) = (gone.elapsed(), self.rc.outstanding_send_count());
-            // A process that isn't run can't look.
+            // A process that isn't scheduled can't detect the failure.
             ensure!(
                 elapsed < RETRY_BOUND + SLACK + longest,
                 "{elapsed:?} after the peer was killed: {failed:?}, and {outstanding} requests are outstanding; a poll took \
@@ -327,7 +327,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// A buffer of so many bytes.
+    /// Returns a buffer of `length` bytes.
     fn buffer(&mut self, length: usize) -> Result<Buffer> {
         let mut buffer = match self.spare.pop() {
             Some(buffer) => buffer,
@@ -337,14 +337,14 @@ impl<'a> Session<'a> {
         Ok(buffer)
     }
 
-    /// A message, filled in.
+    /// Returns a buffer with a message.
     fn message(&mut self, number: u64, length: usize) -> Result<Buffer> {
         let mut buffer = self.buffer(length)?;
         message::fill(self.id, number, &mut buffer);
         Ok(buffer)
     }
 
-    /// Words for the other end, as a message.
+    /// Returns a message with a serialized value.
     fn words(&mut self, words: &impl Serialize) -> Result<Buffer> {
         let text = serde_json::to_vec(words)?;
         let mut buffer = self.buffer(text.len())?;
@@ -358,7 +358,7 @@ impl<'a> Session<'a> {
         self.spare.push(buffer);
     }
 
-    /// Has a receive posted again.
+    /// Posts a receive with the same buffer.
     fn repost_receive(&mut self, tag: u64, mut buffer: Buffer) -> Result<()> {
         let queue_pair = match tag {
             RC => &self.rc,
@@ -370,7 +370,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// What was written to a place of ours.
+    /// Returns the bytes that the peer wrote at an offset.
     fn written(&self, place: usize) -> Result<Vec<u8>> {
         let mut head = [0; HEAD];
         self.memory.read(place, &mut head)?;
@@ -385,10 +385,10 @@ struct Client {
     random: Random,
     /// The number of the next request.
     number: u64,
-    /// What the server's words are.
+    /// The values of the server's words.
     words: [u64; 2],
     window: Option<RemoteMemory>,
-    /// Where the next is written that isn't acknowledged.
+    /// The slot of the next unacknowledged WRITE.
     next_slot: usize,
     unreliable_came: u64,
 }
@@ -417,7 +417,7 @@ impl Client {
         }
     }
 
-    /// A round; says whether the peer is still there.
+    /// Runs a round. Returns whether the peer is running.
     fn round(&mut self, session: &mut Session<'_>, peer: u8, last: bool) -> Result<bool> {
         let mut expected = HashMap::new();
         let mut end = RoundEnd { sent: Vec::new(), written: Vec::new(), last };
@@ -435,7 +435,7 @@ impl Client {
         expected.insert(number, Expected::Done);
         session.rc.post_send(SendRequest::send(words).tag(number))?;
         let mut reply = None;
-        // All that is reliable is done when the answer is there; what isn't, when it says so.
+        // The server's reply follows all reliable requests, and contains the counts of the unreliable ones.
         while !expected.is_empty() || reply.is_none() {
             let Some(completion) = session.next()? else { return Ok(false) };
             let tag = completion.tag();
@@ -448,7 +448,7 @@ impl Client {
             }
             let buffer = completion.into_buffer().context("every request has a buffer")?;
             match expected.remove(&tag) {
-                // What isn't reliable isn't waited for.
+                // Unreliable requests may be lost.
                 None | Some(Expected::Done) => {}
                 Some(Expected::Bytes(offset)) => {
                     let mut readable = vec![0; READABLE];
@@ -475,7 +475,7 @@ impl Client {
         Ok(true)
     }
 
-    /// Posts a reliable request, and says how many bytes it moves.
+    /// Posts a reliable request, and returns its number of bytes.
     fn reliable(
         &mut self,
         session: &mut Session<'_>,
@@ -529,7 +529,7 @@ impl Client {
             }
             _ => {
                 let (old, swap) = (self.words[1], self.random.next());
-                // One in four expects something else, and changes nothing.
+                // One in four compares with another value, and changes nothing.
                 let compare = if self.random.below(4) == 0 { !old } else { old };
                 expect = Expected::Word(old);
                 self.words[1] = if compare == old { swap } else { old };
@@ -579,19 +579,19 @@ impl Client {
         self.number - 1
     }
 
-    /// The length of a message: short ones are as frequent as long ones.
+    /// Returns the length of a message. Short lengths are as frequent as long ones.
     fn length(&mut self, most: usize) -> usize {
         let most = if self.random.below(2) == 0 { 256 } else { most };
         HEAD + self.random.below((most - HEAD) as u64) as usize
     }
 }
 
-/// The end that looks at what comes.
+/// The side that checks messages.
 #[derive(Default)]
 struct Server {
-    /// The numbers of messages that came in this round.
+    /// The numbers of the messages that arrived in this round.
     received: Vec<u64>,
-    /// Those that came last without acknowledgement: a datagram may come twice.
+    /// The numbers of the last unacknowledged messages, because a datagram may be duplicated.
     recent: VecDeque<u64>,
     unreliable: u64,
     window: Option<MemoryWindow>,
@@ -604,7 +604,7 @@ impl Server {
         loop {
             let completion = match session.next() {
                 Ok(Some(completion)) => completion,
-                // The client has all that it wanted, and may be gone before we know.
+                // The client is finished, and may have exited.
                 Ok(None) | Err(_) if self.is_last => return Ok(Ended::Well),
                 Ok(None) => return session.lost(None),
                 Err(error) => return Err(error),
@@ -627,12 +627,12 @@ impl Server {
         }
     }
 
-    /// Looks at a message.
+    /// Checks a message.
     fn reliable(&mut self, session: &mut Session<'_>, completion: Completion) -> Result<()> {
         let operation = completion.result()?.operation;
         let (immediate, invalidated) = match operation {
             CompletedOperation::RecvWrite { immediate } => {
-                // What was written there is looked at when the round ends; now it must be something whole.
+                // The bytes are compared at the end of the round. Here they must form a complete message.
                 let bytes = session.written(SLOTS + immediate as usize * MAX_MESSAGE_LEN)?;
                 message::check(session.id, message::number(&bytes)?, &bytes)?;
                 let buffer = completion.into_buffer().context("every receive has a buffer")?;
@@ -649,7 +649,7 @@ impl Server {
             if self.window.as_ref().is_some_and(MemoryWindow::is_bound) {
                 return self.send_reply(session);
             }
-            // Answered when the window is bound.
+            // The reply is sent after the window is bound.
             let window = match self.window.take() {
                 Some(window) => window,
                 None => session.domain.memory_window()?,
@@ -669,7 +669,7 @@ impl Server {
         session.repost_receive(RC, buffer)
     }
 
-    /// Looks whether all came that was sent in a round, once and in order.
+    /// Checks that all messages of a round arrived once and in order.
     fn check(&mut self, session: &Session<'_>, end: &RoundEnd) -> Result<()> {
         let received = std::mem::take(&mut self.received);
         ensure!(received == end.sent, "messages {:?} were sent, but {received:?} arrived", end.sent);
@@ -687,7 +687,7 @@ impl Server {
         Ok(())
     }
 
-    /// Looks at a message that might as well not have come.
+    /// Checks a message of an unreliable transport.
     fn unreliable(&mut self, session: &mut Session<'_>, completion: Completion, tag: u64) -> Result<()> {
         let operation = completion.result()?.operation;
         let number = if let CompletedOperation::RecvWrite { immediate } = operation {
@@ -723,14 +723,14 @@ impl Server {
     }
 }
 
-/// Says something; `None` if nobody is there.
+/// Writes a line. Returns `None` if the peer has exited.
 fn write_line(mut stream: &TcpStream, words: &impl Serialize) -> Option<()> {
     let mut line = serde_json::to_string(words).ok()?;
     line.push('\n');
     stream.write_all(line.as_bytes()).ok()
 }
 
-/// Hears something; `None` if nobody is there.
+/// Reads a line. Returns `None` if the peer has exited.
 fn read_line<T: DeserializeOwned>(lines: &mut impl BufRead) -> Option<T> {
     let mut line = String::new();
     lines.read_line(&mut line).ok()?;

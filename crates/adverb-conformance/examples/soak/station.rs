@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 use crate::message::Random;
 use crate::session::{self, Ended, Role};
 
-/// How often packets are lost, and how often duplicated, corrupted and delayed, in a million.
+/// The rates of lost, duplicated, corrupted and delayed packets, each in packets per million.
 pub(crate) const FAULTS: u32 = 20_000;
 
-/// Where stations listen for each other, at their addresses.
+/// The TCP port on which stations listen.
 const PORT: u16 = 4791;
 
-/// What a station says of itself every second.
+/// The report that a station prints every second.
 #[derive(Clone, Default, Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
     /// Rounds of all sessions, as their clients count them.
@@ -35,19 +35,19 @@ pub(crate) struct Report {
     pub(crate) unreliable_received: u64,
     /// Sessions that were begun.
     pub(crate) sessions: u64,
-    /// How long it took to learn that a peer is gone, in milliseconds, for each that was lost.
+    /// The time until a lost peer was detected, in milliseconds, for each lost peer.
     pub(crate) losses: Vec<f64>,
     /// The memory that the process has, in KiB.
     pub(crate) resident: u64,
-    /// What the device holds: objects and timers.
+    /// The number of the device's objects and timers.
     pub(crate) held: u64,
-    /// What the device counts.
+    /// The device's counters.
     pub(crate) counters: BTreeMap<String, u64>,
     /// Rounds with each peer, by the client.
     pub(crate) with: BTreeMap<u8, u64>,
 }
 
-/// What all threads of a station share.
+/// The state that all threads of a station share.
 pub(crate) struct Station {
     pub(crate) device: Device,
     pub(crate) report: Mutex<Report>,
@@ -80,7 +80,7 @@ pub(crate) fn run(index: u8, count: u8, network: Ipv4Addr, seed: u64) -> Result<
     let end = {
         let station = Arc::clone(&station);
         std::thread::spawn(move || {
-            // Whoever started us holds the other end.
+            // The coordinator holds the other end.
             _ = io::stdin().read_to_end(&mut Vec::new());
             station.stopping.store(true, Ordering::Relaxed);
         })
@@ -103,7 +103,7 @@ pub(crate) fn run(index: u8, count: u8, network: Ipv4Addr, seed: u64) -> Result<
         }
     }
     _ = end.join();
-    // Everything was given back.
+    // All resources were released.
     station.print_report()?;
     let left = self::held(&station.device);
     ensure!(left == held, "the device has {left} resources after all sessions, and had {held} before");
@@ -123,7 +123,7 @@ fn client(station: &Station, peer: u8, place: SocketAddr, mut random: Random) ->
     Ok(())
 }
 
-/// Has one session with whoever came.
+/// Runs one session with the client that connected.
 fn server(station: &Station, stream: TcpStream) -> Result<()> {
     hold(station, stream, Role::Server).context("as a server")
 }
@@ -150,7 +150,7 @@ impl Station {
     }
 }
 
-/// What the device holds.
+/// Returns the number of the device's objects and timers.
 fn held(device: &Device) -> u64 {
     let held = device.resource_counts().unwrap_or_default();
     let things =
@@ -158,14 +158,14 @@ fn held(device: &Device) -> u64 {
     things.into_iter().sum::<usize>() as u64
 }
 
-/// The memory of this process, in KiB.
+/// Returns the resident memory of this process, in KiB.
 fn resident() -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
-/// The address of a station.
+/// Returns the address of a station.
 fn address(network: Ipv4Addr, index: u8) -> Ipv4Addr {
     let [a, b, c, _] = network.octets();
     Ipv4Addr::new(a, b, c, index + 1)

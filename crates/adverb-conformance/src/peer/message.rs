@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// The version of the protocol.
 pub(super) const VERSION: u32 = 1;
 
-/// The maximum time for an answer, longer than the other end waits for a completion.
+/// The maximum time for an answer. It exceeds the time that the other end waits for a completion.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The maximum length of a line, more than any message needs.

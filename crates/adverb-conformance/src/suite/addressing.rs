@@ -40,7 +40,7 @@ fn the_gid_table_has_used_entries_only(fixture: &Fixture) -> Result<()> {
         ensure!(entry.index < fixture.device.port(entry.port)?.gid_table_len, "index {}", entry.index);
         let roce = entry.gid_type != GidType::InfiniBand;
         ensure!(roce == (fixture.port.link_layer == LinkLayer::Ethernet), "{} on this link", entry.gid_type);
-        // A network that is made of memory has addresses that no interface has.
+        // An in-memory network has addresses that no interface has.
         let is_this_machines = UdpSocket::bind((entry.gid.udp_addr().ip(), 0)).is_ok();
         let has_interface = entry.netdev.is_some() || !is_this_machines;
         ensure!(!roce || has_interface, "{} has no network interface", entry.gid);
@@ -164,7 +164,7 @@ fn connections_work_with_every_mtu(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Of two ends that believe in different MTUs, each takes what both have.
+/// If the two ends have different MTUs, both use the smaller one.
 fn the_smaller_mtu_of_both_ends_is_used(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).create()?;
     let mut small = pair.right.qp.endpoint();

@@ -169,13 +169,13 @@ fn an_unreliable_connection_refuses_atomic_writes(fixture: &Fixture) -> Result<(
     Ok(())
 }
 
-/// Whether the peer refuses an ATOMIC WRITE, and its memory doesn't change.
+/// Checks that the peer refuses an ATOMIC WRITE, and that its memory doesn't change.
 fn check_refused(pair: &Pair, region: &MemoryRegion, remote: RemoteAddress, status: Status) -> Result<()> {
     pair.left.fails(SendRequest::atomic_write(BYTES, remote), status)?;
     same(&read(region, 0, region.len())?, &vec![0; region.len()]).context("the peer's memory")
 }
 
-/// The right is that of a WRITE, not that of an atomic.
+/// The access right is that of a WRITE, not that of an atomic.
 fn an_atomic_write_needs_the_regions_right(fixture: &Fixture) -> Result<()> {
     let mut rights = vec![Access::LOCAL_WRITE | Access::REMOTE_READ];
     if fixture.device.attributes().has_atomics {

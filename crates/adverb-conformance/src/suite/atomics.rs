@@ -92,7 +92,7 @@ fn atomics_touch_only_their_word(fixture: &Fixture) -> Result<()> {
     same(&read(&region, 0, 24)?, &expected)
 }
 
-/// A READ and an atomic of the same word agree on what it is.
+/// A READ and an atomic of the same word return the same value.
 fn words_are_in_the_machines_byte_order(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(8, ALL)?;

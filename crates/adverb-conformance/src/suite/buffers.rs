@@ -128,7 +128,7 @@ fn a_received_buffer_can_be_sent(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Two handles to one protection domain are the same domain, wherever they are.
+/// Two handles of one protection domain are the same domain on all threads.
 fn a_buffer_created_on_another_thread_works(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let domain = pair.left.domain.clone();

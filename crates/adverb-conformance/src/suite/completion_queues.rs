@@ -195,7 +195,7 @@ fn poll_solicited_sleeps_through_unsolicited_completions(fixture: &Fixture) -> R
             pair.right.cq.wait_solicited(&mut completions, COMPLETION_TIMEOUT)?;
             anyhow::Ok((completions.len(), Instant::now()))
         });
-        // What is there before it sleeps wouldn't let it sleep.
+        // A completion that is already queued would end the wait.
         sleepers.recv()?.wait()?;
         for _ in 0..3 {
             pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;

@@ -1,4 +1,4 @@
-//! Connections made by IP address and port.
+//! Connections by IP address and port.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -34,7 +34,7 @@ struct End {
     receiving: RequestId,
 }
 
-/// A queue pair that has a receive posted, and where it completes.
+/// Creates a queue pair with a posted receive, and returns them with the completion queue.
 fn queue_pair(path: &Path) -> adverb::Result<(QueuePair, CompletionQueue, RequestId)> {
     let device = path.device()?;
     let domain = device.create_protection_domain()?;
@@ -81,12 +81,12 @@ fn listen(fixture: &Fixture) -> Result<Listener> {
     Ok(Listener::bind(SocketAddr::new(address, 0))?)
 }
 
-/// The next request for a connection.
+/// Returns the next connection request.
 fn request(listener: &Listener) -> Result<ConnectRequest> {
     listener.accept_timeout(COMPLETION_TIMEOUT)?.context("no connection request arrived")
 }
 
-/// Connects on another thread, while `serve` does what the listener's side does.
+/// Connects on another thread, while `serve` runs the listener's side.
 fn connect_to_listener<T>(
     connector: &Connector,
     listener: &Listener,
@@ -116,7 +116,7 @@ fn peers_connect_by_address_and_exchange_messages(fixture: &Fixture) -> Result<(
     client.receives(b"pong")
 }
 
-/// It comes padded with zeros, as the protocol has it.
+/// The private data is padded with zeros, as the protocol demands.
 fn private_data_reaches_both_peers(fixture: &Fixture) -> Result<()> {
     let listener = listen(fixture)?;
     let connector = Connector::new().timeout(COMPLETION_TIMEOUT).private_data(b"who is there?");
@@ -159,7 +159,7 @@ fn a_request_that_is_dropped_is_rejected(fixture: &Fixture) -> Result<()> {
 }
 
 fn connecting_to_a_port_without_a_listener_fails_with_an_explanation(fixture: &Fixture) -> Result<()> {
-    // A port that somebody had just now is nobody's.
+    // No listener has the port of a listener that was just dropped.
     let peer = listen(fixture)?.local_addr();
     let ended = End::connect(&Connector::new().timeout(COMPLETION_TIMEOUT), peer).map(|_| ());
     ensure!(

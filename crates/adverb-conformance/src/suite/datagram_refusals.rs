@@ -22,7 +22,7 @@ tests! { "refused datagrams";
     a_message_of_a_connection_does_not_convert_to_a_datagram,
 }
 
-/// Vol. 1, 9.6.1.4.2.2: dropped in silence, and the receive is still there.
+/// Vol. 1, 9.6.1.4.2.2: the datagram is dropped without a response, and the receive stays posted.
 fn a_datagram_with_another_queue_key_is_dropped(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let receiving = post_receive(fixture, &pair.right)?;
@@ -125,7 +125,7 @@ fn datagrams_are_flushed_when_the_queue_pair_fails(fixture: &Fixture) -> Result<
         expect("a receive", &completion, Status::Flushed)?;
     }
     pair.right.expect_no_completion()?;
-    // To the sender it makes no difference.
+    // The sender sees no difference.
     pair.left.done(
         SendRequest::send(pair.left.filled(64, 1)?).destination(&destination_to(&pair.left, &pair.right)?),
     )

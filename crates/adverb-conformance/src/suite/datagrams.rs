@@ -33,7 +33,7 @@ tests! { "datagrams";
     a_full_queue_of_datagrams_arrives,
 }
 
-/// How to reach one side from the other.
+/// Returns the destination of datagrams from one side to the other.
 pub(super) fn destination_to(from: &Side, to: &Side) -> Result<UdDestination> {
     Ok(from.qp.ud_destination(&to.qp.endpoint(), QKEY)?)
 }
@@ -43,14 +43,14 @@ pub(super) fn post_receive(fixture: &Fixture, side: &Side) -> Result<RequestId> 
     side.post_receive(fixture.max_datagram_len())
 }
 
-/// Sends a datagram from left to right, and gives what came.
+/// Sends a datagram from left to right, and returns the received one.
 pub(super) fn exchange(fixture: &Fixture, pair: &Pair, request: SendRequest) -> Result<Datagram> {
     let receiving = post_receive(fixture, &pair.right)?;
     pair.left.done(request.destination(&destination_to(&pair.left, &pair.right)?))?;
     Ok(pair.right.wait(receiving)?.into_datagram()?)
 }
 
-/// The datagrams of completions.
+/// Returns the datagrams of completions.
 fn messages(completions: Vec<Completion>) -> Result<Vec<Buffer>> {
     completions.into_iter().map(|completion| Ok(completion.into_datagram()?.message)).collect()
 }

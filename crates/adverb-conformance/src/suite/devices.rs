@@ -37,7 +37,7 @@ fn the_device_is_listed(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Vol. 1, 10.9.2: the first key of a table is valid, which those of fifteen zeros aren't.
+/// Vol. 1, 10.9.2: the first key of the table is valid. A key whose low fifteen bits are zero isn't.
 fn a_port_has_a_partition_key(fixture: &Fixture) -> Result<()> {
     let keys = fixture.device.pkeys(fixture.port.number)?;
     ensure!(keys.len() == usize::from(fixture.port.pkey_table_len), "{} keys", keys.len());
@@ -127,7 +127,7 @@ fn an_unknown_port_is_an_error(fixture: &Fixture) -> Result<()> {
 fn a_port_has_a_plausible_mtu_and_message_length(fixture: &Fixture) -> Result<()> {
     let port = &fixture.port;
     ensure!(port.active_mtu <= port.max_mtu, "the active MTU exceeds the maximum MTU");
-    // Vol. 1, 9.7.7: messages have up to 2³¹ bytes; no device is known to have less than a few packets.
+    // Vol. 1, 9.7.7: messages have up to 2³¹ bytes. Every known device supports at least several packets.
     ensure!(
         port.max_message_size >= 4096 && port.max_message_size <= 1 << 31,
         "the maximum message size is {} bytes",

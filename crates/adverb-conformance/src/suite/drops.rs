@@ -46,7 +46,7 @@ fn orders(count: usize, each: &mut dyn FnMut(&[usize]) -> Result<()>) -> Result<
     extend(&mut Vec::new(), count, each)
 }
 
-/// Drops things in this order.
+/// Drops objects in this order.
 fn drop_in(order: &[usize], things: Vec<Box<dyn Any>>) {
     let mut things: Vec<Option<Box<dyn Any>>> = things.into_iter().map(Some).collect();
     for index in order {
@@ -79,8 +79,8 @@ fn objects_may_be_dropped_in_every_order(fixture: &Fixture) -> Result<()> {
     })
 }
 
-/// Domain, completion queue, queue pair, region and a handle to the device, with sends that the peer doesn't take, receives
-/// and a READ that is being answered: 120 orders.
+/// Domain, completion queue, queue pair, region and a device handle in 120 orders, with sends for which the peer has no
+/// receive, posted receives, and a READ in progress.
 fn objects_may_be_dropped_in_every_order_with_requests_in_flight(fixture: &Fixture) -> Result<()> {
     orders(5, &mut |order| {
         let pair = fixture.pair(Rc).depth(8, 8).connect()?;
@@ -105,7 +105,7 @@ fn objects_may_be_dropped_in_every_order_with_requests_in_flight(fixture: &Fixtu
     })
 }
 
-/// Whether nobody but this handle holds the region.
+/// Whether this handle is the only one of the region.
 fn is_free(region: MemoryRegion) -> Result<(), MemoryRegion> {
     region.into_buffer().map(drop)
 }
@@ -196,7 +196,7 @@ fn a_queue_pair_may_be_dropped_while_its_peer_reads(fixture: &Fixture) -> Result
     Ok(())
 }
 
-/// A WRITE may come too late, and is refused then; it never reaches memory that was freed.
+/// A WRITE may arrive after the drop. In that case it is refused, and never changes freed memory.
 fn a_region_may_be_dropped_while_a_peer_writes(fixture: &Fixture) -> Result<()> {
     let options = ConnectOptions::new().ack_timeout(16);
     for _ in 0..10 {
@@ -230,7 +230,7 @@ fn an_armed_completion_queue_may_be_dropped(fixture: &Fixture) -> Result<()> {
         pair.right.cq.arm(ArmFor::Any)?;
         pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
         std::thread::sleep(QUIET_PERIOD);
-        // With an event that nobody took, and with one that somebody did.
+        // One event is not taken, and one is.
         if take {
             ensure!(pair.right.cq.try_event()?, "no event was delivered");
         }

@@ -11,7 +11,8 @@ use crate::deviations::is_soft_roce;
 use crate::fixture::{COMPLETION_TIMEOUT, Fixture, Pair, QUIET_PERIOD, READ_WRITE, check, status};
 use crate::registry::tests;
 
-/// How many completions must come through events without one being lost; of soft-RoCE, which is slow, a tenth of that.
+/// The number of completions that must be delivered by events without loss. For soft-RoCE, which is slow, a tenth of
+/// it.
 const MANY: u64 = 1_000_000;
 
 tests! { "events";
@@ -31,13 +32,13 @@ tests! { "events";
     [Need::QueueDepth(1024)] no_completion_is_lost_among_many_delivered_by_events,
 }
 
-/// Sends a message from left to right, where there is a receive.
+/// Sends a message from left to right to a posted receive.
 fn send(pair: &Pair, request: SendRequest) -> Result<()> {
     pair.right.post_receive(8)?;
     pair.left.done(request)
 }
 
-/// Whether an event comes.
+/// Whether an event arrives.
 fn has_event(pair: &Pair) -> Result<bool> {
     let deadline = Instant::now() + QUIET_PERIOD;
     loop {
@@ -93,7 +94,7 @@ fn arming_delivers_one_event(fixture: &Fixture) -> Result<()> {
     pair.right.take(5).map(drop)
 }
 
-/// Vol. 1, 11.4.2.2: arming is for the next completion. Whoever doesn't look once more sleeps on one that has come.
+/// Vol. 1, 11.4.2.2: arming is for the next completion. A caller that doesn't poll once more would miss an earlier one.
 fn completions_from_before_arming_are_found_by_polling_again(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
@@ -177,7 +178,7 @@ fn a_wait_for_an_event_ends_with_the_event_or_the_timeout(fixture: &Fixture) -> 
     Ok(())
 }
 
-/// Who waits without a limit must not keep others from looking, and takes no event for good that another saw.
+/// A wait without a timeout must not block others from polling, and must not consume another waiter's event.
 fn waits_with_and_without_a_timeout_may_be_mixed(fixture: &Fixture) -> Result<()> {
     const ROUNDS: usize = 200;
     let pair = fixture.pair(Rc).events().connect()?;
@@ -204,7 +205,7 @@ fn waiting_for_one_of_many_finds_it(fixture: &Fixture) -> Result<()> {
     for seed in 0..32 {
         pair.left.post(SendRequest::send(pair.left.filled(8, seed)?))?;
     }
-    // Each is waited for after later ones have come.
+    // Each completion is awaited after later ones have arrived.
     for (seed, id) in (0_u32..32).zip(ids).rev() {
         check(&pair.right.wait(id)?.into_message()?, seed.into())?;
     }
@@ -218,7 +219,7 @@ fn unread_events_do_not_block_new_ones(fixture: &Fixture) -> Result<()> {
         send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
         pair.right.take(1)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     }
-    // Events may be left in the channel: they wake a waiter once, who finds nothing, and waits on.
+    // Events may remain in the channel. They wake a waiter once, which finds no completion and waits again.
     let receiving = pair.right.post_receive(8)?;
     let waited = pair.right.cq.wait(receiving, QUIET_PERIOD);
     ensure!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
@@ -226,7 +227,8 @@ fn unread_events_do_not_block_new_ones(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// One thread posts as there is room, another sleeps until something comes: a completion lost would end it.
+/// One thread posts while the queue has space, another sleeps until a completion arrives. A lost completion would stop
+/// both.
 fn no_completion_is_lost_among_many_delivered_by_events(fixture: &Fixture) -> Result<()> {
     let scaled_count =
         if is_soft_roce(fixture.device.attributes()) { MANY / 10 } else { fixture.scaled_count(MANY) };

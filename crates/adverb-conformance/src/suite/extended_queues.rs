@@ -191,7 +191,7 @@ fn timestamps_grow(fixture: &Fixture) -> Result<()> {
         right.post_receive(8)?;
         let completion = left.completed(SendRequest::send(left.buffer(8)?))?;
         let now = completion.timestamp().context("the completion has no timestamp")?;
-        // The clock may come round: it goes less than half of it between two.
+        // The clock may wrap. It advances by less than half of its range between two completions.
         let passed = before.map_or(1, |before| now.wrapping_sub(before) & clock.mask);
         ensure!(passed > 0 && passed < clock.mask / 2, "timestamp {now} follows {before:?}");
         before = Some(now);

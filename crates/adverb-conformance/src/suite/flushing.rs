@@ -39,7 +39,7 @@ fn post_receive(pair: &Pair, first: u64, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// Posts messages from the left side for which there is no receive, with tags from `first`.
+/// Posts messages from the left side without receives at the right side, with tags from `first`.
 fn send(pair: &Pair, first: u64, count: u64) -> Result<()> {
     for tag in first..first + count {
         pair.left.post(SendRequest::send(pair.left.filled(64, tag)?).tag(tag))?;
@@ -76,7 +76,7 @@ fn both_queues_are_flushed(fixture: &Fixture) -> Result<()> {
     pair.left.expect_no_completion()
 }
 
-/// Vol. 1, 10.7.3.1: a request that fails completes, whether it asked or not.
+/// Vol. 1, 10.7.3.1: a request that fails produces a completion even if it is unsignaled.
 fn unsignaled_requests_are_flushed_once_each(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     for tag in 0..16 {
@@ -115,7 +115,7 @@ fn the_requests_behind_a_refused_one_are_flushed(fixture: &Fixture) -> Result<()
     send(&pair, 11, 10)?;
     let completions = pair.left.take(21)?;
     for completion in &completions[..10] {
-        // Who refuses acknowledges nothing any more, also not what was before.
+        // After a NAK the responder acknowledges nothing more, including earlier requests.
         ensure!(!(is_lossy() && status(completion) == Status::RetryExceeded), Absent);
         completion.result()?;
     }
@@ -188,7 +188,7 @@ fn draining_keeps_the_completions_of_others(fixture: &Fixture) -> Result<()> {
     expect("the drained receive", &drained.wait(flushed)?, Status::Flushed)
 }
 
-/// The device knows that the queue pair has failed, and the program doesn't yet: vol. 1, 10.3.1.7.
+/// The device knows that the queue pair has failed, but the program doesn't yet: vol. 1, 10.3.1.7.
 fn a_send_posted_to_a_failed_queue_pair_is_flushed(fixture: &Fixture) -> Result<()> {
     let pair = failed(fixture)?;
     pair.left.fails(SendRequest::send(pair.left.filled(8, 1)?), Status::Flushed)
@@ -204,7 +204,7 @@ fn a_receive_posted_to_a_failed_queue_pair_is_flushed(fixture: &Fixture) -> Resu
     expect("the receive", &completions[0], Status::Flushed)
 }
 
-/// A pair whose left side has failed at the device.
+/// Returns a pair whose left side has failed at the device.
 fn failed(fixture: &Fixture) -> Result<Pair> {
     let pair = fixture.rc()?;
     let region = pair.right.region(8, Access::LOCAL_WRITE)?;

@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use crate::fixture::{ALL, Fixture, READ_WRITE, check, pattern, read, same};
 use crate::registry::tests;
 
-/// How many bytes the queue pairs are made for: every device that has inline data at all has these.
+/// The inline capacity of the queue pairs, which every device with inline support has.
 const INLINE: u32 = 64;
 
 tests! { "inline data";
@@ -83,7 +83,7 @@ fn reads_and_atomics_can_not_be_inline(fixture: &Fixture) -> Result<()> {
     pair.ping()
 }
 
-/// Memory that is shared may change while the message waits for a receive; what was inlined may not.
+/// Shared memory may change while the message waits for a receive, but inlined data may not.
 fn inline_data_is_copied_when_posted(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).max_inline_data(INLINE).connect()?;
     let region = pair.left.region(64, READ_WRITE)?;

@@ -13,13 +13,13 @@ tests! { "loss";
     unreliable_message_loss_is_close_to_the_networks_loss,
 }
 
-/// How many messages are sent where packets are lost on purpose: enough for chance to be small beside what is expected.
+/// The number of messages with injected packet loss, sufficient for a small statistical error.
 const LOSSY_COUNT: u64 = 20_000;
 
-/// How many messages are sent where none are.
+/// The number of messages without injected packet loss.
 const LOSSLESS_COUNT: u64 = 500;
 
-/// How many messages are under way at once, and how many receives wait for them.
+/// The number of messages in flight, and of posted receives.
 const BATCH: u64 = 32;
 const RECEIVES: u32 = 256;
 
@@ -31,8 +31,8 @@ fn unreliable_message_loss_is_close_to_the_networks_loss(fixture: &Fixture) -> R
     check_loss(fixture, Transport::Uc)
 }
 
-/// Sends messages of a packet each, and counts those that come: each is whole, none comes twice or too late, and no more
-/// than twice those are missing that the network loses.
+/// Sends messages of one packet each, and counts those that arrive. Each must be complete, none may be duplicated or
+/// late, and at most twice the injected loss may be missing.
 fn check_loss(fixture: &Fixture, transport: Transport) -> Result<()> {
     let pair = fixture.pair(transport).depth(BATCH as u32, RECEIVES).connect()?;
     let room = fixture.max_datagram_len();
@@ -73,7 +73,7 @@ fn check_loss(fixture: &Fixture, transport: Transport) -> Result<()> {
     Ok(())
 }
 
-/// Takes what has come, and says how many messages that were; `next` is the first that hasn't come yet.
+/// Takes the received messages, and returns their number. `next` is the first message that hasn't arrived yet.
 fn receive_available(pair: &Pair, transport: Transport, room: usize, next: &mut u64) -> Result<u64> {
     let mut completions = Vec::new();
     pair.right.cq.poll(&mut completions)?;

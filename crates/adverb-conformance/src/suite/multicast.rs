@@ -40,12 +40,12 @@ fn group_of_ipv6(number: u8) -> IpAddr {
     IpAddr::V6(Ipv6Addr::new(0xff15, 0, 0, 0, 0, 0, 0x7700, number.into()))
 }
 
-/// A group of the family of the queue pair's address.
+/// Returns a group of the same family as the queue pair's address.
 fn group_for(side: &Side, number: u8) -> IpAddr {
     if side.qp.endpoint().gid.udp_addr().is_ipv4() { group(number) } else { group_of_ipv6(number) }
 }
 
-/// Queue pairs that are ready, at the address that datagrams use by default or the given one.
+/// Creates queue pairs that are ready, at the default address of datagrams or at the given one.
 fn sides(fixture: &Fixture, count: usize, address: Option<IpAddr>) -> Result<Vec<Side>> {
     let builder = fixture.pair(Ud).depth(8, 8);
     let builder = match address {
@@ -173,7 +173,7 @@ fn a_member_of_two_groups_receives_from_both(fixture: &Fixture) -> Result<()> {
     reaches(fixture, &sides[0], &[&sides[1]], groups[1], 3)
 }
 
-/// Vol. 1, 9.6.1.4: a member whose key is another drops the datagram.
+/// Vol. 1, 9.6.1.4: a member with another key drops the datagram.
 fn a_datagram_to_a_group_needs_the_members_queue_key(fixture: &Fixture) -> Result<()> {
     let sides = sides(fixture, 2, None)?;
     let group = group_for(&sides[0], 10);
@@ -199,7 +199,7 @@ fn a_datagram_to_a_group_brings_its_immediate_data(fixture: &Fixture) -> Result<
     check(&received.message, 5)
 }
 
-/// The device doesn't destroy a member: it has to leave first.
+/// The device doesn't destroy a member, which must leave its groups first.
 fn a_member_may_be_dropped(fixture: &Fixture) -> Result<()> {
     let mut sides = sides(fixture, 3, None)?;
     let group = group_for(&sides[0], 12);

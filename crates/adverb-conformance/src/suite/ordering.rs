@@ -30,7 +30,7 @@ fn in_order(fixture: &Fixture, transport: Transport) -> Result<()> {
     in_order_from(fixture, transport, 0)
 }
 
-/// The rounds from this one on.
+/// Runs the rounds from this one on.
 fn in_order_from(fixture: &Fixture, transport: Transport, first: u64) -> Result<()> {
     let pair = fixture.pair(transport).connect()?;
     let sizes = [5 * fixture.mtu(), 0, 1, 2 * fixture.mtu() + 1, 100];
@@ -53,7 +53,7 @@ fn in_order_from(fixture: &Fixture, transport: Transport, first: u64) -> Result<
         }
         pair.left.take(5)?.iter().try_for_each(|completion| completion.result().map(drop))?;
         if pair.right.may_lose() {
-            // What is left of its receives would have room for another round's.
+            // The remaining receives could receive messages of another round.
             return if round == 9 { Ok(()) } else { in_order_from(fixture, transport, round + 1) };
         }
     }
@@ -105,7 +105,7 @@ fn the_last_of_several_writes_wins(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// The way in which one-sided protocols tell that they are done: vol. 1, 9.5, and table 76.
+/// One-sided protocols signal completion this way: vol. 1, 9.5, and table 76.
 fn a_write_is_visible_when_the_following_message_arrives(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let size = 10 * fixture.mtu();
@@ -165,7 +165,7 @@ fn a_read_sees_the_atomic_before_it(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Vol. 1, 10.8.3.3: without the fence the message may leave before the READ's answer is there.
+/// Vol. 1, 10.8.3.3: without the fence, the message may be sent before the READ's response has arrived.
 fn a_fenced_message_sends_the_result_of_the_read_before_it(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let size = 4 * fixture.mtu();
@@ -211,7 +211,7 @@ fn a_write_after_a_read_does_not_change_its_result(fixture: &Fixture) -> Result<
     Ok(())
 }
 
-/// Vol. 1, 9.4.4: as many as both ends agreed on; the others wait.
+/// Vol. 1, 9.4.4: at most the agreed number is outstanding, and further ones wait.
 fn reads_beyond_the_outstanding_limit_wait(fixture: &Fixture) -> Result<()> {
     reads_at_once(fixture, ConnectOptions::new())
 }

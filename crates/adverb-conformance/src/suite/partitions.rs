@@ -30,7 +30,7 @@ fn a_pkey_index_beyond_the_table_is_refused(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// The entries of two partitions.
+/// Returns the indexes of two partitions.
 fn entries(fixture: &Fixture) -> Result<(u16, u16)> {
     two_partitions(&fixture.device)?.context("there are two, or the test is skipped")
 }
@@ -43,13 +43,13 @@ fn queue_pairs_of_one_partition_exchange_messages(fixture: &Fixture) -> Result<(
     Ok(())
 }
 
-/// A pair of which each has a partition of its own.
+/// Returns a pair whose sides are in different partitions.
 fn in_different_partitions(fixture: &Fixture, pair: PairBuilder) -> Result<Pair> {
     let (one, other) = entries(fixture)?;
     pair.pkey_indices(one, other).connect()
 }
 
-/// Vol. 1, 9.6.1.2.2: the packet is dropped, and who sent it hears nothing.
+/// Vol. 1, 9.6.1.2.2: the packet is dropped, and the sender gets no response.
 fn a_message_of_another_partition_is_dropped_until_retries_are_exhausted(fixture: &Fixture) -> Result<()> {
     let pair = in_different_partitions(fixture, fixture.pair(Rc).few_retries())?;
     pair.right.post_receive(64)?;

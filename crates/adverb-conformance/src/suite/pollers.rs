@@ -24,7 +24,7 @@ fn pair(fixture: &Fixture, events: bool) -> Result<Pair> {
     if events { builder.events() } else { builder }.connect()
 }
 
-/// Posts so many requests in bursts of many lengths, and sees that the handler gets each once and in order.
+/// Posts `count` requests in bursts of different lengths, and checks that the handler gets each once and in order.
 fn check_all_delivered(fixture: &Fixture, events: bool, count: u64) -> Result<()> {
     let pair = pair(fixture, events)?;
     let region = pair.right.region(8, READ_WRITE)?;
@@ -100,7 +100,7 @@ fn a_handler_that_panics_loses_no_other_completion(fixture: &Fixture) -> Result<
     let pair = pair(fixture, true)?;
     let (sender, tags) = mpsc::channel();
     let handler = move |completion: Completion| {
-        // Without a panic's message, which would be a strange thing to find in a report.
+        // The panic has no message, which would appear in a report.
         if completion.tag().is_multiple_of(3) {
             std::panic::resume_unwind(Box::new("on purpose"));
         }

@@ -34,7 +34,7 @@ tests! { "protection";
     after_a_refusal_both_ends_have_failed,
 }
 
-/// Whether the left side is refused, and the right side's bytes are what they were.
+/// Checks that the left side's request is refused, and that the right side's bytes don't change.
 fn check_refused(pair: &Pair, region: &MemoryRegion, request: SendRequest, status: Status) -> Result<()> {
     let before = read(region, 0, region.len())?;
     pair.left.fails(request, status)?;
@@ -86,7 +86,7 @@ fn atomic(side: &Side, remote: RemoteAddress, swap: bool) -> Result<SendRequest>
     })
 }
 
-/// Vol. 1, 9.7.4.1.3: an operation that the queue pair isn't enabled for is an invalid request.
+/// Vol. 1, 9.7.4.1.3: an operation that the queue pair doesn't permit is an invalid request.
 fn a_write_needs_the_queue_pairs_right(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).right_access(Access::REMOTE_READ).connect()?;
     let region = pair.right.region(64, READ_WRITE)?;
@@ -108,7 +108,7 @@ fn an_atomic_needs_the_queue_pairs_right(fixture: &Fixture) -> Result<()> {
 }
 
 fn a_write_beyond_the_end_is_refused_by_the_peer(fixture: &Fixture) -> Result<()> {
-    // Right behind the end, across it, and so far that the address wraps.
+    // The ranges start directly after the end, cross it, or wrap the address.
     for (offset, len) in [(64, 1), (0, 65), (63, 2), (1 << 40, 8), (u64::MAX - 3, 8)] {
         let pair = fixture.rc()?;
         let region = pair.right.region(64, READ_WRITE)?;
@@ -126,7 +126,7 @@ fn a_write_before_the_beginning_is_refused_by_the_peer(fixture: &Fixture) -> Res
     check_refused(&pair, &region, request, Status::RemoteAccess)
 }
 
-/// The first packet says how much the whole message will write: nothing of it may be written.
+/// The first packet contains the length of the whole message, so no byte may be written.
 fn a_write_of_several_packets_that_ends_outside_is_refused_by_the_peer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let size = 3 * fixture.mtu();
@@ -168,8 +168,8 @@ fn an_atomic_beyond_the_end_is_refused_by_the_peer(fixture: &Fixture) -> Result<
     Ok(())
 }
 
-/// Vol. 1, 9.4.5 and 9.7.5.2.2: an atomic's address is a multiple of eight, and anything else an invalid request. A driver
-/// may know that before it posts it.
+/// Vol. 1, 9.4.5 and 9.7.5.2.2: the address of an atomic is a multiple of eight, and any other address is an invalid
+/// request. A driver may detect it before posting.
 fn an_unaligned_atomic_is_refused(fixture: &Fixture) -> Result<()> {
     for offset in [1, 4] {
         let pair = fixture.rc()?;
@@ -220,7 +220,7 @@ fn the_key_of_another_domain_is_refused_by_the_peer(fixture: &Fixture) -> Result
     check_refused(&pair, &region, request, Status::RemoteAccess)
 }
 
-/// Vol. 1, 9.7.4.1.5: where no byte is reached, key and address aren't looked at.
+/// Vol. 1, 9.7.4.1.5: without bytes to access, the key and the address are not checked.
 fn a_write_of_no_bytes_needs_no_key(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     pair.left.done(SendRequest::write((), RemoteAddress { addr: 0, rkey: 0 }))?;
@@ -233,7 +233,7 @@ fn a_read_of_no_bytes_needs_no_key(fixture: &Fixture) -> Result<()> {
     pair.ping()
 }
 
-/// Vol. 1, 9.7.4.1.2 and 11.6.2: a local length error there, an invalid request here.
+/// Vol. 1, 9.7.4.1.2 and 11.6.2: a local length error at the receiver, an invalid request at the sender.
 fn a_message_longer_than_its_receive_fails_both_ends(fixture: &Fixture) -> Result<()> {
     for size in [101, 3 * fixture.mtu()] {
         let pair = fixture.rc()?;

@@ -140,7 +140,7 @@ fn a_read_starts_at_its_remote_address(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// READ answers and messages of the other direction share the packets' way.
+/// READ responses and messages of the other direction share the connection.
 fn reads_and_messages_cross(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let size = 5 * fixture.mtu();

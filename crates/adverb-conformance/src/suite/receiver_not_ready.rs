@@ -47,7 +47,7 @@ fn messages_that_waited_arrive_in_order_and_once(fixture: &Fixture) -> Result<()
     for seed in 0..16 {
         pair.left.post(SendRequest::send(pair.left.filled(size, seed)?))?;
     }
-    // Each comes before the next has a place.
+    // Each message arrives before the next receive is posted.
     for seed in 0..16 {
         let receiving = pair.right.post_receive(size)?;
         check(&pair.right.wait(receiving)?.into_message()?, seed)?;
@@ -80,7 +80,7 @@ fn without_a_receive_a_sender_fails_after_its_rnr_retries(fixture: &Fixture) -> 
 }
 
 fn a_sender_without_rnr_retries_fails_at_once(fixture: &Fixture) -> Result<()> {
-    // Code 0 is 655.36 ms, the longest.
+    // Code 0 is 655.36 ms, the maximum.
     takes_less(Duration::from_millis(600), || {
         let pair = fixture.pair(Rc).options(ConnectOptions::new().rnr_retry(0).min_rnr_timer(0)).connect()?;
         let start = Instant::now();

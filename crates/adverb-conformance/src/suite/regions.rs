@@ -109,7 +109,7 @@ fn a_region_without_bytes_is_refused(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Vol. 1, 10.6.3.1: a peer may not write what the device itself may not.
+/// Vol. 1, 10.6.3.1: a peer may not write memory that the device itself may not write.
 fn inconsistent_access_rights_are_refused(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.create_protection_domain()?;
     for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::REMOTE_WRITE | Access::REMOTE_READ] {
@@ -185,7 +185,7 @@ fn a_region_of_many_pages_works(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// A region may be the source of a request, the target of a peer's, and read by its owner, all at once.
+/// A region may be the source of a request, the target of a peer's request, and read by its owner at the same time.
 fn peers_and_owner_see_the_same_bytes(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let (ours, theirs) = (pair.left.region(64, READ_WRITE)?, pair.right.region(64, READ_WRITE)?);

@@ -29,7 +29,7 @@ tests! { "registration";
     unsupported_registrations_are_refused_with_an_explanation,
 }
 
-/// Far from where any process has memory, and a multiple of every page size that there is.
+/// An address outside of any process's memory that is a multiple of every page size.
 const CHOSEN: u64 = 0x5a_4000_0000;
 
 fn chosen(pair: &Pair, len: usize, iova: u64) -> Result<MemoryRegion> {
@@ -95,7 +95,7 @@ fn a_peer_reaches_nothing_beside_the_chosen_addresses(fixture: &Fixture) -> Resu
     Ok(())
 }
 
-/// The key says which region is meant.
+/// The key determines the region.
 fn regions_may_have_the_same_addresses(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let regions = [chosen(&pair, 100, CHOSEN)?, chosen(&pair, 100, CHOSEN)?];
@@ -160,7 +160,7 @@ fn a_zero_based_region_can_not_begin_elsewhere(fixture: &Fixture) -> Result<()> 
     Ok(())
 }
 
-/// What is inlined is read by this process, where the request says that it is: it must be there.
+/// This process reads inline data at the address in the request, so the memory must be at that address.
 fn memory_under_chosen_addresses_is_not_sent_inline(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).max_inline_data(64).connect()?;
     let domain = &pair.left.domain;

@@ -170,7 +170,7 @@ fn an_unreliable_connection_refuses_flushes(fixture: &Fixture) -> Result<()> {
     invalid(&pair.left.expect_rejected(SendRequest::flush(region.remote(), GLOBAL))?)
 }
 
-/// Both kinds of FLUSH of a region.
+/// Returns both kinds of FLUSH of a region.
 fn both(region: &MemoryRegion) -> [SendRequest; 2] {
     [SendRequest::flush(region.remote(), GLOBAL), SendRequest::flush_region(region.remote().rkey, GLOBAL)]
 }
@@ -192,7 +192,7 @@ fn a_flush_needs_the_queue_pairs_right(fixture: &Fixture) -> Result<()> {
     pair.left.fails(SendRequest::flush(region.remote(), GLOBAL), Status::RemoteInvalidRequest)
 }
 
-/// Whether the peer refuses a FLUSH of a range.
+/// Checks that the peer refuses a FLUSH of a range.
 fn check_refused(pair: &Pair, range: RemoteMemory) -> Result<()> {
     pair.left.fails(SendRequest::flush(range, GLOBAL), Status::RemoteAccess)
 }

@@ -17,7 +17,7 @@ tests! { "reservation";
     a_full_completion_queue_loses_nothing,
 }
 
-/// Makes a queue pair of these depths on a completion queue.
+/// Creates a queue pair of these depths on a completion queue.
 fn make(
     fixture: &Fixture,
     cq: &adverb::verbs::CompletionQueue,
@@ -30,7 +30,7 @@ fn make(
 
 fn a_queue_pair_deeper_than_its_completion_queue_is_refused(fixture: &Fixture) -> Result<()> {
     let cq = fixture.device.completion_queue(8).create()?;
-    // A device may have made it deeper than it was asked to.
+    // A device may have created a deeper queue than requested.
     let depth = cq.depth();
     for (send, recv) in [(depth + 1, 1), (1, depth), (depth, 1)] {
         let made = make(fixture, &cq, send, recv);
@@ -67,7 +67,7 @@ fn a_dropped_queue_pair_releases_its_capacity(fixture: &Fixture) -> Result<()> {
 fn a_refused_queue_pair_reserves_no_capacity(fixture: &Fixture) -> Result<()> {
     let cq = fixture.device.completion_queue(16).create()?;
     for _ in 0..10 {
-        // The sends have room, and the receives don't.
+        // The sends fit, but the receives don't.
         let made = make(fixture, &cq, cq.depth() - 1, 2);
         ensure!(matches!(made, Err(Error::LimitExceeded { .. })), "{made:?}");
     }
@@ -92,7 +92,8 @@ fn a_completion_queue_depth_of_zero_or_beyond_the_limit_is_refused(fixture: &Fix
 }
 
 fn a_full_completion_queue_loses_nothing(fixture: &Fixture) -> Result<()> {
-    // As many as fit, of a device that made it just as deep as asked: nobody polls until all have come.
+    // The completions fill the queue of a device that creates the exact depth, because none is polled until all have
+    // arrived.
     let pair = fixture.pair(Rc).depth(31, 32).connect()?;
     let region = pair.right.region(8, READ_WRITE)?;
     for round in 0..5 {

@@ -35,7 +35,7 @@ fn splits(size: usize, mtu: usize) -> Vec<[usize; 3]> {
     ]
 }
 
-/// The pieces of a region between these places.
+/// Returns the pieces of a region between these offsets.
 fn pieces(region: &MemoryRegion, at: [usize; 3]) -> Result<Payload> {
     let ends = [0, at[0], at[1], at[2], region.len()];
     let pieces = ends.windows(2).map(|ends| Ok(PayloadSegment::Region(region.slice(ends[0]..ends[1])?)));
@@ -151,7 +151,7 @@ fn buffers_and_regions_may_be_mixed(fixture: &Fixture) -> Result<()> {
 
 fn more_segments_than_the_limit_are_refused_and_their_buffers_returned(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).connect()?;
-    // A device may give more than were asked for, but not more than it has.
+    // A device may grant more segments than requested, but not more than its limit.
     let count = fixture.device.attributes().max_sge + 1;
     let region = pair.left.region(count as usize, READ_WRITE)?;
     let scaled_count = || {
@@ -168,7 +168,7 @@ fn more_segments_than_the_limit_are_refused_and_their_buffers_returned(fixture: 
 
 fn requests_with_the_maximum_segment_count_work(fixture: &Fixture) -> Result<()> {
     let count = fixture.device.attributes().max_sge;
-    // Some devices have fewer for one queue than for another, and say the larger.
+    // Some devices report the larger limit of the two queues.
     let most = [count, count / 2, 4, 2, 1];
     let pair = most.into_iter().find_map(|count| {
         let pair = fixture.pair(Rc).depth(4, 4).max_sge(count, count).connect().ok()?;

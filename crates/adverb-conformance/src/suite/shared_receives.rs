@@ -61,7 +61,7 @@ fn connect(
     Ok(Shared { receiver, sender })
 }
 
-/// A shared queue of this depth, and so many queue pairs on it and on one completion queue.
+/// Creates a shared queue of this depth, and `count` queue pairs on it with one completion queue.
 fn several(fixture: &Fixture, depth: u32, count: usize) -> Result<(SharedReceiveQueue, Vec<Shared>)> {
     let domain = fixture.device.create_protection_domain()?;
     let shared = domain.shared_receive_queue(depth).create()?;
@@ -197,7 +197,7 @@ fn shared_receives_are_scattered(fixture: &Fixture) -> Result<()> {
     let three =
         (0..3).map(|_| Ok(PayloadSegment::Region(region.slice(0..1)?))).collect::<Result<Vec<_>>>()?;
     let before = shared.outstanding_recv_count();
-    // A device may give more segments than were asked for.
+    // A device may grant more segments than requested.
     if let Err(refused) = shared.post_recv(RecvRequest::new(three)) {
         ensure!(
             matches!(refused.error, Error::LimitExceeded { .. }),
@@ -245,7 +245,7 @@ fn a_full_shared_queue_refuses_and_returns_the_buffer(fixture: &Fixture) -> Resu
     ensure!(matches!(refused, Error::QueueFull { .. }), "refused with another error: {refused}");
     send(&side.sender, 8, 1)?;
     side.receiver.take(1)?.iter().try_for_each(|completion| completion.result().map(drop))?;
-    post_receive(&shared, 8, 8).context("there is room again")?;
+    post_receive(&shared, 8, 8).context("the queue has space again")?;
     Ok(())
 }
 
@@ -271,7 +271,7 @@ fn a_queue_pair_with_a_shared_queue_refuses_receives_of_its_own(fixture: &Fixtur
     Ok(())
 }
 
-/// Whether the limit of this queue is told.
+/// Whether the limit event of this queue arrives.
 fn has_event(fixture: &Fixture, shared: &SharedReceiveQueue) -> Result<bool> {
     Ok(match fixture.device.wait_event(QUIET_PERIOD)? {
         Some(event) => {
@@ -322,7 +322,7 @@ fn a_limit_that_is_not_reached_delivers_no_event(fixture: &Fixture) -> Result<()
 fn a_limit_beyond_the_depth_is_refused(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.create_protection_domain()?;
     let shared = domain.shared_receive_queue(8).create()?;
-    // A device may have made the queue deeper than it was asked to.
+    // A device may have created a deeper queue than requested.
     let refused = shared.arm(1 << 20);
     ensure!(matches!(refused, Err(Error::Verb { .. } | Error::LimitExceeded { .. })), "{refused:?}");
     Ok(())

@@ -49,7 +49,7 @@ fn an_unsignaled_request_alone_stays_silent(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Whoever never asks doesn't end with a queue that is full for ever.
+/// A program that never requests a signal must not end up with a full queue.
 fn a_signal_is_forced_before_the_queue_is_full(fixture: &Fixture) -> Result<()> {
     for depth in [2, 3, 4, 16] {
         let pair = fixture.pair(Rc).depth(depth, 1).connect()?;
@@ -95,7 +95,7 @@ fn batches_of_unsignaled_requests_are_returned(fixture: &Fixture) -> Result<()> 
         let batch =
             (0..32).map(|tag| Ok(write(&pair, &region, tag)?.unsignaled())).collect::<Result<Vec<_>>>()?;
         pair.left.qp.post_sends(batch).map_err(adverb::Error::from)?;
-        // At least half have been signaled for; a signaled one brings the rest, once there is room for it.
+        // At least half are signaled. Another signaled request completes the rest when the queue has space.
         let mut completions = Vec::new();
         while completions.len() < 16 {
             let count = pair.left.cq.poll_timeout(&mut completions, crate::fixture::COMPLETION_TIMEOUT)?;

@@ -156,8 +156,7 @@ fn a_reset_queue_pair_connects_to_another_peer(fixture: &Fixture) -> Result<()> 
     pair.right.expect_no_completion()
 }
 
-/// Completions that the device had made before the reset, and nobody had polled, belong to requests whose memory was given
-/// back.
+/// Completions that were generated before the reset, and not polled, belong to requests whose memory was released.
 fn completions_from_before_a_reset_are_not_delivered(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(64, READ_WRITE)?;

@@ -16,7 +16,7 @@ tests! { "statistics";
     outstanding_requests_are_counted,
 }
 
-/// Posted, succeeded, flushed, failed, bytes.
+/// Returns the numbers of posted, succeeded, flushed and failed requests, and of bytes.
 fn counts(stats: QueueStats) -> [u64; 5] {
     [
         stats.posted_count,
@@ -60,7 +60,7 @@ fn successes_and_bytes_are_counted(fixture: &Fixture) -> Result<()> {
 
 fn failures_and_flushes_are_counted(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).few_rnr_retries().connect()?;
-    // All receives before the failure: what comes of later ones is another rule's matter.
+    // All receives are posted before the failure, because other rules determine the result of later ones.
     (0..5).try_for_each(|_| pair.left.post_receive(8).map(drop))?;
     for _ in 0..5 {
         pair.left.post(SendRequest::send(pair.left.buffer(8)?))?;

@@ -13,7 +13,7 @@ use crate::Need;
 use crate::fixture::{ALL, COMPLETION_TIMEOUT, Fixture, READ_WRITE, Side, check, original};
 use crate::registry::tests;
 
-/// How long a completion may take that nothing keeps from coming.
+/// The maximum time until a completion that nothing delays.
 const WAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 tests! { "threads";
@@ -62,7 +62,7 @@ fn one_thread_posts_and_another_polls(fixture: &Fixture) -> Result<()> {
         });
         for tag in 0..COUNT {
             let mut request = SendRequest::write(source.slice(0..8)?, region.remote().at(0)).tag(tag);
-            // A full queue gives the request back: it is posted again when there is room.
+            // A full queue returns the request, which is posted again when the queue has space.
             while let Err(refused) = pair.left.qp.post_send(request) {
                 ensure!(matches!(refused.error, Error::QueueFull { .. }), "{}", refused.error);
                 request =
@@ -89,7 +89,7 @@ fn many_threads_post_to_one_queue_pair(fixture: &Fixture) -> Result<()> {
         join((0..4).map(|thread| scope.spawn(post(thread))).collect())
     })?;
     pair.left.take(256)?.iter().try_for_each(|completion| completion.result().map(drop))?;
-    // Those of one thread come in its order.
+    // The completions of each thread are in its order.
     let mut next = [0_u64; 4];
     for completion in pair.right.take(256)? {
         let message = completion.into_message()?;
@@ -144,8 +144,8 @@ fn many_threads_poll_one_completion_queue(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Threads that each wait for a message on a queue pair of their own, and on a completion queue that they share. All begin
-/// each round together, so that nobody who comes later wakes one who was forgotten.
+/// Runs threads that each wait for a message on their own queue pair and on a shared completion queue. All start each
+/// round together, so that no later thread wakes one that was missed.
 fn waiters(fixture: &Fixture, events: bool, threads: u32, rounds: u64) -> Result<()> {
     let builder = fixture.pair(Rc).depth(2, 2);
     let cq = fixture.device.completion_queue(4 * threads);
@@ -171,7 +171,7 @@ fn waiters(fixture: &Fixture, events: bool, threads: u32, rounds: u64) -> Result
                     let id = id?;
                     let start = Instant::now();
                     let completion = side.cq.wait(id, WAKE_TIMEOUT)?;
-                    // Who is forgotten finds it when the time is over.
+                    // A thread that was missed notices it at the timeout.
                     let took = start.elapsed();
                     ensure!(
                         took < WAKE_TIMEOUT / 2,
@@ -181,7 +181,7 @@ fn waiters(fixture: &Fixture, events: bool, threads: u32, rounds: u64) -> Result
                     completion.result()?;
                     Ok(())
                 };
-                // Whoever fails goes on, so that the others don't wait for it.
+                // A thread that fails continues, so that the others don't wait for it.
                 if result.is_ok() {
                     result = wait().with_context(|| format!("round {round}"));
                 }
@@ -270,7 +270,7 @@ fn a_lock_of_compare_and_swap_excludes(fixture: &Fixture) -> Result<()> {
                 while take()? != 0 {
                     thread::yield_now();
                 }
-                // Read, add and write back: only a lock makes this right.
+                // Read, add and write back: only correct under a lock.
                 let mut word = side
                     .completed(SendRequest::read(side.buffer(8)?, counter))?
                     .into_buffer()

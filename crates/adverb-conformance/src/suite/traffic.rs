@@ -31,7 +31,7 @@ tests! { "traffic";
     a_thousand_addresses_can_be_answered,
 }
 
-/// Makes a default for the process, and takes it back. The tests of a suite run one after the other.
+/// Sets a default of the process, and removes it on drop. The tests of a suite run one after the other.
 struct ProcessDefault;
 
 impl ProcessDefault {
@@ -47,7 +47,7 @@ impl Drop for ProcessDefault {
     }
 }
 
-/// The traffic class and flow label of a datagram that came.
+/// Returns the traffic class and flow label of a received datagram.
 fn marks(ip: Option<IpHeader>) -> Result<(u8, Option<u32>)> {
     Ok(match ip.context("the datagram has no IP header")? {
         IpHeader::V4(header) => (header.tos, None),
@@ -55,7 +55,7 @@ fn marks(ip: Option<IpHeader>) -> Result<(u8, Option<u32>)> {
     })
 }
 
-/// Sends a datagram from left to right, and gives what its packet carried.
+/// Sends a datagram from left to right, and returns the traffic class and flow label of its packet.
 fn carried(fixture: &Fixture, pair: &Pair, recipient: &UdDestination) -> Result<(u8, Option<u32>)> {
     let receiving = post_receive(fixture, &pair.right)?;
     let received = fixture.retry_after_loss(|| {
@@ -73,7 +73,7 @@ fn datagrams(fixture: &Fixture, address: Option<IpAddr>) -> Result<Pair> {
     }
 }
 
-/// Shows that what is said of an address handle is what its packets carry.
+/// Checks that packets carry the settings of their address handle.
 fn handles_say(fixture: &Fixture, pair: &Pair) -> Result<()> {
     for (class, label) in [(0x68, 0x1_2345), (0, 0), (0xfc, 0xf_ffff)] {
         let traffic = Traffic::new().traffic_class(class).flow_label(label);
@@ -234,7 +234,7 @@ fn an_unconnected_queue_pair_reports_no_peer(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-/// Making a handle is a system call: whoever answers the same peer again and again makes one.
+/// Creating a handle is a system call, so repeated replies to one peer create only one.
 fn equal_addresses_with_equal_settings_share_a_handle(fixture: &Fixture) -> Result<()> {
     let pair = datagrams(fixture, None)?;
     let remote = pair.right.qp.endpoint();

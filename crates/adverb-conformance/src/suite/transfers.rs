@@ -15,7 +15,7 @@ pub(super) fn messages_of_every_size(fixture: &Fixture, transport: Transport) ->
     let pair = fixture.pair(transport).connect()?;
     for (seed, size) in (1..).zip(fixture.sizes()) {
         let received = match pair.deliver(pair.left.filled(size, seed)?) {
-            // Of so many packets one is always lost: that must not look like a message.
+            // With so many packets, one is always lost, and the message must not arrive.
             Err(error) if is_absence(&error) && size > 16 * fixture.mtu() => continue,
             received => received.with_context(|| format!("{size} bytes"))?,
         };
@@ -25,7 +25,7 @@ pub(super) fn messages_of_every_size(fixture: &Fixture, transport: Transport) ->
     Ok(())
 }
 
-/// The memory is shared by all segments, so that a message of a gibibyte needs far less.
+/// All segments use the same memory, so that a message of a gibibyte needs far less.
 pub(super) fn max_size_message(fixture: &Fixture, transport: Transport) -> Result<()> {
     let max_message_len = fixture.max_message_len();
     let count = fixture.device.attributes().max_sge.clamp(1, 16);
@@ -75,7 +75,7 @@ pub(super) fn message_beyond_max_size(fixture: &Fixture, transport: Transport) -
 
 pub(super) fn empty_messages(fixture: &Fixture, transport: Transport) -> Result<()> {
     let pair = fixture.pair(transport).connect()?;
-    // No segment at all, and one without bytes; into a receive with room, and into one without.
+    // The messages have no segment, or one without bytes; the receives have a buffer, or none.
     let receiving =
         [pair.right.post_receive(10)?, pair.right.recv(RecvRequest::new(()))?, pair.right.post_receive(10)?];
     pair.left.done(SendRequest::send(()))?;
@@ -140,8 +140,8 @@ pub(super) fn writes_of_every_size(fixture: &Fixture, transport: Transport) -> R
     Ok(())
 }
 
-/// Shows that a WRITE to zeros has arrived; or, where it may be lost, that what has arrived is its bytes where they belong,
-/// which must be all of them unless there are so many that some are always missing.
+/// Checks that a WRITE to zeros has arrived. If it may be lost, checks that the bytes that arrived are at their
+/// offsets; a WRITE with few packets must arrive completely.
 fn written(pair: &Pair, bytes: &[u8], seed: u64, is_long: bool) -> Result<()> {
     let expected = pattern(bytes.len(), seed);
     if !pair.left.may_lose() || bytes == expected {
@@ -153,7 +153,7 @@ fn written(pair: &Pair, bytes: &[u8], seed: u64, is_long: bool) -> Result<()> {
     Ok(())
 }
 
-/// Lets a message follow, so that what was sent before has arrived even where nothing is acknowledged.
+/// Sends another message, so that the previous ones have arrived even without acknowledgements.
 fn send_following_message(pair: &Pair) -> Result<()> {
     pair.deliver(()).map(drop)
 }
@@ -174,7 +174,7 @@ pub(super) fn writes_only_its_range(fixture: &Fixture, transport: Transport) -> 
     for (offset, len) in [(0, 1), (1, 7), (mtu - 1, 2), (13, mtu), (mtu + 3, 2 * mtu), (4 * mtu - 1, 1)] {
         fixture.retry_after_loss(|| {
             region.write(0, &pattern(4 * mtu, 1))?;
-            // Beside zeros it is seen what has come of it.
+            // The memory is cleared, so that the written bytes are visible.
             region.write(offset, &vec![0; len])?;
             let request = SendRequest::write(pair.left.filled(len, 2)?, region.remote().at(offset as u64));
             pair.left.done(request)?;
@@ -227,7 +227,7 @@ pub(super) fn write_immediate(fixture: &Fixture, transport: Transport) -> Result
     Ok(())
 }
 
-/// Both directions at once, each with messages of several packets.
+/// Sends messages of several packets in both directions at once.
 pub(super) fn both_directions(fixture: &Fixture, transport: Transport) -> Result<()> {
     let pair = fixture.pair(transport).depth(32, 32).connect()?;
     let size = 2 * fixture.mtu() + 17;

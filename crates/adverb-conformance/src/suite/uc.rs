@@ -1,4 +1,4 @@
-//! Unreliable connections: SEND and WRITE, also of messages that can't be delivered.
+//! Unreliable connections: SEND and WRITE, including messages that can't be delivered.
 
 use adverb::verbs::{QpState, SendRequest, Transport::Uc};
 use anyhow::{Context, Result, ensure};
@@ -83,7 +83,7 @@ fn uc_both_directions_work_at_once(fixture: &Fixture) -> Result<()> {
     transfers::both_directions(fixture, Uc)
 }
 
-/// Vol. 1, 9.8.2: a responder that can't take a message of an unreliable connection drops it, and goes on.
+/// Vol. 1, 9.8.2: a responder that can't receive a message of an unreliable connection drops it, and continues.
 fn uc_a_message_without_a_receive_is_lost_and_a_later_one_arrives(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Uc).connect()?;
     pair.left.done(SendRequest::send(pair.left.filled(100, 1)?))?;

@@ -1,4 +1,4 @@
-//! Peers that don't answer.
+//! Peers that don't respond.
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ fn a_write_and_a_read_to_an_unknown_queue_pair_fail(fixture: &Fixture) -> Result
     Ok(())
 }
 
-/// Vol. 1, 10.3.1.2: in Init, packets that come are dropped.
+/// Vol. 1, 10.3.1.2: a queue pair in Init drops received packets.
 fn a_peer_that_is_not_connected_does_not_answer(fixture: &Fixture) -> Result<()> {
     let options = ConnectOptions::new().ack_timeout(12).retry_count(1);
     let pair = fixture.pair(Rc).create()?;
@@ -56,20 +56,20 @@ fn a_peer_that_has_failed_does_not_answer(fixture: &Fixture) -> Result<()> {
 }
 
 fn a_peer_that_was_destroyed_in_flight_does_not_answer(fixture: &Fixture) -> Result<()> {
-    // Long enough for a peer that is slow, and yet there, to say that it has no receive.
+    // The timeout is long enough for a slow peer to send an RNR NAK.
     let options = ConnectOptions::new().ack_timeout(16).retry_count(1);
     let pair = fixture.pair(Rc).options(options).connect()?;
-    // There is no receive: the message waits.
+    // The message waits, because no receive is posted.
     let sending = pair.left.post(SendRequest::send(pair.left.filled(500, 1)?))?;
     pair.left.expect_no_completion()?;
     drop(pair.right);
     expect("the message", &pair.left.wait(sending)?, Status::RetryExceeded)
 }
 
-/// Vol. 1, 9.7.6.1.3: a timeout of code t is at least 4.096 µs × 2^t, and each try has one.
+/// Vol. 1, 9.7.6.1.3: a timeout of code t is at least 4.096 µs × 2^t, and applies to each attempt.
 ///
-/// A device in software counts whole ticks of the kernel's clock, 4 ms apart, and begins within one (rxe drops the part
-/// of a tick that is over): each try may be two ticks short.
+/// A software device counts whole ticks of the kernel's clock, 4 ms apart, and starts within one (rxe drops the elapsed
+/// part of a tick): each attempt may be two ticks shorter.
 fn more_retries_take_longer(fixture: &Fixture) -> Result<()> {
     const TWO_TICKS: Duration = Duration::from_millis(8);
     for (retries, tries) in [(0_u8, 1_u32), (3, 4)] {

@@ -32,7 +32,7 @@ tests! { "windows";
 const SHOWN: std::ops::Range<usize> = 1024..3072;
 const READ_WRITE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
 
-/// Memory with no rights for a peer.
+/// Registers memory without rights for a peer.
 fn region(side: &Side) -> Result<MemoryRegion> {
     side.region(4096, Access::LOCAL_WRITE | Access::WINDOW_BIND)
 }
@@ -44,7 +44,7 @@ fn bind(side: &Side, window: MemoryWindow, region: &MemoryRegion, access: Access
     completion.into_window().context("the completion has no window")
 }
 
-/// A window that is bound, and what a peer needs to use it.
+/// Binds a window, and returns it with its address and key for a peer.
 fn bound(side: &Side, region: &MemoryRegion, access: Access) -> Result<(MemoryWindow, RemoteMemory)> {
     let window = bind(side, side.domain.memory_window()?, region, access)?;
     let remote = remote(&window)?;
@@ -113,7 +113,7 @@ fn a_read_needs_the_windows_right(fixture: &Fixture) -> Result<()> {
     pair.left.fails(SendRequest::read(pair.left.buffer(64)?, remote.at(0)), Status::RemoteAccess)
 }
 
-/// Vol. 1, 10.6.7.2: an access through a window is checked against the window's own bounds.
+/// Vol. 1, 10.6.7.2: an access through a window is checked against the window's bounds.
 fn a_window_shows_no_more_than_its_range(fixture: &Fixture) -> Result<()> {
     for offset in [SHOWN.len() as u64 - 63, SHOWN.len() as u64, 0u64.wrapping_sub(1)] {
         let pair = fixture.rc()?;
@@ -138,7 +138,7 @@ fn a_window_is_for_one_connection(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = region(&pair.right)?;
     let (_window, remote) = bound(&pair.right, &region, READ_WRITE)?;
-    // Of the same domain, so that it is the queue pair that makes the difference.
+    // Both have the same domain, so that only the queue pair differs.
     let builder = fixture.pair(Rc);
     let cq = fixture.device.completion_queue(128).create()?;
     let other = builder.side_of(&pair.right.domain, &cq, None)?;
@@ -194,7 +194,8 @@ fn a_message_to_a_shared_receive_invalidates_too(fixture: &Fixture) -> Result<()
     peer.fails(write(&peer, remote)?, Status::RemoteAccess)
 }
 
-/// Whoever invalidated it first. Soft-RoCE's kernel doesn't survive a second time: it must not get there.
+/// This holds for either side's invalidation. The kernel of soft-RoCE crashes at a second invalidation, so it must be
+/// prevented.
 fn a_window_that_was_invalidated_is_not_invalidated_again(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = region(&pair.right)?;
