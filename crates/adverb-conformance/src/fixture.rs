@@ -492,7 +492,7 @@ impl Side {
 }
 
 /// Checks that requests were refused, that all were returned, and that none was posted. Returns the reason.
-pub(crate) fn refused<T, R>(
+pub(crate) fn check_refused<T, R>(
     posted: Result<T, adverb::verbs::PostError<R>>,
     count: usize,
     before: u32,

@@ -11,8 +11,8 @@ use anyhow::{Context, Result, ensure};
 use super::datagrams::destination_to;
 use crate::Need;
 use crate::fixture::{
-    COMPLETION_TIMEOUT, Fixture, QUIET_PERIOD, READ_WRITE, Side, buffer, check, expect, immediate, pattern,
-    read, refused, same, take,
+    COMPLETION_TIMEOUT, Fixture, QUIET_PERIOD, READ_WRITE, Side, buffer, check, check_refused, expect,
+    immediate, pattern, read, same, take,
 };
 use crate::registry::tests;
 
