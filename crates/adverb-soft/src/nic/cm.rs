@@ -61,7 +61,8 @@ impl Cm<'_> {
     /// Returns [`Error::Cm`] if another listener uses the service, or [`Error::NicFailed`] if the NIC has failed.
     pub fn listen(&self, listen: ListenParams, channel: &Arc<CmEventChannel>) -> Result<ListenerId, Error> {
         self.call(|engine, _| {
-            // Another process at the address may listen on the service.
+            // Another process at the address may listen on the service. (Without file descriptors, it can't be claimed
+            // either.)
             engine.claim_service(listen.service).map_err(|_| CallError::ServiceInUse(listen.service))?;
             let listened = engine.gsi.manager.listen(listen);
             if listened.is_err() {

@@ -38,7 +38,7 @@ pub use interface::Interface;
 use message::{Datagram, Receiver};
 pub use path::{IcmpError, PathSocket};
 use ports::SourcePorts;
-use share::SharedAddress;
+use share::{Guarded, SharedAddress};
 
 /// The configuration of a [`UdpLink`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -148,7 +148,7 @@ pub struct UdpLink {
     config: UdpConfig,
     /// The index of the interface with the local address.
     interface: u32,
-    receiving: UdpSocket,
+    receiving: Receiving,
     receiver: Receiver,
     receive_buffer_bytes: usize,
     /// The other processes, if the address is shared.
@@ -205,13 +205,13 @@ impl UdpLink {
         }
         let (shared, receiving, receive_buffer_bytes) = if config.shared && config.port == ROCE_PORT {
             let (shared, receiving, buffer) = SharedAddress::open(local, config)?;
-            (Some(Box::new(shared)), receiving, buffer)
+            (Some(Box::new(shared)), Receiving::Shared(receiving), buffer)
         } else {
             let (receiving, buffer) = socket::receiving(local, config)?;
-            (None, receiving, buffer)
+            (None, Receiving::Alone(receiving), buffer)
         };
         let readiness = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        readiness.add(&receiving, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        readiness.add(receiving.socket(), EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
         if let Some(shared) = &shared {
             readiness.add(shared.readiness(), EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
         }
@@ -220,7 +220,7 @@ impl UdpLink {
         let sending = if is_usual {
             SourcePorts::open(local, config.source_port_count, config.max_on_demand_ports, interface)?
         } else {
-            SourcePorts::single(receiving.try_clone()?, local, interface)?
+            SourcePorts::single(receiving.socket().try_clone()?, local, interface)?
         };
         let is_ip_id_verified = match sending.permanent().next() {
             Some(socket) if address.is_ipv4() => self_test::run(socket)?,
@@ -431,7 +431,7 @@ impl Link for UdpLink {
                 break;
             }
             let Some(group) = index.checked_sub(1) else {
-                let socket = self.receiving.as_fd();
+                let socket = self.receiving.socket().as_fd();
                 let mut hand_unicast = |datagram: &Datagram<'_>| hand(*local, datagram);
                 let Some(shared) = &mut self.shared else {
                     count += self.receiver.receive(socket, left, statistics, &mut hand_unicast)?;
@@ -475,7 +475,8 @@ impl Link for UdpLink {
 
     fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
         let groups = self.groups.iter_mut().map(|group| (&group.socket, &mut group.receiver));
-        for (socket, receiver) in std::iter::once((&self.receiving, &mut self.receiver)).chain(groups) {
+        for (socket, receiver) in std::iter::once((self.receiving.socket(), &mut self.receiver)).chain(groups)
+        {
             socket::set_timestamps(socket, enabled)?;
             receiver.set_timestamps(enabled);
         }
@@ -562,6 +563,24 @@ const MAX_SEND_TIME_WAIT: Duration = Duration::from_micros(50);
 /// interface doesn't support them, or always returns them late.
 const MAX_MISSED_SEND_TIMES: u32 = 32;
 
+/// The receiving socket.
+#[derive(Debug)]
+enum Receiving {
+    /// The only one at the address.
+    Alone(UdpSocket),
+    /// One of several at a shared address.
+    Shared(Guarded<UdpSocket>),
+}
+
+impl Receiving {
+    const fn socket(&self) -> &UdpSocket {
+        match self {
+            Receiving::Alone(socket) => socket,
+            Receiving::Shared(socket) => socket.socket(),
+        }
+    }
+}
+
 /// A multicast group that was joined.
 #[derive(Debug)]
 struct Group {
@@ -643,9 +662,9 @@ mod tests {
         let address = loopback(1);
         let mut link = UdpLink::open(&UdpConfig::new(address.into())).unwrap();
         // Then the kernel queues what ICMP says of what the socket sent: here that nobody listens.
-        setsockopt(&link.receiving, Ipv4RecvErr, &true).unwrap();
+        setsockopt(link.receiving.socket(), Ipv4RecvErr, &true).unwrap();
         let closed = SocketAddr::new(address.into(), 4790);
-        link.receiving.send_to(b"anybody there?", closed).unwrap();
+        link.receiving.socket().send_to(b"anybody there?", closed).unwrap();
         assert_eq!(link.receive(usize::MAX, &mut |_| ()).unwrap(), 0);
         assert_eq!(link.statistics().receive_errors, 1, "ECONNREFUSED");
         let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -12,6 +12,7 @@
 
 mod dispatch;
 mod election;
+mod fork;
 mod join;
 mod message;
 mod names;
@@ -35,6 +36,7 @@ use super::message::Datagram;
 use crate::link::AddressShare;
 use dispatch::Target;
 use election::{Action, Election, Input};
+pub(super) use fork::Guarded;
 use join::Membership;
 use message::{Message, Packet};
 use names::{Name, Names};
@@ -44,14 +46,14 @@ use names::{Name, Names};
 pub(super) struct SharedAddress {
     share: AddressShare,
     names: Names,
-    own: UdpSocket,
-    lower: Vec<UdpSocket>,
+    own: Guarded<UdpSocket>,
+    lower: Vec<Guarded<UdpSocket>>,
     sources: BTreeMap<u64, Source>,
     next_source: u64,
     /// The services that this process listens on: the number of the source, and the number of listeners.
     services: BTreeMap<ServiceId, (u64, u32)>,
     /// The connections to other processes, the least recently opened first.
-    outbound: Vec<(Name, UnixStream)>,
+    outbound: Vec<(Name, Guarded<UnixStream>)>,
     election: Election,
     has_peers: bool,
     is_program_attached: bool,
@@ -72,11 +74,11 @@ pub(super) struct SharedAddress {
 #[derive(Debug)]
 enum Source {
     /// A name of this process.
-    Listener(UnixListener, Name),
+    Listener(Guarded<UnixListener>, Name),
     /// A connection to a name of this process.
-    Inbound(UnixStream, Name),
+    Inbound(Guarded<UnixStream>, Name),
     /// The connection to the dispatcher. It ends with the dispatcher.
-    Dispatcher(UnixStream),
+    Dispatcher(Guarded<UnixStream>),
 }
 
 /// The number of receives for each read of the sources, which is a system call.
@@ -103,15 +105,15 @@ impl SharedAddress {
     pub(super) fn open(
         local: SocketAddr,
         config: &UdpConfig,
-    ) -> io::Result<(SharedAddress, UdpSocket, usize)> {
+    ) -> io::Result<(SharedAddress, Guarded<UdpSocket>, usize)> {
         let membership = Membership::join(local, config)?;
         let Membership { names, share, listener, own, lower, receive_buffer_bytes, has_peers } = membership;
         let now = Instant::now();
         let mut shared = SharedAddress {
             share,
             names,
-            own,
-            lower,
+            own: Guarded::new(own),
+            lower: lower.into_iter().map(Guarded::new).collect(),
             sources: BTreeMap::new(),
             next_source: 0,
             services: BTreeMap::new(),
@@ -126,9 +128,9 @@ impl SharedAddress {
             passed_on: 0,
             lost: 0,
         };
-        shared.add(Source::Listener(listener, Name::Share(share)))?;
+        shared.add(Source::Listener(Guarded::new(listener), Name::Share(share)))?;
         shared.elect(Input::Timeout, now);
-        let receiving = shared.own.try_clone()?;
+        let receiving = Guarded::new(shared.own.try_clone()?);
         Ok((shared, receiving, receive_buffer_bytes))
     }
 
@@ -192,7 +194,7 @@ impl SharedAddress {
                         if self.outbound.len() >= MAX_OUTBOUND {
                             self.outbound.remove(0);
                         }
-                        self.outbound.push((name, stream));
+                        self.outbound.push((name, Guarded::new(stream)));
                         self.outbound.len() - 1
                     }
                     Ok(None) => return true,
@@ -261,7 +263,7 @@ impl SharedAddress {
         }
         let name = Name::Service(service);
         let listener = self.names.claim(name)?;
-        let number = self.add(Source::Listener(listener, name))?;
+        let number = self.add(Source::Listener(Guarded::new(listener), name))?;
         self.services.insert(service, (number, 1));
         Ok(())
     }
@@ -291,9 +293,9 @@ impl SharedAddress {
         let event = |flags| EpollEvent::new(EpollFlags::EPOLLIN | flags, number);
         match &source {
             // Edge-triggered, so that a process without free file descriptors doesn't try to accept again and again.
-            Source::Listener(listener, _) => self.readiness.add(listener, event(EpollFlags::EPOLLET))?,
+            Source::Listener(listener, _) => self.readiness.add(&**listener, event(EpollFlags::EPOLLET))?,
             Source::Inbound(stream, _) | Source::Dispatcher(stream) => {
-                self.readiness.add(stream, event(EpollFlags::empty()))?;
+                self.readiness.add(&**stream, event(EpollFlags::empty()))?;
             }
         }
         self.next_source += 1;
@@ -317,7 +319,7 @@ impl SharedAddress {
             let is_accepted = self.names.is_own_user(&stream)
                 && self.inbound_count < MAX_INBOUND
                 && stream.set_nonblocking(true).is_ok()
-                && self.add(Source::Inbound(stream, name)).is_ok();
+                && self.add(Source::Inbound(Guarded::new(stream), name)).is_ok();
             if is_accepted {
                 self.has_peers = true;
                 if name == Name::Dispatcher {
@@ -368,7 +370,7 @@ impl SharedAddress {
     /// Responds to a process that joins.
     fn send_sockets(&mut self, number: u64) {
         let Some(Source::Inbound(stream, _)) = self.sources.get(&number) else { return };
-        let mut descriptors: Vec<RawFd> = self.lower.iter().map(AsRawFd::as_raw_fd).collect();
+        let mut descriptors: Vec<RawFd> = self.lower.iter().map(|socket| socket.as_raw_fd()).collect();
         if descriptors.len() == usize::from(self.share.index()) {
             descriptors.push(self.own.as_raw_fd());
         }
@@ -389,8 +391,9 @@ impl SharedAddress {
             let input = match next {
                 Action::Claim => {
                     let claimed = self.names.claim(Name::Dispatcher);
-                    match claimed.and_then(|listener| self.add(Source::Listener(listener, Name::Dispatcher)))
-                    {
+                    match claimed.and_then(|listener| {
+                        self.add(Source::Listener(Guarded::new(listener), Name::Dispatcher))
+                    }) {
                         Ok(_) => {
                             if self.has_peers {
                                 self.attach_program();
@@ -402,7 +405,8 @@ impl SharedAddress {
                 }
                 Action::Connect => {
                     let connected = self.names.connect(Name::Dispatcher).ok().flatten();
-                    let added = connected.and_then(|stream| self.add(Source::Dispatcher(stream)).ok());
+                    let added =
+                        connected.and_then(|stream| self.add(Source::Dispatcher(Guarded::new(stream))).ok());
                     self.has_peers |= added.is_some();
                     added.map_or(Input::NotConnected, |_| Input::Connected)
                 }
@@ -428,6 +432,6 @@ impl SharedAddress {
         ];
         let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
         // Without the program, the kernel chooses a socket by a hash, and processes pass packets on.
-        self.is_program_attached = setsockopt(&self.own, AttachReusePortCbpf, &program).is_ok();
+        self.is_program_attached = setsockopt(&*self.own, AttachReusePortCbpf, &program).is_ok();
     }
 }

@@ -1,0 +1,114 @@
+//! Sockets that a forked child doesn't keep open.
+//!
+//! A child that doesn't execute another program has its parent's sockets, and so would keep the parent's names after the
+//! parent has ended. The child has no progress thread and can't use them. A handler of `fork` replaces them in the child.
+
+use std::fs::File;
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use nix::libc;
+
+/// A socket that is replaced in a forked child.
+#[derive(Debug)]
+pub(in crate::link::udp) struct Guarded<T> {
+    // The guard is dropped first: the number of a closed socket may be that of another file.
+    _guard: Guard,
+    socket: T,
+}
+
+impl<T: AsFd> Guarded<T> {
+    /// Guards a socket.
+    pub(in crate::link::udp) fn new(socket: T) -> Guarded<T> {
+        Guarded { _guard: Guard::new(socket.as_fd().as_raw_fd()), socket }
+    }
+}
+
+impl<T> Guarded<T> {
+    /// Returns the socket.
+    pub(in crate::link::udp) const fn socket(&self) -> &T {
+        &self.socket
+    }
+}
+
+impl<T> Deref for Guarded<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.socket
+    }
+}
+
+/// An entry of [`DESCRIPTORS`], or `None` if all are in use: a child then keeps the socket open.
+#[derive(Debug)]
+struct Guard(Option<usize>);
+
+impl Guard {
+    fn new(descriptor: RawFd) -> Guard {
+        // Without the file, or without the handler, a child keeps the sockets open.
+        REPLACEMENT.get_or_init(|| {
+            let file = File::open("/dev/null").ok()?;
+            // SAFETY: the handler only calls functions that are permitted in a child of a process with several threads.
+            let status = unsafe { libc::pthread_atfork(None, None, Some(replace_in_child)) };
+            (status == 0).then_some(file)
+        });
+        let claim = |entry: &AtomicI32| {
+            entry.compare_exchange(NONE, descriptor, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        };
+        Guard(DESCRIPTORS.iter().position(claim))
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(index) = self.0 {
+            DESCRIPTORS[index].store(NONE, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The value of a free entry.
+const NONE: RawFd = -1;
+
+/// The guarded descriptors of all links of the process.
+static DESCRIPTORS: [AtomicI32; 4096] = [const { AtomicI32::new(NONE) }; 4096];
+
+/// The file that replaces the sockets.
+static REPLACEMENT: OnceLock<Option<File>> = OnceLock::new();
+
+/// Replaces the guarded sockets in a child. Their numbers stay in use, because the child's copies of the links may be
+/// dropped.
+extern "C" fn replace_in_child() {
+    let Some(Some(file)) = REPLACEMENT.get() else { return };
+    for entry in &DESCRIPTORS {
+        let descriptor = entry.load(Ordering::Relaxed);
+        if descriptor != NONE {
+            // SAFETY: a guarded descriptor is open, and its owner doesn't run in the child. The call is async-signal-safe.
+            unsafe { libc::dup2(file.as_raw_fd(), descriptor) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    fn is_guarded(descriptor: RawFd) -> bool {
+        DESCRIPTORS.iter().any(|entry| entry.load(Ordering::Relaxed) == descriptor)
+    }
+
+    #[test]
+    fn a_socket_is_guarded_until_it_is_closed() {
+        let socket = Guarded::new(UdpSocket::bind("127.0.0.1:0").unwrap());
+        let descriptor = socket.as_raw_fd();
+        assert!(is_guarded(descriptor));
+        let Guarded { _guard: guard, socket } = socket;
+        drop(guard);
+        assert!(!is_guarded(descriptor));
+        drop(socket);
+    }
+}

@@ -1,0 +1,38 @@
+//! A process at a shared address that forks. The only test of its program, because a child has the sockets of all threads.
+
+#![cfg(target_os = "linux")]
+
+mod support;
+
+use adverb_soft::link::{AddressShare, Link, UdpConfig, UdpLink};
+use adverb_wire::cm::ServiceId;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, fork, pause};
+
+use support::open_loopback;
+
+#[test]
+fn a_forked_child_keeps_no_share_and_no_service() {
+    let mut link = open_loopback(|config| config.shared = true);
+    let (address, share) = (link.local_addr().ip(), link.address_share());
+    assert_eq!(share, AddressShare::new(0));
+    let service = ServiceId::tcp_port(7471);
+    link.claim_service(service).unwrap();
+    // SAFETY: the child only calls functions that are permitted in a child of a process with several threads.
+    let child = match unsafe { fork() }.unwrap() {
+        ForkResult::Child => loop {
+            pause();
+        },
+        ForkResult::Parent { child } => child,
+    };
+    drop(link);
+    let mut config = UdpConfig::new(address);
+    config.shared = true;
+    let mut again = UdpLink::open(&config).unwrap();
+    let (share_again, claimed) = (again.address_share(), again.claim_service(service));
+    kill(child, Signal::SIGKILL).unwrap();
+    waitpid(child, None).unwrap();
+    assert_eq!(share_again, share);
+    claimed.unwrap();
+}
