@@ -70,6 +70,22 @@ pub(super) struct Completing {
     pub(super) kind: Queue,
     /// The queue pair, once it exists.
     pub(super) qpn: Option<Qpn>,
+    pub(super) marker: Marker,
+}
+
+/// The marker of a queue that is being drained: a request behind all others, whose completion shows that the others
+/// have completed. It isn't in the ring, and its completion is not returned to callers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Marker {
+    /// The queue is not being drained.
+    #[default]
+    Absent,
+    /// The queue is being drained, and the marker is posted when the queue has a free entry.
+    Pending,
+    /// The marker is in flight, with this position.
+    Posted(u32),
+    /// The marker has completed, and therefore all requests.
+    Completed,
 }
 
 /// Creates a queue for `depth` requests, whose identifiers start with `id_base`.
@@ -84,7 +100,7 @@ pub(super) fn queue(depth: u32, id_base: u64, kind: Queue, recorder: QueueRecord
         recorder,
     };
     let stats = CompletingStats::default();
-    let completing = Completing { ring: consumer, id_base, stats, kind, qpn: None };
+    let completing = Completing { ring: consumer, id_base, stats, kind, qpn: None, marker: Marker::Absent };
     (posting, completing)
 }
 
@@ -116,6 +132,17 @@ impl Posting {
     #[inline]
     pub(super) fn id(&self, ahead: u32) -> u64 {
         self.id_base | u64::from(self.ring.next().wrapping_add(ahead))
+    }
+
+    /// Returns the position of the queue's marker. It is as far as possible from the positions of requests, because the
+    /// queue pair can be reset and used again, and a request must not have the position of an earlier marker.
+    pub(super) fn marker_position(&self) -> u32 {
+        self.ring.next() ^ 1 << 31
+    }
+
+    /// Returns the identifier of the marker at `position`.
+    pub(super) fn marker_id(&self, position: u32) -> u64 {
+        self.id_base | u64::from(position)
     }
 
     /// Stores a request that is about to be posted. The queue must not be full.
@@ -166,7 +193,7 @@ impl Completing {
     ) -> bool {
         let outstanding = self.ring.len();
         if position.wrapping_sub(self.ring.oldest()) >= outstanding {
-            return false;
+            return self.complete_marker(position, outcome, out);
         }
         self.stats.max_outstanding = self.stats.max_outstanding.max(outstanding);
         while self.ring.oldest() != position {
@@ -174,6 +201,36 @@ impl Completing {
         }
         self.complete_oldest(Some(outcome), out);
         true
+    }
+
+    /// Completes the requests that are left before the marker at `position`. Returns whether the marker exists.
+    #[cold]
+    fn complete_marker(&mut self, position: u32, outcome: RawOutcome, out: &mut Vec<Completion>) -> bool {
+        if !self.is_marker(position) {
+            return false;
+        }
+        self.marker = Marker::Completed;
+        let outcome = match self.kind {
+            // A send request that failed has a completion of its own, so these succeeded.
+            Queue::Send => None,
+            // Every receive request has a completion of its own; if the device lost it, the request did not succeed.
+            Queue::Recv => Some(outcome),
+        };
+        while self.ring.len() > 0 {
+            self.complete_oldest(outcome, out);
+        }
+        true
+    }
+
+    /// Whether the marker has this position.
+    pub(super) fn is_marker(&self, position: u32) -> bool {
+        self.marker == Marker::Posted(position)
+    }
+
+    /// Returns the positions of the outstanding requests.
+    pub(super) fn outstanding(&self) -> impl Iterator<Item = u32> + use<> {
+        let oldest = self.ring.oldest();
+        (0..self.ring.len()).map(move |ahead| oldest.wrapping_add(ahead))
     }
 
     /// Returns the positions of the unsignaled requests that the completion of the request at `position` completes,
@@ -185,8 +242,9 @@ impl Completing {
         (0..if is_outstanding { count } else { 0 }).map(move |ahead| oldest.wrapping_add(ahead))
     }
 
-    /// Takes all requests, oldest first, of a queue pair that was destroyed: their tags and memory.
+    /// Takes all requests, oldest first, of a queue pair that was reset or destroyed: their tags and memory.
     pub(super) fn take_all(&mut self) -> Vec<(u64, Payload)> {
+        self.marker = Marker::Absent;
         std::iter::from_fn(|| self.ring.pop()).map(|request| (request.tag, request.payload)).collect()
     }
 
@@ -292,6 +350,30 @@ mod tests {
         }
         assert!(out.is_empty());
         assert!(completing.complete_up_to(0, RawOutcome::implied(0), &mut out));
+    }
+
+    #[test]
+    fn a_marker_completes_the_requests_before_it_once() {
+        let (mut posting, mut completing) = new_queue(DEPTH);
+        (1..=3).for_each(|tag| posting.push(request(tag)));
+        let marker = posting.marker_position();
+        assert_eq!(position(posting.marker_id(marker)), marker);
+        let mut out = Vec::new();
+        assert!(!completing.complete_up_to(marker, RawOutcome::implied(0), &mut out), "no marker is posted");
+        completing.marker = Marker::Posted(marker);
+        // The first request completes by itself.
+        assert!(completing.complete_up_to(0, RawOutcome::implied(0), &mut out));
+        assert_eq!(completing.outstanding().collect::<Vec<_>>(), [1, 2]);
+        let mut flushed = RawOutcome::implied(0);
+        flushed.status = adverb_proto::types::Status::Flushed.code();
+        assert!(completing.complete_up_to(marker, flushed, &mut out));
+        assert_eq!(tags(&out), [1, 2, 3]);
+        assert!(out.iter().all(Completion::is_ok), "requests without a completion of their own succeeded");
+        assert_eq!((completing.marker, completing.stats.max_outstanding), (Marker::Completed, 3));
+        assert!(!completing.complete_up_to(marker, flushed, &mut out), "a marker completes once");
+        assert_eq!((out.len(), posting.len()), (3, 0));
+        assert!(completing.take_all().is_empty());
+        assert_eq!(completing.marker, Marker::Absent);
     }
 
     #[test]

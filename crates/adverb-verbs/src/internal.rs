@@ -75,6 +75,33 @@ pub fn reset_and_reclaim(queue_pair: &QueuePair) -> Result<Vec<(u64, Payload)>> 
     queue_pair.reset_and_reclaim()
 }
 
+/// Moves a connected queue pair to the error state and begins to drain it: a marker is posted to each of its queues, and
+/// the marker's completion shows that all earlier requests have completed. [`is_drained`] tells when that is so.
+///
+/// Polling the completion queues returns the completions of all requests, those of each queue in the order of posting:
+/// requests that succeeded, including unsignaled ones, and then those that failed or were flushed. The markers' own
+/// completions aren't returned, but raise completion events. If a queue is full, its marker is posted by `is_drained`
+/// after a poll. The receives of a shared receive queue are not drained. A second call has no effect.
+///
+/// # Errors
+///
+/// Returns [`Error::InvalidRequest`](crate::Error::InvalidRequest) if the queue pair is a UD queue pair, and
+/// [`Error::Verb`](crate::Error::Verb) if the operation fails, for example because the device was removed.
+/// [`reset_and_reclaim`] then returns the requests.
+pub fn begin_drain(queue_pair: &QueuePair) -> Result<()> {
+    queue_pair.begin_drain()
+}
+
+/// Whether [`begin_drain`] was called and all requests of the queue pair have been polled. Call it after each poll, and
+/// between the poll that follows arming a completion queue and waiting for its event.
+///
+/// # Errors
+///
+/// Returns [`Error::Verb`](crate::Error::Verb) if posting a marker fails.
+pub fn is_drained(queue_pair: &QueuePair) -> Result<bool> {
+    queue_pair.is_drained()
+}
+
 /// Returns the event that moved a queue pair to the error state. The result is `None` for devices of rdma-core, which
 /// report such events only through [`Device::wait_event`].
 pub fn error_event(queue_pair: &QueuePair) -> Option<DeviceEvent> {

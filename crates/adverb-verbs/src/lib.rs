@@ -52,6 +52,7 @@ mod counters;
 mod datagram;
 mod deadline;
 mod device;
+mod drain;
 mod error;
 mod event;
 #[cfg(all(test, feature = "ibv", not(loom)))]

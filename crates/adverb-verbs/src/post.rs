@@ -18,9 +18,9 @@ use crate::memory::{Buffer, Payload, PayloadSegment};
 /// Reusable memory for posting, which thereby needn't allocate.
 #[derive(Default)]
 pub(super) struct Scratch {
-    send: SendSlot,
+    pub(super) send: SendSlot,
     batch: Batch,
-    recv_list: RecvList,
+    pub(super) recv_list: RecvList,
     recvs: Vec<RecvRequest>,
     /// The segments of a request that has several.
     segments: Vec<Segment>,
@@ -577,7 +577,7 @@ impl QueuePair {
         PostError { error: self.not_posted("posting receive requests", failure), requests: rest }
     }
 
-    fn not_posted(&self, action: &str, failure: PostFailure) -> Error {
+    pub(super) fn not_posted(&self, action: &str, failure: PostFailure) -> Error {
         let hint = match failure.posted {
             None => {
                 "reset or destroy the queue pair to release the requests' buffers: the device does not report which requests it accepted"

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
-use std::time::Duration;
 
 use adverb_proto::trace::TraceEvent;
 use adverb_proto::types::{Access, Gid, Psn, QpState, Qpn, Transport};
@@ -10,7 +9,6 @@ use parking_lot::Mutex;
 
 use super::address_cache::AddressCache;
 use super::completion_queue::{Attached, AttachedShared};
-use super::deadline::Deadline;
 use super::multicast::Memberships;
 use super::queue_pair_builder::random_psn;
 use super::stats::QueuePairStats;
@@ -316,33 +314,6 @@ impl QueuePair {
     /// Returns [`Error::Verb`] if the operation fails.
     pub fn move_to_error(&self) -> Result<()> {
         self.change(&StateChange::Error)
-    }
-
-    /// Moves the queue pair to the error state and waits until all its requests have completed. Their completions,
-    /// and those of other queue pairs that arrived meanwhile, can then be polled from the completion queues.
-    ///
-    /// The completions of unsignaled requests that succeed are returned with the completion of a later request. If no
-    /// later request exists, this call waits until the timeout; [`reset`](QueuePair::reset) returns the payloads of
-    /// such requests.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::Timeout`] if requests are outstanding after `timeout`, and [`Error::Verb`] if the operation
-    /// fails.
-    pub fn drain(&self, timeout: Duration) -> Result<()> {
-        self.move_to_error()?;
-        let deadline = Deadline::new(timeout);
-        loop {
-            self.send_completion_queue().fetch_completions()?;
-            self.recv_completion_queue().fetch_completions()?;
-            if self.outstanding_send_count() == 0 && self.outstanding_recv_count() == 0 {
-                return Ok(());
-            }
-            if deadline.left().is_zero() {
-                return Err(Error::Timeout { timeout, action: "draining a queue pair" });
-            }
-            std::thread::sleep(Duration::from_micros(100));
-        }
     }
 
     /// Resets the queue pair, so that it can be [connected](QueuePair::connect) again, with a new

@@ -10,6 +10,7 @@ mod connections;
 mod datagram_refusals;
 mod datagrams;
 mod devices;
+mod draining;
 mod drops;
 mod events;
 mod extended_queues;
@@ -71,6 +72,7 @@ pub(crate) const GROUPS: &[&[Test]] = &[
     protection::TESTS,
     partitions::TESTS,
     flushing::TESTS,
+    draining::TESTS,
     states::TESTS,
     reservation::TESTS,
     polling::TESTS,

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use adverb_verbs::internal::{CmHandle, Deadline, wait_either};
+use adverb_verbs::internal::{CmHandle, Deadline, begin_drain, is_drained, wait_either};
 use adverb_verbs::memory::{MemoryRegion, Pool, PoolBuf, RemoteMemory};
 use adverb_verbs::{
     Access, ArmFor, Completion, CompletionQueue, ConnectOptions, Device, Error, ProtectionDomain, QueuePair,
@@ -253,6 +253,9 @@ const FAREWELL: u64 = 16;
 const OPERATION: u64 = 32;
 /// Of these, what may be of a write of frames.
 const FRAMES: u64 = DELIVERED | END | GONE;
+
+/// The maximum time until a device has flushed the requests of a failed queue pair.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How many calls may go without a look at the device. Who has to wait looks anyway.
 const UNLOOKED: u32 = 16;
@@ -619,6 +622,29 @@ impl Lane {
     pub(super) fn manager_events(&self) -> Option<BorrowedFd<'_>> {
         let is_hardware = !self.pool.protection_domain().device().is_software();
         self.hold.as_ref().filter(|_| is_hardware).map(CmHandle::event_fd)
+    }
+
+    /// Moves the queue pair to the error state and takes the completions of all its requests. The software NIC flushes
+    /// requests at once, so the call waits only for other devices, and for at most [`DRAIN_TIMEOUT`].
+    fn drain(&self, done: &mut Vec<Completion>) -> Result<()> {
+        begin_drain(&self.queue_pair)?;
+        let mut deadline = None;
+        loop {
+            self.completions.poll(done)?;
+            if is_drained(&self.queue_pair)? {
+                return Ok(());
+            }
+            self.completions.arm(ArmFor::Any)?;
+            // A completion that arrived before arming raises no event: poll before waiting.
+            self.completions.poll(done)?;
+            if is_drained(&self.queue_pair)? {
+                return Ok(());
+            }
+            let deadline = deadline.get_or_insert_with(|| Deadline::new(DRAIN_TIMEOUT));
+            if !self.completions.wait_event(deadline.left())? {
+                return Err(Error::Timeout { timeout: DRAIN_TIMEOUT, action: "draining a queue pair" });
+            }
+        }
     }
 
     /// Waits for completions, but not longer than this, nor when the connection manager knows something.

@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Duration;
 
 use adverb_verbs::memory::PoolBuf;
 use adverb_verbs::{ArmFor, Error, Result, internal};
@@ -302,23 +301,11 @@ impl Link {
     /// Takes in all that has come over a lane, and takes back all that was to go over it.
     fn drain(&self, state: &mut State) {
         let lane = Arc::clone(&state.lane);
-        if let Err(error) = lane.queue_pair.move_to_error() {
-            tracing::debug!(%error, "could not stop the failed queue pair of a connection");
+        let mut done = Vec::new();
+        if let Err(error) = lane.drain(&mut done) {
+            // What has not completed is taken from the queue pair below.
+            tracing::debug!(%error, "could not drain the failed queue pair of a connection");
         }
-        let (mut done, mut quiet) = (Vec::new(), 0);
-        // What has come to something without anybody asking is never heard of, so that there is no telling when all was.
-        while quiet < QUIET
-            && lane.queue_pair.outstanding_send_count() + lane.queue_pair.outstanding_recv_count() > 0
-        {
-            match lane.completions.poll(&mut done) {
-                Ok(count) if count > 0 => quiet = 0,
-                _ => {
-                    quiet += 1;
-                    std::thread::sleep(A_MOMENT);
-                }
-            }
-        }
-        let _ = lane.completions.poll(&mut done);
         self.take_in(state, &mut done);
         match internal::reset_and_reclaim(&lane.queue_pair) {
             Ok(forgotten) => {
@@ -594,6 +581,3 @@ impl Entry {
 
 /// How many bytes are kept at most, and a write: more than any ring has, of which the peer hasn't told that it read them.
 const MOST_KEPT: usize = 2 * LONGEST_RING as usize;
-const A_MOMENT: Duration = Duration::from_millis(1);
-/// After how many moments without any, no more requests of a queue pair in error come back.
-const QUIET: u32 = 20;

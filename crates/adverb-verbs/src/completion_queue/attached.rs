@@ -11,7 +11,7 @@ use super::{
 };
 use crate::completion::RequestId;
 use crate::error::{Error, Result};
-use crate::in_flight::{Completing, InFlight, Posting, queue};
+use crate::in_flight::{Completing, InFlight, Marker, Posting, queue};
 use crate::memory::Payload;
 use crate::recorder::QueueRecorder;
 use crate::{QueueStats, SharedReceiveQueue};
@@ -125,6 +125,23 @@ impl Attached {
         let mut retracted: Vec<InFlight> = self.completing(take).unwrap_or_default();
         retracted.reverse();
         retracted
+    }
+
+    /// Returns the state of the queue's marker.
+    pub(crate) fn marker(&self) -> Marker {
+        self.completing(|queue| queue.marker).unwrap_or_default()
+    }
+
+    /// Sets the state of the queue's marker if it is `from`. Returns whether it was.
+    pub(crate) fn change_marker(&self, from: Marker, to: Marker) -> bool {
+        let change = |queue: &mut Completing| {
+            let is_from = queue.marker == from;
+            if is_from {
+                queue.marker = to;
+            }
+            is_from
+        };
+        self.completing(change).unwrap_or(false)
     }
 
     /// Returns the statistics of the queue.

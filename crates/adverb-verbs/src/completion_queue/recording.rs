@@ -52,6 +52,16 @@ impl Queues {
         let qpn = queue.as_ref().and_then(|queue| queue.qpn).or(outcome.qpn()).unwrap_or(Qpn::truncate(0));
         let request = position_of(wr_id);
         if let Some(queue) = &queue
+            && queue.is_marker(request)
+        {
+            // The marker itself is not recorded when it is posted.
+            let is_send = queue.kind == Queue::Send;
+            for request in queue.outstanding().filter(|_| is_send) {
+                record(TraceEvent::CompletedUnsignaled { qpn, request });
+            }
+            return;
+        }
+        if let Some(queue) = &queue
             && queue.kind == Queue::Send
         {
             for request in queue.unsignaled_before(request) {
