@@ -569,18 +569,18 @@ impl Connection {
         timeout: Duration,
         ready: &mut impl FnMut(&Link, &mut State) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
-        let patience = self.link.lock().waiting.patience.begin().min(timeout);
-        if patience.is_zero() {
+        let spin_time = self.link.lock().waiting.spin.begin().min(timeout);
+        if spin_time.is_zero() {
             return Ok(None);
         }
         let (start, mut value) = (Instant::now(), Ok(None));
         while let Ok(None) = value
-            && start.elapsed() < patience
+            && start.elapsed() < spin_time
         {
             tokio::task::yield_now().await;
             value = self.look(ready);
         }
-        self.link.lock().waiting.patience.end(!matches!(value, Ok(None)));
+        self.link.lock().waiting.spin.end(!matches!(value, Ok(None)));
         value
     }
 

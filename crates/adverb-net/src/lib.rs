@@ -44,7 +44,7 @@ pub mod fuzzing;
 mod key;
 mod link;
 mod message;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod messages;
 mod options;
 mod protocol;

@@ -1,11 +1,24 @@
 //! Waiting, for threads; and for how long to look before one sleeps.
 
+#[cfg(all(test, loom))]
+mod loom_tests;
+#[cfg_attr(
+    not(all(test, loom)),
+    expect(
+        dead_code,
+        reason = "the present drivers use `AdaptiveSpin` only; those of adverb-net-proto use all"
+    )
+)]
+mod protocol;
+
 use std::time::{Duration, Instant};
 
 use adverb_verbs::internal::Deadline;
 use adverb_verbs::{Completion, Error, Result};
 
 use super::link::{Lane, Link, State};
+
+pub(super) use protocol::AdaptiveSpin;
 
 /// Who waits for a connection.
 #[derive(Default)]
@@ -14,39 +27,7 @@ pub(super) struct Waiting {
     pub(super) leader: bool,
     /// How many threads wait for news from it.
     followers: u32,
-    pub(super) patience: Patience,
-}
-
-/// For how long who waits looks for what is to come, before it sleeps: falling asleep and being woken takes longer than a
-/// message and its answer. Who looks in vain sleeps without looking the next time, and after each further time twice as often:
-/// so one who was kept from looking by others soon looks again, and one who waits for what takes long hardly ever does.
-#[derive(Debug, Default)]
-pub(super) struct Patience {
-    /// How many waits there are to be without looking, and how many there were.
-    sleeps: u32,
-    slept: u32,
-}
-
-/// About as long as falling asleep and being woken takes on both sides of a connection.
-const LOOK: Duration = Duration::from_micros(50);
-/// How many waits without looking there are at most before it is tried again.
-const SLEEPS: u32 = 63;
-
-impl Patience {
-    /// How long to look this time.
-    pub(super) fn begin(&mut self) -> Duration {
-        if self.slept < self.sleeps {
-            self.slept += 1;
-            return Duration::ZERO;
-        }
-        self.slept = 0;
-        LOOK
-    }
-
-    /// Takes in whether looking has helped.
-    pub(super) fn end(&mut self, has_helped: bool) {
-        self.sleeps = if has_helped { 0 } else { (self.sleeps * 2 + 1).min(SLEEPS) };
-    }
+    pub(super) spin: AdaptiveSpin,
 }
 
 impl Link {
@@ -91,12 +72,12 @@ impl Link {
                 continue;
             }
             state.waiting.leader = true;
-            let patience = state.waiting.patience.begin().min(left);
+            let spin_time = state.waiting.spin.begin().min(left);
             let mut done = std::mem::take(&mut state.done);
             let lane = state.lane();
             drop(state);
             let begin = Instant::now();
-            let mut polled = look(&lane, &mut done, patience, begin);
+            let mut polled = look(&lane, &mut done, spin_time, begin);
             let has_helped = !matches!(polled, Ok(0));
             // Over which lane it goes may change, if it may go on.
             let most = if self.options.reconnect.is_some() { GLANCE } else { Duration::MAX };
@@ -107,8 +88,8 @@ impl Link {
             drop(lane);
             state = self.lock();
             state.waiting.leader = false;
-            if !patience.is_zero() {
-                state.waiting.patience.end(has_helped);
+            if !spin_time.is_zero() {
+                state.waiting.spin.end(has_helped);
             }
             let polled = self.polled(&mut state, polled, &mut done);
             state.done = done;
@@ -143,8 +124,8 @@ impl Link {
 }
 
 /// Polls for as long as this from the beginning, or until something has come.
-fn look(lane: &Lane, done: &mut Vec<Completion>, patience: Duration, begin: Instant) -> Result<usize> {
-    while begin.elapsed() < patience {
+fn look(lane: &Lane, done: &mut Vec<Completion>, spin_time: Duration, begin: Instant) -> Result<usize> {
+    while begin.elapsed() < spin_time {
         let count = lane.completions.poll(done)?;
         if count > 0 {
             return Ok(count);
@@ -158,28 +139,3 @@ fn look(lane: &Lane, done: &mut Vec<Completion>, patience: Duration, begin: Inst
 const GLANCE: Duration = Duration::from_millis(100);
 /// Longer than anybody waits, and not too long for a clock.
 const FAR: Duration = Duration::from_secs(1 << 30);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_looks_in_vain_soon_sleeps_and_tries_again_once_in_a_while() {
-        let mut patience = Patience::default();
-        let mut look_in_vain = || {
-            let looks = !patience.begin().is_zero();
-            if looks {
-                patience.end(false);
-            }
-            looks
-        };
-        // Once, the next but one, and soon hardly ever.
-        assert_eq!([(); 6].map(|()| look_in_vain()), [true, false, true, false, false, false]);
-        let looks = (0..1000).filter(|_| look_in_vain()).count();
-        assert!((10..20).contains(&looks), "{looks} of 1000 waits");
-        // Once it helps, it is done every time.
-        while patience.begin().is_zero() {}
-        patience.end(true);
-        assert_eq!([(); 3].map(|()| patience.begin()), [LOOK; 3]);
-    }
-}

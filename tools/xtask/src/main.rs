@@ -82,7 +82,7 @@ enum Command {
     Exhaustive,
     /// Build and run the README's first example in a new package, as a new user would.
     Newcomer,
-    /// Run the lock-free ring's tests under loom, in every thread interleaving.
+    /// Run the tests of the lock-free ring and of the wait protocol under loom, in every thread interleaving.
     Loom,
     /// Check the licenses, sources and versions of dependencies.
     Deny(deny::Args),

@@ -21,7 +21,7 @@ use super::Connection;
 use crate::Options;
 use crate::bootstrap;
 use crate::link::{Link, State, Taken};
-use crate::wait::Patience;
+use crate::wait::AdaptiveSpin;
 
 /// A byte stream over a connection, like a TCP stream, for code that reads and writes TCP streams, such as hyper and
 /// tonic.
@@ -450,7 +450,7 @@ fn wake(waiting: &Mutex<Option<Waker>>) {
 /// Wait state of one operation.
 #[derive(Default)]
 struct Wait {
-    patience: Patience,
+    spin: AdaptiveSpin,
     looking: Looking,
     /// Keepalive timer. Received bytes do not reset it, so a probe may be sent early.
     clock: Option<Pin<Box<Sleep>>>,
@@ -474,7 +474,7 @@ impl Wait {
         if let Looking::No = self.looking
             && is_waiting
         {
-            self.looking = Looking::Since(Instant::now(), self.patience.begin());
+            self.looking = Looking::Since(Instant::now(), self.spin.begin());
         }
         if let Looking::Since(start, time) = self.looking
             && !time.is_zero()
@@ -482,7 +482,7 @@ impl Wait {
             if is_waiting && start.elapsed() < time {
                 return true;
             }
-            self.patience.end(!is_waiting);
+            self.spin.end(!is_waiting);
         }
         self.looking = if is_waiting { Looking::InVain } else { Looking::No };
         false

@@ -51,5 +51,5 @@ impl fmt::Display for Violation {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests;
