@@ -508,6 +508,11 @@ impl Connection {
         self.link.take_unacknowledged()
     }
 
+    /// Breaks the lane, for tests.
+    pub(super) fn break_lane(&self) -> Result<()> {
+        self.link.break_lane()
+    }
+
     #[cfg(all(test, feature = "soft"))]
     pub(super) fn link(&self) -> &Arc<Link> {
         &self.link

@@ -41,6 +41,9 @@ mod bootstrap;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+#[cfg(feature = "tokio")]
+#[doc(hidden)]
+pub mod internal;
 mod key;
 mod link;
 mod message;

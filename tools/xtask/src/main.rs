@@ -6,6 +6,7 @@
 
 mod asan;
 mod attack;
+mod blocking_calls;
 mod ci;
 mod clippy;
 mod cluster;
@@ -108,6 +109,8 @@ enum Command {
     Sim(sim::Args),
     /// Start processes at one address, which connect to each other, end, and are killed.
     SharedAddress(shared_address::Args),
+    /// Count the blocking system calls of a runtime whose connections break and reconnect.
+    BlockingCalls(blocking_calls::Args),
     /// Run processes under load over a lossy network, and kill some of them.
     Soak(soak::Args),
     /// Break the lanes of many connections at once, and print the time until all have resumed, and the number of threads.
@@ -191,6 +194,7 @@ impl Command {
             Self::ProbeVm(args) => return probe_vm::run(&args),
             Self::Sim(args) => sim::run(&args)?,
             Self::SharedAddress(args) => shared_address::run(&args)?,
+            Self::BlockingCalls(args) => return blocking_calls::run(&args),
             Self::Soak(args) => soak::run(&args)?,
             Self::Redial(args) => redial::run(&args)?,
             Self::Cluster(args) => return cluster::run(&args),

@@ -425,6 +425,12 @@ impl Link {
         self.lock().lane()
     }
 
+    /// Breaks the lane as a failure of the network does, for tests.
+    #[cfg(feature = "tokio")]
+    pub(super) fn break_lane(&self) -> Result<()> {
+        self.lane().queue_pair.move_to_error()
+    }
+
     /// Up to which length messages go through the peer's ring, and which length is the most.
     fn limits(&self) -> (u32, u32) {
         let limits = self.limits.load(Ordering::Relaxed);
