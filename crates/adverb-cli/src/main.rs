@@ -10,6 +10,7 @@ mod ping;
 mod prose;
 mod report;
 mod respond;
+mod run;
 mod selftest;
 mod stat;
 mod table;
@@ -53,6 +54,8 @@ enum Command {
     Exporter(exporter::Args),
     /// Show the routers on the paths to another machine.
     Traceroute(traceroute::Args),
+    /// Run an unmodified verbs program on the software NIC.
+    Run(run::Args),
     /// Explain a completion status, error number, event, syndrome, opcode or reject reason.
     Explain(explain::Args),
 }
@@ -69,6 +72,7 @@ impl Command {
             Self::Stat(args) => stat::run(&args),
             Self::Exporter(args) => exporter::run(&args),
             Self::Traceroute(args) => traceroute::run(&args),
+            Self::Run(args) => run::run(&args),
             Self::Explain(args) => explain::run(&args),
         }
     }

@@ -38,6 +38,7 @@ mod modify;
 mod mr;
 mod mw;
 mod nic;
+mod paths;
 mod pd;
 mod post;
 mod qp;

@@ -55,8 +55,25 @@ fn build(out: Option<PathBuf>, profile: &str) -> Result<PathBuf> {
     cc.args(["-Wl,--whole-archive".as_ref(), archive.as_os_str(), "-Wl,--no-whole-archive".as_ref()]);
     cc.args(["-Wl,--gc-sections", "-lgcc_s", "-lpthread", "-ldl", "-lm", "-lc"]);
     process::run(&mut cc)?;
+    paths(&directory, &archive, &package.join("src/paths.rs"))?;
     providers(&directory, &fs::read_to_string(package.join("providers.txt"))?)?;
     Ok(directory)
+}
+
+/// Links the library that redirects paths. Its functions are aliases of those in the archive: under their own names, they
+/// would replace the C library's functions in libibverbs too.
+fn paths(directory: &Path, archive: &Path, source: &Path) -> Result<()> {
+    let source = fs::read_to_string(source)?;
+    let words = source.split_whitespace();
+    let names: Vec<&str> = words.filter_map(|word| word.strip_prefix("adverb_paths_")).collect();
+    ensure!(names.len() > 20, "the list of redirected functions has another form");
+    let script = directory.join("paths.map");
+    fs::write(&script, format!("{{ global: {}; local: *; }};\n", names.join("; ")))?;
+    let mut cc = linker(directory, "libadverb-paths.so", &script);
+    cc.args(names.iter().map(|name| format!("-Wl,--defsym={name}=adverb_paths_{name}")));
+    cc.arg("-Wl,--gc-sections").arg(archive).args(["-lgcc_s", "-lpthread", "-ldl", "-lm", "-lc"]);
+    process::run(&mut cc)?;
+    Ok(fs::remove_file(&script)?)
 }
 
 /// Returns the path of the static library in cargo's messages.

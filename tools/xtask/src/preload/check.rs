@@ -13,6 +13,7 @@ pub(super) fn run(libraries: &Path) -> Result<()> {
     packages::ensure(&["ibverbs-utils", "util-linux"])?;
     let info = process::text(&mut command("ibv_devinfo", libraries, None)?)?;
     ensure!(info.contains("adverb0") && info.contains("PORT_ACTIVE"), "ibv_devinfo found no device:\n{info}");
+    symbols(&libraries.join("libibverbs.so.1"))?;
     // -e waits for events, -c checks the data, -N posts with `ibv_wr_*`, -t reads timestamps with an extended queue.
     let runs: [(&str, &[&str]); 8] = [
         ("ibv_rc_pingpong", &["-c"]),
@@ -30,6 +31,45 @@ pub(super) fn run(libraries: &Path) -> Result<()> {
     // Only a reliable connection recovers from loss.
     ping_pong("ibv_rc_pingpong", &["-c"], libraries, Some("1"))?;
     Ok(())
+}
+
+/// Checks that the library has every public symbol, at its version, that installed programs and libraries import.
+fn symbols(library: &Path) -> Result<()> {
+    let has = versioned(library, false)?;
+    let mut count = 0;
+    let programs = ["/usr/bin", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"];
+    let files = programs.iter().filter_map(|directory| std::fs::read_dir(directory).ok()).flatten();
+    let files = files.filter_map(|entry| entry.ok().map(|entry| entry.path())).filter(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        ["ibv_", "ib_", "librdmacm.so.1", "raw_ethernet_"].iter().any(|prefix| name.starts_with(prefix))
+    });
+    for file in files {
+        // Scripts have no symbols.
+        let imports = versioned(&file, true).unwrap_or_default();
+        for (version, symbol) in imports.into_iter().filter(|(version, _)| version.starts_with("IBVERBS_")) {
+            ensure!(
+                has.contains(&(version.clone(), symbol.clone())),
+                "{} imports {symbol}@{version}, which the library lacks",
+                file.display()
+            );
+            count += 1;
+        }
+    }
+    ensure!(count > 50, "only {count} imports of libibverbs were found");
+    println!("{count} imports of libibverbs are present at their versions");
+    Ok(())
+}
+
+/// Returns the dynamic symbols of a file with their versions: those that it imports, or those that it defines.
+fn versioned(file: &Path, imports: bool) -> Result<Vec<(String, String)>> {
+    let text = process::text(Command::new("objdump").arg("-T").arg(file))?;
+    let lines = text.lines().filter(|line| line.contains("*UND*") == imports);
+    let symbols = lines.filter_map(|line| {
+        let mut words = line.split_whitespace().rev();
+        let (symbol, version) = (words.next()?, words.next()?);
+        Some((version.trim_matches(['(', ')']).to_owned(), symbol.to_owned()))
+    });
+    Ok(symbols.collect())
 }
 
 /// Returns a command for a program on the libraries, without privileges.

@@ -1,0 +1,223 @@
+//! `adverb run`: runs an unmodified verbs program on the software NIC.
+
+mod sysfs;
+
+use std::env;
+use std::ffi::OsString;
+use std::net::IpAddr;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::interrupt::Interrupt;
+use sysfs::Sysfs;
+
+/// The options of `adverb run`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+PROGRAM is built against rdma-core's libibverbs, and needs neither an RDMA NIC nor
+privileges: it finds one device, adverb0, whose packets are RoCE v2 over UDP
+sockets. Two programs on one machine need different addresses:
+
+  adverb run --device soft:127.0.0.2 -- ib_send_bw -d adverb0 -x 0
+  adverb run --device soft:127.0.0.3 -- ib_send_bw -d adverb0 -x 0 127.0.0.1
+  adverb run --loss 1 --seed 7 -- ./my_test
+
+The libraries are those that `cargo xtask preload` links in a checkout of Adverb.
+They are looked for in --libraries, in $ADVERB_LIBRARIES, in the directory
+`preload` beside this command, and in `../lib/adverb` from there.
+
+The exit status is that of PROGRAM, 128 and the number of the signal that ended it,
+or 1 if PROGRAM could not be started.")]
+pub(crate) struct Args {
+    /// The device: `soft:` and an address of this machine. The default is an address of 127.0.0.0/8 for each process.
+    #[arg(long, value_name = "NAME", value_parser = device)]
+    device: Option<IpAddr>,
+    /// The percentage of sent packets that are lost.
+    #[arg(long, value_name = "PERCENT", value_parser = percentage)]
+    loss: Option<f64>,
+    /// The percentage of sent packets that are delayed, so that later packets overtake them.
+    #[arg(long, value_name = "PERCENT", value_parser = percentage)]
+    reorder: Option<f64>,
+    /// The percentage of sent packets that are sent twice.
+    #[arg(long, value_name = "PERCENT", value_parser = percentage)]
+    duplicate: Option<f64>,
+    /// The percentage of sent packets that are corrupted.
+    #[arg(long, value_name = "PERCENT", value_parser = percentage)]
+    corrupt: Option<f64>,
+    /// The seed of these faults.
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    seed: u64,
+    /// The directory of the libraries.
+    #[arg(long, value_name = "DIRECTORY")]
+    libraries: Option<PathBuf>,
+    /// The program and its arguments.
+    #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<OsString>,
+}
+
+/// Runs the program and returns its exit status.
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let libraries = libraries(args.libraries.as_deref())?;
+    let interrupt = Interrupt::new()?;
+    let sysfs = Sysfs::create(args.device).context("creating the device's sysfs directory failed")?;
+    let [program, arguments @ ..] = &args.program[..] else { bail!("no program is given") };
+    let mut command = Command::new(program);
+    command.args(arguments);
+    for (name, value) in variables(args, &libraries, sysfs.root(), |name| env::var_os(name))? {
+        command.env(name, value);
+    }
+    let mut child = command.spawn().with_context(|| format!("starting {} failed", program.display()))?;
+    let status = wait(&mut child, &interrupt)?;
+    Ok(ExitCode::from(code(status)))
+}
+
+/// Waits for the program. A signal for this command goes to the program, too.
+fn wait(child: &mut Child, interrupt: &Interrupt) -> Result<ExitStatus> {
+    while !interrupt.is_requested() {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        interrupt.wait(Some(POLL_INTERVAL));
+    }
+    let pid = Pid::from_raw(child.id().try_into()?);
+    // A terminal has sent its signal to the program already. If the program has ended, there is nothing to signal.
+    _ = kill(pid, Signal::SIGTERM);
+    Ok(child.wait()?)
+}
+
+/// Returns the exit status for that of the program.
+fn code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}
+
+/// Returns the environment variables of the program.
+fn variables(
+    args: &Args,
+    libraries: &Path,
+    sysfs: &Path,
+    existing: impl Fn(&str) -> Option<OsString>,
+) -> Result<Vec<(&'static str, OsString)>> {
+    let mut preload = vec![libraries.join("libadverb-paths.so"), libraries.join("libibverbs.so.1")];
+    // The dynamic linker accepts spaces and colons.
+    if let Some(list) = existing("LD_PRELOAD") {
+        preload.extend(env::split_paths(&list).filter(|path| !path.as_os_str().is_empty()));
+    }
+    let mut search = vec![libraries.to_owned()];
+    if let Some(list) = existing("LD_LIBRARY_PATH") {
+        search.extend(env::split_paths(&list));
+    }
+    let mut variables = vec![
+        ("LD_PRELOAD", env::join_paths(preload).context("the directory of the libraries has a colon")?),
+        ("LD_LIBRARY_PATH", env::join_paths(search)?),
+        ("ADVERB_SYSFS", sysfs.as_os_str().to_owned()),
+        ("ADVERB_SEED", args.seed.to_string().into()),
+    ];
+    if let Some(device) = args.device {
+        variables.push(("ADVERB_DEVICE", format!("soft:{device}").into()));
+    }
+    let faults = [
+        ("ADVERB_LOSS", args.loss),
+        ("ADVERB_REORDER", args.reorder),
+        ("ADVERB_DUPLICATION", args.duplicate),
+        ("ADVERB_CORRUPTION", args.corrupt),
+    ];
+    let given = faults.into_iter().filter_map(|(name, rate)| Some((name, rate?.to_string().into())));
+    variables.extend(given);
+    Ok(variables)
+}
+
+/// Returns the directory of the libraries.
+fn libraries(given: Option<&Path>) -> Result<PathBuf> {
+    let beside = env::current_exe().ok();
+    let beside = beside.as_deref().and_then(Path::parent);
+    let candidates = match given {
+        Some(given) => vec![given.to_owned()],
+        None => {
+            let named = env::var_os("ADVERB_LIBRARIES").map(PathBuf::from);
+            let near = beside.map(|directory| [directory.join("preload"), directory.join("../lib/adverb")]);
+            named.into_iter().chain(near.into_iter().flatten()).collect()
+        }
+    };
+    let found = candidates.iter().find(|directory| directory.join("libibverbs.so.1").is_file());
+    let Some(found) = found else {
+        let tried: Vec<String> = candidates.iter().map(|path| path.display().to_string()).collect();
+        bail!(
+            "no libibverbs.so.1 of Adverb is in {}\nhint: `cargo xtask preload` links it in a checkout of Adverb and \
+             prints its directory; name the directory with --libraries",
+            tried.join(" or ")
+        );
+    };
+    found.canonicalize().with_context(|| format!("{} is not accessible", found.display()))
+}
+
+/// Parses the name of a software device.
+fn device(name: &str) -> Result<IpAddr, String> {
+    let address = name.strip_prefix("soft:").and_then(|address| address.parse().ok());
+    address.ok_or_else(|| "use `soft:` and an IP address of this machine".to_owned())
+}
+
+/// Parses a percentage.
+fn percentage(text: &str) -> Result<f64, String> {
+    let value = text.trim_end_matches('%').parse().ok().filter(|value| (0.0..=100.0).contains(value));
+    value.ok_or_else(|| "use a number from 0 to 100".to_owned())
+}
+
+/// The time between two looks at the program.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(line: &str) -> Args {
+        Cli::try_parse_from(line.split(' ')).unwrap().args
+    }
+
+    fn value(variables: &[(&'static str, OsString)], name: &str) -> Option<String> {
+        let found = variables.iter().find(|(key, _)| *key == name)?;
+        Some(found.1.to_string_lossy().into_owned())
+    }
+
+    #[test]
+    fn options_become_variables() {
+        let args = parse("run --device soft:127.0.0.9 --loss 0.5 --seed 7 -- prog -x --loss 9");
+        assert_eq!(args.program, ["prog", "-x", "--loss", "9"].map(OsString::from));
+        let existing = |name: &str| (name == "LD_PRELOAD").then(|| OsString::from("/x/a.so"));
+        let variables = variables(&args, Path::new("/l"), Path::new("/s"), existing).unwrap();
+        let value = |name| value(&variables, name);
+        assert_eq!(value("LD_PRELOAD").unwrap(), "/l/libadverb-paths.so:/l/libibverbs.so.1:/x/a.so");
+        assert_eq!(value("LD_LIBRARY_PATH").unwrap(), "/l");
+        assert_eq!(value("ADVERB_DEVICE").unwrap(), "soft:127.0.0.9");
+        assert_eq!(value("ADVERB_LOSS").unwrap(), "0.5");
+        assert_eq!(value("ADVERB_SEED").unwrap(), "7");
+        assert_eq!(value("ADVERB_REORDER"), None);
+    }
+
+    #[test]
+    fn invalid_values_are_rejected() {
+        assert!(device("mlx5_0").is_err() && device("soft:x").is_err());
+        assert!(percentage("-1").is_err() && percentage("101").is_err() && percentage("NaN").is_err());
+        assert!(Cli::try_parse_from(["run"]).is_err());
+    }
+
+    #[test]
+    fn exit_status_of_a_signal_is_that_of_shells() {
+        assert_eq!(code(ExitStatus::from_raw(9)), 137);
+        assert_eq!(code(ExitStatus::from_raw(3 << 8)), 3);
+    }
+}
