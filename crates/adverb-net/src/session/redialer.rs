@@ -182,6 +182,8 @@ struct Redialer {
     watch: Watch,
     wake: PipeReader,
     connections: HashMap<u64, Broken>,
+    /// The connection and the generation of the current step, which is not among the others meanwhile.
+    stepping: Option<(Weak<Link>, u32)>,
     servers: HashMap<u64, Server>,
     /// The times of connections and servers. One that differs from their current time has been replaced.
     timers: BinaryHeap<Reverse<(Instant, u64)>>,
@@ -198,6 +200,7 @@ impl Redialer {
             watch,
             wake,
             connections: HashMap::new(),
+            stepping: None,
             servers: HashMap::new(),
             timers: BinaryHeap::new(),
             queue: VecDeque::new(),
@@ -285,6 +288,7 @@ impl Redialer {
             return self.serve(token, now);
         }
         let Some(mut broken) = self.connections.remove(&token) else { return };
+        self.stepping = Some((Weak::clone(&broken.link), broken.generation));
         let next = match &mut broken.side {
             Side::Connector(connector) => {
                 self.step_connector(token, &broken.link, broken.generation, connector, now)
@@ -299,6 +303,7 @@ impl Redialer {
                 }
             }
         };
+        self.stepping = None;
         match next {
             Next::Finished => self.finish(broken),
             Next::Wait(timer) => {
@@ -499,8 +504,10 @@ impl Drop for Redialer {
                 Request::Insert(_, broken) => Some(broken),
                 Request::Cancel(_) | Request::Resolved(..) => None,
             });
-            for broken in self.connections.drain().map(|(_, broken)| broken).chain(inserted) {
-                give_up(&broken.link, broken.generation, "the reconnecting thread has panicked");
+            let broken = self.connections.drain().map(|(_, broken)| broken).chain(inserted);
+            let broken = broken.map(|broken| (broken.link, broken.generation));
+            for (link, generation) in broken.chain(self.stepping.take()) {
+                give_up(&link, generation, "the reconnecting thread has panicked");
             }
         }
     }
