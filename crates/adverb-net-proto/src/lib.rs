@@ -101,6 +101,7 @@ mod send;
 mod tests;
 mod types;
 
+pub use adverb_proto::Time;
 pub use config::{Config, LaneConfig};
 pub use connection::{Connection, Limits, PhaseKind};
 pub use frame::{ExposedRegion, Frame, FrameKind, MAX_NAME_LEN};

@@ -20,6 +20,13 @@ pub enum Role {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Violation(pub(crate) &'static str);
 
+impl Violation {
+    /// Creates the violation that a driver has found. The text is a clause about the peer: "it sent ...".
+    pub const fn new(text: &'static str) -> Violation {
+        Violation(text)
+    }
+}
+
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "protocol violation by the peer: {}", self.0)

@@ -32,7 +32,9 @@ impl<B: Buf, R: Region> Connection<B, R> {
         if let SendState::Closing(_) = self.send.state {
             return;
         }
-        self.send.state = SendState::Closing(ControlFrame::Pending);
+        let is_unneeded = self.has_peer_closed() && self.recv.is_whole();
+        let frame = if is_unneeded { ControlFrame::Unneeded } else { ControlFrame::Pending };
+        self.send.state = SendState::Closing(frame);
         self.close_deadline = Some(now + self.config.close_timeout);
         self.flush();
         self.recv.discard();

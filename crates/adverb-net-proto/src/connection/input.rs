@@ -161,8 +161,14 @@ impl<B: Buf, R: Region> Connection<B, R> {
 
     /// Does what the last input has made possible.
     pub(super) fn advance<M: Memory<Buf = B, Region = R>>(&mut self, memory: &mut M, now: Time) {
-        self.read_ring(memory, false);
-        self.check_close(now);
+        if let Phase::Established { lane, .. } | Phase::Draining { lane, .. } = &self.phase
+            && lane.ring.unread().is_some()
+        {
+            self.read_ring(memory, false);
+        }
+        if self.is_closing() || self.has_peer_closed() {
+            self.check_close(now);
+        }
     }
 
     /// Takes frames from the ring, while there is room for their messages, or to the ring's end if `all` is set.

@@ -131,6 +131,8 @@ pub struct Limits {
     pub eager: u32,
     /// The maximum size of a message.
     pub max_message_size: u32,
+    /// The maximum length of a write, with its frames' headers.
+    pub max_write_len: u32,
     /// The number of the lane, for which a region must be registered.
     pub lane: u32,
 }
@@ -217,6 +219,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
             Phase::Established { peer, .. } => Some(Limits {
                 eager: peer.eager_limit,
                 max_message_size: peer.max_message_size,
+                max_write_len: peer.max_write_len as u32,
                 lane: self.lane_number,
             }),
             _ => None,
@@ -486,6 +489,33 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
     }
 
+    /// Requests a probe of the peer's device, whose completion follows soon.
+    pub fn probe(&mut self) {
+        if let Phase::Established { lane, .. } = &mut self.phase {
+            lane.probe = Probe::Due;
+        }
+    }
+
+    /// Whether a batch waits for credits only.
+    pub fn is_due(&self) -> bool {
+        self.send.batch.as_ref().is_some_and(|batch| batch.timing == Timing::Due)
+    }
+
+    /// Checks that the application may send a message.
+    ///
+    /// # Errors
+    ///
+    /// As for [`send`](Connection::send).
+    pub fn check_send(&self) -> Result<(), SendError> {
+        self.check_open()?;
+        self.check_replayed()
+    }
+
+    /// Whether this side has closed or aborted the connection.
+    pub fn is_closing(&self) -> bool {
+        matches!(self.send.state, SendState::Closing(_))
+    }
+
     /// Whether the peer has shut down sending, or closed the connection. Its last messages may still be unread.
     pub fn has_peer_shutdown(&self) -> bool {
         self.recv.state != RecvState::Open
@@ -559,6 +589,11 @@ impl<B: Buf, R: Region> Connection<B, R> {
             (Phase::Closed(_), Some(replay)) => replay.take_messages(),
             _ => Vec::new(),
         }
+    }
+
+    /// Whether there are events.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
     }
 
     /// Returns the next event.

@@ -119,9 +119,10 @@ impl<B: Buf, R: Region> Connection<B, R> {
         self.fail_lane(EndReason::LaneFailed, now);
     }
 
-    /// Ends the connection, because the peer has exposed more regions than the driver keeps.
-    pub fn reject_exposed(&mut self) {
-        self.end(EndReason::ProtocolViolation(Violation("it exposed too many regions")));
+    /// Ends the connection, because the driver has found a protocol violation: for example, the peer has exposed more regions
+    /// than the driver keeps.
+    pub fn violate(&mut self, violation: Violation) {
+        self.end(EndReason::ProtocolViolation(violation));
     }
 }
 

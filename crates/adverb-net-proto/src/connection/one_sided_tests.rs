@@ -121,3 +121,27 @@ fn delivery_is_confirmed_by_a_probe() {
     assert!(matches!(connection.poll_post(memory, Time::ZERO), Some(Post::Probe { .. })));
     assert!(!connection.is_delivered());
 }
+
+#[test]
+fn a_side_whose_peer_has_closed_sends_no_close() {
+    let mut pair = Pair::new(small());
+    let now = pair.now;
+    pair.side(0).0.close(now);
+    let (connection, memory) = pair.side(0);
+    let Some(Post::Write { tag: Tag::Close, buf: Some(frames), immediate, .. }) =
+        connection.poll_post(memory, now)
+    else {
+        panic!("a close")
+    };
+    let len = frames.len() as u32;
+    let (connection, memory) = pair.side(1);
+    let ring = memory.regions.values_mut().next().expect("the ring");
+    ring[..frames.len()].copy_from_slice(&frames);
+    connection.handle_completion(memory, Completed::Received { immediate, len }, now);
+    assert!(connection.has_peer_closed() && connection.is_lingering());
+    connection.close(now);
+    while let Some(post) = connection.poll_post(memory, now) {
+        assert!(!matches!(post, Post::Write { tag: Tag::Close, .. }), "{post:?}");
+    }
+    assert!(!connection.has_output() || connection.is_closing());
+}

@@ -17,6 +17,23 @@ use crate::send::{ControlFrame, SendState, Timing};
 use crate::types::{EndReason, Payload, Post, Register, RegisterId, RegisterMemory, RegisterTarget, Tag};
 
 impl<B: Buf, R: Region> Connection<B, R> {
+    /// Whether [`poll_post`](Connection::poll_post) may return a request. The check is faster than the call.
+    #[inline]
+    pub fn has_output(&self) -> bool {
+        let Phase::Established { lane, .. } = &self.phase else { return true };
+        lane.receives > 0
+            || lane.hello == HelloState::Due
+            || self.send.batch.is_some()
+            || !self.recv.incomplete.is_empty()
+            || lane.rendezvous_done > 0
+            || lane.ring.must_tell()
+            || lane.report == Report::Due
+            || lane.probe == Probe::Due
+            || lane.close == CloseState::AckDue
+            || self.send.state != SendState::Open
+            || self.is_behind()
+    }
+
     /// Returns the next request to post. The driver posts the requests in this order, until there are none.
     pub fn poll_post<M: Memory<Buf = B, Region = R>>(
         &mut self,

@@ -187,6 +187,15 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
     }
 
+    /// Ends a session that can't be resumed, because the driver has given up dialing or waiting.
+    pub fn handle_redial_failed(&mut self) {
+        if let Phase::Disconnected { .. } | Phase::Handshake { origin: Origin::Resume { .. }, .. } =
+            self.phase
+        {
+            self.end(EndReason::ReconnectTimedOut);
+        }
+    }
+
     /// Gives the connector another lane: a connected queue pair, on which a receive for the listener's hello is posted. Returns
     /// `false` if the connection has ended, or has a lane.
     pub fn attach(&mut self, lane: LaneConfig, now: Time) -> bool {
