@@ -108,7 +108,7 @@ impl SendQueue {
         self.in_flight += 1;
         self.undelivered += u32::from(is_delivery(tag));
         self.unsignaled += 1;
-        let is_signaled = must_signal || self.unsignaled >= self.depth / 2;
+        let is_signaled = must_signal || self.unsignaled >= self.depth / 2 && !mutant!(NeverSignaled);
         if is_signaled {
             self.unsignaled = 0;
         }

@@ -41,6 +41,10 @@ mutations! {
     ReceiveNotPostedAgain,
     /// The ring is read without regard to the limit of buffered messages.
     UnboundedInbox,
+    /// Received messages still count as buffered.
+    BufferedForever,
+    /// Requests are signaled only if they must be, so that the send queue stays full.
+    NeverSignaled,
     // Replay.
     /// A write is forgotten when it completes.
     ForgetWhenCompleted,
@@ -56,6 +60,14 @@ mutations! {
     FlushedWriteLost,
     /// New messages are sent before the replay.
     NewBeforeReplayed,
+    /// Shutdown and close frames are sent before the replay.
+    EndBeforeReplayed,
+    /// Nothing that was written is forgotten.
+    NothingForgotten,
+    /// A write whose request had no completion is not replayed.
+    DrainedWriteLost,
+    /// A refused write is not replayed.
+    RefusedWriteLost,
     // Close.
     /// The close frame counts as delivered when it is posted.
     CloseUndelivered,
@@ -69,6 +81,10 @@ mutations! {
     NoLinger,
     /// A close has no time limit.
     NoCloseTimeout,
+    /// The wait for the acknowledgement of the peer's close has no time limit.
+    NoLingerTimeout,
+    /// The wait for the completion of a close's acknowledgement has no time limit.
+    NoCloseAckTimeout,
     /// Messages are sent after a shutdown.
     SendAfterShutdown,
     /// The ring stays registered after the end of its lane.
@@ -106,6 +122,10 @@ mutations! {
     NoRedial,
     /// A session without a lane has no time limit.
     NoReconnectTimeout,
+    /// A handshake has no time limit.
+    NoHandshakeTimeout,
+    /// The regions of messages that the peer has received are not released.
+    RegionKeptByResume,
     /// A session resumes with a peer that doesn't know it.
     UnknownSessionAccepted,
     /// An idle peer is not probed.

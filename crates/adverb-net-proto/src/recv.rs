@@ -107,7 +107,9 @@ impl<B: Buf> RecvHalf<B> {
             return None;
         }
         let Some(Entry::Message(message)) = self.inbox.pop_front() else { return None };
-        self.buffered = self.buffered.saturating_sub(weight(message.buf.as_ref().len()));
+        if !mutant!(BufferedForever) {
+            self.buffered = self.buffered.saturating_sub(weight(message.buf.as_ref().len()));
+        }
         Some(message)
     }
 

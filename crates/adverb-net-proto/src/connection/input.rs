@@ -64,6 +64,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
     pub fn handle_refused(&mut self, post: Post<B>, now: Time) {
         if let Post::Write { tag: tag @ (Tag::Frames | Tag::Close), buf: Some(buf), .. } = post
             && let Some(first) = self.replay.as_mut().and_then(|replay| replay.refuse())
+            && !mutant!(RefusedWriteLost)
         {
             let len = buf.as_ref().len();
             self.send.batch = Some(Batch { buf, len, first, tag, timing: Timing::Due });
@@ -263,7 +264,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
             return self.end(reason);
         }
         match &mut self.phase {
-            Phase::Handshake { deadline, .. } if *deadline <= now => {
+            Phase::Handshake { deadline, .. } if *deadline <= now && !mutant!(NoHandshakeTimeout) => {
                 self.fail_lane(EndReason::HandshakeTimedOut, now);
             }
             Phase::Established { lane, .. } => {
@@ -277,11 +278,13 @@ impl<B: Buf, R: Region> Connection<B, R> {
                 }
                 if let CloseState::AckPosted { until } = lane.close
                     && until <= now
+                    && !mutant!(NoCloseAckTimeout)
                 {
                     lane.close = CloseState::Finished;
                 }
                 if let Linger::Until(until) = lane.linger
                     && until <= now
+                    && !mutant!(NoLingerTimeout)
                 {
                     lane.linger = Linger::Finished;
                 }

@@ -216,7 +216,9 @@ impl<B: Buf, R: Region> Connection<B, R> {
             }
             _ => return,
         };
-        if !self.is_behind() && self.add_frame(memory, &Frame { kind, immediate: None }, tag, copy(&[])) {
+        if (!self.is_behind() || mutant!(EndBeforeReplayed))
+            && self.add_frame(memory, &Frame { kind, immediate: None }, tag, copy(&[]))
+        {
             self.flush();
             self.send.state = taken;
             (self.send.next, self.send.taken) = (self.send.next + 1, self.send.taken + 1);

@@ -76,7 +76,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
                 return self.end(EndReason::ProtocolViolation(violation));
             };
             self.send.next = received;
-            self.events.extend(released.into_iter().map(Event::Release));
+            let released = released.into_iter().filter(|_| !mutant!(RegionKeptByResume));
+            self.events.extend(released.map(Event::Release));
         }
         self.events.push_back(Event::Established { lane: self.lane_number });
     }
@@ -121,7 +122,9 @@ impl<B: Buf, R: Region> Connection<B, R> {
             return;
         }
         for (tag, buf) in left {
-            if let (Tag::Frames | Tag::Close, Some(buf)) = (tag, buf) {
+            if let (Tag::Frames | Tag::Close, Some(buf)) = (tag, buf)
+                && !mutant!(DrainedWriteLost)
+            {
                 self.keep(buf);
             }
         }
