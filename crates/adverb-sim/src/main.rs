@@ -1,14 +1,15 @@
 //! Runs simulations: many seeds, one seed with its trace, or each mutation of the engine; and attacks.
 
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use adverb_sim::{
-    CONGESTION_SEED_INTERVAL, Scenario, Totals, explore_net, run, run_attacks, run_cluster,
+    CONGESTION_SEED_INTERVAL, Scenario, Totals, explore_net_plans, run, run_attacks, run_cluster,
     run_cluster_scale, run_cluster_seeds, run_cm, run_congestion, run_net, run_net_seeds, run_seeds, shrink,
 };
 
-/// The maximum number of states that `--exhaustive` visits.
+/// The maximum number of states per plan that `--exhaustive` visits.
 const MAX_STATES: usize = 5_000_000;
 
 /// The command-line options.
@@ -39,7 +40,7 @@ usage: adverb-sim [--seeds N] [--first S] [--threads T]       run N seeds, start
                                                               the same for the brokers of clusters
        adverb-sim --cluster --members N [--rounds R]          send R messages between each pair of N members
        adverb-sim --net [--seeds N] [--seed S] [--mutants]    the same for the two sides of connections
-       adverb-sim --net --exhaustive                          visit all states of a small connection";
+       adverb-sim --net --exhaustive                          visit all states of small connections";
 
 fn parse() -> Result<Args, String> {
     let mut args = Args {
@@ -150,7 +151,7 @@ fn cluster(args: &Args) -> bool {
 /// Runs connections.
 fn net(args: &Args) -> bool {
     if args.exhaustive {
-        return explore();
+        return explore(args);
     }
     if args.mutants {
         return net_mutants(args);
@@ -161,16 +162,25 @@ fn net(args: &Args) -> bool {
     many_connections(args)
 }
 
-/// Visits all states of a small connection, with two breaks and one restart.
-fn explore() -> bool {
+/// Visits all states of small connections.
+fn explore(args: &Args) -> bool {
     let start = Instant::now();
-    let exploration = explore_net(2, 1, MAX_STATES);
-    println!("connections: {exploration} in {:.1} s", start.elapsed().as_secs_f64());
-    match &exploration.violation {
-        Some(what) => println!("violation: {what}"),
-        None => println!("0 violations"),
-    }
-    exploration.violation.is_none() && exploration.is_complete
+    let failures = AtomicU64::new(0);
+    let states = AtomicU64::new(0);
+    explore_net_plans(MAX_STATES, args.threads, |(plan, breaks, restarts), exploration| {
+        let took = start.elapsed().as_secs_f64();
+        println!("{plan:?}, breaks: {breaks}, restarts: {restarts}: {exploration}, after {took:.1} s");
+        states.fetch_add(exploration.state_count, Ordering::Relaxed);
+        if let Some(what) = &exploration.violation {
+            println!("violation: {what}");
+        }
+        if exploration.violation.is_some() || !exploration.is_complete {
+            failures.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let (states, failures) = (states.into_inner(), failures.into_inner());
+    println!("connections: {states} states in {:.1} s, {failures} violations", start.elapsed().as_secs_f64());
+    failures == 0
 }
 
 /// Runs the connections of many seeds.

@@ -298,6 +298,43 @@ impl RcConnection {
         Execution::Executed
     }
 
+    /// Returns the requests of an end that have not completed.
+    pub(crate) fn posted(&self, end: usize) -> impl Iterator<Item = &ModelRequest> {
+        self.ends[end].posted.iter()
+    }
+
+    /// Returns the receives of an end that no message has consumed.
+    pub(crate) fn receives(&self, end: usize) -> impl Iterator<Item = (u64, Segment)> {
+        self.ends[end].receives.iter().copied()
+    }
+
+    /// Adds the completion of a receive by a device that executes the requests.
+    pub(crate) fn consume_receive(&mut self, end: usize, completion: Completion) {
+        let end = &mut self.ends[end];
+        if end.state == EndState::Working {
+            end.receives.pop_front();
+            end.recv_completions.push_back(completion);
+        }
+    }
+
+    /// Adds the completion of a request by a device that executes the requests, and completes those before it.
+    pub(crate) fn complete_through(&mut self, end: usize, completion: Completion) {
+        self.complete_before(end, completion.wr_id);
+        let end = &mut self.ends[end];
+        if end.posted.front().is_some_and(|request| request.wr_id == completion.wr_id) {
+            end.posted.pop_front();
+            end.send_completions.push_back(completion);
+        }
+    }
+
+    /// Completes the unsignaled requests before this one.
+    pub(crate) fn complete_before(&mut self, end: usize, wr_id: u64) {
+        let posted = &mut self.ends[end].posted;
+        while posted.front().is_some_and(|request| request.wr_id < wr_id) {
+            posted.pop_front();
+        }
+    }
+
     /// Completes the next executed request of an end. Returns whether there was one.
     pub(crate) fn complete(&mut self, end: usize) -> bool {
         let is_cut = self.is_cut;
@@ -338,6 +375,21 @@ impl RcConnection {
             self.ends[end].fail(Status::RetryExceeded);
         }
         can_fail
+    }
+
+    /// Fails an end, as a device that executes the requests reports it.
+    pub(crate) fn fail(&mut self, end: usize, status: Status) {
+        self.ends[end].fail(status);
+    }
+
+    /// Whether the connection is cut.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    /// Whether the queue pair of an end was destroyed.
+    pub(crate) fn is_end_destroyed(&self, end: usize) -> bool {
+        self.ends[end].state == EndState::Destroyed
     }
 
     /// Moves the queue pair of an end to the error state, which flushes its requests.

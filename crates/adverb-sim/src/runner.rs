@@ -77,18 +77,12 @@ impl Totals {
 /// Runs the scenario and the connection managers of each seed on `thread_count` threads. The run stops after
 /// `max_violations` violations.
 pub fn run_seeds(seeds: std::ops::Range<u64>, thread_count: usize, max_violations: usize) -> Totals {
-    let next = AtomicU64::new(seeds.start);
-    let totals = Mutex::new(Totals::default());
-    let work = || {
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds.end {
-                break;
-            }
-            let outcome = run(&Scenario::new(seed), false);
-            let cm = run_cm(seed, false);
-            let congestion = seed.is_multiple_of(CONGESTION_SEED_INTERVAL).then(|| run_congestion(seed));
-            let mut totals = totals.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let run = |seed: u64| {
+        let congestion = seed.is_multiple_of(CONGESTION_SEED_INTERVAL).then(|| run_congestion(seed));
+        (seed, run(&Scenario::new(seed), false), run_cm(seed, false), congestion)
+    };
+    let mut totals =
+        run_each(seeds, thread_count, run, |totals: &mut Totals, (seed, outcome, cm, congestion)| {
             totals.add(&outcome);
             totals.add_cm(&cm);
             match congestion {
@@ -96,7 +90,30 @@ pub fn run_seeds(seeds: std::ops::Range<u64>, thread_count: usize, max_violation
                 Some(Err(what)) => totals.violations.push((seed, what)),
                 None => {}
             }
-            if totals.violations.len() >= max_violations {
+            totals.violations.len() < max_violations
+        });
+    totals.violations.sort();
+    totals
+}
+
+/// Calls `run` for each seed, on `thread_count` threads, and `add` for each result, until it returns `false`.
+pub(crate) fn run_each<T: Default + Send, R>(
+    seeds: std::ops::Range<u64>,
+    thread_count: usize,
+    run: impl Fn(u64) -> R + Sync,
+    add: impl Fn(&mut T, R) -> bool + Sync,
+) -> T {
+    let next = AtomicU64::new(seeds.start);
+    let totals = Mutex::new(T::default());
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if !seeds.contains(&seed) {
+                break;
+            }
+            let result = run(seed);
+            let mut totals = totals.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            if !add(&mut totals, result) {
                 break;
             }
         }
@@ -106,9 +123,7 @@ pub fn run_seeds(seeds: std::ops::Range<u64>, thread_count: usize, max_violation
             scope.spawn(work);
         }
     });
-    let mut totals = totals.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
-    totals.violations.sort();
-    totals
+    totals.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// Runs attacks with consecutive seeds from `first_seed` on `thread_count` threads, with [`PACKETS_PER_ATTACK`] packets
@@ -121,30 +136,20 @@ pub fn run_attacks(
     deadline: Option<Instant>,
     thread_count: usize,
 ) -> (AttackReport, Vec<(u64, String)>) {
-    let next = AtomicU64::new(first_seed);
     let seeds = first_seed..first_seed + packet_count.div_ceil(PACKETS_PER_ATTACK);
-    let outcome = Mutex::new((AttackReport::default(), Vec::new()));
-    let work = || {
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if !seeds.contains(&seed) || deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                break;
-            }
-            let report = std::panic::catch_unwind(|| attack(seed, PACKETS_PER_ATTACK));
-            let mut outcome = outcome.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            match report {
-                Ok(Ok(report)) => outcome.0.add(&report),
-                Ok(Err(what)) => outcome.1.push((seed, what)),
-                Err(_) => outcome.1.push((seed, "panic".to_owned())),
-            }
+    let is_over = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
+    let run =
+        |seed| (!is_over()).then(|| (seed, std::panic::catch_unwind(|| attack(seed, PACKETS_PER_ATTACK))));
+    let add = |outcome: &mut (AttackReport, Vec<(u64, String)>), report| {
+        match report {
+            Some((_, Ok(Ok(report)))) => outcome.0.add(&report),
+            Some((seed, Ok(Err(what)))) => outcome.1.push((seed, what)),
+            Some((seed, Err(_))) => outcome.1.push((seed, "panic".to_owned())),
+            None => return false,
         }
+        true
     };
-    thread::scope(|scope| {
-        for _ in 0..thread_count.max(1) {
-            scope.spawn(work);
-        }
-    });
-    let mut outcome = outcome.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut outcome = run_each(seeds, thread_count, run, add);
     outcome.1.sort();
     outcome
 }

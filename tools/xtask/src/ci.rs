@@ -27,6 +27,7 @@ const STEPS: &[&str] = &[
     "miri",
     "exhaustive",
     "sim --seeds 2000",
+    "sim --net --exhaustive",
     "sim --mutants",
     "attack --seconds 40",
     "attack --nic --seconds 20",

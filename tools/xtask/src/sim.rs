@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Run only the connections of adverb-net-proto.
     #[arg(long, conflicts_with = "cluster")]
     net: bool,
-    /// With --net: visit all states of a small connection.
+    /// With --net: visit all states of small connections.
     #[arg(long, requires = "net", conflicts_with_all = ["mutants", "seed"])]
     exhaustive: bool,
     /// Number of threads.

@@ -37,13 +37,12 @@ mod segments;
 mod world;
 
 use std::fmt;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use adverb_cluster_proto::{Config, rpc};
 
 use crate::Random;
+use crate::runner::run_each;
 pub use hostile::cluster_attack_from_bytes;
 pub use scale::{ClusterScale, run_cluster_scale};
 use world::World;
@@ -253,28 +252,11 @@ pub fn run_cluster_seeds(
     thread_count: usize,
     max_violations: usize,
 ) -> ClusterTotals {
-    let next = AtomicU64::new(seeds.start);
-    let totals = Mutex::new(ClusterTotals::default());
-    let work = || {
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds.end {
-                break;
-            }
-            let outcome = run_cluster(seed, false);
-            let mut totals = totals.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            totals.add(&outcome);
-            if totals.violations.len() >= max_violations {
-                break;
-            }
-        }
+    let add = |totals: &mut ClusterTotals, outcome: ClusterOutcome| {
+        totals.add(&outcome);
+        totals.violations.len() < max_violations
     };
-    std::thread::scope(|scope| {
-        for _ in 0..thread_count.max(1) {
-            scope.spawn(work);
-        }
-    });
-    let mut totals = totals.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut totals = run_each(seeds, thread_count, |seed| run_cluster(seed, false), add);
     totals.violations.sort();
     totals
 }

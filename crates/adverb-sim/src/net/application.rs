@@ -61,7 +61,7 @@ pub(super) struct Application {
     pub(super) end: Option<EndReason>,
     pub(super) unacknowledged: Vec<u64>,
     /// The number of regions that were exposed.
-    exposed_count: u64,
+    pub(super) exposed_count: u64,
     /// The regions that the peer has exposed over the current lane, in order.
     peer_exposed: Vec<ExposedRegion>,
     /// The number of reads of the peer's regions that the application will still post.
@@ -104,6 +104,43 @@ impl Application {
     fn violate(&mut self, what: String) {
         let side = self.side;
         self.violation.get_or_insert_with(|| format!("side {side}: {what}"));
+    }
+
+    /// Returns the counts that [`describe_change`](Application::describe_change) compares.
+    pub(super) fn clone_counts(&self) -> (u64, u64, bool, Progress) {
+        (self.sent, self.received, self.has_shutdown, self.progress)
+    }
+
+    /// Describes the change since the time of these counts.
+    pub(super) fn describe_change(&self, before: (u64, u64, bool, Progress)) -> Option<String> {
+        let (sent, received, had_shutdown, progress) = before;
+        if self.sent > sent {
+            let PlannedMessage { len, is_rendezvous, is_fed } = self.plan[sent as usize];
+            let kind = match (is_rendezvous, is_fed) {
+                (true, _) => "from registered memory",
+                (false, true) => "with others",
+                (false, false) => "at once",
+            };
+            Some(format!("sends message {sent}, {len} bytes, {kind}"))
+        } else if self.received > received {
+            Some(format!("receives message {received}"))
+        } else if self.has_shutdown && !had_shutdown {
+            Some("receives the shutdown".to_owned())
+        } else if self.progress != progress {
+            Some(format!("has sent all messages ({:?}, {:?})", self.ending, self.progress))
+        } else {
+            None
+        }
+    }
+
+    /// Returns the maximum number of bytes that the connection keeps for a replay, if eager messages have at most `eager_limit`
+    /// bytes: the peer's ring and a batch, or all frames if the peer may read others before a rendezvous message.
+    pub(super) fn max_kept_bytes(&self, peer_ring: usize, eager_limit: u32) -> usize {
+        let frames = self.plan.iter().map(|planned| planned.len as usize + 32).sum::<usize>();
+        // An application exposes some regions, too.
+        let frames = frames + 64 * (2 + self.plan.len());
+        let is_eager = |planned: &PlannedMessage| !planned.is_rendezvous && planned.len <= eager_limit;
+        if self.plan.iter().all(is_eager) { frames.min(peer_ring + peer_ring / 4) } else { frames }
     }
 
     /// Whether the application has calls to make, besides receiving.

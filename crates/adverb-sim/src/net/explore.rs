@@ -1,9 +1,10 @@
-//! All states of a small connection.
+//! All states of small connections.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use adverb_net_proto::{Config, EndReason};
@@ -205,15 +206,68 @@ impl State {
     }
 }
 
-/// The maximum number of requests of a side that are executed before a break.
-const MAX_EXECUTED: usize = 3;
+/// A small connection, whose states [`explore_net`] visits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum NetPlan {
+    /// The connector sends an eager and a rendezvous message, and closes.
+    ConnectorCloses,
+    /// The listener sends an eager and a rendezvous message, and closes.
+    ListenerCloses,
+    /// Each side sends a message, and closes.
+    BothClose,
+    /// Each side sends a message, and shuts down. A side closes after the peer's shutdown.
+    BothShutDown,
+    /// The connector sends a rendezvous message, and shuts down; the listener shuts down at once, and closes.
+    ShutdownAndClose,
+    /// The connector sends messages and closes, while the listener, which has a message to send, receives them.
+    CloseAgainstMessages,
+}
 
-/// Visits all states of a connection with a ring of 512 bytes, four writes, an eager and a rendezvous message and a close, with at
-/// most `break_count` breaks of lanes and `restart_count` restarts: breadth first, up to `max_states`.
+impl NetPlan {
+    /// All plans.
+    pub const ALL: &[NetPlan] = &[
+        NetPlan::ConnectorCloses,
+        NetPlan::ListenerCloses,
+        NetPlan::BothClose,
+        NetPlan::BothShutDown,
+        NetPlan::ShutdownAndClose,
+        NetPlan::CloseAgainstMessages,
+    ];
+
+    /// Returns the maximum number of a side's requests that are executed before a break. Messages in both directions, and both
+    /// endings of a side, have more states, so fewer kinds of breaks.
+    fn max_executed(self) -> usize {
+        match self {
+            NetPlan::ConnectorCloses | NetPlan::ListenerCloses => 3,
+            _ => 0,
+        }
+    }
+
+    /// Returns the messages and the ending of each side.
+    fn sides(self) -> [(Vec<PlannedMessage>, Ending); 2] {
+        let eager = PlannedMessage { len: 8, is_rendezvous: false, is_fed: false };
+        let rendezvous = PlannedMessage { len: 24, is_rendezvous: true, is_fed: false };
+        match self {
+            NetPlan::ConnectorCloses => [(vec![eager, rendezvous], Ending::Close), (vec![], Ending::Open)],
+            NetPlan::ListenerCloses => [(vec![], Ending::Open), (vec![eager, rendezvous], Ending::Close)],
+            NetPlan::BothClose => [(vec![eager], Ending::Close), (vec![rendezvous], Ending::Close)],
+            NetPlan::BothShutDown => [(vec![rendezvous], Ending::Shutdown), (vec![eager], Ending::Shutdown)],
+            NetPlan::ShutdownAndClose => [(vec![rendezvous], Ending::Shutdown), (vec![], Ending::Shutdown)],
+            NetPlan::CloseAgainstMessages => {
+                [(vec![eager, rendezvous], Ending::Close), (vec![eager], Ending::Open)]
+            }
+        }
+    }
+}
+
+/// Visits all states of a connection with a ring of 512 bytes and four writes, with at most `break_count` breaks of lanes and
+/// `restart_count` restarts: breadth first, up to `max_states`.
 ///
 /// The checks are those of [`run_net`](crate::run_net). In addition, an end can be reached from each state. A driver's work and the
-/// execution of a side's requests are single steps; a break interrupts the latter after any of the first three requests.
-pub fn explore_net(break_count: u8, restart_count: u8, max_states: usize) -> NetExploration {
+/// execution of a side's requests are single steps; a break interrupts the latter after any of the first three requests, but
+/// not in plans with many states.
+pub fn explore_net(plan: NetPlan, break_count: u8, restart_count: u8, max_states: usize) -> NetExploration {
     let config = Config {
         recv_ring_size: 512,
         max_outstanding_writes: 4,
@@ -225,19 +279,55 @@ pub fn explore_net(break_count: u8, restart_count: u8, max_states: usize) -> Net
         reconnect: Some(Duration::from_secs(1)),
         ..Config::default()
     };
-    let eager = PlannedMessage { len: 8, is_rendezvous: false, is_fed: false };
-    let rendezvous = PlannedMessage { len: 24, is_rendezvous: true, is_fed: false };
-    let plan = vec![eager, rendezvous];
+    let [(ours, our_end), (theirs, their_end)] = plan.sides();
     let applications = [
-        Application::new(0, plan.clone(), Vec::new(), Ending::Close),
-        Application::new(1, Vec::new(), plan, Ending::Open),
+        Application::new(0, ours.clone(), theirs.clone(), our_end),
+        Application::new(1, theirs, ours, their_end),
     ];
     let world = World::new([config.clone(), config], applications);
     let (breaks_left, restarts_left) = (break_count, restart_count);
-    explore(State { world, breaks_left, restarts_left, had_fault: false }, max_states)
+    let first = State { world, breaks_left, restarts_left, had_fault: false };
+    explore(first, plan.max_executed(), max_states)
 }
 
-fn explore(first: State, max_states: usize) -> NetExploration {
+/// A search: a plan, and the maximum numbers of breaks and of restarts.
+pub type NetSearch = (NetPlan, u8, u8);
+
+/// The searches of [`explore_net_plans`], which together take seconds. The first one has the most states.
+const SEARCHES: &[NetSearch] = &[
+    (NetPlan::ConnectorCloses, 2, 1),
+    (NetPlan::ListenerCloses, 1, 1),
+    (NetPlan::BothClose, 1, 0),
+    (NetPlan::BothClose, 0, 1),
+    (NetPlan::BothShutDown, 0, 1),
+    (NetPlan::ShutdownAndClose, 1, 0),
+    (NetPlan::ShutdownAndClose, 0, 1),
+    (NetPlan::CloseAgainstMessages, 0, 1),
+];
+
+/// Visits the states of all plans on `thread_count` threads. Calls `report` when a search ends.
+pub fn explore_net_plans(
+    max_states: usize,
+    thread_count: usize,
+    report: impl Fn(NetSearch, &NetExploration) + Sync,
+) {
+    let searches = Mutex::new(SEARCHES.iter());
+    let work = || {
+        loop {
+            let next = searches.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).next();
+            let Some((plan, break_count, restart_count)) = next.copied() else { break };
+            let exploration = explore_net(plan, break_count, restart_count, max_states);
+            report((plan, break_count, restart_count), &exploration);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..thread_count.max(1) {
+            scope.spawn(work);
+        }
+    });
+}
+
+fn explore(first: State, max_executed: usize, max_states: usize) -> NetExploration {
     let steps: Vec<Step> = (0..2)
         .flat_map(|side| {
             [
@@ -251,8 +341,8 @@ fn explore(first: State, max_states: usize) -> NetExploration {
             ]
         })
         .chain(
-            (0..=MAX_EXECUTED)
-                .flat_map(|first| (0..=MAX_EXECUTED).map(move |second| Step::Break(first, second))),
+            (0..=max_executed)
+                .flat_map(|first| (0..=max_executed).map(move |second| Step::Break(first, second))),
         )
         .collect();
     let mut ids = HashMap::from([(fingerprint(&first), 0u32)]);
@@ -260,7 +350,7 @@ fn explore(first: State, max_states: usize) -> NetExploration {
     let mut origins: Vec<(u32, Option<Step>)> = vec![(0, None)];
     let mut edges: Vec<(u32, u32)> = Vec::new();
     let mut finals = Vec::new();
-    let mut level = vec![(0u32, first)];
+    let mut level = vec![(0u32, first.clone())];
     let mut result = NetExploration {
         state_count: 1,
         transition_count: 0,
@@ -268,14 +358,21 @@ fn explore(first: State, max_states: usize) -> NetExploration {
         is_complete: true,
         violation: None,
     };
+    // Repeats the steps that lead to a state, for their log.
     let describe = |origins: &[(u32, Option<Step>)], mut id: u32, what: &str| {
-        let mut trace = Vec::new();
+        let mut steps = Vec::new();
         while let (before, Some(step)) = origins[id as usize] {
-            trace.push(format!("{step:?}"));
+            steps.push(step);
             id = before;
         }
-        trace.reverse();
-        format!("{what}, after: {}", trace.join(", "))
+        let mut state = first.clone();
+        state.world.log = Some(Vec::new());
+        for step in steps.into_iter().rev() {
+            state.world.note(|| format!("-- {step:?}"));
+            state.step(step);
+        }
+        let log = state.world.log.take().unwrap_or_default();
+        format!("{what}, after:\n{}", log.join("\n"))
     };
     while !level.is_empty() {
         let mut next = Vec::new();

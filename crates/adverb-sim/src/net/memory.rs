@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use adverb_net_proto::{Memory, Payload, Region};
+use adverb_proto::memory::{Fault, Span, StorageId};
 use adverb_proto::types::{RemoteAddress, RemoteMemory, Segment};
 
 use crate::rc_model::NicMemory;
@@ -10,7 +11,16 @@ use crate::rc_model::NicMemory;
 /// The content of memory that was allocated and not written.
 const UNUSED: u8 = 0xdd;
 /// The address of the first byte of each region: regions are told apart by their keys.
-const BASE: u64 = 0x1000;
+pub(super) const REGION_BASE: u64 = 0x1000;
+/// The storage of the buffers of requests, for a device. The storage of a region is its key.
+pub(super) const LOCAL_STORAGE: StorageId = StorageId(1 << 40);
+/// The number of bits of an offset in a buffer.
+const LOCAL_BITS: u32 = 20;
+
+/// Returns the address of a lent buffer, for a device.
+pub(super) fn local_address(addr: u64) -> u64 {
+    addr << LOCAL_BITS
+}
 
 /// A handle to registered memory.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -21,7 +31,7 @@ pub(super) struct ModelRegion {
 
 impl Region for ModelRegion {
     fn remote(&self) -> RemoteMemory {
-        RemoteMemory { addr: BASE, rkey: self.rkey, len: self.len }
+        RemoteMemory { addr: REGION_BASE, rkey: self.rkey, len: self.len }
     }
 }
 
@@ -53,6 +63,21 @@ impl ProcessMemory {
     /// Returns the number of regions.
     pub(super) fn region_count(&self) -> usize {
         self.regions.len()
+    }
+
+    /// Returns the keys and the lengths of the regions that the peer can access.
+    pub(super) fn registered(&self) -> impl Iterator<Item = (u32, usize)> {
+        self.regions.keys().filter_map(|rkey| self.registered_len(*rkey).map(|len| (*rkey, len)))
+    }
+
+    /// Returns the length of a region, if the peer can access its bytes.
+    pub(super) fn registered_len(&self, rkey: u32) -> Option<usize> {
+        match self.regions.get(&rkey)? {
+            Registered::Ring { bytes, .. } | Registered::Message(bytes) => {
+                Some(bytes.len()).filter(|len| *len > 0)
+            }
+            Registered::StaleMessage(_) => None,
+        }
     }
 
     /// Returns the number of buffers of requests in flight.
@@ -147,7 +172,7 @@ impl Memory for ProcessMemory {
 }
 
 fn range(remote: RemoteAddress, length: usize, size: usize) -> Option<std::ops::Range<usize>> {
-    let start = remote.addr.checked_sub(BASE)? as usize;
+    let start = remote.addr.checked_sub(REGION_BASE)? as usize;
     (start + length <= size).then_some(start..start + length)
 }
 
@@ -191,4 +216,57 @@ impl NicMemory for ProcessMemory {
         unread[range].fill(1);
         Some(())
     }
+}
+
+/// The memory as a device accesses it.
+impl adverb_proto::memory::Memory for ProcessMemory {
+    fn write(&mut self, span: Span, bytes: &[u8]) -> Result<(), Fault> {
+        let written = if span.storage == LOCAL_STORAGE {
+            let (addr, offset) = split_local(span.offset);
+            let buf = self.in_flight.get_mut(&addr);
+            let target = buf.and_then(|buf| buf.get_mut(offset..offset + bytes.len()));
+            target.map(|target| target.copy_from_slice(bytes))
+        } else {
+            let remote = RemoteAddress { addr: REGION_BASE + span.offset, rkey: span.storage.0 as u32 };
+            self.write_remote(remote, bytes)
+        };
+        written.ok_or(Fault)
+    }
+
+    fn read(&self, span: Span, out: &mut [u8]) -> Result<(), Fault> {
+        let (bytes, start) = if span.storage == LOCAL_STORAGE {
+            let (addr, offset) = split_local(span.offset);
+            (self.in_flight.get(&addr), offset)
+        } else {
+            let bytes = self.regions.get(&(span.storage.0 as u32)).and_then(|region| match region {
+                Registered::Message(bytes) => Some(bytes),
+                Registered::Ring { .. } | Registered::StaleMessage(_) => None,
+            });
+            (bytes, span.offset as usize)
+        };
+        let bytes = bytes.and_then(|bytes| bytes.get(start..start + out.len())).ok_or(Fault)?;
+        out.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn compare_swap(&mut self, _: Span, _: u64, _: u64) -> Result<u64, Fault> {
+        Err(Fault)
+    }
+
+    fn fetch_add(&mut self, _: Span, _: u64) -> Result<u64, Fault> {
+        Err(Fault)
+    }
+
+    fn write_word(&mut self, word: Span, bytes: [u8; 8]) -> Result<(), Fault> {
+        adverb_proto::memory::Memory::write(self, word, &bytes)
+    }
+
+    fn flush(&mut self, _: Span, _: bool) -> Result<(), Fault> {
+        Ok(())
+    }
+}
+
+/// Returns the lent address and the offset of an address in [`LOCAL_STORAGE`].
+fn split_local(offset: u64) -> (u64, usize) {
+    (offset >> LOCAL_BITS, (offset & ((1 << LOCAL_BITS) - 1)) as usize)
 }

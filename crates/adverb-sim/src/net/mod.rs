@@ -1,4 +1,5 @@
-//! Two sides of a connection (adverb-net-proto) on modeled queue pairs.
+//! Two sides of a connection (adverb-net-proto) on modeled queue pairs, or on two devices (adverb-proto) in one of
+//! [`DEVICE_SEED_INTERVAL`] seeds.
 //!
 //! Applications send eager and rendezvous messages, receive, shut down and close at random. Lanes break at both ends or at one,
 //! packets disappear, dialing fails, processes hang, die silently or are restarted. The checks of every run:
@@ -7,30 +8,35 @@
 //! - nothing is received after a shutdown or a close, and nothing can be sent;
 //! - no write finds the receive queue empty (credits), and no place in a ring is overwritten before it is read;
 //! - no access with a key of released memory, and no access of the NIC to a buffer that was returned;
-//! - the buffered messages stay within the limit;
+//! - the buffered messages, those that are kept for a replay, the requests in flight and the registered regions stay within
+//!   their limits;
 //! - every wait ends: each connection ends after the faults, and an idle side notices that its lane has failed;
 //! - without faults, every connection ends gracefully, over its first lane, and without waiting for a timeout;
 //! - an ended connection leaves nothing registered, and all buffers were returned.
 
 mod application;
+mod devices;
 mod explore;
+mod log;
 mod memory;
 mod world;
 
 use std::fmt;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use adverb_net_proto::{Config, EndReason, PhaseKind};
+use adverb_net_proto::{Config, EndReason, MAX_RENDEZVOUS, PhaseKind};
 
 use crate::Random;
+use crate::runner::run_each;
 use application::{Application, Ending, PlannedMessage, Progress};
-pub use explore::{NetExploration, explore_net};
+use devices::Devices;
+pub use explore::{NetExploration, NetPlan, NetSearch, explore_net, explore_net_plans};
 use world::{Action, Process, World};
 
 /// The maximum number of rounds in which a run must come to its end.
 const MAX_ROUNDS: u32 = 3000;
+/// The number of seeds of which one runs on two devices, over a fabric that loses, duplicates and reorders packets.
+pub const DEVICE_SEED_INTERVAL: u64 = 20;
 
 /// The outcome of [`run_net`].
 #[derive(Clone, Debug)]
@@ -49,6 +55,8 @@ pub struct NetOutcome {
     pub fault_count: u64,
     /// The number of connections that ended gracefully.
     pub graceful_count: u64,
+    /// The number of packets, if the seed ran on devices.
+    pub packet_count: u64,
     /// A hash of all steps.
     pub digest: u64,
     /// The first violation.
@@ -61,12 +69,37 @@ pub struct NetOutcome {
 struct Run {
     random: Random,
     world: World,
-    limits: [usize; 2],
+    /// The devices, unless queue pairs are modeled.
+    devices: Option<Devices>,
+    limits: [Bounds; 2],
     has_faults: bool,
+    profile: Profile,
+    /// The number of lanes that [`Profile::BrokenClose`] may still break.
+    breaks_left: u32,
     fault_count: u64,
     digest: u64,
-    trace: Option<Vec<String>>,
 }
+
+/// Situations that random steps rarely reach.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Profile {
+    Usual,
+    /// Lanes break while a close frame is in flight.
+    BrokenClose,
+    /// As [`Profile::BrokenClose`], and the NICs retransmit for longer than all time limits of connections.
+    SlowRetries,
+}
+
+/// The maximum memory of a side.
+struct Bounds {
+    buffered_bytes: usize,
+    kept_bytes: usize,
+    request_count: usize,
+}
+
+/// The maximum number of registered regions of a side, besides those that the application has exposed: the ring, the rendezvous
+/// messages, and one that is registered again.
+const MAX_REGION_COUNT: usize = 2 + MAX_RENDEZVOUS as usize;
 
 /// Runs two sides of a connection.
 pub fn run_net(seed: u64, trace: bool) -> NetOutcome {
@@ -100,13 +133,35 @@ pub fn run_net(seed: u64, trace: bool) -> NetOutcome {
         Application::new(side as u8, plan, peer_plan, endings[side])
     });
     let limits = [0, 1].map(|side| {
-        let Config { recv_buffer_limit, recv_ring_size, max_message_size, .. } = configs[side];
-        recv_buffer_limit + 5 * recv_ring_size as usize / 4 + max_message_size as usize + 64
+        let Config { recv_buffer_limit, recv_ring_size, max_message_size, eager_threshold, .. } =
+            configs[side];
+        let peer_ring = configs[1 - side].recv_ring_size;
+        let eager_limit = eager_threshold.min(peer_ring / 64 * 16 - 16);
+        Bounds {
+            buffered_bytes: recv_buffer_limit
+                + 5 * recv_ring_size as usize / 4
+                + max_message_size as usize
+                + 64,
+            kept_bytes: applications[side].max_kept_bytes(peer_ring as usize, eager_limit),
+            request_count: configs[side].clone().clamped().send_queue_depth() as usize,
+        }
     });
     let fault_count = u64::from(endings[0] == Ending::Abort);
-    let world = World::new(configs, applications);
-    let trace = trace.then(Vec::new);
-    let mut run = Run { random, world, limits, has_faults, fault_count, digest: seed, trace };
+    let profiles = [Profile::Usual, Profile::Usual, Profile::BrokenClose, Profile::SlowRetries];
+    let profile = if has_faults { random.pick(&profiles) } else { Profile::Usual };
+    let breaks_left = if profile == Profile::Usual { 0 } else { 3 };
+    let devices = seed.is_multiple_of(DEVICE_SEED_INTERVAL).then(|| Devices::new(random.u64()));
+    let mut world = World::new(configs, applications);
+    if trace {
+        world.log = Some(vec![format!("{profile:?}, faults: {has_faults}, devices: {}", devices.is_some())]);
+        for side in 0..2 {
+            let view = &world.sides[side];
+            let text = format!("{}: {:?}, {:?}", log::name(side), view.config, view.application);
+            world.note(|| text);
+        }
+    }
+    let mut run =
+        Run { random, world, devices, limits, has_faults, profile, breaks_left, fault_count, digest: seed };
     run.run();
     run.outcome(seed)
 }
@@ -114,9 +169,15 @@ pub fn run_net(seed: u64, trace: bool) -> NetOutcome {
 fn plan(random: &mut Random) -> Vec<PlannedMessage> {
     let count = random.pick(&[0, 1, 3, 10, 30, 60]);
     let rendezvous_chance = random.pick(&[0, 100_000, 500_000]);
+    let is_short = random.below(4) == 0;
     let message = |_| {
-        let is_rendezvous = random.chance_per_million(rendezvous_chance);
-        let max = if is_rendezvous || random.below(10) == 0 { 2000 } else { 200 };
+        let is_rendezvous = !is_short && random.chance_per_million(rendezvous_chance);
+        let max = match random.below(10) {
+            _ if is_short => 16,
+            0 => 2000,
+            _ if is_rendezvous => 2000,
+            _ => 200,
+        };
         let len = random.below(max) as u32;
         PlannedMessage { len, is_rendezvous, is_fed: random.below(3) == 0 }
     };
@@ -132,14 +193,18 @@ impl Run {
             *weight = self.random.pick(&[1, 4, 10, 20]);
         }
         let fault_chance = if self.has_faults { self.random.pick(&[1000, 4000, 20_000]) } else { 0 };
+        let breaks_handshake = self.random.below(4) == 0;
         for _ in 0..steps {
             // Faults during a close are more likely than others.
             let has_left =
                 |side: &world::Side| side.application.progress == Progress::Left && !side.is_over();
             let factor = if self.world.sides.iter().any(has_left) { 5 } else { 1 };
-            if self.random.chance_per_million(fault_chance * factor) {
+            // Most faults would otherwise end the handshake.
+            let is_established = self.world.sides.iter().all(|side| side.established_count > 0);
+            if (is_established || breaks_handshake) && self.random.chance_per_million(fault_chance * factor) {
                 self.inject_fault();
             }
+            self.break_close();
             self.random_step(&weights);
             self.check();
             if self.world.violation.is_some() {
@@ -150,39 +215,66 @@ impl Run {
     }
 
     fn act(&mut self, action: Action) -> bool {
-        let done = self.world.act(action);
+        let done = match (&mut self.devices, action) {
+            (Some(devices), Action::Execute(_)) => {
+                let done = devices.step(&mut self.world);
+                self.world.after_step();
+                done
+            }
+            // A device completes requests when it receives packets, and fails a queue pair when its timer expires.
+            (Some(_), Action::Complete(_) | Action::Retry(_)) => false,
+            _ => self.world.act(action),
+        };
         if done {
             let code = format!("{action:?}")
                 .bytes()
                 .fold(0u64, |code, byte| code.wrapping_mul(31) + u64::from(byte));
             self.digest = (self.digest ^ code).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
-            if let Some(trace) = &mut self.trace {
-                let phases = [0, 1].map(|side| {
-                    let connection = self.world.sides[side].connection.as_ref();
-                    connection.map_or("none".to_owned(), |connection| format!("{:?}", connection.phase()))
-                });
-                trace.push(format!("{} {action:?} ({} / {})", self.world.now, phases[0], phases[1]));
-            }
         }
         done
     }
 
+    /// Breaks the lane with some probability, if a close is in flight.
+    fn break_close(&mut self) {
+        if self.breaks_left == 0 || !self.world.is_close_in_flight() {
+            return;
+        }
+        let side = self.random.below(2) as usize;
+        let is_injected = match self.random.below(8) {
+            0 => self.act(Action::Cut),
+            1 => self.act(Action::FailLane(side)),
+            _ => false,
+        };
+        self.breaks_left -= u32::from(is_injected);
+        self.fault_count += u64::from(is_injected);
+    }
+
     fn inject_fault(&mut self) {
         let side = self.random.below(2) as usize;
-        let is_injected = match self.random.below(12) {
+        let outage = Duration::from_micros(self.random.below(2500));
+        let is_injected = match (self.random.below(12), &mut self.devices) {
+            (0..2, Some(devices)) => {
+                devices.lose_packets_until(self.world.now + outage);
+                self.world.note(|| format!("FAULT: all packets are lost for {outage:?}"));
+                true
+            }
+            (kind, _) => self.inject(kind, side),
+        };
+        self.fault_count += u64::from(is_injected);
+    }
+
+    fn inject(&mut self, kind: u64, side: usize) -> bool {
+        match kind {
             0..4 => self.act(Action::Cut),
             4..6 => self.act(Action::FailLane(side)),
             6..9 => self.act(Action::FailLane(0)) & self.act(Action::FailLane(1)),
             9 => self.act(Action::Kill(side, Process::Restarted)),
             10 => self.act(Action::Kill(side, Process::Dead)),
             _ => {
-                if let Some(trace) = &mut self.trace {
-                    trace.push(format!("{} the application of side {side} hangs", self.world.now));
-                }
+                self.world.note(|| format!("FAULT: the application of the {} hangs", log::name(side)));
                 !std::mem::replace(&mut self.world.sides[side].application.is_hung, true)
             }
-        };
-        self.fault_count += u64::from(is_injected);
+        }
     }
 
     fn random_step(&mut self, weights: &[u64; 10]) {
@@ -217,7 +309,9 @@ impl Run {
         if !self.has_faults {
             return;
         }
-        self.act(Action::Retry(side));
+        if self.profile != Profile::SlowRetries {
+            self.act(Action::Retry(side));
+        }
         self.world.now = self.world.now + Duration::from_micros(self.random.below(300));
         self.fire_timeouts();
     }
@@ -231,13 +325,23 @@ impl Run {
     }
 
     fn check(&mut self) {
-        for side in 0..2 {
+        for (side, limits) in self.limits.iter().enumerate() {
             let view = &self.world.sides[side];
             let Some(connection) = &view.connection else { continue };
-            let buffered = connection.buffered_bytes().0;
-            if connection.phase() == PhaseKind::Established && buffered > self.limits[side] {
-                self.world.violate(&format!("side {side} buffers {buffered} bytes"));
-            }
+            let (buffered, kept) = connection.buffered_bytes();
+            let (requests, regions) = (view.request_count(), view.memory.region_count());
+            let what = if connection.phase() == PhaseKind::Established && buffered > limits.buffered_bytes {
+                format!("side {side} buffers {buffered} bytes")
+            } else if kept > limits.kept_bytes {
+                format!("side {side} keeps {kept} bytes for a replay")
+            } else if requests > limits.request_count {
+                format!("side {side} has {requests} requests in flight")
+            } else if regions > MAX_REGION_COUNT + view.application.exposed_count as usize {
+                format!("side {side} has {regions} registered regions")
+            } else {
+                continue;
+            };
+            return self.world.violate(&what);
         }
     }
 
@@ -257,13 +361,14 @@ impl Run {
                 ] {
                     while self.act(action) {
                         is_busy = true;
+                        self.break_close();
                         if self.world.violation.is_some() {
                             return false;
                         }
                     }
                 }
                 is_busy |= self.act(Action::Drain(side)) | self.act(Action::Dial(side));
-                is_busy |= self.act(Action::Retry(side));
+                is_busy |= self.profile != Profile::SlowRetries && self.act(Action::Retry(side));
             }
             self.check();
             if self.world.violation.is_some() {
@@ -289,6 +394,7 @@ impl Run {
                     self.world.now = self.world.now.max(next);
                     self.fire_timeouts();
                 }
+                _ if self.act(Action::Retry(0)) | self.act(Action::Retry(1)) => {}
                 _ => return true,
             }
         }
@@ -359,9 +465,10 @@ impl Run {
     }
 
     fn outcome(mut self, seed: u64) -> NetOutcome {
-        if let (Some(trace), Some(_)) = (&mut self.trace, &self.world.violation) {
-            let connections = self.world.sides.iter().map(|side| side.connection.as_ref());
-            trace.extend(connections.map(|connection| format!("{connection:#?}")));
+        let mut trace = self.world.log.take().unwrap_or_default();
+        if self.world.violation.is_some() && !trace.is_empty() {
+            let sides = self.world.sides.iter().enumerate();
+            trace.extend(sides.map(|(side, view)| format!("{}: {:#?}", log::name(side), view.connection)));
         }
         let sum = |count: fn(&Application) -> u64| {
             self.world.sides.iter().map(|side| count(&side.application)).sum::<u64>()
@@ -378,7 +485,8 @@ impl Run {
                 as u64,
             digest: self.digest,
             violation: self.world.violation,
-            trace: self.trace.unwrap_or_default(),
+            packet_count: self.devices.as_ref().map_or(0, Devices::packet_count),
+            trace,
         }
     }
 }
@@ -400,6 +508,8 @@ pub struct NetTotals {
     pub fault_count: u64,
     /// The number of connections that ended gracefully.
     pub graceful_count: u64,
+    /// The number of packets of the seeds that ran on devices.
+    pub packet_count: u64,
     /// The wrapping sum of the runs' digests. The order of the runs doesn't affect the sum.
     pub digest: u64,
     /// The seeds and descriptions of the violations.
@@ -415,6 +525,7 @@ impl NetTotals {
         self.lane_count += outcome.lane_count;
         self.fault_count += outcome.fault_count;
         self.graceful_count += outcome.graceful_count;
+        self.packet_count += outcome.packet_count;
         self.digest = self.digest.wrapping_add(outcome.digest);
         if let Some(what) = &outcome.violation {
             self.violations.push((outcome.seed, format!("connections: {what}")));
@@ -431,8 +542,8 @@ impl fmt::Display for NetTotals {
         )?;
         writeln!(
             f,
-            "{} messages sent, {} received, {} reported as unacknowledged",
-            self.message_count, self.received_count, self.unacknowledged_count
+            "{} messages sent, {} received, {} reported as unacknowledged; {} packets of seeds on devices",
+            self.message_count, self.received_count, self.unacknowledged_count, self.packet_count
         )?;
         write!(f, "digest of the connections' steps: {:#018x}", self.digest)
     }
@@ -440,28 +551,11 @@ impl fmt::Display for NetTotals {
 
 /// Runs the connections of each seed on `thread_count` threads. The run stops after `max_violations` violations.
 pub fn run_net_seeds(seeds: std::ops::Range<u64>, thread_count: usize, max_violations: usize) -> NetTotals {
-    let next = AtomicU64::new(seeds.start);
-    let totals = Mutex::new(NetTotals::default());
-    let work = || {
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds.end {
-                break;
-            }
-            let outcome = run_net(seed, false);
-            let mut totals = totals.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            totals.add(&outcome);
-            if totals.violations.len() >= max_violations {
-                break;
-            }
-        }
+    let add = |totals: &mut NetTotals, outcome: NetOutcome| {
+        totals.add(&outcome);
+        totals.violations.len() < max_violations
     };
-    std::thread::scope(|scope| {
-        for _ in 0..thread_count.max(1) {
-            scope.spawn(work);
-        }
-    });
-    let mut totals = totals.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut totals = run_each(seeds, thread_count, |seed| run_net(seed, false), add);
     totals.violations.sort();
     totals
 }

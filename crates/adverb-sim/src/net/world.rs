@@ -10,6 +10,7 @@ use adverb_proto::Time;
 use adverb_proto::types::{CompletedOperation, Completion, RemoteAddress, Segment, SendFlags, SendOperation};
 
 use super::application::{Application, Progress};
+use super::log;
 use super::memory::{ModelRegion, ProcessMemory};
 use crate::rc_model::{Execution, ModelRequest, RcConnection};
 
@@ -45,7 +46,7 @@ pub(super) struct Side {
     pub(super) connection: Option<Connection<Vec<u8>, ModelRegion>>,
     pub(super) memory: ProcessMemory,
     pub(super) application: Application,
-    config: Config,
+    pub(super) config: Config,
     /// The connection's lane.
     lane: Option<usize>,
     /// The lane that replaces it.
@@ -106,8 +107,10 @@ pub(super) enum Action {
 pub(super) struct World {
     pub(super) now: Time,
     pub(super) sides: [Side; 2],
-    lanes: Vec<Option<RcConnection>>,
+    pub(super) lanes: Vec<Option<RcConnection>>,
     pub(super) violation: Option<String>,
+    /// The log, if requested.
+    pub(super) log: Option<Vec<String>>,
 }
 
 impl Side {
@@ -138,6 +141,11 @@ impl Side {
             || self.connection.as_ref().is_none_or(|connection| connection.phase() == PhaseKind::Closed)
     }
 
+    /// Returns the number of send requests that have not completed.
+    pub(super) fn request_count(&self) -> usize {
+        self.posted.len()
+    }
+
     fn take_hello_buffer(&mut self, lane: usize) -> Vec<u8> {
         let Some(index) = self.hello_buffers.iter().position(|(of, _)| *of == lane) else {
             return Vec::new();
@@ -152,7 +160,7 @@ impl World {
         let [first, second] = configs;
         let [ours, theirs] = applications;
         let sides = [Side::new(first.clamped(), ours), Side::new(second.clamped(), theirs)];
-        let mut world = World { now: Time::ZERO, sides, lanes: Vec::new(), violation: None };
+        let mut world = World { now: Time::ZERO, sides, lanes: Vec::new(), violation: None, log: None };
         let lane = world.connect();
         let config = world.sides[0].config.clone();
         world.sides[0].connection = Some(Connection::connect(config, SESSION, Time::ZERO));
@@ -161,7 +169,20 @@ impl World {
     }
 
     pub(super) fn violate(&mut self, what: &str) {
+        self.note(|| format!("VIOLATION: {what}"));
         self.violation.get_or_insert_with(|| what.to_owned());
+    }
+
+    /// Adds a line to the log, if there is one.
+    pub(super) fn note(&mut self, what: impl FnOnce() -> String) {
+        if let Some(log) = &mut self.log {
+            log.push(format!("{} {}", self.now, what()));
+        }
+    }
+
+    /// Adds a line about a side to the log, if there is one.
+    fn note_side(&mut self, side: usize, what: impl FnOnce() -> String) {
+        self.note(|| format!("{} {}", log::name(side), what()));
     }
 
     /// Creates a lane, with receives for the hellos.
@@ -261,6 +282,15 @@ impl World {
             },
             Action::Kill(side, process) => self.kill(side, process),
         };
+        if done && let Some(text) = log::describe_action(action).filter(|_| self.log.is_some()) {
+            self.note(|| text);
+        }
+        self.after_step();
+        done
+    }
+
+    /// Handles the events of both sides, and checks for violations.
+    pub(super) fn after_step(&mut self) {
         for side in 0..2 {
             self.handle_events(side);
             self.check_redial(side);
@@ -271,7 +301,6 @@ impl World {
                 self.violate(&what);
             }
         }
-        done
     }
 
     fn with_application(
@@ -288,7 +317,13 @@ impl World {
         let Side { connection: Some(connection), memory, application, .. } = &mut self.sides[side] else {
             return false;
         };
-        call(application, connection, memory, now)
+        let before = application.clone_counts();
+        let done = call(application, connection, memory, now);
+        let change = if self.log.is_some() { application.describe_change(before) } else { None };
+        if let Some(text) = change {
+            self.note_side(side, || text);
+        }
+        done
     }
 
     fn register(&mut self, side: usize) -> bool {
@@ -320,6 +355,7 @@ impl World {
         let now = self.now;
         let Side { connection: Some(connection), memory, .. } = &mut self.sides[side] else { return false };
         let Some(post) = connection.poll_post(memory, now) else { return false };
+        self.note_side(side, || format!("posts {}", log::describe_post(&post)));
         let lane = self.sides[side].lane;
         if !self.rc(lane).is_some_and(|rc| rc.is_end_working(side)) {
             // As the driver's queue pair does in the error state.
@@ -442,6 +478,7 @@ impl World {
         else {
             return true;
         };
+        let mut text = None;
         while let Some(Posted { wr_id, tag, addr }) = posted.pop_front() {
             let buf = addr.and_then(|addr| memory.take_back(addr));
             if wr_id < completion.wr_id {
@@ -455,8 +492,12 @@ impl World {
                 Ok(_) => Completed::Sent { tag, buf },
                 Err(failure) => Completed::Failed { tag, buf, status: failure.status },
             };
+            text = self.log.is_some().then(|| log::describe_completed(&completed));
             connection.handle_completion(memory, completed, now);
             break;
+        }
+        if let Some(text) = text {
+            self.note_side(side, || text);
         }
         true
     }
@@ -464,18 +505,29 @@ impl World {
     fn handle_recv(&mut self, side: usize, lane: usize, completion: Completion) {
         let now = self.now;
         let hello = (completion.wr_id == HELLO_RECV).then(|| self.sides[side].take_hello_buffer(lane));
+        let completed = match completion.outcome {
+            Ok(success) => match success.operation {
+                CompletedOperation::RecvWrite { immediate } => {
+                    Some(Completed::Received { immediate, len: success.length })
+                }
+                _ => None,
+            },
+            Err(failure) => Some(Completed::Failed { tag: Tag::Recv, buf: None, status: failure.status }),
+        };
+        let phase = self.sides[side].connection.as_ref().map(Connection::phase);
+        let is_flushed =
+            phase == Some(PhaseKind::Draining) && matches!(completed, Some(Completed::Failed { .. }));
+        if !is_flushed {
+            self.note_side(side, || match &completed {
+                Some(completed) => log::describe_completed(completed),
+                None => "receives a hello".to_owned(),
+            });
+        }
         let Side { connection: Some(connection), memory, .. } = &mut self.sides[side] else { return };
-        match (completion.outcome, hello) {
-            (Ok(_), Some(bytes)) => connection.handle_hello(memory, &bytes, now),
-            (Ok(success), None) => {
-                let CompletedOperation::RecvWrite { immediate } = success.operation else { return };
-                let completed = Completed::Received { immediate, len: success.length };
-                connection.handle_completion(memory, completed, now);
-            }
-            (Err(failure), _) => {
-                let completed = Completed::Failed { tag: Tag::Recv, buf: None, status: failure.status };
-                connection.handle_completion(memory, completed, now);
-            }
+        match (completed, hello) {
+            (Some(completed), _) => connection.handle_completion(memory, completed, now),
+            (None, Some(bytes)) => connection.handle_hello(memory, &bytes, now),
+            (None, None) => {}
         }
     }
 
@@ -486,6 +538,7 @@ impl World {
         let bytes = self.sides[side].take_hello_buffer(lane);
         let hello = completion.outcome.ok().and_then(|_| Hello::parse(&bytes).ok());
         let Some(hello) = hello else { return self.destroy(side, lane) };
+        self.note_side(side, || format!("receives a hello over lane {lane}"));
         let is_new = hello.session.is_none_or(|session| session.received.is_none());
         let view = &mut self.sides[side];
         if view.connection.is_none() && is_new && view.process == Process::Running {
@@ -505,6 +558,7 @@ impl World {
     }
 
     fn reject(&mut self, side: usize, lane: usize) {
+        self.note_side(side, || "answers that it does not know the session".to_owned());
         let local = self.sides[side].memory.lend(Hello::unknown_session().emit().to_vec());
         self.sides[side].rejected.push(lane);
         let request = ModelRequest {
@@ -624,6 +678,9 @@ impl World {
         let view = &mut self.sides[side];
         let Some(connection) = &mut view.connection else { return };
         while let Some(event) = connection.poll_event() {
+            if let Some(log) = &mut self.log {
+                log.push(format!("{} {} {}", self.now, log::name(side), log::describe_event(&event)));
+            }
             match event {
                 Event::Release(region) => drop(view.memory.release(&region)),
                 Event::Drain => view.must_drain = true,
@@ -646,6 +703,10 @@ impl World {
         if connection.phase() == PhaseKind::Closed && view.registering.is_none() {
             for message in connection.take_unacknowledged() {
                 let bytes = view.memory.reclaim(message.payload);
+                if let Some(log) = &mut self.log {
+                    let number = message.number;
+                    log.push(format!("{} {} gets message {number} back", self.now, log::name(side)));
+                }
                 view.application.add_unacknowledged(message.number, &bytes);
             }
         }
@@ -662,6 +723,12 @@ impl World {
         } else if view.memory.in_flight_count() > view.hello_buffers.len() + view.rejected.len() {
             self.violate("a buffer was not returned");
         }
+    }
+
+    /// Whether a side has posted a close frame, or the acknowledgement of its close, and the request has not completed.
+    pub(super) fn is_close_in_flight(&self) -> bool {
+        let is_close = |posted: &Posted| matches!(posted.tag, Tag::Close | Tag::CloseAck);
+        self.sides.iter().any(|side| side.posted.iter().any(is_close))
     }
 
     /// Returns the reason of a side's end.
