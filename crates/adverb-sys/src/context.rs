@@ -392,7 +392,7 @@ pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
         if (*context).abi_compat != __VERBS_ABI_IS_EXTENDED {
             return core::ptr::null_mut();
         }
-        // Wrapping, because an older library's struct begins later than ours.
+        // The subtraction wraps, because the struct of an older library starts later than this one.
         context.wrapping_byte_sub(offset_of!(verbs_context, context)).cast()
     }
 }

@@ -78,7 +78,7 @@ fn work_is_posted_and_polled_through_the_contexts_operations() {
     let mut bad_recv = ptr::null_mut();
     let mut recv = ibv_recv_wr::zeroed();
     let mut wc = ibv_wc::zeroed();
-    // SAFETY: every pointer is to one of the above, and the operations that are called are there.
+    // SAFETY: every pointer refers to one of these objects, and the called operations exist.
     unsafe {
         assert_eq!(ibv_post_send(&mut qp, &mut first, &mut bad), libc::ENOMEM);
         assert_eq!(called(), "post_send");
@@ -111,7 +111,7 @@ fn an_extended_operation_is_called_only_if_the_library_had_it() {
         // read.
         let context = (&raw mut *extended).wrapping_byte_add(offset_of!(verbs_context, context)).cast();
         let mut cq = ibv_cq { context, ..ibv_cq::zeroed() };
-        // SAFETY: the queue and its context are whole.
+        // SAFETY: the queue and its context are complete.
         unsafe { ibv_modify_cq(&mut cq, attr) }
     };
 
@@ -182,7 +182,7 @@ fn ibv_bind_mw_checks_its_arguments_like_the_header() {
     let mut mr = ibv_mr { context, pd: &mut pd, ..ibv_mr::zeroed() };
     let mut mw = ibv_mw { context, pd: &mut pd, r#type: IBV_MW_TYPE_1, ..ibv_mw::zeroed() };
     let mut bind = ibv_mw_bind::zeroed();
-    // SAFETY: every pointer is to one of the above, and the operation is there.
+    // SAFETY: every pointer refers to one of these objects, and the operation exists.
     unsafe {
         assert_eq!(ibv_bind_mw(&mut qp, &mut mw, &mut bind), 0, "unbinding needs no region");
         assert_eq!(called(), "bind_mw");
@@ -229,7 +229,7 @@ fn a_request_is_put_together_through_the_queue_pairs_pointers() {
         ..ibv_qp_ex::zeroed()
     };
     let qp = &raw mut qp;
-    // SAFETY: the queue pair is whole, and the operations that are called are there.
+    // SAFETY: the queue pair is complete, and the called operations exist.
     unsafe {
         ibv_wr_start(qp);
         assert_eq!(called(), "wr_start");
@@ -273,7 +273,7 @@ fn completions_are_read_through_the_queues_pointers() {
         ..ibv_cq_ex::zeroed()
     };
     let cq = &raw mut cq;
-    // SAFETY: the queue is whole, and the operations that are called are there.
+    // SAFETY: the queue is complete, and the called operations exist.
     unsafe {
         assert_eq!(ibv_start_poll(cq, &mut ibv_poll_cq_attr::zeroed()), 0);
         assert_eq!((called(), (*cq).wr_id), ("start_poll", 42));
@@ -393,7 +393,7 @@ fn redirected_functions_behave_like_the_header() {
         assert_eq!(library.ibv_create_qp_ex(context, &mut attr), (&raw mut attr).cast());
         assert_eq!(called(), "create_qp_ex");
 
-        // So is a shared receive queue.
+        // A shared receive queue without extended attributes is, too.
         let mut attr = ibv_srq_init_attr_ex { comp_mask: IBV_SRQ_INIT_ATTR_PD, pd, ..Default::default() };
         assert_eq!(library.ibv_create_srq_ex(context, &mut attr), pd.cast());
         assert_eq!(called(), "create_srq");

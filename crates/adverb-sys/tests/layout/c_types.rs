@@ -14,7 +14,7 @@ pub(crate) struct CTypes {
 
 impl CTypes {
     pub(crate) fn new() -> Self {
-        // Only types of which zero is a value, for on that the `zeroed` of every record depends.
+        // Zero must be a valid value of each type, because the `zeroed` function of each record depends on it.
         let names = [
             ("__be16", "__be16"),
             ("__be32", "__be32"),
@@ -104,7 +104,7 @@ pub(crate) fn c_name(record: &Record) -> String {
         CDeclaration::Union => format!("union {}", record.name),
         CDeclaration::TypeOf(path) => {
             let (outer, member) = path.split_once('.').unwrap();
-            // Of the types with such members, one is a union.
+            // One of the types with such members is a union.
             let kind = if outer == "ibv_gid" { "union" } else { "struct" };
             format!("__typeof__((({kind} {outer} *)0)->{member})")
         }
@@ -137,7 +137,7 @@ impl Type {
                 skip(tokens, &["]"]);
                 Self::Array { element, length }
             }
-            // A function that may be missing: without the option, zero would be no value.
+            // A function pointer is optional, because zero is not a valid function pointer.
             "Option" => {
                 skip(tokens, &["<", "unsafe"]);
                 let function = Self::parse_function(tokens);

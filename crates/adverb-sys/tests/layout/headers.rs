@@ -57,7 +57,7 @@ pub(crate) fn cc(arguments: &[&str], source: &str) -> (bool, String, String) {
         Ok(child) => child,
         Err(error) => return (false, String::new(), error.to_string()),
     };
-    // It reads all of its input before it writes, so that neither waits for the other.
+    // The compiler reads all of its input before it writes, so neither process waits for the other.
     let mut stdin = child.stdin.take().unwrap();
     let written = stdin.write_all(source.as_bytes());
     drop(stdin);
