@@ -12,12 +12,12 @@ pub(crate) fn failure(error: &anyhow::Error) -> ExitCode {
     if error.downcast_ref::<io::Error>().is_some_and(is_broken_pipe) {
         return ExitCode::SUCCESS;
     }
-    eprint!("{}", prose::wrap(&format!("error: {}", in_words(error))));
+    eprint!("{}", prose::wrap(&format!("error: {}", format_error(error))));
     ExitCode::FAILURE
 }
 
 /// Returns an error and its causes, one per line.
-fn in_words(error: &anyhow::Error) -> String {
+fn format_error(error: &anyhow::Error) -> String {
     let mut lines = Vec::new();
     for cause in error.chain() {
         lines.push(cause.to_string());
@@ -33,10 +33,10 @@ fn in_words(error: &anyhow::Error) -> String {
 mod tests {
     use anyhow::Context;
 
-    use super::in_words;
+    use super::format_error;
 
     #[test]
-    fn error_of_adverb_is_told_once_with_its_hint() {
+    fn error_of_adverb_is_printed_once_with_its_hint() {
         let error = adverb::Error::Verb {
             action: "opening the device rxe0".to_owned(),
             error: std::io::Error::other("permission denied"),
@@ -44,7 +44,7 @@ mod tests {
         };
         let error = Err::<(), _>(error).context("no device could be had").unwrap_err();
         assert_eq!(
-            in_words(&error),
+            format_error(&error),
             "no device could be had\n  opening the device rxe0 failed: permission denied\n  hint: ask for permission"
         );
     }

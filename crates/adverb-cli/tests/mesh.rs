@@ -52,7 +52,7 @@ fn members_probe_each_other_in_all_classes() {
 }
 
 #[test]
-fn a_moment_is_not_enough_evidence() {
+fn a_short_run_is_not_enough_evidence() {
     let addresses = [105, 106].map(loopback);
     let mut arguments = vec!["--plain", "--duration", "1"];
     arguments.extend(addresses.iter().map(String::as_str));
@@ -71,7 +71,7 @@ fn a_moment_is_not_enough_evidence() {
 }
 
 #[test]
-fn wrong_addresses_are_refused() {
+fn wrong_addresses_are_rejected() {
     // An address for documentation, which no host has.
     for (arguments, error) in [
         (&["203.0.113.1", "203.0.113.2"][..], "none of the addresses is an address of this host"),

@@ -188,7 +188,7 @@ fn killed_responders_and_probers_cause_no_loss() {
 }
 
 #[test]
-fn without_a_responder_the_error_says_so() {
+fn without_a_responder_the_error_names_the_cause() {
     let [here, there] = [7, 8].map(loopback);
     let output = ping(&here, &there, &[]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");

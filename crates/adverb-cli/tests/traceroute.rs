@@ -20,7 +20,7 @@ struct Network {
 }
 
 impl Network {
-    /// Makes the network, or prints the reason why that isn't possible here.
+    /// Creates the network, or prints the reason why that isn't possible here.
     fn new(test: &str, has_ipv6: bool) -> Option<Network> {
         let prefix = format!("adverb-{test}-{}", std::process::id());
         let directory = std::env::temp_dir().join(&prefix);

@@ -330,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passed_over_says_what_the_chosen_gid_has_and_another_has_not() {
+    fn passed_over_names_the_advantage_of_the_chosen_gid() {
         let inventory = samples::roce();
         let reasons: Vec<_> = inventory.devices[0].ports[0].gids.iter().map(|gid| gid.passed_over).collect();
         let expected = [
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn index_that_is_gone_chooses_nothing() {
+    fn missing_index_chooses_nothing() {
         let mut port = samples::port(LinkLayer::Ethernet, Vec::new());
         port.choose(3);
         assert!(port.chosen().is_none());
@@ -438,18 +438,18 @@ mod tests {
     }
 
     #[test]
-    fn words_of_json_are_stable() {
-        fn words(value: impl Serialize) -> serde_json::Value {
+    fn json_values_are_stable() {
+        fn json_value(value: impl Serialize) -> serde_json::Value {
             serde_json::to_value(value).unwrap()
         }
-        assert_eq!(words(ProblemKind::NoDevices), json!("no_devices"));
-        assert_eq!(words(ProblemKind::NoKernelSupport), json!("no_kernel_support"));
-        assert_eq!(words(ProblemKind::Failed), json!("failed"));
-        assert_eq!(words(PortState::ActiveDefer), json!("active_defer"));
-        assert_eq!(words(LinkLayer::InfiniBand), json!("infiniband"));
-        assert_eq!(words(GidType::InfiniBand), json!("infiniband"));
-        assert_eq!(words(PassedOver::Ipv6), json!("ipv6"));
-        assert_eq!(words(PassedOver::LaterIndex), json!("later_index"));
-        assert_eq!(words(PassedOver::RoceV1), json!("roce_v1"));
+        assert_eq!(json_value(ProblemKind::NoDevices), json!("no_devices"));
+        assert_eq!(json_value(ProblemKind::NoKernelSupport), json!("no_kernel_support"));
+        assert_eq!(json_value(ProblemKind::Failed), json!("failed"));
+        assert_eq!(json_value(PortState::ActiveDefer), json!("active_defer"));
+        assert_eq!(json_value(LinkLayer::InfiniBand), json!("infiniband"));
+        assert_eq!(json_value(GidType::InfiniBand), json!("infiniband"));
+        assert_eq!(json_value(PassedOver::Ipv6), json!("ipv6"));
+        assert_eq!(json_value(PassedOver::LaterIndex), json!("later_index"));
+        assert_eq!(json_value(PassedOver::RoceV1), json!("roce_v1"));
     }
 }

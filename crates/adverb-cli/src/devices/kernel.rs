@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn device_without_ib_uverbs_says_so() {
+    fn device_without_ib_uverbs_has_a_hint() {
         let files = Files::new("uverbs", &[GUID]);
         let why = files.0.why_unlisted("rxe0");
         assert!(why.hint.unwrap().contains("modprobe ib_uverbs"));

@@ -1,8 +1,8 @@
 //! `adverb devices`: lists RDMA devices, or the reason why there are none.
 
-mod ask;
 mod inventory;
 mod kernel;
+mod query;
 mod text;
 
 use std::io::{self, Write};
@@ -28,7 +28,7 @@ pub(crate) struct Args {
 
 /// Prints the devices.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let inventory = ask::everything();
+    let inventory = query::query_all();
     let output = match args.json {
         true => serde_json::to_string_pretty(&inventory)? + "\n",
         false => text::tables(&inventory),
@@ -59,7 +59,7 @@ pub(crate) struct Absence {
 
 /// Returns the names of the usable devices, or the reason why there are none.
 pub(crate) fn usable() -> std::result::Result<Vec<String>, Absence> {
-    let inventory = ask::everything();
+    let inventory = query::query_all();
     let usable = inventory.devices.iter().filter(|device| device.unusable.is_none());
     let names: Vec<String> = usable.map(|device| device.name.clone()).collect();
     match &inventory.problem {

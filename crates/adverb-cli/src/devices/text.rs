@@ -344,7 +344,7 @@ ib0/1  active  InfiniBand  1024     4096        1 GiB    7
     }
 
     #[test]
-    fn unusable_devices_say_why_and_share_a_hint() {
+    fn unusable_devices_have_reasons_and_share_a_hint() {
         let unusable = |name, reason: &str, hint: Option<&str>| {
             let mut device = samples::device(name, Vec::new());
             device.unusable = Some(Unusable { reason: reason.to_owned(), hint: hint.map(str::to_owned) });
@@ -394,7 +394,7 @@ rxe0    yes      yes           global, persistent
     }
 
     #[test]
-    fn port_that_cannot_work_comes_with_a_hint() {
+    fn unusable_port_has_a_hint() {
         let remark_of = |link_layer, state, gids: &[&str]| {
             let gids = (0..).zip(gids).map(|(n, gid)| samples::gid(n, gid, gid, GidType::RoceV2)).collect();
             let mut port = samples::port(link_layer, gids);
@@ -413,12 +413,12 @@ rxe0    yes      yes           global, persistent
     }
 
     #[test]
-    fn nothing_is_shown_of_no_devices_and_the_reason_is_told_apart() {
+    fn without_devices_only_the_reason_is_shown() {
         assert_eq!(tables(&samples::empty()), "");
         let reason = |kind| {
             let hints = vec!["load a driver".to_owned(), "make one".to_owned()];
-            let problem_there_is = Problem { kind, message: "there are no RDMA devices".to_owned(), hints };
-            problem(&problem_there_is, problem_there_is.is_failure())
+            let problem_with_hints = Problem { kind, message: "there are no RDMA devices".to_owned(), hints };
+            problem(&problem_with_hints, problem_with_hints.is_failure())
         };
         let text = "there are no RDMA devices\n  hint: load a driver\n  hint: make one\n";
         assert_eq!(reason(ProblemKind::NoDevices), text);

@@ -8,8 +8,9 @@ use super::metrics::{self, Metric};
 use super::snapshot::{Netdev, RdmaDevice, RdmaPort, ReadErrors, Snapshot, Source};
 use super::totals::Destination;
 
-/// The maximum number of samples in a scrape, of which a histogram is one: the number of those is bounded by
-/// [`MAX_PAIRS`](super::probing::MAX_PAIRS). A host with 16 ports of the most talkative driver has about 2,000.
+/// The maximum number of samples in a scrape. A histogram counts as one sample; the number of histograms is limited by
+/// [`MAX_PAIRS`](super::probing::MAX_PAIRS). A host with 16 ports of the driver with the most statistics has about 2,000
+/// samples.
 const MAX_SERIES: usize = 20_000;
 
 /// The exporter's own values.

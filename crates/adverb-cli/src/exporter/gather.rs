@@ -121,7 +121,7 @@ impl Gatherer {
         };
         let mtu = read("mtu").and_then(|mtu| mtu.parse().ok());
         let carrier_changes = read("carrier_changes").and_then(|count| count.parse().ok());
-        // In megabits per second. It can't be read, or is -1, while the interface is down, and on virtual interfaces.
+        // The speed is in megabits per second. It can't be read, or is -1, while the interface is down, and on virtual interfaces.
         let speed = fs::read_to_string(directory.join("speed")).ok();
         let speed = speed.and_then(|speed| speed.trim().parse::<u32>().ok());
         let bits_per_second = speed.filter(|speed| *speed != u32::MAX).map(|speed| f64::from(speed) * 1e6);

@@ -63,7 +63,7 @@ impl Exporter {
                 continue;
             };
             let Some(permit) = Permit::take(&connections) else {
-                self.refuse(&stream);
+                self.reject(&stream);
                 continue;
             };
             let exporter = Arc::clone(&self);
@@ -80,7 +80,7 @@ impl Exporter {
     }
 
     /// Closes a connection with an error response, if that doesn't block.
-    fn refuse(&self, mut stream: &TcpStream) {
+    fn reject(&self, mut stream: &TcpStream) {
         self.update(|status| status.refused_connections += 1);
         if stream.set_nonblocking(true).is_ok() {
             let _ = stream.write_all(&http::rejection(503));

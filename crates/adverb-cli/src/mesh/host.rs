@@ -165,7 +165,7 @@ fn watch(
             }
             reports.try_iter().for_each(|report| results.record(report));
         } else {
-            gather(results, reports, until);
+            collect_reports(results, reports, until);
         }
         let elapsed = start.elapsed();
         let current = u64::try_from(elapsed.as_nanos() / WINDOW.as_nanos()).unwrap_or(u64::MAX);
@@ -188,7 +188,7 @@ fn watch(
     Ok(())
 }
 
-fn gather(results: &mut Results, reports: &Receiver<Report>, until: Instant) {
+fn collect_reports(results: &mut Results, reports: &Receiver<Report>, until: Instant) {
     loop {
         match reports.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(report) => results.record(report),

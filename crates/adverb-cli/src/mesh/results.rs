@@ -93,7 +93,7 @@ impl Results {
 pub(super) mod samples {
     use super::*;
 
-    /// Five members, of which the third loses one probe of ten, after ten windows.
+    /// Returns the results of five members after ten windows. The third member loses one probe of ten.
     pub(in super::super) fn lossy() -> Results {
         let members: Vec<Member> = (1..=5).map(|host| Member::new([10, 0, 0, host].into(), 0)).collect();
         let mut results = Results::new(&members, &[0]);

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn stalls_and_missing_results_are_told_from_losses() {
+    fn stalls_and_missing_results_are_distinguished_from_losses() {
         let text = |cell| super::cell(&Summary { cell, median: None });
         assert_eq!(text(Cell::default()).level, Level::Unknown);
         let mut stalled = Cell { probes: 5, ..Cell::default() };

@@ -105,7 +105,7 @@ fn try_all(mut session: Session, args: &Args) -> Result<ExitCode> {
         let result = session.run(*case)?;
         failed += u32::from(matches!(result.outcome, CaseOutcome::Failed { .. }));
         skipped += u32::from(matches!(result.outcome, CaseOutcome::Skipped { .. }));
-        tell(&result, args.json)?;
+        print_result(&result, args.json)?;
     }
     session.end()?;
     if !args.json {
@@ -115,7 +115,7 @@ fn try_all(mut session: Session, args: &Args) -> Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn tell(result: &CaseResult, json: bool) -> Result<()> {
+fn print_result(result: &CaseResult, json: bool) -> Result<()> {
     let line = if json {
         serde_json::to_string(result)?
     } else {

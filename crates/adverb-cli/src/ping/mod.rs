@@ -299,7 +299,7 @@ impl<'a> Session<'a> {
         let (mut posted, mut next) = (0, Instant::now());
         let mut last_posted = Instant::now();
         // Time for late answers, and for the lookup of a responder that doesn't answer.
-        let settle = 2 * self.args.timeout + Duration::from_secs(2);
+        let late_time = 2 * self.args.timeout + Duration::from_secs(2);
         while posted < self.args.count || prober.open_count(peer) > 0 {
             if self.interrupt.is_requested() {
                 prober.finish(peer);
@@ -324,7 +324,7 @@ impl<'a> Session<'a> {
             let timeout = match posted < self.args.count {
                 true if self.args.flood => Duration::from_millis(10),
                 true => next.saturating_duration_since(Instant::now()),
-                false => (last_posted + settle).saturating_duration_since(Instant::now()),
+                false => (last_posted + late_time).saturating_duration_since(Instant::now()),
             };
             if posted == self.args.count && timeout.is_zero() {
                 prober.finish(peer);
@@ -533,7 +533,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_exit_status_tells_loss_from_silence() {
+    fn the_exit_status_distinguishes_loss_from_silence() {
         let status = |change: fn(&mut ProbeCounts)| {
             let mut counts = ProbeCounts::default();
             change(&mut counts);

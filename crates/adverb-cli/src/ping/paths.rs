@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn without_losses_the_verdict_says_what_is_excluded() {
+    fn without_losses_the_verdict_states_the_excluded_rate() {
         let paths = two_paths();
         let mut summaries = vec![Summary::new(); 2];
         (0..1000)

@@ -215,7 +215,7 @@ fn percentiles(heading: &str, rows: &[(String, &DurationHistogram)]) -> String {
     text
 }
 
-/// Width of the longest bar.
+/// The maximum width of a bar.
 const BAR: u64 = 40;
 
 /// Returns a histogram with one bar per bucket. Buckets end at 1, 2 and 5 times a power of ten.

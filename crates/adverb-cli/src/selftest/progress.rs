@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bar_fills_up_and_names_what_is_under_way() {
+    fn bar_fills_and_names_the_running_test() {
         let names = ["a_rule", "another_rule"];
         assert_eq!(bar(&names, 0), "[........................] 0/2 a rule");
         assert_eq!(bar(&names, 1), "[############............] 1/2 another rule");

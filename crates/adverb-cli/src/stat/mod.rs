@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let names = if args.device.is_empty() { devices::usable() } else { Ok(args.device.clone()) };
     let names = match names {
         Ok(names) => names,
-        Err(absence) => return nothing(args, &absence),
+        Err(absence) => return print_absence(args, &absence),
     };
     let mut watched = Vec::new();
     for name in &names {
@@ -94,7 +94,7 @@ impl Watched {
 }
 
 /// Prints the reason why there are no counters.
-fn nothing(args: &Args, absence: &Absence) -> Result<ExitCode> {
+fn print_absence(args: &Args, absence: &Absence) -> Result<ExitCode> {
     if args.json {
         let problem = Some(absence.message.clone());
         print(args, &Sample { version: VERSION, time: 0.0, ports: Vec::new(), problem })?;
@@ -133,7 +133,7 @@ mod tests {
     use super::seconds;
 
     #[test]
-    fn intervals_are_times_in_which_something_can_be_counted() {
+    fn invalid_intervals_are_rejected() {
         assert_eq!(seconds("2.5").unwrap().as_millis(), 2500);
         for bad in ["0", "-1", "soon", "NaN", "0.001", "1e300"] {
             assert!(seconds(bad).is_err(), "{bad}");

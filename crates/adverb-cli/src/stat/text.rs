@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_is_shown_and_errors_stand_out() {
+    fn changed_counters_are_shown_and_errors_are_marked() {
         assert_eq!(
             text(false, |_| ()),
             "rxe0 port 1, 2.00 s: 1000.0 packets/s, 1.0 errors/s (1000.0 per million packets)\n   \
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn device_that_counts_nothing_says_so() {
+    fn device_without_counts_is_reported() {
         let text = text(false, |port| port.counters.clear());
         assert_eq!(text, "rxe0 port 1, 2.00 s: the device has no counters\n\n");
     }

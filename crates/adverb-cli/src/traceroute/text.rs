@@ -149,7 +149,7 @@ no responder was found at the destination: without one, an RDMA NIC does not ans
     }
 
     #[test]
-    fn one_path_needs_few_words() {
+    fn one_path_has_a_short_report() {
         let mut route = route();
         route.paths.truncate(1);
         (route.port_count, route.probe_count) = (1, 1);

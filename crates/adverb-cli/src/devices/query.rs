@@ -12,7 +12,7 @@ use super::inventory::{
 use super::kernel::Kernel;
 
 /// Returns all devices of this machine.
-pub(super) fn everything() -> Inventory {
+pub(super) fn query_all() -> Inventory {
     let kernel = Kernel::new();
     let (mut devices, mut problem) = match verbs::Device::list_hardware() {
         Ok(infos) => (infos.into_iter().map(device).collect(), None),
@@ -84,7 +84,7 @@ fn add_unlisted(devices: &mut Vec<Device>, kernel: &Kernel, problem: Option<&Pro
 
 /// Returns the attributes of a device, or the reason why it can't be opened.
 fn device(info: DeviceInfo) -> Device {
-    let guid = Some(guid_in_words(info.guid));
+    let guid = Some(format_guid(info.guid));
     if let Some(reason) = info.unsupported_reason {
         let unusable = Unusable { reason: reason.to_owned(), hint: None };
         return unknown_device(info.name, guid, Some(unusable));
@@ -183,7 +183,7 @@ fn gid(entry: &GidEntry) -> Gid {
 }
 
 /// Formats a GUID like `ibv_devinfo`.
-fn guid_in_words(guid: u64) -> String {
+fn format_guid(guid: u64) -> String {
     [48, 32, 16, 0].map(|shift| format!("{:04x}", (guid >> shift) & 0xffff)).join(":")
 }
 
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn guid_is_written_as_ibv_devinfo_writes_it() {
-        assert_eq!(guid_in_words(0x0000_00ff_fe00_7701), "0000:00ff:fe00:7701");
+        assert_eq!(format_guid(0x0000_00ff_fe00_7701), "0000:00ff:fe00:7701");
     }
 
     #[test]
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_rdma_core_is_told_apart() {
+    fn missing_rdma_core_is_distinguished() {
         let problem = not_listed(&Error::NotInstalled {
             reason: "loading it failed".to_owned(),
             hint: "install it".into(),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn hint_of_another_error_is_kept_and_told_once() {
+    fn hint_of_another_error_is_kept_and_printed_once() {
         let error = Error::Verb {
             action: "listing RDMA devices".to_owned(),
             error: std::io::Error::other("no"),
