@@ -155,25 +155,26 @@ impl<B: Buf, R> Replay<B, R> {
 
     /// Removes the messages that the peer has received, and returns their regions. Returns `None` if messages are missing.
     pub(crate) fn begin_lane(&mut self, received: u64, taken: u64) -> Option<Vec<R>> {
-        let mut released = Vec::new();
-        let received_all = if mutant!(ReplayAll) { 0 } else { received };
-        while self.queue.front().is_some_and(|item| item.number < received_all) {
-            match self.queue.pop_front().map(|item| item.content) {
-                Some(Content::Message(Payload::Region(region)) | Content::Registered(region)) => {
-                    released.push(region);
-                }
-                Some(Content::Registering) => return None,
-                _ => {}
-            }
+        let end = if mutant!(ReplayAll) { 0 } else { received };
+        let count = self.queue.iter().take_while(|item| item.number < end).count();
+        let first = self.queue.get(count).map_or(taken, |item| item.number);
+        let is_complete = received <= taken
+            && first <= received
+            && (self.queue.len() - count) as u64 >= taken - received
+            && !self.queue.iter().take(count).any(|item| matches!(item.content, Content::Registering));
+        // After an error, the messages stay queued, so that their regions are reported or released.
+        if !is_complete {
+            return None;
         }
+        let released = self.queue.drain(..count).filter_map(|item| match item.content {
+            Content::Message(Payload::Region(region)) | Content::Registered(region) => Some(region),
+            _ => None,
+        });
+        let released = released.collect();
         if mutant!(ReplaySkipsFirst) && self.queue.len() > 1 {
             self.queue.pop_front();
-            return Some(released);
         }
-        let first = self.queue.front().map_or(taken, |item| item.number);
-        let is_complete =
-            received <= taken && first <= received && self.queue.len() as u64 >= taken - received;
-        is_complete.then_some(released)
+        Some(released)
     }
 
     /// Takes all queued messages, once the connection has ended.

@@ -27,8 +27,8 @@
 //! [`run_congestion`] runs several senders over one slow link, and checks that they reduce their rates and recover.
 //! [`run_cm`] runs connection managers over a fabric with faults. [`run_cluster`] runs the brokers of a cluster on modeled
 //! queue pairs, with calls and segments, and [`cluster_attack_from_bytes`] lets a peer send anything to a broker.
-//! [`run_net`] runs the two sides of a connection on modeled queue pairs or on devices, and [`explore_net`] visits all states of
-//! a small one. [`attack`] sends malformed and hostile packets to a
+//! [`run_net`] runs the two sides of a connection on modeled queue pairs or on devices, [`explore_net`] visits all states of
+//! a small one, and [`net_attack_from_bytes`] lets a peer send anything to a connection. [`attack`] sends malformed and hostile packets to a
 //! device, and [`attack_cm`] sends hostile messages to a connection manager.
 //!
 //! ```
@@ -77,7 +77,7 @@ pub use hostile::{AttackReport, attack, attack_from_bytes};
 pub use messages::{EndpointPlan, MessageAction, MessagePlan, MessageStep};
 pub use net::{
     DEVICE_SEED_INTERVAL, NetExploration, NetOutcome, NetPlan, NetSearch, NetTotals, explore_net,
-    explore_net_plans, run_net, run_net_seeds,
+    explore_net_plans, net_attack_from_bytes, run_net, run_net_seeds,
 };
 pub use random::Random;
 pub use runner::{CONGESTION_SEED_INTERVAL, PACKETS_PER_ATTACK, Totals, run_attacks, run_seeds, shrink};

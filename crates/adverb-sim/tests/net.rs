@@ -1,6 +1,6 @@
 //! Connections on modeled queue pairs.
 
-use adverb_sim::{NetPlan, explore_net, run_net, run_net_seeds};
+use adverb_sim::{NetPlan, Random, explore_net, net_attack_from_bytes, run_net, run_net_seeds};
 
 #[test]
 fn connections_keep_their_rules() {
@@ -35,4 +35,13 @@ fn all_states_of_small_connections_lead_to_their_end() {
     assert!(exploration.is_complete && exploration.final_count > 100, "{exploration}");
     // A search that is stopped says so.
     assert!(!explore_net(NetPlan::BothClose, 1, 1, 100).is_complete);
+}
+
+#[test]
+fn a_hostile_peer_violates_no_invariant() {
+    for seed in 0..3000 {
+        let mut random = Random::new(seed);
+        let length = random.between(20, 400) as usize;
+        assert_eq!(net_attack_from_bytes(&random.bytes(length)), Ok(()), "seed {seed}");
+    }
 }

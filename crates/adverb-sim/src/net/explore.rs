@@ -300,7 +300,6 @@ const SEARCHES: &[NetSearch] = &[
     (NetPlan::BothClose, 1, 0),
     (NetPlan::BothClose, 0, 1),
     (NetPlan::BothShutDown, 0, 1),
-    (NetPlan::ShutdownAndClose, 1, 0),
     (NetPlan::ShutdownAndClose, 0, 1),
     (NetPlan::CloseAgainstMessages, 0, 1),
 ];

@@ -17,6 +17,7 @@
 mod application;
 mod devices;
 mod explore;
+mod hostile;
 mod log;
 mod memory;
 mod world;
@@ -31,6 +32,7 @@ use crate::runner::run_each;
 use application::{Application, Ending, PlannedMessage, Progress};
 use devices::Devices;
 pub use explore::{NetExploration, NetPlan, NetSearch, explore_net, explore_net_plans};
+pub use hostile::net_attack_from_bytes;
 use world::{Action, Process, World};
 
 /// The maximum number of rounds in which a run must come to its end.
