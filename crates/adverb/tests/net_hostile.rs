@@ -36,6 +36,8 @@ const TCP_ATTACKERS: usize = 2;
 const MANAGER_ATTACKERS: usize = 1;
 /// Descriptors of one pending handshake: its socket, its epoll instance, and those of its completion queue.
 const HANDSHAKE_FDS: usize = 8;
+/// The time after which too few attacks are a failure.
+const MAX_EXTRA_TIME: Duration = Duration::from_secs(60);
 
 /// What a process holds.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +66,14 @@ struct Counts {
     manager: AtomicUsize,
     echoes: AtomicUsize,
     connections: AtomicUsize,
+}
+
+impl Counts {
+    /// Whether each kind of attack and of good traffic has happened often enough to mean something.
+    fn are_sufficient(&self) -> bool {
+        let minimums = [(&self.tcp, 200), (&self.manager, 50), (&self.connections, 2), (&self.echoes, 10)];
+        minimums.iter().all(|(counter, minimum)| counter.load(Ordering::Relaxed) >= *minimum)
+    }
 }
 
 fn count(counter: &AtomicUsize) {
@@ -222,7 +232,9 @@ fn attack(key: Option<&Key>, time: Duration) {
             }
         });
         let start = Instant::now();
-        while start.elapsed() < time {
+        // A busy machine takes longer to reach the minimum counts.
+        while start.elapsed() < time || !counts.are_sufficient() {
+            assert!(start.elapsed() < time + MAX_EXTRA_TIME, "{counts:?}");
             check_echo(&lasting, counts.echoes.load(Ordering::Relaxed));
             count(&counts.echoes);
         }
@@ -254,10 +266,6 @@ fn attack(key: Option<&Key>, time: Duration) {
         assert!(peak.fds <= before.fds + most, "{before:?} {peak:?}");
         assert!(after.fds <= before.fds && after.threads <= before.threads, "{before:?} {after:?}");
         assert!(peak.resident_kib <= before.resident_kib + (128 << 10), "{before:?} {peak:?}");
-        assert!(counts.tcp.load(Ordering::Relaxed) >= 200 && counts.manager.load(Ordering::Relaxed) >= 50);
-        assert!(
-            counts.connections.load(Ordering::Relaxed) >= 2 && counts.echoes.load(Ordering::Relaxed) >= 10
-        );
     });
 }
 
