@@ -1,6 +1,8 @@
 //! Tests of the libraries with programs that rdma-core and Debian build against rdma-core's own libraries.
 
+use std::fs::{self, Permissions};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -9,8 +11,29 @@ use anyhow::{Context, Result, bail, ensure};
 use support::{packages, process};
 
 /// Runs the programs as an unprivileged user: `ibv_devinfo`, and the ping-pong programs as two processes each.
+///
+/// The user may not be allowed to read cargo's target directory, so the programs use a copy of the libraries.
 pub(super) fn run(libraries: &Path) -> Result<()> {
     packages::ensure(&["ibverbs-utils", "util-linux"])?;
+    let copy = std::env::temp_dir().join(format!("adverb-preload-{}", std::process::id()));
+    fs::create_dir(&copy)?;
+    let result = copy_libraries(libraries, &copy).and_then(|()| run_programs(&copy));
+    fs::remove_dir_all(&copy)?;
+    result
+}
+
+/// Copies the libraries to a directory that everyone may read.
+fn copy_libraries(libraries: &Path, to: &Path) -> Result<()> {
+    fs::set_permissions(to, Permissions::from_mode(0o755))?;
+    for entry in fs::read_dir(libraries)? {
+        let (from, to) = entry.map(|entry| (entry.path(), to.join(entry.file_name())))?;
+        fs::copy(from, &to)?;
+        fs::set_permissions(&to, Permissions::from_mode(0o755))?;
+    }
+    Ok(())
+}
+
+fn run_programs(libraries: &Path) -> Result<()> {
     let info = process::text(&mut command("ibv_devinfo", libraries, None)?)?;
     ensure!(info.contains("adverb0") && info.contains("PORT_ACTIVE"), "ibv_devinfo found no device:\n{info}");
     symbols(&libraries.join("libibverbs.so.1"))?;
@@ -38,7 +61,7 @@ fn symbols(library: &Path) -> Result<()> {
     let has = versioned(library, false)?;
     let mut count = 0;
     let programs = ["/usr/bin", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"];
-    let files = programs.iter().filter_map(|directory| std::fs::read_dir(directory).ok()).flatten();
+    let files = programs.iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten();
     let files = files.filter_map(|entry| entry.ok().map(|entry| entry.path())).filter(|path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         ["ibv_", "ib_", "librdmacm.so.1", "raw_ethernet_"].iter().any(|prefix| name.starts_with(prefix))
