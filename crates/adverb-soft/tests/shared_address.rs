@@ -6,14 +6,16 @@ mod support;
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use adverb_soft::link::{AddressShare, Link, TxPacket, UdpConfig, UdpLink};
 use adverb_wire::cm::{Dreq, Mad, Message, ServiceId, SidrReq};
 use adverb_wire::{Flow, Header, MAX_HEADER_LEN, Operation, Psn, Qpn, Ud};
+// ThreadSanitizer doesn't see the locks of the standard library, which is not instrumented.
+use parking_lot::Mutex;
 
 use support::{Packet, open_loopback};
 
@@ -35,8 +37,8 @@ impl Process {
         let thread = std::thread::spawn(move || {
             while !ends.load(Ordering::Relaxed) {
                 let mut some = Vec::new();
-                let count = driven.lock().unwrap().receive(256, &mut |packet| some.push(packet.into()));
-                packets.lock().unwrap().append(&mut some);
+                let count = driven.lock().receive(256, &mut |packet| some.push(packet.into()));
+                packets.lock().append(&mut some);
                 if count.unwrap() == 0 {
                     std::thread::sleep(Duration::from_micros(20));
                 }
@@ -63,18 +65,18 @@ impl Process {
     }
 
     fn address(&self) -> IpAddr {
-        self.link.lock().unwrap().local_addr().ip()
+        self.link.lock().local_addr().ip()
     }
 
     fn share(&self) -> AddressShare {
-        self.link.lock().unwrap().address_share().unwrap()
+        self.link.lock().address_share().unwrap()
     }
 
     /// Waits until so many packets have been received, and takes them.
     fn take(&self, count: usize) -> Vec<Packet> {
         let start = Instant::now();
         loop {
-            let mut received = self.received.lock().unwrap();
+            let mut received = self.received.lock();
             if received.len() >= count {
                 return std::mem::take(&mut received);
             }
@@ -113,7 +115,7 @@ fn send_until_received(message: Message, address: IpAddr, to: &Process) {
     loop {
         peer.send_to(&bytes, destination).unwrap();
         std::thread::sleep(Duration::from_millis(1));
-        let received = std::mem::take(&mut *to.received.lock().unwrap());
+        let received = std::mem::take(&mut *to.received.lock());
         // Earlier messages, which were sent more often than needed, may arrive later.
         if let Some(found) = received.iter().find(|packet| packet.bytes == bytes && packet.source == source) {
             return assert_eq!((found.destination, found.hop_limit), (destination, Some(64)));
@@ -125,9 +127,8 @@ fn send_until_received(message: Message, address: IpAddr, to: &Process) {
 /// Waits until the kernel delivers each packet to the right process, so that no process passes packets on.
 fn await_direct_delivery(processes: &[Process], address: IpAddr) {
     let (destination, start) = (SocketAddr::new(address, 4791), Instant::now());
-    let passed_on = || -> u64 {
-        processes.iter().map(|process| process.link.lock().unwrap().statistics().passed_on).sum()
-    };
+    let passed_on =
+        || -> u64 { processes.iter().map(|process| process.link.lock().statistics().passed_on).sum() };
     loop {
         let before = passed_on();
         // From many ports, because the kernel may choose by a hash of the port.
@@ -206,8 +207,8 @@ fn each_process_receives_the_packets_to_its_queue_pairs_and_only_those() {
             }
         }
         for process in &processes {
-            assert_eq!(process.received.lock().unwrap().len(), 0, "no packet arrived twice");
-            assert_eq!(process.link.lock().unwrap().statistics().not_passed_on, 0);
+            assert_eq!(process.received.lock().len(), 0, "no packet arrived twice");
+            assert_eq!(process.link.lock().statistics().not_passed_on, 0);
         }
         // A process takes the place of the one that has ended; in the last round, of the first.
         let ended = [2, 1, 0][round];
@@ -222,8 +223,8 @@ fn messages_reach_the_listener_and_the_connection_whichever_process_ends() {
     let address = first.address();
     let processes = [Process::open(address), Process::open(address), Process::open(address)];
     let service = ServiceId::tcp_port(7471);
-    processes[2].link.lock().unwrap().claim_service(service).unwrap();
-    let taken = first.link.lock().unwrap().claim_service(service).unwrap_err();
+    processes[2].link.lock().claim_service(service).unwrap();
+    let taken = first.link.lock().claim_service(service).unwrap_err();
     assert_eq!(taken.kind(), ErrorKind::AddrInUse);
     let id = processes[1].share().comm_id(0x123_4567);
     let check = |listener: &Process, connected: &Process| {
@@ -238,16 +239,16 @@ fn messages_reach_the_listener_and_the_connection_whichever_process_ends() {
     drop(zero);
     check(&two, &one);
     // Without a listener, and without the process of a connection, any process answers.
-    two.link.lock().unwrap().release_service(service);
+    two.link.lock().release_service(service);
     let again = Process::open(address);
-    again.link.lock().unwrap().claim_service(service).unwrap();
+    again.link.lock().claim_service(service).unwrap();
     send_until_received(query(service), address, &again);
     drop((two, again));
     send_until_received(query(service), address, &one);
     send_until_received(dreq(AddressShare::new(99).unwrap().comm_id(7)), address, &one);
-    one.link.lock().unwrap().claim_service(service).unwrap();
-    one.link.lock().unwrap().claim_service(service).unwrap();
-    one.link.lock().unwrap().release_service(service);
+    one.link.lock().claim_service(service).unwrap();
+    one.link.lock().claim_service(service).unwrap();
+    one.link.lock().release_service(service);
     send_until_received(query(service), address, &one);
 }
 
