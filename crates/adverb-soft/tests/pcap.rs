@@ -8,11 +8,13 @@ use std::io::{self, ErrorKind, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use adverb_proto::IcrcCheck;
 use adverb_soft::link::{Capture, Link, Switch, SwitchConfig, TxPacket};
 use adverb_wire::{Flow, Frame, IpHeader, ROCE_PORT};
+// ThreadSanitizer doesn't see the locks of the standard library, which is not instrumented.
+use parking_lot::Mutex;
 
 use support::{datagram, drain, packet};
 
@@ -22,7 +24,7 @@ struct File(Arc<Mutex<Vec<u8>>>);
 
 impl Write for File {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
+        self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
@@ -89,7 +91,7 @@ fn frames_are_whole_with_headers_as_on_the_wire() {
     for addresses in [["10.0.0.1", "10.0.0.2"], ["fd77::1", "fd77::2"]] {
         let file = File::default();
         record(&Capture::new(file.clone()), addresses, &[0; 7]);
-        let bytes = file.0.lock().unwrap();
+        let bytes = file.0.lock();
         let kinds: Vec<u32> = blocks(&bytes).iter().map(|(kind, _)| *kind).collect();
         assert_eq!(kinds[..3], [0x0a0d_0d0a, 1, 1]);
         let frames = frames(&bytes);
@@ -114,7 +116,7 @@ fn frames_are_whole_with_headers_as_on_the_wire() {
 fn an_unknown_identification_is_solved_for() {
     let file = File::default();
     record(&Capture::new(file.clone()), ["10.0.0.1", "10.0.0.2"], &[5829, 65_535]);
-    let bytes = file.0.lock().unwrap();
+    let bytes = file.0.lock();
     let received: Vec<_> = frames(&bytes).into_iter().filter(|(interface, ..)| *interface == 1).collect();
     for ((_, frame, _), expected) in received.iter().zip([5829, 65_535]) {
         frame.verify().unwrap();

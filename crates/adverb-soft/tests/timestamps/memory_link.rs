@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use adverb_proto::types::Transport;
@@ -10,6 +10,8 @@ use adverb_soft::NicOptions;
 use adverb_soft::link::{
     Bundle, Capture, FaultConfig, FaultLink, Link, MemLink, RxPacket, Switch, SwitchConfig, TxPacket,
 };
+// ThreadSanitizer doesn't see the locks of the standard library, which is not instrumented.
+use parking_lot::Mutex;
 
 use crate::node::{Node, distance};
 use crate::support::{address, packet};
@@ -29,7 +31,7 @@ struct Witness(MemLink, Arc<Mutex<Calls>>);
 
 impl Link for Witness {
     fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
-        let mut calls = self.1.lock().unwrap();
+        let mut calls = self.1.lock();
         if calls.refusals > 0 {
             calls.refusals -= 1;
             return Ok(0);
@@ -49,7 +51,7 @@ impl Link for Witness {
     }
 
     fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
-        self.1.lock().unwrap().set_timestamps.push(enabled);
+        self.1.lock().set_timestamps.push(enabled);
         self.0.set_timestamps(enabled)
     }
 }
@@ -88,7 +90,7 @@ fn delays_on_the_way_are_in_the_differences_of_timestamps() {
             assert_eq!(distance(sent, (before, Instant::now())), Duration::ZERO);
             let received = other.completion();
             // The packet was delivered when the delaying link sent it on, which is never early and may be late.
-            let delivered = calls.lock().unwrap().sends[number];
+            let delivered = calls.lock().sends[number];
             assert_eq!(distance(received, delivered), Duration::ZERO);
             let difference = received.duration_since(sent);
             let late = delivered.1.saturating_duration_since(sent + latency);
@@ -143,7 +145,7 @@ fn a_reliable_send_has_the_receive_time_of_the_acknowledgement() {
                 break completed;
             }
         };
-        assert_eq!(distance(completed, calls.lock().unwrap().sends[number]), Duration::ZERO);
+        assert_eq!(distance(completed, calls.lock().sends[number]), Duration::ZERO);
         assert!(completed >= received + latency);
     }
 }
@@ -152,11 +154,11 @@ fn a_reliable_send_has_the_receive_time_of_the_acknowledgement() {
 fn a_packet_that_the_link_refuses_at_first_is_stamped_when_it_is_sent() {
     let (one, other, calls) = nodes(Transport::Ud, Duration::ZERO);
     other.post_recv();
-    calls.lock().unwrap().refusals = 3;
+    calls.lock().refusals = 3;
     one.post_send(&other, b"refused");
     std::thread::sleep(Duration::from_millis(2));
     let (sent, received) = (one.completion(), other.completion());
-    let calls = calls.lock().unwrap();
+    let calls = calls.lock();
     assert_eq!((calls.refusals, calls.sends.len()), (0, 1));
     let (before, after) = calls.sends[0];
     assert!(sent <= before, "the time is read before the packet is sent");
@@ -174,7 +176,7 @@ fn timed_datagrams_are_sent_one_by_one_each_with_its_own_time() {
     for _ in 0..40 {
         one.post_send(&other, b"one of many");
     }
-    let sends = calls.lock().unwrap().sends.clone();
+    let sends = calls.lock().sends.clone();
     assert_eq!(sends.len(), 40);
     let mut last = None;
     for (index, send) in sends.into_iter().enumerate() {
@@ -206,7 +208,7 @@ fn the_link_stamps_packets_while_a_queue_with_timestamps_exists() {
     let calls = Arc::new(Mutex::new(Calls::default()));
     let link = Witness(Switch::default().attach(address(1)).unwrap(), Arc::clone(&calls));
     let nic = adverb_soft::Nic::open(NicOptions::new([address(1)], link)).unwrap();
-    let history = || calls.lock().unwrap().set_timestamps.clone();
+    let history = || calls.lock().set_timestamps.clone();
     let plain = nic.create_cq(8, None).unwrap();
     assert_eq!(history(), []);
     let timed = [nic.create_timed_cq(8, None).unwrap(), nic.create_timed_cq(8, None).unwrap()];
