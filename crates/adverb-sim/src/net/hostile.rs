@@ -310,7 +310,9 @@ impl Target {
 
     fn resume(&mut self, choices: &mut Choices<'_>) {
         let received = u64::from(choices.below(8));
-        let Some(hello) = arbitrary_hello(Some(received), choices) else { return };
+        // A listener's driver parses a hello before it looks for the session.
+        let hello = arbitrary_hello(Some(received), choices).map(|hello| Hello::parse(&hello.emit()));
+        let Some(Ok(hello)) = hello else { return };
         let was_disconnected = self.connection.phase() == PhaseKind::Disconnected;
         if self.connection.resume(hello, self.config.lane(), self.now) {
             if was_disconnected {
