@@ -637,18 +637,25 @@ fn an_acknowledgement_travels_with_the_answer() {
     other.connect(&one);
     let here = Area::new(&first, one.pd, 64);
     let there = Area::new(&second, other.pd, 64);
-    const ROUNDS: usize = 50;
-    for _ in 0..ROUNDS {
-        other.receive(1, &[there.segment(0, 8)]).unwrap();
-        one.receive(1, &[here.segment(0, 8)]).unwrap();
-        one.send(2, SendOperation::Send, &[here.segment(0, 8)]).unwrap();
-        while other.completion().wr_id != 1 {}
-        other.send(2, SendOperation::Send, &[there.segment(0, 8)]).unwrap();
-        while one.completion().wr_id != 1 {}
+    const ROUNDS: usize = 10;
+    let together = || {
+        batches.lock().clear();
+        for _ in 0..ROUNDS {
+            other.receive(1, &[there.segment(0, 8)]).unwrap();
+            one.receive(1, &[here.segment(0, 8)]).unwrap();
+            one.send(2, SendOperation::Send, &[here.segment(0, 8)]).unwrap();
+            while other.completion().wr_id != 1 {}
+            other.send(2, SendOperation::Send, &[there.segment(0, 8)]).unwrap();
+            while one.completion().wr_id != 1 {}
+        }
+        batches.lock().iter().filter(|&&packets| packets == 2).count()
+    };
+    // If the test waits for a processor, the progress thread acknowledges before there is an answer. So a busy machine
+    // needs several attempts.
+    let start = Instant::now();
+    while together() <= ROUNDS / 2 {
+        assert!(start.elapsed() < PATIENCE, "{:?}", batches.lock());
     }
-    // Where the test had to wait for a processor, the thread has acknowledged before there was an answer.
-    let together = batches.lock().iter().filter(|&&packets| packets == 2).count();
-    assert!(together > ROUNDS / 2, "{together} of {ROUNDS}: {:?}", batches.lock());
 }
 
 /// What was received is acknowledged, though all that its receiver does is end.
