@@ -4,6 +4,8 @@
 
 mod support;
 
+use std::io::{Read, Write};
+
 use adverb_soft::link::{AddressShare, Link, UdpConfig, UdpLink};
 use adverb_wire::cm::ServiceId;
 use nix::sys::signal::{Signal, kill};
@@ -19,13 +21,19 @@ fn a_forked_child_keeps_no_share_and_no_service() {
     assert_eq!(share, AddressShare::new(0));
     let service = ServiceId::tcp_port(7471);
     link.claim_service(service).unwrap();
+    let (mut reader, mut writer) = std::io::pipe().unwrap();
     // SAFETY: the child only calls functions that are permitted in a child of a process with several threads.
     let child = match unsafe { fork() }.unwrap() {
-        ForkResult::Child => loop {
-            pause();
-        },
+        ForkResult::Child => {
+            let _ = writer.write_all(b"1");
+            loop {
+                pause();
+            }
+        }
         ForkResult::Parent { child } => child,
     };
+    // The child gives up its copies before `fork` returns there.
+    reader.read_exact(&mut [0]).unwrap();
     drop(link);
     let mut config = UdpConfig::new(address);
     config.shared = true;
