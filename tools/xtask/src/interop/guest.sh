@@ -117,11 +117,12 @@ rping_server() {
   end_server
 }
 
-# rping_client PROGRAM RXE SOFT: the C program on rxe0 is the client.
+# rping_client PROGRAM RXE SOFT: the C program on rxe0 is the client. The server counts the rounds, because the client
+# doesn't repeat a disconnect request that is lost.
 rping_client() {
   local program
   program=$(copy "$1") || return
-  as_nobody_in_peer timeout 100 "$program" -s -a "$3" -d "soft:$3" -S $rping_size >/tmp/server 2>&1 &
+  as_nobody_in_peer timeout 100 "$program" -s -a "$3" -d "soft:$3" -C $rping_rounds -S $rping_size >/tmp/server 2>&1 &
   server=$!
   until_printed "^listening at " cat /tmp/server || return
   timeout 100 rping -c -a "$3" -V -C $rping_rounds -S $rping_size ||
