@@ -85,6 +85,8 @@ mutations! {
     NoLingerTimeout,
     /// The wait for the completion of a close's acknowledgement has no time limit.
     NoCloseAckTimeout,
+    /// A close doesn't continue when rendezvous messages were reported as read.
+    CloseIgnoresReport,
     /// Messages are sent after a shutdown.
     SendAfterShutdown,
     /// The ring stays registered after the end of its lane.

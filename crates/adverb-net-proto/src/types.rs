@@ -277,7 +277,8 @@ pub enum Event<R> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum EndReason {
-    /// This side closed the connection, and the peer has all messages.
+    /// This side closed the connection, the peer's device has all messages, and the peer has read the rendezvous messages among
+    /// them. The peer's application may still discard them: see [`Connection::close`](crate::Connection::close).
     Closed,
     /// The peer closed the connection.
     PeerClosed,

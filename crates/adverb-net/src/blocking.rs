@@ -389,7 +389,9 @@ impl Connection {
     /// Waits until the peer has received all sent messages, and closes the connection.
     ///
     /// Eager messages count as received when they are in the peer's memory, even if its program has not read them
-    /// yet. A rendezvous message counts as received when the peer has read it.
+    /// yet. A rendezvous message counts as received when the peer has read it. The peer's program can still receive
+    /// all of them, but discards those that it has not received if it closes or aborts the connection, ends, or has
+    /// given up the handshake. Let the peer reply if you need to know that it has processed a message.
     ///
     /// # Errors
     ///

@@ -28,6 +28,10 @@ impl<B: Buf, R: Region> Connection<B, R> {
 
     /// Closes the connection: sends all messages, and receives none. Ends with [`Event::Closed`], at the latest after
     /// [`Config::close_timeout`](crate::Config::close_timeout).
+    ///
+    /// [`EndReason::Closed`] says that the peer's device has all messages, and that the peer has read the rendezvous messages. It
+    /// doesn't say that the peer's application has received them. The application receives them unless its process ends, it closes
+    /// or aborts the connection itself, or its handshake exceeds the time limit, so that it never had the connection.
     pub fn close(&mut self, now: Time) {
         if let SendState::Closing(_) = self.send.state {
             return;

@@ -276,6 +276,13 @@ impl<B: Buf, R: Region> Connection<B, R> {
             return None;
         };
         let is_signaled = lane.queue.post(tag, tag == Tag::CloseAck);
+        // A close waits for this report, and no completion may follow.
+        if tag == Tag::RendezvousDone
+            && (self.is_closing() || self.has_peer_closed())
+            && !mutant!(CloseIgnoresReport)
+        {
+            self.check_close(now);
+        }
         Some(Post::Write { tag, buf: None, remote, immediate: immediate.emit(), is_signaled })
     }
 

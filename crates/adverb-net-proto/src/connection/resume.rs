@@ -16,7 +16,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
     /// Passes on the listener's hello to the connector.
     pub fn handle_hello<M: Memory<Buf = B, Region = R>>(&mut self, memory: &mut M, bytes: &[u8], now: Time) {
         if let Phase::Draining { .. } | Phase::Closed(_) = self.phase {
-            // The peer replays what it sends over this lane.
+            // The peer replays what it sends over this lane. If the handshake of the first lane has failed, the application has
+            // no connection over which it could receive.
             return;
         }
         let hello = match Hello::parse(bytes) {

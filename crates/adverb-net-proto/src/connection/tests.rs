@@ -63,6 +63,15 @@ struct Pair {
     events: [Vec<Event<TestRegion>>; 2],
     reads: usize,
     writes: usize,
+    /// The executed requests that have no completion of their own, if such requests are distinguished.
+    unsignaled: Option<[Requests; 2]>,
+}
+
+type Requests = Vec<(Tag, Option<Vec<u8>>)>;
+
+/// Takes the unsignaled requests of a side, which complete with the next signaled one.
+fn take_unsignaled(unsignaled: &mut Option<[Requests; 2]>, side: usize) -> Requests {
+    unsignaled.as_mut().map(|sides| std::mem::take(&mut sides[side])).unwrap_or_default()
 }
 
 impl Pair {
@@ -77,6 +86,7 @@ impl Pair {
             events: [Vec::new(), Vec::new()],
             reads: 0,
             writes: 0,
+            unsignaled: None,
         };
         pair.run();
         pair
@@ -98,7 +108,8 @@ impl Pair {
             match event {
                 Event::Release(region) => drop(self.memory[side].release(&region)),
                 Event::Drain => {
-                    connection.handle_drained(&mut self.memory[side], Vec::new(), now);
+                    let left = take_unsignaled(&mut self.unsignaled, side);
+                    connection.handle_drained(&mut self.memory[side], left, now);
                 }
                 event => self.events[side].push(event),
             }
@@ -130,9 +141,17 @@ impl Pair {
             Post::Hello { .. } => (Tag::Hello, None),
             Post::Probe { .. } | Post::Receives { .. } => (Tag::Probe, None),
         };
+        self.complete(side, Completed::Failed { tag, buf, status: Status::RetryExceeded });
+    }
+
+    /// Passes on a completion, after those of the unsignaled requests before it.
+    fn complete(&mut self, side: usize, completed: Completed<Vec<u8>>) {
         let now = self.now;
+        let before = take_unsignaled(&mut self.unsignaled, side);
         let (connection, memory) = self.side(side);
-        let completed = Completed::Failed { tag, buf, status: Status::RetryExceeded };
+        for (tag, buf) in before {
+            connection.handle_completion(memory, Completed::Sent { tag, buf }, now);
+        }
         connection.handle_completion(memory, completed, now);
     }
 
@@ -152,7 +171,7 @@ impl Pair {
                 }
                 (Tag::Hello, None)
             }
-            Post::Write { tag, buf, remote, immediate, .. } => {
+            Post::Write { tag, buf, remote, immediate, is_signaled } => {
                 self.writes += 1;
                 let bytes = buf.as_deref().unwrap_or_default();
                 let ring = self.memory[1 - side].regions.get_mut(&remote.rkey).expect("a valid key");
@@ -160,6 +179,11 @@ impl Pair {
                 let len = bytes.len() as u32;
                 let (peer, memory) = self.side(1 - side);
                 peer.handle_completion(memory, Completed::Received { immediate, len }, now);
+                if let Some(unsignaled) = &mut self.unsignaled
+                    && !is_signaled
+                {
+                    return unsignaled[side].push((tag, buf));
+                }
                 (tag, buf)
             }
             Post::Probe { .. } => (Tag::Probe, None),
@@ -171,8 +195,7 @@ impl Pair {
                 (Tag::Read, Some(buf))
             }
         };
-        let (connection, memory) = self.side(side);
-        connection.handle_completion(memory, Completed::Sent { tag, buf }, now);
+        self.complete(side, Completed::Sent { tag, buf });
     }
 
     /// Sends a message, after the driver has posted the earlier ones.
@@ -328,6 +351,46 @@ fn a_close_delivers_all_messages_and_ends_both_sides() {
     assert_eq!(pair.send(1, b"late"), Err(SendError::Ended(EndReason::PeerClosed)));
     assert!(pair.memory.iter().all(|memory| memory.regions.is_empty()));
     assert!(pair.side(0).0.take_unacknowledged().is_empty());
+}
+
+/// Lets the peer of side 0 send a rendezvous message, which side 0 has read, but not reported.
+fn pair_with_unreported_message() -> Pair {
+    let mut pair = Pair::new(small());
+    pair.unsignaled = Some([Vec::new(), Vec::new()]);
+    pair.offer(1, &[3; 50]).expect("credits");
+    while pair.reads == 0 {
+        assert!((0..2).rev().any(|side| pair.step(side)), "the message is not read");
+    }
+    pair
+}
+
+#[test]
+fn a_close_continues_after_its_last_report() {
+    let mut pair = pair_with_unreported_message();
+    pair.side(0).0.close(Time::ZERO);
+    // The close completes, and the peer returns its credits, before this side reports the message as read.
+    let writes = pair.writes;
+    while pair.writes == writes {
+        assert!(pair.step(0), "the close is not posted");
+    }
+    while pair.step(1) {}
+    assert_eq!(pair.end(0), None);
+    pair.run();
+    assert_eq!((pair.end(0), pair.end(1)), (Some(EndReason::Closed), Some(EndReason::PeerClosed)));
+    assert_eq!(pair.now, Time::ZERO);
+}
+
+#[test]
+fn a_side_lingers_from_its_last_report_on() {
+    let mut pair = pair_with_unreported_message();
+    pair.side(1).0.close(Time::ZERO);
+    while pair.step(1) {}
+    let (connection, memory) = pair.side(0);
+    assert!(connection.has_peer_closed() && !connection.is_lingering());
+    // The requests are lost, and have no completion.
+    let mut posts = std::iter::from_fn(|| connection.poll_post(memory, Time::ZERO));
+    assert!(posts.any(|post| matches!(post, Post::Write { tag: Tag::RendezvousDone, .. })));
+    assert!(connection.is_lingering());
 }
 
 #[test]

@@ -45,6 +45,17 @@ pub(super) enum Progress {
     Left,
 }
 
+/// The messages that a receiver has received at the end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Receipt {
+    /// The application has received this number of messages, and would have received more.
+    Received(u64),
+    /// The receiver's handshake exceeded its time limit, so its application never had a connection.
+    NeverEstablished,
+    /// The application has stopped receiving: it closed or aborted the connection, hangs, or its process was killed.
+    Stopped,
+}
+
 /// The application of one side.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Application {
@@ -354,14 +365,18 @@ impl Application {
         self.unacknowledged.push(number);
     }
 
-    /// Checks the messages of this sender after the end. `received` is the number that the peer has received, unless the peer
-    /// stopped receiving by itself. Without a session, posted messages may be lost, but not after a graceful close.
-    pub(super) fn check_sent(&mut self, received: Option<u64>, has_session: bool) {
-        let Some(received) = received else { return };
+    /// Checks the messages of this sender after the end. Without a session, posted messages may be lost, but not after a graceful
+    /// close. After a graceful close, the peer's device has them, so they are lost only if the peer never had a connection.
+    pub(super) fn check_sent(&mut self, receipt: Receipt, has_session: bool) {
+        let is_closed = self.end == Some(EndReason::Closed);
+        let (received, is_promised) = match receipt {
+            Receipt::Received(count) => (count, has_session || is_closed),
+            Receipt::NeverEstablished => (0, has_session && !is_closed),
+            Receipt::Stopped => return,
+        };
         let lost = (received..self.sent).find(|number| !self.unacknowledged.contains(number));
-        let must_have_all = has_session || self.end == Some(EndReason::Closed);
         if let Some(number) = lost
-            && must_have_all
+            && is_promised
         {
             let end = self.end;
             self.violate(format!("message {number} was neither received nor reported (end: {end:?})"));

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use adverb_net_proto::{Config, EndReason};
 
-use super::application::{Application, Ending, PlannedMessage, Progress};
+use super::application::{Application, Ending, PlannedMessage};
 use super::world::{Action, Process, World};
 
 /// The outcome of [`explore_net`].
@@ -179,21 +179,7 @@ impl State {
             world.check_resources(side);
         }
         for side in 0..2 {
-            let has_session = world.sides[side]
-                .connection
-                .as_ref()
-                .is_some_and(|connection| connection.session().is_some());
-            let receiver = &world.sides[1 - side];
-            let receives =
-                receiver.process == Process::Running && receiver.application.progress != Progress::Left;
-            let received = receives.then_some(receiver.application.received);
-            let sender = &mut world.sides[side];
-            if sender.process == Process::Running && sender.connection.is_some() {
-                sender.application.check_sent(received, has_session);
-                if let Some(what) = sender.application.violation.take() {
-                    world.violate(&what);
-                }
-            }
+            world.check_messages(side);
             let is_graceful = matches!(
                 world.sides[side].application.end,
                 Some(EndReason::Closed | EndReason::PeerClosed) | None

@@ -39,6 +39,8 @@ use world::{Action, Process, World};
 const MAX_ROUNDS: u32 = 3000;
 /// The number of seeds of which one runs on two devices, over a fabric that loses, duplicates and reorders packets.
 pub const DEVICE_SEED_INTERVAL: u64 = 20;
+/// The number of seeds of which one has [`ClosePace::Slow`].
+const SLOW_CLOSE_INTERVAL: u64 = 5;
 
 /// The outcome of [`run_net`].
 #[derive(Clone, Debug)]
@@ -78,8 +80,18 @@ struct Run {
     profile: Profile,
     /// The number of lanes that [`Profile::BrokenClose`] may still break.
     breaks_left: u32,
+    close_pace: ClosePace,
     fault_count: u64,
     digest: u64,
+}
+
+/// The speed at which a driver posts the requests of a close.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum ClosePace {
+    Random,
+    /// A side that has closed posts a request only when nothing else is left to do, so that all earlier requests have completed,
+    /// and the peer has answered them.
+    Slow,
 }
 
 /// Situations that random steps rarely reach.
@@ -153,6 +165,8 @@ pub fn run_net(seed: u64, trace: bool) -> NetOutcome {
     let profile = if has_faults { random.pick(&profiles) } else { Profile::Usual };
     let breaks_left = if profile == Profile::Usual { 0 } else { 3 };
     let devices = seed.is_multiple_of(DEVICE_SEED_INTERVAL).then(|| Devices::new(random.u64()));
+    // Other seeds than those that run on devices.
+    let close_pace = if seed % SLOW_CLOSE_INTERVAL == 1 { ClosePace::Slow } else { ClosePace::Random };
     let mut world = World::new(configs, applications);
     if trace {
         world.log = Some(vec![format!("{profile:?}, faults: {has_faults}, devices: {}", devices.is_some())]);
@@ -162,8 +176,18 @@ pub fn run_net(seed: u64, trace: bool) -> NetOutcome {
             world.note(|| text);
         }
     }
-    let mut run =
-        Run { random, world, devices, limits, has_faults, profile, breaks_left, fault_count, digest: seed };
+    let mut run = Run {
+        random,
+        world,
+        devices,
+        limits,
+        has_faults,
+        profile,
+        breaks_left,
+        close_pace,
+        fault_count,
+        digest: seed,
+    };
     run.run();
     run.outcome(seed)
 }
@@ -217,6 +241,40 @@ impl Run {
     }
 
     fn act(&mut self, action: Action) -> bool {
+        match action {
+            Action::Post(side)
+                if self.close_pace == ClosePace::Slow
+                    && self.world.sides[side].application.progress == Progress::Left =>
+            {
+                self.rest_before_post(side) | self.act_once(action)
+            }
+            _ => self.act_once(action),
+        }
+    }
+
+    /// Does all work except the posting of a side. Returns whether there was any.
+    fn rest_before_post(&mut self, side: usize) -> bool {
+        let peer = 1 - side;
+        let actions = [
+            Action::Execute(side),
+            Action::Complete(side),
+            Action::Poll(side),
+            Action::Register(peer),
+            Action::Post(peer),
+            Action::Execute(peer),
+            Action::Complete(peer),
+            Action::Poll(peer),
+        ];
+        for round in 0..MAX_ROUNDS {
+            let count = actions.iter().filter(|action| self.act_once(**action)).count();
+            if count == 0 || self.world.violation.is_some() {
+                return round > 0;
+            }
+        }
+        true
+    }
+
+    fn act_once(&mut self, action: Action) -> bool {
         let done = match (&mut self.devices, action) {
             (Some(devices), Action::Execute(_)) => {
                 let done = devices.step(&mut self.world);
@@ -393,6 +451,10 @@ impl Run {
                         self.world.violate("a run without faults waits for a timeout");
                         return false;
                     }
+                    if self.devices.is_none() && (0..2).any(|side| self.world.can_close(side)) {
+                        self.world.violate("a close waits for a timeout, though its lane works");
+                        return false;
+                    }
                     self.world.now = self.world.now.max(next);
                     self.fire_timeouts();
                 }
@@ -434,25 +496,11 @@ impl Run {
     }
 
     fn check_messages(&mut self) {
-        let has_session = [0, 1].map(|side| {
-            self.world.sides[side]
-                .connection
-                .as_ref()
-                .is_some_and(|connection| connection.session().is_some())
-        });
-        for (side, has_session) in has_session.into_iter().enumerate() {
-            let [first, second] = &mut self.world.sides;
-            let (sender, receiver) = if side == 0 { (first, second) } else { (second, first) };
+        for side in 0..2 {
+            self.world.check_messages(side);
+            let sender = &self.world.sides[side];
             if sender.process != Process::Running || sender.application.end.is_none() {
                 continue;
-            }
-            let receives = receiver.process == Process::Running
-                && receiver.application.progress != Progress::Left
-                && !receiver.application.is_hung;
-            let received = receives.then_some(receiver.application.received);
-            sender.application.check_sent(received, has_session);
-            if let Some(what) = sender.application.violation.take() {
-                self.world.violate(&what);
             }
             if !self.has_faults {
                 let reason = self.world.end_reason(side);

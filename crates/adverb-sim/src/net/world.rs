@@ -9,7 +9,7 @@ use adverb_net_proto::{
 use adverb_proto::Time;
 use adverb_proto::types::{CompletedOperation, Completion, RemoteAddress, Segment, SendFlags, SendOperation};
 
-use super::application::{Application, Progress};
+use super::application::{Application, Progress, Receipt};
 use super::log;
 use super::memory::{ModelRegion, ProcessMemory};
 use crate::rc_model::{Execution, ModelRequest, RcConnection};
@@ -723,6 +723,42 @@ impl World {
         } else if view.memory.in_flight_count() > view.hello_buffers.len() + view.rejected.len() {
             self.violate("a buffer was not returned");
         }
+    }
+
+    /// Checks that the messages of a side were received or reported, after both sides have ended.
+    pub(super) fn check_messages(&mut self, side: usize) {
+        let receiver = &self.sides[1 - side];
+        let Application { progress, is_hung, end, received, .. } = receiver.application;
+        let has_stopped = receiver.process != Process::Running || progress == Progress::Left || is_hung;
+        let receipt = if has_stopped {
+            Receipt::Stopped
+        } else if receiver.established_count == 0 && end == Some(EndReason::HandshakeTimedOut) {
+            Receipt::NeverEstablished
+        } else {
+            Receipt::Received(received)
+        };
+        let sender = &mut self.sides[side];
+        if sender.process != Process::Running || sender.application.end.is_none() {
+            return;
+        }
+        let has_session = sender.connection.as_ref().is_some_and(|connection| connection.session().is_some());
+        sender.application.check_sent(receipt, has_session);
+        if let Some(what) = sender.application.violation.take() {
+            self.violate(&what);
+        }
+    }
+
+    /// Whether a side has closed the connection, and both sides and their lane work.
+    pub(super) fn can_close(&self, side: usize) -> bool {
+        let is_established = |view: &Side| {
+            let phase = view.connection.as_ref().map(Connection::phase);
+            view.process == Process::Running && phase == Some(PhaseKind::Established)
+        };
+        self.sides[side].application.progress == Progress::Left
+            && self.sides.iter().all(is_established)
+            && self.sides[0].lane == self.sides[1].lane
+            && !self.is_lane_dead(side)
+            && !self.sides[1 - side].application.is_hung
     }
 
     /// Whether a side has posted a close frame, or the acknowledgement of its close, and the request has not completed.
