@@ -83,6 +83,9 @@ mod config;
 mod connection;
 mod expose;
 mod frame;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod hello;
 mod immediate;
 mod lane;

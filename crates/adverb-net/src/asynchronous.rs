@@ -25,7 +25,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use super::bootstrap::{self, Accepted, Dial, Listening};
-use super::link::{Link, Ready, State};
+use super::driver::{Core, Driver, Established, LINGER, Outgoing, Sent};
 use super::session::{self, Origin, Paths, WakeFd};
 use super::{Message, Options, SendData, SendError, UnacknowledgedMessage};
 use crate::readiness::readable_by_tasks;
@@ -99,8 +99,8 @@ impl Connector {
         let deadline = Deadline::new(self.options.connect_timeout);
         let mut failure = None;
         for peer in paths.peers() {
-            match connect_link(peer, &self.options, deadline).await {
-                Ok(link) => return Connection::new(link, Origin::Connected(paths)),
+            match connect_driver(peer, &self.options, deadline).await {
+                Ok(driver) => return Connection::new(driver, Origin::Connected(paths)),
                 Err(error) => failure = Some(error),
             }
         }
@@ -110,12 +110,12 @@ impl Connector {
 }
 
 /// Connects to a listener at one address.
-async fn connect_link(peer: SocketAddr, options: &Options, deadline: Deadline) -> Result<Box<Link>> {
+async fn connect_driver(peer: SocketAddr, options: &Options, deadline: Deadline) -> Result<Arc<Driver>> {
     let mut dial = Dial::new(peer, options, deadline)?;
     loop {
         let now = Instant::now();
-        if let Some(link) = dial.poll(now)? {
-            return Ok(link);
+        if let Some(Established::New(driver)) = dial.poll(now)? {
+            return Ok(driver);
         }
         wait(&dial, dial.left(now)).await?;
     }
@@ -205,8 +205,8 @@ impl Listener {
         let accepting = self.listening.accepting();
         loop {
             match self.listening.poll(&accepting)? {
-                Accepted::Connection(link) => {
-                    return Connection::new(link, Origin::Accepted(Arc::downgrade(&self.listening)));
+                Accepted::Connection(driver) => {
+                    return Connection::new(driver, Origin::Accepted(Arc::downgrade(&self.listening)));
                 }
                 Accepted::Wait(accept_fd, left) => wait(&*accept_fd, left).await?,
             }
@@ -286,7 +286,7 @@ impl fmt::Debug for Listener {
 /// A dropped future frees no memory that the device uses: buffers stay allocated until their requests are complete, and
 /// the connection continues. The section "Cancel safety" of each method describes all other effects.
 pub struct Connection {
-    link: Arc<Link>,
+    driver: Arc<Driver>,
     /// Readable when the completion queue has an event.
     events: AsyncFd<OwnedFd>,
     /// Notified when a task processed a completion that others may wait for.
@@ -296,8 +296,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Makes an established link usable by tasks.
-    fn new(link: Box<Link>, origin: Origin) -> Result<Connection> {
+    /// Makes an established driver usable by tasks.
+    fn new(driver: Arc<Driver>, origin: Origin) -> Result<Connection> {
         let broken = |error| {
             bootstrap::verb(
                 "watching a completion queue",
@@ -305,19 +305,19 @@ impl Connection {
                 "enable I/O in the tokio runtime: `Builder::enable_io`",
             )
         };
-        let lane = link.lane();
+        let lane = driver.lane();
         let events = lane.completions.event_fd().ok_or_else(|| broken(io::ErrorKind::Unsupported.into()))?;
-        let events = match (link.session(), lane.manager_events()) {
+        let events = match (driver.session(), lane.manager_events()) {
             (None, None) => readable_by_tasks(events),
             // The completion queue may change, or there is a second descriptor to watch.
             (_, manager) => {
                 let wake_fd = WakeFd::new(events, manager).map_err(broken)?;
-                readable_by_tasks(link.wake_fd.get_or_init(|| wake_fd).as_fd())
+                readable_by_tasks(driver.wake_fd.get_or_init(|| wake_fd).as_fd())
             }
         };
         let events = events.map_err(broken)?;
-        let link = session::settle(link, origin);
-        Ok(Connection { link, events, news: Notify::new(), runtime: Handle::current() })
+        let driver = session::settle(driver, origin);
+        Ok(Connection { driver, events, news: Notify::new(), runtime: Handle::current() })
     }
 
     /// Sends a message. The call returns when the message is in flight; the peer may not have received it yet.
@@ -376,10 +376,16 @@ impl Connection {
     ///
     /// If the future is dropped, the message may or may not be queued.
     pub async fn feed<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
-        let mut ready = Some(self.link.ready(message.into(), None)?);
-        let (timeout, waiting) = (self.link.options.timeout, "waiting to send");
-        let fed = self.wait(timeout, waiting, |link, state| link.feed(state, &mut ready)).await;
-        fed.map_err(|error| Ready::refused(ready, error))
+        let mut outgoing = Some(self.driver.prepare(message.into(), None)?);
+        let (timeout, waiting) = (self.driver.options.timeout, "waiting to send");
+        loop {
+            let fed = self.wait(timeout, waiting, |driver, core| driver.feed(core, &mut outgoing)).await;
+            match fed {
+                Ok(Sent::Posted) => return Ok(()),
+                Ok(Sent::Stale) => outgoing = self.driver.prepare_again(outgoing)?,
+                Err(error) => return Err(Outgoing::refused(outgoing, error)),
+            }
+        }
     }
 
     /// Waits until all messages queued by [`feed`](Connection::feed) are in flight.
@@ -392,8 +398,9 @@ impl Connection {
     ///
     /// Dropping the future loses no message.
     pub async fn flush(&self) -> Result<()> {
-        let (timeout, waiting) = (self.link.options.timeout, "waiting to send");
-        self.wait(timeout, waiting, |link, state| link.is_flushed(state)).await
+        let (timeout, waiting) = (self.driver.options.timeout, "waiting to send");
+        let write = self.driver.last_write();
+        self.wait(timeout, waiting, |driver, core| driver.is_posted(core, write)).await
     }
 
     /// Sends a message without waiting, if the peer has granted credits for it.
@@ -403,11 +410,11 @@ impl Connection {
     /// Returns [`Error::WouldBlock`] if there are no credits, and the other errors of [`send`](Connection::send)
     /// except [`Error::Timeout`].
     pub fn try_send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
-        let ready = self.link.ready(message.into(), None)?;
-        let mut state = self.link.lock();
-        let has_news = self.link.drive(&mut state);
-        let sent = self.link.try_send_now(&mut state, ready);
-        drop(state);
+        let outgoing = self.driver.prepare(message.into(), None)?;
+        let mut core = self.driver.lock();
+        let has_news = self.driver.drive(&mut core);
+        let sent = self.driver.try_send(&mut core, outgoing);
+        drop(core);
         if has_news {
             self.news.notify_waiters();
         }
@@ -415,14 +422,26 @@ impl Connection {
     }
 
     async fn send_message(&self, message: SendData<'_>, immediate: Option<u32>) -> Result<(), SendError> {
-        let mut ready = Some(self.link.ready(message, immediate)?);
-        let sent = self.send_ready(&mut ready, self.link.options.timeout).await;
-        sent.map_err(|error| Ready::refused(ready, error))
+        let outgoing = self.driver.prepare(message, immediate)?;
+        self.send_outgoing(Some(outgoing), self.driver.options.timeout).await
     }
 
-    async fn send_ready(&self, ready: &mut Option<Ready<'_>>, timeout: Duration) -> Result<()> {
-        let mut number = None;
-        self.wait(timeout, "waiting to send", |link, state| link.send(state, ready, &mut number)).await
+    async fn send_outgoing(
+        &self,
+        mut outgoing: Option<Outgoing<'_>>,
+        timeout: Duration,
+    ) -> Result<(), SendError> {
+        let mut write = None;
+        loop {
+            let sent = self.wait(timeout, "waiting to send", |driver, core| {
+                driver.send(core, &mut outgoing, &mut write)
+            });
+            match sent.await {
+                Ok(Sent::Posted) => return Ok(()),
+                Ok(Sent::Stale) => outgoing = self.driver.prepare_again(outgoing)?,
+                Err(error) => return Err(Outgoing::refused(outgoing, error)),
+            }
+        }
     }
 
     /// Waits for a message, and returns it. Returns `None` after the last message, when the peer has shut down or
@@ -437,7 +456,7 @@ impl Connection {
     ///
     /// Dropping the future loses no message.
     pub async fn recv(&self) -> Result<Option<Message>> {
-        self.recv_timeout(self.link.options.timeout).await
+        self.recv_timeout(self.driver.options.timeout).await
     }
 
     /// Waits for a message, but no longer than `timeout`.
@@ -450,7 +469,7 @@ impl Connection {
     ///
     /// Dropping the future loses no message.
     pub async fn recv_timeout(&self, timeout: Duration) -> Result<Option<Message>> {
-        self.wait(timeout, "waiting for a message", |link, state| link.try_recv(state)).await
+        self.wait(timeout, "waiting for a message", Driver::try_recv).await
     }
 
     /// Shuts down the sending direction: the peer's [`recv`](Connection::recv) returns `None` after all sent messages.
@@ -465,7 +484,9 @@ impl Connection {
     /// If the future is dropped, the direction may or may not be shut down. The method can be called again, and returns
     /// [`Error::Disconnected`] if the direction is already shut down.
     pub async fn shutdown(&self) -> Result<()> {
-        self.send_ready(&mut Some(Link::end_frame()), self.link.options.timeout).await
+        self.driver.begin_shutdown()?;
+        let (timeout, waiting) = (self.driver.options.timeout, "waiting to send");
+        self.wait(timeout, waiting, |driver, core| driver.is_flushed(core)).await
     }
 
     /// Waits until the peer has received all sent messages, and closes the connection.
@@ -484,21 +505,14 @@ impl Connection {
     ///
     /// Dropping the future aborts the connection.
     pub async fn close(self) -> Result<()> {
-        let (mut gone, timeout) = (Some(Link::gone_frame()), self.link.options.connect_timeout);
-        let closed = self.wait(timeout, "waiting for the peer to receive all messages", |link, state| {
-            link.close(state, &mut gone)
-        });
-        closed.await?;
-        if let Some(time) = self.link.lingers() {
-            // The connection is closed, whether the peer acknowledged that in time or not.
-            let _ = self.wait(time, "waiting for the peer to close", Link::has_parted).await;
-        }
-        Ok(())
+        self.driver.begin_close();
+        // The connection has its own time limit.
+        self.wait(Duration::MAX, "waiting for the peer to receive all messages", Driver::is_closed).await
     }
 
     /// Returns the pool from which the connection allocates the memory of its messages.
     pub fn pool(&self) -> Pool {
-        self.link.pool()
+        self.driver.pool()
     }
 
     /// Returns the messages that the peer may not have received, after a connection with [`Options::reconnect`] has
@@ -507,22 +521,22 @@ impl Connection {
     /// The call removes the messages from the connection, so the next call returns none. Without that option the
     /// connection keeps no messages, and the result is empty.
     pub fn take_unacknowledged(&self) -> Vec<UnacknowledgedMessage> {
-        self.link.take_unacknowledged()
+        self.driver.take_unacknowledged()
     }
 
     /// Breaks the lane, for tests.
     pub(super) fn break_lane(&self) -> Result<()> {
-        self.link.break_lane()
+        self.driver.break_lane()
     }
 
     #[cfg(all(test, feature = "soft"))]
-    pub(super) fn link(&self) -> &Arc<Link> {
-        &self.link
+    pub(super) fn driver(&self) -> &Arc<Driver> {
+        &self.driver
     }
 
     /// Returns the peer's address.
     pub fn peer_addr(&self) -> SocketAddr {
-        self.link.peer()
+        self.driver.peer()
     }
 
     /// Waits until `ready` returns a value.
@@ -530,7 +544,7 @@ impl Connection {
         &self,
         timeout: Duration,
         waiting: &'static str,
-        mut ready: impl FnMut(&Link, &mut State) -> Result<Option<T>>,
+        mut ready: impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
     ) -> Result<T> {
         // A task that never has to wait yields now and then.
         tokio::task::coop::consume_budget().await;
@@ -552,17 +566,19 @@ impl Connection {
                     return Ok(value);
                 }
                 is_driven = false;
+                let timeout = self.driver.timeout(&self.driver.lock());
                 tokio::select! {
                     () = news => {}
                     event = self.events.readable() => {
                         let broken = |error| bootstrap::verb("waiting for an event", error, "");
                         let mut event = event.map_err(broken)?;
-                        self.link.woken()?;
+                        self.driver.handle_wake_up()?;
                         event.clear_ready();
                         self.news.notify_waiters();
                     }
-                    () = tokio::time::sleep(self.link.options.keepalive) => {
-                        self.link.ask(&mut self.link.lock());
+                    () = sleep(timeout) => {
+                        self.driver.handle_timeout(&mut self.driver.lock());
+                        self.news.notify_waiters();
                     }
                 }
             }
@@ -574,9 +590,9 @@ impl Connection {
     async fn look_for_a_while<T>(
         &self,
         timeout: Duration,
-        ready: &mut impl FnMut(&Link, &mut State) -> Result<Option<T>>,
+        ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
-        let spin_time = self.link.lock().waiting.spin.begin().min(timeout);
+        let spin_time = self.driver.lock().waiting.spin.begin().min(timeout);
         if spin_time.is_zero() {
             return Ok(None);
         }
@@ -587,13 +603,13 @@ impl Connection {
             tokio::task::yield_now().await;
             value = self.look(ready);
         }
-        self.link.lock().waiting.spin.end(!matches!(value, Ok(None)));
+        self.driver.lock().waiting.spin.end(!matches!(value, Ok(None)));
         value
     }
 
     /// Checks `ready` once, and drives the connection if necessary.
-    fn look<T>(&self, ready: &mut impl FnMut(&Link, &mut State) -> Result<Option<T>>) -> Result<Option<T>> {
-        let (value, has_news) = self.link.look_once(ready);
+    fn look<T>(&self, ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>>) -> Result<Option<T>> {
+        let (value, has_news) = self.driver.poll_once(ready);
         if has_news {
             self.news.notify_waiters();
         }
@@ -604,9 +620,9 @@ impl Connection {
     fn step<T>(
         &self,
         is_driven: bool,
-        ready: &mut impl FnMut(&Link, &mut State) -> Result<Option<T>>,
+        ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
     ) -> Result<Option<T>> {
-        let (value, has_news) = self.link.step(is_driven, ready);
+        let (value, has_news) = self.driver.step(is_driven, ready);
         if has_news {
             self.news.notify_waiters();
         }
@@ -616,13 +632,14 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        if let Some(time) = self.link.lingers() {
-            let link = Arc::clone(&self.link);
-            let has_parted = move || !matches!(link.look_once(&mut Link::has_parted).0, Ok(None));
+        if self.driver.is_lingering() {
+            let driver = Arc::clone(&self.driver);
             self.runtime.spawn(async move {
                 let start = Instant::now();
-                while !has_parted() && start.elapsed() < time {
-                    tokio::time::sleep(A_MOMENT).await;
+                while start.elapsed() < LINGER
+                    && let Ok(None) = driver.poll_once(&mut Driver::linger).0
+                {
+                    tokio::time::sleep(LINGER_POLL_INTERVAL).await;
                 }
             });
         }
@@ -630,11 +647,19 @@ impl Drop for Connection {
 }
 
 /// Interval at which a dropped connection is polled for the peer's acknowledgement of the close.
-const A_MOMENT: Duration = Duration::from_millis(1);
+const LINGER_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("peer", &self.peer_addr()).finish_non_exhaustive()
+    }
+}
+
+/// Sleeps for this time. `Duration::MAX` is for ever.
+async fn sleep(time: Duration) {
+    match time {
+        Duration::MAX => std::future::pending().await,
+        time => tokio::time::sleep(time).await,
     }
 }
 

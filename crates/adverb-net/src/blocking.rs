@@ -22,7 +22,7 @@ use adverb_verbs::internal::{Deadline, wait_either};
 use adverb_verbs::memory::Pool;
 
 use super::bootstrap::{self, Accepted, Dial, Listening};
-use super::link::{Link, Ready};
+use super::driver::{Driver, Established, LINGER, Outgoing, Sent};
 use super::session::{self, Origin, Paths};
 use super::{Message, Options, SendData, SendError, UnacknowledgedMessage};
 
@@ -82,8 +82,10 @@ impl Connector {
         let deadline = Deadline::new(self.options.connect_timeout);
         let mut failure = None;
         for peer in paths.peers() {
-            match connect_link(peer, &self.options, deadline) {
-                Ok(link) => return Ok(Connection { link: session::settle(link, Origin::Connected(paths)) }),
+            match connect_driver(peer, &self.options, deadline) {
+                Ok(driver) => {
+                    return Ok(Connection { driver: session::settle(driver, Origin::Connected(paths)) });
+                }
                 Err(error) => failure = Some(error),
             }
         }
@@ -93,12 +95,12 @@ impl Connector {
 }
 
 /// Connects to a listener at one address.
-pub(super) fn connect_link(peer: SocketAddr, options: &Options, deadline: Deadline) -> Result<Box<Link>> {
+pub(super) fn connect_driver(peer: SocketAddr, options: &Options, deadline: Deadline) -> Result<Arc<Driver>> {
     let mut dial = Dial::new(peer, options, deadline)?;
     loop {
         let now = Instant::now();
-        if let Some(link) = dial.poll(now)? {
-            return Ok(link);
+        if let Some(Established::New(driver)) = dial.poll(now)? {
+            return Ok(driver);
         }
         wait(&dial, dial.left(now))?;
     }
@@ -169,9 +171,9 @@ impl Listener {
         let accepting = self.listening.accepting();
         loop {
             match self.listening.poll(&accepting)? {
-                Accepted::Connection(link) => {
+                Accepted::Connection(driver) => {
                     return Ok(Connection {
-                        link: session::settle(link, Origin::Accepted(Arc::downgrade(&self.listening))),
+                        driver: session::settle(driver, Origin::Accepted(Arc::downgrade(&self.listening))),
                     });
                 }
                 Accepted::Wait(accept_fd, left) => wait(&*accept_fd, left)?,
@@ -244,7 +246,7 @@ impl fmt::Debug for Listener {
 /// # Ok::<(), adverb::Error>(())
 /// ```
 pub struct Connection {
-    link: Arc<Link>,
+    driver: Arc<Driver>,
 }
 
 impl Connection {
@@ -265,7 +267,7 @@ impl Connection {
     /// The error contains the pool buffer, unless the connection has queued the message. After a timeout, the message
     /// may be queued: the connection then sends it when the peer grants credits.
     pub fn send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
-        self.send_timeout(message.into(), None, self.link.options.timeout)
+        self.send_timeout(message.into(), None, self.driver.options.timeout)
     }
 
     /// Sends a message with 32 bits of immediate data.
@@ -278,7 +280,7 @@ impl Connection {
         message: impl Into<SendData<'a>>,
         immediate: u32,
     ) -> Result<(), SendError> {
-        self.send_timeout(message.into(), Some(immediate), self.link.options.timeout)
+        self.send_timeout(message.into(), Some(immediate), self.driver.options.timeout)
     }
 
     /// Queues a message for coalescing with others. For many consecutive short messages, this method uses far less CPU
@@ -312,10 +314,16 @@ impl Connection {
     ///
     /// Returns the errors of [`send`](Connection::send).
     pub fn feed<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
-        let mut ready = Some(self.link.ready(message.into(), None)?);
-        let (timeout, waiting) = (self.link.options.timeout, "waiting to send");
-        let fed = self.link.wait(timeout, waiting, |link, state| link.feed(state, &mut ready));
-        fed.map_err(|error| Ready::refused(ready, error))
+        let mut outgoing = Some(self.driver.prepare(message.into(), None)?);
+        let (timeout, waiting) = (self.driver.options.timeout, "waiting to send");
+        loop {
+            let fed = self.driver.wait(timeout, waiting, |driver, core| driver.feed(core, &mut outgoing));
+            match fed {
+                Ok(Sent::Posted) => return Ok(()),
+                Ok(Sent::Stale) => outgoing = self.driver.prepare_again(outgoing)?,
+                Err(error) => return Err(Outgoing::refused(outgoing, error)),
+            }
+        }
     }
 
     /// Waits until all messages queued by [`feed`](Connection::feed) are in flight.
@@ -324,8 +332,9 @@ impl Connection {
     ///
     /// Returns the errors of [`send`](Connection::send).
     pub fn flush(&self) -> Result<()> {
-        let (timeout, waiting) = (self.link.options.timeout, "waiting to send");
-        self.link.wait(timeout, waiting, |link, state| link.is_flushed(state))
+        let (timeout, waiting) = (self.driver.options.timeout, "waiting to send");
+        let write = self.driver.last_write();
+        self.driver.wait(timeout, waiting, |driver, core| driver.is_posted(core, write))
     }
 
     /// Sends a message without waiting, if the peer has granted credits for it.
@@ -335,10 +344,10 @@ impl Connection {
     /// Returns [`Error::WouldBlock`] if there are no credits, and the other errors of [`send`](Connection::send)
     /// except [`Error::Timeout`].
     pub fn try_send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
-        let ready = self.link.ready(message.into(), None)?;
-        let mut state = self.link.lock();
-        self.link.drive_unless_led(&mut state);
-        self.link.try_send_now(&mut state, ready)
+        let outgoing = self.driver.prepare(message.into(), None)?;
+        let mut core = self.driver.lock();
+        self.driver.drive_unless_led(&mut core);
+        self.driver.try_send(&mut core, outgoing)
     }
 
     fn send_timeout(
@@ -347,13 +356,22 @@ impl Connection {
         immediate: Option<u32>,
         timeout: Duration,
     ) -> Result<(), SendError> {
-        let mut ready = Some(self.link.ready(message, immediate)?);
-        self.send_ready(&mut ready, timeout).map_err(|error| Ready::refused(ready, error))
+        let outgoing = self.driver.prepare(message, immediate)?;
+        self.send_outgoing(Some(outgoing), timeout)
     }
 
-    fn send_ready(&self, ready: &mut Option<Ready<'_>>, timeout: Duration) -> Result<()> {
-        let mut number = None;
-        self.link.wait(timeout, "waiting to send", |link, state| link.send(state, ready, &mut number))
+    fn send_outgoing(&self, mut outgoing: Option<Outgoing<'_>>, timeout: Duration) -> Result<(), SendError> {
+        let mut write = None;
+        loop {
+            let sent = self.driver.wait(timeout, "waiting to send", |driver, core| {
+                driver.send(core, &mut outgoing, &mut write)
+            });
+            match sent {
+                Ok(Sent::Posted) => return Ok(()),
+                Ok(Sent::Stale) => outgoing = self.driver.prepare_again(outgoing)?,
+                Err(error) => return Err(Outgoing::refused(outgoing, error)),
+            }
+        }
     }
 
     /// Waits for a message, and returns it. Returns `None` after the last message, when the peer has shut down or
@@ -364,7 +382,7 @@ impl Connection {
     /// - Returns [`Error::Disconnected`] if the connection has ended in any other way.
     /// - Returns [`Error::Timeout`] if no message arrives within [`Options::timeout`].
     pub fn recv(&self) -> Result<Option<Message>> {
-        self.recv_timeout(self.link.options.timeout)
+        self.recv_timeout(self.driver.options.timeout)
     }
 
     /// Waits for a message, but no longer than `timeout`.
@@ -373,7 +391,7 @@ impl Connection {
     ///
     /// Returns the errors of [`recv`](Connection::recv).
     pub fn recv_timeout(&self, timeout: Duration) -> Result<Option<Message>> {
-        self.link.wait(timeout, "waiting for a message", |link, state| link.try_recv(state))
+        self.driver.wait(timeout, "waiting for a message", Driver::try_recv)
     }
 
     /// Shuts down the sending direction: the peer's [`recv`](Connection::recv) returns `None` after all sent messages.
@@ -383,7 +401,9 @@ impl Connection {
     ///
     /// Returns the errors of [`send`](Connection::send).
     pub fn shutdown(&self) -> Result<()> {
-        self.send_ready(&mut Some(Link::end_frame()), self.link.options.timeout)
+        self.driver.begin_shutdown()?;
+        let (timeout, waiting) = (self.driver.options.timeout, "waiting to send");
+        self.driver.wait(timeout, waiting, |driver, core| driver.is_flushed(core))
     }
 
     /// Waits until the peer has received all sent messages, and closes the connection.
@@ -398,15 +418,14 @@ impl Connection {
     /// - Returns [`Error::Timeout`] if the peer does not receive everything within [`Options::connect_timeout`].
     /// - Returns [`Error::Disconnected`] if the connection has already ended.
     pub fn close(self) -> Result<()> {
-        let (mut gone, timeout) = (Some(Link::gone_frame()), self.link.options.connect_timeout);
-        self.link.wait(timeout, "waiting for the peer to receive all messages", |link, state| {
-            link.close(state, &mut gone)
-        })
+        self.driver.begin_close();
+        // The connection has its own time limit.
+        self.driver.wait(Duration::MAX, "waiting for the peer to receive all messages", Driver::is_closed)
     }
 
     /// Returns the pool from which the connection allocates the memory of its messages.
     pub fn pool(&self) -> Pool {
-        self.link.pool()
+        self.driver.pool()
     }
 
     /// Returns the messages that the peer may not have received, after a connection with [`Options::reconnect`] has
@@ -415,25 +434,25 @@ impl Connection {
     /// The call removes the messages from the connection, so the next call returns none. Without that option the
     /// connection keeps no messages, and the result is empty.
     pub fn take_unacknowledged(&self) -> Vec<UnacknowledgedMessage> {
-        self.link.take_unacknowledged()
+        self.driver.take_unacknowledged()
     }
 
     #[cfg(all(test, feature = "soft"))]
-    pub(super) fn link(&self) -> &Arc<Link> {
-        &self.link
+    pub(super) fn driver(&self) -> &Arc<Driver> {
+        &self.driver
     }
 
     /// Returns the peer's address.
     pub fn peer_addr(&self) -> SocketAddr {
-        self.link.peer()
+        self.driver.peer()
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        if let Some(time) = self.link.lingers() {
-            // The connection is closed, whether the peer acknowledged that in time or not.
-            let _ = self.link.wait(time, "waiting for the peer to close", Link::has_parted);
+        if self.driver.is_lingering() {
+            // The connection ends, whether the peer acknowledges its close in time or not.
+            let _ = self.driver.wait(LINGER, "waiting for the peer to close", Driver::linger);
         }
     }
 }

@@ -3,16 +3,14 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
+use adverb_net_proto::Hello;
 use adverb_verbs::memory::RemoteMemory;
 use adverb_verbs::{Endpoint, Gid, Psn, Qpn};
 
 use super::Key;
 use super::bootstrap::belongs_to;
-use super::protocol::handshake::{Greeting, HELLO_LEN, Hello};
+use super::protocol::handshake::Greeting;
 use super::protocol::proof::{Ends, Introduction};
-use super::protocol::{
-    Frame, FrameKind, Immediate, Inbound, LONGEST_MESSAGE, LONGEST_RING, Outbound, longest_write,
-};
 
 /// Whatever a peer says is understood or refused, and what is understood means the same when it is said again; and two sides
 /// meet if, and only if, both have the same key and nobody has changed what they said.
@@ -25,7 +23,7 @@ pub fn meeting(bytes: &[u8]) {
     address(bytes);
     let mut script = Script(bytes.iter().copied().collect());
     meet(&mut script);
-    write(&mut script);
+    adverb_net_proto::fuzzing::rings(script.0);
 }
 
 /// Reads bytes as all that a peer may say.
@@ -33,34 +31,7 @@ fn say(bytes: &[u8]) {
     if let Ok(Greeting::Side(side)) = Greeting::parse(bytes) {
         assert!(bytes.starts_with(&Greeting::Side(side).emit()));
     }
-    if let Ok(hello) = Hello::parse(bytes) {
-        assert_eq!(hello.emit(), bytes);
-        assert!(hello.max_message_size <= LONGEST_MESSAGE && hello.ring.len <= u64::from(LONGEST_RING));
-    }
-    // As frames are taken out of what a write brought.
-    let mut rest = bytes;
-    while !rest.is_empty() {
-        let Ok(frame) = Frame::parse(rest) else { break };
-        let (len, mut again) = (frame.len(), vec![0; frame.len()]);
-        if let FrameKind::Message { len } = frame.kind {
-            assert!(len as usize <= rest.len() - 16);
-        }
-        frame.emit(&mut again);
-        let again = match frame.kind {
-            // The header alone says how long they are.
-            FrameKind::Message { .. } | FrameKind::Announcement { .. } => Frame { ..frame },
-            _ => Frame::parse(&again).expect("it was emitted"),
-        };
-        assert_eq!(again, frame);
-        rest = rest.get(len..).unwrap_or_default();
-    }
-    for word in bytes.chunks_exact(4) {
-        let bits = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
-        assert!(
-            Immediate::parse(bits).is_ok_and(|immediate| immediate.emit() == bits)
-                || Immediate::parse(bits).is_err()
-        );
-    }
+    adverb_net_proto::fuzzing::parse(bytes);
 }
 
 /// Checks a GID against a TCP peer: one that is accepted leads to that peer's host.
@@ -143,7 +114,7 @@ fn meet(script: &mut Script) {
     assert_eq!((arrived, answer_arrived), (asked, answered), "a change of a greeting went unnoticed");
 
     let ring = RemoteMemory { addr: 1, rkey: 2, len: 512 };
-    let hello = Hello { ring, writes: 4, max_message_size: 0, session: None }.emit();
+    let hello = Hello { ring, max_outstanding_writes: 4, max_message_size: 0, session: None }.emit();
     for (from, to) in [(&seal, &listeners_seal), (&listeners_seal, &seal)] {
         let sealed = [&from.seal(&hello)[..], &hello].concat();
         assert_eq!(from.open(&sealed).ok(), None, "nobody hears itself");
@@ -157,39 +128,3 @@ fn meet(script: &mut Script) {
     let (_, again) = again.expect("it was answered before");
     assert!(again.is_some_and(|again| again.open(&sealed).is_err()));
 }
-
-/// A peer writes into a ring, and tells credits, as it likes: places stay within the ring, and nothing unread is written over.
-fn write(script: &mut Script) {
-    let ring = (512 + u32::from(script.next()) * 16).next_multiple_of(16);
-    let mut inbound = Inbound::new(ring, 4 + u32::from(script.next()) % 253);
-    let mut outbound = Outbound::new(ring, 4);
-    while !script.0.is_empty() {
-        let (what, value) = (script.next(), u32::from(script.next()) << 8 | u32::from(script.next()));
-        match what % 4 {
-            0 if inbound.written(value).is_err() => return,
-            1 => {
-                if let Some((offset, len)) = inbound.unread() {
-                    assert!(offset.checked_add(len).is_some_and(|end| end <= ring), "within the ring");
-                    inbound.read();
-                }
-            }
-            2 => {
-                let len = value % longest_write(ring) + 1;
-                if let Some(offset) = outbound.place(len) {
-                    assert!(offset + len <= ring);
-                }
-            }
-            3 => {
-                let bits = value << 16 | u32::from(script.next()) << 8 | u32::from(script.next());
-                if let Ok(Immediate::Frames(credits) | Immediate::Credits(credits)) = Immediate::parse(bits)
-                    && outbound.credit(credits).is_err()
-                {
-                    return;
-                }
-            }
-            _ => {}
-        }
-    }
-}
-
-const _: () = assert!(HELLO_LEN <= 256, "a script reaches every byte of it");

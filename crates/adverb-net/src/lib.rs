@@ -38,6 +38,7 @@
 mod asynchronous;
 pub mod blocking;
 mod bootstrap;
+mod driver;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -45,7 +46,6 @@ pub mod fuzzing;
 #[doc(hidden)]
 pub mod internal;
 mod key;
-mod link;
 mod message;
 #[cfg(all(test, not(loom)))]
 mod messages;

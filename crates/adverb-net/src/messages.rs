@@ -2,12 +2,12 @@
 
 use std::fmt;
 
+use adverb_net_proto::EndReason;
 use adverb_verbs::{Error, Gid};
 use messages::samples;
 
 use crate::bootstrap::explain;
 use crate::message::SendError;
-use crate::protocol::Violation;
 use crate::protocol::handshake::{Flaw, LONGEST_REASON};
 
 /// The cause in an [`Error::HandshakeRejected`].
@@ -34,7 +34,6 @@ fn error_messages_are_as_listed() {
             HandshakeRejected(Flaw::AddressNotServed(_)) => HandshakeRejected(Flaw::AddressNotServed(addr)),
             HandshakeRejected(Flaw::ForeignGid(_)) => HandshakeRejected(Flaw::ForeignGid(Gid::from(addr))),
         }),
-        samples!(Violation { Violation(_) => Violation("it sent a second hello"), }),
     ];
     messages::check(concat!(env!("CARGO_MANIFEST_DIR"), "/messages.txt"), &lists);
 }
@@ -53,5 +52,5 @@ fn causes_fit_in_a_rejection() {
         let reason = explain(&flaw);
         assert!(reason.len() <= LONGEST_REASON, "{} bytes: {reason}", reason.len());
     }
-    assert!(crate::link::UNKNOWN.len() <= LONGEST_REASON);
+    assert!(EndReason::SessionUnknown.to_string().len() <= LONGEST_REASON);
 }

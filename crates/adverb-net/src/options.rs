@@ -8,13 +8,14 @@ use adverb_verbs::Error;
 use adverb_verbs::memory::Pool;
 
 use super::Key;
-use super::protocol::handshake::Session;
-use super::protocol::{
-    FEWEST_WRITES, HEADER_LEN, LONGEST_MESSAGE, LONGEST_RING, MOST_WRITES, SHORTEST_RING, UNIT, longest_write,
+use super::session::SessionRequest;
+use adverb_net_proto::{
+    MAX_MESSAGE_SIZE, MAX_OUTSTANDING_WRITES, MAX_RING_SIZE, MIN_OUTSTANDING_WRITES, MIN_RING_SIZE,
+    RING_ALIGN,
 };
 
 /// Default of [`Options::max_message_size`].
-const DEFAULT_LONGEST_MESSAGE: u32 = 64 << 20;
+const DEFAULT_MAX_MESSAGE_SIZE: u32 = 64 << 20;
 
 /// Options of a connection. Each side sets its own options; the options of the two sides may differ.
 ///
@@ -41,8 +42,8 @@ pub struct Options {
     pub(super) timeout: Duration,
     pub(super) keepalive: Duration,
     pub(super) reconnect: Option<Duration>,
-    /// The connection that is to begin or to go on.
-    pub(super) session: Option<Session>,
+    /// The session of a connector.
+    pub(super) session: Option<SessionRequest>,
 }
 
 impl Default for Options {
@@ -54,7 +55,7 @@ impl Default for Options {
             max_outstanding_writes: 64,
             eager_threshold: 16 << 10,
             recv_buffer_limit: 4 << 20,
-            max_message_size: DEFAULT_LONGEST_MESSAGE,
+            max_message_size: DEFAULT_MAX_MESSAGE_SIZE,
             bootstrap: Bootstrap::Auto,
             key: None,
             allow_foreign_gid: false,
@@ -98,14 +99,14 @@ impl Options {
     /// reads them. The default is 256 KiB. The value is clamped to the range from 512 bytes to 16 MiB, and rounded down
     /// to a multiple of 16 bytes.
     pub fn recv_ring_size(mut self, bytes: u32) -> Options {
-        self.recv_ring_size = bytes.clamp(SHORTEST_RING, LONGEST_RING) / UNIT * UNIT;
+        self.recv_ring_size = bytes.clamp(MIN_RING_SIZE, MAX_RING_SIZE) / RING_ALIGN * RING_ALIGN;
         self
     }
 
     /// Sets the maximum number of the peer's writes that are in flight or unread. A write carries one or more
     /// messages. The default is 64. The value is clamped to the range from 4 to 256.
     pub fn max_outstanding_writes(mut self, count: u32) -> Options {
-        self.max_outstanding_writes = count.clamp(FEWEST_WRITES, MOST_WRITES);
+        self.max_outstanding_writes = count.clamp(MIN_OUTSTANDING_WRITES, MAX_OUTSTANDING_WRITES);
         self
     }
 
@@ -139,7 +140,7 @@ impl Options {
     /// A peer can cause an allocation of this size with a frame of 32 bytes, so raise the value only as far as the
     /// application needs. The value does not limit streams.
     pub fn max_message_size(mut self, bytes: u32) -> Options {
-        self.max_message_size = bytes.min(LONGEST_MESSAGE);
+        self.max_message_size = bytes.min(MAX_MESSAGE_SIZE);
         self
     }
 
@@ -227,11 +228,6 @@ impl Options {
     pub fn reconnect(mut self, timeout: Duration) -> Options {
         self.reconnect = Some(timeout);
         self
-    }
-
-    /// Returns the maximum size of an eager message for a peer with a ring of this size.
-    pub(super) fn eager_for(&self, ring: u32) -> u32 {
-        self.eager_threshold.min(longest_write(ring) - HEADER_LEN as u32)
     }
 }
 

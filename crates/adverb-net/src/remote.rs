@@ -2,11 +2,11 @@
 
 use std::ops::{BitOr, Range};
 
+use adverb_net_proto::ExposedRegion;
 use adverb_verbs::memory::PoolBuf;
 use adverb_verbs::{Access, Error, RemoteAddress, Result, SendRequest};
 
-use super::link::{Asked, Link};
-use super::protocol::Announced;
+use super::driver::{Driver, PendingOp};
 use super::{SendData, SendError};
 
 /// The operations that a peer may execute on exposed memory.
@@ -62,34 +62,45 @@ impl BitOr for RemoteAccess {
     }
 }
 
-impl Announced {
+/// Memory that the peer exposes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PeerRegion {
+    pub(super) region: ExposedRegion,
+    /// The number of the lane over which the peer has exposed it.
+    pub(super) lane: u32,
+}
+
+impl PeerRegion {
     /// Whether the peer addresses the memory by its addresses.
     pub(super) fn is_by_address(&self) -> bool {
-        self.rights & BY_ADDRESS != 0
+        self.region.rights & BY_ADDRESS != 0
     }
 
     /// Returns the offsets of these addresses, if the memory contains all of them.
     pub(super) fn offsets(&self, addresses: &Range<u64>) -> Option<Range<u64>> {
-        let start = addresses.start.checked_sub(self.addr)?;
-        let end = addresses.end.checked_sub(self.addr).filter(|end| start <= *end && *end <= self.len)?;
+        let start = addresses.start.checked_sub(self.region.addr)?;
+        let end = addresses
+            .end
+            .checked_sub(self.region.addr)
+            .filter(|end| start <= *end && *end <= self.region.len)?;
         Some(start..end)
     }
 
     /// Returns the remote address of a range, if it is within the memory and permitted. A rejection by the peer's
     /// device would end the connection.
     pub(super) fn place(&self, offset: u64, len: usize, right: RemoteAccess) -> Result<RemoteAddress> {
-        if !RemoteAccess(self.rights).contains(right) {
+        if !RemoteAccess(self.region.rights).contains(right) {
             let reason = "the peer's region does not allow this access";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         match offset.checked_add(len as u64) {
-            Some(end) if end <= self.len => {
-                Ok(RemoteAddress { addr: self.addr.wrapping_add(offset), rkey: self.rkey })
+            Some(end) if end <= self.region.len => {
+                Ok(RemoteAddress { addr: self.region.addr.wrapping_add(offset), rkey: self.region.rkey })
             }
             _ => Err(Error::OutOfBounds {
                 offset: usize::try_from(offset).unwrap_or(usize::MAX),
                 len,
-                size: usize::try_from(self.len).unwrap_or(usize::MAX),
+                size: usize::try_from(self.region.len).unwrap_or(usize::MAX),
             }),
         }
     }
@@ -102,7 +113,7 @@ impl Announced {
         self.place(offset, 8, RemoteAccess::ATOMIC)
     }
 
-    /// Like [`place`](Announced::place), for a range; also returns its length.
+    /// Like [`place`](PeerRegion::place), for a range; also returns its length.
     pub(super) fn range(&self, range: &Range<u64>, right: RemoteAccess) -> Result<(RemoteAddress, usize)> {
         let len = range.end.checked_sub(range.start).and_then(|len| usize::try_from(len).ok());
         let backwards =
@@ -113,45 +124,45 @@ impl Announced {
 }
 
 /// Requests of both kinds of remote memory.
-impl Announced {
-    pub(super) fn read<'a>(&self, link: &'a Link, range: &Range<u64>) -> Result<Asked<'a>> {
+impl PeerRegion {
+    pub(super) fn read<'a>(&self, driver: &'a Driver, range: &Range<u64>) -> Result<PendingOp<'a>> {
         let (place, len) = self.range(range, RemoteAccess::READ)?;
-        link.check_len(len)?;
-        Ok(link.ask_for(SendRequest::read(link.pool().alloc(len)?, place), self.generation))
+        driver.check_len(len)?;
+        Ok(driver.operation(SendRequest::read(driver.pool().alloc(len)?, place), self.lane))
     }
 
     pub(super) fn write<'a>(
         &self,
-        link: &'a Link,
+        driver: &'a Driver,
         offset: u64,
         bytes: SendData<'_>,
-    ) -> Result<Asked<'a>, SendError> {
+    ) -> Result<PendingOp<'a>, SendError> {
         let len = bytes.bytes().len();
         let place = self
             .place(offset, len, RemoteAccess::WRITE)
-            .and_then(|place| link.check_len(len).map(|()| place));
+            .and_then(|place| driver.check_len(len).map(|()| place));
         let place = match place {
             Ok(place) => place,
             Err(error) => return Err(bytes.refused(error)),
         };
-        Ok(link.ask_for(SendRequest::write(link.buffer_of(bytes)?, place), self.generation))
+        Ok(driver.operation(SendRequest::write(driver.buffer_of(bytes)?, place), self.lane))
     }
 
-    pub(super) fn fetch_add<'a>(&self, link: &'a Link, offset: u64, add: u64) -> Result<Asked<'a>> {
+    pub(super) fn fetch_add<'a>(&self, driver: &'a Driver, offset: u64, add: u64) -> Result<PendingOp<'a>> {
         let place = self.word(offset)?;
-        Ok(link.ask_for(SendRequest::fetch_add(link.pool().alloc(8)?, place, add), self.generation))
+        Ok(driver.operation(SendRequest::fetch_add(driver.pool().alloc(8)?, place, add), self.lane))
     }
 
     pub(super) fn compare_swap<'a>(
         &self,
-        link: &'a Link,
+        driver: &'a Driver,
         offset: u64,
         compare: u64,
         swap: u64,
-    ) -> Result<Asked<'a>> {
+    ) -> Result<PendingOp<'a>> {
         let place = self.word(offset)?;
-        Ok(link
-            .ask_for(SendRequest::compare_swap(link.pool().alloc(8)?, place, compare, swap), self.generation))
+        Ok(driver
+            .operation(SendRequest::compare_swap(driver.pool().alloc(8)?, place, compare, swap), self.lane))
     }
 }
 

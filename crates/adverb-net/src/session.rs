@@ -21,23 +21,35 @@ use adverb_verbs::Result;
 use parking_lot::Mutex;
 
 use super::bootstrap::Listening;
-use super::link::Link;
-use super::protocol::handshake::{Session, SessionId};
+use super::driver::Driver;
+use super::protocol::handshake::SessionId;
 
 /// The accepted sessions of this process. Their peers may reconnect to any of its listeners.
-static SESSIONS: LazyLock<Mutex<HashMap<SessionId, Weak<Link>>>> = LazyLock::new(Mutex::default);
+static SESSIONS: LazyLock<Mutex<HashMap<SessionId, Weak<Driver>>>> = LazyLock::new(Mutex::default);
 
 /// Returns the accepted connection with this session, if it exists.
-pub(super) fn find(id: &SessionId) -> Option<Arc<Link>> {
+pub(super) fn find(id: &SessionId) -> Option<Arc<Driver>> {
     SESSIONS.lock().get(id)?.upgrade()
 }
 
-/// Returns a new session with a random number.
-pub(super) fn begin() -> Result<Session> {
+/// The session that a connector requests.
+#[derive(Clone, Debug)]
+pub(super) enum SessionRequest {
+    /// A new session with this number.
+    Begin(SessionId),
+    /// The session of a connection that has no lane.
+    Resume(Weak<Driver>),
+    /// The session of this number, of which this process knows nothing else.
+    #[cfg(test)]
+    Forge(SessionId),
+}
+
+/// Returns a request for a new session, with a random number.
+pub(super) fn begin() -> Result<SessionRequest> {
     let mut id = SessionId::default();
     let failed = |error| super::bootstrap::verb("reading random bytes", io::Error::other(error), "");
     getrandom::fill(&mut id).map_err(failed)?;
-    Ok(Session { id, received: None })
+    Ok(SessionRequest::Begin(id))
 }
 
 /// The side that established a connection, and establishes it again.
@@ -51,24 +63,23 @@ pub(super) enum Origin {
 
 /// The means by which a connection is reconnected.
 pub(super) struct ResumeOrigin {
-    link: Weak<Link>,
+    driver: Weak<Driver>,
     origin: Origin,
 }
 
-/// Makes an established link a connection, which is reconnected when it fails, if both sides enable that.
-pub(super) fn settle(link: Box<Link>, origin: Origin) -> Arc<Link> {
-    let link: Arc<Link> = Arc::from(link);
-    if let Some(id) = link.session() {
+/// Makes an established driver a connection, which is reconnected when it fails, if both sides enable that.
+pub(super) fn settle(driver: Arc<Driver>, origin: Origin) -> Arc<Driver> {
+    if let Some(id) = driver.session() {
         // The peer of a connector never dials.
         if let Origin::Accepted(_) = origin {
             let mut sessions = SESSIONS.lock();
-            sessions.retain(|_, link| link.strong_count() > 0);
+            sessions.retain(|_, driver| driver.strong_count() > 0);
             // The first connection with a number keeps it: a peer that has observed the number cannot replace the connection.
-            sessions.entry(id).or_insert_with(|| Arc::downgrade(&link));
+            sessions.entry(id).or_insert_with(|| Arc::downgrade(&driver));
         }
-        link.settle(ResumeOrigin { link: Arc::downgrade(&link), origin });
+        driver.settle(ResumeOrigin { driver: Arc::downgrade(&driver), origin });
     }
-    link
+    driver
 }
 
 impl ResumeOrigin {
@@ -78,19 +89,14 @@ impl ResumeOrigin {
     /// # Errors
     ///
     /// Returns an error if the redialer's thread cannot be started.
-    pub(super) fn redial(
-        &self,
-        session: Session,
-        generation: u32,
-        timeout: Duration,
-    ) -> io::Result<RedialHandle> {
-        let link = Weak::clone(&self.link);
+    pub(super) fn redial(&self, generation: u32, timeout: Duration) -> io::Result<RedialHandle> {
+        let driver = Weak::clone(&self.driver);
         match &self.origin {
             Origin::Connected(paths) => {
-                redialer::redial(link, generation, paths.with_session(session), timeout)
+                redialer::redial(driver, generation, paths.resuming(&self.driver), timeout)
             }
             Origin::Accepted(listening) => {
-                redialer::await_redial(link, generation, Weak::clone(listening), timeout)
+                redialer::await_redial(driver, generation, Weak::clone(listening), timeout)
             }
         }
     }

@@ -1,13 +1,10 @@
-//! Waiting, for threads; and for how long to look before one sleeps.
+//! The waits of threads.
 
 #[cfg(all(test, loom))]
 mod loom_tests;
 #[cfg_attr(
     not(all(test, loom)),
-    expect(
-        dead_code,
-        reason = "the present drivers use `AdaptiveSpin` only; those of adverb-net-proto use all"
-    )
+    expect(dead_code, reason = "the drivers of threads and tasks use `AdaptiveSpin` only")
 )]
 mod protocol;
 
@@ -15,117 +12,139 @@ use std::time::{Duration, Instant};
 
 use adverb_verbs::internal::Deadline;
 use adverb_verbs::{Completion, Error, Result};
+use parking_lot::MutexGuard;
 
-use super::link::{Lane, Link, State};
+use super::driver::{Core, Driver, Lane};
 
 pub(super) use protocol::AdaptiveSpin;
 
-/// Who waits for a connection.
+/// The callers that wait for a connection.
 #[derive(Default)]
 pub(super) struct Waiting {
-    /// Whether a thread waits for events. Only that one polls; it takes in what comes for all others.
-    pub(super) leader: bool,
-    /// How many threads wait for news from it.
+    leader: Leader,
+    /// The number of threads that wait to be notified.
     followers: u32,
     pub(super) spin: AdaptiveSpin,
 }
 
-impl Link {
-    /// Waits until `ready` has something to return.
+/// The thread that waits for events, if there is one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Leader {
+    #[default]
+    Vacant,
+    /// It polls and waits without the lock, so other threads don't poll.
+    Waiting,
+}
+
+impl Waiting {
+    /// Whether a thread polls without the lock.
+    pub(super) fn has_leader(&self) -> bool {
+        self.leader == Leader::Waiting
+    }
+}
+
+impl Driver {
+    /// Waits until `ready` returns a value.
     pub(super) fn wait<T>(
         &self,
         timeout: Duration,
         waiting: &'static str,
-        mut ready: impl FnMut(&Link, &mut State) -> Result<Option<T>>,
+        mut ready: impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
     ) -> Result<T> {
-        let (mut deadline, mut silence) = (None, Duration::ZERO);
-        let mut state = self.lock();
-        let mut value = self.at_once(&mut state, &mut ready, |state| self.drive_unless_led(state));
+        let mut deadline = None;
+        let mut core = self.lock();
+        let mut value = self.at_once(&mut core, &mut ready, |core| self.drive_unless_led(core));
         if let Ok(None) = value {
-            // Nobody is kept waiting for what was gathered here by who waits for the answer.
-            self.flush(&mut state);
-            self.drive_unless_led(&mut state);
-            value = ready(self, &mut state);
+            // Messages that were fed don't wait for the call that waits for their answer.
+            self.flush(&mut core);
+            self.drive_unless_led(&mut core);
+            value = ready(self, &mut core);
         }
         loop {
             match value {
                 Ok(None) => {}
                 result => {
-                    self.tell_followers(&state);
-                    return result.map(|value| value.expect("it isn't none"));
+                    self.handle_pending(&mut core);
+                    self.notify_followers(&core);
+                    return result.map(|value| value.expect("the value is present"));
                 }
             }
-            let deadline = deadline.get_or_insert_with(|| Deadline::new(timeout));
-            let left = deadline.left();
+            let left = deadline.get_or_insert_with(|| Deadline::new(timeout)).left();
             if left.is_zero() {
                 return Err(Error::Timeout { timeout, action: waiting });
             }
-            if state.is_broken() && !state.waiting.leader {
-                // It may have been found while something was posted, and then nobody has seen to it.
-                self.suspend(&mut state);
+            // A failure may have been found while a request was posted.
+            self.advance(&mut core);
+            let left = left.min(self.timeout(&core));
+            if core.waiting.has_leader() || !core.has_lane() {
+                core.waiting.followers += 1;
+                self.progress.wait_for(&mut core, left.min(MAX_WAIT));
+                core.waiting.followers -= 1;
+            } else {
+                self.lead(&mut core, left);
             }
-            if state.waiting.leader || state.is_broken() {
-                state.waiting.followers += 1;
-                self.news.wait_for(&mut state, left.min(FAR));
-                state.waiting.followers -= 1;
-                value = ready(self, &mut state);
-                continue;
-            }
-            state.waiting.leader = true;
-            let spin_time = state.waiting.spin.begin().min(left);
-            let mut done = std::mem::take(&mut state.done);
-            let lane = state.lane();
-            drop(state);
-            let begin = Instant::now();
-            let mut polled = look(&lane, &mut done, spin_time, begin);
-            let has_helped = !matches!(polled, Ok(0));
-            // Over which lane it goes may change, if it may go on.
-            let most = if self.options.reconnect.is_some() { GLANCE } else { Duration::MAX };
-            let slice = left.min(self.options.keepalive).min(most);
-            if !has_helped {
-                polled = lane.sleep(&mut done, slice);
+            self.handle_timeout(&mut core);
+            // Before another poll of the device: the value may be a message, whose answer is sent with the poll.
+            value = ready(self, &mut core);
+        }
+    }
+
+    /// Waits for completions without the lock, for no longer than this, and handles them for all waiting threads.
+    fn lead(&self, core: &mut MutexGuard<'_, Core>, left: Duration) {
+        core.waiting.leader = Leader::Waiting;
+        let spin_time = core.waiting.spin.begin().min(left);
+        // Another thread may replace the lane, or finish draining it.
+        let max = match (core.is_draining(), self.options.reconnect) {
+            (true, _) => DRAIN_POLL_INTERVAL,
+            (false, Some(_)) => LANE_CHECK_INTERVAL,
+            (false, None) => Duration::MAX,
+        };
+        let mut done = std::mem::take(&mut core.done);
+        let lane = core.lane();
+        let (polled, has_spun) = MutexGuard::unlocked(core, || {
+            let mut polled = spin(&lane, &mut done, spin_time);
+            let is_success = !matches!(polled, Ok(0));
+            if !is_success {
+                polled = lane.sleep(&mut done, left.min(max));
             }
             drop(lane);
-            state = self.lock();
-            state.waiting.leader = false;
-            if !spin_time.is_zero() {
-                state.waiting.spin.end(has_helped);
-            }
-            let polled = self.polled(&mut state, polled, &mut done);
-            state.done = done;
-            if !polled {
-                self.heed_manager(&mut state);
-            }
-            silence = if polled { Duration::ZERO } else { silence + begin.elapsed() };
-            if silence >= self.options.keepalive {
-                silence = Duration::ZERO;
-                self.ask(&mut state);
-            }
-            self.tell_followers(&state);
-            // Before another look at the device, which may have the answer to this to send.
-            value = ready(self, &mut state);
+            (polled, is_success)
+        });
+        core.waiting.leader = Leader::Vacant;
+        if !spin_time.is_zero() {
+            core.waiting.spin.end(has_spun);
+        }
+        let has_completions = self.handle_polled(core, polled, &mut done);
+        core.done = done;
+        if !has_completions {
+            self.check_manager(core);
+        }
+        self.notify_followers(core);
+    }
+
+    /// Drives the connection, unless another thread polls without the lock.
+    pub(super) fn drive_unless_led(&self, core: &mut MutexGuard<'_, Core>) {
+        if self.drive(core) {
+            self.notify_followers(core);
         }
     }
 
-    /// Drives, unless another thread waits for events: that one would be left waiting for what it was kept from.
-    pub(super) fn drive_unless_led(&self, state: &mut State) {
-        if !state.waiting.leader && self.drive(state) {
-            self.tell_followers(state);
-        }
-    }
-
-    /// Has others look again: one of them leads if nobody does.
-    fn tell_followers(&self, state: &State) {
-        // It would be a system call even if nobody waits.
-        if state.waiting.followers > 0 {
-            self.news.notify_all();
+    /// Makes other threads check for progress. One of them leads if no thread does.
+    fn notify_followers(&self, core: &Core) {
+        // Notifying is a system call even if no thread waits.
+        if core.waiting.followers > 0 {
+            self.progress.notify_all();
         }
     }
 }
 
-/// Polls for as long as this from the beginning, or until something has come.
-fn look(lane: &Lane, done: &mut Vec<Completion>, spin_time: Duration, begin: Instant) -> Result<usize> {
-    while begin.elapsed() < spin_time {
+/// Polls for this time, or until there are completions.
+fn spin(lane: &Lane, done: &mut Vec<Completion>, time: Duration) -> Result<usize> {
+    if time.is_zero() {
+        return Ok(0);
+    }
+    let start = Instant::now();
+    while start.elapsed() < time {
         let count = lane.completions.poll(done)?;
         if count > 0 {
             return Ok(count);
@@ -135,7 +154,9 @@ fn look(lane: &Lane, done: &mut Vec<Completion>, spin_time: Duration, begin: Ins
     Ok(0)
 }
 
-/// How often to look whether a connection goes another way.
-const GLANCE: Duration = Duration::from_millis(100);
-/// Longer than anybody waits, and not too long for a clock.
-const FAR: Duration = Duration::from_secs(1 << 30);
+/// The interval in which a leading thread checks whether its connection has another lane.
+const LANE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// The interval in which a leading thread checks whether its lane is drained.
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// The maximum time of a wait, which the clock can represent.
+const MAX_WAIT: Duration = Duration::from_secs(1 << 30);

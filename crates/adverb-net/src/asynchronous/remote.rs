@@ -10,8 +10,8 @@ use adverb_verbs::memory::{MemoryRegion, PoolBuf};
 use super::Connection;
 #[allow(unused_imports, reason = "for links")]
 use crate::Options;
-use crate::link::Asked;
-use crate::protocol::Announced;
+use crate::driver::PendingOp;
+use crate::remote::PeerRegion;
 use crate::remote::{RemoteAccess, word};
 use crate::{SendData, SendError};
 
@@ -32,8 +32,8 @@ impl Connection {
     ///
     /// If the future is dropped, the memory may or may not be exposed.
     pub async fn expose(&self, name: &str, len: usize, access: RemoteAccess) -> Result<MemoryRegion> {
-        let (region, announcement) = self.link.expose(name, len, access)?;
-        self.send_ready(&mut Some(announcement), self.link.options.timeout).await?;
+        let (region, frame) = self.driver.expose(name, len, access)?;
+        self.send_outgoing(Some(frame), self.driver.options.timeout).await?;
         Ok(region)
     }
 
@@ -52,8 +52,8 @@ impl Connection {
     ///
     /// Dropping the future has no effect on the connection.
     pub async fn remote_region(&self, name: &str) -> Result<RemoteRegion<'_>> {
-        let (timeout, waiting) = (self.link.options.timeout, "waiting for the peer to expose memory");
-        let memory = self.wait(timeout, waiting, |link, state| link.announced(state, name)).await?;
+        let (timeout, waiting) = (self.driver.options.timeout, "waiting for the peer to expose memory");
+        let memory = self.wait(timeout, waiting, |driver, core| driver.find_region(core, name)).await?;
         Ok(RemoteRegion { connection: self, memory })
     }
 }
@@ -65,14 +65,14 @@ impl Connection {
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteRegion<'a> {
     pub(super) connection: &'a Connection,
-    pub(super) memory: Announced,
+    pub(super) memory: PeerRegion,
 }
 
 impl RemoteRegion<'_> {
     /// Returns the size of the memory in bytes.
     #[allow(clippy::len_without_is_empty, reason = "memory always has some")]
     pub fn len(&self) -> u64 {
-        self.memory.len
+        self.memory.region.len
     }
 
     /// Reads a range of bytes.
@@ -92,8 +92,8 @@ impl RemoteRegion<'_> {
     /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
     /// until the device has completed the operation.
     pub async fn read(&self, range: Range<u64>) -> Result<PoolBuf> {
-        let mut asked = self.memory.read(&self.connection.link, &range)?;
-        self.connection.finish_read(&mut asked).await
+        let mut operation = self.memory.read(&self.connection.driver, &range)?;
+        self.connection.finish_read(&mut operation).await
     }
 
     /// Reads several ranges. All requests are in flight at the same time.
@@ -107,10 +107,10 @@ impl RemoteRegion<'_> {
     /// If the future is dropped, each operation may or may not be executed. The buffers stay allocated until the device
     /// has completed the operations.
     pub async fn read_many(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<Vec<PoolBuf>> {
-        let link = &self.connection.link;
-        let asked = ranges.into_iter().map(|range| self.memory.read(link, &range));
-        let mut asked = asked.collect::<Result<Vec<_>>>()?;
-        self.connection.finish_many(&mut asked).await
+        let driver = &self.connection.driver;
+        let operations = ranges.into_iter().map(|range| self.memory.read(driver, &range));
+        let mut operations = operations.collect::<Result<Vec<_>>>()?;
+        self.connection.finish_many(&mut operations).await
     }
 
     /// Writes bytes at an offset. Returns when the bytes are in the peer's memory.
@@ -124,10 +124,10 @@ impl RemoteRegion<'_> {
     /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
     /// until the device has completed the operation.
     pub async fn write<'a>(&self, offset: u64, bytes: impl Into<SendData<'a>>) -> Result<(), SendError> {
-        let mut asked = self.memory.write(&self.connection.link, offset, bytes.into())?;
-        match self.connection.finish(&mut asked).await {
+        let mut operation = self.memory.write(&self.connection.driver, offset, bytes.into())?;
+        match self.connection.finish(&mut operation).await {
             Ok(_) => Ok(()),
-            Err(error) => Err(asked.refused(error)),
+            Err(error) => Err(operation.refused(error)),
         }
     }
 
@@ -164,8 +164,8 @@ impl RemoteRegion<'_> {
     /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
     /// until the device has completed the operation.
     pub async fn fetch_add(&self, offset: u64, add: u64) -> Result<u64> {
-        let mut asked = self.memory.fetch_add(&self.connection.link, offset, add)?;
-        self.connection.finish(&mut asked).await.map(word)
+        let mut operation = self.memory.fetch_add(&self.connection.driver, offset, add)?;
+        self.connection.finish(&mut operation).await.map(word)
     }
 
     /// Replaces the 64-bit word at an offset with `swap` if the word equals `compare`, and returns the previous value.
@@ -179,29 +179,30 @@ impl RemoteRegion<'_> {
     /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
     /// until the device has completed the operation.
     pub async fn compare_swap(&self, offset: u64, compare: u64, swap: u64) -> Result<u64> {
-        let mut asked = self.memory.compare_swap(&self.connection.link, offset, compare, swap)?;
-        self.connection.finish(&mut asked).await.map(word)
+        let mut operation = self.memory.compare_swap(&self.connection.driver, offset, compare, swap)?;
+        self.connection.finish(&mut operation).await.map(word)
     }
 }
 
 /// Completion of requests to the peer's memory.
 impl Connection {
-    pub(super) async fn finish_many(&self, asked: &mut [Asked<'_>]) -> Result<Vec<PoolBuf>> {
-        let mut buffers = Vec::with_capacity(asked.len());
-        self.link.post_all(asked)?;
-        for asked in asked {
-            buffers.push(self.finish_read(asked).await?);
+    pub(super) async fn finish_many(&self, operations: &mut [PendingOp<'_>]) -> Result<Vec<PoolBuf>> {
+        let mut buffers = Vec::with_capacity(operations.len());
+        self.driver.post_operations(operations)?;
+        for operation in operations {
+            buffers.push(self.finish_read(operation).await?);
         }
         Ok(buffers)
     }
 
-    async fn finish_read(&self, asked: &mut Asked<'_>) -> Result<PoolBuf> {
-        let gone = || self.link.disconnected("the device did not return a buffer", "");
-        self.finish(asked).await?.ok_or_else(gone)
+    async fn finish_read(&self, operation: &mut PendingOp<'_>) -> Result<PoolBuf> {
+        let gone = || self.driver.disconnected("the device did not return a buffer", "");
+        self.finish(operation).await?.ok_or_else(gone)
     }
 
-    async fn finish(&self, asked: &mut Asked<'_>) -> Result<Option<PoolBuf>> {
-        let (timeout, waiting) = (self.link.options.timeout, "waiting for a one-sided operation to complete");
-        self.wait(timeout, waiting, |link, state| link.finish(state, asked)).await
+    async fn finish(&self, operation: &mut PendingOp<'_>) -> Result<Option<PoolBuf>> {
+        let (timeout, waiting) =
+            (self.driver.options.timeout, "waiting for a one-sided operation to complete");
+        self.wait(timeout, waiting, |driver, core| driver.poll_operation(core, operation)).await
     }
 }

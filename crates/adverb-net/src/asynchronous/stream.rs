@@ -20,7 +20,7 @@ use super::Connection;
 #[allow(unused_imports, reason = "for links")]
 use crate::Options;
 use crate::bootstrap;
-use crate::link::{Link, State, Taken};
+use crate::driver::{Core, Driver, StreamWrite};
 use crate::wait::AdaptiveSpin;
 
 /// A byte stream over a connection, like a TCP stream, for code that reads and writes TCP streams, such as hyper and
@@ -175,7 +175,7 @@ impl AsyncBufRead for ReadHalf {
             this.rest = None;
             // A task that never has to wait yields now and then.
             ready!(pin!(tokio::task::coop::consume_budget()).poll(cx));
-            let next = this.shared.poll(READER, Some(&mut this.wait), cx, Link::next_piece);
+            let next = this.shared.poll(READER, Some(&mut this.wait), cx, Driver::next_bytes);
             this.rest = ready!(next)?;
         }
         Poll::Ready(Ok(this.rest.as_deref().unwrap_or_default()))
@@ -213,9 +213,9 @@ impl AsyncRead for ReadHalf {
 impl ReadHalf {
     /// Takes the next received piece, if there is one, without polling the device. Returns whether there was one.
     fn has_another(&mut self) -> bool {
-        let link = &self.shared.connection().link;
+        let driver = &self.shared.connection().driver;
         // The next read returns an end or an error again.
-        if let Ok(Some(Some(piece))) = link.next_piece(&mut link.lock()) {
+        if let Ok(Some(Some(piece))) = driver.next_bytes(&mut driver.lock()) {
             self.rest = Some(piece);
             return true;
         }
@@ -242,22 +242,22 @@ impl AsyncWrite for WriteHalf {
         let shared = &this.shared;
         loop {
             let mut waits = false;
-            let taken = shared.poll(WRITER, Some(&mut this.wait), cx, |link, state| {
-                let taken = link.write_some(state, pieces)?;
-                waits |= link.is_flushed(state)?.is_none();
+            let taken = shared.poll(WRITER, Some(&mut this.wait), cx, |driver, core| {
+                let taken = driver.write_some(core, pieces)?;
+                waits |= driver.is_flushed(core)?.is_none();
                 Ok(taken)
             });
             if waits {
                 shared.keep();
             }
-            let (len, lane) = match ready!(taken)? {
-                Taken::Bytes(count) => return Poll::Ready(Ok(count)),
-                Taken::ToCopy(len, lane) => (len, lane),
+            let (len, lane, number) = match ready!(taken)? {
+                StreamWrite::Taken(count) => return Poll::Ready(Ok(count)),
+                StreamWrite::Copy { len, lane, number } => (len, lane, number),
             };
-            let link = &shared.connection().link;
-            let copy = link.copy(lane, pieces, len)?;
+            let driver = &shared.connection().driver;
+            let copy = driver.copy(&lane, number, pieces, len)?;
             // The connection may be reconnecting by now.
-            let is_sent = link.try_send(&mut link.lock(), &mut Some(copy))?.is_some();
+            let is_sent = driver.send_copy(&mut driver.lock(), copy)?;
             shared.see_to_the_rest();
             if is_sent {
                 return Poll::Ready(Ok(len));
@@ -271,12 +271,12 @@ impl AsyncWrite for WriteHalf {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        this.shared.poll(WRITER, Some(&mut this.flush), cx, |link, state| link.is_flushed(state))
+        this.shared.poll(WRITER, Some(&mut this.flush), cx, |driver, core| driver.is_flushed(core))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let ended = this.shared.poll(WRITER, Some(&mut this.flush), cx, Link::end_stream);
+        let ended = this.shared.poll(WRITER, Some(&mut this.flush), cx, Driver::end_stream);
         if ended.is_pending() {
             // The caller may never poll again.
             this.shared.see_to_the_rest();
@@ -303,13 +303,13 @@ impl Shared {
         who: usize,
         mut wait: Option<&mut Wait>,
         cx: &mut Context<'_>,
-        mut ready: impl FnMut(&Link, &mut State) -> Result<Option<T>>,
+        mut ready: impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
     ) -> Poll<io::Result<T>> {
-        let Connection { link, events, .. } = self.connection();
+        let Connection { driver, events, .. } = self.connection();
         // A sleeping half checks only after an event.
         let mut is_driven = !wait.as_ref().is_some_and(|wait| wait.is_asleep());
         if is_driven {
-            let (value, has_news) = link.look_once(&mut ready);
+            let (value, has_news) = driver.poll_once(&mut ready);
             self.tell_others(who, has_news);
             if let Some(wait) = &mut wait
                 && wait.looks_on(matches!(value, Ok(None)))
@@ -325,7 +325,7 @@ impl Shared {
         // Wake-ups from here on are not missed.
         *self.waiting.0[who].lock() = Some(cx.waker().clone());
         loop {
-            let (value, has_news) = link.step(is_driven, &mut ready);
+            let (value, has_news) = driver.step(is_driven, &mut ready);
             self.tell_others(who, has_news);
             if !matches!(value, Ok(None))
                 && let Some(wait) = &mut wait
@@ -343,17 +343,15 @@ impl Shared {
             };
             let broken = |error| bootstrap::verb("waiting for an event", error, "");
             let mut event = event.map_err(broken)?;
-            link.woken()?;
+            driver.handle_wake_up()?;
             event.clear_ready();
             self.tell_others(who, true);
         }
-        if let Some(wait) = wait
-            && wait.is_too_long(cx, link.options.keepalive)
-        {
-            let mut state = link.lock();
-            link.ask(&mut state);
-            if !link.is_open(&state) {
-                // The probe failed, and no other code reports that.
+        if let Some(wait) = wait {
+            let timeout = driver.timeout(&driver.lock());
+            if wait.is_due(cx, timeout) {
+                driver.handle_timeout(&mut driver.lock());
+                self.tell_others(who, true);
                 cx.waker().wake_by_ref();
             }
         }
@@ -373,8 +371,8 @@ impl Shared {
 
     /// Sends queued bytes now, or starts the keeper to send them when there are credits.
     fn see_to_the_rest(self: &Arc<Shared>) {
-        let link = &self.connection().link;
-        let rest = self.send_rest(link, &mut link.lock());
+        let driver = &self.connection().driver;
+        let rest = self.send_rest(driver, &mut driver.lock());
         if let Ok(None) = rest {
             self.keep();
         }
@@ -391,8 +389,8 @@ impl Shared {
             sleep(PATIENCE).await;
             let sent = poll_fn(|cx| {
                 let Some(shared) = shared.upgrade() else { return Poll::Ready(Ok(())) };
-                shared.poll(KEEPER, None, cx, |link, state| {
-                    let sent = shared.send_rest(link, state);
+                shared.poll(KEEPER, None, cx, |driver, core| {
+                    let sent = shared.send_rest(driver, core);
                     // Bytes queued from here on need another keeper.
                     shared.is_kept.store(matches!(sent, Ok(None)), Ordering::Relaxed);
                     sent
@@ -405,12 +403,12 @@ impl Shared {
     }
 
     /// Sends queued bytes, and the end of the stream if the write half was dropped.
-    fn send_rest(&self, link: &Link, state: &mut State) -> Result<Option<()>> {
+    fn send_rest(&self, driver: &Driver, core: &mut Core) -> Result<Option<()>> {
         if self.is_ending.load(Ordering::Relaxed) {
-            return link.send_end(state);
+            return driver.shutdown_and_flush(core);
         }
-        link.flush(state);
-        link.is_flushed(state)
+        driver.flush(core);
+        driver.is_flushed(core)
     }
 }
 
@@ -418,7 +416,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let Some(connection) = self.connection.take() else { return };
         self.all.wake_by_ref();
-        if connection.link.is_open(&connection.link.lock()) {
+        if connection.driver.is_open(&connection.driver.lock()) {
             let runtime = connection.runtime.clone();
             runtime.spawn(async move {
                 let peer = connection.peer_addr();
@@ -452,7 +450,7 @@ fn wake(waiting: &Mutex<Option<Waker>>) {
 struct Wait {
     spin: AdaptiveSpin,
     looking: Looking,
-    /// Keepalive timer. Received bytes do not reset it, so a probe may be sent early.
+    /// The timer of the connection's next timeout.
     clock: Option<Pin<Box<Sleep>>>,
 }
 
@@ -493,19 +491,18 @@ impl Wait {
         matches!(self.looking, Looking::InVain)
     }
 
-    /// Whether the keepalive timer has expired. If not, the timer wakes the task.
-    fn is_too_long(&mut self, cx: &mut Context<'_>, keepalive: Duration) -> bool {
-        if keepalive == Duration::MAX {
-            return false;
+    /// Whether the connection's timeout is due. If not, the timer wakes the task.
+    fn is_due(&mut self, cx: &mut Context<'_>, timeout: Duration) -> bool {
+        if timeout.is_zero() {
+            return true;
         }
-        let clock = self.clock.get_or_insert_with(|| Box::pin(sleep(keepalive)));
-        let is_too_long = clock.as_mut().poll(cx).is_ready();
-        if is_too_long {
-            clock.as_mut().reset(tokio::time::Instant::now() + keepalive);
-            // Polling registers the waker.
-            let _ = clock.as_mut().poll(cx);
+        let Some(at) = tokio::time::Instant::now().checked_add(timeout) else { return false };
+        let clock = self.clock.get_or_insert_with(|| Box::pin(sleep(timeout)));
+        // A timer that is somewhat early wakes the task once more.
+        if clock.deadline() > at || clock.is_elapsed() {
+            clock.as_mut().reset(at);
         }
-        is_too_long
+        clock.as_mut().poll(cx).is_ready()
     }
 }
 

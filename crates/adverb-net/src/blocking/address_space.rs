@@ -10,6 +10,7 @@ use adverb_verbs::memory::{Memory, MemoryRegion, PoolBuf};
 use super::{Connection, RemoteRegion};
 #[allow(unused_imports, reason = "for links")]
 use crate::Options;
+use crate::driver::Driver;
 use crate::{RemoteAccess, SendData, SendError};
 
 /// One-sided access, by address.
@@ -36,8 +37,8 @@ impl Connection {
         memory: impl Memory,
         access: RemoteAccess,
     ) -> Result<MemoryRegion> {
-        let (region, announcement) = self.link.expose_addresses(base, memory, access)?;
-        self.send_ready(&mut Some(announcement), self.link.options.timeout)?;
+        let (region, frame) = self.driver.expose_addresses(base, memory, access)?;
+        self.send_outgoing(Some(frame), self.driver.options.timeout)?;
         Ok(region)
     }
 
@@ -52,8 +53,8 @@ impl Connection {
     ///   the wait.
     /// - Returns [`Error::Timeout`] if the peer does not expose memory within [`Options::timeout`].
     pub fn address_space(&self) -> Result<AddressSpace<'_>> {
-        let (timeout, waiting) = (self.link.options.timeout, "waiting for the peer to expose addresses");
-        self.link.wait(timeout, waiting, |link, state| link.has_addresses(state))?;
+        let (timeout, waiting) = (self.driver.options.timeout, "waiting for the peer to expose addresses");
+        self.driver.wait(timeout, waiting, Driver::has_addresses)?;
         Ok(AddressSpace { connection: self })
     }
 }
@@ -113,13 +114,13 @@ impl AddressSpace<'_> {
     ///
     /// Returns the errors of [`read`](AddressSpace::read).
     pub fn read_many(&self, addresses: impl IntoIterator<Item = Range<u64>>) -> Result<Vec<PoolBuf>> {
-        let link = &self.connection.link;
-        let asked = addresses.into_iter().map(|addresses| {
-            let (memory, range) = link.find(&addresses)?;
-            memory.read(link, &range)
+        let driver = &self.connection.driver;
+        let operations = addresses.into_iter().map(|addresses| {
+            let (memory, range) = driver.find_addresses(&addresses)?;
+            memory.read(driver, &range)
         });
-        let mut asked = asked.collect::<Result<Vec<_>>>()?;
-        self.connection.finish_many(&mut asked)
+        let mut operations = operations.collect::<Result<Vec<_>>>()?;
+        self.connection.finish_many(&mut operations)
     }
 
     /// Writes bytes at an address. Returns when the bytes are in the peer's memory.
@@ -177,7 +178,7 @@ impl AddressSpace<'_> {
 
     /// Returns the region that contains these addresses, and their offsets in it.
     fn find(&self, addresses: &Range<u64>) -> Result<(RemoteRegion<'_>, Range<u64>)> {
-        let (memory, range) = self.connection.link.find(addresses)?;
+        let (memory, range) = self.connection.driver.find_addresses(addresses)?;
         Ok((RemoteRegion { connection: self.connection, memory }, range))
     }
 }

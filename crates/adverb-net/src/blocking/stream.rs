@@ -11,7 +11,7 @@ use adverb_verbs::memory::PoolBuf;
 use super::Connection;
 #[allow(unused_imports, reason = "for links")]
 use crate::Options;
-use crate::link::{Link, Taken};
+use crate::driver::{Driver, StreamWrite};
 
 /// A byte stream over a connection, like a TCP stream.
 ///
@@ -82,7 +82,7 @@ impl Connection {
 impl From<Connection> for Stream {
     fn from(connection: Connection) -> Stream {
         // Messages that were fed and not flushed are sent before the first write.
-        connection.link.flush(&mut connection.link.lock());
+        connection.driver.flush(&mut connection.driver.lock());
         let shared = Arc::new(Shared(Some(connection)));
         let reader = ReadHalf { shared: Arc::clone(&shared), rest: None };
         Stream { reader, writer: WriteHalf { shared } }
@@ -124,11 +124,11 @@ impl WriteHalf {
     ///
     /// Returns the errors of [`Stream::shutdown`].
     pub fn shutdown(&mut self) -> io::Result<()> {
-        let link = self.shared.link();
-        Ok(link.wait(
-            link.options.timeout,
+        let driver = self.shared.driver();
+        Ok(driver.wait(
+            driver.options.timeout,
             "waiting for the peer to receive all messages",
-            Link::end_stream,
+            Driver::end_stream,
         )?)
     }
 
@@ -143,8 +143,9 @@ impl BufRead for ReadHalf {
         if self.rest.as_ref().is_none_or(|rest| rest.is_empty()) {
             // The buffer returns to its pool before the wait.
             self.rest = None;
-            let link = self.shared.link();
-            self.rest = link.wait(link.options.timeout, "waiting to receive bytes", Link::next_piece)?;
+            let driver = self.shared.driver();
+            self.rest =
+                driver.wait(driver.options.timeout, "waiting to receive bytes", Driver::next_bytes)?;
         }
         Ok(self.rest.as_deref().unwrap_or_default())
     }
@@ -177,9 +178,9 @@ impl Read for ReadHalf {
 impl ReadHalf {
     /// Takes the next received piece, if there is one, without polling the device. Returns whether there was one.
     fn has_another(&mut self) -> bool {
-        let link = self.shared.link();
+        let driver = self.shared.driver();
         // The next read returns an end or an error again.
-        let piece = link.next_piece(&mut link.lock());
+        let piece = driver.next_bytes(&mut driver.lock());
         self.rest = piece.ok().flatten().flatten();
         self.rest.is_some()
     }
@@ -194,25 +195,27 @@ impl Write for WriteHalf {
         if pieces.iter().all(|piece| piece.is_empty()) {
             return Ok(0);
         }
-        let link = self.shared.link();
+        let driver = self.shared.driver();
         loop {
-            let taken = link
-                .wait(link.options.timeout, "waiting to send", |link, state| link.write_some(state, pieces));
-            let (len, lane) = match taken? {
-                Taken::Bytes(count) => return Ok(count),
-                Taken::ToCopy(len, lane) => (len, lane),
+            let taken = driver.wait(driver.options.timeout, "waiting to send", |driver, core| {
+                driver.write_some(core, pieces)
+            });
+            let (len, lane, number) = match taken? {
+                StreamWrite::Taken(count) => return Ok(count),
+                StreamWrite::Copy { len, lane, number } => (len, lane, number),
             };
-            let copy = link.copy(lane, pieces, len)?;
+            let copy = driver.copy(&lane, number, pieces, len)?;
             // The connection may be reconnecting by now.
-            if link.try_send(&mut link.lock(), &mut Some(copy))?.is_some() {
+            if driver.send_copy(&mut driver.lock(), copy)? {
                 return Ok(len);
             }
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        let link = self.shared.link();
-        let sent = link.wait(link.options.timeout, "waiting to send", |link, state| link.is_flushed(state));
+        let driver = self.shared.driver();
+        let sent =
+            driver.wait(driver.options.timeout, "waiting to send", |driver, core| driver.is_flushed(core));
         Ok(sent?)
     }
 }
@@ -222,15 +225,15 @@ impl Shared {
         self.0.as_ref().expect("the connection is present until drop")
     }
 
-    fn link(&self) -> &Link {
-        &self.connection().link
+    fn driver(&self) -> &Driver {
+        &self.connection().driver
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
         let Some(connection) = self.0.take() else { return };
-        if !connection.link.is_open(&connection.link.lock()) {
+        if !connection.driver.is_open(&connection.driver.lock()) {
             return;
         }
         let peer = connection.peer_addr();
@@ -244,9 +247,9 @@ impl Drop for WriteHalf {
     fn drop(&mut self) {
         // Without a read half, the connection is about to be closed, which ends the stream too.
         if Arc::strong_count(&self.shared) > 1 {
-            let link = self.shared.link();
+            let driver = self.shared.driver();
             let ended: Result<()> =
-                link.wait(link.options.connect_timeout, "waiting to send", Link::send_end);
+                driver.wait(driver.options.connect_timeout, "waiting to send", Driver::shutdown_and_flush);
             if let Err(error) = ended {
                 tracing::debug!(%error, "could not send the end of a dropped stream");
             }

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::devices::ServedDevices;
 use super::log::FailureLog;
 use super::{Handshake, not_bound, not_watched, verb};
-use crate::link::{Link, Parts};
+use crate::driver::{Driver, Established, LaneParts};
 use crate::{Bootstrap, Options};
 
 /// The state that a listener of either API shares with the redialer. It can be stopped and started again.
@@ -39,7 +39,7 @@ impl Drop for Accepting<'_> {
 
 /// The result of [`Listening::poll`].
 pub(crate) enum Accepted {
-    Connection(Box<Link>),
+    Connection(Arc<Driver>),
     /// There is no connection. Poll again when the descriptor is readable, or after this time.
     Wait(Arc<AcceptFd>, Duration),
 }
@@ -76,7 +76,7 @@ struct Arrivals {
     /// The tokens of handshakes that are to be polled.
     ready: VecDeque<u64>,
     /// Connections that no call has accepted yet.
-    connected: VecDeque<Box<Link>>,
+    connected: VecDeque<Arc<Driver>>,
     /// Whether the sockets are watched for further peers.
     accept_interest: bool,
     log: FailureLog,
@@ -147,7 +147,7 @@ impl Listening {
                 return Served::Elsewhere;
             }
             match arrivals.poll(&self.options, now) {
-                Ok(Some(link)) => arrivals.connected.push_back(link),
+                Ok(Some(driver)) => arrivals.connected.push_back(driver),
                 Ok(None) => return Served::Wait(Arc::clone(&arrivals.accept_fd), arrivals.left(now)),
                 Err(error) => {
                     tracing::debug!(%error, "could not accept a connection");
@@ -170,8 +170,8 @@ impl Listening {
             return Err(verb("accepting a connection", error, "call `start` to listen again"));
         };
         let connected = arrivals.connected.pop_front();
-        match connected.map_or_else(|| arrivals.poll(&self.options, now), |link| Ok(Some(link)))? {
-            Some(link) => Ok(Accepted::Connection(link)),
+        match connected.map_or_else(|| arrivals.poll(&self.options, now), |driver| Ok(Some(driver)))? {
+            Some(driver) => Ok(Accepted::Connection(driver)),
             None => Ok(Accepted::Wait(Arc::clone(&arrivals.accept_fd), arrivals.left(now))),
         }
     }
@@ -266,7 +266,7 @@ impl Arrivals {
 
     /// Accepts peers, and polls the handshakes that can make progress. Returns one that has become a new connection; connections
     /// that resume are passed to the broken ones.
-    fn poll(&mut self, options: &Options, now: Instant) -> Result<Option<Box<Link>>> {
+    fn poll(&mut self, options: &Options, now: Instant) -> Result<Option<Arc<Driver>>> {
         self.log.flush();
         let is_short = self.accept_peers(options, now)?;
         let is_full = is_short || self.pending.len() >= MAX_PENDING;
@@ -281,12 +281,11 @@ impl Arrivals {
             };
             match polled {
                 Ok(None) => {}
-                Ok(Some(link)) => {
+                Ok(Some(established)) => {
                     self.pending.remove(&token);
                     self.set_accept_interest(true)?;
-                    match link.goes_on() {
-                        Some(broken) => broken.adopt(*link),
-                        None => return Ok(Some(link)),
+                    if let Established::New(driver) = established {
+                        return Ok(Some(driver));
                     }
                 }
                 Err(error) => {
@@ -396,7 +395,8 @@ fn is_shortage(error: &Error) -> bool {
 }
 
 fn listen(address: SocketAddr, options: &Options, devices: &ServedDevices) -> Result<cm::Listener> {
-    let builder = cm::Listener::builder().timeout(options.connect_timeout).options(Parts::connect_options());
+    let builder =
+        cm::Listener::builder().timeout(options.connect_timeout).options(LaneParts::connect_options());
     let is_wildcard = address.ip().to_canonical().is_unspecified();
     internal::hardware_only(builder, is_wildcard && devices.has_hardware_manager()).bind(address)
 }

@@ -11,7 +11,7 @@ use adverb_verbs::{Error, Result};
 
 use super::{Handshake, Way, no_address, not_watched, ways};
 use crate::Options;
-use crate::link::Link;
+use crate::driver::Established;
 
 /// An attempt to connect to one address, over each [`Way`] in turn. No call blocks: [poll](Dial::poll) it when its descriptor is
 /// readable, and when the time [left](Dial::left) is over. Dropping it cancels the attempt.
@@ -46,7 +46,7 @@ impl Dial {
     /// # Errors
     ///
     /// Returns the error of the last way if no way has led to a connection, also when the time is up.
-    pub(crate) fn poll(&mut self, now: Instant) -> Result<Option<Box<Link>>> {
+    pub(crate) fn poll(&mut self, now: Instant) -> Result<Option<Established>> {
         loop {
             let polled = match &mut self.handshake {
                 Some(handshake) => handshake.poll(now),

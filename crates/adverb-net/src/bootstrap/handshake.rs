@@ -14,7 +14,7 @@ use super::gid::check_gid;
 use super::greeting_stream::GreetingStream;
 use super::{device, explain, not_watched, refused, unreachable};
 use crate::Options;
-use crate::link::{Link, Parts};
+use crate::driver::{Established, HelloExchange, Lane, LaneParts};
 use crate::protocol::handshake::{Flaw, Greeting, Side};
 use crate::protocol::proof::{Ends, Introduction, Role, Seal};
 
@@ -45,17 +45,17 @@ enum Phase {
     /// Connector: the kernel establishes the TCP connection.
     TcpConnecting(TcpStream),
     /// Connector: the listener's greeting has not arrived over TCP yet.
-    AwaitingAnswer(GreetingStream, Box<(Parts, QueuePair, Introduction)>),
+    AwaitingAnswer(GreetingStream, Box<(LaneParts, QueuePair, Introduction)>),
     /// Listener: the connector's greeting has not arrived over TCP yet.
     AwaitingGreeting(GreetingStream, Arc<ServedDevices>),
     /// Connector: the connection manager resolves the route.
     ResolvingRoute(cm::PendingRoute, Introduction),
     /// Connector: the listener's connection manager has not answered yet.
-    CmConnecting(cm::PendingConnection, Box<(Parts, Introduction)>),
+    CmConnecting(cm::PendingConnection, Box<(LaneParts, Introduction)>),
     /// Listener: the connector's connection manager has not confirmed the connection yet.
-    CmAccepting(cm::PendingConnection, Box<(Parts, Option<Seal>)>),
+    CmAccepting(cm::PendingConnection, Box<(LaneParts, Option<Seal>)>),
     /// The queue pairs are connected, and the peer's hello has not arrived yet.
-    AwaitingHello(Box<Link>, Channel),
+    AwaitingHello(Box<HelloExchange>, Channel),
     /// The handshake has returned its result.
     Finished,
 }
@@ -72,7 +72,7 @@ enum Channel {
 
 /// The result of a step.
 enum Progress {
-    Done(Box<Link>),
+    Done(Established),
     /// The next phase may have something to do.
     Next,
     /// There is nothing to do until the descriptor is readable.
@@ -104,7 +104,7 @@ impl Handshake {
     ) -> Result<Handshake> {
         let introduction = introduction(options)?;
         let mut connector = internal::with_deadline(cm::Connector::new(), deadline)
-            .options(Parts::connect_options())
+            .options(LaneParts::connect_options())
             .private_data(&introduction.ask(None).emit());
         if let Some(from) = from {
             connector = connector.local_addr(SocketAddr::new(from, 0));
@@ -201,10 +201,10 @@ impl Handshake {
     /// # Errors
     ///
     /// Returns an error if the handshake has failed, also when the time is up.
-    pub(super) fn poll(&mut self, now: Instant) -> Result<Option<Box<Link>>> {
+    pub(super) fn poll(&mut self, now: Instant) -> Result<Option<Established>> {
         loop {
             match self.advance(now)? {
-                Progress::Done(link) => return Ok(Some(link)),
+                Progress::Done(established) => return Ok(Some(established)),
                 Progress::Next => {}
                 Progress::Wait if self.deadline.left_at(now).is_zero() => return Err(self.timed_out()),
                 Progress::Wait => return Ok(None),
@@ -252,9 +252,9 @@ impl Handshake {
                 checked.map_err(|flaw| refused(peer, &flaw))?;
                 let ends = Ends { connector: queue_pair.endpoint(), listener };
                 let seal = introduction.answered(&answer, &ends).map_err(|flaw| refused(peer, &flaw))?;
-                queue_pair.connect_with(&listener, &Parts::connect_options())?;
-                let link = Link::new(parts, queue_pair, None, Role::Connector, seal);
-                self.connected(link, Channel::Tcp(stream), now)
+                queue_pair.connect_with(&listener, &LaneParts::connect_options())?;
+                let exchange = HelloExchange::connector(Lane::new(parts, queue_pair, None, seal))?;
+                self.connected(exchange, Channel::Tcp(stream), now)
             }
             Phase::ResolvingRoute(mut resolving, introduction) => {
                 let Some(route) = resolving.poll()? else {
@@ -281,47 +281,50 @@ impl Handshake {
                 };
                 let ends = Ends::by_manager(queue_pair.endpoint(), listener);
                 let seal = introduction.answered(&answer, &ends).map_err(|flaw| refused(peer, &flaw))?;
-                let link = Link::new(parts, queue_pair, Some(hold), Role::Connector, seal);
-                self.connected(link, Channel::Cm, now)
+                let lane = Lane::new(parts, queue_pair, Some(hold), seal);
+                self.connected(HelloExchange::connector(lane)?, Channel::Cm, now)
             }
             Phase::CmAccepting(mut connecting, made) => {
                 let Some(connection) = connecting.poll()? else {
                     return self.wait(Phase::CmAccepting(connecting, made));
                 };
                 let ((parts, seal), (queue_pair, hold, ..)) = (*made, internal::into_parts(connection));
-                let link = Link::new(parts, queue_pair, Some(hold), Role::Listener, seal);
-                self.connected(link, Channel::Cm, now)
+                let lane = Lane::new(parts, queue_pair, Some(hold), seal);
+                self.connected(HelloExchange::listener(lane), Channel::Cm, now)
             }
-            Phase::AwaitingHello(link, channel) => self.await_hello(link, channel, now),
+            Phase::AwaitingHello(exchange, channel) => self.await_hello(exchange, channel, now),
             Phase::Finished => Err(self.aborted_by_peer()),
         }
     }
 
     /// Looks whether the peer's hello has arrived, or the peer has aborted.
-    fn await_hello(&mut self, link: Box<Link>, channel: Channel, now: Instant) -> Result<Progress> {
-        link.take_events()?;
+    fn await_hello(
+        &mut self,
+        mut exchange: Box<HelloExchange>,
+        channel: Channel,
+        now: Instant,
+    ) -> Result<Progress> {
         self.retry_at = None;
-        let (is_established, _) = link.step(false, &mut |link, state| link.is_established(state));
-        if is_established?.is_some() {
-            return Ok(Progress::Done(link));
+        if let Some(established) = exchange.poll()? {
+            return Ok(Progress::Done(established));
         }
         let has_ended = match &channel {
             Channel::Tcp(stream) => stream.has_ended(),
             Channel::ClosedByListener => false,
-            Channel::Cm => link.was_ended_by_manager()?,
+            Channel::Cm => exchange.lane().was_ended_by_manager()?,
         };
         match channel {
             // A listener closes TCP as soon as it has sent its hello, which takes another path, and may arrive later.
-            Channel::Tcp(_) if has_ended && link.role() == Role::Connector => {
+            Channel::Tcp(_) if has_ended && exchange.role() == Role::Connector => {
                 if self.deadline.left_at(now) > HELLO_TIMEOUT {
                     self.deadline = Deadline::after(now, HELLO_TIMEOUT);
                 }
-                self.next(Phase::AwaitingHello(link, Channel::ClosedByListener), now)
+                self.next(Phase::AwaitingHello(exchange, Channel::ClosedByListener), now)
             }
             _ if has_ended => Err(self.aborted_by_peer()),
             channel => {
-                self.retry_at = link.is_interrupting().then(|| now + INTERRUPT_POLL_INTERVAL);
-                self.wait(Phase::AwaitingHello(link, channel))
+                self.retry_at = exchange.is_resuming().then(|| now + INTERRUPT_POLL_INTERVAL);
+                self.wait(Phase::AwaitingHello(exchange, channel))
             }
         }
     }
@@ -332,7 +335,7 @@ impl Handshake {
         stream: &mut GreetingStream,
         devices: &ServedDevices,
         greeting: Result<Greeting, Flaw>,
-    ) -> Result<Link> {
+    ) -> Result<HelloExchange> {
         let peer = self.peer;
         let (introduction, asking) = admit(peer, greeting, &self.options)?;
         let connector = asking.endpoint.ok_or_else(|| refused(peer, &Flaw::Malformed))?;
@@ -345,17 +348,17 @@ impl Handshake {
         let listener = queue_pair.endpoint();
         let answered = introduction.answer(&asking, Some(listener), &Ends { connector, listener });
         let (answer, seal) = answered.map_err(|flaw| refused(peer, &flaw))?;
-        queue_pair.connect_with(&connector, &Parts::connect_options())?;
+        queue_pair.connect_with(&connector, &LaneParts::connect_options())?;
         stream.send(&answer).map_err(unreachable)?;
-        Ok(Link::new(parts, queue_pair, None, Role::Listener, seal))
+        Ok(HelloExchange::listener(Lane::new(parts, queue_pair, None, seal)))
     }
 
     /// Continues with connected queue pairs.
-    fn connected(&mut self, link: Link, channel: Channel, now: Instant) -> Result<Progress> {
-        if let Some(events) = link.lane().completions.event_fd() {
+    fn connected(&mut self, exchange: HelloExchange, channel: Channel, now: Instant) -> Result<Progress> {
+        if let Some(events) = exchange.lane().completions.event_fd() {
             self.watch.add(events).map_err(not_watched)?;
         }
-        self.next(Phase::AwaitingHello(Box::new(link), channel), now)
+        self.next(Phase::AwaitingHello(Box::new(exchange), channel), now)
     }
 
     fn wait(&mut self, phase: Phase) -> Result<Progress> {
@@ -475,8 +478,13 @@ fn introduction(options: &Options) -> Result<Introduction> {
 }
 
 /// Creates a queue pair and the other parts of a connection, on a device and at a local address that reaches the peer.
-fn parts(device: &Device, local: IpAddr, peer: SocketAddr, options: &Options) -> Result<(Parts, QueuePair)> {
-    Parts::new(device, peer, options, |domain| {
+fn parts(
+    device: &Device,
+    local: IpAddr,
+    peer: SocketAddr,
+    options: &Options,
+) -> Result<(LaneParts, QueuePair)> {
+    LaneParts::new(device, peer, options, |domain| {
         let builder = domain.queue_pair(Transport::Rc);
         // The peer knows this side by this address; the device may not have it.
         Ok(if domain.device().has_addr(local) { builder.local_addr(local) } else { builder })
@@ -489,8 +497,8 @@ fn parts_for(
     path: &cm::Path,
     peer: SocketAddr,
     options: &Options,
-) -> Result<(Parts, QueuePair)> {
-    Parts::new(device, peer, options, |domain| path.queue_pair(domain))
+) -> Result<(LaneParts, QueuePair)> {
+    LaneParts::new(device, peer, options, |domain| path.queue_pair(domain))
 }
 
 /// Returns the refusal that a listener sends to a peer whose handshake has failed.

@@ -6,14 +6,11 @@
 
 use std::net::IpAddr;
 
-use adverb_verbs::memory::RemoteMemory;
 use adverb_verbs::{Endpoint, Gid, Psn, Qpn};
 
 use super::proof::{Digest, Nonce};
-use super::{FEWEST_WRITES, LONGEST_MESSAGE, LONGEST_RING, MOST_WRITES, SHORTEST_RING, UNIT, Violation};
 
-/// The version that is spoken here.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) use adverb_net_proto::{SessionId, VERSION};
 
 const MAGIC: [u8; 8] = *b"adverb\r\n";
 /// The length of what comes before a greeting's body.
@@ -187,89 +184,4 @@ fn parse_endpoint(bytes: &[u8; ENDPOINT_LEN]) -> Result<Endpoint, Flaw> {
     let mut endpoint = Endpoint::new(gid, qpn, psn);
     (endpoint.lid, endpoint.mtu) = (number(16), number(18));
     Ok(endpoint)
-}
-
-/// Whether a session begins or goes on.
-const BEGINS: u8 = 1;
-const GOES_ON: u8 = 2;
-
-/// What each side sends first over its queue pair.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Hello {
-    /// Where the other may write.
-    pub(crate) ring: RemoteMemory,
-    /// How many writes may be on their way or unread.
-    pub(crate) writes: u32,
-    /// The longest message that this side takes.
-    pub(crate) max_message_size: u32,
-    /// The connection that this is, if it may go on over other queue pairs.
-    pub(crate) session: Option<Session>,
-}
-
-/// A connection that outlives its queue pairs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Session {
-    /// Chosen at random by who asked for it.
-    pub(crate) id: SessionId,
-    /// How many messages this side has received, if the connection is to go on.
-    pub(crate) received: Option<u64>,
-}
-
-/// What a connection is known by.
-pub(crate) type SessionId = [u8; 16];
-
-/// How long it is.
-pub(crate) const HELLO_LEN: usize = 64;
-
-impl Hello {
-    pub(crate) fn emit(&self) -> [u8; HELLO_LEN] {
-        let mut bytes = [0; HELLO_LEN];
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[10..12].copy_from_slice(&(self.writes as u16).to_le_bytes());
-        bytes[12..16].copy_from_slice(&(self.ring.len as u32).to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.ring.addr.to_le_bytes());
-        bytes[24..28].copy_from_slice(&self.ring.rkey.to_le_bytes());
-        bytes[28..32].copy_from_slice(&self.max_message_size.to_le_bytes());
-        if let Some(Session { id, received }) = self.session {
-            bytes[32..48].copy_from_slice(&id);
-            bytes[48..56].copy_from_slice(&received.unwrap_or(0).to_le_bytes());
-            bytes[56] = if received.is_some() { GOES_ON } else { BEGINS };
-        }
-        bytes
-    }
-
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Hello, Violation> {
-        let bytes: &[u8; HELLO_LEN] =
-            bytes.try_into().map_err(|_| Violation("its hello has a wrong length"))?;
-        let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        if bytes[..8] != MAGIC || bytes[8..10] != VERSION.to_le_bytes() {
-            return Err(Violation("its hello has another version"));
-        }
-        let (writes, len) = (word(8) >> 16, word(12));
-        if !(FEWEST_WRITES..=MOST_WRITES).contains(&writes)
-            || !(SHORTEST_RING..=LONGEST_RING).contains(&len)
-            || !len.is_multiple_of(UNIT)
-        {
-            return Err(Violation("its receive ring is too small or too large"));
-        }
-        let max_message_size = word(28);
-        if max_message_size > LONGEST_MESSAGE {
-            return Err(Violation("its maximum message size is too large"));
-        }
-        let received = u64::from(word(48)) | u64::from(word(52)) << 32;
-        let id = std::array::from_fn(|at| bytes[32 + at]);
-        let session = match bytes[56] {
-            0 if id == SessionId::default() && received == 0 => None,
-            BEGINS if received == 0 => Some(Session { id, received: None }),
-            GOES_ON => Some(Session { id, received: Some(received) }),
-            _ => return Err(Violation("its hello has a malformed session")),
-        };
-        if bytes[57..] != [0; 7] {
-            return Err(Violation("its hello has reserved bits set"));
-        }
-        let addr = u64::from(word(16)) | u64::from(word(20)) << 32;
-        let ring = RemoteMemory { addr, rkey: word(24), len: len.into() };
-        Ok(Hello { ring, writes, max_message_size, session })
-    }
 }

@@ -1,9 +1,11 @@
 //! The addresses of a peer.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Weak;
 
 use crate::Options;
-use crate::protocol::handshake::Session;
+use crate::driver::Driver;
+use crate::session::SessionRequest;
 
 /// The addresses and host names of a peer, and the options for dialing them.
 #[derive(Clone, Debug)]
@@ -33,10 +35,10 @@ impl Paths {
         Paths { addresses, names: names.iter().map(host_name).collect(), options: options.clone() }
     }
 
-    /// Returns the same paths for a session that resumes.
-    pub(super) fn with_session(&self, session: Session) -> Paths {
+    /// Returns the same paths for a connection that resumes its session.
+    pub(super) fn resuming(&self, driver: &Weak<Driver>) -> Paths {
         let mut paths = self.clone();
-        paths.options.session = Some(session);
+        paths.options.session = Some(SessionRequest::Resume(Weak::clone(driver)));
         paths
     }
 

@@ -10,7 +10,7 @@ use adverb_verbs::internal::Deadline;
 
 use super::Paths;
 use crate::bootstrap::no_address;
-use crate::link::UNKNOWN;
+use adverb_net_proto::EndReason;
 
 /// The time between two rounds. A round dials each address once.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
@@ -70,7 +70,7 @@ impl Redial {
     /// Returns the next step.
     pub(super) fn poll(&mut self, now: Instant) -> Action {
         if let Phase::Unknown = self.phase {
-            return Action::GiveUp(UNKNOWN.to_owned());
+            return Action::GiveUp(EndReason::SessionUnknown.to_string());
         }
         let left = self.deadline.left_at(now);
         if left.is_zero() && !matches!(self.phase, Phase::Dialing { .. }) {
@@ -107,7 +107,7 @@ impl Redial {
                     return Action::WaitUntil((*until).min(self.deadline.at()));
                 }
                 Phase::Pausing { .. } => self.phase = Phase::RoundStart { first: 0 },
-                Phase::Unknown => return Action::GiveUp(UNKNOWN.to_owned()),
+                Phase::Unknown => return Action::GiveUp(EndReason::SessionUnknown.to_string()),
             }
         }
     }
@@ -132,7 +132,8 @@ impl Redial {
     /// Takes the error of a dial.
     pub(super) fn handle_dial_failed(&mut self, error: &Error, now: Instant) {
         // Other refusals may come from another program that uses an address of the peer's.
-        if matches!(error, Error::HandshakeRejected { reason, .. } if reason == UNKNOWN) {
+        if matches!(error, Error::HandshakeRejected { reason, .. } if *reason == EndReason::SessionUnknown.to_string())
+        {
             self.phase = Phase::Unknown;
             return;
         }
@@ -224,8 +225,8 @@ mod tests {
         let mut redial = redial(&[1, 2], &[], now);
         assert_eq!(redial.poll(now), Action::Dial(peer(2)));
         redial.begin_dial(now);
-        redial.handle_dial_failed(&refused(UNKNOWN), now);
-        assert_eq!(redial.poll(now), Action::GiveUp(UNKNOWN.to_owned()));
+        redial.handle_dial_failed(&refused(&EndReason::SessionUnknown.to_string()), now);
+        assert_eq!(redial.poll(now), Action::GiveUp(EndReason::SessionUnknown.to_string()));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use super::redial::{Action, PAUSE, Redial};
 use super::{Paths, resolver};
 use crate::bootstrap::{AcceptFd, Dial, Listening, Served, not_watched};
-use crate::link::Link;
+use crate::driver::Driver;
 
 /// Maximum number of dials that began less than [`NEW_DIAL_TIME`] ago.
 const MAX_NEW_DIALS: usize = 64;
@@ -75,14 +75,14 @@ impl Drop for RedialHandle {
 ///
 /// Returns an error if the thread cannot be started.
 pub(super) fn redial(
-    link: Weak<Link>,
+    driver: Weak<Driver>,
     generation: u32,
     paths: Paths,
     timeout: Duration,
 ) -> io::Result<RedialHandle> {
     let redial = Redial::new(paths, Deadline::new(timeout));
     let side = Side::Connector(Box::new(Connector { redial, attempt: Attempt::None }));
-    insert(Broken { link, generation, side, timer: None })
+    insert(Broken { driver, generation, side, timer: None })
 }
 
 /// Serves a listener until the peer has reconnected, or ends the connection when the time limit expires. Never blocks.
@@ -91,13 +91,13 @@ pub(super) fn redial(
 ///
 /// Returns an error if the thread cannot be started.
 pub(super) fn await_redial(
-    link: Weak<Link>,
+    driver: Weak<Driver>,
     generation: u32,
     listening: Weak<Listening>,
     timeout: Duration,
 ) -> io::Result<RedialHandle> {
     let side = Side::Listener { listening, deadline: Deadline::new(timeout) };
-    insert(Broken { link, generation, side, timer: None })
+    insert(Broken { driver, generation, side, timer: None })
 }
 
 fn insert(broken: Broken) -> io::Result<RedialHandle> {
@@ -132,7 +132,7 @@ impl Inbox {
 
 /// A broken connection.
 struct Broken {
-    link: Weak<Link>,
+    driver: Weak<Driver>,
     generation: u32,
     side: Side,
     timer: Option<Instant>,
@@ -183,7 +183,7 @@ struct Redialer {
     wake: PipeReader,
     connections: HashMap<u64, Broken>,
     /// The connection and the generation of the current step, which is not among the others meanwhile.
-    stepping: Option<(Weak<Link>, u32)>,
+    stepping: Option<(Weak<Driver>, u32)>,
     servers: HashMap<u64, Server>,
     /// The times of connections and servers. One that differs from their current time has been replaced.
     timers: BinaryHeap<Reverse<(Instant, u64)>>,
@@ -288,15 +288,15 @@ impl Redialer {
             return self.serve(token, now);
         }
         let Some(mut broken) = self.connections.remove(&token) else { return };
-        self.stepping = Some((Weak::clone(&broken.link), broken.generation));
+        self.stepping = Some((Weak::clone(&broken.driver), broken.generation));
         let next = match &mut broken.side {
             Side::Connector(connector) => {
-                self.step_connector(token, &broken.link, broken.generation, connector, now)
+                self.step_connector(token, &broken.driver, broken.generation, connector, now)
             }
             Side::Listener { deadline, .. } => {
                 if deadline.left_at(now).is_zero() {
                     let reason = format!("the peer did not reconnect within {:?}", deadline.timeout);
-                    give_up(&broken.link, broken.generation, &reason);
+                    give_up(&broken.driver, broken.generation, &reason);
                     Next::Finished
                 } else {
                     Next::Wait(Some(deadline.at()))
@@ -317,7 +317,7 @@ impl Redialer {
     fn step_connector(
         &mut self,
         token: u64,
-        link: &Weak<Link>,
+        driver: &Weak<Driver>,
         generation: u32,
         connector: &mut Connector,
         now: Instant,
@@ -334,12 +334,7 @@ impl Redialer {
                         let due = now.checked_add(dial.left(now));
                         return Next::Wait(due.into_iter().chain(*new_until).min());
                     }
-                    Ok(Some(lane)) => {
-                        if let Some(broken) = link.upgrade() {
-                            broken.adopt(*lane);
-                        }
-                        return Next::Finished;
-                    }
+                    Ok(Some(_)) => return Next::Finished,
                     Err(error) => self.fail(redial, attempt, &error, now),
                 }
             }
@@ -370,7 +365,7 @@ impl Redialer {
                 }
                 Action::WaitUntil(when) => return Next::Wait(Some(when)),
                 Action::GiveUp(reason) => {
-                    give_up(link, generation, &reason);
+                    give_up(driver, generation, &reason);
                     return Next::Finished;
                 }
             }
@@ -505,16 +500,16 @@ impl Drop for Redialer {
                 Request::Cancel(_) | Request::Resolved(..) => None,
             });
             let broken = self.connections.drain().map(|(_, broken)| broken).chain(inserted);
-            let broken = broken.map(|broken| (broken.link, broken.generation));
-            for (link, generation) in broken.chain(self.stepping.take()) {
-                give_up(&link, generation, "the reconnecting thread has panicked");
+            let broken = broken.map(|broken| (broken.driver, broken.generation));
+            for (driver, generation) in broken.chain(self.stepping.take()) {
+                give_up(&driver, generation, "the reconnecting thread has panicked");
             }
         }
     }
 }
 
-fn give_up(link: &Weak<Link>, generation: u32, reason: &str) {
-    if let Some(link) = link.upgrade() {
-        link.give_up_after(generation, reason);
+fn give_up(driver: &Weak<Driver>, generation: u32, reason: &str) {
+    if let Some(driver) = driver.upgrade() {
+        driver.give_up_after(generation, reason);
     }
 }

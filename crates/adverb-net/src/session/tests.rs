@@ -47,9 +47,9 @@ fn connected(alternates: &[SocketAddr]) -> (Listener, Connection, Connection) {
 
 /// Breaks both sides' lanes, and exchanges messages after that; returns the time that took.
 fn break_and_exchange(left: &Connection, right: &Connection) -> Duration {
-    let (start, generation) = (Instant::now(), left.link().generation());
-    left.link().fail_lane();
-    right.link().fail_lane();
+    let (start, generation) = (Instant::now(), left.driver().generation());
+    left.driver().fail_lane();
+    right.driver().fail_lane();
     scope(|scope| {
         scope.spawn(|| {
             assert_eq!(&right.recv().unwrap().unwrap()[..], b"ping");
@@ -58,7 +58,7 @@ fn break_and_exchange(left: &Connection, right: &Connection) -> Duration {
         left.send(b"ping").unwrap();
         assert_eq!(&left.recv().unwrap().unwrap()[..], b"pong");
     });
-    assert!(left.link().generation() > generation, "the connection has another lane");
+    assert!(left.driver().generation() > generation, "the connection has another lane");
     start.elapsed()
 }
 
@@ -120,7 +120,7 @@ fn strangers_with_unfinished_handshakes_do_not_keep_a_peer_from_reconnecting() {
 #[test]
 fn a_new_connection_is_queued_while_the_redialer_serves_the_listener() {
     let (listener, left, right) = connected(&[]);
-    right.link().fail_lane();
+    right.driver().fail_lane();
     scope(|scope| {
         let receiving = scope.spawn(|| {
             let message = right.recv().unwrap().unwrap();
@@ -128,12 +128,12 @@ fn a_new_connection_is_queued_while_the_redialer_serves_the_listener() {
             message
         });
         // No call accepts: the redialer drives this handshake, because the other connection is broken.
-        let connector = Connector::new().options(&left.link().options);
+        let connector = Connector::new().options(&left.driver().options);
         let new = connector.connect(listener.local_addr()).unwrap();
         let accepted = listener.accept().unwrap();
         new.send(b"new").unwrap();
         assert_eq!(&accepted.recv().unwrap().unwrap()[..], b"new");
-        left.link().fail_lane();
+        left.driver().fail_lane();
         left.send(b"old").unwrap();
         // A waiting call detects that the lane is broken.
         left.recv().unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use adverb_verbs::SoftDevice;
 
 use super::{RECONNECT_TIMEOUT, TURN, options};
-use crate::link::Link;
+use crate::driver::Driver;
 
 /// The short form of `cargo xtask redial`, which sets the number of connections.
 #[test]
@@ -25,12 +25,12 @@ async fn break_many(count: usize) {
     });
     let listener = crate::Listener::bind_with("127.0.0.1:0", &listener).await.unwrap();
     let connector = crate::Connector::new().options(&connector);
-    let mut links: Vec<Arc<Link>> = Vec::new();
+    let mut drivers: Vec<Arc<Driver>> = Vec::new();
     let (mut clients, mut servers) = (Vec::new(), Vec::new());
     for _ in 0..count {
         let (client, server) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
         let (client, server) = (client.unwrap(), server.unwrap());
-        links.extend([client.link(), server.link()].map(Arc::clone));
+        drivers.extend([client.driver(), server.driver()].map(Arc::clone));
         clients.push(client);
         servers.push(tokio::spawn(async move {
             while let Some(message) = server.recv().await.unwrap() {
@@ -41,7 +41,7 @@ async fn break_many(count: usize) {
     let sampler = ThreadSampler::start();
     let before = threads().len();
     let start = Instant::now();
-    links.iter().for_each(|link| link.fail_lane());
+    drivers.iter().for_each(|driver| driver.fail_lane());
     let broken = start.elapsed();
     let exchange = |client: crate::Connection| async move {
         client.send(b"ping").await.unwrap();
@@ -54,11 +54,11 @@ async fn break_many(count: usize) {
         clients.push(exchange.await.unwrap());
     }
     let resumed = start.elapsed();
-    let lanes = links.iter().filter(|link| link.generation() > 0).count();
+    let lanes = drivers.iter().filter(|driver| driver.generation() > 0).count();
     println!("{count} connections: all lanes broken after {broken:?}, all resumed after {resumed:?}");
     let (peak, redialers) = sampler.stop();
     println!("threads: {before} before, at most {peak} during, {} after", threads().len());
-    assert_eq!(lanes, links.len(), "each side has another lane");
+    assert_eq!(lanes, drivers.len(), "each side has another lane");
     // Threads that other tests needed may be about to exit.
     assert!(redialers < 10, "one thread redials all connections, not {redialers}");
     servers.iter().for_each(|server| server.abort());

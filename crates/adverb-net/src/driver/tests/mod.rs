@@ -1,4 +1,4 @@
-//! Queue pairs that break while messages pass, and connections that go on.
+//! Connections whose lanes fail while messages are sent, and sessions that resume.
 
 mod streams;
 
@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use adverb_verbs::internal::{Deadline, wait_either};
 use adverb_verbs::{Device, Error, RemoteAddress, SendRequest};
 
-use super::{Link, UNKNOWN};
-use crate::blocking::{Connection, Connector, Listener, connect_link};
-use crate::protocol::handshake::Session;
+use super::Driver;
+use crate::blocking::{Connection, Connector, Listener, connect_driver};
+use crate::session::SessionRequest;
 use crate::{Bootstrap, Key, Options, RemoteAccess};
 
 /// With the software NIC, unless another device is named.
@@ -71,8 +71,8 @@ impl Drop for Stop<'_> {
 }
 
 /// Breaks what a connection goes over now, as the network may; says whether it wasn't broken.
-fn break_it(link: &Arc<Link>) -> bool {
-    link.lane().queue_pair.move_to_error().is_ok()
+fn break_lane(driver: &Arc<Driver>) -> bool {
+    driver.lane().queue_pair.move_to_error().is_ok()
 }
 
 fn bytes(number: usize, len: usize) -> Vec<u8> {
@@ -87,20 +87,20 @@ fn len(number: usize) -> usize {
 const ENOUGH: u32 = 6;
 
 /// Has something broken, again and again, until a connection has gone on often enough; says whether it has.
-fn harm(link: &Link, mut break_some: impl FnMut(u32)) -> bool {
+fn fail_repeatedly(driver: &Driver, mut break_some: impl FnMut(u32)) -> bool {
     let (start, mut round, mut count) = (Instant::now(), 0, 0);
     while count < ENOUGH && start.elapsed() < Duration::from_secs(60) {
         break_some(round);
         round += 1;
         sleep(Duration::from_millis(20 + u64::from(round % 7 * 10)));
-        count = link.lock().resume.generation;
+        count = driver.lock().connection.lane();
     }
     println!("went on {count} times, after {round} breaks");
     count >= ENOUGH
 }
 
-/// Sends messages both ways, until `harm` is done.
-fn exchange(left: &Connection, right: &Connection, harm: impl FnOnce() -> bool) {
+/// Sends messages both ways, until `fail_repeatedly` is done.
+fn exchange(left: &Connection, right: &Connection, fail_repeatedly: impl FnOnce() -> bool) {
     let (over, done) = (&AtomicBool::new(false), &AtomicUsize::new(0));
     scope(|scope| {
         for (from, to) in [(left, right), (right, left)] {
@@ -135,23 +135,23 @@ fn exchange(left: &Connection, right: &Connection, harm: impl FnOnce() -> bool) 
                 }
             });
         }
-        let is_enough = harm();
+        let is_enough = fail_repeatedly();
         over.store(true, Ordering::Relaxed);
         assert!(is_enough);
     });
 }
 
 #[test]
-fn messages_are_neither_lost_nor_doubled_where_queue_pairs_break() {
+fn messages_are_neither_lost_nor_duplicated_when_lanes_fail() {
     let tiny = options().recv_ring_size(512).max_outstanding_writes(4);
     for options in ways().iter().chain([&tiny]) {
         with_pair([options, options], |left, right| {
             exchange(left, right, || {
-                harm(left.link(), |round| {
+                fail_repeatedly(left.driver(), |round| {
                     // The side that connects notices its own at once, and the other when that comes again.
-                    break_it(left.link());
+                    break_lane(left.driver());
                     if round % 2 == 1 {
-                        break_it(right.link());
+                        break_lane(right.driver());
                     }
                 })
             });
@@ -160,7 +160,7 @@ fn messages_are_neither_lost_nor_doubled_where_queue_pairs_break() {
 }
 
 #[test]
-fn nobody_needs_to_accept_for_a_connection_to_go_on() {
+fn a_session_resumes_without_a_call_to_accept() {
     for options in ways() {
         let (listener, left, right) = connected([&options, &options]);
         let patient = Connector::new().options(&options.clone().connect_timeout(Duration::from_secs(20)));
@@ -168,10 +168,10 @@ fn nobody_needs_to_accept_for_a_connection_to_go_on() {
             let _stop = Stop(&listener);
             let mut stranger = None;
             exchange(&left, &right, || {
-                harm(left.link(), |_| {
+                fail_repeatedly(left.driver(), |_| {
                     // Both sides notice their own at once.
-                    break_it(left.link());
-                    break_it(right.link());
+                    break_lane(left.driver());
+                    break_lane(right.driver());
                     // Who else comes is let in too, now or later.
                     let connect = || patient.connect(listener.local_addr()).unwrap();
                     stranger.get_or_insert_with(|| scope.spawn(connect));
@@ -185,10 +185,10 @@ fn nobody_needs_to_accept_for_a_connection_to_go_on() {
 }
 
 #[test]
-fn a_side_that_waits_for_the_other_to_come_again_goes_on() {
+fn a_listener_whose_lane_fails_resumes_when_the_peer_redials() {
     let options = options();
     with_pair([&options, &options], |left, right| {
-        assert!(break_it(right.link()));
+        assert!(break_lane(right.driver()));
         // Nobody at the other side knows until it asks.
         scope(|scope| {
             scope.spawn(|| right.send(b"after all").unwrap());
@@ -198,7 +198,7 @@ fn a_side_that_waits_for_the_other_to_come_again_goes_on() {
 }
 
 #[test]
-fn a_connection_goes_on_where_the_ring_is_shorter() {
+fn a_session_resumes_over_a_lane_with_a_shorter_ring() {
     const LEN: usize = 5_000;
     let (wide, narrow) = (options(), options().recv_ring_size(512).max_outstanding_writes(4));
     let listeners = [&wide, &narrow].map(|options| Listener::bind_with(anywhere(options), options).unwrap());
@@ -213,18 +213,18 @@ fn a_connection_goes_on_where_the_ring_is_shorter() {
         let _stop = Stop(second);
         first.stop();
         scope.spawn(|| second.accept().map(drop));
-        assert!(break_it(left.link()) && break_it(right.link()));
+        assert!(break_lane(left.driver()) && break_lane(right.driver()));
         // Some are written to who is no more, some wait until the connection goes on, and some come later.
         scope.spawn(|| (0..20).for_each(|number| left.send(&bytes(number, LEN)).unwrap()));
         for number in 0..20 {
             assert!(right.recv().unwrap().unwrap()[..] == bytes(number, LEN), "message {number}");
         }
-        assert_eq!(left.link().lock().resume.generation, 1);
+        assert_eq!(left.driver().lock().connection.lane(), 1);
     });
 }
 
 #[test]
-fn memory_is_exposed_again_and_operations_end() {
+fn regions_are_exposed_again_and_operations_fail() {
     let options = options();
     with_pair([&options, &options], |left, right| {
         let table = right
@@ -232,7 +232,7 @@ fn memory_is_exposed_again_and_operations_end() {
             .unwrap();
         let remote = left.remote_region("table").unwrap();
         remote.fetch_add(0, 3).unwrap();
-        assert!(break_it(left.link()));
+        assert!(break_lane(left.driver()));
         let error = loop {
             match remote.fetch_add(8, 1) {
                 Ok(_) => {}
@@ -253,13 +253,13 @@ fn memory_is_exposed_again_and_operations_end() {
 }
 
 #[test]
-fn who_cannot_come_again_is_told_what_was_not_acknowledged() {
+fn a_session_that_cannot_resume_reports_unacknowledged_messages() {
     let options = options().reconnect(Duration::from_secs(1)).timeout(Duration::from_secs(20));
     let (listener, left, right) = connected([&options, &options]);
     left.send(b"one").unwrap();
     assert_eq!(&right.recv().unwrap().unwrap()[..], b"one");
     drop(listener);
-    break_it(right.link());
+    break_lane(right.driver());
     left.send(b"two").unwrap();
     left.send(&[3; 100_000]).unwrap();
     let start = Instant::now();
@@ -282,7 +282,7 @@ fn who_cannot_come_again_is_told_what_was_not_acknowledged() {
 }
 
 #[test]
-fn hardware_tells_at_once_that_the_peer_is_gone() {
+fn hardware_reports_the_end_of_the_peer_at_once() {
     let options = Options { reconnect: None, ..options() }.keepalive(Duration::MAX);
     if options.device.as_ref().unwrap().is_software() {
         return println!("skipped: nobody speaks for a software NIC whose program is gone");
@@ -300,7 +300,7 @@ fn hardware_tells_at_once_that_the_peer_is_gone() {
 
 #[cfg(feature = "tokio")]
 #[tokio::test]
-async fn hardware_tells_tasks_at_once_that_the_peer_is_gone() {
+async fn hardware_reports_the_end_of_the_peer_to_tasks_at_once() {
     use crate as net;
     let options = Options { reconnect: None, ..options() }.keepalive(Duration::MAX);
     if options.device.as_ref().unwrap().is_software() {
@@ -325,13 +325,13 @@ async fn hardware_tells_tasks_at_once_that_the_peer_is_gone() {
 
 /// Only the peer's request fails with a cause. This side's requests are flushed.
 #[test]
-fn a_side_whose_device_refused_a_request_of_the_peer_learns_why() {
+fn an_end_by_a_refused_request_of_the_peer_is_explained() {
     let options = Options { reconnect: None, ..options() };
     with_pair([&options, &options], |left, right| {
-        let link = left.link();
+        let driver = left.driver();
         let remote = RemoteAddress { addr: 0x1000, rkey: 0 };
-        let request = SendRequest::write(link.pool().alloc(8).unwrap(), remote);
-        assert!(link.post(&mut link.lock(), request, true).is_none());
+        let request = SendRequest::write(driver.pool().alloc(8).unwrap(), remote);
+        assert!(driver.lane().queue_pair.post_send(request.tag(2)).is_ok());
         let Err(Error::Disconnected { reason, hint, .. }) = right.recv() else { panic!("it is refused") };
         if options.device.as_ref().unwrap().is_software() {
             assert!(reason.contains("violated access rights"), "{reason}");
@@ -345,57 +345,62 @@ fn a_side_whose_device_refused_a_request_of_the_peer_learns_why() {
 }
 
 #[test]
-fn a_connection_that_is_not_known_any_more_ends() {
+fn a_connection_whose_peer_forgot_the_session_ends() {
     let options = options();
     with_pair([&options, &options], |left, right| {
-        right.link().lock().end = Some(super::End { reason: "for the test".to_owned(), hint: "" });
-        assert!(break_it(left.link()));
+        let driver = right.driver();
+        let mut core = driver.lock();
+        core.connection.abort();
+        driver.advance(&mut core);
+        drop(core);
+        assert!(break_lane(left.driver()));
         let error = left.recv().unwrap_err().to_string();
         assert!(error.contains("does not know the session"), "{error}");
     });
 }
 
 #[test]
-fn a_session_does_not_go_on_without_its_key() {
+fn a_session_does_not_resume_without_its_key() {
     let open = options();
     let keyed = options().key(&Key::new([7; 32]).unwrap());
     let other = Listener::bind_with(anywhere(&open), &open).unwrap();
     with_pair([&keyed, &keyed], |left, right| {
-        // Who hears the packets knows the number of the session.
-        let session = Session { id: right.link().session().unwrap(), received: Some(0) };
+        // A peer that observes the packets knows the number of the session.
+        let session = SessionRequest::Forge(right.driver().session().unwrap());
         let stranger = Options { session: Some(session), ..open.clone() };
         scope(|scope| {
             scope.spawn(|| other.accept().map(drop));
-            let made = connect_link(other.local_addr(), &stranger, Deadline::new(Duration::from_secs(5)));
+            let deadline = Deadline::new(Duration::from_secs(5));
+            let error = connect_driver(other.local_addr(), &stranger, deadline).map(drop).unwrap_err();
             other.stop();
-            assert!(matches!(made, Err(Error::HandshakeRejected { reason, .. }) if reason == UNKNOWN));
+            assert!(error.to_string().contains("does not know the session"), "{error}");
         });
-        // The connection hasn't noticed.
-        assert_eq!(right.link().lock().resume.generation, 0);
+        // The lane of the connection has not failed.
+        assert_eq!(right.driver().generation(), 0);
         left.send(b"still here").unwrap();
         assert_eq!(&right.recv().unwrap().unwrap()[..], b"still here");
     });
 }
 
 #[test]
-fn who_is_to_be_woken_does_not_look_before_there_is_an_event() {
+fn an_armed_connection_is_not_polled_before_an_event() {
     with_pair([&options(), &options()], |left, right| {
-        let link = left.link();
+        let driver = left.driver();
         let step =
-            || link.step(false, &mut Link::try_recv).0.unwrap().map(|message| message.unwrap().to_vec());
+            || driver.step(false, &mut Driver::try_recv).0.unwrap().map(|message| message.unwrap().to_vec());
         // What is left of making the connection may come now.
-        while !link.lock().is_armed {
+        while !driver.lock().is_armed {
             assert_eq!(step(), None);
         }
         right.send(b"hello").unwrap();
-        let (mut message, lane) = (None, link.lane());
+        let (mut message, lane) = (None, driver.lane());
         while message.is_none() {
             let events = lane.completions.event_fd().unwrap();
             assert!(wait_either(events, None, Some(Duration::from_secs(60))).unwrap());
-            if link.lock().is_armed {
+            if driver.lock().is_armed {
                 assert_eq!(step(), None, "it needn't be looked at before the event is taken");
             }
-            link.take_events().unwrap();
+            driver.take_events().unwrap();
             message = step();
         }
         assert_eq!(message.unwrap(), b"hello");
@@ -403,18 +408,19 @@ fn who_is_to_be_woken_does_not_look_before_there_is_an_event() {
 }
 
 #[test]
-fn a_session_that_is_there_keeps_its_number() {
+fn another_peer_cannot_take_over_a_session_number() {
     let options = options();
     let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
     with_pair([&options, &options], |left, right| {
         // Who has overheard its number begins a session of the same.
-        let session = Session { id: right.link().session().unwrap(), received: None };
+        let session = SessionRequest::Begin(right.driver().session().unwrap());
         let stranger = Options { session: Some(session), ..options.clone() };
         scope(|scope| {
             let accepting = scope.spawn(|| listener.accept().unwrap());
-            let made = connect_link(listener.local_addr(), &stranger, Deadline::new(Duration::from_secs(5)));
+            let made =
+                connect_driver(listener.local_addr(), &stranger, Deadline::new(Duration::from_secs(5)));
             let (_stranger, _accepted) = (made.unwrap(), accepting.join().unwrap());
-            assert!(break_it(left.link()));
+            assert!(break_lane(left.driver()));
             scope.spawn(|| right.send(right.recv().unwrap().unwrap()).unwrap());
             left.send(b"still ours").unwrap();
             assert_eq!(&left.recv().unwrap().unwrap()[..], b"still ours");
@@ -423,71 +429,14 @@ fn a_session_that_is_there_keeps_its_number() {
 }
 
 #[test]
-fn what_is_kept_for_a_peer_that_does_not_read_has_an_end() {
-    let most = options().recv_buffer_limit(usize::MAX);
-    with_pair([&most, &most], |left, right| {
-        left.send(b"first").unwrap();
-        while right.link().lock().inbox.is_empty() {
-            right.link().drive_unless_led(&mut right.link().lock());
-        }
-        // It reads nothing of what it is offered, because it thinks that it is to read this first, which it has.
-        right.link().lock().to_read.push_front(0);
-        left.send(&vec![1; 1 << 20]).unwrap();
-        let mut sent = 0usize;
-        let mut quiet = 0;
-        while quiet < 200 {
-            match left.try_send(&[2; 16 << 10]) {
-                Ok(()) => (sent, quiet) = (sent + 1, 0),
-                Err(_) => {
-                    quiet += 1;
-                    sleep(Duration::from_millis(1));
-                }
-            }
-            assert!(sent < 10_000, "{} MiB are kept", sent >> 6);
-            right.link().drive_unless_led(&mut right.link().lock());
-        }
-        println!("{} MiB are kept", sent >> 6);
-        assert!(sent >= 1024, "{sent}");
-        // Once it does, all goes on.
-        right.link().lock().to_read.pop_front();
-        scope(|scope| {
-            scope.spawn(|| (0..1000).for_each(|_| left.send(&[3; 16 << 10]).unwrap()));
-            assert_eq!(right.recv().unwrap().unwrap().len(), 5);
-            assert_eq!(right.recv().unwrap().unwrap().len(), 1 << 20);
-            (0..sent + 1000).for_each(|_| assert_eq!(right.recv().unwrap().unwrap().len(), 16 << 10));
-        });
-    });
-}
-
-#[test]
-fn a_peer_that_has_not_said_hello_costs_no_ring() {
-    let key = Key::new([7; 32]).unwrap();
-    let options = options().key(&key);
-    let (parts, queue_pair) = super::Parts::new(
-        &options.device.clone().unwrap(),
-        "127.0.0.1:1".parse().unwrap(),
-        &options,
-        |domain| Ok(domain.queue_pair(adverb_verbs::Transport::Rc)),
-    )
-    .unwrap();
-    let link = Link::new(parts, queue_pair, None, crate::protocol::proof::Role::Listener, None);
-    assert!(link.lane().ring.get().is_none());
-    with_pair([&options, &options], |left, right| {
-        for side in [left, right] {
-            assert_eq!(side.link().lane().ring.get().unwrap().len(), options.recv_ring_size as usize);
-        }
-    });
-}
-
-#[test]
-fn sides_that_do_not_both_want_it_do_not_go_on() {
+fn a_session_needs_reconnecting_on_both_sides() {
     let with = options();
     let without = Options { reconnect: None, ..with.clone() };
     for (client, server) in [(&with, &without), (&without, &with)] {
         with_pair([client, server], |left, right| {
             left.send(b"hello").unwrap();
             assert_eq!(&right.recv().unwrap().unwrap()[..], b"hello");
-            break_it(left.link());
+            break_lane(left.driver());
             assert!(matches!(left.recv().unwrap_err(), Error::Disconnected { .. }));
         });
     }
@@ -495,7 +444,7 @@ fn sides_that_do_not_both_want_it_do_not_go_on() {
 
 #[cfg(feature = "tokio")]
 #[tokio::test]
-async fn tasks_go_on_too() {
+async fn sessions_of_tasks_resume() {
     use crate as net;
     use tokio::io::AsyncWriteExt;
     let options = options().reconnect(Duration::from_secs(3));
@@ -512,11 +461,11 @@ async fn tasks_go_on_too() {
     let ask = async {
         for number in 0..COUNT {
             if number % 30 == 10 {
-                break_it(left.link());
+                break_lane(left.driver());
             }
             left.send(&bytes(number, len(number))).await.unwrap();
             if number % 30 == 25 {
-                break_it(left.link());
+                break_lane(left.driver());
             }
             let answer = left.recv().await.unwrap().unwrap();
             assert!(answer[..] == bytes(number, len(number)), "message {number} of {}", answer.len());

@@ -1,4 +1,4 @@
-//! Streams whose queue pairs break while bytes pass.
+//! Streams whose lanes fail while bytes are sent.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{scope, sleep};
 use std::time::Duration;
 
-use super::{Link, Stop, break_it, connected, harm, ways};
+use super::{Driver, Stop, break_lane, connected, fail_repeatedly, ways};
 
 /// The byte at this place of a stream.
 fn byte(at: usize) -> u8 {
@@ -26,19 +26,19 @@ fn check(at: usize, bytes: &[u8]) {
 }
 
 /// Breaks the one, or the other, or both.
-fn break_by_turns(links: &[Arc<Link>; 2], round: u32) {
-    for (side, link) in links.iter().enumerate() {
+fn break_by_turns(links: &[Arc<Driver>; 2], round: u32) {
+    for (side, driver) in links.iter().enumerate() {
         if round % 3 != side as u32 {
-            break_it(link);
+            break_lane(driver);
         }
     }
 }
 
 #[test]
-fn streams_of_threads_lose_and_double_no_byte() {
+fn streams_of_threads_lose_and_duplicate_no_byte() {
     for options in ways() {
         let (listener, left, right) = connected([&options, &options]);
-        let links = [&left, &right].map(|connection| Arc::clone(connection.link()));
+        let links = [&left, &right].map(|connection| Arc::clone(connection.driver()));
         let (over, done, bytes) = (&AtomicBool::new(false), &AtomicUsize::new(0), &AtomicUsize::new(0));
         scope(|scope| {
             scope.spawn(|| listener.accept().map(drop));
@@ -75,7 +75,7 @@ fn streams_of_threads_lose_and_double_no_byte() {
                 });
                 (writing, reading)
             });
-            let is_enough = harm(&links[0], |round| break_by_turns(&links, round));
+            let is_enough = fail_repeatedly(&links[0], |round| break_by_turns(&links, round));
             over.store(true, Ordering::Relaxed);
             assert!(is_enough);
             let read: usize = sides
@@ -92,7 +92,7 @@ fn streams_of_threads_lose_and_double_no_byte() {
 
 #[cfg(feature = "tokio")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_of_tasks_lose_and_double_no_byte() {
+async fn streams_of_tasks_lose_and_duplicate_no_byte() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use crate::{Connector, Listener, Stream};
@@ -136,12 +136,12 @@ async fn streams_of_tasks_lose_and_double_no_byte() {
         let connector = Connector::new().options(&options);
         let (left, right) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
         let (left, right) = (left.unwrap(), right.unwrap());
-        let links = [&left, &right].map(|connection| Arc::clone(connection.link()));
+        let links = [&left, &right].map(|connection| Arc::clone(connection.driver()));
         let over = Arc::new(AtomicBool::new(false));
-        let harmed = {
+        let failing = {
             let over = Arc::clone(&over);
             std::thread::spawn(move || {
-                let is_enough = harm(&links[0], |round| break_by_turns(&links, round));
+                let is_enough = fail_repeatedly(&links[0], |round| break_by_turns(&links, round));
                 over.store(true, Ordering::Relaxed);
                 is_enough
             })
@@ -153,6 +153,6 @@ async fn streams_of_tasks_lose_and_double_no_byte() {
             _ = listener.accept() => panic!("nobody else comes"),
         };
         assert_eq!((left_wrote, right_wrote), (right_read, left_read));
-        assert!(harmed.join().unwrap());
+        assert!(failing.join().unwrap());
     }
 }

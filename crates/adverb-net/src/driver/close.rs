@@ -1,0 +1,98 @@
+//! The end of a connection: shutdown and close.
+
+use std::time::Duration;
+
+use adverb_net_proto::EndReason;
+use adverb_verbs::{Error, Result};
+
+use super::{Core, Driver};
+
+/// The maximum time for which a dropped connection waits until the peer knows that its close has arrived.
+pub(crate) const LINGER: Duration = Duration::from_secs(2);
+
+impl Driver {
+    /// Shuts down sending, unless this side has done so before.
+    ///
+    /// # Errors
+    ///
+    /// If this side has shut down sending, or the connection has ended.
+    pub(crate) fn begin_shutdown(&self) -> Result<()> {
+        let core = &mut *self.lock();
+        match core.connection.check_send() {
+            Ok(()) | Err(adverb_net_proto::SendError::WouldBlock) => {}
+            Err(refusal) => return Err(self.refusal(core, refusal)),
+        }
+        core.connection.shutdown();
+        self.post_all(core);
+        Ok(())
+    }
+
+    /// Shuts down sending, and then waits until all messages are posted.
+    pub(crate) fn shutdown_and_flush(&self, core: &mut Core) -> Result<Option<()>> {
+        self.shutdown(core);
+        if core.connection.has_peer_closed() {
+            return Ok(Some(()));
+        }
+        self.is_flushed(core)
+    }
+
+    fn shutdown(&self, core: &mut Core) {
+        if core.connection.end_reason().is_none() && !core.connection.has_peer_closed() {
+            core.connection.shutdown();
+            self.post_all(core);
+        }
+    }
+
+    /// Shuts down sending, and then waits until the peer's device has all bytes of the stream.
+    pub(crate) fn end_stream(&self, core: &mut Core) -> Result<Option<()>> {
+        self.shutdown(core);
+        if core.connection.is_delivered() {
+            return Ok(Some(()));
+        }
+        match core.connection.end_reason() {
+            // A peer that has sent everything may leave before this side shuts down.
+            Some(EndReason::PeerClosed | EndReason::Closed) => Ok(Some(())),
+            Some(_) if core.connection.has_peer_shutdown() && core.connection.unacknowledged().is_empty() => {
+                Ok(Some(()))
+            }
+            Some(reason) => Err(self.ended(core, reason)),
+            None => {
+                core.connection.confirm();
+                self.post_all(core);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Begins a graceful close.
+    pub(crate) fn begin_close(&self) {
+        let mut core = self.lock();
+        core.now = self.time();
+        let now = core.now;
+        core.connection.close(now);
+        self.advance(&mut core);
+    }
+
+    /// Returns the result of a close, once there is one.
+    pub(crate) fn is_closed(&self, core: &mut Core) -> Result<Option<()>> {
+        match core.connection.end_reason() {
+            None => Ok(None),
+            Some(EndReason::Closed | EndReason::PeerClosed) => Ok(Some(())),
+            Some(EndReason::CloseTimedOut) => Err(Error::Timeout {
+                timeout: self.options.connect_timeout,
+                action: "waiting for the peer to receive all messages",
+            }),
+            Some(reason) => Err(self.ended(core, reason)),
+        }
+    }
+
+    /// Whether the peer has closed the connection, and may not know that the close has arrived.
+    pub(crate) fn is_lingering(&self) -> bool {
+        self.lock().connection.is_lingering()
+    }
+
+    /// Waits until the peer knows that its close has arrived.
+    pub(crate) fn linger(&self, core: &mut Core) -> Result<Option<()>> {
+        Ok((!core.connection.is_lingering()).then_some(()))
+    }
+}

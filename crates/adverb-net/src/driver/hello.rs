@@ -1,0 +1,245 @@
+//! The exchange of hellos over a new lane, until a connection is established or resumed.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use adverb_net_proto::{Connection, EndReason, Hello, PhaseKind, SessionHello, Tag};
+use adverb_verbs::{ArmFor, Error, Result};
+
+use super::lane::HELLO_RECV;
+use super::progress::{open_hello, post_hello};
+use super::{Core, Driver, Lane, lane};
+use crate::key::Key;
+use crate::protocol::proof::Role;
+use crate::session::{self, SessionRequest};
+
+/// The exchange of hellos over a connected lane. No call blocks.
+///
+/// Dropping it aborts the lane.
+pub(crate) struct HelloExchange {
+    role: Role,
+    lane: Arc<Lane>,
+    state: State,
+}
+
+enum State {
+    /// The listener has not received the connector's hello.
+    AwaitingConnector,
+    /// The listener's answer to a connector with an unknown session is in flight.
+    Rejecting,
+    /// The driver exchanges the hellos.
+    Driven { driver: Arc<Driver>, is_resumed: bool },
+    /// The answer to a forged hello has not arrived.
+    #[cfg(test)]
+    Forging,
+    /// The exchange has returned its result.
+    Finished,
+}
+
+/// The result of an exchange.
+pub(crate) enum Established {
+    /// A new connection.
+    New(Arc<Driver>),
+    /// Another lane of a connection that exists.
+    Resumed,
+}
+
+impl HelloExchange {
+    /// Begins the connector's side.
+    pub(crate) fn connector(lane: Lane) -> Result<HelloExchange> {
+        let lane = Arc::new(lane);
+        #[cfg(test)]
+        if let Some(SessionRequest::Forge(id)) = lane.options.session {
+            let session = Some(SessionHello { id, received: Some(0) });
+            post_hello(&lane, &Hello { session, ..Hello::unknown_session() }.emit(), Tag::Hello.wr_id())?;
+            return Ok(HelloExchange { role: Role::Connector, lane, state: State::Forging });
+        }
+        let (driver, is_resumed) = match &lane.options.session {
+            Some(SessionRequest::Resume(driver)) => {
+                let driver = driver.upgrade().ok_or_else(|| unknown(&lane))?;
+                if !driver.attach(&lane) {
+                    // The redialer dials again, unless the connection has ended.
+                    return Err(driver.disconnected("the connection is not ready for another lane", ""));
+                }
+                (driver, true)
+            }
+            request => {
+                let id = match request {
+                    Some(SessionRequest::Begin(id)) => *id,
+                    _ => Default::default(),
+                };
+                let (epoch, config) = (Instant::now(), config(&lane));
+                let connection = Connection::connect(config, id, adverb_net_proto::Time::ZERO);
+                (Driver::new(Arc::clone(&lane), connection, epoch), false)
+            }
+        };
+        Ok(HelloExchange { role: Role::Connector, lane, state: State::Driven { driver, is_resumed } })
+    }
+
+    /// Begins the listener's side.
+    pub(crate) fn listener(lane: Lane) -> HelloExchange {
+        HelloExchange { role: Role::Listener, lane: Arc::new(lane), state: State::AwaitingConnector }
+    }
+
+    pub(crate) fn role(&self) -> Role {
+        self.role
+    }
+
+    /// Whether the lane waits for a connection that exists, whose other lane may have to be drained.
+    pub(crate) fn is_resuming(&self) -> bool {
+        self.role == Role::Listener && matches!(self.state, State::Driven { is_resumed: true, .. })
+    }
+
+    pub(crate) fn lane(&self) -> &Lane {
+        &self.lane
+    }
+
+    /// Makes progress. Returns the result once the lane is established.
+    ///
+    /// # Errors
+    ///
+    /// If the lane can't be established, or the peer doesn't know the session.
+    pub(crate) fn poll(&mut self) -> Result<Option<Established>> {
+        loop {
+            match &self.state {
+                State::AwaitingConnector => {
+                    let Some(hello) = self.poll_hello()? else { return Ok(None) };
+                    self.state = self.identify(hello)?;
+                }
+                State::Rejecting => {
+                    return match self.poll_completion()? {
+                        Some(_) => Err(unknown(&self.lane)),
+                        None => Ok(None),
+                    };
+                }
+                State::Driven { driver, is_resumed } => {
+                    // A leading thread takes the events of an old lane.
+                    if !driver.lock().waiting.has_leader() {
+                        driver.take_events()?;
+                    }
+                    let lane = &self.lane;
+                    let (value, has_news) =
+                        driver.step(false, &mut |driver, core| is_established(driver, core, lane));
+                    if has_news {
+                        driver.progress.notify_all();
+                    }
+                    match value? {
+                        None => return Ok(None),
+                        Some(false) => self.state = self.reject()?,
+                        Some(true) => {
+                            let established = match is_resumed {
+                                true => Established::Resumed,
+                                false => Established::New(Arc::clone(driver)),
+                            };
+                            self.state = State::Finished;
+                            return Ok(Some(established));
+                        }
+                    }
+                }
+                #[cfg(test)]
+                State::Forging => match self.poll_completion()? {
+                    None => return Ok(None),
+                    Some(completion) if completion.tag() != HELLO_RECV => {}
+                    Some(completion) => {
+                        let answer = completion.into_pool_message()?;
+                        let answer = open_hello(&self.lane, &answer).and_then(Hello::parse);
+                        assert_eq!(answer.map(|hello| hello.session), Ok(None));
+                        return Err(unknown(&self.lane));
+                    }
+                },
+                State::Finished => return Err(unknown(&self.lane)),
+            }
+        }
+    }
+
+    /// Returns a completion of the lane, if there is one. Otherwise an event is raised for the next one.
+    fn poll_completion(&self) -> Result<Option<adverb_verbs::Completion>> {
+        self.lane.take_events()?;
+        self.lane.completions.arm(ArmFor::Any)?;
+        let mut done = Vec::new();
+        self.lane.completions.poll(&mut done)?;
+        Ok(done.into_iter().next())
+    }
+
+    /// Returns the connector's hello, if it has arrived.
+    fn poll_hello(&self) -> Result<Option<Hello>> {
+        let Some(completion) = self.poll_completion()? else { return Ok(None) };
+        debug_assert_eq!(completion.tag(), HELLO_RECV);
+        let disconnected = |reason: String, hint: &'static str| Error::Disconnected {
+            peer: self.lane.peer,
+            reason,
+            hint: hint.into(),
+        };
+        if let Err(failure) = completion.outcome() {
+            let hint = failure.status.hint().unwrap_or_default();
+            return Err(disconnected(failure.status.to_string(), hint));
+        }
+        let message = completion.into_pool_message()?;
+        let hello = open_hello(&self.lane, &message).and_then(Hello::parse);
+        let hello = hello.map_err(|violation| {
+            disconnected(violation.to_string(), "use the same version of Adverb on both sides")
+        })?;
+        Ok(Some(hello))
+    }
+
+    /// Finds the connection to which the lane of a connector belongs, or creates it.
+    fn identify(&self, hello: Hello) -> Result<State> {
+        let Some(SessionHello { id, received: Some(_) }) = hello.session else {
+            let epoch = Instant::now();
+            let connection = Connection::accept(config(&self.lane), hello, adverb_net_proto::Time::ZERO);
+            let driver = Driver::new(Arc::clone(&self.lane), connection, epoch);
+            return Ok(State::Driven { driver, is_resumed: false });
+        };
+        // Sessions belong to all listeners of the process, and a peer that has observed a session's number may not know its key.
+        let key = self.lane.options.key.as_ref();
+        let driver = session::find(&id).filter(|driver| Key::is_same(key, driver.options.key.as_ref()));
+        match driver {
+            Some(driver) if driver.resume(&self.lane, hello) => {
+                Ok(State::Driven { driver, is_resumed: true })
+            }
+            _ => self.reject(),
+        }
+    }
+
+    /// Answers that the session is unknown.
+    fn reject(&self) -> Result<State> {
+        post_hello(&self.lane, &Hello::unknown_session().emit(), Tag::Hello.wr_id())?;
+        Ok(State::Rejecting)
+    }
+}
+
+impl Drop for HelloExchange {
+    fn drop(&mut self) {
+        if let State::Driven { driver, is_resumed: true } = &self.state {
+            driver.abort_lane(&self.lane);
+        }
+    }
+}
+
+fn config(lane: &Lane) -> adverb_net_proto::Config {
+    lane::config(&lane.options, lane.config.max_read_len)
+}
+
+fn unknown(lane: &Lane) -> Error {
+    Error::HandshakeRejected { peer: lane.peer, reason: EndReason::SessionUnknown.to_string() }
+}
+
+/// Whether the lane is established: `Some(false)` if the connection will not use it.
+fn is_established(driver: &Driver, core: &mut Core, lane: &Arc<Lane>) -> Result<Option<bool>> {
+    let reason = core.connection.end_reason();
+    if !Arc::ptr_eq(&core.lane, lane) {
+        let is_next = core.successor.as_ref().is_some_and(|successor| Arc::ptr_eq(successor, lane));
+        return match (is_next, reason) {
+            (true, _) => Ok(None),
+            (false, Some(_)) => Ok(Some(false)),
+            (false, None) => Err(driver.disconnected("the peer reconnected over another path", "")),
+        };
+    }
+    match (core.connection.phase(), reason) {
+        (PhaseKind::Established, _) => Ok(Some(true)),
+        (PhaseKind::Handshake | PhaseKind::Draining, _) => Ok(None),
+        (_, Some(EndReason::SessionUnknown)) => Err(unknown(lane)),
+        (_, Some(reason)) => Err(driver.ended(core, reason)),
+        (_, None) => Err(driver.disconnected("the lane failed during the handshake", "")),
+    }
+}

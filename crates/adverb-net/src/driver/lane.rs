@@ -1,0 +1,167 @@
+//! Lanes: connected queue pairs, each with a completion queue and a pool.
+
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use adverb_net_proto::{Config, HELLO_LEN, LaneConfig, MAX_MESSAGE_SIZE, MAX_RENDEZVOUS, UNCREDITED_WRITES};
+use adverb_verbs::internal::{CmHandle, Deadline, wait_either};
+use adverb_verbs::memory::Pool;
+use adverb_verbs::{
+    Access, ArmFor, Completion, CompletionQueue, ConnectOptions, Device, ProtectionDomain, QueuePair,
+    QueuePairBuilder, RecvRequest, Result,
+};
+
+use crate::Options;
+use crate::protocol::proof::{SEAL_LEN, Seal};
+
+/// The tag of the receive for the peer's hello. The tags of other requests are those of adverb-net-proto, and not zero.
+pub(super) const HELLO_RECV: u64 = 0;
+
+/// The resources of a lane, before its queue pair is connected.
+pub(crate) struct LaneParts {
+    completions: CompletionQueue,
+    pool: Pool,
+    peer: SocketAddr,
+    options: Options,
+}
+
+impl LaneParts {
+    /// Creates the resources of a lane on this device, and a queue pair, whose builder `make` returns. The queue pair has one
+    /// receive, for the peer's hello, and grants the peer no rights until the peer is authenticated.
+    pub(crate) fn new(
+        device: &Device,
+        peer: SocketAddr,
+        options: &Options,
+        make: impl FnOnce(&ProtectionDomain) -> Result<QueuePairBuilder>,
+    ) -> Result<(LaneParts, QueuePair)> {
+        let domain = match &options.pool {
+            Some(pool) => pool.protection_domain().clone(),
+            None => device.create_protection_domain()?,
+        };
+        let pool = options.pool.clone().unwrap_or_else(|| Pool::builder().partitions(1).build(&domain));
+        let config = config(options, MIN_READ_LEN);
+        let (sends, recvs) = (send_queue_depth(options), config.recv_queue_depth());
+        // Each queue of a draining queue pair also has a marker.
+        let completions = device.completion_queue(sends + recvs + 2).events().create()?;
+        let queue_pair = make(&domain)?.completion_queue(&completions).depth(sends, recvs);
+        let queue_pair = queue_pair.access(Access::LOCAL_WRITE).create()?;
+        queue_pair.post_recv(RecvRequest::new(pool.alloc(SEAL_LEN + HELLO_LEN)?).tag(HELLO_RECV))?;
+        Ok((LaneParts { completions, pool, peer, options: options.clone() }, queue_pair))
+    }
+
+    /// Returns the options for connecting the queue pair.
+    pub(crate) fn connect_options() -> ConnectOptions {
+        // The peer has a receive for each write with a credit, so an RNR NAK is an error of the peer, and not retried. The ACK
+        // timeout suits a software NIC on a loaded machine: a dead peer is detected after two seconds. (With seven retries,
+        // rxe never gives up.)
+        ConnectOptions::new().rnr_retry(0).ack_timeout(16).retry_count(6)
+    }
+}
+
+/// A connected queue pair under a connection.
+pub(crate) struct Lane {
+    /// Dropped first: then the peer can't access memory over the lane.
+    pub(super) queue_pair: QueuePair,
+    /// The connection manager's handle, if it established the lane.
+    manager: Option<CmHandle>,
+    pub(crate) completions: CompletionQueue,
+    pub(super) pool: Pool,
+    pub(super) peer: SocketAddr,
+    /// The seal of the hellos, if the sides have a key.
+    pub(super) seal: Option<Seal>,
+    /// The options of the connector or the listener that established the lane.
+    pub(super) options: Options,
+    pub(super) config: LaneConfig,
+}
+
+impl Lane {
+    pub(crate) fn new(
+        parts: LaneParts,
+        queue_pair: QueuePair,
+        manager: Option<CmHandle>,
+        seal: Option<Seal>,
+    ) -> Lane {
+        let LaneParts { completions, pool, peer, options } = parts;
+        let config = config(&options, queue_pair.max_message_size()).lane();
+        Lane { queue_pair, manager, completions, pool, peer, seal, options, config }
+    }
+
+    /// Returns a descriptor that is readable when the connection manager may have noticed that the peer's process has ended.
+    /// Only the kernel's connection manager does.
+    pub(crate) fn manager_events(&self) -> Option<BorrowedFd<'_>> {
+        let is_hardware = !self.pool.protection_domain().device().is_software();
+        self.manager.as_ref().filter(|_| is_hardware).map(CmHandle::event_fd)
+    }
+
+    /// Whether the peer's connection manager has disconnected.
+    pub(crate) fn was_ended_by_manager(&self) -> Result<bool> {
+        self.manager.as_ref().map_or(Ok(false), CmHandle::has_ended)
+    }
+
+    /// Removes the pending events of the completion queue.
+    pub(super) fn take_events(&self) -> Result<()> {
+        while self.completions.try_event()? {}
+        Ok(())
+    }
+
+    /// Waits for completions, for no longer than this, and until the connection manager has an event.
+    pub(crate) fn sleep(&self, done: &mut Vec<Completion>, time: Duration) -> Result<usize> {
+        let (Some(manager), Some(events)) = (self.manager_events(), self.completions.event_fd()) else {
+            return self.completions.poll_timeout(done, time);
+        };
+        let deadline = Deadline::new(time);
+        loop {
+            self.completions.arm(ArmFor::Any)?;
+            // Completions from before the arming raise no event.
+            let count = self.completions.poll(done)?;
+            if count > 0 {
+                return Ok(count);
+            }
+            let left = deadline.left();
+            wait_either(events, Some(manager), (left < Duration::MAX).then_some(left))
+                .map_err(|error| crate::bootstrap::verb("waiting for an event", error, ""))?;
+            let is_event = self.completions.try_event()?;
+            let count = self.completions.poll(done)?;
+            // An event may belong to a completion that was polled earlier.
+            if count > 0 || !is_event || deadline.left().is_zero() {
+                return Ok(count);
+            }
+        }
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // A software NIC sends delayed ACKs with the next poll, and the peer may wait for the ACK of its last message.
+        let mut done = Vec::new();
+        while self.completions.poll(&mut done).is_ok_and(|count| count > 0) {}
+    }
+}
+
+/// The minimum of the maximum length of a READ: that of rxe.
+const MIN_READ_LEN: u32 = 8 << 20;
+
+/// Returns the depth of a send queue for READs of at least 8 MiB.
+fn send_queue_depth(options: &Options) -> u32 {
+    2 * (options.max_outstanding_writes + UNCREDITED_WRITES + 2 * MAX_RENDEZVOUS)
+        + MAX_MESSAGE_SIZE / MIN_READ_LEN
+}
+
+/// Returns the configuration of a connection on a queue pair with this maximum length of a request.
+pub(super) fn config(options: &Options, max_read_len: u32) -> Config {
+    Config {
+        recv_ring_size: options.recv_ring_size,
+        max_outstanding_writes: options.max_outstanding_writes,
+        eager_threshold: options.eager_threshold,
+        recv_buffer_limit: options.recv_buffer_limit,
+        max_message_size: options.max_message_size,
+        max_read_len,
+        handshake_timeout: options.connect_timeout,
+        close_timeout: options.connect_timeout,
+        keepalive: Some(options.keepalive).filter(|keepalive| *keepalive < Duration::MAX),
+        reconnect: options.reconnect,
+        ..Config::default()
+    }
+    .clamped()
+}

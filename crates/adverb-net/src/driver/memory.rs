@@ -1,0 +1,83 @@
+//! The memory of connections: buffers of a pool, and registered regions.
+
+use adverb_net_proto::{Buf, Memory};
+use adverb_verbs::Error;
+use adverb_verbs::memory::{MemoryRegion, Pool, PoolBuf, RemoteMemory};
+
+/// A buffer of a pool.
+#[derive(Debug)]
+pub(crate) struct Buffer(pub(crate) PoolBuf);
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl AsMut<[u8]> for Buffer {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+impl Buf for Buffer {
+    fn truncate(&mut self, len: usize) {
+        if len < self.0.len() {
+            self.0.resize(len).expect("the buffer is longer");
+        }
+    }
+
+    fn split_to(&mut self, len: usize) -> Buffer {
+        Buffer(self.0.split_to(len).expect("the connection splits within the buffer"))
+    }
+
+    fn advance(&mut self, len: usize) {
+        self.0.advance(len).expect("the connection advances within the buffer");
+    }
+
+    fn unsplit(&mut self, rest: Buffer) {
+        self.0.unsplit(rest.0).expect("READs complete in order");
+    }
+}
+
+/// Registered memory: a ring, a rendezvous message, or memory that is exposed to the peer.
+#[derive(Debug)]
+pub(crate) struct Region(pub(crate) MemoryRegion);
+
+impl adverb_net_proto::Region for Region {
+    fn remote(&self) -> RemoteMemory {
+        self.0.remote()
+    }
+}
+
+/// The memory of a lane.
+pub(super) struct LaneMemory<'a> {
+    pool: &'a Pool,
+    /// The error of the last allocation, if it failed.
+    pub(super) failure: Option<Error>,
+}
+
+impl LaneMemory<'_> {
+    pub(super) fn new(pool: &Pool) -> LaneMemory<'_> {
+        LaneMemory { pool, failure: None }
+    }
+}
+
+impl Memory for LaneMemory<'_> {
+    type Buf = Buffer;
+    type Region = Region;
+
+    fn alloc(&mut self, len: usize) -> Option<Buffer> {
+        match self.pool.alloc(len) {
+            Ok(buffer) => Some(Buffer(buffer)),
+            Err(error) => {
+                self.failure = Some(error);
+                None
+            }
+        }
+    }
+
+    fn read_ring(&mut self, ring: &Region, offset: u32, out: &mut Buffer) {
+        ring.0.read(offset as usize, &mut out.0).expect("the connection reads within the ring");
+    }
+}

@@ -1,0 +1,431 @@
+//! The driver of a connection: the state machine of adverb-net-proto on queue pairs.
+//!
+//! A driver has no thread. The calls of the application drive the connection: they poll the completion queue, pass the
+//! completions to the state machine, post its requests, and act on its events. The peer's device needs no call on this side to
+//! read a rendezvous message.
+//!
+//! The state machine is under a lock. Memory is registered and deregistered without it, because that may take long.
+
+mod close;
+mod hello;
+mod lane;
+mod memory;
+mod operation;
+mod progress;
+mod resume;
+mod send;
+mod stream;
+#[cfg(all(test, feature = "soft", not(loom)))]
+mod tests;
+
+pub(super) use close::LINGER;
+pub(super) use hello::{Established, HelloExchange};
+pub(super) use lane::{Lane, LaneParts};
+pub(super) use operation::PendingOp;
+pub(super) use send::{Outgoing, Sent};
+pub(super) use stream::StreamWrite;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use adverb_net_proto::{Connection, EndReason, MAX_MESSAGE_SIZE, PhaseKind, Received, Time};
+use adverb_verbs::memory::Pool;
+use adverb_verbs::{ArmFor, Completion, Error, Result};
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::message::Message;
+use crate::protocol::handshake::SessionId;
+use crate::remote::PeerRegion;
+use crate::session::{RedialHandle, ResumeOrigin, WakeFd};
+use crate::wait::Waiting;
+use crate::{Options, UnacknowledgedMessage};
+use memory::{Buffer, LaneMemory, Region};
+
+/// A connection, its lane, and the calls that wait for it.
+pub(crate) struct Driver {
+    /// The address of the peer over the first lane.
+    peer: SocketAddr,
+    pub(crate) options: Options,
+    core: Mutex<Core>,
+    /// The maximum length of an eager message, in the upper half, and of any message.
+    limits: AtomicU64,
+    /// The origin of the connection's time.
+    epoch: Instant,
+    /// Notified when another thread may have made progress for the waiting ones.
+    pub(crate) progress: Condvar,
+    /// The means to reconnect, if both sides enable that.
+    origin: OnceLock<ResumeOrigin>,
+    /// The descriptor by which tasks wait.
+    pub(crate) wake_fd: OnceLock<WakeFd>,
+}
+
+/// The part of a driver that its lock protects.
+pub(crate) struct Core {
+    /// The current lane, or the last one.
+    lane: Arc<Lane>,
+    lane_state: LaneState,
+    connection: Connection<Buffer, Region>,
+    /// The lane that replaces the current one, once that is drained.
+    successor: Option<Arc<Lane>>,
+    /// The time of the last reading of the clock.
+    now: Time,
+    /// The first failure of the current lane.
+    failure: Option<Failure>,
+    /// The reason of the end, once the connection has ended.
+    end: Option<Failure>,
+    /// The redialer's work for the connection, while it has no lane.
+    redial: Option<RedialHandle>,
+    /// The number of times that the redialer was started.
+    redial_count: u32,
+    /// The reason why the redialer gave up.
+    redial_failure: Option<String>,
+    /// The memory that the peer exposes over the current lane, by name.
+    peer_regions: HashMap<String, PeerRegion>,
+    /// The memory that the peer exposes at addresses, the latest last.
+    peer_addresses: Vec<PeerRegion>,
+    operations: operation::Operations,
+    /// Regions that are to be deregistered without the lock.
+    released: Vec<Region>,
+    /// Whether there may be progress for other waiting calls.
+    has_news: bool,
+    /// The number of calls since the last poll of the device.
+    unpolled: u32,
+    /// Whether the completion queue is armed, and all earlier completions were handled: an event is then raised for the next.
+    is_armed: bool,
+    /// Reused memory for completions.
+    pub(crate) done: Vec<Completion>,
+    pub(crate) waiting: Waiting,
+}
+
+/// The driver's side of a lane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum LaneState {
+    Active,
+    /// The queue pair is in the error state, and its requests are being returned.
+    Draining,
+    /// The queue pair has no requests, or can't return them, and the connection does not know yet.
+    Stopped,
+    /// The queue pair has no requests, and the connection knows.
+    Drained,
+}
+
+/// The reason of a failure or an end, for the application.
+#[derive(Clone, Debug)]
+struct Failure {
+    reason: String,
+    hint: &'static str,
+}
+
+/// The maximum number of calls between two polls of the device. A call that waits polls anyway.
+const MAX_UNPOLLED: u32 = 16;
+/// The hint of an end after which messages may be unacknowledged.
+const UNACKNOWLEDGED_HINT: &str =
+    "call `take_unacknowledged` for the messages that the peer may not have received";
+
+impl Core {
+    /// Returns the connection and the memory of its lane.
+    fn parts(&mut self) -> (&mut Connection<Buffer, Region>, LaneMemory<'_>, Time) {
+        (&mut self.connection, LaneMemory::new(&self.lane.pool), self.now)
+    }
+
+    /// Returns the current lane, or the last one.
+    pub(crate) fn lane(&self) -> Arc<Lane> {
+        Arc::clone(&self.lane)
+    }
+
+    /// Whether the lane has completions to wait for. A connection without such a lane makes progress by the redialer, or by a
+    /// handshake.
+    pub(crate) fn has_lane(&self) -> bool {
+        self.lane_state != LaneState::Drained && self.connection.phase() != PhaseKind::Handshake
+    }
+
+    /// Whether the lane is being drained.
+    pub(crate) fn is_draining(&self) -> bool {
+        matches!(self.lane_state, LaneState::Draining | LaneState::Stopped)
+    }
+
+    /// Notes the first failure of the lane.
+    fn note_failure(&mut self, reason: impl Into<String>, hint: &'static str) {
+        self.failure.get_or_insert_with(|| Failure { reason: reason.into(), hint });
+    }
+}
+
+impl Driver {
+    /// Creates the driver of a connection over its first lane.
+    fn new(lane: Arc<Lane>, connection: Connection<Buffer, Region>, epoch: Instant) -> Arc<Driver> {
+        let (peer, options) = (lane.peer, lane.options.clone());
+        let core = Core {
+            lane,
+            lane_state: LaneState::Active,
+            connection,
+            successor: None,
+            now: Time::ZERO,
+            failure: None,
+            end: None,
+            redial: None,
+            redial_count: 0,
+            redial_failure: None,
+            peer_regions: HashMap::new(),
+            peer_addresses: Vec::new(),
+            operations: operation::Operations::default(),
+            released: Vec::new(),
+            has_news: false,
+            unpolled: 0,
+            is_armed: false,
+            done: Vec::with_capacity(64),
+            waiting: Waiting::default(),
+        };
+        let driver = Arc::new(Driver {
+            peer,
+            options,
+            core: Mutex::new(core),
+            limits: AtomicU64::new(MAX_MESSAGE_SIZE.into()),
+            epoch,
+            progress: Condvar::new(),
+            origin: OnceLock::new(),
+            wake_fd: OnceLock::new(),
+        });
+        driver.advance(&mut driver.lock());
+        driver
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
+        self.core.lock()
+    }
+
+    /// Returns the time of the connection's clock.
+    pub(crate) fn time(&self) -> Time {
+        Time::from_nanos(u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Returns the current lane, or the last one.
+    pub(crate) fn lane(&self) -> Arc<Lane> {
+        self.lock().lane()
+    }
+
+    /// Returns the peer's address over the current lane.
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.lock().lane.peer
+    }
+
+    /// Returns the pool of the current lane.
+    pub(crate) fn pool(&self) -> Pool {
+        self.lock().lane.pool.clone()
+    }
+
+    /// Returns the number of the current lane, for tests.
+    #[cfg(all(test, feature = "soft"))]
+    pub(crate) fn generation(&self) -> u32 {
+        self.lock().connection.lane()
+    }
+
+    /// Fails the lane, for tests.
+    #[cfg(all(test, feature = "soft"))]
+    pub(crate) fn fail_lane(&self) {
+        let _ = self.lane().queue_pair.move_to_error();
+    }
+
+    /// Moves the queue pair to the error state, as a failure of the network does, for tests.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn break_lane(&self) -> Result<()> {
+        self.lane().queue_pair.move_to_error()
+    }
+
+    /// Returns the session, if the connection can resume.
+    pub(crate) fn session(&self) -> Option<SessionId> {
+        self.lock().connection.session()
+    }
+
+    /// Returns the maximum length of an eager message, and of any message.
+    fn limits(&self) -> (u32, u32) {
+        let limits = self.limits.load(Ordering::Relaxed);
+        ((limits >> 32) as u32, limits as u32)
+    }
+
+    /// Sets the limits to those of the current lane.
+    fn update_limits(&self, core: &Core) {
+        if let Some(limits) = core.connection.limits() {
+            let limits = u64::from(limits.eager) << 32 | u64::from(limits.max_message_size);
+            self.limits.store(limits, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the next message, or `None` after the last one, if one of these is known.
+    pub(crate) fn try_recv(&self, core: &mut Core) -> Result<Option<Option<Message>>> {
+        let (connection, mut memory, now) = core.parts();
+        match connection.recv(&mut memory, now) {
+            Received::Message(message) => {
+                // Reading the message may have freed credits.
+                self.post_all(core);
+                let adverb_net_proto::Message { buf: Buffer(buffer), immediate } = message;
+                Ok(Some(Some(Message { buffer, immediate })))
+            }
+            Received::Shutdown => Ok(Some(None)),
+            Received::Pending => Ok(None),
+            Received::Ended(reason) => Err(self.ended(core, reason)),
+        }
+    }
+
+    /// Returns the value of `ready`, without a poll of the device, which costs more than many a message. `drive` polls the device
+    /// once in [`MAX_UNPOLLED`] calls.
+    pub(crate) fn at_once<T>(
+        &self,
+        core: &mut MutexGuard<'_, Core>,
+        ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
+        drive: impl FnOnce(&mut MutexGuard<'_, Core>),
+    ) -> Result<Option<T>> {
+        core.unpolled += 1;
+        if core.unpolled > MAX_UNPOLLED {
+            drive(core);
+        }
+        ready(self, core)
+    }
+
+    /// Returns the value of `ready`, and drives the connection if there is none. Also returns whether there may be progress for
+    /// other waiting calls.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn poll_once<T>(
+        &self,
+        ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
+    ) -> (Result<Option<T>>, bool) {
+        let mut core = self.lock();
+        let mut has_news = false;
+        let mut value = self.at_once(&mut core, ready, |core| has_news = self.drive(core));
+        if let Ok(None) = value {
+            self.flush(&mut core);
+            has_news |= self.drive(&mut core);
+            value = ready(self, &mut core);
+        }
+        self.handle_pending(&mut core);
+        (value, has_news | std::mem::take(&mut core.has_news))
+    }
+
+    /// Returns the value of `ready`; if there is none, an event is raised when there may be one. Drives the connection, unless no
+    /// completion has arrived since the last call; and only once, if the caller has just driven it. Also returns whether there
+    /// may be progress for other waiting calls.
+    pub(crate) fn step<T>(
+        &self,
+        is_driven: bool,
+        ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
+    ) -> (Result<Option<T>>, bool) {
+        let mut core = self.lock();
+        // A draining lane may have no more events.
+        let is_asleep = |core: &Core| core.is_armed && core.lane_state == LaneState::Active;
+        let mut has_news = !is_driven && !is_asleep(&core) && self.drive(&mut core);
+        let mut value = ready(self, &mut core);
+        if let Ok(None) = value
+            && !is_asleep(&core)
+        {
+            // Completions from before the arming raise no event, so the caller drives again before it waits.
+            let armed = core.lane.completions.arm(ArmFor::Any);
+            value = armed.and_then(|()| {
+                core.is_armed = true;
+                has_news |= self.drive(&mut core);
+                ready(self, &mut core)
+            });
+        }
+        self.handle_pending(&mut core);
+        (value, has_news | std::mem::take(&mut core.has_news))
+    }
+
+    /// Acts on events that a call has caused, for example because the lane refused a request.
+    pub(crate) fn handle_pending(&self, core: &mut MutexGuard<'_, Core>) {
+        if core.connection.has_events() {
+            self.advance(core);
+        }
+    }
+
+    /// Removes the pending events of the completion queue, so that the next [`step`](Driver::step) drives the connection.
+    pub(crate) fn take_events(&self) -> Result<()> {
+        let lane = self.lane();
+        lane.take_events()?;
+        self.lock().is_armed = false;
+        Ok(())
+    }
+
+    /// Removes the events that have woken a task: those of the completion queue, and those of the connection manager. Both may
+    /// be pending, and a task is woken once.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn handle_wake_up(&self) -> Result<()> {
+        self.take_events()?;
+        self.check_manager(&mut self.lock());
+        Ok(())
+    }
+
+    /// Returns the time until the connection's next timeout.
+    pub(crate) fn timeout(&self, core: &Core) -> Duration {
+        core.connection.poll_timeout().map_or(Duration::MAX, |time| time - self.time())
+    }
+
+    /// Handles the timeouts that are due.
+    pub(crate) fn handle_timeout(&self, core: &mut MutexGuard<'_, Core>) {
+        core.now = self.time();
+        let (connection, mut memory, now) = core.parts();
+        if connection.poll_timeout().is_some_and(|time| time <= now) {
+            connection.handle_timeout(&mut memory, now);
+            self.advance(core);
+        }
+    }
+
+    /// Returns the messages that the peer may not have received, once a connection with a session has ended.
+    pub(crate) fn take_unacknowledged(&self) -> Vec<UnacknowledgedMessage> {
+        let mut core = self.lock();
+        if core.connection.session().is_none() {
+            return Vec::new();
+        }
+        let messages = core.connection.take_unacknowledged();
+        drop(core);
+        let message = |message: adverb_net_proto::Unacknowledged<Buffer, Region>| {
+            let buffer = resume::reclaim(message.payload)?;
+            Some(UnacknowledgedMessage { index: message.number, buffer, immediate: message.immediate })
+        };
+        messages.into_iter().filter_map(message).collect()
+    }
+
+    /// Returns the error of a connection that has ended.
+    pub(crate) fn disconnected(&self, reason: impl Into<String>, hint: &'static str) -> Error {
+        Error::Disconnected { peer: self.peer, reason: reason.into(), hint: hint.into() }
+    }
+
+    /// Returns the error of a connection that ends for this reason.
+    fn ended(&self, core: &Core, reason: EndReason) -> Error {
+        let Failure { reason, hint } = core.end.clone().unwrap_or_else(|| describe(core, reason));
+        self.disconnected(reason, hint)
+    }
+}
+
+/// Returns the reason of an end, for the application.
+fn describe(core: &Core, reason: EndReason) -> Failure {
+    let failure = || core.failure.clone();
+    let plain = |hint| Failure { reason: reason.to_string(), hint };
+    match reason {
+        EndReason::ProtocolViolation(_) => plain("use the same version of Adverb on both sides"),
+        EndReason::ReconnectTimedOut | EndReason::SessionUnknown => {
+            let failed =
+                failure().map_or_else(|| "the connection failed".to_owned(), |failure| failure.reason);
+            let cause = match (reason, &core.redial_failure) {
+                (EndReason::ReconnectTimedOut, Some(cause)) => cause.clone(),
+                (EndReason::ReconnectTimedOut, None) => "the peer did not reconnect".to_owned(),
+                _ => reason.to_string(),
+            };
+            let range = core.connection.unacknowledged();
+            let unacknowledged = match range.end - range.start {
+                0 => "all messages were acknowledged".to_owned(),
+                count => {
+                    format!("messages {} to {} were not acknowledged ({count})", range.start, range.end - 1)
+                }
+            };
+            let reason = format!("{failed}; reconnecting failed: {cause}; {unacknowledged}");
+            Failure { reason, hint: UNACKNOWLEDGED_HINT }
+        }
+        EndReason::RequestFailed(_)
+        | EndReason::LaneFailed
+        | EndReason::OutOfMemory
+        | EndReason::Replaced
+        | EndReason::HandshakeTimedOut => failure().unwrap_or_else(|| plain("")),
+        _ => plain(""),
+    }
+}

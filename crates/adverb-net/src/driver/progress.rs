@@ -1,0 +1,442 @@
+//! Progress: completions, posted requests, and events of the connection.
+
+use std::sync::Arc;
+
+use adverb_net_proto::{
+    Completed, Event, Payload, PhaseKind, Post, Register, RegisterMemory, Tag, Violation,
+};
+use adverb_verbs::internal::{self, error_event};
+use adverb_verbs::{
+    Access, ArmFor, CompletedOperation, Completion, Error, PostError, RecvRequest, Result, SendRequest,
+    Status, explain,
+};
+use parking_lot::MutexGuard;
+
+use super::lane::HELLO_RECV;
+use super::memory::{Buffer, Region};
+use super::operation::is_operation;
+use super::{Core, Driver, Lane, LaneState, describe, resume};
+use crate::remote::PeerRegion;
+
+/// The maximum number of regions that a peer may expose over a lane.
+const MAX_PEER_REGIONS: usize = 4096;
+/// The hint if the device does not report why it flushes requests.
+const UNKNOWN_CAUSE: &str = "check the device's events: it may have refused a request of the peer, because no request of this side failed";
+
+impl Driver {
+    /// Polls the device, and does what has become possible. Returns whether there may be progress for waiting calls.
+    pub(crate) fn drive(&self, core: &mut MutexGuard<'_, Core>) -> bool {
+        // A leading thread may hold completions, which come first.
+        if core.waiting.has_leader() {
+            return std::mem::take(&mut core.has_news);
+        }
+        let mut done = std::mem::take(&mut core.done);
+        let polled = core.lane.completions.poll(&mut done);
+        self.handle_polled(core, polled, &mut done);
+        core.done = done;
+        std::mem::take(&mut core.has_news)
+    }
+
+    /// Handles the result of a poll. Returns whether there were completions, or the poll failed.
+    pub(crate) fn handle_polled(
+        &self,
+        core: &mut MutexGuard<'_, Core>,
+        polled: Result<usize>,
+        done: &mut Vec<Completion>,
+    ) -> bool {
+        core.unpolled = 0;
+        if let Err(error) = &polled {
+            core.now = self.time();
+            core.note_failure(error.to_string(), "");
+            let now = core.now;
+            core.connection.handle_lane_failed(now);
+        }
+        self.handle_completions(core, done);
+        self.advance(core);
+        !matches!(polled, Ok(0))
+    }
+
+    fn handle_completions(&self, core: &mut Core, done: &mut Vec<Completion>) {
+        if done.is_empty() {
+            return;
+        }
+        core.now = self.time();
+        // The first completion has raised the event.
+        (core.has_news, core.is_armed) = (true, false);
+        for completion in done.drain(..) {
+            handle_completion(core, completion);
+        }
+    }
+
+    /// Fails the lane if the peer's connection manager has disconnected: the kernel's does when a process ends.
+    pub(crate) fn check_manager(&self, core: &mut MutexGuard<'_, Core>) {
+        let lane = core.lane();
+        if lane.manager_events().is_none() || core.lane_state != LaneState::Active {
+            return;
+        }
+        let reason = match lane.was_ended_by_manager() {
+            Ok(false) => return,
+            Ok(true) => "the peer's connection manager disconnected".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        // All completions of the peer's messages precede that.
+        let mut done = std::mem::take(&mut core.done);
+        while lane.completions.poll(&mut done).is_ok_and(|count| count > 0) {
+            self.handle_completions(core, &mut done);
+        }
+        core.done = done;
+        core.now = self.time();
+        core.note_failure(reason, "check whether the peer's program has exited");
+        let now = core.now;
+        core.connection.handle_lane_failed(now);
+        self.advance(core);
+    }
+
+    /// Does what is possible without a poll of the device: posts requests, acts on events, and registers memory.
+    pub(crate) fn advance(&self, core: &mut MutexGuard<'_, Core>) {
+        loop {
+            self.post_all(core);
+            self.handle_events(core);
+            if self.finish_drain(core) {
+                continue;
+            }
+            if !core.released.is_empty() {
+                let mut released = std::mem::take(&mut core.released);
+                MutexGuard::unlocked(core, || released.clear());
+                // The next regions reuse its memory.
+                if core.released.is_empty() {
+                    core.released = released;
+                }
+            }
+            let Some(register) = core.connection.poll_register() else { break };
+            self.register(core, register);
+        }
+    }
+
+    /// Registers memory without the lock.
+    fn register(&self, core: &mut MutexGuard<'_, Core>, register: Register<Buffer, Region>) {
+        let (lane, Register { id, memory }) = (core.lane(), register);
+        let registered = MutexGuard::unlocked(core, || register_memory(&lane, memory));
+        core.now = self.time();
+        let now = core.now;
+        match registered {
+            Ok(region) => core.connection.handle_registered(id, Region(region), now),
+            Err((error, memory)) => {
+                core.note_failure(error.to_string(), "");
+                core.connection.handle_register_failed(id, memory);
+            }
+        }
+    }
+
+    /// Posts all requests of the connection.
+    pub(super) fn post_all(&self, core: &mut Core) {
+        while core.connection.has_output() {
+            let (connection, mut memory, now) = core.parts();
+            let Some(post) = connection.poll_post(&mut memory, now) else {
+                if let Some(error) = memory.failure {
+                    core.note_failure(error.to_string(), "");
+                }
+                return;
+            };
+            if let Err((error, post)) = post_one(&core.lane, post) {
+                core.note_failure(error.to_string(), "");
+                core.connection.handle_refused(post, core.now);
+            }
+        }
+    }
+
+    fn handle_events(&self, core: &mut Core) {
+        while let Some(event) = core.connection.poll_event() {
+            core.has_news = true;
+            match event {
+                Event::Established { lane } => self.handle_established(core, lane),
+                Event::Exposed { name, region } => {
+                    let region = PeerRegion { region, lane: core.connection.lane() };
+                    let count = core.peer_regions.len() + core.peer_addresses.len();
+                    let is_new = region.is_by_address() || !core.peer_regions.contains_key(&name);
+                    if count >= MAX_PEER_REGIONS && is_new {
+                        core.connection.violate(Violation::new("it exposed too many regions"));
+                    } else if region.is_by_address() {
+                        core.peer_addresses.push(region);
+                    } else {
+                        core.peer_regions.insert(name, region);
+                    }
+                }
+                Event::Release(region) => core.released.push(region),
+                Event::Drain => self.begin_drain(core),
+                Event::Redial { .. } => self.redial(core),
+                Event::Closed(reason) => {
+                    core.end = Some(describe(core, reason));
+                    // The handshake answers the peer that the session is unknown.
+                    (core.successor, core.redial) = (None, None);
+                    if let Some(wake_fd) = self.wake_fd.get() {
+                        wake_fd.wake_forever();
+                    }
+                    self.progress.notify_all();
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn handle_established(&self, core: &mut Core, lane: u32) {
+        self.update_limits(core);
+        core.peer_regions.clear();
+        core.peer_addresses.clear();
+        (core.failure, core.redial, core.redial_failure) = (None, None, None);
+        if lane > 0 {
+            tracing::info!(peer = %core.lane.peer, "reconnected");
+            // The completion of the probe wakes tasks, which wait for events only.
+            core.connection.probe();
+            if let Err(error) = core.lane.completions.arm(ArmFor::Any) {
+                core.note_failure(error.to_string(), "");
+            }
+            self.progress.notify_all();
+        }
+    }
+
+    /// Moves the queue pair to the error state, so that it returns all requests.
+    fn begin_drain(&self, core: &mut Core) {
+        core.peer_regions.clear();
+        core.peer_addresses.clear();
+        if core.lane_state == LaneState::Drained {
+            // The lane that was to replace it was aborted.
+            core.lane_state = LaneState::Stopped;
+            return;
+        }
+        core.lane_state = LaneState::Draining;
+        if let Err(error) = internal::begin_drain(&core.lane.queue_pair) {
+            tracing::debug!(%error, "could not drain the queue pair of a connection");
+            core.lane_state = LaneState::Stopped;
+        }
+    }
+
+    /// Finishes the drain of the lane, if all its requests were returned. Returns whether it did.
+    fn finish_drain(&self, core: &mut MutexGuard<'_, Core>) -> bool {
+        // A leading thread may hold completions.
+        if !core.is_draining() || core.waiting.has_leader() {
+            return false;
+        }
+        // If the device can't drain, the requests are reclaimed at once.
+        if core.lane_state == LaneState::Draining
+            && let Ok(false) = internal::is_drained(&core.lane.queue_pair)
+        {
+            return false;
+        }
+        // Completions may have been fetched by the last call.
+        let mut done = Vec::new();
+        while core.lane.completions.poll(&mut done).is_ok_and(|count| count > 0) {
+            self.handle_completions(core, &mut done);
+        }
+        core.lane_state = LaneState::Drained;
+        let left = internal::reset_and_reclaim(&core.lane.queue_pair).unwrap_or_else(|error| {
+            tracing::warn!(%error, "lost the outstanding requests of a failed queue pair");
+            Vec::new()
+        });
+        let left = left
+            .into_iter()
+            .filter_map(|(tag, payload)| Some((Tag::from_wr_id(tag)?, payload.into_pool_buf().map(Buffer))));
+        let left = left.collect();
+        core.operations.fail_posted();
+        core.now = self.time();
+        let (connection, mut memory, now) = core.parts();
+        connection.handle_drained(&mut memory, left, now);
+        self.handle_drained(core);
+        core.has_news = true;
+        true
+    }
+
+    /// Continues after a drain: over the lane that replaces the drained one, or by waiting for another.
+    fn handle_drained(&self, core: &mut Core) {
+        match (core.connection.phase(), core.successor.take()) {
+            (PhaseKind::Handshake, Some(lane)) => self.use_lane(core, lane),
+            (PhaseKind::Handshake, None) => {
+                // The handshake of the new lane was aborted.
+                let now = core.now;
+                core.connection.handle_lane_failed(now);
+            }
+            (PhaseKind::Disconnected, _) => self.redial(core),
+            _ => {}
+        }
+    }
+
+    /// Uses a lane from now on.
+    pub(super) fn use_lane(&self, core: &mut Core, lane: Arc<Lane>) {
+        (core.lane_state, core.is_armed) = (LaneState::Active, false);
+        if let Some(wake_fd) = self.wake_fd.get()
+            && let Some(events) = lane.completions.event_fd()
+            && let Err(error) = wake_fd.watch(events, lane.manager_events())
+        {
+            core.note_failure(error.to_string(), "");
+            core.connection.abort();
+        }
+        core.lane = lane;
+    }
+}
+
+/// Passes a completion to the connection.
+fn handle_completion(core: &mut Core, completion: Completion) {
+    let wr_id = completion.tag();
+    match completion.outcome() {
+        Ok(success) => {
+            if let CompletedOperation::RecvWrite { immediate } = success.operation {
+                let completed = Completed::Received { immediate, len: success.length };
+                let (connection, mut memory, now) = core.parts();
+                return connection.handle_completion(&mut memory, completed, now);
+            }
+            if wr_id == HELLO_RECV {
+                return handle_hello(core, completion);
+            }
+        }
+        Err(failure) => note_status(core, failure.status),
+    }
+    let (status, tag) = (completion.outcome().err().map(|failure| failure.status), Tag::from_wr_id(wr_id));
+    let (tag, buf) = match tag {
+        // A failed receive of a hello.
+        None if wr_id == HELLO_RECV => (Tag::Recv, None),
+        None => {
+            debug_assert!(is_operation(wr_id), "requests have known tags");
+            core.operations.complete(wr_id, completion);
+            (Tag::Operation, None)
+        }
+        Some(Tag::Recv) if status.is_none() => {
+            return core.connection.violate(Violation::new("it sent a message instead of a write"));
+        }
+        Some(tag @ (Tag::Frames | Tag::Close | Tag::Read)) => (tag, completion.into_pool_buf().map(Buffer)),
+        Some(tag) => (tag, None),
+    };
+    let completed = match status {
+        None => Completed::Sent { tag, buf },
+        Some(status) => Completed::Failed { tag, buf, status },
+    };
+    let (connection, mut memory, now) = core.parts();
+    connection.handle_completion(&mut memory, completed, now);
+    if let Some(error) = memory.failure {
+        core.note_failure(error.to_string(), "");
+    }
+}
+
+/// Passes the listener's hello to the connection.
+fn handle_hello(core: &mut Core, completion: Completion) {
+    let Ok(message) = completion.into_pool_message() else { return };
+    match open_hello(&core.lane, &message) {
+        Ok(hello) => {
+            let (connection, mut memory, now) = core.parts();
+            connection.handle_hello(&mut memory, hello, now);
+        }
+        Err(violation) => core.connection.violate(violation),
+    }
+}
+
+/// Returns the bytes of a hello, if its seal is valid.
+pub(super) fn open_hello<'a>(lane: &Lane, message: &'a [u8]) -> Result<&'a [u8], Violation> {
+    match &lane.seal {
+        Some(seal) => {
+            seal.open(message).map_err(|_| Violation::new("its hello has no valid proof of the key"))
+        }
+        None => Ok(message),
+    }
+}
+
+/// Notes the reason why a request failed, if it is the first one of the lane.
+fn note_status(core: &mut Core, status: Status) {
+    if core.failure.is_some() || core.lane_state != LaneState::Active {
+        return;
+    }
+    if status != Status::Flushed {
+        return core.note_failure(status.to_string(), status.hint().unwrap_or_default());
+    }
+    // No request of this side failed before, so no completion has the cause: the device refused a request of the peer, or
+    // failed.
+    match error_event(&core.lane.queue_pair).and_then(explain::device_event) {
+        Some(event) => core.note_failure(event.summary, event.hint.unwrap_or_default()),
+        None => core.note_failure(status.to_string(), UNKNOWN_CAUSE),
+    }
+}
+
+/// Posts a request, or returns it with the error.
+fn post_one(lane: &Lane, post: Post<Buffer>) -> Result<(), (Error, Post<Buffer>)> {
+    match post {
+        Post::Write { tag, buf, remote, immediate, is_signaled } => {
+            let request = match buf {
+                Some(buf) => SendRequest::write_with_imm(buf.0, remote, immediate),
+                None => SendRequest::write_with_imm((), remote, immediate),
+            };
+            let request = request.tag(tag.wr_id());
+            let request = if is_signaled { request } else { request.unsignaled() };
+            lane.queue_pair.post_send(request).map(drop).map_err(|PostError { error, requests }| {
+                let buf = take_buffer(requests);
+                (error, Post::Write { tag, buf, remote, immediate, is_signaled })
+            })
+        }
+        Post::Receives { count } => {
+            let requests = (0..count).map(|_| RecvRequest::new(()).tag(Tag::Recv.wr_id()));
+            let posted = lane.queue_pair.post_recvs(requests).map(drop);
+            posted.map_err(|failure| (failure.error, Post::Receives { count }))
+        }
+        Post::Hello { bytes } => {
+            let posted = post_hello(lane, &bytes, Tag::Hello.wr_id());
+            posted.map_err(|error| (error, Post::Hello { bytes }))
+        }
+        Post::Probe { remote } => {
+            let request = SendRequest::write((), remote).tag(Tag::Probe.wr_id());
+            let posted = lane.queue_pair.post_send(request).map(drop);
+            posted.map_err(|failure| (failure.error, Post::Probe { remote }))
+        }
+        Post::Read { buf, remote } => {
+            let request = SendRequest::read(buf.0, remote).tag(Tag::Read.wr_id());
+            let posted = lane.queue_pair.post_send(request).map(drop);
+            // The message is read over another lane, into another buffer.
+            posted.map_err(|failure| (failure.error, Post::Probe { remote }))
+        }
+    }
+}
+
+/// Grants the peer its rights, and posts a hello.
+pub(super) fn post_hello(lane: &Lane, hello: &[u8], tag: u64) -> Result<()> {
+    let mut access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+    access.set(Access::REMOTE_ATOMIC, lane.pool.protection_domain().device().attributes().has_atomics);
+    lane.queue_pair.modify_access(access)?;
+    let seal = lane.seal.as_ref().map(|seal| seal.seal(hello));
+    let message = [seal.as_ref().map_or(&[][..], |seal| seal), hello].concat();
+    let request = SendRequest::send(lane.pool.copy_from(&message)?).tag(tag);
+    lane.queue_pair.post_send(request).map(drop).map_err(|failure| failure.error)
+}
+
+/// Returns the buffer of a request that was not posted.
+fn take_buffer(mut requests: Vec<SendRequest>) -> Option<Buffer> {
+    requests.pop().and_then(|request| request.into_payload().into_pool_buf()).map(Buffer)
+}
+
+/// Registers memory for a lane.
+fn register_memory(
+    lane: &Lane,
+    memory: RegisterMemory<Buffer, Region>,
+) -> Result<adverb_verbs::memory::MemoryRegion, (Error, RegisterMemory<Buffer, Region>)> {
+    let domain = lane.pool.protection_domain();
+    match memory {
+        RegisterMemory::Ring { len } => {
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+            domain.region(len as usize, access).map_err(|error| (error, RegisterMemory::Ring { len }))
+        }
+        RegisterMemory::Exposed(region) => internal::register_again(&region.0, domain)
+            .map_err(|error| (error, RegisterMemory::Exposed(region))),
+        RegisterMemory::Message(payload) => {
+            let lost = || Error::InvalidRequest { reason: "the device did not return a buffer".into() };
+            let Some(buffer) = resume::reclaim(payload) else {
+                return Err((lost(), RegisterMemory::Ring { len: 0 }));
+            };
+            let buffer = if buffer.protection_domain() == domain {
+                buffer
+            } else {
+                match lane.pool.copy_from(&buffer) {
+                    Ok(copy) => copy,
+                    Err(error) => {
+                        return Err((error, RegisterMemory::Message(Payload::Buf(Buffer(buffer)))));
+                    }
+                }
+            };
+            buffer.register(Access::REMOTE_READ).map_err(|error| (error, RegisterMemory::Ring { len: 0 }))
+        }
+    }
+}

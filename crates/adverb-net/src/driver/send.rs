@@ -1,0 +1,349 @@
+//! Sending: messages and exposed regions.
+
+use adverb_net_proto::{EndReason, PhaseKind, SendError as Refusal};
+use adverb_verbs::memory::MemoryRegion;
+use adverb_verbs::{Access, Error, Result, internal};
+
+use super::memory::Region;
+use super::{Core, Driver, Lane, MAX_UNPOLLED};
+use crate::message::{SendData, SendError, Source};
+
+/// A message or a region that is to be sent.
+pub(crate) struct Outgoing<'a> {
+    pub(super) body: Body<'a>,
+    immediate: Option<u32>,
+}
+
+pub(super) enum Body<'a> {
+    /// A message that is copied into the peer's ring.
+    Eager(SendData<'a>),
+    /// A message that the peer reads, registered for the lane of this number.
+    Rendezvous { region: Region, is_copy: bool, lane: u32 },
+    /// Memory that is exposed to the peer, registered for the lane of this number.
+    Expose { name: String, region: Region, rights: u8, lane: u32 },
+}
+
+/// The result of taking an [`Outgoing`].
+enum Taken {
+    /// It is part of the write of this number.
+    Write(u64),
+    /// Credits or the lane are missing.
+    NotNow,
+    /// It was prepared for another lane.
+    Stale,
+}
+
+/// The result of [`Driver::send`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Sent {
+    Posted,
+    /// The message was prepared for another lane: the caller prepares it [again](Driver::prepare_again).
+    Stale,
+}
+
+impl Driver {
+    /// Prepares a message, as far as possible without the lock.
+    #[inline]
+    pub(crate) fn prepare<'a>(
+        &self,
+        message: SendData<'a>,
+        immediate: Option<u32>,
+    ) -> Result<Outgoing<'a>, SendError> {
+        let (eager, _) = self.limits();
+        if message.bytes().len() <= eager as usize {
+            return Ok(Outgoing { body: Body::Eager(message), immediate });
+        }
+        self.prepare_rendezvous(message, immediate)
+    }
+
+    fn prepare_rendezvous<'a>(
+        &self,
+        message: SendData<'a>,
+        immediate: Option<u32>,
+    ) -> Result<Outgoing<'a>, SendError> {
+        let len = message.bytes().len();
+        let (_, max) = self.limits();
+        if u32::try_from(len).ok().is_none_or(|len| len > max) {
+            let hint = "split the message, or raise `Options::max_message_size` on the peer";
+            let error = Error::MessageTooLong { len: len as u64, max: max.into(), hint };
+            return Err(message.refused(error));
+        }
+        let (lane, number) = {
+            let mut core = self.lock();
+            // A copy takes long, and the peer may read the message before this one meanwhile: the next call polls.
+            core.unpolled = MAX_UNPOLLED;
+            (core.lane(), core.connection.lane())
+        };
+        let (buffer, is_copy) = match message.0 {
+            Source::Buffer(buffer) if buffer.protection_domain() == lane.pool.protection_domain() => {
+                (buffer, false)
+            }
+            // The peer can't read a buffer of another protection domain.
+            _ => match lane.pool.copy_from(message.bytes()) {
+                Ok(copy) => (copy, true),
+                Err(error) => return Err(message.refused(error)),
+            },
+        };
+        let region = Region(buffer.register(Access::REMOTE_READ)?);
+        Ok(Outgoing { body: Body::Rendezvous { region, is_copy, lane: number }, immediate })
+    }
+
+    /// Prepares a message for the current lane that was prepared for another one.
+    pub(crate) fn prepare_again<'a>(
+        &self,
+        outgoing: Option<Outgoing<'a>>,
+    ) -> Result<Option<Outgoing<'a>>, SendError> {
+        let Some(Outgoing { body, immediate }) = outgoing else { return Ok(None) };
+        let message = match body {
+            Body::Eager(message) => message,
+            Body::Rendezvous { region, .. } => match internal::reclaim(region.0) {
+                Some(buffer) => buffer.into(),
+                None => return Err(self.disconnected("the device did not return a buffer", "").into()),
+            },
+            Body::Expose { name, region, rights, .. } => {
+                let (lane, number) = {
+                    let core = self.lock();
+                    (core.lane(), core.connection.lane())
+                };
+                let region = Region(internal::register_again(&region.0, lane.pool.protection_domain())?);
+                let body = Body::Expose { name, region, rights, lane: number };
+                return Ok(Some(Outgoing { body, immediate }));
+            }
+        };
+        self.prepare(message, immediate).map(Some)
+    }
+
+    /// Takes a message, if credits or a place in the batch are available. `outgoing` is then empty.
+    fn take(&self, core: &mut Core, outgoing: &mut Option<Outgoing<'_>>) -> Result<Taken> {
+        let (connection, mut memory, _) = core.parts();
+        // An eager message, the usual case, is not moved.
+        if let Some(Outgoing { body: Body::Eager(data), immediate }) = outgoing {
+            return match connection.send(&mut memory, data.bytes(), *immediate) {
+                Ok(()) => {
+                    *outgoing = None;
+                    Ok(Taken::Write(core.connection.last_write()))
+                }
+                Err(refusal) => {
+                    let failure = memory.failure;
+                    self.refused(core, refusal, failure)
+                }
+            };
+        }
+        let refusal = match outgoing.take() {
+            None | Some(Outgoing { body: Body::Eager(_), .. }) => {
+                return Ok(Taken::Write(core.connection.last_write()));
+            }
+            Some(Outgoing { body: Body::Rendezvous { region, is_copy, lane }, immediate }) => {
+                let sent = connection.send_region(&mut memory, region, lane, immediate);
+                sent.map_err(|(refusal, region)| {
+                    (refusal, Body::Rendezvous { region, is_copy, lane }, immediate)
+                })
+            }
+            Some(Outgoing { body: Body::Expose { name, region, rights, lane }, immediate }) => {
+                let sent = connection.expose(&mut memory, &name, region, rights, lane);
+                sent.map_err(|(refusal, region)| {
+                    (refusal, Body::Expose { name, region, rights, lane }, immediate)
+                })
+            }
+        };
+        let Err((refusal, body, immediate)) = refusal else {
+            return Ok(Taken::Write(core.connection.last_write()));
+        };
+        *outgoing = Some(Outgoing { body, immediate });
+        let failure = memory.failure;
+        self.refused(core, refusal, failure)
+    }
+
+    /// Returns the result of a refusal. `failure` is the error of an allocation.
+    fn refused(&self, core: &Core, refusal: Refusal, failure: Option<Error>) -> Result<Taken> {
+        match refusal {
+            Refusal::WouldBlock => failure.map_or(Ok(Taken::NotNow), Err),
+            Refusal::StaleRegion | Refusal::TooLong { .. } => Ok(Taken::Stale),
+            refusal => Err(self.refusal(core, refusal)),
+        }
+    }
+
+    /// Returns the error of a call that the connection has refused for good.
+    pub(super) fn refusal(&self, core: &Core, refusal: Refusal) -> Error {
+        match refusal {
+            Refusal::Ended(EndReason::PeerClosed) => self.disconnected("the peer closed the connection", ""),
+            Refusal::Ended(reason) => self.ended(core, reason),
+            refusal => self.disconnected(refusal.to_string(), ""),
+        }
+    }
+
+    /// Takes a message, and flushes the batch before it if that is in the way.
+    fn try_take(&self, core: &mut Core, outgoing: &mut Option<Outgoing<'_>>) -> Result<Taken> {
+        let mut taken = self.take(core, outgoing)?;
+        if let Taken::NotNow = taken
+            && !core.connection.is_posted(core.connection.last_write())
+        {
+            self.flush(core);
+            taken = self.take(core, outgoing)?;
+        }
+        Ok(taken)
+    }
+
+    /// Takes a message, and then waits until it is posted. `write` is the number of its write, once it is taken.
+    pub(crate) fn send(
+        &self,
+        core: &mut Core,
+        outgoing: &mut Option<Outgoing<'_>>,
+        write: &mut Option<u64>,
+    ) -> Result<Option<Sent>> {
+        let number = match *write {
+            Some(number) => number,
+            None => match self.try_take(core, outgoing)? {
+                Taken::Write(number) => {
+                    *write = Some(number);
+                    self.post_all(core);
+                    number
+                }
+                Taken::NotNow => return Ok(None),
+                Taken::Stale => return Ok(Some(Sent::Stale)),
+            },
+        };
+        Ok(self.is_posted(core, number)?.map(|()| Sent::Posted))
+    }
+
+    /// Takes a message that is sent together with others: when enough bytes are waiting, or a call waits or flushes.
+    pub(crate) fn feed(&self, core: &mut Core, outgoing: &mut Option<Outgoing<'_>>) -> Result<Option<Sent>> {
+        for _ in 0..2 {
+            let Some(Outgoing { body: Body::Eager(data), immediate }) = outgoing else {
+                return Ok(match self.try_take(core, outgoing)? {
+                    Taken::Write(_) => {
+                        self.post_all(core);
+                        Some(Sent::Posted)
+                    }
+                    Taken::NotNow => None,
+                    Taken::Stale => Some(Sent::Stale),
+                });
+            };
+            let (connection, mut memory, _) = core.parts();
+            match connection.feed(&mut memory, data.bytes(), *immediate) {
+                Ok(()) => {
+                    *outgoing = None;
+                    if connection.is_due() {
+                        self.post_all(core);
+                    }
+                    return Ok(Some(Sent::Posted));
+                }
+                Err(Refusal::WouldBlock) => {
+                    if let Some(error) = memory.failure {
+                        return Err(error);
+                    }
+                    self.post_all(core);
+                }
+                Err(Refusal::TooLong { .. }) => return Ok(Some(Sent::Stale)),
+                Err(refusal) => return Err(self.refusal(core, refusal)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes a message and posts it, if both are possible at once.
+    pub(crate) fn try_send(&self, core: &mut Core, outgoing: Outgoing<'_>) -> Result<(), SendError> {
+        self.flush(core);
+        let len = match &outgoing.body {
+            Body::Eager(data) => data.bytes().len(),
+            Body::Rendezvous { .. } | Body::Expose { .. } => 0,
+        };
+        let mut outgoing = Some(outgoing);
+        // Otherwise the message would be taken, and wait.
+        let is_refused = !matches!(core.connection.check_send(), Ok(()) | Err(Refusal::WouldBlock));
+        let taken = if is_refused || core.connection.can_post(len) {
+            self.take(core, &mut outgoing)
+        } else {
+            Ok(Taken::NotNow)
+        };
+        let error = match taken {
+            Ok(Taken::Write(_)) => {
+                self.post_all(core);
+                return Ok(());
+            }
+            Ok(_) => Error::WouldBlock { action: "sending a message" },
+            Err(error) => error,
+        };
+        Err(Outgoing::refused(outgoing, error))
+    }
+
+    /// Takes a copy of bytes of a stream. Returns whether it was taken.
+    pub(crate) fn send_copy(&self, core: &mut Core, copy: Outgoing<'_>) -> Result<bool> {
+        let is_taken = matches!(self.try_take(core, &mut Some(copy))?, Taken::Write(_));
+        self.post_all(core);
+        Ok(is_taken)
+    }
+
+    /// Posts the messages that were fed, if there are credits. Otherwise they are posted when there are.
+    pub(crate) fn flush(&self, core: &mut Core) {
+        core.connection.flush();
+        self.post_all(core);
+    }
+
+    /// Whether the write of this number was posted.
+    pub(crate) fn is_posted(&self, core: &Core, write: u64) -> Result<Option<()>> {
+        if core.connection.is_posted(write) {
+            return Ok(Some(()));
+        }
+        self.check_ended(core)?;
+        Ok(None)
+    }
+
+    /// Returns an error if nothing more can be sent.
+    fn check_ended(&self, core: &Core) -> Result<()> {
+        match core.connection.end_reason() {
+            Some(reason) => Err(self.ended(core, reason)),
+            None if core.connection.has_peer_closed() => {
+                Err(self.disconnected("the peer closed the connection", ""))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Whether all messages were posted.
+    pub(crate) fn is_flushed(&self, core: &Core) -> Result<Option<()>> {
+        if core.connection.is_flushed() {
+            return Ok(Some(()));
+        }
+        self.check_ended(core)?;
+        Ok(None)
+    }
+
+    /// Returns the number of the last write.
+    pub(crate) fn last_write(&self) -> u64 {
+        self.lock().connection.last_write()
+    }
+
+    /// Whether calls may still use the connection.
+    pub(crate) fn is_open(&self, core: &Core) -> bool {
+        core.connection.phase() != PhaseKind::Closed && !core.connection.is_closing()
+    }
+}
+
+impl Outgoing<'_> {
+    pub(super) fn rendezvous(region: MemoryRegion, lane: u32) -> Outgoing<'static> {
+        Outgoing { body: Body::Rendezvous { region: Region(region), is_copy: true, lane }, immediate: None }
+    }
+
+    pub(super) fn expose(name: &str, region: MemoryRegion, rights: u8, lane: u32) -> Outgoing<'static> {
+        let body = Body::Expose { name: name.to_owned(), region: Region(region), rights, lane };
+        Outgoing { body, immediate: None }
+    }
+
+    /// Returns the error of a message that was not sent, with its buffer, if the message was not taken.
+    pub(crate) fn refused(outgoing: Option<Outgoing<'_>>, error: Error) -> SendError {
+        let buffer = match outgoing.map(|outgoing| outgoing.body) {
+            Some(Body::Eager(message)) => return message.refused(error),
+            Some(Body::Rendezvous { region, is_copy: false, .. }) => internal::reclaim(region.0),
+            _ => None,
+        };
+        SendError { error, buffer }
+    }
+}
+
+impl Lane {
+    /// Registers new memory that is to be exposed.
+    pub(super) fn region(&self, len: usize, access: Access) -> Result<MemoryRegion> {
+        self.pool.protection_domain().region(len, access)
+    }
+}

@@ -1,0 +1,94 @@
+//! Byte streams: messages without boundaries.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use adverb_net_proto::SendError as Refusal;
+use adverb_verbs::memory::PoolBuf;
+use adverb_verbs::{Access, Result};
+
+use super::{Core, Driver, Lane, MAX_UNPOLLED, Outgoing};
+use crate::Message;
+
+/// The minimum number of bytes for which a rendezvous message is faster than a copy into the peer's ring.
+const MIN_RENDEZVOUS_LEN: usize = 32 << 10;
+/// The maximum number of bytes in a rendezvous message, so that the peer reads some bytes while others are copied.
+const MAX_RENDEZVOUS_LEN: usize = 512 << 10;
+
+/// The result of [`Driver::write_some`].
+pub(crate) enum StreamWrite {
+    /// This number of bytes was taken.
+    Taken(usize),
+    /// The caller [copies](Driver::copy) this number of bytes without the lock, for the lane of this number.
+    Copy { len: usize, lane: Arc<Lane>, number: u32 },
+}
+
+impl Driver {
+    /// Takes as many of these bytes as there is room for; none if there is no room. A short write is sent as one message, or
+    /// joins the batch. The peer reads a long one from copies.
+    pub(crate) fn write_some(&self, core: &mut Core, slices: &[IoSlice<'_>]) -> Result<Option<StreamWrite>> {
+        match core.connection.check_send() {
+            Ok(()) | Err(Refusal::WouldBlock) => {}
+            Err(refusal) => return Err(self.refusal(core, refusal)),
+        }
+        // Messages that were fed precede the bytes.
+        self.flush(core);
+        let Some(limits) = core.connection.limits() else { return Ok(None) };
+        let len = slices.iter().fold(0, |len: usize, slice| len.saturating_add(slice.len()));
+        let len = len.min(limits.max_message_size as usize);
+        if len >= MIN_RENDEZVOUS_LEN.max(limits.max_write_len as usize) {
+            // A copy takes long, and the peer may read earlier messages meanwhile: the next call polls.
+            core.unpolled = MAX_UNPOLLED;
+            let copy = || StreamWrite::Copy {
+                len: len.min(MAX_RENDEZVOUS_LEN),
+                lane: core.lane(),
+                number: limits.lane,
+            };
+            return Ok(core.connection.can_send_region().then(copy));
+        }
+        let Some(len) = core.connection.stream_len(len) else { return Ok(None) };
+        let (connection, mut memory, _) = core.parts();
+        match connection.send_with(&mut memory, len, None, |out| gather(slices, out)) {
+            Ok(()) => {
+                self.post_all(core);
+                Ok(Some(StreamWrite::Taken(len)))
+            }
+            Err(Refusal::WouldBlock) => memory.failure.map_or(Ok(None), Err),
+            Err(refusal) => Err(self.refusal(core, refusal)),
+        }
+    }
+
+    /// Copies the first `len` bytes into registered memory, from which the peer reads them.
+    pub(crate) fn copy(
+        &self,
+        lane: &Lane,
+        number: u32,
+        slices: &[IoSlice<'_>],
+        len: usize,
+    ) -> Result<Outgoing<'static>> {
+        let mut buffer = lane.pool.alloc(len)?;
+        gather(slices, &mut buffer);
+        Ok(Outgoing::rendezvous(buffer.register(Access::REMOTE_READ)?, number))
+    }
+
+    /// Returns the next bytes of the stream, or `None` after the last ones, if one of these is known.
+    pub(crate) fn next_bytes(&self, core: &mut Core) -> Result<Option<Option<PoolBuf>>> {
+        loop {
+            match self.try_recv(core)? {
+                // An empty message would look like the end of the stream.
+                Some(Some(message)) if message.is_empty() => {}
+                next => return Ok(next.map(|message| message.map(Message::into_buffer))),
+            }
+        }
+    }
+}
+
+/// Fills `out` with the first bytes of the slices.
+fn gather(slices: &[IoSlice<'_>], mut out: &mut [u8]) {
+    for slice in slices {
+        let (to_slice, rest) = out.split_at_mut(slice.len().min(out.len()));
+        to_slice.copy_from_slice(&slice[..to_slice.len()]);
+        out = rest;
+    }
+    debug_assert!(out.is_empty(), "the slices have enough bytes");
+}
