@@ -85,6 +85,17 @@ pub(crate) fn frame_len(body: usize) -> usize {
     (HEADER_LEN + body).next_multiple_of(RING_ALIGN as usize)
 }
 
+/// Whether one of these frames, of a write by this side, is a message.
+pub(crate) fn has_message(mut frames: &[u8]) -> bool {
+    while let Ok(frame) = Frame::parse(frames) {
+        if let FrameKind::Message { .. } | FrameKind::Rendezvous { .. } = frame.kind {
+            return true;
+        }
+        frames = frames.get(frame.frame_len()..).unwrap_or(&[]);
+    }
+    false
+}
+
 /// Returns a function that copies these bytes.
 pub(crate) fn copy(bytes: &[u8]) -> impl FnOnce(&mut [u8]) + '_ {
     |out| out.copy_from_slice(bytes)

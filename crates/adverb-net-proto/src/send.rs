@@ -40,6 +40,16 @@ pub(crate) struct SendHalf<B, R> {
     pub(crate) taken: u64,
     /// The number of batches that were begun: each becomes a write.
     pub(crate) batch_count: u64,
+    pub(crate) delivery: Delivery,
+}
+
+/// Whether a lane has delivered all messages that it was to deliver.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Delivery {
+    /// No request with messages has failed.
+    Complete,
+    /// The peer may lack messages, because a request with messages failed, or was never posted.
+    Incomplete,
 }
 
 /// Frames that wait for credits.
@@ -81,6 +91,7 @@ impl<B, R> SendHalf<B, R> {
             next: 0,
             taken: 0,
             batch_count: 0,
+            delivery: Delivery::Complete,
         }
     }
 }

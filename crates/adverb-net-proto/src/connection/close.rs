@@ -9,12 +9,13 @@ use adverb_proto::Time;
 
 use super::{Connection, Next, Phase};
 use crate::expose::Exposed;
+use crate::frame::has_message;
 use crate::lane::{CloseState, Linger, Probe};
 use crate::memory::{Buf, Region};
 use crate::mutation::mutant;
 use crate::recv::RecvState;
 use crate::replay::Replay;
-use crate::send::{ControlFrame, SendState};
+use crate::send::{ControlFrame, Delivery, SendState};
 use crate::types::{EndReason, Event};
 
 impl<B: Buf, R: Region> Connection<B, R> {
@@ -75,6 +76,9 @@ impl<B: Buf, R: Region> Connection<B, R> {
         self.phase = Phase::Closed(reason);
         let unposted = self.take_unposted();
         let offered = std::mem::take(&mut self.send.offered);
+        if unposted.as_ref().is_some_and(|(_, frames)| has_message(frames.as_ref())) || !offered.is_empty() {
+            self.send.delivery = Delivery::Incomplete;
+        }
         let replay = self.replay.get_or_insert_with(Replay::new);
         replay.end_lane(unposted, offered.into_iter());
         if reason == EndReason::Closed {

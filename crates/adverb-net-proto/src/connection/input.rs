@@ -3,13 +3,14 @@
 use adverb_proto::Time;
 
 use super::{Connection, Next, Phase, Redial};
+use crate::frame::has_message;
 use crate::immediate::Immediate;
 use crate::lane::{CloseState, Lane, Linger, Peer, Probe, Report, RingRegion};
 use crate::memory::{Buf, Memory, Region};
 use crate::mutation::mutant;
 use crate::recv::RecvState;
 use crate::replay::Content;
-use crate::send::{Batch, SendState, Timing};
+use crate::send::{Batch, Delivery, SendState, Timing};
 use crate::types::{
     Completed, EndReason, Event, Payload, Post, RegisterId, RegisterMemory, RegisterTarget, Tag, Violation,
 };
@@ -52,7 +53,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
                 if let (Tag::Frames | Tag::Close, Some(buf)) = (tag, buf)
                     && !mutant!(FlushedWriteLost)
                 {
-                    self.keep(buf);
+                    self.keep_undelivered(buf);
                 }
                 self.fail_lane(EndReason::RequestFailed(status), now);
             }
@@ -92,6 +93,14 @@ impl<B: Buf, R: Region> Connection<B, R> {
             replay.keep(buf);
             self.forget();
         }
+    }
+
+    /// Keeps a write that may not have reached the peer.
+    pub(super) fn keep_undelivered(&mut self, buf: B) {
+        if has_message(buf.as_ref()) {
+            self.send.delivery = Delivery::Incomplete;
+        }
+        self.keep(buf);
     }
 
     /// Forgets the writes whose messages the peer has received.

@@ -22,7 +22,7 @@ use crate::memory::{Buf, Memory, Region};
 use crate::mutation::mutant;
 use crate::recv::{RecvHalf, RecvState};
 use crate::replay::Replay;
-use crate::send::{Batch, ControlFrame, Offered, SendHalf, SendState, Timing};
+use crate::send::{Batch, ControlFrame, Delivery, Offered, SendHalf, SendState, Timing};
 use crate::types::{EndReason, Event, Received, Role, SendError, Tag, Unacknowledged};
 use crate::{MAX_RENDEZVOUS, RING_ALIGN};
 
@@ -565,6 +565,11 @@ impl<B: Buf, R: Region> Connection<B, R> {
             }
             _ => false,
         }
+    }
+
+    /// Whether the peer may have ended the connection without some of the messages, once the connection has ended.
+    pub fn has_undelivered(&self) -> bool {
+        self.send.delivery == Delivery::Incomplete
     }
 
     /// Takes the next message that has arrived.

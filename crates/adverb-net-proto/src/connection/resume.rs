@@ -9,7 +9,7 @@ use crate::lane::{Lane, Peer};
 use crate::memory::{Buf, Memory, Region};
 use crate::mutation::mutant;
 use crate::replay::Replay;
-use crate::send::Batch;
+use crate::send::{Batch, Delivery};
 use crate::types::{EndReason, Event, Role, Tag, Violation};
 
 impl<B: Buf, R: Region> Connection<B, R> {
@@ -76,7 +76,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
                 let violation = Violation("it resumed the session with a wrong number of messages");
                 return self.end(EndReason::ProtocolViolation(violation));
             };
-            self.send.next = received;
+            (self.send.next, self.send.delivery) = (received, Delivery::Complete);
             let released = released.into_iter().filter(|_| !mutant!(RegionKeptByResume));
             self.events.extend(released.map(Event::Release));
         }
@@ -126,14 +126,17 @@ impl<B: Buf, R: Region> Connection<B, R> {
             if let (Tag::Frames | Tag::Close, Some(buf)) = (tag, buf)
                 && !mutant!(DrainedWriteLost)
             {
-                self.keep(buf);
+                self.keep_undelivered(buf);
             }
         }
         self.read_ring(memory, true);
         let aborted = Phase::Closed(EndReason::Aborted);
-        let Phase::Draining { mut lane, next, .. } = std::mem::replace(&mut self.phase, aborted) else {
+        let Phase::Draining { mut lane, peer, next } = std::mem::replace(&mut self.phase, aborted) else {
             return;
         };
+        if peer.is_some_and(|peer| peer.ring.is_read()) {
+            self.send.delivery = Delivery::Complete;
+        }
         if let Some(region) = lane.take_region()
             && !mutant!(RingNotReleased)
         {

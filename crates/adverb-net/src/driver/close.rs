@@ -77,7 +77,8 @@ impl Driver {
     pub(crate) fn is_closed(&self, core: &mut Core) -> Result<Option<()>> {
         match core.connection.end_reason() {
             None => Ok(None),
-            Some(EndReason::Closed | EndReason::PeerClosed) => Ok(Some(())),
+            Some(EndReason::Closed) => Ok(Some(())),
+            Some(EndReason::PeerClosed) if !core.connection.has_undelivered() => Ok(Some(())),
             Some(EndReason::CloseTimedOut) => Err(Error::Timeout {
                 timeout: self.options.connect_timeout,
                 action: "waiting for the peer to receive all messages",

@@ -113,17 +113,7 @@ impl HelloExchange {
                     };
                 }
                 State::Driven { driver, is_resumed } => {
-                    // A leading thread takes the events of an old lane.
-                    if !driver.lock().waiting.has_leader() {
-                        driver.take_events()?;
-                    }
-                    let lane = &self.lane;
-                    let (value, has_news) =
-                        driver.step(false, &mut |driver, core| is_established(driver, core, lane));
-                    if has_news {
-                        driver.progress.notify_all();
-                    }
-                    match value? {
+                    match drive(driver, &self.lane)? {
                         None => return Ok(None),
                         Some(false) => self.state = self.reject()?,
                         Some(true) => {
@@ -222,6 +212,28 @@ fn config(lane: &Lane) -> adverb_net_proto::Config {
 
 fn unknown(lane: &Lane) -> Error {
     Error::HandshakeRejected { peer: lane.peer, reason: EndReason::SessionUnknown.to_string() }
+}
+
+/// Drives the connection until its lane is established, and not further: completions of messages belong to the calls that
+/// wait for them.
+fn drive(driver: &Driver, lane: &Arc<Lane>) -> Result<Option<bool>> {
+    let mut is_ready = |driver: &Driver, core: &mut Core| is_established(driver, core, lane);
+    let mut core = driver.lock();
+    let value = is_ready(driver, &mut core)?;
+    // A leading thread takes the events of an old lane.
+    let has_leader = core.waiting.has_leader();
+    drop(core);
+    if value.is_some() {
+        return Ok(value);
+    }
+    if !has_leader {
+        driver.take_events()?;
+    }
+    let (value, has_news) = driver.step(false, &mut is_ready);
+    if has_news {
+        driver.progress.notify_all();
+    }
+    value
 }
 
 /// Whether the lane is established: `Some(false)` if the connection will not use it.

@@ -96,8 +96,8 @@ impl Driver {
     pub(crate) fn advance(&self, core: &mut MutexGuard<'_, Core>) {
         loop {
             self.post_all(core);
-            self.handle_events(core);
-            if self.finish_drain(core) {
+            // An event may cause requests, such as the probe of a new lane.
+            if self.handle_events(core) || self.finish_drain(core) {
                 continue;
             }
             if !core.released.is_empty() {
@@ -145,9 +145,13 @@ impl Driver {
         }
     }
 
-    fn handle_events(&self, core: &mut Core) {
+    /// Handles the events of the connection. Returns whether there were any.
+    fn handle_events(&self, core: &mut Core) -> bool {
+        if !core.connection.has_events() {
+            return false;
+        }
+        core.has_news = true;
         while let Some(event) = core.connection.poll_event() {
-            core.has_news = true;
             match event {
                 Event::Established { lane } => self.handle_established(core, lane),
                 Event::Exposed { name, region } => {
@@ -177,6 +181,7 @@ impl Driver {
                 _ => {}
             }
         }
+        true
     }
 
     fn handle_established(&self, core: &mut Core, lane: u32) {
@@ -217,16 +222,19 @@ impl Driver {
         if !core.is_draining() || core.waiting.has_leader() {
             return false;
         }
-        // If the device can't drain, the requests are reclaimed at once.
-        if core.lane_state == LaneState::Draining
-            && let Ok(false) = internal::is_drained(&core.lane.queue_pair)
-        {
-            return false;
-        }
-        // Completions may have been fetched by the last call.
-        let mut done = Vec::new();
-        while core.lane.completions.poll(&mut done).is_ok_and(|count| count > 0) {
-            self.handle_completions(core, &mut done);
+        self.poll_draining(core);
+        if core.lane_state == LaneState::Draining {
+            let is_drained = |core: &Core| internal::is_drained(&core.lane.queue_pair);
+            // The call posts a marker for which the queue had no room before. The software NIC returns that at once. If the
+            // device can't drain, the requests are reclaimed.
+            if let Ok(false) = is_drained(core) {
+                self.poll_draining(core);
+                if let Ok(false) = is_drained(core) {
+                    return false;
+                }
+            }
+            // The last call may have fetched completions.
+            self.poll_draining(core);
         }
         core.lane_state = LaneState::Drained;
         let left = internal::reset_and_reclaim(&core.lane.queue_pair).unwrap_or_else(|error| {
@@ -244,6 +252,15 @@ impl Driver {
         self.handle_drained(core);
         core.has_news = true;
         true
+    }
+
+    /// Handles the completions of a lane that is being drained.
+    fn poll_draining(&self, core: &mut Core) {
+        let mut done = Vec::new();
+        let lane = core.lane();
+        while lane.completions.poll(&mut done).is_ok_and(|count| count > 0) {
+            self.handle_completions(core, &mut done);
+        }
     }
 
     /// Continues after a drain: over the lane that replaces the drained one, or by waiting for another.

@@ -13,8 +13,14 @@ use crate::session::ResumeOrigin;
 impl Driver {
     /// Enables reconnecting.
     pub(crate) fn settle(&self, origin: ResumeOrigin) {
+        let mut core = self.lock();
         // The method is called once.
         let _ = self.origin.set(origin);
+        // The lane may have failed before.
+        if core.connection.phase() == PhaseKind::Disconnected {
+            self.redial(&mut core);
+            self.advance(&mut core);
+        }
     }
 
     /// Makes the redialer reconnect the connection, or end it when the time limit expires.
@@ -51,6 +57,8 @@ impl Driver {
     pub(super) fn attach(&self, lane: &Arc<Lane>) -> bool {
         let mut core = self.lock();
         core.now = self.time();
+        // No other call may drive the drain of the old lane.
+        self.advance(&mut core);
         let now = core.now;
         if !core.connection.attach(lane.config, now) {
             return false;
