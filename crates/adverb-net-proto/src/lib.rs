@@ -111,8 +111,8 @@ pub use frame::{ExposedRegion, Frame, FrameKind, MAX_NAME_LEN};
 pub use hello::{HELLO_LEN, Hello, SessionHello, SessionId, VERSION};
 pub use memory::{Buf, Memory, Region};
 pub use types::{
-    Completed, EndReason, Event, Message, Payload, Post, Received, Register, RegisterId, RegisterMemory,
-    Role, SendError, Tag, Unacknowledged, Violation,
+    Completed, EagerWrite, EndReason, Event, Message, Payload, Post, Received, Register, RegisterId,
+    RegisterMemory, Role, SendError, Tag, Unacknowledged, Violation,
 };
 
 /// The alignment of places and lengths in a ring.

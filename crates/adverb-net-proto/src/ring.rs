@@ -36,9 +36,14 @@ impl SendRing {
     /// Takes a place for `len` bytes, and returns its offset, if the credits suffice.
     pub(crate) fn place(&mut self, len: u32) -> Option<u32> {
         let (offset, end) = self.find(len)?;
+        self.take(end);
+        Some(offset)
+    }
+
+    /// Takes the place that [`find`](SendRing::find) has returned, with this end.
+    pub(crate) fn take(&mut self, end: u64) {
         self.written = end;
         self.writes += 1;
-        Some(offset)
     }
 
     /// Whether the credits suffice for `len` bytes.
@@ -46,8 +51,8 @@ impl SendRing {
         self.find(len).is_some()
     }
 
-    /// Returns the offset and the end of a write of `len` bytes.
-    fn find(&self, len: u32) -> Option<(u32, u64)> {
+    /// Returns the offset and the end of a write of `len` bytes, if the credits suffice.
+    pub(crate) fn find(&self, len: u32) -> Option<(u32, u64)> {
         let (mut skipped, offset) = skip(self.written, self.size, len);
         if mutant!(SkipUncounted) {
             skipped = 0;

@@ -127,6 +127,27 @@ pub enum Post<B> {
     },
 }
 
+/// A write with one eager message, which [`Connection::send_at_once`](crate::Connection::send_at_once) returns. Its tag is
+/// [`Tag::Frames`].
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct EagerWrite<B> {
+    /// The message's frame.
+    pub buf: B,
+    /// The place in the peer's ring.
+    pub remote: RemoteAddress,
+    /// The immediate data of the write.
+    pub immediate: u32,
+    /// Whether the request is signaled.
+    pub is_signaled: bool,
+}
+
+impl<B> From<EagerWrite<B>> for Post<B> {
+    fn from(write: EagerWrite<B>) -> Post<B> {
+        let EagerWrite { buf, remote, immediate, is_signaled } = write;
+        Post::Write { tag: Tag::Frames, buf: Some(buf), remote, immediate, is_signaled }
+    }
+}
+
 /// A completed request.
 ///
 /// Requests complete in the order in which they were posted. If an unsignaled request succeeds, the driver passes its

@@ -27,8 +27,8 @@ pub struct Key(Arc<Derived>);
 /// One key per purpose, so that a digest for one purpose is invalid for all others. Zeroed on drop.
 struct Derived {
     answer: Zeroizing<Digest>,
-    connectors_hello: Zeroizing<Digest>,
-    listeners_hello: Zeroizing<Digest>,
+    connector_hello: Zeroizing<Digest>,
+    listener_hello: Zeroizing<Digest>,
 }
 
 impl Key {
@@ -39,7 +39,7 @@ impl Key {
     /// Returns [`Error::InvalidRequest`] if the secret has fewer than 16 bytes.
     pub fn new(secret: impl AsRef<[u8]>) -> Result<Key> {
         let secret = secret.as_ref();
-        if secret.len() < SHORTEST {
+        if secret.len() < MIN_SECRET_LEN {
             let reason = "a key's secret must have at least 16 bytes, chosen at random";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
@@ -54,8 +54,8 @@ impl Key {
         };
         Ok(Key(Arc::new(Derived {
             answer: derive("adverb-net v1 server proof"),
-            connectors_hello: derive("adverb-net v1 client hello"),
-            listeners_hello: derive("adverb-net v1 server hello"),
+            connector_hello: derive("adverb-net v1 client hello"),
+            listener_hello: derive("adverb-net v1 server hello"),
         })))
     }
 
@@ -84,8 +84,8 @@ impl Key {
     fn hash(&self, purpose: Purpose, parts: &[&[u8]]) -> blake3::Hash {
         let key = match purpose {
             Purpose::Answer => &self.0.answer,
-            Purpose::Hello(Role::Connector) => &self.0.connectors_hello,
-            Purpose::Hello(Role::Listener) => &self.0.listeners_hello,
+            Purpose::Hello(Role::Connector) => &self.0.connector_hello,
+            Purpose::Hello(Role::Listener) => &self.0.listener_hello,
         };
         // A keyed hasher holds a copy of the key.
         let mut hasher = Zeroizing::new(blake3::Hasher::new_keyed(key));
@@ -96,8 +96,8 @@ impl Key {
     }
 }
 
-/// Minimum length of a secret in bytes.
-const SHORTEST: usize = 16;
+/// The minimum length of a secret in bytes.
+const MIN_SECRET_LEN: usize = 16;
 
 /// Prints nothing about the secret.
 impl fmt::Debug for Key {

@@ -8,7 +8,7 @@ use messages::samples;
 
 use crate::bootstrap::explain;
 use crate::message::SendError;
-use crate::protocol::handshake::{Flaw, LONGEST_REASON};
+use crate::protocol::handshake::{Flaw, MAX_REASON_LEN};
 
 /// The cause in an [`Error::HandshakeRejected`].
 struct HandshakeRejected(Flaw);
@@ -50,7 +50,7 @@ fn causes_fit_in_a_rejection() {
     ];
     for flaw in long {
         let reason = explain(&flaw);
-        assert!(reason.len() <= LONGEST_REASON, "{} bytes: {reason}", reason.len());
+        assert!(reason.len() <= MAX_REASON_LEN, "{} bytes: {reason}", reason.len());
     }
-    assert!(EndReason::SessionUnknown.to_string().len() <= LONGEST_REASON);
+    assert!(EndReason::SessionUnknown.to_string().len() <= MAX_REASON_LEN);
 }

@@ -313,7 +313,7 @@ epoll_wait(9<anon_inode:[eventpoll]>, [], 1, 0) = 0 <0.000010>
 futex(0x55d0, FUTEX_WAIT_PRIVATE, 2, NULL) = -1 EAGAIN (Resource temporarily unavailable) <0.000010>
 futex(0x55d0, FUTEX_WAIT_BITSET_PRIVATE, 0, {tv_sec=5, tv_nsec=1}, FUTEX_BITSET_MATCH_ANY) = 0 <0.001000>
  > /x/broken_lanes(_ZN11parking_lot9raw_mutex8RawMutex9lock_slow17h0123456789abcdefE+0x12) [0x1234]
- > /x/broken_lanes(_ZN10adverb_net4link4Link4lock17h0123456789abcdefE+0x12) [0x1234]
+ > /x/broken_lanes(_ZN10adverb_net6driver6Driver4lock17h0123456789abcdefE+0x12) [0x1234]
  > /x/libc.so.6(syscall+0x1d) [0x1234]
 futex(0x55d0, FUTEX_WAKE_PRIVATE, 1) = 1 <0.000010>
 clock_nanosleep(CLOCK_REALTIME, 0, {tv_sec=0, tv_nsec=1000000}, NULL) = 0 <0.001100>
@@ -339,7 +339,7 @@ clock_nanosleep(CLOCK_REALTIME, 0, {tv_sec=0, tv_nsec=1000000}, NULL) = 0 <0.001
         assert_eq!((trace.calls, trace.waits), (15, 3));
         assert_eq!(
             trace.blocking[1].stack,
-            ["parking_lot::raw_mutex::RawMutex::lock_slow", "adverb_net::link::Link::lock"]
+            ["parking_lot::raw_mutex::RawMutex::lock_slow", "adverb_net::driver::Driver::lock"]
         );
         assert_eq!(trace.blocking[3].argument(0), "6<socket:[8]>");
         assert!((trace.blocking[0].seconds - 0.05).abs() < 1e-9);

@@ -55,7 +55,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     words.extend(["--run".to_owned(), "rdma link delete rxe1".to_owned()]);
     // Connections whose queue pairs fail: the library's unit tests move them to the error state.
     let path = process::build("test -p adverb-net --release --no-run --lib")?;
-    let line = format!("env ADVERB_DEVICE=rxe0 {} --test-threads 1 link::", process::quote(&path));
+    let line = format!("env ADVERB_DEVICE=rxe0 {} --test-threads 1 driver::", process::quote(&path));
     words.extend(["--run".to_owned(), line]);
     // Datagrams with slots.
     let path = process::build("test -p adverb-probe --release --no-run --test device")?;

@@ -1,6 +1,7 @@
 //! Inputs: completions, registered memory, and timeouts.
 
 use adverb_proto::Time;
+use adverb_proto::types::Status;
 
 use super::{Connection, Next, Phase, Redial};
 use crate::frame::has_message;
@@ -17,48 +18,59 @@ use crate::types::{
 
 impl<B: Buf, R: Region> Connection<B, R> {
     /// Passes on the completion of a request.
+    // Inlined, because drivers know the variant.
+    #[inline]
     pub fn handle_completion<M: Memory<Buf = B, Region = R>>(
         &mut self,
         memory: &mut M,
         completed: Completed<B>,
         now: Time,
     ) {
-        let Some((lane, _)) = self.lane_mut() else { return };
         match completed {
-            Completed::Received { immediate, len } => {
-                lane.heard_at = now;
-                lane.receives += u32::from(!mutant!(ReceiveNotPostedAgain));
-                if let Err(violation) = self.handle_write(immediate, len) {
-                    self.end(EndReason::ProtocolViolation(violation));
-                }
-            }
-            Completed::Sent { tag, buf } => {
-                lane.heard_at = now;
-                lane.queue.complete(tag);
-                match tag {
-                    Tag::Close if lane.close == CloseState::Undelivered => lane.close = CloseState::Delivered,
-                    Tag::CloseAck => lane.close = CloseState::Finished,
-                    _ => {}
-                }
-                match (tag, buf) {
-                    (Tag::Frames | Tag::Close, Some(buf)) => self.keep(buf),
-                    (Tag::Read, Some(buf)) => self.add_part(buf),
-                    _ => {}
-                }
-            }
-            Completed::Failed { tag, buf, status } => {
-                if tag != Tag::Recv {
-                    lane.queue.complete(tag);
-                }
-                if let (Tag::Frames | Tag::Close, Some(buf)) = (tag, buf)
-                    && !mutant!(FlushedWriteLost)
-                {
-                    self.keep_undelivered(buf);
-                }
-                self.fail_lane(EndReason::RequestFailed(status), now);
-            }
+            Completed::Received { immediate, len } => self.handle_received(immediate, len, now),
+            Completed::Sent { tag, buf } => self.handle_sent(tag, buf, now),
+            Completed::Failed { tag, buf, status } => self.handle_failed(tag, buf, status, now),
         }
         self.advance(memory, now);
+    }
+
+    fn handle_received(&mut self, immediate: u32, len: u32, now: Time) {
+        let Some((lane, _)) = self.lane_mut() else { return };
+        lane.heard_at = now;
+        lane.receives += u32::from(!mutant!(ReceiveNotPostedAgain));
+        if let Err(violation) = self.handle_write(immediate, len) {
+            self.end(EndReason::ProtocolViolation(violation));
+        }
+    }
+
+    fn handle_sent(&mut self, tag: Tag, buf: Option<B>, now: Time) {
+        let Some((lane, _)) = self.lane_mut() else { return };
+        lane.heard_at = now;
+        lane.queue.complete(tag);
+        match tag {
+            Tag::Close if lane.close == CloseState::Undelivered => lane.close = CloseState::Delivered,
+            Tag::CloseAck => lane.close = CloseState::Finished,
+            _ => {}
+        }
+        match (tag, buf) {
+            (Tag::Frames | Tag::Close, Some(buf)) => self.keep(buf),
+            (Tag::Read, Some(buf)) => self.add_part(buf),
+            _ => {}
+        }
+    }
+
+    #[cold]
+    fn handle_failed(&mut self, tag: Tag, buf: Option<B>, status: Status, now: Time) {
+        let Some((lane, _)) = self.lane_mut() else { return };
+        if tag != Tag::Recv {
+            lane.queue.complete(tag);
+        }
+        if let (Tag::Frames | Tag::Close, Some(buf)) = (tag, buf)
+            && !mutant!(FlushedWriteLost)
+        {
+            self.keep_undelivered(buf);
+        }
+        self.fail_lane(EndReason::RequestFailed(status), now);
     }
 
     /// Takes a request back that the queue pair refused, which fails the lane.
@@ -170,6 +182,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
     }
 
     /// Does what the last input has made possible.
+    #[inline]
     pub(super) fn advance<M: Memory<Buf = B, Region = R>>(&mut self, memory: &mut M, now: Time) {
         if let Phase::Established { lane, .. } | Phase::Draining { lane, .. } = &self.phase
             && lane.ring.unread().is_some()

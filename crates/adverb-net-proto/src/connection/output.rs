@@ -5,16 +5,18 @@ use adverb_proto::types::RemoteAddress;
 
 use super::{Connection, Phase, Redial, Session};
 use crate::MAX_RENDEZVOUS;
-use crate::frame::{Frame, FrameKind, copy};
+use crate::frame::{Frame, FrameKind, copy, frame_len};
 use crate::hello::{Hello, SessionHello};
 use crate::immediate::Immediate;
 use crate::lane::{CloseState, HelloState, Linger, Probe, Report, RingRegion};
 use crate::memory::{Buf, Memory, Region};
 use crate::mutation::mutant;
-use crate::recv::{Entry, weight};
+use crate::recv::{Entry, RecvState, weight};
 use crate::replay::{Content, Outstanding};
 use crate::send::{ControlFrame, SendState, Timing};
-use crate::types::{EndReason, Payload, Post, Register, RegisterId, RegisterMemory, RegisterTarget, Tag};
+use crate::types::{
+    EagerWrite, EndReason, Payload, Post, Register, RegisterId, RegisterMemory, RegisterTarget, Tag,
+};
 
 impl<B: Buf, R: Region> Connection<B, R> {
     /// Whether [`poll_post`](Connection::poll_post) may return a request. The check is faster than the call.
@@ -32,6 +34,49 @@ impl<B: Buf, R: Region> Connection<B, R> {
             || lane.close == CloseState::AckDue
             || self.send.state != SendState::Open
             || self.is_behind()
+    }
+
+    /// Sends an eager message like [`send`](Connection::send), and returns its write, for the driver to post, as
+    /// [`poll_post`](Connection::poll_post) would. Returns `None`, and has no effect, if the message is refused or waits, or if
+    /// another request is posted first. The call is faster than those two.
+    #[inline]
+    pub fn send_at_once<M: Memory<Buf = B, Region = R>>(
+        &mut self,
+        memory: &mut M,
+        bytes: &[u8],
+        immediate: Option<u32>,
+    ) -> Option<EagerWrite<B>> {
+        if self.is_behind() {
+            return None;
+        }
+        let Phase::Established { lane, peer } = &mut self.phase else { return None };
+        let is_next = self.send.state == SendState::Open
+            && self.send.batch.is_none()
+            && !matches!(self.recv.state, RecvState::Closed { .. })
+            && self.recv.is_whole()
+            && lane.receives == 0
+            && lane.hello == HelloState::Posted
+            && lane.queue.has_room(1);
+        let len = u32::try_from(bytes.len()).ok().filter(|len| *len <= peer.eager_limit)?;
+        if !is_next || self.replay.as_ref().is_some_and(|replay| replay.is_full()) {
+            return None;
+        }
+        let frame_len = frame_len(bytes.len());
+        let (offset, end) = peer.ring.find(frame_len as u32)?;
+        let mut buf = memory.alloc(frame_len)?;
+        Frame { kind: FrameKind::Message { len }, immediate }.emit_with(buf.as_mut(), copy(bytes));
+        peer.ring.take(end);
+        if let Some(replay) = &mut self.replay {
+            replay.post(peer.ring.writes(), self.send.next);
+        }
+        (self.send.next, self.send.taken) = (self.send.next + 1, self.send.taken + 1);
+        self.send.batch_count += 1;
+        Some(EagerWrite {
+            buf,
+            remote: peer.memory.at(offset.into()),
+            immediate: Immediate::Frames(lane.ring.tell()).emit(),
+            is_signaled: lane.queue.post(Tag::Frames, false),
+        })
     }
 
     /// Returns the next request to post. The driver posts the requests in this order, until there are none.
@@ -62,7 +107,6 @@ impl<B: Buf, R: Region> Connection<B, R> {
 
     /// Returns receives and the hello.
     fn poll_handshake(&mut self) -> Option<Post<B>> {
-        let session = self.session_hello();
         let (Phase::Handshake { lane, .. } | Phase::Established { lane, .. }) = &mut self.phase else {
             return None;
         };
@@ -71,29 +115,26 @@ impl<B: Buf, R: Region> Connection<B, R> {
             let count = std::mem::take(&mut lane.receives);
             return Some(Post::Receives { count });
         }
-        if lane.hello == HelloState::Due {
-            lane.hello = HelloState::Posted;
-            lane.queue.post(Tag::Hello, true);
-            let hello = Hello {
-                ring: region.remote(),
-                max_outstanding_writes: self.config.max_outstanding_writes,
-                max_message_size: self.config.max_message_size,
-                session,
-            };
-            return Some(Post::Hello { bytes: hello.emit() });
+        if lane.hello == HelloState::Posted {
+            return None;
         }
-        None
-    }
-
-    fn session_hello(&self) -> Option<SessionHello> {
-        match self.session {
+        lane.hello = HelloState::Posted;
+        lane.queue.post(Tag::Hello, true);
+        let session = match self.session {
             Session::None => None,
             Session::Requested(id) => Some(SessionHello { id, received: None }),
             Session::Resumable(id) => {
                 let received = (self.lane_number > 0).then_some(self.recv.taken);
                 Some(SessionHello { id, received })
             }
-        }
+        };
+        let hello = Hello {
+            ring: region.remote(),
+            max_outstanding_writes: self.config.max_outstanding_writes,
+            max_message_size: self.config.max_message_size,
+            session,
+        };
+        Some(Post::Hello { bytes: hello.emit() })
     }
 
     /// Returns a READ of the next rendezvous message, if its memory fits the limit.

@@ -60,6 +60,8 @@ struct Pair {
     now: Time,
     /// Whether requests are lost instead of executed.
     is_broken: bool,
+    /// The READs that are not executed, if they are withheld.
+    withheld: Option<Vec<(usize, Post<Vec<u8>>)>>,
     events: [Vec<Event<TestRegion>>; 2],
     reads: usize,
     writes: usize,
@@ -83,6 +85,7 @@ impl Pair {
             config,
             now: Time::ZERO,
             is_broken: false,
+            withheld: None,
             events: [Vec::new(), Vec::new()],
             reads: 0,
             writes: 0,
@@ -128,6 +131,8 @@ impl Pair {
         let Some(post) = connection.poll_post(&mut self.memory[side], now) else { return false };
         if self.is_broken && !matches!(post, Post::Receives { .. }) {
             self.fail(side, post);
+        } else if let (Some(withheld), Post::Read { .. }) = (&mut self.withheld, &post) {
+            withheld.push((side, post));
         } else {
             self.execute(side, post);
         }
@@ -535,6 +540,99 @@ fn memory_that_cannot_be_registered_ends_the_connection() {
     connection.handle_registered(id, region.clone(), Time::ZERO);
     assert_eq!(connection.poll_event(), Some(Event::Closed(EndReason::OutOfMemory)));
     assert_eq!(connection.poll_event(), Some(Event::Release(region)));
+}
+
+#[test]
+fn a_message_sent_at_once_is_posted_like_another_one() {
+    for config in [small(), resumable()] {
+        let mut pair = Pair::new(Config { recv_buffer_limit: 200, ..config });
+        let (mut sent, mut refused) = (0u8, 0);
+        for round in 0..40u8 {
+            if round % 5 == 4 {
+                // Other frames are in the batch, a rendezvous message is read, or the credits are used up.
+                let _ = if round % 2 == 0 { pair.offer(0, &[round; 200]) } else { pair.send(0, b"waits") };
+            }
+            let (connection, memory) = pair.side(0);
+            let (mut other, bytes) = (connection.clone(), [round; 30]);
+            match connection.send_at_once(memory, &bytes, Some(7)) {
+                Some(write) => {
+                    other.send(memory, &bytes, Some(7)).expect("credits");
+                    let post = Post::from(write);
+                    assert_eq!(other.poll_post(memory, Time::ZERO).as_ref(), Some(&post));
+                    assert_eq!(*connection, other);
+                    pair.execute(0, post);
+                    sent += 1;
+                }
+                None => {
+                    assert_eq!(*connection, other, "the call has no effect");
+                    refused += 1;
+                    pair.run();
+                    pair.recv(1);
+                }
+            }
+        }
+        assert!(sent > 5 && refused > 5, "{sent} sent, {refused} refused");
+        pair.side(0).0.shutdown();
+        let (connection, memory) = pair.side(0);
+        assert_eq!(connection.send_at_once(memory, b"late", None), None);
+    }
+}
+
+#[test]
+fn bytes_kept_for_a_peer_that_reads_no_rendezvous_message_are_bounded() {
+    let config = Config {
+        recv_ring_size: 1 << 20,
+        max_outstanding_writes: 64,
+        eager_threshold: 1 << 20,
+        max_message_size: 1 << 20,
+        max_read_len: 1 << 20,
+        recv_buffer_limit: usize::MAX,
+        ..resumable()
+    };
+    let mut pair = Pair::new(config);
+    pair.withheld = Some(Vec::new());
+    pair.offer(0, &[1; 1000]).expect("credits");
+    let message = vec![2; (1 << 18) - 16];
+    let mut sent = 0;
+    while pair.send(0, &message).is_ok() {
+        sent += 1;
+        assert!(sent < 1000, "the sender is never stopped");
+        pair.run();
+    }
+    let kept = pair.side(0).0.buffered_bytes().1;
+    assert!((32 << 20..33 << 20).contains(&kept), "{kept} bytes are kept");
+    // The sender continues when the peer has read the rendezvous message.
+    for (side, post) in pair.withheld.take().expect("READs are withheld") {
+        pair.execute(side, post);
+    }
+    pair.run();
+    assert_eq!(pair.recv_bytes(1), [1; 1000]);
+    assert_eq!(pair.side(0).0.buffered_bytes().1, 0);
+    pair.send(0, &message).expect("credits");
+    pair.run();
+    (0..=sent).for_each(|_| assert_eq!(pair.recv_bytes(1), message));
+}
+
+#[test]
+fn a_close_knows_whether_the_peer_closed_without_some_messages() {
+    // The peer closes while this side has a message that waits for credits, or one that the peer has not read.
+    for is_undelivered in [true, false] {
+        let mut pair = Pair::new(Config { recv_buffer_limit: 100, ..small() });
+        while is_undelivered && pair.send(0, &[0; 40]).is_ok() {
+            pair.run();
+        }
+        pair.side(1).0.close(Time::ZERO);
+        let now = pair.now;
+        pair.side(0).0.close(now);
+        pair.is_broken = true;
+        for side in 0..2 {
+            pair.side(side).0.handle_lane_failed(now);
+        }
+        pair.run();
+        let connection = pair.side(0).0;
+        assert!(connection.end_reason().is_some());
+        assert_eq!(connection.has_undelivered(), is_undelivered);
+    }
 }
 
 #[path = "one_sided_tests.rs"]

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use crate::protocol::handshake::{Flaw, Greeting, LONGEST_REASON, PREFIX_LEN, Prefix};
+use crate::protocol::handshake::{Flaw, Greeting, MAX_REASON_LEN, PREFIX_LEN, Prefix};
 
 /// A TCP connection that carries one greeting in each direction. No call blocks.
 pub(super) struct GreetingStream {
@@ -60,7 +60,7 @@ impl AsFd for GreetingStream {
 
 /// The part of a greeting that has arrived.
 struct GreetingBuffer {
-    bytes: [u8; PREFIX_LEN + LONGEST_REASON],
+    bytes: [u8; PREFIX_LEN + MAX_REASON_LEN],
     len: usize,
 }
 
@@ -74,7 +74,7 @@ enum Received<'a> {
 
 impl GreetingBuffer {
     fn new() -> GreetingBuffer {
-        GreetingBuffer { bytes: [0; PREFIX_LEN + LONGEST_REASON], len: 0 }
+        GreetingBuffer { bytes: [0; PREFIX_LEN + MAX_REASON_LEN], len: 0 }
     }
 
     fn poll(&mut self) -> Received<'_> {

@@ -142,7 +142,7 @@ pub(super) fn verb(action: &str, error: io::Error, hint: &'static str) -> Error 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::handshake::LONGEST_REASON;
+    use crate::protocol::handshake::MAX_REASON_LEN;
     use adverb_verbs::Gid;
 
     #[test]
@@ -150,7 +150,7 @@ mod tests {
         let longest = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff);
         for flaw in [Flaw::AddressNotServed(longest.into()), Flaw::ForeignGid(Gid::new(longest.octets()))] {
             let reason = explain(&flaw);
-            assert!(reason.len() <= LONGEST_REASON, "{} bytes: {reason}", reason.len());
+            assert!(reason.len() <= MAX_REASON_LEN, "{} bytes: {reason}", reason.len());
         }
     }
 }

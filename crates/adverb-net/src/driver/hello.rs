@@ -112,20 +112,18 @@ impl HelloExchange {
                         None => Ok(None),
                     };
                 }
-                State::Driven { driver, is_resumed } => {
-                    match drive(driver, &self.lane)? {
-                        None => return Ok(None),
-                        Some(false) => self.state = self.reject()?,
-                        Some(true) => {
-                            let established = match is_resumed {
-                                true => Established::Resumed,
-                                false => Established::New(Arc::clone(driver)),
-                            };
-                            self.state = State::Finished;
-                            return Ok(Some(established));
-                        }
+                State::Driven { driver, is_resumed } => match drive(driver, &self.lane)? {
+                    None => return Ok(None),
+                    Some(false) => self.state = self.reject()?,
+                    Some(true) => {
+                        let established = match is_resumed {
+                            true => Established::Resumed,
+                            false => Established::New(Arc::clone(driver)),
+                        };
+                        self.state = State::Finished;
+                        return Ok(Some(established));
                     }
-                }
+                },
                 #[cfg(test)]
                 State::Forging => match self.poll_completion()? {
                     None => return Ok(None),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use adverb_net_proto::{
-    Completed, Event, Payload, PhaseKind, Post, Register, RegisterMemory, Tag, Violation,
+    Completed, EagerWrite, Event, Payload, PhaseKind, Post, Register, RegisterMemory, Tag, Violation,
 };
 use adverb_verbs::internal::{self, error_event};
 use adverb_verbs::{
@@ -129,7 +129,14 @@ impl Driver {
     }
 
     /// Posts all requests of the connection.
+    #[inline]
     pub(super) fn post_all(&self, core: &mut Core) {
+        if core.connection.has_output() {
+            self.post_requests(core);
+        }
+    }
+
+    fn post_requests(&self, core: &mut Core) {
         while core.connection.has_output() {
             let (connection, mut memory, now) = core.parts();
             let Some(post) = connection.poll_post(&mut memory, now) else {
@@ -142,6 +149,20 @@ impl Driver {
                 core.note_failure(error.to_string(), "");
                 core.connection.handle_refused(post, core.now);
             }
+        }
+    }
+
+    /// Posts the write of a message.
+    #[inline]
+    pub(super) fn post_write(&self, core: &mut Core, write: EagerWrite<Buffer>) {
+        let EagerWrite { buf, remote, immediate, is_signaled } = write;
+        let request = SendRequest::write_with_imm(buf.0, remote, immediate).tag(Tag::Frames.wr_id());
+        let request = if is_signaled { request } else { request.unsignaled() };
+        if let Err(PostError { error, requests }) = core.lane.queue_pair.post_send(request) {
+            core.note_failure(error.to_string(), "");
+            let (tag, buf) = (Tag::Frames, take_buffer(requests));
+            let post = Post::Write { tag, buf, remote, immediate, is_signaled };
+            core.connection.handle_refused(post, core.now);
         }
     }
 
@@ -294,21 +315,23 @@ impl Driver {
 /// Passes a completion to the connection.
 fn handle_completion(core: &mut Core, completion: Completion) {
     let wr_id = completion.tag();
-    match completion.outcome() {
+    let status = match completion.outcome() {
         Ok(success) => {
             if let CompletedOperation::RecvWrite { immediate } = success.operation {
-                let completed = Completed::Received { immediate, len: success.length };
-                let (connection, mut memory, now) = core.parts();
-                return connection.handle_completion(&mut memory, completed, now);
+                return pass_on(core, Completed::Received { immediate, len: success.length });
             }
             if wr_id == HELLO_RECV {
                 return handle_hello(core, completion);
             }
+            None
         }
-        Err(failure) => note_status(core, failure.status),
-    }
-    let (status, tag) = (completion.outcome().err().map(|failure| failure.status), Tag::from_wr_id(wr_id));
-    let (tag, buf) = match tag {
+        Err(failure) => {
+            let status = failure.status;
+            note_status(core, status);
+            Some(status)
+        }
+    };
+    let (tag, buf) = match Tag::from_wr_id(wr_id) {
         // A failed receive of a hello.
         None if wr_id == HELLO_RECV => (Tag::Recv, None),
         None => {
@@ -322,10 +345,14 @@ fn handle_completion(core: &mut Core, completion: Completion) {
         Some(tag @ (Tag::Frames | Tag::Close | Tag::Read)) => (tag, completion.into_pool_buf().map(Buffer)),
         Some(tag) => (tag, None),
     };
-    let completed = match status {
-        None => Completed::Sent { tag, buf },
-        Some(status) => Completed::Failed { tag, buf, status },
-    };
+    match status {
+        None => pass_on(core, Completed::Sent { tag, buf }),
+        Some(status) => pass_on(core, Completed::Failed { tag, buf, status }),
+    }
+}
+
+#[inline]
+fn pass_on(core: &mut Core, completed: Completed<Buffer>) {
     let (connection, mut memory, now) = core.parts();
     connection.handle_completion(&mut memory, completed, now);
     if let Some(error) = memory.failure {

@@ -193,6 +193,7 @@ impl Driver {
     ) -> Result<Option<Sent>> {
         let number = match *write {
             Some(number) => number,
+            None if self.send_at_once(core, outgoing) => *write.insert(core.connection.last_write()),
             None => match self.try_take(core, outgoing)? {
                 Taken::Write(number) => {
                     *write = Some(number);
@@ -204,6 +205,19 @@ impl Driver {
             },
         };
         Ok(self.is_posted(core, number)?.map(|()| Sent::Posted))
+    }
+
+    /// Takes a message and posts it, if nothing else is posted before. Returns whether it did: the usual case.
+    #[inline]
+    fn send_at_once(&self, core: &mut Core, outgoing: &mut Option<Outgoing<'_>>) -> bool {
+        let Some(Outgoing { body: Body::Eager(data), immediate }) = outgoing else { return false };
+        let (connection, mut memory, _) = core.parts();
+        let Some(write) = connection.send_at_once(&mut memory, data.bytes(), *immediate) else {
+            return false;
+        };
+        *outgoing = None;
+        self.post_write(core, write);
+        true
     }
 
     /// Takes a message that is sent together with others: when enough bytes are waiting, or a call waits or flushes.

@@ -1,8 +1,8 @@
-//! How two ends come to know each other.
+//! Greetings: the first messages of a handshake.
 //!
-//! First each tells the other how its queue pair is reached, over TCP or with the connection manager's messages
-//! ([`Greeting`]), and shows that it has the key if there is one ([`proof`](super::proof)); then, over the queue pairs, where
-//! its ring is ([`Hello`]).
+//! Each side sends the address of its queue pair, over TCP or in the connection manager's messages ([`Greeting`]), and proves that
+//! it has the key, if there is one ([`proof`](super::proof)). The hellos follow over the queue pairs, and tell the peer the
+//! address of the receive ring ([`Hello`](adverb_net_proto::Hello)).
 
 use std::net::IpAddr;
 
@@ -13,61 +13,61 @@ use super::proof::{Digest, Nonce};
 pub(crate) use adverb_net_proto::{SessionId, VERSION};
 
 const MAGIC: [u8; 8] = *b"adverb\r\n";
-/// The length of what comes before a greeting's body.
+/// The length of the fields before a greeting's body.
 pub(crate) const PREFIX_LEN: usize = 16;
 const ENDPOINT_LEN: usize = 28;
 const NONCE_LEN: usize = size_of::<Nonce>();
 const PROOF_LEN: usize = size_of::<Digest>();
-/// The longest reason: it fits a rejection of the connection manager's, behind the prefix.
-pub(crate) const LONGEST_REASON: usize = 128;
+/// The maximum length of a reason, which fits the connection manager's rejection behind the prefix.
+pub(crate) const MAX_REASON_LEN: usize = 128;
 
-/// What is said before the queue pairs speak.
+/// A message before the queue pairs are connected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Greeting {
-    /// Who wants to be connected, or is.
+    /// The description of the sender, which requests or accepts a connection.
     Side(Side),
-    /// Why there is no connection.
+    /// The reason why the listener refuses the connection.
     Refusal(String),
 }
 
-/// What a side says of itself.
+/// The description of a side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Side {
-    /// Its queue pair: where the connection manager doesn't tell of it.
+    /// The queue pair; absent if the connection manager transfers its address.
     pub(crate) endpoint: Option<Endpoint>,
-    /// If it has a key.
+    /// The nonce; present if the side has a key.
     pub(crate) nonce: Option<Nonce>,
-    /// If it answers who has one.
+    /// The proof of the key; present in the answer to a side with a key.
     pub(crate) proof: Option<Digest>,
 }
 
-/// What is wrong with a greeting.
+/// The reason why a greeting is invalid or refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Flaw {
-    /// It isn't one at all.
+    /// The bytes are no greeting.
     NotAdverb,
-    /// It is of a version that isn't spoken here.
+    /// The version is not supported.
     Version(u16),
-    /// It keeps no rule.
+    /// A field violates the protocol.
     Malformed,
     /// The listener has a key, and the connector none.
     ConnectorHasNoKey,
     /// The connector has a key, and the listener none.
     ListenerHasNoKey,
-    /// Its proof isn't one.
+    /// The proof is not valid for the key.
     KeyWrong,
     /// The listener has no device at the address that the connector dialed.
     AddressNotServed(IpAddr),
-    /// Its GID isn't an address of the peer of the TCP connection.
+    /// The GID isn't the address of the peer of the TCP connection.
     ForeignGid(Gid),
 }
 
-/// What comes before a greeting's body.
+/// The fields before a greeting's body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Prefix {
     kind: u8,
     parts: u8,
-    /// How long the body is.
+    /// The length of the body.
     pub(crate) len: usize,
 }
 
@@ -86,8 +86,8 @@ impl Prefix {
         let (version, kind, parts, len) = (number(8), bytes[10], bytes[11], usize::from(number(12)));
         let prefix = Prefix { kind, parts, len };
         match kind {
-            // A refusal is understood whatever the version, or nobody would know why.
-            REFUSAL if len <= LONGEST_REASON => Ok(prefix),
+            // A refusal is parsed for every version, so that the connector learns the reason.
+            REFUSAL if len <= MAX_REASON_LEN => Ok(prefix),
             _ if version != VERSION => Err(Flaw::Version(version)),
             SIDE if parts & !(HAS_ENDPOINT | HAS_NONCE | HAS_PROOF) == 0
                 && len == side_len(parts)
@@ -100,7 +100,7 @@ impl Prefix {
     }
 }
 
-/// How long a side's greeting is behind the prefix.
+/// Returns the length of a side's greeting behind the prefix.
 fn side_len(parts: u8) -> usize {
     let len = |part: u8, len: usize| if parts & part == 0 { 0 } else { len };
     len(HAS_ENDPOINT, ENDPOINT_LEN) + len(HAS_NONCE, NONCE_LEN) + len(HAS_PROOF, PROOF_LEN)
@@ -132,7 +132,7 @@ impl Greeting {
             }
             Greeting::Refusal(reason) => {
                 let end =
-                    (0..=reason.len().min(LONGEST_REASON)).rev().find(|end| reason.is_char_boundary(*end));
+                    (0..=reason.len().min(MAX_REASON_LEN)).rev().find(|end| reason.is_char_boundary(*end));
                 body.extend_from_slice(&reason.as_bytes()[..end.unwrap_or(0)]);
                 (REFUSAL, 0)
             }
@@ -146,15 +146,15 @@ impl Greeting {
         bytes
     }
 
-    /// The greeting that these bytes begin with: what the connection manager carries has zeros behind it.
+    /// Parses the greeting at the start of the bytes. In the connection manager's messages, zeros follow it.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Greeting, Flaw> {
         let (prefix, rest) = bytes.split_first_chunk().ok_or(Flaw::NotAdverb)?;
         let prefix = Prefix::parse(prefix)?;
         let body = rest.get(..prefix.len).ok_or(Flaw::Malformed)?;
         if prefix.kind == REFUSAL {
-            // Logs and terminals are shown this: it is words, and nothing else.
-            let words = String::from_utf8_lossy(body);
-            return Ok(Greeting::Refusal(words.replace(char::is_control, "\u{fffd}")));
+            // Logs and terminals show the reason, so control characters are replaced.
+            let reason = String::from_utf8_lossy(body);
+            return Ok(Greeting::Refusal(reason.replace(char::is_control, "\u{fffd}")));
         }
         let mut side = Side::default();
         let mut rest = body;

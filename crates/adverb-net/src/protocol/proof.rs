@@ -1,30 +1,30 @@
-//! How two ends show each other that they have the same key, without telling it.
+//! Proofs of a pre-shared key.
 //!
-//! Who asks says a number that is used once; who answers says one too, and proves that it has the key by a keyed hash of both
-//! numbers and both queue pairs; who asked proves the same with its hello, and who answered seals its own. Each of the three
-//! has a key of its own, derived from the one, so that none can be taken for another; and a number of each side is in all of
-//! them, so that none is good for another connection.
+//! Each side sends a nonce in its greeting. The listener's greeting also contains a proof that it has the key: a keyed hash of both
+//! nonces and both queue pairs. Both sides seal their hellos with keyed hashes of the same values. Each of the three hashes uses
+//! its own key, derived from the pre-shared one, so a hash for one purpose is invalid for the others. Both nonces are part of each
+//! hash, so a hash is invalid for every other connection.
 
 use adverb_verbs::Endpoint;
 
 use super::handshake::{Flaw, Greeting, Side, VERSION};
 use crate::Key;
 
-/// A number that is used once.
+/// A random number that is used once.
 pub(crate) type Nonce = [u8; 32];
 /// A keyed hash.
 pub(crate) type Digest = [u8; 32];
 
-/// Which of the two sides it is.
+/// The role of a side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
-    /// It asks for the connection.
+    /// The side that dials.
     Connector,
-    /// It was asked.
+    /// The side that accepts.
     Listener,
 }
 
-/// Both queue pairs, as the peers describe them to each other.
+/// Both queue pairs, as the greetings describe them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ends {
     pub(crate) connector: Endpoint,
@@ -35,34 +35,34 @@ impl Ends {
     /// Returns the ends as the connection manager describes them: it negotiates the LIDs and the MTU itself, so that they aren't
     /// part of either side's greeting.
     pub(crate) fn by_manager(connector: Endpoint, listener: Endpoint) -> Ends {
-        let told = |mut end: Endpoint| {
+        let described = |mut end: Endpoint| {
             (end.lid, end.mtu) = (0, 0);
             end
         };
-        Ends { connector: told(connector), listener: told(listener) }
+        Ends { connector: described(connector), listener: described(listener) }
     }
 }
 
-/// What a side brings to a meeting.
+/// The key and the nonce of a side in one handshake.
 #[derive(Debug)]
 pub(crate) struct Introduction {
-    /// The key, and the number that is used with it this once.
+    /// Present if the side has a key.
     secret: Option<(Key, Nonce)>,
 }
 
 impl Introduction {
-    /// With a key or without; the nonce must never have been used before.
+    /// Creates the introduction of a side with or without a key. The nonce must never have been used before.
     pub(crate) fn new(key: Option<&Key>, nonce: Nonce) -> Introduction {
         Introduction { secret: key.map(|key| (key.clone(), nonce)) }
     }
 
-    /// What who asks says.
+    /// Returns the connector's greeting.
     pub(crate) fn ask(&self, endpoint: Option<Endpoint>) -> Greeting {
         let nonce = self.secret.as_ref().map(|(_, nonce)| *nonce);
         Greeting::Side(Side { endpoint, nonce, proof: None })
     }
 
-    /// Whether a side that asks can be answered: both have a key, or neither.
+    /// Checks that the connector and this side both have a key, or neither has.
     pub(crate) fn admits(&self, asking: &Side) -> Result<(), Flaw> {
         match (&self.secret, asking.nonce) {
             _ if asking.proof.is_some() => Err(Flaw::Malformed),
@@ -72,7 +72,7 @@ impl Introduction {
         }
     }
 
-    /// What who was asked says, and what seals the hellos.
+    /// Returns the listener's answer, and the seal of the hellos.
     pub(crate) fn answer(
         self,
         asking: &Side,
@@ -88,7 +88,7 @@ impl Introduction {
         Ok((Greeting::Side(Side { endpoint, nonce: Some(nonce), proof }), Some(seal)))
     }
 
-    /// What who asked makes of the answer: what seals the hellos, if the other has the key too.
+    /// Checks the listener's answer, and returns the seal of the hellos if both sides have the key.
     pub(crate) fn answered(self, answer: &Side, ends: &Ends) -> Result<Option<Seal>, Flaw> {
         let ((key, nonce), answered, proof) = match (self.secret, answer.nonce, answer.proof) {
             (None, None, None) => return Ok(None),
@@ -105,25 +105,25 @@ impl Introduction {
     }
 }
 
-/// What hellos are sealed with.
+/// The means to seal hellos.
 #[derive(Clone, Debug)]
 pub(crate) struct Seal {
     key: Key,
     transcript: Transcript,
-    /// Whose it is.
+    /// The role of this side.
     role: Role,
 }
 
-/// How much longer a sealed hello is.
+/// The length of a seal, which precedes the hello.
 pub(crate) const SEAL_LEN: usize = size_of::<Digest>();
 
 impl Seal {
-    /// The seal of this side's hello.
+    /// Returns the seal of this side's hello.
     pub(crate) fn seal(&self, hello: &[u8]) -> Digest {
         self.key.digest(Purpose::Hello(self.role), &[&self.transcript, hello])
     }
 
-    /// The other side's hello, if its seal is good.
+    /// Returns the peer's hello, if its seal is valid.
     pub(crate) fn open<'a>(&self, sealed: &'a [u8]) -> Result<&'a [u8], Flaw> {
         let (seal, hello) = sealed.split_first_chunk::<SEAL_LEN>().ok_or(Flaw::KeyWrong)?;
         let other = match self.role {
@@ -137,16 +137,16 @@ impl Seal {
     }
 }
 
-/// What a digest is for.
+/// The purpose of a digest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
     /// The listener's proof.
     Answer,
-    /// A hello of this side's.
+    /// The seal of the hello of the side with this role.
     Hello(Role),
 }
 
-/// What both sides know when they know each other: all of it is of one length, so that nothing can be taken for something else.
+/// The values that a proof covers. All have a fixed length, so no two lists of values have the same bytes.
 type Transcript = [u8; 2 + 2 * size_of::<Nonce>() + 2 * END_LEN];
 const END_LEN: usize = 28;
 

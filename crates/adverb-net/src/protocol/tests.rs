@@ -3,7 +3,7 @@
 use adverb_verbs::{Endpoint, Gid, Psn, Qpn};
 use proptest::prelude::*;
 
-use super::handshake::{Flaw, Greeting, LONGEST_REASON, PREFIX_LEN, Prefix, Side};
+use super::handshake::{Flaw, Greeting, MAX_REASON_LEN, PREFIX_LEN, Prefix, Side};
 use super::proof::{Ends, Introduction, Role};
 use crate::Key;
 
@@ -33,20 +33,20 @@ fn greetings_are_parsed_as_they_were_emitted() {
         assert_eq!(Greeting::parse(&[&bytes[..], &[0; 9]].concat()), Ok(greeting), "zeros may follow");
         assert!(Greeting::parse(&bytes[..bytes.len() - 1]).is_err());
     }
-    let harm = Greeting::parse(&Greeting::Refusal("no\n2026 all is well \x1b[2J".into()).emit());
-    assert_eq!(harm, Ok(Greeting::Refusal("no\u{fffd}2026 all is well \u{fffd}[2J".into())));
+    let control = Greeting::parse(&Greeting::Refusal("no\n2026 all is well \x1b[2J".into()).emit());
+    assert_eq!(control, Ok(Greeting::Refusal("no\u{fffd}2026 all is well \u{fffd}[2J".into())));
     let long = Greeting::parse(&Greeting::Refusal("é".repeat(200)).emit());
-    assert_eq!(long, Ok(Greeting::Refusal("é".repeat(LONGEST_REASON / 2))));
+    assert_eq!(long, Ok(Greeting::Refusal("é".repeat(MAX_REASON_LEN / 2))));
 }
 
 /// Greetings fit the connection manager's messages.
 #[test]
-fn greetings_fit_what_carries_them() {
+fn greetings_fit_the_private_data() {
     let side = Side { endpoint: None, nonce: Some([1; 32]), proof: None };
     assert!(Greeting::Side(side).emit().len() <= adverb_verbs::cm::MAX_CONNECT_DATA);
     let side = Side { proof: Some([1; 32]), ..side };
     assert!(Greeting::Side(side).emit().len() <= adverb_verbs::cm::MAX_ACCEPT_DATA);
-    let refusal = Greeting::Refusal("x".repeat(LONGEST_REASON));
+    let refusal = Greeting::Refusal("x".repeat(MAX_REASON_LEN));
     assert!(refusal.emit().len() <= adverb_verbs::cm::MAX_REJECT_DATA);
 }
 
@@ -58,7 +58,7 @@ fn endpoint(number: u8) -> Endpoint {
 }
 
 #[test]
-fn other_versions_are_refused_but_for_what_they_refuse() {
+fn other_versions_are_rejected_except_for_refusals() {
     let greeting = Greeting::Refusal("because".into()).emit();
     let mut prefix: [u8; PREFIX_LEN] = greeting[..PREFIX_LEN].try_into().unwrap();
     prefix[8] = 200;
@@ -69,21 +69,21 @@ fn other_versions_are_refused_but_for_what_they_refuse() {
     assert_eq!(Prefix::parse(&prefix).unwrap_err(), Flaw::NotAdverb);
 }
 
-/// Two sides meet, and each says the other's hello opened: or what was wrong with it.
-fn meet(
+/// Performs a handshake, with greetings that `change` modifies in flight. Returns the first flaw, and the side that found it.
+fn handshake(
     connector: Option<&Key>,
     listener: Option<&Key>,
-    harm: impl Fn(&mut Side, &mut Side, &mut Ends),
+    change: impl Fn(&mut Side, &mut Side, &mut Ends),
 ) -> Result<(), (Role, Flaw)> {
     let asking = Introduction::new(connector, [1; 32]);
     let ends = Ends { connector: endpoint(1), listener: endpoint(2) };
     let (mut seen, mut answer_seen) = (ends, Side::default());
-    let Greeting::Side(mut asked) = asking.ask(None) else { panic!("it isn't a refusal") };
-    harm(&mut asked, &mut answer_seen, &mut seen);
+    let Greeting::Side(mut asked) = asking.ask(None) else { panic!("a refusal") };
+    change(&mut asked, &mut answer_seen, &mut seen);
     let answering = Introduction::new(listener, [2; 32]);
     let answered = answering.answer(&asked, None, &seen).map_err(|flaw| (Role::Listener, flaw))?;
-    let (Greeting::Side(mut answer), listeners) = answered else { panic!("it isn't a refusal") };
-    harm(&mut answer_seen, &mut answer, &mut seen);
+    let (Greeting::Side(mut answer), listeners) = answered else { panic!("a refusal") };
+    change(&mut answer_seen, &mut answer, &mut seen);
     let connectors = asking.answered(&answer, &ends).map_err(|flaw| (Role::Connector, flaw))?;
     let Some((connectors, listeners)) = connectors.zip(listeners) else { return Ok(()) };
     for (from, to, role) in
@@ -91,11 +91,11 @@ fn meet(
     {
         let sealed = [&from.seal(b"hello")[..], b"hello"].concat();
         assert_eq!(to.open(&sealed), Ok(&b"hello"[..]), "{role:?}");
-        assert_eq!(from.open(&sealed), Err(Flaw::KeyWrong), "what was said is no good to who said it");
+        assert_eq!(from.open(&sealed), Err(Flaw::KeyWrong), "a reflected hello is rejected");
         for at in 0..sealed.len() {
-            let mut harmed = sealed.clone();
-            harmed[at] ^= 1;
-            assert_eq!(to.open(&harmed), Err(Flaw::KeyWrong), "byte {at}");
+            let mut changed = sealed.clone();
+            changed[at] ^= 1;
+            assert_eq!(to.open(&changed), Err(Flaw::KeyWrong), "byte {at}");
             assert!(to.open(&sealed[..at]).is_err(), "{at} bytes");
         }
     }
@@ -103,29 +103,29 @@ fn meet(
 }
 
 #[test]
-fn only_who_has_the_key_is_met() {
+fn a_handshake_needs_the_same_key_on_both_sides() {
     let (key, other) = (Key::new([7; 32]).unwrap(), Key::new([8; 32]).unwrap());
-    let meet_with = |connector, listener| meet(connector, listener, |_, _, _| {});
-    assert_eq!(meet_with(None, None), Ok(()));
-    assert_eq!(meet_with(Some(&key), Some(&key)), Ok(()));
-    assert_eq!(meet_with(Some(&key), Some(&other)), Err((Role::Connector, Flaw::KeyWrong)));
-    assert_eq!(meet_with(None, Some(&key)), Err((Role::Listener, Flaw::ConnectorHasNoKey)));
-    assert_eq!(meet_with(Some(&key), None), Err((Role::Listener, Flaw::ListenerHasNoKey)));
+    let handshake_with = |connector, listener| handshake(connector, listener, |_, _, _| {});
+    assert_eq!(handshake_with(None, None), Ok(()));
+    assert_eq!(handshake_with(Some(&key), Some(&key)), Ok(()));
+    assert_eq!(handshake_with(Some(&key), Some(&other)), Err((Role::Connector, Flaw::KeyWrong)));
+    assert_eq!(handshake_with(None, Some(&key)), Err((Role::Listener, Flaw::ConnectorHasNoKey)));
+    assert_eq!(handshake_with(Some(&key), None), Err((Role::Listener, Flaw::ListenerHasNoKey)));
 }
 
 #[test]
-fn who_changes_what_they_say_to_each_other_is_noticed() {
+fn changed_greetings_are_detected() {
     let key = Key::new([7; 32]).unwrap();
-    let with = |harm: fn(&mut Side, &mut Side, &mut Ends)| meet(Some(&key), Some(&key), harm);
+    let with = |change: fn(&mut Side, &mut Side, &mut Ends)| handshake(Some(&key), Some(&key), change);
     let wrong = Err((Role::Connector, Flaw::KeyWrong));
     assert_eq!(with(|asked, _, _| asked.nonce.iter_mut().for_each(|nonce| nonce[0] ^= 1)), wrong);
     assert_eq!(with(|_, answer, _| answer.nonce.iter_mut().for_each(|nonce| nonce[0] ^= 1)), wrong);
     assert_eq!(with(|_, answer, _| answer.proof.iter_mut().for_each(|proof| proof[31] ^= 0x80)), wrong);
-    // Another queue pair was put in the place of one of theirs.
+    // An attacker replaces a queue pair.
     assert_eq!(with(|_, _, ends| ends.connector = endpoint(9)), wrong);
     assert_eq!(with(|_, _, ends| ends.listener.qpn = Qpn::new(9).unwrap()), wrong);
     assert_eq!(with(|_, _, ends| ends.listener.psn = Psn::new(9).unwrap()), wrong);
-    // All else that a greeting says of a queue pair.
+    // An attacker changes another attribute of a queue pair.
     assert_eq!(with(|_, _, ends| ends.connector.mtu = 256), wrong);
     assert_eq!(with(|_, _, ends| ends.listener.mtu = 256), wrong);
     assert_eq!(with(|_, _, ends| ends.connector.lid = 6), wrong);
@@ -137,28 +137,28 @@ fn who_changes_what_they_say_to_each_other_is_noticed() {
     assert_eq!(
         with(|asked, _, _| asked.proof = asked.nonce),
         Err((Role::Listener, Flaw::Malformed)),
-        "who asks proves nothing"
+        "the connector's greeting contains no proof"
     );
 }
 
 #[test]
-fn what_was_said_before_is_no_good_again() {
+fn replayed_messages_are_rejected() {
     let key = Key::new([7; 32]).unwrap();
     let ends = Ends { connector: endpoint(1), listener: endpoint(2) };
     let asking = Introduction::new(Some(&key), [1; 32]);
-    let Greeting::Side(asked) = asking.ask(None) else { panic!("it isn't a refusal") };
+    let Greeting::Side(asked) = asking.ask(None) else { panic!("a refusal") };
     let answer = |nonce| {
         let answered = Introduction::new(Some(&key), nonce).answer(&asked, None, &ends).unwrap();
-        let (Greeting::Side(answer), Some(seal)) = answered else { panic!("it isn't a refusal") };
+        let (Greeting::Side(answer), Some(seal)) = answered else { panic!("a refusal") };
         (answer, seal)
     };
     let (first, _) = answer([2; 32]);
     let sealed = asking.answered(&first, &ends).unwrap().unwrap();
     let sealed = [&sealed.seal(b"hello")[..], b"hello"].concat();
-    // The same greeting again, word by word, and the same queue pairs: only the listener's number is another.
+    // The same greeting and the same queue pairs, with another nonce of the listener.
     let (_, seal) = answer([3; 32]);
     assert_eq!(seal.open(&sealed), Err(Flaw::KeyWrong));
-    // The listener's answer again, to who asks with another number.
+    // The listener's answer, replayed to a connector with another nonce.
     let again = Introduction::new(Some(&key), [4; 32]).answered(&first, &ends);
     assert!(matches!(again, Err(Flaw::KeyWrong)));
 }

@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
+use adverb_net_proto::{Hello, Tag};
 use adverb_verbs::internal::{Deadline, wait_either};
-use adverb_verbs::{Device, Error, RemoteAddress, SendRequest};
+use adverb_verbs::{Device, Error, ProtectionDomain, RemoteAddress, SendRequest, SoftDevice, Transport};
 
-use super::Driver;
+use super::progress::post_hello;
+use super::{Driver, HelloExchange, Lane, LaneParts};
 use crate::blocking::{Connection, Connector, Listener, connect_driver};
 use crate::session::SessionRequest;
 use crate::{Bootstrap, Key, Options, RemoteAccess};
@@ -426,6 +428,31 @@ fn another_peer_cannot_take_over_a_session_number() {
             assert_eq!(&left.recv().unwrap().unwrap()[..], b"still ours");
         });
     });
+}
+
+#[test]
+fn a_peer_without_a_hello_costs_no_ring() {
+    // Other tests use the shared device.
+    let device = SoftDevice::loopback().open().unwrap();
+    let options = Options::new().device(&device).recv_ring_size(1 << 20);
+    let peer = "127.0.0.1:1".parse().unwrap();
+    let make = |domain: &ProtectionDomain| Ok(domain.queue_pair(Transport::Rc));
+    let [left, right] = [(); 2].map(|()| LaneParts::new(&device, peer, &options, make).unwrap());
+    left.1.connect_with(&right.1.endpoint(), &LaneParts::connect_options()).unwrap();
+    right.1.connect_with(&left.1.endpoint(), &LaneParts::connect_options()).unwrap();
+    let [connector, listener] =
+        [left, right].map(|(parts, queue_pair)| Lane::new(parts, queue_pair, None, None));
+    let regions = || device.resource_counts().unwrap().regions;
+    let before = regions();
+    let mut exchange = HelloExchange::listener(listener);
+    assert!(exchange.poll().unwrap().is_none());
+    assert_eq!(regions(), before);
+    post_hello(&connector, &Hello::unknown_session().emit(), Tag::Hello.wr_id()).unwrap();
+    // The listener registers its ring before it answers.
+    let before = regions();
+    while regions() == before {
+        exchange.poll().unwrap();
+    }
 }
 
 #[test]
