@@ -10,9 +10,10 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
-use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -37,15 +38,15 @@ const MIN_TIMER: Duration = Duration::from_millis(1);
 /// The requests to the redialer's thread, and the means to wake it.
 static INBOX: Mutex<Inbox> = Mutex::new(Inbox { requests: Vec::new(), waker: None });
 
-/// The token of the pipe that wakes the thread; those of connections and listeners are above.
+/// The token of the socket that wakes the thread; those of connections and listeners are above.
 const WAKE: u64 = 0;
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(WAKE + 1);
 
 struct Inbox {
-    /// While there are requests, the pipe contains one byte.
+    /// While there are requests, the socket contains one byte.
     requests: Vec<Request>,
     /// `Some` while the thread runs.
-    waker: Option<PipeWriter>,
+    waker: Option<UnixStream>,
 }
 
 enum Request {
@@ -123,7 +124,7 @@ impl Inbox {
     fn send(&mut self, request: Request) {
         let Some(waker) = &mut self.waker else { return };
         if self.requests.is_empty() {
-            // The pipe is empty, so the byte fits. The thread holds the other end.
+            // The socket is empty, so the byte fits. The thread holds the other end.
             let _ = waker.write_all(&[0]);
         }
         self.requests.push(request);
@@ -180,7 +181,7 @@ enum Next {
 /// The state of the thread.
 struct Redialer {
     watch: Watch,
-    wake: PipeReader,
+    wake: UnixStream,
     connections: HashMap<u64, Broken>,
     /// The connection and the generation of the current step, which is not among the others meanwhile.
     stepping: Option<(Weak<Driver>, u32)>,
@@ -193,8 +194,10 @@ struct Redialer {
 }
 
 impl Redialer {
-    fn new() -> io::Result<(Redialer, PipeWriter)> {
-        let (watch, (wake, waker)) = (Watch::new()?, io::pipe()?);
+    fn new() -> io::Result<(Redialer, UnixStream)> {
+        let (watch, (wake, waker)) = (Watch::new()?, UnixStream::pair()?);
+        // Runtimes write to it.
+        waker.set_nonblocking(true)?;
         watch.add_as(wake.as_fd(), Interest::Read, WAKE)?;
         let redialer = Redialer {
             watch,
