@@ -121,7 +121,8 @@ impl Driver {
         let now = core.now;
         match registered {
             Ok(region) => core.connection.handle_registered(id, Region(region), now),
-            Err((error, memory)) => {
+            Err(refused) => {
+                let (error, memory) = *refused;
                 core.note_failure(error.to_string(), "");
                 core.connection.handle_register_failed(id, memory);
             }
@@ -145,7 +146,8 @@ impl Driver {
                 }
                 return;
             };
-            if let Err((error, post)) = post_one(&core.lane, post) {
+            if let Err(refused) = post_one(&core.lane, post) {
+                let (error, post) = *refused;
                 core.note_failure(error.to_string(), "");
                 core.connection.handle_refused(post, core.now);
             }
@@ -398,8 +400,11 @@ fn note_status(core: &mut Core, status: Status) {
     }
 }
 
+/// An error, and the operand that the device refused. Boxed, because the usual result is success.
+type Refused<T> = Box<(Error, T)>;
+
 /// Posts a request, or returns it with the error.
-fn post_one(lane: &Lane, post: Post<Buffer>) -> Result<(), (Error, Post<Buffer>)> {
+fn post_one(lane: &Lane, post: Post<Buffer>) -> Result<(), Refused<Post<Buffer>>> {
     match post {
         Post::Write { tag, buf, remote, immediate, is_signaled } => {
             let request = match buf {
@@ -410,28 +415,28 @@ fn post_one(lane: &Lane, post: Post<Buffer>) -> Result<(), (Error, Post<Buffer>)
             let request = if is_signaled { request } else { request.unsignaled() };
             lane.queue_pair.post_send(request).map(drop).map_err(|PostError { error, requests }| {
                 let buf = take_buffer(requests);
-                (error, Post::Write { tag, buf, remote, immediate, is_signaled })
+                Box::new((error, Post::Write { tag, buf, remote, immediate, is_signaled }))
             })
         }
         Post::Receives { count } => {
             let requests = (0..count).map(|_| RecvRequest::new(()).tag(Tag::Recv.wr_id()));
             let posted = lane.queue_pair.post_recvs(requests).map(drop);
-            posted.map_err(|failure| (failure.error, Post::Receives { count }))
+            posted.map_err(|failure| Box::new((failure.error, Post::Receives { count })))
         }
         Post::Hello { bytes } => {
             let posted = post_hello(lane, &bytes, Tag::Hello.wr_id());
-            posted.map_err(|error| (error, Post::Hello { bytes }))
+            posted.map_err(|error| Box::new((error, Post::Hello { bytes })))
         }
         Post::Probe { remote } => {
             let request = SendRequest::write((), remote).tag(Tag::Probe.wr_id());
             let posted = lane.queue_pair.post_send(request).map(drop);
-            posted.map_err(|failure| (failure.error, Post::Probe { remote }))
+            posted.map_err(|failure| Box::new((failure.error, Post::Probe { remote })))
         }
         Post::Read { buf, remote } => {
             let request = SendRequest::read(buf.0, remote).tag(Tag::Read.wr_id());
             let posted = lane.queue_pair.post_send(request).map(drop);
             // The message is read over another lane, into another buffer.
-            posted.map_err(|failure| (failure.error, Post::Probe { remote }))
+            posted.map_err(|failure| Box::new((failure.error, Post::Probe { remote })))
         }
     }
 }
@@ -456,19 +461,21 @@ fn take_buffer(mut requests: Vec<SendRequest>) -> Option<Buffer> {
 fn register_memory(
     lane: &Lane,
     memory: RegisterMemory<Buffer, Region>,
-) -> Result<adverb_verbs::memory::MemoryRegion, (Error, RegisterMemory<Buffer, Region>)> {
+) -> Result<adverb_verbs::memory::MemoryRegion, Refused<RegisterMemory<Buffer, Region>>> {
     let domain = lane.pool.protection_domain();
     match memory {
         RegisterMemory::Ring { len } => {
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-            domain.region(len as usize, access).map_err(|error| (error, RegisterMemory::Ring { len }))
+            domain
+                .region(len as usize, access)
+                .map_err(|error| Box::new((error, RegisterMemory::Ring { len })))
         }
         RegisterMemory::Exposed(region) => internal::register_again(&region.0, domain)
-            .map_err(|error| (error, RegisterMemory::Exposed(region))),
+            .map_err(|error| Box::new((error, RegisterMemory::Exposed(region)))),
         RegisterMemory::Message(payload) => {
             let lost = || Error::InvalidRequest { reason: "the device did not return a buffer".into() };
             let Some(buffer) = resume::reclaim(payload) else {
-                return Err((lost(), RegisterMemory::Ring { len: 0 }));
+                return Err(Box::new((lost(), RegisterMemory::Ring { len: 0 })));
             };
             let buffer = if buffer.protection_domain() == domain {
                 buffer
@@ -476,11 +483,13 @@ fn register_memory(
                 match lane.pool.copy_from(&buffer) {
                     Ok(copy) => copy,
                     Err(error) => {
-                        return Err((error, RegisterMemory::Message(Payload::Buf(Buffer(buffer)))));
+                        return Err(Box::new((error, RegisterMemory::Message(Payload::Buf(Buffer(buffer))))));
                     }
                 }
             };
-            buffer.register(Access::REMOTE_READ).map_err(|error| (error, RegisterMemory::Ring { len: 0 }))
+            buffer
+                .register(Access::REMOTE_READ)
+                .map_err(|error| Box::new((error, RegisterMemory::Ring { len: 0 })))
         }
     }
 }
