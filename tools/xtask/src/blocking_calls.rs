@@ -161,11 +161,12 @@ fn analyze(threads: &[Vec<Call>]) -> Option<Trace> {
         .find_map(|thread| Some((thread, thread.iter().position(|call| wrote(call, "\"begin\\n\""))?)))?;
     let calls = &thread[begin + 1..];
     let calls = &calls[..calls.iter().position(|call| wrote(call, "\"end\\n\""))?];
-    // The runtime's own descriptor is the one that it waits for most often.
+    // The runtime's own descriptor is the one that it waits for most often. Others are polled with a timeout of 0, maybe
+    // more often.
     let mut waits: BTreeMap<&str, usize> = BTreeMap::new();
     calls
         .iter()
-        .filter(|call| call.is_epoll_wait())
+        .filter(|call| call.is_epoll_wait() && call.can_block(&non_blocking))
         .for_each(|call| *waits.entry(call.argument(0)).or_default() += 1);
     let runtime = waits.iter().max_by_key(|(_, count)| **count).map(|(descriptor, _)| *descriptor);
     let is_runtimes = |call: &&Call| call.is_epoll_wait() && Some(call.argument(0)) == runtime;
