@@ -75,12 +75,16 @@ impl<B: Buf, R: Region> Connection<B, R> {
 
     /// Takes a request back that the queue pair refused, which fails the lane.
     pub fn handle_refused(&mut self, post: Post<B>, now: Time) {
-        if let Post::Write { tag: tag @ (Tag::Frames | Tag::Close), buf: Some(buf), .. } = post
-            && let Some(first) = self.replay.as_mut().and_then(|replay| replay.refuse())
-            && !mutant!(RefusedWriteLost)
-        {
-            let len = buf.as_ref().len();
-            self.send.batch = Some(Batch { buf, len, first, tag, timing: Timing::Due });
+        if let Post::Write { tag: tag @ (Tag::Frames | Tag::Close), buf: Some(buf), .. } = post {
+            if has_message(buf.as_ref()) {
+                self.send.delivery = Delivery::Incomplete;
+            }
+            if let Some(first) = self.replay.as_mut().and_then(|replay| replay.refuse())
+                && !mutant!(RefusedWriteLost)
+            {
+                let len = buf.as_ref().len();
+                self.send.batch = Some(Batch { buf, len, first, tag, timing: Timing::Due });
+            }
         }
         self.fail_lane(EndReason::LaneFailed, now);
     }

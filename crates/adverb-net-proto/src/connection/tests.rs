@@ -635,5 +635,21 @@ fn a_close_knows_whether_the_peer_closed_without_some_messages() {
     }
 }
 
+#[test]
+fn a_message_whose_write_is_refused_is_undelivered() {
+    let mut pair = Pair::new(small());
+    pair.side(1).0.close(Time::ZERO);
+    let (connection, memory) = pair.side(0);
+    connection.send(memory, b"lost", None).expect("credits");
+    let post = connection.poll_post(memory, Time::ZERO).expect("the message is posted");
+    assert!(matches!(post, Post::Write { .. }), "{post:?}");
+    connection.handle_refused(post, Time::ZERO);
+    pair.is_broken = true;
+    pair.run();
+    let connection = pair.side(0).0;
+    assert!(connection.end_reason().is_some());
+    assert!(connection.has_undelivered());
+}
+
 #[path = "one_sided_tests.rs"]
 mod one_sided;
