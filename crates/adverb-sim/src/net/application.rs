@@ -1,6 +1,6 @@
 //! The application of one side, and what it expects.
 
-use adverb_net_proto::{Connection, EndReason, ExposedRegion, PhaseKind, Received, SendError};
+use adverb_net_proto::{Connection, EndReason, ExposedRegion, PhaseKind, Post, Received, SendError};
 use adverb_proto::Time;
 
 use super::memory::{ModelRegion, ProcessMemory};
@@ -31,8 +31,18 @@ pub(super) struct PlannedMessage {
     pub(super) len: u32,
     /// Whether the message is sent from registered memory, though it may be short.
     pub(super) is_rendezvous: bool,
-    /// Whether the message waits for others.
-    pub(super) is_fed: bool,
+    /// The call, if the message is eager.
+    pub(super) call: EagerCall,
+}
+
+/// The call that sends an eager message.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum EagerCall {
+    /// The message waits for others.
+    Feed,
+    Send,
+    /// The call returns the message's write, if it can be posted. Otherwise, the message is sent by [`EagerCall::Send`].
+    SendAtOnce,
 }
 
 /// The progress of an application.
@@ -71,6 +81,8 @@ pub(super) struct Application {
     pub(super) is_hung: bool,
     pub(super) end: Option<EndReason>,
     pub(super) unacknowledged: Vec<u64>,
+    /// The write of a message, which the driver posts before it does anything else.
+    pub(super) unposted: Option<Post<Vec<u8>>>,
     /// The number of regions that were exposed.
     pub(super) exposed_count: u64,
     /// The regions that the peer has exposed over the current lane, in order.
@@ -105,6 +117,7 @@ impl Application {
             is_hung: false,
             end: None,
             unacknowledged: Vec::new(),
+            unposted: None,
             exposed_count: 0,
             peer_exposed: Vec::new(),
             reads_left: 100,
@@ -126,11 +139,12 @@ impl Application {
     pub(super) fn describe_change(&self, before: (u64, u64, bool, Progress)) -> Option<String> {
         let (sent, received, had_shutdown, progress) = before;
         if self.sent > sent {
-            let PlannedMessage { len, is_rendezvous, is_fed } = self.plan[sent as usize];
-            let kind = match (is_rendezvous, is_fed) {
+            let PlannedMessage { len, is_rendezvous, call } = self.plan[sent as usize];
+            let kind = match (is_rendezvous, call) {
                 (true, _) => "from registered memory",
-                (false, true) => "with others",
-                (false, false) => "at once",
+                (false, EagerCall::Feed) => "with others",
+                (false, EagerCall::Send) => "alone",
+                (false, EagerCall::SendAtOnce) => "at once",
             };
             Some(format!("sends message {sent}, {len} bytes, {kind}"))
         } else if self.received > received {
@@ -190,10 +204,18 @@ impl Application {
                 memory.release(&region);
                 error
             })
-        } else if planned.is_fed {
-            connection.feed(memory, &bytes, None)
         } else {
-            connection.send(memory, &bytes, None)
+            match planned.call {
+                EagerCall::Feed => connection.feed(memory, &bytes, None),
+                EagerCall::Send => connection.send(memory, &bytes, None),
+                EagerCall::SendAtOnce => match connection.send_at_once(memory, &bytes, None) {
+                    Some(write) => {
+                        self.unposted = Some(write.into());
+                        Ok(())
+                    }
+                    None => connection.send(memory, &bytes, None),
+                },
+            }
         };
         match result {
             Ok(()) => self.sent += 1,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use adverb_net_proto::{Config, EndReason};
 
-use super::application::{Application, Ending, PlannedMessage};
+use super::application::{Application, EagerCall, Ending, PlannedMessage};
 use super::world::{Action, Process, World};
 
 /// The outcome of [`explore_net`].
@@ -232,8 +232,8 @@ impl NetPlan {
 
     /// Returns the messages and the ending of each side.
     fn sides(self) -> [(Vec<PlannedMessage>, Ending); 2] {
-        let eager = PlannedMessage { len: 8, is_rendezvous: false, is_fed: false };
-        let rendezvous = PlannedMessage { len: 24, is_rendezvous: true, is_fed: false };
+        let eager = PlannedMessage { len: 8, is_rendezvous: false, call: EagerCall::Send };
+        let rendezvous = PlannedMessage { len: 24, is_rendezvous: true, call: EagerCall::Send };
         match self {
             NetPlan::ConnectorCloses => [(vec![eager, rendezvous], Ending::Close), (vec![], Ending::Open)],
             NetPlan::ListenerCloses => [(vec![], Ending::Open), (vec![eager, rendezvous], Ending::Close)],

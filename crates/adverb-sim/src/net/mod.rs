@@ -29,7 +29,7 @@ use adverb_net_proto::{Config, EndReason, MAX_RENDEZVOUS, PhaseKind};
 
 use crate::Random;
 use crate::runner::run_each;
-use application::{Application, Ending, PlannedMessage, Progress};
+use application::{Application, EagerCall, Ending, PlannedMessage, Progress};
 use devices::Devices;
 pub use explore::{NetExploration, NetPlan, NetSearch, explore_net, explore_net_plans};
 pub use hostile::net_attack_from_bytes;
@@ -205,7 +205,12 @@ fn plan(random: &mut Random) -> Vec<PlannedMessage> {
             _ => 200,
         };
         let len = random.below(max) as u32;
-        PlannedMessage { len, is_rendezvous, is_fed: random.below(3) == 0 }
+        let call = match random.below(3) {
+            0 => EagerCall::Feed,
+            1 => EagerCall::Send,
+            _ => EagerCall::SendAtOnce,
+        };
+        PlannedMessage { len, is_rendezvous, call }
     };
     (0..count).map(message).collect()
 }

@@ -248,7 +248,7 @@ impl World {
     /// Performs a step. Returns whether anything was done.
     pub(super) fn act(&mut self, action: Action) -> bool {
         let done = match action {
-            Action::Send(side) => self.with_application(side, Application::send_next) | self.operate(side),
+            Action::Send(side) => self.send(side) | self.operate(side),
             Action::Receive(side) => self.with_application(side, Application::receive_next),
             Action::Close(side) => self.with_application(side, Application::close),
             Action::Register(side) => self.register(side),
@@ -351,10 +351,26 @@ impl World {
         }
     }
 
+    /// Sends the application's next message, and posts its write if the connection returns it.
+    fn send(&mut self, side: usize) -> bool {
+        let done = self.with_application(side, Application::send_next);
+        if let Some(post) = self.sides[side].application.unposted.take() {
+            self.post_request(side, post);
+        }
+        done
+    }
+
     fn post(&mut self, side: usize) -> bool {
         let now = self.now;
         let Side { connection: Some(connection), memory, .. } = &mut self.sides[side] else { return false };
         let Some(post) = connection.poll_post(memory, now) else { return false };
+        self.post_request(side, post);
+        true
+    }
+
+    /// Posts a request, or returns it to the connection if the lane has failed.
+    fn post_request(&mut self, side: usize, post: Post<Vec<u8>>) {
+        let now = self.now;
         self.note_side(side, || format!("posts {}", log::describe_post(&post)));
         let lane = self.sides[side].lane;
         if !self.rc(lane).is_some_and(|rc| rc.is_end_working(side)) {
@@ -362,7 +378,7 @@ impl World {
             if let Some(connection) = &mut self.sides[side].connection {
                 connection.handle_refused(post, now);
             }
-            return true;
+            return;
         }
         let (tag, operation, buf, is_signaled) = match post {
             Post::Receives { count } => {
@@ -372,7 +388,7 @@ impl World {
                         self.violate("the receive queue overflowed");
                     }
                 }
-                return true;
+                return;
             }
             Post::Hello { bytes } => (Tag::Hello, SendOperation::Send, Some(bytes.to_vec()), true),
             Post::Write { tag, buf, remote, immediate, is_signaled } => {
@@ -382,7 +398,6 @@ impl World {
             Post::Read { buf, remote } => (Tag::Read, SendOperation::Read(remote), Some(buf), true),
         };
         self.post_send(side, tag, operation, buf, is_signaled);
-        true
     }
 
     /// Posts reads of the peer's region, as many as the send queue has room for, and at most 20.
