@@ -49,10 +49,16 @@ impl Driver {
         if core.connection.is_delivered() {
             return Ok(Some(()));
         }
+        let has_undelivered = core.connection.has_undelivered();
         match core.connection.end_reason() {
+            Some(EndReason::Closed) => Ok(Some(())),
             // A peer that has sent everything may leave before this side shuts down.
-            Some(EndReason::PeerClosed | EndReason::Closed) => Ok(Some(())),
-            Some(_) if core.connection.has_peer_shutdown() && core.connection.unacknowledged().is_empty() => {
+            Some(EndReason::PeerClosed) if !has_undelivered => Ok(Some(())),
+            Some(_)
+                if !has_undelivered
+                    && core.connection.has_peer_shutdown()
+                    && core.connection.unacknowledged().is_empty() =>
+            {
                 Ok(Some(()))
             }
             Some(reason) => Err(self.ended(core, reason)),

@@ -19,15 +19,19 @@ use crate::blocking::{Connection, Connector, Listener, connect_driver};
 use crate::session::SessionRequest;
 use crate::{Bootstrap, Key, Options, RemoteAccess};
 
-/// With the software NIC, unless another device is named.
-fn options() -> Options {
+/// Returns options for connections that do not reconnect: over the software NIC, unless `ADVERB_DEVICE` names another device.
+fn options_without_reconnect() -> Options {
     let device = std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned());
-    // TCP goes over loopback, wherever the device is.
-    let options = Options::new()
+    // TCP uses the loopback interface, which may not be the device's.
+    Options::new()
         .device(&Device::open(&device).unwrap())
         .allow_foreign_gid(true)
-        .timeout(Duration::from_secs(60));
-    options.keepalive(Duration::from_millis(100)).reconnect(Duration::from_secs(20))
+        .timeout(Duration::from_secs(60))
+}
+
+/// Returns options for connections that reconnect.
+fn options() -> Options {
+    options_without_reconnect().keepalive(Duration::from_millis(100)).reconnect(Duration::from_secs(20))
 }
 
 /// The same, for each way to find a listener.

@@ -1,12 +1,12 @@
 //! Streams whose lanes fail while bytes are sent.
 
-use std::io::{Read, Write};
+use std::io::{IoSlice, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{scope, sleep};
 use std::time::Duration;
 
-use super::{Driver, Stop, break_lane, connected, fail_repeatedly, ways};
+use super::{Driver, Stop, break_lane, connected, fail_repeatedly, options_without_reconnect, ways};
 
 /// The byte at this place of a stream.
 fn byte(at: usize) -> u8 {
@@ -87,6 +87,33 @@ fn streams_of_threads_lose_and_duplicate_no_byte() {
                 .sum();
             assert_eq!(read, bytes.load(Ordering::Relaxed));
         });
+    }
+}
+
+#[test]
+fn a_shutdown_fails_if_the_peer_closed_without_some_bytes() {
+    for is_undelivered in [true, false] {
+        let options = options_without_reconnect();
+        let (_listener, left, right) = connected([&options, &options]);
+        let driver = left.driver();
+        // The peer reads nothing, so that the last bytes wait for credits.
+        let bytes = [IoSlice::new(&[0; 1000])];
+        while is_undelivered && driver.write_some(&mut driver.lock(), &bytes).unwrap().is_some() {}
+        // The peer never drives its connection after that.
+        right.driver().begin_close();
+        while !driver.lock().connection.has_peer_closed() {
+            driver.drive(&mut driver.lock());
+            sleep(Duration::from_millis(1));
+        }
+        break_lane(driver);
+        let result = loop {
+            driver.drive(&mut driver.lock());
+            match driver.end_stream(&mut driver.lock()) {
+                Ok(None) => sleep(Duration::from_millis(1)),
+                result => break result,
+            }
+        };
+        assert_eq!(result.is_err(), is_undelivered, "{result:?}");
     }
 }
 
