@@ -40,7 +40,7 @@ pub(super) enum SessionRequest {
     /// The session of a connection that has no lane.
     Resume(Weak<Driver>),
     /// The session of this number, of which this process knows nothing else.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "soft", not(loom)))]
     Forge(SessionId),
 }
 

@@ -30,7 +30,7 @@ enum State {
     /// The driver exchanges the hellos.
     Driven { driver: Arc<Driver>, is_resumed: bool },
     /// The answer to a forged hello has not arrived.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "soft", not(loom)))]
     Forging,
     /// The exchange has returned its result.
     Finished,
@@ -48,7 +48,7 @@ impl HelloExchange {
     /// Begins the connector's side.
     pub(crate) fn connector(lane: Lane) -> Result<HelloExchange> {
         let lane = Arc::new(lane);
-        #[cfg(test)]
+        #[cfg(all(test, feature = "soft", not(loom)))]
         if let Some(SessionRequest::Forge(id)) = lane.options.session {
             let session = Some(SessionHello { id, received: Some(0) });
             post_hello(&lane, &Hello { session, ..Hello::unknown_session() }.emit(), Tag::Hello.wr_id())?;
@@ -124,7 +124,7 @@ impl HelloExchange {
                         return Ok(Some(established));
                     }
                 },
-                #[cfg(test)]
+                #[cfg(all(test, feature = "soft", not(loom)))]
                 State::Forging => match self.poll_completion()? {
                     None => return Ok(None),
                     Some(completion) if completion.tag() != HELLO_RECV => {}
