@@ -43,7 +43,7 @@ const WAKE: u64 = 0;
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(WAKE + 1);
 
 struct Inbox {
-    /// While there are requests, the socket contains one byte.
+    /// The first request writes a byte to the socket. The thread empties the socket before it takes the requests.
     requests: Vec<Request>,
     /// `Some` while the thread runs.
     waker: Option<UnixStream>,
@@ -124,7 +124,7 @@ impl Inbox {
     fn send(&mut self, request: Request) {
         let Some(waker) = &mut self.waker else { return };
         if self.requests.is_empty() {
-            // The socket is empty, so the byte fits. The thread holds the other end.
+            // The socket has few bytes, so another one fits. The thread holds the other end.
             let _ = waker.write_all(&[0]);
         }
         self.requests.push(request);
@@ -196,8 +196,9 @@ struct Redialer {
 impl Redialer {
     fn new() -> io::Result<(Redialer, UnixStream)> {
         let (watch, (wake, waker)) = (Watch::new()?, UnixStream::pair()?);
-        // Runtimes write to it.
+        // Runtimes write to it, and the thread reads only while there are bytes.
         waker.set_nonblocking(true)?;
+        wake.set_nonblocking(true)?;
         watch.add_as(wake.as_fd(), Interest::Read, WAKE)?;
         let redialer = Redialer {
             watch,
@@ -235,18 +236,20 @@ impl Redialer {
 
     /// Executes the requests. Returns whether the thread is to run on; if not, the next request starts another one.
     fn take_requests(&mut self) -> bool {
+        // Without the lock, for which runtimes would wait.
+        let _ = self.wake.read(&mut [0; 16]);
         loop {
             let mut inbox = INBOX.lock();
             let requests = std::mem::take(&mut inbox.requests);
             if requests.is_empty() {
                 if self.connections.is_empty() {
-                    inbox.waker = None;
+                    let waker = inbox.waker.take();
+                    drop(inbox);
+                    drop(waker);
                     return false;
                 }
                 return true;
             }
-            // It returns at once: there is one byte while there are requests.
-            let _ = self.wake.read(&mut [0]);
             drop(inbox);
             let now = Instant::now();
             for request in requests {
