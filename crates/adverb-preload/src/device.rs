@@ -1,5 +1,6 @@
 //! The list of devices, which has one.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::OnceLock;
 
 use adverb_proto::types::Gid;
@@ -42,18 +43,13 @@ pub(crate) fn device() -> *mut ibv_device {
 /// The name of the device.
 pub(crate) const NAME: &str = "adverb0";
 
-/// Returns the GUID of the device: a local one, different for each address or process.
+/// Returns the GUID of the device: a local one, different for each address.
 pub(crate) fn guid() -> u64 {
     let address = Settings::from_environment().ok().and_then(|settings| settings.address);
-    let low = match address {
-        Some(address) => {
-            let bits = u128::from_be_bytes(Gid::from(address).bytes());
-            // Addresses of one network differ in their last bits.
-            (bits ^ bits >> 32 ^ bits >> 64 ^ bits >> 96) as u32
-        }
-        None => std::process::id(),
-    };
-    GUID | u64::from(low)
+    let address = address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    let bits = u128::from_be_bytes(Gid::from(address).bytes());
+    // Addresses of one network differ in their last bits.
+    GUID | u64::from((bits ^ bits >> 32 ^ bits >> 64 ^ bits >> 96) as u32)
 }
 
 /// The first of the GUIDs of software NICs.

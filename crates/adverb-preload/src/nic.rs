@@ -156,7 +156,8 @@ fn open_nic(settings: &Settings) -> io::Result<Nic> {
     Nic::open(options.mtu(mtu))
 }
 
-/// Opens sockets at 127.0.0.1 or, if another process uses that, at another address of 127.0.0.0/8.
+/// Opens sockets at 127.0.0.1, which all processes of a user share, or, if another user's do, at another address of
+/// 127.0.0.0/8.
 fn open_loopback() -> io::Result<(UdpLink, PathMtu)> {
     let mut address = Ipv4Addr::LOCALHOST;
     for _ in 0..ATTEMPTS {
@@ -170,7 +171,8 @@ fn open_loopback() -> io::Result<(UdpLink, PathMtu)> {
     Err(io::ErrorKind::AddrInUse.into())
 }
 
-/// Opens sockets at an address: at UDP port 4791 or, if another process uses that, at another port that a GID can carry.
+/// Opens sockets at an address: at UDP port 4791, which all processes of a user share, or, if another user's do, at
+/// another port that a GID can carry.
 fn open_near(address: IpAddr) -> io::Result<(UdpLink, PathMtu)> {
     let mut opened = open_at(Gid::from(address).udp_addr());
     for port in Gid::UDP_PORTS {
@@ -193,6 +195,7 @@ fn open_at(place: SocketAddr) -> io::Result<(UdpLink, PathMtu)> {
     })?;
     let mut config = UdpConfig::new(place.ip());
     config.port = place.port();
+    config.shared = true;
     if matches!(place.ip(), IpAddr::V6(address) if address.is_unicast_link_local()) {
         config.scope_id = interface.index;
     }

@@ -7,7 +7,7 @@ use adverb_soft::link::FaultConfig;
 /// The configuration of a process's device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Settings {
-    /// The address, or `None` for any address of 127.0.0.0/8.
+    /// The address, or `None` for 127.0.0.1 or, if that isn't free, any address of 127.0.0.0/8.
     pub(crate) address: Option<IpAddr>,
     /// The faults that the link injects, if any.
     pub(crate) faults: Option<FaultConfig>,
