@@ -1,9 +1,11 @@
-//! libibverbs on Adverb's software NIC: unmodified verbs programs run without RDMA hardware, kernel modules or root.
+//! libibverbs and librdmacm on Adverb's software NIC: unmodified verbs programs run without RDMA hardware, kernel modules or
+//! root.
 //!
-//! The crate isn't used as a Rust library: it exports the C functions of libibverbs. `cargo xtask preload` compiles it as
-//! a static library and links shared libraries with rdma-core's names and symbol versions:
+//! The crate isn't used as a Rust library: it exports the C functions of libibverbs and librdmacm. `cargo xtask preload`
+//! compiles it as a static library and links shared libraries with rdma-core's names and symbol versions:
 //!
-//! - `libibverbs.so.1`, all verbs, over [`adverb_soft::Nic`];
+//! - `libibverbs.so.1`, all verbs, over [`adverb_soft::Nic`], and the functions of librdmacm;
+//! - `librdmacm.so.1`, which makes programs use the functions in `libibverbs.so.1`;
 //! - `libmlx5.so.1` and `libefa.so.1`, whose functions fail: many programs link them, and rdma-core's own need
 //!   internals of rdma-core's libibverbs.
 //!
@@ -12,7 +14,7 @@
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `ADVERB_DEVICE` | `soft:ADDRESS`, the IP address of the device; without it, an address of 127.0.0.0/8 that no other process uses |
+//! | `ADVERB_DEVICE` | `soft:ADDRESS`, the IP address of the device; without it, 127.0.0.1. All processes of a user share an address. |
 //! | `ADVERB_LOSS`, `ADVERB_DUPLICATION`, `ADVERB_CORRUPTION`, `ADVERB_REORDER` | the percentage of packets with that fault |
 //! | `ADVERB_SEED` | the seed of the faults |
 //!
@@ -44,6 +46,7 @@ mod post;
 mod qp;
 mod qp_ex;
 mod query;
+mod rdmacm;
 mod settings;
 mod srq;
 mod strings;

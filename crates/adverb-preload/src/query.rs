@@ -13,6 +13,9 @@ use crate::nic::OpenNic;
 /// The maximum number of outstanding requests of a queue. Queues take memory as they fill.
 pub(crate) const MAX_WR: u32 = 1 << 15;
 
+/// The maximum number of outstanding READs and atomics of a queue pair, in each direction.
+pub(crate) const MAX_RD_ATOMIC: u8 = 128;
+
 /// The maximum number of segments of a request.
 pub(crate) const MAX_SGE: u32 = 32;
 
@@ -44,9 +47,9 @@ fn device_attr(nic: &OpenNic) -> ibv_device_attr {
     attr.max_cqe = crate::cq::MAX_CQE as c_int;
     attr.max_mr = 1 << 20;
     attr.max_pd = 1 << 16;
-    attr.max_qp_rd_atom = 128;
+    attr.max_qp_rd_atom = c_int::from(MAX_RD_ATOMIC);
     attr.max_res_rd_atom = 1 << 20;
-    attr.max_qp_init_rd_atom = 128;
+    attr.max_qp_init_rd_atom = c_int::from(MAX_RD_ATOMIC);
     // The NIC uses the CPU's atomic instructions.
     attr.atomic_cap = IBV_ATOMIC_GLOB;
     attr.max_mw = 1 << 16;

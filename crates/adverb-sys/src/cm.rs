@@ -5,10 +5,12 @@ use libc::{c_char, c_int, c_void, size_t, sockaddr};
 use crate::errno::set_errno;
 use crate::{__be16, ibv_ece, ibv_event_type, ibv_pd, ibv_qp_attr, ibv_qp_init_attr, ibv_qp_init_attr_ex};
 
+pub(crate) mod addrinfo;
 pub(crate) mod event;
 pub(crate) mod id;
 pub(crate) mod route;
 
+pub use addrinfo::*;
 pub use event::*;
 pub use id::*;
 pub use route::*;

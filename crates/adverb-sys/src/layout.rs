@@ -8,6 +8,7 @@ pub fn items() -> impl Iterator<Item = &'static Item> {
     [
         crate::ah::LAYOUT,
         crate::cm::LAYOUT,
+        crate::cm::addrinfo::LAYOUT,
         crate::cm::event::LAYOUT,
         crate::cm::id::LAYOUT,
         crate::cm::route::LAYOUT,

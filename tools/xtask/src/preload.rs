@@ -1,6 +1,7 @@
 //! `cargo xtask preload`: links the shared libraries of adverb-preload, and tests them with rdma-core's own programs.
 
 mod check;
+mod rdmacm;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -50,14 +51,35 @@ fn build(out: Option<PathBuf>, profile: &str) -> Result<PathBuf> {
     fs::create_dir_all(&directory)?;
     let package = paths::root().join("crates/adverb-preload");
 
-    let mut cc = linker(&directory, "libibverbs.so.1", &package.join("libibverbs.map"));
+    // libibverbs.so.1 has librdmacm's functions too, because there is one NIC per process.
+    let versions = ["libibverbs.map", "librdmacm.map"].map(|name| fs::read_to_string(package.join(name)));
+    let [verbs, cm] = versions;
+    let (verbs, cm) = (verbs?, cm?);
+    let script = directory.join("libibverbs.map");
+    fs::write(&script, format!("{verbs}\n{cm}"))?;
+    let mut cc = linker(&directory, "libibverbs.so.1", &script);
     // The archive's symbols are used only through the version script.
     cc.args(["-Wl,--whole-archive".as_ref(), archive.as_os_str(), "-Wl,--no-whole-archive".as_ref()]);
     cc.args(["-Wl,--gc-sections", "-lgcc_s", "-lpthread", "-ldl", "-lm", "-lc"]);
     process::run(&mut cc)?;
+    fs::remove_file(&script)?;
+    rdmacm(&directory, &cm)?;
     paths(&directory, &archive, &package.join("src/paths.rs"))?;
     providers(&directory, &fs::read_to_string(package.join("providers.txt"))?)?;
     Ok(directory)
+}
+
+/// Links librdmacm.so.1. It has only symbol versions: the dynamic linker finds their symbols in libibverbs.so.1, which the
+/// library needs.
+fn rdmacm(directory: &Path, versions: &str) -> Result<()> {
+    let (source, script) = (directory.join("librdmacm.c"), directory.join("librdmacm.map"));
+    fs::write(&source, "/* no symbols */\n")?;
+    fs::write(&script, versions)?;
+    let mut cc = linker(directory, "librdmacm.so.1", &script);
+    cc.arg(&source).arg("-Wl,--no-as-needed").arg(directory.join("libibverbs.so.1"));
+    process::run(&mut cc)?;
+    fs::remove_file(&source)?;
+    Ok(fs::remove_file(&script)?)
 }
 
 /// Links the library that redirects paths. Its functions are aliases of those in the archive: under their own names, they

@@ -20,12 +20,12 @@ use sysfs::Sysfs;
 /// The options of `adverb run`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-PROGRAM is built against rdma-core's libibverbs, and needs neither an RDMA NIC nor
-privileges: it finds one device, adverb0, whose packets are RoCE v2 over UDP
-sockets. Two programs on one machine need different addresses:
+PROGRAM is built against rdma-core's libibverbs or librdmacm, and needs neither an RDMA
+NIC nor privileges: it finds one device, adverb0, whose packets are RoCE v2 over UDP
+sockets. All programs of a user share the device, as they share RDMA hardware:
 
-  adverb run --device soft:127.0.0.2 -- ib_send_bw -d adverb0 -x 0
-  adverb run --device soft:127.0.0.3 -- ib_send_bw -d adverb0 -x 0 127.0.0.1
+  adverb run -- ib_send_bw -d adverb0 -x 0
+  adverb run -- ib_send_bw -d adverb0 -x 0 127.0.0.1
   adverb run --loss 1 --seed 7 -- ./my_test
 
 The libraries are those that `cargo xtask preload` links in a checkout of Adverb.
@@ -35,7 +35,7 @@ They are looked for in --libraries, in $ADVERB_LIBRARIES, in the directory
 The exit status is that of PROGRAM, 128 and the number of the signal that ended it,
 or 1 if PROGRAM could not be started.")]
 pub(crate) struct Args {
-    /// The device: `soft:` and an address of this machine. The default is an address of 127.0.0.0/8 for each process.
+    /// The device: `soft:` and an address of this machine. The default is 127.0.0.1.
     #[arg(long, value_name = "NAME", value_parser = device)]
     device: Option<IpAddr>,
     /// The percentage of sent packets that are lost.

@@ -30,6 +30,7 @@ impl CTypes {
             ("sockaddr_in", "struct sockaddr_in"),
             ("sockaddr_in6", "struct sockaddr_in6"),
             ("sockaddr_storage", "struct sockaddr_storage"),
+            ("socklen_t", "socklen_t"),
             ("ssize_t", "ssize_t"),
             ("timespec", "struct timespec"),
             ("u16", "uint16_t"),

@@ -1,7 +1,7 @@
 //! Tests of the libraries with programs that rdma-core and Debian build against rdma-core's own libraries.
 
 use std::fs::{self, Permissions};
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -10,11 +10,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use support::{packages, process};
 
-/// Runs the programs as an unprivileged user: `ibv_devinfo`, and the ping-pong programs as two processes each.
+use super::rdmacm;
+
+/// Runs the programs as an unprivileged user: `ibv_devinfo`, and the ping-pong programs and those of librdmacm as two
+/// processes each, whose device has the same address.
 ///
 /// The user may not be allowed to read cargo's target directory, so the programs use a copy of the libraries.
 pub(super) fn run(libraries: &Path) -> Result<()> {
-    packages::ensure(&["ibverbs-utils", "util-linux"])?;
+    packages::ensure(&["ibverbs-utils", "rdmacm-utils", "util-linux"])?;
     let copy = std::env::temp_dir().join(format!("adverb-preload-{}", std::process::id()));
     fs::create_dir(&copy)?;
     let result = copy_libraries(libraries, &copy).and_then(|()| run_programs(&copy));
@@ -37,6 +40,7 @@ fn run_programs(libraries: &Path) -> Result<()> {
     let info = process::text(&mut command("ibv_devinfo", libraries, None)?)?;
     ensure!(info.contains("adverb0") && info.contains("PORT_ACTIVE"), "ibv_devinfo found no device:\n{info}");
     symbols(&libraries.join("libibverbs.so.1"))?;
+    rdmacm::run(libraries)?;
     // -e waits for events, -c checks the data, -N posts with `ibv_wr_*`, -t reads timestamps with an extended queue.
     let runs: [(&str, &[&str]); 8] = [
         ("ibv_rc_pingpong", &["-c"]),
@@ -56,30 +60,37 @@ fn run_programs(libraries: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the library has every public symbol, at its version, that installed programs and libraries import.
+/// Checks that the library has every public symbol of libibverbs and librdmacm, at its version, that installed programs
+/// and libraries import.
 fn symbols(library: &Path) -> Result<()> {
     let has = versioned(library, false)?;
-    let mut count = 0;
+    let (mut verbs_count, mut cm_count) = (0, 0);
     let programs = ["/usr/bin", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"];
     let files = programs.iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten();
     let files = files.filter_map(|entry| entry.ok().map(|entry| entry.path())).filter(|path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        ["ibv_", "ib_", "librdmacm.so.1", "raw_ethernet_"].iter().any(|prefix| name.starts_with(prefix))
+        PROGRAMS.iter().any(|prefix| name.starts_with(prefix))
     });
     for file in files {
         // Scripts have no symbols.
         let imports = versioned(&file, true).unwrap_or_default();
-        for (version, symbol) in imports.into_iter().filter(|(version, _)| version.starts_with("IBVERBS_")) {
+        for (version, symbol) in imports {
+            let count = match &version {
+                version if version.starts_with("IBVERBS_") => &mut verbs_count,
+                version if version.starts_with("RDMACM_") => &mut cm_count,
+                _ => continue,
+            };
             ensure!(
                 has.contains(&(version.clone(), symbol.clone())),
                 "{} imports {symbol}@{version}, which the library lacks",
                 file.display()
             );
-            count += 1;
+            *count += 1;
         }
     }
-    ensure!(count > 50, "only {count} imports of libibverbs were found");
-    println!("{count} imports of libibverbs are present at their versions");
+    ensure!(verbs_count > 50, "only {verbs_count} imports of libibverbs were found");
+    ensure!(cm_count > 50, "only {cm_count} imports of librdmacm were found");
+    println!("{verbs_count} imports of libibverbs and {cm_count} of librdmacm are present at their versions");
     Ok(())
 }
 
@@ -96,15 +107,20 @@ fn versioned(file: &Path, imports: bool) -> Result<Vec<(String, String)>> {
 }
 
 /// Returns a command for a program on the libraries, without privileges.
-fn command(program: &str, libraries: &Path, loss: Option<&str>) -> Result<Command> {
+pub(super) fn command(program: &str, libraries: &Path, loss: Option<&str>) -> Result<Command> {
     let path = process::find(program).with_context(|| format!("{program} is not installed"))?;
     let mut command = process::as_nobody(&path);
-    // Without ADVERB_DEVICE, each process has its own loopback address.
-    command.env("LD_LIBRARY_PATH", libraries).env_remove("ADVERB_DEVICE");
+    command.env("LD_LIBRARY_PATH", libraries).env("ADVERB_DEVICE", format!("soft:{}", address()));
     if let Some(loss) = loss {
         command.env("ADVERB_LOSS", loss).env("ADVERB_SEED", "1");
     }
     Ok(command)
+}
+
+/// Returns the address of the device, which only this process's programs use.
+pub(super) fn address() -> Ipv4Addr {
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, 64 | a, b, c.clamp(1, 254))
 }
 
 /// Runs a ping-pong program as a server and as a client, and checks that both succeed.
@@ -164,7 +180,7 @@ fn connect(
 }
 
 /// Waits for the server, and returns whether it succeeded.
-fn wait(server: &mut Stopped, start: Instant) -> Result<bool> {
+pub(super) fn wait(server: &mut Stopped, start: Instant) -> Result<bool> {
     loop {
         if let Some(status) = server.0.try_wait()? {
             return Ok(status.success());
@@ -175,7 +191,7 @@ fn wait(server: &mut Stopped, start: Instant) -> Result<bool> {
 }
 
 /// A process that is killed when it is dropped.
-struct Stopped(Child);
+pub(super) struct Stopped(pub(super) Child);
 
 impl Drop for Stopped {
     fn drop(&mut self) {
@@ -185,4 +201,19 @@ impl Drop for Stopped {
 }
 
 /// The time limit of a pair of processes, far above the second that it takes on a busy machine.
-const DEADLINE: Duration = Duration::from_secs(120);
+pub(super) const DEADLINE: Duration = Duration::from_secs(120);
+
+/// The first characters of the names of programs and libraries whose imports are checked.
+const PROGRAMS: [&str; 11] = [
+    "ibv_",
+    "ib_",
+    "librdmacm.so.1",
+    "raw_ethernet_",
+    "rping",
+    "ucmatose",
+    "udaddy",
+    "mckey",
+    "cmtime",
+    "rdma_",
+    "rstream",
+];
