@@ -1,4 +1,4 @@
-//! What a fuzzer drives of the protocol: all that needs no device.
+//! The parts of the protocol that a fuzzer drives: those that need no device.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -12,12 +12,12 @@ use super::bootstrap::belongs_to;
 use super::protocol::handshake::Greeting;
 use super::protocol::proof::{Ends, Introduction};
 
-/// Whatever a peer says is understood or refused, and what is understood means the same when it is said again; and two sides
-/// meet if, and only if, both have the same key and nobody has changed what they said.
+/// Parses bytes as each message of a peer, and performs a handshake whose greetings the bytes change. The handshake succeeds if
+/// and only if both sides have the same key, and no greeting was changed.
 ///
 /// # Panics
 ///
-/// If that isn't so.
+/// If a parsed message has other bytes when it is emitted, or the handshake has the wrong result.
 pub fn meeting(bytes: &[u8]) {
     say(bytes);
     address(bytes);
@@ -26,7 +26,7 @@ pub fn meeting(bytes: &[u8]) {
     adverb_net_proto::fuzzing::rings(script.0);
 }
 
-/// Reads bytes as all that a peer may say.
+/// Parses bytes as each message of a peer.
 fn say(bytes: &[u8]) {
     if let Ok(Greeting::Side(side)) = Greeting::parse(bytes) {
         assert!(bytes.starts_with(&Greeting::Side(side).emit()));
@@ -34,7 +34,7 @@ fn say(bytes: &[u8]) {
     adverb_net_proto::fuzzing::parse(bytes);
 }
 
-/// Checks a GID against a TCP peer: one that is accepted leads to that peer's host.
+/// Checks a GID against the address of a TCP peer: an accepted GID is one of that host.
 fn address(bytes: &[u8]) {
     let Some((gid, rest)) = bytes.split_first_chunk::<16>() else { return };
     let Some(peer) = rest.first_chunk::<4>() else { return };
@@ -45,7 +45,7 @@ fn address(bytes: &[u8]) {
     }
 }
 
-/// What is to happen, byte by byte; nothing when there are no more.
+/// The choices of the handshake, one byte each. After the last byte, each choice is 0.
 struct Script(VecDeque<u8>);
 
 impl Script {
@@ -53,7 +53,7 @@ impl Script {
         self.0.pop_front().unwrap_or_default()
     }
 
-    /// Changes bytes on their way, or doesn't; they may also become shorter.
+    /// Changes or truncates bytes in flight, or leaves them as they are.
     fn harm(&mut self, bytes: &mut Vec<u8>) {
         for _ in 0..self.next() % 4 {
             let at = usize::from(self.next());
@@ -78,7 +78,7 @@ impl Script {
     }
 }
 
-/// Two sides meet, with somebody between them.
+/// Performs a handshake with an attacker between both sides.
 fn meet(script: &mut Script) {
     let ((connectors, key), (listeners, other)) = (script.key(), script.key());
     let (connector, listener) = (script.endpoint(), script.endpoint());
@@ -88,7 +88,7 @@ fn meet(script: &mut Script) {
     script.harm(&mut arrived);
     let Ok(Greeting::Side(side)) = Greeting::parse(&arrived) else { return };
     let Some(told) = side.endpoint else { return };
-    // Each side knows of the other's queue pair what the greeting says.
+    // Each side knows the other's queue pair from the greeting.
     let listeners_view = Ends { connector: told, listener };
     let answering = Introduction::new(other.as_ref(), [2; 32]);
     let Ok((answer, listeners_seal)) = answering.answer(&side, Some(listener), &listeners_view) else {
@@ -122,7 +122,7 @@ fn meet(script: &mut Script) {
         script.harm(&mut arrived);
         assert_eq!(to.open(&arrived).is_ok(), arrived == sealed);
     }
-    // Somebody who has heard all that says it again, to a listener that chooses another number.
+    // An attacker replays the greetings to a listener with another nonce.
     let sealed = [&seal.seal(&hello)[..], &hello].concat();
     let again = Introduction::new(other.as_ref(), [3; 32]).answer(&side, Some(listener), &listeners_view);
     let (_, again) = again.expect("it was answered before");

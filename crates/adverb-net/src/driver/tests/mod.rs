@@ -34,18 +34,18 @@ fn options() -> Options {
     options_without_reconnect().keepalive(Duration::from_millis(100)).reconnect(Duration::from_secs(20))
 }
 
-/// The same, for each way to find a listener.
+/// Returns options for connections that reconnect, one for each bootstrap.
 fn ways() -> [Options; 2] {
     [Bootstrap::Tcp, Bootstrap::ConnectionManager].map(|bootstrap| options().bootstrap(bootstrap))
 }
 
-/// Any port where the device is: there is its connection manager.
+/// Returns the address of the device, which is that of its connection manager, with any port.
 fn anywhere(options: &Options) -> SocketAddr {
     let device = options.device.as_ref().unwrap();
     SocketAddr::new(device.gid_for(1, None).unwrap().gid.ip(), 0)
 }
 
-/// Two sides that are connected, who connected first, and where they met.
+/// Returns a listener, a connection of a connector, and the accepted one.
 fn connected(options: [&Options; 2]) -> (Listener, Connection, Connection) {
     let listener = Listener::bind_with(anywhere(options[1]), options[1]).unwrap();
     let connector = Connector::new().options(options[0]);
@@ -57,7 +57,7 @@ fn connected(options: [&Options; 2]) -> (Listener, Connection, Connection) {
     (listener, left, right)
 }
 
-/// Two sides that are connected, while somebody accepts.
+/// Runs a test with both ends of a connection, while another thread accepts.
 fn with_pair<T>(options: [&Options; 2], run: impl FnOnce(&Connection, &Connection) -> T) -> T {
     let (listener, left, right) = connected(options);
     scope(|scope| {
@@ -67,7 +67,7 @@ fn with_pair<T>(options: [&Options; 2], run: impl FnOnce(&Connection, &Connectio
     })
 }
 
-/// Stops a listener, whatever happens, so that nobody waits for who accepts.
+/// Stops a listener when it is dropped, so that the accepting thread ends even if the test panics.
 struct Stop<'a>(&'a Listener);
 
 impl Drop for Stop<'_> {
@@ -76,7 +76,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Breaks what a connection goes over now, as the network may; says whether it wasn't broken.
+/// Moves the queue pair of the current lane to the error state. Returns whether that was possible.
 fn break_lane(driver: &Arc<Driver>) -> bool {
     driver.lane().queue_pair.move_to_error().is_ok()
 }
@@ -89,10 +89,10 @@ fn len(number: usize) -> usize {
     [0, 5, 300, 20_000, 70, 100_000, 1_000][number % 7] + number % 13
 }
 
-/// How often connections are to go on before a test has seen enough.
+/// The number of reconnects after which a test ends.
 const ENOUGH: u32 = 6;
 
-/// Has something broken, again and again, until a connection has gone on often enough; says whether it has.
+/// Calls `break_some` until a connection has reconnected often enough. Returns whether it has, within a minute.
 fn fail_repeatedly(driver: &Driver, mut break_some: impl FnMut(u32)) -> bool {
     let (start, mut round, mut count) = (Instant::now(), 0, 0);
     while count < ENOUGH && start.elapsed() < Duration::from_secs(60) {
@@ -105,7 +105,7 @@ fn fail_repeatedly(driver: &Driver, mut break_some: impl FnMut(u32)) -> bool {
     count >= ENOUGH
 }
 
-/// Sends messages both ways, until `fail_repeatedly` is done.
+/// Sends messages in both directions until `fail_repeatedly` returns.
 fn exchange(left: &Connection, right: &Connection, fail_repeatedly: impl FnOnce() -> bool) {
     let (over, done) = (&AtomicBool::new(false), &AtomicUsize::new(0));
     scope(|scope| {
@@ -133,7 +133,7 @@ fn exchange(left: &Connection, right: &Connection, fail_repeatedly: impl FnOnce(
                     number += 1;
                 }
                 assert_eq!(number, sending.join().unwrap());
-                // A connection that nobody uses isn't made again, and the other side may still wait for it.
+                // An idle side doesn't drive its connection, and the peer may still wait for it.
                 done.fetch_add(1, Ordering::Relaxed);
                 while done.load(Ordering::Relaxed) < 2 {
                     assert!(to.recv().unwrap().is_none());
@@ -154,7 +154,7 @@ fn messages_are_neither_lost_nor_duplicated_when_lanes_fail() {
         with_pair([options, options], |left, right| {
             exchange(left, right, || {
                 fail_repeatedly(left.driver(), |round| {
-                    // The side that connects notices its own at once, and the other when that comes again.
+                    // The connector detects its failed lane at once, and the listener when the connector dials again.
                     break_lane(left.driver());
                     if round % 2 == 1 {
                         break_lane(right.driver());
@@ -175,10 +175,10 @@ fn a_session_resumes_without_a_call_to_accept() {
             let mut stranger = None;
             exchange(&left, &right, || {
                 fail_repeatedly(left.driver(), |_| {
-                    // Both sides notice their own at once.
+                    // Both sides detect their failed lanes at once.
                     break_lane(left.driver());
                     break_lane(right.driver());
-                    // Who else comes is let in too, now or later.
+                    // Another peer is accepted too, now or later.
                     let connect = || patient.connect(listener.local_addr()).unwrap();
                     stranger.get_or_insert_with(|| scope.spawn(connect));
                 })
@@ -195,7 +195,7 @@ fn a_listener_whose_lane_fails_resumes_when_the_peer_redials() {
     let options = options();
     with_pair([&options, &options], |left, right| {
         assert!(break_lane(right.driver()));
-        // Nobody at the other side knows until it asks.
+        // The connector detects the failure by its keepalive.
         scope(|scope| {
             scope.spawn(|| right.send(b"after all").unwrap());
             assert_eq!(&left.recv().unwrap().unwrap()[..], b"after all");
@@ -220,7 +220,7 @@ fn a_session_resumes_over_a_lane_with_a_shorter_ring() {
         first.stop();
         scope.spawn(|| second.accept().map(drop));
         assert!(break_lane(left.driver()) && break_lane(right.driver()));
-        // Some are written to who is no more, some wait until the connection goes on, and some come later.
+        // Some messages are posted to the failed lane, some wait for the next one, and some are sent over it.
         scope.spawn(|| (0..20).for_each(|number| left.send(&bytes(number, LEN)).unwrap()));
         for number in 0..20 {
             assert!(right.recv().unwrap().unwrap()[..] == bytes(number, LEN), "message {number}");
@@ -247,7 +247,7 @@ fn regions_are_exposed_again_and_operations_fail() {
         };
         assert!(matches!(error, Error::Disconnected { .. }), "{error}");
         scope(|scope| {
-            // Somebody must look after the other side, until it is announced.
+            // A call must drive the other side until the region is announced.
             let waiting = scope.spawn(|| right.recv_timeout(Duration::from_secs(20)));
             let remote = left.remote_region("table").unwrap();
             assert_eq!(remote.fetch_add(0, 4).unwrap(), 3);
@@ -277,12 +277,12 @@ fn a_session_that_cannot_resume_reports_unacknowledged_messages() {
     assert!(numbers.ends_with(&[1, 2]), "{numbers:?}");
     let last = &unknown[unknown.len() - 2..];
     assert_eq!((&last[0].buffer[..], last[1].buffer.len()), (&b"two"[..], 100_000));
-    // Nobody waits for room that will never be.
+    // No call waits for credits of an ended connection.
     let error = left.feed(b"three").unwrap_err();
     assert!(matches!(error.error, Error::Disconnected { .. }), "{error}");
     let error = left.into_stream().write(b"three").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
-    // The other side gives up too.
+    // The time limit of the other side expires too.
     assert!(matches!(right.recv().unwrap_err(), Error::Disconnected { .. }));
     assert!(right.take_unacknowledged().is_empty());
 }
@@ -296,7 +296,7 @@ fn hardware_reports_the_end_of_the_peer_at_once() {
     let (_listener, left, right) = connected([&options, &options]);
     right.send(b"the last").unwrap();
     drop(right);
-    // Nobody asks.
+    // There is no keepalive.
     let start = Instant::now();
     assert_eq!(&left.recv().unwrap().unwrap()[..], b"the last");
     let error = left.recv().unwrap_err();
@@ -317,7 +317,7 @@ async fn hardware_reports_the_end_of_the_peer_to_tasks_at_once() {
     let (left, right) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
     let (left, right) = (left.unwrap(), right.unwrap());
     let last_words = async {
-        // While it waits for that; and when it is woken, both have come.
+        // The task is waiting by then. When it is woken, the message and the event have both arrived.
         tokio::time::sleep(Duration::from_millis(100)).await;
         right.send(b"the last").await.unwrap();
         drop(right);
@@ -394,7 +394,7 @@ fn an_armed_connection_is_not_polled_before_an_event() {
         let driver = left.driver();
         let step =
             || driver.step(false, &mut Driver::try_recv).0.unwrap().map(|message| message.unwrap().to_vec());
-        // What is left of making the connection may come now.
+        // The last completions of the handshake may arrive now.
         while !driver.lock().is_armed {
             assert_eq!(step(), None);
         }
@@ -418,7 +418,7 @@ fn another_peer_cannot_take_over_a_session_number() {
     let options = options();
     let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
     with_pair([&options, &options], |left, right| {
-        // Who has overheard its number begins a session of the same.
+        // A peer that has observed the number begins a session with it.
         let session = SessionRequest::Begin(right.driver().session().unwrap());
         let stranger = Options { session: Some(session), ..options.clone() };
         scope(|scope| {
@@ -506,7 +506,7 @@ async fn sessions_of_tasks_resume() {
         _ = async { tokio::join!(echo, ask) } => {}
         _ = listener.accept() => panic!("nobody else comes"),
     }
-    // What can't be made again wakes tasks too.
+    // The end of a session wakes tasks too.
     drop(listener);
     drop(right);
     let error = tokio::time::timeout(Duration::from_secs(40), left.recv()).await.unwrap().unwrap_err();

@@ -8,13 +8,12 @@ use std::time::Duration;
 
 use super::{Driver, Stop, break_lane, connected, fail_repeatedly, options_without_reconnect, ways};
 
-/// The byte at this place of a stream.
+/// Returns the byte at this offset of the stream.
 fn byte(at: usize) -> u8 {
     (at ^ at >> 8 ^ at >> 17) as u8
 }
 
-/// The next bytes of a stream from this place on: few, which go through the ring, and many, which are read from where they
-/// are.
+/// Returns the bytes of a write at this offset of the stream: few, which are sent eagerly, or many, which are sent by rendezvous.
 fn piece(number: usize, at: usize) -> Vec<u8> {
     let len = [100, 3_000, 200_000, 17, 40_000, 600_000][number % 6] + number % 7;
     (at..at + len).map(byte).collect()
@@ -25,7 +24,7 @@ fn check(at: usize, bytes: &[u8]) {
     assert_eq!(wrong, None, "of {} bytes from {at}", bytes.len());
 }
 
-/// Breaks the one, or the other, or both.
+/// Breaks the lane of one side, of the other, or of both.
 fn break_by_turns(links: &[Arc<Driver>; 2], round: u32) {
     for (side, driver) in links.iter().enumerate() {
         if round % 3 != side as u32 {
@@ -65,7 +64,7 @@ fn streams_of_threads_lose_and_duplicate_no_byte() {
                             break;
                         }
                     }
-                    // Nothing is made again that nobody uses, and the other side may still need it.
+                    // An idle side doesn't drive its connection, and the peer may still wait for it.
                     done.fetch_add(1, Ordering::Relaxed);
                     while done.load(Ordering::Relaxed) < 2 {
                         assert_eq!(reader.read(&mut piece).unwrap(), 0);
@@ -124,7 +123,7 @@ async fn streams_of_tasks_lose_and_duplicate_no_byte() {
 
     use crate::{Connector, Listener, Stream};
 
-    /// Says how many bytes were written, and how many read.
+    /// Returns the number of bytes that were written, and of those that were read.
     async fn write_and_read(stream: Stream, over: &AtomicBool, done: &AtomicUsize) -> (usize, usize) {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let writing = async {
