@@ -77,7 +77,7 @@ impl Deviations {
     }
 
     /// Whether the outcome matches the test's deviation, or `None` if the test has none.
-    pub(crate) fn fits(&self, test: &str, outcome: &Outcome) -> Option<bool> {
+    pub(crate) fn matches_deviation(&self, test: &str, outcome: &Outcome) -> Option<bool> {
         let deviation = self.find(test)?;
         Some(match (&deviation.observed, outcome) {
             (Observed::Fails(expected), Outcome::Failed { reason }) => expected == reason,
@@ -150,12 +150,12 @@ mod tests {
     const TEST: &str = "rc_empty_messages_arrive";
 
     #[test]
-    fn only_the_listed_result_fits() {
+    fn only_the_listed_result_matches() {
         let deviations: Deviations = format!("test: {TEST}\nresult: fail: so\ncause: why\n").parse().unwrap();
-        assert_eq!(deviations.fits(TEST, &failed("so")), Some(true));
-        assert_eq!(deviations.fits(TEST, &failed("otherwise")), Some(false));
-        assert_eq!(deviations.fits(TEST, &Outcome::Passed), Some(false));
-        assert_eq!(deviations.fits("another", &failed("so")), None);
+        assert_eq!(deviations.matches_deviation(TEST, &failed("so")), Some(true));
+        assert_eq!(deviations.matches_deviation(TEST, &failed("otherwise")), Some(false));
+        assert_eq!(deviations.matches_deviation(TEST, &Outcome::Passed), Some(false));
+        assert_eq!(deviations.matches_deviation("another", &failed("so")), None);
     }
 
     #[test]

@@ -41,19 +41,19 @@ pub(crate) fn is_lossy() -> bool {
 
 /// The loss of an unacknowledged message while packet loss is injected, which is not a failure of the device.
 #[derive(Debug)]
-pub(crate) struct Absent;
+pub(crate) struct MessageLost;
 
-impl fmt::Display for Absent {
+impl fmt::Display for MessageLost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an unacknowledged message did not arrive")
     }
 }
 
-impl std::error::Error for Absent {}
+impl std::error::Error for MessageLost {}
 
 /// Whether the error is caused by injected packet loss.
-pub(crate) fn is_absence(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| cause.is::<Absent>())
+pub(crate) fn is_message_loss(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| cause.is::<MessageLost>())
 }
 
 /// All access rights that a region can grant a peer.
@@ -115,7 +115,7 @@ impl Fixture {
     pub(crate) fn retry_after_loss<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         for _ in 1..ATTEMPTS {
             match attempt() {
-                Err(error) if self.loss > 0 && is_absence(&error) => {}
+                Err(error) if self.loss > 0 && is_message_loss(&error) => {}
                 outcome => return outcome,
             }
         }
@@ -171,7 +171,7 @@ pub(crate) struct PairBuilder {
     address: Option<IpAddr>,
     gid_index: Option<u8>,
     right_access: Option<Access>,
-    /// That of a side, and that of the right one of two.
+    /// The P_Key index of the left side, and that of the right side.
     pkey_indices: (u16, u16),
     options: ConnectOptions,
     traffic: Traffic,
@@ -198,7 +198,7 @@ impl PairBuilder {
         self
     }
 
-    /// Takes completions one by one.
+    /// Uses an extended completion queue, from which completions are taken one by one.
     pub(crate) fn extended(mut self) -> PairBuilder {
         self.extended = true;
         self
@@ -335,25 +335,27 @@ impl Pair {
         for attempt in 0.. {
             let sent = self.left.completed(SendRequest::send(payload))?;
             match self.right.wait(receiving) {
-                Err(error) if is_absence(&error) && attempt < 20 => payload = sent.into_payload(),
+                Err(error) if is_message_loss(&error) && attempt < 20 => payload = sent.into_payload(),
                 Err(error) => return Err(error),
                 Ok(received) => {
                     if attempt > 0 {
-                        // One that was only late finds no receive, and not another's.
+                        // A duplicate that is only late must find no receive, and especially not that of another
+                        // message.
                         std::thread::sleep(QUIET_PERIOD);
                     }
                     return Ok(received.into_message()?);
                 }
             }
         }
-        unreachable!("it returned")
+        unreachable!("the loop returns")
     }
 
-    /// Shows that both directions work.
+    /// Checks that both directions work.
     pub(crate) fn ping(&self) -> Result<()> {
         for (from, to) in [(&self.left, &self.right), (&self.right, &self.left)] {
             let receiving = to.post_receive(100)?;
-            from.done(SendRequest::send(from.filled(100, 77)?)).context("a message over the connection")?;
+            from.execute(SendRequest::send(from.filled(100, 77)?))
+                .context("a message over the connection")?;
             check(&to.wait(receiving)?.into_message()?, 77)?;
         }
         Ok(())
@@ -401,7 +403,7 @@ impl Side {
 
     pub(crate) fn wait(&self, id: RequestId) -> Result<Completion> {
         match self.cq.wait(id, self.completion_timeout()) {
-            Err(adverb::Error::Timeout { .. }) if self.may_lose() => Err(Absent.into()),
+            Err(adverb::Error::Timeout { .. }) if self.may_lose() => Err(MessageLost.into()),
             waited => Ok(waited?),
         }
     }
@@ -435,7 +437,7 @@ impl Side {
     }
 
     /// Posts a send request and waits for its success.
-    pub(crate) fn done(&self, request: SendRequest) -> Result<()> {
+    pub(crate) fn execute(&self, request: SendRequest) -> Result<()> {
         self.completed(request).map(drop)
     }
 
@@ -447,27 +449,27 @@ impl Side {
     }
 
     /// Posts a send request, and checks that it fails with this status.
-    pub(crate) fn fails(&self, request: SendRequest, expected: Status) -> Result<()> {
+    pub(crate) fn expect_failure(&self, request: SendRequest, expected: Status) -> Result<()> {
         expect("the request", &self.run(request)?, expected)
     }
 
-    /// Shows that the queue pair has this state.
-    pub(crate) fn is(&self, expected: QpState) -> Result<()> {
+    /// Checks that the queue pair has this state.
+    pub(crate) fn expect_state(&self, expected: QpState) -> Result<()> {
         let state = self.qp.state()?;
         ensure!(state == expected, "the queue pair is in state {state}, not {expected}");
         Ok(())
     }
 
-    /// Checks that a send request is refused before it is posted, and is returned. Returns the reason.
+    /// Checks that a send request is rejected before it is posted, and is returned. Returns the reason.
     pub(crate) fn expect_rejected(&self, request: SendRequest) -> Result<adverb::Error> {
         let outstanding = self.qp.outstanding_send_count();
-        check_refused(self.qp.post_send(request), 1, outstanding, self.qp.outstanding_send_count())
+        check_rejected(self.qp.post_send(request), 1, outstanding, self.qp.outstanding_send_count())
     }
 
-    /// Checks that a receive request is refused before it is posted, and is returned. Returns the reason.
+    /// Checks that a receive request is rejected before it is posted, and is returned. Returns the reason.
     pub(crate) fn expect_recv_rejected(&self, request: impl Into<RecvRequest>) -> Result<adverb::Error> {
         let outstanding = self.qp.outstanding_recv_count();
-        check_refused(self.qp.post_recv(request), 1, outstanding, self.qp.outstanding_recv_count())
+        check_rejected(self.qp.post_recv(request), 1, outstanding, self.qp.outstanding_recv_count())
     }
 
     /// Takes exactly `count` completions.
@@ -476,7 +478,7 @@ impl Side {
             return take(&self.cq, count);
         }
         let completions = self.take_up_to(count)?;
-        ensure!(completions.len() == count, Absent);
+        ensure!(completions.len() == count, MessageLost);
         Ok(completions)
     }
 
@@ -491,21 +493,21 @@ impl Side {
     }
 }
 
-/// Checks that requests were refused, that all were returned, and that none was posted. Returns the reason.
-pub(crate) fn check_refused<T, R>(
+/// Checks that requests were rejected, that all were returned, and that none was posted. Returns the reason.
+pub(crate) fn check_rejected<T, R>(
     posted: Result<T, adverb::verbs::PostError<R>>,
     count: usize,
     before: u32,
     after: u32,
 ) -> Result<adverb::Error> {
-    let refused = posted.err().context("the request was posted")?;
+    let rejected = posted.err().context("the request was posted")?;
     ensure!(
-        refused.requests.len() == count,
+        rejected.requests.len() == count,
         "the error returned {} of {count} requests",
-        refused.requests.len()
+        rejected.requests.len()
     );
     ensure!(before == after, "{before} requests were outstanding before, and {after} afterwards");
-    Ok(refused.error)
+    Ok(rejected.error)
 }
 
 /// Returns a buffer of `len` zeros, which may be empty.
@@ -516,7 +518,7 @@ pub(crate) fn buffer(domain: &ProtectionDomain, len: usize) -> Result<Buffer> {
 }
 
 /// Checks that each message is complete and in the order of the seeds. Returns the number of messages.
-pub(crate) fn in_order(
+pub(crate) fn check_in_order(
     messages: impl IntoIterator<Item = Buffer>,
     seeds: std::ops::Range<u64>,
 ) -> Result<usize> {
@@ -538,7 +540,7 @@ pub(crate) fn in_order(
 
 /// Checks that an attempt, which returns its duration, takes less than this time. It has five attempts, because another
 /// process may delay some of them.
-pub(crate) fn takes_less(limit: Duration, attempt: impl Fn() -> Result<Duration>) -> Result<()> {
+pub(crate) fn check_duration(limit: Duration, attempt: impl Fn() -> Result<Duration>) -> Result<()> {
     let mut took = attempt()?;
     for _ in 1..5 {
         if took < limit {
@@ -563,7 +565,7 @@ pub(crate) fn take(cq: &CompletionQueue, count: usize) -> Result<Vec<Completion>
     Ok(completions)
 }
 
-/// Fills with bytes that depend on the seed and on their place.
+/// Fills `bytes` with a pattern that depends on the seed and on the position.
 pub(crate) fn fill(bytes: &mut [u8], seed: u64) {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     for chunk in bytes.chunks_mut(8) {
@@ -583,11 +585,11 @@ pub(crate) fn pattern(len: usize, seed: u64) -> Vec<u8> {
 
 /// Checks that these are the bytes that [`fill`] writes.
 pub(crate) fn check(bytes: &[u8], seed: u64) -> Result<()> {
-    same(bytes, &pattern(bytes.len(), seed))
+    check_equal(bytes, &pattern(bytes.len(), seed))
 }
 
 /// Checks that these are the expected bytes.
-pub(crate) fn same(bytes: &[u8], expected: &[u8]) -> Result<()> {
+pub(crate) fn check_equal(bytes: &[u8], expected: &[u8]) -> Result<()> {
     ensure!(bytes.len() == expected.len(), "there are {} bytes, not {}", bytes.len(), expected.len());
     if let Some(at) = bytes.iter().zip(expected).position(|(byte, expected)| byte != expected) {
         anyhow::bail!("byte {at} of {} is {:#04x}, not {:#04x}", bytes.len(), bytes[at], expected[at]);
@@ -595,7 +597,7 @@ pub(crate) fn same(bytes: &[u8], expected: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Copies out of a region.
+/// Returns a copy of bytes of a region.
 pub(crate) fn read(region: &MemoryRegion, offset: usize, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; len];
     region.read(offset, &mut bytes)?;
@@ -612,13 +614,13 @@ pub(crate) fn status(completion: &Completion) -> Status {
     completion.outcome().as_ref().map_or_else(|failure| failure.status, |_| Status::Success)
 }
 
-/// Whether a completion has this status.
+/// Checks that a completion has this status.
 pub(crate) fn expect(what: &str, completion: &Completion, expected: Status) -> Result<()> {
     let status = status(completion);
-    let is_refusal =
+    let is_nak =
         matches!(expected, Status::RemoteAccess | Status::RemoteInvalidRequest | Status::RemoteOperation);
     // A responder sends the NAK once (vol. 1, 9.9.3), and the NAK may have been lost.
-    ensure!(!(is_lossy() && is_refusal && status == Status::RetryExceeded), Absent);
+    ensure!(!(is_lossy() && is_nak && status == Status::RetryExceeded), MessageLost);
     ensure!(status == expected, "{what}: {status:?}, not {expected:?}");
     Ok(())
 }
@@ -632,7 +634,7 @@ pub(crate) fn immediate(completion: &Completion) -> Result<Option<u32>> {
     })
 }
 
-/// Returns the word in the buffer of an atomic operation's result.
+/// Returns the original value, which an atomic operation returned.
 pub(crate) fn original(completion: Completion) -> Result<u64> {
     completion.result()?;
     let buffer = completion.into_buffer().context("the completion has no buffer")?;

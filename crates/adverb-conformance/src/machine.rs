@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn distributions_have_names() {
+    fn the_distribution_is_its_pretty_name() {
         let text = "ID=debian\nPRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\n";
         assert_eq!(distribution(text).as_deref(), Some("Debian GNU/Linux 12 (bookworm)"));
         assert_eq!(distribution(""), None);

@@ -212,8 +212,8 @@ impl Suite {
     /// Keeps the tests whose group or name contains any of `words`. Keeps all tests if `words` is empty.
     #[must_use]
     pub fn matching_any<S: AsRef<str>>(mut self, words: &[S]) -> Suite {
-        let fits = |text: &str| words.iter().any(|words| text.contains(words.as_ref()));
-        self.tests.retain(|test| words.is_empty() || fits(test.name) || fits(test.group));
+        let matches = |text: &str| words.iter().any(|words| text.contains(words.as_ref()));
+        self.tests.retain(|test| words.is_empty() || matches(test.name) || matches(test.group));
         self
     }
 
@@ -238,7 +238,7 @@ mod rules {
     }
 
     #[test]
-    fn partitions_differ_by_their_keys_but_for_membership() {
+    fn partitions_that_differ_only_in_membership_are_the_same() {
         assert_eq!(different_partitions(&[0xffff]), None);
         assert_eq!(different_partitions(&[0xffff, 0x7fff, 0xffff, 0, 0x8000, 0x0007]), None);
         assert_eq!(different_partitions(&[0, 0xffff, 0x7fff, 0x8007]), Some((1, 3)));

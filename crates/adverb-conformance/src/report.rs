@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_get_it_as_json() {
+    fn the_json_report_contains_device_system_and_results() {
         let json: serde_json::Value = serde_json::from_str(&report().to_json().unwrap()).unwrap();
         assert_eq!(json["device"]["ports"][0]["active_mtu"], 1024);
         assert_eq!(json["device"]["attributes"]["max_queue_depth"], 0);

@@ -55,11 +55,11 @@ impl Suite {
                 }
                 None => run(test, device, options),
             };
-            let usual = !matches!(outcome, Outcome::Failed { .. });
+            let has_not_failed = !matches!(outcome, Outcome::Failed { .. });
             let result = TestResult {
                 name: test.name,
                 group: test.group,
-                expected: options.deviations.fits(test.name, &outcome).unwrap_or(usual),
+                expected: options.deviations.matches_deviation(test.name, &outcome).unwrap_or(has_not_failed),
                 outcome,
                 deviation: known.map(|known| known.cause.clone()),
                 seconds: seconds(start.elapsed()),
@@ -110,7 +110,7 @@ fn run(test: &Test, device: &str, options: &Options) -> Outcome {
         }
         Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
             Ok(()) => failed("the test ended without a result"),
-            Err(panic) => failed(&format!("the test panicked: {}", words(&*panic))),
+            Err(panic) => failed(&format!("the test panicked: {}", panic_message(&*panic))),
         },
     }
 }
@@ -122,7 +122,7 @@ fn failed(reason: &str) -> Outcome {
 }
 
 /// Returns the message of a panic.
-fn words(panic: &(dyn Any + Send)) -> &str {
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let owned = panic.downcast_ref::<String>().map(String::as_str);
     owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }

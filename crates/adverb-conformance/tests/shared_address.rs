@@ -31,7 +31,7 @@ fn processes_at_one_address_connect_and_leave_nothing_behind() {
     assert_eq!((counts.started, counts.killed + counts.ended), (8, 8));
 }
 
-/// Not a test by itself: a process of the one above.
+/// Runs a process of the test above. This is not a test by itself.
 #[test]
 #[ignore = "run by processes_at_one_address_connect_and_leave_nothing_behind"]
 fn a_worker() {

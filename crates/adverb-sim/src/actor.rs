@@ -116,7 +116,7 @@ impl World {
                 return false;
             }
             Err(error) => {
-                self.violate(format!(
+                self.report_violation(format!(
                     "connection {connection} side {side} cannot post {:?}: {error}",
                     step.action
                 ));
@@ -128,10 +128,10 @@ impl World {
         let (mtu, read_part) = (u32::from(spec.mtu.bytes()), spec.read_part());
         let ConnectionState { sides, directions, .. } = &mut self.connections[connection];
         // Requests that are posted to a queue pair in the error state are never executed.
-        if sides[side].failed && directions[side].doomed.is_none() {
-            directions[side].doomed = Some(number);
+        if sides[side].failed && directions[side].must_fail_from.is_none() {
+            directions[side].must_fail_from = Some(number);
         }
-        directions[side].book(draft, number, mtu, read_part);
+        directions[side].record(draft, number, mtu, read_part);
         // The memory is deregistered while packets to it are in flight.
         if step.action == Action::WriteToRevocableMemory
             && !directions[side].revocation_planned
@@ -158,7 +158,7 @@ impl World {
         let mut length = step.length;
         let garbage = RemoteAddress { addr: random.u64(), rkey: random.u32() | 1 };
         let sendable = |operation| (operation, None, None);
-        let mut landing = None;
+        let mut response = None;
         let mut shared_word = None;
         // The operation, the range that it changes in the target, and the status that it must fail with.
         let (operation, change, must_fail): (SendOperation, Option<u32>, Option<Status>) = match step.action {
@@ -190,7 +190,7 @@ impl World {
             Action::Read | Action::ReadAndRelease => {
                 let offset = random.below(u64::from(direction.target.length - length) + 1) as u32;
                 let range = offset as usize..(offset + length) as usize;
-                landing = Some(Some(direction.image[range].to_vec()));
+                response = Some(Some(direction.image[range].to_vec()));
                 direction.reads.push((offset, length));
                 let mut remote = direction.target.place(offset);
                 if step.action == Action::ReadAndRelease {
@@ -200,14 +200,14 @@ impl World {
             }
             Action::ZeroLengthRead => {
                 length = 0;
-                landing = Some(Some(Vec::new()));
+                response = Some(Some(Vec::new()));
                 sendable(SendOperation::Read(garbage))
             }
             Action::CompareSwap | Action::FetchAdd => {
                 length = 8;
                 let offset = random.below(u64::from(direction.target.length / 8)) as u32 * 8;
                 let old = direction.word(offset);
-                landing = Some(Some(old.to_ne_bytes().to_vec()));
+                response = Some(Some(old.to_ne_bytes().to_vec()));
                 let remote = direction.target.place(offset);
                 let operation = match step.action {
                     Action::FetchAdd => SendOperation::FetchAdd { remote, add: random.u64() },
@@ -222,7 +222,7 @@ impl World {
                 length = 8;
                 let word = random.below(u64::from(shared.length / 8)) as usize;
                 shared_word = Some(word);
-                landing = Some(None);
+                response = Some(None);
                 let remote = shared.place(word as u32 * 8);
                 let seen = &self.memories[there].bytes(shared.storage)[word * 8..word * 8 + 8];
                 let operation = match step.action {
@@ -259,19 +259,19 @@ impl World {
             Action::Invalid(violation) => {
                 let (operation, status) = direction.violation(violation, random, &mut length, garbage, mtu);
                 if matches!(operation, SendOperation::Read(_) | SendOperation::FetchAdd { .. }) {
-                    landing = Some(None);
+                    response = Some(None);
                 }
                 (operation, None, Some(status))
             }
             Action::Drain | Action::Destroy | Action::MoveToError => unreachable!("not a request"),
         };
-        let moves_out = landing.is_none();
+        let moves_out = response.is_none();
         let inline = step.action == Action::SendInline;
-        let places = match (&landing, moves_out) {
+        let places = match (&response, moves_out) {
             (Some(_), _) => direction.response_ranges(random, length),
             (None, _) => split_anywhere(random, direction.source.length, length),
         };
-        let area = if moves_out { &direction.source } else { &direction.landing };
+        let area = if moves_out { &direction.source } else { &direction.response };
         let mut segments: Vec<Segment> = places.iter().map(|(at, len)| area.segment(*at, *len)).collect();
         if matches!(step.action, Action::AtomicWrite | Action::Flush | Action::LocalInvalidate) {
             segments.clear();
@@ -304,8 +304,8 @@ impl World {
             must_fail,
             consumes: None,
             payload,
-            landing: if moves_out { Vec::new() } else { places },
-            answer: landing.flatten(),
+            response: if moves_out { Vec::new() } else { places },
+            expected_response: response.flatten(),
             change,
             shared: shared_word,
             outcome: None,
@@ -331,8 +331,8 @@ impl World {
         };
         let pd = self.nodes[node].pd;
         let access = if node == there { Access::LOCAL_WRITE | Access::REMOTE } else { Access::empty() };
-        let (mut maker, random) = self.maker(node);
-        let key = maker.register(random, pd, &area, access, remote);
+        let (mut area_factory, random) = self.area_factory(node);
+        let key = area_factory.register(random, pd, &area, access, remote);
         if action == Action::SendInvalidate {
             self.connections[connection].directions[side].invalidated_key = Some(key);
         }
@@ -348,7 +348,7 @@ impl World {
         if state.destroyed || state.failed {
             return;
         }
-        let Some(room) = state.rooms.get(number).copied() else { return };
+        let Some(size) = state.recv_sizes.get(number).copied() else { return };
         let mut random =
             Random::new(self.scenario.seed ^ ((connection << 20 | side << 19 | number) as u64) << 24);
         let next = self.scenario.connections[connection].programs[1 - side].steps.iter();
@@ -356,7 +356,7 @@ impl World {
             .filter(|step| step.action.consumes_receive())
             .nth(number)
             .is_some_and(|step| step.action == Action::Invalid(InvalidRequest::SendTooLong));
-        let length = room + if too_long { 0 } else { random.below(64) as u32 };
+        let length = size + if too_long { 0 } else { random.below(64) as u32 };
         let start = direction.slots_used;
         direction.slots_used += length;
         let places = split(&mut random, start, length);
@@ -367,8 +367,9 @@ impl World {
         let request = RecvRequest { wr_id, tag: 0, segments: &segments };
         let (node, qpn) = (state.node, state.qpn);
         if let Err(error) = self.nodes[node].device.post_recv(self.now, qpn, &request) {
-            return self
-                .violate(format!("connection {connection} side {side} cannot post a receive: {error}"));
+            return self.report_violation(format!(
+                "connection {connection} side {side} cannot post a receive: {error}"
+            ));
         }
         self.plan_pump(node);
     }
@@ -480,23 +481,23 @@ impl Direction {
 
     /// Returns a new range for a response, in up to three segments.
     fn response_ranges(&mut self, random: &mut Random, length: u32) -> Vec<(u32, u32)> {
-        let start = self.landed;
-        self.landed += length;
+        let start = self.response_len;
+        self.response_len += length;
         split(random, start, length)
     }
 
     /// Records a posted request.
-    fn book(&mut self, draft: Draft, number: usize, mtu: u32, read_part: u32) {
+    fn record(&mut self, draft: Draft, number: usize, mtu: u32, read_part: u32) {
         let mut posted = draft.posted;
         if let Some((bytes, (offset, _))) = draft.changed.zip(posted.change) {
             let start = offset as usize;
-            if self.doomed.is_none() {
+            if self.must_fail_from.is_none() {
                 self.image[start..start + bytes.len()].copy_from_slice(&bytes);
                 self.changes.push(Change { request: number, offset, bytes });
             }
         }
-        if posted.must_fail.is_some() && self.doomed.is_none() {
-            self.doomed = Some(number);
+        if posted.must_fail.is_some() && self.must_fail_from.is_none() {
+            self.must_fail_from = Some(number);
         }
         if posted.action.consumes_receive() {
             posted.consumes = Some(self.consumed);

@@ -22,14 +22,14 @@ pub(crate) struct Area {
 }
 
 /// The device and memory for creating areas.
-pub(crate) struct Maker<'a, S> {
+pub(crate) struct AreaFactory<'a, S> {
     pub(crate) index: usize,
     pub(crate) device: &'a mut Device<S>,
     pub(crate) memory: &'a mut HeapMemory,
     pub(crate) keys: &'a mut Vec<u32>,
 }
 
-impl<S: EventSink> Maker<'_, S> {
+impl<S: EventSink> AreaFactory<'_, S> {
     pub(crate) fn area(&mut self, random: &mut Random, pd: Pd, length: u32, access: Access) -> Area {
         let initial = random.bytes(length as usize + GUARD);
         let storage = self.memory.add(initial.clone());

@@ -56,7 +56,7 @@ pub(crate) fn check(first: u64, last: u64, atomics: &[Atomic]) -> Result<(), Str
         // The search is too long, because too many atomics have no response.
         return Ok(());
     }
-    let Some(find_order) = found else {
+    let Some(order) = found else {
         return Err(format!(
             "no order of {} atomics leads from {first:#x} to {last:#x} with the returned original values",
             atomics.len()
@@ -64,7 +64,7 @@ pub(crate) fn check(first: u64, last: u64, atomics: &[Atomic]) -> Result<(), Str
     };
     // No atomic precedes another that had completed before it was posted.
     let mut latest_start = Time::ZERO;
-    for (atomic, _) in &find_order {
+    for (atomic, _) in &order {
         if atomic.old.is_some() && atomic.end < latest_start {
             return Err(
                 "an atomic took effect after a later one that was posted after its completion".to_owned()
@@ -74,7 +74,7 @@ pub(crate) fn check(first: u64, last: u64, atomics: &[Atomic]) -> Result<(), Str
     }
     for atomic in observing {
         let seen = atomic.old.unwrap_or_default();
-        if seen != first && !find_order.iter().any(|(_, value)| *value == seen) {
+        if seen != first && !order.iter().any(|(_, value)| *value == seen) {
             return Err(format!("a compare-and-swap returned {seen:#x}, which the word never contained"));
         }
     }
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn adds_in_order_are_accepted_and_a_repeated_one_is_not() {
+    fn adds_in_order_are_accepted_and_an_add_executed_twice_is_rejected() {
         let atomics = [add(10, Some(0), 0, 5), add(3, Some(10), 0, 5)];
         assert!(check(0, 13, &atomics).is_ok());
         assert!(check(0, 23, &atomics).is_err());
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_saw_the_same_value_are_not_accepted() {
+    fn two_atomics_that_returned_the_same_value_are_rejected() {
         assert!(check(0, 13, &[add(10, Some(0), 0, 5), add(3, Some(0), 0, 5)]).is_err());
     }
 
@@ -162,13 +162,13 @@ mod tests {
     }
 
     #[test]
-    fn order_in_real_time_is_kept() {
+    fn an_order_that_contradicts_real_time_is_rejected() {
         assert!(check(0, 13, &[add(10, Some(3), 0, 5), add(3, Some(0), 6, 9)]).is_err());
         assert!(check(0, 13, &[add(10, Some(3), 0, 7), add(3, Some(0), 6, 9)]).is_ok());
     }
 
     #[test]
-    fn a_compare_and_swap_sees_only_values_that_were() {
+    fn a_compare_and_swap_that_returned_a_value_the_word_never_had_is_rejected() {
         let swap = |old| Atomic {
             kind: Kind::Swap { compare: 99, swap: 1 },
             old: Some(old),

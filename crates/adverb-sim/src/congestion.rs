@@ -63,7 +63,8 @@ impl fmt::Display for CongestionReport {
 pub fn run_congestion(seed: u64) -> Result<CongestionReport, String> {
     let mut run = Run::new(seed);
     let bounds = [0, 2, 3, 5, 6].map(|part| Time::ZERO + PHASE * part / 3);
-    // Finding the rate, keeping it; then alone: recovering, keeping that.
+    // The four parts of a run: all senders find their rates, all keep them, one sender recovers, and one keeps its
+    // rate.
     let [_, shared, recovering, lone] = [0, 1, 2, 3].map(|part| {
         run.active = if part < 2 { run.nodes.len() - 1 } else { 1 };
         run.run_until(bounds[part + 1]);
@@ -84,7 +85,7 @@ pub fn run_congestion(seed: u64) -> Result<CongestionReport, String> {
     if let Some(gap) = run.early_notification {
         return fail(&format!("congestion notification packets only {gap:?} apart"));
     }
-    // Some may still be in flight.
+    // Some packets may still be in flight.
     let CongestionReport { cnps_sent: sent, cnps_received: received, .. } = report;
     if sent == 0 || received > sent || received + (report.sender_count as u64) < sent {
         return fail("congestion notification packets missing or unsolicited");
@@ -109,7 +110,7 @@ const BASE: u64 = 0x10_0000;
 const AREA: usize = 64 << 10;
 const PORT: u16 = 0xc000;
 
-/// The receiver is the first node; each of the others has one connection to it.
+/// A receiver (the first node), and senders with one connection to it each.
 struct Run {
     nodes: Vec<Node>,
     fabric: Fabric,
@@ -169,7 +170,7 @@ impl Run {
                 let key = device.register(pd, registration, || random.u32()).expect("a valid region");
                 let mut config = QpConfig::rc(pd, cq, cq);
                 let mut dcqcn = Dcqcn::new(rate);
-                // Tuned to links and times as short as these.
+                // The parameters are tuned to the short latency and duration of this run.
                 dcqcn.additive_increase = rate / 200;
                 dcqcn.hyper_increase = rate / 50;
                 dcqcn.byte_counter = rate / 8 / 10_000;
@@ -205,7 +206,7 @@ impl Run {
                     Transition::ReadyToReceive(receiving),
                     Transition::ReadyToSend(sending),
                 ] {
-                    nodes[here].device.modify_qp(Time::ZERO, qpn, &transition).expect("the usual way");
+                    nodes[here].device.modify_qp(Time::ZERO, qpn, &transition).expect("a valid transition");
                 }
             }
         }
@@ -252,7 +253,7 @@ impl Run {
         let source = SocketAddr::new(self.nodes[packet.from].address, packet.source_port);
         let node = &mut self.nodes[packet.to];
         let icrc = IcrcCheck::IpId(0);
-        let arrival = RxMeta {
+        let rx_meta = RxMeta {
             source,
             destination: SocketAddr::new(node.address, ROCE_PORT),
             icrc,
@@ -260,8 +261,8 @@ impl Run {
             route: Default::default(),
             received_at: None,
         };
-        let parsed = Packet::parse(&packet.bytes).expect("nothing is damaged here");
-        node.device.handle_packet(self.now, &arrival, &parsed, &mut node.memory);
+        let parsed = Packet::parse(&packet.bytes).expect("this fabric corrupts no packets");
+        node.device.handle_packet(self.now, &rx_meta, &parsed, &mut node.memory);
     }
 
     /// Posts the requests of a sender, and carries the packets of a device.
@@ -303,15 +304,8 @@ impl Run {
                 }
             }
             let source_port = PORT;
-            let packet = InFlight {
-                from: index,
-                to,
-                source_port,
-                identification: 0,
-                bytes,
-                ecn_capable,
-                is_ecn_marked: false,
-            };
+            let packet =
+                InFlight { from: index, to, source_port, ip_id: 0, bytes, ecn_capable, is_ecn_marked: false };
             let delivery = self.fabric.send(self.now, packet);
             self.packets += 1;
             if to == 0 {

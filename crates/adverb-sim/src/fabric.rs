@@ -138,7 +138,7 @@ pub(crate) struct InFlight {
     pub(crate) from: usize,
     pub(crate) to: usize,
     pub(crate) source_port: u16,
-    pub(crate) identification: u16,
+    pub(crate) ip_id: u16,
     pub(crate) bytes: Vec<u8>,
     /// Whether the packet may be ECN-marked.
     pub(crate) ecn_capable: bool,
@@ -171,14 +171,15 @@ pub(crate) struct Fabric {
     random: Random,
     queue: BinaryHeap<Reverse<Queued>>,
     sent: u64,
-    /// The arrival time of the last packet between two devices, which later packets overtake only by a fault.
+    /// The arrival time of the last packet from one device to another. Later packets overtake it only because of a
+    /// fault.
     latest: HashMap<(usize, usize), Time>,
     /// The time at which the slow link's queue will be empty.
     busy_until: Time,
     pub(crate) counts: FaultCounts,
 }
 
-/// Ordered by time, then by the order of sending.
+/// A packet in the queue. Packets are ordered by arrival time, then by the order of sending.
 #[derive(Debug, PartialEq, Eq)]
 struct Queued {
     at: Time,

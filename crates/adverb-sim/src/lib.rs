@@ -25,11 +25,11 @@
 //!   invalidated window.
 //!
 //! [`run_congestion`] runs several senders over one slow link, and checks that they reduce their rates and recover.
-//! [`run_cm`] runs connection managers over a fabric with faults. [`run_cluster`] runs the brokers of a cluster on modeled
-//! queue pairs, with calls and segments, and [`cluster_attack_from_bytes`] lets a peer send anything to a broker.
-//! [`run_net`] runs the two sides of a connection on modeled queue pairs or on devices, [`explore_net`] visits all states of
-//! a small one, and [`net_attack_from_bytes`] lets a peer send anything to a connection. [`attack`] sends malformed and hostile packets to a
-//! device, and [`attack_cm`] sends hostile messages to a connection manager.
+//! [`run_cm`] runs connection managers over a fabric with faults. [`run_cluster`] runs the brokers of a cluster on
+//! modeled queue pairs, with calls and segments, and [`cluster_attack_from_bytes`] sends arbitrary messages to a
+//! broker. [`run_net`] runs the two sides of a connection on modeled queue pairs or on devices, [`explore_net`] visits
+//! all states of a small connection, and [`net_attack_from_bytes`] sends arbitrary data to a connection. [`attack`]
+//! sends malformed and hostile packets to a device, and [`attack_cm`] sends hostile messages to a connection manager.
 //!
 //! ```
 //! use adverb_sim::{Scenario, run};

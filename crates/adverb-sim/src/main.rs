@@ -103,7 +103,7 @@ fn main() -> ExitCode {
     } else if let Some(seed) = args.seed {
         replay(seed, args.mutant.as_deref())
     } else {
-        many(&args)
+        run_many(&args)
     };
     if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -145,7 +145,7 @@ fn cluster(args: &Args) -> bool {
     if let Some(seed) = args.seed {
         return select_cluster(args.mutant.as_deref()) && replay_cluster(seed);
     }
-    many_brokers(args)
+    run_many_clusters(args)
 }
 
 /// Runs connections.
@@ -159,7 +159,7 @@ fn net(args: &Args) -> bool {
     if let Some(seed) = args.seed {
         return select_net(args.mutant.as_deref()) && replay_net(seed);
     }
-    many_connections(args)
+    run_many_connections(args)
 }
 
 /// Visits all states of small connections.
@@ -184,7 +184,7 @@ fn explore(args: &Args) -> bool {
 }
 
 /// Runs the connections of many seeds.
-fn many_connections(args: &Args) -> bool {
+fn run_many_connections(args: &Args) -> bool {
     let start = Instant::now();
     let totals = run_net_seeds(args.first..args.first + args.seeds, args.threads, 10);
     println!("{totals}");
@@ -218,7 +218,7 @@ fn replay_net(seed: u64) -> bool {
 }
 
 /// Runs the brokers of many seeds.
-fn many_brokers(args: &Args) -> bool {
+fn run_many_clusters(args: &Args) -> bool {
     let start = Instant::now();
     let totals = run_cluster_seeds(args.first..args.first + args.seeds, args.threads, 10);
     println!("{totals}");
@@ -257,7 +257,7 @@ fn peak_memory() -> String {
 }
 
 /// Runs many seeds, and prints the first failing one after shrinking it.
-fn many(args: &Args) -> bool {
+fn run_many(args: &Args) -> bool {
     let start = Instant::now();
     let totals = run_seeds(args.first..args.first + args.seeds, args.threads, 10);
     print_totals(&totals, start);
@@ -272,7 +272,7 @@ fn many(args: &Args) -> bool {
     {
         replay_cm(*seed);
     }
-    many_brokers(args) & many_connections(args) & totals.violations.is_empty()
+    run_many_clusters(args) & run_many_connections(args) & totals.violations.is_empty()
 }
 
 fn print_totals(totals: &Totals, start: Instant) {
@@ -457,7 +457,7 @@ fn select(mutant: Option<&str>) -> bool {
 fn violation(seed: u64) -> Option<String> {
     let slow_link =
         || seed.is_multiple_of(CONGESTION_SEED_INTERVAL).then(|| run_congestion(seed).err()).flatten();
-    // Connection managers first: they take less time.
+    // The connection managers run first, because they take less time.
     let engine = || run(&Scenario::new(seed), false).violation;
     run_cm(seed, false).violation.or_else(engine).or_else(slow_link)
 }
@@ -495,7 +495,7 @@ fn inject_each<M: Copy + std::fmt::Debug + Sync>(
             let Some(mutation) = next else { break };
             select(Some(mutation));
             // A mutation may also cause a panic, which counts as detected.
-            let caught = (args.first..args.first + args.seeds).find_map(|seed| {
+            let detected = (args.first..args.first + args.seeds).find_map(|seed| {
                 let outcome = std::panic::catch_unwind(|| violation(seed));
                 match outcome {
                     Ok(violation) => violation.map(|what| (seed, what)),
@@ -503,7 +503,7 @@ fn inject_each<M: Copy + std::fmt::Debug + Sync>(
                 }
             });
             select(None);
-            match caught {
+            match detected {
                 Some((seed, what)) => println!("{:<30} seed {seed}: {what}", format!("{mutation:?}")),
                 None => {
                     println!("{:<30} SURVIVED {} seeds", format!("{mutation:?}"), args.seeds);
@@ -521,7 +521,7 @@ fn inject_each<M: Copy + std::fmt::Debug + Sync>(
     });
     let survivors = survivors.into_inner().unwrap_or(1);
     let total = all.len();
-    println!("{} of {total} mutants caught in {:.1} s", total - survivors, start.elapsed().as_secs_f64());
+    println!("{} of {total} mutants detected in {:.1} s", total - survivors, start.elapsed().as_secs_f64());
     survivors == 0
 }
 

@@ -13,7 +13,7 @@ pub(crate) struct Direction {
     /// The requester's memory with the bytes to send, which never change.
     pub(crate) source: Area,
     /// The requester's memory for responses, each in its own range.
-    pub(crate) landing: Area,
+    pub(crate) response: Area,
     /// The responder's memory that requests write and read.
     pub(crate) target: Area,
     /// The responder's memory for messages, each in its own range.
@@ -41,8 +41,8 @@ pub(crate) struct Direction {
     /// The first request that failed.
     pub(crate) failed: Option<usize>,
     /// The first request that must fail.
-    pub(crate) doomed: Option<usize>,
-    pub(crate) landed: u32,
+    pub(crate) must_fail_from: Option<usize>,
+    pub(crate) response_len: u32,
     /// The receives of the other side, in order.
     pub(crate) slots: Vec<Slot>,
     pub(crate) slots_done: usize,
@@ -79,9 +79,9 @@ pub(crate) struct Posted {
     pub(crate) consumes: Option<usize>,
     /// The payload.
     pub(crate) payload: Vec<u8>,
-    /// The ranges of the response in the landing area, and the expected content, if known.
-    pub(crate) landing: Vec<(u32, u32)>,
-    pub(crate) answer: Option<Vec<u8>>,
+    /// The ranges of the response in the response area, and the expected content, if known.
+    pub(crate) response: Vec<(u32, u32)>,
+    pub(crate) expected_response: Option<Vec<u8>>,
     /// The range of the target that the request changes.
     pub(crate) change: Option<(u32, u32)>,
     /// The shared word of an atomic.
@@ -118,10 +118,10 @@ impl Direction {
     }
 
     /// Checks the response of a READ or an atomic.
-    pub(crate) fn check_landed(&self, request: usize, memory: &HeapMemory) -> Result<(), String> {
+    pub(crate) fn check_response(&self, request: usize, memory: &HeapMemory) -> Result<(), String> {
         let posted = &self.posted[request];
-        let Some(expected) = &posted.answer else { return Ok(()) };
-        let found = concat_ranges(memory.bytes(self.landing.storage), &posted.landing);
+        let Some(expected) = &posted.expected_response else { return Ok(()) };
+        let found = concat_ranges(memory.bytes(self.response.storage), &posted.response);
         match expected.iter().zip(&found).position(|(a, b)| a != b) {
             Some(index) => Err(format!(
                 "byte {index} of the response is {:#04x}, expected {:#04x}",
@@ -168,9 +168,9 @@ impl Direction {
         }
     }
 
-    /// Returns the number of messages that end before the PSN `behind`, relative to the first PSN.
-    pub(crate) fn messages_before(&self, behind: u32) -> usize {
-        self.message_ends.partition_point(|end| *end <= behind)
+    /// Returns the number of messages that end at or before the PSN `psn_offset`, relative to the first PSN.
+    pub(crate) fn messages_before(&self, psn_offset: u32) -> usize {
+        self.message_ends.partition_point(|end| *end <= psn_offset)
     }
 
     /// Checks every byte of every area at the end of the run.
@@ -188,23 +188,23 @@ impl Direction {
             return Err("memory was written after its deregistration".to_owned());
         }
 
-        let mut expected = self.landing.initial.clone();
+        let mut expected = self.response.initial.clone();
         let mut known = vec![true; expected.len()];
         for posted in &self.posted {
-            let sure = posted.outcome == Some(Status::Success) && posted.answer.is_some();
-            let mut answer = posted.answer.as_deref().unwrap_or_default();
-            for (offset, length) in &posted.landing {
+            let sure = posted.outcome == Some(Status::Success) && posted.expected_response.is_some();
+            let mut expected_response = posted.expected_response.as_deref().unwrap_or_default();
+            for (offset, length) in &posted.response {
                 let range = *offset as usize..(*offset + *length) as usize;
                 if sure {
-                    let (now, later) = answer.split_at(*length as usize);
-                    answer = later;
+                    let (now, later) = expected_response.split_at(*length as usize);
+                    expected_response = later;
                     expected[range].copy_from_slice(now);
                 } else {
                     known[range].fill(false);
                 }
             }
         }
-        same_where("landing area", bytes(&self.landing), &expected, &known)?;
+        same_where("response area", bytes(&self.response), &expected, &known)?;
 
         let mut expected = self.receives.initial.clone();
         let mut known = vec![true; expected.len()];
@@ -247,7 +247,7 @@ impl Direction {
             if change.request < sure {
                 let start = change.offset as usize;
                 expected[start..start + change.bytes.len()].copy_from_slice(&change.bytes);
-            } else if self.doomed.is_none_or(|doomed| change.request < doomed) {
+            } else if self.must_fail_from.is_none_or(|must_fail_from| change.request < must_fail_from) {
                 maybe.push(change);
             }
         }

@@ -13,7 +13,7 @@ impl World {
     /// Checks a device's events and completions.
     pub(crate) fn observe(&mut self, node: usize) {
         while let Some(event) = self.nodes[node].device.poll_queue_event() {
-            self.heed(node, event);
+            self.handle_event(node, event);
         }
         let cq = self.nodes[node].cq;
         while let Some(completion) = self.nodes[node].device.poll_completion(cq) {
@@ -21,7 +21,7 @@ impl World {
         }
     }
 
-    fn heed(&mut self, node: usize, event: QueueEvent) {
+    fn handle_event(&mut self, node: usize, event: QueueEvent) {
         let (qpn, what) = match event {
             QueueEvent::SendQueueDrained(qpn) => {
                 if let Some((connection, side)) = self.nodes[node].ends.get(&qpn).copied() {
@@ -34,16 +34,19 @@ impl World {
             }
             QueueEvent::RequestError(qpn) | QueueEvent::AccessError(qpn) => (qpn, event),
             QueueEvent::Fatal(qpn) => (qpn, event),
-            QueueEvent::CqOverflow(_) => return self.violate("a completion queue overflowed".to_owned()),
+            QueueEvent::CqOverflow(_) => {
+                return self.report_violation("a completion queue overflowed".to_owned());
+            }
             _ => return,
         };
         let Some((connection, side)) = self.nodes[node].ends.get(&qpn).copied() else { return };
         // Only a request that must be rejected causes these events.
         let is_rejection = matches!(what, QueueEvent::RequestError(_) | QueueEvent::AccessError(_));
         let peer = &self.connections[connection].directions[1 - side];
-        let deserved = peer.doomed.is_some_and(|doomed| peer.posted[doomed].must_fail.is_some());
-        if is_rejection && !deserved && peer.revoked.is_none() {
-            self.violate(format!(
+        let is_expected =
+            peer.must_fail_from.is_some_and(|must_fail_from| peer.posted[must_fail_from].must_fail.is_some());
+        if is_rejection && !is_expected && peer.revoked.is_none() {
+            self.report_violation(format!(
                 "connection {connection} side {side}: {what:?}, but all requests were valid"
             ));
         }
@@ -59,7 +62,7 @@ impl World {
         let number = (id & 0xffff_ffff) as usize;
         let known = self.nodes[node].ends.get(&completion.qpn) == Some(&(connection, side));
         if !known {
-            return self.violate(format!(
+            return self.report_violation(format!(
                 "a completion of queue pair {} has the unknown ID {id:#x}",
                 completion.qpn
             ));
@@ -74,7 +77,9 @@ impl World {
             let queue = if id >> 63 == 1 { "receive" } else { "request" };
             let action = self.connections[connection].directions[side].posted.get(number).map(|p| p.action);
             let action = action.filter(|_| id >> 63 == 0);
-            self.violate(format!("connection {connection} side {side} {queue} {number} {action:?}: {what}"));
+            self.report_violation(format!(
+                "connection {connection} side {side} {queue} {number} {action:?}: {what}"
+            ));
         }
     }
 
@@ -99,7 +104,9 @@ impl World {
             Ok(success) => {
                 direction.check_received(number, &success, &self.memories[node])?;
                 let request = direction.posted.iter().position(|posted| posted.consumes == Some(number));
-                if request.is_some() && direction.doomed.is_some_and(|doomed| request >= Some(doomed)) {
+                if request.is_some()
+                    && direction.must_fail_from.is_some_and(|must_fail_from| request >= Some(must_fail_from))
+                {
                     return Err("a message that must fail was delivered".to_owned());
                 }
                 let delay = self.scenario.connections[connection].programs[side].recv_delay;
@@ -110,8 +117,8 @@ impl World {
             Err(Status::Flushed) if failed => Ok(()),
             Err(status) => {
                 // The receives in use when a request was rejected may fail.
-                let doomed = direction.doomed.is_some() || direction.revoked.is_some();
-                if doomed { Ok(()) } else { Err(format!("failed without a cause: {status}")) }
+                let must_fail_from = direction.must_fail_from.is_some() || direction.revoked.is_some();
+                if must_fail_from { Ok(()) } else { Err(format!("failed without a cause: {status}")) }
             }
         }
     }
@@ -131,7 +138,7 @@ impl World {
         if number < direction.done {
             return Err("completed twice, or out of order".to_owned());
         }
-        // Those before it that wanted no completion have succeeded.
+        // The unsignaled requests before this one have succeeded.
         for skipped in direction.done..number {
             let direction = &self.connections[connection].directions[side];
             if direction.posted[skipped].signaled || direction.failed.is_some() {
@@ -171,7 +178,7 @@ impl World {
         let direction = &mut self.connections[connection].directions[side];
         direction.done = number + 1;
         direction.posted[number].outcome = Some(Status::Success);
-        if direction.doomed.is_some_and(|doomed| number >= doomed) {
+        if direction.must_fail_from.is_some_and(|must_fail_from| number >= must_fail_from) {
             return Err("succeeded, but must fail".to_owned());
         }
         if let Some(slot) = direction.posted[number].consumes
@@ -179,19 +186,19 @@ impl World {
         {
             return Err("succeeded before the peer's receive completed".to_owned());
         }
-        direction.check_landed(number, &self.memories[here])?;
+        direction.check_response(number, &self.memories[here])?;
         direction.check_written(number, &self.memories[there])?;
         if direction.posted[number].shared.is_some() {
             let found = concat_ranges(
-                self.memories[here].bytes(direction.landing.storage),
-                &direction.posted[number].landing,
+                self.memories[here].bytes(direction.response.storage),
+                &direction.posted[number].response,
             );
-            direction.posted[number].answer = Some(found);
+            direction.posted[number].expected_response = Some(found);
         }
-        // When it ended matters for atomics.
+        // The check of atomics needs the completion times.
         let now = self.now;
         direction.ended.insert(number, now);
-        // The requester may have retransmitted the READ: a duplicate that arrives later must not be refused.
+        // The requester may have retransmitted the READ. A duplicate that arrives later must not be rejected.
         let posted = &direction.posted[number];
         if posted.action == Action::ReadAndRelease
             && let SendOperation::Read(remote) = posted.operation
@@ -202,7 +209,7 @@ impl World {
     }
 
     fn fail(&mut self, connection: usize, side: usize, number: usize, status: Status) -> Result<(), String> {
-        let peer_is_gone = self.state(connection, 1 - side).is_none_or(|state| state == QpState::Error);
+        let peer_failed = self.state(connection, 1 - side).is_none_or(|state| state == QpState::Error);
         let spec = &self.scenario.connections[connection];
         let (rnr_retry, retry_count) = (spec.rnr_retry, spec.retry_count);
         let period = 4096u64 << spec.ack_timeout_exponent;
@@ -228,8 +235,8 @@ impl World {
         let excused = match status {
             Status::Flushed => !first || failed_before,
             _ if !first => false,
-            status if must == Some(status) => direction.doomed == Some(number),
-            Status::RetryExceeded => peer_is_gone || recent >= usize::from(retry_count) || max_wait > period,
+            status if must == Some(status) => direction.must_fail_from == Some(number),
+            Status::RetryExceeded => peer_failed || recent >= usize::from(retry_count) || max_wait > period,
             Status::RnrRetryExceeded => rnr_retry != 7 && direction.starved,
             Status::RemoteAccess => direction.revoked.is_some(),
             _ => false,
@@ -241,7 +248,7 @@ impl World {
             Ok(())
         } else {
             Err(format!(
-                "failed without a cause ({recent} recent faults, peer gone: {peer_is_gone}): {status}"
+                "failed without a cause ({recent} recent faults, peer failed: {peer_failed}): {status}"
             ))
         }
     }
@@ -253,10 +260,10 @@ impl World {
         let first = self.scenario.connections[connection].first_psns[side];
         let direction = &self.connections[connection].directions[side];
         let place = header.psn.get().wrapping_sub(first) & 0xff_ffff;
-        let messages = |behind: u32| direction.messages_before(behind);
+        let messages = |psn_offset: u32| direction.messages_before(psn_offset);
         let (msn, expected) = match rc {
             Rc::Acknowledge(Aeth { syndrome: Syndrome::Ack(_), msn }) => {
-                // An acknowledgement before the first message has the number before the first.
+                // An acknowledgement before the first message has the PSN before the first one.
                 (msn, if place == 0xff_ffff { 0 } else { messages(place + 1) })
             }
             Rc::Acknowledge(aeth) => (aeth.msn, messages(place)),
@@ -268,12 +275,12 @@ impl World {
         };
         let known = place == 0xff_ffff || place <= direction.message_ends.last().copied().unwrap_or(0);
         if !known {
-            self.violate(format!(
+            self.report_violation(format!(
                 "connection {connection}: a response to side {side} has psn {}, which was never sent",
                 header.psn
             ));
         } else if msn as usize != expected {
-            self.violate(format!(
+            self.report_violation(format!(
                 "connection {connection}: a response to side {side} for psn {} has msn {msn}, expected {expected}",
                 header.psn
             ));
@@ -314,7 +321,7 @@ impl World {
             return;
         }
         if status.send_queue_len != 0 || next < steps {
-            return self.violate(format!(
+            return self.report_violation(format!(
                 "connection {connection} side {side} is stuck in state {} at step {next} of {steps} with {} requests",
                 status.state, status.send_queue_len
             ));
@@ -336,7 +343,9 @@ impl World {
                 self.succeed(connection, side, number)
             };
             if let Err(what) = result {
-                return self.violate(format!("connection {connection} side {side} request {number}: {what}"));
+                return self.report_violation(format!(
+                    "connection {connection} side {side} request {number}: {what}"
+                ));
             }
         }
     }
@@ -358,12 +367,12 @@ impl World {
         let receives = &self.connections[connection].directions[1 - side];
         if sends.done != sends.posted.len() {
             let (done, posted) = (sends.done, sends.posted.len());
-            self.violate(format!(
+            self.report_violation(format!(
                 "connection {connection} side {side}: {done} of {posted} requests completed"
             ));
         } else if receives.slots_done != receives.slots.len() {
             let (done, posted) = (receives.slots_done, receives.slots.len());
-            self.violate(format!(
+            self.report_violation(format!(
                 "connection {connection} side {side}: {done} of {posted} receives completed"
             ));
         }
@@ -378,7 +387,7 @@ impl World {
                 };
                 let direction = &self.connections[connection].directions[side];
                 if let Err(what) = direction.check_memory(&self.memories, alive) {
-                    return self.violate(format!("connection {connection} side {side}: {what}"));
+                    return self.report_violation(format!("connection {connection} side {side}: {what}"));
                 }
             }
         }
@@ -395,7 +404,9 @@ impl World {
                         }
                         let direction = &connection.directions[side];
                         for (number, posted) in direction.posted.iter().enumerate() {
-                            if posted.shared != Some(word) || direction.doomed.is_some_and(|d| number >= d) {
+                            if posted.shared != Some(word)
+                                || direction.must_fail_from.is_some_and(|d| number >= d)
+                            {
                                 continue;
                             }
                             let kind = match posted.operation {
@@ -405,8 +416,10 @@ impl World {
                                 }
                                 _ => continue,
                             };
-                            let old =
-                                posted.answer.as_ref().filter(|_| posted.outcome == Some(Status::Success));
+                            let old = posted
+                                .expected_response
+                                .as_ref()
+                                .filter(|_| posted.outcome == Some(Status::Success));
                             let old = old.map(|bytes| {
                                 u64::from_ne_bytes(bytes.as_slice().try_into().unwrap_or_default())
                             });
@@ -421,7 +434,7 @@ impl World {
                 };
                 let (first, last) = (value(&area.initial), value(self.memories[node].bytes(area.storage)));
                 if let Err(what) = atomics::check(first, last, &atomics) {
-                    return self.violate(format!("dev {node} word {word}: {what}"));
+                    return self.report_violation(format!("dev {node} word {word}: {what}"));
                 }
             }
         }
@@ -435,7 +448,9 @@ impl World {
                 let (node, qpn, destroyed) = (state.node, state.qpn, state.destroyed);
                 if self.nodes[node].device.destroy_qp(qpn) == destroyed {
                     let what = if destroyed { "exists after its destruction" } else { "does not exist" };
-                    self.violate(format!("connection {connection} side {side}: its queue pair {what}"));
+                    self.report_violation(format!(
+                        "connection {connection} side {side}: its queue pair {what}"
+                    ));
                 }
             }
         }
@@ -446,7 +461,7 @@ impl World {
             let cq = self.nodes[node].cq;
             let resource_counts = self.nodes[node].device.resource_counts();
             if resource_counts != ResourceCounts::default() || !self.nodes[node].device.destroy_cq(cq) {
-                self.violate(format!("dev {node} still has {resource_counts}"));
+                self.report_violation(format!("dev {node} still has {resource_counts}"));
             }
         }
     }

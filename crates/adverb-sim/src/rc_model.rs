@@ -52,8 +52,8 @@ pub(crate) enum Execution {
     Rnr,
     /// The message is longer than its receive, and broke the connection.
     TooLong,
-    /// The peer refused the access, and the connection broke.
-    AccessRefused,
+    /// The peer rejected the access, and the connection broke.
+    AccessRejected,
 }
 
 /// A connection: two queue pairs.
@@ -76,14 +76,14 @@ struct End {
     state: EndState,
     /// The requests that have not completed, in order.
     posted: VecDeque<ModelRequest>,
-    /// The number of them that the peer has executed.
+    /// The number of posted requests that the peer has executed.
     executed: usize,
     receives: VecDeque<(u64, Segment)>,
     /// The number of executed messages to this end that were sent from a buffer.
     received: u32,
     send_completions: VecDeque<Completion>,
     recv_completions: VecDeque<Completion>,
-    /// The ids of the requests that occupy the send queue: those after the last polled completion.
+    /// The `wr_id`s of the requests that occupy the send queue: those after the last polled completion.
     occupied: VecDeque<u64>,
     send_queue_depth: usize,
     recv_queue_depth: usize,
@@ -198,7 +198,7 @@ impl RcConnection {
         let execution = self.access(end, &request, local, remote);
         match execution {
             Execution::Executed => self.ends[end].executed += 1,
-            Execution::AccessRefused | Execution::TooLong => {
+            Execution::AccessRejected | Execution::TooLong => {
                 // The requests before this one were acknowledged, because the NAK implies it.
                 while self.ends[end].executed > 0 {
                     self.complete(end);
@@ -211,8 +211,8 @@ impl RcConnection {
         execution
     }
 
-    /// Executes the READs of an end again that have not completed, as if their responses were lost. Their data stays the
-    /// same, because only one peer writes it.
+    /// Executes again the READs of an end that have not completed, as if their responses were lost. Their data stays
+    /// the same, because only one peer writes it.
     pub(crate) fn repeat_reads<M: NicMemory>(&mut self, end: usize, remote: &mut M) -> Execution {
         if self.is_cut || self.ends.iter().any(|end| end.state != EndState::Working) {
             return Execution::Idle;
@@ -222,7 +222,7 @@ impl RcConnection {
             if let SendOperation::Read(address) = request.operation
                 && remote.read_remote(address, length).is_none()
             {
-                return Execution::AccessRefused;
+                return Execution::AccessRejected;
             }
         }
         Execution::Executed
@@ -262,7 +262,7 @@ impl RcConnection {
             SendOperation::Write(_) if length == 0 => {}
             SendOperation::Write(address) => {
                 if remote.write_remote(address, &source()).is_none() {
-                    return Execution::AccessRefused;
+                    return Execution::AccessRejected;
                 }
             }
             SendOperation::WriteWithImm(address, immediate) => {
@@ -270,7 +270,7 @@ impl RcConnection {
                     return Execution::Rnr;
                 }
                 if length > 0 && remote.write_remote(address, &source()).is_none() {
-                    return Execution::AccessRefused;
+                    return Execution::AccessRejected;
                 }
                 if let Some((wr_id, _)) = peer.receives.pop_front() {
                     peer.received += 1;
@@ -280,7 +280,7 @@ impl RcConnection {
             }
             SendOperation::Read(address) => {
                 let Some(bytes) = remote.read_remote(address, length) else {
-                    return Execution::AccessRefused;
+                    return Execution::AccessRejected;
                 };
                 if let Some(segment) = request.local {
                     local.write_local(segment, &bytes);
@@ -293,7 +293,7 @@ impl RcConnection {
             SendOperation::FetchAdd { remote: address, add } => {
                 return atomic(request, address, |old| old.wrapping_add(add), local, remote);
             }
-            _ => return Execution::AccessRefused,
+            _ => return Execution::AccessRejected,
         }
         Execution::Executed
     }
@@ -358,7 +358,7 @@ impl RcConnection {
         true
     }
 
-    /// Cuts the connection: no packet arrives any more.
+    /// Cuts the connection: no more packets arrive.
     pub(crate) fn cut(&mut self) {
         self.is_cut = true;
     }
@@ -442,10 +442,10 @@ fn atomic<M: NicMemory>(
     remote: &mut M,
 ) -> Execution {
     let word = remote.read_remote(address, 8).and_then(|bytes| <[u8; 8]>::try_from(bytes).ok());
-    let Some(old) = word else { return Execution::AccessRefused };
+    let Some(old) = word else { return Execution::AccessRejected };
     let new = change(u64::from_le_bytes(old)).to_le_bytes();
     if remote.write_remote(address, &new).is_none() {
-        return Execution::AccessRefused;
+        return Execution::AccessRejected;
     }
     if let Some(segment) = request.local {
         local.write_local(segment, &old);

@@ -96,7 +96,7 @@ pub fn run_seeds(seeds: std::ops::Range<u64>, thread_count: usize, max_violation
     totals
 }
 
-/// Calls `run` for each seed, on `thread_count` threads, and `add` for each result, until it returns `false`.
+/// Calls `run` for each seed, on `thread_count` threads, and `add` for each result, until `add` returns `false`.
 pub(crate) fn run_each<T: Default + Send, R>(
     seeds: std::ops::Range<u64>,
     thread_count: usize,

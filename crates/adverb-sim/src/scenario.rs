@@ -74,7 +74,7 @@ impl Connection {
         self.first_psns[0] % 4
     }
 
-    /// Returns the number of packets of such a part (see `QpConfig::read_window`).
+    /// Returns the number of packets of a part of a READ (see `QpConfig::read_window`).
     pub(crate) fn read_part(&self) -> u32 {
         (self.read_window() / (u32::from(self.mtu.bytes()) + 512) / 2).max(1)
     }
@@ -282,7 +282,7 @@ impl Connection {
             PathMtu::Mtu2048,
             PathMtu::Mtu4096,
         ]);
-        // Often so that the numbers wrap during the run.
+        // In many connections, the PSNs wrap around during the run.
         let psn = |random: &mut Random| match random.below(3) {
             0 => 0x100_0000 - random.between(1, 400) as u32,
             _ => random.u32() & 0xff_ffff,
@@ -291,8 +291,8 @@ impl Connection {
         let reads = random.pick(&[1, 2, 4, 8, 16]);
         let slow = random.chance_per_million(250_000);
         // At most one side fails.
-        let ends_badly = random.below(6);
-        let programs = [0, 1].map(|side| Program::random(random, mtu, slow, side == ends_badly));
+        let failing_side = random.below(6);
+        let programs = [0, 1].map(|side| Program::random(random, mtu, slow, side == failing_side));
         Connection {
             devices: [a, b],
             mtu,
@@ -311,12 +311,12 @@ impl Connection {
 }
 
 impl Program {
-    fn random(random: &mut Random, mtu: PathMtu, slow: bool, ends_badly: bool) -> Program {
+    fn random(random: &mut Random, mtu: PathMtu, slow: bool, ends_with_failure: bool) -> Program {
         let count = random.between(50, 150);
         let mut steps: Vec<Step> = (0..count).map(|_| Step::random(random, mtu)).collect();
         let tail = |random: &mut Random, action| Step { action, ..Step::random(random, mtu) };
         match random.below(10) {
-            _ if !ends_badly => {}
+            _ if !ends_with_failure => {}
             0..6 => {
                 let violation = random.pick(&InvalidRequest::ALL);
                 if violation == InvalidRequest::InvalidatedKey {
@@ -399,14 +399,14 @@ impl Step {
 
 /// Returns the faults of a run: one run in six has none, most have few, and some have many.
 fn faults(random: &mut Random, devices: u64, faults_end_at: Time, timeout: u8) -> Faults {
-    let most = match random.below(12) {
+    let max = match random.below(12) {
         0..2 => return Faults::default(),
         2..8 => 15_000,
         8..11 => 60_000,
         _ => 150_000,
     };
     let chance =
-        |random: &mut Random| if random.chance_per_million(600_000) { random.below(most) as u32 } else { 0 };
+        |random: &mut Random| if random.chance_per_million(600_000) { random.below(max) as u32 } else { 0 };
     let mut faults = Faults {
         loss_per_million: chance(random),
         duplication_per_million: chance(random),

@@ -56,7 +56,7 @@ impl Log {
     }
 
     /// Records a violation. Only the first is kept.
-    pub(crate) fn violate(&mut self, now: Time, what: &str) {
+    pub(crate) fn report_violation(&mut self, now: Time, what: &str) {
         self.note(now, || format!("VIOLATION: {what}"));
         if self.violation.is_none() {
             self.violation = Some(format!("at {now}: {what}"));

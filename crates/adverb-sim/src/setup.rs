@@ -9,7 +9,7 @@ use adverb_wire::cm::Timeout;
 use adverb_wire::{Psn, RnrTimer};
 
 use crate::Random;
-use crate::area::{Area, Maker};
+use crate::area::{Area, AreaFactory};
 use crate::fabric::Fabric;
 use crate::model::Direction;
 use crate::scenario::{Action, Connection, InvalidRequest, Scenario};
@@ -39,15 +39,18 @@ pub(crate) fn world(scenario: Scenario, trace: bool) -> World {
 }
 
 impl World {
-    pub(crate) fn maker(&mut self, node: usize) -> (Maker<'_, crate::world::Trace>, &mut Random) {
+    pub(crate) fn area_factory(
+        &mut self,
+        node: usize,
+    ) -> (AreaFactory<'_, crate::world::Trace>, &mut Random) {
         let Node { device, keys, .. } = &mut self.nodes[node];
         let memory = &mut self.memories[node];
-        (Maker { index: node, device, memory, keys }, &mut self.random)
+        (AreaFactory { index: node, device, memory, keys }, &mut self.random)
     }
 
     fn area(&mut self, node: usize, pd: adverb_proto::memory::Pd, length: u32, access: Access) -> Area {
-        let (mut maker, random) = self.maker(node);
-        maker.area(random, pd, length.max(8), access)
+        let (mut area_factory, random) = self.area_factory(node);
+        area_factory.area(random, pd, length.max(8), access)
     }
 
     /// Creates a connection, its memory and its first tasks.
@@ -56,7 +59,7 @@ impl World {
         let directions = [0, 1].map(|side| self.direction(spec, side));
         let sides = [0, 1].map(|side| self.side(spec, side));
         for side in 0..2 {
-            self.ready(spec, &sides, side);
+            self.move_to_rts(spec, &sides, side);
         }
         for (side, state) in sides.iter().enumerate() {
             self.nodes[state.node].ends.insert(state.qpn, (index, side));
@@ -88,7 +91,7 @@ impl World {
         let random = &mut self.random;
         let qpn = device.create_qp(config, || random.u32()).expect("a valid configuration");
         let steps = &spec.programs[1 - side].steps;
-        let rooms =
+        let recv_sizes =
             steps.iter().filter(|step| step.action.consumes_receive()).map(|step| match step.action {
                 Action::Invalid(InvalidRequest::SendTooLong) => step.length.max(2) - 1,
                 Action::Invalid(_) => step.length.max(2),
@@ -104,11 +107,11 @@ impl World {
             stopped: false,
             destroyed: false,
             failed: false,
-            rooms: rooms.collect(),
+            recv_sizes: recv_sizes.collect(),
         }
     }
 
-    fn ready(&mut self, spec: &Connection, sides: &[Side; 2], side: usize) {
+    fn move_to_rts(&mut self, spec: &Connection, sides: &[Side; 2], side: usize) {
         let (here, there) = (&sides[side], &sides[1 - side]);
         let remote = self.nodes[there.node].address;
         let Node { device, address, .. } = &mut self.nodes[here.node];
@@ -135,7 +138,7 @@ impl World {
             Transition::ReadyToReceive(receiving),
             Transition::ReadyToSend(sending),
         ] {
-            device.modify_qp(Time::ZERO, here.qpn, &transition).expect("the usual way");
+            device.modify_qp(Time::ZERO, here.qpn, &transition).expect("a valid transition");
         }
     }
 
@@ -145,7 +148,8 @@ impl World {
         let other_pd = self.nodes[there].other_pd;
         let steps = &spec.programs[side].steps;
         let mtu = u32::from(spec.mtu.bytes());
-        let answers: u32 = steps.iter().map(|step| if step.action.is_read() { step.length } else { 8 }).sum();
+        let response_bytes: u32 =
+            steps.iter().map(|step| if step.action.is_read() { step.length } else { 8 }).sum();
         let messages: u32 =
             steps.iter().filter(|step| step.action.consumes_receive()).map(|step| step.length + 64).sum();
         let write = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -153,7 +157,7 @@ impl World {
         let target = self.area(there, remote_pd, 10 * mtu, everything);
         Direction {
             source: self.area(here, pd, 16 * mtu, Access::empty()),
-            landing: self.area(here, pd, answers, Access::LOCAL_WRITE),
+            response: self.area(here, pd, response_bytes, Access::LOCAL_WRITE),
             receives: self.area(there, remote_pd, messages, Access::LOCAL_WRITE),
             read_only: self.area(there, remote_pd, mtu, Access::REMOTE_READ),
             write_only: self.area(there, remote_pd, mtu, write),
@@ -170,8 +174,8 @@ impl World {
             posted: Vec::new(),
             done: 0,
             failed: None,
-            doomed: None,
-            landed: 0,
+            must_fail_from: None,
+            response_len: 0,
             slots: Vec::new(),
             slots_done: 0,
             slots_used: 0,

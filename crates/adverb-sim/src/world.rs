@@ -98,7 +98,7 @@ pub(crate) struct Node {
     pub(crate) keys: Vec<u32>,
     /// The connection and side of each queue pair.
     pub(crate) ends: HashMap<Qpn, (usize, usize)>,
-    identification: u16,
+    ip_id: u16,
     pump_planned: bool,
 }
 
@@ -114,11 +114,11 @@ impl Node {
             IpAddr::V4(Ipv4Addr::new(10, 77, 0, host as u8))
         };
         let (keys, ends) = (Vec::new(), HashMap::new());
-        Node { device, address, pd, other_pd, cq, keys, ends, identification: 0, pump_planned: false }
+        Node { device, address, pd, other_pd, cq, keys, ends, ip_id: 0, pump_planned: false }
     }
 }
 
-/// Records a device's events, if enabled.
+/// An event sink that records a device's events, if enabled.
 #[derive(Debug)]
 pub(crate) struct Trace {
     on: bool,
@@ -160,7 +160,7 @@ pub(crate) struct Side {
     /// Whether the queue pair failed because of a fault or an action.
     pub(crate) failed: bool,
     /// The buffer sizes for the messages that the peer will send.
-    pub(crate) rooms: Vec<u32>,
+    pub(crate) recv_sizes: Vec<u32>,
 }
 
 /// A planned task.
@@ -205,8 +205,8 @@ impl World {
     }
 
     /// Records a violation. Only the first is kept.
-    pub(crate) fn violate(&mut self, what: String) {
-        self.log.violate(self.now, &what);
+    pub(crate) fn report_violation(&mut self, what: String) {
+        self.log.report_violation(self.now, &what);
     }
 
     pub(crate) fn note(&mut self, what: impl FnOnce() -> String) {
@@ -223,7 +223,7 @@ impl World {
             };
             self.now = next.max(self.now);
             if self.now > end {
-                return self.violate("the run does not end".to_owned());
+                return self.report_violation("the run does not end".to_owned());
             }
             while let Some(packet) = self.fabric.receive(self.now) {
                 self.deliver(&packet);
@@ -266,7 +266,7 @@ impl World {
         let rx_meta = RxMeta {
             source: SocketAddr::new(source, packet.source_port),
             destination: SocketAddr::new(destination, ROCE_PORT),
-            icrc: IcrcCheck::IpId(packet.identification),
+            icrc: IcrcCheck::IpId(packet.ip_id),
             is_ecn_marked: packet.is_ecn_marked,
             route: Default::default(),
             received_at: None,
@@ -285,28 +285,22 @@ impl World {
     pub(crate) fn pump(&mut self, index: usize) {
         loop {
             let node = &mut self.nodes[index];
-            node.identification = node.identification.wrapping_add(1);
-            let identification = node.identification;
+            node.ip_id = node.ip_id.wrapping_add(1);
+            let ip_id = node.ip_id;
             let Some(transmit) = node.device.poll_transmit(self.now) else { break };
             let header = transmit.header;
             let mut bytes = Vec::with_capacity(header.len() + transmit.payload.len() + 8);
-            if transmit.write_to(&self.memories[index], identification, &mut bytes).is_err() {
-                return self.violate("the payload of a packet is not in registered memory".to_owned());
+            if transmit.write_to(&self.memories[index], ip_id, &mut bytes).is_err() {
+                return self
+                    .report_violation("the payload of a packet is not in registered memory".to_owned());
             }
             let (remote, source_port) = (transmit.path.remote(), transmit.path.source_port());
             let ecn_capable = transmit.ecn_capable;
             let to = self.nodes.iter().position(|node| node.address == remote).unwrap_or(index);
             self.sent(index, to, &header, &bytes);
             let end = self.nodes[to].ends.get(&header.dest_qp).copied();
-            let packet = InFlight {
-                from: index,
-                to,
-                source_port,
-                identification,
-                bytes,
-                ecn_capable,
-                is_ecn_marked: false,
-            };
+            let packet =
+                InFlight { from: index, to, source_port, ip_id, bytes, ecn_capable, is_ecn_marked: false };
             let delivery = self.fabric.send(self.now, packet);
             if let Some((connection, _)) = end
                 && delivery != Delivery::Carried
@@ -332,7 +326,7 @@ impl World {
             if let Some(gap) = before.map(|before| self.now - before)
                 && gap < Duration::from_micros(50)
             {
-                self.violate(format!(
+                self.report_violation(format!(
                     "two congestion notification packets for qp {} within {gap:?}",
                     header.dest_qp
                 ));

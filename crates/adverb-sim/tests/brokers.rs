@@ -3,7 +3,7 @@
 use adverb_sim::{Random, cluster_attack_from_bytes, run_cluster, run_cluster_scale, run_cluster_seeds};
 
 #[test]
-fn many_seeds_violate_nothing() {
+fn many_seeds_cause_no_violation() {
     let totals = run_cluster_seeds(0..60, 1, 1);
     assert_eq!(totals.violations, []);
     // Each kind of event occurs.
@@ -31,15 +31,15 @@ fn many_seeds_violate_nothing() {
 }
 
 #[test]
-fn a_seed_repeats_itself() {
+fn a_seed_determines_the_run() {
     for seed in 0..4 {
         let (first, second) = (run_cluster(seed, true), run_cluster(seed, true));
         assert_eq!((first.digest, &first.trace), (second.digest, &second.trace));
-        assert_eq!(run_cluster(seed, false).digest, first.digest, "the trace changes nothing");
+        assert_eq!(run_cluster(seed, false).digest, first.digest, "tracing changes nothing");
     }
 }
 
-/// Returns an input of a hostile peer: messages that are nearly right, among random bytes.
+/// Returns an input of a hostile peer: messages that are nearly valid, among random bytes.
 fn hostile_input(seed: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
     let mut input = Vec::new();

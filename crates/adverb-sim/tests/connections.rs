@@ -1,9 +1,9 @@
-//! Connection managers in a fabric that fails.
+//! Connection managers over a fabric with faults.
 
 use adverb_sim::{FaultCounts, attack_cm, attack_cm_from_bytes, run_cm};
 
 #[test]
-fn many_seeds_violate_nothing() {
+fn many_seeds_cause_no_violation() {
     let (mut calls, mut established, mut faults) = (0, 0, FaultCounts::default());
     for seed in 0..400 {
         let outcome = run_cm(seed, false);
@@ -31,7 +31,7 @@ fn a_seed_always_produces_the_same_bytes() {
     for seed in 0..20 {
         let (first, second) = (run_cm(seed, true), run_cm(seed, true));
         assert_eq!((first.digest, &first.trace), (second.digest, &second.trace));
-        assert_eq!(run_cm(seed, false).digest, first.digest, "watching changes nothing");
+        assert_eq!(run_cm(seed, false).digest, first.digest, "tracing changes nothing");
     }
 }
 
@@ -47,7 +47,7 @@ fn attacks_cause_no_violation_and_establish_connections() {
 }
 
 #[test]
-fn attack_by_bytes_ends_with_them() {
+fn an_attack_from_bytes_ends_with_its_input() {
     let bytes: Vec<u8> = (0..4000u32).map(|n| ((n * n) >> 3) as u8).collect();
     let report = attack_cm_from_bytes(&bytes).unwrap();
     assert!(report.attacker_message_count > 10, "{report:?}");

@@ -33,7 +33,7 @@ fn an_attack_is_reproducible() {
 }
 
 #[test]
-fn attack_by_bytes_ends_with_them() {
+fn an_attack_from_bytes_ends_with_its_input() {
     let bytes: Vec<u8> = (0..4000u32).map(|n| ((n * n) >> 3) as u8).collect();
     let report = attack_from_bytes(&bytes).unwrap();
     assert!(report.attacker_packet_count > 10 && report.attacker_packet_count < 4000, "{report}");

@@ -3,7 +3,7 @@
 use adverb_sim::{NetPlan, Random, explore_net, net_attack_from_bytes, run_net, run_net_seeds};
 
 #[test]
-fn connections_keep_their_rules() {
+fn connections_keep_their_invariants() {
     let totals = run_net_seeds(0..600, 2, 1);
     assert_eq!(totals.violations, []);
     assert_eq!(totals.seed_count, 600);
@@ -33,7 +33,7 @@ fn all_states_of_small_connections_lead_to_their_end() {
     let exploration = explore_net(NetPlan::ConnectorCloses, 0, 1, 100_000);
     assert_eq!(exploration.violation, None);
     assert!(exploration.is_complete && exploration.final_count > 100, "{exploration}");
-    // A search that is stopped says so.
+    // A search that stops early reports that it is incomplete.
     assert!(!explore_net(NetPlan::BothClose, 1, 1, 100).is_complete);
 }
 

@@ -3,7 +3,7 @@
 use adverb_sim::{Scenario, run, run_congestion, run_seeds};
 
 #[test]
-fn some_seeds_violate_nothing() {
+fn some_seeds_cause_no_violation() {
     let totals = run_seeds(1_000_000..1_000_040, 2, 1);
     assert_eq!(totals.violations, []);
     assert_eq!(totals.seed_count, 40);
@@ -15,7 +15,7 @@ fn a_seed_always_produces_the_same_bytes() {
         let (first, second) = (run(&Scenario::new(seed), true), run(&Scenario::new(seed), true));
         assert_eq!(first.digest, second.digest);
         assert_eq!(first.trace, second.trace);
-        assert_eq!(run(&Scenario::new(seed), false).digest, first.digest, "watching changes nothing");
+        assert_eq!(run(&Scenario::new(seed), false).digest, first.digest, "tracing changes nothing");
     }
 }
 
@@ -28,7 +28,7 @@ fn seeds_are_large_enough_on_average() {
 }
 
 #[test]
-fn every_kind_of_fault_happens() {
+fn every_kind_of_fault_occurs() {
     let totals = run_seeds(0..60, 2, 1);
     let faults = totals.fault_counts;
     for count in [
@@ -50,7 +50,7 @@ fn senders_share_a_slow_link_and_recover_when_it_is_free() {
     for seed in 1000..1001 {
         let report = run_congestion(seed).unwrap();
         assert!(report.ecn_marked_count > 0, "{report}");
-        assert_eq!(run_congestion(seed), Ok(report), "a seed repeats itself");
+        assert_eq!(run_congestion(seed), Ok(report), "a seed determines the run");
     }
 }
 

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::content::Purpose;
 use crate::lines::{Fault, Tally};
 use crate::session::{Pointers, Refusal, Session, refusal};
-use crate::worker::{BURST, FAULT_AT, WAIT, Worker};
+use crate::worker::{BURST, EVENT_TIMEOUT, FAULT_AT, Worker};
 
 /// The methods.
 const POINTERS: u16 = 1;
@@ -39,9 +39,9 @@ pub(crate) struct CallThread {
 /// An open session.
 struct Link {
     session: Session,
-    /// The outstanding calls, by their ids: the numbers, methods, and whether they may time out.
+    /// The outstanding calls.
     calls: HashMap<CallId, Call>,
-    /// Requests and answers. They are the messages of the quota.
+    /// The number of requests and answers, which count as the messages of the quota.
     message_count: u64,
     is_blocked: bool,
     has_sent_pointers: bool,
@@ -73,7 +73,7 @@ impl CallThread {
             }
             self.answer_some(&mut rpc)?;
             if is_idle && self.later.is_empty() {
-                rpc.wait(WAIT)?;
+                rpc.wait(EVENT_TIMEOUT)?;
             }
             let mut failure = None;
             rpc.poll(|rpc, event| {
@@ -101,7 +101,7 @@ impl CallThread {
             + counters.duplicate_requests
             + counters.malformed_messages
             + counters.refused_requests;
-        ensure!(wrong == 0, "wrong messages: {counters:?}");
+        ensure!(wrong == 0, "invalid messages arrived: {counters:?}");
         Ok(())
     }
 
@@ -356,7 +356,7 @@ impl Link {
             Err(refused) if matches!(refused.error, adverb::cluster::PostError::RequestEnded { .. }) => {
                 Ok(())
             }
-            Err(refused) => Err(refused.error).context("a reply was refused"),
+            Err(refused) => Err(refused.error).context("a reply was rejected"),
         }
     }
 

@@ -13,10 +13,10 @@ use crate::Options;
 use crate::content::Random;
 use crate::lines::{Counts, Line, SessionReport, Settings, ThreadProgress};
 
-/// The TCP port of the first member. It is none of those that the system chooses for clients, so it stays free while a
-/// member is restarted.
+/// The TCP port of the first member. The system doesn't choose it for clients, so it stays free while a member is
+/// restarted.
 const PORT: u16 = 7471;
-/// The interval between lines of the coordinator.
+/// The interval between the lines that the coordinator prints.
 const PRINT_INTERVAL: Duration = Duration::from_secs(10);
 /// The time after an unexpected end of a session in which a member can report the cause.
 const CAUSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -41,7 +41,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if kill_seconds > 0 {
         let mut run = Run::new(options, None)?;
         run.kill_members(Duration::from_secs(kill_seconds))?;
-        println!("{kill_seconds} s with killed members: nothing wrong, nothing hung");
+        println!("{kill_seconds} s with killed members: no errors, no hangs");
     }
     Ok(())
 }
@@ -54,7 +54,7 @@ struct Run<'a> {
     addrs: Vec<SocketAddr>,
     start: Instant,
     printed_at: Instant,
-    places: Vec<Place>,
+    processes: Vec<MemberProcess>,
     sender: Sender<(u16, u64, Option<String>)>,
     lines: Receiver<(u16, u64, Option<String>)>,
     /// The member that is being killed, until the end of its output.
@@ -80,10 +80,10 @@ fn pair(a: Epoch, b: Epoch) -> (Epoch, Epoch) {
 }
 
 /// A member and its restarts.
-struct Place {
+struct MemberProcess {
     child: Option<Child>,
     /// The number of restarts.
-    life: u64,
+    restart_count: u64,
     epoch: Option<u64>,
     device: String,
     /// The newest epoch of the peer from which each thread has received messages, by thread and peer.
@@ -94,10 +94,10 @@ struct Place {
     report: Option<Vec<SessionReport>>,
 }
 
-impl Drop for Place {
+impl Drop for MemberProcess {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            // It may have ended already.
+            // The process may have ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -108,9 +108,9 @@ impl<'a> Run<'a> {
     fn new(options: &'a Options, quota: Option<u64>) -> Result<Run<'a>> {
         let (sender, lines) = channel();
         let now = Instant::now();
-        let place = |_| Place {
+        let process = |_| MemberProcess {
             child: None,
-            life: 0,
+            restart_count: 0,
             epoch: None,
             device: String::new(),
             flows: HashMap::new(),
@@ -125,7 +125,7 @@ impl<'a> Run<'a> {
             addrs: addrs(options),
             start: now,
             printed_at: now,
-            places: (0..options.members).map(place).collect(),
+            processes: (0..options.members).map(process).collect(),
             sender,
             lines,
             dying: None,
@@ -149,15 +149,15 @@ impl<'a> Run<'a> {
         command.args(["member", &serde_json::to_string(&settings)?]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let output = BufReader::new(child.stdout.take().context("the output of a member")?);
-        let place = &mut self.places[usize::from(member)];
-        place.child = Some(child);
-        place.progress_at.fill(Instant::now());
-        let (sender, life) = (self.sender.clone(), place.life);
+        let process = &mut self.processes[usize::from(member)];
+        process.child = Some(child);
+        process.progress_at.fill(Instant::now());
+        let (sender, restart_count) = (self.sender.clone(), process.restart_count);
         std::thread::spawn(move || {
             for text in output.lines().map_while(std::result::Result::ok) {
-                _ = sender.send((member, life, Some(text)));
+                _ = sender.send((member, restart_count, Some(text)));
             }
-            _ = sender.send((member, life, None));
+            _ = sender.send((member, restart_count, None));
         });
         Ok(())
     }
@@ -246,23 +246,23 @@ impl<'a> Run<'a> {
     }
 
     fn kill(&mut self, member: u16) -> Result<()> {
-        let place = &mut self.places[usize::from(member)];
-        let mut child = place.child.take().context("a member that runs")?;
+        let process = &mut self.processes[usize::from(member)];
+        let mut child = process.child.take().context("a member that runs")?;
         self.dying = Some(member);
         child.kill()?;
         child.wait()?;
         // The member may have printed its epoch, which others have seen by now.
         while self.dying.is_some() {
-            let (member, life, text) = self.lines.recv()?;
-            self.handle_line(member, life, text)?;
+            let (member, restart_count, text) = self.lines.recv()?;
+            self.handle_line(member, restart_count, text)?;
         }
-        let place = &mut self.places[usize::from(member)];
-        place.life += 1;
-        for thread in place.threads.drain(..) {
+        let process = &mut self.processes[usize::from(member)];
+        process.restart_count += 1;
+        for thread in process.threads.drain(..) {
             self.lost_counts.add(&thread.counts);
         }
-        place.flows.clear();
-        self.killed.extend(place.epoch.take().map(|epoch| (member, epoch)));
+        process.flows.clear();
+        self.killed.extend(process.epoch.take().map(|epoch| (member, epoch)));
         Ok(())
     }
 
@@ -291,10 +291,10 @@ impl<'a> Run<'a> {
         let mut missing = Vec::new();
         for peer in (0..self.options.members).filter(|peer| *peer != member) {
             for (from, to) in [(member, peer), (peer, member)] {
-                let (from_epoch, to_place) =
-                    (self.places[usize::from(from)].epoch, &self.places[usize::from(to)]);
+                let (from_epoch, to_process) =
+                    (self.processes[usize::from(from)].epoch, &self.processes[usize::from(to)]);
                 for thread in 0..self.options.threads {
-                    let flow = to_place.flows.get(&(thread, from)).copied();
+                    let flow = to_process.flows.get(&(thread, from)).copied();
                     if flow.is_none() || flow != from_epoch {
                         missing.push(format!("from member {from} to member {to} in thread {thread}"));
                     }
@@ -306,14 +306,14 @@ impl<'a> Run<'a> {
 
     /// Waits until all threads have finished, and checks the reports of both ends of every session.
     fn finish(&mut self) -> Result<()> {
-        let is_finished = |place: &Place| {
-            !place.threads.is_empty() && place.threads.iter().all(|thread| thread.is_finished)
+        let is_finished = |process: &MemberProcess| {
+            !process.threads.is_empty() && process.threads.iter().all(|thread| thread.is_finished)
         };
-        while !self.places.iter().all(is_finished) {
+        while !self.processes.iter().all(is_finished) {
             self.read_for(Duration::from_millis(20))?;
         }
         self.command("report")?;
-        while self.places.iter().any(|place| place.report.is_none()) {
+        while self.processes.iter().any(|process| process.report.is_none()) {
             self.read_for(Duration::from_millis(20))?;
         }
         if let Some((_, error)) = &self.unexpected_end {
@@ -321,14 +321,15 @@ impl<'a> Run<'a> {
         }
         self.check_reports()?;
         // The members exit when their standard input is closed.
-        for place in &mut self.places {
-            place.child.as_mut().and_then(|child| child.stdin.take());
+        for process in &mut self.processes {
+            process.child.as_mut().and_then(|child| child.stdin.take());
         }
         let (start, limit) = (Instant::now(), Duration::from_secs(self.options.hang_seconds));
         for member in 0..self.options.members {
             loop {
                 self.read_lines()?;
-                let child = self.places[usize::from(member)].child.as_mut().context("a member that runs")?;
+                let child =
+                    self.processes[usize::from(member)].child.as_mut().context("a member that runs")?;
                 if let Some(status) = child.try_wait()? {
                     ensure!(status.success(), "member {member} exited: {status}");
                     break;
@@ -341,11 +342,11 @@ impl<'a> Run<'a> {
     }
 
     fn check_reports(&self) -> Result<()> {
-        let reports = self.places.iter().flat_map(|place| place.report.iter().flatten());
+        let reports = self.processes.iter().flat_map(|process| process.report.iter().flatten());
         let mut count = 0;
         for report in reports {
             let SessionReport { thread, peer, epoch, peer_epoch, .. } = *report;
-            let of_peer = self.places[usize::from(peer)].report.iter().flatten();
+            let of_peer = self.processes[usize::from(peer)].report.iter().flatten();
             let other = of_peer.clone().find(|other| (other.thread, other.peer_epoch) == (thread, epoch));
             let other = other.with_context(|| format!("member {peer} has no session for {report:?}"))?;
             ensure!(
@@ -359,16 +360,16 @@ impl<'a> Run<'a> {
         ensure!(count == expected, "there are reports of {count} ends of sessions instead of {expected}");
         let total = self.total();
         let ended = total.completed_tickets + total.failed_tickets;
-        // The last counts of killed members are older than their death.
+        // The last counts of killed members are older than the members' end.
         let is_exact = self.killed.is_empty();
         ensure!(
             !is_exact || total.tickets == ended && total.failed_tickets == 0,
             "{} tickets were posted, and {ended} ended",
             total.tickets
         );
-        for (member, place) in self.places.iter().enumerate() {
+        for (member, process) in self.processes.iter().enumerate() {
             for Counts { tickets, completed_tickets, failed_tickets, .. } in
-                place.threads.iter().map(|thread| thread.counts)
+                process.threads.iter().map(|thread| thread.counts)
             {
                 let ended = completed_tickets + failed_tickets;
                 ensure!(tickets == ended, "member {member} posted {tickets} tickets, of which {ended} ended");
@@ -378,8 +379,8 @@ impl<'a> Run<'a> {
     }
 
     fn command(&mut self, command: &str) -> Result<()> {
-        for (member, place) in self.places.iter_mut().enumerate() {
-            let stdin = place.child.as_mut().and_then(|child| child.stdin.as_mut());
+        for (member, process) in self.processes.iter_mut().enumerate() {
+            let stdin = process.child.as_mut().and_then(|child| child.stdin.as_mut());
             let written = writeln!(stdin.context("a member that runs")?, "{command}");
             // The member's last line has the cause.
             if written.is_err() {
@@ -399,8 +400,8 @@ impl<'a> Run<'a> {
             if left.is_zero() {
                 break;
             }
-            if let Ok((member, life, text)) = self.lines.recv_timeout(left) {
-                self.handle_line(member, life, text)?;
+            if let Ok((member, restart_count, text)) = self.lines.recv_timeout(left) {
+                self.handle_line(member, restart_count, text)?;
             }
         }
         if self.printed_at.elapsed() >= PRINT_INTERVAL {
@@ -417,37 +418,40 @@ impl<'a> Run<'a> {
     }
 
     fn read_lines(&mut self) -> Result<()> {
-        while let Ok((member, life, text)) = self.lines.try_recv() {
-            self.handle_line(member, life, text)?;
+        while let Ok((member, restart_count, text)) = self.lines.try_recv() {
+            self.handle_line(member, restart_count, text)?;
         }
         Ok(())
     }
 
-    fn handle_line(&mut self, member: u16, life: u64, text: Option<String>) -> Result<()> {
-        let place = &mut self.places[usize::from(member)];
-        if life != place.life {
+    fn handle_line(&mut self, member: u16, restart_count: u64, text: Option<String>) -> Result<()> {
+        let process = &mut self.processes[usize::from(member)];
+        if restart_count != process.restart_count {
             return Ok(());
         }
         let Some(text) = text else {
             // A member that was killed has no child, and one that has reported may exit.
             let has_failed = self.unexpected_end.is_some();
-            ensure!(place.child.is_none() || place.report.is_some() || has_failed, "member {member} exited");
+            ensure!(
+                process.child.is_none() || process.report.is_some() || has_failed,
+                "member {member} exited"
+            );
             self.dying = self.dying.filter(|dying| *dying != member);
             return Ok(());
         };
         // A member can be killed while it prints a line.
         let line = match serde_json::from_str::<Line>(&text) {
             Ok(line) => line,
-            Err(_) if place.child.is_none() => return Ok(()),
+            Err(_) if process.child.is_none() => return Ok(()),
             Err(error) => return Err(error).context(format!("a line of member {member}: {text}")),
         };
         match line {
-            Line::Started { epoch, device } => (place.epoch, place.device) = (Some(epoch), device),
+            Line::Started { epoch, device } => (process.epoch, process.device) = (Some(epoch), device),
             Line::Flowing { thread, peer, peer_epoch } => {
-                place.flows.insert((thread, peer), peer_epoch);
+                process.flows.insert((thread, peer), peer_epoch);
             }
             Line::Closing { thread, peer, peer_epoch } => {
-                let epoch = place.epoch.context("a session before the start")?;
+                let epoch = process.epoch.context("a session before the start")?;
                 *self.closings.entry((thread, pair((member, epoch), (peer, peer_epoch)))).or_default() += 1;
             }
             Line::Ended { thread, peer, peer_epoch, reason } => {
@@ -458,25 +462,25 @@ impl<'a> Run<'a> {
                     self.unexpected_end.get_or_insert((Instant::now(), error));
                     return Ok(());
                 }
-                let epoch = place.epoch.context("a session before the start")?;
+                let epoch = process.epoch.context("a session before the start")?;
                 let reasons = self.ended.entry((thread, (member, epoch), (peer, peer_epoch))).or_default();
                 reasons.push(reason);
             }
             Line::Progress { threads } => {
                 for (index, thread) in threads.iter().enumerate() {
-                    let last = place.threads.get(index);
+                    let last = process.threads.get(index);
                     let events = |thread: &ThreadProgress| {
                         let counts = &thread.counts;
                         (counts.all_messages(), counts.tickets, counts.completed_tickets)
                     };
                     let is_changed = last.is_none_or(|last| events(last) != events(thread));
                     if is_changed || thread.is_finished {
-                        place.progress_at[index] = Instant::now();
+                        process.progress_at[index] = Instant::now();
                     }
                 }
-                place.threads = threads;
+                process.threads = threads;
             }
-            Line::Report { sessions } => place.report = Some(sessions),
+            Line::Report { sessions } => process.report = Some(sessions),
             Line::Failed { error } => {
                 bail!(
                     "member {member}, {:.1} s after the start: {error}",
@@ -489,18 +493,20 @@ impl<'a> Run<'a> {
 
     /// Checks that no session ended unexpectedly, and that no thread hangs.
     fn check_progress(&self) -> Result<()> {
-        // A member that finds an error exits, so the sessions of its peers end. Its own report may come later.
+        // A member that finds an error exits, so the sessions of its peers end. Its own report may arrive later.
         if let Some((_, error)) = self.unexpected_end.as_ref().filter(|(at, _)| at.elapsed() > CAUSE_TIMEOUT)
         {
             bail!("{error}");
         }
         let limit = Duration::from_secs(self.options.hang_seconds);
-        for (member, place) in self.places.iter().enumerate().filter(|(_, place)| place.child.is_some()) {
-            for (thread, at) in place.progress_at.iter().enumerate() {
+        for (member, process) in
+            self.processes.iter().enumerate().filter(|(_, process)| process.child.is_some())
+        {
+            for (thread, at) in process.progress_at.iter().enumerate() {
                 if at.elapsed() < limit {
                     continue;
                 }
-                let state = place.threads.get(thread).cloned().unwrap_or_default();
+                let state = process.threads.get(thread).cloned().unwrap_or_default();
                 bail!(
                     "member {member}, thread {thread} made no progress for {limit:?}, after {} iterations; {}",
                     state.iterations,
@@ -514,7 +520,7 @@ impl<'a> Run<'a> {
     /// Returns the counts of all members, including those that were killed, until their last lines.
     fn total(&self) -> Counts {
         let mut total = self.lost_counts;
-        let threads = self.places.iter().flat_map(|place| &place.threads);
+        let threads = self.processes.iter().flat_map(|process| &process.threads);
         threads.for_each(|thread| total.add(&thread.counts));
         total
     }
@@ -529,7 +535,7 @@ impl<'a> Run<'a> {
             "device {}: {} messages, {} requests, {} replies, {} calls without a reply, {} WRITEs, {} WRITEs with \
              immediate, {} READs, {} fetch-and-adds, {} compare-and-swaps, {} batches; {} MiB checked; {} tickets \
              ended, {} of them with their session",
-            self.places[0].device,
+            self.processes[0].device,
             total.messages,
             total.requests,
             total.replies,

@@ -75,7 +75,7 @@ pub(crate) struct ThreadProgress {
     pub(crate) iterations: u64,
     /// Whether all sessions have exchanged and checked their final counts.
     pub(crate) is_finished: bool,
-    /// The sessions that have not, for the diagnosis of a hang.
+    /// The sessions that have not exchanged them, for the diagnosis of a hang.
     pub(crate) unfinished: String,
     pub(crate) counts: Counts,
 }
@@ -150,7 +150,7 @@ pub(crate) struct SessionReport {
     pub(crate) received: Tally,
 }
 
-/// The numbers of requests in one direction of a session. Both sides have the same at its end.
+/// The numbers of requests in one direction of a session. Both sides have the same numbers at its end.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub(crate) struct Tally {
     /// Messages or requests.

@@ -75,7 +75,7 @@ fn main() -> Result<ExitCode> {
         Command::Member { settings } => {
             let settings = serde_json::from_str(&settings).context("the settings")?;
             if let Err(error) = member::run(settings) {
-                // The coordinator prints it.
+                // The coordinator prints the error.
                 lines::Line::Failed { error: format!("{error:#}") }.print();
                 return Ok(ExitCode::FAILURE);
             }

@@ -21,7 +21,7 @@ pub(crate) const SLOT_SIZE: u32 = 512;
 /// Runs until the standard input ends. The commands `finish` and `report` are lines of the standard input.
 pub(crate) fn run(settings: Settings) -> Result<()> {
     let settings = Arc::new(settings);
-    // Small rings, so that senders often have no credit.
+    // The rings are small, so that senders often have no credit.
     let config =
         BrokerConfig { send_slots: 32, recv_slots: 32, slot_size: SLOT_SIZE, ..BrokerConfig::default() };
     let options = ConnectOptions::new().ack_timeout(settings.ack_timeout);

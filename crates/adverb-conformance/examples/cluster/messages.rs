@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use crate::content::Purpose;
 use crate::lines::{Fault, Tally};
 use crate::session::{Pointers, Refusal, Session, refusal};
-use crate::worker::{BURST, FAULT_AT, WAIT, Worker};
+use crate::worker::{BURST, EVENT_TIMEOUT, FAULT_AT, Worker};
 
 const HEADER_LEN: usize = 24;
 
@@ -40,7 +40,7 @@ struct Link {
     session: Session,
     /// The peer's number of the session, which its first message contains.
     peer_session: Option<u32>,
-    /// Whether a request was refused, and the event that it may succeed has not arrived.
+    /// Whether a request was rejected, and no `Unblocked` event has followed.
     is_blocked: bool,
     has_sent_pointers: bool,
     has_sent_final: bool,
@@ -62,7 +62,7 @@ impl MessageThread {
                 is_idle &= !self.send(&mut broker, index).with_context(|| format!("with member {index}"))?;
             }
             if is_idle {
-                broker.wait(WAIT)?;
+                broker.wait(EVENT_TIMEOUT)?;
             }
             let mut failure = None;
             broker.poll(|broker, event| {
@@ -214,7 +214,7 @@ impl Link {
             message.write(&tally.to_bytes())?;
         } else {
             let choice = self.session.random.below(16);
-            // A place for the announcement exists already, so it follows the WRITE.
+            // The slot for the announcement is already taken, so the announcement follows the WRITE.
             if choice < 2 && self.session.can_write() {
                 match self.session.post_write(broker, choice == 1, &mut worker.counts)? {
                     Ok(write) => {
@@ -231,7 +231,7 @@ impl Link {
                 stream.fill(number, &mut message[HEADER_LEN..]);
             }
         }
-        if number == FAULT_AT && self.commit_fault(worker, broker, peer, &mut message)? {
+        if number == FAULT_AT && self.inject_fault(worker, broker, peer, &mut message)? {
             return Ok(Ok(true));
         }
         match broker.post_send(message) {
@@ -251,8 +251,8 @@ impl Link {
         Ok(message.write(&self.session.received.writes.to_le_bytes())?)
     }
 
-    /// Commits a fault with one message. Returns whether the message must not be sent.
-    fn commit_fault(
+    /// Injects a fault into one message. Returns whether the message must not be sent.
+    fn inject_fault(
         &mut self,
         worker: &Worker,
         broker: &mut Broker,

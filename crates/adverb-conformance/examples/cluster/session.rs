@@ -1,7 +1,7 @@
-//! The one-sided part of a session: the memory that this member lends to the peer, and the transfers to the memory of the
-//! peer.
+//! The one-sided part of a session: the memory that this member exposes to the peer, and the transfers to the memory of
+//! the peer.
 //!
-//! A session has new items, whose pointers the peer gets in the session's first message:
+//! Each session allocates new items. The peer gets their pointers in the session's first message:
 //!
 //! - known bytes, which the peer reads;
 //! - places for the peer's WRITEs. The peer numbers them, and announces each with immediate data or with a message, which
@@ -83,7 +83,7 @@ impl SharedWords {
         Ok(SharedWords { item, ended_adds: 0, ended_sessions: 0 })
     }
 
-    /// Checks the words at the end, when the peers have told the counts of all open sessions.
+    /// Checks the words at the end, after the peers have reported the counts of all open sessions.
     pub(crate) fn check(&self, adds: u64, swaps: u64) -> Result<()> {
         let counter = self.item.word(0)?.load(Ordering::Acquire);
         let added = self.ended_adds + adds;
@@ -125,27 +125,27 @@ pub(crate) enum Kind {
 /// The reason why nothing was posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refusal {
-    /// A limit of this program. The request is possible after other events.
+    /// A limit of this program is reached. The request can be posted after other events.
     Later,
-    /// The broker refused the request, and reports when it may succeed.
+    /// The broker rejected the request, and reports when it may succeed.
     Blocked,
     /// The session has ended.
     NotOpen,
 }
 
-/// Distinguishes the refusals that a correct program must expect.
+/// Returns the reason for an error that a correct program must expect, or the error itself.
 pub(crate) fn refusal(error: PostError) -> Result<Refusal> {
     match error {
         PostError::WouldBlock { .. } => Ok(Refusal::Blocked),
         PostError::NotOpen { .. } => Ok(Refusal::NotOpen),
-        error => Err(error).context("a request was refused"),
+        error => Err(error).context("a request was rejected"),
     }
 }
 
 fn transfer_refusal(error: TransferError) -> Result<Refusal> {
     match error {
         TransferError::Post(error) => refusal(error),
-        error => Err(error).context("a transfer was refused"),
+        error => Err(error).context("a transfer was rejected"),
     }
 }
 
@@ -207,7 +207,7 @@ impl Session {
         })
     }
 
-    /// Makes the session commit a fault.
+    /// Injects a fault into the session.
     pub(crate) fn set_fault(&mut self, fault: Option<Fault>) {
         self.fault = fault;
     }
@@ -248,7 +248,7 @@ impl Session {
             && self.tickets.len() < MAX_TICKETS
     }
 
-    /// Posts a WRITE, alone or in a batch. The caller announces its number, which is returned.
+    /// Posts a WRITE, alone or in a batch. Returns its number, which the caller must announce.
     pub(crate) fn post_write(
         &mut self,
         broker: &mut Broker,
@@ -282,7 +282,7 @@ impl Session {
         }
     }
 
-    /// Returns the bytes of the next WRITE, and the place.
+    /// Returns the bytes of the next WRITE, and its target.
     fn next_write(&mut self, broker: &Broker, pointers: Pointers) -> Result<(Buffer, RemotePtr)> {
         let number = self.sent.writes;
         let stream = self.outgoing(Purpose::Written);
@@ -337,7 +337,8 @@ impl Session {
         let domain = broker.protection_domain().clone();
         let (posted, operation) = match kind {
             Kind::WriteWithImm => {
-                // The other places are for WRITEs whose announcements confirm those before.
+                // The other places are reserved for WRITEs that messages announce, because only those confirm earlier
+                // WRITEs.
                 if sent.writes >= self.checked_writes + PLACES / 2 {
                     return Ok(Err(Refusal::Later));
                 }
@@ -437,7 +438,7 @@ impl Session {
             }
             Operation::SharedSwap { compare } => {
                 let old = old_value(&next()?)?;
-                ensure!(old >= compare, "a shared word went back from {compare} to {old}");
+                ensure!(old >= compare, "a shared word decreased from {compare} to {old}");
                 self.sent.shared_swaps += u64::from(old == compare);
                 self.shared_swapped = if old == compare { old + 1 } else { old };
                 counts.swaps += 1;
@@ -451,7 +452,7 @@ impl Session {
                 let (counter, shared) = (old_value(&next()?)?, old_value(&next()?)?);
                 ensure!(counter == adds, "the counter of the session was {counter} instead of {adds}");
                 let last = self.last_shared_counter.replace(shared);
-                ensure!(last.is_none_or(|last| last < shared), "a shared counter went back to {shared}");
+                ensure!(last.is_none_or(|last| last < shared), "a shared counter decreased to {shared}");
                 counts.bytes += len as u64;
                 counts.reads += 1;
                 counts.adds += 2;
@@ -489,7 +490,7 @@ impl Session {
         Ok(())
     }
 
-    /// Checks the next WRITE of the peer, which had immediate data.
+    /// Checks the next WRITE of the peer, which was announced with immediate data.
     pub(crate) fn handle_immediate(
         &mut self,
         immediate: u32,

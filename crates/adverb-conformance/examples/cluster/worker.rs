@@ -12,24 +12,24 @@ use crate::lines::{Counts, Fault, Line, SessionReport, Settings, ThreadProgress}
 use crate::session::{Kind, Session, SharedWords};
 
 /// The time that a thread waits for events before it checks for commands of the coordinator.
-pub(crate) const WAIT: Duration = Duration::from_millis(100);
+pub(crate) const EVENT_TIMEOUT: Duration = Duration::from_millis(100);
 /// The interval of progress lines.
-const INTERVAL: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// The number of requests to a peer between two polls.
 pub(crate) const BURST: usize = 16;
 /// The mean number of requests after which a member closes a session, in the part in which members are killed.
 const CLOSE_INTERVAL: u64 = 1 << 16;
-/// The message after which a fault is committed.
+/// The number of messages before a fault is injected.
 pub(crate) const FAULT_AT: u64 = 100;
 
 /// The state that the threads share with the main thread.
 #[derive(Debug, Default)]
 pub(crate) struct Control {
-    /// Set by the command `finish`.
+    /// Whether the coordinator has sent the command `finish`.
     pub(crate) is_finishing: AtomicBool,
-    /// Set by the command `report`: the members exit soon, so sessions may end.
+    /// Whether the coordinator has sent the command `report`. The members exit soon, so sessions may end.
     pub(crate) is_reporting: AtomicBool,
-    /// Set by the end of the commands.
+    /// Whether the coordinator has closed the input.
     pub(crate) is_stopping: AtomicBool,
 }
 
@@ -82,7 +82,7 @@ impl Worker {
         })
     }
 
-    /// Returns the fault of this thread.
+    /// Returns the fault that this thread injects.
     pub(crate) fn fault(&self) -> Option<Fault> {
         self.settings.fault.filter(|_| self.settings.member == 0)
     }
@@ -113,7 +113,7 @@ impl Worker {
         Line::Flowing { thread: self.thread, peer, peer_epoch }.print();
     }
 
-    /// Whether a session sends more requests, of which it has sent `count`.
+    /// Whether a session that has sent `count` requests sends more.
     pub(crate) fn has_more(&self, count: u64) -> bool {
         match self.settings.quota {
             Some(quota) => count < quota,
@@ -121,7 +121,7 @@ impl Worker {
         }
     }
 
-    /// Whether to close a session, which is established again. The line that announces it is printed.
+    /// Decides whether to close a session, which is then established again, and prints a line if so.
     pub(crate) fn close(&mut self, session: &Session) -> bool {
         let is_allowed = self.settings.quota.is_none() && self.has_more(0);
         let is_closed = is_allowed && self.random.below(CLOSE_INTERVAL) == 0;
@@ -167,7 +167,7 @@ impl Worker {
         let mut progress = self.published.progress.lock().expect("no thread panics");
         progress.iterations = self.iterations;
         progress.counts = self.counts;
-        if self.published_at.elapsed() >= INTERVAL || self.is_finished != progress.is_finished {
+        if self.published_at.elapsed() >= PROGRESS_INTERVAL || self.is_finished != progress.is_finished {
             self.published_at = Instant::now();
             progress.is_finished = self.is_finished;
             progress.unfinished = unfinished();

@@ -28,14 +28,14 @@ pub(crate) struct Plan {
     pub(crate) address: IpAddr,
 }
 
-/// The numbers of what happened.
+/// The numbers of processes and conversations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) started: usize,
     pub(crate) killed: usize,
     /// Processes that ended by themselves.
     pub(crate) ended: usize,
-    /// Conversations of processes that both lived on, which must succeed.
+    /// Conversations of two processes that kept running, which must succeed.
     pub(crate) talks: usize,
     /// Conversations during which one of the two processes was killed.
     pub(crate) disturbed: usize,
@@ -94,7 +94,7 @@ impl Worker {
 
     fn talk(&mut self, peer: &str, count: usize, bootstrap: &str) -> Result<()> {
         self.talks_to = Some(peer.to_owned());
-        let commands = self.commands.as_mut().context("a process that was told to end")?;
+        let commands = self.commands.as_mut().context("the input of the process is closed")?;
         writeln!(commands, "talk {peer} {count} {bootstrap}").context("commanding a process")
     }
 

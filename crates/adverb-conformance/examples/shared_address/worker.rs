@@ -10,7 +10,7 @@ use adverb::net::{Bootstrap, Options};
 use adverb::verbs::Device;
 use anyhow::{Result, bail, ensure};
 
-/// The timeout of everything that a process waits for.
+/// The timeout of every wait of a process.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs a process: prints `ready PORT`, and `done` or `failed REASON` for each line `talk PORT COUNT BOOTSTRAP` that it
@@ -21,7 +21,7 @@ pub(crate) fn run(address: IpAddr) -> Result<()> {
     ensure!(gid.udp_addr() == SocketAddr::new(address, 4791), "the device has the GID {gid}");
     let options = Options::new().device(&device).connect_timeout(TIMEOUT).timeout(TIMEOUT);
     let listener = Listener::bind_with((address, 0), &options)?;
-    tell(&format!("ready {}", listener.local_addr().port()))?;
+    print_line(&format!("ready {}", listener.local_addr().port()))?;
     thread::spawn(move || {
         while let Ok(connection) = listener.accept() {
             thread::spawn(move || echo(&connection));
@@ -37,16 +37,16 @@ pub(crate) fn run(address: IpAddr) -> Result<()> {
         });
         let peer = SocketAddr::new(address, port.parse()?);
         match talk(&options, peer, count.parse()?) {
-            Ok(()) => tell("done")?,
-            Err(error) => tell(&format!("failed {bootstrap}: {error:#}"))?,
+            Ok(()) => print_line("done")?,
+            Err(error) => print_line(&format!("failed {bootstrap}: {error:#}"))?,
         }
     }
     Ok(())
 }
 
 /// Prints a line for the coordinator.
-fn tell(line: &str) -> Result<()> {
-    // A test prints lines of its own.
+fn print_line(line: &str) -> Result<()> {
+    // The test harness prints other lines to the same output.
     let mut out = std::io::stdout().lock();
     writeln!(out, "\n{}{line}", super::coordinator::MARK)?;
     Ok(out.flush()?)
@@ -65,13 +65,13 @@ fn echo(connection: &Connection) {
 fn talk(options: &Options, peer: SocketAddr, count: u32) -> Result<()> {
     let connection = Connector::new().options(options).connect(peer)?;
     for number in 0..count {
-        // Eager and rendezvous messages.
+        // Some messages are eager, and some are rendezvous messages.
         let length = if number % 16 == 15 { 100_000 } else { 64 + number as usize % 1000 };
         let message: Vec<u8> =
             (0..length).map(|index| (index as u32).wrapping_mul(number + 7) as u8).collect();
         connection.send(&message)?;
-        let Some(answer) = connection.recv_timeout(TIMEOUT)? else { bail!("the connection ended early") };
-        ensure!(answer[..] == message[..], "message {number} returned changed");
+        let Some(reply) = connection.recv_timeout(TIMEOUT)? else { bail!("the connection ended early") };
+        ensure!(reply[..] == message[..], "message {number} was altered");
     }
     connection.close()?;
     Ok(())

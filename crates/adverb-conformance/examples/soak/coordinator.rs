@@ -11,23 +11,23 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::message::Random;
 use crate::session::{RETRY_BOUND, SLACK};
-use crate::station::{FAULTS, Report};
+use crate::worker::{FAULTS, Report};
 
 /// The number of processes. The first is never killed.
-const STATIONS: u8 = 4;
+const PROCESS_COUNT: u8 = 4;
 
-/// The maximum time between two reports of a process, which reports every second. A process that exceeds it hangs.
-const SILENCE: Duration = Duration::from_secs(20);
+/// The maximum time between two reports of a process, which reports every second. A process that takes longer hangs.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The maximum growth of the first process's memory from its second quarter to its last, in KiB.
-const GROWTH: u64 = 4 << 10;
+const MAX_MEMORY_GROWTH: u64 = 4 << 10;
 
 /// The coordinator of the processes.
 struct Coordinator {
     random: Random,
     network: Ipv4Addr,
     start: Instant,
-    places: Vec<Place>,
+    processes: Vec<WorkerProcess>,
     sender: Sender<Line>,
     lines: Receiver<Line>,
     /// The last report of each process, by its index and the number of restarts.
@@ -38,20 +38,20 @@ struct Coordinator {
 }
 
 /// A process and its restarts.
-struct Place {
+struct WorkerProcess {
     child: Option<Child>,
     /// The number of restarts.
-    life: u64,
+    restart_count: u64,
     /// The time of the start or of the last report.
-    heard: Instant,
+    last_report_at: Instant,
     /// The time of the next start.
-    due: Option<Instant>,
+    start_at: Option<Instant>,
 }
 
 /// A line of a process's output.
 struct Line {
     index: u8,
-    life: u64,
+    restart_count: u64,
     text: String,
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn run(seconds: u64, seed: u64) -> Result<()> {
     let length = Duration::from_secs(seconds);
     let mut this = Coordinator::new(seed)?;
     println!(
-        "{STATIONS} processes at {}, {seconds} s, seed {seed}; {} % of the packets each are lost, duplicated, corrupted and \
+        "{PROCESS_COUNT} processes at {}, {seconds} s, seed {seed}; {} % of the packets each are lost, duplicated, corrupted and \
          delayed; a request to a killed process must fail within {RETRY_BOUND:.3?}, plus {SLACK:?} of scheduling delay",
         this.network,
         f64::from(FAULTS) / 10_000.0
@@ -76,7 +76,7 @@ pub(crate) fn run(seconds: u64, seed: u64) -> Result<()> {
             break;
         }
         this.read_report(Duration::from_millis(20))?;
-        this.start_those_due()?;
+        this.start_due_processes()?;
         if elapsed >= next_line {
             next_line = elapsed + Duration::from_secs(if seconds > 60 { 30 } else { 5 });
             println!("{}", this.line());
@@ -86,20 +86,20 @@ pub(crate) fn run(seconds: u64, seed: u64) -> Result<()> {
                 this.kill_one()?;
                 next_kill = elapsed + this.pause(1.5, 6.0);
             }
-        } else if at_quiet.is_none() && this.places.iter().all(|place| place.child.is_some()) {
+        } else if at_quiet.is_none() && this.processes.iter().all(|process| process.child.is_some()) {
             at_quiet = Some(this.with_first());
         }
     }
     let before = at_quiet.context("not all processes ran at the end")?;
     let after = this.with_first();
-    for peer in 1..STATIONS {
+    for peer in 1..PROCESS_COUNT {
         ensure!(
             after.get(&peer).unwrap_or(&0) > before.get(&peer).unwrap_or(&0),
             "the first process and process {peer} finished no round at the end"
         );
     }
     this.stop()?;
-    this.verdict()
+    this.check_results()
 }
 
 impl Coordinator {
@@ -108,44 +108,45 @@ impl Coordinator {
         let [a, b, ..] = std::process::id().wrapping_mul(0x9e37_79b1).to_be_bytes();
         let (sender, lines) = channel();
         let start = Instant::now();
-        let place = |_| Place { child: None, life: 0, heard: start, due: Some(start) };
+        let process =
+            |_| WorkerProcess { child: None, restart_count: 0, last_report_at: start, start_at: Some(start) };
         let mut this = Coordinator {
             random: Random(seed),
             network: Ipv4Addr::new(127, 64 | a & 63, b, 0),
             start,
-            places: (0..STATIONS).map(place).collect(),
+            processes: (0..PROCESS_COUNT).map(process).collect(),
             sender,
             lines,
             reports: BTreeMap::new(),
             memory: Vec::new(),
             kills: 0,
         };
-        this.start_those_due()?;
+        this.start_due_processes()?;
         Ok(this)
     }
 
-    fn pause(&mut self, least: f64, most: f64) -> Duration {
+    fn pause(&mut self, min: f64, max: f64) -> Duration {
         let share = self.random.below(1 << 20) as f64 / f64::from(1 << 20);
-        Duration::from_secs_f64(least + (most - least) * share)
+        Duration::from_secs_f64(min + (max - min) * share)
     }
 
     /// Starts the processes that are due.
-    fn start_those_due(&mut self) -> Result<()> {
+    fn start_due_processes(&mut self) -> Result<()> {
         let now = Instant::now();
-        for (index, place) in (0..STATIONS).zip(&mut self.places) {
-            if place.due.is_none_or(|due| due > now) {
+        for (index, process) in (0..PROCESS_COUNT).zip(&mut self.processes) {
+            if process.start_at.is_none_or(|start_at| start_at > now) {
                 continue;
             }
             let mut command = Command::new(std::env::current_exe()?);
-            command.args(["station", &index.to_string(), &STATIONS.to_string()]);
+            command.args(["worker", &index.to_string(), &PROCESS_COUNT.to_string()]);
             command.args([self.network.to_string(), self.random.next().to_string()]);
             let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
             let output = BufReader::new(child.stdout.take().context("its output")?);
-            (place.child, place.due, place.heard) = (Some(child), None, now);
-            let (sender, life) = (self.sender.clone(), place.life);
+            (process.child, process.start_at, process.last_report_at) = (Some(child), None, now);
+            let (sender, restart_count) = (self.sender.clone(), process.restart_count);
             std::thread::spawn(move || {
                 for text in output.lines().map_while(std::result::Result::ok) {
-                    _ = sender.send(Line { index, life, text });
+                    _ = sender.send(Line { index, restart_count, text });
                 }
             });
         }
@@ -154,14 +155,14 @@ impl Coordinator {
 
     /// Kills a process, and schedules its restart.
     fn kill_one(&mut self) -> Result<()> {
-        let victim = 1 + self.random.below(u64::from(STATIONS) - 1) as usize;
+        let victim = 1 + self.random.below(u64::from(PROCESS_COUNT) - 1) as usize;
         let later = self.pause(0.05, 1.5);
-        let place = &mut self.places[victim];
-        if let Some(mut child) = place.child.take() {
+        let process = &mut self.processes[victim];
+        if let Some(mut child) = process.child.take() {
             child.kill()?;
             child.wait()?;
-            place.life += 1;
-            place.due = Some(Instant::now() + later);
+            process.restart_count += 1;
+            process.start_at = Some(Instant::now() + later);
             self.kills += 1;
         }
         Ok(())
@@ -170,7 +171,7 @@ impl Coordinator {
     /// Reads the processes' output, and checks that all of them report.
     fn read_report(&mut self, timeout: Duration) -> Result<()> {
         let mut line = self.lines.recv_timeout(timeout).ok();
-        while let Some(Line { index, life, text }) = line {
+        while let Some(Line { index, restart_count, text }) = line {
             if let Some(failure) = text.strip_prefix("FAIL ") {
                 bail!("process {index}, {:?} after the start: {failure}", self.start.elapsed());
             }
@@ -179,14 +180,17 @@ impl Coordinator {
                 if index == 0 {
                     self.memory.push(report.resident);
                 }
-                self.reports.insert((index, life), report);
-                self.places[usize::from(index)].heard = Instant::now();
+                self.reports.insert((index, restart_count), report);
+                self.processes[usize::from(index)].last_report_at = Instant::now();
             }
             line = self.lines.try_recv().ok();
         }
-        for (index, place) in self.places.iter_mut().enumerate() {
-            let Some(child) = &mut place.child else { continue };
-            ensure!(place.heard.elapsed() < SILENCE, "process {index} has not reported for {SILENCE:?}");
+        for (index, process) in self.processes.iter_mut().enumerate() {
+            let Some(child) = &mut process.child else { continue };
+            ensure!(
+                process.last_report_at.elapsed() < REPORT_TIMEOUT,
+                "process {index} has not reported for {REPORT_TIMEOUT:?}"
+            );
             if let Some(status) = child.try_wait()? {
                 ensure!(status.success(), "process {index} exited: {status}");
             }
@@ -196,15 +200,15 @@ impl Coordinator {
 
     /// Ends all processes. Each checks that it has released its resources.
     fn stop(&mut self) -> Result<()> {
-        for place in &mut self.places {
+        for process in &mut self.processes {
             // The processes end when their standard input is closed.
-            place.child.as_mut().and_then(|child| child.stdin.take());
+            process.child.as_mut().and_then(|child| child.stdin.take());
         }
         let start = Instant::now();
-        let is_running = |place: &mut Place| {
-            place.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+        let is_running = |process: &mut WorkerProcess| {
+            process.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
         };
-        while self.places.iter_mut().any(is_running) {
+        while self.processes.iter_mut().any(is_running) {
             self.read_report(Duration::from_millis(20))?;
             ensure!(start.elapsed() < Duration::from_secs(30), "not all processes ended within 30 s");
         }
@@ -234,7 +238,7 @@ impl Coordinator {
     }
 
     /// Prints the results, and checks them.
-    fn verdict(&self) -> Result<()> {
+    fn check_results(&self) -> Result<()> {
         println!("{}", self.line());
         let counter = |name: &str| self.sum(|report| report.counters.get(name).copied().unwrap_or(0));
         let names: std::collections::BTreeSet<&String> =
@@ -253,13 +257,13 @@ impl Coordinator {
 
         let mut losses: Vec<f64> = self.reports.values().flat_map(|r| r.losses.iter().copied()).collect();
         losses.sort_by(f64::total_cmp);
-        let (Some(least), Some(most)) = (losses.first(), losses.last()) else {
+        let (Some(min), Some(max)) = (losses.first(), losses.last()) else {
             bail!("no process lost a peer, so that case was not tested");
         };
         let bound = RETRY_BOUND.as_secs_f64() * 1000.0;
         let beyond = losses.iter().filter(|loss| **loss > bound).count();
         println!(
-            "{} lost peers: the first error completion arrived after {least:.0} to {most:.0} ms, median {:.0} ms; {beyond} \
+            "{} lost peers: the first error completion arrived after {min:.0} to {max:.0} ms, median {:.0} ms; {beyond} \
              exceeded the bound of {bound:.0} ms",
             losses.len(),
             losses[losses.len() / 2]
@@ -272,7 +276,7 @@ impl Coordinator {
         println!(
             "the first process used {early} KiB on average in the second quarter, and {late} KiB in the last"
         );
-        ensure!(late <= early + GROWTH, "the memory of the first process grows");
+        ensure!(late <= early + MAX_MEMORY_GROWTH, "the memory of the first process grows");
         let rounds = self.sum(|report| report.rounds);
         ensure!(
             rounds > 0 && self.kills > 0,

@@ -8,7 +8,7 @@
 mod coordinator;
 mod message;
 mod session;
-mod station;
+mod worker;
 
 use std::net::Ipv4Addr;
 
@@ -28,7 +28,7 @@ enum Command {
         seed: u64,
     },
     /// Run one of the processes.
-    Station {
+    Worker {
         /// The index of the process.
         index: u8,
         /// The number of processes.
@@ -42,10 +42,10 @@ enum Command {
 fn main() -> Result<()> {
     match Command::parse() {
         Command::Run { seconds, seed } => coordinator::run(seconds, seed),
-        Command::Station { index, count, network, seed } => {
-            if let Err(error) = station::run(index, count, network, seed) {
+        Command::Worker { index, count, network, seed } => {
+            if let Err(error) = worker::run(index, count, network, seed) {
                 println!("FAIL {error:#}");
-                bail!("station {index} failed");
+                bail!("process {index} failed");
             }
             Ok(())
         }

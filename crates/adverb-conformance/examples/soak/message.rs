@@ -21,31 +21,31 @@ impl Random {
 }
 
 /// The length of the header that identifies a message: session, number, length.
-pub(crate) const HEAD: usize = 24;
+pub(crate) const HEADER_LEN: usize = 24;
 
 /// Fills in a message.
 pub(crate) fn fill(session: u64, number: u64, message: &mut [u8]) {
     let length = message.len() as u64;
-    let (head, body) = message.split_at_mut(HEAD);
+    let (head, body) = message.split_at_mut(HEADER_LEN);
     for (place, word) in head.chunks_exact_mut(8).zip([session, number, length]) {
         place.copy_from_slice(&word.to_le_bytes());
     }
     fill_body(session, number, body);
 }
 
-/// Checks a message, which must be this one.
+/// Checks that a message has this session, number and content.
 pub(crate) fn check(session: u64, number: u64, message: &[u8]) -> Result<()> {
-    ensure!(message.len() >= HEAD, "message {number} has only {} bytes", message.len());
+    ensure!(message.len() >= HEADER_LEN, "message {number} has only {} bytes", message.len());
     let mut expected = vec![0; message.len()];
     fill(session, number, &mut expected);
-    let wrong = message.iter().zip(&expected).filter(|(came, sent)| came != sent).count();
+    let wrong = message.iter().zip(&expected).filter(|(received, sent)| received != sent).count();
     ensure!(wrong == 0, "message {number} of {} bytes has {wrong} wrong ones", message.len());
     Ok(())
 }
 
 /// Returns the number in a message's header.
 pub(crate) fn number(message: &[u8]) -> Result<u64> {
-    ensure!(message.len() >= HEAD, "a message has only {} bytes", message.len());
+    ensure!(message.len() >= HEADER_LEN, "a message has only {} bytes", message.len());
     Ok(word(message, 1))
 }
 

@@ -14,10 +14,10 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::message::{self, HEAD, Random};
-use crate::station::Station;
+use crate::message::{self, HEADER_LEN, Random};
+use crate::worker::Worker;
 
-/// Which end of a session.
+/// The role of one end of a session.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Role {
     /// Posts requests.
@@ -29,9 +29,9 @@ pub(crate) enum Role {
 /// The end of a session.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Ended {
-    /// As both wanted; or before it began.
-    Well,
-    /// The peer was killed, and a request failed this time later.
+    /// Both ends have finished, or the session never began.
+    Finished,
+    /// The peer was killed, and a request failed after this time.
     Lost(Duration),
 }
 
@@ -58,7 +58,7 @@ const SLOTS: usize = WORDS + READABLE;
 const RELIABLE_SLOTS: usize = 16;
 const UNRELIABLE_SLOTS: usize = 32;
 const WINDOW: usize = SLOTS + (RELIABLE_SLOTS + UNRELIABLE_SLOTS) * MAX_MESSAGE_LEN;
-const SHOWN: usize = WINDOW + MAX_MESSAGE_LEN;
+const MEMORY_LEN: usize = WINDOW + MAX_MESSAGE_LEN;
 
 const QKEY: u32 = 0x5eed;
 const RECEIVES: usize = 48;
@@ -88,7 +88,7 @@ struct RoundEnd {
     sent: Vec<u64>,
     /// The numbers of the WRITEs, with their offsets.
     written: Vec<(usize, u64)>,
-    /// Whether it was the last.
+    /// Whether this was the last round.
     last: bool,
 }
 
@@ -103,9 +103,9 @@ struct RoundReply {
 /// The expected result of a request.
 #[derive(Debug)]
 enum Expected {
-    /// That it succeeds.
+    /// Success, without data.
     Done,
-    /// These bytes of the server's.
+    /// The bytes at this offset of the server's memory.
     Bytes(usize),
     /// The value of a word.
     Word(u64),
@@ -113,48 +113,48 @@ enum Expected {
 
 /// One end of a session.
 struct Session<'a> {
-    station: &'a Station,
+    worker: &'a Worker,
     id: u64,
     rc: QueuePair,
     uc: QueuePair,
     ud: QueuePair,
-    recipient: UdDestination,
+    destination: UdDestination,
     completions: CompletionQueue,
     domain: ProtectionDomain,
     memory: MemoryRegion,
     remote: RemoteMemory,
     stream: TcpStream,
     /// The time at which the death of the peer was detected.
-    gone: Option<Instant>,
+    peer_died_at: Option<Instant>,
     /// The time of the last completion.
-    worked: Instant,
-    spare: Vec<Buffer>,
+    last_progress_at: Instant,
+    reuse: Vec<Buffer>,
     received: VecDeque<Completion>,
 }
 
 /// The failure of a request, which is expected if the peer is dead.
 #[derive(Debug)]
-struct Broken(Status);
+struct RequestFailed(Status);
 
-impl std::fmt::Display for Broken {
+impl std::fmt::Display for RequestFailed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "a request failed: {}", self.0)
     }
 }
 
-impl std::error::Error for Broken {}
+impl std::error::Error for RequestFailed {}
 
-/// Has a session.
-pub(crate) fn run(station: &Station, stream: TcpStream, role: Role) -> Result<Ended> {
-    let Some(mut session) = Session::begin(station, stream, role)? else { return Ok(Ended::Well) };
-    let worked = match role {
+/// Runs a session.
+pub(crate) fn run(worker: &Worker, stream: TcpStream, role: Role) -> Result<Ended> {
+    let Some(mut session) = Session::begin(worker, stream, role)? else { return Ok(Ended::Finished) };
+    let last_progress_at = match role {
         Role::Client { peer, seed } => Client::new(seed).run(&mut session, peer),
         Role::Server => Server::default().run(&mut session),
     };
-    let ended = match worked {
+    let ended = match last_progress_at {
         Ok(ended) => ended,
-        Err(error) => match error.downcast_ref::<Broken>() {
-            Some(Broken(status)) => session.lost(Some(*status))?,
+        Err(error) => match error.downcast_ref::<RequestFailed>() {
+            Some(RequestFailed(status)) => session.lost(Some(*status))?,
             None => return Err(error),
         },
     };
@@ -164,14 +164,14 @@ pub(crate) fn run(station: &Station, stream: TcpStream, role: Role) -> Result<En
 
 impl<'a> Session<'a> {
     /// Creates queue pairs, and connects them to the peer's. Returns `None` if the peer is dead already.
-    fn begin(station: &'a Station, stream: TcpStream, role: Role) -> Result<Option<Session<'a>>> {
+    fn begin(worker: &'a Worker, stream: TcpStream, role: Role) -> Result<Option<Session<'a>>> {
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-        let domain = station.device.create_protection_domain()?;
-        let completions = station.device.completion_queue(1024).events().create()?;
+        let domain = worker.device.create_protection_domain()?;
+        let completions = worker.device.completion_queue(1024).events().create()?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let access = access | Access::REMOTE_ATOMIC | Access::WINDOW_BIND;
-        let memory = domain.region(SHOWN, access)?;
+        let memory = domain.region(MEMORY_LEN, access)?;
         let queue_pair = |transport| {
             let builder = domain.queue_pair(transport).completion_queue(&completions);
             builder.depth(64, RECEIVES as u32).access(access).qkey(QKEY).create()
@@ -194,46 +194,46 @@ impl<'a> Session<'a> {
         };
         // The server is ready to receive before it sends its hello, because the client sends at once.
         let options = ConnectOptions::new().ack_timeout(TIMEOUT).retry_count(RETRIES);
-        let connect = |theirs: &Hello| -> Result<UdDestination> {
-            rc.connect_with(&theirs.rc, &options)?;
-            uc.connect_with(&theirs.uc, &options)?;
-            Ok(ud.ud_destination(&theirs.ud, QKEY)?)
+        let connect = |peer_hello: &Hello| -> Result<UdDestination> {
+            rc.connect_with(&peer_hello.rc, &options)?;
+            uc.connect_with(&peer_hello.uc, &options)?;
+            Ok(ud.ud_destination(&peer_hello.ud, QKEY)?)
         };
         let mut lines = BufReader::new(&stream);
-        let (theirs, recipient) = match role {
+        let (peer_hello, destination) = match role {
             Role::Client { .. } => {
                 let Some(()) = write_line(&stream, &hello) else { return Ok(None) };
-                let Some(theirs) = read_line::<Hello>(&mut lines) else { return Ok(None) };
-                let recipient = connect(&theirs)?;
-                (theirs, recipient)
+                let Some(peer_hello) = read_line::<Hello>(&mut lines) else { return Ok(None) };
+                let destination = connect(&peer_hello)?;
+                (peer_hello, destination)
             }
             Role::Server => {
-                let Some(theirs) = read_line::<Hello>(&mut lines) else { return Ok(None) };
-                hello.session = theirs.session;
+                let Some(peer_hello) = read_line::<Hello>(&mut lines) else { return Ok(None) };
+                hello.session = peer_hello.session;
                 let mut readable = vec![0; READABLE];
-                message::fill_body(theirs.session, 0, &mut readable);
+                message::fill_body(peer_hello.session, 0, &mut readable);
                 memory.write(WORDS, &readable)?;
-                let recipient = connect(&theirs)?;
+                let destination = connect(&peer_hello)?;
                 let Some(()) = write_line(&stream, &hello) else { return Ok(None) };
-                (theirs, recipient)
+                (peer_hello, destination)
             }
         };
         stream.set_nonblocking(true)?;
         Ok(Some(Session {
-            station,
-            id: theirs.session,
+            worker,
+            id: peer_hello.session,
             rc,
             uc,
             ud,
-            recipient,
+            destination,
             completions,
             domain,
             memory,
-            remote: theirs.memory,
+            remote: peer_hello.memory,
             stream,
-            gone: None,
-            worked: Instant::now(),
-            spare: Vec::new(),
+            peer_died_at: None,
+            last_progress_at: Instant::now(),
+            reuse: Vec::new(),
             received: VecDeque::new(),
         }))
     }
@@ -245,10 +245,10 @@ impl<'a> Session<'a> {
             if let Some(completion) = self.received.pop_front() {
                 return match completion.outcome() {
                     Ok(_) => Ok(Some(completion)),
-                    Err(failure) => Err(Broken(failure.status).into()),
+                    Err(failure) => Err(RequestFailed(failure.status).into()),
                 };
             }
-            if self.is_gone() {
+            if self.is_peer_dead() {
                 return Ok(None);
             }
             ensure!(
@@ -258,42 +258,42 @@ impl<'a> Session<'a> {
             let mut received = Vec::new();
             self.completions.poll_timeout(&mut received, Duration::from_millis(20))?;
             if received.iter().any(Completion::is_ok) {
-                self.worked = Instant::now();
+                self.last_progress_at = Instant::now();
             }
             self.received.extend(received);
         }
     }
 
     /// Whether the peer was killed: then its end of the TCP connection was closed.
-    fn is_gone(&mut self) -> bool {
-        if self.gone.is_none() {
-            let is_there = match self.stream.peek(&mut [0]) {
+    fn is_peer_dead(&mut self) -> bool {
+        if self.peer_died_at.is_none() {
+            let is_open = match self.stream.peek(&mut [0]) {
                 Ok(count) => count > 0,
                 Err(error) => error.kind() == io::ErrorKind::WouldBlock,
             };
-            self.gone = (!is_there).then(Instant::now);
+            self.peer_died_at = (!is_open).then(Instant::now);
         }
-        self.gone.is_some()
+        self.peer_died_at.is_some()
     }
 
     /// Waits until a request fails because the peer is dead, and checks the time.
     fn lost(&mut self, mut failed: Option<Status>) -> Result<Ended> {
         let start = Instant::now();
-        while !self.is_gone() {
+        while !self.is_peer_dead() {
             ensure!(
                 start.elapsed() < SLACK,
                 "a request failed ({failed:?}), and the peer is running; the last progress was {:?} earlier",
-                start - self.worked
+                start - self.last_progress_at
             );
             std::thread::sleep(Duration::from_millis(1));
         }
-        let gone = self.gone.unwrap_or(start);
+        let peer_died_at = self.peer_died_at.unwrap_or(start);
         let mut longest = Duration::ZERO;
         while failed.is_none() {
             // The outstanding requests may have completed before the peer was killed. In that case, another one is
             // needed.
             if self.rc.outstanding_send_count() == 0 {
-                let probe = self.message(PROBE, HEAD)?;
+                let probe = self.message(PROBE, HEADER_LEN)?;
                 self.rc.post_send(SendRequest::send(probe).tag(PROBE))?;
             }
             let mut received = Vec::new();
@@ -304,7 +304,7 @@ impl<'a> Session<'a> {
                 .iter()
                 .find_map(|completion| completion.outcome().err())
                 .map(|failure| failure.status);
-            let (elapsed, outstanding) = (gone.elapsed(), self.rc.outstanding_send_count());
+            let (elapsed, outstanding) = (peer_died_at.elapsed(), self.rc.outstanding_send_count());
             // A process that isn't scheduled can't detect the failure.
             ensure!(
                 elapsed < RETRY_BOUND + SLACK + longest,
@@ -313,10 +313,10 @@ impl<'a> Session<'a> {
             );
         }
         ensure!(failed == Some(Status::RetryExceeded), "the first failed request has status {failed:?}");
-        Ok(Ended::Lost(gone.elapsed()))
+        Ok(Ended::Lost(peer_died_at.elapsed()))
     }
 
-    /// Gets back all that was posted.
+    /// Ends the session, and checks that all posted requests have completed.
     fn end(self) -> Result<()> {
         for queue_pair in [&self.rc, &self.uc, &self.ud] {
             queue_pair.move_to_error()?;
@@ -329,7 +329,7 @@ impl<'a> Session<'a> {
 
     /// Returns a buffer of `length` bytes.
     fn buffer(&mut self, length: usize) -> Result<Buffer> {
-        let mut buffer = match self.spare.pop() {
+        let mut buffer = match self.reuse.pop() {
             Some(buffer) => buffer,
             None => self.domain.buffer(MAX_MESSAGE_LEN)?,
         };
@@ -352,10 +352,10 @@ impl<'a> Session<'a> {
         Ok(buffer)
     }
 
-    /// Takes a buffer that is used no more.
-    fn spare(&mut self, mut buffer: Buffer) {
+    /// Keeps a buffer for later requests.
+    fn reuse(&mut self, mut buffer: Buffer) {
         buffer.reset_range();
-        self.spare.push(buffer);
+        self.reuse.push(buffer);
     }
 
     /// Posts a receive with the same buffer.
@@ -372,9 +372,9 @@ impl<'a> Session<'a> {
 
     /// Returns the bytes that the peer wrote at an offset.
     fn written(&self, place: usize) -> Result<Vec<u8>> {
-        let mut head = [0; HEAD];
+        let mut head = [0; HEADER_LEN];
         self.memory.read(place, &mut head)?;
-        let mut bytes = vec![0; message::length(&head).clamp(HEAD, MAX_MESSAGE_LEN)];
+        let mut bytes = vec![0; message::length(&head).clamp(HEADER_LEN, MAX_MESSAGE_LEN)];
         self.memory.read(place, &mut bytes)?;
         Ok(bytes)
     }
@@ -390,7 +390,7 @@ struct Client {
     window: Option<RemoteMemory>,
     /// The slot of the next unacknowledged WRITE.
     next_slot: usize,
-    unreliable_came: u64,
+    unreliable_received: u64,
 }
 
 impl Client {
@@ -401,18 +401,18 @@ impl Client {
             words: [0; 2],
             window: None,
             next_slot: 0,
-            unreliable_came: 0,
+            unreliable_received: 0,
         }
     }
 
     fn run(mut self, session: &mut Session<'_>, peer: u8) -> Result<Ended> {
         loop {
-            let last = session.station.stopping.load(std::sync::atomic::Ordering::Relaxed);
+            let last = session.worker.stopping.load(std::sync::atomic::Ordering::Relaxed);
             if !self.round(session, peer, last)? {
                 return session.lost(None);
             }
             if last {
-                return Ok(Ended::Well);
+                return Ok(Ended::Finished);
             }
         }
     }
@@ -441,7 +441,7 @@ impl Client {
             let tag = completion.tag();
             if tag == RC {
                 let buffer = completion.into_message()?;
-                let received: RoundReply = serde_json::from_slice(&buffer).context("the server's words")?;
+                let received: RoundReply = serde_json::from_slice(&buffer).context("the server's reply")?;
                 reply = Some(received);
                 session.repost_receive(RC, buffer)?;
                 continue;
@@ -460,18 +460,18 @@ impl Client {
                     ensure!(received == word, "an atomic returned {received:#x} instead of {word:#x}");
                 }
             }
-            session.spare(buffer);
+            session.reuse(buffer);
         }
         let Some(RoundReply { unreliable: received, window }) = reply else { return Ok(true) };
         self.window = window;
-        let mut report = session.station.report.lock().expect("no thread panics");
+        let mut report = session.worker.report.lock().expect("no thread panics");
         report.rounds += 1;
         report.operations += operations;
         report.bytes += bytes;
         report.unreliable_sent += unreliable;
-        report.unreliable_received += received - self.unreliable_came;
+        report.unreliable_received += received - self.unreliable_received;
         *report.with.entry(peer).or_default() += 1;
-        self.unreliable_came = received;
+        self.unreliable_received = received;
         Ok(true)
     }
 
@@ -504,17 +504,17 @@ impl Client {
                 }
             }
             4 if self.window.is_some() => {
-                // Writes through the window, and then takes it from us.
-                let window = self.window.take().context("looked for")?;
+                // Write through the window, and then invalidate it.
+                let window = self.window.take().context("checked above")?;
                 let write = SendRequest::write(session.message(number, length)?, window.at(0)).tag(number);
                 session.rc.post_send(write)?;
                 expected.insert(number, Expected::Done);
                 let number = self.take_number();
                 end.sent.push(number);
-                let send = SendRequest::send_invalidate(session.message(number, HEAD)?, window.rkey);
+                let send = SendRequest::send_invalidate(session.message(number, HEADER_LEN)?, window.rkey);
                 session.rc.post_send(send.tag(number))?;
                 expected.insert(number, Expected::Done);
-                return Ok((length + HEAD) as u64);
+                return Ok((length + HEADER_LEN) as u64);
             }
             4..6 => {
                 let offset = self.random.below((READABLE - length) as u64) as usize;
@@ -555,7 +555,7 @@ impl Client {
             1 => {
                 let message = session.message(number, self.length(MAX_MESSAGE_LEN))?;
                 let length = message.len();
-                // Not where one of the last rounds wrote that may not have been looked at.
+                // The server may not have checked the slots of the last rounds, so the slots are used in turn.
                 let slot = RELIABLE_SLOTS + self.next_slot % UNRELIABLE_SLOTS;
                 self.next_slot += 1;
                 let place = session.remote.at((SLOTS + slot * MAX_MESSAGE_LEN) as u64);
@@ -568,7 +568,7 @@ impl Client {
                 let length = message.len();
                 session
                     .ud
-                    .post_send(SendRequest::send(message).destination(&session.recipient).tag(number))?;
+                    .post_send(SendRequest::send(message).destination(&session.destination).tag(number))?;
                 Ok(length as u64)
             }
         }
@@ -580,9 +580,9 @@ impl Client {
     }
 
     /// Returns the length of a message. Short lengths are as frequent as long ones.
-    fn length(&mut self, most: usize) -> usize {
-        let most = if self.random.below(2) == 0 { 256 } else { most };
-        HEAD + self.random.below((most - HEAD) as u64) as usize
+    fn length(&mut self, max: usize) -> usize {
+        let max = if self.random.below(2) == 0 { 256 } else { max };
+        HEADER_LEN + self.random.below((max - HEADER_LEN) as u64) as usize
     }
 }
 
@@ -605,7 +605,7 @@ impl Server {
             let completion = match session.next() {
                 Ok(Some(completion)) => completion,
                 // The client is finished, and may have exited.
-                Ok(None) | Err(_) if self.is_last => return Ok(Ended::Well),
+                Ok(None) | Err(_) if self.is_last => return Ok(Ended::Finished),
                 Ok(None) => return session.lost(None),
                 Err(error) => return Err(error),
             };
@@ -618,9 +618,9 @@ impl Server {
                 }
                 _ => {
                     let buffer = completion.into_buffer().context("every request has a buffer")?;
-                    session.spare(buffer);
+                    session.reuse(buffer);
                     if self.is_last {
-                        return Ok(Ended::Well);
+                        return Ok(Ended::Finished);
                     }
                 }
             }
@@ -664,7 +664,7 @@ impl Server {
         self.received.push(number);
         if invalidated.is_some() {
             let bytes = session.written(WINDOW)?;
-            message::check(session.id, number - 1, &bytes).context("through a window")?;
+            message::check(session.id, number - 1, &bytes).context("written through a window")?;
         }
         session.repost_receive(RC, buffer)
     }

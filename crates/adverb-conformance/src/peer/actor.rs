@@ -21,65 +21,65 @@ use crate::fixture::{COMPLETION_TIMEOUT, QKEY, check, expect, fill};
 const DEPTH: u32 = 64;
 
 /// The time without completions after which no more are expected, longer than a network delays packets.
-const QUIET: Duration = Duration::from_millis(150);
+const QUIET_PERIOD: Duration = Duration::from_millis(150);
 
 /// An end that executes commands.
 pub(super) struct Actor {
     port: Port,
-    stage: Option<Stage>,
+    objects: Option<CaseObjects>,
     /// The memory, while no stage uses it.
     store: Option<Store>,
 }
 
 impl Actor {
     pub(super) fn new(port: Port) -> Actor {
-        Actor { port, stage: None, store: None }
+        Actor { port, objects: None, store: None }
     }
 
     /// Executes a command, and returns the answer.
     pub(super) fn execute(&mut self, command: Command) -> Answer {
-        self.try_to(command).unwrap_or_else(|error| Answer::Failed(format!("{error:#}")))
+        self.try_execute(command).unwrap_or_else(|error| Answer::Failed(format!("{error:#}")))
     }
 
-    fn try_to(&mut self, command: Command) -> Result<Answer> {
+    fn try_execute(&mut self, command: Command) -> Result<Answer> {
         if let Command::Open(transport) = command {
             self.close();
             let store = self.store.take().map_or_else(|| Store::new(&self.port), Ok)?;
-            let stage = self.stage.insert(Stage::new(&self.port, store, transport)?);
-            return Ok(Answer::Opened(stage.describe(&self.port)));
+            let objects = self.objects.insert(CaseObjects::new(&self.port, store, transport)?);
+            return Ok(Answer::Opened(objects.describe(&self.port)));
         }
         if let Command::Close = command {
             self.close();
             return Ok(Answer::Done);
         }
-        self.stage.as_mut().context("no queue pair is open")?.execute(command)
+        self.objects.as_mut().context("no queue pair is open")?.execute(command)
     }
 
     /// Ends a case. The memory stays for the next.
     fn close(&mut self) {
-        if let Some(Stage { store, .. }) = self.stage.take() {
+        if let Some(CaseObjects { store, .. }) = self.objects.take() {
             self.store = Some(store);
         }
     }
 }
 
 /// A queue pair and the other objects of a case.
-struct Stage {
+struct CaseObjects {
     transport: Transport,
     // A window is dropped before the queue pair that it is bound to.
     window: Option<MemoryWindow>,
     qp: QueuePair,
     cq: CompletionQueue,
     store: Store,
-    /// Completions of receives that arrived while sends were awaited, and the other way round.
+    /// Completions of receives that arrived while those of sends were awaited, and the reverse.
     early: Vec<Completion>,
 }
 
 /// The tag of receives. The tag of a send is its index in a batch.
 const RECV: u64 = 1 << 63;
 
-impl Stage {
-    fn new(port: &Port, store: Store, transport: Transport) -> Result<Stage> {
+impl CaseObjects {
+    fn new(port: &Port, store: Store, transport: Transport) -> Result<CaseObjects> {
         let cq = port.device.completion_queue(2 * DEPTH).events().create()?;
         let transport_of_qp = match transport {
             Transport::Rc => QpTransport::Rc,
@@ -92,7 +92,7 @@ impl Stage {
             None => builder,
         };
         let qp = builder.qkey(QKEY).create()?;
-        Ok(Stage { transport, window: None, qp, cq, store, early: Vec::new() })
+        Ok(CaseObjects { transport, window: None, qp, cq, store, early: Vec::new() })
     }
 
     fn describe(&self, port: &Port) -> Opened {
@@ -138,7 +138,8 @@ impl Stage {
             return Ok(self.qp.move_to_rts()?);
         }
         let mtu = PathMtu::at_most(connect.mtu.into()).context("invalid MTU")?;
-        // The maximum number of retries: Linux's rxe counts losses between two ACKs, whatever arrives meanwhile.
+        // The maximum number of retries is used, because Linux's rxe counts losses between two ACKs even if other
+        // packets arrive.
         let options = ConnectOptions::new().mtu(mtu).max_rd_atomic(connect.max_rd_atomic).retry_count(7);
         Ok(self.qp.connect_with(&connect.peer, &options)?)
     }
@@ -167,12 +168,12 @@ impl Stage {
 
     fn receive_batch(&mut self, receive_batch: &Hear) -> Result<Heard> {
         let Hear { batch, kind, lossy, invalidated } = *receive_batch;
-        let is_told = |index: &u32| kind == Kind::Message || batch.immediate_of(*index).is_some();
-        let mut missing: Vec<u32> = (0..batch.count).filter(is_told).collect();
+        let has_completion = |index: &u32| kind == Kind::Message || batch.immediate_of(*index).is_some();
+        let mut missing: Vec<u32> = (0..batch.count).filter(has_completion).collect();
         let expected = missing.len();
         let mut heard = Heard::default();
         while !missing.is_empty() {
-            let completion_timeout = if lossy { QUIET } else { COMPLETION_TIMEOUT };
+            let completion_timeout = if lossy { QUIET_PERIOD } else { COMPLETION_TIMEOUT };
             let Some(completion) = self.next(true, Instant::now() + completion_timeout)? else { break };
             let received = self.receive(completion)?;
             ensure!(
@@ -204,7 +205,7 @@ impl Stage {
 
     fn check_memory(&mut self, check_memory: &Look) -> Result<Heard> {
         let Look { batch, lossy, mtu, whole } = check_memory;
-        let deadline = Instant::now() + if *lossy { QUIET } else { COMPLETION_TIMEOUT };
+        let deadline = Instant::now() + if *lossy { QUIET_PERIOD } else { COMPLETION_TIMEOUT };
         let unreliable = self.transport == Transport::Uc;
         loop {
             let may_lack = |index| unreliable && !whole.contains(&index);
@@ -348,11 +349,11 @@ impl Stage {
     }
 
     /// Returns the contents of a receive.
-    fn receive(&mut self, completion: Completion) -> Result<Came> {
+    fn receive(&mut self, completion: Completion) -> Result<ReceivedMessage> {
         let operation = completion.result().context("a receive")?.operation;
         if let CompletedOperation::RecvWrite { immediate } = operation {
             self.store.keep(completion.into_buffer());
-            return Ok(Came {
+            return Ok(ReceivedMessage {
                 bytes: vec![],
                 immediate: Some(immediate),
                 invalidated: None,
@@ -368,19 +369,19 @@ impl Stage {
         };
         let bytes = message.to_vec();
         self.store.keep(Some(message));
-        Ok(Came { bytes, immediate, invalidated, kind: Kind::Message })
+        Ok(ReceivedMessage { bytes, immediate, invalidated, kind: Kind::Message })
     }
 }
 
 /// The contents of a receive.
-struct Came {
+struct ReceivedMessage {
     bytes: Vec<u8>,
     immediate: Option<u32>,
     invalidated: Option<u32>,
     kind: Kind,
 }
 
-impl Came {
+impl ReceivedMessage {
     /// Checks that this is the message of a batch with this index.
     fn matches(&self, batch: &Batch, index: u32, kind: Kind) -> Result<()> {
         let immediate = batch.immediate_of(index);

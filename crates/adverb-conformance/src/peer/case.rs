@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
 
-use super::script::{Counts, Lacking};
+use super::case_run::{Counts, MissingFeature};
 
 /// A test case between two devices.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
@@ -42,7 +42,7 @@ impl FromStr for Case {
     }
 }
 
-/// Declares an enum of things with names.
+/// Declares an enum whose variants have names.
 macro_rules! named {
     ($(#[$doc:meta])* $type:ident { $($(#[$variant_doc:meta])* $variant:ident = $name:literal,)+ }) => {
         $(#[$doc])*
@@ -166,8 +166,8 @@ impl CaseOutcome {
     pub(super) fn new(ended: anyhow::Result<()>) -> CaseOutcome {
         match ended {
             Ok(()) => CaseOutcome::Passed,
-            Err(error) => match error.downcast_ref::<Lacking>() {
-                Some(lacking) => CaseOutcome::Skipped { reason: lacking.to_string() },
+            Err(error) => match error.downcast_ref::<MissingFeature>() {
+                Some(missing) => CaseOutcome::Skipped { reason: missing.to_string() },
                 None => CaseOutcome::Failed { reason: format!("{error:#}") },
             },
         }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_is_flat_for_programs_that_read_it() {
+    fn a_result_is_serialized_without_nesting() {
         let case = Case { operation: Operation::UcWrite, direction: Direction::Reverse };
         let outcome = CaseOutcome::Failed { reason: "a byte".into() };
         let counts = Counts { sent: 3, arrived: 2, bytes: 9 };

@@ -126,7 +126,7 @@ impl Batch {
             Immediate::EveryOther => index % 2 == 1,
             Immediate::All => true,
         };
-        // The product uses all four bytes, so that a wrong byte order is found.
+        // The product uses all four bytes, so that a wrong byte order is detected.
         has_some.then(|| (self.seed_of(index) as u32).wrapping_mul(0x9e37_79b9))
     }
 
@@ -135,7 +135,7 @@ impl Batch {
         index as usize * self.slot()
     }
 
-    /// Returns the size of a slot: more than a message needs, so that writes beyond its end are found.
+    /// Returns the size of a slot: more than a message needs, so that writes beyond its end are detected.
     fn slot(&self) -> usize {
         (self.len as usize).next_multiple_of(64) + 64
     }
@@ -193,7 +193,7 @@ pub(super) struct Perform {
     pub(super) memory: RemoteMemory,
     /// The destination of datagrams.
     pub(super) recipient: Option<Endpoint>,
-    /// Whether the peer must refuse the requests.
+    /// Whether the peer must reject the requests.
     pub(super) refused: bool,
 }
 
@@ -222,15 +222,15 @@ pub(super) struct Atomics {
 }
 
 /// The TCP stream between the two ends.
-pub(super) struct Wire {
+pub(super) struct ControlStream {
     reader: BufReader<TcpStream>,
 }
 
-impl Wire {
-    pub(super) fn new(stream: TcpStream) -> Result<Wire> {
+impl ControlStream {
+    pub(super) fn new(stream: TcpStream) -> Result<ControlStream> {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
-        Ok(Wire { reader: BufReader::new(stream) })
+        Ok(ControlStream { reader: BufReader::new(stream) })
     }
 
     /// Reads the greeting of the other end.

@@ -21,9 +21,9 @@
 
 mod actor;
 mod case;
+mod case_run;
 mod message;
 mod reliable;
-mod script;
 mod store;
 mod unreliable;
 
@@ -35,11 +35,11 @@ use anyhow::{Context, Result, ensure};
 
 use crate::report::seconds;
 use actor::Actor;
-use message::{Command, Opened, Wire};
-use script::{Script, Side};
+use case_run::{CaseRun, Side};
+use message::{Command, ControlStream, Opened};
 
 pub use case::{Case, CaseOutcome, CaseResult, Direction, Operation};
-pub use script::Counts;
+pub use case_run::Counts;
 
 /// A device and optionally one of its addresses.
 #[derive(Clone, Debug)]
@@ -81,14 +81,14 @@ pub struct Settings {
 /// Returns an error if the stream fails or carries an invalid message. Failures of the devices are reported to the
 /// other end and are not errors of this function.
 pub fn serve(port: Port, stream: TcpStream) -> Result<()> {
-    let mut wire = Wire::new(stream)?;
-    wire.send(&Command::Hello(message::VERSION))?;
-    wire.greet()?;
+    let mut control = ControlStream::new(stream)?;
+    control.send(&Command::Hello(message::VERSION))?;
+    control.greet()?;
     let mut actor = Actor::new(port);
     loop {
-        match wire.receive()? {
+        match control.receive()? {
             Command::Bye => return Ok(()),
-            command => wire.send(&actor.execute(command))?,
+            command => control.send(&actor.execute(command))?,
         }
     }
 }
@@ -98,7 +98,7 @@ pub struct Session {
     here: Side,
     there: Side,
     settings: Settings,
-    /// The seed of the next message: it grows, so that all messages of a session differ.
+    /// The seed of the next message. It increases, so that all messages of a session differ.
     seed: u64,
 }
 
@@ -109,11 +109,11 @@ impl Session {
     ///
     /// Returns an error if the peer doesn't reply or runs another version of the test protocol.
     pub fn new(port: Port, stream: TcpStream, settings: Settings) -> Result<Session> {
-        let mut wire = Wire::new(stream)?;
-        wire.send(&Command::Hello(message::VERSION))?;
-        wire.greet()?;
+        let mut control = ControlStream::new(stream)?;
+        control.send(&Command::Hello(message::VERSION))?;
+        control.greet()?;
         let here = Side::Here(Box::new(Actor::new(port)));
-        Ok(Session { here, there: Side::There(wire), settings, seed: 0 })
+        Ok(Session { here, there: Side::There(control), settings, seed: 0 })
     }
 
     /// Runs a case. A failure of the devices is a result, not an error.
@@ -127,11 +127,11 @@ impl Session {
             Direction::Forward => (&mut self.here, &mut self.there),
             Direction::Reverse => (&mut self.there, &mut self.here),
         };
-        let mut script = Script::new(from, to, self.settings, self.seed);
-        let ended = script.play(case.operation);
-        let (counts, seed) = (script.counts, script.seed);
+        let mut case_run = CaseRun::new(from, to, self.settings, self.seed);
+        let ended = case_run.run(case.operation);
+        let (counts, seed) = (case_run.counts, case_run.seed);
         self.seed = seed;
-        // The next case starts without objects, whatever the result is.
+        // The next case starts without objects, regardless of the result.
         for side in [&mut self.here, &mut self.there] {
             side.send_command(Command::Close)?.context("ending a case")?;
         }
@@ -144,20 +144,20 @@ impl Session {
     ///
     /// Returns an error if the connection to the peer is lost.
     pub fn end(self) -> Result<()> {
-        let Side::There(mut wire) = self.there else { return Ok(()) };
-        wire.send(&Command::Bye)
+        let Side::There(mut control) = self.there else { return Ok(()) };
+        control.send(&Command::Bye)
     }
 }
 
 /// Returns the path MTU that two ports support.
 fn common_mtu(here: &Opened, there: &Opened, wanted: Option<PathMtu>) -> Result<PathMtu> {
-    let least = here.mtu.min(there.mtu);
-    let wanted = wanted.map_or(least, PathMtu::bytes);
-    ensure!(wanted <= least, "the ports have MTUs of {} and {}: {wanted} is too large", here.mtu, there.mtu);
+    let min = here.mtu.min(there.mtu);
+    let wanted = wanted.map_or(min, PathMtu::bytes);
+    ensure!(wanted <= min, "the ports have MTUs of {} and {}: {wanted} is too large", here.mtu, there.mtu);
     PathMtu::at_most(wanted.into()).context("a port has an MTU below 256")
 }
 
-/// Expects a variant of an answer.
+/// Returns the value of the expected variant of an answer.
 macro_rules! expect_answer {
     ($answer:expr, $variant:ident) => {
         match $answer? {

@@ -3,11 +3,11 @@
 use anyhow::{Result, ensure};
 
 use super::Settings;
+use super::case_run::{CaseRun, ConnectedPair};
 use super::message::{Action, Atomics, Batch, Command, Hear, Immediate, Kind, Look, Perform, Transport};
-use super::script::{Script, Stage};
 
 /// The number of packets of a long message, more than devices have in flight.
-const MANY: u32 = 150;
+const LONG_MESSAGE_PACKETS: u32 = 150;
 
 /// The number of atomics.
 const ATOMICS: u32 = 48;
@@ -17,11 +17,11 @@ fn rounds(settings: Settings) -> usize {
     if settings.lossy { 3 } else { 1 }
 }
 
-impl Stage {
+impl ConnectedPair {
     /// Returns the batches: the number and length of the messages posted at once.
     fn plan(&self, settings: Settings) -> Vec<(u32, u32)> {
         let mtu = self.mtu();
-        [(8, 0), (8, 1), (8, mtu), (8, mtu + 1), (2, MANY * mtu + 3)].repeat(rounds(settings))
+        [(8, 0), (8, 1), (8, mtu), (8, mtu + 1), (2, LONG_MESSAGE_PACKETS * mtu + 3)].repeat(rounds(settings))
     }
 
     fn perform(&self, action: Action, batch: Batch) -> Command {
@@ -29,13 +29,13 @@ impl Stage {
     }
 }
 
-impl Script<'_> {
+impl CaseRun<'_> {
     pub(super) fn rc_send(&mut self, immediate: Immediate) -> Result<()> {
-        let stage = self.open(Transport::Rc)?;
-        for (count, len) in stage.plan(self.settings) {
+        let pair = self.open(Transport::Rc)?;
+        for (count, len) in pair.plan(self.settings) {
             let batch = self.batch(count, len, immediate);
-            self.prepare(Command::Offer { count, room: len })?;
-            self.act(stage.perform(Action::Send, batch))?;
+            self.run_at_responder(Command::Offer { count, room: len })?;
+            self.run_at_requester(pair.perform(Action::Send, batch))?;
             self.receive_all(batch, Kind::Message, None)?;
         }
         Ok(())
@@ -43,13 +43,13 @@ impl Script<'_> {
 
     /// Sends messages that each invalidate a valid key.
     pub(super) fn rc_send_invalidate(&mut self) -> Result<()> {
-        let stage = self.open(Transport::Rc)?;
-        stage.need("memory windows", |opened| opened.memory_windows)?;
-        let mut window = stage.to.memory;
-        for (_, len) in stage.plan(self.settings) {
+        let pair = self.open(Transport::Rc)?;
+        pair.need("memory windows", |opened| opened.memory_windows)?;
+        let mut window = pair.to.memory;
+        for (_, len) in pair.plan(self.settings) {
             window = self.window()?;
-            let through = self.batch(1, stage.mtu() + 1, Immediate::None);
-            self.prepare(Command::Clear(through))?;
+            let through = self.batch(1, pair.mtu() + 1, Immediate::None);
+            self.run_at_responder(Command::Clear(through))?;
             let mut write = Perform {
                 action: Action::Write,
                 batch: through,
@@ -57,102 +57,102 @@ impl Script<'_> {
                 recipient: None,
                 refused: false,
             };
-            self.act(Command::Perform(write.clone()))?;
-            self.check_all(through, stage.mtu.bytes())?;
+            self.run_at_requester(Command::Perform(write.clone()))?;
+            self.check_all(through, pair.mtu.bytes())?;
             let batch = self.batch(1, len, Immediate::None);
-            self.prepare(Command::Offer { count: 1, room: len })?;
+            self.run_at_responder(Command::Offer { count: 1, room: len })?;
             (write.action, write.batch) = (Action::SendInvalidate(window.rkey), batch);
-            self.act(Command::Perform(write))?;
+            self.run_at_requester(Command::Perform(write))?;
             self.receive_all(batch, Kind::Message, Some(window.rkey))?;
         }
         if self.settings.lossy {
             // A NAK is sent once and may be lost: a requester that retries forever would wait forever.
             return Ok(());
         }
-        // The refused request is last, because it ends the connection.
+        // The rejected request is last, because it ends the connection.
         let batch = self.batch(1, 64, Immediate::None);
         let perform =
             Perform { action: Action::Write, batch, memory: window, recipient: None, refused: true };
-        self.act(Command::Perform(perform))
+        self.run_at_requester(Command::Perform(perform))
     }
 
     pub(super) fn rc_write(&mut self, immediate: Immediate) -> Result<()> {
-        let stage = self.open(Transport::Rc)?;
-        for (count, len) in stage.plan(self.settings) {
+        let pair = self.open(Transport::Rc)?;
+        for (count, len) in pair.plan(self.settings) {
             let batch = self.batch(count, len, immediate);
-            self.prepare(Command::Clear(batch))?;
+            self.run_at_responder(Command::Clear(batch))?;
             if immediate == Immediate::All {
-                self.prepare(Command::Offer { count, room: 1 })?;
+                self.run_at_responder(Command::Offer { count, room: 1 })?;
             }
-            self.act(stage.perform(Action::Write, batch))?;
+            self.run_at_requester(pair.perform(Action::Write, batch))?;
             if immediate == Immediate::All {
                 let receive_batch = Hear { batch, kind: Kind::Write, lossy: false, invalidated: None };
                 self.heard(Command::Hear(receive_batch))?;
             }
-            self.check_all(batch, stage.mtu.bytes())?;
+            self.check_all(batch, pair.mtu.bytes())?;
         }
         Ok(())
     }
 
     pub(super) fn rc_read(&mut self) -> Result<()> {
-        let stage = self.open(Transport::Rc)?;
-        for (count, len) in stage.plan(self.settings) {
+        let pair = self.open(Transport::Rc)?;
+        for (count, len) in pair.plan(self.settings) {
             let batch = self.batch(count, len, Immediate::None);
-            self.prepare(Command::Fill(batch))?;
-            self.act(stage.perform(Action::Read, batch))?;
+            self.run_at_responder(Command::Fill(batch))?;
+            self.run_at_requester(pair.perform(Action::Read, batch))?;
             self.count(batch, count as usize);
         }
         Ok(())
     }
 
     pub(super) fn rc_atomics(&mut self, swap: bool) -> Result<()> {
-        let stage = self.open(Transport::Rc)?;
-        stage.need("atomic operations", |opened| opened.atomics)?;
+        let pair = self.open(Transport::Rc)?;
+        pair.need("atomic operations", |opened| opened.atomics)?;
         for _ in 0..rounds(self.settings) {
-            self.some_atomics(&stage, swap)?;
+            self.run_atomics(&pair, swap)?;
         }
         Ok(())
     }
 
     pub(super) fn rc_atomic_write(&mut self) -> Result<()> {
-        let stage = self.open(Transport::Rc)?;
-        stage.need("ATOMIC WRITE", |opened| opened.atomic_write)?;
+        let pair = self.open(Transport::Rc)?;
+        pair.need("ATOMIC WRITE", |opened| opened.atomic_write)?;
         for _ in 0..rounds(self.settings) {
             let batch = self.batch(ATOMICS, 8, Immediate::None);
-            self.prepare(Command::Clear(batch))?;
-            self.act(stage.perform(Action::AtomicWrite, batch))?;
-            self.check_all(batch, stage.mtu.bytes())?;
+            self.run_at_responder(Command::Clear(batch))?;
+            self.run_at_requester(pair.perform(Action::AtomicWrite, batch))?;
+            self.check_all(batch, pair.mtu.bytes())?;
         }
         Ok(())
     }
 
     pub(super) fn rc_flush(&mut self) -> Result<()> {
-        let stage = self.open(Transport::Rc)?;
-        stage.need("FLUSH to global visibility", |opened| opened.flush)?;
-        for (count, len) in stage.plan(self.settings) {
+        let pair = self.open(Transport::Rc)?;
+        pair.need("FLUSH to global visibility", |opened| opened.flush)?;
+        for (count, len) in pair.plan(self.settings) {
             let batch = self.batch(count, len.max(1), Immediate::None);
-            self.prepare(Command::Clear(batch))?;
-            self.act(stage.perform(Action::WriteAndFlush, batch))?;
-            self.check_all(batch, stage.mtu.bytes())?;
+            self.run_at_responder(Command::Clear(batch))?;
+            self.run_at_requester(pair.perform(Action::WriteAndFlush, batch))?;
+            self.check_all(batch, pair.mtu.bytes())?;
         }
         Ok(())
     }
 
-    fn some_atomics(&mut self, stage: &Stage, swap: bool) -> Result<()> {
+    fn run_atomics(&mut self, pair: &ConnectedPair, swap: bool) -> Result<()> {
         let batch = self.batch(ATOMICS, 8, Immediate::None);
         let word = batch.seed.wrapping_mul(0x2545_f491_4f6c_dd1d);
-        self.prepare(Command::Clear(batch))?;
+        self.run_at_responder(Command::Clear(batch))?;
         self.word(word)?;
-        let atomics = Atomics { swap, count: ATOMICS, word, memory: stage.to.memory };
-        let expected = self.act_word(Command::Atomics(atomics))?;
+        let atomics = Atomics { swap, count: ATOMICS, word, memory: pair.to.memory };
+        let expected = self.run_atomics_at_requester(Command::Atomics(atomics))?;
         let found = self.word(0)?;
         ensure!(found == expected, "the final word is {found:#x}, not {expected:#x}");
-        // No byte beside the word may change.
+        // No bytes next to the word may change.
         let nothing = Batch { count: 0, ..batch };
         self.heard(Command::Look(Look {
             batch: nothing,
             lossy: false,
-            mtu: stage.mtu.bytes(),
+            mtu: pair.mtu.bytes(),
             whole: vec![],
         }))?;
         self.count(batch, ATOMICS as usize);

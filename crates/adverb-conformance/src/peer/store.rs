@@ -6,10 +6,10 @@ use anyhow::{Context, Result, ensure};
 
 use super::Port;
 use super::message::Batch;
-use crate::fixture::{ALL, READ_WRITE, pattern, read, same};
+use crate::fixture::{ALL, READ_WRITE, check_equal, pattern, read};
 
 /// The size of the memory for the peer.
-const MEMORY: usize = 2 << 20;
+const MEMORY_LEN: usize = 2 << 20;
 
 /// The number of bytes after the slots that are checked, too.
 const MARGIN: usize = 4096;
@@ -18,7 +18,7 @@ const MARGIN: usize = 4096;
 pub(super) struct Store {
     pub(super) domain: ProtectionDomain,
     pub(super) memory: MemoryRegion,
-    /// The range of bytes that may not be 0.
+    /// The number of bytes at the start that may not be 0.
     used: usize,
     buffers: Vec<Buffer>,
 }
@@ -30,7 +30,7 @@ impl Store {
         let access = if attributes.has_memory_windows { access | Access::WINDOW_BIND } else { access };
         let access = if attributes.flush.global { access | Access::FLUSH_GLOBAL } else { access };
         let domain = port.device.create_protection_domain()?;
-        let memory = domain.region(MEMORY, access)?;
+        let memory = domain.region(MEMORY_LEN, access)?;
         Ok(Store { domain, memory, used: 0, buffers: Vec::new() })
     }
 
@@ -87,10 +87,10 @@ impl Store {
                     }
                 }
             } else {
-                same(slot, &message).with_context(|| format!("message {index} in memory"))?;
+                check_equal(slot, &message).with_context(|| format!("message {index} in memory"))?;
             }
         }
-        same(&seen, &expected).context("memory as a whole")?;
+        check_equal(&seen, &expected).context("memory as a whole")?;
         Ok(whole)
     }
 }

@@ -51,7 +51,7 @@ fn the_gid_table_has_used_entries_only(fixture: &Fixture) -> Result<()> {
 fn the_chosen_gid_is_the_best_there_is(fixture: &Fixture) -> Result<()> {
     let chosen = fixture.device.gid_for(fixture.port.number, None)?;
     let gids = fixture.device.gids()?;
-    let any = |good: &dyn Fn(Gid) -> bool| gids.iter().any(|entry| good(entry.gid));
+    let any = |is_good: &dyn Fn(Gid) -> bool| gids.iter().any(|entry| is_good(entry.gid));
     ensure!(
         !chosen.gid.is_link_local() || !any(&|gid| !gid.is_link_local()),
         "the GID is link-local: {}",
@@ -193,13 +193,13 @@ fn connections_work_with_every_traffic_class_and_label(fixture: &Fixture) -> Res
 
 fn serialization_keeps_endpoints(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).create()?;
-    let travel = |endpoint: Endpoint| -> Result<Endpoint> {
+    let round_trip = |endpoint: Endpoint| -> Result<Endpoint> {
         let copy = serde_json::from_str(&serde_json::to_string(&endpoint)?)?;
         ensure!(copy == endpoint, "{endpoint:?} became {copy:?}");
         Ok(copy)
     };
-    pair.left.qp.connect(&travel(pair.right.qp.endpoint())?)?;
-    pair.right.qp.connect(&travel(pair.left.qp.endpoint())?)?;
+    pair.left.qp.connect(&round_trip(pair.right.qp.endpoint())?)?;
+    pair.right.qp.connect(&round_trip(pair.left.qp.endpoint())?)?;
     pair.ping()
 }
 
@@ -208,7 +208,7 @@ fn serialization_keeps_remote_memory(fixture: &Fixture) -> Result<()> {
     let region = pair.right.region(64, READ_WRITE)?;
     let copy: RemoteMemory = serde_json::from_str(&serde_json::to_string(&region.remote())?)?;
     ensure!(copy == region.remote() && copy.len == 64, "{:?} became {copy:?}", region.remote());
-    pair.left.done(adverb::verbs::SendRequest::write(pair.left.filled(64, 3)?, copy.at(0)))?;
+    pair.left.execute(adverb::verbs::SendRequest::write(pair.left.filled(64, 3)?, copy.at(0)))?;
     check(&read(&region, 0, 64)?, 3)
 }
 

@@ -12,7 +12,7 @@ use adverb::verbs::{
 use anyhow::{Context, Result, ensure};
 
 use crate::Need;
-use crate::fixture::{ALL, Fixture, Pair, READ_WRITE, pattern, read, same};
+use crate::fixture::{ALL, Fixture, Pair, READ_WRITE, check_equal, pattern, read};
 use crate::registry::tests;
 
 tests! { "atomic writes";
@@ -38,12 +38,12 @@ fn an_atomic_write_is_refused_with_a_hint_unless_the_device_has_it(fixture: &Fix
     let region = pair.right.region(64, READ_WRITE)?;
     let request = SendRequest::atomic_write(BYTES, region.remote().at(0));
     if fixture.device.attributes().has_atomic_write {
-        return pair.left.done(request);
+        return pair.left.execute(request);
     }
     let error = pair.left.expect_rejected(request)?;
     ensure!(matches!(error, Error::Unsupported { .. }), "refused with another error: {error}");
     ensure!(error.hint().is_some(), "the error has no hint: {error}");
-    same(&read(&region, 0, 64)?, &[0; 64])?;
+    check_equal(&read(&region, 0, 64)?, &[0; 64])?;
     pair.ping()
 }
 
@@ -53,7 +53,7 @@ fn an_atomic_write_places_its_bytes_in_their_order(fixture: &Fixture) -> Result<
     let completion = pair.left.completed(SendRequest::atomic_write(BYTES, region.remote().at(8)))?;
     let operation = completion.result()?.operation;
     ensure!(operation == CompletedOperation::AtomicWrite, "{operation:?} completed");
-    same(&read(&region, 8, 8)?, &BYTES)?;
+    check_equal(&read(&region, 8, 8)?, &BYTES)?;
     let word = region.word(8)?.load(Ordering::Acquire);
     ensure!(word == u64::from_ne_bytes(BYTES), "the word is {word:#x}");
     Ok(())
@@ -64,9 +64,9 @@ fn an_atomic_write_touches_only_its_word(fixture: &Fixture) -> Result<()> {
     let region = pair.right.region(24, READ_WRITE)?;
     let mut expected = pattern(24, 1);
     region.write(0, &expected)?;
-    pair.left.done(SendRequest::atomic_write(BYTES, region.remote().at(8)))?;
+    pair.left.execute(SendRequest::atomic_write(BYTES, region.remote().at(8)))?;
     expected[8..16].copy_from_slice(&BYTES);
-    same(&read(&region, 0, 24)?, &expected)
+    check_equal(&read(&region, 0, 24)?, &expected)
 }
 
 fn no_reader_sees_a_part_of_an_atomic_write(fixture: &Fixture) -> Result<()> {
@@ -88,7 +88,7 @@ fn no_reader_sees_a_part_of_an_atomic_write(fixture: &Fixture) -> Result<()> {
     })
 }
 
-/// Writes words of ones and words of zeros.
+/// Writes words of ones and words of zeros, alternately.
 fn write_alternately(fixture: &Fixture, pair: &Pair, region: &MemoryRegion) -> Result<()> {
     for _ in 0..fixture.scaled_count(100) {
         for n in 0..8 {
@@ -121,7 +121,7 @@ fn atomic_writes_and_writes_are_executed_in_order(fixture: &Fixture) -> Result<(
         let mut expected = pattern(64, seed);
         expected[..8].copy_from_slice(&[7; 8]);
         let read_back = completions.pop().and_then(adverb::verbs::Completion::into_buffer);
-        same(&read_back.context("the READ returned no buffer")?, &expected)?;
+        check_equal(&read_back.context("the READ returned no buffer")?, &expected)?;
     }
     Ok(())
 }
@@ -139,7 +139,7 @@ fn an_unsignaled_atomic_write_completes_with_the_next_request(fixture: &Fixture)
         let operation = completion.result()?.operation;
         ensure!(operation == CompletedOperation::AtomicWrite, "{operation:?} completed");
     }
-    same(&read(&region, 0, 16)?, &[BYTES, BYTES].concat())
+    check_equal(&read(&region, 0, 16)?, &[BYTES, BYTES].concat())
 }
 
 fn an_unaligned_atomic_write_is_refused(fixture: &Fixture) -> Result<()> {
@@ -150,7 +150,7 @@ fn an_unaligned_atomic_write_is_refused(fixture: &Fixture) -> Result<()> {
             pair.left.expect_rejected(SendRequest::atomic_write(BYTES, region.remote().at(offset)))?;
         ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     }
-    same(&read(&region, 0, 64)?, &[0; 64])?;
+    check_equal(&read(&region, 0, 64)?, &[0; 64])?;
     pair.ping()
 }
 
@@ -169,10 +169,10 @@ fn an_unreliable_connection_refuses_atomic_writes(fixture: &Fixture) -> Result<(
     Ok(())
 }
 
-/// Checks that the peer refuses an ATOMIC WRITE, and that its memory doesn't change.
-fn check_refused(pair: &Pair, region: &MemoryRegion, remote: RemoteAddress, status: Status) -> Result<()> {
-    pair.left.fails(SendRequest::atomic_write(BYTES, remote), status)?;
-    same(&read(region, 0, region.len())?, &vec![0; region.len()]).context("the peer's memory")
+/// Checks that the peer rejects an ATOMIC WRITE, and that its memory doesn't change.
+fn check_rejected(pair: &Pair, region: &MemoryRegion, remote: RemoteAddress, status: Status) -> Result<()> {
+    pair.left.expect_failure(SendRequest::atomic_write(BYTES, remote), status)?;
+    check_equal(&read(region, 0, region.len())?, &vec![0; region.len()]).context("the peer's memory")
 }
 
 /// The access right is that of a WRITE, not that of an atomic.
@@ -184,7 +184,7 @@ fn an_atomic_write_needs_the_regions_right(fixture: &Fixture) -> Result<()> {
     for access in rights {
         let pair = fixture.rc()?;
         let region = pair.right.region(64, access)?;
-        check_refused(&pair, &region, region.remote().at(0), Status::RemoteAccess)?;
+        check_rejected(&pair, &region, region.remote().at(0), Status::RemoteAccess)?;
     }
     Ok(())
 }
@@ -194,14 +194,14 @@ fn an_atomic_write_needs_the_queue_pairs_right(fixture: &Fixture) -> Result<()> 
     let pair = fixture.pair(Rc).right_access(access).connect()?;
     let region =
         pair.right.region(64, if fixture.device.attributes().has_atomics { ALL } else { READ_WRITE })?;
-    check_refused(&pair, &region, region.remote().at(0), Status::RemoteInvalidRequest)
+    check_rejected(&pair, &region, region.remote().at(0), Status::RemoteInvalidRequest)
 }
 
 fn an_atomic_write_beyond_the_end_is_refused_by_the_peer(fixture: &Fixture) -> Result<()> {
     for offset in [64, 128, 0u64.wrapping_sub(8)] {
         let pair = fixture.rc()?;
         let region = pair.right.region(64, READ_WRITE)?;
-        check_refused(&pair, &region, region.remote().at(offset), Status::RemoteAccess)
+        check_rejected(&pair, &region, region.remote().at(offset), Status::RemoteAccess)
             .with_context(|| format!("at offset {offset:#x}"))?;
     }
     Ok(())
@@ -213,7 +213,7 @@ fn an_atomic_write_with_a_wrong_key_is_refused_by_the_peer(fixture: &Fixture) ->
         let region = pair.right.region(64, READ_WRITE)?;
         let mut remote = region.remote().at(0);
         remote.rkey ^= bits;
-        check_refused(&pair, &region, remote, Status::RemoteAccess)?;
+        check_rejected(&pair, &region, remote, Status::RemoteAccess)?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use adverb::verbs::SendRequest;
 use anyhow::{Context, Result, ensure};
 
 use crate::Need;
-use crate::fixture::{ALL, Fixture, original, pattern, read, same};
+use crate::fixture::{ALL, Fixture, check_equal, original, pattern, read};
 use crate::registry::tests;
 
 tests! { "atomics";
@@ -86,10 +86,10 @@ fn atomics_touch_only_their_word(fixture: &Fixture) -> Result<()> {
     region.write(0, &expected)?;
     let word = u64::from_ne_bytes(expected[8..16].try_into()?);
     let remote = region.remote().at(8);
-    pair.left.done(SendRequest::fetch_add(pair.left.buffer(8)?, remote, 7))?;
-    pair.left.done(SendRequest::compare_swap(pair.left.buffer(8)?, remote, word.wrapping_add(7), 99))?;
+    pair.left.execute(SendRequest::fetch_add(pair.left.buffer(8)?, remote, 7))?;
+    pair.left.execute(SendRequest::compare_swap(pair.left.buffer(8)?, remote, word.wrapping_add(7), 99))?;
     expected[8..16].copy_from_slice(&99_u64.to_ne_bytes());
-    same(&read(&region, 0, 24)?, &expected)
+    check_equal(&read(&region, 0, 24)?, &expected)
 }
 
 /// A READ and an atomic of the same word return the same value.
@@ -101,7 +101,7 @@ fn words_are_in_the_machines_byte_order(fixture: &Fixture) -> Result<()> {
     let read = pair.left.completed(SendRequest::read(pair.left.buffer(8)?, remote))?;
     let fetched = pair.left.completed(SendRequest::fetch_add(pair.left.buffer(8)?, remote, 0))?;
     let (read, fetched) = (read.into_buffer(), fetched.into_buffer());
-    same(
+    check_equal(
         &fetched.context("the completion returned no buffer")?,
         &read.context("the completion returned no buffer")?,
     )
@@ -139,7 +139,7 @@ fn an_atomic_whose_result_buffer_is_not_eight_bytes_is_refused(fixture: &Fixture
 
 fn atomics_of_two_queue_pairs_on_one_word_all_count(fixture: &Fixture) -> Result<()> {
     let first = fixture.rc()?;
-    // A region belongs to one domain, so that both right sides must.
+    // A region belongs to one domain, so both right sides must use that domain.
     let builder = fixture.pair(adverb::verbs::Transport::Rc);
     let cq = fixture.device.completion_queue(128).create()?;
     let beside = builder.side_of(&first.right.domain, &cq, None)?;

@@ -5,7 +5,7 @@ use adverb::verbs::{RecvRequest, SendRequest, Transport::Rc};
 use anyhow::{Result, ensure};
 
 use crate::Need;
-use crate::fixture::{Fixture, READ_WRITE, check, check_refused, read};
+use crate::fixture::{Fixture, READ_WRITE, check, check_rejected, read};
 use crate::registry::tests;
 
 tests! { "batches";
@@ -45,7 +45,7 @@ fn a_batch_of_receives_is_filled_in_order(fixture: &Fixture) -> Result<()> {
     let receives = (0..32).map(|tag| Ok(RecvRequest::new(pair.right.buffer(100)?).tag(tag)));
     pair.right.qp.post_recvs(receives.collect::<Result<Vec<_>>>()?).map_err(Error::from)?;
     for seed in 0..32 {
-        pair.left.done(SendRequest::send(pair.left.filled(100, seed)?))?;
+        pair.left.execute(SendRequest::send(pair.left.filled(100, seed)?))?;
     }
     for (seed, completion) in (0..).zip(pair.right.take(32)?) {
         ensure!(completion.tag() == seed, "receive {} was filled instead of {seed}", completion.tag());
@@ -103,7 +103,7 @@ fn a_batch_that_does_not_fit_is_refused_whole(fixture: &Fixture) -> Result<()> {
     (0..3).try_for_each(|_| pair.left.post(SendRequest::send(pair.left.buffer(8)?)).map(drop))?;
     let batch = (0..6).map(|_| Ok(SendRequest::send(pair.left.buffer(8)?))).collect::<Result<Vec<_>>>()?;
     let posted = pair.left.qp.post_sends(batch);
-    let error = check_refused(posted.map(drop), 6, 3, pair.left.qp.outstanding_send_count())?;
+    let error = check_rejected(posted.map(drop), 6, 3, pair.left.qp.outstanding_send_count())?;
     ensure!(matches!(error, Error::QueueFull { depth: 8, .. }), "refused with another error: {error}");
     Ok(())
 }
@@ -113,7 +113,7 @@ fn a_batch_of_receives_that_does_not_fit_is_refused_whole(fixture: &Fixture) -> 
     (0..3).try_for_each(|_| pair.left.post_receive(8).map(drop))?;
     let batch = (0..6).map(|_| pair.left.buffer(8)).collect::<Result<Vec<_>>>()?;
     let posted = pair.left.qp.post_recvs(batch);
-    let error = check_refused(posted.map(drop), 6, 3, pair.left.qp.outstanding_recv_count())?;
+    let error = check_rejected(posted.map(drop), 6, 3, pair.left.qp.outstanding_recv_count())?;
     ensure!(matches!(error, Error::QueueFull { depth: 8, .. }), "refused with another error: {error}");
     Ok(())
 }
@@ -123,10 +123,10 @@ fn a_batch_with_an_invalid_request_is_refused_whole(fixture: &Fixture) -> Result
     let region = pair.right.region(64, READ_WRITE)?;
     let write =
         |seed| Ok::<_, anyhow::Error>(SendRequest::write(pair.left.filled(8, seed)?, region.remote().at(0)));
-    // The last one's result has seven bytes.
+    // The buffer for the last request's result has only seven bytes.
     let wrong = SendRequest::fetch_add(pair.left.buffer(7)?, region.remote().at(0), 1);
     let posted = pair.left.qp.post_sends([write(1)?, write(2)?, wrong]);
-    let error = check_refused(posted.map(drop), 3, 0, pair.left.qp.outstanding_send_count())?;
+    let error = check_rejected(posted.map(drop), 3, 0, pair.left.qp.outstanding_send_count())?;
     ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     pair.ping()?;
     ensure!(read(&region, 0, 8)? == [0; 8], "the other requests of the batch were posted");

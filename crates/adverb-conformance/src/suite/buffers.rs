@@ -4,7 +4,7 @@ use adverb::Error;
 use adverb::verbs::{RecvRequest, SendRequest};
 use anyhow::{Context, Result, ensure};
 
-use crate::fixture::{Fixture, READ_WRITE, check, fill, pattern, read, same};
+use crate::fixture::{Fixture, READ_WRITE, check, check_equal, fill, pattern, read};
 use crate::registry::tests;
 
 tests! { "buffers";
@@ -24,7 +24,7 @@ fn a_new_buffer_is_all_zeros(fixture: &Fixture) -> Result<()> {
     for len in [1, 4096, 10_001] {
         let buffer = side.domain.buffer(len)?;
         ensure!(buffer.capacity() == len && buffer.range() == (0..len), "the buffer is {buffer:?}");
-        same(&buffer, &vec![0; len])?;
+        check_equal(&buffer, &vec![0; len])?;
     }
     Ok(())
 }
@@ -33,9 +33,9 @@ fn a_buffers_range_stays_within_its_capacity(fixture: &Fixture) -> Result<()> {
     let mut buffer = fixture.device.create_protection_domain()?.buffer(100)?;
     fill(&mut buffer, 1);
     buffer.set_range(10..20)?;
-    same(&buffer, &pattern(100, 1)[10..20])?;
-    // It counts from the whole, and a part that doesn't fit changes nothing.
-    #[expect(clippy::reversed_empty_ranges, reason = "that is the point")]
+    check_equal(&buffer, &pattern(100, 1)[10..20])?;
+    // A range is relative to the whole buffer, and an invalid range changes nothing.
+    #[expect(clippy::reversed_empty_ranges, reason = "the ranges must be invalid")]
     for range in [0..101, 101..101, 50..40, 0..usize::MAX] {
         let narrowed = buffer.set_range(range.clone());
         ensure!(matches!(narrowed, Err(Error::OutOfBounds { .. })), "{range:?}: {narrowed:?}");
@@ -53,7 +53,7 @@ fn a_buffer_sends_only_its_range(fixture: &Fixture) -> Result<()> {
     let mut buffer = pair.left.filled(1000, 1)?;
     buffer.set_range(100..350)?;
     let message = pair.deliver(buffer)?;
-    same(&message, &pattern(1000, 1)[100..350])
+    check_equal(&message, &pattern(1000, 1)[100..350])
 }
 
 fn a_receive_writes_only_the_range_of_its_buffer(fixture: &Fixture) -> Result<()> {
@@ -61,14 +61,14 @@ fn a_receive_writes_only_the_range_of_its_buffer(fixture: &Fixture) -> Result<()
     let mut buffer = pair.right.filled(1000, 1)?;
     buffer.set_range(100..350)?;
     let receiving = pair.right.recv(RecvRequest::new(buffer))?;
-    pair.left.done(SendRequest::send(pair.left.filled(250, 2)?))?;
+    pair.left.execute(SendRequest::send(pair.left.filled(250, 2)?))?;
     let mut buffer = pair.right.wait(receiving)?.into_message()?;
     ensure!(buffer.range() == (100..350), "the range is {:?}", buffer.range());
     check(&buffer, 2)?;
     buffer.reset_range();
     let mut expected = pattern(1000, 1);
     fill(&mut expected[100..350], 2);
-    same(&buffer, &expected)
+    check_equal(&buffer, &expected)
 }
 
 fn the_range_of_a_received_buffer_is_the_message(fixture: &Fixture) -> Result<()> {
@@ -76,7 +76,7 @@ fn the_range_of_a_received_buffer_is_the_message(fixture: &Fixture) -> Result<()
     let mut buffer = pair.right.buffer(1000)?;
     buffer.set_range(500..1000)?;
     let receiving = pair.right.recv(RecvRequest::new(buffer))?;
-    pair.left.done(SendRequest::send(pair.left.filled(123, 2)?))?;
+    pair.left.execute(SendRequest::send(pair.left.filled(123, 2)?))?;
     let message = pair.right.wait(receiving)?.into_message()?;
     ensure!(message.range() == (500..623) && message.capacity() == 1000, "the message is {message:?}");
     check(&message, 2)
@@ -91,12 +91,12 @@ fn a_split_buffer_is_two(fixture: &Fixture) -> Result<()> {
     );
     let mut rest = first.split_off(30)?;
     ensure!((first.len(), rest.len()) == (30, 70), "the parts have {} and {} bytes", first.len(), rest.len());
-    same(&first, &pattern(100, 1)[..30])?;
-    same(&rest, &pattern(100, 1)[30..])?;
+    check_equal(&first, &pattern(100, 1)[..30])?;
+    check_equal(&rest, &pattern(100, 1)[30..])?;
     rest.fill(9);
-    same(&first, &pattern(100, 1)[..30])?;
+    check_equal(&first, &pattern(100, 1)[..30])?;
     drop(first);
-    same(&rest, &[9; 70])
+    check_equal(&rest, &[9; 70])
 }
 
 fn both_halves_of_a_split_buffer_are_in_flight_at_once(fixture: &Fixture) -> Result<()> {
@@ -105,7 +105,7 @@ fn both_halves_of_a_split_buffer_are_in_flight_at_once(fixture: &Fixture) -> Res
     let rest = first.split_off(100)?;
     let receiving = [pair.right.recv(first)?, pair.right.recv(rest)?];
     for seed in [1, 2] {
-        pair.left.done(SendRequest::send(pair.left.filled(100, seed)?))?;
+        pair.left.execute(SendRequest::send(pair.left.filled(100, seed)?))?;
     }
     for (seed, id) in [1, 2].into_iter().zip(receiving) {
         check(&pair.right.wait(id)?.into_message()?, seed)?;
@@ -136,6 +136,6 @@ fn a_buffer_created_on_another_thread_works(fixture: &Fixture) -> Result<()> {
     let mut buffer =
         std::thread::spawn(move || domain.buffer(64)).join().ok().context("the thread panicked")??;
     fill(&mut buffer, 4);
-    pair.left.done(SendRequest::write(buffer, region.remote().at(0)))?;
+    pair.left.execute(SendRequest::write(buffer, region.remote().at(0)))?;
     check(&read(&region, 0, 64)?, 4)
 }

@@ -42,7 +42,7 @@ fn a_queue_grows_so_that_more_queue_pairs_can_use_it(fixture: &Fixture) -> Resul
     let second = builder.side_of(&domain, &cq, None)?;
     first.qp.connect(&second.qp.endpoint())?;
     second.qp.connect(&first.qp.endpoint())?;
-    // All that fits at once, from both sides.
+    // Both sides fill their queues.
     for _ in 0..4 {
         first.post_receive(8)?;
         second.post_receive(8)?;
@@ -117,7 +117,7 @@ fn a_resized_queue_still_has_events(fixture: &Fixture) -> Result<()> {
     pair.right.cq.arm(ArmFor::Any)?;
     pair.right.cq.resize(1000)?;
     pair.right.post_receive(8)?;
-    pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+    pair.left.execute(SendRequest::send(pair.left.buffer(8)?))?;
     ensure!(pair.right.cq.wait_event(COMPLETION_TIMEOUT)?, "no event was delivered");
     pair.right.take(1).map(drop)
 }
@@ -132,7 +132,7 @@ fn every_completion_vector_delivers_events(fixture: &Fixture) -> Result<()> {
         left.qp.connect(&right.qp.endpoint())?;
         right.qp.connect(&left.qp.endpoint())?;
         let id = right.post_receive(8)?;
-        left.done(SendRequest::send(left.buffer(8)?))?;
+        left.execute(SendRequest::send(left.buffer(8)?))?;
         right.wait(id).with_context(|| format!("vector {vector}"))?.result()?;
     }
     Ok(())
@@ -141,20 +141,20 @@ fn every_completion_vector_delivers_events(fixture: &Fixture) -> Result<()> {
 fn an_unknown_completion_vector_is_refused(fixture: &Fixture) -> Result<()> {
     let vectors = fixture.device.attributes().completion_vector_count;
     for vector in [vectors, u32::MAX] {
-        let made = fixture.device.completion_queue(8).completion_vector(vector).create();
-        ensure!(matches!(made, Err(Error::LimitExceeded { .. })), "vector {vector}: {made:?}");
+        let created = fixture.device.completion_queue(8).completion_vector(vector).create();
+        ensure!(matches!(created, Err(Error::LimitExceeded { .. })), "vector {vector}: {created:?}");
     }
     Ok(())
 }
 
 fn a_moderated_queue_coalesces_events(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
-    let most = fixture.device.attributes().moderation.context("moderation failed")?;
-    let (count, period) = (most.max_count.min(8), most.max_period);
+    let limits = fixture.device.attributes().moderation.context("moderation failed")?;
+    let (count, period) = (limits.max_count.min(8), limits.max_period);
     pair.right.cq.moderate(count, period)?;
     for _ in 0..count {
         pair.right.post_receive(8)?;
-        pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+        pair.left.execute(SendRequest::send(pair.left.buffer(8)?))?;
     }
     let mut completions = Vec::new();
     while completions.len() < count.into() {
@@ -198,11 +198,11 @@ fn poll_solicited_sleeps_through_unsolicited_completions(fixture: &Fixture) -> R
         // A completion that is already queued would end the wait.
         sleepers.recv()?.wait()?;
         for _ in 0..3 {
-            pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+            pair.left.execute(SendRequest::send(pair.left.buffer(8)?))?;
         }
         std::thread::sleep(QUIET_PERIOD);
         let marked = Instant::now();
-        pair.left.done(SendRequest::send(pair.left.buffer(8)?).solicited())?;
+        pair.left.execute(SendRequest::send(pair.left.buffer(8)?).solicited())?;
         let (count, woken) = waiting.join().ok().context("the thread panicked")??;
         ensure!(woken >= marked, "an unsolicited completion ended the wait");
         ensure!(count == 4, "{count} of 4 completions were returned");
@@ -231,7 +231,7 @@ fn poll_solicited_returns_completions_that_are_already_queued(fixture: &Fixture)
     let mut completions = Vec::new();
     ensure!(pair.right.cq.wait_solicited(&mut completions, QUIET_PERIOD)? == 0, "a completion was returned");
     pair.right.post_receive(8)?;
-    pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+    pair.left.execute(SendRequest::send(pair.left.buffer(8)?))?;
     let count = pair.right.cq.wait_solicited(&mut completions, QUIET_PERIOD)?;
     ensure!(count == 1 && completions.len() == 1, "{count} completions were returned");
     Ok(())

@@ -46,13 +46,13 @@ fn queue_pair(path: &Path) -> adverb::Result<(QueuePair, CompletionQueue, Reques
 
 impl End {
     fn connect(connector: &Connector, peer: SocketAddr) -> adverb::Result<End> {
-        let mut made = None;
+        let mut created = None;
         let connection = connector.connect(peer, |path| {
             let (queue_pair, completions, receiving) = queue_pair(path)?;
-            made = Some((completions, receiving));
+            created = Some((completions, receiving));
             Ok(queue_pair)
         })?;
-        let (completions, receiving) = made.expect("the callback created them");
+        let (completions, receiving) = created.expect("the callback created them");
         Ok(End { connection, completions, receiving })
     }
 

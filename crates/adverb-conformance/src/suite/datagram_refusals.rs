@@ -28,11 +28,11 @@ fn a_datagram_with_another_queue_key_is_dropped(fixture: &Fixture) -> Result<()>
     let receiving = post_receive(fixture, &pair.right)?;
     for qkey in [0, QKEY ^ 1, QKEY ^ 0x4000_0000] {
         let wrong = UdDestination { qkey, ..destination_to(&pair.left, &pair.right)? };
-        pair.left.done(SendRequest::send(pair.left.filled(64, 1)?).destination(&wrong))?;
+        pair.left.execute(SendRequest::send(pair.left.filled(64, 1)?).destination(&wrong))?;
     }
     pair.right.expect_no_completion()?;
-    pair.right.is(QpState::ReadyToSend)?;
-    pair.left.done(
+    pair.right.expect_state(QpState::ReadyToSend)?;
+    pair.left.execute(
         SendRequest::send(pair.left.filled(64, 2)?).destination(&destination_to(&pair.left, &pair.right)?),
     )?;
     check(&pair.right.wait(receiving)?.into_datagram()?.message, 2)
@@ -40,7 +40,7 @@ fn a_datagram_with_another_queue_key_is_dropped(fixture: &Fixture) -> Result<()>
 
 fn a_datagram_without_a_receive_is_dropped(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
-    pair.left.done(
+    pair.left.execute(
         SendRequest::send(pair.left.filled(64, 1)?).destination(&destination_to(&pair.left, &pair.right)?),
     )?;
     std::thread::sleep(QUIET_PERIOD);
@@ -50,11 +50,11 @@ fn a_datagram_without_a_receive_is_dropped(fixture: &Fixture) -> Result<()> {
 
 fn a_datagram_to_an_unknown_queue_pair_is_lost_silently(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
-    let gone = fixture.pair(Ud).side(None)?;
-    let recipient = destination_to(&pair.left, &gone)?;
-    drop(gone);
+    let destroyed = fixture.pair(Ud).side(None)?;
+    let recipient = destination_to(&pair.left, &destroyed)?;
+    drop(destroyed);
     for _ in 0..10 {
-        pair.left.done(SendRequest::send(pair.left.filled(64, 1)?).destination(&recipient))?;
+        pair.left.execute(SendRequest::send(pair.left.filled(64, 1)?).destination(&recipient))?;
     }
     let received = exchange(fixture, &pair, SendRequest::send(pair.left.filled(64, 2)?))?;
     check(&received.message, 2)
@@ -126,7 +126,7 @@ fn datagrams_are_flushed_when_the_queue_pair_fails(fixture: &Fixture) -> Result<
     }
     pair.right.expect_no_completion()?;
     // The sender sees no difference.
-    pair.left.done(
+    pair.left.execute(
         SendRequest::send(pair.left.filled(64, 1)?).destination(&destination_to(&pair.left, &pair.right)?),
     )
 }
@@ -144,7 +144,7 @@ fn a_datagram_queue_pair_recovers_by_a_reset(fixture: &Fixture) -> Result<()> {
 fn a_message_of_a_connection_does_not_convert_to_a_datagram(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let receiving = pair.right.post_receive(100)?;
-    pair.left.done(SendRequest::send(pair.left.filled(100, 1)?))?;
+    pair.left.execute(SendRequest::send(pair.left.filled(100, 1)?))?;
     let received = pair.right.wait(receiving)?.into_datagram();
     ensure!(
         matches!(received, Err(Error::InvalidRequest { .. })),

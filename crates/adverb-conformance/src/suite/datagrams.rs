@@ -9,7 +9,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::Need;
 use crate::fixture::{
-    Fixture, Pair, QKEY, QUIET_PERIOD, READ_WRITE, Side, check, in_order, pattern, read, same, take,
+    Fixture, Pair, QKEY, QUIET_PERIOD, READ_WRITE, Side, check, check_equal, check_in_order, pattern, read,
+    take,
 };
 use crate::registry::tests;
 
@@ -46,7 +47,7 @@ pub(super) fn post_receive(fixture: &Fixture, side: &Side) -> Result<RequestId> 
 /// Sends a datagram from left to right, and returns the received one.
 pub(super) fn exchange(fixture: &Fixture, pair: &Pair, request: SendRequest) -> Result<Datagram> {
     let receiving = post_receive(fixture, &pair.right)?;
-    pair.left.done(request.destination(&destination_to(&pair.left, &pair.right)?))?;
+    pair.left.execute(request.destination(&destination_to(&pair.left, &pair.right)?))?;
     Ok(pair.right.wait(receiving)?.into_datagram()?)
 }
 
@@ -60,7 +61,7 @@ fn datagrams_of_every_size_arrive_whole(fixture: &Fixture) -> Result<()> {
     let mtu = fixture.mtu();
     for (seed, size) in (1..).zip([0, 1, 2, 3, 4, 100, mtu - 1, mtu]) {
         fixture.retry_after_loss(|| {
-            // A queue pair of its own, with no receive left from a time when it was lost.
+            // With injected packet loss, each attempt has new queue pairs, without the receives of lost datagrams.
             let pair = if fixture.loss > 0 { &fixture.pair(Ud).connect()? } else { &pair };
             let received = exchange(fixture, pair, SendRequest::send(pair.left.filled(size, seed)?))?;
             ensure!(
@@ -105,12 +106,12 @@ fn a_datagram_without_immediate_data_brings_none(fixture: &Fixture) -> Result<()
 fn a_datagram_names_its_sender(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let receiving = post_receive(fixture, &pair.right)?;
-    pair.left.done(
+    pair.left.execute(
         SendRequest::send(pair.left.filled(9, 2)?).destination(&destination_to(&pair.left, &pair.right)?),
     )?;
     let completion = pair.right.wait(receiving)?;
     let success = completion.result()?;
-    // Vol. 1, 11.4.2.1: the length has the header before the datagram in it.
+    // Vol. 1, 11.4.2.1: the length includes the header before the datagram.
     ensure!(success.length == 49, "the length is {}, not 49", success.length);
     let CompletedOperation::Recv { source, .. } = success.operation else {
         anyhow::bail!("the completion is not that of a receive: {:?}", success.operation)
@@ -127,12 +128,12 @@ fn a_datagram_names_its_sender(fixture: &Fixture) -> Result<()> {
 
 fn a_datagram_can_be_answered(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
-    let answer = post_receive(fixture, &pair.left)?;
-    let question = exchange(fixture, &pair, SendRequest::send(pair.left.filled(40, 1)?))?;
-    let sender = question.reply_destination(&pair.right.qp, QKEY)?;
+    let reply = post_receive(fixture, &pair.left)?;
+    let request = exchange(fixture, &pair, SendRequest::send(pair.left.filled(40, 1)?))?;
+    let sender = request.reply_destination(&pair.right.qp, QKEY)?;
     ensure!(sender.qpn == pair.left.qp.qpn(), "the reply's destination is {}", sender.qpn);
-    pair.right.done(SendRequest::send(question.message).destination(&sender))?;
-    let received = pair.left.wait(answer)?.into_datagram()?;
+    pair.right.execute(SendRequest::send(request.message).destination(&sender))?;
+    let received = pair.left.wait(reply)?.into_datagram()?;
     ensure!(received.source_qpn == pair.right.qp.qpn(), "the reply's source is {}", received.source_qpn);
     check(&received.message, 1)
 }
@@ -162,7 +163,7 @@ fn datagrams_come_from_many_senders(fixture: &Fixture) -> Result<()> {
     for (seed, other) in (0..).zip(&others) {
         other.qp.move_to_rts()?;
         post_receive(fixture, &pair.right)?;
-        other.done(
+        other.execute(
             SendRequest::send(other.filled(64, seed)?).destination(&destination_to(other, &pair.right)?),
         )?;
     }
@@ -180,7 +181,7 @@ fn datagrams_come_from_many_senders(fixture: &Fixture) -> Result<()> {
 fn a_queue_pair_can_write_to_itself(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let receiving = post_receive(fixture, &pair.left)?;
-    pair.left.done(
+    pair.left.execute(
         SendRequest::send(pair.left.filled(64, 5)?).destination(&destination_to(&pair.left, &pair.left)?),
     )?;
     let received = pair.left.wait(receiving)?.into_datagram()?;
@@ -190,8 +191,8 @@ fn a_queue_pair_can_write_to_itself(fixture: &Fixture) -> Result<()> {
 
 fn datagrams_work_over_ipv6(fixture: &Fixture) -> Result<()> {
     let gids = fixture.device.gids()?;
-    let good = |gid: adverb::verbs::Gid| gid.udp_addr().is_ipv6() && !gid.is_link_local();
-    let gid = gids.iter().map(|entry| entry.gid).find(|gid| good(*gid)).context("no IPv6")?;
+    let is_good = |gid: adverb::verbs::Gid| gid.udp_addr().is_ipv6() && !gid.is_link_local();
+    let gid = gids.iter().map(|entry| entry.gid).find(|gid| is_good(*gid)).context("no IPv6")?;
     let pair = fixture.pair(Ud).address(gid.ip()).connect()?;
     let received = exchange(fixture, &pair, SendRequest::send(pair.left.filled(fixture.mtu(), 3)?))?;
     check(&received.message, 3)?;
@@ -226,19 +227,19 @@ fn datagrams_work_over_every_gid(fixture: &Fixture) -> Result<()> {
 
 fn datagrams_are_gathered_and_scattered(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).max_sge(3, 3).connect()?;
-    let (size, room) = (fixture.mtu(), fixture.max_datagram_len());
-    let (from, to) = (pair.left.region(size, READ_WRITE)?, pair.right.region(room, READ_WRITE)?);
+    let (size, max_len) = (fixture.mtu(), fixture.max_datagram_len());
+    let (from, to) = (pair.left.region(size, READ_WRITE)?, pair.right.region(max_len, READ_WRITE)?);
     from.write(0, &pattern(size, 6))?;
     let split = |region: &adverb::memory::MemoryRegion, at: [usize; 4]| -> Result<Vec<PayloadSegment>> {
         at.windows(2).map(|ends| Ok(PayloadSegment::Region(region.slice(ends[0]..ends[1])?))).collect()
     };
-    // The first piece is the header and no more; then a byte; then the rest.
-    let receiving = pair.right.recv(RecvRequest::new(split(&to, [0, 40, 41, room])?))?;
+    // The first segment is exactly the header, the second is one byte, and the third is the rest.
+    let receiving = pair.right.recv(RecvRequest::new(split(&to, [0, 40, 41, max_len])?))?;
     let request = SendRequest::send(split(&from, [0, 1, 100, size])?);
-    pair.left.done(request.destination(&destination_to(&pair.left, &pair.right)?))?;
+    pair.left.execute(request.destination(&destination_to(&pair.left, &pair.right)?))?;
     let length = pair.right.wait(receiving)?.result()?.length as usize;
-    ensure!(length == room, "{room} bytes were expected, but {length} arrived");
-    same(&read(&to, 40, size)?, &pattern(size, 6))
+    ensure!(length == max_len, "{max_len} bytes were expected, but {length} arrived");
+    check_equal(&read(&to, 40, size)?, &pattern(size, 6))
 }
 
 fn datagrams_can_be_sent_inline(fixture: &Fixture) -> Result<()> {
@@ -274,10 +275,10 @@ fn an_address_handle_serves_many_datagrams(fixture: &Fixture) -> Result<()> {
     let mut received = Vec::new();
     for seed in 0..50 {
         post_receive(fixture, &pair.right)?;
-        pair.left.done(SendRequest::send(pair.left.filled(64, seed)?).destination(&recipient))?;
+        pair.left.execute(SendRequest::send(pair.left.filled(64, seed)?).destination(&recipient))?;
         received.extend(messages(pair.right.take_up_to(1)?)?);
     }
-    in_order(received, 0..50).map(drop)
+    check_in_order(received, 0..50).map(drop)
 }
 
 fn an_address_handle_may_be_dropped_while_its_datagram_is_in_flight(fixture: &Fixture) -> Result<()> {
@@ -289,7 +290,7 @@ fn an_address_handle_may_be_dropped_while_its_datagram_is_in_flight(fixture: &Fi
         pair.left.post(SendRequest::send(pair.left.filled(64, seed)?).destination(&recipient))?;
     }
     pair.left.take(64)?.iter().try_for_each(|completion| completion.result().map(drop))?;
-    in_order(messages(pair.right.take_up_to(64)?)?, 0..64).map(drop)
+    check_in_order(messages(pair.right.take_up_to(64)?)?, 0..64).map(drop)
 }
 
 fn an_address_handle_is_made_from_an_address(fixture: &Fixture) -> Result<()> {
@@ -299,7 +300,7 @@ fn an_address_handle_is_made_from_an_address(fixture: &Fixture) -> Result<()> {
     ensure!(address.gid() == gid, "the address handle's GID is {}, not {gid}", address.gid());
     let receiving = post_receive(fixture, &pair.right)?;
     let recipient = UdDestination { address_handle: address, qpn: pair.right.qp.qpn(), qkey: QKEY };
-    pair.left.done(SendRequest::send(pair.left.filled(64, 5)?).destination(&recipient))?;
+    pair.left.execute(SendRequest::send(pair.left.filled(64, 5)?).destination(&recipient))?;
     check(&pair.right.wait(receiving)?.into_datagram()?.message, 5)
 }
 
@@ -312,7 +313,7 @@ fn a_full_queue_of_datagrams_arrives(fixture: &Fixture) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     pair.left.qp.post_sends(requests).map_err(adverb::Error::from)?;
     take(&pair.left.cq, 128)?.iter().try_for_each(|completion| completion.result().map(drop))?;
-    in_order(messages(pair.right.take_up_to(128)?)?, 0..128)?;
+    check_in_order(messages(pair.right.take_up_to(128)?)?, 0..128)?;
     std::thread::sleep(QUIET_PERIOD);
-    pair.right.is(QpState::ReadyToSend)
+    pair.right.expect_state(QpState::ReadyToSend)
 }

@@ -1,4 +1,4 @@
-//! Draining with markers: a request posted behind all others in the error state is flushed after them.
+//! Draining with markers: a request that is posted after all others in the error state is flushed after them.
 
 use std::time::{Duration, Instant};
 
@@ -34,7 +34,7 @@ fn drained(side: &Side) -> Result<Vec<Completion>> {
     until_drained(side, &mut completions)?;
     let outstanding = (side.qp.outstanding_send_count(), side.qp.outstanding_recv_count());
     ensure!(outstanding == (0, 0), "outstanding sends and receives after the drain: {outstanding:?}");
-    side.is(QpState::Error)?;
+    side.expect_state(QpState::Error)?;
     Ok(completions)
 }
 
@@ -55,7 +55,7 @@ fn until_drained(side: &Side, completions: &mut Vec<Completion>) -> Result<()> {
 }
 
 /// Checks that these are the completions of `sends` send requests and `receives` receive requests, each once and in
-/// order, and that in each queue no request succeeded behind one that did not. Returns the number of sends that
+/// order, and that in each queue no request succeeded after one that did not. Returns the number of sends that
 /// succeeded.
 fn check(completions: &[Completion], sends: u64, receives: u64) -> Result<usize> {
     let (of_sends, of_receives): (Vec<&Completion>, Vec<_>) =
@@ -71,7 +71,7 @@ fn check(completions: &[Completion], sends: u64, receives: u64) -> Result<usize>
     Ok(of_sends.iter().filter(|completion| completion.is_ok()).count())
 }
 
-fn offer(side: &Side, count: u64) -> Result<()> {
+fn post_receives(side: &Side, count: u64) -> Result<()> {
     (RECEIVES..RECEIVES + count)
         .try_for_each(|tag| side.recv(RecvRequest::new(side.buffer(64)?).tag(tag)).map(drop))
 }
@@ -87,7 +87,7 @@ fn send(side: &Side, count: u64) -> Result<()> {
 
 fn a_drain_returns_all_requests_in_order(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
-    offer(&pair.left, 20)?;
+    post_receives(&pair.left, 20)?;
     // The peer has no receives, so no message is delivered.
     send(&pair.left, 20)?;
     let succeeded = check(&drained(&pair.left)?, 20, 20)?;
@@ -103,7 +103,7 @@ fn a_drain_returns_unsignaled_requests_that_succeeded(fixture: &Fixture) -> Resu
         pair.left.post(SendRequest::send(pair.left.filled(64, tag)?).tag(tag).unsignaled())?;
     }
     pair.right.take(count as usize)?;
-    offer(&pair.left, 3)?;
+    post_receives(&pair.left, 3)?;
     // Messages whose acknowledgement has not arrived are flushed.
     check(&drained(&pair.left)?, count, 3)?;
     pair.left.expect_no_completion()
@@ -112,7 +112,7 @@ fn a_drain_returns_unsignaled_requests_that_succeeded(fixture: &Fixture) -> Resu
 fn a_drain_of_full_queues_returns_all_requests(fixture: &Fixture) -> Result<()> {
     // The completion queue has no entry beyond those of the requests.
     let pair = fixture.pair(Rc).depth(16, 16).connect()?;
-    offer(&pair.left, 16)?;
+    post_receives(&pair.left, 16)?;
     send(&pair.left, 16)?;
     check(&drained(&pair.left)?, 16, 16)?;
     pair.left.expect_no_completion()
@@ -123,7 +123,7 @@ fn a_drain_of_an_idle_queue_pair_ends(fixture: &Fixture) -> Result<()> {
     check(&drained(&pair.left)?, 0, 0)?;
     let unconnected = fixture.pair(Rc).side(None)?;
     ensure!(!is_drained(&unconnected.qp)?, "a queue pair is drained before the drain begins");
-    offer(&unconnected, 3)?;
+    post_receives(&unconnected, 3)?;
     check(&drained(&unconnected)?, 0, 3)?;
     // A second drain has nothing to do.
     begin_drain(&unconnected.qp)?;
@@ -135,7 +135,7 @@ fn a_drain_of_an_idle_queue_pair_ends(fixture: &Fixture) -> Result<()> {
 /// The device has flushed the requests before the drain begins.
 fn a_drain_of_a_failed_queue_pair_ends(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).few_rnr_retries().connect()?;
-    offer(&pair.left, 4)?;
+    post_receives(&pair.left, 4)?;
     send(&pair.left, 4)?;
     let mut completions = Vec::new();
     pair.left.cq.poll_timeout(&mut completions, COMPLETION_TIMEOUT)?;
@@ -153,7 +153,7 @@ fn a_drain_of_a_failed_queue_pair_ends(fixture: &Fixture) -> Result<()> {
 
 fn an_unreliable_connection_is_drained(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Transport::Uc).connect()?;
-    offer(&pair.left, 10)?;
+    post_receives(&pair.left, 10)?;
     send(&pair.left, 10)?;
     check(&drained(&pair.left)?, 10, 10)?;
     pair.left.expect_no_completion()
@@ -168,8 +168,8 @@ fn queue_pairs_of_one_completion_queue_are_drained_each(fixture: &Fixture) -> Re
     let peer = builder.side(None)?;
     other.qp.connect(&peer.qp.endpoint())?;
     peer.qp.connect(&other.qp.endpoint())?;
-    offer(&first, 5)?;
-    offer(&second, 7)?;
+    post_receives(&first, 5)?;
+    post_receives(&second, 7)?;
     let receiving = other.post_receive(64)?;
     begin_drain(&first.qp)?;
     begin_drain(&second.qp)?;
@@ -183,7 +183,7 @@ fn queue_pairs_of_one_completion_queue_are_drained_each(fixture: &Fixture) -> Re
     ensure!(tags == expected, "requests completed: {tags:?}");
     completions.iter().try_for_each(|completion| expect("a receive", completion, Status::Flushed))?;
     // The third queue pair still works.
-    peer.done(SendRequest::send(peer.filled(64, 3)?))?;
+    peer.execute(SendRequest::send(peer.filled(64, 3)?))?;
     crate::fixture::check(&other.wait(receiving)?.into_message()?, 3)
 }
 
@@ -202,7 +202,7 @@ fn the_end_of_a_drain_raises_a_completion_event(fixture: &Fixture) -> Result<()>
         let left = deadline.saturating_duration_since(Instant::now());
         ensure!(
             left > Duration::ZERO && side.cq.wait_event(left)?,
-            "no event came within {COMPLETION_TIMEOUT:?}"
+            "no event arrived within {COMPLETION_TIMEOUT:?}"
         );
     }
 }
@@ -211,7 +211,7 @@ fn a_drained_queue_pair_can_be_connected_again(fixture: &Fixture) -> Result<()> 
     let pair: Pair = fixture.rc()?;
     for round in 0..3 {
         pair.ping()?;
-        offer(&pair.left, 4)?;
+        post_receives(&pair.left, 4)?;
         send(&pair.left, 4)?;
         check(&drained(&pair.left)?, 4, 4)?;
         check(&drained(&pair.right)?, 0, 0)?;
@@ -240,10 +240,10 @@ fn a_drain_leaves_a_shared_receive_queue_alone(fixture: &Fixture) -> Result<()> 
     let mut completions = Vec::new();
     until_drained(&first, &mut completions)?;
     ensure!(completions.is_empty(), "{} receives were flushed", completions.len());
-    // The receive is there for another queue pair.
+    // Another queue pair can use the receive.
     let peer = fixture.pair(Rc).side(None)?;
     second.qp.connect(&peer.qp.endpoint())?;
     peer.qp.connect(&second.qp.endpoint())?;
-    peer.done(SendRequest::send(peer.filled(64, 9)?))?;
+    peer.execute(SendRequest::send(peer.filled(64, 9)?))?;
     crate::fixture::check(&second.wait(receiving)?.into_message()?, 9)
 }

@@ -24,7 +24,7 @@ tests! { "dropping";
     an_armed_completion_queue_may_be_dropped,
 }
 
-/// Calls with every order of the numbers below `count`.
+/// Calls `each` with every order of the numbers below `count`.
 fn orders(count: usize, each: &mut dyn FnMut(&[usize]) -> Result<()>) -> Result<()> {
     fn extend(
         order: &mut Vec<usize>,
@@ -126,7 +126,7 @@ fn dropping_a_queue_pair_releases_the_memory_of_its_requests(fixture: &Fixture) 
 fn a_completion_outlives_its_queues(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let receiving = pair.right.post_receive(64)?;
-    pair.left.done(SendRequest::send(pair.left.filled(64, 3)?))?;
+    pair.left.execute(SendRequest::send(pair.left.filled(64, 3)?))?;
     let completion = pair.right.wait(receiving)?;
     drop(pair);
     check(&completion.into_message()?, 3)
@@ -143,7 +143,7 @@ fn a_region_outlives_its_handle_while_a_request_uses_it(fixture: &Fixture) -> Re
     let region = pair.right.region(64, Access::LOCAL_WRITE)?;
     let receiving = pair.right.recv(adverb::verbs::RecvRequest::new(region.slice(0..64)?))?;
     drop(region);
-    pair.left.done(SendRequest::send(pair.left.filled(64, 7)?))?;
+    pair.left.execute(SendRequest::send(pair.left.filled(64, 7)?))?;
     let completion = pair.right.wait(receiving)?;
     completion.result()?;
     let adverb::memory::Payload::One(adverb::memory::PayloadSegment::Region(slice)) =
@@ -159,7 +159,7 @@ fn a_cloned_region_stays_registered(fixture: &Fixture) -> Result<()> {
     let region = pair.right.region(64, READ_WRITE)?;
     let (clone, remote) = (region.clone(), region.remote());
     drop(region);
-    pair.left.done(SendRequest::write(pair.left.filled(64, 2)?, remote.at(0)))?;
+    pair.left.execute(SendRequest::write(pair.left.filled(64, 2)?, remote.at(0)))?;
     check(&read(&clone, 0, 64)?, 2)
 }
 
@@ -172,7 +172,7 @@ fn a_queue_pair_may_be_dropped_while_its_peer_sends(fixture: &Fixture) -> Result
             pair.left.post(SendRequest::send(pair.left.buffer(size)?))?;
         }
         drop(pair.right);
-        // Some may have arrived; then one fails, and the rest are flushed.
+        // Some messages may have arrived. Then one request fails, and the rest are flushed.
         let completions = pair.left.take(8)?;
         let failed = completions.iter().position(|completion| !completion.is_ok()).unwrap_or(8);
         for completion in completions.iter().skip(failed + 1) {
@@ -196,7 +196,7 @@ fn a_queue_pair_may_be_dropped_while_its_peer_reads(fixture: &Fixture) -> Result
     Ok(())
 }
 
-/// A WRITE may arrive after the drop. In that case it is refused, and never changes freed memory.
+/// A WRITE may arrive after the drop. In that case it is rejected, and never changes freed memory.
 fn a_region_may_be_dropped_while_a_peer_writes(fixture: &Fixture) -> Result<()> {
     let options = ConnectOptions::new().ack_timeout(16);
     for _ in 0..10 {
@@ -228,9 +228,9 @@ fn an_armed_completion_queue_may_be_dropped(fixture: &Fixture) -> Result<()> {
         let pair = fixture.pair(Rc).events().connect()?;
         pair.right.post_receive(8)?;
         pair.right.cq.arm(ArmFor::Any)?;
-        pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+        pair.left.execute(SendRequest::send(pair.left.buffer(8)?))?;
         std::thread::sleep(QUIET_PERIOD);
-        // One event is not taken, and one is.
+        // The queue is dropped once with an unread event, and once without.
         if take {
             ensure!(pair.right.cq.try_event()?, "no event was delivered");
         }

@@ -13,7 +13,7 @@ use crate::registry::tests;
 
 /// The number of completions that must be delivered by events without loss. For soft-RoCE, which is slow, a tenth of
 /// it.
-const MANY: u64 = 1_000_000;
+const COMPLETION_COUNT: u64 = 1_000_000;
 
 tests! { "events";
     only_a_queue_created_with_events_has_them,
@@ -35,7 +35,7 @@ tests! { "events";
 /// Sends a message from left to right to a posted receive.
 fn send(pair: &Pair, request: SendRequest) -> Result<()> {
     pair.right.post_receive(8)?;
-    pair.left.done(request)
+    pair.left.execute(request)
 }
 
 /// Whether an event arrives.
@@ -114,7 +114,7 @@ fn unsolicited_completions_do_not_end_a_wait_for_solicited_ones(fixture: &Fixtur
     ensure!(!has_event(&pair)?, "an event was delivered for an unsolicited completion");
     send(&pair, SendRequest::send(pair.left.buffer(8)?).solicited())?;
     ensure!(has_event(&pair)?, "no event was delivered for a solicited completion");
-    // WRITE with immediate data is marked in the same way.
+    // A WRITE with immediate data is marked in the same way.
     let region = pair.right.region(8, READ_WRITE)?;
     pair.right.cq.arm(ArmFor::Solicited)?;
     let write = SendRequest::write_with_imm(pair.left.buffer(8)?, region.remote().at(0), 1);
@@ -139,7 +139,7 @@ fn waiting_sleeps_until_a_completion_arrives(fixture: &Fixture) -> Result<()> {
         let receiving = pair.right.post_receive(8)?;
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| pair.right.wait(receiving));
-            pair.left.done(SendRequest::send(pair.left.filled(8, seed)?))?;
+            pair.left.execute(SendRequest::send(pair.left.filled(8, seed)?))?;
             let completion = waiting.join().ok().context("the thread panicked")??;
             check(&completion.into_message()?, seed)
         })?;
@@ -153,7 +153,7 @@ fn waiting_without_a_timeout_ends_with_the_completion(fixture: &Fixture) -> Resu
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| pair.right.cq.wait(id, Duration::MAX));
         std::thread::sleep(QUIET_PERIOD);
-        pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+        pair.left.execute(SendRequest::send(pair.left.buffer(8)?))?;
         waiter.join().expect("the thread does not panic")?.result()?;
         Ok(())
     })
@@ -185,12 +185,12 @@ fn waits_with_and_without_a_timeout_may_be_mixed(fixture: &Fixture) -> Result<()
     for round in 0..ROUNDS {
         let ids = [pair.right.post_receive(8)?, pair.right.post_receive(8)?];
         std::thread::scope(|scope| {
-            let patient = scope.spawn(|| pair.right.cq.wait(ids[round % 2], Duration::MAX));
-            let hasty = scope.spawn(|| pair.right.cq.wait(ids[1 - round % 2], COMPLETION_TIMEOUT));
+            let without_timeout = scope.spawn(|| pair.right.cq.wait(ids[round % 2], Duration::MAX));
+            let with_timeout = scope.spawn(|| pair.right.cq.wait(ids[1 - round % 2], COMPLETION_TIMEOUT));
             for _ in ids {
-                pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+                pair.left.execute(SendRequest::send(pair.left.buffer(8)?))?;
             }
-            for waiter in [patient, hasty] {
+            for waiter in [without_timeout, with_timeout] {
                 waiter.join().expect("the thread does not panic")?.result()?;
             }
             anyhow::Ok(())
@@ -223,15 +223,18 @@ fn unread_events_do_not_block_new_ones(fixture: &Fixture) -> Result<()> {
     let receiving = pair.right.post_receive(8)?;
     let waited = pair.right.cq.wait(receiving, QUIET_PERIOD);
     ensure!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
-    // And the queue can be destroyed.
+    // The queue can be destroyed with unread events.
     Ok(())
 }
 
 /// One thread posts while the queue has space, another sleeps until a completion arrives. A lost completion would stop
 /// both.
 fn no_completion_is_lost_among_many_delivered_by_events(fixture: &Fixture) -> Result<()> {
-    let scaled_count =
-        if is_soft_roce(fixture.device.attributes()) { MANY / 10 } else { fixture.scaled_count(MANY) };
+    let scaled_count = if is_soft_roce(fixture.device.attributes()) {
+        COMPLETION_COUNT / 10
+    } else {
+        fixture.scaled_count(COMPLETION_COUNT)
+    };
     let pair = fixture.pair(Rc).depth(1024, 1).events().connect()?;
     let region = pair.right.region(8, READ_WRITE)?;
     let source = pair.left.region(8, READ_WRITE)?;
@@ -242,10 +245,10 @@ fn no_completion_is_lost_among_many_delivered_by_events(fixture: &Fixture) -> Re
     let mut completions = Vec::with_capacity(1024);
     let mut next = 0;
     while next < scaled_count {
-        let room = u64::from(1024 - pair.left.qp.outstanding_send_count()).min(scaled_count - posted);
-        let batch = (posted..posted + room).map(write).collect::<Result<Vec<_>>>()?;
+        let free_entries = u64::from(1024 - pair.left.qp.outstanding_send_count()).min(scaled_count - posted);
+        let batch = (posted..posted + free_entries).map(write).collect::<Result<Vec<_>>>()?;
         pair.left.qp.post_sends(batch).map_err(Error::from)?;
-        posted += room;
+        posted += free_entries;
         let received = pair.left.cq.poll_timeout(&mut completions, COMPLETION_TIMEOUT)?;
         ensure!(received > 0, "completion {next} of {scaled_count} is missing");
         for completion in completions.drain(..) {

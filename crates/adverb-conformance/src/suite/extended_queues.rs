@@ -59,7 +59,7 @@ fn atomics_complete_in_an_extended_queue(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).extended().connect()?;
     let region = pair.right.region(8, READ_WRITE | Access::REMOTE_ATOMIC)?;
     let at = region.remote().at(0);
-    pair.left.done(SendRequest::fetch_add(pair.left.buffer(8)?, at, 41))?;
+    pair.left.execute(SendRequest::fetch_add(pair.left.buffer(8)?, at, 41))?;
     let before = original(pair.left.run(SendRequest::compare_swap(pair.left.buffer(8)?, at, 41, 7))?)?;
     ensure!(before == 41, "the word was {before}");
     Ok(())
@@ -69,9 +69,9 @@ fn an_extended_queue_delivers_immediate_data(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).extended().connect()?;
     let region = pair.right.region(8, READ_WRITE)?;
     let receiving = [pair.right.post_receive(8)?, pair.right.post_receive(8)?, pair.right.post_receive(8)?];
-    pair.left.done(SendRequest::send_with_imm(pair.left.buffer(8)?, 0x0102_0304))?;
-    pair.left.done(SendRequest::write_with_imm(pair.left.buffer(8)?, region.remote().at(0), 5))?;
-    pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+    pair.left.execute(SendRequest::send_with_imm(pair.left.buffer(8)?, 0x0102_0304))?;
+    pair.left.execute(SendRequest::write_with_imm(pair.left.buffer(8)?, region.remote().at(0), 5))?;
+    pair.left.execute(SendRequest::send(pair.left.buffer(8)?))?;
     for (id, expected) in receiving.into_iter().zip([Some(0x0102_0304), Some(5), None]) {
         let received = immediate(&pair.right.wait(id)?)?;
         ensure!(received == expected, "received {received:x?} instead of {expected:x?}");
@@ -97,7 +97,7 @@ fn an_extended_queue_reports_an_invalidated_key(fixture: &Fixture) -> Result<()>
     let window = pair.right.completed(bind)?.into_window().context("the completion has no window")?;
     let rkey = window.remote().context("the window isn't bound")?.rkey;
     let receiving = pair.right.post_receive(8)?;
-    pair.left.done(SendRequest::send_invalidate(pair.left.buffer(8)?, rkey))?;
+    pair.left.execute(SendRequest::send_invalidate(pair.left.buffer(8)?, rkey))?;
     let completion = pair.right.wait(receiving)?;
     let CompletedOperation::Recv { invalidated, .. } = completion.result()?.operation else {
         anyhow::bail!("the completion is not that of a receive: {completion}")
@@ -111,7 +111,7 @@ fn an_extended_queue_reports_failures(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).extended().connect()?;
     let region = pair.right.region(8, Access::LOCAL_WRITE)?;
     let request = SendRequest::write(pair.left.buffer(8)?, region.remote().at(0));
-    pair.left.fails(request, Status::RemoteAccess)?;
+    pair.left.expect_failure(request, Status::RemoteAccess)?;
     let pair = fixture.pair(Rc).extended().connect()?;
     let receiving = pair.right.post_receive(8)?;
     pair.right.qp.move_to_error()?;
@@ -150,7 +150,7 @@ fn an_extended_queue_has_events(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().extended().connect()?;
     pair.right.cq.arm(ArmFor::Any)?;
     let receiving = pair.right.post_receive(8)?;
-    pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+    pair.left.execute(SendRequest::send(pair.left.buffer(8)?))?;
     ensure!(pair.right.cq.wait_event(COMPLETION_TIMEOUT)?, "no event was delivered");
     pair.right.wait(receiving)?.result()?;
     pair.ping()

@@ -3,7 +3,9 @@
 use adverb::verbs::{Access, Completion, QpState, SendRequest, Status, Transport, Transport::Rc};
 use anyhow::{Result, ensure};
 
-use crate::fixture::{Absent, COMPLETION_TIMEOUT, Fixture, Pair, QUIET_PERIOD, expect, is_lossy, status};
+use crate::fixture::{
+    COMPLETION_TIMEOUT, Fixture, MessageLost, Pair, QUIET_PERIOD, expect, is_lossy, status,
+};
 use crate::registry::tests;
 
 tests! { "flushing";
@@ -22,7 +24,7 @@ tests! { "flushing";
     a_receive_posted_to_a_failed_queue_pair_is_flushed,
 }
 
-/// Whether these are the completions of requests with tags from `first`, flushed, each once and in order.
+/// Checks that these are the completions of requests with tags from `first`, flushed, each once and in order.
 fn all_flushed(completions: &[Completion], first: u64) -> Result<()> {
     for (tag, completion) in (first..).zip(completions) {
         ensure!(completion.tag() == tag, "request {} completed instead of {tag}", completion.tag());
@@ -101,7 +103,7 @@ fn a_refused_peers_receives_are_flushed(fixture: &Fixture) -> Result<()> {
     post_receive(&pair, 1, 10)?;
     let region = pair.left.region(8, Access::LOCAL_WRITE)?;
     let request = SendRequest::write(pair.right.filled(8, 1)?, region.remote().at(0));
-    pair.right.fails(request, Status::RemoteAccess)?;
+    pair.right.expect_failure(request, Status::RemoteAccess)?;
     all_flushed(&pair.left.take(10)?, 1)?;
     pair.left.expect_no_completion()
 }
@@ -116,7 +118,7 @@ fn the_requests_behind_a_refused_one_are_flushed(fixture: &Fixture) -> Result<()
     let completions = pair.left.take(21)?;
     for completion in &completions[..10] {
         // After a NAK the responder acknowledges nothing more, including earlier requests.
-        ensure!(!(is_lossy() && status(completion) == Status::RetryExceeded), Absent);
+        ensure!(!(is_lossy() && status(completion) == Status::RetryExceeded), MessageLost);
         completion.result()?;
     }
     expect("the write", &completions[10], Status::RemoteAccess)?;
@@ -166,7 +168,7 @@ fn draining_an_idle_queue_pair_returns_at_once(fixture: &Fixture) -> Result<()> 
     for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
         let side = fixture.pair(transport).side(None)?;
         side.qp.drain(QUIET_PERIOD)?;
-        side.is(QpState::Error)?;
+        side.expect_state(QpState::Error)?;
         side.expect_no_completion()?;
     }
     Ok(())
@@ -182,7 +184,7 @@ fn draining_keeps_the_completions_of_others(fixture: &Fixture) -> Result<()> {
     peer.qp.connect(&other.qp.endpoint())?;
     let receiving = other.post_receive(64)?;
     let flushed = drained.post_receive(64)?;
-    peer.done(SendRequest::send(peer.filled(64, 3)?))?;
+    peer.execute(SendRequest::send(peer.filled(64, 3)?))?;
     drained.qp.drain(COMPLETION_TIMEOUT)?;
     crate::fixture::check(&other.wait(receiving)?.into_message()?, 3)?;
     expect("the drained receive", &drained.wait(flushed)?, Status::Flushed)
@@ -191,7 +193,7 @@ fn draining_keeps_the_completions_of_others(fixture: &Fixture) -> Result<()> {
 /// The device knows that the queue pair has failed, but the program doesn't yet: vol. 1, 10.3.1.7.
 fn a_send_posted_to_a_failed_queue_pair_is_flushed(fixture: &Fixture) -> Result<()> {
     let pair = failed(fixture)?;
-    pair.left.fails(SendRequest::send(pair.left.filled(8, 1)?), Status::Flushed)
+    pair.left.expect_failure(SendRequest::send(pair.left.filled(8, 1)?), Status::Flushed)
 }
 
 fn a_receive_posted_to_a_failed_queue_pair_is_flushed(fixture: &Fixture) -> Result<()> {
@@ -199,7 +201,7 @@ fn a_receive_posted_to_a_failed_queue_pair_is_flushed(fixture: &Fixture) -> Resu
     let receiving = pair.left.post_receive(8)?;
     let mut completions = Vec::new();
     pair.left.cq.poll_timeout(&mut completions, 10 * QUIET_PERIOD)?;
-    ensure!(!completions.is_empty(), "no completion came");
+    ensure!(!completions.is_empty(), "no completion arrived");
     ensure!(completions[0].id() == receiving, "the completion of another request was returned");
     expect("the receive", &completions[0], Status::Flushed)
 }
@@ -209,6 +211,6 @@ fn failed(fixture: &Fixture) -> Result<Pair> {
     let pair = fixture.rc()?;
     let region = pair.right.region(8, Access::LOCAL_WRITE)?;
     let request = SendRequest::write(pair.left.filled(8, 1)?, region.remote().at(0));
-    pair.left.fails(request, Status::RemoteAccess)?;
+    pair.left.expect_failure(request, Status::RemoteAccess)?;
     Ok(pair)
 }

@@ -5,7 +5,7 @@ use adverb::memory::PayloadSegment;
 use adverb::verbs::{SendRequest, Transport, Transport::Rc};
 use anyhow::{Result, ensure};
 
-use crate::fixture::{ALL, Fixture, READ_WRITE, check, pattern, read, same};
+use crate::fixture::{ALL, Fixture, READ_WRITE, check, check_equal, pattern, read};
 use crate::registry::tests;
 
 /// The inline capacity of the queue pairs, which every device with inline support has.
@@ -25,7 +25,7 @@ fn inline_messages_up_to_the_limit_arrive(fixture: &Fixture) -> Result<()> {
         let pair = fixture.pair(transport).max_inline_data(INLINE).connect()?;
         for size in [0, 1, 3, 63, INLINE as usize] {
             let receiving = pair.right.post_receive(size)?;
-            pair.left.done(SendRequest::send(pair.left.filled(size, 7)?).inline())?;
+            pair.left.execute(SendRequest::send(pair.left.filled(size, 7)?).inline())?;
             let message = pair.right.wait(receiving)?.into_message()?;
             ensure!(message.len() == size, "{size} bytes were sent, but {} arrived", message.len());
             check(&message, 7)?;
@@ -38,7 +38,7 @@ fn inline_writes_arrive(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).max_inline_data(INLINE).connect()?;
     let region = pair.right.region(64, READ_WRITE)?;
     for size in [1, 17, 64] {
-        pair.left.done(SendRequest::write(pair.left.filled(size, 8)?, region.remote().at(0)).inline())?;
+        pair.left.execute(SendRequest::write(pair.left.filled(size, 8)?, region.remote().at(0)).inline())?;
         check(&read(&region, 0, size)?, 8)?;
     }
     Ok(())
@@ -54,8 +54,8 @@ fn inline_messages_of_several_segments_arrive(fixture: &Fixture) -> Result<()> {
         pieces.push(buffer);
     }
     let receiving = pair.right.post_receive(100)?;
-    pair.left.done(SendRequest::send(pieces).inline())?;
-    same(&pair.right.wait(receiving)?.into_message()?, &bytes)
+    pair.left.execute(SendRequest::send(pieces).inline())?;
+    check_equal(&pair.right.wait(receiving)?.into_message()?, &bytes)
 }
 
 fn inline_data_beyond_the_limit_is_refused_and_returns_its_buffer(fixture: &Fixture) -> Result<()> {

@@ -35,8 +35,8 @@ fn unreliable_message_loss_is_close_to_the_networks_loss(fixture: &Fixture) -> R
 /// late, and at most twice the injected loss may be missing.
 fn check_loss(fixture: &Fixture, transport: Transport) -> Result<()> {
     let pair = fixture.pair(transport).depth(BATCH as u32, RECEIVES).connect()?;
-    let room = fixture.max_datagram_len();
-    (0..RECEIVES).try_for_each(|_| pair.right.post_receive(room).map(drop))?;
+    let max_len = fixture.max_datagram_len();
+    (0..RECEIVES).try_for_each(|_| pair.right.post_receive(max_len).map(drop))?;
     let recipient =
         (transport == Transport::Ud).then(|| destination_to(&pair.left, &pair.right)).transpose()?;
     let scaled_count = if fixture.loss > 0 { LOSSY_COUNT } else { LOSSLESS_COUNT };
@@ -55,11 +55,11 @@ fn check_loss(fixture: &Fixture, transport: Transport) -> Result<()> {
         }
         let sent = pair.left.take((batch.end - batch.start) as usize)?;
         sent.iter().try_for_each(|completion| completion.result().map(drop))?;
-        received += receive_available(&pair, transport, room, &mut next)?;
+        received += receive_available(&pair, transport, max_len, &mut next)?;
     }
     std::thread::sleep(QUIET_PERIOD);
     loop {
-        match receive_available(&pair, transport, room, &mut next)? {
+        match receive_available(&pair, transport, max_len, &mut next)? {
             0 => break,
             late => received += late,
         }
@@ -74,7 +74,7 @@ fn check_loss(fixture: &Fixture, transport: Transport) -> Result<()> {
 }
 
 /// Takes the received messages, and returns their number. `next` is the first message that hasn't arrived yet.
-fn receive_available(pair: &Pair, transport: Transport, room: usize, next: &mut u64) -> Result<u64> {
+fn receive_available(pair: &Pair, transport: Transport, max_len: usize, next: &mut u64) -> Result<u64> {
     let mut completions = Vec::new();
     pair.right.cq.poll(&mut completions)?;
     let count = completions.len() as u64;
@@ -89,7 +89,7 @@ fn receive_available(pair: &Pair, transport: Transport, room: usize, next: &mut 
         check(&message[8..], number).with_context(|| format!("message {number}"))?;
         ensure!(number >= *next, "message {number} arrived after {}", next.saturating_sub(1));
         *next = number + 1;
-        pair.right.post_receive(room)?;
+        pair.right.post_receive(max_len)?;
     }
     Ok(count)
 }

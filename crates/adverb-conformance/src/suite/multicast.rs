@@ -31,7 +31,7 @@ tests! { "multicast";
     only_datagram_queue_pairs_can_join_groups,
 }
 
-/// Groups for use within an organisation (RFC 2365), and such of IPv6 (RFC 4291).
+/// Returns a group for use within an organization: of IPv4 (RFC 2365), and of IPv6 (RFC 4291).
 fn group(number: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(239, 255, 77, number))
 }
@@ -62,13 +62,13 @@ fn sides(fixture: &Fixture, count: usize, address: Option<IpAddr>) -> Result<Vec
 
 /// Sends a datagram to a group.
 fn send(from: &Side, group: IpAddr, seed: u64) -> Result<()> {
-    let everybody = from.qp.multicast_destination(group, QKEY)?;
-    ensure!(everybody.qpn == Qpn::MULTICAST, "the destination is {}", everybody.qpn);
-    from.done(SendRequest::send(from.filled(100, seed)?).destination(&everybody))
+    let destination = from.qp.multicast_destination(group, QKEY)?;
+    ensure!(destination.qpn == Qpn::MULTICAST, "the destination is {}", destination.qpn);
+    from.execute(SendRequest::send(from.filled(100, seed)?).destination(&destination))
 }
 
-/// Shows that all get a datagram to a group.
-fn reaches(fixture: &Fixture, from: &Side, members: &[&Side], group: IpAddr, seed: u64) -> Result<()> {
+/// Checks that all members get a datagram to a group.
+fn check_delivery(fixture: &Fixture, from: &Side, members: &[&Side], group: IpAddr, seed: u64) -> Result<()> {
     let receiving = members.iter().map(|member| post_receive(fixture, member)).collect::<Result<Vec<_>>>()?;
     send(from, group, seed)?;
     for (number, (member, receiving)) in members.iter().zip(receiving).enumerate() {
@@ -87,7 +87,7 @@ fn a_datagram_to_a_group_reaches_all_its_members(fixture: &Fixture) -> Result<()
         member.qp.join_multicast(group)?;
     }
     for seed in 0..5 {
-        reaches(fixture, sender, &members.iter().collect::<Vec<_>>(), group, seed)?;
+        check_delivery(fixture, sender, &members.iter().collect::<Vec<_>>(), group, seed)?;
     }
     Ok(())
 }
@@ -100,7 +100,7 @@ fn a_datagram_to_a_group_of_ipv6_reaches_all_its_members(fixture: &Fixture) -> R
     for member in &sides[1..] {
         member.qp.join_multicast(group_of_ipv6(1))?;
     }
-    reaches(fixture, &sides[0], &[&sides[1], &sides[2]], group_of_ipv6(1), 1)
+    check_delivery(fixture, &sides[0], &[&sides[1], &sides[2]], group_of_ipv6(1), 1)
 }
 
 fn a_datagram_to_a_group_names_the_group_and_its_sender(fixture: &Fixture) -> Result<()> {
@@ -123,7 +123,7 @@ fn a_member_may_send_to_its_own_group(fixture: &Fixture) -> Result<()> {
     for side in &sides {
         side.qp.join_multicast(group)?;
     }
-    reaches(fixture, &sides[0], &[&sides[1]], group, 1)
+    check_delivery(fixture, &sides[0], &[&sides[1]], group, 1)
 }
 
 fn non_members_receive_nothing(fixture: &Fixture) -> Result<()> {
@@ -132,7 +132,7 @@ fn non_members_receive_nothing(fixture: &Fixture) -> Result<()> {
     member.qp.join_multicast(group_for(sender, 4))?;
     other.qp.join_multicast(group_for(sender, 5))?;
     post_receive(fixture, other)?;
-    reaches(fixture, sender, &[member], group_for(sender, 4), 1)?;
+    check_delivery(fixture, sender, &[member], group_for(sender, 4), 1)?;
     other.expect_no_completion()
 }
 
@@ -142,10 +142,10 @@ fn former_members_receive_nothing(fixture: &Fixture) -> Result<()> {
     let group = group_for(sender, 6);
     member.qp.join_multicast(group)?;
     leaving.qp.join_multicast(group)?;
-    reaches(fixture, sender, &[member, leaving], group, 1)?;
+    check_delivery(fixture, sender, &[member, leaving], group, 1)?;
     leaving.qp.leave_multicast(group)?;
     post_receive(fixture, leaving)?;
-    reaches(fixture, sender, &[member], group, 2)?;
+    check_delivery(fixture, sender, &[member], group, 2)?;
     leaving.expect_no_completion()
 }
 
@@ -154,7 +154,7 @@ fn former_members_may_join_again(fixture: &Fixture) -> Result<()> {
     let group = group_for(&sides[0], 7);
     for seed in 0..5 {
         sides[1].qp.join_multicast(group)?;
-        reaches(fixture, &sides[0], &[&sides[1]], group, seed)?;
+        check_delivery(fixture, &sides[0], &[&sides[1]], group, seed)?;
         sides[1].qp.leave_multicast(group)?;
     }
     Ok(())
@@ -167,10 +167,10 @@ fn a_member_of_two_groups_receives_from_both(fixture: &Fixture) -> Result<()> {
         sides[1].qp.join_multicast(group)?;
     }
     for (seed, group) in (1..).zip(groups) {
-        reaches(fixture, &sides[0], &[&sides[1]], group, seed)?;
+        check_delivery(fixture, &sides[0], &[&sides[1]], group, seed)?;
     }
     sides[1].qp.leave_multicast(groups[0])?;
-    reaches(fixture, &sides[0], &[&sides[1]], groups[1], 3)
+    check_delivery(fixture, &sides[0], &[&sides[1]], groups[1], 3)
 }
 
 /// Vol. 1, 9.6.1.4: a member with another key drops the datagram.
@@ -180,7 +180,7 @@ fn a_datagram_to_a_group_needs_the_members_queue_key(fixture: &Fixture) -> Resul
     sides[1].qp.join_multicast(group)?;
     let receiving = post_receive(fixture, &sides[1])?;
     let wrong = sides[0].qp.multicast_destination(group, QKEY + 1)?;
-    sides[0].done(SendRequest::send(sides[0].filled(100, 1)?).destination(&wrong))?;
+    sides[0].execute(SendRequest::send(sides[0].filled(100, 1)?).destination(&wrong))?;
     sides[1].expect_no_completion()?;
     send(&sides[0], group, 2)?;
     check(&sides[1].wait(receiving)?.into_datagram()?.message, 2)
@@ -191,15 +191,15 @@ fn a_datagram_to_a_group_brings_its_immediate_data(fixture: &Fixture) -> Result<
     let group = group_for(&sides[0], 11);
     sides[1].qp.join_multicast(group)?;
     let receiving = post_receive(fixture, &sides[1])?;
-    let everybody = sides[0].qp.multicast_destination(group, QKEY)?;
+    let destination = sides[0].qp.multicast_destination(group, QKEY)?;
     let request = SendRequest::send_with_imm(sides[0].filled(fixture.mtu(), 5)?, 0x0102_0304);
-    sides[0].done(request.destination(&everybody))?;
+    sides[0].execute(request.destination(&destination))?;
     let received = sides[1].wait(receiving)?.into_datagram()?;
     ensure!(received.immediate == Some(0x0102_0304), "received {:x?}", received.immediate);
     check(&received.message, 5)
 }
 
-/// The device doesn't destroy a member, which must leave its groups first.
+/// A device doesn't destroy a queue pair that is a member of a group, so the drop must leave the groups first.
 fn a_member_may_be_dropped(fixture: &Fixture) -> Result<()> {
     let mut sides = sides(fixture, 3, None)?;
     let group = group_for(&sides[0], 12);
@@ -212,10 +212,10 @@ fn a_member_may_be_dropped(fixture: &Fixture) -> Result<()> {
     let slice = region.slice(0..region.len())?;
     let _ = qp.post_recv(adverb::verbs::RecvRequest::new(slice)).map_err(Error::from)?;
     drop(qp);
-    // Had it not been destroyed, its receive would still be there.
+    // If the queue pair had not been destroyed, its receive would still use the memory.
     ensure!(region.into_buffer().is_ok(), "the member's memory is still in use");
     drop((cq, domain));
-    reaches(fixture, &sides[0], &[&sides[1]], group, 1)
+    check_delivery(fixture, &sides[0], &[&sides[1]], group, 1)
 }
 
 fn a_member_still_receives_unicast_datagrams(fixture: &Fixture) -> Result<()> {
@@ -223,11 +223,11 @@ fn a_member_still_receives_unicast_datagrams(fixture: &Fixture) -> Result<()> {
     sides[1].qp.join_multicast(group_for(&sides[0], 13))?;
     let receiving = post_receive(fixture, &sides[1])?;
     let alone = sides[0].qp.ud_destination(&sides[1].qp.endpoint(), QKEY)?;
-    sides[0].done(SendRequest::send(sides[0].filled(50, 5)?).destination(&alone))?;
+    sides[0].execute(SendRequest::send(sides[0].filled(50, 5)?).destination(&alone))?;
     check(&sides[1].wait(receiving)?.into_datagram()?.message, 5)
 }
 
-fn is_refused(result: Result<(), Error>) -> Result<()> {
+fn expect_invalid_request(result: Result<(), Error>) -> Result<()> {
     let error = result.err().context("the call succeeded")?;
     ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     Ok(())
@@ -237,40 +237,40 @@ fn joining_twice_is_refused(fixture: &Fixture) -> Result<()> {
     let sides = sides(fixture, 2, None)?;
     let group = group_for(&sides[0], 14);
     sides[1].qp.join_multicast(group)?;
-    is_refused(sides[1].qp.join_multicast(group))?;
-    reaches(fixture, &sides[0], &[&sides[1]], group, 1)
+    expect_invalid_request(sides[1].qp.join_multicast(group))?;
+    check_delivery(fixture, &sides[0], &[&sides[1]], group, 1)
 }
 
 fn leaving_a_group_without_membership_is_refused(fixture: &Fixture) -> Result<()> {
     let sides = sides(fixture, 1, None)?;
     let groups = [15, 16].map(|number| group_for(&sides[0], number));
-    is_refused(sides[0].qp.leave_multicast(groups[0]))?;
+    expect_invalid_request(sides[0].qp.leave_multicast(groups[0]))?;
     sides[0].qp.join_multicast(groups[0])?;
-    is_refused(sides[0].qp.leave_multicast(groups[1]))?;
+    expect_invalid_request(sides[0].qp.leave_multicast(groups[1]))?;
     sides[0].qp.leave_multicast(groups[0])?;
-    is_refused(sides[0].qp.leave_multicast(groups[0]))
+    expect_invalid_request(sides[0].qp.leave_multicast(groups[0]))
 }
 
 fn only_groups_can_be_joined(fixture: &Fixture) -> Result<()> {
     let sides = sides(fixture, 1, None)?;
     let own = sides[0].qp.endpoint().gid;
-    is_refused(sides[0].qp.join_multicast(own.ip()))?;
-    is_refused(sides[0].qp.attach_multicast(own, 0))?;
-    is_refused(sides[0].qp.multicast_destination(own.ip(), QKEY).map(drop))
+    expect_invalid_request(sides[0].qp.join_multicast(own.ip()))?;
+    expect_invalid_request(sides[0].qp.attach_multicast(own, 0))?;
+    expect_invalid_request(sides[0].qp.multicast_destination(own.ip(), QKEY).map(drop))
 }
 
 fn a_group_of_another_family_is_refused(fixture: &Fixture) -> Result<()> {
     let sides = sides(fixture, 1, None)?;
     let is_ipv4 = sides[0].qp.endpoint().gid.udp_addr().is_ipv4();
     let other = if is_ipv4 { group_of_ipv6(1) } else { group(1) };
-    is_refused(sides[0].qp.join_multicast(other))?;
-    is_refused(sides[0].qp.multicast_destination(other, QKEY).map(drop))
+    expect_invalid_request(sides[0].qp.join_multicast(other))?;
+    expect_invalid_request(sides[0].qp.multicast_destination(other, QKEY).map(drop))
 }
 
 fn only_datagram_queue_pairs_can_join_groups(fixture: &Fixture) -> Result<()> {
     for transport in [Transport::Rc, Transport::Uc] {
         let side = fixture.pair(transport).side(None)?;
-        is_refused(side.qp.attach_multicast(Gid::from(group(17)), 0))?;
+        expect_invalid_request(side.qp.attach_multicast(Gid::from(group(17)), 0))?;
     }
     Ok(())
 }

@@ -25,12 +25,12 @@ tests! { "ordering";
     one_read_at_a_time_is_enough,
 }
 
-/// Messages of all lengths, so that those of one packet could overtake those of many.
-fn in_order(fixture: &Fixture, transport: Transport) -> Result<()> {
+/// Sends messages of all lengths, so that those of one packet could overtake those of many.
+fn check_in_order(fixture: &Fixture, transport: Transport) -> Result<()> {
     in_order_from(fixture, transport, 0)
 }
 
-/// Runs the rounds from this one on.
+/// Runs the rounds from `first` on.
 fn in_order_from(fixture: &Fixture, transport: Transport, first: u64) -> Result<()> {
     let pair = fixture.pair(transport).connect()?;
     let sizes = [5 * fixture.mtu(), 0, 1, 2 * fixture.mtu() + 1, 100];
@@ -44,10 +44,14 @@ fn in_order_from(fixture: &Fixture, transport: Transport, first: u64) -> Result<
         let mut next = 0;
         for completion in pair.right.take_up_to(5)? {
             let message = completion.into_message()?;
-            let is_it = |index: &usize| {
+            let is_expected = |index: &usize| {
                 message.len() == sizes[*index] && check(&message, 5 * round + *index as u64).is_ok()
             };
-            let index = if pair.right.may_lose() { (next..5).find(is_it) } else { Some(next).filter(is_it) };
+            let index = if pair.right.may_lose() {
+                (next..5).find(is_expected)
+            } else {
+                Some(next).filter(is_expected)
+            };
             let index = index.with_context(|| format!("message {next} of round {round} is wrong"))?;
             next = index + 1;
         }
@@ -61,11 +65,11 @@ fn in_order_from(fixture: &Fixture, transport: Transport, first: u64) -> Result<
 }
 
 fn messages_arrive_in_the_order_of_posting(fixture: &Fixture) -> Result<()> {
-    in_order(fixture, Rc)
+    check_in_order(fixture, Rc)
 }
 
 fn messages_of_an_unreliable_connection_arrive_in_the_order_of_posting(fixture: &Fixture) -> Result<()> {
-    in_order(fixture, Transport::Uc)
+    check_in_order(fixture, Transport::Uc)
 }
 
 fn requests_of_all_kinds_complete_in_the_order_of_posting(fixture: &Fixture) -> Result<()> {
@@ -211,7 +215,7 @@ fn a_write_after_a_read_does_not_change_its_result(fixture: &Fixture) -> Result<
     Ok(())
 }
 
-/// Vol. 1, 9.4.4: at most the agreed number is outstanding, and further ones wait.
+/// Vol. 1, 9.4.4: at most the agreed number is outstanding, and further READs wait.
 fn reads_beyond_the_outstanding_limit_wait(fixture: &Fixture) -> Result<()> {
     reads_at_once(fixture, ConnectOptions::new())
 }
@@ -232,7 +236,7 @@ fn reads_at_once(fixture: &Fixture, options: ConnectOptions) -> Result<()> {
     for (offset, completion) in pair.left.take(64)?.into_iter().enumerate() {
         completion.result()?;
         let buffer = completion.into_buffer().context("the completion returned no buffer")?;
-        crate::fixture::same(&buffer, &bytes[offset..offset + size])?;
+        crate::fixture::check_equal(&buffer, &bytes[offset..offset + size])?;
     }
     Ok(())
 }

@@ -61,14 +61,16 @@ fn a_message_of_another_partition_is_dropped_until_retries_are_exhausted(fixture
 fn a_datagram_of_another_partition_is_dropped(fixture: &Fixture) -> Result<()> {
     let pair = in_different_partitions(fixture, fixture.pair(Ud))?;
     let receiving = post_receive(fixture, &pair.right)?;
-    pair.left.done(
+    pair.left.execute(
         SendRequest::send(pair.left.filled(64, 1)?).destination(&destination_to(&pair.left, &pair.right)?),
     )?;
     pair.right.expect_no_completion()?;
-    // One of its own partition arrives.
+    // A datagram of the same partition arrives.
     let (_, other) = entries(fixture)?;
-    let friend = fixture.pair(Ud).pkey_indices(other, other).connect()?.left;
-    friend
-        .done(SendRequest::send(friend.filled(64, 2)?).destination(&destination_to(&friend, &pair.right)?))?;
+    let same_partition = fixture.pair(Ud).pkey_indices(other, other).connect()?.left;
+    same_partition.execute(
+        SendRequest::send(same_partition.filled(64, 2)?)
+            .destination(&destination_to(&same_partition, &pair.right)?),
+    )?;
     check(&pair.right.wait(receiving)?.into_datagram()?.message, 2)
 }

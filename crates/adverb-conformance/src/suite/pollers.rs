@@ -7,7 +7,7 @@ use adverb::memory::RemoteMemory;
 use adverb::verbs::{Completion, SendRequest, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
-use crate::fixture::{COMPLETION_TIMEOUT, Fixture, Pair, QUIET_PERIOD, READ_WRITE, takes_less};
+use crate::fixture::{COMPLETION_TIMEOUT, Fixture, Pair, QUIET_PERIOD, READ_WRITE, check_duration};
 use crate::registry::tests;
 
 tests! { "pollers";
@@ -39,9 +39,9 @@ fn check_all_delivered(fixture: &Fixture, events: bool, count: u64) -> Result<()
         let request = |tag| SendRequest::write((), region.remote().at(0)).tag(tag);
         pair.left.qp.post_sends((posted..posted + burst).map(request)).map_err(adverb::Error::from)?;
         posted += burst;
-        // Now and then all, so that the poller has time to fall asleep.
-        let most = if posted % 7 == 0 || posted == count { 0 } else { 32 };
-        while posted - completed > most {
+        // Sometimes all requests are awaited, so that the poller has time to sleep.
+        let max_outstanding = if posted % 7 == 0 || posted == count { 0 } else { 32 };
+        while posted - completed > max_outstanding {
             let tag = tags.recv_timeout(COMPLETION_TIMEOUT).context("a completion is lost")?;
             ensure!(tag == Some(completed), "request {tag:?} completed instead of {completed}");
             completed += 1;
@@ -75,7 +75,7 @@ fn a_poller_stops_at_once(fixture: &Fixture) -> Result<()> {
                 poller.stop()?;
                 Ok(start.elapsed())
             };
-            takes_less(10 * QUIET_PERIOD, stop).with_context(|| format!("events: {events}"))?;
+            check_duration(10 * QUIET_PERIOD, stop).with_context(|| format!("events: {events}"))?;
         }
     }
     Ok(())
@@ -88,7 +88,7 @@ fn a_stopping_poller_delivers_finished_completions(fixture: &Fixture) -> Result<
         let poller = pair.right.cq.poller(drop)?;
         for _ in 0..20 {
             // A message that is acknowledged has completed at the other end.
-            pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+            pair.left.execute(SendRequest::send(pair.left.buffer(8)?))?;
         }
         let stats = poller.stop()?.stats;
         ensure!(stats.completion_count == 20, "{stats:?}");
@@ -100,7 +100,7 @@ fn a_handler_that_panics_loses_no_other_completion(fixture: &Fixture) -> Result<
     let pair = pair(fixture, true)?;
     let (sender, tags) = mpsc::channel();
     let handler = move |completion: Completion| {
-        // The panic has no message, which would appear in a report.
+        // This panic prints no message, which would appear in a report.
         if completion.tag().is_multiple_of(3) {
             std::panic::resume_unwind(Box::new("on purpose"));
         }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use adverb::verbs::{RecvRequest, SendRequest, Transport::Rc};
 use anyhow::{Result, ensure};
 
-use crate::fixture::{Fixture, QUIET_PERIOD, READ_WRITE, check, take, takes_less};
+use crate::fixture::{Fixture, QUIET_PERIOD, READ_WRITE, check, check_duration, take};
 use crate::registry::tests;
 
 tests! { "polling";
@@ -36,7 +36,7 @@ fn waiting_on_an_idle_queue_times_out(fixture: &Fixture) -> Result<()> {
         let builder = fixture.pair(Rc);
         let pair = if events { builder.events() } else { builder }.connect()?;
         let receiving = pair.left.post_receive(8)?;
-        takes_less(20 * QUIET_PERIOD, || {
+        check_duration(20 * QUIET_PERIOD, || {
             let start = Instant::now();
             let waited = pair.left.cq.wait(receiving, QUIET_PERIOD);
             let took = start.elapsed();
@@ -140,7 +140,7 @@ fn sends_and_receives_may_complete_on_different_queues(fixture: &Fixture) -> Res
     queue_pair.connect(&pair.left.qp.endpoint())?;
     queue_pair.post_recv(pair.right.buffer(8)?)?;
     pair.left.post_receive(8)?;
-    pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+    pair.left.execute(SendRequest::send(pair.left.buffer(8)?))?;
     queue_pair.post_send(SendRequest::send(pair.right.buffer(8)?).tag(1))?;
     let (sent, received) = (take(&send_cq, 1)?, take(&recv_cq, 1)?);
     ensure!(
@@ -198,7 +198,7 @@ fn completions_of_destroyed_queue_pairs_are_counted_and_not_delivered(fixture: &
         "{} completions of a dropped queue pair were delivered",
         completions.len()
     );
-    // A device may take them out of the queue with the queue pair, or leave them: never more than there were.
+    // A device may remove these completions with the queue pair, or leave them. There are never more than ten.
     ensure!(
         pair.left.cq.stale_completion_count() <= 10,
         "{} stale completions were counted",
@@ -214,7 +214,7 @@ fn a_new_queue_pair_never_gets_the_completions_of_an_old_one(fixture: &Fixture) 
     let peer_domain = fixture.device.create_protection_domain()?;
     let region = peer_domain.region(8, READ_WRITE)?;
     for round in 0..5 {
-        // Each time the queue pair takes its predecessor's place in the completion queue.
+        // Each queue pair uses the completion queue after its predecessor.
         let side = builder.side_of(&domain, &cq, None)?;
         let peer_cq = fixture.device.completion_queue(16).create()?;
         let peer = builder.side_of(&peer_domain, &peer_cq, None)?;

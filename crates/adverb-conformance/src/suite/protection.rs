@@ -1,11 +1,11 @@
-//! Memory protection: accesses that a device must refuse.
+//! Memory protection: accesses that a device must reject.
 
 use adverb::memory::MemoryRegion;
 use adverb::verbs::{Access, QpState, RemoteAddress, SendRequest, Status, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
 use crate::Need;
-use crate::fixture::{ALL, Fixture, Pair, READ_WRITE, Side, expect, pattern, read, same, status};
+use crate::fixture::{ALL, Fixture, Pair, READ_WRITE, Side, check_equal, expect, pattern, read, status};
 use crate::registry::tests;
 
 tests! { "protection";
@@ -34,11 +34,11 @@ tests! { "protection";
     after_a_refusal_both_ends_have_failed,
 }
 
-/// Checks that the left side's request is refused, and that the right side's bytes don't change.
-fn check_refused(pair: &Pair, region: &MemoryRegion, request: SendRequest, status: Status) -> Result<()> {
+/// Checks that the left side's request is rejected, and that the right side's bytes don't change.
+fn check_rejected(pair: &Pair, region: &MemoryRegion, request: SendRequest, status: Status) -> Result<()> {
     let before = read(region, 0, region.len())?;
-    pair.left.fails(request, status)?;
-    same(&read(region, 0, region.len())?, &before).context("the peer's memory")
+    pair.left.expect_failure(request, status)?;
+    check_equal(&read(region, 0, region.len())?, &before).context("the peer's memory")
 }
 
 fn write(side: &Side, len: usize, remote: RemoteAddress) -> Result<SendRequest> {
@@ -49,7 +49,7 @@ fn a_write_needs_the_regions_right(fixture: &Fixture) -> Result<()> {
     for access in [Access::LOCAL_WRITE, Access::LOCAL_WRITE | Access::REMOTE_READ] {
         let pair = fixture.rc()?;
         let region = pair.right.region(64, access)?;
-        check_refused(&pair, &region, write(&pair.left, 64, region.remote().at(0))?, Status::RemoteAccess)?;
+        check_rejected(&pair, &region, write(&pair.left, 64, region.remote().at(0))?, Status::RemoteAccess)?;
     }
     Ok(())
 }
@@ -59,7 +59,7 @@ fn a_read_needs_the_regions_right(fixture: &Fixture) -> Result<()> {
         let pair = fixture.rc()?;
         let region = pair.right.region(64, access)?;
         let request = SendRequest::read(pair.left.buffer(64)?, region.remote().at(0));
-        check_refused(&pair, &region, request, Status::RemoteAccess)?;
+        check_rejected(&pair, &region, request, Status::RemoteAccess)?;
     }
     Ok(())
 }
@@ -68,7 +68,7 @@ fn an_atomic_needs_the_regions_right(fixture: &Fixture) -> Result<()> {
     for swap in [false, true] {
         let pair = fixture.rc()?;
         let region = pair.right.region(64, READ_WRITE)?;
-        check_refused(
+        check_rejected(
             &pair,
             &region,
             atomic(&pair.left, region.remote().at(0), swap)?,
@@ -90,21 +90,26 @@ fn atomic(side: &Side, remote: RemoteAddress, swap: bool) -> Result<SendRequest>
 fn a_write_needs_the_queue_pairs_right(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).right_access(Access::REMOTE_READ).connect()?;
     let region = pair.right.region(64, READ_WRITE)?;
-    check_refused(&pair, &region, write(&pair.left, 64, region.remote().at(0))?, Status::RemoteInvalidRequest)
+    check_rejected(
+        &pair,
+        &region,
+        write(&pair.left, 64, region.remote().at(0))?,
+        Status::RemoteInvalidRequest,
+    )
 }
 
 fn a_read_needs_the_queue_pairs_right(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).right_access(Access::REMOTE_WRITE).connect()?;
     let region = pair.right.region(64, READ_WRITE)?;
     let request = SendRequest::read(pair.left.buffer(64)?, region.remote().at(0));
-    check_refused(&pair, &region, request, Status::RemoteInvalidRequest)
+    check_rejected(&pair, &region, request, Status::RemoteInvalidRequest)
 }
 
 fn an_atomic_needs_the_queue_pairs_right(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).right_access(Access::REMOTE_WRITE | Access::REMOTE_READ).connect()?;
     let region = pair.right.region(64, ALL)?;
     let request = atomic(&pair.left, region.remote().at(0), false)?;
-    check_refused(&pair, &region, request, Status::RemoteInvalidRequest)
+    check_rejected(&pair, &region, request, Status::RemoteInvalidRequest)
 }
 
 fn a_write_beyond_the_end_is_refused_by_the_peer(fixture: &Fixture) -> Result<()> {
@@ -113,7 +118,7 @@ fn a_write_beyond_the_end_is_refused_by_the_peer(fixture: &Fixture) -> Result<()
         let pair = fixture.rc()?;
         let region = pair.right.region(64, READ_WRITE)?;
         let request = write(&pair.left, len, region.remote().at(offset))?;
-        check_refused(&pair, &region, request, Status::RemoteAccess)
+        check_rejected(&pair, &region, request, Status::RemoteAccess)
             .with_context(|| format!("{len} at {offset}"))?;
     }
     Ok(())
@@ -123,7 +128,7 @@ fn a_write_before_the_beginning_is_refused_by_the_peer(fixture: &Fixture) -> Res
     let pair = fixture.rc()?;
     let region = pair.right.region(64, READ_WRITE)?;
     let request = write(&pair.left, 8, region.remote().at(0_u64.wrapping_sub(1)))?;
-    check_refused(&pair, &region, request, Status::RemoteAccess)
+    check_rejected(&pair, &region, request, Status::RemoteAccess)
 }
 
 /// The first packet contains the length of the whole message, so no byte may be written.
@@ -131,7 +136,7 @@ fn a_write_of_several_packets_that_ends_outside_is_refused_by_the_peer(fixture: 
     let pair = fixture.rc()?;
     let size = 3 * fixture.mtu();
     let region = pair.right.region(size, READ_WRITE)?;
-    check_refused(&pair, &region, write(&pair.left, size, region.remote().at(1))?, Status::RemoteAccess)
+    check_rejected(&pair, &region, write(&pair.left, size, region.remote().at(1))?, Status::RemoteAccess)
 }
 
 fn a_write_with_immediate_data_beyond_the_end_is_refused_by_the_peer(fixture: &Fixture) -> Result<()> {
@@ -139,11 +144,11 @@ fn a_write_with_immediate_data_beyond_the_end_is_refused_by_the_peer(fixture: &F
     let region = pair.right.region(64, READ_WRITE)?;
     let receiving = pair.right.post_receive(64)?;
     let request = SendRequest::write_with_imm(pair.left.filled(65, 1)?, region.remote().at(0), 7);
-    check_refused(&pair, &region, request, Status::RemoteAccess)?;
-    // A device may have taken the receive for it, or not yet (vol. 1, 11.6.2).
+    check_rejected(&pair, &region, request, Status::RemoteAccess)?;
+    // A device may or may not have consumed the receive for the WRITE (vol. 1, 11.6.2).
     let status = status(&pair.right.wait(receiving)?);
-    let right = matches!(status, Status::LocalAccess | Status::Flushed);
-    ensure!(right, "the peer's receive: {status:?}, neither LocalAccess nor Flushed");
+    let is_valid = matches!(status, Status::LocalAccess | Status::Flushed);
+    ensure!(is_valid, "the peer's receive: {status:?}, neither LocalAccess nor Flushed");
     Ok(())
 }
 
@@ -152,7 +157,7 @@ fn a_read_beyond_the_end_is_refused_by_the_peer(fixture: &Fixture) -> Result<()>
         let pair = fixture.rc()?;
         let region = pair.right.region(64, READ_WRITE)?;
         let request = SendRequest::read(pair.left.buffer(len)?, region.remote().at(offset));
-        check_refused(&pair, &region, request, Status::RemoteAccess)
+        check_rejected(&pair, &region, request, Status::RemoteAccess)
             .with_context(|| format!("{len} at {offset}"))?;
     }
     Ok(())
@@ -163,7 +168,7 @@ fn an_atomic_beyond_the_end_is_refused_by_the_peer(fixture: &Fixture) -> Result<
         let pair = fixture.rc()?;
         let region = pair.right.region(64, ALL)?;
         let request = atomic(&pair.left, region.remote().at(offset), false)?;
-        check_refused(&pair, &region, request, Status::RemoteAccess)?;
+        check_rejected(&pair, &region, request, Status::RemoteAccess)?;
     }
     Ok(())
 }
@@ -178,7 +183,7 @@ fn an_unaligned_atomic_is_refused(fixture: &Fixture) -> Result<()> {
         if let Ok(id) = pair.left.qp.post_send(request) {
             expect("the request", &pair.left.wait(id)?, Status::RemoteInvalidRequest)?;
         }
-        same(&read(&region, 0, 64)?, &[0; 64])?;
+        check_equal(&read(&region, 0, 64)?, &[0; 64])?;
     }
     Ok(())
 }
@@ -189,7 +194,7 @@ fn a_wrong_key_is_refused_by_the_peer(fixture: &Fixture) -> Result<()> {
         let region = pair.right.region(64, READ_WRITE)?;
         let mut remote = region.remote().at(0);
         remote.rkey ^= bits;
-        check_refused(&pair, &region, write(&pair.left, 64, remote)?, Status::RemoteAccess)?;
+        check_rejected(&pair, &region, write(&pair.left, 64, remote)?, Status::RemoteAccess)?;
     }
     Ok(())
 }
@@ -199,14 +204,14 @@ fn the_key_of_a_deregistered_region_is_refused_by_the_peer(fixture: &Fixture) ->
         let pair = fixture.rc()?;
         let region = pair.right.region(64, READ_WRITE)?;
         let remote = region.remote().at(0);
-        pair.left.done(write(&pair.left, 64, remote)?)?;
+        pair.left.execute(write(&pair.left, 64, remote)?)?;
         drop(region);
         let request = if reads {
             SendRequest::read(pair.left.buffer(64)?, remote)
         } else {
             write(&pair.left, 64, remote)?
         };
-        pair.left.fails(request, Status::RemoteAccess)?;
+        pair.left.expect_failure(request, Status::RemoteAccess)?;
     }
     Ok(())
 }
@@ -214,22 +219,22 @@ fn the_key_of_a_deregistered_region_is_refused_by_the_peer(fixture: &Fixture) ->
 fn the_key_of_another_domain_is_refused_by_the_peer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = fixture.device.create_protection_domain()?.region(64, READ_WRITE)?;
-    check_refused(&pair, &region, write(&pair.left, 64, region.remote().at(0))?, Status::RemoteAccess)?;
+    check_rejected(&pair, &region, write(&pair.left, 64, region.remote().at(0))?, Status::RemoteAccess)?;
     let pair = fixture.rc()?;
     let request = SendRequest::read(pair.left.buffer(64)?, region.remote().at(0));
-    check_refused(&pair, &region, request, Status::RemoteAccess)
+    check_rejected(&pair, &region, request, Status::RemoteAccess)
 }
 
 /// Vol. 1, 9.7.4.1.5: without bytes to access, the key and the address are not checked.
 fn a_write_of_no_bytes_needs_no_key(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
-    pair.left.done(SendRequest::write((), RemoteAddress { addr: 0, rkey: 0 }))?;
+    pair.left.execute(SendRequest::write((), RemoteAddress { addr: 0, rkey: 0 }))?;
     pair.ping()
 }
 
 fn a_read_of_no_bytes_needs_no_key(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
-    pair.left.done(SendRequest::read((), RemoteAddress { addr: 0, rkey: 0 }))?;
+    pair.left.execute(SendRequest::read((), RemoteAddress { addr: 0, rkey: 0 }))?;
     pair.ping()
 }
 
@@ -248,7 +253,7 @@ fn a_message_longer_than_its_receive_fails_both_ends(fixture: &Fixture) -> Resul
 fn a_message_from_memory_of_another_domain_is_not_posted(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let foreign = fixture.device.create_protection_domain()?.buffer(100)?;
-    foreign_domain(&pair.left.expect_rejected(SendRequest::send(foreign))?)?;
+    expect_foreign_domain(&pair.left.expect_rejected(SendRequest::send(foreign))?)?;
     pair.ping()
 }
 
@@ -258,19 +263,19 @@ fn a_read_into_memory_of_another_domain_is_not_posted(fixture: &Fixture) -> Resu
     region.write(0, &pattern(100, 1))?;
     let foreign = fixture.device.create_protection_domain()?.region(100, READ_WRITE)?;
     let request = SendRequest::read(foreign.slice(0..100)?, region.remote().at(0));
-    foreign_domain(&pair.left.expect_rejected(request)?)?;
-    same(&read(&foreign, 0, 100)?, &[0; 100])?;
+    expect_foreign_domain(&pair.left.expect_rejected(request)?)?;
+    check_equal(&read(&foreign, 0, 100)?, &[0; 100])?;
     pair.ping()
 }
 
 fn a_receive_into_memory_of_another_domain_is_not_posted(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let foreign = fixture.device.create_protection_domain()?.buffer(100)?;
-    foreign_domain(&pair.right.expect_recv_rejected(foreign)?)?;
+    expect_foreign_domain(&pair.right.expect_recv_rejected(foreign)?)?;
     pair.ping()
 }
 
-fn foreign_domain(error: &adverb::Error) -> Result<()> {
+fn expect_foreign_domain(error: &adverb::Error) -> Result<()> {
     ensure!(matches!(error, adverb::Error::ForeignDomain { .. }), "refused with another error: {error}");
     Ok(())
 }
@@ -278,7 +283,7 @@ fn foreign_domain(error: &adverb::Error) -> Result<()> {
 fn after_a_refusal_both_ends_have_failed(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(64, Access::LOCAL_WRITE)?;
-    pair.left.fails(write(&pair.left, 64, region.remote().at(0))?, Status::RemoteAccess)?;
-    pair.left.is(QpState::Error)?;
-    pair.right.is(QpState::Error)
+    pair.left.expect_failure(write(&pair.left, 64, region.remote().at(0))?, Status::RemoteAccess)?;
+    pair.left.expect_state(QpState::Error)?;
+    pair.right.expect_state(QpState::Error)
 }

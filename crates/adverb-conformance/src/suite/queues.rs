@@ -99,13 +99,13 @@ fn a_completion_frees_a_receive_queue_entry(fixture: &Fixture) -> Result<()> {
     let first = pair.right.post_receive(8)?;
     pair.right.post_receive(8)?;
     pair.right.expect_recv_rejected(pair.right.buffer(8)?)?;
-    pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+    pair.left.execute(SendRequest::send(pair.left.buffer(8)?))?;
     pair.right.wait(first)?.result()?;
     pair.right.post_receive(8)?;
     pair.right.expect_recv_rejected(pair.right.buffer(8)?).map(drop)
 }
 
-/// Depths that aren't powers of two, and many more requests than fit.
+/// The depths aren't powers of two, and many more requests are posted than fit.
 fn queues_wrap_around(fixture: &Fixture) -> Result<()> {
     for depth in [1, 2, 3, 5, 13] {
         let pair = fixture.pair(Rc).depth(depth, depth).connect()?;
@@ -145,5 +145,5 @@ fn queues_of_the_devices_maximum_depth_can_be_created(fixture: &Fixture) -> Resu
     let room = fixture.device.attributes().max_completion_queue_depth.min(depth);
     let pair = fixture.pair(Rc).depth(room - 1, 1).connect()?;
     let region = pair.right.region(8, READ_WRITE)?;
-    pair.left.done(SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)))
+    pair.left.execute(SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)))
 }

@@ -4,7 +4,7 @@ use adverb::verbs::{CompletedOperation, SendRequest, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
 use super::transfers;
-use crate::fixture::{Fixture, READ_WRITE, check, fill, pattern, read, same};
+use crate::fixture::{Fixture, READ_WRITE, check, check_equal, fill, pattern, read};
 use crate::registry::tests;
 
 tests! { "reliable connection";
@@ -121,7 +121,7 @@ fn a_read_touches_nothing_beside_its_buffer(fixture: &Fixture) -> Result<()> {
         buffer.reset_range();
         let mut expected = pattern(4 * mtu, 8);
         fill(&mut expected[start..start + len], 7);
-        same(&buffer, &expected).with_context(|| format!("{len} bytes to {start}"))?;
+        check_equal(&buffer, &expected).with_context(|| format!("{len} bytes to {start}"))?;
     }
     Ok(())
 }
@@ -135,7 +135,8 @@ fn a_read_starts_at_its_remote_address(fixture: &Fixture) -> Result<()> {
         let request = SendRequest::read(pair.left.buffer(len)?, region.remote().at(offset as u64));
         let buffer =
             pair.left.completed(request)?.into_buffer().context("the completion returned no buffer")?;
-        same(&buffer, &bytes[offset..offset + len]).with_context(|| format!("{len} bytes at {offset}"))?;
+        check_equal(&buffer, &bytes[offset..offset + len])
+            .with_context(|| format!("{len} bytes at {offset}"))?;
     }
     Ok(())
 }
@@ -149,7 +150,7 @@ fn reads_and_messages_cross(fixture: &Fixture) -> Result<()> {
     for round in 0..10 {
         let receiving = pair.left.post_receive(size)?;
         let reading = pair.left.post(SendRequest::read(pair.left.buffer(size)?, region.remote().at(0)))?;
-        pair.right.done(SendRequest::send(pair.right.filled(size, round)?))?;
+        pair.right.execute(SendRequest::send(pair.right.filled(size, round)?))?;
         check(&pair.left.wait(receiving)?.into_message()?, round)?;
         let read = pair.left.wait(reading)?;
         read.result()?;

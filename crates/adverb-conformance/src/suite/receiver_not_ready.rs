@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use adverb::verbs::{ConnectOptions, QpState, SendRequest, Status, Transport::Rc};
 use anyhow::{Result, ensure};
 
-use crate::fixture::{Fixture, QUIET_PERIOD, READ_WRITE, check, expect, immediate, read, takes_less};
+use crate::fixture::{Fixture, QUIET_PERIOD, READ_WRITE, check, check_duration, expect, immediate, read};
 use crate::registry::tests;
 
 tests! { "receiver not ready";
@@ -61,7 +61,7 @@ fn messages_that_waited_arrive_in_order_and_once(fixture: &Fixture) -> Result<()
 fn a_write_does_not_wait_for_a_receive(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(500, READ_WRITE)?;
-    pair.left.done(SendRequest::write(pair.left.filled(500, 1)?, region.remote().at(0)))?;
+    pair.left.execute(SendRequest::write(pair.left.filled(500, 1)?, region.remote().at(0)))?;
     check(&read(&region, 0, 500)?, 1)
 }
 
@@ -69,11 +69,11 @@ fn without_a_receive_a_sender_fails_after_its_rnr_retries(fixture: &Fixture) -> 
     // Code 12 is 0.64 ms.
     let pair = fixture.pair(Rc).options(ConnectOptions::new().rnr_retry(3).min_rnr_timer(12)).connect()?;
     let start = Instant::now();
-    pair.left.fails(SendRequest::send(pair.left.filled(500, 1)?), Status::RnrRetryExceeded)?;
-    let least = 3 * Duration::from_micros(640);
+    pair.left.expect_failure(SendRequest::send(pair.left.filled(500, 1)?), Status::RnrRetryExceeded)?;
+    let min = 3 * Duration::from_micros(640);
     ensure!(
-        start.elapsed() >= least,
-        "the sender failed after {:?}, which is less than {least:?}",
+        start.elapsed() >= min,
+        "the sender failed after {:?}, which is less than {min:?}",
         start.elapsed()
     );
     Ok(())
@@ -81,10 +81,10 @@ fn without_a_receive_a_sender_fails_after_its_rnr_retries(fixture: &Fixture) -> 
 
 fn a_sender_without_rnr_retries_fails_at_once(fixture: &Fixture) -> Result<()> {
     // Code 0 is 655.36 ms, the maximum.
-    takes_less(Duration::from_millis(600), || {
+    check_duration(Duration::from_millis(600), || {
         let pair = fixture.pair(Rc).options(ConnectOptions::new().rnr_retry(0).min_rnr_timer(0)).connect()?;
         let start = Instant::now();
-        pair.left.fails(SendRequest::send(pair.left.filled(500, 1)?), Status::RnrRetryExceeded)?;
+        pair.left.expect_failure(SendRequest::send(pair.left.filled(500, 1)?), Status::RnrRetryExceeded)?;
         Ok(start.elapsed())
     })
 }
@@ -92,10 +92,10 @@ fn a_sender_without_rnr_retries_fails_at_once(fixture: &Fixture) -> Result<()> {
 fn after_rnr_retries_the_sender_has_failed_and_the_receiver_has_not(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).few_rnr_retries().connect()?;
     let sending = pair.left.post(SendRequest::send(pair.left.filled(500, 1)?))?;
-    let behind = pair.left.post(SendRequest::send(pair.left.filled(500, 2)?))?;
+    let following = pair.left.post(SendRequest::send(pair.left.filled(500, 2)?))?;
     expect("the message", &pair.left.wait(sending)?, Status::RnrRetryExceeded)?;
-    expect("the request after it", &pair.left.wait(behind)?, Status::Flushed)?;
-    pair.left.is(QpState::Error)?;
+    expect("the request after it", &pair.left.wait(following)?, Status::Flushed)?;
+    pair.left.expect_state(QpState::Error)?;
     std::thread::sleep(QUIET_PERIOD);
-    pair.right.is(QpState::ReadyToSend)
+    pair.right.expect_state(QpState::ReadyToSend)
 }

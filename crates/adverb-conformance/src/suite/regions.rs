@@ -7,7 +7,7 @@ use adverb::memory::{MemoryRegion, Pages};
 use adverb::verbs::{Access, SendRequest};
 use anyhow::{Context, Result, ensure};
 
-use crate::fixture::{Fixture, READ_WRITE, check, pattern, read, same, whole};
+use crate::fixture::{Fixture, READ_WRITE, check, check_equal, pattern, read, whole};
 use crate::registry::tests;
 
 tests! { "memory regions";
@@ -35,7 +35,7 @@ fn region(fixture: &Fixture, len: usize) -> Result<MemoryRegion> {
 fn a_new_region_is_all_zeros(fixture: &Fixture) -> Result<()> {
     let region = region(fixture, 10_000)?;
     ensure!(region.len() == 10_000 && !region.is_empty(), "its length is {} bytes", region.len());
-    same(&read(&region, 0, 10_000)?, &[0; 10_000])
+    check_equal(&read(&region, 0, 10_000)?, &[0; 10_000])
 }
 
 fn bytes_written_are_read_back(fixture: &Fixture) -> Result<()> {
@@ -44,7 +44,7 @@ fn bytes_written_are_read_back(fixture: &Fixture) -> Result<()> {
     check(&read(&region, 0, 1000)?, 1)?;
     region.write(500, &[7; 3])?;
     ensure!(read(&region, 500, 3)? == [7; 3], "the written bytes were not read back");
-    same(&read(&region, 503, 497)?, &pattern(1000, 1)[503..])
+    check_equal(&read(&region, 503, 497)?, &pattern(1000, 1)[503..])
 }
 
 /// Ranges that don't lie in a region of 100 bytes.
@@ -58,7 +58,7 @@ fn reading_and_writing_keep_within_bounds(fixture: &Fixture) -> Result<()> {
             ensure!(matches!(result, Err(Error::OutOfBounds { .. })), "{len} at {offset}: {result:?}");
         }
     }
-    same(&read(&region, 0, 100)?, &[0; 100])?;
+    check_equal(&read(&region, 0, 100)?, &[0; 100])?;
     region.read(100, &mut [])?;
     region.write(100, &[])?;
     Ok(())
@@ -93,10 +93,10 @@ fn slices_keep_within_bounds(fixture: &Fixture) -> Result<()> {
     ensure!(region.slice(100..100)?.is_empty(), "an empty slice isn't empty");
     for (offset, len) in OUTSIDE {
         let slice = region.slice(offset..offset.saturating_add(len));
-        // The end of the addresses may be so near that nothing is left of the range.
+        // Near the end of the address space, the range may become empty.
         ensure!(slice.is_err(), "{len} at {offset}: {slice:?}");
     }
-    #[expect(clippy::reversed_empty_ranges, reason = "that is the point")]
+    #[expect(clippy::reversed_empty_ranges, reason = "the range must be invalid")]
     let reversed = region.slice(50..40);
     ensure!(matches!(reversed, Err(Error::OutOfBounds { .. })), "{reversed:?}");
     Ok(())
@@ -160,7 +160,7 @@ fn a_region_of_a_memfd_works(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let pages = Pages::memfd("conformance", 10_000)?;
     let region = pair.right.domain.register(pages, READ_WRITE)?;
-    pair.left.done(SendRequest::write(pair.left.filled(10_000, 3)?, region.remote().at(0)))?;
+    pair.left.execute(SendRequest::write(pair.left.filled(10_000, 3)?, region.remote().at(0)))?;
     check(&read(&region, 0, 10_000)?, 3)
 }
 
@@ -168,7 +168,7 @@ fn a_region_of_odd_length_works_to_its_last_byte(fixture: &Fixture) -> Result<()
     let pair = fixture.rc()?;
     for len in [1, 4095, 4097, 12_345] {
         let region = pair.right.region(len, READ_WRITE)?;
-        pair.left.done(SendRequest::write(pair.left.filled(len, 3)?, region.remote().at(0)))?;
+        pair.left.execute(SendRequest::write(pair.left.filled(len, 3)?, region.remote().at(0)))?;
         check(&read(&region, 0, len)?, 3)?;
     }
     Ok(())
@@ -179,7 +179,7 @@ fn a_region_of_many_pages_works(fixture: &Fixture) -> Result<()> {
     let region = pair.right.region(16 << 20, READ_WRITE)?;
     for offset in [0, (1 << 20) - 7, (8 << 20) + 4090, (16 << 20) - 100] {
         let request = SendRequest::write(pair.left.filled(100, offset)?, region.remote().at(offset));
-        pair.left.done(request)?;
+        pair.left.execute(request)?;
         check(&read(&region, offset as usize, 100)?, offset)?;
     }
     Ok(())
@@ -191,10 +191,10 @@ fn peers_and_owner_see_the_same_bytes(fixture: &Fixture) -> Result<()> {
     let (ours, theirs) = (pair.left.region(64, READ_WRITE)?, pair.right.region(64, READ_WRITE)?);
     for seed in 0..20 {
         ours.write(0, &pattern(64, seed))?;
-        pair.left.done(SendRequest::write(whole(&ours)?, theirs.remote().at(0)))?;
+        pair.left.execute(SendRequest::write(whole(&ours)?, theirs.remote().at(0)))?;
         check(&read(&theirs, 0, 64)?, seed)?;
         theirs.write(0, &pattern(64, 100 + seed))?;
-        pair.left.done(SendRequest::read(whole(&ours)?, theirs.remote().at(0)))?;
+        pair.left.execute(SendRequest::read(whole(&ours)?, theirs.remote().at(0)))?;
         check(&read(&ours, 0, 64)?, 100 + seed)?;
     }
     Ok(())

@@ -36,12 +36,12 @@ fn chosen(pair: &Pair, len: usize, iova: u64) -> Result<MemoryRegion> {
     Ok(pair.right.domain.register_at(Pages::new(len)?, iova, ALL)?)
 }
 
-/// Shows that the left side writes and reads the right side's region.
+/// Checks that the left side can write and read the right side's region.
 fn writes_and_reads(pair: &Pair, region: &MemoryRegion) -> Result<()> {
     let len = region.len().min(10_000);
     for offset in [0, region.len() - len] {
         let at = region.remote().at(offset as u64);
-        pair.left.done(SendRequest::write(pair.left.filled(len, 5)?, at))?;
+        pair.left.execute(SendRequest::write(pair.left.filled(len, 5)?, at))?;
         check(&read(region, offset, len)?, 5)?;
         region.write(offset, &pattern(len, 6))?;
         let completion = pair.left.completed(SendRequest::read(pair.left.buffer(len)?, at))?;
@@ -66,7 +66,7 @@ fn atomics_find_their_word_under_the_chosen_address(fixture: &Fixture) -> Result
     let region = chosen(&pair, 8192, CHOSEN)?;
     let word = region.word(4104)?;
     word.store(40, Ordering::SeqCst);
-    pair.left.done(SendRequest::fetch_add(pair.left.buffer(8)?, region.remote().at(4104), 2))?;
+    pair.left.execute(SendRequest::fetch_add(pair.left.buffer(8)?, region.remote().at(4104), 2))?;
     ensure!(word.load(Ordering::SeqCst) == 42, "the word is {}", word.load(Ordering::SeqCst));
     Ok(())
 }
@@ -77,7 +77,7 @@ fn memory_under_chosen_addresses_is_sent_and_received(fixture: &Fixture) -> Resu
     let ours = pair.left.domain.register_at(Pages::new(5000)?, CHOSEN << 1, READ_WRITE)?;
     ours.write(0, &pattern(5000, 3))?;
     let receiving = pair.right.recv(adverb::verbs::RecvRequest::new(whole(&theirs)?))?;
-    pair.left.done(SendRequest::send(whole(&ours)?))?;
+    pair.left.execute(SendRequest::send(whole(&ours)?))?;
     pair.right.wait(receiving)?.result()?;
     check(&read(&theirs, 0, 5000)?, 3)
 }
@@ -89,7 +89,9 @@ fn a_peer_reaches_nothing_beside_the_chosen_addresses(fixture: &Fixture) -> Resu
         let mut at = region.remote().at(0);
         at.addr -= before;
         let request = SendRequest::write(pair.left.filled(len, 1)?, at);
-        pair.left.fails(request, Status::RemoteAccess).with_context(|| format!("{before} bytes before"))?;
+        pair.left
+            .expect_failure(request, Status::RemoteAccess)
+            .with_context(|| format!("{before} bytes before"))?;
         ensure!(read(&region, 0, 4096)? == [0; 4096], "the memory was written");
     }
     Ok(())
@@ -100,7 +102,7 @@ fn regions_may_have_the_same_addresses(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let regions = [chosen(&pair, 100, CHOSEN)?, chosen(&pair, 100, CHOSEN)?];
     for (seed, region) in (1..).zip(&regions) {
-        pair.left.done(SendRequest::write(pair.left.filled(100, seed)?, region.remote().at(0)))?;
+        pair.left.execute(SendRequest::write(pair.left.filled(100, seed)?, region.remote().at(0)))?;
     }
     for (seed, region) in (1..).zip(&regions) {
         check(&read(region, 0, 100)?, seed)?;
@@ -132,7 +134,7 @@ fn a_window_on_chosen_addresses_shows_the_right_bytes(fixture: &Fixture) -> Resu
     let window = pair.right.completed(bind)?.into_window().context("the completion has no window")?;
     let remote = window.remote().context("the window isn't bound")?;
     ensure!(remote.addr == CHOSEN + 4096, "the first address is {:#x}", remote.addr);
-    pair.left.done(SendRequest::write(pair.left.filled(100, 4)?, remote.at(0)))?;
+    pair.left.execute(SendRequest::write(pair.left.filled(100, 4)?, remote.at(0)))?;
     check(&read(&region, 4096, 100)?, 4)
 }
 
@@ -172,7 +174,7 @@ fn memory_under_chosen_addresses_is_not_sent_inline(fixture: &Fixture) -> Result
         let error = pair.left.expect_rejected(SendRequest::send(whole(region)?).inline())?;
         ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
         pair.right.post_receive(32)?;
-        pair.left.done(SendRequest::send(whole(region)?))?;
+        pair.left.execute(SendRequest::send(whole(region)?))?;
     }
     for region in regions {
         let buffer = region.into_buffer().ok().context("the unshared region did not become a buffer")?;
@@ -195,7 +197,7 @@ fn unsupported_registrations_are_refused_with_an_explanation(fixture: &Fixture) 
     let domain = fixture.device.create_protection_domain()?;
     let on_demand = domain.region(4096, READ_WRITE | Access::ON_DEMAND);
     let dmabuf = domain.register_dmabuf(std::io::stdin(), 0, 4096, 0, READ_WRITE);
-    // Where dma-bufs can be registered, it is the descriptor that is wrong.
+    // If the device can register dma-bufs, the registration fails because the descriptor is invalid.
     let can_dmabuf = fixture.device.can_register_dmabuf()?;
     for (what, can, made) in
         [("on demand", fixture.device.attributes().odp.supported, on_demand), ("dma-buf", can_dmabuf, dmabuf)]

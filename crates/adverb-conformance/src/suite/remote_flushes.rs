@@ -47,14 +47,15 @@ fn a_flush_is_refused_with_a_hint_unless_the_device_has_it(fixture: &Fixture) ->
             SendRequest::flush(region.remote(), placement),
             SendRequest::flush_region(region.remote().rkey, placement),
         ] {
-            unsupported(&pair.left.expect_rejected(request)?).with_context(|| format!("{placement:?}"))?;
+            expect_unsupported(&pair.left.expect_rejected(request)?)
+                .with_context(|| format!("{placement:?}"))?;
         }
         pair.ping()?;
     }
     Ok(())
 }
 
-fn unsupported(error: &Error) -> Result<()> {
+fn expect_unsupported(error: &Error) -> Result<()> {
     ensure!(matches!(error, Error::Unsupported { .. }), "refused with another error: {error}");
     ensure!(error.hint().is_some(), "the error has no hint: {error}");
     Ok(())
@@ -68,7 +69,7 @@ fn a_region_to_flush_is_refused_with_a_hint_unless_the_device_has_flush(fixture:
     {
         if !is_supported {
             let error = domain.region(64, READ_WRITE | right).err();
-            unsupported(&error.with_context(|| format!("a region with {right:?} was registered"))?)?;
+            expect_unsupported(&error.with_context(|| format!("a region with {right:?} was registered"))?)?;
         }
     }
     if flush.global {
@@ -99,8 +100,8 @@ fn a_flush_completes_after_earlier_writes(fixture: &Fixture) -> Result<()> {
 fn a_flush_of_a_whole_region_completes(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(10_000, FLUSHABLE)?;
-    pair.left.done(SendRequest::write(pair.left.filled(10_000, 3)?, region.remote().at(0)))?;
-    pair.left.done(SendRequest::flush_region(region.remote().rkey, GLOBAL))?;
+    pair.left.execute(SendRequest::write(pair.left.filled(10_000, 3)?, region.remote().at(0)))?;
+    pair.left.execute(SendRequest::flush_region(region.remote().rkey, GLOBAL))?;
     check(&read(&region, 0, 10_000)?, 3)?;
     pair.ping()
 }
@@ -112,7 +113,7 @@ fn a_flush_changes_no_bytes(fixture: &Fixture) -> Result<()> {
     let remote = region.remote();
     for (offset, len) in [(0, 4096), (1, 1), (100, 1000), (4095, 1)] {
         let range = RemoteMemory { addr: remote.addr + offset, len, ..remote };
-        pair.left.done(SendRequest::flush(range, GLOBAL)).with_context(|| format!("{len} at {offset}"))?;
+        pair.left.execute(SendRequest::flush(range, GLOBAL)).with_context(|| format!("{len} at {offset}"))?;
     }
     check(&read(&region, 0, 4096)?, 1)
 }
@@ -145,7 +146,9 @@ fn flushes_complete_in_order_with_other_requests(fixture: &Fixture) -> Result<()
 fn a_flush_without_a_placement_is_refused(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(64, FLUSHABLE)?;
-    invalid(&pair.left.expect_rejected(SendRequest::flush(region.remote(), FlushPlacement::empty()))?)?;
+    expect_invalid(
+        &pair.left.expect_rejected(SendRequest::flush(region.remote(), FlushPlacement::empty()))?,
+    )?;
     pair.ping()
 }
 
@@ -154,12 +157,12 @@ fn a_flush_of_more_than_two_gibibytes_is_refused(fixture: &Fixture) -> Result<()
     let region = pair.right.region(64, FLUSHABLE)?;
     for len in [(1 << 31) + 1, 1 << 32, u64::MAX] {
         let range = RemoteMemory { len, ..region.remote() };
-        invalid(&pair.left.expect_rejected(SendRequest::flush(range, GLOBAL))?)?;
+        expect_invalid(&pair.left.expect_rejected(SendRequest::flush(range, GLOBAL))?)?;
     }
     pair.ping()
 }
 
-fn invalid(error: &Error) -> Result<()> {
+fn expect_invalid(error: &Error) -> Result<()> {
     ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     Ok(())
 }
@@ -167,7 +170,7 @@ fn invalid(error: &Error) -> Result<()> {
 fn an_unreliable_connection_refuses_flushes(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Uc).connect()?;
     let region = pair.right.region(64, FLUSHABLE)?;
-    invalid(&pair.left.expect_rejected(SendRequest::flush(region.remote(), GLOBAL))?)
+    expect_invalid(&pair.left.expect_rejected(SendRequest::flush(region.remote(), GLOBAL))?)
 }
 
 /// Returns both kinds of FLUSH of a region.
@@ -181,7 +184,7 @@ fn a_flush_needs_the_regions_right(fixture: &Fixture) -> Result<()> {
         let pair = fixture.rc()?;
         let region = pair.right.region(64, READ_WRITE)?;
         let [range, whole] = both(&region);
-        pair.left.fails(if which == 0 { range } else { whole }, Status::RemoteAccess)?;
+        pair.left.expect_failure(if which == 0 { range } else { whole }, Status::RemoteAccess)?;
     }
     Ok(())
 }
@@ -189,12 +192,12 @@ fn a_flush_needs_the_regions_right(fixture: &Fixture) -> Result<()> {
 fn a_flush_needs_the_queue_pairs_right(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).right_access(Access::REMOTE_WRITE | Access::REMOTE_READ).connect()?;
     let region = pair.right.region(64, FLUSHABLE)?;
-    pair.left.fails(SendRequest::flush(region.remote(), GLOBAL), Status::RemoteInvalidRequest)
+    pair.left.expect_failure(SendRequest::flush(region.remote(), GLOBAL), Status::RemoteInvalidRequest)
 }
 
-/// Checks that the peer refuses a FLUSH of a range.
-fn check_refused(pair: &Pair, range: RemoteMemory) -> Result<()> {
-    pair.left.fails(SendRequest::flush(range, GLOBAL), Status::RemoteAccess)
+/// Checks that the peer rejects a FLUSH of a range.
+fn check_rejected(pair: &Pair, range: RemoteMemory) -> Result<()> {
+    pair.left.expect_failure(SendRequest::flush(range, GLOBAL), Status::RemoteAccess)
 }
 
 fn a_flush_beyond_the_end_is_refused_by_the_peer(fixture: &Fixture) -> Result<()> {
@@ -202,7 +205,7 @@ fn a_flush_beyond_the_end_is_refused_by_the_peer(fixture: &Fixture) -> Result<()
         let pair = fixture.rc()?;
         let region = pair.right.region(64, FLUSHABLE)?;
         let remote = region.remote();
-        check_refused(&pair, RemoteMemory { addr: remote.addr.wrapping_add(offset), len, ..remote })
+        check_rejected(&pair, RemoteMemory { addr: remote.addr.wrapping_add(offset), len, ..remote })
             .with_context(|| format!("{len} at {offset:#x}"))?;
     }
     Ok(())
@@ -213,9 +216,10 @@ fn a_flush_with_a_wrong_key_is_refused_by_the_peer(fixture: &Fixture) -> Result<
         let pair = fixture.rc()?;
         let region = pair.right.region(64, FLUSHABLE)?;
         let remote = region.remote();
-        check_refused(&pair, RemoteMemory { rkey: remote.rkey ^ bits, ..remote })?;
+        check_rejected(&pair, RemoteMemory { rkey: remote.rkey ^ bits, ..remote })?;
         let pair = fixture.rc()?;
-        pair.left.fails(SendRequest::flush_region(remote.rkey ^ bits, GLOBAL), Status::RemoteAccess)?;
+        pair.left
+            .expect_failure(SendRequest::flush_region(remote.rkey ^ bits, GLOBAL), Status::RemoteAccess)?;
     }
     Ok(())
 }
@@ -224,7 +228,7 @@ fn a_flush_of_a_deregistered_region_is_refused_by_the_peer(fixture: &Fixture) ->
     let pair = fixture.rc()?;
     let region = pair.right.region(64, FLUSHABLE)?;
     let remote = region.remote();
-    pair.left.done(SendRequest::flush(remote, GLOBAL))?;
+    pair.left.execute(SendRequest::flush(remote, GLOBAL))?;
     drop(region);
-    check_refused(&pair, remote)
+    check_rejected(&pair, remote)
 }

@@ -102,7 +102,7 @@ fn a_full_completion_queue_loses_nothing(fixture: &Fixture) -> Result<()> {
         }
         (0..32).try_for_each(|_| pair.left.post_receive(8).map(drop))?;
         for _ in 0..32 {
-            pair.right.done(SendRequest::send(pair.right.buffer(8)?))?;
+            pair.right.execute(SendRequest::send(pair.right.buffer(8)?))?;
         }
         let completions = take(&pair.left.cq, 63).with_context(|| format!("round {round}"))?;
         ensure!(completions.iter().all(|completion| completion.is_ok()), "requests failed");

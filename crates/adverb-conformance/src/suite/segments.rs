@@ -6,7 +6,7 @@ use adverb::verbs::{RecvRequest, SendRequest, Transport, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
 use crate::Need;
-use crate::fixture::{Fixture, READ_WRITE, check, fill, pattern, read, same};
+use crate::fixture::{Fixture, READ_WRITE, check, check_equal, fill, pattern, read};
 use crate::registry::tests;
 
 tests! { "segments";
@@ -23,7 +23,8 @@ tests! { "segments";
     more_segments_than_the_device_supports_are_refused_at_creation,
 }
 
-/// Ways to split a message in four: even, uneven, with pieces that are empty or a byte, across packets.
+/// Returns ways to split a message in four: evenly, unevenly, with segments of no bytes or one byte, and across
+/// packets.
 fn splits(size: usize, mtu: usize) -> Vec<[usize; 3]> {
     vec![
         [size / 4, size / 2, 3 * size / 4],
@@ -65,7 +66,7 @@ fn scattered(fixture: &Fixture, transport: Transport) -> Result<()> {
         to.write(0, &pattern(size, 99))?;
         let receiving = pair.right.recv(RecvRequest::new(pieces(&to, at)?))?;
         let received = fixture.retry_after_loss(|| {
-            pair.left.done(SendRequest::send(pieces(&from, [7, 77, 777])?))?;
+            pair.left.execute(SendRequest::send(pieces(&from, [7, 77, 777])?))?;
             pair.right.wait(receiving)
         })?;
         let length = received.result()?.length as usize;
@@ -90,7 +91,7 @@ fn writes_are_gathered(fixture: &Fixture) -> Result<()> {
     from.write(0, &pattern(size, 3))?;
     for at in splits(size, mtu) {
         to.write(0, &pattern(size, 99))?;
-        pair.left.done(SendRequest::write(pieces(&from, at)?, to.remote().at(0)))?;
+        pair.left.execute(SendRequest::write(pieces(&from, at)?, to.remote().at(0)))?;
         check(&read(&to, 0, size)?, 3).with_context(|| format!("split at {at:?}"))?;
     }
     Ok(())
@@ -103,7 +104,7 @@ fn reads_are_scattered(fixture: &Fixture) -> Result<()> {
     from.write(0, &pattern(size, 4))?;
     for at in splits(size, mtu) {
         to.write(0, &pattern(size, 99))?;
-        pair.left.done(SendRequest::read(pieces(&to, at)?, from.remote().at(0)))?;
+        pair.left.execute(SendRequest::read(pieces(&to, at)?, from.remote().at(0)))?;
         check(&read(&to, 0, size)?, 4).with_context(|| format!("split at {at:?}"))?;
     }
     Ok(())
@@ -114,11 +115,11 @@ fn a_short_message_fills_only_the_first_segments(fixture: &Fixture) -> Result<()
     let to = pair.right.region(100, READ_WRITE)?;
     to.write(0, &pattern(100, 99))?;
     let receiving = pair.right.recv(RecvRequest::new(pieces(&to, [10, 20, 30])?))?;
-    pair.left.done(SendRequest::send(pair.left.filled(25, 5)?))?;
+    pair.left.execute(SendRequest::send(pair.left.filled(25, 5)?))?;
     ensure!(pair.right.wait(receiving)?.result()?.length == 25, "the message does not have 25 bytes");
     let mut expected = pattern(100, 99);
     fill(&mut expected[..25], 5);
-    same(&read(&to, 0, 100)?, &expected)
+    check_equal(&read(&to, 0, 100)?, &expected)
 }
 
 fn segments_may_overlap_if_they_are_only_read(fixture: &Fixture) -> Result<()> {
@@ -130,7 +131,7 @@ fn segments_may_overlap_if_they_are_only_read(fixture: &Fixture) -> Result<()> {
     let pieces = ranges.iter().map(|range| Ok(PayloadSegment::Region(region.slice(range.clone())?)));
     let message = pair.deliver(pieces.collect::<Result<Vec<_>>>()?)?;
     let expected: Vec<u8> = ranges.into_iter().flat_map(|range| bytes[range].to_vec()).collect();
-    same(&message, &expected)
+    check_equal(&message, &expected)
 }
 
 fn buffers_and_regions_may_be_mixed(fixture: &Fixture) -> Result<()> {
@@ -184,7 +185,7 @@ fn requests_with_the_maximum_segment_count_work(fixture: &Fixture) -> Result<()>
             .collect::<Result<Vec<_>>>()
     };
     let receiving = pair.right.recv(RecvRequest::new(split(&to)?))?;
-    pair.left.done(SendRequest::send(split(&from)?))?;
+    pair.left.execute(SendRequest::send(split(&from)?))?;
     pair.right.wait(receiving)?.result()?;
     check(&read(&to, 0, size)?, 1)
 }

@@ -11,8 +11,8 @@ use anyhow::{Context, Result, ensure};
 use super::datagrams::destination_to;
 use crate::Need;
 use crate::fixture::{
-    COMPLETION_TIMEOUT, Fixture, QUIET_PERIOD, READ_WRITE, Side, buffer, check, check_refused, expect,
-    immediate, pattern, read, same, take,
+    COMPLETION_TIMEOUT, Fixture, QUIET_PERIOD, READ_WRITE, Side, buffer, check, check_equal, check_rejected,
+    expect, immediate, pattern, read, take,
 };
 use crate::registry::tests;
 
@@ -82,7 +82,7 @@ fn post_receive(shared: &SharedReceiveQueue, len: usize, tag: u64) -> Result<adv
 }
 
 fn send(side: &Side, len: usize, seed: u64) -> Result<()> {
-    side.done(SendRequest::send(side.filled(len, seed)?))
+    side.execute(SendRequest::send(side.filled(len, seed)?))
 }
 
 fn a_message_consumes_a_shared_receive(fixture: &Fixture) -> Result<()> {
@@ -166,7 +166,7 @@ fn a_write_with_immediate_data_consumes_a_shared_receive(fixture: &Fixture) -> R
     let region = side.receiver.region(64, READ_WRITE)?;
     let receiving = post_receive(&shared, 8, 0)?;
     let bytes = side.sender.filled(64, 1)?;
-    side.sender.done(SendRequest::write_with_imm(bytes, region.remote().at(0), 77))?;
+    side.sender.execute(SendRequest::write_with_imm(bytes, region.remote().at(0), 77))?;
     ensure!(immediate(&side.receiver.wait(receiving)?)? == Some(77), "the immediate data differs");
     check(&read(&region, 0, 64)?, 1)
 }
@@ -193,7 +193,7 @@ fn shared_receives_are_scattered(fixture: &Fixture) -> Result<()> {
     let receiving = shared.post_recv(RecvRequest::new(pieces)).map_err(Error::from)?;
     send(&side.sender, size, 5)?;
     side.receiver.wait(receiving)?.result()?;
-    same(&read(&region, 0, size)?, &pattern(size, 5))?;
+    check_equal(&read(&region, 0, size)?, &pattern(size, 5))?;
     let three =
         (0..3).map(|_| Ok(PayloadSegment::Region(region.slice(0..1)?))).collect::<Result<Vec<_>>>()?;
     let before = shared.outstanding_recv_count();
@@ -225,7 +225,7 @@ fn datagrams_consume_shared_receives(fixture: &Fixture) -> Result<()> {
     for seed in 0..8 {
         let receiving = post_receive(&shared, fixture.max_datagram_len(), seed)?;
         let received = fixture.retry_after_loss(|| {
-            sender.done(
+            sender.execute(
                 SendRequest::send(sender.filled(64, seed)?).destination(&destination_to(&sender, &receiver)?),
             )?;
             receiver.wait(receiving)
@@ -241,7 +241,7 @@ fn a_full_shared_queue_refuses_and_returns_the_buffer(fixture: &Fixture) -> Resu
     let (shared, side) = one(fixture, 8)?;
     (0..8).try_for_each(|tag| post_receive(&shared, 8, tag).map(drop))?;
     let refused =
-        check_refused(shared.post_recv(side.receiver.buffer(8)?), 1, 8, shared.outstanding_recv_count())?;
+        check_rejected(shared.post_recv(side.receiver.buffer(8)?), 1, 8, shared.outstanding_recv_count())?;
     ensure!(matches!(refused, Error::QueueFull { .. }), "refused with another error: {refused}");
     send(&side.sender, 8, 1)?;
     side.receiver.take(1)?.iter().try_for_each(|completion| completion.result().map(drop))?;

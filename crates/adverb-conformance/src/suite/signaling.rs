@@ -83,7 +83,7 @@ fn a_queue_of_depth_one_signals_everything(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).depth(1, 1).connect()?;
     let region = pair.right.region(8, READ_WRITE)?;
     for tag in 0..10 {
-        pair.left.done(write(&pair, &region, tag)?.unsignaled())?;
+        pair.left.execute(write(&pair, &region, tag)?.unsignaled())?;
     }
     Ok(())
 }

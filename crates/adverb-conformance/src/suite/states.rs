@@ -27,12 +27,12 @@ tests! { "states";
 fn a_queue_pair_goes_from_init_to_ready_to_error(fixture: &Fixture) -> Result<()> {
     for transport in [Transport::Rc, Transport::Uc] {
         let pair = fixture.pair(transport).create()?;
-        pair.left.is(QpState::Init)?;
+        pair.left.expect_state(QpState::Init)?;
         pair.connect()?;
-        pair.left.is(QpState::ReadyToSend)?;
+        pair.left.expect_state(QpState::ReadyToSend)?;
         pair.left.qp.move_to_error()?;
-        pair.left.is(QpState::Error)?;
-        pair.right.is(QpState::ReadyToSend)?;
+        pair.left.expect_state(QpState::Error)?;
+        pair.right.expect_state(QpState::ReadyToSend)?;
     }
     Ok(())
 }
@@ -41,7 +41,7 @@ fn receives_may_be_posted_before_connecting(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).create()?;
     let receiving = pair.right.post_receive(64)?;
     pair.connect()?;
-    pair.left.done(SendRequest::send(pair.left.filled(64, 1)?))?;
+    pair.left.execute(SendRequest::send(pair.left.filled(64, 1)?))?;
     check(&pair.right.wait(receiving)?.into_message()?, 1)
 }
 
@@ -107,7 +107,7 @@ fn a_reset_queue_pair_is_as_new_and_connects_again(fixture: &Fixture) -> Result<
         for side in [&pair.left, &pair.right] {
             let left = side.qp.reset()?;
             ensure!(left.is_empty(), "{} requests are left", left.len());
-            side.is(QpState::Init)?;
+            side.expect_state(QpState::Init)?;
         }
         let after = pair.left.qp.endpoint();
         ensure!(after.qpn == before.qpn, "the queue pair's number has changed");
@@ -118,8 +118,8 @@ fn a_reset_queue_pair_is_as_new_and_connects_again(fixture: &Fixture) -> Result<
 
 fn a_failed_queue_pair_recovers_by_a_reset(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).few_rnr_retries().connect()?;
-    pair.left.fails(SendRequest::send(pair.left.filled(8, 1)?), Status::RnrRetryExceeded)?;
-    pair.left.is(QpState::Error)?;
+    pair.left.expect_failure(SendRequest::send(pair.left.filled(8, 1)?), Status::RnrRetryExceeded)?;
+    pair.left.expect_state(QpState::Error)?;
     for side in [&pair.left, &pair.right] {
         side.qp.reset()?;
     }
@@ -151,7 +151,7 @@ fn a_reset_queue_pair_connects_to_another_peer(fixture: &Fixture) -> Result<()> 
     pair.left.qp.connect(&other.qp.endpoint())?;
     other.qp.connect(&pair.left.qp.endpoint())?;
     let receiving = other.post_receive(64)?;
-    pair.left.done(SendRequest::send(pair.left.filled(64, 4)?))?;
+    pair.left.execute(SendRequest::send(pair.left.filled(64, 4)?))?;
     check(&other.wait(receiving)?.into_message()?, 4)?;
     pair.right.expect_no_completion()
 }
@@ -163,7 +163,7 @@ fn completions_from_before_a_reset_are_not_delivered(fixture: &Fixture) -> Resul
     for _ in 0..8 {
         pair.left.post(SendRequest::write(pair.left.filled(64, 1)?, region.remote().at(0)))?;
     }
-    // The last of a series that is in order.
+    // Meanwhile, all requests complete.
     std::thread::sleep(std::time::Duration::from_millis(200));
     let left = pair.left.qp.reset()?;
     ensure!(left.len() == 8, "{} of 8 payloads were returned", left.len());
@@ -209,7 +209,7 @@ fn a_mtu_larger_than_the_ports_is_refused(fixture: &Fixture) -> Result<()> {
         matches!(refused, Err(Error::LimitExceeded { requested: 512, max: 256, .. })),
         "an MTU larger than the peer's: {refused:?}"
     );
-    // Nothing has changed: it can still be connected.
+    // Nothing has changed: the queue pair can still be connected.
     pair.connect()?;
     pair.ping()
 }

@@ -27,7 +27,7 @@ fn counts(stats: QueueStats) -> [u64; 5] {
     ]
 }
 
-fn same(what: &str, stats: QueueStats, expected: [u64; 5]) -> Result<()> {
+fn check_equal(what: &str, stats: QueueStats, expected: [u64; 5]) -> Result<()> {
     let counted = counts(stats);
     ensure!(
         counted == expected,
@@ -50,12 +50,12 @@ fn successes_and_bytes_are_counted(fixture: &Fixture) -> Result<()> {
         pair.deliver(pair.left.buffer(len)?)?;
         bytes += len as u64;
     }
-    same("the receiver", pair.right.qp.stats().recv, [4, 4, 0, 0, bytes])?;
+    check_equal("the receiver", pair.right.qp.stats().recv, [4, 4, 0, 0, bytes])?;
     let before = counts(pair.left.qp.stats().send)[4];
-    pair.left.done(SendRequest::read(pair.left.buffer(700)?, region.remote().at(0)))?;
+    pair.left.execute(SendRequest::read(pair.left.buffer(700)?, region.remote().at(0)))?;
     let stats = pair.left.qp.stats().send;
-    same("the sender", stats, [5, 5, 0, 0, before + 700])?;
-    same("its receives", pair.left.qp.stats().recv, [0; 5])
+    check_equal("the sender", stats, [5, 5, 0, 0, before + 700])?;
+    check_equal("its receives", pair.left.qp.stats().recv, [0; 5])
 }
 
 fn failures_and_flushes_are_counted(fixture: &Fixture) -> Result<()> {
@@ -68,8 +68,8 @@ fn failures_and_flushes_are_counted(fixture: &Fixture) -> Result<()> {
     let completions = pair.left.take(10)?;
     let exhausted = completions.iter().filter(|completion| status(completion) == Status::RnrRetryExceeded);
     ensure!(exhausted.count() == 1, "the request failed with another status");
-    same("sends", pair.left.qp.stats().send, [5, 0, 4, 1, 0])?;
-    same("receives", pair.left.qp.stats().recv, [5, 0, 5, 0, 0])
+    check_equal("sends", pair.left.qp.stats().send, [5, 0, 4, 1, 0])?;
+    check_equal("receives", pair.left.qp.stats().recv, [5, 0, 5, 0, 0])
 }
 
 fn refused_requests_are_not_counted(fixture: &Fixture) -> Result<()> {
@@ -78,8 +78,8 @@ fn refused_requests_are_not_counted(fixture: &Fixture) -> Result<()> {
     pair.left.post_receive(8)?;
     pair.left.expect_rejected(SendRequest::send(pair.left.buffer(8)?))?;
     pair.left.expect_recv_rejected(pair.left.buffer(8)?)?;
-    same("sends", pair.left.qp.stats().send, [1, 0, 0, 0, 0])?;
-    same("receives", pair.left.qp.stats().recv, [1, 0, 0, 0, 0])
+    check_equal("sends", pair.left.qp.stats().send, [1, 0, 0, 0, 0])?;
+    check_equal("receives", pair.left.qp.stats().recv, [1, 0, 0, 0, 0])
 }
 
 fn unsignaled_requests_are_counted(fixture: &Fixture) -> Result<()> {
@@ -101,7 +101,7 @@ fn the_maximum_of_outstanding_requests_is_counted(fixture: &Fixture) -> Result<(
     for count in [3, 17, 5] {
         (0..count).try_for_each(|_| pair.right.post_receive(8).map(drop))?;
         for _ in 0..count {
-            pair.left.done(SendRequest::send(pair.left.buffer(8)?))?;
+            pair.left.execute(SendRequest::send(pair.left.buffer(8)?))?;
         }
         pair.right.take(count)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     }

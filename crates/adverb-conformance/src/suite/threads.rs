@@ -30,7 +30,7 @@ tests! { "threads";
     posting_and_failing_at_once_loses_no_request,
 }
 
-/// Joins threads, with the first error.
+/// Joins the threads. Returns the first error.
 fn join(threads: Vec<thread::ScopedJoinHandle<'_, Result<()>>>) -> Result<()> {
     threads.into_iter().try_for_each(|thread| thread.join().ok().context("a thread panicked")?)
 }
@@ -171,7 +171,7 @@ fn waiters(fixture: &Fixture, events: bool, threads: u32, rounds: u64) -> Result
                     let id = id?;
                     let start = Instant::now();
                     let completion = side.cq.wait(id, WAKE_TIMEOUT)?;
-                    // A thread that was missed notices it at the timeout.
+                    // A thread that was not woken polls at the timeout.
                     let took = start.elapsed();
                     ensure!(
                         took < WAKE_TIMEOUT / 2,
@@ -277,7 +277,7 @@ fn a_lock_of_compare_and_swap_excludes(fixture: &Fixture) -> Result<()> {
                     .context("none")?;
                 let value = u64::from_ne_bytes(word[..].try_into()?) + 1;
                 word.copy_from_slice(&value.to_ne_bytes());
-                side.done(SendRequest::write(word, counter))?;
+                side.execute(SendRequest::write(word, counter))?;
                 let old =
                     original(side.completed(SendRequest::compare_swap(side.buffer(8)?, lock, 1, 0))?)?;
                 ensure!(old == 1, "another thread released the lock");
@@ -297,7 +297,7 @@ fn buffers_move_between_threads(fixture: &Fixture) -> Result<()> {
     let mut buffer = side.filled(64, 1)?;
     for _ in 0..10 {
         let receiving = pair.right.post_receive(64)?;
-        // Each time another thread posts it, and yet another has its completion.
+        // In each round, one thread posts the buffer, and another takes its completion.
         let completion = thread::scope(|scope| {
             let posted = scope.spawn(move || side.post(SendRequest::send(buffer))).join();
             let id = posted.ok().context("a thread panicked")??;
@@ -320,18 +320,19 @@ fn queue_pairs_are_created_and_dropped_while_others_work(fixture: &Fixture) -> R
     let region = other.region(8, READ_WRITE)?;
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
-        let come_and_go = || -> Result<()> {
+        let create_and_drop = || -> Result<()> {
             while !done.load(Ordering::Relaxed) {
                 let side = builder.side_of(&domain, &cq, None)?;
                 (0..8).try_for_each(|_| side.post_receive(8).map(drop))?;
             }
             Ok(())
         };
-        let visitors = (0..2).map(|_| scope.spawn(come_and_go)).collect();
-        let worked = (0..200)
-            .try_for_each(|seed| one.done(SendRequest::write(one.filled(8, seed)?, region.remote().at(0))));
+        let threads = (0..2).map(|_| scope.spawn(create_and_drop)).collect();
+        let worked = (0..200).try_for_each(|seed| {
+            one.execute(SendRequest::write(one.filled(8, seed)?, region.remote().at(0)))
+        });
         done.store(true, Ordering::Relaxed);
-        join(visitors)?;
+        join(threads)?;
         worked
     })
 }

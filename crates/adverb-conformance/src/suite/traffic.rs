@@ -59,7 +59,7 @@ fn marks(ip: Option<IpHeader>) -> Result<(u8, Option<u32>)> {
 fn carried(fixture: &Fixture, pair: &Pair, recipient: &UdDestination) -> Result<(u8, Option<u32>)> {
     let receiving = post_receive(fixture, &pair.right)?;
     let received = fixture.retry_after_loss(|| {
-        pair.left.done(SendRequest::send(pair.left.filled(20, 1)?).destination(recipient))?;
+        pair.left.execute(SendRequest::send(pair.left.filled(20, 1)?).destination(recipient))?;
         pair.right.wait(receiving)
     })?;
     marks(received.into_datagram()?.ip_header)
@@ -74,7 +74,7 @@ fn datagrams(fixture: &Fixture, address: Option<IpAddr>) -> Result<Pair> {
 }
 
 /// Checks that packets carry the settings of their address handle.
-fn handles_say(fixture: &Fixture, pair: &Pair) -> Result<()> {
+fn check_handle_settings(fixture: &Fixture, pair: &Pair) -> Result<()> {
     for (class, label) in [(0x68, 0x1_2345), (0, 0), (0xfc, 0xf_ffff)] {
         let traffic = Traffic::new().traffic_class(class).flow_label(label);
         let recipient = pair.left.qp.ud_destination_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
@@ -85,10 +85,10 @@ fn handles_say(fixture: &Fixture, pair: &Pair) -> Result<()> {
 }
 
 fn a_datagram_has_the_settings_of_its_address_handle(fixture: &Fixture) -> Result<()> {
-    handles_say(fixture, &datagrams(fixture, None)?)
+    check_handle_settings(fixture, &datagrams(fixture, None)?)
 }
 
-/// Datagrams between global addresses of IPv6.
+/// Returns a pair for datagrams between global IPv6 addresses.
 fn datagrams_over_ipv6(fixture: &Fixture) -> Result<Pair> {
     let gids = fixture.device.gids()?;
     let global =
@@ -97,7 +97,7 @@ fn datagrams_over_ipv6(fixture: &Fixture) -> Result<Pair> {
 }
 
 fn a_datagram_over_ipv6_has_the_settings_of_its_address_handle(fixture: &Fixture) -> Result<()> {
-    handles_say(fixture, &datagrams_over_ipv6(fixture)?)
+    check_handle_settings(fixture, &datagrams_over_ipv6(fixture)?)
 }
 
 fn a_datagram_over_ipv6_has_the_flow_label_of_its_address_handle(fixture: &Fixture) -> Result<()> {
@@ -123,7 +123,7 @@ fn a_datagram_has_the_hop_limit_of_its_address_handle(fixture: &Fixture) -> Resu
     let traffic = Traffic::new().hop_limit(17);
     let recipient = pair.left.qp.ud_destination_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
     let receiving = post_receive(fixture, &pair.right)?;
-    pair.left.done(SendRequest::send(pair.left.filled(20, 1)?).destination(&recipient))?;
+    pair.left.execute(SendRequest::send(pair.left.filled(20, 1)?).destination(&recipient))?;
     let ip =
         pair.right.wait(receiving)?.into_datagram()?.ip_header.context("the datagram has no IP header")?;
     let hops = match ip {
@@ -174,11 +174,11 @@ fn the_most_specific_settings_apply_to_datagrams(fixture: &Fixture) -> Result<()
 
 fn a_reply_has_the_settings_of_the_replying_queue_pair(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).traffic(Traffic::new().dscp(7)).connect()?;
-    let answer = post_receive(fixture, &pair.left)?;
-    let question = exchange(fixture, &pair, SendRequest::send(pair.left.filled(40, 1)?))?;
-    let sender = question.reply_destination(&pair.right.qp, QKEY)?;
-    pair.right.done(SendRequest::send(question.message).destination(&sender))?;
-    let (class, _) = marks(pair.left.wait(answer)?.into_datagram()?.ip_header)?;
+    let reply = post_receive(fixture, &pair.left)?;
+    let request = exchange(fixture, &pair, SendRequest::send(pair.left.filled(40, 1)?))?;
+    let sender = request.reply_destination(&pair.right.qp, QKEY)?;
+    pair.right.execute(SendRequest::send(request.message).destination(&sender))?;
+    let (class, _) = marks(pair.left.wait(reply)?.into_datagram()?.ip_header)?;
     ensure!(class == 28, "the class is {class:#x}");
     Ok(())
 }

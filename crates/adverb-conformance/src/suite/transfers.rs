@@ -5,10 +5,11 @@ use adverb::verbs::{CompletedOperation, RecvRequest, SendRequest, Transport};
 use anyhow::{Context, Result, ensure};
 
 use crate::fixture::{
-    Absent, Fixture, Pair, READ_WRITE, check, immediate, in_order, is_absence, pattern, read, same, whole,
+    Fixture, MessageLost, Pair, READ_WRITE, check, check_equal, check_in_order, immediate, is_message_loss,
+    pattern, read, whole,
 };
 
-/// Immediate data in which every bit is seen to travel.
+/// Immediate data that shows that every bit is transferred.
 const IMMEDIATES: [u32; 6] = [0, 1, 0x8000_0000, 0x0102_0304, 0xdead_beef, u32::MAX];
 
 pub(super) fn messages_of_every_size(fixture: &Fixture, transport: Transport) -> Result<()> {
@@ -16,7 +17,7 @@ pub(super) fn messages_of_every_size(fixture: &Fixture, transport: Transport) ->
     for (seed, size) in (1..).zip(fixture.sizes()) {
         let received = match pair.deliver(pair.left.filled(size, seed)?) {
             // With so many packets, one is always lost, and the message must not arrive.
-            Err(error) if is_absence(&error) && size > 16 * fixture.mtu() => continue,
+            Err(error) if is_message_loss(&error) && size > 16 * fixture.mtu() => continue,
             received => received.with_context(|| format!("{size} bytes"))?,
         };
         ensure!(received.len() == size, "{size} bytes were sent, but {} arrived", received.len());
@@ -41,10 +42,10 @@ pub(super) fn max_size_message(fixture: &Fixture, transport: Transport) -> Resul
     let to = pair.right.region(chunk, READ_WRITE)?;
     from.write(0, &pattern(chunk, 3))?;
     let receiving = pair.right.recv(RecvRequest::new(split(&to)?))?;
-    pair.left.done(SendRequest::send(split(&from)?))?;
+    pair.left.execute(SendRequest::send(split(&from)?))?;
     let completion = match pair.right.wait(receiving) {
-        // As above.
-        Err(error) if is_absence(&error) => return Ok(()),
+        // With so many packets, one is always lost.
+        Err(error) if is_message_loss(&error) => return Ok(()),
         completion => completion?,
     };
     let length = completion.result()?.length as usize;
@@ -78,9 +79,9 @@ pub(super) fn empty_messages(fixture: &Fixture, transport: Transport) -> Result<
     // The messages have no segment, or one without bytes; the receives have a buffer, or none.
     let receiving =
         [pair.right.post_receive(10)?, pair.right.recv(RecvRequest::new(()))?, pair.right.post_receive(10)?];
-    pair.left.done(SendRequest::send(()))?;
-    pair.left.done(SendRequest::send(pair.left.buffer(0)?))?;
-    pair.left.done(SendRequest::send(()))?;
+    pair.left.execute(SendRequest::send(()))?;
+    pair.left.execute(SendRequest::send(pair.left.buffer(0)?))?;
+    pair.left.execute(SendRequest::send(()))?;
     for id in receiving {
         let completion = pair.right.wait(id)?;
         ensure!(completion.result()?.length == 0, "an empty message has bytes: {completion}");
@@ -93,7 +94,7 @@ pub(super) fn immediate_bits(fixture: &Fixture, transport: Transport) -> Result<
     for bits in IMMEDIATES {
         for size in [0, 40] {
             let receiving = pair.right.post_receive(40)?;
-            pair.left.done(SendRequest::send_with_imm(pair.left.filled(size, 5)?, bits))?;
+            pair.left.execute(SendRequest::send_with_imm(pair.left.filled(size, 5)?, bits))?;
             let completion = pair.right.wait(receiving)?;
             let got = immediate(&completion)?;
             ensure!(got == Some(bits), "{bits:#x} was sent, but {got:x?} arrived");
@@ -106,7 +107,7 @@ pub(super) fn immediate_bits(fixture: &Fixture, transport: Transport) -> Result<
 pub(super) fn no_immediate(fixture: &Fixture, transport: Transport) -> Result<()> {
     let pair = fixture.pair(transport).connect()?;
     let receiving = pair.right.post_receive(8)?;
-    pair.left.done(SendRequest::send(pair.left.filled(8, 5)?))?;
+    pair.left.execute(SendRequest::send(pair.left.filled(8, 5)?))?;
     let completion = pair.right.wait(receiving)?;
     let got = immediate(&completion)?;
     ensure!(got.is_none(), "immediate data arrived that was not sent: {got:x?}");
@@ -116,12 +117,12 @@ pub(super) fn no_immediate(fixture: &Fixture, transport: Transport) -> Result<()
 pub(super) fn shorter_than_receive(fixture: &Fixture, transport: Transport) -> Result<()> {
     let pair = fixture.pair(transport).connect()?;
     let receiving = pair.right.recv(pair.right.filled(1000, 8)?)?;
-    pair.left.done(SendRequest::send(pair.left.filled(333, 9)?))?;
+    pair.left.execute(SendRequest::send(pair.left.filled(333, 9)?))?;
     let completion = pair.right.wait(receiving)?;
     ensure!(completion.result()?.length == 333, "not 333 bytes: {completion}");
     let buffer = completion.into_buffer().context("the completion returned no buffer")?;
     check(&buffer[..333], 9)?;
-    same(&buffer[333..], &pattern(1000, 8)[333..])
+    check_equal(&buffer[333..], &pattern(1000, 8)[333..])
 }
 
 pub(super) fn writes_of_every_size(fixture: &Fixture, transport: Transport) -> Result<()> {
@@ -131,7 +132,7 @@ pub(super) fn writes_of_every_size(fixture: &Fixture, transport: Transport) -> R
     for (seed, size) in (1..).zip(fixture.sizes()) {
         region.write(0, &vec![0; size])?;
         fixture.retry_after_loss(|| {
-            pair.left.done(SendRequest::write(pair.left.filled(size, seed)?, region.remote().at(0)))?;
+            pair.left.execute(SendRequest::write(pair.left.filled(size, seed)?, region.remote().at(0)))?;
             send_following_message(&pair)?;
             written(&pair, &read(&region, 0, size)?, seed, size > 16 * fixture.mtu())
                 .with_context(|| format!("{size} bytes"))
@@ -145,11 +146,11 @@ pub(super) fn writes_of_every_size(fixture: &Fixture, transport: Transport) -> R
 fn written(pair: &Pair, bytes: &[u8], seed: u64, is_long: bool) -> Result<()> {
     let expected = pattern(bytes.len(), seed);
     if !pair.left.may_lose() || bytes == expected {
-        return same(bytes, &expected);
+        return check_equal(bytes, &expected);
     }
     let stray = bytes.iter().zip(&expected).position(|(byte, expected)| byte != expected && *byte != 0);
     ensure!(stray.is_none(), "byte {stray:?} is neither the written nor the original one");
-    ensure!(is_long, Absent);
+    ensure!(is_long, MessageLost);
     Ok(())
 }
 
@@ -162,7 +163,7 @@ pub(super) fn max_size_write(fixture: &Fixture, transport: Transport) -> Result<
     let max_message_len = fixture.max_message_len().min(64 << 20);
     let pair = fixture.pair(transport).connect()?;
     let region = pair.right.region(max_message_len, READ_WRITE)?;
-    pair.left.done(SendRequest::write(pair.left.filled(max_message_len, 4)?, region.remote().at(0)))?;
+    pair.left.execute(SendRequest::write(pair.left.filled(max_message_len, 4)?, region.remote().at(0)))?;
     send_following_message(&pair)?;
     written(&pair, &read(&region, 0, max_message_len)?, 4, true)
 }
@@ -177,7 +178,7 @@ pub(super) fn writes_only_its_range(fixture: &Fixture, transport: Transport) -> 
             // The memory is cleared, so that the written bytes are visible.
             region.write(offset, &vec![0; len])?;
             let request = SendRequest::write(pair.left.filled(len, 2)?, region.remote().at(offset as u64));
-            pair.left.done(request)?;
+            pair.left.execute(request)?;
             send_following_message(&pair)?;
             let mut bytes = read(&region, 0, 4 * mtu)?;
             written(&pair, &bytes[offset..offset + len], 2, false)
@@ -194,10 +195,10 @@ pub(super) fn write_takes_no_receive(fixture: &Fixture, transport: Transport) ->
     let region = pair.right.region(64, READ_WRITE)?;
     let receiving = pair.right.post_receive(64)?;
     for _ in 0..10 {
-        pair.left.done(SendRequest::write(pair.left.filled(64, 1)?, region.remote().at(0)))?;
+        pair.left.execute(SendRequest::write(pair.left.filled(64, 1)?, region.remote().at(0)))?;
     }
     pair.right.expect_no_completion()?;
-    pair.left.done(SendRequest::send(pair.left.filled(20, 6)?))?;
+    pair.left.execute(SendRequest::send(pair.left.filled(20, 6)?))?;
     check(&pair.right.wait(receiving)?.into_message()?, 6)
 }
 
@@ -209,7 +210,7 @@ pub(super) fn write_immediate(fixture: &Fixture, transport: Transport) -> Result
         for size in [0, 1, size] {
             let receiving = pair.right.recv(pair.right.filled(16, 99)?)?;
             let bytes = pair.left.filled(size, seed)?;
-            pair.left.done(SendRequest::write_with_imm(bytes, region.remote().at(0), bits))?;
+            pair.left.execute(SendRequest::write_with_imm(bytes, region.remote().at(0), bits))?;
             let completion = pair.right.wait(receiving)?;
             let success = completion.result()?;
             ensure!(
@@ -246,7 +247,7 @@ pub(super) fn both_directions(fixture: &Fixture, transport: Transport) -> Result
                 messages.push(completion.into_message()?);
             }
         }
-        in_order(messages, base..base + 32)?;
+        check_in_order(messages, base..base + 32)?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::transfers;
 use crate::Need;
-use crate::fixture::{Fixture, QUIET_PERIOD, READ_WRITE, check, pattern, read, same};
+use crate::fixture::{Fixture, QUIET_PERIOD, READ_WRITE, check, check_equal, pattern, read};
 use crate::registry::tests;
 
 tests! { "unreliable connection";
@@ -86,21 +86,21 @@ fn uc_both_directions_work_at_once(fixture: &Fixture) -> Result<()> {
 /// Vol. 1, 9.8.2: a responder that can't receive a message of an unreliable connection drops it, and continues.
 fn uc_a_message_without_a_receive_is_lost_and_a_later_one_arrives(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Uc).connect()?;
-    pair.left.done(SendRequest::send(pair.left.filled(100, 1)?))?;
+    pair.left.execute(SendRequest::send(pair.left.filled(100, 1)?))?;
     std::thread::sleep(QUIET_PERIOD);
     let receiving = pair.right.post_receive(100)?;
     pair.right.expect_no_completion().context("a message that was lost arrived")?;
-    pair.left.done(SendRequest::send(pair.left.filled(100, 2)?))?;
+    pair.left.execute(SendRequest::send(pair.left.filled(100, 2)?))?;
     check(&pair.right.wait(receiving)?.into_message()?, 2)
 }
 
 fn uc_a_message_to_an_unknown_queue_pair_succeeds(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Uc).create()?;
-    let nobody = pair.right.qp.endpoint();
+    let unknown = pair.right.qp.endpoint();
     drop(pair.right);
-    pair.left.qp.connect(&nobody)?;
+    pair.left.qp.connect(&unknown)?;
     for _ in 0..10 {
-        pair.left.done(SendRequest::send(pair.left.filled(100, 1)?))?;
+        pair.left.execute(SendRequest::send(pair.left.filled(100, 1)?))?;
     }
     let state = pair.left.qp.state()?;
     ensure!(state == QpState::ReadyToSend, "the queue pair is in state {state}");
@@ -111,9 +111,9 @@ fn uc_a_write_that_the_peer_does_not_allow_is_lost(fixture: &Fixture) -> Result<
     let pair = fixture.pair(Uc).connect()?;
     let region = pair.right.region(100, adverb::verbs::Access::LOCAL_WRITE)?;
     region.write(0, &pattern(100, 4))?;
-    pair.left.done(SendRequest::write(pair.left.filled(100, 5)?, region.remote().at(0)))?;
+    pair.left.execute(SendRequest::write(pair.left.filled(100, 5)?, region.remote().at(0)))?;
     std::thread::sleep(QUIET_PERIOD);
-    same(&read(&region, 0, 100)?, &pattern(100, 4))?;
+    check_equal(&read(&region, 0, 100)?, &pattern(100, 4))?;
     pair.ping()
 }
 

@@ -21,8 +21,8 @@ tests! { "unreachable peers";
 fn a_message_to_an_unknown_queue_pair_fails_after_all_retries(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).few_retries().connect()?;
     drop(pair.right);
-    pair.left.fails(SendRequest::send(pair.left.filled(500, 1)?), Status::RetryExceeded)?;
-    pair.left.is(QpState::Error)
+    pair.left.expect_failure(SendRequest::send(pair.left.filled(500, 1)?), Status::RetryExceeded)?;
+    pair.left.expect_state(QpState::Error)
 }
 
 fn a_write_and_a_read_to_an_unknown_queue_pair_fail(fixture: &Fixture) -> Result<()> {
@@ -33,7 +33,7 @@ fn a_write_and_a_read_to_an_unknown_queue_pair_fail(fixture: &Fixture) -> Result
         let (buffer, remote) = (pair.left.filled(500, 1)?, region.remote().at(0));
         let request =
             if reads { SendRequest::read(buffer, remote) } else { SendRequest::write(buffer, remote) };
-        pair.left.fails(request, Status::RetryExceeded)?;
+        pair.left.expect_failure(request, Status::RetryExceeded)?;
     }
     Ok(())
 }
@@ -44,15 +44,15 @@ fn a_peer_that_is_not_connected_does_not_answer(fixture: &Fixture) -> Result<()>
     let pair = fixture.pair(Rc).create()?;
     pair.right.post_receive(500)?;
     pair.left.qp.connect_with(&pair.right.qp.endpoint(), &options)?;
-    pair.left.fails(SendRequest::send(pair.left.filled(500, 1)?), Status::RetryExceeded)?;
+    pair.left.expect_failure(SendRequest::send(pair.left.filled(500, 1)?), Status::RetryExceeded)?;
     pair.right.expect_no_completion()?;
-    pair.right.is(QpState::Init)
+    pair.right.expect_state(QpState::Init)
 }
 
 fn a_peer_that_has_failed_does_not_answer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).few_retries().connect()?;
     pair.right.qp.move_to_error()?;
-    pair.left.fails(SendRequest::send(pair.left.filled(500, 1)?), Status::RetryExceeded)
+    pair.left.expect_failure(SendRequest::send(pair.left.filled(500, 1)?), Status::RetryExceeded)
 }
 
 fn a_peer_that_was_destroyed_in_flight_does_not_answer(fixture: &Fixture) -> Result<()> {
@@ -77,9 +77,9 @@ fn more_retries_take_longer(fixture: &Fixture) -> Result<()> {
         let pair = fixture.pair(Rc).options(options).connect()?;
         drop(pair.right);
         let start = Instant::now();
-        pair.left.fails(SendRequest::send(pair.left.filled(500, 1)?), Status::RetryExceeded)?;
-        let (took, least) = (start.elapsed(), (Duration::from_nanos(4096 << 15) - TWO_TICKS) * tries);
-        ensure!(took >= least, "{retries} retries took {took:?}, which is less than {least:?}");
+        pair.left.expect_failure(SendRequest::send(pair.left.filled(500, 1)?), Status::RetryExceeded)?;
+        let (took, min) = (start.elapsed(), (Duration::from_nanos(4096 << 15) - TWO_TICKS) * tries);
+        ensure!(took >= min, "{retries} retries took {took:?}, which is less than {min:?}");
     }
     Ok(())
 }

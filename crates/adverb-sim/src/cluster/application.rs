@@ -1,4 +1,4 @@
-//! The application of a member: its random calls of the broker, and its checks of the broker's events.
+//! The application of a member: it calls its broker at random, and checks the broker's events.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -23,16 +23,16 @@ pub(super) struct PeerView {
     /// The send slots that the application holds, with their session.
     pub(super) slots: Vec<(SendSlot, u64)>,
     pub(super) tickets: BTreeMap<u64, Vec<Check>>,
-    /// Whether a message or a transfer was refused, and no event has followed.
+    /// Whether a message or a transfer was rejected with `WouldBlock`, and no `Unblocked` event has followed.
     pub(super) message_blocked: bool,
     pub(super) transfer_blocked: bool,
-    /// The messages and transfers that must succeed after the faults.
+    /// The numbers of messages and transfers that must still succeed after the faults end.
     pub(super) messages_left: usize,
     pub(super) transfers_left: usize,
     pub(super) newest_epoch: Option<u64>,
     /// The content of this member's area in the peer's memory, after all posted transfers.
     pub(super) shadow: Vec<u8>,
-    /// The same for the peer's segments that this member has used, by number.
+    /// The expected content of this member's area in each of the peer's segments that it has used, by number.
     pub(super) segment_shadows: BTreeMap<u32, Vec<u8>>,
     /// The messages of calls that arrived before the session was opened, with their lengths.
     pub(super) early: Vec<(RecvSlot, u32)>,
@@ -45,9 +45,9 @@ pub(super) struct SessionView {
     pub(super) id: u64,
     next_sent: u32,
     next_received: u32,
-    /// The requests that the broker has not posted.
+    /// The requests that the broker has not posted yet, in order.
     expected: VecDeque<ExpectedPost>,
-    /// The numbers of requests of the application, of requests that the broker posted, and of requests that it may post.
+    /// Counts of requests: those of the application, those that the broker posted, and those that the broker may post.
     posted: u64,
     emitted: u64,
     flushed: u64,
@@ -155,10 +155,10 @@ fn message(session: u64, from: usize, sequence: u32, max: u32) -> Vec<u8> {
 }
 
 impl World {
-    /// Makes a random call of member `from`'s application for a peer.
+    /// Performs a random action of member `from`'s application towards a peer.
     pub(super) fn act(&mut self, from: usize, to: usize) {
         if self.members[from].broker.phase(PeerId(to as u16)) != Phase::Open {
-            return self.settle_slots(from, to);
+            return self.post_or_discard_slots(from, to);
         }
         match self.random.below(17) {
             0..=5 => self.act_message(from, to),
@@ -175,7 +175,7 @@ impl World {
                     session.flush();
                 }
             }
-            _ => self.settle_slots(from, to),
+            _ => self.post_or_discard_slots(from, to),
         }
     }
 
@@ -185,7 +185,7 @@ impl World {
             return self.act_calls(from, to);
         }
         if self.members[from].peers[to].message_blocked {
-            return self.settle_slots(from, to);
+            return self.post_or_discard_slots(from, to);
         }
         let view = &mut self.members[from].peers[to];
         let Some(session) = view.session.as_ref().map(|session| session.id) else { return };
@@ -193,14 +193,14 @@ impl World {
             Ok(slot) => {
                 self.members[from].peers[to].slots.push((slot, session));
                 if !self.random.chance_per_million(200_000) {
-                    self.settle_slots(from, to);
+                    self.post_or_discard_slots(from, to);
                 }
             }
             Err(PostError::WouldBlock { .. }) => {
                 self.members[from].peers[to].message_blocked = true;
-                self.settle_slots(from, to);
+                self.post_or_discard_slots(from, to);
             }
-            Err(error) => self.violate(&format!("no send slot: {error}")),
+            Err(error) => self.report_violation(&format!("no send slot: {error}")),
         }
     }
 
@@ -211,9 +211,9 @@ impl World {
         let local = member.memory.send_slot(to, slot.index(), 0);
         let is_held = member.peers[to].slots.iter().any(|(held, _)| held.index() == slot.index());
         let is_in_use =
-            self.link(from, to).is_some_and(|link| link.connection.uses(from_end(from, to), local.addr));
+            self.link(from, to).is_some_and(|link| link.connection.uses(end_of(from, to), local.addr));
         if is_held || is_in_use {
-            self.violate("a send slot in use was given to the application");
+            self.report_violation("a send slot in use was given to the application");
         }
         Ok(slot)
     }
@@ -227,7 +227,7 @@ impl World {
     }
 
     /// Posts or discards the send slots that the application holds.
-    pub(super) fn settle_slots(&mut self, from: usize, to: usize) {
+    pub(super) fn post_or_discard_slots(&mut self, from: usize, to: usize) {
         let batch = self.batch();
         let max = self.config.slot_size;
         while let Some((slot, session)) = self.members[from].peers[to].slots.pop() {
@@ -241,7 +241,7 @@ impl World {
             let current = member.peers[to].session.as_mut().filter(|view| view.id == session && is_open);
             let Some(view) = current else {
                 if member.broker.post_send(slot, 0).is_ok() {
-                    self.violate("a send slot of an earlier session was posted");
+                    self.report_violation("a send slot of an earlier session was posted");
                 }
                 continue;
             };
@@ -255,7 +255,7 @@ impl World {
                     let left = &mut member.peers[to].messages_left;
                     *left = left.saturating_sub(1);
                 }
-                Err(error) => self.violate(&format!("a send slot was not posted: {error}")),
+                Err(error) => self.report_violation(&format!("a send slot was not posted: {error}")),
             }
         }
     }
@@ -274,7 +274,7 @@ impl World {
             return;
         };
         let mut sequence = view.next_sent;
-        // The memory of a segment, or the area whose key both members know.
+        // The transfers access a segment, or the area whose key both members know.
         let segment = if self.random.below(3) > 0 { self.choose_segment(from, to) } else { None };
         let view = &self.members[from].peers[to];
         let mut shadow = match segment {
@@ -376,7 +376,7 @@ impl World {
                     }
                 }
                 if view.tickets.insert(ticket.number(), checks).is_some() {
-                    self.violate("two transfers have the same ticket");
+                    self.report_violation("two transfers have the same ticket");
                 }
             }
             Err(PostError::WouldBlock { .. }) => {
@@ -386,7 +386,7 @@ impl World {
                     member.memory.put_buffer(check.local);
                 }
             }
-            Err(error) => self.violate(&format!("a transfer was refused: {error}")),
+            Err(error) => self.report_violation(&format!("a transfer was rejected: {error}")),
         }
     }
 
@@ -400,12 +400,12 @@ impl World {
         let remote = RemoteRange { epoch: epoch - 1, memory };
         match self.members[from].broker.post_write(peer, local, remote) {
             Err(PostError::StaleEpoch { .. }) => self.stale_epochs += 1,
-            other => self.violate(&format!("a transfer with a stale epoch resulted in {other:?}")),
+            other => self.report_violation(&format!("a transfer with a stale epoch resulted in {other:?}")),
         }
         self.members[from].memory.put_buffer(local);
     }
 
-    /// Releases messages beyond the number that the application keeps.
+    /// Releases random messages of a peer until at most `keep` are held.
     pub(super) fn release(&mut self, member: usize, from: usize, keep: usize) {
         while self.members[member].peers[from].held.len() > keep {
             let count = self.members[member].peers[from].held.len();
@@ -417,7 +417,7 @@ impl World {
             let is_unaltered = state.memory.bytes(segment) == bytes;
             state.broker.release(slot);
             if !is_unaltered {
-                self.violate("a message was overwritten before the application released it");
+                self.report_violation("a message was overwritten before the application released it");
             }
         }
     }
@@ -429,7 +429,7 @@ impl World {
         match event {
             Event::Message { from, slot, length } => {
                 let peer = usize::from(from.0);
-                // Calls begin when the session is opened.
+                // Messages of calls are processed only after the session is opened.
                 if self.has_calls && self.members[member].broker.phase(from) == Phase::Preparing {
                     return self.members[member].peers[peer].early.push((slot, length));
                 }
@@ -447,13 +447,13 @@ impl World {
                 let from = usize::from(from.0);
                 self.mix(&[2, member as u64, from as u64, u64::from(immediate)]);
                 let Some(session) = &mut self.members[member].peers[from].session else {
-                    return self.violate("immediate data arrived without a session");
+                    return self.report_violation("immediate data arrived without a session");
                 };
                 let is_expected = immediate == session.next_received;
                 session.next_received += 1;
                 self.messages += 1;
                 if !is_expected {
-                    self.violate("immediate data arrived out of order");
+                    self.report_violation("immediate data arrived out of order");
                 }
             }
             Event::Completed { peer, ticket, result } => {
@@ -463,27 +463,27 @@ impl World {
                 self.failed_tickets += u64::from(result.is_err());
                 let state = &mut self.members[member];
                 let Some(checks) = state.peers[peer].tickets.remove(&ticket.number()) else {
-                    return self.violate("a ticket ended that was not outstanding");
+                    return self.report_violation("a ticket ended that was not outstanding");
                 };
-                let mut is_right = true;
+                let mut is_correct = true;
                 for Check { local, expected } in checks {
                     let expected = expected.filter(|_| result.is_ok());
-                    is_right &= expected.is_none_or(|expected| state.memory.bytes(local) == expected);
+                    is_correct &= expected.is_none_or(|expected| state.memory.bytes(local) == expected);
                     state.memory.put_buffer(local);
                 }
                 state.keys.end_ticket(PeerId(peer as u16));
-                if !is_right {
-                    self.violate("a READ or an atomic returned wrong data");
+                if !is_correct {
+                    self.report_violation("a READ or an atomic returned wrong data");
                 }
                 if result.is_err() && !self.is_faulted(member, peer) {
-                    self.violate("a ticket failed without a fault");
+                    self.report_violation("a ticket failed without a fault");
                 }
             }
             Event::Unblocked { peer } => {
                 let peer = usize::from(peer.0);
                 let view = &mut self.members[member].peers[peer];
                 (view.message_blocked, view.transfer_blocked) = (false, false);
-                self.send_waiting(member, peer);
+                self.send_queued(member, peer);
             }
             Event::SessionEnded { peer, reason, .. } => {
                 let peer = usize::from(peer.0);
@@ -496,7 +496,7 @@ impl World {
                     self.members[member].broker.release(slot);
                 }
                 if has_tickets {
-                    self.violate("a ticket did not end with its session");
+                    self.report_violation("a ticket did not end with its session");
                 }
                 if reason == EndReason::Left {
                     self.check_left(member, peer, session.as_ref());
@@ -505,20 +505,20 @@ impl World {
                 self.release_segments(member);
                 self.end_calls(member, peer);
                 if matches!(reason, EndReason::ProtocolViolation(_)) || !self.is_faulted(member, peer) {
-                    self.violate(&format!("a session ended without a fault: {reason}"));
+                    self.report_violation(&format!("a session ended without a fault: {reason}"));
                 }
             }
-            other => self.violate(&format!("unknown event {other:?}")),
+            other => self.report_violation(&format!("unknown event {other:?}")),
         }
     }
 
     /// Checks that a member has received all messages of a peer that left.
     fn check_left(&mut self, member: usize, peer: usize, session: Option<&SessionView>) {
         let Some(session) = session else { return };
-        // The peer's session may have ended, and its memory of it.
+        // If the peer's own session has ended, its record of the session is gone.
         let Some(left) = &self.members[peer].peers[member].session else { return };
         if left.id == session.id && (!left.has_left || left.next_sent != session.next_received) {
-            self.violate("a peer's session ended as left before all its messages arrived");
+            self.report_violation("a peer's session ended as left before all its messages arrived");
         }
     }
 
@@ -535,13 +535,14 @@ impl World {
             return self.members[member].peers[from].held.push((slot, bytes));
         }
         let Some(session) = &mut state.peers[from].session else {
-            return self.violate("a message arrived without a session");
+            return self.report_violation("a message arrived without a session");
         };
         let is_expected = bytes == message(session.id, from, session.next_received, max);
         session.next_received += 1;
         state.peers[from].held.push((slot, bytes));
         if !is_expected {
-            return self.violate(&format!("member {from}'s message arrived altered or out of order"));
+            return self
+                .report_violation(&format!("member {from}'s message arrived altered or out of order"));
         }
         if self.random.below(4) == 0 {
             self.act(member, from);
@@ -554,7 +555,7 @@ impl World {
 }
 
 /// Returns the end of the connection between two members that belongs to `member`.
-pub(super) fn from_end(member: usize, peer: usize) -> usize {
+pub(super) fn end_of(member: usize, peer: usize) -> usize {
     usize::from(member > peer)
 }
 
@@ -573,6 +574,6 @@ fn expected_transfer(transfer: &Transfer) -> ExpectedPost {
 }
 
 /// Returns the initial shadow of an area.
-pub(super) fn no_shadow() -> Vec<u8> {
+pub(super) fn zeroed_shadow() -> Vec<u8> {
     vec![0; AREA]
 }

@@ -33,7 +33,7 @@ struct Outstanding {
     to: usize,
     serial: usize,
     deadline: Option<Time>,
-    /// The request that is answered after this call.
+    /// The request that the application answers after this call.
     parent: Option<Pending>,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Issued {
     session: u64,
     is_delivered: bool,
     answer: Option<Result<(), Failure>>,
-    /// Whether the caller's application got the end of the call, or cancelled it.
+    /// Whether the call has ended for the caller's application, or the application cancelled it.
     is_ended: bool,
 }
 
@@ -66,7 +66,7 @@ enum Answer {
     Fail(Failure),
 }
 
-/// The absence of a segment in a request.
+/// The segment number in a request that means no segment.
 const NO_SEGMENT: u32 = u32::MAX;
 
 fn method(serial: usize) -> u16 {
@@ -95,7 +95,7 @@ impl World {
         self.config.slot_size as usize - HEADER_LEN
     }
 
-    /// Makes a random call of the application: starts or cancels a call, or answers a request.
+    /// Performs a random action of the application: starts or cancels a call, or answers a request.
     pub(super) fn act_calls(&mut self, from: usize, to: usize) {
         match self.random.below(32) {
             0..=18 => _ = self.start_call(from, to, None),
@@ -104,7 +104,7 @@ impl World {
         }
     }
 
-    /// Starts a call, unless a resource is exhausted. Then the parent is returned.
+    /// Starts a call. Returns the parent if a resource is exhausted.
     fn start_call(&mut self, from: usize, to: usize, parent: Option<Pending>) -> Result<(), Option<Pending>> {
         let peer = PeerId(to as u16);
         if !self.is_open(from, to) || self.members[from].peers[to].message_blocked {
@@ -114,7 +114,7 @@ impl World {
             Ok(()) => {}
             Err(PostError::TooManyCalls { .. }) => return Err(parent),
             Err(error) => {
-                self.violate(&format!("a call was refused: {error}"));
+                self.report_violation(&format!("a call was rejected: {error}"));
                 return Err(parent);
             }
         }
@@ -131,7 +131,7 @@ impl World {
         let (call, header) = match state.rpc.call(peer, method(serial), timeout, now) {
             Ok(started) => started,
             Err(error) => {
-                self.violate(&format!("a call was refused after its check: {error}"));
+                self.report_violation(&format!("a call was rejected after its check succeeded: {error}"));
                 return Err(parent);
             }
         };
@@ -151,7 +151,7 @@ impl World {
         self.layers.calls += 1;
         self.log.note(now, || format!("member {from} calls {to}: {serial}, {call:?}"));
         if !is_new || !is_bounded {
-            self.violate("two calls have the same number, or there are too many");
+            self.report_violation("two calls have the same number, or there are too many calls");
         }
         self.post_call_message(from, to, slot, header, &data);
         let left = &mut self.members[from].peers[to].messages_left;
@@ -159,7 +159,7 @@ impl World {
         Ok(())
     }
 
-    /// Takes a slot for a message of calls. The keys of segments precede it.
+    /// Takes a send slot for a message of a call, after sending the segment keys that must precede the message.
     fn take_call_slot(&mut self, from: usize, to: usize) -> Option<SendSlot> {
         if !self.send_keys(from, to) {
             self.members[from].peers[to].message_blocked = true;
@@ -172,7 +172,7 @@ impl World {
                 None
             }
             Err(error) => {
-                self.violate(&format!("no send slot: {error}"));
+                self.report_violation(&format!("no send slot: {error}"));
                 None
             }
         }
@@ -186,7 +186,7 @@ impl World {
         state.memory.write(state.memory.send_slot(to, index, length), &bytes);
         match state.broker.post_send(slot, length) {
             Ok(()) => self.expect_post(from, to, ExpectedPost::Message { slot: index, length }),
-            Err(error) => self.violate(&format!("a message was not posted: {error}")),
+            Err(error) => self.report_violation(&format!("a message was not posted: {error}")),
         }
     }
 
@@ -202,14 +202,14 @@ impl World {
         self.layers.cancelled_calls += 1;
         let rpc = &mut self.members[member].rpc;
         if !rpc.cancel(record.call) || rpc.cancel(record.call) || rpc.is_outstanding(record.call) {
-            self.violate("an outstanding call was not cancelled once");
+            self.report_violation("an outstanding call was not cancelled exactly once");
         }
     }
 
-    /// Ends an outstanding call. Its parent is answered later.
+    /// Removes a call that has ended, and makes its parent pending.
     fn take_outstanding(&mut self, member: usize, number: u64) -> Option<Outstanding> {
         let Some(mut record) = self.members[member].calls.outstanding.remove(&number) else {
-            self.violate("a call ended that was not outstanding");
+            self.report_violation("a call ended that was not outstanding");
             return None;
         };
         self.issued[record.serial].is_ended = true;
@@ -217,7 +217,7 @@ impl World {
         Some(record)
     }
 
-    /// Answers a request that the application kept.
+    /// Answers one of the pending requests.
     fn answer_pending(&mut self, member: usize) {
         let count = self.members[member].calls.pending.len() as u64;
         if count > 0 {
@@ -226,7 +226,7 @@ impl World {
             let session = self.members[member].peers[pending.from].session.as_ref();
             let is_stale = session.is_none_or(|session| session.id != pending.session);
             if is_stale && !self.is_finishing && self.random.below(8) > 0 {
-                // The application keeps the token until later sessions.
+                // The application keeps the request until a later session.
                 return self.members[member].calls.pending.push(pending);
             }
             let answer = match self.random.below(5) {
@@ -238,14 +238,14 @@ impl World {
         }
     }
 
-    /// Answers all requests that the application kept.
+    /// Answers all pending requests.
     pub(super) fn answer_all(&mut self, member: usize) {
         while !self.members[member].calls.pending.is_empty() && self.log.violation.is_none() {
             self.answer_pending(member);
         }
     }
 
-    /// Answers a request, and checks that this is possible if and only if the caller may wait.
+    /// Answers a request. Checks that this succeeds while the caller waits, and fails after the session has ended.
     fn answer(&mut self, member: usize, pending: Pending, answer: Answer) {
         let Pending { request, from, session, serial } = pending;
         let data = reply_data(serial, self.max_data_len());
@@ -272,8 +272,8 @@ impl World {
         };
         let issued = &mut self.issued[serial];
         match result {
-            Ok(()) if !is_current => self.violate("a request of an earlier session was answered"),
-            Ok(()) if issued.answer.is_some() => self.violate("a request was answered twice"),
+            Ok(()) if !is_current => self.report_violation("a request of an earlier session was answered"),
+            Ok(()) if issued.answer.is_some() => self.report_violation("a request was answered twice"),
             Ok(()) => {
                 issued.answer = Some(match answer {
                     Answer::Reply => Ok(()),
@@ -281,13 +281,13 @@ impl World {
                 });
             }
             Err(_) if is_current && !issued.is_ended => {
-                self.violate("a request whose caller waits could not be answered");
+                self.report_violation("a request whose caller waits could not be answered");
             }
             Err(_) => {}
         }
     }
 
-    /// Processes a message of a peer.
+    /// Processes a message of a call from a peer.
     pub(super) fn handle_call_message(&mut self, member: usize, from: usize, bytes: &[u8]) {
         match self.members[member].rpc.handle_message(PeerId(from as u16), bytes) {
             Incoming::Request { request, method: number, data, .. } => {
@@ -310,7 +310,7 @@ impl World {
         let segment = segment.map_or(NO_SEGMENT, |bytes| u32::from_le_bytes(*bytes));
         self.mix(&[6, member as u64, from as u64, serial as u64]);
         let Some(issued) = self.issued.get_mut(serial) else {
-            return self.violate("a request arrived that no member sent");
+            return self.report_violation("a request arrived that no member sent");
         };
         let is_expected = (issued.from, issued.to, Some(issued.session)) == (from, member, session)
             && !issued.is_delivered
@@ -318,7 +318,7 @@ impl World {
             && data == request_data(serial, segment, max);
         issued.is_delivered = true;
         if !is_expected {
-            return self.violate("a request arrived altered, twice, or in another session");
+            return self.report_violation("a request arrived altered, twice, or in another session");
         }
         self.check_segment_of_request(member, from, segment);
         let pending = Pending { request, from, session: session.unwrap_or(0), serial };
@@ -343,18 +343,18 @@ impl World {
         }
     }
 
-    /// Checks that a pointer in a message is not ahead of its key.
+    /// Checks that the key of the segment in a request has arrived before the request.
     fn check_segment_of_request(&mut self, member: usize, from: usize, segment: u32) {
         let peer = PeerId(from as u16);
         let Some(epoch) = self.members[member].broker.epoch(peer) else { return };
         let owner = &self.members[from];
-        // The withdrawal of the segment may precede the message, but not if it is still announced.
+        // The withdrawal of a segment may precede the message, so only segments that are still announced are checked.
         if segment == NO_SEGMENT || owner.epoch != epoch || !owner.segments.is_current(segment) {
             return;
         }
         let ptr = RemotePtr { member: from as u32, epoch, segment, offset: 0, len: 8 };
         if let Err(error) = self.members[member].keys.resolve(peer, ptr) {
-            self.violate(&format!("a message arrived before the key of a segment: {error}"));
+            self.report_violation(&format!("a message arrived before the key of a segment: {error}"));
         }
     }
 
@@ -363,18 +363,19 @@ impl World {
         self.mix(&[7, member as u64, from as u64, record.serial as u64, u64::from(result.is_ok())]);
         let max = self.max_data_len();
         let issued = &self.issued[record.serial];
-        let is_refused = !issued.is_delivered && self.call_config.max_requests < self.call_config.max_calls;
-        let is_right = match &result {
+        let may_be_overloaded =
+            !issued.is_delivered && self.call_config.max_requests < self.call_config.max_calls;
+        let is_correct = match &result {
             Ok(data) => issued.answer == Some(Ok(())) && *data == reply_data(record.serial, max),
-            Err(Failure::Overloaded) => is_refused,
+            Err(Failure::Overloaded) => may_be_overloaded,
             Err(failure) => issued.answer == Some(Err(*failure)),
         };
         match result {
             Ok(_) => self.layers.answered_calls += 1,
             Err(_) => self.layers.failed_calls += 1,
         }
-        if !is_right || record.to != from || record.call != call {
-            self.violate("a reply does not belong to its call");
+        if !is_correct || record.to != from || record.call != call {
+            self.report_violation("a reply does not belong to its call");
         }
     }
 
@@ -386,12 +387,12 @@ impl World {
             self.mix(&[8, member as u64, record.serial as u64]);
             self.layers.expired_calls += 1;
             if record.deadline.is_none_or(|deadline| deadline > now) {
-                self.violate("a call expired before its deadline");
+                self.report_violation("a call expired before its deadline");
             }
         }
         let is_late = |record: &Outstanding| record.deadline.is_some_and(|deadline| deadline <= now);
         if self.members[member].calls.outstanding.values().any(is_late) {
-            self.violate("a call did not expire at its deadline");
+            self.report_violation("a call did not expire at its deadline");
         }
     }
 
@@ -408,19 +409,19 @@ impl World {
         }
         let is_left = |record: &Outstanding| record.to == peer;
         if self.members[member].calls.outstanding.values().any(is_left) {
-            self.violate("a call did not end with its session");
+            self.report_violation("a call did not end with its session");
         }
     }
 
-    /// Sends the messages of a member's calls that wait.
+    /// Sends the queued messages of a member's calls.
     pub(super) fn send_call_messages(&mut self, member: usize) {
         while let Some(peer) = self.members[member].rpc.poll_ready() {
-            self.send_waiting(member, usize::from(peer.0));
+            self.send_queued(member, usize::from(peer.0));
         }
     }
 
-    /// Sends the messages to a peer that wait, as far as there are slots and credits.
-    pub(super) fn send_waiting(&mut self, member: usize, peer: usize) {
+    /// Sends the queued messages to a peer, as far as slots and credits allow.
+    pub(super) fn send_queued(&mut self, member: usize, peer: usize) {
         let id = PeerId(peer as u16);
         while self.is_open(member, peer)
             && !self.members[member].peers[peer].message_blocked
@@ -430,13 +431,13 @@ impl World {
             let Some((header, data)) =
                 self.members[member].rpc.poll_output(id).map(|output| (output.header, output.data.to_vec()))
             else {
-                return self.violate("a waiting message is missing");
+                return self.report_violation("a waiting message is missing");
             };
             self.post_call_message(member, peer, slot, header, &data);
         }
     }
 
-    /// Checks that no member violates the protocol, and that each call is in one of the counts.
+    /// Checks that no member violated the protocol, and that each call is counted exactly once.
     fn check_counters(&mut self, member: usize) {
         let Counters {
             calls,
@@ -450,11 +451,11 @@ impl World {
             ..
         } = *self.members[member].rpc.counters();
         if unknown_replies + duplicate_requests + malformed_messages > 0 {
-            self.violate("a message of a correct member was refused");
+            self.report_violation("a message of a correct member was rejected");
         }
         let ended = answered_calls + expired_calls + cancelled_calls + lost_calls;
         if calls - ended != self.members[member].calls.outstanding.len() as u64 {
-            self.violate("a call is in no count, or in two");
+            self.report_violation("a call was counted not at all or twice");
         }
     }
 

@@ -1,8 +1,8 @@
-//! The end of a run: without faults, everything completes.
+//! The end of a run: after the faults end, everything must complete.
 
 use adverb_cluster_proto::{PeerId, Phase};
 
-use super::application::{PeerView, from_end};
+use super::application::{PeerView, end_of};
 use super::world::World;
 
 /// The maximum number of rounds in which everything must complete after the faults.
@@ -23,7 +23,7 @@ impl World {
                 // Keepalives find the connections that broke before. Later work must complete without them.
                 self.advance();
             }
-            // Work for each pair, once all are connected.
+            // Give each pair work once all members are connected.
             let all_alive = self.members.iter().all(|member| member.is_alive);
             if is_first && all_alive && self.pending.is_empty() && self.are_all_open() {
                 is_first = false;
@@ -44,7 +44,7 @@ impl World {
                         if messages > 0 {
                             self.act_message(member, peer);
                         }
-                        self.settle_slots(member, peer);
+                        self.post_or_discard_slots(member, peer);
                         if transfers > 0 {
                             self.act_transfers(member, peer, 1);
                         }
@@ -52,7 +52,7 @@ impl World {
                     }
                     self.transfer(member, peer, u64::MAX, u64::MAX);
                     if let Some(link) = self.link_mut(member, peer) {
-                        link.connection.exceed_retries(from_end(member, peer));
+                        link.connection.exceed_retries(end_of(member, peer));
                     }
                 }
                 self.poll(member);
@@ -66,11 +66,11 @@ impl World {
             }
         }
         if is_first {
-            return self.violate("the members did not connect after the faults");
+            return self.report_violation("the members did not connect after the faults");
         }
         if !self.is_done() {
             let stuck = self.describe_stuck();
-            return self.violate(&format!("work did not complete: {stuck}"));
+            return self.report_violation(&format!("work did not complete: {stuck}"));
         }
         for member in 0..count {
             for peer in 0..count {

@@ -1,4 +1,4 @@
-//! A hostile peer of a broker: whatever it sends, the broker, its calls and its keys keep their invariants.
+//! A hostile peer of a broker. For any bytes that it sends, the broker, its calls and its keys keep their invariants.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -31,7 +31,7 @@ const CALL_CONFIG: rpc::Config = rpc::Config { max_calls: 4, max_requests: 4 };
 
 /// The maximum memory that a peer can make the broker, its calls and its keys occupy, in bytes.
 const MAX_BROKER_BYTES: usize = 64 << 10;
-/// The refused requests of a peer that grants no credits are the largest part.
+/// Most of this memory holds the refused requests of a peer that grants no credits.
 const MAX_CALL_BYTES: usize = 512 << 10;
 const MAX_KEY_BYTES: usize = 128 * MAX_PEER_SEGMENTS;
 
@@ -45,7 +45,7 @@ impl<'a> Choices<'a> {
         Some(*first)
     }
 
-    /// Returns the next bytes, or zeros after the end of the input.
+    /// Returns a number of the next four bytes. Bytes after the end of the input are zero.
     fn number(&mut self) -> u32 {
         u32::from_le_bytes([(); 4].map(|()| self.byte().unwrap_or(0)))
     }
@@ -65,7 +65,7 @@ struct Member {
     keys: Keys,
     now: Time,
     epoch: u64,
-    /// The posted receives, and the signaled requests, in order.
+    /// The `wr_id`s of the posted receives and of the signaled requests, in order.
     receives: VecDeque<u64>,
     signaled: VecDeque<u64>,
     /// The count of credits that the peer announced last.
@@ -154,9 +154,7 @@ impl Member {
                     let call =
                         self.outstanding.swap_remove(usize::from(choice >> 4) % self.outstanding.len());
                     if self.rpc.cancel(call) != self.calls.remove(&call.number()) {
-                        return Err(
-                            "a call was cancelled that was not outstanding, or not cancelled".to_owned()
-                        );
+                        return Err("the result of cancelling a call was wrong".to_owned());
                     }
                 }
             }
@@ -269,10 +267,10 @@ impl Member {
             Incoming::Ignored => (None, None),
         };
         if message_count(self.rpc.counters()) != before + 1 {
-            return Err("a message is in no count, or in two".to_owned());
+            return Err("a message was counted not at all or twice".to_owned());
         }
         self.requests.extend(request);
-        // The application answers a few of the requests.
+        // The application keeps at most eight requests. It never answers the older ones.
         if self.requests.len() > 8 {
             self.requests.remove(0);
         }
@@ -324,7 +322,7 @@ impl Member {
             match self.broker.post_batch(PEER, &[transfer]) {
                 Ok(_) => self.tickets += 1,
                 Err(PostError::WouldBlock { .. } | PostError::NotOpen { .. }) => {}
-                Err(error) => return Err(format!("a transfer was refused: {error}")),
+                Err(error) => return Err(format!("a transfer was rejected: {error}")),
             }
         }
         Ok(())

@@ -23,7 +23,7 @@ pub(super) struct MemberMemory {
     key: u32,
     /// The size of the exposed areas, and of a segment.
     exposed: usize,
-    /// The registered segments, by their place after the exposed areas.
+    /// The registered segments, by the position of their memory after the exposed areas.
     segments: [Option<Registered>; MAX_SEGMENTS],
     slots: usize,
     slots_per_peer: usize,
@@ -33,7 +33,7 @@ pub(super) struct MemberMemory {
     /// Whether a transfer uses the buffer.
     in_use: Vec<bool>,
     free: Vec<usize>,
-    /// The first access that the rules forbid.
+    /// The first invalid access.
     pub(super) violation: Option<String>,
 }
 
@@ -91,7 +91,7 @@ impl MemberMemory {
         &self.bytes[peer * AREA..(peer + 1) * AREA]
     }
 
-    /// Registers memory for a segment, unless all places are in use.
+    /// Registers memory for a segment. Returns `None` if the memory of all segments is in use.
     pub(super) fn register(
         &mut self,
         member: usize,
@@ -109,7 +109,7 @@ impl MemberMemory {
         Some(RemoteMemory { addr: start as u64, rkey, len: self.exposed as u64 })
     }
 
-    /// Deregisters a segment. Its memory can be used for another one. Returns `false` if it is not registered.
+    /// Deregisters a segment, and frees its memory for another one. Returns `false` if it is not registered.
     pub(super) fn deregister(&mut self, number: u32) -> bool {
         let Some(place) = self.place(number) else { return false };
         self.segments[place] = None;
@@ -160,7 +160,7 @@ impl MemberMemory {
         Some(Segment { addr: (self.buffers + index * BUFFER) as u64, length: length as u32, lkey: 0 })
     }
 
-    /// Returns a buffer of a transfer that ended. Its content changes, so that a later access of the NIC is noticed.
+    /// Returns a buffer of a transfer that ended, and overwrites it, so that a later access of the NIC is detected.
     pub(super) fn put_buffer(&mut self, segment: Segment) {
         let index = (segment.addr as usize - self.buffers) / BUFFER;
         self.in_use[index] = false;

@@ -1,25 +1,28 @@
 //! Brokers of a cluster on modeled queue pairs.
 //!
-//! Members send messages, transfer data, flush and poll at random. Connections break, members die silently, and return
-//! with a new epoch. The checks of every run:
+//! Members send messages, transfer data, flush and poll at random. Connections break, and members die without notice
+//! and restart with a new epoch. The checks of every run:
 //!
 //! - messages arrive once, in order and unaltered, between each pair of members;
 //! - no message finds the receive queue empty (RNR), and no slot is overwritten or posted while in use;
 //! - no request accesses memory of an earlier epoch;
-//! - each ticket ends exactly once, the NIC accesses its buffers only before, and its data is right if it succeeded;
-//! - requests are posted in the order of the calls, at the doorbell batch, a flush or a poll, and signaled selectively;
+//! - each ticket ends exactly once, the NIC accesses its buffers only before that, and its data is correct if it
+//!   succeeded;
+//! - requests are posted in the order of the application's calls, at the doorbell batch, a flush or a poll, and
+//!   signaled selectively;
 //! - no send queue overflows;
 //! - a session ends only because of an injected fault;
 //! - after the faults end, all members are connected, and all messages and transfers complete.
 //!
-//! In half of the runs, the messages are calls, with deadlines, cancellations, answers that come later or never, and
-//! handlers that call:
+//! In half of the runs, the messages are calls, with deadlines, cancellations, delayed and missing answers, and
+//! handlers that make calls:
 //!
-//! - each call ends exactly once, and its reply or failure is the one of its request;
-//! - a request arrives once, and can be answered while its caller waits, in its own session only;
+//! - each call ends exactly once, with the reply or failure of its own request;
+//! - a request arrives once, and can be answered while its caller waits, only in its own session;
 //! - a call expires at its deadline, and ends with its session.
 //!
-//! In half of the runs, the members publish segments of an arena, and withdraw them, while others transfer data by pointers to them:
+//! In half of the runs, members publish and withdraw segments of an arena, while others transfer data by pointers to
+//! them:
 //!
 //! - a pointer resolves only to the segment that it names, in its epoch and its bounds;
 //! - no request is posted to a segment that its owner has deregistered, and none is executed;
@@ -96,15 +99,15 @@ pub struct ClusterOutcome {
     pub member_count: u64,
     /// The number of messages that arrived, including WRITEs with immediate data.
     pub message_count: u64,
-    /// The number of tickets that ended, and of those that failed.
+    /// The number of tickets that ended, including those that failed.
     pub ticket_count: u64,
     /// The number of tickets that failed.
     pub failed_ticket_count: u64,
-    /// The number of posted lists: doorbells.
+    /// The number of posted lists, each of which rings the doorbell once.
     pub doorbell_count: u64,
     /// The number of posted send requests.
     pub request_count: u64,
-    /// The number of credit messages and probes among them.
+    /// The number of credit messages and probes among the posted send requests.
     pub control_request_count: u64,
     /// The number of signaled requests.
     pub signaled_count: u64,
@@ -112,7 +115,7 @@ pub struct ClusterOutcome {
     pub session_count: u64,
     /// The number of injected faults: cut connections, closed sessions and deaths.
     pub fault_count: u64,
-    /// The number of members that returned.
+    /// The number of members that restarted.
     pub restart_count: u64,
     /// The number of requests that a broker refused because of a stale epoch.
     pub stale_epoch_count: u64,
@@ -139,7 +142,7 @@ pub fn run_cluster(seed: u64, trace: bool) -> ClusterOutcome {
         send_queue_depth: count(16),
         doorbell_batch: count(12),
         signal_interval: count(12),
-        // At least the size of a control message with one key.
+        // A slot holds at least a control message with one key.
         slot_size: random.between(32, 80) as u32,
         keepalive: Some(Duration::from_micros(random.between(5, 50))),
     };
@@ -169,7 +172,7 @@ pub struct ClusterTotals {
     pub doorbell_count: u64,
     /// The number of posted send requests.
     pub request_count: u64,
-    /// The number of credit messages and probes among them.
+    /// The number of credit messages and probes among the posted send requests.
     pub control_request_count: u64,
     /// The number of signaled requests.
     pub signaled_count: u64,
@@ -177,7 +180,7 @@ pub struct ClusterTotals {
     pub session_count: u64,
     /// The number of injected faults.
     pub fault_count: u64,
-    /// The number of members that returned.
+    /// The number of members that restarted.
     pub restart_count: u64,
     /// The number of requests that were refused because of a stale epoch.
     pub stale_epoch_count: u64,

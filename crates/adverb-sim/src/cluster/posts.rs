@@ -3,7 +3,7 @@
 use adverb_cluster_proto::{LocalMemory, PeerId, Phase, Post, RecvPost, SendPost};
 use adverb_proto::types::{SendFlags, SendOperation};
 
-use super::application::from_end;
+use super::application::end_of;
 use super::world::World;
 use crate::rc_model::ModelRequest;
 
@@ -15,7 +15,7 @@ enum Action {
 }
 
 impl World {
-    /// Performs the actions of a member's broker, or some of them: other members run between two actions.
+    /// Performs all or some of the actions of a member's broker, so that other members can run between two actions.
     pub(super) fn post_some(&mut self, member: usize) {
         let is_interrupted = !self.is_finishing && self.random.below(4) == 0;
         let count = if is_interrupted { self.random.below(3) } else { u64::MAX };
@@ -30,7 +30,7 @@ impl World {
         self.check_posted(member);
     }
 
-    /// Performs at most `count` actions of a member's broker. Returns whether these are all.
+    /// Performs at most `count` actions of a member's broker. Returns whether no actions are left.
     fn post_up_to(&mut self, member: usize, count: u64) -> bool {
         for _ in 0..count {
             let action = match self.members[member].broker.poll_post() {
@@ -58,12 +58,12 @@ impl World {
             let is_open = self.members[member].broker.phase(PeerId(peer as u16)) == Phase::Open;
             let is_flushed =
                 self.members[member].peers[peer].session.as_ref().is_none_or(|session| session.is_flushed());
-            let end = from_end(member, peer);
+            let end = end_of(member, peer);
             if is_open
                 && !is_flushed
                 && self.link(member, peer).is_some_and(|link| !link.connection.is_send_queue_full(end))
             {
-                self.violate("flushed requests were not posted");
+                self.report_violation("flushed requests were not posted");
             }
         }
     }
@@ -73,15 +73,15 @@ impl World {
             let view = &self.members[member].peers[peer];
             let is_held = view.held.iter().any(|(slot, _)| slot.index() == request.slot);
             let segment = self.members[member].memory.recv_slot(peer, request.slot);
-            let end = from_end(member, peer);
+            let end = end_of(member, peer);
             let fits = self
                 .link_mut(member, peer)
                 .is_none_or(|link| link.connection.post_recv(end, request.wr_id, segment));
             if is_held {
-                self.violate("a receive slot was posted while the application holds it");
+                self.report_violation("a receive slot was posted while the application holds it");
             }
             if !fits {
-                self.violate("the receive queue overflowed");
+                self.report_violation("the receive queue overflowed");
             }
         }
     }
@@ -96,11 +96,11 @@ impl World {
         self.doorbells += 1;
         self.requests += requests.len() as u64;
         let Some(view) = &mut self.members[member].peers[peer].session else {
-            return self.violate("requests were posted without a session");
+            return self.report_violation("requests were posted without a session");
         };
         match view.check_list(requests, interval) {
             Ok(control) => self.control_requests += control,
-            Err(what) => return self.violate(&what),
+            Err(what) => return self.report_violation(&what),
         }
         for request in requests {
             self.check_posted_key(member, peer, request);
@@ -114,21 +114,21 @@ impl World {
                 LocalMemory::Segment(segment) => Some(segment),
             };
             let SendPost { wr_id, operation, flags, .. } = *request;
-            let end = from_end(member, peer);
+            let end = end_of(member, peer);
             if let SendOperation::SendWithImm(immediate) = operation
                 && let Some(link) = self.link(member, peer)
             {
                 // The count of credits, without the flags of credit and control messages.
                 let unused = (immediate << 2 >> 2).wrapping_sub(link.connection.received_count(end));
                 if unused as usize > link.connection.receive_count(end) && link.connection.is_working() {
-                    self.violate("credits were announced before their receives were posted");
+                    self.report_violation("credits were announced before their receives were posted");
                 }
             }
             let fits = self.link_mut(member, peer).is_none_or(|link| {
                 link.connection.post_send(end, ModelRequest { wr_id, operation, flags, local })
             });
             if !fits {
-                self.violate("the send queue overflowed");
+                self.report_violation("the send queue overflowed");
             }
         }
     }

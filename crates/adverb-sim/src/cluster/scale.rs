@@ -85,7 +85,7 @@ pub fn run_cluster_scale(member_count: usize, rounds: u32) -> Result<ClusterScal
             fabric.poll(member)?;
         }
     }
-    // The last credit messages and completions.
+    // Process the last credit messages and completions.
     for _ in 0..2 {
         for member in 0..member_count {
             fabric.poll(member)?;
@@ -176,7 +176,7 @@ impl Fabric {
         Ok(fabric)
     }
 
-    /// Sends a message. If the peer has no credits, the peer polls first.
+    /// Sends a message. If the sender has no credits, both members poll first.
     fn send(&mut self, from: usize, to: usize, round: u32) -> Result<(), String> {
         let peer = PeerId(to as u16);
         for _ in 0..4 {

@@ -1,4 +1,4 @@
-//! The arena of a member: segments that come and go, and pointers of the peers to them.
+//! The arena of a member: segments that are added and withdrawn, and the peers' pointers to them.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::world::World;
 pub(super) struct Segments {
     /// The segments that are announced to the peers, by number.
     current: BTreeMap<u32, RemoteMemory>,
-    /// The withdrawn segments that are registered.
+    /// The withdrawn segments that are still registered.
     pub(super) withdrawn: Vec<u32>,
     next: u32,
 }
@@ -36,7 +36,7 @@ impl World {
         let state = &mut self.members[member];
         if !state.keys.is_published() {
             if let Err(error) = state.keys.publish(member as u32, self.config.slot_size) {
-                return self.violate(&format!("the arena was not published: {error}"));
+                return self.report_violation(&format!("the arena was not published: {error}"));
             }
             return self.add_segment(member);
         }
@@ -77,7 +77,7 @@ impl World {
         self.release_segments(member);
     }
 
-    /// Deregisters the segments that no peer may access.
+    /// Deregisters the segments that no peer may access anymore.
     pub(super) fn release_segments(&mut self, member: usize) {
         while let Some(number) = self.members[member].keys.poll_released() {
             let now = self.now;
@@ -88,12 +88,12 @@ impl World {
             let is_registered = state.memory.deregister(number);
             match position.filter(|_| is_registered) {
                 Some(position) => _ = state.segments.withdrawn.swap_remove(position),
-                None => self.violate("a segment was released that was not withdrawn"),
+                None => self.report_violation("a segment was released that was not withdrawn"),
             }
         }
     }
 
-    /// Sends the control messages of a member that are due, as far as there are slots and credits.
+    /// Sends the control messages of a member that are due, as far as slots and credits allow.
     pub(super) fn exchange_keys(&mut self, member: usize) {
         for _ in 0..self.members[member].keys.ready_count() {
             let Some(peer) = self.members[member].keys.poll_ready() else { return };
@@ -103,7 +103,7 @@ impl World {
         }
     }
 
-    /// Sends the control messages to a peer. Returns `false` if further ones wait for a slot or a credit.
+    /// Sends the control messages to a peer. Returns `false` if more of them wait for a slot or a credit.
     pub(super) fn send_keys(&mut self, member: usize, peer: usize) -> bool {
         let id = PeerId(peer as u16);
         while self.members[member].keys.has_output(id) {
@@ -116,13 +116,13 @@ impl World {
             let state = &mut self.members[member];
             let Some(bytes) = state.keys.poll_output(id, max) else {
                 state.broker.discard(slot);
-                self.violate("a control message is missing");
+                self.report_violation("a control message is missing");
                 return true;
             };
             let (index, length) = (slot.index(), bytes.len() as u32);
             state.memory.write(state.memory.send_slot(peer, index, length), bytes);
             if let Err(error) = state.broker.post_control(slot, length) {
-                self.violate(&format!("a control message was not posted: {error}"));
+                self.report_violation(&format!("a control message was not posted: {error}"));
                 return true;
             }
             self.expect_post(member, peer, ExpectedPost::Message { slot: index, length });
@@ -135,7 +135,7 @@ impl World {
         let state = &mut self.members[member];
         let outstanding = state.peers[from].tickets.len();
         if let Err(reason) = state.keys.handle_message(PeerId(from as u16), bytes, outstanding) {
-            self.violate(&format!("a control message of member {from}: {reason}"));
+            self.report_violation(&format!("a control message of member {from} was rejected: {reason}"));
         }
         self.release_segments(member);
     }
@@ -145,7 +145,7 @@ impl World {
         let peer = PeerId(to as u16);
         let epoch = self.members[from].broker.epoch(peer)?;
         let count = u64::from(self.members[to].segments.next);
-        // The newest ones are more likely to exist.
+        // Newer segments are more likely to be registered.
         let number = (count as u32).checked_sub(1 + self.random.below(1 + count.min(5)) as u32)?;
         let offset = (from * AREA) as u64;
         let ptr = RemotePtr { member: to as u32, epoch, segment: number, offset, len: AREA as u64 };
@@ -153,7 +153,7 @@ impl World {
             Ok(range) => range,
             Err(RemotePtrError::UnknownSegment { .. }) => return None,
             Err(error) => {
-                self.violate(&format!("a valid pointer was refused: {error}"));
+                self.report_violation(&format!("a valid pointer was rejected: {error}"));
                 return None;
             }
         };
@@ -161,19 +161,19 @@ impl World {
         let expected =
             expected.map(|memory| RemoteMemory { addr: memory.addr + offset, len: AREA as u64, ..*memory });
         if range.epoch != epoch || Some(range.memory) != expected {
-            self.violate("a pointer was resolved to other memory");
+            self.report_violation("a pointer was resolved to other memory");
             return None;
         }
-        // The owner of a broken session may have released the segment.
+        // If the session is broken, the owner may have released the segment.
         let owner = &self.members[to];
         let is_registered = owner.epoch == epoch && owner.memory.is_registered(range.memory.rkey);
         if !is_registered && !self.is_faulted(from, to) {
-            self.violate("a pointer to a segment was resolved that its owner had deregistered");
+            self.report_violation("a pointer to a segment was resolved that its owner had deregistered");
         }
         is_registered.then_some((number, range))
     }
 
-    /// Tries to use pointers that are not valid.
+    /// Tries to use invalid pointers.
     pub(super) fn act_invalid_pointers(&mut self, from: usize, to: usize) {
         let peer = PeerId(to as u16);
         let Some(epoch) = self.members[from].broker.epoch(peer) else { return };
@@ -195,12 +195,12 @@ impl World {
         for ptr in invalid {
             self.layers.refused_pointers += 1;
             if self.members[from].keys.resolve(peer, ptr).is_ok() {
-                self.violate(&format!("an invalid pointer was resolved: {ptr:?}"));
+                self.report_violation(&format!("an invalid pointer was resolved: {ptr:?}"));
             }
         }
     }
 
-    /// Checks that a request that is posted now uses no segment that its owner has deregistered.
+    /// Checks that a request does not use a segment that its owner has deregistered.
     pub(super) fn check_posted_key(&mut self, member: usize, peer: usize, request: &SendPost) {
         let remote = match request.operation {
             SendOperation::Write(remote)
@@ -212,7 +212,7 @@ impl World {
         };
         let is_deregistered = remote.rkey >> 31 == 1 && !self.members[peer].memory.is_registered(remote.rkey);
         if is_deregistered && !self.is_faulted(member, peer) {
-            self.violate("a request was posted to a segment that its owner had deregistered");
+            self.report_violation("a request was posted to a segment that its owner had deregistered");
         }
     }
 
@@ -240,7 +240,7 @@ impl World {
         let max_call_bytes = 2048 + count * (2048 + per_peer);
         let (key_bytes, call_bytes) = (state.keys.state_bytes(), state.rpc.state_bytes());
         if key_bytes > max_key_bytes || call_bytes > max_call_bytes {
-            self.violate(&format!("the keys occupy {key_bytes} bytes, and the calls {call_bytes}"));
+            self.report_violation(&format!("the keys occupy {key_bytes} bytes, and the calls {call_bytes}"));
         }
     }
 

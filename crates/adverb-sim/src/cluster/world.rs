@@ -9,7 +9,7 @@ use adverb_cluster_proto::{Broker, Config, PeerId, Phase, SessionError};
 use adverb_proto::Time;
 use adverb_proto::types::{Completion, RemoteMemory};
 
-use super::application::{PeerView, SessionView, from_end, no_shadow};
+use super::application::{PeerView, SessionView, end_of, zeroed_shadow};
 use super::calls::{Calls, Issued};
 use super::memory::MemberMemory;
 use super::segments::Segments;
@@ -147,13 +147,13 @@ impl World {
         world
     }
 
-    /// Starts a run of a member.
+    /// Creates a member that starts with `epoch`.
     fn start_member(&mut self, index: usize, epoch: u64, count: usize) -> Member {
         let fill = self.random.u64();
         let holds = u64::from(self.config.recv_slots);
         let peers = (0..count).map(|_| PeerView {
             hold_limit: self.random.below(holds) as usize,
-            shadow: no_shadow(),
+            shadow: zeroed_shadow(),
             ..PeerView::default()
         });
         let peers = peers.collect();
@@ -266,8 +266,8 @@ impl World {
         self.link(a, b).is_some_and(|link| link.is_faulted)
     }
 
-    pub(super) fn violate(&mut self, what: &str) {
-        self.log.violate(self.now, what);
+    pub(super) fn report_violation(&mut self, what: &str) {
+        self.log.report_violation(self.now, what);
     }
 
     pub(super) fn mix(&mut self, values: &[u64]) {
@@ -288,7 +288,7 @@ impl World {
                     self.log.note(now, || format!("the connection of {member} and {peer} breaks"));
                 }
             }
-            // Without a random number, so that the other faults of a seed stay the same.
+            // This choice draws no random number, so that the other faults of a seed stay the same.
             2 if self.now.as_nanos() % 4 == 3 => self.leave(member, peer),
             2 => {
                 if self.members[member].is_alive
@@ -315,7 +315,7 @@ impl World {
                     if other != member
                         && let Some(link) = self.link_mut(member, other)
                     {
-                        link.connection.destroy(from_end(member, other));
+                        link.connection.destroy(end_of(member, other));
                         link.is_faulted = true;
                     }
                 }
@@ -323,7 +323,7 @@ impl World {
         }
     }
 
-    /// Makes a member leave its session with a peer: the peer must receive all its messages.
+    /// Makes a member leave its session with a peer. The peer must receive all its messages.
     fn leave(&mut self, member: usize, peer: usize) {
         let id = PeerId(peer as u16);
         if !self.members[member].is_alive || self.members[member].broker.phase(id) != Phase::Open {
@@ -380,7 +380,7 @@ impl World {
     /// Destroys the queue pairs of sessions that have ended.
     fn destroy_closing(&mut self, member: usize) {
         for peer in std::mem::take(&mut self.members[member].closing) {
-            let end = from_end(member, peer);
+            let end = end_of(member, peer);
             let keeps_completions = self.random.below(2) == 0;
             if let Some(link) = self.link_mut(member, peer) {
                 let left = link.connection.destroy(end);
@@ -390,7 +390,7 @@ impl World {
                 }
             }
             if let Err(error) = self.members[member].broker.handle_closed(PeerId(peer as u16)) {
-                self.violate(&format!("a session that had to be closed: {error}"));
+                self.report_violation(&format!("an ended session could not be closed: {error}"));
             }
             self.events(member);
         }
@@ -409,7 +409,9 @@ impl World {
         for (index, (member, peer)) in [(first, second), (second, first)].into_iter().enumerate() {
             match self.members[member].broker.prepare(PeerId(peer as u16)) {
                 Ok(count) => credits[index] = count,
-                Err(error) => return self.violate(&format!("a session could not be prepared: {error}")),
+                Err(error) => {
+                    return self.report_violation(&format!("a session could not be prepared: {error}"));
+                }
             }
             self.members[member].peers[peer].session = Some(SessionView::new(id));
             self.post(member);
@@ -427,7 +429,7 @@ impl World {
         self.pending.push(other);
     }
 
-    /// Opens one end of a session.
+    /// Establishes one end of a session.
     fn establish(&mut self, pending: Pending) {
         let Pending { member, peer, session, epoch, credits } = pending;
         let id = PeerId(peer as u16);
@@ -435,12 +437,12 @@ impl World {
         if !is_current || self.members[member].broker.phase(id) != Phase::Preparing {
             return;
         }
-        // A delayed handshake of the peer's last run.
+        // Sometimes a delayed handshake of the peer's previous run arrives first.
         let is_new_run = self.members[member].peers[peer].newest_epoch == Some(epoch);
         if is_new_run && epoch > 1 && self.random.below(2) == 0 {
-            let refused = self.members[member].broker.establish(id, epoch - 1, credits, self.now);
-            if !matches!(refused, Err(SessionError::StaleEpoch { .. })) {
-                self.violate("a session with an earlier run of a member was established");
+            let established = self.members[member].broker.establish(id, epoch - 1, credits, self.now);
+            if !matches!(established, Err(SessionError::StaleEpoch { .. })) {
+                self.report_violation("a session with an earlier run of a member was established");
             }
         }
         let shadow = self.members[peer].memory.area(member).to_vec();
@@ -449,13 +451,13 @@ impl World {
         state.peers[peer].segment_shadows.clear();
         state.peers[peer].newest_epoch = Some(epoch);
         if let Err(error) = state.broker.establish(id, epoch, credits, self.now) {
-            self.violate(&format!("a session could not be established: {error}"));
+            self.report_violation(&format!("a session could not be established: {error}"));
         }
-        // Before any message of the application.
+        // The keys must be sent before any message of the application.
         self.members[member].keys.open(id, epoch);
         self.send_keys(member, peer);
         if let Err(error) = self.members[member].rpc.open(id, epoch) {
-            self.violate(&format!("a session of calls could not be opened: {error}"));
+            self.report_violation(&format!("a session of calls could not be opened: {error}"));
         }
         for (slot, length) in std::mem::take(&mut self.members[member].peers[peer].early) {
             self.handle_message(member, peer, slot, length);
@@ -463,39 +465,40 @@ impl World {
         self.post(member);
     }
 
-    /// Moves requests of a connection.
+    /// Executes and completes a few requests of a connection.
     fn network(&mut self, member: usize, peer: usize) {
         let (execute, complete) = (self.random.below(6), self.random.below(6));
         self.transfer(member, peer, execute, complete);
         if self.random.below(4) == 0
             && let Some(link) = self.link_mut(member, peer)
         {
-            link.connection.exceed_retries(from_end(member, peer));
+            link.connection.exceed_retries(end_of(member, peer));
         }
     }
 
     /// Executes and completes requests of `member` to `peer`.
     pub(super) fn transfer(&mut self, member: usize, peer: usize, execute: u64, complete: u64) {
         let pair = self.pair(member, peer);
-        let end = from_end(member, peer);
+        let end = end_of(member, peer);
         let Some(link) = &mut self.links[pair] else { return };
         for _ in 0..execute {
             let [local, remote] = self.members.get_disjoint_mut([member, peer]).expect("two members");
             match link.connection.execute(end, &mut local.memory, &mut remote.memory) {
                 Execution::Executed => {}
                 Execution::Idle => break,
-                execution @ (Execution::Rnr | Execution::TooLong | Execution::AccessRefused) => {
+                execution @ (Execution::Rnr | Execution::TooLong | Execution::AccessRejected) => {
                     let what = format!("a request of member {member} to member {peer}: {execution:?}");
-                    self.log.violate(self.now, &what);
+                    self.log.report_violation(self.now, &what);
                     break;
                 }
             }
         }
         if self.random.below(3) == 0 {
             let memory = &mut self.members[peer].memory;
-            if link.connection.repeat_reads(end, memory) == Execution::AccessRefused {
-                let what = format!("a READ of member {member} to member {peer} was refused when repeated");
-                self.log.violate(self.now, &what);
+            if link.connection.repeat_reads(end, memory) == Execution::AccessRejected {
+                let what =
+                    format!("a READ of member {member} to member {peer} was rejected when it was repeated");
+                self.log.report_violation(self.now, &what);
             }
         }
         for _ in 0..complete {
@@ -505,7 +508,7 @@ impl World {
         }
     }
 
-    /// Advances the time to the next timeout of a member, or by a little.
+    /// Advances the time to the next timeout of a member, and handles the timeouts that have expired.
     pub(super) fn advance(&mut self) {
         let next = self.members.iter().filter(|member| member.is_alive);
         let next = next.flat_map(|member| [member.broker.poll_timeout(), member.rpc.poll_timeout()]);
@@ -536,7 +539,7 @@ impl World {
             if peer == member {
                 continue;
             }
-            let end = from_end(member, peer);
+            let end = end_of(member, peer);
             let (sends, receives) = (self.random.below(5), self.random.below(5));
             for index in 0..sends + receives {
                 let Some(link) = self.link_mut(member, peer) else { break };
@@ -547,7 +550,7 @@ impl World {
                 };
                 if let Some(completion) = completion {
                     self.members[member].broker.handle_completion(&completion);
-                    // A message belongs to the phase of the session in which it arrived.
+                    // The events are handled at once, because a message belongs to the phase in which it arrived.
                     self.events(member);
                 }
             }
@@ -579,7 +582,7 @@ impl World {
 
     pub(super) fn check_memory(&mut self) {
         if let Some(what) = self.members.iter_mut().find_map(|member| member.memory.violation.take()) {
-            self.violate(&what);
+            self.report_violation(&what);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The application of a connection manager, which acts immediately, later or never.
+//! The application of a connection manager. It reacts to events immediately, later or never.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -86,7 +86,7 @@ impl Application {
             Task::SendPing { id } => self.send_ping(cx, id),
             Task::End { id, abandon } => self.end(cx, id, abandon),
             Task::Respond { id, yes, token } => {
-                cx.register.remembered_until(token, cx.now + cx.rules.timewait);
+                cx.register.recognize_duplicates_until(token, cx.now + cx.rules.timewait);
                 let _ = if yes {
                     let private = (!token).to_be_bytes();
                     cx.manager.accept_query(cx.now, id, response_qpn(token), UDP_QKEY, &private)
@@ -151,10 +151,12 @@ impl Application {
         let random = &mut *cx.random;
         match cx.manager.resolve_service(cx.now, &resolve, &mut || random.u32()) {
             Ok(id) => {
-                cx.register.begin(cx.now, token, Role::Asker, deadline);
+                cx.register.begin(cx.now, token, Role::Resolver, deadline);
                 self.queries.insert(id, token);
             }
-            Err(error) => cx.violate(format!("a service ID resolution request is rejected: {error}")),
+            Err(error) => {
+                cx.report_violation(format!("a service ID resolution request is rejected: {error}"))
+            }
         }
     }
 
@@ -164,7 +166,7 @@ impl Application {
             let qpn = Qpn::truncate(number);
             let free = !self.used_qpns.contains(&number) && !self.timewait_qpns.contains_key(&number);
             if free && !cx.manager.is_qpn_free(qpn) {
-                cx.violate(format!("queue pair {number} is not free after its connection ended"));
+                cx.report_violation(format!("queue pair {number} is not free after its connection ended"));
             }
             // Numbers in time-wait are tried occasionally: the manager must reject them.
             if free || cx.random.below(8) == 0 && !self.used_qpns.contains(&number) {
@@ -180,7 +182,7 @@ impl Application {
     fn mark_used(&mut self, cx: &mut CallContext<'_>, qpn: Qpn) {
         self.used_qpns.insert(qpn.get());
         if self.timewait_qpns.remove(&qpn.get()).is_some() {
-            cx.violate(format!("{qpn} has a new connection before the end of its time-wait"));
+            cx.report_violation(format!("{qpn} has a new connection before the end of its time-wait"));
         }
     }
 
@@ -188,7 +190,7 @@ impl Application {
         match event {
             Event::Request(request) => {
                 let Some(token) = token(&request.private_data) else {
-                    return cx.violate("a connection request lost its private data");
+                    return cx.report_violation("a connection request lost its private data");
                 };
                 cx.register.request(cx.now, token, cx.node);
                 let own = OwnConnection {
@@ -205,7 +207,7 @@ impl Application {
                 let (prompt, decision) = match cx.random.below(20) {
                     0 => (false, Decision::Reject),
                     1 => (false, Decision::Abandon),
-                    2 => return cx.register.not_prompt(token),
+                    2 => return cx.register.mark_slow(token),
                     3..=5 => (false, Decision::Accept { timeout }),
                     _ => (true, Decision::Accept { timeout }),
                 };
@@ -213,15 +215,15 @@ impl Application {
             }
             Event::Accepted(acceptance) => {
                 let Some(own) = self.connections.get_mut(&acceptance.id) else {
-                    return cx.violate("acceptance of an unknown request");
+                    return cx.report_violation("acceptance of an unknown request");
                 };
                 if own.role == Role::Client && token(&acceptance.private_data) != Some(!own.token) {
-                    return cx.violate("acceptance of another request");
+                    return cx.report_violation("acceptance of another request");
                 }
                 let token = own.token;
                 let (prompt, decision) = match cx.random.below(20) {
                     0 => (false, Decision::Reject),
-                    1 => return cx.register.not_prompt(token),
+                    1 => return cx.register.mark_slow(token),
                     2 | 3 => (false, Decision::Establish),
                     _ => (true, Decision::Establish),
                 };
@@ -236,25 +238,28 @@ impl Application {
             Event::Disconnected(id) => self.outcome(cx, id, Outcome::Disconnected),
             Event::TimewaitExit { qpn, .. } => {
                 let Some(since) = self.timewait_qpns.remove(&qpn.get()) else {
-                    return cx.violate(format!("the time-wait of {qpn} ended, but had not started"));
+                    return cx.report_violation(format!("the time-wait of {qpn} ended, but had not started"));
                 };
                 if cx.now - since < cx.rules.timewait {
-                    cx.violate(format!("the time-wait of {qpn} was too short: {:?}", cx.now - since));
+                    cx.report_violation(format!(
+                        "the time-wait of {qpn} was too short: {:?}",
+                        cx.now - since
+                    ));
                 }
             }
             Event::Query(query) => {
                 let Some(token) = token(&query.private_data) else {
-                    return cx.violate("a service ID resolution request lost its private data");
+                    return cx.report_violation("a service ID resolution request lost its private data");
                 };
                 cx.register.request(cx.now, token, cx.node);
                 let yes = cx.random.below(8) > 0;
                 match cx.random.below(8) {
                     0 => {
-                        cx.register.not_prompt(token);
-                        cx.register.remembered_until(token, cx.now + cx.rules.timeout);
+                        cx.register.mark_slow(token);
+                        cx.register.recognize_duplicates_until(token, cx.now + cx.rules.timeout);
                     }
                     1 => {
-                        cx.register.not_prompt(token);
+                        cx.register.mark_slow(token);
                         cx.tasks.push((cx.rules.response * 3, Task::Respond { id: query.id, yes, token }));
                     }
                     _ => self.run(cx, Task::Respond { id: query.id, yes, token }),
@@ -266,23 +271,23 @@ impl Application {
                         && resolution.qpn == response_qpn(requested)
                         && resolution.qkey == UDP_QKEY =>
                 {
-                    cx.register.end(cx.now, requested, Role::Asker, Outcome::Established);
+                    cx.register.end(cx.now, requested, Role::Resolver, Outcome::Established);
                 }
-                Some(_) => cx.violate("response to another service ID resolution request"),
-                None => cx.violate("response without a service ID resolution request"),
+                Some(_) => cx.report_violation("response to another service ID resolution request"),
+                None => cx.report_violation("response without a service ID resolution request"),
             },
             Event::QueryRejected { id, status, .. } => match self.queries.remove(&id) {
                 Some(token) => {
                     let reason = RejectReason::from_code(status.code().into());
-                    cx.register.end(cx.now, token, Role::Asker, Outcome::Rejected(reason));
+                    cx.register.end(cx.now, token, Role::Resolver, Outcome::Rejected(reason));
                 }
-                None => cx.violate("response without a service ID resolution request"),
+                None => cx.report_violation("response without a service ID resolution request"),
             },
             Event::QueryTimedOut(id) => match self.queries.remove(&id) {
-                Some(token) => cx.register.end(cx.now, token, Role::Asker, Outcome::Unreachable),
-                None => cx.violate("timeout without a service ID resolution request"),
+                Some(token) => cx.register.end(cx.now, token, Role::Resolver, Outcome::Unreachable),
+                None => cx.report_violation("timeout without a service ID resolution request"),
             },
-            other => cx.violate(format!("unexpected event {other:?}")),
+            other => cx.report_violation(format!("unexpected event {other:?}")),
         }
     }
 
@@ -297,7 +302,7 @@ impl Application {
         if prompt {
             return self.decide(cx, id, decision);
         }
-        cx.register.not_prompt(token);
+        cx.register.mark_slow(token);
         let after = cx.rules.response.mul_f64(cx.random.below(500) as f64 / 100.0);
         cx.tasks.push((after, Task::Decide { id, decision }));
     }
@@ -311,12 +316,12 @@ impl Application {
                 if cx.manager.state(id) != Some(State::ReqReceived) {
                     return;
                 }
-                let Some(local_qp) = self.local_qp(cx) else { return cx.register.not_prompt(token) };
+                let Some(local_qp) = self.local_qp(cx) else { return cx.register.mark_slow(token) };
                 let ready = cx.manager.qp_attributes(id, &local_qp);
                 let accepted = cx.manager.accept(now, id, &local_qp, &(!token).to_be_bytes(), now + timeout);
                 let (Ok(ready), Ok(()), Some(own)) = (ready, accepted, self.connections.get_mut(&id)) else {
-                    // A number that rests.
-                    return cx.register.not_prompt(token);
+                    // The queue pair number is still in time-wait.
+                    return cx.register.mark_slow(token);
                 };
                 (own.local_qp, own.ready) = (Some(local_qp), Some(ready));
                 self.mark_used(cx, local_qp.qpn);
@@ -333,7 +338,7 @@ impl Application {
             }
             Decision::Reject => {
                 if cx.manager.reject(now, id, RejectReason::ConsumerReject, b"no").is_ok() {
-                    self.drop_it(cx, id);
+                    self.drop_connection(cx, id);
                 }
             }
             Decision::Abandon => self.end(cx, id, true),
@@ -342,13 +347,13 @@ impl Application {
 
     fn established(&mut self, cx: &mut CallContext<'_>, id: ConnectionId) {
         let Some(own) = self.connections.get_mut(&id) else {
-            return cx.violate("established an unknown connection");
+            return cx.report_violation("established an unknown connection");
         };
         let Some(ready) = own.ready else {
-            return cx.violate("established before the queue pair was ready");
+            return cx.report_violation("established before the queue pair was ready");
         };
         if own.established {
-            return cx.violate("established twice");
+            return cx.report_violation("established twice");
         }
         own.established = true;
         cx.register.end(cx.now, own.token, own.role, Outcome::Established);
@@ -359,7 +364,7 @@ impl Application {
             &ready,
             own.local_qp.map(|local_qp| local_qp.qpn),
         );
-        // Packets begin at once or much later; one side ends it, or both.
+        // The pings start soon or much later. One side or both sides end the connection.
         let response = cx.rules.response;
         let quiet = if cx.random.below(2) == 0 { response } else { response * 90 };
         cx.tasks.push((quiet, Task::SendPing { id }));
@@ -372,36 +377,36 @@ impl Application {
     /// Handles the end of a call or a connection.
     fn outcome(&mut self, cx: &mut CallContext<'_>, id: ConnectionId, outcome: Outcome) {
         let Some(own) = self.connections.get(&id) else {
-            return cx.violate(format!("{outcome:?} of a connection that already ended"));
+            return cx.report_violation(format!("{outcome:?} of a connection that already ended"));
         };
         let (token, role) = (own.token, own.role);
         if own.established {
             if outcome != Outcome::Disconnected {
-                cx.violate(format!("{outcome:?} after the connection was established"));
+                cx.report_violation(format!("{outcome:?} after the connection was established"));
             }
         } else if own.dropped {
-            return cx.violate(format!("{outcome:?} of an unknown connection"));
+            return cx.report_violation(format!("{outcome:?} of an unknown connection"));
         } else if own.local_qp.is_some() {
             cx.register.end(cx.now, token, role, outcome);
         } else {
-            // A request that was never answered.
-            cx.register.withdrawn(cx.now, token);
+            // The application has not accepted the request.
+            cx.register.record_withdrawal(cx.now, token);
         }
-        self.forget(cx, id);
+        self.remove_connection(cx, id);
     }
 
-    fn drop_it(&mut self, cx: &mut CallContext<'_>, id: ConnectionId) {
+    fn drop_connection(&mut self, cx: &mut CallContext<'_>, id: ConnectionId) {
         let Some(own) = self.connections.get_mut(&id) else { return };
         if own.local_qp.is_some() {
             cx.register.end(cx.now, own.token, own.role, Outcome::Dropped);
         } else {
-            cx.register.withdrawn(cx.now, own.token);
+            cx.register.record_withdrawal(cx.now, own.token);
         }
-        self.forget(cx, id);
+        self.remove_connection(cx, id);
     }
 
     /// Removes a connection. Its queue pair may enter time-wait.
-    fn forget(&mut self, cx: &mut CallContext<'_>, id: ConnectionId) {
+    fn remove_connection(&mut self, cx: &mut CallContext<'_>, id: ConnectionId) {
         let Some(qpn) =
             self.connections.remove(&id).and_then(|own| own.local_qp).map(|local_qp| local_qp.qpn)
         else {
@@ -424,10 +429,10 @@ impl Application {
                 cx.manager.disconnect(now, id, deadline)
             };
             if let Err(error) = ended {
-                cx.violate(format!("an established connection cannot be disconnected: {error}"));
+                cx.report_violation(format!("an established connection cannot be disconnected: {error}"));
             }
         } else if abandon && cx.manager.abort(now, id, deadline).is_ok() {
-            self.drop_it(cx, id);
+            self.drop_connection(cx, id);
         }
     }
 

@@ -82,8 +82,8 @@ enum Status {
     Accepted(Time),
     Established,
     /// The owner disconnected.
-    Leaving(Time),
-    Over,
+    Disconnecting(Time),
+    Ended,
 }
 
 const MAX_HALF_OPEN: usize = 16;
@@ -131,9 +131,9 @@ impl<'a> Attack<'a> {
     fn run(mut self, messages: u64) -> Result<CmAttackReport, String> {
         while self.report.attacker_message_count < messages && self.decisions.has_more() {
             match self.decisions.below(8) {
-                0 | 1 => self.own()?,
+                0 | 1 => self.act_as_owner()?,
                 2 => self.advance_time()?,
-                _ => self.strike()?,
+                _ => self.send_hostile_message()?,
             }
             self.check_output(None)?;
             self.check()?;
@@ -143,12 +143,12 @@ impl<'a> Attack<'a> {
     }
 
     /// Executes an action of the owner.
-    fn own(&mut self) -> Result<(), String> {
-        let (now, deadline) = (self.now, self.now + self.some_time());
+    fn act_as_owner(&mut self) -> Result<(), String> {
+        let (now, deadline) = (self.now, self.now + self.random_duration());
         let chosen = self.decisions.below(self.connections.len().max(1) as u64) as usize;
         let (id, status) = match self.connections.iter().nth(chosen) {
             Some((id, status)) => (Some(*id), *status),
-            None => (None, Status::Over),
+            None => (None, Status::Ended),
         };
         let local_qp = LocalQp::new(Qpn::truncate(2 + self.decisions.below(60) as u32));
         match (self.decisions.below(16), id) {
@@ -185,9 +185,9 @@ impl<'a> Attack<'a> {
             }
             (5, Some(id)) => {
                 let next = if self.manager.reject(now, id, RejectReason::ConsumerReject, &[]).is_ok() {
-                    Status::Over
+                    Status::Ended
                 } else if self.manager.disconnect(now, id, deadline).is_ok() {
-                    Status::Leaving(deadline)
+                    Status::Disconnecting(deadline)
                 } else {
                     return Ok(());
                 };
@@ -195,9 +195,9 @@ impl<'a> Attack<'a> {
             }
             (6, Some(id)) => {
                 let next = match (self.manager.abort(now, id, deadline), status) {
-                    (Ok(()), Status::Established) => Status::Leaving(deadline),
-                    (Ok(()), Status::Leaving(_)) | (Err(_), _) => status,
-                    (Ok(()), _) => Status::Over,
+                    (Ok(()), Status::Established) => Status::Disconnecting(deadline),
+                    (Ok(()), Status::Disconnecting(_)) | (Err(_), _) => status,
+                    (Ok(()), _) => Status::Ended,
                 };
                 self.connections.insert(id, next);
             }
@@ -222,7 +222,7 @@ impl<'a> Attack<'a> {
         Ok(())
     }
 
-    fn some_time(&mut self) -> Duration {
+    fn random_duration(&mut self) -> Duration {
         let seconds = Duration::from_secs(self.decisions.below(30));
         self.decisions.pick(&[Duration::ZERO, Duration::from_millis(5), Duration::from_millis(101), seconds])
     }
@@ -234,7 +234,7 @@ impl<'a> Attack<'a> {
     fn advance_time(&mut self) -> Result<(), String> {
         // Most steps are short, so that connections make progress.
         let long = self.decisions.one_in(8);
-        self.now = self.now + if long { self.some_time() } else { Duration::from_millis(2) };
+        self.now = self.now + if long { self.random_duration() } else { Duration::from_millis(2) };
         self.manager.handle_timeout(self.now);
         if self.manager.poll_timeout().is_some_and(|next| next <= self.now) {
             return Err("a timer is overdue".to_owned());
@@ -246,7 +246,7 @@ impl<'a> Attack<'a> {
             | Status::Establishing(until)
             | Status::Requested(until)
             | Status::Accepted(until)
-            | Status::Leaving(until)) = *status
+            | Status::Disconnecting(until)) = *status
             else {
                 continue;
             };
@@ -258,7 +258,7 @@ impl<'a> Attack<'a> {
     }
 
     /// Sends a message of an attacker.
-    fn strike(&mut self) -> Result<(), String> {
+    fn send_hostile_message(&mut self) -> Result<(), String> {
         self.report.attacker_message_count += 1;
         let (mut addrs, mad) = self.generator.next_message(&mut self.decisions, &candidates());
         let mut bytes = mad.emit().to_vec();
@@ -281,15 +281,16 @@ impl<'a> Attack<'a> {
     }
 
     /// Checks the manager's messages and events.
-    fn check_output(&mut self, strike: Option<(AddrPair, &[u8])>) -> Result<(), String> {
+    fn check_output(&mut self, hostile_message: Option<(AddrPair, &[u8])>) -> Result<(), String> {
         let mut messages = 0;
         while let Some(datagram) = self.manager.poll_transmit() {
             self.report.manager_message_count += 1;
             messages += 1;
-            if let Some((addrs, bytes)) = strike {
+            if let Some((addrs, bytes)) = hostile_message {
                 let message = Mad::parse(bytes).map(|mad| mad.message);
-                let may = match message {
-                    // An established connection that it names as stale is probed, too.
+                let is_allowed = match message {
+                    // If the message shows that an established connection may be stale, the manager also probes that
+                    // connection.
                     Ok(Message::Req(_) | Message::Rep(_)) if messages == 2 => {
                         matches!(datagram.mad.message, Message::Dreq(Dreq { remote_qpn, .. }) if remote_qpn.get() == 0)
                     }
@@ -302,7 +303,7 @@ impl<'a> Attack<'a> {
                     ) => messages == 1 && datagram.addrs == addrs,
                     Ok(_) | Err(_) => false,
                 };
-                if !may || datagram.addrs.remote != addrs.remote {
+                if !is_allowed || datagram.addrs.remote != addrs.remote {
                     return Err(format!("invalid reply to {message:?}: {datagram:?}"));
                 }
             }
@@ -310,7 +311,7 @@ impl<'a> Attack<'a> {
         }
         while let Some(event) = self.manager.poll_event() {
             self.report.event_count += 1;
-            if let (Event::Disconnected(id), Some((_, bytes))) = (&event, strike)
+            if let (Event::Disconnected(id), Some((_, bytes))) = (&event, hostile_message)
                 && self.connections.get(id) == Some(&Status::Established)
             {
                 let message = Mad::parse(bytes).map(|mad| mad.message);
@@ -340,9 +341,9 @@ impl<'a> Attack<'a> {
                 self.report.established_connection_count += 1;
                 (*id, Status::Established)
             }
-            Event::Rejected(rejection) => (rejection.id, Status::Over),
-            Event::Unreachable(id) | Event::Disconnected(id) => (*id, Status::Over),
-            Event::TimewaitExit { id, .. } => (*id, Status::Over),
+            Event::Rejected(rejection) => (rejection.id, Status::Ended),
+            Event::Unreachable(id) | Event::Disconnected(id) => (*id, Status::Ended),
+            Event::TimewaitExit { id, .. } => (*id, Status::Ended),
             Event::Query(query) => {
                 self.queries.push(query.id);
                 return Ok(());
@@ -350,7 +351,7 @@ impl<'a> Attack<'a> {
             _ => return Ok(()),
         };
         let before = self.connections.insert(id, next);
-        let may = match (event, before) {
+        let is_allowed = match (event, before) {
             (Event::Request(_), None) | (Event::Accepted(_), _) => true,
             (Event::Established(_), Some(Status::Establishing(_) | Status::Accepted(_))) => true,
             (
@@ -370,22 +371,22 @@ impl<'a> Attack<'a> {
                     | Status::Establishing(_)
                     | Status::Accepted(_)
                     | Status::Established
-                    | Status::Leaving(_),
+                    | Status::Disconnecting(_),
                 ),
             ) => true,
-            (Event::TimewaitExit { .. }, Some(Status::Over)) => {
+            (Event::TimewaitExit { .. }, Some(Status::Ended)) => {
                 self.connections.remove(&id);
                 true
             }
             _ => false,
         };
-        if may { Ok(()) } else { Err(format!("unexpected {event:?} in {before:?}")) }
+        if is_allowed { Ok(()) } else { Err(format!("unexpected {event:?} in {before:?}")) }
     }
 
     fn check(&mut self) -> Result<(), String> {
         // Connections that have ended and are not in time-wait are removed.
         let manager = &self.manager;
-        self.connections.retain(|id, status| *status != Status::Over || manager.state(*id).is_some());
+        self.connections.retain(|id, status| *status != Status::Ended || manager.state(*id).is_some());
         for (id, status) in &self.connections {
             if *status == Status::Established && manager.state(*id) == Some(adverb_proto::cm::State::DreqSent)
             {
@@ -394,7 +395,8 @@ impl<'a> Attack<'a> {
         }
         let ResourceCounts { connections, half_open, index_entries, queries, timers, .. } =
             manager.resource_counts();
-        // Queries of peers have the limit of half-open connections, and own queries that of connections.
+        // The limit of half-open connections applies to peers' queries, and the limit of connections to the manager's
+        // own.
         let max_queries = MAX_CONNECTIONS + MAX_HALF_OPEN;
         if connections > MAX_CONNECTIONS
             || half_open > MAX_HALF_OPEN
@@ -413,7 +415,7 @@ impl<'a> Attack<'a> {
         for id in open {
             let deadline = self.now + TIMEOUT;
             if self.manager.abort(self.now, id, deadline).is_ok() {
-                self.connections.insert(id, Status::Leaving(deadline + TIMEOUT * 30));
+                self.connections.insert(id, Status::Disconnecting(deadline + TIMEOUT * 30));
             }
         }
         for _ in 0..200 {

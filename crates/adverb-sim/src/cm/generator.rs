@@ -61,19 +61,24 @@ impl CmMessageGenerator {
         let back = 1 + decisions.below(reach.max(1) as u64) as usize;
         let received =
             self.received.len().checked_sub(back).and_then(|index| self.received.get(index)).copied();
-        // The addresses and both IDs of the chosen message's connection, if a message was chosen.
-        let (addrs, ours, theirs) = match received {
+        // The addresses and both IDs of the recorded message's connection, if there is one.
+        let (addrs, manager_id, attacker_id) = match received {
             Some((addrs, mad)) => {
-                let (ours, theirs) = ids(&mad.message);
-                (if decisions.one_in(10) { decisions.pick(candidates) } else { addrs }, ours, theirs)
+                let (manager_id, attacker_id) = ids(&mad.message);
+                (
+                    if decisions.one_in(10) { decisions.pick(candidates) } else { addrs },
+                    manager_id,
+                    attacker_id,
+                )
             }
             None => (addrs, 0, 0),
         };
-        let theirs = if theirs == 0 || decisions.one_in(8) { 1 + decisions.below(6) as u32 } else { theirs };
-        let ours = if decisions.one_in(12) { decisions.bits(32) as u32 } else { ours };
+        let attacker_id =
+            if attacker_id == 0 || decisions.one_in(8) { 1 + decisions.below(6) as u32 } else { attacker_id };
+        let manager_id = if decisions.one_in(12) { decisions.bits(32) as u32 } else { manager_id };
         let qpn = Qpn::truncate(decisions.below(64) as u32);
         let ca_guid = 1 + decisions.below(2);
-        let (local_comm_id, remote_comm_id) = (theirs, ours);
+        let (local_comm_id, remote_comm_id) = (attacker_id, manager_id);
         let message = match decisions.below(12) {
             0..=3 => Message::Req(self.req(decisions, addrs, qpn, ca_guid)),
             4 => Message::Rep(Rep { local_comm_id, remote_comm_id, qpn, ca_guid, ..self.models.1 }),
@@ -92,7 +97,7 @@ impl CmMessageGenerator {
                 })
             }
             7 => {
-                // The queue pair that the manager named, or any.
+                // The DREQ names the queue pair of the recorded message, or a random one.
                 let named = match received.map(|(_, mad)| mad.message) {
                     Some(Message::Req(req)) => req.qpn,
                     Some(Message::Rep(rep)) => rep.qpn,
@@ -119,7 +124,7 @@ impl CmMessageGenerator {
                 })
             }
             _ => Message::SidrRep(SidrRep {
-                request_id: ours,
+                request_id: manager_id,
                 status: SidrStatus::from_code(decisions.below(3) as u8),
                 additional_info: AdditionalInfo::EMPTY,
                 ece: Ece::NONE,

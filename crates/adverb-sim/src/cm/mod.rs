@@ -108,7 +108,7 @@ struct Rules {
     timeout: Duration,
     /// The time at which the faults end.
     faults_end_at: Time,
-    /// The service that listeners offer.
+    /// The service ID of the listeners for connections.
     service: ServiceId,
     datagrams: ServiceId,
 }
@@ -178,7 +178,7 @@ impl World {
         config.request_timeout = self.rules.timeout;
         config.max_half_open = MAX_HALF_OPEN;
         let mut manager = Manager::new(config);
-        // The last node has no listener, and rejects requests.
+        // All nodes except the first may have no listener. They reject requests.
         if index == 0 || random.below(4) > 0 {
             for (service, transport) in
                 [(self.rules.service, Transport::Rc), (self.rules.datagrams, Transport::Ud)]
@@ -194,7 +194,7 @@ impl World {
         });
     }
 
-    /// Plans a call, or a peer-to-peer connection.
+    /// Plans a connection, a peer-to-peer connection or a service ID resolution.
     fn plan(&mut self, busy: Duration, random: &mut Random) {
         let count = self.nodes.len() as u64;
         let (from, to) = (random.below(count) as usize, random.below(count) as usize);
@@ -204,9 +204,9 @@ impl World {
             0..=6 => self.add_task(at, from, Task::Connect { to, timeout }),
             7 if from != to => {
                 let token = random.u64() | 1;
-                let meeting = |to| Task::ConnectPeerToPeer { to, timeout, token };
-                self.add_task(at, from, meeting(to));
-                self.add_task(at + self.rules.response.mul_f64(0.01), to, meeting(from));
+                let connect_to = |to| Task::ConnectPeerToPeer { to, timeout, token };
+                self.add_task(at, from, connect_to(to));
+                self.add_task(at + self.rules.response.mul_f64(0.01), to, connect_to(from));
             }
             _ => self.add_task(at, from, Task::ResolveParams { to, timeout }),
         }
@@ -222,7 +222,7 @@ impl World {
                 return;
             }
             if step == MAX_STEPS {
-                return self.register.violate(self.now, "the run does not end");
+                return self.register.report_violation(self.now, "the run does not end");
             }
             let timers = self.nodes.iter().filter_map(|node| node.manager.poll_timeout()).min();
             let Some(next) = [self.schedule.next(), timers, self.fabric.next()].into_iter().flatten().min()
@@ -301,8 +301,8 @@ impl World {
     fn send(&mut self, from: usize, addrs: AddrPair, content: Content) {
         let Some(to) = self.nodes.iter().position(|node| node.address == addrs.remote) else { return };
         self.packets += 1;
-        let identification = self.packets as u16;
-        let bytes = packet::write(addrs, &content, identification);
+        let ip_id = self.packets as u16;
+        let bytes = packet::write(addrs, &content, ip_id);
         for byte in self.now.as_nanos().to_le_bytes().iter().chain(&bytes) {
             self.digest = (self.digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         }
@@ -310,7 +310,7 @@ impl World {
             from,
             to,
             source_port: packet::SOURCE_PORT,
-            identification,
+            ip_id,
             bytes,
             ecn_capable: false,
             is_ecn_marked: false,
@@ -374,7 +374,7 @@ impl CallContext<'_> {
         AddrPair { local: self.addresses[self.node], remote: self.addresses[to] }
     }
 
-    fn violate(&mut self, what: impl Into<String>) {
-        self.register.violate(self.now, what);
+    fn report_violation(&mut self, what: impl Into<String>) {
+        self.register.report_violation(self.now, what);
     }
 }

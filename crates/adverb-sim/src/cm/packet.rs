@@ -18,7 +18,7 @@ pub(super) enum Content {
     Ping { to: Qpn, from: Qpn, psn: Psn, reply: bool },
 }
 
-pub(super) fn write(addrs: AddrPair, content: &Content, identification: u16) -> Vec<u8> {
+pub(super) fn write(addrs: AddrPair, content: &Content, ip_id: u16) -> Vec<u8> {
     let (to, from, psn, payload) = match content {
         Content::Mad(mad) => (Qpn::GSI, Qpn::GSI, Psn::ZERO, mad.emit().to_vec()),
         Content::Ping { to, from, psn, reply } => (*to, *from, *psn, vec![u8::from(*reply); 4]),
@@ -27,7 +27,7 @@ pub(super) fn write(addrs: AddrPair, content: &Content, identification: u16) -> 
     let header = Header::new(to, psn, operation);
     let mut head = [0; MAX_HEADER_LEN];
     let Some(emitted) = flow(addrs.local, addrs.remote)
-        .and_then(|flow| flow.emit(&header, identification, &[&payload], &mut head).ok())
+        .and_then(|flow| flow.emit(&header, ip_id, &[&payload], &mut head).ok())
     else {
         return Vec::new();
     };
@@ -37,7 +37,7 @@ pub(super) fn write(addrs: AddrPair, content: &Content, identification: u16) -> 
 /// Parses a packet. Returns `None` if it is corrupt.
 pub(super) fn read(addrs: AddrPair, packet: &InFlight) -> Option<Content> {
     let parsed = Packet::parse(&packet.bytes).ok()?;
-    flow(addrs.remote, addrs.local)?.verify(&parsed, packet.identification).ok()?;
+    flow(addrs.remote, addrs.local)?.verify(&parsed, packet.ip_id).ok()?;
     let header = parsed.header();
     let Operation::Ud(ud) = header.operation else { return None };
     if header.dest_qp == Qpn::GSI {

@@ -19,7 +19,7 @@ pub(super) enum Role {
     /// A node that connects peer to peer.
     Peer(usize),
     /// The side that requests a datagram queue pair.
-    Asker,
+    Resolver,
 }
 
 /// The outcome of a call.
@@ -69,7 +69,7 @@ impl Register {
         self.calls.values().filter(|call| call.sides.len() == 2).count() as u64
     }
 
-    pub(super) fn violate(&mut self, now: Time, what: impl Into<String>) {
+    pub(super) fn report_violation(&mut self, now: Time, what: impl Into<String>) {
         if self.violation.is_none() {
             self.violation = Some(format!("{now}: {}", what.into()));
         }
@@ -80,19 +80,19 @@ impl Register {
         let call = self.calls.entry(token).or_default();
         let part = Part { since: now, deadline, outcome: None };
         if call.parts.insert(role, part).is_some_and(|before| before.outcome.is_none()) {
-            self.violate(now, format!("{role:?} started twice"));
+            self.report_violation(now, format!("{role:?} started twice"));
         }
     }
 
     /// Records that an application is slow or rejects the call.
-    pub(super) fn not_prompt(&mut self, token: u64) {
+    pub(super) fn mark_slow(&mut self, token: u64) {
         self.calls.entry(token).or_default().slow = true;
     }
 
     /// Records a connection request to an application, and checks that it isn't a duplicate.
     pub(super) fn request(&mut self, now: Time, token: u64, node: usize) {
         let Some(call) = self.calls.get_mut(&token) else {
-            return self.violate(now, "connection request that no application made");
+            return self.report_violation(now, "connection request that no application made");
         };
         let is_duplicate = call.requested.is_some_and(|(before, until)| before != node || now < until);
         if call.requested.is_some() {
@@ -101,18 +101,18 @@ impl Register {
         }
         call.requested = Some((node, Time::MAX));
         if is_duplicate {
-            self.violate(now, "a connection request was reported twice");
+            self.report_violation(now, "a connection request was reported twice");
         }
     }
 
     /// Records the withdrawal of a request that wasn't accepted.
-    pub(super) fn withdrawn(&mut self, now: Time, token: u64) {
-        self.not_prompt(token);
-        self.remembered_until(token, now + self.rules.timewait);
+    pub(super) fn record_withdrawal(&mut self, now: Time, token: u64) {
+        self.mark_slow(token);
+        self.recognize_duplicates_until(token, now + self.rules.timewait);
     }
 
     /// Sets the time until which the manager must recognize duplicates of the request.
-    pub(super) fn remembered_until(&mut self, token: u64, time: Time) {
+    pub(super) fn recognize_duplicates_until(&mut self, token: u64, time: Time) {
         if let Some((_, until)) = self.calls.get_mut(&token).and_then(|call| call.requested.as_mut()) {
             *until = time;
         }
@@ -121,29 +121,29 @@ impl Register {
     /// Records the outcome of a call, and checks it.
     pub(super) fn end(&mut self, now: Time, token: u64, role: Role, outcome: Outcome) {
         if role == Role::Server && outcome != Outcome::Established {
-            self.remembered_until(token, now + self.rules.timewait);
+            self.recognize_duplicates_until(token, now + self.rules.timewait);
         }
         let Some(call) = self.calls.get_mut(&token) else {
-            return self.violate(now, "outcome of an unknown call");
+            return self.report_violation(now, "outcome of an unknown call");
         };
         if outcome == Outcome::Dropped || matches!(outcome, Outcome::Rejected(_)) {
             call.slow = true;
         }
         let slow = call.slow;
         let Some(part) = call.parts.get_mut(&role) else {
-            return self.violate(now, format!("{role:?} never started"));
+            return self.report_violation(now, format!("{role:?} never started"));
         };
         if let Some(before) = part.outcome.replace(outcome) {
-            return self.violate(now, format!("{role:?} has two outcomes: {before:?}, {outcome:?}"));
+            return self.report_violation(now, format!("{role:?} has two outcomes: {before:?}, {outcome:?}"));
         }
         let (since, deadline) = (part.since, part.deadline);
         if now > deadline {
-            self.violate(now, format!("{role:?} ended after its deadline {deadline}: {outcome:?}"));
+            self.report_violation(now, format!("{role:?} ended after its deadline {deadline}: {outcome:?}"));
         }
         // Intervals grow to eight times the first, and three messages must be delivered.
         let healthy = deadline - since.max(self.rules.faults_end_at);
         if outcome == Outcome::Unreachable && !slow && healthy > self.rules.response * 40 {
-            self.violate(
+            self.report_violation(
                 now,
                 format!(
                     "{role:?} is reported unreachable, but the fabric has had no faults since {healthy:?}"
@@ -175,22 +175,17 @@ impl Register {
             && a.ready_to_receive.path.remote() == b.ready_to_receive.path.local();
         if !(fits && numbers && paths && a.ready_to_receive.path_mtu == b.ready_to_receive.path_mtu) {
             let what = format!("the parameters of the two sides do not match: {a:?} and {b:?}");
-            self.violate(now, what);
+            self.report_violation(now, what);
         }
     }
 
     /// Checks the bounds of a manager's tables.
-    pub(super) fn check_bounds(
-        &mut self,
-        now: Time,
-        resource_counts: &ResourceCounts,
-        most_half_open: usize,
-    ) {
-        if resource_counts.half_open > most_half_open
+    pub(super) fn check_bounds(&mut self, now: Time, resource_counts: &ResourceCounts, max_half_open: usize) {
+        if resource_counts.half_open > max_half_open
             || resource_counts.connections > 200
             || resource_counts.queries > 200
         {
-            self.violate(now, format!("a manager exceeds its bounds: {resource_counts:?}"));
+            self.report_violation(now, format!("a manager exceeds its bounds: {resource_counts:?}"));
         }
     }
 
@@ -200,10 +195,13 @@ impl Register {
             connections, half_open, index_entries, queries, timers, events, datagrams, ..
         } = manager.resource_counts();
         if [connections, half_open, index_entries, queries, timers, events, datagrams] != [0; 7] {
-            self.violate(now, format!("resources remain at the end: {:?}", manager.resource_counts()));
+            self.report_violation(
+                now,
+                format!("resources remain at the end: {:?}", manager.resource_counts()),
+            );
         }
         if !application.is_idle() {
-            self.violate(now, "the end of a connection is never reported");
+            self.report_violation(now, "the end of a connection is never reported");
         }
     }
 
@@ -212,7 +210,7 @@ impl Register {
         let open = self.calls.values().flat_map(|call| &call.parts).find(|(_, part)| part.outcome.is_none());
         if let Some((role, part)) = open {
             let what = format!("{role:?} since {} has no outcome", part.since);
-            self.violate(now, what);
+            self.report_violation(now, what);
         }
     }
 }

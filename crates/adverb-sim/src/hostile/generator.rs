@@ -34,7 +34,7 @@ impl ForgedPacket {
     }
 }
 
-/// The message in flight to a queue pair, as its attacker believes.
+/// The incomplete message to a queue pair, as the attacker knows it.
 #[derive(Clone, Copy, Debug, Default)]
 enum Message {
     #[default]
@@ -65,7 +65,7 @@ enum ExpectedResponse {
 #[derive(Clone, Debug, Default)]
 pub struct AttackerState {
     message: Message,
-    /// READs and atomics that the queue pair waits for.
+    /// The READs, atomics and FLUSHes of the queue pair that have no complete response.
     outstanding: VecDeque<OutstandingRequest>,
 }
 
@@ -354,7 +354,7 @@ impl PacketGenerator<'_, '_, '_> {
         self.packet_of(psn, operation, length as usize)
     }
 
-    /// Builds a packet with a correct ICRC, or leaves it in parts.
+    /// Builds a packet with a correct ICRC, or returns its header and payload.
     fn packet_of(&mut self, psn: Psn, operation: Operation, length: usize) -> ForgedPacket {
         let payload = vec![psn.get() as u8; length];
         let bits = self.decisions.bits(8);
@@ -391,7 +391,7 @@ impl PacketGenerator<'_, '_, '_> {
         }
         for _ in 0..self.decisions.below(4) {
             if !bytes.is_empty() {
-                // Mostly in the headers.
+                // Most changes are in the headers.
                 let end =
                     if self.decisions.one_in(4) { bytes.len() } else { bytes.len().min(MAX_HEADER_LEN) };
                 let at = self.decisions.below(end as u64) as usize;

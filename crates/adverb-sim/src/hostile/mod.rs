@@ -21,7 +21,7 @@ use adverb_wire::{Flow, Header, Operation, Packet, Psn, Qpn, ROCE_PORT, Rc};
 use crate::Random;
 use decisions::DecisionSource;
 use generator::{AttackerState, ForgedPacket, MemoryRange, PacketGenerator, TargetInfo};
-use guard::{Act, Area, Guard, Warrant};
+use guard::{AccessKind, Area, Guard, PacketRights};
 pub use report::AttackReport;
 
 /// Attacks a device with `packet_count` packets. The seed determines the packets.
@@ -60,7 +60,7 @@ struct Attack<'a> {
     cq_capacity: u32,
     targets: Vec<Target>,
     /// The number of created queue pairs.
-    made: u64,
+    created_qp_count: u64,
     now: Time,
     /// Earlier packets, for replays.
     history: VecDeque<Vec<u8>>,
@@ -78,7 +78,8 @@ struct Target {
     pd: Pd,
     access: Access,
     mtu: u32,
-    /// The destination of its packets, different for each queue pair to identify it.
+    /// The destination queue pair number of its packets. It differs for each queue pair, so that packets identify
+    /// theirs.
     peer: Qpn,
     max_wr: u32,
     slots: u32,
@@ -86,7 +87,7 @@ struct Target {
     attacker_state: AttackerState,
     /// The numbers of requests posted to both queues, and the last completed ones.
     posted: [u64; 2],
-    returned: [u64; 2],
+    completed: [u64; 2],
     id: u64,
 }
 
@@ -101,7 +102,7 @@ impl<'a> Attack<'a> {
     fn new(mut decisions: DecisionSource<'a>) -> Attack<'a> {
         let mut device = Device::new(());
         let pds = [device.create_domain(), device.create_domain()];
-        // Now and then one that overflows.
+        // Sometimes the second queue is so small that it overflows.
         let cq_capacity = if decisions.one_in(4) { 8 } else { 1 << 16 };
         let cqs = [device.create_cq(1 << 16), device.create_cq(cq_capacity)];
         let flow = Flow::new(SocketAddr::new(PEER, PORT), SocketAddr::new(LOCAL, ROCE_PORT));
@@ -113,7 +114,7 @@ impl<'a> Attack<'a> {
             cqs,
             cq_capacity,
             targets: Vec::new(),
-            made: 0,
+            created_qp_count: 0,
             now: Time::ZERO,
             history: VecDeque::new(),
             invalidating: VecDeque::new(),
@@ -137,7 +138,7 @@ impl<'a> Attack<'a> {
                 34..42 => self.poll_transmits(),
                 42..46 => self.post_send(),
                 46..51 => self.post_recv(),
-                51..53 => self.pass_time(),
+                51..53 => self.advance_time(),
                 53..62 => self.change_state(),
                 62 if self.decisions.one_in(2) => self.register(),
                 62 => self.deregister(),
@@ -145,8 +146,8 @@ impl<'a> Attack<'a> {
                 _ => self.create_target(),
             }
             self.poll_completions()?;
-            if let Some(breach) = self.memory.breach() {
-                return Err(format!("step {step}: {breach}"));
+            if let Some(violation) = self.memory.violation() {
+                return Err(format!("step {step}: {violation}"));
             }
             if step % 64 == 0 {
                 self.check_resource_counts().map_err(|what| format!("step {step}: {what}"))?;
@@ -162,27 +163,27 @@ impl<'a> Attack<'a> {
         let before = self.device.query_qp(qpn);
         self.report.packets_per_state[self.state(index) as usize] += 1;
         self.report.attacker_packet_count += 1;
-        let arrival = self.arrival();
-        self.memory.broken = self.decisions.one_in(200);
+        let rx_meta = self.rx_meta();
+        self.memory.is_failing = self.decisions.one_in(200);
         match self.generate_packet(index) {
             ForgedPacket::Bytes(bytes) => {
                 match Packet::parse(&bytes) {
                     Ok(packet) => {
-                        self.memory.warrant = self.warrant(packet.header());
-                        self.device.handle_packet(self.now, &arrival, &packet, &mut self.memory);
+                        self.memory.rights = self.rights(packet.header());
+                        self.device.handle_packet(self.now, &rx_meta, &packet, &mut self.memory);
                     }
                     Err(_) => self.report.malformed_count += 1,
                 }
-                self.remember(bytes);
+                self.record_packet(bytes);
             }
             ForgedPacket::Parts(header, payload) => {
-                self.memory.warrant = self.warrant(&header);
-                self.device.handle_split_packet(self.now, &arrival, &header, &payload, &mut self.memory);
+                self.memory.rights = self.rights(&header);
+                self.device.handle_split_packet(self.now, &rx_meta, &header, &payload, &mut self.memory);
             }
         }
-        self.memory.warrant = None;
-        self.memory.broken = false;
-        // A request that wasn't executed doesn't bring its message on.
+        self.memory.rights = None;
+        self.memory.is_failing = false;
+        // A request that wasn't executed doesn't advance its message.
         let expected = |status: adverb_proto::QpStatus| status.expected_psn;
         if self.device.query_qp(qpn).map(expected) == before.map(expected) {
             self.targets[index].attacker_state.restore_message(&attacker_state);
@@ -216,14 +217,14 @@ impl<'a> Attack<'a> {
     }
 
     /// Returns the rights of a packet, by its destination queue pair.
-    fn warrant(&self, header: &Header) -> Option<Warrant> {
+    fn rights(&self, header: &Header) -> Option<PacketRights> {
         let target = self.targets.iter().find(|target| target.qpn == header.dest_qp)?;
-        let act = Act::of(&header.operation)?;
-        Some(Warrant { pd: target.pd, access: target.access, act })
+        let access_kind = AccessKind::of(&header.operation)?;
+        Some(PacketRights { pd: target.pd, access: target.access, access_kind })
     }
 
-    fn arrival(&mut self) -> RxMeta {
-        let mut arrival = RxMeta {
+    fn rx_meta(&mut self) -> RxMeta {
+        let mut rx_meta = RxMeta {
             source: SocketAddr::new(PEER, PORT),
             destination: SocketAddr::new(LOCAL, ROCE_PORT),
             icrc: match self.decisions.below(8) {
@@ -236,15 +237,15 @@ impl<'a> Attack<'a> {
             received_at: None,
         };
         match self.decisions.below(64) {
-            0 => arrival.source.set_ip(LOCAL),
-            1 => arrival.destination.set_ip(PEER),
-            2 => arrival.source.set_port(4791),
+            0 => rx_meta.source.set_ip(LOCAL),
+            1 => rx_meta.destination.set_ip(PEER),
+            2 => rx_meta.source.set_port(4791),
             _ => {}
         }
-        arrival
+        rx_meta
     }
 
-    fn remember(&mut self, bytes: Vec<u8>) {
+    fn record_packet(&mut self, bytes: Vec<u8>) {
         if self.history.len() >= 32 {
             self.history.pop_front();
         }
@@ -260,12 +261,12 @@ impl<'a> Attack<'a> {
             let Some(target) = self.targets.iter_mut().find(|target| target.peer == header.dest_qp) else {
                 continue;
             };
-            let act = Act::of_sent(&header.operation);
-            self.memory.warrant = Some(Warrant { pd: target.pd, access: target.access, act });
+            let access_kind = AccessKind::of_sent(&header.operation);
+            self.memory.rights = Some(PacketRights { pd: target.pd, access: target.access, access_kind });
             let mut bytes = Vec::new();
             // If the memory can't be read, the guard has reported it.
             let _ = transmit.write_to(&self.memory, 0, &mut bytes);
-            self.memory.warrant = None;
+            self.memory.rights = None;
             target.attacker_state.record_target_packet(&header);
             if let Operation::Rc(Rc::Acknowledge(aeth)) = header.operation
                 && !matches!(aeth.syndrome, adverb_wire::Syndrome::Ack(_))
@@ -273,16 +274,16 @@ impl<'a> Attack<'a> {
                 self.report.nak_count += 1;
             }
             if self.decisions.one_in(8) {
-                self.remember(bytes);
+                self.record_packet(bytes);
             }
         }
     }
 
     /// Checks that each posted request completes at most once, in the order of posting.
     fn poll_completions(&mut self) -> Result<(), String> {
-        // A queue that is to overflow isn't looked after so well.
-        let neglected = self.cq_capacity < 100 && !self.decisions.one_in(16);
-        for cq in self.cqs.into_iter().take(if neglected { 1 } else { 2 }) {
+        // A small completion queue is polled rarely, so that it overflows.
+        let is_skipped = self.cq_capacity < 100 && !self.decisions.one_in(16);
+        for cq in self.cqs.into_iter().take(if is_skipped { 1 } else { 2 }) {
             while let Some(completion) = self.device.poll_completion(cq) {
                 self.report.completion_count += 1;
                 let (id, number) = (completion.wr_id >> 32, completion.wr_id & 0xffff_ffff);
@@ -303,11 +304,11 @@ impl<'a> Attack<'a> {
                     }
                 }
                 let Some(target) = self.targets.iter_mut().find(|target| target.id == id) else { continue };
-                if number <= target.returned[queue] || number > target.posted[queue] {
-                    let last = target.returned[queue];
+                if number <= target.completed[queue] || number > target.posted[queue] {
+                    let last = target.completed[queue];
                     return Err(format!("request {number} of queue {queue} completed after {last}"));
                 }
-                target.returned[queue] = number;
+                target.completed[queue] = number;
             }
         }
         while self.device.poll_queue_event().is_some() {}
@@ -321,7 +322,7 @@ impl<'a> Attack<'a> {
         let regions = self.memory.areas().iter().filter(|area| area.key != 0).count();
         // Each slot has at most two queued replays, one first response after them, and one saved response.
         let max_responses: u32 = self.targets.iter().map(|target| 4 * target.slots).sum();
-        let right = resource_counts.queue_pairs == queue_pairs
+        let is_correct = resource_counts.queue_pairs == queue_pairs
             && resource_counts.index_entries == queue_pairs
             && resource_counts.ready_queue_pairs <= queue_pairs
             && resource_counts.timers <= queue_pairs
@@ -329,7 +330,7 @@ impl<'a> Attack<'a> {
             && resource_counts.domain_users as usize == regions + queue_pairs
             && resource_counts.responses <= max_responses as usize
             && resource_counts.events == 0;
-        if !right {
+        if !is_correct {
             return Err(format!(
                 "expected {queue_pairs} queue pairs and {regions} regions, but the device has {resource_counts}"
             ));
@@ -365,7 +366,7 @@ impl<'a> Attack<'a> {
         }
         self.report.delivered_count = self.device.statistics().packets_received;
         self.report.dropped_count = self.device.statistics().packets_dropped;
-        self.report.memory_access_count = self.memory.touches;
+        self.report.memory_access_count = self.memory.access_count;
         self.report.attack_count = 1;
         Ok(self.report)
     }
@@ -382,13 +383,13 @@ impl<'a> Attack<'a> {
     /// occasionally a deregistered one.
     fn any_region(&mut self, pd: Pd) -> Option<(Registration, u32)> {
         let exact = !self.decisions.one_in(30);
-        let gone = self.decisions.one_in(100);
+        let allows_deregistered = self.decisions.one_in(100);
         let start = self.decisions.below(self.memory.areas().len().max(1) as u64) as usize;
         let areas = self.memory.areas();
         let fits = |area: &&Area| {
             let all =
                 area.pd == pd && area.registration.access.contains(Access::LOCAL_WRITE | Access::REMOTE);
-            gone || (area.valid && (all || !exact))
+            allows_deregistered || (area.valid && (all || !exact))
         };
         let found = areas[start..].iter().chain(&areas[..start]).find(fits);
         found.map(|area| (area.registration, area.key))

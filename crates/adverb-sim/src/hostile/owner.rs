@@ -23,7 +23,7 @@ impl Attack<'_> {
         let length = self.decisions.pick(&[1, 8, 64, 255, 256, 257, 1024, 3000, 3000, 9000]);
         let addr = match self.decisions.below(4) {
             0 => 0,
-            // Up to the end of the address space.
+            // The region reaches the end of the address space.
             1 => u64::MAX - length,
             2 => 0x7f00_0000_1003,
             _ => 0x7f00_0000_2000,
@@ -38,10 +38,11 @@ impl Attack<'_> {
         let remote_invalidate =
             if self.decisions.one_in(3) { RemoteInvalidate::Allowed } else { RemoteInvalidate::Denied };
         let pd = if self.decisions.one_in(3) { self.pds[1] } else { self.pds[0] };
-        let storage = self.memory.next_backing();
+        let storage = self.memory.next_storage();
         let registration = Registration { addr, length, access, storage, remote_invalidate };
         let decisions = &mut self.decisions;
-        // After its last byte, a fuzzer's input returns the same number forever.
+        // After its last byte, a fuzzer's input yields the same number forever, so the number of the try varies the
+        // key.
         let mut tries = 1u32;
         let random = || {
             tries = tries.wrapping_mul(0x9e37_79b1);
@@ -85,20 +86,20 @@ impl Attack<'_> {
             tries ^ decisions.bits(32) as u32
         };
         let Ok(qpn) = self.device.create_qp(config, random) else { return };
-        self.made += 1;
+        self.created_qp_count += 1;
         self.targets.push(Target {
             qpn,
             transport,
             pd,
             access: Access::empty(),
             mtu: 256,
-            peer: Qpn::truncate(0x10_0000 + self.made as u32 % 0x1000),
+            peer: Qpn::truncate(0x10_0000 + self.created_qp_count as u32 % 0x1000),
             max_wr: config.max_send_wr,
             slots: 0,
             attacker_state: AttackerState::default(),
             posted: [0; 2],
-            returned: [0; 2],
-            id: self.made,
+            completed: [0; 2],
+            id: self.created_qp_count,
         });
         let ready = self.decisions.below(5);
         for _ in 0..ready {
@@ -296,7 +297,7 @@ impl Attack<'_> {
     pub(super) fn post_recv(&mut self) {
         let Some(index) = self.any_target() else { return };
         let mut segments = self.segments(index);
-        // Mostly all of a region, so that messages fit.
+        // Most receives cover a whole region, so that messages fit.
         if let Some((registration, lkey)) = self.any_region(self.targets[index].pd)
             && !self.decisions.one_in(4)
         {
@@ -313,7 +314,7 @@ impl Attack<'_> {
         }
     }
 
-    pub(super) fn pass_time(&mut self) {
+    pub(super) fn advance_time(&mut self) {
         let next = self.device.poll_timeout().filter(|_| !self.decisions.one_in(4));
         let some = Duration::from_nanos(self.decisions.bits(20));
         self.now = next.map_or(self.now + some, |next| next.max(self.now));

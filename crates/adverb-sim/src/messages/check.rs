@@ -11,7 +11,7 @@ impl MessageWorld {
     /// Checks a device's events and completions.
     pub(super) fn observe(&mut self, node: usize) {
         while let Some(event) = self.nodes[node].device.poll_queue_event() {
-            self.heed(node, event);
+            self.handle_event(node, event);
         }
         let cq = self.nodes[node].cq;
         while let Some(completion) = self.nodes[node].device.poll_completion(cq) {
@@ -23,32 +23,34 @@ impl MessageWorld {
         if let Some(limit) = self.nodes[node].armed
             && left < limit as usize
         {
-            self.violate(format!(
+            self.report_violation(format!(
                 "dev {node}: {left} shared receives remain, but the limit event for {limit} is missing"
             ));
         }
     }
 
-    fn heed(&mut self, node: usize, event: QueueEvent) {
+    fn handle_event(&mut self, node: usize, event: QueueEvent) {
         match event {
             QueueEvent::SrqLimit(_) => match self.nodes[node].armed.take() {
                 Some(_) => {}
-                None => self.violate(format!("dev {node}: limit event without an armed limit")),
+                None => self.report_violation(format!("dev {node}: limit event without an armed limit")),
             },
             QueueEvent::RequestError(qpn) | QueueEvent::AccessError(qpn) | QueueEvent::Fatal(qpn) => {
                 let Some(endpoint) = self.nodes[node].endpoints.get(&qpn).copied() else { return };
                 if self.endpoints[endpoint].transport != Transport::Rc {
-                    return self.violate(format!("endpoint {endpoint}: {event:?} without a cause"));
+                    return self.report_violation(format!("endpoint {endpoint}: {event:?} without a cause"));
                 }
                 self.fail(endpoint);
             }
             QueueEvent::LastReceiveReached(qpn) => {
                 let endpoint = self.nodes[node].endpoints.get(&qpn).copied();
                 if endpoint.is_none_or(|endpoint| !self.plan.endpoints[endpoint].has_srq) {
-                    self.violate(format!("dev {node}: {event:?} without a shared receive queue"));
+                    self.report_violation(format!("dev {node}: {event:?} without a shared receive queue"));
                 }
             }
-            QueueEvent::CqOverflow(_) => self.violate(format!("dev {node}: a completion queue overflowed")),
+            QueueEvent::CqOverflow(_) => {
+                self.report_violation(format!("dev {node}: a completion queue overflowed"))
+            }
             _ => {}
         }
     }
@@ -69,7 +71,7 @@ impl MessageWorld {
     fn complete(&mut self, node: usize, completion: &Completion) {
         let outcome = completion.outcome.map_err(|failure| failure.status);
         let Some(endpoint) = self.nodes[node].endpoints.get(&completion.qpn).copied() else {
-            return self.violate(format!("completion of the unknown queue pair {}", completion.qpn));
+            return self.report_violation(format!("completion of the unknown queue pair {}", completion.qpn));
         };
         let result = if completion.wr_id & RECEIVE != 0 {
             let number = (completion.wr_id & !RECEIVE) as usize;
@@ -82,7 +84,7 @@ impl MessageWorld {
             })
         };
         if let Err(what) = result {
-            self.violate(format!("endpoint {endpoint} {what}"));
+            self.report_violation(format!("endpoint {endpoint} {what}"));
         }
         if !self.endpoints[endpoint].closed {
             self.plan_task(self.now, Task::RunSteps { endpoint });
@@ -154,7 +156,7 @@ impl MessageWorld {
         }
     }
 
-    /// Checks the completion of a receive: each completes once, in order, and with a message that was written to this
+    /// Checks the completion of a receive: each completes once, in order, and with a message that was sent to this
     /// endpoint.
     fn receive(
         &mut self,
@@ -170,7 +172,7 @@ impl MessageWorld {
         slot.done = true;
         match slot.endpoint {
             Some(owner) => {
-                // Those of earlier epochs completed before their end, and are looked at only now.
+                // Receives of earlier epochs completed before their epoch ended, but are polled only now.
                 if owner != index {
                     return Err("belongs to another endpoint".to_owned());
                 }
@@ -218,8 +220,8 @@ impl MessageWorld {
         };
         let found = self.messages.get(message).ok_or("contains an unknown message")?;
         let Message { from, to, epoch, forbidden, source_qpn, operation, .. } = *found;
-        let for_us = to == To::Endpoint(index) || (to == To::Group && datagram);
-        if forbidden || !for_us {
+        let is_addressee = to == To::Endpoint(index) || (to == To::Group && datagram);
+        if forbidden || !is_addressee {
             return Err(format!("contains message {message} for another endpoint"));
         }
         if success.length as usize != start + found.bytes.len() {
@@ -253,12 +255,12 @@ impl MessageWorld {
         found.delivered += 1;
         let members =
             self.endpoints.iter().filter(|endpoint| endpoint.transport == Transport::Ud).count() as u64;
-        let most = match (datagram, to) {
+        let max = match (datagram, to) {
             (false, _) => 1,
             (true, To::Group) => members * (1 + copies),
             (true, _) => 1 + copies,
         };
-        if found.delivered > most {
+        if found.delivered > max {
             return Err(format!("message {message} arrived twice"));
         }
         if datagram {
@@ -300,18 +302,19 @@ impl MessageWorld {
         Ok(())
     }
 
-    /// Checks the target of a WRITE: if it arrived, all of its data is there; no other bytes changed.
+    /// Checks the target of a WRITE: if the WRITE arrived, the target contains all its data, and no other bytes
+    /// changed.
     fn check_target(&self, message: &Message, arrived: bool) -> Result<(), String> {
         let Some((node, storage, initial)) = &message.target else { return Ok(()) };
         let found = self.nodes[*node].memory.bytes(*storage);
         for (index, byte) in found.iter().enumerate() {
             let written = message.bytes.get(index);
-            let right = match written {
+            let is_correct = match written {
                 Some(written) if arrived => byte == written,
                 Some(written) => byte == written || *byte == initial[index],
                 None => *byte == initial[index],
             };
-            if !right {
+            if !is_correct {
                 return Err(format!("byte {index} of the target is {byte:#04x}"));
             }
         }
@@ -333,7 +336,7 @@ impl MessageWorld {
                 return;
             }
             if let Err(what) = check(self) {
-                self.violate(what);
+                self.report_violation(what);
             }
         }
     }

@@ -17,7 +17,7 @@ use crate::area::GUARD;
 
 /// The number of shared receives that a device keeps posted.
 const SHARED_DEPTH: usize = 12;
-/// The length of the memory around a window.
+/// The length of the memory before and after a window.
 const MARGIN: u64 = 64;
 
 impl MessageWorld {
@@ -80,7 +80,7 @@ impl MessageWorld {
             node.device.sink_mut().datagram_qps.insert(qpn);
         }
         self.endpoints[index].qpn = qpn;
-        self.made += 1;
+        self.created_qp_count += 1;
     }
 
     fn create_window(&mut self, index: usize) {
@@ -90,7 +90,7 @@ impl MessageWorld {
         let access = Access::LOCAL_WRITE | Access::WINDOW_BIND;
         let (storage, region) = self.register(node, initial.clone(), length as usize, access);
         let (pd, random) = (self.nodes[node].pd, &mut self.random);
-        let key = self.nodes[node].device.create_window(pd, || random.u32()).expect("the domain is there");
+        let key = self.nodes[node].device.create_window(pd, || random.u32()).expect("the domain exists");
         self.endpoints[index].window = Some(Window {
             storage,
             initial,
@@ -143,12 +143,12 @@ impl MessageWorld {
             for transition in [Transition::Init(init), receiving, Transition::ReadyToSend(sending)] {
                 let modified = self.nodes[node].device.modify_qp(self.now, qpn, &transition);
                 if let Err(error) = modified {
-                    return self.violate(format!("endpoint {here} cannot connect: {error}"));
+                    return self.report_violation(format!("endpoint {here} cannot connect: {error}"));
                 }
             }
             if transport == Transport::Ud {
                 let group = Gid::from(self.group());
-                // It may be attached from before.
+                // The queue pair may already be attached.
                 let _ = self.nodes[node].device.attach_multicast(qpn, group);
             }
             let endpoint = &mut self.endpoints[here];
@@ -167,7 +167,7 @@ impl MessageWorld {
     /// Closes an endpoint and its peer. They are reconnected after all their packets have left the fabric.
     pub(super) fn reconnect(&mut self, index: usize, recreate: bool) {
         let pair: Vec<usize> = [Some(index), self.plan.endpoints[index].peer].into_iter().flatten().collect();
-        // Completions before the close are counted.
+        // Completions from before the close are processed first.
         for here in &pair {
             self.observe(self.endpoints[*here].node);
         }
@@ -179,7 +179,7 @@ impl MessageWorld {
                 self.note(|| format!("dev {node} destroys qp {qpn}"));
                 self.create_qp(here);
             } else if self.nodes[node].device.modify_qp(self.now, qpn, &Transition::Reset).is_err() {
-                return self.violate(format!("endpoint {here} cannot be reset"));
+                return self.report_violation(format!("endpoint {here} cannot be reset"));
             }
             let endpoint = &mut self.endpoints[here];
             endpoint.epoch += 1;
@@ -260,7 +260,7 @@ impl MessageWorld {
                     return true;
                 }
                 let operation = SendOperation::LocalInvalidate(window.key);
-                let posted = self.post_bare(index, operation);
+                let posted = self.post_without_data(index, operation);
                 if posted && let Some(window) = &mut self.endpoints[index].window {
                     window.phase = Phase::Invalidating;
                 }
@@ -306,7 +306,7 @@ impl MessageWorld {
                 let to = match (peer, step.action) {
                     (Some(peer), _) => To::Endpoint(peer),
                     (None, A::Multicast) => To::Group,
-                    (None, A::SendToUnknownQp) => To::Nobody,
+                    (None, A::SendToUnknownQp) => To::NoEndpoint,
                     _ => {
                         let others: Vec<usize> = (0..self.endpoints.len())
                             .filter(|other| self.endpoints[*other].transport == transport)
@@ -337,10 +337,10 @@ impl MessageWorld {
         if window.phase != Phase::Free {
             return true;
         }
-        // Nothing was written since it was closed.
+        // Nothing may have been written since the window was closed.
         let found = self.nodes[node].memory.bytes(window.storage);
         if window.snapshot.as_ref().is_some_and(|snapshot| snapshot != found) {
-            self.violate(format!(
+            self.report_violation(format!(
                 "endpoint {index}: memory was written after the invalidation of its window"
             ));
             return false;
@@ -353,7 +353,7 @@ impl MessageWorld {
             length: window.length,
             access: Access::REMOTE_WRITE | Access::REMOTE_READ,
         };
-        let posted = self.post_bare(index, SendOperation::BindWindow(bind));
+        let posted = self.post_without_data(index, SendOperation::BindWindow(bind));
         if posted && let Some(window) = &mut self.endpoints[index].window {
             window.key = rkey;
             window.phase = Phase::Binding;
@@ -362,7 +362,7 @@ impl MessageWorld {
         posted
     }
 
-    /// Writes through a window: as one may, or as one may not.
+    /// Writes through a window, with or without permission.
     fn write_through(&mut self, index: usize, peer: usize, step: &MessageStep, random: &mut Random) -> bool {
         let there = self.endpoints[peer].node;
         let owner = match step.action {
@@ -413,12 +413,12 @@ impl MessageWorld {
         posted
     }
 
-    /// Posts a request without bytes.
-    fn post_bare(&mut self, index: usize, operation: SendOperation) -> bool {
-        self.post_message(index, To::Nobody, operation, 0, false, None)
+    /// Posts a request without data.
+    fn post_without_data(&mut self, index: usize, operation: SendOperation) -> bool {
+        self.post_message(index, To::NoEndpoint, operation, 0, false, None)
     }
 
-    /// Posts a message, and returns whether the queue accepted it. The first bytes are its number.
+    /// Posts a message, and returns whether the queue accepted it. The first eight bytes of a message are its number.
     fn post_message(
         &mut self,
         index: usize,
@@ -454,7 +454,7 @@ impl MessageWorld {
             // The step is repeated when a request completes.
             Err(PostError::QueueFull) => return false,
             Err(error) => {
-                self.violate(format!("endpoint {index} cannot post {operation:?}: {error}"));
+                self.report_violation(format!("endpoint {index} cannot post {operation:?}: {error}"));
                 return false;
             }
         }
@@ -491,7 +491,7 @@ impl MessageWorld {
                 (self.nodes[self.endpoints[other].node].address, self.endpoints[other].qpn)
             }
             To::Group => (self.group(), Qpn::MULTICAST),
-            To::Nobody => (self.nodes[0].address, Qpn::truncate(2)),
+            To::NoEndpoint => (self.nodes[0].address, Qpn::truncate(2)),
         };
         let local = self.nodes[node].address;
         let path = Path::new(local, remote, 0xc000 | (self.random.u32() & 0x3fff) as u16);
@@ -509,7 +509,7 @@ impl MessageWorld {
         let segments = self.slot(node, Some(index));
         let request = RecvRequest { wr_id: RECEIVE | number as u64, tag: 0, segments: &segments };
         if let Err(error) = self.nodes[node].device.post_recv(self.now, qpn, &request) {
-            return self.violate(format!("endpoint {index} cannot post a receive: {error}"));
+            return self.report_violation(format!("endpoint {index} cannot post a receive: {error}"));
         }
         self.endpoints[index].receives.push_back(number);
         self.plan_pump(node);
@@ -522,20 +522,20 @@ impl MessageWorld {
         let srq = self.nodes[node].srq;
         let request = RecvRequest { wr_id: RECEIVE | number as u64, tag: 0, segments: &segments };
         if let Err(error) = self.nodes[node].device.post_srq_recv(self.now, srq, &request) {
-            return self.violate(format!("dev {node} cannot post a shared receive: {error}"));
+            return self.report_violation(format!("dev {node} cannot post a shared receive: {error}"));
         }
         self.nodes[node].shared.insert(number);
     }
 
     /// Registers memory for a receive that fits any message.
     fn slot(&mut self, node: usize, endpoint: Option<usize>) -> [Segment; 2] {
-        let room = GRH_LEN + (MAX_PACKETS * u64::from(PathMtu::Mtu1024.bytes())) as usize + 64;
-        let (storage, lkey) = self.register(node, vec![0xee; room + GUARD], room, Access::LOCAL_WRITE);
+        let size = GRH_LEN + (MAX_PACKETS * u64::from(PathMtu::Mtu1024.bytes())) as usize + 64;
+        let (storage, lkey) = self.register(node, vec![0xee; size + GUARD], size, Access::LOCAL_WRITE);
         self.slots.push(Slot { node, endpoint, storage, done: false });
         let cut = self.random.below(200) as u32;
         [
             Segment { addr: BASE, length: cut, lkey },
-            Segment { addr: BASE + u64::from(cut), length: room as u32 - cut, lkey },
+            Segment { addr: BASE + u64::from(cut), length: size as u32 - cut, lkey },
         ]
     }
 }
@@ -547,7 +547,7 @@ impl super::EndpointPlan {
     }
 }
 
-/// The bit that distinguishes receives from messages.
+/// The bit of a `wr_id` that distinguishes receives from messages.
 pub(super) const RECEIVE: u64 = 1 << 63;
 /// The queue key of all datagram endpoints.
 const GROUP_QKEY: u32 = 0x1357_9bdf;

@@ -21,7 +21,7 @@ pub(crate) fn run(messages: &MessagePlan, trace: bool, outcome: &mut Outcome) {
     world.finish();
     outcome.send_request_count += world.operations;
     outcome.packet_count += world.packets;
-    outcome.queue_pair_count += world.made;
+    outcome.queue_pair_count += world.created_qp_count;
     outcome.failed_qp_count += world.failures;
     outcome.fault_counts.add(&world.fabric.counts);
     outcome.end_time = outcome.end_time.max(world.now);

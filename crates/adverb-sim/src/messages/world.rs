@@ -30,7 +30,7 @@ pub(super) struct MessageWorld {
     pub(super) long: Duration,
     pub(super) operations: u64,
     pub(super) packets: u64,
-    pub(super) made: u64,
+    pub(super) created_qp_count: u64,
     pub(super) failures: u64,
     pub(super) digest: u64,
     pub(super) log: Log,
@@ -54,7 +54,7 @@ pub(super) struct Node {
     pub(super) endpoints: HashMap<Qpn, usize>,
     /// The number of datagrams that completed a receive.
     pub(super) datagrams: u64,
-    identification: u16,
+    ip_id: u16,
     pump_planned: bool,
 }
 
@@ -135,7 +135,7 @@ pub(super) struct Message {
 pub(super) enum To {
     Endpoint(usize),
     Group,
-    Nobody,
+    NoEndpoint,
 }
 
 /// A receive.
@@ -221,7 +221,7 @@ impl MessageWorld {
             long,
             operations: 0,
             packets: 0,
-            made: 0,
+            created_qp_count: 0,
             failures: 0,
             digest: 0xcbf2_9ce4_8422_2325,
             log: Log::new(trace),
@@ -236,15 +236,15 @@ impl MessageWorld {
     }
 
     /// Records a violation. Only the first is kept.
-    pub(super) fn violate(&mut self, what: String) {
-        self.log.violate(self.now, &format!("messages: {what}"));
+    pub(super) fn report_violation(&mut self, what: String) {
+        self.log.report_violation(self.now, &format!("messages: {what}"));
     }
 
     pub(super) fn note(&mut self, what: impl FnOnce() -> String) {
         self.log.note(self.now, what);
     }
 
-    /// Registers memory at a node, and returns its storage and key. Addresses are those of the storage.
+    /// Registers memory at a node, and returns its storage and key. Each region starts at [`BASE`].
     pub(super) fn register(
         &mut self,
         node: usize,
@@ -273,7 +273,7 @@ impl MessageWorld {
             };
             self.now = next.max(self.now);
             if self.now > end {
-                return self.violate("the run does not end".to_owned());
+                return self.report_violation("the run does not end".to_owned());
             }
             while let Some(packet) = self.fabric.receive(self.now) {
                 self.deliver(&packet);
@@ -326,7 +326,7 @@ impl MessageWorld {
 
     fn deliver(&mut self, packet: &InFlight) {
         let source = SocketAddr::new(self.nodes[packet.from].address, packet.source_port);
-        let icrc = IcrcCheck::IpId(packet.identification);
+        let icrc = IcrcCheck::IpId(packet.ip_id);
         let Ok(parsed) = Packet::parse(&packet.bytes) else { return };
         let to_group = parsed.header().dest_qp == Qpn::MULTICAST;
         let destination = if to_group { self.group() } else { self.nodes[packet.to].address };
@@ -349,7 +349,7 @@ impl MessageWorld {
         let received = device.sink().datagrams_in - before;
         // A datagram is delivered to all members of a group or, if it is corrupt, to none.
         if to_group && received != 0 && received != members {
-            self.violate(format!("a datagram reached {received} of {members} members of the group"));
+            self.report_violation(format!("a datagram reached {received} of {members} members of the group"));
         }
         self.plan_pump(packet.to);
     }
@@ -359,12 +359,13 @@ impl MessageWorld {
         loop {
             let group = self.group();
             let node = &mut self.nodes[index];
-            node.identification = node.identification.wrapping_add(1);
-            let identification = node.identification;
+            node.ip_id = node.ip_id.wrapping_add(1);
+            let ip_id = node.ip_id;
             let Some(transmit) = node.device.poll_transmit(self.now) else { break };
             let mut bytes = Vec::with_capacity(transmit.payload.len() + 64);
-            if transmit.write_to(&node.memory, identification, &mut bytes).is_err() {
-                return self.violate("the payload of a packet is not in registered memory".to_owned());
+            if transmit.write_to(&node.memory, ip_id, &mut bytes).is_err() {
+                return self
+                    .report_violation("the payload of a packet is not in registered memory".to_owned());
             }
             let (header, remote) = (transmit.header, transmit.path.remote());
             let (source_port, ecn_capable) = (transmit.path.source_port(), transmit.ecn_capable);
@@ -379,15 +380,8 @@ impl MessageWorld {
             for to in receivers {
                 let bytes = bytes.clone();
                 let is_ecn_marked = false;
-                let packet = InFlight {
-                    from: index,
-                    to,
-                    source_port,
-                    identification,
-                    bytes,
-                    ecn_capable,
-                    is_ecn_marked,
-                };
+                let packet =
+                    InFlight { from: index, to, source_port, ip_id, bytes, ecn_capable, is_ecn_marked };
                 let delivery = self.fabric.send(self.now, packet);
                 if delivery != Delivery::Carried {
                     self.note(|| format!("dev {index} -> dev {to}: {header}: {delivery:?}"));
@@ -413,7 +407,7 @@ impl Node {
         let mut device = Device::new(DatagramCounter { on: trace, ..DatagramCounter::default() });
         let pd = device.create_domain();
         let cq = device.create_cq(1 << 20);
-        let srq = device.create_srq(adverb_proto::SrqConfig::new(pd)).expect("the domain is there");
+        let srq = device.create_srq(adverb_proto::SrqConfig::new(pd)).expect("the domain exists");
         let host = index as u16 + 1;
         let address = if v6 {
             IpAddr::V6(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 1, host))
@@ -432,7 +426,7 @@ impl Node {
             keys: Vec::new(),
             endpoints: HashMap::new(),
             datagrams: 0,
-            identification: 0,
+            ip_id: 0,
             pump_planned: false,
         }
     }

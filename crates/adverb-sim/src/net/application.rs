@@ -1,11 +1,11 @@
-//! The application of one side, and what it expects.
+//! The application of one side, and its expectations.
 
 use adverb_net_proto::{Connection, EndReason, ExposedRegion, PhaseKind, Post, Received, SendError};
 use adverb_proto::Time;
 
 use super::memory::{ModelRegion, ProcessMemory};
 
-/// The application exposes a region once in so many messages.
+/// The number of messages per exposed region.
 const EXPOSE_INTERVAL: u64 = 7;
 /// The length of an exposed region.
 const EXPOSED_LEN: u32 = 40;
@@ -29,7 +29,7 @@ pub(super) enum Ending {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct PlannedMessage {
     pub(super) len: u32,
-    /// Whether the message is sent from registered memory, though it may be short.
+    /// Whether the message is sent from registered memory, even if it is short.
     pub(super) is_rendezvous: bool,
     /// The call, if the message is eager.
     pub(super) call: EagerCall,
@@ -38,7 +38,7 @@ pub(super) struct PlannedMessage {
 /// The call that sends an eager message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum EagerCall {
-    /// The message waits for others.
+    /// The message is coalesced with others.
     Feed,
     Send,
     /// The call returns the message's write, if it can be posted. Otherwise, the message is sent by [`EagerCall::Send`].
@@ -125,7 +125,7 @@ impl Application {
         }
     }
 
-    fn violate(&mut self, what: String) {
+    fn report_violation(&mut self, what: String) {
         let side = self.side;
         self.violation.get_or_insert_with(|| format!("side {side}: {what}"));
     }
@@ -142,9 +142,9 @@ impl Application {
             let PlannedMessage { len, is_rendezvous, call } = self.plan[sent as usize];
             let kind = match (is_rendezvous, call) {
                 (true, _) => "from registered memory",
-                (false, EagerCall::Feed) => "with others",
+                (false, EagerCall::Feed) => "coalesced",
                 (false, EagerCall::Send) => "alone",
-                (false, EagerCall::SendAtOnce) => "at once",
+                (false, EagerCall::SendAtOnce) => "immediately",
             };
             Some(format!("sends message {sent}, {len} bytes, {kind}"))
         } else if self.received > received {
@@ -158,11 +158,12 @@ impl Application {
         }
     }
 
-    /// Returns the maximum number of bytes that the connection keeps for a replay, if eager messages have at most `eager_limit`
-    /// bytes: the peer's ring and a batch, or all frames if the peer may read others before a rendezvous message.
+    /// Returns the maximum number of bytes that the connection keeps for a replay, if eager messages have at most
+    /// `eager_limit` bytes: the peer's ring and a batch, or all frames if there are rendezvous messages, because the
+    /// peer may read other messages before those.
     pub(super) fn max_kept_bytes(&self, peer_ring: usize, eager_limit: u32) -> usize {
         let frames = self.plan.iter().map(|planned| planned.len as usize + 32).sum::<usize>();
-        // An application exposes some regions, too.
+        // The announcements of exposed regions are frames, too.
         let frames = frames + 64 * (2 + self.plan.len());
         let is_eager = |planned: &PlannedMessage| !planned.is_rendezvous && planned.len <= eager_limit;
         if self.plan.iter().all(is_eager) { frames.min(peer_ring + peer_ring / 4) } else { frames }
@@ -173,7 +174,7 @@ impl Application {
         self.progress != Progress::Left && self.end.is_none()
     }
 
-    /// Sends the next message, or ends the connection as planned. Returns whether anything was done.
+    /// Sends the next message, or ends the connection as planned. Returns whether it did either.
     pub(super) fn send_next(
         &mut self,
         connection: &mut ModelConnection,
@@ -225,7 +226,7 @@ impl Application {
         true
     }
 
-    /// Exposes a region. Its name is its number.
+    /// Exposes a region, whose name is its number.
     fn expose_next(
         &mut self,
         connection: &mut ModelConnection,
@@ -249,15 +250,15 @@ impl Application {
         }
     }
 
-    /// Notes that a lane is established, over which the peer exposes its regions again.
+    /// Records that a lane is established, over which the peer exposes its regions again.
     pub(super) fn lane_established(&mut self) {
         self.peer_exposed.clear();
     }
 
-    /// Notes that the peer exposes a region.
+    /// Records a region that the peer exposes.
     pub(super) fn add_exposed(&mut self, name: &str, region: ExposedRegion) {
         if *name != self.peer_exposed.len().to_string() {
-            self.violate(format!("region {name} was announced out of order"));
+            self.report_violation(format!("region {name} was announced out of order"));
         }
         self.peer_exposed.push(region);
     }
@@ -268,7 +269,7 @@ impl Application {
         self.peer_exposed.last().copied().filter(|_| is_reading)
     }
 
-    /// Notes that a read was posted.
+    /// Records that a read was posted.
     pub(super) fn read_posted(&mut self) {
         self.reads_left -= 1;
     }
@@ -277,7 +278,7 @@ impl Application {
     pub(super) fn check_read(&mut self, bytes: &[u8]) {
         let regions = self.peer_exposed.len() as u64;
         if !(0..=regions).any(|number| content(1 - self.side, number, EXPOSED_LEN) == bytes) {
-            self.violate("a read of the peer's region returned other bytes".to_owned());
+            self.report_violation("a read of the peer's region returned other bytes".to_owned());
         }
     }
 
@@ -295,7 +296,7 @@ impl Application {
                 if connection.phase() == PhaseKind::Established
                     && connection.send(memory, b"late", None).is_ok()
                 {
-                    self.violate("a message was sent after the shutdown".to_owned());
+                    self.report_violation("a message was sent after the shutdown".to_owned());
                 }
             }
             Ending::Close => return self.close(connection, memory, now),
@@ -345,16 +346,18 @@ impl Application {
         match connection.recv(memory, now) {
             Received::Message(message) => {
                 if self.progress == Progress::Left && self.end.is_none() {
-                    self.violate("a message was received after the close".to_owned());
+                    self.report_violation("a message was received after the close".to_owned());
                 }
                 if self.has_shutdown {
-                    self.violate("a message was received after the peer's shutdown".to_owned());
+                    self.report_violation("a message was received after the peer's shutdown".to_owned());
                 }
                 let expected = self.peer_plan.get(self.received as usize);
                 let expected = expected.map(|planned| content(1 - self.side, self.received, planned.len));
                 if expected.as_ref() != Some(&message.buf) {
                     let (number, len) = (self.received, message.buf.len());
-                    self.violate(format!("message {number} is lost, duplicated or altered ({len} bytes)"));
+                    self.report_violation(format!(
+                        "message {number} is lost, duplicated or altered ({len} bytes)"
+                    ));
                 }
                 self.received += 1;
                 true
@@ -364,25 +367,27 @@ impl Application {
         }
     }
 
-    /// Notes the end of the connection.
+    /// Records the end of the connection.
     pub(super) fn ended(&mut self, reason: EndReason) {
         if self.end.is_some() {
-            self.violate("the connection ended twice".to_owned());
+            self.report_violation("the connection ended twice".to_owned());
         }
         if let EndReason::ProtocolViolation(_) = reason {
-            self.violate(reason.to_string());
+            self.report_violation(reason.to_string());
         }
         self.end = Some(reason);
     }
 
-    /// Notes a message that the peer may not have received.
+    /// Records a message that the peer may not have received.
     pub(super) fn add_unacknowledged(&mut self, number: u64, bytes: &[u8]) {
         let planned = self.plan.get(number as usize).filter(|_| number < self.sent);
         if planned.is_none_or(|planned| content(self.side, number, planned.len) != bytes) {
-            self.violate(format!("message {number} was reported as unacknowledged with other bytes"));
+            self.report_violation(format!(
+                "message {number} was reported as unacknowledged with other bytes"
+            ));
         }
         if self.unacknowledged.last().is_some_and(|last| *last >= number) {
-            self.violate("unacknowledged messages are out of order".to_owned());
+            self.report_violation("unacknowledged messages are out of order".to_owned());
         }
         self.unacknowledged.push(number);
     }
@@ -401,7 +406,9 @@ impl Application {
             && is_promised
         {
             let end = self.end;
-            self.violate(format!("message {number} was neither received nor reported (end: {end:?})"));
+            self.report_violation(format!(
+                "message {number} was neither received nor reported (end: {end:?})"
+            ));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Two devices (adverb-proto) in place of modeled queue pairs.
 //!
-//! The drivers post to the queues of the modeled connection. The devices take the requests from there, move the data in packets,
-//! and decide when a request completes or a queue pair fails.
+//! The drivers post to the queues of the modeled connection. The devices take the requests from these queues, transfer
+//! the data in packets, and decide when a request completes or a queue pair fails.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -50,7 +50,7 @@ struct Node {
     local_key: u32,
     /// The keys of regions, by their keys in the model.
     keys: BTreeMap<u32, u32>,
-    identification: u16,
+    ip_id: u16,
 }
 
 /// The queue pairs of a lane.
@@ -61,14 +61,14 @@ struct Lane {
 struct LaneEnd {
     qpn: Option<Qpn>,
     is_stopped: bool,
-    /// The id of the last request that was posted to the device.
+    /// The `wr_id` of the last request that was posted to the device.
     last_posted: Option<u64>,
     /// The number of receives that the device has.
     receives: usize,
 }
 
 impl Devices {
-    /// Creates the devices. The fabric loses, duplicates and reorders packets, which the devices must conceal.
+    /// Creates the devices. The fabric loses, duplicates and reorders packets, and the devices must recover.
     pub(super) fn new(seed: u64) -> Devices {
         let mut random = Random::new(seed);
         let mut chance = |max| random.below(max) as u32;
@@ -97,15 +97,15 @@ impl Devices {
         self.packet_count
     }
 
-    /// Loses all packets up to this time. A long loss exhausts the retries of queue pairs.
+    /// Drops all packets until `time`. A long loss exhausts the retries of queue pairs.
     pub(super) fn lose_packets_until(&mut self, time: Time) {
         self.lost_until = time;
     }
 
-    /// Passes new requests to the devices, and lets the time pass until the next packet arrives or the next timer expires.
-    /// Returns whether there was one.
+    /// Passes new requests to the devices, and advances the time until the next packet arrives or the next timer
+    /// expires. Returns whether there was a packet or a timer.
     pub(super) fn step(&mut self, world: &mut World) -> bool {
-        self.follow(world);
+        self.apply_actions(world);
         self.transmit(world);
         let timeouts = self.nodes.iter().filter_map(|node| node.device.poll_timeout());
         let next = timeouts.chain(self.fabric.next()).min();
@@ -125,8 +125,8 @@ impl Devices {
         next.is_some()
     }
 
-    /// Does in the devices what the drivers have done in the model since the last step.
-    fn follow(&mut self, world: &mut World) {
+    /// Applies the drivers' actions in the model since the last step to the devices.
+    fn apply_actions(&mut self, world: &mut World) {
         for side in 0..2 {
             let is_running = world.sides[side].process == Process::Running;
             self.nodes[side].register_new(&world.sides[side].memory, is_running, &mut self.random);
@@ -136,7 +136,7 @@ impl Devices {
         }
         for (lane, rc) in world.lanes.iter().enumerate() {
             for side in 0..2 {
-                self.follow_end(world.now, lane, side, rc.as_ref());
+                self.apply_end_actions(world.now, lane, side, rc.as_ref());
             }
         }
     }
@@ -184,7 +184,7 @@ impl Devices {
     }
 
     /// Posts the requests of one end of a lane, or stops or destroys its queue pair.
-    fn follow_end(&mut self, now: Time, lane: usize, side: usize, rc: Option<&RcConnection>) {
+    fn apply_end_actions(&mut self, now: Time, lane: usize, side: usize, rc: Option<&RcConnection>) {
         let end = &mut self.lanes[lane].ends[side];
         let Some(qpn) = end.qpn else { return };
         let [first, second] = &mut self.nodes;
@@ -220,20 +220,20 @@ impl Devices {
         for side in 0..2 {
             loop {
                 let node = &mut self.nodes[side];
-                node.identification = node.identification.wrapping_add(1);
-                let identification = node.identification;
+                node.ip_id = node.ip_id.wrapping_add(1);
+                let ip_id = node.ip_id;
                 let Some(transmit) = node.device.poll_transmit(world.now) else { break };
                 let dest_qp = transmit.header.dest_qp;
                 let mut bytes = Vec::with_capacity(transmit.payload.len() + 64);
-                if transmit.write_to(&world.sides[side].memory, identification, &mut bytes).is_err() {
-                    return world.violate("the NIC read a buffer that was not in flight");
+                if transmit.write_to(&world.sides[side].memory, ip_id, &mut bytes).is_err() {
+                    return world.report_violation("the NIC read a buffer that was not in flight");
                 }
                 self.packet_count += 1;
                 let packet = InFlight {
                     from: side,
                     to: 1 - side,
                     source_port: PORT,
-                    identification,
+                    ip_id,
                     bytes,
                     ecn_capable: false,
                     is_ecn_marked: false,
@@ -259,22 +259,22 @@ impl Devices {
         }
         let source = SocketAddr::new(self.nodes[packet.from].address, packet.source_port);
         let node = &mut self.nodes[packet.to];
-        let arrival = RxMeta {
+        let rx_meta = RxMeta {
             source,
             destination: SocketAddr::new(node.address, ROCE_PORT),
-            icrc: IcrcCheck::IpId(packet.identification),
+            icrc: IcrcCheck::IpId(packet.ip_id),
             is_ecn_marked: false,
             route: Default::default(),
             received_at: None,
         };
-        node.device.handle_packet(world.now, &arrival, &parsed, &mut world.sides[packet.to].memory);
+        node.device.handle_packet(world.now, &rx_meta, &parsed, &mut world.sides[packet.to].memory);
     }
 
     /// Passes the completions of both devices to the model.
     fn complete(&mut self, world: &mut World) {
         for side in 0..2 {
             let (send_cq, recv_cq) = (self.nodes[side].send_cq, self.nodes[side].recv_cq);
-            // Messages that arrived before a failure come first.
+            // Messages that arrived before a failure must be passed on first.
             let mut flushed = Vec::new();
             while let Some(completion) = self.nodes[side].device.poll_completion(recv_cq) {
                 let Some(lane) = self.ends[side].get(&completion.qpn).copied() else { continue };
@@ -313,9 +313,9 @@ impl Devices {
         match status {
             Status::RetryExceeded | Status::Flushed => {}
             Status::RnrRetryExceeded => {
-                world.violate("a message found no receive: credits were exceeded");
+                world.report_violation("a message found no receive: credits were exceeded");
             }
-            status => world.violate(&format!("a request failed: {status}")),
+            status => world.report_violation(&format!("a request failed: {status}")),
         }
     }
 }
@@ -335,7 +335,7 @@ impl Node {
         let local_key = device.register(pd, registration, || random.u32()).expect("a valid region");
         let address = IpAddr::V4(Ipv4Addr::new(10, 99, 0, host));
         let keys = BTreeMap::new();
-        Node { device, address, pd, send_cq, recv_cq, local_key, keys, identification: 0 }
+        Node { device, address, pd, send_cq, recv_cq, local_key, keys, ip_id: 0 }
     }
 
     /// Registers the new regions of the process, and deregisters the released ones.
@@ -367,7 +367,7 @@ impl Node {
         Segment { addr: local_address(segment.addr), lkey: self.local_key, ..segment }
     }
 
-    /// Posts a request. Its remote memory is the peer's.
+    /// Posts a request that accesses the peer's memory.
     fn post_send(&mut self, now: Time, qpn: Qpn, request: &ModelRequest, peer: &Node) {
         // A key that the peer has deregistered is invalid.
         let translate = |remote: RemoteAddress| {

@@ -52,8 +52,8 @@ struct State {
 /// A step between two states.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// The NIC completes the executed requests, the driver registers, dials, posts and polls, and the application receives, until
-    /// nothing is left to do.
+    /// The NIC completes the executed requests, the driver registers, dials, posts and polls, and the application
+    /// receives, until nothing is left to do.
     Drive(usize),
     /// The NIC executes all requests of a side.
     Execute(usize),
@@ -107,14 +107,14 @@ fn fingerprint(state: &State) -> u128 {
 }
 
 impl State {
-    /// Whether a step may have an effect. Only such steps are tried, because a copy of the state takes time.
-    fn may(&self, step: Step) -> bool {
+    /// Whether a step may have an effect. Other steps are not tried, because copying the state takes time.
+    fn may_have_effect(&self, step: Step) -> bool {
         match step {
             Step::Drive(_) => true,
             Step::Act(Action::Send(side)) => self.world.sides[side].application.is_sending(),
             Step::Break(..) => self.breaks_left > 0,
             Step::Act(Action::Kill(..)) => self.restarts_left > 0,
-            // A lane that doesn't work fails sooner or later: this is no other fault.
+            // A broken lane fails sooner or later, so this is not an additional fault.
             Step::Act(Action::FailLane(side)) => self.world.is_lane_silent(side),
             // No timeout is needed while the lane works, or while a completion waits for the driver.
             Step::Act(Action::Timeout(side)) => {
@@ -171,7 +171,7 @@ impl State {
         self.world.sides.iter().all(|side| side.is_over())
     }
 
-    /// Checks a final state, in which the applications have received all that they can.
+    /// Checks a final state, after the applications have received all messages that they can receive.
     fn check_final(&self) -> Option<String> {
         let mut world = self.world.clone();
         for side in 0..2 {
@@ -185,7 +185,7 @@ impl State {
                 Some(EndReason::Closed | EndReason::PeerClosed) | None
             );
             if !self.had_fault && !is_graceful {
-                world.violate("a connection without faults did not end gracefully");
+                world.report_violation("a connection without faults did not end gracefully");
             }
         }
         world.violation
@@ -221,8 +221,8 @@ impl NetPlan {
         NetPlan::CloseAgainstMessages,
     ];
 
-    /// Returns the maximum number of a side's requests that are executed before a break. Messages in both directions, and both
-    /// endings of a side, have more states, so fewer kinds of breaks.
+    /// Returns the maximum number of a side's requests that are executed before a break. Plans with messages in both
+    /// directions, or with two endings, have more states, so they have fewer kinds of breaks.
     fn max_executed(self) -> usize {
         match self {
             NetPlan::ConnectorCloses | NetPlan::ListenerCloses => 3,
@@ -247,12 +247,12 @@ impl NetPlan {
     }
 }
 
-/// Visits all states of a connection with a ring of 512 bytes and four writes, with at most `break_count` breaks of lanes and
-/// `restart_count` restarts: breadth first, up to `max_states`.
+/// Visits all states of a connection with a ring of 512 bytes and four writes, with at most `break_count` breaks of
+/// lanes and `restart_count` restarts: breadth first, up to `max_states`.
 ///
-/// The checks are those of [`run_net`](crate::run_net). In addition, an end can be reached from each state. A driver's work and the
-/// execution of a side's requests are single steps; a break interrupts the latter after any of the first three requests, but
-/// not in plans with many states.
+/// The checks are those of [`run_net`](crate::run_net). In addition, a final state can be reached from each state. A
+/// driver's work and the execution of a side's requests are single steps. A break interrupts the execution after any of
+/// the first three requests, but not in plans with many states.
 pub fn explore_net(plan: NetPlan, break_count: u8, restart_count: u8, max_states: usize) -> NetExploration {
     let config = Config {
         recv_ring_size: 512,
@@ -265,10 +265,10 @@ pub fn explore_net(plan: NetPlan, break_count: u8, restart_count: u8, max_states
         reconnect: Some(Duration::from_secs(1)),
         ..Config::default()
     };
-    let [(ours, our_end), (theirs, their_end)] = plan.sides();
+    let [(connector_plan, connector_ending), (listener_plan, listener_ending)] = plan.sides();
     let applications = [
-        Application::new(0, ours.clone(), theirs.clone(), our_end),
-        Application::new(1, theirs, ours, their_end),
+        Application::new(0, connector_plan.clone(), listener_plan.clone(), connector_ending),
+        Application::new(1, listener_plan, connector_plan, listener_ending),
     ];
     let world = World::new([config.clone(), config], applications);
     let (breaks_left, restarts_left) = (break_count, restart_count);
@@ -371,7 +371,7 @@ fn explore(first: State, max_executed: usize, max_states: usize) -> NetExplorati
                 }
                 continue;
             }
-            for step in steps.iter().filter(|step| state.may(**step)) {
+            for step in steps.iter().filter(|step| state.may_have_effect(**step)) {
                 let mut successor = state.clone();
                 if !successor.step(*step) {
                     continue;
@@ -400,19 +400,19 @@ fn explore(first: State, max_executed: usize, max_states: usize) -> NetExplorati
         }
         level = next;
     }
-    if let Some(id) = find_trap(origins.len(), &mut edges, &finals) {
-        result.violation = Some(describe(&origins, id, "no end can be reached"));
+    if let Some(id) = find_stuck_state(origins.len(), &mut edges, &finals) {
+        result.violation = Some(describe(&origins, id, "no final state can be reached"));
     }
     result
 }
 
 /// Returns a state from which no final state can be reached.
-fn find_trap(count: usize, edges: &mut [(u32, u32)], finals: &[u32]) -> Option<u32> {
+fn find_stuck_state(count: usize, edges: &mut [(u32, u32)], finals: &[u32]) -> Option<u32> {
     edges.sort_unstable_by_key(|(_, to)| *to);
-    let mut is_good = vec![false; count];
+    let mut reaches_end = vec![false; count];
     let mut queue = finals.to_vec();
     for id in finals {
-        is_good[*id as usize] = true;
+        reaches_end[*id as usize] = true;
     }
     while let Some(id) = queue.pop() {
         let start = edges.partition_point(|(_, to)| *to < id);
@@ -420,10 +420,10 @@ fn find_trap(count: usize, edges: &mut [(u32, u32)], finals: &[u32]) -> Option<u
             if *to != id {
                 break;
             }
-            if !std::mem::replace(&mut is_good[*from as usize], true) {
+            if !std::mem::replace(&mut reaches_end[*from as usize], true) {
                 queue.push(*from);
             }
         }
     }
-    is_good.iter().position(|is_good| !is_good).map(|id| id as u32)
+    reaches_end.iter().position(|reaches_end| !reaches_end).map(|id| id as u32)
 }

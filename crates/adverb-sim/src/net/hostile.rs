@@ -1,4 +1,4 @@
-//! A hostile peer of a connection: whatever it sends, the connection keeps its invariants.
+//! A hostile peer of a connection. For anything that it sends, the connection keeps its invariants.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -14,10 +14,10 @@ const SESSION: [u8; 16] = [7; 16];
 const RING_LEN: u32 = 1024;
 const MAX_MESSAGE: u32 = 2000;
 const RECV_BUFFER_LIMIT: usize = 1500;
-/// The maximum weight of messages that are buffered: the limit, and the ring's frames, and one message.
+/// The maximum size of the buffered messages: the limit, the ring's frames, and one message.
 const MAX_BUFFERED: usize = RECV_BUFFER_LIMIT + 5 * RING_LEN as usize + MAX_MESSAGE as usize + 64;
-/// The maximum number of bytes kept for a replay: a peer that reads the ring, and no rendezvous message, makes the connection keep
-/// all messages of one input.
+/// The maximum number of bytes kept for a replay. A peer that reads the ring, and no rendezvous message, makes the
+/// connection keep all messages of one input.
 const MAX_KEPT: usize = 1 << 20;
 
 /// The input, as a sequence of choices.
@@ -35,7 +35,7 @@ impl Choices<'_> {
         u32::from(self.byte().unwrap_or(0)) % end.max(1)
     }
 
-    /// Returns the next bytes, or zeros after the end of the input.
+    /// Returns a number of the next four bytes. Bytes after the end of the input are zero.
     fn number(&mut self) -> u32 {
         u32::from_le_bytes([(); 4].map(|()| self.byte().unwrap_or(0)))
     }
@@ -53,7 +53,7 @@ impl Region for HostileRegion {
     }
 }
 
-/// The memory of the connection. The peer writes the ring whenever it wants.
+/// The memory of the connection. The peer can write the ring at any time.
 struct HostileMemory {
     ring: Vec<u8>,
     regions: BTreeSet<u32>,
@@ -103,10 +103,10 @@ struct Target {
     now: Time,
     posted: VecDeque<(Tag, Option<Vec<u8>>)>,
     receives: u32,
-    /// The hello of the current lane, and those that the driver has passed on for the next one.
+    /// The hello of the current lane, and the one that the driver has passed on for the next lane.
     hello: Option<Hello>,
     successor: Option<Hello>,
-    /// The number of writes with frames over the current lane, and the number that the peer has returned.
+    /// The number of writes with frames over the current lane, and the number whose credits the peer has returned.
     writes: u64,
     writes_read: u64,
     registering: Option<Register<Vec<u8>, HostileRegion>>,
@@ -114,13 +114,14 @@ struct Target {
     must_dial: bool,
 }
 
-/// Lets a peer send the hellos, writes and bytes in the ring that the input describes, to a connection that sends, receives, breaks
-/// and resumes.
+/// Attacks a connection that sends, receives, breaks and resumes, with the hellos, the writes and the bytes in the ring
+/// that `bytes` describe.
 ///
 /// # Errors
 ///
-/// Returns the violated invariant: requests stay within the peer's ring, its credits and the send queue; reads stay within the own
-/// ring; the memory is bounded; each region is released once, and all of them after the end.
+/// Returns the violated invariant: requests stay within the peer's ring, its credits and the send queue; reads stay
+/// within the connection's own ring; the memory is bounded; each region is released once, and all of them after the
+/// end.
 pub fn net_attack_from_bytes(bytes: &[u8]) -> Result<(), String> {
     let mut choices = Choices(bytes);
     let mut target = Target::new(&mut choices);
@@ -240,7 +241,7 @@ impl Target {
         }
     }
 
-    /// Receives a write: an immediate, of which some are nearly valid.
+    /// Receives a write with immediate data, which is sometimes nearly valid.
     fn receive_write(&mut self, choices: &mut Choices<'_>) {
         if self.receives == 0 {
             return;
@@ -323,7 +324,7 @@ impl Target {
         }
     }
 
-    /// Does the driver's work.
+    /// Performs the driver's work.
     fn drive(&mut self, choices: &mut Choices<'_>) -> Result<(), String> {
         while let Some(event) = self.connection.poll_event() {
             match event {
@@ -355,7 +356,7 @@ impl Target {
             };
             self.post(post)?;
         }
-        Err("the connection posts without an end".to_owned())
+        Err("the connection does not stop posting".to_owned())
     }
 
     fn post(&mut self, post: Post<Vec<u8>>) -> Result<(), String> {
@@ -367,12 +368,12 @@ impl Target {
             Post::Hello { .. } => (Tag::Hello, None),
             Post::Write { tag, buf, remote, .. } => {
                 let len = buf.as_ref().map_or(0, Vec::len);
-                self.check_place(remote, len)?;
+                self.check_write_range(remote, len)?;
                 self.writes += u64::from(len > 0);
                 (tag, buf)
             }
             Post::Probe { remote } => {
-                self.check_place(remote, 0)?;
+                self.check_write_range(remote, 0)?;
                 (Tag::Probe, None)
             }
             Post::Read { buf, .. } => (Tag::Read, Some(buf)),
@@ -382,7 +383,7 @@ impl Target {
     }
 
     /// Checks that a write stays within the peer's ring.
-    fn check_place(&self, remote: RemoteAddress, len: usize) -> Result<(), String> {
+    fn check_write_range(&self, remote: RemoteAddress, len: usize) -> Result<(), String> {
         let Some(hello) = &self.hello else { return Ok(()) };
         let offset = remote.addr.wrapping_sub(hello.ring.addr);
         if remote.rkey != hello.ring.rkey || offset.saturating_add(len as u64) > hello.ring.len {

@@ -1,4 +1,4 @@
-//! The log of a run, for a person who looks for the cause of a violation.
+//! The log of a run, which helps to find the cause of a violation.
 
 use adverb_net_proto::{Completed, Event, Frame, FrameKind, Hello, Post};
 
@@ -105,7 +105,7 @@ pub(super) fn describe_event<R: std::fmt::Debug>(event: &Event<R>) -> String {
         Event::Established { lane } => format!("has established lane {lane}"),
         Event::Release(region) => format!("releases {region:?}"),
         Event::Drain => "stops its lane".to_owned(),
-        Event::Redial { .. } => "wants to dial again".to_owned(),
+        Event::Redial { .. } => "must redial".to_owned(),
         Event::Closed(reason) => format!("has ended: {reason}"),
         event => format!("{event:?}"),
     }

@@ -10,7 +10,7 @@ use crate::rc_model::NicMemory;
 
 /// The content of memory that was allocated and not written.
 const UNUSED: u8 = 0xdd;
-/// The address of the first byte of each region: regions are told apart by their keys.
+/// The address of the first byte of each region. Only their keys distinguish regions.
 pub(super) const REGION_BASE: u64 = 0x1000;
 /// The storage of the buffers of requests, for a device. The storage of a region is its key.
 pub(super) const LOCAL_STORAGE: StorageId = StorageId(1 << 40);
@@ -55,7 +55,7 @@ pub(super) struct ProcessMemory {
     next_rkey: u32,
     /// The buffers of requests in flight, by their addresses.
     in_flight: BTreeMap<u64, Vec<u8>>,
-    /// The first access that the rules forbid.
+    /// The first invalid access.
     pub(super) violation: Option<&'static str>,
 }
 
@@ -116,7 +116,7 @@ impl ProcessMemory {
         self.insert(Registered::Message(bytes), len)
     }
 
-    /// Notes that a lane begins, for which no message is registered.
+    /// Marks all messages as registered for an earlier lane.
     pub(super) fn invalidate_messages(&mut self) {
         for memory in self.regions.values_mut() {
             if let Registered::Message(bytes) = memory {

@@ -1,15 +1,15 @@
-//! Two sides of a connection (adverb-net-proto) on modeled queue pairs, or on two devices (adverb-proto) in one of
+//! Two sides of a connection (adverb-net-proto) on modeled queue pairs, or on two devices (adverb-proto) for one of
 //! [`DEVICE_SEED_INTERVAL`] seeds.
 //!
-//! Applications send eager and rendezvous messages, receive, shut down and close at random. Lanes break at both ends or at one,
-//! packets disappear, dialing fails, processes hang, die silently or are restarted. The checks of every run:
+//! Applications send eager and rendezvous messages, receive, shut down and close at random. Lanes break at both ends or
+//! at one, packets are lost, dialing fails, and processes hang, die without notice or restart. The checks of every run:
 //!
 //! - each message is received once, in order and unaltered, or reported as unacknowledged;
 //! - nothing is received after a shutdown or a close, and nothing can be sent;
 //! - no write finds the receive queue empty (credits), and no place in a ring is overwritten before it is read;
-//! - no access with a key of released memory, and no access of the NIC to a buffer that was returned;
-//! - the buffered messages, those that are kept for a replay, the requests in flight and the registered regions stay within
-//!   their limits;
+//! - no request uses the key of released memory, and the NIC accesses no buffer that was returned;
+//! - the buffered messages, the messages that are kept for a replay, the requests in flight and the registered regions
+//!   stay within their limits;
 //! - every wait ends: each connection ends after the faults, and an idle side notices that its lane has failed;
 //! - without faults, every connection ends gracefully, over its first lane, and without waiting for a timeout;
 //! - an ended connection leaves nothing registered, and all buffers were returned.
@@ -35,9 +35,9 @@ pub use explore::{NetExploration, NetPlan, NetSearch, explore_net, explore_net_p
 pub use hostile::net_attack_from_bytes;
 use world::{Action, Process, World};
 
-/// The maximum number of rounds in which a run must come to its end.
+/// The maximum number of rounds in which a run must end.
 const MAX_ROUNDS: u32 = 3000;
-/// The number of seeds of which one runs on two devices, over a fabric that loses, duplicates and reorders packets.
+/// The interval between the seeds that run on two devices, over a fabric that loses, duplicates and reorders packets.
 pub const DEVICE_SEED_INTERVAL: u64 = 20;
 /// The number of seeds of which one has [`ClosePace::Slow`].
 const SLOW_CLOSE_INTERVAL: u64 = 5;
@@ -73,7 +73,7 @@ pub struct NetOutcome {
 struct Run {
     random: Random,
     world: World,
-    /// The devices, unless queue pairs are modeled.
+    /// The devices, or `None` if the queue pairs are modeled.
     devices: Option<Devices>,
     limits: [Bounds; 2],
     has_faults: bool,
@@ -111,8 +111,8 @@ struct Bounds {
     request_count: usize,
 }
 
-/// The maximum number of registered regions of a side, besides those that the application has exposed: the ring, the rendezvous
-/// messages, and one that is registered again.
+/// The maximum number of registered regions of a side, besides those that the application has exposed: the ring, the
+/// rendezvous messages, and one message that is registered again.
 const MAX_REGION_COUNT: usize = 2 + MAX_RENDEZVOUS as usize;
 
 /// Runs two sides of a connection.
@@ -218,7 +218,7 @@ fn plan(random: &mut Random) -> Vec<PlannedMessage> {
 impl Run {
     fn run(&mut self) {
         let steps = self.random.between(200, 2500);
-        // Slow receivers fill rings and inboxes.
+        // Slow receivers fill the rings and the receive buffers.
         let mut weights = [10; 10];
         for weight in &mut weights {
             *weight = self.random.pick(&[1, 4, 10, 20]);
@@ -230,7 +230,7 @@ impl Run {
             let has_left =
                 |side: &world::Side| side.application.progress == Progress::Left && !side.is_over();
             let factor = if self.world.sides.iter().any(has_left) { 5 } else { 1 };
-            // Most faults would otherwise end the handshake.
+            // Before both sides are established, most faults would end the handshake.
             let is_established = self.world.sides.iter().all(|side| side.established_count > 0);
             if (is_established || breaks_handshake) && self.random.chance_per_million(fault_chance * factor) {
                 self.inject_fault();
@@ -364,13 +364,13 @@ impl Run {
             7 => Action::Drain(side),
             8 if self.random.below(8) == 0 => Action::DialFailed(side),
             8 => Action::Dial(side),
-            _ => return self.pass_time(side),
+            _ => return self.advance_time(side),
         };
         self.act(action);
     }
 
-    /// Lets some time pass, if there may be faults.
-    fn pass_time(&mut self, side: usize) {
+    /// Advances the time, if faults are enabled.
+    fn advance_time(&mut self, side: usize) {
         if !self.has_faults {
             return;
         }
@@ -406,12 +406,12 @@ impl Run {
             } else {
                 continue;
             };
-            return self.world.violate(&what);
+            return self.world.report_violation(&what);
         }
     }
 
     /// Runs until nothing changes. Returns `false` if a violation was found.
-    fn settle(&mut self) -> bool {
+    fn run_until_idle(&mut self) -> bool {
         for _ in 0..MAX_ROUNDS {
             let mut is_busy = false;
             for side in 0..2 {
@@ -453,11 +453,11 @@ impl Run {
             match next {
                 Some(next) if !is_over && (!is_idle || is_waiting) => {
                     if !self.has_faults {
-                        self.world.violate("a run without faults waits for a timeout");
+                        self.world.report_violation("a run without faults waits for a timeout");
                         return false;
                     }
                     if self.devices.is_none() && (0..2).any(|side| self.world.can_close(side)) {
-                        self.world.violate("a close waits for a timeout, though its lane works");
+                        self.world.report_violation("a close waits for a timeout, though its lane works");
                         return false;
                     }
                     self.world.now = self.world.now.max(next);
@@ -467,33 +467,33 @@ impl Run {
                 _ => return true,
             }
         }
-        self.world.violate("the connection did not come to rest");
+        self.world.report_violation("the connection did not become idle");
         false
     }
 
     /// Ends the faults, and checks that all connections end.
     fn finish(&mut self) {
-        if !self.settle() {
+        if !self.run_until_idle() {
             return;
         }
         let has_keepalive = |world: &World, side: usize| world.next_timeout(side).is_some();
         for side in 0..2 {
             if self.world.is_lane_silent(side) && has_keepalive(&self.world, side) {
-                return self.world.violate("an idle side did not notice that its lane failed");
+                return self.world.report_violation("an idle side did not notice that its lane failed");
             }
         }
         for side in 0..2 {
             self.act(Action::Close(side));
         }
-        if !self.settle() {
+        if !self.run_until_idle() {
             return;
         }
         for side in 0..2 {
-            // A connection whose application hangs stays open, while its peer is there.
+            // A connection whose application hangs stays open while its peer exists.
             let is_hung = self.world.sides[side].application.is_hung;
             if !self.world.sides[side].is_over() && !is_hung {
                 let phase = self.world.sides[side].connection.as_ref().map(|connection| connection.phase());
-                return self.world.violate(&format!("side {side} did not end: {phase:?}"));
+                return self.world.report_violation(&format!("side {side} did not end: {phase:?}"));
             }
             self.world.check_resources(side);
         }
@@ -510,10 +510,10 @@ impl Run {
             if !self.has_faults {
                 let reason = self.world.end_reason(side);
                 if !matches!(reason, Some(EndReason::Closed | EndReason::PeerClosed)) {
-                    self.world.violate(&format!("side {side} ended without a fault: {reason:?}"));
+                    self.world.report_violation(&format!("side {side} ended without a fault: {reason:?}"));
                 }
                 if self.world.sides[side].established_count != 1 {
-                    self.world.violate("a lane was replaced without a fault");
+                    self.world.report_violation("a lane was replaced without a fault");
                 }
             }
         }

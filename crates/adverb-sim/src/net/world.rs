@@ -14,9 +14,9 @@ use super::log;
 use super::memory::{ModelRegion, ProcessMemory};
 use crate::rc_model::{Execution, ModelRequest, RcConnection};
 
-/// The id of the receive for a hello.
+/// The `wr_id` of the receive for a hello.
 const HELLO_RECV: u64 = u64::MAX;
-/// The id of the receives for writes.
+/// The `wr_id` of the receives for writes.
 const WRITE_RECV: u64 = u64::MAX - 1;
 /// The session of the connection.
 const SESSION: [u8; 16] = [7; 16];
@@ -27,7 +27,7 @@ pub(super) enum Process {
     Running,
     /// The process was restarted: it accepts lanes, and knows no session.
     Restarted,
-    /// The process has disappeared without a packet.
+    /// The process died without notifying its peer.
     Dead,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Side {
     successor: Option<usize>,
     /// Lanes whose hello has not arrived.
     incoming: Vec<usize>,
-    /// Lanes that were answered with an unknown session.
+    /// Lanes that were rejected because their session is unknown.
     rejected: Vec<usize>,
     /// The buffers of the receives for hellos, by lane.
     hello_buffers: Vec<(usize, u64)>,
@@ -158,8 +158,8 @@ impl Side {
 impl World {
     pub(super) fn new(configs: [Config; 2], applications: [Application; 2]) -> World {
         let [first, second] = configs;
-        let [ours, theirs] = applications;
-        let sides = [Side::new(first.clamped(), ours), Side::new(second.clamped(), theirs)];
+        let [connector, listener] = applications;
+        let sides = [Side::new(first.clamped(), connector), Side::new(second.clamped(), listener)];
         let mut world = World { now: Time::ZERO, sides, lanes: Vec::new(), violation: None, log: None };
         let lane = world.connect();
         let config = world.sides[0].config.clone();
@@ -168,7 +168,7 @@ impl World {
         world
     }
 
-    pub(super) fn violate(&mut self, what: &str) {
+    pub(super) fn report_violation(&mut self, what: &str) {
         self.note(|| format!("VIOLATION: {what}"));
         self.violation.get_or_insert_with(|| what.to_owned());
     }
@@ -225,7 +225,7 @@ impl World {
         }
     }
 
-    /// Whether the lane of a side can't be used, and the side doesn't know.
+    /// Whether the lane of an established side is broken, and the side hasn't noticed.
     pub(super) fn is_lane_silent(&self, side: usize) -> bool {
         let view = &self.sides[side];
         let is_established =
@@ -245,10 +245,10 @@ impl World {
         self.lanes.iter().flatten().any(|rc| rc.is_working() && rc.is_busy(side))
     }
 
-    /// Performs a step. Returns whether anything was done.
+    /// Performs a step. Returns whether it had an effect.
     pub(super) fn act(&mut self, action: Action) -> bool {
         let done = match action {
-            Action::Send(side) => self.send(side) | self.operate(side),
+            Action::Send(side) => self.send(side) | self.post_reads(side),
             Action::Receive(side) => self.with_application(side, Application::receive_next),
             Action::Close(side) => self.with_application(side, Application::close),
             Action::Register(side) => self.register(side),
@@ -295,10 +295,10 @@ impl World {
             self.handle_events(side);
             self.check_redial(side);
             if let Some(what) = self.sides[side].memory.violation.take() {
-                self.violate(what);
+                self.report_violation(what);
             }
             if let Some(what) = self.sides[side].application.violation.take() {
-                self.violate(&what);
+                self.report_violation(&what);
             }
         }
     }
@@ -374,7 +374,7 @@ impl World {
         self.note_side(side, || format!("posts {}", log::describe_post(&post)));
         let lane = self.sides[side].lane;
         if !self.rc(lane).is_some_and(|rc| rc.is_end_working(side)) {
-            // As the driver's queue pair does in the error state.
+            // The driver's queue pair rejects requests in the error state.
             if let Some(connection) = &mut self.sides[side].connection {
                 connection.handle_refused(post, now);
             }
@@ -385,7 +385,7 @@ impl World {
                 let segment = Segment { addr: 0, length: 0, lkey: 0 };
                 for _ in 0..count {
                     if !self.rc(lane).is_some_and(|rc| rc.post_recv(side, WRITE_RECV, segment)) {
-                        self.violate("the receive queue overflowed");
+                        self.report_violation("the receive queue overflowed");
                     }
                 }
                 return;
@@ -400,8 +400,8 @@ impl World {
         self.post_send(side, tag, operation, buf, is_signaled);
     }
 
-    /// Posts reads of the peer's region, as many as the send queue has room for, and at most 20.
-    fn operate(&mut self, side: usize) -> bool {
+    /// Posts reads of the peer's region, as many as the send queue accepts, and at most 20.
+    fn post_reads(&mut self, side: usize) -> bool {
         let lane = self.sides[side].lane;
         let mut count = 0;
         while count < 20
@@ -438,7 +438,7 @@ impl World {
             .rc(lane)
             .is_some_and(|rc| rc.post_send(side, ModelRequest { wr_id, operation, flags, local }))
         {
-            self.violate("the send queue overflowed");
+            self.report_violation("the send queue overflowed");
         }
     }
 
@@ -453,11 +453,11 @@ impl World {
                 Execution::Executed => done = true,
                 Execution::Rnr => what = Some("a message found no receive: credits were exceeded"),
                 Execution::TooLong => what = Some("a message was longer than its receive"),
-                Execution::AccessRefused => what = Some("the peer's device refused an access"),
+                Execution::AccessRejected => what = Some("the peer's device rejected an access"),
             }
         }
         if let Some(what) = what {
-            self.violate(what);
+            self.report_violation(what);
         }
         done
     }
@@ -683,7 +683,7 @@ impl World {
         let latest = self.now + view.config.redial_interval;
         let has_timer = self.next_timeout(side).is_some_and(|time| time <= latest);
         if side == 0 && is_disconnected && !view.must_dial && !has_timer {
-            self.violate("the connector does not dial again");
+            self.report_violation("the connector does not dial again");
         }
     }
 
@@ -727,16 +727,16 @@ impl World {
         }
     }
 
-    /// Checks that an ended connection left nothing behind.
+    /// Checks that an ended connection left no memory registered, and no buffer in flight.
     pub(super) fn check_resources(&mut self, side: usize) {
         let view = &self.sides[side];
         if view.process != Process::Running || !view.is_over() || view.registering.is_some() {
             return;
         }
         if view.memory.region_count() > 0 {
-            self.violate("memory stayed registered after the end of the connection");
+            self.report_violation("memory stayed registered after the end of the connection");
         } else if view.memory.in_flight_count() > view.hello_buffers.len() + view.rejected.len() {
-            self.violate("a buffer was not returned");
+            self.report_violation("a buffer was not returned");
         }
     }
 
@@ -759,7 +759,7 @@ impl World {
         let has_session = sender.connection.as_ref().is_some_and(|connection| connection.session().is_some());
         sender.application.check_sent(receipt, has_session);
         if let Some(what) = sender.application.violation.take() {
-            self.violate(&what);
+            self.report_violation(&what);
         }
     }
 

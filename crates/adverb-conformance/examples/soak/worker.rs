@@ -17,10 +17,10 @@ use crate::session::{self, Ended, Role};
 /// The rates of lost, duplicated, corrupted and delayed packets, each in packets per million.
 pub(crate) const FAULTS: u32 = 20_000;
 
-/// The TCP port on which stations listen.
+/// The TCP port on which the processes listen.
 const PORT: u16 = 4791;
 
-/// The report that a station prints every second.
+/// The report that a process prints every second.
 #[derive(Clone, Default, Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
     /// Rounds of all sessions, as their clients count them.
@@ -31,24 +31,24 @@ pub(crate) struct Report {
     pub(crate) bytes: u64,
     /// Messages and datagrams that were sent without acknowledgements.
     pub(crate) unreliable_sent: u64,
-    /// Those of them that arrived.
+    /// Unacknowledged messages and datagrams that arrived.
     pub(crate) unreliable_received: u64,
     /// Sessions that were begun.
     pub(crate) sessions: u64,
     /// The time until a lost peer was detected, in milliseconds, for each lost peer.
     pub(crate) losses: Vec<f64>,
-    /// The memory that the process has, in KiB.
+    /// The resident memory of the process, in KiB.
     pub(crate) resident: u64,
     /// The number of the device's objects and timers.
     pub(crate) held: u64,
     /// The device's counters.
     pub(crate) counters: BTreeMap<String, u64>,
-    /// Rounds with each peer, by the client.
+    /// Rounds with each peer, as the client counts them.
     pub(crate) with: BTreeMap<u8, u64>,
 }
 
-/// The state that all threads of a station share.
-pub(crate) struct Station {
+/// The state that all threads of a process share.
+pub(crate) struct Worker {
     pub(crate) device: Device,
     pub(crate) report: Mutex<Report>,
     pub(crate) stopping: AtomicBool,
@@ -68,69 +68,70 @@ pub(crate) fn run(index: u8, count: u8, network: Ipv4Addr, seed: u64) -> Result<
     let device =
         SoftDevice::at_addr(IpAddr::V4(address)).faults(faults).open().context("opening the device")?;
     let held = held(&device);
-    let station = Arc::new(Station { device, report: Mutex::default(), stopping: AtomicBool::new(false) });
+    let worker = Arc::new(Worker { device, report: Mutex::default(), stopping: AtomicBool::new(false) });
     let listener = TcpListener::bind((address, PORT)).context("listening")?;
     listener.set_nonblocking(true)?;
     let mut threads = Vec::new();
     for peer in index + 1..count {
-        let (station, random) = (Arc::clone(&station), Random(seed.wrapping_mul(0x1000) + u64::from(peer)));
-        let place = SocketAddr::from((self::address(network, peer), PORT));
-        threads.push(std::thread::spawn(move || client(&station, peer, place, random)));
+        let (worker, random) = (Arc::clone(&worker), Random(seed.wrapping_mul(0x1000) + u64::from(peer)));
+        let addr = SocketAddr::from((self::address(network, peer), PORT));
+        threads.push(std::thread::spawn(move || client(&worker, peer, addr, random)));
     }
     let end = {
-        let station = Arc::clone(&station);
+        let worker = Arc::clone(&worker);
         std::thread::spawn(move || {
-            // The coordinator holds the other end.
+            // The input ends when the coordinator closes it.
             _ = io::stdin().read_to_end(&mut Vec::new());
-            station.stopping.store(true, Ordering::Relaxed);
+            worker.stopping.store(true, Ordering::Relaxed);
         })
     };
-    let mut said = Instant::now();
-    while !station.stopping.load(Ordering::Relaxed) || threads.iter().any(|thread| !thread.is_finished()) {
+    let mut reported_at = Instant::now();
+    while !worker.stopping.load(Ordering::Relaxed) || threads.iter().any(|thread| !thread.is_finished()) {
         match listener.accept() {
             Ok((stream, _)) => {
-                let station = Arc::clone(&station);
-                threads.push(std::thread::spawn(move || server(&station, stream)));
+                let worker = Arc::clone(&worker);
+                threads.push(std::thread::spawn(move || server(&worker, stream)));
             }
             Err(_) => std::thread::sleep(Duration::from_millis(20)),
         }
         for done in threads.extract_if(.., |thread| thread.is_finished()) {
             done.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
         }
-        if said.elapsed() >= Duration::from_secs(1) {
-            said = Instant::now();
-            station.print_report()?;
+        if reported_at.elapsed() >= Duration::from_secs(1) {
+            reported_at = Instant::now();
+            worker.print_report()?;
         }
     }
     _ = end.join();
-    // All resources were released.
-    station.print_report()?;
-    let left = self::held(&station.device);
+    // All resources must have been released.
+    worker.print_report()?;
+    let left = self::held(&worker.device);
     ensure!(left == held, "the device has {left} resources after all sessions, and had {held} before");
     Ok(())
 }
 
-/// Has sessions with a peer, one after the other.
-fn client(station: &Station, peer: u8, place: SocketAddr, mut random: Random) -> Result<()> {
-    while !station.stopping.load(Ordering::Relaxed) {
-        let Ok(stream) = TcpStream::connect_timeout(&place, Duration::from_millis(200)) else {
+/// Runs sessions with a peer, one after the other.
+fn client(worker: &Worker, peer: u8, addr: SocketAddr, mut random: Random) -> Result<()> {
+    while !worker.stopping.load(Ordering::Relaxed) {
+        let Ok(stream) = TcpStream::connect_timeout(&addr, Duration::from_millis(200)) else {
             std::thread::sleep(Duration::from_millis(50));
             continue;
         };
         let seed = random.next();
-        hold(station, stream, Role::Client { peer, seed }).with_context(|| format!("with station {peer}"))?;
+        run_session(worker, stream, Role::Client { peer, seed })
+            .with_context(|| format!("with process {peer}"))?;
     }
     Ok(())
 }
 
 /// Runs one session with the client that connected.
-fn server(station: &Station, stream: TcpStream) -> Result<()> {
-    hold(station, stream, Role::Server).context("as a server")
+fn server(worker: &Worker, stream: TcpStream) -> Result<()> {
+    run_session(worker, stream, Role::Server).context("as a server")
 }
 
-fn hold(station: &Station, stream: TcpStream, role: Role) -> Result<()> {
-    let ended = session::run(station, stream, role)?;
-    let mut report = station.report.lock().expect("no thread panics");
+fn run_session(worker: &Worker, stream: TcpStream, role: Role) -> Result<()> {
+    let ended = session::run(worker, stream, role)?;
+    let mut report = worker.report.lock().expect("no thread panics");
     report.sessions += 1;
     if let Ended::Lost(after) = ended {
         report.losses.push(after.as_secs_f64() * 1000.0);
@@ -138,7 +139,7 @@ fn hold(station: &Station, stream: TcpStream, role: Role) -> Result<()> {
     Ok(())
 }
 
-impl Station {
+impl Worker {
     fn print_report(&self) -> Result<()> {
         let mut report = self.report.lock().expect("no thread panics").clone();
         report.resident = resident()?;
@@ -165,7 +166,7 @@ fn resident() -> Result<u64> {
     Ok(line.trim().trim_end_matches(" kB").parse()?)
 }
 
-/// Returns the address of a station.
+/// Returns the address of a process.
 fn address(network: Ipv4Addr, index: u8) -> Ipv4Addr {
     let [a, b, c, _] = network.octets();
     Ipv4Addr::new(a, b, c, index + 1)

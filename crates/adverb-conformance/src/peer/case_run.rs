@@ -7,32 +7,32 @@ use anyhow::{Result, anyhow};
 use serde::Serialize;
 
 use super::actor::Actor;
-use super::message::{Answer, Batch, Command, Connect, Heard, Immediate, Opened, Transport, Wire};
+use super::message::{Answer, Batch, Command, Connect, ControlStream, Heard, Immediate, Opened, Transport};
 use super::{Operation, Settings, common_mtu, expect_answer};
 
 /// One end: the local one, or the peer over TCP.
 pub(super) enum Side {
     Here(Box<Actor>),
-    There(Wire),
+    There(ControlStream),
 }
 
 impl Side {
     /// Executes a command. The outer error means that the peer can't be reached.
     pub(super) fn send_command(&mut self, command: Command) -> Result<Result<Answer>> {
-        let (answer, who) = match self {
+        let (answer, end) = match self {
             Side::Here(actor) => (actor.execute(command), "local"),
-            Side::There(wire) => {
-                wire.send(&command)?;
-                (wire.receive()?, "peer")
+            Side::There(control) => {
+                control.send(&command)?;
+                (control.receive()?, "peer")
             }
         };
         Ok(match answer {
-            Answer::Failed(reason) => Err(anyhow!("{who}: {reason}")),
+            Answer::Failed(reason) => Err(anyhow!("{end}: {reason}")),
             answer => Ok(answer),
         })
     }
 
-    fn done(&mut self, command: Command) -> Result<()> {
+    fn expect_done(&mut self, command: Command) -> Result<()> {
         match self.send_command(command)?? {
             Answer::Done => Ok(()),
             other => Err(anyhow!("unexpected answer {other:?}")),
@@ -53,18 +53,18 @@ pub struct Counts {
 
 /// A feature that a device lacks.
 #[derive(Debug)]
-pub(super) struct Lacking(&'static str);
+pub(super) struct MissingFeature(&'static str);
 
-impl fmt::Display for Lacking {
+impl fmt::Display for MissingFeature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a device has no {}", self.0)
     }
 }
 
-impl std::error::Error for Lacking {}
+impl std::error::Error for MissingFeature {}
 
 /// A running case: `from` is the requester, `to` the responder.
-pub(super) struct Script<'a> {
+pub(super) struct CaseRun<'a> {
     from: &'a mut Side,
     to: &'a mut Side,
     pub(super) settings: Settings,
@@ -72,12 +72,12 @@ pub(super) struct Script<'a> {
     pub(super) counts: Counts,
 }
 
-impl<'a> Script<'a> {
-    pub(super) fn new(from: &'a mut Side, to: &'a mut Side, settings: Settings, seed: u64) -> Script<'a> {
-        Script { from, to, settings, seed, counts: Counts::default() }
+impl<'a> CaseRun<'a> {
+    pub(super) fn new(from: &'a mut Side, to: &'a mut Side, settings: Settings, seed: u64) -> CaseRun<'a> {
+        CaseRun { from, to, settings, seed, counts: Counts::default() }
     }
 
-    pub(super) fn play(&mut self, operation: Operation) -> Result<()> {
+    pub(super) fn run(&mut self, operation: Operation) -> Result<()> {
         match operation {
             Operation::RcSend => self.rc_send(Immediate::None),
             Operation::RcSendWithImm => self.rc_send(Immediate::All),
@@ -96,16 +96,16 @@ impl<'a> Script<'a> {
     }
 
     /// Creates a queue pair at each end, and connects them.
-    pub(super) fn open(&mut self, transport: Transport) -> Result<Stage> {
+    pub(super) fn open(&mut self, transport: Transport) -> Result<ConnectedPair> {
         let from: Opened = expect_answer!(self.from.send_command(Command::Open(transport))?, Opened)?;
         let to: Opened = expect_answer!(self.to.send_command(Command::Open(transport))?, Opened)?;
         let mtu = common_mtu(&from, &to, self.settings.mtu)?;
         let max_rd_atomic = from.max_rd_atomic.min(to.max_rd_atomic).min(16);
         for (side, peer) in [(&mut *self.from, &to), (&mut *self.to, &from)] {
             let connect = Connect { peer: peer.endpoint, mtu: mtu.bytes(), max_rd_atomic };
-            side.done(Command::Connect(connect))?;
+            side.expect_done(Command::Connect(connect))?;
         }
-        Ok(Stage { transport, from, to, mtu })
+        Ok(ConnectedPair { transport, from, to, mtu })
     }
 
     /// Returns the next messages, which differ from all earlier ones.
@@ -116,17 +116,17 @@ impl<'a> Script<'a> {
     }
 
     /// Sends a command to the requester.
-    pub(super) fn act(&mut self, command: Command) -> Result<()> {
-        self.from.done(command)
+    pub(super) fn run_at_requester(&mut self, command: Command) -> Result<()> {
+        self.from.expect_done(command)
     }
 
     /// Sends a command to the responder.
-    pub(super) fn prepare(&mut self, command: Command) -> Result<()> {
-        self.to.done(command)
+    pub(super) fn run_at_responder(&mut self, command: Command) -> Result<()> {
+        self.to.expect_done(command)
     }
 
     /// Executes atomics at the requester.
-    pub(super) fn act_word(&mut self, command: Command) -> Result<u64> {
+    pub(super) fn run_atomics_at_requester(&mut self, command: Command) -> Result<u64> {
         expect_answer!(self.from.send_command(command)?, Word)
     }
 
@@ -154,20 +154,20 @@ impl<'a> Script<'a> {
 }
 
 /// Two connected queue pairs.
-pub(super) struct Stage {
+pub(super) struct ConnectedPair {
     pub(super) transport: Transport,
     pub(super) from: Opened,
     pub(super) to: Opened,
     pub(super) mtu: PathMtu,
 }
 
-impl Stage {
+impl ConnectedPair {
     pub(super) fn mtu(&self) -> u32 {
         self.mtu.bytes().into()
     }
 
     /// Checks that both devices have a feature.
     pub(super) fn need(&self, what: &'static str, has: impl Fn(&Opened) -> bool) -> Result<()> {
-        if has(&self.from) && has(&self.to) { Ok(()) } else { Err(Lacking(what).into()) }
+        if has(&self.from) && has(&self.to) { Ok(()) } else { Err(MissingFeature(what).into()) }
     }
 }
