@@ -1,4 +1,4 @@
-//! Whatever a peer sends to a broker, its calls and its keys, they keep their invariants, and their memory is bounded.
+//! Checks that a broker, its calls and its keys keep their invariants and bounded memory, for any messages of a peer.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! Whatever a peer sends and an owner does, a connection manager keeps its bounds, and answers no more than it must.
+//! Checks that a connection manager keeps its bounds, and sends no more replies than it must, for any messages of a
+//! peer and any actions of its owner.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! Whatever a peer sends and an owner does, a device touches only what it may, and holds only what it must.
+//! Checks that a device accesses only permitted memory, and keeps only required state, for any packets of a peer and
+//! any actions of its owner.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

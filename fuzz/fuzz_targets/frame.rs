@@ -1,4 +1,4 @@
-//! Any bytes are an IP datagram with a packet in it, or an error.
+//! Checks that any bytes parse as an IP datagram with a packet, or result in an error.
 #![no_main]
 
 use adverb_wire::{Frame, GRH_LEN, IpHeader};

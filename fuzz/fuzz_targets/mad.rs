@@ -1,4 +1,5 @@
-//! Any bytes are a connection manager's message or an error; a message written again means the same.
+//! Checks that any bytes parse as a connection manager's message or result in an error, and that an emitted message
+//! parses as the same message.
 #![no_main]
 
 use adverb_wire::cm::{Mad, Message};

@@ -1,4 +1,5 @@
-//! Whatever a peer of `net` says is understood or refused; and only who has the key, and is heard as it spoke, is met.
+//! Checks that any handshake messages of a `net` peer are parsed or rejected, and that only a peer that has the key and
+//! whose messages arrive unaltered is accepted.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

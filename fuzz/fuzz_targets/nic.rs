@@ -1,4 +1,5 @@
-//! Whatever strangers send to a software NIC over real sockets, it lives, and serves a well-behaved peer.
+//! Checks that a software NIC keeps running, and serves a well-behaved peer, for any packets of others over real
+//! sockets.
 #![no_main]
 
 #[path = "../../crates/adverb-soft/examples/attack/round/mod.rs"]

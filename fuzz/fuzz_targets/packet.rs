@@ -1,4 +1,4 @@
-//! Any bytes are a packet or an error; a packet written again means the same.
+//! Checks that any bytes parse as a packet or result in an error, and that an emitted packet parses as the same packet.
 #![no_main]
 
 use adverb_wire::{Flow, ICRC_LEN, MAX_HEADER_LEN, Packet};
@@ -14,9 +14,9 @@ fuzz_target!(|bytes: &[u8]| {
     let _ = (flow.verify(&packet, 0), flow.recover_ip_id(&packet));
 
     let mut head = [0; MAX_HEADER_LEN];
-    let emitted = flow.emit(header, 0x1234, &[packet.payload()], &mut head).expect("it fits, since it did");
+    let emitted = flow.emit(header, 0x1234, &[packet.payload()], &mut head).expect("a parsed packet fits");
     let again = [&head[..emitted.header_len], packet.payload(), &emitted.trailer].concat();
-    let again = Packet::parse(&again).expect("what is emitted can be parsed");
+    let again = Packet::parse(&again).expect("an emitted packet can be parsed");
     assert_eq!(again.header(), header);
     assert_eq!(again.payload(), packet.payload());
     assert_eq!(flow.recover_ip_id(&again), Ok(0x1234));

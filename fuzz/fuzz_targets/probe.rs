@@ -1,4 +1,4 @@
-//! Any datagrams and ICMP messages to a prober, a responder and a tracer violate no invariant of theirs.
+//! Checks that no datagrams and ICMP messages violate an invariant of a prober, a responder or a tracer.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

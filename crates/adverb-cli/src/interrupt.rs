@@ -15,7 +15,8 @@ pub(crate) struct Interrupt {
 }
 
 impl Interrupt {
-    /// Takes the signals over. Threads that run already are not covered, so a command calls this before it opens a device.
+    /// Blocks the signals in this thread and in the threads that it starts, and starts a thread that waits for them.
+    /// Threads that already run are not covered, so a command calls this function before it opens a device.
     pub(crate) fn new() -> Result<Interrupt> {
         let mut signals = SigSet::empty();
         signals.add(Signal::SIGINT);
@@ -50,7 +51,7 @@ impl Interrupt {
 fn watch(signals: &SigSet, is_requested: &AtomicBool, caller: &Thread) {
     while let Ok(signal) = signals.wait() {
         if is_requested.swap(true, Ordering::Relaxed) {
-            // As shells report a process that a signal ended.
+            // Shells report this status for a process that a signal ended.
             std::process::exit(128 + signal as i32);
         }
         caller.unpark();

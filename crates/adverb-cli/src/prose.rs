@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_stay_whole_and_hints_hang() {
+    fn commands_stay_whole_and_hints_are_indented() {
         let text = "  hint: without a card, make a device of a network interface: \
                     `rdma link add rxe0 type rxe netdev eth0`, as root";
         assert_eq!(
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn word_longer_than_a_line_has_its_own() {
+    fn a_word_longer_than_a_line_has_its_own_line() {
         let long = "x".repeat(100);
         assert_eq!(wrap(&format!("see {long} there")), format!("see\n  {long}\n  there\n"));
     }

@@ -42,10 +42,10 @@ mod tests {
             error: std::io::Error::other("permission denied"),
             hint: "ask for permission".into(),
         };
-        let error = Err::<(), _>(error).context("no device could be had").unwrap_err();
+        let error = Err::<(), _>(error).context("no device could be opened").unwrap_err();
         assert_eq!(
             format_error(&error),
-            "no device could be had\n  opening the device rxe0 failed: permission denied\n  hint: ask for permission"
+            "no device could be opened\n  opening the device rxe0 failed: permission denied\n  hint: ask for permission"
         );
     }
 }

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn table_without_rows_is_nothing() {
+    fn a_table_without_rows_is_empty() {
         assert_eq!(Table::new([Column::Left("NAME")]).to_string(), "");
     }
 }

@@ -97,7 +97,7 @@ fn a_flood_is_bounded_and_prints_a_summary_with_a_histogram() {
     assert!(text.contains("1024-byte probes, DSCP 0, 1 path"), "{text}");
     assert!(text.contains("500 probes, 500 answered") && text.contains("loss 0.00 %"), "{text}");
     assert!(text.contains("responder ") && text.contains('█'), "{text}");
-    // No line for each probe.
+    // The output has no line for each probe.
     assert!(text.lines().count() < 40, "{text}");
 }
 
@@ -164,7 +164,7 @@ impl Drop for Prober {
     }
 }
 
-/// `cargo xtask probe restarts` kills more of them.
+/// `cargo xtask probe restarts` kills more processes.
 #[test]
 fn killed_responders_and_probers_cause_no_loss() {
     let [here, there] = [9, 10].map(loopback);

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_ucx_perftest_says_is_read() {
+    fn the_output_of_ucx_perftest_is_parsed() {
         let output = "+------+\n                       20000      3.683    24.522    24.522     2548.73    2000.00       40780       40781\n";
         let ucx = Ucx::parse(output).unwrap();
         assert_eq!((ucx.latency, ucx.megabytes, ucx.messages), (3.683, 2097.152, 40781.0));
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_iperf3_says_is_read() {
+    fn the_output_of_iperf3_is_parsed() {
         let output = "[  5]   0.00-1.00   sec  3.3 GBytes  28000 Mbits/sec    0             sender\n\
                     [  5]   0.00-1.00   sec  3.2 GBytes  27500 Mbits/sec                  receiver\n";
         assert_eq!(iperf3_megabits(output), Some(27500.0));

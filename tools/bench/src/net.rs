@@ -184,13 +184,14 @@ fn rows(readings: &[(Measurement, Transport, Output)]) -> Result<Vec<Row>> {
     let mut row = |name: &'static str,
                    unit: &'static str,
                    measurement: Measurement,
-                   (ours, theirs): (Transport, Transport),
+                   (values, baseline_values): (Transport, Transport),
                    baseline: &'static str,
                    number: &dyn Fn(&Output) -> Result<f64>,
                    goal: Option<Goal>|
      -> Result<()> {
-        let [ours, theirs] = [numbers(measurement, ours, number)?, numbers(measurement, theirs, number)?];
-        rows.push(Row { what: name, unit, ours, baseline, theirs, goal });
+        let [values, baseline_values] =
+            [numbers(measurement, values, number)?, numbers(measurement, baseline_values, number)?];
+        rows.push(Row { what: name, unit, values, baseline, baseline_values, goal });
         Ok(())
     };
     use Measurement::{Call, Calls, Idle, Latency, Long, Short};

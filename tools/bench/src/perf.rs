@@ -121,7 +121,7 @@ fn messages(work: Work) -> u32 {
 }
 
 /// The number of messages in the shorter of the two traced runs.
-const TRACED: u32 = 100;
+const TRACED_MESSAGES: u32 = 100;
 
 /// Returns the programs of a benchmark.
 fn programs(work: Work) -> impl Iterator<Item = Program> + Clone {
@@ -144,8 +144,8 @@ fn runs(rounds: u8, works: &[Work]) -> Vec<Run> {
         // The number of waits of a connection varies between runs.
         let times = if work == Work::Messages { 3 } else { 1 };
         for program in programs(work).cycle().take(times * programs(work).count()) {
-            runs.push(Run { work, program, messages: TRACED, traced: true });
-            runs.push(Run { work, program, messages: 2 * TRACED, traced: true });
+            runs.push(Run { work, program, messages: TRACED_MESSAGES, traced: true });
+            runs.push(Run { work, program, messages: 2 * TRACED_MESSAGES, traced: true });
         }
     }
     runs
@@ -161,9 +161,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let works = if args.work.is_empty() { Work::value_variants() } else { &args.work };
     let runs = runs(args.rounds, works);
     let lines: Vec<String> = runs.iter().map(|run| run.line(&perf)).collect();
-    let said = virtual_time::run(1500, &lines)?;
-    let readings =
-        runs.iter().zip(&said).map(|(run, said)| Reading::new(*run, said)).collect::<Result<Vec<_>>>()?;
+    let output = virtual_time::run(1500, &lines)?;
+    let readings = runs
+        .iter()
+        .zip(&output)
+        .map(|(run, output)| Reading::new(*run, output))
+        .collect::<Result<Vec<_>>>()?;
     let mut rows = rows(&readings);
     rows.retain(|row| works.contains(&row.work));
     print!("{}", table(&rows));
@@ -183,30 +186,30 @@ struct Reading {
 }
 
 impl Reading {
-    fn new(run: Run, said: &str) -> Result<Reading> {
+    fn new(run: Run, output: &str) -> Result<Reading> {
         let numbers = if run.traced {
-            counts(said)
+            counts(output)
         } else {
             match (run.program, run.work) {
                 (Program::Perftest | Program::PerftestAgain, Work::Latency) => {
-                    columns(said, &["t_avg[usec]", "t_typical[usec]"])
+                    columns(output, &["t_avg[usec]", "t_typical[usec]"])
                 }
                 (
                     Program::Perftest | Program::PerftestAgain | Program::PerftestWaiting,
                     Work::Bandwidth | Work::Messages,
-                ) => columns(said, &["BW average[MB/sec]"]),
-                (_, Work::Latency) => after(said, &["average ", "typical "]),
-                (_, Work::Bandwidth | Work::Messages) => after(said, &["bytes: "]),
+                ) => columns(output, &["BW average[MB/sec]"]),
+                (_, Work::Latency) => after(output, &["average ", "typical "]),
+                (_, Work::Bandwidth | Work::Messages) => after(output, &["bytes: "]),
             }
         };
-        let numbers = numbers.with_context(|| format!("{run:?} printed no result:\n{said}"))?;
+        let numbers = numbers.with_context(|| format!("{run:?} printed no result:\n{output}"))?;
         Ok(Reading { run, numbers })
     }
 }
 
 /// Returns the numbers after the given words.
-fn after(said: &str, words: &[&str]) -> Option<Vec<f64>> {
-    words.iter().map(|word| first_number(said.split_once(word)?.1)).collect()
+fn after(output: &str, words: &[&str]) -> Option<Vec<f64>> {
+    words.iter().map(|word| first_number(output.split_once(word)?.1)).collect()
 }
 
 fn first_number(text: &str) -> Option<f64> {
@@ -215,8 +218,8 @@ fn first_number(text: &str) -> Option<f64> {
 
 /// Returns the numbers in the named columns of perftest's table, whose headings are separated by two or more spaces or
 /// by a unit.
-fn columns(said: &str, names: &[&str]) -> Option<Vec<f64>> {
-    let mut lines = said.lines().skip_while(|line| !line.contains("#bytes"));
+fn columns(output: &str, names: &[&str]) -> Option<Vec<f64>> {
+    let mut lines = output.lines().skip_while(|line| !line.contains("#bytes"));
     let (heading, values) = (lines.next()?, lines.next()?);
     let values: Vec<&str> = values.split_whitespace().collect();
     names
@@ -232,8 +235,8 @@ fn columns(said: &str, names: &[&str]) -> Option<Vec<f64>> {
 }
 
 /// Parses strace's totals, one per line: `1234 total`.
-fn counts(said: &str) -> Option<Vec<f64>> {
-    let sums = said.lines().filter_map(|line| line.trim().strip_suffix("total"));
+fn counts(output: &str) -> Option<Vec<f64>> {
+    let sums = output.lines().filter_map(|line| line.trim().strip_suffix("total"));
     let sums: Vec<f64> = sums.filter_map(|sum| sum.trim().parse().ok()).collect();
     (sums.len() == 2).then_some(sums)
 }
@@ -285,7 +288,7 @@ fn rows(readings: &[Reading]) -> Vec<Row> {
             };
             median(readings.iter().filter(run).map(|reading| reading.numbers[side]).collect())
         };
-        (of(2 * TRACED) - of(TRACED)) / f64::from(TRACED)
+        (of(2 * TRACED_MESSAGES) - of(TRACED_MESSAGES)) / f64::from(TRACED_MESSAGES)
     };
     let row = |what, work, number, program, goal| Row {
         work,
@@ -361,7 +364,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn perftest_s_tables_are_read_by_their_headings() {
+    fn tables_of_perftest_are_parsed_by_their_headings() {
         let latency = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]\n \
                        2       1000          234.00         296.94       240.33   \t       239.93      \t5.64   \t\t257.53 \n";
         assert_eq!(columns(latency, &["t_avg[usec]", "t_typical[usec]"]), Some(vec![239.93, 240.33]));
@@ -372,14 +375,15 @@ mod tests {
     }
 
     #[test]
-    fn what_the_example_says_is_read() {
-        let said = "1000 messages of 2 bytes: average 192.14 µs, typical 184.84, least 183.90, 99 % 223.57\n";
-        assert_eq!(after(said, &["average ", "typical "]), Some(vec![192.14, 184.84]));
+    fn the_output_of_the_example_is_parsed() {
+        let output =
+            "1000 messages of 2 bytes: average 192.14 µs, typical 184.84, least 183.90, 99 % 223.57\n";
+        assert_eq!(after(output, &["average ", "typical "]), Some(vec![192.14, 184.84]));
         assert_eq!(after("300 writes of 65536 bytes: 10.13 MiB/s\n", &["bytes: "]), Some(vec![10.13]));
     }
 
     #[test]
-    fn strace_s_sums_are_read() {
+    fn totals_of_strace_are_parsed() {
         assert_eq!(counts("a line\n     5471 total\n    12 total\n"), Some(vec![5471.0, 12.0]));
         assert_eq!(counts("5471 total\n"), None);
     }

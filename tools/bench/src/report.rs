@@ -8,9 +8,9 @@ use super::median;
 pub(super) struct Row {
     pub(super) what: &'static str,
     pub(super) unit: &'static str,
-    pub(super) ours: Vec<f64>,
+    pub(super) values: Vec<f64>,
     pub(super) baseline: &'static str,
-    pub(super) theirs: Vec<f64>,
+    pub(super) baseline_values: Vec<f64>,
     pub(super) goal: Option<Goal>,
 }
 
@@ -23,7 +23,7 @@ pub(super) enum Goal {
 
 impl Row {
     fn ratio(&self) -> f64 {
-        median(self.ours.clone()) / median(self.theirs.clone())
+        median(self.values.clone()) / median(self.baseline_values.clone())
     }
 
     /// Returns whether the goal is reached; `None` without a goal.
@@ -50,10 +50,15 @@ pub(super) fn print(rows: &[Row]) -> usize {
             (None, _) => (String::new(), ""),
         };
         let what = format!("{}, {}", row.what, row.unit);
-        let [ours, theirs] = [&row.ours, &row.theirs].map(|numbers| figure(median(numbers.clone())));
-        let ratio = if row.theirs.is_empty() { String::new() } else { format!("{:.2}", row.ratio()) };
-        let theirs = if row.theirs.is_empty() { String::new() } else { theirs };
-        println!("{what:44} {ours:>12}  {:32} {theirs:>12} {ratio:>7}  {goal:7} {verdict}", row.baseline);
+        let [values, baseline_values] =
+            [&row.values, &row.baseline_values].map(|numbers| figure(median(numbers.clone())));
+        let ratio =
+            if row.baseline_values.is_empty() { String::new() } else { format!("{:.2}", row.ratio()) };
+        let baseline_values = if row.baseline_values.is_empty() { String::new() } else { baseline_values };
+        println!(
+            "{what:44} {values:>12}  {:32} {baseline_values:>12} {ratio:>7}  {goal:7} {verdict}",
+            row.baseline
+        );
     }
     missed
 }
@@ -83,12 +88,12 @@ mod tests {
 
     #[test]
     fn a_goal_can_be_missed() {
-        let row = |ours: f64, goal| Row {
+        let row = |values: f64, goal| Row {
             what: "",
             unit: "",
-            ours: vec![ours],
+            values: vec![values],
             baseline: "",
-            theirs: vec![10.0],
+            baseline_values: vec![10.0],
             goal,
         };
         assert_eq!(row(10.0, Some(Goal::AtMost(1.0))).is_reached(), Some(true));

@@ -62,13 +62,13 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
         rows.push(soft_roce::compare(&program)?);
     }
     let missed = report::print(&rows);
-    println!("all messages over the {MANY} connections arrived once and in order");
+    println!("all messages over the {MANY_CONNECTIONS} connections arrived once and in order");
     Ok(if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The numbers of connections in the scaling measurement.
-const FEW: u32 = 16;
-const MANY: u32 = 10_000;
+const FEW_CONNECTIONS: u32 = 16;
+const MANY_CONNECTIONS: u32 = 10_000;
 
 impl Figures {
     /// Measures each value and its baselines once.
@@ -92,8 +92,8 @@ impl Figures {
         self.ucx_fetch_add.push(baselines.ucx("ucp_fadd", 8, ROUND_TRIPS)?.latency);
         let asleep = program.run_pair("fetch-add", &format!("{trips} asleep"))?;
         self.fetch_add_asleep.push(asleep.number("round-us-p50")?);
-        self.few.push(program.run_pair("queue-pairs", &format!("{FEW} {time}"))?.number("rate")?);
-        let many = program.run_pair("queue-pairs", &format!("{MANY} {time}"))?;
+        self.few.push(program.run_pair("queue-pairs", &format!("{FEW_CONNECTIONS} {time}"))?.number("rate")?);
+        let many = program.run_pair("queue-pairs", &format!("{MANY_CONNECTIONS} {time}"))?;
         self.many.push(many.number("rate")?);
         self.memory.push(many.number("KiB-per-queue-pair")?);
         self.memory_peer.push(many.number("KiB-per-queue-pair-peer")?);
@@ -102,8 +102,15 @@ impl Figures {
 
     fn rows(self) -> Vec<Row> {
         let mut rows = Vec::new();
-        let mut row = |what, unit, ours: &Vec<f64>, baseline, theirs: &Vec<f64>, goal| {
-            rows.push(Row { what, unit, ours: ours.clone(), baseline, theirs: theirs.clone(), goal });
+        let mut row = |what, unit, values: &Vec<f64>, baseline, baseline_values: &Vec<f64>, goal| {
+            rows.push(Row {
+                what,
+                unit,
+                values: values.clone(),
+                baseline,
+                baseline_values: baseline_values.clone(),
+                goal,
+            });
         };
         let none = Vec::new();
         let write = "64 KiB WRITE";

@@ -26,13 +26,13 @@ pub(super) fn compare(program: &Program) -> Result<Row> {
     for (number, output) in output.into_iter().enumerate() {
         figures[number % 2].push(Output(output).number("bandwidth")?);
     }
-    let [ours, theirs] = figures;
+    let [values, baseline_values] = figures;
     Ok(Row {
         what: "64 KiB WRITE in the VM",
         unit: "MB/s",
-        ours,
+        values,
         baseline: "the kernel's soft-RoCE (rxe)",
-        theirs,
+        baseline_values,
         goal: Some(Goal::AtLeast(1.0)),
     })
 }

@@ -84,7 +84,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// Takes so many bytes.
+    /// Takes `len` bytes.
     fn take(&mut self, len: usize) -> &'a str {
         let (taken, rest) = self.rest.split_at(len);
         self.line += taken.matches('\n').count();

@@ -5,7 +5,7 @@
 //!          └ s2 ┘
 //! ```
 //!
-//! Root is needed to make the namespaces. The network is removed when it is dropped.
+//! Creating the namespaces requires root. The network is removed when it is dropped.
 
 use std::process::{Command, Stdio};
 
@@ -89,7 +89,7 @@ pub struct LeafSpine {
 }
 
 impl LeafSpine {
-    /// Makes the network. The names of its namespaces begin with the prefix. With `has_ipv6`, its nodes have IPv6
+    /// Creates the network. The names of its namespaces begin with the prefix. With `has_ipv6`, its nodes have IPv6
     /// addresses, too.
     ///
     /// # Errors
@@ -196,7 +196,7 @@ impl LeafSpine {
         words.nth(1).map(str::to_owned).ok_or_else(|| format!("no next hop: {route}"))
     }
 
-    /// Makes a spine lose a share of the packets of RDMA that it forwards, in tenths of a percent.
+    /// Makes a spine lose a share of the RDMA packets that it forwards, in tenths of a percent.
     ///
     /// # Errors
     ///

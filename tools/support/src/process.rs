@@ -12,7 +12,7 @@ use crate::{packages, paths};
 /// Returns the command `cargo ARGUMENTS…` (split at spaces) in the root of the clone. Its PATH includes the tools that
 /// `cargo xtask setup` installed.
 pub fn cargo(arguments: &str) -> Command {
-    // The cargo that started this process, so that `cargo +toolchain xtask …` stays on its toolchain.
+    // This is the cargo that started this process, so that `cargo +toolchain xtask …` stays on its toolchain.
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments.split_whitespace()).current_dir(paths::root());
     if let Ok(path) = env::join_paths(search_path()) {
@@ -161,13 +161,13 @@ mod tests {
     }
 
     #[test]
-    fn plain_words_stay_bare() {
+    fn plain_words_are_not_quoted() {
         assert_eq!(quote("--device=rxe0"), "--device=rxe0");
         assert_eq!(quote("/usr/bin/a.b_c"), "/usr/bin/a.b_c");
     }
 
     #[test]
-    fn a_shell_gives_quoted_words_back_unchanged() {
+    fn a_shell_parses_a_quoted_word_as_the_original() {
         let words =
             ["", " ", "a b", "it's", "$HOME", "`id`", "a\nb", "\\", "\"", "*", "~", "é", "-", "#x", "!"];
         for word in words {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failing_program_is_an_error_with_what_it_said() {
+    fn the_error_of_a_failing_program_contains_its_output() {
         let error = output(Command::new("sh").args(["-c", "echo because >&2; exit 3"])).unwrap_err();
         let error = format!("{error:#}");
         assert!(error.contains("because") && error.contains('3'), "{error}");

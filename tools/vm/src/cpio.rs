@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_are_as_the_format_says() {
+    fn entries_follow_the_format() {
         let mut archive = Archive::default();
         archive.file("init", b"hello");
         let bytes = archive.finish();

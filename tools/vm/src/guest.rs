@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::console::{self, Trouble};
+use super::console::{self, KernelProblem};
 use super::initramfs;
 use super::kernel::Kernel;
 use super::share::{Follow, Settings, Share};
@@ -60,7 +60,7 @@ pub struct Report {
     /// The exit statuses of the commands that finished.
     pub statuses: Vec<u8>,
     /// The worst kernel problem while the commands ran.
-    pub trouble: Option<Trouble>,
+    pub kernel_problem: Option<KernelProblem>,
     /// The time until the first command could start; `None` if the guest didn't boot.
     pub boot: Option<Duration>,
     /// The console output of the guest.
@@ -118,7 +118,7 @@ impl Guest {
         let mut report = Report {
             ending: Ending::Completed,
             statuses: Vec::new(),
-            trouble: None,
+            kernel_problem: None,
             boot: None,
             console: String::new(),
         };
@@ -131,7 +131,7 @@ impl Guest {
         drop(qemu);
         report.console = console::readable(&fs::read(self.share.host_file("console")).unwrap_or_default());
         if report.ending != Ending::Completed {
-            report.trouble = report.trouble.max(Trouble::from_console(&report.console));
+            report.kernel_problem = report.kernel_problem.max(KernelProblem::from_console(&report.console));
         }
         Ok(report)
     }
@@ -164,7 +164,8 @@ impl Guest {
             };
             observer.finished(index, finished.status);
             report.statuses.push(finished.status);
-            report.trouble = report.trouble.max(Trouble::from_taint(finished.taint & !taint_before));
+            report.kernel_problem =
+                report.kernel_problem.max(KernelProblem::from_taint(finished.taint & !taint_before));
             if finished.status != 0 && !self.config.keep_going {
                 break;
             }

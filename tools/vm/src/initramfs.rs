@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modprobe_s_answer_is_understood() {
+    fn the_output_of_modprobe_is_parsed() {
         let answer = "insmod /k/net.ko \nbuiltin crc32c\ninsmod /k/veth.ko option=1\n";
         assert_eq!(
             dependencies(answer).collect::<Vec<_>>(),

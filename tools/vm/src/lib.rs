@@ -31,7 +31,7 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use support::{packages, process};
 
-pub use console::Trouble;
+pub use console::KernelProblem;
 pub use guest::{Ending, Guest, Observer, Report, Stream};
 
 /// The options of `cargo xtask vm`.
@@ -50,7 +50,7 @@ pub struct Args {
     #[arg(long, value_name = "SHELL COMMAND", conflicts_with = "command")]
     run: Vec<String>,
     #[command(subcommand)]
-    known: Option<Known>,
+    predefined_run: Option<PredefinedRun>,
     /// Command to run without a shell.
     #[arg(last = true, value_name = "WORD")]
     command: Vec<String>,
@@ -58,7 +58,7 @@ pub struct Args {
 
 /// A predefined run.
 #[derive(Debug, Subcommand)]
-enum Known {
+enum PredefinedRun {
     /// Check the guest: verbs on rxe0, and Adverb's packets and connection manager against it.
     Smoke,
 }
@@ -100,13 +100,13 @@ const STATUS_GUEST_FAILED: u8 = 125;
 ///
 /// Returns an error if there is no command, or if the guest can't be prepared or started.
 pub fn run(args: Args) -> Result<ExitCode> {
-    let Args { options, run: mut lines, known, command } = args;
+    let Args { options, run: mut lines, predefined_run, command } = args;
     if !command.is_empty() {
         lines.push(command.iter().map(|word| process::quote(word)).collect::<Vec<_>>().join(" "));
     }
-    match known {
-        Some(Known::Smoke) if lines.is_empty() => smoke::run(&options),
-        Some(Known::Smoke) => bail!("`smoke` takes no commands"),
+    match predefined_run {
+        Some(PredefinedRun::Smoke) if lines.is_empty() => smoke::run(&options),
+        Some(PredefinedRun::Smoke) => bail!("`smoke` takes no commands"),
         None if lines.is_empty() => {
             bail!("no command: use `cargo xtask vm -- COMMAND…`, `--run 'SHELL COMMAND'`, or `smoke`")
         }
@@ -118,7 +118,7 @@ fn run_lines(options: &Options, lines: &[String]) -> Result<ExitCode> {
     let mut guest = prepare(options)?;
     let report = guest.run(lines, &mut Forward { lines })?;
     let status = explain(&report, options);
-    let oops = report.trouble == Some(Trouble::Oops);
+    let oops = report.kernel_problem == Some(KernelProblem::Oops);
     Ok(ExitCode::from(if oops && status == 0 { STATUS_GUEST_FAILED } else { status }))
 }
 
@@ -169,11 +169,11 @@ pub fn explain(report: &Report, options: &Options) -> u8 {
             STATUS_GUEST_FAILED
         }
     };
-    if let Some(trouble) = report.trouble {
-        eprintln!("vm: {trouble} in the guest's kernel");
+    if let Some(kernel_problem) = report.kernel_problem {
+        eprintln!("vm: {kernel_problem} in the guest's kernel");
     }
     let ended_early = matches!(report.ending, Ending::Died(_)) || report.boot.is_none();
-    if options.verbose || report.trouble.is_some() || ended_early {
+    if options.verbose || report.kernel_problem.is_some() || ended_early {
         eprintln!("vm: output of the guest's console:");
         report.console.lines().for_each(|line| eprintln!("  | {line}"));
     }

@@ -28,9 +28,9 @@ pub(super) fn run(options: &Options) -> Result<ExitCode> {
     let mut guest = prepare(options)?;
     guest.keep_going();
     let report = guest.run(&lines, &mut Results { checks: &checks, printed: Vec::new() })?;
-    let kernel_ok = report.trouble.is_none();
-    match report.trouble {
-        Some(trouble) => println!("FAILED  no kernel warning or oops: {trouble}"),
+    let kernel_ok = report.kernel_problem.is_none();
+    match report.kernel_problem {
+        Some(kernel_problem) => println!("FAILED  no kernel warning or oops: {kernel_problem}"),
         None => println!("ok      no kernel warning or oops"),
     }
     if let Some(boot) = report.boot {

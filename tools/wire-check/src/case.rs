@@ -59,7 +59,8 @@ impl Case {
         let Contents { outer, header, payload, .. } = &contents;
         let pad = padding(payload.len());
         let headers = Headers::of(header, pad);
-        // In several slices, one of them empty, because the emitter accepts any number.
+        // The payload is emitted in several slices, one of them empty, because the emitter accepts any number of
+        // slices.
         let (first, second) = payload.split_at(payload.len() / 2);
         let (packet, _) = emit(outer, header, &[first, &[], second])?;
         let mut frame = in_frame(outer, &packet);
@@ -137,7 +138,7 @@ impl Case {
                 if outer.is_as_flow_emits() {
                     let recovered =
                         Flow::new(outer.source(), outer.destination()).map(|flow| flow.recover_ip_id(packet));
-                    let right = recovered == Some(Ok(outer.identification()));
+                    let right = recovered == Some(Ok(outer.ip_id()));
                     check("recovered IP ID", right, format!("{recovered:?}"));
                 }
                 if let Some(mad) = mad {
@@ -174,7 +175,7 @@ pub(super) fn padding(payload_len: usize) -> u8 {
 fn emit(outer: &Outer, header: &Header, payload: &[&[u8]]) -> Result<(Vec<u8>, usize)> {
     let flow = Flow::new(outer.source(), outer.destination()).context("the addresses are of two families")?;
     let mut head = [0; MAX_HEADER_LEN];
-    let emitted = flow.emit(header, outer.identification(), payload, &mut head)?;
+    let emitted = flow.emit(header, outer.ip_id(), payload, &mut head)?;
     let mut packet = head[..emitted.header_len].to_vec();
     payload.iter().for_each(|piece| packet.extend(*piece));
     let trailer_at = packet.len();

@@ -288,7 +288,7 @@ fn expect_rep(expected: &mut Expected, rep: &Rep) {
 fn expect_dreq(expected: &mut Expected, dreq: &Dreq) {
     expected.number("infiniband.cm.dreq.localcommid", dreq.local_comm_id);
     expected.number("infiniband.cm.dreq.remotecommid", dreq.remote_comm_id);
-    // tshark's name belongs to the REQ, but the field's place is right.
+    // tshark's name belongs to the REQ, but the field's position is correct.
     expected.number("infiniband.cm.req.remoteqpneecn", dreq.remote_qpn.get());
     expected.bytes("infiniband.reserved", [0]);
     expected.bytes("infiniband.cm.dreq.private", dreq.private_data.as_bytes());

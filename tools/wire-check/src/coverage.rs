@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_drawing_says_which_bits_are_the_fields() {
+    fn the_mask_is_parsed_from_the_drawing() {
         assert_eq!(mask("..01 .... = Pad Count: 1", 1), [0x30]);
         assert_eq!(mask(".... 0001 0010 0011 0100 0101 = Flow Label: 0x12345", 3), [0x0f, 0xff, 0xff]);
         assert_eq!(mask("Partition Key: 65535", 2), [0xff, 0xff]);
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_field_covers_is_a_gap() {
+    fn bytes_without_a_field_are_gaps() {
         let mut coverage = Coverage::of_frame(3);
         let mut cover = |label: &str, offset, len| {
             coverage.add(&Shown { label: label.to_owned(), offset, len, ..Shown::default() });

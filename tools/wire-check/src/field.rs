@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_protocol_that_should_not_be_there_is_a_mismatch() {
+    fn an_unexpected_protocol_is_a_mismatch() {
         let dissection = Dissection { protocols: vec!["_ws.malformed".to_owned()], fields: Vec::new() };
         assert_eq!(Expected::default().compare(&dissection, 0).mismatches.len(), 1);
     }

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn crc_of_the_usual_check_string() {
+    fn crc_of_the_standard_check_string() {
         assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
     }
 

@@ -71,8 +71,8 @@ impl Outer {
         }
     }
 
-    /// Returns the IPv4 identification; 0 for IPv6.
-    pub(super) fn identification(&self) -> u16 {
+    /// Returns the IP ID; 0 for IPv6.
+    pub(super) fn ip_id(&self) -> u16 {
         match self.ip {
             IpHeader::V4(ip) => ip.ip_id,
             IpHeader::V6(_) => 0,

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn output_that_breaks_off_is_an_error() {
+    fn truncated_output_is_an_error() {
         assert!(parse(&TWO_PACKETS[..400]).is_err());
         assert!(parse("<field name=\"x\"/>").is_err());
         assert!(parse("<packet><proto name=\"&nbsp;\"/>").is_err());

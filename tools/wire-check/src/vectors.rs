@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notation_of_vectors() {
+    fn vectors_are_parsed() {
         assert_eq!(bytes("0102 ff").unwrap(), [1, 2, 0xff]);
         assert_eq!(bytes("ab*3 fe..ff").unwrap(), [0xab, 0xab, 0xab, 0xfe, 0xff]);
         for wrong in ["1", "xy", "00*", "*3", "+1", "00..", "é"] {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn vectors_are_what_adverb_wire_emits_and_reads() {
+    fn adverb_wire_emits_and_parses_the_vectors() {
         let mismatches = Vectors::load().unwrap().check();
         assert!(mismatches.is_empty(), "{mismatches:#?}");
     }

@@ -18,10 +18,10 @@ pub(crate) struct Args {
     /// Number of connections.
     #[arg(long, default_value_t = 64)]
     connections: usize,
-    /// How often all lanes break.
+    /// Number of times that all lanes break.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Largest number of blocking calls without failure.
+    /// Maximum number of blocking calls; more are a failure.
     #[arg(long, default_value_t = 0)]
     limit: usize,
     /// Print no backtraces, which need a second and slower run.
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     if !kinds.is_empty() && !args.no_backtraces {
         let names: Vec<&str> = kinds.keys().copied().chain(["write", "epoll_wait"]).collect();
-        // The descriptors' calls tell which ones are non-blocking.
+        // These calls show which descriptors are non-blocking.
         let traced = format!("{},socket,fcntl,ioctl,eventfd2,pipe2,accept4", names.join(","));
         print_stacks(&directory.trace(args, &program, &traced, true)?);
     }
@@ -116,7 +116,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is left is in the system's directory for temporary files.
+        // A directory that can't be removed stays in the system's directory for temporary files.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -216,7 +216,7 @@ impl Call {
     fn can_block(&self, non_blocking: &BTreeSet<&str>) -> bool {
         let has = |word: &str| self.arguments.contains(word);
         match &*self.name {
-            // A value that has changed makes it return at once.
+            // A changed value makes the call return at once.
             "futex" => has("FUTEX_WAIT") && !self.result.contains("EAGAIN"),
             "nanosleep" | "clock_nanosleep" => true,
             "poll" => self.last_argument() != "0",

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn table_lines_up() {
+    fn columns_of_the_table_are_aligned() {
         let rows = [
             Row { step: "fmt", took: Some(Duration::from_millis(1234)), result: "ok" },
             Row { step: "vm smoke", took: None, result: "not run" },

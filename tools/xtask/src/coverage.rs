@@ -102,13 +102,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn llvms_number_is_found() {
+    fn the_llvm_version_is_parsed() {
         assert_eq!(llvm_major("rustc 1.95.0\nhost: x\nLLVM version: 22.1.2\n"), Some(22));
         assert_eq!(llvm_major("rustc 1.95.0\n"), None);
     }
 
     #[test]
-    fn share_of_lines_is_the_last_of_the_total() {
+    fn line_coverage_is_the_last_percentage_of_the_total() {
         let report = "Filename  Functions  Missed  Executed  Lines  Missed  Cover\nx.rs 1 0 100.00% 9 1 88.89%\n\
                       TOTAL 606 28 95.38% 5247 283 94.61%\n";
         assert_eq!(total(report), Some(94.61));

@@ -40,13 +40,13 @@ pub(crate) fn run() -> Result<()> {
             serve(&program, server).with_context(|| format!("the server of the example {name} failed"))?;
         // Each example takes far less than a minute.
         let mut client = command("timeout", &[&["60", &program], client].concat(), &address);
-        let said =
+        let printed =
             process::text(&mut client).with_context(|| format!("the client of the example {name} failed"))?;
         ensure!(
-            said.contains(expected),
-            "the output of the example {name} does not contain `{expected}`:\n{said}"
+            printed.contains(expected),
+            "the output of the example {name} does not contain `{expected}`:\n{printed}"
         );
-        println!("{name}: {}", said.lines().last().unwrap_or_default());
+        println!("{name}: {}", printed.lines().last().unwrap_or_default());
         if name == "file_transfer" {
             ensure!(server.0.wait()?.success(), "the receiver failed");
         }
@@ -68,15 +68,18 @@ fn cluster() -> Result<()> {
     let mut server = Command::new(&program);
     let _server = Server(server.args(["1", &servers]).stdout(Stdio::null()).spawn()?);
     let mut client = Command::new("timeout");
-    let said = process::text(client.args(["60", &program, "0", &servers]))
+    let printed = process::text(client.args(["60", &program, "0", &servers]))
         .context("server 0 of the example from_rdmalib failed")?;
     let expected = "1000 requests and answers, and 1000 READs of 40 bytes";
-    ensure!(said.contains(expected), "the output of from_rdmalib does not contain `{expected}`:\n{said}");
+    ensure!(
+        printed.contains(expected),
+        "the output of from_rdmalib does not contain `{expected}`:\n{printed}"
+    );
     println!("from_rdmalib: {expected}");
     Ok(())
 }
 
-/// Runs the examples of traces, and checks what they print and write.
+/// Runs the examples of traces, and checks their output and their files.
 fn traces(directory: &Path) -> Result<()> {
     let listing = output("seed_trace", &[&directory.display().to_string()])?;
     for expected in [

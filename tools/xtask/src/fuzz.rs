@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_targets_or_the_one_asked_for() {
+    fn all_targets_or_the_requested_one_are_chosen() {
         assert_eq!(choose("a\nb\n", None).unwrap(), ["a", "b"]);
         assert_eq!(choose("a\nb\n", Some("b")).unwrap(), ["b"]);
         let error = choose("a\nb\n", Some("c")).unwrap_err();
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn time_is_shared_and_never_endless() {
+    fn the_share_of_the_time_is_at_least_a_second() {
         assert_eq!(share(Duration::from_secs(60), 4), Duration::from_secs(15));
         assert_eq!(share(Duration::from_secs(2), 4), Duration::from_secs(1));
     }

@@ -35,7 +35,7 @@ const MAX_FALSE_ALARMS: usize = 1;
 
 /// The local addresses, and those of the other namespace.
 const LOCAL: std::ops::Range<u32> = 1..6;
-const FAR: std::ops::Range<u32> = 6..9;
+const REMOTE: std::ops::Range<u32> = 6..9;
 
 /// A fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -78,7 +78,7 @@ impl Plan {
             Fault::Nic | Fault::Dead if run % 2 == 1 => 3,
             _ => 8,
         };
-        // Every third fault is there from the start.
+        // Every third fault exists from the start.
         let delay = Duration::from_secs(u64::from(run % 3) * 4);
         Plan { fault: Some(fault), number, victim, delay, duration: delay + LIMIT + Duration::from_secs(1) }
     }
@@ -233,7 +233,7 @@ impl Namespaces {
         ip(&format!("netns add {near}"))?;
         ip(&format!("netns add {far}"))?;
         ip(&format!("-n {near} link add mesh type veth peer name mesh netns {far}"))?;
-        for (namespace, addresses) in [(near, LOCAL), (far, FAR)] {
+        for (namespace, addresses) in [(near, LOCAL), (far, REMOTE)] {
             for n in addresses {
                 ip(&format!("-n {namespace} address add {}/24 dev mesh", address(n)))?;
             }
@@ -292,18 +292,18 @@ impl Drop for Killed {
 fn probe(adverb: &Path, plan: Plan) -> Result<Outcome> {
     let namespaces = Namespaces::new(plan.number)?;
     let mut responders = Vec::new();
-    for n in FAR {
+    for n in REMOTE {
         let arguments = ["respond", "--device", &format!("soft:{}", address(n)), "--json"];
         responders.push(Namespaces::start(&namespaces.far, adverb, &arguments)?);
     }
     for responder in &mut responders {
-        // It prints a line when it answers.
+        // The responder prints a line when it is ready.
         let output = responder.0.stdout.as_mut().context("the output of adverb is missing")?;
         let mut line = String::new();
         BufReader::new(output).read_line(&mut line).context("could not read the output of adverb")?;
         ensure!(line.contains("listening"), "adverb respond did not start: {line}");
     }
-    let addresses: Vec<String> = LOCAL.chain(FAR).map(address).collect();
+    let addresses: Vec<String> = LOCAL.chain(REMOTE).map(address).collect();
     let duration = plan.duration.as_secs().to_string();
     let mut arguments = vec!["mesh", "host", "--json", "--dscp", "0,26", "--duration", &duration];
     arguments.extend(addresses.iter().map(String::as_str));
@@ -319,7 +319,7 @@ fn probe(adverb: &Path, plan: Plan) -> Result<Outcome> {
             outcome
         });
         std::thread::sleep(plan.delay);
-        let victim = &mut responders[plan.victim.saturating_sub(FAR.start) as usize];
+        let victim = &mut responders[plan.victim.saturating_sub(REMOTE.start) as usize];
         let _quota = match plan.fault {
             Some(Fault::Stops) => {
                 stop_repeatedly(victim.0.id(), &is_over);
@@ -330,7 +330,7 @@ fn probe(adverb: &Path, plan: Plan) -> Result<Outcome> {
                 None
             }
             Some(Fault::Quota) => Some(Quota::new(victim, plan.number)?),
-            Some(Fault::Dead) if FAR.contains(&plan.victim) => {
+            Some(Fault::Dead) if REMOTE.contains(&plan.victim) => {
                 victim.0.kill().context("could not kill adverb respond")?;
                 None
             }
@@ -370,7 +370,7 @@ fn read(plan: &Plan, started: Instant, output: impl BufRead) -> Result<Outcome> 
 
 /// Stops a process for 400 ms of each second.
 fn stop_repeatedly(process: u32, is_over: &AtomicBool) {
-    // The shell's builtin `kill`: some machines have no such program.
+    // This is the shell's builtin `kill`, because some machines have no such program.
     let signal = |name: &str| {
         _ = Command::new("sh").args(["-c", &format!("kill -{name} {process} 2>/dev/null")]).status();
     };

@@ -7,14 +7,15 @@ use anyhow::{Context, Result, ensure};
 use support::{paths, process};
 
 /// The comment in the example before its expected output.
-const PROMISE: &str = "// prints ";
+const EXPECTED_OUTPUT_COMMENT: &str = "// prints ";
 
 /// Creates a package outside the workspace, adds the dependencies that the README names, pastes its first example, runs
 /// it as an unprivileged user, and compares the output with the comment in the example.
 pub(crate) fn run() -> Result<()> {
     let readme = fs::read_to_string(paths::root().join("README.md")).context("could not read README.md")?;
     let program = first_example(&readme).context("README.md has no block of Rust code")?;
-    let promised = promised(program).context("README.md's first example has no comment `// prints …`")?;
+    let expected_output =
+        expected_output(program).context("README.md's first example has no comment `// prints …`")?;
 
     let home = paths::cache()?.join("newcomer");
     let package = home.join("hello");
@@ -32,8 +33,11 @@ pub(crate) fn run() -> Result<()> {
     build.arg(home.join("target")).current_dir(&package);
     let hello = process::build_with(build)?;
     let printed = process::text(&mut process::as_nobody(Path::new(&hello)))?;
-    ensure!(printed.trim() == promised, "README.md's first example printed {printed:?}, not {promised:?}");
-    println!("README.md's first example builds, runs, and prints {promised}");
+    ensure!(
+        printed.trim() == expected_output,
+        "README.md's first example printed {printed:?}, not {expected_output:?}"
+    );
+    println!("README.md's first example builds, runs, and prints {expected_output}");
     Ok(())
 }
 
@@ -48,8 +52,8 @@ fn first_example(readme: &str) -> Option<&str> {
 }
 
 /// Returns the expected output, from the comment in the program.
-fn promised(program: &str) -> Option<&str> {
-    Some(program.split_once(PROMISE)?.1.lines().next()?.trim())
+fn expected_output(program: &str) -> Option<&str> {
+    Some(program.split_once(EXPECTED_OUTPUT_COMMENT)?.1.lines().next()?.trim())
 }
 
 #[cfg(test)]
@@ -62,8 +66,8 @@ mod tests {
             "# A\n```console\n$ a\n```\n```rust\nfn main() {} // prints b\"x\"\n```\n```rust\nother\n```\n";
         let program = first_example(readme).unwrap();
         assert_eq!(program, "fn main() {} // prints b\"x\"\n");
-        assert_eq!(promised(program), Some("b\"x\""));
+        assert_eq!(expected_output(program), Some("b\"x\""));
         assert_eq!(first_example("# A\n"), None);
-        assert_eq!(promised("fn main() {}"), None);
+        assert_eq!(expected_output("fn main() {}"), None);
     }
 }

@@ -17,7 +17,7 @@ pub(crate) fn run() -> Result<()> {
     let target = paths::cache()?.join("package");
     let mut packages = metadata::packages()?;
     packages.retain(|package| package.published);
-    forget(&target, &packages)?;
+    remove_old_copies(&target, &packages)?;
     let mut cargo = process::cargo("package --quiet --target-dir");
     cargo.arg(&target).args(packages.iter().flat_map(|package| ["--package", &package.name]));
     // Outside CI, uncommitted changes are packaged too.
@@ -43,7 +43,7 @@ pub(crate) fn run() -> Result<()> {
 /// Removes cargo's copies of the packages of an earlier run. Cargo resolves packages that depend on one another through
 /// a temporary registry, and assumes that a version in a registry never changes: without this, it would build each
 /// package against old copies of the others.
-fn forget(target: &Path, packages: &[Package]) -> Result<()> {
+fn remove_old_copies(target: &Path, packages: &[Package]) -> Result<()> {
     for package in packages {
         // Directories of temporary registries begin with `-`; those of other registries begin with a host name.
         for registry in entries(&cargo_home()?.join("registry/src"), "-") {

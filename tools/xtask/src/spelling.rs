@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::Result;
 use support::{paths, process};
 
-/// Checks all tracked texts against typos' list of misspellings. `typos.toml` lists the names that are none.
+/// Checks all tracked texts against typos' list of misspellings. `typos.toml` lists exceptions.
 pub(crate) fn run() -> Result<()> {
     let Some(typos) = process::find("typos") else {
         println!("spelling: SKIPPED, because typos is not installed (`cargo xtask setup`)");

@@ -1,8 +1,8 @@
-//! `cargo xtask spine`: whether `adverb ping` tells a lossy spine from a clean one, and after how many probes.
+//! `cargo xtask spine`: checks that `adverb ping` distinguishes a lossy spine from a clean one, and counts the probes.
 //!
-//! The network is a leaf-spine of network namespaces (`support::leaf_spine`). In each run, one of the two spines drops a
-//! share of the packets that it forwards, in both directions, and `adverb ping --trace` probes both paths. The kernel's
-//! route lookup tells which spine carries the answers of each port.
+//! The network is a leaf-spine of network namespaces (`support::leaf_spine`). In each run, one of the two spines drops
+//! a share of the packets that it forwards, in both directions, and `adverb ping --trace` probes both paths. The
+//! kernel's route lookup shows which spine carries the answers of each port.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
@@ -50,7 +50,7 @@ struct Outcome {
     /// The number of probes after which the lossy spine was named by lost probes, and by lost answers.
     forward: Option<u64>,
     back: Option<u64>,
-    /// The number of names of a clean spine.
+    /// The number of times that a clean spine was named.
     wrong: u32,
     needed: Needed,
 }
@@ -155,7 +155,7 @@ fn ping(
     for named in summary["lossy_paths"].as_array().context("no verdict")? {
         let after = named["after_probes"].as_u64();
         let port = named["source_port"].as_u64().context("no port")?;
-        // The kernel tells which spine carries the packets: under loss, a trace may miss a hop.
+        // The kernel shows which spine carries the packets: under loss, a trace may miss a hop.
         let is_forward = named["direction"] == "forward";
         let (spine, spines) = match is_forward {
             true => (network.next_hop("l1", H1, H2, port), PATHS.map(|path| path[1])),

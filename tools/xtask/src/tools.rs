@@ -64,7 +64,7 @@ fn install_python(missing: &[&(&str, &str)]) -> Result<()> {
     fs::create_dir_all(&bin)?;
     for (name, _) in missing {
         let link = bin.join(name);
-        // A link to a program that no longer exists is not found, but still there.
+        // A link to a program that no longer exists is not found, but must be removed.
         if link.is_symlink() {
             fs::remove_file(&link)?;
         }
@@ -102,7 +102,7 @@ fn copy_programs(scratch: &Path, package: &str, programs: &[&str]) -> Result<()>
     let bin = paths::tools()?.join("bin");
     fs::create_dir_all(&bin)?;
     for program in programs {
-        // A program in use can't be overwritten, but replaced.
+        // A program in use can't be overwritten, but it can be replaced.
         let new = scratch.join(program);
         fs::copy(scratch.join("root/usr/bin").join(program), &new)?;
         fs::rename(new, bin.join(program))?;

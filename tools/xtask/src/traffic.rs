@@ -63,7 +63,7 @@ pub(crate) fn run() -> Result<()> {
     let passed = run_tests();
     // dumpcap reads the kernel's buffer every 250 ms, and discards the packets that it has not read when it is stopped.
     std::thread::sleep(Duration::from_secs(1));
-    // The shell's builtin `kill`: some machines have no such program.
+    // This is the shell's builtin `kill`, because some machines have no such program.
     process::run(Command::new("sh").args(["-c", &format!("kill -INT {}", watching.id())]))?;
     watching.wait()?;
     passed?;
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_label_has_the_port_that_linux_gives_it() {
+    fn a_flow_label_has_the_source_port_of_linux() {
         assert_eq!(source_port(0x1_2345), 0xe341);
         assert_eq!(source_port(0xf_ffff), 0xffc0);
     }

@@ -26,7 +26,7 @@ const FILTERS: &[&str] =
     &["thread", "poll", "event", "atomic", "drop", "flush", "window", "shared", "regist", "order"];
 
 /// Suppressions of false reports.
-const NOT_SEEN: &str = include_str!("tsan.txt");
+const SUPPRESSIONS: &str = include_str!("tsan.txt");
 
 /// A program with a data race.
 const RACE: &str = "
@@ -46,9 +46,9 @@ const REPORTED: i32 = 66;
 pub(crate) fn run() -> Result<()> {
     let directory = paths::cache()?.join(THREADS.directory);
     fs::create_dir_all(&directory)?;
-    let not_seen = directory.join("not-seen.txt");
-    fs::write(&not_seen, NOT_SEEN)?;
-    let options = format!("suppressions={} exitcode={REPORTED}", not_seen.display());
+    let suppressions = directory.join("not-seen.txt");
+    fs::write(&suppressions, SUPPRESSIONS)?;
+    let options = format!("suppressions={} exitcode={REPORTED}", suppressions.display());
 
     let (source, race) = (directory.join("race.rs"), directory.join("race"));
     fs::write(&source, RACE)?;

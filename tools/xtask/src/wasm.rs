@@ -8,7 +8,8 @@ use support::process;
 
 const TARGET: &str = "wasm32-unknown-unknown";
 
-/// Checks adverb-wire, adverb-proto, adverb-cluster-proto, adverb-net-proto and adverb-trace for WebAssembly, or prints that the target is not installed.
+/// Checks adverb-wire, adverb-proto, adverb-cluster-proto, adverb-net-proto and adverb-trace for WebAssembly, or prints
+/// that the target is not installed.
 pub(crate) fn run() -> Result<()> {
     let mut rustc = Command::new("rustc");
     let library = process::text(rustc.args(["--print", "target-libdir", "--target", TARGET]))?;

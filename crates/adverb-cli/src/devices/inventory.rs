@@ -231,7 +231,7 @@ impl Port {
 impl Gid {
     /// Returns the reason why the chosen GID is preferred over this one.
     fn compared_to(&self, chosen: &Gid) -> PassedOver {
-        // The table shows that an entry is RoCE v1; link-local is the stronger reason.
+        // The table shows the type of an entry anyway, so link-local is the more useful reason.
         if self.link_local && !chosen.link_local {
             PassedOver::LinkLocal
         } else if self.gid_type == GidType::RoceV1 && chosen.gid_type != GidType::RoceV1 {
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn json_keeps_its_shape() {
+    fn json_has_all_fields() {
         let mut inventory = samples::roce();
         inventory.devices[0].ports[0].gids.drain(1..3);
         inventory.devices[0].ports[0].gids.truncate(2);
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn json_of_nothing_has_the_same_shape_and_the_problem() {
+    fn json_without_devices_has_the_same_fields_and_the_problem() {
         let mut inventory = samples::empty();
         inventory.problem = Some(Problem {
             kind: ProblemKind::NoRdmaCore,

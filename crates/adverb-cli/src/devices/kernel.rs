@@ -31,7 +31,7 @@ impl Kernel {
     }
 
     /// Returns the reason why rdma-core doesn't list a device of the kernel.
-    pub(super) fn why_unlisted(&self, device: &str) -> Unusable {
+    pub(super) fn unlisted_reason(&self, device: &str) -> Unusable {
         let Some(node) = self.node(device) else {
             return Unusable {
                 reason: "the kernel does not expose it to programs".to_owned(),
@@ -126,22 +126,22 @@ mod tests {
     #[test]
     fn device_without_ib_uverbs_has_a_hint() {
         let files = Files::new("uverbs", &[GUID]);
-        let why = files.0.why_unlisted("rxe0");
-        assert!(why.hint.unwrap().contains("modprobe ib_uverbs"));
+        let unusable = files.0.unlisted_reason("rxe0");
+        assert!(unusable.hint.unwrap().contains("modprobe ib_uverbs"));
     }
 
     #[test]
-    fn device_without_its_file_in_dev_is_in_a_container() {
+    fn device_without_its_file_in_dev_has_a_hint_about_containers() {
         let files = Files::new("dev", &[GUID, VERSION, NODE]);
-        let why = files.0.why_unlisted("rxe0");
-        assert!(why.reason.contains("/dev/infiniband/uverbs3"), "{}", why.reason);
-        assert!(why.hint.unwrap().contains("container"));
+        let unusable = files.0.unlisted_reason("rxe0");
+        assert!(unusable.reason.contains("/dev/infiniband/uverbs3"), "{}", unusable.reason);
+        assert!(unusable.hint.unwrap().contains("container"));
     }
 
     #[test]
     fn device_with_all_its_files_lacks_a_driver_of_rdma_core() {
         let files = Files::new("driver", &[GUID, VERSION, NODE, DEV]);
-        let why = files.0.why_unlisted("rxe0");
-        assert!(why.hint.unwrap().contains("ibverbs-providers"));
+        let unusable = files.0.unlisted_reason("rxe0");
+        assert!(unusable.hint.unwrap().contains("ibverbs-providers"));
     }
 }

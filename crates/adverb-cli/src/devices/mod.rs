@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// The reason why no device can be used.
-pub(crate) struct Absence {
+pub(crate) struct NoUsableDevice {
     /// The reason in one line.
     pub(crate) message: String,
     /// The reason with hints.
@@ -58,20 +58,20 @@ pub(crate) struct Absence {
 }
 
 /// Returns the names of the usable devices, or the reason why there are none.
-pub(crate) fn usable() -> std::result::Result<Vec<String>, Absence> {
+pub(crate) fn usable() -> std::result::Result<Vec<String>, NoUsableDevice> {
     let inventory = query::query_all();
     let usable = inventory.devices.iter().filter(|device| device.unusable.is_none());
     let names: Vec<String> = usable.map(|device| device.name.clone()).collect();
     match &inventory.problem {
         _ if !names.is_empty() => Ok(names),
-        Some(problem) => Err(Absence {
+        Some(problem) => Err(NoUsableDevice {
             message: problem.message.clone(),
             text: text::problem(problem, inventory.is_failure()),
             is_failure: inventory.is_failure(),
         }),
         None => {
             let message = "no device can be used: run `adverb devices` for the reasons".to_owned();
-            Err(Absence { text: format!("error: {message}\n"), message, is_failure: true })
+            Err(NoUsableDevice { text: format!("error: {message}\n"), message, is_failure: true })
         }
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn query_all() -> Inventory {
             kind: ProblemKind::NoDevices,
             message: "this machine has no RDMA hardware or soft-RoCE devices, only software devices"
                 .to_owned(),
-            hints: how_to_get_a_device(),
+            hints: device_hints(),
         });
     }
     let all = verbs::Device::list().unwrap_or_default();
@@ -46,14 +46,14 @@ fn not_listed(error: &Error) -> Problem {
         Error::NotInstalled { .. } => {
             (ProblemKind::NoRdmaCore, error.hint().map(str::to_owned).into_iter().collect())
         }
-        Error::NoDevice { .. } => (ProblemKind::NoKernelSupport, how_to_get_a_device()),
+        Error::NoDevice { .. } => (ProblemKind::NoKernelSupport, device_hints()),
         _ => (ProblemKind::Failed, error.hint().map(str::to_owned).into_iter().collect()),
     };
     Problem { kind, message: without_hint(error), hints }
 }
 
 /// Returns hints for a machine without devices.
-fn how_to_get_a_device() -> Vec<String> {
+fn device_hints() -> Vec<String> {
     [
         "for an RDMA NIC, load its driver: for a ConnectX, `modprobe mlx5_ib`",
         "without an RDMA NIC, create a soft-RoCE device on a network interface, such as eth0: \
@@ -75,7 +75,7 @@ fn add_unlisted(devices: &mut Vec<Device>, kernel: &Kernel, problem: Option<&Pro
                 reason: "rdma-core, which contains its user-space driver, is not installed".to_owned(),
                 hint: None,
             },
-            _ => kernel.why_unlisted(&name),
+            _ => kernel.unlisted_reason(&name),
         };
         let guid = kernel.guid(&name);
         devices.push(unknown_device(name, guid, Some(unusable)));
@@ -127,7 +127,7 @@ fn fill(device: &mut Device) -> adverb::Result<()> {
     let entries = open.gids()?;
     for found in open.ports()? {
         let mut port = port(&found, &entries);
-        // A port without GIDs has no choice. The table shows that.
+        // A port without GIDs has no chosen GID.
         if let Ok(chosen) = open.gid_for(found.number, None) {
             port.choose(chosen.index);
         }
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_without_rdma_brings_the_way_to_a_device() {
+    fn kernel_without_rdma_has_hints_about_devices() {
         let error = Error::NoDevice {
             reason: "listing RDMA devices failed: the kernel has no RDMA support".to_owned(),
             hint: "load a driver".to_owned(),

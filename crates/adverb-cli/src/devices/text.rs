@@ -136,7 +136,7 @@ fn gid_table(devices: &[Device]) -> Table<8> {
                 port_name(device, port),
                 gid.index.to_string(),
                 gid.gid.clone(),
-                place(gid),
+                address(gid),
                 gid_type(gid.gid_type).to_owned(),
                 gid.netdev.clone().unwrap_or_default(),
                 gid.passed_over.map(passed_over).unwrap_or_default().to_owned(),
@@ -147,7 +147,7 @@ fn gid_table(devices: &[Device]) -> Table<8> {
 }
 
 /// Returns the address of a GID, if the GID itself doesn't show it.
-fn place(gid: &Gid) -> String {
+fn address(gid: &Gid) -> String {
     match (gid.ip, gid.udp_port) {
         (Some(ip), Some(port)) => SocketAddr::new(ip, port).to_string(),
         (Some(IpAddr::V4(ip)), None) => ip.to_string(),
@@ -189,8 +189,8 @@ fn remarks(devices: &[Device]) -> String {
     while let Some((what, hint)) = remarks.next() {
         text += &wrap(&what);
         // Devices often fail for the same reason: consecutive remarks share one hint.
-        let is_said_next = remarks.peek().is_some_and(|(_, next)| *next == hint);
-        if let Some(hint) = hint.filter(|_| !is_said_next) {
+        let is_hint_repeated = remarks.peek().is_some_and(|(_, next)| *next == hint);
+        if let Some(hint) = hint.filter(|_| !is_hint_repeated) {
             text += &wrap(&format!("{HINT}{hint}"));
         }
     }
@@ -315,7 +315,7 @@ mlx5_0/1  active  Ethernet  1024     4096        1 GiB    -
     }
 
     #[test]
-    fn a_port_that_is_not_roces_is_shown() {
+    fn another_udp_port_is_shown() {
         let mut gid = samples::gid(0, "100::12b8:c000:207", "192.0.2.7", GidType::RoceV2);
         gid.udp_port = Some(4792);
         let mut port = samples::port(LinkLayer::Ethernet, vec![gid]);
@@ -326,7 +326,7 @@ mlx5_0/1  active  Ethernet  1024     4096        1 GiB    -
     }
 
     #[test]
-    fn infiniband_port_has_its_lid_and_no_talk_of_roce() {
+    fn infiniband_port_has_its_lid_and_no_text_about_roce() {
         let gid = samples::gid(0, "fe80::c42:a103:12:3456", "", GidType::InfiniBand);
         let mut port = samples::port(LinkLayer::InfiniBand, vec![gid]);
         port.choose(0);

@@ -42,7 +42,7 @@ fn problem(unknown: &Unknown) -> String {
 
 fn known(known: &Known) -> String {
     match known.found.as_slice() {
-        // A number: the reader wants one of its meanings.
+        // A number has several meanings, of which the reader wants one.
         [first, _, ..] if first.code.is_some() => meanings(known),
         found => found.iter().map(explanation).collect::<Vec<_>>().join("\n"),
     }

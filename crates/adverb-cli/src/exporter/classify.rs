@@ -123,7 +123,7 @@ impl NetdevStatistic {
     /// Returns the meaning of a driver's statistic. `None` means that it is not exported: it counts something else, or
     /// only a queue's share.
     pub(super) fn of_driver(name: &str) -> Option<NetdevStatistic> {
-        // i40e's and ice's decoration of the port's statistics.
+        // i40e and ice add this prefix or suffix to the names of the port's statistics.
         let name = name.strip_prefix("port.").unwrap_or(name);
         let name = name.strip_suffix(".nic").unwrap_or(name);
         if let Some(pause) = pause(name) {

@@ -1,4 +1,4 @@
-//! From a snapshot to the metrics.
+//! Conversion of a snapshot to metrics.
 
 use std::collections::BTreeMap;
 
@@ -162,7 +162,7 @@ fn netdevs(netdevs: &[Netdev]) -> Vec<Family> {
             .statistics
             .iter()
             .filter_map(|(counter, value)| Some((counter, value, NetdevStatistic::of_kernel(counter)?)));
-        // The kernel's counter of a name is taken, if both have it.
+        // If both have a counter of the same name, the kernel's counter is used.
         let driver =
             netdev.driver_statistics.iter().filter(|(counter, _)| !netdev.statistics.contains_key(*counter));
         let driver = driver

@@ -19,7 +19,7 @@ const MAX_ENTRIES: usize = 256;
 /// The maximum number of counters of a port or an interface that are read.
 const MAX_COUNTERS: usize = 512;
 
-/// The places to read from.
+/// A reader of the values.
 pub(super) struct Gatherer {
     /// The directory of sysfs, usually `/sys`.
     sysfs: PathBuf,
@@ -33,7 +33,7 @@ pub(super) struct Gatherer {
     probing: Probing,
 }
 
-/// A function that reads the statistics of a network interface's driver. Tests have one of their own, because virtual
+/// A function that reads the statistics of a network interface's driver. Tests use another function, because virtual
 /// interfaces lack most statistics.
 pub(super) type DriverStatistics = fn(&str) -> io::Result<BTreeMap<String, u64>>;
 
@@ -94,7 +94,7 @@ impl Gatherer {
         let (state, physical_state) = (read("state"), read("phys_state"));
         let (rate, link_layer) = (read("rate"), read("link_layer"));
         let mut counters = BTreeMap::new();
-        // Where both have a name, the driver's own counter is taken, as in `Device::counters`.
+        // If both have a counter of the same name, the driver's own counter is used, as in `Device::counters`.
         for group in ["counters", "hw_counters"] {
             counters.extend(numbers_in(&directory.join(group), Source::Rdma, errors));
         }
@@ -139,7 +139,7 @@ impl Gatherer {
     }
 }
 
-/// The error numbers of Linux that have a meaning here.
+/// The error numbers of Linux that are handled separately.
 const ENODEV: i32 = 19;
 const EINVAL: i32 = 22;
 const EOPNOTSUPP: i32 = 95;
@@ -228,7 +228,7 @@ fn names_in(directory: &Path, source: Source, errors: &mut ReadErrors) -> Vec<St
 fn numbers_in(directory: &Path, source: Source, errors: &mut ReadErrors) -> BTreeMap<String, u64> {
     let mut numbers = BTreeMap::new();
     for name in names_in(directory, source, errors) {
-        // A counter that the hardware lacks is a sentence: "N/A (no PMA)".
+        // The file of a counter that the hardware lacks contains text, such as "N/A (no PMA)".
         let number = text(&directory.join(&name), source, errors).and_then(|text| text.parse().ok());
         numbers.extend(number.map(|number| (name, number)));
     }
@@ -260,7 +260,7 @@ fn is_name(name: &str) -> bool {
     !name.is_empty() && name.len() <= 64 && name.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// Returns the state in sysfs' notation of states, such as `4: ACTIVE`.
+/// Returns the name in a state of sysfs, such as `4: ACTIVE`.
 fn without_number(state: &str) -> &str {
     state.split_once(':').map_or(state, |(_, name)| name).trim()
 }

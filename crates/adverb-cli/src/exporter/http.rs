@@ -95,16 +95,16 @@ fn reason(code: u16) -> &'static str {
 mod tests {
     use super::*;
 
-    fn of(line: &str) -> Parsed {
+    fn parse_line(line: &str) -> Parsed {
         parse(format!("{line}\r\nHost: a\r\n\r\n").as_bytes())
     }
 
     #[test]
-    fn requests_for_a_page_are_understood() {
+    fn requests_for_a_page_are_parsed() {
         let request = |is_head, page| Parsed::Request(Request { is_head, page });
-        assert_eq!(of("GET /metrics HTTP/1.1"), request(false, Page::Metrics));
-        assert_eq!(of("GET /metrics?name[]=up HTTP/1.0"), request(false, Page::Metrics));
-        assert_eq!(of("HEAD / HTTP/1.1"), request(true, Page::Index));
+        assert_eq!(parse_line("GET /metrics HTTP/1.1"), request(false, Page::Metrics));
+        assert_eq!(parse_line("GET /metrics?name[]=up HTTP/1.0"), request(false, Page::Metrics));
+        assert_eq!(parse_line("HEAD / HTTP/1.1"), request(true, Page::Index));
     }
 
     #[test]
@@ -120,13 +120,13 @@ mod tests {
             ("GET /metrics HTTP/1.1 more", 400),
             ("", 400),
         ] {
-            assert_eq!(of(line), Parsed::Rejected(code), "{line:?}");
+            assert_eq!(parse_line(line), Parsed::Rejected(code), "{line:?}");
         }
         assert_eq!(parse(b"GET /\xff HTTP/1.1\r\n\r\n"), Parsed::Rejected(400));
     }
 
     #[test]
-    fn a_head_is_complete_or_too_long() {
+    fn a_head_is_incomplete_until_its_end_or_the_maximum_length() {
         let whole = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
         for len in 0..whole.len() {
             assert_eq!(parse(&whole[..len]), Parsed::Incomplete, "{len}");

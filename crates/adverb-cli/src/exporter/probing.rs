@@ -158,7 +158,7 @@ fn open(device: &Device, local_addr: IpAddr, plan: &Plan) -> adverb::Result<Prob
 /// A thread that probes from one local address.
 struct Worker {
     prober: Prober,
-    /// The responders, and their places among the totals.
+    /// The responders, and their indexes among the totals.
     peers: HashMap<Peer, usize>,
     plan: Plan,
     probing: Probing,

@@ -72,7 +72,7 @@ pub(super) struct Netdev {
     pub driver_statistics: BTreeMap<String, u64>,
 }
 
-/// The places that values are read from.
+/// The sources of values.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Source {
     /// The kernel's RDMA devices in sysfs.
@@ -86,7 +86,7 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// All places.
+    /// All sources.
     pub(super) const ALL: [Source; 4] = [Self::Rdma, Self::Software, Self::Netdev, Self::Ethtool];
 
     /// Returns the value of the label `source`.
@@ -100,7 +100,7 @@ impl Source {
     }
 }
 
-/// The numbers of failed reads by place.
+/// The numbers of failed reads by source.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct ReadErrors(BTreeMap<Source, u64>);
 
@@ -117,7 +117,7 @@ impl ReadErrors {
         }
     }
 
-    /// Returns the number of failed reads from a place.
+    /// Returns the number of failed reads from a source.
     pub(super) fn get(&self, source: Source) -> u64 {
         self.0.get(&source).copied().unwrap_or_default()
     }

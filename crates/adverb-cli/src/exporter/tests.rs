@@ -24,7 +24,7 @@ use super::serve::{self, Exporter};
 use super::totals::Destination;
 use super::totals::tests::answered;
 
-/// The time limit of each wait. A passing test waits much shorter.
+/// The time limit of each wait. A passing test waits for a much shorter time.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 fn operate(file: &str) -> PathBuf {

@@ -103,7 +103,7 @@ impl ClassTotals {
         if let Some(figures) = result.figures() {
             match figures.network_rtt() {
                 Some(rtt) => self.network_rtt.record(rtt),
-                // Not evidence about the network.
+                // This time is not evidence about the network.
                 None => self.process_rtt.record(figures.round_trip),
             }
             self.prober_delay.record(figures.prober_delay);
@@ -187,7 +187,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn round_trips_by_stamps_of_processes_are_not_the_networks() {
+    fn round_trips_by_stamps_of_processes_are_recorded_separately() {
         let mut destination = Destination::new("storage-1", &[0]);
         destination.record(0, &answered(7_000, StampKind::Process));
         let class = &destination.classes[0];

@@ -26,7 +26,7 @@ fn recv_slots(rate: u32) -> u32 {
 }
 
 /// The time for which a responder may be missing, for example while it restarts, before it counts as silent.
-const MISSING: Duration = Duration::from_secs(2);
+const SILENT_AFTER: Duration = Duration::from_secs(2);
 
 /// A part of the results of a mesh.
 #[derive(Debug)]
@@ -188,7 +188,7 @@ impl Probing {
             return;
         }
         let since = *target.missing_since.get_or_insert(now);
-        if now.duration_since(since) >= MISSING {
+        if now.duration_since(since) >= SILENT_AFTER {
             let route = Route { source: self.source, destination: target.address, class };
             self.report(Report::Cell(
                 self.window(now),

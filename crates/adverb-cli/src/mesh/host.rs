@@ -78,7 +78,7 @@ const NOT_ENOUGH_EVIDENCE: u8 = 4;
 /// The time limit without a terminal.
 const DEFAULT_DURATION: Duration = Duration::from_secs(30);
 /// The time between two updates of the screen.
-const REFRESH: Duration = Duration::from_millis(250);
+const REFRESH_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The destination of the output.
 enum Output {
@@ -148,7 +148,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-/// Gathers results until the time limit, or until the user quits.
+/// Collects results until the time limit, or until the user quits.
 fn watch(
     results: &mut Results,
     reports: &Receiver<Report>,
@@ -158,9 +158,9 @@ fn watch(
 ) -> Result<()> {
     let mut window = 0;
     while limit.is_none_or(|limit| start.elapsed() < limit) {
-        let until = Instant::now() + REFRESH;
+        let until = Instant::now() + REFRESH_INTERVAL;
         if let Output::Live(view) = output {
-            if view.wants_to_quit(REFRESH)? {
+            if view.wants_to_quit(REFRESH_INTERVAL)? {
                 return Ok(());
             }
             reports.try_iter().for_each(|report| results.record(report));

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fault_and_summary_keep_their_shape() {
+    fn fault_and_summary_have_all_fields() {
         let results = samples::lossy();
         let (time, fault) = &results.named[0];
         let named = named(*time, fault);

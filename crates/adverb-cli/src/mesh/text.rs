@@ -6,14 +6,14 @@ use adverb::probe::mesh::{Fault, Suspect, Verdict};
 
 use super::results::{Results, Summary};
 
-/// The text of a cell, and how bad it is.
+/// The text of a cell, and its severity.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct CellText {
     pub(super) text: String,
     pub(super) level: Level,
 }
 
-/// The badness of a cell.
+/// The severity of a cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Level {
     /// There are no results.

@@ -95,10 +95,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     settings.mtu = args.mtu;
     settings.lossy = args.lossy;
     let session = Session::new(port, stream, settings)?;
-    try_all(session, args)
+    run_all(session, args)
 }
 
-fn try_all(mut session: Session, args: &Args) -> Result<ExitCode> {
+fn run_all(mut session: Session, args: &Args) -> Result<ExitCode> {
     let cases: Vec<Case> = if args.only.is_empty() { Case::all().collect() } else { args.only.clone() };
     let (mut failed, mut skipped) = (0, 0);
     for case in &cases {
@@ -119,7 +119,7 @@ fn print_result(result: &CaseResult, json: bool) -> Result<()> {
     let line = if json {
         serde_json::to_string(result)?
     } else {
-        // As wide as the longest name, `rc-write-imm:forward`.
+        // The width is that of the longest name, `rc-write-imm:forward`.
         format!("{:20}  {result}", result.case.to_string())
     };
     // Each result is shown at once.

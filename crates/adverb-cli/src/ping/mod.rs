@@ -98,13 +98,13 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Number of outstanding probes of a flood.
+/// The number of outstanding probes of a flood.
 const FLOOD_OUTSTANDING: usize = 16;
 /// The maximum time until a signal is noticed.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
-/// Exit status if some probes were lost.
+/// The exit status if some probes were lost.
 const SOME_LOST: u8 = 3;
-/// Exit status if no probe was answered.
+/// The exit status if no probe was answered.
 const NONE_ANSWERED: u8 = 4;
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -219,7 +219,7 @@ impl<'a> Session<'a> {
     fn new(args: &'a Args, host: SocketAddr, prober: &Prober, interrupt: Interrupt) -> Session<'a> {
         let labels = match args.paths {
             1 => vec![0],
-            // The same ports at every call, so that two runs measure the same paths.
+            // The ports are the same at every call, so that two runs measure the same paths.
             count => ports::choose_flow_labels(count.into(), 0x9e37_79b9_7f4a_7c15),
         };
         let queue = prober.queue();
@@ -298,7 +298,7 @@ impl<'a> Session<'a> {
     fn run(&mut self, prober: &mut Prober, peer: &Peer) -> Result<()> {
         let (mut posted, mut next) = (0, Instant::now());
         let mut last_posted = Instant::now();
-        // Time for late answers, and for the lookup of a responder that doesn't answer.
+        // The command waits for late answers, and for the lookup of a responder that doesn't answer.
         let late_time = 2 * self.args.timeout + Duration::from_secs(2);
         while posted < self.args.count || prober.open_count(peer) > 0 {
             if self.interrupt.is_requested() {
@@ -425,7 +425,7 @@ impl<'a> Session<'a> {
                 line["flow_label"] = path.flow_label.into();
                 line["source_port"] = ports::source_port_of(path.flow_label).into();
                 line["dscp"] = path.dscp.into();
-                // Of all classes of the path.
+                // The losses are those of all classes of the path.
                 line["forward_loss"] = forward[index / classes].rate().into();
                 line["return_loss"] = back[index / classes].rate().into();
                 line
@@ -510,7 +510,7 @@ fn summary_json(summary: &Summary) -> Value {
     })
 }
 
-/// Percentiles in nanoseconds, and the buckets, from which histograms can be merged.
+/// Returns percentiles in nanoseconds, and the buckets, by which histograms can be merged.
 fn histogram_json(histogram: &DurationHistogram) -> Value {
     if histogram.is_empty() {
         return Value::Null;

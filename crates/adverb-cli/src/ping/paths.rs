@@ -11,7 +11,7 @@ use adverb::probe::paths;
 use adverb::probe::route::Route;
 use serde_json::{Value, json};
 
-/// The way of the packets.
+/// The direction of the packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Direction {
     /// To the responder.
@@ -138,7 +138,7 @@ impl Paths {
         sum
     }
 
-    /// Returns the routers that a path passes and the paths that lose no packets don't. The way back isn't traced.
+    /// Returns the routers that a path passes and the paths that lose no packets don't. The return path isn't traced.
     fn only_hops(&self, named: &Named) -> Vec<IpAddr> {
         if named.direction == Direction::Return {
             return Vec::new();
@@ -279,7 +279,7 @@ mod tests {
                 found.extend(paths.find_lossy(Sequence { epoch: 7, number }, &summaries));
             }
         }
-        // Loss number 13.
+        // This is loss number 13.
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].direction, found[0].path, found[0].after), (Direction::Forward, 1, 242));
         assert_eq!(paths.only_hops(&found[0]), [address("10.0.2.1").unwrap()]);

@@ -120,7 +120,7 @@ pub(crate) fn read_key(path: &std::path::Path) -> Result<Key> {
         .read_to_end(&mut secret)
         .with_context(|| format!("could not read {}", path.display()))?;
     ensure!(secret.len() <= 4096, "{} has more than 4096 bytes", path.display());
-    // A line break at the end is the editor's.
+    // An editor may have added a line break at the end.
     Key::new(secret.trim_ascii_end()).with_context(|| format!("could not use the key in {}", path.display()))
 }
 

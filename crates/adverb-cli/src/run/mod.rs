@@ -169,7 +169,7 @@ fn percentage(text: &str) -> Result<f64, String> {
     value.ok_or_else(|| "use a number from 0 to 100".to_owned())
 }
 
-/// The time between two looks at the program.
+/// The interval between two checks whether the program has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 #[cfg(test)]

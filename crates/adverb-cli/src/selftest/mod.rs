@@ -90,7 +90,7 @@ fn open_link(args: &Args) -> Result<Option<Device>> {
         }
         Link::Udp => SoftDevice::new().loopback_via_link(),
         Link::UdpPort => {
-            // A port that other programs hardly use.
+            // Other programs hardly use this port.
             let port = Gid::UDP_PORTS.start() + (std::process::id() % 256) as u16;
             let at = |host: IpAddr| Gid::from(SocketAddr::new(host, port)).ip();
             let device = SoftDevice::at_addr(at(Ipv4Addr::LOCALHOST.into())).loopback_via_link();
@@ -119,7 +119,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         suite.tests().for_each(|test| println!("{}: {}", test.group(), test.name()));
         return Ok(ExitCode::SUCCESS);
     };
-    // While the device is open, its name finds it.
+    // While the device is open, it can be opened by its name.
     let opened = open_link(args)?;
     let name = opened.as_ref().map_or(name, Device::name);
     let mut options = Options::default();
@@ -158,7 +158,7 @@ fn deviations(file: Option<&Path>, device: &str) -> Result<Deviations> {
 }
 
 fn save(report: &Report, file: &Path) -> Result<()> {
-    let text = text_beside(file);
+    let text = text_report_path(file);
     write(file, &(report.to_json()? + "\n"))?;
     write(&text, &report.text())?;
     eprintln!("wrote the report to {} and {}: please send it to us", file.display(), text.display());
@@ -170,7 +170,7 @@ fn write(file: &Path, text: &str) -> Result<()> {
 }
 
 /// Returns the path of the text report for the JSON report at `file`.
-fn text_beside(file: &Path) -> PathBuf {
+fn text_report_path(file: &Path) -> PathBuf {
     match file.extension().is_some_and(|extension| extension == "txt") {
         true => file.with_extension("txt.txt"),
         false => file.with_extension("txt"),
@@ -182,9 +182,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_lies_beside_the_json_and_never_over_it() {
-        assert_eq!(text_beside(Path::new("a/mlx5_0.json")), Path::new("a/mlx5_0.txt"));
-        assert_eq!(text_beside(Path::new("report")), Path::new("report.txt"));
-        assert_eq!(text_beside(Path::new("report.txt")), Path::new("report.txt.txt"));
+    fn the_text_report_never_replaces_the_json_report() {
+        assert_eq!(text_report_path(Path::new("a/mlx5_0.json")), Path::new("a/mlx5_0.txt"));
+        assert_eq!(text_report_path(Path::new("report")), Path::new("report.txt"));
+        assert_eq!(text_report_path(Path::new("report.txt")), Path::new("report.txt.txt"));
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use adverb::verbs::{Counters, Device};
 use anyhow::{Context, Result};
 
-use crate::devices::{self, Absence};
+use crate::devices::{self, NoUsableDevice};
 use sample::{PortSample, Sample, VERSION};
 
 /// The options of `adverb stat`.
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let names = if args.device.is_empty() { devices::usable() } else { Ok(args.device.clone()) };
     let names = match names {
         Ok(names) => names,
-        Err(absence) => return print_absence(args, &absence),
+        Err(no_device) => return print_no_device(args, &no_device),
     };
     let mut watched = Vec::new();
     for name in &names {
@@ -94,14 +94,14 @@ impl Watched {
 }
 
 /// Prints the reason why there are no counters.
-fn print_absence(args: &Args, absence: &Absence) -> Result<ExitCode> {
+fn print_no_device(args: &Args, no_device: &NoUsableDevice) -> Result<ExitCode> {
     if args.json {
-        let problem = Some(absence.message.clone());
+        let problem = Some(no_device.message.clone());
         print(args, &Sample { version: VERSION, time: 0.0, ports: Vec::new(), problem })?;
     } else {
-        eprint!("{}", absence.text);
+        eprint!("{}", no_device.text);
     }
-    Ok(if absence.is_failure { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if no_device.is_failure { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn print(args: &Args, sample: &Sample) -> Result<()> {

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn device_that_counts_no_packets_has_errors_all_the_same() {
+    fn a_device_that_counts_no_packets_still_has_errors() {
         let text = text(false, |port| (port.packets, port.errors_per_million) = (None, None));
         assert!(text.starts_with("rxe0 port 1, 2.00 s: 1.0 errors/s\n"), "{text}");
     }

@@ -172,9 +172,9 @@ impl Group {
     }
 
     /// Returns the results of the cells by name: the program's JSON, with MTU, address family and network added.
-    pub(super) fn outcomes(&self, said: &str) -> Vec<(String, Value)> {
+    pub(super) fn outcomes(&self, printed: &str) -> Vec<(String, Value)> {
         let mut outcomes = Vec::new();
-        for line in said.lines() {
+        for line in printed.lines() {
             let Ok(Value::Object(mut fields)) = serde_json::from_str(line) else { continue };
             let (Some(operation), Some(direction)) = (fields.get("operation"), fields.get("direction"))
             else {
@@ -198,8 +198,8 @@ impl Group {
 }
 
 /// Sums up the dropped packets in tc's output.
-pub(super) fn dropped(said: &str) -> u64 {
-    let counts = said
+pub(super) fn dropped(printed: &str) -> u64 {
+    let counts = printed
         .lines()
         .filter_map(|line| line.split_once("(dropped ")?.1.split(',').next()?.parse::<u64>().ok());
     counts.sum()
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenth_is_no_pattern() {
+    fn a_tenth_contains_all_values_of_each_dimension() {
         let cells = tenth(&cells(CASES), 3);
         for ip in Ip::ALL {
             assert!(cells.iter().any(|cell| cell.ip == ip), "{cells:?}");
@@ -241,20 +241,20 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_is_found_among_other_things() {
+    fn results_are_found_in_the_output() {
         let all = cells(CASES);
         let groups = groups(all.iter());
         assert_eq!(groups.len(), 18);
-        let said = "noise\n{\"operation\":\"ud\",\"direction\":\"reverse\",\"outcome\":\"passed\"}\n{\"operation\":\"x\"}\n";
-        let outcomes = groups[0].outcomes(said);
+        let printed = "noise\n{\"operation\":\"ud\",\"direction\":\"reverse\",\"outcome\":\"passed\"}\n{\"operation\":\"x\"}\n";
+        let outcomes = groups[0].outcomes(printed);
         assert_eq!(outcomes.len(), 1);
         assert_eq!(outcomes[0].0, "256 ipv4 clean ud:reverse");
         assert_eq!(outcomes[0].1["network"], "clean");
     }
 
     #[test]
-    fn lost_packets_are_summed_up() {
-        let said = "Sent 1 bytes 1 pkt (dropped 3, overlimits 0 requeues 0)\n Sent 9 bytes 9 pkt (dropped 40, overlimits 0)\n";
-        assert_eq!(dropped(said), 43);
+    fn dropped_packets_are_summed() {
+        let printed = "Sent 1 bytes 1 pkt (dropped 3, overlimits 0 requeues 0)\n Sent 9 bytes 9 pkt (dropped 40, overlimits 0)\n";
+        assert_eq!(dropped(printed), 43);
     }
 }

@@ -67,7 +67,7 @@ struct Program {
 
 /// The operations that the guest's soft-RoCE lacks: it has ATOMIC WRITE and FLUSH since Linux 6.2. (Its FLUSH works only
 /// between soft-RoCE devices: `rxe_opcode` has no payload offset for it, so the ICRC covers the headers twice.)
-const LACKING: &[&str] = &["rc-atomic-write:", "rc-flush:"];
+const UNSUPPORTED_CASES: &[&str] = &["rc-atomic-write:", "rc-flush:"];
 
 /// Builds the programs, runs the jobs in one guest per MTU, and prints the results.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
@@ -76,8 +76,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let pingpong = process::build("build --release -p adverb --example pingpong")?;
     let rping = process::build("build --release -p adverb --example rping")?;
     let cases = process::text(Command::new(&adverb).args(["peertest", "--list"]))?;
-    let is_lacking = |case: &&str| LACKING.iter().any(|operation| case.starts_with(operation));
-    let cases: Vec<&str> = cases.lines().filter(|case| !is_lacking(case)).collect();
+    let is_unsupported = |case: &&str| UNSUPPORTED_CASES.iter().any(|operation| case.starts_with(operation));
+    let cases: Vec<&str> = cases.lines().filter(|case| !is_unsupported(case)).collect();
     let tenth = tenth(args);
     let mut cells = matrix::cells(&cases);
     if let Some(tenth) = tenth {
@@ -104,9 +104,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     for (name, failure) in &results.programs {
         match failure {
             None => println!("ok      {name}"),
-            Some(said) => {
+            Some(printed) => {
                 println!("FAILED  {name}");
-                said.lines().for_each(|line| println!("        | {line}"));
+                printed.lines().for_each(|line| println!("        | {line}"));
             }
         }
     }
@@ -116,7 +116,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     let failed = table::failures(&cells, &results.cells);
     failed.iter().for_each(|failure| println!("FAILED  {failure}"));
-    results.trouble.iter().for_each(|trouble| println!("FAILED  {trouble}"));
+    results.problems.iter().for_each(|problem| println!("FAILED  {problem}"));
     let programs_failed = results.programs.iter().filter(|(_, failure)| failure.is_some()).count();
     println!(
         "{} cells, {} failed; {} programs, {programs_failed} failed; {} packets dropped by the link; {:.0} s",
@@ -126,7 +126,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         results.dropped,
         start.elapsed().as_secs_f64()
     );
-    let passed = failed.is_empty() && programs_failed == 0 && results.trouble.is_empty();
+    let passed = failed.is_empty() && programs_failed == 0 && results.problems.is_empty();
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -159,7 +159,7 @@ struct Results {
     /// Names of the programs, and their output if they failed.
     programs: Vec<(String, Option<String>)>,
     /// Failures of the guests themselves.
-    trouble: Vec<String>,
+    problems: Vec<String>,
     /// Number of packets that the link dropped.
     dropped: u64,
 }
@@ -182,14 +182,16 @@ impl Results {
         };
         let mut guest = vm::prepare(&options)?;
         guest.keep_going();
-        let report = guest
-            .run(&lines, &mut Collector { jobs, results: self, out: String::new(), said: String::new() })?;
+        let report = guest.run(
+            &lines,
+            &mut Collector { jobs, results: self, out: String::new(), printed: String::new() },
+        )?;
         let status = vm::explain(&report, &options);
         if report.statuses.len() < jobs.len() {
-            self.trouble.push(format!("the guest with MTU {} exited early: status {status}", mtu.of_link()));
+            self.problems.push(format!("the guest with MTU {} exited early: status {status}", mtu.of_link()));
         }
-        if let Some(trouble) = report.trouble {
-            self.trouble.push(format!("{trouble} in the kernel of the guest with MTU {}", mtu.of_link()));
+        if let Some(problem) = report.kernel_problem {
+            self.problems.push(format!("{problem} in the kernel of the guest with MTU {}", mtu.of_link()));
         }
         Ok(())
     }
@@ -210,18 +212,18 @@ struct Collector<'a> {
     results: &'a mut Results,
     out: String,
     /// Standard output and standard error together.
-    said: String,
+    printed: String,
 }
 
 impl Observer for Collector<'_> {
     fn started(&mut self, _index: usize) {
         self.out.clear();
-        self.said.clear();
+        self.printed.clear();
     }
 
     fn output(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
         let text = String::from_utf8_lossy(bytes);
-        self.said += &text;
+        self.printed += &text;
         if stream == Stream::Out {
             self.out += &text;
         }
@@ -231,8 +233,8 @@ impl Observer for Collector<'_> {
     fn finished(&mut self, index: usize, status: u8) {
         match &self.jobs[index] {
             Job::Program(program) => {
-                let failure = (status != 0).then(|| self.said.clone());
-                let last = self.said.lines().last().unwrap_or_default().trim().to_owned();
+                let failure = (status != 0).then(|| self.printed.clone());
+                let last = self.printed.lines().last().unwrap_or_default().trim().to_owned();
                 println!("{}  {}: {last}", if failure.is_none() { "ok    " } else { "FAILED" }, program.name);
                 self.results.programs.push((program.name.clone(), failure));
             }
@@ -240,7 +242,7 @@ impl Observer for Collector<'_> {
                 let outcomes = group.outcomes(&self.out);
                 println!("{}: {} of {} cells reported", group.name(), outcomes.len(), group.cells.len());
                 if status != 0 {
-                    self.said.lines().for_each(|line| println!("        | {line}"));
+                    self.printed.lines().for_each(|line| println!("        | {line}"));
                 }
                 self.results.dropped += matrix::dropped(&self.out);
                 self.results.cells.extend(outcomes);

@@ -30,8 +30,8 @@ pub(super) fn table(cells: &[Cell], outcomes: &Outcomes) -> String {
         for case in cases {
             text += &format!("{case:<20}");
             for (ip, network) in columns() {
-                let is_it = |cell: &&&Cell| cell.ip == ip && cell.network == network && cell.case == case;
-                let word = cells.iter().find(is_it).map_or("·".to_owned(), |cell| word(cell, outcomes));
+                let is_cell = |cell: &&&Cell| cell.ip == ip && cell.network == network && cell.case == case;
+                let word = cells.iter().find(is_cell).map_or("·".to_owned(), |cell| word(cell, outcomes));
                 text += &format!(" {word:>11}");
             }
             text.push('\n');
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_cell_has_its_place_and_what_is_missing_has_failed() {
+    fn every_cell_is_in_the_table_and_a_missing_result_is_a_failure() {
         let cell = |ip, network, case: &str| Cell { mtu: Mtu::Mtu256, ip, network, case: case.to_owned() };
         let cells = [
             cell(Ip::V4, Network::Clean, "ud:reverse"),

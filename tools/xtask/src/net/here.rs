@@ -10,14 +10,14 @@ use anyhow::{Context, Result};
 use support::process;
 
 /// The output of the processes.
-pub(super) struct Said {
+pub(super) struct ProcessOutput {
     pub(super) out: String,
     pub(super) errors: String,
     pub(super) is_ok: bool,
 }
 
 /// Runs two processes, each on a loopback address derived from the process ID. `loss` is the packet loss in percent.
-pub(super) fn run(program: &str, loss: u32, arguments: &[String]) -> Result<Said> {
+pub(super) fn run(program: &str, loss: u32, arguments: &[String]) -> Result<ProcessOutput> {
     // A directory in which any user can read the program.
     let directory = std::env::temp_dir().join(format!("adverb-net-{}", std::process::id()));
     fs::create_dir_all(&directory).with_context(|| format!("could not create {}", directory.display()))?;
@@ -30,10 +30,10 @@ pub(super) fn run(program: &str, loss: u32, arguments: &[String]) -> Result<Said
     result
 }
 
-fn run_copy(program: &Path, loss: u32, arguments: &[String]) -> Result<Said> {
+fn run_copy(program: &Path, loss: u32, arguments: &[String]) -> Result<ProcessOutput> {
     let [high, low] = (std::process::id() as u16).to_be_bytes();
     let [client, server] = [111, 112].map(|network| format!("127.{network}.{high}.{low}"));
-    // A free TCP port.
+    // This TCP port is free.
     let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let (control, loss) = (format!("{server}:{port}"), loss.to_string());
     let mut listening = process::as_nobody(program);
@@ -49,9 +49,9 @@ fn run_copy(program: &Path, loss: u32, arguments: &[String]) -> Result<Said> {
     let output = connecting.stdin(Stdio::null()).output().context("could not start the connector")?;
     let is_ok = output.status.success() && listening.0.wait()?.success();
     let [out, errors] =
-        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+        [output.stdout, output.stderr].map(|printed| String::from_utf8_lossy(&printed).into_owned());
     print!("{out}");
-    Ok(Said { out, errors, is_ok })
+    Ok(ProcessOutput { out, errors, is_ok })
 }
 
 /// The listener's process; killed on drop.

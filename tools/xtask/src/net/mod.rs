@@ -29,7 +29,7 @@ pub(crate) struct Args {
     case: Vec<String>,
 }
 
-/// The connector's and the listener's device, and where they run.
+/// The devices of the connector and of the listener, and the machine on which they run.
 #[derive(Debug)]
 struct Pair {
     name: &'static str,
@@ -82,8 +82,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     for pair in &pairs {
         if let Place::Here { loss } = pair.place {
             println!("{}:", pair.name);
-            let said = here::run(&program, loss, &arguments(pair, &cases))?;
-            results.add(pair.name, &said.out, said.is_ok, &said.errors);
+            let printed = here::run(&program, loss, &arguments(pair, &cases))?;
+            results.add(pair.name, &printed.out, printed.is_ok, &printed.errors);
         }
     }
     let guests: Vec<&Pair> =
@@ -125,14 +125,14 @@ fn run_in_guest(program: &str, pairs: &[&Pair], cases: &[&str], results: &mut Re
     let options = Options { timeout: SECONDS, mtu: 1500, cpus: 2, icount: false, out: None, verbose: false };
     let mut guest = vm::prepare(&options)?;
     guest.keep_going();
-    let mut heard = Collector { pairs, results, out: String::new(), errors: String::new() };
-    let report = guest.run(&lines, &mut heard)?;
+    let mut collector = Collector { pairs, results, out: String::new(), errors: String::new() };
+    let report = guest.run(&lines, &mut collector)?;
     vm::explain(&report, &options);
-    if let Some(trouble) = report.trouble {
-        results.trouble.push(format!("{trouble} in the guest's kernel"));
+    if let Some(problem) = report.kernel_problem {
+        results.problems.push(format!("{problem} in the guest's kernel"));
     }
     if report.statuses.len() < pairs.len() {
-        results.trouble.push("the guest exited early".to_owned());
+        results.problems.push("the guest exited early".to_owned());
     }
     Ok(())
 }

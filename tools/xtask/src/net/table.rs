@@ -15,7 +15,7 @@ pub(super) struct Run {
 pub(super) struct Results {
     pub(super) runs: Vec<Run>,
     /// Other failures, such as of the guest.
-    pub(super) trouble: Vec<String>,
+    pub(super) problems: Vec<String>,
 }
 
 impl Results {
@@ -28,7 +28,7 @@ impl Results {
         if !is_ok {
             errors.lines().for_each(|line| println!("        | {line}"));
             if !has_failed {
-                self.trouble.push(format!("{pair}: its processes failed"));
+                self.problems.push(format!("{pair}: its processes failed"));
             }
         }
     }
@@ -75,7 +75,7 @@ pub(super) fn table(cases: &[&str], pairs: &[&str], results: &Results) -> String
 
 /// Returns the failed runs with their reasons, the cases that did not run, and other failures.
 pub(super) fn failures(cases: &[&str], pairs: &[&str], results: &Results) -> Vec<String> {
-    let mut failures = results.trouble.clone();
+    let mut failures = results.problems.clone();
     for pair in pairs {
         for case in cases {
             let runs: Vec<&Run> =
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_has_failed_and_so_has_what_failed() {
+    fn missing_and_failed_cases_are_failures() {
         let mut results = Results::default();
         results.add(
             "a-b",
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_fail_for_no_known_reason_have_failed() {
+    fn a_failed_process_without_a_failed_case_is_a_failure() {
         let mut results = Results::default();
         results.add("a-b", "ok first threads-tasks 0.1 \n", false, "");
         assert_eq!(failures(&["first"], &["a-b"], &results), ["a-b: its processes failed"]);

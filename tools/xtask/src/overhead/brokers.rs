@@ -8,8 +8,7 @@ use std::path::Path;
 use anyhow::Result;
 
 /// The modes of the benchmark, the number of messages or calls per doorbell, and the allowed number of instructions per
-/// message or call: today's number and 10 %, because other builds of the same
-/// code have other numbers.
+/// message or call: today's number and 10 %, because other builds of the same code have other numbers.
 const MODES: &[(&str, u64, u64)] = &[
     ("broker-1", 1, 8400),
     ("broker-4", 4, 6400),
@@ -23,7 +22,7 @@ pub(super) fn run(directory: &Path, messages: &Path) -> Result<bool> {
     println!("{:14} {:>12} {:>12} {:>8}", "brokers", "per message", "per doorbell", "allowed");
     let (mut exceeded, mut counts) = (false, Vec::new());
     for &(name, batch, allowed) in MODES {
-        let message = super::fewest_instructions(directory, messages, name)?;
+        let message = super::min_instructions(directory, messages, name)?;
         println!("{name:14} {message:>12} {:>12} {allowed:>8}", message * batch);
         exceeded |= message > allowed;
         counts.push(message);

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use support::{paths, process};
 
-use super::{MESSAGES_BENCH, fewest_instructions};
+use super::{MESSAGES_BENCH, min_instructions};
 
 /// The number of rounds in the shorter run; each sends a batch of requests in both directions.
 const ROUNDS: u64 = 200;
@@ -28,9 +28,9 @@ const ALLOWED_RECORDED: u64 = 550;
 pub(super) fn run(directory: &Path, messages: &Path) -> Result<()> {
     without_sink()?;
     let without = without_events(MESSAGES_BENCH)?;
-    let usual = fewest_instructions(directory, messages, "write")?;
-    let without = fewest_instructions(directory, Path::new(&without), "write")?;
-    let recorded = fewest_instructions(directory, messages, "recorded-write")?;
+    let usual = min_instructions(directory, messages, "write")?;
+    let without = min_instructions(directory, Path::new(&without), "write")?;
+    let recorded = min_instructions(directory, messages, "recorded-write")?;
     println!(
         "software NIC, 64-byte WRITE: {usual} instructions with event code, {without} without, {recorded} recorded"
     );

@@ -27,8 +27,7 @@ const MESSAGES_BENCH: &str = "bench -p adverb --bench messages --features cluste
 
 /// The modes of posting and polling, C's mode for each, and the allowed number of instructions beyond C's. The allowed
 /// numbers are a ratchet: today's numbers, rounded up. (The goal of raw requests is 10 % more than C, which takes 153
-/// and
-/// 85.)
+/// and 85.)
 const MODES: &[Mode] = &[
     Mode { name: "raw-single", baseline: "single", allowed: 15, goal: 15 },
     Mode { name: "raw-batch", baseline: "batch", allowed: 8, goal: 8 },
@@ -65,9 +64,9 @@ pub(crate) fn run() -> Result<()> {
         let rust = instructions(&directory, &overhead, mode.name)?;
         let difference = rust.saturating_sub(c);
         println!("{:14} {c:>8} {rust:>8} {difference:>10} {:>8} {:>6}", mode.name, mode.allowed, mode.goal);
-        let said = process::text(program(&directory, &overhead).args([mode.name, "6400"]))?;
-        if said.trim() != "0 allocations" {
-            println!("{}: {} in 6400 requests", mode.name, said.trim());
+        let printed = process::text(program(&directory, &overhead).args([mode.name, "6400"]))?;
+        if printed.trim() != "0 allocations" {
+            println!("{}: {} in 6400 requests", mode.name, printed.trim());
             exceeded = true;
         }
         exceeded |= difference > mode.allowed;
@@ -118,15 +117,15 @@ fn instructions(directory: &Path, program: &Path, mode: &str) -> Result<u64> {
 const RUNS: u64 = 3;
 
 /// Returns the number of instructions per request, without hash collisions.
-fn fewest_instructions(directory: &Path, program: &Path, mode: &str) -> Result<u64> {
-    let fewest = |rounds: u64| -> Result<u64> {
-        let mut fewest = u64::MAX;
+fn min_instructions(directory: &Path, program: &Path, mode: &str) -> Result<u64> {
+    let min = |rounds: u64| -> Result<u64> {
+        let mut min = u64::MAX;
         for _ in 0..RUNS {
-            fewest = fewest.min(count(directory, program, mode, rounds)?);
+            min = min.min(count(directory, program, mode, rounds)?);
         }
-        Ok(fewest)
+        Ok(min)
     };
-    let (short, long) = (fewest(ROUNDS)?, fewest(2 * ROUNDS)?);
+    let (short, long) = (min(ROUNDS)?, min(2 * ROUNDS)?);
     Ok((long - short).div_ceil(ROUNDS))
 }
 
@@ -135,11 +134,11 @@ fn count(directory: &Path, executable: &Path, mode: &str, rounds: u64) -> Result
     let mut valgrind = program(directory, Path::new("valgrind"));
     valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]).arg(executable);
     let output = valgrind.args([mode, &rounds.to_string()]).output().context("could not start valgrind")?;
-    let said = String::from_utf8_lossy(&output.stderr);
+    let printed = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
-        bail!("{} {mode} failed under valgrind:\n{said}", executable.display());
+        bail!("{} {mode} failed under valgrind:\n{printed}", executable.display());
     }
-    collected(&said).with_context(|| format!("callgrind printed no instruction count:\n{said}"))
+    collected(&printed).with_context(|| format!("callgrind printed no instruction count:\n{printed}"))
 }
 
 /// Returns a command that loads the no-op library instead of libibverbs.
@@ -150,8 +149,8 @@ fn program(directory: &Path, executable: &Path) -> Command {
 }
 
 /// Parses the count in callgrind's output: `==123== Collected : 456`.
-fn collected(said: &str) -> Option<u64> {
-    let line = said.lines().find(|line| line.contains("Collected :"))?;
+fn collected(printed: &str) -> Option<u64> {
+    let line = printed.lines().find(|line| line.contains("Collected :"))?;
     line.rsplit(' ').next()?.parse().ok()
 }
 
@@ -160,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn callgrinds_count_is_found() {
+    fn the_count_of_callgrind_is_parsed() {
         assert_eq!(collected("==7== Events    : Ir\n==7== Collected : 1234\n==7==\n"), Some(1234));
         assert_eq!(collected("==7== something else"), None);
     }

@@ -62,7 +62,7 @@ fn record(
     prometheus.arg(format!("--web.listen-address={PROMETHEUS}"));
     let prometheus = prometheus.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     let _prometheus = Process(prometheus.context("could not start Prometheus")?);
-    // Until both serve, and the first rates are known.
+    // Wait until both serve, and the first rates are known.
     std::thread::sleep(Duration::from_secs(15));
 
     let (start, began) = (SystemTime::now(), Instant::now());
@@ -98,7 +98,7 @@ fn panels(network: &LeafSpine, start: f64) -> Result<Vec<Panel>> {
         for target in panel["targets"].as_array().into_iter().flatten() {
             lines.append(&mut query(network, target, start)?);
         }
-        // A line without values other than 0 tells nothing.
+        // A line whose values are all 0 shows nothing.
         lines.retain(|(_, points)| points.iter().any(|&(_, value)| value > 0.0));
         if !lines.is_empty() {
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

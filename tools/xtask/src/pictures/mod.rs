@@ -22,7 +22,7 @@ pub(crate) struct Args {
     only: Option<String>,
 }
 
-/// Makes the pictures.
+/// Draws the pictures.
 pub(crate) fn run(args: &Args) -> Result<()> {
     ensure!(packages::is_root(), "the network needs root");
     packages::ensure(&["iproute2", "nftables", "prometheus"])?;

@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn most_probes_are_left_out_and_nothing_else() {
+    fn only_lines_of_probes_are_left_out() {
         let probes: String = (0..9).map(|number| format!("10.0.0.1: probe {number}: <lost>\n")).collect();
         let svg = picture("adverb ping", &format!("PING\n{probes}\npath 1  loses probes: 10 %\n"));
         assert_eq!(svg.matches("&lt;lost&gt;").count(), 3);

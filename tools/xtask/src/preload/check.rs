@@ -129,7 +129,7 @@ fn ping_pong(program: &str, options: &[&str], libraries: &Path, loss: Option<&st
     // Another program may take the port before the server does.
     for _ in 0..10 {
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port().to_string();
-        // UC and UD lose messages if a receive buffer overflows; few messages in flight don't.
+        // UC and UD lose messages if a receive buffer overflows. With few messages in flight, it doesn't.
         let arguments = [&["-g", "0", "-n", "50", "-r", "50", "-p", &port], options].concat();
         let mut server = command(program, libraries, loss)?;
         let mut server =
@@ -167,7 +167,7 @@ fn connect(
         let mut client = command("timeout", libraries, loss)?;
         client.arg("60").arg(program).args(arguments).arg("127.0.0.1");
         let output = client.stdin(Stdio::null()).output()?;
-        // The client's text if the server doesn't listen yet.
+        // The client prints this text if the server doesn't listen yet.
         if output.status.success() || !String::from_utf8_lossy(&output.stderr).contains("Couldn't connect") {
             return Ok(Some(output));
         }

@@ -161,7 +161,7 @@ impl Prober {
         }
     }
 
-    /// Records a line of the output, and returns whether it says that a probe was answered.
+    /// Records a line of the output, and returns whether it shows that a probe was answered.
     fn record(&mut self, line: &Value, results: &mut Results) -> Result<bool> {
         if line["event"] != "probe" {
             return Ok(false);

@@ -1,5 +1,5 @@
-//! `cargo xtask probe timing`: delays that are injected into the network, the responder and the prober, beside those that
-//! `adverb ping` reports.
+//! `cargo xtask probe timing`: delays that are injected into the network, the responder and the prober, compared with
+//! those that `adverb ping` reports.
 //!
 //! ```text
 //!  adverb ping ─ veth ─ relay.c ─ veth ─ adverb respond        each in a network namespace
@@ -321,7 +321,7 @@ impl Packets {
 /// An interval in which a process was stopped, in nanoseconds of the system clock.
 struct Stop {
     requested: u64,
-    /// From then on, all threads were stopped.
+    /// The time from which all threads were stopped.
     effective: u64,
     continued: u64,
 }
