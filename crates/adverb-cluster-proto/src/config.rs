@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn signals_come_often_enough_for_the_smallest_ring() {
+    fn the_smallest_ring_limits_the_signal_interval() {
         let config = Config { send_slots: 1, ..Config::default() };
         assert_eq!(config.effective_signal_interval(), 1);
         let config = Config { send_slots: 5, signal_interval: 100, ..Config::default() };

@@ -88,7 +88,7 @@ impl SendCredits {
         is_older && self.granted != 0 || self.update(count)
     }
 
-    /// Processes the peer's count. Returns `false` if the peer took credits back, or granted too many.
+    /// Processes the peer's count. Returns `false` if the count decreased, or grants too many credits.
     #[must_use]
     pub(crate) fn update(&mut self, count: u32) -> bool {
         let increase = count.wrapping_sub(self.granted) & COUNT;
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_without_credit_is_noticed() {
+    fn a_message_without_credit_is_detected() {
         let mut credits = RecvCredits::new(1, 4);
         assert!(credits.receive());
         assert!(!credits.receive());
@@ -217,7 +217,7 @@ mod tests {
         assert!(credits.is_due());
     }
 
-    /// Tries every schedule of two brokers with small rings, by random walks: no more than two credit messages are
+    /// Runs random schedules of two brokers with small rings, and checks that at most two credit messages are
     /// unprocessed.
     #[test]
     fn at_most_two_credit_messages_are_unprocessed() {

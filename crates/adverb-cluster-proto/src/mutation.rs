@@ -98,7 +98,7 @@ mutations! {
     WaitingTicketsLost,
     /// Tickets end before the queue pair is destroyed.
     TicketsEndBeforeClose,
-    /// A caller that was refused never learns that it may try again.
+    /// No event is delivered when a request that was refused may succeed.
     NeverUnblocked,
     /// An idle session is never checked.
     NoKeepalive,
@@ -108,9 +108,9 @@ mutations! {
     MessageOfUnknownSession,
     /// A reply ends the call that has its index, whatever its generation.
     ReplyGenerationIgnored,
-    /// The index of a cancelled call is used again before the peer is told.
+    /// The index of a cancelled call is used again before the cancellation is sent.
     CancelledIndexReused,
-    /// The peer isn't told that a call expired.
+    /// The expiry of a call isn't sent to the peer.
     ExpiryUnannounced,
     /// Calls never expire.
     DeadlinesIgnored,
@@ -150,9 +150,9 @@ mutations! {
     ConfirmationForgotten,
     /// A withdrawn segment is released before the peers have confirmed.
     ReleasedBeforeConfirmation,
-    /// The peers aren't told of withdrawals.
+    /// Withdrawals aren't sent to the peers.
     WithdrawalUnannounced,
-    /// The peers aren't told of segments that are added during a session.
+    /// Segments that are added during a session aren't announced.
     LaterSegmentsUnannounced,
     /// The keys of a peer stay valid after the session.
     KeysSurviveSession,

@@ -23,7 +23,7 @@ pub(crate) struct Peer {
     /// Whether the peer is in the broker's list of peers that may have output.
     pub(crate) is_ready: bool,
     /// Whether the peer is in the broker's list of peers to flush.
-    pub(crate) is_gathering: bool,
+    pub(crate) is_unflushed: bool,
 }
 
 /// The phase of a peer's session.
@@ -121,7 +121,7 @@ impl Peer {
             free_send_slots: Vec::new(),
             recv_slots: Vec::new(),
             is_ready: false,
-            is_gathering: false,
+            is_unflushed: false,
         }
     }
 
@@ -243,7 +243,7 @@ impl Session {
         !self.reposts.is_empty() || self.flushed > 0 || self.probe == Probe::Due || self.recv_credits.is_due()
     }
 
-    /// Takes the note that a refused caller may try again. Returns whether there was one.
+    /// Clears the record of a refused request if the request may succeed now. Returns whether there was one.
     pub(crate) fn unblock(&mut self, config: &Config, has_free_slot: bool) -> bool {
         let has_room = self.queue_room(config) > 0;
         let can_send = has_room && has_free_slot && self.send_credits.available() > 0;

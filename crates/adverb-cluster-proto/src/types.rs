@@ -201,7 +201,9 @@ impl fmt::Display for EndReason {
             EndReason::Closed => f.write_str("the session was closed"),
             EndReason::Left => f.write_str("the peer left"),
             EndReason::RequestFailed(status) => write!(f, "a request failed: {status}"),
-            EndReason::ProtocolViolation(what) => write!(f, "the peer violated the protocol: {what}"),
+            EndReason::ProtocolViolation(violation) => {
+                write!(f, "the peer violated the protocol: {violation}")
+            }
         }
     }
 }

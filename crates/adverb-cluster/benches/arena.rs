@@ -15,11 +15,11 @@ use adverb_cluster::{Arena, Draft, Item};
 use adverb_verbs::memory::Pool;
 use adverb_verbs::{Access, Device};
 
-/// The number of measurements of each. The fastest counts, because other processes use the machine too.
+/// The number of measurements per allocator. The fastest one counts, because other processes use the machine, too.
 const TURNS: u32 = 40;
 const ROUNDS: u32 = 20_000;
-/// The number of items that are held at once, in the measurement with many.
-const MANY: usize = 64;
+/// The number of items that the measurement with held items keeps allocated.
+const HELD_ITEMS: usize = 64;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let domain = Device::open("soft")?.create_protection_domain()?;
@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Measures the three in turn, and prints the comparison.
+/// Measures the three allocators in turn, and prints the comparison.
 fn row<A, B, C>(
     name: &str,
     mut arena: impl FnMut() -> A,
@@ -95,7 +95,7 @@ fn nanoseconds(time: Duration) -> f64 {
 
 /// Frees one of the held values, and allocates another.
 fn hold<T>(held: &mut Vec<T>, make: impl FnOnce() -> T) {
-    if held.len() == MANY {
+    if held.len() == HELD_ITEMS {
         held.swap_remove(7);
     }
     held.push(make());

@@ -60,7 +60,7 @@ pub enum Refusal {
     Busy,
 }
 
-/// The number of datagrams by their treatment.
+/// The number of datagrams by result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct AnswerCounts {

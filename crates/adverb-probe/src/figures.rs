@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn one_process_stamp_makes_the_round_trip_no_evidence() {
+    fn one_process_stamp_prevents_a_network_rtt() {
         let good = Figures::compute(&stamps()).expect("figures");
         assert_eq!((good.stamps, good.network_rtt()), (StampKind::Kernel, Some(Duration::from_nanos(1_000))));
         let weaken: [fn(&mut ProbeStamps); 4] = [

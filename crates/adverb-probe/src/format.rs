@@ -227,7 +227,7 @@ impl Message {
             };
             Message::Ack(Ack { sequence, responder_epoch: word(4), kind })
         };
-        // Last, because it costs the most.
+        // The tag is checked last, because this costs the most.
         if key.is_some() || kind != 1 {
             let parts = [&bytes[..TAG.start], &bytes[TAG.end..]];
             if !key.unwrap_or(Key::public()).verifies(&bytes[TAG], parts) {
@@ -339,7 +339,7 @@ mod tests {
             prop_assert!(Message::parse(&bytes, Some(&key)).is_err());
         }
 
-        /// Bytes that were accepted are those that writing the message results in.
+        /// Writing an accepted message results in the same bytes.
         #[test]
         fn arbitrary_bytes_are_refused_or_canonical(
             mut bytes in prop::collection::vec(any::<u8>(), 0..130),

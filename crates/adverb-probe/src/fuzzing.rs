@@ -13,8 +13,8 @@ use crate::key::Key;
 use crate::session::{Lookup, ProbeCounts, ProbeEventKind, ProbeResult, Session, SessionConfig};
 use crate::stamp::{Stamp, StampKind};
 
-/// Passes bytes to the parser of datagrams, and to a tracer or to a prober and a responder, as the first byte says. Checks
-/// their invariants.
+/// Passes bytes to the parser of datagrams, and to a tracer or to a prober and a responder, which the first byte
+/// selects. Checks their invariants.
 ///
 /// # Panics
 ///
@@ -82,7 +82,7 @@ fn key() -> &'static Key {
     &KEY
 }
 
-/// A datagram that is a message has exactly one form.
+/// Checks that writing a parsed message results in the same bytes.
 fn parse(bytes: &[u8]) {
     for key in [None, Some(key())] {
         match Message::parse(bytes, key) {
@@ -101,8 +101,8 @@ fn parse(bytes: &[u8]) {
 const TIMEOUT: Duration = Duration::from_millis(100);
 const SOURCE_RATE: Rate = Rate { per_second: 1000, burst: 4 };
 const START: u64 = 1_000_000_000;
-/// Number of datagrams that the attacker remembers.
-const MEMORY: usize = 64;
+/// The maximum number of datagrams that the attacker records.
+const MAX_RECORDED: usize = 64;
 
 /// A prober and a responder, a network that changes and repeats datagrams, and an attacker without the key.
 struct Run<'a> {
@@ -210,7 +210,7 @@ impl<'a> Run<'a> {
             }
             10 => match self.script.byte() % 8 {
                 0 => {
-                    // Random numbers, in effect.
+                    // Successive epochs replace random ones.
                     self.epoch += 1;
                     self.session.handle_lookup(Lookup::Ended, self.epoch, self.now);
                 }
@@ -256,7 +256,7 @@ impl<'a> Run<'a> {
     fn send(&mut self, bytes: Vec<u8>) {
         self.genuine.insert(bytes.clone());
         self.datagrams.push(bytes);
-        if self.datagrams.len() > MEMORY {
+        if self.datagrams.len() > MAX_RECORDED {
             self.datagrams.remove(0);
         }
     }

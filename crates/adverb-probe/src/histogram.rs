@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_of_process_stamps_are_not_recorded_as_the_networks() {
+    fn figures_of_process_stamps_are_not_recorded_as_network_times() {
         let mut summary = Summary::new();
         summary.record(&answered(1_000, StampKind::Kernel));
         summary.record(&answered(9_000_000, StampKind::Process));

@@ -10,7 +10,7 @@
 //!
 //! # Both directions
 //!
-//! The way of the answers is not the reverse of the probes' way: switches choose it by the answers' own ports. So each
+//! The path of the answers is not the reverse of the probes' path: switches choose it by the answers' own ports. So each
 //! direction has its own counts. If one of the two answers arrives, the probe did. If none arrives, the probe or both
 //! answers were lost; the number of the latter is estimated from the number of single losses. (Then the evidence is a
 //! generalized likelihood ratio, and [`MAX_ERROR`] holds approximately.)
@@ -89,7 +89,7 @@ impl LossCount {
         LossCount { trials: trials as f64, losses: losses as f64, ..LossCount::default() }
     }
 
-    /// Returns the counts of the way to the responder, of the ports that share a path.
+    /// Returns the counts of the direction to the responder, of the ports that share a path.
     pub fn of_probes<'a>(ports: impl IntoIterator<Item = &'a ProbeCounts>) -> LossCount {
         let mut sum = LossCount::default();
         for results in ports.into_iter().map(Results::new) {
@@ -104,8 +104,8 @@ impl LossCount {
         sum
     }
 
-    /// Returns the counts of the way back from the responder, of the ports that share a path. Answers to a probe of which
-    /// both were lost are not counted.
+    /// Returns the counts of the direction from the responder, of the ports that share a path. Answers to a probe of
+    /// which both were lost are not counted.
     pub fn of_answers<'a>(ports: impl IntoIterator<Item = &'a ProbeCounts>) -> LossCount {
         let mut sum = LossCount::default();
         for results in ports.into_iter().map(Results::new) {
@@ -162,9 +162,9 @@ pub fn lossy_paths(paths: &[LossCount]) -> Vec<LossyPath> {
     named
 }
 
-/// Returns the evidence that a path loses more than another one: how many times as probable the losses are if it does as
-/// if both lose alike. If both lose alike and all losses are of this direction, its expected value is at most 1 after any
-/// number of probes (an e-value).
+/// Returns the evidence that a path loses more than another one: the probability of the losses if it does, divided by
+/// their probability if both lose alike. If both lose alike and all losses are of this direction, its expected value is
+/// at most 1 after any number of probes (an e-value).
 fn evidence(path: &LossCount, other: &LossCount) -> f64 {
     if path.trials <= 0.0 || other.trials <= 0.0 {
         return 0.0;
@@ -308,7 +308,7 @@ mod tests {
                 let outcome = run(&[(0.0, 0.0), (loss, 0.0)], 2 * limit, seed);
                 assert_eq!((outcome.of_probes, outcome.of_answers), (vec![1], vec![]), "{loss} {seed}");
                 late += u64::from(outcome.named_after > Some(limit));
-                // The lossy spine is on the way back of one of the two ports.
+                // The lossy spine is on the return path of one of the two ports.
                 let back = seed as usize % 2;
                 let mut paths = [(0.0, 0.0), (loss, 0.0)];
                 paths[back].1 = loss;

@@ -158,7 +158,7 @@ const MAX_LOOKUP_DURATION: Duration = Duration::from_secs(2);
 /// Time after which the first request of [`Prober::connect`] is repeated. The interval doubles with each repetition. The
 /// kernel's connection manager repeats a lost request only after 4 s.
 const CONNECT_RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// The bit of a lookup's number that tells those of [`Prober::connect`] from those of known responders.
+/// The bit of a lookup's number that distinguishes the lookups of [`Prober::connect`] from those of known responders.
 const CONNECT_ID: u64 = 1 << 63;
 
 /// A responder that a [`Prober`] knows.
@@ -403,7 +403,7 @@ impl Prober {
         }
     }
 
-    /// Handles everything that is available, without waiting, and begins the lookups that are due.
+    /// Handles all available events, without waiting, and begins the lookups that are due.
     pub(crate) fn poll_events(&mut self) {
         let Prober { queue, targets } = self;
         // Acknowledgements that arrived before this time are handled before any probe times out or counts as lost,
@@ -431,7 +431,7 @@ impl Prober {
         count
     }
 
-    /// Returns the time at which a session or a lookup has something to do, apart from events of the queue.
+    /// Returns the time of the next action of a session or a lookup, apart from events of the queue.
     pub(crate) fn next_due(&self, now: Instant) -> Option<Instant> {
         self.targets.next_due(now)
     }
@@ -632,7 +632,7 @@ impl Targets {
         random::<4>().map_or(next, u32::from_be_bytes)
     }
 
-    /// Makes the target findable by the new epoch of its session.
+    /// Maps the new epoch of a session to its target.
     fn remember_epoch(&mut self, index: usize, epoch: u32) {
         self.by_epoch.insert(epoch, index);
         let list = &self.list;
@@ -673,7 +673,7 @@ impl Targets {
         }
     }
 
-    /// Returns the time at which a session or a lookup has something to do.
+    /// Returns the time of the next action of a session or a lookup.
     fn next_due(&self, now: Instant) -> Option<Instant> {
         let now_nanos = Stamp::now().nanos;
         let sessions = self.list.iter().filter_map(|target| target.session.poll_timeout());

@@ -49,7 +49,7 @@ pub struct Responder {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ResponderStats {
-    /// Datagrams by their treatment.
+    /// Datagrams by result.
     pub answers: AnswerCounts,
     /// The counters of the queue.
     pub queue: UdQueueStats,

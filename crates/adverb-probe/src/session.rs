@@ -479,7 +479,7 @@ impl Session {
         }
     }
 
-    /// Returns the time at which [`handle_timeout`](Session::handle_timeout) has something to do.
+    /// Returns the time at which [`handle_timeout`](Session::handle_timeout) must be called.
     pub fn poll_timeout(&self) -> Option<u64> {
         let after = |entry: &Entry, delay: Duration| entry.posted.nanos.saturating_add(nanos(delay));
         let waiting = match self.outstanding_count {

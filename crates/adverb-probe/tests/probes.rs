@@ -141,7 +141,7 @@ fn injected_delays_of_the_network_are_reported_as_the_networks() {
     }
 }
 
-/// A responder that answers by hand, and takes its time.
+/// The test answers the probes itself, after a delay.
 #[test]
 fn injected_delays_of_the_responder_are_not_the_networks() {
     let switch = Switch::default();

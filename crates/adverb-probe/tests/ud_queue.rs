@@ -167,7 +167,7 @@ fn sixty_four_flow_labels_are_sixty_four_source_ports() {
 }
 
 #[test]
-fn the_address_handle_cache_is_bounded_and_keeps_what_is_used() {
+fn the_address_handle_cache_is_bounded_and_keeps_used_handles() {
     let [builder, _] = builders();
     let mut queue = builder.max_address_handles(8).open().unwrap();
     let to = queue.local().unwrap();
@@ -495,7 +495,7 @@ fn a_device_that_fails_is_opened_again() {
 }
 
 #[test]
-fn a_stop_ends_the_wait_for_a_device_that_does_not_come_back() {
+fn a_stop_ends_the_wait_for_a_device_that_stays_failed() {
     let switch = Switch::default();
     let (mut queue, _) = failing(&switch, 0, u32::MAX);
     let absent = Destination { gid: ABSENT.into(), ..queue.local().unwrap() };

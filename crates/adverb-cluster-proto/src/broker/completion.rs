@@ -10,7 +10,7 @@ use crate::request_id::{Queue, RequestId};
 use crate::session::{Lifecycle, Probe, RecvSlotState};
 use crate::{EndReason, Event, PeerId, Phase, RecvSlot};
 
-/// The rail of all requests so far.
+/// The index of the only rail.
 const RAIL: usize = 0;
 
 impl Broker {
@@ -135,7 +135,7 @@ impl Broker {
                 });
                 // The peer may have used its last credit, while earlier grants are unannounced.
                 if is_due && !is_closing && !mutant!(LastCreditUnnoticed) {
-                    self.mark_gathering(peer);
+                    self.mark_unflushed(peer);
                 }
                 return;
             }
@@ -154,7 +154,7 @@ impl Broker {
         // The receive of a message without bytes is posted again at once.
         session.reposts.push(index);
         if !is_closing {
-            self.mark_gathering(peer);
+            self.mark_unflushed(peer);
         }
     }
 

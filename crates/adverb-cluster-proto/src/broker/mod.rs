@@ -27,7 +27,7 @@ pub struct Broker {
     /// The peers that may have output, in order.
     ready: VecDeque<PeerId>,
     /// The peers with requests or receives that wait for a flush.
-    gathering: Vec<PeerId>,
+    unflushed: Vec<PeerId>,
     events: VecDeque<Event>,
     /// The keepalive timers, one per open session, in the order of their times.
     timers: VecDeque<Timer>,
@@ -63,7 +63,7 @@ impl Broker {
         Ok(Broker {
             peers: (0..peer_count).map(|_| Peer::new()).collect(),
             ready: VecDeque::with_capacity(peer_count),
-            gathering: Vec::with_capacity(peer_count),
+            unflushed: Vec::with_capacity(peer_count),
             events: VecDeque::with_capacity(64),
             timers: VecDeque::with_capacity(peer_count),
             next_ticket: 0,
@@ -107,7 +107,7 @@ impl Broker {
     /// Returns the broker's memory. The call visits all peers.
     pub fn memory_use(&self) -> MemoryUse {
         let lists = self.peers.capacity() * size_of::<Peer>()
-            + (self.ready.capacity() + self.gathering.capacity()) * size_of::<PeerId>()
+            + (self.ready.capacity() + self.unflushed.capacity()) * size_of::<PeerId>()
             + self.events.capacity() * size_of::<Event>()
             + self.timers.capacity() * size_of::<Timer>()
             + self.recv_posts.capacity() * size_of::<RecvPost>()
@@ -182,9 +182,9 @@ impl Broker {
         Ok(())
     }
 
-    /// Leaves the session with a peer. Requests that wait are posted, and then a message that tells the peer; no others can
-    /// be posted. The session ends here with [`EndReason::Closed`] when all requests have completed, and at the peer with
-    /// [`EndReason::Left`] when it has received all messages. A session that is not open is closed.
+    /// Leaves the session with a peer. The waiting requests are posted, followed by a leave message; no other requests
+    /// can be posted. The session ends here with [`EndReason::Closed`] when all requests have completed, and at the
+    /// peer with [`EndReason::Left`] when it has received all messages. A session that is not open is closed.
     ///
     /// If the peer doesn't respond, the session ends when a request fails, or when the driver [closes](Broker::close) it.
     pub fn leave(&mut self, peer: PeerId) {
@@ -286,7 +286,7 @@ impl Broker {
         {
             session.reposts.push(index);
             session.repost_grants += 1;
-            self.mark_gathering(peer);
+            self.mark_unflushed(peer);
         }
     }
 
@@ -356,16 +356,16 @@ impl Broker {
     }
 
     /// Adds a peer to those that the next flush of all peers includes.
-    fn mark_gathering(&mut self, peer: PeerId) {
+    fn mark_unflushed(&mut self, peer: PeerId) {
         if let Some(state) = self.peers.get_mut(usize::from(peer.0))
-            && !state.is_gathering
+            && !state.is_unflushed
         {
-            state.is_gathering = true;
-            self.gathering.push(peer);
+            state.is_unflushed = true;
+            self.unflushed.push(peer);
         }
     }
 
-    /// Delivers [`Event::Unblocked`] if a refused caller may try again.
+    /// Delivers [`Event::Unblocked`] if a request that was refused may succeed now.
     fn check_unblocked(&mut self, peer: PeerId) {
         let config = self.config;
         let Some(state) = self.peers.get_mut(usize::from(peer.0)) else { return };

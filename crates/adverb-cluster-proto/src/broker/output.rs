@@ -21,7 +21,7 @@ enum Next {
 impl Broker {
     /// Returns the next action of the driver.
     ///
-    /// The receives of a peer come before the sends that announce them to the peer.
+    /// The receives of a peer precede the sends that announce them to the peer.
     pub fn poll_post(&mut self) -> Option<Post<'_>> {
         let rail = RailId(0);
         loop {

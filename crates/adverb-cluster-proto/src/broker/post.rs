@@ -196,12 +196,12 @@ impl Broker {
     /// Posts the waiting requests of all peers, and the released receives. A driver calls this function in each poll. It
     /// visits only peers that have something to post.
     pub fn flush_all(&mut self) {
-        if mutant!(FlushAllSkipsPeer) && self.gathering.len() > 1 {
-            self.gathering.pop();
+        if mutant!(FlushAllSkipsPeer) && self.unflushed.len() > 1 {
+            self.unflushed.pop();
         }
-        while let Some(peer) = self.gathering.pop() {
+        while let Some(peer) = self.unflushed.pop() {
             if let Some(state) = self.peers.get_mut(usize::from(peer.0)) {
-                state.is_gathering = false;
+                state.is_unflushed = false;
             }
             self.flush(peer);
         }
@@ -212,7 +212,7 @@ impl Broker {
         if is_full {
             self.mark_ready(peer);
         } else {
-            self.mark_gathering(peer);
+            self.mark_unflushed(peer);
         }
     }
 }

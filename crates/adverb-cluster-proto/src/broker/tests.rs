@@ -227,7 +227,7 @@ fn released_messages_are_announced_by_messages_or_by_credit_messages() {
     one.broker.release(first);
     one.broker.flush_all();
     one.drain();
-    // One of four credits: not worth a credit message.
+    // One of four credits is below the threshold of a credit message.
     assert!(one.lists.is_empty());
     let second = one.deliver(4).unwrap();
     one.broker.release(second);

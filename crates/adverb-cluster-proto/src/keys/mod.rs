@@ -125,7 +125,7 @@ struct Peer {
 enum Announced {
     /// The peer may use the key.
     Usable,
-    /// The peer was told to stop using the key, and has not confirmed.
+    /// The withdrawal was sent to the peer, which has not confirmed it.
     Withdrawing,
 }
 
@@ -492,7 +492,7 @@ impl Publication {
         }
     }
 
-    /// Takes segments of which a peer must be told the withdrawal.
+    /// Takes segments whose withdrawal must be sent to a peer.
     fn take_withdrawals(&self, peer: &mut Peer, max: usize, mut take: impl FnMut(u32)) {
         let due = peer.announced.iter_mut().filter(|announced| self.is_withdrawal_due(announced));
         for (number, announced) in due.take(max) {
@@ -501,7 +501,7 @@ impl Publication {
         }
     }
 
-    /// Whether a peer must be told the withdrawal of a segment that it knows.
+    /// Whether the withdrawal of a segment must be sent to a peer, which knows the segment.
     fn is_withdrawal_due(&self, (number, announced): &(u32, Announced)) -> bool {
         let position = self.segments.binary_search_by_key(number, |published| published.number);
         *announced == Announced::Usable

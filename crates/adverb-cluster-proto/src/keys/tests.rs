@@ -85,7 +85,7 @@ fn a_withdrawal_is_confirmed_after_the_transfers_before_it() {
     let (mut owner, mut user) = pair([0, 1]);
     pass(&mut owner, &mut user, 4096, 0);
     owner.update(&segments([1]));
-    assert_eq!(owner.poll_released(), None, "the peer doesn't know yet");
+    assert_eq!(owner.poll_released(), None, "the withdrawal has not reached the peer");
     // Two tickets are outstanding when the withdrawal arrives. A third one is posted later.
     pass(&mut owner, &mut user, 4096, 2);
     assert_eq!(user.resolve(PEER, ptr(0)), Err(RemotePtrError::UnknownSegment { segment: 0 }));
@@ -119,7 +119,7 @@ fn a_new_session_starts_anew() {
         keys.end(PEER);
         assert!(!keys.has_output(PEER));
     }
-    assert_eq!(released(&mut owner), [0], "the end of the session is as good as a confirmation");
+    assert_eq!(released(&mut owner), [0], "the end of the session replaces the confirmation");
     assert_eq!(user.segment_count(PEER), 0);
     // The other end has restarted: it has another number, another epoch, and the same segments.
     owner.open(PEER, 1);

@@ -31,7 +31,7 @@ enum CallState {
     Outstanding {
         timer: Option<TimerId>,
     },
-    /// The call ended, but its index can't be used before the peer is told.
+    /// The call ended, but its index can't be used before the cancellation is sent.
     Cancelling,
 }
 
@@ -101,7 +101,7 @@ impl Calls {
         }
     }
 
-    /// Ends an outstanding call, and returns its timer. The peer must be told.
+    /// Ends an outstanding call, and returns its timer. The cancellation must be sent to the peer.
     pub(super) fn cancel(&mut self, id: WireId) -> Option<Option<TimerId>> {
         let state = self.state(id)?;
         let CallState::Outstanding { timer } = *state else { return None };
@@ -129,7 +129,7 @@ impl Calls {
         Some(WireId { index, generation: slot.generation })
     }
 
-    /// Ends the session: there is no peer to tell.
+    /// Ends the session: cancellations aren't sent anymore.
     pub(super) fn end(&mut self) {
         while self.take_cancellation().is_some() {}
         self.ended = 0;

@@ -14,9 +14,9 @@
 //! # Calls
 //!
 //! A call ends exactly once: with its reply or failure, when its deadline expires, when it is cancelled, or when its
-//! session ends. Replies may come in any order. A reply to a call that has ended is dropped and
-//! [counted](Counters::late_replies). The peer learns of expired and cancelled calls. An index that a call used is used
-//! again only after that message, so the peer never has more requests than [`Config::max_calls`].
+//! session ends. Replies may arrive in any order. A reply to a call that has ended is dropped and
+//! [counted](Counters::late_replies). A message tells the peer of each expired or cancelled call. The index of the call
+//! is reused only after that message, so the peer never has more requests than [`Config::max_calls`].
 //!
 //! # Frames
 //!

@@ -46,7 +46,7 @@ pub(super) enum Answer {
     Failure(Failure),
 }
 
-/// The treatment of a request's id.
+/// The result of [`Requests::admit`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Admission {
     Accepted,

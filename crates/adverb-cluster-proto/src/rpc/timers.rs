@@ -1,4 +1,4 @@
-//! Deadlines, of which the earliest is known.
+//! The deadlines of calls, in a heap.
 
 use adverb_proto::Time;
 

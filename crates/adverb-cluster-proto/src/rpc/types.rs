@@ -147,11 +147,11 @@ pub struct Counters {
     pub cancelled_calls: u64,
     /// Calls whose session ended.
     pub lost_calls: u64,
-    /// Requests that the application got.
+    /// Requests that were delivered to the application.
     pub requests: u64,
     /// Requests that the peer cancelled before they were answered.
     pub cancelled_requests: u64,
-    /// Requests above [`max_requests`](Config::max_requests), which the application didn't get.
+    /// Requests above [`max_requests`](Config::max_requests), which were not delivered to the application.
     pub refused_requests: u64,
     /// Replies and failures of calls that had ended. They expired, were cancelled, or the peer replied twice.
     pub late_replies: u64,

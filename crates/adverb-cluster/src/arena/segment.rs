@@ -76,9 +76,9 @@ impl Withdrawal {
         self.item_count
     }
 
-    /// Whether the arena has released the memory: no item is left in it, and no peer of a broker that announced it may use
-    /// it. The memory is deregistered then, unless requests
-    /// that use it are outstanding or, for a lent segment, the caller has handles to it.
+    /// Whether the arena has released the memory: no item is left in it, and no peer of a broker that announced it may
+    /// use it. The memory is deregistered then, unless requests that use it are outstanding or, for a lent segment, the
+    /// caller has handles to it.
     pub fn is_released(&self) -> bool {
         self.segment.strong_count() == 0
     }

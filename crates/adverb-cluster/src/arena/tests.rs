@@ -23,7 +23,7 @@ fn domain() -> ProtectionDomain {
     device().create_protection_domain().unwrap()
 }
 
-/// An arena of small slabs, with one segment of these many.
+/// Returns an arena with small slabs and one segment of `slab_count` slabs.
 fn arena(domain: &ProtectionDomain, slab_count: usize, access: Access) -> Arena {
     let arena = Arena::builder()
         .identity(3, 7)
@@ -69,7 +69,7 @@ impl End {
         self.cq.wait(id, TEST_DEADLINE).unwrap()
     }
 
-    /// Reads what a pointer refers to, as a member does that knows the segment's key.
+    /// Reads the bytes that a pointer refers to, like a member that knows the segment's key.
     fn read(&self, segment: &SegmentInfo, domain: usize, ptr: RemotePtr) -> Vec<u8> {
         let remote = segment.remotes[domain];
         ptr.check(3, 7, remote.len).unwrap();
@@ -81,7 +81,7 @@ impl End {
 }
 
 #[test]
-fn a_peer_reads_what_was_published() {
+fn a_peer_reads_published_items() {
     let domain = domain();
     let arena = arena(&domain, 8, Access::REMOTE_READ);
     let (_server, client) = End::pair(&domain, &domain);
@@ -236,7 +236,7 @@ fn memory_is_deregistered_with_the_last_item_of_a_withdrawn_segment() {
 }
 
 #[test]
-fn pointers_of_others_and_of_the_past_are_refused() {
+fn pointers_to_other_members_and_epochs_are_refused() {
     let domain = domain();
     let arena = arena(&domain, 1, Access::REMOTE_READ);
     let ptr = arena.alloc_copy(&[1; 100]).unwrap().remote_ptr();
@@ -263,7 +263,7 @@ fn pointers_of_others_and_of_the_past_are_refused() {
 fn access_outside_an_item_is_refused() {
     let domain = domain();
     let arena = arena(&domain, 1, Access::REMOTE_WRITE);
-    // Shorter than its slot.
+    // The item is shorter than its slot.
     let mut draft = arena.alloc(100).unwrap();
     assert!(matches!(draft.write(99, &[0; 2]), Err(ArenaError::OutOfBounds { item_len: 100, .. })));
     assert!(matches!(draft.read(usize::MAX, &mut [0; 2]), Err(ArenaError::OutOfBounds { .. })));

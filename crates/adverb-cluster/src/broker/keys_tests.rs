@@ -107,8 +107,8 @@ fn a_withdrawn_segment_stays_until_the_peer_has_confirmed() {
     for _ in 0..20 {
         b.poll(|_, _| ()).unwrap();
     }
-    assert!(!withdrawal.is_released(), "the peer doesn't know yet");
-    // The peer's transfers were posted before it knew, so they succeed.
+    assert!(!withdrawal.is_released(), "the withdrawal has not reached the peer");
+    // The peer posted its transfers before the withdrawal arrived, so they succeed.
     let mut log = Log::default();
     for _ in 0..4 {
         a.post_read(PEER, domain.buffer(64).unwrap(), in_second).unwrap();

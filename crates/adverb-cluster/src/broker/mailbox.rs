@@ -100,7 +100,7 @@ impl AsFd for Notices {
     }
 }
 
-/// The commands to a broker, and the way of its replies.
+/// The commands to a broker. The broker replies with notices.
 pub(crate) struct Mailbox {
     has_commands: AtomicBool,
     commands: Mutex<Vec<Command>>,

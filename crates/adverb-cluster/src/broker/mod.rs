@@ -335,7 +335,7 @@ impl Broker {
             return Err(BrokerError::SlotSizeMismatch { peer, local, remote: offer.slot_size });
         }
         self.core.establish(peer, offer.epoch, offer.credits, self.now())?;
-        // Before any message of the application.
+        // The keys precede the messages of the application.
         self.keys.open(peer, offer.epoch);
         self.exchange_keys();
         self.events.push_back(Queued::SessionOpened { peer, epoch: offer.epoch });
@@ -358,10 +358,10 @@ impl Broker {
     /// messages, and then its session ends with [`EndReason::Left`](crate::EndReason::Left). The events of this side are
     /// delivered by the next poll.
     ///
-    /// Returns `false` if the timeout expires first. The remaining sessions are closed then, whose peers may notice only
-    /// when a request of theirs fails. A broker of a cluster establishes no sessions afterwards.
+    /// Returns `false` if the timeout expires first. The remaining sessions are closed then, and their peers may detect
+    /// this only when a request fails. A broker of a cluster establishes no sessions afterwards.
     ///
-    /// A broker that is dropped also tells its peers, but waits for nothing. A message that is lost on the way is not
+    /// A dropped broker also sends leave messages to its peers, but doesn't wait. A leave message that is lost is not
     /// retransmitted then.
     ///
     /// ```
@@ -415,7 +415,7 @@ impl Broker {
         }
     }
 
-    /// Posts the requests that wait, and tells all peers that this side leaves. The sessions end when the peers have
+    /// Posts the waiting requests, and then a leave message to each peer. The sessions end when the peers have
     /// acknowledged it.
     pub(crate) fn start_leaving(&mut self) {
         if let Some(mailbox) = &self.mailbox {

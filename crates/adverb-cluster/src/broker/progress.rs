@@ -187,7 +187,7 @@ impl Broker {
                     }
                     Queued::SessionEnded { peer, epoch, reason }
                 }
-                // A session that was never open is no news for the application.
+                // The application gets no event for a session that was never open.
                 CoreEvent::SessionEnded { peer, .. } => {
                     self.keys.end(peer);
                     self.release_segments();
@@ -257,7 +257,7 @@ impl Broker {
             if let Some(state) = self.peers.get_mut(usize::from(peer.0)) {
                 state.close();
             }
-            // The core asked for it.
+            // The core has requested this, so the call succeeds.
             let closed = self.core.handle_closed(peer);
             debug_assert!(closed.is_ok());
             self.collect_events(&mut None);

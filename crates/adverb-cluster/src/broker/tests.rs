@@ -199,7 +199,7 @@ fn a_ring_smaller_than_the_doorbell_batch_keeps_messages_in_order() {
 }
 
 #[test]
-fn a_handler_posts_from_inside() {
+fn a_handler_can_post_requests() {
     let (mut a, mut b, _domain) = pair(small());
     let mut log = Log::default();
     for number in 0..4u8 {
@@ -332,7 +332,7 @@ fn dropped_slots_return_to_the_broker() {
 }
 
 #[test]
-fn polls_deliver_only_the_events_they_are_for() {
+fn filtered_polls_deliver_only_their_events() {
     let (mut a, mut b, domain) = pair(small());
     let region = domain.region(64, ALL).unwrap();
     let (mut sends, mut receives, mut others) = (Log::default(), Log::default(), Log::default());

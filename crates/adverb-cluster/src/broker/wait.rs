@@ -96,7 +96,7 @@ impl Broker {
 
     fn has_events(&mut self) -> Result<bool> {
         self.progress()?;
-        // Credits that completions granted, for example.
+        // Completions can cause output, for example credit messages.
         self.flush_all();
         self.close_sessions();
         let is_woken = self.waker.as_ref().is_some_and(|waker| waker.take());

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A descriptor that becomes readable when another thread has something for the broker's thread.
+/// A descriptor that becomes readable when another thread wakes the broker's thread.
 #[derive(Debug)]
 pub(crate) struct Waker {
     is_woken: AtomicBool,

@@ -62,9 +62,9 @@ struct Peer {
     backoff: Duration,
     /// The time before which no invitation causes an attempt.
     quiet_until: Time,
-    /// Whether the member has left, and was not heard of since then.
+    /// Whether the member has left and not returned.
     has_left: bool,
-    /// Whether the member must learn that this one has joined.
+    /// Whether the member must be informed that this member has joined.
     must_invite: bool,
     warned_at: Option<Time>,
 }
@@ -118,10 +118,10 @@ impl Dialer {
         }
     }
 
-    /// Processes the application's wish for a session.
+    /// Processes the application's request for a session.
     pub(super) fn want(&mut self, peer: PeerId, thread: u16, now: Time) {
         let is_new = self.mark_wanted(peer, thread);
-        // A caller that repeats its wish causes no more attempts.
+        // A repeated request causes no further attempts.
         if is_new || self.peer_mut(peer).is_some_and(|state| state.has_left) {
             self.hasten(peer, now);
         }
@@ -201,7 +201,7 @@ impl Dialer {
         at.filter(|_| self.attempt_count < MAX_ATTEMPTS)
     }
 
-    /// Processes the end of an attempt. Returns whether a failure is worth a warning.
+    /// Processes the end of an attempt. Returns whether a failure must be logged as a warning.
     pub(super) fn finished(&mut self, attempt: Attempt, outcome: Outcome, now: Time) -> bool {
         let Attempt { peer, thread, purpose } = attempt;
         self.attempt_count -= 1;
@@ -210,7 +210,7 @@ impl Dialer {
         let has_failed = outcome != Outcome::Established;
         state.quiet_until = now + MIN_BACKOFF;
         let is_quiet = state.warned_at.is_some_and(|at| now < at + WARNING_INTERVAL);
-        // A member that was never started, or has left, gets no session, which is no surprise.
+        // A failure is expected if the member was never started, or has left.
         let is_expected = state.has_left || state.must_invite;
         let is_warning = has_failed && !is_quiet && !is_expected;
         if is_warning {
@@ -411,7 +411,7 @@ mod tests {
         dialer.finished(invite(2, 0), Outcome::Established, at(1));
         assert_eq!(dialer.poll_timeout(), Some(at(11)));
         dialer.want(PeerId(2), 0, at(2));
-        assert_eq!(dialer.poll_timeout(), Some(at(11)), "the wish is known");
+        assert_eq!(dialer.poll_timeout(), Some(at(11)), "the request is known");
         assert_eq!(attempts(&mut dialer, at(11)), [invite(2, 0)]);
         dialer.opened(PeerId(2), 0, at(12));
         dialer.finished(invite(2, 0), Outcome::Established, at(12));
@@ -423,7 +423,7 @@ mod tests {
         assert_eq!(dialer.poll_timeout(), None);
         dialer.want(PeerId(0), 1, at(14));
         assert_eq!(dialer.poll_timeout(), Some(at(22)), "the last attempt was at 12 ms");
-        // An invitation is a wish, too.
+        // An invitation requests a session, too.
         dialer.invited(PeerId(0), 0, at(30));
         assert_eq!(attempts(&mut dialer, at(30)), [dial(0, 0)]);
     }

@@ -29,7 +29,7 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(2);
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time that a broker may take to reply. A thread that doesn't poll takes longer.
 const BROKER_TIMEOUT: Duration = Duration::from_secs(1);
-/// The time between warnings about strangers.
+/// The minimum time between warnings about failed inbound connections.
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The state that the cluster's handle and its threads share.
@@ -141,14 +141,14 @@ impl Driver {
         Time::ZERO + self.started.elapsed()
     }
 
-    /// Waits until a socket is ready, a broker replies, or a time has come, and processes it.
+    /// Waits until a socket is ready, a broker replies, or a deadline passes, and processes it.
     fn wait_and_progress(&mut self) -> io::Result<()> {
         let now = Instant::now();
         let deadlines = self.connections.values().map(|connection| connection.deadline);
         let until_deadline = deadlines.map(|at| at.saturating_duration_since(now)).min();
         let until_attempt = self.dialer.poll_timeout().map(|at| at - self.now());
         let timeout = until_deadline.into_iter().chain(until_attempt).min();
-        // Strangers must leave room for members, of which each dials with one connection at a time.
+        // Unauthenticated connections must leave room for members. Each member dials with one connection at a time.
         let max_inbound = 2 * usize::from(self.shared.local.member_count) + 16;
         let listener_interest =
             if self.inbound_count < max_inbound { Interest::Read } else { Interest::Nothing };
@@ -221,7 +221,7 @@ impl Driver {
             Ok(accepted) => accepted,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(error) => {
-                // Too few descriptors, for example.
+                // For example, the process has no free descriptor.
                 tracing::warn!(%error, "accepting a member's connection failed");
                 std::thread::sleep(MIN_BACKOFF);
                 return;
@@ -349,7 +349,8 @@ impl Driver {
             }
             let Some(bytes) = connection.read(&mut bytes[..wanted])? else { return Ok(()) };
             let step = connection.exchange.handle_bytes(bytes)?;
-            // A peer that sends single bytes has no more time than others.
+            // Only a complete message extends the deadline, so a peer that sends single bytes gets no more time than
+            // others.
             if !connection.exchange.is_partial() {
                 self.perform(number, connection, step)?;
                 connection.write()?;
@@ -443,7 +444,7 @@ impl Driver {
         let device = queue_pair.protection_domain().device();
         let is_on_ip_network = device.is_on_ip_network() && queue_pair.link_layer() != LinkLayer::InfiniBand;
         let (offered, addr): (IpAddr, _) = (offer.endpoint.gid.udp_addr().ip(), addr.ip().to_canonical());
-        // No member can aim packets of this member at a third party.
+        // A member must not direct this member's packets to a third party.
         if is_on_ip_network && offered != addr && !(offered.is_loopback() && addr.is_loopback()) {
             return Err(AttemptError::ForeignGid);
         }
@@ -483,7 +484,7 @@ impl Driver {
             }
             return;
         }
-        // Members with wrong settings connect again and again, and strangers connect for other reasons.
+        // Members with wrong settings connect repeatedly, and other hosts connect for other reasons.
         let is_serious = !matches!(error, AttemptError::Io(_) | AttemptError::Exchange(ExchangeError::Busy));
         let at = Instant::now();
         let is_quiet = self.warned_at.is_some_and(|warned_at| at < warned_at + WARNING_INTERVAL);

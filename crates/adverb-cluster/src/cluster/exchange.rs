@@ -98,7 +98,7 @@ impl Hello {
         bytes
     }
 
-    /// Parses a hello of any stranger. Returns `None` if the protocol is another one.
+    /// Parses a hello, which may come from any host. Returns `None` if the protocol is another one.
     fn from_bytes(bytes: &[u8]) -> Option<Hello> {
         let rest = bytes.strip_prefix(&MAGIC)?;
         let (cluster, rest) = rest.split_first_chunk()?;
@@ -363,7 +363,7 @@ impl Exchange {
         }
     }
 
-    /// Ends the exchange because of a failure of this side. A listening member tells the peer.
+    /// Ends the exchange because of a failure of this side. A listening member sends the failure to the peer.
     pub(super) fn refuse(&mut self, error: ExchangeError) -> ExchangeError {
         use adverb_cluster_proto::SessionError::StaleEpoch;
 
@@ -508,7 +508,7 @@ mod tests {
             Hello { from: 4, ..HELLO },
             Hello { to: 1, ..HELLO },
             Hello { thread: 2, ..HELLO },
-            // Of two members, one asks and the other one invites.
+            // Of two members, only one asks for sessions, and the other one invites it.
             Hello { from: 1, ..HELLO },
             Hello { purpose: Purpose::Invitation, ..HELLO },
         ];
@@ -532,7 +532,7 @@ mod tests {
                 let (mut a, mut b) = (dial(&HELLO, dialing), listen(listening));
                 assert_eq!(pass(&mut a, &mut b).unwrap(), Step::Read);
                 assert!(matches!(pass(&mut b, &mut a), Err(ExchangeError::Unauthenticated)));
-                // A stranger that doesn't check the welcome.
+                // This dialing member doesn't check the welcome.
                 a.state = State::Preparing { offer: None };
                 a.prepared(&offer(1));
                 assert!(matches!(pass(&mut a, &mut b), Err(ExchangeError::Unauthenticated)));
@@ -562,7 +562,7 @@ mod tests {
     fn a_recorded_exchange_cannot_be_replayed() {
         let bytes = record();
         let (hello, rest) = bytes.split_at(Hello::LEN);
-        // The listening member's nonce is another one.
+        // The listening member has another nonce than in the recorded exchange.
         let mut b = Exchange::listen(key(1), LOCAL, [3; NONCE_LEN]);
         assert_eq!(b.handle_bytes(hello).unwrap(), Step::Read);
         assert!(matches!(b.handle_bytes(&rest[..OFFER_LEN]), Err(ExchangeError::Unauthenticated)));
@@ -573,9 +573,9 @@ mod tests {
     }
 
     #[test]
-    fn altered_bytes_are_noticed() {
+    fn altered_bytes_are_detected() {
         let bytes = record();
-        // After the hello's protocol, which has a tag only in later messages.
+        // The bytes from 23 on: the nonce of the hello, and the later messages with their tags.
         for index in 23..bytes.len() {
             let mut bytes = bytes.clone();
             bytes[index] ^= 0x10;

@@ -98,7 +98,7 @@ impl Worker {
             Event::Completed { peer, result, payloads, .. } => {
                 result.unwrap();
                 let buffers: Vec<_> = payloads.map(|payload| payload.into_buffer().unwrap()).collect();
-                assert_eq!(buffers[1][..], [self.number; 256], "the READ returns what the WRITE wrote");
+                assert_eq!(buffers[1][..], [self.number; 256], "the READ returns the bytes of the WRITE");
                 self.peers.get_mut(&peer).unwrap().completed = true;
             }
             // A thread that has finished leaves.
@@ -135,7 +135,7 @@ impl Worker {
         broker.post_batch(peer, &mut transfers).unwrap();
     }
 
-    /// Sends what can be sent. Returns whether everything is sent and received.
+    /// Sends as many messages as possible. Returns whether all messages were sent and received.
     fn advance(&mut self, broker: &mut Broker, peer_count: usize) -> bool {
         for (peer, progress) in &mut self.peers {
             while progress.sent < MESSAGES {
@@ -164,7 +164,7 @@ impl Worker {
             assert!(started.elapsed() < TEST_DEADLINE, "member {}: {:?}", self.number, self.peers);
         }
         broker.flush_all();
-        // Other threads may still need this one.
+        // The threads of other members may still need their sessions with this thread.
         finished_count.fetch_add(1, Ordering::AcqRel);
         while finished_count.load(Ordering::Acquire) < 6 {
             broker.wait(Duration::from_millis(1)).unwrap();
@@ -182,7 +182,7 @@ impl Worker {
 }
 
 #[test]
-fn threads_of_three_members_exchange_everything() {
+fn threads_of_three_members_exchange_messages_and_data() {
     let ports = Ports::new(3);
     // No session may end because the machine is busy.
     let options = ConnectOptions::new().ack_timeout(20);
@@ -309,7 +309,7 @@ fn await_end(broker: &mut Broker) -> (Vec<u8>, EndReason) {
 }
 
 #[test]
-fn members_that_leave_tell_the_others_and_return() {
+fn members_leave_with_a_message_and_return() {
     let ports = Ports::new(2);
     // No session may end because the machine is busy.
     let options = ConnectOptions::new().ack_timeout(20);
@@ -359,7 +359,7 @@ fn a_dead_member_blocks_no_other_member() {
 }
 
 #[test]
-fn strangers_are_rejected() {
+fn hosts_that_are_no_members_are_rejected() {
     let ports = Ports::new(2);
     let (a, b) = (ports.join(0, 1), ports.join(1, 1));
     let (mut broker_a, mut broker_b) = (a.broker(0).unwrap(), b.broker(0).unwrap());
@@ -382,7 +382,7 @@ fn strangers_are_rejected() {
         stream.read_exact(&mut answer).unwrap();
         assert_eq!(answer[0], REJECTED);
     }
-    // Connections that say nothing are closed, and members still connect.
+    // Connections that send no bytes are closed, and members still connect.
     let _silent: Vec<TcpStream> =
         (0..40).map(|_| TcpStream::connect(ports.0[0].local_addr().unwrap()).unwrap()).collect();
     await_sessions(&mut [&mut broker_a, &mut broker_b]);
@@ -406,7 +406,7 @@ fn members_with_other_keys_get_no_session() {
         for broker in [&mut *a, &mut *b, &mut *c] {
             broker.poll(|_, _| ()).unwrap();
         }
-        // A member without the key has dialed many times meanwhile, and so has a stranger.
+        // Meanwhile, a member without the key has dialed many times, and so has a host that is no member.
         if refused_count < 20 {
             let mut stream = TcpStream::connect(ports.0[0].local_addr().unwrap()).unwrap();
             stream.set_read_timeout(Some(TEST_DEADLINE)).unwrap();

@@ -37,7 +37,7 @@ type Result<T, E = BrokerError> = std::result::Result<T, E>;
 /// Both sides of a session call and serve. A call has a method, which is any number, and data, which is any bytes up to
 /// [`max_data_len`](Rpc::max_data_len). It ends exactly once, with [`RpcEvent::CallEnded`] or [`cancel`](Rpc::cancel): with
 /// the reply, when its timeout expires, or when the session ends. Many calls can be outstanding
-/// ([`RpcConfig::max_calls`](Config::max_calls) for each peer), and their replies come in any order. A call that timed out
+/// ([`RpcConfig::max_calls`](Config::max_calls) for each peer), and their replies arrive in any order. A call that timed out
 /// or whose session ended may have been executed.
 ///
 /// The handler of [`poll`](Rpc::poll) runs in the caller's thread. It borrows the data from the receive slots, and it has
@@ -322,7 +322,8 @@ impl Rpc {
         let progress = self.broker.progress_unless_polled();
         let mut count = 0;
         deliver(self, Filter::All, &mut |rpc, event| count += rpc.handle_event(event, &mut handler));
-        // After the replies, so that a caller that polls seldom still gets those that arrived.
+        // Calls expire after the replies are delivered, so a caller that polls rarely still gets the replies that
+        // arrived.
         count += self.expire_calls(&mut handler);
         self.flush_all();
         self.broker.close_sessions();
@@ -399,8 +400,8 @@ impl Rpc {
         self.core.poll_timeout().map(|at| at - self.broker.now())
     }
 
-    /// Whether the session that the calls belong to is that of the broker. It isn't while the events of a session that
-    /// ended, and was established again, were not delivered yet.
+    /// Whether the session that the calls belong to is that of the broker. Returns `false` if a session ended and was
+    /// established again, and its events were not delivered yet.
     fn is_current(&self, peer: PeerId) -> bool {
         let epoch = self.core.epoch(peer);
         epoch.is_some() && epoch == self.broker.peer_epoch(peer)

@@ -89,7 +89,7 @@ impl Member {
                         let call = rpc.call(PeerId(u16::from(*next)), ECHO, rest, None).unwrap();
                         forwarded.insert(call, reply);
                     }
-                    // Whether the caller's pointer can be used.
+                    // The reply tells whether the caller's pointer can be used.
                     RESOLVE => {
                         let ptr = RemotePtr::from_bytes(bytes).unwrap();
                         let is_known = rpc.broker().resolve(PEER, ptr).is_ok();
@@ -269,7 +269,7 @@ fn a_handler_answers_later_and_in_any_order() {
     assert_eq!(b.rpc.pending_request_count(PEER), 3);
     while let Some((reply, bytes)) = b.kept.pop() {
         assert!(b.rpc.is_pending(&reply));
-        // Written to the slot directly.
+        // The reply is written to the slot directly.
         let mut message = b.rpc.send_buf(PEER).unwrap();
         message.write(b"later ").unwrap();
         message.write(&bytes).unwrap();
@@ -400,7 +400,7 @@ fn replies_wait_for_credits_and_none_is_lost() {
         assert!(started.elapsed() < TEST_DEADLINE);
     }
     poll_until(&mut [&mut a, &mut b], |members| members[1].kept.len() == 20);
-    // All are answered at once, with and without a slot.
+    // All requests are answered at once, with and without a slot.
     for (reply, bytes) in b.kept.drain(..) {
         b.rpc.reply(reply, &[bytes[0]; 200]).unwrap();
     }

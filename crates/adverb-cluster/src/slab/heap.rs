@@ -111,7 +111,7 @@ impl<T: Clone> Heap<T> {
         }
         let additional = total - spare.slabs.len();
         spare.slabs.reserve(additional);
-        // The last one is used first: slabs with low offsets are.
+        // The last slab of the list is used first, so slabs with low offsets are.
         spare.slabs.extend(slabs.into_iter().rev());
     }
 
@@ -169,7 +169,7 @@ impl<T: Clone> Heap<T> {
         match freed {
             Freed::Kept => {}
             Freed::Surplus(class) => self.return_surplus(index, Some(class)),
-            // Without a lock: what the tag owns may take long to drop.
+            // The slab is dropped without a lock, because dropping the resources of its tag may take long.
             Freed::Retired(slab) => drop(slab),
         }
         Ok(())

@@ -200,7 +200,7 @@ impl<T> Partition<T> {
                 self.slabs.len() as u32 - 1
             }
         };
-        // The caller allocates from it: that there are two for a moment doesn't matter.
+        // The caller allocates from the slab at once, so a second empty slab is no surplus.
         let _ = self.link_empty(place, class);
     }
 
@@ -321,7 +321,7 @@ impl<T> Partition<T> {
     /// Removes a slab that is in no list.
     fn remove_unlisted(&mut self, place: u32) -> Option<Box<Slab<T>>> {
         let slab = self.slabs.get_mut(place as usize)?.take()?;
-        // Never more than there are places, for which there is memory.
+        // The list is never longer than the number of places, for which memory is reserved.
         self.vacant.push(place);
         let counts = &mut self.classes[slab.class as usize].counts;
         counts.slab_count -= 1;

@@ -2,7 +2,7 @@
 
 /// A set of slot numbers as a bitmap of three levels. All operations take constant time and allocate nothing.
 ///
-/// Each bit of a level tells whether a word of the level below has bits.
+/// Each bit of a level is set if a word of the level below has bits.
 #[derive(Debug)]
 pub(super) struct SlotSet {
     top: u64,

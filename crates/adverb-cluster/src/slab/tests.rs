@@ -320,7 +320,7 @@ fn threads_never_share_a_slot() {
                 running.fetch_sub(1, Ordering::Relaxed);
             });
         }
-        // Slabs come and go meanwhile.
+        // Meanwhile, slabs are added and withdrawn.
         scope.spawn(|| {
             for tag in KEPT_SLABS..SLABS {
                 heap.add_slabs([tag]);

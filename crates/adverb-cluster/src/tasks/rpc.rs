@@ -261,7 +261,7 @@ impl AsyncRpc {
                 // A token that is refused is dropped, which makes the call fail.
                 let _ = self.rpc.reply(reply, &bytes);
             }
-            // The task learns of a session by its event only.
+            // The session's event tells the task the result.
             Message::Connect(peer) => drop(self.rpc.broker_mut().connect(peer)),
         }
     }

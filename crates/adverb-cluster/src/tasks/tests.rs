@@ -147,7 +147,7 @@ async fn check_brokers() {
         while let Err(PostError::WouldBlock { .. }) = a.broker_mut().send(PEER, &number.to_le_bytes()) {
             a.poll(|_, _| ()).await.unwrap();
         }
-        // A future that is dropped while it waits loses nothing.
+        // A future that is dropped while it waits loses no message.
         let _ = tokio::time::timeout(Duration::ZERO, a.poll(|_, _| ())).await;
     }
     assert!(a.leave(TEST_DEADLINE).await.unwrap());

@@ -148,7 +148,7 @@ impl Kind {
             Kind::Random => {
                 let len = random.below(512);
                 bytes = random.bytes(1 + len);
-                // Not the first byte of a message.
+                // The first byte differs from that of all messages.
                 bytes[0] &= 0x7f;
             }
             Kind::OverMtu => {

@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Returns the number behind an option of the command line.
+/// Returns the value of a command-line option.
 fn option(name: &str, default: u64) -> u64 {
     let mut arguments = std::env::args().skip_while(|argument| argument != name).skip(1);
     arguments

@@ -22,7 +22,7 @@ pub(crate) struct Report {
     pub(crate) max_ratios: [f64; 3],
     /// The counters of the responders: invalid, bad tags, over the rate limit.
     pub(crate) dropped: [u64; 3],
-    /// Forged acknowledgements to the prober, and datagrams that are none.
+    /// Forged acknowledgements and other datagrams to the prober.
     pub(crate) to_prober: u64,
 }
 

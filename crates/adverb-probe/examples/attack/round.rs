@@ -199,7 +199,7 @@ impl Round {
             if self.is_limited && kind == Kind::FromItself {
                 continue;
             }
-            // The epoch tells the kind when an answer arrives.
+            // The epoch identifies the kind when an answer arrives.
             let sequence = Sequence { epoch: number as u32, number: self.sent.len() as u32 };
             let payload = kind.payload(&mut self.random, sequence, self.key.as_ref(), self.max_payload);
             let from = match kind {

@@ -76,7 +76,7 @@ fn only_probes_with_a_valid_tag_are_answered_if_there_is_a_key() {
 }
 
 #[test]
-fn a_source_over_its_rate_does_not_disturb_others() {
+fn a_source_over_its_rate_does_not_affect_others() {
     let config = AnswerConfig { source_rate: Rate { per_second: 10, burst: 3 }, ..AnswerConfig::default() };
     let mut state = AnswerState::new(config, 5, 1);
     let mut answered = |source, now| {

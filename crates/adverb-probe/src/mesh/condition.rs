@@ -1,4 +1,4 @@
-//! The condition of processes and members per window: which results say nothing about the network.
+//! The condition of processes and members per window, and the results that are no evidence about the network.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ pub const STALLED_WINDOWS: usize = 6;
 /// The share of the time of the last [`SPAN`] windows in which a process must stall before it is called slow.
 ///
 /// The processes of a busy machine may stall in most windows, but only for a small part of each. A process that has
-/// used up its CPU quota, or is stopped again and again, stalls for most of the time.
+/// used up its CPU quota, or is stopped repeatedly, stalls for most of the time.
 pub const STALLED_SHARE: f64 = 0.15;
 
 /// The windows whose results say nothing about the network, with the reasons.

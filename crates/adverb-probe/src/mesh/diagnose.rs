@@ -36,7 +36,7 @@ const MISNAMING: f64 = 0.001;
 ///
 /// The diagnosis uses the last [`SPAN`](super::SPAN) windows, except the last [`SETTLE_WINDOWS`](super::SETTLE_WINDOWS).
 ///
-/// - **Processes come first.** The responder delay, the prober delay and the prober's own schedule tell when a process
+/// - **Processes are examined first.** The responder delay, the prober delay and the prober's own schedule tell when a process
 ///   stalled. The losses of its members during a stall of at least [`LONG_STALL`](super::LONG_STALL) say nothing about
 ///   the network and are left out. A process that stalls in at least [`STALLED_WINDOWS`](super::STALLED_WINDOWS), for
 ///   at least [`STALLED_SHARE`](super::STALLED_SHARE) of the time, is a [`Suspect::SlowProcess`]; the shorter stalls of
@@ -76,7 +76,7 @@ pub fn diagnose(matrix: &Matrix) -> Diagnosis {
     let mut diagnosis = Diagnosis { loss_bound: 1.0, ..Diagnosis::default() };
     slow_processes(matrix, &condition, &mut diagnosis);
     silent_members(matrix, &condition, &mut diagnosis);
-    let (evidence, excluded) = gather(matrix, &condition);
+    let (evidence, excluded) = collect_evidence(matrix, &condition);
     diagnosis.probes = evidence.iter().map(|cell| cell.probes).sum();
     diagnosis.losses = evidence.iter().map(|cell| cell.losses).sum();
     diagnosis.loss_bound = worst_bound(matrix, &evidence);
@@ -164,7 +164,7 @@ struct RouteEvidence {
 }
 
 /// Returns the evidence of all routes, and the members for which results were excluded.
-fn gather(matrix: &Matrix, condition: &Condition) -> (Vec<RouteEvidence>, BTreeSet<IpAddr>) {
+fn collect_evidence(matrix: &Matrix, condition: &Condition) -> (Vec<RouteEvidence>, BTreeSet<IpAddr>) {
     let mut routes: BTreeMap<Route, RouteEvidence> = BTreeMap::new();
     let mut excluded = BTreeSet::new();
     for (number, window) in matrix.settled() {

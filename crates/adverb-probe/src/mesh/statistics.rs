@@ -29,7 +29,7 @@ pub(super) fn binomial_tail(k: u64, n: u64, p: f64) -> f64 {
 /// Returns the probability that at least `k` of `losses` are among the `n` probes of a set, if the losses are spread
 /// over `probes` without regard to the set. This is Fisher's exact test, one-sided.
 pub(super) fn hypergeometric_tail(k: u64, n: u64, losses: u64, probes: u64) -> f64 {
-    let most = losses.min(n);
+    let last = losses.min(n);
     if k == 0 || k + probes <= losses + n {
         return 1.0;
     }
@@ -39,14 +39,14 @@ pub(super) fn hypergeometric_tail(k: u64, n: u64, losses: u64, probes: u64) -> f
         }
         (ln_choose(n, i) + ln_choose(probes - n, losses - i) - ln_choose(probes, losses)).exp()
     };
-    sum_of_tail(k, most, term)
+    sum_of_tail(k, last, term)
 }
 
-/// Returns the sum of the terms from `k` to `most`, at most 1.
-fn sum_of_tail(k: u64, most: u64, term: impl Fn(u64) -> f64) -> f64 {
+/// Returns the sum of the terms from `k` to `last`, at most 1.
+fn sum_of_tail(k: u64, last: u64, term: impl Fn(u64) -> f64) -> f64 {
     let mut sum = 0.0;
     let mut largest: f64 = 0.0;
-    for i in k..=most {
+    for i in k..=last {
         let value = term(i);
         sum += value;
         largest = largest.max(value);
@@ -116,7 +116,7 @@ mod tests {
         assert_close(hypergeometric_tail(3, 4, 3, 10), 4.0 / 120.0);
         // At least 2 of 3: (C(4,2)·6 + 4) / 120.
         assert_close(hypergeometric_tail(2, 4, 3, 10), 40.0 / 120.0);
-        // The set is everything, or more losses than other probes exist.
+        // The set contains all probes, or there are more losses than probes outside the set.
         assert_close(hypergeometric_tail(3, 10, 3, 10), 1.0);
         assert_close(hypergeometric_tail(1, 9, 2, 10), 1.0);
     }

@@ -34,8 +34,8 @@ const MAX_INTERVAL: Duration = Duration::from_millis(2100);
 /// The number of silent source ports after which the hops of other ports get fewer probes.
 const SILENT_PORTS: usize = 2;
 
-/// The number of these probes if the level has hops that answer, which limits may have kept from answering once.
-const FEW_ATTEMPTS: u8 = 2;
+/// The number of these probes if hops of the level answer. A rate limit may have kept such a hop from answering once.
+const REDUCED_ATTEMPTS: u8 = 2;
 
 impl Level {
     /// Returns the time of the next probe to this level: `now` or later.
@@ -57,12 +57,12 @@ impl Level {
         self.unanswered_count -= usize::from(was_unanswered);
     }
 
-    /// Notes that a probe, sent at `sent_at`, was not answered. `is_first` says that all earlier probes from its source
-    /// port to this level were answered.
+    /// Notes that a probe, sent at `sent_at`, was not answered. `is_first` is whether all earlier probes from its
+    /// source port to this level were answered.
     pub(super) fn note_timeout(&mut self, sent_at: Instant, now: Instant, is_first: bool) {
         self.unanswered_count += usize::from(is_first);
         if self.answers.is_empty() || self.changed_at.is_some_and(|changed_at| sent_at < changed_at) {
-            // Either nothing suggests a limit, or the probe was sent at the former pace.
+            // Either no timeout suggests a limit, or the probe was sent at the former rate.
             return;
         }
         self.interval = (2 * self.interval).clamp(FIRST_INTERVAL, MAX_INTERVAL);
@@ -86,7 +86,7 @@ impl Level {
         let attempts = match (self.answers.is_empty(), self.silent_count >= SILENT_PORTS) {
             (true, true) => 1,
             (true, false) => options.attempts,
-            (false, true) => options.limited_attempts.min(FEW_ATTEMPTS),
+            (false, true) => options.limited_attempts.min(REDUCED_ATTEMPTS),
             (false, false) => options.limited_attempts,
         };
         attempts.max(1)

@@ -91,7 +91,7 @@ mod tests {
     use crate::format::{Ack, AckKind};
 
     #[test]
-    fn a_responder_tells_that_packets_reach_it() {
+    fn acknowledgements_show_that_packets_arrive() {
         let [local, remote] = ["127.92.1.1", "127.92.1.2"].map(|text| text.parse().unwrap());
         let mut service = UdQueue::builder(|| Device::open("soft:127.92.1.2")).open().unwrap();
         let responder = service.listen(0, b"").unwrap();
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!((path.hops.len(), path.end), (1, PathEnd::Destination), "{route:?}");
         assert!(matches!(path.hops[0].state, HopState::Answered { address, .. } if address == remote));
 
-        // Without acknowledgements nothing tells that the packets arrive.
+        // Without acknowledgements, the trace can't detect that the packets arrive.
         options.timeout = Duration::from_millis(20);
         let target = RouteTarget::without_responder(remote);
         let trace = RouteTrace { device: &device, local, target, dscp: 26, options, random: 4 };

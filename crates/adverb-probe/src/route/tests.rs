@@ -18,7 +18,7 @@ struct Node {
     refilled_at: Instant,
     /// The percentage of answers that are lost.
     loss: u64,
-    /// Whether answers have too few bytes of the packet to tell the probe.
+    /// Whether answers have too few bytes of the packet to identify the probe.
     is_bare: bool,
 }
 
@@ -151,7 +151,7 @@ impl Network {
                     Answer::Never => unreachable!(),
                 }
             } else if let Some(timeout) = timeout {
-                assert!(timeout >= self.now, "the trace waits for the past");
+                assert!(timeout >= self.now, "the timeout is in the past");
                 self.now = timeout;
             }
         }
@@ -244,7 +244,7 @@ fn a_hop_that_all_ports_share_is_probed_from_few_ports() {
 }
 
 #[test]
-fn silent_hops_are_said_and_distinguish_paths() {
+fn silent_hops_are_reported_and_distinguish_paths() {
     // A spine that never answers is another path than the spine that does.
     let mut network = Network::leaf_spine(2, Answer::Ack).limited();
     network.nodes[2].answer = Answer::Never;
@@ -336,7 +336,7 @@ fn a_path_is_not_followed_beyond_the_maximum_number_of_hops() {
 }
 
 #[test]
-fn lost_answers_are_asked_for_again() {
+fn probes_whose_answers_are_lost_are_retransmitted() {
     for seed in 0..20 {
         let mut network = Network::leaf_spine(2, Answer::Ack).limited();
         network.seed = seed;
@@ -349,7 +349,7 @@ fn lost_answers_are_asked_for_again() {
 }
 
 #[test]
-fn paths_of_different_lengths_are_told_apart() {
+fn paths_of_different_lengths_are_distinguished() {
     let mut network = Network::new(7, |port| match hash(port) % 2 {
         0 => vec![0, 1, 6],
         _ => vec![0, 2, 3, 4, 6],
@@ -396,7 +396,7 @@ fn sockets_are_needed_for_active_ports_only() {
 }
 
 #[test]
-fn invented_answers_do_no_harm() {
+fn a_trace_with_forged_answers_ends() {
     let destination = address(9);
     for seed in 0..200 {
         let mut network = Network::new(1, |_| Vec::new());

@@ -159,7 +159,7 @@ impl RouteTrace<'_> {
                 let flow_label = flow_label_of(probe.source_port).unwrap_or_default();
                 match socket.send(target.udp_addr(), dscp << 2, probe.hop_limit, flow_label, &packet) {
                     Ok(()) => {}
-                    // It counts as lost.
+                    // The packet counts as lost.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => {
                         return Err(failure(&format!("sending a packet to {}", target.address), error));
@@ -178,7 +178,7 @@ impl RouteTrace<'_> {
             acknowledged.drain(..).for_each(|(id, at)| tracer.handle_ack(id, at));
             is_answered |= sockets.receive(&packets, &mut tracer)?;
             if !is_answered && now.elapsed() < timeout.min(PAUSE) {
-                // A socket may be readable for another reason, for example a datagram from a stranger.
+                // A socket may be readable for another reason, for example a datagram from another host.
                 std::thread::sleep(PAUSE);
             }
         }

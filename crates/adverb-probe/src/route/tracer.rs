@@ -93,7 +93,7 @@ pub struct Tracer {
     last_sent_at: Option<Instant>,
     /// The smallest hop limit with which a probe reached the destination.
     distance: Option<u8>,
-    /// Whether a router reported packets without enough of their bytes to tell the probe. Then only one probe per
+    /// Whether a router reported packets without enough of their bytes to identify the probe. Then only one probe per
     /// source port is outstanding at a time.
     is_serial: bool,
     route: Route,

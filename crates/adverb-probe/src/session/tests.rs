@@ -200,7 +200,7 @@ fn a_late_answer_is_no_loss() {
 }
 
 #[test]
-fn duplicates_and_strangers_are_counted() {
+fn duplicate_and_unmatched_acks_are_counted() {
     let mut test = Test::new();
     let probe = test.probe();
     test.first(&probe);
@@ -252,7 +252,7 @@ fn a_responder_that_is_found_alive_confirms_losses() {
 }
 
 #[test]
-fn a_responder_that_is_found_alive_again_and_again_confirms_losses() {
+fn a_responder_that_is_found_alive_repeatedly_confirms_losses() {
     let mut test = Test::new();
     for _ in 0..20 {
         test.probe();
@@ -435,7 +435,7 @@ proptest! {
     }
 }
 
-/// Delivers what arrives until then, millisecond by millisecond.
+/// Delivers the acknowledgements that arrive until then, millisecond by millisecond.
 fn deliver(test: &mut Test, arrivals: &mut Vec<(u64, Probe, bool)>, until: u64) {
     arrivals.sort_by_key(|&(at, ..)| at);
     while test.now < until {

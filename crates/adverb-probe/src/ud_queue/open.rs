@@ -98,7 +98,7 @@ impl OpenQueue {
             device,
             checked_at: Instant::now(),
         };
-        // A datagram of a stranger may have any length up to the MTU. A shorter receive would fail, and with some
+        // A datagram of another host may have any length up to the MTU. A shorter receive would fail, and with some
         // devices the whole queue pair.
         let mut memory = queue.domain.buffer(queue.recv_slots as usize * queue.recv_slot_size)?;
         while memory.capacity() > queue.recv_slot_size {

@@ -96,7 +96,7 @@ impl Lookup {
             if waker.is_stopped() {
                 return Err(Error::Timeout { timeout: started.elapsed(), action: "looking a service up" });
             }
-            // A wake-up that isn't a stop is for a later wait, so it ends this one only for a moment.
+            // A wake-up that isn't a stop is for a later wait, so this wait only checks the stop flag and continues.
             let left = self.deadline().saturating_duration_since(Instant::now()).min(STOP_CHECK_INTERVAL);
             wait_either(self.pending.as_fd(), None, Some(left)).map_err(|error| Error::Verb {
                 action: format!("waiting for the answer of {}", self.peer),

@@ -140,7 +140,7 @@ fn faults_are_named_on_a_busy_machine() {
 }
 
 #[test]
-fn starved_process_is_told_from_the_others_of_a_busy_machine() {
+fn starved_process_is_distinguished_from_the_others_of_a_busy_machine() {
     for (stopped, running) in STARVATIONS {
         let fault = |mesh: &mut Simulation| {
             mesh.stops[4] = Stops::bursts(&mut mesh.random, stopped, running, 60);

@@ -195,7 +195,7 @@ impl Simulation {
         Route { source: address(source), destination: address(destination), class }
     }
 
-    /// Sends one probe, and adds what becomes of it.
+    /// Sends one probe, and adds its result.
     fn probe(
         &mut self,
         source: usize,

@@ -137,7 +137,7 @@ fn frames_with_an_impossible_length_are_refused() {
 }
 
 #[test]
-fn replies_come_in_any_order() {
+fn replies_arrive_in_any_order() {
     let (mut a, mut b) = pair(Config::default());
     let (first, request) = call(&mut a, b"first");
     let first_request = receive(&mut b, &request);
@@ -154,7 +154,7 @@ fn replies_come_in_any_order() {
 }
 
 #[test]
-fn calls_are_bounded_until_the_peer_is_told() {
+fn cancelled_calls_count_until_the_cancellation_is_sent() {
     let (mut a, mut b) = pair(Config { max_calls: 2, max_requests: 2 });
     let (first, request) = call(&mut a, b"");
     let first_request = receive(&mut b, &request);
@@ -162,7 +162,7 @@ fn calls_are_bounded_until_the_peer_is_told() {
     receive(&mut b, &request);
     let refused = PostError::TooManyCalls { peer: PEER, max: 2 };
     assert_eq!(a.call(PEER, 1, None, Time::ZERO), Err(refused));
-    assert!(a.call(PeerId(1), 1, None, Time::ZERO).is_ok(), "the bound is one of each session");
+    assert!(a.call(PeerId(1), 1, None, Time::ZERO).is_ok(), "each session has its own bound");
 
     assert!(a.cancel(first) && !a.cancel(first));
     assert_eq!(a.call(PEER, 1, None, Time::ZERO), Err(refused), "the peer still has the request");

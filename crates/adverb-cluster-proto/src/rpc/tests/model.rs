@@ -28,14 +28,14 @@ enum Step {
     Answer {
         node: usize,
         request: Index,
-        how: How,
+        mode: AnswerMode,
     },
     Transmit {
         node: usize,
         count: usize,
     },
     EndSession,
-    /// A message of another peer, which has no calls and may send anything.
+    /// A message of another peer, which has no calls and may send any bytes.
     Inject {
         node: usize,
         bytes: Vec<u8>,
@@ -43,7 +43,7 @@ enum Step {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum How {
+enum AnswerMode {
     Now,
     Later,
     Fail(Failure),
@@ -68,19 +68,19 @@ fn hostile_bytes() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn step(is_hostile: bool) -> impl Strategy<Value = Step> {
-    let how = prop_oneof![
-        Just(How::Now),
-        Just(How::Later),
-        Just(How::Fail(Failure::NoReply)),
-        (0..3u16).prop_map(|code| How::Fail(Failure::Application(code))),
+    let mode = prop_oneof![
+        Just(AnswerMode::Now),
+        Just(AnswerMode::Later),
+        Just(AnswerMode::Fail(Failure::NoReply)),
+        (0..3u16).prop_map(|code| AnswerMode::Fail(Failure::Application(code))),
     ];
     prop_oneof![
         8 => (node(), proptest::option::of(0..30u64)).prop_map(|(node, timeout)| Step::Call { node, timeout }),
         2 => (node(), any::<Index>()).prop_map(|(node, call)| Step::Cancel { node, call }),
         2 => (0..10u64).prop_map(|micros| Step::Advance { micros }),
         10 => node().prop_map(|node| Step::Deliver { node }),
-        8 => (node(), any::<Index>(), how)
-            .prop_map(|(node, request, how)| Step::Answer { node, request, how }),
+        8 => (node(), any::<Index>(), mode)
+            .prop_map(|(node, request, mode)| Step::Answer { node, request, mode }),
         4 => (node(), 0..4usize).prop_map(|(node, count)| Step::Transmit { node, count }),
         1 => Just(Step::EndSession),
         if is_hostile { 4 } else { 0 } =>
@@ -99,7 +99,7 @@ struct Call {
     answer: Option<Result<u32, Failure>>,
 }
 
-/// A request that the application has, or had.
+/// A request that was delivered to the application.
 #[derive(Debug)]
 struct Request {
     id: RequestId,
@@ -155,7 +155,7 @@ impl World {
                 (0..2).for_each(|node| self.expire(node));
             }
             Step::Deliver { node } => self.deliver(node),
-            Step::Answer { node, request, how } => self.answer(node, request, how),
+            Step::Answer { node, request, mode } => self.answer(node, request, mode),
             Step::Transmit { node, count } => self.transmit(node, count),
             Step::EndSession => self.end_session(),
             Step::Inject { node, bytes } => {
@@ -190,7 +190,7 @@ impl World {
             }
             Err(error) => {
                 assert_eq!(error, PostError::TooManyCalls { peer: PEER, max: self.config.max_calls });
-                // Cancelled calls count until the peer is told.
+                // Cancelled calls count until the cancellation is sent.
                 assert!(outstanding == usize::from(self.config.max_calls) || rpc.has_output(PEER));
             }
         }
@@ -257,7 +257,7 @@ impl World {
         assert_eq!(call.answer.replace(answer), None, "answered twice");
     }
 
-    fn answer(&mut self, node: usize, index: Index, how: How) {
+    fn answer(&mut self, node: usize, index: Index, mode: AnswerMode) {
         let Node { rpc, requests, hostile, .. } = &mut self.nodes[node];
         if let Some(request) = hostile.pop() {
             let _ = rpc.queue_reply(request, b"reply");
@@ -269,16 +269,16 @@ impl World {
         assert_eq!(rpc.is_pending(request.id), request.is_pending);
         let serial = request.serial;
         let mut reply = None;
-        let answered = match how {
-            How::Now => rpc.answer(request.id).map(|header| {
+        let answered = match mode {
+            AnswerMode::Now => rpc.answer(request.id).map(|header| {
                 reply = Some(message(header, &serial.to_le_bytes()));
             }),
-            How::Later => rpc.queue_reply(request.id, &serial.to_le_bytes()),
-            How::Fail(failure) => rpc.queue_failure(request.id, failure),
+            AnswerMode::Later => rpc.queue_reply(request.id, &serial.to_le_bytes()),
+            AnswerMode::Fail(failure) => rpc.queue_failure(request.id, failure),
         };
         assert_eq!(answered.is_ok(), core::mem::take(&mut request.is_pending));
         if answered.is_ok() {
-            let result = if let How::Fail(failure) = how { Err(failure) } else { Ok(serial) };
+            let result = if let AnswerMode::Fail(failure) = mode { Err(failure) } else { Ok(serial) };
             self.set_answer(1 - node, serial, result);
         }
         self.nodes[1 - node].inbox.extend(reply);
