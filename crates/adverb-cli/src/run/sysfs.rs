@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_exist_until_the_end() {
+    fn files_exist_until_the_directory_is_dropped() {
         let sysfs = Sysfs::create(Some("127.1.2.3".parse().unwrap())).unwrap();
         let root = sysfs.root().to_owned();
         let port = root.join("sys/class/infiniband/adverb0/ports/1");

@@ -125,7 +125,7 @@ fn datagrams_are_flushed_when_the_queue_pair_fails(fixture: &Fixture) -> Result<
         expect("a receive", &completion, Status::Flushed)?;
     }
     pair.right.expect_no_completion()?;
-    // The sender sees no difference.
+    // The failure of the receiver does not affect the sender.
     pair.left.execute(
         SendRequest::send(pair.left.filled(64, 1)?).destination(&destination_to(&pair.left, &pair.right)?),
     )

@@ -141,7 +141,8 @@ fn flushed_requests_return_their_buffers(fixture: &Fixture) -> Result<()> {
     pair.left.recv(buffer)?;
     pair.left.qp.move_to_error()?;
     let completion = pair.left.take(1)?.pop();
-    let mut buffer = completion.and_then(Completion::into_buffer).expect("one was taken, and had a buffer");
+    let mut buffer =
+        completion.and_then(Completion::into_buffer).expect("a flushed receive returns its buffer");
     ensure!(
         buffer.range() == (100..300) && buffer.capacity() == 1000,
         "another buffer was returned: {buffer:?}"
