@@ -29,7 +29,7 @@ impl Channel {
     }
 
     /// Adds an event.
-    pub(crate) fn announce(&self) {
+    pub(crate) fn notify(&self) {
         // The write fails only with 2⁶⁴ pending events, and then the descriptor is readable anyway.
         _ = self.0.write(1);
     }
@@ -59,10 +59,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_taken_one_by_one() {
+    fn take_consumes_one_event() {
         let channel = Channel::new().unwrap();
-        channel.announce();
-        channel.announce();
+        channel.notify();
+        channel.notify();
         assert!(channel.take().unwrap());
         assert!(channel.take().unwrap());
         assert!(!channel.take().unwrap());

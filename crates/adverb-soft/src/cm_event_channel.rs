@@ -54,7 +54,7 @@ impl CmEventChannel {
     /// Wakes a caller that sleeps on the file descriptor: the descriptor is readable without an event until
     /// [`clear_wake`](CmEventChannel::clear_wake) is called once for each call of `wake`.
     pub fn wake(&self) {
-        self.channel.announce();
+        self.channel.notify();
     }
 
     /// Reverts one call of [`wake`](CmEventChannel::wake).
@@ -64,7 +64,7 @@ impl CmEventChannel {
 
     pub(crate) fn put(&self, event: CmEvent) {
         self.events.lock().push_back(event);
-        self.channel.announce();
+        self.channel.notify();
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -236,13 +236,13 @@ mod tests {
         let message: Vec<u8> = (1..=200).collect();
         for offset in 0..17 {
             for length in (0..40).chain(60..70).chain(120..200) {
-                let place = words(30);
-                let (mut memory, storage) = area(&place);
+                let backing = words(30);
+                let (mut memory, storage) = area(&backing);
                 let span = Span { storage, offset: offset as u64, length: length as u32 };
                 memory.write(span, &message[..length]).unwrap();
                 let mut expected = vec![0; 240];
                 expected[offset..offset + length].copy_from_slice(&message[..length]);
-                assert_eq!(bytes(&place), expected, "{length} bytes at {offset}");
+                assert_eq!(bytes(&backing), expected, "{length} bytes at {offset}");
                 let mut out = vec![0; length];
                 memory.read(span, &mut out).unwrap();
                 assert_eq!(out, message[..length]);
@@ -254,9 +254,9 @@ mod tests {
     }
 
     #[test]
-    fn nothing_outside_a_backing_is_reached() {
-        let place = words(2);
-        let (mut memory, storage) = area(&place);
+    fn spans_outside_the_storage_are_faults() {
+        let backing = words(2);
+        let (mut memory, storage) = area(&backing);
         let span = |offset, length| Span { storage, offset, length };
         for outside in [span(9, 8), span(16, 1), span(17, 0), span(u64::MAX, 1), span(8, u32::MAX)] {
             let mut out = vec![0; if outside.length > 8 { 0 } else { outside.length as usize }];
@@ -266,66 +266,66 @@ mod tests {
             assert_eq!(memory.flush(outside, false), Err(Fault), "{outside:?}");
         }
         assert_eq!(memory.read(span(0, 4), &mut [0; 5]), Err(Fault), "a length that isn't the span's");
-        assert_eq!(bytes(&place), [0; 16]);
+        assert_eq!(bytes(&backing), [0; 16]);
         memory.remove(storage);
         assert_eq!(memory.write(span(0, 1), &[1]), Err(Fault), "a storage that is gone");
         assert!(memory.is_empty());
     }
 
     #[test]
-    fn a_removed_backing_is_used_again_and_removing_twice_changes_nothing() {
+    fn a_removed_storage_id_is_reused_and_a_second_removal_has_no_effect() {
         let (first, second) = (words(1), words(1));
         let (mut memory, storage) = area(&first);
         memory.remove(storage);
         memory.remove(storage);
         memory.remove(StorageId(77));
         // SAFETY: the words outlive the memory, and are reached through atomics.
-        let again = unsafe { memory.add(NonNull::from(second.as_slice()).cast(), 8) };
+        let reused = unsafe { memory.add(NonNull::from(second.as_slice()).cast(), 8) };
         // SAFETY: as above.
         let third = unsafe { memory.add(NonNull::from(first.as_slice()).cast(), 8) };
-        assert_eq!((again, memory.len()), (storage, 2));
-        assert_ne!(again, third);
-        memory.write(Span { storage: again, offset: 0, length: 8 }, &[1; 8]).unwrap();
+        assert_eq!((reused, memory.len()), (storage, 2));
+        assert_ne!(reused, third);
+        memory.write(Span { storage: reused, offset: 0, length: 8 }, &[1; 8]).unwrap();
         assert_eq!((bytes(&first), bytes(&second)), (vec![0; 8], vec![1; 8]));
     }
 
     #[test]
-    fn words_are_atomic_for_threads_too() {
-        const TIMES: u64 = 20_000;
-        let place = words(1);
-        let (mut memory, storage) = area(&place);
+    fn word_operations_are_atomic_for_other_threads() {
+        const ROUNDS: u64 = 20_000;
+        let backing = words(1);
+        let (mut memory, storage) = area(&backing);
         let word = Span { storage, offset: 0, length: 8 };
         std::thread::scope(|scope| {
             let thread =
-                scope.spawn(|| (0..TIMES).for_each(|_| _ = place[0].fetch_add(1, Ordering::Relaxed)));
-            for _ in 0..TIMES {
+                scope.spawn(|| (0..ROUNDS).for_each(|_| _ = backing[0].fetch_add(1, Ordering::Relaxed)));
+            for _ in 0..ROUNDS {
                 memory.fetch_add(word, 1).unwrap();
             }
             // ThreadSanitizer sees this, and not that a scope ends.
             thread.join().unwrap();
         });
-        assert_eq!(memory.compare_swap(word, 2 * TIMES, 5), Ok(2 * TIMES));
-        assert_eq!(memory.compare_swap(word, 2 * TIMES, 6), Ok(5));
+        assert_eq!(memory.compare_swap(word, 2 * ROUNDS, 5), Ok(2 * ROUNDS));
+        assert_eq!(memory.compare_swap(word, 2 * ROUNDS, 6), Ok(5));
         memory.write_word(word, 9u64.to_ne_bytes()).unwrap();
-        assert_eq!(place[0].load(Ordering::Relaxed), 9);
+        assert_eq!(backing[0].load(Ordering::Relaxed), 9);
         let odd = Span { storage, offset: 0, length: 4 };
         assert_eq!(memory.fetch_add(odd, 1), Err(Fault));
     }
 
     #[test]
-    fn words_that_lie_across_are_refused() {
-        let place = words(2);
-        let (mut memory, storage) = area(&place);
+    fn unaligned_words_are_faults() {
+        let backing = words(2);
+        let (mut memory, storage) = area(&backing);
         let word = Span { storage, offset: 4, length: 8 };
         assert_eq!(memory.compare_swap(word, 0, 1), Err(Fault));
         assert_eq!(memory.write_word(word, [1; 8]), Err(Fault));
-        assert_eq!(bytes(&place), [0; 16]);
+        assert_eq!(bytes(&backing), [0; 16]);
     }
 
     #[test]
-    fn what_is_written_isnt_said_to_outlast_a_loss_of_power() {
-        let place = words(1);
-        let (mut memory, storage) = area(&place);
+    fn a_persistent_flush_is_a_fault() {
+        let backing = words(1);
+        let (mut memory, storage) = area(&backing);
         let span = Span { storage, offset: 0, length: 8 };
         assert_eq!(memory.flush(span, false), Ok(()));
         assert_eq!(memory.flush(span, true), Err(Fault));

@@ -9,7 +9,7 @@ use adverb_sim::{DecisionSource, Random};
 use round::{Kind, Report, attack};
 
 #[test]
-fn attacked_nics_live_and_serve_their_peers() {
+fn attacked_nics_keep_working_and_serve_their_peers() {
     let mut report = Report::default();
     for seed in 1_000_000..1_000_002 {
         let result = attack(DecisionSource::Random(Random::new(seed)), 3000, &mut report);
@@ -32,7 +32,7 @@ fn attacked_nics_live_and_serve_their_peers() {
 }
 
 #[test]
-fn an_attack_by_bytes_ends_with_them() {
+fn an_attack_driven_by_bytes_ends_when_they_are_used_up() {
     let bytes: Vec<u8> = (0..2000u32).map(|n| ((n * n) >> 3) as u8).collect();
     let mut report = Report::default();
     assert_eq!(attack(DecisionSource::Bytes(&bytes), u64::MAX, &mut report), Ok(()), "{report}");

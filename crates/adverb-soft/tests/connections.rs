@@ -27,9 +27,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use support::{address, open_loopback};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 const SERVICE: ServiceId = ServiceId::tcp_port(7471);
-const DATAGRAMS: ServiceId = ServiceId::udp_port(7471);
+const UD_SERVICE: ServiceId = ServiceId::udp_port(7471);
 
 /// A queue pair in the state init, with a word of memory, and where the news of its connection comes.
 struct Side<'a> {
@@ -38,7 +38,7 @@ struct Side<'a> {
     qpn: Qpn,
     word: Vec<AtomicU64>,
     key: u32,
-    inbox: Arc<CmEventChannel>,
+    events: Arc<CmEventChannel>,
 }
 
 impl<'a> Side<'a> {
@@ -49,10 +49,10 @@ impl<'a> Side<'a> {
         let access = Access::LOCAL_WRITE;
         nic.modify_qp(qpn, &Transition::Init(Init::new(access))).unwrap();
         let word = vec![AtomicU64::new(0)];
-        let place = NonNull::from(word.as_slice()).cast::<u8>();
+        let pointer = NonNull::from(word.as_slice()).cast::<u8>();
         // SAFETY: it is deregistered before the word is gone, which is reached through atomics.
-        let key = unsafe { nic.register(pd, place, 8, 0, access) }.unwrap();
-        Side { nic, cq, qpn, word, key, inbox: Arc::new(CmEventChannel::new().unwrap()) }
+        let key = unsafe { nic.register(pd, pointer, 8, 0, access) }.unwrap();
+        Side { nic, cq, qpn, word, key, events: Arc::new(CmEventChannel::new().unwrap()) }
     }
 
     fn segments(&self) -> [Segment; 1] {
@@ -76,7 +76,7 @@ impl<'a> Side<'a> {
         let start = Instant::now();
         let mut found = None;
         while found.is_none() {
-            assert!(start.elapsed() < PATIENCE, "no completion came");
+            assert!(start.elapsed() < TEST_TIMEOUT, "no completion came");
             self.nic
                 .poll(self.cq, 1, |completion| found = Some((completion.wr_id, completion.outcome.is_ok())));
         }
@@ -90,18 +90,18 @@ impl<'a> Side<'a> {
         self.nic.modify_qp(self.qpn, &Transition::ReadyToSend(ready.ready_to_send)).unwrap();
     }
 
-    fn ask(&self, remote: IpAddr, service: ServiceId) -> ConnectionId {
+    fn connect_to(&self, remote: IpAddr, service: ServiceId) -> ConnectionId {
         let addrs = AddrPair { local: self.nic.addresses()[0], remote };
         let mut connect = ConnectParams::new(addrs, service, LocalQp::new(self.qpn), Time::ZERO);
         connect.private_data = b"hello";
-        self.nic.cm().connect(connect, PATIENCE, &self.inbox).unwrap()
+        self.nic.cm().connect(connect, TEST_TIMEOUT, &self.events).unwrap()
     }
 
     fn accept(&self, request: &Request) {
-        self.nic.cm().subscribe(request.id, &self.inbox).unwrap();
+        self.nic.cm().subscribe(request.id, &self.events).unwrap();
         let local_qp = LocalQp::new(self.qpn);
         self.make_ready(request.id, &local_qp);
-        self.nic.cm().accept(request.id, &local_qp, b"welcome", PATIENCE).unwrap();
+        self.nic.cm().accept(request.id, &local_qp, b"welcome", TEST_TIMEOUT).unwrap();
     }
 }
 
@@ -112,17 +112,17 @@ impl Drop for Side<'_> {
 }
 
 /// Waits for the next event.
-fn next(inbox: &CmEventChannel) -> Event {
+fn next(events: &CmEventChannel) -> Event {
     let start = Instant::now();
     loop {
-        match inbox.take() {
+        match events.take() {
             Some(CmEvent::Event(event)) => return event,
             Some(other) => panic!("{other:?}"),
-            None => assert!(start.elapsed() < PATIENCE, "no event came"),
+            None => assert!(start.elapsed() < TEST_TIMEOUT, "no event came"),
         }
         // The adapters' own threads do the work.
         _ = poll(
-            &mut [PollFd::new(std::os::fd::AsFd::as_fd(inbox), PollFlags::POLLIN)],
+            &mut [PollFd::new(std::os::fd::AsFd::as_fd(events), PollFlags::POLLIN)],
             PollTimeout::from(100_u16),
         );
     }
@@ -134,14 +134,14 @@ fn listen(
     transport: Transport,
     backlog: usize,
 ) -> (ListenerId, Arc<CmEventChannel>) {
-    let inbox = Arc::new(CmEventChannel::new().unwrap());
+    let events = Arc::new(CmEventChannel::new().unwrap());
     let bind = BindAddr::Address(nic.addresses()[0]);
-    let id = nic.cm().listen(ListenParams { service, bind, transport, backlog }, &inbox).unwrap();
-    (id, inbox)
+    let id = nic.cm().listen(ListenParams { service, bind, transport, backlog }, &events).unwrap();
+    (id, events)
 }
 
-fn next_request(inbox: &CmEventChannel) -> Box<Request> {
-    match next(inbox) {
+fn next_request(events: &CmEventChannel) -> Box<Request> {
+    match next(events) {
         Event::Request(request) => request,
         other => panic!("{other:?}"),
     }
@@ -153,17 +153,17 @@ fn exercise(client: &Nic, server: &Nic) {
     for round in 0..5 {
         let (one, other) = (Side::new(client), Side::new(server));
         other.receive();
-        let id = one.ask(server.addresses()[0], SERVICE);
+        let id = one.connect_to(server.addresses()[0], SERVICE);
         let request = next_request(&requests);
         assert_eq!(request.private_data[..5], *b"hello");
         other.accept(&request);
-        let Event::Accepted(acceptance) = next(&one.inbox) else { panic!("not accepted") };
+        let Event::Accepted(acceptance) = next(&one.events) else { panic!("not accepted") };
         assert_eq!(acceptance.private_data[..7], *b"welcome");
         one.receive();
         one.make_ready(id, &LocalQp::new(one.qpn));
         client.cm().establish(id).unwrap();
-        assert_eq!(next(&one.inbox), Event::Established(id));
-        assert_eq!(next(&other.inbox), Event::Established(request.id));
+        assert_eq!(next(&one.events), Event::Established(id));
+        assert_eq!(next(&other.events), Event::Established(request.id));
 
         one.send(0x1000 + round);
         one.complete(2);
@@ -174,16 +174,16 @@ fn exercise(client: &Nic, server: &Nic) {
         one.complete(1);
         assert_eq!(one.word[0].load(Ordering::Relaxed), 0x2000 + round);
 
-        let (quitter, other_end, ids) =
+        let (disconnecting, remaining, ids) =
             if round % 2 == 0 { (&one, &other, (id, request.id)) } else { (&other, &one, (request.id, id)) };
-        quitter.nic.cm().disconnect(ids.0, PATIENCE).unwrap();
-        assert_eq!(next(&other_end.inbox), Event::Disconnected(ids.1));
-        assert_eq!(next(&quitter.inbox), Event::Disconnected(ids.0));
-        assert_eq!(quitter.nic.cm().state(ids.0), Some(State::TimeWait));
-        assert_eq!(next(&one.inbox), Event::TimewaitExit { id, qpn: one.qpn });
-        assert_eq!(next(&other.inbox), Event::TimewaitExit { id: request.id, qpn: other.qpn });
+        disconnecting.nic.cm().disconnect(ids.0, TEST_TIMEOUT).unwrap();
+        assert_eq!(next(&remaining.events), Event::Disconnected(ids.1));
+        assert_eq!(next(&disconnecting.events), Event::Disconnected(ids.0));
+        assert_eq!(disconnecting.nic.cm().state(ids.0), Some(State::TimeWait));
+        assert_eq!(next(&one.events), Event::TimewaitExit { id, qpn: one.qpn });
+        assert_eq!(next(&other.events), Event::TimewaitExit { id: request.id, qpn: other.qpn });
         for (side, id) in [(&one, id), (&other, request.id)] {
-            side.nic.cm().abort(id, PATIENCE);
+            side.nic.cm().abort(id, TEST_TIMEOUT);
             assert!(side.nic.destroy_qp(side.qpn));
         }
     }
@@ -217,7 +217,7 @@ fn over_memory() -> [Nic; 2] {
 }
 
 #[test]
-fn adapters_connect_over_memory() {
+fn nics_connect_over_memory() {
     let [one, other] = over_memory();
     exercise(&one, &other);
     // Nothing was lost, and nothing had to be said twice.
@@ -225,7 +225,7 @@ fn adapters_connect_over_memory() {
 }
 
 #[test]
-fn adapters_connect_over_memory_with_faults() {
+fn nics_connect_over_memory_with_faults() {
     let switch = Switch::new(SwitchConfig::default());
     let [one, other] = [1, 2].map(|host| {
         nic(address(host), FaultLink::new(switch.attach(address(host)).unwrap(), faults(u64::from(host) + 3)))
@@ -234,7 +234,7 @@ fn adapters_connect_over_memory_with_faults() {
 }
 
 #[test]
-fn adapters_connect_over_sockets() {
+fn nics_connect_over_sockets() {
     let [one, other] = [(); 2].map(|()| {
         let link = open_loopback(|_| ());
         nic(link.local_addr().ip(), link)
@@ -243,7 +243,7 @@ fn adapters_connect_over_sockets() {
 }
 
 #[test]
-fn adapters_connect_over_sockets_with_faults() {
+fn nics_connect_over_sockets_with_faults() {
     let [one, other] = [1, 2].map(|seed| {
         let link = open_loopback(|_| ());
         nic(link.local_addr().ip(), FaultLink::new(link, faults(seed)))
@@ -252,118 +252,118 @@ fn adapters_connect_over_sockets_with_faults() {
 }
 
 #[test]
-fn an_adapter_connects_to_itself() {
+fn a_nic_connects_to_itself() {
     let nic = Nic::open(NicOptions::loopback()).unwrap();
     exercise(&nic, &nic);
 }
 
 #[test]
-fn who_asks_where_nobody_listens_is_told_so() {
+fn connecting_to_a_service_without_a_listener_is_rejected() {
     let [one, other] = over_memory();
     let side = Side::new(&one);
-    let id = side.ask(other.addresses()[0], SERVICE);
-    let Event::Rejected(rejection) = next(&side.inbox) else { panic!("not rejected") };
+    let id = side.connect_to(other.addresses()[0], SERVICE);
+    let Event::Rejected(rejection) = next(&side.events) else { panic!("not rejected") };
     assert_eq!((rejection.id, rejection.reason), (id, RejectReason::InvalidServiceId));
 }
 
 #[test]
-fn a_listener_that_closes_rejects_what_nobody_has_taken() {
+fn closing_a_listener_rejects_pending_requests() {
     let [one, other] = over_memory();
     let (listener, requests) = listen(&other, SERVICE, Transport::Rc, 4);
     let side = Side::new(&one);
-    side.ask(other.addresses()[0], SERVICE);
+    side.connect_to(other.addresses()[0], SERVICE);
     let start = Instant::now();
     while other.cm().resource_counts().half_open == 0 {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TEST_TIMEOUT);
         std::thread::yield_now();
     }
     other.cm().close_listener(listener).unwrap();
-    assert!(matches!(next(&side.inbox), Event::Rejected(_)));
+    assert!(matches!(next(&side.events), Event::Rejected(_)));
     assert_eq!(requests.take(), None);
     assert_eq!(other.cm().close_listener(listener), Err(Error::Cm(CallError::Unknown)));
 }
 
 #[test]
-fn who_forgets_a_connection_ends_it_and_hears_no_more_of_it() {
+fn aborting_a_connection_disconnects_the_peer_and_delivers_no_events() {
     let [one, other] = over_memory();
     let (_, requests) = listen(&other, SERVICE, Transport::Rc, 4);
     let (client, server) = (Side::new(&one), Side::new(&other));
-    let id = client.ask(other.addresses()[0], SERVICE);
+    let id = client.connect_to(other.addresses()[0], SERVICE);
     let request = next_request(&requests);
     server.accept(&request);
-    assert!(matches!(next(&client.inbox), Event::Accepted(_)));
+    assert!(matches!(next(&client.events), Event::Accepted(_)));
     client.make_ready(id, &LocalQp::new(client.qpn));
     one.cm().establish(id).unwrap();
-    assert_eq!(next(&client.inbox), Event::Established(id));
-    assert_eq!(next(&server.inbox), Event::Established(request.id));
-    one.cm().abort(id, PATIENCE);
-    assert_eq!(next(&server.inbox), Event::Disconnected(request.id));
-    assert_eq!(client.inbox.take(), None);
+    assert_eq!(next(&client.events), Event::Established(id));
+    assert_eq!(next(&server.events), Event::Established(request.id));
+    one.cm().abort(id, TEST_TIMEOUT);
+    assert_eq!(next(&server.events), Event::Disconnected(request.id));
+    assert_eq!(client.events.take(), None);
     // A request that its peer has given up can't be claimed.
     let late = Side::new(&one);
-    let id = late.ask(other.addresses()[0], SERVICE);
+    let id = late.connect_to(other.addresses()[0], SERVICE);
     let request = next_request(&requests);
-    one.cm().abort(id, PATIENCE);
+    one.cm().abort(id, TEST_TIMEOUT);
     let start = Instant::now();
     while other.cm().state(request.id) == Some(State::ReqReceived) {
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TEST_TIMEOUT);
         std::thread::yield_now();
     }
     assert!(matches!(
-        other.cm().subscribe(request.id, &server.inbox),
+        other.cm().subscribe(request.id, &server.events),
         Err(Error::Cm(CallError::WrongState(_)))
     ));
 }
 
 #[test]
-fn datagram_queue_pairs_are_found() {
+fn a_query_resolves_a_service_to_a_ud_queue_pair() {
     let [one, other] = over_memory();
-    let (_, questions) = listen(&other, DATAGRAMS, Transport::Ud, 4);
+    let (_, queries) = listen(&other, UD_SERVICE, Transport::Ud, 4);
     let addrs = AddrPair { local: one.addresses()[0], remote: other.addresses()[0] };
-    let inbox = Arc::new(CmEventChannel::new().unwrap());
+    let events = Arc::new(CmEventChannel::new().unwrap());
     let resolve = ResolveParams {
         addrs,
-        service: DATAGRAMS,
+        service: UD_SERVICE,
         source_port: 9,
         private_data: b"where?",
         deadline: Time::ZERO,
     };
-    let id = one.cm().resolve_service(resolve, PATIENCE, &inbox).unwrap();
-    let Event::Query(query) = next(&questions) else { panic!("no question") };
+    let id = one.cm().resolve_service(resolve, TEST_TIMEOUT, &events).unwrap();
+    let Event::Query(query) = next(&queries) else { panic!("no question") };
     assert_eq!(query.private_data[..6], *b"where?");
     other.cm().accept_query(query.id, Qpn::truncate(0x77), UDP_QKEY, b"here").unwrap();
-    let Event::Resolved(resolution) = next(&inbox) else { panic!("no answer") };
+    let Event::Resolved(resolution) = next(&events) else { panic!("no answer") };
     assert_eq!((resolution.id, resolution.qpn, resolution.qkey), (id, Qpn::truncate(0x77), UDP_QKEY));
     assert_eq!(resolution.private_data[..4], *b"here");
     one.cm().cancel_query(id);
 
     // Who drops a question refuses it.
-    let id = one.cm().resolve_service(resolve, PATIENCE, &inbox).unwrap();
-    let Event::Query(query) = next(&questions) else { panic!("no question") };
+    let id = one.cm().resolve_service(resolve, TEST_TIMEOUT, &events).unwrap();
+    let Event::Query(query) = next(&queries) else { panic!("no question") };
     other.cm().cancel_query(query.id);
-    let refused = next(&inbox);
+    let rejected = next(&events);
     assert!(
-        matches!(refused, Event::QueryRejected { id: of, status: SidrStatus::Rejected, .. } if of == id),
-        "{refused:?}"
+        matches!(rejected, Event::QueryRejected { id: of, status: SidrStatus::Rejected, .. } if of == id),
+        "{rejected:?}"
     );
 }
 
 #[test]
-fn what_is_no_message_of_a_connection_manager_does_no_harm() {
+fn invalid_connection_manager_messages_are_dropped() {
     let icrc = IcrcCheck::IpId(0);
     let switch = Switch::new(SwitchConfig { icrc, ..SwitchConfig::default() });
     let nic = nic(address(2), switch.attach(address(2)).unwrap());
     let (_, requests) = listen(&nic, SERVICE, Transport::Rc, 4);
-    let mut stranger = switch.attach(address(1)).unwrap();
+    let mut sender = switch.attach(address(1)).unwrap();
     let flow = Flow::new((address(1), 0xc000).into(), (address(2), 4791).into()).unwrap();
     let before = nic.statistics();
-    let mut throw = |qkey, source_qp, payload: &[u8], harm: bool| {
+    let mut send_ud = |qkey, source_qp, payload: &[u8], is_corrupt: bool| {
         let operation = Operation::Ud(Ud { qkey, source_qp, immediate: None });
         let header = Header::new(Qpn::GSI, Psn::ZERO, operation);
         let mut head = [0; MAX_HEADER_LEN];
         let emitted = flow.emit(&header, 0, &[payload], &mut head).unwrap();
         let mut bytes = [&head[..emitted.header_len], payload, &emitted.trailer].concat();
-        if harm {
+        if is_corrupt {
             bytes[30] ^= 1;
         }
         let packet = TxPacket {
@@ -374,19 +374,19 @@ fn what_is_no_message_of_a_connection_manager_does_no_harm() {
             flow_label: 0,
             bytes: &bytes,
         };
-        assert_eq!(stranger.send(&[packet]).unwrap(), 1);
+        assert_eq!(sender.send(&[packet]).unwrap(), 1);
     };
-    throw(GSI_QKEY, Qpn::GSI, &[0xff; 256], false); // no message
-    throw(GSI_QKEY, Qpn::GSI, &[0; 256], true); // damaged
-    throw(0x1111, Qpn::GSI, &[0; 256], false); // the wrong key
-    throw(GSI_QKEY, Qpn::GSI, &[0; 100], false); // too short
-    throw(GSI_QKEY, Qpn::truncate(7), &[0xff; 256], false); // from nobody who could be answered
+    send_ud(GSI_QKEY, Qpn::GSI, &[0xff; 256], false); // no message
+    send_ud(GSI_QKEY, Qpn::GSI, &[0; 256], true); // damaged
+    send_ud(0x1111, Qpn::GSI, &[0; 256], false); // the wrong key
+    send_ud(GSI_QKEY, Qpn::GSI, &[0; 100], false); // too short
+    send_ud(GSI_QKEY, Qpn::truncate(7), &[0xff; 256], false); // from nobody who could be answered
     for _ in 0..1000 {
-        throw(GSI_QKEY, Qpn::GSI, &[0xff; 256], false);
+        send_ud(GSI_QKEY, Qpn::GSI, &[0xff; 256], false);
     }
     let start = Instant::now();
     while nic.cm().statistics().malformed < 200 {
-        assert!(start.elapsed() < PATIENCE, "{:?}", nic.cm().statistics());
+        assert!(start.elapsed() < TEST_TIMEOUT, "{:?}", nic.cm().statistics());
         std::thread::yield_now();
     }
     let statistics = nic.statistics();
@@ -397,6 +397,6 @@ fn what_is_no_message_of_a_connection_manager_does_no_harm() {
     assert_eq!(requests.take(), None);
     // It still works.
     let side = Side::new(&nic);
-    side.ask(nic.addresses()[0], SERVICE);
+    side.connect_to(nic.addresses()[0], SERVICE);
     next_request(&requests);
 }

@@ -13,7 +13,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use support::open_loopback;
 
 #[test]
-fn a_port_that_cannot_be_opened_for_lack_of_descriptors_is_replaced() {
+fn a_permanent_port_is_used_if_no_descriptor_is_free() {
     let mut link = open_loopback(|_| ());
     let address = link.local_addr().ip();
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();

@@ -15,19 +15,20 @@ use adverb_soft::link::{
 
 use support::{Packet, address, drain, packet};
 
-const COUNT: usize = 20_000;
+const PACKET_COUNT: usize = 20_000;
 
 /// Two ends of a switch with room for all that tests send, the first of which does harm.
-fn ends(config: FaultConfig) -> (FaultLink<MemLink>, MemLink) {
-    let switch = Switch::new(SwitchConfig { max_queued_packets: 4 * COUNT, ..SwitchConfig::default() });
+fn attach_two(config: FaultConfig) -> (FaultLink<MemLink>, MemLink) {
+    let switch =
+        Switch::new(SwitchConfig { max_queued_packets: 4 * PACKET_COUNT, ..SwitchConfig::default() });
     let [here, there] = [1, 2].map(|host| switch.attach(address(host)).unwrap());
     (FaultLink::new(here, config), there)
 }
 
 /// Sends numbered packets over a link that does harm, and says which bytes come and what was done.
 fn send_numbered(config: FaultConfig) -> (Vec<Vec<u8>>, FaultCounts) {
-    let (mut here, mut there) = ends(config);
-    let numbers: Vec<[u8; 32]> = (0..COUNT as u64).map(numbered).collect();
+    let (mut here, mut there) = attach_two(config);
+    let numbers: Vec<[u8; 32]> = (0..PACKET_COUNT as u64).map(numbered).collect();
     let packets: Vec<_> = numbers.iter().map(|bytes| packet(1, 2, bytes)).collect();
     for some in packets.chunks(37) {
         assert_eq!(here.send(some).unwrap(), some.len());
@@ -48,19 +49,19 @@ fn numbered(number: u64) -> [u8; 32] {
 
 /// Whether a thing happened about as often as it should: five standard deviations.
 fn is_about(count: u64, per_million: u32) -> bool {
-    let mean = COUNT as f64 * f64::from(per_million) / 1e6;
+    let mean = PACKET_COUNT as f64 * f64::from(per_million) / 1e6;
     (count as f64 - mean).abs() < 5.0 * mean.sqrt()
 }
 
 #[test]
-fn without_faults_everything_passes_in_order() {
+fn without_faults_all_packets_arrive_in_order() {
     let (got, counts) = send_numbered(FaultConfig::new(1));
     assert!(got.iter().zip(0..).all(|(bytes, number)| *bytes == numbered(number)));
-    assert_eq!((got.len(), counts.untouched), (COUNT, COUNT as u64));
+    assert_eq!((got.len(), counts.untouched), (PACKET_COUNT, PACKET_COUNT as u64));
 }
 
 #[test]
-fn each_fault_happens_as_often_as_asked() {
+fn each_fault_occurs_at_its_configured_rate() {
     let config = FaultConfig {
         loss_ppm: 50_000,
         duplication_ppm: 20_000,
@@ -70,7 +71,7 @@ fn each_fault_happens_as_often_as_asked() {
     };
     let (got, counts) = send_numbered(config);
     let FaultCounts { untouched, lost, duplicated, corrupted, delayed, .. } = counts;
-    assert_eq!(untouched + lost + duplicated + corrupted + delayed, COUNT as u64);
+    assert_eq!(untouched + lost + duplicated + corrupted + delayed, PACKET_COUNT as u64);
     assert_eq!(untouched + 2 * duplicated + corrupted + delayed, got.len() as u64);
     assert!(is_about(lost, 50_000), "{counts:?}");
     assert!(is_about(duplicated, 20_000), "{counts:?}");
@@ -79,7 +80,7 @@ fn each_fault_happens_as_often_as_asked() {
 }
 
 #[test]
-fn what_happens_follows_from_the_seed() {
+fn the_seed_determines_all_faults() {
     let config = |seed| FaultConfig { loss_ppm: 100_000, corruption_ppm: 100_000, ..FaultConfig::new(seed) };
     assert_eq!(send_numbered(config(3)), send_numbered(config(3)));
     assert_ne!(send_numbered(config(3)).0, send_numbered(config(4)).0);
@@ -88,7 +89,7 @@ fn what_happens_follows_from_the_seed() {
 #[test]
 fn corruption_flips_one_bit_that_the_icrc_covers() {
     let (got, counts) = send_numbered(FaultConfig { corruption_ppm: 1_000_000, ..FaultConfig::new(5) });
-    assert_eq!(counts.corrupted, COUNT as u64);
+    assert_eq!(counts.corrupted, PACKET_COUNT as u64);
     for (bytes, number) in got.iter().zip(0..) {
         let expected = numbered(number);
         let flipped: u32 = bytes.iter().zip(expected).map(|(got, sent)| (got ^ sent).count_ones()).sum();
@@ -98,8 +99,8 @@ fn corruption_flips_one_bit_that_the_icrc_covers() {
 }
 
 #[test]
-fn delayed_packets_are_overtaken_and_come_in_time() {
-    let (mut here, mut there) = ends(FaultConfig {
+fn delayed_packets_are_overtaken_and_arrive_by_the_deadline() {
+    let (mut here, mut there) = attach_two(FaultConfig {
         delay_ppm: 1_000_000,
         min_delay: Duration::from_millis(5),
         max_delay: Duration::from_millis(10),
@@ -119,18 +120,18 @@ fn delayed_packets_are_overtaken_and_come_in_time() {
 }
 
 #[test]
-fn received_packets_are_checked_strictly_unless_told_otherwise() {
+fn received_packets_get_the_configured_icrc_check() {
     for (strict_icrc, expected) in [(true, IcrcCheck::IpIdBelow(64)), (false, IcrcCheck::Trusted)] {
-        let (mut here, mut there) = ends(FaultConfig { strict_icrc, ..FaultConfig::new(0) });
+        let (mut here, mut there) = attach_two(FaultConfig { strict_icrc, ..FaultConfig::new(0) });
         there.send(&[packet(2, 1, b"x")]).unwrap();
         assert_eq!(drain(&mut here)[0].icrc, Some(expected));
     }
 }
 
 /// A link that takes few packets at a time, sometimes none.
-struct Reluctant(MemLink, usize);
+struct LimitedLink(MemLink, usize);
 
-impl Link for Reluctant {
+impl Link for LimitedLink {
     fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         self.1 += 1;
         self.0.send(&packets[..packets.len().min(self.1 % 4)])
@@ -146,11 +147,11 @@ impl Link for Reluctant {
 }
 
 #[test]
-fn a_link_that_takes_few_gets_each_packet_once() {
-    let switch = Switch::new(SwitchConfig { max_queued_packets: COUNT, ..SwitchConfig::default() });
+fn a_link_that_accepts_few_packets_gets_each_once() {
+    let switch = Switch::new(SwitchConfig { max_queued_packets: PACKET_COUNT, ..SwitchConfig::default() });
     let [here, mut there] = [1, 2].map(|host| switch.attach(address(host)).unwrap());
     let config = FaultConfig { loss_ppm: 100_000, corruption_ppm: 100_000, ..FaultConfig::new(8) };
-    let mut here = FaultLink::new(Reluctant(here, 0), config);
+    let mut here = FaultLink::new(LimitedLink(here, 0), config);
     let numbers: Vec<[u8; 32]> = (0..1000).map(numbered).collect();
     let packets: Vec<_> = numbers.iter().map(|bytes| packet(1, 2, bytes)).collect();
     let mut rest = &packets[..];

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use adverb_soft::{Nic, NicOptions};
 
 /// How long the adapter's thread has run, in nanoseconds; `None` before it has its name.
-fn time_of_the_thread() -> Option<u64> {
+fn progress_thread_time() -> Option<u64> {
     let tasks = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
-    let is_it =
+    let is_progress_thread =
         |task: &std::path::PathBuf| fs::read_to_string(task.join("comm")).unwrap().trim() == "adverb-nic";
-    let schedule = fs::read_to_string(tasks.into_iter().find(is_it)?.join("schedstat")).unwrap();
+    let schedule = fs::read_to_string(tasks.into_iter().find(is_progress_thread)?.join("schedstat")).unwrap();
     Some(schedule.split_whitespace().next().unwrap().parse().unwrap())
 }
 
 #[test]
-fn an_idle_adapter_uses_no_processor() {
+fn an_idle_nic_uses_no_cpu_time() {
     let nic = Nic::open(NicOptions::loopback()).unwrap();
     nic.create_domain().unwrap();
     // It begins, and goes to sleep, when a busy machine gets round to it.
@@ -25,7 +25,7 @@ fn an_idle_adapter_uses_no_processor() {
     let mut before = None;
     loop {
         std::thread::sleep(Duration::from_millis(100));
-        let time = time_of_the_thread();
+        let time = progress_thread_time();
         if time.is_some() && time == before {
             break;
         }
@@ -33,5 +33,5 @@ fn an_idle_adapter_uses_no_processor() {
         before = time;
     }
     std::thread::sleep(Duration::from_millis(500));
-    assert_eq!(time_of_the_thread(), before, "the thread ran while there was nothing to do");
+    assert_eq!(progress_thread_time(), before, "the thread ran while there was nothing to do");
 }

@@ -10,7 +10,7 @@ use adverb_soft::link::{Link, Switch, SwitchConfig};
 use support::{Packet, address, drain, is_readable, packet};
 
 #[test]
-fn packets_come_to_their_address_in_order() {
+fn packets_arrive_at_their_destination_in_order() {
     let switch = Switch::new(SwitchConfig::default());
     let mut ends = [1, 2, 3].map(|host| switch.attach(address(host)).unwrap());
     let packets = [packet(1, 2, b"a"), packet(1, 3, b"bb"), packet(1, 3, b""), packet(1, 2, b"ccc")];
@@ -21,7 +21,7 @@ fn packets_come_to_their_address_in_order() {
 }
 
 #[test]
-fn a_device_reaches_itself() {
+fn a_device_receives_packets_to_itself() {
     let switch = Switch::new(SwitchConfig { icrc: IcrcCheck::IpId(0), ..SwitchConfig::default() });
     let mut end = switch.attach(address(1)).unwrap();
     end.send(&[packet(1, 1, b"self")]).unwrap();
@@ -31,7 +31,7 @@ fn a_device_reaches_itself() {
 }
 
 #[test]
-fn the_descriptor_is_readable_until_nothing_is_left() {
+fn the_descriptor_is_readable_until_all_packets_are_received() {
     let switch = Switch::new(SwitchConfig::default());
     let mut here = switch.attach(address(1)).unwrap();
     let mut there = switch.attach(address(2)).unwrap();
@@ -46,7 +46,7 @@ fn the_descriptor_is_readable_until_nothing_is_left() {
 }
 
 #[test]
-fn the_descriptor_is_readable_only_for_who_looks() {
+fn the_descriptor_is_readable_only_while_wake_interest_is_enabled() {
     let switch = Switch::new(SwitchConfig::default());
     let mut here = switch.attach(address(1)).unwrap();
     let mut there = switch.attach(address(2)).unwrap();
@@ -62,7 +62,7 @@ fn the_descriptor_is_readable_only_for_who_looks() {
 }
 
 #[test]
-fn what_finds_a_full_queue_is_lost_and_counted() {
+fn packets_to_a_full_queue_are_dropped_and_counted() {
     let config = SwitchConfig { max_queued_packets: 3, max_queued_bytes: 10, ..SwitchConfig::default() };
     let switch = Switch::new(config);
     let mut here = switch.attach(address(1)).unwrap();
@@ -75,7 +75,7 @@ fn what_finds_a_full_queue_is_lost_and_counted() {
 }
 
 #[test]
-fn an_address_is_free_again_when_its_device_is_gone() {
+fn an_address_is_free_after_its_device_is_detached() {
     let switch = Switch::new(SwitchConfig::default());
     let mut here = switch.attach(address(1)).unwrap();
     let there = switch.attach(address(2)).unwrap();
@@ -90,7 +90,7 @@ fn an_address_is_free_again_when_its_device_is_gone() {
 }
 
 #[test]
-fn threads_may_send_to_one_device_at_once() {
+fn several_threads_send_to_one_device_at_once() {
     let switch = Switch::new(SwitchConfig { max_queued_packets: 100_000, ..SwitchConfig::default() });
     let mut sink = switch.attach(address(1)).unwrap();
     let mut counts = [0_u32; 4];
@@ -120,7 +120,7 @@ fn threads_may_send_to_one_device_at_once() {
 }
 
 #[test]
-fn a_link_hands_over_no_more_packets_than_asked_for_and_none_is_lost() {
+fn receive_passes_at_most_max_packets_and_loses_none() {
     let switch = Switch::new(SwitchConfig::default());
     let [mut here, mut there] = [1, 2].map(|host| switch.attach(address(host)).unwrap());
     let bytes: Vec<u8> = (0..100).collect();

@@ -21,7 +21,7 @@ use adverb_wire::{Psn, Qpn, RnrTimer};
 use support::{address, open_loopback};
 
 const LENGTH: usize = 128 << 10;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An adapter with a connected queue pair and some memory.
 struct End {
@@ -81,7 +81,7 @@ impl End {
         let start = Instant::now();
         let mut outcome = None;
         while outcome.is_none() {
-            assert!(start.elapsed() < PATIENCE, "no completion came");
+            assert!(start.elapsed() < TEST_TIMEOUT, "no completion came");
             self.nic.poll(self.cq, 1, |completion| outcome = Some(completion.outcome.map(|_| ())));
         }
         assert_eq!(outcome, Some(Ok(())), "{:?}", self.nic.statistics());
@@ -121,7 +121,7 @@ fn exercise(one: &End, other: &End) {
 }
 
 /// Writes many words, a request each, which gather when the peer has many; then nobody here does anything.
-fn leave(one: &End, other: &End) {
+fn write_without_polling(one: &End, other: &End) {
     one.connect(other, PathMtu::Mtu1024);
     other.connect(one, PathMtu::Mtu1024);
     one.fill(1);
@@ -135,7 +135,7 @@ fn leave(one: &End, other: &End) {
     }
     let start = Instant::now();
     while one.values()[..60] != other.values()[..60] {
-        assert!(start.elapsed() < PATIENCE, "not all came: {:?}", one.nic.statistics());
+        assert!(start.elapsed() < TEST_TIMEOUT, "not all came: {:?}", one.nic.statistics());
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -152,7 +152,7 @@ fn faults(seed: u64) -> FaultConfig {
 }
 
 #[test]
-fn memory() {
+fn transfers_over_memory_are_correct() {
     let switch = Switch::new(SwitchConfig::default());
     let [one, other] = [1, 2].map(|host| End::new(address(host), switch.attach(address(host)).unwrap()));
     exercise(&one, &other);
@@ -160,7 +160,7 @@ fn memory() {
 }
 
 #[test]
-fn memory_with_faults() {
+fn transfers_over_memory_with_faults_are_correct() {
     let switch = Switch::new(SwitchConfig::default());
     let [one, other] = [1, 2].map(|host| {
         let link = FaultLink::new(switch.attach(address(host)).unwrap(), faults(host.into()));
@@ -172,7 +172,7 @@ fn memory_with_faults() {
 }
 
 #[test]
-fn sockets_and_a_capture() {
+fn transfers_over_sockets_with_a_capture_are_correct() {
     let capture = Capture::new(std::io::sink());
     let [one, other] = [(); 2].map(|()| {
         let link = open_loopback(|_| ());
@@ -183,7 +183,7 @@ fn sockets_and_a_capture() {
 }
 
 #[test]
-fn sockets_with_faults() {
+fn transfers_over_sockets_with_faults_are_correct() {
     let [one, other] = [7, 8].map(|seed| {
         let link = open_loopback(|_| ());
         End::new(link.local_addr().ip(), FaultLink::new(link, faults(seed)))
@@ -193,10 +193,10 @@ fn sockets_with_faults() {
 }
 
 #[test]
-fn what_gathers_goes_though_nobody_polls() {
+fn coalesced_requests_are_sent_without_a_poll() {
     let [one, other] = [(); 2].map(|()| {
         let link = open_loopback(|_| ());
         End::new(link.local_addr().ip(), link)
     });
-    leave(&one, &other);
+    write_without_polling(&one, &other);
 }

@@ -34,16 +34,16 @@ impl Write for File {
 }
 
 /// Sends packets from one address to another, and records both ends in `capture`.
-fn record(capture: &Capture, addresses: [&str; 2], identifications: &[u16]) {
+fn record(capture: &Capture, addresses: [&str; 2], ip_ids: &[u16]) {
     let switch = Switch::new(SwitchConfig { icrc: IcrcCheck::AnyIpId, ..SwitchConfig::default() });
     let [from, to]: [IpAddr; 2] = addresses.map(|address| address.parse().unwrap());
     let mut here = capture.watch("here", switch.attach(from).unwrap());
     let mut there = capture.watch("there", switch.attach(to).unwrap());
     let (source, destination) = (SocketAddr::new(from, 0xc123), SocketAddr::new(to, ROCE_PORT));
-    for (index, &identification) in identifications.iter().enumerate() {
+    for (index, &ip_id) in ip_ids.iter().enumerate() {
         let payload = vec![0x5a; index * 5];
         let flow = Flow::new(source, destination).unwrap();
-        let bytes = datagram(&flow, identification, 0, &payload);
+        let bytes = datagram(&flow, ip_id, 0, &payload);
         let packet = TxPacket {
             source,
             destination,
@@ -54,7 +54,7 @@ fn record(capture: &Capture, addresses: [&str; 2], identifications: &[u16]) {
         };
         assert_eq!(here.send(&[packet]).unwrap(), 1);
     }
-    assert_eq!(drain(&mut there).len(), identifications.len());
+    assert_eq!(drain(&mut there).len(), ip_ids.len());
     capture.flush().unwrap();
 }
 
@@ -87,7 +87,7 @@ fn frames(bytes: &[u8]) -> Vec<(u32, Frame<'_>, u8)> {
 }
 
 #[test]
-fn frames_are_whole_with_headers_as_on_the_wire() {
+fn captured_frames_have_the_headers_of_the_wire() {
     for addresses in [["10.0.0.1", "10.0.0.2"], ["fd77::1", "fd77::2"]] {
         let file = File::default();
         record(&Capture::new(file.clone()), addresses, &[0; 7]);
@@ -113,7 +113,7 @@ fn frames_are_whole_with_headers_as_on_the_wire() {
 }
 
 #[test]
-fn an_unknown_identification_is_solved_for() {
+fn an_unknown_ip_id_is_recovered() {
     let file = File::default();
     record(&Capture::new(file.clone()), ["10.0.0.1", "10.0.0.2"], &[5829, 65_535]);
     let bytes = file.0.lock();
@@ -126,7 +126,7 @@ fn an_unknown_identification_is_solved_for() {
 }
 
 #[test]
-fn tshark_reads_it() {
+fn tshark_reads_a_capture() {
     if let Err(error) = Command::new("tshark").arg("--version").output() {
         println!("skipped: no tshark here ({error}); on Debian it is in the package of that name");
         return;
@@ -164,9 +164,9 @@ fn tshark_reads_it() {
 }
 
 /// A disk that is full.
-struct Full;
+struct FullDisk;
 
-impl Write for Full {
+impl Write for FullDisk {
     fn write(&mut self, _: &[u8]) -> io::Result<usize> {
         Err(ErrorKind::StorageFull.into())
     }
@@ -178,7 +178,7 @@ impl Write for Full {
 
 #[test]
 fn a_full_disk_ends_the_capture_and_not_the_link() {
-    let capture = Capture::new(Full);
+    let capture = Capture::new(FullDisk);
     let switch = Switch::new(SwitchConfig::default());
     let mut link = capture.watch("here", switch.attach(support::address(1)).unwrap());
     link.send(&[packet(1, 1, b"x")]).unwrap();

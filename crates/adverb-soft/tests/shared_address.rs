@@ -224,8 +224,8 @@ fn messages_reach_the_listener_and_the_connection_whichever_process_ends() {
     let processes = [Process::open(address), Process::open(address), Process::open(address)];
     let service = ServiceId::tcp_port(7471);
     processes[2].link.lock().claim_service(service).unwrap();
-    let taken = first.link.lock().claim_service(service).unwrap_err();
-    assert_eq!(taken.kind(), ErrorKind::AddrInUse);
+    let conflict = first.link.lock().claim_service(service).unwrap_err();
+    assert_eq!(conflict.kind(), ErrorKind::AddrInUse);
     let id = processes[1].share().comm_id(0x123_4567);
     let check = |listener: &Process, connected: &Process| {
         send_until_received(query(service), address, listener);
@@ -240,10 +240,10 @@ fn messages_reach_the_listener_and_the_connection_whichever_process_ends() {
     check(&two, &one);
     // Without a listener, and without the process of a connection, any process answers.
     two.link.lock().release_service(service);
-    let again = Process::open(address);
-    again.link.lock().claim_service(service).unwrap();
-    send_until_received(query(service), address, &again);
-    drop((two, again));
+    let successor = Process::open(address);
+    successor.link.lock().claim_service(service).unwrap();
+    send_until_received(query(service), address, &successor);
+    drop((two, successor));
     send_until_received(query(service), address, &one);
     send_until_received(dreq(AddressShare::new(99).unwrap().comm_id(7)), address, &one);
     one.link.lock().claim_service(service).unwrap();
@@ -253,7 +253,7 @@ fn messages_reach_the_listener_and_the_connection_whichever_process_ends() {
 }
 
 #[test]
-fn links_that_do_not_share_have_the_address_alone() {
+fn links_without_sharing_use_the_address_exclusively() {
     let shared = Process::first();
     let alone = UdpLink::open(&UdpConfig::new(shared.address())).unwrap_err();
     assert_eq!(alone.kind(), ErrorKind::AddrInUse);

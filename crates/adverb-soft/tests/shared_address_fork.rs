@@ -37,10 +37,10 @@ fn a_forked_child_keeps_no_share_and_no_service() {
     drop(link);
     let mut config = UdpConfig::new(address);
     config.shared = true;
-    let mut again = UdpLink::open(&config).unwrap();
-    let (share_again, claimed) = (again.address_share(), again.claim_service(service));
+    let mut successor = UdpLink::open(&config).unwrap();
+    let (successor_share, claimed) = (successor.address_share(), successor.claim_service(service));
     kill(child, Signal::SIGKILL).unwrap();
     waitpid(child, None).unwrap();
-    assert_eq!(share_again, share);
+    assert_eq!(successor_share, share);
     claimed.unwrap();
 }

@@ -19,8 +19,8 @@ fn ip(link: &UdpLink) -> IpAddr {
 }
 
 /// Opens a port of a link.
-fn open(link: &mut UdpLink, wanted: u16) -> u16 {
-    link.open_source_port(ip(link), wanted)
+fn open(link: &mut UdpLink, preferred: u16) -> u16 {
+    link.open_source_port(ip(link), preferred)
 }
 
 /// Whether another program could have this port of the link's address.
@@ -61,9 +61,9 @@ fn packets_leave_from_the_ports_of_their_flow_labels() {
     let labels = (1..=15).chain((0..48).map(|number| (0x1_4321 * number) | 0x3000)).chain([0x4000]);
     let ports: Vec<u16> = labels
         .map(|label| {
-            let wanted = Path::source_port_of_label(label);
-            assert_eq!(open(&mut here, wanted), wanted, "the port of label {label:#x}");
-            wanted
+            let preferred = Path::source_port_of_label(label);
+            assert_eq!(open(&mut here, preferred), preferred, "the port of label {label:#x}");
+            preferred
         })
         .collect();
     assert_eq!(ports.len(), 64);
@@ -98,7 +98,7 @@ fn a_port_of_another_program_is_replaced_by_a_permanent_one() {
 }
 
 #[test]
-fn the_limit_holds_and_the_port_that_is_unused_for_longest_is_closed_first() {
+fn at_the_limit_the_port_that_was_unused_for_the_longest_time_is_closed() {
     let mut link = open_loopback(|config| config.max_on_demand_ports = 3);
     for port in [0xf000, 0xf001, 0xf002, 0xf001] {
         assert_eq!(open(&mut link, port), port);
@@ -146,8 +146,8 @@ fn a_link_without_ports_on_demand_has_only_the_permanent_ones() {
 
 #[test]
 fn a_link_at_another_port_sends_from_that_port_only() {
-    let usual = open_loopback(|_| ());
-    let mut config = UdpConfig::new(ip(&usual));
+    let default_link = open_loopback(|_| ());
+    let mut config = UdpConfig::new(ip(&default_link));
     config.port = 4792;
     let mut other = UdpLink::open(&config).unwrap();
     assert_eq!(open(&mut other, 0xf000), 4792);

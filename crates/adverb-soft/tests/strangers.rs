@@ -81,7 +81,7 @@ fn wait_for(what: &str, condition: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_message_to_a_group_for_the_connection_manager_is_dropped_and_the_adapter_lives() {
+fn a_connection_manager_message_to_a_multicast_group_is_dropped() {
     let (link, addresses) = open_both();
     let groups: [IpAddr; 2] = ["239.255.77.9".parse().unwrap(), "ff02::7:7709".parse().unwrap()];
     let nic = open_member(link, &addresses, &groups);
@@ -117,8 +117,8 @@ fn a_message_to_a_group_for_the_connection_manager_is_dropped_and_the_adapter_li
     let peer = UdpSocket::bind((open_loopback(|_| ()).local_addr().ip(), 4792)).unwrap();
     peer.set_read_timeout(Some(TEST_DEADLINE)).unwrap();
     peer.send_to(&dreq(peer.local_addr().unwrap(), destination), destination).unwrap();
-    let mut answer = [0; 512];
-    let (length, from) = peer.recv_from(&mut answer).expect("a DREP");
+    let mut response = [0; 512];
+    let (length, from) = peer.recv_from(&mut response).expect("a DREP");
     assert_eq!((length > 256, from.ip()), (true, destination.ip()));
 }
 

@@ -52,17 +52,17 @@ fn open_v6() -> UdpLink {
 
 #[test]
 fn a_link_at_another_port_receives_and_sends_there() {
-    let usual = open_loopback(|_| ());
-    let mut config = UdpConfig::new(usual.local_addr().ip());
+    let default_link = open_loopback(|_| ());
+    let mut config = UdpConfig::new(default_link.local_addr().ip());
     config.port = 4792;
     let mut other = UdpLink::open(&config).unwrap();
-    assert_eq!((other.local_addr().ip(), other.local_addr().port()), (usual.local_addr().ip(), 4792));
+    assert_eq!((other.local_addr().ip(), other.local_addr().port()), (default_link.local_addr().ip(), 4792));
     assert_eq!(other.gid().udp_addr(), other.local_addr());
     assert_eq!(other.source_port(other.local_addr().ip(), 0xc123), 4792);
     // More than one train, so that those are numbered as their ICRCs say, too.
-    let mut usual = usual;
+    let mut default_link = default_link;
     for (from, to) in [(0, 1), (1, 0)] {
-        let links = [&mut usual, &mut other];
+        let links = [&mut default_link, &mut other];
         let packet = between(links[from], links[to], b"");
         let flow = Flow::new(packet.source, packet.destination).unwrap();
         let bytes: Vec<Vec<u8>> = (0..100).map(|psn| datagram(&flow, 0, psn, b"some bytes!!")).collect();
@@ -87,7 +87,7 @@ fn a_link_at_another_port_receives_and_sends_there() {
 }
 
 #[test]
-fn packets_of_all_lengths_come_whole_and_in_order() {
+fn packets_of_all_lengths_arrive_intact_and_in_order() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
     let bytes: Vec<u8> = (0..5000).map(|number| (number % 251) as u8).collect();
     let mut packets = Vec::new();
@@ -112,7 +112,7 @@ fn packets_of_all_lengths_come_whole_and_in_order() {
 }
 
 #[test]
-fn packets_that_travel_as_one_are_numbered_and_their_icrcs_agree() {
+fn packets_of_a_gso_batch_have_ascending_ip_ids_and_matching_icrcs() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
     let template = between(&here, &there, &[]);
     let flow = Flow::new(template.source, template.destination).unwrap();
@@ -143,7 +143,7 @@ fn packets_that_travel_as_one_are_numbered_and_their_icrcs_agree() {
 }
 
 #[test]
-fn ipv6_carries_the_same() {
+fn ipv6_packets_arrive_intact_and_in_order() {
     if UdpSocket::bind("[::1]:0").is_err() {
         println!("skipped: this machine has no IPv6 loopback");
         return;
@@ -172,7 +172,7 @@ fn packet_to_itself(link: &UdpLink) -> TxPacket<'static> {
 }
 
 #[test]
-fn congestion_marks_are_seen() {
+fn received_packets_have_their_ecn_marks() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
     let marks = [0, 1, 2, 3, 0xfb, 0xfc];
     for traffic_class in marks {
@@ -190,7 +190,7 @@ fn congestion_marks_are_seen() {
 }
 
 #[test]
-fn packets_leave_with_identification_0_and_this_was_seen() {
+fn the_self_test_verifies_ip_id_0() {
     assert!(open_loopback(|_| ()).is_ip_id_verified());
 }
 
@@ -198,16 +198,16 @@ fn packets_leave_with_identification_0_and_this_was_seen() {
 fn flows_share_a_bounded_number_of_source_ports() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|config| config.source_port_count = 5));
     let ports: HashSet<u16> =
-        (0xc000..=0xffff).map(|wanted| here.source_port(here.local_addr().ip(), wanted)).collect();
+        (0xc000..=0xffff).map(|preferred| here.source_port(here.local_addr().ip(), preferred)).collect();
     assert_eq!(ports.len(), 5);
     assert!(ports.iter().all(|port| *port >= 0xc000));
     for port in &ports {
         assert_eq!(here.source_port(here.local_addr().ip(), *port), *port);
     }
     let packets: Vec<_> = (0xc000..0xc020)
-        .map(|wanted| {
+        .map(|preferred| {
             let source =
-                SocketAddr::new(here.local_addr().ip(), here.source_port(here.local_addr().ip(), wanted));
+                SocketAddr::new(here.local_addr().ip(), here.source_port(here.local_addr().ip(), preferred));
             TxPacket { source, ..between(&here, &there, b"flow") }
         })
         .collect();
@@ -221,7 +221,7 @@ fn flows_share_a_bounded_number_of_source_ports() {
 }
 
 #[test]
-fn packets_from_a_source_that_the_link_does_not_have_are_lost_and_counted() {
+fn packets_from_other_sources_are_dropped_and_counted() {
     let mut link = open_loopback(|_| ());
     let packet = packet_to_itself(&link);
     let sources = [
@@ -240,7 +240,7 @@ fn packets_from_a_source_that_the_link_does_not_have_are_lost_and_counted() {
 }
 
 #[test]
-fn packets_from_an_address_that_no_link_of_a_bundle_has_are_lost_and_counted() {
+fn a_bundle_drops_and_counts_packets_from_other_addresses() {
     let link = open_loopback(|_| ());
     let packet = packet_to_itself(&link);
     let mut bundle = Bundle::new().unwrap();
@@ -256,7 +256,7 @@ fn packets_from_an_address_that_no_link_of_a_bundle_has_are_lost_and_counted() {
 }
 
 #[test]
-fn an_address_belongs_to_one_link_and_the_error_says_what_to_do() {
+fn a_second_link_at_an_address_fails_with_a_hint() {
     let link = open_loopback(|_| ());
     let error = UdpLink::open(&UdpConfig::new(link.local_addr().ip())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AddrInUse);
@@ -287,9 +287,9 @@ fn a_packet_that_cannot_be_sent_is_counted_and_others_are_sent() {
 #[test]
 fn a_datagram_longer_than_any_packet_is_dropped_and_counted() {
     let mut link = open_loopback(|_| ());
-    let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
-    stranger.send_to(&[7; 9000], link.local_addr()).unwrap();
-    stranger.send_to(&[8; 4096], link.local_addr()).unwrap();
+    let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+    sender.send_to(&[7; 9000], link.local_addr()).unwrap();
+    sender.send_to(&[8; 4096], link.local_addr()).unwrap();
     let got = collect(&mut link, 1);
     assert_eq!(got.len(), 1);
     assert_eq!(got[0].bytes, [8; 4096]);
@@ -297,7 +297,7 @@ fn a_datagram_longer_than_any_packet_is_dropped_and_counted() {
 }
 
 #[test]
-fn what_finds_a_full_buffer_is_counted() {
+fn packets_lost_to_a_full_receive_buffer_are_counted() {
     let mut here = open_loopback(|config| config.gso = false);
     let mut there = open_loopback(|config| config.receive_buffer_bytes = 20_000);
     let packet = between(&here, &there, &[5; 1000]);
@@ -316,7 +316,7 @@ fn what_finds_a_full_buffer_is_counted() {
 }
 
 #[test]
-fn strictness_is_asked_for() {
+fn adverb_peers_only_selects_the_strict_icrc_check() {
     let mut link = open_loopback(|config| config.adverb_peers_only = true);
     link.send(&[packet_to_itself(&link)]).unwrap();
     assert_eq!(collect(&mut link, 1)[0].icrc, Some(IcrcCheck::IpIdBelow(64)));
@@ -325,7 +325,7 @@ fn strictness_is_asked_for() {
 }
 
 #[test]
-fn a_link_hands_over_no_more_packets_than_asked_for_and_none_is_lost() {
+fn receive_passes_at_most_max_packets_and_loses_none() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
     let bytes: Vec<[u8; 8]> = (0..600_u64).map(|number| (number << 32).to_be_bytes()).collect();
     let packet = between(&here, &there, b"");

@@ -27,16 +27,16 @@ pub struct Bundle {
     /// Readable when any link's descriptor is.
     readiness: Epoll,
     /// Whether every link has a descriptor.
-    is_ready: bool,
+    have_all_fds: bool,
     /// The link that received packets last. The other links are polled less often, because each poll is a system call.
     busy: usize,
-    looks: u32,
+    poll_count: u32,
     /// Packets from addresses that no link has.
     unsendable: u64,
 }
 
 /// The number of polls of the busy link for each poll of the other links.
-const LOOKS: u32 = 16;
+const POLLS_PER_ROUND: u32 = 16;
 
 impl Bundle {
     /// Creates a bundle without links.
@@ -46,7 +46,7 @@ impl Bundle {
     /// Returns an error if the operating system can't create a file descriptor.
     pub fn new() -> io::Result<Bundle> {
         let readiness = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        Ok(Bundle { links: Vec::new(), readiness, is_ready: true, busy: 0, looks: 0, unsendable: 0 })
+        Ok(Bundle { links: Vec::new(), readiness, have_all_fds: true, busy: 0, poll_count: 0, unsendable: 0 })
     }
 
     /// Adds a link. The link sends the packets with the source address `address`.
@@ -57,40 +57,40 @@ impl Bundle {
     pub fn add(&mut self, address: IpAddr, link: impl Link + 'static) -> io::Result<()> {
         match link.readiness_fd() {
             Some(descriptor) => self.readiness.add(descriptor, EpollEvent::new(EpollFlags::EPOLLIN, 0))?,
-            None => self.is_ready = false,
+            None => self.have_all_fds = false,
         }
         self.links.push((address, Box::new(link)));
         Ok(())
     }
 
     /// Returns the index of the link with this address.
-    fn of(&self, address: IpAddr) -> Option<usize> {
-        self.links.iter().position(|(ours, _)| *ours == address)
+    fn index_of(&self, address: IpAddr) -> Option<usize> {
+        self.links.iter().position(|(local, _)| *local == address)
     }
 }
 
 impl Link for Bundle {
     fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
-        let mut taken = 0;
+        let mut accepted = 0;
         for run in packets.chunk_by(|a, b| a.source.ip() == b.source.ip()) {
-            let Some(index) = self.of(run[0].source.ip()) else {
+            let Some(index) = self.index_of(run[0].source.ip()) else {
                 self.unsendable += run.len() as u64;
-                taken += run.len();
+                accepted += run.len();
                 continue;
             };
             match self.links[index].1.send(run) {
-                Ok(count) if count == run.len() => taken += count,
-                Ok(count) => return Ok(taken + count),
+                Ok(count) if count == run.len() => accepted += count,
+                Ok(count) => return Ok(accepted + count),
                 // The next call returns the error again.
-                Err(_) if taken > 0 => break,
+                Err(_) if accepted > 0 => break,
                 Err(error) => return Err(error),
             }
         }
-        Ok(taken)
+        Ok(accepted)
     }
 
     fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
-        match self.of(packet.source.ip()) {
+        match self.index_of(packet.source.ip()) {
             Some(index) => self.links[index].1.send_timed(packet),
             None => Ok(TimedSend::untimed(self.send(std::slice::from_ref(packet))?)),
         }
@@ -102,19 +102,19 @@ impl Link for Bundle {
 
     fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
         let (mut count, busy, link_count) = (0, self.busy, self.links.len());
-        self.looks += 1;
+        self.poll_count += 1;
         // Who sleeps on the descriptor is woken until all was received, so that a look that is left out does no harm.
-        if self.looks >= LOOKS {
-            self.looks = 0;
+        if self.poll_count >= POLLS_PER_ROUND {
+            self.poll_count = 0;
             // First those behind the busy one, in turn, so that no two links can keep a third from being served.
             for index in (1..link_count).map(|offset| (busy + offset) % link_count) {
-                let others = match max.saturating_sub(count) {
+                let received = match max.saturating_sub(count) {
                     0 => break,
                     left => self.links[index].1.receive(left, each)?,
                 };
-                if others > 0 {
+                if received > 0 {
                     self.busy = index;
-                    count += others;
+                    count += received;
                 }
             }
         }
@@ -125,7 +125,7 @@ impl Link for Bundle {
     }
 
     fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.is_ready.then_some(self.readiness.0.as_fd())
+        self.have_all_fds.then_some(self.readiness.0.as_fd())
     }
 
     fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {
@@ -144,22 +144,22 @@ impl Link for Bundle {
         self.links.iter().filter_map(|(_, link)| link.deadline()).min()
     }
 
-    fn source_port(&self, local: IpAddr, wanted: u16) -> u16 {
-        self.of(local).map_or(wanted, |index| self.links[index].1.source_port(local, wanted))
+    fn source_port(&self, local: IpAddr, preferred: u16) -> u16 {
+        self.index_of(local).map_or(preferred, |index| self.links[index].1.source_port(local, preferred))
     }
 
-    fn open_source_port(&mut self, local: IpAddr, wanted: u16) -> u16 {
-        self.of(local).map_or(wanted, |index| self.links[index].1.open_source_port(local, wanted))
+    fn open_source_port(&mut self, local: IpAddr, preferred: u16) -> u16 {
+        self.index_of(local).map_or(preferred, |index| self.links[index].1.open_source_port(local, preferred))
     }
 
     fn close_source_port(&mut self, local: IpAddr, port: u16) {
-        if let Some(index) = self.of(local) {
+        if let Some(index) = self.index_of(local) {
             self.links[index].1.close_source_port(local, port);
         }
     }
 
     fn path_socket(&mut self, local: IpAddr, port: u16) -> io::Result<PathSocket> {
-        let index = self.of(local).ok_or(io::ErrorKind::Unsupported)?;
+        let index = self.index_of(local).ok_or(io::ErrorKind::Unsupported)?;
         self.links[index].1.path_socket(local, port)
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use adverb_proto::types::TimestampSource;
 use adverb_wire::cm::ServiceId;
 
-use super::{AddressShare, Link, PathSocket, RxPacket, STRICT, TimedSend, TxPacket};
+use super::{AddressShare, Link, PathSocket, RxPacket, STRICT_ICRC, TimedSend, TxPacket};
 
 /// The configuration of a [`FaultLink`]. The rates are in packets per million. A packet has at most one fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -114,7 +114,7 @@ pub struct FaultLink<L> {
     random: Random,
     counts: FaultCounts,
     /// Delayed packets. The first one due is on top.
-    held: BinaryHeap<Reverse<Held>>,
+    delayed: BinaryHeap<Reverse<DelayedPacket>>,
     /// The sequence number of the next delayed packet.
     next: u64,
     scratch: Vec<u8>,
@@ -125,7 +125,7 @@ impl<L: Link> FaultLink<L> {
     pub fn new(inner: L, config: FaultConfig) -> FaultLink<L> {
         let random = Random(config.seed);
         let counts = FaultCounts::default();
-        FaultLink { inner, config, random, counts, held: BinaryHeap::new(), next: 0, scratch: Vec::new() }
+        FaultLink { inner, config, random, counts, delayed: BinaryHeap::new(), next: 0, scratch: Vec::new() }
     }
 
     /// Returns the numbers of packets that the link has accepted so far, by fault.
@@ -152,40 +152,40 @@ impl<L: Link> FaultLink<L> {
     }
 
     /// Draws the fault of the next packet, if any.
-    fn draw(&mut self) -> Option<Harm> {
-        let mut throw = ((u128::from(self.random.next()) * 1_000_000) >> 64) as u32;
+    fn draw(&mut self) -> Option<Fault> {
+        let mut drawn = ((u128::from(self.random.next()) * 1_000_000) >> 64) as u32;
         let config = self.config;
-        for (chance, harm) in [
-            (config.loss_ppm, Harm::Lose),
-            (config.duplication_ppm, Harm::Duplicate),
-            (config.corruption_ppm, Harm::Corrupt),
-            (config.delay_ppm, Harm::Delay),
-            (config.ecn_mark_ppm, Harm::Mark),
+        for (ppm, fault) in [
+            (config.loss_ppm, Fault::Loss),
+            (config.duplication_ppm, Fault::Duplication),
+            (config.corruption_ppm, Fault::Corruption),
+            (config.delay_ppm, Fault::Delay),
+            (config.ecn_mark_ppm, Fault::EcnMark),
         ] {
-            if throw < chance {
-                return Some(harm);
+            if drawn < ppm {
+                return Some(fault);
             }
-            throw -= chance;
+            drawn -= ppm;
         }
         None
     }
 
     /// Sends a packet with a fault, and returns whether it was accepted.
-    fn harm(&mut self, harm: Harm, packet: &TxPacket<'_>) -> io::Result<bool> {
-        match harm {
-            Harm::Lose => self.counts.lost += 1,
-            Harm::Duplicate => match self.inner.send(&[*packet; 2])? {
+    fn send_with_fault(&mut self, fault: Fault, packet: &TxPacket<'_>) -> io::Result<bool> {
+        match fault {
+            Fault::Loss => self.counts.lost += 1,
+            Fault::Duplication => match self.inner.send(&[*packet; 2])? {
                 0 => return Ok(false),
                 1 => self.counts.untouched += 1,
                 _ => self.counts.duplicated += 1,
             },
-            Harm::Corrupt => {
+            Fault::Corruption => {
                 self.scratch.clear();
                 self.scratch.extend_from_slice(packet.bytes);
                 // The ICRC covers all but the fifth byte, which switches may change.
-                let place = self.random.next() as usize % self.scratch.len().max(1);
-                let place = if place == VARIANT { 0 } else { place };
-                if let Some(byte) = self.scratch.get_mut(place) {
+                let index = self.random.next() as usize % self.scratch.len().max(1);
+                let index = if index == UNCOVERED_BYTE { 0 } else { index };
+                if let Some(byte) = self.scratch.get_mut(index) {
                     *byte ^= 1 << (self.random.next() & 7);
                 }
                 if self.inner.send(&[TxPacket { bytes: &self.scratch, ..*packet }])? == 0 {
@@ -193,21 +193,21 @@ impl<L: Link> FaultLink<L> {
                 }
                 self.counts.corrupted += 1;
             }
-            Harm::Mark => {
+            Fault::EcnMark => {
                 // A congested switch would drop a packet that isn't ECN-capable.
-                let is_heeded = packet.traffic_class & MARKED != 0;
-                let mark = if is_heeded { MARKED } else { 0 };
+                let is_ecn_capable = packet.traffic_class & ECN_CE != 0;
+                let mark = if is_ecn_capable { ECN_CE } else { 0 };
                 let traffic_class = packet.traffic_class | mark;
                 if self.inner.send(&[TxPacket { traffic_class, ..*packet }])? == 0 {
                     return Ok(false);
                 }
-                *(if is_heeded { &mut self.counts.marked } else { &mut self.counts.untouched }) += 1;
+                *(if is_ecn_capable { &mut self.counts.marked } else { &mut self.counts.untouched }) += 1;
             }
-            Harm::Delay => {
+            Fault::Delay => {
                 let FaultConfig { min_delay, max_delay, .. } = self.config;
                 let share = (self.random.next() >> 32) as f64 / f64::from(u32::MAX);
                 let delay = min_delay + max_delay.saturating_sub(min_delay).mul_f64(share);
-                self.held.push(Reverse(Held {
+                self.delayed.push(Reverse(DelayedPacket {
                     due: Instant::now() + delay,
                     number: self.next,
                     source: packet.source,
@@ -224,46 +224,46 @@ impl<L: Link> FaultLink<L> {
         Ok(true)
     }
 
-    /// Sends packets, and counts the accepted ones in `taken`.
-    fn send_some(&mut self, packets: &[TxPacket<'_>], taken: &mut usize) -> io::Result<()> {
-        while *taken < packets.len() {
+    /// Sends packets, and counts the accepted ones in `accepted`.
+    fn send_each(&mut self, packets: &[TxPacket<'_>], accepted: &mut usize) -> io::Result<()> {
+        while *accepted < packets.len() {
             // Packets without faults are sent as one batch.
-            let rest = &packets[*taken..];
-            let mut harm = None;
-            let unharmed = rest.iter().take_while(|_| {
-                harm = self.draw();
-                harm.is_none()
+            let rest = &packets[*accepted..];
+            let mut fault = None;
+            let faultless = rest.iter().take_while(|_| {
+                fault = self.draw();
+                fault.is_none()
             });
-            let unharmed = unharmed.count();
-            if unharmed > 0 {
-                let sent = self.inner.send(&rest[..unharmed])?;
+            let faultless = faultless.count();
+            if faultless > 0 {
+                let sent = self.inner.send(&rest[..faultless])?;
                 self.counts.untouched += sent as u64;
-                *taken += sent;
-                if sent < unharmed {
+                *accepted += sent;
+                if sent < faultless {
                     break;
                 }
             }
-            if let Some(harm) = harm {
-                if !self.harm(harm, &rest[unharmed])? {
+            if let Some(fault) = fault {
+                if !self.send_with_fault(fault, &rest[faultless])? {
                     break;
                 }
-                *taken += 1;
+                *accepted += 1;
             }
         }
         Ok(())
     }
 
     /// Sends the delayed packets that are due.
-    fn release(&mut self) -> io::Result<()> {
-        if self.held.is_empty() {
+    fn send_due(&mut self) -> io::Result<()> {
+        if self.delayed.is_empty() {
             return Ok(());
         }
         let now = Instant::now();
-        while let Some(Reverse(held)) = self.held.peek()
-            && held.due <= now
-            && self.inner.send(&[held.packet()])? == 1
+        while let Some(Reverse(delayed)) = self.delayed.peek()
+            && delayed.due <= now
+            && self.inner.send(&[delayed.packet()])? == 1
         {
-            self.held.pop();
+            self.delayed.pop();
         }
         Ok(())
     }
@@ -272,18 +272,18 @@ impl<L: Link> FaultLink<L> {
 impl<L: Link> Link for FaultLink<L> {
     fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         self.check_limit()?;
-        let mut taken = 0;
-        match self.release().and_then(|()| self.send_some(packets, &mut taken)) {
-            Err(error) if taken == 0 => Err(error),
-            _ => Ok(taken),
+        let mut accepted = 0;
+        match self.send_due().and_then(|()| self.send_each(packets, &mut accepted)) {
+            Err(error) if accepted == 0 => Err(error),
+            _ => Ok(accepted),
         }
     }
 
     fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
         self.check_limit()?;
-        self.release()?;
-        if let Some(harm) = self.draw() {
-            return Ok(TimedSend::untimed(usize::from(self.harm(harm, packet)?)));
+        self.send_due()?;
+        if let Some(fault) = self.draw() {
+            return Ok(TimedSend::untimed(usize::from(self.send_with_fault(fault, packet)?)));
         }
         let sent = self.inner.send_timed(packet)?;
         self.counts.untouched += u64::from(sent != TimedSend::Refused);
@@ -295,11 +295,11 @@ impl<L: Link> Link for FaultLink<L> {
     }
 
     fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
-        self.release()?;
+        self.send_due()?;
         if !self.config.strict_icrc {
             return self.inner.receive(max, each);
         }
-        self.inner.receive(max, &mut |packet| each(&RxPacket { icrc: STRICT, ..*packet }))
+        self.inner.receive(max, &mut |packet| each(&RxPacket { icrc: STRICT_ICRC, ..*packet }))
     }
 
     fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -319,16 +319,16 @@ impl<L: Link> Link for FaultLink<L> {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let due = self.held.peek().map(|Reverse(held)| held.due);
+        let due = self.delayed.peek().map(|Reverse(delayed)| delayed.due);
         due.into_iter().chain(self.inner.deadline()).min()
     }
 
-    fn source_port(&self, local: IpAddr, wanted: u16) -> u16 {
-        self.inner.source_port(local, wanted)
+    fn source_port(&self, local: IpAddr, preferred: u16) -> u16 {
+        self.inner.source_port(local, preferred)
     }
 
-    fn open_source_port(&mut self, local: IpAddr, wanted: u16) -> u16 {
-        self.inner.open_source_port(local, wanted)
+    fn open_source_port(&mut self, local: IpAddr, preferred: u16) -> u16 {
+        self.inner.open_source_port(local, preferred)
     }
 
     fn close_source_port(&mut self, local: IpAddr, port: u16) {
@@ -365,23 +365,23 @@ impl<L: Link> Link for FaultLink<L> {
 }
 
 /// The ECN bits of a packet that was marked.
-const MARKED: u8 = 0b11;
+const ECN_CE: u8 = 0b11;
 
 /// The byte of the base transport header that the ICRC doesn't cover: congestion marks.
-const VARIANT: usize = 4;
+const UNCOVERED_BYTE: usize = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Harm {
-    Lose,
-    Duplicate,
-    Corrupt,
+enum Fault {
+    Loss,
+    Duplication,
+    Corruption,
     Delay,
-    Mark,
+    EcnMark,
 }
 
 /// A delayed packet. Delayed packets are ordered by due time.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Held {
+struct DelayedPacket {
     due: Instant,
     number: u64,
     source: SocketAddr,
@@ -392,7 +392,7 @@ struct Held {
     bytes: Vec<u8>,
 }
 
-impl Held {
+impl DelayedPacket {
     fn packet(&self) -> TxPacket<'_> {
         TxPacket {
             source: self.source,

@@ -96,9 +96,9 @@ impl Switch {
             address,
             port,
             shared,
-            taken: Batch::default(),
-            handed: (0, 0),
-            last: None,
+            current: Batch::default(),
+            passed_on: (0, 0),
+            last_port: None,
             unreachable: 0,
         })
     }
@@ -117,11 +117,11 @@ pub struct MemLink {
     port: Arc<Port>,
     shared: Arc<Shared>,
     /// Packets being received. The batch is swapped with the port's, so that neither is allocated again.
-    taken: Batch,
-    /// The number of packets of `taken` already passed on, and of their bytes.
-    handed: (usize, usize),
+    current: Batch,
+    /// The number of packets of `current` already passed on, and of their bytes.
+    passed_on: (usize, usize),
     /// The last destination. The next packets mostly have the same.
-    last: Option<(IpAddr, Arc<Port>)>,
+    last_port: Option<(IpAddr, Arc<Port>)>,
     unreachable: u64,
 }
 
@@ -152,14 +152,14 @@ impl MemLink {
             }
             return;
         }
-        if let Some((last, port)) = &self.last
-            && *last == address
+        if let Some((last_address, port)) = &self.last_port
+            && *last_address == address
             && port.put(packets, config)
         {
             return;
         }
-        self.last = self.shared.ports.read().get(&address).map(|port| (address, Arc::clone(port)));
-        match &self.last {
+        self.last_port = self.shared.ports.read().get(&address).map(|port| (address, Arc::clone(port)));
+        match &self.last_port {
             Some((_, port)) if port.put(packets, config) => {}
             _ => self.unreachable += packets.len() as u64,
         }
@@ -179,18 +179,18 @@ impl Link for MemLink {
     }
 
     fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
-        let (mut next, mut offset) = self.handed;
-        if next == self.taken.entries.len() {
-            self.taken.clear();
+        let (mut next, mut offset) = self.passed_on;
+        if next == self.current.entries.len() {
+            self.current.clear();
             (next, offset) = (0, 0);
-            self.handed = (0, 0);
-            if !self.port.take(&mut self.taken)? {
+            self.passed_on = (0, 0);
+            if !self.port.take(&mut self.current)? {
                 return Ok(0);
             }
         }
         let first = next;
-        for entry in self.taken.entries[first..].iter().take(max) {
-            let bytes = &self.taken.bytes[offset..][..entry.length];
+        for entry in self.current.entries[first..].iter().take(max) {
+            let bytes = &self.current.bytes[offset..][..entry.length];
             each(&RxPacket {
                 source: entry.source,
                 destination: entry.destination,
@@ -203,12 +203,12 @@ impl Link for MemLink {
             });
             (next, offset) = (next + 1, offset + entry.length);
         }
-        self.handed = (next, offset);
+        self.passed_on = (next, offset);
         Ok(next - first)
     }
 
     fn deadline(&self) -> Option<Instant> {
-        (self.handed.0 < self.taken.entries.len()).then(Instant::now)
+        (self.passed_on.0 < self.current.entries.len()).then(Instant::now)
     }
 
     fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -217,7 +217,7 @@ impl Link for MemLink {
 
     fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {
         let mut queue = self.port.queue.lock();
-        queue.unwatched = !enabled;
+        queue.wake_disabled = !enabled;
         self.port.signal(&mut queue)
     }
 
@@ -246,7 +246,7 @@ impl Drop for MemLink {
             members.retain(|member| !Arc::ptr_eq(member, &self.port));
         }
         // Others may remember the port.
-        self.port.queue.lock().closed = true;
+        self.port.queue.lock().is_detached = true;
     }
 }
 
@@ -271,20 +271,20 @@ struct Queue {
     batch: Batch,
     /// Whether the descriptor is readable. It is written only when it isn't readable, and read only when the queue is
     /// empty, so that a stream of packets needs no system call.
-    signalled: bool,
+    signaled: bool,
     /// Whether wake interest is disabled. The descriptor isn't written then.
-    unwatched: bool,
+    wake_disabled: bool,
     /// Whether packets get the time at which they were queued.
     has_timestamps: bool,
     /// Whether the device is detached.
-    closed: bool,
+    is_detached: bool,
 }
 
 impl Port {
     /// Queues packets up to the limits, and returns whether the device is attached.
     fn put(&self, packets: &[TxPacket<'_>], config: &SwitchConfig) -> bool {
         let mut queue = self.queue.lock();
-        if queue.closed {
+        if queue.is_detached {
             return false;
         }
         let received_at = queue.has_timestamps.then(Instant::now);
@@ -316,10 +316,10 @@ impl Port {
 
     /// Makes the descriptor readable if packets are queued and it isn't readable yet.
     fn signal(&self, queue: &mut Queue) -> io::Result<()> {
-        if !queue.unwatched && !queue.signalled && !queue.batch.entries.is_empty() {
+        if !queue.wake_disabled && !queue.signaled && !queue.batch.entries.is_empty() {
             match self.event.write(1) {
                 // A full counter is readable already.
-                Ok(_) | Err(Errno::EAGAIN) => queue.signalled = true,
+                Ok(_) | Err(Errno::EAGAIN) => queue.signaled = true,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -333,7 +333,7 @@ impl Port {
             mem::swap(&mut queue.batch, empty);
             return Ok(true);
         }
-        if mem::take(&mut queue.signalled) {
+        if mem::take(&mut queue.signaled) {
             match self.event.read() {
                 Ok(_) | Err(Errno::EAGAIN) => {}
                 Err(error) => return Err(error.into()),
@@ -376,7 +376,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_receiver_whose_descriptor_is_full_costs_its_sender_nothing() {
+    fn sending_succeeds_while_the_receivers_event_counter_is_full() {
         let switch = Switch::default();
         let [mut here, mut there] = [1, 2].map(|host| switch.attach(IpAddr::from([10, 0, 0, host])).unwrap());
         there.port.event.write(u64::MAX - 1).unwrap();

@@ -28,10 +28,10 @@ pub use pcap::{Capture, PcapLink};
 pub use udp::{IcmpError, Interface, PathSocket, UdpConfig, UdpLink, UdpStatistics};
 
 /// The maximum number of packets in a GSO batch of [`UdpLink`]. Adverb's packets therefore have IPv4 IDs below this.
-const MAX_TRAIN: usize = 64;
+const MAX_GSO_PACKETS: usize = 64;
 
 /// The ICRC check for packets that only Adverb sends, with a strength of 26 bits.
-const STRICT: IcrcCheck = IcrcCheck::IpIdBelow(MAX_TRAIN as u16);
+const STRICT_ICRC: IcrcCheck = IcrcCheck::IpIdBelow(MAX_GSO_PACKETS as u16);
 
 /// A packet to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -180,18 +180,18 @@ pub trait Link: Send {
         None
     }
 
-    /// Returns the source port for a flow from `local` whose preferred port is `wanted`. A link may have fewer ports
+    /// Returns the source port for a flow from `local` whose preferred port is `preferred`. A link may have fewer ports
     /// than flows. The result is the same for the same arguments, and the port stays open as long as the link.
-    fn source_port(&self, local: IpAddr, wanted: u16) -> u16 {
+    fn source_port(&self, local: IpAddr, preferred: u16) -> u16 {
         _ = local;
-        wanted
+        preferred
     }
 
-    /// Opens the source port `wanted` for a flow from `local`, and returns it. If the link can't open the port, this
+    /// Opens the source port `preferred` for a flow from `local`, and returns it. If the link can't open the port, this
     /// method returns the same port as [`source_port`](Link::source_port). The returned port stays open until
     /// [`close_source_port`](Link::close_source_port) was called once for each call of this method.
-    fn open_source_port(&mut self, local: IpAddr, wanted: u16) -> u16 {
-        self.source_port(local, wanted)
+    fn open_source_port(&mut self, local: IpAddr, preferred: u16) -> u16 {
+        self.source_port(local, preferred)
     }
 
     /// Ends one use of a port that [`open_source_port`](Link::open_source_port) returned.
@@ -296,12 +296,12 @@ impl<L: Link + ?Sized> Link for Box<L> {
         (**self).deadline()
     }
 
-    fn source_port(&self, local: IpAddr, wanted: u16) -> u16 {
-        (**self).source_port(local, wanted)
+    fn source_port(&self, local: IpAddr, preferred: u16) -> u16 {
+        (**self).source_port(local, preferred)
     }
 
-    fn open_source_port(&mut self, local: IpAddr, wanted: u16) -> u16 {
-        (**self).open_source_port(local, wanted)
+    fn open_source_port(&mut self, local: IpAddr, preferred: u16) -> u16 {
+        (**self).open_source_port(local, preferred)
     }
 
     fn close_source_port(&mut self, local: IpAddr, port: u16) {

@@ -48,13 +48,13 @@ impl Capture {
     /// Creates a capture that is written to `out`.
     pub fn new(out: impl Write + Send + 'static) -> Capture {
         let mut writer = Writer { out: Box::new(out), interfaces: 0, result: Ok(()) };
-        writer.begin();
+        writer.write_section_header();
         Capture { file: Arc::new(Mutex::new(writer)) }
     }
 
     /// Wraps a link. The packets that the link sends and receives are captured under the interface name `name`.
     pub fn watch<L: Link>(&self, name: &str, inner: L) -> PcapLink<L> {
-        let interface = self.file.lock().interface(name);
+        let interface = self.file.lock().add_interface(name);
         PcapLink { inner, capture: self.clone(), interface }
     }
 
@@ -100,21 +100,21 @@ impl<L: Link> PcapLink<L> {
 
 impl<L: Link> Link for PcapLink<L> {
     fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
-        let taken = self.inner.send(packets)?;
-        if taken > 0 {
-            let now = nanoseconds();
+        let accepted = self.inner.send(packets)?;
+        if accepted > 0 {
+            let now = unix_nanos();
             let mut writer = self.capture.file.lock();
-            for packet in &packets[..taken] {
-                writer.packet(self.interface, now, OUTBOUND, 0, packet);
+            for packet in &packets[..accepted] {
+                writer.write_packet(self.interface, now, OUTBOUND, 0, packet);
             }
         }
-        Ok(taken)
+        Ok(accepted)
     }
 
     fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
         let sent = self.inner.send_timed(packet)?;
         if sent != TimedSend::Refused {
-            self.capture.file.lock().packet(self.interface, nanoseconds(), OUTBOUND, 0, packet);
+            self.capture.file.lock().write_packet(self.interface, unix_nanos(), OUTBOUND, 0, packet);
         }
         Ok(sent)
     }
@@ -127,12 +127,12 @@ impl<L: Link> Link for PcapLink<L> {
         let PcapLink { inner, capture, interface } = self;
         let mut now = None;
         inner.receive(max, &mut |packet| {
-            let now = *now.get_or_insert_with(nanoseconds);
+            let now = *now.get_or_insert_with(unix_nanos);
             let RxPacket { source, destination, traffic_class, bytes, .. } = *packet;
             let hop_limit = packet.hop_limit.unwrap_or(0);
             let flow_label = packet.flow_label;
             let as_sent = TxPacket { source, destination, traffic_class, hop_limit, flow_label, bytes };
-            capture.file.lock().packet(*interface, now, INBOUND, identification(packet), &as_sent);
+            capture.file.lock().write_packet(*interface, now, INBOUND, ip_id_of(packet), &as_sent);
             each(packet);
         })
     }
@@ -157,12 +157,12 @@ impl<L: Link> Link for PcapLink<L> {
         self.inner.deadline()
     }
 
-    fn source_port(&self, local: IpAddr, wanted: u16) -> u16 {
-        self.inner.source_port(local, wanted)
+    fn source_port(&self, local: IpAddr, preferred: u16) -> u16 {
+        self.inner.source_port(local, preferred)
     }
 
-    fn open_source_port(&mut self, local: IpAddr, wanted: u16) -> u16 {
-        self.inner.open_source_port(local, wanted)
+    fn open_source_port(&mut self, local: IpAddr, preferred: u16) -> u16 {
+        self.inner.open_source_port(local, preferred)
     }
 
     fn close_source_port(&mut self, local: IpAddr, port: u16) {
@@ -199,25 +199,25 @@ impl<L: Link> Link for PcapLink<L> {
 }
 
 /// Returns the IPv4 ID of a packet. Where the link doesn't know it, it is recovered from the ICRC.
-fn identification(packet: &RxPacket<'_>) -> u16 {
+fn ip_id_of(packet: &RxPacket<'_>) -> u16 {
     match packet.icrc {
-        IcrcCheck::IpId(identification) => identification,
+        IcrcCheck::IpId(ip_id) => ip_id,
         IcrcCheck::Trusted => 0,
         IcrcCheck::AnyIpId | IcrcCheck::IpIdBelow(_) => {
             let flow = Flow::new(packet.source, packet.destination);
-            let solved =
+            let recovered =
                 flow.zip(Packet::parse(packet.bytes).ok()).map(|(flow, packet)| flow.recover_ip_id(&packet));
-            solved.and_then(Result::ok).unwrap_or(0)
+            recovered.and_then(Result::ok).unwrap_or(0)
         }
     }
 }
 
 /// Returns the IP header of a packet, or `None` for one from an IPv4 to an IPv6 address, which no link sends.
-fn ip_header(packet: &TxPacket<'_>, identification: u16) -> Option<IpHeader> {
+fn ip_header(packet: &TxPacket<'_>, ip_id: u16) -> Option<IpHeader> {
     let mut ip = IpHeader::new(packet.source.ip(), packet.destination.ip())?;
     let (class, hops) = match &mut ip {
         IpHeader::V4(ip) => {
-            ip.ip_id = identification;
+            ip.ip_id = ip_id;
             (&mut ip.tos, &mut ip.ttl)
         }
         IpHeader::V6(ip) => {
@@ -233,7 +233,7 @@ fn ip_header(packet: &TxPacket<'_>, identification: u16) -> Option<IpHeader> {
 }
 
 /// Nanoseconds since 1970.
-fn nanoseconds() -> u64 {
+fn unix_nanos() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
 }
 
@@ -265,33 +265,26 @@ const INBOUND: u32 = 1;
 const OUTBOUND: u32 = 2;
 
 impl Writer {
-    fn begin(&mut self) {
-        self.block(SECTION, &[&SECTION_CONTENT]);
+    fn write_section_header(&mut self) {
+        self.write_block(SECTION, &[&SECTION_CONTENT]);
     }
 
     /// Writes an interface description, and returns the interface's number.
-    fn interface(&mut self, name: &str) -> u32 {
+    fn add_interface(&mut self, name: &str) -> u32 {
         let mut content = Vec::new();
         content.extend_from_slice(&LINK_TYPE.to_le_bytes());
         content.extend_from_slice(&[0; 6]); // reserved; packets of any length
         let name = &name.as_bytes()[..name.len().min(1000)];
-        option(&mut content, INTERFACE_NAME, name);
-        option(&mut content, TIMESTAMP_RESOLUTION, &[9]); // 10⁻⁹ s
-        option(&mut content, END_OF_OPTIONS, &[]);
-        self.block(INTERFACE, &[&content]);
+        push_option(&mut content, INTERFACE_NAME, name);
+        push_option(&mut content, TIMESTAMP_RESOLUTION, &[9]); // 10⁻⁹ s
+        push_option(&mut content, END_OF_OPTIONS, &[]);
+        self.write_block(INTERFACE, &[&content]);
         self.interfaces += 1;
         self.interfaces - 1
     }
 
-    fn packet(
-        &mut self,
-        interface: u32,
-        time: u64,
-        direction: u32,
-        identification: u16,
-        packet: &TxPacket<'_>,
-    ) {
-        let Some(ip) = ip_header(packet, identification) else { return };
+    fn write_packet(&mut self, interface: u32, time: u64, direction: u32, ip_id: u16, packet: &TxPacket<'_>) {
+        let Some(ip) = ip_header(packet, ip_id) else { return };
         let bytes = packet.bytes;
         let mut outer = [0; MAX_OUTER_HEADER_LEN];
         let outer_len = Frame::emit_outer(&ip, packet.source.port(), bytes.len(), &mut outer);
@@ -314,10 +307,10 @@ impl Writer {
             padding,
             &flags,
         ];
-        self.block(ENHANCED_PACKET, &pieces);
+        self.write_block(ENHANCED_PACKET, &pieces);
     }
 
-    fn block(&mut self, kind: u32, content: &[&[u8]]) {
+    fn write_block(&mut self, kind: u32, content: &[&[u8]]) {
         let length = 12 + content.iter().map(|piece| piece.len()).sum::<usize>() as u32;
         self.attempt(|out| {
             out.write_all(&kind.to_le_bytes())?;
@@ -343,7 +336,7 @@ impl Drop for Writer {
 }
 
 /// An option of a block: its code, its length, its value in whole words.
-fn option(content: &mut Vec<u8>, code: u16, value: &[u8]) {
+fn push_option(content: &mut Vec<u8>, code: u16, value: &[u8]) {
     content.extend_from_slice(&code.to_le_bytes());
     content.extend_from_slice(&(value.len() as u16).to_le_bytes());
     content.extend_from_slice(value);

@@ -29,7 +29,7 @@ use std::ptr::NonNull;
 /// As many bytes may be written at `to`, and all concurrent accesses to them are of the three kinds above.
 #[inline]
 pub(super) unsafe fn store(to: NonNull<u8>, bytes: &[u8]) {
-    let (head, rest) = bytes.split_at(unaligned(to, bytes.len()));
+    let (head, rest) = bytes.split_at(unaligned_len(to, bytes.len()));
     for (index, byte) in head.iter().enumerate() {
         // SAFETY: within what may be written, as `head` is a part of the bytes.
         unsafe { store_byte(to.add(index), *byte) };
@@ -38,10 +38,10 @@ pub(super) unsafe fn store(to: NonNull<u8>, bytes: &[u8]) {
     let to = unsafe { to.add(head.len()) };
     // SAFETY: `rest` can be read, and as many bytes may be written behind `head`; `to` is aligned: only if `head` reached
     // an aligned address is there a `rest`.
-    let done = unsafe { copy_blocks(to, NonNull::from(rest).cast(), rest.len()) };
-    let (words, tail) = rest[done..].as_chunks::<8>();
+    let copied = unsafe { copy_blocks(to, NonNull::from(rest).cast(), rest.len()) };
+    let (words, tail) = rest[copied..].as_chunks::<8>();
     // SAFETY: as above, for what is left of `rest`.
-    let to = unsafe { to.add(done) };
+    let to = unsafe { to.add(copied) };
     for (index, word) in words.iter().enumerate() {
         // SAFETY: as above for each whole word, and aligned, because blocks are whole words.
         unsafe { store_word(to.cast().add(index), u64::from_ne_bytes(*word)) };
@@ -60,7 +60,7 @@ pub(super) unsafe fn store(to: NonNull<u8>, bytes: &[u8]) {
 /// written at `to`, without concurrent accesses.
 #[inline]
 pub(super) unsafe fn load(from: NonNull<u8>, to: NonNull<u8>, length: usize) {
-    let head = unaligned(from, length);
+    let head = unaligned_len(from, length);
     for index in 0..head {
         // SAFETY: within what may be read and written.
         unsafe { to.add(index).write(load_byte(from.add(index))) };
@@ -68,9 +68,9 @@ pub(super) unsafe fn load(from: NonNull<u8>, to: NonNull<u8>, length: usize) {
     // SAFETY: as above.
     let (from, to, length) = unsafe { (from.add(head), to.add(head), length - head) };
     // SAFETY: as above; `from` is aligned, or nothing is left.
-    let done = unsafe { copy_blocks(to, from, length) };
+    let copied = unsafe { copy_blocks(to, from, length) };
     // SAFETY: as above.
-    let (from, to, length) = unsafe { (from.add(done), to.add(done), length - done) };
+    let (from, to, length) = unsafe { (from.add(copied), to.add(copied), length - copied) };
     for index in 0..length / 8 {
         // SAFETY: as above for each whole word, and aligned where it is read, because blocks are whole words.
         unsafe { to.cast::<u64>().add(index).write_unaligned(load_word(from.cast().add(index))) };
@@ -83,7 +83,7 @@ pub(super) unsafe fn load(from: NonNull<u8>, to: NonNull<u8>, length: usize) {
 
 /// The number of bytes before the first aligned word, at most `length`.
 #[inline]
-fn unaligned(address: NonNull<u8>, length: usize) -> usize {
+fn unaligned_len(address: NonNull<u8>, length: usize) -> usize {
     address.align_offset(8).min(length)
 }
 

@@ -86,22 +86,22 @@ impl Cm<'_> {
     /// Returns [`Error::Cm`] if the listener doesn't exist.
     pub fn close_listener(&self, listener: ListenerId) -> Result<(), Error> {
         let addresses = self.nic.addresses();
-        self.end(|engine, now| {
+        self.call_even_if_failed(|engine, now| {
             let (manager, channels) = (&mut engine.gsi.manager, &mut engine.gsi.channels);
             let service = channels.listeners.get(&listener).map(|channel| channel.service);
             // Listeners of several NICs may share an event channel.
-            let is_ours = |address: &_| addresses.contains(address);
+            let is_local = |address: &_| addresses.contains(address);
             if let Some(listener_channel) = channels.listeners.remove(&listener) {
                 listener_channel.channel.retain(|event| match event {
                     CmEvent::Event(Event::Request(request))
-                        if request.listener == listener && is_ours(&request.addrs.local) =>
+                        if request.listener == listener && is_local(&request.addrs.local) =>
                     {
                         // The peer may have abandoned the request.
                         _ = manager.reject(now, request.id, RejectReason::ConsumerReject, &[]);
                         false
                     }
                     CmEvent::Event(Event::Query(query))
-                        if query.listener == listener && is_ours(&query.addrs.local) =>
+                        if query.listener == listener && is_local(&query.addrs.local) =>
                     {
                         _ = manager.reject_query(now, query.id, SidrStatus::Rejected, &[]);
                         false
@@ -217,7 +217,7 @@ impl Cm<'_> {
 
     /// Abandons a connection in any state: the peer is notified, and no further events are delivered.
     pub fn abort(&self, id: ConnectionId, timeout: Duration) {
-        _ = self.end(|engine, now| {
+        _ = self.call_even_if_failed(|engine, now| {
             engine.gsi.channels.connections.remove(&id);
             // The connection may be closed already.
             _ = engine.gsi.manager.abort(now, id, now + timeout);
@@ -267,7 +267,7 @@ impl Cm<'_> {
 
     /// Abandons a query. A peer's query without a reply is rejected. The NIC's own query delivers no further events.
     pub fn cancel_query(&self, id: QueryId) {
-        _ = self.end(|engine, now| {
+        _ = self.call_even_if_failed(|engine, now| {
             if engine.gsi.channels.queries.remove(&id).is_none() {
                 _ = engine.gsi.manager.reject_query(now, id, SidrStatus::Rejected, &[]);
             }
@@ -292,16 +292,23 @@ impl Cm<'_> {
 
     /// Calls the manager, then drives the NIC.
     fn call<T>(&self, call: impl FnOnce(&mut Engine, Time) -> Result<T, Error>) -> Result<T, Error> {
-        self.nic.work(|engine| {
-            engine.gsi.attend();
+        self.nic.call_and_drive(|engine| {
+            engine.gsi.request_serve();
             call(engine, engine.now())
         })
     }
 
     /// Calls the manager to end something, also if the NIC has failed.
-    fn end<T>(&self, end: impl FnOnce(&mut Engine, Time) -> Result<T, Error>) -> Result<T, Error> {
+    fn call_even_if_failed<T>(
+        &self,
+        call: impl FnOnce(&mut Engine, Time) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let failed = self.nic.shared.engine.lock().schedule.has_failed();
-        if failed { self.nic.end(|engine| end(engine, engine.now())) } else { self.call(end) }
+        if failed {
+            self.nic.call_engine_even_if_failed(|engine| call(engine, engine.now()))
+        } else {
+            self.call(call)
+        }
     }
 }
 

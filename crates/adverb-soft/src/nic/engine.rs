@@ -45,7 +45,7 @@ pub(super) struct Engine {
     /// How many bytes of answers to READs of one queue pair may be: those come to us, whoever sends them.
     pub(super) read_window: u32,
     /// How many short requests go together.
-    pub(super) gather: u32,
+    pub(super) coalesce_limit: u32,
     /// The groups that the link has joined.
     groups: Vec<Gid>,
     /// Where completion queues announce completions.
@@ -57,8 +57,8 @@ pub(super) struct Engine {
     pub(super) event_channel: Arc<Channel>,
     /// The payload of a packet on its way from memory to memory.
     payload: Vec<u8>,
-    unsent: TransmitQueue,
-    /// The queue pair of the last packet in `unsent`, if that packet completes a request with a timestamp.
+    transmit_queue: TransmitQueue,
+    /// The queue pair of the last packet in `transmit_queue`, if that packet completes a request with a timestamp.
     timed: Option<Qpn>,
     /// The number of completion queues with timestamps.
     timed_cq_count: u32,
@@ -109,14 +109,14 @@ impl Engine {
             loopback_via_link: false,
             window,
             read_window,
-            gather: if buffer.is_some() { GATHER } else { 0 },
+            coalesce_limit: if buffer.is_some() { COALESCE_LIMIT } else { 0 },
             groups: Vec::new(),
             channels: BTreeMap::new(),
             qps: HashSet::new(),
             events: VecDeque::new(),
             event_channel,
             payload: Vec::new(),
-            unsent: TransmitQueue::default(),
+            transmit_queue: TransmitQueue::default(),
             timed: None,
             timed_cq_count: 0,
             send_timed_cqs: Vec::new(),
@@ -136,13 +136,16 @@ impl Engine {
         if self.schedule.has_failed() {
             return Time::MAX;
         }
-        let held = self.link.as_ref().and_then(|link| link.deadline());
-        let held = held.map_or(Time::MAX, |held| Time::ZERO + held.saturating_duration_since(self.start));
+        let link_deadline = self.link.as_ref().and_then(|link| link.deadline());
+        let link_deadline = link_deadline.map_or(Time::MAX, |link_deadline| {
+            Time::ZERO + link_deadline.saturating_duration_since(self.start)
+        });
         // What the link didn't take is tried again soon.
-        let unsent = if self.unsent.is_empty() { Time::MAX } else { self.now() + UNSENT_DELAY };
+        let transmit_queue =
+            if self.transmit_queue.is_empty() { Time::MAX } else { self.now() + RETRY_DELAY };
         let acks = self.schedule.delayed_ack.deadline();
         let timers = self.device.poll_timeout().unwrap_or(Time::MAX);
-        timers.min(held).min(unsent).min(acks).min(self.gsi.due())
+        timers.min(link_deadline).min(transmit_queue).min(acks).min(self.gsi.due())
     }
 
     /// Tells the link whether a thread sleeps on its descriptor, if this has changed.
@@ -154,17 +157,17 @@ impl Engine {
     }
 
     /// The path of packets between two addresses, from the port that the link has for a flow like this.
-    pub(super) fn path(&self, local: IpAddr, remote: IpAddr, wanted_port: u16) -> Option<Path> {
-        let port = self.link.as_ref().map_or(wanted_port, |link| link.source_port(local, wanted_port));
+    pub(super) fn path(&self, local: IpAddr, remote: IpAddr, preferred_port: u16) -> Option<Path> {
+        let port = self.link.as_ref().map_or(preferred_port, |link| link.source_port(local, preferred_port));
         Path::new(local, remote, port)
     }
 
     /// Returns the path of packets between two addresses from this source port, which the link opens if it can.
-    pub(super) fn open_path(&mut self, local: IpAddr, remote: IpAddr, wanted_port: u16) -> Option<Path> {
+    pub(super) fn open_path(&mut self, local: IpAddr, remote: IpAddr, preferred_port: u16) -> Option<Path> {
         // Without a path, no port is opened.
-        let path = Path::new(local, remote, wanted_port)?;
+        let path = Path::new(local, remote, preferred_port)?;
         let Some(link) = &mut self.link else { return Some(path) };
-        Path::new(local, remote, link.open_source_port(local, wanted_port))
+        Path::new(local, remote, link.open_source_port(local, preferred_port))
     }
 
     /// Ends the use of a path that was [opened](Engine::open_path).
@@ -211,25 +214,25 @@ impl Engine {
 
     /// Sends posted requests, and delayed acknowledgements behind them. If no request can be sent, the acknowledgements
     /// stay delayed.
-    pub(super) fn push(&mut self, now: Time) -> io::Result<Work> {
+    pub(super) fn send_posted(&mut self, now: Time) -> io::Result<Work> {
         if self.schedule.has_failed() {
             return Ok(Work::Done);
         }
-        let most = self.burst();
-        let sent = self.transmit(now, most)?;
+        let max_count = self.max_burst();
+        let sent = self.transmit(now, max_count)?;
         if !self.device.may_transmit() {
             self.schedule.delayed_ack = DelayedAck::Idle;
         }
-        self.tell();
-        Ok(if sent < most { Work::Done } else { Work::More })
+        self.deliver_events();
+        Ok(if sent < max_count { Work::Done } else { Work::More })
     }
 
     /// Sends delayed acknowledgements, because their queue pair may be about to end.
-    pub(super) fn acknowledge(&mut self) -> io::Result<Work> {
+    pub(super) fn flush_delayed_acks(&mut self) -> io::Result<Work> {
         if !std::mem::take(&mut self.schedule.delayed_ack).is_pending() {
             return Ok(Work::Done);
         }
-        self.push(self.now())
+        self.send_posted(self.now())
     }
 
     fn serve(&mut self, poller: Option<Cq>) -> io::Result<Work> {
@@ -253,8 +256,8 @@ impl Engine {
             let is_served = received > 0 && poller.is_some_and(|cq| self.device.has_completions(cq));
             self.schedule.delayed_ack =
                 delayed_ack.after_poll(now, || is_served && self.device.is_only_acknowledging());
-            let burst = self.burst();
-            let sent = self.transmit(now, budget.min(burst))?;
+            let max_burst = self.max_burst();
+            let sent = self.transmit(now, budget.min(max_burst))?;
             budget = budget.saturating_sub(received + sent);
             // Behind what was sent, because that may have been answered here already: with the work of a whole budget between
             // an answer and a look at the clock, a slow machine would never find it in time.
@@ -263,14 +266,14 @@ impl Engine {
                 self.device.handle_timeout(now);
             }
             if budget == 0 || is_served {
-                self.tell();
+                self.deliver_events();
                 return Ok(if budget == 0 || is_late { Work::More } else { Work::Done });
             }
             // What went from queue pair to queue pair here is done when nothing more is sent; what a link brings, when
             // it brings nothing more.
-            if received == 0 && sent < burst && !is_late {
-                self.tell();
-                if !self.gsi.wants(now) || !self.serve_gsi(now) {
+            if received == 0 && sent < max_burst && !is_late {
+                self.deliver_events();
+                if !self.gsi.may_have_work(now) || !self.serve_gsi(now) {
                     return Ok(Work::Done);
                 }
             }
@@ -279,15 +282,15 @@ impl Engine {
 
     /// How many packets are sent before looking at what has come. Who sends to itself must take in what it sent, or there
     /// is no room for it.
-    fn burst(&self) -> usize {
-        if self.loopback_via_link { HAIRPIN_BURST } else { BUDGET }
+    fn max_burst(&self) -> usize {
+        if self.loopback_via_link { LOOPBACK_BURST } else { BUDGET }
     }
 
     /// Whether a poll that received no packet has nothing else to do, and may return without reading the clock.
     fn is_idle(&mut self) -> bool {
         self.schedule.pacing.may_skip_clock()
             && !self.schedule.delayed_ack.is_pending()
-            && self.unsent.is_empty()
+            && self.transmit_queue.is_empty()
             && !self.device.may_transmit()
     }
 
@@ -295,9 +298,9 @@ impl Engine {
     #[cold]
     fn serve_gsi(&mut self, now: Time) -> bool {
         let Engine { device, memory, gsi, link, .. } = self;
-        let wanted = Path::source_port_between(Qpn::GSI, Qpn::GSI);
+        let preferred = Path::source_port_between(Qpn::GSI, Qpn::GSI);
         gsi.serve(now, device, memory, |addrs| {
-            let port = link.as_ref().map_or(wanted, |link| link.source_port(addrs.local, wanted));
+            let port = link.as_ref().map_or(preferred, |link| link.source_port(addrs.local, preferred));
             Path::new(addrs.local, addrs.remote, port)
         })
     }
@@ -309,26 +312,26 @@ impl Engine {
         };
         // Mostly nothing has come.
         let mut time = None;
-        link.receive(max, &mut |incoming| {
+        link.receive(max, &mut |rx_packet| {
             let now = *time.get_or_insert_with(|| Time::ZERO + start.elapsed());
             // What isn't a packet is nobody's.
-            let Ok(packet) = Packet::parse(incoming.bytes) else { return };
-            let arrival = RxMeta {
-                source: incoming.source,
-                destination: incoming.destination,
-                icrc: incoming.icrc,
-                is_ecn_marked: incoming.is_ecn_marked(),
+            let Ok(packet) = Packet::parse(rx_packet.bytes) else { return };
+            let rx_meta = RxMeta {
+                source: rx_packet.source,
+                destination: rx_packet.destination,
+                icrc: rx_packet.icrc,
+                is_ecn_marked: rx_packet.is_ecn_marked(),
                 route: Route {
-                    traffic_class: incoming.traffic_class,
-                    flow_label: incoming.flow_label,
-                    hop_limit: incoming.hop_limit,
+                    traffic_class: rx_packet.traffic_class,
+                    flow_label: rx_packet.flow_label,
+                    hop_limit: rx_packet.hop_limit,
                 },
-                received_at: incoming.received_at.map(|received_at| Timestamp {
+                received_at: rx_packet.received_at.map(|received_at| Timestamp {
                     time: Time::ZERO + received_at.saturating_duration_since(*start),
                     source: *source,
                 }),
             };
-            device.handle_packet(now, &arrival, &packet, memory);
+            device.handle_packet(now, &rx_meta, &packet, memory);
             if device.sink().wants_payload() {
                 device.sink_mut().record_payload(packet.payload());
             }
@@ -336,13 +339,13 @@ impl Engine {
     }
 
     /// Sends what there is to be sent, but no more than so many packets, and says how many.
-    fn transmit(&mut self, mut now: Time, most: usize) -> io::Result<usize> {
+    fn transmit(&mut self, mut now: Time, max_count: usize) -> io::Result<usize> {
         let mut count = 0;
         if self.timed.is_some() && !self.send_timed(self.now())? {
             return Ok(count);
         }
-        self.send_unsent()?;
-        while count < most && !self.unsent.is_full() {
+        self.send_queued()?;
+        while count < max_count && !self.transmit_queue.is_full() {
             // Behind what is sent anyway they cost little: being shorter, they are the ends of its trains.
             if count == 0 && self.schedule.delayed_ack.is_pending() && self.device.is_only_acknowledging() {
                 break;
@@ -351,8 +354,8 @@ impl Engine {
             count += 1;
             let (source, destination) = (transmit.path.source(), transmit.path.destination());
             let route = transmit.path.route();
-            let is_short = self.link.is_none() || !self.loopback_via_link;
-            let is_ours = is_short
+            let delivers_directly = self.link.is_none() || !self.loopback_via_link;
+            let is_local = delivers_directly
                 && self.addresses.contains(&destination)
                 && self.share.is_none_or(|share| share.contains(transmit.header.dest_qp));
             // What goes to a group may go to members here and elsewhere.
@@ -362,40 +365,40 @@ impl Engine {
                 && let Some(link) = self.link.as_mut()
             {
                 // The packets before this one are sent first, so that its timestamp doesn't include them.
-                self.unsent.send_to(link)?;
+                self.transmit_queue.send_to(link)?;
             }
             let mut queued = None;
-            if !is_ours && self.link.is_some() {
-                let start = self.unsent.bytes.len();
+            if !is_local && self.link.is_some() {
+                let start = self.transmit_queue.bytes.len();
                 // Memory that can't be read is a packet that is lost.
-                if transmit.write_to(&self.memory, 0, &mut self.unsent.bytes).is_ok() {
+                if transmit.write_to(&self.memory, 0, &mut self.transmit_queue.bytes).is_ok() {
                     let ecn = if transmit.ecn_capable { ECN_CAPABLE } else { 0 };
                     let traffic_class = route.traffic_class | ecn;
                     let hop_limit = route.hop_limit.unwrap_or(0);
-                    self.unsent.push(QueuedPacket {
+                    self.transmit_queue.push(QueuedPacket {
                         source,
                         destination,
                         traffic_class,
                         hop_limit,
                         flow_label: route.flow_label,
-                        bytes: start..self.unsent.bytes.len(),
+                        bytes: start..self.transmit_queue.bytes.len(),
                     });
                     queued = Some(start);
                 }
             }
-            let mut gathered = None;
-            if is_ours || is_group {
+            let mut local_header = None;
+            if is_local || is_group {
                 self.payload.clear();
                 if transmit.payload.gather(&self.memory, &mut self.payload).is_ok() {
-                    gathered = Some(transmit.header);
+                    local_header = Some(transmit.header);
                 }
             }
             if timed.is_some() {
                 now = self.now();
             }
-            if let Some(header) = gathered {
+            if let Some(header) = local_header {
                 self.record_payload();
-                let arrival = RxMeta {
+                let rx_meta = RxMeta {
                     source,
                     destination,
                     icrc: IcrcCheck::Trusted,
@@ -403,9 +406,9 @@ impl Engine {
                     route,
                     received_at: None,
                 };
-                if is_ours || self.device.has_multicast_members(destination.ip().into()) {
+                if is_local || self.device.has_multicast_members(destination.ip().into()) {
                     let Engine { device, payload, memory, .. } = self;
-                    device.handle_split_packet(now, &arrival, &header, payload, memory);
+                    device.handle_split_packet(now, &rx_meta, &header, payload, memory);
                     self.record_payload();
                 }
             } else if let Some(start) = queued
@@ -420,11 +423,11 @@ impl Engine {
                     break;
                 }
             }
-            if self.unsent.is_full() {
-                self.send_unsent()?;
+            if self.transmit_queue.is_full() {
+                self.send_queued()?;
             }
         }
-        self.send_unsent()?;
+        self.send_queued()?;
         Ok(count)
     }
 
@@ -439,7 +442,7 @@ impl Engine {
     /// Passes the payload of the packet at `start` of the transmit queue to the recorder.
     #[cold]
     fn record_queued_payload(&mut self, start: usize) {
-        if let Ok(packet) = Packet::parse(&self.unsent.bytes[start..]) {
+        if let Ok(packet) = Packet::parse(&self.transmit_queue.bytes[start..]) {
             self.device.sink_mut().record_payload(packet.payload());
         }
     }
@@ -463,9 +466,9 @@ impl Engine {
     }
 
     /// Gives the link what waits for it.
-    fn send_unsent(&mut self) -> io::Result<()> {
+    fn send_queued(&mut self) -> io::Result<()> {
         match self.link.as_mut() {
-            Some(link) => self.unsent.send_to(link),
+            Some(link) => self.transmit_queue.send_to(link),
             None => Ok(()),
         }
     }
@@ -479,14 +482,14 @@ impl Engine {
         let mut sent_at = Timestamp::from(now);
         match self.link.as_mut() {
             Some(link) if !self.send_timed_cqs.is_empty() => {
-                if let Some(time) = self.unsent.send_timed_to(link)? {
+                if let Some(time) = self.transmit_queue.send_timed_to(link)? {
                     let time = Time::ZERO + time.saturating_duration_since(self.start);
                     sent_at = Timestamp { time, source: TimestampSource::Kernel };
                 }
             }
-            _ => self.send_unsent()?,
+            _ => self.send_queued()?,
         }
-        let is_sent = self.unsent.is_empty();
+        let is_sent = self.transmit_queue.is_empty();
         if is_sent && let Some(qpn) = self.timed.take() {
             self.device.packet_sent(sent_at, qpn);
         }
@@ -562,12 +565,12 @@ impl Engine {
     }
 
     /// Tells those who wait.
-    fn tell(&mut self) {
+    fn deliver_events(&mut self) {
         while let Some(cq) = self.device.poll_cq_event() {
-            if self.gsi.is_announced_by(cq) {
-                self.gsi.attend();
+            if self.gsi.owns_cq(cq) {
+                self.gsi.request_serve();
             } else if let Some(channel) = self.channels.get(&cq) {
-                channel.announce();
+                channel.notify();
                 self.schedule.record_event();
                 self.record(|| TraceEvent::CqEventDelivered { cq });
             }
@@ -575,30 +578,30 @@ impl Engine {
         while let Some(event) = self.device.poll_queue_event() {
             if let QueueEvent::Established(qpn) = event {
                 self.gsi.manager.communication_established(qpn);
-                self.gsi.attend();
+                self.gsi.request_serve();
             }
             self.events.push_back(NicEvent::Queue(event));
-            self.event_channel.announce();
+            self.event_channel.notify();
             self.record(|| TraceEvent::QueueEventDelivered { event });
         }
         if self.recorder_channel.is_some() && self.device.sink().stop_cause().is_some() {
-            self.announce_stopped_recorder();
+            self.notify_stopped_recorder();
         }
     }
 
     #[cold]
-    fn announce_stopped_recorder(&mut self) {
+    fn notify_stopped_recorder(&mut self) {
         if let Some(channel) = self.recorder_channel.take() {
-            channel.announce();
+            channel.notify();
         }
     }
 
     /// Forgets what happened to something that is gone: its number may be another's soon.
-    pub(super) fn forget(&mut self, is_gone: impl Fn(&QueueEvent) -> bool) {
+    pub(super) fn discard_events(&mut self, is_stale: impl Fn(&QueueEvent) -> bool) {
         // What the engine hasn't told yet would be told later.
-        self.tell();
+        self.deliver_events();
         // The channel may announce more than there is: who takes an event finds none.
-        self.events.retain(|event| !matches!(event, NicEvent::Queue(event) if is_gone(event)));
+        self.events.retain(|event| !matches!(event, NicEvent::Queue(event) if is_stale(event)));
     }
 
     /// Gives everything back, as far as the engine still can, and never sends again.
@@ -613,13 +616,13 @@ impl Engine {
             _ = catch_unwind(AssertUnwindSafe(|| device.modify_qp(now, qpn, &Transition::Error)));
         }
         self.device.sink_mut().stop_at_device_failure();
-        _ = catch_unwind(AssertUnwindSafe(|| self.tell()));
+        _ = catch_unwind(AssertUnwindSafe(|| self.deliver_events()));
         self.events.push_back(NicEvent::Failed);
-        self.event_channel.announce();
+        self.event_channel.notify();
         self.gsi.channels.fail();
         // Nobody waits for what will never come, armed or not.
         for channel in self.channels.values() {
-            channel.announce();
+            channel.notify();
         }
         self.link = None;
     }
@@ -629,7 +632,7 @@ impl Engine {
 /// a window of 256 lost 7 % of them.
 fn window(buffer: usize, mtu: PathMtu) -> u32 {
     let packets = buffer / (mtu.bytes() as usize + PACKET_OVERHEAD);
-    u32::try_from(packets).unwrap_or(u32::MAX).max(LEAST_WINDOW)
+    u32::try_from(packets).unwrap_or(u32::MAX).max(MIN_WINDOW)
 }
 
 /// How many bytes of answers fit a receive buffer. A peer that isn't Adverb sends packets one by one, each of which Linux
@@ -643,20 +646,20 @@ fn read_window(buffer: usize) -> u32 {
 const PACKET_OVERHEAD: usize = 512;
 
 /// The smallest window.
-const LEAST_WINDOW: u32 = 16;
+const MIN_WINDOW: u32 = 16;
 
 /// How many short requests go together, if the peer has as many to do: the system takes and brings a train for little more
 /// than the price of one packet, and what waits is before who is busy meanwhile.
-const GATHER: u32 = 16;
+const COALESCE_LIMIT: u32 = 16;
 
 /// The number of packets that are received, and that are sent, before others may have the lock: at most so many of each.
 pub(super) const BUDGET: usize = 256;
 
 /// How many packets to itself are sent before they are taken in.
-const HAIRPIN_BURST: usize = 16;
+const LOOPBACK_BURST: usize = 16;
 
 /// How soon a link that is full is tried again.
-const UNSENT_DELAY: Duration = Duration::from_micros(50);
+const RETRY_DELAY: Duration = Duration::from_micros(50);
 
 /// The ECN bits of a sender that heeds congestion (RFC 3168: ECT(0)).
 const ECN_CAPABLE: u8 = 0b10;
@@ -669,13 +672,13 @@ mod tests {
     fn the_window_fits_the_receive_buffer() {
         assert_eq!(window(2 * 212_992, PathMtu::Mtu4096), 92);
         assert_eq!(window(8 << 20, PathMtu::Mtu1024), 5461);
-        assert_eq!(window(0, PathMtu::Mtu256), LEAST_WINDOW);
+        assert_eq!(window(0, PathMtu::Mtu256), MIN_WINDOW);
     }
 
     /// A link that always has more packets, and counts those that it handed over.
-    struct Flood(Arc<std::sync::atomic::AtomicUsize>);
+    struct FloodingLink(Arc<std::sync::atomic::AtomicUsize>);
 
-    impl Link for Flood {
+    impl Link for FloodingLink {
         fn send(&mut self, packets: &[crate::link::TxPacket<'_>]) -> io::Result<usize> {
             Ok(packets.len())
         }
@@ -708,18 +711,18 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_gets_no_more_than_its_budget_before_others_get_the_lock() {
-        let handed = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    fn drive_receives_at_most_its_budget() {
+        let delivered = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let addresses = vec![SocketAddr::new([10, 0, 0, 1].into(), 4791)];
         let channel = Arc::new(Channel::new().unwrap());
-        let link = Box::new(Flood(Arc::clone(&handed)));
+        let link = Box::new(FloodingLink(Arc::clone(&delivered)));
         let mut engine = Engine::new(addresses, Some(link), channel, PathMtu::Mtu1024).unwrap();
         let cq = engine.device.create_cq(1);
         for drives in 1..=3 {
             assert_eq!(engine.drive().unwrap(), Work::More);
-            assert_eq!(handed.load(std::sync::atomic::Ordering::Relaxed), (2 * drives - 1) * BUDGET);
+            assert_eq!(delivered.load(std::sync::atomic::Ordering::Relaxed), (2 * drives - 1) * BUDGET);
             assert_eq!(engine.drive_for(cq).unwrap(), Work::More);
-            assert_eq!(handed.load(std::sync::atomic::Ordering::Relaxed), 2 * drives * BUDGET);
+            assert_eq!(delivered.load(std::sync::atomic::Ordering::Relaxed), 2 * drives * BUDGET);
         }
     }
 }

@@ -36,7 +36,7 @@ pub(super) struct Gsi {
     /// A message that did not fit the send queue.
     unsent: Option<Datagram>,
     /// Whether the manager was called, or a message arrived.
-    attention: bool,
+    is_serve_requested: bool,
     /// The manager's next timeout.
     due: Time,
 }
@@ -52,19 +52,19 @@ impl Gsi {
         let mut config = Config::new(u64::from(random()) << 32 | u64::from(random()));
         config.path_mtu = mtu;
         let pd = device.create_domain();
-        let cq = device.create_cq(RECEIVES + SENDS);
-        let storage = memory.add_own(RECEIVES as usize * ROOM as usize);
+        let cq = device.create_cq(RECV_DEPTH + SEND_DEPTH);
+        let storage = memory.add_own(RECV_DEPTH as usize * RECV_LEN as usize);
         let registration = Registration {
             addr: 0,
-            length: u64::from(RECEIVES * ROOM),
+            length: u64::from(RECV_DEPTH * RECV_LEN),
             access: Access::LOCAL_WRITE,
             storage,
             remote_invalidate: RemoteInvalidate::Denied,
         };
         let key = device.register(pd, registration, random)?;
         let mut qp = QpConfig::ud(pd, cq, cq);
-        (qp.max_recv_wr, qp.max_recv_sge) = (RECEIVES, 1);
-        (qp.max_send_wr, qp.max_inline) = (SENDS, MAD_LEN as u32);
+        (qp.max_recv_wr, qp.max_recv_sge) = (RECV_DEPTH, 1);
+        (qp.max_send_wr, qp.max_inline) = (SEND_DEPTH, MAD_LEN as u32);
         device.create_gsi(qp)?;
         let mut gsi = Gsi {
             manager: Manager::new(config),
@@ -76,7 +76,7 @@ impl Gsi {
             storage,
             key,
             unsent: None,
-            attention: false,
+            is_serve_requested: false,
             due: Time::MAX,
         };
         let sending = ReadyToSend::unreliable(Psn::wrapping(random()));
@@ -87,8 +87,8 @@ impl Gsi {
         ] {
             device.modify_qp(Time::ZERO, Qpn::GSI, &step)?;
         }
-        for number in 0..RECEIVES {
-            gsi.receive(device, Time::ZERO, number.into())?;
+        for number in 0..RECV_DEPTH {
+            gsi.post_receive(device, Time::ZERO, number.into())?;
         }
         device.arm_cq(cq, ArmFor::Any);
         Ok(gsi)
@@ -97,23 +97,23 @@ impl Gsi {
     /// Returns the time of the next call to [`serve`](Gsi::serve).
     pub(super) fn due(&self) -> Time {
         // An unsent message is retried when the link accepts more packets.
-        if self.attention { Time::ZERO } else { self.due }
+        if self.is_serve_requested { Time::ZERO } else { self.due }
     }
 
     /// Requests a call to [`serve`](Gsi::serve).
-    pub(super) fn attend(&mut self) {
-        self.attention = true;
+    pub(super) fn request_serve(&mut self) {
+        self.is_serve_requested = true;
     }
 
     /// Whether this is the completion queue of queue pair 1.
-    pub(super) fn is_announced_by(&self, cq: Cq) -> bool {
+    pub(super) fn owns_cq(&self, cq: Cq) -> bool {
         self.cq == cq
     }
 
     /// Whether [`serve`](Gsi::serve) may have work.
     #[inline]
-    pub(super) fn wants(&self, now: Time) -> bool {
-        self.attention || self.due <= now || self.unsent.is_some()
+    pub(super) fn may_have_work(&self, now: Time) -> bool {
+        self.is_serve_requested || self.due <= now || self.unsent.is_some()
     }
 
     /// Handles received messages and timeouts, and returns whether packets are to be sent.
@@ -124,7 +124,7 @@ impl Gsi {
         memory: &RegisteredMemory,
         path: impl Fn(AddrPair) -> Option<Path>,
     ) -> bool {
-        self.attention = false;
+        self.is_serve_requested = false;
         // Armed first, so that no completion is missed.
         device.arm_cq(self.cq, ArmFor::Any);
         while let Some(completion) = device.poll_completion(self.cq) {
@@ -132,11 +132,11 @@ impl Gsi {
                 && let Success { operation: CompletedOperation::Recv { source, .. }, length } = success
             {
                 // Replies go to queue pair 1, so only requests from queue pair 1 are accepted.
-                if source == Some(Qpn::GSI) && length == ROOM {
-                    self.take_in(now, memory, completion.wr_id);
+                if source == Some(Qpn::GSI) && length == RECV_LEN {
+                    self.handle_datagram(now, memory, completion.wr_id);
                 }
                 // This fails only if the queue pair has failed, and then no more messages arrive.
-                _ = self.receive(device, now, completion.wr_id);
+                _ = self.post_receive(device, now, completion.wr_id);
             }
         }
         if self.manager.poll_timeout().is_some_and(|due| due <= now) {
@@ -177,7 +177,7 @@ impl Gsi {
     }
 
     /// Returns a queue pair number that no connection uses or has used recently, unless many attempts find none.
-    pub(super) fn rested_number(&self, mut random: impl FnMut() -> u32) -> u32 {
+    pub(super) fn fresh_qpn(&self, mut random: impl FnMut() -> u32) -> u32 {
         let mut number = || {
             let number = random();
             self.share.map_or(number, |share| share.qpn(number))
@@ -192,9 +192,9 @@ impl Gsi {
     }
 
     /// Handles the datagram of a receive.
-    fn take_in(&mut self, now: Time, memory: &RegisteredMemory, number: u64) {
-        let mut bytes = [0; ROOM as usize];
-        let span = Span { storage: self.storage, offset: number * u64::from(ROOM), length: ROOM };
+    fn handle_datagram(&mut self, now: Time, memory: &RegisteredMemory, number: u64) {
+        let mut bytes = [0; RECV_LEN as usize];
+        let span = Span { storage: self.storage, offset: number * u64::from(RECV_LEN), length: RECV_LEN };
         if memory.read(span, &mut bytes).is_err() {
             return;
         }
@@ -209,8 +209,8 @@ impl Gsi {
     }
 
     /// Posts a receive.
-    fn receive(&mut self, device: &mut Device, now: Time, number: u64) -> Result<(), Error> {
-        let segment = Segment { addr: number * u64::from(ROOM), length: ROOM, lkey: self.key };
+    fn post_receive(&mut self, device: &mut Device, now: Time, number: u64) -> Result<(), Error> {
+        let segment = Segment { addr: number * u64::from(RECV_LEN), length: RECV_LEN, lkey: self.key };
         Ok(device.post_recv(now, Qpn::GSI, &RecvRequest { wr_id: number, tag: 0, segments: &[segment] })?)
     }
 }
@@ -221,16 +221,16 @@ pub(super) fn random_ids(share: Option<AddressShare>) -> impl FnMut() -> u32 {
 }
 
 /// The number of posted receives. Messages beyond it are lost, and their senders retransmit them.
-const RECEIVES: u32 = 256;
+const RECV_DEPTH: u32 = 256;
 
 /// The maximum number of attempts to find a queue pair number that no connection has used recently.
 const MAX_NUMBER_ATTEMPTS: usize = 1000;
 
 /// The depth of the send queue.
-const SENDS: u32 = 64;
+const SEND_DEPTH: u32 = 64;
 
 /// The size of a receive: the route header and a message.
-const ROOM: u32 = (GRH_LEN + MAD_LEN) as u32;
+const RECV_LEN: u32 = (GRH_LEN + MAD_LEN) as u32;
 
 #[cfg(test)]
 mod tests {
@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_not_used_again_while_its_connection_lasts_or_rests() {
+    fn a_qpn_is_not_reused_until_its_connection_leaves_timewait() {
         let (mut device, mut memory) =
             (Device::new(adverb_proto::trace::Recorder::default()), RegisteredMemory::default());
         let mut gsi =
@@ -252,7 +252,7 @@ mod tests {
         let connect = ConnectParams::new(addrs, ServiceId::tcp_port(1), local_qp, Time::MAX);
         let number = |gsi: &Gsi| {
             let mut numbers = [0x77, 0xff00_0077, 0x78].into_iter();
-            gsi.rested_number(|| numbers.next().unwrap())
+            gsi.fresh_qpn(|| numbers.next().unwrap())
         };
         assert_eq!(number(&gsi), 0x77);
         let id = gsi.manager.connect(Time::ZERO, &connect, &mut random).unwrap();
@@ -265,7 +265,7 @@ mod tests {
     }
 
     /// Has the connection manager take in a DREQ of an unknown connection, which is answered by a DREP, from 10.0.0.2.
-    fn take_in_dreq(gsi: &mut Gsi, memory: &mut RegisteredMemory, source: IpAddr, destination: IpAddr) {
+    fn handle_dreq(gsi: &mut Gsi, memory: &mut RegisteredMemory, source: IpAddr, destination: IpAddr) {
         let dreq = Dreq {
             local_comm_id: 6,
             remote_comm_id: 5,
@@ -275,18 +275,18 @@ mod tests {
         let mad = Mad { transaction_id: 1, message: Message::Dreq(dreq) }.emit();
         let grh = IpHeader::new(source, destination).unwrap().to_grh(MAD_LEN as u16);
         let bytes = [&grh[..], &mad[..]].concat();
-        memory.write(Span { storage: gsi.storage, offset: 0, length: ROOM }, &bytes).unwrap();
-        gsi.take_in(Time::ZERO, memory, 0);
+        memory.write(Span { storage: gsi.storage, offset: 0, length: RECV_LEN }, &bytes).unwrap();
+        gsi.handle_datagram(Time::ZERO, memory, 0);
     }
 
     #[test]
-    fn messages_to_and_from_groups_are_ignored() {
+    fn messages_to_other_addresses_and_from_groups_are_ignored() {
         let (mut device, mut memory) =
             (Device::new(adverb_proto::trace::Recorder::default()), RegisteredMemory::default());
         let at_port = Gid::from("10.0.0.1:4792".parse::<SocketAddr>().unwrap()).ip();
         let addresses: Vec<IpAddr> = vec![[10, 0, 0, 1].into(), "fd77::1".parse().unwrap(), at_port];
         let mut gsi = Gsi::new(&mut device, &mut memory, addresses, PathMtu::Mtu1024).unwrap();
-        for (source, destination, is_answered) in [
+        for (source, destination, has_response) in [
             ("10.0.0.2", "10.0.0.1", true),
             ("fd77::2", "fd77::1", true),
             ("100::12b9:a00:2", "100::12b8:a00:1", true),
@@ -296,14 +296,14 @@ mod tests {
             ("239.1.2.3", "10.0.0.1", false),
             ("100::12b9:ef01:203", "100::12b8:a00:1", false),
         ] {
-            take_in_dreq(&mut gsi, &mut memory, source.parse().unwrap(), destination.parse().unwrap());
-            let answer = gsi.manager.poll_transmit();
-            assert_eq!(answer.is_some(), is_answered, "{source} to {destination}: {answer:?}");
+            handle_dreq(&mut gsi, &mut memory, source.parse().unwrap(), destination.parse().unwrap());
+            let response = gsi.manager.poll_transmit();
+            assert_eq!(response.is_some(), has_response, "{source} to {destination}: {response:?}");
         }
     }
 
     #[test]
-    fn messages_are_sent_from_the_adapters_own_addresses_only() {
+    fn messages_are_sent_only_from_addresses_of_the_nic() {
         let (mut device, mut memory) =
             (Device::new(adverb_proto::trace::Recorder::default()), RegisteredMemory::default());
         let addresses = vec![[10, 0, 0, 1].into()];

@@ -134,7 +134,7 @@ pub struct Nic {
 struct Shared {
     engine: Mutex<Engine>,
     /// Wakes the progress thread.
-    kick: Channel,
+    wake_channel: Channel,
     /// Readable when the link has packets.
     readiness: Option<OwnedFd>,
 }
@@ -158,11 +158,12 @@ impl Nic {
         let mut engine = engine.map_err(io::Error::other)?;
         engine.loopback_via_link = loopback_via_link;
         let clock_origin = engine.start;
-        let shared = Arc::new(Shared { engine: Mutex::new(engine), kick: Channel::new()?, readiness });
-        let served = Arc::clone(&shared);
+        let shared =
+            Arc::new(Shared { engine: Mutex::new(engine), wake_channel: Channel::new()?, readiness });
+        let thread_shared = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("adverb-nic".to_owned())
-            .spawn(move || progress::run(&served))?;
+            .spawn(move || progress::run(&thread_shared))?;
         let owner = std::process::id();
         Ok(Nic { shared, event_channel, addresses, mtu, thread: Some(thread), clock_origin, owner })
     }
@@ -194,7 +195,7 @@ impl Nic {
     ///
     /// Returns [`Error::NicFailed`] if the NIC has failed.
     pub fn create_domain(&self) -> Result<Pd, Error> {
-        self.ask(|engine| Ok(engine.device.create_domain()))
+        self.call_engine(|engine| Ok(engine.device.create_domain()))
     }
 
     /// Destroys a protection domain.
@@ -203,7 +204,7 @@ impl Nic {
     ///
     /// Returns [`Error::Domain`] if the domain doesn't exist or isn't empty.
     pub fn destroy_domain(&self, pd: Pd) -> Result<(), Error> {
-        self.end(|engine| Ok(engine.device.destroy_domain(pd)?))
+        self.call_engine_even_if_failed(|engine| Ok(engine.device.destroy_domain(pd)?))
     }
 
     /// Registers `length` bytes at `address`, and returns their key. In requests, the address of the first byte is
@@ -234,7 +235,7 @@ impl Nic {
         if access.contains(Access::FLUSH_PERSISTENT) {
             return Err(Error::Register(RegisterError::InvalidAccess));
         }
-        self.ask(|engine| {
+        self.call_engine(|engine| {
             // SAFETY: as the caller says; the storage is removed with its only region.
             let storage = unsafe { engine.memory.add(address, length) };
             let registration = Registration {
@@ -274,7 +275,7 @@ impl Nic {
     ) -> Result<(), Error> {
         // SAFETY: as the caller says. This registration checks all arguments.
         let checked = unsafe { self.register(pd, address, length, iova, access) }?;
-        self.ask(|engine| {
+        self.call_engine(|engine| {
             let old = match engine.device.deregister(key) {
                 Ok(old) => old,
                 Err(error) => {
@@ -297,7 +298,7 @@ impl Nic {
     ///
     /// Returns [`Error::Deregister`] if no region has this key, or memory windows are bound to the region.
     pub fn deregister(&self, key: u32) -> Result<(), Error> {
-        self.end(|engine| {
+        self.call_engine_even_if_failed(|engine| {
             let registration = engine.device.deregister(key)?;
             engine.memory.remove(registration.storage);
             Ok(())
@@ -310,7 +311,7 @@ impl Nic {
     ///
     /// Returns [`Error::Window`] if the domain doesn't exist.
     pub fn create_window(&self, pd: Pd) -> Result<u32, Error> {
-        self.ask(|engine| Ok(engine.device.create_window(pd, random)?))
+        self.call_engine(|engine| Ok(engine.device.create_window(pd, random)?))
     }
 
     /// Destroys a memory window: peers can no longer access memory through it.
@@ -319,7 +320,7 @@ impl Nic {
     ///
     /// Returns [`Error::Window`] if the window doesn't exist.
     pub fn destroy_window(&self, key: u32) -> Result<(), Error> {
-        self.end(|engine| Ok(engine.device.destroy_window(key)?))
+        self.call_engine_even_if_failed(|engine| Ok(engine.device.destroy_window(key)?))
     }
 
     /// Creates a completion queue. It delivers events to `channel` when it is [armed](Nic::arm_cq). `capacity` is the
@@ -329,7 +330,7 @@ impl Nic {
     ///
     /// Returns [`Error::NicFailed`] if the NIC has failed.
     pub fn create_cq(&self, capacity: u32, channel: Option<Arc<Channel>>) -> Result<Cq, Error> {
-        self.ask(|engine| {
+        self.call_engine(|engine| {
             let cq = engine.device.create_cq(capacity);
             engine.channels.extend(channel.map(|channel| (cq, channel)));
             Ok(cq)
@@ -358,9 +359,9 @@ impl Nic {
     /// [`UdpLink`]: crate::link::UdpLink
     /// [`MemLink`]: crate::link::MemLink
     pub fn create_timed_cq(&self, capacity: u32, channel: Option<Arc<Channel>>) -> Result<Cq, Error> {
-        self.ask(|engine| {
-            let made = engine.create_timed_cq(capacity);
-            let cq = made.map_err(|error| Error::TimestampsFailed(error.kind()))?;
+        self.call_engine(|engine| {
+            let created = engine.create_timed_cq(capacity);
+            let cq = created.map_err(|error| Error::TimestampsFailed(error.kind()))?;
             engine.channels.extend(channel.map(|channel| (cq, channel)));
             Ok(cq)
         })
@@ -378,9 +379,9 @@ impl Nic {
     ///
     /// [`UdpLink`]: crate::link::UdpLink
     pub fn create_send_timed_cq(&self, capacity: u32, channel: Option<Arc<Channel>>) -> Result<Cq, Error> {
-        self.ask(|engine| {
-            let made = engine.create_send_timed_cq(capacity);
-            let cq = made.map_err(|error| Error::TimestampsFailed(error.kind()))?;
+        self.call_engine(|engine| {
+            let created = engine.create_send_timed_cq(capacity);
+            let cq = created.map_err(|error| Error::TimestampsFailed(error.kind()))?;
             engine.channels.extend(channel.map(|channel| (cq, channel)));
             Ok(cq)
         })
@@ -397,7 +398,7 @@ impl Nic {
     ///
     /// Returns [`Error::InvalidCompletionQueue`] if the queue doesn't exist or holds more completions than `capacity`.
     pub fn resize_cq(&self, cq: Cq, capacity: u32) -> Result<(), Error> {
-        self.ask(|engine| {
+        self.call_engine(|engine| {
             engine.device.resize_cq(cq, capacity).then_some(()).ok_or(Error::InvalidCompletionQueue)
         })
     }
@@ -408,12 +409,12 @@ impl Nic {
     ///
     /// Returns [`Error::InvalidCompletionQueue`] if the queue doesn't exist or queue pairs use it.
     pub fn destroy_cq(&self, cq: Cq) -> Result<(), Error> {
-        self.end(|engine| {
+        self.call_engine_even_if_failed(|engine| {
             if !engine.destroy_cq(cq) {
                 return Err(Error::InvalidCompletionQueue);
             }
             engine.channels.remove(&cq);
-            engine.forget(|event| *event == QueueEvent::CqOverflow(cq));
+            engine.discard_events(|event| *event == QueueEvent::CqOverflow(cq));
             Ok(())
         })
     }
@@ -473,10 +474,10 @@ impl Nic {
     ///
     /// Returns [`Error::NicFailed`] if the NIC has failed.
     pub fn arm_cq(&self, cq: Cq, arm_for: ArmFor) -> Result<(), Error> {
-        self.ask(|engine| {
+        self.call_engine(|engine| {
             engine.device.arm_cq(cq, arm_for);
             if engine.schedule.arm() {
-                self.shared.kick.announce();
+                self.shared.wake_channel.notify();
             }
             Ok(())
         })
@@ -490,16 +491,16 @@ impl Nic {
     ///
     /// Returns [`Error::CreateQp`] if the domain, a completion queue or the shared receive queue doesn't exist.
     pub fn create_qp(&self, mut config: QpConfig) -> Result<Qpn, Error> {
-        self.ask(|engine| {
+        self.call_engine(|engine| {
             config.window = config.window.min(engine.window);
             config.read_window = config.read_window.min(engine.read_window);
-            config.coalesce_limit = config.coalesce_limit.max(engine.gather);
+            config.coalesce_limit = config.coalesce_limit.max(engine.coalesce_limit);
             // The number of a closed connection isn't reused for a while: its packets may still be in flight.
             if engine.share.is_some() && engine.qps.len() >= AddressShare::MAX_QUEUE_PAIRS {
                 return Err(CreateQpError::TooMany.into());
             }
             let gsi = &engine.gsi;
-            let qpn = engine.device.create_qp(config, || gsi.rested_number(random))?;
+            let qpn = engine.device.create_qp(config, || gsi.fresh_qpn(random))?;
             engine.qps.insert(qpn);
             Ok(qpn)
         })
@@ -509,21 +510,21 @@ impl Nic {
     /// memory of the queue pair's requests. Outstanding requests don't complete.
     pub fn destroy_qp(&self, qpn: Qpn) -> bool {
         // Acknowledge the messages received before.
-        self.acknowledge();
-        let ended = self.end(|engine| {
-            let was_there = engine.device.destroy_qp(qpn);
+        self.flush_delayed_acks();
+        let ended = self.call_engine_even_if_failed(|engine| {
+            let existed = engine.device.destroy_qp(qpn);
             engine.qps.remove(&qpn);
             engine.leave();
-            engine.forget(|event| match event {
-                QueueEvent::Established(of)
-                | QueueEvent::LastReceiveReached(of)
-                | QueueEvent::SendQueueDrained(of)
-                | QueueEvent::RequestError(of)
-                | QueueEvent::AccessError(of)
-                | QueueEvent::Fatal(of) => *of == qpn,
+            engine.discard_events(|event| match event {
+                QueueEvent::Established(event_qpn)
+                | QueueEvent::LastReceiveReached(event_qpn)
+                | QueueEvent::SendQueueDrained(event_qpn)
+                | QueueEvent::RequestError(event_qpn)
+                | QueueEvent::AccessError(event_qpn)
+                | QueueEvent::Fatal(event_qpn) => *event_qpn == qpn,
                 _ => false,
             });
-            Ok(was_there)
+            Ok(existed)
         });
         ended.unwrap_or(false)
     }
@@ -535,8 +536,8 @@ impl Nic {
     /// Returns [`Error::Modify`] if the queue pair doesn't exist, its state doesn't allow the transition, or a value is
     /// out of range.
     pub fn modify_qp(&self, qpn: Qpn, transition: &Transition) -> Result<(), Error> {
-        self.acknowledge();
-        self.work(|engine| Ok(engine.device.modify_qp(engine.now(), qpn, transition)?))
+        self.flush_delayed_acks();
+        self.call_and_drive(|engine| Ok(engine.device.modify_qp(engine.now(), qpn, transition)?))
     }
 
     /// Returns the status of a queue pair, or `None` if it doesn't exist.
@@ -546,8 +547,8 @@ impl Nic {
 
     /// Returns the path of packets between two addresses, for a flow with this preferred source port. Returns `None` if
     /// one address is IPv4 and the other IPv6.
-    pub fn path(&self, local: IpAddr, remote: IpAddr, wanted_port: u16) -> Option<Path> {
-        self.shared.engine.lock().path(local, remote, wanted_port)
+    pub fn path(&self, local: IpAddr, remote: IpAddr, preferred_port: u16) -> Option<Path> {
+        self.shared.engine.lock().path(local, remote, preferred_port)
     }
 
     /// Opens the path of packets between two addresses for a flow label: packets are sent from the [source port of that
@@ -557,8 +558,8 @@ impl Nic {
     ///
     /// The path's [route](Path::route) has the flow label.
     pub fn open_path(&self, local: IpAddr, remote: IpAddr, flow_label: u32) -> Option<Path> {
-        let wanted_port = Path::source_port_of_label(flow_label);
-        let path = self.shared.engine.lock().open_path(local, remote, wanted_port)?;
+        let preferred_port = Path::source_port_of_label(flow_label);
+        let path = self.shared.engine.lock().open_path(local, remote, preferred_port)?;
         Some(path.with_route(Route { flow_label, ..path.route() }))
     }
 
@@ -622,7 +623,7 @@ impl Nic {
     ///
     /// Returns [`Error::Srq`] if the domain doesn't exist.
     pub fn create_srq(&self, config: SrqConfig) -> Result<Srq, Error> {
-        self.ask(|engine| Ok(engine.device.create_srq(config)?))
+        self.call_engine(|engine| Ok(engine.device.create_srq(config)?))
     }
 
     /// Destroys a shared receive queue. Afterwards the NIC no longer accesses the memory of the queue's requests.
@@ -632,9 +633,9 @@ impl Nic {
     ///
     /// Returns [`Error::Srq`] if the queue doesn't exist or queue pairs use it.
     pub fn destroy_srq(&self, srq: Srq) -> Result<(), Error> {
-        self.end(|engine| {
+        self.call_engine_even_if_failed(|engine| {
             engine.device.destroy_srq(srq)?;
-            engine.forget(|event| *event == QueueEvent::SrqLimit(srq));
+            engine.discard_events(|event| *event == QueueEvent::SrqLimit(srq));
             Ok(())
         })
     }
@@ -662,7 +663,7 @@ impl Nic {
     ///
     /// Returns [`Error::Srq`] if the queue doesn't exist, or `limit` exceeds its depth.
     pub fn arm_srq(&self, srq: Srq, limit: u32) -> Result<(), Error> {
-        self.ask(|engine| Ok(engine.device.arm_srq(srq, limit)?))
+        self.call_engine(|engine| Ok(engine.device.arm_srq(srq, limit)?))
     }
 
     /// Returns the status of a shared receive queue, or `None` if it doesn't exist.
@@ -677,7 +678,7 @@ impl Nic {
     /// Returns [`Error::Multicast`] if the queue pair doesn't exist, isn't UD or is already attached, or if the address
     /// isn't a multicast address. Returns [`Error::JoinFailed`] if the link can't join the group.
     pub fn attach_multicast(&self, qpn: Qpn, group: Gid) -> Result<(), Error> {
-        self.ask(|engine| {
+        self.call_engine(|engine| {
             engine.device.attach_multicast(qpn, group)?;
             engine.join(group).map_err(|error| {
                 _ = engine.device.detach_multicast(qpn, group);
@@ -692,7 +693,7 @@ impl Nic {
     ///
     /// Returns [`Error::Multicast`] if the queue pair doesn't exist or isn't attached to the group.
     pub fn detach_multicast(&self, qpn: Qpn, group: Gid) -> Result<(), Error> {
-        self.end(|engine| {
+        self.call_engine_even_if_failed(|engine| {
             engine.device.detach_multicast(qpn, group)?;
             engine.leave();
             Ok(())
@@ -723,26 +724,29 @@ impl Nic {
     }
 
     /// Calls the engine for an operation that sends no packet.
-    fn ask<T>(&self, ask: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
+    fn call_engine<T>(&self, call: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
         let mut engine = self.shared.engine.lock();
-        if engine.schedule.has_failed() { Err(Error::NicFailed) } else { guard(&mut engine, ask) }
+        if engine.schedule.has_failed() { Err(Error::NicFailed) } else { guard(&mut engine, call) }
     }
 
     /// Calls the engine to destroy something, also if the NIC has failed.
-    fn end<T>(&self, ask: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
-        guard(&mut self.shared.engine.lock(), ask)
+    fn call_engine_even_if_failed<T>(
+        &self,
+        call: impl FnOnce(&mut Engine) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        guard(&mut self.shared.engine.lock(), call)
     }
 
     /// Calls the engine, then drives it.
-    fn work<T>(&self, ask: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
+    fn call_and_drive<T>(&self, call: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
         let mut engine = self.shared.engine.lock();
         if engine.schedule.has_failed() {
             return Err(Error::NicFailed);
         }
-        let answer = guard(&mut engine, ask);
+        let result = guard(&mut engine, call);
         let work = self.drive(&mut engine, Engine::drive);
         progress::wake(&self.shared, &mut engine, work);
-        answer
+        result
     }
 
     #[inline]
@@ -767,7 +771,7 @@ impl Nic {
         });
         // Posting receives doesn't send delayed ACKs early.
         if sends || !engine.schedule.delayed_ack.is_pending() {
-            let work = self.drive(&mut engine, |engine| engine.push(now));
+            let work = self.drive(&mut engine, |engine| engine.send_posted(now));
             progress::wake(&self.shared, &mut engine, work);
         }
         stopped.map_err(|error| BatchPostError { posted_count, error })
@@ -775,13 +779,13 @@ impl Nic {
 
     /// Sends the acknowledgements that the NIC delays, before the process exits without dropping the NIC.
     pub fn send_delayed_acks(&self) {
-        self.acknowledge();
+        self.flush_delayed_acks();
     }
 
     /// Sends delayed ACKs.
-    fn acknowledge(&self) {
+    fn flush_delayed_acks(&self) {
         let mut engine = self.shared.engine.lock();
-        let work = self.drive(&mut engine, Engine::acknowledge);
+        let work = self.drive(&mut engine, Engine::flush_delayed_acks);
         progress::wake(&self.shared, &mut engine, work);
     }
 
@@ -792,7 +796,7 @@ impl Nic {
             return work;
         }
         engine.fail();
-        self.shared.kick.announce();
+        self.shared.wake_channel.notify();
         Work::Done
     }
 }
@@ -804,9 +808,9 @@ impl Drop for Nic {
         if !self.is_owned_by_this_process() {
             return std::mem::forget((thread, Arc::clone(&self.shared)));
         }
-        self.acknowledge();
+        self.flush_delayed_acks();
         self.shared.engine.lock().schedule.close();
-        self.shared.kick.announce();
+        self.shared.wake_channel.notify();
         // The thread catches its own panics.
         _ = thread.join();
     }
@@ -823,8 +827,8 @@ impl fmt::Debug for Nic {
 
 /// Calls the engine. If it panics, the NIC fails.
 #[inline]
-fn guard<T>(engine: &mut Engine, ask: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
-    catch_unwind(AssertUnwindSafe(|| ask(engine))).unwrap_or_else(|_| {
+fn guard<T>(engine: &mut Engine, call: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(|| call(engine))).unwrap_or_else(|_| {
         engine.fail();
         Err(Error::NicFailed)
     })

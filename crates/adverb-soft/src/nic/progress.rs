@@ -26,7 +26,7 @@ pub(super) fn run(shared: &Shared) {
 /// Takes one turn of the progress thread and sleeps until the next. Returns whether the thread exits.
 fn step(shared: &Shared) -> bool {
     // Kicks only end the sleep, so they are consumed before the turn.
-    while shared.kick.take().unwrap_or(false) {}
+    while shared.wake_channel.take().unwrap_or(false) {}
     let mut engine = shared.engine.lock();
     let now = engine.now();
     let sleep = match engine.schedule.turn(now, shared.readiness.is_some()) {
@@ -51,7 +51,7 @@ fn step(shared: &Shared) -> bool {
     let readiness = if sleep.on_link { shared.readiness.as_ref() } else { None };
     let timeout = (sleep.until != Time::MAX).then(|| sleep.until - engine.now());
     drop(engine);
-    if sleep_on(&shared.kick, readiness, timeout).is_err() {
+    if sleep_on(&shared.wake_channel, readiness, timeout).is_err() {
         // The kernel has no memory, or the process may no longer use descriptors. The link still works until receiving
         // fails.
         std::thread::sleep(timeout.unwrap_or(Duration::MAX).min(POLL_INTERVAL));
@@ -63,7 +63,7 @@ fn step(shared: &Shared) -> bool {
 pub(super) fn wake(shared: &Shared, engine: &mut Engine, work: Work) {
     let deadline = if work == Work::More { Time::ZERO } else { engine.deadline() };
     if engine.schedule.hand_over(deadline) {
-        shared.kick.announce();
+        shared.wake_channel.notify();
     }
 }
 
@@ -77,15 +77,15 @@ impl Nic {
     /// Returns an error if the operating system can't wait for the file descriptors.
     pub fn wait(&self, channel: &Channel, timeout: Option<Duration>) -> io::Result<bool> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let watch = Watch::begin(&self.shared);
-        let readiness = watch.as_ref().and(self.shared.readiness.as_ref());
+        let guard = WaitGuard::begin(&self.shared);
+        let readiness = guard.as_ref().and(self.shared.readiness.as_ref());
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             sleep_on(channel, readiness, left)?;
             if channel.take()? {
                 return Ok(true);
             }
-            if watch.is_some() {
+            if guard.is_some() {
                 let mut engine = self.shared.engine.lock();
                 // The progress thread does the remaining work.
                 let work = self.drive(&mut engine, Engine::drive);
@@ -104,30 +104,30 @@ impl Nic {
 
 /// The waiting caller that drives the link. A packet for this caller then doesn't wake the progress thread first, which
 /// would wake the caller.
-struct Watch<'a>(&'a Shared);
+struct WaitGuard<'a>(&'a Shared);
 
-impl<'a> Watch<'a> {
+impl<'a> WaitGuard<'a> {
     /// Makes the caller the one that drives the link, if no other waiting caller does and the link has a descriptor.
-    fn begin(shared: &'a Shared) -> Option<Watch<'a>> {
+    fn begin(shared: &'a Shared) -> Option<WaitGuard<'a>> {
         shared.readiness.as_ref()?;
         let mut engine = shared.engine.lock();
         if !engine.schedule.begin_wait() {
             return None;
         }
-        let watch = Watch(shared);
+        let guard = WaitGuard(shared);
         if engine.update_wake_interest().is_err() {
             engine.fail();
         }
         drop(engine);
-        Some(watch)
+        Some(guard)
     }
 }
 
-impl Drop for Watch<'_> {
+impl Drop for WaitGuard<'_> {
     fn drop(&mut self) {
         let mut engine = self.0.engine.lock();
         if engine.schedule.end_wait() {
-            self.0.kick.announce();
+            self.0.wake_channel.notify();
         }
     }
 }
@@ -137,16 +137,16 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Sleeps until the channel has an event, the link has packets if its descriptor is given, or `timeout` elapses.
 fn sleep_on(channel: &Channel, readiness: Option<&OwnedFd>, timeout: Option<Duration>) -> io::Result<()> {
-    let kick = PollFd::new(channel.as_fd(), PollFlags::POLLIN);
-    let mut both = [kick.clone(), kick];
+    let wake_channel = PollFd::new(channel.as_fd(), PollFlags::POLLIN);
+    let mut descriptors = [wake_channel.clone(), wake_channel];
     let count = match readiness {
         Some(readiness) => {
-            both[1] = PollFd::new(readiness.as_fd(), PollFlags::POLLIN);
+            descriptors[1] = PollFd::new(readiness.as_fd(), PollFlags::POLLIN);
             2
         }
         None => 1,
     };
-    match ppoll(&mut both[..count], timeout.map(TimeSpec::from), None) {
+    match ppoll(&mut descriptors[..count], timeout.map(TimeSpec::from), None) {
         Ok(_) | Err(Errno::EINTR) => Ok(()),
         Err(error) => Err(error.into()),
     }

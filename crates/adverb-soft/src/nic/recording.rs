@@ -35,7 +35,7 @@ impl Nic {
         options: &RecorderOptions,
         stopped: Option<Arc<Channel>>,
     ) -> Result<(), Error> {
-        self.ask(|engine| {
+        self.call_engine(|engine| {
             if engine.device.sink().is_started() {
                 return Err(Error::AlreadyRecording);
             }

@@ -12,7 +12,7 @@ use adverb_proto::Time;
 
 /// The phases of a NIC's life.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Life {
+enum Phase {
     Running,
     /// The engine panicked or the link failed. A failed NIC stays failed when it is closed.
     Failed,
@@ -56,7 +56,7 @@ pub(super) struct Sleep {
 /// The state of a NIC that decides which thread drives the link.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Schedule {
-    life: Life,
+    phase: Phase,
     /// The time at which the progress thread wakes up without a packet or a caller.
     asleep_until: Time,
     /// Whether the progress thread leaves the link and the timers to a polling caller while it sleeps.
@@ -82,7 +82,7 @@ struct Waiting {
 
 impl Waiting {
     /// Whether the progress thread leaves the link to the caller.
-    const fn is_alone(self) -> bool {
+    const fn drives_alone(self) -> bool {
         self.spurious_wakeups > MAX_SPURIOUS_WAKEUPS
     }
 }
@@ -91,7 +91,7 @@ impl Schedule {
     /// Creates the schedule of a NIC whose progress thread takes its first turn soon.
     pub(super) fn new() -> Schedule {
         Schedule {
-            life: Life::Running,
+            phase: Phase::Running,
             asleep_until: Time::ZERO,
             is_resting: false,
             polls_until: Time::ZERO,
@@ -106,19 +106,19 @@ impl Schedule {
     /// Whether the NIC has failed.
     #[inline]
     pub(super) fn has_failed(&self) -> bool {
-        self.life == Life::Failed
+        self.phase == Phase::Failed
     }
 
     /// Marks the NIC as failed. Returns false if it had failed before.
     #[must_use]
     pub(super) fn fail(&mut self) -> bool {
-        std::mem::replace(&mut self.life, Life::Failed) != Life::Failed
+        std::mem::replace(&mut self.phase, Phase::Failed) != Phase::Failed
     }
 
     /// Marks the NIC as closing. The progress thread must be woken afterwards.
     pub(super) fn close(&mut self) {
-        if self.life == Life::Running {
-            self.life = Life::Closing;
+        if self.phase == Phase::Running {
+            self.phase = Phase::Closing;
         }
     }
 
@@ -126,7 +126,7 @@ impl Schedule {
     pub(super) fn driver(&self) -> Driver {
         match self.waiting {
             _ if self.is_resting => Driver::PollingCaller,
-            Some(waiting) if waiting.is_alone() => Driver::WaitingCaller,
+            Some(waiting) if waiting.drives_alone() => Driver::WaitingCaller,
             _ => Driver::ProgressThread,
         }
     }
@@ -198,16 +198,16 @@ impl Schedule {
     /// link to the caller.
     #[must_use]
     pub(super) fn end_wait(&mut self) -> bool {
-        self.waiting.take().is_some_and(Waiting::is_alone)
+        self.waiting.take().is_some_and(Waiting::drives_alone)
     }
 
     /// Returns the next step of the progress thread, which is awake. `has_descriptor` is whether a thread can sleep on
     /// the link: without a descriptor, the progress thread drives the engine whenever it wakes up.
     pub(super) fn turn(&self, now: Time, has_descriptor: bool) -> Turn {
-        match self.life {
-            Life::Failed | Life::Closing => Turn::Exit,
-            Life::Running if has_descriptor && now < self.polled_until() => Turn::Rest,
-            Life::Running => Turn::Drive,
+        match self.phase {
+            Phase::Failed | Phase::Closing => Turn::Exit,
+            Phase::Running if has_descriptor && now < self.polled_until() => Turn::Rest,
+            Phase::Running => Turn::Drive,
         }
     }
 
@@ -225,7 +225,7 @@ impl Schedule {
         self.is_resting = is_resting;
         self.asleep_until = until;
         if let Some(waiting) = &mut self.waiting
-            && !waiting.is_alone()
+            && !waiting.drives_alone()
         {
             waiting.spurious_wakeups += 1;
         }

@@ -85,10 +85,10 @@ impl<'a> End<'a> {
     }
 
     fn connect(&self, peer: &End<'_>) {
-        self.connect_patiently(peer, Timeout::new(12).unwrap());
+        self.connect_with_timeout(peer, Timeout::new(12).unwrap());
     }
 
-    fn connect_patiently(&self, peer: &End<'_>, timeout: Timeout) {
+    fn connect_with_timeout(&self, peer: &End<'_>, timeout: Timeout) {
         let (local, remote) = (self.nic.addresses()[0], peer.nic.addresses()[0]);
         let port = Path::source_port_between(self.qpn, peer.qpn);
         let psn = Psn::wrapping(0xff_fff0);
@@ -128,19 +128,19 @@ impl<'a> End<'a> {
             if let Some(completion) = self.poll() {
                 return completion;
             }
-            assert!(start.elapsed() < PATIENCE, "no completion came");
+            assert!(start.elapsed() < TEST_TIMEOUT, "no completion came");
         }
     }
 
     /// Takes what the thread has done, without doing anything about it: `poll` would do the adapter's work.
     fn wait(&self) -> bool {
         let mut entry = [PollFd::new(self.channel.as_fd(), PollFlags::POLLIN)];
-        poll(&mut entry, PATIENCE_MS).unwrap() == 1 && self.channel.take().unwrap()
+        poll(&mut entry, TEST_TIMEOUT_MS).unwrap() == 1 && self.channel.take().unwrap()
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(20);
-const PATIENCE_MS: u16 = 20_000;
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT_MS: u16 = 20_000;
 
 fn pair(nic: &Nic) -> (End<'_>, End<'_>) {
     let ends = (End::new(nic, Transport::Rc), End::new(nic, Transport::Rc));
@@ -154,7 +154,7 @@ fn loopback() -> Nic {
 }
 
 #[test]
-fn every_operation_works_between_two_queue_pairs_of_one_adapter() {
+fn every_operation_works_between_two_queue_pairs_of_one_nic() {
     let nic = loopback();
     let (one, other) = pair(&nic);
     let (here, there) = (Area::new(&nic, one.pd, 8192), Area::new(&nic, other.pd, 8192));
@@ -187,7 +187,7 @@ fn every_operation_works_between_two_queue_pairs_of_one_adapter() {
 }
 
 #[test]
-fn datagrams_bring_their_route_header_and_inline_bytes() {
+fn datagrams_deliver_the_grh_and_inline_bytes() {
     let nic = loopback();
     let (one, other) = (End::new(&nic, Transport::Ud), End::new(&nic, Transport::Ud));
     for end in [&one, &other] {
@@ -216,7 +216,7 @@ fn datagrams_bring_their_route_header_and_inline_bytes() {
 }
 
 #[test]
-fn a_long_message_is_finished_by_the_thread() {
+fn the_progress_thread_completes_a_long_message() {
     let nic = loopback();
     let (one, other) = pair(&nic);
     const LENGTH: u32 = 4 << 20;
@@ -231,7 +231,7 @@ fn a_long_message_is_finished_by_the_thread() {
 }
 
 #[test]
-fn an_armed_queue_announces_one_completion() {
+fn an_armed_queue_delivers_one_event() {
     let nic = loopback();
     let (one, other) = pair(&nic);
     let area = Area::new(&nic, other.pd, 64);
@@ -256,7 +256,7 @@ fn an_armed_queue_announces_one_completion() {
 }
 
 #[test]
-fn announcing_a_completion_costs_the_same_however_many_queues_there_are() {
+fn event_delivery_time_is_independent_of_the_number_of_queues() {
     let cost_at = |count| {
         let nic = loopback();
         let channel = Arc::new(Channel::new().unwrap());
@@ -284,7 +284,7 @@ fn announcing_a_completion_costs_the_same_however_many_queues_there_are() {
 }
 
 #[test]
-fn timers_fire_while_the_application_does_nothing() {
+fn timers_expire_while_the_application_is_idle() {
     let nic = loopback();
     let (one, other) = pair(&nic);
     // A peer that is gone: nothing answers.
@@ -297,7 +297,7 @@ fn timers_fire_while_the_application_does_nothing() {
 }
 
 #[test]
-fn what_happened_to_a_queue_pair_that_is_gone_is_not_told() {
+fn pending_events_of_a_destroyed_queue_pair_are_not_delivered() {
     let nic = loopback();
     let (one, other) = pair(&nic);
     assert!(nic.destroy_qp(other.qpn));
@@ -320,7 +320,7 @@ fn what_happened_to_a_queue_pair_that_is_gone_is_not_told() {
 }
 
 #[test]
-fn a_request_that_cant_be_posted_leaves_those_before_it() {
+fn requests_before_one_that_cannot_be_posted_stay_posted() {
     let nic = loopback();
     let (one, other) = pair(&nic);
     let area = Area::new(&nic, other.pd, 64);
@@ -334,7 +334,7 @@ fn a_request_that_cant_be_posted_leaves_those_before_it() {
 }
 
 #[test]
-fn deregistered_memory_is_never_touched_again() {
+fn deregistered_memory_is_not_accessed() {
     let nic = loopback();
     let (one, other) = pair(&nic);
     let (here, there) = (Area::new(&nic, one.pd, 64), Area::new(&nic, other.pd, 64));
@@ -347,7 +347,7 @@ fn deregistered_memory_is_never_touched_again() {
 }
 
 #[test]
-fn a_completion_queue_is_made_longer_and_not_too_short() {
+fn a_completion_queue_is_not_resized_below_its_completion_count() {
     let nic = loopback();
     let (one, other) = pair(&nic);
     for _ in 0..3 {
@@ -362,12 +362,12 @@ fn a_completion_queue_is_made_longer_and_not_too_short() {
 }
 
 #[test]
-fn events_of_what_is_gone_are_forgotten() {
+fn destroying_a_queue_pair_discards_its_events() {
     let nic = loopback();
     let (one, other) = pair(&nic);
     let here = Area::new(&nic, one.pd, 64);
-    let nowhere = RemoteAddress { addr: 0, rkey: 1 };
-    one.send(1, SendOperation::Write(nowhere), &[here.segment(0, 8)]).unwrap();
+    let invalid = RemoteAddress { addr: 0, rkey: 1 };
+    one.send(1, SendOperation::Write(invalid), &[here.segment(0, 8)]).unwrap();
     assert!(one.completion().outcome.is_err());
     nic.destroy_qp(one.qpn);
     assert_eq!(nic.next_event(), Some(NicEvent::Queue(QueueEvent::AccessError(other.qpn))));
@@ -377,51 +377,51 @@ fn events_of_what_is_gone_are_forgotten() {
 /// One end of a wire between two adapters, as two queues of packets; a test can make it fail.
 struct Wire {
     out: Sender<(SocketAddr, SocketAddr, Vec<u8>)>,
-    come: Receiver<(SocketAddr, SocketAddr, Vec<u8>)>,
+    incoming: Receiver<(SocketAddr, SocketAddr, Vec<u8>)>,
     ready: Arc<Channel>,
     peer: Arc<Channel>,
-    fault: Planted,
+    mode: SharedWireMode,
     batches: Batches,
 }
 
 use std::net::SocketAddr;
 
 /// What is wrong with a wire.
-type Planted = Arc<Mutex<Option<WireFault>>>;
+type SharedWireMode = Arc<Mutex<Option<WireMode>>>;
 
 /// How many packets a wire was given at once, each time.
 type Batches = Arc<Mutex<Vec<usize>>>;
 
 #[derive(Clone, Copy, PartialEq)]
-enum WireFault {
+enum WireMode {
     Panics,
     Fails,
     /// None at all.
-    TakesAll,
+    AcceptsAll,
 }
 
 impl Link for Wire {
     fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
-        match *self.fault.lock() {
-            Some(WireFault::Panics) => panic!("a fault planted by a test"),
-            Some(WireFault::Fails) => return Err(io::ErrorKind::BrokenPipe.into()),
-            Some(WireFault::TakesAll) | None => {}
+        match *self.mode.lock() {
+            Some(WireMode::Panics) => panic!("a fault planted by a test"),
+            Some(WireMode::Fails) => return Err(io::ErrorKind::BrokenPipe.into()),
+            Some(WireMode::AcceptsAll) | None => {}
         }
         self.batches.lock().push(packets.len());
         // Never all of them at once, as a rule.
-        let most = if *self.fault.lock() == Some(WireFault::TakesAll) { usize::MAX } else { 7 };
-        let taken = packets.len().min(most);
-        for packet in &packets[..taken] {
+        let max = if *self.mode.lock() == Some(WireMode::AcceptsAll) { usize::MAX } else { 7 };
+        let accepted = packets.len().min(max);
+        for packet in &packets[..accepted] {
             _ = self.out.send((packet.source, packet.destination, packet.bytes.to_vec()));
-            self.peer.announce();
+            self.peer.notify();
         }
-        Ok(taken)
+        Ok(accepted)
     }
 
     fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
         let mut count = 0;
         while count < max.min(16)
-            && let Ok((source, destination, bytes)) = self.come.try_recv()
+            && let Ok((source, destination, bytes)) = self.incoming.try_recv()
         {
             _ = self.ready.take();
             count += 1;
@@ -445,43 +445,43 @@ impl Link for Wire {
 }
 
 /// Two adapters with a wire between them, and what makes the first one's end fail.
-fn two() -> (Nic, Nic, Planted) {
-    let (one, other, fault, _) = two_counting();
-    (one, other, fault)
+fn two_nics() -> (Nic, Nic, SharedWireMode) {
+    let (one, other, mode, _) = two_nics_and_batches();
+    (one, other, mode)
 }
 
 /// The same, and how many packets the second one gave its end at once, each time.
-fn two_counting() -> (Nic, Nic, Planted, Batches) {
-    let (out, other_come) = channel();
-    let (other_out, come) = channel();
+fn two_nics_and_batches() -> (Nic, Nic, SharedWireMode, Batches) {
+    let (out, other_incoming) = channel();
+    let (other_out, incoming) = channel();
     let (ready, other_ready) = (Arc::new(Channel::new().unwrap()), Arc::new(Channel::new().unwrap()));
-    let fault = Arc::new(Mutex::new(None));
+    let mode = Arc::new(Mutex::new(None));
     let one = Wire {
         out,
-        come,
+        incoming,
         ready: Arc::clone(&ready),
         peer: Arc::clone(&other_ready),
-        fault: Arc::clone(&fault),
+        mode: Arc::clone(&mode),
         batches: Arc::default(),
     };
     let batches = Batches::default();
     let other = Wire {
         out: other_out,
-        come: other_come,
+        incoming: other_incoming,
         ready: other_ready,
         peer: ready,
-        fault: Arc::default(),
+        mode: Arc::default(),
         batches: Arc::clone(&batches),
     };
     let open = |address: &str, wire| {
         Nic::open(NicOptions::new([address.parse().unwrap()], wire).mtu(PathMtu::Mtu1024)).unwrap()
     };
-    (open("10.0.0.1", one), open("10.0.0.2", other), fault, batches)
+    (open("10.0.0.1", one), open("10.0.0.2", other), mode, batches)
 }
 
 #[test]
-fn peers_are_served_while_the_application_does_nothing() {
-    let (first, second, _) = two();
+fn peers_are_served_while_the_application_is_idle() {
+    let (first, second, _) = two_nics();
     let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
     one.connect(&other);
     other.connect(&one);
@@ -503,7 +503,7 @@ fn peers_are_served_while_the_application_does_nothing() {
 
 #[test]
 fn poll_of_another_queue_delivers_the_event_of_an_armed_one() {
-    let (first, second, _) = two();
+    let (first, second, _) = two_nics();
     let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
     one.connect(&other);
     other.connect(&one);
@@ -521,32 +521,32 @@ fn poll_of_another_queue_delivers_the_event_of_an_armed_one() {
 }
 
 #[test]
-fn who_waits_is_woken_and_relieves_the_thread_no_longer_than_it_waits() {
-    let (first, second, _) = two();
+fn a_waiting_caller_is_woken_and_drives_the_link_only_while_it_waits() {
+    let (first, second, _) = two_nics();
     let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
     one.connect(&other);
     other.connect(&one);
     let here = Area::new(&first, one.pd, 64);
     let there = Area::new(&second, other.pd, 64);
     here.fill(7);
-    let is_relieved = || second.shared.engine.lock().schedule.driver() == Driver::WaitingCaller;
+    let is_driven_by_waiter = || second.shared.engine.lock().schedule.driver() == Driver::WaitingCaller;
     assert!(!second.wait(&other.channel, Some(Duration::ZERO)).unwrap(), "nothing was announced");
     std::thread::scope(|scope| {
         second.arm_cq(other.cq, ArmFor::Any).unwrap();
         let waiter = scope.spawn(|| second.wait(&other.channel, None));
         // What nobody is told of comes, until the thread leaves that to who waits.
         let start = Instant::now();
-        while !is_relieved() {
+        while !is_driven_by_waiter() {
             one.send(1, SendOperation::Write(there.remote(0)), &[here.segment(0, 64)]).unwrap();
             assert!(one.completion().outcome.is_ok());
-            assert!(start.elapsed() < PATIENCE, "the thread is woken again and again");
+            assert!(start.elapsed() < TEST_TIMEOUT, "the thread is woken again and again");
         }
         assert!(!waiter.is_finished());
         other.receive(2, &[]).unwrap();
         one.send(3, SendOperation::Send, &[]).unwrap();
         assert!(waiter.join().unwrap().unwrap());
     });
-    assert!(!is_relieved());
+    assert!(!is_driven_by_waiter());
     assert!(other.completion().outcome.is_ok());
     assert!(one.completion().outcome.is_ok());
     // Nobody waits any more, and still there is somebody to answer.
@@ -559,61 +559,61 @@ fn who_waits_is_woken_and_relieves_the_thread_no_longer_than_it_waits() {
 }
 
 #[test]
-fn a_long_answer_goes_on_while_somebody_waits() {
-    let (second, first, fault) = two();
-    *fault.lock() = Some(WireFault::TakesAll);
+fn a_long_response_continues_while_a_caller_waits() {
+    let (second, first, mode) = two_nics();
+    *mode.lock() = Some(WireMode::AcceptsAll);
     let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
     // It is never asked for again.
-    one.connect_patiently(&other, Timeout::new(22).unwrap());
+    one.connect_with_timeout(&other, Timeout::new(22).unwrap());
     other.connect(&one);
     let length = 4 << 20;
     let (here, there) = (Area::new(&first, one.pd, length), Area::new(&second, other.pd, length));
     there.fill(9);
     let idle = Channel::new().unwrap();
     std::thread::scope(|scope| {
-        let watching = scope.spawn(|| second.wait(&idle, None));
+        let idle_waiter = scope.spawn(|| second.wait(&idle, None));
         let start = Instant::now();
         while second.shared.engine.lock().schedule.driver() != Driver::WaitingCaller {
             one.send(1, SendOperation::Write(there.remote(0)), &[]).unwrap();
             assert!(one.completion().outcome.is_ok());
-            assert!(start.elapsed() < PATIENCE, "the thread is woken again and again");
+            assert!(start.elapsed() < TEST_TIMEOUT, "the thread is woken again and again");
         }
         one.send(2, SendOperation::Read(there.remote(0)), &[here.segment(0, length as u32)]).unwrap();
-        let answered = catch_unwind(AssertUnwindSafe(|| one.completion()));
-        idle.announce();
-        assert!(watching.join().unwrap().unwrap());
-        assert!(answered.unwrap().outcome.is_ok());
+        let completed = catch_unwind(AssertUnwindSafe(|| one.completion()));
+        idle.notify();
+        assert!(idle_waiter.join().unwrap().unwrap());
+        assert!(completed.unwrap().outcome.is_ok());
     });
     assert!(here.values() == there.values());
 }
 
 #[test]
-fn one_who_waits_serves_and_others_just_wait() {
-    let (first, second, _) = two();
+fn one_waiting_caller_drives_the_link_and_others_only_wait() {
+    let (first, second, _) = two_nics();
     let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
     one.connect(&other);
     other.connect(&one);
     let idle = Channel::new().unwrap();
     std::thread::scope(|scope| {
-        let watching = scope.spawn(|| second.wait(&idle, None));
+        let idle_waiter = scope.spawn(|| second.wait(&idle, None));
         while !second.shared.engine.lock().schedule.has_waiting_caller() {
             std::thread::yield_now();
         }
         second.arm_cq(other.cq, ArmFor::Any).unwrap();
-        let waiter = scope.spawn(|| second.wait(&other.channel, Some(PATIENCE)));
+        let waiter = scope.spawn(|| second.wait(&other.channel, Some(TEST_TIMEOUT)));
         other.receive(1, &[]).unwrap();
         one.send(2, SendOperation::Send, &[]).unwrap();
         assert!(waiter.join().unwrap().unwrap(), "who serves doesn't announce");
         assert!(second.shared.engine.lock().schedule.has_waiting_caller());
-        idle.announce();
-        assert!(watching.join().unwrap().unwrap());
+        idle.notify();
+        assert!(idle_waiter.join().unwrap().unwrap());
     });
     assert!(!second.shared.engine.lock().schedule.has_waiting_caller());
 }
 
 #[test]
-fn what_was_polled_is_acknowledged_by_an_application_that_never_polls_again() {
-    let (first, second, _) = two();
+fn a_polled_message_is_acknowledged_without_another_poll() {
+    let (first, second, _) = two_nics();
     let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
     one.connect(&other);
     other.connect(&one);
@@ -630,8 +630,8 @@ fn what_was_polled_is_acknowledged_by_an_application_that_never_polls_again() {
 }
 
 #[test]
-fn an_acknowledgement_travels_with_the_answer() {
-    let (first, second, _, batches) = two_counting();
+fn an_acknowledgement_is_sent_with_the_response() {
+    let (first, second, _, batches) = two_nics_and_batches();
     let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
     one.connect(&other);
     other.connect(&one);
@@ -659,8 +659,8 @@ fn an_acknowledgement_travels_with_the_answer() {
 }
 
 /// What was received is acknowledged, though all that its receiver does is end.
-fn received_then(end: impl FnOnce(&End<'_>)) {
-    let (first, second, _) = two();
+fn assert_acknowledged_before(end: impl FnOnce(&End<'_>)) {
+    let (first, second, _) = two_nics();
     let one = End::new(&first, Transport::Rc);
     {
         let other = End::new(&second, Transport::Rc);
@@ -676,22 +676,22 @@ fn received_then(end: impl FnOnce(&End<'_>)) {
 }
 
 #[test]
-fn what_was_received_is_acknowledged_before_its_queue_pair_is_destroyed() {
-    received_then(|end| assert!(end.nic.destroy_qp(end.qpn)));
+fn received_messages_are_acknowledged_before_the_queue_pair_is_destroyed() {
+    assert_acknowledged_before(|end| assert!(end.nic.destroy_qp(end.qpn)));
 }
 
 #[test]
-fn what_was_received_is_acknowledged_before_its_queue_pair_is_in_error() {
-    received_then(|end| end.nic.modify_qp(end.qpn, &Transition::Error).unwrap());
+fn received_messages_are_acknowledged_before_the_queue_pair_moves_to_error() {
+    assert_acknowledged_before(|end| end.nic.modify_qp(end.qpn, &Transition::Error).unwrap());
 }
 
 #[test]
-fn what_was_received_is_acknowledged_before_its_adapter_is_closed() {
-    received_then(|_| ());
+fn received_messages_are_acknowledged_before_the_nic_is_closed() {
+    assert_acknowledged_before(|_| ());
 }
 
 #[test]
-fn who_polls_gets_what_there_is_before_more_is_taken_in() {
+fn poll_returns_queued_completions_in_order() {
     let nic = loopback();
     let (one, other) = pair(&nic);
     let here = Area::new(&nic, one.pd, 8);
@@ -706,8 +706,8 @@ fn who_polls_gets_what_there_is_before_more_is_taken_in() {
 }
 
 /// Whatever ends the adapter, every request comes back, and nothing can be posted any more.
-fn everything_comes_back(fault: WireFault) {
-    let (first, second, planted) = two();
+fn assert_all_requests_complete(mode: WireMode) {
+    let (first, second, wire_mode) = two_nics();
     let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
     one.connect(&other);
     other.connect(&one);
@@ -715,17 +715,17 @@ fn everything_comes_back(fault: WireFault) {
     for wr_id in 0..5 {
         one.receive(wr_id, &[here.segment(0, 64)]).unwrap();
     }
-    *planted.lock() = Some(fault);
+    *wire_mode.lock() = Some(mode);
     first.arm_cq(one.cq, ArmFor::Any).unwrap();
     // The peer's first packet makes the adapter's thread answer, which it can't.
     other.send(9, SendOperation::Send, &[]).unwrap();
     assert!(one.wait());
-    let mut come_back = Vec::new();
-    while come_back.len() < 5 {
+    let mut completed = Vec::new();
+    while completed.len() < 5 {
         let completion = one.completion();
-        come_back.push((completion.wr_id, completion.outcome.is_ok()));
+        completed.push((completion.wr_id, completion.outcome.is_ok()));
     }
-    assert_eq!(come_back, [(0, true), (1, false), (2, false), (3, false), (4, false)]);
+    assert_eq!(completed, [(0, true), (1, false), (2, false), (3, false), (4, false)]);
     assert_eq!(one.poll(), None);
     assert_eq!(one.receive(6, &[]).unwrap_err().error, Error::NicFailed);
     assert_eq!(one.send(6, SendOperation::Send, &[]).unwrap_err().error, Error::NicFailed);
@@ -742,21 +742,21 @@ fn everything_comes_back(fault: WireFault) {
 }
 
 #[test]
-fn a_panic_in_the_thread_gives_everything_back() {
-    everything_comes_back(WireFault::Panics);
+fn a_panic_of_the_progress_thread_completes_all_requests() {
+    assert_all_requests_complete(WireMode::Panics);
 }
 
 #[test]
-fn a_link_that_fails_gives_everything_back() {
-    everything_comes_back(WireFault::Fails);
+fn a_link_failure_completes_all_requests() {
+    assert_all_requests_complete(WireMode::Fails);
 }
 
 #[test]
-fn a_panic_under_the_application_gives_everything_back() {
-    let (first, second, planted) = two();
+fn a_panic_in_a_call_of_the_application_completes_all_requests() {
+    let (first, second, wire_mode) = two_nics();
     let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
     one.connect(&other);
-    *planted.lock() = Some(WireFault::Panics);
+    *wire_mode.lock() = Some(WireMode::Panics);
     // The panic isn't the application's.
     one.send(1, SendOperation::Send, &[]).unwrap();
     assert_eq!(one.completion().outcome.unwrap_err().status, Status::Flushed);

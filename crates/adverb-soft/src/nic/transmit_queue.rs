@@ -72,13 +72,13 @@ impl TransmitQueue {
     pub(super) fn send_to(&mut self, link: &mut Box<dyn Link>) -> io::Result<()> {
         self.sort();
         while !self.is_empty() {
-            let count = self.len().min(BATCH);
+            let count = self.len().min(MAX_BATCH);
             let packet = |index: usize| self.packet(index.min(count - 1));
             // An array for a whole batch would cost more than sending the one packet of a small message.
-            let sent = if count <= FEW {
-                link.send(&std::array::from_fn::<_, FEW, _>(packet)[..count])?
+            let sent = if count <= SMALL_BATCH {
+                link.send(&std::array::from_fn::<_, SMALL_BATCH, _>(packet)[..count])?
             } else {
-                link.send(&std::array::from_fn::<_, BATCH, _>(packet)[..count])?
+                link.send(&std::array::from_fn::<_, MAX_BATCH, _>(packet)[..count])?
             };
             self.remove(sent);
             if sent < count {
@@ -114,7 +114,7 @@ impl TransmitQueue {
 }
 
 /// The maximum number of packets that are passed to the link at once.
-const BATCH: usize = 64;
+const MAX_BATCH: usize = 64;
 
 /// The maximum number of packets in the queue.
 const MAX_LEN: usize = 256;
@@ -123,7 +123,7 @@ const MAX_LEN: usize = 256;
 const MAX_BYTES: usize = 128 << 10;
 
 /// The number of packets up to which a smaller array is used.
-const FEW: usize = 2;
+const SMALL_BATCH: usize = 2;
 
 #[cfg(test)]
 mod tests {

@@ -85,11 +85,11 @@ pub(crate) fn packet(from: u8, to: u8, bytes: &[u8]) -> TxPacket<'_> {
 }
 
 /// A whole packet, whose ICRC is right for an identification.
-pub(crate) fn datagram(flow: &Flow, identification: u16, psn: u32, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn datagram(flow: &Flow, ip_id: u16, psn: u32, payload: &[u8]) -> Vec<u8> {
     let operation = Operation::Ud(Ud { qkey: 0x1111_1111, source_qp: Qpn::truncate(0x42), immediate: None });
     let header = Header::new(Qpn::truncate(0x11), Psn::wrapping(psn), operation);
     let mut head = [0; MAX_HEADER_LEN];
-    let emitted = flow.emit(&header, identification, &[payload], &mut head).unwrap();
+    let emitted = flow.emit(&header, ip_id, &[payload], &mut head).unwrap();
     [&head[..emitted.header_len], payload, &emitted.trailer].concat()
 }
 

@@ -16,24 +16,24 @@ use parking_lot::Mutex;
 use crate::node::{Node, distance};
 use crate::support::{address, packet};
 
-/// The calls of a [`Witness`].
+/// The calls of a [`SendRecordingLink`].
 #[derive(Debug, Default)]
 struct Calls {
     /// The times before and after each send that the link accepted.
     sends: Vec<(Instant, Instant)>,
     set_timestamps: Vec<bool>,
     /// The number of sends that the link refuses.
-    refusals: u32,
+    rejected_send_count: u32,
 }
 
 /// A link that records when it sends.
-struct Witness(MemLink, Arc<Mutex<Calls>>);
+struct SendRecordingLink(MemLink, Arc<Mutex<Calls>>);
 
-impl Link for Witness {
+impl Link for SendRecordingLink {
     fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         let mut calls = self.1.lock();
-        if calls.refusals > 0 {
-            calls.refusals -= 1;
+        if calls.rejected_send_count > 0 {
+            calls.rejected_send_count -= 1;
             return Ok(0);
         }
         let before = Instant::now();
@@ -65,7 +65,7 @@ fn nodes(transport: Transport, latency: Duration) -> (Node, Node, Arc<Mutex<Call
     let switch = Switch::new(SwitchConfig::default());
     let [here, there] = [1, 2].map(|host| switch.attach(address(host)).unwrap());
     let calls = Arc::new(Mutex::new(Calls::default()));
-    let here = Witness(here, Arc::clone(&calls));
+    let here = SendRecordingLink(here, Arc::clone(&calls));
     let one = match latency {
         Duration::ZERO => NicOptions::new([address(1)], here),
         latency => NicOptions::new([address(1)], FaultLink::new(here, delay(latency))),
@@ -78,7 +78,7 @@ fn nodes(transport: Transport, latency: Duration) -> (Node, Node, Arc<Mutex<Call
 }
 
 #[test]
-fn delays_on_the_way_are_in_the_differences_of_timestamps() {
+fn timestamp_differences_include_link_delays() {
     for milliseconds in [1, 5, 20] {
         let latency = Duration::from_millis(milliseconds);
         let (one, other, calls) = nodes(Transport::Ud, latency);
@@ -151,15 +151,15 @@ fn a_reliable_send_has_the_receive_time_of_the_acknowledgement() {
 }
 
 #[test]
-fn a_packet_that_the_link_refuses_at_first_is_stamped_when_it_is_sent() {
+fn a_retried_packet_is_stamped_when_it_is_sent() {
     let (one, other, calls) = nodes(Transport::Ud, Duration::ZERO);
     other.post_recv();
-    calls.lock().refusals = 3;
+    calls.lock().rejected_send_count = 3;
     one.post_send(&other, b"refused");
     std::thread::sleep(Duration::from_millis(2));
     let (sent, received) = (one.completion(), other.completion());
     let calls = calls.lock();
-    assert_eq!((calls.refusals, calls.sends.len()), (0, 1));
+    assert_eq!((calls.rejected_send_count, calls.sends.len()), (0, 1));
     let (before, after) = calls.sends[0];
     assert!(sent <= before, "the time is read before the packet is sent");
     assert!(distance(received, (before, after)) == Duration::ZERO);
@@ -206,7 +206,7 @@ fn queue_pairs_of_one_nic_use_its_clock() {
 #[test]
 fn the_link_stamps_packets_while_a_queue_with_timestamps_exists() {
     let calls = Arc::new(Mutex::new(Calls::default()));
-    let link = Witness(Switch::default().attach(address(1)).unwrap(), Arc::clone(&calls));
+    let link = SendRecordingLink(Switch::default().attach(address(1)).unwrap(), Arc::clone(&calls));
     let nic = adverb_soft::Nic::open(NicOptions::new([address(1)], link)).unwrap();
     let history = || calls.lock().set_timestamps.clone();
     let plain = nic.create_cq(8, None).unwrap();

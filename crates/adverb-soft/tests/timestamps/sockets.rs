@@ -12,7 +12,7 @@ use crate::support::{open_loopback, wait};
 
 /// The error of a receive time over sockets, which the documentation states: 1 µs, or more if the thread that measures
 /// the offset of the clocks is preempted again and again.
-const ERROR: Duration = Duration::from_micros(2);
+const MAX_ERROR: Duration = Duration::from_micros(2);
 
 fn packet(from: &UdpLink, to: SocketAddr) -> TxPacket<'static> {
     let address = from.local_addr().ip();
@@ -41,7 +41,7 @@ fn enable(sender: &mut UdpLink, receiver: &mut UdpLink) {
         sender.send(&[packet(sender, receiver.local_addr())]).unwrap();
         let sent = Instant::now();
         std::thread::sleep(Duration::from_millis(1));
-        if received_at(receiver).iter().all(|time| time.unwrap() <= sent + ERROR) {
+        if received_at(receiver).iter().all(|time| time.unwrap() <= sent + MAX_ERROR) {
             break;
         }
         assert!(start.elapsed() < Duration::from_secs(10), "the kernel does not stamp packets");
@@ -65,7 +65,7 @@ fn a_datagram_has_the_time_at_which_the_kernel_received_it() {
         let times = received_at(&mut there);
         assert_eq!(times.len(), 1);
         assert!(
-            distance(times[0].unwrap(), send) < ERROR,
+            distance(times[0].unwrap(), send) < MAX_ERROR,
             "{:?} after {pause} ms",
             times[0].unwrap() - before
         );
@@ -85,7 +85,7 @@ fn the_packets_of_a_batch_have_one_time() {
     let send = (before, Instant::now());
     let times = received_at(&mut there);
     assert_eq!(times.len(), 20);
-    assert!(times.iter().all(|time| distance(time.unwrap(), send) < ERROR));
+    assert!(times.iter().all(|time| distance(time.unwrap(), send) < MAX_ERROR));
     if here.is_gso_enabled() {
         assert!(times.iter().all(|time| *time == times[0]), "the kernel delivers the batch as a whole");
     }
@@ -104,7 +104,7 @@ fn packets_to_a_group_have_times_if_it_is_joined_before_or_after_they_are_enable
         let send = (before, Instant::now());
         let times = received_at(&mut there);
         assert!(!times.is_empty());
-        assert!(times.iter().any(|time| distance(time.unwrap(), send) < ERROR));
+        assert!(times.iter().any(|time| distance(time.unwrap(), send) < MAX_ERROR));
     }
 }
 
@@ -126,7 +126,7 @@ fn completions_have_the_times_of_their_packets() {
             let posted = Instant::now();
             let received = other.completion();
             // The progress thread may have sent the packet after the call.
-            assert!(received + ERROR >= before && received <= posted + Duration::from_secs(10));
+            assert!(received + MAX_ERROR >= before && received <= posted + Duration::from_secs(10));
             let sent = loop {
                 assert_eq!(other.try_completion(), None);
                 if let Some(sent) = one.try_completion() {
@@ -134,8 +134,8 @@ fn completions_have_the_times_of_their_packets() {
                 }
             };
             match transport {
-                Transport::Ud => assert!(sent >= before && sent <= received + ERROR),
-                _ => assert!(sent + ERROR >= received, "the acknowledgement follows the message"),
+                Transport::Ud => assert!(sent >= before && sent <= received + MAX_ERROR),
+                _ => assert!(sent + MAX_ERROR >= received, "the acknowledgement follows the message"),
             }
         }
     }
@@ -160,7 +160,11 @@ fn the_kernel_returns_the_send_time_of_each_packet_that_asks_for_it() {
         let received = received_at(&mut there);
         let received = received[0].expect("a receive time");
         // The loopback interface sends a packet before it receives it.
-        assert!(received + ERROR >= time, "round {round}: received {:?} before it was sent", time - received);
+        assert!(
+            received + MAX_ERROR >= time,
+            "round {round}: received {:?} before it was sent",
+            time - received
+        );
     }
     assert_eq!(here.unsendable_packets(), 0);
 }
@@ -171,8 +175,8 @@ fn a_packet_that_cannot_be_sent_has_no_send_time_and_is_counted() {
     let good = packet(&here, there.local_addr());
     assert!(matches!(here.send_timed(&good).unwrap(), TimedSend::Accepted(Some(_))));
     // Not an address of the link.
-    let stranger = TxPacket { source: SocketAddr::new(Ipv4Addr::new(192, 0, 2, 1).into(), 0xc000), ..good };
-    assert_eq!(here.send_timed(&stranger).unwrap(), TimedSend::Accepted(None));
+    let foreign = TxPacket { source: SocketAddr::new(Ipv4Addr::new(192, 0, 2, 1).into(), 0xc000), ..good };
+    assert_eq!(here.send_timed(&foreign).unwrap(), TimedSend::Accepted(None));
     // Longer than any datagram.
     let long = TxPacket { bytes: &[0; 70_000], ..good };
     assert_eq!(here.send_timed(&long).unwrap(), TimedSend::Accepted(None));

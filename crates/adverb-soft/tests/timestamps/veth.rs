@@ -28,7 +28,7 @@ use crate::node::Node;
 const COUNT: u32 = 1000;
 
 /// The stated error of a receive timestamp, on either side of the comparison.
-const ERROR: Duration = Duration::from_micros(2);
+const MAX_ERROR: Duration = Duration::from_micros(2);
 
 const HERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const THERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
@@ -41,17 +41,18 @@ fn ip(line: &str) {
 /// A NIC in a network namespace, and a socket that receives all packets of the namespace.
 struct Host {
     node: Node,
-    tap: OwnedFd,
+    packet_socket: OwnedFd,
 }
 
 /// Opens the host at `address`, after the interface got it.
 fn host(address: Ipv4Addr) -> Host {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
-    let tap = socket(AddressFamily::Packet, SockType::Datagram, flags, SockProtocol::EthAll).unwrap();
-    setsockopt(&tap, RcvBufForce, &(32 << 20)).unwrap();
-    setsockopt(&tap, ReceiveTimestampns, &true).unwrap();
+    let packet_socket =
+        socket(AddressFamily::Packet, SockType::Datagram, flags, SockProtocol::EthAll).unwrap();
+    setsockopt(&packet_socket, RcvBufForce, &(32 << 20)).unwrap();
+    setsockopt(&packet_socket, ReceiveTimestampns, &true).unwrap();
     let link = UdpLink::open(&UdpConfig::new(address.into())).unwrap();
-    Host { node: Node::new(Transport::Ud, NicOptions::new([IpAddr::from(address)], link)), tap }
+    Host { node: Node::new(Transport::Ud, NicOptions::new([IpAddr::from(address)], link)), packet_socket }
 }
 
 impl Host {
@@ -61,7 +62,7 @@ impl Host {
         let (mut bytes, mut control) = ([0; 2048], nix::cmsg_space!(TimeSpec));
         loop {
             let mut pieces = [IoSliceMut::new(&mut bytes)];
-            let fd = self.tap.as_raw_fd();
+            let fd = self.packet_socket.as_raw_fd();
             let flags = MsgFlags::empty();
             let message = match recvmsg::<SockaddrStorage>(fd, &mut pieces, Some(&mut control), flags) {
                 Err(Errno::EAGAIN) => return times,
@@ -168,25 +169,24 @@ fn timestamps_are_those_of_the_kernel() {
     }
     let (end, end_system) = clocks();
     let drift = nanos(end, monotonic + (end_system - system)).unsigned_abs();
-    assert!(u128::from(drift) < ERROR.as_nanos(), "the system clock was set during the test");
+    assert!(u128::from(drift) < MAX_ERROR.as_nanos(), "the system clock was set during the test");
     let (outgoing, incoming) = (here.captured(), there.captured());
     let instant = |time: Duration| monotonic + (time - system);
-    let (mut sends, mut receives, mut ways) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut sends, mut receives, mut latencies) = (Vec::new(), Vec::new(), Vec::new());
     for (number, (sent, received)) in stamps.into_iter().enumerate() {
         let number = number as u32;
         sends.push(nanos(sent, instant(outgoing[&number])));
         receives.push(nanos(instant(incoming[&number]), received));
-        ways.push(nanos(sent, received));
+        latencies.push(nanos(sent, received));
     }
     println!("{} packets", receives.len());
-    let (least, _, most) = summary("receive timestamp after the kernel's", receives);
-    let error = ERROR.as_nanos() as i64;
-    assert!(least >= -error && most <= error, "the receive timestamps are wrong");
-    let (least, median, _) =
-        summary("send timestamp before the kernel passes the packet to the device", sends);
-    assert!(least >= -error, "a packet was stamped after it was sent");
+    let (min, _, max) = summary("receive timestamp after the kernel's", receives);
+    let error = MAX_ERROR.as_nanos() as i64;
+    assert!(min >= -error && max <= error, "the receive timestamps are wrong");
+    let (min, median, _) = summary("send timestamp before the kernel passes the packet to the device", sends);
+    assert!(min >= -error, "a packet was stamped after it was sent");
     // Debug builds and busy machines take longer, but not that much longer.
     assert!(median < 1_000_000, "the send timestamps are far too early");
-    let (least, ..) = summary("receive timestamp after the send timestamp", ways);
-    assert!(least >= -error, "a packet was received before it was sent");
+    let (min, ..) = summary("receive timestamp after the send timestamp", latencies);
+    assert!(min >= -error, "a packet was received before it was sent");
 }

@@ -20,7 +20,7 @@ use adverb_wire::{Psn, Qpn, RnrTimer};
 use super::Outcome;
 
 /// The number of registered bytes of an end.
-pub(super) const LENGTH: usize = 8 << 10;
+pub(super) const MEMORY_LEN: usize = 8 << 10;
 
 /// The time that a well-behaved operation may take, on a machine that others use too.
 pub(super) const OPERATION_DEADLINE: Duration = Duration::from_secs(30);
@@ -42,18 +42,18 @@ impl End {
         let cq = nic.create_cq(256, None).map_err(|error| format!("no completion queue: {error}"))?;
         let qpn = nic.create_qp(QpConfig::new(transport, pd, cq, cq));
         let qpn = qpn.map_err(|error| format!("no queue pair: {error}"))?;
-        let words: Vec<AtomicU64> = (0..LENGTH / 8).map(|_| AtomicU64::new(0)).collect();
+        let words: Vec<AtomicU64> = (0..MEMORY_LEN / 8).map(|_| AtomicU64::new(0)).collect();
         let area = NonNull::from(words.as_slice()).cast::<u8>();
         // Nothing of a software NIC outlasts a loss of power.
         let access = Access::LOCAL_WRITE | Access::REMOTE.difference(Access::FLUSH_PERSISTENT);
         // SAFETY: the memory is deregistered before it is freed, and this process reaches it through atomics only.
-        let key = unsafe { nic.register(pd, area, LENGTH, area.as_ptr().addr() as u64, access) };
+        let key = unsafe { nic.register(pd, area, MEMORY_LEN, area.as_ptr().addr() as u64, access) };
         let key = key.map_err(|error| format!("no region: {error}"))?;
         Ok(End { nic: Arc::clone(nic), qpn, transport, pd, cq, key, words })
     }
 
-    pub(super) fn reach(&self) -> MemoryRange {
-        MemoryRange { addr: self.addr(), length: LENGTH as u64, rkey: self.key }
+    pub(super) fn memory_range(&self) -> MemoryRange {
+        MemoryRange { addr: self.addr(), length: MEMORY_LEN as u64, rkey: self.key }
     }
 
     fn addr(&self) -> u64 {
@@ -84,7 +84,7 @@ impl End {
     }
 
     /// Returns an error unless the first `length` bytes of both are equal.
-    pub(super) fn must_equal(&self, other: &End, length: usize) -> Outcome<()> {
+    pub(super) fn ensure_equal(&self, other: &End, length: usize) -> Outcome<()> {
         match (0..length / 8).find(|index| self.word(*index) != other.word(*index)) {
             None => Ok(()),
             Some(index) => {

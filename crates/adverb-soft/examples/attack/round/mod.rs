@@ -40,7 +40,7 @@ use target::Target;
 type Outcome<T> = Result<T, String>;
 
 /// The number of earlier packets that are replayed.
-const PAST: usize = 32;
+const MAX_HISTORY: usize = 32;
 
 /// The queue key of attacked datagram queue pairs, which attackers know.
 const QKEY: u32 = 0x1666_6666;
@@ -53,7 +53,7 @@ const QKEY: u32 = 0x1666_6666;
 pub(crate) fn attack(decisions: DecisionSource<'_>, packets: u64, report: &mut Report) -> Outcome<()> {
     let network = Network::open().map_err(|error| format!("can't open the network: {error}"))?;
     let (victim, peer) = (Arc::clone(&network.victim), Arc::clone(&network.peer));
-    let empty = counted(&victim.resource_counts());
+    let empty = leak_counts(&victim.resource_counts());
     let mut round = Round::new(decisions, network)?;
     let end = report.packets() + packets;
     let mut result = Ok(());
@@ -67,7 +67,7 @@ pub(crate) fn attack(decisions: DecisionSource<'_>, packets: u64, report: &mut R
     drop(round);
     result?;
     drop(peer);
-    let left = counted(&victim.resource_counts());
+    let left = leak_counts(&victim.resource_counts());
     if left == empty {
         Ok(())
     } else {
@@ -76,7 +76,7 @@ pub(crate) fn attack(decisions: DecisionSource<'_>, packets: u64, report: &mut R
 }
 
 /// What must be as before when all was destroyed.
-fn counted(resource_counts: &ResourceCounts) -> [usize; 6] {
+fn leak_counts(resource_counts: &ResourceCounts) -> [usize; 6] {
     let ResourceCounts { queue_pairs, index_entries, regions, responses, multicast_groups, windows, .. } =
         *resource_counts;
     [queue_pairs, index_entries, regions, responses, multicast_groups, windows]
@@ -109,8 +109,8 @@ impl<'a> Round<'a> {
         let Network { victim, peer, lanes, senders, spoofer, groups } = network;
         let pair = Pair::new(&victim, &peer, lanes)?;
         let addresses = victim.addresses().to_vec();
-        let inbox = || CmEventChannel::new().map(Arc::new).map_err(|error| error.to_string());
-        let (requests, connections) = (inbox()?, inbox()?);
+        let channel = || CmEventChannel::new().map(Arc::new).map_err(|error| error.to_string());
+        let (requests, connections) = (channel()?, channel()?);
         for (service, transport) in
             [(CM_ATTACK_TCP_SERVICE_ID, Transport::Rc), (CM_ATTACK_UDP_SERVICE_ID, Transport::Ud)]
         {
@@ -164,17 +164,17 @@ impl<'a> Round<'a> {
     fn burst(&mut self, report: &mut Report) -> Outcome<()> {
         self.bursts += 1;
         for _ in 0..=self.decisions.below(24) {
-            self.strike(report);
+            self.send_hostile_packet(report);
         }
-        self.own(report)?;
-        self.hear();
+        self.serve_application(report)?;
+        self.receive_responses();
         self.check()?;
         self.pair.step().map_err(|what| format!("the well-behaved pair: {what}"))?;
         self.check()
     }
 
     /// Sends a hostile packet, or a batch of them.
-    fn strike(&mut self, report: &mut Report) {
+    fn send_hostile_packet(&mut self, report: &mut Report) {
         let (kind, forged) = match self.decisions.below(32) {
             0..14 => (Kind::Informed, self.informed()),
             14..17 => (Kind::Group, self.group_packet()),
@@ -193,10 +193,10 @@ impl<'a> Round<'a> {
         let sent = socket.send(&bytes, count, destination);
         report.sent[kind as usize] += sent as u64;
         report.batches += u64::from(sent > 1);
-        report.refused += u64::from(sent == 0);
+        report.rejected += u64::from(sent == 0);
         // What is aimed at the pair isn't replayed: from another address it might be a right packet.
         if matches!(kind, Kind::Informed | Kind::Group | Kind::Message | Kind::GroupMessage) {
-            keep(&mut self.history, bytes);
+            push_bounded(&mut self.history, bytes);
         }
     }
 
@@ -215,7 +215,7 @@ impl<'a> Round<'a> {
             qkey: QKEY,
             expected_psn: status.expected_psn,
             next_psn: status.next_psn,
-            memory: Some(target.end.reach()),
+            memory: Some(target.end.memory_range()),
             flow,
             attacker_state: &mut target.attacker_state,
         };
@@ -231,7 +231,7 @@ impl<'a> Round<'a> {
         let (sender, flow) = self.sender_to(destination)?;
         let attacker_state = &mut AttackerState::default();
         let peer = Qpn::truncate(0x600);
-        let mut target_info = aim_at(Qpn::MULTICAST, peer, Transport::Ud, flow, attacker_state);
+        let mut target_info = uninformed_target(Qpn::MULTICAST, peer, Transport::Ud, flow, attacker_state);
         if self.decisions.one_in(3) {
             // A single queue pair, by the address of a group.
             let target = &self.targets[self.decisions.below(self.targets.len() as u64) as usize].end;
@@ -280,9 +280,10 @@ impl<'a> Round<'a> {
         let destination = Gid::from(self.addresses[self.decisions.below(2) as usize]).udp_addr();
         let flow = Flow::new(self.senders[sender].address, destination)?;
         let attacker_state = &mut AttackerState::default();
-        let mut target_info = aim_at(lane.qpn, status.remote_qpn, Transport::Rc, flow, attacker_state);
+        let mut target_info =
+            uninformed_target(lane.qpn, status.remote_qpn, Transport::Rc, flow, attacker_state);
         (target_info.expected_psn, target_info.next_psn, target_info.memory) =
-            (status.expected_psn, status.next_psn, Some(lane.reach()));
+            (status.expected_psn, status.next_psn, Some(lane.memory_range()));
         let history = VecDeque::new();
         let bytes = PacketGenerator { decisions: &mut self.decisions, history: &history, target_info }
             .next_packet()
@@ -297,7 +298,7 @@ impl<'a> Round<'a> {
         let [qpn, peer] = [(); 2].map(|()| Qpn::truncate(self.decisions.bits(24) as u32));
         let transport = self.decisions.pick(&[Transport::Rc, Transport::Uc, Transport::Ud]);
         let attacker_state = &mut AttackerState::default();
-        let mut target_info = aim_at(qpn, peer, transport, flow, attacker_state);
+        let mut target_info = uninformed_target(qpn, peer, transport, flow, attacker_state);
         (target_info.expected_psn, target_info.next_psn) =
             (Psn::wrapping(self.decisions.bits(24) as u32), Psn::wrapping(self.decisions.bits(24) as u32));
         target_info.qkey = self.decisions.bits(32) as u32;
@@ -325,9 +326,9 @@ impl<'a> Round<'a> {
     }
 
     /// Does what the owner of the attacked NIC does: tends the targets, and answers requests for connections.
-    fn own(&mut self, report: &mut Report) -> Outcome<()> {
+    fn serve_application(&mut self, report: &mut Report) -> Outcome<()> {
         for target in &mut self.targets {
-            target.tend(&mut self.decisions)?;
+            target.restore_and_post(&mut self.decisions)?;
         }
         while let Some(event) = self.requests.take() {
             let CmEvent::Event(event) = event else {
@@ -338,7 +339,7 @@ impl<'a> Round<'a> {
                     report.requests += 1;
                     // The peer may have given up, or the queue pair have a connection.
                     let qpn = self.targets[self.decisions.below(self.targets.len() as u64) as usize].end.qpn;
-                    let patience = std::time::Duration::from_millis(100);
+                    let timeout = std::time::Duration::from_millis(100);
                     let cm = self.victim.cm();
                     match self.decisions.below(4) {
                         0 => _ = cm.reject(request.id, b"no"),
@@ -346,7 +347,7 @@ impl<'a> Round<'a> {
                         _ => {
                             if cm.subscribe(request.id, &self.connections).is_ok() {
                                 _ = cm.qp_attributes(request.id, &LocalQp::new(qpn));
-                                _ = cm.accept(request.id, &LocalQp::new(qpn), b"yes", patience);
+                                _ = cm.accept(request.id, &LocalQp::new(qpn), b"yes", timeout);
                             }
                         }
                     }
@@ -372,7 +373,7 @@ impl<'a> Round<'a> {
     }
 
     /// Takes what the NIC sent to the attackers.
-    fn hear(&mut self) {
+    fn receive_responses(&mut self) {
         for sender in &self.senders {
             for _ in 0..64 {
                 let Some((bytes, source)) = sender.receive() else { break };
@@ -391,7 +392,7 @@ impl<'a> Round<'a> {
                         target.attacker_state.record_target_packet(header);
                     }
                 }
-                keep(&mut self.reflected, bytes);
+                push_bounded(&mut self.reflected, bytes);
             }
         }
     }
@@ -435,7 +436,7 @@ struct Forged {
 }
 
 /// What an attacker knows that knows little.
-fn aim_at(
+fn uninformed_target(
     qpn: Qpn,
     peer: Qpn,
     transport: Transport,
@@ -457,8 +458,8 @@ fn aim_at(
     }
 }
 
-fn keep(packets: &mut VecDeque<Vec<u8>>, bytes: Vec<u8>) {
-    if packets.len() >= PAST {
+fn push_bounded(packets: &mut VecDeque<Vec<u8>>, bytes: Vec<u8>) {
+    if packets.len() >= MAX_HISTORY {
         packets.pop_front();
     }
     packets.push_back(bytes);

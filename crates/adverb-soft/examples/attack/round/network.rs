@@ -42,24 +42,33 @@ impl Network {
         // 127.128.0.0/10, eight addresses for each number.
         let host = |host: u32| Ipv4Addr::from_bits(127 << 24 | 0x80_0000 | (number & 0x7_ffff) << 3 | host);
         let v6 = || open_v6(number);
-        let (ours, ours_v6) = open_nic(&[(host(1), ROCE_PORT), (host(2), ROCE_PORT + 1)], v6()?)?;
-        let (theirs, theirs_v6) = open_nic(&[(host(3), ROCE_PORT)], v6()?)?;
-        let mut lanes =
-            vec![[ours.addresses()[0], theirs.addresses()[0]], [ours.addresses()[1], theirs.addresses()[0]]];
+        let (victim_nic, victim_v6) = open_nic(&[(host(1), ROCE_PORT), (host(2), ROCE_PORT + 1)], v6()?)?;
+        let (peer_nic, peer_v6) = open_nic(&[(host(3), ROCE_PORT)], v6()?)?;
+        let mut lanes = vec![
+            [victim_nic.addresses()[0], peer_nic.addresses()[0]],
+            [victim_nic.addresses()[1], peer_nic.addresses()[0]],
+        ];
         let ports = [0, ROCE_PORT + 2, ROCE_PORT];
         let mut senders = Vec::new();
         for port in ports {
             senders.push(Sender::bind(SocketAddr::new(host(4).into(), port))?);
         }
         let mut groups = vec![SocketAddr::new([239, 255, 77, 9].into(), ROCE_PORT)];
-        if let (Some(ours), Some(theirs)) = (ours_v6, theirs_v6) {
-            lanes.push([ours, theirs]);
+        if let (Some(victim_nic), Some(peer_nic)) = (victim_v6, peer_v6) {
+            lanes.push([victim_nic, peer_nic]);
             senders.push(Sender::bind(SocketAddr::new(Ipv6Addr::LOCALHOST.into(), 0))?);
             senders.push(bind_v6(number)?);
             groups.push(SocketAddr::new([0xff02, 0, 0, 0, 0, 0, 7, 0x7709].into(), ROCE_PORT));
         }
         let spoofer = Sender::bind(SocketAddr::new(host(3).into(), 0))?;
-        Ok(Network { victim: Arc::new(ours), peer: Arc::new(theirs), lanes, senders, spoofer, groups })
+        Ok(Network {
+            victim: Arc::new(victim_nic),
+            peer: Arc::new(peer_nic),
+            lanes,
+            senders,
+            spoofer,
+            groups,
+        })
     }
 }
 

@@ -18,10 +18,10 @@ use super::end::{End, OPERATION_DEADLINE};
 const SERVICE: ServiceId = ServiceId::tcp_port(7472);
 
 /// The bytes of a message: several packets.
-const MESSAGE: usize = 4096;
+const MESSAGE_LEN: usize = 4096;
 
 /// The bytes of a datagram: one packet.
-const DATAGRAM: usize = 512;
+const DATAGRAM_LEN: usize = 512;
 
 /// The number of steps for each connection that is made and ended.
 const CONNECT_EVERY: u64 = 32;
@@ -50,22 +50,22 @@ impl Pair {
     /// Connects two NICs by pairs of their addresses.
     pub(super) fn new(victim: &Arc<Nic>, peer: &Arc<Nic>, addresses: Vec<[IpAddr; 2]>) -> Outcome<Pair> {
         let mut lanes = Vec::new();
-        for (psn, [ours, theirs]) in (0xff_ffe0..).zip(&addresses) {
+        for (psn, [victim_addr, peer_addr]) in (0xff_ffe0..).zip(&addresses) {
             let lane =
                 Lane { victim: End::new(victim, Transport::Rc)?, peer: End::new(peer, Transport::Rc)? };
             let psn = Psn::wrapping(psn);
-            lane.victim.connect(*ours, *theirs, lane.peer.qpn, psn)?;
-            lane.peer.connect(*theirs, *ours, lane.victim.qpn, psn)?;
+            lane.victim.connect(*victim_addr, *peer_addr, lane.peer.qpn, psn)?;
+            lane.peer.connect(*peer_addr, *victim_addr, lane.victim.qpn, psn)?;
             lanes.push(lane);
         }
         let datagrams = [End::new(victim, Transport::Ud)?, End::new(peer, Transport::Ud)?];
         datagrams.iter().try_for_each(|end| end.open(QKEY))?;
         let listen = |nic: &Nic| -> Outcome<Arc<CmEventChannel>> {
-            let inbox = Arc::new(CmEventChannel::new().map_err(|error| error.to_string())?);
+            let channel = Arc::new(CmEventChannel::new().map_err(|error| error.to_string())?);
             let listen =
                 ListenParams { service: SERVICE, bind: BindAddr::Any, transport: Transport::Rc, backlog: 8 };
-            nic.cm().listen(listen, &inbox).map_err(|error| format!("can't listen: {error}"))?;
-            Ok(inbox)
+            nic.cm().listen(listen, &channel).map_err(|error| format!("can't listen: {error}"))?;
+            Ok(channel)
         };
         let requests = [listen(victim)?, listen(peer)?];
         Ok(Pair { lanes, datagrams, addresses, requests, step: 0, connections: 0 })
@@ -84,31 +84,31 @@ impl Pair {
         from.fill(self.step << 20);
         match self.step / 2 % 5 {
             0 => {
-                must(to.receive(2, MESSAGE), "receive")?;
-                must(from.post(1, SendOperation::Send, MESSAGE, None), "send")?;
+                ensure(to.receive(2, MESSAGE_LEN), "receive")?;
+                ensure(from.post(1, SendOperation::Send, MESSAGE_LEN, None), "send")?;
                 from.complete(1, "SEND")?;
                 to.complete(2, "RECV")?;
-                to.must_equal(from, MESSAGE).map_err(|what| format!("SEND: {what}"))
+                to.ensure_equal(from, MESSAGE_LEN).map_err(|what| format!("SEND: {what}"))
             }
             1 => {
-                must(from.post(1, SendOperation::Write(to.remote()), MESSAGE, None), "write")?;
+                ensure(from.post(1, SendOperation::Write(to.remote()), MESSAGE_LEN, None), "write")?;
                 from.complete(1, "WRITE")?;
-                to.must_equal(from, MESSAGE).map_err(|what| format!("WRITE: {what}"))
+                to.ensure_equal(from, MESSAGE_LEN).map_err(|what| format!("WRITE: {what}"))
             }
             2 => {
                 to.fill(self.step << 21);
-                must(from.post(1, SendOperation::Read(to.remote()), MESSAGE, None), "read")?;
+                ensure(from.post(1, SendOperation::Read(to.remote()), MESSAGE_LEN, None), "read")?;
                 from.complete(1, "READ")?;
-                from.must_equal(to, MESSAGE).map_err(|what| format!("READ: {what}"))
+                from.ensure_equal(to, MESSAGE_LEN).map_err(|what| format!("READ: {what}"))
             }
             3 => {
                 to.store(self.step);
                 let add = SendOperation::FetchAdd { remote: to.remote(), add: 7 };
-                must(from.post(1, add, 8, None), "fetch and add")?;
+                ensure(from.post(1, add, 8, None), "fetch and add")?;
                 from.complete(1, "FETCH ADD")?;
                 let (old, new) = (from.word(0), to.word(0));
-                let is_right = (old, new) == (self.step, self.step + 7);
-                must(is_right, &format!("FETCH ADD of {}: {old}, then {new}", self.step))
+                let is_correct = (old, new) == (self.step, self.step + 7);
+                ensure(is_correct, &format!("FETCH ADD of {}: {old}, then {new}", self.step))
             }
             _ => self.datagram(),
         }
@@ -117,27 +117,31 @@ impl Pair {
     /// Sends a datagram, and again until it arrives: nobody acknowledges it.
     fn datagram(&self) -> Outcome<()> {
         let [victim, peer] = &self.datagrams;
-        let [ours, theirs] = self.addresses[self.step as usize % self.addresses.len()];
-        let (from, to, local, remote) =
-            if self.step & 1 == 0 { (victim, peer, ours, theirs) } else { (peer, victim, theirs, ours) };
+        let [victim_addr, peer_addr] = self.addresses[self.step as usize % self.addresses.len()];
+        let (from, to, local, remote) = if self.step & 1 == 0 {
+            (victim, peer, victim_addr, peer_addr)
+        } else {
+            (peer, victim, peer_addr, victim_addr)
+        };
         let path = from.nic.path(local, remote, 0xc123).ok_or("no path")?;
         from.fill(self.step << 20);
-        must(to.receive(2, GRH_LEN + DATAGRAM), "receive")?;
+        ensure(to.receive(2, GRH_LEN + DATAGRAM_LEN), "receive")?;
         let start = Instant::now();
         loop {
             let destination = Destination { handle: path, qpn: to.qpn, qkey: QKEY };
-            must(from.post(1, SendOperation::Send, DATAGRAM, Some(destination)), "send")?;
+            ensure(from.post(1, SendOperation::Send, DATAGRAM_LEN, Some(destination)), "send")?;
             from.complete(1, "UD SEND")?;
             let sent = Instant::now();
             while sent.elapsed() < Duration::from_millis(100) {
                 if let Some(completion) = to.poll() {
-                    let is_right = completion.outcome.is_ok()
-                        && (0..DATAGRAM / 8).all(|index| to.word(GRH_LEN / 8 + index) == from.word(index));
-                    return must(is_right, &format!("UD RECV: {completion:?}"));
+                    let is_correct = completion.outcome.is_ok()
+                        && (0..DATAGRAM_LEN / 8)
+                            .all(|index| to.word(GRH_LEN / 8 + index) == from.word(index));
+                    return ensure(is_correct, &format!("UD RECV: {completion:?}"));
                 }
                 std::thread::yield_now();
             }
-            must(start.elapsed() < OPERATION_DEADLINE, "no datagram arrived")?;
+            ensure(start.elapsed() < OPERATION_DEADLINE, "no datagram arrived")?;
         }
     }
 
@@ -146,22 +150,22 @@ impl Pair {
         self.connections += 1;
         let lane = &self.lanes[0];
         let (victim, peer) = (&lane.victim.nic, &lane.peer.nic);
-        let [ours, theirs] = self.addresses[self.connections as usize % self.addresses.len()];
-        let is_ours = self.connections & 1 == 0;
-        let (active, passive, local, remote, requests) = if is_ours {
-            (victim, peer, ours, theirs, &self.requests[1])
+        let [victim_addr, peer_addr] = self.addresses[self.connections as usize % self.addresses.len()];
+        let victim_connects = self.connections & 1 == 0;
+        let (active, passive, local, remote, requests) = if victim_connects {
+            (victim, peer, victim_addr, peer_addr, &self.requests[1])
         } else {
-            (peer, victim, theirs, ours, &self.requests[0])
+            (peer, victim, peer_addr, victim_addr, &self.requests[0])
         };
         let (client, server) = (End::new(active, Transport::Rc)?, End::new(passive, Transport::Rc)?);
         client.init()?;
         server.init()?;
-        let inboxes = [CmEventChannel::new(), CmEventChannel::new()].map(|inbox| inbox.map(Arc::new));
-        let [Ok(heard), Ok(served)] = inboxes else { return Err("no inbox".to_owned()) };
+        let channels = [CmEventChannel::new(), CmEventChannel::new()].map(|channel| channel.map(Arc::new));
+        let [Ok(client_events), Ok(server_events)] = channels else { return Err("no inbox".to_owned()) };
         let local_qps = [&client, &server].map(|end| LocalQp::new(end.qpn));
         let connect = ConnectParams::new(AddrPair { local, remote }, SERVICE, local_qps[0], Time::ZERO);
         let text = |error: adverb_soft::Error| error.to_string();
-        let id = active.cm().connect(connect, OPERATION_DEADLINE, &heard).map_err(text)?;
+        let id = active.cm().connect(connect, OPERATION_DEADLINE, &client_events).map_err(text)?;
         let request = loop {
             match next(requests)? {
                 // One of the attackers' can't be among them but by guessing the service.
@@ -170,25 +174,25 @@ impl Pair {
                 _ => {}
             }
         };
-        passive.cm().subscribe(request.id, &served).map_err(text)?;
+        passive.cm().subscribe(request.id, &server_events).map_err(text)?;
         let ready = passive.cm().qp_attributes(request.id, &local_qps[1]).map_err(text)?;
         server.qp_attributes(ready.ready_to_receive, ready.ready_to_send)?;
-        must(server.receive(2, MESSAGE), "receive")?;
+        ensure(server.receive(2, MESSAGE_LEN), "receive")?;
         passive.cm().accept(request.id, &local_qps[1], b"", OPERATION_DEADLINE).map_err(text)?;
-        expect(&heard, "acceptance", |event| matches!(event, Event::Accepted(_)))?;
+        expect(&client_events, "acceptance", |event| matches!(event, Event::Accepted(_)))?;
         let ready = active.cm().qp_attributes(id, &local_qps[0]).map_err(text)?;
         client.qp_attributes(ready.ready_to_receive, ready.ready_to_send)?;
         active.cm().establish(id).map_err(text)?;
-        expect(&heard, "connection", |event| *event == Event::Established(id))?;
-        expect(&served, "connection", |event| *event == Event::Established(request.id))?;
+        expect(&client_events, "connection", |event| *event == Event::Established(id))?;
+        expect(&server_events, "connection", |event| *event == Event::Established(request.id))?;
         client.fill(self.step << 20);
-        must(client.post(1, SendOperation::Send, MESSAGE, None), "send")?;
+        ensure(client.post(1, SendOperation::Send, MESSAGE_LEN, None), "send")?;
         client.complete(1, "SEND of a connection")?;
         server.complete(2, "RECV of a connection")?;
-        server.must_equal(&client, MESSAGE)?;
+        server.ensure_equal(&client, MESSAGE_LEN)?;
         active.cm().disconnect(id, OPERATION_DEADLINE).map_err(text)?;
-        expect(&heard, "disconnect", |event| *event == Event::Disconnected(id))?;
-        expect(&served, "disconnect", |event| *event == Event::Disconnected(request.id))?;
+        expect(&client_events, "disconnect", |event| *event == Event::Disconnected(id))?;
+        expect(&server_events, "disconnect", |event| *event == Event::Disconnected(request.id))?;
         active.cm().abort(id, Duration::ZERO);
         passive.cm().abort(request.id, Duration::ZERO);
         Ok(())
@@ -204,15 +208,15 @@ impl Pair {
     }
 }
 
-fn must(is_so: bool, what: &str) -> Outcome<()> {
-    if is_so { Ok(()) } else { Err(format!("failed: {what}")) }
+fn ensure(holds: bool, what: &str) -> Outcome<()> {
+    if holds { Ok(()) } else { Err(format!("failed: {what}")) }
 }
 
 /// Waits for the next event.
-fn next(inbox: &CmEventChannel) -> Outcome<Event> {
+fn next(channel: &CmEventChannel) -> Outcome<Event> {
     let start = Instant::now();
     loop {
-        match inbox.take() {
+        match channel.take() {
             Some(CmEvent::Event(event)) => return Ok(event),
             Some(other) => return Err(format!("{other:?}")),
             None if start.elapsed() > OPERATION_DEADLINE => return Err("no event came".to_owned()),
@@ -222,7 +226,7 @@ fn next(inbox: &CmEventChannel) -> Outcome<Event> {
     }
 }
 
-fn expect(inbox: &CmEventChannel, what: &str, is_expected: impl Fn(&Event) -> bool) -> Outcome<()> {
-    let event = next(inbox).map_err(|error| format!("{what}: {error}"))?;
+fn expect(channel: &CmEventChannel, what: &str, is_expected: impl Fn(&Event) -> bool) -> Outcome<()> {
+    let event = next(channel).map_err(|error| format!("{what}: {error}"))?;
     if is_expected(&event) { Ok(()) } else { Err(format!("{what}: {event:?}")) }
 }

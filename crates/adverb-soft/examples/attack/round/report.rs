@@ -44,7 +44,7 @@ pub(crate) struct Report {
     /// GSO batches among them.
     pub(crate) batches: u64,
     /// Packets that the kernel refused to send.
-    pub(crate) refused: u64,
+    pub(crate) rejected: u64,
     /// Operations of the well-behaved pair.
     pub(crate) operations: u64,
     /// Connections of the well-behaved pair.
@@ -77,7 +77,7 @@ impl fmt::Display for Report {
         for (index, (name, count)) in NAMES.iter().zip(self.sent).enumerate() {
             write!(f, "{} {count} {name}", if index == 0 { "" } else { "," })?;
         }
-        writeln!(f, "; {} GSO batches, {} refused by the kernel", self.batches, self.refused)?;
+        writeln!(f, "; {} GSO batches, {} refused by the kernel", self.batches, self.rejected)?;
         writeln!(
             f,
             "well-behaved pair: {} operations, of which {} connections; attackers asked for {} connections",

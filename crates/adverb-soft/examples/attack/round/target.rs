@@ -38,7 +38,7 @@ impl Target {
     }
 
     /// Brings the queue pair back to work if an attack ended it, and posts something.
-    pub(super) fn tend(&mut self, decisions: &mut DecisionSource<'_>) -> Outcome<()> {
+    pub(super) fn restore_and_post(&mut self, decisions: &mut DecisionSource<'_>) -> Outcome<()> {
         while self.end.poll().is_some() {}
         if self.end.state() != Some(QpState::ReadyToSend) {
             self.end.reset()?;

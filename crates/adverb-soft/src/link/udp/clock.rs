@@ -28,7 +28,7 @@ const MAX_AGE: Duration = Duration::from_millis(100);
 const MAX_BACKLOG: Duration = Duration::from_millis(10);
 
 /// The width of a measurement that is accurate enough.
-const ACCURATE: Duration = Duration::from_micros(1);
+const TARGET_WIDTH: Duration = Duration::from_micros(1);
 
 /// The maximum number of measurements in a row.
 const ATTEMPTS: u32 = 8;
@@ -47,7 +47,7 @@ impl Sample {
     fn read() -> Sample {
         let mut best = Sample::attempt();
         for _ in 1..ATTEMPTS {
-            if 2 * best.uncertainty <= ACCURATE {
+            if 2 * best.uncertainty <= TARGET_WIDTH {
                 break;
             }
             let next = Sample::attempt();
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn an_uncertainty_of_the_offset_is_not_the_future() {
+    fn a_timestamp_within_the_uncertainty_of_now_is_accepted() {
         let start = Instant::now();
         let stamp = EPOCH + ms(5) + Duration::from_nanos(100);
         let time = clock(start).convert_with(stamp, start + ms(5), || panic!("needless measurement"));
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_offset_is_measured_again_when_it_is_old() {
+    fn an_old_offset_is_measured_again() {
         let start = Instant::now();
         let mut clock = clock(start);
         let now = start + ms(100);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn after_the_system_clock_was_set_the_offset_is_measured_again() {
+    fn a_set_system_clock_makes_the_converter_measure_again() {
         let start = Instant::now();
         for step in [3_600_000, 20] {
             // Ahead: the packet seems to be from the future.
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clocks_are_read_at_one_moment() {
+    fn the_current_time_converts_to_the_current_time() {
         let mut clock = Clock::new();
         for _ in 0..100 {
             let before = Instant::now();

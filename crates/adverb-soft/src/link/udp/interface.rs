@@ -95,8 +95,8 @@ fn mtu(name: &str) -> io::Result<u32> {
     let socket = socket(AddressFamily::Inet).or_else(|_| socket(AddressFamily::Inet6))?;
     let mut request =
         libc::ifreq { ifr_name: [0; libc::IFNAMSIZ], ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_mtu: 0 } };
-    for (place, byte) in request.ifr_name[..libc::IFNAMSIZ - 1].iter_mut().zip(name.bytes()) {
-        *place = byte as libc::c_char;
+    for (target, byte) in request.ifr_name[..libc::IFNAMSIZ - 1].iter_mut().zip(name.bytes()) {
+        *target = byte as libc::c_char;
     }
     // SAFETY: the name ends with a zero, and this request writes only the MTU.
     unsafe { interface_mtu(socket.as_raw_fd(), &mut request) }?;
@@ -112,37 +112,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_loopback_interface_has_all_of_its_network() {
-        let some = Interface::of("127.0.0.1".parse().unwrap()).unwrap();
-        assert!(some.is_loopback && some.is_up, "{some:?}");
-        assert_eq!(some.path_mtu(), Some(PathMtu::Mtu4096));
+    fn all_addresses_in_127_0_0_0_8_belong_to_the_loopback_interface() {
+        let loopback = Interface::of("127.0.0.1".parse().unwrap()).unwrap();
+        assert!(loopback.is_loopback && loopback.is_up, "{loopback:?}");
+        assert_eq!(loopback.path_mtu(), Some(PathMtu::Mtu4096));
         let other = Interface::of("127.77.3.4".parse().unwrap()).unwrap();
-        assert_eq!(Interface { address: some.address, ..other.clone() }, some);
+        assert_eq!(Interface { address: loopback.address, ..other.clone() }, loopback);
         assert_eq!(other.address.to_string(), "127.77.3.4");
-        assert!(Interface::all().unwrap().contains(&some));
+        assert!(Interface::all().unwrap().contains(&loopback));
     }
 
     #[test]
-    fn an_interface_needs_no_other_to_be_described() {
+    fn an_interface_is_described_while_all_interfaces_are_down() {
         // In a network namespace of its own, whose loopback interface is down.
-        let alone = std::thread::spawn(|| {
+        let isolated = std::thread::spawn(|| {
             if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
                 return println!("skipped: no network namespace can be made: {error}");
             }
             let down = Interface::of("127.0.0.1".parse().unwrap()).unwrap();
             assert_eq!((down.name.as_str(), down.is_up, down.mtu), ("lo", false, 65536));
         });
-        alone.join().unwrap();
+        isolated.join().unwrap();
     }
 
     #[test]
-    fn an_address_of_nobody_has_no_interface() {
+    fn an_address_of_no_interface_is_an_error() {
         let error = Interface::of("203.0.113.77".parse().unwrap()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
     }
 
     #[test]
-    fn the_longest_packet_fits_the_interface() {
+    fn packets_of_the_path_mtu_fit_the_interface_mtu() {
         let with = |mtu, address: &str| {
             let address = address.parse().unwrap();
             let (name, is_up, is_loopback) = ("eth0".to_owned(), true, false);

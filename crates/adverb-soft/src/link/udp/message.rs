@@ -15,16 +15,16 @@ use nix::libc;
 use super::UdpStatistics;
 use super::clock::Clock;
 use super::socket::SEND_TIME;
-use crate::link::{MAX_TRAIN, TxPacket};
+use crate::link::{MAX_GSO_PACKETS, TxPacket};
 
 /// The maximum number of packets per system call.
-const BATCH: usize = 64;
+const MAX_BATCH: usize = 64;
 
 /// The maximum size of a RoCEv2 packet: the largest path MTU, all headers, padding, ICRC.
-const LONGEST: usize = (4096 + MAX_HEADER_LEN + ICRC_LEN).next_multiple_of(64);
+const MAX_PACKET_LEN: usize = (4096 + MAX_HEADER_LEN + ICRC_LEN).next_multiple_of(64);
 
 /// The maximum size of a GSO batch, below the maximum length of an IP packet.
-const LONGEST_TRAIN: usize = 65_000;
+const MAX_GSO_BYTES: usize = 65_000;
 
 /// Sends packets in order, and returns the number of accepted packets: at least one, unless there are none.
 ///
@@ -39,20 +39,20 @@ pub(super) fn send(
     socket: BorrowedFd<'_>,
     packets: &[TxPacket<'_>],
     segmentation: bool,
-    usual_hops: u8,
+    default_hop_limit: u8,
 ) -> io::Result<usize> {
-    let packets = &packets[..packets.len().min(BATCH)];
-    let mut addresses = [const { MaybeUninit::<Address>::uninit() }; BATCH];
-    let mut controls = [const { MaybeUninit::<[Control; 4]>::uninit() }; BATCH];
-    let mut trailers = [const { MaybeUninit::<[u8; ICRC_LEN]>::uninit() }; BATCH];
-    let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; 2 * BATCH];
-    let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH];
+    let packets = &packets[..packets.len().min(MAX_BATCH)];
+    let mut addresses = [const { MaybeUninit::<Address>::uninit() }; MAX_BATCH];
+    let mut controls = [const { MaybeUninit::<[Control; 4]>::uninit() }; MAX_BATCH];
+    let mut trailers = [const { MaybeUninit::<[u8; ICRC_LEN]>::uninit() }; MAX_BATCH];
+    let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; 2 * MAX_BATCH];
+    let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_BATCH];
     // The first packet and the first piece of each message, and the end of the last one.
-    let mut starts = [(0, 0); BATCH + 1];
+    let mut starts = [(0, 0); MAX_BATCH + 1];
     let (mut message_count, mut packet_count, mut piece_count) = (0, 0, 0);
     while packet_count < packets.len() {
-        let train = &packets[packet_count..][..train_length(&packets[packet_count..], segmentation)];
-        for (number, packet) in train.iter().enumerate() {
+        let batch = &packets[packet_count..][..gso_batch_len(&packets[packet_count..], segmentation)];
+        for (number, packet) in batch.iter().enumerate() {
             let (bytes, icrc) = match packet.bytes.split_last_chunk::<ICRC_LEN>() {
                 Some((bytes, icrc)) if number > 0 && packet.destination.is_ipv4() => (bytes, Some(icrc)),
                 _ => (packet.bytes, None),
@@ -60,13 +60,13 @@ pub(super) fn send(
             pieces[piece_count].write(piece(bytes));
             piece_count += 1;
             if let Some(icrc) = icrc {
-                let effect = Flow::ip_id_delta(number as u16, packet.bytes.len());
-                let trailer = std::array::from_fn(|index| icrc[index] ^ effect[index]);
+                let delta = Flow::ip_id_delta(number as u16, packet.bytes.len());
+                let trailer = std::array::from_fn(|index| icrc[index] ^ delta[index]);
                 pieces[piece_count].write(piece(trailers[packet_count + number].write(trailer)));
                 piece_count += 1;
             }
         }
-        packet_count += train.len();
+        packet_count += batch.len();
         message_count += 1;
         starts[message_count] = (packet_count, piece_count);
     }
@@ -74,7 +74,7 @@ pub(super) fn send(
     for index in 0..message_count {
         let [(packet, piece), (end, end_piece)] = [starts[index], starts[index + 1]];
         let (address, address_len) = Address::new(packets[packet].destination);
-        let (control, control_len) = Control::of(&packets[packet], end - packet > 1, usual_hops);
+        let (control, control_len) = Control::of(&packets[packet], end - packet > 1, default_hop_limit);
         let control = controls[index].write(control);
         messages[index].write(message(
             addresses[index].write(address),
@@ -105,11 +105,15 @@ pub(super) fn send(
 /// # Errors
 ///
 /// Returns an error if the packet can't be sent.
-pub(super) fn send_timed(socket: BorrowedFd<'_>, packet: &TxPacket<'_>, usual_hops: u8) -> io::Result<()> {
-    let (usual, usual_len) = Control::of(packet, false, usual_hops);
-    let count = usual_len / size_of::<Control>();
+pub(super) fn send_timed(
+    socket: BorrowedFd<'_>,
+    packet: &TxPacket<'_>,
+    default_hop_limit: u8,
+) -> io::Result<()> {
+    let (common, common_len) = Control::of(packet, false, default_hop_limit);
+    let count = common_len / size_of::<Control>();
     let mut controls = [Control::new(0, 0, []); 5];
-    controls[..count].copy_from_slice(&usual[..count]);
+    controls[..count].copy_from_slice(&common[..count]);
     controls[count] = Control::new(libc::SOL_SOCKET, libc::SO_TIMESTAMPING, SEND_TIME.to_ne_bytes());
     let (mut address, address_len) = Address::new(packet.destination);
     let mut piece = piece(packet.bytes);
@@ -149,8 +153,8 @@ pub(super) fn take_send_time(socket: BorrowedFd<'_>) -> io::Result<Option<(u32, 
             }
         }
         // SAFETY: the kernel has filled it in.
-        let said = unsafe { Said::of(&message.msg_hdr) };
-        if let (Some(number), Some(timestamp)) = (said.number, said.timestamp) {
+        let info = unsafe { ControlInfo::of(&message.msg_hdr) };
+        if let (Some(number), Some(timestamp)) = (info.number, info.timestamp) {
             return Ok(Some((number, timestamp)));
         }
         // An ICMP error.
@@ -162,7 +166,7 @@ type SendTimeControls = [u64; 32];
 
 /// Returns the number of packets, at least one, that form a GSO batch: packets like the first, and a last one that may
 /// be shorter.
-fn train_length(packets: &[TxPacket<'_>], segmentation: bool) -> usize {
+fn gso_batch_len(packets: &[TxPacket<'_>], segmentation: bool) -> usize {
     let [first, rest @ ..] = packets else { return 0 };
     let length = first.bytes.len();
     if !segmentation || length <= ICRC_LEN {
@@ -171,9 +175,9 @@ fn train_length(packets: &[TxPacket<'_>], segmentation: bool) -> usize {
     let key = |packet: &TxPacket<'_>| {
         (packet.destination, packet.traffic_class, packet.hop_limit, packet.flow_label)
     };
-    let most = (LONGEST_TRAIN / length).clamp(1, MAX_TRAIN);
+    let max_count = (MAX_GSO_BYTES / length).clamp(1, MAX_GSO_PACKETS);
     let mut count = 1;
-    for packet in rest.iter().take(most - 1) {
+    for packet in rest.iter().take(max_count - 1) {
         if packet.bytes.len() > length || packet.bytes.len() <= ICRC_LEN || key(packet) != key(first) {
             break;
         }
@@ -198,23 +202,23 @@ pub(super) struct Datagram<'a> {
 /// A receiver of datagrams.
 #[derive(Debug)]
 pub(super) struct Receiver {
-    /// Buffers for datagrams or GRO batches, of [`BUFFER`] bytes each. They are one allocation of bytes: the standard
+    /// Buffers for datagrams or GRO batches, of [`BUFFER_LEN`] bytes each. They are one allocation of bytes: the standard
     /// library writes zeros to the elements of a vector of arrays, which would allocate all their pages.
     buffers: Vec<u8>,
     /// The number of datagrams to request: twice the number last received, because preparing unused messages costs
     /// time, and so does another system call.
-    ask: usize,
+    request_count: usize,
     /// The last value of the kernel's overflow counter.
     overflows: u32,
     /// Datagrams and GRO batches in the buffers whose packets were not all passed on.
-    held: VecDeque<Held>,
+    buffered: VecDeque<BufferedDatagram>,
     /// The converter of the kernel's timestamps, if the socket has them.
     clock: Option<Clock>,
 }
 
 /// A datagram, or a GRO batch, in a buffer.
 #[derive(Debug)]
-struct Held {
+struct BufferedDatagram {
     buffer: usize,
     /// The bytes that were not passed on.
     rest: Range<usize>,
@@ -228,24 +232,24 @@ struct Held {
 }
 
 /// The size of a buffer: a GRO batch may be as long as any datagram.
-const BUFFER: usize = 1 << 16;
+const BUFFER_LEN: usize = 1 << 16;
 
 /// The number of buffers. The kernel allocates their pages when they are first used.
-const BUFFERS: usize = 64;
+const BUFFER_COUNT: usize = 64;
 
 /// The maximum number of bytes received at once, so that they stay in the CPU's cache and are acknowledged soon.
-const MOST_BYTES: usize = 256 << 10;
+const MAX_RECEIVED_BYTES: usize = 256 << 10;
 
 /// The maximum number of packets received at once, so that the application can post receives in time.
-const MOST_PACKETS: usize = 512;
+const MAX_RECEIVED_PACKETS: usize = 512;
 
 impl Receiver {
     pub(super) fn new() -> Receiver {
         Receiver {
-            buffers: vec![0; BUFFER * BUFFERS],
-            ask: 1,
+            buffers: vec![0; BUFFER_LEN * BUFFER_COUNT],
+            request_count: 1,
             overflows: 0,
-            held: VecDeque::new(),
+            buffered: VecDeque::new(),
             clock: None,
         }
     }
@@ -256,8 +260,8 @@ impl Receiver {
     }
 
     /// Whether received packets were not passed on.
-    pub(super) fn is_holding(&self) -> bool {
-        !self.held.is_empty()
+    pub(super) fn has_buffered(&self) -> bool {
+        !self.buffered.is_empty()
     }
 
     /// Passes up to `max` received packets to `each` without blocking, and returns their number, including dropped
@@ -273,11 +277,11 @@ impl Receiver {
         statistics: &mut UdpStatistics,
         each: &mut dyn FnMut(&Datagram<'_>),
     ) -> io::Result<usize> {
-        let mut count = if self.held.is_empty() { self.fetch(socket, statistics)? } else { 0 };
+        let mut count = if self.buffered.is_empty() { self.fetch(socket, statistics)? } else { 0 };
         while count < max
-            && let Some(held) = self.held.front_mut()
+            && let Some(buffered) = self.buffered.front_mut()
         {
-            let Held {
+            let BufferedDatagram {
                 buffer,
                 ref mut rest,
                 segment,
@@ -286,8 +290,8 @@ impl Receiver {
                 hop_limit,
                 flow_label,
                 received_at,
-            } = *held;
-            let buffer = &self.buffers[buffer * BUFFER..][..BUFFER];
+            } = *buffered;
+            let buffer = &self.buffers[buffer * BUFFER_LEN..][..BUFFER_LEN];
             loop {
                 let end = rest.end.min(rest.start + segment);
                 let bytes = &buffer[rest.start..end];
@@ -295,7 +299,7 @@ impl Receiver {
                 each(&Datagram { source, traffic_class, hop_limit, flow_label, received_at, bytes });
                 count += 1;
                 if rest.start >= rest.end {
-                    self.held.pop_front();
+                    self.buffered.pop_front();
                     break;
                 }
                 if count >= max {
@@ -308,11 +312,12 @@ impl Receiver {
 
     /// Receives a batch of datagrams into the buffers, none of which is held. Returns the number of dropped datagrams.
     fn fetch(&mut self, socket: BorrowedFd<'_>, statistics: &mut UdpStatistics) -> io::Result<usize> {
-        let mut addresses = [const { MaybeUninit::<Address>::uninit() }; BUFFERS];
-        let mut controls = [const { MaybeUninit::<Controls>::uninit() }; BUFFERS];
-        let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; BUFFERS];
-        let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BUFFERS];
-        for (index, buffer) in self.buffers.chunks_exact_mut(BUFFER).take(self.ask).enumerate() {
+        let mut addresses = [const { MaybeUninit::<Address>::uninit() }; BUFFER_COUNT];
+        let mut controls = [const { MaybeUninit::<Controls>::uninit() }; BUFFER_COUNT];
+        let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; BUFFER_COUNT];
+        let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BUFFER_COUNT];
+        for (index, buffer) in self.buffers.chunks_exact_mut(BUFFER_LEN).take(self.request_count).enumerate()
+        {
             let piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
             messages[index].write(message(
                 addresses[index].write(Address::UNKNOWN),
@@ -323,24 +328,32 @@ impl Receiver {
                 size_of::<Controls>(),
             ));
         }
-        let asked_at = self.clock.is_some().then(Instant::now);
+        let called_at = self.clock.is_some().then(Instant::now);
         // SAFETY: as many messages are initialised as are said. Each points to an address, a piece and room for control
         // messages that live until the call returns and that nothing else uses, with their lengths.
-        let came = unsafe {
-            let (socket, first, no_time) = (socket.as_raw_fd(), messages.as_mut_ptr(), ptr::null_mut::<u8>());
-            match self.ask {
+        let received = unsafe {
+            let (socket, first, no_timeout) =
+                (socket.as_raw_fd(), messages.as_mut_ptr(), ptr::null_mut::<u8>());
+            match self.request_count {
                 // `mmsghdr` begins with `msghdr`, and `recvmsg` is cheaper.
                 1 => libc::syscall(libc::SYS_recvmsg, socket, first, libc::MSG_DONTWAIT),
-                ask => libc::syscall(libc::SYS_recvmmsg, socket, first, ask, libc::MSG_DONTWAIT, no_time),
+                request_count => libc::syscall(
+                    libc::SYS_recvmmsg,
+                    socket,
+                    first,
+                    request_count,
+                    libc::MSG_DONTWAIT,
+                    no_timeout,
+                ),
             }
         };
-        let Ok(came) = usize::try_from(came) else {
+        let Ok(received) = usize::try_from(received) else {
             let error = io::Error::last_os_error();
-            self.ask = 1;
+            self.request_count = 1;
             return match error.raw_os_error() {
                 Some(libc::EAGAIN) => {
-                    if let (Some(clock), Some(asked_at)) = (&mut self.clock, asked_at) {
-                        clock.queue_empty(asked_at);
+                    if let (Some(clock), Some(called_at)) = (&mut self.clock, called_at) {
+                        clock.queue_empty(called_at);
                     }
                     Ok(0)
                 }
@@ -355,48 +368,48 @@ impl Receiver {
                 }
             };
         };
-        let came = if self.ask > 1 {
-            came
+        let received = if self.request_count > 1 {
+            received
         } else {
             // SAFETY: it was initialised above, and nothing refers to it.
-            unsafe { (*messages[0].as_mut_ptr()).msg_len = came as libc::c_uint };
+            unsafe { (*messages[0].as_mut_ptr()).msg_len = received as libc::c_uint };
             1
         };
         let read_at = self.clock.is_some().then(Instant::now);
-        let (mut count, mut byte_count, mut dropped) = (came, 0, 0);
-        for (index, message) in messages[..came].iter().enumerate() {
+        let (mut count, mut byte_count, mut dropped) = (received, 0, 0);
+        for (index, message) in messages[..received].iter().enumerate() {
             // SAFETY: it was initialised above, since no more came than were asked for; the kernel has changed lengths
             // and flags.
             let message = unsafe { message.assume_init_ref() };
             // SAFETY: the kernel has filled it in.
-            let said = unsafe { Said::of(&message.msg_hdr) };
-            if let Some(overflows) = said.overflows {
+            let info = unsafe { ControlInfo::of(&message.msg_hdr) };
+            if let Some(overflows) = info.overflows {
                 let more = overflows.wrapping_sub(mem::replace(&mut self.overflows, overflows));
                 statistics.overflows += u64::from(more);
             }
             // SAFETY: it was initialised above.
             let source = unsafe { addresses[index].assume_init_ref() }.get();
-            let bytes = self.buffers[index * BUFFER..][..BUFFER].get(..message.msg_len as usize);
+            let bytes = self.buffers[index * BUFFER_LEN..][..BUFFER_LEN].get(..message.msg_len as usize);
             let (Some(source), Some(bytes)) = (source, bytes) else {
                 dropped += 1;
                 continue;
             };
             // Of a train only the last packet may be shorter; what isn't one may be empty.
-            let length = said.segment.unwrap_or(bytes.len()).max(1);
-            if length > LONGEST {
+            let length = info.segment.unwrap_or(bytes.len()).max(1);
+            if length > MAX_PACKET_LEN {
                 statistics.too_long += 1;
                 dropped += 1;
                 continue;
             }
             count += bytes.len().div_ceil(length).max(1) - 1;
             byte_count += bytes.len();
-            let Said { traffic_class, hop_limit, flow_label, .. } = said;
+            let ControlInfo { traffic_class, hop_limit, flow_label, .. } = info;
             let rest = 0..bytes.len();
-            let received_at = match (&mut self.clock, said.timestamp, read_at) {
+            let received_at = match (&mut self.clock, info.timestamp, read_at) {
                 (Some(clock), Some(timestamp), Some(read_at)) => Some(clock.convert(timestamp, read_at)),
                 _ => None,
             };
-            self.held.push_back(Held {
+            self.buffered.push_back(BufferedDatagram {
                 buffer: index,
                 rest,
                 segment: length,
@@ -407,13 +420,14 @@ impl Receiver {
                 received_at,
             });
         }
-        if let (Some(clock), Some(asked_at)) = (&mut self.clock, asked_at)
-            && came < self.ask
+        if let (Some(clock), Some(called_at)) = (&mut self.clock, called_at)
+            && received < self.request_count
         {
-            clock.queue_empty(asked_at);
+            clock.queue_empty(called_at);
         }
-        let most = (MOST_BYTES * came / byte_count.max(1)).min(MOST_PACKETS * came / count.max(1));
-        self.ask = (2 * came).min(most).clamp(1, BUFFERS);
+        let max_count = (MAX_RECEIVED_BYTES * received / byte_count.max(1))
+            .min(MAX_RECEIVED_PACKETS * received / count.max(1));
+        self.request_count = (2 * received).min(max_count).clamp(1, BUFFER_COUNT);
         Ok(dropped)
     }
 }
@@ -532,7 +546,7 @@ impl Control {
     }
 
     /// Returns the control messages for a packet, or for the GSO batch that it begins, and their length in bytes.
-    fn of(packet: &TxPacket<'_>, begins_train: bool, usual_hops: u8) -> ([Control; 4], usize) {
+    fn of(packet: &TxPacket<'_>, is_gso_batch: bool, default_hop_limit: u8) -> ([Control; 4], usize) {
         let (level, class, hops) = match packet.destination {
             SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
             SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
@@ -548,14 +562,14 @@ impl Control {
             add(Control::new(level, class, number(packet.traffic_class)));
         }
         // A redundant control message costs a tenth of a send. (Multicast has its own default hop limit.)
-        let is_usual = packet.hop_limit == usual_hops && !packet.destination.ip().is_multicast();
-        if packet.hop_limit != 0 && !is_usual {
+        let is_default = packet.hop_limit == default_hop_limit && !packet.destination.ip().is_multicast();
+        if packet.hop_limit != 0 && !is_default {
             add(Control::new(level, hops, number(packet.hop_limit)));
         }
         if packet.flow_label != 0 && packet.destination.is_ipv6() {
             add(Control::new(level, libc::IPV6_FLOWINFO, (packet.flow_label & FLOW_LABEL).to_be_bytes()));
         }
-        if begins_train {
+        if is_gso_batch {
             let length = packet.bytes.len() as u16;
             add(Control::new(libc::SOL_UDP, libc::UDP_SEGMENT, length.to_ne_bytes()));
         }
@@ -568,18 +582,18 @@ const FLOW_LABEL: u32 = 0xf_ffff;
 
 /// A buffer for the control messages of a datagram: five numbers, a timestamp, and the three timestamps that a socket with
 /// send times adds. It is aligned like their headers.
-type Controls = [u64; CONTROLS.div_ceil(size_of::<u64>())];
+type Controls = [u64; CONTROLS_LEN.div_ceil(size_of::<u64>())];
 
 // SAFETY: it only computes.
-const CONTROLS: usize = 5 * size_of::<Control>()
-    + unsafe { libc::CMSG_SPACE(TIMESTAMP) + libc::CMSG_SPACE(3 * TIMESTAMP) } as usize;
+const CONTROLS_LEN: usize = 5 * size_of::<Control>()
+    + unsafe { libc::CMSG_SPACE(TIMESTAMP_LEN) + libc::CMSG_SPACE(3 * TIMESTAMP_LEN) } as usize;
 
 /// The size of a timestamp.
-const TIMESTAMP: libc::c_uint = size_of::<libc::timespec>() as libc::c_uint;
+const TIMESTAMP_LEN: libc::c_uint = size_of::<libc::timespec>() as libc::c_uint;
 
 /// The contents of control messages.
 #[derive(Default)]
-struct Said {
+struct ControlInfo {
     traffic_class: u8,
     hop_limit: Option<u8>,
     flow_label: u32,
@@ -593,14 +607,14 @@ struct Said {
     number: Option<u32>,
 }
 
-impl Said {
+impl ControlInfo {
     /// Reads the control messages of a datagram.
     ///
     /// # Safety
     ///
     /// The kernel has filled the header in: it points to control messages that it wrote, with their length.
-    unsafe fn of(header: &libc::msghdr) -> Said {
-        let mut said = Said::default();
+    unsafe fn of(header: &libc::msghdr) -> ControlInfo {
+        let mut info = ControlInfo::default();
         // SAFETY: as the caller says.
         let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
         while !next.is_null() {
@@ -619,34 +633,34 @@ impl Said {
             };
             match (control.cmsg_level, control.cmsg_type) {
                 (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                    said.traffic_class = number as u8;
+                    info.traffic_class = number as u8;
                 }
                 (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
-                    said.hop_limit = Some(number as u8);
+                    info.hop_limit = Some(number as u8);
                 }
                 (libc::IPPROTO_IPV6, libc::IPV6_FLOWINFO) => {
-                    said.flow_label = u32::from_be(number) & FLOW_LABEL;
+                    info.flow_label = u32::from_be(number) & FLOW_LABEL;
                 }
-                (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => said.overflows = Some(number),
-                (libc::SOL_UDP, libc::UDP_GRO) => said.segment = Some(number as usize),
+                (libc::SOL_SOCKET, libc::SO_RXQ_OVFL) => info.overflows = Some(number),
+                (libc::SOL_UDP, libc::UDP_GRO) => info.segment = Some(number as usize),
                 // The first of the timestamps in `SCM_TIMESTAMPING` is the software's.
                 (libc::SOL_SOCKET, libc::SCM_TIMESTAMPNS | libc::SCM_TIMESTAMPING) => {
-                    said.timestamp = since_1970(data);
+                    info.timestamp = since_1970(data);
                 }
                 (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR) => {
-                    said.number = number_of(data);
+                    info.number = datagram_number(data);
                 }
                 _ => {}
             }
             // SAFETY: both are as above.
             next = unsafe { libc::CMSG_NXTHDR(header, next) };
         }
-        said
+        info
     }
 }
 
 /// Returns the number of a datagram from the error with which the kernel returns its send time (`sock_extended_err`).
-fn number_of(error: &[u8]) -> Option<u32> {
+fn datagram_number(error: &[u8]) -> Option<u32> {
     /// The origin of send times, in the fifth byte (`SO_EE_ORIGIN_TIMESTAMPING`).
     const ORIGIN: u8 = 4;
     let [_, _, _, _, ORIGIN, _, _, _, _, _, _, _, a, b, c, d, ..] = *error else { return None };

@@ -32,7 +32,7 @@ use adverb_wire::ROCE_PORT;
 use adverb_wire::cm::ServiceId;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::{AddressShare, Link, RxPacket, STRICT, TimedSend, TxPacket};
+use super::{AddressShare, Link, RxPacket, STRICT_ICRC, TimedSend, TxPacket};
 use clock::Clock;
 pub use interface::Interface;
 use message::{Datagram, Receiver};
@@ -163,7 +163,7 @@ pub struct UdpLink {
     is_ip_id_verified: bool,
     segmentation: bool,
     /// The default hop limit, or 0 if it isn't known.
-    usual_hops: u8,
+    default_hop_limit: u8,
     has_timestamps: bool,
     /// The converter of send times, from the first one on.
     send_clock: Option<Clock>,
@@ -207,8 +207,8 @@ impl UdpLink {
             let (shared, receiving, buffer) = SharedAddress::open(local, config)?;
             (Some(Box::new(shared)), Receiving::Shared(receiving), buffer)
         } else {
-            let (receiving, buffer) = socket::receiving(local, config)?;
-            (None, Receiving::Alone(receiving), buffer)
+            let (receiving, buffer) = socket::open_receiving(local, config)?;
+            (None, Receiving::Exclusive(receiving), buffer)
         };
         let readiness = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         readiness.add(receiving.socket(), EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
@@ -216,8 +216,8 @@ impl UdpLink {
             readiness.add(shared.readiness(), EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
         }
         let interface = Interface::of(address).map_or(config.scope_id, |interface| interface.index);
-        let is_usual = config.port == ROCE_PORT;
-        let sending = if is_usual {
+        let is_roce_port = config.port == ROCE_PORT;
+        let sending = if is_roce_port {
             SourcePorts::open(local, config.source_port_count, config.max_on_demand_ports, interface)?
         } else {
             SourcePorts::single(receiving.socket().try_clone()?, local, interface)?
@@ -226,15 +226,15 @@ impl UdpLink {
             Some(socket) if address.is_ipv4() => self_test::run(socket)?,
             _ => true,
         };
-        if is_usual {
-            sending.permanent().for_each(socket::deafen);
+        if is_roce_port {
+            sending.permanent().for_each(socket::minimize_receive_buffer);
         }
         let icrc = match address {
             IpAddr::V6(_) => IcrcCheck::IpId(0),
-            IpAddr::V4(_) if config.adverb_peers_only => STRICT,
+            IpAddr::V4(_) if config.adverb_peers_only => STRICT_ICRC,
             IpAddr::V4(_) => IcrcCheck::AnyIpId,
         };
-        let usual_hops = match sending.permanent().next() {
+        let default_hop_limit = match sending.permanent().next() {
             Some(socket) if address.is_ipv4() => u8::try_from(socket.ttl()?).unwrap_or(0),
             _ => 0,
         };
@@ -255,7 +255,7 @@ impl UdpLink {
             sending,
             is_ip_id_verified,
             segmentation: config.gso,
-            usual_hops,
+            default_hop_limit,
             has_timestamps: false,
             send_clock: None,
             missed_send_times: 0,
@@ -304,7 +304,7 @@ impl UdpLink {
     }
 
     /// Counts packets that can't be sent.
-    fn lose(&mut self, count: usize, cause: io::ErrorKind) {
+    fn count_unsendable(&mut self, count: usize, cause: io::ErrorKind) {
         self.statistics.unsendable += count as u64;
         self.statistics.last_send_error = Some(cause);
     }
@@ -317,7 +317,7 @@ impl UdpLink {
             return None;
         }
         let (socket, number) = self.sending.timed(packet.source.port())?;
-        message::send_timed(socket.as_fd(), packet, self.usual_hops).ok()?;
+        message::send_timed(socket.as_fd(), packet, self.default_hop_limit).ok()?;
         let expected = *number;
         *number = number.wrapping_add(1);
         let time = loop {
@@ -343,56 +343,61 @@ impl UdpLink {
 
     /// Sends packets from one source, and returns the number of accepted packets.
     fn send_from(&mut self, source: SocketAddr, packets: &[TxPacket<'_>]) -> io::Result<usize> {
-        let mut taken = 0;
+        let mut accepted = 0;
         // The packet that was refused last.
-        let mut refused = None;
-        while taken < packets.len() {
+        let mut failed_index = None;
+        while accepted < packets.len() {
             let Some(socket) = self.socket_of(source).map(AsFd::as_fd) else {
-                self.lose(packets.len() - taken, io::ErrorKind::InvalidInput);
+                self.count_unsendable(packets.len() - accepted, io::ErrorKind::InvalidInput);
                 return Ok(packets.len());
             };
-            match message::send(socket, &packets[taken..], self.segmentation, self.usual_hops) {
-                Ok(count) => taken += count,
-                Err(error) => match Refusal::of(&error) {
-                    Refusal::Later => break,
-                    Refusal::Again => {}
+            match message::send(socket, &packets[accepted..], self.segmentation, self.default_hop_limit) {
+                Ok(count) => accepted += count,
+                Err(error) => match SendFailure::of(&error) {
+                    SendFailure::BufferFull => break,
+                    SendFailure::Interrupted => {}
                     // If the port has a `PathSocket`, the error may be an ICMP message about an earlier packet.
-                    Refusal::Packet if refused.replace(taken) != Some(taken) => {}
+                    SendFailure::Packet if failed_index.replace(accepted) != Some(accepted) => {}
                     // Some interfaces don't support GSO: try the packet alone.
-                    Refusal::Packet
+                    SendFailure::Packet
                         if self.segmentation
-                            && message::send(socket, &packets[taken..=taken], false, self.usual_hops)
-                                .is_ok() =>
+                            && message::send(
+                                socket,
+                                &packets[accepted..=accepted],
+                                false,
+                                self.default_hop_limit,
+                            )
+                            .is_ok() =>
                     {
-                        taken += 1;
+                        accepted += 1;
                         self.segmentation = false;
                     }
-                    Refusal::Packet => {
-                        taken += 1;
-                        self.lose(1, error.kind());
+                    SendFailure::Packet => {
+                        accepted += 1;
+                        self.count_unsendable(1, error.kind());
                     }
-                    Refusal::Broken if taken > 0 => break,
-                    Refusal::Broken => return Err(error),
+                    SendFailure::SocketUnusable if accepted > 0 => break,
+                    SendFailure::SocketUnusable => return Err(error),
                 },
             }
         }
-        Ok(taken)
+        Ok(accepted)
     }
 }
 
 impl Link for UdpLink {
     fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
-        let mut taken = 0;
+        let mut accepted = 0;
         for run in packets.chunk_by(|a, b| a.source == b.source) {
             match self.send_from(run[0].source, run) {
-                Ok(count) if count == run.len() => taken += count,
-                Ok(count) => return Ok(taken + count),
+                Ok(count) if count == run.len() => accepted += count,
+                Ok(count) => return Ok(accepted + count),
                 // The next call returns the error again.
-                Err(_) if taken > 0 => break,
+                Err(_) if accepted > 0 => break,
                 Err(error) => return Err(error),
             }
         }
-        Ok(taken)
+        Ok(accepted)
     }
 
     fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
@@ -408,7 +413,7 @@ impl Link for UdpLink {
 
     fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
         let UdpLink { local, icrc, statistics, sending, .. } = self;
-        let mut hand = |destination, datagram: &Datagram<'_>| {
+        let mut pass_on = |destination, datagram: &Datagram<'_>| {
             each(&RxPacket {
                 source: datagram.source,
                 destination,
@@ -432,18 +437,18 @@ impl Link for UdpLink {
             }
             let Some(group) = index.checked_sub(1) else {
                 let socket = self.receiving.socket().as_fd();
-                let mut hand_unicast = |datagram: &Datagram<'_>| hand(*local, datagram);
+                let mut pass_on_unicast = |datagram: &Datagram<'_>| pass_on(*local, datagram);
                 let Some(shared) = &mut self.shared else {
-                    count += self.receiver.receive(socket, left, statistics, &mut hand_unicast)?;
+                    count += self.receiver.receive(socket, left, statistics, &mut pass_on_unicast)?;
                     continue;
                 };
                 if shared.is_due() {
-                    count += shared.serve(left, &mut hand_unicast);
+                    count += shared.serve(left, &mut pass_on_unicast);
                 }
                 if count < max {
                     count += self.receiver.receive(socket, max - count, statistics, &mut |datagram| {
-                        if shared.keeps(datagram) {
-                            hand_unicast(datagram);
+                        if shared.accept_or_pass_on(datagram) {
+                            pass_on_unicast(datagram);
                         }
                     })?;
                 }
@@ -454,7 +459,7 @@ impl Link for UdpLink {
             count += receiver.receive(socket.as_fd(), left, statistics, &mut |datagram| {
                 let is_own = datagram.source.ip() == local.ip() && sending.contains(datagram.source.port());
                 if !is_own {
-                    hand(destination, datagram);
+                    pass_on(destination, datagram);
                 }
             })?;
         }
@@ -463,10 +468,10 @@ impl Link for UdpLink {
 
     fn deadline(&self) -> Option<Instant> {
         let mut groups = self.groups.iter();
-        let is_holding = self.receiver.is_holding() || groups.any(|group| group.receiver.is_holding());
-        let held = is_holding.then(Instant::now);
+        let has_buffered = self.receiver.has_buffered() || groups.any(|group| group.receiver.has_buffered());
+        let buffered = has_buffered.then(Instant::now);
         // The earlier one of those that there are.
-        held.into_iter().chain(self.shared.as_ref().and_then(|shared| shared.deadline())).min()
+        buffered.into_iter().chain(self.shared.as_ref().and_then(|shared| shared.deadline())).min()
     }
 
     fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -492,7 +497,7 @@ impl Link for UdpLink {
         if group.is_ipv4() != self.local.is_ipv4() || self.groups.iter().any(|known| known.address == group) {
             return Ok(());
         }
-        let socket = socket::group(group, self.local.ip(), self.interface, &self.config)?;
+        let socket = socket::open_group(group, self.local.ip(), self.interface, &self.config)?;
         let mut receiver = Receiver::new();
         if self.has_timestamps {
             socket::set_timestamps(&socket, true)?;
@@ -507,16 +512,16 @@ impl Link for UdpLink {
         self.groups.retain(|known| known.address != group);
     }
 
-    fn source_port(&self, _local: IpAddr, wanted: u16) -> u16 {
-        self.sending.permanent_port(wanted)
+    fn source_port(&self, _local: IpAddr, preferred: u16) -> u16 {
+        self.sending.permanent_port(preferred)
     }
 
-    fn open_source_port(&mut self, _local: IpAddr, wanted: u16) -> u16 {
-        if self.sending.acquire(wanted).is_ok() {
-            return wanted;
+    fn open_source_port(&mut self, _local: IpAddr, preferred: u16) -> u16 {
+        if self.sending.acquire(preferred).is_ok() {
+            return preferred;
         }
-        self.statistics.source_port_fallbacks += u64::from(self.sending.can_open(wanted));
-        self.sending.permanent_port(wanted)
+        self.statistics.source_port_fallbacks += u64::from(self.sending.can_open(preferred));
+        self.sending.permanent_port(preferred)
     }
 
     fn close_source_port(&mut self, _local: IpAddr, port: u16) {
@@ -567,7 +572,7 @@ const MAX_MISSED_SEND_TIMES: u32 = 32;
 #[derive(Debug)]
 enum Receiving {
     /// The only one at the address.
-    Alone(UdpSocket),
+    Exclusive(UdpSocket),
     /// One of several at a shared address.
     Shared(Guarded<UdpSocket>),
 }
@@ -575,7 +580,7 @@ enum Receiving {
 impl Receiving {
     const fn socket(&self) -> &UdpSocket {
         match self {
-            Receiving::Alone(socket) => socket,
+            Receiving::Exclusive(socket) => socket,
             Receiving::Shared(socket) => socket.socket(),
         }
     }
@@ -590,26 +595,26 @@ struct Group {
 }
 
 /// The meaning of a send error.
-enum Refusal {
+enum SendFailure {
     /// The send buffer is full.
-    Later,
+    BufferFull,
     /// A signal interrupted the call.
-    Again,
+    Interrupted,
     /// This packet can't be sent: no route, too long, forbidden, or any other error that doesn't show the socket to be
     /// dead.
     Packet,
     /// The descriptor is closed or isn't a socket.
-    Broken,
+    SocketUnusable,
 }
 
-impl Refusal {
-    fn of(error: &io::Error) -> Refusal {
+impl SendFailure {
+    fn of(error: &io::Error) -> SendFailure {
         use nix::libc;
         match error.raw_os_error() {
-            Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => Refusal::Later,
-            Some(libc::EINTR) => Refusal::Again,
-            Some(libc::EBADF | libc::ENOTSOCK) => Refusal::Broken,
-            _ => Refusal::Packet,
+            Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => SendFailure::BufferFull,
+            Some(libc::EINTR) => SendFailure::Interrupted,
+            Some(libc::EBADF | libc::ENOTSOCK) => SendFailure::SocketUnusable,
+            _ => SendFailure::Packet,
         }
     }
 }
@@ -633,7 +638,7 @@ mod tests {
     }
 
     #[test]
-    fn where_trains_are_refused_packets_go_one_by_one() {
+    fn packets_are_sent_one_by_one_after_the_kernel_rejects_gso() {
         let address = loopback(0);
         let mut link = UdpLink::open(&UdpConfig::new(address.into())).unwrap();
         for socket in link.sending.permanent() {
@@ -658,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_says_nothing_of_the_socket_is_counted_and_datagrams_still_come() {
+    fn an_icmp_error_is_counted_and_the_link_still_receives() {
         let address = loopback(1);
         let mut link = UdpLink::open(&UdpConfig::new(address.into())).unwrap();
         // Then the kernel queues what ICMP says of what the socket sent: here that nobody listens.
@@ -667,20 +672,20 @@ mod tests {
         link.receiving.socket().send_to(b"anybody there?", closed).unwrap();
         assert_eq!(link.receive(usize::MAX, &mut |_| ()).unwrap(), 0);
         assert_eq!(link.statistics().receive_errors, 1, "ECONNREFUSED");
-        let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
-        stranger.send_to(b"a datagram", link.local_addr()).unwrap();
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        sender.send_to(b"a datagram", link.local_addr()).unwrap();
         let mut got = Vec::new();
         while link.receive(usize::MAX, &mut |packet| got.extend_from_slice(packet.bytes)).unwrap() == 0 {}
         assert_eq!(got, b"a datagram");
     }
 
     #[test]
-    fn only_a_dead_descriptor_is_broken() {
+    fn only_ebadf_and_enotsock_make_the_socket_unusable() {
         for errno in 1..=133 {
             let error = io::Error::from_raw_os_error(errno);
-            let is_broken = matches!(Refusal::of(&error), Refusal::Broken);
-            assert_eq!(is_broken, matches!(errno, libc::EBADF | libc::ENOTSOCK), "{error}");
+            let is_unusable = matches!(SendFailure::of(&error), SendFailure::SocketUnusable);
+            assert_eq!(is_unusable, matches!(errno, libc::EBADF | libc::ENOTSOCK), "{error}");
         }
-        assert!(!matches!(Refusal::of(&io::ErrorKind::InvalidInput.into()), Refusal::Broken));
+        assert!(!matches!(SendFailure::of(&io::ErrorKind::InvalidInput.into()), SendFailure::SocketUnusable));
     }
 }

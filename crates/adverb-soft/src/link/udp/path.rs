@@ -11,7 +11,7 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};
 
 use super::clock::Clock;
 use super::interface::Interface;
-use super::{Refusal, message, socket};
+use super::{SendFailure, message, socket};
 use crate::link::TxPacket;
 
 /// A socket that sends packets with any hop limit from one source port, and receives the ICMP messages about packets
@@ -70,7 +70,7 @@ impl PathSocket {
     pub fn bind(local: SocketAddr) -> io::Result<PathSocket> {
         let socket = socket::bind(local)?;
         let interface = Interface::of(local.ip()).map_or(0, |interface| interface.index);
-        socket::send_on(&socket, local.ip(), interface)?;
+        socket::set_send_options(&socket, local.ip(), interface)?;
         PathSocket::new(socket, local, false)
     }
 
@@ -107,10 +107,10 @@ impl PathSocket {
                 Ok(_) => return Ok(()),
                 Err(error) => error,
             };
-            match Refusal::of(&error) {
-                Refusal::Again => {}
+            match SendFailure::of(&error) {
+                SendFailure::Interrupted => {}
                 // It may be an ICMP message about an earlier packet, which the kernel reports once.
-                Refusal::Packet if pending < MAX_PENDING_ERRORS => pending += 1,
+                SendFailure::Packet if pending < MAX_PENDING_ERRORS => pending += 1,
                 _ => return Err(error),
             }
         }
@@ -128,7 +128,7 @@ impl PathSocket {
             let flags = MsgFlags::MSG_ERRQUEUE | MsgFlags::MSG_DONTWAIT;
             let mut pieces = [IoSliceMut::new(quoted)];
             let descriptor = self.socket.as_raw_fd();
-            let asked_at = Instant::now();
+            let called_at = Instant::now();
             let message = match recvmsg::<SockaddrStorage>(
                 descriptor,
                 &mut pieces,
@@ -137,7 +137,7 @@ impl PathSocket {
             ) {
                 Ok(message) => message,
                 Err(Errno::EAGAIN) => {
-                    self.clock.queue_empty(asked_at);
+                    self.clock.queue_empty(called_at);
                     return Ok(None);
                 }
                 Err(Errno::EINTR) => continue,
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_of_another_program_is_refused() {
+    fn a_port_of_another_program_is_rejected() {
         let mut link = UdpLink::open(&UdpConfig::new("127.91.2.1".parse().unwrap())).unwrap();
         let _other = UdpSocket::bind("127.91.2.1:55555").unwrap();
         let error = link.path_socket(link.local_addr().ip(), 55555).unwrap_err();

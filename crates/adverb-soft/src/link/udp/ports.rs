@@ -96,7 +96,7 @@ impl SourcePorts {
     ///
     /// Returns an error if the socket's options can't be set.
     pub(super) fn single(socket: UdpSocket, local: SocketAddr, interface: u32) -> io::Result<SourcePorts> {
-        socket::send_on(&socket, local.ip(), interface)?;
+        socket::set_send_options(&socket, local.ip(), interface)?;
         Ok(SourcePorts {
             sockets: vec![Sender {
                 port: local.port(),
@@ -144,11 +144,11 @@ impl SourcePorts {
         self.index_of(port).is_some()
     }
 
-    /// The open port for a flow that prefers `wanted`: always the same permanent port.
-    pub(super) fn permanent_port(&self, wanted: u16) -> u16 {
-        match self.index_of(wanted) {
-            Some(index) if index < self.permanent_count => wanted,
-            _ => self.sockets[usize::from(wanted & !FIRST_SOURCE_PORT) % self.permanent_count].port,
+    /// The open port for a flow that prefers `preferred`: always the same permanent port.
+    pub(super) fn permanent_port(&self, preferred: u16) -> u16 {
+        match self.index_of(preferred) {
+            Some(index) if index < self.permanent_count => preferred,
+            _ => self.sockets[usize::from(preferred & !FIRST_SOURCE_PORT) % self.permanent_count].port,
         }
     }
 
@@ -195,7 +195,7 @@ impl SourcePorts {
             self.permanent_count + offset
         };
         let socket = self.bind(port)?;
-        socket::deafen(&socket);
+        socket::minimize_receive_buffer(&socket);
         self.insert(index, port, socket);
         Ok(index)
     }
@@ -218,7 +218,7 @@ impl SourcePorts {
         let mut address = self.local;
         address.set_port(port);
         let socket = socket::bind(address)?;
-        socket::send_on(&socket, address.ip(), self.interface)?;
+        socket::set_send_options(&socket, address.ip(), self.interface)?;
         Ok(socket)
     }
 

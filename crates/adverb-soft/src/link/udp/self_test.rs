@@ -12,9 +12,9 @@ use nix::sys::socket::{MsgFlags, recv, setsockopt};
 /// The payload of the test datagrams, which the socket sends to itself.
 const PAYLOAD: &[u8] = b"adverb: how does the kernel number this?";
 /// IPv4 without options, and UDP.
-const HEADERS: usize = 28;
+const HEADERS_LEN: usize = 28;
 /// The time within which the kernel returns a sent frame.
-const PATIENCE: Duration = Duration::from_millis(100);
+const FRAME_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Sends datagrams and checks the headers of the sent frames, which the kernel returns with transmit timestamps.
 /// Returns whether the kernel returned any.
@@ -27,17 +27,18 @@ pub(super) fn run(socket: &UdpSocket) -> io::Result<bool> {
     if setsockopt(socket, Timestamping, &TIMESTAMPS).is_err() {
         return Ok(false);
     }
-    let mut seen = false;
+    let mut has_frames = false;
     // An IP ID that is 0 by chance isn't 0 three times.
     for _ in 0..3 {
         socket.send_to(PAYLOAD, local)?;
         let Some(frame) = sent_frame(socket) else { break };
-        seen = true;
+        has_frames = true;
         let [s0, s1] = local.port().to_be_bytes();
         let word = u32::from_be_bytes([frame[4], frame[5], frame[6], frame[7]]);
         let octets = local.ip().octets();
-        let as_sent = frame[12..16] == octets && frame[16..20] == octets && frame[20..22] == [s0, s1];
-        if word != DONT_FRAGMENT || !as_sent {
+        let has_sent_addresses =
+            frame[12..16] == octets && frame[16..20] == octets && frame[20..22] == [s0, s1];
+        if word != DONT_FRAGMENT || !has_sent_addresses {
             let text = format!(
                 "the kernel does not send UDP datagrams as the RoCEv2 ICRC requires: IP ID and flags are \
                  {word:#010x} instead of {DONT_FRAGMENT:#010x}, or the addresses are changed; use IPv6"
@@ -48,11 +49,11 @@ pub(super) fn run(socket: &UdpSocket) -> io::Result<bool> {
     setsockopt(socket, Timestamping, &0)?;
     // Discard the test datagrams.
     while socket.recv(&mut [0; PAYLOAD.len()]).is_ok() {}
-    Ok(seen)
+    Ok(has_frames)
 }
 
 /// Returns the headers of the last sent frame, from the IP header on, if the kernel returns it.
-fn sent_frame(socket: &UdpSocket) -> Option<[u8; HEADERS]> {
+fn sent_frame(socket: &UdpSocket) -> Option<[u8; HEADERS_LEN]> {
     let start = Instant::now();
     loop {
         // The length of the link-layer header depends on the interface, so the headers are found from the payload.
@@ -62,7 +63,7 @@ fn sent_frame(socket: &UdpSocket) -> Option<[u8; HEADERS]> {
                 let headers = frame.get(..length)?.strip_suffix(PAYLOAD)?;
                 return headers.last_chunk().copied();
             }
-            Err(nix::errno::Errno::EAGAIN) if start.elapsed() < PATIENCE => {
+            Err(nix::errno::Errno::EAGAIN) if start.elapsed() < FRAME_TIMEOUT => {
                 std::thread::sleep(Duration::from_micros(100));
             }
             Err(_) => return None,
@@ -85,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_that_may_fragment_or_is_connected_is_refused() {
+    fn a_connected_socket_that_may_fragment_is_rejected() {
         // An ordinary socket doesn't send the IP IDs that the ICRC needs.
         let socket = UdpSocket::bind("127.77.9.1:0").unwrap();
         socket.set_nonblocking(true).unwrap();

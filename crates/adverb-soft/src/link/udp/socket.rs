@@ -18,33 +18,33 @@ use super::UdpConfig;
 pub(super) const FIRST_SOURCE_PORT: u16 = 0xc000;
 
 /// The size of a socket's send buffer.
-const SEND_BUFFER: usize = 4 << 20;
+const SEND_BUFFER_BYTES: usize = 4 << 20;
 
 /// The size of the receive buffer of a socket that receives ICMP messages.
-const ICMP_BUFFER: usize = 128 << 10;
+const ICMP_BUFFER_BYTES: usize = 128 << 10;
 
 /// Opens the receiving socket, and returns it with the size of its receive buffer.
-pub(super) fn receiving(local: SocketAddr, config: &UdpConfig) -> io::Result<(UdpSocket, usize)> {
+pub(super) fn open_receiving(local: SocketAddr, config: &UdpConfig) -> io::Result<(UdpSocket, usize)> {
     let socket = bind(local)?;
-    let buffer = receive_on(&socket, local.is_ipv4(), config)?;
+    let buffer = set_receive_options(&socket, local.is_ipv4(), config)?;
     Ok((socket, buffer))
 }
 
-/// Opens a receiving socket like [`receiving`], at an address and port that further sockets of this user may have.
-pub(super) fn shared_receiving(local: SocketAddr, config: &UdpConfig) -> io::Result<(UdpSocket, usize)> {
+/// Opens a receiving socket like [`open_receiving`], at an address and port that further sockets of this user may have.
+pub(super) fn open_shared_receiving(local: SocketAddr, config: &UdpConfig) -> io::Result<(UdpSocket, usize)> {
     let family = if local.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = nix::sys::socket::socket(family, SockType::Datagram, flags, None)?;
     setsockopt(&socket, ReusePort, &true)?;
     nix::sys::socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(local))
-        .map_err(|error| explain(local, &error.into()))?;
+        .map_err(|error| bind_error(local, &error.into()))?;
     let socket = UdpSocket::from(socket);
-    let buffer = receive_on(&socket, local.is_ipv4(), config)?;
+    let buffer = set_receive_options(&socket, local.is_ipv4(), config)?;
     Ok((socket, buffer))
 }
 
 /// Opens a socket that receives the packets of a multicast group on an interface. Other sockets may do the same.
-pub(super) fn group(
+pub(super) fn open_group(
     group: IpAddr,
     local: IpAddr,
     interface: u32,
@@ -74,12 +74,12 @@ pub(super) fn group(
         }
         _ => return Err(io::ErrorKind::InvalidInput.into()),
     }
-    receive_on(&socket, group.is_ipv4(), config)?;
+    set_receive_options(&socket, group.is_ipv4(), config)?;
     Ok(socket)
 }
 
 /// Sets the options of a receiving socket, and returns the size of its receive buffer.
-fn receive_on(socket: &UdpSocket, is_ipv4: bool, config: &UdpConfig) -> io::Result<usize> {
+fn set_receive_options(socket: &UdpSocket, is_ipv4: bool, config: &UdpConfig) -> io::Result<usize> {
     let buffer = config.receive_buffer_bytes;
     // Exceeding the system's limit needs a privilege.
     if setsockopt(socket, RcvBufForce, &buffer).is_err() {
@@ -98,13 +98,13 @@ fn receive_on(socket: &UdpSocket, is_ipv4: bool, config: &UdpConfig) -> io::Resu
     setsockopt(socket, CountOverflows, &true)?;
     if config.gso {
         // Linux before 5.0 has no GRO for UDP, and segments GSO batches before delivery.
-        let _ = setsockopt(socket, ReceiveTrains, &true);
+        let _ = setsockopt(socket, ReceiveGroBatches, &true);
     }
     Ok(getsockopt(socket, RcvBuf)?)
 }
 
 /// Sets the options of a sending socket. It sends multicast packets on `interface`.
-pub(super) fn send_on(socket: &UdpSocket, local: IpAddr, interface: u32) -> io::Result<()> {
+pub(super) fn set_send_options(socket: &UdpSocket, local: IpAddr, interface: u32) -> io::Result<()> {
     if let IpAddr::V4(local) = local {
         let local = libc::in_addr { s_addr: u32::from_ne_bytes(local.octets()) };
         setsockopt(socket, MulticastInterface, &local)?;
@@ -114,7 +114,7 @@ pub(super) fn send_on(socket: &UdpSocket, local: IpAddr, interface: u32) -> io::
         setsockopt(socket, MulticastInterface6, &interface.cast_signed())?;
         setsockopt(socket, MtuDiscover6, &libc::IPV6_PMTUDISC_PROBE)?;
     }
-    Ok(setsockopt(socket, SndBuf, &SEND_BUFFER)?)
+    Ok(setsockopt(socket, SndBuf, &SEND_BUFFER_BYTES)?)
 }
 
 /// Sets whether the kernel delivers the time at which it received a datagram.
@@ -149,24 +149,24 @@ pub(super) fn set_icmp_errors(socket: &UdpSocket, is_ipv4: bool, enabled: bool) 
     }
     set_timestamps(socket, enabled)?;
     // The queued messages count as received data.
-    Ok(setsockopt(socket, RcvBuf, &if enabled { ICMP_BUFFER } else { 0 })?)
+    Ok(setsockopt(socket, RcvBuf, &if enabled { ICMP_BUFFER_BYTES } else { 0 })?)
 }
 
 /// Minimizes the receive buffer of a socket that only sends.
-pub(super) fn deafen(socket: &UdpSocket) {
+pub(super) fn minimize_receive_buffer(socket: &UdpSocket) {
     // A failure only costs memory.
     let _ = setsockopt(socket, RcvBuf, &0);
 }
 
 /// Opens a socket at an address and port.
 pub(super) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
-    let socket = UdpSocket::bind(address).map_err(|error| explain(address, &error))?;
+    let socket = UdpSocket::bind(address).map_err(|error| bind_error(address, &error))?;
     socket.set_nonblocking(true)?;
     Ok(socket)
 }
 
 /// Returns the error of a socket that can't be bound, with a hint.
-fn explain(address: SocketAddr, error: &io::Error) -> io::Error {
+fn bind_error(address: SocketAddr, error: &io::Error) -> io::Error {
     let hint = match error.kind() {
         io::ErrorKind::AddrInUse => {
             "; another software device has this address, or the kernel's soft-RoCE (rdma_rxe) has the port: use \
@@ -197,7 +197,7 @@ options! {
     ReceiveHopLimit: IPPROTO_IPV6 IPV6_RECVHOPLIMIT bool, SetBool;
     ReceiveFlowLabel: IPPROTO_IPV6 IPV6_FLOWINFO bool, SetBool;
     NoChecksum6: IPPROTO_UDP UDP_NO_CHECK6_RX bool, SetBool;
-    ReceiveTrains: SOL_UDP UDP_GRO bool, SetBool;
+    ReceiveGroBatches: SOL_UDP UDP_GRO bool, SetBool;
     CountOverflows: SOL_SOCKET SO_RXQ_OVFL bool, SetBool;
     MulticastInterface: IPPROTO_IP IP_MULTICAST_IF libc::in_addr, SetStruct<'_, libc::in_addr>;
     MulticastInterface6: IPPROTO_IPV6 IPV6_MULTICAST_IF i32, SetStruct<'_, i32>;

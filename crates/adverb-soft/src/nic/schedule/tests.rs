@@ -140,7 +140,7 @@ fn one_caller_waits_and_hands_the_link_back() {
 }
 
 #[test]
-fn packets_wake_the_progress_thread_a_few_times_per_wait() {
+fn packets_wake_the_progress_thread_a_limited_number_of_times_per_wait() {
     for wait in 0..3 {
         let mut schedule = idle();
         assert!(schedule.begin_wait());
@@ -162,7 +162,7 @@ fn packets_wake_the_progress_thread_a_few_times_per_wait() {
 }
 
 #[test]
-fn the_link_is_told_about_changes_only() {
+fn the_link_gets_only_changes_of_wake_interest() {
     let mut schedule = polled();
     assert_eq!(schedule.wake_interest_change(), None);
     assert!(schedule.begin_wait());
@@ -212,7 +212,7 @@ struct World {
     has_descriptor: bool,
     /// The end of the progress thread's sleep, and whether packets end it.
     sleep: (Time, bool),
-    is_kicked: bool,
+    is_wake_pending: bool,
     /// Whether the link signals its descriptor.
     link_signals: bool,
     has_packets: bool,
@@ -263,7 +263,7 @@ impl World {
             schedule: Schedule::new(),
             has_descriptor,
             sleep: (Time::ZERO, false),
-            is_kicked: false,
+            is_wake_pending: false,
             link_signals: true,
             has_packets: false,
             due: Time::MAX,
@@ -273,7 +273,7 @@ impl World {
 
     fn is_progress_thread_runnable(&self) -> bool {
         let (until, on_link) = self.sleep;
-        self.is_kicked || until <= NOW || on_link && self.is_descriptor_readable()
+        self.is_wake_pending || until <= NOW || on_link && self.is_descriptor_readable()
     }
 
     fn is_waiting_caller_runnable(&self) -> bool {
@@ -302,38 +302,38 @@ impl World {
         }
     }
 
-    fn take(&mut self, step: Step) {
+    fn apply(&mut self, step: Step) {
         match step {
             Step::Poll => {
                 self.drive();
                 self.schedule.record_poll(NOW);
-                self.is_kicked |= self.schedule.hand_over(self.due);
+                self.is_wake_pending |= self.schedule.hand_over(self.due);
             }
-            Step::ShortPoll => self.is_kicked |= self.schedule.hand_over(self.due),
+            Step::ShortPoll => self.is_wake_pending |= self.schedule.hand_over(self.due),
             Step::Post(ticks) => {
                 self.due = self.due.min(NOW + TICK * ticks);
-                self.is_kicked |= self.schedule.hand_over(self.due);
+                self.is_wake_pending |= self.schedule.hand_over(self.due);
             }
             Step::LongPost => {
                 self.due = NOW;
-                self.is_kicked |= self.schedule.hand_over(Time::ZERO);
+                self.is_wake_pending |= self.schedule.hand_over(Time::ZERO);
             }
-            Step::Arm => self.is_kicked |= self.schedule.arm(),
+            Step::Arm => self.is_wake_pending |= self.schedule.arm(),
             Step::Event => self.schedule.record_event(),
             Step::BeginWait => {
                 self.waits = self.schedule.begin_wait();
                 assert!(self.waits, "no other caller waits");
-                self.tell_link();
+                self.update_link();
             }
             Step::EndWait => {
                 self.waits = false;
-                self.is_kicked |= self.schedule.end_wait();
+                self.is_wake_pending |= self.schedule.end_wait();
             }
             Step::Packet => self.has_packets = true,
             Step::ProgressThread => self.take_turn(),
             Step::WaitingCaller => {
                 self.drive();
-                self.is_kicked |= self.schedule.hand_over(self.due);
+                self.is_wake_pending |= self.schedule.hand_over(self.due);
             }
             Step::Tick => self.advance(),
         }
@@ -348,7 +348,7 @@ impl World {
     }
 
     fn take_turn(&mut self) {
-        self.is_kicked = false;
+        self.is_wake_pending = false;
         let sleep = match self.schedule.turn(NOW, self.has_descriptor) {
             Turn::Drive => {
                 self.drive();
@@ -357,11 +357,11 @@ impl World {
             Turn::Rest => self.schedule.rest(NOW),
             Turn::Exit => panic!("the NIC neither closes nor fails"),
         };
-        self.tell_link();
+        self.update_link();
         self.sleep = (sleep.until, sleep.on_link && self.has_descriptor);
     }
 
-    fn tell_link(&mut self) {
+    fn update_link(&mut self) {
         if let Some(interest) = self.schedule.wake_interest_change() {
             self.link_signals = interest;
         }
@@ -385,9 +385,9 @@ impl World {
             for turn in 0.. {
                 assert!(turn < 20, "the threads run forever: {self:?}");
                 if self.can(Step::ProgressThread) {
-                    self.take(Step::ProgressThread);
+                    self.apply(Step::ProgressThread);
                 } else if self.can(Step::WaitingCaller) {
-                    self.take(Step::WaitingCaller);
+                    self.apply(Step::WaitingCaller);
                 } else {
                     break;
                 }
@@ -395,7 +395,7 @@ impl World {
             if !self.has_overdue_work() {
                 return tick;
             }
-            self.take(Step::Tick);
+            self.apply(Step::Tick);
         }
         panic!("no thread ever does the work: {self:?}");
     }
@@ -412,11 +412,11 @@ impl World {
         assert!(ticks <= max, "overdue work waits for {ticks} ticks: {self:?}");
         let (_, on_link) = self.sleep;
         assert!(
-            !(on_link && self.schedule.waiting.is_some_and(Waiting::is_alone)),
+            !(on_link && self.schedule.waiting.is_some_and(Waiting::drives_alone)),
             "spurious wake-ups: {self:?}"
         );
         // A thread that sleeps on the link's descriptor is woken.
-        if self.waits || on_link && !self.is_kicked {
+        if self.waits || on_link && !self.is_wake_pending {
             assert!(self.link_signals, "the link wakes no thread: {self:?}");
         }
         assert!(self.schedule.waiting.is_some() == self.waits);
@@ -437,7 +437,7 @@ fn work_is_done_soon_in_every_reachable_state() {
             for &step in STEPS {
                 if world.can(step) {
                     let mut next = world.clone();
-                    next.take(step);
+                    next.apply(step);
                     if seen.insert(next.clone()) {
                         queue.push_back(next);
                     }

@@ -60,13 +60,13 @@ fn recording_shows_a_request_from_post_to_poll_and_its_notification() {
 
 #[test]
 fn flight_recorder_stops_when_the_nic_fails() {
-    let (first, second, planted) = two();
+    let (first, second, wire_mode) = two_nics();
     let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
     one.connect(&other);
     let stopped = Arc::new(Channel::new().unwrap());
     let options = RecorderOptions { stop_on: StopOn::Failure, ..RecorderOptions::default() };
     first.start_recording(&options, Some(Arc::clone(&stopped))).unwrap();
-    *planted.lock() = Some(WireFault::Panics);
+    *wire_mode.lock() = Some(WireMode::Panics);
     one.send(1, SendOperation::Send, &[]).unwrap();
     assert_eq!(one.completion().outcome.unwrap_err().status, Status::Flushed);
     assert!(stopped.take().unwrap());

@@ -9,7 +9,7 @@ use crate::link::AddressShare;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Target {
     /// The process that received the packet.
-    Here,
+    ThisProcess,
     /// The process with this share of the queue pair numbers. Without such a process, the packet is dropped.
     QueuePair(AddressShare),
     /// The process with this share of the communication IDs. Without such a process, the receiving process answers.
@@ -33,7 +33,7 @@ pub(super) fn target(bytes: &[u8]) -> Target {
         Some(Qpn::GSI) => management_target(bytes),
         Some(qpn) if qpn.get() > 1 => Target::QueuePair(AddressShare::of_qpn(qpn)),
         // Queue pair 0 doesn't exist in RoCE, and too short a packet is dropped.
-        _ => Target::Here,
+        _ => Target::ThisProcess,
     }
 }
 
@@ -58,7 +58,7 @@ fn management_target(bytes: &[u8]) -> Target {
         _ => 0,
     };
     // 0 means none. A REJ without an ID only shortens the wait of a half-open connection.
-    if id == 0 { Target::Here } else { Target::Connection(AddressShare::of_comm_id(id)) }
+    if id == 0 { Target::ThisProcess } else { Target::Connection(AddressShare::of_comm_id(id)) }
 }
 
 #[cfg(test)]
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_ids_of_a_share_lead_back_to_it() {
+    fn numbers_and_ids_determine_their_share() {
         for index in 0..AddressShare::MAX_COUNT {
             let share = AddressShare::new(index).unwrap();
             for random in [0, 2, 0x1_ffff, 0x2_0000, u32::MAX] {
@@ -99,10 +99,10 @@ mod tests {
         assert_eq!(target(&packet(2, None)), Target::QueuePair(share(0)));
         assert_eq!(target(&packet(0x2_0000, None)), Target::QueuePair(share(1)));
         assert_eq!(target(&packet(0xff_fffe, None)), Target::QueuePair(share(127)));
-        assert_eq!(target(&packet(0, None)), Target::Here);
-        assert_eq!(target(&packet(1, None)), Target::Here);
+        assert_eq!(target(&packet(0, None)), Target::ThisProcess);
+        assert_eq!(target(&packet(1, None)), Target::ThisProcess);
         for length in 0..8 {
-            assert_eq!(target(&packet(0x2_0000, None)[..length]), Target::Here);
+            assert_eq!(target(&packet(0x2_0000, None)[..length]), Target::ThisProcess);
             assert!(!is_own(&packet(0x2_0000, None)[..length], share(1)));
         }
     }
@@ -121,16 +121,16 @@ mod tests {
                 private_data: Default::default(),
             })
         };
-        let of = |message| target(&packet(1, Some(message)));
-        assert_eq!(of(dreq(remote_comm_id)), Target::Connection(share));
-        assert_eq!(of(dreq(0)), Target::Here);
+        let target_of = |message| target(&packet(1, Some(message)));
+        assert_eq!(target_of(dreq(remote_comm_id)), Target::Connection(share));
+        assert_eq!(target_of(dreq(0)), Target::ThisProcess);
         let rtu = Rtu { local_comm_id, remote_comm_id, private_data: Default::default() };
-        assert_eq!(of(Message::Rtu(rtu)), Target::Connection(share));
+        assert_eq!(target_of(Message::Rtu(rtu)), Target::Connection(share));
         let drep = Drep { local_comm_id, remote_comm_id, private_data: Default::default() };
-        assert_eq!(of(Message::Drep(drep)), Target::Connection(share));
+        assert_eq!(target_of(Message::Drep(drep)), Target::Connection(share));
         let query = SidrReq { request_id: 5, pkey: 0xffff, service_id, private_data };
-        assert_eq!(of(Message::SidrReq(query)), Target::Service(service_id));
+        assert_eq!(target_of(Message::SidrReq(query)), Target::Service(service_id));
         let whole = packet(1, Some(dreq(remote_comm_id)));
-        assert_eq!(target(&whole[..UD_HEADER_LEN + MAD_LEN - 1]), Target::Here);
+        assert_eq!(target(&whole[..UD_HEADER_LEN + MAD_LEN - 1]), Target::ThisProcess);
     }
 }

@@ -99,7 +99,7 @@ mod tests {
     type Name = Option<(usize, bool)>;
 
     /// Lets a process take its actions until it waits.
-    fn act(
+    fn run_actions(
         process: usize,
         election: &mut Election,
         mut action: Option<Action>,
@@ -132,12 +132,12 @@ mod tests {
             let count = 2 + below(5);
             let mut processes = vec![Some(Election::new(now)); count];
             let mut name: Name = None;
-            let mut deaths = below(count);
+            let mut exits_left = below(count);
             for _ in 0..200 {
                 let index = below(count);
                 let Some(mut election) = processes[index] else { continue };
-                if deaths > 0 && below(8) == 0 {
-                    deaths -= 1;
+                if exits_left > 0 && below(8) == 0 {
+                    exits_left -= 1;
                     processes[index] = None;
                     name = name.filter(|(owner, _)| *owner != index);
                     continue;
@@ -146,12 +146,12 @@ mod tests {
                     Election::Undecided { retry_at, .. } => {
                         now = now.max(retry_at);
                         let action = election.handle(Input::Timeout, now);
-                        act(index, &mut election, action, &mut name, now);
+                        run_actions(index, &mut election, action, &mut name, now);
                     }
                     // The connection ends when the process that accepted it does; another may have the name already.
                     Election::Watching if name.is_none() || below(4) == 0 => {
                         let action = election.handle(Input::ConnectionLost, now);
-                        act(index, &mut election, action, &mut name, now);
+                        run_actions(index, &mut election, action, &mut name, now);
                     }
                     Election::Watching => {}
                     Election::Elected => name = Some((index, true)),
@@ -170,7 +170,7 @@ mod tests {
                         Election::Watching | Election::Elected => continue,
                     };
                     let action = election.handle(input, now);
-                    act(index, election, action, &mut name, now);
+                    run_actions(index, election, action, &mut name, now);
                     if *election == Election::Elected {
                         name = Some((index, true));
                     }

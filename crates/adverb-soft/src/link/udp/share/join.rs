@@ -38,7 +38,7 @@ const MAX_JOIN_WAIT: Duration = Duration::from_secs(5);
 const MAX_SOCKETS_WAIT: Duration = Duration::from_secs(2);
 
 /// The maximum number of stale packets that are dropped when a process takes the place of one that has ended.
-const MAX_STALE: usize = 1 << 16;
+const MAX_STALE_PACKETS: usize = 1 << 16;
 
 impl Membership {
     /// Joins the processes at an address, or is the first.
@@ -51,7 +51,7 @@ impl Membership {
     pub(super) fn join(local: SocketAddr, config: &UdpConfig) -> io::Result<Membership> {
         let names = Names::new(local);
         // Until this is dropped, no other process joins.
-        let _joining = enter(&names, local)?;
+        let _joining = claim_joining(&names, local)?;
         let shares = || (0..AddressShare::MAX_COUNT).filter_map(AddressShare::new);
         // A process that accepts no connections has its name anyway, so that its share isn't free.
         let connect = |share| names.connect(Name::Share(share)).ok().flatten();
@@ -66,7 +66,7 @@ impl Membership {
         let (own, receive_buffer_bytes) = if lower.len() > usize::from(share.index()) {
             take_over(lower.pop())?
         } else {
-            socket::shared_receiving(local, config)?
+            socket::open_shared_receiving(local, config)?
         };
         let has_peers = !peers.is_empty();
         Ok(Membership { names, share, listener, own, lower, receive_buffer_bytes, has_peers })
@@ -74,7 +74,7 @@ impl Membership {
 }
 
 /// Waits until no other process is joining.
-fn enter(names: &Names, local: SocketAddr) -> io::Result<UnixListener> {
+fn claim_joining(names: &Names, local: SocketAddr) -> io::Result<UnixListener> {
     let deadline = Instant::now() + MAX_JOIN_WAIT;
     loop {
         match names.claim(Name::Joining) {
@@ -125,8 +125,8 @@ fn request_sockets(peer: &UnixStream, local: SocketAddr, deadline: Instant) -> O
     // A signal ends the wait early, and another process is asked.
     nix::poll::poll(&mut ready, timeout).ok().filter(|count| *count > 0)?;
     let sockets = receive_sockets(peer).ok()?;
-    let is_here = |socket: &UdpSocket| socket.local_addr().is_ok_and(|address| address == local);
-    sockets.iter().all(is_here).then_some(sockets)
+    let has_address = |socket: &UdpSocket| socket.local_addr().is_ok_and(|address| address == local);
+    sockets.iter().all(has_address).then_some(sockets)
 }
 
 /// Receives the response to [`Message::Join`].
@@ -157,7 +157,7 @@ fn take_over(socket: Option<UdpSocket>) -> io::Result<(UdpSocket, usize)> {
     let socket = socket.ok_or(io::ErrorKind::NotFound)?;
     socket::set_timestamps(&socket, false)?;
     let mut byte = [0];
-    for _ in 0..MAX_STALE {
+    for _ in 0..MAX_STALE_PACKETS {
         match socket.recv(&mut byte) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
             _ => {}

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_parsed_as_it_was_emitted() {
+    fn every_message_round_trips() {
         let mut bytes = Vec::new();
         let packet = |source: &str, hop_limit| {
             let source = source.parse().unwrap();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn other_bytes_are_no_message() {
+    fn other_bytes_are_rejected() {
         let mut bytes = Vec::new();
         let source = "192.0.2.7:49152".parse().unwrap();
         let packet = Packet { source, traffic_class: 0, hop_limit: None, flow_label: 0, bytes: b"" };

@@ -67,7 +67,7 @@ pub(super) struct SharedAddress {
     /// The number of packets that were passed on.
     passed_on: u64,
     /// The number of packets that could not be passed on.
-    lost: u64,
+    not_passed_on: u64,
 }
 
 /// A socket that the process reads from.
@@ -82,7 +82,7 @@ enum Source {
 }
 
 /// The number of receives for each read of the sources, which is a system call.
-const CALLS: u32 = 32;
+const CALLS_PER_READ: u32 = 32;
 
 /// The maximum number of connections that a process keeps open to others.
 const MAX_OUTBOUND: usize = 32;
@@ -94,7 +94,7 @@ const MAX_INBOUND: usize = 1024;
 const MAX_BATCH: usize = 64;
 
 /// The size of the buffer for a message: a packet with its metadata.
-const BUFFER: usize = 8192;
+const BUFFER_LEN: usize = 8192;
 
 impl SharedAddress {
     /// Joins the processes that share an address. Returns the state, the receiving socket, and the size of its buffer.
@@ -122,14 +122,14 @@ impl SharedAddress {
             has_peers,
             is_program_attached: false,
             readiness: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
-            calls_left: CALLS,
-            buffer: Vec::with_capacity(BUFFER),
+            calls_left: CALLS_PER_READ,
+            buffer: Vec::with_capacity(BUFFER_LEN),
             inbound_count: 0,
             passed_on: 0,
-            lost: 0,
+            not_passed_on: 0,
         };
         shared.add(Source::Listener(Guarded::new(listener), Name::Share(share)))?;
-        shared.elect(Input::Timeout, now);
+        shared.run_election(Input::Timeout, now);
         let receiving = Guarded::new(shared.own.try_clone()?);
         Ok((shared, receiving, receive_buffer_bytes))
     }
@@ -141,7 +141,7 @@ impl SharedAddress {
 
     /// Returns the number of packets that were passed on to other processes, and of those that could not be.
     pub(super) const fn passed_packets(&self) -> (u64, u64) {
-        (self.passed_on, self.lost)
+        (self.passed_on, self.not_passed_on)
     }
 
     /// Returns the descriptor that is readable when [`serve`](SharedAddress::serve) has work.
@@ -156,14 +156,14 @@ impl SharedAddress {
 
     /// Whether a packet from the socket is for this process, which is then to handle it. Other packets are passed on.
     #[inline]
-    pub(super) fn keeps(&mut self, datagram: &Datagram<'_>) -> bool {
-        dispatch::is_own(datagram.bytes, self.share) || self.keeps_foreign(datagram)
+    pub(super) fn accept_or_pass_on(&mut self, datagram: &Datagram<'_>) -> bool {
+        dispatch::is_own(datagram.bytes, self.share) || self.accept_or_pass_on_foreign(datagram)
     }
 
     #[cold]
-    fn keeps_foreign(&mut self, datagram: &Datagram<'_>) -> bool {
-        let (name, answers) = match dispatch::target(datagram.bytes) {
-            Target::Here => return true,
+    fn accept_or_pass_on_foreign(&mut self, datagram: &Datagram<'_>) -> bool {
+        let (name, answers_if_absent) = match dispatch::target(datagram.bytes) {
+            Target::ThisProcess => return true,
             Target::QueuePair(share) | Target::Connection(share) if share == self.share => return true,
             Target::Service(service) if self.services.contains_key(&service) => return true,
             Target::QueuePair(share) => (Name::Share(share), false),
@@ -171,7 +171,7 @@ impl SharedAddress {
             Target::Service(service) => (Name::Service(service), true),
         };
         let is_absent = self.pass_on(name, datagram);
-        is_absent && answers
+        is_absent && answers_if_absent
     }
 
     /// Passes a packet on to the process that has a name. Returns whether no process has it.
@@ -210,7 +210,7 @@ impl SharedAddress {
                 Err(_) => drop(self.outbound.remove(index)),
             }
         }
-        self.lost += 1;
+        self.not_passed_on += 1;
         false
     }
 
@@ -224,10 +224,10 @@ impl SharedAddress {
     /// Reads the sources, and hands up to `max` packets from other processes to `each`. Returns their number.
     #[cold]
     pub(super) fn serve(&mut self, max: usize, each: &mut dyn FnMut(&Datagram<'_>)) -> usize {
-        self.calls_left = CALLS;
+        self.calls_left = CALLS_PER_READ;
         let now = Instant::now();
         if self.election.deadline().is_some_and(|deadline| deadline <= now) {
-            self.elect(Input::Timeout, now);
+            self.run_election(Input::Timeout, now);
         }
         let mut events = [EpollEvent::empty(); 16];
         let Ok(event_count) = self.readiness.wait(&mut events, EpollTimeout::ZERO) else { return 0 };
@@ -239,7 +239,7 @@ impl SharedAddress {
                 Some(Source::Inbound(..)) => count += self.receive(number, max.saturating_sub(count), each),
                 Some(Source::Dispatcher(_)) => {
                     self.remove(number);
-                    self.elect(Input::ConnectionLost, now);
+                    self.run_election(Input::ConnectionLost, now);
                 }
                 None => {}
             }
@@ -332,7 +332,7 @@ impl SharedAddress {
     /// Reads up to `max` messages of a connection, and returns the number of packets.
     fn receive(&mut self, number: u64, max: usize, each: &mut dyn FnMut(&Datagram<'_>)) -> usize {
         let mut buffer = std::mem::take(&mut self.buffer);
-        buffer.resize(BUFFER, 0);
+        buffer.resize(BUFFER_LEN, 0);
         let mut count = 0;
         for _ in 0..max.min(MAX_BATCH) {
             let Some(Source::Inbound(stream, _)) = self.sources.get(&number) else { break };
@@ -385,7 +385,7 @@ impl SharedAddress {
     }
 
     /// Takes part in the election of the dispatcher.
-    fn elect(&mut self, input: Input, now: Instant) {
+    fn run_election(&mut self, input: Input, now: Instant) {
         let mut action = self.election.handle(input, now);
         while let Some(next) = action {
             let input = match next {
