@@ -33,20 +33,20 @@ use adverb_proto::memory::{Fault, Memory, Span, StorageId};
 #[derive(Debug, Default)]
 pub struct RegisteredMemory {
     areas: Vec<Option<Area>>,
-    /// Places in `areas` that are free.
+    /// The indexes of the free entries of `areas`.
     free: Vec<usize>,
-    /// Bytes that `self` owns.
+    /// The memory of the areas that `self` owns.
     own: Vec<Vec<AtomicU64>>,
 }
 
-/// Some bytes of this process.
+/// A range of this process's memory.
 #[derive(Clone, Copy, Debug)]
 struct Area {
     address: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: the caller of `add` promises that any thread may access the memory.
+// SAFETY: the caller of `add` guarantees that any thread may access the memory.
 unsafe impl Send for Area {}
 
 impl RegisteredMemory {
@@ -115,7 +115,7 @@ impl RegisteredMemory {
         if end > area.length {
             return Err(Fault);
         }
-        // SAFETY: within the area, which lies in one allocation, as the caller of `add` promised.
+        // SAFETY: the offset lies within the area, which is part of one allocation, as the caller of `add` guarantees.
         Ok(unsafe { area.address.add(offset) })
     }
 
@@ -126,8 +126,8 @@ impl RegisteredMemory {
         if span.length != 8 || !address.is_aligned() {
             return Err(Fault);
         }
-        // SAFETY: eight bytes within the area, aligned as checked; they stay as long as the area, which is removed only
-        // through `&mut self`; and other code accesses them as `add` demands, with the meaning that `access` states.
+        // SAFETY: the eight bytes lie within the area and are aligned. The area is removed only through `&mut self`.
+        // Other code accesses the bytes as `add` requires, with the semantics that `access` describes.
         Ok(unsafe { address.as_ref() })
     }
 }
@@ -139,9 +139,10 @@ impl Memory for RegisteredMemory {
             return Err(Fault);
         }
         let address = self.locate(span)?;
-        // Who sees a byte of this packet, and looks in the right order, sees all of the packets before it.
+        // A reader that sees a byte of this packet, and then reads earlier packets with acquire ordering, sees all
+        // their bytes.
         fence(Ordering::Release);
-        // SAFETY: as many bytes are there as are written, and others touch them as `add` demands.
+        // SAFETY: `locate` found `bytes.len()` bytes at the address, and other code accesses them as `add` requires.
         unsafe { access::store(address, bytes) };
         Ok(())
     }
@@ -152,8 +153,8 @@ impl Memory for RegisteredMemory {
             return Err(Fault);
         }
         let address = self.locate(span)?;
-        // SAFETY: as many bytes are there as are read, and others touch them as `add` demands; and as many may be
-        // written.
+        // SAFETY: `locate` found `out.len()` bytes at the address, other code accesses them as `add` requires, and
+        // `out` is writable.
         unsafe { access::load(address, NonNull::from(&mut *out).cast(), out.len()) };
         fence(Ordering::Acquire);
         Ok(())
@@ -164,12 +165,12 @@ impl Memory for RegisteredMemory {
         let address = self.locate(span)?;
         let length = span.length as usize;
         out.reserve(length);
-        // SAFETY: as many bytes are there as are read, and others touch them as `add` demands; and there is room for
-        // them.
+        // SAFETY: `locate` found `length` bytes at the address, other code accesses them as `add` requires, and the
+        // spare capacity has `length` bytes.
         unsafe {
             access::load(address, NonNull::from(&mut out.spare_capacity_mut()[..length]).cast(), length);
         };
-        // SAFETY: so many bytes more are written.
+        // SAFETY: `load` has initialized `length` further bytes.
         unsafe { out.set_len(out.len() + length) };
         fence(Ordering::Acquire);
         Ok(())
@@ -207,7 +208,7 @@ impl Memory for RegisteredMemory {
 /// The `out.len()` bytes at `from` are readable, and concurrent writes to them follow the rules of
 /// [`RegisteredMemory::add`].
 pub unsafe fn copy_out(from: NonNull<u8>, out: &mut [u8]) {
-    // SAFETY: as the caller says; and as many bytes may be written.
+    // SAFETY: the caller guarantees that the bytes at `from` are readable, and `out` is writable.
     unsafe { access::load(from, NonNull::from(&mut *out).cast(), out.len()) };
 }
 
@@ -215,10 +216,10 @@ pub unsafe fn copy_out(from: NonNull<u8>, out: &mut [u8]) {
 mod tests {
     use super::*;
 
-    /// Memory with one storage, whose bytes are atomics here too.
+    /// Returns memory with one storage, whose bytes tests access as atomics.
     fn area(words: &[AtomicU64]) -> (RegisteredMemory, StorageId) {
         let mut memory = RegisteredMemory::default();
-        // SAFETY: tests keep the words for as long as the memory, and reach them through atomics.
+        // SAFETY: tests keep the words allocated as long as the memory, and access them as atomics.
         let storage = unsafe { memory.add(NonNull::from(words).cast(), size_of_val(words)) };
         (memory, storage)
     }
@@ -265,10 +266,10 @@ mod tests {
             assert_eq!(memory.fetch_add(outside, 1), Err(Fault), "{outside:?}");
             assert_eq!(memory.flush(outside, false), Err(Fault), "{outside:?}");
         }
-        assert_eq!(memory.read(span(0, 4), &mut [0; 5]), Err(Fault), "a length that isn't the span's");
+        assert_eq!(memory.read(span(0, 4), &mut [0; 5]), Err(Fault), "a length other than the span's");
         assert_eq!(bytes(&backing), [0; 16]);
         memory.remove(storage);
-        assert_eq!(memory.write(span(0, 1), &[1]), Err(Fault), "a storage that is gone");
+        assert_eq!(memory.write(span(0, 1), &[1]), Err(Fault), "a removed storage");
         assert!(memory.is_empty());
     }
 
@@ -279,7 +280,7 @@ mod tests {
         memory.remove(storage);
         memory.remove(storage);
         memory.remove(StorageId(77));
-        // SAFETY: the words outlive the memory, and are reached through atomics.
+        // SAFETY: the words outlive the memory, and tests access them as atomics.
         let reused = unsafe { memory.add(NonNull::from(second.as_slice()).cast(), 8) };
         // SAFETY: as above.
         let third = unsafe { memory.add(NonNull::from(first.as_slice()).cast(), 8) };
@@ -301,7 +302,7 @@ mod tests {
             for _ in 0..ROUNDS {
                 memory.fetch_add(word, 1).unwrap();
             }
-            // ThreadSanitizer sees this, and not that a scope ends.
+            // ThreadSanitizer recognizes `join`, but not the end of the scope.
             thread.join().unwrap();
         });
         assert_eq!(memory.compare_swap(word, 2 * ROUNDS, 5), Ok(2 * ROUNDS));

@@ -1,4 +1,4 @@
-//! The list of this crate's error messages, `messages.txt`; those that it wraps are in adverb-proto's.
+//! The list of this crate's error messages, `messages.txt`. The messages that it wraps are in the list of adverb-proto.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! Attacks on complete NICs over real sockets, of which `cargo xtask attack --nic` has more.
+//! Attacks on complete NICs over real sockets. `cargo xtask attack --nic` runs more of them.
 
 #![cfg(target_os = "linux")]
 
@@ -17,7 +17,7 @@ fn attacked_nics_keep_working_and_serve_their_peers() {
     }
     println!("{report}");
     assert!(report.packets() >= 6000 && report.operations > 50 && report.connections > 0, "{report}");
-    // Each kind of packet was sent, and attackers got as far as requests for connections.
+    // Each kind of packet was sent, and the listener received connection requests of attackers.
     let kinds = [
         Kind::Informed,
         Kind::Group,

@@ -1,5 +1,5 @@
-//! Connections by address and port between adapters, over every stack of links: whatever these do, they come about, carry
-//! a message, and end at both sides.
+//! Connections by address and port between NICs over several kinds of links. Even over faulty links, connections are
+//! established, carry messages, and end at both sides.
 
 #![cfg(target_os = "linux")]
 
@@ -31,7 +31,7 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 const SERVICE: ServiceId = ServiceId::tcp_port(7471);
 const UD_SERVICE: ServiceId = ServiceId::udp_port(7471);
 
-/// A queue pair in the state init, with a word of memory, and where the news of its connection comes.
+/// A queue pair in the init state, with a word of memory and the event channel of its connection.
 struct Side<'a> {
     nic: &'a Nic,
     cq: Cq,
@@ -50,7 +50,7 @@ impl<'a> Side<'a> {
         nic.modify_qp(qpn, &Transition::Init(Init::new(access))).unwrap();
         let word = vec![AtomicU64::new(0)];
         let pointer = NonNull::from(word.as_slice()).cast::<u8>();
-        // SAFETY: it is deregistered before the word is gone, which is reached through atomics.
+        // SAFETY: the word is deregistered before it is freed, and accessed only as an atomic.
         let key = unsafe { nic.register(pd, pointer, 8, 0, access) }.unwrap();
         Side { nic, cq, qpn, word, key, events: Arc::new(CmEventChannel::new().unwrap()) }
     }
@@ -76,14 +76,14 @@ impl<'a> Side<'a> {
         let start = Instant::now();
         let mut found = None;
         while found.is_none() {
-            assert!(start.elapsed() < TEST_TIMEOUT, "no completion came");
+            assert!(start.elapsed() < TEST_TIMEOUT, "no completion arrived");
             self.nic
                 .poll(self.cq, 1, |completion| found = Some((completion.wr_id, completion.outcome.is_ok())));
         }
         assert_eq!(found, Some((wr_id, true)));
     }
 
-    /// Brings the queue pair to ready-to-send.
+    /// Moves the queue pair to RTS.
     fn make_ready(&self, id: ConnectionId, local_qp: &LocalQp) {
         let ready = self.nic.cm().qp_attributes(id, local_qp).unwrap();
         self.nic.modify_qp(self.qpn, &Transition::ReadyToReceive(ready.ready_to_receive)).unwrap();
@@ -118,9 +118,9 @@ fn next(events: &CmEventChannel) -> Event {
         match events.take() {
             Some(CmEvent::Event(event)) => return event,
             Some(other) => panic!("{other:?}"),
-            None => assert!(start.elapsed() < TEST_TIMEOUT, "no event came"),
+            None => assert!(start.elapsed() < TEST_TIMEOUT, "no event arrived"),
         }
-        // The adapters' own threads do the work.
+        // The progress threads of the NICs do the work.
         _ = poll(
             &mut [PollFd::new(std::os::fd::AsFd::as_fd(events), PollFlags::POLLIN)],
             PollTimeout::from(100_u16),
@@ -220,7 +220,7 @@ fn over_memory() -> [Nic; 2] {
 fn nics_connect_over_memory() {
     let [one, other] = over_memory();
     exercise(&one, &other);
-    // Nothing was lost, and nothing had to be said twice.
+    // No packet was lost, so no message was retransmitted.
     assert_eq!(one.cm().statistics().retransmitted + other.cm().statistics().retransmitted, 0);
 }
 
@@ -299,7 +299,7 @@ fn aborting_a_connection_disconnects_the_peer_and_delivers_no_events() {
     one.cm().abort(id, TEST_TIMEOUT);
     assert_eq!(next(&server.events), Event::Disconnected(request.id));
     assert_eq!(client.events.take(), None);
-    // A request that its peer has given up can't be claimed.
+    // A request that its peer has abandoned can't be subscribed to.
     let late = Side::new(&one);
     let id = late.connect_to(other.addresses()[0], SERVICE);
     let request = next_request(&requests);
@@ -329,17 +329,17 @@ fn a_query_resolves_a_service_to_a_ud_queue_pair() {
         deadline: Time::ZERO,
     };
     let id = one.cm().resolve_service(resolve, TEST_TIMEOUT, &events).unwrap();
-    let Event::Query(query) = next(&queries) else { panic!("no question") };
+    let Event::Query(query) = next(&queries) else { panic!("no query") };
     assert_eq!(query.private_data[..6], *b"where?");
     other.cm().accept_query(query.id, Qpn::truncate(0x77), UDP_QKEY, b"here").unwrap();
-    let Event::Resolved(resolution) = next(&events) else { panic!("no answer") };
+    let Event::Resolved(resolution) = next(&events) else { panic!("no response") };
     assert_eq!((resolution.id, resolution.qpn, resolution.qkey), (id, Qpn::truncate(0x77), UDP_QKEY));
     assert_eq!(resolution.private_data[..4], *b"here");
     one.cm().cancel_query(id);
 
-    // Who drops a question refuses it.
+    // A query that is canceled without a response is rejected.
     let id = one.cm().resolve_service(resolve, TEST_TIMEOUT, &events).unwrap();
-    let Event::Query(query) = next(&queries) else { panic!("no question") };
+    let Event::Query(query) = next(&queries) else { panic!("no query") };
     other.cm().cancel_query(query.id);
     let rejected = next(&events);
     assert!(
@@ -376,11 +376,11 @@ fn invalid_connection_manager_messages_are_dropped() {
         };
         assert_eq!(sender.send(&[packet]).unwrap(), 1);
     };
-    send_ud(GSI_QKEY, Qpn::GSI, &[0xff; 256], false); // no message
-    send_ud(GSI_QKEY, Qpn::GSI, &[0; 256], true); // damaged
-    send_ud(0x1111, Qpn::GSI, &[0; 256], false); // the wrong key
+    send_ud(GSI_QKEY, Qpn::GSI, &[0xff; 256], false); // not a message
+    send_ud(GSI_QKEY, Qpn::GSI, &[0; 256], true); // corrupt
+    send_ud(0x1111, Qpn::GSI, &[0; 256], false); // a wrong queue key
     send_ud(GSI_QKEY, Qpn::GSI, &[0; 100], false); // too short
-    send_ud(GSI_QKEY, Qpn::truncate(7), &[0xff; 256], false); // from nobody who could be answered
+    send_ud(GSI_QKEY, Qpn::truncate(7), &[0xff; 256], false); // not from queue pair 1
     for _ in 0..1000 {
         send_ud(GSI_QKEY, Qpn::GSI, &[0xff; 256], false);
     }
@@ -395,7 +395,7 @@ fn invalid_connection_manager_messages_are_dropped() {
     assert_eq!(nic.cm().statistics().received, 0);
     assert_eq!(nic.cm().statistics().sent, 0);
     assert_eq!(requests.take(), None);
-    // It still works.
+    // The NIC still works.
     let side = Side::new(&nic);
     side.connect_to(nic.addresses()[0], SERVICE);
     next_request(&requests);

@@ -1,8 +1,8 @@
-//! Strangers can send any number of packets, so nothing that handles packets may write a log.
+//! Any host can send any number of packets, so code that handles packets must not log.
 
 use std::path::Path;
 
-/// Checks every file of a folder for calls that print or log.
+/// Checks that no file of a directory contains a call that prints or logs.
 fn check(folder: &Path, files: &mut usize) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

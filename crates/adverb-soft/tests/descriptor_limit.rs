@@ -1,5 +1,5 @@
-//! A link in a process that can open no more file descriptors. The limit is the whole process's, so this is the only test
-//! of its file.
+//! A link in a process that can't open more file descriptors. The limit applies to the whole process, so this is the
+//! only test of its file.
 
 #![cfg(target_os = "linux")]
 

@@ -1,4 +1,4 @@
-//! Links that do harm.
+//! Links that inject faults.
 
 #![cfg(target_os = "linux")]
 
@@ -17,7 +17,7 @@ use support::{Packet, address, drain, packet};
 
 const PACKET_COUNT: usize = 20_000;
 
-/// Two ends of a switch with room for all that tests send, the first of which does harm.
+/// Attaches two links to a switch with queues for all packets of a test. The first link injects faults.
 fn attach_two(config: FaultConfig) -> (FaultLink<MemLink>, MemLink) {
     let switch =
         Switch::new(SwitchConfig { max_queued_packets: 4 * PACKET_COUNT, ..SwitchConfig::default() });
@@ -25,7 +25,7 @@ fn attach_two(config: FaultConfig) -> (FaultLink<MemLink>, MemLink) {
     (FaultLink::new(here, config), there)
 }
 
-/// Sends numbered packets over a link that does harm, and says which bytes come and what was done.
+/// Sends numbered packets over a link that injects faults. Returns the received bytes and the counts of the faults.
 fn send_numbered(config: FaultConfig) -> (Vec<Vec<u8>>, FaultCounts) {
     let (mut here, mut there) = attach_two(config);
     let numbers: Vec<[u8; 32]> = (0..PACKET_COUNT as u64).map(numbered).collect();
@@ -47,7 +47,7 @@ fn numbered(number: u64) -> [u8; 32] {
     bytes
 }
 
-/// Whether a thing happened about as often as it should: five standard deviations.
+/// Whether a fault occurred as often as configured, within five standard deviations.
 fn is_about(count: u64, per_million: u32) -> bool {
     let mean = PACKET_COUNT as f64 * f64::from(per_million) / 1e6;
     (count as f64 - mean).abs() < 5.0 * mean.sqrt()
@@ -128,7 +128,7 @@ fn received_packets_get_the_configured_icrc_check() {
     }
 }
 
-/// A link that takes few packets at a time, sometimes none.
+/// A link that accepts few packets at a time, and sometimes none.
 struct LimitedLink(MemLink, usize);
 
 impl Link for LimitedLink {
@@ -162,7 +162,7 @@ fn a_link_that_accepts_few_packets_gets_each_once() {
     assert_eq!(untouched + lost + corrupted, 1000);
     let got = drain(&mut there);
     assert_eq!(got.len() as u64, untouched + corrupted);
-    // The number stands at both ends, of which one at most is wrong.
+    // The packet contains its number twice, and at most one of the two is corrupt.
     let mut last = None;
     for packet in got {
         let sent = numbers

@@ -1,4 +1,4 @@
-//! An adapter with nothing to do uses no processor. Alone in its process, whose time is what is looked at.
+//! An idle NIC uses no CPU time. The test has its own process, whose only progress thread it measures.
 
 #![cfg(target_os = "linux")]
 
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use adverb_soft::{Nic, NicOptions};
 
-/// How long the adapter's thread has run, in nanoseconds; `None` before it has its name.
+/// Returns the CPU time of the progress thread in nanoseconds, or `None` before the thread has its name.
 fn progress_thread_time() -> Option<u64> {
     let tasks = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
     let is_progress_thread =
@@ -20,7 +20,7 @@ fn progress_thread_time() -> Option<u64> {
 fn an_idle_nic_uses_no_cpu_time() {
     let nic = Nic::open(NicOptions::loopback()).unwrap();
     nic.create_domain().unwrap();
-    // It begins, and goes to sleep, when a busy machine gets round to it.
+    // On a busy machine, the thread may start late.
     let start = Instant::now();
     let mut before = None;
     loop {
@@ -29,9 +29,12 @@ fn an_idle_nic_uses_no_cpu_time() {
         if time.is_some() && time == before {
             break;
         }
-        assert!(start.elapsed() < Duration::from_secs(10), "the thread isn't there, or never sleeps");
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "the progress thread does not exist or never sleeps"
+        );
         before = time;
     }
     std::thread::sleep(Duration::from_millis(500));
-    assert_eq!(progress_thread_time(), before, "the thread ran while there was nothing to do");
+    assert_eq!(progress_thread_time(), before, "the progress thread ran without work");
 }

@@ -1,4 +1,4 @@
-//! The switch in memory.
+//! The in-memory switch.
 
 #![cfg(target_os = "linux")]
 
@@ -54,7 +54,7 @@ fn the_descriptor_is_readable_only_while_wake_interest_is_enabled() {
     here.send(&[packet(1, 2, b"x")]).unwrap();
     assert!(!is_readable(&there));
     there.set_wake_interest(true).unwrap();
-    assert!(is_readable(&there), "what came before is never seen");
+    assert!(is_readable(&there), "an earlier packet does not wake the receiver");
     assert_eq!(drain(&mut there).len(), 1);
     assert!(!is_readable(&there));
     here.send(&[packet(1, 2, b"y")]).unwrap();

@@ -1,4 +1,4 @@
-//! Adapters over every stack of links: whatever these do, what is transferred is right.
+//! NICs over several kinds of links. Transfers are correct even over faulty links.
 
 #![cfg(target_os = "linux")]
 
@@ -23,7 +23,7 @@ use support::{address, open_loopback};
 const LENGTH: usize = 128 << 10;
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// An adapter with a connected queue pair and some memory.
+/// A NIC with a connected queue pair and registered memory.
 struct End {
     nic: Nic,
     cq: adverb_proto::Cq,
@@ -42,7 +42,7 @@ impl End {
         nic.modify_qp(qpn, &Transition::Init(Init::new(access))).unwrap();
         let words: Vec<AtomicU64> = (0..LENGTH / 8).map(|_| AtomicU64::new(0)).collect();
         let area = NonNull::from(words.as_slice()).cast::<u8>();
-        // SAFETY: the adapter, which is dropped first, is the only one to reach it but through atomics.
+        // SAFETY: the NIC is dropped before the words, and other code accesses them only as atomics.
         let key = unsafe { nic.register(pd, area, LENGTH, area.as_ptr().addr() as u64, access) }.unwrap();
         End { nic, cq, qpn, words, key }
     }
@@ -60,7 +60,7 @@ impl End {
         };
         let sending = ReadyToSend {
             psn: Psn::wrapping(0xff_fff0),
-            // Half a second: long enough for a machine that has other things to do.
+            // Half a second, for a machine under load.
             timeout: Timeout::new(17).unwrap(),
             retry_count: 7,
             rnr_retry: 7,
@@ -70,7 +70,7 @@ impl End {
         self.nic.modify_qp(self.qpn, &Transition::ReadyToSend(sending)).unwrap();
     }
 
-    /// Posts one request for all of the memory, and polls until it is done.
+    /// Posts one request for all of the memory, and polls until it completes.
     fn transfer(&self, operation: SendOperation) {
         let length = LENGTH as u32;
         let segments = [Segment { addr: self.addr(), length, lkey: self.key }];
@@ -81,7 +81,7 @@ impl End {
         let start = Instant::now();
         let mut outcome = None;
         while outcome.is_none() {
-            assert!(start.elapsed() < TEST_TIMEOUT, "no completion came");
+            assert!(start.elapsed() < TEST_TIMEOUT, "no completion arrived");
             self.nic.poll(self.cq, 1, |completion| outcome = Some(completion.outcome.map(|_| ())));
         }
         assert_eq!(outcome, Some(Ok(())), "{:?}", self.nic.statistics());
@@ -106,7 +106,7 @@ impl End {
     }
 }
 
-/// Writes and reads between two adapters, with packets of several lengths.
+/// Writes and reads between two NICs.
 fn exercise(one: &End, other: &End) {
     one.connect(other, PathMtu::Mtu1024);
     other.connect(one, PathMtu::Mtu1024);
@@ -120,7 +120,7 @@ fn exercise(one: &End, other: &End) {
     }
 }
 
-/// Writes many words, a request each, which gather when the peer has many; then nobody here does anything.
+/// Writes many words, one request each, which are coalesced while the peer is busy. No caller polls afterwards.
 fn write_without_polling(one: &End, other: &End) {
     one.connect(other, PathMtu::Mtu1024);
     other.connect(one, PathMtu::Mtu1024);
@@ -135,12 +135,12 @@ fn write_without_polling(one: &End, other: &End) {
     }
     let start = Instant::now();
     while one.values()[..60] != other.values()[..60] {
-        assert!(start.elapsed() < TEST_TIMEOUT, "not all came: {:?}", one.nic.statistics());
+        assert!(start.elapsed() < TEST_TIMEOUT, "not all words arrived: {:?}", one.nic.statistics());
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Everything that can go wrong, often.
+/// Returns a configuration with high rates of most faults.
 fn faults(seed: u64) -> FaultConfig {
     FaultConfig {
         loss_ppm: 30_000,
@@ -167,7 +167,7 @@ fn transfers_over_memory_with_faults_are_correct() {
         End::new(address(host), link)
     });
     exercise(&one, &other);
-    // Damage was found, not overlooked.
+    // Corrupt packets were detected.
     assert!(one.nic.statistics().icrc_errors + other.nic.statistics().icrc_errors > 0);
 }
 

@@ -1,4 +1,4 @@
-//! Captures, read back by ourselves and by tshark.
+//! Captures, parsed by the tests and by tshark.
 
 #![cfg(target_os = "linux")]
 
@@ -58,7 +58,7 @@ fn record(capture: &Capture, addresses: [&str; 2], ip_ids: &[u16]) {
     capture.flush().unwrap();
 }
 
-/// The blocks of a file, by kind and content.
+/// Returns the blocks of a file, by kind and content.
 fn blocks(mut bytes: &[u8]) -> Vec<(u32, &[u8])> {
     let word = |bytes: &[u8]| u32::from_le_bytes(bytes[..4].try_into().unwrap());
     let mut blocks = Vec::new();
@@ -72,7 +72,7 @@ fn blocks(mut bytes: &[u8]) -> Vec<(u32, &[u8])> {
     blocks
 }
 
-/// The interface, the frame and the direction of each packet in a file.
+/// Returns the interface, the frame and the direction of each packet in a file.
 fn frames(bytes: &[u8]) -> Vec<(u32, Frame<'_>, u8)> {
     let word = |bytes: &[u8]| u32::from_le_bytes(bytes[..4].try_into().unwrap());
     let packets = blocks(bytes).into_iter().filter(|(kind, _)| *kind == 6);
@@ -163,7 +163,7 @@ fn tshark_reads_a_capture() {
     assert_eq!(output.lines().collect::<Vec<_>>(), expected, "{errors}");
 }
 
-/// A disk that is full.
+/// A full disk.
 struct FullDisk;
 
 impl Write for FullDisk {

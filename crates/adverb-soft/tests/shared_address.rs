@@ -47,7 +47,7 @@ impl Process {
         Process { link, received, is_ending, thread: Some(thread) }
     }
 
-    /// The first process at an address.
+    /// Creates the first process at an address.
     fn first() -> Process {
         loop {
             let link = open_loopback(|config| config.shared = true);
@@ -72,7 +72,7 @@ impl Process {
         self.link.lock().address_share().unwrap()
     }
 
-    /// Waits until so many packets have been received, and takes them.
+    /// Waits until `count` packets have been received, and removes them.
     fn take(&self, count: usize) -> Vec<Packet> {
         let start = Instant::now();
         loop {
@@ -96,7 +96,7 @@ impl Drop for Process {
     }
 }
 
-/// A packet to a queue pair.
+/// Returns a packet to a queue pair.
 fn packet(source: SocketAddr, destination: SocketAddr, qpn: u32, psn: u32, payload: &[u8]) -> Vec<u8> {
     let flow = Flow::new(source, destination).unwrap();
     let operation = Operation::Ud(Ud { qkey: 0x8001_0000, source_qp: Qpn::GSI, immediate: None });
@@ -196,7 +196,7 @@ fn each_process_receives_the_packets_to_its_queue_pairs_and_only_those() {
                 })
                 .collect();
             while sender.send(&batch).unwrap() == 0 {}
-            // So that no queue between processes overflows.
+            // The packets are received at once, so that no queue between processes overflows.
             for process in &processes {
                 for packet in process.take(4) {
                     assert_eq!(packet.source, source);
@@ -210,7 +210,7 @@ fn each_process_receives_the_packets_to_its_queue_pairs_and_only_those() {
             assert_eq!(process.received.lock().len(), 0, "no packet arrived twice");
             assert_eq!(process.link.lock().statistics().not_passed_on, 0);
         }
-        // A process takes the place of the one that has ended; in the last round, of the first.
+        // A new process takes over the share of a process that has ended: in the last round, of the first process.
         let ended = [2, 1, 0][round];
         drop(processes.remove(ended));
         processes.insert(ended, Process::open(address));

@@ -1,4 +1,5 @@
-//! A process at a shared address that forks. The only test of its program, because a child has the sockets of all threads.
+//! A process at a shared address that forks. This is the only test of its program, because a forked child inherits the
+//! sockets of all threads.
 
 #![cfg(target_os = "linux")]
 

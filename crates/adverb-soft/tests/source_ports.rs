@@ -13,22 +13,22 @@ use adverb_wire::Flow;
 
 use support::{collect, datagram, open_loopback};
 
-/// The address of a link.
+/// Returns the address of a link.
 fn ip(link: &UdpLink) -> IpAddr {
     link.local_addr().ip()
 }
 
-/// Opens a port of a link.
+/// Opens a source port of a link.
 fn open(link: &mut UdpLink, preferred: u16) -> u16 {
     link.open_source_port(ip(link), preferred)
 }
 
-/// Whether another program could have this port of the link's address.
+/// Whether another program could bind this port at the link's address.
 fn is_free(link: &UdpLink, port: u16) -> bool {
     UdpSocket::bind((ip(link), port)).is_ok()
 }
 
-/// Packets from these source ports to a link, each with its number.
+/// Returns packets from these source ports to a link. Their PSNs count from 0.
 fn packets<'a>(
     from: &UdpLink,
     to: &UdpLink,
@@ -57,7 +57,7 @@ fn packets<'a>(
 #[test]
 fn packets_leave_from_the_ports_of_their_flow_labels() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
-    // The permanent ports, others (beyond the ports that the system gives to programs), and a port that two labels map to.
+    // The permanent ports, other ports (beyond the system's ephemeral ports), and a port that two labels map to.
     let labels = (1..=15).chain((0..48).map(|number| (0x1_4321 * number) | 0x3000)).chain([0x4000]);
     let ports: Vec<u16> = labels
         .map(|label| {

@@ -1,4 +1,4 @@
-//! Datagrams that strangers send to an adapter over real sockets: the worst that comes of one is that it is lost.
+//! Datagrams from unknown hosts to a NIC over real sockets. The NIC drops invalid ones and keeps working.
 
 #![cfg(target_os = "linux")]
 
@@ -21,7 +21,7 @@ use support::open_loopback;
 
 const TEST_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Returns an IPv4 and an IPv6 link of this machine, both as one, and their GIDs.
+/// Returns a bundle of an IPv4 and an IPv6 link of this machine, and their GIDs.
 fn open_both() -> (Bundle, Vec<IpAddr>) {
     let v4 = open_loopback(|_| ());
     let mut config = UdpConfig::new("::1".parse().unwrap());
@@ -38,7 +38,7 @@ fn open_both() -> (Bundle, Vec<IpAddr>) {
     (bundle, addresses)
 }
 
-/// Opens an adapter with a datagram queue pair in both groups.
+/// Opens a NIC with a UD queue pair that is attached to all groups.
 fn open_member(link: impl Link + 'static, addresses: &[IpAddr], groups: &[IpAddr]) -> Nic {
     let nic = Nic::open(NicOptions::new(addresses.iter().copied(), link)).unwrap();
     let pd = nic.create_domain().unwrap();
@@ -54,7 +54,7 @@ fn open_member(link: impl Link + 'static, addresses: &[IpAddr], groups: &[IpAddr
     nic
 }
 
-/// A message that any connection manager answers: a DREQ of a connection that it doesn't know.
+/// Returns a message that every connection manager responds to: a DREQ of an unknown connection.
 fn dreq(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
     let dreq = Dreq {
         local_comm_id: 6,
@@ -104,15 +104,15 @@ fn a_connection_manager_message_to_a_multicast_group_is_dropped() {
             result => assert_eq!(result.unwrap(), packet.len()),
         }
         sent += 1;
-        wait_for("the packet is dropped, or the adapter fails", || {
+        wait_for("the packet is not dropped, and the NIC does not fail", || {
             nic.has_failed() || nic.statistics().wrong_address_packets == sent
         });
-        assert!(!nic.has_failed(), "one datagram to {group} made the adapter fail");
+        assert!(!nic.has_failed(), "one datagram to {group} made the NIC fail");
     }
     assert_eq!(nic.next_event(), None);
-    nic.create_domain().expect("new objects can be made");
+    nic.create_domain().expect("new objects can be created");
 
-    // The same message to the adapter's own address has its answer.
+    // The NIC responds to the same message to its own address.
     let destination = Gid::from(addresses[0]).udp_addr();
     let peer = UdpSocket::bind((open_loopback(|_| ()).local_addr().ip(), 4792)).unwrap();
     peer.set_read_timeout(Some(TEST_DEADLINE)).unwrap();

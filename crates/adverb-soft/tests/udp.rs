@@ -1,4 +1,4 @@
-//! RoCEv2 from UDP sockets, on loopback: nothing here needs a privilege.
+//! RoCEv2 over UDP sockets on the loopback interface. The tests need no privileges.
 
 #![cfg(target_os = "linux")]
 
@@ -14,7 +14,7 @@ use adverb_wire::Flow;
 
 use support::{Packet, collect, datagram, drain, is_readable, open_loopback, wait};
 
-/// A packet from one link to another.
+/// Returns a packet from one link to another.
 fn between<'a>(from: &UdpLink, to: &UdpLink, bytes: &'a [u8]) -> TxPacket<'a> {
     TxPacket {
         source: SocketAddr::new(from.local_addr().ip(), from.source_port(from.local_addr().ip(), 0xc000)),
@@ -26,7 +26,7 @@ fn between<'a>(from: &UdpLink, to: &UdpLink, bytes: &'a [u8]) -> TxPacket<'a> {
     }
 }
 
-/// Sends packets and receives them, a few at a time, so that no buffer overflows; says what came.
+/// Sends packets and receives them, a few at a time so that no buffer overflows. Returns the received packets.
 fn exchange(from: &mut UdpLink, to: &mut UdpLink, packets: &[TxPacket<'_>]) -> Vec<Packet> {
     let mut got = Vec::new();
     for some in packets.chunks(100) {
@@ -39,7 +39,7 @@ fn exchange(from: &mut UdpLink, to: &mut UdpLink, packets: &[TxPacket<'_>]) -> V
     got
 }
 
-/// A link at `::1`, of which there is only one, at the first port that no other process has.
+/// Opens a link at `::1`, the only IPv6 loopback address, at the first unused port.
 fn open_v6() -> UdpLink {
     let mut config = UdpConfig::new("::1".parse().unwrap());
     loop {
@@ -59,7 +59,7 @@ fn a_link_at_another_port_receives_and_sends_there() {
     assert_eq!((other.local_addr().ip(), other.local_addr().port()), (default_link.local_addr().ip(), 4792));
     assert_eq!(other.gid().udp_addr(), other.local_addr());
     assert_eq!(other.source_port(other.local_addr().ip(), 0xc123), 4792);
-    // More than one train, so that those are numbered as their ICRCs say, too.
+    // The packets are more than one GSO batch, so the IP IDs and ICRCs of batches are checked, too.
     let mut default_link = default_link;
     for (from, to) in [(0, 1), (1, 0)] {
         let links = [&mut default_link, &mut other];
@@ -116,7 +116,7 @@ fn packets_of_a_gso_batch_have_ascending_ip_ids_and_matching_icrcs() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
     let template = between(&here, &there, &[]);
     let flow = Flow::new(template.source, template.destination).unwrap();
-    // Runs of one length, the last of each shorter; and one of another traffic class.
+    // Runs of packets of one length, each followed by a shorter packet, and one packet of another traffic class.
     let mut lengths = vec![1024; 100];
     lengths.extend([512, 1024, 1024, 4, 8, 8, 8, 8, 0, 1024, 4096, 4096, 4096, 100]);
     let bytes: Vec<Vec<u8>> = lengths
@@ -132,7 +132,7 @@ fn packets_of_a_gso_batch_have_ascending_ip_ids_and_matching_icrcs() {
     for (got, sent) in got.iter().zip(&packets) {
         let packet = adverb_wire::Packet::parse(&got.bytes).unwrap();
         numbers.push(flow.recover_ip_id(&packet).unwrap());
-        // All but the ICRC.
+        // All bytes but the ICRC are equal.
         assert_eq!(got.bytes[..got.bytes.len() - 4], sent.bytes[..sent.bytes.len() - 4]);
         assert_eq!(got.traffic_class, sent.traffic_class);
     }
@@ -166,7 +166,7 @@ fn ipv6_packets_arrive_intact_and_in_order() {
     assert!(got.iter().all(|packet| packet.icrc == Some(IcrcCheck::IpId(0))));
 }
 
-/// A packet from a link to itself.
+/// Returns a packet from a link to itself.
 fn packet_to_itself(link: &UdpLink) -> TxPacket<'static> {
     between(link, link, &[])
 }
@@ -249,7 +249,7 @@ fn a_bundle_drops_and_counts_packets_from_other_addresses() {
     assert_eq!(bundle.send(&[packet, lost, lost, packet]).unwrap(), 4);
     assert_eq!(collect(&mut bundle, 2).len(), 2, "the packets around them are sent");
     assert_eq!(bundle.unsendable_packets(), 2);
-    // And those that the link itself can't send count, too.
+    // Packets that the link itself can't send are counted, too.
     let no_route = TxPacket { destination: "192.0.2.1:4791".parse().unwrap(), ..packet };
     assert_eq!(bundle.send(&[no_route]).unwrap(), 1);
     assert_eq!(bundle.unsendable_packets(), 3);
@@ -274,7 +274,7 @@ fn a_second_link_at_an_address_fails_with_a_hint() {
 fn a_packet_that_cannot_be_sent_is_counted_and_others_are_sent() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
     let good = between(&here, &there, b"good");
-    // From a loopback address nothing goes elsewhere.
+    // The kernel sends no packet from a loopback address to another machine.
     let bad = TxPacket { destination: "192.0.2.1:4791".parse().unwrap(), ..good };
     let long = vec![0; 65_535];
     let too_long = TxPacket { bytes: &long, ..good };
@@ -306,7 +306,7 @@ fn packets_lost_to_a_full_receive_buffer_are_counted() {
         assert_eq!(here.send(&[packet; 100]).unwrap(), 100);
     }
     let mut got = drain(&mut there).len();
-    // The kernel tells with the next packet.
+    // The kernel reports lost packets with the next packet.
     here.send(&[packet]).unwrap();
     sent += 1;
     wait(&there);
@@ -331,18 +331,18 @@ fn receive_passes_at_most_max_packets_and_loses_none() {
     let packet = between(&here, &there, b"");
     let packets: Vec<_> = bytes.iter().map(|bytes| TxPacket { bytes, ..packet }).collect();
     assert_eq!(here.send(&packets).unwrap(), packets.len());
-    assert!(here.is_gso_enabled(), "they travel as GSO batches");
+    assert!(here.is_gso_enabled(), "the packets are sent as GSO batches");
     let mut numbers = Vec::new();
     for max in [1, 5, 7, 256].into_iter().cycle() {
         let mut got = 0;
         let count = there.receive(max, &mut |packet| {
-            // Behind it is the place of an ICRC, which a batch changes.
+            // The other four bytes are at the position of the ICRC, which a batch changes.
             numbers.push(u32::from_be_bytes(packet.bytes[..4].try_into().unwrap()));
             got += 1;
         });
         assert_eq!(count.unwrap(), got);
         assert!(got <= max, "{got} packets of {max}");
-        // While the descriptor shows nothing, the deadline tells of what is held.
+        // If the descriptor isn't readable, the deadline shows that the link holds packets.
         assert!(there.deadline().is_some() || is_readable(&there) || numbers.len() == 600);
         if numbers.len() == 600 {
             break;

@@ -1,6 +1,6 @@
 //! Attacks complete software NICs over real sockets on the loopback interface: run by `cargo xtask attack --nic`.
 //!
-//! Each round has a seed, and NICs of its own (`round/mod.rs`). A round that fails is repeated by giving its seed.
+//! Each round has a seed and its own NICs (`round/mod.rs`). To repeat a failed round, pass its seed.
 
 #[cfg(target_os = "linux")]
 mod round;
@@ -24,10 +24,10 @@ mod linux {
 
     use crate::round::{Report, attack};
 
-    /// The hostile packets of a round.
+    /// The number of hostile packets per round.
     const ROUND_PACKETS: u64 = 10_000;
 
-    /// The rounds after which the process must not grow any more, and by how much it may.
+    /// The number of rounds after which the process must not grow by more than `MAX_GROWTH_KIB`.
     const WARM_UP_ROUNDS: u64 = 4;
     const MAX_GROWTH_KIB: u64 = 64 << 10;
 
@@ -63,7 +63,7 @@ mod linux {
         ExitCode::SUCCESS
     }
 
-    /// Returns the number behind an option of the command line.
+    /// Returns the number after an option of the command line.
     fn option(name: &str, default: u64) -> u64 {
         let mut arguments = std::env::args().skip_while(|argument| argument != name).skip(1);
         arguments

@@ -24,14 +24,14 @@ use super::{Link, PathSocket, RxPacket, TimedSend, TxPacket};
 /// ```
 pub struct Bundle {
     links: Vec<(IpAddr, Box<dyn Link>)>,
-    /// Readable when any link's descriptor is.
+    /// An epoll instance that is readable when any link's descriptor is.
     readiness: Epoll,
     /// Whether every link has a descriptor.
     have_all_fds: bool,
     /// The link that received packets last. The other links are polled less often, because each poll is a system call.
     busy: usize,
     poll_count: u32,
-    /// Packets from addresses that no link has.
+    /// The number of dropped packets whose source address no link has.
     unsendable: u64,
 }
 
@@ -103,10 +103,11 @@ impl Link for Bundle {
     fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
         let (mut count, busy, link_count) = (0, self.busy, self.links.len());
         self.poll_count += 1;
-        // Who sleeps on the descriptor is woken until all was received, so that a look that is left out does no harm.
+        // A thread that sleeps on the descriptor is woken until all packets are received, so skipping a poll of the
+        // other links loses no wake-up.
         if self.poll_count >= POLLS_PER_ROUND {
             self.poll_count = 0;
-            // First those behind the busy one, in turn, so that no two links can keep a third from being served.
+            // The links after the busy one are polled first, in turn, so that no two links can starve a third.
             for index in (1..link_count).map(|offset| (busy + offset) % link_count) {
                 let received = match max.saturating_sub(count) {
                     0 => break,

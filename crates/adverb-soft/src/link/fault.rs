@@ -113,7 +113,7 @@ pub struct FaultLink<L> {
     config: FaultConfig,
     random: Random,
     counts: FaultCounts,
-    /// Delayed packets. The first one due is on top.
+    /// The delayed packets, with the earliest due packet on top.
     delayed: BinaryHeap<Reverse<DelayedPacket>>,
     /// The sequence number of the next delayed packet.
     next: u64,
@@ -224,7 +224,7 @@ impl<L: Link> FaultLink<L> {
         Ok(true)
     }
 
-    /// Sends packets, and counts the accepted ones in `accepted`.
+    /// Sends packets, each with its fault if it has one, and adds the number of accepted packets to `accepted`.
     fn send_each(&mut self, packets: &[TxPacket<'_>], accepted: &mut usize) -> io::Result<()> {
         while *accepted < packets.len() {
             // Packets without faults are sent as one batch.
@@ -364,10 +364,10 @@ impl<L: Link> Link for FaultLink<L> {
     }
 }
 
-/// The ECN bits of a packet that was marked.
+/// The ECN bits of a marked packet (congestion experienced).
 const ECN_CE: u8 = 0b11;
 
-/// The byte of the base transport header that the ICRC doesn't cover: congestion marks.
+/// The index of the byte of the base transport header that the ICRC doesn't cover. It contains the congestion marks.
 const UNCOVERED_BYTE: usize = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -116,11 +116,11 @@ pub struct MemLink {
     address: IpAddr,
     port: Arc<Port>,
     shared: Arc<Shared>,
-    /// Packets being received. The batch is swapped with the port's, so that neither is allocated again.
+    /// The packets being received. The batch is swapped with the port's batch, so that the memory of both is reused.
     current: Batch,
-    /// The number of packets of `current` already passed on, and of their bytes.
+    /// The number of packets of `current` that were passed on, and the number of their bytes.
     passed_on: (usize, usize),
-    /// The last destination. The next packets mostly have the same.
+    /// The last destination and its port. The next packets mostly have the same destination.
     last_port: Option<(IpAddr, Arc<Port>)>,
     unreachable: u64,
 }
@@ -245,7 +245,7 @@ impl Drop for MemLink {
         for members in self.shared.groups.write().values_mut() {
             members.retain(|member| !Arc::ptr_eq(member, &self.port));
         }
-        // Others may remember the port.
+        // Other links may still have the port as their `last_port`.
         self.port.queue.lock().is_detached = true;
     }
 }
@@ -309,7 +309,7 @@ impl Port {
             });
         }
         self.overflows.fetch_add(lost, Ordering::Relaxed);
-        // The descriptor is the receiver's: if it is broken, the receiver fails, and not the sender.
+        // The descriptor belongs to the receiver, so an error here is the receiver's failure, not the sender's.
         _ = self.signal(&mut queue);
         true
     }

@@ -198,7 +198,7 @@ impl<L: Link> Link for PcapLink<L> {
     }
 }
 
-/// Returns the IPv4 ID of a packet. Where the link doesn't know it, it is recovered from the ICRC.
+/// Returns the IPv4 ID of a packet. If the link doesn't know the ID, it is recovered from the ICRC.
 fn ip_id_of(packet: &RxPacket<'_>) -> u16 {
     match packet.icrc {
         IcrcCheck::IpId(ip_id) => ip_id,
@@ -212,7 +212,7 @@ fn ip_id_of(packet: &RxPacket<'_>) -> u16 {
     }
 }
 
-/// Returns the IP header of a packet, or `None` for one from an IPv4 to an IPv6 address, which no link sends.
+/// Returns the IP header of a packet, or `None` if one address is IPv4 and the other IPv6. No link sends such a packet.
 fn ip_header(packet: &TxPacket<'_>, ip_id: u16) -> Option<IpHeader> {
     let mut ip = IpHeader::new(packet.source.ip(), packet.destination.ip())?;
     let (class, hops) = match &mut ip {
@@ -232,7 +232,7 @@ fn ip_header(packet: &TxPacket<'_>, ip_id: u16) -> Option<IpHeader> {
     Some(ip)
 }
 
-/// Nanoseconds since 1970.
+/// Returns the nanoseconds since 1970.
 fn unix_nanos() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
 }
@@ -241,7 +241,7 @@ fn unix_nanos() -> u64 {
 struct Writer {
     out: Box<dyn Write + Send>,
     interfaces: u32,
-    /// The first failure ends the capture.
+    /// The result of all writes so far. The first error ends the capture.
     result: io::Result<()>,
 }
 
@@ -249,11 +249,11 @@ const SECTION: u32 = 0x0a0d_0d0a;
 const INTERFACE: u32 = 1;
 const ENHANCED_PACKET: u32 = 6;
 
-/// The byte order, version 1.0, a section of unknown length.
+/// The content of the section header: byte order, version 1.0, unknown section length.
 const SECTION_CONTENT: [u8; 16] =
     [0x4d, 0x3c, 0x2b, 0x1a, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
 
-/// Frames begin with an IP header, of either version (LINKTYPE_RAW).
+/// The link type of frames that start with an IPv4 or IPv6 header (LINKTYPE_RAW).
 const LINK_TYPE: u16 = 101;
 
 const END_OF_OPTIONS: u16 = 0;
@@ -273,7 +273,7 @@ impl Writer {
     fn add_interface(&mut self, name: &str) -> u32 {
         let mut content = Vec::new();
         content.extend_from_slice(&LINK_TYPE.to_le_bytes());
-        content.extend_from_slice(&[0; 6]); // reserved; packets of any length
+        content.extend_from_slice(&[0; 6]); // reserved, and no limit of the packet length
         let name = &name.as_bytes()[..name.len().min(1000)];
         push_option(&mut content, INTERFACE_NAME, name);
         push_option(&mut content, TIMESTAMP_RESOLUTION, &[9]); // 10⁻⁹ s
@@ -335,7 +335,7 @@ impl Drop for Writer {
     }
 }
 
-/// An option of a block: its code, its length, its value in whole words.
+/// Appends an option of a block: its code, its length, and its value padded to whole words.
 fn push_option(content: &mut Vec<u8>, code: u16, value: &[u8]) {
     content.extend_from_slice(&code.to_le_bytes());
     content.extend_from_slice(&(value.len() as u16).to_le_bytes());

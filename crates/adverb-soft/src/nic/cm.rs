@@ -61,8 +61,8 @@ impl Cm<'_> {
     /// Returns [`Error::Cm`] if another listener uses the service, or [`Error::NicFailed`] if the NIC has failed.
     pub fn listen(&self, listen: ListenParams, channel: &Arc<CmEventChannel>) -> Result<ListenerId, Error> {
         self.call(|engine, _| {
-            // Another process at the address may listen on the service. (Without file descriptors, it can't be claimed
-            // either.)
+            // Another process at the address may listen on the service. Claiming it also fails if no file descriptor is
+            // free.
             engine.claim_service(listen.service).map_err(|_| CallError::ServiceInUse(listen.service))?;
             let listened = engine.gsi.manager.listen(listen);
             if listened.is_err() {
@@ -298,7 +298,7 @@ impl Cm<'_> {
         })
     }
 
-    /// Calls the manager to end something, also if the NIC has failed.
+    /// Calls the manager for an operation that must also work if the NIC has failed.
     fn call_even_if_failed<T>(
         &self,
         call: impl FnOnce(&mut Engine, Time) -> Result<T, Error>,

@@ -1,4 +1,4 @@
-//! What an adapter's lock guards: the engine, the memory, the link, and who is to be told.
+//! The state that a NIC's lock protects: the protocol engine, the memory, the link and the event channels.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
@@ -28,34 +28,35 @@ use crate::memory::RegisteredMemory;
 /// The protocol engine, with a recorder of its events.
 pub(super) type Device = adverb_proto::Device<Recorder>;
 
-/// An adapter without its lock and its thread.
+/// A NIC without its lock and its progress thread.
 pub(super) struct Engine {
     pub(super) device: Device,
     pub(super) memory: RegisteredMemory,
     pub(super) gsi: Gsi,
     link: Option<Box<dyn Link>>,
-    /// The share of the queue pair numbers, if other processes have the rest.
+    /// The share of the queue pair numbers, if other processes have the other shares.
     pub(super) share: Option<AddressShare>,
-    /// Packets that come from queue pairs at these addresses and ports to queue pairs there need no link.
+    /// The NIC's addresses and ports. Packets between queue pairs at these addresses are delivered without the link.
     addresses: Vec<SocketAddr>,
-    /// Unless this is set.
+    /// Whether loopback packets are sent through the link instead of being delivered directly.
     pub(super) loopback_via_link: bool,
-    /// How many packets of one queue pair may be under way.
+    /// The maximum number of outstanding packets of a queue pair.
     pub(super) window: u32,
-    /// How many bytes of answers to READs of one queue pair may be: those come to us, whoever sends them.
+    /// The maximum number of outstanding bytes of READ responses of a queue pair. The responses must fit this NIC's
+    /// receive buffer.
     pub(super) read_window: u32,
-    /// How many short requests go together.
+    /// The maximum number of small requests that are coalesced.
     pub(super) coalesce_limit: u32,
-    /// The groups that the link has joined.
+    /// The multicast groups that the link has joined.
     groups: Vec<Gid>,
-    /// Where completion queues announce completions.
+    /// The event channels of completion queues.
     pub(super) channels: BTreeMap<Cq, Arc<Channel>>,
-    /// The queue pairs that there are, for the day that all must come back.
+    /// The queue pairs that exist. All of them move to the error state if the NIC fails.
     pub(super) qps: HashSet<Qpn>,
     pub(super) events: VecDeque<NicEvent>,
-    /// Announces `events`.
+    /// The channel that is notified of `events`.
     pub(super) event_channel: Arc<Channel>,
-    /// The payload of a packet on its way from memory to memory.
+    /// The payload of a packet between queue pairs of this NIC.
     payload: Vec<u8>,
     transmit_queue: TransmitQueue,
     /// The queue pair of the last packet in `transmit_queue`, if that packet completes a request with a timestamp.
@@ -74,12 +75,12 @@ pub(super) struct Engine {
     pub(super) schedule: Schedule,
 }
 
-/// Whether there is more to be done at once.
+/// Whether the engine has more work at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Work {
-    /// Nothing, until something comes or a timer is due.
+    /// The engine has no work until a packet arrives or a timer expires.
     Done,
-    /// There may be: it was taking long.
+    /// The engine may have more work, because its budget is used up.
     More,
 }
 
@@ -140,7 +141,7 @@ impl Engine {
         let link_deadline = link_deadline.map_or(Time::MAX, |link_deadline| {
             Time::ZERO + link_deadline.saturating_duration_since(self.start)
         });
-        // What the link didn't take is tried again soon.
+        // Packets that the link did not accept are retried soon.
         let transmit_queue =
             if self.transmit_queue.is_empty() { Time::MAX } else { self.now() + RETRY_DELAY };
         let acks = self.schedule.delayed_ack.deadline();
@@ -148,7 +149,7 @@ impl Engine {
         timers.min(link_deadline).min(transmit_queue).min(acks).min(self.gsi.due())
     }
 
-    /// Tells the link whether a thread sleeps on its descriptor, if this has changed.
+    /// Passes the wake interest to the link if it has changed.
     pub(super) fn update_wake_interest(&mut self) -> io::Result<()> {
         match (self.schedule.wake_interest_change(), &mut self.link) {
             (Some(interest), Some(link)) => link.set_wake_interest(interest),
@@ -156,7 +157,8 @@ impl Engine {
         }
     }
 
-    /// The path of packets between two addresses, from the port that the link has for a flow like this.
+    /// Returns the path of packets between two addresses, from the source port that the link has for a flow with this
+    /// preferred port.
     pub(super) fn path(&self, local: IpAddr, remote: IpAddr, preferred_port: u16) -> Option<Path> {
         let port = self.link.as_ref().map_or(preferred_port, |link| link.source_port(local, preferred_port));
         Path::new(local, remote, port)
@@ -194,11 +196,11 @@ impl Engine {
         self.link.as_mut().ok_or(io::ErrorKind::Unsupported)?.path_socket(local, port)
     }
 
-    /// Takes in what has come, does what is due, sends what there is to be sent, and tells whom it concerns.
+    /// Receives packets, handles expired timers, sends packets, and delivers events.
     ///
     /// # Errors
     ///
-    /// If the link no longer works.
+    /// Returns an error if the link no longer works.
     pub(super) fn drive(&mut self) -> io::Result<Work> {
         self.serve(None)
     }
@@ -212,7 +214,7 @@ impl Engine {
         self.serve(Some(cq))
     }
 
-    /// Sends posted requests, and delayed acknowledgements behind them. If no request can be sent, the acknowledgements
+    /// Sends posted requests, and delayed acknowledgements after them. If no request can be sent, the acknowledgements
     /// stay delayed.
     pub(super) fn send_posted(&mut self, now: Time) -> io::Result<Work> {
         if self.schedule.has_failed() {
@@ -227,7 +229,7 @@ impl Engine {
         Ok(if sent < max_count { Work::Done } else { Work::More })
     }
 
-    /// Sends delayed acknowledgements, because their queue pair may be about to end.
+    /// Sends delayed acknowledgements, because their queue pair may be about to be destroyed.
     pub(super) fn flush_delayed_acks(&mut self) -> io::Result<Work> {
         if !std::mem::take(&mut self.schedule.delayed_ack).is_pending() {
             return Ok(Work::Done);
@@ -259,8 +261,9 @@ impl Engine {
             let max_burst = self.max_burst();
             let sent = self.transmit(now, budget.min(max_burst))?;
             budget = budget.saturating_sub(received + sent);
-            // Behind what was sent, because that may have been answered here already: with the work of a whole budget between
-            // an answer and a look at the clock, a slow machine would never find it in time.
+            // Timeouts are handled after sending, because a queue pair of this NIC may have responded to the sent
+            // packets already. With the work of a whole budget between a response and this check, a slow machine would
+            // always find the timer expired.
             let is_late = self.device.poll_timeout().is_some_and(|due| due <= now);
             if is_late {
                 self.device.handle_timeout(now);
@@ -269,8 +272,8 @@ impl Engine {
                 self.deliver_events();
                 return Ok(if budget == 0 || is_late { Work::More } else { Work::Done });
             }
-            // What went from queue pair to queue pair here is done when nothing more is sent; what a link brings, when
-            // it brings nothing more.
+            // Packets between local queue pairs are all delivered when nothing more is sent, and packets of the link
+            // when nothing more is received.
             if received == 0 && sent < max_burst && !is_late {
                 self.deliver_events();
                 if !self.gsi.may_have_work(now) || !self.serve_gsi(now) {
@@ -280,8 +283,8 @@ impl Engine {
         }
     }
 
-    /// How many packets are sent before looking at what has come. Who sends to itself must take in what it sent, or there
-    /// is no room for it.
+    /// Returns the maximum number of packets to send before packets are received. A NIC that sends to itself over the
+    /// link must receive its packets before they exceed the receive buffer.
     fn max_burst(&self) -> usize {
         if self.loopback_via_link { LOOPBACK_BURST } else { BUDGET }
     }
@@ -294,7 +297,7 @@ impl Engine {
             && !self.device.may_transmit()
     }
 
-    /// Looks after the connection manager, and says whether it has something to be sent.
+    /// Serves the connection manager, and returns whether it has packets to send.
     #[cold]
     fn serve_gsi(&mut self, now: Time) -> bool {
         let Engine { device, memory, gsi, link, .. } = self;
@@ -305,16 +308,16 @@ impl Engine {
         })
     }
 
-    /// Takes in a batch of what has come, of at most `max` packets, and says how many packets that were.
+    /// Receives a batch of at most `max` packets, and returns their number.
     fn receive(&mut self, max: usize) -> io::Result<usize> {
         let Engine { device, memory, link: Some(link), start, receive_time_source: source, .. } = self else {
             return Ok(0);
         };
-        // Mostly nothing has come.
+        // The clock is read with the first packet, because most calls receive none.
         let mut time = None;
         link.receive(max, &mut |rx_packet| {
             let now = *time.get_or_insert_with(|| Time::ZERO + start.elapsed());
-            // What isn't a packet is nobody's.
+            // Datagrams that aren't packets are dropped.
             let Ok(packet) = Packet::parse(rx_packet.bytes) else { return };
             let rx_meta = RxMeta {
                 source: rx_packet.source,
@@ -338,7 +341,7 @@ impl Engine {
         })
     }
 
-    /// Sends what there is to be sent, but no more than so many packets, and says how many.
+    /// Sends at most `max_count` packets, and returns the number of packets sent.
     fn transmit(&mut self, mut now: Time, max_count: usize) -> io::Result<usize> {
         let mut count = 0;
         if self.timed.is_some() && !self.send_timed(self.now())? {
@@ -346,7 +349,7 @@ impl Engine {
         }
         self.send_queued()?;
         while count < max_count && !self.transmit_queue.is_full() {
-            // Behind what is sent anyway they cost little: being shorter, they are the ends of its trains.
+            // After other packets, acknowledgements cost little: they are shorter, so they end GSO batches.
             if count == 0 && self.schedule.delayed_ack.is_pending() && self.device.is_only_acknowledging() {
                 break;
             }
@@ -358,7 +361,7 @@ impl Engine {
             let is_local = delivers_directly
                 && self.addresses.contains(&destination)
                 && self.share.is_none_or(|share| share.contains(transmit.header.dest_qp));
-            // What goes to a group may go to members here and elsewhere.
+            // A multicast group may have members at this NIC and elsewhere.
             let is_group = destination.ip().is_multicast();
             let timed = transmit.timed;
             if timed.is_some()
@@ -370,7 +373,7 @@ impl Engine {
             let mut queued = None;
             if !is_local && self.link.is_some() {
                 let start = self.transmit_queue.bytes.len();
-                // Memory that can't be read is a packet that is lost.
+                // If the memory can't be read, the packet is lost.
                 if transmit.write_to(&self.memory, 0, &mut self.transmit_queue.bytes).is_ok() {
                     let ecn = if transmit.ecn_capable { ECN_CAPABLE } else { 0 };
                     let traffic_class = route.traffic_class | ecn;
@@ -416,7 +419,7 @@ impl Engine {
             {
                 self.record_queued_payload(start);
             }
-            // Else, without a link, nobody is there: the packet is lost, as it would be in any network.
+            // Otherwise, without a link, the packet is lost.
             if timed.is_some() {
                 self.timed = timed;
                 if !self.send_timed(now)? {
@@ -465,7 +468,7 @@ impl Engine {
         }
     }
 
-    /// Gives the link what waits for it.
+    /// Passes queued packets to the link.
     fn send_queued(&mut self) -> io::Result<()> {
         match self.link.as_mut() {
             Some(link) => self.transmit_queue.send_to(link),
@@ -496,8 +499,8 @@ impl Engine {
         Ok(is_sent)
     }
 
-    /// Creates a completion queue with timestamps. The link stamps packets while there is such a queue, because that
-    /// costs time.
+    /// Creates a completion queue with timestamps. The link stamps packets only while such a queue exists, because
+    /// stamping costs time.
     pub(super) fn create_timed_cq(&mut self, capacity: u32) -> io::Result<Cq> {
         if self.timed_cq_count == 0
             && let Some(link) = self.link.as_mut()
@@ -526,7 +529,7 @@ impl Engine {
             if self.timed_cq_count == 0
                 && let Some(link) = self.link.as_mut()
             {
-                // A link that goes on stamping packets does no harm.
+                // If the link continues to stamp packets, the timestamps are ignored.
                 _ = link.set_timestamps(false);
             }
         }
@@ -541,7 +544,7 @@ impl Engine {
         statistics
     }
 
-    /// Has the link bring what is sent to a group, if it doesn't yet.
+    /// Makes the link join a multicast group, if it has not joined the group yet.
     pub(super) fn join(&mut self, group: Gid) -> io::Result<()> {
         if let Some(link) = self.link.as_mut()
             && !self.groups.contains(&group)
@@ -552,7 +555,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Has the link no longer bring what is sent to groups that nobody is a member of any more.
+    /// Makes the link leave the multicast groups that have no members.
     pub(super) fn leave(&mut self) {
         let Engine { device, link: Some(link), groups, .. } = self else { return };
         groups.retain(|group| {
@@ -564,7 +567,7 @@ impl Engine {
         });
     }
 
-    /// Tells those who wait.
+    /// Delivers pending events to their channels.
     fn deliver_events(&mut self) {
         while let Some(cq) = self.device.poll_cq_event() {
             if self.gsi.owns_cq(cq) {
@@ -596,22 +599,22 @@ impl Engine {
         }
     }
 
-    /// Forgets what happened to something that is gone: its number may be another's soon.
+    /// Discards the events of a destroyed object, because its number may be reused soon.
     pub(super) fn discard_events(&mut self, is_stale: impl Fn(&QueueEvent) -> bool) {
-        // What the engine hasn't told yet would be told later.
+        // Events that are still in the engine would be delivered later.
         self.deliver_events();
-        // The channel may announce more than there is: who takes an event finds none.
+        // The channel may then have more notifications than events, so a caller may find no event.
         self.events.retain(|event| !matches!(event, NicEvent::Queue(event) if is_stale(event)));
     }
 
-    /// Gives everything back, as far as the engine still can, and never sends again.
+    /// Fails the NIC: completes all requests as far as the engine still can, notifies all channels, and drops the link.
     pub(super) fn fail(&mut self) {
         if !self.schedule.fail() {
             return;
         }
         let now = self.now();
         for &qpn in &self.qps {
-            // The engine may be in a state that it was never meant to be in, for one queue pair or for all.
+            // After a panic, the engine's state may be invalid for one queue pair or for all.
             let device = &mut self.device;
             _ = catch_unwind(AssertUnwindSafe(|| device.modify_qp(now, qpn, &Transition::Error)));
         }
@@ -620,7 +623,7 @@ impl Engine {
         self.events.push_back(NicEvent::Failed);
         self.event_channel.notify();
         self.gsi.channels.fail();
-        // Nobody waits for what will never come, armed or not.
+        // Wake all waiting callers, even if their queue isn't armed.
         for channel in self.channels.values() {
             channel.notify();
         }
@@ -628,40 +631,42 @@ impl Engine {
     }
 }
 
-/// How many packets fit a receive buffer. With Linux's usual limit for who has no privilege, 416 KiB, those are 92 of 4 KiB;
-/// a window of 256 lost 7 % of them.
+/// Returns the number of packets that fit a receive buffer. With Linux's default limit for unprivileged processes, 416
+/// KiB, this is 92 packets of 4 KiB. A larger window loses packets.
 fn window(buffer: usize, mtu: PathMtu) -> u32 {
     let packets = buffer / (mtu.bytes() as usize + PACKET_OVERHEAD);
     u32::try_from(packets).unwrap_or(u32::MAX).max(MIN_WINDOW)
 }
 
-/// How many bytes of answers fit a receive buffer. A peer that isn't Adverb sends packets one by one, each of which Linux
-/// counts with up to twice its length; and when one is lost, those behind it still come before the same come again. A READ
-/// of 600 KiB in packets of 4 KiB, from soft-RoCE, lost two of three without this, and often gave up.
+/// Returns the number of bytes of READ responses that fit a receive buffer. Peers other than Adverb send packets one by
+/// one, and Linux counts each with up to twice its length. After a loss, the responses behind the lost one still arrive
+/// before they are retransmitted. Without this limit, long READs from soft-RoCE lose most packets and often fail.
 fn read_window(buffer: usize) -> u32 {
     u32::try_from(buffer / 4).unwrap_or(u32::MAX)
 }
 
-/// What the kernel needs for a packet beside its payload.
+/// The number of bytes that the kernel needs for a packet in addition to its payload.
 const PACKET_OVERHEAD: usize = 512;
 
-/// The smallest window.
+/// The minimum window.
 const MIN_WINDOW: u32 = 16;
 
-/// How many short requests go together, if the peer has as many to do: the system takes and brings a train for little more
-/// than the price of one packet, and what waits is before who is busy meanwhile.
+/// The maximum number of small requests that are coalesced while the peer has as many outstanding. The kernel sends and
+/// receives a GSO batch for little more than the cost of one packet, and a request that waits would wait for the busy
+/// peer anyway.
 const COALESCE_LIMIT: u32 = 16;
 
-/// The number of packets that are received, and that are sent, before others may have the lock: at most so many of each.
+/// The maximum number of packets that are received, and the maximum number that are sent, before other threads get the
+/// lock.
 pub(super) const BUDGET: usize = 256;
 
-/// How many packets to itself are sent before they are taken in.
+/// The maximum number of packets that a NIC sends to itself over the link before it receives them.
 const LOOPBACK_BURST: usize = 16;
 
-/// How soon a link that is full is tried again.
+/// The delay before queued packets are passed to a full link again.
 const RETRY_DELAY: Duration = Duration::from_micros(50);
 
-/// The ECN bits of a sender that heeds congestion (RFC 3168: ECT(0)).
+/// The ECN bits of a sender that reacts to congestion (RFC 3168: ECT(0)).
 const ECN_CAPABLE: u8 = 0b10;
 
 #[cfg(test)]
@@ -675,7 +680,7 @@ mod tests {
         assert_eq!(window(0, PathMtu::Mtu256), MIN_WINDOW);
     }
 
-    /// A link that always has more packets, and counts those that it handed over.
+    /// A link that always has more packets, and counts the packets that it delivered.
     struct FloodingLink(Arc<std::sync::atomic::AtomicUsize>);
 
     impl Link for FloodingLink {

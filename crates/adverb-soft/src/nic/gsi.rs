@@ -19,15 +19,15 @@ use crate::error::Error;
 use crate::link::AddressShare;
 use crate::memory::RegisteredMemory;
 
-/// Queue pair 1 and the connection manager behind it.
+/// Queue pair 1 and the connection manager that uses it.
 pub(super) struct Gsi {
     pub(super) manager: Manager,
     pub(super) channels: CmEventChannels,
-    /// The share of the communication IDs, if other processes have the rest.
+    /// The share of the communication IDs, if other processes have the other shares.
     pub(super) share: Option<AddressShare>,
     /// The NIC's unicast addresses. Messages are received and sent only with these.
     addresses: Vec<IpAddr>,
-    /// Messages that could not be sent.
+    /// The number of messages that could not be sent.
     pub(super) unsendable: u64,
     cq: Cq,
     /// The memory of the receives.
@@ -35,14 +35,14 @@ pub(super) struct Gsi {
     key: u32,
     /// A message that did not fit the send queue.
     unsent: Option<Datagram>,
-    /// Whether the manager was called, or a message arrived.
+    /// Whether [`serve`](Gsi::serve) must be called, because the manager was called or a message arrived.
     is_serve_requested: bool,
     /// The manager's next timeout.
     due: Time,
 }
 
 impl Gsi {
-    /// Makes the queue pair, ready for messages to `addresses`.
+    /// Creates the queue pair, ready for messages to `addresses`.
     pub(super) fn new(
         device: &mut Device,
         memory: &mut RegisteredMemory,
@@ -125,7 +125,7 @@ impl Gsi {
         path: impl Fn(AddrPair) -> Option<Path>,
     ) -> bool {
         self.is_serve_requested = false;
-        // Armed first, so that no completion is missed.
+        // The queue is armed first, so that no completion is missed.
         device.arm_cq(self.cq, ArmFor::Any);
         while let Some(completion) = device.poll_completion(self.cq) {
             if let Ok(success) = completion.outcome
@@ -220,7 +220,7 @@ pub(super) fn random_ids(share: Option<AddressShare>) -> impl FnMut() -> u32 {
     move || share.map_or_else(random, |share| share.comm_id(random()))
 }
 
-/// The number of posted receives. Messages beyond it are lost, and their senders retransmit them.
+/// The number of posted receives. If more messages arrive at once, they are lost, and their senders retransmit them.
 const RECV_DEPTH: u32 = 256;
 
 /// The maximum number of attempts to find a queue pair number that no connection has used recently.
@@ -229,7 +229,7 @@ const MAX_NUMBER_ATTEMPTS: usize = 1000;
 /// The depth of the send queue.
 const SEND_DEPTH: u32 = 64;
 
-/// The size of a receive: the route header and a message.
+/// The size of a receive: the GRH and a message.
 const RECV_LEN: u32 = (GRH_LEN + MAD_LEN) as u32;
 
 #[cfg(test)]
@@ -258,13 +258,13 @@ mod tests {
         let id = gsi.manager.connect(Time::ZERO, &connect, &mut random).unwrap();
         assert_eq!(number(&gsi), 0x78);
         gsi.manager.abort(Time::ZERO, id, Time::ZERO).unwrap();
-        assert_eq!(number(&gsi), 0x78, "it rests");
+        assert_eq!(number(&gsi), 0x78, "the connection is in timewait");
         let due = gsi.manager.poll_timeout().unwrap();
         gsi.manager.handle_timeout(due);
         assert_eq!(number(&gsi), 0x77);
     }
 
-    /// Has the connection manager take in a DREQ of an unknown connection, which is answered by a DREP, from 10.0.0.2.
+    /// Passes a DREQ of an unknown connection to the connection manager, which responds with a DREP.
     fn handle_dreq(gsi: &mut Gsi, memory: &mut RegisteredMemory, source: IpAddr, destination: IpAddr) {
         let dreq = Dreq {
             local_comm_id: 6,

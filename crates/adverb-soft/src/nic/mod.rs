@@ -135,7 +135,7 @@ struct Shared {
     engine: Mutex<Engine>,
     /// Wakes the progress thread.
     wake_channel: Channel,
-    /// Readable when the link has packets.
+    /// A descriptor that is readable when the link has packets.
     readiness: Option<OwnedFd>,
 }
 
@@ -236,7 +236,7 @@ impl Nic {
             return Err(Error::Register(RegisterError::InvalidAccess));
         }
         self.call_engine(|engine| {
-            // SAFETY: as the caller says; the storage is removed with its only region.
+            // SAFETY: the caller guarantees the conditions of `add`. The storage is removed with its only region.
             let storage = unsafe { engine.memory.add(address, length) };
             let registration = Registration {
                 addr: iova,
@@ -273,7 +273,7 @@ impl Nic {
         iova: u64,
         access: Access,
     ) -> Result<(), Error> {
-        // SAFETY: as the caller says. This registration checks all arguments.
+        // SAFETY: the caller guarantees the conditions of `register`. This registration checks all arguments.
         let checked = unsafe { self.register(pd, address, length, iova, access) }?;
         self.call_engine(|engine| {
             let old = match engine.device.deregister(key) {
@@ -702,7 +702,7 @@ impl Nic {
 
     /// Removes and returns the oldest asynchronous event, or returns `None` if no event is pending.
     pub fn next_event(&self) -> Option<NicEvent> {
-        // An announced event is removed if its object is destroyed.
+        // The channel may have a notification of an event that was discarded with its object.
         _ = self.event_channel.take();
         self.shared.engine.lock().events.pop_front()
     }
@@ -729,7 +729,7 @@ impl Nic {
         if engine.schedule.has_failed() { Err(Error::NicFailed) } else { guard(&mut engine, call) }
     }
 
-    /// Calls the engine to destroy something, also if the NIC has failed.
+    /// Calls the engine for an operation that must also work if the NIC has failed, such as destroying an object.
     fn call_engine_even_if_failed<T>(
         &self,
         call: impl FnOnce(&mut Engine) -> Result<T, Error>,

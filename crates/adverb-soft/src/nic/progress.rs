@@ -25,7 +25,7 @@ pub(super) fn run(shared: &Shared) {
 
 /// Takes one turn of the progress thread and sleeps until the next. Returns whether the thread exits.
 fn step(shared: &Shared) -> bool {
-    // Kicks only end the sleep, so they are consumed before the turn.
+    // Notifications only end the sleep, so they are consumed before the turn.
     while shared.wake_channel.take().unwrap_or(false) {}
     let mut engine = shared.engine.lock();
     let now = engine.now();
@@ -102,8 +102,8 @@ impl Nic {
     }
 }
 
-/// The waiting caller that drives the link. A packet for this caller then doesn't wake the progress thread first, which
-/// would wake the caller.
+/// The guard of a waiting caller that drives the link. A packet for this caller then doesn't wake the progress thread
+/// first, which would wake the caller.
 struct WaitGuard<'a>(&'a Shared);
 
 impl<'a> WaitGuard<'a> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use adverb_proto::Time;
 
-/// The phases of a NIC's life.
+/// The phases of a NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Phase {
     Running,
@@ -67,7 +67,7 @@ pub(super) struct Schedule {
     is_armed: bool,
     /// The caller in `Nic::wait` that drives the link, if there is one.
     waiting: Option<Waiting>,
-    /// The last wake interest that the link was told.
+    /// The wake interest that was last passed to the link.
     wake_interest: bool,
     pub(super) delayed_ack: DelayedAck,
     pub(super) pacing: PollPacing,
@@ -232,7 +232,8 @@ impl Schedule {
         Sleep { until, on_link: self.driver() == Driver::ProgressThread }
     }
 
-    /// Returns whether the link must wake threads that sleep on its descriptor, if the link was told otherwise.
+    /// Returns whether the link must wake threads that sleep on its descriptor, if this differs from the wake interest
+    /// that was last passed to the link.
     #[must_use]
     pub(super) fn wake_interest_change(&mut self) -> Option<bool> {
         let interest = self.waiting.is_some() || self.driver() == Driver::ProgressThread;
@@ -249,7 +250,7 @@ pub(super) enum DelayedAck {
     /// Acknowledgements are sent at once.
     #[default]
     Idle,
-    /// Acknowledgements are sent behind the next request, by the next poll, or at this time.
+    /// Acknowledgements are sent after the next request, by the next poll, or at this time.
     Until(Time),
 }
 
@@ -283,7 +284,7 @@ impl DelayedAck {
     }
 }
 
-/// Counters of polls, which skip work that needn't be done by each.
+/// Counters that let most polls skip some of the work.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) struct PollPacing {
     /// Polls since the link was driven.
@@ -308,7 +309,7 @@ impl PollPacing {
     }
 
     /// Counts a poll that received no packet. Returns whether it may return without reading the clock, which takes a
-    /// tenth of a poll.
+    /// tenth of the time of a poll.
     #[inline]
     #[must_use]
     pub(super) fn may_skip_clock(&mut self) -> bool {
@@ -327,10 +328,10 @@ const MAX_ACK_DELAY: Duration = POLL_GRACE;
 /// at the end of that caller's wait costs as much as a few of them.
 const MAX_SPURIOUS_WAKEUPS: u32 = 4;
 
-/// The number of polls in a row of which one drives the link, though the queue has completions.
+/// One poll of this many in a row drives the link even if the queue has completions.
 const MAX_POLLS_WITHOUT_LINK: u32 = 256;
 
-/// The number of polls without a packet of which one reads the clock.
+/// One poll of this many without a packet reads the clock.
 const EMPTY_POLLS_PER_CLOCK_READ: u32 = 8;
 
 #[cfg(test)]

@@ -17,14 +17,14 @@ use super::schedule::Driver;
 use super::*;
 use crate::link::{RxPacket, TxPacket};
 
-/// Memory that tests look at, and an adapter has.
+/// Memory that is registered with a NIC and accessed by a test.
 struct Area<'a> {
     nic: &'a Nic,
     words: Vec<AtomicU64>,
     key: u32,
 }
 
-/// A peer that missed an answer may ask again, even when the test is over.
+/// Deregisters the memory, because a peer that missed a response may retransmit its request after the test.
 impl Drop for Area<'_> {
     fn drop(&mut self) {
         _ = self.nic.deregister(self.key);
@@ -36,7 +36,8 @@ impl<'a> Area<'a> {
         let words: Vec<AtomicU64> = (0..length.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
         let address = NonNull::from(words.as_slice()).cast::<u8>();
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        // SAFETY: the words stay until the area is dropped, which deregisters them first, and are reached through atomics.
+        // SAFETY: the words stay allocated until the area is dropped, which deregisters them first, and tests access
+        // them as atomics.
         let key = unsafe { nic.register(pd, address, length, address.as_ptr().addr() as u64, access) };
         Area { nic, words, key: key.unwrap() }
     }
@@ -64,7 +65,7 @@ impl<'a> Area<'a> {
     }
 }
 
-/// A queue pair with a completion queue of its own.
+/// A queue pair with its own completion queue.
 struct End<'a> {
     nic: &'a Nic,
     pd: Pd,
@@ -121,18 +122,18 @@ impl<'a> End<'a> {
         found
     }
 
-    /// Polls until there is a completion.
+    /// Polls until there is a completion, and returns it.
     fn completion(&self) -> Completion {
         let start = Instant::now();
         loop {
             if let Some(completion) = self.poll() {
                 return completion;
             }
-            assert!(start.elapsed() < TEST_TIMEOUT, "no completion came");
+            assert!(start.elapsed() < TEST_TIMEOUT, "no completion arrived");
         }
     }
 
-    /// Takes what the thread has done, without doing anything about it: `poll` would do the adapter's work.
+    /// Waits for an event without polling, because `poll` would drive the NIC. Returns whether an event was delivered.
     fn wait(&self) -> bool {
         let mut entry = [PollFd::new(self.channel.as_fd(), PollFlags::POLLIN)];
         poll(&mut entry, TEST_TIMEOUT_MS).unwrap() == 1 && self.channel.take().unwrap()
@@ -225,7 +226,7 @@ fn the_progress_thread_completes_a_long_message() {
     here.fill(3);
     nic.arm_cq(one.cq, ArmFor::Any).unwrap();
     one.send(1, SendOperation::Write(there.remote(0)), &[here.segment(0, LENGTH)]).unwrap();
-    assert!(one.wait(), "nobody polled, and nobody was woken");
+    assert!(one.wait(), "no event was delivered without a poll");
     assert!(one.completion().outcome.is_ok());
     assert!(there.values() == here.values());
 }
@@ -240,7 +241,7 @@ fn an_armed_queue_delivers_one_event() {
         other.receive(1, &[area.segment(0, 64)]).unwrap();
     }
     one.send(1, SendOperation::Send, &[]).unwrap();
-    assert!(!other.channel.take().unwrap(), "nobody solicited that");
+    assert!(!other.channel.take().unwrap(), "an event of a message that is not solicited");
     let solicited = SendRequest::<()> {
         wr_id: 2,
         tag: 0,
@@ -251,8 +252,8 @@ fn an_armed_queue_delivers_one_event() {
     };
     nic.post_sends(one.qpn, [(solicited, None), (solicited, None)]).unwrap();
     assert!(other.channel.take().unwrap());
-    assert!(!other.channel.take().unwrap(), "armed once, announced twice");
-    assert!(!one.channel.take().unwrap(), "announced without being armed");
+    assert!(!other.channel.take().unwrap(), "two events of a queue that was armed once");
+    assert!(!one.channel.take().unwrap(), "an event of a queue that was not armed");
 }
 
 #[test]
@@ -271,7 +272,7 @@ fn event_delivery_time_is_independent_of_the_number_of_queues() {
             let start = Instant::now();
             one.send(1, SendOperation::Send, &[]).unwrap();
             let cost = start.elapsed();
-            assert!(other.wait(), "the armed queue announces its completion");
+            assert!(other.wait(), "the armed queue delivers no event");
             one.completion();
             other.completion();
             cost
@@ -287,7 +288,7 @@ fn event_delivery_time_is_independent_of_the_number_of_queues() {
 fn timers_expire_while_the_application_is_idle() {
     let nic = loopback();
     let (one, other) = pair(&nic);
-    // A peer that is gone: nothing answers.
+    // The peer's queue pair is destroyed, so no response arrives.
     assert!(nic.destroy_qp(other.qpn));
     nic.arm_cq(one.cq, ArmFor::Any).unwrap();
     one.send(1, SendOperation::Send, &[]).unwrap();
@@ -304,7 +305,7 @@ fn pending_events_of_a_destroyed_queue_pair_are_not_delivered() {
     one.send(1, SendOperation::Send, &[]).unwrap();
     let mut engine = nic.shared.engine.lock();
     let mut now = engine.now();
-    // It gives up, and nobody has been told yet.
+    // The queue pair fails, and its event is not delivered yet.
     while let Some(due) = engine.device.poll_timeout() {
         now = now.max(due);
         engine.device.handle_timeout(now);
@@ -312,7 +313,7 @@ fn pending_events_of_a_destroyed_queue_pair_are_not_delivered() {
     }
     drop(engine);
     assert!(nic.destroy_qp(one.qpn));
-    // Whatever there is to tell is told by now.
+    // By now, all events would be delivered.
     for _ in 0..100 {
         nic.poll(one.cq, 1, |_| ());
     }
@@ -374,7 +375,7 @@ fn destroying_a_queue_pair_discards_its_events() {
     assert_eq!(nic.next_event(), None);
 }
 
-/// One end of a wire between two adapters, as two queues of packets; a test can make it fail.
+/// One end of a wire between two NICs: two queues of packets. A test can make it fail.
 struct Wire {
     out: Sender<(SocketAddr, SocketAddr, Vec<u8>)>,
     incoming: Receiver<(SocketAddr, SocketAddr, Vec<u8>)>,
@@ -386,29 +387,29 @@ struct Wire {
 
 use std::net::SocketAddr;
 
-/// What is wrong with a wire.
+/// The mode of a wire, which a test can change.
 type SharedWireMode = Arc<Mutex<Option<WireMode>>>;
 
-/// How many packets a wire was given at once, each time.
+/// The numbers of packets that were passed to a wire at once.
 type Batches = Arc<Mutex<Vec<usize>>>;
 
 #[derive(Clone, Copy, PartialEq)]
 enum WireMode {
     Panics,
     Fails,
-    /// None at all.
+    /// The wire accepts all packets at once.
     AcceptsAll,
 }
 
 impl Link for Wire {
     fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         match *self.mode.lock() {
-            Some(WireMode::Panics) => panic!("a fault planted by a test"),
+            Some(WireMode::Panics) => panic!("a panic injected by a test"),
             Some(WireMode::Fails) => return Err(io::ErrorKind::BrokenPipe.into()),
             Some(WireMode::AcceptsAll) | None => {}
         }
         self.batches.lock().push(packets.len());
-        // Never all of them at once, as a rule.
+        // By default, the wire accepts few packets at once, so that the sender must retry.
         let max = if *self.mode.lock() == Some(WireMode::AcceptsAll) { usize::MAX } else { 7 };
         let accepted = packets.len().min(max);
         for packet in &packets[..accepted] {
@@ -444,13 +445,13 @@ impl Link for Wire {
     }
 }
 
-/// Two adapters with a wire between them, and what makes the first one's end fail.
+/// Returns two NICs with a wire between them, and the mode of the first NIC's end of the wire.
 fn two_nics() -> (Nic, Nic, SharedWireMode) {
     let (one, other, mode, _) = two_nics_and_batches();
     (one, other, mode)
 }
 
-/// The same, and how many packets the second one gave its end at once, each time.
+/// Returns the same as [`two_nics`], and the numbers of packets that the second NIC sent at once.
 fn two_nics_and_batches() -> (Nic, Nic, SharedWireMode, Batches) {
     let (out, other_incoming) = channel();
     let (other_out, incoming) = channel();
@@ -495,7 +496,7 @@ fn peers_are_served_while_the_application_is_idle() {
     there.fill(6);
     first.arm_cq(one.cq, ArmFor::Any).unwrap();
     one.send(2, SendOperation::Read(there.remote(0)), &[here.segment(0, LENGTH)]).unwrap();
-    // Now neither polls.
+    // Neither side polls from now on.
     assert!(one.wait());
     assert!(one.completion().outcome.is_ok());
     assert!(there.values() == here.values());
@@ -530,16 +531,16 @@ fn a_waiting_caller_is_woken_and_drives_the_link_only_while_it_waits() {
     let there = Area::new(&second, other.pd, 64);
     here.fill(7);
     let is_driven_by_waiter = || second.shared.engine.lock().schedule.driver() == Driver::WaitingCaller;
-    assert!(!second.wait(&other.channel, Some(Duration::ZERO)).unwrap(), "nothing was announced");
+    assert!(!second.wait(&other.channel, Some(Duration::ZERO)).unwrap(), "no event was delivered");
     std::thread::scope(|scope| {
         second.arm_cq(other.cq, ArmFor::Any).unwrap();
         let waiter = scope.spawn(|| second.wait(&other.channel, None));
-        // What nobody is told of comes, until the thread leaves that to who waits.
+        // WRITEs deliver no event. The progress thread is woken until it leaves the link to the waiting caller.
         let start = Instant::now();
         while !is_driven_by_waiter() {
             one.send(1, SendOperation::Write(there.remote(0)), &[here.segment(0, 64)]).unwrap();
             assert!(one.completion().outcome.is_ok());
-            assert!(start.elapsed() < TEST_TIMEOUT, "the thread is woken again and again");
+            assert!(start.elapsed() < TEST_TIMEOUT, "packets still wake the progress thread");
         }
         assert!(!waiter.is_finished());
         other.receive(2, &[]).unwrap();
@@ -549,7 +550,7 @@ fn a_waiting_caller_is_woken_and_drives_the_link_only_while_it_waits() {
     assert!(!is_driven_by_waiter());
     assert!(other.completion().outcome.is_ok());
     assert!(one.completion().outcome.is_ok());
-    // Nobody waits any more, and still there is somebody to answer.
+    // No caller waits now, so the progress thread responds.
     for round in 0..10 {
         here.fill(round);
         one.send(4, SendOperation::Write(there.remote(0)), &[here.segment(0, 64)]).unwrap();
@@ -563,7 +564,7 @@ fn a_long_response_continues_while_a_caller_waits() {
     let (second, first, mode) = two_nics();
     *mode.lock() = Some(WireMode::AcceptsAll);
     let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
-    // It is never asked for again.
+    // The timeout is long, so that the request is not retransmitted.
     one.connect_with_timeout(&other, Timeout::new(22).unwrap());
     other.connect(&one);
     let length = 4 << 20;
@@ -576,7 +577,7 @@ fn a_long_response_continues_while_a_caller_waits() {
         while second.shared.engine.lock().schedule.driver() != Driver::WaitingCaller {
             one.send(1, SendOperation::Write(there.remote(0)), &[]).unwrap();
             assert!(one.completion().outcome.is_ok());
-            assert!(start.elapsed() < TEST_TIMEOUT, "the thread is woken again and again");
+            assert!(start.elapsed() < TEST_TIMEOUT, "packets still wake the progress thread");
         }
         one.send(2, SendOperation::Read(there.remote(0)), &[here.segment(0, length as u32)]).unwrap();
         let completed = catch_unwind(AssertUnwindSafe(|| one.completion()));
@@ -603,7 +604,7 @@ fn one_waiting_caller_drives_the_link_and_others_only_wait() {
         let waiter = scope.spawn(|| second.wait(&other.channel, Some(TEST_TIMEOUT)));
         other.receive(1, &[]).unwrap();
         one.send(2, SendOperation::Send, &[]).unwrap();
-        assert!(waiter.join().unwrap().unwrap(), "who serves doesn't announce");
+        assert!(waiter.join().unwrap().unwrap(), "the driving caller delivers no event");
         assert!(second.shared.engine.lock().schedule.has_waiting_caller());
         idle.notify();
         assert!(idle_waiter.join().unwrap().unwrap());
@@ -638,7 +639,7 @@ fn an_acknowledgement_is_sent_with_the_response() {
     let here = Area::new(&first, one.pd, 64);
     let there = Area::new(&second, other.pd, 64);
     const ROUNDS: usize = 10;
-    let together = || {
+    let batches_of_two = || {
         batches.lock().clear();
         for _ in 0..ROUNDS {
             other.receive(1, &[there.segment(0, 8)]).unwrap();
@@ -650,15 +651,15 @@ fn an_acknowledgement_is_sent_with_the_response() {
         }
         batches.lock().iter().filter(|&&packets| packets == 2).count()
     };
-    // If the test waits for a processor, the progress thread acknowledges before there is an answer. So a busy machine
-    // needs several attempts.
+    // If the test has to wait for a CPU, the progress thread sends the acknowledgement before the response. So a
+    // busy machine needs several attempts.
     let start = Instant::now();
-    while together() <= ROUNDS / 2 {
-        assert!(start.elapsed() < PATIENCE, "{:?}", batches.lock());
+    while batches_of_two() <= ROUNDS / 2 {
+        assert!(start.elapsed() < TEST_TIMEOUT, "{:?}", batches.lock());
     }
 }
 
-/// What was received is acknowledged, though all that its receiver does is end.
+/// Checks that a received message is acknowledged before `end` or dropping the NIC ends its receiver.
 fn assert_acknowledged_before(end: impl FnOnce(&End<'_>)) {
     let (first, second, _) = two_nics();
     let one = End::new(&first, Transport::Rc);
@@ -672,7 +673,7 @@ fn assert_acknowledged_before(end: impl FnOnce(&End<'_>)) {
         end(&other);
     }
     drop(second);
-    assert!(one.completion().outcome.is_ok(), "it was received, and its sender doesn't know");
+    assert!(one.completion().outcome.is_ok(), "the received message was not acknowledged");
 }
 
 #[test]
@@ -705,7 +706,7 @@ fn poll_returns_queued_completions_in_order() {
     assert!(one.poll().is_none());
 }
 
-/// Whatever ends the adapter, every request comes back, and nothing can be posted any more.
+/// Checks that every request completes after a fault, and that no more requests can be posted.
 fn assert_all_requests_complete(mode: WireMode) {
     let (first, second, wire_mode) = two_nics();
     let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
@@ -717,7 +718,7 @@ fn assert_all_requests_complete(mode: WireMode) {
     }
     *wire_mode.lock() = Some(mode);
     first.arm_cq(one.cq, ArmFor::Any).unwrap();
-    // The peer's first packet makes the adapter's thread answer, which it can't.
+    // The peer's first packet makes the progress thread send a response, which fails.
     other.send(9, SendOperation::Send, &[]).unwrap();
     assert!(one.wait());
     let mut completed = Vec::new();
@@ -732,12 +733,12 @@ fn assert_all_requests_complete(mode: WireMode) {
     assert_eq!(first.create_domain(), Err(Error::NicFailed));
     let events: Vec<NicEvent> = std::iter::from_fn(|| first.next_event()).collect();
     assert!(events.contains(&NicEvent::Failed), "{events:?}");
-    // What is there can be taken apart.
+    // All objects can be destroyed.
     assert!(first.destroy_qp(one.qpn));
     first.destroy_cq(one.cq).unwrap();
     first.deregister(here.key).unwrap();
     first.destroy_domain(one.pd).unwrap();
-    // And the peer finds out.
+    // The peer's request fails, too.
     assert_eq!(other.completion().outcome.unwrap_err().status, Status::RetryExceeded);
 }
 
@@ -757,7 +758,7 @@ fn a_panic_in_a_call_of_the_application_completes_all_requests() {
     let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
     one.connect(&other);
     *wire_mode.lock() = Some(WireMode::Panics);
-    // The panic isn't the application's.
+    // The panic doesn't reach the application.
     one.send(1, SendOperation::Send, &[]).unwrap();
     assert_eq!(one.completion().outcome.unwrap_err().status, Status::Flushed);
 }

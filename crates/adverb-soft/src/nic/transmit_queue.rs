@@ -119,10 +119,10 @@ const MAX_BATCH: usize = 64;
 /// The maximum number of packets in the queue.
 const MAX_LEN: usize = 256;
 
-/// The maximum number of bytes in the queue: they should still be in the processor's cache when the link reads them.
+/// The maximum number of bytes in the queue: they should still be in the CPU's cache when the link reads them.
 const MAX_BYTES: usize = 128 << 10;
 
-/// The number of packets up to which a smaller array is used.
+/// The maximum number of packets that are passed to the link in a small array.
 const SMALL_BATCH: usize = 2;
 
 #[cfg(test)]

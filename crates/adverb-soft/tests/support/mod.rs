@@ -1,4 +1,4 @@
-//! What tests of links share.
+//! Helpers of the tests of links.
 
 #![allow(dead_code, reason = "each test uses some of it")]
 
@@ -11,7 +11,7 @@ use adverb_soft::link::{Link, RxPacket, TxPacket, UdpConfig, UdpLink};
 use adverb_wire::{Flow, Header, MAX_HEADER_LEN, Operation, Psn, Qpn, Ud};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// A packet that was received, or should be.
+/// A received or expected packet.
 #[derive(Clone, Debug)]
 pub(crate) struct Packet {
     pub(crate) source: SocketAddr,
@@ -23,7 +23,7 @@ pub(crate) struct Packet {
 }
 
 impl PartialEq for Packet {
-    /// How the ICRC is to be checked isn't compared.
+    /// Compares all fields except the ICRC check.
     fn eq(&self, other: &Packet) -> bool {
         let all = |packet: &Packet| {
             let Packet { source, destination, traffic_class, hop_limit, .. } = *packet;
@@ -59,12 +59,12 @@ impl From<&RxPacket<'_>> for Packet {
     }
 }
 
-/// The address of a host by its number.
+/// Returns the address of a host with this number.
 pub(crate) fn address(host: u8) -> IpAddr {
     IpAddr::from([10, 0, 0, host])
 }
 
-/// The number of a host by its address.
+/// Returns the number of the host with this address.
 pub(crate) fn host(address: IpAddr) -> u8 {
     match address {
         IpAddr::V4(address) => address.octets()[3],
@@ -72,7 +72,7 @@ pub(crate) fn host(address: IpAddr) -> u8 {
     }
 }
 
-/// A packet from one host to another.
+/// Returns a packet from one host to another.
 pub(crate) fn packet(from: u8, to: u8, bytes: &[u8]) -> TxPacket<'_> {
     TxPacket {
         source: SocketAddr::new(address(from), 0xc000),
@@ -84,7 +84,7 @@ pub(crate) fn packet(from: u8, to: u8, bytes: &[u8]) -> TxPacket<'_> {
     }
 }
 
-/// A whole packet, whose ICRC is right for an identification.
+/// Returns a whole packet, whose ICRC is correct for this IP ID.
 pub(crate) fn datagram(flow: &Flow, ip_id: u16, psn: u32, payload: &[u8]) -> Vec<u8> {
     let operation = Operation::Ud(Ud { qkey: 0x1111_1111, source_qp: Qpn::truncate(0x42), immediate: None });
     let header = Header::new(Qpn::truncate(0x11), Psn::wrapping(psn), operation);
@@ -93,14 +93,14 @@ pub(crate) fn datagram(flow: &Flow, ip_id: u16, psn: u32, payload: &[u8]) -> Vec
     [&head[..emitted.header_len], payload, &emitted.trailer].concat()
 }
 
-/// All that has come.
+/// Receives all available packets.
 pub(crate) fn drain(link: &mut impl Link) -> Vec<Packet> {
     let mut packets = Vec::new();
     while link.receive(usize::MAX, &mut |packet| packets.push(packet.into())).unwrap() > 0 {}
     packets
 }
 
-/// Waits until so many packets have come, ten seconds for each, and receives what is there.
+/// Receives at least `count` packets. Waits at most ten seconds whenever no packet is available.
 pub(crate) fn collect(link: &mut impl Link, count: usize) -> Vec<Packet> {
     let mut packets = Vec::new();
     while packets.len() < count {
@@ -115,9 +115,9 @@ pub(crate) fn is_readable(link: &impl Link) -> bool {
     poll_for(link, PollTimeout::ZERO)
 }
 
-/// Waits, ten seconds at most, until a link's descriptor is readable.
+/// Waits at most ten seconds until a link's descriptor is readable.
 pub(crate) fn wait(link: &impl Link) {
-    assert!(poll_for(link, PollTimeout::from(10_000_u16)), "nothing came in ten seconds");
+    assert!(poll_for(link, PollTimeout::from(10_000_u16)), "no packet arrived within ten seconds");
 }
 
 fn poll_for(link: &impl Link, timeout: PollTimeout) -> bool {
@@ -125,12 +125,12 @@ fn poll_for(link: &impl Link, timeout: PollTimeout) -> bool {
     poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], timeout).unwrap() > 0
 }
 
-/// A link at a loopback address that nobody has, as `change` would have it.
+/// Opens a link at an unused loopback address, with a configuration that `change` changes.
 pub(crate) fn open_loopback(change: impl Fn(&mut UdpConfig)) -> UdpLink {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        // Tests run in many processes at once: begin somewhere else in each.
+        // Tests run in many processes at once, so each process starts at another address.
         let first = std::process::id().wrapping_mul(0x9e37_79b1) >> 9;
         let host = first.wrapping_add(number) & 0x7f_ffff | 0x10_0000;
         let mut config = UdpConfig::new(IpAddr::V4(Ipv4Addr::from_bits(127 << 24 | host)));

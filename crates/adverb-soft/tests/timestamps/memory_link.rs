@@ -22,7 +22,7 @@ struct Calls {
     /// The times before and after each send that the link accepted.
     sends: Vec<(Instant, Instant)>,
     set_timestamps: Vec<bool>,
-    /// The number of sends that the link refuses.
+    /// The number of sends that the link will reject.
     rejected_send_count: u32,
 }
 
@@ -60,7 +60,7 @@ fn delay(delay: Duration) -> FaultConfig {
     FaultConfig { delay_ppm: 1_000_000, min_delay: delay, max_delay: delay, ..FaultConfig::new(1) }
 }
 
-/// Two nodes on a switch. The first one's packets are delayed and witnessed.
+/// Creates two nodes on a switch. The sends of the first node are delayed and recorded.
 fn nodes(transport: Transport, latency: Duration) -> (Node, Node, Arc<Mutex<Calls>>) {
     let switch = Switch::new(SwitchConfig::default());
     let [here, there] = [1, 2].map(|host| switch.attach(address(host)).unwrap());

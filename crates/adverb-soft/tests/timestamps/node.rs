@@ -136,7 +136,7 @@ impl Node {
         }
     }
 
-    /// Waits for the next completion, and returns its timestamp. The peers are polled as well.
+    /// Waits for the next completion, and returns its timestamp.
     pub(crate) fn completion(&self) -> Instant {
         let start = Instant::now();
         loop {

@@ -10,8 +10,8 @@ use adverb_soft::link::{Link, TimedSend, TxPacket, UdpLink};
 use crate::node::{Node, distance};
 use crate::support::{open_loopback, wait};
 
-/// The error of a receive time over sockets, which the documentation states: 1 µs, or more if the thread that measures
-/// the offset of the clocks is preempted again and again.
+/// The maximum error of a receive time over sockets, as documented: 1 µs, or more if the thread that measures the
+/// offset of the clocks is preempted repeatedly.
 const MAX_ERROR: Duration = Duration::from_micros(2);
 
 fn packet(from: &UdpLink, to: SocketAddr) -> TxPacket<'static> {
@@ -33,7 +33,8 @@ fn received_at(link: &mut UdpLink) -> Vec<Option<Instant>> {
     times
 }
 
-/// Enables timestamps, and waits until the kernel stamps packets. A little while it stamps them when they are read.
+/// Enables timestamps, and waits until the kernel stamps packets when it receives them. At first, it stamps them when
+/// they are read.
 fn enable(sender: &mut UdpLink, receiver: &mut UdpLink) {
     receiver.set_timestamps(true).unwrap();
     let start = Instant::now();
@@ -174,10 +175,10 @@ fn a_packet_that_cannot_be_sent_has_no_send_time_and_is_counted() {
     let (mut here, mut there) = (open_loopback(|_| ()), open_loopback(|_| ()));
     let good = packet(&here, there.local_addr());
     assert!(matches!(here.send_timed(&good).unwrap(), TimedSend::Accepted(Some(_))));
-    // Not an address of the link.
+    // The source isn't an address of the link.
     let foreign = TxPacket { source: SocketAddr::new(Ipv4Addr::new(192, 0, 2, 1).into(), 0xc000), ..good };
     assert_eq!(here.send_timed(&foreign).unwrap(), TimedSend::Accepted(None));
-    // Longer than any datagram.
+    // The packet is longer than any datagram.
     let long = TxPacket { bytes: &[0; 70_000], ..good };
     assert_eq!(here.send_timed(&long).unwrap(), TimedSend::Accepted(None));
     assert_eq!(here.unsendable_packets(), 2);

@@ -56,7 +56,8 @@ fn host(address: Ipv4Addr) -> Host {
 }
 
 impl Host {
-    /// The kernel's times of the datagrams that the socket received, by the number that they contain, since 1970.
+    /// Returns the kernel's times (since 1970) of the datagrams that the packet socket received, by the number that
+    /// they contain.
     fn captured(&self) -> HashMap<u32, Duration> {
         let mut times = HashMap::new();
         let (mut bytes, mut control) = ([0; 2048], nix::cmsg_space!(TimeSpec));
@@ -73,8 +74,8 @@ impl Host {
                 _ => None,
             });
             let length = message.bytes;
-            // IPv4 without options, UDP to port 4791, and a SEND of a datagram (opcode 0x64) with a number behind
-            // the headers of 20 bytes.
+            // IPv4 without options, UDP to port 4791, and a SEND of a datagram (opcode 0x64) with a number after 20
+            // bytes of headers.
             let number = |bytes: &[u8]| {
                 let is_ours = bytes.first() == Some(&0x45) && bytes[22..24] == 4791_u16.to_be_bytes();
                 (is_ours && bytes[28] == 0x64).then(|| bytes[48..52].try_into().unwrap())
@@ -88,7 +89,7 @@ impl Host {
     }
 }
 
-/// The same moment on the monotonic and the system clock, since 1970, to within 1 µs.
+/// Returns one moment on the monotonic clock and on the system clock (since 1970), with an error below 1 µs.
 fn clocks() -> (Instant, Duration) {
     loop {
         let before = Instant::now();
@@ -100,7 +101,7 @@ fn clocks() -> (Instant, Duration) {
     }
 }
 
-/// Nanoseconds from one time to another, which may be earlier.
+/// Returns the nanoseconds from one time to another, which are negative if the other is earlier.
 fn nanos(from: Instant, to: Instant) -> i64 {
     to.saturating_duration_since(from).as_nanos() as i64
         - from.saturating_duration_since(to).as_nanos() as i64
@@ -151,7 +152,7 @@ fn timestamps_are_those_of_the_kernel() {
     let here = host(HERE);
     here.node.connect(&there.node);
     there.node.connect(&here.node);
-    // The kernel begins to stamp packets a little later, and the address is resolved with the first packet.
+    // The kernel starts to stamp packets after a short time, and the address is resolved with the first packet.
     thread::sleep(Duration::from_millis(300));
     let exchange = |number: u32| {
         there.node.post_recv();

@@ -22,10 +22,10 @@ use super::Outcome;
 /// The number of registered bytes of an end.
 pub(super) const MEMORY_LEN: usize = 8 << 10;
 
-/// The time that a well-behaved operation may take, on a machine that others use too.
+/// The maximum time of an operation of the well-behaved pair, on a machine under load.
 pub(super) const OPERATION_DEADLINE: Duration = Duration::from_secs(30);
 
-/// A queue pair with a completion queue and memory of its own.
+/// A queue pair with its own completion queue and memory.
 pub(super) struct End {
     pub(super) nic: Arc<Nic>,
     pub(super) qpn: Qpn,
@@ -44,9 +44,9 @@ impl End {
         let qpn = qpn.map_err(|error| format!("no queue pair: {error}"))?;
         let words: Vec<AtomicU64> = (0..MEMORY_LEN / 8).map(|_| AtomicU64::new(0)).collect();
         let area = NonNull::from(words.as_slice()).cast::<u8>();
-        // Nothing of a software NIC outlasts a loss of power.
+        // A software NIC's memory doesn't survive a power loss.
         let access = Access::LOCAL_WRITE | Access::REMOTE.difference(Access::FLUSH_PERSISTENT);
-        // SAFETY: the memory is deregistered before it is freed, and this process reaches it through atomics only.
+        // SAFETY: the memory is deregistered before it is freed, and this process accesses it only as atomics.
         let key = unsafe { nic.register(pd, area, MEMORY_LEN, area.as_ptr().addr() as u64, access) };
         let key = key.map_err(|error| format!("no region: {error}"))?;
         Ok(End { nic: Arc::clone(nic), qpn, transport, pd, cq, key, words })
@@ -68,7 +68,7 @@ impl End {
         Segment { addr: self.addr(), length: length as u32, lkey: self.key }
     }
 
-    /// Fills the memory with words that follow from `number`.
+    /// Fills the memory with words that are derived from `number`.
     pub(super) fn fill(&self, number: u64) {
         for (word, value) in self.words.iter().zip(number..) {
             word.store(value.wrapping_mul(0x9e37_79b9_7f4a_7c15), Ordering::Relaxed);
@@ -83,7 +83,7 @@ impl End {
         self.words[index].load(Ordering::Relaxed)
     }
 
-    /// Returns an error unless the first `length` bytes of both are equal.
+    /// Returns an error if the first `length` bytes of both ends differ.
     pub(super) fn ensure_equal(&self, other: &End, length: usize) -> Outcome<()> {
         match (0..length / 8).find(|index| self.word(*index) != other.word(*index)) {
             None => Ok(()),
@@ -111,7 +111,7 @@ impl End {
         self.modify(Transition::ReadyToSend(sending))
     }
 
-    /// Connects the queue pair with one at another address, from the state reset.
+    /// Connects the queue pair, which must be in the reset state, to one at another address.
     pub(super) fn connect(&self, local: IpAddr, remote: IpAddr, remote_qpn: Qpn, psn: Psn) -> Outcome<()> {
         self.init()?;
         let port = Path::source_port_between(self.qpn, remote_qpn);
@@ -131,7 +131,7 @@ impl End {
         )
     }
 
-    /// Makes a datagram queue pair ready.
+    /// Moves a UD queue pair to RTS.
     pub(super) fn open(&self, qkey: u32) -> Outcome<()> {
         self.modify(Transition::Init(Init::datagrams(qkey)))?;
         self.modify(Transition::ReadyToReceiveUd)?;
@@ -142,13 +142,14 @@ impl End {
         self.nic.query_qp(self.qpn).map(|status| status.state)
     }
 
-    /// Posts a receive for up to `length` bytes. An attacked queue pair may refuse it.
+    /// Posts a receive for up to `length` bytes. Returns whether the queue pair, which may be under attack, accepted
+    /// it.
     pub(super) fn receive(&self, wr_id: u64, length: usize) -> bool {
         let segments = [self.segment(length)];
         self.nic.post_recvs(self.qpn, [RecvRequest { wr_id, tag: 0, segments: &segments }]).is_ok()
     }
 
-    /// Posts a request for `length` bytes. An attacked queue pair may refuse it.
+    /// Posts a request for `length` bytes. Returns whether the queue pair, which may be under attack, accepted it.
     pub(super) fn post(
         &self,
         wr_id: u64,
@@ -162,7 +163,7 @@ impl End {
         self.nic.post_sends(self.qpn, [(request, None)]).is_ok()
     }
 
-    /// Takes a completion, if there is one.
+    /// Returns the next completion, if there is one.
     pub(super) fn poll(&self) -> Option<Completion> {
         let mut found = None;
         self.nic.poll(self.cq, 1, |completion| found = Some(completion));
@@ -189,7 +190,7 @@ impl Drop for End {
     fn drop(&mut self) {
         self.nic.destroy_qp(self.qpn);
         if self.nic.deregister(self.key).is_err() {
-            // The NIC may still reach the memory.
+            // The NIC may still access the memory.
             std::mem::forget(std::mem::take(&mut self.words));
         }
         _ = self.nic.destroy_cq(self.cq);

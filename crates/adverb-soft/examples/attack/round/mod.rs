@@ -1,12 +1,13 @@
 //! One attack on a software NIC over real sockets.
 //!
-//! The attacked NIC has two IPv4 addresses, one at RoCE's port and one at another, and an IPv6 address. Hostile sockets send
-//! it packets and connection manager messages that follow from a seed, while a well-behaved peer works with it and checks
-//! every byte. All of it is on the loopback interface.
+//! The attacked NIC has two IPv4 addresses, one at RoCE's port and one at another, and an IPv6 address. Hostile sockets
+//! send it packets and connection manager messages that are derived from a seed, while a well-behaved peer communicates
+//! with it and checks every byte. All traffic is on the loopback interface.
 //!
-//! An attacker that knows the numbers of a connection may do what its peer may. So it is told everything about *targets*,
-//! queue pairs that exist to be attacked. Of the well-behaved pair it has either the numbers, and a wrong address, or the
-//! right address, and must guess the numbers: neither may have an effect.
+//! An attacker that knows the numbers of a connection can do anything that its peer can. Attackers therefore know
+//! everything about *targets*, queue pairs that exist to be attacked. Of the well-behaved pair, an attacker either
+//! knows the numbers and has a wrong address, or has the right address and must guess the numbers. Neither may have an
+//! effect.
 
 mod end;
 mod network;
@@ -36,20 +37,20 @@ pub(crate) use report::{Kind, Report};
 use sender::Sender;
 use target::Target;
 
-/// The result of a check: an error says what the NIC did.
+/// The result of a check. The error describes the NIC's behavior.
 type Outcome<T> = Result<T, String>;
 
-/// The number of earlier packets that are replayed.
+/// The maximum number of earlier packets that are kept to be replayed.
 const MAX_HISTORY: usize = 32;
 
 /// The queue key of attacked datagram queue pairs, which attackers know.
 const QKEY: u32 = 0x1666_6666;
 
-/// Attacks a NIC with at least so many packets, or until there are no more decisions.
+/// Attacks a NIC with at least `packets` packets, or until there are no more decisions.
 ///
 /// # Errors
 ///
-/// If the NIC fails, loses track of what it holds, or serves the well-behaved pair wrongly or not at all.
+/// Returns an error if the NIC fails, leaks objects, or serves the well-behaved pair wrongly or not at all.
 pub(crate) fn attack(decisions: DecisionSource<'_>, packets: u64, report: &mut Report) -> Outcome<()> {
     let network = Network::open().map_err(|error| format!("can't open the network: {error}"))?;
     let (victim, peer) = (Arc::clone(&network.victim), Arc::clone(&network.peer));
@@ -71,11 +72,11 @@ pub(crate) fn attack(decisions: DecisionSource<'_>, packets: u64, report: &mut R
     if left == empty {
         Ok(())
     } else {
-        Err(format!("when all is destroyed, {left:?} are left, not {empty:?}"))
+        Err(format!("after all objects were destroyed, {left:?} remain instead of {empty:?}"))
     }
 }
 
-/// What must be as before when all was destroyed.
+/// Returns the counts that must be unchanged after all objects were destroyed.
 fn leak_counts(resource_counts: &ResourceCounts) -> [usize; 6] {
     let ResourceCounts { queue_pairs, index_entries, regions, responses, multicast_groups, windows, .. } =
         *resource_counts;
@@ -94,8 +95,9 @@ struct Round<'a> {
     /// The addresses of the attacked NIC.
     addresses: Vec<IpAddr>,
     groups: Vec<SocketAddr>,
-    /// Hostile packets from before, and packets that the NIC sent to attackers.
+    /// Earlier hostile packets.
     history: VecDeque<Vec<u8>>,
+    /// Packets that the NIC sent to attackers.
     reflected: VecDeque<Vec<u8>>,
     cm: CmMessageGenerator,
     candidates: Vec<AddrPair>,
@@ -133,7 +135,7 @@ impl<'a> Round<'a> {
                 let target = Target::new(&victim, transport, *local, senders[sender].gid(), sender, peer)?;
                 if transport == Transport::Ud && index == 0 {
                     for group in &groups {
-                        // A machine may have no multicast on its loopback interface.
+                        // The machine may not support multicast on its loopback interface.
                         _ = victim.attach_multicast(target.end.qpn, Gid::from(group.ip()));
                     }
                 }
@@ -160,7 +162,7 @@ impl<'a> Round<'a> {
         })
     }
 
-    /// Sends some hostile packets, serves what came of them, and has the well-behaved pair do something.
+    /// Sends some hostile packets, handles their effects, and lets the well-behaved pair do one operation.
     fn burst(&mut self, report: &mut Report) -> Outcome<()> {
         self.bursts += 1;
         for _ in 0..=self.decisions.below(24) {
@@ -194,13 +196,13 @@ impl<'a> Round<'a> {
         report.sent[kind as usize] += sent as u64;
         report.batches += u64::from(sent > 1);
         report.rejected += u64::from(sent == 0);
-        // What is aimed at the pair isn't replayed: from another address it might be a right packet.
+        // Packets for the pair aren't replayed: from another address, they might be valid.
         if matches!(kind, Kind::Informed | Kind::Group | Kind::Message | Kind::GroupMessage) {
             push_bounded(&mut self.history, bytes);
         }
     }
 
-    /// A packet for a target, from the address of its peer.
+    /// Returns a packet for a target, from the address of its peer.
     fn informed(&mut self) -> Option<Forged> {
         let index = self.decisions.below(self.targets.len() as u64) as usize;
         let target = &mut self.targets[index];
@@ -225,7 +227,7 @@ impl<'a> Round<'a> {
         Some(Forged { bytes, sender: Some(target.sender), destination })
     }
 
-    /// A packet for the members of a group.
+    /// Returns a packet for the members of a group.
     fn group_packet(&mut self) -> Option<Forged> {
         let destination = self.decisions.pick(&self.groups);
         let (sender, flow) = self.sender_to(destination)?;
@@ -233,7 +235,7 @@ impl<'a> Round<'a> {
         let peer = Qpn::truncate(0x600);
         let mut target_info = uninformed_target(Qpn::MULTICAST, peer, Transport::Ud, flow, attacker_state);
         if self.decisions.one_in(3) {
-            // A single queue pair, by the address of a group.
+            // The packet is for a single queue pair, but has a group's address.
             let target = &self.targets[self.decisions.below(self.targets.len() as u64) as usize].end;
             (target_info.qpn, target_info.transport) = (target.qpn, target.transport);
         }
@@ -243,7 +245,7 @@ impl<'a> Round<'a> {
         Some(Forged { bytes, sender: Some(sender), destination })
     }
 
-    /// A connection manager's message, to an address of the NIC or to a group.
+    /// Returns a connection manager message to an address of the NIC or to a group.
     fn message(&mut self, group: Option<SocketAddr>) -> Option<Forged> {
         let (addrs, mad) = self.cm.next_message(&mut self.decisions, &self.candidates);
         let destination = group.unwrap_or_else(|| Gid::from(addrs.local).udp_addr());
@@ -271,9 +273,9 @@ impl<'a> Round<'a> {
         Some(Forged { bytes, sender, destination })
     }
 
-    /// A packet for the well-behaved pair that lacks nothing but the address of the peer.
+    /// Returns a packet for the well-behaved pair that is correct except for its source address.
     fn misaddressed(&mut self) -> Option<Forged> {
-        // The IPv6 senders have the peer's address, which is the only one of the loopback interface.
+        // The IPv6 senders have the peer's address, because the loopback interface has only one.
         let sender = self.senders.iter().position(|sender| sender.address.is_ipv4())?;
         let lane = &self.pair.lanes[self.decisions.below(2) as usize].victim;
         let status = self.victim.query_qp(lane.qpn)?;
@@ -291,7 +293,7 @@ impl<'a> Round<'a> {
         Some(Forged { bytes, sender: Some(sender), destination })
     }
 
-    /// A packet from the address of the well-behaved peer, with guessed numbers.
+    /// Returns a packet from the address of the well-behaved peer, with guessed numbers.
     fn spoofed(&mut self) -> Option<Forged> {
         let destination = Gid::from(self.addresses[0]).udp_addr();
         let flow = Flow::new(self.spoofer.address, destination)?;
@@ -309,7 +311,7 @@ impl<'a> Round<'a> {
         Some(Forged { bytes, sender: None, destination })
     }
 
-    /// A packet that the NIC sent, sent back.
+    /// Returns a packet that the NIC sent, to send it back.
     fn reflect(&mut self) -> Option<Forged> {
         let count = self.reflected.len() as u64;
         let bytes = self.reflected.get(self.decisions.below(count.max(1)) as usize)?.clone();
@@ -318,14 +320,14 @@ impl<'a> Round<'a> {
         Some(Forged { bytes, sender: Some(sender), destination })
     }
 
-    /// Any sender of the same family, and the flow from it.
+    /// Returns a sender of the destination's address family, and the flow from it.
     fn sender_to(&mut self, destination: SocketAddr) -> Option<(usize, Flow)> {
         let start = self.decisions.below(self.senders.len() as u64) as usize;
         let mut order = (0..self.senders.len()).map(|offset| (start + offset) % self.senders.len());
         order.find_map(|index| Some((index, Flow::new(self.senders[index].address, destination)?)))
     }
 
-    /// Does what the owner of the attacked NIC does: tends the targets, and answers requests for connections.
+    /// Acts as the application of the attacked NIC: restores the targets, and responds to connection requests.
     fn serve_application(&mut self, report: &mut Report) -> Outcome<()> {
         for target in &mut self.targets {
             target.restore_and_post(&mut self.decisions)?;
@@ -337,7 +339,7 @@ impl<'a> Round<'a> {
             match event {
                 Event::Request(request) => {
                     report.requests += 1;
-                    // The peer may have given up, or the queue pair have a connection.
+                    // These calls fail if the peer has given up, or if the queue pair already has a connection.
                     let qpn = self.targets[self.decisions.below(self.targets.len() as u64) as usize].end.qpn;
                     let timeout = std::time::Duration::from_millis(100);
                     let cm = self.victim.cm();
@@ -372,7 +374,7 @@ impl<'a> Round<'a> {
         Ok(())
     }
 
-    /// Takes what the NIC sent to the attackers.
+    /// Receives the packets that the NIC sent to the attackers.
     fn receive_responses(&mut self) {
         for sender in &self.senders {
             for _ in 0..64 {
@@ -397,7 +399,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Checks that the NIC works, and holds no more than it must.
+    /// Checks that both NICs work, and that the attacked one doesn't hold too many objects.
     fn check(&self) -> Outcome<()> {
         for (name, nic) in [("attacked", &self.victim), ("well-behaved", &self.peer)] {
             if nic.has_failed() {
@@ -416,7 +418,7 @@ impl<'a> Round<'a> {
             }
         }
         let resource_counts = self.victim.resource_counts();
-        // Each has at most four answers for each READ or atomic, of which there are four.
+        // Each queue pair has at most four responses for each of its at most four READs and atomics.
         if resource_counts.responses > 16 * resource_counts.queue_pairs || resource_counts.events > 1024 {
             return Err(format!("the attacked NIC holds too much: {resource_counts}"));
         }
@@ -428,14 +430,14 @@ impl<'a> Round<'a> {
     }
 }
 
-/// A packet, the sender's index, or `None` for the one with the peer's address, and its destination.
+/// A hostile packet, the index of its sender (`None` for the sender with the peer's address), and its destination.
 struct Forged {
     bytes: Vec<u8>,
     sender: Option<usize>,
     destination: SocketAddr,
 }
 
-/// What an attacker knows that knows little.
+/// Returns the target information of an attacker that knows only the queue pair numbers.
 fn uninformed_target(
     qpn: Qpn,
     peer: Qpn,

@@ -16,16 +16,16 @@ use super::sender::Sender;
 pub(super) struct Network {
     pub(super) victim: Arc<Nic>,
     pub(super) peer: Arc<Nic>,
-    /// Addresses by which both reach each other, the attacked NIC's first.
+    /// The pairs of addresses by which the NICs reach each other, the attacked NIC's address first.
     pub(super) lanes: Vec<[IpAddr; 2]>,
-    /// Of each family, the last is one that the attacked NIC's answers reach.
+    /// The hostile sockets. The last one of each address family is one that the attacked NIC can respond to.
     pub(super) senders: Vec<Sender>,
     pub(super) spoofer: Sender,
     pub(super) groups: Vec<SocketAddr>,
 }
 
 impl Network {
-    /// Opens it in a part of 127.0.0.0/8 that nobody else uses.
+    /// Opens the network in an unused part of 127.0.0.0/8.
     pub(super) fn open() -> io::Result<Network> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         loop {
@@ -72,7 +72,8 @@ impl Network {
     }
 }
 
-/// Opens a NIC at these addresses and ports, and at an IPv6 address if there is a link; returns that, too.
+/// Opens a NIC at these addresses and ports, and with the IPv6 link if there is one. Returns the NIC and its IPv6
+/// address.
 fn open_nic(at: &[(Ipv4Addr, u16)], v6: Option<UdpLink>) -> io::Result<(Nic, Option<IpAddr>)> {
     let mut bundle = Bundle::new()?;
     let mut addresses = Vec::new();
@@ -80,7 +81,7 @@ fn open_nic(at: &[(Ipv4Addr, u16)], v6: Option<UdpLink>) -> io::Result<(Nic, Opt
     for (address, port) in at {
         let mut config = UdpConfig::new((*address).into());
         config.port = *port;
-        // Few, so that a round begins soon.
+        // The link opens few ports, so that a round starts quickly.
         config.source_port_count = 2;
         links.push(UdpLink::open(&config)?);
     }
@@ -93,7 +94,7 @@ fn open_nic(at: &[(Ipv4Addr, u16)], v6: Option<UdpLink>) -> io::Result<(Nic, Opt
     Ok((nic, v6_gid))
 }
 
-/// Opens a link at `::1`, at a port that nobody has; `None` if this machine has no such address.
+/// Opens a link at `::1` and an unused port. Returns `None` if this machine has no such address.
 fn open_v6(number: u32) -> io::Result<Option<UdpLink>> {
     let open = |port| {
         let mut config = UdpConfig::new(Ipv6Addr::LOCALHOST.into());
@@ -108,12 +109,12 @@ fn open_v6(number: u32) -> io::Result<Option<UdpLink>> {
     }
 }
 
-/// Opens a hostile socket at `::1`, at a port that a GID can name.
+/// Opens a hostile socket at `::1`, at a port that a GID can encode.
 fn bind_v6(number: u32) -> io::Result<Sender> {
     first_free(number, |port| Sender::bind(SocketAddr::new(Ipv6Addr::LOCALHOST.into(), port)))
 }
 
-/// Tries the ports that a GID can name, from one that follows from the number on, until one is free.
+/// Tries the ports that a GID can encode, starting at one that is derived from `number`, until one is free.
 fn first_free<T>(number: u32, open: impl Fn(u16) -> io::Result<T>) -> io::Result<T> {
     let count = Gid::UDP_PORTS.len();
     let ports = Gid::UDP_PORTS.clone().cycle().skip(number as usize % count).take(count);

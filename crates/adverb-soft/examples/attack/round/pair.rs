@@ -1,4 +1,4 @@
-//! Two NICs that work with each other and check what they get, while one of them is attacked.
+//! Two NICs that communicate and check the results while one of them is attacked.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,33 +14,33 @@ use adverb_wire::{GRH_LEN, Psn, Qpn};
 use super::Outcome;
 use super::end::{End, OPERATION_DEADLINE};
 
-/// The service that the pair connects by. Attackers ask for another.
+/// The service that the pair connects to. Attackers use another one.
 const SERVICE: ServiceId = ServiceId::tcp_port(7472);
 
-/// The bytes of a message: several packets.
+/// The length of a message, which is sent in several packets.
 const MESSAGE_LEN: usize = 4096;
 
-/// The bytes of a datagram: one packet.
+/// The length of a datagram, which is sent in one packet.
 const DATAGRAM_LEN: usize = 512;
 
-/// The number of steps for each connection that is made and ended.
+/// The number of steps per connection that is established and closed.
 const CONNECT_EVERY: u64 = 32;
 
-/// The queue key of the pair's datagrams, which attackers aren't told.
+/// The queue key of the pair's datagrams, which attackers don't know.
 const QKEY: u32 = 0x5ec2_e701;
 
 /// The queue pairs of the attacked NIC and of its peer.
 pub(super) struct Pair {
     pub(super) lanes: Vec<Lane>,
     datagrams: [End; 2],
-    /// The unicast addresses of both, by pairs.
+    /// The pairs of unicast addresses of both NICs.
     addresses: Vec<[IpAddr; 2]>,
     requests: [Arc<CmEventChannel>; 2],
     step: u64,
     pub(super) connections: u64,
 }
 
-/// A reliable connection between both.
+/// A reliable connection between both NICs.
 pub(super) struct Lane {
     pub(super) victim: End,
     peer: End,
@@ -78,7 +78,7 @@ impl Pair {
             return self.connect().map_err(|what| format!("connection {}: {what}", self.connections));
         }
         let lane = &self.lanes[self.step as usize % self.lanes.len()];
-        // Each operation in both directions, by turns.
+        // The directions alternate.
         let (from, to) =
             if self.step & 1 == 0 { (&lane.victim, &lane.peer) } else { (&lane.peer, &lane.victim) };
         from.fill(self.step << 20);
@@ -114,7 +114,7 @@ impl Pair {
         }
     }
 
-    /// Sends a datagram, and again until it arrives: nobody acknowledges it.
+    /// Sends a datagram repeatedly until it arrives, because datagrams aren't acknowledged.
     fn datagram(&self) -> Outcome<()> {
         let [victim, peer] = &self.datagrams;
         let [victim_addr, peer_addr] = self.addresses[self.step as usize % self.addresses.len()];
@@ -145,7 +145,7 @@ impl Pair {
         }
     }
 
-    /// Connects by the connection manager, sends a message and disconnects.
+    /// Connects with the connection manager, sends a message and disconnects.
     fn connect(&mut self) -> Outcome<()> {
         self.connections += 1;
         let lane = &self.lanes[0];
@@ -161,14 +161,16 @@ impl Pair {
         client.init()?;
         server.init()?;
         let channels = [CmEventChannel::new(), CmEventChannel::new()].map(|channel| channel.map(Arc::new));
-        let [Ok(client_events), Ok(server_events)] = channels else { return Err("no inbox".to_owned()) };
+        let [Ok(client_events), Ok(server_events)] = channels else {
+            return Err("no event channel".to_owned());
+        };
         let local_qps = [&client, &server].map(|end| LocalQp::new(end.qpn));
         let connect = ConnectParams::new(AddrPair { local, remote }, SERVICE, local_qps[0], Time::ZERO);
         let text = |error: adverb_soft::Error| error.to_string();
         let id = active.cm().connect(connect, OPERATION_DEADLINE, &client_events).map_err(text)?;
         let request = loop {
             match next(requests)? {
-                // One of the attackers' can't be among them but by guessing the service.
+                // An attacker's request is among them only if the attacker guessed the service.
                 Event::Request(request) if request.addrs.remote == local => break request,
                 Event::Request(request) => _ = passive.cm().reject(request.id, &[]),
                 _ => {}
@@ -219,8 +221,8 @@ fn next(channel: &CmEventChannel) -> Outcome<Event> {
         match channel.take() {
             Some(CmEvent::Event(event)) => return Ok(event),
             Some(other) => return Err(format!("{other:?}")),
-            None if start.elapsed() > OPERATION_DEADLINE => return Err("no event came".to_owned()),
-            // The NICs' own threads do the work.
+            None if start.elapsed() > OPERATION_DEADLINE => return Err("no event arrived".to_owned()),
+            // The progress threads of the NICs do the work.
             None => std::thread::sleep(Duration::from_micros(50)),
         }
     }

@@ -8,17 +8,17 @@ use adverb_proto::Statistics;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub(crate) enum Kind {
-    /// For a queue pair of which the attacker knows everything.
+    /// A packet for a queue pair that the attacker knows everything about.
     Informed,
-    /// For the members of a group.
+    /// A packet for the members of a group.
     Group,
     /// A connection manager's message to an address of the NIC.
     Message,
     /// A connection manager's message to a group.
     GroupMessage,
-    /// For a queue pair of the well-behaved pair, with its numbers, from a wrong address.
+    /// A packet for a queue pair of the well-behaved pair, with correct numbers, from a wrong address.
     WrongAddress,
-    /// From the address of the well-behaved peer, with guessed numbers.
+    /// A packet from the address of the well-behaved peer, with guessed numbers.
     Spoofed,
     /// A packet that the NIC sent, sent back to it.
     Reflected,
@@ -37,19 +37,19 @@ const NAMES: [&str; 7] = [
 /// A summary of attacks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Report {
-    /// Attacks, each on a NIC of its own.
+    /// The number of attacks, each on another NIC.
     pub(crate) rounds: u64,
-    /// Packets sent, by [`Kind`].
+    /// The numbers of packets sent, by [`Kind`].
     pub(crate) sent: [u64; 7],
-    /// GSO batches among them.
+    /// The number of GSO batches among them.
     pub(crate) batches: u64,
-    /// Packets that the kernel refused to send.
+    /// The number of packets that the kernel rejected.
     pub(crate) rejected: u64,
-    /// Operations of the well-behaved pair.
+    /// The number of operations of the well-behaved pair.
     pub(crate) operations: u64,
-    /// Connections of the well-behaved pair.
+    /// The number of connections of the well-behaved pair.
     pub(crate) connections: u64,
-    /// Requests for connections that attackers made.
+    /// The number of connection requests of attackers.
     pub(crate) requests: u64,
     /// The counters of the attacked NICs.
     counters: Vec<(&'static str, u64)>,
@@ -77,10 +77,10 @@ impl fmt::Display for Report {
         for (index, (name, count)) in NAMES.iter().zip(self.sent).enumerate() {
             write!(f, "{} {count} {name}", if index == 0 { "" } else { "," })?;
         }
-        writeln!(f, "; {} GSO batches, {} refused by the kernel", self.batches, self.rejected)?;
+        writeln!(f, "; {} GSO batches, {} rejected by the kernel", self.batches, self.rejected)?;
         writeln!(
             f,
-            "well-behaved pair: {} operations, of which {} connections; attackers asked for {} connections",
+            "well-behaved pair: {} operations, of which {} connections; attackers requested {} connections",
             self.operations, self.connections, self.requests
         )?;
         write!(f, "attacked NIC:")?;

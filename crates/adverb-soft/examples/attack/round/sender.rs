@@ -1,4 +1,4 @@
-//! Sockets that send whatever they are given.
+//! Sockets that send arbitrary packets.
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
@@ -16,7 +16,7 @@ pub(super) struct Sender {
 }
 
 impl Sender {
-    /// Opens a socket, whose packets to groups stay on this machine.
+    /// Opens a socket whose multicast packets stay on this machine.
     pub(super) fn bind(address: SocketAddr) -> io::Result<Sender> {
         let socket = UdpSocket::bind(address)?;
         socket.set_nonblocking(true)?;
@@ -31,8 +31,8 @@ impl Sender {
         Ok(Sender { socket, address })
     }
 
-    /// Sends a packet up to `count` times, as one GSO batch if that is more than once. Returns the number of packets sent:
-    /// 0 if the kernel refused.
+    /// Sends a packet up to `count` times, as one GSO batch if that is more than once. Returns the number of packets
+    /// sent, or 0 if the kernel rejected them.
     pub(super) fn send(&self, bytes: &[u8], count: usize, destination: SocketAddr) -> usize {
         let count = count.min(MAX_BATCH_BYTES / bytes.len().max(1)).max(1);
         let batch = bytes.repeat(count);
@@ -48,20 +48,20 @@ impl Sender {
         }
     }
 
-    /// Takes a datagram that was sent to the socket, and returns it with its source.
+    /// Receives a datagram, and returns it with its source.
     pub(super) fn receive(&self) -> Option<(Vec<u8>, SocketAddr)> {
         let mut bytes = [0; 8 << 10];
         let (length, source) = self.socket.recv_from(&mut bytes).ok()?;
         Some((bytes[..length].to_vec(), source))
     }
 
-    /// Returns the address that the NIC answers to.
+    /// Returns the address that the NIC responds to.
     pub(super) fn gid(&self) -> IpAddr {
         Gid::from(self.address).ip()
     }
 }
 
-/// The bytes of the longest batch: less than what an IP header can say.
+/// The maximum number of bytes of a GSO batch, below the maximum length of an IP packet.
 const MAX_BATCH_BYTES: usize = 60_000;
 
 #[derive(Clone, Copy)]

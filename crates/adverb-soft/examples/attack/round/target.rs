@@ -37,7 +37,7 @@ impl Target {
         Ok(Target { end, local, remote, sender, peer, attacker_state: AttackerState::default() })
     }
 
-    /// Brings the queue pair back to work if an attack ended it, and posts something.
+    /// Restores the queue pair if an attack moved it to the error state, and posts requests.
     pub(super) fn restore_and_post(&mut self, decisions: &mut DecisionSource<'_>) -> Outcome<()> {
         while self.end.poll().is_some() {}
         if self.end.state() != Some(QpState::ReadyToSend) {
@@ -51,7 +51,7 @@ impl Target {
                 }
             }
         }
-        // They may have been refused because the queue is full.
+        // The queue pair rejects receives if its queue is full.
         for _ in 0..decisions.below(4) {
             self.end.receive(2, 4096);
         }

@@ -33,7 +33,7 @@ const TARGET_WIDTH: Duration = Duration::from_micros(1);
 /// The maximum number of measurements in a row.
 const ATTEMPTS: u32 = 8;
 
-/// The same moment on both clocks.
+/// The times of both clocks at one moment.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     /// The time since 1970 on the system clock.
@@ -119,7 +119,7 @@ mod tests {
         Duration::from_millis(count)
     }
 
-    /// A clock whose system time was `EPOCH` at `start`, and whose receive queue was empty then.
+    /// Returns a clock whose system time was `EPOCH` at `start`, and whose receive queue was empty then.
     fn clock(start: Instant) -> Clock {
         Clock { sample: sample(start, EPOCH), empty_at: start }
     }
@@ -134,12 +134,12 @@ mod tests {
         let mut clock = clock(start);
         for (stamp, now) in [(1, 2), (50, 50), (99, 99)] {
             let time =
-                clock.convert_with(EPOCH + ms(stamp), start + ms(now), || panic!("needless measurement"));
+                clock.convert_with(EPOCH + ms(stamp), start + ms(now), || panic!("unnecessary measurement"));
             assert_eq!(time, start + ms(stamp));
         }
-        // Packets wait in the kernel before they are in the queue.
+        // Packets wait in the kernel before they enter the receive queue.
         clock.queue_empty(start + ms(40));
-        let time = clock.convert_with(EPOCH + ms(35), start + ms(41), || panic!("needless measurement"));
+        let time = clock.convert_with(EPOCH + ms(35), start + ms(41), || panic!("unnecessary measurement"));
         assert_eq!(time, start + ms(35));
     }
 
@@ -147,7 +147,7 @@ mod tests {
     fn a_timestamp_within_the_uncertainty_of_now_is_accepted() {
         let start = Instant::now();
         let stamp = EPOCH + ms(5) + Duration::from_nanos(100);
-        let time = clock(start).convert_with(stamp, start + ms(5), || panic!("needless measurement"));
+        let time = clock(start).convert_with(stamp, start + ms(5), || panic!("unnecessary measurement"));
         assert_eq!(time, start + ms(5));
     }
 

@@ -88,9 +88,9 @@ fn address_of(entry: &InterfaceAddress) -> Option<IpAddr> {
 
 nix::ioctl_readwrite_bad!(interface_mtu, libc::SIOCGIFMTU, libc::ifreq);
 
-/// Returns the MTU of an interface. (`mtu` in sysfs may be that of another network namespace.)
+/// Returns the MTU of an interface. The file `mtu` in sysfs may belong to another network namespace.
 fn mtu(name: &str) -> io::Result<u32> {
-    // Any will do, and none of them needs an address, which a machine may not have of this kind or that.
+    // Any socket works, even without an address. The machine may support only one of the address families.
     let socket = |family| socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
     let socket = socket(AddressFamily::Inet).or_else(|_| socket(AddressFamily::Inet6))?;
     let mut request =
@@ -100,7 +100,7 @@ fn mtu(name: &str) -> io::Result<u32> {
     }
     // SAFETY: the name ends with a zero, and this request writes only the MTU.
     unsafe { interface_mtu(socket.as_raw_fd(), &mut request) }?;
-    // SAFETY: any bytes are a number, and these were initialised.
+    // SAFETY: any bytes are a valid number, and these are initialized.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     u32::try_from(mtu).map_err(io::Error::other)
 }
@@ -124,10 +124,10 @@ mod tests {
 
     #[test]
     fn an_interface_is_described_while_all_interfaces_are_down() {
-        // In a network namespace of its own, whose loopback interface is down.
+        // The thread gets its own network namespace, whose loopback interface is down.
         let isolated = std::thread::spawn(|| {
             if let Err(error) = unshare(CloneFlags::CLONE_NEWNET) {
-                return println!("skipped: no network namespace can be made: {error}");
+                return println!("skipped: can't create a network namespace: {error}");
             }
             let down = Interface::of("127.0.0.1".parse().unwrap()).unwrap();
             assert_eq!((down.name.as_str(), down.is_up, down.mtu), ("lo", false, 65536));

@@ -47,7 +47,7 @@ pub(super) fn send(
     let mut trailers = [const { MaybeUninit::<[u8; ICRC_LEN]>::uninit() }; MAX_BATCH];
     let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; 2 * MAX_BATCH];
     let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_BATCH];
-    // The first packet and the first piece of each message, and the end of the last one.
+    // The indexes of the first packet and the first piece of each message, and the ends of the last message.
     let mut starts = [(0, 0); MAX_BATCH + 1];
     let (mut message_count, mut packet_count, mut piece_count) = (0, 0, 0);
     while packet_count < packets.len() {
@@ -85,12 +85,12 @@ pub(super) fn send(
             control_len,
         ));
     }
-    // SAFETY: as many messages are initialised as are said. Each points to an address, pieces and control messages that
-    // are initialised and live until the call returns, with their lengths; the pieces' bytes are only read.
+    // SAFETY: `message_count` messages are initialized. Each points to an address, pieces and control messages, with
+    // their lengths, that are initialized and live until the call returns. The bytes of the pieces are only read.
     let sent = unsafe {
         let (socket, messages) = (socket.as_raw_fd(), messages.as_mut_ptr());
         match message_count {
-            // A header of many messages begins with that of one; and one is cheaper.
+            // `mmsghdr` starts with `msghdr`, and `sendmsg` is cheaper.
             1 => libc::syscall(libc::SYS_sendmsg, socket, messages, libc::MSG_DONTWAIT),
             _ => libc::syscall(libc::SYS_sendmmsg, socket, messages, message_count, libc::MSG_DONTWAIT),
         }
@@ -100,7 +100,7 @@ pub(super) fn send(
     Ok(starts[if message_count == 1 { 1 } else { sent }].0)
 }
 
-/// Sends one packet, and asks the kernel for its send time.
+/// Sends one packet, and requests its send time from the kernel.
 ///
 /// # Errors
 ///
@@ -120,13 +120,13 @@ pub(super) fn send_timed(
     let control_len = (count + 1) * size_of::<Control>();
     let controls = controls.as_mut_ptr().cast();
     let message = message(&raw mut address, address_len, &raw mut piece, 1, controls, control_len);
-    // SAFETY: the message points to an address, a piece and control messages that are initialised and live until the
-    // call returns, with their lengths; the piece's bytes are only read.
+    // SAFETY: the message points to an address, a piece and control messages, with their lengths, that are initialized
+    // and live until the call returns. The bytes of the piece are only read.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message.msg_hdr, libc::MSG_DONTWAIT) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Takes the next send time from a socket's error queue, and returns it, since 1970, with the number of its datagram.
+/// Removes the next send time from a socket's error queue, and returns it (since 1970) with the number of its datagram.
 /// Returns `None` if the queue is empty.
 ///
 /// # Errors
@@ -138,8 +138,8 @@ pub(super) fn take_send_time(socket: BorrowedFd<'_>) -> io::Result<Option<(u32, 
         let control_len = size_of::<SendTimeControls>();
         let mut message =
             message(ptr::null_mut(), 0, ptr::null_mut(), 0, controls.as_mut_ptr().cast(), control_len);
-        // SAFETY: the message points to room for control messages that lives until the call returns and that nothing
-        // else uses, with its length, and to nothing else.
+        // SAFETY: the message points only to a buffer for control messages, with its length. The buffer lives until the
+        // call returns, and nothing else uses it.
         let received = unsafe {
             let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
             libc::recvmsg(socket.as_raw_fd(), &raw mut message.msg_hdr, flags)
@@ -152,12 +152,12 @@ pub(super) fn take_send_time(socket: BorrowedFd<'_>) -> io::Result<Option<(u32, 
                 _ => return Err(error),
             }
         }
-        // SAFETY: the kernel has filled it in.
+        // SAFETY: the kernel has filled in the header.
         let info = unsafe { ControlInfo::of(&message.msg_hdr) };
         if let (Some(number), Some(timestamp)) = (info.number, info.timestamp) {
             return Ok(Some((number, timestamp)));
         }
-        // An ICMP error.
+        // The entry was an ICMP error: read the next one.
     }
 }
 
@@ -310,7 +310,8 @@ impl Receiver {
         Ok(count)
     }
 
-    /// Receives a batch of datagrams into the buffers, none of which is held. Returns the number of dropped datagrams.
+    /// Receives a batch of datagrams into the buffers, which must hold no datagrams. Returns the number of dropped
+    /// datagrams.
     fn fetch(&mut self, socket: BorrowedFd<'_>, statistics: &mut UdpStatistics) -> io::Result<usize> {
         let mut addresses = [const { MaybeUninit::<Address>::uninit() }; BUFFER_COUNT];
         let mut controls = [const { MaybeUninit::<Controls>::uninit() }; BUFFER_COUNT];
@@ -329,8 +330,8 @@ impl Receiver {
             ));
         }
         let called_at = self.clock.is_some().then(Instant::now);
-        // SAFETY: as many messages are initialised as are said. Each points to an address, a piece and room for control
-        // messages that live until the call returns and that nothing else uses, with their lengths.
+        // SAFETY: `request_count` messages are initialized. Each points to an address, a piece and a buffer for control
+        // messages, with their lengths, that live until the call returns and that nothing else uses.
         let received = unsafe {
             let (socket, first, no_timeout) =
                 (socket.as_raw_fd(), messages.as_mut_ptr(), ptr::null_mut::<u8>());
@@ -360,8 +361,8 @@ impl Receiver {
                 // A signal interrupted the call: datagrams may be queued.
                 Some(libc::EINTR) => self.fetch(socket, statistics),
                 Some(libc::EBADF | libc::ENOTSOCK) => Err(error),
-                // An ICMP error that the kernel queued, or a lack of memory. The descriptor stays readable while
-                // datagrams are queued, so that the caller tries again.
+                // The kernel returned a queued ICMP error, or has no memory. The descriptor stays readable while
+                // datagrams are queued, so the caller retries.
                 _ => {
                     statistics.receive_errors += 1;
                     Ok(0)
@@ -371,30 +372,31 @@ impl Receiver {
         let received = if self.request_count > 1 {
             received
         } else {
-            // SAFETY: it was initialised above, and nothing refers to it.
+            // SAFETY: the message was initialized above, and nothing refers to it.
             unsafe { (*messages[0].as_mut_ptr()).msg_len = received as libc::c_uint };
             1
         };
         let read_at = self.clock.is_some().then(Instant::now);
         let (mut count, mut byte_count, mut dropped) = (received, 0, 0);
         for (index, message) in messages[..received].iter().enumerate() {
-            // SAFETY: it was initialised above, since no more came than were asked for; the kernel has changed lengths
-            // and flags.
+            // SAFETY: the message was initialized above, because the kernel returns at most `request_count` messages.
+            // The kernel has changed lengths and flags.
             let message = unsafe { message.assume_init_ref() };
-            // SAFETY: the kernel has filled it in.
+            // SAFETY: the kernel has filled in the header.
             let info = unsafe { ControlInfo::of(&message.msg_hdr) };
             if let Some(overflows) = info.overflows {
                 let more = overflows.wrapping_sub(mem::replace(&mut self.overflows, overflows));
                 statistics.overflows += u64::from(more);
             }
-            // SAFETY: it was initialised above.
+            // SAFETY: the address was initialized above.
             let source = unsafe { addresses[index].assume_init_ref() }.get();
             let bytes = self.buffers[index * BUFFER_LEN..][..BUFFER_LEN].get(..message.msg_len as usize);
             let (Some(source), Some(bytes)) = (source, bytes) else {
                 dropped += 1;
                 continue;
             };
-            // Of a train only the last packet may be shorter; what isn't one may be empty.
+            // Only the last packet of a GRO batch may be shorter than the others. A datagram that isn't a batch may be
+            // empty.
             let length = info.segment.unwrap_or(bytes.len()).max(1);
             if length > MAX_PACKET_LEN {
                 statistics.too_long += 1;
@@ -432,12 +434,12 @@ impl Receiver {
     }
 }
 
-/// A piece that is only read.
+/// Returns a piece that the kernel only reads.
 fn piece(bytes: &[u8]) -> libc::iovec {
     libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }
 
-/// A message of some pieces.
+/// Returns a message of `piece_count` pieces.
 fn message(
     address: *mut Address,
     address_len: libc::socklen_t,
@@ -446,7 +448,7 @@ fn message(
     control: *mut libc::c_void,
     control_len: usize,
 ) -> libc::mmsghdr {
-    // SAFETY: all of it is numbers and pointers, which may be 0. (Some systems have padding in it.)
+    // SAFETY: all fields are numbers and pointers, for which 0 is valid. (Some platforms have padding fields.)
     let mut message: libc::mmsghdr = unsafe { mem::zeroed() };
     message.msg_hdr.msg_name = address.cast();
     message.msg_hdr.msg_namelen = address_len;
@@ -457,7 +459,7 @@ fn message(
     message
 }
 
-/// An address as the kernel has it: of a family that the first field tells.
+/// An address in the kernel's format. The first field is the address family.
 #[derive(Clone, Copy)]
 #[repr(C)]
 union Address {
@@ -502,10 +504,10 @@ impl Address {
     }
 
     fn get(&self) -> Option<SocketAddr> {
-        // SAFETY: every field begins with the family, and any number may be one.
+        // SAFETY: every field starts with the family, and any number is valid.
         match libc::c_int::from(unsafe { self.family }) {
             libc::AF_INET => {
-                // SAFETY: all of the union is initialised (`UNKNOWN` was its longest field), and any numbers will do.
+                // SAFETY: the whole union is initialized (`UNKNOWN` is its longest field), and any bytes are valid.
                 let v4 = unsafe { self.v4 };
                 let address = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
                 Some(SocketAddrV4::new(address, u16::from_be(v4.sin_port)).into())
@@ -521,7 +523,7 @@ impl Address {
     }
 }
 
-/// A control message that is a number of up to four bytes.
+/// A control message with a number of up to four bytes.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Control {
@@ -529,16 +531,16 @@ struct Control {
     value: [u8; 4],
 }
 
-// SAFETY: it only computes.
+// SAFETY: the macro only computes a size.
 const _: () = assert!(size_of::<Control>() == unsafe { libc::CMSG_SPACE(4) } as usize);
 
 impl Control {
     fn new<const N: usize>(level: libc::c_int, kind: libc::c_int, number: [u8; N]) -> Control {
-        // SAFETY: it is numbers, which may be 0. (Some systems have padding in it.)
+        // SAFETY: all fields are numbers, for which 0 is valid. (Some platforms have padding fields.)
         let mut header: libc::cmsghdr = unsafe { mem::zeroed() };
         header.cmsg_level = level;
         header.cmsg_type = kind;
-        // SAFETY: it only computes.
+        // SAFETY: the macro only computes a size.
         header.cmsg_len = unsafe { libc::CMSG_LEN(N as libc::c_uint) } as _;
         let mut value = [0; 4];
         value[..N].copy_from_slice(&number);
@@ -561,7 +563,7 @@ impl Control {
         if packet.traffic_class != 0 {
             add(Control::new(level, class, number(packet.traffic_class)));
         }
-        // A redundant control message costs a tenth of a send. (Multicast has its own default hop limit.)
+        // A redundant control message takes a tenth of the time of a send. Multicast has its own default hop limit.
         let is_default = packet.hop_limit == default_hop_limit && !packet.destination.ip().is_multicast();
         if packet.hop_limit != 0 && !is_default {
             add(Control::new(level, hops, number(packet.hop_limit)));
@@ -584,7 +586,7 @@ const FLOW_LABEL: u32 = 0xf_ffff;
 /// send times adds. It is aligned like their headers.
 type Controls = [u64; CONTROLS_LEN.div_ceil(size_of::<u64>())];
 
-// SAFETY: it only computes.
+// SAFETY: the macros only compute sizes.
 const CONTROLS_LEN: usize = 5 * size_of::<Control>()
     + unsafe { libc::CMSG_SPACE(TIMESTAMP_LEN) + libc::CMSG_SPACE(3 * TIMESTAMP_LEN) } as usize;
 
@@ -612,19 +614,20 @@ impl ControlInfo {
     ///
     /// # Safety
     ///
-    /// The kernel has filled the header in: it points to control messages that it wrote, with their length.
+    /// The kernel must have filled in the header, so that it points to control messages of the kernel, with their
+    /// length.
     unsafe fn of(header: &libc::msghdr) -> ControlInfo {
         let mut info = ControlInfo::default();
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees that the kernel has filled in the header.
         let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
         while !next.is_null() {
-            // SAFETY: it is one of the header's, which are aligned.
+            // SAFETY: the pointer refers to a control message of the header, and control messages are aligned.
             let control = unsafe { &*next };
             // SAFETY: as above.
             let data = unsafe { libc::CMSG_DATA(next) };
-            // SAFETY: it only computes.
+            // SAFETY: the macro only computes a size.
             let length = control.cmsg_len as usize - unsafe { libc::CMSG_LEN(0) } as usize;
-            // SAFETY: so many bytes of data are there.
+            // SAFETY: the control message has `length` bytes of data.
             let data = unsafe { std::slice::from_raw_parts(data, length) };
             let number = match *data {
                 [byte] => byte.into(),
@@ -652,7 +655,7 @@ impl ControlInfo {
                 }
                 _ => {}
             }
-            // SAFETY: both are as above.
+            // SAFETY: the header and the control message are valid, as above.
             next = unsafe { libc::CMSG_NXTHDR(header, next) };
         }
         info

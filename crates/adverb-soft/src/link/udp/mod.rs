@@ -104,7 +104,7 @@ pub struct UdpStatistics {
     pub overflows: u64,
     /// The number of dropped datagrams that are longer than any RoCEv2 packet.
     pub too_long: u64,
-    /// The number of flows that got another source port than they asked for: another program has the port, the process
+    /// The number of flows that got another source port than they requested: another program uses the port, the process
     /// has too many file descriptors, or [`UdpConfig::max_on_demand_ports`] ports are in use.
     pub source_port_fallbacks: u64,
     /// The number of packets that were passed on to other processes at a [shared](UdpConfig::shared) address: messages of
@@ -119,9 +119,9 @@ pub struct UdpStatistics {
 ///
 /// One socket receives on port 4791. The other sockets send, and each has its own source port. The link opens
 /// [`source_port_count`](UdpConfig::source_port_count) of them at once, and the others when
-/// [`open_source_port`](Link::open_source_port) asks for their ports. If [`UdpConfig::port`] is another port, one socket
-/// sends and receives on that port, and [`gid`](UdpLink::gid) encodes the port. Only Adverb's devices can reach such a
-/// link.
+/// [`open_source_port`](Link::open_source_port) requests their ports. If [`UdpConfig::port`] is another port, one
+/// socket sends and receives on that port, and [`gid`](UdpLink::gid) encodes the port. Only Adverb's devices can reach
+/// such a link.
 ///
 /// ```no_run
 /// use adverb_soft::link::{Link, TxPacket, UdpConfig, UdpLink};
@@ -156,7 +156,7 @@ pub struct UdpLink {
     groups: Vec<Group>,
     /// The socket that is read first: 0 is `receiving`, the others are in `groups`.
     first_socket: usize,
-    /// Readable when `receiving` or a group's socket is.
+    /// An epoll instance that is readable when `receiving` or a group's socket is.
     readiness: Epoll,
     /// The sending sockets.
     sending: SourcePorts,
@@ -165,7 +165,7 @@ pub struct UdpLink {
     /// The default hop limit, or 0 if it isn't known.
     default_hop_limit: u8,
     has_timestamps: bool,
-    /// The converter of send times, from the first one on.
+    /// The converter of send times. It is created with the first send time.
     send_clock: Option<Clock>,
     /// The number of datagrams in a row whose send times the kernel did not return in time.
     missed_send_times: u32,
@@ -322,7 +322,7 @@ impl UdpLink {
         *number = number.wrapping_add(1);
         let time = loop {
             match message::take_send_time(socket.as_fd()) {
-                // Times of earlier datagrams, which came too late, have lower numbers.
+                // The times of earlier datagrams, which arrived too late, have lower numbers.
                 Ok(Some((found, time))) if found.wrapping_sub(expected) <= u32::MAX / 2 => {
                     *number = found.wrapping_add(1);
                     break time;
@@ -344,7 +344,7 @@ impl UdpLink {
     /// Sends packets from one source, and returns the number of accepted packets.
     fn send_from(&mut self, source: SocketAddr, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         let mut accepted = 0;
-        // The packet that was refused last.
+        // The index of the packet whose send failed last.
         let mut failed_index = None;
         while accepted < packets.len() {
             let Some(socket) = self.socket_of(source).map(AsFd::as_fd) else {
@@ -358,7 +358,7 @@ impl UdpLink {
                     SendFailure::Interrupted => {}
                     // If the port has a `PathSocket`, the error may be an ICMP message about an earlier packet.
                     SendFailure::Packet if failed_index.replace(accepted) != Some(accepted) => {}
-                    // Some interfaces don't support GSO: try the packet alone.
+                    // Some interfaces don't support GSO: send the packet alone.
                     SendFailure::Packet
                         if self.segmentation
                             && message::send(
@@ -428,10 +428,10 @@ impl Link for UdpLink {
         let socket_count = 1 + self.groups.len();
         let (first, mut count) = (self.first_socket % socket_count, 0);
         for index in (first..socket_count).chain(0..first) {
-            // Dropped datagrams count, too, and may be more.
+            // `count` includes dropped datagrams, so it may exceed `max`.
             let left = max.saturating_sub(count);
             if left == 0 {
-                // Another is first the next time, so that packets to one can't keep the others from being served.
+                // The next call starts with this socket, so that packets to one socket can't starve the others.
                 self.first_socket = index;
                 break;
             }
@@ -470,7 +470,6 @@ impl Link for UdpLink {
         let mut groups = self.groups.iter();
         let has_buffered = self.receiver.has_buffered() || groups.any(|group| group.receiver.has_buffered());
         let buffered = has_buffered.then(Instant::now);
-        // The earlier one of those that there are.
         buffered.into_iter().chain(self.shared.as_ref().and_then(|shared| shared.deadline())).min()
     }
 
@@ -564,16 +563,16 @@ impl Link for UdpLink {
 /// send a datagram within the system call; a NIC whose queue is busy sends it later.
 const MAX_SEND_TIME_WAIT: Duration = Duration::from_micros(50);
 
-/// The number of missed send times in a row after which the link no longer asks for them: the driver of the network
+/// The number of missed send times in a row after which the link no longer requests them: the driver of the network
 /// interface doesn't support them, or always returns them late.
 const MAX_MISSED_SEND_TIMES: u32 = 32;
 
 /// The receiving socket.
 #[derive(Debug)]
 enum Receiving {
-    /// The only one at the address.
+    /// The only socket at the address.
     Exclusive(UdpSocket),
-    /// One of several at a shared address.
+    /// One of several sockets at a shared address.
     Shared(Guarded<UdpSocket>),
 }
 
@@ -586,7 +585,7 @@ impl Receiving {
     }
 }
 
-/// A multicast group that was joined.
+/// A joined multicast group.
 #[derive(Debug)]
 struct Group {
     address: IpAddr,
@@ -600,8 +599,8 @@ enum SendFailure {
     BufferFull,
     /// A signal interrupted the call.
     Interrupted,
-    /// This packet can't be sent: no route, too long, forbidden, or any other error that doesn't show the socket to be
-    /// dead.
+    /// This packet can't be sent: there is no route, the packet is too long or forbidden, or another error occurred
+    /// that doesn't show the socket to be unusable.
     Packet,
     /// The descriptor is closed or isn't a socket.
     SocketUnusable,
@@ -631,7 +630,7 @@ mod tests {
     struct NoChecksum;
     nix::setsockopt_impl!(NoChecksum, libc::SOL_SOCKET, libc::SO_NO_CHECK, bool, SetBool);
 
-    /// Returns a loopback address of this process: another for each test, because tests run at once.
+    /// Returns a loopback address of this process. Each test has its own address, because tests run at once.
     fn loopback(test: u32) -> std::net::Ipv4Addr {
         let host = std::process::id().wrapping_mul(0x9e37_79b1) >> 9;
         std::net::Ipv4Addr::from_bits(127 << 24 | 0x80_0000 | host & !7 | test)
@@ -642,7 +641,7 @@ mod tests {
         let address = loopback(0);
         let mut link = UdpLink::open(&UdpConfig::new(address.into())).unwrap();
         for socket in link.sending.permanent() {
-            // Without a checksum there are no trains.
+            // The kernel sends no GSO batches without a checksum.
             setsockopt(socket, NoChecksum, &true).unwrap();
         }
         assert!(link.is_gso_enabled());
@@ -666,10 +665,10 @@ mod tests {
     fn an_icmp_error_is_counted_and_the_link_still_receives() {
         let address = loopback(1);
         let mut link = UdpLink::open(&UdpConfig::new(address.into())).unwrap();
-        // Then the kernel queues what ICMP says of what the socket sent: here that nobody listens.
+        // With this option, the kernel queues ICMP messages about the socket's packets: here, that the port is closed.
         setsockopt(link.receiving.socket(), Ipv4RecvErr, &true).unwrap();
         let closed = SocketAddr::new(address.into(), 4790);
-        link.receiving.socket().send_to(b"anybody there?", closed).unwrap();
+        link.receiving.socket().send_to(b"to a closed port", closed).unwrap();
         assert_eq!(link.receive(usize::MAX, &mut |_| ()).unwrap(), 0);
         assert_eq!(link.statistics().receive_errors, 1, "ECONNREFUSED");
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();

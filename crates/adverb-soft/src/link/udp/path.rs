@@ -36,7 +36,7 @@ pub struct PathSocket {
     socket: UdpSocket,
     local: SocketAddr,
     clock: Clock,
-    /// Whether a link has the same socket.
+    /// Whether a link uses the same socket.
     is_shared: bool,
 }
 
@@ -57,7 +57,7 @@ pub struct IcmpError {
     pub quoted_len: usize,
 }
 
-/// The maximum number of pending ICMP messages that make sending fail before the packet is sent.
+/// The maximum number of failed sends of one packet because of pending ICMP messages.
 const MAX_PENDING_ERRORS: u32 = 8;
 
 impl PathSocket {
@@ -74,7 +74,8 @@ impl PathSocket {
         PathSocket::new(socket, local, false)
     }
 
-    /// Receives ICMP messages with a socket. `is_shared` says that the socket is a link's, too.
+    /// Creates a path socket that receives ICMP messages with `socket`. `is_shared` is whether a link uses the socket,
+    /// too.
     pub(super) fn new(socket: UdpSocket, local: SocketAddr, is_shared: bool) -> io::Result<PathSocket> {
         socket::set_icmp_errors(&socket, local.is_ipv4(), true)?;
         Ok(PathSocket { socket, local, clock: Clock::new(), is_shared })
@@ -109,7 +110,7 @@ impl PathSocket {
             };
             match SendFailure::of(&error) {
                 SendFailure::Interrupted => {}
-                // It may be an ICMP message about an earlier packet, which the kernel reports once.
+                // The error may be an ICMP message about an earlier packet, which the kernel reports once.
                 SendFailure::Packet if pending < MAX_PENDING_ERRORS => pending += 1,
                 _ => return Err(error),
             }
@@ -175,7 +176,7 @@ impl PathSocket {
 }
 
 impl AsFd for PathSocket {
-    /// Returns the file descriptor, whose error condition (`POLLERR`) shows that there are ICMP messages.
+    /// Returns the file descriptor. Its error condition (`POLLERR`) shows that ICMP messages are pending.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -231,7 +232,7 @@ mod tests {
                 Err(error) => panic!("{error}"),
             };
             assert_eq!(socket.local_addr(), local);
-            // Each message makes the next send fail once, which the caller doesn't notice.
+            // Each ICMP message makes the kernel reject the next packet once. `send` hides this from the caller.
             for number in 0..4_u8 {
                 let sent_at = Instant::now();
                 socket.send(closed, 26 << 2, 1, 0x123, &[number; 40]).unwrap();

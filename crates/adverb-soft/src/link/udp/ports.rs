@@ -7,9 +7,9 @@ use super::socket::{self, FIRST_SOURCE_PORT};
 
 /// The sending sockets of a link, each with its own source port.
 ///
-/// The link opens the permanent sockets with itself. It opens the other sockets when a path asks for their ports, up to
-/// a limit. A socket without users stays open, in case that its port is wanted again, until the limit requires it to be
-/// closed.
+/// The link opens the permanent sockets when it is opened itself. It opens the other sockets when a path requests their
+/// ports, up to a limit. A socket without users stays open, because its port may be requested again, until the limit
+/// requires it to be closed.
 #[derive(Debug)]
 pub(super) struct SourcePorts {
     /// The sockets: first the permanent ones, at least one, then the others.
@@ -32,7 +32,7 @@ pub(super) struct SourcePorts {
 struct Sender {
     port: u16,
     socket: UdpSocket,
-    /// The number of paths with this port. Not counted for a permanent socket.
+    /// The number of paths with this port. It has no effect for a permanent socket.
     user_count: usize,
     /// The value of `release_count` when the last user released the port.
     released_at: u64,
@@ -43,15 +43,15 @@ struct Sender {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SendTimes {
     Disabled,
-    /// The kernel returns them. The next datagram that asks for its time has this number, or a higher one if sending a
-    /// datagram failed.
+    /// The kernel returns send times. The next datagram that requests its send time has this number, or a higher one if
+    /// sending a datagram failed.
     Enabled(u32),
-    /// The kernel can't return them.
+    /// The kernel can't return send times.
     Unsupported,
 }
 
 impl SourcePorts {
-    /// Opens `permanent` sockets at the first free ports, and later up to `max_on_demand` further sockets.
+    /// Opens `permanent` sockets at the first free ports. Up to `max_on_demand` further sockets are opened on demand.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ impl SourcePorts {
             max_on_demand: usize::from(max_on_demand),
             release_count: 0,
         };
-        // These are also the system's ephemeral ports, so other programs may have some of them.
+        // These are also the system's ephemeral ports, so other programs may use some of them.
         for port in FIRST_SOURCE_PORT..=u16::MAX {
             if ports.sockets.len() == usize::from(permanent) {
                 break;
@@ -90,7 +90,7 @@ impl SourcePorts {
         Ok(ports)
     }
 
-    /// The only port of a link: the port that `socket` is bound to.
+    /// Creates the ports of a link with a single port: the port that `socket` is bound to.
     ///
     /// # Errors
     ///
@@ -114,18 +114,18 @@ impl SourcePorts {
         })
     }
 
-    /// The permanent sockets, at least one.
+    /// Returns the permanent sockets, of which there is at least one.
     pub(super) fn permanent(&self) -> impl Iterator<Item = &UdpSocket> {
         self.sockets[..self.permanent_count].iter().map(|sender| &sender.socket)
     }
 
-    /// The socket with this source port, if there is one.
+    /// Returns the socket with this source port, or `None` if the port isn't open.
     pub(super) fn get(&self, port: u16) -> Option<&UdpSocket> {
         self.index_of(port).map(|index| &self.sockets[index].socket)
     }
 
-    /// Returns the socket with this source port, and the number of the next datagram that asks for its time. Returns
-    /// `None` if there is no such socket, or the kernel can't return times.
+    /// Returns the socket with this source port, and the number of the next datagram that requests its send time.
+    /// Returns `None` if there is no such socket, or the kernel can't return send times.
     pub(super) fn timed(&mut self, port: u16) -> Option<(&UdpSocket, &mut u32)> {
         let index = self.index_of(port)?;
         let sender = &mut self.sockets[index];
@@ -144,7 +144,7 @@ impl SourcePorts {
         self.index_of(port).is_some()
     }
 
-    /// The open port for a flow that prefers `preferred`: always the same permanent port.
+    /// Returns the permanent port for a flow that prefers the port `preferred`. The result is always the same.
     pub(super) fn permanent_port(&self, preferred: u16) -> u16 {
         match self.index_of(preferred) {
             Some(index) if index < self.permanent_count => preferred,
@@ -152,7 +152,7 @@ impl SourcePorts {
         }
     }
 
-    /// Whether the link can have this port at all: a link with a single port can't.
+    /// Whether the link can open this port. A link with a single port can't open others.
     pub(super) fn can_open(&self, port: u16) -> bool {
         port >= FIRST_SOURCE_PORT && !self.by_port.is_empty()
     }
@@ -182,8 +182,8 @@ impl SourcePorts {
         sender.released_at = self.release_count;
     }
 
-    /// Opens a port, in place of the one that has been without users for the longest time if the limit is reached.
-    /// Returns the index of its socket.
+    /// Opens a port, and returns the index of its socket. If the limit is reached, this closes the port that has been
+    /// without users for the longest time.
     fn open_on_demand(&mut self, port: u16) -> io::Result<usize> {
         let on_demand = &self.sockets[self.permanent_count..];
         let index = if on_demand.len() < self.max_on_demand {
@@ -200,7 +200,7 @@ impl SourcePorts {
         Ok(index)
     }
 
-    /// Puts a socket at an index, and closes the socket that was there.
+    /// Stores a socket at an index, and closes the socket that it replaces.
     fn insert(&mut self, index: usize, port: u16, socket: UdpSocket) {
         let (released_at, send_times) = (self.release_count, SendTimes::Disabled);
         let sender = Sender { port, socket, user_count: 0, released_at, send_times };
@@ -222,7 +222,7 @@ impl SourcePorts {
         Ok(socket)
     }
 
-    /// The index of the socket with this source port. This is called for each run of packets with one source.
+    /// Returns the index of the socket with this source port. This is called for each run of packets with one source.
     fn index_of(&self, port: u16) -> Option<usize> {
         if port < FIRST_SOURCE_PORT || self.by_port.is_empty() {
             return (self.sockets[0].port == port).then_some(0);
@@ -234,7 +234,7 @@ impl SourcePorts {
 /// The number of ports from [`FIRST_SOURCE_PORT`] on.
 const PORT_COUNT: usize = 1 << 14;
 
-/// The offset of a port from [`FIRST_SOURCE_PORT`].
+/// Returns the offset of a port from [`FIRST_SOURCE_PORT`].
 const fn offset_of(port: u16) -> usize {
     (port & !FIRST_SOURCE_PORT) as usize
 }

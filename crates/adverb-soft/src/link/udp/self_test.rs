@@ -11,9 +11,9 @@ use nix::sys::socket::{MsgFlags, recv, setsockopt};
 
 /// The payload of the test datagrams, which the socket sends to itself.
 const PAYLOAD: &[u8] = b"adverb: how does the kernel number this?";
-/// IPv4 without options, and UDP.
+/// The length of an IPv4 header without options and a UDP header.
 const HEADERS_LEN: usize = 28;
-/// The time within which the kernel returns a sent frame.
+/// The maximum time until the kernel returns a sent frame.
 const FRAME_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Sends datagrams and checks the headers of the sent frames, which the kernel returns with transmit timestamps.
@@ -28,7 +28,7 @@ pub(super) fn run(socket: &UdpSocket) -> io::Result<bool> {
         return Ok(false);
     }
     let mut has_frames = false;
-    // An IP ID that is 0 by chance isn't 0 three times.
+    // An IP ID that isn't always 0 is very unlikely to be 0 three times in a row.
     for _ in 0..3 {
         socket.send_to(PAYLOAD, local)?;
         let Some(frame) = sent_frame(socket) else { break };
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_connected_socket_that_may_fragment_is_rejected() {
-        // An ordinary socket doesn't send the IP IDs that the ICRC needs.
+        // The socket is connected and may fragment, so the kernel doesn't send IP ID 0 and "don't fragment".
         let socket = UdpSocket::bind("127.77.9.1:0").unwrap();
         socket.set_nonblocking(true).unwrap();
         socket.connect(socket.local_addr().unwrap()).unwrap();

@@ -43,7 +43,8 @@ pub(super) fn open_shared_receiving(local: SocketAddr, config: &UdpConfig) -> io
     Ok((socket, buffer))
 }
 
-/// Opens a socket that receives the packets of a multicast group on an interface. Other sockets may do the same.
+/// Opens a socket that receives the packets of a multicast group on an interface. Other sockets may join the same
+/// group.
 pub(super) fn open_group(
     group: IpAddr,
     local: IpAddr,
@@ -53,7 +54,7 @@ pub(super) fn open_group(
     let family = if group.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = nix::sys::socket::socket(family, SockType::Datagram, flags, None)?;
-    // Any number of programs may be members.
+    // Other programs may join the group, too.
     setsockopt(&socket, ReuseAddr, &true)?;
     let address = match group {
         IpAddr::V4(group) => SocketAddr::V4(SocketAddrV4::new(group, ROCE_PORT)),
@@ -125,18 +126,18 @@ pub(super) fn set_timestamps(socket: &UdpSocket, enabled: bool) -> io::Result<()
     Ok(setsockopt(socket, ReceiveTimestampns, &enabled)?)
 }
 
-/// Makes the kernel return the times of sent datagrams that ask for it ([`SEND_TIME`]) through the socket's error queue,
-/// each with a number: 0 for the first, 1 for the second, and so on.
+/// Makes the kernel return the send times of datagrams that request it ([`SEND_TIME`]) through the socket's error
+/// queue, each with a number: 0 for the first, 1 for the second, and so on.
 pub(super) fn enable_send_times(socket: &UdpSocket) -> io::Result<()> {
     // Without `TSONLY`, the kernel returns the datagram too.
     let flags =
         libc::SOF_TIMESTAMPING_SOFTWARE | libc::SOF_TIMESTAMPING_OPT_ID | libc::SOF_TIMESTAMPING_OPT_TSONLY;
-    // Setting `OPT_ID` anew restarts the numbers.
+    // Setting `OPT_ID` again restarts the numbers.
     setsockopt(socket, Timestamping, &0)?;
     Ok(setsockopt(socket, Timestamping, &flags)?)
 }
 
-/// The value of a control message `SO_TIMESTAMPING` that asks for the time at which the kernel passes the datagram to
+/// The value of a control message `SO_TIMESTAMPING` that requests the time at which the kernel passes the datagram to
 /// the network interface.
 pub(super) const SEND_TIME: u32 = libc::SOF_TIMESTAMPING_TX_SOFTWARE;
 

@@ -9,7 +9,7 @@ fn after(duration: Duration) -> Time {
     NOW + duration
 }
 
-/// A schedule whose progress thread sleeps on the link, with no work pending.
+/// Returns a schedule whose progress thread sleeps on the link, with no work pending.
 fn idle() -> Schedule {
     let mut schedule = Schedule::new();
     assert_eq!(schedule.turn(NOW, true), Turn::Drive);
@@ -18,7 +18,7 @@ fn idle() -> Schedule {
     schedule
 }
 
-/// A schedule whose progress thread rests, because a caller polled now.
+/// Returns a schedule whose progress thread rests, because a caller polled now.
 fn polled() -> Schedule {
     let mut schedule = idle();
     schedule.record_poll(NOW);
@@ -28,7 +28,7 @@ fn polled() -> Schedule {
     schedule
 }
 
-/// A schedule whose progress thread has left the link to a waiting caller.
+/// Returns a schedule whose progress thread has left the link to a waiting caller.
 fn waited() -> Schedule {
     let mut schedule = idle();
     assert!(schedule.begin_wait());
@@ -154,7 +154,7 @@ fn packets_wake_the_progress_thread_a_limited_number_of_times_per_wait() {
             }
         }
         assert_eq!(wakeups, MAX_SPURIOUS_WAKEUPS + 1, "wait {wait}");
-        // Timers wake it as before.
+        // Timers still wake the progress thread.
         let timer = after(Duration::from_millis(3));
         assert_eq!(schedule.sleep(timer), Sleep { until: timer, on_link: false });
         assert!(schedule.end_wait());
@@ -227,7 +227,7 @@ enum Step {
     Poll,
     /// A poll that finds queued completions, or no packet and doesn't read the clock.
     ShortPoll,
-    /// A post whose packets are sent, and whose retransmission timer expires after so many ticks.
+    /// A post whose packets are sent, and whose retransmission timer expires after this many ticks.
     Post(u32),
     /// A post with more packets than are sent in one call.
     LongPost,

@@ -102,6 +102,6 @@ fn flight_recorder_stops_at_the_first_failure_and_announces_it() {
         panic!("{last:?}")
     };
     assert_eq!(failure.status, Status::RemoteAccess);
-    // The connections were overwritten in the ring, and are kept beside it.
+    // The connections were overwritten in the ring, and are kept separately.
     assert_eq!(recording.earlier_connections.len(), 2);
 }

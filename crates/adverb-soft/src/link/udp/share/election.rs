@@ -1,7 +1,8 @@
 //! The choice of the process that receives the packets to queue pair 1: a pure state machine.
 //!
-//! A name of the kernel is the claim: only one process has it, and it is free when that process ends. Each other process
-//! has a connection to the process with the name, whose end tells that the name is free.
+//! The claim is a name in the kernel. Only one process can have the name, and the kernel frees it when that process
+//! ends. Every other process has a connection to the process with the name. The end of the connection shows that the
+//! name is free.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ pub(super) enum Election {
 /// An input of [`Election::handle`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Input {
-    /// The time of [`Election::Undecided`] has come.
+    /// The time in [`Election::Undecided`] was reached.
     Timeout,
     /// The process got the name.
     Claimed,
@@ -49,7 +50,7 @@ const MIN_DELAY: Duration = Duration::from_millis(1);
 const MAX_DELAY: Duration = Duration::from_secs(1);
 
 impl Election {
-    /// Creates the state of a process that begins.
+    /// Creates the initial state of a process, which tries to claim the name at once.
     pub(super) const fn new(now: Instant) -> Election {
         Election::Undecided { attempt: 0, retry_at: now }
     }
@@ -85,7 +86,7 @@ impl Election {
                 *self = Election::new(now);
                 Some(Action::Claim)
             }
-            // Inputs of another state mean nothing.
+            // Inputs that belong to another state are ignored.
             _ => None,
         }
     }
@@ -95,10 +96,10 @@ impl Election {
 mod tests {
     use super::*;
 
-    /// A name of the kernel: its owner, and whether the owner accepts connections yet.
+    /// A name in the kernel: its owner, and whether the owner accepts connections yet.
     type Name = Option<(usize, bool)>;
 
-    /// Lets a process take its actions until it waits.
+    /// Runs the actions of a process until it waits for an input.
     fn run_actions(
         process: usize,
         election: &mut Election,
@@ -148,7 +149,8 @@ mod tests {
                         let action = election.handle(Input::Timeout, now);
                         run_actions(index, &mut election, action, &mut name, now);
                     }
-                    // The connection ends when the process that accepted it does; another may have the name already.
+                    // The connection ends when the process that accepted it ends. Another process may have the name
+                    // already.
                     Election::Watching if name.is_none() || below(4) == 0 => {
                         let action = election.handle(Input::ConnectionLost, now);
                         run_actions(index, &mut election, action, &mut name, now);
@@ -160,7 +162,7 @@ mod tests {
             }
             let elected = processes.iter().flatten().filter(|state| **state == Election::Elected).count();
             assert!(elected <= 1);
-            // Without further deaths, all others are connected soon.
+            // Without further exits, all other processes connect soon.
             for _ in 0..3 {
                 for (index, process) in processes.iter_mut().enumerate() {
                     let Some(election) = process else { continue };
@@ -176,7 +178,7 @@ mod tests {
                     }
                 }
                 if let Some((owner, is_ready)) = &mut name {
-                    assert!(processes[*owner].is_some(), "the name of a dead process is free");
+                    assert!(processes[*owner].is_some(), "the name of an ended process is free");
                     *is_ready = true;
                 }
             }

@@ -1,7 +1,8 @@
 //! Sockets that a forked child doesn't keep open.
 //!
-//! A child that doesn't execute another program has its parent's sockets, and so would keep the parent's names after the
-//! parent has ended. The child has no progress thread and can't use them. A handler of `fork` replaces them in the child.
+//! A forked child that doesn't execute another program inherits its parent's sockets, and would keep the parent's names
+//! in use after the parent has ended. The child has no progress thread and can't use the sockets, so a `fork` handler
+//! replaces them in the child.
 
 use std::fs::File;
 use std::ops::Deref;
@@ -14,7 +15,7 @@ use nix::libc;
 /// A socket that is replaced in a forked child.
 #[derive(Debug)]
 pub(in crate::link::udp) struct Guarded<T> {
-    // The guard is dropped first: the number of a closed socket may be that of another file.
+    // The guard is dropped first: after the socket is closed, its number may belong to another file.
     _guard: Guard,
     socket: T,
 }
@@ -78,8 +79,8 @@ static DESCRIPTORS: [AtomicI32; 4096] = [const { AtomicI32::new(NONE) }; 4096];
 /// The file that replaces the sockets.
 static REPLACEMENT: OnceLock<Option<File>> = OnceLock::new();
 
-/// Replaces the guarded sockets in a child. Their numbers stay in use, because the child's copies of the links may be
-/// dropped.
+/// Replaces the guarded sockets in a child. The descriptors stay open, because the child may drop its copies of the
+/// links, which closes them.
 extern "C" fn replace_in_child() {
     let Some(Some(file)) = REPLACEMENT.get() else { return };
     for entry in &DESCRIPTORS {

@@ -15,16 +15,16 @@ use super::names::{Name, Names};
 use crate::link::AddressShare;
 use crate::link::udp::{UdpConfig, socket};
 
-/// A process's place among the processes that share an address.
+/// The membership of a process in the group of processes that share an address.
 pub(super) struct Membership {
     pub(super) names: Names,
     pub(super) share: AddressShare,
     /// The socket that has the name of the share.
     pub(super) listener: UnixListener,
-    /// The receiving socket, which the kernel finds at the index of the share.
+    /// The receiving socket. Its index in the kernel's list of sockets is the index of the share.
     pub(super) own: UdpSocket,
-    /// The sockets with lower indexes. A process keeps them open, because the kernel changes the index of another socket
-    /// when it closes one.
+    /// The sockets with lower indexes. A process keeps them open, because the kernel changes the index of another
+    /// socket when a socket is closed.
     pub(super) lower: Vec<UdpSocket>,
     pub(super) receive_buffer_bytes: usize,
     /// Whether other processes share the address.
@@ -37,11 +37,11 @@ const MAX_JOIN_WAIT: Duration = Duration::from_secs(5);
 /// The maximum time to wait for the sockets of other processes.
 const MAX_SOCKETS_WAIT: Duration = Duration::from_secs(2);
 
-/// The maximum number of stale packets that are dropped when a process takes the place of one that has ended.
+/// The maximum number of stale packets that are dropped when a process takes over the share of one that has ended.
 const MAX_STALE_PACKETS: usize = 1 << 16;
 
 impl Membership {
-    /// Joins the processes at an address, or is the first.
+    /// Joins the processes that share an address. This process may be the first one.
     ///
     /// # Errors
     ///
@@ -50,16 +50,16 @@ impl Membership {
     /// - Returns other errors as [`UdpLink::open`](crate::link::UdpLink::open).
     pub(super) fn join(local: SocketAddr, config: &UdpConfig) -> io::Result<Membership> {
         let names = Names::new(local);
-        // Until this is dropped, no other process joins.
+        // No other process can join until this listener is dropped.
         let _joining = claim_joining(&names, local)?;
         let shares = || (0..AddressShare::MAX_COUNT).filter_map(AddressShare::new);
-        // A process that accepts no connections has its name anyway, so that its share isn't free.
+        // A process that accepts no connections still has its name, so its share isn't free.
         let connect = |share| names.connect(Name::Share(share)).ok().flatten();
         let peers: Vec<UnixStream> = shares().filter_map(connect).collect();
         let (share, listener) = claim_share(&names, local, shares())?;
         let deadline = Instant::now() + MAX_SOCKETS_WAIT;
-        // The last process has all sockets. If it doesn't respond, another has some of them; packets that reach the wrong
-        // process are then passed on.
+        // The last process has all sockets. If it doesn't respond, another process has some of them. Packets that reach
+        // the wrong process are then passed on.
         let sockets = peers.iter().rev().find_map(|peer| request_sockets(peer, local, deadline));
         let mut lower = sockets.unwrap_or_default();
         lower.truncate(usize::from(share.index()) + 1);
@@ -93,7 +93,7 @@ fn claim_joining(names: &Names, local: SocketAddr) -> io::Result<UnixListener> {
     }
 }
 
-/// Takes the first free share.
+/// Claims the first free share.
 fn claim_share(
     names: &Names,
     local: SocketAddr,
@@ -122,7 +122,7 @@ fn request_sockets(peer: &UnixStream, local: SocketAddr, deadline: Instant) -> O
     let left = deadline.saturating_duration_since(Instant::now());
     let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
     let mut ready = [PollFd::new(peer.as_fd(), PollFlags::POLLIN)];
-    // A signal ends the wait early, and another process is asked.
+    // A signal ends the wait early, and the caller tries another process.
     nix::poll::poll(&mut ready, timeout).ok().filter(|count| *count > 0)?;
     let sockets = receive_sockets(peer).ok()?;
     let has_address = |socket: &UdpSocket| socket.local_addr().is_ok_and(|address| address == local);
@@ -152,7 +152,7 @@ fn receive_sockets(peer: &UnixStream) -> io::Result<Vec<UdpSocket>> {
     }
 }
 
-/// Takes the socket of a process that has ended, without the packets to that process.
+/// Takes over the socket of a process that has ended, and drops the packets that were sent to that process.
 fn take_over(socket: Option<UdpSocket>) -> io::Result<(UdpSocket, usize)> {
     let socket = socket.ok_or(io::ErrorKind::NotFound)?;
     socket::set_timestamps(&socket, false)?;

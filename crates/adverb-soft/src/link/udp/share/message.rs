@@ -1,7 +1,7 @@
 //! The messages between processes that share an address. These functions do no I/O.
 //!
-//! Each message is one packet of a connection. The processes belong to one user, so they trust each other, but a message
-//! may come from another version of this code.
+//! Each message is one packet of a connection. The processes belong to one user, so they trust each other, but a
+//! message may be from another version of this code.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
@@ -57,7 +57,7 @@ impl<'a> Message<'a> {
         out.extend_from_slice(packet.bytes);
     }
 
-    /// Parses a message, or returns `None` if it isn't one.
+    /// Parses a message. Returns `None` if the bytes aren't a message.
     pub(super) fn parse(message: &'a [u8]) -> Option<Message<'a>> {
         match message {
             [JOIN] => return Some(Message::Join),

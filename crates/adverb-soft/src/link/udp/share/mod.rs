@@ -7,8 +7,8 @@
 //! on over a Unix socket: the messages of connection managers, and packets that the kernel delivered as one GRO batch with
 //! packets of another process. Correctness doesn't depend on the program.
 //!
-//! The kernel's table of [names] is the registry of the processes and of the services that they listen on, so that a
-//! process that ends leaves nothing behind.
+//! The kernel's table of [names] is the registry of the processes and of the services that they listen on. The kernel
+//! removes the names of a process that ends.
 
 mod dispatch;
 mod election;
@@ -57,7 +57,7 @@ pub(super) struct SharedAddress {
     election: Election,
     has_peers: bool,
     is_program_attached: bool,
-    /// Readable when a source is.
+    /// An epoll instance that is readable when a source is.
     readiness: Epoll,
     /// The number of calls until the sources are read.
     calls_left: u32,
@@ -81,7 +81,7 @@ enum Source {
     Dispatcher(Guarded<UnixStream>),
 }
 
-/// The number of receives for each read of the sources, which is a system call.
+/// The number of receives per read of the sources. Each read is a system call.
 const CALLS_PER_READ: u32 = 32;
 
 /// The maximum number of connections that a process keeps open to others.
@@ -139,7 +139,8 @@ impl SharedAddress {
         self.share
     }
 
-    /// Returns the number of packets that were passed on to other processes, and of those that could not be.
+    /// Returns the number of packets that were passed on to other processes, and the number of packets that could not
+    /// be passed on.
     pub(super) const fn passed_packets(&self) -> (u64, u64) {
         (self.passed_on, self.not_passed_on)
     }
@@ -154,7 +155,8 @@ impl SharedAddress {
         self.election.deadline()
     }
 
-    /// Whether a packet from the socket is for this process, which is then to handle it. Other packets are passed on.
+    /// Returns whether a packet from the socket is for this process, which must then handle it. Passes other packets
+    /// on.
     #[inline]
     pub(super) fn accept_or_pass_on(&mut self, datagram: &Datagram<'_>) -> bool {
         dispatch::is_own(datagram.bytes, self.share) || self.accept_or_pass_on_foreign(datagram)
@@ -174,7 +176,7 @@ impl SharedAddress {
         is_absent && answers_if_absent
     }
 
-    /// Passes a packet on to the process that has a name. Returns whether no process has it.
+    /// Passes a packet on to the process with a name. Returns whether no process has the name.
     fn pass_on(&mut self, name: Name, datagram: &Datagram<'_>) -> bool {
         Message::Packet(Packet {
             source: datagram.source,
@@ -221,7 +223,7 @@ impl SharedAddress {
         self.calls_left == 0
     }
 
-    /// Reads the sources, and hands up to `max` packets from other processes to `each`. Returns their number.
+    /// Reads the sources, passes up to `max` packets from other processes to `each`, and returns their number.
     #[cold]
     pub(super) fn serve(&mut self, max: usize, each: &mut dyn FnMut(&Datagram<'_>)) -> usize {
         self.calls_left = CALLS_PER_READ;
@@ -244,14 +246,14 @@ impl SharedAddress {
                 None => {}
             }
         }
-        // More may have come.
+        // More events may be pending.
         if event_count > 0 {
             self.calls_left = 1;
         }
         count
     }
 
-    /// Claims a service for this process, so that it gets the requests to the service.
+    /// Claims a service for this process, so that it receives the requests to the service.
     ///
     /// # Errors
     ///
@@ -278,7 +280,7 @@ impl SharedAddress {
         let number = *number;
         self.services.remove(&service);
         self.remove(number);
-        // Another process may listen on the service from now on, so others have to look for it again.
+        // Another process may claim the service from now on, so the other processes must connect again.
         let name = Name::Service(service);
         let is_open =
             |source: &mut Source| !matches!(source, Source::Inbound(_, inbound) if *inbound == name);
@@ -367,7 +369,7 @@ impl SharedAddress {
         count
     }
 
-    /// Responds to a process that joins.
+    /// Sends the sockets to a process that joins.
     fn send_sockets(&mut self, number: u64) {
         let Some(Source::Inbound(stream, _)) = self.sources.get(&number) else { return };
         let mut descriptors: Vec<RawFd> = self.lower.iter().map(|socket| socket.as_raw_fd()).collect();
@@ -384,7 +386,7 @@ impl SharedAddress {
         }
     }
 
-    /// Takes part in the election of the dispatcher.
+    /// Handles an input of the election of the dispatcher, and runs the resulting actions.
     fn run_election(&mut self, input: Input, now: Instant) {
         let mut action = self.election.handle(input, now);
         while let Some(next) = action {

@@ -1,8 +1,8 @@
 //! The names by which the processes that share an address find each other, and the connections between them.
 //!
-//! The names are in the abstract namespace of Unix sockets, which each network namespace has of its own, like its
-//! addresses. A name belongs to one socket, and is free when the socket is closed, however its process ends. Any user can
-//! have any name, so both ends of a connection check the user of the other.
+//! The names are in the abstract namespace of Unix sockets. Each network namespace has its own abstract namespace, like
+//! its addresses. A name belongs to one socket, and the kernel frees it when the socket is closed, no matter how the
+//! process ends. Any user can claim any name, so both ends of a connection check the user of the other end.
 
 use std::io;
 use std::net::SocketAddr;
@@ -58,7 +58,7 @@ impl Names {
         Ok(UnixAddr::new_abstract(name.as_bytes())?)
     }
 
-    /// Takes a name, and listens for connections.
+    /// Claims a name, and listens for connections to it.
     ///
     /// # Errors
     ///
@@ -75,8 +75,8 @@ impl Names {
     ///
     /// # Errors
     ///
-    /// Returns an error if the process has too many connections that it didn't accept yet, or this process has too many
-    /// file descriptors.
+    /// Returns an error if the process has too many connections that it has not accepted yet, or this process has too
+    /// many file descriptors.
     pub(super) fn connect(&self, name: Name) -> io::Result<Option<UnixStream>> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = nix::sys::socket::socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
