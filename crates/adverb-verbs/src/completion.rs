@@ -129,13 +129,13 @@ impl Completion {
 
     /// Returns the payload of the request.
     pub fn payload(&self) -> &Payload {
-        self.settle();
+        self.update_window();
         &self.payload
     }
 
     /// Returns the payload of the request for reuse, whether the request succeeded or failed.
     pub fn into_payload(self) -> Payload {
-        self.settle();
+        self.update_window();
         self.payload
     }
 

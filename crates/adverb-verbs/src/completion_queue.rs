@@ -40,7 +40,7 @@ struct Inner {
     cq: Cq,
     state: Mutex<State>,
     /// Notified when completions were kept, or when no thread waits for events any more.
-    news: Condvar,
+    completions_kept: Condvar,
     /// Woken when completions were kept.
     poller: WakerCell,
 }
@@ -54,15 +54,15 @@ struct State {
     /// Completions that were polled while a caller waited for another one.
     ready: Vec<Completion>,
     /// Whether a thread waits for an event. Other threads then wait to be notified by it: an event wakes only one.
-    someone_waits: bool,
+    is_event_awaited: bool,
     /// The number of those other threads.
-    others_wait: u32,
+    notified_waiter_count: u32,
     /// Polled completions.
     polled: u64,
     /// The most that came at once.
     max_poll_batch: usize,
     /// The array into which the device puts completions.
-    room: [RawCompletion; 16],
+    raw: [RawCompletion; 16],
     recorder: QueueRecorder,
 }
 
@@ -85,11 +85,11 @@ impl State {
             queues: Queues::default(),
             reserved: 0,
             ready: Vec::new(),
-            someone_waits: false,
-            others_wait: 0,
+            is_event_awaited: false,
+            notified_waiter_count: 0,
             polled: 0,
             max_poll_batch: 0,
-            room: [RawCompletion::EMPTY; 16],
+            raw: [RawCompletion::EMPTY; 16],
             recorder,
         }
     }
@@ -146,7 +146,7 @@ impl CompletionQueue {
                 return Ok(completion);
             }
             let deadline = deadline.get_or_insert_with(|| Deadline::new(timeout));
-            if !self.pause(deadline, |ready| ready.iter().any(|completion| completion.id == id))? {
+            if !self.wait_once(deadline, |ready| ready.iter().any(|completion| completion.id == id))? {
                 return Err(Error::Timeout { timeout, action: "waiting for a completion" });
             }
         }
@@ -169,7 +169,7 @@ impl CompletionQueue {
                 return Ok(count);
             }
             let deadline = deadline.get_or_insert_with(|| Deadline::new(timeout));
-            if !self.pause(deadline, |ready| !ready.is_empty())? {
+            if !self.wait_once(deadline, |ready| !ready.is_empty())? {
                 return Ok(0);
             }
         }
@@ -269,8 +269,8 @@ impl CompletionQueue {
     }
 
     /// Waits for an event, or for a notification by the thread that waits for one, or yields if the queue has no
-    /// events. Returns at once if `is_there` accepts the kept completions, and `false` if the deadline has passed.
-    fn pause(&self, deadline: &Deadline, is_there: impl Fn(&[Completion]) -> bool) -> Result<bool> {
+    /// events. Returns at once if `is_available` accepts the kept completions, and `false` if the deadline has passed.
+    fn wait_once(&self, deadline: &Deadline, is_available: impl Fn(&[Completion]) -> bool) -> Result<bool> {
         let left = deadline.left();
         if left.is_zero() {
             return Ok(false);
@@ -281,34 +281,34 @@ impl CompletionQueue {
         }
         let mut state = self.lock();
         // Another thread may have kept it since the last poll, before this one waits to be notified.
-        if is_there(&state.ready) {
+        if is_available(&state.ready) {
             return Ok(true);
         }
-        if state.someone_waits {
-            state.others_wait += 1;
-            self.0.news.wait_for(&mut state, left);
-            state.others_wait -= 1;
+        if state.is_event_awaited {
+            state.notified_waiter_count += 1;
+            self.0.completions_kept.wait_for(&mut state, left);
+            state.notified_waiter_count -= 1;
             return Ok(true);
         }
-        state.someone_waits = true;
+        state.is_event_awaited = true;
         drop(state);
-        let waited = self.arm_and_wait(left, is_there);
+        let waited = self.arm_and_wait(left, is_available);
         let mut state = self.lock();
-        state.someone_waits = false;
+        state.is_event_awaited = false;
         // Another thread takes over.
-        self.tell_others(&state);
+        self.notify_waiters(&state);
         waited?;
         Ok(true)
     }
 
     /// Waits for an event. Only one thread does so at a time, and that thread arms the queue: an event that another
     /// thread consumed, or for which another thread armed the queue, would be missed.
-    fn arm_and_wait(&self, left: Duration, is_there: impl Fn(&[Completion]) -> bool) -> Result<()> {
+    fn arm_and_wait(&self, left: Duration, is_available: impl Fn(&[Completion]) -> bool) -> Result<()> {
         self.0.backend.arm(ArmFor::Any)?;
         // A completion that arrived before arming raises no event: poll before waiting.
         let mut state = self.lock();
-        self.fetch_completions_into(&mut state)?;
-        if is_there(&state.ready) {
+        self.fetch_completions_locked(&mut state)?;
+        if is_available(&state.ready) {
             return Ok(());
         }
         drop(state);
@@ -319,17 +319,17 @@ impl CompletionQueue {
     }
 
     /// Wakes the threads that wait for a notification.
-    fn tell_others(&self, state: &State) {
+    fn notify_waiters(&self, state: &State) {
         // Notifying is a system call even without waiting threads.
-        if state.others_wait > 0 {
-            self.0.news.notify_all();
+        if state.notified_waiter_count > 0 {
+            self.0.completions_kept.notify_all();
         }
     }
 
     /// Returns the completion of a request, if it is available.
     fn find(&self, id: RequestId) -> Result<Option<Completion>> {
         let mut state = self.lock();
-        self.fetch_completions_into(&mut state)?;
+        self.fetch_completions_locked(&mut state)?;
         let at = state.ready.iter().position(|completion| completion.id == id);
         Ok(at.map(|at| state.ready.remove(at)))
     }
@@ -343,19 +343,19 @@ impl CompletionQueue {
 
     /// Polls the device and keeps the completions for later callers.
     pub(super) fn fetch_completions(&self) -> Result<()> {
-        self.fetch_completions_into(&mut self.lock())
+        self.fetch_completions_locked(&mut self.lock())
     }
 
     /// Polls the device with the caller's lock, and keeps the completions.
     ///
     /// Queue pairs are attached after this, too: completions of an earlier owner take up entries, and numbers are
     /// reused, so that such completions could be mistaken for the new owner's.
-    fn fetch_completions_into(&self, state: &mut State) -> Result<()> {
+    fn fetch_completions_locked(&self, state: &mut State) -> Result<()> {
         let mut ready = std::mem::take(&mut state.ready);
         let before = ready.len();
         let polled = self.poll_device(state, &mut ready);
         if ready.len() > before {
-            self.tell_others(state);
+            self.notify_waiters(state);
             self.0.poller.wake();
         }
         state.ready = ready;
@@ -365,22 +365,22 @@ impl CompletionQueue {
     /// Takes what the device has.
     #[inline(always)]
     fn poll_device(&self, state: &mut State, out: &mut Vec<Completion>) -> Result<()> {
-        let count = self.0.backend.poll(&mut state.room)?;
+        let count = self.0.backend.poll(&mut state.raw)?;
         if count > 0 {
-            self.sort(state, count, out);
+            self.match_requests(state, count, out);
         }
-        if count == state.room.len() { self.poll_on(state, count, out) } else { Ok(()) }
+        if count == state.raw.len() { self.poll_rest(state, count, out) } else { Ok(()) }
     }
 
     /// Polls on after the first `total` completions.
     #[inline(never)]
-    fn poll_on(&self, state: &mut State, mut total: usize, out: &mut Vec<Completion>) -> Result<()> {
+    fn poll_rest(&self, state: &mut State, mut total: usize, out: &mut Vec<Completion>) -> Result<()> {
         loop {
-            let count = self.0.backend.poll(&mut state.room)?;
-            self.sort(state, count, out);
+            let count = self.0.backend.poll(&mut state.raw)?;
+            self.match_requests(state, count, out);
             total += count;
             state.max_poll_batch = state.max_poll_batch.max(total);
-            if count < state.room.len() {
+            if count < state.raw.len() {
                 return Ok(());
             }
         }
@@ -388,17 +388,17 @@ impl CompletionQueue {
 
     /// Matches the first `count` completions in the array to their requests.
     #[inline(never)]
-    fn sort(&self, state: &mut State, count: usize, out: &mut Vec<Completion>) {
+    fn match_requests(&self, state: &mut State, count: usize, out: &mut Vec<Completion>) {
         state.polled += count as u64;
         state.max_poll_batch = state.max_poll_batch.max(count);
         if state.recorder.is_on() {
-            return self.sort_recorded(state, count, out);
+            return self.match_and_record(state, count, out);
         }
-        for completion in &state.room[..count] {
+        for completion in &state.raw[..count] {
             // Most are of the oldest request of some queue, which has succeeded.
             let queue = state.queues.own.get_mut(number_of(completion.wr_id));
             let queue = queue.and_then(|entry| entry.queue.as_mut());
-            if !queue.is_some_and(|queue| queue.complete_usual(completion, out)) {
+            if !queue.is_some_and(|queue| queue.complete_oldest_success(completion, out)) {
                 self.complete(&mut state.queues, completion, out);
             }
         }
@@ -408,8 +408,8 @@ impl CompletionQueue {
     #[cold]
     fn complete(&self, queues: &mut Queues, completion: &RawCompletion, out: &mut Vec<Completion>) {
         let RawCompletion { wr_id, mut outcome, .. } = *completion;
-        if outcome.flags & flag::UNUSUAL != 0 {
-            outcome.flags = self.look_at(outcome);
+        if outcome.flags & flag::SLOW_PATH != 0 {
+            outcome.flags = self.handle_flags(outcome);
         }
         let known = match shared_queue_of(wr_id) {
             Some(id) => queues.shared.iter().find(|entry| entry.id == id).is_some_and(|entry| {
@@ -426,9 +426,9 @@ impl CompletionQueue {
     /// Returns the corrected flags of an outcome with unusual flags: the device may have a format of its own, and a
     /// key may have been invalidated.
     #[cold]
-    fn look_at(&self, mut outcome: RawOutcome) -> u32 {
-        self.0.backend.correct(&mut outcome);
-        self.0.device.windows().look_at(&outcome);
+    fn handle_flags(&self, mut outcome: RawOutcome) -> u32 {
+        self.0.backend.normalize(&mut outcome);
+        self.0.device.windows().handle_invalidation(&outcome);
         outcome.flags
     }
 
@@ -436,7 +436,7 @@ impl CompletionQueue {
     /// device.
     pub(super) fn with_reserved<T>(&self, work: impl FnOnce(u32) -> Result<T>) -> Result<T> {
         let mut state = self.lock();
-        self.fetch_completions_into(&mut state)?;
+        self.fetch_completions_locked(&mut state)?;
         work(state.reserved)
     }
 
@@ -515,14 +515,14 @@ fn next_cq() -> Cq {
 }
 
 fn check_depth(device: &Device, depth: u32) -> Result<()> {
-    let most = device.attributes().max_completion_queue_depth;
-    if (1..=most).contains(&depth) {
+    let max = device.attributes().max_completion_queue_depth;
+    if (1..=max).contains(&depth) {
         return Ok(());
     }
     Err(Error::LimitExceeded {
         quantity: "completion queue depth".into(),
         requested: depth.into(),
-        max: most.into(),
+        max: max.into(),
         hint: "use a value from 1 to the maximum".into(),
     })
 }
@@ -627,7 +627,7 @@ impl CompletionQueueBuilder {
             backend,
             cq: next_cq(),
             state: Mutex::new(State::new(recorder)),
-            news: Condvar::new(),
+            completions_kept: Condvar::new(),
             poller: WakerCell::default(),
         })))
     }

@@ -43,26 +43,26 @@ impl CompletionQueue {
     /// values exceed its [limits](super::DeviceAttributes::moderation).
     pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
         let device = self.device();
-        let Some(most) = device.attributes().moderation else {
+        let Some(limits) = device.attributes().moderation else {
             return Err(Error::Unsupported {
                 feature: format!("completion event moderation on {}", device.name()).into(),
                 hint: "poll for a while after each event instead, as `Poller` does".into(),
             });
         };
-        let limit = |what: &'static str, asked: u128, most: u64| Error::LimitExceeded {
-            quantity: what.into(),
-            requested: u64::try_from(asked).unwrap_or(u64::MAX),
-            max: most,
+        let limit = |quantity: &'static str, requested: u128, limits: u64| Error::LimitExceeded {
+            quantity: quantity.into(),
+            requested: u64::try_from(requested).unwrap_or(u64::MAX),
+            max: limits,
             hint: "`DeviceAttributes::moderation` has the maximum of the device".into(),
         };
-        if count > most.max_count {
-            return Err(limit("number of completions per event", count.into(), most.max_count.into()));
+        if count > limits.max_count {
+            return Err(limit("number of completions per event", count.into(), limits.max_count.into()));
         }
         let period = period.as_micros();
-        let most_period = most.max_period.as_micros();
+        let max_period_micros = limits.max_period.as_micros();
         match u16::try_from(period) {
-            Ok(short) if period <= most_period => self.backend().moderate(count, short),
-            _ => Err(limit("moderation period in microseconds", period, most_period as u64)),
+            Ok(short) if period <= max_period_micros => self.backend().moderate(count, short),
+            _ => Err(limit("moderation period in microseconds", period, max_period_micros as u64)),
         }
     }
 

@@ -99,7 +99,7 @@ impl Counters {
     /// rejected, late, out of order, or retransmitted. The result depends on the name only, because the kernel provides
     /// no other information.
     pub fn is_error(name: &str) -> bool {
-        const SIGNS: [&str; 18] = [
+        const ERROR_WORDS: [&str; 18] = [
             "err",
             "icrc",
             "drop",
@@ -121,7 +121,7 @@ impl Counters {
         ];
         // Being deferred is no error, whatever letters it has.
         let name = name.replace("deferred", "");
-        SIGNS.iter().any(|sign| name.contains(sign))
+        ERROR_WORDS.iter().any(|word| name.contains(word))
     }
 }
 
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_from_traffic_by_name() {
+    fn error_counters_are_recognized_by_name() {
         let errors =
             ["rcvd_seq_err", "send_rnr_err", "duplicate_request", "out_of_sequence", "port_rcv_errors"];
         let traffic =
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_the_software_engine_are_told_apart_by_name_too() {
+    fn error_counters_of_the_software_nic_are_recognized_by_name() {
         let traffic = [
             "sent_pkts",
             "rcvd_pkts",

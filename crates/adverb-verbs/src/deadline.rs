@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_deadline_beyond_the_clock_never_comes() {
+    fn a_deadline_beyond_the_clock_never_passes() {
         for timeout in [Duration::MAX, Duration::MAX - Duration::from_nanos(1)] {
             let never = Deadline::new(timeout);
             assert_eq!(never.left(), Duration::MAX);
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_comes_nearer_until_nothing_is_left() {
+    fn the_remaining_time_decreases_to_zero() {
         assert_eq!(Deadline::new(Duration::ZERO).left(), Duration::ZERO);
         let left = Deadline::new(Duration::from_secs(60)).left();
         assert!(left <= Duration::from_secs(60) && left > Duration::from_secs(50), "{left:?}");

@@ -93,7 +93,7 @@ impl Device {
     pub fn open(name: &str) -> Result<Device> {
         let backend = backend::Device::open(name)?;
         match backend.shared_name().map(str::to_owned) {
-            Some(name) => Device::known(backend, name),
+            Some(name) => Device::find_or_add(backend, name),
             None => Device::new(backend, name.to_owned()),
         }
     }
@@ -138,7 +138,7 @@ impl Device {
     pub(super) fn soft(options: &backend::SoftOptions) -> Result<Device> {
         let backend = backend::Device::soft(options)?;
         let name = backend.shared_name().unwrap_or_default().to_owned();
-        Device::known(backend, name)
+        Device::find_or_add(backend, name)
     }
 
     /// Opens a socket that traces the path of packets from a local address and source port.
@@ -154,13 +154,13 @@ impl Device {
     }
 
     /// Returns the handle to a device that is opened once per process, or another handle if it is already open.
-    fn known(backend: backend::Device, name: String) -> Result<Device> {
-        let mut known = Known::lock();
-        if let Some(device) = known.find(|device| device.backend.is(&backend)) {
+    fn find_or_add(backend: backend::Device, name: String) -> Result<Device> {
+        let mut registry = DeviceRegistry::lock();
+        if let Some(device) = registry.find(|device| device.backend.is(&backend)) {
             return Ok(device);
         }
         let device = Device::new(backend, name)?;
-        known.add(&device);
+        registry.add(&device);
         Ok(device)
     }
 
@@ -253,7 +253,7 @@ impl Device {
         let fits = |entry: &&GidEntry| address.is_none_or(|address| has(entry.gid, address));
         gids.iter().filter(fits).min_by_key(|entry| rank(entry)).cloned().ok_or_else(|| {
             let list: Vec<String> = gids.iter().map(|entry| entry.gid.ip().to_string()).collect();
-            let what = match address {
+            let reason = match address {
                 Some(address) => {
                     format!("port {port} of {} does not have the address {address}", self.name())
                 }
@@ -264,7 +264,7 @@ impl Device {
                     .to_owned(),
                 _ => format!("use one of these: {}", list.join(", ")),
             };
-            Error::NoDevice { reason: what, hint }
+            Error::NoDevice { reason, hint }
         })
     }
 
@@ -308,12 +308,12 @@ impl Device {
         let is_shared = |device: &Inner| {
             device.name == name && device.backend.shared_name().is_none() && device.backend.port(1).is_ok()
         };
-        if let Some(device) = Known::lock().find(is_shared) {
+        if let Some(device) = DeviceRegistry::lock().find(is_shared) {
             return Ok(device);
         }
         let device = Device::open(name)?;
         if device.0.backend.shared_name().is_none() {
-            Known::lock().add(&device);
+            DeviceRegistry::lock().add(&device);
         }
         Ok(device)
     }
@@ -325,8 +325,8 @@ impl Device {
 
     /// Returns the software devices that this process has open, the last opened first.
     pub(crate) fn software_in_use() -> Vec<Device> {
-        let known = Known::lock();
-        let devices = known.0.iter().rev().filter_map(|(_, device)| device.upgrade().map(Device));
+        let registry = DeviceRegistry::lock();
+        let devices = registry.0.iter().rev().filter_map(|(_, device)| device.upgrade().map(Device));
         devices.filter(Device::is_software).collect()
     }
 
@@ -348,8 +348,8 @@ impl Device {
     /// Whether this process opened the device. In a forked child the device, and all objects created from it, are the
     /// parent's, and their locks may be held by threads that the child doesn't have: dropping them there does
     /// nothing.
-    pub(super) fn is_ours(&self) -> bool {
-        self.0.backend.is_ours()
+    pub(super) fn is_owned(&self) -> bool {
+        self.0.backend.is_owned()
     }
 
     /// Whether both are handles to the same open device.
@@ -368,21 +368,21 @@ impl Device {
 }
 
 /// Devices that are opened once and shared by all callers.
-struct Known(MutexGuard<'static, Vec<(u32, Weak<Inner>)>>);
+struct DeviceRegistry(MutexGuard<'static, Vec<(u32, Weak<Inner>)>>);
 
-impl Known {
-    fn lock() -> Known {
+impl DeviceRegistry {
+    fn lock() -> DeviceRegistry {
         /// Devices, and the processes that opened them: a forked child must not use its parent's.
-        static KNOWN: Mutex<Vec<(u32, Weak<Inner>)>> = Mutex::new(Vec::new());
-        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        static DEVICES: Mutex<Vec<(u32, Weak<Inner>)>> = Mutex::new(Vec::new());
+        let mut registry = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         let process = std::process::id();
-        known.retain(|(owner, device)| *owner == process && device.strong_count() > 0);
-        Known(known)
+        registry.retain(|(owner, device)| *owner == process && device.strong_count() > 0);
+        DeviceRegistry(registry)
     }
 
-    fn find(&self, is_it: impl Fn(&Inner) -> bool) -> Option<Device> {
-        let mut known = self.0.iter().filter_map(|(_, device)| device.upgrade());
-        known.find(|device| is_it(device)).map(Device)
+    fn find(&self, matches: impl Fn(&Inner) -> bool) -> Option<Device> {
+        let mut registry = self.0.iter().filter_map(|(_, device)| device.upgrade());
+        registry.find(|device| matches(device)).map(Device)
     }
 
     fn add(&mut self, device: &Device) {

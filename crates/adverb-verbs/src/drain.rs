@@ -124,7 +124,7 @@ impl QueuePair {
         }
         let wr_id = posting.marker_id(position);
         let Err(failure) = post(&mut posting, wr_id) else { return Ok(true) };
-        if failure.left_of(1) > 0 {
+        if failure.unposted_count(1) > 0 {
             queue.change_marker(posted, Marker::Pending);
         }
         Err(self.not_posted("posting the marker of a drain", failure))

@@ -335,9 +335,9 @@ mod tests {
         ];
         for error in all {
             let causes = std::iter::successors(Some(&*error), |error| error.source());
-            let said: Vec<String> = causes.map(ToString::to_string).collect();
+            let messages: Vec<String> = causes.map(ToString::to_string).collect();
             assert_eq!(
-                said,
+                messages,
                 ["connecting to 192.0.2.1:7471 failed while sending the connect request: timed out"]
             );
         }

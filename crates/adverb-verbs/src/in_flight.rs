@@ -45,18 +45,18 @@ pub(super) struct Posting {
 /// Makes requests signaled often enough that the queue can't fill with unsignaled ones.
 pub(super) struct Signals {
     /// How many requests since the last one that asks for a completion.
-    without: u32,
+    unsignaled_count: u32,
     /// How many may go without: if half the queue did, it could fill with requests that never leave it.
-    most: u32,
+    max_unsignaled: u32,
 }
 
 impl Signals {
     /// Returns the flags of the next request, signaled if it must be.
     #[inline]
     pub(super) fn set(&mut self, flags: SendFlags) -> SendFlags {
-        let must = flags.contains(SendFlags::SIGNALED) || self.without >= self.most;
-        self.without = if must { 0 } else { self.without + 1 };
-        if must { flags | SendFlags::SIGNALED } else { flags }
+        let is_signaled = flags.contains(SendFlags::SIGNALED) || self.unsignaled_count >= self.max_unsignaled;
+        self.unsignaled_count = if is_signaled { 0 } else { self.unsignaled_count + 1 };
+        if is_signaled { flags | SendFlags::SIGNALED } else { flags }
     }
 }
 
@@ -93,7 +93,7 @@ pub(super) fn queue(depth: u32, id_base: u64, kind: Queue, recorder: QueueRecord
     let (producer, consumer) = ring(depth);
     let posting = Posting {
         ring: producer,
-        signals: Signals { without: 0, most: (depth / 2).saturating_sub(1) },
+        signals: Signals { unsignaled_count: 0, max_unsignaled: (depth / 2).saturating_sub(1) },
         id_base,
         stats: PostingStats::default(),
         scratch: Scratch::default(),
@@ -167,10 +167,14 @@ impl Completing {
     /// Completes the oldest request if the completion belongs to it and reports success, the usual case. Returns
     /// whether it did.
     #[inline(always)]
-    pub(super) fn complete_usual(&mut self, completion: &RawCompletion, out: &mut Vec<Completion>) -> bool {
+    pub(super) fn complete_oldest_success(
+        &mut self,
+        completion: &RawCompletion,
+        out: &mut Vec<Completion>,
+    ) -> bool {
         let expected = self.id_base | u64::from(self.ring.oldest());
         let RawOutcome { status, flags, length, .. } = completion.outcome;
-        if completion.wr_id != expected || status | (flags & flag::UNUSUAL) != 0 {
+        if completion.wr_id != expected || status | (flags & flag::SLOW_PATH) != 0 {
             return false;
         }
         let outstanding = self.ring.pop_into(out, |InFlight { payload, tag, recipient, .. }| {
@@ -252,7 +256,7 @@ impl Completing {
     pub(super) fn retract(&mut self, posting: &mut Posting) -> Option<InFlight> {
         posting.stats.posted -= 1;
         // It may have been the one that was to be signalled: the next will be.
-        posting.signals.without = posting.signals.most;
+        posting.signals.unsignaled_count = posting.signals.max_unsignaled;
         self.ring.retract(&mut posting.ring)
     }
 
@@ -293,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_come_back_once_each_and_in_order_whatever_happens() {
+    fn every_request_is_returned_once_and_in_order() {
         // A random walk that is the same every time, beside a model of it.
         let mut random = 1u64;
         let mut choose = move |count: u64| {
@@ -341,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_that_were_not_posted_are_refused() {
+    fn completions_of_unknown_positions_are_rejected() {
         let (mut posting, mut completing) = new_queue(DEPTH);
         posting.push(request(1));
         let mut out = Vec::new();

@@ -114,7 +114,7 @@ pub fn error_event(queue_pair: &QueuePair) -> Option<DeviceEvent> {
 ///
 /// Returns [`Error::Verb`](crate::Error::Verb) if the operation fails.
 pub fn register_again(region: &MemoryRegion, domain: &ProtectionDomain) -> Result<MemoryRegion> {
-    region.again_in(domain)
+    region.reregister_in(domain)
 }
 
 /// Takes back a buffer that was registered as a region, which revokes the region's access rights. Returns `None` if

@@ -98,7 +98,7 @@ enum Phase {
     /// An invalidation may be in flight.
     Invalidating,
     /// Deallocated.
-    Gone,
+    Freed,
 }
 
 impl ProtectionDomain {
@@ -136,7 +136,7 @@ impl MemoryWindow {
 
     /// Whether the window can be bound, now or after it is invalidated. An unusable window gives no access.
     pub fn is_usable(&self) -> bool {
-        self.shared.lock().phase != Phase::Gone
+        self.shared.lock().phase != Phase::Freed
     }
 
     /// Returns the protection domain that the window belongs to.
@@ -146,15 +146,15 @@ impl MemoryWindow {
 
     /// Adds the data of the request at `index`, which has this window, to the list beyond the plain form.
     #[cold]
-    pub(super) fn lower(&self, operation: &SendOperation, list: &mut SendList, index: usize) {
+    pub(super) fn encode_bind(&self, operation: &SendOperation, list: &mut SendList, index: usize) {
         if let (SendOperation::BindWindow(bind), Some(slice)) = (operation, &self.slice) {
             list.bind(index, &self.shared.backend, slice.registration(), bind);
         }
     }
 
     /// Releases the memory if the window no longer gives access to it.
-    fn tidy(&mut self) {
-        if matches!(self.shared.lock().phase, Phase::Free | Phase::Gone) {
+    fn release_slice(&mut self) {
+        if matches!(self.shared.lock().phase, Phase::Free | Phase::Freed) {
             self.slice = None;
         }
     }
@@ -162,7 +162,7 @@ impl MemoryWindow {
 
 impl Drop for MemoryWindow {
     fn drop(&mut self) {
-        if !self.shared.domain.device().is_ours() {
+        if !self.shared.domain.device().is_owned() {
             return;
         }
         // Before the region: one that is shown can't be deregistered.
@@ -242,15 +242,15 @@ impl Completion {
     /// Returns the window of a bind or an invalidation. If the request failed, the window isn't
     /// [usable](MemoryWindow::is_usable).
     pub fn into_window(self) -> Option<MemoryWindow> {
-        self.settle();
+        self.update_window();
         window_of(self.payload)
     }
 
     /// Updates the state of the request's window, if it has one, by the outcome of the request.
     #[inline]
-    pub(super) fn settle(&self) {
+    pub(super) fn update_window(&self) {
         if let Payload::Window(window) = &self.payload {
-            window.shared.settle(&self.outcome);
+            window.shared.update_window(&self.outcome);
         }
     }
 }
@@ -258,7 +258,7 @@ impl Completion {
 fn window_of(payload: Payload) -> Option<MemoryWindow> {
     match payload {
         Payload::Window(mut window) => {
-            window.tidy();
+            window.release_slice();
             Some(window)
         }
         _ => None,
@@ -270,12 +270,12 @@ impl QueuePair {
     /// window is in flight. The caller holds the lock of the send queue, so the queue pair isn't reset meanwhile.
     #[cold]
     pub(super) fn check_window(&self, request: &SendRequest, window: &MemoryWindow) -> Result<()> {
-        let refuse = |reason: &'static str| Err(Error::InvalidRequest { reason: reason.into() });
+        let reject = |reason: &'static str| Err(Error::InvalidRequest { reason: reason.into() });
         if self.transport != Transport::Rc || request.recipient.is_some() {
-            return refuse("memory windows require an RC queue pair");
+            return reject("memory windows require an RC queue pair");
         }
         if request.flags.contains(SendFlags::INLINE) {
-            return refuse("only SEND and WRITE can be inline");
+            return reject("only SEND and WRITE can be inline");
         }
         let shared = &window.shared;
         if shared.domain != self.domain {
@@ -283,21 +283,21 @@ impl QueuePair {
         }
         let mut state = shared.lock();
         match request.operation {
-            _ if state.phase == Phase::Gone => refuse(
+            _ if state.phase == Phase::Freed => reject(
                 "the memory window was freed: one of its requests failed, or its queue pair was reset or destroyed",
             ),
             SendOperation::BindWindow(bind) => {
                 if state.phase.is_bound() {
-                    return refuse("the memory window is already bound: invalidate it first");
+                    return reject("the memory window is already bound: invalidate it first");
                 }
                 let Some(slice) = &window.slice else {
-                    return refuse("the bind request has no memory slice");
+                    return reject("the bind request has no memory slice");
                 };
                 if *slice.domain() != self.domain {
                     return Err(self.domain.foreign("memory", slice.domain(), self.name()));
                 }
                 if let Some(reason) = flaw(slice, bind.access) {
-                    return refuse(reason);
+                    return reject(reason);
                 }
                 shared.unregister(&mut state);
                 *state = State { phase: Phase::Binding, rkey: bind.rkey, queue_pair: Some(self.qpn()) };
@@ -307,15 +307,15 @@ impl QueuePair {
             SendOperation::LocalInvalidate(rkey) => {
                 // Checked here and not by the device: soft-RoCE (rxe_do_invalidate_mw) follows a null pointer.
                 if !state.phase.is_bound() || state.rkey != rkey {
-                    return refuse("the memory window is not bound");
+                    return reject("the memory window is not bound");
                 }
                 if state.queue_pair != Some(self.qpn()) {
-                    return refuse("the memory window was bound on another queue pair: invalidate it there");
+                    return reject("the memory window was bound on another queue pair: invalidate it there");
                 }
                 state.phase = Phase::Invalidating;
                 Ok(())
             }
-            _ => refuse("a memory window can only be bound or invalidated"),
+            _ => reject("a memory window can only be bound or invalidated"),
         }
     }
 
@@ -324,7 +324,7 @@ impl QueuePair {
     /// A device may refuse to destroy a queue pair with windows (soft-RoCE warns), and a queue pair that is reset may
     /// be connected to another peer next.
     pub(super) fn free_windows(&self) {
-        if self.backend.is_gone() {
+        if self.backend.is_destroyed() {
             // Its number may be another's by now.
             return;
         }
@@ -357,16 +357,16 @@ fn flaw(slice: &RegionSlice, access: Access) -> Option<&'static str> {
 
 impl Shared {
     /// Records the outcome of a request, once: afterwards the phase is one without a request in flight.
-    fn settle(&self, outcome: &RawOutcome) {
+    fn update_window(&self, outcome: &RawOutcome) {
         let mut state = self.lock();
         match (state.phase, outcome.status, outcome.opcode) {
             // Also if the request was another's, which some user's ingenuity may lead to: this is always safe.
             (_, 1.., _) => self.free(&mut state),
             (Phase::Binding, 0, opcode::BIND_WINDOW) => {
-                self.backend.has_rkey(state.rkey);
+                self.backend.set_rkey(state.rkey);
                 state.phase = Phase::Bound;
             }
-            (Phase::Free, 0, opcode::BIND_WINDOW) => self.backend.has_rkey(state.rkey),
+            (Phase::Free, 0, opcode::BIND_WINDOW) => self.backend.set_rkey(state.rkey),
             (Phase::Invalidating, 0, opcode::LOCAL_INVALIDATE) => {
                 self.unregister(&mut state);
                 state.phase = Phase::Free;
@@ -379,7 +379,7 @@ impl Shared {
     /// this one.
     fn invalidated(&self, rkey: u32) {
         let mut state = self.lock();
-        if state.rkey == rkey && state.phase != Phase::Gone {
+        if state.rkey == rkey && state.phase != Phase::Freed {
             self.unregister(&mut state);
             state.phase = Phase::Free;
         }
@@ -388,10 +388,10 @@ impl Shared {
     /// Deallocates the window, which ends all access.
     fn free(&self, state: &mut State) {
         self.unregister(state);
-        if state.phase == Phase::Gone {
+        if state.phase == Phase::Freed {
             return;
         }
-        state.phase = Phase::Gone;
+        state.phase = Phase::Freed;
         if let Err(error) = self.backend.free() {
             // Its region notices too, and then keeps its memory for good.
             contained(|| tracing::error!(%error, "freeing a memory window failed"));
@@ -426,7 +426,7 @@ struct Lists {
 impl Windows {
     /// Records an invalidation if the outcome is that of a receive whose sender invalidated a key.
     #[cold]
-    pub(super) fn look_at(&self, outcome: &RawOutcome) {
+    pub(super) fn handle_invalidation(&self, outcome: &RawOutcome) {
         // Of a failure no such thing is known.
         if outcome.status == 0 && outcome.opcode == opcode::RECV && outcome.flags & flag::INVALIDATED != 0 {
             let window = self.lock().by_key.get(&outcome.immediate).cloned();

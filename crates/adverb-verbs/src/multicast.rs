@@ -111,16 +111,16 @@ impl QueuePair {
     }
 
     fn attach(&self, group: Gid, lid: u16, ip: Option<UdpSocket>) -> Result<()> {
-        let refuse = |reason: String| Err(Error::InvalidRequest { reason: reason.into() });
+        let reject = |reason: String| Err(Error::InvalidRequest { reason: reason.into() });
         if self.transport != Transport::Ud {
-            return refuse("only UD queue pairs can join a multicast group".to_owned());
+            return reject("only UD queue pairs can join a multicast group".to_owned());
         }
         if !group.is_multicast() {
-            return refuse(format!("{} is not a multicast address", group.ip()));
+            return reject(format!("{} is not a multicast address", group.ip()));
         }
         let mut members = self.memberships.lock();
         if members.iter().any(|member| member.group == group && member.lid == lid) {
-            return refuse(format!(
+            return reject(format!(
                 "the queue pair is already a member of the multicast group {}",
                 group.ip()
             ));
@@ -139,14 +139,14 @@ impl QueuePair {
                 hint: "join the group at the subnet manager, and call `attach_multicast` with the GID and LID it returns".into(),
             });
         }
-        let refuse = |reason: String| Err(Error::InvalidRequest { reason: reason.into() });
+        let reject = |reason: String| Err(Error::InvalidRequest { reason: reason.into() });
         if !group.is_multicast() {
-            return refuse(format!("{group} is not a multicast address"));
+            return reject(format!("{group} is not a multicast address"));
         }
-        let ours = self.gid.gid.udp_addr().ip();
-        if group.is_ipv4() != ours.is_ipv4() {
-            return refuse(format!(
-                "the multicast group {group} and the queue pair's address {ours} have different IP versions: create the \
+        let local = self.gid.gid.udp_addr().ip();
+        if group.is_ipv4() != local.is_ipv4() {
+            return reject(format!(
+                "the multicast group {group} and the queue pair's address {local} have different IP versions: create the \
                  queue pair with an `address` of the group's version"
             ));
         }
@@ -176,9 +176,9 @@ impl Memberships {
 /// Joins a group as far as IP goes, on the network interface of a GID.
 fn join_ip(group: IpAddr, gid: &GidEntry, netdev: &str) -> std::io::Result<UdpSocket> {
     match (group, gid.gid.udp_addr().ip()) {
-        (IpAddr::V4(group), IpAddr::V4(ours)) => {
+        (IpAddr::V4(group), IpAddr::V4(local)) => {
             let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-            socket.join_multicast_v4(&group, &ours)?;
+            socket.join_multicast_v4(&group, &local)?;
             Ok(socket)
         }
         (IpAddr::V6(group), _) => {

@@ -146,15 +146,16 @@ impl CompletionQueue {
         };
         let (reader, writer) = io::pipe().map_err(failed)?;
         let waker = Arc::new(Waker { is_asleep: AtomicBool::new(false), reader, writer });
-        let seat = self.waker_cell().take(&waker, self)?;
-        let shared = Arc::new(Shared { waker, is_told: AtomicBool::new(false), counts: Counts::default() });
+        let slot = self.waker_cell().register(&waker, self)?;
+        let shared =
+            Arc::new(Shared { waker, is_stopping: AtomicBool::new(false), counts: Counts::default() });
         let worker = Worker {
             pace: Pace::new(options.spin),
             shared: Arc::clone(&shared),
             handler,
             batch: Vec::new(),
             last_panic: None,
-            seat,
+            slot,
         };
         let thread = std::thread::Builder::new()
             .name(options.name.clone())
@@ -174,16 +175,16 @@ impl<H> Poller<H> {
     /// exit; the poller stops nevertheless. Returns the same error in a forked child, where the call has no effect
     /// because the thread belongs to the parent process.
     pub fn stop(mut self) -> Result<PollerExit<H>> {
-        let refuse = |reason: &'static str| Err(Error::InvalidRequest { reason: reason.into() });
+        let reject = |reason: &'static str| Err(Error::InvalidRequest { reason: reason.into() });
         if self.owner != std::process::id() {
-            return refuse(
+            return reject(
                 "a poller can be stopped only by the process that started it, not by a forked child",
             );
         }
         let Some(thread) = self.thread.take_if(|thread| !is_current(thread)) else {
-            return refuse("a handler cannot stop its own poller: drop the poller instead");
+            return reject("a handler cannot stop its own poller: drop the poller instead");
         };
-        self.shared.tell();
+        self.shared.request_stop();
         // The thread catches the handler's panics: this one is the library's own.
         Ok(thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
     }
@@ -207,7 +208,7 @@ impl<H> Drop for Poller<H> {
             std::mem::forget(thread);
             return;
         }
-        self.shared.tell();
+        self.shared.request_stop();
         // A handler that drops its own poller can't wait for it.
         if !is_current(&thread) {
             drop(thread.join());
@@ -229,18 +230,18 @@ impl<H> fmt::Debug for Poller<H> {
 struct Shared {
     waker: Arc<Waker>,
     /// Whether the thread has been told to stop.
-    is_told: AtomicBool,
+    is_stopping: AtomicBool,
     counts: Counts,
 }
 
 impl Shared {
-    fn tell(&self) {
-        self.is_told.store(true, Ordering::SeqCst);
+    fn request_stop(&self) {
+        self.is_stopping.store(true, Ordering::SeqCst);
         self.waker.wake();
     }
 
-    fn is_told(&self) -> bool {
-        self.is_told.load(Ordering::SeqCst)
+    fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::SeqCst)
     }
 }
 
@@ -294,21 +295,21 @@ impl WakerCell {
         }
     }
 
-    fn take(&self, waker: &Arc<Waker>, queue: &CompletionQueue) -> Result<Seat> {
+    fn register(&self, waker: &Arc<Waker>, queue: &CompletionQueue) -> Result<PollerSlot> {
         let mut cell = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if cell.is_some() {
             let reason = "the completion queue already has a poller: stop it first";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         *cell = Some(Arc::clone(waker));
-        Ok(Seat(queue.clone()))
+        Ok(PollerSlot(queue.clone()))
     }
 }
 
 /// The registration of a queue's only poller, until it is dropped.
-struct Seat(CompletionQueue);
+struct PollerSlot(CompletionQueue);
 
-impl Drop for Seat {
+impl Drop for PollerSlot {
     fn drop(&mut self) {
         *self.0.waker_cell().0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -321,7 +322,7 @@ struct Worker<H> {
     handler: H,
     batch: Vec<Completion>,
     last_panic: Option<String>,
-    seat: Seat,
+    slot: PollerSlot,
 }
 
 impl<H: FnMut(Completion)> Worker<H> {
@@ -338,9 +339,9 @@ impl<H: FnMut(Completion)> Worker<H> {
     fn work(&mut self) -> Result<()> {
         loop {
             // Loaded before polling, so that the last poll finds all that completed before `stop`.
-            let is_told = self.shared.is_told();
+            let is_stopping = self.shared.is_stopping();
             let count = self.poll()?;
-            if is_told {
+            if is_stopping {
                 return Ok(());
             }
             if count > 0 {
@@ -355,7 +356,7 @@ impl<H: FnMut(Completion)> Worker<H> {
 
     /// Polls, calls the handler with each completion, and returns their number.
     fn poll(&mut self) -> Result<usize> {
-        let polled = self.seat.0.poll(&mut self.batch);
+        let polled = self.slot.0.poll(&mut self.batch);
         let count = self.batch.len();
         // Includes completions that were polled before an error.
         for completion in self.batch.drain(..) {
@@ -376,7 +377,7 @@ impl<H: FnMut(Completion)> Worker<H> {
     /// Sleeps until completions may be available. Returns the number of completions that arrived before it could
     /// sleep.
     fn sleep(&mut self) -> Result<usize> {
-        let queue = self.seat.0.clone();
+        let queue = self.slot.0.clone();
         let waker = Arc::clone(&self.shared.waker);
         waker.is_asleep.store(true, Ordering::SeqCst);
         if queue.event_fd().is_some() {
@@ -385,7 +386,7 @@ impl<H: FnMut(Completion)> Worker<H> {
         // A completion that arrived before arming raises no event, and one that another thread fetched before
         // `is_asleep` was set doesn't wake this one: poll again.
         let count = self.poll()?;
-        if count == 0 && !self.shared.is_told() {
+        if count == 0 && !self.shared.is_stopping() {
             self.shared.counts.sleeps.fetch_add(1, Ordering::Relaxed);
             let pause = if queue.event_fd().is_some() { None } else { Some(self.pace.pause()) };
             let waited = backend::wait_either(waker.reader.as_fd(), queue.event_fd(), pause);
@@ -424,7 +425,7 @@ fn message_of(panic: Box<dyn Any + Send>) -> String {
 
 /// Decides between spinning and sleeping.
 struct Pace {
-    most: Duration,
+    max: Duration,
     /// The current time to spin, adapted to its success.
     spin: Duration,
     /// The time of the last completion since the last sleep.
@@ -437,11 +438,11 @@ impl Pace {
     const MIN_PAUSE: Duration = Duration::from_micros(20);
     const MAX_PAUSE: Duration = Duration::from_millis(1);
 
-    fn new(most: Duration) -> Pace {
+    fn new(max: Duration) -> Pace {
         // On a single core, spinning only delays the thread that produces the completion.
-        let is_alone = std::thread::available_parallelism().is_ok_and(|count| count.get() == 1);
-        let most = if is_alone { Duration::ZERO } else { most };
-        Pace { most, spin: most, found: None, slept: None, pause: Self::MIN_PAUSE }
+        let has_one_core = std::thread::available_parallelism().is_ok_and(|count| count.get() == 1);
+        let max = if has_one_core { Duration::ZERO } else { max };
+        Pace { max, spin: max, found: None, slept: None, pause: Self::MIN_PAUSE }
     }
 
     /// Records a completion.
@@ -449,8 +450,8 @@ impl Pace {
         let now = Instant::now();
         if let Some(slept) = self.slept.take() {
             // Spin if that would have found the completion; otherwise spin for half as long next time.
-            let soon = now.saturating_duration_since(slept) < self.most;
-            self.spin = if soon { self.most } else { self.spin / 2 };
+            let soon = now.saturating_duration_since(slept) < self.max;
+            self.spin = if soon { self.max } else { self.spin / 2 };
         }
         self.found = Some(now);
         self.pause = Self::MIN_PAUSE;
@@ -487,22 +488,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spinning_is_given_up_where_it_is_in_vain_and_taken_up_where_it_pays() {
-        let most = Duration::from_millis(200);
-        let mut pace = Pace { most, spin: most, found: None, slept: None, pause: Pace::MIN_PAUSE };
+    fn the_spin_time_adapts_to_its_success() {
+        let max = Duration::from_millis(200);
+        let mut pace = Pace { max, spin: max, found: None, slept: None, pause: Pace::MIN_PAUSE };
         assert!(!pace.is_spinning(), "nothing was found yet");
         pace.found();
         assert!(pace.is_spinning());
-        pace.slept = Instant::now().checked_sub(most * 2);
+        pace.slept = Instant::now().checked_sub(max * 2);
         pace.found();
-        assert_eq!(pace.spin, most / 2);
+        assert_eq!(pace.spin, max / 2);
         pace.slept = Some(Instant::now());
         pace.found();
-        assert_eq!(pace.spin, most);
+        assert_eq!(pace.spin, max);
     }
 
     #[test]
-    fn pauses_grow_to_a_limit_and_shrink_when_there_is_work() {
+    fn pauses_grow_to_a_limit_and_a_completion_resets_them() {
         let mut pace = Pace::new(Duration::ZERO);
         let pauses: Vec<Duration> = (0..8).map(|_| pace.pause()).collect();
         assert!(pauses.is_sorted());
@@ -513,10 +514,10 @@ mod tests {
     }
 
     #[test]
-    fn panics_say_what_they_said() {
-        let said = |f: fn()| message_of(catch_unwind(f).unwrap_err());
+    fn the_message_of_a_panic_is_returned() {
+        let message = |f: fn()| message_of(catch_unwind(f).unwrap_err());
         let messages =
-            [said(|| panic!("plain")), said(|| panic!("{}", 7)), said(|| std::panic::panic_any(7))];
+            [message(|| panic!("plain")), message(|| panic!("{}", 7)), message(|| std::panic::panic_any(7))];
         assert_eq!(messages, ["plain", "7", "(no message)"]);
     }
 }

@@ -27,21 +27,21 @@ pub(super) struct Scratch {
 }
 
 /// The error of posting a request that borrows its memory.
-pub(super) struct LentError {
+pub(super) struct BorrowedPostError {
     pub(super) error: Error,
     /// The request, if the device may have accepted it nevertheless.
     pub(super) posted: Option<RequestId>,
 }
 
-impl LentError {
-    fn new<R>(PostError { error, requests }: PostError<R>, id: RequestId) -> LentError {
-        LentError { error, posted: requests.is_empty().then_some(id) }
+impl BorrowedPostError {
+    fn new<R>(PostError { error, requests }: PostError<R>, id: RequestId) -> BorrowedPostError {
+        BorrowedPostError { error, posted: requests.is_empty().then_some(id) }
     }
 }
 
-impl From<Error> for LentError {
-    fn from(error: Error) -> LentError {
-        LentError { error, posted: None }
+impl From<Error> for BorrowedPostError {
+    fn from(error: Error) -> BorrowedPostError {
+        BorrowedPostError { error, posted: None }
     }
 }
 
@@ -54,7 +54,7 @@ struct Batch {
     in_flight: Vec<InFlight>,
     /// The requests off the fast path, and their indices. They are checked in detail, and added to the list, under
     /// the queue's lock.
-    unusual: Vec<(usize, SendRequest)>,
+    slow: Vec<(usize, SendRequest)>,
 }
 
 impl QueuePair {
@@ -93,7 +93,7 @@ impl QueuePair {
                     drop(queue);
                     Ok(RequestId(wr_id))
                 }
-                Err(failure) => Err(self.send_refused(queue, failure)),
+                Err(failure) => Err(self.send_rejected(queue, failure)),
             };
         }
         let (payload, recipient) = (ManuallyDrop::into_inner(payload), ManuallyDrop::into_inner(recipient));
@@ -132,7 +132,7 @@ impl QueuePair {
             let Some(segment) = self.fast_path_segment(operation, flags, &payload, &recipient) else {
                 let (payload, recipient) =
                     (ManuallyDrop::into_inner(payload), ManuallyDrop::into_inner(recipient));
-                batch.add_unusual(SendRequest { operation, flags, payload, tag, recipient });
+                batch.add_slow(SendRequest { operation, flags, payload, tag, recipient });
                 continue;
             };
             let (segments, destination) = (&[segment], None);
@@ -151,7 +151,7 @@ impl QueuePair {
         request: SendRequest,
     ) -> Result<RequestId, PostError<SendRequest>> {
         let mut batch = std::mem::take(&mut queue.scratch.batch);
-        batch.add_unusual(request);
+        batch.add_slow(request);
         let id = RequestId(queue.id(0));
         self.post_batch(queue, batch).map(|_| id)
     }
@@ -166,14 +166,14 @@ impl QueuePair {
         let count = u32::try_from(batch.list.len()).unwrap_or(u32::MAX);
         let checked = self
             .check_send_queue(queue, count)
-            .and_then(|()| batch.unusual.iter().try_for_each(|(_, request)| self.check_send(request)));
+            .and_then(|()| batch.slow.iter().try_for_each(|(_, request)| self.check_send(request)));
         if let Err(error) = checked {
             let in_flight = std::mem::take(&mut batch.in_flight);
             return Err(PostError { error, requests: batch.into_requests(0, in_flight) });
         }
-        if !batch.unusual.is_empty() {
-            batch.lower_unusual(&mut queue.scratch.segments);
-            if batch.unusual.iter().any(|(_, request)| request.is_extended()) {
+        if !batch.slow.is_empty() {
+            batch.encode_slow(&mut queue.scratch.segments);
+            if batch.slow.iter().any(|(_, request)| request.is_extended()) {
                 return self.post_checked_batch(queue, batch, count, backend::QueuePair::post_extended_sends);
             }
         }
@@ -199,7 +199,7 @@ impl QueuePair {
         let recorded_at = queue.recorder.time();
         let posted = post(&self.backend, &mut batch.list);
         if let Some(time) = recorded_at {
-            let left = posted.as_ref().err().map_or(0, |failure| failure.left_of(batch.list.len()));
+            let left = posted.as_ref().err().map_or(0, |failure| failure.unposted_count(batch.list.len()));
             self.record_sends(&mut queue.recorder, time, &batch.list, batch.list.len() - left);
         }
         match posted {
@@ -208,7 +208,7 @@ impl QueuePair {
                 queue.scratch.batch = batch;
                 Ok(ids)
             }
-            Err(failure) => Err(self.batch_refused(queue, failure, batch)),
+            Err(failure) => Err(self.batch_rejected(queue, failure, batch)),
         }
     }
 
@@ -224,17 +224,17 @@ impl QueuePair {
     pub fn post_recv(&self, request: impl Into<RecvRequest>) -> Result<RequestId, PostError<RecvRequest>> {
         let mut request = request.into();
         let Some(own) = self.recv.own() else {
-            return Err(PostError { error: shared_elsewhere(), requests: vec![request] });
+            return Err(PostError { error: uses_shared_queue(), requests: vec![request] });
         };
         let mut queue = own.lock();
         if let Err(error) = self.check_recv_queue(&mut queue, 1).and_then(|()| self.check_recv(&request)) {
             return Err(PostError { error, requests: vec![request] });
         }
         queue.scratch.recv_list.clear();
-        let id = take_in_recv(&mut queue, &mut request);
+        let id = add_recv(&mut queue, &mut request);
         match self.post_recv_list(&mut queue) {
             Ok(()) => Ok(id),
-            Err(failure) => Err(self.recvs_refused(own, &mut queue, failure, vec![request])),
+            Err(failure) => Err(self.recvs_rejected(own, &mut queue, failure, vec![request])),
         }
     }
 
@@ -251,7 +251,7 @@ impl QueuePair {
     ) -> Result<RequestIds, PostError<RecvRequest>> {
         let Some(own) = self.recv.own() else {
             let requests = requests.into_iter().map(Into::into).collect();
-            return Err(PostError { error: shared_elsewhere(), requests });
+            return Err(PostError { error: uses_shared_queue(), requests });
         };
         // No lock is held here: the iterator is the caller's code and may itself poll or post.
         let mut recvs = std::mem::take(&mut own.lock().scratch.recvs);
@@ -268,7 +268,7 @@ impl QueuePair {
         let ids = RequestIds::new(&queue, count);
         queue.scratch.recv_list.clear();
         for request in &mut recvs {
-            take_in_recv(&mut queue, request);
+            add_recv(&mut queue, request);
         }
         match self.post_recv_list(&mut queue) {
             Ok(()) => {
@@ -276,18 +276,18 @@ impl QueuePair {
                 queue.scratch.recvs = recvs;
                 Ok(ids)
             }
-            Err(failure) => Err(self.recvs_refused(own, &mut queue, failure, recvs)),
+            Err(failure) => Err(self.recvs_rejected(own, &mut queue, failure, recvs)),
         }
     }
 
     /// Posts a send request that borrows its memory.
-    pub(super) fn post_lent_send(
+    pub(super) fn post_borrowed_send(
         &self,
         operation: SendOperation,
         flags: SendFlags,
         buffer: &Buffer,
-    ) -> Result<RequestId, LentError> {
-        self.check_lent(buffer)?;
+    ) -> Result<RequestId, BorrowedPostError> {
+        self.check_borrowed(buffer)?;
         let segment = buffer.segment();
         if let (Transport::Ud, _) | (Transport::Uc, SendOperation::Read(_)) = (self.transport, operation) {
             let reason = "requests in a scope require a connected queue pair, and READ requires RC";
@@ -306,18 +306,18 @@ impl QueuePair {
         let id = RequestId(queue.id(0));
         match self.post_batch(queue, batch) {
             Ok(_) => Ok(id),
-            Err(error) => Err(LentError::new(error, id)),
+            Err(error) => Err(BorrowedPostError::new(error, id)),
         }
     }
 
     /// Posts a receive request that borrows its memory.
-    pub(super) fn post_lent_recv(&self, buffer: &Buffer) -> Result<RequestId, LentError> {
-        self.check_lent(buffer)?;
+    pub(super) fn post_borrowed_recv(&self, buffer: &Buffer) -> Result<RequestId, BorrowedPostError> {
+        self.check_borrowed(buffer)?;
         if self.transport == Transport::Ud {
             let reason = "requests in a scope require a connected queue pair";
             return Err(Error::InvalidRequest { reason: reason.into() }.into());
         }
-        let own = self.recv.own().ok_or_else(shared_elsewhere)?;
+        let own = self.recv.own().ok_or_else(uses_shared_queue)?;
         let mut queue = own.lock();
         self.check_recv_queue(&mut queue, 1)?;
         let wr_id = queue.id(0);
@@ -327,9 +327,9 @@ impl QueuePair {
         match self.post_recv_list(&mut queue) {
             Ok(()) => Ok(RequestId(wr_id)),
             Err(failure) => {
-                let refused = vec![RecvRequest { payload: Payload::Empty, tag: 0 }];
-                let error = self.recvs_refused(own, &mut queue, failure, refused);
-                Err(LentError::new(error, RequestId(wr_id)))
+                let rejected = vec![RecvRequest { payload: Payload::Empty, tag: 0 }];
+                let error = self.recvs_rejected(own, &mut queue, failure, rejected);
+                Err(BorrowedPostError::new(error, RequestId(wr_id)))
             }
         }
     }
@@ -342,14 +342,14 @@ impl QueuePair {
         let list = &mut queue.scratch.recv_list;
         let posted = self.backend.post_recvs(list);
         if let Some(time) = recorded_at {
-            let left = posted.as_ref().err().map_or(0, |failure| failure.left_of(list.len()));
+            let left = posted.as_ref().err().map_or(0, |failure| failure.unposted_count(list.len()));
             self.record_recvs(&mut queue.recorder, time, list, list.len() - left);
         }
         posted
     }
 
     /// Checks that a borrowed buffer belongs to the queue pair's domain.
-    fn check_lent(&self, buffer: &Buffer) -> Result<()> {
+    fn check_borrowed(&self, buffer: &Buffer) -> Result<()> {
         if *buffer.domain() == self.domain {
             return Ok(());
         }
@@ -469,8 +469,8 @@ impl QueuePair {
                     return Some("a UD send request requires a destination: call `destination`");
                 };
                 // A device's own part of the library would take another's handle for one of its own.
-                let ours = recipient.address_handle.backend().is_of(self.domain.backend());
-                (!ours).then_some(
+                let is_own = recipient.address_handle.backend().is_of(self.domain.backend());
+                (!is_own).then_some(
                     "the destination belongs to another protection domain: create it with this queue pair",
                 )
             }
@@ -516,10 +516,10 @@ impl QueuePair {
         self.domain.check_payload(&request.payload, || self.name())?;
         // A datagram that doesn't fit makes some devices fail the whole queue pair (rxe does), and any peer can send
         // one.
-        let least = GRH_LEN + usize::from(self.port.active_mtu.bytes());
-        if self.transport == Transport::Ud && request.payload.len() < least {
+        let min_len = GRH_LEN + usize::from(self.port.active_mtu.bytes());
+        if self.transport == Transport::Ud && request.payload.len() < min_len {
             let reason = format!(
-                "a UD receive request requires at least {least} bytes: 40 for the GRH, and the port's MTU"
+                "a UD receive request requires at least {min_len} bytes: 40 for the GRH, and the port's MTU"
             );
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
@@ -528,13 +528,13 @@ impl QueuePair {
 
     /// Returns the error of a request on the fast path that the device rejected.
     #[cold]
-    fn send_refused(
+    fn send_rejected(
         &self,
         mut queue: MutexGuard<'_, Posting>,
         failure: PostFailure,
     ) -> PostError<SendRequest> {
-        let left = self.send.retract(&mut queue, failure.left_of(1));
-        let (operation, flags) = queue.scratch.send.raise();
+        let left = self.send.retract(&mut queue, failure.unposted_count(1));
+        let (operation, flags) = queue.scratch.send.decode();
         let requests = left.into_iter().map(|InFlight { payload, tag, .. }| SendRequest {
             operation,
             flags,
@@ -548,13 +548,13 @@ impl QueuePair {
 
     /// Returns the error of a batch that the device rejected, entirely or in part.
     #[cold]
-    fn batch_refused(
+    fn batch_rejected(
         &self,
         queue: &mut Posting,
         failure: PostFailure,
         batch: Batch,
     ) -> PostError<SendRequest> {
-        let left = failure.left_of(batch.list.len());
+        let left = failure.unposted_count(batch.list.len());
         let posted = batch.list.len() - left;
         let requests = batch.into_requests(posted, self.send.retract(queue, left));
         PostError { error: self.not_posted("posting send requests", failure), requests }
@@ -562,14 +562,14 @@ impl QueuePair {
 
     /// Returns the error of receive requests that the device rejected, entirely or in part.
     #[cold]
-    fn recvs_refused(
+    fn recvs_rejected(
         &self,
         own: &Attached,
         queue: &mut Posting,
         failure: PostFailure,
         mut requests: Vec<RecvRequest>,
     ) -> PostError<RecvRequest> {
-        let left = failure.left_of(requests.len());
+        let left = failure.unposted_count(requests.len());
         let mut rest = requests.split_off(requests.len() - left);
         for (request, in_flight) in rest.iter_mut().zip(own.retract(queue, left)) {
             request.payload = in_flight.payload;
@@ -593,35 +593,35 @@ impl Batch {
     fn clear(&mut self) {
         self.list.clear();
         self.in_flight.clear();
-        self.unusual.clear();
+        self.slow.clear();
     }
 
     /// Adds a request that is off the fast path.
     #[cold]
-    fn add_unusual(&mut self, request: SendRequest) {
-        self.unusual.push((self.list.len(), request));
-        self.list.add_room();
+    fn add_slow(&mut self, request: SendRequest) {
+        self.slow.push((self.list.len(), request));
+        self.list.add_slot();
         self.in_flight.push(InFlight { payload: Payload::Empty, tag: 0, opcode: 0, recipient: None });
     }
 
     /// Adds the checked requests that are off the fast path to the list, and moves their memory.
     #[cold]
-    fn lower_unusual(&mut self, several: &mut Vec<Segment>) {
-        for (index, request) in &mut self.unusual {
+    fn encode_slow(&mut self, segment_buf: &mut Vec<Segment>) {
+        for (index, request) in &mut self.slow {
             let SendRequest { operation, flags, payload, tag, recipient } = request;
-            several.clear();
-            several.extend(payload.segments().iter().map(PayloadSegment::segment));
+            segment_buf.clear();
+            segment_buf.extend(payload.segments().iter().map(PayloadSegment::segment));
             let plain = plain::SendRequest {
                 wr_id: 0,
                 tag: *tag,
                 operation: *operation,
                 flags: *flags,
-                segments: several,
+                segments: segment_buf,
                 destination: recipient.as_ref().map(destination),
             };
             self.list.put(*index, &plain);
             if let Payload::Window(window) = payload {
-                window.lower(operation, &mut self.list, *index);
+                window.encode_bind(operation, &mut self.list, *index);
             }
             self.in_flight[*index] = InFlight {
                 payload: std::mem::take(payload),
@@ -635,8 +635,8 @@ impl Batch {
     /// Returns the requests from index `from` on, with their memory.
     #[cold]
     fn into_requests(mut self, from: usize, in_flight: Vec<InFlight>) -> Vec<SendRequest> {
-        let mut unusual = self.unusual.into_iter().filter(|(index, _)| *index >= from).peekable();
-        let request = |(index, InFlight { payload, tag, .. })| match unusual.next_if(|(at, _)| *at == index) {
+        let mut slow = self.slow.into_iter().filter(|(index, _)| *index >= from).peekable();
+        let request = |(index, InFlight { payload, tag, .. })| match slow.next_if(|(at, _)| *at == index) {
             Some((_, mut request)) => {
                 // It has it still if it wasn't put where it belongs.
                 if matches!(request.payload, Payload::Empty) {
@@ -645,7 +645,7 @@ impl Batch {
                 request
             }
             None => {
-                let (operation, flags) = self.list.raise(index);
+                let (operation, flags) = self.list.decode(index);
                 SendRequest { operation, flags, payload, tag, recipient: None }
             }
         };
@@ -656,10 +656,10 @@ impl Batch {
 /// Adds a request to the list that is posted next, and moves its memory to the queue first, because the completion
 /// may arrive before posting returns.
 #[inline]
-fn take_in_recv(queue: &mut Posting, request: &mut RecvRequest) -> RequestId {
+fn add_recv(queue: &mut Posting, request: &mut RecvRequest) -> RequestId {
     let RecvRequest { payload, tag } = request;
     let wr_id = queue.id(0);
-    let Scratch { recv_list, segments: several, .. } = &mut queue.scratch;
+    let Scratch { recv_list, segments: segment_buf, .. } = &mut queue.scratch;
     let one;
     let segments: &[Segment] = match &*payload {
         Payload::Empty | Payload::Window(_) => &[],
@@ -668,9 +668,9 @@ fn take_in_recv(queue: &mut Posting, request: &mut RecvRequest) -> RequestId {
             &one
         }
         Payload::Many(pieces) => {
-            several.clear();
-            several.extend(pieces.iter().map(PayloadSegment::segment));
-            several
+            segment_buf.clear();
+            segment_buf.extend(pieces.iter().map(PayloadSegment::segment));
+            segment_buf
         }
     };
     recv_list.add(&plain::RecvRequest { wr_id, tag: *tag, segments });
@@ -681,7 +681,7 @@ fn take_in_recv(queue: &mut Posting, request: &mut RecvRequest) -> RequestId {
 
 /// Returns the error of posting a receive to a queue pair that uses a shared receive queue.
 #[cold]
-fn shared_elsewhere() -> Error {
+fn uses_shared_queue() -> Error {
     let reason = "the queue pair uses a shared receive queue: post receive requests there";
     Error::InvalidRequest { reason: reason.into() }
 }

@@ -132,7 +132,7 @@ impl ProtectionDomain {
         self.check_access(access)?;
         check_addresses(offset, iova, len, access)?;
         let registration = self.backend.register_dmabuf(dmabuf.as_fd(), offset, len, iova, access)?;
-        Ok(MemoryRegion::new(Region::elsewhere(self, registration, len, access)))
+        Ok(MemoryRegion::new(Region::of_other_device(self, registration, len, access)))
     }
 
     fn register_as(
@@ -219,24 +219,24 @@ impl ProtectionDomain {
 }
 
 /// Checks the addresses that memory is to have: their offset within a page must be that of the memory itself, at
-/// `place` (`ib_uverbs_reg_mr` in the kernel), and they must not wrap.
-fn check_addresses(place: u64, iova: u64, len: usize, access: Access) -> Result<()> {
+/// `memory_addr` (`ib_uverbs_reg_mr` in the kernel), and they must not wrap.
+fn check_addresses(memory_addr: u64, iova: u64, len: usize, access: Access) -> Result<()> {
     /// The smallest page of any machine; where they are larger the kernel refuses more.
     const PAGE: u64 = 4096;
-    let refuse = |reason: String| Err(Error::InvalidRequest { reason: reason.into() });
+    let reject = |reason: String| Err(Error::InvalidRequest { reason: reason.into() });
     if access.contains(Access::ZERO_BASED) && iova != 0 {
-        return refuse(format!("ZERO_BASED requires the address 0, not {iova:#x}"));
+        return reject(format!("ZERO_BASED requires the address 0, not {iova:#x}"));
     }
-    if place % PAGE != iova % PAGE {
-        return refuse(format!(
+    if memory_addr % PAGE != iova % PAGE {
+        return reject(format!(
             "memory and address must have the same offset within their pages: the memory's is {}, that of {iova:#x} is {}",
-            place % PAGE,
+            memory_addr % PAGE,
             iova % PAGE
         ));
     }
     match iova.checked_add(len as u64) {
         Some(_) => Ok(()),
-        None => refuse(format!("{len} bytes at the address {iova:#x} exceed the address space")),
+        None => reject(format!("{len} bytes at the address {iova:#x} exceed the address space")),
     }
 }
 

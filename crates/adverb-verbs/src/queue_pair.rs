@@ -199,7 +199,7 @@ impl QueuePair {
             });
         }
         let attributes = self.domain.device().attributes();
-        let rd_atomic = |most: u8| options.max_rd_atomic.unwrap_or(most.min(16));
+        let rd_atomic = |max: u8| options.max_rd_atomic.unwrap_or(max.min(16));
         let connection = Connection {
             address: self.address_of(remote.gid, remote.lid, options.traffic),
             qpn: remote.qpn,
@@ -274,8 +274,8 @@ impl QueuePair {
     }
 
     /// Returns the traffic options in effect: the given ones first, then the queue pair's, then the process' default.
-    pub(super) fn traffic(&self, nearer: Traffic) -> Traffic {
-        nearer.or(self.traffic).or(Traffic::process_default())
+    pub(super) fn traffic(&self, specific: Traffic) -> Traffic {
+        specific.or(self.traffic).or(Traffic::process_default())
     }
 
     /// Queries the queue pair's state from the device.
@@ -330,7 +330,7 @@ impl QueuePair {
         self.change(&StateChange::Reset)?;
         let left = self.take_all().into_iter().map(|(_, memory)| memory).collect();
         self.psn.store(random_psn()?.get(), Ordering::Relaxed);
-        self.initialise()?;
+        self.move_to_init()?;
         Ok(left)
     }
 
@@ -343,7 +343,7 @@ impl QueuePair {
     }
 
     /// Moves the queue pair from the reset state to the init state, in which receives may be posted.
-    pub(super) fn initialise(&self) -> Result<()> {
+    pub(super) fn move_to_init(&self) -> Result<()> {
         self.change(&StateChange::Init(Init {
             transport: self.transport,
             port: self.port.number,
@@ -396,18 +396,22 @@ impl QueuePair {
     /// Adds a hint about the addresses to the error of a failed connect.
     fn explain_connect(&self, error: Error, remote: &Endpoint) -> Error {
         let Error::Verb { action, error, .. } = error else { return error };
-        let (ours, theirs) = (self.gid.gid, remote.gid);
-        let hint = if ours.is_link_local() != theirs.is_link_local()
-            || ours.udp_addr().is_ipv4() != theirs.udp_addr().is_ipv4()
+        let (local_gid, remote_gid) = (self.gid.gid, remote.gid);
+        let hint = if local_gid.is_link_local() != remote_gid.is_link_local()
+            || local_gid.udp_addr().is_ipv4() != remote_gid.udp_addr().is_ipv4()
         {
             format!(
-                "use a local address of the same kind as the peer's (`QueuePairBuilder::address`): GID {} of {} is {ours}, \
-                 the peer's is {theirs}",
+                "use a local address of the same kind as the peer's (`QueuePairBuilder::address`): GID {} of {} is {local_gid}, \
+                 the peer's is {remote_gid}",
                 self.gid_index,
                 self.domain.device().name()
             )
         } else {
-            format!("check that a route leads from {} to {}", ours.udp_addr().ip(), theirs.udp_addr().ip())
+            format!(
+                "check that a route leads from {} to {}",
+                local_gid.udp_addr().ip(),
+                remote_gid.udp_addr().ip()
+            )
         };
         Error::Verb { action, error, hint: hint.into() }
     }
@@ -417,7 +421,7 @@ impl QueuePair {
     /// them permanently.
     pub(super) fn return_shared_receives(&self) {
         if let Receives::Shared(queue) = &self.recv
-            && !self.backend.is_gone()
+            && !self.backend.is_destroyed()
         {
             // Failures are ignored: the queue pair is destroyed next anyway.
             let _ = self.backend.modify(&StateChange::Error);
@@ -432,7 +436,7 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        if !self.domain.device().is_ours() {
+        if !self.domain.device().is_owned() {
             return;
         }
         self.free_windows();

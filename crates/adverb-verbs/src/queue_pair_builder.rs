@@ -175,13 +175,13 @@ impl QueuePairBuilder {
             ("number of segments per send request", self.send_segments, device.attributes().max_sge),
             ("number of segments per receive request", self.recv_segments, device.attributes().max_sge),
         ];
-        for (what, asked, most) in limits {
-            if asked == 0 || asked > most {
+        for (quantity, requested, max) in limits {
+            if requested == 0 || requested > max {
                 let hint = "use a value from 1 to the maximum".into();
                 return Err(Error::LimitExceeded {
-                    quantity: what.into(),
-                    requested: asked.into(),
-                    max: most.into(),
+                    quantity: quantity.into(),
+                    requested: requested.into(),
+                    max: max.into(),
                     hint,
                 });
             }
@@ -223,7 +223,7 @@ impl QueuePairBuilder {
             None => Receives::Own(Box::new(recv_cq.attach(self.recv_depth, Queue::Recv, self.transport)?)),
         };
         if let (Transport::Ud, Receives::Shared(shared)) = (self.transport, &recv) {
-            shared.queue.lock().carry_datagrams();
+            shared.queue.lock().mark_datagrams();
         }
         let shared = self.shared.as_ref().map(SharedReceiveQueue::backend);
         let options = QueuePairOptions {
@@ -265,7 +265,7 @@ impl QueuePairBuilder {
             connection: Mutex::default(),
             domain: self.domain,
         };
-        queue_pair.initialise()?;
+        queue_pair.move_to_init()?;
         Ok(queue_pair)
     }
 }

@@ -272,7 +272,7 @@ impl ActiveRecording {
 
     /// Returns a copy of the recording so far. The recording continues. In a forked child, the copy is empty.
     pub fn snapshot(&self) -> Recording {
-        let recording = if self.device.is_ours() {
+        let recording = if self.device.is_owned() {
             self.device.backend().snapshot_recording(self.device.name())
         } else {
             None
@@ -287,7 +287,7 @@ impl ActiveRecording {
 
     /// Returns the cause if the recording has stopped by itself, or `None` if it is still in progress.
     pub fn stop_cause(&self) -> Option<StopCause> {
-        if self.device.is_ours() { self.device.backend().recording_stop_cause() } else { None }
+        if self.device.is_owned() { self.device.backend().recording_stop_cause() } else { None }
     }
 
     /// Waits until the recording stops by itself. Returns `false` if the timeout expires first. A `timeout` of
@@ -337,7 +337,7 @@ impl ActiveRecording {
 
     /// Ends the recording and returns it, unless it has ended before.
     fn end(&mut self) -> Option<Recording> {
-        if std::mem::replace(&mut self.is_over, true) || !self.device.is_ours() {
+        if std::mem::replace(&mut self.is_over, true) || !self.device.is_owned() {
             // A forked child doesn't have the thread, so it can neither join nor detach it.
             if let Some(Watcher { thread, .. }) = self.watcher.take() {
                 std::mem::forget(thread);

@@ -268,7 +268,7 @@ impl SendRequest {
         } else if let Some(flaw) = self.extended_flaw() {
             return Some(flaw);
         } else if self.flags.contains(SendFlags::INLINE)
-            && !self.payload.segments().iter().all(PayloadSegment::is_at_its_own_address)
+            && !self.payload.segments().iter().all(PayloadSegment::is_identity_mapped)
         {
             return Some(
                 "inline data requires memory that is registered at its own address: the CPU reads it at the segment's \

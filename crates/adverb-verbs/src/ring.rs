@@ -158,17 +158,17 @@ impl<T> Consumer<T> {
         }
         out.reserve(1);
         // A value that `make` panicked with would be taken again.
-        let bomb = AbortOnDrop;
+        let abort_guard = AbortOnDrop;
         // SAFETY: the slot is one of those from `taken` to `put`, so it is the consumer's, and full.
-        let (made, left) = make(unsafe { self.shared.slot(self.oldest).take() });
+        let (converted, left) = make(unsafe { self.shared.slot(self.oldest).take() });
         // SAFETY: there is room for one more.
         unsafe {
-            out.as_mut_ptr().add(out.len()).write(made);
+            out.as_mut_ptr().add(out.len()).write(converted);
             out.set_len(out.len() + 1);
         }
         self.oldest = self.oldest.wrapping_add(1);
         self.shared.taken.store(self.oldest, Ordering::Release);
-        std::mem::forget(bomb);
+        std::mem::forget(abort_guard);
         drop(left);
         len
     }
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_retracted_was_never_there() {
+    fn a_retracted_value_is_not_popped() {
         let (mut producer, mut consumer) = ring(4);
         for n in 0..4 {
             assert_eq!(push(&mut producer, n), Ok(()));
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_are_left_are_dropped_once() {
+    fn remaining_values_are_dropped_once() {
         let value = Arc::new(());
         let (mut producer, mut consumer) = ring(8);
         for _ in 0..5 {
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_nobody_takes_are_dropped_by_who_goes_last() {
+    fn the_last_end_drops_the_remaining_values() {
         loom::model(|| {
             let (mut producer, mut consumer) = ring(2);
             let producing = loom::thread::spawn(move || {

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::completion_queue::Attached;
 use super::deadline::Deadline;
-use super::post::LentError;
+use super::post::BorrowedPostError;
 use super::{QueuePair, RequestId};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Payload};
@@ -52,7 +52,7 @@ impl QueuePair {
         let scope = Scope {
             queue_pair: self,
             deadline: Deadline::new(timeout),
-            lent: Mutex::default(),
+            borrowing: Mutex::default(),
             scope: PhantomData,
             env: PhantomData,
         };
@@ -79,14 +79,14 @@ pub struct Scope<'scope, 'env: 'scope> {
     queue_pair: &'env QueuePair,
     deadline: Deadline,
     /// The requests that borrow, and haven't been waited for.
-    lent: Mutex<Lent>,
+    borrowing: Mutex<BorrowingRequests>,
     // Makes both lifetimes invariant.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
 }
 
 #[derive(Default)]
-struct Lent {
+struct BorrowingRequests {
     sends: Vec<RequestId>,
     recvs: Vec<RequestId>,
 }
@@ -136,8 +136,8 @@ impl<'scope> Scope<'scope, '_> {
     /// Returns the same errors as [`QueuePair::post_recv`].
     pub fn recv(&'scope self, buffer: &'scope mut Buffer) -> Result<RequestId> {
         check_writable(buffer)?;
-        let posted = self.queue_pair.post_lent_recv(buffer);
-        note(&mut self.lent.lock().recvs, posted)
+        let posted = self.queue_pair.post_borrowed_recv(buffer);
+        record_posted(&mut self.borrowing.lock().recvs, posted)
     }
 
     /// Waits for a request of this scope to complete, at most until the scope's timeout.
@@ -147,14 +147,14 @@ impl<'scope> Scope<'scope, '_> {
     /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::Timeout`] if the request doesn't complete
     /// in time, or if another caller has polled its completion.
     pub fn wait(&self, id: RequestId) -> Result<Success> {
-        let is_recv = self.lent.lock().recvs.contains(&id);
+        let is_recv = self.borrowing.lock().recvs.contains(&id);
         let queue = match is_recv {
             true => self.queue_pair.recv_completion_queue(),
             false => self.queue_pair.send_completion_queue(),
         };
         let completion = queue.wait(id, self.deadline.left())?;
-        let mut lent = self.lent.lock();
-        let waited = if is_recv { &mut lent.recvs } else { &mut lent.sends };
+        let mut borrowing = self.borrowing.lock();
+        let waited = if is_recv { &mut borrowing.recvs } else { &mut borrowing.sends };
         waited.retain(|other| *other != id);
         completion.result()
     }
@@ -165,21 +165,21 @@ impl<'scope> Scope<'scope, '_> {
     }
 
     fn post_send(&self, operation: SendOperation, buffer: &Buffer) -> Result<RequestId> {
-        let posted = self.queue_pair.post_lent_send(operation, SendFlags::SIGNALED, buffer);
-        note(&mut self.lent.lock().sends, posted)
+        let posted = self.queue_pair.post_borrowed_send(operation, SendFlags::SIGNALED, buffer);
+        record_posted(&mut self.borrowing.lock().sends, posted)
     }
 
     /// Waits until no request borrows memory, or else destroys the queue pair. Returns `false` if it was destroyed.
     fn end(&self) -> bool {
         // A panic in here, for example of a log subscriber, must not end borrows of memory that the device still uses.
         let abort = AbortOnDrop;
-        let lent = std::mem::take(&mut *self.lent.lock());
+        let borrowing = std::mem::take(&mut *self.borrowing.lock());
         let queue_pair = self.queue_pair;
         loop {
-            let sends = ended(Some(&queue_pair.send), &lent.sends);
-            if sends && ended(queue_pair.recv.own(), &lent.recvs) {
-                queue_pair.send_completion_queue().discard(&lent.sends);
-                queue_pair.recv_completion_queue().discard(&lent.recvs);
+            let sends = have_all_completed(Some(&queue_pair.send), &borrowing.sends);
+            if sends && have_all_completed(queue_pair.recv.own(), &borrowing.recvs) {
+                queue_pair.send_completion_queue().discard(&borrowing.sends);
+                queue_pair.recv_completion_queue().discard(&borrowing.recvs);
                 std::mem::forget(abort);
                 return true;
             }
@@ -203,13 +203,16 @@ impl<'scope> Scope<'scope, '_> {
 }
 
 /// Records a request that the device has, or may have.
-fn note(lent: &mut Vec<RequestId>, posted: Result<RequestId, LentError>) -> Result<RequestId> {
+fn record_posted(
+    borrowing: &mut Vec<RequestId>,
+    posted: Result<RequestId, BorrowedPostError>,
+) -> Result<RequestId> {
     let id = match &posted {
         Ok(id) => Some(*id),
-        Err(LentError { posted, .. }) => *posted,
+        Err(BorrowedPostError { posted, .. }) => *posted,
     };
-    lent.extend(id);
-    posted.map_err(|LentError { error, .. }| error)
+    borrowing.extend(id);
+    posted.map_err(|BorrowedPostError { error, .. }| error)
 }
 
 fn check_writable(buffer: &Buffer) -> Result<()> {
@@ -221,12 +224,12 @@ fn check_writable(buffer: &Buffer) -> Result<()> {
 }
 
 /// Whether none of these requests is outstanding.
-fn ended(queue: Option<&Attached>, requests: &[RequestId]) -> bool {
+fn have_all_completed(queue: Option<&Attached>, requests: &[RequestId]) -> bool {
     let (Some(queue), false) = (queue, requests.is_empty()) else { return true };
     // If the queue can't be polled, the device may still have them.
-    let gathered = queue.completion_queue().fetch_completions().is_ok();
+    let is_polled = queue.completion_queue().fetch_completions().is_ok();
     let queue = queue.lock();
-    gathered && !requests.iter().any(|request| queue.is_outstanding(*request))
+    is_polled && !requests.iter().any(|request| queue.is_outstanding(*request))
 }
 
 /// Aborts the process when it is dropped.

@@ -104,7 +104,7 @@ impl Table {
     }
 
     /// Makes completions report the sender: a UD queue pair uses the queue.
-    pub(super) fn carry_datagrams(&mut self) {
+    pub(super) fn mark_datagrams(&mut self) {
         self.flags = flag::DATAGRAM;
     }
 }
@@ -137,16 +137,16 @@ impl SharedReceiveQueue {
         let recorded_at = recorder.time();
         let posted = self.0.backend.post_recvs(list);
         // Unless the device reports that it rejected the request, it may have accepted it.
-        let refused = matches!(&posted, Err(failure) if failure.posted == Some(0));
-        if let (Some(time), false) = (recorded_at, refused) {
+        let rejected = matches!(&posted, Err(failure) if failure.posted == Some(0));
+        if let (Some(time), false) = (recorded_at, rejected) {
             let (queue, request) = (RecvQueueId::Srq(Srq::from_number(self.0.id)), list.posted(0));
             let event = TraceEvent::posted_recv(queue, request.wr_id as u32, &request);
             recorder.record(None, || None, |recorder| recorder.event(time, event));
         }
-        if refused {
+        if rejected {
             table.free.push(slot);
         }
-        let kept = if refused {
+        let unposted = if rejected {
             vec![request]
         } else {
             table.slots[usize::from(slot)].request = Some((request.payload, request.tag));
@@ -157,7 +157,7 @@ impl SharedReceiveQueue {
             Err(failure) => {
                 let action = "posting a receive request to a shared receive queue".to_owned();
                 let error = Error::Verb { action, error: failure.error, hint: "".into() };
-                Err(PostError { error, requests: kept })
+                Err(PostError { error, requests: unposted })
             }
         }
     }
@@ -194,12 +194,12 @@ impl SharedReceiveQueue {
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         self.0.domain.check_payload(&request.payload, || format!("shared receive queue {}", self.0.id))?;
-        let (asked, most) = (request.payload.segments().len() as u64, u64::from(self.0.segments));
-        if asked > most {
+        let (requested, max) = (request.payload.segments().len() as u64, u64::from(self.0.segments));
+        if requested > max {
             return Err(Error::LimitExceeded {
                 quantity: "number of segments in a request".into(),
-                requested: asked,
-                max: most,
+                requested,
+                max,
                 hint: "use fewer segments, or create the shared receive queue with a larger `max_sge`".into(),
             });
         }
@@ -221,7 +221,7 @@ impl SharedReceiveQueue {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if !self.domain.device().is_ours() {
+        if !self.domain.device().is_owned() {
             return;
         }
         let destroyed = self.backend.destroy();
@@ -270,12 +270,12 @@ impl SharedReceiveQueueBuilder {
     /// Returns [`Error::LimitExceeded`] if the depth is 0 or larger than 65,536, and [`Error::Verb`] if the device
     /// can't create the queue.
     pub fn create(self) -> Result<SharedReceiveQueue> {
-        const MOST: u32 = 1 << 16;
-        if self.depth == 0 || self.depth > MOST {
+        const MAX_DEPTH: u32 = 1 << 16;
+        if self.depth == 0 || self.depth > MAX_DEPTH {
             return Err(Error::LimitExceeded {
                 quantity: "shared receive queue depth".into(),
                 requested: self.depth.into(),
-                max: MOST.into(),
+                max: MAX_DEPTH.into(),
                 hint: "use a value from 1 to the maximum".into(),
             });
         }

@@ -11,7 +11,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 use super::*;
-use crate::backend::with_indestructible;
+use crate::backend::with_destroy_failure;
 use crate::memory::{Memory, MemoryRegion, Pages, PoolBuf};
 
 /// A subscriber that panics at every event.
@@ -34,13 +34,13 @@ impl Subscriber for Panicking {
 }
 
 /// Memory that tells when it is freed.
-struct Watched {
+struct TrackedMemory {
     pages: Pages,
     is_freed: Arc<AtomicBool>,
 }
 
 // SAFETY: the pages qualify, and nothing else is done with them.
-unsafe impl Memory for Watched {
+unsafe impl Memory for TrackedMemory {
     fn as_ptr(&self) -> NonNull<u8> {
         self.pages.as_ptr()
     }
@@ -50,28 +50,28 @@ unsafe impl Memory for Watched {
     }
 }
 
-impl Drop for Watched {
+impl Drop for TrackedMemory {
     fn drop(&mut self) {
         self.is_freed.store(true, Ordering::SeqCst);
     }
 }
 
 /// A domain, a region in it, and whether the region's memory was freed.
-fn watched() -> (ProtectionDomain, MemoryRegion, Arc<AtomicBool>) {
-    watched_on("soft")
+fn tracked_region() -> (ProtectionDomain, MemoryRegion, Arc<AtomicBool>) {
+    tracked_region_on("soft")
 }
 
-fn watched_on(device: &str) -> (ProtectionDomain, MemoryRegion, Arc<AtomicBool>) {
+fn tracked_region_on(device: &str) -> (ProtectionDomain, MemoryRegion, Arc<AtomicBool>) {
     let domain = Device::open(device).unwrap().create_protection_domain().unwrap();
     let is_freed = Arc::new(AtomicBool::new(false));
-    let watched = Watched { pages: Pages::new(4096).unwrap(), is_freed: Arc::clone(&is_freed) };
-    let region = domain.register(watched, Access::LOCAL_WRITE).unwrap();
+    let tracked_region = TrackedMemory { pages: Pages::new(4096).unwrap(), is_freed: Arc::clone(&is_freed) };
+    let region = domain.register(tracked_region, Access::LOCAL_WRITE).unwrap();
     (domain, region, is_freed)
 }
 
 /// Runs `work` while objects of this kind can't be destroyed and the subscriber panics; says whether a panic got out.
 fn panics(object: &'static str, work: impl FnOnce()) -> bool {
-    with_indestructible(object, || {
+    with_destroy_failure(object, || {
         catch_unwind(AssertUnwindSafe(|| tracing::subscriber::with_default(Panicking, work))).is_err()
     })
 }
@@ -86,18 +86,18 @@ fn queue_pair(domain: &ProtectionDomain) -> (CompletionQueue, QueuePair) {
 
 #[test]
 fn a_region_that_is_not_deregistered_keeps_its_memory() {
-    let (_domain, region, is_freed) = watched();
+    let (_domain, region, is_freed) = tracked_region();
     assert!(panics("registration", || drop(region)), "the subscriber was never called");
     assert!(!is_freed.load(Ordering::SeqCst));
 
-    let (_domain, region, is_freed) = watched();
+    let (_domain, region, is_freed) = tracked_region();
     assert!(panics("registration", || drop(PoolBuf::reclaim(region))), "the subscriber was never called");
     assert!(!is_freed.load(Ordering::SeqCst));
 }
 
 #[test]
 fn a_queue_pair_that_is_not_destroyed_keeps_the_memory_of_its_requests() {
-    let (domain, region, is_freed) = watched();
+    let (domain, region, is_freed) = tracked_region();
     let (_completions, queue_pair) = queue_pair(&domain);
     queue_pair.post_recv(region.into_buffer().unwrap()).unwrap();
     assert!(panics("queue pair", || drop(queue_pair)), "the subscriber was never called");
@@ -106,7 +106,7 @@ fn a_queue_pair_that_is_not_destroyed_keeps_the_memory_of_its_requests() {
 
 #[test]
 fn a_shared_receive_queue_that_is_not_destroyed_keeps_the_memory_of_its_requests() {
-    let (domain, region, is_freed) = watched();
+    let (domain, region, is_freed) = tracked_region();
     let queue = domain.shared_receive_queue(4).create().unwrap();
     queue.post_recv(region.into_buffer().unwrap()).unwrap();
     assert!(panics("shared receive queue", || drop(queue)), "the subscriber was never called");
@@ -114,13 +114,13 @@ fn a_shared_receive_queue_that_is_not_destroyed_keeps_the_memory_of_its_requests
 }
 
 #[test]
-fn a_queue_pair_is_destroyed_before_its_memory_is_freed_where_a_window_is_not_destroyed() {
+fn a_queue_pair_is_destroyed_before_its_memory_is_freed_even_if_a_window_is_not() {
     // A device that no other test has, whose queue pairs can be counted.
-    let (domain, region, is_freed) = watched_on("soft:127.83.7.13");
+    let (domain, region, is_freed) = tracked_region_on("soft:127.83.7.13");
     let (completions, queue_pair) = queue_pair(&domain);
-    let shown = domain.region(64, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap();
+    let exposed = domain.region(64, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap();
     let window = domain.memory_window().unwrap();
-    let bind = SendRequest::bind(window, shown.slice(0..64).unwrap(), Access::REMOTE_READ);
+    let bind = SendRequest::bind(window, exposed.slice(0..64).unwrap(), Access::REMOTE_READ);
     let id = queue_pair.post_send(bind).unwrap();
     let window = completions.wait(id, Duration::from_secs(10)).unwrap().into_window();
     queue_pair.post_recv(region.into_buffer().unwrap()).unwrap();

@@ -122,9 +122,9 @@ impl Traffic {
 
     /// Writes the fields that are set into an address.
     pub(super) fn apply(self, address: &mut Address) {
-        fn set<T>(value: Option<T>, place: &mut T) {
+        fn set<T>(value: Option<T>, target: &mut T) {
             if let Some(value) = value {
-                *place = value;
+                *target = value;
             }
         }
         set(self.traffic_class, &mut address.traffic_class);
@@ -137,7 +137,7 @@ impl Traffic {
 
     /// Packs the options into one word, which can be read and written atomically: five flags, then the fields.
     fn pack(self) -> u64 {
-        let mark = |bit: u32, is_said: bool| u64::from(is_said) << bit;
+        let mark = |bit: u32, is_set: bool| u64::from(is_set) << bit;
         mark(0, self.traffic_class.is_some())
             | mark(1, self.flow_label.is_some())
             | mark(2, self.hop_limit.is_some())
@@ -151,14 +151,14 @@ impl Traffic {
     }
 
     fn unpack(word: u64) -> Traffic {
-        let is_said = |bit: u32| word >> bit & 1 != 0;
+        let is_set = |bit: u32| word >> bit & 1 != 0;
         let [_, traffic_class, hop_limit, rest, label @ ..] = word.to_le_bytes();
         Traffic {
-            traffic_class: is_said(0).then_some(traffic_class),
-            flow_label: is_said(1).then_some(u32::from_le_bytes(label)),
-            hop_limit: is_said(2).then_some(hop_limit),
-            service_level: is_said(3).then_some(rest & 0xf),
-            route_header: is_said(4).then_some(is_said(31)),
+            traffic_class: is_set(0).then_some(traffic_class),
+            flow_label: is_set(1).then_some(u32::from_le_bytes(label)),
+            hop_limit: is_set(2).then_some(hop_limit),
+            service_level: is_set(3).then_some(rest & 0xf),
+            route_header: is_set(4).then_some(is_set(31)),
         }
     }
 }
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_packed_is_unpacked() {
+    fn packed_options_round_trip() {
         let full = Traffic::new()
             .traffic_class(0xff)
             .flow_label(u32::MAX)
@@ -192,13 +192,13 @@ mod tests {
     }
 
     #[test]
-    fn dscp_is_above_ecn_and_leaves_it() {
+    fn dscp_keeps_the_ecn_bits() {
         assert_eq!(Traffic::new().dscp(26).traffic_class, Some(0x68));
         assert_eq!(Traffic::new().traffic_class(0b10).dscp(26).traffic_class, Some(0x6a));
     }
 
     #[test]
-    fn the_nearer_says_more() {
+    fn or_prefers_the_first_options() {
         let near = Traffic::new().dscp(10);
         let far = Traffic::new().dscp(20).hop_limit(3);
         assert_eq!(near.or(far), Traffic::new().dscp(10).hop_limit(3));

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn origin_is_the_same_whenever_it_is_computed() {
+    fn the_clock_origin_does_not_change() {
         let start = Instant::now();
         let first = clock_origin(start);
         std::thread::sleep(Duration::from_millis(20));

@@ -17,13 +17,13 @@ use super::{Address, Connection, ReadyToSend};
 use crate::error::{Error, Result};
 
 /// Asks whichever engine it is.
-macro_rules! ask {
-    ($value:expr, $engine:ident => $answer:expr) => {
+macro_rules! dispatch {
+    ($value:expr, $engine:ident => $call:expr) => {
         match *$value {
             #[cfg(feature = "ibv")]
-            Self::Ibv(ref $engine) => $answer,
+            Self::Ibv(ref $engine) => $call,
             #[cfg(feature = "soft")]
-            Self::Soft(ref $engine) => $answer,
+            Self::Soft(ref $engine) => $call,
         }
     };
 }
@@ -41,95 +41,99 @@ impl Identifier {
     ///
     /// A software device that is open in this process and has the address is meant; else hardware is, if it may have it;
     /// else, at loopback addresses, a software device is opened.
-    pub(crate) fn at(purpose: Use, address: IpAddr) -> Result<Identifier> {
+    pub(crate) fn at(purpose: Purpose, address: IpAddr) -> Result<Identifier> {
         #[cfg(feature = "soft")]
         {
-            let open = soft::listening(address);
-            if !open.is_empty() {
-                return Identifier::of_software(purpose, open);
+            let open_devices = soft::listening_devices(address);
+            if !open_devices.is_empty() {
+                return Identifier::on_software(purpose, open_devices);
             }
-            if (address.is_loopback() || address.is_unspecified()) && !is_hardwares(address) {
+            if (address.is_loopback() || address.is_unspecified()) && !is_hardware_addr(address) {
                 let device = soft::open_listening(address)?;
-                return Identifier::of_software(purpose, vec![device]);
+                return Identifier::on_software(purpose, vec![device]);
             }
         }
-        Identifier::of_hardware(purpose, address)
+        Identifier::on_hardware(purpose, address)
     }
 
     /// A new one, to connect to a peer, from an address of ours if one is said: chosen as for listening.
-    pub(crate) fn toward(purpose: Use, local: Option<IpAddr>, peer: IpAddr) -> Result<Identifier> {
+    pub(crate) fn for_connecting(
+        purpose: Purpose,
+        local: Option<IpAddr>,
+        peer: IpAddr,
+    ) -> Result<Identifier> {
         #[cfg(feature = "soft")]
         {
-            if let Some(device) = soft::toward(local, peer) {
-                return Identifier::of_software(purpose, vec![device]);
+            if let Some(device) = soft::connecting_device(local, peer) {
+                return Identifier::on_software(purpose, vec![device]);
             }
-            if soft::is_loopback(peer) && !is_hardwares(local.unwrap_or(peer)) {
-                let device = soft::open_toward(local, peer)?;
-                return Identifier::of_software(purpose, vec![device]);
+            if soft::is_loopback(peer) && !is_hardware_addr(local.unwrap_or(peer)) {
+                let device = soft::open_connecting(local, peer)?;
+                return Identifier::on_software(purpose, vec![device]);
             }
         }
         #[cfg(not(feature = "soft"))]
         let _ = local; // Which the kernel is told when the way is looked for.
-        Identifier::of_hardware(purpose, peer)
+        Identifier::on_hardware(purpose, peer)
     }
 
     #[cfg(feature = "soft")]
-    fn of_software(purpose: Use, devices: Vec<Arc<soft::Device>>) -> Result<Identifier> {
+    fn on_software(purpose: Purpose, devices: Vec<Arc<soft::Device>>) -> Result<Identifier> {
         Ok(Identifier::Soft(Box::new(soft::Identifier::new(purpose, devices)?)))
     }
 
     /// One of hardware, which is all that may lead to `address`.
-    pub(crate) fn of_hardware(purpose: Use, address: IpAddr) -> Result<Identifier> {
+    pub(crate) fn on_hardware(purpose: Purpose, address: IpAddr) -> Result<Identifier> {
         #[cfg(feature = "ibv")]
-        let made = ibv::Identifier::new(purpose).map(Identifier::Ibv);
+        let created = ibv::Identifier::new(purpose).map(Identifier::Ibv);
         #[cfg(not(feature = "ibv"))]
-        let made = Err(super::no_engine());
+        let created = Err(super::no_engine());
         if cfg!(feature = "soft") {
-            return made.map_err(|error| Error::Verb {
+            return created.map_err(|error| Error::Verb {
                 action: format!("finding an RDMA device for {address}"),
                 error: io::Error::new(io::ErrorKind::NotFound, error.to_string()),
                 hint: NO_HARDWARE.into(),
             });
         }
-        made
+        created
     }
 
     /// The descriptor that is readable while there are events.
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
-        ask!(self, identifier => identifier.event_fd())
+        dispatch!(self, identifier => identifier.event_fd())
     }
 
     /// Waits until there are events; `false` if none came in time, or the wait was interrupted.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
-        ask!(self, identifier => identifier.wait(timeout))
+        dispatch!(self, identifier => identifier.wait(timeout))
     }
 
     /// Takes an event, copied and acknowledged, if there is one.
     pub(crate) fn try_event(&self) -> Result<Option<Event>> {
-        ask!(self, identifier => identifier.try_event())
+        dispatch!(self, identifier => identifier.try_event())
     }
 
     /// Lets its address be used by others too. Before it is bound.
     pub(crate) fn reuse_addr(&self) -> Result<()> {
-        ask!(self, identifier => identifier.reuse_addr())
+        dispatch!(self, identifier => identifier.reuse_addr())
     }
 
     /// How long both ends are to wait for acknowledgements, as a code; ignored where it can't be chosen.
     pub(crate) fn ack_timeout(&self, code: u8) {
-        ask!(self, identifier => identifier.ack_timeout(code));
+        dispatch!(self, identifier => identifier.ack_timeout(code));
     }
 
     /// The traffic class of the connection's packets.
     pub(crate) fn traffic_class(&self, traffic_class: u8) -> Result<()> {
-        ask!(self, identifier => identifier.traffic_class(traffic_class))
+        dispatch!(self, identifier => identifier.traffic_class(traffic_class))
     }
 
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<()> {
-        ask!(self, identifier => identifier.bind(address))
+        dispatch!(self, identifier => identifier.bind(address))
     }
 
     pub(crate) fn listen(&self, backlog: u32) -> Result<()> {
-        ask!(self, identifier => identifier.listen(backlog))
+        dispatch!(self, identifier => identifier.listen(backlog))
     }
 
     /// Begins to find the device that leads to an address.
@@ -139,69 +143,69 @@ impl Identifier {
         peer: SocketAddr,
         timeout: Duration,
     ) -> Result<()> {
-        ask!(self, identifier => identifier.resolve_address(local, peer, timeout))
+        dispatch!(self, identifier => identifier.resolve_address(local, peer, timeout))
     }
 
     /// Begins to find the path from that device.
     pub(crate) fn resolve_route(&self, timeout: Duration) -> Result<()> {
-        ask!(self, identifier => identifier.resolve_route(timeout))
+        dispatch!(self, identifier => identifier.resolve_route(timeout))
     }
 
     /// The local address, once there is one.
     pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
-        ask!(self, identifier => identifier.local_addr())
+        dispatch!(self, identifier => identifier.local_addr())
     }
 
     /// Between which addresses, and over which device. Once the route is known, or for a request.
     pub(crate) fn path(&self) -> Result<Path> {
-        ask!(self, identifier => identifier.path())
+        dispatch!(self, identifier => identifier.path())
     }
 
     /// With what a queue pair becomes ready: for a request, or after a response.
-    pub(crate) fn ready(&self, transport: Transport) -> Result<(Connection, ReadyToSend)> {
-        ask!(self, identifier => identifier.ready(transport))
+    pub(crate) fn qp_attributes(&self, transport: Transport) -> Result<(Connection, ReadyToSend)> {
+        dispatch!(self, identifier => identifier.qp_attributes(transport))
     }
 
     /// Asks the peer for a connection.
     pub(crate) fn connect(&self, parameters: &Parameters<'_>) -> Result<()> {
-        ask!(self, identifier => identifier.connect(parameters))
+        dispatch!(self, identifier => identifier.connect(parameters))
     }
 
     /// Accepts a request, with a queue pair that is ready.
     pub(crate) fn accept(&self, parameters: &Parameters<'_>) -> Result<()> {
-        ask!(self, identifier => identifier.accept(parameters))
+        dispatch!(self, identifier => identifier.accept(parameters))
     }
 
     /// Asks the peer for its datagram queue pair.
     pub(crate) fn resolve_service(&self, private_data: &[u8]) -> Result<()> {
-        ask!(self, identifier => identifier.resolve_service(private_data))
+        dispatch!(self, identifier => identifier.resolve_service(private_data))
     }
 
     /// Tells a peer that asks for it a datagram queue pair.
-    pub(crate) fn answer(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
-        ask!(self, identifier => identifier.answer(qpn, private_data))
+    pub(crate) fn accept_query(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
+        dispatch!(self, identifier => identifier.accept_query(qpn, private_data))
     }
 
     /// Rejects a request, or a response.
     pub(crate) fn reject(&self, private_data: &[u8]) -> Result<()> {
-        ask!(self, identifier => identifier.reject(private_data))
+        dispatch!(self, identifier => identifier.reject(private_data))
     }
 
     /// Completes a connection that the peer accepted, with a queue pair that is ready.
     pub(crate) fn establish(&self) -> Result<()> {
-        ask!(self, identifier => identifier.establish())
+        dispatch!(self, identifier => identifier.establish())
     }
 
     /// Ends a connection, or agrees to its end.
     pub(crate) fn disconnect(&self) -> Result<()> {
-        ask!(self, identifier => identifier.disconnect())
+        dispatch!(self, identifier => identifier.disconnect())
     }
 }
 
 /// Whether hardware has an address, though it is a loopback address, or every address: the kernel's software devices may. (Its
 /// connection manager can be bound to any loopback address, and then leads nowhere.)
 #[cfg(feature = "soft")]
-fn is_hardwares(address: IpAddr) -> bool {
+fn is_hardware_addr(address: IpAddr) -> bool {
     #[cfg(feature = "ibv")]
     let found = ibv::Device::list().unwrap_or_default().iter().any(|info| {
         let gids = || ibv::Device::open(&info.name).and_then(|device| device.gid_table()).unwrap_or_default();
@@ -217,7 +221,7 @@ pub(crate) const NO_HARDWARE: &str = "no RDMA device has a route to that address
     `Device::open(\"soft:ADDRESS\")`, where ADDRESS is an IP address of this machine";
 
 /// Why a question for a datagram queue pair was rejected, in the words of connections (vol. 1, 12.11.2, table 119).
-pub(super) fn reason_of_datagrams(status: u8) -> RejectReason {
+pub(super) fn sidr_reject_reason(status: u8) -> RejectReason {
     match status {
         1 => RejectReason::InvalidServiceId,
         2 => RejectReason::ConsumerReject,
@@ -229,7 +233,7 @@ pub(super) fn reason_of_datagrams(status: u8) -> RejectReason {
 
 /// What an identifier is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Use {
+pub(crate) enum Purpose {
     /// Reliable connections.
     Connections,
     /// Finding datagram queue pairs.
@@ -287,7 +291,7 @@ pub(crate) enum Event {
         private_data: Vec<u8>,
     },
     /// The peer told its datagram queue pair.
-    Found {
+    ServiceResolved {
         qpn: Qpn,
         qkey: u32,
         address: Address,

@@ -13,14 +13,14 @@ pub(crate) struct PostFailure {
 
 impl PostFailure {
     /// How many of `count` requests weren't posted for sure.
-    pub(crate) fn left_of(&self, count: usize) -> usize {
+    pub(crate) fn unposted_count(&self, count: usize) -> usize {
         count.saturating_sub(self.posted.unwrap_or(count))
     }
 }
 
 /// The error of who uses a queue pair that is no more.
 #[cold]
-pub(super) fn queue_pair_is_gone() -> Error {
+pub(super) fn queue_pair_destroyed() -> Error {
     Error::WrongState {
         action: "using a queue pair",
         state: QpState::Error,
@@ -29,7 +29,7 @@ pub(super) fn queue_pair_is_gone() -> Error {
 }
 
 /// The error of who waits for an event that can't come.
-pub(super) fn queue_has_no_events() -> Error {
+pub(super) fn no_event_channel() -> Error {
     Error::Unsupported {
         feature: "waiting for events of a completion queue without an event channel".into(),
         hint: "call `events` when creating the completion queue".into(),
@@ -37,7 +37,7 @@ pub(super) fn queue_has_no_events() -> Error {
 }
 
 /// The error of an object that would be made of others that don't go together.
-pub(super) fn of_two_devices() -> Error {
+pub(super) fn device_mismatch() -> Error {
     let reason = "a queue pair, its protection domain, its completion queues and its shared receive queue must belong to \
                   the same open device";
     Error::InvalidRequest { reason: reason.into() }
@@ -55,8 +55,8 @@ pub(super) fn no_engine() -> Error {
 #[inline]
 pub(super) fn check_injected(_object: &str) -> Result<()> {
     #[cfg(test)]
-    if INDESTRUCTIBLE.get() == Some(_object) {
-        INDESTRUCTIBLE.set(None);
+    if FAILING_DESTROY.get() == Some(_object) {
+        FAILING_DESTROY.set(None);
         let (action, error) = (format!("destroying a {_object}"), std::io::ErrorKind::ResourceBusy.into());
         return Err(Error::Verb { action, error, hint: "".into() });
     }
@@ -65,14 +65,14 @@ pub(super) fn check_injected(_object: &str) -> Result<()> {
 
 #[cfg(test)]
 thread_local! {
-    static INDESTRUCTIBLE: std::cell::Cell<Option<&'static str>> = const { std::cell::Cell::new(None) };
+    static FAILING_DESTROY: std::cell::Cell<Option<&'static str>> = const { std::cell::Cell::new(None) };
 }
 
 /// Runs `work`, during which the first object of this kind that this thread destroys can't be.
 #[cfg(all(test, feature = "soft", not(loom)))]
-pub(crate) fn with_indestructible<T>(object: &'static str, work: impl FnOnce() -> T) -> T {
-    INDESTRUCTIBLE.set(Some(object));
+pub(crate) fn with_destroy_failure<T>(object: &'static str, work: impl FnOnce() -> T) -> T {
+    FAILING_DESTROY.set(Some(object));
     let result = work();
-    INDESTRUCTIBLE.set(None);
+    FAILING_DESTROY.set(None);
     result
 }

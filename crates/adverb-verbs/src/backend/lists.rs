@@ -36,9 +36,9 @@ impl SendList {
     }
 
     /// Adds the room of a request that is [put](SendList::put) there later.
-    pub(crate) fn add_room(&mut self) {
+    pub(crate) fn add_slot(&mut self) {
         #[cfg(any(feature = "ibv", feature = "soft"))]
-        self.requests.add_room();
+        self.requests.add_slot();
     }
 
     /// Puts a request in its room.
@@ -55,9 +55,9 @@ impl SendList {
     }
 
     /// The operation and the flags of a request, which must be a SEND or a WRITE, with immediate data or without.
-    pub(crate) fn raise(&mut self, index: usize) -> (SendOperation, SendFlags) {
+    pub(crate) fn decode(&mut self, index: usize) -> (SendOperation, SendFlags) {
         #[cfg(any(feature = "ibv", feature = "soft"))]
-        return self.requests.raise(index);
+        return self.requests.decode(index);
         #[cfg(not(any(feature = "ibv", feature = "soft")))]
         (SendOperation::Send, SendFlags::empty())
     }
@@ -109,10 +109,10 @@ impl SendSlot {
         self.requests.put(request);
     }
 
-    /// As [`SendList::raise`].
-    pub(crate) fn raise(&mut self) -> (SendOperation, SendFlags) {
+    /// As [`SendList::decode`].
+    pub(crate) fn decode(&mut self) -> (SendOperation, SendFlags) {
         #[cfg(any(feature = "ibv", feature = "soft"))]
-        return self.requests.raise();
+        return self.requests.decode();
         #[cfg(not(any(feature = "ibv", feature = "soft")))]
         (SendOperation::Send, SendFlags::empty())
     }

@@ -24,7 +24,7 @@ pub use adverb_soft::link::{IcmpError, PathSocket};
 pub(crate) use clock::clock_origin;
 pub(crate) use failure::PostFailure;
 #[cfg(all(test, feature = "soft", not(loom)))]
-pub(crate) use failure::with_indestructible;
+pub(crate) use failure::with_destroy_failure;
 pub(crate) use lists::{RecvList, SendList, SendSlot};
 pub use memory::Memory;
 pub(crate) use options::{
@@ -37,7 +37,7 @@ pub use wait::{Interest, Watch, start_connect, wait_either, wait_many};
 
 #[cfg(not(feature = "ibv"))]
 use failure::no_engine;
-use failure::{check_injected, of_two_devices, queue_has_no_events, queue_pair_is_gone};
+use failure::{check_injected, device_mismatch, no_event_channel, queue_pair_destroyed};
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -59,13 +59,13 @@ use crate::recorder::DeviceRecorder;
 use crate::recording::StopSignal;
 
 /// Asks whichever engine it is.
-macro_rules! ask {
-    ($value:expr, $engine:ident => $answer:expr) => {
+macro_rules! dispatch {
+    ($value:expr, $engine:ident => $call:expr) => {
         match *$value {
             #[cfg(feature = "ibv")]
-            Self::Ibv(ref $engine) => $answer,
+            Self::Ibv(ref $engine) => $call,
             #[cfg(feature = "soft")]
-            Self::Soft(ref $engine) => $answer,
+            Self::Soft(ref $engine) => $call,
         }
     };
 }
@@ -75,9 +75,9 @@ macro_rules! ask {
 macro_rules! post {
     ($queue:expr, $list:expr, $verb:ident) => {{
         #[cfg(any(feature = "ibv", feature = "soft"))]
-        let posted = $list.requests.post(|chain| ask!($queue, engine => engine.$verb(chain)));
+        let posted = $list.requests.post(|chain| dispatch!($queue, engine => engine.$verb(chain)));
         #[cfg(not(any(feature = "ibv", feature = "soft")))]
-        let posted = ask!($queue, engine => unreachable!());
+        let posted = dispatch!($queue, engine => unreachable!());
         posted
     }};
 }
@@ -124,10 +124,10 @@ impl Device {
         #[cfg(feature = "soft")]
         let opened = opened.map_err(|error| match error {
             Error::NoDevice { .. } | Error::NotInstalled { .. } => {
-                let names: Vec<String> =
+                let keys: Vec<String> =
                     Device::list().unwrap_or_default().into_iter().map(|info| info.name).collect();
                 let what = format!("no RDMA device is named {name}");
-                Error::NoDevice { reason: what, hint: format!("use one of these: {}", names.join(", ")) }
+                Error::NoDevice { reason: what, hint: format!("use one of these: {}", keys.join(", ")) }
             }
             error => error,
         });
@@ -192,30 +192,30 @@ impl Device {
     }
 
     /// Whether this process opened it.
-    pub(crate) fn is_ours(&self) -> bool {
-        ask!(self, device => device.is_ours())
+    pub(crate) fn is_owned(&self) -> bool {
+        dispatch!(self, device => device.is_owned())
     }
 
     pub(crate) fn attributes(&self) -> Result<DeviceAttributes> {
-        ask!(self, device => device.attributes())
+        dispatch!(self, device => device.attributes())
     }
 
     /// The clock of timestamps: its ticks, when they were read, and how uncertain that is; `None` if it can't be read.
     pub(crate) fn read_clock(&self) -> Result<Option<(u64, Instant, Duration)>> {
-        ask!(self, device => device.read_clock())
+        dispatch!(self, device => device.read_clock())
     }
 
     pub(crate) fn port(&self, number: u8) -> Result<Port> {
-        ask!(self, device => device.port(number))
+        dispatch!(self, device => device.port(number))
     }
 
     pub(crate) fn gid_table(&self) -> Result<Vec<GidEntry>> {
-        ask!(self, device => device.gid_table())
+        dispatch!(self, device => device.gid_table())
     }
 
     /// What the device counts for a port, by the kernel's names.
     pub(crate) fn counters(&self, port: u8) -> Result<BTreeMap<String, u64>> {
-        ask!(self, device => device.counters(port))
+        dispatch!(self, device => device.counters(port))
     }
 
     /// What the device holds, if it says.
@@ -240,31 +240,31 @@ impl Device {
 
     /// Starts a recording of the device with this name.
     pub(crate) fn start_recording(&self, name: &str, options: &RecorderOptions) -> Result<StopSignal> {
-        ask!(self, device => device.start_recording(name, options))
+        dispatch!(self, device => device.start_recording(name, options))
     }
 
     /// Stops the recording and returns it, or `None` if there is none.
     pub(crate) fn stop_recording(&self, name: &str) -> Option<Recording> {
-        ask!(self, device => device.stop_recording(name))
+        dispatch!(self, device => device.stop_recording(name))
     }
 
     /// Returns a copy of the recording so far, or `None` if there is none.
     pub(crate) fn snapshot_recording(&self, name: &str) -> Option<Recording> {
-        ask!(self, device => device.snapshot_recording(name))
+        dispatch!(self, device => device.snapshot_recording(name))
     }
 
     /// Returns the cause if the recording has stopped by itself.
     pub(crate) fn recording_stop_cause(&self) -> Option<StopCause> {
-        ask!(self, device => device.recording_stop_cause())
+        dispatch!(self, device => device.recording_stop_cause())
     }
 
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
-        ask!(self, device => device.event_fd())
+        dispatch!(self, device => device.event_fd())
     }
 
     /// Waits for an event, copies and acknowledges it; `None` if none came in time.
     pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<DeviceEvent>> {
-        ask!(self, device => device.wait_event(timeout))
+        dispatch!(self, device => device.wait_event(timeout))
     }
 
     pub(crate) fn protection_domain(&self) -> Result<ProtectionDomain> {
@@ -301,7 +301,7 @@ impl Device {
 
     /// The partition keys of a port, by their index.
     pub(crate) fn pkeys(&self, port: u8) -> Result<Vec<u16>> {
-        ask!(self, device => device.pkeys(port))
+        dispatch!(self, device => device.pkeys(port))
     }
 }
 
@@ -358,7 +358,7 @@ impl ProtectionDomain {
     pub(crate) fn can_register_dmabuf(&self) -> bool {
         match *self {
             #[cfg(feature = "ibv")]
-            Self::Ibv(ref domain) => ibv::Registration::can_be_of_dmabuf(domain),
+            Self::Ibv(ref domain) => ibv::Registration::supports_dmabuf(domain),
             #[cfg(feature = "soft")]
             Self::Soft(_) => false,
         }
@@ -383,7 +383,7 @@ impl ProtectionDomain {
                 Ok((QueuePair::Soft(queue_pair), limits))
             }
             #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
-            _ => Err(of_two_devices()),
+            _ => Err(device_mismatch()),
         }
     }
 
@@ -443,13 +443,13 @@ impl SharedReceiveQueue {
 
     /// Asks for an event when fewer requests than this are left.
     pub(crate) fn arm(&self, limit: u32) -> Result<()> {
-        ask!(self, queue => queue.arm(limit))
+        dispatch!(self, queue => queue.arm(limit))
     }
 
     /// Destroys the queue: afterwards the device uses none of its requests' memory. If that fails it may.
     pub(crate) fn destroy(&self) -> Result<()> {
         check_injected("shared receive queue")?;
-        ask!(self, queue => queue.destroy())
+        dispatch!(self, queue => queue.destroy())
     }
 }
 
@@ -463,25 +463,25 @@ pub(crate) enum Registration {
 
 /// How requests and peers name registered memory.
 #[derive(Clone, Copy)]
-pub(crate) struct Names {
+pub(crate) struct MemoryKeys {
     /// The address of its first byte.
     pub(crate) addr: u64,
     /// Whether that is where this process has it.
-    pub(crate) is_at_its_own_address: bool,
+    pub(crate) is_identity_mapped: bool,
     pub(crate) lkey: u32,
     pub(crate) rkey: u32,
 }
 
 impl Registration {
     /// How the memory is named. That doesn't change: what posts keeps it, and needn't ask the engine each time.
-    pub(crate) fn names(&self) -> Names {
-        ask!(self, registration => registration.names())
+    pub(crate) fn keys(&self) -> MemoryKeys {
+        dispatch!(self, registration => registration.keys())
     }
 
     /// Makes the device forget the memory. If that fails it may still use it.
     pub(crate) fn deregister(&self) -> Result<()> {
         check_injected("registration")?;
-        ask!(self, registration => registration.deregister())
+        dispatch!(self, registration => registration.deregister())
     }
 }
 
@@ -496,18 +496,18 @@ pub(crate) enum MemoryWindow {
 impl MemoryWindow {
     /// The key that it gets when it is bound next.
     pub(crate) fn next_rkey(&self) -> u32 {
-        ask!(self, window => window.next_rkey())
+        dispatch!(self, window => window.next_rkey())
     }
 
     /// Says that it was bound, and has this key now.
-    pub(crate) fn has_rkey(&self, rkey: u32) {
-        ask!(self, window => window.has_rkey(rkey));
+    pub(crate) fn set_rkey(&self, rkey: u32) {
+        dispatch!(self, window => window.set_rkey(rkey));
     }
 
     /// Frees it: afterwards nobody reaches memory through it. If that fails somebody may.
     pub(crate) fn free(&self) -> Result<()> {
         check_injected("memory window")?;
-        ask!(self, window => window.free())
+        dispatch!(self, window => window.free())
     }
 }
 
@@ -542,58 +542,58 @@ pub(crate) enum CompletionQueue {
 impl CompletionQueue {
     /// How many completions fit.
     pub(crate) fn depth(&self) -> u32 {
-        ask!(self, queue => queue.depth())
+        dispatch!(self, queue => queue.depth())
     }
 
     /// Gives it room for so many completions.
     pub(crate) fn resize(&self, depth: u32) -> Result<()> {
-        ask!(self, queue => queue.resize(depth))
+        dispatch!(self, queue => queue.resize(depth))
     }
 
     /// Has events wait for so many completions, or so many microseconds.
     pub(crate) fn moderate(&self, count: u16, period: u16) -> Result<()> {
-        ask!(self, queue => queue.moderate(count, period))
+        dispatch!(self, queue => queue.moderate(count, period))
     }
 
     /// Takes completions, as many as there are and there is room for, and says how many those were.
     #[inline]
-    pub(crate) fn poll(&self, room: &mut [RawCompletion]) -> Result<usize> {
+    pub(crate) fn poll(&self, out: &mut [RawCompletion]) -> Result<usize> {
         match *self {
             #[cfg(feature = "ibv")]
-            Self::Ibv(ref queue) => queue.poll(room),
+            Self::Ibv(ref queue) => queue.poll(out),
             #[cfg(feature = "soft")]
-            Self::Soft(ref queue) => Ok(queue.poll(room)),
+            Self::Soft(ref queue) => Ok(queue.poll(out)),
         }
     }
 
     /// Requests an event for the next completion, or for the next solicited one.
     pub(crate) fn arm(&self, arm_for: ArmFor) -> Result<()> {
-        ask!(self, queue => queue.arm(arm_for))
+        dispatch!(self, queue => queue.arm(arm_for))
     }
 
     /// Puts right what the device says in a way of its own, in an outcome with [unusual](flag::UNUSUAL) flags.
-    pub(crate) fn correct(&self, outcome: &mut RawOutcome) {
-        ask!(self, queue => queue.correct(outcome));
+    pub(crate) fn normalize(&self, outcome: &mut RawOutcome) {
+        dispatch!(self, queue => queue.normalize(outcome));
     }
 
     /// Whether it was made with events.
     pub(crate) fn has_events(&self) -> bool {
-        ask!(self, queue => queue.has_events())
+        dispatch!(self, queue => queue.has_events())
     }
 
     /// The descriptor that is readable when there is an event, if the queue has events. It is made non-blocking.
     pub(crate) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
-        ask!(self, queue => queue.event_fd())
+        dispatch!(self, queue => queue.event_fd())
     }
 
     /// Takes and acknowledges an event, if there is one.
     pub(crate) fn try_event(&self) -> Result<bool> {
-        ask!(self, queue => queue.try_event())
+        dispatch!(self, queue => queue.try_event())
     }
 
     /// Waits until there is an event, takes and acknowledges it; `false` if none came in time, or something came between.
     pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<bool> {
-        ask!(self, queue => queue.wait_event(timeout))
+        dispatch!(self, queue => queue.wait_event(timeout))
     }
 }
 
@@ -607,15 +607,15 @@ pub(crate) enum QueuePair {
 
 impl QueuePair {
     pub(crate) fn qpn(&self) -> Qpn {
-        ask!(self, queue_pair => queue_pair.qpn())
+        dispatch!(self, queue_pair => queue_pair.qpn())
     }
 
     pub(crate) fn modify(&self, change: &StateChange) -> Result<()> {
-        ask!(self, queue_pair => queue_pair.modify(change))
+        dispatch!(self, queue_pair => queue_pair.modify(change))
     }
 
     pub(crate) fn state(&self) -> Result<QpState> {
-        ask!(self, queue_pair => queue_pair.state())
+        dispatch!(self, queue_pair => queue_pair.state())
     }
 
     /// Returns the event that moved the queue pair to the error state, where the device stores it.
@@ -630,7 +630,7 @@ impl QueuePair {
 
     /// All that the device knows of it. What it says of a peer is of no meaning for datagrams.
     pub(crate) fn query(&self) -> Result<QueuePairAttributes> {
-        ask!(self, queue_pair => queue_pair.query())
+        dispatch!(self, queue_pair => queue_pair.query())
     }
 
     /// Posts one request.
@@ -647,7 +647,7 @@ impl QueuePair {
 
     /// Whether the queue pair can post an ATOMIC WRITE or a FLUSH that its device supports.
     pub(crate) fn can_post(&self, operation: &SendOperation) -> bool {
-        ask!(self, queue_pair => queue_pair.can_post(operation))
+        dispatch!(self, queue_pair => queue_pair.can_post(operation))
     }
 
     /// Posts requests, some of which are ATOMIC WRITEs or FLUSHes.
@@ -664,23 +664,23 @@ impl QueuePair {
 
     /// Lets datagrams to a group come to it too.
     pub(crate) fn attach_multicast(&self, group: adverb_proto::types::Gid, lid: u16) -> Result<()> {
-        ask!(self, queue_pair => queue_pair.attach_multicast(group, lid))
+        dispatch!(self, queue_pair => queue_pair.attach_multicast(group, lid))
     }
 
     /// Undoes that. A queue pair that is attached can't be destroyed.
     pub(crate) fn detach_multicast(&self, group: adverb_proto::types::Gid, lid: u16) -> Result<()> {
-        ask!(self, queue_pair => queue_pair.detach_multicast(group, lid))
+        dispatch!(self, queue_pair => queue_pair.detach_multicast(group, lid))
     }
 
     /// Whether it was destroyed before its time.
-    pub(crate) fn is_gone(&self) -> bool {
-        ask!(self, queue_pair => queue_pair.is_gone())
+    pub(crate) fn is_destroyed(&self) -> bool {
+        dispatch!(self, queue_pair => queue_pair.is_destroyed())
     }
 
     /// Destroys the queue pair: afterwards the device uses none of its requests' memory. If that fails it may.
     pub(crate) fn destroy(&self) -> Result<()> {
         check_injected("queue pair")?;
-        ask!(self, queue_pair => queue_pair.destroy())
+        dispatch!(self, queue_pair => queue_pair.destroy())
     }
 }
 

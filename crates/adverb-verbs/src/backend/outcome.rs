@@ -67,7 +67,7 @@ pub(crate) mod opcode {
 /// What a completion has.
 pub(crate) mod flag {
     /// Any of what is worth a closer look: [`INVALIDATED`], or what some device has in its place.
-    pub(crate) const UNUSUAL: u32 = INVALIDATED | 1 << 2;
+    pub(crate) const SLOW_PATH: u32 = INVALIDATED | 1 << 2;
     pub(crate) const GRH: u32 = 1 << 0;
     pub(crate) const IMMEDIATE: u32 = 1 << 1;
     pub(crate) const INVALIDATED: u32 = 1 << 3;
@@ -141,17 +141,17 @@ impl RawOutcome {
     }
 
     /// Puts the device's time into fields that mean nothing in such an outcome, so that those without don't carry more.
-    pub(crate) fn carry_timestamp(&mut self, timestamp: u64) {
+    pub(crate) fn store_timestamp(&mut self, timestamp: u64) {
         let [a, b, c, d, e, f, g, h] = timestamp.to_be_bytes();
         self.qpn = u32::from_be_bytes([a, b, c, d]);
-        *self.spare() = u32::from_be_bytes([e, f, g, h]);
+        *self.spare_field() = u32::from_be_bytes([e, f, g, h]);
         self.flags |= flag::TIMESTAMP;
     }
 
     /// Does the same for a time that is not the device's own.
     #[cfg(feature = "soft")]
-    pub(crate) fn carry_timestamp_of(&mut self, timestamp: u64, source: TimestampSource) {
-        self.carry_timestamp(timestamp);
+    pub(crate) fn store_timestamp_from(&mut self, timestamp: u64, source: TimestampSource) {
+        self.store_timestamp(timestamp);
         self.flags |= match source {
             TimestampSource::Device => 0,
             TimestampSource::Kernel => flag::KERNEL_TIME,
@@ -179,12 +179,12 @@ impl RawOutcome {
 
     /// The device's time, if it was told.
     pub(crate) fn timestamp(mut self) -> Option<u64> {
-        let (high, low) = (self.qpn, *self.spare());
+        let (high, low) = (self.qpn, *self.spare_field());
         (self.flags & flag::TIMESTAMP != 0).then(|| u64::from(high) << 32 | u64::from(low))
     }
 
     /// A failure has no length, and a success no vendor's code.
-    fn spare(&mut self) -> &mut u32 {
+    fn spare_field(&mut self) -> &mut u32 {
         if self.status == 0 { &mut self.vendor_error } else { &mut self.length }
     }
 
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outcome_carries_its_timestamp_beside_all_that_it_means() {
+    fn a_stored_timestamp_changes_no_other_field() {
         let outcome = RawOutcome {
             status: 0,
             opcode: opcode::RECV,
@@ -240,7 +240,7 @@ mod tests {
             assert_eq!(plain.timestamp(), None);
             for timestamp in [0, 1, 0x0123_4567_89ab_cdef, u64::MAX] {
                 let mut marked = plain;
-                marked.carry_timestamp(timestamp);
+                marked.store_timestamp(timestamp);
                 assert_eq!(marked.timestamp(), Some(timestamp));
                 for is_datagram in [false, true] {
                     assert_eq!(marked.explain(is_datagram), plain.explain(is_datagram));

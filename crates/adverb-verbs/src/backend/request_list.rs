@@ -23,12 +23,12 @@ pub(crate) type RecvList = RequestList<ibv_recv_wr>;
 /// last that was there. What an operation hasn't got, and devices look at all the same, is 0 (librxe refuses a binding with
 /// immediate data).
 pub(crate) struct RequestList<W: WorkRequest> {
-    /// `room` of them, reached through this pointer alone: the slots point to each other.
+    /// `capacity` of them, reached through this pointer alone: the slots point to each other.
     slots: NonNull<Slot<W>>,
-    room: usize,
+    capacity: usize,
     len: usize,
     /// The requests with several segments, and where in `segments` theirs begin.
-    scattered: Vec<(usize, usize)>,
+    multi_segment: Vec<(usize, usize)>,
     segments: Vec<Segment>,
 }
 
@@ -74,15 +74,15 @@ impl<W: WorkRequest> RequestList<W> {
     #[inline]
     pub(crate) fn clear(&mut self) {
         self.len = 0;
-        if !self.scattered.is_empty() {
-            self.gather();
+        if !self.multi_segment.is_empty() {
+            self.reset_segments();
         }
     }
 
     /// Adds a request that has yet to be [set](RequestList::set).
     #[inline(always)]
     fn push(&mut self) -> usize {
-        if self.len == self.room {
+        if self.len == self.capacity {
             self.grow();
         }
         self.len += 1;
@@ -93,7 +93,7 @@ impl<W: WorkRequest> RequestList<W> {
     #[inline(always)]
     fn set(&mut self, index: usize, wr_id: u64, tag: u64, segments: &[Segment]) -> &mut W {
         if segments.len() > 1 {
-            self.scatter(index, segments);
+            self.store_segments(index, segments);
         }
         self.slot(index).set(wr_id, tag, segments)
     }
@@ -106,7 +106,7 @@ impl<W: WorkRequest> RequestList<W> {
 
     #[inline(always)]
     fn slot(&mut self, index: usize) -> &mut Slot<W> {
-        debug_assert!(index < self.room);
+        debug_assert!(index < self.capacity);
         // SAFETY: all indices come from `push`, which made room, or are below `len`; the list is borrowed exclusively.
         unsafe { self.slots.add(index).as_mut() }
     }
@@ -120,8 +120,8 @@ impl<W: WorkRequest> RequestList<W> {
             0 => &[],
             1 => std::slice::from_ref(&slot.segment),
             count => {
-                let scattered = self.scattered.iter().find(|(at, _)| *at == index);
-                scattered.map_or(&[][..], |(_, start)| &self.segments[*start..*start + count])
+                let multi_segment = self.multi_segment.iter().find(|(at, _)| *at == index);
+                multi_segment.map_or(&[][..], |(_, start)| &self.segments[*start..*start + count])
             }
         };
         (&slot.request, segments, slot.tag)
@@ -131,7 +131,7 @@ impl<W: WorkRequest> RequestList<W> {
     #[inline(always)]
     pub(super) fn post(&mut self, verb: impl FnOnce(Chain<'_, W>) -> libc::c_int) -> Result<(), PostFailure> {
         let Some(last) = self.len.checked_sub(1) else { return Ok(()) };
-        if !self.scattered.is_empty() {
+        if !self.multi_segment.is_empty() {
             self.point_to_segments();
         }
         self.slot(last).request.set_next(std::ptr::null_mut());
@@ -144,7 +144,7 @@ impl<W: WorkRequest> RequestList<W> {
     /// Points a slot's request to the next and to its own segment.
     #[inline(always)]
     fn link(&mut self, index: usize) {
-        if index + 1 < self.room {
+        if index + 1 < self.capacity {
             // SAFETY: there is a slot behind this one.
             let next = unsafe { self.slots.add(index + 1) };
             self.slot(index).request.set_next(next.as_ptr().cast());
@@ -154,33 +154,33 @@ impl<W: WorkRequest> RequestList<W> {
     /// Makes room for twice as many.
     #[cold]
     fn grow(&mut self) {
-        let room = (self.room * 2).max(16);
-        let mut slots = Vec::with_capacity(room);
+        let capacity = (self.capacity * 2).max(16);
+        let mut slots = Vec::with_capacity(capacity);
         // SAFETY: the first `len` slots are there, and the list is borrowed.
         slots.extend_from_slice(unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.len) });
-        slots.resize(room, Slot::EMPTY);
+        slots.resize(capacity, Slot::EMPTY);
         let slots = NonNull::from(Box::leak(slots.into_boxed_slice())).cast();
         self.free();
-        (self.slots, self.room) = (slots, room);
-        for index in 0..room {
+        (self.slots, self.capacity) = (slots, capacity);
+        for index in 0..capacity {
             self.slot(index).request.set_next(std::ptr::null_mut());
             self.link(index);
-            self.point_to_own(index);
+            self.point_to_own_segment(index);
         }
     }
 
     /// Puts a request's segments aside, because it has several.
     #[cold]
-    fn scatter(&mut self, index: usize, segments: &[Segment]) {
-        self.scattered.push((index, self.segments.len()));
+    fn store_segments(&mut self, index: usize, segments: &[Segment]) {
+        self.multi_segment.push((index, self.segments.len()));
         self.segments.extend_from_slice(segments);
     }
 
     /// Points requests with several segments to them, now that they won't move.
     #[cold]
     fn point_to_segments(&mut self) {
-        for at in 0..self.scattered.len() {
-            let (index, start) = self.scattered[at];
+        for at in 0..self.multi_segment.len() {
+            let (index, start) = self.multi_segment[at];
             let segments = self.segments[start..].as_mut_ptr();
             self.slot(index).request.set_segments(segments.cast());
         }
@@ -188,15 +188,15 @@ impl<W: WorkRequest> RequestList<W> {
 
     /// Lets every request have its own segment again.
     #[cold]
-    fn gather(&mut self) {
-        while let Some((index, _)) = self.scattered.pop() {
-            self.point_to_own(index);
+    fn reset_segments(&mut self) {
+        while let Some((index, _)) = self.multi_segment.pop() {
+            self.point_to_own_segment(index);
         }
         self.segments.clear();
     }
 
-    fn point_to_own(&mut self, index: usize) {
-        debug_assert!(index < self.room);
+    fn point_to_own_segment(&mut self, index: usize) {
+        debug_assert!(index < self.capacity);
         let slot = self.slots.as_ptr();
         // SAFETY: there is such a slot.
         let segment = unsafe { &raw mut (*slot.add(index)).segment };
@@ -204,8 +204,8 @@ impl<W: WorkRequest> RequestList<W> {
     }
 
     fn free(&mut self) {
-        if self.room > 0 {
-            let slots = std::ptr::slice_from_raw_parts_mut(self.slots.as_ptr(), self.room);
+        if self.capacity > 0 {
+            let slots = std::ptr::slice_from_raw_parts_mut(self.slots.as_ptr(), self.capacity);
             // SAFETY: `grow` made a box of just so many, which is freed once: whoever calls this forgets the pointer.
             drop(unsafe { Box::from_raw(slots) });
         }
@@ -216,9 +216,9 @@ impl<W: WorkRequest> Default for RequestList<W> {
     fn default() -> RequestList<W> {
         RequestList {
             slots: NonNull::dangling(),
-            room: 0,
+            capacity: 0,
             len: 0,
-            scattered: Vec::new(),
+            multi_segment: Vec::new(),
             segments: Vec::new(),
         }
     }
@@ -258,12 +258,12 @@ impl SendSlot {
     #[inline(always)]
     pub(crate) fn put(&mut self, request: &SendRequest<'_, &AddressHandle>) {
         assert!(request.segments.len() <= 1, "there is room for one segment");
-        lower(self.slot().set(request.wr_id, request.tag, request.segments), request);
+        encode(self.slot().set(request.wr_id, request.tag, request.segments), request);
     }
 
     /// The operation and the flags of the request, which must be a SEND or a WRITE, with immediate data or without.
-    pub(crate) fn raise(&mut self) -> (SendOperation, SendFlags) {
-        raise(&self.slot().request)
+    pub(crate) fn decode(&mut self) -> (SendOperation, SendFlags) {
+        decode(&self.slot().request)
     }
 
     /// Posts the request by a verb of the library's.
@@ -312,18 +312,18 @@ impl SendList {
     #[inline(always)]
     pub(crate) fn add(&mut self, request: &SendRequest<'_, &AddressHandle>) {
         let index = self.push();
-        lower(self.set(index, request.wr_id, request.tag, request.segments), request);
+        encode(self.set(index, request.wr_id, request.tag, request.segments), request);
     }
 
     /// Adds the room of a request that is [put](SendList::put) there later.
-    pub(crate) fn add_room(&mut self) {
+    pub(crate) fn add_slot(&mut self) {
         self.push();
     }
 
     /// Puts a request in its room.
     pub(crate) fn put(&mut self, index: usize, request: &SendRequest<'_, &AddressHandle>) {
         assert!(index < self.len, "a request of the list");
-        lower(self.set(index, request.wr_id, request.tag, request.segments), request);
+        encode(self.set(index, request.wr_id, request.tag, request.segments), request);
     }
 
     /// Gives a request its id and flags.
@@ -336,9 +336,9 @@ impl SendList {
     }
 
     /// The operation and the flags of a request, which must be a SEND or a WRITE, with immediate data or without.
-    pub(crate) fn raise(&mut self, index: usize) -> (SendOperation, SendFlags) {
+    pub(crate) fn decode(&mut self, index: usize) -> (SendOperation, SendFlags) {
         assert!(index < self.len, "a request of the list");
-        raise(&self.slot(index).request)
+        decode(&self.slot(index).request)
     }
 
     /// Returns a request as it was posted, without its destination.
@@ -372,7 +372,7 @@ impl SendList {
 
 /// Sets what only send requests have.
 #[inline(always)]
-fn lower(wr: &mut ibv_send_wr, request: &SendRequest<'_, &AddressHandle>) {
+fn encode(wr: &mut ibv_send_wr, request: &SendRequest<'_, &AddressHandle>) {
     wr.send_flags = request.flags.bits();
     if let Some(Destination { handle, qpn, qkey }) = &request.destination {
         let ah = match handle {
@@ -432,7 +432,7 @@ fn lower(wr: &mut ibv_send_wr, request: &SendRequest<'_, &AddressHandle>) {
         }
         // The rest comes with the window.
         SendOperation::BindWindow(_) => wr.opcode = sys::IBV_WR_BIND_MW,
-        _ => lower_extended(wr, &request.operation),
+        _ => encode_extended(wr, &request.operation),
     }
 }
 
@@ -440,7 +440,7 @@ fn lower(wr: &mut ibv_send_wr, request: &SendRequest<'_, &AddressHandle>) {
 /// `ibv_post_send` must not see the request.
 #[cold]
 #[inline(never)]
-fn lower_extended(wr: &mut ibv_send_wr, operation: &SendOperation) {
+fn encode_extended(wr: &mut ibv_send_wr, operation: &SendOperation) {
     let (opcode, remote, compare_add, swap) = match *operation {
         SendOperation::AtomicWrite { remote, bytes } => {
             (sys::IBV_WR_ATOMIC_WRITE, remote, u64::from_ne_bytes(bytes), 0)
@@ -476,7 +476,7 @@ impl RecvList {
 
 /// The operation and the flags of a request that doesn't bind a window.
 #[cold]
-fn raise(wr: &ibv_send_wr) -> (SendOperation, SendFlags) {
+fn decode(wr: &ibv_send_wr) -> (SendOperation, SendFlags) {
     (operation_of(wr), SendFlags::from_bits_retain(wr.send_flags))
 }
 
@@ -617,8 +617,8 @@ mod tests {
     }
 
     /// What a device would see: ids, remote addresses and segments.
-    fn seen(list: &mut SendList) -> Vec<(u64, u64, Vec<u64>)> {
-        let mut seen = Vec::new();
+    fn chain_contents(list: &mut SendList) -> Vec<(u64, u64, Vec<u64>)> {
+        let mut chain_contents = Vec::new();
         let posted = list.post(|Chain { first: mut wr, .. }| {
             while let Some(request) = NonNull::new(wr) {
                 // SAFETY: the list is linked, and ends with a null pointer.
@@ -628,19 +628,23 @@ mod tests {
                 let (segments, remote) = unsafe {
                     (std::slice::from_raw_parts(request.sg_list, count), request.wr.rdma.remote_addr)
                 };
-                seen.push((request.wr_id, remote, segments.iter().map(|segment| segment.addr).collect()));
+                chain_contents.push((
+                    request.wr_id,
+                    remote,
+                    segments.iter().map(|segment| segment.addr).collect(),
+                ));
                 wr = request.next;
             }
             0
         });
         assert!(posted.is_ok());
-        seen
+        chain_contents
     }
 
     #[test]
-    fn a_list_is_what_was_added_however_often_it_is_used_and_grows() {
+    fn a_reused_list_contains_the_added_requests() {
         let mut list = SendList::default();
-        assert_eq!(seen(&mut list), []);
+        assert_eq!(chain_contents(&mut list), []);
         for count in [1, 2, 1, 40, 3, 0, 100, 1] {
             list.clear();
             let mut expected = Vec::new();
@@ -654,13 +658,13 @@ mod tests {
                 list.add(&write(n, &segments));
                 expected.push((n, 1000 + n, segments.iter().map(|segment| segment.addr).collect()));
             }
-            assert_eq!(seen(&mut list), expected, "{count} requests");
-            assert_eq!(seen(&mut list), expected, "{count} requests, posted again");
+            assert_eq!(chain_contents(&mut list), expected, "{count} requests");
+            assert_eq!(chain_contents(&mut list), expected, "{count} requests, posted again");
         }
     }
 
     #[test]
-    fn nothing_of_an_earlier_request_is_left_where_devices_look() {
+    fn no_field_of_an_earlier_request_remains() {
         let mut list = SendList::default();
         for operation in [SendOperation::LocalInvalidate(7), SendOperation::Send] {
             list.clear();
@@ -675,7 +679,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_can_be_had_back() {
+    fn operations_round_trip() {
         let remote = RemoteAddress { addr: 1 << 40, rkey: 9 };
         let flags = SendFlags::SIGNALED | SendFlags::SOLICITED;
         let flush = |global, persistent, whole_region| {
@@ -702,15 +706,15 @@ mod tests {
             let request = SendRequest { operation, flags, ..write(1, &[]) };
             list.add(&request);
             slot.put(&request);
-            assert_eq!(slot.raise(), (operation, flags));
+            assert_eq!(slot.decode(), (operation, flags));
         }
         for (index, operation) in operations.into_iter().enumerate() {
-            assert_eq!(list.raise(index), (operation, flags));
+            assert_eq!(list.decode(index), (operation, flags));
         }
     }
 
     #[test]
-    fn a_failure_tells_how_many_were_posted_or_that_nobody_knows() {
+    fn a_failure_reports_the_posted_count_if_it_is_known() {
         let mut list = SendList::default();
         for n in 0..5 {
             list.add(&write(n, &[segment(n)]));

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_can_be_read_while_one_of_its_descriptors_can() {
+    fn a_watch_is_readable_while_one_of_its_descriptors_is() {
         let (outer, inner) = (Watch::new().unwrap(), Watch::new().unwrap());
         outer.add(inner.as_fd()).unwrap();
         let ready = |watch: &Watch| wait_either(watch.as_fd(), None, Some(Duration::ZERO)).unwrap();
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn each_descriptor_that_is_ready_is_named() {
+    fn wait_many_reports_each_ready_descriptor() {
         let (first, mut first_writer) = io::pipe().unwrap();
         let (second, second_writer) = io::pipe().unwrap();
         let wait = |interest, timeout| {

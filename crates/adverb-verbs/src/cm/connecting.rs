@@ -105,12 +105,14 @@ impl PendingConnection {
                     return Err(failure::rejected(peer, reason, private_data));
                 }
                 (Event::Failed(error), _) => return Err(failure::unreachable(peer, stage, error)),
-                (Event::Disconnected | Event::DeviceRemoved, _) => return Err(failure::cut_off(peer, stage)),
+                (Event::Disconnected | Event::DeviceRemoved, _) => {
+                    return Err(failure::connection_reset(peer, stage));
+                }
                 _ => {}
             }
         }
         if self.deadline.left().is_zero() {
-            return Err(failure::too_late(peer, stage, &self.deadline));
+            return Err(failure::timed_out(peer, stage, &self.deadline));
         }
         Ok(None)
     }
@@ -146,10 +148,10 @@ impl fmt::Debug for PendingConnection {
 /// The numbers of READs and atomics that this side and the peer may have outstanding.
 pub(super) fn depths(queue_pair: &QueuePair, options: &ConnectOptions) -> Depths {
     let attributes = queue_pair.protection_domain().device().attributes();
-    let wanted = options.max_rd_atomic.unwrap_or(16);
+    let requested = options.max_rd_atomic.unwrap_or(16);
     Depths {
-        max_dest_rd_atomic: wanted.min(attributes.max_dest_rd_atomic),
-        max_rd_atomic: wanted.min(attributes.max_rd_atomic),
+        max_dest_rd_atomic: requested.min(attributes.max_dest_rd_atomic),
+        max_rd_atomic: requested.min(attributes.max_rd_atomic),
     }
 }
 
@@ -160,7 +162,7 @@ pub(super) fn make_ready(
     options: &ConnectOptions,
     depths: Depths,
 ) -> Result<Endpoint> {
-    let (mut remote, mut send) = identifier.ready(queue_pair.transport())?;
+    let (mut remote, mut send) = identifier.qp_attributes(queue_pair.transport())?;
     // The peer's values are limited to what this side supports.
     remote.max_dest_rd_atomic = remote.max_dest_rd_atomic.min(depths.max_dest_rd_atomic);
     send.max_rd_atomic = send.max_rd_atomic.min(depths.max_rd_atomic);

@@ -11,7 +11,7 @@ use super::failure::{self, Stage};
 use super::{
     Connection, DEFAULT_TIMEOUT, Deadline, MAX_CONNECT_DATA, Path, PendingConnection, check_private_data,
 };
-use crate::backend::connection_manager::{Event, Identifier, Parameters, Use};
+use crate::backend::connection_manager::{Event, Identifier, Parameters, Purpose};
 use crate::error::{Error, Result};
 use crate::{ConnectOptions, QueuePair, Traffic};
 
@@ -145,13 +145,13 @@ impl Connector {
     /// data is too long.
     pub fn begin_resolve(&self, peer: SocketAddr) -> Result<PendingRoute> {
         check_private_data(&self.private_data, MAX_CONNECT_DATA, "a connect request")?;
-        self.begin(peer, Use::Connections)
+        self.begin(peer, Purpose::Connections)
     }
 
     /// Starts resolving the device and the route to a peer.
-    pub(super) fn begin(&self, peer: SocketAddr, purpose: Use) -> Result<PendingRoute> {
+    pub(super) fn begin(&self, peer: SocketAddr, purpose: Purpose) -> Result<PendingRoute> {
         let local = self.local.map(|local| local.ip());
-        let identifier = Identifier::toward(purpose, local, peer.ip())
+        let identifier = Identifier::for_connecting(purpose, local, peer.ip())
             .map_err(|error| explain(error, peer, Stage::Address))?;
         let options = &self.options;
         identifier.ack_timeout(options.ack_timeout);
@@ -167,10 +167,10 @@ impl Connector {
             peer,
             deadline: self.deadline.unwrap_or_else(|| Deadline::new(self.timeout)),
             stage: Stage::Address,
-            slice: FIRST_SLICE,
+            attempt_timeout: MIN_ATTEMPT_TIMEOUT,
             done: false,
         };
-        resolving.ask()?;
+        resolving.start_attempt()?;
         Ok(resolving)
     }
 
@@ -190,15 +190,15 @@ pub struct PendingRoute {
     deadline: Deadline,
     stage: Stage,
     /// The timeout of the kernel's next attempt to resolve the address.
-    slice: Duration,
+    attempt_timeout: Duration,
     done: bool,
 }
 
 /// The kernel waits for a neighbor's reply, and misses one that arrives before it starts to wait, as replies of the
 /// same machine do (rdma_resolve_ip in its addr.c). It retries only when its timeout expires, so the first timeout is
 /// short.
-const FIRST_SLICE: Duration = Duration::from_millis(20);
-const LAST_SLICE: Duration = Duration::from_secs(1);
+const MIN_ATTEMPT_TIMEOUT: Duration = Duration::from_millis(20);
+const MAX_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl PendingRoute {
     /// Returns the route if it is resolved, without blocking.
@@ -226,11 +226,11 @@ impl PendingRoute {
     }
 
     /// Starts an attempt to resolve the address.
-    fn ask(&mut self) -> Result<()> {
-        let timeout = self.slice.min(self.deadline.left());
-        self.slice = (self.slice * 2).min(LAST_SLICE);
-        let asked = self.identifier.resolve_address(self.connector.local, self.peer, timeout);
-        asked.map_err(|error| self.explain(error))
+    fn start_attempt(&mut self) -> Result<()> {
+        let timeout = self.attempt_timeout.min(self.deadline.left());
+        self.attempt_timeout = (self.attempt_timeout * 2).min(MAX_ATTEMPT_TIMEOUT);
+        let started = self.identifier.resolve_address(self.connector.local, self.peer, timeout);
+        started.map_err(|error| self.explain(error))
     }
 
     fn explain(&self, error: Error) -> Error {
@@ -243,8 +243,8 @@ impl PendingRoute {
             match event {
                 Event::AddressResolved => {
                     self.stage = Stage::Route;
-                    let asked = self.identifier.resolve_route(self.deadline.left());
-                    asked.map_err(|error| self.explain(error))?;
+                    let started = self.identifier.resolve_route(self.deadline.left());
+                    started.map_err(|error| self.explain(error))?;
                 }
                 Event::RouteResolved => {
                     return Ok(Some(Path::new(&self.identifier)?));
@@ -254,15 +254,15 @@ impl PendingRoute {
                         && error.kind() == ErrorKind::TimedOut
                         && !self.deadline.left().is_zero() =>
                 {
-                    self.ask()?;
+                    self.start_attempt()?;
                 }
                 Event::Failed(error) => return Err(failure::unreachable(self.peer, self.stage, error)),
-                Event::DeviceRemoved => return Err(failure::cut_off(self.peer, self.stage)),
+                Event::DeviceRemoved => return Err(failure::connection_reset(self.peer, self.stage)),
                 _ => {}
             }
         }
         if self.deadline.left().is_zero() {
-            return Err(failure::too_late(self.peer, self.stage, &self.deadline));
+            return Err(failure::timed_out(self.peer, self.stage, &self.deadline));
         }
         Ok(None)
     }

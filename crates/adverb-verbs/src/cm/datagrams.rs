@@ -14,7 +14,7 @@ use super::{
     Connector, MAX_DATAGRAM_REPLY_DATA, MAX_DATAGRAM_REQUEST_DATA, Path, UD_QKEY, check_private_data,
 };
 use crate::backend::Address;
-use crate::backend::connection_manager::{Event, Identifier, Request, Use};
+use crate::backend::connection_manager::{Event, Identifier, Purpose, Request};
 use crate::error::{Error, Result};
 use crate::{AddressHandle, ProtectionDomain, QueuePair, QueuePairBuilder, UdDestination};
 
@@ -55,7 +55,7 @@ impl Connector {
     /// data is too long.
     pub fn begin_resolve_service(&self, peer: SocketAddr) -> Result<PendingService> {
         check_private_data(self.data(), MAX_DATAGRAM_REQUEST_DATA, "a service ID resolution request")?;
-        let resolving = self.begin(peer, Use::Datagrams)?;
+        let resolving = self.begin(peer, Purpose::Datagrams)?;
         Ok(PendingService { identifier: resolving.identifier(), resolving, path: None, done: false })
     }
 }
@@ -100,21 +100,21 @@ impl PendingService {
         let peer = self.resolving.peer();
         while let Some(event) = self.identifier.try_event()? {
             match event {
-                Event::Found { qpn, qkey, address, private_data } => {
+                Event::ServiceResolved { qpn, qkey, address, private_data } => {
                     let Some(path) = self.path.take() else { continue };
                     return Ok(Some(DatagramService { path, qpn, qkey, address, private_data }));
                 }
                 Event::Rejected { reason, private_data } => {
                     return Err(failure::rejected(peer, reason, private_data));
                 }
-                Event::Failed(error) => return Err(failure::unreachable(peer, Stage::Question, error)),
-                Event::DeviceRemoved => return Err(failure::cut_off(peer, Stage::Question)),
+                Event::Failed(error) => return Err(failure::unreachable(peer, Stage::Service, error)),
+                Event::DeviceRemoved => return Err(failure::connection_reset(peer, Stage::Service)),
                 _ => {}
             }
         }
         let deadline = self.resolving.limit();
         if deadline.left().is_zero() {
-            return Err(failure::too_late(peer, Stage::Question, deadline));
+            return Err(failure::timed_out(peer, Stage::Service, deadline));
         }
         Ok(None)
     }
@@ -215,7 +215,7 @@ impl DatagramListener {
     ///
     /// Returns [`Error::Verb`] if no RDMA device has the address, or the port is in use.
     pub fn bind(address: SocketAddr) -> Result<DatagramListener> {
-        let identifier = Identifier::at(Use::Datagrams, address.ip())?;
+        let identifier = Identifier::at(Purpose::Datagrams, address.ip())?;
         identifier.bind(address)?;
         identifier.listen(128)?;
         let address = identifier.local_addr().unwrap_or(address);
@@ -302,7 +302,7 @@ impl DatagramRequest {
             );
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
-        self.identifier.answer(queue_pair.qpn(), private_data)
+        self.identifier.accept_query(queue_pair.qpn(), private_data)
     }
 
     /// Rejects the request, with at most [`MAX_DATAGRAM_REPLY_DATA`] bytes of private data for the peer.

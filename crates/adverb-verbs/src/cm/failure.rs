@@ -17,17 +17,17 @@ pub(super) enum Stage {
     Route,
     Request,
     Acceptance,
-    Question,
+    Service,
 }
 
 impl Stage {
-    fn words(self) -> &'static str {
+    fn description(self) -> &'static str {
         match self {
             Stage::Address => "resolving the address",
             Stage::Route => "resolving the route",
             Stage::Request => "sending the connect request",
             Stage::Acceptance => "waiting for the peer to establish the connection",
-            Stage::Question => "resolving the service ID",
+            Stage::Service => "resolving the service ID",
         }
     }
 }
@@ -44,23 +44,23 @@ pub(super) fn unreachable(peer: SocketAddr, stage: Stage, error: io::Error) -> E
             "check that the host is up and the address is right: address resolution got no answer"
         }
         (Stage::Route, _) => "check that the subnet manager is up",
-        (Stage::Request | Stage::Question, _) => {
+        (Stage::Request | Stage::Service, _) => {
             "check that an RDMA device of the host has that address, that its program accepts requests, and that the \
              network passes RoCEv2 (UDP port 4791)"
         }
         (Stage::Acceptance, _) => "use a longer timeout at the peer: it may have canceled the connection",
     };
-    Error::Unreachable { peer, stage: stage.words(), error, hint: hint.into() }
+    Error::Unreachable { peer, stage: stage.description(), error, hint: hint.into() }
 }
 
 /// The error of a deadline that passed.
-pub(super) fn too_late(peer: SocketAddr, stage: Stage, deadline: &Deadline) -> Error {
-    let words = format!("no answer within {:?}", deadline.timeout);
-    unreachable(peer, stage, io::Error::new(io::ErrorKind::TimedOut, words))
+pub(super) fn timed_out(peer: SocketAddr, stage: Stage, deadline: &Deadline) -> Error {
+    let description = format!("no answer within {:?}", deadline.timeout);
+    unreachable(peer, stage, io::Error::new(io::ErrorKind::TimedOut, description))
 }
 
 /// The error of a peer that ended the connection before it was one.
-pub(super) fn cut_off(peer: SocketAddr, stage: Stage) -> Error {
+pub(super) fn connection_reset(peer: SocketAddr, stage: Stage) -> Error {
     unreachable(peer, stage, io::Error::from_raw_os_error(libc::ECONNRESET))
 }
 
@@ -93,8 +93,8 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_that_passed_says_how_long_it_was_and_what_to_look_at() {
-        let error = too_late(peer(), Stage::Request, &Deadline::new(Duration::from_secs(2)));
+    fn a_timeout_reports_the_limit_and_has_a_hint() {
+        let error = timed_out(peer(), Stage::Request, &Deadline::new(Duration::from_secs(2)));
         let text = error.to_string();
         assert!(
             text.starts_with(

@@ -10,7 +10,7 @@ use super::{
     Connection, DEFAULT_TIMEOUT, Deadline, MAX_ACCEPT_DATA, MAX_REJECT_DATA, Path, PendingConnection,
     check_private_data,
 };
-use crate::backend::connection_manager::{Depths, Event, Identifier, Parameters, Request, Use};
+use crate::backend::connection_manager::{Depths, Event, Identifier, Parameters, Purpose, Request};
 use crate::error::{Error, Result};
 use crate::{ConnectOptions, Endpoint, QueuePair};
 
@@ -62,8 +62,8 @@ impl Listener {
     /// descriptors, and [`Error::NoDevice`] if the device is being removed. Later calls may succeed.
     pub fn accept(&self) -> Result<ConnectRequest> {
         loop {
-            if let Some(incoming) = self.try_accept()? {
-                return Ok(incoming);
+            if let Some(request) = self.try_accept()? {
+                return Ok(request);
             }
             self.identifier.wait(None)?;
         }
@@ -114,18 +114,18 @@ pub(super) fn next_request(listener: &Identifier, address: SocketAddr) -> Result
     Ok(None)
 }
 
-/// Waits until `take` returns a value. Returns `None` if the timeout expires first.
+/// Waits until `next` returns a value. Returns `None` if the timeout expires first.
 pub(super) fn wait_for<T>(
     listener: &Identifier,
     timeout: Duration,
-    mut take: impl FnMut() -> Result<Option<T>>,
+    mut next: impl FnMut() -> Result<Option<T>>,
 ) -> Result<Option<T>> {
     let deadline = Deadline::new(timeout);
     loop {
-        let taken = take()?;
+        let value = next()?;
         let left = deadline.left();
-        if taken.is_some() || left.is_zero() {
-            return Ok(taken);
+        if value.is_some() || left.is_zero() {
+            return Ok(value);
         }
         listener.wait(Some(left))?;
     }
@@ -187,8 +187,8 @@ impl ListenerBuilder {
     /// Returns the same errors as [`Listener::bind`].
     pub fn bind(self, address: SocketAddr) -> Result<Listener> {
         let identifier = match self.hardware_only {
-            true => Identifier::of_hardware(Use::Connections, address.ip())?,
-            false => Identifier::at(Use::Connections, address.ip())?,
+            true => Identifier::on_hardware(Purpose::Connections, address.ip())?,
+            false => Identifier::at(Purpose::Connections, address.ip())?,
         };
         identifier.bind(address)?;
         identifier.listen(self.backlog)?;

@@ -165,14 +165,14 @@ pub const MAX_DATAGRAM_REPLY_DATA: usize = 136;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Checks the length of private data.
-fn check_private_data(data: &[u8], most: usize, with: &'static str) -> Result<()> {
-    if data.len() <= most {
+fn check_private_data(data: &[u8], max: usize, with: &'static str) -> Result<()> {
+    if data.len() <= max {
         return Ok(());
     }
     Err(Error::LimitExceeded {
         quantity: format!("private data length in {with}").into(),
         requested: data.len() as u64,
-        max: most as u64,
+        max: max as u64,
         hint: "send the rest as a message once the connection is established".into(),
     })
 }
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_much_private_data_is_refused_with_the_limit() {
+    fn too_long_private_data_is_rejected_with_the_limit() {
         check_private_data(&[0; MAX_CONNECT_DATA], MAX_CONNECT_DATA, "a connect request").unwrap();
         let error = check_private_data(&[0; 57], MAX_CONNECT_DATA, "a connect request").unwrap_err();
         assert!(matches!(error, Error::LimitExceeded { requested: 57, max: 56, .. }), "{error}");

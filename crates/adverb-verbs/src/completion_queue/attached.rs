@@ -20,7 +20,7 @@ impl CompletionQueue {
     /// Reserves entries for a queue of a queue pair, and assigns the upper bits of its identifiers.
     pub(crate) fn attach(&self, depth: u32, kind: Queue, transport: Transport) -> Result<Attached> {
         let mut state = self.lock();
-        self.fetch_completions_into(&mut state)?;
+        self.fetch_completions_locked(&mut state)?;
         state.queues.check_numbers()?;
         self.reserve(&mut state, depth)?;
         let number = state.queues.free.pop().unwrap_or_else(|| {
@@ -44,7 +44,7 @@ impl CompletionQueue {
         match state.queues.shared.iter_mut().find(|entry| entry.id == queue.id()) {
             Some(entry) => entry.users += 1,
             None => {
-                self.fetch_completions_into(&mut state)?;
+                self.fetch_completions_locked(&mut state)?;
                 self.reserve(&mut state, queue.depth())?;
                 let (id, depth, table) = (queue.id(), queue.depth(), Arc::clone(queue.table()));
                 state.queues.shared.push(SharedEntry { id, users: 1, depth, table });
@@ -54,8 +54,8 @@ impl CompletionQueue {
     }
 
     fn reserve(&self, state: &mut State, depth: u32) -> Result<()> {
-        let room = self.depth() - state.reserved;
-        if depth > room {
+        let free_count = self.depth() - state.reserved;
+        if depth > free_count {
             return Err(Error::LimitExceeded {
                 quantity: "total depth of the queues of a completion queue".into(),
                 requested: u64::from(state.reserved) + u64::from(depth),
@@ -159,7 +159,7 @@ impl Attached {
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        if !self.completion_queue.device().is_ours() {
+        if !self.completion_queue.device().is_owned() {
             return;
         }
         let mut state = self.completion_queue.lock();
@@ -183,7 +183,7 @@ impl AttachedShared {
 
 impl Drop for AttachedShared {
     fn drop(&mut self) {
-        if !self.completion_queue.device().is_ours() {
+        if !self.completion_queue.device().is_owned() {
             return;
         }
         let mut state = self.completion_queue.lock();
@@ -207,13 +207,13 @@ mod tests {
     use crate::Device;
 
     #[test]
-    fn more_queues_than_ids_can_tell_apart_are_refused() {
+    fn more_queues_than_ids_can_distinguish_are_rejected() {
         let queue = Device::open("soft").unwrap().completion_queue(16).create().unwrap();
         queue.lock().queues.own.resize_with(MAX_QUEUES - 1, Entry::default);
         let last = queue.attach(4, Queue::Send, Transport::Rc).unwrap();
         assert_eq!(last.lock().id(0) >> (32 + GENERATION_BITS), NUMBER_MASK);
-        let refused = queue.attach(4, Queue::Send, Transport::Rc).map(drop);
-        assert!(matches!(refused, Err(Error::LimitExceeded { max: 1_048_576, .. })), "{refused:?}");
+        let rejected = queue.attach(4, Queue::Send, Transport::Rc).map(drop);
+        assert!(matches!(rejected, Err(Error::LimitExceeded { max: 1_048_576, .. })), "{rejected:?}");
         assert_eq!(queue.stats().reserved_depth, 4, "what was refused reserves nothing");
         // A number that is free again is used again.
         drop(last);

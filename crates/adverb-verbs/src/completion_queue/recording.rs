@@ -10,20 +10,20 @@ use crate::completion::{Completion, RequestId};
 use crate::shared_receive_queue::shared_queue_of;
 
 impl CompletionQueue {
-    /// Does the same as [`sort`](CompletionQueue::sort), and records the completions. The device has written them
+    /// Does the same as [`match_requests`](CompletionQueue::sort), and records the completions. The device has written them
     /// earlier, but doesn't tell when.
     #[cold]
     #[inline(never)]
-    pub(super) fn sort_recorded(&self, state: &mut State, count: usize, out: &mut Vec<Completion>) {
-        let State { queues, room, recorder, .. } = state;
+    pub(super) fn match_and_record(&self, state: &mut State, count: usize, out: &mut Vec<Completion>) {
+        let State { queues, raw, recorder, .. } = state;
         let time = recorder.time().unwrap_or(Time::ZERO);
-        for completion in &room[..count] {
-            let mut corrected = *completion;
-            if corrected.outcome.flags & flag::UNUSUAL != 0 {
-                self.0.backend.correct(&mut corrected.outcome);
+        for completion in &raw[..count] {
+            let mut normalized = *completion;
+            if normalized.outcome.flags & flag::SLOW_PATH != 0 {
+                self.0.backend.normalize(&mut normalized.outcome);
             }
             let record = |recorder: &mut Recorder| {
-                queues.record(self.0.cq, &corrected, |event| {
+                queues.record(self.0.cq, &normalized, |event| {
                     // A failure may have stopped it.
                     if recorder.is_recording() {
                         recorder.event(time, event);

@@ -108,8 +108,8 @@ impl Buffer {
         self.region.access().contains(Access::LOCAL_WRITE)
     }
 
-    pub(super) fn is_at_its_own_address(&self) -> bool {
-        self.region.is_at_its_own_address()
+    pub(super) fn is_identity_mapped(&self) -> bool {
+        self.region.is_identity_mapped()
     }
 
     /// The address of the active range.

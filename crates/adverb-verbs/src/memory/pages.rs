@@ -94,12 +94,12 @@ impl Pages {
     fn cut_to_huge_pages(&mut self, len: usize) {
         let before = self.address.as_ptr().align_offset(HUGE_PAGE);
         let kept = len.next_multiple_of(HUGE_PAGE);
-        let behind = self.mapped - before - kept;
+        let after = self.mapped - before - kept;
         // SAFETY: within the mapping, of which there is a huge page more than is kept.
         let address = unsafe { self.address.add(before) };
         // SAFETY: as above.
         let end = unsafe { address.add(kept) };
-        for (at, len) in [(self.address, before), (end, behind)] {
+        for (at, len) in [(self.address, before), (end, after)] {
             if len > 0 {
                 // SAFETY: whole pages of the mapping that are neither used nor kept.
                 let result = unsafe { libc::munmap(at.as_ptr().cast(), len) };
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_that_may_be_huge_begin_and_end_where_huge_pages_do() {
+    fn prefer_huge_aligns_both_ends_to_huge_pages() {
         for len in [1, HUGE_PAGE - 1, HUGE_PAGE, HUGE_PAGE + 1, 5 * HUGE_PAGE] {
             let pages = Pages::prefer_huge(len).unwrap();
             assert_eq!(pages.len(), len);

@@ -144,10 +144,10 @@ impl PayloadSegment {
     }
 
     /// Whether its registered address is its address in this process, from which inline data is read.
-    pub(crate) fn is_at_its_own_address(&self) -> bool {
+    pub(crate) fn is_identity_mapped(&self) -> bool {
         match self {
-            PayloadSegment::Buffer(buffer) => buffer.is_at_its_own_address(),
-            PayloadSegment::Region(slice) => slice.is_at_its_own_address(),
+            PayloadSegment::Buffer(buffer) => buffer.is_identity_mapped(),
+            PayloadSegment::Region(slice) => slice.is_identity_mapped(),
             PayloadSegment::PoolBuf(_) => true,
         }
     }

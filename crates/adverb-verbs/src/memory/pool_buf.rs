@@ -88,7 +88,7 @@ impl PoolBuf {
     pub fn split_off(&mut self, at: usize) -> Result<PoolBuf> {
         let at = self.check(at)?;
         let mut rest = self.share();
-        rest.forget_first(at);
+        rest.drop_first(at);
         (self.len, self.capacity) = (at, at);
         Ok(rest)
     }
@@ -102,7 +102,7 @@ impl PoolBuf {
         let at = self.check(at)?;
         let mut first = self.share();
         (first.len, first.capacity) = (at, at);
-        self.forget_first(at);
+        self.drop_first(at);
         Ok(first)
     }
 
@@ -134,7 +134,7 @@ impl PoolBuf {
     /// Returns [`Error::OutOfBounds`] if the length is less than `count`. The buffer is unchanged after an error.
     pub fn advance(&mut self, count: usize) -> Result<()> {
         let count = self.check(count)?;
-        self.forget_first(count);
+        self.drop_first(count);
         Ok(())
     }
 
@@ -156,14 +156,14 @@ impl PoolBuf {
     /// Returns the device's error if the device can't register the memory, or if the buffer is empty.
     pub fn register(self, access: Access) -> Result<MemoryRegion> {
         let domain = self.chunk.domain().clone();
-        domain.register(Lent(self), access)
+        domain.register(RegisteredPoolBuf(self), access)
     }
 
     /// Takes a [registered](PoolBuf::register) buffer back and ends its rights. Returns `None` if the region has
     /// another handle, or isn't a buffer's.
     pub(crate) fn reclaim(region: MemoryRegion) -> Option<PoolBuf> {
         let memory: Box<dyn Any> = region.into_memory()?;
-        memory.downcast().ok().map(|lent: Box<Lent>| lent.0)
+        memory.downcast().ok().map(|registered: Box<RegisteredPoolBuf>| registered.0)
     }
 
     /// Returns the protection domain that the memory is registered in.
@@ -186,7 +186,7 @@ impl PoolBuf {
     }
 
     /// Gives up the first `count` bytes. The length must be at least `count`.
-    fn forget_first(&mut self, count: u32) {
+    fn drop_first(&mut self, count: u32) {
         self.start += count;
         self.len -= count;
         self.capacity -= count;
@@ -208,11 +208,11 @@ impl PoolBuf {
 }
 
 /// A buffer that is registered again, as a region.
-struct Lent(PoolBuf);
+struct RegisteredPoolBuf(PoolBuf);
 
 // SAFETY: the bytes are in a chunk, which stays where it is as long as the buffer has a share in it, and are
 // initialised; the buffer is the only owner, and has no methods here. No other process can reach them.
-unsafe impl Memory for Lent {
+unsafe impl Memory for RegisteredPoolBuf {
     fn as_ptr(&self) -> NonNull<u8> {
         // SAFETY: the slot lies in the chunk's region, and `start` in the slot.
         unsafe { self.0.chunk.region.address.add(self.0.start as usize) }

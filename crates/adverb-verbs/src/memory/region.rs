@@ -26,7 +26,7 @@ pub struct MemoryRegion(Arc<Region>);
 
 /// The rights that let only the local device access the memory; any other right may let a peer access it. (WINDOW_BIND
 /// may even when no window is bound anymore: rxe finishes writing a message that was arriving.)
-const PRIVATE: Access = Access::LOCAL_WRITE
+const PRIVATE_ACCESS: Access = Access::LOCAL_WRITE
     .union(Access::ZERO_BASED)
     .union(Access::ON_DEMAND)
     .union(Access::HUGE_PAGES)
@@ -36,7 +36,7 @@ const PRIVATE: Access = Access::LOCAL_WRITE
 pub(crate) struct Region {
     /// Dropped first: the memory may be freed only after the device has released it.
     registration: backend::Registration,
-    names: backend::Names,
+    keys: backend::MemoryKeys,
     pub(super) address: NonNull<u8>,
     pub(super) len: usize,
     access: Access,
@@ -60,20 +60,20 @@ impl Region {
         memory: Box<dyn Memory>,
         access: Access,
     ) -> Region {
-        let (names, address, len) = (registration.names(), memory.as_ptr(), memory.len());
+        let (keys, address, len) = (registration.keys(), memory.as_ptr(), memory.len());
         let (domain, memory) = (domain.clone(), Some(memory));
-        Region { registration, names, address, len, access, domain, memory }
+        Region { registration, keys, address, len, access, domain, memory }
     }
 
     /// Memory of another device, which this process can't access.
-    pub(crate) fn elsewhere(
+    pub(crate) fn of_other_device(
         domain: &ProtectionDomain,
         registration: backend::Registration,
         len: usize,
         access: Access,
     ) -> Region {
-        let (names, address, domain) = (registration.names(), NonNull::dangling(), domain.clone());
-        Region { registration, names, address, len, access, domain, memory: None }
+        let (keys, address, domain) = (registration.keys(), NonNull::dangling(), domain.clone());
+        Region { registration, keys, address, len, access, domain, memory: None }
     }
 
     pub(super) fn access(&self) -> Access {
@@ -85,14 +85,14 @@ impl Region {
         &self.domain
     }
 
-    pub(super) fn is_at_its_own_address(&self) -> bool {
-        self.names.is_at_its_own_address
+    pub(super) fn is_identity_mapped(&self) -> bool {
+        self.keys.is_identity_mapped
     }
 
     /// The plain form of the bytes at `offset`.
     #[inline]
     pub(super) fn segment(&self, offset: usize, length: u32) -> Segment {
-        Segment { addr: self.names.addr + offset as u64, length, lkey: self.names.lkey }
+        Segment { addr: self.keys.addr + offset as u64, length, lkey: self.keys.lkey }
     }
 }
 
@@ -139,15 +139,15 @@ impl MemoryRegion {
 
     /// Returns the local key (lkey).
     pub fn lkey(&self) -> u32 {
-        self.0.names.lkey
+        self.0.keys.lkey
     }
 
     /// Returns the address, remote key and length with which a peer accesses this memory.
     ///
     /// The peer has the remote access rights that the region was registered with.
     pub fn remote(&self) -> RemoteMemory {
-        let names = self.0.names;
-        RemoteMemory { addr: names.addr, rkey: names.rkey, len: self.0.len as u64 }
+        let keys = self.0.keys;
+        RemoteMemory { addr: keys.addr, rkey: keys.rkey, len: self.0.len as u64 }
     }
 
     /// Copies `bytes.len()` bytes at `offset` out of the region.
@@ -238,9 +238,9 @@ impl MemoryRegion {
     /// Returns the region if nothing else can access its memory, now or later: [`Buffer`]s and pools are made of such.
     pub(super) fn into_private(mut self) -> std::result::Result<Arc<Region>, MemoryRegion> {
         // Nobody else has it, and nobody can get it any more: `self` is gone after this.
-        let unshared = Arc::get_mut(&mut self.0)
+        let is_unshared = Arc::get_mut(&mut self.0)
             .is_some_and(|region| region.memory.as_ref().is_some_and(|memory| memory.is_exclusive()));
-        if unshared && PRIVATE.contains(self.access()) { Ok(self.0) } else { Err(self) }
+        if is_unshared && PRIVATE_ACCESS.contains(self.access()) { Ok(self.0) } else { Err(self) }
     }
 
     /// Deregisters the memory and returns it, if this is the last handle to the region.
@@ -258,16 +258,16 @@ impl MemoryRegion {
     }
 
     /// Registers the same memory, with the same rights, in another domain. The memory lives as long as either region.
-    pub(crate) fn again_in(&self, domain: &ProtectionDomain) -> Result<MemoryRegion> {
+    pub(crate) fn reregister_in(&self, domain: &ProtectionDomain) -> Result<MemoryRegion> {
         self.0.check_mapped(0, 0)?;
         let memory: Option<&dyn Any> = self.0.memory.as_deref().map(|memory| memory as _);
         // What was registered again before isn't needed for that.
-        let origin = memory.and_then(<dyn Any>::downcast_ref).map_or(self, |Again(origin)| origin);
-        let (memory, access) = (Again(origin.clone()), self.access());
-        if self.0.is_at_its_own_address() {
+        let origin = memory.and_then(<dyn Any>::downcast_ref).map_or(self, |Reregistered(origin)| origin);
+        let (memory, access) = (Reregistered(origin.clone()), self.access());
+        if self.0.is_identity_mapped() {
             domain.register(memory, access)
         } else {
-            domain.register_at(memory, self.0.names.addr, access)
+            domain.register_at(memory, self.0.keys.addr, access)
         }
     }
 
@@ -280,12 +280,12 @@ impl MemoryRegion {
 }
 
 /// Memory that is already registered, in another domain.
-struct Again(MemoryRegion);
+struct Reregistered(MemoryRegion);
 
 // SAFETY: the region holds its memory for as long as this holds the region, and it is mapped, as was checked when this
 // was made. Who has either region reaches the bytes by copies and atomics only, as peers do, and neither becomes a
 // buffer: it isn't exclusive, and the first has another handle.
-unsafe impl Memory for Again {
+unsafe impl Memory for Reregistered {
     fn as_ptr(&self) -> NonNull<u8> {
         self.0.0.address
     }
@@ -359,7 +359,7 @@ impl RegionSlice {
     }
 
     pub(crate) fn lkey(&self) -> u32 {
-        self.region.names.lkey
+        self.region.keys.lkey
     }
 
     #[inline]
@@ -380,8 +380,8 @@ impl RegionSlice {
         self.region.access.contains(Access::LOCAL_WRITE)
     }
 
-    pub(super) fn is_at_its_own_address(&self) -> bool {
-        self.region.is_at_its_own_address()
+    pub(super) fn is_identity_mapped(&self) -> bool {
+        self.region.is_identity_mapped()
     }
 }
 
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_whole_while_they_are_copied() {
+    fn copied_words_are_never_torn() {
         let domain = Device::open("soft").unwrap().create_protection_domain().unwrap();
         let region = domain.region(256, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC).unwrap();
         let words = || (0..32).map(|index| region.word(8 * index).unwrap());
@@ -447,18 +447,18 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_registered_again_and_again_is_registered_twice() {
+    fn reregistering_repeatedly_keeps_two_registrations() {
         let device = Device::open("soft").unwrap();
         let domain = || device.create_protection_domain().unwrap();
         let region = domain().region(4096, Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
-        let mut again = region.again_in(&domain()).unwrap();
+        let mut reregistered = region.reregister_in(&domain()).unwrap();
         for _ in 0..3 {
-            let before = Arc::downgrade(&again.0);
-            again = again.again_in(&domain()).unwrap();
+            let before = Arc::downgrade(&reregistered.0);
+            reregistered = reregistered.reregister_in(&domain()).unwrap();
             assert!(before.upgrade().is_none(), "nobody needs it any more");
         }
-        assert_eq!((again.len(), again.access()), (region.len(), region.access()));
-        again.write(7, b"here").unwrap();
+        assert_eq!((reregistered.len(), reregistered.access()), (region.len(), region.access()));
+        reregistered.write(7, b"here").unwrap();
         let mut bytes = [0; 4];
         region.read(7, &mut bytes).unwrap();
         assert_eq!(&bytes, b"here");

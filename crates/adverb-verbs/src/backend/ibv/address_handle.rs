@@ -22,7 +22,7 @@ unsafe impl Sync for AddressHandle {}
 
 impl AddressHandle {
     pub(crate) fn new(domain: &Arc<ProtectionDomain>, address: &Address) -> Result<AddressHandle> {
-        let mut attr = lower_address(address);
+        let mut attr = encode_address(address);
         // SAFETY: the domain is alive, and the attributes are set.
         let handle = unsafe { domain.device.library.ibv_create_ah(domain.handle.as_ptr(), &mut attr) };
         let action =
@@ -39,7 +39,7 @@ impl AddressHandle {
 
 impl Drop for AddressHandle {
     fn drop(&mut self) {
-        if self.domain.device.is_ours() {
+        if self.domain.device.is_owned() {
             // SAFETY: destroyed once, and no request uses it any more: requests hold it until they complete.
             let code = unsafe { self.domain.device.library.ibv_destroy_ah(self.handle.as_ptr()) };
             if let Err(error) = check(code, || "destroying an address handle".to_owned()) {
@@ -50,7 +50,7 @@ impl Drop for AddressHandle {
 }
 
 /// An address in the library's form.
-pub(super) fn lower_address(address: &Address) -> ibv_ah_attr {
+pub(super) fn encode_address(address: &Address) -> ibv_ah_attr {
     let mut attr = sys::ibv_ah_attr::zeroed();
     attr.port_num = address.port;
     attr.dlid = address.lid;

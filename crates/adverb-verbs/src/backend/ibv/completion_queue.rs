@@ -42,7 +42,7 @@ impl CompletionQueue {
         let channel = if events { Some(Channel::new(device)?) } else { None };
         let channel_pointer =
             channel.as_ref().map_or(std::ptr::null_mut(), |channel| channel.handle.as_ptr());
-        let made = match kind {
+        let created = match kind {
             CompletionQueueKind::Plain => {
                 // SAFETY: the channel, if there is one, is of the device's context.
                 unsafe { create(device, depth, channel_pointer, vector) }.map(|handle| (handle, None))
@@ -50,7 +50,7 @@ impl CompletionQueue {
             _ => Extended::new(device, depth, channel_pointer, vector, kind)
                 .map(|extended| (extended.handle.cast(), Some(extended))),
         };
-        match made {
+        match created {
             Ok((handle, extended)) => {
                 let (device, depth) = (Arc::clone(device), AtomicU32::new(depth));
                 Ok(CompletionQueue { device, handle, channel, depth, extended })
@@ -69,16 +69,16 @@ impl CompletionQueue {
     }
 
     #[inline]
-    pub(crate) fn poll(&self, room: &mut [RawCompletion]) -> Result<usize> {
+    pub(crate) fn poll(&self, out: &mut [RawCompletion]) -> Result<usize> {
         if let Some(extended) = &self.extended {
-            return self.poll_extended(extended, room);
+            return self.poll_extended(extended, out);
         }
-        let most = libc::c_int::try_from(room.len()).unwrap_or(libc::c_int::MAX);
+        let max_count = libc::c_int::try_from(out.len()).unwrap_or(libc::c_int::MAX);
         // SAFETY: the queue is alive, and as many completions may be written as are said: both types have one layout. Of a
         // failure devices leave most fields as they were, and so initialised.
-        let count = unsafe { sys::ibv_poll_cq(self.handle.as_ptr(), most, room.as_mut_ptr().cast()) };
+        let count = unsafe { sys::ibv_poll_cq(self.handle.as_ptr(), max_count, out.as_mut_ptr().cast()) };
         // A negative number is an error.
-        if count > most || count < 0 { Err(self.poll_error(count)) } else { Ok(count as usize) }
+        if count > max_count || count < 0 { Err(self.poll_error(count)) } else { Ok(count as usize) }
     }
 
     #[cold]
@@ -90,10 +90,10 @@ impl CompletionQueue {
     /// Soft-RoCE says in the kernel's own way that the sender of a message invalidated a key: it writes completions where
     /// the library reads them, and doesn't translate the flag (rxe_resp.c, `do_complete`).
     #[cold]
-    pub(crate) fn correct(&self, outcome: &mut RawOutcome) {
+    pub(crate) fn normalize(&self, outcome: &mut RawOutcome) {
         /// `IB_WC_WITH_INVALIDATE` (ib_verbs.h), in the library `IBV_WC_IP_CSUM_OK`, which soft-RoCE never has.
         const KERNEL_INVALIDATED: u32 = 1 << 2;
-        const { assert!(flag::UNUSUAL == KERNEL_INVALIDATED | flag::INVALIDATED) };
+        const { assert!(flag::SLOW_PATH == KERNEL_INVALIDATED | flag::INVALIDATED) };
         if self.device.is_soft_roce && outcome.flags & KERNEL_INVALIDATED != 0 {
             outcome.flags ^= KERNEL_INVALIDATED | flag::INVALIDATED;
         }
@@ -135,13 +135,13 @@ impl CompletionQueue {
     }
 
     fn channel(&self) -> Result<&Channel> {
-        self.channel.as_ref().ok_or_else(backend::queue_has_no_events)
+        self.channel.as_ref().ok_or_else(backend::no_event_channel)
     }
 }
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        if !self.device.is_ours() {
+        if !self.device.is_owned() {
             return;
         }
         // SAFETY: destroyed once; the queue pairs that used it are gone: they hold it.

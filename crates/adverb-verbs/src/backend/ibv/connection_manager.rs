@@ -22,7 +22,7 @@ use adverb_sys::{
 use self::address::RawAddress;
 use super::completion_queue::wait_readable;
 use super::{check, verb_error};
-use crate::backend::connection_manager::{Parameters, Path, Use};
+use crate::backend::connection_manager::{Parameters, Path, Purpose};
 use crate::backend::{Address, Connection, ReadyToSend};
 use crate::error::{Error, Result, errno_hint};
 
@@ -30,7 +30,7 @@ pub(crate) struct Identifier {
     library: &'static RdmaCm,
     handle: NonNull<rdma_cm_id>,
     /// What it, and the library with it, takes what comes with its events for.
-    purpose: Use,
+    purpose: Purpose,
     /// This identifier's alone, so that no event of one is taken by who waits for another.
     channel: Channel,
 }
@@ -42,13 +42,13 @@ unsafe impl Send for Identifier {}
 unsafe impl Sync for Identifier {}
 
 impl Identifier {
-    pub(crate) fn new(purpose: Use) -> Result<Identifier> {
+    pub(crate) fn new(purpose: Purpose) -> Result<Identifier> {
         let library = library()?;
         let channel = Channel::new(library)?;
         let mut handle = std::ptr::null_mut();
         let port_space = match purpose {
-            Use::Connections => sys::RDMA_PS_TCP,
-            Use::Datagrams => sys::RDMA_PS_UDP,
+            Purpose::Connections => sys::RDMA_PS_TCP,
+            Purpose::Datagrams => sys::RDMA_PS_UDP,
         };
         // SAFETY: the channel is alive, and the identifier may be written. No context is given, and none is read.
         let code = unsafe {
@@ -73,7 +73,7 @@ impl Identifier {
     unsafe fn adopt(
         library: &'static RdmaCm,
         handle: NonNull<rdma_cm_id>,
-        purpose: Use,
+        purpose: Purpose,
     ) -> Result<Identifier> {
         let moved = Channel::new(library).and_then(|channel| {
             // SAFETY: both are alive. There is nothing to wait for: no event of the identifier is unacknowledged.
@@ -198,11 +198,11 @@ impl Identifier {
         })
     }
 
-    pub(crate) fn ready(&self, transport: Transport) -> Result<(Connection, ReadyToSend)> {
+    pub(crate) fn qp_attributes(&self, transport: Transport) -> Result<(Connection, ReadyToSend)> {
         let receive = self.attributes(sys::IBV_QPS_RTR)?;
         let send = self.attributes(sys::IBV_QPS_RTS)?;
         let connection = Connection {
-            address: raise_address(&receive.ah_attr),
+            address: decode_address(&receive.ah_attr),
             qpn: Qpn::truncate(receive.dest_qp_num),
             psn: Psn::wrapping(receive.rq_psn),
             mtu: u8::try_from(receive.path_mtu).ok().and_then(PathMtu::from_code).unwrap_or(PathMtu::Mtu256),
@@ -233,14 +233,14 @@ impl Identifier {
     }
 
     pub(crate) fn connect(&self, parameters: &Parameters<'_>) -> Result<()> {
-        let mut raw = lower(parameters);
+        let mut raw = encode_params(parameters);
         // SAFETY: the identifier is alive, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_connect(self.id(), &mut raw) };
         check(code, || "sending the connect request".to_owned())
     }
 
     pub(crate) fn accept(&self, parameters: &Parameters<'_>) -> Result<()> {
-        let mut raw = lower(parameters);
+        let mut raw = encode_params(parameters);
         // SAFETY: the identifier is alive, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_accept(self.id(), &mut raw) };
         check(code, || "accepting a connect request".to_owned())
@@ -248,14 +248,14 @@ impl Identifier {
     }
 
     pub(crate) fn resolve_service(&self, private_data: &[u8]) -> Result<()> {
-        let mut raw = lower_datagrams(Qpn::truncate(0), private_data);
+        let mut raw = encode_sidr_params(Qpn::truncate(0), private_data);
         // SAFETY: the identifier is alive, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_connect(self.id(), &mut raw) };
         check(code, || "sending the service ID resolution request".to_owned())
     }
 
-    pub(crate) fn answer(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
-        let mut raw = lower_datagrams(qpn, private_data);
+    pub(crate) fn accept_query(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
+        let mut raw = encode_sidr_params(qpn, private_data);
         // SAFETY: the identifier is alive, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_accept(self.id(), &mut raw) };
         check(code, || "answering the service ID resolution request".to_owned())
@@ -289,7 +289,7 @@ impl Identifier {
 
 impl Drop for Identifier {
     fn drop(&mut self) {
-        if !self.channel.is_ours() {
+        if !self.channel.is_owned() {
             return;
         }
         // SAFETY: destroyed once, before its channel. There is nothing to wait for: events are acknowledged as they are
@@ -338,14 +338,14 @@ impl Channel {
     }
 
     /// Whether this process made it. A forked child didn't, and must leave the parent's connections alone.
-    fn is_ours(&self) -> bool {
+    fn is_owned(&self) -> bool {
         self.owner == std::process::id()
     }
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        if self.is_ours() && !self.leaked {
+        if self.is_owned() && !self.leaked {
             // SAFETY: destroyed once, after the only identifier that used it.
             unsafe { self.library.rdma_destroy_event_channel(self.handle.as_ptr()) };
         }
@@ -359,7 +359,7 @@ fn library() -> Result<&'static RdmaCm> {
 }
 
 /// Parameters in the library's form, which borrows the private data.
-fn lower(parameters: &Parameters<'_>) -> rdma_conn_param {
+fn encode_params(parameters: &Parameters<'_>) -> rdma_conn_param {
     rdma_conn_param {
         private_data: parameters.private_data.as_ptr().cast(),
         private_data_len: short_len(parameters.private_data),
@@ -374,7 +374,7 @@ fn lower(parameters: &Parameters<'_>) -> rdma_conn_param {
 }
 
 /// The parameters of datagrams in the library's form, which borrows the private data.
-fn lower_datagrams(qpn: Qpn, private_data: &[u8]) -> rdma_conn_param {
+fn encode_sidr_params(qpn: Qpn, private_data: &[u8]) -> rdma_conn_param {
     let mut raw = rdma_conn_param::zeroed();
     raw.private_data = private_data.as_ptr().cast();
     raw.private_data_len = short_len(private_data);
@@ -383,7 +383,7 @@ fn lower_datagrams(qpn: Qpn, private_data: &[u8]) -> rdma_conn_param {
 }
 
 /// An address as the library tells it.
-fn raise_address(attr: &sys::ibv_ah_attr) -> Address {
+fn decode_address(attr: &sys::ibv_ah_attr) -> Address {
     Address {
         gid: Gid::new(attr.grh.dgid.octets()),
         lid: attr.dlid,

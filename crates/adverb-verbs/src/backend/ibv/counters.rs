@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_are_numbers_and_what_is_not_a_counter_is_left_out() {
+    fn only_numeric_counters_are_read() {
         let port = std::env::temp_dir().join(format!("adverb-counters-{}", std::process::id()));
         let write = |path: &str, text: &str| fs::write(port.join(path), text).unwrap();
         fs::create_dir_all(port.join("hw_counters")).unwrap();

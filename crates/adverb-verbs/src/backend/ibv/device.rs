@@ -48,10 +48,10 @@ impl Device {
         let list = DeviceList::new(library)?;
         let found = list.iter().find(|(_, info)| info.name == name);
         let Some((device, info)) = found else {
-            let names: Vec<String> = list.iter().map(|(_, info)| info.name).collect();
-            let hint = match names.len() {
+            let keys: Vec<String> = list.iter().map(|(_, info)| info.name).collect();
+            let hint = match keys.len() {
                 0 => "load the device's driver: no RDMA devices exist".to_owned(),
-                _ => format!("use one of these: {}", names.join(", ")),
+                _ => format!("use one of these: {}", keys.join(", ")),
             };
             return Err(Error::NoDevice { reason: format!("no RDMA device is named {name}"), hint });
         };
@@ -82,7 +82,7 @@ impl Device {
             recorder: Arc::default(),
         };
         let attributes = device.attributes()?;
-        device.is_soft_roce = attributes.vendor_id == SOFT_ROCE;
+        device.is_soft_roce = attributes.vendor_id == SOFT_ROCE_VENDOR_ID;
         if attributes.has_atomic_write {
             device.extended_operations |= sys::IBV_QP_EX_WITH_ATOMIC_WRITE;
         }
@@ -96,7 +96,7 @@ impl Device {
     }
 
     /// Whether this process opened the device. A forked child didn't, and must leave its objects alone.
-    pub(crate) fn is_ours(&self) -> bool {
+    pub(crate) fn is_owned(&self) -> bool {
         self.owner == std::process::id()
     }
 
@@ -226,12 +226,12 @@ impl Device {
 
     pub(crate) fn gid_table(&self) -> Result<Vec<GidEntry>> {
         let ports = self.attributes()?.port_count;
-        let mut room = 0;
+        let mut entry_count = 0;
         for port in 1..=ports {
-            room += self.port(port)?.gid_table_len as usize;
+            entry_count += self.port(port)?.gid_table_len as usize;
         }
         let zero = sys::ibv_gid_entry::zeroed();
-        let mut entries = vec![zero; room.min(MOST_GIDS)];
+        let mut entries = vec![zero; entry_count.min(MAX_GIDS)];
         // SAFETY: the context is open, and as many entries may be written as are said.
         let count = unsafe {
             self.library.ibv_query_gid_table(self.context.as_ptr(), entries.as_mut_ptr(), entries.len(), 0)
@@ -277,7 +277,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if self.is_ours() {
+        if self.is_owned() {
             // SAFETY: the context is open, closed once, and all that was made from it is gone: it holds the device.
             let code = unsafe { self.library.ibv_close_device(self.context.as_ptr()) };
             if let Err(error) = check(code, || format!("closing device {}", self.name)) {
@@ -311,10 +311,10 @@ fn on_demand(caps: &sys::ibv_odp_caps) -> OdpCapabilities {
 }
 
 /// The vendor of Linux's soft-RoCE (rxe_param.h).
-const SOFT_ROCE: u32 = 0xff_ffff;
+const SOFT_ROCE_VENDOR_ID: u32 = 0xff_ffff;
 
 /// As many entries as fit the kernel's answer, which is limited to 64 KiB; more is refused.
-const MOST_GIDS: usize = 2047;
+const MAX_GIDS: usize = 2047;
 
 /// The library, or why there is none.
 fn library() -> Result<&'static Ibverbs> {

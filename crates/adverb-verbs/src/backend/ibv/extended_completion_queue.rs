@@ -62,11 +62,11 @@ impl Extended {
 impl CompletionQueue {
     /// Takes as many completions as there is room for; says how many there were.
     #[cold]
-    pub(super) fn poll_extended(&self, extended: &Extended, room: &mut [RawCompletion]) -> Result<usize> {
+    pub(super) fn poll_extended(&self, extended: &Extended, out: &mut [RawCompletion]) -> Result<usize> {
         // Soft-RoCE's part of the library ends the poll itself when there is no next completion, and ending it once more
         // passes over the one that comes then (`cq_next_poll` in its rxe.c): it isn't asked.
-        let can_go_on = !self.device.is_soft_roce;
-        extended.poll(room, can_go_on).map_err(|code| self.poll_error(code))
+        let can_continue = !self.device.is_soft_roce;
+        extended.poll(out, can_continue).map_err(|code| self.poll_error(code))
     }
 }
 
@@ -74,26 +74,26 @@ impl Extended {
     /// Takes as many completions as there is room for and returns their number, or the error number if there are none.
     ///
     /// Several threads may call it: each poll, from its start to its end, holds the lock.
-    fn poll(&self, room: &mut [RawCompletion], can_go_on: bool) -> Result<usize, libc::c_int> {
+    fn poll(&self, out: &mut [RawCompletion], can_continue: bool) -> Result<usize, libc::c_int> {
         let queue = self.handle.as_ptr();
         let _polling = self.polling.lock();
         let mut count = 0;
-        while count < room.len() {
+        while count < out.len() {
             let mut attr = sys::ibv_poll_cq_attr::zeroed();
             // SAFETY: the queue is alive, and no other thread polls it: this one has the lock.
             let mut code = unsafe { sys::ibv_start_poll(queue, &mut attr) };
-            let has_begun = code == 0;
+            let has_started = code == 0;
             while code == 0 {
                 // SAFETY: a poll is under way.
-                room[count] = unsafe { self.read() };
+                out[count] = unsafe { self.read() };
                 count += 1;
-                if count == room.len() || !can_go_on {
+                if count == out.len() || !can_continue {
                     break;
                 }
                 // SAFETY: a poll is under way.
                 code = unsafe { sys::ibv_next_poll(queue) };
             }
-            if has_begun {
+            if has_started {
                 // SAFETY: a poll is under way.
                 unsafe { sys::ibv_end_poll(queue) };
             }
@@ -127,7 +127,7 @@ impl Extended {
                 outcome.opcode = sys::ibv_wc_read_opcode(queue);
                 outcome.length = sys::ibv_wc_read_byte_len(queue);
                 outcome.flags = sys::ibv_wc_read_wc_flags(queue);
-                let has_word = outcome.flags & (flag::IMMEDIATE | flag::UNUSUAL) != 0;
+                let has_word = outcome.flags & (flag::IMMEDIATE | flag::SLOW_PATH) != 0;
                 if has_word || outcome.opcode == opcode::RECV_WRITE {
                     outcome.immediate = sys::ibv_wc_read_imm_data(queue);
                 }
@@ -136,7 +136,7 @@ impl Extended {
                 outcome.vendor_error = sys::ibv_wc_read_vendor_err(queue);
             }
             if self.has_timestamps {
-                outcome.carry_timestamp(sys::ibv_wc_read_completion_ts(queue));
+                outcome.store_timestamp(sys::ibv_wc_read_completion_ts(queue));
             }
             RawCompletion::new(wr_id, outcome)
         }
@@ -179,7 +179,7 @@ mod tests {
     }
 
     /// An extended queue of a device that always has a completion, numbered by its `wr_id`.
-    fn endless() -> ibv_cq_ex {
+    fn endless_queue() -> ibv_cq_ex {
         let mut queue = ibv_cq_ex::zeroed();
         queue.start_poll = Some(start_poll);
         queue.end_poll = Some(end_poll);
@@ -198,13 +198,13 @@ mod tests {
         // SAFETY: the queue outlives the threads, and what they do to it is what is tested.
         unsafe impl Sync for Shared {}
 
-        let mut queue = endless();
+        let mut queue = endless_queue();
         let handle = NonNull::from(&mut queue);
         let shared = Shared(Extended { handle, has_timestamps: false, polling: Mutex::new(()) });
         let poll = || {
             let shared = &shared;
-            let mut room = [RawCompletion::EMPTY; 1];
-            (0..POLLS).for_each(|_| assert_eq!(shared.0.poll(&mut room, false), Ok(1)));
+            let mut out = [RawCompletion::EMPTY; 1];
+            (0..POLLS).for_each(|_| assert_eq!(shared.0.poll(&mut out, false), Ok(1)));
         };
         std::thread::scope(|threads| {
             (0..2).for_each(|_| drop(threads.spawn(poll)));

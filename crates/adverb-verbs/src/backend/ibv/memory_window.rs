@@ -17,7 +17,7 @@ pub(crate) struct MemoryWindow {
     handle: NonNull<ibv_mw>,
     /// The key that it has now; it gets the next when it is bound.
     rkey: AtomicU32,
-    gone: AtomicBool,
+    freed: AtomicBool,
 }
 
 // SAFETY: libibverbs' memory windows may be used from any thread.
@@ -34,7 +34,7 @@ impl MemoryWindow {
         let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
         // SAFETY: the window was just made.
         let rkey = AtomicU32::new(unsafe { (*handle.as_ptr()).rkey });
-        Ok(MemoryWindow { domain: Arc::clone(domain), handle, rkey, gone: AtomicBool::new(false) })
+        Ok(MemoryWindow { domain: Arc::clone(domain), handle, rkey, freed: AtomicBool::new(false) })
     }
 
     /// The key that it gets when it is bound next.
@@ -43,13 +43,13 @@ impl MemoryWindow {
     }
 
     /// Says that it was bound, and has this key now.
-    pub(crate) fn has_rkey(&self, rkey: u32) {
+    pub(crate) fn set_rkey(&self, rkey: u32) {
         self.rkey.store(rkey, Ordering::Relaxed);
     }
 
     /// Frees it: afterwards nobody reaches memory through it. If that fails somebody may.
     pub(crate) fn free(&self) -> Result<()> {
-        if !self.domain.device.is_ours() || self.gone.swap(true, Ordering::Relaxed) {
+        if !self.domain.device.is_owned() || self.freed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
         // SAFETY: freed once, as the flag sees to, and not used afterwards: its owner knows that it is gone. A context

@@ -39,11 +39,11 @@ use crate::error::Error;
 /// The error of a verb that answers with an error number; `Ok` if it is 0.
 #[inline]
 fn check(code: libc::c_int, action: impl FnOnce() -> String) -> crate::error::Result<()> {
-    if code == 0 { Ok(()) } else { Err(refusal(code, action)) }
+    if code == 0 { Ok(()) } else { Err(code_error(code, action)) }
 }
 
 #[cold]
-fn refusal(code: libc::c_int, action: impl FnOnce() -> String) -> Error {
+fn code_error(code: libc::c_int, action: impl FnOnce() -> String) -> Error {
     // Most verbs return the number; some return -1 and set errno, which the next allocation may change.
     let error = match code {
         -1 => io::Error::last_os_error(),

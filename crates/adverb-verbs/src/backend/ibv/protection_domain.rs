@@ -31,7 +31,7 @@ impl ProtectionDomain {
 
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
-        if self.device.is_ours() {
+        if self.device.is_owned() {
             // SAFETY: freed once, and all that was made in it is gone: it holds the domain.
             let code = unsafe { self.device.library.ibv_dealloc_pd(self.handle.as_ptr()) };
             if let Err(error) = check(code, || "freeing a protection domain".to_owned()) {

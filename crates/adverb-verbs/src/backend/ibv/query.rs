@@ -8,11 +8,11 @@ use crate::error::Result;
 
 impl QueuePair {
     pub(crate) fn state(&self) -> Result<QpState> {
-        Ok(state(&self.ask(sys::IBV_QP_STATE)?))
+        Ok(state(&self.query_attributes(sys::IBV_QP_STATE)?))
     }
 
     pub(crate) fn query(&self) -> Result<QueuePairAttributes> {
-        let attr = self.ask(EVERYTHING)?;
+        let attr = self.query_attributes(ALL_ATTRIBUTES)?;
         let (path, grh) = (&attr.ah_attr, &attr.ah_attr.grh);
         let state = state(&attr);
         let is_connected = !matches!(state, QpState::Reset | QpState::Init);
@@ -44,8 +44,8 @@ impl QueuePair {
         Ok(attributes)
     }
 
-    fn ask(&self, mask: libc::c_int) -> Result<ibv_qp_attr> {
-        let handle = self.alive()?;
+    fn query_attributes(&self, mask: libc::c_int) -> Result<ibv_qp_attr> {
+        let handle = self.live_handle()?;
         let mut attr = ibv_qp_attr::zeroed();
         let mut init = sys::ibv_qp_init_attr::zeroed();
         let library = self.domain.device.library;
@@ -57,7 +57,7 @@ impl QueuePair {
 }
 
 /// All that is told of a queue pair here. Devices answer with what they have.
-const EVERYTHING: libc::c_int = sys::IBV_QP_STATE
+const ALL_ATTRIBUTES: libc::c_int = sys::IBV_QP_STATE
     | sys::IBV_QP_PORT
     | sys::IBV_QP_PKEY_INDEX
     | sys::IBV_QP_QKEY

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use adverb_proto::types::{Qpn, SendOperation, Transport};
 use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr};
 
-use super::address_handle::lower_address;
+use super::address_handle::encode_address;
 use super::extended_posting::{self, ExtendedPosting};
 use super::{CompletionQueue, ProtectionDomain, check, verb_error};
 use crate::backend::request_list::Chain;
@@ -21,7 +21,7 @@ pub(crate) struct QueuePair {
     pub(super) domain: Arc<ProtectionDomain>,
     pub(super) handle: NonNull<ibv_qp>,
     pub(super) qpn: Qpn,
-    gone: AtomicBool,
+    destroyed: AtomicBool,
     /// The functions for operations that `ibv_post_send` can't post, if the device has such operations.
     extended: Option<ExtendedPosting>,
     // Held because the queue pair completes into them.
@@ -48,12 +48,12 @@ impl QueuePair {
             None => None,
             Some((shared, backend::SharedReceiveQueue::Ibv(queue))) => Some((shared, queue)),
             #[cfg(feature = "soft")]
-            Some(_) => return Err(backend::of_two_devices()),
+            Some(_) => return Err(backend::device_mismatch()),
         };
         if [send_cq, recv_cq].iter().any(|queue| !Arc::ptr_eq(&queue.device, device))
             || shared.is_some_and(|(_, queue)| !Arc::ptr_eq(&queue.domain.device, device))
         {
-            return Err(backend::of_two_devices());
+            return Err(backend::device_mismatch());
         }
         let mut attr = sys::ibv_qp_init_attr::zeroed();
         attr.send_cq = send_cq.handle.as_ptr();
@@ -89,7 +89,7 @@ impl QueuePair {
             domain: Arc::clone(domain),
             handle,
             qpn,
-            gone: AtomicBool::new(false),
+            destroyed: AtomicBool::new(false),
             extended,
             _send_cq: Arc::clone(send_cq),
             _recv_cq: Arc::clone(recv_cq),
@@ -102,27 +102,27 @@ impl QueuePair {
         self.qpn
     }
 
-    pub(crate) fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Relaxed)
+    pub(crate) fn is_destroyed(&self) -> bool {
+        self.destroyed.load(Ordering::Relaxed)
     }
 
     /// The library's object, if it wasn't destroyed before its time. (What posts needn't ask: it knows the state.)
-    pub(super) fn alive(&self) -> Result<*mut ibv_qp> {
-        if self.is_gone() {
-            return Err(backend::queue_pair_is_gone());
+    pub(super) fn live_handle(&self) -> Result<*mut ibv_qp> {
+        if self.is_destroyed() {
+            return Err(backend::queue_pair_destroyed());
         }
         Ok(self.handle.as_ptr())
     }
 
     pub(crate) fn modify(&self, change: &StateChange) -> Result<()> {
-        let handle = self.alive()?;
+        let handle = self.live_handle()?;
         let mut attr = ibv_qp_attr::zeroed();
-        let (mask, words) = match change {
+        let (mask, state_name) = match change {
             StateChange::Reset => {
                 attr.qp_state = sys::IBV_QPS_RESET;
                 (sys::IBV_QP_STATE, "reset")
             }
-            StateChange::Init(init) => (initial(&mut attr, init), "init"),
+            StateChange::Init(init) => (init_attributes(&mut attr, init), "init"),
             StateChange::ReadyToReceive(ready) => (ready_to_receive(&mut attr, ready), "ready to receive"),
             StateChange::ReadyToSend(ready) => (ready_to_send(&mut attr, ready), "ready to send"),
             StateChange::Access(access) => {
@@ -137,7 +137,9 @@ impl QueuePair {
         };
         // SAFETY: the queue pair is alive, and all attributes that the mask names are set.
         let code = unsafe { self.domain.device.library.ibv_modify_qp(handle, &mut attr, mask) };
-        check(code, || format!("moving queue pair {} of {} to “{words}”", self.qpn, self.domain.device.name))
+        check(code, || {
+            format!("moving queue pair {} of {} to “{state_name}”", self.qpn, self.domain.device.name)
+        })
     }
 
     #[inline]
@@ -187,7 +189,7 @@ impl QueuePair {
     }
 
     pub(crate) fn destroy(&self) -> Result<()> {
-        if !self.domain.device.is_ours() || self.gone.swap(true, Ordering::Relaxed) {
+        if !self.domain.device.is_owned() || self.destroyed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
         // SAFETY: destroyed once, as the flag sees to, and not used afterwards: its owner is being dropped.
@@ -197,7 +199,7 @@ impl QueuePair {
 }
 
 /// Sets what a queue pair needs to have receives posted, and says which attributes those are.
-fn initial(attr: &mut ibv_qp_attr, init: &Init) -> libc::c_int {
+fn init_attributes(attr: &mut ibv_qp_attr, init: &Init) -> libc::c_int {
     attr.qp_state = sys::IBV_QPS_INIT;
     attr.port_num = init.port;
     attr.pkey_index = init.pkey_index;
@@ -218,7 +220,7 @@ fn ready_to_receive(attr: &mut ibv_qp_attr, ready: &ReadyToReceive) -> libc::c_i
     attr.path_mtu = connection.mtu.code().into();
     attr.dest_qp_num = connection.qpn.get();
     attr.rq_psn = connection.psn.get();
-    attr.ah_attr = lower_address(&connection.address);
+    attr.ah_attr = encode_address(&connection.address);
     let mask =
         sys::IBV_QP_STATE | sys::IBV_QP_AV | sys::IBV_QP_PATH_MTU | sys::IBV_QP_DEST_QPN | sys::IBV_QP_RQ_PSN;
     if ready.transport != Transport::Rc {

@@ -11,14 +11,14 @@ use adverb_proto::types::Access;
 use adverb_sys::ibv_mr;
 
 use super::{ProtectionDomain, check};
-use crate::backend::{Memory, Names};
+use crate::backend::{Memory, MemoryKeys};
 use crate::error::{Error, Result, errno_hint};
 
 pub(crate) struct Registration {
     domain: Arc<ProtectionDomain>,
     pub(super) handle: NonNull<ibv_mr>,
-    names: Names,
-    gone: AtomicBool,
+    keys: MemoryKeys,
+    deregistered: AtomicBool,
 }
 
 // SAFETY: libibverbs' memory regions may be used from any thread.
@@ -35,8 +35,8 @@ impl Registration {
     ) -> Result<Registration> {
         let device = &domain.device;
         let address = memory.as_ptr().as_ptr();
-        let own = address.expose_provenance() as u64;
-        let iova = iova.unwrap_or(own);
+        let own_addr = address.expose_provenance() as u64;
+        let iova = iova.unwrap_or(own_addr);
         // SAFETY: the domain is alive; the memory is readable and writable, and its owner keeps it until after
         // `deregister`.
         let handle = unsafe {
@@ -46,7 +46,7 @@ impl Registration {
         let Some(handle) = NonNull::new(handle) else {
             let error = io::Error::last_os_error();
             let hint = match error.raw_os_error() {
-                Some(libc::EINVAL) if iova != own => {
+                Some(libc::EINVAL) if iova != own_addr => {
                     "use an address with the same offset within its page as the memory; the device may not support \
                      every address"
                         .to_owned()
@@ -57,7 +57,7 @@ impl Registration {
             return Err(Error::Verb { action, hint: hint.into(), error });
         };
         // SAFETY: the region was just made in this domain.
-        Ok(unsafe { Registration::owning(domain, handle, iova, iova == own) })
+        Ok(unsafe { Registration::from_handle(domain, handle, iova, iova == own_addr) })
     }
 
     /// Registers memory of another device.
@@ -78,7 +78,7 @@ impl Registration {
         };
         let Some(handle) = NonNull::new(handle) else {
             let error = io::Error::last_os_error();
-            if says_unsupported(&error) {
+            if is_unsupported(&error) {
                 return Err(Error::Unsupported {
                     feature: format!("registering a dma-buf with {}", device.name).into(),
                     hint: "copy through host memory: the device's rdma-core provider or its kernel driver lacks dma-buf \
@@ -91,45 +91,45 @@ impl Registration {
             return Err(Error::Verb { action, hint: hint.into(), error });
         };
         // SAFETY: the region was just made in this domain.
-        Ok(unsafe { Registration::owning(domain, handle, iova, false) })
+        Ok(unsafe { Registration::from_handle(domain, handle, iova, false) })
     }
 
     /// Whether the device can register dma-bufs. It isn't among what it says of itself, so that it is asked to register
     /// none: one that could finds fault with the descriptor, one that can't with the question.
-    pub(crate) fn can_be_of_dmabuf(domain: &ProtectionDomain) -> bool {
+    pub(crate) fn supports_dmabuf(domain: &ProtectionDomain) -> bool {
         let device = &domain.device;
         // SAFETY: the domain is alive; there is no such descriptor, and so nothing is registered.
         let handle = unsafe {
             device.library.ibv_reg_dmabuf_mr(domain.handle.as_ptr(), 0, 4096, 0, -1, flags(Access::empty()))
         };
-        handle.is_null() && !says_unsupported(&io::Error::last_os_error())
+        handle.is_null() && !is_unsupported(&io::Error::last_os_error())
     }
 
     /// # Safety
     ///
     /// The region is alive, nobody's, and of this domain.
-    unsafe fn owning(
+    unsafe fn from_handle(
         domain: &Arc<ProtectionDomain>,
         handle: NonNull<ibv_mr>,
         addr: u64,
-        is_at_its_own_address: bool,
+        is_identity_mapped: bool,
     ) -> Registration {
         // SAFETY: the region was just made, and its keys don't change.
         let (lkey, rkey) = unsafe { ((*handle.as_ptr()).lkey, (*handle.as_ptr()).rkey) };
         Registration {
             domain: Arc::clone(domain),
             handle,
-            names: Names { addr, is_at_its_own_address, lkey, rkey },
-            gone: AtomicBool::new(false),
+            keys: MemoryKeys { addr, is_identity_mapped, lkey, rkey },
+            deregistered: AtomicBool::new(false),
         }
     }
 
-    pub(crate) fn names(&self) -> Names {
-        self.names
+    pub(crate) fn keys(&self) -> MemoryKeys {
+        self.keys
     }
 
     pub(crate) fn deregister(&self) -> Result<()> {
-        if !self.domain.device.is_ours() || self.gone.swap(true, Ordering::Relaxed) {
+        if !self.domain.device.is_owned() || self.deregistered.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
         // SAFETY: deregistered once, as the flag sees to.
@@ -145,7 +145,7 @@ fn flags(access: Access) -> libc::c_uint {
 }
 
 /// Whether an error says that something can't be done at all: by the library, its part for the device, or the kernel.
-fn says_unsupported(error: &io::Error) -> bool {
+fn is_unsupported(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
         Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS | libc::ENOTTY)
@@ -160,8 +160,8 @@ fn registration_hint(error: &io::Error, len: usize) -> String {
     }
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limit may be written.
-    let asked = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
-    if asked != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
+    if result != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
         let general = explain::errno(libc::ENOMEM).and_then(|explanation| explanation.hint);
         return general.unwrap_or_default().to_owned();
     }

@@ -14,7 +14,7 @@ use crate::error::Result;
 pub(crate) struct SharedReceiveQueue {
     pub(super) domain: Arc<ProtectionDomain>,
     pub(super) handle: NonNull<ibv_srq>,
-    gone: AtomicBool,
+    destroyed: AtomicBool,
 }
 
 // SAFETY: libibverbs' shared receive queues may be used from any thread.
@@ -39,7 +39,8 @@ impl SharedReceiveQueue {
         let handle = unsafe { device.library.ibv_create_srq(domain.handle.as_ptr(), &mut attr) };
         let action = || format!("creating a shared receive queue of depth {depth} on {}", device.name);
         let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
-        let queue = SharedReceiveQueue { domain: Arc::clone(domain), handle, gone: AtomicBool::new(false) };
+        let queue =
+            SharedReceiveQueue { domain: Arc::clone(domain), handle, destroyed: AtomicBool::new(false) };
         Ok((queue, attr.attr.max_sge))
     }
 
@@ -60,7 +61,7 @@ impl SharedReceiveQueue {
     }
 
     pub(crate) fn destroy(&self) -> Result<()> {
-        if !self.domain.device.is_ours() || self.gone.swap(true, Ordering::Relaxed) {
+        if !self.domain.device.is_owned() || self.destroyed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
         // SAFETY: destroyed once, as the flag sees to; the queue pairs that used it are gone: they hold it.

@@ -48,8 +48,8 @@ pub(super) struct OpenPath {
 
 impl OpenPath {
     /// The path to an address: from the port of its flow label or, if that is 0, from the device's port for flows that
-    /// prefer `wanted_port`.
-    pub(super) fn new(device: &Arc<Device>, address: &Address, wanted_port: u16) -> Result<OpenPath> {
+    /// prefer `preferred_port`.
+    pub(super) fn new(device: &Arc<Device>, address: &Address, preferred_port: u16) -> Result<OpenPath> {
         device.check_port(address.port)?;
         let invalid = |reason: String| Error::InvalidRequest { reason: reason.into() };
         let local = device.nic.addresses().get(usize::from(address.gid_index)).ok_or_else(|| {
@@ -57,7 +57,7 @@ impl OpenPath {
         })?;
         let (remote, flow_label) = (address.gid.ip(), address.flow_label & 0xf_ffff);
         let path = match flow_label {
-            0 => device.nic.path(*local, remote, wanted_port),
+            0 => device.nic.path(*local, remote, preferred_port),
             _ => device.nic.open_path(*local, remote, flow_label),
         };
         let path = path.ok_or_else(|| Error::Verb {
@@ -73,7 +73,7 @@ impl OpenPath {
 
 impl Drop for OpenPath {
     fn drop(&mut self) {
-        if self.path.route().flow_label != 0 && self.device.is_ours() {
+        if self.path.route().flow_label != 0 && self.device.is_owned() {
             self.device.nic.close_path(&self.path);
         }
     }

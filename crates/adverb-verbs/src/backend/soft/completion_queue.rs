@@ -9,7 +9,7 @@ use adverb_proto::Cq;
 use adverb_proto::types::ArmFor;
 use adverb_soft::Channel;
 
-use super::{Device, refusal};
+use super::{Device, nic_error};
 use crate::backend::{self, CompletionQueueKind, RawCompletion, RawOutcome};
 use crate::error::{Error, Result};
 
@@ -43,14 +43,14 @@ impl CompletionQueue {
         let verb = |error| Error::Verb { action: action(), error, hint: "".into() };
         let channel = if events { Some(Arc::new(Channel::new().map_err(verb)?)) } else { None };
         let has_timestamps = kind.has_timestamps();
-        let made = match kind {
+        let created = match kind {
             CompletionQueueKind::SendTimestamps => device.nic.create_send_timed_cq(depth, channel.clone()),
             CompletionQueueKind::Timestamps => device.nic.create_timed_cq(depth, channel.clone()),
             CompletionQueueKind::Plain | CompletionQueueKind::Extended => {
                 device.nic.create_cq(depth, channel.clone())
             }
         };
-        let cq = made.map_err(|error| refusal(error, action()))?;
+        let cq = created.map_err(|error| nic_error(error, action()))?;
         let (device, depth) = (Arc::clone(device), AtomicU32::new(depth));
         Ok(CompletionQueue { device, cq, channel, depth, has_timestamps })
     }
@@ -62,7 +62,7 @@ impl CompletionQueue {
     pub(crate) fn resize(&self, depth: u32) -> Result<()> {
         let resized = self.device.nic.resize_cq(self.cq, depth);
         resized.map_err(|error| {
-            refusal(error, format!("resizing a completion queue on {} to depth {depth}", self.device.name))
+            nic_error(error, format!("resizing a completion queue on {} to depth {depth}", self.device.name))
         })?;
         self.depth.store(depth, Ordering::Release);
         Ok(())
@@ -77,32 +77,32 @@ impl CompletionQueue {
 
     #[cold]
     #[inline(never)]
-    pub(crate) fn poll(&self, room: &mut [RawCompletion]) -> usize {
-        let most = room.len();
-        let mut places = room.iter_mut();
+    pub(crate) fn poll(&self, out: &mut [RawCompletion]) -> usize {
+        let max_count = out.len();
+        let mut slots = out.iter_mut();
         if self.has_timestamps {
-            return self.device.nic.poll_timed(self.cq, most, |completion, stamp| {
-                if let Some(place) = places.next() {
-                    *place = RawCompletion::of(&completion);
+            return self.device.nic.poll_timed(self.cq, max_count, |completion, stamp| {
+                if let Some(slot) = slots.next() {
+                    *slot = RawCompletion::of(&completion);
                     if let Some(stamp) = stamp {
-                        place.outcome.carry_timestamp_of(stamp.time.as_nanos(), stamp.source);
+                        slot.outcome.store_timestamp_from(stamp.time.as_nanos(), stamp.source);
                     }
                 }
             });
         }
-        self.device.nic.poll(self.cq, most, |completion| {
-            if let Some(place) = places.next() {
-                *place = RawCompletion::of(&completion);
+        self.device.nic.poll(self.cq, max_count, |completion| {
+            if let Some(slot) = slots.next() {
+                *slot = RawCompletion::of(&completion);
             }
         })
     }
 
     /// This device says all in the common way.
-    pub(crate) fn correct(&self, _outcome: &mut RawOutcome) {}
+    pub(crate) fn normalize(&self, _outcome: &mut RawOutcome) {}
 
     pub(crate) fn arm(&self, arm_for: ArmFor) -> Result<()> {
         let armed = self.device.nic.arm_cq(self.cq, arm_for);
-        armed.map_err(|error| refusal(error, format!("arming a completion queue on {}", self.device.name)))
+        armed.map_err(|error| nic_error(error, format!("arming a completion queue on {}", self.device.name)))
     }
 
     pub(crate) fn has_events(&self) -> bool {
@@ -130,13 +130,13 @@ impl CompletionQueue {
     }
 
     fn channel(&self) -> Result<&Channel> {
-        self.channel.as_deref().ok_or_else(backend::queue_has_no_events)
+        self.channel.as_deref().ok_or_else(backend::no_event_channel)
     }
 }
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        if self.device.is_ours()
+        if self.device.is_owned()
             && let Err(error) = self.device.nic.destroy_cq(self.cq)
         {
             tracing::error!(%error, "destroying a completion queue failed");

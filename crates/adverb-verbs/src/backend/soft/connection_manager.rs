@@ -24,19 +24,21 @@ use adverb_soft::CmEventChannel;
 use adverb_wire::cm::{ServiceId, Timeout};
 use parking_lot::Mutex;
 
-pub(in crate::backend) use self::choice::{is_loopback, listening, open_listening, open_toward, toward};
-use self::ports::Lease;
+pub(in crate::backend) use self::choice::{
+    connecting_device, is_loopback, listening_devices, open_connecting, open_listening,
+};
+use self::ports::PortLease;
 pub(super) use self::ports::Ports;
 pub(in crate::backend) use super::Device;
-use super::refusal;
-use crate::backend::connection_manager::{Event, Parameters, Path, Use};
+use super::nic_error;
+use crate::backend::connection_manager::{Event, Parameters, Path, Purpose};
 use crate::backend::{Address, Connection, ReadyToSend, wait_either};
 use crate::error::{Error, Result, errno_hint};
 
 pub(crate) struct Identifier {
-    purpose: Use,
+    purpose: Purpose,
     /// This identifier's alone, so that no event of one is taken by who waits for another.
-    inbox: Arc<CmEventChannel>,
+    channel: Arc<CmEventChannel>,
     inner: Mutex<Inner>,
 }
 
@@ -49,11 +51,11 @@ struct Inner {
     ack_timeout: Timeout,
     traffic_class: u8,
     shares_port: bool,
-    port: Option<Lease>,
+    port: Option<PortLease>,
     /// What the peer was asked with, and the payload of one packet, as long as it hasn't answered.
-    asked: Option<(Vec<u8>, PathMtu)>,
+    pending_request: Option<(Vec<u8>, PathMtu)>,
     /// What is known at once, before anything comes to the inbox.
-    early: VecDeque<Event>,
+    local_events: VecDeque<Event>,
 }
 
 /// What has become of an identifier.
@@ -66,15 +68,15 @@ enum Role {
     /// A connection, on its way to be one, or just over; and what this side brought to it, once that was said.
     Connection(ConnectionId, Option<LocalQp>),
     /// It asks for a datagram queue pair.
-    Asking(QueryId),
+    Querying(QueryId),
     /// It is asked for one.
-    Asked(QueryId),
+    Queried(QueryId),
 }
 
 impl Identifier {
     /// One on these NICs, of which there is at least one.
-    pub(crate) fn new(purpose: Use, devices: Vec<Arc<Device>>) -> Result<Identifier> {
-        let inbox = CmEventChannel::new().map_err(|error| Error::Verb {
+    pub(crate) fn new(purpose: Purpose, devices: Vec<Arc<Device>>) -> Result<Identifier> {
+        let channel = CmEventChannel::new().map_err(|error| Error::Verb {
             action: "creating a connection manager ID".to_owned(),
             error,
             hint: errno_hint(Some(libc::EMFILE), Call::CmChannel).into(),
@@ -88,18 +90,18 @@ impl Identifier {
             traffic_class: 0,
             shares_port: false,
             port: None,
-            asked: None,
-            early: VecDeque::new(),
+            pending_request: None,
+            local_events: VecDeque::new(),
         };
-        Ok(Identifier { purpose, inbox: Arc::new(inbox), inner: Mutex::new(inner) })
+        Ok(Identifier { purpose, channel: Arc::new(channel), inner: Mutex::new(inner) })
     }
 
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
-        self.inbox.as_fd()
+        self.channel.as_fd()
     }
 
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
-        wait_either(self.inbox.as_fd(), None, timeout).map_err(|error| Error::Verb {
+        wait_either(self.channel.as_fd(), None, timeout).map_err(|error| Error::Verb {
             action: "waiting for an event".to_owned(),
             error,
             hint: "".into(),
@@ -127,8 +129,8 @@ impl Identifier {
             IpAddr::V6(ip) if ip.is_unspecified() => BindAddr::Any,
             ip => BindAddr::Address(ip),
         };
-        let lease = Lease::new(&inner.devices, self.purpose, bind, address.port(), inner.shares_port);
-        let lease = lease.map_err(|error| taken(error, format!("binding to {address}")))?;
+        let lease = PortLease::new(&inner.devices, self.purpose, bind, address.port(), inner.shares_port);
+        let lease = lease.map_err(|error| port_error(error, format!("binding to {address}")))?;
         inner.local = Some(SocketAddr::new(address.ip(), lease.port));
         inner.port = Some(lease);
         Ok(())
@@ -145,20 +147,20 @@ impl Identifier {
             service: service(self.purpose, local.port()),
             bind: lease.bind(),
             transport: match self.purpose {
-                Use::Connections => Transport::Rc,
-                Use::Datagrams => Transport::Ud,
+                Purpose::Connections => Transport::Rc,
+                Purpose::Datagrams => Transport::Ud,
             },
             backlog: backlog as usize,
         };
         let mut listeners = Vec::new();
         for device in &inner.devices {
-            match device.nic.cm().listen(listen, &self.inbox) {
+            match device.nic.cm().listen(listen, &self.channel) {
                 Ok(listener) => listeners.push(listener),
                 Err(error) => {
                     for (device, listener) in inner.devices.iter().zip(listeners) {
                         _ = device.nic.cm().close_listener(listener);
                     }
-                    return Err(refusal(error, format!("listening at {local}")));
+                    return Err(nic_error(error, format!("listening at {local}")));
                 }
             }
         }
@@ -174,32 +176,33 @@ impl Identifier {
     ) -> Result<()> {
         let inner = &mut *self.inner.lock();
         let action = || format!("resolving the address {peer}");
-        let wanted = local.map(|local| local.ip()).filter(|ip| !ip.is_unspecified());
+        let preferred = local.map(|local| local.ip()).filter(|ip| !ip.is_unspecified());
         let device = inner.device()?;
-        let ip = choice::source(device, wanted, peer.ip()).ok_or_else(|| Error::Verb {
+        let ip = choice::source(device, preferred, peer.ip()).ok_or_else(|| Error::Verb {
             action: action(),
             error: io::Error::from_raw_os_error(libc::ENETUNREACH),
             hint: format!("use a peer address of the same IP version as those of {}", device.name).into(),
         })?;
         let port = local.map_or(0, |local| local.port());
-        let lease = Lease::new(&inner.devices, self.purpose, BindAddr::Address(ip), port, inner.shares_port);
-        let lease = lease.map_err(|error| taken(error, action()))?;
+        let lease =
+            PortLease::new(&inner.devices, self.purpose, BindAddr::Address(ip), port, inner.shares_port);
+        let lease = lease.map_err(|error| port_error(error, action()))?;
         inner.local = Some(SocketAddr::new(ip, lease.port));
         inner.port = Some(lease);
         inner.peer = Some(peer);
-        self.tell(inner, Event::AddressResolved);
+        self.push_local_event(inner, Event::AddressResolved);
         Ok(())
     }
 
     pub(crate) fn resolve_route(&self, _timeout: Duration) -> Result<()> {
-        self.tell(&mut self.inner.lock(), Event::RouteResolved);
+        self.push_local_event(&mut self.inner.lock(), Event::RouteResolved);
         Ok(())
     }
 
     /// Says something that is known at once.
-    fn tell(&self, inner: &mut Inner, event: Event) {
-        inner.early.push_back(event);
-        self.inbox.wake();
+    fn push_local_event(&self, inner: &mut Inner, event: Event) {
+        inner.local_events.push_back(event);
+        self.channel.wake();
     }
 
     pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
@@ -219,7 +222,7 @@ impl Identifier {
         })
     }
 
-    pub(crate) fn ready(&self, transport: Transport) -> Result<(Connection, ReadyToSend)> {
+    pub(crate) fn qp_attributes(&self, transport: Transport) -> Result<(Connection, ReadyToSend)> {
         let inner = self.inner.lock();
         let (device, (id, local_qp)) = (inner.device()?, inner.connection()?);
         // Before this side has said what it brings, it is whatever the peer would like: less comes of it later.
@@ -233,7 +236,7 @@ impl Identifier {
             .nic
             .cm()
             .qp_attributes(id, &local_qp)
-            .map_err(|error| gone(error, "querying the peer's queue pair"))?;
+            .map_err(|error| abandoned_error(error, "querying the peer's queue pair"))?;
         let (receiving, sending) = (ready.ready_to_receive, ready.ready_to_send);
         let connection = Connection {
             address: inner.address(device, receiving.path.remote())?,
@@ -258,42 +261,42 @@ impl Identifier {
         let inner = &mut *self.inner.lock();
         let local_qp = inner.local_qp(parameters);
         let mtu = inner.device()?.nic.mtu();
-        inner.asked = Some((parameters.private_data.to_vec(), mtu));
-        self.ask(inner, local_qp)
+        inner.pending_request = Some((parameters.private_data.to_vec(), mtu));
+        self.send_request(inner, local_qp)
     }
 
     /// Asks for a connection, or asks again.
-    fn ask(&self, inner: &mut Inner, local_qp: LocalQp) -> Result<()> {
+    fn send_request(&self, inner: &mut Inner, local_qp: LocalQp) -> Result<()> {
         let (device, (local, peer)) = (inner.device()?, inner.addrs()?);
-        let (private_data, mtu) = inner.asked.as_ref().ok_or_else(not_now)?;
+        let (private_data, mtu) = inner.pending_request.as_ref().ok_or_else(not_established)?;
         let addrs = AddrPair { local: local.ip(), remote: peer.ip() };
         let mut connect = ConnectParams::new(addrs, service(self.purpose, peer.port()), local_qp, Time::MAX);
         connect.source_port = local.port();
         connect.path_mtu = *mtu;
         connect.traffic_class = inner.traffic_class;
         connect.private_data = private_data;
-        let asked = device.nic.cm().connect(connect, PATIENCE, &self.inbox);
-        let id = asked.map_err(|error| refusal(error, "sending the connect request".to_owned()))?;
+        let requested = device.nic.cm().connect(connect, CM_TIMEOUT, &self.channel);
+        let id = requested.map_err(|error| nic_error(error, "sending the connect request".to_owned()))?;
         inner.role = Role::Connection(id, Some(local_qp));
         Ok(())
     }
 
     /// A peer whose link carries shorter packets says how long they may be: then it is asked for such.
-    fn ask_for_shorter_packets(&self, rejection: &cm::Rejection) -> Result<bool> {
+    fn retry_with_smaller_mtu(&self, rejection: &cm::Rejection) -> Result<bool> {
         let inner = &mut *self.inner.lock();
-        let wanted = rejection.info.as_bytes().first().and_then(|code| PathMtu::from_code(*code));
-        let (Some((_, mtu)), Some(wanted), RejectReason::InvalidPathMtu) =
-            (&mut inner.asked, wanted, rejection.reason)
+        let preferred = rejection.info.as_bytes().first().and_then(|code| PathMtu::from_code(*code));
+        let (Some((_, mtu)), Some(preferred), RejectReason::InvalidPathMtu) =
+            (&mut inner.pending_request, preferred, rejection.reason)
         else {
             return Ok(false);
         };
-        if wanted >= *mtu {
+        if preferred >= *mtu {
             return Ok(false);
         }
-        *mtu = wanted;
+        *mtu = preferred;
         let (id, local_qp) = inner.connection()?;
-        inner.device()?.nic.cm().abort(id, FAREWELL);
-        self.ask(inner, local_qp.ok_or_else(not_now)?)?;
+        inner.device()?.nic.cm().abort(id, DISCONNECT_TIMEOUT);
+        self.send_request(inner, local_qp.ok_or_else(not_established)?)?;
         Ok(true)
     }
 
@@ -301,8 +304,8 @@ impl Identifier {
         let inner = &mut *self.inner.lock();
         let (id, _) = inner.connection()?;
         let local_qp = inner.local_qp(parameters);
-        let accepted = inner.device()?.nic.cm().accept(id, &local_qp, parameters.private_data, PATIENCE);
-        accepted.map_err(|error| gone(error, "accepting a connect request"))?;
+        let accepted = inner.device()?.nic.cm().accept(id, &local_qp, parameters.private_data, CM_TIMEOUT);
+        accepted.map_err(|error| abandoned_error(error, "accepting a connect request"))?;
         inner.role = Role::Connection(id, Some(local_qp));
         Ok(())
     }
@@ -317,44 +320,44 @@ impl Identifier {
             private_data,
             deadline: Time::MAX,
         };
-        let asked = inner.device()?.nic.cm().resolve_service(resolve, PATIENCE, &self.inbox);
-        let id =
-            asked.map_err(|error| refusal(error, "sending the service ID resolution request".to_owned()))?;
-        inner.role = Role::Asking(id);
+        let requested = inner.device()?.nic.cm().resolve_service(resolve, CM_TIMEOUT, &self.channel);
+        let id = requested
+            .map_err(|error| nic_error(error, "sending the service ID resolution request".to_owned()))?;
+        inner.role = Role::Querying(id);
         Ok(())
     }
 
-    pub(crate) fn answer(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
+    pub(crate) fn accept_query(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
         let inner = self.inner.lock();
-        let Role::Asked(id) = inner.role else { return Err(not_now()) };
+        let Role::Queried(id) = inner.role else { return Err(not_established()) };
         let answered = inner.device()?.nic.cm().accept_query(id, qpn, UDP_QKEY, private_data);
-        answered.map_err(|error| gone(error, "answering the service ID resolution request"))
+        answered.map_err(|error| abandoned_error(error, "answering the service ID resolution request"))
     }
 
     pub(crate) fn reject(&self, private_data: &[u8]) -> Result<()> {
         let inner = self.inner.lock();
         let manager = inner.device()?.nic.cm();
         let rejected = match inner.role {
-            Role::Asked(id) => manager.reject_query(id, private_data),
+            Role::Queried(id) => manager.reject_query(id, private_data),
             _ => manager.reject(inner.connection()?.0, private_data),
         };
-        rejected.map_err(|error| gone(error, "rejecting a request"))
+        rejected.map_err(|error| abandoned_error(error, "rejecting a request"))
     }
 
     pub(crate) fn establish(&self) -> Result<()> {
         let inner = self.inner.lock();
         let established = inner.device()?.nic.cm().establish(inner.connection()?.0);
-        established.map_err(|error| gone(error, "establishing the connection"))
+        established.map_err(|error| abandoned_error(error, "establishing the connection"))
     }
 
     pub(crate) fn disconnect(&self) -> Result<()> {
         let inner = self.inner.lock();
-        match inner.device()?.nic.cm().disconnect(inner.connection()?.0, FAREWELL) {
+        match inner.device()?.nic.cm().disconnect(inner.connection()?.0, DISCONNECT_TIMEOUT) {
             // The peer was first, and heard yes.
             Err(adverb_soft::Error::Cm(CallError::WrongState(State::TimeWait) | CallError::Unknown)) => {
                 Ok(())
             }
-            ended => ended.map_err(|error| refusal(error, "disconnecting".to_owned())),
+            ended => ended.map_err(|error| nic_error(error, "disconnecting".to_owned())),
         }
     }
 }
@@ -362,17 +365,17 @@ impl Identifier {
 impl Inner {
     /// The NIC that it is on.
     fn device(&self) -> Result<&Arc<Device>> {
-        self.devices.first().ok_or_else(not_now)
+        self.devices.first().ok_or_else(not_established)
     }
 
     fn addrs(&self) -> Result<(SocketAddr, SocketAddr)> {
-        self.local.zip(self.peer).ok_or_else(not_now)
+        self.local.zip(self.peer).ok_or_else(not_established)
     }
 
     fn connection(&self) -> Result<(ConnectionId, Option<LocalQp>)> {
         match self.role {
             Role::Connection(id, local_qp) => Ok((id, local_qp)),
-            _ => Err(not_now()),
+            _ => Err(not_established()),
         }
     }
 
@@ -397,7 +400,7 @@ impl Inner {
             gid: Gid::from(remote),
             lid: 0,
             port: 1,
-            gid_index: index.and_then(|index| u8::try_from(index).ok()).ok_or_else(not_now)?,
+            gid_index: index.and_then(|index| u8::try_from(index).ok()).ok_or_else(not_established)?,
             uses_grh: true,
             traffic_class: self.traffic_class,
             flow_label: 0,
@@ -411,7 +414,7 @@ impl Drop for Identifier {
     fn drop(&mut self) {
         let inner = self.inner.get_mut();
         // A forked child leaves its parent's connections alone.
-        let Some(device) = inner.devices.first().filter(|device| device.is_ours()) else { return };
+        let Some(device) = inner.devices.first().filter(|device| device.is_owned()) else { return };
         let manager = device.nic.cm();
         match &inner.role {
             Role::New => {}
@@ -420,21 +423,21 @@ impl Drop for Identifier {
                     _ = device.nic.cm().close_listener(*listener);
                 }
             }
-            Role::Connection(id, _) => manager.abort(*id, FAREWELL),
-            Role::Asking(id) | Role::Asked(id) => manager.cancel_query(*id),
+            Role::Connection(id, _) => manager.abort(*id, DISCONNECT_TIMEOUT),
+            Role::Querying(id) | Role::Queried(id) => manager.cancel_query(*id),
         }
     }
 }
 
-fn service(purpose: Use, port: u16) -> ServiceId {
+fn service(purpose: Purpose, port: u16) -> ServiceId {
     match purpose {
-        Use::Connections => ServiceId::tcp_port(port),
-        Use::Datagrams => ServiceId::udp_port(port),
+        Purpose::Connections => ServiceId::tcp_port(port),
+        Purpose::Datagrams => ServiceId::udp_port(port),
     }
 }
 
 /// What is said of a port that can't be had.
-fn taken(error: io::Error, action: String) -> Error {
+fn port_error(error: io::Error, action: String) -> Error {
     let hint = match error.kind() {
         io::ErrorKind::AddrInUse => errno_hint(Some(libc::EADDRINUSE), Call::CmAddress),
         _ => "close some connections: all ports are taken",
@@ -447,8 +450,8 @@ fn taken(error: io::Error, action: String) -> Error {
 }
 
 /// What is said of a connection whose peer may have gone.
-fn gone(error: adverb_soft::Error, action: &str) -> Error {
-    match refusal(error, action.to_owned()) {
+fn abandoned_error(error: adverb_soft::Error, action: &str) -> Error {
+    match nic_error(error, action.to_owned()) {
         Error::Verb { action, error: why, .. } if matches!(error, adverb_soft::Error::Cm(_)) => {
             Error::Verb { action, error: why, hint: errno_hint(Some(libc::EINVAL), Call::CmAccept).into() }
         }
@@ -456,14 +459,14 @@ fn gone(error: adverb_soft::Error, action: &str) -> Error {
     }
 }
 
-fn not_now() -> Error {
+fn not_established() -> Error {
     Error::InvalidRequest { reason: "the connection is not established, or already closed".into() }
 }
 
 /// How long the manager waits for a peer. Those who wait for the manager have deadlines of their own, which are shorter.
-const PATIENCE: Duration = Duration::from_secs(600);
+const CM_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How long a peer may take to agree to an end.
-const FAREWELL: Duration = Duration::from_secs(5);
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 const HOP_LIMIT: u8 = 64;

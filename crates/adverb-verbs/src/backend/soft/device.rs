@@ -17,7 +17,7 @@ use adverb_wire::DEFAULT_PKEY;
 use parking_lot::Mutex;
 
 use super::connection_manager::Ports;
-use super::open::ANYWHERE;
+use super::open::LOOPBACK_NAME;
 use crate::error::{Error, Result};
 
 /// A software NIC.
@@ -41,8 +41,8 @@ pub(crate) struct Device {
 impl Device {
     /// The one that can be opened on any machine, and those that are open in this process.
     pub(crate) fn list() -> Vec<DeviceInfo> {
-        let mut list = vec![DeviceInfo::new(ANYWHERE.to_owned(), GUID)];
-        for (name, guid) in Device::open_ones() {
+        let mut list = vec![DeviceInfo::new(LOOPBACK_NAME.to_owned(), BASE_GUID)];
+        for (name, guid) in Device::open_names() {
             match list.iter_mut().find(|info| info.name == name) {
                 Some(info) => info.guid = guid,
                 None => list.push(DeviceInfo::new(name, guid)),
@@ -70,7 +70,7 @@ impl Device {
     }
 
     /// Whether this process opened the device. A forked child didn't, and must leave its objects alone.
-    pub(crate) fn is_ours(&self) -> bool {
+    pub(crate) fn is_owned(&self) -> bool {
         self.nic.is_owned_by_this_process()
     }
 
@@ -173,11 +173,11 @@ pub(super) fn guid(addresses: &[IpAddr]) -> u64 {
         }
         None => 0,
     };
-    GUID | u64::from(low)
+    BASE_GUID | u64::from(low)
 }
 
 /// Where the identifiers of software NICs begin.
-const GUID: u64 = 0x0200_00ff_0000_0000;
+const BASE_GUID: u64 = 0x0200_00ff_0000_0000;
 
 /// Timestamps are nanoseconds.
 const CLOCK: TimestampClock = TimestampClock::new(u64::MAX, 1_000_000);

@@ -3,26 +3,26 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use super::{ProtectionDomain, refusal};
+use super::{ProtectionDomain, nic_error};
 use crate::error::Result;
 
 pub(crate) struct MemoryWindow {
     domain: Arc<ProtectionDomain>,
     /// The key that it has now; it gets the next when it is bound.
     rkey: AtomicU32,
-    gone: AtomicBool,
+    freed: AtomicBool,
 }
 
 impl MemoryWindow {
     pub(crate) fn new(domain: &Arc<ProtectionDomain>) -> Result<MemoryWindow> {
         let device = &domain.device;
-        let made = device.nic.create_window(domain.pd);
-        let key =
-            made.map_err(|error| refusal(error, format!("creating a memory window on {}", device.name)))?;
+        let created = device.nic.create_window(domain.pd);
+        let key = created
+            .map_err(|error| nic_error(error, format!("creating a memory window on {}", device.name)))?;
         Ok(MemoryWindow {
             domain: Arc::clone(domain),
             rkey: AtomicU32::new(key),
-            gone: AtomicBool::new(false),
+            freed: AtomicBool::new(false),
         })
     }
 
@@ -33,16 +33,16 @@ impl MemoryWindow {
     }
 
     /// Says that it was bound, and has this key now.
-    pub(crate) fn has_rkey(&self, rkey: u32) {
+    pub(crate) fn set_rkey(&self, rkey: u32) {
         self.rkey.store(rkey, Ordering::Relaxed);
     }
 
     /// Frees it: afterwards nobody reaches memory through it. If that fails somebody may.
     pub(crate) fn free(&self) -> Result<()> {
-        if !self.domain.device.is_ours() || self.gone.swap(true, Ordering::Relaxed) {
+        if !self.domain.device.is_owned() || self.freed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
         let freed = self.domain.device.nic.destroy_window(self.rkey.load(Ordering::Relaxed));
-        freed.map_err(|error| refusal(error, "freeing a memory window".to_owned()))
+        freed.map_err(|error| nic_error(error, "freeing a memory window".to_owned()))
     }
 }

@@ -37,7 +37,7 @@ use std::io;
 use crate::error::Error;
 
 /// What the NIC said when it was asked for something.
-fn refusal(error: adverb_soft::Error, action: String) -> Error {
+fn nic_error(error: adverb_soft::Error, action: String) -> Error {
     let hint = match error {
         adverb_soft::Error::NicFailed => {
             "check the program's earlier output: the progress thread panicked, or the link failed"

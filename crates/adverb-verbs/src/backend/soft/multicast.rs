@@ -2,23 +2,26 @@
 
 use adverb_proto::types::Gid;
 
-use super::{QueuePair, refusal};
+use super::{QueuePair, nic_error};
 use crate::error::Result;
 
 impl QueuePair {
     pub(crate) fn attach_multicast(&self, group: Gid, _lid: u16) -> Result<()> {
-        self.alive()?;
+        self.check_not_destroyed()?;
         let attached = self.domain.device.nic.attach_multicast(self.qpn, group);
         attached.map_err(|error| {
-            refusal(error, format!("attaching queue pair {} to the multicast group {}", self.qpn, group.ip()))
+            nic_error(
+                error,
+                format!("attaching queue pair {} to the multicast group {}", self.qpn, group.ip()),
+            )
         })
     }
 
     pub(crate) fn detach_multicast(&self, group: Gid, _lid: u16) -> Result<()> {
-        self.alive()?;
+        self.check_not_destroyed()?;
         let detached = self.domain.device.nic.detach_multicast(self.qpn, group);
         detached.map_err(|error| {
-            refusal(
+            nic_error(
                 error,
                 format!("detaching queue pair {} from the multicast group {}", self.qpn, group.ip()),
             )

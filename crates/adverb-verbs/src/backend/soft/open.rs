@@ -20,28 +20,28 @@ use crate::error::{Error, Result, errno_hint};
 
 /// Whether a device of this name would be a software NIC.
 pub(crate) fn is_soft(name: &str) -> bool {
-    name == ANYWHERE || name.starts_with(PREFIX)
+    name == LOOPBACK_NAME || name.starts_with(NAME_PREFIX)
 }
 
 /// Where a NIC is to be.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Location {
     /// At a loopback address.
-    Anywhere,
+    Loopback,
     /// At an address, whatever the UDP port, unless it says one.
-    At(IpAddr),
+    Address(IpAddr),
     /// Where packets to this address go.
-    Exactly(IpAddr),
+    ExactAddress(IpAddr),
 }
 
-impl Place {
-    fn of(name: &str) -> Result<Place> {
-        if name == ANYWHERE {
-            return Ok(Place::Anywhere);
+impl Location {
+    fn of(name: &str) -> Result<Location> {
+        if name == LOOPBACK_NAME {
+            return Ok(Location::Loopback);
         }
-        let address = name.strip_prefix(PREFIX).unwrap_or(name);
+        let address = name.strip_prefix(NAME_PREFIX).unwrap_or(name);
         let address = address.strip_prefix('[').and_then(|inner| inner.strip_suffix(']')).unwrap_or(address);
-        address.parse().map(Place::At).map_err(|_| Error::NoDevice {
+        address.parse().map(Location::Address).map_err(|_| Error::NoDevice {
             reason: format!("no software device is named {name}: {address:?} is not an IP address"),
             hint:
                 "use `soft:` and an address of this machine, such as `soft:192.0.2.7` or `soft:2001:db8::7`; or `soft`, \
@@ -54,21 +54,21 @@ impl Place {
 impl Device {
     /// The NIC of this name: the one that is open in this process, or a new one.
     pub(crate) fn open(name: &str) -> Result<Arc<Device>> {
-        let place = Place::of(name)?;
+        let location = Location::of(name)?;
         let mut registry = Registry::lock();
-        if let Some(device) = registry.find(place) {
+        if let Some(device) = registry.find(location) {
             return Ok(device);
         }
         let mut options = Options::new(LinkKind::Sockets);
-        let name = match place {
-            Place::Anywhere => Some(ANYWHERE),
-            Place::At(address) | Place::Exactly(address) => {
+        let name = match location {
+            Location::Loopback => Some(LOOPBACK_NAME),
+            Location::Address(address) | Location::ExactAddress(address) => {
                 options.addresses.push(address);
                 options.shared = true;
                 None
             }
         };
-        Ok(registry.add(Device::make(&options, name)?))
+        Ok(registry.add(Device::create(&options, name)?))
     }
 
     /// A new NIC.
@@ -80,16 +80,16 @@ impl Device {
         for address in &options.addresses {
             // A device that is being closed gives up its port. One that stays open keeps it: within a process, an address
             // and a port identify a device.
-            options.shared &= registry.find(Place::At(*address)).is_none();
+            options.shared &= registry.find(Location::Address(*address)).is_none();
         }
-        Ok(registry.add(Device::make(&options, None)?))
+        Ok(registry.add(Device::create(&options, None)?))
     }
 
     /// A new NIC of this name, or of its first address's.
-    fn make(options: &Options, name: Option<&str>) -> Result<Device> {
+    fn create(options: &Options, name: Option<&str>) -> Result<Device> {
         let of_address = |addresses: &[IpAddr]| match addresses.first() {
-            Some(address) => format!("{PREFIX}{address}"),
-            None => ANYWHERE.to_owned(),
+            Some(address) => format!("{NAME_PREFIX}{address}"),
+            None => LOOPBACK_NAME.to_owned(),
         };
         let nic = options.open().map_err(|error| Error::Verb {
             action: format!("opening device {}", of_address(&options.addresses)),
@@ -102,13 +102,13 @@ impl Device {
     }
 
     /// The NIC that is open in this process and gets what is sent to this address.
-    pub(crate) fn at(address: IpAddr) -> Option<Arc<Device>> {
-        Registry::lock().find(Place::Exactly(address))
+    pub(crate) fn find_exact(address: IpAddr) -> Option<Arc<Device>> {
+        Registry::lock().find(Location::ExactAddress(address))
     }
 
     /// The same, or else one that is at this address with another UDP port.
-    pub(crate) fn near(address: IpAddr) -> Option<Arc<Device>> {
-        Registry::lock().find(Place::At(address))
+    pub(crate) fn find_near(address: IpAddr) -> Option<Arc<Device>> {
+        Registry::lock().find(Location::Address(address))
     }
 
     /// The addresses that software NICs have in this process, or could have.
@@ -128,7 +128,7 @@ impl Device {
     }
 
     /// The names and identifiers of those that are open in this process.
-    pub(super) fn open_ones() -> Vec<(String, u64)> {
+    pub(super) fn open_names() -> Vec<(String, u64)> {
         let one = |entry: &Entry| (entry.name.clone(), guid(&entry.addresses));
         Registry::lock().0.iter().map(one).collect()
     }
@@ -152,12 +152,12 @@ impl Registry {
     fn lock() -> Registry {
         static ENTRIES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
         let mut entries = ENTRIES.lock().unwrap_or_else(PoisonError::into_inner);
-        Registry::forget(&mut entries);
+        Registry::remove_closed(&mut entries);
         Registry(entries)
     }
 
     /// Forgets those that are closed, or no good any more.
-    fn forget(entries: &mut Vec<Entry>) {
+    fn remove_closed(entries: &mut Vec<Entry>) {
         let process = std::process::id();
         entries.retain(|entry| {
             let has_failed = || entry.device.upgrade().is_some_and(|device| device.nic.has_failed());
@@ -166,26 +166,26 @@ impl Registry {
     }
 
     /// The one that was opened last of those that are here.
-    fn find(&mut self, place: Place) -> Option<Arc<Device>> {
-        if let Place::At(address) = place
-            && let Some(device) = self.find(Place::Exactly(address))
+    fn find(&mut self, location: Location) -> Option<Arc<Device>> {
+        if let Location::Address(address) = location
+            && let Some(device) = self.find(Location::ExactAddress(address))
         {
             return Some(device);
         }
-        let is_here = |entry: &&Entry| match place {
-            Place::Anywhere => entry.name == ANYWHERE,
-            Place::At(address) => {
+        let matches = |entry: &&Entry| match location {
+            Location::Loopback => entry.name == LOOPBACK_NAME,
+            Location::Address(address) => {
                 entry.addresses.iter().any(|ours| Gid::from(*ours).udp_addr().ip() == address)
             }
-            Place::Exactly(address) => entry.addresses.contains(&address),
+            Location::ExactAddress(address) => entry.addresses.contains(&address),
         };
-        while let Some(entry) = self.0.iter().rev().find(is_here) {
+        while let Some(entry) = self.0.iter().rev().find(matches) {
             if let Some(device) = entry.device.upgrade() {
                 return Some(device);
             }
             // Somebody is closing it just now, and its address will soon be free.
             std::thread::sleep(Duration::from_millis(1));
-            Registry::forget(&mut self.0);
+            Registry::remove_closed(&mut self.0);
         }
         None
     }
@@ -250,21 +250,22 @@ impl Options {
             LinkKind::None => NicOptions::loopback(),
             LinkKind::Sockets => {
                 let links = match &self.addresses[..] {
-                    [] => anywhere(self.adverb_peers_only)?,
+                    [] => open_loopback(self.adverb_peers_only)?,
                     addresses => addresses
                         .iter()
                         .map(|address| {
-                            near(*address, self.adverb_peers_only, self.shared)
-                                .inspect(|(link, _)| warn(*address, link))
+                            open_near(*address, self.adverb_peers_only, self.shared)
+                                .inspect(|(link, _)| warn_about_port(*address, link))
                         })
                         .collect::<io::Result<_>>()?,
                 };
                 let mtu = links.iter().map(|(_, mtu)| *mtu).min().unwrap_or(PathMtu::Mtu4096);
-                self.over(links.into_iter().map(|(link, _)| (link.gid().ip(), link)).collect())?.mtu(mtu)
+                self.with_links(links.into_iter().map(|(link, _)| (link.gid().ip(), link)).collect())?
+                    .mtu(mtu)
             }
             LinkKind::Memory(ref switch) => {
                 let attach = |address: &IpAddr| Ok((*address, switch.attach(*address)?));
-                self.over(self.addresses.iter().map(attach).collect::<io::Result<_>>()?)?
+                self.with_links(self.addresses.iter().map(attach).collect::<io::Result<_>>()?)?
             }
         };
         if let Some(mtu) = self.mtu {
@@ -274,7 +275,7 @@ impl Options {
     }
 
     /// A NIC over links, with what is to be done to what passes.
-    fn over<L: Link + 'static>(&self, mut links: Vec<(IpAddr, L)>) -> io::Result<NicOptions> {
+    fn with_links<L: Link + 'static>(&self, mut links: Vec<(IpAddr, L)>) -> io::Result<NicOptions> {
         let addresses: Vec<IpAddr> = links.iter().map(|(address, _)| *address).collect();
         let mut link: Box<dyn Link> = match links.pop() {
             Some((_, link)) if links.is_empty() => Box::new(link),
@@ -299,19 +300,19 @@ impl Options {
 
 /// Sockets that can be reached from this machine alone: at 127.0.0.1 and ::1, as far as no other process has them, and else
 /// at another of the addresses that every machine has for itself, or at another port of ::1, which has no others.
-fn anywhere(adverb_peers_only: bool) -> io::Result<Vec<(UdpLink, PathMtu)>> {
+fn open_loopback(adverb_peers_only: bool) -> io::Result<Vec<(UdpLink, PathMtu)>> {
     let mut tried = 0;
     let mut address = Ipv4Addr::LOCALHOST;
     let v4 = loop {
-        match at(address.into(), adverb_peers_only, false) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tried < ATTEMPTS => {
+        match open_at(address.into(), adverb_peers_only, false) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tried < MAX_ATTEMPTS => {
                 tried += 1;
-                address = any_loopback()?;
+                address = random_loopback()?;
             }
             opened => break opened,
         }
     };
-    let v6 = near(Ipv6Addr::LOCALHOST.into(), adverb_peers_only, false);
+    let v6 = open_near(Ipv6Addr::LOCALHOST.into(), adverb_peers_only, false);
     match (v4, v6) {
         (Ok(v4), v6) => Ok(std::iter::once(v4).chain(v6.ok()).collect()),
         // A machine may have no IPv4.
@@ -321,33 +322,33 @@ fn anywhere(adverb_peers_only: bool) -> io::Result<Vec<(UdpLink, PathMtu)>> {
 }
 
 /// An address of the loopback interface that hardly anybody has.
-pub(super) fn any_loopback() -> io::Result<Ipv4Addr> {
+pub(super) fn random_loopback() -> io::Result<Ipv4Addr> {
     let [a, b, c, _] = getrandom::u32().map_err(io::Error::other)?.to_ne_bytes();
     // No address of a network's first or last.
     Ok(Ipv4Addr::new(127, a.clamp(1, 254), b, c.clamp(1, 254)))
 }
 
 /// Sockets at an address, and at another port of it if somebody has the usual one and there is a GID that says so.
-fn near(address: IpAddr, adverb_peers_only: bool, shared: bool) -> io::Result<(UdpLink, PathMtu)> {
+fn open_near(address: IpAddr, adverb_peers_only: bool, shared: bool) -> io::Result<(UdpLink, PathMtu)> {
     let is_taken = |opened: &io::Result<_>| {
         opened.as_ref().err().is_some_and(|error| error.kind() == io::ErrorKind::AddrInUse)
     };
-    let mut opened = at(address, adverb_peers_only, shared);
+    let mut opened = open_at(address, adverb_peers_only, shared);
     let others = Gid::UDP_PORTS.map(|port| Gid::from(SocketAddr::new(address, port)));
     for other in others.filter(|other| other.has_udp_port()) {
         if !is_taken(&opened) {
             break;
         }
-        opened = at(other.ip(), adverb_peers_only, false);
+        opened = open_at(other.ip(), adverb_peers_only, false);
     }
     opened
 }
 
 /// Tells of a port that isn't the one that was to be expected.
-fn warn(asked: IpAddr, link: &UdpLink) {
-    if link.gid() != Gid::from(asked) {
+fn warn_about_port(requested: IpAddr, link: &UdpLink) {
+    if link.gid() != Gid::from(requested) {
         tracing::warn!(
-            address = %asked,
+            address = %requested,
             port = link.local_addr().port(),
             gid = %link.gid(),
             "another program or rdma_rxe uses UDP port 4791: only Adverb devices can reach the opened device"
@@ -356,9 +357,9 @@ fn warn(asked: IpAddr, link: &UdpLink) {
 }
 
 /// Sockets at an address, and at the port that it says; and the payload of the longest packet that they send.
-fn at(address: IpAddr, adverb_peers_only: bool, shared: bool) -> io::Result<(UdpLink, PathMtu)> {
-    let place = Gid::from(address).udp_addr();
-    let address = place.ip();
+fn open_at(address: IpAddr, adverb_peers_only: bool, shared: bool) -> io::Result<(UdpLink, PathMtu)> {
+    let location = Gid::from(address).udp_addr();
+    let address = location.ip();
     let interface = Interface::of(address)?;
     let mtu = interface.path_mtu().ok_or_else(|| {
         let Interface { name, mtu, .. } = &interface;
@@ -367,7 +368,7 @@ fn at(address: IpAddr, adverb_peers_only: bool, shared: bool) -> io::Result<(Udp
     })?;
     let mut config = UdpConfig::new(address);
     (config.adverb_peers_only, config.shared) = (adverb_peers_only, shared);
-    config.port = place.port();
+    config.port = location.port();
     if matches!(address, IpAddr::V6(address) if address.is_unicast_link_local()) {
         config.scope_id = interface.index;
     }
@@ -389,20 +390,20 @@ fn hint(error: &io::Error, addresses: &[IpAddr]) -> &'static str {
 }
 
 /// The name of the NIC that can be reached from this machine alone.
-pub(super) const ANYWHERE: &str = "soft";
+pub(super) const LOOPBACK_NAME: &str = "soft";
 
 /// What the names of others begin with, before their address.
-const PREFIX: &str = "soft:";
+const NAME_PREFIX: &str = "soft:";
 
 /// How many addresses are tried that others may have.
-const ATTEMPTS: usize = 64;
+const MAX_ATTEMPTS: usize = 64;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn who_has_no_address_is_told_where_to_look() {
+    fn an_unavailable_address_has_a_hint() {
         let error = io::Error::from(io::ErrorKind::AddrNotAvailable);
         let of = |addresses: &[&str]| {
             let addresses: Vec<_> = addresses.iter().map(|address| address.parse().unwrap()).collect();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use adverb_proto::memory::Pd;
 
-use super::{Device, refusal};
+use super::{Device, nic_error};
 use crate::error::Result;
 
 pub(crate) struct ProtectionDomain {
@@ -14,16 +14,16 @@ pub(crate) struct ProtectionDomain {
 
 impl ProtectionDomain {
     pub(crate) fn new(device: &Arc<Device>) -> Result<ProtectionDomain> {
-        let made = device.nic.create_domain();
-        let pd =
-            made.map_err(|error| refusal(error, format!("creating a protection domain on {}", device.name)))?;
+        let created = device.nic.create_domain();
+        let pd = created
+            .map_err(|error| nic_error(error, format!("creating a protection domain on {}", device.name)))?;
         Ok(ProtectionDomain { device: Arc::clone(device), pd })
     }
 }
 
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
-        if self.device.is_ours()
+        if self.device.is_owned()
             && let Err(error) = self.device.nic.destroy_domain(self.pd)
         {
             tracing::error!(%error, "freeing a protection domain failed");

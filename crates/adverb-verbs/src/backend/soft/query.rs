@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 
 /// What a queue pair was told on its way.
 #[derive(Default)]
-pub(crate) struct Told {
+pub(crate) struct AppliedAttributes {
     port: u8,
     pkey_index: u16,
     qkey: u32,
@@ -29,11 +29,11 @@ struct Peer {
     max_dest_rd_atomic: u8,
 }
 
-impl Told {
+impl AppliedAttributes {
     /// Remembers a change and, if it connected the queue pair, the path to the peer.
-    pub(super) fn remember(&mut self, change: &StateChange, path: Option<OpenPath>) {
+    pub(super) fn record(&mut self, change: &StateChange, path: Option<OpenPath>) {
         match change {
-            StateChange::Reset => *self = Told::default(),
+            StateChange::Reset => *self = AppliedAttributes::default(),
             StateChange::Init(Init { port, pkey_index, qkey, .. }) => {
                 (self.port, self.pkey_index, self.qkey) = (*port, *pkey_index, *qkey);
             }
@@ -74,38 +74,38 @@ impl QueuePair {
 
     pub(crate) fn query(&self) -> Result<QueuePairAttributes> {
         let status = self.status()?;
-        let told = self.told.lock();
-        let (timeout, retry_count, rnr_retry, max_rd_atomic) = told.sending.unwrap_or_default();
+        let applied = self.applied.lock();
+        let (timeout, retry_count, rnr_retry, max_rd_atomic) = applied.sending.unwrap_or_default();
         let mut attributes = QueuePairAttributes::new(status.state);
-        attributes.port = told.port;
-        attributes.pkey_index = told.pkey_index;
-        attributes.qkey = told.qkey;
+        attributes.port = applied.port;
+        attributes.pkey_index = applied.pkey_index;
+        attributes.qkey = applied.qkey;
         attributes.send_psn = status.next_psn;
-        let source_port = told.path.as_ref().map(|open| open.path.source_port());
-        attributes.peer = told.peer.map(|told| {
-            let mut peer = PeerAttributes::new(status.remote_qpn, told.address.gid);
-            peer.lid = told.address.lid;
+        let source_port = applied.path.as_ref().map(|open| open.path.source_port());
+        attributes.peer = applied.peer.map(|applied| {
+            let mut peer = PeerAttributes::new(status.remote_qpn, applied.address.gid);
+            peer.lid = applied.address.lid;
             peer.recv_psn = status.expected_psn;
-            peer.mtu = told.mtu;
-            peer.traffic_class = told.address.traffic_class;
-            peer.flow_label = told.address.flow_label;
+            peer.mtu = applied.mtu;
+            peer.traffic_class = applied.address.traffic_class;
+            peer.flow_label = applied.address.flow_label;
             peer.source_port = source_port;
-            peer.hop_limit = told.address.hop_limit;
-            peer.service_level = told.address.service_level;
+            peer.hop_limit = applied.address.hop_limit;
+            peer.service_level = applied.address.service_level;
             peer.ack_timeout = timeout;
             peer.retry_count = retry_count;
             peer.rnr_retry = rnr_retry;
-            peer.min_rnr_timer = told.min_rnr_timer;
+            peer.min_rnr_timer = applied.min_rnr_timer;
             peer.max_rd_atomic = max_rd_atomic;
-            peer.max_dest_rd_atomic = told.max_dest_rd_atomic;
+            peer.max_dest_rd_atomic = applied.max_dest_rd_atomic;
             peer
         });
         Ok(attributes)
     }
 
     fn status(&self) -> Result<adverb_proto::QpStatus> {
-        self.alive()?;
-        let gone = || Error::InvalidRequest { reason: "the queue pair was destroyed".into() };
-        self.domain.device.nic.query_qp(self.qpn).ok_or_else(gone)
+        self.check_not_destroyed()?;
+        let destroyed = || Error::InvalidRequest { reason: "the queue pair was destroyed".into() };
+        self.domain.device.nic.query_qp(self.qpn).ok_or_else(destroyed)
     }
 }

@@ -11,8 +11,8 @@ use adverb_wire::{DEFAULT_PKEY, RnrTimer};
 use parking_lot::Mutex;
 
 use super::address_handle::OpenPath;
-use super::query::Told;
-use super::{CompletionQueue, ProtectionDomain, refusal, request};
+use super::query::AppliedAttributes;
+use super::{CompletionQueue, ProtectionDomain, nic_error, request};
 use crate::backend::request_list::Chain;
 use crate::backend::{self, Connection, QueuePairLimits, QueuePairOptions, ReadyToSend, StateChange};
 use crate::error::{Error, Result};
@@ -21,9 +21,9 @@ pub(crate) struct QueuePair {
     pub(super) domain: Arc<ProtectionDomain>,
     pub(super) qpn: Qpn,
     transport: Transport,
-    gone: AtomicBool,
+    destroyed: AtomicBool,
     /// What it was told, for those who ask.
-    pub(super) told: Mutex<Told>,
+    pub(super) applied: Mutex<AppliedAttributes>,
     /// Bytes that are posted inline, on their way.
     inline: Mutex<Vec<u8>>,
     // Held because the queue pair completes into them.
@@ -45,12 +45,12 @@ impl QueuePair {
             None => None,
             Some((shared, backend::SharedReceiveQueue::Soft(queue))) => Some((shared, queue)),
             #[cfg(feature = "ibv")]
-            Some(_) => return Err(backend::of_two_devices()),
+            Some(_) => return Err(backend::device_mismatch()),
         };
         if [send_cq, recv_cq].iter().any(|queue| !Arc::ptr_eq(&queue.device, device))
             || shared.is_some_and(|(_, queue)| !Arc::ptr_eq(&queue.domain.device, device))
         {
-            return Err(backend::of_two_devices());
+            return Err(backend::device_mismatch());
         }
         if options.inline > MAX_INLINE {
             return Err(Error::LimitExceeded {
@@ -69,7 +69,7 @@ impl QueuePair {
         config.max_inline = options.inline;
         config.congestion = device.congestion;
         let action = || format!("creating a {} queue pair on {}", options.transport, device.name);
-        let qpn = device.nic.create_qp(config).map_err(|error| refusal(error, action()))?;
+        let qpn = device.nic.create_qp(config).map_err(|error| nic_error(error, action()))?;
         let limits = QueuePairLimits {
             send_segments: options.send_segments,
             recv_segments: options.recv_segments,
@@ -79,8 +79,8 @@ impl QueuePair {
             domain: Arc::clone(domain),
             qpn,
             transport: options.transport,
-            gone: AtomicBool::new(false),
-            told: Mutex::default(),
+            destroyed: AtomicBool::new(false),
+            applied: Mutex::default(),
             inline: Mutex::default(),
             _send_cq: Arc::clone(send_cq),
             _recv_cq: Arc::clone(recv_cq),
@@ -93,22 +93,22 @@ impl QueuePair {
         self.qpn
     }
 
-    pub(crate) fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Relaxed)
+    pub(crate) fn is_destroyed(&self) -> bool {
+        self.destroyed.load(Ordering::Relaxed)
     }
 
     /// Refuses what would be done to a queue pair that was destroyed before its time.
-    pub(super) fn alive(&self) -> Result<()> {
-        if self.is_gone() {
-            return Err(backend::queue_pair_is_gone());
+    pub(super) fn check_not_destroyed(&self) -> Result<()> {
+        if self.is_destroyed() {
+            return Err(backend::queue_pair_destroyed());
         }
         Ok(())
     }
 
     pub(crate) fn modify(&self, change: &StateChange) -> Result<()> {
-        self.alive()?;
+        self.check_not_destroyed()?;
         let mut open_path = None;
-        let (transition, words) = match change {
+        let (transition, state_name) = match change {
             StateChange::Reset => (Transition::Reset, "reset"),
             StateChange::Init(init) => {
                 self.domain.device.check_port(init.port)?;
@@ -136,9 +136,9 @@ impl QueuePair {
         let device = &self.domain.device;
         let modified = device.nic.modify_qp(self.qpn, &transition);
         modified.map_err(|error| {
-            refusal(error, format!("moving queue pair {} of {} to “{words}”", self.qpn, device.name))
+            nic_error(error, format!("moving queue pair {} of {} to “{state_name}”", self.qpn, device.name))
         })?;
-        self.told.lock().remember(change, open_path);
+        self.applied.lock().record(change, open_path);
         Ok(())
     }
 
@@ -185,13 +185,13 @@ impl QueuePair {
     pub(crate) fn post_recvs(&self, Chain { first, bad }: Chain<'_, ibv_recv_wr>) -> libc::c_int {
         // SAFETY: a chain ends with a null pointer, and its segments can be read.
         let requests = unsafe { request::recv_requests(first) };
-        request::answer(self.domain.device.nic.post_recvs(self.qpn, requests), first, bad)
+        request::report_result(self.domain.device.nic.post_recvs(self.qpn, requests), first, bad)
     }
 
     pub(crate) fn destroy(&self) -> Result<()> {
-        if self.domain.device.is_ours() && !self.gone.swap(true, Ordering::Relaxed) {
+        if self.domain.device.is_owned() && !self.destroyed.swap(true, Ordering::Relaxed) {
             self.domain.device.nic.destroy_qp(self.qpn);
-            self.told.lock().close_path();
+            self.applied.lock().close_path();
         }
         Ok(())
     }

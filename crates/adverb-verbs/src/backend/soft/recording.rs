@@ -5,7 +5,7 @@ use std::sync::Arc;
 use adverb_proto::trace::{RecorderOptions, Recording, StopCause};
 use adverb_soft::Channel;
 
-use super::{Device, refusal};
+use super::{Device, nic_error};
 use crate::backend::clock_origin;
 use crate::error::{Error, Result};
 use crate::recording::{StopSignal, already_recording};
@@ -21,7 +21,7 @@ impl Device {
         let channel = Arc::new(channel);
         self.nic.start_recording(options, Some(Arc::clone(&channel))).map_err(|error| match error {
             adverb_soft::Error::AlreadyRecording => already_recording(name),
-            error => refusal(error, action()),
+            error => nic_error(error, action()),
         })?;
         Ok(channel)
     }

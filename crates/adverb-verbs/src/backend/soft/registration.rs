@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use adverb_proto::types::Access;
 
-use super::{ProtectionDomain, refusal};
-use crate::backend::{Memory, Names};
+use super::{ProtectionDomain, nic_error};
+use crate::backend::{Memory, MemoryKeys};
 use crate::error::{Error, Result};
 
 pub(crate) struct Registration {
     domain: Arc<ProtectionDomain>,
-    names: Names,
-    gone: AtomicBool,
+    keys: MemoryKeys,
+    deregistered: AtomicBool,
 }
 
 impl Registration {
@@ -24,18 +24,18 @@ impl Registration {
     ) -> Result<Registration> {
         let device = &domain.device;
         // Exposed, because inline requests name memory by its address.
-        let own = memory.as_ptr().as_ptr().expose_provenance() as u64;
-        let addr = iova.unwrap_or(own);
+        let own_addr = memory.as_ptr().as_ptr().expose_provenance() as u64;
+        let addr = iova.unwrap_or(own_addr);
         let access = access.difference(Access::ZERO_BASED);
         // SAFETY: the memory is readable and writable, and its owner keeps it until after `deregister`; others touch it
         // by copies and word atomics (`memory/access.rs`), or while they have it alone.
         let key = unsafe { device.nic.register(domain.pd, memory.as_ptr(), memory.len(), addr, access) };
         let action = || format!("registering {} bytes with {}", memory.len(), device.name);
-        let key = key.map_err(|error| refusal(error, action()))?;
+        let key = key.map_err(|error| nic_error(error, action()))?;
         Ok(Registration {
             domain: Arc::clone(domain),
-            names: Names { addr, is_at_its_own_address: addr == own, lkey: key, rkey: key },
-            gone: AtomicBool::new(false),
+            keys: MemoryKeys { addr, is_identity_mapped: addr == own_addr, lkey: key, rkey: key },
+            deregistered: AtomicBool::new(false),
         })
     }
 
@@ -47,15 +47,15 @@ impl Registration {
         })
     }
 
-    pub(crate) fn names(&self) -> Names {
-        self.names
+    pub(crate) fn keys(&self) -> MemoryKeys {
+        self.keys
     }
 
     pub(crate) fn deregister(&self) -> Result<()> {
-        if !self.domain.device.is_ours() || self.gone.swap(true, Ordering::Relaxed) {
+        if !self.domain.device.is_owned() || self.deregistered.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
         let nic = &self.domain.device.nic;
-        nic.deregister(self.names.lkey).map_err(|error| refusal(error, "deregistering memory".to_owned()))
+        nic.deregister(self.keys.lkey).map_err(|error| nic_error(error, "deregistering memory".to_owned()))
     }
 }

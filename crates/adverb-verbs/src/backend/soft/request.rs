@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::AddressHandle;
 use crate::backend::request_list::{operation_of, tag_of};
 
-/// Posts a list of send requests, as a driver does. `room` is for bytes that are posted inline.
+/// Posts a list of send requests, as a driver does. `inline_data` is for bytes that are posted inline.
 ///
 /// # Safety
 ///
@@ -25,7 +25,7 @@ pub(super) unsafe fn post_sends(
     nic: &Nic,
     qpn: Qpn,
     transport: Transport,
-    room: &Mutex<Vec<u8>>,
+    inline_data: &Mutex<Vec<u8>>,
     first: *mut ibv_send_wr,
     bad: &mut *mut ibv_send_wr,
 ) -> libc::c_int {
@@ -33,14 +33,14 @@ pub(super) unsafe fn post_sends(
     let requests = unsafe { chain(first, |request: &ibv_send_wr| request.next) };
     let raised = requests.clone().map(|(request, tag)| {
         // SAFETY: as the caller says.
-        unsafe { raise(request, tag, transport) }
+        unsafe { decode(request, tag, transport) }
     });
     let posted = if requests.clone().any(|(request, _)| is_inline(request)) {
-        let mut bytes = room.lock();
+        let mut bytes = inline_data.lock();
         bytes.clear();
         for (request, _) in requests.filter(|(request, _)| is_inline(request)) {
             // SAFETY: as the caller says.
-            unsafe { gather(request, &mut bytes) };
+            unsafe { copy_inline_data(request, &mut bytes) };
         }
         let mut rest = bytes.as_slice();
         nic.post_sends(
@@ -58,7 +58,7 @@ pub(super) unsafe fn post_sends(
     } else {
         nic.post_sends(qpn, raised.map(|request| (request, None)))
     };
-    answer(posted, first, bad)
+    report_result(posted, first, bad)
 }
 
 /// The receive requests of a list.
@@ -77,19 +77,19 @@ pub(super) unsafe fn recv_requests<'a>(first: *mut ibv_recv_wr) -> impl Iterator
 }
 
 /// What a driver would answer: an error number, and the request that it is about.
-pub(super) fn answer<W: Linked>(
+pub(super) fn report_result<W: Linked>(
     posted: Result<(), BatchPostError>,
     first: *mut W,
     bad: &mut *mut W,
 ) -> libc::c_int {
-    let Err(stopped) = posted else { return 0 };
+    let Err(failure) = posted else { return 0 };
     let mut at = first;
-    for _ in 0..stopped.posted_count {
+    for _ in 0..failure.posted_count {
         // SAFETY: so many requests of the list were posted, and another wasn't.
         at = unsafe { (*at).next() };
     }
     *bad = at;
-    match stopped.error {
+    match failure.error {
         Error::Post(PostError::QueueFull) => libc::ENOMEM,
         Error::NicFailed => libc::EIO,
         _ => libc::EINVAL,
@@ -150,7 +150,7 @@ fn is_inline(request: &ibv_send_wr) -> bool {
 /// # Safety
 ///
 /// Its segments, and the memory that they name, can be read.
-unsafe fn gather(request: &ibv_send_wr, bytes: &mut Vec<u8>) {
+unsafe fn copy_inline_data(request: &ibv_send_wr, bytes: &mut Vec<u8>) {
     // SAFETY: as the caller says.
     for segment in unsafe { segments(request.sg_list, request.num_sge) } {
         let start = bytes.len();
@@ -170,7 +170,7 @@ unsafe fn gather(request: &ibv_send_wr, bytes: &mut Vec<u8>) {
 ///
 /// Its segments can be read, and a datagram's address handle is this engine's, and alive.
 #[inline(always)]
-unsafe fn raise<'a>(
+unsafe fn decode<'a>(
     wr: &'a ibv_send_wr,
     tag: u64,
     transport: Transport,

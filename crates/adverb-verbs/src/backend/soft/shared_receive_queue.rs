@@ -7,14 +7,14 @@ use adverb_proto::{Srq, SrqConfig};
 use adverb_sys::ibv_recv_wr;
 
 use super::device::{MAX_DEPTH, MAX_SEGMENTS};
-use super::{ProtectionDomain, refusal, request};
+use super::{ProtectionDomain, nic_error, request};
 use crate::backend::request_list::Chain;
 use crate::error::{Error, Result};
 
 pub(crate) struct SharedReceiveQueue {
     pub(super) domain: Arc<ProtectionDomain>,
     pub(super) srq: Srq,
-    gone: AtomicBool,
+    destroyed: AtomicBool,
 }
 
 impl SharedReceiveQueue {
@@ -25,16 +25,16 @@ impl SharedReceiveQueue {
         segments: u32,
         id: u32,
     ) -> Result<(SharedReceiveQueue, u32)> {
-        for (what, asked, most) in [
+        for (quantity, requested, max) in [
             ("shared receive queue depth", depth, MAX_DEPTH),
             ("number of segments per receive request", segments, MAX_SEGMENTS),
         ] {
-            if asked > most {
-                let (asked, most) = (asked.into(), most.into());
+            if requested > max {
+                let (requested, max) = (requested.into(), max.into());
                 return Err(Error::LimitExceeded {
-                    quantity: what.into(),
-                    requested: asked,
-                    max: most,
+                    quantity: quantity.into(),
+                    requested,
+                    max,
                     hint: "".into(),
                 });
             }
@@ -42,12 +42,12 @@ impl SharedReceiveQueue {
         let device = &domain.device;
         let mut config = SrqConfig::new(domain.pd);
         (config.max_wr, config.max_sge) = (depth, segments);
-        let made = device.nic.create_srq(config);
-        let srq = made.map_err(|error| {
-            refusal(error, format!("creating a shared receive queue of depth {depth} on {}", device.name))
+        let created = device.nic.create_srq(config);
+        let srq = created.map_err(|error| {
+            nic_error(error, format!("creating a shared receive queue of depth {depth} on {}", device.name))
         })?;
         device.shared.lock().insert(srq, id);
-        let queue = SharedReceiveQueue { domain: Arc::clone(domain), srq, gone: AtomicBool::new(false) };
+        let queue = SharedReceiveQueue { domain: Arc::clone(domain), srq, destroyed: AtomicBool::new(false) };
         Ok((queue, segments))
     }
 
@@ -55,18 +55,18 @@ impl SharedReceiveQueue {
     pub(crate) fn post_recvs(&self, Chain { first, bad }: Chain<'_, ibv_recv_wr>) -> libc::c_int {
         // SAFETY: a chain ends with a null pointer, and its segments can be read.
         let requests = unsafe { request::recv_requests(first) };
-        request::answer(self.domain.device.nic.post_srq_recvs(self.srq, requests), first, bad)
+        request::report_result(self.domain.device.nic.post_srq_recvs(self.srq, requests), first, bad)
     }
 
     /// Asks for an event when fewer requests than this are left.
     pub(crate) fn arm(&self, limit: u32) -> Result<()> {
         let armed = self.domain.device.nic.arm_srq(self.srq, limit);
-        armed.map_err(|error| refusal(error, "setting the limit of a shared receive queue".to_owned()))
+        armed.map_err(|error| nic_error(error, "setting the limit of a shared receive queue".to_owned()))
     }
 
     pub(crate) fn destroy(&self) -> Result<()> {
         let device = &self.domain.device;
-        if !device.is_ours() || self.gone.swap(true, Ordering::Relaxed) {
+        if !device.is_owned() || self.destroyed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
         // First, because the number may be another's as soon as it is free.
@@ -75,6 +75,6 @@ impl SharedReceiveQueue {
         if destroyed.is_ok() {
             shared.remove(&self.srq);
         }
-        destroyed.map_err(|error| refusal(error, "destroying a shared receive queue".to_owned()))
+        destroyed.map_err(|error| nic_error(error, "destroying a shared receive queue".to_owned()))
     }
 }

@@ -124,7 +124,7 @@ impl Slot {
             fence(Ordering::Acquire);
             self.count().store(1, Ordering::Relaxed);
         }
-        Shared::take_home(self);
+        Shared::return_slot(self);
     }
 
     fn count(&self) -> &AtomicU32 {

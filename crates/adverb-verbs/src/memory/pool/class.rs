@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_class_holds_what_is_longer_than_the_one_before_it_and_no_more() {
+    fn each_class_holds_the_lengths_above_the_previous_class() {
         assert_eq!(len(COUNT - 1), MAX_LEN);
         assert_eq!(of(0), 0);
         let mut shorter = 0;

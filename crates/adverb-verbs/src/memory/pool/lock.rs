@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_has_it_at_a_time() {
+    fn one_thread_holds_the_lock_at_a_time() {
         let counter = Lock::<(u64, u64)>::default();
         std::thread::scope(|scope| {
             for _ in 0..4 {

@@ -78,7 +78,7 @@ struct Shared {
     max_idle_bytes: usize,
     registered: AtomicUsize,
     /// The sum of the classes' `counted`.
-    kept: AtomicUsize,
+    counted_idle: AtomicUsize,
 }
 
 /// The chunks of the threads with one number, on cache lines of its own.
@@ -95,8 +95,8 @@ struct Class {
     /// The ids of those that have free slots. The last is the next to be used.
     vacant: Vec<usize>,
     /// The number of bytes in idle chunks: all their slots are free.
-    empty: usize,
-    /// The maximum of `empty` since the last `settle`, which counts against the pool's `max_idle_bytes`. So a chunk
+    idle: usize,
+    /// The maximum of `idle` since the last `recount`, which counts against the pool's `max_idle_bytes`. So a chunk
     /// that becomes idle again and again counts once, without an access to the shared counter each time.
     counted: usize,
     /// The number of bytes in its chunks.
@@ -113,17 +113,17 @@ struct FreeSlots {
     /// The length of the chunk in bytes.
     len: usize,
     /// The index of its id in the class' `vacant`, if it has free slots.
-    place: usize,
+    vacant_index: usize,
 }
 
 /// The fate of a chunk after a slot was returned.
-enum Emptied {
+enum IdleAction {
     /// It stays.
-    Stays,
+    Keep,
     /// It must be freed: its slots.
-    Goes(FreeSlots),
+    Free(FreeSlots),
     /// It is idle, and idle chunks now exceed the pool's limit: it stays if others can be freed.
-    TooMuch,
+    FreeExcess,
 }
 
 /// The minimum length of a chunk with more than one slot.
@@ -169,7 +169,7 @@ impl Pool {
         let slot = shared.partitions[partition].classes[class].lock().take();
         let slot = match slot {
             Some(slot) => slot,
-            None => shared.find_more(partition, class)?,
+            None => shared.take_slow(partition, class)?,
         };
         Ok(PoolBuf::new(slot, len as u32))
     }
@@ -192,7 +192,7 @@ impl Pool {
 
     /// Deregisters and frees all idle chunks.
     pub fn release_idle(&self) {
-        self.0.0.trim(false);
+        self.0.0.free_idle(false);
     }
 
     /// Returns the current memory use.
@@ -241,9 +241,15 @@ impl PoolBuilder {
         let partition = |_| Partition { classes: (0..class::COUNT).map(|_| Lock::default()).collect() };
         // A power of two, so that a mask finds a thread's.
         let partitions = (0..partitions.clamp(1, 1 << 10).next_power_of_two()).map(partition).collect();
-        let (registered, kept) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let shared =
-            Shared { domain: domain.clone(), partitions, max_bytes, max_idle_bytes, registered, kept };
+        let (registered, counted_idle) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let shared = Shared {
+            domain: domain.clone(),
+            partitions,
+            max_bytes,
+            max_idle_bytes,
+            registered,
+            counted_idle,
+        };
         Pool(Arc::new(Handle(Arc::new(shared))))
     }
 }
@@ -251,7 +257,7 @@ impl PoolBuilder {
 impl Drop for Handle {
     fn drop(&mut self) {
         // Chunks in use keep the shared state alive, and are freed with the last of their buffers.
-        self.0.trim(true);
+        self.0.free_idle(true);
     }
 }
 
@@ -264,7 +270,7 @@ impl Shared {
 
     /// Returns a slot to its class.
     #[inline]
-    fn take_home(slot: Slot) {
+    fn return_slot(slot: Slot) {
         let slot = ManuallyDrop::new(slot);
         let Chunk { pool, partition, class: number, .. } = &*slot.chunk;
         let mut class = pool.partitions[*partition].classes[*number].lock();
@@ -272,39 +278,39 @@ impl Shared {
         // is there. The lock lies in the pool, which isn't gone before the lock is released: whoever ends it takes the
         // lock of every class first.
         match class.put(unsafe { std::ptr::read(&*slot) }) {
-            Emptied::Stays => {}
-            Emptied::Goes(slots) => {
+            IdleAction::Keep => {}
+            IdleAction::Free(slots) => {
                 drop(class);
                 // Deregistering may take long.
                 drop(slots);
             }
-            Emptied::TooMuch => {
+            IdleAction::FreeExcess => {
                 let (pool, partition, number) = (Arc::clone(pool), *partition, *number);
                 drop(class);
-                pool.keep_less(partition, number);
+                pool.free_excess_idle(partition, number);
             }
         }
     }
 
     /// Takes a slot of a class that has none free in this partition: from a new chunk, or else from another partition.
     #[cold]
-    fn find_more(self: &Arc<Shared>, partition: usize, class: usize) -> Result<Slot> {
+    fn take_slow(self: &Arc<Shared>, partition: usize, class: usize) -> Result<Slot> {
         self.grow(partition, class).or_else(|_| {
             let mut others = self.partitions.iter();
             if let Some(slot) = others.find_map(|partition| partition.classes[class].lock().take()) {
                 return Ok(slot);
             }
-            self.trim(false);
+            self.free_idle(false);
             self.grow(partition, class)
         })
     }
 
     /// Adds a chunk, and takes a slot of it.
     fn grow(self: &Arc<Shared>, partition: usize, class: usize) -> Result<Slot> {
-        let home = &self.partitions[partition].classes[class];
+        let target = &self.partitions[partition].classes[class];
         let slot_len = class::len(class);
         // Doubles the class, so that classes with little use stay small.
-        let count = (home.lock().bytes.clamp(MIN_CHUNK_LEN, MAX_CHUNK_LEN) / slot_len).max(1);
+        let count = (target.lock().bytes.clamp(MIN_CHUNK_LEN, MAX_CHUNK_LEN) / slot_len).max(1);
         let len = slot_len * count;
         let grown = |registered: usize| registered.checked_add(len).filter(|grown| *grown <= self.max_bytes);
         self.registered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).map_err(|registered| {
@@ -319,10 +325,10 @@ impl Shared {
             .inspect_err(|_| self.deregistered(len))?;
         // Everything slow is done before the lock is taken.
         let slots = Slot::all_of(&chunk);
-        let mut home = home.lock();
-        home.add(&chunk, slots);
+        let mut target = target.lock();
+        target.add(&chunk, slots);
         // Another thread may have been faster, but not with all that there is: the chunk was added under this lock.
-        Ok(home.take().expect("a new chunk has free slots"))
+        Ok(target.take().expect("a new chunk has free slots"))
     }
 
     /// Subtracts from the number of registered bytes.
@@ -331,30 +337,30 @@ impl Shared {
     }
 
     /// Frees idle chunks; with `closing`, also those that become idle later.
-    fn trim(&self, closing: bool) {
+    fn free_idle(&self, closing: bool) {
         for (_, class) in self.classes() {
             let mut class = class.lock();
             class.is_closed |= closing;
-            let emptied = class.remove_empty(usize::MAX, &self.kept);
+            let freed = class.remove_idle(usize::MAX, &self.counted_idle);
             drop(class);
-            drop(emptied);
+            drop(freed);
         }
     }
 
     /// Frees idle chunks until they are within the limit; those of this class, which is in use, last.
     #[cold]
-    fn keep_less(&self, partition: usize, class: usize) {
+    fn free_excess_idle(&self, partition: usize, class: usize) {
         // Most are in use again that were counted when they were empty.
-        self.classes().for_each(|(_, class)| class.lock().settle(&self.kept));
+        self.classes().for_each(|(_, class)| class.lock().recount(&self.counted_idle));
         let last = &self.partitions[partition].classes[class];
         let others = self.classes().map(|(_, class)| class).filter(|class| !std::ptr::eq(*class, last));
         for class in others.chain([last]) {
-            let excess = self.kept.load(Ordering::Relaxed).saturating_sub(self.max_idle_bytes);
+            let excess = self.counted_idle.load(Ordering::Relaxed).saturating_sub(self.max_idle_bytes);
             if excess == 0 {
                 break;
             }
-            let emptied = class.lock().remove_empty(excess, &self.kept);
-            drop(emptied);
+            let freed = class.lock().remove_idle(excess, &self.counted_idle);
+            drop(freed);
         }
     }
 
@@ -371,7 +377,7 @@ impl Class {
         let id = *self.vacant.last()?;
         let free = self.chunks[id].as_mut()?;
         if free.slots.len() == free.count {
-            self.empty -= free.len;
+            self.idle -= free.len;
         }
         let slot = free.slots.pop();
         if free.slots.is_empty() {
@@ -382,47 +388,47 @@ impl Class {
 
     /// Takes a slot back.
     #[inline]
-    fn put(&mut self, slot: Slot) -> Emptied {
+    fn put(&mut self, slot: Slot) -> IdleAction {
         let id = slot.chunk.id.load(Ordering::Relaxed);
         let free = self.chunks[id].as_mut().expect("a chunk exists until all its slots are returned");
         if free.slots.is_empty() {
-            free.place = self.vacant.len();
+            free.vacant_index = self.vacant.len();
             self.vacant.push(id);
         }
         // There was room for all when the chunk was made.
         free.slots.push(slot);
         if free.slots.len() < free.count {
-            return Emptied::Stays;
+            return IdleAction::Keep;
         }
-        self.empty += free.len;
-        if self.empty <= self.counted && !self.is_closed { Emptied::Stays } else { self.keep(id) }
+        self.idle += free.len;
+        if self.idle <= self.counted && !self.is_closed { IdleAction::Keep } else { self.decide_idle(id) }
     }
 
     /// Sees whether a chunk is to be kept, all of whose slots are free.
     #[cold]
-    fn keep(&mut self, id: usize) -> Emptied {
+    fn decide_idle(&mut self, id: usize) -> IdleAction {
         let free = self.chunks[id].as_ref().expect("it is there");
         let pool = &*free.slots[0].chunk.pool;
         if self.is_closed || free.len > pool.max_idle_bytes {
-            return Emptied::Goes(self.remove(id));
+            return IdleAction::Free(self.remove(id));
         }
-        let more = self.empty - self.counted;
-        let before = pool.kept.fetch_add(more, Ordering::Relaxed);
-        let is_too_much = before.saturating_add(more) > pool.max_idle_bytes;
-        self.counted = self.empty;
-        if is_too_much { Emptied::TooMuch } else { Emptied::Stays }
+        let added = self.idle - self.counted;
+        let before = pool.counted_idle.fetch_add(added, Ordering::Relaxed);
+        let exceeds_limit = before.saturating_add(added) > pool.max_idle_bytes;
+        self.counted = self.idle;
+        if exceeds_limit { IdleAction::FreeExcess } else { IdleAction::Keep }
     }
 
     /// Sets the counted bytes to those that are idle now.
-    fn settle(&mut self, kept: &AtomicUsize) {
-        kept.fetch_sub(self.counted - self.empty, Ordering::Relaxed);
-        self.counted = self.empty;
+    fn recount(&mut self, counted_idle: &AtomicUsize) {
+        counted_idle.fetch_sub(self.counted - self.idle, Ordering::Relaxed);
+        self.counted = self.idle;
     }
 
     /// Adds a chunk, all of whose slots are free.
     fn add(&mut self, chunk: &Arc<Chunk>, slots: Vec<Slot>) {
         let len = chunk.len();
-        let free = FreeSlots { count: slots.len(), slots, len, place: self.vacant.len() };
+        let free = FreeSlots { count: slots.len(), slots, len, vacant_index: self.vacant.len() };
         let id = self.chunks.iter().position(Option::is_none).unwrap_or(self.chunks.len());
         chunk.id.store(id, Ordering::Relaxed);
         if id == self.chunks.len() {
@@ -430,7 +436,7 @@ impl Class {
         }
         self.chunks[id] = Some(free);
         self.vacant.push(id);
-        self.empty += len;
+        self.idle += len;
         self.bytes += len;
     }
 
@@ -438,28 +444,28 @@ impl Class {
     #[cold]
     fn remove(&mut self, id: usize) -> FreeSlots {
         let free = self.chunks[id].take().expect("it is there");
-        self.vacant.swap_remove(free.place);
-        if let Some(moved) = self.vacant.get(free.place).and_then(|id| self.chunks[*id].as_mut()) {
-            moved.place = free.place;
+        self.vacant.swap_remove(free.vacant_index);
+        if let Some(moved) = self.vacant.get(free.vacant_index).and_then(|id| self.chunks[*id].as_mut()) {
+            moved.vacant_index = free.vacant_index;
         }
-        self.empty -= free.len;
+        self.idle -= free.len;
         self.bytes -= free.len;
         free
     }
 
     /// Removes chunks all of whose slots are free, until they have as many bytes as are to go or there are none.
-    fn remove_empty(&mut self, bytes: usize, kept: &AtomicUsize) -> Vec<FreeSlots> {
+    fn remove_idle(&mut self, bytes: usize, counted_idle: &AtomicUsize) -> Vec<FreeSlots> {
         let mut removed = Vec::new();
-        let rest = self.empty.saturating_sub(bytes);
+        let rest = self.idle.saturating_sub(bytes);
         for id in 0..self.chunks.len() {
-            if self.empty <= rest {
+            if self.idle <= rest {
                 break;
             }
             if self.chunks[id].as_ref().is_some_and(|free| free.slots.len() == free.count) {
                 removed.push(self.remove(id));
             }
         }
-        self.settle(kept);
+        self.recount(counted_idle);
         removed
     }
 }

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_survive_their_way_through_c() {
+    fn addresses_round_trip() {
         for text in ["192.0.2.7:7471", "[2001:db8::7]:1", "[fe80::1%3]:65535", "0.0.0.0:0"] {
             let address: SocketAddr = text.parse().unwrap();
             // SAFETY: the address is one of C's.
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn no_address_is_none() {
+    fn an_unset_address_is_none() {
         let mut raw = RawAddress::from(SocketAddr::from(([0, 0, 0, 0], 0)));
         if let RawAddress::V4(raw) = &mut raw {
             raw.sin_family = 0;

@@ -7,8 +7,10 @@ use adverb_proto::types::{Qpn, RejectReason};
 use adverb_sys::{self as sys, rdma_cm_event};
 
 use super::super::verb_error;
-use super::{Identifier, raise_address};
-use crate::backend::connection_manager::{self as plain, Depths, Event, Request, Use, reason_of_datagrams};
+use super::{Identifier, decode_address};
+use crate::backend::connection_manager::{
+    self as plain, Depths, Event, Purpose, Request, sidr_reject_reason,
+};
 use crate::error::Result;
 
 impl Identifier {
@@ -28,8 +30,8 @@ impl Identifier {
         let (event, private_data) = unsafe {
             let copy: rdma_cm_event = *event;
             let (data, len) = match self.purpose {
-                Use::Connections => (copy.param.conn.private_data, copy.param.conn.private_data_len),
-                Use::Datagrams => (copy.param.ud.private_data, copy.param.ud.private_data_len),
+                Purpose::Connections => (copy.param.conn.private_data, copy.param.conn.private_data_len),
+                Purpose::Datagrams => (copy.param.ud.private_data, copy.param.ud.private_data_len),
             };
             let private_data = if data.is_null() || len == 0 {
                 Vec::new()
@@ -41,17 +43,17 @@ impl Identifier {
             (copy, private_data)
         };
         Ok(Some(match event.event {
-            sys::RDMA_CM_EVENT_UNREACHABLE if self.purpose == Use::Datagrams && event.status > 0 => {
+            sys::RDMA_CM_EVENT_UNREACHABLE if self.purpose == Purpose::Datagrams && event.status > 0 => {
                 let status = u8::try_from(event.status).unwrap_or(0);
-                Event::Rejected { reason: reason_of_datagrams(status), private_data }
+                Event::Rejected { reason: sidr_reject_reason(status), private_data }
             }
-            sys::RDMA_CM_EVENT_ESTABLISHED if self.purpose == Use::Datagrams && event.status == 0 => {
+            sys::RDMA_CM_EVENT_ESTABLISHED if self.purpose == Purpose::Datagrams && event.status == 0 => {
                 // SAFETY: the identifier is for datagrams, and so is what comes with its events.
                 let found = unsafe { event.param.ud };
-                Event::Found {
+                Event::ServiceResolved {
                     qpn: Qpn::truncate(found.qp_num),
                     qkey: found.qkey,
-                    address: raise_address(&found.ah_attr),
+                    address: decode_address(&found.ah_attr),
                     private_data,
                 }
             }
@@ -61,7 +63,7 @@ impl Identifier {
                 // before it is accepted (ucma_event_handler in the kernel's ucma.c).
                 let identifier = unsafe { Identifier::adopt(self.library, handle, self.purpose) }?;
                 let depths = match self.purpose {
-                    Use::Connections => {
+                    Purpose::Connections => {
                         // SAFETY: the identifier is for connections, and so is what comes with its events.
                         let parameters = unsafe { event.param.conn };
                         Depths {
@@ -69,7 +71,7 @@ impl Identifier {
                             max_rd_atomic: parameters.initiator_depth,
                         }
                     }
-                    Use::Datagrams => Depths { max_dest_rd_atomic: 0, max_rd_atomic: 0 },
+                    Purpose::Datagrams => Depths { max_dest_rd_atomic: 0, max_rd_atomic: 0 },
                 };
                 Event::Request(Request {
                     identifier: plain::Identifier::Ibv(identifier),

@@ -13,12 +13,12 @@ use super::super::Device;
 use crate::error::{Error, Result};
 
 /// Those that are open and have an address to listen at.
-pub(in crate::backend) fn listening(address: IpAddr) -> Vec<Arc<Device>> {
+pub(in crate::backend) fn listening_devices(address: IpAddr) -> Vec<Arc<Device>> {
     if !address.is_unspecified() {
-        return Device::at(address).into_iter().collect();
+        return Device::find_exact(address).into_iter().collect();
     }
     let fits = |device: &Arc<Device>| {
-        address.is_ipv6() || device.nic.addresses().iter().any(|ours| place(*ours).is_ipv4())
+        address.is_ipv6() || device.nic.addresses().iter().any(|local| network_addr(*local).is_ipv4())
     };
     Device::all().into_iter().filter(fits).collect()
 }
@@ -47,26 +47,26 @@ pub(in crate::backend) fn open_listening(address: IpAddr) -> Result<Arc<Device>>
 
 /// Opens one at a loopback address, or another if that is unspecified or the usual one.
 fn open(address: IpAddr) -> Result<Arc<Device>> {
-    let is_usual =
+    let is_default =
         address.is_unspecified() || address == Ipv4Addr::LOCALHOST || address == Ipv6Addr::LOCALHOST;
-    if is_usual { Device::open("soft") } else { Device::open(&format!("soft:{address}")) }
+    if is_default { Device::open("soft") } else { Device::open(&format!("soft:{address}")) }
 }
 
 /// One that is open and leads from `local`, if that is said, to a peer.
-pub(in crate::backend) fn toward(local: Option<IpAddr>, peer: IpAddr) -> Option<Arc<Device>> {
+pub(in crate::backend) fn connecting_device(local: Option<IpAddr>, peer: IpAddr) -> Option<Arc<Device>> {
     if let Some(local) = local.filter(|local| !local.is_unspecified()) {
-        return Device::near(local);
+        return Device::find_near(local);
     }
     let at_loopback = || {
         let has = |device: &Arc<Device>| loopback(device, peer).is_some();
         if is_loopback(peer) { Device::all().into_iter().find(has) } else { None }
     };
-    Device::at(peer).or_else(at_loopback).or_else(|| Device::near(route(peer)?))
+    Device::find_exact(peer).or_else(at_loopback).or_else(|| Device::find_near(source_addr(peer)?))
 }
 
 /// Whether a peer is on this machine, at an address of the loopback interface.
 pub(in crate::backend) fn is_loopback(peer: IpAddr) -> bool {
-    place(peer).is_loopback()
+    network_addr(peer).is_loopback()
 }
 
 /// Opens one that leads from `local`, if that is said, to a peer at a loopback address.
@@ -74,19 +74,19 @@ pub(in crate::backend) fn is_loopback(peer: IpAddr) -> bool {
 /// # Errors
 ///
 /// If it can't be opened.
-pub(in crate::backend) fn open_toward(local: Option<IpAddr>, peer: IpAddr) -> Result<Arc<Device>> {
+pub(in crate::backend) fn open_connecting(local: Option<IpAddr>, peer: IpAddr) -> Result<Arc<Device>> {
     match local.filter(|local| !local.is_unspecified()) {
         Some(local) => open_listening(local),
         // There is only one, and another port will do.
-        None if place(peer).is_ipv6() => open(Ipv6Addr::LOCALHOST.into()),
+        None if network_addr(peer).is_ipv6() => open(Ipv6Addr::LOCALHOST.into()),
         // The usual address is left to those who listen.
-        None => open_anywhere(),
+        None => open_random_loopback(),
     }
 }
 
 /// Opens one at a loopback address that hardly anybody has.
-fn open_anywhere() -> Result<Arc<Device>> {
-    let address = super::super::open::any_loopback().map_err(|error| Error::Verb {
+fn open_random_loopback() -> Result<Arc<Device>> {
+    let address = super::super::open::random_loopback().map_err(|error| Error::Verb {
         action: "choosing a loopback address".to_owned(),
         error,
         hint: "".into(),
@@ -95,19 +95,19 @@ fn open_anywhere() -> Result<Arc<Device>> {
 }
 
 /// The address of a NIC from which to connect to a peer.
-pub(super) fn source(device: &Device, wanted: Option<IpAddr>, peer: IpAddr) -> Option<IpAddr> {
+pub(super) fn source(device: &Device, preferred: Option<IpAddr>, peer: IpAddr) -> Option<IpAddr> {
     let addresses = device.nic.addresses();
     let has = |address: &IpAddr| addresses.contains(address);
     let at = |address: IpAddr| {
         let exact = Some(address).filter(has);
-        exact.or_else(|| addresses.iter().find(|ours| place(**ours) == address).copied())
+        exact.or_else(|| addresses.iter().find(|local| network_addr(**local) == address).copied())
     };
-    let fits = |address: &&IpAddr| place(**address).is_ipv4() == place(peer).is_ipv4();
-    match wanted {
-        Some(wanted) => at(wanted).filter(|wanted| fits(&wanted)),
+    let fits = |address: &&IpAddr| network_addr(**address).is_ipv4() == network_addr(peer).is_ipv4();
+    match preferred {
+        Some(preferred) => at(preferred).filter(|preferred| fits(&preferred)),
         None => Some(peer)
             .filter(has)
-            .or_else(|| at(route(peer)?))
+            .or_else(|| at(source_addr(peer)?))
             .or_else(|| loopback(device, peer))
             .or_else(|| addresses.iter().find(fits).copied()),
     }
@@ -115,22 +115,22 @@ pub(super) fn source(device: &Device, wanted: Option<IpAddr>, peer: IpAddr) -> O
 
 /// The NIC's address of this machine's own, of a peer's family.
 fn loopback(device: &Device, peer: IpAddr) -> Option<IpAddr> {
-    let peer = place(peer);
+    let peer = network_addr(peer);
     let fits = |address: &&IpAddr| {
-        let place = place(**address);
-        place.is_loopback() && place.is_ipv4() == peer.is_ipv4()
+        let network_addr = network_addr(**address);
+        network_addr.is_loopback() && network_addr.is_ipv4() == peer.is_ipv4()
     };
     device.nic.addresses().iter().find(fits).copied()
 }
 
 /// Where packets to an address go, which may say a port.
-fn place(address: IpAddr) -> IpAddr {
+fn network_addr(address: IpAddr) -> IpAddr {
     Gid::from(address).udp_addr().ip()
 }
 
 /// The address of this machine from which packets to a peer go, as the system would have it. Nothing is sent.
-fn route(peer: IpAddr) -> Option<IpAddr> {
-    let peer = place(peer);
+fn source_addr(peer: IpAddr) -> Option<IpAddr> {
+    let peer = network_addr(peer);
     let any: IpAddr =
         if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).ok()?;

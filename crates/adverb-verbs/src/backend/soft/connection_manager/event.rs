@@ -8,20 +8,20 @@ use adverb_proto::cm::{self, ListenerId};
 use adverb_soft::CmEvent;
 
 use super::{Identifier, Role};
-use crate::backend::connection_manager::{self as plain, Depths, Event, Request, reason_of_datagrams};
+use crate::backend::connection_manager::{self as plain, Depths, Event, Request, sidr_reject_reason};
 use crate::error::Result;
 
 impl Identifier {
     pub(crate) fn try_event(&self) -> Result<Option<Event>> {
-        if let Some(early) = self.inner.lock().early.pop_front() {
-            self.inbox.clear_wake();
-            return Ok(Some(early));
+        if let Some(local_events) = self.inner.lock().local_events.pop_front() {
+            self.channel.clear_wake();
+            return Ok(Some(local_events));
         }
         loop {
-            match self.inbox.take() {
+            match self.channel.take() {
                 None => return Ok(None),
                 Some(CmEvent::Event(event)) => {
-                    if let Some(event) = self.raise(event)? {
+                    if let Some(event) = self.convert(event)? {
                         return Ok(Some(event));
                     }
                 }
@@ -31,23 +31,23 @@ impl Identifier {
     }
 
     /// An event in the words of all engines; `None` if nothing is left of it.
-    fn raise(&self, event: cm::Event) -> Result<Option<Event>> {
+    fn convert(&self, event: cm::Event) -> Result<Option<Event>> {
         Ok(Some(match event {
             cm::Event::Request(request) => return self.request(*request),
             cm::Event::Query(query) => return self.query(*query),
             cm::Event::Accepted(acceptance) => Event::Response { private_data: acceptance.private_data },
             cm::Event::Rejected(rejection) => {
-                if self.ask_for_shorter_packets(&rejection)? {
+                if self.retry_with_smaller_mtu(&rejection)? {
                     return Ok(None);
                 }
                 Event::Rejected { reason: rejection.reason, private_data: rejection.private_data }
             }
             cm::Event::QueryRejected { status, private_data, .. } => {
-                Event::Rejected { reason: reason_of_datagrams(status.code()), private_data }
+                Event::Rejected { reason: sidr_reject_reason(status.code()), private_data }
             }
             cm::Event::Resolved(found) => {
                 let inner = self.inner.lock();
-                Event::Found {
+                Event::ServiceResolved {
                     qpn: found.qpn,
                     qkey: found.qkey,
                     address: inner.address(inner.device()?, found.addrs.remote)?,
@@ -72,7 +72,7 @@ impl Identifier {
         identifier.inner.get_mut().traffic_class = request.path.traffic_class;
         let claimed = {
             let inner = identifier.inner.lock();
-            inner.device()?.nic.cm().subscribe(request.id, &identifier.inbox)
+            inner.device()?.nic.cm().subscribe(request.id, &identifier.channel)
         };
         if claimed.is_err() {
             return Ok(None);
@@ -88,7 +88,7 @@ impl Identifier {
     /// A peer's question for a datagram queue pair.
     fn query(&self, query: cm::Query) -> Result<Option<Event>> {
         let peer = query.source.unwrap_or_else(|| SocketAddr::new(query.addrs.remote, 0));
-        let identifier = self.adopt(query.addrs, query.listener, peer, Role::Asked(query.id))?;
+        let identifier = self.adopt(query.addrs, query.listener, peer, Role::Queried(query.id))?;
         let depths = Depths { max_dest_rd_atomic: 0, max_rd_atomic: 0 };
         let identifier = plain::Identifier::Soft(Box::new(identifier));
         Ok(Some(Event::Request(Request { identifier, depths, private_data: query.private_data })))
@@ -103,10 +103,10 @@ impl Identifier {
         role: Role,
     ) -> Result<Identifier> {
         let inner = self.inner.lock();
-        let Role::Listening(listeners) = &inner.role else { return Err(super::not_now()) };
+        let Role::Listening(listeners) = &inner.role else { return Err(super::not_established()) };
         // A listener at every address has one inbox for all its NICs.
         let of = |(device, id): &(&Arc<_>, &ListenerId)| **id == listener && is_at(device, addrs);
-        let (device, _) = inner.devices.iter().zip(listeners).find(of).ok_or_else(super::not_now)?;
+        let (device, _) = inner.devices.iter().zip(listeners).find(of).ok_or_else(super::not_established)?;
         let local = inner.local.map(|local| SocketAddr::new(addrs.local, local.port()));
         match Identifier::new(self.purpose, vec![Arc::clone(device)]) {
             Ok(mut identifier) => {
@@ -116,8 +116,8 @@ impl Identifier {
             }
             Err(error) => {
                 match role {
-                    Role::Connection(id, _) => device.nic.cm().abort(id, super::FAREWELL),
-                    Role::Asked(id) => device.nic.cm().cancel_query(id),
+                    Role::Connection(id, _) => device.nic.cm().abort(id, super::DISCONNECT_TIMEOUT),
+                    Role::Queried(id) => device.nic.cm().cancel_query(id),
                     _ => {}
                 }
                 Err(error)
