@@ -39,9 +39,9 @@ struct Inner {
     /// The queue's number in recordings.
     cq: Cq,
     state: Mutex<State>,
-    /// Notified when completions were kept, or when no thread waits for events any more.
+    /// Notified when completions were kept, or when the thread that waited for an event has returned.
     completions_kept: Condvar,
-    /// Woken when completions were kept.
+    /// The waker of the poller, which is woken when completions were kept.
     poller: WakerCell,
 }
 
@@ -53,15 +53,16 @@ struct State {
     reserved: u32,
     /// Completions that were polled while a caller waited for another one.
     ready: Vec<Completion>,
-    /// Whether a thread waits for an event. Other threads then wait to be notified by it: an event wakes only one.
+    /// Whether a thread waits for an event. Other threads then wait for a notification by that thread, because an event
+    /// wakes only one thread.
     is_event_awaited: bool,
-    /// The number of those other threads.
+    /// The number of threads that wait for a notification.
     notified_waiter_count: u32,
-    /// Polled completions.
+    /// The number of polled completions.
     polled: u64,
-    /// The most that came at once.
+    /// The maximum number of completions that one poll returned.
     max_poll_batch: usize,
-    /// The array into which the device puts completions.
+    /// The array into which the device writes completions.
     raw: [RawCompletion; 16],
     recorder: QueueRecorder,
 }
@@ -73,9 +74,9 @@ struct Queues {
     own: Vec<Entry>,
     /// Unused numbers.
     free: Vec<u32>,
-    /// The shared receive queues whose completions may come here.
+    /// The shared receive queues whose completions may be delivered here.
     shared: Vec<SharedEntry>,
-    /// Completions that match no request, because their queue pair was destroyed.
+    /// The number of completions that match no request, because their queue pair was destroyed.
     stale: u64,
 }
 
@@ -269,7 +270,8 @@ impl CompletionQueue {
     }
 
     /// Waits for an event, or for a notification by the thread that waits for one, or yields if the queue has no
-    /// events. Returns at once if `is_available` accepts the kept completions, and `false` if the deadline has passed.
+    /// events. Returns at once if `is_available` accepts the kept completions, and returns `false` if the deadline has
+    /// passed.
     fn wait_once(&self, deadline: &Deadline, is_available: impl Fn(&[Completion]) -> bool) -> Result<bool> {
         let left = deadline.left();
         if left.is_zero() {
@@ -280,7 +282,7 @@ impl CompletionQueue {
             return Ok(true);
         }
         let mut state = self.lock();
-        // Another thread may have kept it since the last poll, before this one waits to be notified.
+        // Another thread may have kept the completion since the last poll, before this thread waits for a notification.
         if is_available(&state.ready) {
             return Ok(true);
         }
@@ -295,7 +297,7 @@ impl CompletionQueue {
         let waited = self.arm_and_wait(left, is_available);
         let mut state = self.lock();
         state.is_event_awaited = false;
-        // Another thread takes over.
+        // Another thread waits for the next event.
         self.notify_waiters(&state);
         waited?;
         Ok(true)
@@ -362,7 +364,7 @@ impl CompletionQueue {
         polled
     }
 
-    /// Takes what the device has.
+    /// Polls the device once, and continues if it has more completions.
     #[inline(always)]
     fn poll_device(&self, state: &mut State, out: &mut Vec<Completion>) -> Result<()> {
         let count = self.0.backend.poll(&mut state.raw)?;
@@ -372,7 +374,7 @@ impl CompletionQueue {
         if count == state.raw.len() { self.poll_rest(state, count, out) } else { Ok(()) }
     }
 
-    /// Polls on after the first `total` completions.
+    /// Continues polling after the first `total` completions.
     #[inline(never)]
     fn poll_rest(&self, state: &mut State, mut total: usize, out: &mut Vec<Completion>) -> Result<()> {
         loop {
@@ -395,7 +397,7 @@ impl CompletionQueue {
             return self.match_and_record(state, count, out);
         }
         for completion in &state.raw[..count] {
-            // Most are of the oldest request of some queue, which has succeeded.
+            // Most completions report the success of a queue's oldest request.
             let queue = state.queues.own.get_mut(number_of(completion.wr_id));
             let queue = queue.and_then(|entry| entry.queue.as_mut());
             if !queue.is_some_and(|queue| queue.complete_oldest_success(completion, out)) {
@@ -404,7 +406,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Finds the request of a completion that isn't as most are.
+    /// Finds the request of a completion that is off the fast path.
     #[cold]
     fn complete(&self, queues: &mut Queues, completion: &RawCompletion, out: &mut Vec<Completion>) {
         let RawCompletion { wr_id, mut outcome, .. } = *completion;
@@ -423,8 +425,8 @@ impl CompletionQueue {
         queues.stale += u64::from(!known);
     }
 
-    /// Returns the corrected flags of an outcome with unusual flags: the device may have a format of its own, and a
-    /// key may have been invalidated.
+    /// Returns the normalized flags of an outcome with slow-path flags: the device may have its own format, and a key
+    /// may have been invalidated.
     #[cold]
     fn handle_flags(&self, mut outcome: RawOutcome) -> u32 {
         self.0.backend.normalize(&mut outcome);
@@ -486,8 +488,8 @@ impl Queues {
     }
 }
 
-// The bits of a work-request id, from the top: whether it is of a shared receive queue; whether it is of datagrams; the
-// queue's number in its completion queue; the number's generation; and in the lower half the position.
+// The bits of a work-request id, from the top: whether it belongs to a shared receive queue; whether it belongs to
+// datagrams; the queue's number in its completion queue; the number's generation; and, in the lower half, the position.
 const GENERATION_BITS: u32 = 10;
 const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
 const NUMBER_BITS: u32 = 20;

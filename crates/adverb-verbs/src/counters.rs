@@ -119,7 +119,7 @@ impl Counters {
             "bad",
             "mismatch",
         ];
-        // Being deferred is no error, whatever letters it has.
+        // A deferred packet is no error, although the word contains "err".
         let name = name.replace("deferred", "");
         ERROR_WORDS.iter().any(|word| name.contains(word))
     }

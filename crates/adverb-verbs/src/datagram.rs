@@ -56,7 +56,7 @@ impl Completion {
             Some(grh) if has_grh => IpHeader::from_grh(grh),
             _ => None,
         };
-        // The room of the header is there whether it was filled or not.
+        // The buffer starts with the space for the header, even if the device didn't write one.
         let range = message.range();
         message.set_range((range.start + GRH_LEN).min(range.end)..range.end)?;
         Ok(Datagram { message, source_qpn: source, ip_header: ip, immediate })

@@ -24,12 +24,12 @@ impl Deadline {
         Deadline { timeout, at: now.checked_add(timeout) }
     }
 
-    /// Returns the point in time, for event loops: far in the future if the deadline never comes.
+    /// Returns the point in time, for event loops. It is far in the future if the deadline never passes.
     pub fn at(&self) -> Instant {
         self.at.unwrap_or_else(|| Instant::now() + Duration::from_secs(u32::MAX.into()))
     }
 
-    /// Returns the remaining time: zero after the deadline, `Duration::MAX` if it never comes.
+    /// Returns the remaining time: zero after the deadline, `Duration::MAX` if the deadline never passes.
     pub fn left(&self) -> Duration {
         self.at.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
     }

@@ -119,7 +119,7 @@ impl Device {
         }
         if cfg!(feature = "soft") {
             match Device::open(&format!("soft:{address}")) {
-                // It isn't this machine's.
+                // The address doesn't belong to this machine.
                 Err(Error::Verb { error, .. }) if error.kind() == ErrorKind::AddrNotAvailable => {}
                 opened => return opened,
             }
@@ -248,7 +248,7 @@ impl Device {
                 entry.index,
             )
         };
-        // One that says a port has the address, too.
+        // A GID that encodes a port has the address, too.
         let has = |gid: Gid, address| gid == Gid::from(address) || gid.udp_addr().ip() == address;
         let fits = |entry: &&GidEntry| address.is_none_or(|address| has(entry.gid, address));
         gids.iter().filter(fits).min_by_key(|entry| rank(entry)).cloned().ok_or_else(|| {
@@ -304,7 +304,8 @@ impl Device {
     /// Opens a device that all callers of this function share while any of them keeps it, so that their objects can
     /// be used together.
     pub(super) fn shared(name: &str) -> Result<Device> {
-        // Of the others, one that was removed, and came back under its name, is another: the old one doesn't answer.
+        // A hardware device that was removed and added again under its name is another device: the old one returns
+        // errors.
         let is_shared = |device: &Inner| {
             device.name == name && device.backend.shared_name().is_none() && device.backend.port(1).is_ok()
         };
@@ -323,7 +324,7 @@ impl Device {
         open_each(Device::list_hardware().unwrap_or_default()).collect()
     }
 
-    /// Returns the software devices that this process has open, the last opened first.
+    /// Returns the software devices that this process has open, in reverse order of opening.
     pub(crate) fn software_in_use() -> Vec<Device> {
         let registry = DeviceRegistry::lock();
         let devices = registry.0.iter().rev().filter_map(|(_, device)| device.upgrade().map(Device));

@@ -60,8 +60,8 @@ impl QueuePair {
             let reason = "draining with markers requires a connected queue pair";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
-        // From here on, posting is refused: a request is either before the marker or not posted. Posting checks the
-        // state under the queue's lock, and so is the marker posted.
+        // From here on, posting is rejected: a request is either before the marker or not posted. Posting checks the
+        // state under the queue's lock, and the marker is posted under the same lock.
         self.move_to_error()?;
         self.send.change_marker(Marker::Absent, Marker::Pending);
         if let Some(recv) = self.recv.own() {

@@ -237,7 +237,7 @@ impl Error {
     }
 }
 
-/// Keeps the message and the hint; the kind follows from the variant.
+/// Keeps the message and the hint. The variant determines the kind.
 impl From<Error> for io::Error {
     fn from(error: Error) -> io::Error {
         let kind = match &error {

@@ -42,11 +42,12 @@ pub(super) struct Posting {
     pub(super) recorder: QueueRecorder,
 }
 
-/// Makes requests signaled often enough that the queue can't fill with unsignaled ones.
+/// The counter that makes requests signaled often enough, so that the queue can't fill with unsignaled ones.
 pub(super) struct Signals {
-    /// How many requests since the last one that asks for a completion.
+    /// The number of requests since the last signaled one.
     unsignaled_count: u32,
-    /// How many may go without: if half the queue did, it could fill with requests that never leave it.
+    /// The maximum number of unsignaled requests in a row. With more, the queue could fill with requests that never
+    /// complete.
     max_unsignaled: u32,
 }
 
@@ -164,8 +165,8 @@ impl Posting {
 }
 
 impl Completing {
-    /// Completes the oldest request if the completion belongs to it and reports success, the usual case. Returns
-    /// whether it did.
+    /// Completes the oldest request if the completion belongs to it and reports success, which is the most common case.
+    /// Returns whether it did.
     #[inline(always)]
     pub(super) fn complete_oldest_success(
         &mut self,
@@ -246,16 +247,17 @@ impl Completing {
         (0..if is_outstanding { count } else { 0 }).map(move |ahead| oldest.wrapping_add(ahead))
     }
 
-    /// Takes all requests, oldest first, of a queue pair that was reset or destroyed: their tags and memory.
+    /// Removes all requests of a queue pair that was reset or destroyed, oldest first, and returns their tags and
+    /// memory.
     pub(super) fn take_all(&mut self) -> Vec<(u64, Payload)> {
         self.marker = Marker::Absent;
         std::iter::from_fn(|| self.ring.pop()).map(|request| (request.tag, request.payload)).collect()
     }
 
-    /// Takes back the request that was posted last, because the device rejected it.
+    /// Removes the request that was posted last, because the device rejected it.
     pub(super) fn retract(&mut self, posting: &mut Posting) -> Option<InFlight> {
         posting.stats.posted -= 1;
-        // It may have been the one that was to be signalled: the next will be.
+        // This may have been the signaled request, so the next request is signaled.
         posting.signals.unsignaled_count = posting.signals.max_unsignaled;
         self.ring.retract(&mut posting.ring)
     }
@@ -298,7 +300,7 @@ mod tests {
 
     #[test]
     fn every_request_is_returned_once_and_in_order() {
-        // A random walk that is the same every time, beside a model of it.
+        // A deterministic random walk, compared with a model.
         let mut random = 1u64;
         let mut choose = move |count: u64| {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -314,13 +316,13 @@ mod tests {
                     posting.push(request(next_tag));
                     next_tag += 1;
                 }
-                // The device refuses what was posted last.
+                // The device rejects the last posted request.
                 4 if !device.is_empty() => {
                     device.pop_back();
                     next_tag -= 1;
                     assert_eq!(completing.retract(&mut posting).map(|request| request.tag), Some(next_tag));
                 }
-                // The device completes some request, and implies those before it.
+                // The device completes a request, and thereby those before it.
                 5..8 if !device.is_empty() => {
                     let last = choose(device.len() as u64) as usize;
                     let completed: Vec<u32> = device.drain(..=last).collect();
@@ -329,7 +331,7 @@ mod tests {
                     let want: Vec<u64> = (expected..).take(completed.len()).collect();
                     assert_eq!(tags(&out), want);
                     expected += completed.len() as u64;
-                    // A second completion of any of them is stale, and gives nothing back.
+                    // A second completion of any of these requests is stale, and returns nothing.
                     for stale in completed {
                         assert!(!completing.complete_up_to(stale, RawOutcome::implied(0), &mut out));
                     }
@@ -341,7 +343,7 @@ mod tests {
         }
         assert_eq!(completing.take_all().len(), device.len());
         assert_eq!(posting.len(), 0);
-        assert!(expected > 10_000, "the walk went nowhere");
+        assert!(expected > 10_000, "too few requests completed");
     }
 
     #[test]
@@ -387,7 +389,7 @@ mod tests {
             let mut signaled = VecDeque::new();
             for _ in 0..100 {
                 while posting.has_room(1) {
-                    // The device refuses every request that is signalled once, and then takes another in its place.
+                    // The device rejects every signaled request once, and then accepts another in its place.
                     if posting.signals.set(SendFlags::empty()) == SendFlags::SIGNALED {
                         posting.push(request(0));
                         assert!(completing.retract(&mut posting).is_some());
@@ -398,8 +400,9 @@ mod tests {
                     posting.push(request(0));
                 }
                 let first = signaled.pop_front();
-                let first =
-                    first.unwrap_or_else(|| panic!("depth {depth}: full, and nothing would complete"));
+                let first = first.unwrap_or_else(|| {
+                    panic!("depth {depth}: the queue is full, and no request will complete")
+                });
                 assert!(completing.complete_up_to(first, RawOutcome::implied(0), &mut Vec::new()));
             }
         }

@@ -75,8 +75,9 @@ pub fn reset_and_reclaim(queue_pair: &QueuePair) -> Result<Vec<(u64, Payload)>> 
     queue_pair.reset_and_reclaim()
 }
 
-/// Moves a connected queue pair to the error state and begins to drain it: a marker is posted to each of its queues, and
-/// the marker's completion shows that all earlier requests have completed. [`is_drained`] tells when that is so.
+/// Moves a connected queue pair to the error state and starts to drain it: a marker is posted to each of its queues,
+/// and the marker's completion shows that all earlier requests have completed. [`is_drained`] returns whether both
+/// markers have completed.
 ///
 /// Polling the completion queues returns the completions of all requests, those of each queue in the order of posting:
 /// requests that succeeded, including unsignaled ones, and then those that failed or were flushed. The markers' own
@@ -118,7 +119,7 @@ pub fn register_again(region: &MemoryRegion, domain: &ProtectionDomain) -> Resul
 }
 
 /// Takes back a buffer that was registered as a region, which revokes the region's access rights. Returns `None` if
-/// other handles to the region exist, or if it is not a buffer's.
+/// other handles to the region exist, or if it was not registered from a buffer.
 pub fn reclaim(region: MemoryRegion) -> Option<PoolBuf> {
     PoolBuf::reclaim(region)
 }

@@ -122,7 +122,7 @@ pub use traffic::Traffic;
 /// Logs from code that must not unwind: a panic of the log's subscriber is caught.
 fn contained(log: impl FnOnce()) {
     if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(log)) {
-        // Its destructor may panic too.
+        // Dropping the panic's payload may panic, too.
         std::mem::forget(panic);
     }
 }

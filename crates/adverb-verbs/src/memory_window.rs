@@ -62,8 +62,8 @@ use crate::memory::{Payload, RegionSlice, RemoteMemory};
 /// also complete a message that is being written while the window is invalidated.
 pub struct MemoryWindow {
     shared: Arc<Shared>,
-    /// The memory that it is bound to, or is to be bound to. Kept until the binding has certainly ended. (Boxed, to
-    /// keep requests small.)
+    /// The memory that the window is bound to, or will be bound to. It is kept until the binding has certainly ended.
+    /// (It is boxed to keep requests small.)
     slice: Option<Box<RegionSlice>>,
 }
 
@@ -165,7 +165,7 @@ impl Drop for MemoryWindow {
         if !self.shared.domain.device().is_owned() {
             return;
         }
-        // Before the region: one that is shown can't be deregistered.
+        // The window is freed before the region, because a region with a bound window can't be deregistered.
         self.shared.free(&mut self.shared.lock());
     }
 }
@@ -206,7 +206,7 @@ impl SendRequest {
         let (lkey, addr, length) = (slice.lkey(), slice.addr(), slice.len() as u64);
         let is_free = matches!(state.phase, Phase::Free | Phase::Binding);
         if is_free {
-            // What was asked for before was never posted.
+            // The earlier bind request was never posted.
             window.shared.unregister(&mut state);
             state.phase = Phase::Free;
         }
@@ -305,7 +305,7 @@ impl QueuePair {
                 Ok(())
             }
             SendOperation::LocalInvalidate(rkey) => {
-                // Checked here and not by the device: soft-RoCE (rxe_do_invalidate_mw) follows a null pointer.
+                // This is checked here, because soft-RoCE (rxe_do_invalidate_mw) dereferences a null pointer.
                 if !state.phase.is_bound() || state.rkey != rkey {
                     return reject("the memory window is not bound");
                 }
@@ -325,12 +325,12 @@ impl QueuePair {
     /// be connected to another peer next.
     pub(super) fn free_windows(&self) {
         if self.backend.is_destroyed() {
-            // Its number may be another's by now.
+            // Another queue pair may have the number by now.
             return;
         }
         for window in self.domain.device().windows().of(self.qpn()) {
             let mut state = window.lock();
-            // It may have been freed, or bound elsewhere, since it was found.
+            // The window may have been freed, or bound on another queue pair, since it was found.
             if state.queue_pair == Some(self.qpn()) {
                 window.free(&mut state);
             }
@@ -360,7 +360,8 @@ impl Shared {
     fn update_window(&self, outcome: &RawOutcome) {
         let mut state = self.lock();
         match (state.phase, outcome.status, outcome.opcode) {
-            // Also if the request was another's, which some user's ingenuity may lead to: this is always safe.
+            // This also frees a window whose request belongs to another window, which is possible in unusual programs.
+            // Freeing is always safe.
             (_, 1.., _) => self.free(&mut state),
             (Phase::Binding, 0, opcode::BIND_WINDOW) => {
                 self.backend.set_rkey(state.rkey);
@@ -393,7 +394,7 @@ impl Shared {
         }
         state.phase = Phase::Freed;
         if let Err(error) = self.backend.free() {
-            // Its region notices too, and then keeps its memory for good.
+            // Deregistering the region fails, too, and its memory is then never freed.
             contained(|| tracing::error!(%error, "freeing a memory window failed"));
         }
     }
@@ -406,7 +407,7 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is whole between any two of its changes.
+        // The state is consistent between any two changes.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -427,7 +428,7 @@ impl Windows {
     /// Records an invalidation if the outcome is that of a receive whose sender invalidated a key.
     #[cold]
     pub(super) fn handle_invalidation(&self, outcome: &RawOutcome) {
-        // Of a failure no such thing is known.
+        // A failed receive doesn't report invalidations.
         if outcome.status == 0 && outcome.opcode == opcode::RECV && outcome.flags & flag::INVALIDATED != 0 {
             let window = self.lock().by_key.get(&outcome.immediate).cloned();
             if let Some(window) = window {

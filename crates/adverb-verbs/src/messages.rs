@@ -1,5 +1,5 @@
-//! The list of this crate's error messages and hints, `messages.txt`; the statuses of failed requests are in
-//! adverb-proto's.
+//! The list of this crate's error messages and hints, `messages.txt`. The statuses of failed requests are in the list
+//! of adverb-proto.
 
 use std::io;
 use std::net::SocketAddr;

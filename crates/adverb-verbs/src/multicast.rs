@@ -55,7 +55,7 @@ impl QueuePair {
                 error,
                 hint: "set the interface up, or raise net.ipv4.igmp_max_memberships".into(),
             })?),
-            // It may be another network namespace's, where somebody else must see to it.
+            // The interface may be in another network namespace, where another program must join the group.
             None => None,
         };
         self.attach(gid, 0, ip)
@@ -130,8 +130,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// The GID of a group (`cma_iboe_set_mgid` of the kernel's cma.c, so that members who joined by the connection manager
-    /// are reached).
+    /// Returns the GID of a group, computed as in `cma_iboe_set_mgid` of the kernel's cma.c, so that it reaches members
+    /// that joined with the connection manager.
     fn group(&self, group: IpAddr) -> Result<Gid> {
         if self.port.link_layer != LinkLayer::Ethernet {
             return Err(Error::Unsupported {
@@ -163,7 +163,7 @@ impl Memberships {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves all: a queue pair that belongs to a group can't be destroyed.
+    /// Leaves all groups, because a member of a group can't be destroyed.
     pub(super) fn leave_all(&self, queue_pair: &backend::QueuePair) {
         for Membership { group, lid, .. } in self.lock().drain(..) {
             if let Err(error) = queue_pair.detach_multicast(group, lid) {
@@ -173,7 +173,7 @@ impl Memberships {
     }
 }
 
-/// Joins a group as far as IP goes, on the network interface of a GID.
+/// Joins a group at the IP layer, on the network interface of a GID.
 fn join_ip(group: IpAddr, gid: &GidEntry, netdev: &str) -> std::io::Result<UdpSocket> {
     match (group, gid.gid.udp_addr().ip()) {
         (IpAddr::V4(group), IpAddr::V4(local)) => {

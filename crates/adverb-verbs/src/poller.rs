@@ -229,7 +229,7 @@ impl<H> fmt::Debug for Poller<H> {
 /// State shared by the thread and its owner.
 struct Shared {
     waker: Arc<Waker>,
-    /// Whether the thread has been told to stop.
+    /// Whether the thread was asked to stop.
     is_stopping: AtomicBool,
     counts: Counts,
 }

@@ -15,7 +15,7 @@ use crate::backend::{self, PostFailure, RecvList, SendList, SendSlot, opcode};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Payload, PayloadSegment};
 
-/// Reusable memory for posting, which thereby needn't allocate.
+/// Reusable memory, so that posting doesn't allocate.
 #[derive(Default)]
 pub(super) struct Scratch {
     pub(super) send: SendSlot,
@@ -468,7 +468,7 @@ impl QueuePair {
                 let Some(recipient) = &request.recipient else {
                     return Some("a UD send request requires a destination: call `destination`");
                 };
-                // A device's own part of the library would take another's handle for one of its own.
+                // A provider would take another device's handle for its own.
                 let is_own = recipient.address_handle.backend().is_of(self.domain.backend());
                 (!is_own).then_some(
                     "the destination belongs to another protection domain: create it with this queue pair",
@@ -514,8 +514,8 @@ impl QueuePair {
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         self.domain.check_payload(&request.payload, || self.name())?;
-        // A datagram that doesn't fit makes some devices fail the whole queue pair (rxe does), and any peer can send
-        // one.
+        // A datagram that doesn't fit makes some devices (rxe) move the queue pair to the error state, and any peer can
+        // send one.
         let min_len = GRH_LEN + usize::from(self.port.active_mtu.bytes());
         if self.transport == Transport::Ud && request.payload.len() < min_len {
             let reason = format!(
@@ -638,7 +638,7 @@ impl Batch {
         let mut slow = self.slow.into_iter().filter(|(index, _)| *index >= from).peekable();
         let request = |(index, InFlight { payload, tag, .. })| match slow.next_if(|(at, _)| *at == index) {
             Some((_, mut request)) => {
-                // It has it still if it wasn't put where it belongs.
+                // The request still has its payload if it was not encoded yet.
                 if matches!(request.payload, Payload::Empty) {
                     request.payload = payload;
                 }

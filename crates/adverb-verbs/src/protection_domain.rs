@@ -22,7 +22,7 @@ pub struct ProtectionDomain {
 
 impl ProtectionDomain {
     pub(super) fn new(device: &Device) -> Result<ProtectionDomain> {
-        // Never reused, not even when the domain is gone: a number names one domain for the life of the process.
+        // Numbers are never reused, so a number identifies one domain for the lifetime of the process.
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let backend = device.backend().protection_domain()?;
         Ok(ProtectionDomain { device: device.clone(), backend, id: NEXT_ID.fetch_add(1, Ordering::Relaxed) })
@@ -149,7 +149,7 @@ impl ProtectionDomain {
         Ok(MemoryRegion::new(Region::new(self, registration, memory, access)))
     }
 
-    /// Whether the rights go together, and the device can give them.
+    /// Checks that the access rights are consistent, and that the device supports them.
     fn check_access(&self, access: Access) -> Result<()> {
         if !access.is_consistent() {
             let reason = "REMOTE_WRITE and REMOTE_ATOMIC require LOCAL_WRITE";
@@ -196,8 +196,8 @@ impl ProtectionDomain {
 
     /// Checks that every segment of a payload belongs to this domain, which is that of `queue`.
     ///
-    /// The device can't be relied on for this: an lkey is unique within one device only, so that another device may know
-    /// other memory by the same key and address.
+    /// The device can't be relied on for this: an lkey is unique within one device only, so another device may have
+    /// other memory with the same key and address.
     #[inline]
     pub(super) fn check_payload(&self, payload: &Payload, queue: impl FnOnce() -> String) -> Result<()> {
         match payload.segments().iter().find(|piece| piece.domain().id != self.id) {
@@ -218,10 +218,10 @@ impl ProtectionDomain {
     }
 }
 
-/// Checks the addresses that memory is to have: their offset within a page must be that of the memory itself, at
+/// Checks the addresses of memory to register: their offset within a page must be that of the memory itself, at
 /// `memory_addr` (`ib_uverbs_reg_mr` in the kernel), and they must not wrap.
 fn check_addresses(memory_addr: u64, iova: u64, len: usize, access: Access) -> Result<()> {
-    /// The smallest page of any machine; where they are larger the kernel refuses more.
+    /// The smallest page size of any machine. With larger pages, the kernel rejects more addresses.
     const PAGE: u64 = 4096;
     let reject = |reason: String| Err(Error::InvalidRequest { reason: reason.into() });
     if access.contains(Access::ZERO_BASED) && iova != 0 {

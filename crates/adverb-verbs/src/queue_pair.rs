@@ -38,7 +38,7 @@ pub struct QueuePair {
     pub(super) port: Port,
     pub(super) gid: GidEntry,
     pub(super) gid_index: u8,
-    /// The [`Psn`] of its first packet.
+    /// The [`Psn`] of the first packet.
     pub(super) psn: AtomicU32,
     /// The state that this side last set or queried. The device may have moved the queue pair to the error state
     /// since.
@@ -273,7 +273,8 @@ impl QueuePair {
         address
     }
 
-    /// Returns the traffic options in effect: the given ones first, then the queue pair's, then the process' default.
+    /// Returns the traffic options in effect: the given ones first, then those of the queue pair, then the process
+    /// default.
     pub(super) fn traffic(&self, specific: Traffic) -> Traffic {
         specific.or(self.traffic).or(Traffic::process_default())
     }
@@ -324,7 +325,7 @@ impl QueuePair {
     ///
     /// Returns [`Error::Verb`] if the operation fails.
     pub fn reset(&self) -> Result<Vec<Payload>> {
-        // No thread can post meanwhile: the outstanding requests are those that the device drops.
+        // No thread can post meanwhile, so the outstanding requests are those that the device drops.
         let _posting_locks = (self.send.lock(), self.recv.own().map(Attached::lock));
         self.free_windows();
         self.change(&StateChange::Reset)?;
@@ -370,7 +371,7 @@ impl QueuePair {
         self.recv.own().map_or(0, |queue| queue.lock().len())
     }
 
-    /// Returns the tags and the memory of all its requests, sends first, after the device has dropped them.
+    /// Removes all requests, after the device has dropped them, and returns their tags and memory, sends first.
     pub(super) fn take_all(&self) -> Vec<(u64, Payload)> {
         let mut left = self.send.take_all();
         left.extend(self.recv.own().map(Attached::take_all).unwrap_or_default());
@@ -445,7 +446,8 @@ impl Drop for QueuePair {
         let destroyed = self.backend.destroy();
         let left = self.take_all();
         if let Err(error) = destroyed {
-            // The device may still use the memory, so it is leaked; before logging, because a log subscriber may panic.
+            // The device may still use the memory, so it is leaked. This happens before logging, because a log
+            // subscriber may panic.
             let requests = left.len();
             std::mem::forget(left);
             tracing::error!(%error, requests, "destroying a queue pair failed; its buffers are leaked");

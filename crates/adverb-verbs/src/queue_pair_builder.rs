@@ -187,7 +187,7 @@ impl QueuePairBuilder {
             }
         }
         let port = device.port(self.port)?;
-        // What is there unless one is set isn't asked about: it is the device's to refuse.
+        // The default index isn't checked here: the device rejects it if it is invalid.
         if self.pkey_index > 0 && self.pkey_index >= port.pkey_table_len {
             return Err(Error::LimitExceeded {
                 quantity: "P_Key index".into(),
@@ -216,7 +216,7 @@ impl QueuePairBuilder {
             hint: "use one of the first 256 GIDs".into(),
         })?;
 
-        // Reserved before the queue pair exists, so that its completions always have room.
+        // Entries are reserved before the queue pair exists, so that its completions always fit.
         let send: Attached = send_cq.attach(self.send_depth, Queue::Send, self.transport)?;
         let recv = match &self.shared {
             Some(shared) => Receives::Shared(recv_cq.attach_shared(shared)?),
@@ -270,7 +270,7 @@ impl QueuePairBuilder {
     }
 }
 
-/// Returns the access rights of a queue pair by default: all that the device can serve.
+/// Returns the default access rights of a queue pair: all that the device supports.
 fn default_access(flush: FlushCapabilities) -> Access {
     let mut access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     access.set(Access::FLUSH_GLOBAL, flush.global);

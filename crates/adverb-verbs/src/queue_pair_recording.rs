@@ -106,7 +106,7 @@ impl QueuePair {
             StateChange::Init(_) | StateChange::Access(_) => false,
         };
         let connected = connection.as_deref().copied().filter(|_| is_connecting);
-        // The recorder's lock is never taken under this one: a queue that is added takes them in the other order.
+        // The recorder's lock is never taken under this lock, because adding a queue takes them in the other order.
         drop(connection);
         if from != to {
             recorder.record(|| TraceEvent::StateChanged { qpn, from, to });

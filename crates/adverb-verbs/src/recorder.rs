@@ -1,8 +1,8 @@
 //! The recorder of requests and completions on devices that don't record them themselves.
 //!
-//! A queue feeds a ring buffer of its own, under the lock that it holds anyway ([`QueueRecorder`]). The
-//! [`DeviceRecorder`] starts and stops them, and merges their events by time. State changes and asynchronous events,
-//! which are rare, go to one more ring buffer.
+//! Each queue adds events to its own ring buffer, under the lock that it holds anyway ([`QueueRecorder`]). The
+//! [`DeviceRecorder`] starts and stops the queues' recorders, and merges their events by time. State changes and
+//! asynchronous events, which are rare, have one more ring buffer.
 
 #![cfg_attr(not(feature = "ibv"), allow(dead_code, reason = "only devices of rdma-core are recorded here"))]
 
@@ -47,12 +47,13 @@ struct Active {
     /// The queue pairs with a `Connected` event.
     described: BTreeSet<Qpn>,
     stop_cause: Option<StopCause>,
-    /// Written to when the recorder stops by itself.
+    /// A pipe that is written to when the recorder stops by itself.
     stopped: PipeWriter,
 }
 
 impl Active {
-    /// Discards the oldest ring buffers of destroyed queues: peers decide how many queue pairs a program has had.
+    /// Discards the oldest ring buffers of destroyed queues, because peers determine how many queue pairs a program has
+    /// had.
     fn discard_destroyed(&mut self) {
         let is_destroyed = |queue: &Arc<Mutex<Recorder>>| Arc::strong_count(queue) == 1;
         let mut excess = self
@@ -76,7 +77,7 @@ impl Active {
 /// The maximum number of destroyed queues whose ring buffers are kept.
 const MAX_DESTROYED_QUEUES: usize = 64;
 
-/// The maximum number of connections that are described although they were made before the recording.
+/// The maximum number of connections that are described although they were established before the recording.
 const MAX_EARLIER: usize = 1 << 15;
 
 impl Default for DeviceRecorder {
@@ -139,7 +140,7 @@ impl DeviceRecorder {
         self.active.lock().as_ref().map(|active| self.merge(device, active))
     }
 
-    /// Returns why the recorder stopped by itself, or `None` if it did not.
+    /// Returns the cause if the recorder stopped by itself, or `None` otherwise.
     pub(crate) fn stop_cause(&self) -> Option<StopCause> {
         self.active.lock().as_ref()?.stop_cause
     }
@@ -168,7 +169,7 @@ impl DeviceRecorder {
         self.record(|| TraceEvent::QueueEventDelivered { event });
     }
 
-    /// Stops if failures stop the recording: no completion reports the failure of the device.
+    /// Stops the recording if failures stop it, because no completion reports the failure of the device.
     #[cold]
     fn stop_at_device_failure(&self) {
         let stops =
@@ -223,7 +224,7 @@ impl DeviceRecorder {
                 active.earlier.push_back((self.now(), connection));
             }
         } else {
-            // It records nothing.
+            // The queue records nothing.
             options.capacity = 1;
         }
         let mut recorder = Recorder::default();
@@ -234,14 +235,14 @@ impl DeviceRecorder {
         Some(recorder)
     }
 
-    /// Stops by itself, because of an event of a queue.
+    /// Stops the recording, because of an event of a queue.
     #[cold]
     fn stop_at(&self, cause: StopCause) {
         let mut active = self.active.lock();
         let Some(active) = active.as_mut().filter(|active| active.stop_cause.is_none()) else { return };
         self.is_on.store(false, Ordering::Relaxed);
         active.stop_cause = Some(cause);
-        // The pipe is empty, and its reader is the active recording's.
+        // The pipe is empty, and the active recording holds its reader.
         if let Err(error) = active.stopped.write_all(&[1]) {
             crate::contained(|| tracing::error!(%error, "reporting that a recording has stopped failed"));
         }
@@ -259,7 +260,7 @@ impl DeviceRecorder {
             merged.earlier_connections.append(&mut recording.earlier_connections);
             merged.lost_count += recording.lost_count;
         }
-        // Stable: the events of a ring buffer keep their order.
+        // The sort is stable, so the events of a ring buffer keep their order.
         merged.events.sort_by_key(|event| event.time);
         merged.stop_cause = active.stop_cause.unwrap_or(StopCause::Manual);
         merged
@@ -269,15 +270,15 @@ impl DeviceRecorder {
 /// The recorder of a queue or completion queue, behind the lock of the queue.
 #[derive(Debug)]
 pub(crate) struct QueueRecorder {
-    /// The device's recorder, or one that is never started, if the device's engine records.
+    /// The device's recorder, or one that is never started if the engine records the events itself.
     device: Arc<DeviceRecorder>,
-    /// The ring buffer of the last recording that the queue had events in.
+    /// The ring buffer of the last recording in which the queue had events.
     ring: Option<Arc<Mutex<Recorder>>>,
 }
 
 impl QueueRecorder {
     pub(crate) fn new(device: Option<&Arc<DeviceRecorder>>) -> QueueRecorder {
-        /// Not an `Option` in each queue, because every post would check it.
+        /// A recorder that is never started. It replaces an `Option` in each queue, which every post would check.
         static OFF: LazyLock<Arc<DeviceRecorder>> = LazyLock::new(Arc::default);
         QueueRecorder { device: Arc::clone(device.unwrap_or_else(|| &OFF)), ring: None }
     }
@@ -313,7 +314,7 @@ impl QueueRecorder {
         }
         record(&mut recorder);
         if let Some(cause) = recorder.stop_cause() {
-            // The device's lock comes before those of its queues.
+            // The device's lock must be taken before the locks of its queues.
             drop(recorder);
             self.device.stop_at(cause);
         }
@@ -359,7 +360,7 @@ mod tests {
             record(&mut QueueRecorder::new(Some(&device)), number);
         }
         let recording = device.stop("test").unwrap();
-        // Each queue was added while the one before was destroyed already.
+        // Each queue was added when the one before was already destroyed.
         assert_eq!(recording.lost_count, 9);
         assert_eq!(recording.events.len() as u64, 1 + count - 9);
         assert!(numbers(&recording).contains(&1000) && !numbers(&recording).contains(&8));

@@ -255,7 +255,7 @@ pub struct ActiveRecording {
 /// The thread that calls the function of [`RecordingBuilder::on_stop`].
 struct Watcher {
     thread: JoinHandle<()>,
-    /// Written to, to end the thread if the recording does not stop by itself.
+    /// A pipe that is written to, to end the thread if the recording does not stop by itself.
     cancel: PipeWriter,
 }
 
@@ -348,7 +348,8 @@ impl ActiveRecording {
             // Closing the pipe is not enough: forked children have copies of it. The write can't fail, because the
             // thread, or this process, has the other end.
             _ = cancel.write_all(&[1]);
-            // The function may own the active recording; a thread can't wait for itself. A panic of the function is its thread's.
+            // The function may own the active recording, and a thread can't wait for itself. A panic of the function
+            // ends only its thread.
             if thread.thread().id() != std::thread::current().id() {
                 drop(thread.join());
             }

@@ -1,23 +1,23 @@
-//! A ring between one who puts in and one who takes out: where requests wait while the device has them.
+//! A ring buffer with one producer and one consumer, which holds requests while the device processes them.
 //!
-//! The two ends belong to different locks (posting and polling), so that neither waits for the other. What makes it sound
-//! is that there is one [`Producer`] and one [`Consumer`], which can't be cloned and change the ring only through
-//! `&mut`: the slots from `taken` to `put` are the consumer's, the others the producer's, and each hands slots over by
-//! storing its own counter.
+//! The two ends belong to different locks (posting and polling), so that neither waits for the other. This is sound
+//! because there is one [`Producer`] and one [`Consumer`], which can't be cloned and change the ring only through
+//! `&mut`. The consumer owns the slots from `taken` to `put`, the producer owns the others, and each end passes slots
+//! to the other by storing its counter.
 
 use sync::{Arc, AtomicU32, Ordering, Slot};
 
-/// The end where values are put in.
+/// The end that adds values.
 #[derive(Debug)]
 pub(crate) struct Producer<T> {
     shared: Arc<Shared<T>>,
     /// The position of the next value.
     next: u32,
-    /// How far the consumer was when last looked.
+    /// The consumer's counter when it was last read.
     taken: u32,
 }
 
-/// The end where values are taken out, oldest first.
+/// The end that removes values, oldest first.
 #[derive(Debug)]
 pub(crate) struct Consumer<T> {
     shared: Arc<Shared<T>>,
@@ -27,19 +27,19 @@ pub(crate) struct Consumer<T> {
 
 #[derive(Debug)]
 struct Shared<T> {
-    /// As many as a power of two that holds `depth`, so that a position finds its slot by a mask.
+    /// The slots. Their number is a power of two, at least `depth`, so that a mask converts a position to an index.
     slots: Box<[Slot<T>]>,
     depth: u32,
     put: AtomicU32,
     taken: AtomicU32,
 }
 
-// SAFETY: a slot is only ever touched by one end at a time (see the module), so that values are handed over, not shared.
+// SAFETY: only one end at a time accesses a slot (see the module), so values are moved between threads, not shared.
 unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
-/// A ring with room for `depth` values, at least 1.
+/// Creates a ring for `depth` values, which is at least 1.
 pub(crate) fn ring<T>(depth: u32) -> (Producer<T>, Consumer<T>) {
     let depth = depth.max(1);
     let slots = (0..depth.next_power_of_two()).map(|_| Slot::new()).collect();
@@ -48,18 +48,18 @@ pub(crate) fn ring<T>(depth: u32) -> (Producer<T>, Consumer<T>) {
 }
 
 impl<T> Producer<T> {
-    /// The position that the next value gets. Positions count up and wrap.
+    /// Returns the position of the next value. Positions count up and wrap.
     #[inline]
     pub(crate) fn next(&self) -> u32 {
         self.next
     }
 
-    /// How many values the ring has.
+    /// Returns the number of values in the ring.
     pub(crate) fn len(&self) -> u32 {
         self.next.wrapping_sub(self.shared.taken.load(Ordering::Acquire))
     }
 
-    /// How many values fit.
+    /// Returns the maximum number of values.
     #[inline]
     pub(crate) fn depth(&self) -> u32 {
         self.shared.depth
@@ -75,20 +75,20 @@ impl<T> Producer<T> {
         count <= self.depth() - self.next.wrapping_sub(self.taken)
     }
 
-    /// Room for a value, if there is any.
+    /// Returns a vacancy for a value, if there is one.
     #[inline]
     pub(crate) fn vacancy(&mut self) -> Option<Vacancy<'_, T>> {
         self.has_room(1).then_some(Vacancy(self))
     }
 
-    /// Puts all values of a list in, and empties it; or does nothing, and says so, if there is no room for them.
+    /// Adds all values of a list, and empties the list. Returns `false`, and changes nothing, if they don't all fit.
     pub(crate) fn push_all(&mut self, values: &mut Vec<T>) -> bool {
         let Ok(count) = u32::try_from(values.len()) else { return false };
         if !self.has_room(count) {
             return false;
         }
         for value in values.drain(..) {
-            // SAFETY: there is room for all, so that the slot is the producer's, and empty.
+            // SAFETY: all values fit, so the slot belongs to the producer and is empty.
             unsafe { self.shared.slot(self.next).put(value) };
             self.next = self.next.wrapping_add(1);
         }
@@ -97,22 +97,22 @@ impl<T> Producer<T> {
     }
 }
 
-/// Room for a value.
+/// A free slot for a value.
 pub(crate) struct Vacancy<'a, T>(&'a mut Producer<T>);
 
 impl<T> Vacancy<'_, T> {
-    /// The position that the value gets.
+    /// Returns the position of the value.
     #[inline]
     pub(crate) fn position(&self) -> u32 {
         self.0.next
     }
 
-    /// Puts the value in.
+    /// Adds the value.
     #[inline]
     pub(crate) fn fill(self, value: T) {
         let Vacancy(producer) = self;
-        // SAFETY: there is room, and has been since this was made, which borrows the producer. So the slot is behind those
-        // from `taken` to `put`, is the producer's, and empty.
+        // SAFETY: there has been a free slot since the vacancy was created, because it borrows the producer. The slot
+        // is not among those from `taken` to `put`, so it belongs to the producer and is empty.
         unsafe { producer.shared.slot(producer.next).put(value) };
         producer.next = producer.next.wrapping_add(1);
         producer.shared.put.store(producer.next, Ordering::Release);
@@ -120,36 +120,35 @@ impl<T> Vacancy<'_, T> {
 }
 
 impl<T> Consumer<T> {
-    /// The position of the oldest value, or of the next if there is none.
+    /// Returns the position of the oldest value, or of the next value if the ring is empty.
     #[inline]
     pub(crate) fn oldest(&self) -> u32 {
         self.oldest
     }
 
-    /// How many values there are.
+    /// Returns the number of values.
     #[inline]
     pub(crate) fn len(&self) -> u32 {
         self.shared.put.load(Ordering::Acquire).wrapping_sub(self.oldest)
     }
 
-    /// Takes the oldest value.
+    /// Removes the oldest value.
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<T> {
         if self.len() == 0 {
             return None;
         }
-        // SAFETY: the slot is one of those from `taken` to `put`, so it is the consumer's, and full.
+        // SAFETY: the slot is among those from `taken` to `put`, so it belongs to the consumer and is full.
         let value = unsafe { self.shared.slot(self.oldest).take() };
         self.oldest = self.oldest.wrapping_add(1);
         self.shared.taken.store(self.oldest, Ordering::Release);
         Some(value)
     }
 
-    /// Takes the oldest value, and adds to `out` what `make` makes of it; what it leaves is dropped. It must not panic:
-    /// that ends the process. Says how many values there were.
+    /// Removes the oldest value, converts it with `make`, and appends the first part of the result to `out`. The second
+    /// part is dropped. If `make` panics, the process is aborted. Returns the number of values before the call.
     ///
-    /// This is where every completion passes: the value goes from the ring to its place in the list, and lies nowhere
-    /// between.
+    /// Every completion passes through this function: the value moves directly from the ring to its place in the list.
     #[inline(always)]
     pub(crate) fn pop_into<U, V>(&mut self, out: &mut Vec<U>, make: impl FnOnce(T) -> (U, V)) -> u32 {
         let len = self.len();
@@ -157,11 +156,11 @@ impl<T> Consumer<T> {
             return 0;
         }
         out.reserve(1);
-        // A value that `make` panicked with would be taken again.
+        // If `make` panicked, its value would be taken again.
         let abort_guard = AbortOnDrop;
-        // SAFETY: the slot is one of those from `taken` to `put`, so it is the consumer's, and full.
+        // SAFETY: the slot is among those from `taken` to `put`, so it belongs to the consumer and is full.
         let (converted, left) = make(unsafe { self.shared.slot(self.oldest).take() });
-        // SAFETY: there is room for one more.
+        // SAFETY: the capacity for one more value was reserved.
         unsafe {
             out.as_mut_ptr().add(out.len()).write(converted);
             out.set_len(out.len() + 1);
@@ -173,7 +172,7 @@ impl<T> Consumer<T> {
         len
     }
 
-    /// Takes the newest value back, as if it had never been put in. The producer must be that of this ring.
+    /// Removes the newest value, as if it had never been added. The producer must belong to this ring.
     pub(crate) fn retract(&mut self, producer: &mut Producer<T>) -> Option<T> {
         assert!(Arc::ptr_eq(&self.shared, &producer.shared), "the two ends of one ring");
         if self.len() == 0 {
@@ -181,12 +180,12 @@ impl<T> Consumer<T> {
         }
         producer.next = producer.next.wrapping_sub(1);
         self.shared.put.store(producer.next, Ordering::Relaxed);
-        // SAFETY: both ends are borrowed exclusively, so nobody else touches any slot; this one was full.
+        // SAFETY: both ends are borrowed exclusively, so no other code accesses any slot. This slot was full.
         Some(unsafe { self.shared.slot(producer.next).take() })
     }
 }
 
-/// Ends the process if it is dropped: if what must not panic did.
+/// Aborts the process when it is dropped, which happens if a function panics that must not.
 struct AbortOnDrop;
 
 impl Drop for AbortOnDrop {
@@ -198,7 +197,7 @@ impl Drop for AbortOnDrop {
 impl<T> Shared<T> {
     #[inline]
     fn slot(&self, position: u32) -> &Slot<T> {
-        // SAFETY: the number of slots is a power of two, and not 0, so that this is within bounds.
+        // SAFETY: the number of slots is a power of two, and not 0, so the index is within bounds.
         unsafe { self.slots.get_unchecked(position as usize & (self.slots.len() - 1)) }
     }
 }
@@ -207,14 +206,15 @@ impl<T> Drop for Shared<T> {
     fn drop(&mut self) {
         let (mut position, put) = (self.taken.load(Ordering::Acquire), self.put.load(Ordering::Acquire));
         while position != put {
-            // SAFETY: both ends are gone; the slots from `taken` to `put` are full.
+            // SAFETY: both ends are dropped, and the slots from `taken` to `put` are full.
             drop(unsafe { self.slot(position).take() });
             position = position.wrapping_add(1);
         }
     }
 }
 
-/// What the ring is made of: the standard library's, or loom's, which tries every order of events.
+/// The types that the ring consists of: those of the standard library, or those of loom, which checks every order of
+/// events.
 mod sync {
     use std::mem::MaybeUninit;
 
@@ -232,7 +232,7 @@ mod sync {
     #[cfg(loom)]
     pub(super) use loom::sync::atomic::{AtomicU32, Ordering};
 
-    /// A place for a value.
+    /// A slot for a value.
     #[derive(Debug)]
     pub(super) struct Slot<T>(UnsafeCell<MaybeUninit<T>>);
 
@@ -241,15 +241,15 @@ mod sync {
             Slot(UnsafeCell::new(MaybeUninit::uninit()))
         }
 
-        /// Puts a value in.
+        /// Stores a value.
         ///
         /// # Safety
         ///
-        /// Nobody else touches the slot meanwhile.
+        /// No other code accesses the slot meanwhile.
         #[inline]
         pub(super) unsafe fn put(&self, value: T) {
             #[cfg(not(loom))]
-            // SAFETY: the caller sees to it that nobody else touches the slot.
+            // SAFETY: the caller guarantees that no other code accesses the slot.
             unsafe {
                 (*self.0.get()).write(value);
             }
@@ -260,15 +260,15 @@ mod sync {
             });
         }
 
-        /// Takes the value out.
+        /// Removes the value.
         ///
         /// # Safety
         ///
-        /// Nobody else touches the slot meanwhile, and there is a value, which isn't taken again.
+        /// No other code accesses the slot meanwhile, and it has a value, which isn't removed again.
         #[inline]
         pub(super) unsafe fn take(&self) -> T {
             #[cfg(not(loom))]
-            // SAFETY: the caller sees to it that nobody else touches the slot, and that it is full.
+            // SAFETY: the caller guarantees that no other code accesses the slot, and that it is full.
             return unsafe { (*self.0.get()).assume_init_read() };
             #[cfg(loom)]
             // SAFETY: as above, and loom checks it.
@@ -277,7 +277,7 @@ mod sync {
     }
 }
 
-/// Puts a value in, or gives it back if there is no room.
+/// Adds a value, or returns it if the ring is full.
 #[cfg(test)]
 fn push<T>(producer: &mut Producer<T>, value: T) -> Result<(), T> {
     let Some(vacancy) = producer.vacancy() else { return Err(value) };
@@ -340,7 +340,8 @@ mod tests {
 
     #[test]
     fn a_million_values_cross_between_two_threads() {
-        // Where a core is another's, each time that it is full or empty costs a turn of that one: so it isn't too short.
+        // The ring isn't short, because each time it is full or empty costs a context switch on a machine with few
+        // cores.
         let (mut producer, mut consumer) = ring(1024);
         std::thread::scope(|scope| {
             scope.spawn(move || {

@@ -78,7 +78,7 @@ impl QueuePair {
 pub struct Scope<'scope, 'env: 'scope> {
     queue_pair: &'env QueuePair,
     deadline: Deadline,
-    /// The requests that borrow, and haven't been waited for.
+    /// The requests that borrow memory and have not been waited for.
     borrowing: Mutex<BorrowingRequests>,
     // Makes both lifetimes invariant.
     scope: PhantomData<&'scope mut &'scope ()>,
@@ -223,10 +223,10 @@ fn check_writable(buffer: &Buffer) -> Result<()> {
     Err(Error::InvalidRequest { reason: reason.into() })
 }
 
-/// Whether none of these requests is outstanding.
+/// Whether all of these requests have completed.
 fn have_all_completed(queue: Option<&Attached>, requests: &[RequestId]) -> bool {
     let (Some(queue), false) = (queue, requests.is_empty()) else { return true };
-    // If the queue can't be polled, the device may still have them.
+    // If the queue can't be polled, the requests may still be outstanding.
     let is_polled = queue.completion_queue().fetch_completions().is_ok();
     let queue = queue.lock();
     is_polled && !requests.iter().any(|request| queue.is_outstanding(*request))

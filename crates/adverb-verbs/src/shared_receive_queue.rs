@@ -37,7 +37,7 @@ pub(super) type SharedTable = Arc<Mutex<Table>>;
 
 pub(super) struct Table {
     slots: Box<[Slot]>,
-    /// Unused slots.
+    /// The unused slots.
     free: Vec<u16>,
     id_base: u64,
     /// Flags that all outcomes of this queue have.
@@ -136,7 +136,7 @@ impl SharedReceiveQueue {
         // Read before posting: the completion's time is later.
         let recorded_at = recorder.time();
         let posted = self.0.backend.post_recvs(list);
-        // Unless the device reports that it rejected the request, it may have accepted it.
+        // The device may have accepted the request, unless it reports that it rejected it.
         let rejected = matches!(&posted, Err(failure) if failure.posted == Some(0));
         if let (Some(time), false) = (recorded_at, rejected) {
             let (queue, request) = (RecvQueueId::Srq(Srq::from_number(self.0.id)), list.posted(0));
@@ -229,7 +229,8 @@ impl Drop for Inner {
         let left: Vec<_> = table.slots.iter_mut().filter_map(|slot| slot.request.take()).collect();
         drop(table);
         if let Err(error) = destroyed {
-            // The device may still use the memory, so it is leaked; before logging, because a log subscriber may panic.
+            // The device may still use the memory, so it is leaked. This happens before logging, because a log
+            // subscriber may panic.
             let requests = left.len();
             std::mem::forget(left);
             tracing::error!(%error, requests, "destroying a shared receive queue failed; its buffers are leaked");
@@ -280,7 +281,7 @@ impl SharedReceiveQueueBuilder {
             });
         }
         static NEXT_ID: AtomicU32 = AtomicU32::new(1);
-        // The top bits of the ids of its requests have another meaning.
+        // The top bits of the request ids have other meanings.
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 2);
         let (backend, segments) =
             self.domain.backend().shared_receive_queue(self.depth, self.segments, id)?;

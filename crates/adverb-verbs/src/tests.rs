@@ -1,4 +1,4 @@
-//! Objects that the device doesn't let go of: their memory stays, even if the log's subscriber panics.
+//! Objects that the device fails to destroy: their memory isn't freed, even if the log's subscriber panics.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
@@ -33,13 +33,13 @@ impl Subscriber for Panicking {
     fn exit(&self, _: &Id) {}
 }
 
-/// Memory that tells when it is freed.
+/// Memory that records when it is freed.
 struct TrackedMemory {
     pages: Pages,
     is_freed: Arc<AtomicBool>,
 }
 
-// SAFETY: the pages qualify, and nothing else is done with them.
+// SAFETY: the pages satisfy the requirements, and nothing else accesses them.
 unsafe impl Memory for TrackedMemory {
     fn as_ptr(&self) -> NonNull<u8> {
         self.pages.as_ptr()
@@ -56,7 +56,7 @@ impl Drop for TrackedMemory {
     }
 }
 
-/// A domain, a region in it, and whether the region's memory was freed.
+/// Returns a domain, a region in it, and a flag that is set when the region's memory is freed.
 fn tracked_region() -> (ProtectionDomain, MemoryRegion, Arc<AtomicBool>) {
     tracked_region_on("soft")
 }
@@ -69,7 +69,8 @@ fn tracked_region_on(device: &str) -> (ProtectionDomain, MemoryRegion, Arc<Atomi
     (domain, region, is_freed)
 }
 
-/// Runs `work` while objects of this kind can't be destroyed and the subscriber panics; says whether a panic got out.
+/// Runs `work` while objects of this kind can't be destroyed and the subscriber panics. Returns whether `work`
+/// panicked.
 fn panics(object: &'static str, work: impl FnOnce()) -> bool {
     with_destroy_failure(object, || {
         catch_unwind(AssertUnwindSafe(|| tracing::subscriber::with_default(Panicking, work))).is_err()
@@ -115,7 +116,7 @@ fn a_shared_receive_queue_that_is_not_destroyed_keeps_the_memory_of_its_requests
 
 #[test]
 fn a_queue_pair_is_destroyed_before_its_memory_is_freed_even_if_a_window_is_not() {
-    // A device that no other test has, whose queue pairs can be counted.
+    // No other test uses this device, so its queue pairs can be counted.
     let (domain, region, is_freed) = tracked_region_on("soft:127.83.7.13");
     let (completions, queue_pair) = queue_pair(&domain);
     let exposed = domain.region(64, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap();
@@ -142,7 +143,7 @@ fn a_scope_whose_queue_pair_is_not_destroyed_aborts() {
         panics("queue pair", || {
             let _ = queue_pair.scope(Duration::ZERO, |scope| scope.recv(&mut buffer).map(drop));
         });
-        println!("the buffer is back: {:?}", &buffer[..1]);
+        println!("the borrow has ended: {:?}", &buffer[..1]);
         return;
     }
     let mut child = Command::new(std::env::current_exe().unwrap());

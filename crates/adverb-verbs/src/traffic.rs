@@ -27,7 +27,7 @@ pub struct Traffic {
     route_header: Option<bool>,
 }
 
-/// The process' default, packed.
+/// The process default, packed.
 static DEFAULT: AtomicU64 = AtomicU64::new(0);
 
 impl Traffic {
@@ -131,7 +131,7 @@ impl Traffic {
         set(self.flow_label, &mut address.flow_label);
         set(self.hop_limit, &mut address.hop_limit);
         set(self.service_level, &mut address.service_level);
-        // It can be added, but not where it is needed be left out.
+        // The header can be added, but not removed where it is required.
         address.uses_grh |= self.route_header.unwrap_or(false);
     }
 

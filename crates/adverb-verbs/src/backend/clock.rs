@@ -4,7 +4,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use adverb_proto::trace::ClockOrigin;
 
-/// Returns the origin of a clock that began at `start`, on the host's clocks.
+/// Returns the origin of a clock that started at `start`, on the host's clocks.
 pub(crate) fn clock_origin(start: Instant) -> ClockOrigin {
     let nanos = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
     let elapsed = nanos(start.elapsed());
@@ -16,7 +16,7 @@ pub(crate) fn clock_origin(start: Instant) -> ClockOrigin {
     }
 }
 
-/// Returns the time of the monotonic clock, which [`Instant`] has too, but doesn't tell.
+/// Returns the time of the monotonic clock. [`Instant`] has the same time, but doesn't expose it.
 fn monotonic() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the time may be written.

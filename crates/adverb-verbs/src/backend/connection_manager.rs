@@ -1,4 +1,4 @@
-//! The engines below [`verbs::cm`](crate::cm): what establishes connections.
+//! The connection managers of both engines, behind [`verbs::cm`](crate::cm).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -16,7 +16,7 @@ use super::soft::connection_manager as soft;
 use super::{Address, Connection, ReadyToSend};
 use crate::error::{Error, Result};
 
-/// Asks whichever engine it is.
+/// Calls the engine that the value belongs to.
 macro_rules! dispatch {
     ($value:expr, $engine:ident => $call:expr) => {
         match *$value {
@@ -28,7 +28,7 @@ macro_rules! dispatch {
     };
 }
 
-/// An identifier: to connections what a socket is to TCP. It has an event queue of its own.
+/// A connection manager ID: an endpoint of connections, as a socket is for TCP. It has its own event queue.
 pub(crate) enum Identifier {
     #[cfg(feature = "ibv")]
     Ibv(ibv::Identifier),
@@ -37,10 +37,10 @@ pub(crate) enum Identifier {
 }
 
 impl Identifier {
-    /// A new one, to listen at an address of ours, or at every address.
+    /// Creates an identifier that listens at a local address, or at every address.
     ///
-    /// A software device that is open in this process and has the address is meant; else hardware is, if it may have it;
-    /// else, at loopback addresses, a software device is opened.
+    /// It is on the software devices that are open in this process and have the address. If there are none, it is on
+    /// hardware, if hardware may have the address. Otherwise, at loopback addresses, a software device is opened.
     pub(crate) fn at(purpose: Purpose, address: IpAddr) -> Result<Identifier> {
         #[cfg(feature = "soft")]
         {
@@ -56,7 +56,8 @@ impl Identifier {
         Identifier::on_hardware(purpose, address)
     }
 
-    /// A new one, to connect to a peer, from an address of ours if one is said: chosen as for listening.
+    /// Creates an identifier that connects to a peer, from the local address if one is given. The device is chosen as
+    /// for listening.
     pub(crate) fn for_connecting(
         purpose: Purpose,
         local: Option<IpAddr>,
@@ -73,7 +74,7 @@ impl Identifier {
             }
         }
         #[cfg(not(feature = "soft"))]
-        let _ = local; // Which the kernel is told when the way is looked for.
+        let _ = local; // It is passed to the kernel when the address is resolved.
         Identifier::on_hardware(purpose, peer)
     }
 
@@ -82,7 +83,7 @@ impl Identifier {
         Ok(Identifier::Soft(Box::new(soft::Identifier::new(purpose, devices)?)))
     }
 
-    /// One of hardware, which is all that may lead to `address`.
+    /// Creates an identifier on hardware, the only kind of device that may have a route to `address`.
     pub(crate) fn on_hardware(purpose: Purpose, address: IpAddr) -> Result<Identifier> {
         #[cfg(feature = "ibv")]
         let created = ibv::Identifier::new(purpose).map(Identifier::Ibv);
@@ -98,32 +99,32 @@ impl Identifier {
         created
     }
 
-    /// The descriptor that is readable while there are events.
+    /// Returns the descriptor that is readable while events are pending.
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
         dispatch!(self, identifier => identifier.event_fd())
     }
 
-    /// Waits until there are events; `false` if none came in time, or the wait was interrupted.
+    /// Waits until events are pending. Returns `false` if the timeout expires first, or a signal interrupts the wait.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
         dispatch!(self, identifier => identifier.wait(timeout))
     }
 
-    /// Takes an event, copied and acknowledged, if there is one.
+    /// Copies, acknowledges and returns the next event, if there is one.
     pub(crate) fn try_event(&self) -> Result<Option<Event>> {
         dispatch!(self, identifier => identifier.try_event())
     }
 
-    /// Lets its address be used by others too. Before it is bound.
+    /// Lets other identifiers use the same address. This must be called before binding.
     pub(crate) fn reuse_addr(&self) -> Result<()> {
         dispatch!(self, identifier => identifier.reuse_addr())
     }
 
-    /// How long both ends are to wait for acknowledgements, as a code; ignored where it can't be chosen.
+    /// Sets the ACK timeout of both ends, as a code. Devices that can't choose it ignore the call.
     pub(crate) fn ack_timeout(&self, code: u8) {
         dispatch!(self, identifier => identifier.ack_timeout(code));
     }
 
-    /// The traffic class of the connection's packets.
+    /// Sets the traffic class of the connection's packets.
     pub(crate) fn traffic_class(&self, traffic_class: u8) -> Result<()> {
         dispatch!(self, identifier => identifier.traffic_class(traffic_class))
     }
@@ -136,7 +137,7 @@ impl Identifier {
         dispatch!(self, identifier => identifier.listen(backlog))
     }
 
-    /// Begins to find the device that leads to an address.
+    /// Starts to resolve the device that has a route to an address.
     pub(crate) fn resolve_address(
         &self,
         local: Option<SocketAddr>,
@@ -146,42 +147,42 @@ impl Identifier {
         dispatch!(self, identifier => identifier.resolve_address(local, peer, timeout))
     }
 
-    /// Begins to find the path from that device.
+    /// Starts to resolve the path from that device.
     pub(crate) fn resolve_route(&self, timeout: Duration) -> Result<()> {
         dispatch!(self, identifier => identifier.resolve_route(timeout))
     }
 
-    /// The local address, once there is one.
+    /// Returns the local address, once the identifier has one.
     pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
         dispatch!(self, identifier => identifier.local_addr())
     }
 
-    /// Between which addresses, and over which device. Once the route is known, or for a request.
+    /// Returns the addresses and the device of the connection, once the route is resolved, or for a request.
     pub(crate) fn path(&self) -> Result<Path> {
         dispatch!(self, identifier => identifier.path())
     }
 
-    /// With what a queue pair becomes ready: for a request, or after a response.
+    /// Returns the attributes that move a queue pair to RTR and RTS: for a request, or after a response.
     pub(crate) fn qp_attributes(&self, transport: Transport) -> Result<(Connection, ReadyToSend)> {
         dispatch!(self, identifier => identifier.qp_attributes(transport))
     }
 
-    /// Asks the peer for a connection.
+    /// Sends a connect request to the peer.
     pub(crate) fn connect(&self, parameters: &Parameters<'_>) -> Result<()> {
         dispatch!(self, identifier => identifier.connect(parameters))
     }
 
-    /// Accepts a request, with a queue pair that is ready.
+    /// Accepts a request, with a queue pair that is ready to send.
     pub(crate) fn accept(&self, parameters: &Parameters<'_>) -> Result<()> {
         dispatch!(self, identifier => identifier.accept(parameters))
     }
 
-    /// Asks the peer for its datagram queue pair.
+    /// Queries the peer for its UD queue pair.
     pub(crate) fn resolve_service(&self, private_data: &[u8]) -> Result<()> {
         dispatch!(self, identifier => identifier.resolve_service(private_data))
     }
 
-    /// Tells a peer that asks for it a datagram queue pair.
+    /// Sends a UD queue pair to a peer that queries for it.
     pub(crate) fn accept_query(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
         dispatch!(self, identifier => identifier.accept_query(qpn, private_data))
     }
@@ -191,19 +192,19 @@ impl Identifier {
         dispatch!(self, identifier => identifier.reject(private_data))
     }
 
-    /// Completes a connection that the peer accepted, with a queue pair that is ready.
+    /// Establishes a connection that the peer accepted, with a queue pair that is ready to send.
     pub(crate) fn establish(&self) -> Result<()> {
         dispatch!(self, identifier => identifier.establish())
     }
 
-    /// Ends a connection, or agrees to its end.
+    /// Disconnects, or replies to the peer's disconnect request.
     pub(crate) fn disconnect(&self) -> Result<()> {
         dispatch!(self, identifier => identifier.disconnect())
     }
 }
 
-/// Whether hardware has an address, though it is a loopback address, or every address: the kernel's software devices may. (Its
-/// connection manager can be bound to any loopback address, and then leads nowhere.)
+/// Whether hardware has a loopback address, or the unspecified address: the kernel's software devices may have them.
+/// (The kernel's connection manager can be bound to any loopback address, even if no device has a route to it.)
 #[cfg(feature = "soft")]
 fn is_hardware_addr(address: IpAddr) -> bool {
     #[cfg(feature = "ibv")]
@@ -216,11 +217,11 @@ fn is_hardware_addr(address: IpAddr) -> bool {
     found
 }
 
-/// What helps where there is no hardware.
+/// The hint of a missing RDMA device.
 pub(crate) const NO_HARDWARE: &str = "no RDMA device has a route to that address: open a software device with \
     `Device::open(\"soft:ADDRESS\")`, where ADDRESS is an IP address of this machine";
 
-/// Why a question for a datagram queue pair was rejected, in the words of connections (vol. 1, 12.11.2, table 119).
+/// Returns the reject reason that corresponds to the status of a rejected query (vol. 1, 12.11.2, table 119).
 pub(super) fn sidr_reject_reason(status: u8) -> RejectReason {
     match status {
         1 => RejectReason::InvalidServiceId,
@@ -231,16 +232,16 @@ pub(super) fn sidr_reject_reason(status: u8) -> RejectReason {
     }
 }
 
-/// What an identifier is for.
+/// The purpose of an identifier.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Purpose {
     /// Reliable connections.
     Connections,
-    /// Finding datagram queue pairs.
+    /// Resolving UD queue pairs.
     Datagrams,
 }
 
-/// Between which addresses a connection is, and over which device.
+/// The addresses and the device of a connection.
 pub(crate) struct Path {
     pub(crate) device: String,
     pub(crate) port: u8,
@@ -250,10 +251,10 @@ pub(crate) struct Path {
     pub(crate) peer: SocketAddr,
 }
 
-/// What a connection is asked for or accepted with.
+/// The parameters of a connect request or of its acceptance.
 pub(crate) struct Parameters<'a> {
     pub(crate) qpn: Qpn,
-    /// Whether its receives come from a shared queue.
+    /// Whether the queue pair uses a shared receive queue.
     pub(crate) shared_receives: bool,
     pub(crate) private_data: &'a [u8],
     pub(crate) depths: Depths,
@@ -261,17 +262,17 @@ pub(crate) struct Parameters<'a> {
     pub(crate) rnr_retry: u8,
 }
 
-/// How many READs and atomics may be outstanding.
+/// The maximum numbers of outstanding READs and atomics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Depths {
-    /// Of the peer's, at this side.
+    /// The maximum number of the peer's requests that this side serves.
     pub(crate) max_dest_rd_atomic: u8,
-    /// Of this side's, at the peer.
+    /// The maximum number of this side's requests that the peer serves.
     pub(crate) max_rd_atomic: u8,
 }
 
 impl Depths {
-    /// The smaller of both.
+    /// Returns the smaller of both values, for each direction.
     pub(crate) fn min(self, other: Depths) -> Depths {
         Depths {
             max_dest_rd_atomic: self.max_dest_rd_atomic.min(other.max_dest_rd_atomic),
@@ -280,17 +281,17 @@ impl Depths {
     }
 }
 
-/// What happened to an identifier.
+/// An event of an identifier.
 pub(crate) enum Event {
     AddressResolved,
     RouteResolved,
-    /// A peer asks for a connection.
+    /// A peer requests a connection.
     Request(Request),
     /// The peer accepted.
     Response {
         private_data: Vec<u8>,
     },
-    /// The peer told its datagram queue pair.
+    /// The peer replied to a query with its UD queue pair.
     ServiceResolved {
         qpn: Qpn,
         qkey: u32,
@@ -310,15 +311,15 @@ pub(crate) enum Event {
     AddressChanged,
     /// The queue pair's number may be used for a new connection.
     TimewaitExit,
-    /// Something that nobody here asked for.
+    /// An event that this crate doesn't use.
     Other,
 }
 
-/// A peer's wish for a connection.
+/// A peer's request for a connection.
 pub(crate) struct Request {
-    /// The connection to be.
+    /// The identifier of the future connection.
     pub(crate) identifier: Identifier,
-    /// As many as the peer would use, and offers.
+    /// The numbers that the peer requests and offers.
     pub(crate) depths: Depths,
     pub(crate) private_data: Vec<u8>,
 }

@@ -1,24 +1,25 @@
-//! What is said when something can't be done, whatever the engine.
+//! Errors of both engines.
 
 use adverb_proto::types::QpState;
 
 use crate::error::{Error, Result};
 
-/// How posting failed.
+/// A failure to post requests.
 pub(crate) struct PostFailure {
     pub(crate) error: std::io::Error,
-    /// How many requests were posted all the same; `None` if the device doesn't say, and any may have been.
+    /// The number of requests that were posted before the failure. `None` means that the device doesn't report it: any
+    /// number may have been posted.
     pub(crate) posted: Option<usize>,
 }
 
 impl PostFailure {
-    /// How many of `count` requests weren't posted for sure.
+    /// Returns the number of requests, out of `count`, that certainly weren't posted.
     pub(crate) fn unposted_count(&self, count: usize) -> usize {
         count.saturating_sub(self.posted.unwrap_or(count))
     }
 }
 
-/// The error of who uses a queue pair that is no more.
+/// Returns the error of using a destroyed queue pair.
 #[cold]
 pub(super) fn queue_pair_destroyed() -> Error {
     Error::WrongState {
@@ -28,7 +29,7 @@ pub(super) fn queue_pair_destroyed() -> Error {
     }
 }
 
-/// The error of who waits for an event that can't come.
+/// Returns the error of waiting for an event of a queue without an event channel.
 pub(super) fn no_event_channel() -> Error {
     Error::Unsupported {
         feature: "waiting for events of a completion queue without an event channel".into(),
@@ -36,7 +37,7 @@ pub(super) fn no_event_channel() -> Error {
     }
 }
 
-/// The error of an object that would be made of others that don't go together.
+/// Returns the error of creating an object from objects of different devices.
 pub(super) fn device_mismatch() -> Error {
     let reason = "a queue pair, its protection domain, its completion queues and its shared receive queue must belong to \
                   the same open device";
@@ -51,7 +52,7 @@ pub(super) fn no_engine() -> Error {
     }
 }
 
-/// Fails once if the thread's test has asked that an object of this kind can't be destroyed.
+/// Returns an error once, if a test of this thread injected a failure to destroy an object of this kind.
 #[inline]
 pub(super) fn check_injected(_object: &str) -> Result<()> {
     #[cfg(test)]
@@ -68,7 +69,7 @@ thread_local! {
     static FAILING_DESTROY: std::cell::Cell<Option<&'static str>> = const { std::cell::Cell::new(None) };
 }
 
-/// Runs `work`, during which the first object of this kind that this thread destroys can't be.
+/// Runs `work`, during which destroying the first object of this kind on this thread fails.
 #[cfg(all(test, feature = "soft", not(loom)))]
 pub(crate) fn with_destroy_failure<T>(object: &'static str, work: impl FnOnce() -> T) -> T {
     FAILING_DESTROY.set(Some(object));

@@ -1,4 +1,4 @@
-//! Lists of requests, for devices of every engine and for none.
+//! Lists of requests for the devices of all engines, also if no engine is compiled in.
 
 use adverb_proto::types::{RecvRequest, SendFlags, SendOperation, SendRequest, WindowBind};
 
@@ -6,7 +6,7 @@ use adverb_proto::types::{RecvRequest, SendFlags, SendOperation, SendRequest, Wi
 use super::request_list;
 use super::{AddressHandle, MemoryWindow, Registration};
 
-/// Send requests in rdma-core's form, which every engine takes, made in place and posted together.
+/// Send requests that are posted together. They are built in place, in rdma-core's format, which every engine accepts.
 #[derive(Default)]
 pub(crate) struct SendList {
     #[cfg(any(feature = "ibv", feature = "soft"))]
@@ -27,7 +27,7 @@ impl SendList {
         self.requests.add(request);
     }
 
-    /// How many requests there are.
+    /// Returns the number of requests.
     pub(crate) fn len(&self) -> usize {
         #[cfg(any(feature = "ibv", feature = "soft"))]
         return self.requests.len();
@@ -35,26 +35,27 @@ impl SendList {
         0
     }
 
-    /// Adds the room of a request that is [put](SendList::put) there later.
+    /// Adds an empty slot, for a request that is [put](SendList::put) there later.
     pub(crate) fn add_slot(&mut self) {
         #[cfg(any(feature = "ibv", feature = "soft"))]
         self.requests.add_slot();
     }
 
-    /// Puts a request in its room.
+    /// Puts a request into its slot.
     pub(crate) fn put(&mut self, index: usize, request: &SendRequest<'_, &AddressHandle>) {
         #[cfg(any(feature = "ibv", feature = "soft"))]
         self.requests.put(index, request);
     }
 
-    /// Gives a request its id and its last flags.
+    /// Sets the id and the final flags of a request.
     #[inline(always)]
     pub(crate) fn finish(&mut self, index: usize, wr_id: u64, flags: impl FnOnce(SendFlags) -> SendFlags) {
         #[cfg(any(feature = "ibv", feature = "soft"))]
         self.requests.finish(index, wr_id, flags);
     }
 
-    /// The operation and the flags of a request, which must be a SEND or a WRITE, with immediate data or without.
+    /// Returns the operation and the flags of a request, which must be a SEND or a WRITE, with or without immediate
+    /// data.
     pub(crate) fn decode(&mut self, index: usize) -> (SendOperation, SendFlags) {
         #[cfg(any(feature = "ibv", feature = "soft"))]
         return self.requests.decode(index);
@@ -70,8 +71,8 @@ impl SendList {
         unreachable!("without an engine no request is posted: {index}")
     }
 
-    /// Says of a request to what it binds which window: posting needs more than the plain form tells. The request must
-    /// keep both until it has completed.
+    /// Sets the window that a request binds, and its region, which the plain form of the request doesn't contain. The
+    /// request must keep both until it has completed.
     pub(crate) fn bind(
         &mut self,
         index: usize,
@@ -88,13 +89,13 @@ impl SendList {
             (MemoryWindow::Soft(_), Registration::Soft(_)) => {
                 self.requests.set_bind(index, super::soft::binding(bind));
             }
-            #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
+            #[allow(unreachable_patterns, reason = "with one engine, the patterns above are exhaustive")]
             _ => unreachable!("a window and its region belong to one domain"),
         }
     }
 }
 
-/// Room for one send request of at most one segment in rdma-core's form, which every engine takes.
+/// A slot for one send request of at most one segment, in rdma-core's format, which every engine accepts.
 #[derive(Default)]
 pub(crate) struct SendSlot {
     #[cfg(any(feature = "ibv", feature = "soft"))]
@@ -102,14 +103,14 @@ pub(crate) struct SendSlot {
 }
 
 impl SendSlot {
-    /// Makes it this request.
+    /// Puts a request into the slot.
     #[inline(always)]
     pub(crate) fn put(&mut self, request: &SendRequest<'_, &AddressHandle>) {
         #[cfg(any(feature = "ibv", feature = "soft"))]
         self.requests.put(request);
     }
 
-    /// As [`SendList::decode`].
+    /// Does the same as [`SendList::decode`].
     pub(crate) fn decode(&mut self) -> (SendOperation, SendFlags) {
         #[cfg(any(feature = "ibv", feature = "soft"))]
         return self.requests.decode();
@@ -118,7 +119,8 @@ impl SendSlot {
     }
 }
 
-/// Receive requests in rdma-core's form, which every engine takes, made in place and posted together.
+/// Receive requests that are posted together. They are built in place, in rdma-core's format, which every engine
+/// accepts.
 #[derive(Default)]
 pub(crate) struct RecvList {
     #[cfg(any(feature = "ibv", feature = "soft"))]

@@ -1,8 +1,9 @@
-//! The engines below [`verbs`](crate): each type here is one of theirs, and every method asks it.
+//! The engines below [`verbs`](crate): each type here wraps the type of one engine, and its methods call that engine.
 //!
-//! Public types are concrete, so that no user's signature depends on the engine; this is where they part.
+//! Public types are concrete, so that no signature of a user depends on the engine. This module dispatches to the
+//! engine.
 
-#![cfg_attr(not(feature = "ibv"), allow(unused, reason = "some things only rdma-core is asked for"))]
+#![cfg_attr(not(feature = "ibv"), allow(unused, reason = "some items are used only with rdma-core"))]
 
 mod clock;
 pub(crate) mod connection_manager;
@@ -58,7 +59,7 @@ use crate::error::Result;
 use crate::recorder::DeviceRecorder;
 use crate::recording::StopSignal;
 
-/// Asks whichever engine it is.
+/// Calls the engine that the value belongs to.
 macro_rules! dispatch {
     ($value:expr, $engine:ident => $call:expr) => {
         match *$value {
@@ -70,8 +71,8 @@ macro_rules! dispatch {
     };
 }
 
-/// Posts a list by a verb of whichever engine it is. Only that is asked of it: posting is the same for all, and done in one
-/// place.
+/// Posts a list with a verb of the engine that the queue belongs to. Everything else about posting is the same for all
+/// engines.
 macro_rules! post {
     ($queue:expr, $list:expr, $verb:ident) => {{
         #[cfg(any(feature = "ibv", feature = "soft"))]
@@ -82,7 +83,7 @@ macro_rules! post {
     }};
 }
 
-/// A device that is open.
+/// An open device.
 pub(crate) enum Device {
     #[cfg(feature = "ibv")]
     Ibv(Arc<ibv::Device>),
@@ -91,10 +92,11 @@ pub(crate) enum Device {
 }
 
 impl Device {
-    /// All devices of all engines. An engine that isn't there has none; if no engine is there, the error says why.
+    /// Lists the devices of all engines. An engine that isn't installed has no devices. If no engine is installed, the
+    /// error contains the cause.
     pub(crate) fn list() -> Result<Vec<DeviceInfo>> {
         let listed = Device::list_hardware();
-        // Software devices are always there, and come last.
+        // Software devices always exist, and are listed last.
         #[cfg(feature = "soft")]
         let listed = {
             let others = listed.inspect_err(|error| tracing::debug!(%error, "listing hardware devices failed; only software devices are listed"));
@@ -103,7 +105,7 @@ impl Device {
         listed
     }
 
-    /// The devices of rdma-core.
+    /// Lists the devices of rdma-core.
     pub(crate) fn list_hardware() -> Result<Vec<DeviceInfo>> {
         #[cfg(feature = "ibv")]
         return ibv::Device::list();
@@ -120,7 +122,7 @@ impl Device {
         let opened = ibv::Device::open(name).map(|device| Device::Ibv(Arc::new(device)));
         #[cfg(not(feature = "ibv"))]
         let opened = Err(no_engine());
-        // Whatever there is otherwise, there are software devices.
+        // The hint lists the software devices, which always exist.
         #[cfg(feature = "soft")]
         let opened = opened.map_err(|error| match error {
             Error::NoDevice { .. } | Error::NotInstalled { .. } => {
@@ -134,13 +136,13 @@ impl Device {
         opened
     }
 
-    /// A new software device.
+    /// Creates a software device.
     #[cfg(feature = "soft")]
     pub(crate) fn soft(options: &SoftOptions) -> Result<Device> {
         Ok(Device::Soft(soft::Device::build(options)?))
     }
 
-    /// The addresses that software devices have in this process, or could have.
+    /// Returns the addresses that software devices of this process have or could have.
     pub(crate) fn soft_addresses() -> Vec<IpAddr> {
         #[cfg(feature = "soft")]
         return soft::Device::addresses();
@@ -148,7 +150,8 @@ impl Device {
         return Vec::new();
     }
 
-    /// The name of a device that is opened once in a process, for all who ask; `None` of one that is opened anew each time.
+    /// Returns the name of a device that is opened once per process and shared by all callers, or `None` for a device
+    /// that each call opens separately.
     pub(crate) fn shared_name(&self) -> Option<&str> {
         match *self {
             #[cfg(feature = "ibv")]
@@ -158,7 +161,7 @@ impl Device {
         }
     }
 
-    /// Whether its packets go over an IP network, and not over a network in memory.
+    /// Whether the device sends packets over an IP network, not over an in-memory switch.
     pub(crate) fn is_on_ip_network(&self) -> bool {
         match *self {
             #[cfg(feature = "ibv")]
@@ -179,19 +182,19 @@ impl Device {
         }
     }
 
-    /// Whether both are the same.
+    /// Whether both are the same open device.
     pub(crate) fn is(&self, other: &Device) -> bool {
         match (self, other) {
             #[cfg(feature = "ibv")]
             (Self::Ibv(device), Self::Ibv(other)) => Arc::ptr_eq(device, other),
             #[cfg(feature = "soft")]
             (Self::Soft(device), Self::Soft(other)) => Arc::ptr_eq(device, other),
-            #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
+            #[allow(unreachable_patterns, reason = "with one engine, the patterns above are exhaustive")]
             _ => false,
         }
     }
 
-    /// Whether this process opened it.
+    /// Whether this process opened the device.
     pub(crate) fn is_owned(&self) -> bool {
         dispatch!(self, device => device.is_owned())
     }
@@ -200,7 +203,8 @@ impl Device {
         dispatch!(self, device => device.attributes())
     }
 
-    /// The clock of timestamps: its ticks, when they were read, and how uncertain that is; `None` if it can't be read.
+    /// Reads the clock of timestamps. Returns its ticks, the time of the reading and its uncertainty, or `None` if the
+    /// clock can't be read.
     pub(crate) fn read_clock(&self) -> Result<Option<(u64, Instant, Duration)>> {
         dispatch!(self, device => device.read_clock())
     }
@@ -213,12 +217,12 @@ impl Device {
         dispatch!(self, device => device.gid_table())
     }
 
-    /// What the device counts for a port, by the kernel's names.
+    /// Reads the counters of a port, by the kernel's names.
     pub(crate) fn counters(&self, port: u8) -> Result<BTreeMap<String, u64>> {
         dispatch!(self, device => device.counters(port))
     }
 
-    /// What the device holds, if it says.
+    /// Returns the numbers of objects that the device holds, if it reports them.
     pub(crate) fn resource_counts(&self) -> Option<ResourceCounts> {
         match *self {
             #[cfg(feature = "ibv")]
@@ -262,7 +266,7 @@ impl Device {
         dispatch!(self, device => device.event_fd())
     }
 
-    /// Waits for an event, copies and acknowledges it; `None` if none came in time.
+    /// Waits for an event, copies it and acknowledges it. Returns `None` if the timeout expires first.
     pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<DeviceEvent>> {
         dispatch!(self, device => device.wait_event(timeout))
     }
@@ -299,13 +303,13 @@ impl Device {
         }
     }
 
-    /// The partition keys of a port, by their index.
+    /// Returns the partition keys of a port, by index.
     pub(crate) fn pkeys(&self, port: u8) -> Result<Vec<u16>> {
         dispatch!(self, device => device.pkeys(port))
     }
 }
 
-/// What memory and queue pairs belong to.
+/// A protection domain, to which memory and queue pairs belong.
 #[derive(Clone)]
 pub(crate) enum ProtectionDomain {
     #[cfg(feature = "ibv")]
@@ -315,7 +319,7 @@ pub(crate) enum ProtectionDomain {
 }
 
 impl ProtectionDomain {
-    /// Registers memory under addresses that begin with `iova`, or under its own.
+    /// Registers memory at addresses that start at `iova`, or at its own addresses.
     pub(crate) fn register(
         &self,
         memory: &dyn Memory,
@@ -334,7 +338,7 @@ impl ProtectionDomain {
         }
     }
 
-    /// Registers `len` bytes of a dma-buf under addresses that begin with `iova`.
+    /// Registers `len` bytes of a dma-buf at addresses that start at `iova`.
     pub(crate) fn register_dmabuf(
         &self,
         dmabuf: BorrowedFd<'_>,
@@ -382,12 +386,12 @@ impl ProtectionDomain {
                 let (queue_pair, limits) = soft::QueuePair::new(domain, send_cq, recv_cq, shared, options)?;
                 Ok((QueuePair::Soft(queue_pair), limits))
             }
-            #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
+            #[allow(unreachable_patterns, reason = "with one engine, the patterns above are exhaustive")]
             _ => Err(device_mismatch()),
         }
     }
 
-    /// Makes a shared receive queue; also says how many segments a request may have.
+    /// Creates a shared receive queue, and returns it with the maximum number of segments of a request.
     pub(crate) fn shared_receive_queue(
         &self,
         depth: u32,
@@ -441,19 +445,19 @@ impl SharedReceiveQueue {
         post!(self, list, post_recvs)
     }
 
-    /// Asks for an event when fewer requests than this are left.
+    /// Requests an event for when fewer than `limit` requests remain.
     pub(crate) fn arm(&self, limit: u32) -> Result<()> {
         dispatch!(self, queue => queue.arm(limit))
     }
 
-    /// Destroys the queue: afterwards the device uses none of its requests' memory. If that fails it may.
+    /// Destroys the queue: afterwards the device no longer accesses the memory of its requests. After an error, it may.
     pub(crate) fn destroy(&self) -> Result<()> {
         check_injected("shared receive queue")?;
         dispatch!(self, queue => queue.destroy())
     }
 }
 
-/// Memory that a device knows.
+/// Registered memory.
 pub(crate) enum Registration {
     #[cfg(feature = "ibv")]
     Ibv(ibv::Registration),
@@ -461,31 +465,31 @@ pub(crate) enum Registration {
     Soft(soft::Registration),
 }
 
-/// How requests and peers name registered memory.
+/// The address and the keys by which requests and peers access registered memory.
 #[derive(Clone, Copy)]
 pub(crate) struct MemoryKeys {
-    /// The address of its first byte.
+    /// The address of the first byte.
     pub(crate) addr: u64,
-    /// Whether that is where this process has it.
+    /// Whether this is also the address of the memory in this process.
     pub(crate) is_identity_mapped: bool,
     pub(crate) lkey: u32,
     pub(crate) rkey: u32,
 }
 
 impl Registration {
-    /// How the memory is named. That doesn't change: what posts keeps it, and needn't ask the engine each time.
+    /// Returns the address and the keys. They don't change, so callers that post keep a copy.
     pub(crate) fn keys(&self) -> MemoryKeys {
         dispatch!(self, registration => registration.keys())
     }
 
-    /// Makes the device forget the memory. If that fails it may still use it.
+    /// Deregisters the memory. After an error, the device may still access it.
     pub(crate) fn deregister(&self) -> Result<()> {
         check_injected("registration")?;
         dispatch!(self, registration => registration.deregister())
     }
 }
 
-/// A window on memory, of type 2B.
+/// A memory window of type 2B.
 pub(crate) enum MemoryWindow {
     #[cfg(feature = "ibv")]
     Ibv(ibv::MemoryWindow),
@@ -494,33 +498,33 @@ pub(crate) enum MemoryWindow {
 }
 
 impl MemoryWindow {
-    /// The key that it gets when it is bound next.
+    /// Returns the key of the next binding.
     pub(crate) fn next_rkey(&self) -> u32 {
         dispatch!(self, window => window.next_rkey())
     }
 
-    /// Says that it was bound, and has this key now.
+    /// Sets the current key, after the window was bound.
     pub(crate) fn set_rkey(&self, rkey: u32) {
         dispatch!(self, window => window.set_rkey(rkey));
     }
 
-    /// Frees it: afterwards nobody reaches memory through it. If that fails somebody may.
+    /// Frees the window, which ends all access through it. After an error, the access may continue.
     pub(crate) fn free(&self) -> Result<()> {
         check_injected("memory window")?;
         dispatch!(self, window => window.free())
     }
 }
 
-/// How completions are taken from a completion queue.
+/// The interface for polling a completion queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CompletionQueueKind {
-    /// Many at once.
+    /// Polls many completions at once.
     Plain,
-    /// One by one.
+    /// Polls completions one by one.
     Extended,
-    /// One by one, and with the device's time.
+    /// Polls completions one by one, with the device's timestamps.
     Timestamps,
-    /// The same, and with the kernel's send times on the software NIC.
+    /// The same as `Timestamps`, with the kernel's send times on the software NIC.
     SendTimestamps,
 }
 
@@ -540,22 +544,22 @@ pub(crate) enum CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// How many completions fit.
+    /// Returns the number of entries.
     pub(crate) fn depth(&self) -> u32 {
         dispatch!(self, queue => queue.depth())
     }
 
-    /// Gives it room for so many completions.
+    /// Changes the number of entries.
     pub(crate) fn resize(&self, depth: u32) -> Result<()> {
         dispatch!(self, queue => queue.resize(depth))
     }
 
-    /// Has events wait for so many completions, or so many microseconds.
+    /// Delays events until `count` completions are available, or for `period` microseconds.
     pub(crate) fn moderate(&self, count: u16, period: u16) -> Result<()> {
         dispatch!(self, queue => queue.moderate(count, period))
     }
 
-    /// Takes completions, as many as there are and there is room for, and says how many those were.
+    /// Polls up to `out.len()` completions, and returns their number.
     #[inline]
     pub(crate) fn poll(&self, out: &mut [RawCompletion]) -> Result<usize> {
         match *self {
@@ -571,27 +575,29 @@ impl CompletionQueue {
         dispatch!(self, queue => queue.arm(arm_for))
     }
 
-    /// Puts right what the device says in a way of its own, in an outcome with [unusual](flag::UNUSUAL) flags.
+    /// Converts an outcome with [slow-path](flag::SLOW_PATH) flags from the device's own format to the common one.
     pub(crate) fn normalize(&self, outcome: &mut RawOutcome) {
         dispatch!(self, queue => queue.normalize(outcome));
     }
 
-    /// Whether it was made with events.
+    /// Whether the queue was created with events.
     pub(crate) fn has_events(&self) -> bool {
         dispatch!(self, queue => queue.has_events())
     }
 
-    /// The descriptor that is readable when there is an event, if the queue has events. It is made non-blocking.
+    /// Returns the descriptor that is readable when an event is pending, if the queue has events. The descriptor
+    /// becomes non-blocking.
     pub(crate) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         dispatch!(self, queue => queue.event_fd())
     }
 
-    /// Takes and acknowledges an event, if there is one.
+    /// Reads and acknowledges a pending event, if there is one.
     pub(crate) fn try_event(&self) -> Result<bool> {
         dispatch!(self, queue => queue.try_event())
     }
 
-    /// Waits until there is an event, takes and acknowledges it; `false` if none came in time, or something came between.
+    /// Waits for an event, reads it and acknowledges it. Returns `false` if the timeout expires first, or the wait is
+    /// interrupted.
     pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<bool> {
         dispatch!(self, queue => queue.wait_event(timeout))
     }
@@ -628,7 +634,7 @@ impl QueuePair {
         }
     }
 
-    /// All that the device knows of it. What it says of a peer is of no meaning for datagrams.
+    /// Queries all attributes from the device. For UD queue pairs, the attributes of the peer are meaningless.
     pub(crate) fn query(&self) -> Result<QueuePairAttributes> {
         dispatch!(self, queue_pair => queue_pair.query())
     }
@@ -662,29 +668,30 @@ impl QueuePair {
         post!(self, list, post_recvs)
     }
 
-    /// Lets datagrams to a group come to it too.
+    /// Attaches the queue pair to a multicast group.
     pub(crate) fn attach_multicast(&self, group: adverb_proto::types::Gid, lid: u16) -> Result<()> {
         dispatch!(self, queue_pair => queue_pair.attach_multicast(group, lid))
     }
 
-    /// Undoes that. A queue pair that is attached can't be destroyed.
+    /// Detaches the queue pair from a multicast group. An attached queue pair can't be destroyed.
     pub(crate) fn detach_multicast(&self, group: adverb_proto::types::Gid, lid: u16) -> Result<()> {
         dispatch!(self, queue_pair => queue_pair.detach_multicast(group, lid))
     }
 
-    /// Whether it was destroyed before its time.
+    /// Whether the queue pair was destroyed early.
     pub(crate) fn is_destroyed(&self) -> bool {
         dispatch!(self, queue_pair => queue_pair.is_destroyed())
     }
 
-    /// Destroys the queue pair: afterwards the device uses none of its requests' memory. If that fails it may.
+    /// Destroys the queue pair: afterwards the device no longer accesses the memory of its requests. After an error, it
+    /// may.
     pub(crate) fn destroy(&self) -> Result<()> {
         check_injected("queue pair")?;
         dispatch!(self, queue_pair => queue_pair.destroy())
     }
 }
 
-/// How to reach a peer with datagrams.
+/// A route to a peer, for datagrams.
 pub(crate) enum AddressHandle {
     #[cfg(feature = "ibv")]
     Ibv(ibv::AddressHandle),
@@ -693,7 +700,7 @@ pub(crate) enum AddressHandle {
 }
 
 impl AddressHandle {
-    /// Whether it was made in this domain.
+    /// Whether the handle was created in this domain.
     #[inline]
     pub(crate) fn is_of(&self, domain: &ProtectionDomain) -> bool {
         match (self, domain) {
@@ -701,12 +708,12 @@ impl AddressHandle {
             (Self::Ibv(handle), ProtectionDomain::Ibv(domain)) => handle.is_of(domain),
             #[cfg(feature = "soft")]
             (Self::Soft(handle), ProtectionDomain::Soft(domain)) => handle.is_of(domain),
-            #[allow(unreachable_patterns, reason = "with one engine there is nothing else")]
+            #[allow(unreachable_patterns, reason = "with one engine, the patterns above are exhaustive")]
             _ => false,
         }
     }
 
-    /// The UDP source port of its datagrams, if the engine chooses it.
+    /// Returns the UDP source port of the datagrams, if the engine chooses it.
     pub(crate) fn source_port(&self) -> Option<u16> {
         match self {
             #[cfg(feature = "ibv")]

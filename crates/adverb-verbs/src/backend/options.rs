@@ -1,8 +1,8 @@
-//! What queue pairs are made with and brought into their states with.
+//! Options of queue pairs, and attributes of their state transitions.
 
 use adverb_proto::types::{Access, Gid, PathMtu, Psn, Qpn, Transport};
 
-/// The way to a port: what connections and address handles have in common.
+/// A route to a port, as connections and address handles have it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Address {
     pub(crate) gid: Gid,
@@ -16,7 +16,7 @@ pub(crate) struct Address {
     pub(crate) service_level: u8,
 }
 
-/// What a queue pair is created with.
+/// The options of a new queue pair.
 pub(crate) struct QueuePairOptions {
     pub(crate) transport: Transport,
     pub(crate) send_depth: u32,
@@ -26,41 +26,41 @@ pub(crate) struct QueuePairOptions {
     pub(crate) inline: u32,
 }
 
-/// What a queue pair got, which may be more than was asked for.
+/// The actual limits of a queue pair, which may be larger than the requested ones.
 pub(crate) struct QueuePairLimits {
     pub(crate) send_segments: u32,
     pub(crate) recv_segments: u32,
     pub(crate) inline: u32,
 }
 
-/// A change of a queue pair's state, with what that state needs.
+/// A state transition of a queue pair, with its attributes.
 pub(crate) enum StateChange {
     Reset,
     Init(Init),
     ReadyToReceive(ReadyToReceive),
     ReadyToSend(ReadyToSend),
-    /// What the peer may do changes, and the state doesn't: it is ready to send.
+    /// A change of the peer's access rights. The state stays RTS.
     Access(Access),
     Error,
 }
 
-/// What a queue pair needs to have receives posted.
+/// The attributes of the init state.
 pub(crate) struct Init {
     pub(crate) transport: Transport,
     pub(crate) port: u8,
     pub(crate) pkey_index: u16,
     pub(crate) access: Access,
-    /// For datagrams.
+    /// The queue key of a UD queue pair.
     pub(crate) qkey: u32,
 }
 
-/// What a queue pair needs to receive; without a connection, for datagrams, nothing.
+/// The attributes of the state RTR. A UD queue pair has no connection.
 pub(crate) struct ReadyToReceive {
     pub(crate) transport: Transport,
     pub(crate) connection: Option<Connection>,
 }
 
-/// The other end of a connection.
+/// The peer's end of a connection.
 pub(crate) struct Connection {
     pub(crate) address: Address,
     pub(crate) qpn: Qpn,
@@ -70,7 +70,7 @@ pub(crate) struct Connection {
     pub(crate) min_rnr_timer: u8,
 }
 
-/// What a queue pair needs to send; only reliable connections look at what comes behind the sequence number.
+/// The attributes of the state RTS. Only reliable connections use the fields after the PSN.
 pub(crate) struct ReadyToSend {
     pub(crate) transport: Transport,
     pub(crate) psn: Psn,

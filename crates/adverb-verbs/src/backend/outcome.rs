@@ -1,26 +1,26 @@
-//! What became of requests, as engines tell it.
+//! Outcomes of requests, in the engines' common format.
 
 use adverb_proto::types::{CompletedOperation, Failure, Qpn, Status, Success, TimestampSource};
 
-/// A completion as the device gave it, in rdma-core's own form, so that it is copied no more often than it must.
+/// A completion in rdma-core's format, so that it isn't copied more often than necessary.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct RawCompletion {
     pub(crate) wr_id: u64,
     pub(crate) outcome: RawOutcome,
-    /// What only management datagrams have.
+    /// Fields that only management datagrams have.
     _rest: u64,
 }
 
 impl RawCompletion {
-    /// Room for one.
+    /// A value for arrays that the device fills.
     pub(crate) const EMPTY: RawCompletion = RawCompletion::new(0, RawOutcome::implied(0));
 
     pub(crate) const fn new(wr_id: u64, outcome: RawOutcome) -> RawCompletion {
         RawCompletion { wr_id, outcome, _rest: 0 }
     }
 
-    /// A completion that is in plain form.
+    /// Converts a completion from the plain form.
     #[cfg(feature = "soft")]
     pub(crate) fn of(completion: &adverb_proto::types::Completion) -> RawCompletion {
         let mut outcome = RawOutcome::of(completion.outcome);
@@ -29,8 +29,8 @@ impl RawCompletion {
     }
 }
 
-/// How a request ended, in rdma-core's numbers and order: copied often, and looked at when somebody asks. What is valid
-/// depends on `status` and `opcode`.
+/// The outcome of a request, with the numbers and the field order of rdma-core. It is copied often, and decoded only on
+/// demand. `status` and `opcode` determine the valid fields.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct RawOutcome {
@@ -43,13 +43,13 @@ pub(crate) struct RawOutcome {
     /// Immediate data, in network byte order, or the key that was invalidated.
     pub(crate) immediate: u32,
     pub(crate) qpn: u32,
-    /// Who sent a datagram.
+    /// The sender of a datagram.
     pub(crate) source: u32,
     /// Some of the [`flag`]s.
     pub(crate) flags: u32,
 }
 
-/// What was done.
+/// The operations of completions.
 pub(crate) mod opcode {
     pub(crate) const SEND: u32 = 0;
     pub(crate) const WRITE: u32 = 1;
@@ -64,25 +64,25 @@ pub(crate) mod opcode {
     pub(crate) const RECV_WRITE: u32 = 129;
 }
 
-/// What a completion has.
+/// The flags of completions.
 pub(crate) mod flag {
-    /// Any of what is worth a closer look: [`INVALIDATED`], or what some device has in its place.
+    /// The flags that need the slow path: [`INVALIDATED`], and the flag that soft-RoCE sets instead.
     pub(crate) const SLOW_PATH: u32 = INVALIDATED | 1 << 2;
     pub(crate) const GRH: u32 = 1 << 0;
     pub(crate) const IMMEDIATE: u32 = 1 << 1;
     pub(crate) const INVALIDATED: u32 = 1 << 3;
-    /// Our own: the request was of a shared receive queue for datagrams.
+    /// Adverb's own flag: the request belongs to a shared receive queue for datagrams.
     pub(crate) const DATAGRAM: u32 = 1 << 31;
-    /// Our own: it has the device's time, where else would be what nobody reads.
+    /// Adverb's own flag: a timestamp is stored in otherwise unused fields.
     pub(crate) const TIMESTAMP: u32 = 1 << 30;
-    /// Our own: that time is the kernel's.
+    /// Adverb's own flag: the timestamp is the kernel's.
     pub(crate) const KERNEL_TIME: u32 = 1 << 29;
-    /// Our own: that time is the process's.
+    /// Adverb's own flag: the timestamp is the process's.
     pub(crate) const PROCESS_TIME: u32 = 1 << 28;
 }
 
 impl RawOutcome {
-    /// The outcome of a request that succeeded without a completion of its own.
+    /// Returns the outcome of a request that succeeded without its own completion.
     #[inline]
     pub(crate) const fn implied(opcode: u32) -> RawOutcome {
         RawOutcome {
@@ -97,7 +97,7 @@ impl RawOutcome {
         }
     }
 
-    /// What an outcome says, in numbers: what [`explain`](RawOutcome::explain) explains.
+    /// Converts an outcome to numbers, which [`explain`](RawOutcome::explain) converts back.
     #[cfg(feature = "soft")]
     fn of(outcome: Result<Success, Failure>) -> RawOutcome {
         let success = match outcome {
@@ -140,7 +140,8 @@ impl RawOutcome {
         raw
     }
 
-    /// Puts the device's time into fields that mean nothing in such an outcome, so that those without don't carry more.
+    /// Stores the device's timestamp in fields that are unused in this outcome, so that outcomes without a timestamp
+    /// aren't larger.
     pub(crate) fn store_timestamp(&mut self, timestamp: u64) {
         let [a, b, c, d, e, f, g, h] = timestamp.to_be_bytes();
         self.qpn = u32::from_be_bytes([a, b, c, d]);
@@ -148,7 +149,7 @@ impl RawOutcome {
         self.flags |= flag::TIMESTAMP;
     }
 
-    /// Does the same for a time that is not the device's own.
+    /// Stores a timestamp from a source that may differ from the device.
     #[cfg(feature = "soft")]
     pub(crate) fn store_timestamp_from(&mut self, timestamp: u64, source: TimestampSource) {
         self.store_timestamp(timestamp);
@@ -159,7 +160,7 @@ impl RawOutcome {
         };
     }
 
-    /// The source of the time, if there is one.
+    /// Returns the source of the timestamp, if there is one.
     pub(crate) fn timestamp_source(&self) -> Option<TimestampSource> {
         let has = |flag: u32| self.flags & flag != 0;
         let source = if has(flag::KERNEL_TIME) {
@@ -172,23 +173,24 @@ impl RawOutcome {
         has(flag::TIMESTAMP).then_some(source)
     }
 
-    /// The queue pair, if it is told.
+    /// Returns the queue pair, if the outcome contains it.
     pub(crate) fn qpn(&self) -> Option<Qpn> {
         (self.flags & flag::TIMESTAMP == 0 && self.qpn != 0).then(|| Qpn::truncate(self.qpn))
     }
 
-    /// The device's time, if it was told.
+    /// Returns the timestamp, if there is one.
     pub(crate) fn timestamp(mut self) -> Option<u64> {
         let (high, low) = (self.qpn, *self.spare_field());
         (self.flags & flag::TIMESTAMP != 0).then(|| u64::from(high) << 32 | u64::from(low))
     }
 
-    /// A failure has no length, and a success no vendor's code.
+    /// Returns the unused field: a failure has no length, and a success has no vendor error.
     fn spare_field(&mut self) -> &mut u32 {
         if self.status == 0 { &mut self.vendor_error } else { &mut self.length }
     }
 
-    /// Says it in full. Only datagrams have a source; it may be one even if the caller doesn't know.
+    /// Decodes the outcome. Only datagrams have a source. The outcome may be that of a datagram even if `is_datagram`
+    /// is false.
     pub(crate) fn explain(&self, is_datagram: bool) -> Result<Success, Failure> {
         let status = Status::from_code(self.status);
         if status != Status::Success {
@@ -211,7 +213,7 @@ impl RawOutcome {
                 immediate: has(flag::IMMEDIATE).then(|| u32::from_be(self.immediate)),
                 invalidated: has(flag::INVALIDATED).then_some(self.immediate),
                 source: is_datagram.then(|| Qpn::truncate(self.source)),
-                // Some devices (rxe) say so of connections too, whose buffers have none.
+                // Some devices (rxe) set this flag for connections, too, whose buffers have no GRH.
                 has_grh: is_datagram && has(flag::GRH),
             },
         };

@@ -1,4 +1,4 @@
-//! Work requests in the library's form, made in place and used again.
+//! Work requests in the library's format, which are built in place, in reusable memory.
 
 use std::io;
 use std::ptr::NonNull;
@@ -19,32 +19,33 @@ pub(crate) type RecvList = RequestList<ibv_recv_wr>;
 
 /// Requests that are posted together, with one doorbell.
 ///
-/// Each is linked to the next when the room for them is made, so that making one means to write what tells it from the
-/// last that was there. What an operation hasn't got, and devices look at all the same, is 0 (librxe refuses a binding with
-/// immediate data).
+/// Each request is linked to the next when the memory is allocated, so that building a request writes only the fields
+/// that differ from the last request in the slot. Fields that an operation doesn't have, but that devices read, are 0
+/// (librxe rejects a bind with immediate data).
 pub(crate) struct RequestList<W: WorkRequest> {
-    /// `capacity` of them, reached through this pointer alone: the slots point to each other.
+    /// The slots, of which there are `capacity`. They are accessed only through this pointer, because they point to
+    /// each other.
     slots: NonNull<Slot<W>>,
     capacity: usize,
     len: usize,
-    /// The requests with several segments, and where in `segments` theirs begin.
+    /// The requests with several segments, and the index of their first segment in `segments`.
     multi_segment: Vec<(usize, usize)>,
     segments: Vec<Segment>,
 }
 
-/// Room for one send request of at most one segment, which is what is posted most.
+/// A slot for one send request of at most one segment, which is the most common request.
 pub(crate) struct SendSlot(NonNull<Slot<ibv_send_wr>>);
 
-/// Requests on their way to a device, as its library wants them: linked, ended by a null pointer, with segments that can be
-/// read. Who posts them keeps the memory that the segments name until the requests have completed, and with it the address
-/// handles of datagrams, which are of the queue pair's domain: so says whoever fills a list.
+/// Requests in the format that the library requires: linked, ended by a null pointer, with readable segments. The
+/// poster keeps the memory of the segments until the requests have completed, and also the address handles of
+/// datagrams, which belong to the queue pair's domain. The code that fills a list guarantees this.
 pub(crate) struct Chain<'a, W> {
     pub(super) first: *mut W,
-    /// Where the library says which request it didn't take.
+    /// The pointer to which the library writes the first request that it rejected.
     pub(super) bad: &'a mut *mut W,
 }
 
-/// A request, and beside it the segment that most have, and the application's tag.
+/// A request, the segment that most requests have, and the application's tag.
 #[repr(C)]
 struct Slot<W> {
     request: W,
@@ -60,17 +61,17 @@ struct Slot<W> {
 #[cfg(feature = "soft")]
 #[inline(always)]
 pub(super) unsafe fn tag_of<W>(request: *const W) -> u64 {
-    // SAFETY: the requests of a chain are the first fields of slots, whose layout is C's.
+    // SAFETY: the requests of a chain are the first fields of slots, which have C's layout.
     unsafe { (*request.cast::<Slot<W>>()).tag }
 }
 
-// SAFETY: the pointers in a list lead to the list itself, and are followed only while it is posted.
+// SAFETY: the pointers in a list point to the list itself, and are followed only while it is posted.
 unsafe impl<W: WorkRequest> Send for RequestList<W> {}
-// SAFETY: as above; nothing is changed through a shared list.
+// SAFETY: as above. Nothing is changed through a shared list.
 unsafe impl<W: WorkRequest> Sync for RequestList<W> {}
 
 impl<W: WorkRequest> RequestList<W> {
-    /// Forgets all requests.
+    /// Removes all requests.
     #[inline]
     pub(crate) fn clear(&mut self) {
         self.len = 0;
@@ -79,7 +80,7 @@ impl<W: WorkRequest> RequestList<W> {
         }
     }
 
-    /// Adds a request that has yet to be [set](RequestList::set).
+    /// Adds a request, which the caller must [set](RequestList::set).
     #[inline(always)]
     fn push(&mut self) -> usize {
         if self.len == self.capacity {
@@ -89,7 +90,7 @@ impl<W: WorkRequest> RequestList<W> {
         self.len - 1
     }
 
-    /// A request with these segments, in which nothing else that was there before is unset.
+    /// Sets the id, tag and segments of a request. Its other fields keep the values of an earlier request.
     #[inline(always)]
     fn set(&mut self, index: usize, wr_id: u64, tag: u64, segments: &[Segment]) -> &mut W {
         if segments.len() > 1 {
@@ -98,7 +99,7 @@ impl<W: WorkRequest> RequestList<W> {
         self.slot(index).set(wr_id, tag, segments)
     }
 
-    /// How many requests there are.
+    /// Returns the number of requests.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len
@@ -107,14 +108,15 @@ impl<W: WorkRequest> RequestList<W> {
     #[inline(always)]
     fn slot(&mut self, index: usize) -> &mut Slot<W> {
         debug_assert!(index < self.capacity);
-        // SAFETY: all indices come from `push`, which made room, or are below `len`; the list is borrowed exclusively.
+        // SAFETY: all indices are from `push`, which allocates the slot, or are below `len`. The list is borrowed
+        // exclusively.
         unsafe { self.slots.add(index).as_mut() }
     }
 
     /// Returns the request at `index`, its segments and its tag.
     fn parts(&self, index: usize) -> (&W, &[Segment], u64) {
         assert!(index < self.len, "a request of the list");
-        // SAFETY: there is such a slot, and the list is borrowed.
+        // SAFETY: the slot exists, and the list is borrowed.
         let slot = unsafe { self.slots.add(index).as_ref() };
         let segments = match slot.request.segment_count() {
             0 => &[],
@@ -127,7 +129,7 @@ impl<W: WorkRequest> RequestList<W> {
         (&slot.request, segments, slot.tag)
     }
 
-    /// Posts the list by a verb of the library's, which says where it failed.
+    /// Posts the list with a verb of the library.
     #[inline(always)]
     pub(super) fn post(&mut self, verb: impl FnOnce(Chain<'_, W>) -> libc::c_int) -> Result<(), PostFailure> {
         let Some(last) = self.len.checked_sub(1) else { return Ok(()) };
@@ -141,22 +143,22 @@ impl<W: WorkRequest> RequestList<W> {
         if code == 0 { Ok(()) } else { Err(post_failure::<W>(code, first, bad)) }
     }
 
-    /// Points a slot's request to the next and to its own segment.
+    /// Points a slot's request to the next slot.
     #[inline(always)]
     fn link(&mut self, index: usize) {
         if index + 1 < self.capacity {
-            // SAFETY: there is a slot behind this one.
+            // SAFETY: another slot follows this one.
             let next = unsafe { self.slots.add(index + 1) };
             self.slot(index).request.set_next(next.as_ptr().cast());
         }
     }
 
-    /// Makes room for twice as many.
+    /// Doubles the capacity.
     #[cold]
     fn grow(&mut self) {
         let capacity = (self.capacity * 2).max(16);
         let mut slots = Vec::with_capacity(capacity);
-        // SAFETY: the first `len` slots are there, and the list is borrowed.
+        // SAFETY: the first `len` slots exist, and the list is borrowed.
         slots.extend_from_slice(unsafe { std::slice::from_raw_parts(self.slots.as_ptr(), self.len) });
         slots.resize(capacity, Slot::EMPTY);
         let slots = NonNull::from(Box::leak(slots.into_boxed_slice())).cast();
@@ -169,14 +171,14 @@ impl<W: WorkRequest> RequestList<W> {
         }
     }
 
-    /// Puts a request's segments aside, because it has several.
+    /// Stores the segments of a request that has several.
     #[cold]
     fn store_segments(&mut self, index: usize, segments: &[Segment]) {
         self.multi_segment.push((index, self.segments.len()));
         self.segments.extend_from_slice(segments);
     }
 
-    /// Points requests with several segments to them, now that they won't move.
+    /// Points requests with several segments to their segments, which no longer move.
     #[cold]
     fn point_to_segments(&mut self) {
         for at in 0..self.multi_segment.len() {
@@ -186,7 +188,7 @@ impl<W: WorkRequest> RequestList<W> {
         }
     }
 
-    /// Lets every request have its own segment again.
+    /// Points all requests to their own segments again.
     #[cold]
     fn reset_segments(&mut self) {
         while let Some((index, _)) = self.multi_segment.pop() {
@@ -198,7 +200,7 @@ impl<W: WorkRequest> RequestList<W> {
     fn point_to_own_segment(&mut self, index: usize) {
         debug_assert!(index < self.capacity);
         let slot = self.slots.as_ptr();
-        // SAFETY: there is such a slot.
+        // SAFETY: the slot exists.
         let segment = unsafe { &raw mut (*slot.add(index)).segment };
         self.slot(index).request.set_segments(segment.cast());
     }
@@ -206,7 +208,8 @@ impl<W: WorkRequest> RequestList<W> {
     fn free(&mut self) {
         if self.capacity > 0 {
             let slots = std::ptr::slice_from_raw_parts_mut(self.slots.as_ptr(), self.capacity);
-            // SAFETY: `grow` made a box of just so many, which is freed once: whoever calls this forgets the pointer.
+            // SAFETY: `grow` created a box of exactly this many slots, which is freed once: the callers don't use the
+            // pointer afterwards.
             drop(unsafe { Box::from_raw(slots) });
         }
     }
@@ -234,7 +237,7 @@ impl<W: WorkRequest> Slot<W> {
     const EMPTY: Slot<W> =
         Slot { request: W::EMPTY, segment: Segment { addr: 0, length: 0, lkey: 0 }, tag: 0 };
 
-    /// Sets what all requests have; of several segments only how many there are.
+    /// Sets the fields that all requests have. Of several segments, it sets only their number.
     #[inline(always)]
     fn set(&mut self, wr_id: u64, tag: u64, segments: &[Segment]) -> &mut W {
         if let [segment] = segments {
@@ -254,19 +257,20 @@ impl<W: WorkRequest> Clone for Slot<W> {
 }
 
 impl SendSlot {
-    /// Makes it this request.
+    /// Puts a request into the slot.
     #[inline(always)]
     pub(crate) fn put(&mut self, request: &SendRequest<'_, &AddressHandle>) {
-        assert!(request.segments.len() <= 1, "there is room for one segment");
+        assert!(request.segments.len() <= 1, "a slot has one segment");
         encode(self.slot().set(request.wr_id, request.tag, request.segments), request);
     }
 
-    /// The operation and the flags of the request, which must be a SEND or a WRITE, with immediate data or without.
+    /// Returns the operation and the flags of the request, which must be a SEND or a WRITE, with or without immediate
+    /// data.
     pub(crate) fn decode(&mut self) -> (SendOperation, SendFlags) {
         decode(&self.slot().request)
     }
 
-    /// Posts the request by a verb of the library's.
+    /// Posts the request with a verb of the library.
     #[inline(always)]
     pub(super) fn post(
         &mut self,
@@ -279,7 +283,7 @@ impl SendSlot {
 
     #[inline(always)]
     fn slot(&mut self) -> &mut Slot<ibv_send_wr> {
-        // SAFETY: the slot is this one's own, which is borrowed exclusively.
+        // SAFETY: this value owns the slot, and is borrowed exclusively.
         unsafe { self.0.as_mut() }
     }
 }
@@ -292,7 +296,7 @@ unsafe impl Sync for SendSlot {}
 impl Default for SendSlot {
     fn default() -> SendSlot {
         let slot = NonNull::from(Box::leak(Box::new(Slot::EMPTY)));
-        // SAFETY: the slot was just made.
+        // SAFETY: the slot was just created.
         let segment = unsafe { &raw mut (*slot.as_ptr()).segment };
         let mut single = SendSlot(slot);
         single.slot().request.set_segments(segment.cast());
@@ -302,7 +306,7 @@ impl Default for SendSlot {
 
 impl Drop for SendSlot {
     fn drop(&mut self) {
-        // SAFETY: made from a box, and freed once.
+        // SAFETY: the slot was created from a box, and is freed once.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
@@ -315,18 +319,18 @@ impl SendList {
         encode(self.set(index, request.wr_id, request.tag, request.segments), request);
     }
 
-    /// Adds the room of a request that is [put](SendList::put) there later.
+    /// Adds an empty slot, for a request that is [put](SendList::put) there later.
     pub(crate) fn add_slot(&mut self) {
         self.push();
     }
 
-    /// Puts a request in its room.
+    /// Puts a request into its slot.
     pub(crate) fn put(&mut self, index: usize, request: &SendRequest<'_, &AddressHandle>) {
         assert!(index < self.len, "a request of the list");
         encode(self.set(index, request.wr_id, request.tag, request.segments), request);
     }
 
-    /// Gives a request its id and flags.
+    /// Sets the id and the flags of a request.
     #[inline(always)]
     pub(crate) fn finish(&mut self, index: usize, wr_id: u64, flags: impl FnOnce(SendFlags) -> SendFlags) {
         assert!(index < self.len, "a request of the list");
@@ -335,7 +339,8 @@ impl SendList {
         request.send_flags = flags(SendFlags::from_bits_retain(request.send_flags)).bits();
     }
 
-    /// The operation and the flags of a request, which must be a SEND or a WRITE, with immediate data or without.
+    /// Returns the operation and the flags of a request, which must be a SEND or a WRITE, with or without immediate
+    /// data.
     pub(crate) fn decode(&mut self, index: usize) -> (SendOperation, SendFlags) {
         assert!(index < self.len, "a request of the list");
         decode(&self.slot(index).request)
@@ -346,11 +351,11 @@ impl SendList {
         let (wr, segments, tag) = self.parts(index);
         let operation = match wr.opcode {
             sys::IBV_WR_BIND_MW => {
-                // SAFETY: bindings have this member, and its pointers aren't followed.
+                // SAFETY: binds have this member, and its pointers aren't followed.
                 let bind = unsafe { wr.op.bind_mw };
                 SendOperation::BindWindow(WindowBind {
                     rkey: bind.rkey,
-                    // Only the region has it, which may be gone: the request may have completed.
+                    // Only the region has the key, and may be dropped by now, because the request may have completed.
                     lkey: 0,
                     addr: bind.bind_info.addr,
                     length: bind.bind_info.length,
@@ -363,14 +368,14 @@ impl SendList {
         SendRequest { wr_id: wr.wr_id, tag, operation, flags, segments, destination: None }
     }
 
-    /// Says of a request which window it binds, and to what.
+    /// Sets the window that a request binds, and its memory.
     pub(super) fn set_bind(&mut self, index: usize, bind: sys::ibv_send_wr_bind_mw) {
         assert!(index < self.len, "a request of the list");
         self.slot(index).request.op.bind_mw = bind;
     }
 }
 
-/// Sets what only send requests have.
+/// Sets the fields that only send requests have.
 #[inline(always)]
 fn encode(wr: &mut ibv_send_wr, request: &SendRequest<'_, &AddressHandle>) {
     wr.send_flags = request.flags.bits();
@@ -378,7 +383,7 @@ fn encode(wr: &mut ibv_send_wr, request: &SendRequest<'_, &AddressHandle>) {
         let ah = match handle {
             #[cfg(feature = "ibv")]
             AddressHandle::Ibv(handle) => handle.handle.as_ptr(),
-            // For that engine it is just a pointer to its own.
+            // For this engine, the field is an opaque pointer to its own handle.
             #[cfg(feature = "soft")]
             AddressHandle::Soft(handle) => std::ptr::from_ref(handle).cast_mut().cast(),
         };
@@ -430,7 +435,7 @@ fn encode(wr: &mut ibv_send_wr, request: &SendRequest<'_, &AddressHandle>) {
             wr.opcode = sys::IBV_WR_LOCAL_INV;
             wr.imm.invalidate_rkey = rkey;
         }
-        // The rest comes with the window.
+        // The other fields are set with the window.
         SendOperation::BindWindow(_) => wr.opcode = sys::IBV_WR_BIND_MW,
         _ => encode_extended(wr, &request.operation),
     }
@@ -456,7 +461,7 @@ fn encode_extended(wr: &mut ibv_send_wr, operation: &SendOperation) {
     wr.wr.atomic = sys::ibv_send_wr_atomic { remote_addr: remote.addr, compare_add, swap, rkey: remote.rkey };
 }
 
-/// The bit of a FLUSH of the whole region in a lowered request, beside the bits of the placement type.
+/// The bit of a FLUSH of the whole region in an encoded request, next to the bits of the placement type.
 const WHOLE_REGION: u64 = 1 << 8;
 
 impl RecvList {
@@ -474,16 +479,16 @@ impl RecvList {
     }
 }
 
-/// The operation and the flags of a request that doesn't bind a window.
+/// Returns the operation and the flags of a request that doesn't bind a window.
 #[cold]
 fn decode(wr: &ibv_send_wr) -> (SendOperation, SendFlags) {
     (operation_of(wr), SendFlags::from_bits_retain(wr.send_flags))
 }
 
-/// The operation of a request that doesn't bind a window.
+/// Returns the operation of a request that doesn't bind a window.
 #[inline(always)]
 pub(super) fn operation_of(wr: &ibv_send_wr) -> SendOperation {
-    // SAFETY: these members of the unions are made of integers.
+    // SAFETY: these members of the unions consist of integers.
     let (rdma, immediate) = unsafe { (wr.wr.rdma, u32::from_be(wr.imm.imm_data)) };
     let remote = RemoteAddress { addr: rdma.remote_addr, rkey: rdma.rkey };
     match wr.opcode {
@@ -496,12 +501,12 @@ pub(super) fn operation_of(wr: &ibv_send_wr) -> SendOperation {
     }
 }
 
-/// The operation of a request that is posted less often. It has a function of its own, because the software NIC reads
-/// each request by [`operation_of`].
+/// Returns the operation of a request that is posted less often. This is a separate function, because the software NIC
+/// reads each request with [`operation_of`].
 #[cold]
 #[inline(never)]
 fn rare_operation_of(wr: &ibv_send_wr) -> SendOperation {
-    // SAFETY: this member of the union is made of integers.
+    // SAFETY: this member of the union consists of integers.
     let rkey = unsafe { wr.imm.invalidate_rkey };
     match wr.opcode {
         sys::IBV_WR_SEND_WITH_INV => return SendOperation::SendInvalidate(rkey),
@@ -532,7 +537,7 @@ fn rare_operation_of(wr: &ibv_send_wr) -> SendOperation {
     }
 }
 
-/// What requests for send queues and receive queues have in common.
+/// The common fields of requests for send queues and receive queues.
 pub(crate) trait WorkRequest: Copy {
     const EMPTY: Self;
     fn set_id(&mut self, wr_id: u64);
@@ -542,7 +547,7 @@ pub(crate) trait WorkRequest: Copy {
     fn segment_count(&self) -> usize;
 }
 
-/// Both kinds have these fields.
+/// Implements [`WorkRequest`]: both kinds of requests have these fields.
 macro_rules! work_request {
     ($name:ident) => {
         impl WorkRequest for $name {
@@ -578,20 +583,20 @@ macro_rules! work_request {
 work_request!(ibv_send_wr);
 work_request!(ibv_recv_wr);
 
-// Segments go to the library as they are.
+// Segments are passed to the library unchanged.
 const _: () = {
     assert!(size_of::<Segment>() == size_of::<ibv_sge>());
     assert!(align_of::<Segment>() == align_of::<ibv_sge>());
     assert!(std::mem::offset_of!(Segment, addr) == std::mem::offset_of!(ibv_sge, addr));
     assert!(std::mem::offset_of!(Segment, length) == std::mem::offset_of!(ibv_sge, length));
     assert!(std::mem::offset_of!(Segment, lkey) == std::mem::offset_of!(ibv_sge, lkey));
-    // Slots are reached as requests.
+    // A pointer to a slot is also a pointer to its request.
     assert!(std::mem::offset_of!(Slot<ibv_send_wr>, request) == 0);
     assert!(std::mem::offset_of!(Slot<ibv_recv_wr>, request) == 0);
 };
 
-/// What of a list wasn't posted. Only a pointer into it says anything: some providers leave it null, and may have posted
-/// any (`rxe_post_send` does).
+/// Returns the failure of posting a list. Only a pointer into the list shows the rejected request: some providers leave
+/// it null, and may have posted any number of requests (`rxe_post_send` does).
 #[cold]
 fn post_failure<W>(code: libc::c_int, first: *const W, bad: *const W) -> PostFailure {
     let offset = bad.addr().checked_sub(first.addr()).filter(|_| !bad.is_null());
@@ -616,7 +621,7 @@ mod tests {
         SendRequest { wr_id: n, tag: 0, operation, flags: SendFlags::SIGNALED, segments, destination: None }
     }
 
-    /// What a device would see: ids, remote addresses and segments.
+    /// Returns the requests as a device sees them: ids, remote addresses and segments.
     fn chain_contents(list: &mut SendList) -> Vec<(u64, u64, Vec<u64>)> {
         let mut chain_contents = Vec::new();
         let posted = list.post(|Chain { first: mut wr, .. }| {
@@ -624,7 +629,7 @@ mod tests {
                 // SAFETY: the list is linked, and ends with a null pointer.
                 let request = unsafe { request.as_ref() };
                 let count = usize::try_from(request.num_sge).expect("a count");
-                // SAFETY: there are so many segments, and a write has a remote address.
+                // SAFETY: the request has this many segments, and a WRITE has a remote address.
                 let (segments, remote) = unsafe {
                     (std::slice::from_raw_parts(request.sg_list, count), request.wr.rdma.remote_addr)
                 };
@@ -671,7 +676,7 @@ mod tests {
             list.add(&SendRequest { operation, ..write(1, &[]) });
         }
         let posted = list.post(|Chain { first, .. }| {
-            // SAFETY: there is one request.
+            // SAFETY: the list has one request.
             assert_eq!(unsafe { (*first).imm.imm_data }, 0);
             0
         });
@@ -720,7 +725,7 @@ mod tests {
             list.add(&write(n, &[segment(n)]));
         }
         let third = list.post(|Chain { first, bad }| {
-            // SAFETY: there are five requests.
+            // SAFETY: the list has five requests.
             *bad = unsafe { (*(*first).next).next };
             libc::ENOMEM
         });

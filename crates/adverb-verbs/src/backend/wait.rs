@@ -5,14 +5,15 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-/// Waits until one of two descriptors can be read or has ended; `false` if that doesn't happen in time, or a signal came.
+/// Waits until one of two descriptors is readable or has ended. Returns `false` if the timeout expires first, or a
+/// signal arrives.
 pub fn wait_either(
     first: BorrowedFd<'_>,
     second: Option<BorrowedFd<'_>>,
     timeout: Option<Duration>,
 ) -> io::Result<bool> {
     let entry = |fd: BorrowedFd<'_>| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // An entry whose descriptor is negative is passed over.
+    // `ppoll` ignores an entry with a negative descriptor.
     let absent = libc::pollfd { fd: -1, events: 0, revents: 0 };
     let mut entries = [entry(first), second.map_or(absent, entry)];
     let timeout = timeout.map(|timeout| libc::timespec {
@@ -20,7 +21,7 @@ pub fn wait_either(
         tv_nsec: timeout.subsec_nanos().into(),
     });
     let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: two entries, which may be written; the timeout is absent or outlives the call, and no signals are masked.
+    // SAFETY: both entries may be written. The timeout is null or outlives the call, and no signals are masked.
     let count = unsafe { libc::ppoll(entries.as_mut_ptr(), 2, timeout, std::ptr::null()) };
     if count >= 0 {
         return Ok(count > 0);
@@ -32,20 +33,20 @@ pub fn wait_either(
 /// The event of a descriptor to wait for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Interest {
-    /// The descriptor can be read.
+    /// The descriptor is readable.
     Read,
-    /// The descriptor can be written, or a connection was established.
+    /// The descriptor is writable, or a connection was established.
     Write,
     /// Only errors, and the end of a connection.
     Nothing,
 }
 
-/// Waits until one of the descriptors is ready. Returns, for each, whether it is: none of them if the timeout expires, or a
-/// signal arrives.
+/// Waits until one of the descriptors is ready. Returns whether each of them is ready: none if the timeout expires
+/// first, or a signal arrives.
 ///
 /// # Errors
 ///
-/// Returns an error if the kernel has not enough memory.
+/// Returns an error if the kernel doesn't have enough memory.
 pub fn wait_many(fds: &[(BorrowedFd<'_>, Interest)], timeout: Option<Duration>) -> io::Result<Vec<bool>> {
     let entry = |(fd, interest): &(BorrowedFd<'_>, Interest)| {
         let events = match interest {
@@ -62,7 +63,7 @@ pub fn wait_many(fds: &[(BorrowedFd<'_>, Interest)], timeout: Option<Duration>) 
     });
     let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let count = entries.len() as libc::nfds_t;
-    // SAFETY: the entries may be written; the timeout is absent or outlives the call, and no signals are masked.
+    // SAFETY: the entries may be written. The timeout is null or outlives the call, and no signals are masked.
     let code = unsafe { libc::ppoll(entries.as_mut_ptr(), count, timeout, std::ptr::null()) };
     if code < 0 {
         let error = io::Error::last_os_error();
@@ -74,16 +75,16 @@ pub fn wait_many(fds: &[(BorrowedFd<'_>, Interest)], timeout: Option<Duration>) 
     Ok(entries.iter().map(|entry| entry.revents != 0).collect())
 }
 
-/// Starts to connect a TCP socket, which doesn't block. When it can be written, the connection is established or has failed:
-/// see `TcpStream::take_error`.
+/// Starts to connect a TCP socket without blocking. When the socket is writable, the connection is established or has
+/// failed: see `TcpStream::take_error`.
 ///
 /// # Errors
 ///
-/// Returns the error of the kernel, for example without a route to the address.
+/// Returns the kernel's error, for example if there is no route to the address.
 pub fn start_connect(addr: SocketAddr) -> io::Result<TcpStream> {
     let family = if addr.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: the call takes no memory.
+    // SAFETY: the call accesses no memory.
     let fd = unsafe { libc::socket(family, kind, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
@@ -98,7 +99,7 @@ pub fn start_connect(addr: SocketAddr) -> io::Result<TcpStream> {
                 sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(addr.ip().octets()) },
                 sin_zero: [0; 8],
             };
-            // SAFETY: the address can be read, and has this length.
+            // SAFETY: the address is readable, and has this length.
             unsafe { libc::connect(fd, (&raw const raw).cast(), size_of_val(&raw) as libc::socklen_t) }
         }
         SocketAddr::V6(addr) => {
@@ -109,7 +110,7 @@ pub fn start_connect(addr: SocketAddr) -> io::Result<TcpStream> {
                 sin6_addr: libc::in6_addr { s6_addr: addr.ip().octets() },
                 sin6_scope_id: addr.scope_id(),
             };
-            // SAFETY: the address can be read, and has this length.
+            // SAFETY: the address is readable, and has this length.
             unsafe { libc::connect(fd, (&raw const raw).cast(), size_of_val(&raw) as libc::socklen_t) }
         }
     };
@@ -117,18 +118,18 @@ pub fn start_connect(addr: SocketAddr) -> io::Result<TcpStream> {
     if code == 0 || error.raw_os_error() == Some(libc::EINPROGRESS) { Ok(stream) } else { Err(error) }
 }
 
-/// A descriptor that can be read while any of several others can, or has ended.
+/// A descriptor that is readable while any of several others is readable or has ended.
 #[derive(Debug)]
 pub struct Watch(OwnedFd);
 
 impl Watch {
-    /// Makes a watch without descriptors.
+    /// Creates a watch without descriptors.
     ///
     /// # Errors
     ///
-    /// If the process has no descriptors left.
+    /// Returns an error if the process has no free descriptors.
     pub fn new() -> io::Result<Watch> {
-        // SAFETY: the call takes no memory.
+        // SAFETY: the call accesses no memory.
         let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -137,37 +138,37 @@ impl Watch {
         Ok(Watch(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Watches another descriptor, until that is closed or removed.
+    /// Watches another descriptor, until it is closed or removed.
     pub fn add(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         self.add_as(fd, Interest::Read, 0)
     }
 
-    /// Watches another descriptor for an event, until that is closed or removed. [`wait`](Watch::wait) returns the token while the
-    /// descriptor is ready.
+    /// Watches another descriptor for an event, until it is closed or removed. [`wait`](Watch::wait) returns the token
+    /// while the descriptor is ready.
     pub fn add_as(&self, fd: BorrowedFd<'_>, interest: Interest, token: u64) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_ADD, fd, interest, token)
     }
 
-    /// Doesn't watch a descriptor any more.
+    /// Stops watching a descriptor.
     pub fn remove(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_DEL, fd, Interest::Nothing, 0)
     }
 
-    /// Waits until a descriptor is ready, and appends the tokens of ready descriptors: none if the timeout expires, or a signal
-    /// arrives, and at most 64 per call. The timeout is rounded up to milliseconds.
+    /// Waits until a descriptor is ready, and appends the tokens of ready descriptors: none if the timeout expires
+    /// first, or a signal arrives, and at most 64 per call. The timeout is rounded up to milliseconds.
     pub fn wait(&self, ready: &mut Vec<u64>, timeout: Option<Duration>) -> io::Result<()> {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
         let millis = timeout.map_or(-1, |timeout| {
             libc::c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX)
         });
         let len = events.len() as libc::c_int;
-        // SAFETY: the descriptor is open, and as many events may be written as the call is told.
+        // SAFETY: the descriptor is open, and `len` events may be written.
         let count = unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), len, millis) };
         let Ok(count) = usize::try_from(count) else {
             let error = io::Error::last_os_error();
             return if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) };
         };
-        // (A copy: the structure is packed, and its fields have no references.)
+        // The event is copied, because the structure is packed and references to its fields are not allowed.
         ready.extend(events[..count].iter().map(|event| ({ *event }).u64));
         Ok(())
     }
@@ -185,7 +186,7 @@ impl Watch {
             Interest::Nothing => 0,
         };
         let mut event = libc::epoll_event { events: events as u32, u64: token };
-        // SAFETY: both descriptors are open, and the event can be read.
+        // SAFETY: both descriptors are open, and the event is readable.
         let code = unsafe { libc::epoll_ctl(self.0.as_raw_fd(), operation, fd.as_raw_fd(), &raw mut event) };
         if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
@@ -215,7 +216,7 @@ mod tests {
         (&first).read_exact(&mut [0]).unwrap();
         assert!(!wait(Some(Duration::ZERO)));
         drop(second_writer);
-        assert!(wait(None), "a pipe whose writer is gone has ended");
+        assert!(wait(None), "a pipe without a writer has ended");
     }
 
     #[test]
@@ -231,13 +232,13 @@ mod tests {
         (&reader).read_exact(&mut [0]).unwrap();
         assert!(!ready(&inner) && !ready(&outer));
         drop(writer);
-        assert!(ready(&outer), "a pipe whose writer is gone has ended");
+        assert!(ready(&outer), "a pipe without a writer has ended");
         inner.remove(reader.as_fd()).unwrap();
-        assert!(!ready(&outer), "what is removed isn't watched any more");
+        assert!(!ready(&outer), "a removed descriptor is not watched");
         inner.add(reader.as_fd()).unwrap();
         assert!(ready(&outer));
         drop(reader);
-        assert!(!ready(&outer), "what is closed isn't watched any more");
+        assert!(!ready(&outer), "a closed descriptor is not watched");
     }
 
     #[test]
@@ -279,7 +280,7 @@ mod tests {
         assert_eq!(wait(Interest::Read, None), [true, false]);
         assert_eq!(wait(Interest::Nothing, Some(Duration::ZERO)), [false, false]);
         drop(second_writer);
-        assert_eq!(wait(Interest::Nothing, None), [false, true], "a pipe whose writer is gone has ended");
+        assert_eq!(wait(Interest::Nothing, None), [false, true], "a pipe without a writer has ended");
         assert_eq!(wait_many(&[(first_writer.as_fd(), Interest::Write)], None).unwrap(), [true]);
     }
 

@@ -145,7 +145,7 @@ impl fmt::Debug for PendingConnection {
     }
 }
 
-/// The numbers of READs and atomics that this side and the peer may have outstanding.
+/// Returns the maximum numbers of READs and atomics that this side and the peer may have outstanding.
 pub(super) fn depths(queue_pair: &QueuePair, options: &ConnectOptions) -> Depths {
     let attributes = queue_pair.protection_domain().device().attributes();
     let requested = options.max_rd_atomic.unwrap_or(16);

@@ -26,9 +26,9 @@ pub struct Connection {
     /// The peer's queue pair, if this side is the connector; a listener gets it when it accepts.
     peer: Option<Endpoint>,
     private_data: Vec<u8>,
-    /// Neither side has disconnected.
+    /// Whether neither side has disconnected.
     connected: AtomicBool,
-    /// The peer has disconnected, or has replied to this side's disconnect request.
+    /// Whether the peer has disconnected, or has replied to this side's disconnect request.
     ended: AtomicBool,
 }
 
@@ -101,7 +101,7 @@ impl Connection {
         while let Some(event) = self.identifier.try_event()? {
             return Ok(Some(match event {
                 Event::Disconnected => {
-                    // Replies to the peer; no effect if this side disconnected first.
+                    // This replies to the peer. It has no effect if this side disconnected first.
                     let _ = self.identifier.disconnect();
                     self.ended.store(true, Ordering::Release);
                     if self.connected.swap(false, Ordering::AcqRel)
@@ -114,7 +114,7 @@ impl Connection {
                 Event::DeviceRemoved => ConnectionEvent::DeviceRemoved,
                 Event::AddressChanged => ConnectionEvent::AddressChanged,
                 Event::TimewaitExit => ConnectionEvent::TimewaitExit,
-                // For example a retransmitted reply of a peer that missed this side's RTU: the kernel handles it.
+                // For example, the peer missed this side's RTU and retransmitted its reply, which the kernel handles.
                 _ => continue,
             }));
         }

@@ -194,9 +194,9 @@ pub struct PendingRoute {
     done: bool,
 }
 
-/// The kernel waits for a neighbor's reply, and misses one that arrives before it starts to wait, as replies of the
-/// same machine do (rdma_resolve_ip in its addr.c). It retries only when its timeout expires, so the first timeout is
-/// short.
+/// The timeout of the kernel's first attempt to resolve an address. The kernel misses a neighbor's reply that arrives
+/// before it starts to wait, as replies of the same machine do (rdma_resolve_ip in its addr.c), and retries only when
+/// its timeout expires. So the first timeout is short.
 const MIN_ATTEMPT_TIMEOUT: Duration = Duration::from_millis(20);
 const MAX_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -326,7 +326,7 @@ pub struct Route {
     path: Path,
     identifier: Arc<Identifier>,
     connector: Connector,
-    /// The deadline by which it was resolved.
+    /// The deadline of the resolution.
     resolved_by: Deadline,
     /// The deadline of the connection, if one is set.
     deadline: Option<Deadline>,

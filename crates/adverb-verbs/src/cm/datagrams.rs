@@ -333,7 +333,7 @@ impl Path {
         Ok(self.builder(domain, Transport::Ud)?.qkey(UD_QKEY))
     }
 
-    /// Whether a queue pair can send datagrams over this path.
+    /// Checks that a queue pair can send datagrams over this path.
     fn check_datagrams(&self, queue_pair: &QueuePair) -> Result<()> {
         self.check_port(queue_pair)?;
         if queue_pair.transport() != Transport::Ud {

@@ -32,7 +32,7 @@ impl Stage {
     }
 }
 
-/// The error of a peer that couldn't be reached.
+/// Returns the error of a peer that couldn't be reached.
 pub(super) fn unreachable(peer: SocketAddr, stage: Stage, error: io::Error) -> Error {
     let hint = match (stage, errno_hint(error.raw_os_error(), Call::CmConnect)) {
         _ if peer.ip().is_loopback() && cfg!(not(feature = "soft")) => {
@@ -53,21 +53,21 @@ pub(super) fn unreachable(peer: SocketAddr, stage: Stage, error: io::Error) -> E
     Error::Unreachable { peer, stage: stage.description(), error, hint: hint.into() }
 }
 
-/// The error of a deadline that passed.
+/// Returns the error of a deadline that passed.
 pub(super) fn timed_out(peer: SocketAddr, stage: Stage, deadline: &Deadline) -> Error {
     let description = format!("no answer within {:?}", deadline.timeout);
     unreachable(peer, stage, io::Error::new(io::ErrorKind::TimedOut, description))
 }
 
-/// The error of a peer that ended the connection before it was one.
+/// Returns the error of a peer that ended the connection before it was established.
 pub(super) fn connection_reset(peer: SocketAddr, stage: Stage) -> Error {
     unreachable(peer, stage, io::Error::from_raw_os_error(libc::ECONNRESET))
 }
 
-/// The error of a rejection.
+/// Returns the error of a rejection.
 pub(super) fn rejected(peer: SocketAddr, reason: RejectReason, private_data: Vec<u8>) -> Error {
     let hint = explain::reject_reason(reason).and_then(|explanation| explanation.hint).unwrap_or_default();
-    // Only programs have something to say; the rest is zeros.
+    // Only a program's rejection has private data. Otherwise the data is zeros.
     let private_data = if reason == RejectReason::ConsumerReject { private_data } else { Vec::new() };
     Error::CmRejected { peer, reason, private_data, hint: hint.into() }
 }

@@ -92,11 +92,12 @@ impl Listener {
     }
 }
 
-/// Takes the next request of a listener, if there is one, and its path.
+/// Returns the next request of a listener, if there is one, and its path.
 pub(super) fn next_request(listener: &Identifier, address: SocketAddr) -> Result<Option<(Request, Path)>> {
     while let Some(event) = listener.try_event()? {
         match event {
-            // This fails if the peer has given up. Strangers can cause any number of these, so they aren't logged.
+            // This fails if the peer has abandoned the request. Any host can cause this any number of times, so it
+            // isn't logged.
             Event::Request(request) => {
                 if let Ok(path) = Path::new(&request.identifier) {
                     return Ok(Some((request, path)));
@@ -246,7 +247,8 @@ impl ConnectRequest {
         self.begin_accept_with(queue_pair, |_, _| private_data.to_vec())
     }
 
-    /// Starts to accept with private data made from both queue pairs: the local one, ready to send, and the peer's.
+    /// Starts to accept, with private data that is computed from both queue pairs: the local one, ready to send, and
+    /// the peer's.
     pub(crate) fn begin_accept_with(
         self,
         queue_pair: QueuePair,

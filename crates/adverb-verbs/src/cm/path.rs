@@ -95,7 +95,7 @@ impl Path {
         Ok(())
     }
 
-    /// Checks that a queue pair is of the path's device and port.
+    /// Checks that a queue pair belongs to the path's device and port.
     pub(super) fn check_port(&self, queue_pair: &QueuePair) -> Result<()> {
         self.check_device(queue_pair.protection_domain())?;
         if queue_pair.port.number != self.0.port {

@@ -25,7 +25,7 @@ impl CompletionQueue {
         self.reserve(&mut state, depth)?;
         let number = state.queues.free.pop().unwrap_or_else(|| {
             state.queues.own.push(Entry::default());
-            // It fits: there are at most `MAX_QUEUES`.
+            // The number fits, because there are at most `MAX_QUEUES`.
             (state.queues.own.len() - 1) as u32
         });
         let entry = &mut state.queues.own[number as usize];
@@ -84,7 +84,7 @@ impl Queues {
     }
 }
 
-/// The number of queues that ids can tell apart.
+/// The maximum number of queues that ids can distinguish.
 const MAX_QUEUES: usize = 1 << NUMBER_BITS;
 
 /// The posting end of a queue whose completions are delivered to a completion queue. The completion queue has the
@@ -107,18 +107,18 @@ impl Attached {
         &self.completion_queue
     }
 
-    /// Sets the queue pair, for recordings.
+    /// Sets the queue pair number, for recordings.
     pub(crate) fn set_qpn(&self, qpn: Qpn) {
         self.completing(|queue| queue.qpn = Some(qpn));
     }
 
-    /// Takes all requests, oldest first: their tags and memory. The caller prevents posting meanwhile, or requests
-    /// posted meanwhile may be taken, too.
+    /// Removes all requests, oldest first, and returns their tags and memory. The caller should prevent posting
+    /// meanwhile, because requests that are posted meanwhile may be removed, too.
     pub(crate) fn take_all(&self) -> Vec<(u64, Payload)> {
         self.completing(Completing::take_all).unwrap_or_default()
     }
 
-    /// Takes back the `count` requests that were posted last and that the device rejected, in order.
+    /// Removes the `count` requests that were posted last and that the device rejected, and returns them in order.
     #[cold]
     pub(crate) fn retract(&self, posting: &mut Posting, count: usize) -> Vec<InFlight> {
         let take = |queue: &mut Completing| (0..count).map_while(|_| queue.retract(posting)).collect();
@@ -214,8 +214,8 @@ mod tests {
         assert_eq!(last.lock().id(0) >> (32 + GENERATION_BITS), NUMBER_MASK);
         let rejected = queue.attach(4, Queue::Send, Transport::Rc).map(drop);
         assert!(matches!(rejected, Err(Error::LimitExceeded { max: 1_048_576, .. })), "{rejected:?}");
-        assert_eq!(queue.stats().reserved_depth, 4, "what was refused reserves nothing");
-        // A number that is free again is used again.
+        assert_eq!(queue.stats().reserved_depth, 4, "a rejected queue reserves no entries");
+        // A number that is free is reused.
         drop(last);
         queue.attach(4, Queue::Send, Transport::Rc).unwrap();
     }

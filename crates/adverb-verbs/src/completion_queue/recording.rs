@@ -10,8 +10,8 @@ use crate::completion::{Completion, RequestId};
 use crate::shared_receive_queue::shared_queue_of;
 
 impl CompletionQueue {
-    /// Does the same as [`match_requests`](CompletionQueue::sort), and records the completions. The device has written them
-    /// earlier, but doesn't tell when.
+    /// Does the same as [`match_requests`](CompletionQueue::match_requests), and records the completions. The device
+    /// wrote them earlier, but doesn't report the time.
     #[cold]
     #[inline(never)]
     pub(super) fn match_and_record(&self, state: &mut State, count: usize, out: &mut Vec<Completion>) {
@@ -24,7 +24,7 @@ impl CompletionQueue {
             }
             let record = |recorder: &mut Recorder| {
                 queues.record(self.0.cq, &normalized, |event| {
-                    // A failure may have stopped it.
+                    // A failure may have stopped the recording.
                     if recorder.is_recording() {
                         recorder.event(time, event);
                     }

@@ -30,8 +30,8 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Creates a buffer of the `len` bytes at `base` of the region. They must lie in the region, and no other buffer,
-    /// no [`MemoryRegion`](super::MemoryRegion) and no remote rights may reach them.
+    /// Creates a buffer of the `len` bytes at `base` of the region. The bytes must lie in the region, and no other
+    /// buffer, no [`MemoryRegion`](super::MemoryRegion) and no peer may access them.
     pub(super) fn new(region: Arc<Region>, base: u32, len: u32) -> Buffer {
         debug_assert!(base as usize + len as usize <= region.len);
         Buffer { region, base, capacity: len, start: 0, end: len }
@@ -112,9 +112,9 @@ impl Buffer {
         self.region.is_identity_mapped()
     }
 
-    /// The address of the active range.
+    /// Returns the address of the active range.
     fn address(&self) -> *mut u8 {
-        // SAFETY: the whole buffer lies in the region, and the active range in the whole buffer.
+        // SAFETY: the active range lies in the whole buffer, which lies in the region.
         unsafe { self.region.address.add((self.base + self.start) as usize).as_ptr() }
     }
 }
@@ -123,9 +123,9 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the range lies within the region, whose memory is initialised and lives as long as `self`; this
-        // buffer is the only owner of these bytes, no request has them (it would own the buffer), and no peer has
-        // rights to them.
+        // SAFETY: the range lies within the region, whose memory is initialized and lives as long as `self`. This
+        // buffer is the only owner of these bytes, no request uses them (it would own the buffer), and no peer has
+        // access rights to them.
         unsafe { std::slice::from_raw_parts(self.address(), self.range().len()) }
     }
 }

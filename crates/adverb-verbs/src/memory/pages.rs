@@ -26,14 +26,14 @@ pub struct Pages {
     memfd: Option<OwnedFd>,
 }
 
-// SAFETY: the mapping is owned by this value alone, and munmap may be called from any thread.
+// SAFETY: only this value owns the mapping, and munmap may be called from any thread.
 unsafe impl Send for Pages {}
 // SAFETY: no method gives access to the bytes.
 unsafe impl Sync for Pages {}
 
-// SAFETY: the mapping is private to this value, stays where it is until it is dropped, and is readable and writable. A
-// memfd may be changed by any process that has the descriptor, so it isn't exclusive; it is sealed, so nobody can
-// truncate it.
+// SAFETY: the mapping belongs to this value, doesn't move until it is dropped, and is readable and writable. Any
+// process with the descriptor of a memfd can change it, so it isn't exclusive. The memfd is sealed, so it can't be
+// truncated.
 unsafe impl Memory for Pages {
     fn as_ptr(&self) -> NonNull<u8> {
         self.address
@@ -84,24 +84,24 @@ impl Pages {
         }
         let mut pages = Pages::new(round_up(len, HUGE_PAGE)?.saturating_add(HUGE_PAGE))?;
         pages.cut_to_huge_pages(len);
-        // SAFETY: the mapping is this value's own. What it may become doesn't matter, nor whether it does.
+        // SAFETY: the mapping belongs to this value. The advice has no effect on its contents, and may fail.
         unsafe { libc::madvise(pages.address.as_ptr().cast(), pages.mapped, libc::MADV_HUGEPAGE) };
         Ok(pages)
     }
 
     /// Unmaps the bytes before the first boundary of a huge page, and those after the huge pages that `len` needs. The
-    /// mapping must be at least one huge page longer than that.
+    /// mapping must be at least one huge page longer than these.
     fn cut_to_huge_pages(&mut self, len: usize) {
         let before = self.address.as_ptr().align_offset(HUGE_PAGE);
         let kept = len.next_multiple_of(HUGE_PAGE);
         let after = self.mapped - before - kept;
-        // SAFETY: within the mapping, of which there is a huge page more than is kept.
+        // SAFETY: the result lies within the mapping, which is a huge page longer than the kept part.
         let address = unsafe { self.address.add(before) };
         // SAFETY: as above.
         let end = unsafe { address.add(kept) };
         for (at, len) in [(self.address, before), (end, after)] {
             if len > 0 {
-                // SAFETY: whole pages of the mapping that are neither used nor kept.
+                // SAFETY: these are whole pages of the mapping that are neither used nor kept.
                 let result = unsafe { libc::munmap(at.as_ptr().cast(), len) };
                 debug_assert_eq!(result, 0, "unmapping a mapping succeeds");
             }
@@ -124,14 +124,15 @@ impl Pages {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was just made, and nobody else has it.
+        // SAFETY: the descriptor was just created, and no other value owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let size = round_up(len, PAGE)?;
         // SAFETY: the descriptor is open.
         if unsafe { libc::ftruncate(fd.as_raw_fd(), size.try_into().map_err(io::Error::other)?) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // A process that has the descriptor could truncate the file, and the next access here would raise SIGBUS.
+        // Otherwise, a process with the descriptor could truncate the file, and the next access here would raise
+        // SIGBUS.
         // SAFETY: the descriptor is open.
         if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) } != 0 {
             return Err(io::Error::last_os_error());
@@ -156,7 +157,7 @@ impl Pages {
     fn map(len: usize, page: usize, flags: libc::c_int, memfd: Option<OwnedFd>) -> io::Result<Pages> {
         let mapped = round_up(len, page)?;
         let fd = memfd.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        // SAFETY: a new mapping where the kernel likes; it touches no memory that is in use.
+        // SAFETY: this is a new mapping at an address of the kernel's choice, which affects no memory in use.
         let address = unsafe {
             libc::mmap(std::ptr::null_mut(), mapped, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)
         };
@@ -170,8 +171,8 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made with this length, is unmapped once, and a `Memory`'s owner drops it only when
-        // nobody uses it any more.
+        // SAFETY: the mapping was created with this length and is unmapped once. The owner of a `Memory` drops it only
+        // when nothing uses it any more.
         let result = unsafe { libc::munmap(self.address.as_ptr().cast(), self.mapped) };
         debug_assert_eq!(result, 0, "unmapping a mapping succeeds");
     }
@@ -201,7 +202,7 @@ mod tests {
             assert_eq!(pages.as_ptr().as_ptr().align_offset(HUGE_PAGE), 0);
             assert!(!Pages::new(len).unwrap().is_huge());
             for at in [0, len - 1] {
-                // SAFETY: within the pages, which nobody else has.
+                // SAFETY: the byte lies within the pages, which only this test accesses.
                 unsafe { pages.as_ptr().add(at).write(7) };
             }
         }

@@ -48,7 +48,7 @@ impl Payload {
     /// Returns the buffer, if the payload is exactly one [`Buffer`].
     #[inline]
     pub fn into_buffer(self) -> Option<Buffer> {
-        // What could be dropped would have to lie in memory for that: the usual payload needn't.
+        // A value with a destructor would have to be stored in memory, which the most common payload avoids.
         let payload = ManuallyDrop::new(self);
         if !matches!(*payload, Payload::One(PayloadSegment::Buffer(_))) {
             discard(ManuallyDrop::into_inner(payload));
@@ -114,7 +114,7 @@ impl PayloadSegment {
         self.len() == 0
     }
 
-    /// The plain form.
+    /// Returns the segment in plain form.
     #[inline]
     pub(crate) fn segment(&self) -> Segment {
         match self {
@@ -124,7 +124,7 @@ impl PayloadSegment {
         }
     }
 
-    /// The protection domain that it is registered in.
+    /// Returns the protection domain of the segment's memory.
     #[inline]
     pub(crate) fn domain(&self) -> &ProtectionDomain {
         match self {
@@ -134,7 +134,7 @@ impl PayloadSegment {
         }
     }
 
-    /// Whether the device may write there.
+    /// Whether the device may write to the segment.
     pub(crate) fn is_locally_writable(&self) -> bool {
         match self {
             PayloadSegment::Buffer(buffer) => buffer.is_locally_writable(),
@@ -143,7 +143,7 @@ impl PayloadSegment {
         }
     }
 
-    /// Whether its registered address is its address in this process, from which inline data is read.
+    /// Whether the registered address is also the address in this process, from which inline data is read.
     pub(crate) fn is_identity_mapped(&self) -> bool {
         match self {
             PayloadSegment::Buffer(buffer) => buffer.is_identity_mapped(),
@@ -197,5 +197,5 @@ impl From<Vec<Buffer>> for Payload {
     }
 }
 
-// Requests are copied on their way: they stay as small as with one kind of buffer.
+// Requests are copied several times, so they stay as small as with one kind of buffer.
 const _: () = assert!(size_of::<Payload>() == 32);

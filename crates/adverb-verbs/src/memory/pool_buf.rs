@@ -38,7 +38,7 @@ use crate::error::{Error, Result};
 /// # Ok::<(), adverb::Error>(())
 /// ```
 pub struct PoolBuf {
-    // The first two are the fields of a `Slot`: this buffer's share in it. Separate fields keep requests smaller.
+    // The first two fields are those of a `Slot`: this buffer's share in it. Separate fields keep requests smaller.
     chunk: ManuallyDrop<Arc<Chunk>>,
     index: u32,
     /// The offset of its bytes in the chunk.
@@ -159,8 +159,8 @@ impl PoolBuf {
         domain.register(RegisteredPoolBuf(self), access)
     }
 
-    /// Takes a [registered](PoolBuf::register) buffer back and ends its rights. Returns `None` if the region has
-    /// another handle, or isn't a buffer's.
+    /// Takes a [registered](PoolBuf::register) buffer back, which ends its access rights. Returns `None` if the region
+    /// has another handle, or was not registered from a buffer.
     pub(crate) fn reclaim(region: MemoryRegion) -> Option<PoolBuf> {
         let memory: Box<dyn Any> = region.into_memory()?;
         memory.downcast().ok().map(|registered: Box<RegisteredPoolBuf>| registered.0)
@@ -177,8 +177,8 @@ impl PoolBuf {
         self.chunk.region.segment(self.start as usize, self.len)
     }
 
-    /// Creates another share in the slot, with the same bytes. Before either is returned to the caller, each byte must
-    /// be given up by one of the two.
+    /// Creates another share in the slot, with the same bytes. One of the two must give up each byte before either is
+    /// returned to the caller.
     fn share(&self) -> PoolBuf {
         let Slot { chunk, index } = Slot::share(&self.chunk, self.index);
         let PoolBuf { start, len, capacity, .. } = *self;
@@ -200,18 +200,18 @@ impl PoolBuf {
         }
     }
 
-    /// The address of the first byte.
+    /// Returns the address of the first byte.
     fn address(&self) -> *mut u8 {
         // SAFETY: the slot lies in the chunk's region, and `start` in the slot.
         unsafe { self.chunk.region.address.add(self.start as usize).as_ptr() }
     }
 }
 
-/// A buffer that is registered again, as a region.
+/// A buffer that is registered again, as a separate region.
 struct RegisteredPoolBuf(PoolBuf);
 
-// SAFETY: the bytes are in a chunk, which stays where it is as long as the buffer has a share in it, and are
-// initialised; the buffer is the only owner, and has no methods here. No other process can reach them.
+// SAFETY: the bytes are in a chunk, which doesn't move while the buffer has a share in it, and are initialized. The
+// buffer is the only owner, and is not accessed here. No other process can access the bytes.
 unsafe impl Memory for RegisteredPoolBuf {
     fn as_ptr(&self) -> NonNull<u8> {
         // SAFETY: the slot lies in the chunk's region, and `start` in the slot.
@@ -226,7 +226,7 @@ unsafe impl Memory for RegisteredPoolBuf {
 impl Drop for PoolBuf {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: it is taken once, here, and not looked at again.
+        // SAFETY: the chunk is taken once, here, and not used afterwards.
         let chunk = unsafe { ManuallyDrop::take(&mut self.chunk) };
         Slot { chunk, index: self.index }.end_share();
     }
@@ -237,9 +237,9 @@ impl Deref for PoolBuf {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the bytes lie within the chunk's region, whose memory is initialised and lives as long as `self`; a
-        // slot is taken by one at a time, and of those who share it each has other bytes; no request has them (it would
-        // own the buffer), and no peer has rights to them: the region is private.
+        // SAFETY: the bytes lie within the chunk's region, whose memory is initialized and lives as long as `self`. A
+        // slot has one user at a time, and shares in a slot have different bytes. No request uses the bytes (it would
+        // own the buffer), and no peer has access rights to them, because the region is private.
         unsafe { std::slice::from_raw_parts(self.address(), self.len as usize) }
     }
 }

@@ -24,8 +24,9 @@ use crate::error::{Error, Result};
 #[derive(Clone)]
 pub struct MemoryRegion(Arc<Region>);
 
-/// The rights that let only the local device access the memory; any other right may let a peer access it. (WINDOW_BIND
-/// may even when no window is bound anymore: rxe finishes writing a message that was arriving.)
+/// The access rights that let only the local device access the memory. Any other right may let a peer access it.
+/// (WINDOW_BIND may do so even after the last window was unbound: rxe finishes writing a message that was being
+/// received.)
 const PRIVATE_ACCESS: Access = Access::LOCAL_WRITE
     .union(Access::ZERO_BASED)
     .union(Access::ON_DEMAND)
@@ -47,8 +48,8 @@ pub(crate) struct Region {
     memory: Option<Box<dyn Memory>>,
 }
 
-// SAFETY: the address is that of a `Memory`, which may be used from any thread; this type copies, and has atomics on
-// words, as `access` says, and access through a `Buffer` is exclusive.
+// SAFETY: the address belongs to a `Memory`, which may be used from any thread. This type accesses it by copies and
+// word atomics, as `access` requires, and access through a `Buffer` is exclusive.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -65,7 +66,7 @@ impl Region {
         Region { registration, keys, address, len, access, domain, memory }
     }
 
-    /// Memory of another device, which this process can't access.
+    /// Creates a region of another device's memory, which this process can't access.
     pub(crate) fn of_other_device(
         domain: &ProtectionDomain,
         registration: backend::Registration,
@@ -89,7 +90,7 @@ impl Region {
         self.keys.is_identity_mapped
     }
 
-    /// The plain form of the bytes at `offset`.
+    /// Returns the plain form of the bytes at `offset`.
     #[inline]
     pub(super) fn segment(&self, offset: usize, length: u32) -> Segment {
         Segment { addr: self.keys.addr + offset as u64, length, lkey: self.keys.lkey }
@@ -99,7 +100,8 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let Err(error) = self.registration.deregister() {
-            // The device may still write there, so the memory can't be freed. Leaked first: a log subscriber may panic.
+            // The device may still write to the memory, so it can't be freed. It is leaked first, because a log
+            // subscriber may panic.
             std::mem::forget(self.memory.take());
             tracing::error!(%error, bytes = self.len, "deregistering memory failed; it is leaked");
         }
@@ -160,8 +162,8 @@ impl MemoryRegion {
     /// region isn't [mapped](MemoryRegion::is_mapped).
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         let from = self.shared(offset, bytes.len())?;
-        // SAFETY: as many bytes are there as are read, and they are shared as `access` demands; `bytes` is borrowed
-        // exclusively.
+        // SAFETY: the region has this many bytes at `from`, and they are shared as `access` requires. `bytes` is
+        // borrowed exclusively.
         unsafe { access::load(from, NonNull::from(&mut *bytes).cast(), bytes.len()) };
         Ok(())
     }
@@ -173,7 +175,7 @@ impl MemoryRegion {
     /// Returns the same errors as [`read`](MemoryRegion::read).
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let to = self.shared(offset, bytes.len())?;
-        // SAFETY: as many bytes are there as are written, and they are shared as `access` demands.
+        // SAFETY: the region has this many bytes at `to`, and they are shared as `access` requires.
         unsafe { access::store(to, bytes) };
         Ok(())
     }
@@ -187,13 +189,14 @@ impl MemoryRegion {
     /// a multiple of 8, and [`Error::Unsupported`] if the region isn't [mapped](MemoryRegion::is_mapped).
     pub fn word(&self, offset: usize) -> Result<&AtomicU64> {
         self.0.check_mapped(offset, 8)?;
-        // SAFETY: within the region, as checked.
+        // SAFETY: the word lies within the region, as checked.
         let address = unsafe { self.0.address.add(offset) };
         if !address.cast::<AtomicU64>().is_aligned() {
             return Err(Error::Unaligned { offset });
         }
-        // SAFETY: in bounds and aligned as checked; the memory lives as long as the region, which the reference
-        // borrows; and what else is done to it meanwhile is what `access` allows, and says the meaning of.
+        // SAFETY: the word lies within the region and is aligned, as checked. The memory lives as long as the region,
+        // which the reference borrows. Concurrent accesses are those that `access` allows, with the semantics that it
+        // describes.
         Ok(unsafe { address.cast::<AtomicU64>().as_ref() })
     }
 
@@ -235,9 +238,9 @@ impl MemoryRegion {
         self.into_private().map(|region| Buffer::new(region, 0, len))
     }
 
-    /// Returns the region if nothing else can access its memory, now or later: [`Buffer`]s and pools are made of such.
+    /// Returns the region if nothing else can access its memory, now or later, as [`Buffer`]s and pools require.
     pub(super) fn into_private(mut self) -> std::result::Result<Arc<Region>, MemoryRegion> {
-        // Nobody else has it, and nobody can get it any more: `self` is gone after this.
+        // There is no other handle, and none can be created, because `self` is consumed.
         let is_unshared = Arc::get_mut(&mut self.0)
             .is_some_and(|region| region.memory.as_ref().is_some_and(|memory| memory.is_exclusive()));
         if is_unshared && PRIVATE_ACCESS.contains(self.access()) { Ok(self.0) } else { Err(self) }
@@ -249,7 +252,7 @@ impl MemoryRegion {
         match region.registration.deregister() {
             Ok(()) => region.memory.take(),
             Err(error) => {
-                // The device may still access it. Leaked first: a log subscriber may panic.
+                // The device may still access the memory. It is leaked first, because a log subscriber may panic.
                 std::mem::forget(region.memory.take());
                 tracing::error!(%error, bytes = region.len, "deregistering memory failed; it is leaked");
                 None
@@ -261,7 +264,7 @@ impl MemoryRegion {
     pub(crate) fn reregister_in(&self, domain: &ProtectionDomain) -> Result<MemoryRegion> {
         self.0.check_mapped(0, 0)?;
         let memory: Option<&dyn Any> = self.0.memory.as_deref().map(|memory| memory as _);
-        // What was registered again before isn't needed for that.
+        // If this region was registered again itself, its original is used.
         let origin = memory.and_then(<dyn Any>::downcast_ref).map_or(self, |Reregistered(origin)| origin);
         let (memory, access) = (Reregistered(origin.clone()), self.access());
         if self.0.is_identity_mapped() {
@@ -271,10 +274,11 @@ impl MemoryRegion {
         }
     }
 
-    /// The address of bytes that others may access meanwhile: by copies, by atomics on words, or through the device.
+    /// Returns the address of bytes that other code may access at the same time: by copies, by word atomics, or through
+    /// the device.
     fn shared(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
         self.0.check_mapped(offset, len)?;
-        // SAFETY: in bounds as checked.
+        // SAFETY: the offset lies within the region, as checked.
         Ok(unsafe { self.0.address.add(offset) })
     }
 }
@@ -282,9 +286,9 @@ impl MemoryRegion {
 /// Memory that is already registered, in another domain.
 struct Reregistered(MemoryRegion);
 
-// SAFETY: the region holds its memory for as long as this holds the region, and it is mapped, as was checked when this
-// was made. Who has either region reaches the bytes by copies and atomics only, as peers do, and neither becomes a
-// buffer: it isn't exclusive, and the first has another handle.
+// SAFETY: this value holds the region, which holds its memory, and the region is mapped, as was checked when this value
+// was created. Owners of either region access the bytes only by copies and atomics, as peers do, and neither becomes a
+// buffer: this one isn't exclusive, and the original has another handle.
 unsafe impl Memory for Reregistered {
     fn as_ptr(&self) -> NonNull<u8> {
         self.0.0.address
@@ -353,7 +357,7 @@ impl RegionSlice {
         self.region.segment(self.offset, self.len)
     }
 
-    /// The address that peers use for its first byte.
+    /// Returns the address that peers use for the first byte.
     pub(crate) fn addr(&self) -> u64 {
         self.segment().addr
     }
@@ -367,7 +371,7 @@ impl RegionSlice {
         self.region.domain()
     }
 
-    /// The region's access rights.
+    /// Returns the region's access rights.
     pub(crate) fn access(&self) -> Access {
         self.region.access
     }
@@ -425,8 +429,8 @@ mod tests {
         std::thread::scope(|threads| {
             let copying = threads.spawn(|| {
                 for round in 0..20_000usize {
-                    // From words to words, with blocks and without; and a few bytes of none of the words that are
-                    // looked at.
+                    // The write copies words to words, with and without blocks of 64 bytes. The second write changes
+                    // bytes outside the words that are checked.
                     region.write(0, &[round as u8; 128][..8 * (1 + round % 16)]).unwrap();
                     region.write(251, &[round as u8; 5]).unwrap();
                 }
@@ -455,7 +459,7 @@ mod tests {
         for _ in 0..3 {
             let before = Arc::downgrade(&reregistered.0);
             reregistered = reregistered.reregister_in(&domain()).unwrap();
-            assert!(before.upgrade().is_none(), "nobody needs it any more");
+            assert!(before.upgrade().is_none(), "the previous registration is still held");
         }
         assert_eq!((reregistered.len(), reregistered.access()), (region.len(), region.access()));
         reregistered.write(7, b"here").unwrap();

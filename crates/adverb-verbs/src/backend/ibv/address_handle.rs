@@ -1,4 +1,4 @@
-//! Address handles: how to reach a peer with datagrams.
+//! Address handles: routes to peers for datagrams.
 
 use std::io;
 use std::ptr::NonNull;
@@ -23,7 +23,7 @@ unsafe impl Sync for AddressHandle {}
 impl AddressHandle {
     pub(crate) fn new(domain: &Arc<ProtectionDomain>, address: &Address) -> Result<AddressHandle> {
         let mut attr = encode_address(address);
-        // SAFETY: the domain is alive, and the attributes are set.
+        // SAFETY: the domain exists, and the attributes are set.
         let handle = unsafe { domain.device.library.ibv_create_ah(domain.handle.as_ptr(), &mut attr) };
         let action =
             || format!("creating an address handle for {} on {}", address.gid.ip(), domain.device.name);
@@ -40,7 +40,8 @@ impl AddressHandle {
 impl Drop for AddressHandle {
     fn drop(&mut self) {
         if self.domain.device.is_owned() {
-            // SAFETY: destroyed once, and no request uses it any more: requests hold it until they complete.
+            // SAFETY: the handle is destroyed once, and no request uses it any more, because requests hold it until
+            // they complete.
             let code = unsafe { self.domain.device.library.ibv_destroy_ah(self.handle.as_ptr()) };
             if let Err(error) = check(code, || "destroying an address handle".to_owned()) {
                 tracing::error!(%error, "destroying an address handle failed");
@@ -49,7 +50,7 @@ impl Drop for AddressHandle {
     }
 }
 
-/// An address in the library's form.
+/// Encodes an address in the library's format.
 pub(super) fn encode_address(address: &Address) -> ibv_ah_attr {
     let mut attr = sys::ibv_ah_attr::zeroed();
     attr.port_num = address.port;

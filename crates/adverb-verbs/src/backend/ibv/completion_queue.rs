@@ -1,4 +1,4 @@
-//! Completion queues and the channels that announce completions.
+//! Completion queues and their event channels.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -18,17 +18,17 @@ use crate::error::{Error, Result};
 pub(crate) struct CompletionQueue {
     pub(super) device: Arc<Device>,
     pub(super) handle: NonNull<ibv_cq>,
-    /// This queue's alone, so that no event of one queue is taken by who waits for another.
+    /// The queue's own channel, so that no caller consumes an event of another queue.
     channel: Option<Channel>,
-    /// How many completions fit; more after it was resized.
+    /// The number of entries. Resizing changes it.
     pub(super) depth: AtomicU32,
-    /// The same queue, if it is an extended one.
+    /// The extended interface of the queue, if it was created with it.
     extended: Option<Extended>,
 }
 
 // SAFETY: libibverbs' completion queues may be used from any thread.
 unsafe impl Send for CompletionQueue {}
-// SAFETY: as above; polling locks what it shares.
+// SAFETY: as above. Polling locks its shared state.
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
@@ -44,7 +44,7 @@ impl CompletionQueue {
             channel.as_ref().map_or(std::ptr::null_mut(), |channel| channel.handle.as_ptr());
         let created = match kind {
             CompletionQueueKind::Plain => {
-                // SAFETY: the channel, if there is one, is of the device's context.
+                // SAFETY: the channel, if there is one, belongs to the device's context.
                 unsafe { create(device, depth, channel_pointer, vector) }.map(|handle| (handle, None))
             }
             _ => Extended::new(device, depth, channel_pointer, vector, kind)
@@ -74,10 +74,10 @@ impl CompletionQueue {
             return self.poll_extended(extended, out);
         }
         let max_count = libc::c_int::try_from(out.len()).unwrap_or(libc::c_int::MAX);
-        // SAFETY: the queue is alive, and as many completions may be written as are said: both types have one layout. Of a
-        // failure devices leave most fields as they were, and so initialised.
+        // SAFETY: the queue exists, and `max_count` completions may be written: both types have the same layout. For a
+        // failure, devices leave most fields unchanged, and these are initialized.
         let count = unsafe { sys::ibv_poll_cq(self.handle.as_ptr(), max_count, out.as_mut_ptr().cast()) };
-        // A negative number is an error.
+        // A negative count is an error.
         if count > max_count || count < 0 { Err(self.poll_error(count)) } else { Ok(count as usize) }
     }
 
@@ -87,11 +87,13 @@ impl CompletionQueue {
         verb_error(error, format!("polling a completion queue on {}", self.device.name))
     }
 
-    /// Soft-RoCE says in the kernel's own way that the sender of a message invalidated a key: it writes completions where
-    /// the library reads them, and doesn't translate the flag (rxe_resp.c, `do_complete`).
+    /// Translates a flag of soft-RoCE, which reports in the kernel's format that the sender of a message invalidated a
+    /// key: it writes completions to the memory that the library reads, and doesn't translate the flag (rxe_resp.c,
+    /// `do_complete`).
     #[cold]
     pub(crate) fn normalize(&self, outcome: &mut RawOutcome) {
-        /// `IB_WC_WITH_INVALIDATE` (ib_verbs.h), in the library `IBV_WC_IP_CSUM_OK`, which soft-RoCE never has.
+        /// `IB_WC_WITH_INVALIDATE` (ib_verbs.h). The library's flag of the same value is `IBV_WC_IP_CSUM_OK`, which
+        /// soft-RoCE never sets.
         const KERNEL_INVALIDATED: u32 = 1 << 2;
         const { assert!(flag::SLOW_PATH == KERNEL_INVALIDATED | flag::INVALIDATED) };
         if self.device.is_soft_roce && outcome.flags & KERNEL_INVALIDATED != 0 {
@@ -101,7 +103,7 @@ impl CompletionQueue {
 
     pub(crate) fn arm(&self, arm_for: ArmFor) -> Result<()> {
         let solicited_only = arm_for == ArmFor::Solicited;
-        // SAFETY: the queue is alive.
+        // SAFETY: the queue exists.
         let code = unsafe { sys::ibv_req_notify_cq(self.handle.as_ptr(), solicited_only.into()) };
         check(code, || format!("arming a completion queue on {}", self.device.name))
     }
@@ -125,8 +127,9 @@ impl CompletionQueue {
 
     pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<bool> {
         let channel = self.channel()?;
-        // With no time limit, taking an event waits for it, as long as all do so: who looks whether there is one, and then
-        // takes it, would wait for ever if another took it in between.
+        // Without a timeout, reading an event blocks until there is one. This works only while all callers block: a
+        // caller that first checks for an event, and then reads it, would block forever if another caller read it in
+        // between.
         if timeout.is_none() && channel.blocks() {
             return channel.try_event(&self.device);
         }
@@ -144,7 +147,7 @@ impl Drop for CompletionQueue {
         if !self.device.is_owned() {
             return;
         }
-        // SAFETY: destroyed once; the queue pairs that used it are gone: they hold it.
+        // SAFETY: the queue is destroyed once, and the queue pairs that used it are destroyed, because they hold it.
         let code = unsafe { self.device.library.ibv_destroy_cq(self.handle.as_ptr()) };
         if let Err(error) = check(code, || "destroying a completion queue".to_owned()) {
             tracing::error!(%error, "destroying a completion queue failed");
@@ -155,11 +158,11 @@ impl Drop for CompletionQueue {
     }
 }
 
-/// Makes a completion queue.
+/// Creates a completion queue.
 ///
 /// # Safety
 ///
-/// The channel is of the device's context, or NULL.
+/// The channel belongs to the device's context, or is null.
 unsafe fn create(
     device: &Device,
     depth: u32,
@@ -169,7 +172,7 @@ unsafe fn create(
     let cqe = libc::c_int::try_from(depth).unwrap_or(libc::c_int::MAX);
     let vector = libc::c_int::try_from(vector).unwrap_or(libc::c_int::MAX);
     let context = device.context.as_ptr();
-    // SAFETY: the context is open, and the channel is as the caller says.
+    // SAFETY: the context is open, and the caller guarantees that the channel is valid.
     let handle = unsafe { device.library.ibv_create_cq(context, cqe, std::ptr::null_mut(), channel, vector) };
     let failed = || {
         let action = format!("creating a completion queue of depth {depth} on {}", device.name);
@@ -178,10 +181,10 @@ unsafe fn create(
     NonNull::new(handle).ok_or_else(failed)
 }
 
-/// Where a queue's events come out.
+/// The event channel of a queue.
 struct Channel {
     handle: NonNull<ibv_comp_channel>,
-    /// Whether its descriptor has been made non-blocking, as event loops want it.
+    /// Whether the descriptor is non-blocking, as event loops require.
     is_nonblocking: AtomicBool,
 }
 
@@ -200,30 +203,30 @@ impl Channel {
     }
 
     fn fd(&self) -> libc::c_int {
-        // SAFETY: it is alive until it is destroyed.
+        // SAFETY: the channel exists until it is destroyed.
         unsafe { (*self.handle.as_ptr()).fd }
     }
 
-    /// Whether taking an event waits for one.
+    /// Whether reading an event blocks.
     fn blocks(&self) -> bool {
         !self.is_nonblocking.load(Ordering::Acquire)
     }
 
-    /// Makes taking an event fail where it would wait. Who waits already isn't disturbed.
+    /// Makes the descriptor non-blocking. A caller that is already blocked stays blocked.
     fn unblock(&self) {
         if self.blocks() {
             match set_nonblocking(self.fd()) {
                 Ok(()) => self.is_nonblocking.store(true, Ordering::Release),
-                // It can't happen to a descriptor that is open.
+                // This can't happen to an open descriptor.
                 Err(error) => tracing::error!(%error, "setting a completion channel to non-blocking failed"),
             }
         }
     }
 
-    /// Takes and acknowledges an event; `false` if there is none, or a signal came first.
+    /// Reads and acknowledges an event. Returns `false` if there is none, or a signal interrupted the call.
     fn try_event(&self, device: &Device) -> Result<bool> {
         let (mut queue, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the channel is alive, and both may be written.
+        // SAFETY: the channel exists, and both pointers may be written.
         let code = unsafe { device.library.ibv_get_cq_event(self.handle.as_ptr(), &mut queue, &mut context) };
         if code != 0 {
             let error = io::Error::last_os_error();
@@ -232,15 +235,15 @@ impl Channel {
                 _ => Err(verb_error(error, "reading an event of a completion queue".to_owned())),
             };
         }
-        // Acknowledged at once: a queue with an event outstanding can't be destroyed.
-        // SAFETY: the event was of the only queue of the channel.
+        // The event is acknowledged at once, because a queue with an unacknowledged event can't be destroyed.
+        // SAFETY: the event belongs to the channel's only queue.
         unsafe { device.library.ibv_ack_cq_events(queue, 1) };
         Ok(true)
     }
 
-    /// Ends it, after the only queue that used it.
+    /// Destroys the channel, after the only queue that used it.
     fn destroy(&self, device: &Device) {
-        // SAFETY: called once, by who has the channel and is about to go.
+        // SAFETY: this is called once, by the owner of the channel, before the owner is dropped.
         let code = unsafe { device.library.ibv_destroy_comp_channel(self.handle.as_ptr()) };
         if let Err(error) = check(code, || "destroying a completion channel".to_owned()) {
             tracing::error!(%error, "destroying a completion channel failed");
@@ -248,14 +251,14 @@ impl Channel {
     }
 }
 
-/// Waits until a descriptor can be read; `false` if that doesn't happen in time.
+/// Waits until a descriptor is readable. Returns `false` if the timeout expires first, or a signal interrupts the wait.
 pub(super) fn wait_readable(fd: libc::c_int, timeout: Option<Duration>) -> Result<bool> {
     let timeout = timeout.map_or(-1, |timeout| {
-        // Rounded up, so that a short wait isn't a spin.
+        // The timeout is rounded up, so that a short wait doesn't spin.
         libc::c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX)
     });
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry, which may be written.
+    // SAFETY: there is one entry, which may be written.
     match unsafe { libc::poll(&mut poll, 1, timeout) } {
         0 => Ok(false),
         count if count > 0 => Ok(true),
@@ -269,7 +272,7 @@ pub(super) fn wait_readable(fd: libc::c_int, timeout: Option<Duration>) -> Resul
     }
 }
 
-// The engines' common form of a completion is the library's.
+// The engines' common format of a completion is the library's.
 const _: () = {
     use std::mem::offset_of;
     assert!(size_of::<RawCompletion>() == size_of::<ibv_wc>());

@@ -1,4 +1,4 @@
-//! Changing completion queues.
+//! Resizing and moderation of completion queues.
 
 use std::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ impl CompletionQueue {
     pub(crate) fn resize(&self, depth: u32) -> Result<()> {
         let device = &self.device;
         let cqe = libc::c_int::try_from(depth).unwrap_or(libc::c_int::MAX);
-        // SAFETY: the queue is alive.
+        // SAFETY: the queue exists.
         let code = unsafe { device.library.ibv_resize_cq(self.handle.as_ptr(), cqe) };
         let action = || format!("resizing a completion queue on {} to depth {depth}", device.name);
         check(code, action).map_err(|error| {
@@ -27,7 +27,7 @@ impl CompletionQueue {
         let mut attr = sys::ibv_modify_cq_attr::zeroed();
         attr.attr_mask = sys::IBV_CQ_ATTR_MODERATE;
         attr.moderate = sys::ibv_moderate_cq { cq_count: count, cq_period: period };
-        // SAFETY: the queue is alive, and the attributes can be read.
+        // SAFETY: the queue exists, and the attributes can be read.
         let code = unsafe { sys::ibv_modify_cq(self.handle.as_ptr(), &mut attr) };
         check(code, || format!("setting the moderation of a completion queue on {}", device.name)).map_err(
             |error| {
@@ -38,7 +38,7 @@ impl CompletionQueue {
     }
 }
 
-/// Says of an error that something can't be done at all, if that is what it says.
+/// Converts an error to [`Error::Unsupported`] if its number means that the operation isn't supported.
 fn unsupported(error: Error, what: impl FnOnce() -> String, hint: &'static str) -> Error {
     match &error {
         Error::Verb { error: cause, .. }

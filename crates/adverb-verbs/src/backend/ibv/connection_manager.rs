@@ -1,7 +1,8 @@
-//! Identifiers of librdmacm, each with an event channel of its own.
+//! Identifiers of librdmacm, each with its own event channel.
 //!
-//! Queue pairs aren't made on the identifiers: the connection manager is only told their numbers, and tells with what
-//! attributes they become ready. So they can be of any context of the device, and neither holds the other.
+//! Queue pairs aren't created on the identifiers: the connection manager gets only their numbers, and returns the
+//! attributes of their transitions. A queue pair can therefore belong to any context of the device, and neither object
+//! holds the other.
 
 mod address;
 mod event;
@@ -29,16 +30,16 @@ use crate::error::{Error, Result, errno_hint};
 pub(crate) struct Identifier {
     library: &'static RdmaCm,
     handle: NonNull<rdma_cm_id>,
-    /// What it, and the library with it, takes what comes with its events for.
+    /// The purpose, which determines the type of the parameters of its events.
     purpose: Purpose,
-    /// This identifier's alone, so that no event of one is taken by who waits for another.
+    /// The identifier's own channel, so that no caller consumes an event of another identifier.
     channel: Channel,
 }
 
 // SAFETY: librdmacm's identifiers may be used from any thread.
 unsafe impl Send for Identifier {}
-// SAFETY: as above. The library writes to an identifier's fields only where it is bound or resolved, and when it takes
-// an event that resolves it: all before the owner shares it with others.
+// SAFETY: as above. The library writes to the fields of an identifier only when it is bound or resolved, and when an
+// event that resolves it is read. All of this happens before the owner shares it with other threads.
 unsafe impl Sync for Identifier {}
 
 impl Identifier {
@@ -50,7 +51,7 @@ impl Identifier {
             Purpose::Connections => sys::RDMA_PS_TCP,
             Purpose::Datagrams => sys::RDMA_PS_UDP,
         };
-        // SAFETY: the channel is alive, and the identifier may be written. No context is given, and none is read.
+        // SAFETY: the channel exists, and the identifier may be written. No context is passed, and none is read.
         let code = unsafe {
             let channel = channel.handle.as_ptr();
             library.rdma_create_id(channel, &mut handle, std::ptr::null_mut(), port_space)
@@ -65,25 +66,26 @@ impl Identifier {
         Ok(Identifier { library, handle, purpose, channel })
     }
 
-    /// Takes over the identifier that came with a request.
+    /// Takes ownership of the identifier of a request.
     ///
     /// # Safety
     ///
-    /// The identifier is alive and for that use, nobody else uses it, and no event of it is unacknowledged.
+    /// The identifier exists and has this purpose, nothing else uses it, and it has no unacknowledged event.
     unsafe fn adopt(
         library: &'static RdmaCm,
         handle: NonNull<rdma_cm_id>,
         purpose: Purpose,
     ) -> Result<Identifier> {
         let moved = Channel::new(library).and_then(|channel| {
-            // SAFETY: both are alive. There is nothing to wait for: no event of the identifier is unacknowledged.
+            // SAFETY: both objects exist. The call doesn't wait, because no event of the identifier is unacknowledged.
             let code = unsafe { library.rdma_migrate_id(handle.as_ptr(), channel.handle.as_ptr()) };
             check(code, || "moving a connect request to its event channel".to_owned()).map(|()| channel)
         });
         match moved {
             Ok(channel) => Ok(Identifier { library, handle, purpose, channel }),
             Err(error) => {
-                // SAFETY: the caller vouches that it is alive and nobody's; this rejects the request.
+                // SAFETY: the caller guarantees that the identifier exists and that nothing else uses it. This rejects
+                // the request.
                 unsafe { library.rdma_destroy_id(handle.as_ptr()) };
                 Err(error)
             }
@@ -91,7 +93,7 @@ impl Identifier {
     }
 
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel, and so its descriptor, lives as long as the identifier, which is borrowed.
+        // SAFETY: the channel and its descriptor live as long as the identifier, which is borrowed.
         unsafe { BorrowedFd::borrow_raw(self.channel.fd()) }
     }
 
@@ -106,7 +108,8 @@ impl Identifier {
     }
 
     pub(crate) fn ack_timeout(&self, mut code: u8) {
-        // Linux has it since 5.1. Elsewhere our own queue pair still gets it, and only the peer's doesn't.
+        // Linux supports this since 5.1. Before that, only this side's queue pair gets the timeout, and the peer's
+        // doesn't.
         if self.option(sys::RDMA_OPTION_ID_ACK_TIMEOUT, &mut code) != 0 {
             let error = io::Error::last_os_error();
             tracing::debug!(%error, "setting the ACK timeout failed");
@@ -118,23 +121,23 @@ impl Identifier {
         check(code, || format!("setting the traffic class {traffic_class:#04x}"))
     }
 
-    /// Sets an option to a value of the option's own type: a plain number.
+    /// Sets an option to a value of the option's type, which is a plain number.
     fn option<T: Copy>(&self, name: libc::c_int, value: &mut T) -> libc::c_int {
         let value = std::ptr::from_mut(value).cast();
-        // SAFETY: the identifier is alive, and the value as long as is said.
+        // SAFETY: the identifier exists, and the value has the given size.
         unsafe { self.library.rdma_set_option(self.id(), sys::RDMA_OPTION_ID, name, value, size_of::<T>()) }
     }
 
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<()> {
         let mut raw = RawAddress::from(address);
-        // SAFETY: the identifier is alive, and the address as long as its family's.
+        // SAFETY: the identifier exists, and the address has the size of its family.
         let code = unsafe { self.library.rdma_bind_addr(self.id(), raw.as_mut_ptr()) };
         check(code, || format!("binding to {address}")).map_err(|error| with_hint(error, Call::CmAddress))
     }
 
     pub(crate) fn listen(&self, backlog: u32) -> Result<()> {
         let backlog = libc::c_int::try_from(backlog).unwrap_or(libc::c_int::MAX);
-        // SAFETY: the identifier is alive.
+        // SAFETY: the identifier exists.
         let code = unsafe { self.library.rdma_listen(self.id(), backlog) };
         check(code, || "listening".to_owned()).map_err(|error| with_hint(error, Call::CmAddress))
     }
@@ -148,7 +151,7 @@ impl Identifier {
         let mut raw_local = local.map(RawAddress::from);
         let mut raw_peer = RawAddress::from(peer);
         let local = raw_local.as_mut().map_or(std::ptr::null_mut(), RawAddress::as_mut_ptr);
-        // SAFETY: the identifier is alive, and the addresses as long as their families'.
+        // SAFETY: the identifier exists, and the addresses have the sizes of their families.
         let code = unsafe {
             self.library.rdma_resolve_addr(self.id(), local, raw_peer.as_mut_ptr(), milliseconds(timeout))
         };
@@ -157,13 +160,13 @@ impl Identifier {
     }
 
     pub(crate) fn resolve_route(&self, timeout: Duration) -> Result<()> {
-        // SAFETY: the identifier is alive.
+        // SAFETY: the identifier exists.
         let code = unsafe { self.library.rdma_resolve_route(self.id(), milliseconds(timeout)) };
         check(code, || "resolving the route".to_owned())
     }
 
     pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
-        // SAFETY: the identifier is alive, and has room for an address of any family.
+        // SAFETY: the identifier exists, and its field holds an address of any family.
         unsafe { address::read(sys::rdma_get_local_addr(self.id())) }
     }
 
@@ -180,12 +183,12 @@ impl Identifier {
         let verbs = Ibverbs::load()
             .map_err(|error| Error::NotInstalled { reason: error.to_string(), hint: error.hint().into() })?;
         let id = self.id();
-        // SAFETY: the identifier is alive, and the fields are plain values.
+        // SAFETY: the identifier exists, and the fields are plain values.
         let (context, port, gid) =
             unsafe { ((*id).verbs, (*id).port_num, (*id).route.addr.addr.ibaddr.sgid.octets()) };
         let context = NonNull::new(context).ok_or_else(no_device)?;
-        // SAFETY: the library keeps the context open while an identifier has it, and the device lives as long as the
-        // context; its name is a C string in it.
+        // SAFETY: the library keeps the context open while an identifier uses it, and the device exists as long as the
+        // context. Its name is a C string.
         let name = unsafe { CStr::from_ptr(verbs.ibv_get_device_name((*context.as_ptr()).device)) };
         let (local, peer) = self.local_addr().zip(self.peer_addr()).ok_or_else(no_device)?;
         Ok(Path {
@@ -220,12 +223,12 @@ impl Identifier {
         Ok((connection, send))
     }
 
-    /// The attributes with which a queue pair goes to a state.
+    /// Returns the attributes that move a queue pair to a state.
     fn attributes(&self, state: sys::ibv_qp_state) -> Result<ibv_qp_attr> {
         let mut attr = ibv_qp_attr::zeroed();
         attr.qp_state = state;
         let mut mask = 0;
-        // SAFETY: the identifier is alive, and both may be written.
+        // SAFETY: the identifier exists, and both values may be written.
         let code = unsafe { self.library.rdma_init_qp_attr(self.id(), &mut attr, &mut mask) };
         let action = || "querying the connection manager for queue pair attributes".to_owned();
         check(code, action).map_err(|error| with_hint(error, Call::CmAttributes))?;
@@ -234,14 +237,14 @@ impl Identifier {
 
     pub(crate) fn connect(&self, parameters: &Parameters<'_>) -> Result<()> {
         let mut raw = encode_params(parameters);
-        // SAFETY: the identifier is alive, and the parameters and the private data can be read.
+        // SAFETY: the identifier exists, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_connect(self.id(), &mut raw) };
         check(code, || "sending the connect request".to_owned())
     }
 
     pub(crate) fn accept(&self, parameters: &Parameters<'_>) -> Result<()> {
         let mut raw = encode_params(parameters);
-        // SAFETY: the identifier is alive, and the parameters and the private data can be read.
+        // SAFETY: the identifier exists, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_accept(self.id(), &mut raw) };
         check(code, || "accepting a connect request".to_owned())
             .map_err(|error| with_hint(error, Call::CmAccept))
@@ -249,14 +252,14 @@ impl Identifier {
 
     pub(crate) fn resolve_service(&self, private_data: &[u8]) -> Result<()> {
         let mut raw = encode_sidr_params(Qpn::truncate(0), private_data);
-        // SAFETY: the identifier is alive, and the parameters and the private data can be read.
+        // SAFETY: the identifier exists, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_connect(self.id(), &mut raw) };
         check(code, || "sending the service ID resolution request".to_owned())
     }
 
     pub(crate) fn accept_query(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
         let mut raw = encode_sidr_params(qpn, private_data);
-        // SAFETY: the identifier is alive, and the parameters and the private data can be read.
+        // SAFETY: the identifier exists, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_accept(self.id(), &mut raw) };
         check(code, || "answering the service ID resolution request".to_owned())
             .map_err(|error| with_hint(error, Call::CmAccept))
@@ -264,20 +267,20 @@ impl Identifier {
 
     pub(crate) fn reject(&self, private_data: &[u8]) -> Result<()> {
         let len = short_len(private_data);
-        // SAFETY: the identifier is alive, and the private data can be read.
+        // SAFETY: the identifier exists, and the private data can be read.
         let code = unsafe { self.library.rdma_reject(self.id(), private_data.as_ptr().cast(), len) };
         check(code, || "rejecting a request".to_owned()).map_err(|error| with_hint(error, Call::CmAccept))
     }
 
     pub(crate) fn establish(&self) -> Result<()> {
-        // SAFETY: the identifier is alive.
+        // SAFETY: the identifier exists.
         let code = unsafe { self.library.rdma_establish(self.id()) };
         check(code, || "establishing the connection".to_owned())
             .map_err(|error| with_hint(error, Call::CmAccept))
     }
 
     pub(crate) fn disconnect(&self) -> Result<()> {
-        // SAFETY: the identifier is alive.
+        // SAFETY: the identifier exists.
         let code = unsafe { self.library.rdma_disconnect(self.id()) };
         check(code, || "disconnecting".to_owned())
     }
@@ -292,29 +295,29 @@ impl Drop for Identifier {
         if !self.channel.is_owned() {
             return;
         }
-        // SAFETY: destroyed once, before its channel. There is nothing to wait for: events are acknowledged as they are
-        // taken. No queue pair was made on it.
+        // SAFETY: the identifier is destroyed once, before its channel. The call doesn't wait, because events are
+        // acknowledged when they are read. No queue pair was created on the identifier.
         let code = unsafe { self.library.rdma_destroy_id(self.id()) };
         if let Err(error) = check(code, || "destroying a connection manager ID".to_owned()) {
             tracing::error!(%error, "destroying a connection manager ID failed");
-            // The library would still use it.
+            // The library would still use the channel.
             self.channel.leaked = true;
         }
     }
 }
 
-/// Where an identifier's events come.
+/// The event channel of an identifier.
 struct Channel {
     library: &'static RdmaCm,
     handle: NonNull<rdma_event_channel>,
-    /// The process that made it.
+    /// The process that created the channel.
     owner: u32,
     leaked: bool,
 }
 
 impl Channel {
     fn new(library: &'static RdmaCm) -> Result<Channel> {
-        // SAFETY: the library asks for nothing.
+        // SAFETY: the function has no requirements.
         let handle = unsafe { library.rdma_create_event_channel() };
         let failed = |error| {
             let error = verb_error(error, "creating a connection manager event channel".to_owned());
@@ -333,11 +336,11 @@ impl Channel {
     }
 
     fn fd(&self) -> libc::c_int {
-        // SAFETY: the channel is alive.
+        // SAFETY: the channel exists.
         unsafe { (*self.handle.as_ptr()).fd }
     }
 
-    /// Whether this process made it. A forked child didn't, and must leave the parent's connections alone.
+    /// Whether this process created the channel. A forked child must not change the parent's connections.
     fn is_owned(&self) -> bool {
         self.owner == std::process::id()
     }
@@ -346,19 +349,19 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         if self.is_owned() && !self.leaked {
-            // SAFETY: destroyed once, after the only identifier that used it.
+            // SAFETY: the channel is destroyed once, after the only identifier that used it.
             unsafe { self.library.rdma_destroy_event_channel(self.handle.as_ptr()) };
         }
     }
 }
 
-/// The library, or why there is none.
+/// Returns the library, or the error of loading it.
 fn library() -> Result<&'static RdmaCm> {
     RdmaCm::load()
         .map_err(|error| Error::NotInstalled { reason: error.to_string(), hint: error.hint().into() })
 }
 
-/// Parameters in the library's form, which borrows the private data.
+/// Encodes parameters in the library's format, which borrows the private data.
 fn encode_params(parameters: &Parameters<'_>) -> rdma_conn_param {
     rdma_conn_param {
         private_data: parameters.private_data.as_ptr().cast(),
@@ -373,7 +376,7 @@ fn encode_params(parameters: &Parameters<'_>) -> rdma_conn_param {
     }
 }
 
-/// The parameters of datagrams in the library's form, which borrows the private data.
+/// Encodes the parameters of a query or its reply in the library's format, which borrows the private data.
 fn encode_sidr_params(qpn: Qpn, private_data: &[u8]) -> rdma_conn_param {
     let mut raw = rdma_conn_param::zeroed();
     raw.private_data = private_data.as_ptr().cast();
@@ -382,7 +385,7 @@ fn encode_sidr_params(qpn: Qpn, private_data: &[u8]) -> rdma_conn_param {
     raw
 }
 
-/// An address as the library tells it.
+/// Decodes an address of the library.
 fn decode_address(attr: &sys::ibv_ah_attr) -> Address {
     Address {
         gid: Gid::new(attr.grh.dgid.octets()),
@@ -397,17 +400,17 @@ fn decode_address(attr: &sys::ibv_ah_attr) -> Address {
     }
 }
 
-/// The length of private data, which was checked against less than 256 before.
+/// Returns the length of private data, which the caller has checked to be below 256.
 fn short_len(private_data: &[u8]) -> u8 {
     u8::try_from(private_data.len()).unwrap_or(0)
 }
 
-/// Rounded up, and at least 1: the kernel takes 0 for no time at all.
+/// Converts a timeout to milliseconds, rounded up. The result is at least 1, because 0 means no waiting for the kernel.
 fn milliseconds(timeout: Duration) -> libc::c_int {
     libc::c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX).max(1)
 }
 
-/// Replaces the hint of a verb's error by the hint for these calls, if there is one.
+/// Replaces the hint of an error with the hint for this group of calls, if there is one.
 fn with_hint(error: Error, call: Call) -> Error {
     match error {
         Error::Verb { action, error, hint: before } => {

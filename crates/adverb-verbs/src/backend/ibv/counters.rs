@@ -1,4 +1,4 @@
-//! What a device counts, as the kernel shows it.
+//! Counters of a device, which the kernel shows in sysfs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,10 +8,10 @@ use super::Device;
 use crate::error::{Error, Result};
 
 impl Device {
-    /// What the device counts for a port: the driver's own counters, and those of the InfiniBand specification where
-    /// there are any.
+    /// Reads the counters of a port: the driver's own counters, and those of the InfiniBand specification, if there are
+    /// any.
     pub(crate) fn counters(&self, port: u8) -> Result<BTreeMap<String, u64>> {
-        // Names of devices have no slashes: the kernel made directories of them.
+        // Names of devices contain no slashes, because the kernel uses them as names of directories.
         let directory =
             Path::new("/sys/class/infiniband").join(&self.name).join("ports").join(port.to_string());
         read_counters(&directory).map_err(|error| Error::Verb {
@@ -22,20 +22,20 @@ impl Device {
     }
 }
 
-/// The counters in a port's directory. A port that has none is no error; one that isn't there is.
+/// Reads the counters in a port's directory. A port without counters is no error, but a missing port is.
 fn read_counters(port: &Path) -> std::io::Result<BTreeMap<String, u64>> {
     fs::metadata(port)?;
     let mut counters = BTreeMap::new();
-    // Where both have a name, the driver's own is taken.
+    // If both directories have a counter of this name, the driver's own counter is used.
     for directory in ["counters", "hw_counters"] {
         let Ok(entries) = fs::read_dir(port.join(directory)) else { continue };
         for entry in entries.flatten() {
             let Ok(name) = entry.file_name().into_string() else { continue };
-            // How long the kernel keeps what it has read, in ms: a setting among the counters.
+            // This file is a setting: the time for which the kernel caches the counters, in milliseconds.
             if name == "lifespan" {
                 continue;
             }
-            // What can't be counted says so in words ("N/A (no PMA)"), or can't be read.
+            // A counter that isn't available contains a text ("N/A (no PMA)"), or can't be read.
             let value = fs::read_to_string(entry.path()).ok().and_then(|text| text.trim().parse().ok());
             if let Some(value) = value {
                 counters.insert(name, value);
@@ -66,6 +66,6 @@ mod tests {
         assert_eq!(without_standard, BTreeMap::from([("rcvd_pkts".to_owned(), 1234)]));
         let expected = [("port_rcv_errors".to_owned(), 7), ("rcvd_pkts".to_owned(), 1234)];
         assert_eq!(all, BTreeMap::from(expected));
-        assert!(read_counters(&port).is_err(), "a port that isn't there");
+        assert!(read_counters(&port).is_err(), "a port that doesn't exist");
     }
 }

@@ -1,4 +1,4 @@
-//! Contexts: devices that are open.
+//! Open devices (contexts).
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -22,19 +22,19 @@ pub(crate) struct Device {
     pub(super) library: &'static Ibverbs,
     pub(super) context: NonNull<ibv_context>,
     pub(super) name: String,
-    /// The process that opened it.
+    /// The process that opened the device.
     owner: u32,
-    /// Whether it is Linux's soft-RoCE, which has ways of its own.
+    /// Whether the device is Linux's soft-RoCE, which deviates from other devices.
     pub(super) is_soft_roce: bool,
     /// The `IBV_QP_EX_WITH_*` flags of the operations that the device supports and `ibv_post_send` can't post.
     pub(super) extended_operations: u64,
-    /// Records requests and completions: the NIC doesn't.
+    /// The recorder of requests and completions, which the NIC doesn't record.
     pub(crate) recorder: Arc<DeviceRecorder>,
 }
 
 // SAFETY: libibverbs' contexts may be used from any thread.
 unsafe impl Send for Device {}
-// SAFETY: as above; its verbs lock what they share.
+// SAFETY: as above. Verbs lock their shared state.
 unsafe impl Sync for Device {}
 
 impl Device {
@@ -61,13 +61,13 @@ impl Device {
                 hint: reason.into(),
             });
         }
-        // SAFETY: the device is of the list, which is still there.
+        // SAFETY: the device belongs to the list, which still exists.
         let context = unsafe { library.ibv_open_device(device) };
         let context = NonNull::new(context).ok_or_else(|| {
             let error = io::Error::last_os_error();
-            // SAFETY: the device is of the list, and its fields are set when it is made.
+            // SAFETY: the device belongs to the list, and its fields are set when it is created.
             let node = unsafe { CStr::from_ptr((*device).dev_name.as_ptr()) };
-            // The library looks for other ways when it may not open the device, and then says what those failed at.
+            // If the library may not open the device, it tries other ways, and then reports the error of those.
             let node = format!("/dev/infiniband/{}", node.to_string_lossy());
             let opened = std::fs::OpenOptions::new().read(true).write(true).open(node);
             verb_error(opened.err().unwrap_or(error), format!("opening device {name}"))
@@ -95,7 +95,7 @@ impl Device {
         Ok(device)
     }
 
-    /// Whether this process opened the device. A forked child didn't, and must leave its objects alone.
+    /// Whether this process opened the device. A forked child must not change the parent's objects.
     pub(crate) fn is_owned(&self) -> bool {
         self.owner == std::process::id()
     }
@@ -278,7 +278,8 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         if self.is_owned() {
-            // SAFETY: the context is open, closed once, and all that was made from it is gone: it holds the device.
+            // SAFETY: the context is open and closed once, and all objects that were created from it are destroyed,
+            // because they hold the device.
             let code = unsafe { self.library.ibv_close_device(self.context.as_ptr()) };
             if let Err(error) = check(code, || format!("closing device {}", self.name)) {
                 tracing::error!(%error, "closing a device failed");
@@ -290,7 +291,7 @@ impl Drop for Device {
 /// The number of clock readings for one sample.
 const CLOCK_ATTEMPTS: u32 = 4;
 
-/// What on-demand memory can be used for.
+/// Returns the capabilities of on-demand paging.
 fn on_demand(caps: &sys::ibv_odp_caps) -> OdpCapabilities {
     let operations = |caps: u32| {
         let mut operations = OdpOperations::default();
@@ -310,19 +311,20 @@ fn on_demand(caps: &sys::ibv_odp_caps) -> OdpCapabilities {
     on_demand
 }
 
-/// The vendor of Linux's soft-RoCE (rxe_param.h).
+/// The vendor ID of Linux's soft-RoCE (rxe_param.h).
 const SOFT_ROCE_VENDOR_ID: u32 = 0xff_ffff;
 
-/// As many entries as fit the kernel's answer, which is limited to 64 KiB; more is refused.
+/// The maximum number of entries that fit the kernel's reply, which is limited to 64 KiB. The kernel rejects a larger
+/// request.
 const MAX_GIDS: usize = 2047;
 
-/// The library, or why there is none.
+/// Returns the library, or the error of loading it.
 fn library() -> Result<&'static Ibverbs> {
     Ibverbs::load()
         .map_err(|error| Error::NotInstalled { reason: error.to_string(), hint: error.hint().into() })
 }
 
-/// The list of devices that libibverbs makes.
+/// The list of devices that libibverbs creates.
 struct DeviceList {
     library: &'static Ibverbs,
     list: NonNull<*mut ibv_device>,
@@ -339,7 +341,7 @@ impl DeviceList {
             None => {
                 let error = io::Error::last_os_error();
                 match error.raw_os_error() {
-                    // What the library says where the kernel has no RDMA at all.
+                    // The library returns these errors if the kernel has no RDMA support.
                     Some(libc::ENOSYS | libc::ENOENT) => Err(Error::NoDevice {
                         reason: "listing RDMA devices failed: the kernel has no RDMA support".to_owned(),
                         hint: "load the device's driver and the kernel module ib_uverbs".to_owned(),
@@ -354,11 +356,11 @@ impl DeviceList {
         (0..self.count).map(|index| {
             // SAFETY: the list has that many entries.
             let device = unsafe { *self.list.as_ptr().add(index) };
-            // SAFETY: the device is of the list, which is still there; the library answers with a C string in it.
+            // SAFETY: the device belongs to the list, which still exists, and its name is a C string.
             let name = unsafe { CStr::from_ptr(self.library.ibv_get_device_name(device)) };
-            // SAFETY: the device is of the list.
+            // SAFETY: the device belongs to the list.
             let guid = unsafe { self.library.ibv_get_device_guid(device) };
-            // SAFETY: the device is of the list, and its fields are set when it is made.
+            // SAFETY: the device belongs to the list, and its fields are set when it is created.
             let transport = unsafe { (*device).transport_type };
             let unsupported = match transport {
                 sys::IBV_TRANSPORT_IB => None,
@@ -379,20 +381,20 @@ impl DeviceList {
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: the list was made by the library, and is freed once. Devices that were opened stay.
+        // SAFETY: the library created the list, which is freed once. Open devices stay open.
         unsafe { self.library.ibv_free_device_list(self.list.as_ptr()) };
     }
 }
 
-/// The name of a network interface.
+/// Returns the name of a network interface.
 fn interface_name(index: u32) -> Option<String> {
     let mut name = [0; libc::IF_NAMESIZE];
-    // SAFETY: the name may be written, and has as many bytes as the function asks for.
+    // SAFETY: the buffer may be written, and has the size that the function requires.
     let name = unsafe { libc::if_indextoname(index, name.as_mut_ptr()) };
     if name.is_null() {
         return None;
     }
-    // SAFETY: it points into the array above, which the function filled with a C string.
+    // SAFETY: the pointer refers to the array above, which the function filled with a C string.
     let name = unsafe { CStr::from_ptr(name) };
     CString::from(name).into_string().ok()
 }

@@ -1,4 +1,4 @@
-//! Asynchronous events: what happened to an object or a port, outside any completion queue.
+//! Asynchronous events of objects and ports, which completion queues don't report.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -13,11 +13,11 @@ use crate::error::Result;
 
 impl Device {
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the context, and so its descriptor, lives as long as the device, which is borrowed.
+        // SAFETY: the context and its descriptor live as long as the device, which is borrowed.
         unsafe { BorrowedFd::borrow_raw((*self.context.as_ptr()).async_fd) }
     }
 
-    /// Waits for an event, copies and acknowledges it; `None` if none came in time.
+    /// Waits for an event, copies it and acknowledges it. Returns `None` if the timeout expires first.
     pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<DeviceEvent>> {
         // SAFETY: the context is open.
         if !wait_readable(unsafe { (*self.context.as_ptr()).async_fd }, timeout)? {
@@ -29,25 +29,25 @@ impl Device {
         if code != 0 {
             let error = io::Error::last_os_error();
             return match error.kind() {
-                // Somebody else took it.
+                // Another caller read the event.
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
                 _ => Err(verb_error(error, format!("reading an event of {}", self.name))),
             };
         }
         let copied = copy(&event);
-        // Acknowledged at once: an object with an event outstanding can't be destroyed.
-        // SAFETY: the event was just taken, and is acknowledged once.
+        // The event is acknowledged at once, because an object with an unacknowledged event can't be destroyed.
+        // SAFETY: the event was just read, and is acknowledged once.
         unsafe { self.library.ibv_ack_async_event(&mut event) };
         Ok(Some(copied))
     }
 }
 
-/// What the event says, before it is acknowledged: until then its object can't go away.
+/// Copies an event. It isn't acknowledged yet, so its object still exists.
 fn copy(event: &sys::ibv_async_event) -> DeviceEvent {
-    // SAFETY: what of the union is valid depends on the type; the events below are of queue pairs, whose destruction
-    // waits for the acknowledgement.
+    // SAFETY: the type of the event determines the valid member of the union. This is called only for events of queue
+    // pairs, whose destruction waits for the acknowledgement.
     let qpn = || Qpn::truncate(unsafe { (*event.element.qp).qp_num });
-    // SAFETY: as above, for shared receive queues; their context is the number that they were made with.
+    // SAFETY: as above, for shared receive queues. Their context is the number that they were created with.
     let queue = || u32::try_from(unsafe { (*event.element.srq).srq_context.addr() }).unwrap_or(0);
     // SAFETY: as above, for ports.
     let port = || u8::try_from(unsafe { event.element.port_num }).unwrap_or(0);

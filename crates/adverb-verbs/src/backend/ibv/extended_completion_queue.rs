@@ -1,4 +1,4 @@
-//! Extended completion queues: completions are looked at one by one, and may have timestamps.
+//! Extended completion queues: completions are read one by one, and may have timestamps.
 
 use std::io;
 use std::ptr::NonNull;
@@ -14,13 +14,13 @@ use crate::error::{Error, Result};
 pub(super) struct Extended {
     pub(super) handle: NonNull<ibv_cq_ex>,
     has_timestamps: bool,
-    /// Held while the queue is polled. Unlike `ibv_poll_cq`, the library's functions for these queues may be called by one
-    /// thread at a time only, and raw polls don't take the lock of the completion queue above.
+    /// Held while the queue is polled. Unlike `ibv_poll_cq`, the library's functions for these queues may be called by
+    /// only one thread at a time, and raw polls don't take the lock of the completion queue above.
     polling: Mutex<()>,
 }
 
 impl Extended {
-    /// Makes one. The channel must be of the device's context, or NULL.
+    /// Creates an extended queue. The channel must belong to the device's context, or be null.
     pub(super) fn new(
         device: &Device,
         depth: u32,
@@ -40,7 +40,7 @@ impl Extended {
         if has_timestamps {
             attr.wc_flags |= sys::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
         }
-        // SAFETY: the context is open, the attributes can be read, and the channel is as the caller says.
+        // SAFETY: the context is open, the attributes can be read, and the caller guarantees that the channel is valid.
         let handle = unsafe { sys::ibv_create_cq_ex(device.context.as_ptr(), &mut attr) };
         let Some(handle) = NonNull::new(handle) else {
             let error = io::Error::last_os_error();
@@ -60,47 +60,47 @@ impl Extended {
 }
 
 impl CompletionQueue {
-    /// Takes as many completions as there is room for; says how many there were.
+    /// Polls up to `out.len()` completions, and returns their number.
     #[cold]
     pub(super) fn poll_extended(&self, extended: &Extended, out: &mut [RawCompletion]) -> Result<usize> {
-        // Soft-RoCE's part of the library ends the poll itself when there is no next completion, and ending it once more
-        // passes over the one that comes then (`cq_next_poll` in its rxe.c): it isn't asked.
+        // Soft-RoCE's provider ends the poll itself when there is no next completion, and a second end skips the
+        // completion that arrives next (`cq_next_poll` in its rxe.c). So the poll never continues on soft-RoCE.
         let can_continue = !self.device.is_soft_roce;
         extended.poll(out, can_continue).map_err(|code| self.poll_error(code))
     }
 }
 
 impl Extended {
-    /// Takes as many completions as there is room for and returns their number, or the error number if there are none.
+    /// Polls up to `out.len()` completions, and returns their number, or the error number if there are none.
     ///
-    /// Several threads may call it: each poll, from its start to its end, holds the lock.
+    /// Several threads may call this: each poll holds the lock from its start to its end.
     fn poll(&self, out: &mut [RawCompletion], can_continue: bool) -> Result<usize, libc::c_int> {
         let queue = self.handle.as_ptr();
         let _polling = self.polling.lock();
         let mut count = 0;
         while count < out.len() {
             let mut attr = sys::ibv_poll_cq_attr::zeroed();
-            // SAFETY: the queue is alive, and no other thread polls it: this one has the lock.
+            // SAFETY: the queue exists, and no other thread polls it, because this thread holds the lock.
             let mut code = unsafe { sys::ibv_start_poll(queue, &mut attr) };
             let has_started = code == 0;
             while code == 0 {
-                // SAFETY: a poll is under way.
+                // SAFETY: a poll is in progress.
                 out[count] = unsafe { self.read() };
                 count += 1;
                 if count == out.len() || !can_continue {
                     break;
                 }
-                // SAFETY: a poll is under way.
+                // SAFETY: a poll is in progress.
                 code = unsafe { sys::ibv_next_poll(queue) };
             }
             if has_started {
-                // SAFETY: a poll is under way.
+                // SAFETY: a poll is in progress.
                 unsafe { sys::ibv_end_poll(queue) };
             }
             match code {
                 0 => {}
                 libc::ENOENT => break,
-                // What came before it isn't lost: the next poll fails too.
+                // The completions before the error are returned. The next poll fails, too.
                 _ if count > 0 => break,
                 code => return Err(code),
             }
@@ -110,14 +110,14 @@ impl Extended {
 }
 
 impl Extended {
-    /// The completion that the poll is at. Of a failure only some fields are valid, and only those are read.
+    /// Returns the current completion of the poll. For a failure only some fields are valid, and only those are read.
     ///
     /// # Safety
     ///
-    /// A poll is under way.
+    /// A poll is in progress.
     unsafe fn read(&self) -> RawCompletion {
         let queue = self.handle.as_ptr();
-        // SAFETY: a poll is under way, and the queue was made with the flags for what is read.
+        // SAFETY: a poll is in progress, and the queue was created with the flags for the fields that are read.
         unsafe {
             let (wr_id, status) = ((*queue).wr_id, (*queue).status);
             let mut outcome = RawOutcome::implied(0);
@@ -159,9 +159,9 @@ mod tests {
             OVERLAPS.fetch_add(1, Ordering::SeqCst);
             return libc::ENOENT;
         }
-        // Long enough for another thread to start a poll, if it could.
+        // Lets another thread start a poll, if it can.
         std::thread::yield_now();
-        // SAFETY: the test's queue is alive, and no other thread polls it.
+        // SAFETY: the test's queue exists, and no other thread polls it.
         unsafe { (*queue).wr_id += 1 };
         0
     }
@@ -178,7 +178,7 @@ mod tests {
         0
     }
 
-    /// An extended queue of a device that always has a completion, numbered by its `wr_id`.
+    /// Returns an extended queue of a device that always has a completion. Its `wr_id` is the number of the completion.
     fn endless_queue() -> ibv_cq_ex {
         let mut queue = ibv_cq_ex::zeroed();
         queue.start_poll = Some(start_poll);
@@ -195,7 +195,7 @@ mod tests {
     fn only_one_thread_at_a_time_polls_an_extended_queue() {
         const POLLS: usize = 5_000;
         struct Shared(Extended);
-        // SAFETY: the queue outlives the threads, and what they do to it is what is tested.
+        // SAFETY: the queue outlives the threads. The test checks their accesses to it.
         unsafe impl Sync for Shared {}
 
         let mut queue = endless_queue();

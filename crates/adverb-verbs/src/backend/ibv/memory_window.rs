@@ -15,52 +15,53 @@ use crate::error::Result;
 pub(crate) struct MemoryWindow {
     domain: Arc<ProtectionDomain>,
     handle: NonNull<ibv_mw>,
-    /// The key that it has now; it gets the next when it is bound.
+    /// The current key. Binding the window changes it to the next key.
     rkey: AtomicU32,
     freed: AtomicBool,
 }
 
 // SAFETY: libibverbs' memory windows may be used from any thread.
 unsafe impl Send for MemoryWindow {}
-// SAFETY: as above; only `SendList::bind` and `free` look at the library's object, and their caller sees to it that they
-// don't do so at once.
+// SAFETY: as above. Only `SendList::bind` and `free` access the library's object, and their callers guarantee that they
+// don't do so at the same time.
 unsafe impl Sync for MemoryWindow {}
 
 impl MemoryWindow {
     pub(crate) fn new(domain: &Arc<ProtectionDomain>) -> Result<MemoryWindow> {
-        // SAFETY: the domain is alive.
+        // SAFETY: the domain exists.
         let handle = unsafe { sys::ibv_alloc_mw(domain.handle.as_ptr(), sys::IBV_MW_TYPE_2) };
         let action = || format!("creating a memory window on {}", domain.device.name);
         let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
-        // SAFETY: the window was just made.
+        // SAFETY: the window was just created.
         let rkey = AtomicU32::new(unsafe { (*handle.as_ptr()).rkey });
         Ok(MemoryWindow { domain: Arc::clone(domain), handle, rkey, freed: AtomicBool::new(false) })
     }
 
-    /// The key that it gets when it is bound next.
+    /// Returns the key of the next binding.
     pub(crate) fn next_rkey(&self) -> u32 {
         sys::ibv_inc_rkey(self.rkey.load(Ordering::Relaxed))
     }
 
-    /// Says that it was bound, and has this key now.
+    /// Sets the current key, after the window was bound.
     pub(crate) fn set_rkey(&self, rkey: u32) {
         self.rkey.store(rkey, Ordering::Relaxed);
     }
 
-    /// Frees it: afterwards nobody reaches memory through it. If that fails somebody may.
+    /// Frees the window, which ends all access through it. After an error, the access may continue.
     pub(crate) fn free(&self) -> Result<()> {
         if !self.domain.device.is_owned() || self.freed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
-        // SAFETY: freed once, as the flag sees to, and not used afterwards: its owner knows that it is gone. A context
-        // that makes windows also frees them.
+        // SAFETY: the flag makes sure that the window is freed once, and its owner doesn't use it afterwards. A context
+        // that can allocate windows can also free them.
         let code = unsafe { sys::ibv_dealloc_mw(self.handle.as_ptr()) };
         check(code, || "freeing a memory window".to_owned())
     }
 }
 
 impl SendList {
-    /// Says of a request to what it binds which window. The request must keep both until it has completed.
+    /// Sets the window that the request at `index` binds, and its region. The request must keep both until it has
+    /// completed.
     #[cold]
     pub(crate) fn bind(
         &mut self,
@@ -70,8 +71,9 @@ impl SendList {
         bind: &WindowBind,
     ) {
         let mw = window.handle.as_ptr();
-        // Providers take the key that the window has now from here, and leave it to us to keep it.
-        // SAFETY: the window isn't freed: the request that has it is about to be posted. Nobody else uses the key.
+        // Providers read the current key from this field, and leave updating it to the application.
+        // SAFETY: the window isn't freed, because the request that owns it is about to be posted. Nothing else uses the
+        // key.
         unsafe { (*mw).rkey = window.rkey.load(Ordering::Relaxed) };
         let bind = ibv_send_wr_bind_mw {
             mw,

@@ -1,7 +1,8 @@
-//! Devices through rdma-core: libibverbs, found at run time.
+//! Devices of rdma-core, whose library libibverbs is loaded at run time.
 //!
-//! Each type owns one libibverbs object and holds what it was made from, so that objects end in an order that the
-//! library allows. In a forked child they end without a word: the device belongs to the parent.
+//! Each type owns one libibverbs object and holds the objects that it was created from, so that objects are destroyed
+//! in an order that the library allows. In a forked child they are not destroyed, because the device belongs to the
+//! parent.
 
 mod address_handle;
 mod completion_queue;
@@ -36,7 +37,7 @@ use adverb_proto::explain;
 
 use crate::error::Error;
 
-/// The error of a verb that answers with an error number; `Ok` if it is 0.
+/// Converts the return value of a verb, which is 0 or an error number.
 #[inline]
 fn check(code: libc::c_int, action: impl FnOnce() -> String) -> crate::error::Result<()> {
     if code == 0 { Ok(()) } else { Err(code_error(code, action)) }
@@ -52,16 +53,16 @@ fn code_error(code: libc::c_int, action: impl FnOnce() -> String) -> Error {
     verb_error(error, action())
 }
 
-/// The error of a verb, with what to try.
+/// Returns the error of a verb, with a hint.
 fn verb_error(error: io::Error, action: String) -> Error {
     let explanation = error.raw_os_error().and_then(explain::errno);
     let hint = explanation.and_then(|explanation| explanation.hint).unwrap_or_default();
     Error::Verb { action, error, hint: hint.into() }
 }
 
-/// Makes reading a descriptor fail where it would wait: events are waited for elsewhere, with a time limit.
+/// Makes a descriptor non-blocking: other functions wait for its events, with a timeout.
 fn set_nonblocking(fd: libc::c_int) -> io::Result<()> {
-    // SAFETY: the descriptor is the caller's, and open.
+    // SAFETY: the descriptor belongs to the caller, and is open.
     let result = unsafe { libc::fcntl(fd, libc::F_SETFL, libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! Groups of datagram queue pairs.
+//! Multicast groups of UD queue pairs.
 
 use adverb_proto::types::Gid;
 use adverb_sys::ibv_gid;
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 impl QueuePair {
     pub(crate) fn attach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
         let (handle, gid) = (self.live_handle()?, ibv_gid::from(group.bytes()));
-        // SAFETY: the queue pair is alive, and the GID can be read.
+        // SAFETY: the queue pair exists, and the GID can be read.
         let code = unsafe { self.domain.device.library.ibv_attach_mcast(handle, &gid, lid) };
         let name = &self.domain.device.name;
         check(code, || {
@@ -30,7 +30,7 @@ impl QueuePair {
 
     pub(crate) fn detach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
         let (handle, gid) = (self.live_handle()?, ibv_gid::from(group.bytes()));
-        // SAFETY: the queue pair is alive, and the GID can be read.
+        // SAFETY: the queue pair exists, and the GID can be read.
         let code = unsafe { self.domain.device.library.ibv_detach_mcast(handle, &gid, lid) };
         check(code, || format!("detaching queue pair {} from the multicast group {}", self.qpn, group.ip()))
     }

@@ -32,7 +32,8 @@ impl ProtectionDomain {
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
         if self.device.is_owned() {
-            // SAFETY: freed once, and all that was made in it is gone: it holds the domain.
+            // SAFETY: the domain is freed once, and all objects that were created in it are destroyed, because they
+            // hold the domain.
             let code = unsafe { self.device.library.ibv_dealloc_pd(self.handle.as_ptr()) };
             if let Err(error) = check(code, || "freeing a protection domain".to_owned()) {
                 tracing::error!(%error, "freeing a protection domain failed");

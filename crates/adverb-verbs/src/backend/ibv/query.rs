@@ -1,4 +1,4 @@
-//! What the device knows of a queue pair.
+//! Queries of queue pairs.
 
 use adverb_proto::types::{Gid, PathMtu, PeerAttributes, Psn, QpState, Qpn, QueuePairAttributes};
 use adverb_sys::{self as sys, ibv_qp_attr};
@@ -21,7 +21,7 @@ impl QueuePair {
         attributes.pkey_index = attr.pkey_index;
         attributes.qkey = attr.qkey;
         attributes.send_psn = Psn::wrapping(attr.sq_psn);
-        // A queue pair that failed before it was connected has no peer's number.
+        // A queue pair that failed before it was connected has no peer.
         if is_connected && attr.dest_qp_num != 0 {
             let gid = if path.is_global == 0 { Gid::ZERO } else { Gid::new(grh.dgid.octets()) };
             let mut peer = PeerAttributes::new(Qpn::truncate(attr.dest_qp_num), gid);
@@ -49,14 +49,14 @@ impl QueuePair {
         let mut attr = ibv_qp_attr::zeroed();
         let mut init = sys::ibv_qp_init_attr::zeroed();
         let library = self.domain.device.library;
-        // SAFETY: the queue pair is alive, and both may be written.
+        // SAFETY: the queue pair exists, and both values may be written.
         let code = unsafe { library.ibv_query_qp(handle, &mut attr, mask, &mut init) };
         check(code, || format!("querying queue pair {}", self.qpn))?;
         Ok(attr)
     }
 }
 
-/// All that is told of a queue pair here. Devices answer with what they have.
+/// All attributes that [`query`](QueuePair::query) returns. Devices fill in those that they support.
 const ALL_ATTRIBUTES: libc::c_int = sys::IBV_QP_STATE
     | sys::IBV_QP_PORT
     | sys::IBV_QP_PKEY_INDEX

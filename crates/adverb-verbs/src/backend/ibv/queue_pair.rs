@@ -32,7 +32,7 @@ pub(crate) struct QueuePair {
 
 // SAFETY: libibverbs' queue pairs may be used from any thread.
 unsafe impl Send for QueuePair {}
-// SAFETY: as above; posting locks what it shares.
+// SAFETY: as above. Posting locks its shared state.
 unsafe impl Sync for QueuePair {}
 
 impl QueuePair {
@@ -73,12 +73,12 @@ impl QueuePair {
         };
         // Both operations require RC.
         let operations = if options.transport == Transport::Rc { device.extended_operations } else { 0 };
-        // SAFETY: the domain and both completion queues are alive and of one context; the attributes may be written.
+        // SAFETY: the domain and both completion queues exist and belong to one context. The attributes may be written.
         let (handle, extended) =
             unsafe { extended_posting::create_queue_pair(device, domain, &mut attr, operations) };
         let action = || format!("creating a {} queue pair on {}", options.transport, device.name);
         let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
-        // SAFETY: the queue pair was just made, and its number doesn't change.
+        // SAFETY: the queue pair was just created, and its number doesn't change.
         let qpn = Qpn::truncate(unsafe { (*handle.as_ptr()).qp_num });
         let limits = QueuePairLimits {
             send_segments: attr.cap.max_send_sge,
@@ -106,7 +106,8 @@ impl QueuePair {
         self.destroyed.load(Ordering::Relaxed)
     }
 
-    /// The library's object, if it wasn't destroyed before its time. (What posts needn't ask: it knows the state.)
+    /// Returns the library's object, or an error if it was destroyed early. (Posting doesn't need this check, because
+    /// it checks the state.)
     pub(super) fn live_handle(&self) -> Result<*mut ibv_qp> {
         if self.is_destroyed() {
             return Err(backend::queue_pair_destroyed());
@@ -135,7 +136,7 @@ impl QueuePair {
                 (sys::IBV_QP_STATE, "error")
             }
         };
-        // SAFETY: the queue pair is alive, and all attributes that the mask names are set.
+        // SAFETY: the queue pair exists, and all attributes in the mask are set.
         let code = unsafe { self.domain.device.library.ibv_modify_qp(handle, &mut attr, mask) };
         check(code, || {
             format!("moving queue pair {} of {} to “{state_name}”", self.qpn, self.domain.device.name)
@@ -144,7 +145,7 @@ impl QueuePair {
 
     #[inline]
     pub(crate) fn post_sends(&self, Chain { first, bad }: Chain<'_, ibv_send_wr>) -> libc::c_int {
-        // SAFETY: the queue pair is alive; what a chain is, and its memory, the library can rely on.
+        // SAFETY: the queue pair exists, and a chain is valid for the library, with its memory.
         unsafe { sys::ibv_post_send(self.handle.as_ptr(), first, bad) }
     }
 
@@ -158,14 +159,14 @@ impl QueuePair {
     pub(crate) fn post_extended_sends(&self, Chain { first, bad }: Chain<'_, ibv_send_wr>) -> libc::c_int {
         let mut wr = first;
         while !wr.is_null() {
-            // SAFETY: the request is of the chain, which this function has exclusively.
+            // SAFETY: the request belongs to the chain, to which this function has exclusive access.
             let next = std::mem::replace(unsafe { &mut (*wr).next }, std::ptr::null_mut());
             // SAFETY: as above.
             let request = unsafe { &*wr };
             let code = match (&self.extended, request.opcode) {
                 (Some(extended), sys::IBV_WR_ATOMIC_WRITE | sys::IBV_WR_FLUSH) => {
-                    // SAFETY: the queue pair is alive, and the caller holds the lock of its send queue. After a failure
-                    // `bad` stays null: librxe may have accepted a request whose doorbell failed.
+                    // SAFETY: the queue pair exists, and the caller holds the lock of its send queue. After a failure
+                    // `bad` stays null, because librxe may have accepted a request whose doorbell failed.
                     unsafe { extended.post(request) }
                 }
                 (None, sys::IBV_WR_ATOMIC_WRITE | sys::IBV_WR_FLUSH) => libc::EOPNOTSUPP,
@@ -192,13 +193,14 @@ impl QueuePair {
         if !self.domain.device.is_owned() || self.destroyed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
-        // SAFETY: destroyed once, as the flag sees to, and not used afterwards: its owner is being dropped.
+        // SAFETY: the flag makes sure that the queue pair is destroyed once. Its owner is being dropped, so it isn't
+        // used afterwards.
         let code = unsafe { self.domain.device.library.ibv_destroy_qp(self.handle.as_ptr()) };
         check(code, || format!("destroying queue pair {}", self.qpn))
     }
 }
 
-/// Sets what a queue pair needs to have receives posted, and says which attributes those are.
+/// Sets the attributes of the init state, and returns their mask.
 fn init_attributes(attr: &mut ibv_qp_attr, init: &Init) -> libc::c_int {
     attr.qp_state = sys::IBV_QPS_INIT;
     attr.port_num = init.port;
@@ -213,7 +215,7 @@ fn init_attributes(attr: &mut ibv_qp_attr, init: &Init) -> libc::c_int {
     }
 }
 
-/// Sets what a queue pair needs to receive, and says which attributes those are.
+/// Sets the attributes of the state RTR, and returns their mask.
 fn ready_to_receive(attr: &mut ibv_qp_attr, ready: &ReadyToReceive) -> libc::c_int {
     attr.qp_state = sys::IBV_QPS_RTR;
     let Some(connection) = &ready.connection else { return sys::IBV_QP_STATE };
@@ -231,7 +233,7 @@ fn ready_to_receive(attr: &mut ibv_qp_attr, ready: &ReadyToReceive) -> libc::c_i
     mask | sys::IBV_QP_MAX_DEST_RD_ATOMIC | sys::IBV_QP_MIN_RNR_TIMER
 }
 
-/// Sets what a queue pair needs to send, and says which attributes those are.
+/// Sets the attributes of the state RTS, and returns their mask.
 fn ready_to_send(attr: &mut ibv_qp_attr, ready: &ReadyToSend) -> libc::c_int {
     attr.qp_state = sys::IBV_QPS_RTS;
     attr.sq_psn = ready.psn.get();

@@ -1,4 +1,4 @@
-//! Memory that the device knows.
+//! Registered memory.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -23,7 +23,7 @@ pub(crate) struct Registration {
 
 // SAFETY: libibverbs' memory regions may be used from any thread.
 unsafe impl Send for Registration {}
-// SAFETY: as above; what is read often is copied out.
+// SAFETY: as above. The keys are copied when the region is created.
 unsafe impl Sync for Registration {}
 
 impl Registration {
@@ -37,7 +37,7 @@ impl Registration {
         let address = memory.as_ptr().as_ptr();
         let own_addr = address.expose_provenance() as u64;
         let iova = iova.unwrap_or(own_addr);
-        // SAFETY: the domain is alive; the memory is readable and writable, and its owner keeps it until after
+        // SAFETY: the domain exists. The memory is readable and writable, and its owner keeps it until after
         // `deregister`.
         let handle = unsafe {
             let domain = domain.handle.as_ptr();
@@ -56,7 +56,7 @@ impl Registration {
             let action = format!("registering {} bytes with {}", memory.len(), device.name);
             return Err(Error::Verb { action, hint: hint.into(), error });
         };
-        // SAFETY: the region was just made in this domain.
+        // SAFETY: the region was just created in this domain.
         Ok(unsafe { Registration::from_handle(domain, handle, iova, iova == own_addr) })
     }
 
@@ -70,8 +70,8 @@ impl Registration {
         access: Access,
     ) -> Result<Registration> {
         let device = &domain.device;
-        // SAFETY: the domain is alive, and the descriptor open. The kernel keeps the dma-buf for as long as the region
-        // exists, and nobody has it as a slice: there is no address here.
+        // SAFETY: the domain exists, and the descriptor is open. The kernel keeps the dma-buf as long as the region
+        // exists, and no code has it as a slice, because it has no address in this process.
         let handle = unsafe {
             let (domain, fd) = (domain.handle.as_ptr(), dmabuf.as_raw_fd());
             device.library.ibv_reg_dmabuf_mr(domain, offset, len, iova, fd, flags(access))
@@ -90,31 +90,34 @@ impl Registration {
             let action = format!("registering {len} bytes of a dma-buf with {}", device.name);
             return Err(Error::Verb { action, hint: hint.into(), error });
         };
-        // SAFETY: the region was just made in this domain.
+        // SAFETY: the region was just created in this domain.
         Ok(unsafe { Registration::from_handle(domain, handle, iova, false) })
     }
 
-    /// Whether the device can register dma-bufs. It isn't among what it says of itself, so that it is asked to register
-    /// none: one that could finds fault with the descriptor, one that can't with the question.
+    /// Whether the device can register dma-bufs. Its attributes don't include this, so this function registers an
+    /// invalid descriptor: a device with support rejects the descriptor, and a device without support rejects the
+    /// operation.
     pub(crate) fn supports_dmabuf(domain: &ProtectionDomain) -> bool {
         let device = &domain.device;
-        // SAFETY: the domain is alive; there is no such descriptor, and so nothing is registered.
+        // SAFETY: the domain exists. The descriptor is invalid, so nothing is registered.
         let handle = unsafe {
             device.library.ibv_reg_dmabuf_mr(domain.handle.as_ptr(), 0, 4096, 0, -1, flags(Access::empty()))
         };
         handle.is_null() && !is_unsupported(&io::Error::last_os_error())
     }
 
+    /// Takes ownership of a region.
+    ///
     /// # Safety
     ///
-    /// The region is alive, nobody's, and of this domain.
+    /// The region exists, belongs to this domain, and has no other owner.
     unsafe fn from_handle(
         domain: &Arc<ProtectionDomain>,
         handle: NonNull<ibv_mr>,
         addr: u64,
         is_identity_mapped: bool,
     ) -> Registration {
-        // SAFETY: the region was just made, and its keys don't change.
+        // SAFETY: the region was just created, and its keys don't change.
         let (lkey, rkey) = unsafe { ((*handle.as_ptr()).lkey, (*handle.as_ptr()).rkey) };
         Registration {
             domain: Arc::clone(domain),
@@ -132,19 +135,19 @@ impl Registration {
         if !self.domain.device.is_owned() || self.deregistered.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
-        // SAFETY: deregistered once, as the flag sees to.
+        // SAFETY: the flag makes sure that the region is deregistered once.
         let code = unsafe { self.domain.device.library.ibv_dereg_mr(self.handle.as_ptr()) };
         check(code, || "deregistering memory".to_owned())
     }
 }
 
-/// Rights in the library's form. Where addresses begin is said by the address: what a device makes of the flag differs, and
-/// some (rxe) ignore it.
+/// Encodes access rights in the library's format. The `iova` alone determines the addresses: devices treat the flag
+/// `ZERO_BASED` differently, and some (rxe) ignore it.
 fn flags(access: Access) -> libc::c_uint {
     access.difference(Access::ZERO_BASED).bits()
 }
 
-/// Whether an error says that something can't be done at all: by the library, its part for the device, or the kernel.
+/// Whether an error means that the library, the device's provider or the kernel doesn't support the operation.
 fn is_unsupported(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -152,7 +155,8 @@ fn is_unsupported(error: &io::Error) -> bool {
     )
 }
 
-/// Registering locks memory, and the limit on that is often what it fails at.
+/// Returns the hint of a failed registration. Registering locks memory, so a common cause is the limit on locked
+/// memory.
 fn registration_hint(error: &io::Error, len: usize) -> String {
     let number = error.raw_os_error();
     if number != Some(libc::ENOMEM) {

@@ -19,11 +19,12 @@ pub(crate) struct SharedReceiveQueue {
 
 // SAFETY: libibverbs' shared receive queues may be used from any thread.
 unsafe impl Send for SharedReceiveQueue {}
-// SAFETY: as above; posting locks what it shares.
+// SAFETY: as above. Posting locks its shared state.
 unsafe impl Sync for SharedReceiveQueue {}
 
 impl SharedReceiveQueue {
-    /// Makes one; also says how many segments a request may have. Events of the queue will carry `id`.
+    /// Creates a queue, and returns it with the maximum number of segments of a request. Events of the queue contain
+    /// `id`.
     pub(crate) fn new(
         domain: &Arc<ProtectionDomain>,
         depth: u32,
@@ -35,7 +36,7 @@ impl SharedReceiveQueue {
         attr.attr.max_wr = depth;
         attr.attr.max_sge = segments;
         let device = &domain.device;
-        // SAFETY: the domain is alive, and the attributes may be written.
+        // SAFETY: the domain exists, and the attributes may be written.
         let handle = unsafe { device.library.ibv_create_srq(domain.handle.as_ptr(), &mut attr) };
         let action = || format!("creating a shared receive queue of depth {depth} on {}", device.name);
         let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
@@ -46,16 +47,16 @@ impl SharedReceiveQueue {
 
     #[inline]
     pub(crate) fn post_recvs(&self, Chain { first, bad }: Chain<'_, ibv_recv_wr>) -> libc::c_int {
-        // SAFETY: the queue is alive; what a chain is, and its memory, the library can rely on.
+        // SAFETY: the queue exists, and a chain is valid for the library, with its memory.
         unsafe { sys::ibv_post_srq_recv(self.handle.as_ptr(), first, bad) }
     }
 
-    /// Asks for an event when fewer requests than this are left.
+    /// Requests an event for when fewer than `limit` requests remain.
     pub(crate) fn arm(&self, limit: u32) -> Result<()> {
         let mut attr = ibv_srq_attr::zeroed();
         attr.srq_limit = limit;
         let library = self.domain.device.library;
-        // SAFETY: the queue is alive, and the attribute that the mask names is set.
+        // SAFETY: the queue exists, and the attribute in the mask is set.
         let code = unsafe { library.ibv_modify_srq(self.handle.as_ptr(), &mut attr, sys::IBV_SRQ_LIMIT) };
         check(code, || "setting the limit of a shared receive queue".to_owned())
     }
@@ -64,7 +65,8 @@ impl SharedReceiveQueue {
         if !self.domain.device.is_owned() || self.destroyed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
-        // SAFETY: destroyed once, as the flag sees to; the queue pairs that used it are gone: they hold it.
+        // SAFETY: the flag makes sure that the queue is destroyed once. The queue pairs that used it are destroyed,
+        // because they hold it.
         let code = unsafe { self.domain.device.library.ibv_destroy_srq(self.handle.as_ptr()) };
         check(code, || "destroying a shared receive queue".to_owned())
     }

@@ -1,4 +1,4 @@
-//! Address handles: how to reach a peer with datagrams.
+//! Address handles: routes to peers for datagrams.
 
 use std::io;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(crate) struct AddressHandle {
 impl AddressHandle {
     pub(crate) fn new(domain: &Arc<ProtectionDomain>, address: &Address) -> Result<AddressHandle> {
         // Without a flow label, rdma-core's driver of mlx5 chooses a random port for each address handle
-        // (`mlx5_ah_set_udp_sport` in `providers/mlx5/verbs.c`). Here the device's ports take turns.
+        // (`mlx5_ah_set_udp_sport` in `providers/mlx5/verbs.c`). Here, handles use the device's ports in turn.
         let turn = domain.device.datagram_ports.fetch_add(1, Ordering::Relaxed);
         let path = OpenPath::new(&domain.device, address, FIRST_SOURCE_PORT | turn)?;
         Ok(AddressHandle { domain: Arc::clone(domain), path })
@@ -47,8 +47,8 @@ pub(super) struct OpenPath {
 }
 
 impl OpenPath {
-    /// The path to an address: from the port of its flow label or, if that is 0, from the device's port for flows that
-    /// prefer `preferred_port`.
+    /// Opens the path to an address. Its source port is the port of the flow label or, if the label is 0, the device's
+    /// port for flows that prefer `preferred_port`.
     pub(super) fn new(device: &Arc<Device>, address: &Address, preferred_port: u16) -> Result<OpenPath> {
         device.check_port(address.port)?;
         let invalid = |reason: String| Error::InvalidRequest { reason: reason.into() };

@@ -1,4 +1,4 @@
-//! Completion queues and the channels that announce completions.
+//! Completion queues and their event channels.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use crate::error::{Error, Result};
 pub(crate) struct CompletionQueue {
     pub(super) device: Arc<Device>,
     pub(super) cq: Cq,
-    /// This queue's alone, so that no event of one queue is taken by who waits for another.
+    /// The queue's own channel, so that no caller consumes an event of another queue.
     channel: Option<Arc<Channel>>,
-    /// How many completions fit; more after it was resized.
+    /// The number of entries. Resizing changes it.
     depth: AtomicU32,
     has_timestamps: bool,
 }
@@ -97,7 +97,7 @@ impl CompletionQueue {
         })
     }
 
-    /// This device says all in the common way.
+    /// Does nothing: this device uses the common format.
     pub(crate) fn normalize(&self, _outcome: &mut RawOutcome) {}
 
     pub(crate) fn arm(&self, arm_for: ArmFor) -> Result<()> {

@@ -1,6 +1,6 @@
-//! Identifiers on software NICs, each with an inbox of its own.
+//! Identifiers on software NICs, each with its own event channel.
 //!
-//! As with librdmacm, queue pairs aren't made on identifiers: the connection manager is only told their numbers.
+//! As with librdmacm, queue pairs aren't created on identifiers: the connection manager gets only their numbers.
 
 mod choice;
 mod event;
@@ -37,13 +37,13 @@ use crate::error::{Error, Result, errno_hint};
 
 pub(crate) struct Identifier {
     purpose: Purpose,
-    /// This identifier's alone, so that no event of one is taken by who waits for another.
+    /// The identifier's own channel, so that no caller consumes an event of another identifier.
     channel: Arc<CmEventChannel>,
     inner: Mutex<Inner>,
 }
 
 struct Inner {
-    /// The NICs that it is on: one, but of a listener at every address.
+    /// The NICs that the identifier is on: one, except for a listener at every address.
     devices: Vec<Arc<Device>>,
     role: Role,
     local: Option<SocketAddr>,
@@ -52,29 +52,29 @@ struct Inner {
     traffic_class: u8,
     shares_port: bool,
     port: Option<PortLease>,
-    /// What the peer was asked with, and the payload of one packet, as long as it hasn't answered.
+    /// The private data and the path MTU of the connect request, until the peer replies.
     pending_request: Option<(Vec<u8>, PathMtu)>,
-    /// What is known at once, before anything comes to the inbox.
+    /// Events that are known at once, which precede those of the channel.
     local_events: VecDeque<Event>,
 }
 
-/// What has become of an identifier.
+/// The role of an identifier.
 #[derive(Clone)]
 enum Role {
-    /// Nothing yet.
+    /// The identifier has no role yet.
     New,
-    /// It listens, on each of its NICs.
+    /// The identifier listens, on each of its NICs.
     Listening(Vec<ListenerId>),
-    /// A connection, on its way to be one, or just over; and what this side brought to it, once that was said.
+    /// A connection in any state, and this side's parameters, once they are set.
     Connection(ConnectionId, Option<LocalQp>),
-    /// It asks for a datagram queue pair.
+    /// The identifier queries a peer for its UD queue pair.
     Querying(QueryId),
-    /// It is asked for one.
+    /// A peer queries the identifier for a UD queue pair.
     Queried(QueryId),
 }
 
 impl Identifier {
-    /// One on these NICs, of which there is at least one.
+    /// Creates an identifier on these NICs, of which there is at least one.
     pub(crate) fn new(purpose: Purpose, devices: Vec<Arc<Device>>) -> Result<Identifier> {
         let channel = CmEventChannel::new().map_err(|error| Error::Verb {
             action: "creating a connection manager ID".to_owned(),
@@ -199,7 +199,7 @@ impl Identifier {
         Ok(())
     }
 
-    /// Says something that is known at once.
+    /// Adds an event that is known at once.
     fn push_local_event(&self, inner: &mut Inner, event: Event) {
         inner.local_events.push_back(event);
         self.channel.wake();
@@ -225,7 +225,7 @@ impl Identifier {
     pub(crate) fn qp_attributes(&self, transport: Transport) -> Result<(Connection, ReadyToSend)> {
         let inner = self.inner.lock();
         let (device, (id, local_qp)) = (inner.device()?, inner.connection()?);
-        // Before this side has said what it brings, it is whatever the peer would like: less comes of it later.
+        // Until this side's parameters are set, the peer's are used. The caller reduces the values later.
         let local_qp = local_qp.unwrap_or_else(|| {
             let mut local_qp = LocalQp::new(Qpn::truncate(0));
             local_qp.rd_atomic_limits =
@@ -265,7 +265,7 @@ impl Identifier {
         self.send_request(inner, local_qp)
     }
 
-    /// Asks for a connection, or asks again.
+    /// Sends the connect request, or sends it again with another path MTU.
     fn send_request(&self, inner: &mut Inner, local_qp: LocalQp) -> Result<()> {
         let (device, (local, peer)) = (inner.device()?, inner.addrs()?);
         let (private_data, mtu) = inner.pending_request.as_ref().ok_or_else(not_established)?;
@@ -281,7 +281,8 @@ impl Identifier {
         Ok(())
     }
 
-    /// A peer whose link carries shorter packets says how long they may be: then it is asked for such.
+    /// Sends the request again with a smaller path MTU, if the peer rejected it because of its MTU. Returns whether it
+    /// did.
     fn retry_with_smaller_mtu(&self, rejection: &cm::Rejection) -> Result<bool> {
         let inner = &mut *self.inner.lock();
         let preferred = rejection.info.as_bytes().first().and_then(|code| PathMtu::from_code(*code));
@@ -353,7 +354,7 @@ impl Identifier {
     pub(crate) fn disconnect(&self) -> Result<()> {
         let inner = self.inner.lock();
         match inner.device()?.nic.cm().disconnect(inner.connection()?.0, DISCONNECT_TIMEOUT) {
-            // The peer was first, and heard yes.
+            // The peer disconnected first, and this side has replied.
             Err(adverb_soft::Error::Cm(CallError::WrongState(State::TimeWait) | CallError::Unknown)) => {
                 Ok(())
             }
@@ -363,7 +364,7 @@ impl Identifier {
 }
 
 impl Inner {
-    /// The NIC that it is on.
+    /// Returns the NIC that the identifier is on.
     fn device(&self) -> Result<&Arc<Device>> {
         self.devices.first().ok_or_else(not_established)
     }
@@ -392,7 +393,7 @@ impl Inner {
         local_qp
     }
 
-    /// A peer's address, as queue pairs are told it.
+    /// Returns a peer's address in the form that queue pairs use.
     fn address(&self, device: &Device, remote: IpAddr) -> Result<Address> {
         let (local, _) = self.addrs()?;
         let index = device.nic.addresses().iter().position(|address| *address == local.ip());
@@ -413,7 +414,7 @@ impl Inner {
 impl Drop for Identifier {
     fn drop(&mut self) {
         let inner = self.inner.get_mut();
-        // A forked child leaves its parent's connections alone.
+        // A forked child must not change the parent's connections.
         let Some(device) = inner.devices.first().filter(|device| device.is_owned()) else { return };
         let manager = device.nic.cm();
         match &inner.role {
@@ -436,7 +437,7 @@ fn service(purpose: Purpose, port: u16) -> ServiceId {
     }
 }
 
-/// What is said of a port that can't be had.
+/// Returns the error of a port that isn't available.
 fn port_error(error: io::Error, action: String) -> Error {
     let hint = match error.kind() {
         io::ErrorKind::AddrInUse => errno_hint(Some(libc::EADDRINUSE), Call::CmAddress),
@@ -449,7 +450,7 @@ fn port_error(error: io::Error, action: String) -> Error {
     Error::Verb { action, error, hint: hint.into() }
 }
 
-/// What is said of a connection whose peer may have gone.
+/// Returns the error of an operation on a connection, whose peer may have abandoned it.
 fn abandoned_error(error: adverb_soft::Error, action: &str) -> Error {
     match nic_error(error, action.to_owned()) {
         Error::Verb { action, error: why, .. } if matches!(error, adverb_soft::Error::Cm(_)) => {
@@ -463,10 +464,10 @@ fn not_established() -> Error {
     Error::InvalidRequest { reason: "the connection is not established, or already closed".into() }
 }
 
-/// How long the manager waits for a peer. Those who wait for the manager have deadlines of their own, which are shorter.
+/// The timeout of the connection manager for a peer's reply. Callers have their own, shorter deadlines.
 const CM_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How long a peer may take to agree to an end.
+/// The timeout of a disconnect request.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 const HOP_LIMIT: u8 = 64;

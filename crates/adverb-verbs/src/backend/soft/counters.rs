@@ -1,4 +1,4 @@
-//! What a device counts.
+//! Counters of a device.
 
 use std::collections::BTreeMap;
 

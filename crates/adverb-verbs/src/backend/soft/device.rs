@@ -1,4 +1,4 @@
-//! Devices that are open.
+//! Open software devices.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,22 +24,22 @@ use crate::error::{Error, Result};
 pub(crate) struct Device {
     pub(super) nic: Nic,
     pub(super) name: String,
-    /// Whether its addresses are those of network interfaces.
+    /// Whether the addresses belong to network interfaces.
     is_on_interface: bool,
-    /// What queue pairs do about congestion.
+    /// The congestion control of queue pairs.
     pub(super) congestion: Congestion,
-    /// The numbers of shared receive queues, and the ids that events carry for them.
+    /// The ids of shared receive queues in events, by the NIC's numbers.
     pub(super) shared: Mutex<BTreeMap<Srq, u32>>,
-    /// Which ports of the connection manager are taken.
+    /// The ports of the connection manager that are in use.
     pub(super) ports: Mutex<Ports>,
-    /// The number of address handles so far: they take turns at the source ports.
+    /// The number of address handles so far, by which they use the source ports in turn.
     pub(super) datagram_ports: AtomicU16,
-    /// Gone when the NIC is: it is dropped after it.
+    /// Dropped after the NIC, so its weak references show when the NIC is closed.
     pub(super) open: Arc<()>,
 }
 
 impl Device {
-    /// The one that can be opened on any machine, and those that are open in this process.
+    /// Lists the device that can be opened on any machine, and those that are open in this process.
     pub(crate) fn list() -> Vec<DeviceInfo> {
         let mut list = vec![DeviceInfo::new(LOOPBACK_NAME.to_owned(), BASE_GUID)];
         for (name, guid) in Device::open_names() {
@@ -69,7 +69,7 @@ impl Device {
         &self.name
     }
 
-    /// Whether this process opened the device. A forked child didn't, and must leave its objects alone.
+    /// Whether this process opened the device. A forked child must not change the parent's objects.
     pub(crate) fn is_owned(&self) -> bool {
         self.nic.is_owned_by_this_process()
     }
@@ -102,7 +102,7 @@ impl Device {
         Ok(attributes)
     }
 
-    /// The clock counts nanoseconds of the process's monotonic clock, so the reading is exact.
+    /// Reads the clock, which counts nanoseconds of the process's monotonic clock, so the reading is exact.
     pub(crate) fn read_clock(&self) -> Result<Option<(u64, Instant, Duration)>> {
         let at = Instant::now();
         let ticks = at.saturating_duration_since(self.nic.clock_origin()).as_nanos() as u64;
@@ -135,7 +135,7 @@ impl Device {
         Ok(self.nic.addresses().iter().enumerate().map(entry).collect())
     }
 
-    /// Whether the interface carries data.
+    /// Returns the state of the port: active if an interface with one of the addresses is up.
     fn state(&self) -> PortState {
         let is_up = |address: &IpAddr| self.interface(*address).is_some_and(|interface| interface.is_up);
         match !self.is_on_interface || self.nic.addresses().iter().any(is_up) {
@@ -144,12 +144,12 @@ impl Device {
         }
     }
 
-    /// The interface of an address.
+    /// Returns the interface of an address.
     fn interface(&self, address: IpAddr) -> Option<Interface> {
         Interface::of(Gid::from(address).udp_addr().ip()).ok().filter(|_| self.is_on_interface)
     }
 
-    /// There is one port.
+    /// Checks the number of a port: there is only port 1.
     pub(super) fn check_port(&self, number: u8) -> Result<()> {
         if number == 1 {
             return Ok(());
@@ -162,13 +162,13 @@ impl Device {
     }
 }
 
-/// The identifier of a NIC with these addresses: one of those that everybody may use, different for each address.
+/// Returns the GUID of a NIC with these addresses: a locally administered one, which differs for each address.
 pub(super) fn guid(addresses: &[IpAddr]) -> u64 {
     let low = match addresses.first() {
         Some(IpAddr::V4(address)) => address.to_bits(),
         Some(IpAddr::V6(address)) => {
             let bits = address.to_bits();
-            // Those of a network differ in their last bits.
+            // Addresses of one network differ in their last bits.
             (bits ^ bits >> 32 ^ bits >> 64 ^ bits >> 96) as u32
         }
         None => 0,
@@ -176,14 +176,14 @@ pub(super) fn guid(addresses: &[IpAddr]) -> u64 {
     BASE_GUID | u64::from(low)
 }
 
-/// Where the identifiers of software NICs begin.
+/// The first GUID of software NICs.
 const BASE_GUID: u64 = 0x0200_00ff_0000_0000;
 
-/// Timestamps are nanoseconds.
+/// The clock of timestamps, which are nanoseconds.
 const CLOCK: TimestampClock = TimestampClock::new(u64::MAX, 1_000_000);
 
-/// How many requests a queue may have outstanding. Queues take memory as they fill.
+/// The maximum number of outstanding requests of a queue. Queues allocate memory as they fill.
 pub(super) const MAX_DEPTH: u32 = 1 << 15;
 
-/// How many segments a request may have.
+/// The maximum number of segments of a request.
 pub(super) const MAX_SEGMENTS: u32 = 32;

@@ -1,4 +1,4 @@
-//! Asynchronous events: what happened to an object or a port, outside any completion queue.
+//! Asynchronous events of objects and ports, which completion queues don't report.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ impl Device {
         self.nic.event_fd()
     }
 
-    /// Waits for an event, and takes it; `None` if none came in time.
+    /// Waits for an event, and returns it. Returns `None` if the timeout expires first.
     pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<DeviceEvent>> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
@@ -27,7 +27,7 @@ impl Device {
                 error,
                 hint: "".into(),
             })?;
-            // What was announced may be gone, with what it was about.
+            // The event may have been discarded with its object.
             if let Some(event) = self.nic.next_event() {
                 return Ok(Some(self.explain(event)));
             }

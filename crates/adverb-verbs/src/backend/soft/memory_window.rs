@@ -8,7 +8,7 @@ use crate::error::Result;
 
 pub(crate) struct MemoryWindow {
     domain: Arc<ProtectionDomain>,
-    /// The key that it has now; it gets the next when it is bound.
+    /// The current key. Binding the window changes it to the next key.
     rkey: AtomicU32,
     freed: AtomicBool,
 }
@@ -26,18 +26,18 @@ impl MemoryWindow {
         })
     }
 
-    /// The key that it gets when it is bound next: its lowest 8 bits are the owner's to choose.
+    /// Returns the key of the next binding. The owner of a window chooses the lowest 8 bits of its key.
     pub(crate) fn next_rkey(&self) -> u32 {
         let rkey = self.rkey.load(Ordering::Relaxed);
         rkey & !0xff | rkey.wrapping_add(1) & 0xff
     }
 
-    /// Says that it was bound, and has this key now.
+    /// Sets the current key, after the window was bound.
     pub(crate) fn set_rkey(&self, rkey: u32) {
         self.rkey.store(rkey, Ordering::Relaxed);
     }
 
-    /// Frees it: afterwards nobody reaches memory through it. If that fails somebody may.
+    /// Frees the window, which ends all access through it. After an error, the access may continue.
     pub(crate) fn free(&self) -> Result<()> {
         if !self.domain.device.is_owned() || self.freed.swap(true, Ordering::Relaxed) {
             return Ok(());

@@ -1,7 +1,7 @@
-//! The software NIC: devices made of memory and sockets, on any machine.
+//! The software NIC: devices in memory and over sockets, on any machine.
 //!
-//! Each type owns one object of a [`Nic`](adverb_soft::Nic) and holds what it was made from, as those of rdma-core do. In a
-//! forked child they end without a word: the NIC's thread is in the parent.
+//! Each type owns one object of a [`Nic`](adverb_soft::Nic) and holds the objects that it was created from, as the
+//! types of rdma-core do. In a forked child they are not destroyed, because the progress thread belongs to the parent.
 
 mod address_handle;
 mod completion_queue;
@@ -36,7 +36,7 @@ use std::io;
 
 use crate::error::Error;
 
-/// What the NIC said when it was asked for something.
+/// Returns the error of an operation on the NIC.
 fn nic_error(error: adverb_soft::Error, action: String) -> Error {
     let hint = match error {
         adverb_soft::Error::NicFailed => {

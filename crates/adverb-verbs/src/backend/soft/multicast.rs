@@ -1,4 +1,4 @@
-//! Groups of datagram queue pairs.
+//! Multicast groups of UD queue pairs.
 
 use adverb_proto::types::Gid;
 

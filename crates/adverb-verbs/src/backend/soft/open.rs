@@ -1,4 +1,4 @@
-//! Opening software NICs, and finding those that are open.
+//! Opening software NICs, and the registry of open ones.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -23,14 +23,14 @@ pub(crate) fn is_soft(name: &str) -> bool {
     name == LOOPBACK_NAME || name.starts_with(NAME_PREFIX)
 }
 
-/// Where a NIC is to be.
+/// The location of a NIC.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Location {
-    /// At a loopback address.
+    /// Any loopback address.
     Loopback,
-    /// At an address, whatever the UDP port, unless it says one.
+    /// An address, with any UDP port unless the address encodes one.
     Address(IpAddr),
-    /// Where packets to this address go.
+    /// An address with the UDP port that it encodes.
     ExactAddress(IpAddr),
 }
 
@@ -52,7 +52,7 @@ impl Location {
 }
 
 impl Device {
-    /// The NIC of this name: the one that is open in this process, or a new one.
+    /// Returns the NIC of this name: the one that is open in this process, or a new one.
     pub(crate) fn open(name: &str) -> Result<Arc<Device>> {
         let location = Location::of(name)?;
         let mut registry = Registry::lock();
@@ -71,21 +71,21 @@ impl Device {
         Ok(registry.add(Device::create(&options, name)?))
     }
 
-    /// A new NIC.
+    /// Creates a NIC.
     pub(crate) fn build(options: &Options) -> Result<Arc<Device>> {
         let mut registry = Registry::lock();
         let mut options = options.clone();
-        // All addresses of a device have the same queue pair numbers, and so only one of them can be shared.
+        // All addresses of a device have the same queue pair numbers, so only one of them can be shared.
         options.shared = options.addresses.len() == 1;
         for address in &options.addresses {
-            // A device that is being closed gives up its port. One that stays open keeps it: within a process, an address
+            // A device that is being closed releases its port. An open device keeps it: within a process, an address
             // and a port identify a device.
             options.shared &= registry.find(Location::Address(*address)).is_none();
         }
         Ok(registry.add(Device::create(&options, None)?))
     }
 
-    /// A new NIC of this name, or of its first address's.
+    /// Creates a NIC with this name, or with the name of its first address.
     fn create(options: &Options, name: Option<&str>) -> Result<Device> {
         let of_address = |addresses: &[IpAddr]| match addresses.first() {
             Some(address) => format!("{NAME_PREFIX}{address}"),
@@ -101,17 +101,17 @@ impl Device {
         Ok(Device::new(nic, name, is_on_interface, options.congestion))
     }
 
-    /// The NIC that is open in this process and gets what is sent to this address.
+    /// Returns the open NIC of this process that receives packets to this address.
     pub(crate) fn find_exact(address: IpAddr) -> Option<Arc<Device>> {
         Registry::lock().find(Location::ExactAddress(address))
     }
 
-    /// The same, or else one that is at this address with another UDP port.
+    /// Does the same as `find_exact`, or returns a NIC at this address with another UDP port.
     pub(crate) fn find_near(address: IpAddr) -> Option<Arc<Device>> {
         Registry::lock().find(Location::Address(address))
     }
 
-    /// The addresses that software NICs have in this process, or could have.
+    /// Returns the addresses that software NICs of this process have or could have.
     pub(crate) fn addresses() -> Vec<IpAddr> {
         let mut addresses: Vec<IpAddr> =
             Registry::lock().0.iter().flat_map(|entry| entry.addresses.clone()).collect();
@@ -122,33 +122,33 @@ impl Device {
         addresses
     }
 
-    /// Those that are open in this process, in the order in which they were opened.
+    /// Returns the NICs that are open in this process, in the order of opening.
     pub(super) fn all() -> Vec<Arc<Device>> {
         Registry::lock().0.iter().filter_map(|entry| entry.device.upgrade()).collect()
     }
 
-    /// The names and identifiers of those that are open in this process.
+    /// Returns the names and GUIDs of the NICs that are open in this process.
     pub(super) fn open_names() -> Vec<(String, u64)> {
         let one = |entry: &Entry| (entry.name.clone(), guid(&entry.addresses));
         Registry::lock().0.iter().map(one).collect()
     }
 }
 
-/// The NICs that are open in this process: opening one again gives the same.
+/// The NICs that are open in this process. Opening one of them again returns the same NIC.
 struct Registry(MutexGuard<'static, Vec<Entry>>);
 
 struct Entry {
-    /// The process that opened it: in a forked child it isn't open.
+    /// The process that opened the NIC. In a forked child the NIC isn't open.
     owner: u32,
     name: String,
     addresses: Vec<IpAddr>,
     device: Weak<Device>,
-    /// Gone when its sockets are closed, which is a little after the device is gone.
+    /// Expires when the sockets are closed, which is shortly after the device is dropped.
     open: Weak<()>,
 }
 
 impl Registry {
-    /// Those that are open, or being closed, at the moment.
+    /// Locks the registry of NICs that are open or being closed.
     fn lock() -> Registry {
         static ENTRIES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
         let mut entries = ENTRIES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -156,7 +156,7 @@ impl Registry {
         Registry(entries)
     }
 
-    /// Forgets those that are closed, or no good any more.
+    /// Removes closed and failed NICs.
     fn remove_closed(entries: &mut Vec<Entry>) {
         let process = std::process::id();
         entries.retain(|entry| {
@@ -165,7 +165,7 @@ impl Registry {
         });
     }
 
-    /// The one that was opened last of those that are here.
+    /// Returns the last opened NIC at this location.
     fn find(&mut self, location: Location) -> Option<Arc<Device>> {
         if let Location::Address(address) = location
             && let Some(device) = self.find(Location::ExactAddress(address))
@@ -183,7 +183,7 @@ impl Registry {
             if let Some(device) = entry.device.upgrade() {
                 return Some(device);
             }
-            // Somebody is closing it just now, and its address will soon be free.
+            // Another thread is closing the NIC, and its address will be free soon.
             std::thread::sleep(Duration::from_millis(1));
             Registry::remove_closed(&mut self.0);
         }
@@ -203,25 +203,25 @@ impl Registry {
     }
 }
 
-/// What a NIC is to be.
+/// The options of a NIC.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) link: LinkKind,
-    /// None are those of the loopback interface.
+    /// The addresses. Without any, the NIC has loopback addresses.
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) mtu: Option<PathMtu>,
     pub(crate) faults: Option<FaultConfig>,
     pub(crate) capture: Option<PathBuf>,
     pub(crate) loopback_via_link: bool,
-    /// Whether peers are Adverb's alone.
+    /// Whether the NIC accepts only packets of Adverb's devices.
     pub(crate) adverb_peers_only: bool,
     /// Whether other processes may have devices at the same address and port.
     pub(crate) shared: bool,
-    /// What queue pairs do about congestion.
+    /// The congestion control of queue pairs.
     pub(crate) congestion: Congestion,
 }
 
-/// What a NIC's packets go over.
+/// The kind of a NIC's link.
 #[derive(Clone, Debug)]
 pub(crate) enum LinkKind {
     Sockets,
@@ -274,7 +274,7 @@ impl Options {
         Nic::open(options.loopback_via_link(self.loopback_via_link))
     }
 
-    /// A NIC over links, with what is to be done to what passes.
+    /// Returns the options of a NIC over links, with capture and fault injection if they are configured.
     fn with_links<L: Link + 'static>(&self, mut links: Vec<(IpAddr, L)>) -> io::Result<NicOptions> {
         let addresses: Vec<IpAddr> = links.iter().map(|(address, _)| *address).collect();
         let mut link: Box<dyn Link> = match links.pop() {
@@ -298,8 +298,8 @@ impl Options {
     }
 }
 
-/// Sockets that can be reached from this machine alone: at 127.0.0.1 and ::1, as far as no other process has them, and else
-/// at another of the addresses that every machine has for itself, or at another port of ::1, which has no others.
+/// Opens links that only this machine can reach: at 127.0.0.1 and ::1 or, if another process uses these, at another
+/// address in 127.0.0.0/8 and another port of ::1, which is the only IPv6 loopback address.
 fn open_loopback(adverb_peers_only: bool) -> io::Result<Vec<(UdpLink, PathMtu)>> {
     let mut tried = 0;
     let mut address = Ipv4Addr::LOCALHOST;
@@ -315,20 +315,20 @@ fn open_loopback(adverb_peers_only: bool) -> io::Result<Vec<(UdpLink, PathMtu)>>
     let v6 = open_near(Ipv6Addr::LOCALHOST.into(), adverb_peers_only, false);
     match (v4, v6) {
         (Ok(v4), v6) => Ok(std::iter::once(v4).chain(v6.ok()).collect()),
-        // A machine may have no IPv4.
+        // The machine may have no IPv4.
         (Err(_), Ok(v6)) => Ok(vec![v6]),
         (Err(error), Err(_)) => Err(error),
     }
 }
 
-/// An address of the loopback interface that hardly anybody has.
+/// Returns a random address of the loopback interface, which is most likely unused.
 pub(super) fn random_loopback() -> io::Result<Ipv4Addr> {
     let [a, b, c, _] = getrandom::u32().map_err(io::Error::other)?.to_ne_bytes();
-    // No address of a network's first or last.
+    // The result is neither the first nor the last address of a network.
     Ok(Ipv4Addr::new(127, a.clamp(1, 254), b, c.clamp(1, 254)))
 }
 
-/// Sockets at an address, and at another port of it if somebody has the usual one and there is a GID that says so.
+/// Opens a link at an address or, if port 4791 is in use there, at another port that its GID can encode.
 fn open_near(address: IpAddr, adverb_peers_only: bool, shared: bool) -> io::Result<(UdpLink, PathMtu)> {
     let is_taken = |opened: &io::Result<_>| {
         opened.as_ref().err().is_some_and(|error| error.kind() == io::ErrorKind::AddrInUse)
@@ -344,7 +344,7 @@ fn open_near(address: IpAddr, adverb_peers_only: bool, shared: bool) -> io::Resu
     opened
 }
 
-/// Tells of a port that isn't the one that was to be expected.
+/// Logs a warning if a link doesn't have the expected port.
 fn warn_about_port(requested: IpAddr, link: &UdpLink) {
     if link.gid() != Gid::from(requested) {
         tracing::warn!(
@@ -356,7 +356,7 @@ fn warn_about_port(requested: IpAddr, link: &UdpLink) {
     }
 }
 
-/// Sockets at an address, and at the port that it says; and the payload of the longest packet that they send.
+/// Opens a link at an address, at the port that it encodes. Returns the link and its path MTU.
 fn open_at(address: IpAddr, adverb_peers_only: bool, shared: bool) -> io::Result<(UdpLink, PathMtu)> {
     let location = Gid::from(address).udp_addr();
     let address = location.ip();
@@ -375,7 +375,7 @@ fn open_at(address: IpAddr, adverb_peers_only: bool, shared: bool) -> io::Result
     Ok((UdpLink::open(&config)?, mtu))
 }
 
-/// What to try when a NIC can't be opened at these addresses; at none, that is the loopback interface's.
+/// Returns the hint of a NIC that can't be opened at these addresses. Without addresses, it is a loopback device.
 fn hint(error: &io::Error, addresses: &[IpAddr]) -> &'static str {
     let is_loopback = |address: &IpAddr| Gid::from(*address).udp_addr().ip().is_loopback();
     match error.kind() {
@@ -383,19 +383,19 @@ fn hint(error: &io::Error, addresses: &[IpAddr]) -> &'static str {
             "set the loopback interface up: `ip link set lo up`"
         }
         io::ErrorKind::AddrNotAvailable => errno_hint(Some(libc::EADDRNOTAVAIL), Call::OpenSoftDevice),
-        // Its text says what to do.
+        // The error's text contains the hint.
         io::ErrorKind::AddrInUse | io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput => "",
         _ => errno_hint(Some(libc::EMFILE), Call::OpenSoftDevice),
     }
 }
 
-/// The name of the NIC that can be reached from this machine alone.
+/// The name of the NIC that only this machine can reach.
 pub(super) const LOOPBACK_NAME: &str = "soft";
 
-/// What the names of others begin with, before their address.
+/// The prefix of other names, which is followed by the address.
 const NAME_PREFIX: &str = "soft:";
 
-/// How many addresses are tried that others may have.
+/// The maximum number of loopback addresses to try.
 const MAX_ATTEMPTS: usize = 64;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What the device knows of a queue pair.
+//! Queries of queue pairs.
 
 use adverb_proto::types::{DeviceEvent, PeerAttributes, QpState, QueuePairAttributes};
 use adverb_soft::NicEvent;
@@ -8,7 +8,7 @@ use super::address_handle::OpenPath;
 use crate::backend::{Address, Connection, Init, ReadyToSend, StateChange};
 use crate::error::{Error, Result};
 
-/// What a queue pair was told on its way.
+/// The attributes that were set by state transitions of a queue pair.
 #[derive(Default)]
 pub(crate) struct AppliedAttributes {
     port: u8,
@@ -20,7 +20,7 @@ pub(crate) struct AppliedAttributes {
     sending: Option<(u8, u8, u8, u8)>,
 }
 
-/// What it was told of its peer.
+/// The attributes of the peer.
 #[derive(Clone, Copy)]
 struct Peer {
     address: Address,
@@ -30,7 +30,7 @@ struct Peer {
 }
 
 impl AppliedAttributes {
-    /// Remembers a change and, if it connected the queue pair, the path to the peer.
+    /// Records a state transition and, if it connected the queue pair, the path to the peer.
     pub(super) fn record(&mut self, change: &StateChange, path: Option<OpenPath>) {
         match change {
             StateChange::Reset => *self = AppliedAttributes::default(),

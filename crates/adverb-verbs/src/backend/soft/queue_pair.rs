@@ -22,9 +22,9 @@ pub(crate) struct QueuePair {
     pub(super) qpn: Qpn,
     transport: Transport,
     destroyed: AtomicBool,
-    /// What it was told, for those who ask.
+    /// The attributes that were set, for queries.
     pub(super) applied: Mutex<AppliedAttributes>,
-    /// Bytes that are posted inline, on their way.
+    /// Scratch memory for inline data.
     inline: Mutex<Vec<u8>>,
     // Held because the queue pair completes into them.
     _send_cq: Arc<CompletionQueue>,
@@ -97,7 +97,7 @@ impl QueuePair {
         self.destroyed.load(Ordering::Relaxed)
     }
 
-    /// Refuses what would be done to a queue pair that was destroyed before its time.
+    /// Returns an error if the queue pair was destroyed early.
     pub(super) fn check_not_destroyed(&self) -> Result<()> {
         if self.is_destroyed() {
             return Err(backend::queue_pair_destroyed());
@@ -161,14 +161,14 @@ impl QueuePair {
         })
     }
 
-    // Called cold, here and for polling, so that it isn't mixed into what hardware is posted to with: that counts every
-    // instruction.
+    // This and polling are cold, so that the compiler doesn't inline them into the path that posts to hardware, where
+    // every instruction counts.
     #[cold]
     #[inline(never)]
     pub(crate) fn post_sends(&self, Chain { first, bad }: Chain<'_, ibv_send_wr>) -> libc::c_int {
         let nic = &self.domain.device.nic;
-        // SAFETY: a chain ends with a null pointer; its segments can be read, and the memory that they name is kept until the
-        // requests complete, and with it the address handles, which are of this domain.
+        // SAFETY: a chain ends with a null pointer, and its segments are readable. The memory of the segments, and the
+        // address handles, which belong to this domain, are kept until the requests complete.
         unsafe { request::post_sends(nic, self.qpn, self.transport, &self.inline, first, bad) }
     }
 
@@ -183,7 +183,7 @@ impl QueuePair {
     #[cold]
     #[inline(never)]
     pub(crate) fn post_recvs(&self, Chain { first, bad }: Chain<'_, ibv_recv_wr>) -> libc::c_int {
-        // SAFETY: a chain ends with a null pointer, and its segments can be read.
+        // SAFETY: a chain ends with a null pointer, and its segments are readable.
         let requests = unsafe { request::recv_requests(first) };
         request::report_result(self.domain.device.nic.post_recvs(self.qpn, requests), first, bad)
     }
@@ -210,10 +210,10 @@ fn sending(ready: &ReadyToSend, transport: Transport) -> Result<proto::ReadyToSe
     })
 }
 
-/// A code that isn't one.
+/// Returns the error of an invalid code.
 fn code(of: &'static str) -> Error {
     Error::InvalidRequest { reason: format!("{of} must be a code from 0 to 31").into() }
 }
 
-/// How many bytes may be posted inline.
+/// The maximum number of bytes of an inline request.
 const MAX_INLINE: u32 = 1024;

@@ -1,4 +1,4 @@
-//! Recordings, which the NIC makes itself.
+//! Recordings, which the NIC creates itself.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Memory that the device knows.
+//! Registered memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,12 +23,12 @@ impl Registration {
         access: Access,
     ) -> Result<Registration> {
         let device = &domain.device;
-        // Exposed, because inline requests name memory by its address.
+        // The address is exposed, because inline requests refer to memory by its address.
         let own_addr = memory.as_ptr().as_ptr().expose_provenance() as u64;
         let addr = iova.unwrap_or(own_addr);
         let access = access.difference(Access::ZERO_BASED);
-        // SAFETY: the memory is readable and writable, and its owner keeps it until after `deregister`; others touch it
-        // by copies and word atomics (`memory/access.rs`), or while they have it alone.
+        // SAFETY: the memory is readable and writable, and its owner keeps it until after `deregister`. Other code
+        // accesses it by copies and word atomics (`memory/access.rs`), or exclusively.
         let key = unsafe { device.nic.register(domain.pd, memory.as_ptr(), memory.len(), addr, access) };
         let action = || format!("registering {} bytes with {}", memory.len(), device.name);
         let key = key.map_err(|error| nic_error(error, action()))?;
@@ -39,7 +39,7 @@ impl Registration {
         })
     }
 
-    /// Memory of other devices can't be reached from here.
+    /// Returns an error: the software NIC can't access the memory of other devices.
     pub(crate) fn of_dmabuf(domain: &ProtectionDomain) -> Result<Registration> {
         Err(Error::Unsupported {
             feature: format!("registering a dma-buf with {}", domain.device.name).into(),

@@ -1,4 +1,4 @@
-//! Work requests as they come: in rdma-core's form, which lists of them have for every engine.
+//! Work requests in rdma-core's format, which the request lists use for every engine.
 
 use std::ptr::NonNull;
 
@@ -15,12 +15,12 @@ use parking_lot::Mutex;
 use super::AddressHandle;
 use crate::backend::request_list::{operation_of, tag_of};
 
-/// Posts a list of send requests, as a driver does. `inline_data` is for bytes that are posted inline.
+/// Posts a list of send requests, as a driver does. `inline_data` is scratch memory for inline data.
 ///
 /// # Safety
 ///
-/// The list is that of a `Chain` and ends with a null pointer; its segments can be read, and so can the memory that those of inline requests name;
-/// the address handles of datagrams are this engine's, and alive.
+/// The list is that of a `Chain` and ends with a null pointer. Its segments are readable, and so is the memory of the
+/// segments of inline requests. The address handles of datagrams belong to this engine, and exist.
 pub(super) unsafe fn post_sends(
     nic: &Nic,
     qpn: Qpn,
@@ -29,17 +29,17 @@ pub(super) unsafe fn post_sends(
     first: *mut ibv_send_wr,
     bad: &mut *mut ibv_send_wr,
 ) -> libc::c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees that the list is valid.
     let requests = unsafe { chain(first, |request: &ibv_send_wr| request.next) };
     let raised = requests.clone().map(|(request, tag)| {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees that the segments and the address handles are valid.
         unsafe { decode(request, tag, transport) }
     });
     let posted = if requests.clone().any(|(request, _)| is_inline(request)) {
         let mut bytes = inline_data.lock();
         bytes.clear();
         for (request, _) in requests.filter(|(request, _)| is_inline(request)) {
-            // SAFETY: as the caller says.
+            // SAFETY: the caller guarantees that the memory of inline requests is readable.
             unsafe { copy_inline_data(request, &mut bytes) };
         }
         let mut rest = bytes.as_slice();
@@ -61,22 +61,22 @@ pub(super) unsafe fn post_sends(
     report_result(posted, first, bad)
 }
 
-/// The receive requests of a list.
+/// Returns the receive requests of a list.
 ///
 /// # Safety
 ///
-/// The list is that of a `Chain` and ends with a null pointer, and its segments can be read.
+/// The list is that of a `Chain` and ends with a null pointer, and its segments are readable.
 pub(super) unsafe fn recv_requests<'a>(first: *mut ibv_recv_wr) -> impl Iterator<Item = RecvRequest<'a>> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees that the list is valid.
     let requests = unsafe { chain(first, |request: &ibv_recv_wr| request.next) };
     requests.map(|(request, tag): (&'a ibv_recv_wr, u64)| {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees that the segments are readable.
         let segments = unsafe { segments(request.sg_list, request.num_sge) };
         RecvRequest { wr_id: request.wr_id, tag, segments }
     })
 }
 
-/// What a driver would answer: an error number, and the request that it is about.
+/// Converts the result of posting to that of a driver: an error number, and the rejected request.
 pub(super) fn report_result<W: Linked>(
     posted: Result<(), BatchPostError>,
     first: *mut W,
@@ -85,7 +85,7 @@ pub(super) fn report_result<W: Linked>(
     let Err(failure) = posted else { return 0 };
     let mut at = first;
     for _ in 0..failure.posted_count {
-        // SAFETY: so many requests of the list were posted, and another wasn't.
+        // SAFETY: this many requests of the list were posted, and at least one more follows.
         at = unsafe { (*at).next() };
     }
     *bad = at;
@@ -96,7 +96,7 @@ pub(super) fn report_result<W: Linked>(
     }
 }
 
-/// A request that knows the next.
+/// A request with a pointer to the next one.
 pub(super) trait Linked {
     fn next(&self) -> *mut Self;
 }
@@ -113,31 +113,34 @@ impl Linked for ibv_recv_wr {
     }
 }
 
-/// The requests of a list, and the application's tags.
+/// Returns the requests of a list, and the application's tags.
 ///
 /// # Safety
 ///
-/// The list is that of a `Chain`, ends with a null pointer, and isn't changed for as long as the requests are looked at.
+/// The list is that of a `Chain`, ends with a null pointer, and isn't changed while the iterator is used.
 unsafe fn chain<'a, W: 'a>(
     first: *mut W,
     next: impl Fn(&W) -> *mut W + Clone,
 ) -> impl Iterator<Item = (&'a W, u64)> + Clone {
     let existing = |pointer: *mut W| (!pointer.is_null()).then_some(pointer);
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees that the list is valid.
     let pointers = std::iter::successors(existing(first), move |this| existing(next(unsafe { &**this })));
-    // SAFETY: as the caller says; the pointers are those of the list.
+    // SAFETY: the caller guarantees that the list is valid, and the pointers belong to it.
     pointers.map(|pointer| unsafe { (&*pointer, tag_of(pointer)) })
 }
 
+/// Returns the segments of a request.
+///
 /// # Safety
 ///
-/// There are so many segments.
+/// `first` points to `count` readable segments.
 unsafe fn segments<'a>(first: *mut ibv_sge, count: libc::c_int) -> &'a [Segment] {
     let count = usize::try_from(count).unwrap_or(0);
     if count == 0 {
         return &[];
     }
-    // SAFETY: as the caller says; both types have one layout, as the list asserts.
+    // SAFETY: the caller guarantees that the segments are readable. Both types have the same layout, as the list
+    // asserts.
     unsafe { std::slice::from_raw_parts(first.cast(), count) }
 }
 
@@ -145,37 +148,37 @@ fn is_inline(request: &ibv_send_wr) -> bool {
     request.send_flags & SendFlags::INLINE.bits() != 0
 }
 
-/// Takes the bytes of a request that is posted inline.
+/// Copies the data of an inline request.
 ///
 /// # Safety
 ///
-/// Its segments, and the memory that they name, can be read.
+/// The segments of the request, and their memory, are readable.
 unsafe fn copy_inline_data(request: &ibv_send_wr, bytes: &mut Vec<u8>) {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees that the segments are readable.
     for segment in unsafe { segments(request.sg_list, request.num_sge) } {
         let start = bytes.len();
         bytes.resize(start + segment.length as usize, 0);
         let address = usize::try_from(segment.addr).unwrap_or(0);
-        // Its keys aren't looked at: any memory of the process will do, as with other devices.
+        // The keys are ignored: any memory of the process is valid, as on other devices.
         if let Some(from) = NonNull::new(std::ptr::with_exposed_provenance_mut(address)) {
-            // SAFETY: as the caller says.
+            // SAFETY: the caller guarantees that the memory is readable.
             unsafe { copy_out(from, &mut bytes[start..]) };
         }
     }
 }
 
-/// A request in plain form.
+/// Decodes a request to the plain form.
 ///
 /// # Safety
 ///
-/// Its segments can be read, and a datagram's address handle is this engine's, and alive.
+/// The segments of the request are readable, and the address handle of a datagram belongs to this engine, and exists.
 #[inline(always)]
 unsafe fn decode<'a>(
     wr: &'a ibv_send_wr,
     tag: u64,
     transport: Transport,
 ) -> SendRequest<'a, &'a AddressHandle> {
-    // SAFETY: as the caller says.
+    // SAFETY: the caller guarantees that the segments are readable.
     let segments = unsafe { segments(wr.sg_list, wr.num_sge) };
     let operation = match wr.opcode {
         sys::IBV_WR_BIND_MW => bind_of(wr),
@@ -184,7 +187,7 @@ unsafe fn decode<'a>(
     let destination = (transport == Transport::Ud).then(|| {
         // SAFETY: datagrams have this member.
         let ud = unsafe { wr.wr.ud };
-        // SAFETY: it is one of this engine's, and alive, as the caller says.
+        // SAFETY: the caller guarantees that the handle belongs to this engine, and exists.
         let handle = unsafe { &*ud.ah.cast::<AddressHandle>() };
         Destination { handle, qpn: Qpn::truncate(ud.remote_qpn), qkey: ud.remote_qkey }
     });
@@ -195,7 +198,7 @@ unsafe fn decode<'a>(
 /// Returns the operation of a request that binds a window.
 #[cold]
 fn bind_of(wr: &ibv_send_wr) -> SendOperation {
-    // SAFETY: bindings have this member, which is made of integers and of pointers that aren't followed.
+    // SAFETY: binds have this member, which consists of integers and of pointers that aren't followed.
     let bind = unsafe { wr.op.bind_mw };
     SendOperation::BindWindow(WindowBind {
         rkey: bind.rkey,
@@ -206,7 +209,7 @@ fn bind_of(wr: &ibv_send_wr) -> SendOperation {
     })
 }
 
-/// What binds a window to a region. Where rdma-core has the window, there is the region's key.
+/// Encodes a bind of a window to a region. The field that holds rdma-core's window holds the key of the region.
 pub(crate) fn binding(bind: &WindowBind) -> sys::ibv_send_wr_bind_mw {
     sys::ibv_send_wr_bind_mw {
         mw: std::ptr::without_provenance_mut(bind.lkey as usize),

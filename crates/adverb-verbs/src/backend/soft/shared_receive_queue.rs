@@ -18,7 +18,8 @@ pub(crate) struct SharedReceiveQueue {
 }
 
 impl SharedReceiveQueue {
-    /// Makes one; also says how many segments a request may have. Events of the queue will carry `id`.
+    /// Creates a queue, and returns it with the maximum number of segments of a request. Events of the queue contain
+    /// `id`.
     pub(crate) fn new(
         domain: &Arc<ProtectionDomain>,
         depth: u32,
@@ -53,12 +54,12 @@ impl SharedReceiveQueue {
 
     #[cold]
     pub(crate) fn post_recvs(&self, Chain { first, bad }: Chain<'_, ibv_recv_wr>) -> libc::c_int {
-        // SAFETY: a chain ends with a null pointer, and its segments can be read.
+        // SAFETY: a chain ends with a null pointer, and its segments are readable.
         let requests = unsafe { request::recv_requests(first) };
         request::report_result(self.domain.device.nic.post_srq_recvs(self.srq, requests), first, bad)
     }
 
-    /// Asks for an event when fewer requests than this are left.
+    /// Requests an event for when fewer than `limit` requests remain.
     pub(crate) fn arm(&self, limit: u32) -> Result<()> {
         let armed = self.domain.device.nic.arm_srq(self.srq, limit);
         armed.map_err(|error| nic_error(error, "setting the limit of a shared receive queue".to_owned()))
@@ -69,7 +70,7 @@ impl SharedReceiveQueue {
         if !device.is_owned() || self.destroyed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
-        // First, because the number may be another's as soon as it is free.
+        // The lock is taken first, because the number may be reused as soon as it is free.
         let mut shared = device.shared.lock();
         let destroyed = device.nic.destroy_srq(self.srq);
         if destroyed.is_ok() {

@@ -18,7 +18,7 @@ pub(in crate::memory) struct Chunk {
     pub(super) pool: Arc<Shared>,
     pub(super) partition: usize,
     pub(super) class: usize,
-    /// Its index among the class' chunks, set when it is added.
+    /// The index among the chunks of the class. It is set when the chunk is added.
     pub(super) id: AtomicUsize,
 }
 
@@ -50,7 +50,7 @@ impl Chunk {
         }))
     }
 
-    /// The domain that its memory is registered in.
+    /// Returns the domain of the memory.
     pub(in crate::memory) fn domain(&self) -> &ProtectionDomain {
         &self.pool.domain
     }
@@ -59,7 +59,7 @@ impl Chunk {
         self.region.len
     }
 
-    /// The number of slots.
+    /// Returns the number of slots.
     #[inline]
     pub(super) fn slot_count(&self) -> usize {
         self.counts.len()
@@ -83,20 +83,20 @@ pub(in crate::memory) struct Slot {
 }
 
 impl Slot {
-    /// All slots of a new chunk, each once.
+    /// Returns all slots of a new chunk.
     pub(super) fn all_of(chunk: &Arc<Chunk>) -> Vec<Slot> {
-        // The first is at the end, where slots are taken.
+        // Slots are taken from the end, so the first slot is the last element.
         let indices = (0..chunk.slot_count() as u32).rev();
         indices.map(|index| Slot { chunk: Arc::clone(chunk), index }).collect()
     }
 
-    /// Its offset in the chunk's region.
+    /// Returns the offset in the chunk's region.
     #[inline]
     pub(in crate::memory) fn start(&self) -> u32 {
         self.index * self.chunk.slot_len
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub(in crate::memory) fn len(&self) -> u32 {
         self.chunk.slot_len
@@ -106,7 +106,7 @@ impl Slot {
     pub(in crate::memory) fn share(chunk: &Arc<Chunk>, index: u32) -> Slot {
         let slot = Slot { chunk: Arc::clone(chunk), index };
         let shares = slot.count().fetch_add(1, Ordering::Relaxed);
-        // Only a program that leaks shares gets here; the count would overflow.
+        // The count is this large only if a program leaks shares, and it would overflow.
         if shares > i32::MAX as u32 {
             std::process::abort();
         }

@@ -9,7 +9,7 @@ pub(super) const MAX_LEN: usize = 1 << 30;
 /// The number of lengths.
 pub(super) const COUNT: usize = of(MAX_LEN) + 1;
 
-/// The class with the shortest slots that hold `len` bytes, at most [`MAX_LEN`].
+/// Returns the class with the shortest slots that hold `len` bytes, which is at most [`MAX_LEN`].
 #[inline]
 pub(super) const fn of(len: usize) -> usize {
     if len <= 256 {
@@ -20,7 +20,7 @@ pub(super) const fn of(len: usize) -> usize {
     4 + (doubling - 8) * 4 + ((last >> (doubling - 2)) & 3)
 }
 
-/// The length of the slots of a class.
+/// Returns the length of the slots of a class.
 pub(super) const fn len(class: usize) -> usize {
     if class < 4 { (class + 1) * 64 } else { (5 + class % 4) << (class / 4 + 5) }
 }

@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// A spin lock for short critical sections.
 ///
 /// Releasing it is a plain store, while a lock with sleeping waiters must check for them. That halves the atomic
-/// operations, which are most of the cost of a pool's buffer. Holders never block or call the system. If the system
-/// preempts a holder, waiters yield.
+/// operations, which are most of the cost of allocating a buffer from a pool. Holders never block or make system calls.
+/// If the system preempts a holder, waiters yield.
 #[derive(Default)]
 pub(super) struct Lock<T> {
     is_locked: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is reached through a guard only, of which there is one at a time.
+// SAFETY: the value is accessed only through a guard, and only one guard exists at a time.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
@@ -29,7 +29,7 @@ impl<T> Lock<T> {
 
     #[cold]
     fn wait(&self) {
-        /// Longer than a holder that isn't preempted keeps the lock.
+        /// The number of spins before yielding: more than a holder needs that isn't preempted.
         const SPINS: u32 = 100;
         let mut spins = 0;
         while self.is_locked.load(Ordering::Relaxed) || self.is_locked.swap(true, Ordering::Acquire) {
@@ -43,7 +43,7 @@ impl<T> Lock<T> {
     }
 }
 
-/// Holds the lock until it is dropped.
+/// A guard that holds the lock until it is dropped.
 pub(super) struct Guard<'a, T> {
     lock: &'a Lock<T>,
 }

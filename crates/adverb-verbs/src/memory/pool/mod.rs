@@ -67,7 +67,7 @@ pub struct PoolStats {
     pub chunk_count: usize,
 }
 
-/// Shared by all handles to a pool: closes the pool when the last one is dropped.
+/// The state that all handles to a pool share. It closes the pool when the last handle is dropped.
 struct Handle(Arc<Shared>);
 
 /// The pool. Its chunks keep it alive.
@@ -77,11 +77,11 @@ struct Shared {
     max_bytes: usize,
     max_idle_bytes: usize,
     registered: AtomicUsize,
-    /// The sum of the classes' `counted`.
+    /// The sum of `counted` of all classes.
     counted_idle: AtomicUsize,
 }
 
-/// The chunks of the threads with one number, on cache lines of its own.
+/// The chunks of the threads with one number. Partitions don't share cache lines.
 #[repr(align(128))]
 struct Partition {
     classes: Box<[Lock<Class>]>,
@@ -90,16 +90,16 @@ struct Partition {
 /// The chunks with slots of one length.
 #[derive(Default)]
 struct Class {
-    /// By their ids.
+    /// The free slots of each chunk, by its id.
     chunks: Vec<Option<FreeSlots>>,
-    /// The ids of those that have free slots. The last is the next to be used.
+    /// The ids of the chunks with free slots. The last one is used next.
     vacant: Vec<usize>,
     /// The number of bytes in idle chunks: all their slots are free.
     idle: usize,
-    /// The maximum of `idle` since the last `recount`, which counts against the pool's `max_idle_bytes`. So a chunk
-    /// that becomes idle again and again counts once, without an access to the shared counter each time.
+    /// The maximum of `idle` since the last `recount`, which counts against the pool's `max_idle_bytes`. A chunk that
+    /// becomes idle repeatedly therefore counts once, without an access to the shared counter each time.
     counted: usize,
-    /// The number of bytes in its chunks.
+    /// The number of bytes in all chunks.
     bytes: usize,
     /// Whether the last handle was dropped: idle chunks are freed.
     is_closed: bool,
@@ -112,17 +112,17 @@ struct FreeSlots {
     count: usize,
     /// The length of the chunk in bytes.
     len: usize,
-    /// The index of its id in the class' `vacant`, if it has free slots.
+    /// The index of the chunk's id in `vacant` of the class, if it has free slots.
     vacant_index: usize,
 }
 
-/// The fate of a chunk after a slot was returned.
+/// The action for a chunk after a slot was returned.
 enum IdleAction {
-    /// It stays.
+    /// The chunk stays.
     Keep,
-    /// It must be freed: its slots.
+    /// The chunk must be freed: its slots.
     Free(FreeSlots),
-    /// It is idle, and idle chunks now exceed the pool's limit: it stays if others can be freed.
+    /// The chunk is idle, and the idle chunks now exceed the pool's limit. The chunk stays if others can be freed.
     FreeExcess,
 }
 
@@ -239,7 +239,7 @@ impl PoolBuilder {
     pub fn build(self, domain: &ProtectionDomain) -> Pool {
         let PoolBuilder { partitions, max_bytes, max_idle_bytes } = self;
         let partition = |_| Partition { classes: (0..class::COUNT).map(|_| Lock::default()).collect() };
-        // A power of two, so that a mask finds a thread's.
+        // A power of two, so that a mask selects the partition of a thread.
         let partitions = (0..partitions.clamp(1, 1 << 10).next_power_of_two()).map(partition).collect();
         let (registered, counted_idle) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let shared = Shared {
@@ -256,13 +256,13 @@ impl PoolBuilder {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // Chunks in use keep the shared state alive, and are freed with the last of their buffers.
+        // Chunks in use keep the shared state alive, and are freed when their last buffers are dropped.
         self.0.free_idle(true);
     }
 }
 
 impl Shared {
-    /// The partition of this thread.
+    /// Returns the partition of this thread.
     #[inline]
     fn own_partition(&self) -> usize {
         thread_number() & (self.partitions.len() - 1)
@@ -274,9 +274,9 @@ impl Shared {
         let slot = ManuallyDrop::new(slot);
         let Chunk { pool, partition, class: number, .. } = &*slot.chunk;
         let mut class = pool.partitions[*partition].classes[*number].lock();
-        // SAFETY: it is moved out of `slot`, which isn't looked at again but while the class is locked: until then it
-        // is there. The lock lies in the pool, which isn't gone before the lock is released: whoever ends it takes the
-        // lock of every class first.
+        // SAFETY: the value is moved out of `slot`, which is used afterwards only while the class is locked. Until the
+        // lock is released, the chunk exists. The lock is part of the pool, which isn't dropped before that, because
+        // dropping it takes the lock of every class first.
         match class.put(unsafe { std::ptr::read(&*slot) }) {
             IdleAction::Keep => {}
             IdleAction::Free(slots) => {
@@ -292,7 +292,8 @@ impl Shared {
         }
     }
 
-    /// Takes a slot of a class that has none free in this partition: from a new chunk, or else from another partition.
+    /// Takes a slot of a class that has no free slot in this partition: from a new chunk, or otherwise from another
+    /// partition.
     #[cold]
     fn take_slow(self: &Arc<Shared>, partition: usize, class: usize) -> Result<Slot> {
         self.grow(partition, class).or_else(|_| {
@@ -309,7 +310,7 @@ impl Shared {
     fn grow(self: &Arc<Shared>, partition: usize, class: usize) -> Result<Slot> {
         let target = &self.partitions[partition].classes[class];
         let slot_len = class::len(class);
-        // Doubles the class, so that classes with little use stay small.
+        // A new chunk doubles the class, so that classes with little use stay small.
         let count = (target.lock().bytes.clamp(MIN_CHUNK_LEN, MAX_CHUNK_LEN) / slot_len).max(1);
         let len = slot_len * count;
         let grown = |registered: usize| registered.checked_add(len).filter(|grown| *grown <= self.max_bytes);
@@ -323,11 +324,11 @@ impl Shared {
         })?;
         let chunk = Chunk::new(&self.domain, self, (partition, class), slot_len, count)
             .inspect_err(|_| self.deregistered(len))?;
-        // Everything slow is done before the lock is taken.
+        // All slow operations are done before the lock is taken.
         let slots = Slot::all_of(&chunk);
         let mut target = target.lock();
         target.add(&chunk, slots);
-        // Another thread may have been faster, but not with all that there is: the chunk was added under this lock.
+        // No other thread can have taken all slots, because the chunk was added under this lock.
         Ok(target.take().expect("a new chunk has free slots"))
     }
 
@@ -336,7 +337,7 @@ impl Shared {
         self.registered.fetch_sub(len, Ordering::Relaxed);
     }
 
-    /// Frees idle chunks; with `closing`, also those that become idle later.
+    /// Frees idle chunks. With `closing`, chunks that become idle later are freed, too.
     fn free_idle(&self, closing: bool) {
         for (_, class) in self.classes() {
             let mut class = class.lock();
@@ -347,10 +348,10 @@ impl Shared {
         }
     }
 
-    /// Frees idle chunks until they are within the limit; those of this class, which is in use, last.
+    /// Frees idle chunks until they are within the limit. The chunks of this class, which is in use, are freed last.
     #[cold]
     fn free_excess_idle(&self, partition: usize, class: usize) {
-        // Most are in use again that were counted when they were empty.
+        // Most chunks that were counted as idle are in use again.
         self.classes().for_each(|(_, class)| class.lock().recount(&self.counted_idle));
         let last = &self.partitions[partition].classes[class];
         let others = self.classes().map(|(_, class)| class).filter(|class| !std::ptr::eq(*class, last));
@@ -364,7 +365,7 @@ impl Shared {
         }
     }
 
-    /// All classes of all partitions, with their numbers.
+    /// Returns all classes of all partitions, with their numbers.
     fn classes(&self) -> impl Iterator<Item = (usize, &Lock<Class>)> {
         self.partitions.iter().flat_map(|partition| partition.classes.iter().enumerate())
     }
@@ -386,7 +387,7 @@ impl Class {
         slot
     }
 
-    /// Takes a slot back.
+    /// Returns a slot.
     #[inline]
     fn put(&mut self, slot: Slot) -> IdleAction {
         let id = slot.chunk.id.load(Ordering::Relaxed);
@@ -395,7 +396,7 @@ impl Class {
             free.vacant_index = self.vacant.len();
             self.vacant.push(id);
         }
-        // There was room for all when the chunk was made.
+        // The capacity was allocated when the chunk was created.
         free.slots.push(slot);
         if free.slots.len() < free.count {
             return IdleAction::Keep;
@@ -404,10 +405,10 @@ impl Class {
         if self.idle <= self.counted && !self.is_closed { IdleAction::Keep } else { self.decide_idle(id) }
     }
 
-    /// Sees whether a chunk is to be kept, all of whose slots are free.
+    /// Decides whether to keep a chunk whose slots are all free.
     #[cold]
     fn decide_idle(&mut self, id: usize) -> IdleAction {
-        let free = self.chunks[id].as_ref().expect("it is there");
+        let free = self.chunks[id].as_ref().expect("the chunk exists");
         let pool = &*free.slots[0].chunk.pool;
         if self.is_closed || free.len > pool.max_idle_bytes {
             return IdleAction::Free(self.remove(id));
@@ -425,7 +426,7 @@ impl Class {
         self.counted = self.idle;
     }
 
-    /// Adds a chunk, all of whose slots are free.
+    /// Adds a chunk whose slots are all free.
     fn add(&mut self, chunk: &Arc<Chunk>, slots: Vec<Slot>) {
         let len = chunk.len();
         let free = FreeSlots { count: slots.len(), slots, len, vacant_index: self.vacant.len() };
@@ -440,10 +441,10 @@ impl Class {
         self.bytes += len;
     }
 
-    /// Removes a chunk, all of whose slots are free.
+    /// Removes a chunk whose slots are all free.
     #[cold]
     fn remove(&mut self, id: usize) -> FreeSlots {
-        let free = self.chunks[id].take().expect("it is there");
+        let free = self.chunks[id].take().expect("the chunk exists");
         self.vacant.swap_remove(free.vacant_index);
         if let Some(moved) = self.vacant.get(free.vacant_index).and_then(|id| self.chunks[*id].as_mut()) {
             moved.vacant_index = free.vacant_index;
@@ -453,7 +454,7 @@ impl Class {
         free
     }
 
-    /// Removes chunks all of whose slots are free, until they have as many bytes as are to go or there are none.
+    /// Removes idle chunks until they have `bytes` bytes, or none is left.
     fn remove_idle(&mut self, bytes: usize, counted_idle: &AtomicUsize) -> Vec<FreeSlots> {
         let mut removed = Vec::new();
         let rest = self.idle.saturating_sub(bytes);
@@ -470,7 +471,7 @@ impl Class {
     }
 }
 
-/// The number of this thread: 0, 1, … in the order of first use.
+/// Returns the number of this thread: 0, 1, … in the order of first use.
 #[inline]
 fn thread_number() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);

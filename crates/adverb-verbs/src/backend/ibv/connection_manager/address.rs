@@ -1,10 +1,10 @@
-//! Socket addresses as C has them.
+//! Socket addresses in C's format.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
 use libc::{sa_family_t, sockaddr, sockaddr_in, sockaddr_in6};
 
-/// A socket address as C has it.
+/// A socket address in C's format.
 pub(super) enum RawAddress {
     V4(sockaddr_in),
     V6(sockaddr_in6),
@@ -31,7 +31,7 @@ impl From<SocketAddr> for RawAddress {
 }
 
 impl RawAddress {
-    /// As the library wants it; it only reads there, whatever the type says.
+    /// Returns the pointer that the library requires. The library only reads the address.
     pub(super) fn as_mut_ptr(&mut self) -> *mut sockaddr {
         match self {
             RawAddress::V4(address) => std::ptr::from_mut(address).cast(),
@@ -40,23 +40,23 @@ impl RawAddress {
     }
 }
 
-/// An address that the library filled in; `None` if it has none yet.
+/// Returns an address that the library filled in, or `None` if it isn't set yet.
 ///
 /// # Safety
 ///
-/// The address can be read, as long as an address of its family is.
+/// The address is readable, with the size of an address of its family.
 pub(super) unsafe fn read(address: *const sockaddr) -> Option<SocketAddr> {
-    // SAFETY: the caller vouches for the address.
+    // SAFETY: the caller guarantees that the address is readable.
     let family = unsafe { (*address).sa_family };
     match libc::c_int::from(family) {
         libc::AF_INET => {
-            // SAFETY: it is of this family.
+            // SAFETY: the address has this family.
             let raw = unsafe { address.cast::<sockaddr_in>().read_unaligned() };
             let ip = Ipv4Addr::from_bits(u32::from_be(raw.sin_addr.s_addr));
             Some(SocketAddrV4::new(ip, u16::from_be(raw.sin_port)).into())
         }
         libc::AF_INET6 => {
-            // SAFETY: it is of this family.
+            // SAFETY: the address has this family.
             let raw = unsafe { address.cast::<sockaddr_in6>().read_unaligned() };
             let ip = raw.sin6_addr.s6_addr.into();
             let port = u16::from_be(raw.sin6_port);
@@ -74,7 +74,7 @@ mod tests {
     fn addresses_round_trip() {
         for text in ["192.0.2.7:7471", "[2001:db8::7]:1", "[fe80::1%3]:65535", "0.0.0.0:0"] {
             let address: SocketAddr = text.parse().unwrap();
-            // SAFETY: the address is one of C's.
+            // SAFETY: the address is a valid C address.
             assert_eq!(unsafe { read(RawAddress::from(address).as_mut_ptr()) }, Some(address), "{text}");
         }
     }
@@ -85,7 +85,7 @@ mod tests {
         if let RawAddress::V4(raw) = &mut raw {
             raw.sin_family = 0;
         }
-        // SAFETY: the address is one of C's.
+        // SAFETY: the address is a valid C address.
         assert_eq!(unsafe { read(raw.as_mut_ptr()) }, None);
     }
 }

@@ -1,4 +1,4 @@
-//! Events of librdmacm: copied and acknowledged in one place, before anybody else sees them.
+//! Events of librdmacm, which are copied and acknowledged here, before other code uses them.
 
 use std::io;
 use std::ptr::NonNull;
@@ -16,7 +16,7 @@ use crate::error::Result;
 impl Identifier {
     pub(crate) fn try_event(&self) -> Result<Option<Event>> {
         let mut event = std::ptr::null_mut();
-        // SAFETY: the channel is alive, and the event may be written; it is acknowledged below.
+        // SAFETY: the channel exists, and the event may be written. The event is acknowledged below.
         let code = unsafe { self.library.rdma_get_cm_event(self.channel.handle.as_ptr(), &mut event) };
         if code != 0 {
             let error = io::Error::last_os_error();
@@ -25,8 +25,8 @@ impl Identifier {
                 _ => Err(verb_error(error, "reading an event of the connection manager".to_owned())),
             };
         }
-        // SAFETY: the event was taken, and isn't acknowledged yet. What comes with it is of a connection or of datagrams, as
-        // the identifier was made for; both begin with the private data.
+        // SAFETY: the event was read, and isn't acknowledged yet. Its parameters are those of a connection or of
+        // datagrams, according to the purpose of the identifier. Both start with the private data.
         let (event, private_data) = unsafe {
             let copy: rdma_cm_event = *event;
             let (data, len) = match self.purpose {
@@ -38,7 +38,7 @@ impl Identifier {
             } else {
                 std::slice::from_raw_parts(data.cast::<u8>(), len.into()).to_vec()
             };
-            // Acknowledged at once: an identifier with an event outstanding can't be destroyed.
+            // The event is acknowledged at once, because an identifier with an unacknowledged event can't be destroyed.
             self.library.rdma_ack_cm_event(event);
             (copy, private_data)
         };
@@ -48,7 +48,7 @@ impl Identifier {
                 Event::Rejected { reason: sidr_reject_reason(status), private_data }
             }
             sys::RDMA_CM_EVENT_ESTABLISHED if self.purpose == Purpose::Datagrams && event.status == 0 => {
-                // SAFETY: the identifier is for datagrams, and so is what comes with its events.
+                // SAFETY: the identifier is for datagrams, so its events have these parameters.
                 let found = unsafe { event.param.ud };
                 Event::ServiceResolved {
                     qpn: Qpn::truncate(found.qp_num),
@@ -59,12 +59,12 @@ impl Identifier {
             }
             sys::RDMA_CM_EVENT_CONNECT_REQUEST => {
                 let Some(handle) = NonNull::new(event.id) else { return Ok(Some(Event::Other)) };
-                // SAFETY: the identifier was made for the request, and is nobody's yet; the kernel makes no event of it
-                // before it is accepted (ucma_event_handler in the kernel's ucma.c).
+                // SAFETY: the identifier was created for the request, and nothing else uses it yet. The kernel creates
+                // no event of it before it is accepted (ucma_event_handler in the kernel's ucma.c).
                 let identifier = unsafe { Identifier::adopt(self.library, handle, self.purpose) }?;
                 let depths = match self.purpose {
                     Purpose::Connections => {
-                        // SAFETY: the identifier is for connections, and so is what comes with its events.
+                        // SAFETY: the identifier is for connections, so its events have these parameters.
                         let parameters = unsafe { event.param.conn };
                         Depths {
                             max_dest_rd_atomic: parameters.responder_resources,
@@ -108,7 +108,7 @@ impl Identifier {
     }
 }
 
-/// The error that a status stands for: the negative of an error number, or for all we know a time that ran out.
+/// Returns the error of a status, which is a negated error number. A status of 0 is treated as a timeout.
 fn failure(status: libc::c_int) -> io::Error {
     match status {
         0 => io::Error::from_raw_os_error(libc::ETIMEDOUT),

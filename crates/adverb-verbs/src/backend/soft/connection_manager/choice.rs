@@ -1,7 +1,7 @@
-//! Which software NICs lead to an address.
+//! The choice of the software NIC for an address.
 //!
-//! Those that are open in this process, whoever opened them; others are opened only at loopback addresses, where nobody is
-//! surprised to find them.
+//! NICs that are open in this process are used, no matter which code opened them. Others are opened only at loopback
+//! addresses, where they can't affect the network.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -12,7 +12,7 @@ use adverb_proto::types::Gid;
 use super::super::Device;
 use crate::error::{Error, Result};
 
-/// Those that are open and have an address to listen at.
+/// Returns the open NICs that have an address to listen at.
 pub(in crate::backend) fn listening_devices(address: IpAddr) -> Vec<Arc<Device>> {
     if !address.is_unspecified() {
         return Device::find_exact(address).into_iter().collect();
@@ -23,11 +23,11 @@ pub(in crate::backend) fn listening_devices(address: IpAddr) -> Vec<Arc<Device>>
     Device::all().into_iter().filter(fits).collect()
 }
 
-/// Opens one to listen at a loopback address, or at every address.
+/// Opens a NIC to listen at a loopback address, or at every address.
 ///
 /// # Errors
 ///
-/// If another process has the address, or it can't be opened.
+/// Returns an error if another process has the address, or the NIC can't be opened.
 pub(in crate::backend) fn open_listening(address: IpAddr) -> Result<Arc<Device>> {
     let device = open(address)?;
     if address.is_unspecified() || device.nic.addresses().contains(&address) {
@@ -45,14 +45,14 @@ pub(in crate::backend) fn open_listening(address: IpAddr) -> Result<Arc<Device>>
     })
 }
 
-/// Opens one at a loopback address, or another if that is unspecified or the usual one.
+/// Opens a NIC at a loopback address. If that is unspecified or the default address, the NIC may have another one.
 fn open(address: IpAddr) -> Result<Arc<Device>> {
     let is_default =
         address.is_unspecified() || address == Ipv4Addr::LOCALHOST || address == Ipv6Addr::LOCALHOST;
     if is_default { Device::open("soft") } else { Device::open(&format!("soft:{address}")) }
 }
 
-/// One that is open and leads from `local`, if that is said, to a peer.
+/// Returns an open NIC with a route to a peer, from `local` if it is given.
 pub(in crate::backend) fn connecting_device(local: Option<IpAddr>, peer: IpAddr) -> Option<Arc<Device>> {
     if let Some(local) = local.filter(|local| !local.is_unspecified()) {
         return Device::find_near(local);
@@ -69,22 +69,22 @@ pub(in crate::backend) fn is_loopback(peer: IpAddr) -> bool {
     network_addr(peer).is_loopback()
 }
 
-/// Opens one that leads from `local`, if that is said, to a peer at a loopback address.
+/// Opens a NIC with a route to a peer at a loopback address, from `local` if it is given.
 ///
 /// # Errors
 ///
-/// If it can't be opened.
+/// Returns an error if the NIC can't be opened.
 pub(in crate::backend) fn open_connecting(local: Option<IpAddr>, peer: IpAddr) -> Result<Arc<Device>> {
     match local.filter(|local| !local.is_unspecified()) {
         Some(local) => open_listening(local),
-        // There is only one, and another port will do.
+        // There is only one IPv6 loopback address, but any port works.
         None if network_addr(peer).is_ipv6() => open(Ipv6Addr::LOCALHOST.into()),
-        // The usual address is left to those who listen.
+        // The default address is left to listeners.
         None => open_random_loopback(),
     }
 }
 
-/// Opens one at a loopback address that hardly anybody has.
+/// Opens a NIC at a random loopback address, which is most likely unused.
 fn open_random_loopback() -> Result<Arc<Device>> {
     let address = super::super::open::random_loopback().map_err(|error| Error::Verb {
         action: "choosing a loopback address".to_owned(),
@@ -94,7 +94,7 @@ fn open_random_loopback() -> Result<Arc<Device>> {
     open(address.into())
 }
 
-/// The address of a NIC from which to connect to a peer.
+/// Returns the address of a NIC from which to connect to a peer.
 pub(super) fn source(device: &Device, preferred: Option<IpAddr>, peer: IpAddr) -> Option<IpAddr> {
     let addresses = device.nic.addresses();
     let has = |address: &IpAddr| addresses.contains(address);
@@ -113,7 +113,7 @@ pub(super) fn source(device: &Device, preferred: Option<IpAddr>, peer: IpAddr) -
     }
 }
 
-/// The NIC's address of this machine's own, of a peer's family.
+/// Returns the NIC's loopback address of the peer's address family.
 fn loopback(device: &Device, peer: IpAddr) -> Option<IpAddr> {
     let peer = network_addr(peer);
     let fits = |address: &&IpAddr| {
@@ -123,12 +123,12 @@ fn loopback(device: &Device, peer: IpAddr) -> Option<IpAddr> {
     device.nic.addresses().iter().find(fits).copied()
 }
 
-/// Where packets to an address go, which may say a port.
+/// Returns the IP address of packets to an address, which may encode a port.
 fn network_addr(address: IpAddr) -> IpAddr {
     Gid::from(address).udp_addr().ip()
 }
 
-/// The address of this machine from which packets to a peer go, as the system would have it. Nothing is sent.
+/// Returns the local address that the system's routing table selects for a peer. No packet is sent.
 fn source_addr(peer: IpAddr) -> Option<IpAddr> {
     let peer = network_addr(peer);
     let any: IpAddr =

@@ -30,7 +30,7 @@ impl Identifier {
         }
     }
 
-    /// An event in the words of all engines; `None` if nothing is left of it.
+    /// Converts an event to the common form of all engines. Returns `None` if it was handled here.
     fn convert(&self, event: cm::Event) -> Result<Option<Event>> {
         Ok(Some(match event {
             cm::Event::Request(request) => return self.request(*request),
@@ -64,7 +64,7 @@ impl Identifier {
         }))
     }
 
-    /// A peer's wish for a connection, with an identifier of its own; `None` if it has given up.
+    /// Returns a peer's connect request, with its own identifier, or `None` if the peer has abandoned it.
     fn request(&self, request: cm::Request) -> Result<Option<Event>> {
         let peer = request.source.unwrap_or_else(|| SocketAddr::new(request.addrs.remote, 0));
         let role = Role::Connection(request.id, None);
@@ -85,7 +85,7 @@ impl Identifier {
         Ok(Some(Event::Request(Request { identifier, depths, private_data: request.private_data })))
     }
 
-    /// A peer's question for a datagram queue pair.
+    /// Returns a peer's query for a UD queue pair.
     fn query(&self, query: cm::Query) -> Result<Option<Event>> {
         let peer = query.source.unwrap_or_else(|| SocketAddr::new(query.addrs.remote, 0));
         let identifier = self.adopt(query.addrs, query.listener, peer, Role::Queried(query.id))?;
@@ -94,7 +94,7 @@ impl Identifier {
         Ok(Some(Event::Request(Request { identifier, depths, private_data: query.private_data })))
     }
 
-    /// An identifier for what came to this listener. If there can be none, the peer is told.
+    /// Creates the identifier of a request to this listener. If that fails, the request is rejected.
     fn adopt(
         &self,
         addrs: cm::AddrPair,
@@ -104,7 +104,7 @@ impl Identifier {
     ) -> Result<Identifier> {
         let inner = self.inner.lock();
         let Role::Listening(listeners) = &inner.role else { return Err(super::not_established()) };
-        // A listener at every address has one inbox for all its NICs.
+        // A listener at every address has one channel for all its NICs.
         let of = |(device, id): &(&Arc<_>, &ListenerId)| **id == listener && is_at(device, addrs);
         let (device, _) = inner.devices.iter().zip(listeners).find(of).ok_or_else(super::not_established)?;
         let local = inner.local.map(|local| SocketAddr::new(addrs.local, local.port()));

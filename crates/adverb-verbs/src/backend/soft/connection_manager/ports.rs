@@ -1,6 +1,6 @@
-//! Which ports of a NIC are taken.
+//! The ports of a NIC that are in use.
 //!
-//! They have nothing to do with those of TCP and UDP but that they look the same.
+//! These port numbers are independent of those of TCP and UDP.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,14 +12,14 @@ use adverb_proto::types::Gid;
 use super::super::Device;
 use crate::backend::connection_manager::Purpose;
 
-/// The ports of a NIC that somebody listens at or connects from.
+/// The ports of a NIC that identifiers are bound to.
 #[derive(Default)]
 pub(in crate::backend::soft) struct Ports(HashMap<(Purpose, u16), Vec<Holder>>);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Holder {
     bind: BindAddr,
-    /// Whether it lets others have it who do so too.
+    /// Whether other holders that share the port may use it, too.
     shares: bool,
 }
 
@@ -57,7 +57,7 @@ impl Ports {
     }
 }
 
-/// A port that is taken, on each of some NICs, until this is dropped.
+/// The use of a port on each of several NICs, until it is dropped.
 pub(super) struct PortLease {
     pub(super) port: u16,
     purpose: Purpose,
@@ -70,11 +70,11 @@ impl PortLease {
         self.holder.bind
     }
 
-    /// Takes a port on all of the NICs; any that is free on all of them if it is 0.
+    /// Uses a port on all of the NICs. If the port is 0, it is one that is free on all of them.
     ///
     /// # Errors
     ///
-    /// If somebody has it who doesn't share it.
+    /// Returns `AddrInUse` if another identifier uses the port and doesn't share it.
     pub(super) fn new(
         devices: &[Arc<Device>],
         purpose: Purpose,
@@ -87,11 +87,11 @@ impl PortLease {
             return PortLease::with_port(devices, purpose, holder, port)
                 .ok_or(io::ErrorKind::AddrInUse.into());
         }
-        // One that was somebody's a moment ago may be looked for by that one's peers: begin anywhere.
+        // The search starts at a random port, because peers may still send to a port that was used recently.
         let start = getrandom::u32().map_err(io::Error::other)? as u16;
         let ports = (0..EPHEMERAL_PORT_COUNT)
             .map(|step| u16::MAX - (start.wrapping_add(step) % EPHEMERAL_PORT_COUNT));
-        // Nobody else has an ephemeral port, or it isn't one.
+        // An ephemeral port must have no other holder.
         let exclusive = Holder { bind: BindAddr::Any, shares: false };
         let is_unused = |port: &u16| {
             devices.iter().all(|device| {
@@ -126,5 +126,5 @@ impl Drop for PortLease {
     }
 }
 
-/// How many ports, up to the last, are given to who doesn't care.
+/// The number of ephemeral ports, which are the last ports.
 const EPHEMERAL_PORT_COUNT: u16 = 1 << 15;
