@@ -371,7 +371,7 @@ impl Nic {
     /// a queue exists, the NIC asks the kernel for the send time of each datagram that has a timestamp. Over a
     /// [`UdpLink`], the timestamp is then the time at which the kernel passed the packet to the network interface. If the
     /// kernel doesn't return that time within 50 µs, or the link doesn't know it, the timestamp is the same as without
-    /// this option; [`Timestamp::source`] tells which.
+    /// this option; [`Timestamp::source`] returns which of the two it is.
     ///
     /// # Errors
     ///
@@ -495,10 +495,10 @@ impl Nic {
             config.window = config.window.min(engine.window);
             config.read_window = config.read_window.min(engine.read_window);
             config.coalesce_limit = config.coalesce_limit.max(engine.coalesce_limit);
-            // The number of a closed connection isn't reused for a while: its packets may still be in flight.
             if engine.share.is_some() && engine.qps.len() >= AddressShare::MAX_QUEUE_PAIRS {
                 return Err(CreateQpError::TooMany.into());
             }
+            // The number of a closed connection isn't reused for a while, because its packets may still be in flight.
             let gsi = &engine.gsi;
             let qpn = engine.device.create_qp(config, || gsi.fresh_qpn(random))?;
             engine.qps.insert(qpn);

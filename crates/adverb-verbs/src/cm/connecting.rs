@@ -163,7 +163,7 @@ pub(super) fn make_ready(
     depths: Depths,
 ) -> Result<Endpoint> {
     let (mut remote, mut send) = identifier.qp_attributes(queue_pair.transport())?;
-    // The peer's values are limited to what this side supports.
+    // The peer's values are limited to the values that this side supports.
     remote.max_dest_rd_atomic = remote.max_dest_rd_atomic.min(depths.max_dest_rd_atomic);
     send.max_rd_atomic = send.max_rd_atomic.min(depths.max_rd_atomic);
     remote.mtu = remote.mtu.min(queue_pair.port.active_mtu).min(options.mtu.unwrap_or(remote.mtu));

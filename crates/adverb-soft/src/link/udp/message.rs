@@ -336,7 +336,7 @@ impl Receiver {
             let (socket, first, no_timeout) =
                 (socket.as_raw_fd(), messages.as_mut_ptr(), ptr::null_mut::<u8>());
             match self.request_count {
-                // `mmsghdr` begins with `msghdr`, and `recvmsg` is cheaper.
+                // `mmsghdr` starts with `msghdr`, and `recvmsg` is cheaper.
                 1 => libc::syscall(libc::SYS_recvmsg, socket, first, libc::MSG_DONTWAIT),
                 request_count => libc::syscall(
                     libc::SYS_recvmmsg,

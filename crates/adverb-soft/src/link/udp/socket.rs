@@ -126,7 +126,7 @@ pub(super) fn set_timestamps(socket: &UdpSocket, enabled: bool) -> io::Result<()
     Ok(setsockopt(socket, ReceiveTimestampns, &enabled)?)
 }
 
-/// Makes the kernel return the send times of datagrams that request it ([`SEND_TIME`]) through the socket's error
+/// Makes the kernel return the send times of datagrams that request them ([`SEND_TIME`]) through the socket's error
 /// queue, each with a number: 0 for the first, 1 for the second, and so on.
 pub(super) fn enable_send_times(socket: &UdpSocket) -> io::Result<()> {
     // Without `TSONLY`, the kernel returns the datagram too.

@@ -9,7 +9,7 @@ fn reregistered_memory_keeps_its_key() {
     source.fill(5);
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let address = NonNull::from(new.words.as_slice()).cast::<u8>();
-    // SAFETY: the words of `new` outlive the region of `old`, which is dropped first, and are reached through atomics.
+    // SAFETY: the words of `new` outlive the region of `old`, which is dropped first, and tests access them as atomics.
     unsafe { nic.reregister(old.key, b.pd, address, 64, 0x1000, access) }.unwrap();
     let remote = RemoteAddress { addr: 0x1000, rkey: old.key };
     a.send(1, SendOperation::Write(remote), &[source.segment(0, 64)]).unwrap();
