@@ -115,7 +115,7 @@ fn a_shared_receive_queue_that_is_not_destroyed_keeps_the_memory_of_its_requests
 }
 
 #[test]
-fn a_queue_pair_is_destroyed_before_its_memory_is_freed_even_if_a_window_is_not() {
+fn a_queue_pair_is_destroyed_before_its_memory_is_freed_even_if_a_window_is_not_destroyed() {
     // No other test uses this device, so its queue pairs can be counted.
     let (domain, region, is_freed) = tracked_region_on("soft:127.83.7.13");
     let (completions, queue_pair) = queue_pair(&domain);
