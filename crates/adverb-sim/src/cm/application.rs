@@ -155,7 +155,7 @@ impl Application {
                 self.queries.insert(id, token);
             }
             Err(error) => {
-                cx.report_violation(format!("a service ID resolution request is rejected: {error}"))
+                cx.report_violation(format!("a service ID resolution request is rejected: {error}"));
             }
         }
     }

@@ -49,7 +49,7 @@ impl MessageWorld {
                 }
             }
             QueueEvent::CqOverflow(_) => {
-                self.report_violation(format!("dev {node}: a completion queue overflowed"))
+                self.report_violation(format!("dev {node}: a completion queue overflowed"));
             }
             _ => {}
         }
