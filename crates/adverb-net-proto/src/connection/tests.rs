@@ -653,3 +653,5 @@ fn a_message_whose_write_is_refused_is_undelivered() {
 
 #[path = "one_sided_tests.rs"]
 mod one_sided;
+#[path = "query_tests.rs"]
+mod queries;
