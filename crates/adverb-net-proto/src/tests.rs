@@ -194,3 +194,8 @@ fn sizes_are_clamped() {
     assert!(config.max_message_size.div_ceil(config.max_read_len) <= 128);
     assert_eq!(config.recv_queue_depth(), 1 + 4 + 8 + 8);
 }
+
+#[path = "parse_tests.rs"]
+mod parsing;
+#[path = "part_tests.rs"]
+mod parts;
