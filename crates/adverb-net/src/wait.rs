@@ -74,7 +74,14 @@ impl Driver {
                 return Err(Error::Timeout { timeout, action: waiting });
             }
             // A failure may have been found while a request was posted.
+            core.has_news = false;
             self.advance(&mut core);
+            if std::mem::take(&mut core.has_news) {
+                // The connection may have ended, for example, and no other call reports that.
+                self.notify_followers(&core);
+                value = ready(self, &mut core);
+                continue;
+            }
             let left = left.min(self.timeout(&core));
             if core.waiting.has_leader() || !core.has_lane() {
                 core.waiting.followers += 1;

@@ -90,7 +90,7 @@ pub(crate) struct Core {
     /// Regions that are to be deregistered without the lock.
     released: Vec<Region>,
     /// Whether there may be progress for other waiting calls.
-    has_news: bool,
+    pub(crate) has_news: bool,
     /// The number of calls since the last poll of the device.
     unpolled: u32,
     /// Whether the completion queue is armed, and all earlier completions were handled: an event is then raised for the next.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-use adverb_net_proto::{Hello, Tag};
+use adverb_net_proto::{EndReason, Hello, Tag};
 use adverb_verbs::internal::{Deadline, wait_either};
 use adverb_verbs::{Device, Error, ProtectionDomain, RemoteAddress, SendRequest, SoftDevice, Transport};
 
@@ -386,6 +386,24 @@ fn a_session_does_not_resume_without_its_key() {
         left.send(b"still here").unwrap();
         assert_eq!(&right.recv().unwrap().unwrap()[..], b"still here");
     });
+}
+
+#[test]
+fn a_wait_ends_if_the_lane_fails_right_before_it() {
+    let options = options_without_reconnect();
+    let (_listener, left, _right) = connected([&options, &options]);
+    let (start, mut checks) = (Instant::now(), 0);
+    let ended = left.driver().wait(Duration::from_secs(60), "waiting for the end", |_, core| {
+        checks += 1;
+        if checks == 2 {
+            // The last check before the wait.
+            let now = core.now;
+            core.connection.handle_lane_failed(now);
+        }
+        Ok(core.connection.end_reason())
+    });
+    assert_eq!(ended.unwrap(), EndReason::LaneFailed);
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
 }
 
 #[test]
