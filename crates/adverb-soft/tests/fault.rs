@@ -86,6 +86,84 @@ fn the_seed_determines_all_faults() {
     assert_ne!(send_numbered(config(3)).0, send_numbered(config(4)).0);
 }
 
+/// Returns the bytes of a packet to a queue pair.
+fn to_qp(qpn: u32, number: u8) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[4..8].copy_from_slice(&qpn.to_be_bytes());
+    bytes[15] = number;
+    bytes
+}
+
+/// Returns the numbers of the packets to the first queue pair that arrive, if each packet to it is followed by some to
+/// others.
+fn arrived(qpn: u32, others: &[u32], batch: usize) -> Vec<u8> {
+    let (mut here, mut there) = attach_two(FaultConfig { loss_ppm: 300_000, ..FaultConfig::new(9) });
+    let mut sent = Vec::new();
+    for number in 0..200 {
+        sent.push(to_qp(qpn, number));
+        sent.extend(others.iter().map(|other| to_qp(*other, number)));
+    }
+    let packets: Vec<_> = sent.iter().map(|bytes| packet(1, 2, bytes)).collect();
+    for some in packets.chunks(batch) {
+        assert_eq!(here.send(some).unwrap(), some.len());
+    }
+    let got = drain(&mut there).into_iter().map(|packet| packet.bytes);
+    got.filter(|bytes| bytes[4..8] == qpn.to_be_bytes()).map(|bytes| bytes[15]).collect()
+}
+
+#[test]
+fn faults_of_a_flow_do_not_depend_on_other_flows() {
+    let alone = arrived(0x1234, &[], 200);
+    assert!((100..180).contains(&alone.len()), "{alone:?}");
+    assert_eq!(arrived(0x1234, &[0x99, 0x42], 1), alone);
+    // Queue pair numbers are random, so the flow's place decides, not its number.
+    assert_eq!(arrived(0x77, &[0x99], 37), alone);
+    let (first, second) = (arrived(1, &[2], 10), {
+        let (mut here, mut there) = attach_two(FaultConfig { loss_ppm: 300_000, ..FaultConfig::new(9) });
+        here.send(&[packet(1, 2, &to_qp(1, 0))]).unwrap();
+        for number in 0..200 {
+            here.send(&[packet(1, 2, &to_qp(2, number))]).unwrap();
+        }
+        drain(&mut there).into_iter().map(|packet| packet.bytes[15]).collect::<Vec<_>>()
+    });
+    assert_ne!(first, second);
+}
+
+#[test]
+fn a_refused_packet_keeps_its_fault() {
+    let config = FaultConfig { loss_ppm: 300_000, ..FaultConfig::new(9) };
+    let switch = Switch::new(SwitchConfig { max_queued_packets: PACKET_COUNT, ..SwitchConfig::default() });
+    let [here, mut there] = [1, 2].map(|host| switch.attach(address(host)).unwrap());
+    let mut here = FaultLink::new(Reluctant(here, 0), config);
+    let sent: Vec<_> = (0..200).map(|number| to_qp(0x1234, number)).collect();
+    let packets: Vec<_> = sent.iter().map(|bytes| packet(1, 2, bytes)).collect();
+    let mut rest = &packets[..];
+    while !rest.is_empty() {
+        rest = &rest[here.send(rest).unwrap()..];
+    }
+    let got: Vec<u8> = drain(&mut there).into_iter().map(|packet| packet.bytes[15]).collect();
+    assert_eq!(got, arrived(0x1234, &[], 200));
+}
+
+#[test]
+fn latency_holds_all_packets_in_order() {
+    let latency = Duration::from_millis(20);
+    let (mut here, mut there) = attach_two(FaultConfig { latency, ..FaultConfig::new(10) });
+    let start = Instant::now();
+    let numbers: Vec<[u8; 32]> = (0..100).map(numbered).collect();
+    let packets: Vec<_> = numbers.iter().map(|bytes| packet(1, 2, bytes)).collect();
+    assert_eq!(here.send(&packets).unwrap(), 100);
+    assert_eq!((here.counts().untouched, drain(&mut there).len()), (100, 0));
+    assert!(here.deadline().unwrap() >= start + latency);
+    while let Some(deadline) = here.deadline() {
+        std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
+        here.receive(usize::MAX, &mut |_| ()).unwrap();
+    }
+    assert!(start.elapsed() >= latency);
+    let got: Vec<_> = drain(&mut there).into_iter().map(|packet| packet.bytes).collect();
+    assert!(got.iter().eq(numbers.iter()), "{got:?}");
+}
+
 #[test]
 fn corruption_flips_one_bit_that_the_icrc_covers() {
     let (got, counts) = send_numbered(FaultConfig { corruption_ppm: 1_000_000, ..FaultConfig::new(5) });

@@ -1,7 +1,7 @@
 //! Fault injection in front of another link.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -13,6 +13,9 @@ use adverb_wire::cm::ServiceId;
 use super::{AddressShare, Link, PathSocket, RxPacket, STRICT_ICRC, TimedSend, TxPacket};
 
 /// The configuration of a [`FaultLink`]. The rates are in packets per million. A packet has at most one fault.
+///
+/// The packets to one queue pair at one address are a flow. The fault of a packet follows from the seed, the number of its
+/// flow in the order of their first packets, and the number of the packet in the flow. Other flows don't change it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FaultConfig {
     /// The seed of all random choices.
@@ -32,6 +35,9 @@ pub struct FaultConfig {
     pub min_delay: Duration,
     /// The maximum delay of delayed packets.
     pub max_delay: Duration,
+    /// The time for which every packet is held before it is sent, in order, in addition to the delay of delayed packets.
+    /// While 65,536 packets are held, the link accepts no more.
+    pub latency: Duration,
     /// Whether every received packet must have a correct ICRC for a small IPv4 ID, as Adverb's packets have, even if
     /// the wrapped link requires a weaker check or none. If this is false, about one in 65,536 corrupted packets is
     /// accepted when the IPv4 ID is unknown, and every corrupted packet is accepted when the wrapped link requires no
@@ -54,6 +60,7 @@ impl FaultConfig {
             ecn_mark_ppm: 0,
             min_delay: Duration::from_micros(100),
             max_delay: Duration::from_millis(2),
+            latency: Duration::ZERO,
             strict_icrc: true,
             link_failure_after: None,
         }
@@ -111,7 +118,10 @@ impl FaultCounts {
 pub struct FaultLink<L> {
     inner: L,
     config: FaultConfig,
-    random: Random,
+    seed: u64,
+    flows: HashMap<(SocketAddr, u32), Flow>,
+    /// The number of the next new flow.
+    next_flow: u64,
     counts: FaultCounts,
     /// The delayed packets, with the earliest due packet on top.
     delayed: BinaryHeap<Reverse<DelayedPacket>>,
@@ -123,9 +133,17 @@ pub struct FaultLink<L> {
 impl<L: Link> FaultLink<L> {
     /// Creates a link that sends and receives over `inner`, and injects faults into the sent packets.
     pub fn new(inner: L, config: FaultConfig) -> FaultLink<L> {
-        let random = Random(config.seed);
-        let counts = FaultCounts::default();
-        FaultLink { inner, config, random, counts, delayed: BinaryHeap::new(), next: 0, scratch: Vec::new() }
+        FaultLink {
+            inner,
+            config,
+            seed: config.seed,
+            flows: HashMap::new(),
+            next_flow: 0,
+            counts: FaultCounts::default(),
+            delayed: BinaryHeap::new(),
+            next: 0,
+            scratch: Vec::new(),
+        }
     }
 
     /// Returns the numbers of packets that the link has accepted so far, by fault.
@@ -133,7 +151,7 @@ impl<L: Link> FaultLink<L> {
         self.counts
     }
 
-    /// Sets the fault rates for the packets sent from now on. The random sequence continues; `config.seed` is ignored.
+    /// Sets the fault rates for the packets sent from now on. The random sequences continue; `config.seed` is ignored.
     pub fn set_config(&mut self, config: FaultConfig) {
         self.config = config;
     }
@@ -151,9 +169,32 @@ impl<L: Link> FaultLink<L> {
         }
     }
 
-    /// Draws the fault of the next packet, if any.
-    fn draw(&mut self) -> Option<Fault> {
-        let mut drawn = ((u128::from(self.random.next()) * 1_000_000) >> 64) as u32;
+    /// Returns the flow of a packet.
+    fn flow(&mut self, packet: &TxPacket<'_>) -> &mut Flow {
+        // The destination's queue pair number in the base transport header.
+        let qpn = match packet.bytes.get(5..8) {
+            Some(&[a, b, c]) => u32::from_be_bytes([0, a, b, c]),
+            _ => 0,
+        };
+        let key = (packet.destination, qpn);
+        if self.flows.len() >= MAX_FLOWS && !self.flows.contains_key(&key) {
+            self.flows.clear();
+        }
+        self.flows.entry(key).or_insert_with(|| {
+            let number = self.next_flow;
+            self.next_flow += 1;
+            Flow { number, next: 0 }
+        })
+    }
+
+    /// Draws the fault of the next packet of a flow, if any. Further random choices about the packet follow from the
+    /// returned generator.
+    fn draw(&mut self, packet: &TxPacket<'_>) -> (Option<Fault>, Random) {
+        let seed = self.seed;
+        let flow = self.flow(packet);
+        let mut random = flow.random(seed);
+        flow.next += 1;
+        let mut drawn = ((u128::from(random.next()) * 1_000_000) >> 64) as u32;
         let config = self.config;
         for (ppm, fault) in [
             (config.loss_ppm, Fault::Loss),
@@ -163,32 +204,48 @@ impl<L: Link> FaultLink<L> {
             (config.ecn_mark_ppm, Fault::EcnMark),
         ] {
             if drawn < ppm {
-                return Some(fault);
+                return (Some(fault), random);
             }
             drawn -= ppm;
         }
-        None
+        (None, random)
+    }
+
+    /// Returns packets that the wrapped link did not accept to their flows: the same faults are drawn for them again.
+    fn undo_draws(&mut self, packets: &[TxPacket<'_>]) {
+        for packet in packets {
+            let flow = self.flow(packet);
+            flow.next = flow.next.saturating_sub(1);
+        }
     }
 
     /// Sends a packet with a fault, and returns whether it was accepted.
-    fn send_with_fault(&mut self, fault: Fault, packet: &TxPacket<'_>) -> io::Result<bool> {
+    fn send_with_fault(
+        &mut self,
+        fault: Fault,
+        random: &mut Random,
+        packet: &TxPacket<'_>,
+    ) -> io::Result<bool> {
         match fault {
             Fault::Loss => self.counts.lost += 1,
-            Fault::Duplication => match self.inner.send(&[*packet; 2])? {
+            Fault::Duplication => match self.forward(&[*packet; 2])? {
                 0 => return Ok(false),
                 1 => self.counts.untouched += 1,
                 _ => self.counts.duplicated += 1,
             },
             Fault::Corruption => {
-                self.scratch.clear();
-                self.scratch.extend_from_slice(packet.bytes);
+                let mut bytes = std::mem::take(&mut self.scratch);
+                bytes.clear();
+                bytes.extend_from_slice(packet.bytes);
                 // The ICRC covers all but the fifth byte, which switches may change.
-                let index = self.random.next() as usize % self.scratch.len().max(1);
+                let index = random.next() as usize % bytes.len().max(1);
                 let index = if index == UNCOVERED_BYTE { 0 } else { index };
-                if let Some(byte) = self.scratch.get_mut(index) {
-                    *byte ^= 1 << (self.random.next() & 7);
+                if let Some(byte) = bytes.get_mut(index) {
+                    *byte ^= 1 << (random.next() & 7);
                 }
-                if self.inner.send(&[TxPacket { bytes: &self.scratch, ..*packet }])? == 0 {
+                let sent = self.forward(&[TxPacket { bytes: &bytes, ..*packet }]);
+                self.scratch = bytes;
+                if sent? == 0 {
                     return Ok(false);
                 }
                 self.counts.corrupted += 1;
@@ -198,30 +255,50 @@ impl<L: Link> FaultLink<L> {
                 let is_ecn_capable = packet.traffic_class & ECN_CE != 0;
                 let mark = if is_ecn_capable { ECN_CE } else { 0 };
                 let traffic_class = packet.traffic_class | mark;
-                if self.inner.send(&[TxPacket { traffic_class, ..*packet }])? == 0 {
+                if self.forward(&[TxPacket { traffic_class, ..*packet }])? == 0 {
                     return Ok(false);
                 }
                 *(if is_ecn_capable { &mut self.counts.marked } else { &mut self.counts.untouched }) += 1;
             }
             Fault::Delay => {
-                let FaultConfig { min_delay, max_delay, .. } = self.config;
-                let share = (self.random.next() >> 32) as f64 / f64::from(u32::MAX);
+                let FaultConfig { min_delay, max_delay, latency, .. } = self.config;
+                let share = (random.next() >> 32) as f64 / f64::from(u32::MAX);
                 let delay = min_delay + max_delay.saturating_sub(min_delay).mul_f64(share);
-                self.delayed.push(Reverse(DelayedPacket {
-                    due: Instant::now() + delay,
-                    number: self.next,
-                    source: packet.source,
-                    destination: packet.destination,
-                    traffic_class: packet.traffic_class,
-                    hop_limit: packet.hop_limit,
-                    flow_label: packet.flow_label,
-                    bytes: packet.bytes.to_vec(),
-                }));
-                self.next += 1;
+                if !self.hold(packet, latency + delay) {
+                    return Ok(false);
+                }
                 self.counts.delayed += 1;
             }
         }
         Ok(true)
+    }
+
+    /// Sends packets, or holds them for the configured latency. Returns the number of accepted packets.
+    fn forward(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
+        let latency = self.config.latency;
+        if latency.is_zero() {
+            return self.inner.send(packets);
+        }
+        Ok(packets.iter().take_while(|packet| self.hold(packet, latency)).count())
+    }
+
+    /// Holds a packet for some time. Returns false if it isn't accepted, because too many packets are held.
+    fn hold(&mut self, packet: &TxPacket<'_>, delay: Duration) -> bool {
+        if self.delayed.len() >= MAX_DELAYED {
+            return false;
+        }
+        self.delayed.push(Reverse(DelayedPacket {
+            due: Instant::now() + delay,
+            number: self.next,
+            source: packet.source,
+            destination: packet.destination,
+            traffic_class: packet.traffic_class,
+            hop_limit: packet.hop_limit,
+            flow_label: packet.flow_label,
+            bytes: packet.bytes.to_vec(),
+        }));
+        self.next += 1;
+        true
     }
 
     /// Sends packets, each with its fault if it has one, and adds the number of accepted packets to `accepted`.
@@ -230,21 +307,25 @@ impl<L: Link> FaultLink<L> {
             // Packets without faults are sent as one batch.
             let rest = &packets[*accepted..];
             let mut fault = None;
-            let faultless = rest.iter().take_while(|_| {
-                fault = self.draw();
+            let faultless = rest.iter().take_while(|packet| {
+                let (drawn, random) = self.draw(packet);
+                fault = drawn.map(|fault| (fault, random));
                 fault.is_none()
             });
             let faultless = faultless.count();
+            let drawn = faultless + usize::from(fault.is_some());
             if faultless > 0 {
-                let sent = self.inner.send(&rest[..faultless])?;
+                let sent = self.forward(&rest[..faultless])?;
                 self.counts.untouched += sent as u64;
                 *accepted += sent;
                 if sent < faultless {
+                    self.undo_draws(&rest[sent..drawn]);
                     break;
                 }
             }
-            if let Some(fault) = fault {
-                if !self.send_with_fault(fault, &rest[faultless])? {
+            if let Some((fault, mut random)) = fault {
+                if !self.send_with_fault(fault, &mut random, &rest[faultless])? {
+                    self.undo_draws(&rest[faultless..drawn]);
                     break;
                 }
                 *accepted += 1;
@@ -282,11 +363,22 @@ impl<L: Link> Link for FaultLink<L> {
     fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
         self.check_limit()?;
         self.send_due()?;
-        if let Some(fault) = self.draw() {
-            return Ok(TimedSend::untimed(usize::from(self.send_with_fault(fault, packet)?)));
+        let sent = match self.draw(packet) {
+            (Some(fault), mut random) => {
+                TimedSend::untimed(usize::from(self.send_with_fault(fault, &mut random, packet)?))
+            }
+            (None, _) => {
+                let sent = match self.config.latency.is_zero() {
+                    true => self.inner.send_timed(packet)?,
+                    false => TimedSend::untimed(self.forward(&[*packet])?),
+                };
+                self.counts.untouched += u64::from(sent != TimedSend::Refused);
+                sent
+            }
+        };
+        if sent == TimedSend::Refused {
+            self.undo_draws(&[*packet]);
         }
-        let sent = self.inner.send_timed(packet)?;
-        self.counts.untouched += u64::from(sent != TimedSend::Refused);
         Ok(sent)
     }
 
@@ -369,6 +461,29 @@ const ECN_CE: u8 = 0b11;
 
 /// The index of the byte of the base transport header that the ICRC doesn't cover. It contains the congestion marks.
 const UNCOVERED_BYTE: usize = 4;
+
+/// The maximum number of flows that are told apart. If there are more, all get new numbers.
+const MAX_FLOWS: usize = 1 << 16;
+
+/// The maximum number of delayed packets.
+const MAX_DELAYED: usize = 1 << 16;
+
+/// The packets to one queue pair.
+#[derive(Clone, Copy, Debug)]
+struct Flow {
+    /// The number of flows before this one.
+    number: u64,
+    /// The number of the next packet.
+    next: u64,
+}
+
+impl Flow {
+    /// Returns the generator of the random choices about the next packet.
+    fn random(self, seed: u64) -> Random {
+        let flow = Random(seed ^ Random(self.number).next()).next();
+        Random(flow ^ Random(self.next).next())
+    }
+}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
