@@ -85,7 +85,6 @@ unsafe fn address_of_sender(
     attr.is_global = 1;
     attr.port_num = port_num;
     attr.dlid = wc.slid;
-    attr.sl = wc.sl;
     Ok(attr)
 }
 

@@ -219,7 +219,7 @@ impl CompletionChannel {
 
 /// Writes a completion in rdma-core's form.
 #[inline]
-pub(crate) fn work_completion(completion: &Completion) -> ibv_wc {
+pub(crate) fn work_completion(completion: &Completion, l3_type: u8) -> ibv_wc {
     let mut wc = ibv_wc::zeroed();
     wc.wr_id = completion.wr_id;
     wc.qp_num = completion.qpn.get();
@@ -251,6 +251,7 @@ pub(crate) fn work_completion(completion: &Completion) -> ibv_wc {
             }
             if has_grh {
                 wc.wc_flags |= IBV_WC_GRH;
+                wc.sl = l3_type;
             }
             wc.src_qp = source.map_or(0, Qpn::get);
             IBV_WC_RECV
@@ -274,9 +275,10 @@ operations! {
         let Ok(max) = usize::try_from(num_entries) else { return -libc::EINVAL };
         let mut at = wc;
         let count = this.nic.nic.poll(this.cq, max, |completion| {
+            this.nic.counts.complete(&completion);
             // SAFETY: the program has room for this many completions.
             unsafe {
-                at.write(work_completion(&completion));
+                at.write(work_completion(&completion, this.nic.l3_type));
                 at = at.add(1);
             }
         });

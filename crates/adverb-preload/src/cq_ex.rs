@@ -31,7 +31,8 @@ impl CompletionQueue {
     unsafe fn advance(&self) -> bool {
         let current = self.current.get();
         let count = self.nic.nic.poll_timed(self.cq, 1, |completion, timestamp| {
-            let wc = work_completion(&completion);
+            self.nic.counts.complete(&completion);
+            let wc = work_completion(&completion, self.nic.l3_type);
             let timestamp = timestamp.map_or(0, |timestamp| timestamp.time.as_nanos());
             // SAFETY: only the thread that polls uses these fields, as the caller says.
             unsafe {

@@ -16,7 +16,10 @@
 //! |---|---|
 //! | `ADVERB_DEVICE` | `soft:ADDRESS`, the IP address of the device; without it, 127.0.0.1. All processes of a user share an address. |
 //! | `ADVERB_LOSS`, `ADVERB_DUPLICATION`, `ADVERB_CORRUPTION`, `ADVERB_REORDER` | the percentage of packets with that fault |
+//! | `ADVERB_DELAY` | the time in milliseconds by which each packet is delayed |
 //! | `ADVERB_SEED` | the seed of the faults |
+//! | `ADVERB_TRACE` | the file of a recording, written at exit: `.html`, `.pcapng`, `.jsonl`, `.perfetto`, or else text |
+//! | `ADVERB_REPORT` | the directory of reports for `adverb run`, written at exit |
 //!
 //! A verb that the software NIC doesn't have fails with EOPNOTSUPP. A panic doesn't unwind into the program: the verb
 //! fails with EIO, and the device delivers the event IBV_EVENT_DEVICE_FATAL.
@@ -47,6 +50,7 @@ mod qp;
 mod qp_ex;
 mod query;
 mod rdmacm;
+mod report;
 mod settings;
 mod srq;
 mod strings;

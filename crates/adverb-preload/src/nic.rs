@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use crate::context::Context;
 use crate::cq::CompletionQueue;
 use crate::qp::QueuePair;
+use crate::report::{Output, RequestCounts};
 use crate::settings::Settings;
 use crate::srq::SharedReceiveQueue;
 
@@ -29,6 +30,11 @@ pub(crate) struct OpenNic {
     datagram_ports: AtomicU16,
     /// The number of objects so far, whose handles are numbers.
     handles: AtomicU32,
+    /// The service level of received datagrams: on RoCEv2, drivers put the type of the IP header there.
+    pub(crate) l3_type: u8,
+    pub(crate) counts: RequestCounts,
+    /// The files that are written at exit.
+    pub(crate) output: Output,
 }
 
 /// A pointer to an object of this library, which any thread may use while the object is listed in [`Objects`].
@@ -60,11 +66,15 @@ impl OpenNic {
         }
         let settings = Settings::from_environment();
         let settings = settings.map_err(|text| io::Error::new(io::ErrorKind::InvalidInput, text))?;
+        let nic = open_nic(&settings)?;
         let nic: &'static OpenNic = Box::leak(Box::new(OpenNic {
-            nic: open_nic(&settings)?,
+            output: Output::start(&settings, &nic)?,
+            l3_type: l3_type(nic.addresses()),
+            nic,
             objects: Mutex::default(),
             datagram_ports: AtomicU16::default(),
             handles: AtomicU32::default(),
+            counts: RequestCounts::default(),
         }));
         crate::event::start(nic)?;
         // SAFETY: the function has no preconditions. If it can't be registered, the last acknowledgements may be lost.
@@ -200,6 +210,12 @@ fn open_at(place: SocketAddr) -> io::Result<(UdpLink, PathMtu)> {
         config.scope_id = interface.index;
     }
     Ok((UdpLink::open(&config)?, mtu))
+}
+
+/// Returns the type of the IP header of packets to these addresses, as mlx5 devices report it: bit 3 tells of a UDP
+/// header; 1 is IPv6, and 2 IPv4.
+fn l3_type(addresses: &[IpAddr]) -> u8 {
+    if addresses.iter().all(|address| address.is_ipv4()) { 0b1010 } else { 0b1001 }
 }
 
 /// The number of loopback addresses to try.

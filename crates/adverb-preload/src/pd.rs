@@ -54,7 +54,7 @@ entry! {
     fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
         // SAFETY: the context is open.
         let nic = unsafe { Context::of(context) }.nic;
-        let made = nic.nic.create_domain();
+        let made = nic.nic.create_domain().inspect(|_| nic.counts.create_domain());
         object(made.map_err(errno_of).map(|pd| ProtectionDomain::leak(context, nic, pd, None)))
     }
 
@@ -71,7 +71,10 @@ entry! {
                 unsafe { ProtectionDomain::of(below) }.users.fetch_sub(1, Ordering::Release);
                 Ok(())
             }
-            None => this.nic.nic.destroy_domain(this.pd).map_err(errno_of),
+            None => {
+                let destroyed = this.nic.nic.destroy_domain(this.pd).map_err(errno_of);
+                destroyed.inspect(|()| this.nic.counts.destroy_domain())
+            }
         };
         if freed.is_ok() {
             // SAFETY: `leak` made it with a box, and the program doesn't use it any more.

@@ -216,6 +216,8 @@ impl QueuePair {
         });
         let supported = unsupported.unwrap_or(usize::MAX);
         let converted = requests.clone().take(supported).map(|wr| {
+            // The NIC converts the requests under its lock.
+            self.nic.counts.post();
             // SAFETY: as the caller says.
             unsafe { self.request(wr) }
         });
@@ -240,6 +242,9 @@ impl QueuePair {
         } else {
             self.nic.nic.post_sends(self.qpn, converted.map(|request| (request, None)))
         };
+        if posted.is_err() {
+            self.nic.counts.reject();
+        }
         let posted = posted.and(match unsupported {
             None => Ok(()),
             Some(posted_count) => {

@@ -151,6 +151,8 @@ operations! {
             Err(batch.errno)
         } else {
             let requests = batch.requests.iter().map(|request| {
+                // The NIC converts the requests under its lock.
+                this.nic.counts.post();
                 let destination = request.destination.map(|to| {
                     // SAFETY: the address handle is alive until the batch is posted.
                     let handle = unsafe { AddressHandle::of(to.handle) };
@@ -166,7 +168,8 @@ operations! {
                 };
                 (send, request.inline.clone().map(|range| &batch.inline[range]))
             });
-            this.nic.nic.post_sends(this.qpn, requests).map_err(|stopped| errno_of(stopped.error))
+            let posted = this.nic.nic.post_sends(this.qpn, requests);
+            posted.inspect_err(|_| this.nic.counts.reject()).map_err(|stopped| errno_of(stopped.error))
         };
         // SAFETY: the calling thread holds the lock.
         unsafe { this.batching.unlock() };

@@ -1,16 +1,22 @@
 //! The configuration of the device, from environment variables.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use adverb_soft::link::FaultConfig;
 
 /// The configuration of a process's device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Settings {
     /// The address, or `None` for 127.0.0.1 or, if that isn't free, any address of 127.0.0.0/8.
     pub(crate) address: Option<IpAddr>,
     /// The faults that the link injects, if any.
     pub(crate) faults: Option<FaultConfig>,
+    /// The file of a recording.
+    pub(crate) trace: Option<PathBuf>,
+    /// The directory of reports.
+    pub(crate) report: Option<PathBuf>,
 }
 
 impl Settings {
@@ -62,9 +68,27 @@ impl Settings {
         if sum > 1_000_000 {
             return Err("the percentages of faults exceed 100".to_owned());
         }
-        Ok(Settings { address, faults: (sum > 0).then_some(faults) })
+        if let Some(text) = variable("ADVERB_DELAY") {
+            let seconds = text.parse::<f64>().ok().map(|milliseconds| milliseconds / 1000.0);
+            let delay = seconds.filter(|seconds| (0.0..=MAX_DELAY).contains(seconds));
+            let delay = delay.ok_or_else(|| {
+                format!("ADVERB_DELAY is {text:?}: use a number of milliseconds up to {}", MAX_DELAY * 1000.0)
+            })?;
+            faults.latency = Duration::from_secs_f64(delay);
+        }
+        let is_faulty = sum > 0 || !faults.latency.is_zero();
+        let path = |name| variable(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+        Ok(Settings {
+            address,
+            faults: is_faulty.then_some(faults),
+            trace: path("ADVERB_TRACE"),
+            report: path("ADVERB_REPORT"),
+        })
     }
 }
+
+/// The maximum delay of packets in seconds.
+const MAX_DELAY: f64 = 10.0;
 
 #[cfg(test)]
 mod tests {
@@ -78,17 +102,21 @@ mod tests {
 
     #[test]
     fn variables_are_parsed() {
-        assert_eq!(parse(&[]), Ok(Settings { address: None, faults: None }));
+        assert_eq!(parse(&[]), Ok(Settings::default()));
         let settings = parse(&[
             ("ADVERB_DEVICE", "soft:127.3.2.1"),
             ("ADVERB_LOSS", "0.5"),
             ("ADVERB_CORRUPTION", "1%"),
             ("ADVERB_SEED", "7"),
+            ("ADVERB_TRACE", "/tmp/t.html"),
         ]);
         let settings = settings.unwrap();
         assert_eq!(settings.address, Some("127.3.2.1".parse().unwrap()));
         let faults = settings.faults.unwrap();
         assert_eq!((faults.seed, faults.loss_ppm, faults.corruption_ppm), (7, 5_000, 10_000));
+        assert_eq!(settings.trace, Some("/tmp/t.html".into()));
+        let delayed = parse(&[("ADVERB_DELAY", "1.5")]).unwrap().faults.unwrap();
+        assert_eq!((delayed.loss_ppm, delayed.latency), (0, Duration::from_micros(1500)));
     }
 
     #[test]
@@ -98,6 +126,8 @@ mod tests {
             ("ADVERB_LOSS", "-1"),
             ("ADVERB_REORDER", "101"),
             ("ADVERB_SEED", "x"),
+            ("ADVERB_DELAY", "-1"),
+            ("ADVERB_DELAY", "10001"),
         ] {
             let error = parse(&[(name, value)]).unwrap_err();
             assert!(error.contains(name) && error.contains(value), "{error}");

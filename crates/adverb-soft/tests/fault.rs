@@ -134,7 +134,7 @@ fn a_refused_packet_keeps_its_fault() {
     let config = FaultConfig { loss_ppm: 300_000, ..FaultConfig::new(9) };
     let switch = Switch::new(SwitchConfig { max_queued_packets: PACKET_COUNT, ..SwitchConfig::default() });
     let [here, mut there] = [1, 2].map(|host| switch.attach(address(host)).unwrap());
-    let mut here = FaultLink::new(Reluctant(here, 0), config);
+    let mut here = FaultLink::new(LimitedLink(here, 0), config);
     let sent: Vec<_> = (0..200).map(|number| to_qp(0x1234, number)).collect();
     let packets: Vec<_> = sent.iter().map(|bytes| packet(1, 2, bytes)).collect();
     let mut rest = &packets[..];

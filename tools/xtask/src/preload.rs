@@ -1,6 +1,7 @@
 //! `cargo xtask preload`: links the shared libraries of adverb-preload, and tests them with rdma-core's own programs.
 
 mod check;
+mod programs;
 mod rdmacm;
 
 use std::collections::BTreeMap;
@@ -60,6 +61,7 @@ fn build(out: Option<PathBuf>, profile: &str) -> Result<PathBuf> {
     let mut cc = linker(&directory, "libibverbs.so.1", &script);
     // The archive's symbols are used only through the version script.
     cc.args(["-Wl,--whole-archive".as_ref(), archive.as_os_str(), "-Wl,--no-whole-archive".as_ref()]);
+    cc.args(["-Wl,-u,adverb_at_exit", "-Wl,-fini=adverb_at_exit"]);
     cc.args(["-Wl,--gc-sections", "-lgcc_s", "-lpthread", "-ldl", "-lm", "-lc"]);
     process::run(&mut cc)?;
     fs::remove_file(&script)?;

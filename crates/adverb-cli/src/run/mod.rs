@@ -1,9 +1,11 @@
 //! `adverb run`: runs an unmodified verbs program on the software NIC.
 
+mod summary;
 mod sysfs;
 
 use std::env;
 use std::ffi::OsString;
+use std::fs;
 use std::net::IpAddr;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::interrupt::Interrupt;
+use summary::Summary;
 use sysfs::Sysfs;
 
 /// The options of `adverb run`.
@@ -27,6 +30,18 @@ sockets. All programs of a user share the device, as they share RDMA hardware:
   adverb run -- ib_send_bw -d adverb0 -x 0
   adverb run -- ib_send_bw -d adverb0 -x 0 127.0.0.1
   adverb run --loss 1 --seed 7 -- ./my_test
+  adverb run --trace trace.html -- ./my_test
+
+--trace writes one file for the first process that exits. Each further process adds
+its number to the name. The end of the name tells the format: .html (a page with a
+sequence diagram), .pcapng (Wireshark), .jsonl, .perfetto, or else text.
+
+The packets to one queue pair are a flow. The same seed takes the same decision for
+packet n of the k-th flow of a process.
+
+At the end, a summary of all processes is written to the standard error: messages,
+bytes, retransmissions, failed completions by status, and the objects that the
+program did not destroy. A process that is killed or calls _exit isn't part of it.
 
 The libraries are those that `cargo xtask preload` links in a checkout of Adverb.
 They are looked for in --libraries, in $ADVERB_LIBRARIES, in the directory
@@ -50,9 +65,21 @@ pub(crate) struct Args {
     /// The percentage of sent packets that are corrupted.
     #[arg(long, value_name = "PERCENT", value_parser = percentage)]
     corrupt: Option<f64>,
+    /// The time in milliseconds by which each sent packet is delayed.
+    #[arg(long, value_name = "MILLISECONDS", value_parser = delay)]
+    delay: Option<f64>,
     /// The seed of these faults.
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     seed: u64,
+    /// The file of a recording of the program's requests, packets and completions.
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Write all counters of the device in the summary.
+    #[arg(long)]
+    stat: bool,
+    /// Write no summary.
+    #[arg(long, conflicts_with = "stat")]
+    quiet: bool,
     /// The directory of the libraries.
     #[arg(long, value_name = "DIRECTORY")]
     libraries: Option<PathBuf>,
@@ -67,13 +94,20 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let interrupt = Interrupt::new()?;
     let sysfs = Sysfs::create(args.device).context("creating the device's sysfs directory failed")?;
     let [program, arguments @ ..] = &args.program[..] else { bail!("no program is given") };
+    if let Some(trace) = args.trace.as_deref().filter(|trace| trace.is_file()) {
+        fs::remove_file(trace).with_context(|| format!("replacing {} failed", trace.display()))?;
+    }
     let mut command = Command::new(program);
     command.args(arguments);
-    for (name, value) in variables(args, &libraries, sysfs.root(), |name| env::var_os(name))? {
+    for (name, value) in variables(args, &libraries, &sysfs, |name| env::var_os(name))? {
         command.env(name, value);
     }
     let mut child = command.spawn().with_context(|| format!("starting {} failed", program.display()))?;
     let status = wait(&mut child, &interrupt)?;
+    if !args.quiet {
+        let summary = Summary::read(sysfs.reports()).context("reading the processes' reports failed")?;
+        eprint!("{}", summary.text(args.stat));
+    }
     Ok(ExitCode::from(code(status)))
 }
 
@@ -101,7 +135,7 @@ fn code(status: ExitStatus) -> u8 {
 fn variables(
     args: &Args,
     libraries: &Path,
-    sysfs: &Path,
+    sysfs: &Sysfs,
     existing: impl Fn(&str) -> Option<OsString>,
 ) -> Result<Vec<(&'static str, OsString)>> {
     let mut preload = vec![libraries.join("libadverb-paths.so"), libraries.join("libibverbs.so.1")];
@@ -116,7 +150,8 @@ fn variables(
     let mut variables = vec![
         ("LD_PRELOAD", env::join_paths(preload).context("the directory of the libraries has a colon")?),
         ("LD_LIBRARY_PATH", env::join_paths(search)?),
-        ("ADVERB_SYSFS", sysfs.as_os_str().to_owned()),
+        ("ADVERB_SYSFS", sysfs.root().as_os_str().to_owned()),
+        ("ADVERB_REPORT", sysfs.reports().as_os_str().to_owned()),
         ("ADVERB_SEED", args.seed.to_string().into()),
     ];
     if let Some(device) = args.device {
@@ -127,9 +162,14 @@ fn variables(
         ("ADVERB_REORDER", args.reorder),
         ("ADVERB_DUPLICATION", args.duplicate),
         ("ADVERB_CORRUPTION", args.corrupt),
+        ("ADVERB_DELAY", args.delay),
     ];
     let given = faults.into_iter().filter_map(|(name, rate)| Some((name, rate?.to_string().into())));
     variables.extend(given);
+    if let Some(trace) = &args.trace {
+        // The program may change its working directory.
+        variables.push(("ADVERB_TRACE", std::path::absolute(trace)?.into()));
+    }
     Ok(variables)
 }
 
@@ -169,6 +209,12 @@ fn percentage(text: &str) -> Result<f64, String> {
     value.ok_or_else(|| "use a number from 0 to 100".to_owned())
 }
 
+/// Parses a number of milliseconds.
+fn delay(text: &str) -> Result<f64, String> {
+    let value = text.trim_end_matches("ms").parse().ok().filter(|value| (0.0..=10_000.0).contains(value));
+    value.ok_or_else(|| "use a number of milliseconds from 0 to 10000".to_owned())
+}
+
 /// The interval between two checks whether the program has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -195,10 +241,13 @@ mod tests {
 
     #[test]
     fn options_become_variables() {
-        let args = parse("run --device soft:127.0.0.9 --loss 0.5 --seed 7 -- prog -x --loss 9");
+        let line =
+            "run --device soft:127.0.0.9 --loss 0.5 --seed 7 --delay 2 --trace /t.html -- prog -x --loss 9";
+        let args = parse(line);
         assert_eq!(args.program, ["prog", "-x", "--loss", "9"].map(OsString::from));
         let existing = |name: &str| (name == "LD_PRELOAD").then(|| OsString::from("/x/a.so"));
-        let variables = variables(&args, Path::new("/l"), Path::new("/s"), existing).unwrap();
+        let sysfs = Sysfs::create(None).unwrap();
+        let variables = variables(&args, Path::new("/l"), &sysfs, existing).unwrap();
         let value = |name| value(&variables, name);
         assert_eq!(value("LD_PRELOAD").unwrap(), "/l/libadverb-paths.so:/l/libibverbs.so.1:/x/a.so");
         assert_eq!(value("LD_LIBRARY_PATH").unwrap(), "/l");
@@ -206,12 +255,17 @@ mod tests {
         assert_eq!(value("ADVERB_LOSS").unwrap(), "0.5");
         assert_eq!(value("ADVERB_SEED").unwrap(), "7");
         assert_eq!(value("ADVERB_REORDER"), None);
+        assert_eq!(value("ADVERB_DELAY").unwrap(), "2");
+        assert_eq!(value("ADVERB_TRACE").unwrap(), "/t.html");
+        assert!(Path::new(&value("ADVERB_REPORT").unwrap()).is_dir());
     }
 
     #[test]
     fn invalid_values_are_rejected() {
         assert!(device("mlx5_0").is_err() && device("soft:x").is_err());
         assert!(percentage("-1").is_err() && percentage("101").is_err() && percentage("NaN").is_err());
+        assert!(delay("-1").is_err() && delay("1 s").is_err() && delay("10001").is_err());
+        assert!(Cli::try_parse_from(["run", "--quiet", "--stat", "x"]).is_err());
         assert!(Cli::try_parse_from(["run"]).is_err());
     }
 

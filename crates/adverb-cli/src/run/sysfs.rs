@@ -10,12 +10,15 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub(super) struct Sysfs {
     root: PathBuf,
+    reports: PathBuf,
 }
 
 impl Sysfs {
     /// Creates the files of a device with this address, if the address is known.
     pub(super) fn create(address: Option<IpAddr>) -> io::Result<Sysfs> {
-        let sysfs = Sysfs { root: new_directory()? };
+        let root = new_directory()?;
+        let sysfs = Sysfs { reports: root.join("reports"), root };
+        fs::create_dir(&sysfs.reports)?;
         let device = "sys/class/infiniband/adverb0";
         let port = format!("{device}/ports/1");
         let mut files = vec![
@@ -50,6 +53,11 @@ impl Sysfs {
             fs::write(path, text + "\n")?;
         }
         Ok(sysfs)
+    }
+
+    /// Returns the directory of the processes' reports, which is removed with the files.
+    pub(super) fn reports(&self) -> &Path {
+        &self.reports
     }
 
     /// Returns the directory that contains `sys`.

@@ -17,10 +17,15 @@ use super::rdmacm;
 ///
 /// The user may not be allowed to read cargo's target directory, so the programs use a copy of the libraries.
 pub(super) fn run(libraries: &Path) -> Result<()> {
-    packages::ensure(&["ibverbs-utils", "rdmacm-utils", "util-linux"])?;
+    packages::ensure(&["ibverbs-utils", "perftest", "rdmacm-utils", "ucx-utils", "util-linux"])?;
     let copy = std::env::temp_dir().join(format!("adverb-preload-{}", std::process::id()));
     fs::create_dir(&copy)?;
-    let result = copy_libraries(libraries, &copy).and_then(|()| run_programs(&copy));
+    let result = copy_libraries(libraries, &copy).and_then(|()| run_programs(&copy)).and_then(|()| {
+        // With the features of the tests, which have built it.
+        let adverb = process::build("build --workspace --all-features --bin adverb")?;
+        fs::copy(adverb, copy.join("adverb"))?;
+        super::programs::run(&copy)
+    });
     fs::remove_dir_all(&copy)?;
     result
 }
