@@ -1,8 +1,10 @@
 //! The parts of a connection, each alone: the receive half, the replay and the send queue.
 
+use crate::immediate::Credits;
 use crate::lane::{Lane, SendQueue};
 use crate::recv::{RecvHalf, RecvState};
 use crate::replay::{Content, Replay};
+use crate::ring::SendRing;
 use crate::send::Offered;
 use crate::*;
 
@@ -196,4 +198,16 @@ fn half_of_the_send_queue_is_unsignaled() {
     queue.complete(Tag::Frames);
     assert!(!queue.awaits_completion() && queue.is_delivered());
     assert!(queue.post(Tag::Read, true) && queue.is_delivered() && queue.awaits_completion());
+}
+
+#[test]
+fn a_write_that_fits_the_end_of_the_ring_is_placed_there() {
+    let mut ring = SendRing::new(512, 8);
+    assert_eq!([128; 4].map(|len| ring.place(len)), [Some(0), Some(128), Some(256), Some(384)]);
+    assert_eq!(ring.place(1), None);
+    let mut ring = SendRing::new(512, 8);
+    assert_eq!([128, 128, 128, 112].map(|len| ring.place(len)), [Some(0), Some(128), Some(256), Some(384)]);
+    ring.add_credits(Credits::new(8, 1)).expect("they were written");
+    // One unit is skipped.
+    assert_eq!((ring.place(17), ring.place(97)), (Some(0), None));
 }

@@ -128,7 +128,9 @@ impl Pair {
             connection.handle_registered(id, self.memory[side].register(bytes), now);
             return true;
         }
+        let has_output = connection.has_output();
         let Some(post) = connection.poll_post(&mut self.memory[side], now) else { return false };
+        assert!(has_output, "{post:?} was not announced");
         if self.is_broken && !matches!(post, Post::Receives { .. }) {
             self.fail(side, post);
         } else if let (Some(withheld), Post::Read { .. }) = (&mut self.withheld, &post) {
@@ -651,7 +653,11 @@ fn a_message_whose_write_is_refused_is_undelivered() {
     assert!(connection.has_undelivered());
 }
 
+#[path = "close_tests.rs"]
+mod close;
 #[path = "one_sided_tests.rs"]
 mod one_sided;
 #[path = "query_tests.rs"]
 mod queries;
+#[path = "registration_tests.rs"]
+mod registration;

@@ -363,8 +363,12 @@ impl World {
     fn post(&mut self, side: usize) -> bool {
         let now = self.now;
         let Side { connection: Some(connection), memory, .. } = &mut self.sides[side] else { return false };
+        let has_output = connection.has_output();
         let Some(post) = connection.poll_post(memory, now) else { return false };
         self.post_request(side, post);
+        if !has_output {
+            self.report_violation("a connection that announced no output returned a request");
+        }
         true
     }
 
