@@ -8,6 +8,7 @@ fn tags(connection: &mut TestConnection, memory: &mut TestMemory) -> Vec<Tag> {
     let posts = std::iter::from_fn(|| connection.poll_post(memory, Time::ZERO));
     let tag = |post| match post {
         Post::Write { tag, .. } => Some(tag),
+        Post::Probe { .. } => Some(Tag::Probe),
         _ => None,
     };
     posts.filter_map(tag).collect()
@@ -36,6 +37,19 @@ fn a_close_is_acknowledged_after_its_completion() {
     assert_eq!(tags(connection, memory), []);
     connection.handle_completion(memory, Completed::Sent { tag: Tag::Close, buf: None }, Time::ZERO);
     assert_eq!(tags(connection, memory), [Tag::CloseAck]);
+    assert_eq!(connection.poll_timeout(), Some(Time::ZERO + small().close_ack_timeout));
+}
+
+#[test]
+fn a_close_probes_the_peer_after_an_unsignaled_report() {
+    let mut pair = pair_with_unreported_message();
+    pair.side(0).0.close(Time::ZERO);
+    let writes = pair.writes;
+    while pair.writes == writes {
+        assert!(pair.step(0), "the close is not posted");
+    }
+    let (connection, memory) = pair.side(0);
+    assert_eq!(tags(connection, memory), [Tag::RendezvousDone, Tag::Probe]);
 }
 
 #[test]

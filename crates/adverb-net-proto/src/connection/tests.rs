@@ -661,3 +661,5 @@ mod one_sided;
 mod queries;
 #[path = "registration_tests.rs"]
 mod registration;
+#[path = "replay_tests.rs"]
+mod replay;
