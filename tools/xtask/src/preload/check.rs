@@ -12,12 +12,19 @@ use support::{packages, process};
 
 use super::rdmacm;
 
-/// Runs the programs as an unprivileged user: `ibv_devinfo`, and the ping-pong programs and those of librdmacm as two
-/// processes each, whose device has the same address.
+/// Runs the programs as an unprivileged user: `ibv_devinfo`, the ping-pong programs as two processes each, and those of
+/// librdmacm as two processes each, whose device has the same address.
 ///
 /// The user may not be allowed to read cargo's target directory, so the programs use a copy of the libraries.
 pub(super) fn run(libraries: &Path) -> Result<()> {
-    packages::ensure(&["ibverbs-utils", "perftest", "rdmacm-utils", "ucx-utils", "util-linux"])?;
+    packages::ensure(&[
+        "ibverbs-utils",
+        "librdmacm-dev",
+        "perftest",
+        "rdmacm-utils",
+        "ucx-utils",
+        "util-linux",
+    ])?;
     let copy = std::env::temp_dir().join(format!("adverb-preload-{}", std::process::id()));
     fs::create_dir(&copy)?;
     let result = copy_libraries(libraries, &copy).and_then(|()| run_programs(&copy)).and_then(|()| {
@@ -58,11 +65,28 @@ fn run_programs(libraries: &Path) -> Result<()> {
         ("ibv_srq_pingpong", &["-e"]),
     ];
     for (program, options) in runs {
-        ping_pong(program, options, libraries, None)?;
+        if ["ibv_uc_pingpong", "ibv_ud_pingpong"].contains(&program) {
+            repeatedly(|_| ping_pong(program, options, libraries, None))?;
+        } else {
+            ping_pong(program, options, libraries, None)?;
+        }
     }
     // Only a reliable connection recovers from loss.
-    ping_pong("ibv_rc_pingpong", &["-c"], libraries, Some("1"))?;
-    Ok(())
+    repeatedly(|seed| ping_pong("ibv_rc_pingpong", &["-c"], libraries, Some(seed)))
+}
+
+/// Runs a pair of programs that a lost message can make fail, up to five times with different seeds of the loss.
+///
+/// UC and UD don't retransmit messages. With RC, one process may exit before the other has received its last
+/// acknowledgement. If that one is lost, the other process's last request fails, as with RDMA hardware.
+pub(super) fn repeatedly(run: impl Fn(u64) -> Result<()>) -> Result<()> {
+    let mut result = run(1);
+    for seed in 2..=5 {
+        let Err(error) = &result else { break };
+        println!("another attempt after: {error:#}");
+        result = run(seed);
+    }
+    result
 }
 
 /// Checks that the library has every public symbol of libibverbs and librdmacm, at its version, that installed programs
@@ -111,35 +135,40 @@ fn versioned(file: &Path, imports: bool) -> Result<Vec<(String, String)>> {
     Ok(symbols.collect())
 }
 
-/// Returns a command for a program on the libraries, without privileges.
-pub(super) fn command(program: &str, libraries: &Path, loss: Option<&str>) -> Result<Command> {
+/// Returns a command for a program on the libraries, without privileges. With a seed, 1 % of the packets are lost.
+pub(super) fn command(program: &str, libraries: &Path, loss_seed: Option<u64>) -> Result<Command> {
     let path = process::find(program).with_context(|| format!("{program} is not installed"))?;
     let mut command = process::as_nobody(&path);
     command.env("LD_LIBRARY_PATH", libraries).env("ADVERB_DEVICE", format!("soft:{}", address()));
-    if let Some(loss) = loss {
-        command.env("ADVERB_LOSS", loss).env("ADVERB_SEED", "1");
+    if let Some(seed) = loss_seed {
+        command.env("ADVERB_LOSS", "1").env("ADVERB_SEED", seed.to_string());
     }
     Ok(command)
 }
 
 /// Returns the address of the device, which only this process's programs use.
 pub(super) fn address() -> Ipv4Addr {
+    own_address(64)
+}
+
+/// Returns an address that only this process's programs use, different for each of the networks 64, 128 and 192.
+fn own_address(network: u8) -> Ipv4Addr {
     let [_, a, b, c] = std::process::id().to_be_bytes();
-    Ipv4Addr::new(127, 64 | a, b, c.clamp(1, 254))
+    Ipv4Addr::new(127, network | a, b, c.clamp(1, 254))
 }
 
 /// Runs a ping-pong program as a server and as a client, and checks that both succeed.
-fn ping_pong(program: &str, options: &[&str], libraries: &Path, loss: Option<&str>) -> Result<()> {
+fn ping_pong(program: &str, options: &[&str], libraries: &Path, loss_seed: Option<u64>) -> Result<()> {
     let start = Instant::now();
     // Another program may take the port before the server does.
     for _ in 0..10 {
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port().to_string();
         // UC and UD lose messages if a receive buffer overflows. With few messages in flight, it doesn't.
         let arguments = [&["-g", "0", "-n", "50", "-r", "50", "-p", &port], options].concat();
-        let mut server = command(program, libraries, loss)?;
+        let mut server = command(program, libraries, loss_seed)?;
         let mut server =
             Stopped(server.args(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?);
-        let Some(client) = connect(program, &arguments, libraries, loss, &mut server, start)? else {
+        let Some(client) = connect(program, &arguments, libraries, loss_seed, &mut server, start)? else {
             continue;
         };
         let status = wait(&mut server, start)?;
@@ -151,7 +180,7 @@ fn ping_pong(program: &str, options: &[&str], libraries: &Path, loss: Option<&st
             options.join(" "),
             client.status,
         );
-        let loss = loss.map(|loss| format!(" with {loss} % loss")).unwrap_or_default();
+        let loss = if loss_seed.is_some() { " with 1 % loss" } else { "" };
         let speed = text.lines().find(|line| line.contains("50 iters")).unwrap_or_default();
         println!("{program} {}{loss}: {speed}", options.join(" "));
         return Ok(());
@@ -164,13 +193,15 @@ fn connect(
     program: &str,
     arguments: &[&str],
     libraries: &Path,
-    loss: Option<&str>,
+    loss_seed: Option<u64>,
     server: &mut Stopped,
     start: Instant,
 ) -> Result<Option<Output>> {
     loop {
-        let mut client = command("timeout", libraries, loss)?;
-        client.arg("60").arg(program).args(arguments).arg("127.0.0.1");
+        let mut client = command("timeout", libraries, loss_seed)?;
+        // Unlike the programs of librdmacm, these have devices of their own.
+        client.env("ADVERB_DEVICE", format!("soft:{}", own_address(128)));
+        client.arg("30").arg(program).args(arguments).arg("127.0.0.1");
         let output = client.stdin(Stdio::null()).output()?;
         // The client prints this text if the server doesn't listen yet.
         if output.status.success() || !String::from_utf8_lossy(&output.stderr).contains("Couldn't connect") {

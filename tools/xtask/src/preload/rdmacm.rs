@@ -1,12 +1,13 @@
 //! Tests of librdmacm with rdma-core's programs.
 
 use std::path::Path;
-use std::process::{Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use support::{paths, process};
 
-use super::check::{DEADLINE, Stopped, address, command, wait};
+use super::check::{DEADLINE, Stopped, address, command, repeatedly, wait};
 
 /// A pair of programs: a server and a client of it.
 #[derive(Clone, Copy)]
@@ -15,8 +16,6 @@ struct Pair {
     client: &'static [&'static str],
     /// The client's option before the server's address.
     address_option: &'static str,
-    /// The percentage of lost packets.
-    loss: Option<&'static str>,
     /// Whether the server serves clients until it is killed.
     serves_forever: bool,
 }
@@ -27,11 +26,7 @@ impl Pair {
         client: &'static [&'static str],
         address_option: &'static str,
     ) -> Pair {
-        Pair { server, client, address_option, loss: None, serves_forever: false }
-    }
-
-    const fn with_loss(self) -> Pair {
-        Pair { loss: Some("1"), ..self }
+        Pair { server, client, address_option, serves_forever: false }
     }
 
     const fn serving_forever(self) -> Pair {
@@ -40,8 +35,8 @@ impl Pair {
 }
 
 /// The pairs that run one after the other: event channels with data checked, with a queue pair that the program manages,
-/// with messages of several packets, the synchronous functions, datagrams, and many connections.
-const PAIRS: [Pair; 7] = [
+/// with messages of several packets, the synchronous functions, and many connections.
+const PAIRS: [Pair; 5] = [
     Pair::new(
         &["rping", "-s", "-V", "-C", "20", "-p", "7801"],
         &["rping", "-c", "-V", "-C", "20", "-p", "7801"],
@@ -58,17 +53,12 @@ const PAIRS: [Pair; 7] = [
         "-s",
     ),
     Pair::new(&["rdma_server", "-p", "7804"], &["rdma_client", "-p", "7804"], "-s"),
-    // Its port is fixed.
-    Pair::new(&["udaddy"], &["udaddy"], "-s"),
     Pair::new(&["cmtime", "-c", "20", "-p", "7805"], &["cmtime", "-c", "20", "-p", "7805"], "-s")
         .serving_forever(),
-    Pair::new(
-        &["rping", "-s", "-V", "-C", "20", "-p", "7806"],
-        &["rping", "-c", "-V", "-C", "20", "-p", "7806"],
-        "-a",
-    )
-    .with_loss(),
 ];
+
+/// The pair for datagrams. Its port is fixed.
+const DATAGRAMS: Pair = Pair::new(&["udaddy"], &["udaddy"], "-s");
 
 /// The pairs that run at the same time.
 const CONCURRENT: [Pair; 3] = [
@@ -87,23 +77,37 @@ const CONCURRENT: [Pair; 3] = [
 
 /// Runs the programs.
 pub(super) fn run(libraries: &Path) -> Result<()> {
+    run_own(libraries)?;
     for pair in &PAIRS {
-        run_pair(libraries, pair)?;
+        run_pair(libraries, pair, None)?;
     }
+    repeatedly(|_| run_pair(libraries, &DATAGRAMS, None))?;
+    repeatedly(|seed| run_pair(libraries, &PAIRS[0], Some(seed)))?;
     std::thread::scope(|scope| {
-        let runs = CONCURRENT.each_ref().map(|pair| scope.spawn(move || run_pair(libraries, pair)));
+        let runs = CONCURRENT.each_ref().map(|pair| scope.spawn(move || run_pair(libraries, pair, None)));
         runs.into_iter()
             .try_for_each(|run| run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })
 }
 
+/// Compiles and runs the program beside this file, which is linked against rdma-core's libraries like any other program.
+fn run_own(libraries: &Path) -> Result<()> {
+    let program = libraries.join("rdmacm-test");
+    let source = paths::root().join("tools/xtask/src/preload/rdmacm.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-Wall", "-Werror", "-o"]).arg(&program).arg(source).args(["-lrdmacm", "-libverbs", "-ldl"]);
+    process::run(&mut cc)?;
+    let mut timeout = command("timeout", libraries, None)?;
+    process::run(timeout.arg("60").arg(program).arg(address().to_string()))
+}
+
 /// Runs a server and a client, and checks that both succeed.
-fn run_pair(libraries: &Path, pair: &Pair) -> Result<()> {
+fn run_pair(libraries: &Path, pair: &Pair, loss_seed: Option<u64>) -> Result<()> {
     let start = Instant::now();
     let (program, options) = (pair.server[0], &pair.server[1..]);
-    let mut server = command(program, libraries, pair.loss)?;
+    let mut server = command(program, libraries, loss_seed)?;
     let mut server = Stopped(server.args(options).stdin(Stdio::null()).stdout(Stdio::null()).spawn()?);
-    let client = run_client(libraries, pair, &mut server, start)?;
+    let client = run_client(libraries, pair, loss_seed, &mut server, start)?;
     let server_succeeded = pair.serves_forever || wait(&mut server, start)?;
     let line = pair.client.join(" ");
     ensure!(
@@ -113,16 +117,22 @@ fn run_pair(libraries: &Path, pair: &Pair) -> Result<()> {
         String::from_utf8_lossy(&client.stdout),
         String::from_utf8_lossy(&client.stderr),
     );
-    let loss = pair.loss.map(|loss| format!(" with {loss} % loss")).unwrap_or_default();
+    let loss = if loss_seed.is_some() { " with 1 % loss" } else { "" };
     println!("{line}{loss}: {} ms", start.elapsed().as_millis());
     Ok(())
 }
 
 /// Runs the client until the server listens.
-fn run_client(libraries: &Path, pair: &Pair, server: &mut Stopped, start: Instant) -> Result<Output> {
+fn run_client(
+    libraries: &Path,
+    pair: &Pair,
+    loss_seed: Option<u64>,
+    server: &mut Stopped,
+    start: Instant,
+) -> Result<Output> {
     loop {
-        let mut client = command("timeout", libraries, pair.loss)?;
-        client.arg("60").args(pair.client).arg(pair.address_option).arg(address().to_string());
+        let mut client = command("timeout", libraries, loss_seed)?;
+        client.arg("30").args(pair.client).arg(pair.address_option).arg(address().to_string());
         let output = client.stdin(Stdio::null()).output()?;
         let text = [&output.stdout[..], &output.stderr[..]].concat();
         let text = String::from_utf8_lossy(&text);
