@@ -85,7 +85,7 @@ fn run_raw(
     let batch = if mode == "raw-batch" { u64::from(BATCH) } else { 1 };
     let region = queue_pair.protection_domain().region(4096, Access::LOCAL_WRITE)?;
     let segment = Segment { addr: region.remote().addr, length: 64, lkey: region.lkey() };
-    let (mut list, mut room) = (SendList::new(), Completions::new(16));
+    let (mut list, mut entries) = (SendList::new(), Completions::new(16));
     let (mut round, mut completed, mut before) = (0, 0, 0);
     while round < rounds {
         list.clear();
@@ -100,8 +100,8 @@ fn run_raw(
         unsafe { queue_pair.post_raw_sends(&mut list) }?;
         let mut polled = 0;
         while polled < batch {
-            polled += completions.poll_raw(&mut room)? as u64;
-            completed += room.iter().filter(|completion| completion.is_ok()).count() as u64;
+            polled += completions.poll_raw(&mut entries)? as u64;
+            completed += entries.iter().filter(|completion| completion.is_ok()).count() as u64;
         }
         round += batch;
     }

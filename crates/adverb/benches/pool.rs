@@ -14,18 +14,18 @@ use adverb::memory::{Pool, PoolBuf};
 use adverb::verbs::Device;
 
 /// The number of measurements of each. The fastest counts, because other processes use the machine too.
-const TURNS: u32 = 40;
+const MEASUREMENTS: u32 = 40;
 const ROUNDS: u32 = 20_000;
 /// The number of buffers that are held at once, in the measurement with many.
-const MANY: usize = 64;
+const HELD_COUNT: usize = 64;
 
 fn main() -> adverb::Result<()> {
     let pool = Pool::new(&Device::open("soft")?.create_protection_domain()?);
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
-    if let [what, len, rounds] = &args[..] {
+    if let [allocator, len, rounds] = &args[..] {
         let (len, rounds) = (number(len), number(rounds));
         for _ in 0..rounds {
-            if what == "pool" {
+            if allocator == "pool" {
                 black_box(pool.alloc(black_box(len))?);
             } else {
                 black_box(Malloc::new(black_box(len)));
@@ -37,18 +37,18 @@ fn main() -> adverb::Result<()> {
     for len in [64, 1500, 4096, 65536, 1 << 20] {
         row(&format!("{len} bytes"), || pool.alloc(black_box(len)).expect("memory"), || Malloc::new(len));
     }
-    let mut buffers: Vec<PoolBuf> = Vec::with_capacity(MANY);
-    let mut blocks: Vec<Malloc> = Vec::with_capacity(MANY);
+    let mut buffers: Vec<PoolBuf> = Vec::with_capacity(HELD_COUNT);
+    let mut blocks: Vec<Malloc> = Vec::with_capacity(HELD_COUNT);
     row(
         "4096 bytes, with 64 held",
-        || hold(&mut buffers, || pool.alloc(black_box(4096)).expect("memory")),
-        || hold(&mut blocks, || Malloc::new(black_box(4096))),
+        || replace_one(&mut buffers, || pool.alloc(black_box(4096)).expect("memory")),
+        || replace_one(&mut blocks, || Malloc::new(black_box(4096))),
     );
     println!(
         "{:34} {:>9} {:>9}",
         "4096 bytes, freed by another thread",
-        format!("{:.1} ns", nanoseconds(hand_over(|| pool.alloc(4096).expect("memory")))),
-        format!("{:.1} ns", nanoseconds(hand_over(|| Malloc::new(4096)))),
+        format!("{:.1} ns", nanoseconds(free_on_another_thread(|| pool.alloc(4096).expect("memory")))),
+        format!("{:.1} ns", nanoseconds(free_on_another_thread(|| Malloc::new(4096)))),
     );
     Ok(())
 }
@@ -60,7 +60,7 @@ fn number(text: &str) -> usize {
 /// Measures both in turn, and prints the comparison.
 fn row<A, B>(name: &str, mut pool: impl FnMut() -> A, mut malloc: impl FnMut() -> B) {
     let (mut ours, mut theirs) = (Duration::MAX, Duration::MAX);
-    for _ in 0..TURNS {
+    for _ in 0..MEASUREMENTS {
         ours = ours.min(measure(&mut pool));
         theirs = theirs.min(measure(&mut malloc));
     }
@@ -68,10 +68,10 @@ fn row<A, B>(name: &str, mut pool: impl FnMut() -> A, mut malloc: impl FnMut() -
     println!("{name:34} {ours:>6.1} ns {theirs:>6.1} ns {:>6.2}", ours / theirs);
 }
 
-fn measure<T>(make: &mut impl FnMut() -> T) -> Duration {
+fn measure<T>(alloc: &mut impl FnMut() -> T) -> Duration {
     let start = Instant::now();
     for _ in 0..ROUNDS {
-        black_box(make());
+        black_box(alloc());
     }
     start.elapsed()
 }
@@ -81,27 +81,27 @@ fn nanoseconds(time: Duration) -> f64 {
 }
 
 /// Frees one of the held values, and allocates another.
-fn hold<T>(held: &mut Vec<T>, make: impl FnOnce() -> T) {
-    if held.len() == MANY {
+fn replace_one<T>(held: &mut Vec<T>, alloc: impl FnOnce() -> T) {
+    if held.len() == HELD_COUNT {
         held.swap_remove(7);
     }
-    held.push(make());
+    held.push(alloc());
 }
 
 /// Allocates on this thread and frees on another. Most of the time is the channel's.
-fn hand_over<T: Send>(make: impl Fn() -> T) -> Duration {
-    let turn = || {
+fn free_on_another_thread<T: Send>(alloc: impl Fn() -> T) -> Duration {
+    let run = || {
         std::thread::scope(|scope| {
-            let (sender, receiver) = sync_channel::<T>(MANY);
+            let (sender, receiver) = sync_channel::<T>(HELD_COUNT);
             scope.spawn(move || receiver.into_iter().for_each(drop));
             let start = Instant::now();
             for _ in 0..ROUNDS {
-                sender.send(make()).expect("the other thread is running");
+                sender.send(alloc()).expect("the other thread is running");
             }
             start.elapsed()
         })
     };
-    (0..TURNS / 4).map(|_| turn()).min().unwrap_or_default()
+    (0..MEASUREMENTS / 4).map(|_| run()).min().unwrap_or_default()
 }
 
 /// Memory from `malloc`.

@@ -40,8 +40,8 @@ fn run() -> Result<(), Box<dyn Error>> {
         [address, text] => {
             let mut side = None;
             let connection = Connector::new().timeout(TIMEOUT).connect(address.parse()?, |path| {
-                let (queue_pair, made) = Side::new(path)?;
-                side = Some(made);
+                let (queue_pair, created) = Side::new(path)?;
+                side = Some(created);
                 Ok(queue_pair)
             })?;
             let side = side.expect("created with the queue pair");

@@ -24,33 +24,33 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         Some(name) => Device::open(&name)?,
         None => Device::open_first()?,
     };
-    let (asker, asker_completions, asker_receiving) = queue_pair(&device)?;
-    let (answerer, answerer_completions, answerer_receiving) = queue_pair(&device)?;
+    let (client, client_completions, client_receiving) = queue_pair(&device)?;
+    let (server, server_completions, server_receiving) = queue_pair(&device)?;
 
-    let mut question = asker.protection_domain().buffer(100)?;
-    question.set_range(0..9)?;
-    question.copy_from_slice(b"any news?");
-    let answerer_address = asker.ud_destination(&answerer.endpoint(), QKEY)?;
-    let sent = asker.post_send(SendRequest::send(question).destination(&answerer_address))?;
-    asker_completions.wait(sent, TIMEOUT)?.result()?;
+    let mut request = client.protection_domain().buffer(100)?;
+    request.set_range(0..9)?;
+    request.copy_from_slice(b"any news?");
+    let server_destination = client.ud_destination(&server.endpoint(), QKEY)?;
+    let sent = client.post_send(SendRequest::send(request).destination(&server_destination))?;
+    client_completions.wait(sent, TIMEOUT)?.result()?;
 
-    let asked = answerer_completions.wait(answerer_receiving, TIMEOUT)?.into_datagram()?;
-    println!("queue pair {} asks: {}", asked.source_qpn, String::from_utf8_lossy(&asked.message));
-    let destination = asked.reply_destination(&answerer, QKEY)?;
-    let mut answer = asked.message;
-    answer.set_range(0..7)?;
-    answer.copy_from_slice(b"not yet");
-    let sent = answerer.post_send(SendRequest::send_with_imm(answer, 42).destination(&destination))?;
-    answerer_completions.wait(sent, TIMEOUT)?.result()?;
+    let received = server_completions.wait(server_receiving, TIMEOUT)?.into_datagram()?;
+    println!("queue pair {} asks: {}", received.source_qpn, String::from_utf8_lossy(&received.message));
+    let destination = received.reply_destination(&server, QKEY)?;
+    let mut reply = received.message;
+    reply.set_range(0..7)?;
+    reply.copy_from_slice(b"not yet");
+    let sent = server.post_send(SendRequest::send_with_imm(reply, 42).destination(&destination))?;
+    server_completions.wait(sent, TIMEOUT)?.result()?;
 
-    let answered = asker_completions.wait(asker_receiving, TIMEOUT)?.into_datagram()?;
-    let source = answered.ip_header.map(|ip| ip.source().to_string()).unwrap_or_default();
+    let response = client_completions.wait(client_receiving, TIMEOUT)?.into_datagram()?;
+    let source = response.ip_header.map(|ip| ip.source().to_string()).unwrap_or_default();
     println!(
         "queue pair {} at {source} replies: {}",
-        answered.source_qpn,
-        String::from_utf8_lossy(&answered.message)
+        response.source_qpn,
+        String::from_utf8_lossy(&response.message)
     );
-    assert_eq!(answered.immediate, Some(42));
+    assert_eq!(response.immediate, Some(42));
     Ok(())
 }
 

@@ -21,7 +21,7 @@ fn main() {
 fn run() -> Result<(), Box<dyn std::error::Error>> {
     match &std::env::args().skip(1).collect::<Vec<_>>()[..] {
         [command, address] if command == "serve" => Ok(serve(address)?),
-        [address] => Ok(ask(address)?),
+        [address] => Ok(measure(address)?),
         _ => Err("usage: echo [serve] ADDRESS:PORT".into()),
     }
 }
@@ -49,7 +49,7 @@ fn echo(connection: Connection) -> adverb::Result<()> {
     connection.close()
 }
 
-fn ask(address: &str) -> adverb::Result<()> {
+fn measure(address: &str) -> adverb::Result<()> {
     let connection = connect(address)?;
     for len in [0, 64, 4096, 1 << 20] {
         let message = vec![7; len];

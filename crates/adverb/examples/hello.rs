@@ -48,8 +48,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     println!("the server received “{}”", str::from_utf8(&message)?);
 
     // The server exposes memory, and gives the client its address and key. From here on the server does nothing.
-    let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    let table = server.protection_domain().region(4096, rights)?;
+    let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    let table = server.protection_domain().region(4096, access)?;
     table.write(8, b"server's text")?;
     let remote = table.remote();
 

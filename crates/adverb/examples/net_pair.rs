@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use adverb::net::Options;
 use adverb::verbs::{Device, FaultConfig, SoftDevice};
 
-use cases::{CASES, Case, End, Flavour, Listening, Role};
+use cases::{AnyListener, CASES, Case, End, Flavour, Role};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
@@ -98,14 +98,14 @@ impl<'a> Arguments<'a> {
 fn listen(device: &Device, address: IpAddr, control: &str) -> Outcome {
     let (stream, _) = TcpListener::bind(control)?.accept()?;
     let mut control = Control::new(stream)?;
-    while let Some(line) = control.hear()? {
+    while let Some(line) = control.receive_line()? {
         let (name, flavour) = line.split_once(' ').ok_or("no case and flavour")?;
         let case = CASES.iter().find(|case| case.name == name).ok_or("no such case")?;
         let options = case.options(Role::Server, Options::new().device(device));
-        let listening = Listening::bind(flavour.parse()?, &options, address)?;
-        control.say(&listening.address().to_string())?;
-        let played = play(move || case.play(Role::Server, listening.accept().expect("it is connected to")));
-        control.say(&played.err().unwrap_or_default())?;
+        let listener = AnyListener::bind(flavour.parse()?, &options, address)?;
+        control.send_line(&listener.address().to_string())?;
+        let result = run(move || case.run(Role::Server, listener.accept().expect("it is connected to")));
+        control.send_line(&result.err().unwrap_or_default())?;
     }
     Ok(())
 }
@@ -129,7 +129,7 @@ fn connect(arguments: &Arguments<'_>, device: &Device, control: &str) -> Outcome
                 continue;
             }
             let start = Instant::now();
-            let reasons = play_with(&mut control, case, device, client, server)?;
+            let reasons = run_with_peer(&mut control, case, device, client, server)?;
             let (word, seconds) =
                 (if reasons.is_empty() { "ok" } else { "FAILED" }, start.elapsed().as_secs_f64());
             failed += usize::from(!reasons.is_empty());
@@ -140,38 +140,40 @@ fn connect(arguments: &Arguments<'_>, device: &Device, control: &str) -> Outcome
 }
 
 /// Runs a case with the other process. Returns the reasons of a failure, or an empty string.
-fn play_with(
+fn run_with_peer(
     control: &mut Control,
     case: &'static Case,
     device: &Device,
     client: Flavour,
     server: Flavour,
 ) -> Outcome<String> {
-    control.say(&format!("{} {server}", case.name))?;
-    let address: SocketAddr = control.hear()?.ok_or("the other process has ended")?.parse()?;
+    control.send_line(&format!("{} {server}", case.name))?;
+    let address: SocketAddr = control.receive_line()?.ok_or("the other process has ended")?.parse()?;
     let options = case.options(Role::Client, Options::new().device(device));
-    let played = play(move || {
-        case.play(Role::Client, End::connect(client, &options, address).expect("it is listened to"));
+    let result = run(move || {
+        case.run(Role::Client, End::connect(client, &options, address).expect("it is listened to"));
     });
-    let theirs = control.hear()?.ok_or("the other process has ended")?;
-    let ours = played.err().unwrap_or_default();
+    let theirs = control.receive_line()?.ok_or("the other process has ended")?;
+    let ours = result.err().unwrap_or_default();
     let reasons = [("client: ", ours), ("server: ", theirs)];
-    let reasons = reasons.into_iter().filter(|(_, why)| !why.is_empty());
-    Ok(reasons.map(|(who, why)| who.to_owned() + &why).collect::<Vec<_>>().join("; "))
+    let reasons = reasons.into_iter().filter(|(_, reason)| !reason.is_empty());
+    Ok(reasons.map(|(side, reason)| side.to_owned() + &reason).collect::<Vec<_>>().join("; "))
 }
 
 /// Runs a case with a timeout. If it panics, returns the message in one line.
-fn play(case: impl FnOnce() + Send + 'static) -> Result<(), String> {
-    let (tell, told) = sync_channel(1);
+fn run(case: impl FnOnce() + Send + 'static) -> Result<(), String> {
+    let (sender, receiver) = sync_channel(1);
     std::thread::spawn(move || {
         let result = catch_unwind(AssertUnwindSafe(case)).map_err(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked");
             text.replace('\n', " ")
         });
-        _ = tell.send(result);
+        _ = sender.send(result);
     });
-    told.recv_timeout(CASE_TIMEOUT).unwrap_or_else(|_| Err(format!("not finished after {CASE_TIMEOUT:?}")))
+    receiver
+        .recv_timeout(CASE_TIMEOUT)
+        .unwrap_or_else(|_| Err(format!("not finished after {CASE_TIMEOUT:?}")))
 }
 
 /// The control connection, which carries lines.
@@ -188,12 +190,12 @@ impl Control {
         Ok(Control { from: BufReader::new(stream.try_clone()?), to: stream })
     }
 
-    fn say(&mut self, line: &str) -> Outcome {
+    fn send_line(&mut self, line: &str) -> Outcome {
         Ok(self.to.write_all(format!("{line}\n").as_bytes())?)
     }
 
     /// Reads the next line, or `None` at the end.
-    fn hear(&mut self) -> Outcome<Option<String>> {
+    fn receive_line(&mut self) -> Outcome<Option<String>> {
         let mut line = String::new();
         let len = self.from.read_line(&mut line)?;
         Ok((len > 0).then(|| line.trim_end().to_owned()))

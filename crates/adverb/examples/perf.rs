@@ -45,37 +45,37 @@ fn main() {
 fn run() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let usage = "usage: perf listen|take ADDRESS:PORT | perf latency|events|bandwidth|messages ADDRESS:PORT [MESSAGES] [BYTES]";
-    let [what, address, numbers @ ..] = &words[..] else { return Err(usage.into()) };
+    let [command, address, numbers @ ..] = &words[..] else { return Err(usage.into()) };
     let address: SocketAddr = address.parse()?;
-    let number = |at: usize, usual| numbers.get(at).map_or(Ok(usual), |word| word.parse::<u32>());
-    match what.as_str() {
+    let number = |at: usize, default| numbers.get(at).map_or(Ok(default), |word| word.parse::<u32>());
+    match command.as_str() {
         "listen" => listen(address),
         "latency" => latency(address, Plan { kind: LATENCY, count: number(0, 1000)?, len: number(1, 2)? }),
         "events" => latency(address, Plan { kind: EVENTS, count: number(0, 1000)?, len: number(1, 2)? }),
         "bandwidth" => {
             bandwidth(address, Plan { kind: BANDWIDTH, count: number(0, 5000)?, len: number(1, 65536)? })
         }
-        "take" => take(address),
+        "take" => receive_messages(address),
         "messages" => messages(address, number(0, 5000)?, number(1, 65536)? as usize),
         _ => Err(usage.into()),
     }
 }
 
 /// Under strace on a slow machine, finding the device alone takes seconds.
-fn patient() -> Options {
+fn long_connect_timeout() -> Options {
     Options::new().connect_timeout(Duration::from_secs(60))
 }
 
 /// Receives the messages of one peer.
-fn take(address: SocketAddr) -> Result<(), Box<dyn Error>> {
-    let connection = net::Listener::bind_with(address, &patient())?.accept()?;
+fn receive_messages(address: SocketAddr) -> Result<(), Box<dyn Error>> {
+    let connection = net::Listener::bind_with(address, &long_connect_timeout())?.accept()?;
     while connection.recv()?.is_some() {}
     Ok(connection.close()?)
 }
 
 /// Sends messages, and waits until the peer has received them all.
 fn messages(address: SocketAddr, count: u32, len: usize) -> Result<(), Box<dyn Error>> {
-    let connection = net::Connector::new().options(&patient()).connect(address)?;
+    let connection = net::Connector::new().options(&long_connect_timeout()).connect(address)?;
     let start = Instant::now();
     for _ in 0..count {
         connection.send(connection.pool().alloc(len)?)?;
@@ -196,8 +196,8 @@ fn connect(address: SocketAddr, plan: Plan) -> Result<(Connection, Side), Box<dy
     let mut side = None;
     let connector = Connector::new().timeout(TIMEOUT).private_data(&plan.to_bytes());
     let connection = connector.connect(address, |path| {
-        let made = side.insert(Side::new(path, &plan)?);
-        Ok(made.queue_pair.take().expect("it was just created"))
+        let created = side.insert(Side::new(path, &plan)?);
+        Ok(created.queue_pair.take().expect("it was just created"))
     })?;
     Ok((connection, side.ok_or("created with the queue pair")?))
 }
@@ -209,7 +209,7 @@ struct Side {
     sends: CompletionQueue,
     receives: CompletionQueue,
     /// Whether to wait for an event of every completion.
-    is_strict: bool,
+    waits_for_events: bool,
     /// Completions that were polled but not handled.
     completed: Vec<Completion>,
     payload: Option<Buffer>,
@@ -232,26 +232,26 @@ impl Side {
         for _ in 0..RECEIVES {
             queue_pair.post_recv(domain.buffer(plan.len as usize)?)?;
         }
-        let is_strict = plan.kind == EVENTS;
-        if is_strict {
+        let waits_for_events = plan.kind == EVENTS;
+        if waits_for_events {
             sends.arm(ArmFor::Any)?;
             receives.arm(ArmFor::Any)?;
         }
         let payload = Some(domain.buffer(plan.len as usize)?);
         let memory = domain.region(plan.len as usize, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let (queue_pair, completed) = (Some(queue_pair), Vec::new());
-        Ok(Side { queue_pair, sends, receives, is_strict, completed, payload, memory })
+        Ok(Side { queue_pair, sends, receives, waits_for_events, completed, payload, memory })
     }
 
     /// Sends a message, and waits for its completion.
     fn send(&mut self, connection: &Connection, payload: Buffer) -> Result<Buffer, adverb::Error> {
         connection.queue_pair().post_send(SendRequest::send(payload))?;
-        Side::completion(&self.sends, &mut self.completed, self.is_strict)
+        Side::completion(&self.sends, &mut self.completed, self.waits_for_events)
     }
 
     /// Waits for a message, and posts its buffer again.
     fn receive(&mut self, connection: &Connection) -> Result<(), adverb::Error> {
-        let message = Side::completion(&self.receives, &mut self.completed, self.is_strict)?;
+        let message = Side::completion(&self.receives, &mut self.completed, self.waits_for_events)?;
         connection.queue_pair().post_recv(message)?;
         Ok(())
     }
@@ -260,14 +260,14 @@ impl Side {
     fn completion(
         queue: &CompletionQueue,
         completed: &mut Vec<Completion>,
-        is_strict: bool,
+        waits_for_events: bool,
     ) -> Result<Buffer, adverb::Error> {
         loop {
             if let Some(completion) = completed.pop() {
                 completion.result()?;
                 return Ok(completion.into_buffer().expect("the request had a buffer"));
             }
-            if is_strict {
+            if waits_for_events {
                 queue.wait_event(NO_TIMEOUT)?;
                 queue.arm(ArmFor::Any)?;
                 queue.poll(completed)?;

@@ -27,20 +27,20 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 const QKEY: u32 = 0x1111_1111;
 
 /// The length of the route header (GRH) in front of a received datagram.
-const ROUTE_HEADER: usize = 40;
+const GRH_LEN: usize = 40;
 
 /// The number of posted receives.
 const RECEIVES: u32 = 64;
 
 /// The number of queue pairs of `ibv_srq_pingpong`, and of the addresses that it exchanges.
-const SHARING: usize = 16;
-const SHARING_TABLE: usize = 256;
+const SRQ_QUEUE_PAIRS: usize = 16;
+const SRQ_ENDPOINTS: usize = 256;
 
 /// The tag of receives. The tag of a send is the index of its queue pair.
 const RECEIVE: u64 = u64::MAX;
 
 /// The initial bytes of the messages of rdma-core's programs.
-const THEIRS: [u8; 2] = [0, 0x7b];
+const RDMA_CORE_BYTES: [u8; 2] = [0, 0x7b];
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -57,10 +57,10 @@ fn run() -> Outcome<()> {
         Some(name) => Device::open(name)?,
         None => Device::open_first()?,
     };
-    let mut player = Player::new(&device, &options)?;
-    player.meet()?;
+    let mut side = Side::new(&device, &options)?;
+    side.exchange_endpoints()?;
     let start = Instant::now();
-    player.play()?;
+    side.run()?;
     let each = start.elapsed() / options.rounds;
     println!("{} rounds of {} bytes, all bytes correct, {each:?} per round", options.rounds, options.len);
     Ok(())
@@ -109,29 +109,29 @@ impl Options {
 }
 
 /// The queue pairs and their queues.
-struct Player<'a> {
+struct Side<'a> {
     options: &'a Options,
     completions: CompletionQueue,
     shared: Option<SharedReceiveQueue>,
-    seats: Vec<Seat>,
+    lanes: Vec<Lane>,
     domain: ProtectionDomain,
 }
 
 /// A queue pair, and the completions that it waits for before it sends again.
-struct Seat {
+struct Lane {
     queue_pair: QueuePair,
     destination: Option<UdDestination>,
     is_sending: bool,
     is_receiving: bool,
 }
 
-impl<'a> Player<'a> {
-    fn new(device: &Device, options: &'a Options) -> Outcome<Player<'a>> {
+impl<'a> Side<'a> {
+    fn new(device: &Device, options: &'a Options) -> Outcome<Side<'a>> {
         let domain = device.create_protection_domain()?;
-        let count = if options.shared { SHARING } else { 1 };
+        let count = if options.shared { SRQ_QUEUE_PAIRS } else { 1 };
         let completions = device.completion_queue(RECEIVES + 2 * count as u32).events().create()?;
         let shared = options.shared.then(|| domain.shared_receive_queue(RECEIVES).create()).transpose()?;
-        let mut seats = Vec::new();
+        let mut lanes = Vec::new();
         for _ in 0..count {
             let mut builder = domain.queue_pair(options.transport).completion_queue(&completions);
             builder = builder.depth(2, RECEIVES).qkey(QKEY);
@@ -142,56 +142,56 @@ impl<'a> Player<'a> {
                 builder = builder.shared_receive_queue(shared);
             }
             let queue_pair = builder.create()?;
-            seats.push(Seat { queue_pair, destination: None, is_sending: false, is_receiving: true });
+            lanes.push(Lane { queue_pair, destination: None, is_sending: false, is_receiving: true });
         }
-        let player = Player { options, completions, shared, seats, domain };
+        let side = Side { options, completions, shared, lanes, domain };
         for _ in 0..RECEIVES {
-            let len = if options.transport == Transport::Ud { ROUTE_HEADER } else { 0 } + options.len;
-            player.offer(player.domain.buffer(len)?)?;
+            let len = if options.transport == Transport::Ud { GRH_LEN } else { 0 } + options.len;
+            side.post_recv(side.domain.buffer(len)?)?;
         }
-        Ok(player)
+        Ok(side)
     }
 
     /// Exchanges the endpoints with the peer over TCP, and connects the queue pairs.
-    fn meet(&mut self) -> Outcome<()> {
-        let ours: Vec<Endpoint> = self.seats.iter().map(|seat| seat.queue_pair.endpoint()).collect();
+    fn exchange_endpoints(&mut self) -> Outcome<()> {
+        let ours: Vec<Endpoint> = self.lanes.iter().map(|lane| lane.queue_pair.endpoint()).collect();
         // `ibv_srq_pingpong` always sends a whole table and fills only a part of it.
-        let count = if self.options.shared { SHARING_TABLE } else { 1 };
+        let count = if self.options.shared { SRQ_ENDPOINTS } else { 1 };
         let table = || (0..count).map(|at| ours.get(at).unwrap_or(&ours[0]));
         if let Some(server) = &self.options.server {
             let mut stream = TcpStream::connect((server.as_str(), self.options.port))?;
-            table().try_for_each(|endpoint| tell(&mut stream, endpoint))?;
-            let theirs = (0..count).map(|_| learn(&mut stream)).collect::<Outcome<Vec<_>>>()?;
+            table().try_for_each(|endpoint| send_endpoint(&mut stream, endpoint))?;
+            let theirs = (0..count).map(|_| receive_endpoint(&mut stream)).collect::<Outcome<Vec<_>>>()?;
             self.connect(&theirs)?;
             stream.write_all(b"done\0")?;
             // The client sends first.
-            return (0..self.seats.len()).try_for_each(|at| self.send(at));
+            return (0..self.lanes.len()).try_for_each(|at| self.send(at));
         }
         let (mut stream, _) = TcpListener::bind((Ipv6Addr::UNSPECIFIED, self.options.port))?.accept()?;
-        let theirs = (0..count).map(|_| learn(&mut stream)).collect::<Outcome<Vec<_>>>()?;
+        let theirs = (0..count).map(|_| receive_endpoint(&mut stream)).collect::<Outcome<Vec<_>>>()?;
         self.connect(&theirs)?;
-        table().try_for_each(|endpoint| tell(&mut stream, endpoint))?;
+        table().try_for_each(|endpoint| send_endpoint(&mut stream, endpoint))?;
         stream.read_exact(&mut [0; 5])?;
         Ok(())
     }
 
     fn connect(&mut self, theirs: &[Endpoint]) -> Outcome<()> {
         let mtu = PathMtu::at_most(self.options.mtu).ok_or("the minimum MTU is 256")?;
-        for (seat, theirs) in self.seats.iter_mut().zip(theirs) {
+        for (lane, theirs) in self.lanes.iter_mut().zip(theirs) {
             if self.options.transport == Transport::Ud {
-                seat.queue_pair.move_to_rts()?;
-                seat.destination = Some(seat.queue_pair.ud_destination(theirs, QKEY)?);
+                lane.queue_pair.move_to_rts()?;
+                lane.destination = Some(lane.queue_pair.ud_destination(theirs, QKEY)?);
             } else {
                 // The options of rdma-core's programs.
                 let options = ConnectOptions::new().mtu(mtu).retry_count(7).max_rd_atomic(1);
-                seat.queue_pair.connect_with(theirs, &options)?;
+                lane.queue_pair.connect_with(theirs, &options)?;
             }
         }
         Ok(())
     }
 
     /// Sends the next message after each reply, until all rounds are done.
-    fn play(&mut self) -> Outcome<()> {
+    fn run(&mut self) -> Outcome<()> {
         let (mut sent, mut received) = (0, 0);
         let mut completions = Vec::new();
         while sent < self.options.rounds || received < self.options.rounds {
@@ -205,17 +205,17 @@ impl<'a> Player<'a> {
                 completion.result()?;
                 let at = if completion.tag() == RECEIVE {
                     // The first message of rdma-core's client is its own, not an echo.
-                    let is_echo = self.options.server.is_some() || received >= self.seats.len() as u32;
+                    let is_echo = self.options.server.is_some() || received >= self.lanes.len() as u32;
                     received += 1;
                     self.receive(completion, is_echo)?
                 } else {
                     sent += 1;
                     let at = completion.tag() as usize;
-                    self.seats[at].is_sending = false;
+                    self.lanes[at].is_sending = false;
                     at
                 };
-                let seat = &self.seats[at];
-                if sent < self.options.rounds && !seat.is_sending && !seat.is_receiving {
+                let lane = &self.lanes[at];
+                if sent < self.options.rounds && !lane.is_sending && !lane.is_receiving {
                     self.send(at)?;
                 }
             }
@@ -225,15 +225,15 @@ impl<'a> Player<'a> {
 
     fn send(&mut self, at: usize) -> Outcome<()> {
         let mut message = self.domain.buffer(self.options.len)?;
-        (0..).zip(&mut message[..]).for_each(|(place, byte)| *byte = ours(place));
-        let seat = &mut self.seats[at];
+        (0..).zip(&mut message[..]).for_each(|(index, byte)| *byte = ours(index));
+        let lane = &mut self.lanes[at];
         let request = SendRequest::send(message).tag(at as u64);
-        let request = match &seat.destination {
+        let request = match &lane.destination {
             Some(destination) => request.destination(destination),
             None => request,
         };
-        seat.queue_pair.post_send(request)?;
-        (seat.is_sending, seat.is_receiving) = (true, true);
+        lane.queue_pair.post_send(request)?;
+        (lane.is_sending, lane.is_receiving) = (true, true);
         Ok(())
     }
 
@@ -241,9 +241,9 @@ impl<'a> Player<'a> {
     fn receive(&mut self, completion: Completion, is_echo: bool) -> Outcome<usize> {
         let qpn = completion.qpn().ok_or("the completion has no queue pair number")?;
         let at = self
-            .seats
+            .lanes
             .iter()
-            .position(|seat| seat.queue_pair.qpn() == qpn)
+            .position(|lane| lane.queue_pair.qpn() == qpn)
             .ok_or("the completion is of an unknown queue pair")?;
         let mut message = match self.options.transport {
             Transport::Ud => completion.into_datagram()?.message,
@@ -252,42 +252,42 @@ impl<'a> Player<'a> {
         if message.len() != self.options.len {
             return Err(format!("received a message of {} bytes", message.len()).into());
         }
-        for (place, byte) in (0..).zip(&message[..]) {
-            if *byte != ours(place) && (is_echo || !THEIRS.contains(byte)) {
-                return Err(format!("byte {place} is {byte:#04x}, not {:#04x}", ours(place)).into());
+        for (index, byte) in (0..).zip(&message[..]) {
+            if *byte != ours(index) && (is_echo || !RDMA_CORE_BYTES.contains(byte)) {
+                return Err(format!("byte {index} is {byte:#04x}, not {:#04x}", ours(index)).into());
             }
         }
-        self.seats[at].is_receiving = false;
+        self.lanes[at].is_receiving = false;
         message.reset_range();
-        self.offer(message)?;
+        self.post_recv(message)?;
         Ok(at)
     }
 
     /// Posts a receive.
-    fn offer(&self, buffer: Buffer) -> Outcome<()> {
+    fn post_recv(&self, buffer: Buffer) -> Outcome<()> {
         let receive = RecvRequest::new(buffer).tag(RECEIVE);
         match &self.shared {
             Some(shared) => shared.post_recv(receive)?,
-            None => self.seats[0].queue_pair.post_recv(receive)?,
+            None => self.lanes[0].queue_pair.post_recv(receive)?,
         };
         Ok(())
     }
 }
 
 /// The byte at an index of a message of this program.
-fn ours(place: u32) -> u8 {
-    (place % 251) as u8 ^ 0xa5
+fn ours(index: u32) -> u8 {
+    (index % 251) as u8 ^ 0xa5
 }
 
 /// Sends the endpoint of a queue pair in the format of rdma-core's programs: hexadecimal, with a zero at the end.
-fn tell(stream: &mut TcpStream, endpoint: &Endpoint) -> Outcome<()> {
+fn send_endpoint(stream: &mut TcpStream, endpoint: &Endpoint) -> Outcome<()> {
     let gid: String = endpoint.gid.bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     let line = format!("{:04x}:{:06x}:{:06x}:{gid}\0", endpoint.lid, endpoint.qpn.get(), endpoint.psn.get());
     Ok(stream.write_all(line.as_bytes())?)
 }
 
 /// Receives the endpoint of a queue pair.
-fn learn(stream: &mut TcpStream) -> Outcome<Endpoint> {
+fn receive_endpoint(stream: &mut TcpStream) -> Outcome<Endpoint> {
     let mut line = *b"0000:000000:000000:00000000000000000000000000000000\0";
     stream.read_exact(&mut line)?;
     let line = std::str::from_utf8(&line)?.trim_end_matches('\0');

@@ -27,8 +27,8 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         None => Device::open_first()?,
     };
     let domain = device.create_protection_domain()?;
-    let mut left = Player::new(&domain)?;
-    let mut right = Player::new(&domain)?;
+    let mut left = Side::new(&domain)?;
+    let mut right = Side::new(&domain)?;
     // Two processes would exchange their endpoints, for example over TCP.
     left.queue_pair.connect(&right.queue_pair.endpoint())?;
     right.queue_pair.connect(&left.queue_pair.endpoint())?;
@@ -41,28 +41,28 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         let ping = right.receive()?;
         assert_eq!(ping[..], payload[..]);
         let pong = right.send(ping)?;
-        right.offer(pong)?;
+        right.post_recv(pong)?;
         let back = left.receive()?;
-        left.offer(back)?;
+        left.post_recv(back)?;
     }
     println!("{}: {ROUNDS} rounds, {:?} per round", device.name(), start.elapsed() / ROUNDS);
     Ok(())
 }
 
-struct Player {
+struct Side {
     queue_pair: QueuePair,
     completions: CompletionQueue,
     receiving: RequestId,
 }
 
-impl Player {
-    fn new(domain: &ProtectionDomain) -> adverb::Result<Player> {
+impl Side {
+    fn new(domain: &ProtectionDomain) -> adverb::Result<Side> {
         let completions = domain.device().completion_queue(8).events().create()?;
         let queue_pair =
             domain.queue_pair(Transport::Rc).completion_queue(&completions).depth(4, 4).create()?;
         // The receive of the first message must be posted before the peer sends.
         let receiving = queue_pair.post_recv(domain.buffer(64)?)?;
-        Ok(Player { queue_pair, completions, receiving })
+        Ok(Side { queue_pair, completions, receiving })
     }
 
     /// Sends a buffer. The request owns it until the completion returns it.
@@ -79,7 +79,7 @@ impl Player {
     }
 
     /// Posts a receive for the next message.
-    fn offer(&mut self, buffer: Buffer) -> adverb::Result<()> {
+    fn post_recv(&mut self, buffer: Buffer) -> adverb::Result<()> {
         self.receiving = self.queue_pair.post_recv(buffer)?;
         Ok(())
     }

@@ -87,7 +87,7 @@ fn run(options: &Options) -> Outcome<()> {
     // The connection manager uses a software device at a network address only if it is open.
     let _device = options.device.as_deref().map(Device::open).transpose()?;
     let start = Instant::now();
-    let rounds = if options.server { serve(options)? } else { ask(options)? };
+    let rounds = if options.server { serve(options)? } else { run_client(options)? };
     println!("{rounds} rounds of {} bytes in {:?}", options.size, start.elapsed());
     Ok(())
 }
@@ -101,23 +101,23 @@ fn serve(options: &Options) -> Outcome<usize> {
     println!("{}", connection.path());
     let mut rounds = 0;
     while options.count.is_none_or(|count| rounds < count) {
-        let Some(source) = side.next_place(&connection)? else { break };
+        let Some(source) = side.next_buffer(&connection)? else { break };
         let text = side.domain.buffer(source.length.min(options.size))?;
-        let read = side.post(&connection, SendRequest::read(text, source.place))?;
+        let read = side.post(&connection, SendRequest::read(text, source.addr))?;
         read.result()?;
         let text = read.into_buffer().ok_or("the READ returned no buffer")?;
         if options.verbose {
             println!("{}", String::from_utf8_lossy(text.strip_suffix(&[0]).unwrap_or(&text)));
         }
-        side.say(&connection, &[0; PLACE])?;
-        let Some(sink) = side.next_place(&connection)? else { break };
+        side.send(&connection, &[0; MESSAGE_LEN])?;
+        let Some(sink) = side.next_buffer(&connection)? else { break };
         if sink.length < text.len() {
             return Err("the client's second buffer is too short for its text".into());
         }
-        side.post(&connection, SendRequest::write(text, sink.place))?.result()?;
-        let said = side.say(&connection, &[0; PLACE]);
+        side.post(&connection, SendRequest::write(text, sink.addr))?.result()?;
+        let sent = side.send(&connection, &[0; MESSAGE_LEN]);
         rounds += 1;
-        if let Err(error) = said {
+        if let Err(error) = sent {
             // A client disconnects right after its last round. Its last acknowledgement may be lost, and its disconnect
             // request too: rdma-core's client doesn't repeat it. Only the client knows whether the last confirmation arrived.
             let is_last = options.count == Some(rounds);
@@ -130,12 +130,12 @@ fn serve(options: &Options) -> Outcome<usize> {
     Ok(rounds)
 }
 
-fn ask(options: &Options) -> Outcome<usize> {
+fn run_client(options: &Options) -> Outcome<usize> {
     let mut side = None;
     let connector = Connector::new().timeout(TIMEOUT);
     let connection = connector.connect(options.address, |path| {
-        let (queue_pair, made) = Side::new(path)?;
-        side = Some(made);
+        let (queue_pair, created) = Side::new(path)?;
+        side = Some(created);
         Ok(queue_pair)
     })?;
     println!("{}", connection.path());
@@ -149,7 +149,7 @@ fn ask(options: &Options) -> Outcome<usize> {
         source.write(0, &text)?;
         sink.write(0, &vec![0; size])?;
         for region in [&source, &sink] {
-            side.say(&connection, &Place { place: region.remote().at(0), length: size }.to_bytes())?;
+            side.send(&connection, &RemoteBuffer { addr: region.remote().at(0), length: size }.to_bytes())?;
             side.next(&connection)?.ok_or("the server has disconnected")?;
         }
         let mut back = vec![0; size];
@@ -177,29 +177,29 @@ fn text(round: usize, size: usize) -> Vec<u8> {
 }
 
 /// The peer's buffer that a text is read from or written to.
-struct Place {
-    place: RemoteAddress,
+struct RemoteBuffer {
+    addr: RemoteAddress,
     length: usize,
 }
 
 /// The length of a message with a place: address, key and length, in network byte order.
-const PLACE: usize = 16;
+const MESSAGE_LEN: usize = 16;
 
-impl Place {
-    fn to_bytes(&self) -> [u8; PLACE] {
-        let mut bytes = [0; PLACE];
-        bytes[..8].copy_from_slice(&self.place.addr.to_be_bytes());
-        bytes[8..12].copy_from_slice(&self.place.rkey.to_be_bytes());
+impl RemoteBuffer {
+    fn to_bytes(&self) -> [u8; MESSAGE_LEN] {
+        let mut bytes = [0; MESSAGE_LEN];
+        bytes[..8].copy_from_slice(&self.addr.addr.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.addr.rkey.to_be_bytes());
         bytes[12..].copy_from_slice(&(self.length as u32).to_be_bytes());
         bytes
     }
 
-    fn from_bytes(bytes: &[u8]) -> Outcome<Place> {
+    fn from_bytes(bytes: &[u8]) -> Outcome<RemoteBuffer> {
         let (addr, rest) = bytes.split_first_chunk().ok_or("the message is too short")?;
         let (rkey, rest) = rest.split_first_chunk().ok_or("the message is too short")?;
         let length = rest.first_chunk().ok_or("the message is too short")?;
-        let place = RemoteAddress { addr: u64::from_be_bytes(*addr), rkey: u32::from_be_bytes(*rkey) };
-        Ok(Place { place, length: u32::from_be_bytes(*length) as usize })
+        let addr = RemoteAddress { addr: u64::from_be_bytes(*addr), rkey: u32::from_be_bytes(*rkey) };
+        Ok(RemoteBuffer { addr, length: u32::from_be_bytes(*length) as usize })
     }
 }
 
@@ -216,7 +216,7 @@ impl Side {
         let domain = device.create_protection_domain()?;
         let completions = device.completion_queue(16).events().create()?;
         let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()?;
-        let receiving = queue_pair.post_recv(domain.buffer(PLACE)?)?;
+        let receiving = queue_pair.post_recv(domain.buffer(MESSAGE_LEN)?)?;
         Ok((queue_pair, Side { domain, completions, receiving }))
     }
 
@@ -225,8 +225,8 @@ impl Side {
         Ok(self.completions.wait(id, TIMEOUT)?)
     }
 
-    fn say(&self, connection: &Connection, message: &[u8; PLACE]) -> Outcome<()> {
-        let mut buffer = self.domain.buffer(PLACE)?;
+    fn send(&self, connection: &Connection, message: &[u8; MESSAGE_LEN]) -> Outcome<()> {
+        let mut buffer = self.domain.buffer(MESSAGE_LEN)?;
         buffer.copy_from_slice(message);
         self.post(connection, SendRequest::send(buffer))?.result()?;
         Ok(())
@@ -247,14 +247,14 @@ impl Side {
                 Err(error) => return Err(error.into()),
                 Ok(completion) => {
                     let message = completion.into_message()?.to_vec();
-                    self.receiving = connection.queue_pair().post_recv(self.domain.buffer(PLACE)?)?;
+                    self.receiving = connection.queue_pair().post_recv(self.domain.buffer(MESSAGE_LEN)?)?;
                     return Ok(Some(message));
                 }
             }
         }
     }
 
-    fn next_place(&mut self, connection: &Connection) -> Outcome<Option<Place>> {
-        self.next(connection)?.map(|message| Place::from_bytes(&message)).transpose()
+    fn next_buffer(&mut self, connection: &Connection) -> Outcome<Option<RemoteBuffer>> {
+        self.next(connection)?.map(|message| RemoteBuffer::from_bytes(&message)).transpose()
     }
 }

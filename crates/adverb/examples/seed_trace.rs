@@ -35,7 +35,7 @@ fn run() -> Result<(), Box<dyn Error>> {
 
     // Both ends are recorded, with the first 64 bytes of each payload.
     let recordings = [client.record().payload_limit(64).start()?, server.record().payload_limit(64).start()?];
-    work(&client, &server)?;
+    run_requests(&client, &server)?;
     let trace = Trace::new(recordings.map(ActiveRecording::stop));
 
     trace.write_text(&mut std::io::stdout().lock())?;
@@ -52,7 +52,7 @@ fn run() -> Result<(), Box<dyn Error>> {
 }
 
 /// Connects a queue pair of each device, and executes the requests.
-fn work(client: &Device, server: &Device) -> Result<(), Box<dyn Error>> {
+fn run_requests(client: &Device, server: &Device) -> Result<(), Box<dyn Error>> {
     let queue_pair = |device: &Device| {
         let completions = device.completion_queue(32).events().create()?;
         let domain = device.create_protection_domain()?;
@@ -62,8 +62,8 @@ fn work(client: &Device, server: &Device) -> Result<(), Box<dyn Error>> {
     client.connect(&server.endpoint())?;
     server.connect(&client.endpoint())?;
     let domain = client.protection_domain();
-    let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    let table = server.protection_domain().region(16384, rights)?;
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    let table = server.protection_domain().region(16384, access)?;
     let remote = table.remote();
 
     // RECEIVE: the server posts a buffer, and asks for a notification of the next message that is marked as solicited.
@@ -99,8 +99,8 @@ fn work(client: &Device, server: &Device) -> Result<(), Box<dyn Error>> {
     // Error: the server's memory has another key. The queue pair moves to the error state.
     let mut wrong = remote.at(0);
     wrong.rkey = wrong.rkey.wrapping_add(1);
-    let refused = client.post_send(SendRequest::write(filled(64)?, wrong).tag(6))?;
-    let status = completion(refused)?.result().err().ok_or("the write with the wrong key succeeded")?;
+    let rejected = client.post_send(SendRequest::write(filled(64)?, wrong).tag(6))?;
+    let status = completion(rejected)?.result().err().ok_or("the write with the wrong key succeeded")?;
     eprintln!("the write with the wrong key failed, as it should: {status}");
     Ok(())
 }

@@ -12,10 +12,10 @@ const COMPILER: &str = "rustc 1.95.0 ";
 
 #[test]
 #[ignore = "compiles Adverb anew and 32 programs: run `cargo xtask test`"]
-fn what_is_unsound_does_not_compile() {
+fn unsound_programs_are_rejected() {
     let compiler = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let said = Command::new(compiler).arg("--version").output().expect("there is a compiler").stdout;
-    let version = String::from_utf8_lossy(&said);
+    let output = Command::new(compiler).arg("--version").output().expect("there is a compiler").stdout;
+    let version = String::from_utf8_lossy(&output);
     if !version.starts_with(COMPILER) {
         println!("SKIPPED: the answers are those of {COMPILER}, and this is {version}");
         return;

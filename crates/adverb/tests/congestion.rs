@@ -19,12 +19,12 @@ use adverb_wire::{Frame, IpHeader, Opcode};
 const DSCP: u8 = 26;
 
 /// The ECN bits: nobody heeds congestion, somebody does, and there is some.
-const NOT_HEEDED: u8 = 0b00;
-const HEEDED: u8 = 0b10;
-const MARKED: u8 = 0b11;
+const NOT_ECT: u8 = 0b00;
+const ECT: u8 = 0b10;
+const CE: u8 = 0b11;
 
 #[test]
-fn dscp_of_a_queue_pair_is_in_its_packets_and_not_in_others() {
+fn packets_have_the_dscp_of_their_queue_pair() {
     let file = file("dscp");
     let receiver = open(SoftDevice::at_addr(address(1)));
     let sender = open(SoftDevice::at_addr(address(2)).capture(&file));
@@ -39,12 +39,12 @@ fn dscp_of_a_queue_pair_is_in_its_packets_and_not_in_others() {
         packets.iter().filter(|packet| packet.opcode == opcode).map(|packet| packet.traffic_class).collect()
     };
     // Five packets each.
-    assert_eq!(classes(Opcode::RcWriteFirst), [DSCP << 2 | NOT_HEEDED, 0]);
-    assert_eq!(classes(Opcode::RcWriteLast), [DSCP << 2 | NOT_HEEDED, 0]);
+    assert_eq!(classes(Opcode::RcWriteFirst), [DSCP << 2 | NOT_ECT, 0]);
+    assert_eq!(classes(Opcode::RcWriteLast), [DSCP << 2 | NOT_ECT, 0]);
 }
 
 #[test]
-fn marks_come_back_as_notifications_and_slow_the_sender() {
+fn ecn_marks_cause_notifications_that_slow_the_sender() {
     let file = file("ecn");
     // For a machine that may be slow, and a device in a debug build: recovery takes its time, too.
     let mut dcqcn = Dcqcn::new(100_000_000);
@@ -54,40 +54,40 @@ fn marks_come_back_as_notifications_and_slow_the_sender() {
     let receiver = open(SoftDevice::at_addr(address(11)));
     let free = open(SoftDevice::at_addr(address(12)).dcqcn(dcqcn));
     let congested = open(SoftDevice::at_addr(address(13)).dcqcn(dcqcn).faults(marks).capture(&file));
-    let heedless = open(SoftDevice::at_addr(address(14)).faults(marks));
+    let without_dcqcn = open(SoftDevice::at_addr(address(14)).faults(marks));
 
     let rate = |device: &Device| {
         let (connection, peer) = connect(device, &receiver, Traffic::new().dscp(DSCP));
         connection.rate(&peer.memory)
     };
-    let counted = |device: &Device, name: &str| device.counters(1).unwrap().get(name).unwrap();
+    let counter = |device: &Device, name: &str| device.counters(1).unwrap().get(name).unwrap();
     // Without congestion.
     let before = rate(&free);
-    assert_eq!(counted(&receiver, "np_ecn_marked_roce_packets"), 0);
-    assert_eq!(counted(&free, "rp_cnp_handled"), 0);
+    assert_eq!(counter(&receiver, "np_ecn_marked_roce_packets"), 0);
+    assert_eq!(counter(&free, "rp_cnp_handled"), 0);
     // Who doesn't heed it isn't marked.
-    let without = rate(&heedless);
-    assert_eq!(counted(&receiver, "np_ecn_marked_roce_packets"), 0);
+    let unmarked = rate(&without_dcqcn);
+    assert_eq!(counter(&receiver, "np_ecn_marked_roce_packets"), 0);
     // Of those who do, every other packet is.
     let after = rate(&congested);
-    let marked = counted(&receiver, "np_ecn_marked_roce_packets");
-    let (told, heard) = (counted(&receiver, "np_cnp_sent"), counted(&congested, "rp_cnp_handled"));
+    let marked = counter(&receiver, "np_ecn_marked_roce_packets");
+    let (sent, received) = (counter(&receiver, "np_cnp_sent"), counter(&congested, "rp_cnp_handled"));
     println!(
         "64 KiB WRITEs with DCQCN: {before:.0} Mbit/s before; {after:.0} Mbit/s with every other packet marked \
-         ({marked} marked, {told} notifications sent, {heard} heard); without DCQCN {without:.0} Mbit/s"
+         ({marked} marked, {sent} notifications sent, {received} heard); without DCQCN {unmarked:.0} Mbit/s"
     );
-    assert!(marked > 0 && told > 0 && heard > 0 && heard <= told && told <= marked);
+    assert!(marked > 0 && sent > 0 && received > 0 && received <= sent && sent <= marked);
     assert!(after < before / 4.0, "it hardly slows down");
 
     drop(congested);
     let packets = packets(&file, address(13));
     let ecn =
         |bits: u8| packets.iter().filter(move |packet| packet.traffic_class == DSCP << 2 | bits).count();
-    assert!(ecn(HEEDED) > 0 && ecn(MARKED) > 0, "{} and {}", ecn(HEEDED), ecn(MARKED));
-    assert_eq!(ecn(HEEDED) + ecn(MARKED), packets.len());
+    assert!(ecn(ECT) > 0 && ecn(CE) > 0, "{} and {}", ecn(ECT), ecn(CE));
+    assert_eq!(ecn(ECT) + ecn(CE), packets.len());
     let all = self::all_packets(&file);
-    let notified = all.iter().filter(|packet| packet.opcode == Opcode::Cnp).count();
-    assert!(notified as u64 >= heard, "{notified} notifications in the capture");
+    let cnp_count = all.iter().filter(|packet| packet.opcode == Opcode::Cnp).count();
+    assert!(cnp_count as u64 >= received, "{cnp_count} notifications in the capture");
 }
 
 /// One end of a connection.
@@ -116,11 +116,11 @@ impl End {
     /// Writes so many bytes, and waits until that is done.
     fn write(&self, remote: &MemoryRegion, length: usize) {
         self.post(remote, length);
-        self.done(Duration::from_secs(20));
+        self.wait_completions(Duration::from_secs(20));
     }
 
     /// Waits for something to be done, and says how much was.
-    fn done(&self, timeout: Duration) -> usize {
+    fn wait_completions(&self, timeout: Duration) -> usize {
         let mut done: Vec<Completion> = Vec::new();
         self.completions.poll_timeout(&mut done, timeout).unwrap();
         done.iter().for_each(|completion| _ = completion.result().unwrap());
@@ -133,7 +133,7 @@ impl End {
         (0..DEPTH).for_each(|_| self.post(remote, LENGTH));
         let (start, mut count) = (Instant::now(), 0);
         while start.elapsed() < Duration::from_secs(1) {
-            let done = self.done(Duration::from_secs(1));
+            let done = self.wait_completions(Duration::from_secs(1));
             (0..done).for_each(|_| self.post(remote, LENGTH));
             count += done;
         }

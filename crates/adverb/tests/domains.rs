@@ -37,7 +37,7 @@ const PAGE: usize = 4096;
 /// Regions of a domain that are kept while the search for equal keys goes on.
 const KEPT: usize = 40_000;
 /// Registrations after which the search is given up: it takes about 2³² / [`KEPT`].
-const MAX_DRAWS: u32 = 2_000_000;
+const MAX_REGISTRATIONS: u32 = 2_000_000;
 
 /// A page of a mapping that is never unmapped. Two hundred thousand mappings of a page each would be more than Linux allows.
 struct Page(NonNull<u8>);
@@ -72,7 +72,7 @@ impl Search<'_> {
     }
 
     /// Registers a page that no region has.
-    fn draw(&self, access: Access) -> Result<MemoryRegion> {
+    fn register_page(&self, access: Access) -> Result<MemoryRegion> {
         let start = self.pages.as_ptr().as_ptr().align_offset(PAGE) + self.kept.len() * PAGE;
         // SAFETY: the mapping has a page more than regions are kept, and one more for the alignment.
         let page = Page(unsafe { self.pages.as_ptr().add(start) });
@@ -87,15 +87,15 @@ fn regions_with_equal_keys(
     access: Access,
 ) -> Result<(MemoryRegion, MemoryRegion)> {
     let (mut own, mut foreign) = (Search::new(ours), Search::new(theirs));
-    for _ in 0..MAX_DRAWS {
+    for _ in 0..MAX_REGISTRATIONS {
         if own.kept.len() < KEPT {
-            let region = own.draw(access)?;
+            let region = own.register_page(access)?;
             if let Some(equal) = foreign.kept.remove(&region.lkey()) {
                 return Ok((region, equal));
             }
             own.kept.insert(region.lkey(), region);
         }
-        let region = foreign.draw(access)?;
+        let region = foreign.register_page(access)?;
         if let Some(equal) = own.kept.remove(&region.lkey()) {
             return Ok((equal, region));
         }
@@ -168,7 +168,7 @@ impl Foreign {
     }
 
     /// Shows that the error names both domains, and says what to do.
-    fn is_named_by(&self, error: &Error, own: &ProtectionDomain) {
+    fn check_error(&self, error: &Error, own: &ProtectionDomain) {
         let theirs = self.region.protection_domain();
         assert!(matches!(error, Error::ForeignDomain { .. }), "{error}");
         let message = error.to_string();
@@ -180,21 +180,21 @@ impl Foreign {
     }
 
     /// Shows that requests were refused, all came back, and the error names both domains.
-    fn is_refused<T, R>(
+    fn check_rejected<T, R>(
         &self,
         posted: Result<T, PostError<R>>,
         own: &ProtectionDomain,
         count: usize,
     ) -> Vec<R> {
         let Err(PostError { error, requests }) = posted else { panic!("foreign memory was posted") };
-        self.is_named_by(&error, own);
+        self.check_error(&error, own);
         assert_eq!(requests.len(), count);
         requests
     }
 }
 
 /// Tries every safe way to post foreign memory to queues of a domain.
-fn every_path_refuses(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
+fn check_every_path(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
     let (mut left, right) = End::pair(own, Transport::Rc)?;
     let shared = own.shared_receive_queue(4).max_sge(2).create()?;
     for payload in foreign.payloads(own) {
@@ -208,20 +208,20 @@ fn every_path_refuses(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
                 |payload| SendRequest::read(payload, REMOTE.at(0)),
             ];
             requests.into_iter().fold(payload, |payload, request| {
-                let refused = foreign.is_refused(left.queue_pair.post_send(request(payload)), own, 1);
+                let rejected = foreign.check_rejected(left.queue_pair.post_send(request(payload)), own, 1);
                 let batch = [
                     SendRequest::send(own.buffer(LEN).unwrap()),
-                    request(refused.into_iter().next().unwrap().into_payload()),
+                    request(rejected.into_iter().next().unwrap().into_payload()),
                 ];
-                let refused = foreign.is_refused(left.queue_pair.post_sends(batch), own, 2);
-                refused.into_iter().next_back().unwrap().into_payload()
+                let rejected = foreign.check_rejected(left.queue_pair.post_sends(batch), own, 2);
+                rejected.into_iter().next_back().unwrap().into_payload()
             })
         };
         let recv = RecvRequest::new(payload);
-        let mut refused = foreign.is_refused(right.queue_pair.post_recv(recv), own, 1);
-        let batch = [RecvRequest::new(own.buffer(LEN)?), refused.remove(0)];
-        let mut refused = foreign.is_refused(right.queue_pair.post_recvs(batch), own, 2);
-        foreign.is_refused(shared.post_recv(refused.remove(1)), own, 1);
+        let mut rejected = foreign.check_rejected(right.queue_pair.post_recv(recv), own, 1);
+        let batch = [RecvRequest::new(own.buffer(LEN)?), rejected.remove(0)];
+        let mut rejected = foreign.check_rejected(right.queue_pair.post_recvs(batch), own, 2);
+        foreign.check_rejected(shared.post_recv(rejected.remove(1)), own, 1);
     }
     // An atomic's answer has eight bytes.
     let word = || foreign.region.slice(0..8).unwrap();
@@ -230,14 +230,14 @@ fn every_path_refuses(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
         SendRequest::compare_swap(word(), REMOTE.at(0), 0, 1),
         SendRequest::send_invalidate(foreign.slice(), 1),
     ] {
-        foreign.is_refused(left.queue_pair.post_send(request), own, 1);
+        foreign.check_rejected(left.queue_pair.post_send(request), own, 1);
     }
     assert_eq!((left.queue_pair.outstanding_send_count(), right.queue_pair.outstanding_recv_count()), (0, 0));
     assert_eq!(shared.outstanding_recv_count(), 0);
 
-    scopes_refuse(&mut left, foreign)?;
-    other_transports_refuse(own, foreign)?;
-    windows_refuse(&left, foreign)?;
+    check_scopes(&mut left, foreign)?;
+    check_other_transports(own, foreign)?;
+    check_windows(&left, foreign)?;
     // Inlined bytes are copied while the request is posted: they may be anybody's.
     let receive = right.queue_pair.post_recv(own.buffer(LEN)?)?;
     let mut message = foreign.region.protection_domain().buffer(5)?;
@@ -250,7 +250,7 @@ fn every_path_refuses(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
     left.send(&right, 1)
 }
 
-fn scopes_refuse(end: &mut End, foreign: &Foreign) -> Result<()> {
+fn check_scopes(end: &mut End, foreign: &Foreign) -> Result<()> {
     let own = end.domain.clone();
     let mut buffers: Vec<Buffer> =
         (0..5).map(|_| foreign.region.protection_domain().buffer(LEN)).collect::<Result<_>>()?;
@@ -263,26 +263,26 @@ fn scopes_refuse(end: &mut End, foreign: &Foreign) -> Result<()> {
             scope.read(d, REMOTE.at(0)),
             scope.recv(e),
         ] {
-            foreign.is_named_by(&posted.expect_err("foreign memory was lent"), &own);
+            foreign.check_error(&posted.expect_err("foreign memory was lent"), &own);
         }
     })
 }
 
-fn other_transports_refuse(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
+fn check_other_transports(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
     let (left, right) = End::pair(own, Transport::Uc)?;
-    foreign.is_refused(left.queue_pair.post_send(SendRequest::send(foreign.slice())), own, 1);
-    foreign.is_refused(right.queue_pair.post_recv(RecvRequest::new(foreign.slice())), own, 1);
+    foreign.check_rejected(left.queue_pair.post_send(SendRequest::send(foreign.slice())), own, 1);
+    foreign.check_rejected(right.queue_pair.post_recv(RecvRequest::new(foreign.slice())), own, 1);
     let datagrams = End::new(own, Transport::Ud)?;
     datagrams.queue_pair.move_to_rts()?;
-    let recipient = datagrams.queue_pair.ud_destination(&datagrams.queue_pair.endpoint(), QKEY)?;
-    let request = SendRequest::send(foreign.slice()).destination(&recipient);
-    foreign.is_refused(datagrams.queue_pair.post_send(request), own, 1);
+    let destination = datagrams.queue_pair.ud_destination(&datagrams.queue_pair.endpoint(), QKEY)?;
+    let request = SendRequest::send(foreign.slice()).destination(&destination);
+    foreign.check_rejected(datagrams.queue_pair.post_send(request), own, 1);
     let buffer = foreign.region.protection_domain().buffer(8192)?;
-    foreign.is_refused(datagrams.queue_pair.post_recv(buffer), own, 1);
+    foreign.check_rejected(datagrams.queue_pair.post_recv(buffer), own, 1);
     Ok(())
 }
 
-fn windows_refuse(end: &End, foreign: &Foreign) -> Result<()> {
+fn check_windows(end: &End, foreign: &Foreign) -> Result<()> {
     let theirs = foreign.region.protection_domain();
     if !end.domain.device().attributes().has_memory_windows
         || !theirs.device().attributes().has_memory_windows
@@ -290,21 +290,21 @@ fn windows_refuse(end: &End, foreign: &Foreign) -> Result<()> {
         return Ok(());
     }
     let bind = SendRequest::bind(end.domain.memory_window()?, foreign.slice(), Access::REMOTE_READ);
-    foreign.is_refused(end.queue_pair.post_send(bind), &end.domain, 1);
+    foreign.check_rejected(end.queue_pair.post_send(bind), &end.domain, 1);
     let region = end.domain.region(LEN, Access::LOCAL_WRITE | Access::WINDOW_BIND)?;
     let bind = SendRequest::bind(theirs.memory_window()?, region.slice(0..LEN)?, Access::REMOTE_READ);
-    foreign.is_refused(end.queue_pair.post_send(bind), &end.domain, 1);
+    foreign.check_rejected(end.queue_pair.post_send(bind), &end.domain, 1);
     Ok(())
 }
 
 #[test]
-fn memory_of_another_device_is_refused_by_every_path_even_if_the_device_knows_its_key() -> Result<()> {
+fn memory_of_another_device_is_rejected_even_if_the_device_has_its_key() -> Result<()> {
     let Some((device, other)) = devices() else { return Ok(()) };
     let (own, theirs) = (device.create_protection_domain()?, other.create_protection_domain()?);
     let access = Access::LOCAL_WRITE | Access::WINDOW_BIND;
     let (victim, decoy) = regions_with_equal_keys(&own, &theirs, access)?;
     assert_eq!((victim.lkey(), victim.remote().addr), (decoy.lkey(), decoy.remote().addr));
-    every_path_refuses(&own, &Foreign { region: decoy, pool: Pool::new(&theirs) })?;
+    check_every_path(&own, &Foreign { region: decoy, pool: Pool::new(&theirs) })?;
     let mut bytes = [1; LEN];
     victim.read(0, &mut bytes)?;
     assert_eq!(bytes, [0; LEN]);
@@ -313,7 +313,7 @@ fn memory_of_another_device_is_refused_by_every_path_even_if_the_device_knows_it
 
 /// The same as a safe program could have it: what it borrows would change.
 #[test]
-fn a_borrowed_buffer_does_not_change_if_another_devices_buffer_has_its_key() -> Result<()> {
+fn a_borrowed_buffer_doesnt_change_if_another_devices_buffer_has_its_key() -> Result<()> {
     let Some((device, other)) = devices() else { return Ok(()) };
     let (own, theirs) = (device.create_protection_domain()?, other.create_protection_domain()?);
     let (victim, decoy) = regions_with_equal_keys(&own, &theirs, Access::LOCAL_WRITE)?;
@@ -328,11 +328,11 @@ fn a_borrowed_buffer_does_not_change_if_another_devices_buffer_has_its_key() -> 
 }
 
 #[test]
-fn memory_of_another_domain_of_the_same_device_is_refused_by_every_path() -> Result<()> {
+fn memory_of_another_domain_of_the_device_is_rejected() -> Result<()> {
     let Some((device, _)) = devices() else { return Ok(()) };
     let (own, theirs) = (device.create_protection_domain()?, device.create_protection_domain()?);
     let region = theirs.region(LEN, Access::LOCAL_WRITE | Access::WINDOW_BIND)?;
-    every_path_refuses(&own, &Foreign { region, pool: Pool::new(&theirs) })
+    check_every_path(&own, &Foreign { region, pool: Pool::new(&theirs) })
 }
 
 /// Raw requests aren't checked here: the device refuses a key of another of its domains.
@@ -358,7 +358,7 @@ fn a_raw_request_with_the_key_of_another_domain_of_the_device_fails() -> Result<
 }
 
 #[test]
-fn every_domain_of_a_process_has_a_number_of_its_own() -> Result<()> {
+fn protection_domain_ids_are_unique_in_a_process() -> Result<()> {
     let Some((device, other)) = devices() else { return Ok(()) };
     let first = device.create_protection_domain()?;
     let (id, same) = (first.id(), first.clone());

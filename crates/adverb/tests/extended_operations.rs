@@ -120,7 +120,7 @@ fn content(region: &MemoryRegion) -> Vec<u8> {
 }
 
 #[test]
-fn an_atomic_write_is_a_word_of_the_owner() {
+fn an_atomic_write_is_seen_as_a_word_by_the_owner() {
     for (link, one, other) in links() {
         let (one, other) = pair(&one, &other);
         let region = other.domain.region(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
@@ -133,7 +133,7 @@ fn an_atomic_write_is_a_word_of_the_owner() {
 }
 
 #[test]
-fn a_peer_refuses_a_flush_of_memory_without_the_right() {
+fn a_flush_of_memory_without_flush_access_fails() {
     for (link, one, other) in links() {
         let (one, other) = pair(&one, &other);
         let region = other.domain.region(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
@@ -153,7 +153,7 @@ fn a_batch_with_an_unsupported_flush_posts_nothing_and_returns_every_request() {
     let (one, other) = pair(&device, &device);
     let region = other.domain.region(64, FLUSHABLE).unwrap();
     let remote = region.remote();
-    let refused = one
+    let rejected = one
         .queue_pair
         .post_sends([
             one.write(&[1; 64], remote),
@@ -161,20 +161,20 @@ fn a_batch_with_an_unsupported_flush_posts_nothing_and_returns_every_request() {
             SendRequest::atomic_write([1; 8], remote.at(0)),
         ])
         .unwrap_err();
-    assert!(matches!(refused.error, Error::Unsupported { .. }), "{}", refused.error);
-    let message = refused.error.to_string();
+    assert!(matches!(rejected.error, Error::Unsupported { .. }), "{}", rejected.error);
+    let message = rejected.error.to_string();
     assert!(message.starts_with("a FLUSH to persistence on soft"), "{message}");
-    assert_eq!(refused.requests.len(), 3);
+    assert_eq!(rejected.requests.len(), 3);
     assert_eq!(content(&region), [0; 64]);
     // The returned requests can be posted again.
-    let mut requests = refused.requests;
+    let mut requests = rejected.requests;
     requests[1] = SendRequest::flush(remote, FlushPlacement::GLOBAL);
     assert_eq!(post(&one, requests).len(), 3);
     assert_eq!(content(&region), [1; 64]);
 }
 
 #[test]
-fn memory_that_peers_may_flush_to_persistence_is_refused() {
+fn registering_memory_with_persistent_flush_access_fails() {
     let device = SoftDevice::loopback().open().unwrap();
     let attributes = device.attributes();
     assert!(attributes.has_atomic_write && attributes.flush.global && !attributes.flush.persistent);

@@ -103,20 +103,23 @@ fn a_connection_manager_uses_the_ports_of_flow_labels() {
 fn without_a_flow_label_datagrams_and_connections_share_the_permanent_ports() {
     let device = open(SoftDevice::at_addr(address(31)));
     let ends = [(); 64].map(|()| End::new(&device, Transport::Rc, Traffic::new()));
-    let mut of_connections = BTreeSet::new();
+    let mut connection_ports = BTreeSet::new();
     for pair in ends.chunks(2) {
         pair[0].queue_pair.connect(&pair[1].queue_pair.endpoint()).unwrap();
-        of_connections.insert(pair[0].source_port());
+        connection_ports.insert(pair[0].source_port());
     }
     let sender = End::new(&device, Transport::Ud, Traffic::new());
-    let of_datagrams: BTreeSet<u16> = (1..=64)
+    let datagram_ports: BTreeSet<u16> = (1..=64)
         .map(|host| {
             let handle = sender.queue_pair.address_handle(Ipv4Addr::new(127, 1, 2, host).into()).unwrap();
             handle.source_port().unwrap()
         })
         .collect();
-    assert_eq!(of_datagrams.len(), 16, "{of_datagrams:?}");
-    assert!(of_connections.len() > 4 && of_connections.is_subset(&of_datagrams), "{of_connections:?}");
+    assert_eq!(datagram_ports.len(), 16, "{datagram_ports:?}");
+    assert!(
+        connection_ports.len() > 4 && connection_ports.is_subset(&datagram_ports),
+        "{connection_ports:?}"
+    );
 }
 
 #[test]
@@ -171,7 +174,7 @@ fn on_a_switch_every_flow_label_has_its_port() {
 
 #[test]
 fn a_device_that_shares_its_address_sends_from_its_own_port() {
-    let [_usual, other] = [(); 2].map(|()| open(SoftDevice::at_addr(address(51))));
+    let [_default, other] = [(); 2].map(|()| open(SoftDevice::at_addr(address(51))));
     let own: SocketAddr = other.gids().unwrap()[0].gid.udp_addr();
     assert_ne!(own.port(), 4791);
     let sender = End::new(&other, Transport::Ud, Traffic::new());
@@ -201,9 +204,9 @@ impl End {
 
     /// Sends a message, and waits until it has come.
     fn send(&self, receiver: &End, request: impl FnOnce(adverb::memory::Buffer) -> SendRequest) {
-        let [message, room] = [(self, 20), (receiver, 40 + 4096)]
+        let [message, receive_buffer] = [(self, 20), (receiver, 40 + 4096)]
             .map(|(end, length)| end.queue_pair.protection_domain().buffer(length).unwrap());
-        let receiving = receiver.queue_pair.post_recv(room).unwrap();
+        let receiving = receiver.queue_pair.post_recv(receive_buffer).unwrap();
         let sending = self.queue_pair.post_send(request(message)).unwrap();
         self.completions.wait(sending, TIMEOUT).unwrap().result().unwrap();
         receiver.completions.wait(receiving, TIMEOUT).unwrap().result().unwrap();

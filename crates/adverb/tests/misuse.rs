@@ -13,7 +13,7 @@ use adverb::verbs::{
 };
 use adverb::{Error, Result};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 const QKEY: u32 = 0x1111_1111;
 
 /// A device, or the reason why there is none, printed.
@@ -57,19 +57,21 @@ fn connect(left: &Side, right: &Side) -> Result<()> {
     right.queue_pair.connect(&left.queue_pair.endpoint())
 }
 
-fn is_refused<T>(result: Result<T, impl Into<Error>>) -> bool {
+fn is_rejected<T>(result: Result<T, impl Into<Error>>) -> bool {
     matches!(result.map_err(Into::into), Err(Error::InvalidRequest { .. }))
 }
 
 #[test]
-fn a_region_that_others_can_reach_does_not_become_a_buffer() -> Result<()> {
+fn a_region_with_remote_access_or_other_handles_doesnt_become_a_buffer() -> Result<()> {
     let Some(device) = device() else { return Ok(()) };
     let domain = device.create_protection_domain()?;
     let access = Access::LOCAL_WRITE;
-    for others in [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC, Access::WINDOW_BIND] {
-        match domain.region(4096, access | others) {
-            Ok(region) => assert!(region.into_buffer().is_err(), "{others:?}"),
-            Err(error) => println!("{others:?}: {error}"),
+    for remote_access in
+        [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC, Access::WINDOW_BIND]
+    {
+        match domain.region(4096, access | remote_access) {
+            Ok(region) => assert!(region.into_buffer().is_err(), "{remote_access:?}"),
+            Err(error) => println!("{remote_access:?}: {error}"),
         }
     }
     let region = domain.region(4096, access)?;
@@ -84,8 +86,7 @@ fn a_region_that_others_can_reach_does_not_become_a_buffer() -> Result<()> {
 }
 
 #[test]
-fn memory_that_another_process_can_reach_does_not_become_a_buffer() -> Result<(), Box<dyn std::error::Error>>
-{
+fn memory_shared_with_other_processes_doesnt_become_a_buffer() -> Result<(), Box<dyn std::error::Error>> {
     let Some(device) = device() else { return Ok(()) };
     let pages = Pages::memfd("misuse", 4096)?;
     let mut file = File::from(pages.as_memfd().expect("it is one").try_clone_to_owned()?);
@@ -101,7 +102,7 @@ fn memory_that_another_process_can_reach_does_not_become_a_buffer() -> Result<()
 }
 
 #[test]
-fn objects_of_two_devices_are_not_mixed() -> Result<()> {
+fn objects_of_two_devices_cant_be_combined() -> Result<()> {
     let Some(device) = device() else { return Ok(()) };
     let other = match device.name() {
         // Opened twice, it would be one device.
@@ -112,22 +113,22 @@ fn objects_of_two_devices_are_not_mixed() -> Result<()> {
     let domain = device.create_protection_domain()?;
     let (ours, theirs) = (device.completion_queue(64).create()?, other.completion_queue(64).create()?);
     let builder = || domain.queue_pair(Transport::Rc).depth(4, 4).completion_queue(&ours);
-    assert!(is_refused(builder().send_completion_queue(&theirs).create()));
-    assert!(is_refused(builder().recv_completion_queue(&theirs).create()));
+    assert!(is_rejected(builder().send_completion_queue(&theirs).create()));
+    assert!(is_rejected(builder().recv_completion_queue(&theirs).create()));
     let shared = other.create_protection_domain()?.shared_receive_queue(4).create()?;
-    assert!(is_refused(builder().shared_receive_queue(&shared).create()));
+    assert!(is_rejected(builder().shared_receive_queue(&shared).create()));
 
     let (left, right) = (Side::new(&device, Transport::Ud)?, Side::new(&other, Transport::Ud)?);
     left.queue_pair.move_to_rts()?;
     right.queue_pair.move_to_rts()?;
-    let recipient = right.queue_pair.ud_destination(&left.queue_pair.endpoint(), QKEY)?;
-    let request = SendRequest::send(left.domain.buffer(8)?).destination(&recipient);
-    assert!(is_refused(left.queue_pair.post_send(request)));
+    let destination = right.queue_pair.ud_destination(&left.queue_pair.endpoint(), QKEY)?;
+    let request = SendRequest::send(left.domain.buffer(8)?).destination(&destination);
+    assert!(is_rejected(left.queue_pair.post_send(request)));
     Ok(())
 }
 
 #[test]
-fn everything_may_be_dropped_in_any_order_with_requests_in_flight() -> Result<()> {
+fn objects_may_be_dropped_in_any_order_with_requests_in_flight() -> Result<()> {
     let Some(device) = device() else { return Ok(()) };
     for order in 0..24 {
         let (left, right) = connected(&device)?;
@@ -152,7 +153,7 @@ fn everything_may_be_dropped_in_any_order_with_requests_in_flight() -> Result<()
 }
 
 #[test]
-fn a_completion_of_a_queue_pair_that_is_gone_is_never_taken_for_that_of_another() -> Result<()> {
+fn a_completion_of_a_destroyed_queue_pair_is_not_attributed_to_another() -> Result<()> {
     let Some(device) = device() else { return Ok(()) };
     let completions = device.completion_queue(64).create()?;
     let sender = Side::new(&device, Transport::Rc)?;
@@ -160,7 +161,7 @@ fn a_completion_of_a_queue_pair_that_is_gone_is_never_taken_for_that_of_another(
     connect(&sender, &receiver)?;
     receiver.queue_pair.post_recv(receiver.domain.buffer(64)?)?;
     let sent = sender.queue_pair.post_send(SendRequest::send(sender.domain.buffer(64)?))?;
-    sender.completions.wait(sent, PATIENCE)?.result()?;
+    sender.completions.wait(sent, TIMEOUT)?.result()?;
     // The receiver's completion is now in the queue, or soon will be, and nobody takes it.
     drop(receiver);
     // As many queue pairs as its id can tell apart: the last one's has the same id again.
@@ -195,7 +196,7 @@ fn the_iterator_of_a_batch_may_poll_and_post() -> Result<()> {
         SendRequest::send(left.domain.buffer(64).unwrap())
     }))?;
     while out.len() < 8 {
-        assert_ne!(left.completions.poll_timeout(&mut out, PATIENCE)?, 0, "{} of 8 came", out.len());
+        assert_ne!(left.completions.poll_timeout(&mut out, TIMEOUT)?, 0, "{} of 8 came", out.len());
     }
     assert!(out.iter().all(Completion::is_ok));
     Ok(())
@@ -215,6 +216,6 @@ fn a_panic_in_the_iterator_of_a_batch_posts_nothing() -> Result<()> {
     assert_eq!(right.queue_pair.outstanding_recv_count(), 0);
     right.queue_pair.post_recvs([right.domain.buffer(64)?])?;
     let sent = left.queue_pair.post_send(SendRequest::send(left.domain.buffer(64)?))?;
-    left.completions.wait(sent, PATIENCE)?.result()?;
+    left.completions.wait(sent, TIMEOUT)?.result()?;
     Ok(())
 }

@@ -27,15 +27,15 @@ fn options() -> Options {
 }
 
 /// The shortest ring and the fewest writes that there can be, so that all that wraps does so often.
-fn tiny(options: Options) -> Options {
+fn minimal(options: Options) -> Options {
     options.recv_ring_size(512).max_outstanding_writes(4)
 }
 
 fn pair(options: &Options) -> (Connection, Connection) {
-    unequal_pair(options, options)
+    pair_with(options, options)
 }
 
-fn unequal_pair(client: &Options, server: &Options) -> (Connection, Connection) {
+fn pair_with(client: &Options, server: &Options) -> (Connection, Connection) {
     let listener = Listener::bind_with("127.0.0.1:0", server).unwrap();
     let address = listener.local_addr();
     scope(|scope| {
@@ -46,10 +46,10 @@ fn unequal_pair(client: &Options, server: &Options) -> (Connection, Connection) 
 }
 
 impl Random {
-    /// Short lengths as often as long ones, up to `most`.
-    fn len(&mut self, most: usize) -> usize {
-        let bits = self.below(most.ilog2() as usize + 1) + 1;
-        self.below(1 << bits).min(most)
+    /// Short lengths as often as long ones, up to `max`.
+    fn len(&mut self, max: usize) -> usize {
+        let bits = self.below(max.ilog2() as usize + 1) + 1;
+        self.below(1 << bits).min(max)
     }
 }
 
@@ -66,15 +66,15 @@ fn check(number: usize, len: usize, bytes: &[u8]) {
     assert_eq!(wrong, None, "message {number} of {len} bytes");
 }
 
-/// Both sides send and receive so many messages at once, of lengths up to `most`.
-fn exchange((left, right): (Connection, Connection), count: usize, most: usize) {
+/// Both sides send and receive so many messages at once, of lengths up to `max`.
+fn exchange((left, right): (Connection, Connection), count: usize, max: usize) {
     scope(|scope| {
         for (connection, seed) in [(&left, 1), (&right, 2)] {
             scope.spawn(move || {
                 let mut random = Random(seed);
-                let mut bytes = vec![0; most];
+                let mut bytes = vec![0; max];
                 for number in 0..count {
-                    let len = random.len(most);
+                    let len = random.len(max);
                     fill(number, &mut bytes[..len]);
                     if number % 3 == 0 {
                         connection.send_with_imm(&bytes[..len], number as u32).unwrap();
@@ -90,7 +90,7 @@ fn exchange((left, right): (Connection, Connection), count: usize, most: usize) 
                 let mut random = Random(seed);
                 for number in 0..count {
                     let message = connection.recv().unwrap().expect("there are more");
-                    check(number, random.len(most), &message);
+                    check(number, random.len(max), &message);
                     assert_eq!(message.immediate(), (number % 3 == 0).then_some(number as u32));
                 }
                 assert!(connection.recv().unwrap().is_none());
@@ -105,24 +105,24 @@ fn exchange((left, right): (Connection, Connection), count: usize, most: usize) 
 }
 
 #[test]
-fn messages_of_all_lengths_go_both_ways_at_once() {
+fn messages_of_all_lengths_arrive_in_both_directions() {
     exchange(pair(&options()), 2_000, 64 << 10);
 }
 
 #[test]
-fn everything_wraps_in_the_smallest_rings() {
-    exchange(pair(&tiny(options())), 20_000, 300);
+fn messages_arrive_through_the_smallest_rings() {
+    exchange(pair(&minimal(options())), 20_000, 300);
 }
 
 #[test]
-fn rings_of_odd_lengths_wrap() {
+fn messages_arrive_through_rings_of_odd_sizes() {
     for ring in [528, 1_008, 4_112] {
         exchange(pair(&options().recv_ring_size(ring).max_outstanding_writes(7)), 3_000, 2_000);
     }
 }
 
 #[test]
-fn nothing_is_lost_where_packets_are() {
+fn no_message_is_lost_despite_packet_loss() {
     let switch = Switch::default();
     let device = |number| {
         let faults = FaultConfig { loss_ppm: 20_000, ..FaultConfig::new(number) };
@@ -132,32 +132,32 @@ fn nothing_is_lost_where_packets_are() {
     let sides = [device(1), device(2)]
         .map(|device| options().device(&device).recv_ring_size(4096).max_outstanding_writes(16));
     let [client, server] = &sides;
-    exchange(unequal_pair(client, server), 500, 50_000);
+    exchange(pair_with(client, server), 500, 50_000);
 }
 
 #[test]
-fn the_sides_need_not_agree() {
+fn sides_with_different_options_exchange_messages() {
     let (small, large) = (
-        tiny(options()),
+        minimal(options()),
         options().recv_ring_size(1 << 20).max_outstanding_writes(256).eager_threshold(1 << 20),
     );
-    exchange(unequal_pair(&small, &large), 1_000, 5_000);
-    exchange(unequal_pair(&large, &small), 1_000, 5_000);
+    exchange(pair_with(&small, &large), 1_000, 5_000);
+    exchange(pair_with(&large, &small), 1_000, 5_000);
 }
 
 #[test]
-fn long_messages_are_read_from_where_they_are() {
+fn rendezvous_buffers_return_to_the_pool() {
     let (left, right) = pair(&options());
-    let most = 9 << 20;
+    let max = 9 << 20;
     scope(|scope| {
         scope.spawn(|| {
-            for (number, len) in [most, 100_000, 5, most, 16 << 10, (16 << 10) + 1].into_iter().enumerate() {
+            for (number, len) in [max, 100_000, 5, max, 16 << 10, (16 << 10) + 1].into_iter().enumerate() {
                 let mut buffer = left.pool().alloc(len).unwrap();
                 fill(number, &mut buffer);
                 left.send(buffer).unwrap();
             }
         });
-        for (number, len) in [most, 100_000, 5, most, 16 << 10, (16 << 10) + 1].into_iter().enumerate() {
+        for (number, len) in [max, 100_000, 5, max, 16 << 10, (16 << 10) + 1].into_iter().enumerate() {
             check(number, len, &right.recv().unwrap().unwrap());
         }
     });
@@ -167,19 +167,19 @@ fn long_messages_are_read_from_where_they_are() {
 }
 
 #[test]
-fn a_message_that_is_too_long_is_refused() {
+fn sending_a_message_above_the_limit_fails() {
     // By default that is any of more than 64 MiB; with the option, of more than 1 GiB.
-    for (options, most) in [(options(), 64 << 20), (options().max_message_size(u32::MAX), 1 << 30)] {
+    for (options, max) in [(options(), 64 << 20), (options().max_message_size(u32::MAX), 1 << 30)] {
         let (left, _right) = pair(&options);
-        let bytes = vec![0; most + 1];
+        let bytes = vec![0; max + 1];
         let error = left.send(&bytes[..]).unwrap_err().error;
-        assert!(matches!(error, Error::MessageTooLong { max: told, .. } if told == most as u64), "{error}");
+        assert!(matches!(error, Error::MessageTooLong { max: limit, .. } if limit == max as u64), "{error}");
     }
 }
 
 #[test]
-fn a_receiver_that_stops_stops_the_sender_and_nothing_is_lost() {
-    let options = tiny(options()).recv_buffer_limit(1000);
+fn a_stopped_receiver_blocks_the_sender_and_no_message_is_lost() {
+    let options = minimal(options()).recv_buffer_limit(1000);
     let (left, right) = pair(&options);
     let (sent, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     scope(|scope| {
@@ -216,8 +216,8 @@ fn a_receiver_that_stops_stops_the_sender_and_nothing_is_lost() {
 }
 
 /// Whether it was sent.
-fn has_room(tried: Result<(), SendError>) -> bool {
-    match tried {
+fn is_sent(result: Result<(), SendError>) -> bool {
+    match result {
         Ok(()) => true,
         Err(SendError { error: Error::WouldBlock { .. }, .. }) => false,
         Err(failure) => panic!("{failure}"),
@@ -225,10 +225,10 @@ fn has_room(tried: Result<(), SendError>) -> bool {
 }
 
 #[test]
-fn trying_to_send_says_when_there_is_no_room() {
-    let (left, right) = pair(&tiny(options()).recv_buffer_limit(0));
+fn try_send_fails_without_credits() {
+    let (left, right) = pair(&minimal(options()).recv_buffer_limit(0));
     let mut sent = 0;
-    while has_room(left.try_send(&[7; 100])) {
+    while is_sent(left.try_send(&[7; 100])) {
         sent += 1;
         assert!(sent < 100);
     }
@@ -238,21 +238,21 @@ fn trying_to_send_says_when_there_is_no_room() {
     }
     // The credits come when there is something to tell of.
     let deadline = Instant::now() + Duration::from_secs(10);
-    while !has_room(left.try_send(b"again")) {
+    while !is_sent(left.try_send(b"again")) {
         assert!(Instant::now() < deadline);
     }
 }
 
 #[test]
-fn messages_without_bytes_are_not_taken_in_without_end() {
+fn empty_messages_count_against_the_receive_buffer_limit() {
     let (left, right) = pair(&options().recv_buffer_limit(64 << 10));
     let mut sent = 0;
     // The other side works, but receives nothing.
     for _ in 0..200 {
         for _ in 0..100 {
-            sent += usize::from(has_room(left.try_send(&[])));
+            sent += usize::from(is_sent(left.try_send(&[])));
         }
-        assert!(has_room(right.try_send(b"still here")));
+        assert!(is_sent(right.try_send(b"still here")));
         left.recv().unwrap().unwrap();
     }
     assert!((500..5_000).contains(&sent), "{sent}");
@@ -262,9 +262,9 @@ fn messages_without_bytes_are_not_taken_in_without_end() {
 }
 
 #[test]
-fn what_cannot_be_sent_comes_back() {
+fn failed_sends_return_their_buffers() {
     let options = options().keepalive(Duration::from_millis(100));
-    let (left, right) = pair(&tiny(options));
+    let (left, right) = pair(&minimal(options));
     right.expose("memory", 4096, RemoteAccess::WRITE).unwrap();
     let remote = left.remote_region("memory").unwrap();
     let buffer = |len: usize| {
@@ -272,33 +272,33 @@ fn what_cannot_be_sent_comes_back() {
         fill(len, &mut buffer);
         buffer
     };
-    let comes_back = |len: usize, sent: Result<(), SendError>| {
+    let check_returned = |len: usize, sent: Result<(), SendError>| {
         let failure = sent.unwrap_err();
         check(len, len, &failure.buffer.expect("the buffer comes back"));
         failure.error
     };
     // While there is no room: short ones, and long ones, which the peer would read.
-    while has_room(left.try_send(buffer(100))) {}
-    assert!(matches!(comes_back(100, left.try_send(buffer(100))), Error::WouldBlock { .. }));
-    assert!(matches!(comes_back(10_000, left.try_send(buffer(10_000))), Error::WouldBlock { .. }));
+    while is_sent(left.try_send(buffer(100))) {}
+    assert!(matches!(check_returned(100, left.try_send(buffer(100))), Error::WouldBlock { .. }));
+    assert!(matches!(check_returned(10_000, left.try_send(buffer(10_000))), Error::WouldBlock { .. }));
     // What there is no right to; and then while the connection ends, and after that.
-    let refused = comes_back(4097, remote.write(0, buffer(4097)));
+    let refused = check_returned(4097, remote.write(0, buffer(4097)));
     assert!(matches!(refused, Error::OutOfBounds { .. }), "{refused}");
     drop(right);
-    let written = comes_back(4096, remote.write(0, buffer(4096)));
+    let written = check_returned(4096, remote.write(0, buffer(4096)));
     assert!(matches!(written, Error::Disconnected { .. }), "{written}");
     for len in [100, 10_000] {
-        let sent = comes_back(len, left.send(buffer(len)));
+        let sent = check_returned(len, left.send(buffer(len)));
         assert!(matches!(sent, Error::Disconnected { .. }), "{sent}");
     }
-    let written = comes_back(8, remote.write(0, buffer(8)));
+    let written = check_returned(8, remote.write(0, buffer(8)));
     assert!(matches!(written, Error::Disconnected { .. }), "{written}");
     // Bytes weren't taken from anybody.
     assert!(left.send(&[0; 10_000]).unwrap_err().buffer.is_none());
 }
 
 #[test]
-fn a_message_of_one_connection_is_sent_on_over_another() {
+fn a_message_of_one_connection_is_forwarded_over_another() {
     let (left, right) = pair(&options());
     let (next, last) = pair(&options());
     for len in [10, 100_000] {
@@ -314,21 +314,21 @@ fn a_message_of_one_connection_is_sent_on_over_another() {
 }
 
 #[test]
-fn who_speaks_another_version_or_nothing_is_told_so() {
+fn a_client_with_another_protocol_gets_an_error_message() {
     let options = options().connect_timeout(Duration::from_millis(500));
     let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
     let address = listener.local_addr();
-    let ask = |request: &[u8]| {
+    let send_raw = |request: &[u8]| {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(request).unwrap();
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).unwrap_or_default();
-        String::from_utf8_lossy(&answer).into_owned()
+        let mut response = Vec::new();
+        stream.read_to_end(&mut response).unwrap_or_default();
+        String::from_utf8_lossy(&response).into_owned()
     };
     let [version, http] = scope(|scope| {
         let accepting = scope.spawn(|| listener.accept().unwrap());
-        let answers =
-            [&b"adverb\r\n\x07\x00\x01\x00\x1c\x00\x00\x00"[..], b"GET / HTTP/1.1\r\n\r\n"].map(ask);
+        let responses =
+            [&b"adverb\r\n\x07\x00\x01\x00\x1c\x00\x00\x00"[..], b"GET / HTTP/1.1\r\n\r\n"].map(send_raw);
         // Neither who says nothing nor who goes away stops the listener.
         let _silent = TcpStream::connect(address).unwrap();
         drop(TcpStream::connect(address).unwrap());
@@ -337,19 +337,19 @@ fn who_speaks_another_version_or_nothing_is_told_so() {
         let server = accepting.join().unwrap();
         server.send(b"hello").unwrap();
         assert_eq!(&client.recv().unwrap().unwrap()[..], b"hello");
-        answers
+        responses
     });
     assert!(
         version.contains("protocol version 7 was received, but only version 1 is supported"),
         "{version:?}"
     );
     assert!(http.contains("does not speak"), "{http:?}");
-    let nobody = Connector::new().options(&options).connect("127.0.0.1:1").unwrap_err();
-    assert!(matches!(nobody, Error::Unreachable { .. }), "{nobody}");
+    let unreachable = Connector::new().options(&options).connect("127.0.0.1:1").unwrap_err();
+    assert!(matches!(unreachable, Error::Unreachable { .. }), "{unreachable}");
 }
 
 #[test]
-fn exposed_memory_is_reached_without_the_peers_program() {
+fn exposed_memory_is_accessed_without_calls_of_the_peer() {
     let (left, right) = pair(&options());
     let table = right
         .expose("table", 1 << 20, RemoteAccess::READ | RemoteAccess::WRITE | RemoteAccess::ATOMIC)
@@ -381,10 +381,10 @@ fn exposed_memory_is_reached_without_the_peers_program() {
     let [begin, end] = [5, 3];
     assert!(remote.read(begin..end).unwrap_err().to_string().contains("5..3 ends before it starts"));
     assert!(matches!(remote.fetch_add(4, 1), Err(Error::Unaligned { .. })));
-    let log_there = left.remote_region("log").unwrap();
-    assert!(matches!(log_there.write(0, b"x").unwrap_err().error, Error::InvalidRequest { .. }));
-    assert!(matches!(log_there.fetch_add(0, 1), Err(Error::InvalidRequest { .. })));
-    assert_eq!(log_there.read(0..64).unwrap().len(), log.len());
+    let remote_log = left.remote_region("log").unwrap();
+    assert!(matches!(remote_log.write(0, b"x").unwrap_err().error, Error::InvalidRequest { .. }));
+    assert!(matches!(remote_log.fetch_add(0, 1), Err(Error::InvalidRequest { .. })));
+    assert_eq!(remote_log.read(0..64).unwrap().len(), log.len());
 
     // Written, then told.
     remote.write_with_imm(0, b"news", 42).unwrap();
@@ -397,9 +397,9 @@ fn exposed_memory_is_reached_without_the_peers_program() {
 }
 
 #[test]
-fn threads_count_in_a_peers_memory_while_messages_pass() {
+fn threads_increment_a_remote_counter_while_messages_are_sent() {
     const EACH: u64 = 500;
-    let (left, right) = pair(&tiny(options()));
+    let (left, right) = pair(&minimal(options()));
     let counter = right.expose("counter", 8, RemoteAccess::ATOMIC).unwrap();
     scope(|scope| {
         for _ in 0..4 {
@@ -419,7 +419,7 @@ fn threads_count_in_a_peers_memory_while_messages_pass() {
 }
 
 #[test]
-fn memory_that_nobody_exposes_is_waited_for_in_vain() {
+fn waiting_for_unexposed_memory_times_out() {
     let (left, right) = pair(&options().timeout(Duration::from_millis(50)));
     assert!(matches!(left.remote_region("nothing"), Err(Error::Timeout { .. })));
     assert!(right.expose(&"long".repeat(17), 8, RemoteAccess::READ).is_err());

@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use adverb::net::{Options, blocking};
 use adverb::verbs::{Device, SoftDevice, Switch};
-use counting::{ROUNDS, allocations, assert_few};
+use counting::{ROUNDS, allocations, assert_allocation_free};
 
 const MESSAGES: u64 = 2_000;
 /// How often they go before it counts.
-const WARM: usize = 10;
+const WARM_UP_ROUNDS: usize = 10;
 /// How many are under way before one is received.
-const AHEAD: u64 = 10;
+const IN_FLIGHT: u64 = 10;
 
 fn options(device: &Device) -> Options {
     Options::new().device(device)
@@ -38,32 +38,32 @@ fn connect_with(client: &Options, other: &Device) -> (blocking::Connection, bloc
 }
 
 /// [`MESSAGES`] allocate nothing, once all buffers which can be under way have been.
-fn assert_none(name: &str, run: impl FnMut()) {
-    counting::assert_none(name, WARM, run);
+fn assert_no_allocations(name: &str, run: impl FnMut()) {
+    counting::assert_no_allocations(name, WARM_UP_ROUNDS, run);
 }
 
 #[test]
-fn messages_allocate_nothing() {
+fn messages_of_connections_allocate_nothing_after_a_warm_up() {
     let loopback = SoftDevice::loopback().open().unwrap();
     let switch = Switch::default();
     let [here, there] = ["10.0.0.1", "10.0.0.2"]
         .map(|address| SoftDevice::on_switch(&switch, address.parse().unwrap()).open().unwrap());
     for (name, one, other) in [("loopback", &loopback, &loopback), ("mem", &here, &there)] {
         let (left, right) = connect(one, other);
-        assert_none(&format!("{name}, send"), || {
-            for _ in 0..MESSAGES / AHEAD {
-                (0..AHEAD).for_each(|_| left.send(&[7; 64]).unwrap());
-                (0..AHEAD).for_each(|_| assert_eq!(right.recv().unwrap().unwrap().len(), 64));
+        assert_no_allocations(&format!("{name}, send"), || {
+            for _ in 0..MESSAGES / IN_FLIGHT {
+                (0..IN_FLIGHT).for_each(|_| left.send(&[7; 64]).unwrap());
+                (0..IN_FLIGHT).for_each(|_| assert_eq!(right.recv().unwrap().unwrap().len(), 64));
             }
         });
-        assert_none(&format!("{name}, there and back"), || {
+        assert_no_allocations(&format!("{name}, there and back"), || {
             for _ in 0..MESSAGES / 2 {
                 left.send(&[7; 64]).unwrap();
                 right.send(right.recv().unwrap().unwrap()).unwrap();
                 left.recv().unwrap().unwrap();
             }
         });
-        assert_none(&format!("{name}, feed"), || {
+        assert_no_allocations(&format!("{name}, feed"), || {
             for _ in 0..MESSAGES / 100 {
                 (0..100).for_each(|_| left.feed(&[7; 64]).unwrap());
                 left.flush().unwrap();
@@ -74,7 +74,7 @@ fn messages_allocate_nothing() {
 
     // Also where what was written is kept until the peer has read it.
     let (left, right) = connect_with(&options(&here).reconnect(Duration::from_secs(5)), &there);
-    assert_none("mem, with reconnect, there and back", || {
+    assert_no_allocations("mem, with reconnect, there and back", || {
         for _ in 0..MESSAGES / 2 {
             left.send(&[7; 64]).unwrap();
             right.send(right.recv().unwrap().unwrap()).unwrap();
@@ -83,14 +83,14 @@ fn messages_allocate_nothing() {
     });
     // A long message's buffer is a region of its own while the peer reads it.
     let mut message = left.pool().alloc(64 << 10).unwrap();
-    let mut there_and_back = || {
+    let mut round_trip = || {
         left.send(std::mem::replace(&mut message, left.pool().alloc(0).unwrap())).unwrap();
         right.send(right.recv().unwrap().unwrap()).unwrap();
         message = left.recv().unwrap().unwrap().into_buffer();
     };
-    (0..100).for_each(|_| there_and_back());
+    (0..100).for_each(|_| round_trip());
     let before = allocations();
-    (0..500).for_each(|_| there_and_back());
+    (0..500).for_each(|_| round_trip());
     let count = allocations() - before;
     println!("mem, 64 KiB: {count} allocations for 1000 messages");
     // Two of these: what holds its memory, and what it shares with requests.
@@ -105,7 +105,7 @@ fn messages_allocate_nothing() {
     });
     // All in one: a runtime that begins to run allocates.
     let counts = runtime.block_on(async {
-        let mut counts = [0; WARM + ROUNDS];
+        let mut counts = [0; WARM_UP_ROUNDS + ROUNDS];
         for count in &mut counts {
             let before = allocations();
             for _ in 0..MESSAGES / 2 {
@@ -117,5 +117,5 @@ fn messages_allocate_nothing() {
         }
         counts
     });
-    assert_few("mem, there and back by tasks", *counts.last_chunk().unwrap());
+    assert_allocation_free("mem, there and back by tasks", *counts.last_chunk().unwrap());
 }

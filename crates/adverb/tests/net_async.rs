@@ -25,49 +25,49 @@ fn options() -> Options {
 }
 
 /// The shortest ring and the fewest writes that there can be, so that all that wraps does so often.
-fn tiny(options: Options) -> Options {
+fn minimal(options: Options) -> Options {
     options.recv_ring_size(512).max_outstanding_writes(4)
 }
 
 async fn pair(options: &Options) -> (Connection, Connection) {
-    unequal_pair(options, options).await
+    pair_with(options, options).await
 }
 
-async fn unequal_pair(client: &Options, server: &Options) -> (Connection, Connection) {
+async fn pair_with(client: &Options, server: &Options) -> (Connection, Connection) {
     let listener = Listener::bind_with("127.0.0.1:0", server).await.unwrap();
     let connector = Connector::new().options(client);
     let (client, server) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
     (client.unwrap(), server.unwrap())
 }
 
-async fn send_all(connection: &Connection, count: usize, most: usize) {
+async fn send_all(connection: &Connection, count: usize, max: usize) {
     let mut random = Random(1);
     for number in 0..count {
-        let bytes = vec![number as u8; random.below(most)];
+        let bytes = vec![number as u8; random.below(max)];
         connection.send_with_imm(&bytes, number as u32).await.unwrap();
     }
     connection.shutdown().await.unwrap();
 }
 
-async fn recv_all(connection: &Connection, count: usize, most: usize) {
+async fn recv_all(connection: &Connection, count: usize, max: usize) {
     let mut random = Random(1);
     for number in 0..count {
         let message = connection.recv().await.unwrap().expect("there are more");
-        assert_eq!((message.immediate(), message.len()), (Some(number as u32), random.below(most)));
+        assert_eq!((message.immediate(), message.len()), (Some(number as u32), random.below(max)));
         assert!(message.iter().all(|byte| *byte == number as u8));
     }
     assert!(connection.recv().await.unwrap().is_none());
 }
 
 #[tokio::test]
-async fn messages_of_all_lengths_go_both_ways_at_once() {
-    for (options, count, most) in [(options(), 1_000, 40_000), (tiny(options()), 5_000, 300)] {
+async fn messages_of_all_lengths_arrive_in_both_directions() {
+    for (options, count, max) in [(options(), 1_000, 40_000), (minimal(options()), 5_000, 300)] {
         let (left, right) = pair(&options).await;
         tokio::join!(
-            send_all(&left, count, most),
-            send_all(&right, count, most),
-            recv_all(&left, count, most),
-            recv_all(&right, count, most),
+            send_all(&left, count, max),
+            send_all(&right, count, max),
+            recv_all(&left, count, max),
+            recv_all(&right, count, max),
         );
         let (left, right) = tokio::join!(left.close(), right.close());
         left.unwrap();
@@ -78,7 +78,7 @@ async fn messages_of_all_lengths_go_both_ways_at_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_on_several_threads_share_a_connection() {
     const EACH: usize = 500;
-    let (left, right) = pair(&tiny(options())).await;
+    let (left, right) = pair(&minimal(options())).await;
     let (left, right) = (std::sync::Arc::new(left), std::sync::Arc::new(right));
     let mut tasks = tokio::task::JoinSet::new();
     for sender in 0..4 {
@@ -103,7 +103,7 @@ async fn tasks_on_several_threads_share_a_connection() {
 }
 
 #[tokio::test]
-async fn who_never_waits_leaves_other_tasks_their_turn() {
+async fn a_task_that_never_waits_yields_to_other_tasks() {
     let (left, right) = pair(&options()).await;
     let other = tokio::spawn(async {});
     // Each finds what it needs at once.
@@ -115,9 +115,9 @@ async fn who_never_waits_leaves_other_tasks_their_turn() {
 }
 
 #[tokio::test]
-async fn futures_that_are_dropped_at_any_point_do_no_harm() {
+async fn dropped_futures_lose_and_corrupt_no_message() {
     let drops = std::env::var("ADVERB_CANCELLED").ok().and_then(|count| count.parse().ok()).unwrap_or(1_000);
-    let (left, right) = pair(&tiny(options()).eager_threshold(100)).await;
+    let (left, right) = pair(&minimal(options()).eager_threshold(100)).await;
     let (mut random, mut next, mut sent, mut dropped) = (Random(7), 0, 0, 0);
     // A receive that is dropped loses nothing; what is sent and dropped comes whole or not at all.
     let mut expect = |message: &[u8]| {
@@ -183,7 +183,7 @@ async fn poll_once<F: Future>(future: &mut std::pin::Pin<&mut F>) -> Option<F::O
 }
 
 #[tokio::test]
-async fn waiting_ends_in_time_and_a_peer_that_is_gone_is_noticed() {
+async fn receives_time_out_and_a_dropped_peer_is_detected() {
     let (left, right) = pair(&options().keepalive(Duration::from_millis(100))).await;
     let error = left.recv_timeout(Duration::from_millis(50)).await.unwrap_err();
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
@@ -195,7 +195,7 @@ async fn waiting_ends_in_time_and_a_peer_that_is_gone_is_noticed() {
 }
 
 #[tokio::test]
-async fn a_peer_that_says_nothing_keeps_no_other_waiting_and_accepting_may_be_dropped() {
+async fn a_silent_peer_blocks_no_other_and_accept_may_be_dropped() {
     let options = options().connect_timeout(Duration::from_secs(30));
     let listener = Listener::bind_with("127.0.0.1:0", &options).await.unwrap();
     let _silent = TcpStream::connect(listener.local_addr()).await.unwrap();
@@ -217,7 +217,7 @@ async fn a_peer_that_says_nothing_keeps_no_other_waiting_and_accepting_may_be_dr
 }
 
 #[tokio::test]
-async fn tasks_and_threads_speak_the_same() {
+async fn async_and_blocking_connections_interoperate() {
     let options = options();
     let listener = adverb::net::blocking::Listener::bind_with("127.0.0.1:0", &options).unwrap();
     let address = listener.local_addr();
@@ -238,14 +238,14 @@ async fn tasks_and_threads_speak_the_same() {
 }
 
 #[tokio::test]
-async fn operations_on_a_peers_memory_may_be_dropped() {
+async fn operations_on_remote_memory_may_be_dropped() {
     // Between two devices, where nothing is done before it is waited for.
     let switch = Switch::default();
     let sides = ["10.0.0.1", "10.0.0.2"].map(|address| {
         let device = SoftDevice::on_switch(&switch, address.parse().unwrap()).open().unwrap();
         Options::new().device(&device)
     });
-    let (left, right) = unequal_pair(&sides[0], &sides[1]).await;
+    let (left, right) = pair_with(&sides[0], &sides[1]).await;
     let table = right
         .expose("table", 4096, RemoteAccess::READ | RemoteAccess::WRITE | RemoteAccess::ATOMIC)
         .await

@@ -29,7 +29,7 @@ fn pair([closer, peer]: &[Options; 2]) -> (Connection, Connection) {
 }
 
 /// Sends something and closes, while the peer reads and then leaves, closing or not.
-fn part(options: &[Options; 2], closes: bool) -> Duration {
+fn exchange_and_close(options: &[Options; 2], peer_closes: bool) -> Duration {
     let (closer, peer) = pair(options);
     scope(|scope| {
         let reading = scope.spawn(move || {
@@ -38,7 +38,7 @@ fn part(options: &[Options; 2], closes: bool) -> Duration {
                 count += 1;
             }
             let start = Instant::now();
-            if closes {
+            if peer_closes {
                 peer.close().unwrap();
             } else {
                 drop(peer);
@@ -56,12 +56,12 @@ fn part(options: &[Options; 2], closes: bool) -> Duration {
 }
 
 #[test]
-fn who_closes_hears_of_it_though_the_last_words_are_lost() {
+fn close_succeeds_despite_packet_loss() {
     let workers = [1, 2, 3, 4, 5, 6].map(|seed| {
         spawn(move || {
             let options = options(seed, 200_000);
             for round in 0..10 {
-                part(&options, round % 2 == 0);
+                exchange_and_close(&options, round % 2 == 0);
             }
         })
     });
@@ -69,16 +69,16 @@ fn who_closes_hears_of_it_though_the_last_words_are_lost() {
 }
 
 #[test]
-fn nobody_lingers_where_nothing_is_lost() {
+fn no_side_lingers_without_packet_loss() {
     let options = options(7, 0);
-    let times: Vec<Duration> = (0..40).map(|round| part(&options, round % 2 == 0)).collect();
+    let times: Vec<Duration> = (0..40).map(|round| exchange_and_close(&options, round % 2 == 0)).collect();
     // Who hears no farewell stays for two seconds.
-    let late = times.iter().filter(|time| **time > Duration::from_secs(1)).count();
-    assert!(late < 3, "{late} of {} lingered: {times:?}", times.len());
+    let lingering = times.iter().filter(|time| **time > Duration::from_secs(1)).count();
+    assert!(lingering < 3, "{lingering} of {} lingered: {times:?}", times.len());
 }
 
 #[test]
-fn both_sides_may_close_at_once() {
+fn both_sides_may_close_at_the_same_time() {
     let options = options(8, 0);
     for _ in 0..50 {
         let (one, other) = pair(&options);
@@ -103,7 +103,7 @@ mod tasks {
     }
 
     #[test]
-    fn who_closes_hears_of_it_though_the_last_words_are_lost() {
+    fn close_succeeds_despite_packet_loss() {
         run(async {
             let mut workers = JoinSet::new();
             for seed in 1..7 {
@@ -136,7 +136,7 @@ mod tasks {
     }
 
     #[test]
-    fn a_connection_may_be_dropped_anywhere() {
+    fn a_connection_may_be_dropped_outside_of_a_task() {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         for seed in 1..7 {
             let [closer, peer] = options(seed, 200_000);
@@ -157,7 +157,7 @@ mod tasks {
     }
 
     #[test]
-    fn streams_that_are_shut_down_at_once_are_so_though_one_side_leaves_first() {
+    fn simultaneous_stream_shutdowns_succeed_if_one_side_exits_first() {
         for round in 0..8 {
             let [one, other] = options(round, 0);
             let (send_address, address) = std::sync::mpsc::channel();

@@ -124,14 +124,14 @@ fn attack_over_tcp(addr: SocketAddr, valid: &[u8], seed: u64, stop: &AtomicBool,
         count(&counts.tcp);
         match random.below(8) {
             0 => held.push_back((stream, bytes.into())),
-            how => {
+            method => {
                 // The listener may refuse it, and close the connection, before it has all.
                 let _ = stream.write_all(&bytes);
-                if how < 3 {
+                if method < 3 {
                     let _ = stream.shutdown(Shutdown::Write);
                     let _ = stream.set_read_timeout(Some(Duration::from_millis(200)));
                     let _ = stream.read(&mut [0; 256]);
-                } else if how == 3 {
+                } else if method == 3 {
                     held.push_back((stream, VecDeque::new()));
                 }
             }
@@ -157,13 +157,13 @@ fn attack_by_manager(addr: SocketAddr, valid: &[u8], seed: u64, stop: &AtomicBoo
         data.truncate(cm::MAX_CONNECT_DATA);
         let connector =
             cm::Connector::new().local_addr(from).timeout(Duration::from_secs(5)).private_data(&data);
-        let made = connector.connect(addr, |path| {
+        let result = connector.connect(addr, |path| {
             let (domain, completions) =
                 (device.create_protection_domain()?, device.completion_queue(8).create()?);
             path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()
         });
         count(&counts.manager);
-        match made {
+        match result {
             Ok(_) | Err(Error::CmRejected { .. }) => {}
             Err(error) => panic!("{error}"),
         }
@@ -174,19 +174,19 @@ fn attack_by_manager(addr: SocketAddr, valid: &[u8], seed: u64, stop: &AtomicBoo
 fn attack(key: Option<&Key>, time: Duration) {
     let device = Device::open("soft").unwrap();
     let with_key = |options: Options| key.map_or(options.clone(), |key| options.key(key));
-    let good = with_key(Options::new().device(&device).timeout(Duration::from_secs(60)))
+    let client_options = with_key(Options::new().device(&device).timeout(Duration::from_secs(60)))
         .connect_timeout(Duration::from_secs(30));
     let ip = device.gid_for(1, None).unwrap().gid.ip();
     // Short, so that those who say nothing are soon gone.
-    let strict = good.clone().connect_timeout(Duration::from_millis(500));
-    let listener = Listener::bind_with((ip, 0), &strict).unwrap();
+    let listener_options = client_options.clone().connect_timeout(Duration::from_millis(500));
+    let listener = Listener::bind_with((ip, 0), &listener_options).unwrap();
     let addr = listener.local_addr();
     let (stop, counts) = (AtomicBool::new(false), Counts::default());
     let end = End::new(&device, 8, false);
     let nonce = key.map(|_| [3; 32]);
     let (over_tcp, by_manager) =
         (greeting(Some(end.queue_pair.endpoint()), nonce, None), greeting(None, nonce, None));
-    let connect = || Connector::new().options(&good).connect(addr).unwrap();
+    let connect = || Connector::new().options(&client_options).connect(addr).unwrap();
     scope(|scope| {
         /// Stops the listener and the attackers, also when an assertion fails.
         struct Stop<'a>(&'a Listener, &'a AtomicBool);
@@ -202,8 +202,8 @@ fn attack(key: Option<&Key>, time: Duration) {
                 scope.spawn(move || echo(&connection));
             }
         });
-        let lasting = connect();
-        check_echo(&lasting, 0);
+        let long_lived = connect();
+        check_echo(&long_lived, 0);
         let before = Usage::now();
         let peak = scope.spawn(|| {
             let mut peak = Usage::now();
@@ -235,7 +235,7 @@ fn attack(key: Option<&Key>, time: Duration) {
         // A busy machine takes longer to reach the minimum counts.
         while start.elapsed() < time || !counts.are_sufficient() {
             assert!(start.elapsed() < time + MAX_EXTRA_TIME, "{counts:?}");
-            check_echo(&lasting, counts.echoes.load(Ordering::Relaxed));
+            check_echo(&long_lived, counts.echoes.load(Ordering::Relaxed));
             count(&counts.echoes);
         }
         stop.store(true, Ordering::Relaxed);
@@ -244,8 +244,7 @@ fn attack(key: Option<&Key>, time: Duration) {
         // The last of the attackers' connections end with the listener's timeout.
         let settle = Instant::now();
         let mut after = Usage::now();
-        while (after.fds > before.fds || after.threads > before.threads)
-            && settle.elapsed() < common::PATIENCE
+        while (after.fds > before.fds || after.threads > before.threads) && settle.elapsed() < common::TIMEOUT
         {
             sleep(Duration::from_millis(50));
             after = Usage::now();
@@ -253,24 +252,24 @@ fn attack(key: Option<&Key>, time: Duration) {
         println!("key: {}, {counts:?}", key.is_some());
         println!("before {before:?}\npeak {peak:?}\nafter {after:?}, settled in {:?}", settle.elapsed());
         // It still serves.
-        check_echo(&lasting, 1);
+        check_echo(&long_lived, 1);
         connect().close().unwrap();
-        lasting.close().unwrap();
+        long_lived.close().unwrap();
         drop(guard);
 
-        let ours = TCP_ATTACKERS + MANAGER_ATTACKERS + 2;
+        let own_threads = TCP_ATTACKERS + MANAGER_ATTACKERS + 2;
         // A device of each attacker by the manager has a thread, and a newcomer one that echoes.
-        assert!(peak.threads <= before.threads + ours + MANAGER_ATTACKERS + 4, "{before:?} {peak:?}");
+        assert!(peak.threads <= before.threads + own_threads + MANAGER_ATTACKERS + 4, "{before:?} {peak:?}");
         let held = TCP_ATTACKERS * (MAX_HELD + 2);
-        let most = held * (1 + HANDSHAKE_FDS) + 256 + MANAGER_ATTACKERS * 64;
-        assert!(peak.fds <= before.fds + most, "{before:?} {peak:?}");
+        let max_fds = held * (1 + HANDSHAKE_FDS) + 256 + MANAGER_ATTACKERS * 64;
+        assert!(peak.fds <= before.fds + max_fds, "{before:?} {peak:?}");
         assert!(after.fds <= before.fds && after.threads <= before.threads, "{before:?} {after:?}");
         assert!(peak.resident_kib <= before.resident_kib + (128 << 10), "{before:?} {peak:?}");
     });
 }
 
 #[test]
-fn hostile_bytes_stop_neither_a_listener_nor_its_good_peers() {
+fn hostile_bytes_stop_neither_a_listener_nor_other_connections() {
     let seconds = std::env::var("ADVERB_SECONDS").ok().map_or(3, |value| value.parse().unwrap());
     for key in [None, Some(Key::new([7; 32]).unwrap())] {
         attack(key.as_ref(), Duration::from_secs(seconds));

@@ -26,7 +26,7 @@ fn options() -> Options {
 }
 
 /// The shortest ring and the fewest writes that there can be, so that all that wraps does so often.
-fn tiny(options: Options) -> Options {
+fn minimal(options: Options) -> Options {
     options.recv_ring_size(512).max_outstanding_writes(4).recv_buffer_limit(1000)
 }
 
@@ -43,9 +43,9 @@ async fn pair(options: &Options) -> (Stream, Stream) {
 }
 
 impl Random {
-    /// Short lengths as often as long ones, from 1 to `most`.
-    fn len(&mut self, most: usize) -> usize {
-        let bits = self.below(most.ilog2() as usize + 1);
+    /// Short lengths as often as long ones, from 1 to `max`.
+    fn len(&mut self, max: usize) -> usize {
+        let bits = self.below(max.ilog2() as usize + 1);
         1 + self.below(1 << bits)
     }
 }
@@ -66,10 +66,10 @@ fn check(from: usize, bytes: &[u8]) {
 }
 
 /// Writes so many bytes in random pieces, one or several at a time, and ends.
-async fn write_all(mut writer: impl AsyncWrite + Unpin, total: usize, most: usize) {
+async fn write_all(mut writer: impl AsyncWrite + Unpin, total: usize, max: usize) {
     let (mut random, mut at) = (Random(1), 0);
     while at < total {
-        let piece = bytes(at, random.len(most).min(total - at));
+        let piece = bytes(at, random.len(max).min(total - at));
         at += match random.below(4) {
             0 => {
                 let (first, second) = piece.split_at(random.below(piece.len()));
@@ -86,10 +86,10 @@ async fn write_all(mut writer: impl AsyncWrite + Unpin, total: usize, most: usiz
 }
 
 /// Reads so many bytes in random pieces, and the end.
-async fn read_all(mut reader: impl AsyncRead + Unpin, total: usize, most: usize) {
+async fn read_all(mut reader: impl AsyncRead + Unpin, total: usize, max: usize) {
     let (mut random, mut at) = (Random(2), 0);
     loop {
-        let mut piece = vec![0; random.len(most)];
+        let mut piece = vec![0; random.len(max)];
         let count = reader.read(&mut piece).await.unwrap();
         if count == 0 {
             break;
@@ -102,21 +102,21 @@ async fn read_all(mut reader: impl AsyncRead + Unpin, total: usize, most: usize)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_of_all_lengths_go_both_ways_at_once() {
-    for (options, total, most) in [
+async fn bytes_arrive_in_both_directions_for_all_write_lengths() {
+    for (options, total, max) in [
         (options(), 4 << 20, 300_000),
         (options().max_message_size(1000), 200_000, 5_000),
         (options(), 200_000, 50),
-        (tiny(options()), 100_000, 700),
+        (minimal(options()), 100_000, 700),
     ] {
         let (left, right) = pair(&options).await;
         let ((left_reader, left_writer), (right_reader, right_writer)) =
             (left.into_split(), tokio::io::split(right));
         let tasks = [
-            tokio::spawn(write_all(left_writer, total, most)),
-            tokio::spawn(write_all(right_writer, total, most)),
-            tokio::spawn(read_all(left_reader, total, most)),
-            tokio::spawn(read_all(right_reader, total, most)),
+            tokio::spawn(write_all(left_writer, total, max)),
+            tokio::spawn(write_all(right_writer, total, max)),
+            tokio::spawn(read_all(left_reader, total, max)),
+            tokio::spawn(read_all(right_reader, total, max)),
         ];
         for task in tasks {
             task.await.unwrap();
@@ -125,20 +125,20 @@ async fn bytes_of_all_lengths_go_both_ways_at_once() {
 }
 
 #[tokio::test]
-async fn who_has_shut_down_still_reads() {
+async fn a_stream_can_be_read_after_shutdown() {
     let (mut left, mut right) = pair(&options()).await;
     let client = async {
         left.write_all(b"how long is this?").await.unwrap();
         left.shutdown().await.unwrap();
         left.shutdown().await.unwrap();
-        let mut answer = String::new();
-        left.read_to_string(&mut answer).await.unwrap();
-        answer
+        let mut reply = String::new();
+        left.read_to_string(&mut reply).await.unwrap();
+        reply
     };
     let server = async {
-        let mut question = Vec::new();
-        right.read_to_end(&mut question).await.unwrap();
-        right.write_all(format!("{} bytes", question.len()).as_bytes()).await.unwrap();
+        let mut request = Vec::new();
+        right.read_to_end(&mut request).await.unwrap();
+        right.write_all(format!("{} bytes", request.len()).as_bytes()).await.unwrap();
         // Without a word: what was written comes all the same, and the end.
         drop(right);
     };
@@ -146,7 +146,7 @@ async fn who_has_shut_down_still_reads() {
 }
 
 #[tokio::test]
-async fn lines_are_read_without_a_buffer_of_their_own() {
+async fn a_stream_is_a_buffered_reader() {
     let (mut left, right) = pair(&options()).await;
     left.write_all(b"one\ntwo\nthr").await.unwrap();
     left.write_all(b"ee\n").await.unwrap();
@@ -159,16 +159,16 @@ async fn lines_are_read_without_a_buffer_of_their_own() {
 
 /// Writes from this byte on until there has been no room for a while, and says how many bytes that were.
 async fn fill(stream: &mut Stream, from: usize, piece: usize) -> usize {
-    let (mut written, mut quiet) = (0, 0);
+    let (mut written, mut idle_count) = (0, 0);
     // Others have their turn, and those who look after the stream; the devices' threads may have to wait for theirs.
-    while quiet < 200 {
+    while idle_count < 200 {
         tokio::time::sleep(Duration::from_millis(1)).await;
-        quiet += 1;
+        idle_count += 1;
         poll_fn(|cx| {
             while let Poll::Ready(count) =
                 Pin::new(&mut *stream).poll_write(cx, &bytes(from + written, piece))
             {
-                (written, quiet) = (written + count.unwrap(), 0);
+                (written, idle_count) = (written + count.unwrap(), 0);
             }
             Poll::Ready(())
         })
@@ -178,7 +178,7 @@ async fn fill(stream: &mut Stream, from: usize, piece: usize) -> usize {
 }
 
 #[tokio::test]
-async fn a_reader_that_does_not_read_stops_the_writer_and_loses_nothing() {
+async fn a_stopped_reader_blocks_the_writer_and_loses_nothing() {
     for piece in [100, 100_000] {
         let (mut left, right) = pair(&options().recv_buffer_limit(64 << 10)).await;
         let written = fill(&mut left, 0, piece).await;
@@ -192,7 +192,7 @@ async fn a_reader_that_does_not_read_stops_the_writer_and_loses_nothing() {
 }
 
 #[tokio::test]
-async fn who_waits_sleeps_before_long() {
+async fn a_waiting_task_sleeps_after_spinning() {
     let (mut left, mut right) = pair(&options().recv_buffer_limit(64 << 10)).await;
     fill(&mut left, 0, 100_000).await;
     let (mut polls, bytes) = (0, bytes(0, 100_000));
@@ -212,8 +212,8 @@ async fn who_waits_sleeps_before_long() {
 }
 
 #[tokio::test]
-async fn what_waits_for_room_is_sent_though_nobody_flushes() {
-    let (mut left, mut right) = pair(&tiny(options())).await;
+async fn blocked_bytes_are_sent_without_a_flush() {
+    let (mut left, mut right) = pair(&minimal(options())).await;
     let mut written = fill(&mut left, 0, 7).await;
     // Nobody touches `left` from here on.
     let mut read = vec![0; written];
@@ -229,18 +229,18 @@ async fn what_waits_for_room_is_sent_though_nobody_flushes() {
     assert_eq!(read.len() + rest.len(), written);
     right.write_all(b"still here").await.unwrap();
     drop(right);
-    let mut answer = String::new();
-    { reader }.read_to_string(&mut answer).await.unwrap();
-    assert_eq!(answer, "still here");
+    let mut reply = String::new();
+    { reader }.read_to_string(&mut reply).await.unwrap();
+    assert_eq!(reply, "still here");
 }
 
 /// More short writes than a tiny ring has room for.
-const MORE_THAN_FIT: usize = 12;
+const MAX_WRITES: usize = 12;
 
 #[tokio::test]
-async fn an_end_that_waits_for_room_is_sent_though_nobody_reads() {
-    for count in 0..MORE_THAN_FIT {
-        let (mut left, mut right) = pair(&tiny(options())).await;
+async fn a_blocked_shutdown_of_a_dropped_writer_is_sent() {
+    for count in 0..MAX_WRITES {
+        let (mut left, mut right) = pair(&minimal(options())).await;
         let mut written = 0;
         poll_fn(|cx| {
             for _ in 0..count {
@@ -261,10 +261,10 @@ async fn an_end_that_waits_for_room_is_sent_though_nobody_reads() {
 }
 
 #[tokio::test]
-async fn an_end_that_waits_for_room_is_sent_though_nobody_waits_for_it() {
+async fn a_blocked_shutdown_is_sent_without_further_polls() {
     // As many as are posted, and one that waits.
     for count in 0..6 {
-        let (mut left, mut right) = pair(&tiny(options())).await;
+        let (mut left, mut right) = pair(&minimal(options())).await;
         left.write_all(&bytes(0, 1)).await.unwrap();
         poll_fn(|cx| {
             for at in 1..count {
@@ -282,9 +282,9 @@ async fn an_end_that_waits_for_room_is_sent_though_nobody_waits_for_it() {
 }
 
 #[tokio::test]
-async fn what_was_fed_and_waits_for_room_is_sent_by_the_stream() {
-    for count in 0..MORE_THAN_FIT {
-        let (left, right) = connections(&tiny(options())).await;
+async fn blocked_fed_messages_are_sent_by_the_stream() {
+    for count in 0..MAX_WRITES {
+        let (left, right) = connections(&minimal(options())).await;
         let sent = (0..count).take_while(|at| left.try_send(&bytes(*at, 1)).is_ok()).count();
         left.feed(&bytes(sent, 1)).await.unwrap();
         let _left = left.into_stream();
@@ -296,9 +296,9 @@ async fn what_was_fed_and_waits_for_room_is_sent_by_the_stream() {
 }
 
 #[test]
-fn a_thread_that_drops_its_writer_has_the_end_sent() -> io::Result<()> {
-    for count in 0..MORE_THAN_FIT {
-        let options = tiny(options());
+fn dropping_a_blocking_writer_shuts_the_stream_down() -> io::Result<()> {
+    for count in 0..MAX_WRITES {
+        let options = minimal(options());
         let listener = blocking::Listener::bind_with("127.0.0.1:0", &options)?;
         let address = listener.local_addr();
         let accepting = std::thread::spawn(move || listener.accept());
@@ -320,7 +320,7 @@ fn a_thread_that_drops_its_writer_has_the_end_sent() -> io::Result<()> {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_dropped_delivers_what_was_written() {
+async fn a_dropped_stream_delivers_all_written_bytes() {
     for total in [1, 100_000, 3_000_000] {
         let (mut left, right) = pair(&options()).await;
         let writing = async {
@@ -332,7 +332,7 @@ async fn a_stream_that_is_dropped_delivers_what_was_written() {
 }
 
 #[tokio::test]
-async fn a_peer_that_ends_at_once_is_an_error() {
+async fn a_dropped_peer_resets_the_stream() {
     let (left, right) = connections(&options().keepalive(Duration::from_millis(100))).await;
     let mut left = left.into_stream();
     // A connection that is dropped says nothing.
@@ -348,7 +348,7 @@ async fn a_peer_that_ends_at_once_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_peer_may_send_messages() {
+async fn a_stream_interoperates_with_messages() {
     let (left, right) = connections(&options()).await;
     left.feed(b"fed").await.unwrap();
     let mut left = left.into_stream();
@@ -368,8 +368,8 @@ async fn a_peer_may_send_messages() {
 }
 
 #[tokio::test]
-async fn reads_that_are_dropped_lose_nothing() {
-    let (left, mut right) = pair(&tiny(options())).await;
+async fn dropped_reads_lose_no_bytes() {
+    let (left, mut right) = pair(&minimal(options())).await;
     let writing = tokio::spawn(write_all(left, 50_000, 300));
     let (mut at, mut dropped) = (0, 0);
     loop {
@@ -398,8 +398,8 @@ async fn reads_that_are_dropped_lose_nothing() {
 }
 
 #[test]
-fn threads_have_streams_too() -> io::Result<()> {
-    for options in [options(), tiny(options())] {
+fn blocking_streams_carry_bytes_in_both_directions() -> io::Result<()> {
+    for options in [options(), minimal(options())] {
         let listener = blocking::Listener::bind_with("127.0.0.1:0", &options)?;
         let address = listener.local_addr();
         let thread = std::thread::spawn(move || {
@@ -410,11 +410,11 @@ fn threads_have_streams_too() -> io::Result<()> {
         });
         let stream = blocking::Connector::new().options(&options).connect(address)?.into_stream();
         let (mut reader, mut writer) = stream.into_split();
-        let (total, most) = (300_000, 9_000);
+        let (total, max) = (300_000, 9_000);
         let writing = std::thread::spawn(move || {
             let (mut random, mut at) = (Random(3), 0);
             while at < total {
-                let piece = bytes(at, random.len(most).min(total - at));
+                let piece = bytes(at, random.len(max).min(total - at));
                 let (first, second) = piece.split_at(random.below(piece.len()));
                 at += writer.write_vectored(&[IoSlice::new(first), IoSlice::new(second)])?;
             }
@@ -423,7 +423,7 @@ fn threads_have_streams_too() -> io::Result<()> {
         });
         let (mut random, mut at) = (Random(4), 0);
         loop {
-            let mut piece = vec![0; random.len(most)];
+            let mut piece = vec![0; random.len(max)];
             let count = reader.read(&mut piece)?;
             if count == 0 {
                 break;

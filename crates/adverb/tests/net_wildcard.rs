@@ -129,7 +129,7 @@ fn stranger() {
 }
 
 #[test]
-fn a_wildcard_listener_opens_nothing_for_a_stranger() {
+fn a_wildcard_listener_opens_no_device_for_an_unauthenticated_peer() {
     in_namespace("stranger");
 }
 
@@ -141,15 +141,15 @@ fn refusal() {
         for addr in [ADDR, ADDR_V6] {
             let error = Connector::new().options(&options()).connect((addr, listener.local_addr().port()));
             let Err(Error::HandshakeRejected { reason, .. }) = error else { panic!("{error:?}") };
-            let said =
+            let prefix =
                 format!("the listener has no RDMA device at {addr}: bind to that address, or open `soft:");
-            assert!(reason.starts_with(&said), "{reason}");
+            assert!(reason.starts_with(&prefix), "{reason}");
         }
     });
 }
 
 #[test]
-fn a_connector_at_an_address_without_a_device_reads_what_to_do() {
+fn connecting_to_an_address_without_a_device_fails_with_a_hint() {
     in_namespace("refusal");
 }
 
@@ -161,7 +161,7 @@ fn opened() {
     drop(device);
     assert!(is_open(ADDR), "the listener keeps its devices");
     let port = listener.local_addr().port();
-    talk(&listener, (ADDR, port).into());
+    exchange(&listener, (ADDR, port).into());
     scope(|scope| {
         let _stop = Stop(&listener);
         scope.spawn(|| listener.accept().map(drop));
@@ -179,10 +179,12 @@ fn a_wildcard_listener_serves_the_devices_that_were_open_when_it_was_bound() {
 fn foreign() {
     // TCP goes over loopback, and RDMA over another network.
     let device = Device::open(&format!("soft:{ADDR}")).unwrap();
-    let strict = options().device(&device);
-    let lenient = strict.clone().allow_foreign_gid(true);
+    let default_options = options().device(&device);
+    let lenient = default_options.clone().allow_foreign_gid(true);
     let gid = device.gids().unwrap()[0].gid;
-    for (connector, listener) in [(&strict, &strict), (&lenient, &strict), (&strict, &lenient)] {
+    for (connector, listener) in
+        [(&default_options, &default_options), (&lenient, &default_options), (&default_options, &lenient)]
+    {
         let listener = Listener::bind_with("127.0.0.1:0", listener).unwrap();
         scope(|scope| {
             let _stop = Stop(&listener);
@@ -193,20 +195,20 @@ fn foreign() {
         });
     }
     let listener = Listener::bind_with("127.0.0.1:0", &lenient).unwrap();
-    talk_with(&lenient, &listener, listener.local_addr());
+    exchange_with(&lenient, &listener, listener.local_addr());
 }
 
 #[test]
-fn a_gid_of_another_network_is_refused_unless_both_sides_allow_it() {
+fn a_gid_of_another_network_is_rejected_unless_both_sides_allow_it() {
     in_namespace("foreign");
 }
 
 /// Connects to a listener at an address, and exchanges a message.
-fn talk(listener: &Listener, addr: SocketAddr) {
-    talk_with(&options(), listener, addr);
+fn exchange(listener: &Listener, addr: SocketAddr) {
+    exchange_with(&options(), listener, addr);
 }
 
-fn talk_with(options: &Options, listener: &Listener, addr: SocketAddr) {
+fn exchange_with(options: &Options, listener: &Listener, addr: SocketAddr) {
     scope(|scope| {
         let client = scope.spawn(move || Connector::new().options(options).connect(addr).unwrap());
         let server = listener.accept().unwrap();
@@ -223,13 +225,13 @@ fn a_wildcard_listener_serves_every_loopback_address() {
     {
         let listener = Listener::bind_with(wildcard, &options()).unwrap();
         for addr in addrs {
-            talk(&listener, SocketAddr::new(addr.parse().unwrap(), listener.local_addr().port()));
+            exchange(&listener, SocketAddr::new(addr.parse().unwrap(), listener.local_addr().port()));
         }
     }
 }
 
 #[test]
-fn a_wildcard_listener_is_found_by_the_connection_manager() {
+fn a_wildcard_listener_is_reached_with_the_connection_manager() {
     let device = Device::open("soft").unwrap();
     let addr = device.gids().unwrap()[0].gid.ip();
     let options = options().bootstrap(Bootstrap::ConnectionManager);

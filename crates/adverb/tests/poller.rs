@@ -7,25 +7,25 @@ use std::time::Duration;
 
 use adverb::verbs::{PollerOptions, SendRequest};
 
-use common::{PATIENCE, device, pair};
+use common::{TIMEOUT, device, pair};
 
 #[test]
-fn handler_comes_back_with_what_it_gathered() {
+fn stopping_a_poller_returns_the_handler_with_its_state() {
     let Some(device) = device() else { return };
     let (left, right) = pair(&device, 8, true);
-    struct Gathered(Vec<u64>);
-    let mut gathered = Gathered(Vec::new());
+    struct Collected(Vec<u64>);
+    let mut collected = Collected(Vec::new());
     let (sender, tags) = mpsc::channel();
     let poller = left
         .completions
         .poller_with(&PollerOptions::new().name("gatherer").max_spin(Duration::ZERO), move |completion| {
-            gathered.0.push(completion.tag());
+            collected.0.push(completion.tag());
             let _ = sender.send((completion.tag(), std::thread::current().name().map(str::to_owned)));
         })
         .unwrap();
     let _ = right.queue_pair.post_recv(right.buffer(0, 8)).unwrap();
     left.queue_pair.post_send(SendRequest::send(left.buffer(0, 8)).tag(77)).unwrap();
-    assert_eq!(tags.recv_timeout(PATIENCE).unwrap(), (77, Some("gatherer".to_owned())));
+    assert_eq!(tags.recv_timeout(TIMEOUT).unwrap(), (77, Some("gatherer".to_owned())));
     let mut handler = poller.stop().unwrap().handler;
     // It is as it was, and can be used again.
     let _ = right.queue_pair.post_recv(right.buffer(0, 8)).unwrap();
@@ -35,7 +35,7 @@ fn handler_comes_back_with_what_it_gathered() {
 }
 
 #[test]
-fn queue_has_one_poller_at_a_time() {
+fn a_queue_has_one_poller_at_a_time() {
     let Some(device) = device() else { return };
     let queue = device.completion_queue(8).events().create().unwrap();
     let poller = queue.poller(|_| {}).unwrap();
@@ -48,7 +48,7 @@ fn queue_has_one_poller_at_a_time() {
 
 /// A child has the locks of its parent, as they were at the fork, and none of the threads that hold them.
 #[test]
-fn a_forked_child_leaves_its_parents_poller_and_queues_alone() {
+fn dropping_objects_in_a_forked_child_doesnt_affect_the_parent() {
     let Some(device) = device() else { return };
     let (left, right) = pair(&device, 8, false);
     // It takes the queue's lock again and again.
@@ -58,7 +58,7 @@ fn a_forked_child_leaves_its_parents_poller_and_queues_alone() {
         let before = poller.stats().completion_count;
         let _ = right.queue_pair.post_recv(right.buffer(0, 8)).unwrap();
         left.queue_pair.post_send(SendRequest::send(left.buffer(0, 8))).unwrap();
-        let deadline = std::time::Instant::now() + PATIENCE;
+        let deadline = std::time::Instant::now() + TIMEOUT;
         while poller.stats().completion_count == before {
             assert!(std::time::Instant::now() < deadline, "the poller found nothing");
             std::thread::yield_now();
@@ -76,9 +76,9 @@ fn a_forked_child_leaves_its_parents_poller_and_queues_alone() {
             // SAFETY: as above.
             let ends = unsafe { (std::ptr::read(&raw const left), std::ptr::read(&raw const right)) };
             if round % 2 == 0 {
-                let refused = poller.stop().is_err();
+                let is_rejected = poller.stop().is_err();
                 // SAFETY: ends the child.
-                unsafe { libc::_exit(if refused { 0 } else { 1 }) };
+                unsafe { libc::_exit(if is_rejected { 0 } else { 1 }) };
             }
             drop(poller);
             drop(ends);
@@ -93,7 +93,7 @@ fn a_forked_child_leaves_its_parents_poller_and_queues_alone() {
 
 /// Waits for a child that must end well, and soon.
 fn wait_for(child: libc::pid_t) {
-    let deadline = std::time::Instant::now() + PATIENCE;
+    let deadline = std::time::Instant::now() + TIMEOUT;
     let mut status = 0;
     loop {
         // SAFETY: the status may be written.
@@ -110,7 +110,7 @@ fn wait_for(child: libc::pid_t) {
 }
 
 #[test]
-fn device_counts_packets() {
+fn a_device_counts_packets() {
     let Some(device) = device() else { return };
     let (left, right) = pair(&device, 16, false);
     let before = device.counters(1).unwrap();

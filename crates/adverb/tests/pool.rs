@@ -20,7 +20,7 @@ fn domain() -> ProtectionDomain {
 }
 
 /// A pool in which all threads share everything.
-fn undivided() -> Pool {
+fn one_partition() -> Pool {
     Pool::builder().partitions(1).build(&domain())
 }
 
@@ -33,8 +33,8 @@ impl Random {
 }
 
 #[test]
-fn what_is_taken_has_its_length_and_goes_home() {
-    let pool = undivided();
+fn a_buffer_has_its_length_and_returns_to_the_pool() {
+    let pool = one_partition();
     assert_eq!(pool.stats().registered_bytes, 0);
     for len in [0, 1, 63, 64, 65, 4096, 5000, 1 << 20, (3 << 20) + 1] {
         let mut buffer = pool.alloc(len).unwrap();
@@ -51,8 +51,8 @@ fn what_is_taken_has_its_length_and_goes_home() {
 }
 
 #[test]
-fn buffers_that_are_there_at_once_share_no_byte() {
-    let (pool, mut random) = (undivided(), Random(1));
+fn live_buffers_share_no_byte() {
+    let (pool, mut random) = (one_partition(), Random(1));
     let mut held: Vec<(PoolBuf, u8)> = Vec::new();
     for round in 0..20_000 {
         if !held.is_empty() && random.below(100) < 48 {
@@ -70,7 +70,7 @@ fn buffers_that_are_there_at_once_share_no_byte() {
 }
 
 #[test]
-fn chunks_that_are_empty_are_given_back_but_a_few() {
+fn empty_chunks_above_the_idle_limit_are_released() {
     let pool = Pool::builder().partitions(1).max_idle_bytes(5 << 20).build(&domain());
     let mut held: Vec<PoolBuf> = (0..4096).map(|_| pool.alloc(4096).unwrap()).collect();
     let full = pool.stats();
@@ -91,27 +91,27 @@ fn chunks_that_are_empty_are_given_back_but_a_few() {
 }
 
 #[test]
-fn what_is_kept_is_bounded_for_all_lengths_and_threads_together() {
-    const KEEP: usize = 4 << 20;
-    let pool = Pool::builder().partitions(4).max_idle_bytes(KEEP).build(&domain());
+fn idle_memory_is_limited_for_all_sizes_and_threads_together() {
+    const MAX_IDLE: usize = 4 << 20;
+    let pool = Pool::builder().partitions(4).max_idle_bytes(MAX_IDLE).build(&domain());
     for _ in 0..3 {
         for len in [100, 3000, 5000, 40_000, 100_000, 900_000] {
             // Each thread as much as may be kept at all.
-            let take = || (0..KEEP / len).map(|_| pool.alloc(len).unwrap()).collect::<Vec<_>>();
-            std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(|| drop(take())))));
+            let alloc_all = || (0..MAX_IDLE / len).map(|_| pool.alloc(len).unwrap()).collect::<Vec<_>>();
+            std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(|| drop(alloc_all())))));
             let kept = pool.stats();
-            assert!(kept.used_bytes == 0 && kept.registered_bytes <= KEEP, "{len}: {kept:?}");
+            assert!(kept.used_bytes == 0 && kept.registered_bytes <= MAX_IDLE, "{len}: {kept:?}");
         }
     }
     // Nearly all of it is kept in pieces of one length; another length is used, one piece at a time, and has its place too.
-    drop((0..KEEP / 900_000).map(|_| pool.alloc(900_000).unwrap()).collect::<Vec<_>>());
-    let place = || pool.alloc(200_000).unwrap().as_ptr();
+    drop((0..MAX_IDLE / 900_000).map(|_| pool.alloc(900_000).unwrap()).collect::<Vec<_>>());
+    let address = || pool.alloc(200_000).unwrap().as_ptr();
     drop((pool.alloc(200_000).unwrap(), pool.alloc(200_000).unwrap()));
-    let first = place();
+    let first = address();
     for round in 0..100 {
-        assert_eq!(place(), first, "round {round}: new memory");
+        assert_eq!(address(), first, "round {round}: new memory");
     }
-    assert!((KEEP / 2..=KEEP).contains(&pool.stats().registered_bytes), "{:?}", pool.stats());
+    assert!((MAX_IDLE / 2..=MAX_IDLE).contains(&pool.stats().registered_bytes), "{:?}", pool.stats());
     pool.release_idle();
     assert_eq!(pool.stats().registered_bytes, 0);
     // What was given back doesn't count any more.
@@ -120,24 +120,24 @@ fn what_is_kept_is_bounded_for_all_lengths_and_threads_together() {
 }
 
 #[test]
-fn what_comes_and_goes_many_at_a_time_needs_no_new_memory() {
-    let pool = undivided();
-    let take = || (0..8).map(|_| pool.alloc(1 << 20).unwrap()).collect::<Vec<_>>();
-    let places = |buffers: &[PoolBuf]| {
-        let mut places: Vec<_> = buffers.iter().map(|buffer| buffer.as_ptr()).collect();
-        places.sort_unstable();
-        places
+fn repeated_allocations_reuse_memory() {
+    let pool = one_partition();
+    let alloc_all = || (0..8).map(|_| pool.alloc(1 << 20).unwrap()).collect::<Vec<_>>();
+    let addresses = |buffers: &[PoolBuf]| {
+        let mut addresses: Vec<_> = buffers.iter().map(|buffer| buffer.as_ptr()).collect();
+        addresses.sort_unstable();
+        addresses
     };
-    let first = take();
-    let known = places(&first);
+    let first = alloc_all();
+    let known = addresses(&first);
     drop(first);
     for _ in 0..3 {
-        assert!(places(&take()) == known);
+        assert!(addresses(&alloc_all()) == known);
     }
 }
 
 #[test]
-fn a_pool_at_its_limit_says_so_and_uses_what_others_left() {
+fn a_pool_at_its_limit_fails_and_uses_free_memory_of_all_partitions() {
     let pool = Pool::builder().partitions(4).max_bytes(128 << 10).build(&domain());
     let first = pool.alloc(100 << 10).unwrap();
     let error = pool.alloc(100 << 10).unwrap_err();
@@ -158,8 +158,8 @@ fn a_pool_at_its_limit_says_so_and_uses_what_others_left() {
 }
 
 #[test]
-fn parts_share_no_byte_and_go_home_together() {
-    let (pool, mut random) = (undivided(), Random(3));
+fn parts_share_no_byte_and_return_to_the_pool_together() {
+    let (pool, mut random) = (one_partition(), Random(3));
     for _ in 0..500 {
         let len = 1 + random.len(12);
         let mut whole = pool.alloc(len).unwrap();
@@ -205,8 +205,8 @@ fn parts_share_no_byte_and_go_home_together() {
             for part in parts {
                 whole.unsplit(part).unwrap();
             }
-            let stranger = pool.alloc(len).unwrap();
-            assert!(whole.unsplit(stranger).is_err());
+            let unrelated = pool.alloc(len).unwrap();
+            assert!(whole.unsplit(unrelated).is_err());
             assert_eq!((whole.len(), whole.capacity()), (capacity, capacity));
             drop(whole);
             assert_eq!(pool.stats().used_bytes, 0);
@@ -221,8 +221,8 @@ fn parts_share_no_byte_and_go_home_together() {
 }
 
 #[test]
-fn frozen_bytes_go_home_with_their_last_part() {
-    let pool = undivided();
+fn frozen_bytes_return_to_the_pool_with_their_last_part() {
+    let pool = one_partition();
     let mut buffer = pool.copy_from(b"header and body").unwrap();
     let body = buffer.split_off(11).unwrap().freeze();
     let parts = [body.slice(0..2), body.slice(2..4), body];
@@ -236,7 +236,7 @@ fn frozen_bytes_go_home_with_their_last_part() {
 
 #[test]
 fn buffers_outlive_their_pool() {
-    let pool = undivided();
+    let pool = one_partition();
     let mut first = pool.copy_from(&[1; 100]).unwrap();
     let second = first.split_off(50).unwrap();
     let third = pool.copy_from(&[3; 5000]).unwrap();
@@ -248,7 +248,7 @@ fn buffers_outlive_their_pool() {
 }
 
 #[test]
-fn threads_may_give_back_what_others_took() {
+fn threads_may_free_buffers_of_other_threads() {
     const THREADS: usize = 4;
     const ROUNDS: usize = 20_000;
     let pool = Pool::builder().partitions(2).build(&domain());
@@ -286,9 +286,9 @@ fn threads_may_give_back_what_others_took() {
 }
 
 #[test]
-fn the_last_buffer_may_end_while_the_pool_does() {
+fn the_last_buffer_and_the_pool_may_be_dropped_concurrently() {
     for round in 0..2_000 {
-        let pool = undivided();
+        let pool = one_partition();
         let mut buffers: Vec<PoolBuf> = (0..3).map(|_| pool.alloc(64).unwrap()).collect();
         buffers.push(pool.alloc(100_000).unwrap());
         let last = buffers.pop();
@@ -306,7 +306,7 @@ fn the_last_buffer_may_end_while_the_pool_does() {
 }
 
 #[test]
-fn requests_own_buffers_of_a_pool() {
+fn requests_own_pool_buffers() {
     let device = Device::open("soft").unwrap();
     let domain = device.create_protection_domain().unwrap();
     let end = || End::with(domain.clone(), device.completion_queue(64).events().create().unwrap(), 16);
@@ -314,9 +314,9 @@ fn requests_own_buffers_of_a_pool() {
     connect(&left, &right);
     let pool = Pool::new(&domain);
 
-    let mut place = pool.alloc(4096).unwrap();
-    place.fill(0);
-    let receiving = right.queue_pair.post_recv(place).unwrap();
+    let mut buffer = pool.alloc(4096).unwrap();
+    buffer.fill(0);
+    let receiving = right.queue_pair.post_recv(buffer).unwrap();
     let sent = left.run(SendRequest::send(pool.copy_from(b"hello").unwrap()));
     assert_eq!(sent.into_pool_buf().as_deref(), Some(&b"hello"[..]));
     let message = right.wait(receiving).into_pool_message().unwrap();
@@ -342,7 +342,7 @@ fn requests_own_buffers_of_a_pool() {
     for _ in 0..4 {
         right.queue_pair.post_recv(RecvRequest::new(pool.alloc(64).unwrap())).unwrap();
     }
-    let watch = pool.clone();
+    let pool_handle = pool.clone();
     drop((pool, message, left, right.queue_pair));
-    assert_eq!(watch.stats().used_bytes, 0);
+    assert_eq!(pool_handle.stats().used_bytes, 0);
 }

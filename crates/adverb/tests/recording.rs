@@ -14,7 +14,7 @@ use adverb::verbs::{
     Access, Completion, ConnectOptions, Device, Qpn, RecvRequest, SendRequest, SoftDevice, Status, Switch,
 };
 
-use common::{End, PATIENCE, connect, device, pair};
+use common::{End, TIMEOUT, connect, device, pair};
 
 /// Returns the addresses of a device pair of this process, on the loopback interface.
 fn host(last: u8) -> IpAddr {
@@ -22,11 +22,11 @@ fn host(last: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(127, 216 + (process >> 8 & 15) as u8, process as u8, last))
 }
 
-/// Returns the index of the first event that `is_it` accepts.
+/// Returns the index of the first event that `matches` accepts.
 #[track_caller]
-fn position(recording: &Recording, what: &str, is_it: impl Fn(&TraceEvent) -> bool) -> usize {
-    let found = recording.events.iter().position(|recorded| is_it(&recorded.event));
-    found.unwrap_or_else(|| panic!("no event: {what}\n{}", text(recording)))
+fn position(recording: &Recording, description: &str, matches: impl Fn(&TraceEvent) -> bool) -> usize {
+    let found = recording.events.iter().position(|recorded| matches(&recorded.event));
+    found.unwrap_or_else(|| panic!("no event: {description}\n{}", text(recording)))
 }
 
 fn text(recording: &Recording) -> String {
@@ -37,8 +37,8 @@ fn text(recording: &Recording) -> String {
         .collect()
 }
 
-fn count(recording: &Recording, is_it: impl Fn(&TraceEvent) -> bool) -> usize {
-    recording.events.iter().filter(|recorded| is_it(&recorded.event)).count()
+fn count(recording: &Recording, matches: impl Fn(&TraceEvent) -> bool) -> usize {
+    recording.events.iter().filter(|recorded| matches(&recorded.event)).count()
 }
 
 /// Checks that the events of a send request are complete and in order, and returns the positions of its packets.
@@ -143,15 +143,15 @@ fn only_selected_queue_pairs_are_recorded() {
         assert!(receiver.wait(received).is_ok());
     }
     let recording = active.stop();
-    let of = |qpn: Qpn| count(&recording, |event| event.qpn() == Some(qpn));
-    assert!(of(one.queue_pair.qpn()) >= 4, "{}", text(&recording));
+    let count_of = |qpn: Qpn| count(&recording, |event| event.qpn() == Some(qpn));
+    assert!(count_of(one.queue_pair.qpn()) >= 4, "{}", text(&recording));
     for end in [&one_peer, &other, &other_peer] {
-        assert_eq!(of(end.queue_pair.qpn()), 0, "{}", text(&recording));
+        assert_eq!(count_of(end.queue_pair.qpn()), 0, "{}", text(&recording));
     }
 }
 
 #[test]
-fn full_trace_keeps_the_last_events_and_counts_the_others() {
+fn a_full_recording_keeps_the_last_events_and_counts_the_others() {
     let device = SoftDevice::loopback().open().unwrap();
     let (left, right) = pair(&device, 16, false);
     let active = device.record().capacity(16).start().unwrap();
@@ -181,7 +181,7 @@ fn full_trace_keeps_the_last_events_and_counts_the_others() {
 }
 
 #[test]
-fn trace_can_be_started_once_at_a_time() {
+fn a_device_has_one_recording_at_a_time() {
     let device = SoftDevice::loopback().open().unwrap();
     let active = device.record().start().unwrap();
     let error = device.record().start().unwrap_err();
@@ -194,7 +194,7 @@ fn trace_can_be_started_once_at_a_time() {
 }
 
 #[test]
-fn invalid_options_are_refused() {
+fn invalid_options_are_rejected() {
     let device = SoftDevice::loopback().open().unwrap();
     for capacity in [0, (1 << 24) + 1] {
         let error = device.record().capacity(capacity).start().unwrap_err();
@@ -223,7 +223,7 @@ fn status(completion: &Completion) -> Status {
 }
 
 /// Connects two ends with a short acknowledgement timeout.
-fn connect_impatiently(left: &End, right: &End) {
+fn connect_with_short_timeout(left: &End, right: &End) {
     // 4.096 µs × 2¹² is about 17 ms.
     let options = ConnectOptions::new().ack_timeout(12).retry_count(3);
     left.queue_pair.connect_with(&right.queue_pair.endpoint(), &options).unwrap();
@@ -231,10 +231,10 @@ fn connect_impatiently(left: &End, right: &End) {
 }
 
 #[test]
-fn flight_recorder_shows_why_a_request_failed_after_the_peer_died() {
+fn a_flight_recorder_shows_the_retries_before_a_failure() {
     let (here, there) = peers();
     let (left, right) = (End::new(&here, 16, false), End::new(&there, 16, false));
-    connect_impatiently(&left, &right);
+    connect_with_short_timeout(&left, &right);
     let (sender, receiver) = mpsc::channel();
     let starter = std::thread::current().id();
     let active = here
@@ -257,9 +257,9 @@ fn flight_recorder_shows_why_a_request_failed_after_the_peer_died() {
 
     let completion = left.run(SendRequest::send(left.buffer(2, 64)).tag(2));
     assert_eq!(status(&completion), Status::RetryExceeded);
-    assert!(active.wait_stopped(PATIENCE).unwrap());
+    assert!(active.wait_stopped(TIMEOUT).unwrap());
     assert_eq!(active.stop_cause(), Some(StopCause::Failure));
-    let dump = receiver.recv_timeout(PATIENCE).unwrap();
+    let dump = receiver.recv_timeout(TIMEOUT).unwrap();
     assert_eq!(dump.stop_cause, StopCause::Failure);
 
     // The recording began when the queue pair was connected already.
@@ -280,8 +280,8 @@ fn flight_recorder_shows_why_a_request_failed_after_the_peer_died() {
     assert_eq!(acknowledged, first_psn.map(|psn| psn + 1));
     // On a busy machine, the first message may have been retransmitted, too.
     let second = position(&dump, "second", |event| matches!(event, TraceEvent::PostedSend { tag: 2, .. }));
-    let count_after = |is_it: &dyn Fn(&TraceEvent) -> bool| {
-        dump.events[second..].iter().filter(|recorded| is_it(&recorded.event)).count()
+    let count_after = |matches: &dyn Fn(&TraceEvent) -> bool| {
+        dump.events[second..].iter().filter(|recorded| matches(&recorded.event)).count()
     };
     let timeouts = count_after(
         &|event| matches!(event, TraceEvent::TimerExpired { qpn: at, timer: TimerKind::AckTimeout } if *at == qpn),
@@ -302,22 +302,22 @@ fn flight_recorder_shows_why_a_request_failed_after_the_peer_died() {
 }
 
 #[test]
-fn timeout_stops_a_trace_before_the_request_fails() {
+fn a_timeout_stops_a_recording_before_the_request_fails() {
     let (here, there) = peers();
     let (left, right) = (End::new(&here, 16, false), End::new(&there, 16, false));
-    connect_impatiently(&left, &right);
+    connect_with_short_timeout(&left, &right);
     drop((right, there));
     let active = here.record().stop_on_timeout().start().unwrap();
     left.queue_pair.post_send(SendRequest::send(left.buffer(2, 64))).unwrap();
     // The device's own thread notices the timeout: the program neither polls nor waits for a completion.
-    assert!(active.wait_stopped(PATIENCE).unwrap());
+    assert!(active.wait_stopped(TIMEOUT).unwrap());
     let recording = active.stop();
     assert_eq!(recording.stop_cause, StopCause::Timeout);
     assert_eq!(count(&recording, |event| matches!(event, TraceEvent::Completed { .. })), 0);
 }
 
 #[test]
-fn function_is_not_called_if_the_trace_is_stopped() {
+fn the_stop_callback_is_not_called_after_a_manual_stop() {
     let device = SoftDevice::loopback().open().unwrap();
     let (sender, receiver) = mpsc::channel();
     let on_stop = move |recording| sender.send(recording).unwrap();
@@ -325,16 +325,14 @@ fn function_is_not_called_if_the_trace_is_stopped() {
     let active = device.record().stop_on_failure().on_stop(on_stop).start().unwrap();
     assert_eq!(active.stop().stop_cause, StopCause::Manual);
     // Both functions were dropped, and none was called.
-    assert!(
-        receiver.recv_timeout(PATIENCE).is_err_and(|error| error == mpsc::RecvTimeoutError::Disconnected)
-    );
+    assert!(receiver.recv_timeout(TIMEOUT).is_err_and(|error| error == mpsc::RecvTimeoutError::Disconnected));
 }
 
 #[test]
-fn function_that_panics_ends_nothing_but_its_thread() {
+fn a_panic_in_the_stop_callback_ends_only_its_thread() {
     let (here, there) = peers();
     let (left, right) = (End::new(&here, 16, false), End::new(&there, 16, false));
-    connect_impatiently(&left, &right);
+    connect_with_short_timeout(&left, &right);
     drop((right, there));
     let active = here.record().stop_on_failure().on_stop(|_| panic!("not a test's failure")).start().unwrap();
     assert_eq!(status(&left.run(SendRequest::send(left.buffer(1, 64)))), Status::RetryExceeded);

@@ -39,7 +39,7 @@ impl Pair {
 }
 
 #[test]
-fn receives_that_nobody_polled_come_back_though_the_last_queue_pair_is_gone() -> Result<()> {
+fn unpolled_receives_are_returned_after_the_last_queue_pair_is_destroyed() -> Result<()> {
     let Pair { domain, shared, sent, sender, received, receiver } = Pair::new()?;
     for _ in 0..DEPTH {
         shared.post_recv(RecvRequest::new(domain.buffer(64)?))?;

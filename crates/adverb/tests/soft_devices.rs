@@ -12,7 +12,7 @@ use adverb::verbs::{
     Device, FaultConfig, Gid, PathMtu, PortState, RecvRequest, SendRequest, SoftDevice, Switch, Transport,
 };
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A loopback address that no other test has.
 fn address() -> Ipv4Addr {
@@ -43,25 +43,25 @@ fn exchange(one: &Device, other: &Device) {
         let mut hello = from.0.buffer(5).unwrap();
         hello.copy_from_slice(b"hello");
         let send = from.2.post_send(SendRequest::send(hello)).unwrap();
-        from.1.wait(send, PATIENCE).unwrap().result().unwrap();
-        let received = cq.wait(recv, PATIENCE).unwrap().into_message().unwrap();
+        from.1.wait(send, TIMEOUT).unwrap().result().unwrap();
+        let received = cq.wait(recv, TIMEOUT).unwrap().into_message().unwrap();
         assert_eq!(&received[..], b"hello");
     }
 }
 
 /// Lets one test run alone: a test that opens or lists devices holds every device of the process for a moment.
-static DEVICES: RwLock<()> = RwLock::new(());
+static DEVICES_LOCK: RwLock<()> = RwLock::new(());
 
 fn share_devices() -> RwLockReadGuard<'static, ()> {
-    DEVICES.read().unwrap_or_else(PoisonError::into_inner)
+    DEVICES_LOCK.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn own_devices() -> RwLockWriteGuard<'static, ()> {
-    DEVICES.write().unwrap_or_else(PoisonError::into_inner)
+    DEVICES_LOCK.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[test]
-fn the_device_of_every_machine_has_only_loopback_addresses() {
+fn the_default_device_has_only_loopback_addresses() {
     let _guard = share_devices();
     let device = Device::open("soft").unwrap();
     assert_eq!(device.name(), "soft");
@@ -77,7 +77,7 @@ fn the_device_of_every_machine_has_only_loopback_addresses() {
 }
 
 #[test]
-fn a_device_that_is_open_is_given_again() {
+fn opening_an_open_device_returns_the_same_device() {
     let _guard = share_devices();
     let address = address();
     let (one, other) = (open(address), open(address));
@@ -99,7 +99,7 @@ fn a_device_that_is_open_is_given_again() {
 }
 
 #[test]
-fn a_device_that_is_dropped_is_closed_at_once() {
+fn a_device_is_closed_when_its_last_object_is_dropped() {
     let _guard = own_devices();
     let address = address();
     for _ in 0..3 {
@@ -116,7 +116,7 @@ fn a_device_that_is_dropped_is_closed_at_once() {
 }
 
 #[test]
-fn threads_may_open_and_drop_a_device_at_will() {
+fn threads_may_open_and_drop_a_device_concurrently() {
     let _guard = share_devices();
     let address = address();
     std::thread::scope(|scope| {
@@ -131,7 +131,7 @@ fn threads_may_open_and_drop_a_device_at_will() {
 }
 
 #[test]
-fn an_address_that_is_taken_or_of_nobody_is_refused_in_words() {
+fn opening_a_used_or_unknown_address_fails_with_a_hint() {
     let _guard = share_devices();
     let address = Gid::from(SocketAddr::new(address().into(), 4800));
     let _taken = UdpSocket::bind(address.udp_addr()).unwrap();
@@ -148,13 +148,13 @@ fn an_address_that_is_taken_or_of_nobody_is_refused_in_words() {
 }
 
 #[test]
-fn two_devices_talk_over_sockets() {
+fn two_devices_exchange_messages_over_sockets() {
     let _guard = share_devices();
     exchange(&open(address()), &open(address()));
 }
 
 #[test]
-fn devices_at_any_address_are_devices_of_their_own() {
+fn devices_without_an_address_are_separate() {
     let _guard = share_devices();
     let (one, other) = (SoftDevice::new().open().unwrap(), SoftDevice::new().open().unwrap());
     assert_ne!(one.name(), other.name());
@@ -162,7 +162,7 @@ fn devices_at_any_address_are_devices_of_their_own() {
 }
 
 #[test]
-fn a_device_talks_to_itself_over_ipv6() {
+fn a_device_exchanges_messages_with_itself_over_ipv6() {
     let _guard = share_devices();
     let Ok(device) = SoftDevice::at_addr("::1".parse().unwrap()).loopback_via_link().open() else {
         return println!("skipped: this machine has no IPv6");
@@ -173,7 +173,7 @@ fn a_device_talks_to_itself_over_ipv6() {
 }
 
 #[test]
-fn devices_in_memory_talk_and_need_no_network() {
+fn devices_on_a_switch_need_no_network() {
     let _guard = share_devices();
     let switch = Switch::default();
     let [one, other] = ["10.0.0.1", "fd00::1"].map(|family| {
@@ -194,14 +194,14 @@ fn devices_in_memory_talk_and_need_no_network() {
 }
 
 #[test]
-fn a_device_without_a_network_talks_to_itself() {
+fn a_loopback_device_exchanges_messages_with_itself() {
     let _guard = share_devices();
     let device = SoftDevice::loopback().open().unwrap();
     exchange(&device, &device);
 }
 
 #[test]
-fn a_device_with_faults_talks_all_the_same() {
+fn messages_arrive_despite_injected_faults() {
     let _guard = share_devices();
     let faults = FaultConfig {
         loss_ppm: 200_000,
@@ -218,7 +218,7 @@ fn a_device_with_faults_talks_all_the_same() {
 }
 
 #[test]
-fn what_passes_is_recorded() {
+fn packets_are_captured() {
     let _guard = share_devices();
     let file = std::env::temp_dir().join(format!("adverb-capture-{}.pcapng", std::process::id()));
     let device = SoftDevice::at_addr(address().into())
@@ -236,7 +236,7 @@ fn what_passes_is_recorded() {
 }
 
 /// Sends datagrams to a group, from one device to the other, until one has come.
-fn reach_group(from: &Device, to: &Device, group: IpAddr) {
+fn send_to_group(from: &Device, to: &Device, group: IpAddr) {
     const QKEY: u32 = 0x77;
     let queue_pair = |device: &Device| {
         let cq = device.completion_queue(256).create().unwrap();
@@ -248,38 +248,38 @@ fn reach_group(from: &Device, to: &Device, group: IpAddr) {
     let (sender, member) = (queue_pair(from), queue_pair(to));
     member.join_multicast(group).unwrap();
     let receiving = member.post_recv(member.protection_domain().buffer(4136).unwrap()).unwrap();
-    let everybody = sender.multicast_destination(group, QKEY).unwrap();
+    let destination = sender.multicast_destination(group, QKEY).unwrap();
     let mut hello = sender.protection_domain().buffer(5).unwrap();
     hello.copy_from_slice(b"hello");
-    let sending = sender.post_send(SendRequest::send(hello).destination(&everybody)).unwrap();
-    sender.send_completion_queue().wait(sending, PATIENCE).unwrap().result().unwrap();
-    let came = member.recv_completion_queue().wait(receiving, PATIENCE).unwrap().into_datagram().unwrap();
-    assert_eq!(&came.message[..], b"hello");
-    let ip = came.ip_header.unwrap();
+    let sending = sender.post_send(SendRequest::send(hello).destination(&destination)).unwrap();
+    sender.send_completion_queue().wait(sending, TIMEOUT).unwrap().result().unwrap();
+    let datagram = member.recv_completion_queue().wait(receiving, TIMEOUT).unwrap().into_datagram().unwrap();
+    assert_eq!(&datagram.message[..], b"hello");
+    let ip = datagram.ip_header.unwrap();
     assert_eq!(ip.destination(), group);
     assert_eq!(ip.source(), sender.endpoint().gid.ip());
     // Once, and not again when nobody is a member any more.
     let receiving = member.post_recv(member.protection_domain().buffer(4136).unwrap()).unwrap();
     member.leave_multicast(group).unwrap();
     let hello = sender.protection_domain().buffer(5).unwrap();
-    sender.post_send(SendRequest::send(hello).destination(&everybody)).unwrap();
+    sender.post_send(SendRequest::send(hello).destination(&destination)).unwrap();
     assert!(member.recv_completion_queue().wait(receiving, Duration::from_millis(100)).is_err());
 }
 
 #[test]
-fn a_datagram_to_a_group_reaches_members_on_other_devices() {
+fn a_multicast_datagram_reaches_members_on_other_devices() {
     let _guard = share_devices();
     let group = IpAddr::V4(Ipv4Addr::new(239, 255, 78, std::process::id() as u8));
     let (one, other) = (open(address()), open(address()));
-    reach_group(&one, &other, group);
+    send_to_group(&one, &other, group);
     // And once those on the same device, whether its packets take the network or not.
-    reach_group(&one, &one, group);
-    let hairpin = SoftDevice::at_addr(address().into()).loopback_via_link().open().unwrap();
-    reach_group(&hairpin, &hairpin, group);
-    reach_group(&hairpin, &one, group);
+    send_to_group(&one, &one, group);
+    let via_link = SoftDevice::at_addr(address().into()).loopback_via_link().open().unwrap();
+    send_to_group(&via_link, &via_link, group);
+    send_to_group(&via_link, &one, group);
     let switch = Switch::default();
     let [one, other] = ["10.1.0.1", "10.1.0.2"]
         .map(|address| SoftDevice::on_switch(&switch, address.parse().unwrap()).open().unwrap());
-    reach_group(&one, &other, group);
-    reach_group(&other, &other, group);
+    send_to_group(&one, &other, group);
+    send_to_group(&other, &other, group);
 }

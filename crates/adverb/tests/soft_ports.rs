@@ -14,7 +14,7 @@ use adverb::verbs::{
     SoftDevice, Switch, Transport, UdDestination,
 };
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 const QKEY: u32 = 0x77;
 const TRANSPORTS: [Transport; 3] = [Transport::Rc, Transport::Uc, Transport::Ud];
 
@@ -31,14 +31,14 @@ fn gid(device: &Device) -> Gid {
 }
 
 /// A queue pair of each kind on a device, that is to talk to those of another.
-struct Desk {
+struct Side {
     domain: ProtectionDomain,
     cq: CompletionQueue,
     queue_pairs: [QueuePair; 3],
 }
 
-impl Desk {
-    fn new(device: &Device) -> Desk {
+impl Side {
+    fn new(device: &Device) -> Side {
         let domain = device.create_protection_domain().unwrap();
         let cq = device.completion_queue(1024).create().unwrap();
         let queue_pairs = TRANSPORTS.map(|transport| {
@@ -48,7 +48,7 @@ impl Desk {
             }
             queue_pair
         });
-        Desk { domain, cq, queue_pairs }
+        Side { domain, cq, queue_pairs }
     }
 
     fn endpoints(&self) -> [Endpoint; 3] {
@@ -68,36 +68,36 @@ impl Desk {
         let mut buffer = self.domain.buffer(text.len()).unwrap();
         buffer.copy_from_slice(text.as_bytes());
         let mut request = SendRequest::send(buffer);
-        if let Some(recipient) = to {
-            request = request.destination(recipient);
+        if let Some(destination) = to {
+            request = request.destination(destination);
         }
         let sending = queue_pair.post_send(request).unwrap();
-        self.cq.wait(sending, PATIENCE).unwrap().result().unwrap();
+        self.cq.wait(sending, TIMEOUT).unwrap().result().unwrap();
     }
 
     /// Sends a message on each, as the first of the two; receives one on each; and answers the datagram, knowing nothing of
     /// its sender but what it brought.
-    fn talk(&self, receiving: [RequestId; 4], peers: &[Endpoint; 3], is_first: bool) {
+    fn exchange_messages(&self, receiving: [RequestId; 4], peers: &[Endpoint; 3], is_first: bool) {
         let [reliable, unreliable, datagram, other] = receiving;
-        let (datagram, thanks) = if is_first { (other, datagram) } else { (datagram, other) };
+        let (datagram, reply) = if is_first { (other, datagram) } else { (datagram, other) };
         let [.., ud] = &self.queue_pairs;
         let send = || {
             for (queue_pair, peer) in self.queue_pairs.iter().zip(peers) {
                 let is_ud = queue_pair.transport() == Transport::Ud;
-                let recipient = is_ud.then(|| queue_pair.ud_destination(peer, QKEY).unwrap());
-                self.post(queue_pair, "hello", recipient.as_ref());
+                let destination = is_ud.then(|| queue_pair.ud_destination(peer, QKEY).unwrap());
+                self.post(queue_pair, "hello", destination.as_ref());
             }
-            let thanks = self.cq.wait(thanks, PATIENCE).unwrap().into_datagram().unwrap();
-            assert_eq!(&thanks.message[..], b"thanks");
+            let reply = self.cq.wait(reply, TIMEOUT).unwrap().into_datagram().unwrap();
+            assert_eq!(&reply.message[..], b"thanks");
         };
         if is_first {
             send();
         }
         for receive in [reliable, unreliable] {
-            let message = self.cq.wait(receive, PATIENCE).unwrap().into_message().unwrap();
+            let message = self.cq.wait(receive, TIMEOUT).unwrap().into_message().unwrap();
             assert_eq!(&message[..], b"hello");
         }
-        let datagram = self.cq.wait(datagram, PATIENCE).unwrap().into_datagram().unwrap();
+        let datagram = self.cq.wait(datagram, TIMEOUT).unwrap().into_datagram().unwrap();
         assert_eq!(&datagram.message[..], b"hello");
         let header = datagram.ip_header.unwrap();
         assert_eq!(Gid::from(header.source()), peers[2].gid);
@@ -110,17 +110,17 @@ impl Desk {
 }
 
 fn exchange(one: &Device, other: &Device) {
-    let (here, there) = (Desk::new(one), Desk::new(other));
+    let (here, there) = (Side::new(one), Side::new(other));
     let (ours, theirs) = (here.endpoints(), there.endpoints());
     let (receiving, theirs_receiving) = (here.connect(&theirs), there.connect(&ours));
     std::thread::scope(|scope| {
-        scope.spawn(|| there.talk(theirs_receiving, &ours, false));
-        here.talk(receiving, &theirs, true);
+        scope.spawn(|| there.exchange_messages(theirs_receiving, &ours, false));
+        here.exchange_messages(receiving, &theirs, true);
     });
 }
 
 #[test]
-fn devices_at_one_address_have_a_port_each_and_talk() {
+fn devices_at_one_address_have_separate_ports() {
     let address = address();
     let open = || SoftDevice::at_addr(address).open().unwrap();
     let devices = [open(), open(), open()];
@@ -131,36 +131,36 @@ fn devices_at_one_address_have_a_port_each_and_talk() {
         assert_eq!(device.gids().unwrap()[0].netdev.as_deref(), Some("lo"));
         assert!(UdpSocket::bind((address, port)).is_err());
     }
-    let [usual, one, other] = &devices;
-    for (from, to) in [(usual, one), (one, usual), (one, other), (one, one)] {
+    let [default, one, other] = &devices;
+    for (from, to) in [(default, one), (one, default), (one, other), (one, one)] {
         exchange(from, to);
     }
     // By the address, the one that everybody reaches; by the GID, the others.
-    assert_eq!(Device::open(&format!("soft:{address}")).unwrap().name(), usual.name());
+    assert_eq!(Device::open(&format!("soft:{address}")).unwrap().name(), default.name());
     assert_eq!(Device::open(other.name()).unwrap().attributes().guid, other.attributes().guid);
     assert_eq!(Device::open_by_addr(gid(one).ip()).unwrap().name(), one.name());
 }
 
 #[test]
-fn where_a_port_is_taken_another_is_found_and_given_again() {
+fn a_device_uses_the_next_free_port_and_is_found_again() {
     let address = address();
     let taken = UdpSocket::bind((address, 4791)).unwrap();
-    let _too = UdpSocket::bind((address, 4792)).unwrap();
+    let _also_taken = UdpSocket::bind((address, 4792)).unwrap();
     let device = Device::open(&format!("soft:{address}")).unwrap();
     assert_eq!(gid(&device).udp_addr(), SocketAddr::new(address, 4793));
     // By the address, its GID is found, though it says more.
     let found = Device::open_by_addr(address).unwrap();
     assert_eq!(found.gid_for(1, Some(address)).unwrap().gid, gid(&device));
     drop((taken, found));
-    let again = Device::open(&format!("soft:{address}")).unwrap();
-    assert_eq!(again.name(), device.name());
-    drop((device, again));
-    let usual = Device::open(&format!("soft:{address}")).unwrap();
-    assert_eq!(gid(&usual).udp_addr(), SocketAddr::new(address, 4791));
+    let reopened = Device::open(&format!("soft:{address}")).unwrap();
+    assert_eq!(reopened.name(), device.name());
+    drop((device, reopened));
+    let default = Device::open(&format!("soft:{address}")).unwrap();
+    assert_eq!(gid(&default).udp_addr(), SocketAddr::new(address, 4791));
 }
 
 #[test]
-fn a_port_that_is_named_is_the_one_or_none() {
+fn a_device_with_an_explicit_port_uses_no_other() {
     let address = address();
     let named = Gid::from(SocketAddr::new(address, 4800));
     let device = Device::open(&format!("soft:[{}]", named.ip())).unwrap();
@@ -177,7 +177,7 @@ fn a_port_that_is_named_is_the_one_or_none() {
 }
 
 #[test]
-fn devices_at_the_only_loopback_address_of_ipv6_talk() {
+fn devices_at_the_ipv6_loopback_address_exchange_messages() {
     if UdpSocket::bind("[::1]:0").is_err() {
         return println!("skipped: this machine has no IPv6");
     }
@@ -192,17 +192,17 @@ fn devices_at_the_only_loopback_address_of_ipv6_talk() {
 }
 
 #[test]
-fn groups_are_reached_from_a_port_and_at_one() {
+fn multicast_groups_are_reached_from_and_at_every_port() {
     let group = IpAddr::V4(Ipv4Addr::new(239, 255, 79, std::process::id() as u8));
     let address = address();
     let devices = [(); 2].map(|()| SoftDevice::at_addr(address).open().unwrap());
-    let [one, other] = [0, 1].map(|index| Desk::new(&devices[index]));
+    let [one, other] = [0, 1].map(|index| Side::new(&devices[index]));
     for (from, to) in [(&one, &other), (&other, &one), (&other, &other)] {
         let ([.., sender], [.., member]) = (&from.queue_pairs, &to.queue_pairs);
         member.join_multicast(group).unwrap();
         let receive = member.post_recv(to.domain.buffer(4136).unwrap()).unwrap();
         from.post(sender, "hello", Some(&sender.multicast_destination(group, QKEY).unwrap()));
-        let datagram = to.cq.wait(receive, PATIENCE).unwrap().into_datagram().unwrap();
+        let datagram = to.cq.wait(receive, TIMEOUT).unwrap().into_datagram().unwrap();
         let header = datagram.ip_header.unwrap();
         assert_eq!(Gid::from(header.source()), sender.endpoint().gid);
         assert_eq!(header.destination(), group);
@@ -227,53 +227,54 @@ fn from_line(line: &str) -> [Endpoint; 3] {
 }
 
 /// What marks the lines that are for the other process.
-const MARK: &str = "for the other process: ";
+const LINE_PREFIX: &str = "for the other process: ";
 
 /// What names the address to a process that is the other one.
-const OTHER: &str = "ADVERB_TEST_OTHER_PROCESS";
+const ADDRESS_VARIABLE: &str = "ADVERB_TEST_OTHER_PROCESS";
 
 #[test]
-fn devices_at_one_address_in_two_processes_talk() {
+fn devices_at_one_address_in_two_processes_exchange_messages() {
     let address = address();
     let device = Device::open(&format!("soft:{address}")).unwrap();
     assert!(!gid(&device).has_udp_port());
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "the_other_process", "--ignored", "--nocapture"])
-        .env(OTHER, address.to_string())
+        .args(["--exact", "child_process", "--ignored", "--nocapture"])
+        .env(ADDRESS_VARIABLE, address.to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let (mut to, from) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-    let mut heard = from.lines().map_while(Result::ok);
-    let mut hear = || heard.find_map(|line| Some(line.split_once(MARK)?.1.to_owned())).expect("a line");
-    let desk = Desk::new(&device);
-    let peers = from_line(&hear());
+    let mut lines = from.lines().map_while(Result::ok);
+    let mut next_line =
+        || lines.find_map(|line| Some(line.split_once(LINE_PREFIX)?.1.to_owned())).expect("a line");
+    let side = Side::new(&device);
+    let peers = from_line(&next_line());
     assert_eq!(peers[0].gid, gid(&device), "processes share the address and the port");
-    let receiving = desk.connect(&peers);
-    writeln!(to, "{}", to_line(&desk.endpoints())).unwrap();
-    assert_eq!(hear(), "ready");
-    desk.talk(receiving, &peers, true);
-    assert_eq!(hear(), "done");
+    let receiving = side.connect(&peers);
+    writeln!(to, "{}", to_line(&side.endpoints())).unwrap();
+    assert_eq!(next_line(), "ready");
+    side.exchange_messages(receiving, &peers, true);
+    assert_eq!(next_line(), "done");
     drop(to);
     assert!(child.wait().unwrap().success());
 }
 
 /// Not a test by itself: the other process of the one above.
 #[test]
-#[ignore = "run by devices_at_one_address_in_two_processes_talk"]
-fn the_other_process() {
-    let Ok(address) = std::env::var(OTHER) else { return };
+#[ignore = "run by devices_at_one_address_in_two_processes_exchange_messages"]
+fn child_process() {
+    let Ok(address) = std::env::var(ADDRESS_VARIABLE) else { return };
     let device = Device::open(&format!("soft:{address}")).unwrap();
-    let desk = Desk::new(&device);
-    println!("{MARK}{}", to_line(&desk.endpoints()));
+    let side = Side::new(&device);
+    println!("{LINE_PREFIX}{}", to_line(&side.endpoints()));
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     let peers = from_line(&line);
-    let receiving = desk.connect(&peers);
-    println!("{MARK}ready");
-    desk.talk(receiving, &peers, false);
-    println!("{MARK}done");
+    let receiving = side.connect(&peers);
+    println!("{LINE_PREFIX}ready");
+    side.exchange_messages(receiving, &peers, false);
+    println!("{LINE_PREFIX}done");
     // Until the other has closed its end: what it was sent may have to be sent again.
     std::io::stdin().read_line(&mut line).unwrap();
 }

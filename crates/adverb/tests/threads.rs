@@ -8,17 +8,17 @@ use std::collections::BTreeSet;
 use adverb::{memory, net, net::blocking, verbs, verbs::cm, verbs::recording};
 
 /// Asserts it of the types named, while compiling, and lists their names.
-macro_rules! shared_between_threads {
+macro_rules! assert_send_and_sync {
     ($list:ident: $($module:ident::$name:ident $(<$($parameter:ty),+>)? $([$($lifetime:lifetime),+])?),+ $(,)?) => {
         const $list: &[(&str, &str)] = {
-            const fn shared_between_threads<T: Send + Sync>() {}
-            $(shared_between_threads::<$module::$name $(<$($parameter),+>)? $(<$($lifetime),+>)?>();)+
+            const fn assert_send_and_sync<T: Send + Sync>() {}
+            $(assert_send_and_sync::<$module::$name $(<$($parameter),+>)? $(<$($lifetime),+>)?>();)+
             &[$((stringify!($module), stringify!($name))),+]
         };
     };
 }
 
-shared_between_threads!(TYPES:
+assert_send_and_sync!(TYPES:
     blocking::AddressSpace['static],
     blocking::Connection,
     blocking::Connector,
@@ -148,7 +148,7 @@ shared_between_threads!(TYPES:
     verbs::Transport,
 );
 
-shared_between_threads!(TASKS:
+assert_send_and_sync!(TASKS:
     net::AddressSpace['static],
     net::Connection,
     net::Connector,
@@ -178,8 +178,8 @@ fn every_public_type_is_asserted_to_be_send_and_sync() {
     }
     let missing: Vec<_> = public.difference(&asserted).collect();
     assert!(missing.is_empty(), "public, and not in the list of this test: {missing:?}");
-    let gone: Vec<_> = asserted.difference(&public).collect();
-    assert!(gone.is_empty(), "in the list of this test, and not public: {gone:?}");
+    let stale: Vec<_> = asserted.difference(&public).collect();
+    assert!(stale.is_empty(), "in the list of this test, and not public: {stale:?}");
 }
 
 /// The types and traits that a `mod.rs` makes public: those that it re-exports, and its own.

@@ -9,7 +9,7 @@ use adverb::Error;
 use adverb::verbs::raw::{Completions, RecvList, Segment, SendFlags, SendList, SendOperation};
 use adverb::verbs::{Access, CompletedOperation, QpState, SendRequest, Status};
 
-use common::{End, PATIENCE, device, pair, without_errors};
+use common::{End, TIMEOUT, assert_logs_no_error, device, pair};
 
 /// A region that the peer may read and write.
 fn shared(end: &End, len: usize) -> adverb::memory::MemoryRegion {
@@ -17,13 +17,13 @@ fn shared(end: &End, len: usize) -> adverb::memory::MemoryRegion {
 }
 
 #[test]
-fn requests_of_a_scope_borrow_their_memory_and_give_it_back() {
+fn requests_of_a_scope_borrow_their_memory() {
     let Some(device) = device() else { return };
     let (mut left, right) = pair(&device, 32, true);
     let region = shared(&right, 8192);
     let page = left.buffer(7, 1024);
     let mut copy = left.buffer(0, 4096);
-    let written = left.queue_pair.scope(PATIENCE, |scope| {
+    let written = left.queue_pair.scope(TIMEOUT, |scope| {
         // The same memory, many times, and looked at meanwhile.
         let mut last = None;
         for n in 0..8 {
@@ -47,33 +47,33 @@ fn requests_of_a_scope_borrow_their_memory_and_give_it_back() {
 fn messages_are_sent_and_received_in_borrowed_memory() {
     let Some(device) = device() else { return };
     let (mut left, mut right) = pair(&device, 8, true);
-    let (question, mut heard) = (left.buffer(1, 100), right.buffer(0, 4096));
-    let heard_len = std::thread::scope(|threads| {
-        let hearing = threads.spawn(|| {
-            right.queue_pair.scope(PATIENCE, |scope| {
-                let id = scope.recv(&mut heard)?;
+    let (message, mut received) = (left.buffer(1, 100), right.buffer(0, 4096));
+    let result = std::thread::scope(|threads| {
+        let receiving = threads.spawn(|| {
+            right.queue_pair.scope(TIMEOUT, |scope| {
+                let id = scope.recv(&mut received)?;
                 scope.wait(id)
             })
         });
-        left.queue_pair.scope(PATIENCE, |scope| scope.send_with_imm(&question, 5)).unwrap().unwrap();
-        hearing.join().unwrap()
+        left.queue_pair.scope(TIMEOUT, |scope| scope.send_with_imm(&message, 5)).unwrap().unwrap();
+        receiving.join().unwrap()
     });
-    let success = heard_len.unwrap().unwrap();
+    let success = result.unwrap().unwrap();
     let CompletedOperation::Recv { immediate: Some(5), .. } = success.operation else {
         panic!("{success:?}");
     };
     assert_eq!(success.length, 100);
-    assert_eq!((&heard[..100], heard[100]), (&question[..], 0));
+    assert_eq!((&received[..100], received[100]), (&message[..], 0));
 }
 
 #[test]
-fn a_panic_in_a_scope_waits_for_what_was_lent() {
+fn a_panic_in_a_scope_waits_for_outstanding_requests() {
     let Some(device) = device() else { return };
     let (mut left, right) = pair(&device, 8, true);
     let region = shared(&right, 1 << 20);
     let page = left.buffer(9, 1 << 20);
     let panicked = catch_unwind(AssertUnwindSafe(|| {
-        left.queue_pair.scope(PATIENCE, |scope| {
+        left.queue_pair.scope(TIMEOUT, |scope| {
             scope.write(&page, region.remote().at(0)).unwrap();
             panic!("on purpose");
         })
@@ -86,31 +86,31 @@ fn a_panic_in_a_scope_waits_for_what_was_lent() {
 }
 
 #[test]
-fn a_scope_that_runs_out_of_time_takes_the_queue_pair_with_it() {
+fn a_scope_that_times_out_makes_the_queue_pair_unusable() {
     let Some(device) = device() else { return };
-    without_errors(|| {
+    assert_logs_no_error(|| {
         let (mut left, right) = pair(&device, 8, true);
-        let mut never = left.buffer(3, 64);
-        let begun = Instant::now();
+        let mut unfilled = left.buffer(3, 64);
+        let start = Instant::now();
         let timeout = Duration::from_millis(200);
-        let ended = left.queue_pair.scope(timeout, |scope| scope.recv(&mut never).map(|_| ()));
-        assert!(matches!(ended, Err(Error::Timeout { .. })), "{ended:?}");
-        assert!(begun.elapsed() >= timeout && begun.elapsed() < PATIENCE);
+        let result = left.queue_pair.scope(timeout, |scope| scope.recv(&mut unfilled).map(|_| ()));
+        assert!(matches!(result, Err(Error::Timeout { .. })), "{result:?}");
+        assert!(start.elapsed() >= timeout && start.elapsed() < TIMEOUT);
         // The memory is here again, and the queue pair does nothing more.
-        never.fill(4);
+        unfilled.fill(4);
         assert!(matches!(left.queue_pair.state(), Err(Error::WrongState { .. })));
         assert!(left.queue_pair.reset().is_err());
-        let refused = left.queue_pair.post_send(SendRequest::send(left.buffer(0, 8))).unwrap_err();
-        assert!(matches!(refused.error, Error::WrongState { state: QpState::Error, .. }));
+        let rejected = left.queue_pair.post_send(SendRequest::send(left.buffer(0, 8))).unwrap_err();
+        assert!(matches!(rejected.error, Error::WrongState { state: QpState::Error, .. }));
         assert!(left.queue_pair.post_recv(left.buffer(0, 8)).is_err());
-        let again = left.queue_pair.scope(timeout, |scope| scope.recv(&mut never).map(|_| ()));
+        let again = left.queue_pair.scope(timeout, |scope| scope.recv(&mut unfilled).map(|_| ()));
         assert!(again.unwrap().is_err());
         drop((left, right));
     });
 }
 
 #[test]
-fn a_request_that_is_refused_was_never_lent() {
+fn a_rejected_request_borrows_nothing() {
     let Some(device) = device() else { return };
     let (mut left, _right) = pair(&device, 2, true);
     let (mut first, mut second, mut third) = (left.buffer(1, 64), left.buffer(1, 64), left.buffer(1, 64));
@@ -124,12 +124,12 @@ fn a_request_that_is_refused_was_never_lent() {
         full
     });
     assert!(matches!(full, Ok(Error::QueueFull { .. })), "{full:?}");
-    let refused = left.queue_pair.scope(timeout, |scope| scope.recv(&mut first).map(|_| ())).unwrap();
-    assert!(matches!(refused, Err(Error::WrongState { .. })), "{refused:?}");
+    let rejected = left.queue_pair.scope(timeout, |scope| scope.recv(&mut first).map(|_| ())).unwrap();
+    assert!(matches!(rejected, Err(Error::WrongState { .. })), "{rejected:?}");
 }
 
 #[test]
-fn raw_requests_are_posted_and_polled_as_c_would() {
+fn raw_requests_are_posted_and_polled() {
     let Some(device) = device() else { return };
     let (left, right) = pair(&device, 64, false);
     let (source, target) = (shared(&left, 4096), shared(&right, 4096));
@@ -156,10 +156,10 @@ fn raw_requests_are_posted_and_polled_as_c_would() {
         // SAFETY: the regions outlive the requests, which are waited for below, and nobody touches them meanwhile; both
         // completion queues are polled raw and here alone.
         unsafe { left.queue_pair.post_raw_sends(&mut list) }.unwrap();
-        let begun = Instant::now();
+        let start = Instant::now();
         let mut ids = Vec::new();
         while ids.len() < 16 {
-            assert!(begun.elapsed() < PATIENCE);
+            assert!(start.elapsed() < TIMEOUT);
             left.completions.poll_raw(&mut completions).unwrap();
             for completion in completions.iter() {
                 assert_eq!(completion.outcome().unwrap().operation, CompletedOperation::Write);
@@ -175,7 +175,7 @@ fn raw_requests_are_posted_and_polled_as_c_would() {
 }
 
 #[test]
-fn raw_receives_and_failures_are_polled_too() {
+fn raw_receives_and_failures_are_polled() {
     let Some(device) = device() else { return };
     let (left, right) = pair(&device, 8, false);
     let (source, target) = (shared(&left, 64), shared(&right, 64));
@@ -193,9 +193,9 @@ fn raw_receives_and_failures_are_polled_too() {
     }
     let mut polled = Completions::new(4);
     let mut next = |end: &End| {
-        let begun = Instant::now();
+        let start = Instant::now();
         while end.completions.poll_raw(&mut polled).unwrap() == 0 {
-            assert!(begun.elapsed() < PATIENCE);
+            assert!(start.elapsed() < TIMEOUT);
         }
         let completion = polled.iter().next().unwrap();
         (completion.id(), completion.is_ok(), completion.outcome())

@@ -15,7 +15,7 @@ use adverb::verbs::{
 };
 
 /// Far longer than any operation takes.
-const DEADLINE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The maximum length of a message.
 const LEN: usize = 3000;
@@ -40,7 +40,7 @@ impl Side {
 
     fn run(&self, connection: &Connection, request: SendRequest) {
         let id = connection.queue_pair().post_send(request).unwrap();
-        self.completions.wait(id, DEADLINE).unwrap().result().unwrap();
+        self.completions.wait(id, TIMEOUT).unwrap().result().unwrap();
     }
 }
 
@@ -50,15 +50,15 @@ fn exercise(from: IpAddr, to: IpAddr) -> impl Sized {
     let peer = listener.local_addr();
     let client = thread::spawn(move || {
         let mut side = None;
-        let connector = Connector::new().timeout(DEADLINE).local_addr(SocketAddr::new(from, 0));
+        let connector = Connector::new().timeout(TIMEOUT).local_addr(SocketAddr::new(from, 0));
         let connection = connector.connect(peer, |path| {
-            let (queue_pair, made) = Side::new(path)?;
-            side = Some(made);
+            let (queue_pair, created) = Side::new(path)?;
+            side = Some(created);
             Ok(queue_pair)
         });
         (connection.unwrap(), side.unwrap())
     });
-    let request = listener.accept_timeout(DEADLINE).unwrap().expect("a request");
+    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
     let (queue_pair, server) = Side::new(request.path()).unwrap();
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
     let region = server.domain.region(LEN, access).unwrap();
@@ -70,7 +70,7 @@ fn exercise(from: IpAddr, to: IpAddr) -> impl Sized {
         buffer
     };
     client.run(&connection, SendRequest::send(buffer()).tag(0x51));
-    server.completions.wait(server.receive, DEADLINE).unwrap().result().unwrap();
+    server.completions.wait(server.receive, TIMEOUT).unwrap().result().unwrap();
     client.run(&connection, SendRequest::write(buffer(), region.remote().at(0)).tag(0x52));
     client.run(&connection, SendRequest::read(buffer(), region.remote().at(0)).tag(0x53));
     (connection, client, accepted, server, region)
@@ -230,7 +230,7 @@ fn tshark(path: &Path, fields: &[&str]) -> Option<Vec<String>> {
 }
 
 #[test]
-fn capture_of_a_trace_has_the_packets_of_the_links() {
+fn the_capture_of_a_trace_has_the_packets_of_the_links() {
     let switch = Switch::default();
     let (captures, trace) = record(|index| {
         let addr = IpAddr::from([10, 7, 0, index as u8 + 1]);

@@ -40,14 +40,14 @@ impl Side {
 }
 
 /// Connects, sends a message in each direction, and disconnects.
-fn converse(listener: &Listener, from: IpAddr) {
+fn exchange_messages(listener: &Listener, from: IpAddr) {
     let peer = listener.local_addr();
     let client = thread::spawn(move || {
         let mut side = None;
         let connector = Connector::new().timeout(TIMEOUT).local_addr(SocketAddr::new(from, 0));
         let connected = connector.connect(peer, |path| {
-            let (queue_pair, made) = Side::new(path)?;
-            side = Some(made);
+            let (queue_pair, created) = Side::new(path)?;
+            side = Some(created);
             Ok(queue_pair)
         });
         (connected.unwrap(), side.unwrap())
@@ -76,7 +76,7 @@ fn packets_of_connections_are_named_and_matched() {
     let recordings = devices.each_ref().map(|device| device.record().start().unwrap());
     let listener = Listener::bind(SocketAddr::new(addresses[1], 0)).unwrap();
     for _ in 0..5 {
-        converse(&listener, addresses[0]);
+        exchange_messages(&listener, addresses[0]);
     }
     let trace = Trace::new(recordings.map(|active| active.stop()));
     let mut names = Vec::new();
@@ -95,9 +95,9 @@ fn packets_of_connections_are_named_and_matched() {
     for name in ["REQ", "REP", "RTU", "DREQ", "DREP"] {
         assert!(names.contains(&name), "{name} is not in {names:?}");
     }
-    let of_applications = trace.requests().iter().filter(|request| request.connection.is_some());
+    let application_requests = trace.requests().iter().filter(|request| request.connection.is_some());
     let mut messages = 0;
-    for request in of_applications.filter(|request| !request.packets.is_empty()) {
+    for request in application_requests.filter(|request| !request.packets.is_empty()) {
         assert_eq!(request.wqe_state(), WqeState::Completed, "{request:?}");
         assert!(request.peer_request.is_some(), "{request:?}");
         messages += 1;

@@ -8,10 +8,10 @@ use adverb::verbs::{
     Access, CompletedOperation, Completion, Device, MemoryWindow, QpState, RecvRequest, SendRequest, Status,
 };
 
-use common::{End, PATIENCE, connect, device, pair, without_errors};
+use common::{End, TIMEOUT, assert_logs_no_error, connect, device, pair};
 
 const LEN: usize = 4096;
-const SHOWN: std::ops::Range<usize> = 1024..3072;
+const BOUND_RANGE: std::ops::Range<usize> = 1024..3072;
 const ALL: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
 /// A device with windows.
@@ -30,7 +30,7 @@ fn region(end: &End) -> MemoryRegion {
 }
 
 fn bind(end: &End, window: MemoryWindow, region: &MemoryRegion, access: Access) -> MemoryWindow {
-    let request = SendRequest::bind(window, region.slice(SHOWN).unwrap(), access);
+    let request = SendRequest::bind(window, region.slice(BOUND_RANGE).unwrap(), access);
     let completion = end.run(request);
     assert_eq!(completion.result().unwrap().operation, CompletedOperation::BindWindow);
     completion.into_window().unwrap()
@@ -58,88 +58,105 @@ fn write(peer: &End, remote: RemoteMemory) -> Status {
 }
 
 /// Why a request isn't posted, and the window that comes back with the reason.
-fn refused(end: &End, request: SendRequest) -> (String, MemoryWindow) {
+fn post_rejected(end: &End, request: SendRequest) -> (String, MemoryWindow) {
     let mut error = end.queue_pair.post_send(request).unwrap_err();
     let request = error.requests.pop().unwrap();
     (error.error.to_string(), request.into_window().unwrap())
 }
 
 #[test]
-fn what_would_go_wrong_is_refused_and_gives_the_window_back() {
+fn invalid_requests_are_rejected_and_return_the_window() {
     let Some(device) = device_with_windows() else { return };
     let (owner, peer) = pair(&device, 8, false);
     let region = region(&owner);
-    let slice = || region.slice(SHOWN).unwrap();
+    let slice = || region.slice(BOUND_RANGE).unwrap();
     let window = owner.domain.memory_window().unwrap();
-    let says = |(reason, window): (String, MemoryWindow), words: &str| {
+    let check_reason = |(reason, window): (String, MemoryWindow), words: &str| {
         assert!(reason.contains(words), "{reason}");
         window
     };
 
-    let window = says(refused(&owner, SendRequest::local_invalidate(window)), "is not bound");
+    let window = check_reason(post_rejected(&owner, SendRequest::local_invalidate(window)), "is not bound");
     let local = Access::LOCAL_WRITE | Access::REMOTE_READ;
-    let window = says(refused(&owner, SendRequest::bind(window, slice(), local)), "must be one or more of");
-    let window =
-        says(refused(&owner, SendRequest::bind(window, slice(), Access::empty())), "must be one or more of");
+    let window = check_reason(
+        post_rejected(&owner, SendRequest::bind(window, slice(), local)),
+        "must be one or more of",
+    );
+    let window = check_reason(
+        post_rejected(&owner, SendRequest::bind(window, slice(), Access::empty())),
+        "must be one or more of",
+    );
     let empty = region.slice(0..0).unwrap();
-    let window = says(refused(&owner, SendRequest::bind(window, empty, ALL)), "at least one byte");
+    let window =
+        check_reason(post_rejected(&owner, SendRequest::bind(window, empty, ALL)), "at least one byte");
     let without = owner.domain.region(64, Access::LOCAL_WRITE).unwrap().slice(0..64).unwrap();
-    let window = says(refused(&owner, SendRequest::bind(window, without, ALL)), "WINDOW_BIND");
+    let window = check_reason(post_rejected(&owner, SendRequest::bind(window, without, ALL)), "WINDOW_BIND");
     let unwritable = owner.domain.region(64, Access::WINDOW_BIND).unwrap().slice(0..64).unwrap();
-    let window = says(refused(&owner, SendRequest::bind(window, unwritable, ALL)), "LOCAL_WRITE");
+    let window =
+        check_reason(post_rejected(&owner, SendRequest::bind(window, unwritable, ALL)), "LOCAL_WRITE");
     let foreign = peer.domain.region(64, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap();
     let foreign = foreign.slice(0..64).unwrap();
-    let window = says(refused(&owner, SendRequest::bind(window, foreign, ALL)), "but the memory is in");
-    let window = says(refused(&peer, SendRequest::bind(window, slice(), ALL)), "but the memory window is in");
-    let window = says(refused(&owner, SendRequest::bind(window, slice(), ALL).inline()), "can be inline");
+    let window =
+        check_reason(post_rejected(&owner, SendRequest::bind(window, foreign, ALL)), "but the memory is in");
+    let window = check_reason(
+        post_rejected(&peer, SendRequest::bind(window, slice(), ALL)),
+        "but the memory window is in",
+    );
+    let window = check_reason(
+        post_rejected(&owner, SendRequest::bind(window, slice(), ALL).inline()),
+        "can be inline",
+    );
     assert!(window.is_usable() && !window.is_bound());
 
     let window = bind(&owner, window, &region, ALL);
     let remote = window.remote();
-    let window = says(refused(&owner, SendRequest::bind(window, slice(), ALL)), "invalidate it first");
+    let window =
+        check_reason(post_rejected(&owner, SendRequest::bind(window, slice(), ALL)), "invalidate it first");
     let other = End::with(owner.domain.clone(), device.completion_queue(16).create().unwrap(), 8);
     let third = End::new(&device, 8, false);
     connect(&other, &third);
-    let window = says(refused(&other, SendRequest::local_invalidate(window)), "another queue pair");
+    let window =
+        check_reason(post_rejected(&other, SendRequest::local_invalidate(window)), "another queue pair");
     assert_eq!(window.remote(), remote, "what was refused changes nothing");
 
     let window = invalidate(&owner, window);
-    let window = says(refused(&owner, SendRequest::local_invalidate(window)), "is not bound");
+    let window = check_reason(post_rejected(&owner, SendRequest::local_invalidate(window)), "is not bound");
     // A window is no message.
     let payload = SendRequest::local_invalidate(window).into_payload();
-    let (reason, window) = refused(&owner, SendRequest::send(payload));
+    let (reason, window) = post_rejected(&owner, SendRequest::send(payload));
     assert!(reason.contains("can only be bound or invalidated"), "{reason}");
     drop(window);
     assert_eq!(owner.queue_pair.state().unwrap(), QpState::ReadyToSend);
 }
 
 #[test]
-fn window_as_the_memory_of_a_receive_does_no_harm() {
+fn a_window_as_the_payload_of_a_receive_stays_unbound() {
     let Some(device) = device_with_windows() else { return };
     let (owner, peer) = pair(&device, 8, false);
     let region = region(&owner);
     // A binding that was asked for and not posted.
-    let asked = SendRequest::bind(owner.domain.memory_window().unwrap(), region.slice(SHOWN).unwrap(), ALL);
-    let receive = owner.queue_pair.post_recv(RecvRequest::new(asked.into_payload())).unwrap();
+    let bind_request =
+        SendRequest::bind(owner.domain.memory_window().unwrap(), region.slice(BOUND_RANGE).unwrap(), ALL);
+    let receive = owner.queue_pair.post_recv(RecvRequest::new(bind_request.into_payload())).unwrap();
     peer.run(SendRequest::send(())).result().unwrap();
     let window = owner.wait(receive).into_window().unwrap();
     assert!(!window.is_bound());
-    let (reason, _) = refused(&owner, SendRequest::local_invalidate(window));
+    let (reason, _) = post_rejected(&owner, SendRequest::local_invalidate(window));
     assert!(reason.contains("is not bound"), "{reason}");
 }
 
 #[test]
-fn batch_binds_and_invalidates_with_one_doorbell() {
+fn a_batch_binds_and_invalidates_windows() {
     let Some(device) = device_with_windows() else { return };
     let (owner, peer) = pair(&device, 16, false);
     let region = region(&owner);
     let windows = (0..4).map(|_| owner.domain.memory_window().unwrap());
     let binds =
-        windows.map(|window| SendRequest::bind(window, region.slice(SHOWN).unwrap(), ALL).unsignaled());
+        windows.map(|window| SendRequest::bind(window, region.slice(BOUND_RANGE).unwrap(), ALL).unsignaled());
     let ids: Vec<_> = owner.queue_pair.post_sends(binds).unwrap().collect();
     // Those that don't ask for a completion get theirs with one that does. (Nothing is written, so that no key is needed.)
-    let nowhere = RemoteMemory { addr: 0, rkey: 0, len: 0 };
-    owner.run(SendRequest::write((), nowhere.at(0))).result().unwrap();
+    let no_memory = RemoteMemory { addr: 0, rkey: 0, len: 0 };
+    owner.run(SendRequest::write((), no_memory.at(0))).result().unwrap();
     let windows: Vec<MemoryWindow> =
         ids.into_iter().map(|id| owner.wait(id).into_window().unwrap()).collect();
     let remotes: Vec<RemoteMemory> = windows.iter().map(|window| window.remote().unwrap()).collect();
@@ -154,7 +171,7 @@ fn batch_binds_and_invalidates_with_one_doorbell() {
 }
 
 #[test]
-fn refused_batch_leaves_windows_as_they_were() {
+fn a_rejected_batch_doesnt_change_windows() {
     let Some(device) = device_with_windows() else { return };
     let (owner, peer) = pair(&device, 16, false);
     let region = region(&owner);
@@ -170,22 +187,22 @@ fn refused_batch_leaves_windows_as_they_were() {
 }
 
 #[test]
-fn region_stays_registered_while_a_window_shows_it() {
+fn a_region_stays_registered_while_a_window_is_bound_to_it() {
     let Some(device) = device_with_windows() else { return };
     let (owner, peer) = pair(&device, 8, false);
     let region = region(&owner);
-    let watcher = region.clone();
+    let region_clone = region.clone();
     let (window, remote) = bound(&owner, &region, ALL);
     drop(region);
-    let watcher = watcher.into_buffer().expect_err("a window may be bound to it");
-    drop(watcher);
+    let region_clone = region_clone.into_buffer().expect_err("a window may be bound to it");
+    drop(region_clone);
     assert_eq!(write(&peer, remote), Status::Success, "nobody has a handle, and it is still there");
     drop(window);
     assert_eq!(write(&peer, remote), Status::RemoteAccess, "with the window its rights are gone");
 }
 
 #[test]
-fn region_that_was_ever_in_a_window_is_never_a_buffer() {
+fn a_region_that_was_bound_to_a_window_cant_become_a_buffer() {
     let Some(device) = device_with_windows() else { return };
     let (owner, _peer) = pair(&device, 8, false);
     let region = region(&owner);
@@ -196,7 +213,7 @@ fn region_that_was_ever_in_a_window_is_never_a_buffer() {
 
 /// What there is to drop: the region, the window, the queue pair, the completion queue and the domain.
 #[test]
-fn everything_can_be_dropped_in_any_order() {
+fn objects_can_be_dropped_in_any_order() {
     let Some(device) = device_with_windows() else { return };
     for order in permutations(4) {
         let (owner, peer) = pair(&device, 4, false);
@@ -204,22 +221,22 @@ fn everything_can_be_dropped_in_any_order() {
         let (window, remote) = bound(&owner, &region, ALL);
         assert_eq!(write(&peer, remote), Status::Success);
         let End { queue_pair, completions, domain } = owner;
-        let mut things: Vec<Option<Box<dyn std::any::Any>>> = vec![
+        let mut objects: Vec<Option<Box<dyn std::any::Any>>> = vec![
             Some(Box::new(region)),
             Some(Box::new(window)),
             Some(Box::new(queue_pair)),
             Some(Box::new((completions, domain))),
         ];
-        without_errors(|| {
+        assert_logs_no_error(|| {
             for index in order {
-                drop(things[index].take());
+                drop(objects[index].take());
             }
         });
     }
 }
 
 #[test]
-fn everything_can_be_dropped_while_windows_are_being_bound_and_invalidated() {
+fn objects_can_be_dropped_while_windows_are_bound_and_invalidated() {
     let Some(device) = device_with_windows() else { return };
     for rounds in 0..8 {
         let (owner, _peer) = pair(&device, 32, false);
@@ -227,11 +244,11 @@ fn everything_can_be_dropped_while_windows_are_being_bound_and_invalidated() {
         let (window, _) = bound(&owner, &region, ALL);
         for _ in 0..rounds {
             let window = owner.domain.memory_window().unwrap();
-            let request = SendRequest::bind(window, region.slice(SHOWN).unwrap(), ALL);
+            let request = SendRequest::bind(window, region.slice(BOUND_RANGE).unwrap(), ALL);
             owner.queue_pair.post_send(request).unwrap();
         }
         owner.queue_pair.post_send(SendRequest::local_invalidate(window)).unwrap();
-        without_errors(|| {
+        assert_logs_no_error(|| {
             drop(region);
             drop(owner);
         });
@@ -239,7 +256,7 @@ fn everything_can_be_dropped_while_windows_are_being_bound_and_invalidated() {
 }
 
 #[test]
-fn window_whose_request_was_flushed_is_gone() {
+fn a_window_of_a_flushed_request_is_unusable() {
     let Some(device) = device_with_windows() else { return };
     let (owner, peer) = pair(&device, 8, false);
     let region = region(&owner);
@@ -250,7 +267,7 @@ fn window_whose_request_was_flushed_is_gone() {
     let failing = owner.queue_pair.post_send(write).unwrap();
     let fence = SendRequest::local_invalidate(window).fence();
     let invalidating = owner.queue_pair.post_send(fence).unwrap();
-    owner.queue_pair.drain(PATIENCE).unwrap();
+    owner.queue_pair.drain(TIMEOUT).unwrap();
     assert!(!owner.wait(failing).is_ok());
     let completion = owner.wait(invalidating);
     let is_ok = completion.is_ok();
@@ -260,7 +277,7 @@ fn window_whose_request_was_flushed_is_gone() {
 }
 
 #[test]
-fn forgotten_window_neither_frees_memory_nor_stops_the_queue_pair() {
+fn a_forgotten_window_neither_frees_memory_nor_blocks_the_queue_pair() {
     let Some(device) = device_with_windows() else { return };
     let (owner, peer) = pair(&device, 8, false);
     let region = region(&owner);
@@ -268,7 +285,7 @@ fn forgotten_window_neither_frees_memory_nor_stops_the_queue_pair() {
     std::mem::forget(window);
     drop(region);
     assert_eq!(write(&peer, remote), Status::Success);
-    without_errors(|| drop(owner));
+    assert_logs_no_error(|| drop(owner));
 }
 
 #[test]
@@ -285,40 +302,41 @@ fn windows_are_bound_by_one_thread_and_polled_by_another() {
     let post = |request| owner.queue_pair.post_send(request).unwrap();
     for _ in 0..4 {
         let window = owner.domain.memory_window().unwrap();
-        post(SendRequest::bind(window, region.slice(SHOWN).unwrap(), ALL));
+        post(SendRequest::bind(window, region.slice(BOUND_RANGE).unwrap(), ALL));
     }
     for _ in 0..2000 {
-        let window = windows.recv_timeout(PATIENCE).unwrap();
+        let window = windows.recv_timeout(TIMEOUT).unwrap();
         match window.is_bound() {
             true => post(SendRequest::local_invalidate(window)),
-            false => post(SendRequest::bind(window, region.slice(SHOWN).unwrap(), ALL)),
+            false => post(SendRequest::bind(window, region.slice(BOUND_RANGE).unwrap(), ALL)),
         };
     }
-    let window = windows.recv_timeout(PATIENCE).unwrap();
+    let window = windows.recv_timeout(TIMEOUT).unwrap();
     let remote = window.remote();
     if let Some(remote) = remote {
         assert_eq!(write(&peer, remote), Status::Success);
     }
-    without_errors(move || {
+    assert_logs_no_error(move || {
         drop((owner, region, window));
         assert_eq!(poller.stop().unwrap().stats.panic_count, 0);
     });
 }
 
 #[test]
-fn unsupported_transport_is_said() {
+fn binding_on_an_unsupported_transport_fails() {
     let Some(device) = device_with_windows() else { return };
     let domain = device.create_protection_domain().unwrap();
     let completions = device.completion_queue(16).create().unwrap();
-    let make = || {
+    let create = || {
         let builder = domain.queue_pair(adverb::verbs::Transport::Uc).completion_queue(&completions);
         builder.depth(2, 2).create().unwrap()
     };
-    let (left, right) = (make(), make());
+    let (left, right) = (create(), create());
     left.connect(&right.endpoint()).unwrap();
     let region = domain.region(LEN, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap();
     let window = domain.memory_window().unwrap();
-    let error = left.post_send(SendRequest::bind(window, region.slice(SHOWN).unwrap(), ALL)).unwrap_err();
+    let error =
+        left.post_send(SendRequest::bind(window, region.slice(BOUND_RANGE).unwrap(), ALL)).unwrap_err();
     assert!(matches!(error.error, Error::InvalidRequest { .. }), "{error}");
 }
 

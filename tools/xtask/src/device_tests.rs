@@ -9,7 +9,7 @@ use support::process;
 use crate::{Cli, cluster, probe_vm};
 
 /// The test programs. On a machine without a device, their tests print that and pass.
-const PROGRAMS: &[&str] = &["cm", "poller", "windows", "misuse", "tiers", "recording", "net_strangers"];
+const PROGRAMS: &[&str] = &["cm", "poller", "windows", "misuse", "tiers", "recording", "net_attackers"];
 
 /// The setting for tests against C programs: pairs of addresses (C program/software NIC), then the command that enters
 /// the C programs' network namespace. The software NIC is in the namespace `peer`.
@@ -42,7 +42,7 @@ pub(crate) fn run() -> Result<ExitCode> {
         let device = if program.starts_with("net") { "env ADVERB_DEVICE=rxe0 " } else { "" };
         words.extend(["--run".to_owned(), format!("{device}{}", process::quote(&path))]);
         if *program == "cm" {
-            let test = format!("{} --test-threads 1 written_in_c", process::quote(&path));
+            let test = format!("{} --test-threads 1 ucmatose rping udaddy", process::quote(&path));
             let line = format!("ip netns exec peer env ADVERB_C_PROGRAMS='{C_PROGRAMS}' {test}");
             words.extend(["--run".to_owned(), line]);
         }
@@ -63,7 +63,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     words.extend(["--run".to_owned(), line]);
     // Processes that are killed.
     let path = process::build("test -p adverb --release --no-run --test net_life")?;
-    let line = format!("env ADVERB_DEVICE=rxe0 {} --nocapture who_is_killed", process::quote(&path));
+    let line = format!("env ADVERB_DEVICE=rxe0 {} --nocapture killed_peers", process::quote(&path));
     words.extend(["--run".to_owned(), line]);
     // Clusters of three processes.
     words.extend(["--run".to_owned(), cluster::short_command(&cluster::build()?)]);

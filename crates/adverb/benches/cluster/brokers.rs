@@ -50,9 +50,9 @@ fn establish(broker: &mut Broker, offer: &str) -> Outcome {
 /// Establishes a session with the broker of the process that this one started.
 fn connect(peer: &mut Peer, device: &str, config: BrokerConfig) -> Outcome<Broker> {
     let (mut broker, offer) = broker(device, config)?;
-    establish(&mut broker, &peer.hear()?)?;
-    peer.tell(&offer)?;
-    peer.hear()?;
+    establish(&mut broker, &peer.receive_line()?)?;
+    peer.send_line(&offer)?;
+    peer.receive_line()?;
     Ok(broker)
 }
 
@@ -60,13 +60,13 @@ fn connect(peer: &mut Peer, device: &str, config: BrokerConfig) -> Outcome<Broke
 /// over, which another thread sets.
 fn accept(device: &str, config: BrokerConfig) -> Outcome<(Broker, Arc<AtomicBool>)> {
     let (mut broker, offer) = broker(device, config)?;
-    peer::tell(&offer);
-    establish(&mut broker, &peer::hear()?)?;
-    peer::tell("ready");
+    peer::send_line(&offer);
+    establish(&mut broker, &peer::receive_line()?)?;
+    peer::send_line("ready");
     let is_over = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&is_over);
     std::thread::spawn(move || {
-        peer::until_dismissed();
+        peer::wait_for_finish();
         seen.store(true, Ordering::Relaxed);
     });
     Ok((broker, is_over))
@@ -76,11 +76,11 @@ fn accept(device: &str, config: BrokerConfig) -> Outcome<(Broker, Arc<AtomicBool
 pub(crate) fn send(peer: &mut Peer, device: &str, time: Duration, batch: u16) -> Outcome {
     let mut broker = connect(peer, device, message_config(batch))?;
     let meter = Meter::new(time);
-    let (message, mut sent, mut begun) = ([7; LEN], 0_u64, None);
+    let (message, mut sent, mut started) = ([7; LEN], 0_u64, None);
     let (count, since) = loop {
         let now = meter.now();
-        match begun {
-            None if meter.has_begun(now) => begun = Some((sent, now)),
+        match started {
+            None if meter.has_started(now) => started = Some((sent, now)),
             Some((before, since)) if meter.is_over(now) => break (sent - before, since),
             _ => {}
         }
@@ -117,18 +117,18 @@ fn wait_until_unblocked(broker: &mut Broker) -> Outcome {
 /// Receives messages until the measurement is over.
 pub(crate) fn receive(device: &str) -> Outcome {
     let (mut broker, is_over) = accept(device, message_config(BrokerConfig::default().doorbell_batch))?;
-    let mut wrong = 0;
+    let mut wrong_count = 0;
     while !is_over.load(Ordering::Relaxed) {
         let events = broker.poll(|_, event| {
             if let Event::Message { bytes, .. } = event {
-                wrong += u64::from(bytes != [7; LEN]);
+                wrong_count += u64::from(bytes != [7; LEN]);
             }
         })?;
         if events == 0 {
             broker.wait(CHECK_INTERVAL)?;
         }
     }
-    if wrong > 0 { Err(format!("{wrong} messages have other data").into()) } else { Ok(()) }
+    if wrong_count > 0 { Err(format!("{wrong_count} messages have other data").into()) } else { Ok(()) }
 }
 
 fn rpc_config(outstanding: usize) -> Outcome<RpcConfig> {

@@ -41,12 +41,12 @@ fn main() -> Outcome {
     let time = |at: usize| number(at, 700).map(Duration::from_millis);
     match words[..] {
         [] => println!("nothing to do: `cargo xtask bench cluster` runs this with arguments"),
-        ["serve", kind, place, ref rest @ ..] => serve(kind, place, rest)?,
+        ["serve", kind, device_or_addr, ref rest @ ..] => serve(kind, device_or_addr, rest)?,
         ["messages", ours, theirs, ..] => {
             let batch = number(4, 16)?;
             let mut peer = Peer::start("messages", theirs, &[])?;
             brokers::send(&mut peer, ours, time(3)?, u16::try_from(batch)?)?;
-            peer.dismiss()?;
+            peer.finish()?;
         }
         ["calls", kind, ours, theirs, ..] => {
             let (time, outstanding) = (time(4)?, number(5, 1)? as usize);
@@ -57,7 +57,7 @@ fn main() -> Outcome {
                 "tcp-single" => tcp::call(&mut peer, time, outstanding, tcp::Writes::Single)?,
                 _ => return Err(format!("unknown kind {kind}").into()),
             }
-            peer.dismiss()?;
+            peer.finish()?;
         }
         _ => return Err("usage: see the top of benches/cluster/main.rs".into()),
     }
@@ -65,14 +65,14 @@ fn main() -> Outcome {
 }
 
 /// Runs the other side of a measurement.
-fn serve(kind: &str, place: &str, words: &[&str]) -> Outcome {
+fn serve(kind: &str, device_or_addr: &str, words: &[&str]) -> Outcome {
     match (kind, words) {
-        ("messages", _) => brokers::receive(place)?,
-        ("rpc", [outstanding]) => brokers::answer(place, outstanding.parse()?)?,
-        ("tcp", _) => tcp::answer(place, tcp::Writes::Coalesced)?,
-        ("tcp-single", _) => tcp::answer(place, tcp::Writes::Single)?,
+        ("messages", _) => brokers::receive(device_or_addr)?,
+        ("rpc", [outstanding]) => brokers::answer(device_or_addr, outstanding.parse()?)?,
+        ("tcp", _) => tcp::answer(device_or_addr, tcp::Writes::Coalesced)?,
+        ("tcp-single", _) => tcp::answer(device_or_addr, tcp::Writes::Single)?,
         _ => return Err(format!("unknown kind {kind}").into()),
     }
-    peer::tell("done");
+    peer::send_line("done");
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::{LEN, Outcome};
 
 /// The duration of the warm-up.
-const WARM: Duration = Duration::from_millis(50);
+const WARM_UP: Duration = Duration::from_millis(50);
 
 /// Measures messages or calls in an interval that follows a warm-up.
 pub(crate) struct Meter {
@@ -18,7 +18,7 @@ pub(crate) struct Meter {
 
 impl Meter {
     pub(crate) fn new(time: Duration) -> Meter {
-        let (begin, end) = (WARM.as_nanos() as u64, (WARM + time).as_nanos() as u64);
+        let (begin, end) = (WARM_UP.as_nanos() as u64, (WARM_UP + time).as_nanos() as u64);
         Meter { origin: Instant::now(), begin, end, times: Vec::with_capacity(4 << 20) }
     }
 
@@ -27,7 +27,7 @@ impl Meter {
         self.origin.elapsed().as_nanos() as u64
     }
 
-    pub(crate) fn has_begun(&self, now: u64) -> bool {
+    pub(crate) fn has_started(&self, now: u64) -> bool {
         now >= self.begin
     }
 
@@ -51,7 +51,7 @@ impl Meter {
             return Err("a reply has other data than its request".into());
         }
         let now = self.now();
-        if self.has_begun(now) && !self.is_over(now) {
+        if self.has_started(now) && !self.is_over(now) {
             self.times.push((now - u64::from_le_bytes(*start)) as u32);
         }
         Ok((!self.is_over(now)).then(|| self.request(now)))

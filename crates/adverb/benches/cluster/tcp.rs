@@ -96,7 +96,7 @@ fn runtime() -> Outcome<tokio::runtime::Runtime> {
 
 /// Makes calls, with a number of them outstanding.
 pub(crate) fn call(peer: &mut Peer, time: Duration, outstanding: usize, writes: Writes) -> Outcome {
-    let address = peer.hear()?;
+    let address = peer.receive_line()?;
     let calls = async {
         let mut framed = Framed::new(TcpStream::connect(address).await?, writes)?;
         let mut meter = Meter::new(time);
@@ -126,7 +126,7 @@ pub(crate) fn call(peer: &mut Peer, time: Duration, outstanding: usize, writes: 
 pub(crate) fn answer(address: &str, writes: Writes) -> Outcome {
     runtime()?.block_on(async {
         let listener = TcpListener::bind((address, 0)).await?;
-        peer::tell(&listener.local_addr()?.to_string());
+        peer::send_line(&listener.local_addr()?.to_string());
         let (stream, _) = listener.accept().await?;
         let mut framed = Framed::new(stream, writes)?;
         while framed.fill().await? {

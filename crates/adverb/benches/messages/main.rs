@@ -18,7 +18,7 @@ use adverb::net::blocking::{Connection, Connector, Listener};
 use adverb::verbs::{Access, Completion, Device, RecvRequest, SendRequest, SoftDevice, Transport};
 
 /// The number of messages in flight.
-const AHEAD: u64 = 32;
+const IN_FLIGHT: u64 = 32;
 const MESSAGE: [u8; 64] = [7; 64];
 
 fn main() -> Result<()> {
@@ -28,10 +28,10 @@ fn main() -> Result<()> {
         return Ok(());
     };
     match mode.as_str() {
-        "write" => write(rounds, false),
-        "recorded-write" => write(rounds, true),
-        "send" => pass(rounds, |left| left.send(&MESSAGE).map_err(Into::into)),
-        "feed" => pass(rounds, |left| left.feed(&MESSAGE).map_err(Into::into)),
+        "write" => write_over_queue_pair(rounds, false),
+        "recorded-write" => write_over_queue_pair(rounds, true),
+        "send" => send_over_connection(rounds, |left| left.send(&MESSAGE).map_err(Into::into)),
+        "feed" => send_over_connection(rounds, |left| left.feed(&MESSAGE).map_err(Into::into)),
         #[cfg(feature = "cluster")]
         "call" => brokers::call(rounds),
         mode => match mode.strip_prefix("broker-") {
@@ -48,32 +48,32 @@ fn device() -> Result<Device> {
 
 /// Only the operations that a connection needs for a message: a pool buffer, a WRITE with immediate data, a receive
 /// without memory, and a copy. They are recorded if `is_recorded` is set.
-fn write(rounds: u64, is_recorded: bool) -> Result<()> {
+fn write_over_queue_pair(rounds: u64, is_recorded: bool) -> Result<()> {
     let device = device()?;
     let _recording = if is_recorded { Some(device.record().capacity(1024).start()?) } else { None };
     let domain = device.create_protection_domain()?;
     let pool = Pool::builder().partitions(1).build(&domain);
     let ring = domain.region(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let completions = [device.completion_queue(1024).create()?, device.completion_queue(1024).create()?];
-    let make = |queue| domain.queue_pair(Transport::Rc).completion_queue(queue).depth(256, 256).create();
-    let (left, right) = (make(&completions[0])?, make(&completions[1])?);
+    let create = |queue| domain.queue_pair(Transport::Rc).completion_queue(queue).depth(256, 256).create();
+    let (left, right) = (create(&completions[0])?, create(&completions[1])?);
     left.connect(&right.endpoint())?;
     right.connect(&left.endpoint())?;
     let mut done: Vec<Completion> = Vec::with_capacity(256);
-    for _ in 0..rounds / AHEAD {
-        right.post_recvs((0..AHEAD).map(|_| RecvRequest::new(())))?;
-        for _ in 0..AHEAD {
+    for _ in 0..rounds / IN_FLIGHT {
+        right.post_recvs((0..IN_FLIGHT).map(|_| RecvRequest::new(())))?;
+        for _ in 0..IN_FLIGHT {
             let buffer = pool.copy_from(&MESSAGE)?;
             left.post_send(SendRequest::write_with_imm(buffer, ring.remote().at(0), 1).unsignaled())?;
         }
-        let mut come = 0;
-        while come < AHEAD {
+        let mut received = 0;
+        while received < IN_FLIGHT {
             completions[1].poll(&mut done)?;
             for completion in done.drain(..) {
                 assert!(completion.is_ok(), "{completion:?}");
                 let mut message: PoolBuf = pool.alloc(MESSAGE.len())?;
                 ring.read(0, &mut message)?;
-                come += 1;
+                received += 1;
             }
             completions[0].poll(&mut done)?;
             done.clear();
@@ -82,7 +82,7 @@ fn write(rounds: u64, is_recorded: bool) -> Result<()> {
     Ok(())
 }
 
-fn pass(rounds: u64, send: impl Fn(&Connection) -> Result<()>) -> Result<()> {
+fn send_over_connection(rounds: u64, send: impl Fn(&Connection) -> Result<()>) -> Result<()> {
     let options = Options::new().device(&device()?);
     let listener = Listener::bind_with("127.0.0.1:0", &options)?;
     let connector = Connector::new().options(&options);
@@ -91,12 +91,12 @@ fn pass(rounds: u64, send: impl Fn(&Connection) -> Result<()>) -> Result<()> {
         let left = connector.connect(listener.local_addr())?;
         Ok::<_, adverb::Error>((left, accepting.join().expect("accept doesn't panic")?))
     })?;
-    for _ in 0..rounds / AHEAD {
-        for _ in 0..AHEAD {
+    for _ in 0..rounds / IN_FLIGHT {
+        for _ in 0..IN_FLIGHT {
             send(&left)?;
         }
         left.flush()?;
-        for _ in 0..AHEAD {
+        for _ in 0..IN_FLIGHT {
             let message = right.recv()?;
             assert_eq!(message.map_or(0, |message| message.len()), MESSAGE.len());
         }

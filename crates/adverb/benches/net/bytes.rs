@@ -8,10 +8,10 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::connection::{address, options, runtime};
 use crate::peer::{self, Peer};
-use crate::{Meter, Outcome, SHORT, Work, processor_time, say, say_round_trips};
+use crate::{MESSAGE_LEN, Meter, Outcome, Work, cpu_time, print_result, print_round_trips};
 
-pub(crate) fn begin(peer: &mut Peer, work: Work) -> Outcome {
-    let address = peer.hear()?;
+pub(crate) fn run_client(peer: &mut Peer, work: Work) -> Outcome {
+    let address = peer.receive_line()?;
     runtime()?.block_on(async {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
@@ -19,8 +19,8 @@ pub(crate) fn begin(peer: &mut Peer, work: Work) -> Outcome {
     })
 }
 
-pub(crate) fn begin_stream(peer: &mut Peer, device: &str, work: Work) -> Outcome {
-    let (options, address) = (options(device)?, peer.hear()?);
+pub(crate) fn run_stream_client(peer: &mut Peer, device: &str, work: Work) -> Outcome {
+    let (options, address) = (options(device)?, peer.receive_line()?);
     runtime()?.block_on(async {
         let connection = net::Connector::new().options(&options).connect(address).await?;
         write(connection.into_stream(), work).await
@@ -33,27 +33,27 @@ async fn write(mut stream: impl AsyncRead + AsyncWrite + Unpin, work: Work) -> O
             let bytes = vec![7; len];
             let mut meter = Meter::new(time);
             let mut count = 0;
-            while meter.goes_on(count) {
+            while meter.should_continue(count) {
                 stream.write_all(&bytes).await?;
                 count += 1;
             }
             stream.flush().await?;
-            meter.say(count, len)?;
+            meter.print_result(count, len)?;
         }
         Work::Latency { times } => {
             let mut rounds = Vec::with_capacity(times);
             for _ in 0..times {
                 let start = Instant::now();
-                stream.write_all(&[7; SHORT]).await?;
-                stream.read_exact(&mut [0; SHORT]).await?;
+                stream.write_all(&[7; MESSAGE_LEN]).await?;
+                stream.read_exact(&mut [0; MESSAGE_LEN]).await?;
                 rounds.push(start.elapsed());
             }
-            say_round_trips(rounds);
+            print_round_trips(rounds);
         }
         Work::Idle { time } => {
-            let processor = processor_time();
+            let cpu = cpu_time();
             _ = tokio::time::timeout(time, stream.read_u8()).await;
-            say("processor-seconds", (processor_time() - processor).as_secs_f64());
+            print_result("processor-seconds", (cpu_time() - cpu).as_secs_f64());
         }
     }
     stream.shutdown().await?;
@@ -65,7 +65,7 @@ async fn write(mut stream: impl AsyncRead + AsyncWrite + Unpin, work: Work) -> O
 pub(crate) fn serve(address: &str, work: Work) -> Outcome<Duration> {
     runtime()?.block_on(async {
         let listener = TcpListener::bind((address, 0)).await?;
-        peer::tell(&listener.local_addr()?.to_string());
+        peer::send_line(&listener.local_addr()?.to_string());
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
         read(stream, work).await
@@ -75,27 +75,27 @@ pub(crate) fn serve(address: &str, work: Work) -> Outcome<Duration> {
 pub(crate) fn serve_stream(device: &str, work: Work) -> Outcome<Duration> {
     runtime()?.block_on(async {
         let listener = net::Listener::bind_with(address(device)?, &options(device)?).await?;
-        peer::tell(&listener.local_addr().to_string());
+        peer::send_line(&listener.local_addr().to_string());
         read(listener.accept().await?.into_stream(), work).await
     })
 }
 
 async fn read(mut stream: impl AsyncRead + AsyncWrite + Unpin, work: Work) -> Outcome<Duration> {
-    let processor = processor_time();
+    let cpu = cpu_time();
     match work {
         Work::Rate { .. } => {
             let mut bytes = vec![0; 1 << 20];
             while stream.read(&mut bytes).await? > 0 {}
         }
         Work::Latency { .. } => {
-            let mut bytes = [0; SHORT];
+            let mut bytes = [0; MESSAGE_LEN];
             while stream.read_exact(&mut bytes).await.is_ok() {
                 stream.write_all(&bytes).await?;
             }
         }
         Work::Idle { time } => _ = tokio::time::timeout(time, stream.read_u8()).await,
     }
-    let processor = processor_time() - processor;
+    let cpu = cpu_time() - cpu;
     stream.shutdown().await?;
-    Ok(processor)
+    Ok(cpu)
 }

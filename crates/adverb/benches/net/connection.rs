@@ -8,7 +8,7 @@ use adverb::verbs::Device;
 use tokio::runtime::Runtime;
 
 use crate::peer::{self, Peer};
-use crate::{Meter, Outcome, SHORT, Work, processor_time, round_trips, say, say_round_trips};
+use crate::{MESSAGE_LEN, Meter, Outcome, Work, cpu_time, print_result, print_round_trips, round_trips};
 
 /// The default options with a timeout.
 pub(crate) fn options(device: &str) -> Outcome<Options> {
@@ -24,48 +24,48 @@ pub(crate) fn address(device: &str) -> Outcome<SocketAddr> {
 
 /// The way to send messages.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum How {
+pub(crate) enum SendMethod {
     /// `send` of a slice, which is copied.
-    Sent,
+    Copied,
     /// `feed` of a slice, which is coalesced with others.
-    Fed,
+    Coalesced,
     /// `send` of a buffer of the connection's pool, which isn't copied.
-    Given,
+    ZeroCopy,
 }
 
-pub(crate) fn begin(peer: &mut Peer, device: &str, work: Work, how: How) -> Outcome {
+pub(crate) fn run_client(peer: &mut Peer, device: &str, work: Work, method: SendMethod) -> Outcome {
     let options = options(device)?;
-    let listener: SocketAddr = peer.hear()?.parse()?;
+    let listener: SocketAddr = peer.receive_line()?.parse()?;
     let connection = blocking::Connector::new().options(&options).connect(listener)?;
     match work {
         Work::Rate { time, len } => {
             let bytes = connection.pool().alloc(len)?;
             let mut meter = Meter::new(time);
             let mut count = 0;
-            while meter.goes_on(count) {
-                match how {
-                    How::Sent => connection.send(&bytes[..])?,
-                    How::Fed => connection.feed(&bytes[..])?,
-                    How::Given => connection.send(connection.pool().alloc(len)?)?,
+            while meter.should_continue(count) {
+                match method {
+                    SendMethod::Copied => connection.send(&bytes[..])?,
+                    SendMethod::Coalesced => connection.feed(&bytes[..])?,
+                    SendMethod::ZeroCopy => connection.send(connection.pool().alloc(len)?)?,
                 }
                 count += 1;
             }
             connection.flush()?;
-            meter.say(count, len)?;
+            meter.print_result(count, len)?;
             connection.close()?;
         }
         Work::Latency { times } => {
             round_trips(times, || {
-                connection.send(&[7; SHORT])?;
+                connection.send(&[7; MESSAGE_LEN])?;
                 connection.recv()?.ok_or("the peer closed the connection")?;
                 Ok(())
             })?;
             connection.close()?;
         }
         Work::Idle { time } => {
-            let processor = processor_time();
+            let cpu = cpu_time();
             _ = connection.recv_timeout(time);
-            say("processor-seconds", (processor_time() - processor).as_secs_f64());
+            print_result("processor-seconds", (cpu_time() - cpu).as_secs_f64());
         }
     }
     Ok(())
@@ -73,9 +73,9 @@ pub(crate) fn begin(peer: &mut Peer, device: &str, work: Work, how: How) -> Outc
 
 pub(crate) fn serve(device: &str, work: Work) -> Outcome<Duration> {
     let listener = blocking::Listener::bind_with(address(device)?, &options(device)?)?;
-    peer::tell(&listener.local_addr().to_string());
+    peer::send_line(&listener.local_addr().to_string());
     let connection = listener.accept()?;
-    let processor = processor_time();
+    let cpu = cpu_time();
     match work {
         Work::Rate { .. } => while connection.recv()?.is_some() {},
         Work::Latency { .. } => {
@@ -85,7 +85,7 @@ pub(crate) fn serve(device: &str, work: Work) -> Outcome<Duration> {
         }
         Work::Idle { time } => _ = connection.recv_timeout(time),
     }
-    Ok(processor_time() - processor)
+    Ok(cpu_time() - cpu)
 }
 
 /// Creates a current-thread runtime.
@@ -93,9 +93,9 @@ pub(crate) fn runtime() -> Outcome<Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
 
-pub(crate) fn begin_tasks(peer: &mut Peer, device: &str, work: Work) -> Outcome {
+pub(crate) fn run_tasks_client(peer: &mut Peer, device: &str, work: Work) -> Outcome {
     let options = options(device)?;
-    let listener: SocketAddr = peer.hear()?.parse()?;
+    let listener: SocketAddr = peer.receive_line()?.parse()?;
     runtime()?.block_on(async {
         let connection = net::Connector::new().options(&options).connect(listener).await?;
         match work {
@@ -103,28 +103,28 @@ pub(crate) fn begin_tasks(peer: &mut Peer, device: &str, work: Work) -> Outcome 
                 let bytes = connection.pool().alloc(len)?;
                 let mut meter = Meter::new(time);
                 let mut count = 0;
-                while meter.goes_on(count) {
+                while meter.should_continue(count) {
                     connection.send(&bytes[..]).await?;
                     count += 1;
                 }
-                meter.say(count, len)?;
+                meter.print_result(count, len)?;
                 connection.close().await?;
             }
             Work::Latency { times } => {
                 let mut rounds = Vec::with_capacity(times);
                 for _ in 0..times {
                     let start = Instant::now();
-                    connection.send(&[7; SHORT]).await?;
+                    connection.send(&[7; MESSAGE_LEN]).await?;
                     connection.recv().await?.ok_or("the peer closed the connection")?;
                     rounds.push(start.elapsed());
                 }
-                say_round_trips(rounds);
+                print_round_trips(rounds);
                 connection.close().await?;
             }
             Work::Idle { time } => {
-                let processor = processor_time();
+                let cpu = cpu_time();
                 _ = connection.recv_timeout(time).await;
-                say("processor-seconds", (processor_time() - processor).as_secs_f64());
+                print_result("processor-seconds", (cpu_time() - cpu).as_secs_f64());
             }
         }
         Ok(())
@@ -134,9 +134,9 @@ pub(crate) fn begin_tasks(peer: &mut Peer, device: &str, work: Work) -> Outcome 
 pub(crate) fn serve_tasks(device: &str, work: Work) -> Outcome<Duration> {
     runtime()?.block_on(async {
         let listener = net::Listener::bind_with(address(device)?, &options(device)?).await?;
-        peer::tell(&listener.local_addr().to_string());
+        peer::send_line(&listener.local_addr().to_string());
         let connection = listener.accept().await?;
-        let processor = processor_time();
+        let cpu = cpu_time();
         match work {
             Work::Rate { .. } => while connection.recv().await?.is_some() {},
             Work::Latency { .. } => {
@@ -146,6 +146,6 @@ pub(crate) fn serve_tasks(device: &str, work: Work) -> Outcome<Duration> {
             }
             Work::Idle { time } => _ = connection.recv_timeout(time).await,
         }
-        Ok(processor_time() - processor)
+        Ok(cpu_time() - cpu)
     })
 }

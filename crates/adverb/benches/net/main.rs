@@ -23,7 +23,7 @@ mod raw;
 
 use std::time::{Duration, Instant};
 
-use connection::How;
+use connection::SendMethod;
 use peer::Peer;
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
@@ -40,7 +40,7 @@ pub(crate) enum Work {
 }
 
 /// The length of the messages of round trips.
-pub(crate) const SHORT: usize = 64;
+pub(crate) const MESSAGE_LEN: usize = 64;
 
 /// The timeout of every operation.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
@@ -48,54 +48,54 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 fn main() -> Outcome {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let number = |at: usize, usual: u64| words.get(at).map_or(Ok(usual), |word| word.parse::<u64>());
+    let number = |at: usize, default: u64| words.get(at).map_or(Ok(default), |word| word.parse::<u64>());
     let time = || number(4, 700).map(Duration::from_millis);
     match words[..] {
         [] => println!("nothing to do: `cargo xtask bench net` runs this with arguments"),
-        ["serve", who, device, ref work @ ..] => serve(who, device, Work::read(work)?)?,
-        ["rate", who, ours, theirs, ..] => {
-            let work = Work::Rate { time: time()?, len: number(5, SHORT as u64)? as usize };
-            begin(who, ours, theirs, work)?;
+        ["serve", kind, device, ref work @ ..] => serve(kind, device, Work::read(work)?)?,
+        ["rate", kind, ours, theirs, ..] => {
+            let work = Work::Rate { time: time()?, len: number(5, MESSAGE_LEN as u64)? as usize };
+            run_client(kind, ours, theirs, work)?;
         }
-        ["latency", who, ours, theirs, ..] => {
-            begin(who, ours, theirs, Work::Latency { times: number(4, 20_000)? as usize })?;
+        ["latency", kind, ours, theirs, ..] => {
+            run_client(kind, ours, theirs, Work::Latency { times: number(4, 20_000)? as usize })?;
         }
-        ["idle", who, ours, theirs, ..] => begin(who, ours, theirs, Work::Idle { time: time()? })?,
+        ["idle", kind, ours, theirs, ..] => run_client(kind, ours, theirs, Work::Idle { time: time()? })?,
         _ => return Err("usage: see the top of benches/net/main.rs".into()),
     }
     Ok(())
 }
 
 /// Starts the other process, measures with it, and prints the results.
-fn begin(who: &str, ours: &str, theirs: &str, work: Work) -> Outcome {
-    let mut peer = Peer::start(who, theirs, &work.words())?;
-    match who {
-        "raw" => raw::begin(&mut peer, ours, work, raw::BATCH),
-        "raw-single" => raw::begin(&mut peer, ours, work, 1),
-        "threads" => connection::begin(&mut peer, ours, work, How::Sent),
-        "fed" => connection::begin(&mut peer, ours, work, How::Fed),
-        "given" => connection::begin(&mut peer, ours, work, How::Given),
-        "tasks" => connection::begin_tasks(&mut peer, ours, work),
-        "stream" => bytes::begin_stream(&mut peer, ours, work),
-        "tcp" => bytes::begin(&mut peer, work),
-        _ => Err(format!("unknown kind {who}").into()),
+fn run_client(kind: &str, ours: &str, theirs: &str, work: Work) -> Outcome {
+    let mut peer = Peer::start(kind, theirs, &work.words())?;
+    match kind {
+        "raw" => raw::run_client(&mut peer, ours, work, raw::BATCH),
+        "raw-single" => raw::run_client(&mut peer, ours, work, 1),
+        "threads" => connection::run_client(&mut peer, ours, work, SendMethod::Copied),
+        "fed" => connection::run_client(&mut peer, ours, work, SendMethod::Coalesced),
+        "given" => connection::run_client(&mut peer, ours, work, SendMethod::ZeroCopy),
+        "tasks" => connection::run_tasks_client(&mut peer, ours, work),
+        "stream" => bytes::run_stream_client(&mut peer, ours, work),
+        "tcp" => bytes::run_client(&mut peer, work),
+        _ => Err(format!("unknown kind {kind}").into()),
     }?;
-    let theirs: f64 = peer.dismiss()?.parse()?;
-    say("processor-seconds-peer", theirs);
+    let theirs: f64 = peer.finish()?.parse()?;
+    print_result("processor-seconds-peer", theirs);
     Ok(())
 }
 
 /// Runs the other side of a measurement, and sends its CPU time to the process that started it.
-fn serve(who: &str, device: &str, work: Work) -> Outcome {
-    let processor = match who {
+fn serve(kind: &str, device: &str, work: Work) -> Outcome {
+    let cpu = match kind {
         "raw" | "raw-single" => raw::serve(device, work),
         "threads" | "fed" | "given" => connection::serve(device, work),
         "tasks" => connection::serve_tasks(device, work),
         "stream" => bytes::serve_stream(device, work),
         "tcp" => bytes::serve(device, work),
-        _ => Err(format!("unknown kind {who}").into()),
+        _ => Err(format!("unknown kind {kind}").into()),
     }?;
-    peer::tell(&processor.as_secs_f64().to_string());
+    peer::send_line(&cpu.as_secs_f64().to_string());
     Ok(())
 }
 
@@ -123,23 +123,23 @@ impl Work {
 /// Measures messages in one direction, after a warm-up.
 pub(crate) struct Meter {
     time: Duration,
-    begun: Option<(Instant, Duration, u64)>,
+    started: Option<(Instant, Duration, u64)>,
 }
 
 /// The number of messages before the measurement starts.
-const WARM: u64 = 200;
+const WARM_UP: u64 = 200;
 
 impl Meter {
     pub(crate) fn new(time: Duration) -> Meter {
-        Meter { time, begun: None }
+        Meter { time, started: None }
     }
 
     /// Whether to send more, after `messages` messages.
-    pub(crate) fn goes_on(&mut self, messages: u64) -> bool {
-        match self.begun {
-            None if messages < WARM => true,
+    pub(crate) fn should_continue(&mut self, messages: u64) -> bool {
+        match self.started {
+            None if messages < WARM_UP => true,
             None => {
-                self.begun = Some((Instant::now(), processor_time(), messages));
+                self.started = Some((Instant::now(), cpu_time(), messages));
                 true
             }
             // Reading the clock for every message would distort the measurement.
@@ -149,13 +149,13 @@ impl Meter {
     }
 
     /// Prints the results.
-    pub(crate) fn say(&self, messages: u64, len: usize) -> Outcome {
-        let (start, processor, before) = self.begun.ok_or("too few messages were sent")?;
+    pub(crate) fn print_result(&self, messages: u64, len: usize) -> Outcome {
+        let (start, cpu, before) = self.started.ok_or("too few messages were sent")?;
         let (seconds, count) = (start.elapsed().as_secs_f64(), (messages - before) as f64);
-        say("rate", count / seconds);
-        say("bandwidth", count * len as f64 / seconds / 1e6);
-        say("gibibytes", count * len as f64 / f64::from(1 << 30));
-        say("processor-seconds", (processor_time() - processor).as_secs_f64());
+        print_result("rate", count / seconds);
+        print_result("bandwidth", count * len as f64 / seconds / 1e6);
+        print_result("gibibytes", count * len as f64 / f64::from(1 << 30));
+        print_result("processor-seconds", (cpu_time() - cpu).as_secs_f64());
         Ok(())
     }
 }
@@ -168,25 +168,25 @@ pub(crate) fn round_trips(times: usize, mut round: impl FnMut() -> Outcome) -> O
         round()?;
         rounds.push(start.elapsed());
     }
-    say_round_trips(rounds);
+    print_round_trips(rounds);
     Ok(())
 }
 
-pub(crate) fn say_round_trips(mut rounds: Vec<Duration>) {
+pub(crate) fn print_round_trips(mut rounds: Vec<Duration>) {
     rounds.sort_unstable();
     for (name, per_mille) in [("round-us-p50", 500), ("round-us-p99", 990)] {
         let at = rounds.get(rounds.len() * per_mille / 1000).copied().unwrap_or_default();
-        say(name, at.as_secs_f64() * 1e6);
+        print_result(name, at.as_secs_f64() * 1e6);
     }
 }
 
 /// Prints a result as a line that programs parse.
-pub(crate) fn say(name: &str, number: f64) {
+pub(crate) fn print_result(name: &str, number: f64) {
     println!("{name} {number:.4}");
 }
 
 /// The CPU time of this process.
-pub(crate) fn processor_time() -> Duration {
+pub(crate) fn cpu_time() -> Duration {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let times = tasks.filter_map(|task| {
         let line = std::fs::read_to_string(task.path().join("schedstat")).ok()?;

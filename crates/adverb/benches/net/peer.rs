@@ -13,7 +13,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    pub(crate) fn start(who: &str, device: &str, work: &[String]) -> Outcome<Peer> {
+    pub(crate) fn start(kind: &str, device: &str, work: &[String]) -> Outcome<Peer> {
         let program = std::env::current_exe()?;
         // On its own CPU, if one is named.
         let mut command = match std::env::var("PEER_CPU") {
@@ -25,7 +25,7 @@ impl Peer {
             Err(_) => Command::new(program),
         };
         let mut child = command
-            .args(["serve", who, device])
+            .args(["serve", kind, device])
             .args(work)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -35,19 +35,19 @@ impl Peer {
         Ok(Peer { child, to, from })
     }
 
-    pub(crate) fn tell(&mut self, line: &str) -> Outcome {
+    pub(crate) fn send_line(&mut self, line: &str) -> Outcome {
         let to = self.to.as_mut().ok_or("the other process was dismissed")?;
         Ok(to.write_all(format!("{line}\n").as_bytes())?)
     }
 
-    pub(crate) fn hear(&mut self) -> Outcome<String> {
+    pub(crate) fn receive_line(&mut self) -> Outcome<String> {
         read(&mut self.from)
     }
 
     /// Ends the measurement, and returns the last line of the other process.
-    pub(crate) fn dismiss(mut self) -> Outcome<String> {
+    pub(crate) fn finish(mut self) -> Outcome<String> {
         drop(self.to.take());
-        let last = self.hear();
+        let last = self.receive_line();
         let status = self.child.wait()?;
         if !status.success() {
             return Err(format!("the other process failed: {status}").into());
@@ -65,18 +65,18 @@ impl Drop for Peer {
 }
 
 /// Sends a line to the process that started this one.
-pub(crate) fn tell(line: &str) {
+pub(crate) fn send_line(line: &str) {
     println!("{line}");
     _ = stdout().flush();
 }
 
 /// Reads a line of the process that started this one.
-pub(crate) fn hear() -> Outcome<String> {
+pub(crate) fn receive_line() -> Outcome<String> {
     read(&mut stdin().lock())
 }
 
 /// Waits until the process that started this one ends the measurement.
-pub(crate) fn until_dismissed() {
+pub(crate) fn wait_for_finish() {
     _ = std::io::copy(&mut stdin().lock(), &mut std::io::sink());
 }
 

@@ -11,7 +11,7 @@ use adverb::verbs::{
 };
 
 use crate::peer::{self, Peer};
-use crate::{Meter, Outcome, SHORT, TIMEOUT, Work, processor_time, round_trips};
+use crate::{MESSAGE_LEN, Meter, Outcome, TIMEOUT, Work, cpu_time, round_trips};
 
 /// The number of requests that are posted with one doorbell.
 pub(crate) const BATCH: u32 = 64;
@@ -32,7 +32,7 @@ impl Side {
         let (len, depth) = match work {
             // About as many bytes as fit a cache, and at most 2048 messages.
             Work::Rate { len, .. } => (len, ((4 << 20) / len).clamp(8, 2048) as u32),
-            _ => (SHORT, 16),
+            _ => (MESSAGE_LEN, 16),
         };
         let completions = device.completion_queue(2 * depth + 8).create()?;
         let memory = domain.region(len * depth as usize, Access::LOCAL_WRITE)?;
@@ -41,7 +41,7 @@ impl Side {
         Ok(Side { completions, queue_pair, memory, len, depth })
     }
 
-    fn meet(&self, endpoint: &str) -> Outcome {
+    fn connect(&self, endpoint: &str) -> Outcome {
         // Short RNR backoff, for a receiver that was preempted and ran out of receives.
         let options = ConnectOptions::new().min_rnr_timer(6);
         Ok(self.queue_pair.connect_with(&serde_json::from_str(endpoint)?, &options)?)
@@ -79,19 +79,19 @@ impl Side {
     }
 }
 
-pub(crate) fn begin(peer: &mut Peer, device: &str, work: Work, batch: u32) -> Outcome {
+pub(crate) fn run_client(peer: &mut Peer, device: &str, work: Work, batch: u32) -> Outcome {
     let side = Side::new(device, work)?;
     side.fill_receives()?;
-    side.meet(&peer.hear()?)?;
-    peer.tell(&side.endpoint()?)?;
-    peer.hear()?;
+    side.connect(&peer.receive_line()?)?;
+    peer.send_line(&side.endpoint()?)?;
+    peer.receive_line()?;
     let mut done = Vec::with_capacity(side.depth as usize);
     match work {
         Work::Rate { time, len } => {
             let batch = u64::from(batch.min(side.depth / 2));
             let mut meter = Meter::new(time);
             let (mut posted, mut completed) = (0, 0);
-            while meter.goes_on(completed) {
+            while meter.should_continue(completed) {
                 while posted - completed + batch <= u64::from(side.depth) {
                     if batch == 1 {
                         let request = side.send(posted)?;
@@ -112,7 +112,7 @@ pub(crate) fn begin(peer: &mut Peer, device: &str, work: Work, batch: u32) -> Ou
                 }
                 completed += u64::from(side.poll(&mut done, 0)?);
             }
-            meter.say(completed, len)?;
+            meter.print_result(completed, len)?;
             // A signaled request completes the unsignaled ones before it.
             let (deadline, mut last) = (Instant::now() + TIMEOUT, Some(side.send(posted)?));
             while completed <= posted {
@@ -145,20 +145,20 @@ pub(crate) fn begin(peer: &mut Peer, device: &str, work: Work, batch: u32) -> Ou
 pub(crate) fn serve(device: &str, work: Work) -> Outcome<Duration> {
     let side = Side::new(device, work)?;
     side.fill_receives()?;
-    peer::tell(&side.endpoint()?);
-    side.meet(&peer::hear()?)?;
-    peer::tell("ready");
-    let processor = processor_time();
-    let over = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&over);
+    peer::send_line(&side.endpoint()?);
+    side.connect(&peer::receive_line()?)?;
+    peer::send_line("ready");
+    let cpu = cpu_time();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&is_over);
     std::thread::spawn(move || {
-        peer::until_dismissed();
+        peer::wait_for_finish();
         seen.store(true, Ordering::Relaxed);
     });
     let mut done = Vec::with_capacity(side.depth as usize);
     let mut receives = Vec::with_capacity(side.depth as usize);
     let mut received = 0;
-    while !over.load(Ordering::Relaxed) {
+    while !is_over.load(Ordering::Relaxed) {
         let count = side.poll(&mut done, 1)?;
         if let (Work::Latency { .. }, 1..) = (work, count) {
             side.queue_pair.post_send(side.send(0)?)?;
@@ -171,5 +171,5 @@ pub(crate) fn serve(device: &str, work: Work) -> Outcome<Duration> {
             side.queue_pair.post_recvs(receives.drain(..))?;
         }
     }
-    Ok(processor_time() - processor)
+    Ok(cpu_time() - cpu)
 }

@@ -14,8 +14,8 @@
 //! The two devices are those of two processes, named as in `Device::open`. The environment variable `PEER_CPU` pins the
 //! other process to a CPU. Each result is a line with a name and a number.
 
-mod duel;
 mod peer;
+mod processes;
 mod seeds;
 
 use std::time::Duration;
@@ -27,27 +27,27 @@ type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 fn main() -> Outcome {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let number = |at: usize, usual: u64| words.get(at).map_or(Ok(usual), |word| word.parse::<u64>());
+    let number = |at: usize, default: u64| words.get(at).map_or(Ok(default), |word| word.parse::<u64>());
     let time = |at| number(at, 1000).map(Duration::from_millis);
     match words[..] {
         [] => println!("nothing to do: `cargo xtask bench` runs this with arguments"),
-        ["serve", plan, device] => duel::serve(&serde_json::from_str(plan)?, device)?,
+        ["serve", plan, device] => processes::serve(&serde_json::from_str(plan)?, device)?,
         ["write", ours, theirs, ..] => {
             let asleep = words.get(5) == Some(&"asleep");
-            duel::write(ours, theirs, time(3)?, number(4, 65_536)? as usize, asleep)?;
+            processes::write(ours, theirs, time(3)?, number(4, 65_536)? as usize, asleep)?;
         }
         ["rate", ours, theirs, ..] => {
             let (len, is_recorded) = (number(4, 8)? as usize, words.get(5) == Some(&"recorded"));
-            duel::rate(ours, theirs, Plan::Rate { queue_pairs: 1, len, is_recorded }, time(3)?)?;
+            processes::rate(ours, theirs, Plan::Rate { queue_pairs: 1, len, is_recorded }, time(3)?)?;
         }
         ["queue-pairs", ours, theirs, ..] => {
             let plan = Plan::Rate { queue_pairs: number(3, 10_000)? as u32, len: 8, is_recorded: false };
-            duel::rate(ours, theirs, plan, time(4)?)?;
+            processes::rate(ours, theirs, plan, time(4)?)?;
         }
-        ["latency", ours, theirs, ..] => duel::latency(ours, theirs, number(3, 20_000)? as u32)?,
+        ["latency", ours, theirs, ..] => processes::latency(ours, theirs, number(3, 20_000)? as u32)?,
         ["fetch-add", ours, theirs, ..] => {
             let asleep = words.get(4) == Some(&"asleep");
-            duel::fetch_add(ours, theirs, number(3, 20_000)? as u32, asleep)?;
+            processes::fetch_add(ours, theirs, number(3, 20_000)? as u32, asleep)?;
         }
         ["seeds", link, ..] => seeds::run(link, time(2)?)?,
         _ => return Err("usage: see the top of benches/soft/main.rs".into()),
@@ -56,12 +56,12 @@ fn main() -> Outcome {
 }
 
 /// Prints a result as a line that programs parse.
-fn say(name: &str, number: f64) {
+fn print_result(name: &str, number: f64) {
     println!("{name} {number:.4}");
 }
 
 /// The CPU time of this process.
-fn processor_time() -> Duration {
+fn cpu_time() -> Duration {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let times = tasks.filter_map(|task| {
         let line = std::fs::read_to_string(task.path().join("schedstat")).ok()?;

@@ -5,7 +5,7 @@
 #[path = "../net/peer.rs"]
 mod lines;
 
-pub(crate) use lines::until_dismissed;
+pub(crate) use lines::wait_for_finish;
 
 use adverb::memory::RemoteMemory;
 use adverb::verbs::Endpoint;
@@ -43,27 +43,27 @@ impl Peer {
         Ok(Peer(lines::Peer::start(&serde_json::to_string(plan)?, device, &[])?))
     }
 
-    pub(crate) fn tell(&mut self, what: &impl Serialize) -> Outcome {
-        self.0.tell(&serde_json::to_string(what)?)
+    pub(crate) fn send_line(&mut self, value: &impl Serialize) -> Outcome {
+        self.0.send_line(&serde_json::to_string(value)?)
     }
 
-    pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Outcome<T> {
-        Ok(serde_json::from_str(&self.0.hear()?)?)
+    pub(crate) fn receive_line<T: DeserializeOwned>(&mut self) -> Outcome<T> {
+        Ok(serde_json::from_str(&self.0.receive_line()?)?)
     }
 
     /// Ends the measurement, and returns the result of the other process.
-    pub(crate) fn dismiss<T: DeserializeOwned>(self) -> Outcome<T> {
-        Ok(serde_json::from_str(&self.0.dismiss()?)?)
+    pub(crate) fn finish<T: DeserializeOwned>(self) -> Outcome<T> {
+        Ok(serde_json::from_str(&self.0.finish()?)?)
     }
 }
 
 /// Sends a value to the process that started this one.
-pub(crate) fn tell(what: &impl Serialize) -> Outcome {
-    lines::tell(&serde_json::to_string(what)?);
+pub(crate) fn send_line(value: &impl Serialize) -> Outcome {
+    lines::send_line(&serde_json::to_string(value)?);
     Ok(())
 }
 
 /// Reads a value from the process that started this one.
-pub(crate) fn hear<T: DeserializeOwned>() -> Outcome<T> {
-    Ok(serde_json::from_str(&lines::hear()?)?)
+pub(crate) fn receive_line<T: DeserializeOwned>() -> Outcome<T> {
+    Ok(serde_json::from_str(&lines::receive_line()?)?)
 }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use adverb::memory::RemoteMemory;
 use adverb::verbs::{ArmFor, Completion, Device, SendRequest, SoftDevice, Switch};
 
-use crate::duel::{Side, TIMEOUT, percentile};
-use crate::{Outcome, processor_time, say};
+use crate::processes::{Side, TIMEOUT, percentile};
+use crate::{Outcome, cpu_time, print_result};
 
 /// The numbers of outstanding requests.
 const DEPTHS: [usize; 4] = [1, 16, 128, 1024];
@@ -20,16 +20,16 @@ const DEPTHS: [usize; 4] = [1, 16, 128, 1024];
 const TIMES: usize = 20_000;
 
 /// The number of wake-ups.
-const WAKES: usize = 2_000;
+const WAKEUPS: usize = 2_000;
 
 /// The time for the waiting thread to fall asleep.
-const REST: Duration = Duration::from_micros(100);
+const SLEEP_DELAY: Duration = Duration::from_micros(100);
 
 pub(crate) fn run(link: &str, time: Duration) -> Outcome {
     let (ours, theirs) = open(link)?;
-    let most = DEPTHS[DEPTHS.len() - 1] as u32;
-    let mut side = Side::new(&ours, 8, most + 1)?;
-    side.add(1, most, 1)?;
+    let max_depth = DEPTHS[DEPTHS.len() - 1] as u32;
+    let mut side = Side::new(&ours, 8, max_depth + 1)?;
+    side.add(1, max_depth, 1)?;
     let mut target = Side::new(&theirs, 8, 64)?;
     target.add(2, 16, 1)?;
     side.connect(&target.offer(0..1))?;
@@ -107,9 +107,9 @@ fn latencies(side: &Side, remote: &RemoteMemory) -> Outcome {
         processes.push(polled - posted);
         polls.push(polled - before);
     }
-    say("post", percentile(&mut posts, 500));
-    say("process", percentile(&mut processes, 500));
-    say("poll", percentile(&mut polls, 500));
+    print_result("post", percentile(&mut posts, 500));
+    print_result("process", percentile(&mut processes, 500));
+    print_result("poll", percentile(&mut polls, 500));
     Ok(())
 }
 
@@ -117,13 +117,13 @@ fn latencies(side: &Side, remote: &RemoteMemory) -> Outcome {
 fn notifications(sleeper: Side, remote: &RemoteMemory) -> Outcome {
     let base = Instant::now();
     let (woken, wakes) = channel();
-    let mut times = Vec::with_capacity(WAKES);
+    let mut times = Vec::with_capacity(WAKEUPS);
     let (memory, queue_pair, completions) = (&sleeper.memory, &sleeper.queue_pairs[0], &sleeper.completions);
     std::thread::scope(|scope| -> Outcome {
         let waiter = scope.spawn(move || -> adverb::Result<()> {
             let mut done = Vec::new();
             let mut count = 0;
-            while count < WAKES {
+            while count < WAKEUPS {
                 completions.arm(ArmFor::Any)?;
                 let mut at = base.elapsed();
                 if completions.poll(&mut done)? == 0 {
@@ -142,8 +142,8 @@ fn notifications(sleeper: Side, remote: &RemoteMemory) -> Outcome {
             }
             Ok(())
         });
-        for _ in 0..WAKES {
-            std::thread::sleep(REST);
+        for _ in 0..WAKEUPS {
+            std::thread::sleep(SLEEP_DELAY);
             let request = SendRequest::write(memory.slice(0..8)?, remote.at(0));
             let start = base.elapsed();
             queue_pair.post_send(request)?;
@@ -154,7 +154,7 @@ fn notifications(sleeper: Side, remote: &RemoteMemory) -> Outcome {
         waiter.join().map_err(|_| "the waiting thread panicked")??;
         Ok(())
     })?;
-    say("notify", percentile(&mut times, 500));
+    print_result("notify", percentile(&mut times, 500));
     Ok(())
 }
 
@@ -162,26 +162,26 @@ fn notifications(sleeper: Side, remote: &RemoteMemory) -> Outcome {
 fn throughput(side: &Side, remote: &RemoteMemory, depth: usize, time: Duration) -> Outcome {
     let mut done: Vec<Completion> = Vec::with_capacity(depth);
     let (mut posted, mut completed) = (0, 0);
-    let (start, processor) = (Instant::now(), processor_time());
+    let (start, cpu) = (Instant::now(), cpu_time());
     loop {
         let is_over = start.elapsed() >= time;
         if is_over && completed == posted {
             break;
         }
-        let room = if is_over { 0 } else { depth - (posted - completed) };
+        let free = if is_over { 0 } else { depth - (posted - completed) };
         // Posts batches of a quarter of the depth or more, so that some requests are always in flight.
-        if room >= depth.div_ceil(4) {
-            let requests = (0..room).map(|_| SendRequest::write(slice(side), remote.at(0)));
+        if free >= depth.div_ceil(4) {
+            let requests = (0..free).map(|_| SendRequest::write(slice(side), remote.at(0)));
             side.queue_pairs[0].post_sends(requests)?;
-            posted += room;
+            posted += free;
         }
         completed += side.completions.poll(&mut done)?;
         done.drain(..).try_for_each(|completion| completion.result().map(|_| ()))?;
     }
-    let (seconds, processor) = (start.elapsed().as_secs_f64(), processor_time() - processor);
-    say(&format!("wqe-{depth}"), posted as f64 / seconds);
-    say(&format!("cqe-{depth}"), completed as f64 / seconds);
-    say(&format!("processor-{depth}"), processor.as_secs_f64() * 1e6 / completed as f64);
+    let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_time() - cpu);
+    print_result(&format!("wqe-{depth}"), posted as f64 / seconds);
+    print_result(&format!("cqe-{depth}"), completed as f64 / seconds);
+    print_result(&format!("processor-{depth}"), cpu.as_secs_f64() * 1e6 / completed as f64);
     Ok(())
 }
 

@@ -10,21 +10,21 @@ const MESSAGES: usize = 5;
 const LEN: usize = 3000;
 
 /// A connection to be, with all its receives.
-struct Line {
+struct Side {
     domain: ProtectionDomain,
     completions: CompletionQueue,
     receiving: Vec<RequestId>,
 }
 
-impl Line {
-    fn new(path: &Path) -> adverb::Result<(QueuePair, Line)> {
+impl Side {
+    fn new(path: &Path) -> adverb::Result<(QueuePair, Side)> {
         let device = path.device()?;
         let domain = device.create_protection_domain()?;
         let completions = device.completion_queue(64).events().create()?;
         let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(16, 16).create()?;
         let post = |_| Ok(queue_pair.post_recv(domain.buffer(LEN)?)?);
         let receiving = (0..MESSAGES).map(post).collect::<adverb::Result<_>>()?;
-        Ok((queue_pair, Line { domain, completions, receiving }))
+        Ok((queue_pair, Side { domain, completions, receiving }))
     }
 
     fn send_all(&self, connection: &Connection) {
@@ -34,13 +34,13 @@ impl Line {
         };
         let sending: Vec<RequestId> = (0..MESSAGES).map(post).collect();
         for id in sending {
-            self.completions.wait(id, PATIENCE).unwrap().result().unwrap();
+            self.completions.wait(id, TIMEOUT).unwrap().result().unwrap();
         }
     }
 
     fn receive_all(&self) {
         for id in &self.receiving {
-            let message = self.completions.wait(*id, PATIENCE).unwrap().into_message().unwrap();
+            let message = self.completions.wait(*id, TIMEOUT).unwrap().into_message().unwrap();
             assert_eq!(message.len(), LEN);
         }
     }
@@ -51,57 +51,57 @@ fn arguments<'a>(role: &'a str, ip: &'a str, port: &'a str) -> [&'a str; 10] {
 }
 
 #[test]
-fn several_connections_go_to_a_server_written_in_c() {
+fn several_connections_to_ucmatose_exchange_messages() {
     let programs = Programs::find();
     for (theirs, ours) in &programs.addresses {
         let port = free_port(*ours);
         let (ip, text) = (theirs.to_string(), port.to_string());
         let Some(mut server) = programs.start("ucmatose", &arguments("-b", &ip, &text)) else { return };
         let peer = SocketAddr::new(*theirs, port);
-        let deadline = Instant::now() + PATIENCE;
-        let mut lines = Vec::new();
-        while lines.len() < CONNECTIONS {
-            let mut line = None;
-            let connected = Connector::new().timeout(PATIENCE).connect(peer, |path| {
-                let (queue_pair, made) = Line::new(path)?;
-                line = Some(made);
+        let deadline = Instant::now() + TIMEOUT;
+        let mut sides = Vec::new();
+        while sides.len() < CONNECTIONS {
+            let mut side = None;
+            let connected = Connector::new().timeout(TIMEOUT).connect(peer, |path| {
+                let (queue_pair, created) = Side::new(path)?;
+                side = Some(created);
                 Ok(queue_pair)
             });
             match connected {
-                Ok(connection) => lines.push((connection, line.unwrap())),
+                Ok(connection) => sides.push((connection, side.unwrap())),
                 // It isn't up yet.
-                Err(Error::CmRejected { .. }) if lines.is_empty() && Instant::now() < deadline => {
+                Err(Error::CmRejected { .. }) if sides.is_empty() && Instant::now() < deadline => {
                     thread::sleep(Duration::from_millis(100));
                 }
                 Err(error) => panic!("{error}"),
             }
         }
-        lines.iter().for_each(|(_, line)| line.receive_all());
-        lines.iter().for_each(|(connection, line)| line.send_all(connection));
-        for (connection, _) in &lines {
-            assert_eq!(connection.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));
+        sides.iter().for_each(|(_, side)| side.receive_all());
+        sides.iter().for_each(|(connection, side)| side.send_all(connection));
+        for (connection, _) in &sides {
+            assert_eq!(connection.wait_event(TIMEOUT).unwrap(), Some(ConnectionEvent::Disconnected));
         }
         assert!(server.wait().unwrap().success());
     }
 }
 
 #[test]
-fn several_connections_come_from_a_client_written_in_c() {
+fn several_connections_from_ucmatose_exchange_messages() {
     let programs = Programs::find();
     for (_, ours) in &programs.addresses {
         let listener = Listener::bind(SocketAddr::new(*ours, 0)).unwrap();
         let (ip, text) = (ours.to_string(), listener.local_addr().port().to_string());
         let Some(mut client) = programs.start("ucmatose", &arguments("-s", &ip, &text)) else { return };
         let accept = |_| {
-            let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
-            let (queue_pair, line) = Line::new(request.path()).unwrap();
-            (request.accept(queue_pair, b"").unwrap(), line)
+            let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
+            let (queue_pair, side) = Side::new(request.path()).unwrap();
+            (request.accept(queue_pair, b"").unwrap(), side)
         };
-        let lines: Vec<(Connection, Line)> = (0..CONNECTIONS).map(accept).collect();
-        lines.iter().for_each(|(connection, line)| line.send_all(connection));
-        lines.iter().for_each(|(_, line)| line.receive_all());
-        for (connection, _) in lines {
-            connection.close(PATIENCE).unwrap();
+        let sides: Vec<(Connection, Side)> = (0..CONNECTIONS).map(accept).collect();
+        sides.iter().for_each(|(connection, side)| side.send_all(connection));
+        sides.iter().for_each(|(_, side)| side.receive_all());
+        for (connection, _) in sides {
+            connection.close(TIMEOUT).unwrap();
         }
         assert!(client.wait().unwrap().success());
     }

@@ -3,22 +3,22 @@
 use super::*;
 
 #[test]
-fn listeners_and_what_came_of_them_are_dropped_in_any_order() {
+fn listeners_and_their_connections_are_dropped_in_any_order() {
     let Some(address) = ipv4() else { return };
     // The listener first: requests that were taken, and connections, don't need it.
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_addr();
-    let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap());
-    let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
+    let client = thread::spawn(move || connect(&Connector::new().timeout(TIMEOUT), peer).unwrap());
+    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
     drop(listener);
-    let (server, mut desk) = accept(request);
-    let (client, client_desk) = client.join().unwrap();
-    client_desk.send(&client, b"still here");
-    assert_eq!(desk.receive(&server), b"still here");
+    let (server, mut side) = accept(request);
+    let (client, client_side) = client.join().unwrap();
+    client_side.send(&client, b"still here");
+    assert_eq!(side.receive(&server), b"still here");
     // What a queue pair stands on, before the connection.
-    drop((client_desk, desk));
+    drop((client_side, side));
     drop(server);
-    assert_eq!(client.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));
+    assert_eq!(client.wait_event(TIMEOUT).unwrap(), Some(ConnectionEvent::Disconnected));
 }
 
 #[test]
@@ -27,9 +27,9 @@ fn a_listener_dropped_with_requests_pending_rejects_them() {
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_addr();
     let clients: Vec<_> = (0..3)
-        .map(|_| thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap_err()))
+        .map(|_| thread::spawn(move || connect(&Connector::new().timeout(TIMEOUT), peer).unwrap_err()))
         .collect();
-    readable(&listener);
+    wait_readable(&listener);
     thread::sleep(Duration::from_millis(300));
     drop(listener);
     for client in clients {
@@ -39,22 +39,22 @@ fn a_listener_dropped_with_requests_pending_rejects_them() {
 }
 
 #[test]
-fn every_step_can_be_given_up() {
+fn a_connection_attempt_can_be_dropped_at_every_step() {
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_addr();
-    let connector = Connector::new().timeout(PATIENCE);
+    let connector = Connector::new().timeout(TIMEOUT);
     drop(connector.begin_resolve(peer).unwrap());
     let route = connector.resolve(peer).unwrap();
-    let (queue_pair, desk) = Desk::new(route.path()).unwrap();
+    let (queue_pair, side) = Side::new(route.path()).unwrap();
     drop(route);
-    drop((desk, queue_pair));
+    drop((side, queue_pair));
     let route = connector.resolve(peer).unwrap();
-    let (queue_pair, _desk) = Desk::new(route.path()).unwrap();
+    let (queue_pair, _side) = Side::new(route.path()).unwrap();
     drop(route.begin_connect(queue_pair).unwrap());
     // The request may have arrived before it was given up; accepting it is an error, now or at the deadline.
     if let Some(request) = listener.accept_timeout(Duration::from_millis(500)).unwrap() {
-        let (queue_pair, _desk) = Desk::new(request.path()).unwrap();
+        let (queue_pair, _side) = Side::new(request.path()).unwrap();
         request.accept(queue_pair, b"").unwrap_err();
     }
     // Given up by the side that accepted. At another listener: the request from above may still be under way.
@@ -62,16 +62,16 @@ fn every_step_can_be_given_up() {
     let peer = listener.local_addr();
     let connecting = {
         let route = connector.resolve(peer).unwrap();
-        let (queue_pair, _desk) = Desk::new(route.path()).unwrap();
+        let (queue_pair, _side) = Side::new(route.path()).unwrap();
         route.begin_connect(queue_pair).unwrap()
     };
-    let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
-    let (queue_pair, _desk) = Desk::new(request.path()).unwrap();
+    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
+    let (queue_pair, _side) = Side::new(request.path()).unwrap();
     drop(request.begin_accept(queue_pair, b"").unwrap());
     match connecting.wait() {
         // The answer may have gone out before: then the connection ends as soon as it is there.
         Ok(connection) => {
-            let ended = connection.wait_event(PATIENCE).unwrap();
+            let ended = connection.wait_event(TIMEOUT).unwrap();
             assert_eq!(ended, Some(ConnectionEvent::Disconnected));
         }
         Err(error) => println!("{error}"),
@@ -79,16 +79,16 @@ fn every_step_can_be_given_up() {
 }
 
 #[test]
-fn connections_leave_no_descriptors_behind() {
+fn connections_leak_no_descriptors() {
     let Some(address) = ipv4() else { return };
     // The first opens what librdmacm keeps open.
     drop(connected(address));
     let device = Device::open_by_addr(address).unwrap();
     let before = descriptors();
     for _ in 0..20 {
-        let ((client, mut client_desk), (server, desk)) = connected(address);
-        desk.send(&server, b"hello");
-        assert_eq!(client_desk.receive(&client), b"hello");
+        let ((client, mut client_side), (server, side)) = connected(address);
+        side.send(&server, b"hello");
+        assert_eq!(client_side.receive(&client), b"hello");
         drop(server);
         drop(client);
     }
@@ -104,9 +104,9 @@ fn descriptors() -> usize {
 }
 
 #[test]
-fn a_forked_child_leaves_its_parents_connection_alone() {
+fn dropping_objects_in_a_forked_child_doesnt_affect_the_parent() {
     let Some(address) = ipv4() else { return };
-    let ((client, client_desk), (server, mut desk)) = connected(address);
+    let ((client, client_side), (server, mut side)) = connected(address);
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_addr();
     // SAFETY: the child does nothing but drop, and ends without running what the parent would run at its end.
@@ -121,9 +121,9 @@ fn a_forked_child_leaves_its_parents_connection_alone() {
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0);
     assert_eq!(server.wait_event(Duration::from_millis(300)).unwrap(), None);
-    client_desk.send(&client, b"still here");
-    assert_eq!(desk.receive(&server), b"still here");
-    let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap());
-    let _server = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
+    client_side.send(&client, b"still here");
+    assert_eq!(side.receive(&server), b"still here");
+    let client = thread::spawn(move || connect(&Connector::new().timeout(TIMEOUT), peer).unwrap());
+    let _server = accept(listener.accept_timeout(TIMEOUT).unwrap().expect("a request"));
     client.join().unwrap();
 }

@@ -30,9 +30,9 @@ use adverb::verbs::{
 };
 
 /// Held by tests whose listeners hold every device of the process, and by those that expect a device to be gone.
-static EVERY_DEVICE: Mutex<()> = Mutex::new(());
+static ALL_DEVICES: Mutex<()> = Mutex::new(());
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The addresses that RDMA devices of this machine have, as far as the connection manager can use them.
 fn addresses() -> Vec<IpAddr> {
@@ -135,34 +135,34 @@ fn free_port(address: IpAddr) -> u16 {
 
 /// What goes with a queue pair: where its requests complete, and the receive that it has.
 #[derive(Debug)]
-struct Desk {
+struct Side {
     domain: ProtectionDomain,
     completions: CompletionQueue,
     receiving: RequestId,
 }
 
-impl Desk {
-    fn new(path: &Path) -> adverb::Result<(QueuePair, Desk)> {
-        Desk::on(&path.device()?, path)
+impl Side {
+    fn new(path: &Path) -> adverb::Result<(QueuePair, Side)> {
+        Side::on(&path.device()?, path)
     }
 
-    fn on(device: &Device, path: &Path) -> adverb::Result<(QueuePair, Desk)> {
+    fn on(device: &Device, path: &Path) -> adverb::Result<(QueuePair, Side)> {
         let domain = device.create_protection_domain()?;
         let completions = device.completion_queue(16).events().create()?;
         let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()?;
         let receiving = queue_pair.post_recv(domain.buffer(64)?)?;
-        Ok((queue_pair, Desk { domain, completions, receiving }))
+        Ok((queue_pair, Side { domain, completions, receiving }))
     }
 
     fn send(&self, connection: &Connection, text: &[u8]) {
         let mut buffer = self.domain.buffer(text.len()).unwrap();
         buffer.copy_from_slice(text);
         let id = connection.queue_pair().post_send(SendRequest::send(buffer)).unwrap();
-        self.completions.wait(id, PATIENCE).unwrap().result().unwrap();
+        self.completions.wait(id, TIMEOUT).unwrap().result().unwrap();
     }
 
     fn receive(&mut self, connection: &Connection) -> Vec<u8> {
-        let message = self.completions.wait(self.receiving, PATIENCE).unwrap().into_message().unwrap();
+        let message = self.completions.wait(self.receiving, TIMEOUT).unwrap().into_message().unwrap();
         let text = message.to_vec();
         self.receiving = connection.queue_pair().post_recv(self.domain.buffer(64).unwrap()).unwrap();
         text
@@ -170,27 +170,27 @@ impl Desk {
 }
 
 /// A connection within this process: the client's side first.
-fn connected(address: IpAddr) -> ((Connection, Desk), (Connection, Desk)) {
+fn connected(address: IpAddr) -> ((Connection, Side), (Connection, Side)) {
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_addr();
-    let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap());
-    let server = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
+    let client = thread::spawn(move || connect(&Connector::new().timeout(TIMEOUT), peer).unwrap());
+    let server = accept(listener.accept_timeout(TIMEOUT).unwrap().expect("a request"));
     (client.join().unwrap(), server)
 }
 
-fn connect(connector: &Connector, peer: SocketAddr) -> adverb::Result<(Connection, Desk)> {
-    let mut desk = None;
+fn connect(connector: &Connector, peer: SocketAddr) -> adverb::Result<(Connection, Side)> {
+    let mut side = None;
     let connection = connector.connect(peer, |path| {
-        let (queue_pair, made) = Desk::new(path)?;
-        desk = Some(made);
+        let (queue_pair, created) = Side::new(path)?;
+        side = Some(created);
         Ok(queue_pair)
     })?;
-    Ok((connection, desk.unwrap()))
+    Ok((connection, side.unwrap()))
 }
 
-fn accept(request: ConnectRequest) -> (Connection, Desk) {
-    let (queue_pair, desk) = Desk::new(request.path()).unwrap();
-    (request.accept(queue_pair, b"").unwrap(), desk)
+fn accept(request: ConnectRequest) -> (Connection, Side) {
+    let (queue_pair, side) = Side::new(request.path()).unwrap();
+    (request.accept(queue_pair, b"").unwrap(), side)
 }
 
 fn starts_with(data: &[u8], text: &[u8]) -> bool {
@@ -198,31 +198,31 @@ fn starts_with(data: &[u8], text: &[u8]) -> bool {
 }
 
 #[test]
-fn peers_connect_over_every_address_with_private_data_and_messages_both_ways() {
+fn peers_connect_over_every_address_and_exchange_private_data_and_messages() {
     for address in addresses() {
         let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
         let peer = listener.local_addr();
         assert_eq!(peer.ip(), address);
         assert_ne!(peer.port(), 0);
         let client = thread::spawn(move || {
-            let connector = Connector::new().timeout(PATIENCE).private_data(b"who is there?");
-            let (connection, mut desk) = connect(&connector, peer).unwrap();
+            let connector = Connector::new().timeout(TIMEOUT).private_data(b"who is there?");
+            let (connection, mut side) = connect(&connector, peer).unwrap();
             assert!(starts_with(connection.private_data(), b"a friend"));
             assert_eq!(connection.path().peer_addr(), peer);
-            desk.send(&connection, b"ping");
-            assert_eq!(desk.receive(&connection), b"pong");
-            (connection.path().local_addr(), connection.close(PATIENCE))
+            side.send(&connection, b"ping");
+            assert_eq!(side.receive(&connection), b"pong");
+            (connection.path().local_addr(), connection.close(TIMEOUT))
         });
-        let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
+        let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
         assert!(starts_with(request.private_data(), b"who is there?"));
         assert_eq!(request.path().local_addr(), peer);
-        let (queue_pair, mut desk) = Desk::new(request.path()).unwrap();
+        let (queue_pair, mut side) = Side::new(request.path()).unwrap();
         let connection = request.accept(queue_pair, b"a friend").unwrap();
         assert!(starts_with(connection.private_data(), b"who is there?"));
         assert_eq!(connection.queue_pair().state().unwrap(), QpState::ReadyToSend);
-        assert_eq!(desk.receive(&connection), b"ping");
-        desk.send(&connection, b"pong");
-        assert_eq!(connection.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));
+        assert_eq!(side.receive(&connection), b"ping");
+        side.send(&connection, b"pong");
+        assert_eq!(connection.wait_event(TIMEOUT).unwrap(), Some(ConnectionEvent::Disconnected));
         let (local, closed) = client.join().unwrap();
         closed.unwrap();
         assert_eq!(connection.path().peer_addr(), local);
@@ -231,24 +231,24 @@ fn peers_connect_over_every_address_with_private_data_and_messages_both_ways() {
 }
 
 #[test]
-fn as_much_private_data_as_fits_arrives_and_more_is_refused() {
+fn private_data_up_to_the_limit_arrives_and_more_is_rejected() {
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_addr();
     let error = Connector::new().private_data(&[1; MAX_CONNECT_DATA + 1]).resolve(peer).unwrap_err();
     assert!(matches!(error, Error::LimitExceeded { requested: 57, max: 56, .. }), "{error}");
 
-    let connector = Connector::new().timeout(PATIENCE).private_data(&[1; MAX_CONNECT_DATA]);
+    let connector = Connector::new().timeout(TIMEOUT).private_data(&[1; MAX_CONNECT_DATA]);
     let client = thread::spawn(move || {
-        let (connection, _desk) = connect(&connector, peer).unwrap();
+        let (connection, _side) = connect(&connector, peer).unwrap();
         let error = connect(&connector, peer).unwrap_err();
         (connection.private_data().to_vec(), error)
     });
-    let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
+    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
     assert_eq!(request.private_data(), [1; MAX_CONNECT_DATA]);
-    let (queue_pair, _desk) = Desk::new(request.path()).unwrap();
+    let (queue_pair, _side) = Side::new(request.path()).unwrap();
     let _connection = request.accept(queue_pair, &[2; MAX_ACCEPT_DATA]).unwrap();
-    let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
+    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
     request.reject(&[3; MAX_REJECT_DATA]).unwrap();
     let (accepted, error) = client.join().unwrap();
     assert_eq!(accepted, [2; MAX_ACCEPT_DATA]);
@@ -261,8 +261,8 @@ fn a_rejection_reaches_the_peer_with_its_reason_and_data() {
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_addr();
-    let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap_err());
-    listener.accept_timeout(PATIENCE).unwrap().expect("a request").reject(b"not you").unwrap();
+    let client = thread::spawn(move || connect(&Connector::new().timeout(TIMEOUT), peer).unwrap_err());
+    listener.accept_timeout(TIMEOUT).unwrap().expect("a request").reject(b"not you").unwrap();
     let error = client.join().unwrap();
     println!("{error}");
     assert!(error.hint().is_some());
@@ -271,26 +271,26 @@ fn a_rejection_reaches_the_peer_with_its_reason_and_data() {
     assert!(starts_with(&private_data, b"not you"));
 
     // A request that is dropped is rejected too.
-    let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap_err());
-    drop(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
+    let client = thread::spawn(move || connect(&Connector::new().timeout(TIMEOUT), peer).unwrap_err());
+    drop(listener.accept_timeout(TIMEOUT).unwrap().expect("a request"));
     let error = client.join().unwrap();
     assert!(matches!(error, Error::CmRejected { reason: RejectReason::ConsumerReject, .. }), "{error}");
 }
 
 #[test]
-fn a_port_without_listener_is_said_in_words_and_soon() {
+fn connecting_to_a_port_without_a_listener_is_rejected_soon() {
     let Some(address) = ipv4() else { return };
     let peer = SocketAddr::new(address, 1);
     let start = Instant::now();
-    let error = connect(&Connector::new().timeout(PATIENCE), peer).unwrap_err();
+    let error = connect(&Connector::new().timeout(TIMEOUT), peer).unwrap_err();
     println!("after {:?}: {error}", start.elapsed());
     assert!(matches!(error, Error::CmRejected { reason: RejectReason::InvalidServiceId, .. }), "{error}");
     assert!(error.to_string().contains("no program on the host listens on it"), "{error}");
-    assert!(start.elapsed() < PATIENCE / 2);
+    assert!(start.elapsed() < TIMEOUT / 2);
 }
 
 #[test]
-fn a_dead_address_is_given_up_at_the_deadline() {
+fn connecting_to_an_absent_address_fails_at_the_deadline() {
     let Some(IpAddr::V4(address)) = ipv4() else { return };
     let [a, b, c, _] = address.octets();
     let peer = SocketAddr::from((Ipv4Addr::new(a, b, c, 99), 7471));
@@ -302,44 +302,44 @@ fn a_dead_address_is_given_up_at_the_deadline() {
     } else {
         connector.resolve(peer).unwrap_err()
     };
-    let took = start.elapsed();
-    println!("after {took:?}: {error}");
+    let elapsed = start.elapsed();
+    println!("after {elapsed:?}: {error}");
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
     assert!(error.hint().is_some());
-    assert!(took < timeout + Duration::from_secs(2), "{took:?}");
+    assert!(elapsed < timeout + Duration::from_secs(2), "{elapsed:?}");
 }
 
 #[test]
-fn a_host_without_rdma_is_given_up_at_the_deadline() {
+fn connecting_to_a_host_without_rdma_fails_at_the_deadline() {
     let Some(IpAddr::V4(address)) = ipv4() else { return };
     let [a, b, c, d] = address.octets();
     let peer = SocketAddr::from((Ipv4Addr::new(a, b, c, if d == 2 { 1 } else { 2 }), 7471));
     let timeout = Duration::from_millis(1500);
     let start = Instant::now();
     let error = connect(&Connector::new().timeout(timeout), peer).unwrap_err();
-    let took = start.elapsed();
-    println!("after {took:?}: {error}");
+    let elapsed = start.elapsed();
+    println!("after {elapsed:?}: {error}");
     // Whatever that host is: nobody listens there.
     assert!(matches!(error, Error::Unreachable { .. } | Error::CmRejected { .. }), "{error}");
-    assert!(took < timeout + Duration::from_secs(2), "{took:?}");
+    assert!(elapsed < timeout + Duration::from_secs(2), "{elapsed:?}");
 }
 
 #[test]
-fn a_listener_that_doesnt_answer_is_given_up_at_the_deadline() {
+fn connecting_fails_at_the_deadline_if_the_listener_doesnt_accept() {
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let timeout = Duration::from_millis(700);
     let start = Instant::now();
     let error = connect(&Connector::new().timeout(timeout), listener.local_addr()).unwrap_err();
-    let took = start.elapsed();
-    println!("after {took:?}: {error}");
+    let elapsed = start.elapsed();
+    println!("after {elapsed:?}: {error}");
     let Error::Unreachable { error, .. } = error else { panic!("{error}") };
     assert_eq!(error.kind(), ErrorKind::TimedOut);
-    assert!(took >= timeout && took < timeout + Duration::from_secs(2), "{took:?}");
+    assert!(elapsed >= timeout && elapsed < timeout + Duration::from_secs(2), "{elapsed:?}");
 
     // The request is still there, and nothing comes of it.
     if let Some(request) = listener.accept_timeout(Duration::from_millis(500)).unwrap() {
-        let (queue_pair, _desk) = Desk::new(request.path()).unwrap();
+        let (queue_pair, _side) = Side::new(request.path()).unwrap();
         let error = request.accept(queue_pair, b"too late").unwrap_err();
         println!("{error}");
     }
@@ -348,68 +348,68 @@ fn a_listener_that_doesnt_answer_is_given_up_at_the_deadline() {
 #[test]
 fn a_disconnect_reaches_the_peer_and_flushes_its_receives() {
     let Some(address) = ipv4() else { return };
-    let ((client, _client_desk), (server, desk)) = connected(address);
+    let ((client, _client_side), (server, side)) = connected(address);
     assert_eq!(server.try_event().unwrap(), None);
     assert_eq!(server.wait_event(Duration::from_millis(50)).unwrap(), None);
     client.disconnect().unwrap();
     client.disconnect().unwrap();
     assert!(!client.is_connected() && server.is_connected());
-    assert_eq!(server.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));
+    assert_eq!(server.wait_event(TIMEOUT).unwrap(), Some(ConnectionEvent::Disconnected));
     assert!(!server.is_connected());
-    let completion = desk.completions.wait(desk.receiving, PATIENCE).unwrap();
+    let completion = side.completions.wait(side.receiving, TIMEOUT).unwrap();
     assert_eq!(completion.outcome().as_ref().unwrap_err().status, Status::Flushed);
     assert_eq!(server.queue_pair().state().unwrap(), QpState::Error);
-    client.close(PATIENCE).unwrap();
-    server.close(PATIENCE).unwrap();
+    client.close(TIMEOUT).unwrap();
+    server.close(TIMEOUT).unwrap();
 }
 
 #[test]
-fn a_dropped_connection_is_a_disconnect_too() {
+fn dropping_a_connection_disconnects_it() {
     let Some(address) = ipv4() else { return };
-    let ((client, _client_desk), (server, _desk)) = connected(address);
+    let ((client, _client_side), (server, _side)) = connected(address);
     drop(client);
-    assert_eq!(server.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));
+    assert_eq!(server.wait_event(TIMEOUT).unwrap(), Some(ConnectionEvent::Disconnected));
 }
 
 #[test]
-fn both_sides_connect_from_one_thread_without_blocking() {
+fn both_sides_connect_on_one_thread_without_blocking() {
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     assert!(listener.try_accept().unwrap().is_none());
-    let mut resolving = Connector::new().timeout(PATIENCE).begin_resolve(listener.local_addr()).unwrap();
-    let route = until_readable(|| resolving.poll().unwrap());
+    let mut resolving = Connector::new().timeout(TIMEOUT).begin_resolve(listener.local_addr()).unwrap();
+    let route = poll_until_ready(|| resolving.poll().unwrap());
     assert!(matches!(resolving.poll(), Err(Error::InvalidRequest { .. })));
     drop(resolving);
-    let (queue_pair, client_desk) = Desk::new(route.path()).unwrap();
+    let (queue_pair, client_side) = Side::new(route.path()).unwrap();
     let mut connecting = route.begin_connect(queue_pair).unwrap();
     assert!(connecting.poll().unwrap().is_none());
     assert!(connecting.deadline() > Instant::now());
-    readable(&listener);
+    wait_readable(&listener);
     let request = listener.try_accept().unwrap().expect("a request");
-    let (queue_pair, mut server_desk) = Desk::new(request.path()).unwrap();
+    let (queue_pair, mut server_side) = Side::new(request.path()).unwrap();
     let mut accepting = request.begin_accept(queue_pair, b"").unwrap();
-    readable(&connecting);
+    wait_readable(&connecting);
     let client = connecting.poll().unwrap().expect("a connection");
-    readable(&accepting);
+    wait_readable(&accepting);
     let server = accepting.poll().unwrap().expect("a connection");
     assert!(matches!(accepting.poll(), Err(Error::InvalidRequest { .. })));
     drop((connecting, accepting));
-    client_desk.send(&client, b"hello");
-    assert_eq!(server_desk.receive(&server), b"hello");
+    client_side.send(&client, b"hello");
+    assert_eq!(server_side.receive(&server), b"hello");
     drop(client);
-    readable(&server);
+    wait_readable(&server);
     assert_eq!(server.try_event().unwrap(), Some(ConnectionEvent::Disconnected));
 }
 
 /// Waits as an event loop would.
-fn readable(source: &impl AsFd) {
+fn wait_readable(source: &impl AsFd) {
     let mut poll = libc::pollfd { fd: source.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one entry, which may be written.
     assert_eq!(unsafe { libc::poll(&mut poll, 1, 20_000) }, 1);
 }
 
-fn until_readable<T>(mut poll: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+fn poll_until_ready<T>(mut poll: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Some(value) = poll() {
             return value;
@@ -420,26 +420,26 @@ fn until_readable<T>(mut poll: impl FnMut() -> Option<T>) -> T {
 }
 
 #[test]
-fn a_device_that_was_opened_otherwise_can_be_connected_too() {
+fn a_queue_pair_of_another_device_handle_can_be_connected() {
     let Some(address) = ipv4() else { return };
     let device = Device::open_by_addr(address).unwrap();
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_addr();
     let options = ConnectOptions::new().traffic(Traffic::new().traffic_class(0x60)).ack_timeout(15);
     let client = thread::spawn(move || {
-        let mut desk = None;
+        let mut side = None;
         let connector =
-            Connector::new().timeout(PATIENCE).options(options).local_addr(SocketAddr::new(address, 0));
+            Connector::new().timeout(TIMEOUT).options(options).local_addr(SocketAddr::new(address, 0));
         let connection = connector.connect(peer, |path| {
             assert_eq!(path.device_name(), device.name());
-            let (queue_pair, made) = Desk::on(&device, path)?;
-            desk = Some(made);
+            let (queue_pair, created) = Side::on(&device, path)?;
+            side = Some(created);
             Ok(queue_pair)
         });
-        (connection.unwrap(), desk.unwrap())
+        (connection.unwrap(), side.unwrap())
     });
-    let (server, mut server_desk) = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
-    let (client, client_desk) = client.join().unwrap();
+    let (server, mut server_side) = accept(listener.accept_timeout(TIMEOUT).unwrap().expect("a request"));
+    let (client, client_side) = client.join().unwrap();
     for (side, connection) in [("the client", &client), ("the server", &server)] {
         let peer = connection.queue_pair().query().unwrap().peer.unwrap();
         assert_eq!(
@@ -448,22 +448,22 @@ fn a_device_that_was_opened_otherwise_can_be_connected_too() {
             "{side}"
         );
     }
-    client_desk.send(&client, b"over another handle");
-    assert_eq!(server_desk.receive(&server), b"over another handle");
+    client_side.send(&client, b"over another handle");
+    assert_eq!(server_side.receive(&server), b"over another handle");
 }
 
 #[test]
-fn a_listener_at_every_address_learns_the_device_from_the_request() {
-    let _guard = EVERY_DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
+fn a_wildcard_listener_gets_the_device_from_the_request() {
+    let _guard = ALL_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind("0.0.0.0:0".parse().unwrap()).unwrap();
     let peer = SocketAddr::new(address, listener.local_addr().port());
-    let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap());
-    let (server, mut desk) = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
+    let client = thread::spawn(move || connect(&Connector::new().timeout(TIMEOUT), peer).unwrap());
+    let (server, mut side) = accept(listener.accept_timeout(TIMEOUT).unwrap().expect("a request"));
     assert_eq!(server.path().local_addr().ip(), address);
-    let (client, client_desk) = client.join().unwrap();
-    client_desk.send(&client, b"found you");
-    assert_eq!(desk.receive(&server), b"found you");
+    let (client, client_side) = client.join().unwrap();
+    client_side.send(&client, b"found you");
+    assert_eq!(side.receive(&server), b"found you");
 }
 
 #[test]
@@ -476,12 +476,12 @@ fn several_threads_accept_many_clients_from_one_listener() {
         for _ in 0..3 {
             scope.spawn(|| {
                 for _ in 0..CLIENTS / 3 {
-                    let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
+                    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
                     let name = request.private_data()[0];
-                    let (queue_pair, desk) = Desk::new(request.path()).unwrap();
+                    let (queue_pair, side) = Side::new(request.path()).unwrap();
                     let connection = request.accept(queue_pair, &[name]).unwrap();
-                    desk.send(&connection, &[name]);
-                    assert_eq!(connection.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));
+                    side.send(&connection, &[name]);
+                    assert_eq!(connection.wait_event(TIMEOUT).unwrap(), Some(ConnectionEvent::Disconnected));
                 }
             });
         }
@@ -489,11 +489,11 @@ fn several_threads_accept_many_clients_from_one_listener() {
             scope.spawn(move || {
                 for round in 0..CLIENTS / 4 {
                     let name = u8::try_from(client * CLIENTS + round).unwrap();
-                    let connector = Connector::new().timeout(PATIENCE).private_data(&[name]);
-                    let (connection, mut desk) = connect(&connector, peer).unwrap();
+                    let connector = Connector::new().timeout(TIMEOUT).private_data(&[name]);
+                    let (connection, mut side) = connect(&connector, peer).unwrap();
                     assert!(starts_with(connection.private_data(), &[name]));
-                    assert_eq!(desk.receive(&connection), [name]);
-                    connection.close(PATIENCE).unwrap();
+                    assert_eq!(side.receive(&connection), [name]);
+                    connection.close(TIMEOUT).unwrap();
                 }
             });
         }
@@ -501,11 +501,11 @@ fn several_threads_accept_many_clients_from_one_listener() {
 }
 
 #[test]
-fn connections_share_a_local_port_if_all_ask_for_it() {
+fn connections_share_a_local_port_if_all_set_reuse_addr() {
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_addr();
-    let shared = Connector::new().timeout(PATIENCE).reuse_addr(true).local_addr(SocketAddr::new(address, 0));
+    let shared = Connector::new().timeout(TIMEOUT).reuse_addr(true).local_addr(SocketAddr::new(address, 0));
     let first = shared.resolve(peer).unwrap();
     let local = first.path().local_addr();
     let second = shared.clone().local_addr(local).resolve(peer).unwrap();
@@ -516,7 +516,7 @@ fn connections_share_a_local_port_if_all_ask_for_it() {
 }
 
 #[test]
-fn an_address_that_cant_be_had_is_said_in_words() {
+fn errors_for_unusable_addresses_have_hints() {
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let taken = Listener::bind(listener.local_addr()).unwrap_err();
@@ -534,18 +534,18 @@ fn an_address_that_cant_be_had_is_said_in_words() {
             assert!(error.hint().is_some(), "{error}");
         }
     }
-    let nowhere = Connector::new().resolve("[2001:db8::1]:7471".parse().unwrap()).unwrap_err();
-    println!("{nowhere}");
-    assert!(matches!(nowhere, Error::Unreachable { .. }), "{nowhere}");
-    assert!(nowhere.hint().is_some(), "{nowhere}");
+    let unroutable = Connector::new().resolve("[2001:db8::1]:7471".parse().unwrap()).unwrap_err();
+    println!("{unroutable}");
+    assert!(matches!(unroutable, Error::Unreachable { .. }), "{unroutable}");
+    assert!(unroutable.hint().is_some(), "{unroutable}");
 }
 
 #[test]
-fn a_queue_pair_that_is_connected_already_is_refused() {
+fn a_queue_pair_in_the_error_state_is_rejected() {
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
-    let route = Connector::new().timeout(PATIENCE).resolve(listener.local_addr()).unwrap();
-    let (queue_pair, _desk) = Desk::new(route.path()).unwrap();
+    let route = Connector::new().timeout(TIMEOUT).resolve(listener.local_addr()).unwrap();
+    let (queue_pair, _side) = Side::new(route.path()).unwrap();
     queue_pair.move_to_error().unwrap();
     let error = route.connect(queue_pair).unwrap_err();
     assert!(matches!(error, Error::WrongState { state: QpState::Error, .. }), "{error}");

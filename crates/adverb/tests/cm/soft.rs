@@ -17,27 +17,27 @@ fn loopback(last: u8) -> IpAddr {
 }
 
 /// Connects from one device to another, each way, and sends messages.
-fn exercise(from: IpAddr, to: IpAddr) -> ((Connection, Desk), (Connection, Desk)) {
+fn exercise(from: IpAddr, to: IpAddr) -> ((Connection, Side), (Connection, Side)) {
     let listener = Listener::bind(SocketAddr::new(to, 0)).unwrap();
     let peer = listener.local_addr();
     let connector =
-        Connector::new().timeout(PATIENCE).local_addr(SocketAddr::new(from, 0)).private_data(b"from afar");
+        Connector::new().timeout(TIMEOUT).local_addr(SocketAddr::new(from, 0)).private_data(b"from afar");
     let client = thread::spawn(move || connect(&connector, peer).unwrap());
-    let request = listener.accept_timeout(PATIENCE).unwrap().expect("a request");
+    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
     assert!(starts_with(request.private_data(), b"from afar"));
-    let (server, mut server_desk) = accept(request);
-    let (client, mut client_desk) = client.join().unwrap();
+    let (server, mut server_side) = accept(request);
+    let (client, mut client_side) = client.join().unwrap();
     assert_eq!((client.path().local_addr().ip(), client.path().peer_addr().ip()), (from, to));
     assert_eq!((server.path().local_addr().ip(), server.path().peer_addr().ip()), (to, from));
-    client_desk.send(&client, b"there");
-    assert_eq!(server_desk.receive(&server), b"there");
-    server_desk.send(&server, b"and back");
-    assert_eq!(client_desk.receive(&client), b"and back");
-    ((client, client_desk), (server, server_desk))
+    client_side.send(&client, b"there");
+    assert_eq!(server_side.receive(&server), b"there");
+    server_side.send(&server, b"and back");
+    assert_eq!(client_side.receive(&client), b"and back");
+    ((client, client_side), (server, server_side))
 }
 
 #[test]
-fn devices_whose_packets_differ_in_length_agree_on_the_shorter() {
+fn devices_with_different_mtus_agree_on_the_smaller() {
     let switch = Switch::default();
     let (long, short) = (address("10.1.0.1"), address("10.1.0.2"));
     let _long = SoftDevice::on_switch(&switch, long).mtu(PathMtu::Mtu4096).open().unwrap();
@@ -52,7 +52,7 @@ fn devices_whose_packets_differ_in_length_agree_on_the_shorter() {
 }
 
 #[test]
-fn connections_come_about_whatever_is_lost() {
+fn connections_are_established_despite_packet_loss() {
     let switch = Switch::default();
     let open = |last: u8| {
         let faults =
@@ -62,16 +62,16 @@ fn connections_come_about_whatever_is_lost() {
     };
     let ((one, _one), (other, _other)) = (open(1), open(2));
     for (from, to) in [(one, other), (other, one), (one, one)].into_iter().cycle().take(12) {
-        let ((client, _client_desk), (server, _server_desk)) = exercise(from, to);
+        let ((client, _client_side), (server, _server_side)) = exercise(from, to);
         client.disconnect().unwrap();
-        assert_eq!(server.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));
-        client.close(PATIENCE).unwrap();
+        assert_eq!(server.wait_event(TIMEOUT).unwrap(), Some(ConnectionEvent::Disconnected));
+        client.close(TIMEOUT).unwrap();
     }
 }
 
 #[test]
-fn a_listener_at_every_address_listens_on_every_device_that_is_open() {
-    let _guard = EVERY_DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
+fn a_wildcard_listener_accepts_on_every_open_device() {
+    let _guard = ALL_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     let switch = Switch::default();
     let addresses = ["10.3.0.1", "10.3.0.2", "fd03::1"].map(address);
     let _open = addresses.map(|address| SoftDevice::on_switch(&switch, address).open().unwrap());
@@ -81,16 +81,16 @@ fn a_listener_at_every_address_listens_on_every_device_that_is_open() {
         [(&v4, addresses[0]), (&v4, addresses[1]), (&all, addresses[0]), (&all, addresses[2])]
     {
         let peer = SocketAddr::new(address, listener.local_addr().port());
-        let client = thread::spawn(move || connect(&Connector::new().timeout(PATIENCE), peer).unwrap());
-        let (server, mut desk) = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
+        let client = thread::spawn(move || connect(&Connector::new().timeout(TIMEOUT), peer).unwrap());
+        let (server, mut side) = accept(listener.accept_timeout(TIMEOUT).unwrap().expect("a request"));
         assert_eq!(server.path().local_addr(), peer);
-        let (client, client_desk) = client.join().unwrap();
-        client_desk.send(&client, b"found you");
-        assert_eq!(desk.receive(&server), b"found you");
+        let (client, client_side) = client.join().unwrap();
+        client_side.send(&client, b"found you");
+        assert_eq!(side.receive(&server), b"found you");
     }
     // IPv6 isn't IPv4.
     let peer = SocketAddr::new(addresses[2], v4.local_addr().port());
-    let error = connect(&Connector::new().timeout(PATIENCE), peer).unwrap_err();
+    let error = connect(&Connector::new().timeout(TIMEOUT), peer).unwrap_err();
     assert!(matches!(error, Error::CmRejected { reason: RejectReason::InvalidServiceId, .. }), "{error}");
     // Somebody has the port, on one of the devices.
     let error = Listener::bind(SocketAddr::new(addresses[1], v4.local_addr().port())).unwrap_err();
@@ -98,17 +98,17 @@ fn a_listener_at_every_address_listens_on_every_device_that_is_open() {
 }
 
 #[test]
-fn a_device_that_is_dropped_lives_as_long_as_its_connections() {
-    let _guard = EVERY_DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
+fn a_dropped_device_stays_open_while_it_has_connections() {
+    let _guard = ALL_DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     let switch = Switch::default();
     let (one, other) = (address("10.4.0.1"), address("10.4.0.2"));
     let devices = [one, other].map(|address| SoftDevice::on_switch(&switch, address).open().unwrap());
-    let ((client, client_desk), (server, mut desk)) = exercise(one, other);
+    let ((client, client_side), (server, mut side)) = exercise(one, other);
     drop(devices);
-    client_desk.send(&client, b"still here");
-    assert_eq!(desk.receive(&server), b"still here");
-    drop((client, client_desk));
-    assert_eq!(server.wait_event(PATIENCE).unwrap(), Some(ConnectionEvent::Disconnected));
+    client_side.send(&client, b"still here");
+    assert_eq!(side.receive(&server), b"still here");
+    drop((client, client_side));
+    assert_eq!(server.wait_event(TIMEOUT).unwrap(), Some(ConnectionEvent::Disconnected));
     let error =
         Connector::new().local_addr(SocketAddr::new(one, 0)).resolve(SocketAddr::new(other, 1)).unwrap_err();
     println!("{error}");
@@ -116,11 +116,11 @@ fn a_device_that_is_dropped_lives_as_long_as_its_connections() {
 }
 
 #[test]
-fn devices_at_one_address_are_reached_by_the_ports_that_their_gids_say() {
+fn devices_at_one_address_are_reached_at_the_ports_in_their_gids() {
     let host = loopback(1);
     let devices = [(); 3].map(|()| SoftDevice::at_addr(host).open().unwrap());
-    let [usual, one, other] = [0, 1, 2].map(|index: usize| devices[index].gids().unwrap()[0].gid);
-    for (from, to) in [(usual, one), (one, usual), (one, other)] {
+    let [default, one, other] = [0, 1, 2].map(|index: usize| devices[index].gids().unwrap()[0].gid);
+    for (from, to) in [(default, one), (one, default), (one, other)] {
         let (client, server) = exercise(from.ip(), to.ip());
         drop((client, server));
     }
@@ -143,20 +143,20 @@ fn devices_at_one_address_are_reached_by_the_ports_that_their_gids_say() {
     let listener = Listener::bind(SocketAddr::new(server.gids().unwrap()[0].gid.ip(), 0)).unwrap();
     let (from, peer) = (SocketAddr::new(host, 0), listener.local_addr());
     let client =
-        thread::spawn(move || connect(&Connector::new().timeout(PATIENCE).local_addr(from), peer).unwrap());
-    let (server, _desk) = accept(listener.accept_timeout(PATIENCE).unwrap().expect("a request"));
-    let (client, _client_desk) = client.join().unwrap();
+        thread::spawn(move || connect(&Connector::new().timeout(TIMEOUT).local_addr(from), peer).unwrap());
+    let (server, _side) = accept(listener.accept_timeout(TIMEOUT).unwrap().expect("a request"));
+    let (client, _client_side) = client.join().unwrap();
     let ours = client.path().local_addr().ip();
     assert_eq!(Gid::from(ours).udp_addr(), SocketAddr::new(host, 4792));
     assert_eq!(server.path().peer_addr().ip(), ours);
 }
 
 #[test]
-fn datagram_queue_pairs_are_found_where_a_port_is_said() {
+fn datagram_services_are_resolved_at_the_ports_in_gids() {
     let host = loopback(3);
     let devices = [(); 2].map(|()| SoftDevice::at_addr(host).open().unwrap());
-    let [usual, other] = [0, 1].map(|index: usize| devices[index].gids().unwrap()[0].gid.ip());
-    for (from, to) in [(usual, other), (other, usual)] {
+    let [default, other] = [0, 1].map(|index: usize| devices[index].gids().unwrap()[0].gid.ip());
+    for (from, to) in [(default, other), (other, default)] {
         datagrams::exercise(Connector::new().local_addr(SocketAddr::new(from, 0)), to);
     }
 }

@@ -14,7 +14,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 /// Far longer than anything takes.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A device to test with; without one the test is skipped, and says so.
 pub(crate) fn device() -> Option<Device> {
@@ -59,7 +59,7 @@ impl End {
     }
 
     pub(crate) fn wait(&self, id: RequestId) -> Completion {
-        self.completions.wait(id, PATIENCE).unwrap()
+        self.completions.wait(id, TIMEOUT).unwrap()
     }
 
     /// A buffer of bytes of this value.
@@ -83,15 +83,15 @@ pub(crate) fn connect(left: &End, right: &End) {
 }
 
 /// Runs something that must not log an error: what can't be freed is leaked, and only the log tells.
-pub(crate) fn without_errors(run: impl FnOnce()) {
-    static COMPLAINED: AtomicBool = AtomicBool::new(false);
-    struct Listener;
-    impl Subscriber for Listener {
+pub(crate) fn assert_logs_no_error(run: impl FnOnce()) {
+    static LOGGED: AtomicBool = AtomicBool::new(false);
+    struct ErrorSubscriber;
+    impl Subscriber for ErrorSubscriber {
         fn enabled(&self, metadata: &Metadata<'_>) -> bool {
             *metadata.level() == Level::ERROR
         }
         fn event(&self, event: &Event<'_>) {
-            COMPLAINED.store(true, Ordering::Relaxed);
+            LOGGED.store(true, Ordering::Relaxed);
             event.record(&mut Printer);
         }
         fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -108,6 +108,6 @@ pub(crate) fn without_errors(run: impl FnOnce()) {
             println!("logged: {field}: {value:?}");
         }
     }
-    tracing::subscriber::with_default(Listener, run);
-    assert!(!COMPLAINED.load(Ordering::Relaxed), "an error was logged");
+    tracing::subscriber::with_default(ErrorSubscriber, run);
+    assert!(!LOGGED.load(Ordering::Relaxed), "an error was logged");
 }

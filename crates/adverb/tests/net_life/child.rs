@@ -9,10 +9,10 @@ use adverb::net::Options;
 use adverb::net::blocking::{Connector, Listener};
 use adverb::verbs::Device;
 
-use crate::Letters;
+use crate::Messages;
 
 /// What says which part.
-const PART: &str = "ADVERB_PART";
+const ROLE: &str = "ADVERB_PART";
 
 /// The software NIC, unless another device is named.
 pub(crate) fn device() -> Device {
@@ -35,25 +35,25 @@ pub(crate) fn listen() -> Listener {
 pub(crate) struct Process(Child);
 
 impl Process {
-    pub(crate) fn start(part: &str) -> Process {
-        Process::begin(Command::new(std::env::current_exe().unwrap()), part)
+    pub(crate) fn start(role: &str) -> Process {
+        Process::spawn(Command::new(std::env::current_exe().unwrap()), role)
     }
 
     /// In another network namespace.
-    pub(crate) fn start_in(namespace: &str, part: &str) -> Process {
+    pub(crate) fn start_in(namespace: &str, role: &str) -> Process {
         let mut program = Command::new("ip");
         program.args(["netns", "exec", namespace]).arg(std::env::current_exe().unwrap());
-        Process::begin(program, part)
+        Process::spawn(program, role)
     }
 
-    fn begin(mut program: Command, part: &str) -> Process {
-        program.args(["--exact", "child::plays_its_part", "--nocapture"]).env(PART, part);
+    fn spawn(mut program: Command, role: &str) -> Process {
+        program.args(["--exact", "child::runs_its_role", "--nocapture"]).env(ROLE, role);
         // Nothing is said to it: where that ends, so does it.
         Process(program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
     }
 
     /// The next word that it says.
-    pub(crate) fn says(&mut self, word: &str) -> String {
+    pub(crate) fn wait_for_line(&mut self, word: &str) -> String {
         let lines = BufReader::new(self.0.stdout.as_mut().unwrap()).lines();
         // What the test's harness says isn't for us. It may be on the same line.
         let mut words =
@@ -76,17 +76,17 @@ impl Drop for Process {
 
 /// What such a process does. (In a run of all tests, nothing.)
 #[test]
-fn plays_its_part() {
-    let Ok(part) = std::env::var(PART) else { return };
+fn runs_its_role() {
+    let Ok(role) = std::env::var(ROLE) else { return };
     // Whoever started it may be killed.
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         std::process::exit(1);
     });
-    if part == "paths" {
+    if role == "paths" {
         return crate::paths::receive();
     }
-    let connection = match part.split_once(' ') {
+    let connection = match role.split_once(' ') {
         Some(("receive", rest)) => {
             let (port, path) = rest.split_once(' ').unwrap();
             return crate::restart::receive(port, path);
@@ -102,9 +102,9 @@ fn plays_its_part() {
         }
     };
     // Until it is killed.
-    let letters = Letters::new();
+    let messages = Messages::new();
     std::thread::scope(|scope| {
-        scope.spawn(|| crate::kill::send_all(&connection, &letters));
-        scope.spawn(|| crate::kill::recv_all(&connection, &letters));
+        scope.spawn(|| crate::kill::send_all(&connection, &messages));
+        scope.spawn(|| crate::kill::recv_all(&connection, &messages));
     });
 }

@@ -7,18 +7,18 @@ use adverb::Error;
 use adverb::net::blocking::{Connection, Connector};
 
 use crate::child::{Process, device, listen, options};
-use crate::{Letters, Random, number};
+use crate::{Messages, Random, number};
 
 /// Within which time it is noticed: asked for after 200 ms of silence, and given up after another two seconds; and twice that
 /// on a machine with more to do than it can.
-const BOUND: Duration = Duration::from_secs(10);
+const DETECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// How many are killed at a time.
-const AT_ONCE: usize = 10;
+const CONCURRENT_KILLS: usize = 10;
 
 /// Sends short messages and long ones until the connection ends; says how many.
-pub(crate) fn send_all(connection: &Connection, letters: &Letters) -> (usize, Error) {
+pub(crate) fn send_all(connection: &Connection, messages: &Messages) -> (usize, Error) {
     for number in 0.. {
-        if let Err(failure) = connection.send(letters.letter(number, len(number))) {
+        if let Err(failure) = connection.send(messages.message(number, len(number))) {
             return (number, failure.error);
         }
     }
@@ -26,11 +26,11 @@ pub(crate) fn send_all(connection: &Connection, letters: &Letters) -> (usize, Er
 }
 
 /// Receives them.
-pub(crate) fn recv_all(connection: &Connection, letters: &Letters) -> (usize, Error) {
+pub(crate) fn recv_all(connection: &Connection, messages: &Messages) -> (usize, Error) {
     for number in 0.. {
         match connection.recv() {
             Ok(Some(message)) => {
-                assert!(message[..] == *letters.letter(number, len(number)), "message {number}");
+                assert!(message[..] == *messages.message(number, len(number)), "message {number}");
             }
             Ok(None) => panic!("nobody closed it"),
             Err(error) => return (number, error),
@@ -44,7 +44,7 @@ fn len(number: usize) -> usize {
 }
 
 /// Connects with a process, kills that, and returns how long it took to notice and how many messages came.
-fn kill_one(moment: Duration, listens: bool, letters: &Letters) -> (Duration, usize) {
+fn kill_one(delay: Duration, listens: bool, messages: &Messages) -> (Duration, usize) {
     let (mut process, connection);
     if listens {
         let listener = listen();
@@ -52,25 +52,25 @@ fn kill_one(moment: Duration, listens: bool, letters: &Letters) -> (Duration, us
         connection = listener.accept().unwrap();
     } else {
         process = Process::start("listen");
-        let address = process.says("listening ");
+        let address = process.wait_for_line("listening ");
         connection = Connector::new().options(&options()).connect(address).unwrap();
     }
     scope(|scope| {
-        let sending = scope.spawn(|| send_all(&connection, letters));
-        let receiving = scope.spawn(|| recv_all(&connection, letters));
-        sleep(moment);
+        let sending = scope.spawn(|| send_all(&connection, messages));
+        let receiving = scope.spawn(|| recv_all(&connection, messages));
+        sleep(delay);
         process.kill();
         let killed = Instant::now();
         let ((sent, failure), (received, other)) = (sending.join().unwrap(), receiving.join().unwrap());
-        let noticed = killed.elapsed();
+        let detected = killed.elapsed();
         for error in [failure, other] {
             assert!(
                 matches!(error, Error::Disconnected { .. }),
                 "after {sent} and {received} messages: {error}"
             );
         }
-        assert!(noticed < BOUND, "a peer that was killed was noticed after {noticed:?}");
-        (noticed, received)
+        assert!(detected < DETECTION_TIMEOUT, "a peer that was killed was noticed after {detected:?}");
+        (detected, received)
     })
 }
 
@@ -86,29 +86,29 @@ fn memory() -> usize {
 }
 
 #[test]
-fn who_is_killed_is_noticed_in_time_and_nothing_is_left() {
+fn killed_peers_are_detected_in_time_and_leak_nothing() {
     let _guard = crate::own_process();
-    let kills = number("ADVERB_KILLS", AT_ONCE);
-    let (letters, mut random) = (Letters::new(), Random(number("ADVERB_SEED", 7) as u64));
+    let kills = number("ADVERB_KILLS", CONCURRENT_KILLS);
+    let (messages, mut random) = (Messages::new(), Random(number("ADVERB_SEED", 7) as u64));
     // Opened for as long as this takes.
     let device = device();
     let (resource_counts, mut after_first) = (device.resource_counts(), None);
-    let (mut longest, mut all, mut received, mut done) = (Duration::ZERO, Duration::ZERO, 0, 0);
+    let (mut max, mut total, mut received, mut done) = (Duration::ZERO, Duration::ZERO, 0, 0);
     while done < kills {
-        let moments: Vec<_> =
-            (0..AT_ONCE).map(|_| Duration::from_micros(random.below(500_000) as u64)).collect();
-        let noticed: Vec<_> = scope(|scope| {
-            let kill = |(at, moment): (usize, Duration)| {
-                let letters = &letters;
-                scope.spawn(move || kill_one(moment, at % 2 == 0, letters))
+        let delays: Vec<_> =
+            (0..CONCURRENT_KILLS).map(|_| Duration::from_micros(random.below(500_000) as u64)).collect();
+        let detected: Vec<_> = scope(|scope| {
+            let kill = |(at, delay): (usize, Duration)| {
+                let messages = &messages;
+                scope.spawn(move || kill_one(delay, at % 2 == 0, messages))
             };
-            let killed: Vec<_> = moments.into_iter().enumerate().map(kill).collect();
+            let killed: Vec<_> = delays.into_iter().enumerate().map(kill).collect();
             killed.into_iter().map(|killed| killed.join().unwrap()).collect()
         });
-        done += noticed.len();
-        longest = noticed.iter().map(|(noticed, _)| *noticed).chain([longest]).max().unwrap();
-        all += noticed.iter().map(|(noticed, _)| *noticed).sum::<Duration>();
-        received += noticed.iter().map(|(_, received)| received).sum::<usize>();
+        done += detected.len();
+        max = detected.iter().map(|(detected, _)| *detected).chain([max]).max().unwrap();
+        total += detected.iter().map(|(detected, _)| *detected).sum::<Duration>();
+        received += detected.iter().map(|(_, received)| received).sum::<usize>();
         assert_eq!(device.resource_counts(), resource_counts, "after {done}");
         let (descriptors, memory) = (descriptors(), memory());
         let (first_descriptors, first_memory) = *after_first.get_or_insert((descriptors, memory));
@@ -116,9 +116,9 @@ fn who_is_killed_is_noticed_in_time_and_nothing_is_left() {
         assert!(memory < first_memory + (64 << 10), "{memory} KiB after {done}, and {first_memory} at first");
         if done >= kills {
             println!(
-                "{done} killed: noticed after {:?} on average, {longest:?} at most; {received} messages came; {memory} KiB, and \
-                 {first_memory} after the first {AT_ONCE}",
-                all / done as u32
+                "{done} killed: noticed after {:?} on average, {max:?} at most; {received} messages came; {memory} KiB, and \
+                 {first_memory} after the first {CONCURRENT_KILLS}",
+                total / done as u32
             );
         }
     }

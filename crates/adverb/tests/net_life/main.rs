@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! ADVERB_MESSAGES=10000000 cargo test -p adverb --release --test net_life wrap -- --nocapture
-//! ADVERB_KILLS=200 cargo test -p adverb --release --test net_life who_is_killed -- --nocapture
+//! ADVERB_KILLS=200 cargo test -p adverb --release --test net_life killed_peers -- --nocapture
 //! ADVERB_MEBIBYTES=1024 ADVERB_RESTARTS=10 cargo test -p adverb --release --test net_life transfer -- --nocapture
 //! ADVERB_SECONDS=5 cargo test -p adverb --release --test net_life path -- --nocapture   # as root
 //! ```
@@ -36,8 +36,8 @@ fn own_process() -> RwLockWriteGuard<'static, ()> {
 }
 
 /// A number of the environment's, or this one.
-fn number(name: &str, otherwise: usize) -> usize {
-    std::env::var(name).ok().map_or(otherwise, |value| value.parse().expect("it is a number"))
+fn number(name: &str, default: usize) -> usize {
+    std::env::var(name).ok().map_or(default, |value| value.parse().expect("it is a number"))
 }
 
 /// Two sides that are connected.
@@ -62,21 +62,21 @@ impl Random {
     }
 }
 
-/// The longest message of [`Letters`].
-const LONGEST: usize = 64 << 10;
+/// The longest message of [`Messages`].
+const MAX_LEN: usize = 64 << 10;
 
 /// Messages whose content follows from their numbers: pieces of bytes that look random, which takes neither side long to make.
-struct Letters(Vec<u8>);
+struct Messages(Vec<u8>);
 
-impl Letters {
-    fn new() -> Letters {
+impl Messages {
+    fn new() -> Messages {
         let mut random = Random(42);
-        Letters((0..2 * LONGEST).map(|_| random.below(256) as u8).collect())
+        Messages((0..2 * MAX_LEN).map(|_| random.below(256) as u8).collect())
     }
 
     /// The message of this number, if it has so many bytes.
-    fn letter(&self, number: usize, len: usize) -> &[u8] {
-        let start = number.wrapping_mul(7919) % LONGEST;
+    fn message(&self, number: usize, len: usize) -> &[u8] {
+        let start = number.wrapping_mul(7919) % MAX_LEN;
         &self.0[start..start + len]
     }
 }

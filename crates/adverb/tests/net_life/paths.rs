@@ -11,7 +11,7 @@ use adverb::net::blocking::{Connector, Listener};
 use adverb::verbs::Device;
 
 use crate::child::Process;
-use crate::{LONGEST, Letters, number};
+use crate::{MAX_LEN, Messages, number};
 
 const PORT: u16 = 7471;
 /// What the names of namespaces begin with; the number of the process follows.
@@ -41,30 +41,30 @@ fn end(path: u32, end: u32) -> Ipv4Addr {
 }
 
 /// Two cables between here and a namespace, until dropped.
-struct Cables {
+struct VethPairs {
     namespace: String,
 }
 
-impl Cables {
-    fn new() -> Result<Cables, String> {
-        Cables::remove_left_over();
-        let cables = Cables { namespace: format!("{NAMESPACE}{}", std::process::id()) };
-        let namespace = &cables.namespace;
+impl VethPairs {
+    fn new() -> Result<VethPairs, String> {
+        VethPairs::delete_stale_namespaces();
+        let veth_pairs = VethPairs { namespace: format!("{NAMESPACE}{}", std::process::id()) };
+        let namespace = &veth_pairs.namespace;
         ip(&format!("netns add {namespace}"))?;
         ip(&format!("-n {namespace} link set lo up"))?;
         for path in 1..=2 {
-            let (near, far) = (cables.near(path), format!("avf{path}"));
-            ip(&format!("link add {near} type veth peer name {far} netns {namespace}"))?;
-            ip(&format!("addr add {}/30 dev {near}", end(path, 1)))?;
-            ip(&format!("link set {near} up"))?;
+            let (near_name, far) = (veth_pairs.near_name(path), format!("avf{path}"));
+            ip(&format!("link add {near_name} type veth peer name {far} netns {namespace}"))?;
+            ip(&format!("addr add {}/30 dev {near_name}", end(path, 1)))?;
+            ip(&format!("link set {near_name} up"))?;
             ip(&format!("-n {namespace} addr add {}/30 dev {far}", end(path, 2)))?;
             ip(&format!("-n {namespace} link set {far} up"))?;
         }
-        Ok(cables)
+        Ok(veth_pairs)
     }
 
     /// Removes the namespaces of processes that were killed. (The cables' other ends are in them, and go with them.)
-    fn remove_left_over() {
+    fn delete_stale_namespaces() {
         let names = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
         for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {
             let id = name.strip_prefix(NAMESPACE).and_then(|id| id.parse::<u32>().ok());
@@ -74,19 +74,19 @@ impl Cables {
         }
     }
 
-    fn near(&self, path: u32) -> String {
+    fn near_name(&self, path: u32) -> String {
         format!("av{path}-{}", std::process::id())
     }
 
-    fn set(&self, path: u32, state: &str) {
-        ip(&format!("link set {} {state}", self.near(path))).unwrap();
+    fn set_link(&self, path: u32, state: &str) {
+        ip(&format!("link set {} {state}", self.near_name(path))).unwrap();
     }
 }
 
-impl Drop for Cables {
+impl Drop for VethPairs {
     fn drop(&mut self) {
         for path in 1..=2 {
-            let _ = ip(&format!("link del {}", self.near(path)));
+            let _ = ip(&format!("link del {}", self.near_name(path)));
         }
         let _ = ip(&format!("netns del {}", self.namespace));
     }
@@ -106,9 +106,9 @@ pub(crate) fn receive() {
     scope(|scope| {
         let connection = listener.accept().unwrap();
         scope.spawn(|| listener.accept().map(drop));
-        let (letters, mut count, mut gaps, mut last) = (Letters::new(), 0, Vec::new(), Instant::now());
+        let (messages, mut count, mut gaps, mut last) = (Messages::new(), 0, Vec::new(), Instant::now());
         while let Some(message) = connection.recv().unwrap() {
-            assert!(message[..] == *letters.letter(count, len(count)), "message {count}");
+            assert!(message[..] == *messages.message(count, len(count)), "message {count}");
             count += 1;
             if last.elapsed() > Duration::from_millis(200) {
                 gaps.push(last.elapsed().as_millis());
@@ -122,30 +122,30 @@ pub(crate) fn receive() {
 }
 
 fn len(number: usize) -> usize {
-    if number.is_multiple_of(4) { LONGEST } else { number % 1500 }
+    if number.is_multiple_of(4) { MAX_LEN } else { number % 1500 }
 }
 
 #[test]
-fn a_connection_goes_on_over_the_other_path_and_back() {
+fn a_connection_resumes_over_the_other_path_and_back() {
     let _guard = crate::share_process();
-    let cables = match Cables::new() {
-        Ok(cables) => cables,
+    let veth_pairs = match VethPairs::new() {
+        Ok(veth_pairs) => veth_pairs,
         Err(error) => return println!("skipped: there are no network namespaces here: {error}"),
     };
-    let mut process = Process::start_in(&cables.namespace, "paths");
-    process.says("listening ");
+    let mut process = Process::start_in(&veth_pairs.namespace, "paths");
+    process.wait_for_line("listening ");
     let [one, other] = [1, 2].map(|path| IpAddr::from(end(path, 2)));
     let connector = Connector::new().options(&options()).alternate_addr(format!("{other}:{PORT}"));
     let connection = connector.connect((one, PORT)).unwrap();
     assert_eq!(connection.peer_addr().ip(), one);
-    let (seconds, start, letters) = (number("ADVERB_SECONDS", 2), Instant::now(), Letters::new());
+    let (seconds, start, messages) = (number("ADVERB_SECONDS", 2), Instant::now(), Messages::new());
     let pause = Duration::from_secs(seconds as u64);
     let paths = scope(|scope| {
-        let harm = scope.spawn(|| {
+        let faults = scope.spawn(|| {
             let mut paths = vec![connection.peer_addr().ip()];
             for path in [1, 2] {
                 sleep(pause);
-                cables.set(path, "down");
+                veth_pairs.set_link(path, "down");
                 // It must be noticed, and come up over the other.
                 let (down, before) = (Instant::now(), connection.peer_addr());
                 while connection.peer_addr() == before && down.elapsed() < Duration::from_secs(30) {
@@ -154,22 +154,22 @@ fn a_connection_goes_on_over_the_other_path_and_back() {
                 println!("path {path} went down; over the other after {:?}", down.elapsed());
                 paths.push(connection.peer_addr().ip());
                 sleep(pause);
-                cables.set(path, "up");
+                veth_pairs.set_link(path, "up");
             }
             sleep(pause);
             paths
         });
         let mut number = 0;
-        while !harm.is_finished() {
-            connection.send(letters.letter(number, len(number))).unwrap();
+        while !faults.is_finished() {
+            connection.send(messages.message(number, len(number))).unwrap();
             number += 1;
         }
         connection.shutdown().unwrap();
         let bytes: usize = (0..number).map(len).sum();
         println!("{number} messages, {} MB in {:?}", bytes / 1_000_000, start.elapsed());
-        harm.join().unwrap()
+        faults.join().unwrap()
     });
-    let answer = connection.recv().unwrap().unwrap();
-    println!("{}", String::from_utf8_lossy(&answer));
+    let reply = connection.recv().unwrap().unwrap();
+    println!("{}", String::from_utf8_lossy(&reply));
     assert_eq!(paths, [one, other, one]);
 }

@@ -12,25 +12,25 @@ use adverb::net::Options;
 use adverb::net::blocking::{Connection, Connector, Listener};
 
 use crate::child::{Process, options};
-use crate::{LONGEST, Letters, Random, number};
+use crate::{MAX_LEN, Messages, Random, number};
 
 /// Of how many bytes a message of the transfer is.
-const PIECE: usize = LONGEST;
+const MESSAGE_LEN: usize = MAX_LEN;
 
-fn going_on() -> Options {
+fn reconnecting_options() -> Options {
     options().reconnect(Duration::from_secs(10)).timeout(Duration::from_secs(60))
 }
 
 /// What the transfer has at this place.
-fn piece(letters: &Letters, number: usize) -> &[u8] {
-    letters.letter(number, PIECE)
+fn transfer_message(messages: &Messages, number: usize) -> &[u8] {
+    messages.message(number, MESSAGE_LEN)
 }
 
 /// The other program: says how much it has, and appends what comes. The file outlives it, what it has in memory doesn't.
 pub(crate) fn receive(port: &str, path: &str) {
     let listener = loop {
         // Who had the port before may still be dying.
-        match Listener::bind_with(format!("127.0.0.1:{port}"), &going_on()) {
+        match Listener::bind_with(format!("127.0.0.1:{port}"), &reconnecting_options()) {
             Ok(listener) => break listener,
             Err(_) => sleep(Duration::from_millis(10)),
         }
@@ -41,8 +41,8 @@ pub(crate) fn receive(port: &str, path: &str) {
         let connection = listener.accept().unwrap();
         // For a connection that goes on.
         scope.spawn(|| listener.accept().map(drop));
-        let whole = file.metadata().unwrap().len() / PIECE as u64;
-        file.set_len(whole * PIECE as u64).unwrap();
+        let whole = file.metadata().unwrap().len() / MESSAGE_LEN as u64;
+        file.set_len(whole * MESSAGE_LEN as u64).unwrap();
         connection.send(&whole.to_le_bytes()).unwrap();
         while let Some(message) = connection.recv().unwrap() {
             file.write_all(&message).unwrap();
@@ -53,14 +53,16 @@ pub(crate) fn receive(port: &str, path: &str) {
 }
 
 /// Sends all pieces from where the other is; says how many were sent before it ended, if it did.
-fn send_from(connection: &Connection, letters: &Letters, count: usize) -> Result<(), (usize, Error)> {
+fn send_from(connection: &Connection, messages: &Messages, count: usize) -> Result<(), (usize, Error)> {
     let first = match connection.recv() {
         Ok(Some(message)) => u64::from_le_bytes(message[..].try_into().unwrap()) as usize,
         Ok(None) => panic!("it says nothing"),
         Err(error) => return Err((0, error)),
     };
     for number in first..count {
-        connection.send(piece(letters, number)).map_err(|failure| (number - first, failure.error))?;
+        connection
+            .send(transfer_message(messages, number))
+            .map_err(|failure| (number - first, failure.error))?;
     }
     // Its program has all when it closes.
     connection.shutdown().map_err(|error| (count - first, error))?;
@@ -72,7 +74,7 @@ fn send_from(connection: &Connection, letters: &Letters, count: usize) -> Result
 }
 
 fn hash(mut next: impl FnMut(&mut [u8]) -> usize) -> u64 {
-    let (mut hasher, mut bytes) = (DefaultHasher::new(), vec![0; PIECE]);
+    let (mut hasher, mut bytes) = (DefaultHasher::new(), vec![0; MESSAGE_LEN]);
     loop {
         match next(&mut bytes) {
             0 => return hasher.finish(),
@@ -90,28 +92,28 @@ fn hash_of(path: &Path) -> u64 {
 }
 
 #[test]
-fn a_transfer_to_a_program_that_is_killed_and_started_again_is_whole() {
+fn a_transfer_to_a_killed_and_restarted_program_is_complete() {
     let _guard = crate::share_process();
-    let count = number("ADVERB_MEBIBYTES", 64) * (1 << 20) / PIECE;
+    let count = number("ADVERB_MEBIBYTES", 64) * (1 << 20) / MESSAGE_LEN;
     let kills = number("ADVERB_RESTARTS", 2);
-    let letters = &Letters::new();
+    let messages = &Messages::new();
     let path: PathBuf = std::env::temp_dir().join(format!("adverb-restart-{}", std::process::id()));
     let _ = std::fs::remove_file(&path);
     let start = |port: &str| Process::start(&format!("receive {port} {}", path.display()));
     let mut process = start("0");
-    let address = process.says("listening ");
+    let address = process.wait_for_line("listening ");
     let port = address.rsplit(':').next().unwrap().to_owned();
     let (mut random, begin, mut killed, mut unacknowledged) = (Random(3), Instant::now(), 0, 0);
     loop {
-        let connection = Connector::new().options(&going_on()).connect(&*address).unwrap();
+        let connection = Connector::new().options(&reconnecting_options()).connect(&*address).unwrap();
         let result = scope(|scope| {
-            let sending = scope.spawn(|| send_from(&connection, letters, count));
+            let sending = scope.spawn(|| send_from(&connection, messages, count));
             if killed < kills {
                 sleep(Duration::from_millis(50 + random.below(250) as u64));
                 process.kill();
                 killed += 1;
                 process = start(&port);
-                process.says("listening ");
+                process.wait_for_line("listening ");
             }
             sending.join().unwrap()
         });
@@ -119,7 +121,7 @@ fn a_transfer_to_a_program_that_is_killed_and_started_again_is_whole() {
         assert!(matches!(error, Error::Disconnected { .. }), "{error}");
         let left = connection.take_unacknowledged();
         assert!(left.len() <= sent + 1 && left.windows(2).all(|pair| pair[0].index < pair[1].index));
-        assert!(left.iter().all(|message| message.buffer.len() == PIECE));
+        assert!(left.iter().all(|message| message.buffer.len() == MESSAGE_LEN));
         unacknowledged += left.len();
     }
     let expected = {
@@ -128,17 +130,17 @@ fn a_transfer_to_a_program_that_is_killed_and_started_again_is_whole() {
             if number == count {
                 return 0;
             }
-            bytes.copy_from_slice(piece(letters, number));
+            bytes.copy_from_slice(transfer_message(messages, number));
             number += 1;
-            PIECE
+            MESSAGE_LEN
         })
     };
-    assert_eq!(std::fs::metadata(&path).unwrap().len(), (count * PIECE) as u64);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), (count * MESSAGE_LEN) as u64);
     let found = hash_of(&path);
     println!(
         "{} MiB in {:?}, the other side killed and started again {killed} times: hash {found:x}, expected {expected:x}; {unacknowledged} \
          messages weren't acknowledged",
-        (count * PIECE) >> 20,
+        (count * MESSAGE_LEN) >> 20,
         begin.elapsed()
     );
     assert_eq!(found, expected);

@@ -8,13 +8,13 @@ use adverb::Error;
 use adverb::net::{Options, SendError};
 use adverb::verbs::{SoftDevice, Switch};
 
-use crate::{Letters, pair};
+use crate::{Messages, pair};
 
 /// What both sides may have for it, each: a few rings and messages.
-const MEMORY: usize = 24 << 20;
+const MAX_REGISTERED: usize = 24 << 20;
 
 #[test]
-fn a_receiver_that_stops_for_five_seconds_stops_the_sender_and_gets_all() {
+fn a_receiver_stopped_for_five_seconds_blocks_the_sender_and_loses_nothing() {
     let _guard = crate::share_process();
     for len in [100, 64 << 10] {
         // Between two devices, where the receiver could be found not ready.
@@ -24,19 +24,19 @@ fn a_receiver_that_stops_for_five_seconds_stops_the_sender_and_gets_all() {
         let options =
             devices.each_ref().map(|device| Options::new().device(device).recv_buffer_limit(1 << 20));
         let (left, right) = pair(&options[0], &options[1]);
-        let (letters, sent, stop) = (Letters::new(), AtomicUsize::new(0), AtomicBool::new(false));
+        let (messages, sent, stop) = (Messages::new(), AtomicUsize::new(0), AtomicBool::new(false));
         scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     let number = sent.load(Ordering::Relaxed);
-                    left.send(letters.letter(number, len)).unwrap();
+                    left.send(messages.message(number, len)).unwrap();
                     sent.fetch_add(1, Ordering::Relaxed);
                 }
                 left.shutdown().unwrap();
             });
             let receive = |number: usize| {
                 let message = right.recv().unwrap().expect("there are more");
-                assert!(message[..] == *letters.letter(number, len), "message {number}");
+                assert!(message[..] == *messages.message(number, len), "message {number}");
             };
             (0..1000).for_each(receive);
             // It stops. What is under way is soon taken in, or waits.
@@ -48,15 +48,15 @@ fn a_receiver_that_stops_for_five_seconds_stops_the_sender_and_gets_all() {
             }
             sleep(Duration::from_millis(4500));
             assert_eq!(sent.load(Ordering::Relaxed), before, "the sender waits");
-            let tried = left.try_send(letters.letter(0, len));
-            assert!(matches!(tried, Err(SendError { error: Error::WouldBlock { .. }, .. })), "{tried:?}");
+            let result = left.try_send(messages.message(0, len));
+            assert!(matches!(result, Err(SendError { error: Error::WouldBlock { .. }, .. })), "{result:?}");
             let memory = [&left, &right].map(|side| side.pool().stats().registered_bytes);
-            assert!(memory.iter().all(|bytes| *bytes <= MEMORY), "{memory:?} bytes");
+            assert!(memory.iter().all(|bytes| *bytes <= MAX_REGISTERED), "{memory:?} bytes");
             stop.store(true, Ordering::Relaxed);
             (1000..before).for_each(receive);
             let mut received = before;
             while let Some(message) = right.recv().unwrap() {
-                assert!(message[..] == *letters.letter(received, len), "message {received}");
+                assert!(message[..] == *messages.message(received, len), "message {received}");
                 received += 1;
             }
             assert_eq!(received, sent.load(Ordering::Relaxed));
@@ -67,9 +67,9 @@ fn a_receiver_that_stops_for_five_seconds_stops_the_sender_and_gets_all() {
         });
         for device in &devices {
             let counters = device.counters(1).unwrap();
-            let not_ready: Vec<_> = counters.iter().filter(|(name, _)| name.contains("rnr")).collect();
-            assert!(not_ready.len() >= 2, "they are counted");
-            assert!(not_ready.iter().all(|(_, count)| *count == 0), "{not_ready:?}");
+            let rnr_counters: Vec<_> = counters.iter().filter(|(name, _)| name.contains("rnr")).collect();
+            assert!(rnr_counters.len() >= 2, "they are counted");
+            assert!(rnr_counters.iter().all(|(_, count)| *count == 0), "{rnr_counters:?}");
         }
     }
 }

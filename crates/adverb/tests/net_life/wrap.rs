@@ -7,39 +7,39 @@ use adverb::net::Options;
 use adverb::net::blocking::Connection;
 use adverb::verbs::Device;
 
-use crate::{LONGEST, Letters, Random, number, pair};
+use crate::{MAX_LEN, Messages, Random, number, pair};
 
 /// The ring, and the longest message that goes through it. Longer ones are read from where they are.
-const RING: u32 = 4 << 10;
-const EAGER: usize = (RING as usize / 4) - 16;
+const RING_SIZE: u32 = 4 << 10;
+const MAX_EAGER_LEN: usize = (RING_SIZE as usize / 4) - 16;
 
 /// Lengths from 0 to 64 KiB: of each power of two as many, so that there are far more short ones than long ones.
 fn len(random: &mut Random) -> usize {
-    let bits = random.below(LONGEST.ilog2() as usize + 1) + 1;
-    random.below(1 << bits).min(LONGEST)
+    let bits = random.below(MAX_LEN.ilog2() as usize + 1) + 1;
+    random.below(1 << bits).min(MAX_LEN)
 }
 
 /// How many units of 16 bytes a message takes in the ring.
 fn units(len: usize) -> usize {
-    1 + if len <= EAGER { len.div_ceil(16) } else { 1 }
+    1 + if len <= MAX_EAGER_LEN { len.div_ceil(16) } else { 1 }
 }
 
-fn send(connection: &Connection, letters: &Letters, seed: u64, count: usize) -> (usize, usize) {
-    let (mut random, mut bytes, mut places) = (Random(seed), 0, 0);
+fn send(connection: &Connection, messages: &Messages, seed: u64, count: usize) -> (usize, usize) {
+    let (mut random, mut bytes, mut unit_count) = (Random(seed), 0, 0);
     for number in 0..count {
         let len = len(&mut random);
-        (bytes, places) = (bytes + len, places + units(len));
-        connection.send(letters.letter(number, len)).unwrap();
+        (bytes, unit_count) = (bytes + len, unit_count + units(len));
+        connection.send(messages.message(number, len)).unwrap();
     }
     connection.shutdown().unwrap();
-    (bytes, places)
+    (bytes, unit_count)
 }
 
-fn recv(connection: &Connection, letters: &Letters, seed: u64, count: usize) {
+fn recv(connection: &Connection, messages: &Messages, seed: u64, count: usize) {
     let mut random = Random(seed);
     for number in 0..count {
         let message = connection.recv().unwrap().expect("there are more");
-        let expected = letters.letter(number, len(&mut random));
+        let expected = messages.message(number, len(&mut random));
         assert_eq!(message.len(), expected.len(), "message {number}");
         assert!(message[..] == *expected, "message {number} of {} bytes", message.len());
     }
@@ -47,25 +47,27 @@ fn recv(connection: &Connection, letters: &Letters, seed: u64, count: usize) {
 }
 
 #[test]
-fn everything_wraps_many_times_with_messages_both_ways() {
+fn rings_and_counters_wrap_with_messages_in_both_directions() {
     let _guard = crate::share_process();
     let count = number("ADVERB_MESSAGES", 100_000);
-    let options =
-        Options::new().device(&Device::open("soft").unwrap()).recv_ring_size(RING).max_outstanding_writes(16);
+    let options = Options::new()
+        .device(&Device::open("soft").unwrap())
+        .recv_ring_size(RING_SIZE)
+        .max_outstanding_writes(16);
     let (left, right) = pair(&options, &options);
-    let (letters, start) = (&Letters::new(), Instant::now());
+    let (messages, start) = (&Messages::new(), Instant::now());
     let (bytes, units) = scope(|scope| {
         let senders = [(&left, 1), (&right, 2)];
-        let senders = senders.map(|(from, seed)| scope.spawn(move || send(from, letters, seed, count)));
+        let senders = senders.map(|(from, seed)| scope.spawn(move || send(from, messages, seed, count)));
         let receivers = [(&left, 2), (&right, 1)];
-        let receivers = receivers.map(|(to, seed)| scope.spawn(move || recv(to, letters, seed, count)));
+        let receivers = receivers.map(|(to, seed)| scope.spawn(move || recv(to, messages, seed, count)));
         receivers.into_iter().for_each(|receiver| receiver.join().unwrap());
         let [one, other] = senders.map(|sender| sender.join().unwrap());
         (one.0 + other.0, one.1.min(other.1))
     });
     let seconds = start.elapsed().as_secs_f64();
     // A write has at most a quarter of the ring, so that there were at least so many.
-    let (ring, writes) = (RING as usize / 16, units / (RING as usize / 16 / 4));
+    let (ring, writes) = (RING_SIZE as usize / 16, units / (RING_SIZE as usize / 16 / 4));
     let (rings, unit_counts, write_counts) = (units / ring, units >> 21, writes >> 9);
     println!(
         "{count} messages each way, {:.1} GB, in {seconds:.0} s: {:.0} a second. At least, each way: the ring went round {rings} \

@@ -16,13 +16,13 @@ use super::{End, Random};
 /// What is sent last.
 const LAST: [u8; 8] = [0xff; 8];
 /// How many messages come, of which none may be lost.
-const COME: u32 = 500;
+const MESSAGES: u32 = 500;
 /// How often something is begun, and dropped or not.
 const ROUNDS: usize = 2_000;
 /// The round before which no message comes, so that each receive of the earlier rounds is dropped.
-const FIRST_COMES: u32 = 200;
+const FIRST_MESSAGE_ROUND: u32 = 200;
 
-fn of_tasks(end: End) -> Connection {
+fn into_async(end: End) -> Connection {
     match end {
         End::Tasks(connection) => connection,
         End::Threads(_) => unreachable!("the case is for tasks"),
@@ -30,7 +30,7 @@ fn of_tasks(end: End) -> Connection {
 }
 
 pub(super) fn send_and_drop(end: End) {
-    let connection = of_tasks(end);
+    let connection = into_async(end);
     wait(async {
         let (mut random, mut next, mut sent, mut dropped) = (Random(7), 0, 0, 0);
         // A receive that is dropped loses nothing.
@@ -65,23 +65,23 @@ pub(super) fn send_and_drop(end: End) {
         while let Some(message) = connection.recv().await.unwrap() {
             expect(&message);
         }
-        assert_eq!(next, COME);
+        assert_eq!(next, MESSAGES);
         connection.close().await.unwrap();
     });
 }
 
-pub(super) fn check_what_comes(end: End) {
-    let (begin, begun) = mpsc::channel();
+pub(super) fn check_received(end: End) {
+    let (start, started) = mpsc::channel();
     scope(|scope| {
         let end = &end;
         scope.spawn(move || {
-            begun.recv().expect("the first rounds end");
-            for number in 0..COME {
+            started.recv().expect("the first rounds end");
+            for number in 0..MESSAGES {
                 end.send(&number.to_le_bytes()).unwrap();
             }
             end.shutdown().unwrap();
         });
-        let mut begin = Some(begin);
+        let mut start = Some(start);
         let (mut next, mut count) = (0, 0);
         loop {
             // At times nobody makes room, so that sending has to wait.
@@ -97,10 +97,10 @@ pub(super) fn check_what_comes(end: End) {
             assert!(number >= next && (number as usize) < ROUNDS, "{number} after {next}");
             assert!(message[4..].iter().all(|byte| *byte == number as u8));
             next = number + 1;
-            if number >= FIRST_COMES
-                && let Some(begin) = begin.take()
+            if number >= FIRST_MESSAGE_ROUND
+                && let Some(start) = start.take()
             {
-                begin.send(()).unwrap();
+                start.send(()).unwrap();
             }
         }
         assert!(end.recv().unwrap().is_none());
@@ -109,17 +109,17 @@ pub(super) fn check_what_comes(end: End) {
 }
 
 /// So long that reading all of it takes a device more than a moment.
-const TABLE: usize = 256 << 10;
+const TABLE_LEN: usize = 256 << 10;
 
 pub(super) fn operate_and_drop(end: End) {
-    let connection = of_tasks(end);
+    let connection = into_async(end);
     wait(async {
         let remote = connection.remote_region("table").await.unwrap();
         let mut random = Random(9);
         for number in 0..500u64 {
             // Some devices are done with the first poll (rxe with itself), others are far from it.
             match random.below(6) {
-                0 => drop(poll_once(&mut pin!(remote.read(0..TABLE as u64))).await),
+                0 => drop(poll_once(&mut pin!(remote.read(0..TABLE_LEN as u64))).await),
                 1 => drop(poll_once(&mut pin!(remote.write(8, &[7; 100]))).await),
                 2 => drop(poll_once(&mut pin!(remote.read_many([0..8, 100..200, 4095..4096]))).await),
                 3 => drop(poll_once(&mut pin!(remote.fetch_add(0, 1 << 32))).await),
@@ -138,8 +138,9 @@ pub(super) fn operate_and_drop(end: End) {
 }
 
 pub(super) fn expose(end: End) {
-    let table =
-        end.expose("table", TABLE, RemoteAccess::READ | RemoteAccess::WRITE | RemoteAccess::ATOMIC).unwrap();
+    let table = end
+        .expose("table", TABLE_LEN, RemoteAccess::READ | RemoteAccess::WRITE | RemoteAccess::ATOMIC)
+        .unwrap();
     let sum = end.recv().unwrap().unwrap();
     assert_eq!(sum[..], table.word(0).unwrap().load(Ordering::Relaxed).to_le_bytes());
     assert!(end.recv().unwrap().is_none());

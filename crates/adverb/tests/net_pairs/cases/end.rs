@@ -117,10 +117,10 @@ impl End {
         either!(self, End, connection => connection.expose(name, len, rights))
     }
 
-    pub(crate) fn remote_region(&self, name: &str) -> Result<Far<'_>> {
+    pub(crate) fn remote_region(&self, name: &str) -> Result<AnyRegion<'_>> {
         Ok(match self {
-            End::Threads(connection) => Far::Threads(connection.remote_region(name)?),
-            End::Tasks(connection) => Far::Tasks(wait(connection.remote_region(name))?),
+            End::Threads(connection) => AnyRegion::Threads(connection.remote_region(name)?),
+            End::Tasks(connection) => AnyRegion::Tasks(wait(connection.remote_region(name))?),
         })
     }
 
@@ -150,29 +150,29 @@ impl End {
 
 /// The other end's memory.
 #[derive(Clone, Copy)]
-pub(crate) enum Far<'a> {
+pub(crate) enum AnyRegion<'a> {
     Threads(blocking::RemoteRegion<'a>),
     Tasks(net::RemoteRegion<'a>),
 }
 
-impl Far<'_> {
+impl AnyRegion<'_> {
     pub(crate) fn len(&self) -> u64 {
         match self {
-            Far::Threads(remote) => remote.len(),
-            Far::Tasks(remote) => remote.len(),
+            AnyRegion::Threads(remote) => remote.len(),
+            AnyRegion::Tasks(remote) => remote.len(),
         }
     }
 
     pub(crate) fn read(&self, range: Range<u64>) -> Result<PoolBuf> {
-        either!(self, Far, remote => remote.read(range))
+        either!(self, AnyRegion, remote => remote.read(range))
     }
 
     pub(crate) fn read_many<const N: usize>(&self, ranges: [Range<u64>; N]) -> Result<Vec<PoolBuf>> {
-        either!(self, Far, remote => remote.read_many(ranges))
+        either!(self, AnyRegion, remote => remote.read_many(ranges))
     }
 
     pub(crate) fn write<'a>(&self, offset: u64, bytes: impl Into<SendData<'a>>) -> Result<()> {
-        Ok(either!(self, Far, remote => remote.write(offset, bytes))?)
+        Ok(either!(self, AnyRegion, remote => remote.write(offset, bytes))?)
     }
 
     pub(crate) fn write_with_imm<'a>(
@@ -181,15 +181,15 @@ impl Far<'_> {
         bytes: impl Into<SendData<'a>>,
         immediate: u32,
     ) -> Result<()> {
-        Ok(either!(self, Far, remote => remote.write_with_imm(offset, bytes, immediate))?)
+        Ok(either!(self, AnyRegion, remote => remote.write_with_imm(offset, bytes, immediate))?)
     }
 
     pub(crate) fn fetch_add(&self, offset: u64, add: u64) -> Result<u64> {
-        either!(self, Far, remote => remote.fetch_add(offset, add))
+        either!(self, AnyRegion, remote => remote.fetch_add(offset, add))
     }
 
     pub(crate) fn compare_swap(&self, offset: u64, compare: u64, swap: u64) -> Result<u64> {
-        either!(self, Far, remote => remote.compare_swap(offset, compare, swap))
+        either!(self, AnyRegion, remote => remote.compare_swap(offset, compare, swap))
     }
 }
 
@@ -232,32 +232,32 @@ impl Space<'_> {
 }
 
 /// Where an end waits for the other.
-pub(crate) enum Listening {
+pub(crate) enum AnyListener {
     Threads(blocking::Listener),
     Tasks(net::Listener),
 }
 
-impl Listening {
+impl AnyListener {
     /// At a free port of the address.
-    pub(crate) fn bind(flavour: Flavour, options: &Options, address: IpAddr) -> Result<Listening> {
+    pub(crate) fn bind(flavour: Flavour, options: &Options, address: IpAddr) -> Result<AnyListener> {
         let address = SocketAddr::new(address, 0);
         Ok(match flavour {
-            Flavour::Threads => Listening::Threads(blocking::Listener::bind_with(address, options)?),
-            Flavour::Tasks => Listening::Tasks(wait(net::Listener::bind_with(address, options))?),
+            Flavour::Threads => AnyListener::Threads(blocking::Listener::bind_with(address, options)?),
+            Flavour::Tasks => AnyListener::Tasks(wait(net::Listener::bind_with(address, options))?),
         })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
         match self {
-            Listening::Threads(listener) => listener.local_addr(),
-            Listening::Tasks(listener) => listener.local_addr(),
+            AnyListener::Threads(listener) => listener.local_addr(),
+            AnyListener::Tasks(listener) => listener.local_addr(),
         }
     }
 
     pub(crate) fn accept(&self) -> Result<End> {
         Ok(match self {
-            Listening::Threads(listener) => End::Threads(listener.accept()?),
-            Listening::Tasks(listener) => End::Tasks(wait(listener.accept())?),
+            AnyListener::Threads(listener) => End::Threads(listener.accept()?),
+            AnyListener::Tasks(listener) => End::Tasks(wait(listener.accept())?),
         })
     }
 }

@@ -10,7 +10,7 @@ use adverb::net::RemoteAccess;
 use super::{End, Random, check, fill};
 
 /// Notices, whatever it waits for, that the other end is no more.
-pub(super) fn notice(end: End) {
+pub(super) fn detect_failure(end: End) {
     let words = end.remote_region("words").unwrap();
     end.send(b"found").unwrap();
     let start = Instant::now();
@@ -33,7 +33,7 @@ pub(super) fn notice(end: End) {
 }
 
 /// Goes without a word.
-pub(super) fn vanish(end: End) {
+pub(super) fn drop_connection(end: End) {
     let words = end.expose("words", 8, RemoteAccess::ATOMIC).unwrap();
     assert_eq!(&end.recv().unwrap().unwrap()[..], b"found");
     drop(words);
@@ -41,43 +41,43 @@ pub(super) fn vanish(end: End) {
 }
 
 /// The network between two ends, which is cut for some seconds while they play, if one of them knows how: by this command.
-const CUT: &str = "ADVERB_CUT";
+const COMMAND_VARIABLE: &str = "ADVERB_CUT";
 
 /// What comes of cutting it.
-pub(super) struct Cut {
+pub(super) struct Interruption {
     /// For how long to go on.
     pub(super) time: Duration,
     /// How long nothing comes, at least.
     pub(super) gap: Duration,
-    cutting: Option<JoinHandle<()>>,
+    command_thread: Option<JoinHandle<()>>,
 }
 
-impl Cut {
+impl Interruption {
     /// Agrees with the other end on whether it is cut, and has that done soon.
-    pub(super) fn agree(end: &End) -> Cut {
-        let command = std::env::var(CUT).ok();
+    pub(super) fn agree(end: &End) -> Interruption {
+        let command = std::env::var(COMMAND_VARIABLE).ok();
         end.send(&[u8::from(command.is_some())]).unwrap();
-        let is_cut = end.recv().unwrap().unwrap()[..] == [1] || command.is_some();
-        let cutting = command.map(|command| {
+        let is_interrupted = end.recv().unwrap().unwrap()[..] == [1] || command.is_some();
+        let command_thread = command.map(|command| {
             std::thread::spawn(move || {
                 sleep(Duration::from_millis(500));
                 assert!(Command::new("sh").args(["-c", &command]).status().unwrap().success(), "{command}");
             })
         });
-        let [time, gap] = if is_cut { [6000, 1500] } else { [300, 0] }.map(Duration::from_millis);
-        Cut { time, gap, cutting }
+        let [time, gap] = if is_interrupted { [6000, 1500] } else { [300, 0] }.map(Duration::from_millis);
+        Interruption { time, gap, command_thread }
     }
 
     pub(super) fn end(self) {
-        if let Some(cutting) = self.cutting {
-            cutting.join().unwrap();
+        if let Some(command_thread) = self.command_thread {
+            command_thread.join().unwrap();
         }
     }
 }
 
 /// Sends messages for a while, and looks at what comes back.
-pub(super) fn send_on(end: End) {
-    let cut = Cut::agree(&end);
+pub(super) fn send_despite_interruption(end: End) {
+    let interruption = Interruption::agree(&end);
     let lens = || {
         let mut random = Random(11);
         (0..).map(move |number| (number, random.len(60_000)))
@@ -86,7 +86,7 @@ pub(super) fn send_on(end: End) {
         let sending = scope.spawn(|| {
             let (start, mut bytes) = (Instant::now(), Vec::new());
             for (number, len) in lens() {
-                if start.elapsed() > cut.time {
+                if start.elapsed() > interruption.time {
                     end.shutdown().unwrap();
                     return number;
                 }
@@ -103,18 +103,18 @@ pub(super) fn send_on(end: End) {
             (gap, last, count) = (gap.max(last.elapsed()), Instant::now(), count + 1);
         }
         assert_eq!(count, sending.join().unwrap());
-        assert!(gap >= cut.gap, "it wasn't cut: nothing came for {gap:?} at most");
+        assert!(gap >= interruption.gap, "it wasn't cut: nothing came for {gap:?} at most");
     });
-    cut.end();
+    interruption.end();
     end.close().unwrap();
 }
 
 /// Sends back what comes.
-pub(super) fn echo_on(end: End) {
-    let cut = Cut::agree(&end);
+pub(super) fn echo_despite_interruption(end: End) {
+    let interruption = Interruption::agree(&end);
     while let Some(message) = end.recv().unwrap() {
         end.send(message).unwrap();
     }
-    cut.end();
+    interruption.end();
     end.close().unwrap();
 }

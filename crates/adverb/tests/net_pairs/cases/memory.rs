@@ -10,23 +10,23 @@ use adverb::net::RemoteAccess;
 
 use super::{End, check, fill};
 
-const TABLE: usize = 1 << 20;
+const TABLE_LEN: usize = 1 << 20;
 
 /// Does everything to the other end's memory, which does nothing meanwhile.
-pub(super) fn reach(end: End) {
+pub(super) fn access(end: End) {
     let remote = end.remote_region("table").unwrap();
-    assert_eq!(remote.len(), TABLE as u64);
+    assert_eq!(remote.len(), TABLE_LEN as u64);
     assert_eq!(&end.recv().unwrap().unwrap()[..], b"there is a row");
     assert_eq!(&remote.read(4096..4101).unwrap()[..], b"a row");
     remote.write(100, b"written").unwrap();
-    let rows = remote.read_many([100..107, 4096..4101, 0..0, 0..TABLE as u64]).unwrap();
+    let rows = remote.read_many([100..107, 4096..4101, 0..0, 0..TABLE_LEN as u64]).unwrap();
     assert_eq!((&rows[0][..], &rows[1][..], rows[2].len()), (&b"written"[..], &b"a row"[..], 0));
-    assert_eq!((rows[3].len(), &rows[3][100..107]), (TABLE, &b"written"[..]));
+    assert_eq!((rows[3].len(), &rows[3][100..107]), (TABLE_LEN, &b"written"[..]));
 
-    let mut all = end.pool().alloc(TABLE).unwrap();
+    let mut all = end.pool().alloc(TABLE_LEN).unwrap();
     fill(7, &mut all);
     remote.write(0, all).unwrap();
-    check(7, TABLE, &remote.read(0..TABLE as u64).unwrap());
+    check(7, TABLE_LEN, &remote.read(0..TABLE_LEN as u64).unwrap());
 
     remote.write(8, &[0; 8]).unwrap();
     assert_eq!(remote.fetch_add(8, 5).unwrap(), 0);
@@ -40,8 +40,9 @@ pub(super) fn reach(end: End) {
 }
 
 pub(super) fn expose(end: End) {
-    let table =
-        end.expose("table", TABLE, RemoteAccess::READ | RemoteAccess::WRITE | RemoteAccess::ATOMIC).unwrap();
+    let table = end
+        .expose("table", TABLE_LEN, RemoteAccess::READ | RemoteAccess::WRITE | RemoteAccess::ATOMIC)
+        .unwrap();
     table.write(4096, b"a row").unwrap();
     end.send(b"there is a row").unwrap();
     let message = end.recv().unwrap().unwrap();
@@ -71,7 +72,7 @@ pub(super) fn count(end: End) {
     end.close().unwrap();
 }
 
-pub(super) fn be_counted_in(end: End) {
+pub(super) fn expose_counter(end: End) {
     let counter = end.expose("counter", 8, RemoteAccess::ATOMIC).unwrap();
     for _ in 0..THREADS * EACH {
         assert_eq!(&end.recv().unwrap().unwrap()[..], b"counted");
@@ -81,7 +82,7 @@ pub(super) fn be_counted_in(end: End) {
 }
 
 /// Tries what can't be; the connection goes on.
-pub(super) fn overreach(end: End) {
+pub(super) fn access_without_rights(end: End) {
     let log = end.remote_region("log").unwrap();
     assert!(matches!(log.write(0, b"x"), Err(Error::InvalidRequest { .. })));
     assert!(matches!(log.fetch_add(0, 1), Err(Error::InvalidRequest { .. })));
@@ -92,77 +93,88 @@ pub(super) fn overreach(end: End) {
     assert!(matches!(words.write(0, b"x"), Err(Error::InvalidRequest { .. })));
     assert!(matches!(words.fetch_add(4, 1), Err(Error::Unaligned { .. })));
     assert!(matches!(words.fetch_add(64, 1), Err(Error::OutOfBounds { .. })));
-    let box_ = end.remote_region("box").unwrap();
-    assert!(matches!(box_.read(0..1), Err(Error::InvalidRequest { .. })));
-    assert!(matches!(box_.write(u64::MAX, b"x"), Err(Error::OutOfBounds { .. })));
+    let write_only = end.remote_region("box").unwrap();
+    assert!(matches!(write_only.read(0..1), Err(Error::InvalidRequest { .. })));
+    assert!(matches!(write_only.write(u64::MAX, b"x"), Err(Error::OutOfBounds { .. })));
     // What may be, is.
     assert_eq!(log.read(0..64).unwrap().len(), 64);
     assert_eq!(words.fetch_add(56, 3).unwrap(), 0);
-    box_.write(63, b"x").unwrap();
+    write_only.write(63, b"x").unwrap();
     end.close().unwrap();
 }
 
-pub(super) fn expose_little(end: End) {
+pub(super) fn expose_with_few_rights(end: End) {
     let log = end.expose("log", 64, RemoteAccess::READ).unwrap();
     let words = end.expose("words", 64, RemoteAccess::ATOMIC).unwrap();
-    let box_ = end.expose("box", 64, RemoteAccess::WRITE).unwrap();
+    let write_only = end.expose("box", 64, RemoteAccess::WRITE).unwrap();
     assert!(end.recv().unwrap().is_none());
     assert_eq!(words.word(56).unwrap().load(Ordering::Relaxed), 3);
     let mut bytes = [0; 64];
-    box_.read(0, &mut bytes).unwrap();
+    write_only.read(0, &mut bytes).unwrap();
     assert_eq!((bytes[..63] == [0; 63], bytes[63]), (true, b'x'));
     log.read(0, &mut bytes).unwrap();
     assert_eq!(bytes, [0; 64]);
 }
 
 /// Where two pieces of memory are, of two pages each, with nothing between them and after them.
-const HERE: u64 = 0x10_0000_0000;
-const THERE: u64 = 0x7000_0000_0000;
-const PIECE: u64 = 8192;
+const FIRST_ADDR: u64 = 0x10_0000_0000;
+const SECOND_ADDR: u64 = 0x7000_0000_0000;
+const PIECE_LEN: u64 = 8192;
 
 /// Does everything to the other end's memory, and names it by its addresses alone.
-pub(super) fn reach_addresses(end: End) {
+pub(super) fn access_addresses(end: End) {
     assert_eq!(&end.recv().unwrap().unwrap()[..], b"exposed");
     let space = end.address_space().unwrap();
-    assert_eq!(&space.read(HERE + 4096..HERE + 4101).unwrap()[..], b"a row");
-    space.write(THERE, b"written").unwrap();
-    let rows = space.read_many([THERE..THERE + 7, HERE + 4096..HERE + 4101, HERE..HERE + PIECE]).unwrap();
+    assert_eq!(&space.read(FIRST_ADDR + 4096..FIRST_ADDR + 4101).unwrap()[..], b"a row");
+    space.write(SECOND_ADDR, b"written").unwrap();
+    let rows = space
+        .read_many([
+            SECOND_ADDR..SECOND_ADDR + 7,
+            FIRST_ADDR + 4096..FIRST_ADDR + 4101,
+            FIRST_ADDR..FIRST_ADDR + PIECE_LEN,
+        ])
+        .unwrap();
     assert_eq!((&rows[0][..], &rows[1][..]), (&b"written"[..], &b"a row"[..]));
-    assert_eq!((rows[2].len(), &rows[2][4096..4101]), (PIECE as usize, &b"a row"[..]));
-    assert_eq!(space.fetch_add(HERE + 8, 5).unwrap(), 0);
-    assert_eq!(space.compare_swap(HERE + 8, 5, 7).unwrap(), 5);
+    assert_eq!((rows[2].len(), &rows[2][4096..4101]), (PIECE_LEN as usize, &b"a row"[..]));
+    assert_eq!(space.fetch_add(FIRST_ADDR + 8, 5).unwrap(), 0);
+    assert_eq!(space.compare_swap(FIRST_ADDR + 8, 5, 7).unwrap(), 5);
 
     // What isn't exposed, or not for this, is refused; the connection goes on.
-    let nobodys = [HERE - 1..HERE + 1, HERE + PIECE - 1..HERE + PIECE + 1, 0..1, u64::MAX - 8..u64::MAX];
-    let backwards = Range { start: HERE + 8, end: HERE };
-    for addresses in nobodys.into_iter().chain([HERE..THERE + 1, backwards]) {
+    let unexposed = [
+        FIRST_ADDR - 1..FIRST_ADDR + 1,
+        FIRST_ADDR + PIECE_LEN - 1..FIRST_ADDR + PIECE_LEN + 1,
+        0..1,
+        u64::MAX - 8..u64::MAX,
+    ];
+    let backwards = Range { start: FIRST_ADDR + 8, end: FIRST_ADDR };
+    for addresses in unexposed.into_iter().chain([FIRST_ADDR..SECOND_ADDR + 1, backwards]) {
         let error = space.read(addresses.clone()).unwrap_err();
         assert!(matches!(error, Error::InvalidRequest { .. }), "{addresses:x?}: {error}");
     }
-    for address in [HERE - 1, HERE + PIECE - 2, THERE + PIECE, u64::MAX - 1] {
+    for address in [FIRST_ADDR - 1, FIRST_ADDR + PIECE_LEN - 2, SECOND_ADDR + PIECE_LEN, u64::MAX - 1] {
         assert!(matches!(space.write(address, b"xyz"), Err(Error::InvalidRequest { .. })), "{address:x}");
     }
-    assert!(matches!(space.fetch_add(THERE, 1), Err(Error::InvalidRequest { .. })));
-    assert!(matches!(space.fetch_add(HERE + 4, 1), Err(Error::Unaligned { .. })));
+    assert!(matches!(space.fetch_add(SECOND_ADDR, 1), Err(Error::InvalidRequest { .. })));
+    assert!(matches!(space.fetch_add(FIRST_ADDR + 4, 1), Err(Error::Unaligned { .. })));
     assert!(matches!(space.fetch_add(u64::MAX - 7, 1), Err(Error::InvalidRequest { .. })));
 
-    space.write_with_imm(THERE + PIECE - 4, b"last", 42).unwrap();
+    space.write_with_imm(SECOND_ADDR + PIECE_LEN - 4, b"last", 42).unwrap();
     end.close().unwrap();
 }
 
 pub(super) fn expose_addresses(end: End) {
     let rights = RemoteAccess::READ | RemoteAccess::WRITE;
-    let piece = || Pages::new(PIECE as usize).unwrap();
-    let here = end.expose_addresses(HERE, piece(), rights | RemoteAccess::ATOMIC).unwrap();
-    let there = end.expose_addresses(THERE, piece(), rights).unwrap();
-    here.write(4096, b"a row").unwrap();
+    let piece = || Pages::new(PIECE_LEN as usize).unwrap();
+    let first_region = end.expose_addresses(FIRST_ADDR, piece(), rights | RemoteAccess::ATOMIC).unwrap();
+    let second_region = end.expose_addresses(SECOND_ADDR, piece(), rights).unwrap();
+    first_region.write(4096, b"a row").unwrap();
     end.send(b"exposed").unwrap();
     let message = end.recv().unwrap().unwrap();
     assert_eq!((message.len(), message.immediate()), (0, Some(42)));
     let (mut first, mut last) = ([0; 7], [0; 4]);
-    there.read(0, &mut first).unwrap();
-    there.read(PIECE as usize - 4, &mut last).unwrap();
+    second_region.read(0, &mut first).unwrap();
+    second_region.read(PIECE_LEN as usize - 4, &mut last).unwrap();
     assert_eq!((&first, &last), (b"written", b"last"));
-    assert_eq!(here.word(8).unwrap().load(Ordering::Relaxed), 7);
+    assert_eq!(first_region.word(8).unwrap().load(Ordering::Relaxed), 7);
     assert!(end.recv().unwrap().is_none());
 }

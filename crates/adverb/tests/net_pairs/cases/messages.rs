@@ -10,11 +10,24 @@ use adverb::net::RemoteAccess;
 use super::{End, Random, check, fill};
 
 /// Up to which length messages are copied, unless options say otherwise.
-const EAGER: usize = 16 << 10;
+const MAX_EAGER_LEN: usize = 16 << 10;
 
 /// Every way in which messages travel, and one byte beside it.
-const LENGTHS: &[usize] =
-    &[0, 1, 15, 16, 17, 1000, EAGER - 1, EAGER, EAGER + 1, 64 << 10, (64 << 10) + 1, 1_000_000, 8 << 20];
+const LENGTHS: &[usize] = &[
+    0,
+    1,
+    15,
+    16,
+    17,
+    1000,
+    MAX_EAGER_LEN - 1,
+    MAX_EAGER_LEN,
+    MAX_EAGER_LEN + 1,
+    64 << 10,
+    (64 << 10) + 1,
+    1_000_000,
+    8 << 20,
+];
 
 /// Sends messages, some with 32 bits beside them, and wants them back.
 pub(super) fn send_lengths(end: End) {
@@ -45,17 +58,17 @@ pub(super) fn echo(end: End) {
     end.close().unwrap();
 }
 
-const LONGEST: usize = 64 << 20;
+const MAX_LEN: usize = 64 << 20;
 
-pub(super) fn send_longest(end: End) {
-    let mut buffer = end.pool().alloc(LONGEST).unwrap();
+pub(super) fn send_max_len(end: End) {
+    let mut buffer = end.pool().alloc(MAX_LEN).unwrap();
     fill(1, &mut buffer);
     end.send(buffer).unwrap();
     end.close().unwrap();
 }
 
-pub(super) fn recv_longest(end: End) {
-    check(1, LONGEST, &end.recv().unwrap().expect("there is one"));
+pub(super) fn recv_max_len(end: End) {
+    check(1, MAX_LEN, &end.recv().unwrap().expect("there is one"));
     assert!(end.recv().unwrap().is_none());
     end.close().unwrap();
 }
@@ -68,13 +81,13 @@ pub(super) fn exchange_short(end: End) {
     exchange(end, 1_000, 300);
 }
 
-/// Sends and receives so many messages at once, of lengths up to `most`, as the other end does.
-fn exchange(end: End, count: usize, most: usize) {
+/// Sends and receives so many messages at once, of lengths up to `max`, as the other end does.
+fn exchange(end: End, count: usize, max: usize) {
     scope(|scope| {
         scope.spawn(|| {
-            let (mut random, mut bytes) = (Random(1), vec![0; most]);
+            let (mut random, mut bytes) = (Random(1), vec![0; max]);
             for number in 0..count {
-                let len = random.len(most);
+                let len = random.len(max);
                 fill(number, &mut bytes[..len]);
                 if number % 3 == 0 {
                     end.send_with_imm(&bytes[..len], number as u32).unwrap();
@@ -87,7 +100,7 @@ fn exchange(end: End, count: usize, most: usize) {
         let mut random = Random(1);
         for number in 0..count {
             let message = end.recv().unwrap().expect("there are more");
-            check(number, random.len(most), &message);
+            check(number, random.len(max), &message);
             assert_eq!(message.immediate(), (number % 3 == 0).then_some(number as u32));
         }
         assert!(end.recv().unwrap().is_none());
@@ -97,8 +110,8 @@ fn exchange(end: End, count: usize, most: usize) {
 }
 
 /// How many messages are fed before each is acknowledged that came, and how often.
-const FED: usize = 300;
-const TIMES: usize = 3;
+const FED_COUNT: usize = 300;
+const REPETITIONS: usize = 3;
 
 fn fed_len(number: usize) -> usize {
     // Among the short ones some that don't gather: longer than half of what goes at once, and those that are read.
@@ -111,8 +124,8 @@ fn fed_len(number: usize) -> usize {
 
 /// Feeds messages, and some of them sends; then waits for an answer, or flushes, or closes.
 pub(super) fn feed(end: End) {
-    for time in 0..TIMES {
-        for number in 0..FED {
+    for time in 0..REPETITIONS {
+        for number in 0..FED_COUNT {
             let mut bytes = vec![0; fed_len(number)];
             fill(number, &mut bytes);
             match number % 70 {
@@ -130,12 +143,12 @@ pub(super) fn feed(end: End) {
     }
 }
 
-pub(super) fn take_fed(end: End) {
-    for time in 0..TIMES {
-        for number in 0..FED {
+pub(super) fn recv_fed(end: End) {
+    for time in 0..REPETITIONS {
+        for number in 0..FED_COUNT {
             check(number, fed_len(number), &end.recv().unwrap().expect("there are more"));
         }
-        if time + 1 < TIMES {
+        if time + 1 < REPETITIONS {
             end.send(b"all came").unwrap();
         }
     }
@@ -177,7 +190,7 @@ pub(super) fn recv_by_threads(end: End) {
 }
 
 /// Lengths of what comes after the end of the other direction.
-const ANSWERS: &[usize] = &[0, 100, 100_000, 5];
+const REPLY_LENS: &[usize] = &[0, 100, 100_000, 5];
 
 pub(super) fn shut_down(end: End) {
     for number in 0..3 {
@@ -186,19 +199,19 @@ pub(super) fn shut_down(end: End) {
     end.shutdown().unwrap();
     let error = end.send(b"more").unwrap_err();
     assert!(matches!(error, Error::Disconnected { .. }), "{error}");
-    for (number, &len) in ANSWERS.iter().enumerate() {
+    for (number, &len) in REPLY_LENS.iter().enumerate() {
         check(number, len, &end.recv().unwrap().expect("it still comes"));
     }
     assert!(end.recv().unwrap().is_none());
     end.close().unwrap();
 }
 
-pub(super) fn answer_after_the_end(end: End) {
+pub(super) fn reply_after_shutdown(end: End) {
     for number in 0..3 {
         assert_eq!(&end.recv().unwrap().expect("it was sent")[..], [number; 10]);
     }
     assert!(end.recv().unwrap().is_none());
-    for (number, &len) in ANSWERS.iter().enumerate() {
+    for (number, &len) in REPLY_LENS.iter().enumerate() {
         let mut bytes = vec![0; len];
         fill(number, &mut bytes);
         end.send(&bytes).unwrap();
@@ -207,14 +220,14 @@ pub(super) fn answer_after_the_end(end: End) {
 }
 
 /// How many messages are sent before closing, and how long each is.
-const LAST: usize = 24;
+const LAST_COUNT: usize = 24;
 
 fn last_len(number: usize) -> usize {
     if number.is_multiple_of(4) { 100_000 } else { 10 + number }
 }
 
 pub(super) fn send_and_close(end: End) {
-    for number in 0..LAST {
+    for number in 0..LAST_COUNT {
         let mut bytes = vec![0; last_len(number)];
         fill(number, &mut bytes);
         end.send(&bytes).unwrap();
@@ -224,23 +237,23 @@ pub(super) fn send_and_close(end: End) {
 
 pub(super) fn recv_late(end: End) {
     sleep(Duration::from_millis(200));
-    for number in 0..LAST {
+    for number in 0..LAST_COUNT {
         check(number, last_len(number), &end.recv().unwrap().expect("it was sent"));
     }
     assert!(end.recv().unwrap().is_none());
 }
 
 /// Sends until there is no room, and then has the other end go on.
-pub(super) fn fill_up(end: End) {
+pub(super) fn exhaust_credits(end: End) {
     let go = end.remote_region("go").unwrap();
     let mut sent = 0;
     let mut try_send = |end: &End| {
         let mut bytes = [0; 100];
         fill(sent, &mut bytes);
-        let taken = end.try_send(&bytes).unwrap();
-        sent += usize::from(taken);
+        let is_sent = end.try_send(&bytes).unwrap();
+        sent += usize::from(is_sent);
         assert!(sent < 100, "{sent} messages were sent to who doesn't receive");
-        taken
+        is_sent
     };
     // What was sent may be on its way for a while, and have its place in the queue until it has come.
     let mut last = Instant::now();
@@ -262,11 +275,11 @@ pub(super) fn fill_up(end: End) {
 }
 
 /// Receives nothing until it is told to, and then all.
-pub(super) fn stop(end: End) {
+pub(super) fn recv_after_signal(end: End) {
     let go = end.expose("go", 8, RemoteAccess::ATOMIC).unwrap();
     let start = Instant::now();
     while go.word(0).unwrap().load(Ordering::Acquire) == 0 {
-        assert!(start.elapsed() < super::PATIENCE);
+        assert!(start.elapsed() < super::TIMEOUT);
         sleep(Duration::from_millis(5));
     }
     let mut received = 0;
@@ -283,7 +296,7 @@ pub(super) fn stop(end: End) {
     assert!(end.recv().unwrap().is_none());
 }
 
-pub(super) fn wait_in_vain(end: End) {
+pub(super) fn recv_with_timeout(end: End) {
     let start = Instant::now();
     let error = end.recv_timeout(Duration::from_millis(50)).unwrap_err();
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
@@ -293,7 +306,7 @@ pub(super) fn wait_in_vain(end: End) {
     end.close().unwrap();
 }
 
-pub(super) fn say_nothing_for_a_while(end: End) {
+pub(super) fn reply_to_ping(end: End) {
     assert_eq!(&end.recv().unwrap().unwrap()[..], b"are you there?");
     end.send(b"yes").unwrap();
     assert!(end.recv().unwrap().is_none());

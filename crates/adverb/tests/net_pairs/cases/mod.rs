@@ -21,7 +21,7 @@ use std::time::Duration;
 use adverb::net::{Bootstrap, Key, Options};
 use random::Random;
 
-pub(crate) use end::{End, Flavour, Listening};
+pub(crate) use end::{AnyListener, End, Flavour};
 
 /// Something that two ends do.
 pub(crate) struct Case {
@@ -32,7 +32,7 @@ pub(crate) struct Case {
     pub(crate) client: fn(End),
     pub(crate) server: fn(End),
     /// Whether who connects must be a task.
-    pub(crate) is_for_tasks: bool,
+    pub(crate) needs_async_client: bool,
 }
 
 /// Who connects, and who is connected to.
@@ -46,16 +46,16 @@ impl Case {
     /// Which flavours the two ends can have, the client's first.
     pub(crate) fn flavours(&self) -> impl Iterator<Item = (Flavour, Flavour)> + '_ {
         let all = Flavour::ALL.into_iter().flat_map(|client| Flavour::ALL.map(|server| (client, server)));
-        all.filter(|(client, _)| !self.is_for_tasks || *client == Flavour::Tasks)
+        all.filter(|(client, _)| !self.needs_async_client || *client == Flavour::Tasks)
     }
 
     /// How an end's connection is to be, of one that has its device.
     pub(crate) fn options(&self, role: Role, options: Options) -> Options {
-        (self.options)(role, options.timeout(PATIENCE).keepalive(Duration::from_secs(1)))
+        (self.options)(role, options.timeout(TIMEOUT).keepalive(Duration::from_secs(1)))
     }
 
     /// What an end does.
-    pub(crate) fn play(&self, role: Role, end: End) {
+    pub(crate) fn run(&self, role: Role, end: End) {
         match role {
             Role::Client => (self.client)(end),
             Role::Server => (self.server)(end),
@@ -64,12 +64,12 @@ impl Case {
 }
 
 /// How long anything may take, where machines are slow and busy.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Declares the cases, and a test of each between two threads.
 macro_rules! cases {
     (
-        everybody { $($name:ident($options:expr) $client:path, $server:path;)* }
+        any_api { $($name:ident($options:expr) $client:path, $server:path;)* }
         tasks { $($tasks_name:ident($tasks_options:expr) $tasks_client:path, $tasks_server:path;)* }
     ) => {
         /// All cases.
@@ -79,14 +79,14 @@ macro_rules! cases {
                 options: $options,
                 client: $client,
                 server: $server,
-                is_for_tasks: false,
+                needs_async_client: false,
             },)*
             $(Case {
                 name: stringify!($tasks_name),
                 options: $tasks_options,
                 client: $tasks_client,
                 server: $tasks_server,
-                is_for_tasks: true,
+                needs_async_client: true,
             },)*
         ];
 
@@ -94,128 +94,128 @@ macro_rules! cases {
         mod between_threads {
             $(#[test]
             fn $name() {
-                crate::play_here(stringify!($name));
+                crate::run_in_process(stringify!($name));
             })*
             $(#[test]
             fn $tasks_name() {
-                crate::play_here(stringify!($tasks_name));
+                crate::run_in_process(stringify!($tasks_name));
             })*
         }
     };
 }
 
 cases! {
-    everybody {
-        messages_of_every_class_of_length_come_back(usual) messages::send_lengths, messages::echo;
-        sides_with_a_key_meet_over_tcp(keyed_over_tcp) messages::send_lengths, messages::echo;
-        sides_with_a_key_meet_by_the_connection_manager(keyed_by_manager) messages::send_lengths, messages::echo;
-        who_can_be_found_over_tcp_only_is_found(found_over_tcp) messages::shut_down, messages::answer_after_the_end;
-        a_message_of_64_mib_arrives(patient) messages::send_longest, messages::recv_longest;
-        messages_go_both_ways_at_once(usual) messages::exchange_long, messages::exchange_long;
-        everything_wraps_in_the_smallest_rings(tiny) messages::exchange_short, messages::exchange_short;
-        the_ends_need_not_agree(unequal) messages::exchange_short, messages::exchange_short;
-        what_is_fed_goes_in_order_and_before_anybody_waits(usual) messages::feed, messages::take_fed;
-        what_is_fed_fits_the_smallest_rings(tiny) messages::feed, messages::take_fed;
-        many_threads_share_a_connection(tiny) messages::send_from_threads, messages::recv_by_threads;
-        one_direction_ends_and_the_other_goes_on(usual) messages::shut_down, messages::answer_after_the_end;
-        closing_delivers_what_was_sent(usual) messages::send_and_close, messages::recv_late;
-        a_receiver_that_stops_stops_the_sender(stopping) messages::fill_up, messages::stop;
-        waiting_ends_in_time(usual) messages::wait_in_vain, messages::say_nothing_for_a_while;
-        memory_is_reached_without_the_peers_program(usual) memory::reach, memory::expose;
-        words_are_counted_while_messages_pass(tiny) memory::count, memory::be_counted_in;
-        what_there_is_no_right_to_is_refused(usual) memory::overreach, memory::expose_little;
-        memory_is_reached_by_its_addresses_alone(usual) memory::reach_addresses, memory::expose_addresses;
-        bytes_go_both_ways_as_streams(usual) streams::exchange_much, streams::exchange_much;
-        streams_wrap_in_the_smallest_rings(tiny) streams::exchange_little, streams::exchange_little;
-        a_peer_that_is_gone_is_noticed(watchful) failure::notice, failure::vanish;
-        messages_go_on_where_the_network_was_cut(going_on_by_manager) failure::send_on, failure::echo_on;
-        streams_go_on_where_the_network_was_cut(going_on) streams::write_on, streams::copy_on;
+    any_api {
+        messages_of_all_lengths_are_echoed(default_options) messages::send_lengths, messages::echo;
+        sides_with_a_key_connect_over_tcp(tcp_with_key) messages::send_lengths, messages::echo;
+        sides_with_a_key_connect_with_the_connection_manager(cm_with_key) messages::send_lengths, messages::echo;
+        a_listener_with_tcp_only_is_reached(tcp_listener) messages::shut_down, messages::reply_after_shutdown;
+        a_message_of_64_mib_arrives(long_connect_timeout) messages::send_max_len, messages::recv_max_len;
+        messages_arrive_in_both_directions(default_options) messages::exchange_long, messages::exchange_long;
+        messages_arrive_through_the_smallest_rings(minimal) messages::exchange_short, messages::exchange_short;
+        ends_with_different_options_exchange_messages(unequal) messages::exchange_short, messages::exchange_short;
+        fed_messages_are_sent_in_order_and_before_a_wait(default_options) messages::feed, messages::recv_fed;
+        fed_messages_fit_the_smallest_rings(minimal) messages::feed, messages::recv_fed;
+        many_threads_share_a_connection(minimal) messages::send_from_threads, messages::recv_by_threads;
+        messages_arrive_after_the_other_direction_is_shut_down(default_options) messages::shut_down, messages::reply_after_shutdown;
+        close_delivers_all_sent_messages(default_options) messages::send_and_close, messages::recv_late;
+        a_stopped_receiver_blocks_the_sender(small_receive_buffer) messages::exhaust_credits, messages::recv_after_signal;
+        a_receive_times_out(default_options) messages::recv_with_timeout, messages::reply_to_ping;
+        exposed_memory_is_accessed_without_calls_of_the_peer(default_options) memory::access, memory::expose;
+        a_remote_counter_is_incremented_while_messages_are_sent(minimal) memory::count, memory::expose_counter;
+        access_without_the_right_is_rejected(default_options) memory::access_without_rights, memory::expose_with_few_rights;
+        exposed_memory_is_accessed_by_address(default_options) memory::access_addresses, memory::expose_addresses;
+        streams_carry_bytes_in_both_directions(default_options) streams::exchange_long, streams::exchange_long;
+        streams_work_with_the_smallest_rings(minimal) streams::exchange_short, streams::exchange_short;
+        a_dropped_peer_is_detected(short_keepalive) failure::detect_failure, failure::drop_connection;
+        messages_survive_a_network_interruption(reconnecting_over_cm) failure::send_despite_interruption, failure::echo_despite_interruption;
+        streams_survive_a_network_interruption(reconnecting_over_tcp) streams::write_despite_interruption, streams::copy_despite_interruption;
     }
     tasks {
-        sends_and_receives_may_be_dropped(tiny_eager) dropped::send_and_drop, dropped::check_what_comes;
-        operations_on_memory_may_be_dropped(usual) dropped::operate_and_drop, dropped::expose;
+        sends_and_receives_may_be_dropped(minimal_eager) dropped::send_and_drop, dropped::check_received;
+        operations_on_memory_may_be_dropped(default_options) dropped::operate_and_drop, dropped::expose;
     }
 }
 
-fn usual(_: Role, options: Options) -> Options {
+fn default_options(_: Role, options: Options) -> Options {
     options
 }
 
-fn keyed_over_tcp(_: Role, options: Options) -> Options {
+fn tcp_with_key(_: Role, options: Options) -> Options {
     options.bootstrap(Bootstrap::Tcp).key(&Key::new([7; 32]).unwrap())
 }
 
 /// The connection manager is asked first where there is hardware, and says that nobody is there.
-fn found_over_tcp(role: Role, options: Options) -> Options {
+fn tcp_listener(role: Role, options: Options) -> Options {
     match role {
         Role::Client => options,
         Role::Server => options.bootstrap(Bootstrap::Tcp),
     }
 }
 
-fn keyed_by_manager(_: Role, options: Options) -> Options {
+fn cm_with_key(_: Role, options: Options) -> Options {
     options.bootstrap(Bootstrap::ConnectionManager).key(&Key::new([7; 32]).unwrap())
 }
 
 /// For messages that take longer than connecting may.
-fn patient(_: Role, options: Options) -> Options {
-    options.connect_timeout(PATIENCE)
+fn long_connect_timeout(_: Role, options: Options) -> Options {
+    options.connect_timeout(TIMEOUT)
 }
 
 /// The shortest ring and the fewest writes that there can be, so that all that wraps does so often.
-fn tiny(_: Role, options: Options) -> Options {
+fn minimal(_: Role, options: Options) -> Options {
     options.recv_ring_size(512).max_outstanding_writes(4)
 }
 
-fn tiny_eager(role: Role, options: Options) -> Options {
-    tiny(role, options).eager_threshold(100)
+fn minimal_eager(role: Role, options: Options) -> Options {
+    minimal(role, options).eager_threshold(100)
 }
 
 fn unequal(role: Role, options: Options) -> Options {
     match role {
-        Role::Client => tiny(role, options),
+        Role::Client => minimal(role, options),
         Role::Server => options.recv_ring_size(1 << 20).max_outstanding_writes(256).eager_threshold(1 << 20),
     }
 }
 
-fn stopping(role: Role, options: Options) -> Options {
-    tiny(role, options).recv_buffer_limit(1000)
+fn small_receive_buffer(role: Role, options: Options) -> Options {
+    minimal(role, options).recv_buffer_limit(1000)
 }
 
-fn watchful(_: Role, options: Options) -> Options {
+fn short_keepalive(_: Role, options: Options) -> Options {
     options.keepalive(Duration::from_millis(100))
 }
 
-fn going_on(role: Role, options: Options) -> Options {
-    watchful(role, options).reconnect(PATIENCE).bootstrap(Bootstrap::Tcp)
+fn reconnecting_over_tcp(role: Role, options: Options) -> Options {
+    short_keepalive(role, options).reconnect(TIMEOUT).bootstrap(Bootstrap::Tcp)
 }
 
-fn going_on_by_manager(role: Role, options: Options) -> Options {
-    going_on(role, options).bootstrap(Bootstrap::ConnectionManager)
+fn reconnecting_over_cm(role: Role, options: Options) -> Options {
+    reconnecting_over_tcp(role, options).bootstrap(Bootstrap::ConnectionManager)
 }
 
 impl Random {
-    /// Short lengths as often as long ones, up to `most`.
-    fn len(&mut self, most: usize) -> usize {
-        let bits = self.below(most.ilog2() as usize + 1) + 1;
-        self.below(1 << bits).min(most)
+    /// Short lengths as often as long ones, up to `max`.
+    fn len(&mut self, max: usize) -> usize {
+        let bits = self.below(max.ilog2() as usize + 1) + 1;
+        self.below(1 << bits).min(max)
     }
 }
 
 /// A message that tells its number, and where each of its bytes belongs.
 fn fill(number: usize, bytes: &mut [u8]) {
     // The first part byte by byte, the others as it is but for their own number: long ones are many, and filled often.
-    let (first, rest) = bytes.split_at_mut(bytes.len().min(PART));
+    let (first, rest) = bytes.split_at_mut(bytes.len().min(PART_LEN));
     for (at, byte) in first.iter_mut().enumerate() {
         *byte = (number ^ at ^ at >> 8) as u8;
     }
-    for (part, bytes) in rest.chunks_mut(PART).enumerate() {
+    for (part, bytes) in rest.chunks_mut(PART_LEN).enumerate() {
         bytes.copy_from_slice(&first[..bytes.len()]);
         bytes[0] ^= (part + 1) as u8;
     }
 }
 
-const PART: usize = 64 << 10;
+const PART_LEN: usize = 64 << 10;
 
 fn check(number: usize, len: usize, bytes: &[u8]) {
     assert_eq!(bytes.len(), len, "message {number}");

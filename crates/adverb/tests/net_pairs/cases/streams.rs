@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::end::wait;
-use super::failure::Cut;
+use super::failure::Interruption;
 use super::{End, Random};
 
 /// The byte at this place of a stream.
@@ -20,20 +20,20 @@ fn check(from: usize, bytes: &[u8]) {
     assert_eq!(wrong, None, "of {} bytes from {from}", bytes.len());
 }
 
-pub(super) fn exchange_much(end: End) {
+pub(super) fn exchange_long(end: End) {
     write_and_read(end, 1 << 20, 100_000);
 }
 
-pub(super) fn exchange_little(end: End) {
+pub(super) fn exchange_short(end: End) {
     // Too short to be read from where they are.
     write_and_read(end, 50_000, 3_000);
 }
 
-/// Writes so many bytes, at most `most` at a time, reads as many that the other end writes meanwhile, up to its end, and closes.
-fn write_and_read(end: End, total: usize, most: usize) {
+/// Writes so many bytes, at most `max` at a time, reads as many that the other end writes meanwhile, up to its end, and closes.
+fn write_and_read(end: End, total: usize, max: usize) {
     let bytes: Vec<u8> = (0..total).map(byte).collect();
     let (mut lens, mut at) = (Random(5), 0);
-    let mut piece = vec![0; most];
+    let mut piece = vec![0; max];
     match end {
         End::Threads(connection) => {
             let (mut reader, mut writer) = connection.into_stream().into_split();
@@ -41,13 +41,13 @@ fn write_and_read(end: End, total: usize, most: usize) {
                 scope.spawn(|| {
                     let (mut lens, mut rest) = (Random(6), &bytes[..]);
                     while !rest.is_empty() {
-                        let len = (1 + lens.len(most - 1)).min(rest.len());
+                        let len = (1 + lens.len(max - 1)).min(rest.len());
                         rest = &rest[writer.write(&rest[..len]).unwrap()..];
                     }
                     writer.shutdown().unwrap();
                 });
                 loop {
-                    let len = 1 + lens.len(most - 1);
+                    let len = 1 + lens.len(max - 1);
                     let count = reader.read(&mut piece[..len]).unwrap();
                     check(at, &piece[..count]);
                     at += count;
@@ -62,14 +62,14 @@ fn write_and_read(end: End, total: usize, most: usize) {
             let writing = async {
                 let (mut lens, mut rest) = (Random(6), &bytes[..]);
                 while !rest.is_empty() {
-                    let len = (1 + lens.len(most - 1)).min(rest.len());
+                    let len = (1 + lens.len(max - 1)).min(rest.len());
                     rest = &rest[writer.write(&rest[..len]).await.unwrap()..];
                 }
                 writer.shutdown().await.unwrap();
             };
             let reading = async {
                 loop {
-                    let len = 1 + lens.len(most - 1);
+                    let len = 1 + lens.len(max - 1);
                     let count = reader.read(&mut piece[..len]).await.unwrap();
                     check(at, &piece[..count]);
                     at += count;
@@ -85,13 +85,13 @@ fn write_and_read(end: End, total: usize, most: usize) {
 }
 
 /// Writes bytes for a while, and looks at what comes back.
-pub(super) fn write_on(end: End) {
-    let cut = Cut::agree(&end);
+pub(super) fn write_despite_interruption(end: End) {
+    let interruption = Interruption::agree(&end);
     let (mut lens, mut written, mut read) = (Random(12), 0, 0);
     let (start, mut last, mut gap) = (Instant::now(), Instant::now(), Duration::ZERO);
     let mut next = |from: usize| (from..from + 1 + lens.len(100_000)).map(byte).collect::<Vec<u8>>();
     let mut piece = vec![0; 50_000];
-    let mut come = |piece: &[u8]| {
+    let mut check_received = |piece: &[u8]| {
         check(read, piece);
         read += piece.len();
         (gap, last) = (gap.max(last.elapsed()), Instant::now());
@@ -101,7 +101,7 @@ pub(super) fn write_on(end: End) {
             let (mut reader, mut writer) = connection.into_stream().into_split();
             scope(|scope| {
                 scope.spawn(|| {
-                    while start.elapsed() < cut.time {
+                    while start.elapsed() < interruption.time {
                         let bytes = next(written);
                         writer.write_all(&bytes).unwrap();
                         written += bytes.len();
@@ -113,14 +113,14 @@ pub(super) fn write_on(end: End) {
                     if count == 0 {
                         break;
                     }
-                    come(&piece[..count]);
+                    check_received(&piece[..count]);
                 }
             });
         }
         End::Tasks(connection) => wait(async {
             let (mut reader, mut writer) = connection.into_stream().into_split();
             let writing = async {
-                while start.elapsed() < cut.time {
+                while start.elapsed() < interruption.time {
                     let bytes = next(written);
                     writer.write_all(&bytes).await.unwrap();
                     written += bytes.len();
@@ -133,20 +133,20 @@ pub(super) fn write_on(end: End) {
                     if count == 0 {
                         break;
                     }
-                    come(&piece[..count]);
+                    check_received(&piece[..count]);
                 }
             };
             tokio::join!(writing, reading);
         }),
     }
     assert_eq!(read, written);
-    assert!(gap >= cut.gap, "it wasn't cut: nothing came for {gap:?} at most");
-    cut.end();
+    assert!(gap >= interruption.gap, "it wasn't cut: nothing came for {gap:?} at most");
+    interruption.end();
 }
 
 /// Writes back what comes.
-pub(super) fn copy_on(end: End) {
-    let cut = Cut::agree(&end);
+pub(super) fn copy_despite_interruption(end: End) {
+    let interruption = Interruption::agree(&end);
     match end {
         End::Threads(connection) => {
             let (mut reader, mut writer) = connection.into_stream().into_split();
@@ -159,5 +159,5 @@ pub(super) fn copy_on(end: End) {
             writer.shutdown().await.unwrap();
         }),
     }
-    cut.end();
+    interruption.end();
 }

@@ -37,7 +37,7 @@ fn device() -> Device {
 }
 
 /// For how long a stranger listens for what mustn't come.
-const A_WHILE: Duration = Duration::from_millis(300);
+const SILENCE_TIMEOUT: Duration = Duration::from_millis(300);
 
 fn options(device: &Device) -> Options {
     let options = Options::new().device(device).connect_timeout(Duration::from_secs(2));
@@ -50,36 +50,41 @@ fn key() -> Key {
 }
 
 /// A queue pair that is anybody's, and a listener's answer to it.
-struct Stranger {
+struct Attacker {
     end: End,
     /// Closed, the listener would know that it has given up.
     _stream: TcpStream,
-    answer: Vec<u8>,
+    server_greeting: Vec<u8>,
 }
 
 const RECEIVE: u64 = 99;
 
-impl Stranger {
+impl Attacker {
     /// Greets a listener in its own way, and connects to the queue pair that it is told.
-    fn new(device: &Device, address: SocketAddr, greet: impl FnOnce(Endpoint) -> Vec<u8>) -> Stranger {
+    fn new(device: &Device, address: SocketAddr, greet: impl FnOnce(Endpoint) -> Vec<u8>) -> Attacker {
         let end = End::new(device, 8, false);
         for _ in 0..4 {
             end.queue_pair.post_recv(RecvRequest::new(end.buffer(0, 256)).tag(RECEIVE)).unwrap();
         }
         let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(common::TIMEOUT)).unwrap();
         stream.write_all(&greet(end.queue_pair.endpoint())).unwrap();
-        let mut answer = vec![0; 16];
-        stream.read_exact(&mut answer).unwrap();
-        assert_eq!(answer[..11], *b"adverb\r\n\x01\x00\x01", "{}", String::from_utf8_lossy(&answer));
-        let mut body = vec![0; usize::from(answer[12])];
+        let mut server_greeting = vec![0; 16];
+        stream.read_exact(&mut server_greeting).unwrap();
+        assert_eq!(
+            server_greeting[..11],
+            *b"adverb\r\n\x01\x00\x01",
+            "{}",
+            String::from_utf8_lossy(&server_greeting)
+        );
+        let mut body = vec![0; usize::from(server_greeting[12])];
         stream.read_exact(&mut body).unwrap();
-        answer.extend(body);
-        let word = |at: usize| u32::from_le_bytes(answer[at..at + 4].try_into().unwrap());
-        let gid = Gid::new(answer[16..32].try_into().unwrap());
+        server_greeting.extend(body);
+        let word = |at: usize| u32::from_le_bytes(server_greeting[at..at + 4].try_into().unwrap());
+        let gid = Gid::new(server_greeting[16..32].try_into().unwrap());
         let peer = Endpoint::new(gid, Qpn::new(word(36)).unwrap(), Psn::new(word(40)).unwrap());
         end.queue_pair.connect(&peer).unwrap();
-        Stranger { end, _stream: stream, answer }
+        Attacker { end, _stream: stream, server_greeting }
     }
 
     fn send(&self, bytes: &[u8]) -> Option<Status> {
@@ -89,7 +94,7 @@ impl Stranger {
     }
 
     /// What comes to it within this time.
-    fn heard(&self, time: Duration) -> Option<Vec<u8>> {
+    fn receive_within(&self, time: Duration) -> Option<Vec<u8>> {
         let (start, mut done) = (Instant::now(), Vec::new());
         while start.elapsed() < time {
             self.end.completions.poll(&mut done).unwrap();
@@ -106,7 +111,7 @@ impl Stranger {
 
 /// Accepts at a listener while something is done to it, and then stops it. Returns what was logged of those who weren't
 /// connected.
-fn besiege(listener: &Listener, siege: impl FnOnce(&Log)) -> Vec<String> {
+fn attack_listener(listener: &Listener, attack: impl FnOnce(&Log)) -> Vec<String> {
     struct Stop<'a>(&'a Listener);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
@@ -123,7 +128,7 @@ fn besiege(listener: &Listener, siege: impl FnOnce(&Log)) -> Vec<String> {
                 assert!(error.to_string().contains("stopped"), "{error}");
             });
         });
-        siege(&log);
+        attack(&log);
         drop(stop);
         accepting.join().unwrap();
     });
@@ -132,7 +137,7 @@ fn besiege(listener: &Listener, siege: impl FnOnce(&Log)) -> Vec<String> {
 }
 
 /// Whether somebody who has what it takes is connected all the same.
-fn admits(listener: &Listener, options: &Options) {
+fn assert_accepts(listener: &Listener, options: &Options) {
     scope(|scope| {
         let client = scope.spawn(|| Connector::new().options(options).connect(listener.local_addr()));
         let server = listener.accept().unwrap();
@@ -143,40 +148,40 @@ fn admits(listener: &Listener, options: &Options) {
 }
 
 #[test]
-fn who_has_no_proof_is_told_nothing_and_may_do_nothing() {
+fn a_peer_without_a_proof_gets_no_data_and_no_access() {
     let device = device();
     let options = options(&device).key(&key());
     let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
-    let asks = |endpoint| greeting(Some(endpoint), Some([9; 32]), None);
-    let logged = besiege(&listener, |log| {
+    let greet_with_nonce = |endpoint| greeting(Some(endpoint), Some([9; 32]), None);
+    let logged = attack_listener(&listener, |log| {
         let address = listener.local_addr();
-        let stranger = Stranger::new(&device, address, asks);
+        let attacker = Attacker::new(&device, address, greet_with_nonce);
         // An endpoint, a nonce and a proof, and not a byte more.
-        assert_eq!((stranger.answer[11], stranger.answer.len()), (7, 16 + 28 + 32 + 32));
+        assert_eq!((attacker.server_greeting[11], attacker.server_greeting.len()), (7, 16 + 28 + 32 + 32));
         // Its queue pair lets nobody do anything, whatever the key: it isn't the memory that refuses.
-        let place = RemoteAddress { addr: 0x1000, rkey: 0x1234 };
-        let write = stranger.end.run(SendRequest::write(stranger.end.buffer(1, 8), place));
+        let remote_addr = RemoteAddress { addr: 0x1000, rkey: 0x1234 };
+        let write = attacker.end.run(SendRequest::write(attacker.end.buffer(1, 8), remote_addr));
         assert_eq!(write.outcome().unwrap_err().status, Status::RemoteInvalidRequest);
-        let stranger = Stranger::new(&device, address, asks);
-        let read = stranger.end.run(SendRequest::read(stranger.end.buffer(1, 8), place));
+        let attacker = Attacker::new(&device, address, greet_with_nonce);
+        let read = attacker.end.run(SendRequest::read(attacker.end.buffer(1, 8), remote_addr));
         assert_eq!(read.outcome().unwrap_err().status, Status::RemoteInvalidRequest);
         // One message is taken, and no answer comes to what isn't a proof.
-        for lie in [&[0; 64][..], &[0; 32], b"adverb\r\n\x01\x00", &[1]] {
-            let stranger = Stranger::new(&device, address, asks);
-            stranger.send(lie);
-            assert_eq!(stranger.heard(A_WHILE), None);
-            assert_ne!(stranger.send(lie), None, "there was one receive");
+        for message in [&[0; 64][..], &[0; 32], b"adverb\r\n\x01\x00", &[1]] {
+            let attacker = Attacker::new(&device, address, greet_with_nonce);
+            attacker.send(message);
+            assert_eq!(attacker.receive_within(SILENCE_TIMEOUT), None);
+            assert_ne!(attacker.send(message), None, "there was one receive");
         }
         // Those whose queue pairs were refused, too.
         log.wait(6);
     });
     let proofs = logged.iter().filter(|line| line.contains("no valid proof of the key")).count();
     assert_eq!(proofs, 4, "{logged:#?}");
-    admits(&listener, &options);
+    assert_accepts(&listener, &options);
 }
 
 #[test]
-fn what_was_overheard_is_no_good() {
+fn replayed_handshake_messages_are_rejected() {
     let switch = Switch::default();
     let file = std::env::temp_dir().join(format!("adverb-overheard-{}.pcapng", std::process::id()));
     let open = |last: u8| SoftDevice::on_switch(&switch, IpAddr::from([10, 40, 0, last]));
@@ -185,29 +190,30 @@ fn what_was_overheard_is_no_good() {
     let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
 
     // Somebody sits between who connects and the listener, and writes down what they say.
-    let middle = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (asked, answered) = scope(|scope| {
+    let relay = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (client_greeting, server_greeting) = scope(|scope| {
         let client = scope.spawn(|| {
             let options = options.clone().device(&victim);
-            Connector::new().options(&options).connect(middle.local_addr().unwrap()).unwrap()
+            Connector::new().options(&options).connect(relay.local_addr().unwrap()).unwrap()
         });
-        let middle = scope.spawn(|| {
+        let relay = scope.spawn(|| {
             let (mut from, mut to) =
-                (middle.accept().unwrap().0, TcpStream::connect(listener.local_addr()).unwrap());
-            let (mut asked, mut answered) = (vec![0; 16 + 28 + 32], vec![0; 16 + 28 + 32 + 32]);
-            from.read_exact(&mut asked).unwrap();
-            to.write_all(&asked).unwrap();
-            to.read_exact(&mut answered).unwrap();
-            from.write_all(&answered).unwrap();
+                (relay.accept().unwrap().0, TcpStream::connect(listener.local_addr()).unwrap());
+            let (mut client_greeting, mut server_greeting) =
+                (vec![0; 16 + 28 + 32], vec![0; 16 + 28 + 32 + 32]);
+            from.read_exact(&mut client_greeting).unwrap();
+            to.write_all(&client_greeting).unwrap();
+            to.read_exact(&mut server_greeting).unwrap();
+            from.write_all(&server_greeting).unwrap();
             // It is a good relay, and stays until they have met.
             to.read_to_end(&mut Vec::new()).unwrap();
-            (asked, answered)
+            (client_greeting, server_greeting)
         });
         let server = listener.accept().unwrap();
         let client = client.join().unwrap();
         client.send(b"hello").unwrap();
         assert_eq!(&server.recv().unwrap().unwrap()[..], b"hello");
-        middle.join().unwrap()
+        relay.join().unwrap()
     });
     drop(victim);
     let packets = std::fs::read(&file).unwrap();
@@ -215,19 +221,23 @@ fn what_was_overheard_is_no_good() {
     let at = packets.windows(8).position(|bytes| bytes == b"adverb\r\n").expect("a hello was sent");
     let sealed = packets[at - 32..at + 32].to_vec();
 
-    let attacker = open(3).open().unwrap();
-    let logged = besiege(&listener, |log| {
-        let nonce = asked[44..].try_into().unwrap();
+    let attacker_device = open(3).open().unwrap();
+    let logged = attack_listener(&listener, |log| {
+        let nonce = client_greeting[44..].try_into().unwrap();
         // The same nonce, and the same proof.
-        let stranger = Stranger::new(&attacker, listener.local_addr(), |endpoint| {
+        let attacker = Attacker::new(&attacker_device, listener.local_addr(), |endpoint| {
             greeting(Some(endpoint), Some(nonce), None)
         });
-        assert_ne!(stranger.answer[44..], answered[44..], "the listener never says the same twice");
-        stranger.send(&sealed);
-        assert_eq!(stranger.heard(A_WHILE), None);
+        assert_ne!(
+            attacker.server_greeting[44..],
+            server_greeting[44..],
+            "the listener never says the same twice"
+        );
+        attacker.send(&sealed);
+        assert_eq!(attacker.receive_within(SILENCE_TIMEOUT), None);
         // The very same greeting, of a queue pair that is long gone; and then who said it goes.
         let mut stream = TcpStream::connect(listener.local_addr()).unwrap();
-        stream.write_all(&asked).unwrap();
+        stream.write_all(&client_greeting).unwrap();
         stream.read_exact(&mut [0; 16 + 28 + 32 + 32]).unwrap();
         drop(stream);
         log.wait(2);
@@ -237,18 +247,18 @@ fn what_was_overheard_is_no_good() {
         logged[1].contains("the peer closed the connection") && logged[1].contains("same `Options::key`"),
         "{logged:#?}"
     );
-    admits(&listener, &options);
+    assert_accepts(&listener, &options);
 
     // The listener's answer again, to another client: somebody else listens in its place.
     let impostor = TcpListener::bind("127.0.0.1:0").unwrap();
     let error = scope(|scope| {
         let client = scope.spawn(|| {
-            let connector = Connector::new().options(&options.clone().device(&attacker));
+            let connector = Connector::new().options(&options.clone().device(&attacker_device));
             connector.connect(impostor.local_addr().unwrap()).unwrap_err()
         });
         let mut stream = impostor.accept().unwrap().0;
         stream.read_exact(&mut [0; 16 + 28 + 32]).unwrap();
-        stream.write_all(&answered).unwrap();
+        stream.write_all(&server_greeting).unwrap();
         // Nothing more is said to it.
         assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0);
         client.join().unwrap()
@@ -257,44 +267,44 @@ fn what_was_overheard_is_no_good() {
 }
 
 #[test]
-fn a_stranger_cannot_aim_a_listener_at_a_third_party() {
+fn a_connector_cannot_direct_a_listener_at_a_third_party() {
     let device = device();
     let foreign = Gid::from(IpAddr::from([198, 51, 100, 9]));
     let greet = |listener: &Listener| {
         let end = End::new(&device, 8, false);
         let mut stream = TcpStream::connect(listener.local_addr()).unwrap();
-        stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(common::TIMEOUT)).unwrap();
         let mut endpoint = end.queue_pair.endpoint();
         endpoint.gid = foreign;
         stream.write_all(&greeting(Some(endpoint), None, None)).unwrap();
-        let mut answer = [0; 44];
-        stream.read_exact(&mut answer).unwrap();
-        answer
+        let mut server_greeting = [0; 44];
+        stream.read_exact(&mut server_greeting).unwrap();
+        server_greeting
     };
     let strict = options(&device).allow_foreign_gid(false);
     let addr = SocketAddr::new(device.gid_for(1, None).unwrap().gid.udp_addr().ip(), 0);
     let listener = Listener::bind_with(addr, &strict).unwrap();
-    let logged = besiege(&listener, |log| {
-        let answer = greet(&listener);
-        assert_eq!(answer[10], 2, "{}", String::from_utf8_lossy(&answer));
+    let logged = attack_listener(&listener, |log| {
+        let server_greeting = greet(&listener);
+        assert_eq!(server_greeting[10], 2, "{}", String::from_utf8_lossy(&server_greeting));
         log.wait(1);
     });
     assert!(logged[0].contains("GID ::ffff:198.51.100.9 is not an address of the TCP peer"), "{logged:#?}");
-    admits(&listener, &strict);
+    assert_accepts(&listener, &strict);
 
     // The listener sends nothing before the connector's hello, so this reaches no third party.
     let listener = Listener::bind_with(addr, &options(&device)).unwrap();
-    besiege(&listener, |log| {
-        let answer = greet(&listener);
+    attack_listener(&listener, |log| {
+        let server_greeting = greet(&listener);
         // A kernel's device looks for a route when it connects the queue pair, and refuses where there is none.
-        let (is_accepted, text) = (answer[10] == 1, String::from_utf8_lossy(&answer[16..]));
+        let (is_accepted, text) = (server_greeting[10] == 1, String::from_utf8_lossy(&server_greeting[16..]));
         assert!(is_accepted || !device.is_software() && !text.starts_with("GID "), "{text}");
         log.wait(1);
     });
 }
 
 #[test]
-fn a_listener_cannot_aim_a_connector_at_a_third_party() {
+fn a_listener_cannot_direct_a_connector_at_a_third_party() {
     let device = device();
     let impostor = TcpListener::bind("127.0.0.1:0").unwrap();
     let error = scope(|scope| {
@@ -303,10 +313,10 @@ fn a_listener_cannot_aim_a_connector_at_a_third_party() {
             connector.connect(impostor.local_addr().unwrap()).unwrap_err()
         });
         let mut stream = impostor.accept().unwrap().0;
-        let mut asked = [0; 44];
-        stream.read_exact(&mut asked).unwrap();
-        asked[16..32].copy_from_slice(&Gid::from(IpAddr::from([198, 51, 100, 9])).bytes());
-        stream.write_all(&asked).unwrap();
+        let mut client_greeting = [0; 44];
+        stream.read_exact(&mut client_greeting).unwrap();
+        client_greeting[16..32].copy_from_slice(&Gid::from(IpAddr::from([198, 51, 100, 9])).bytes());
+        stream.write_all(&client_greeting).unwrap();
         client.join().unwrap()
     });
     assert!(error.to_string().contains("GID ::ffff:198.51.100.9 is not an address"), "{error}");
@@ -314,7 +324,7 @@ fn a_listener_cannot_aim_a_connector_at_a_third_party() {
 
 impl Random {
     /// A greeting, cut short, changed, prolonged, or nothing like one.
-    fn harm(&mut self, mut bytes: Vec<u8>) -> Vec<u8> {
+    fn mutate(&mut self, mut bytes: Vec<u8>) -> Vec<u8> {
         match self.below(4) {
             0 => bytes.truncate(self.below(bytes.len())),
             1 => {
@@ -332,7 +342,7 @@ impl Random {
 }
 
 #[test]
-fn no_bytes_stop_a_listener() {
+fn malformed_greetings_dont_stop_a_listener() {
     const COUNT: usize = 300;
     let device = device();
     for key in [None, Some(key())] {
@@ -342,11 +352,11 @@ fn no_bytes_stop_a_listener() {
         }
         let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
         let mut random = Random(1);
-        let logged = besiege(&listener, |log| {
+        let logged = attack_listener(&listener, |log| {
             let end = End::new(&device, 8, false);
             for _ in 0..COUNT {
                 let nonce = key.as_ref().map(|_| [3; 32]);
-                let bytes = random.harm(greeting(Some(end.queue_pair.endpoint()), nonce, None));
+                let bytes = random.mutate(greeting(Some(end.queue_pair.endpoint()), nonce, None));
                 let mut stream = TcpStream::connect(listener.local_addr()).unwrap();
                 // It may be refused before it has said all.
                 let _ = stream.write_all(&bytes);
@@ -359,31 +369,31 @@ fn no_bytes_stop_a_listener() {
             log.wait(COUNT);
         });
         assert_eq!(Log::count(&logged), COUNT, "each is in the log, or counted there");
-        admits(&listener, &options.connect_timeout(Duration::from_secs(5)));
+        assert_accepts(&listener, &options.connect_timeout(Duration::from_secs(5)));
     }
 }
 
 #[test]
-fn no_private_data_stops_a_listener() {
+fn malformed_private_data_doesnt_stop_a_listener() {
     let device = device();
     let address = SocketAddr::new(device.gid_for(1, None).unwrap().gid.ip(), 0);
     let options = options(&device).bootstrap(Bootstrap::ConnectionManager).key(&key());
     let listener = Listener::bind_with(address, &options).unwrap();
     let mut random = Random(2);
-    let logged = besiege(&listener, |log| {
+    let logged = attack_listener(&listener, |log| {
         for number in 0..50 {
             let mut data = greeting(None, Some([3; 32]), None);
             match number {
                 0 => data[8] = 7,
-                _ => data = random.harm(data),
+                _ => data = random.mutate(data),
             }
             let connector = cm::Connector::new().timeout(Duration::from_secs(5)).private_data(&data);
-            let made = connector.connect(listener.local_addr(), |path| {
+            let result = connector.connect(listener.local_addr(), |path| {
                 let (domain, completions) =
                     (device.create_protection_domain()?, device.completion_queue(8).create()?);
                 path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()
             });
-            match made {
+            match result {
                 // It is to prove that it has the key, and doesn't.
                 Ok(connection) => drop(connection),
                 Err(Error::CmRejected { private_data, .. }) => {
@@ -399,12 +409,12 @@ fn no_private_data_stops_a_listener() {
     assert_eq!(Log::count(&logged), 50, "{logged:#?}");
     // Eight lines a second, and a count.
     assert!(logged.len() < 50, "{logged:#?}");
-    admits(&listener, &options);
+    assert_accepts(&listener, &options);
 }
 
 /// A peer that is connected, and then does what it likes.
-struct Guest {
-    stranger: Stranger,
+struct HostilePeer {
+    attacker: Attacker,
     /// What the listener said.
     hello: Vec<u8>,
     /// Held while it is written to.
@@ -413,15 +423,15 @@ struct Guest {
     written: u64,
 }
 
-impl Guest {
-    fn new(device: &Device, options: &Options) -> (Connection, Guest) {
+impl HostilePeer {
+    fn new(device: &Device, options: &Options) -> (Connection, HostilePeer) {
         let listener = Listener::bind_with("127.0.0.1:0", options).unwrap();
-        let (server, stranger, ring) = scope(|scope| {
+        let (server, attacker, ring) = scope(|scope| {
             let server = scope.spawn(|| listener.accept().unwrap());
             let greet = |endpoint| greeting(Some(endpoint), None, None);
-            let stranger = Stranger::new(device, listener.local_addr(), greet);
+            let attacker = Attacker::new(device, listener.local_addr(), greet);
             let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-            let ring = stranger.end.domain.region(4096, rights).unwrap();
+            let ring = attacker.end.domain.region(4096, rights).unwrap();
             let mut hello = b"adverb\r\n\x01\x00".to_vec();
             hello.extend(64u16.to_le_bytes());
             hello.extend(4096u32.to_le_bytes());
@@ -430,77 +440,77 @@ impl Guest {
             hello.extend((1u32 << 30).to_le_bytes());
             // No session.
             hello.resize(64, 0);
-            assert_eq!(stranger.send(&hello), None);
-            (server.join().unwrap(), stranger, ring)
+            assert_eq!(attacker.send(&hello), None);
+            (server.join().unwrap(), attacker, ring)
         });
-        let hello = stranger.heard(common::PATIENCE).expect("the listener says hello");
-        (server, Guest { stranger, hello, _ring: ring, written: 0 })
+        let hello = attacker.receive_within(common::TIMEOUT).expect("the listener says hello");
+        (server, HostilePeer { attacker, hello, _ring: ring, written: 0 })
     }
 
     /// Writes frames where the next are expected: from the beginning of a ring that is long enough.
     fn write(&mut self, frames: &[u8]) -> Option<Status> {
-        let mut buffer = self.stranger.end.buffer(0, frames.len());
+        let mut buffer = self.attacker.end.buffer(0, frames.len());
         buffer.copy_from_slice(frames);
         let addr = u64::from_le_bytes(self.hello[16..24].try_into().unwrap()) + self.written;
         let rkey = u32::from_le_bytes(self.hello[24..28].try_into().unwrap());
         self.written += frames.len().next_multiple_of(16) as u64;
         let write = SendRequest::write_with_imm(buffer, RemoteAddress { addr, rkey }, 0);
-        self.stranger.end.run(write).outcome().err().map(|failure| failure.status)
+        self.attacker.end.run(write).outcome().err().map(|failure| failure.status)
     }
 }
 
 /// A frame of an announcement, without the name's bytes.
-fn announcement(rights: u8, name_len: u8) -> [u8; 48] {
+fn expose_frame(rights: u8, name_len: u8) -> [u8; 48] {
     let mut frame = [0; 48];
     (frame[0], frame[4], frame[16], frame[24], frame[36]) = (5, name_len, 1, 1, rights);
     frame
 }
 
 #[test]
-fn who_offers_more_than_is_taken_is_disconnected() {
+fn a_rendezvous_above_the_size_limit_fails_the_connection() {
     let device = device();
-    let (server, mut guest) = Guest::new(&device, &options(&device).max_message_size(100_000));
-    assert_eq!(guest.hello[28..32], 100_000u32.to_le_bytes());
+    let (server, mut peer) = HostilePeer::new(&device, &options(&device).max_message_size(100_000));
+    assert_eq!(peer.hello[28..32], 100_000u32.to_le_bytes());
     let before = server.pool().stats().used_bytes;
-    let mut offer = [0; 32];
-    offer[0] = 2;
-    offer[4..8].copy_from_slice(&100_001u32.to_le_bytes());
-    assert_eq!(guest.write(&offer), None);
+    let mut rendezvous = [0; 32];
+    rendezvous[0] = 2;
+    rendezvous[4..8].copy_from_slice(&100_001u32.to_le_bytes());
+    assert_eq!(peer.write(&rendezvous), None);
     let error = server.recv().unwrap_err();
     assert!(error.to_string().contains("longer than the maximum"), "{error}");
     assert!(server.pool().stats().used_bytes <= before + 4096, "{:?}", server.pool());
     // Though the connection is still there, it can't reach any of its memory.
-    assert_ne!(guest.write(&offer), None);
+    assert_ne!(peer.write(&rendezvous), None);
 }
 
 #[test]
-fn nobody_exposes_more_than_can_be_remembered() {
+fn exposing_too_many_regions_fails_the_connection() {
     let device = device();
-    let by_name = [announcement(1, 1).as_slice(), &[b'n'; 16][..1], &[0; 15]].concat();
+    let by_name = [expose_frame(1, 1).as_slice(), &[b'n'; 16][..1], &[0; 15]].concat();
     let cases: [(&[u8], &[u8], &str); 3] = [
         // By addresses, again and again; also if there is a name that makes it look as if it were known.
-        (&[], &announcement(9, 0), "it exposed too many regions"),
-        (&announcement(1, 0), &announcement(9, 0), "it exposed too many regions"),
+        (&[], &expose_frame(9, 0), "it exposed too many regions"),
+        (&expose_frame(1, 0), &expose_frame(9, 0), "it exposed too many regions"),
         (
             &by_name,
-            &[announcement(9, 1).as_slice(), &[b'n'; 16]].concat(),
+            &[expose_frame(9, 1).as_slice(), &[b'n'; 16]].concat(),
             "it sent a malformed expose frame",
         ),
     ];
-    for (first, again, words) in cases {
-        let (server, mut guest) = Guest::new(&device, &options(&device).recv_ring_size(16 << 20));
+    for (first, repeated, reason) in cases {
+        let (server, mut peer) = HostilePeer::new(&device, &options(&device).recv_ring_size(16 << 20));
         if !first.is_empty() {
-            assert_eq!(guest.write(first), None);
+            assert_eq!(peer.write(first), None);
         }
-        let many = again.repeat(1000);
+        let many = repeated.repeat(1000);
         let error = (0..6).find_map(|_| {
-            guest.write(&many);
+            peer.write(&many);
             match server.recv_timeout(Duration::from_millis(200)) {
                 Err(Error::Timeout { .. }) => None,
                 other => Some(other.unwrap_err().to_string()),
             }
         });
-        assert!(error.as_ref().is_some_and(|error| error.contains(words)), "{error:?}");
+        assert!(error.as_ref().is_some_and(|error| error.contains(reason)), "{error:?}");
     }
 }
 
@@ -511,18 +521,18 @@ struct Log(Arc<Mutex<Vec<String>>>);
 impl Log {
     /// Returns the count of peers that lines tell of: one each, or as many as were suppressed.
     fn count(lines: &[String]) -> usize {
-        let of_line = |line: &String| match line.split_once("suppressed: ") {
+        let count_of_line = |line: &String| match line.split_once("suppressed: ") {
             Some((_, count)) => count.split_whitespace().next().unwrap().parse().unwrap(),
             None => 1,
         };
-        lines.iter().map(of_line).sum()
+        lines.iter().map(count_of_line).sum()
     }
 
     /// Waits until the log tells of so many peers.
     fn wait(&self, peers: usize) {
         let start = Instant::now();
         while Log::count(&self.0.lock().unwrap()) < peers {
-            assert!(start.elapsed() < common::PATIENCE, "{:#?}", self.0.lock().unwrap());
+            assert!(start.elapsed() < common::TIMEOUT, "{:#?}", self.0.lock().unwrap());
             sleep(Duration::from_millis(1));
         }
     }

@@ -14,7 +14,7 @@ use adverb::verbs::{
 use serde::{Deserialize, Serialize};
 
 use crate::peer::{self, Offer, Peer, Plan};
-use crate::{Outcome, processor_time, say};
+use crate::{Outcome, cpu_time, print_result};
 
 /// The number of outstanding writes.
 const WRITES: usize = 64;
@@ -91,23 +91,23 @@ impl Side {
     }
 
     /// Connects with the process that was started.
-    fn meet(&self, peer: &mut Peer) -> Outcome<Offer> {
-        peer.tell(&self.offer(0..self.queue_pairs.len()))?;
-        let theirs: Offer = peer.hear()?;
+    fn connect_to_child(&self, peer: &mut Peer) -> Outcome<Offer> {
+        peer.send_line(&self.offer(0..self.queue_pairs.len()))?;
+        let theirs: Offer = peer.receive_line()?;
         self.connect(&theirs)?;
         // Neither side sends before both are ready.
-        peer.tell(&())?;
-        peer.hear::<()>()?;
+        peer.send_line(&())?;
+        peer.receive_line::<()>()?;
         Ok(theirs)
     }
 
     /// Connects with the process that started this one.
-    fn meet_starter(&self) -> Outcome {
-        let theirs: Offer = peer::hear()?;
+    fn connect_to_parent(&self) -> Outcome {
+        let theirs: Offer = peer::receive_line()?;
         self.connect(&theirs)?;
-        peer::tell(&self.offer(0..self.queue_pairs.len()))?;
-        peer::hear::<()>()?;
-        peer::tell(&())
+        peer::send_line(&self.offer(0..self.queue_pairs.len()))?;
+        peer::receive_line::<()>()?;
+        peer::send_line(&())
     }
 }
 
@@ -116,11 +116,11 @@ pub(crate) fn write(ours: &str, theirs: &str, time: Duration, len: usize, asleep
     let mut peer = Peer::start(&if asleep { Plan::Sleep(len) } else { Plan::Poll(len) }, theirs)?;
     let mut side = Side::with_events(&Device::open(ours)?, len, 2 * WRITES as u32)?;
     side.add(1, WRITES as u32, 1)?;
-    let remote = side.meet(&mut peer)?.memory;
+    let remote = side.connect_to_child(&mut peer)?.memory;
     let slice = || side.memory.slice(0..len);
     let mut done: Vec<Completion> = Vec::with_capacity(WRITES);
     let (mut posted, mut completed) = (0, 0);
-    let (start, processor) = (Instant::now(), processor_time());
+    let (start, cpu) = (Instant::now(), cpu_time());
     let mut count = |posted: &mut usize, completed: &mut usize, wanted: usize| -> Outcome {
         for _ in 0..wanted {
             side.queue_pairs[0].post_send(SendRequest::write(slice()?, remote.at(0)))?;
@@ -138,18 +138,18 @@ pub(crate) fn write(ours: &str, theirs: &str, time: Duration, len: usize, asleep
         Ok(())
     };
     while start.elapsed() < time {
-        let room = WRITES - (posted - completed);
-        count(&mut posted, &mut completed, room)?;
+        let free = WRITES - (posted - completed);
+        count(&mut posted, &mut completed, free)?;
     }
     while completed < posted {
         count(&mut posted, &mut completed, 0)?;
     }
-    let (seconds, processor) = (start.elapsed().as_secs_f64(), processor_time() - processor);
+    let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_time() - cpu);
     let bytes = completed as f64 * len as f64;
-    say("bandwidth", bytes / seconds / 1e6);
-    say("processor-ns-per-KiB", processor.as_secs_f64() * 1e9 / (bytes / 1024.0));
+    print_result("bandwidth", bytes / seconds / 1e6);
+    print_result("processor-ns-per-KiB", cpu.as_secs_f64() * 1e9 / (bytes / 1024.0));
     counters(&side.domain);
-    peer.dismiss::<f64>()?;
+    peer.finish::<f64>()?;
     Ok(())
 }
 
@@ -160,33 +160,33 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
     };
     let mut peer = Peer::start(&plan, theirs)?;
     let before = resident();
-    let (sends, turns) = per_queue_pair(queue_pairs);
+    let (sends, batch) = per_queue_pair(queue_pairs);
     let device = Device::open(ours)?;
     let mut side = Side::new(&device, len * MESSAGES, (sends + 1) * queue_pairs)?;
     side.add(queue_pairs, sends, 1)?;
     let active = if is_recorded { Some(device.record().start()?) } else { None };
-    side.meet(&mut peer)?;
-    let made = resident();
+    side.connect_to_child(&mut peer)?;
+    let after_setup = resident();
     let mut done: Vec<Completion> = Vec::with_capacity(MESSAGES);
     let (mut posted, mut completed) = (0u64, 0u64);
     // Warms up every queue pair: its first message allocates its rings.
-    let warm = 2 * u64::from(turns) * u64::from(queue_pairs);
+    let warm = 2 * u64::from(batch) * u64::from(queue_pairs);
     let mut begin = None;
-    let mut turn = 0;
+    let mut next = 0;
     loop {
         if begin.is_none() && completed >= warm {
-            begin = Some((Instant::now(), processor_time(), completed));
+            begin = Some((Instant::now(), cpu_time(), completed));
         }
         if begin.is_some_and(|(start, ..)| start.elapsed() >= time) {
             break;
         }
-        while posted - completed + u64::from(turns) <= MESSAGES as u64 {
-            let queue_pair = &side.queue_pairs[turn];
-            if queue_pair.outstanding_send_count() + turns > sends {
+        while posted - completed + u64::from(batch) <= MESSAGES as u64 {
+            let queue_pair = &side.queue_pairs[next];
+            if queue_pair.outstanding_send_count() + batch > sends {
                 break;
             }
-            let sender = (turn as u64) << SENDER_SHIFT;
-            turn = (turn + 1) % side.queue_pairs.len();
+            let sender = (next as u64) << SENDER_SHIFT;
+            next = (next + 1) % side.queue_pairs.len();
             let request = |number: u32| {
                 let number = posted + u64::from(number);
                 let at = number as usize % MESSAGES * len;
@@ -195,14 +195,14 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
                 let slice = side.memory.slice(at..at + len).expect("the slice lies in the region");
                 let request = SendRequest::send(slice);
                 // One signaled request completes the whole batch.
-                if number % u64::from(turns) == u64::from(turns) - 1 { request } else { request.unsignaled() }
+                if number % u64::from(batch) == u64::from(batch) - 1 { request } else { request.unsignaled() }
             };
-            if turns == 1 {
+            if batch == 1 {
                 queue_pair.post_send(request(0))?;
             } else {
-                queue_pair.post_sends((0..turns).map(request))?;
+                queue_pair.post_sends((0..batch).map(request))?;
             }
-            posted += u64::from(turns);
+            posted += u64::from(batch);
         }
         side.completions.poll(&mut done)?;
         for completion in done.drain(..) {
@@ -221,24 +221,24 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
             return Err(format!("{completed} of {posted} messages were acknowledged").into());
         }
     }
-    let (start, processor, before_it) = begin.ok_or("the time ended before the measurement started")?;
-    let (seconds, processor) = (start.elapsed().as_secs_f64(), processor_time() - processor);
-    let theirs: Taken = peer.dismiss()?;
-    let measured = (completed - before_it) as f64;
-    say("rate", measured / seconds);
-    say("processor-us-per-message", processor.as_secs_f64() * 1e6 / measured);
-    say("sent", posted as f64);
-    say("received", theirs.messages as f64);
+    let (start, cpu, warm_up_count) = begin.ok_or("the time ended before the measurement started")?;
+    let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_time() - cpu);
+    let theirs: ReceiveResult = peer.finish()?;
+    let measured = (completed - warm_up_count) as f64;
+    print_result("rate", measured / seconds);
+    print_result("processor-us-per-message", cpu.as_secs_f64() * 1e6 / measured);
+    print_result("sent", posted as f64);
+    print_result("received", theirs.messages as f64);
     if let Some(active) = active {
         let recording = active.stop();
         let events = recording.lost_count + recording.events.len() as u64;
-        say("events-per-message", (events + theirs.events) as f64 / posted as f64);
+        print_result("events-per-message", (events + theirs.events) as f64 / posted as f64);
     }
-    say("out-of-order", theirs.out_of_order as f64);
+    print_result("out-of-order", theirs.out_of_order as f64);
     let per_queue_pair = |bytes: u64| bytes as f64 / 1024.0 / f64::from(queue_pairs);
-    say("KiB-per-queue-pair", per_queue_pair(made.saturating_sub(before)));
-    say("KiB-per-queue-pair-after", per_queue_pair(resident().saturating_sub(before)));
-    say("KiB-per-queue-pair-peer", per_queue_pair(theirs.bytes));
+    print_result("KiB-per-queue-pair", per_queue_pair(after_setup.saturating_sub(before)));
+    print_result("KiB-per-queue-pair-after", per_queue_pair(resident().saturating_sub(before)));
+    print_result("KiB-per-queue-pair-peer", per_queue_pair(theirs.bytes));
     counters(&side.domain);
     if theirs.messages != posted || theirs.out_of_order != 0 {
         return Err("messages were lost, doubled or out of order".into());
@@ -253,7 +253,7 @@ fn per_queue_pair(queue_pairs: u32) -> (u32, u32) {
 
 /// The result of the receiving side.
 #[derive(Debug, Serialize, Deserialize)]
-struct Taken {
+struct ReceiveResult {
     messages: u64,
     out_of_order: u64,
     bytes: u64,
@@ -271,7 +271,7 @@ pub(crate) fn latency(ours: &str, theirs: &str, times: u32) -> Outcome {
     for _ in 0..RECEIVES_FOR_ONE {
         queue_pair.post_recv(receive()?)?;
     }
-    side.meet(&mut peer)?;
+    side.connect_to_child(&mut peer)?;
     let mut done: Vec<Completion> = Vec::with_capacity(64);
     let mut rounds = Vec::with_capacity(times as usize);
     for _ in 0..times {
@@ -282,7 +282,7 @@ pub(crate) fn latency(ours: &str, theirs: &str, times: u32) -> Outcome {
         queue_pair.post_recv(receive()?)?;
     }
     percentiles("half-round-us", rounds, 2.0);
-    peer.dismiss::<f64>()?;
+    peer.finish::<f64>()?;
     Ok(())
 }
 
@@ -302,7 +302,7 @@ pub(crate) fn fetch_add(ours: &str, theirs: &str, times: u32, asleep: bool) -> O
     let mut peer = Peer::start(&if asleep { Plan::Sleep(8) } else { Plan::Poll(8) }, theirs)?;
     let mut side = Side::new(&Device::open(ours)?, 8, 64)?;
     side.add(1, 16, 1)?;
-    let remote = side.meet(&mut peer)?.memory;
+    let remote = side.connect_to_child(&mut peer)?.memory;
     let mut done: Vec<Completion> = Vec::with_capacity(64);
     let mut rounds = Vec::with_capacity(times as usize);
     for round in 0..times {
@@ -317,13 +317,13 @@ pub(crate) fn fetch_add(ours: &str, theirs: &str, times: u32, asleep: bool) -> O
         }
     }
     percentiles("round-us", rounds, 1.0);
-    peer.dismiss::<f64>()?;
+    peer.finish::<f64>()?;
     Ok(())
 }
 
 fn percentiles(name: &str, mut times: Vec<Duration>, by: f64) {
     for (part, per_mille) in [("p50", 500), ("p99", 990), ("p999", 999)] {
-        say(&format!("{name}-{part}"), percentile(&mut times, per_mille) / by);
+        print_result(&format!("{name}-{part}"), percentile(&mut times, per_mille) / by);
     }
 }
 
@@ -338,41 +338,41 @@ pub(crate) fn percentile(times: &mut [Duration], per_mille: usize) -> f64 {
 pub(crate) fn serve(plan: &Plan, device: &str) -> Outcome {
     match *plan {
         Plan::Sleep(len) => {
-            let side = meet(device, len)?;
-            peer::until_dismissed();
+            let side = connect_to_child(device, len)?;
+            peer::wait_for_finish();
             drop(side);
-            peer::tell(&0.0)
+            peer::send_line(&0.0)
         }
         Plan::Poll(len) => {
-            let side = meet(device, len)?;
-            let over = until_over();
+            let side = connect_to_child(device, len)?;
+            let is_over = spawn_end_watcher();
             let mut done = Vec::new();
-            while !over.load(Ordering::Relaxed) {
+            while !is_over.load(Ordering::Relaxed) {
                 side.completions.poll(&mut done)?;
             }
-            peer::tell(&0.0)
+            peer::send_line(&0.0)
         }
         Plan::Echo(times) => echo(device, times),
-        Plan::Rate { queue_pairs, len, is_recorded } => take(device, queue_pairs, len, is_recorded),
+        Plan::Rate { queue_pairs, len, is_recorded } => receive(device, queue_pairs, len, is_recorded),
     }
 }
 
-fn meet(device: &str, len: usize) -> Outcome<Side> {
+fn connect_to_child(device: &str, len: usize) -> Outcome<Side> {
     let mut side = Side::new(&Device::open(device)?, len, 64)?;
     side.add(1, 16, 1)?;
-    side.meet_starter()?;
+    side.connect_to_parent()?;
     Ok(side)
 }
 
 /// Returns a flag that becomes true when the other process ends the measurement.
-fn until_over() -> Arc<AtomicBool> {
-    let over = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&over);
+fn spawn_end_watcher() -> Arc<AtomicBool> {
+    let is_over = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&is_over);
     std::thread::spawn(move || {
-        peer::until_dismissed();
+        peer::wait_for_finish();
         seen.store(true, Ordering::Relaxed);
     });
-    over
+    is_over
 }
 
 fn echo(device: &str, times: u32) -> Outcome {
@@ -383,7 +383,7 @@ fn echo(device: &str, times: u32) -> Outcome {
     for _ in 0..RECEIVES_FOR_ONE {
         queue_pair.post_recv(receive()?)?;
     }
-    side.meet_starter()?;
+    side.connect_to_parent()?;
     let mut done = Vec::with_capacity(64);
     for _ in 0..times {
         while !poll_for(&side.completions, &mut done, 1)? {}
@@ -391,15 +391,15 @@ fn echo(device: &str, times: u32) -> Outcome {
         queue_pair.post_recv(receive()?)?;
     }
     // The last message may have to be retransmitted.
-    let over = until_over();
-    while !over.load(Ordering::Relaxed) {
+    let is_over = spawn_end_watcher();
+    while !is_over.load(Ordering::Relaxed) {
         side.completions.poll(&mut done)?;
     }
-    peer::tell(&0.0)
+    peer::send_line(&0.0)
 }
 
 /// Receives messages, and checks that those of each queue pair are in order.
-fn take(device: &str, queue_pairs: u32, len: usize, is_recorded: bool) -> Outcome {
+fn receive(device: &str, queue_pairs: u32, len: usize, is_recorded: bool) -> Outcome {
     let before = resident();
     let device = Device::open(device)?;
     let mut side = Side::new(&device, len * RECEIVES as usize, 3 * RECEIVES + queue_pairs)?;
@@ -424,14 +424,14 @@ fn take(device: &str, queue_pairs: u32, len: usize, is_recorded: bool) -> Outcom
     };
     post(&mut receives)?;
     let active = if is_recorded { Some(device.record().start()?) } else { None };
-    side.meet_starter()?;
-    let over = until_over();
+    side.connect_to_parent()?;
+    let is_over = spawn_end_watcher();
     let mut done: Vec<Completion> = Vec::with_capacity(RECEIVES as usize);
     let (mut messages, mut out_of_order) = (0u64, 0u64);
     let mut last = vec![0; queue_pairs as usize];
     loop {
         // Read before polling, so that messages before the end are polled.
-        let is_over = over.load(Ordering::Relaxed);
+        let is_over = is_over.load(Ordering::Relaxed);
         side.completions.poll(&mut done)?;
         for completion in done.drain(..) {
             completion.result()?;
@@ -457,7 +457,7 @@ fn take(device: &str, queue_pairs: u32, len: usize, is_recorded: bool) -> Outcom
     let bytes = resident().saturating_sub(before);
     let recording = active.map(ActiveRecording::stop);
     let events = recording.map_or(0, |recording| recording.lost_count + recording.events.len() as u64);
-    peer::tell(&Taken { messages, out_of_order, bytes, events })
+    peer::send_line(&ReceiveResult { messages, out_of_order, bytes, events })
 }
 
 /// The resident memory of this process in bytes.
@@ -472,6 +472,6 @@ fn counters(domain: &ProtectionDomain) {
     let Ok(counters) = domain.device().counters(1) else { return };
     let is_bad = |name: &str, value| value > 0 && (name.contains("err") || name.contains("retransmitted"));
     for (name, value) in counters.iter().filter(|(name, value)| is_bad(name, *value)) {
-        say(name, value as f64);
+        print_result(name, value as f64);
     }
 }

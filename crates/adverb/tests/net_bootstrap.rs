@@ -41,7 +41,7 @@ fn sides(
     (options(&client), options(&server), SocketAddr::new(address, 0))
 }
 
-fn meet(client: &Options, listener: &Listener) -> (Connection, Connection) {
+fn connect(client: &Options, listener: &Listener) -> (Connection, Connection) {
     let address = listener.local_addr();
     scope(|scope| {
         let client = scope.spawn(|| Connector::new().options(client).connect(address).unwrap());
@@ -51,7 +51,7 @@ fn meet(client: &Options, listener: &Listener) -> (Connection, Connection) {
 }
 
 /// Both sides say something, short and long, and close.
-fn talk((client, server): (Connection, Connection)) {
+fn exchange_and_close((client, server): (Connection, Connection)) {
     let long = vec![7; 100_000];
     scope(|scope| {
         for (one, other) in [(&client, &server), (&server, &client)] {
@@ -68,7 +68,7 @@ fn talk((client, server): (Connection, Connection)) {
 }
 
 #[test]
-fn sides_find_each_other_in_every_way() {
+fn connections_are_established_with_every_bootstrap() {
     let key = Key::new([7; 32]).unwrap();
     for (number, bootstrap) in
         [Bootstrap::Auto, Bootstrap::Tcp, Bootstrap::ConnectionManager].into_iter().enumerate()
@@ -78,75 +78,75 @@ fn sides_find_each_other_in_every_way() {
             let listener = Listener::bind_with(address, &server).unwrap();
             assert_ne!(listener.local_addr().port(), 0);
             for _ in 0..3 {
-                talk(meet(&client, &listener));
+                exchange_and_close(connect(&client, &listener));
             }
         }
     }
 }
 
 #[test]
-fn sides_find_each_other_where_packets_are_lost() {
+fn connections_are_established_despite_packet_loss() {
     let faults = FaultConfig { loss_ppm: 50_000, duplication_ppm: 20_000, ..FaultConfig::new(3) };
     let (client, server, address) = sides(Bootstrap::ConnectionManager, [10, 21, 0], Some(faults));
     let key = Key::new([7; 32]).unwrap();
     let listener = Listener::bind_with(address, &server.key(&key)).unwrap();
     for _ in 0..5 {
-        talk(meet(&client.clone().key(&key), &listener));
+        exchange_and_close(connect(&client.clone().key(&key), &listener));
     }
 }
 
 #[test]
-fn a_listener_is_found_in_both_ways_at_one_port() {
+fn a_listener_serves_both_bootstraps_at_one_port() {
     let device = Device::open("soft").unwrap();
     let address = device.gids().unwrap()[0].gid.ip();
     let options = Options::new().device(&device).timeout(Duration::from_secs(30));
     let listener = Listener::bind_with((address, 0), &options).unwrap();
     for bootstrap in [Bootstrap::ConnectionManager, Bootstrap::Tcp, Bootstrap::Auto] {
-        talk(meet(&options.clone().bootstrap(bootstrap), &listener));
+        exchange_and_close(connect(&options.clone().bootstrap(bootstrap), &listener));
     }
 }
 
 #[test]
-fn who_can_be_found_in_one_way_only_isnt_in_the_other() {
+fn a_listener_with_one_bootstrap_is_unreachable_with_the_other() {
     let device = Device::open("soft").unwrap();
     let address = device.gids().unwrap()[0].gid.ip();
     let options = Options::new().device(&device).connect_timeout(Duration::from_secs(30));
-    let (by_manager, by_tcp) =
+    let (cm_only, tcp_only) =
         (options.clone().bootstrap(Bootstrap::ConnectionManager), options.bootstrap(Bootstrap::Tcp));
     let start = Instant::now();
-    let listener = Listener::bind_with((address, 0), &by_tcp).unwrap();
-    let error = Connector::new().options(&by_manager).connect(listener.local_addr()).unwrap_err();
+    let listener = Listener::bind_with((address, 0), &tcp_only).unwrap();
+    let error = Connector::new().options(&cm_only).connect(listener.local_addr()).unwrap_err();
     assert!(error.to_string().contains("no program on the host listens on it"), "{error}");
-    let listener = Listener::bind_with((address, 0), &by_manager).unwrap();
-    let error = Connector::new().options(&by_tcp).connect(listener.local_addr()).unwrap_err();
+    let listener = Listener::bind_with((address, 0), &cm_only).unwrap();
+    let error = Connector::new().options(&tcp_only).connect(listener.local_addr()).unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
 
 #[test]
-fn nobody_waits_longer_than_it_may() {
+fn connecting_fails_at_the_connect_timeout() {
     let (client, server, address) = sides(Bootstrap::ConnectionManager, [10, 22, 0], None);
     let client = client.connect_timeout(Duration::from_millis(300));
     let start = Instant::now();
     let error = Connector::new().options(&client).connect("10.22.0.9:7471").unwrap_err();
-    let is_late = |error: &Error| {
+    let is_timeout = |error: &Error| {
         matches!(error, Error::Unreachable { .. }) && error.to_string().contains("no answer within 300ms")
     };
-    assert!(is_late(&error), "{error}");
+    assert!(is_timeout(&error), "{error}");
     // A listener that nobody looks after says nothing.
     let listener = Listener::bind_with(address, &server).unwrap();
     let error = Connector::new().options(&client).connect(listener.local_addr()).unwrap_err();
-    assert!(is_late(&error), "{error}");
+    assert!(is_timeout(&error), "{error}");
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
 }
 
 #[test]
-fn a_listener_that_is_stopped_can_be_started_again() {
+fn a_stopped_listener_can_be_restarted() {
     for (number, bootstrap) in [Bootstrap::Auto, Bootstrap::ConnectionManager].into_iter().enumerate() {
         let (client, server, address) = sides(bootstrap, [10, 23, number as u8], None);
         let listener = Listener::bind_with(address, &server).unwrap();
         let address = listener.local_addr();
-        let (left, right) = meet(&client, &listener);
+        let (left, right) = connect(&client, &listener);
         for _ in 0..3 {
             scope(|scope| {
                 let waiting = [(); 2].map(|()| scope.spawn(|| listener.accept().unwrap_err()));
@@ -164,24 +164,24 @@ fn a_listener_that_is_stopped_can_be_started_again() {
             listener.start().unwrap();
             listener.start().unwrap();
             assert!(listener.is_listening() && listener.local_addr() == address);
-            talk(meet(&client, &listener));
+            exchange_and_close(connect(&client, &listener));
         }
         drop(listener);
         Connector::new().options(&client).connect(address).unwrap_err();
         // What was connected before needs no listener.
-        talk((left, right));
+        exchange_and_close((left, right));
     }
 }
 
 #[test]
-fn a_port_is_one_listeners() {
+fn a_port_has_one_listener() {
     let (_, server, address) = sides(Bootstrap::ConnectionManager, [10, 24, 0], None);
     let listener = Listener::bind_with(address, &server).unwrap();
     Listener::bind_with(listener.local_addr(), &server).unwrap_err();
 }
 
 /// What becomes of a client at a listener with other options: the client's error, in words.
-fn refused(client: &Options, server: &Options, address: SocketAddr) -> String {
+fn rejection(client: &Options, server: &Options, address: SocketAddr) -> String {
     let listener = Listener::bind_with(address, server).unwrap();
     scope(|scope| {
         let accepting = scope.spawn(|| listener.accept().unwrap_err());
@@ -195,14 +195,14 @@ fn refused(client: &Options, server: &Options, address: SocketAddr) -> String {
 }
 
 #[test]
-fn who_has_another_key_or_none_is_refused_with_a_reason() {
+fn a_peer_with_another_key_or_none_is_rejected_with_a_reason() {
     let (key, other) = (Key::new([7; 32]).unwrap(), Key::new([8; 32]).unwrap());
     for (number, bootstrap) in [Bootstrap::Tcp, Bootstrap::ConnectionManager].into_iter().enumerate() {
         let (client, server, address) = sides(bootstrap, [10, 25, number as u8], None);
-        let with = |options: &Options, key: Option<&Key>| {
+        let with_key = |options: &Options, key: Option<&Key>| {
             key.map_or(options.clone(), |key| options.clone().key(key))
         };
-        for (clients, servers, reason) in [
+        for (client_key, server_key, reason) in [
             (
                 None,
                 Some(&key),
@@ -215,17 +215,17 @@ fn who_has_another_key_or_none_is_refused_with_a_reason() {
             ),
             (Some(&other), Some(&key), "failed: the two sides have different keys"),
         ] {
-            let error = refused(&with(&client, clients), &with(&server, servers), address);
+            let error = rejection(&with_key(&client, client_key), &with_key(&server, server_key), address);
             assert!(error.contains(reason), "{bootstrap:?}: {error}");
         }
     }
 }
 
 #[test]
-fn messages_longer_than_the_peer_takes_are_refused_here() {
+fn messages_above_the_peers_limit_are_rejected_locally() {
     let (client, server, address) = sides(Bootstrap::Auto, [10, 26, 0], None);
     let listener = Listener::bind_with(address, &server.max_message_size(100_000)).unwrap();
-    let (client, server) = meet(&client, &listener);
+    let (client, server) = connect(&client, &listener);
     for len in [100_001, 1 << 20] {
         let error = client.send(&vec![0; len]).unwrap_err();
         assert!(matches!(error.error, Error::MessageTooLong { max: 100_000, .. }), "{error}");
@@ -243,7 +243,7 @@ mod tasks {
     use super::*;
 
     #[tokio::test]
-    async fn find_each_other_in_every_way_and_a_stopped_listener_can_be_started_again() {
+    async fn connect_with_every_bootstrap_and_a_stopped_listener_can_be_restarted() {
         let key = Key::new([7; 32]).unwrap();
         for (number, bootstrap) in
             [Bootstrap::Auto, Bootstrap::Tcp, Bootstrap::ConnectionManager].into_iter().enumerate()
@@ -271,7 +271,7 @@ mod tasks {
     }
 
     #[tokio::test]
-    async fn with_another_key_are_refused() {
+    async fn with_another_key_are_rejected() {
         for (number, bootstrap) in [Bootstrap::Tcp, Bootstrap::ConnectionManager].into_iter().enumerate() {
             let (client, server, address) = sides(bootstrap, [10, 31, number as u8], None);
             let client = Connector::new().options(&client.key(&Key::new([1; 32]).unwrap()));

@@ -42,45 +42,45 @@ impl Drop for Stop<'_> {
 /// Who does nothing but come keeps nobody out for long, however many they are and however patient the listener is; and who
 /// accepts isn't told of it.
 #[test]
-fn those_that_say_nothing_keep_nobody_out() {
+fn silent_clients_dont_keep_others_from_connecting() {
     let options = Options::new().device(&Device::open("soft").unwrap());
     let options = options.connect_timeout(Duration::from_secs(60)).timeout(Duration::from_secs(30));
     let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
     let address = listener.local_addr();
-    for few_descriptors in [true, false] {
+    for is_fd_limited in [true, false] {
         let start = Instant::now();
         scope(|scope| {
             let accepting = scope.spawn(|| listener.accept().unwrap());
             let before = descriptors();
-            set_limit(if few_descriptors { before + 60 } else { limit().rlim_max.min(8192) });
+            set_limit(if is_fd_limited { before + 60 } else { limit().rlim_max.min(8192) });
             // Also if something is wrong, so that nobody waits for ever.
             let stop = Stop(&listener);
-            let mut strangers: Vec<TcpStream> = Vec::new();
+            let mut silent_clients: Vec<TcpStream> = Vec::new();
             // As many as there is room for, of which some say a little.
             for number in 0..1000 {
                 let Ok(mut stream) = TcpStream::connect(address) else { break };
                 if number % 2 == 0 {
                     stream.write_all(b"adverb").unwrap();
                 }
-                strangers.push(stream);
+                silent_clients.push(stream);
                 // The first are taken in, so that it is they who have what is short later.
-                while few_descriptors && number == 4 && descriptors() < before + 3 * 5 {
+                while is_fd_limited && number == 4 && descriptors() < before + 3 * 5 {
                     assert!(start.elapsed() < Duration::from_secs(30));
                     sleep(Duration::from_millis(1));
                 }
             }
-            if few_descriptors {
-                assert!((10..=60).contains(&strangers.len()), "{}", strangers.len());
+            if is_fd_limited {
+                assert!((10..=60).contains(&silent_clients.len()), "{}", silent_clients.len());
                 // Some time for the listener to find that it has none, and some for who connects.
                 sleep(Duration::from_millis(300));
-                strangers.truncate(10);
+                silent_clients.truncate(10);
             }
             let client = loop {
                 match Connector::new().options(&options).connect(address) {
                     Ok(client) => break client,
                     // Until there are enough, who comes may still be turned away.
                     Err(error) => {
-                        assert!(few_descriptors && start.elapsed() < Duration::from_secs(30), "{error}");
+                        assert!(is_fd_limited && start.elapsed() < Duration::from_secs(30), "{error}");
                     }
                 }
                 sleep(Duration::from_millis(50));
@@ -90,6 +90,6 @@ fn those_that_say_nothing_keep_nobody_out() {
             assert_eq!(&accepting.join().unwrap().recv().unwrap().unwrap()[..], b"at last");
             std::mem::forget(stop);
         });
-        println!("few descriptors: {few_descriptors}: {:?}", start.elapsed());
+        println!("few descriptors: {is_fd_limited}: {:?}", start.elapsed());
     }
 }
