@@ -66,7 +66,7 @@ fn run_requests(client: &Device, server: &Device) -> Result<(), Box<dyn Error>> 
     let table = server.protection_domain().region(16384, access)?;
     let remote = table.remote();
 
-    // RECEIVE: the server posts a buffer, and asks for a notification of the next message that is marked as solicited.
+    // RECEIVE: the server posts a buffer, and requests a notification of the next solicited message.
     let receiving = server.post_recv(RecvRequest::new(server.protection_domain().buffer(1024)?).tag(5))?;
     server.recv_completion_queue().arm(ArmFor::Solicited)?;
 

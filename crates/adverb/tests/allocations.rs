@@ -1,5 +1,5 @@
-//! Once everything has been used, messages between software devices allocate nothing: neither where they are posted and
-//! polled, nor on the devices' threads. Alone in its process, whose allocations are counted.
+//! Messages between software devices allocate nothing after a warm-up: neither the posting and polling callers nor the
+//! devices' threads do. This test has its own process, whose allocations are counted.
 
 #![cfg(feature = "soft")]
 
@@ -16,17 +16,17 @@ use adverb::verbs::{
     Switch, Transport,
 };
 
-/// How many requests are under way at once.
+/// The number of requests in flight.
 const DEPTH: usize = 16;
 
-/// How many requests of each kind are looked at, at a time.
+/// The number of requests of each kind per round.
 const REQUESTS: usize = 10_000;
 
 struct End {
     domain: ProtectionDomain,
     cq: CompletionQueue,
     queue_pair: QueuePair,
-    /// What completed, in a list that is used again and again.
+    /// The polled completions. The list is reused.
     done: Vec<Completion>,
 }
 
@@ -44,7 +44,7 @@ impl End {
     }
 }
 
-/// Takes the buffers back that have come, until all have.
+/// Polls both ends until all buffers are back.
 fn poll_all(ends: [(&mut End, &mut Vec<Buffer>); 2]) {
     let start = Instant::now();
     let [(one, ours), (other, theirs)] = ends;
@@ -56,7 +56,7 @@ fn poll_all(ends: [(&mut End, &mut Vec<Buffer>); 2]) {
                 buffers.push(completion.into_buffer().unwrap());
             }
         }
-        assert!(start.elapsed() < Duration::from_secs(20), "something is missing");
+        assert!(start.elapsed() < Duration::from_secs(20), "not all requests have completed");
     }
 }
 

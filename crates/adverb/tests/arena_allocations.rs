@@ -1,5 +1,5 @@
-//! Allocating and freeing items of an arena allocates no other memory, even when slabs change their slot size. Alone in its
-//! process, whose allocations are counted.
+//! Allocating and freeing items of an arena allocates no other memory, even when slabs change their slot size. This
+//! test has its own process, whose allocations are counted.
 
 #![cfg(all(feature = "soft", feature = "cluster"))]
 

@@ -1,5 +1,5 @@
-//! Messages and transfers of brokers allocate nothing, once every list has grown to its size. Alone in its process, whose
-//! allocations are counted.
+//! Messages and transfers of brokers allocate nothing after every list has grown to its size. This test has its own
+//! process, whose allocations are counted.
 
 #![cfg(all(feature = "soft", feature = "cluster"))]
 

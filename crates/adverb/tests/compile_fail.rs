@@ -1,23 +1,24 @@
-//! What the compiler must refuse: memory in flight that is freed, moved or touched, and what else is unsound.
+//! Programs that the compiler must reject: they free, move or access memory in flight, or are unsound in another way.
 //!
-//! Each file in `compile_fail/` is a program that does one such thing, and beside it is what the compiler says. The
-//! wording is the compiler's own and changes with it, so that it is compared on one version only; elsewhere the test says
-//! that it was skipped. After a change, `TRYBUILD=overwrite cargo test -p adverb --test compile_fail -- --ignored` writes the answers
-//! anew: read what changed before you keep it.
+//! Each file in `compile_fail/` is such a program, with the compiler's expected output beside it. The output changes
+//! between compiler versions, so the test runs with one version only, and is skipped with others. After a change,
+//! `TRYBUILD=overwrite cargo test -p adverb --test compile_fail -- --ignored` updates the expected output: review the
+//! differences.
 
 use std::process::Command;
 
-/// The compiler that the answers are of.
+/// The compiler version of the expected output.
 const COMPILER: &str = "rustc 1.95.0 ";
 
 #[test]
-#[ignore = "compiles Adverb anew and 32 programs: run `cargo xtask test`"]
+#[ignore = "compiles Adverb and 32 programs: run `cargo xtask test`"]
 fn unsound_programs_are_rejected() {
     let compiler = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let output = Command::new(compiler).arg("--version").output().expect("there is a compiler").stdout;
+    let output =
+        Command::new(compiler).arg("--version").output().expect("the compiler can be started").stdout;
     let version = String::from_utf8_lossy(&output);
     if !version.starts_with(COMPILER) {
-        println!("SKIPPED: the answers are those of {COMPILER}, and this is {version}");
+        println!("SKIPPED: the expected output is that of {COMPILER}, but this is {version}");
         return;
     }
     trybuild::TestCases::new().compile_fail("tests/compile_fail/*.rs");

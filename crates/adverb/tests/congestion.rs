@@ -1,6 +1,6 @@
-//! What the network is told of packets, and what it tells: DSCP and ECN, over UDP sockets.
+//! DSCP and ECN over UDP sockets: the marks of sent packets, and congestion notifications.
 //!
-//! `cargo xtask traffic` runs these while the kernel's own capture watches.
+//! `cargo xtask traffic` runs these tests while the kernel captures the packets.
 
 #![cfg(feature = "soft")]
 
@@ -18,7 +18,7 @@ use adverb_wire::{Frame, IpHeader, Opcode};
 /// The DSCP of the test.
 const DSCP: u8 = 26;
 
-/// The ECN bits: nobody heeds congestion, somebody does, and there is some.
+/// The ECN codepoints: not ECN-capable, ECN-capable, and congestion experienced.
 const NOT_ECT: u8 = 0b00;
 const ECT: u8 = 0b10;
 const CE: u8 = 0b11;
@@ -38,7 +38,7 @@ fn packets_have_the_dscp_of_their_queue_pair() {
     let classes = |opcode: Opcode| -> Vec<u8> {
         packets.iter().filter(|packet| packet.opcode == opcode).map(|packet| packet.traffic_class).collect()
     };
-    // Five packets each.
+    // Each write has five packets.
     assert_eq!(classes(Opcode::RcWriteFirst), [DSCP << 2 | NOT_ECT, 0]);
     assert_eq!(classes(Opcode::RcWriteLast), [DSCP << 2 | NOT_ECT, 0]);
 }
@@ -46,7 +46,7 @@ fn packets_have_the_dscp_of_their_queue_pair() {
 #[test]
 fn ecn_marks_cause_notifications_that_slow_the_sender() {
     let file = file("ecn");
-    // For a machine that may be slow, and a device in a debug build: recovery takes its time, too.
+    // The intervals suit a slow machine and a debug build. The rate recovers slowly, too.
     let mut dcqcn = Dcqcn::new(100_000_000);
     (dcqcn.increase_interval, dcqcn.alpha_interval) = (Duration::from_millis(5), Duration::from_millis(5));
     (dcqcn.additive_increase, dcqcn.min_rate) = (1_000_000, 5_000_000);
@@ -61,23 +61,23 @@ fn ecn_marks_cause_notifications_that_slow_the_sender() {
         connection.rate(&peer.memory)
     };
     let counter = |device: &Device, name: &str| device.counters(1).unwrap().get(name).unwrap();
-    // Without congestion.
+    // A measurement without congestion.
     let before = rate(&free);
     assert_eq!(counter(&receiver, "np_ecn_marked_roce_packets"), 0);
     assert_eq!(counter(&free, "rp_cnp_handled"), 0);
-    // Who doesn't heed it isn't marked.
+    // Packets of a sender without DCQCN aren't ECN-capable, so they aren't marked.
     let unmarked = rate(&without_dcqcn);
     assert_eq!(counter(&receiver, "np_ecn_marked_roce_packets"), 0);
-    // Of those who do, every other packet is.
+    // Half of the packets of a sender with DCQCN are marked.
     let after = rate(&congested);
     let marked = counter(&receiver, "np_ecn_marked_roce_packets");
     let (sent, received) = (counter(&receiver, "np_cnp_sent"), counter(&congested, "rp_cnp_handled"));
     println!(
         "64 KiB WRITEs with DCQCN: {before:.0} Mbit/s before; {after:.0} Mbit/s with every other packet marked \
-         ({marked} marked, {sent} notifications sent, {received} heard); without DCQCN {unmarked:.0} Mbit/s"
+         ({marked} marked, {sent} notifications sent, {received} received); without DCQCN {unmarked:.0} Mbit/s"
     );
     assert!(marked > 0 && sent > 0 && received > 0 && received <= sent && sent <= marked);
-    assert!(after < before / 4.0, "it hardly slows down");
+    assert!(after < before / 4.0, "the sender hardly slows down");
 
     drop(congested);
     let packets = packets(&file, address(13));
@@ -107,19 +107,19 @@ impl End {
         End { queue_pair, completions, memory: domain.region(LENGTH, access).unwrap() }
     }
 
-    /// Posts a WRITE of so many bytes.
+    /// Posts a WRITE of `length` bytes.
     fn post(&self, remote: &MemoryRegion, length: usize) {
         let from = self.memory.slice(0..length).unwrap();
         self.queue_pair.post_send(SendRequest::write(from, remote.remote().at(0))).unwrap();
     }
 
-    /// Writes so many bytes, and waits until that is done.
+    /// Writes `length` bytes, and waits for the completion.
     fn write(&self, remote: &MemoryRegion, length: usize) {
         self.post(remote, length);
         self.wait_completions(Duration::from_secs(20));
     }
 
-    /// Waits for something to be done, and says how much was.
+    /// Waits for completions, and returns their number.
     fn wait_completions(&self, timeout: Duration) -> usize {
         let mut done: Vec<Completion> = Vec::new();
         self.completions.poll_timeout(&mut done, timeout).unwrap();
@@ -127,7 +127,7 @@ impl End {
         done.len()
     }
 
-    /// How many megabits a second are written, in about a second.
+    /// Measures the write rate for about a second. Returns Mbit/s.
     fn rate(&self, remote: &MemoryRegion) -> f64 {
         const DEPTH: usize = 8;
         (0..DEPTH).for_each(|_| self.post(remote, LENGTH));
@@ -145,7 +145,7 @@ const LENGTH: usize = 64 << 10;
 
 fn connect(left: &Device, right: &Device, traffic: Traffic) -> (End, End) {
     let (left, right) = (End::new(left, traffic), End::new(right, Traffic::new()));
-    // What waits for its turn isn't lost.
+    // Long timeouts, because packets that wait for the rate limiter aren't lost.
     let options = ConnectOptions::new().ack_timeout(17);
     left.queue_pair.connect_with(&right.queue_pair.endpoint(), &options).unwrap();
     right.queue_pair.connect_with(&left.queue_pair.endpoint(), &options).unwrap();
@@ -156,7 +156,7 @@ fn open(device: SoftDevice) -> Device {
     device.open().unwrap()
 }
 
-/// An address that no other process has.
+/// Returns an address that no other process uses.
 fn address(host: u8) -> IpAddr {
     let [a, b, ..] = std::process::id().wrapping_mul(0x9e37_79b1).to_be_bytes();
     Ipv4Addr::new(127, 128 | a & 63, b, host).into()
@@ -173,12 +173,12 @@ struct Captured {
     opcode: Opcode,
 }
 
-/// The packets of a capture that come from an address, in order.
+/// Returns the packets of a capture from an address, in order.
 fn packets(file: &Path, source: IpAddr) -> Vec<Captured> {
     all_packets(file).into_iter().filter(|packet| packet.source == source).collect()
 }
 
-/// The packets of a capture (draft-ietf-opsawg-pcapng, 4.3).
+/// Returns the packets of a capture (draft-ietf-opsawg-pcapng, 4.3).
 fn all_packets(file: &Path) -> Vec<Captured> {
     const ENHANCED_PACKET: u32 = 6;
     let bytes = std::fs::read(file).unwrap();

@@ -1,5 +1,5 @@
-//! Memory of another protection domain is refused where it is posted: an lkey is unique within one device only, so that the
-//! queue pair's device may know other memory by the same key and address, and would use that.
+//! Posting memory of another protection domain fails. An lkey is unique only within one device, so the queue pair's
+//! device may have other memory with the same key and address, and would use that.
 //!
 //! The devices are two software NICs, or those that `ADVERB_DEVICE` and `ADVERB_SECOND_DEVICE` name.
 
@@ -21,10 +21,10 @@ use adverb::{Error, Result};
 const TIMEOUT: Duration = Duration::from_secs(10);
 const QKEY: u32 = 0x1111_1111;
 const LEN: usize = 64;
-/// Nothing is ever sent there: the requests that name it are refused.
+/// Memory that is never accessed, because the requests that name it are rejected.
 const REMOTE: RemoteMemory = RemoteMemory { addr: 0, rkey: 1, len: LEN as u64 };
 
-/// Two devices, or the reason why there are none, printed.
+/// Opens two devices. Without them the test prints the reason and is skipped.
 fn devices() -> Option<(Device, Device)> {
     let open = |variable, default: &str| {
         let name = std::env::var(variable).unwrap_or(default.to_owned());
@@ -34,15 +34,15 @@ fn devices() -> Option<(Device, Device)> {
 }
 
 const PAGE: usize = 4096;
-/// Regions of a domain that are kept while the search for equal keys goes on.
+/// The number of regions of each domain that are kept during the search for equal keys.
 const KEPT: usize = 40_000;
-/// Registrations after which the search is given up: it takes about 2³² / [`KEPT`].
+/// The maximum number of registrations. The search needs about 2³² / [`KEPT`].
 const MAX_REGISTRATIONS: u32 = 2_000_000;
 
-/// A page of a mapping that is never unmapped. Two hundred thousand mappings of a page each would be more than Linux allows.
+/// A page of a mapping that is never unmapped. Separate mappings for all pages would exceed Linux's limit.
 struct Page(NonNull<u8>);
 
-// SAFETY: the page stays mapped, readable and writable, and whoever makes this gives each page to one value at a time.
+// SAFETY: the page stays mapped, readable and writable, and the search gives each page to one value at a time.
 unsafe impl Memory for Page {
     fn as_ptr(&self) -> NonNull<u8> {
         self.0
@@ -53,12 +53,12 @@ unsafe impl Memory for Page {
     }
 }
 
-// SAFETY: nothing is done with the pointer here.
+// SAFETY: this type doesn't access memory through the pointer.
 unsafe impl Send for Page {}
 // SAFETY: as above.
 unsafe impl Sync for Page {}
 
-/// Registers pages of its own in a domain, and keeps most of the regions.
+/// Registers its own pages in a domain, and keeps most of the regions.
 struct Search<'a> {
     domain: &'a ProtectionDomain,
     pages: ManuallyDrop<Pages>,
@@ -71,16 +71,16 @@ impl Search<'_> {
         Search { domain, pages, kept: HashMap::new() }
     }
 
-    /// Registers a page that no region has.
+    /// Registers a page that no kept region uses.
     fn register_page(&self, access: Access) -> Result<MemoryRegion> {
         let start = self.pages.as_ptr().as_ptr().align_offset(PAGE) + self.kept.len() * PAGE;
-        // SAFETY: the mapping has a page more than regions are kept, and one more for the alignment.
+        // SAFETY: the mapping has one page more than the kept regions, and one more for the alignment.
         let page = Page(unsafe { self.pages.as_ptr().add(start) });
         self.domain.register(page, access | Access::ZERO_BASED)
     }
 }
 
-/// Zero-based regions of two domains, of different devices, with the same lkey.
+/// Returns zero-based regions with the same lkey, of two domains of different devices.
 fn regions_with_equal_keys(
     ours: &ProtectionDomain,
     theirs: &ProtectionDomain,
@@ -103,7 +103,7 @@ fn regions_with_equal_keys(
             foreign.kept.insert(region.lkey(), region);
         }
     }
-    panic!("the keys of the two devices never met");
+    panic!("no two keys of the devices are equal");
 }
 
 /// One end of a connection.
@@ -128,14 +128,15 @@ impl End {
         Ok((left, right))
     }
 
-    /// Sends a message of these bytes, which has to arrive.
+    /// Sends a message of `byte`s, and checks that it arrives.
     fn send(&self, to: &End, byte: u8) -> Result<()> {
         let receive = to.queue_pair.post_recv(to.domain.buffer(LEN)?)?;
         let mut message = self.domain.buffer(LEN)?;
         message.fill(byte);
         let send = self.queue_pair.post_send(SendRequest::send(message))?;
         self.completions.wait(send, TIMEOUT)?.result()?;
-        let message = to.completions.wait(receive, TIMEOUT)?.into_message().expect("it has a buffer");
+        let message =
+            to.completions.wait(receive, TIMEOUT)?.into_message().expect("the receive has a buffer");
         assert!(message.iter().all(|other| *other == byte));
         Ok(())
     }
@@ -152,7 +153,7 @@ impl Foreign {
         self.region.slice(0..LEN).unwrap()
     }
 
-    /// Every kind of memory, alone and behind memory of the queue's own domain.
+    /// Returns payloads of every kind of memory, alone and after memory of the queue's own domain.
     fn payloads(&self, own: &ProtectionDomain) -> Vec<Payload> {
         let own = || PayloadSegment::Buffer(own.buffer(LEN).unwrap());
         let buffer = || self.region.protection_domain().buffer(LEN).unwrap();
@@ -167,7 +168,7 @@ impl Foreign {
         ]
     }
 
-    /// Shows that the error names both domains, and says what to do.
+    /// Checks that the error names both domains and has a hint.
     fn check_error(&self, error: &Error, own: &ProtectionDomain) {
         let theirs = self.region.protection_domain();
         assert!(matches!(error, Error::ForeignDomain { .. }), "{error}");
@@ -179,7 +180,7 @@ impl Foreign {
         assert!(error.hint().is_some_and(|hint| message.contains(hint)));
     }
 
-    /// Shows that requests were refused, all came back, and the error names both domains.
+    /// Checks that posting failed, all requests were returned, and the error names both domains.
     fn check_rejected<T, R>(
         &self,
         posted: Result<T, PostError<R>>,
@@ -193,12 +194,12 @@ impl Foreign {
     }
 }
 
-/// Tries every safe way to post foreign memory to queues of a domain.
+/// Tries every safe method that posts memory, with foreign memory.
 fn check_every_path(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
     let (mut left, right) = End::pair(own, Transport::Rc)?;
     let shared = own.shared_receive_queue(4).max_sge(2).create()?;
     for payload in foreign.payloads(own) {
-        // A refused request comes back with its memory, which is used for the next.
+        // A rejected request returns its memory, which the next request uses.
         let payload = {
             let requests: [fn(Payload) -> SendRequest; 5] = [
                 SendRequest::send,
@@ -223,7 +224,7 @@ fn check_every_path(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
         let mut rejected = foreign.check_rejected(right.queue_pair.post_recvs(batch), own, 2);
         foreign.check_rejected(shared.post_recv(rejected.remove(1)), own, 1);
     }
-    // An atomic's answer has eight bytes.
+    // The result of an atomic has eight bytes.
     let word = || foreign.region.slice(0..8).unwrap();
     for request in [
         SendRequest::fetch_add(word(), REMOTE.at(0), 1),
@@ -238,15 +239,15 @@ fn check_every_path(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
     check_scopes(&mut left, foreign)?;
     check_other_transports(own, foreign)?;
     check_windows(&left, foreign)?;
-    // Inlined bytes are copied while the request is posted: they may be anybody's.
+    // Inline data is copied when the request is posted, so it may be of any domain.
     let receive = right.queue_pair.post_recv(own.buffer(LEN)?)?;
     let mut message = foreign.region.protection_domain().buffer(5)?;
     message.copy_from_slice(b"hello");
     let send = left.queue_pair.post_send(SendRequest::send(message).inline())?;
     left.completions.wait(send, TIMEOUT)?.result()?;
-    let message = right.completions.wait(receive, TIMEOUT)?.into_message().expect("it has a buffer");
+    let message = right.completions.wait(receive, TIMEOUT)?.into_message().expect("the receive has a buffer");
     assert_eq!(&message[..], b"hello");
-    // What was refused has harmed nothing.
+    // The rejected requests did not affect the queue pairs.
     left.send(&right, 1)
 }
 
@@ -311,7 +312,7 @@ fn memory_of_another_device_is_rejected_even_if_the_device_has_its_key() -> Resu
     Ok(())
 }
 
-/// The same as a safe program could have it: what it borrows would change.
+/// A safe program in which borrowed memory would change.
 #[test]
 fn a_borrowed_buffer_doesnt_change_if_another_devices_buffer_has_its_key() -> Result<()> {
     let Some((device, other)) = devices() else { return Ok(()) };
@@ -335,7 +336,7 @@ fn memory_of_another_domain_of_the_device_is_rejected() -> Result<()> {
     check_every_path(&own, &Foreign { region, pool: Pool::new(&theirs) })
 }
 
-/// Raw requests aren't checked here: the device refuses a key of another of its domains.
+/// Raw requests aren't checked when they are posted. The device rejects a key of another of its domains.
 #[test]
 fn a_raw_request_with_the_key_of_another_domain_of_the_device_fails() -> Result<()> {
     let Some((device, _)) = devices() else { return Ok(()) };
@@ -346,8 +347,9 @@ fn a_raw_request_with_the_key_of_another_domain_of_the_device_fails() -> Result<
     let segment = Segment { addr: region.remote().addr, length: LEN as u32, lkey: region.lkey() };
     let (mut list, mut completions) = (SendList::new(), Completions::new(1));
     list.add(7, SendOperation::Send, SendFlags::SIGNALED, &[segment]);
-    // SAFETY: the region outlives the queue pair and isn't written to, the queue is polled raw and here only. The lkey is of
-    // another domain, but of the same device, whose lkeys are unique: the device finds it and refuses it.
+    // SAFETY: the region outlives the queue pair and isn't written to, and only this code polls the queue. The lkey is
+    // of another domain of the same device, whose lkeys are unique: the device finds the region and rejects the
+    // request.
     unsafe { left.queue_pair.post_raw_sends(&mut list) }?;
     let deadline = std::time::Instant::now() + TIMEOUT;
     while left.completions.poll_raw(&mut completions)? == 0 {
@@ -364,7 +366,7 @@ fn protection_domain_ids_are_unique_in_a_process() -> Result<()> {
     let (id, same) = (first.id(), first.clone());
     assert_eq!(same.id(), id);
     drop((first, same));
-    // Not even that of a domain that is gone is used again.
+    // The id of a destroyed domain isn't reused.
     let numbers = [device.create_protection_domain()?.id(), other.create_protection_domain()?.id(), id];
     assert!(numbers[0] != numbers[1] && !numbers[..2].contains(&id));
     Ok(())

@@ -1,7 +1,7 @@
 //! Flow labels determine UDP source ports: of datagrams and of connections, over UDP sockets.
 //!
-//! `cargo xtask traffic` runs these while the kernel's own capture watches. Each packet carries its flow label as immediate
-//! data, so that whoever captures it can tell which port it should have.
+//! `cargo xtask traffic` runs these tests while the kernel captures the packets. Each packet carries its flow label as
+//! immediate data, so the expected port can be computed from a capture.
 
 #![cfg(feature = "soft")]
 
@@ -87,7 +87,7 @@ fn a_connection_manager_uses_the_ports_of_flow_labels() {
             });
             connection.unwrap()
         });
-        let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
+        let request = listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects");
         let completions = server.completion_queue(256).create().unwrap();
         let domain = server.create_protection_domain().unwrap();
         let builder = request.path().queue_pair(&domain).unwrap().completion_queue(&completions);
@@ -202,7 +202,7 @@ impl End {
         self.queue_pair.query().unwrap().peer.unwrap().source_port.unwrap()
     }
 
-    /// Sends a message, and waits until it has come.
+    /// Sends a message, and waits until it has arrived.
     fn send(&self, receiver: &End, request: impl FnOnce(adverb::memory::Buffer) -> SendRequest) {
         let [message, receive_buffer] = [(self, 20), (receiver, 40 + 4096)]
             .map(|(end, length)| end.queue_pair.protection_domain().buffer(length).unwrap());
@@ -217,7 +217,7 @@ fn open(device: SoftDevice) -> Device {
     device.open().unwrap()
 }
 
-/// An address that no other process has.
+/// Returns an address that no other process uses.
 fn address(host: u8) -> IpAddr {
     let [a, b, ..] = std::process::id().wrapping_mul(0x9e37_79b1).to_be_bytes();
     Ipv4Addr::new(127, 128 | a & 63, b, host).into()
@@ -227,7 +227,8 @@ fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("labels-{name}-{}.pcapng", std::process::id()))
 }
 
-/// The immediate data and source ports of the packets from an address in a capture (draft-ietf-opsawg-pcapng, 4.3).
+/// Returns the immediate data and source ports of the packets from an address in a capture (draft-ietf-opsawg-pcapng,
+/// 4.3).
 fn captured(file: &Path, source: IpAddr, transport: Transport) -> BTreeMap<u32, u16> {
     const ENHANCED_PACKET: u32 = 6;
     let bytes = std::fs::read(file).unwrap();

@@ -1,7 +1,7 @@
-//! What a careless program may try with a device: it is refused, or comes to nothing, and no memory is misused.
+//! Incorrect uses of a device: each is rejected or has no effect, and none misuses memory.
 //!
-//! These run wherever there is a device (`ADVERB_DEVICE` names one, else it is the first), and say so where there is none.
-//! `cargo xtask asan` runs them on soft-RoCE with AddressSanitizer.
+//! The tests use the device that `ADVERB_DEVICE` names, or the first one. Without a device they print the reason and
+//! are skipped. `cargo xtask asan` runs them on soft-RoCE with AddressSanitizer.
 
 use std::fs::File;
 use std::io::Write;
@@ -16,7 +16,7 @@ use adverb::{Error, Result};
 const TIMEOUT: Duration = Duration::from_secs(10);
 const QKEY: u32 = 0x1111_1111;
 
-/// A device, or the reason why there is none, printed.
+/// Opens a device. Without one the test prints the reason and is skipped.
 fn device() -> Option<Device> {
     let device = match std::env::var("ADVERB_DEVICE") {
         Ok(name) => Device::open(&name),
@@ -76,12 +76,12 @@ fn a_region_with_remote_access_or_other_handles_doesnt_become_a_buffer() -> Resu
     }
     let region = domain.region(4096, access)?;
     let another = region.clone();
-    let region = region.into_buffer().expect_err("another handle can reach it");
+    let region = region.into_buffer().expect_err("another handle exists");
     let slice = another.slice(0..8)?;
     drop(another);
-    let region = region.into_buffer().expect_err("a slice can reach it");
+    let region = region.into_buffer().expect_err("a slice exists");
     drop(slice);
-    assert_eq!(region.into_buffer().expect("nobody else can reach it").len(), 4096);
+    assert_eq!(region.into_buffer().expect("no other handle exists").len(), 4096);
     Ok(())
 }
 
@@ -89,14 +89,14 @@ fn a_region_with_remote_access_or_other_handles_doesnt_become_a_buffer() -> Resu
 fn memory_shared_with_other_processes_doesnt_become_a_buffer() -> Result<(), Box<dyn std::error::Error>> {
     let Some(device) = device() else { return Ok(()) };
     let pages = Pages::memfd("misuse", 4096)?;
-    let mut file = File::from(pages.as_memfd().expect("it is one").try_clone_to_owned()?);
+    let mut file = File::from(pages.as_memfd().expect("the memory is a memfd").try_clone_to_owned()?);
     let region = device.create_protection_domain()?.register(pages, Access::LOCAL_WRITE)?;
-    let region = region.into_buffer().expect_err("whoever has the descriptor can reach it");
+    let region = region.into_buffer().expect_err("processes with the descriptor can write to it");
     file.write_all(b"changed")?;
     let mut bytes = [0; 7];
     region.read(0, &mut bytes)?;
     assert_eq!(&bytes, b"changed");
-    assert!(file.set_len(0).is_err(), "whoever reads the region afterwards would be killed");
+    assert!(file.set_len(0).is_err(), "reading the region after a truncation would raise SIGBUS");
     region.read(0, &mut bytes)?;
     Ok(())
 }
@@ -105,9 +105,9 @@ fn memory_shared_with_other_processes_doesnt_become_a_buffer() -> Result<(), Box
 fn objects_of_two_devices_cant_be_combined() -> Result<()> {
     let Some(device) = device() else { return Ok(()) };
     let other = match device.name() {
-        // Opened twice, it would be one device.
+        // A second `open` would return the same device.
         "soft" => Device::open("soft:127.83.7.9")?,
-        // The same device, opened twice: the driver's handles of one mean other objects, or nothing, to the other.
+        // The same device, opened twice: handles of one mean other objects, or none, to the other.
         name => Device::open(name)?,
     };
     let domain = device.create_protection_domain()?;
@@ -143,7 +143,7 @@ fn objects_may_be_dropped_in_any_order_with_requests_in_flight() -> Result<()> {
         let Side { domain, completions, queue_pair } = left;
         let mut objects: Vec<Box<dyn std::any::Any>> =
             vec![Box::new(queue_pair), Box::new(completions), Box::new(domain), Box::new(right)];
-        // The permutation with this number.
+        // The permutation with the index `order`.
         for (left, digit) in [(4, order % 4), (3, order / 4 % 3), (2, order / 12 % 2), (1, 0)] {
             assert_eq!(objects.len(), left);
             drop(objects.remove(digit));
@@ -162,9 +162,9 @@ fn a_completion_of_a_destroyed_queue_pair_is_not_attributed_to_another() -> Resu
     receiver.queue_pair.post_recv(receiver.domain.buffer(64)?)?;
     let sent = sender.queue_pair.post_send(SendRequest::send(sender.domain.buffer(64)?))?;
     sender.completions.wait(sent, TIMEOUT)?.result()?;
-    // The receiver's completion is now in the queue, or soon will be, and nobody takes it.
+    // The receiver's completion is in the queue now, or soon will be, and isn't polled.
     drop(receiver);
-    // As many queue pairs as its id can tell apart: the last one's has the same id again.
+    // The ids wrap after this number of queue pairs, so the last one has the same id.
     let domain = device.create_protection_domain()?;
     let mut out = Vec::<Completion>::new();
     for round in 1..=1024 {
@@ -173,7 +173,7 @@ fn a_completion_of_a_destroyed_queue_pair_is_not_attributed_to_another() -> Resu
         if round == 1024 {
             queue_pair.post_recv(domain.buffer(64)?)?;
             completions.poll(&mut out)?;
-            assert!(out.is_empty(), "{out:?} came for a request that nobody answered");
+            assert!(out.is_empty(), "{out:?} for a request that did not complete");
         }
     }
     assert!(completions.stale_completion_count() <= 1);
@@ -196,7 +196,7 @@ fn the_iterator_of_a_batch_may_poll_and_post() -> Result<()> {
         SendRequest::send(left.domain.buffer(64).unwrap())
     }))?;
     while out.len() < 8 {
-        assert_ne!(left.completions.poll_timeout(&mut out, TIMEOUT)?, 0, "{} of 8 came", out.len());
+        assert_ne!(left.completions.poll_timeout(&mut out, TIMEOUT)?, 0, "{} of 8 completions", out.len());
     }
     assert!(out.iter().all(Completion::is_ok));
     Ok(())
@@ -208,7 +208,7 @@ fn a_panic_in_the_iterator_of_a_batch_posts_nothing() -> Result<()> {
     let (left, right) = connected(&device)?;
     let posted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let _ = right.queue_pair.post_recvs((0..4).map(|n| {
-            assert!(n < 2, "a mistake of the caller's, on purpose");
+            assert!(n < 2, "injected panic");
             right.domain.buffer(64).unwrap()
         }));
     }));

@@ -1,5 +1,5 @@
-//! Connections: what is sent arrives, once, whole and in order, whatever the lengths of messages and rings. (What must be so
-//! between any two devices is in `net_pairs`.)
+//! Messages arrive once, complete and in order, for all lengths of messages and rings. (`net_pairs` contains the tests
+//! for any two devices.)
 
 #![cfg(feature = "soft")]
 
@@ -18,15 +18,15 @@ use adverb::net::{Options, RemoteAccess, SendError};
 use adverb::verbs::{Device, FaultConfig, SoftDevice, Switch};
 use random::Random;
 
-/// On the software NIC, unless another device is named.
+/// Returns options for the software NIC, or the device that `ADVERB_DEVICE` names.
 fn options() -> Options {
     let device = std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned());
     let options = Options::new().device(&Device::open(&device).unwrap()).timeout(Duration::from_secs(60));
-    // TCP goes over loopback, wherever the device is.
+    // TCP uses loopback, and the device may have another address.
     options.allow_foreign_gid(true)
 }
 
-/// The shortest ring and the fewest writes that there can be, so that all that wraps does so often.
+/// The minimum ring size and number of outstanding writes, so that all indices wrap often.
 fn minimal(options: Options) -> Options {
     options.recv_ring_size(512).max_outstanding_writes(4)
 }
@@ -46,14 +46,14 @@ fn pair_with(client: &Options, server: &Options) -> (Connection, Connection) {
 }
 
 impl Random {
-    /// Short lengths as often as long ones, up to `max`.
+    /// Returns a length up to `max`. Short lengths are as frequent as long ones.
     fn len(&mut self, max: usize) -> usize {
         let bits = self.below(max.ilog2() as usize + 1) + 1;
         self.below(1 << bits).min(max)
     }
 }
 
-/// A message that tells its number, its length and where each of its bytes belongs.
+/// Fills a message so that each byte depends on the message's number and the byte's index.
 fn fill(number: usize, bytes: &mut [u8]) {
     for (at, byte) in bytes.iter_mut().enumerate() {
         *byte = (number ^ at ^ at >> 8) as u8;
@@ -66,7 +66,7 @@ fn check(number: usize, len: usize, bytes: &[u8]) {
     assert_eq!(wrong, None, "message {number} of {len} bytes");
 }
 
-/// Both sides send and receive so many messages at once, of lengths up to `max`.
+/// Sends `count` messages of up to `max` bytes in both directions at the same time.
 fn exchange((left, right): (Connection, Connection), count: usize, max: usize) {
     scope(|scope| {
         for (connection, seed) in [(&left, 1), (&right, 2)] {
@@ -89,7 +89,7 @@ fn exchange((left, right): (Connection, Connection), count: usize, max: usize) {
             scope.spawn(move || {
                 let mut random = Random(seed);
                 for number in 0..count {
-                    let message = connection.recv().unwrap().expect("there are more");
+                    let message = connection.recv().unwrap().expect("the peer sends more messages");
                     check(number, random.len(max), &message);
                     assert_eq!(message.immediate(), (number % 3 == 0).then_some(number as u32));
                 }
@@ -161,14 +161,14 @@ fn rendezvous_buffers_return_to_the_pool() {
             check(number, len, &right.recv().unwrap().unwrap());
         }
     });
-    // All that was offered is taken back and home again. (What was written is when something else is heard of.)
+    // The buffers of rendezvous messages are back in the pool. (Those of eager messages return with later completions.)
     assert!(matches!(left.recv_timeout(Duration::from_millis(100)), Err(Error::Timeout { .. })));
     assert!(left.pool().stats().used_bytes < 64 << 10, "{:?}", left.pool());
 }
 
 #[test]
 fn sending_a_message_above_the_limit_fails() {
-    // By default that is any of more than 64 MiB; with the option, of more than 1 GiB.
+    // The limit is 64 MiB by default, and at most 1 GiB with the option.
     for (options, max) in [(options(), 64 << 20), (options().max_message_size(u32::MAX), 1 << 30)] {
         let (left, _right) = pair(&options);
         let bytes = vec![0; max + 1];
@@ -193,12 +193,12 @@ fn a_stopped_receiver_blocks_the_sender_and_no_message_is_lost() {
             }
             left.shutdown().unwrap();
         });
-        // Until it stands still. (Before it has begun, it does too.)
+        // Waits until the sender blocks. (Before its first message it makes no progress either.)
         let mut before = 0;
         loop {
             sleep(Duration::from_millis(300));
             let now = sent.load(Ordering::Relaxed);
-            assert!(now < 100, "{now} messages were sent to who doesn't receive");
+            assert!(now < 100, "{now} messages were sent without a receive");
             if now == before && now > 0 {
                 break;
             }
@@ -215,7 +215,7 @@ fn a_stopped_receiver_blocks_the_sender_and_no_message_is_lost() {
     });
 }
 
-/// Whether it was sent.
+/// Whether the message was sent.
 fn is_sent(result: Result<(), SendError>) -> bool {
     match result {
         Ok(()) => true,
@@ -236,7 +236,7 @@ fn try_send_fails_without_credits() {
     for _ in 0..sent {
         assert_eq!(right.recv().unwrap().unwrap().len(), 100);
     }
-    // The credits come when there is something to tell of.
+    // The peer returns credits with its next message.
     let deadline = Instant::now() + Duration::from_secs(10);
     while !is_sent(left.try_send(b"again")) {
         assert!(Instant::now() < deadline);
@@ -247,7 +247,7 @@ fn try_send_fails_without_credits() {
 fn empty_messages_count_against_the_receive_buffer_limit() {
     let (left, right) = pair(&options().recv_buffer_limit(64 << 10));
     let mut sent = 0;
-    // The other side works, but receives nothing.
+    // The peer drives the connection, but receives nothing.
     for _ in 0..200 {
         for _ in 0..100 {
             sent += usize::from(is_sent(left.try_send(&[])));
@@ -277,11 +277,11 @@ fn failed_sends_return_their_buffers() {
         check(len, len, &failure.buffer.expect("the buffer comes back"));
         failure.error
     };
-    // While there is no room: short ones, and long ones, which the peer would read.
+    // Without credits: eager messages, and rendezvous messages.
     while is_sent(left.try_send(buffer(100))) {}
     assert!(matches!(check_returned(100, left.try_send(buffer(100))), Error::WouldBlock { .. }));
     assert!(matches!(check_returned(10_000, left.try_send(buffer(10_000))), Error::WouldBlock { .. }));
-    // What there is no right to; and then while the connection ends, and after that.
+    // Writes outside of the region, while the connection fails, and after that.
     let refused = check_returned(4097, remote.write(0, buffer(4097)));
     assert!(matches!(refused, Error::OutOfBounds { .. }), "{refused}");
     drop(right);
@@ -293,7 +293,7 @@ fn failed_sends_return_their_buffers() {
     }
     let written = check_returned(8, remote.write(0, buffer(8)));
     assert!(matches!(written, Error::Disconnected { .. }), "{written}");
-    // Bytes weren't taken from anybody.
+    // Borrowed bytes aren't returned.
     assert!(left.send(&[0; 10_000]).unwrap_err().buffer.is_none());
 }
 
@@ -329,7 +329,7 @@ fn a_client_with_another_protocol_gets_an_error_message() {
         let accepting = scope.spawn(|| listener.accept().unwrap());
         let responses =
             [&b"adverb\r\n\x07\x00\x01\x00\x1c\x00\x00\x00"[..], b"GET / HTTP/1.1\r\n\r\n"].map(send_raw);
-        // Neither who says nothing nor who goes away stops the listener.
+        // A client that sends nothing, and one that closes the connection, don't stop the listener.
         let _silent = TcpStream::connect(address).unwrap();
         drop(TcpStream::connect(address).unwrap());
         let client = Connector::new().options(&options.clone().connect_timeout(Duration::from_secs(5)));
@@ -356,7 +356,7 @@ fn exposed_memory_is_accessed_without_calls_of_the_peer() {
         .unwrap();
     let log = right.expose("log", 64, RemoteAccess::READ).unwrap();
     table.write(4096, b"a row").unwrap();
-    // From here on the other side does nothing.
+    // From here on the peer makes no calls.
     let remote = left.remote_region("table").unwrap();
     assert_eq!(remote.len(), 1 << 20);
     assert_eq!(&remote.read(4096..4101).unwrap()[..], b"a row");
@@ -375,7 +375,7 @@ fn exposed_memory_is_accessed_without_calls_of_the_peer() {
     assert_eq!(remote.compare_swap(8, 5, 9).unwrap(), 7);
     assert_eq!(table.word(8).unwrap().load(Ordering::Relaxed), 7);
 
-    // What can't be is refused, and the connection goes on.
+    // Invalid operations are rejected, and the connection continues.
     assert!(matches!(remote.read((1 << 20) - 1..(1 << 20) + 1), Err(Error::OutOfBounds { .. })));
     assert!(matches!(remote.write(u64::MAX, b"x").unwrap_err().error, Error::OutOfBounds { .. }));
     let [begin, end] = [5, 3];
@@ -386,13 +386,13 @@ fn exposed_memory_is_accessed_without_calls_of_the_peer() {
     assert!(matches!(remote_log.fetch_add(0, 1), Err(Error::InvalidRequest { .. })));
     assert_eq!(remote_log.read(0..64).unwrap().len(), log.len());
 
-    // Written, then told.
-    remote.write_with_imm(0, b"news", 42).unwrap();
+    // A write, and then the notification of it.
+    remote.write_with_imm(0, b"data", 42).unwrap();
     let message = right.recv().unwrap().unwrap();
     assert_eq!((message.len(), message.immediate()), (0, Some(42)));
     let mut bytes = [0; 4];
     table.read(0, &mut bytes).unwrap();
-    assert_eq!(&bytes, b"news");
+    assert_eq!(&bytes, b"data");
     left.close().unwrap();
 }
 
@@ -424,7 +424,7 @@ fn waiting_for_unexposed_memory_times_out() {
     assert!(matches!(left.remote_region("nothing"), Err(Error::Timeout { .. })));
     assert!(right.expose(&"long".repeat(17), 8, RemoteAccess::READ).is_err());
     right.shutdown().unwrap();
-    // Which may take longer to be heard of.
+    // The shutdown may arrive later than the timeout.
     let mut found = left.remote_region("nothing");
     while matches!(found, Err(Error::Timeout { .. })) {
         found = left.remote_region("nothing");

@@ -1,5 +1,5 @@
-//! Once everything has been used, messages of connections allocate nothing, at neither end: short ones that are copied, and those
-//! that are fed; for threads and for tasks. Alone in its process, whose allocations are counted.
+//! Messages of connections allocate nothing after a warm-up, at neither end: short messages that are copied, and
+//! coalesced messages; for threads and for tasks. This test has its own process, whose allocations are counted.
 
 #![cfg(all(feature = "soft", feature = "tokio"))]
 
@@ -14,9 +14,9 @@ use adverb::verbs::{Device, SoftDevice, Switch};
 use counting::{ROUNDS, allocations, assert_allocation_free};
 
 const MESSAGES: u64 = 2_000;
-/// How often they go before it counts.
+/// The number of warm-up rounds.
 const WARM_UP_ROUNDS: usize = 10;
-/// How many are under way before one is received.
+/// The number of messages in flight.
 const IN_FLIGHT: u64 = 10;
 
 fn options(device: &Device) -> Options {
@@ -37,7 +37,7 @@ fn connect_with(client: &Options, other: &Device) -> (blocking::Connection, bloc
     })
 }
 
-/// [`MESSAGES`] allocate nothing, once all buffers which can be under way have been.
+/// Checks that [`MESSAGES`] allocate nothing after enough rounds that all buffers have been in use.
 fn assert_no_allocations(name: &str, run: impl FnMut()) {
     counting::assert_no_allocations(name, WARM_UP_ROUNDS, run);
 }
@@ -72,7 +72,7 @@ fn messages_of_connections_allocate_nothing_after_a_warm_up() {
         });
     }
 
-    // Also where what was written is kept until the peer has read it.
+    // Also if messages are kept for a replay until the peer has read them.
     let (left, right) = connect_with(&options(&here).reconnect(Duration::from_secs(5)), &there);
     assert_no_allocations("mem, with reconnect, there and back", || {
         for _ in 0..MESSAGES / 2 {
@@ -81,7 +81,7 @@ fn messages_of_connections_allocate_nothing_after_a_warm_up() {
             left.recv().unwrap().unwrap();
         }
     });
-    // A long message's buffer is a region of its own while the peer reads it.
+    // The buffer of a rendezvous message is a region of its own while the peer reads it.
     let mut message = left.pool().alloc(64 << 10).unwrap();
     let mut round_trip = || {
         left.send(std::mem::replace(&mut message, left.pool().alloc(0).unwrap())).unwrap();
@@ -93,7 +93,7 @@ fn messages_of_connections_allocate_nothing_after_a_warm_up() {
     (0..500).for_each(|_| round_trip());
     let count = allocations() - before;
     println!("mem, 64 KiB: {count} allocations for 1000 messages");
-    // Two of these: what holds its memory, and what it shares with requests.
+    // Two allocations each: the buffer's memory handle, and the state that it shares with requests.
     assert!((2000..2100).contains(&count), "{count}");
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -103,7 +103,7 @@ fn messages_of_connections_allocate_nothing_after_a_warm_up() {
         let (left, right) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
         (left.unwrap(), right.unwrap())
     });
-    // All in one: a runtime that begins to run allocates.
+    // All rounds run in one `block_on`, because each call of it allocates.
     let counts = runtime.block_on(async {
         let mut counts = [0; WARM_UP_ROUNDS + ROUNDS];
         for count in &mut counts {

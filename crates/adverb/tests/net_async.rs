@@ -1,4 +1,4 @@
-//! Connections for tasks: as those for threads, and futures may be dropped at any point.
+//! Async connections: messages as with blocking ones, and futures that are dropped at any point.
 
 #![cfg(all(feature = "soft", feature = "tokio"))]
 
@@ -16,15 +16,15 @@ use adverb::verbs::{Device, SoftDevice, Switch};
 use random::Random;
 use tokio::net::TcpStream;
 
-/// On the software NIC, unless another device is named.
+/// Returns options for the software NIC, or the device that `ADVERB_DEVICE` names.
 fn options() -> Options {
     let device = std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned());
     let options = Options::new().device(&Device::open(&device).unwrap()).timeout(Duration::from_secs(60));
-    // TCP goes over loopback, wherever the device is.
+    // TCP uses loopback, and the device may have another address.
     options.allow_foreign_gid(true)
 }
 
-/// The shortest ring and the fewest writes that there can be, so that all that wraps does so often.
+/// The minimum ring size and number of outstanding writes, so that all indices wrap often.
 fn minimal(options: Options) -> Options {
     options.recv_ring_size(512).max_outstanding_writes(4)
 }
@@ -52,7 +52,7 @@ async fn send_all(connection: &Connection, count: usize, max: usize) {
 async fn recv_all(connection: &Connection, count: usize, max: usize) {
     let mut random = Random(1);
     for number in 0..count {
-        let message = connection.recv().await.unwrap().expect("there are more");
+        let message = connection.recv().await.unwrap().expect("the peer sends more messages");
         assert_eq!((message.immediate(), message.len()), (Some(number as u32), random.below(max)));
         assert!(message.iter().all(|byte| *byte == number as u8));
     }
@@ -106,7 +106,7 @@ async fn tasks_on_several_threads_share_a_connection() {
 async fn a_task_that_never_waits_yields_to_other_tasks() {
     let (left, right) = pair(&options()).await;
     let other = tokio::spawn(async {});
-    // Each finds what it needs at once.
+    // Each operation completes without waiting.
     for _ in 0..1_000 {
         left.send(b"hello").await.unwrap();
         right.recv().await.unwrap().unwrap();
@@ -119,7 +119,7 @@ async fn dropped_futures_lose_and_corrupt_no_message() {
     let drops = std::env::var("ADVERB_CANCELLED").ok().and_then(|count| count.parse().ok()).unwrap_or(1_000);
     let (left, right) = pair(&minimal(options()).eager_threshold(100)).await;
     let (mut random, mut next, mut sent, mut dropped) = (Random(7), 0, 0, 0);
-    // A receive that is dropped loses nothing; what is sent and dropped comes whole or not at all.
+    // A dropped receive loses no message. A dropped send sends the whole message or nothing.
     let mut expect = |message: &[u8]| {
         let number = u32::from_le_bytes(message[..4].try_into().unwrap());
         assert!(number >= next && number < 1 << 30, "{number} after {next}");
@@ -131,11 +131,11 @@ async fn dropped_futures_lose_and_corrupt_no_message() {
         number += 1;
         let mut bytes = vec![number as u8; 4 + random.below(300)];
         bytes[..4].copy_from_slice(&(number as u32).to_le_bytes());
-        // By turns there is no room, and nothing to be received.
+        // In turns, credits and messages are exhausted.
         let sends = if number / 32 % 2 == 0 { 1..7 } else { 1..2 };
         match random.below(8) {
             0 => {
-                // Until it is taken there must be somebody to make room.
+                // The peer must receive until the message is sent, to return credits.
                 let mut send = pin!(left.send(&bytes));
                 while poll_once(&mut send).await.is_none() {
                     if let Ok(Some(message)) = right.recv_timeout(Duration::from_millis(5)).await {
@@ -150,15 +150,15 @@ async fn dropped_futures_lose_and_corrupt_no_message() {
             _ => {
                 let received = poll_once(&mut pin!(right.recv())).await;
                 match received {
-                    Some(message) => expect(&message.unwrap().expect("the connection goes on")),
+                    Some(message) => expect(&message.unwrap().expect("the connection is open")),
                     None => dropped += 1,
                 }
             }
         }
     }
-    println!("{dropped} of {number} were dropped before they were done, {sent} were sent");
+    println!("{dropped} of {number} futures were dropped before they were ready, {sent} were sent");
     assert!(sent > number / 20);
-    // The connection is as good as new.
+    // The connection still works.
     let end = async {
         left.send(&[0xff; 8]).await.unwrap();
         left.close().await.unwrap();
@@ -173,7 +173,7 @@ async fn dropped_futures_lose_and_corrupt_no_message() {
     tokio::join!(end, rest);
 }
 
-/// Polls it once, as whoever drops it afterwards may.
+/// Polls a future once, before the caller drops it.
 async fn poll_once<F: Future>(future: &mut std::pin::Pin<&mut F>) -> Option<F::Output> {
     tokio::task::yield_now().await;
     match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -203,7 +203,7 @@ async fn a_silent_peer_blocks_no_other_and_accept_may_be_dropped() {
     let connecting = connector.connect(listener.local_addr());
     let accepting = async {
         loop {
-            // Dropped again and again, it goes on where it was.
+            // Each new accept continues the pending handshakes.
             if let Ok(accepted) = tokio::time::timeout(Duration::from_millis(1), listener.accept()).await {
                 return accepted;
             }
@@ -239,7 +239,7 @@ async fn async_and_blocking_connections_interoperate() {
 
 #[tokio::test]
 async fn operations_on_remote_memory_may_be_dropped() {
-    // Between two devices, where nothing is done before it is waited for.
+    // Between two devices an operation completes only after the task has waited for it.
     let switch = Switch::default();
     let sides = ["10.0.0.1", "10.0.0.2"].map(|address| {
         let device = SoftDevice::on_switch(&switch, address.parse().unwrap()).open().unwrap();

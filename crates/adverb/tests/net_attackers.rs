@@ -1,5 +1,5 @@
-//! Whoever comes to a listener and isn't who it should be: refused, logged, and told nothing. What strangers say is made by
-//! hand, as docs/protocol.md has it.
+//! Peers that fail the handshake: a listener rejects and logs them, and sends them no data. Their messages are encoded
+//! by hand, as docs/protocol.md describes them.
 
 #![cfg(feature = "soft")]
 
@@ -31,17 +31,17 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// The software NIC, unless another device is named.
+/// Opens the software NIC, or the device that `ADVERB_DEVICE` names.
 fn device() -> Device {
     Device::open(&std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned())).unwrap()
 }
 
-/// For how long a stranger listens for what mustn't come.
+/// The time for which an attacker waits for a message that must not arrive.
 const SILENCE_TIMEOUT: Duration = Duration::from_millis(300);
 
 fn options(device: &Device) -> Options {
     let options = Options::new().device(device).connect_timeout(Duration::from_secs(2));
-    // TCP goes over loopback, wherever the device is.
+    // TCP uses loopback, and the device may have another address.
     options.timeout(Duration::from_secs(30)).allow_foreign_gid(true)
 }
 
@@ -49,10 +49,10 @@ fn key() -> Key {
     Key::new([7; 32]).unwrap()
 }
 
-/// A queue pair that is anybody's, and a listener's answer to it.
+/// The queue pair of an attacker, and the listener's greeting.
 struct Attacker {
     end: End,
-    /// Closed, the listener would know that it has given up.
+    /// Kept open: closing it would end the handshake.
     _stream: TcpStream,
     server_greeting: Vec<u8>,
 }
@@ -60,7 +60,7 @@ struct Attacker {
 const RECEIVE: u64 = 99;
 
 impl Attacker {
-    /// Greets a listener in its own way, and connects to the queue pair that it is told.
+    /// Sends a greeting to a listener, and connects to the queue pair in the listener's greeting.
     fn new(device: &Device, address: SocketAddr, greet: impl FnOnce(Endpoint) -> Vec<u8>) -> Attacker {
         let end = End::new(device, 8, false);
         for _ in 0..4 {
@@ -93,7 +93,7 @@ impl Attacker {
         self.end.run(SendRequest::send(buffer)).outcome().err().map(|failure| failure.status)
     }
 
-    /// What comes to it within this time.
+    /// Returns the message that arrives within this time.
     fn receive_within(&self, time: Duration) -> Option<Vec<u8>> {
         let (start, mut done) = (Instant::now(), Vec::new());
         while start.elapsed() < time {
@@ -109,8 +109,7 @@ impl Attacker {
     }
 }
 
-/// Accepts at a listener while something is done to it, and then stops it. Returns what was logged of those who weren't
-/// connected.
+/// Runs `attack` while the listener accepts, and then stops the listener. Returns the log lines of the rejected peers.
 fn attack_listener(listener: &Listener, attack: impl FnOnce(&Log)) -> Vec<String> {
     struct Stop<'a>(&'a Listener);
     impl Drop for Stop<'_> {
@@ -120,7 +119,7 @@ fn attack_listener(listener: &Listener, attack: impl FnOnce(&Log)) -> Vec<String
     }
     let log = Log::default();
     scope(|scope| {
-        // Also if the siege finds a fault, so that nobody waits for ever.
+        // Stops the listener after a failure too, so that no thread waits forever.
         let stop = Stop(listener);
         let accepting = scope.spawn(|| {
             tracing::subscriber::with_default(log.clone(), || {
@@ -136,7 +135,7 @@ fn attack_listener(listener: &Listener, attack: impl FnOnce(&Log)) -> Vec<String
     std::mem::take(&mut log.0.lock().unwrap())
 }
 
-/// Whether somebody who has what it takes is connected all the same.
+/// Checks that the listener still accepts a peer with these options.
 fn assert_accepts(listener: &Listener, options: &Options) {
     scope(|scope| {
         let client = scope.spawn(|| Connector::new().options(options).connect(listener.local_addr()));
@@ -156,23 +155,23 @@ fn a_peer_without_a_proof_gets_no_data_and_no_access() {
     let logged = attack_listener(&listener, |log| {
         let address = listener.local_addr();
         let attacker = Attacker::new(&device, address, greet_with_nonce);
-        // An endpoint, a nonce and a proof, and not a byte more.
+        // The greeting has an endpoint, a nonce and a proof, and nothing else.
         assert_eq!((attacker.server_greeting[11], attacker.server_greeting.len()), (7, 16 + 28 + 32 + 32));
-        // Its queue pair lets nobody do anything, whatever the key: it isn't the memory that refuses.
+        // The listener's queue pair has no remote access, so the key isn't even checked.
         let remote_addr = RemoteAddress { addr: 0x1000, rkey: 0x1234 };
         let write = attacker.end.run(SendRequest::write(attacker.end.buffer(1, 8), remote_addr));
         assert_eq!(write.outcome().unwrap_err().status, Status::RemoteInvalidRequest);
         let attacker = Attacker::new(&device, address, greet_with_nonce);
         let read = attacker.end.run(SendRequest::read(attacker.end.buffer(1, 8), remote_addr));
         assert_eq!(read.outcome().unwrap_err().status, Status::RemoteInvalidRequest);
-        // One message is taken, and no answer comes to what isn't a proof.
+        // The listener receives one message, and doesn't reply if it isn't a proof.
         for message in [&[0; 64][..], &[0; 32], b"adverb\r\n\x01\x00", &[1]] {
             let attacker = Attacker::new(&device, address, greet_with_nonce);
             attacker.send(message);
             assert_eq!(attacker.receive_within(SILENCE_TIMEOUT), None);
-            assert_ne!(attacker.send(message), None, "there was one receive");
+            assert_ne!(attacker.send(message), None, "the listener posted one receive");
         }
-        // Those whose queue pairs were refused, too.
+        // The attackers with rejected operations are logged too.
         log.wait(6);
     });
     let proofs = logged.iter().filter(|line| line.contains("no valid proof of the key")).count();
@@ -189,7 +188,7 @@ fn replayed_handshake_messages_are_rejected() {
     let options = options(&server).key(&key());
     let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
 
-    // Somebody sits between who connects and the listener, and writes down what they say.
+    // A relay between a connector and the listener records their greetings.
     let relay = TcpListener::bind("127.0.0.1:0").unwrap();
     let (client_greeting, server_greeting) = scope(|scope| {
         let client = scope.spawn(|| {
@@ -205,7 +204,7 @@ fn replayed_handshake_messages_are_rejected() {
             to.write_all(&client_greeting).unwrap();
             to.read_exact(&mut server_greeting).unwrap();
             from.write_all(&server_greeting).unwrap();
-            // It is a good relay, and stays until they have met.
+            // The relay stays connected until the handshake is done.
             to.read_to_end(&mut Vec::new()).unwrap();
             (client_greeting, server_greeting)
         });
@@ -218,24 +217,24 @@ fn replayed_handshake_messages_are_rejected() {
     drop(victim);
     let packets = std::fs::read(&file).unwrap();
     std::fs::remove_file(&file).unwrap();
-    let at = packets.windows(8).position(|bytes| bytes == b"adverb\r\n").expect("a hello was sent");
+    let at = packets.windows(8).position(|bytes| bytes == b"adverb\r\n").expect("the connector sent a hello");
     let sealed = packets[at - 32..at + 32].to_vec();
 
     let attacker_device = open(3).open().unwrap();
     let logged = attack_listener(&listener, |log| {
         let nonce = client_greeting[44..].try_into().unwrap();
-        // The same nonce, and the same proof.
+        // An attacker with the same nonce and the same proof.
         let attacker = Attacker::new(&attacker_device, listener.local_addr(), |endpoint| {
             greeting(Some(endpoint), Some(nonce), None)
         });
         assert_ne!(
             attacker.server_greeting[44..],
             server_greeting[44..],
-            "the listener never says the same twice"
+            "the listener's nonce and proof change"
         );
         attacker.send(&sealed);
         assert_eq!(attacker.receive_within(SILENCE_TIMEOUT), None);
-        // The very same greeting, of a queue pair that is long gone; and then who said it goes.
+        // A replay of the same greeting, whose queue pair is destroyed. Then the attacker disconnects.
         let mut stream = TcpStream::connect(listener.local_addr()).unwrap();
         stream.write_all(&client_greeting).unwrap();
         stream.read_exact(&mut [0; 16 + 28 + 32 + 32]).unwrap();
@@ -249,7 +248,7 @@ fn replayed_handshake_messages_are_rejected() {
     );
     assert_accepts(&listener, &options);
 
-    // The listener's answer again, to another client: somebody else listens in its place.
+    // A replay of the listener's greeting to another client, by an impostor.
     let impostor = TcpListener::bind("127.0.0.1:0").unwrap();
     let error = scope(|scope| {
         let client = scope.spawn(|| {
@@ -259,7 +258,7 @@ fn replayed_handshake_messages_are_rejected() {
         let mut stream = impostor.accept().unwrap().0;
         stream.read_exact(&mut [0; 16 + 28 + 32]).unwrap();
         stream.write_all(&server_greeting).unwrap();
-        // Nothing more is said to it.
+        // The client sends nothing else.
         assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0);
         client.join().unwrap()
     });
@@ -292,11 +291,11 @@ fn a_connector_cannot_direct_a_listener_at_a_third_party() {
     assert!(logged[0].contains("GID ::ffff:198.51.100.9 is not an address of the TCP peer"), "{logged:#?}");
     assert_accepts(&listener, &strict);
 
-    // The listener sends nothing before the connector's hello, so this reaches no third party.
+    // The listener sends no packet before the connector's hello, so the foreign address receives nothing.
     let listener = Listener::bind_with(addr, &options(&device)).unwrap();
     attack_listener(&listener, |log| {
         let server_greeting = greet(&listener);
-        // A kernel's device looks for a route when it connects the queue pair, and refuses where there is none.
+        // A kernel device looks up a route when it connects the queue pair, and fails if there is none.
         let (is_accepted, text) = (server_greeting[10] == 1, String::from_utf8_lossy(&server_greeting[16..]));
         assert!(is_accepted || !device.is_software() && !text.starts_with("GID "), "{text}");
         log.wait(1);
@@ -323,7 +322,7 @@ fn a_listener_cannot_direct_a_connector_at_a_third_party() {
 }
 
 impl Random {
-    /// A greeting, cut short, changed, prolonged, or nothing like one.
+    /// Truncates, changes or replaces a greeting.
     fn mutate(&mut self, mut bytes: Vec<u8>) -> Vec<u8> {
         match self.below(4) {
             0 => bytes.truncate(self.below(bytes.len())),
@@ -358,17 +357,17 @@ fn malformed_greetings_dont_stop_a_listener() {
                 let nonce = key.as_ref().map(|_| [3; 32]);
                 let bytes = random.mutate(greeting(Some(end.queue_pair.endpoint()), nonce, None));
                 let mut stream = TcpStream::connect(listener.local_addr()).unwrap();
-                // It may be refused before it has said all.
+                // The listener may reject the greeting before it is sent completely.
                 let _ = stream.write_all(&bytes);
                 if random.below(2) == 0 {
                     let _ = stream.shutdown(std::net::Shutdown::Write);
                     let _ = stream.read(&mut [0; 200]);
                 }
             }
-            // Of some, when their time is up.
+            // Some are rejected only at the timeout.
             log.wait(COUNT);
         });
-        assert_eq!(Log::count(&logged), COUNT, "each is in the log, or counted there");
+        assert_eq!(Log::count(&logged), COUNT, "each rejection is logged or counted");
         assert_accepts(&listener, &options.connect_timeout(Duration::from_secs(5)));
     }
 }
@@ -394,7 +393,7 @@ fn malformed_private_data_doesnt_stop_a_listener() {
                 path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()
             });
             match result {
-                // It is to prove that it has the key, and doesn't.
+                // The peer must prove that it has the key, but disconnects.
                 Ok(connection) => drop(connection),
                 Err(Error::CmRejected { private_data, .. }) => {
                     assert!(private_data.starts_with(b"adverb\r\n\x01\x00\x02"), "{private_data:?}");
@@ -407,19 +406,19 @@ fn malformed_private_data_doesnt_stop_a_listener() {
         log.wait(50);
     });
     assert_eq!(Log::count(&logged), 50, "{logged:#?}");
-    // Eight lines a second, and a count.
+    // At most eight lines per second are logged, with a count of the others.
     assert!(logged.len() < 50, "{logged:#?}");
     assert_accepts(&listener, &options);
 }
 
-/// A peer that is connected, and then does what it likes.
+/// A connected peer that violates the protocol.
 struct HostilePeer {
     attacker: Attacker,
-    /// What the listener said.
+    /// The hello of the listener.
     hello: Vec<u8>,
-    /// Held while it is written to.
+    /// Registered while the listener writes to it.
     _ring: MemoryRegion,
-    /// How many bytes of the listener's ring it has written.
+    /// The number of bytes written to the listener's ring.
     written: u64,
 }
 
@@ -438,16 +437,16 @@ impl HostilePeer {
             hello.extend(ring.remote().addr.to_le_bytes());
             hello.extend(ring.remote().rkey.to_le_bytes());
             hello.extend((1u32 << 30).to_le_bytes());
-            // No session.
+            // The hello has no session to resume.
             hello.resize(64, 0);
             assert_eq!(attacker.send(&hello), None);
             (server.join().unwrap(), attacker, ring)
         });
-        let hello = attacker.receive_within(common::TIMEOUT).expect("the listener says hello");
+        let hello = attacker.receive_within(common::TIMEOUT).expect("the listener sends its hello");
         (server, HostilePeer { attacker, hello, _ring: ring, written: 0 })
     }
 
-    /// Writes frames where the next are expected: from the beginning of a ring that is long enough.
+    /// Writes frames at the next position of the listener's ring, which is long enough not to wrap.
     fn write(&mut self, frames: &[u8]) -> Option<Status> {
         let mut buffer = self.attacker.end.buffer(0, frames.len());
         buffer.copy_from_slice(frames);
@@ -459,7 +458,7 @@ impl HostilePeer {
     }
 }
 
-/// A frame of an announcement, without the name's bytes.
+/// Returns an expose frame, without the bytes of the name.
 fn expose_frame(rights: u8, name_len: u8) -> [u8; 48] {
     let mut frame = [0; 48];
     (frame[0], frame[4], frame[16], frame[24], frame[36]) = (5, name_len, 1, 1, rights);
@@ -479,7 +478,7 @@ fn a_rendezvous_above_the_size_limit_fails_the_connection() {
     let error = server.recv().unwrap_err();
     assert!(error.to_string().contains("longer than the maximum"), "{error}");
     assert!(server.pool().stats().used_bytes <= before + 4096, "{:?}", server.pool());
-    // Though the connection is still there, it can't reach any of its memory.
+    // The connection object still exists, but the peer can't access its memory.
     assert_ne!(peer.write(&rendezvous), None);
 }
 
@@ -488,7 +487,7 @@ fn exposing_too_many_regions_fails_the_connection() {
     let device = device();
     let by_name = [expose_frame(1, 1).as_slice(), &[b'n'; 16][..1], &[0; 15]].concat();
     let cases: [(&[u8], &[u8], &str); 3] = [
-        // By addresses, again and again; also if there is a name that makes it look as if it were known.
+        // Regions without a name are exposed repeatedly, also after a region with a name.
         (&[], &expose_frame(9, 0), "it exposed too many regions"),
         (&expose_frame(1, 0), &expose_frame(9, 0), "it exposed too many regions"),
         (
@@ -514,12 +513,12 @@ fn exposing_too_many_regions_fails_the_connection() {
     }
 }
 
-/// What is logged.
+/// The logged lines.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
 
 impl Log {
-    /// Returns the count of peers that lines tell of: one each, or as many as were suppressed.
+    /// Returns the number of peers in the lines: one each, or the number of suppressed lines.
     fn count(lines: &[String]) -> usize {
         let count_of_line = |line: &String| match line.split_once("suppressed: ") {
             Some((_, count)) => count.split_whitespace().next().unwrap().parse().unwrap(),
@@ -528,7 +527,7 @@ impl Log {
         lines.iter().map(count_of_line).sum()
     }
 
-    /// Waits until the log tells of so many peers.
+    /// Waits until the log has lines of `peers` peers.
     fn wait(&self, peers: usize) {
         let start = Instant::now();
         while Log::count(&self.0.lock().unwrap()) < peers {

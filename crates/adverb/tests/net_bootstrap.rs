@@ -1,4 +1,5 @@
-//! How two sides find each other: over TCP and by the connection manager, for threads and for tasks, with a key and without.
+//! The bootstrap of connections: over TCP and through the connection manager, blocking and async, with a key and
+//! without.
 
 #![cfg(feature = "soft")]
 
@@ -11,7 +12,7 @@ use adverb::net::blocking::{Connection, Connector, Listener};
 use adverb::net::{Bootstrap, Key, Options};
 use adverb::verbs::{Device, FaultConfig, SoftDevice, Switch};
 
-/// Two software devices on a network in memory, whose addresses begin with this.
+/// Opens two software devices on a switch in memory, with addresses in `network`.
 fn devices(network: [u8; 3], faults: Option<FaultConfig>) -> [(IpAddr, Device); 2] {
     let switch = Switch::default();
     [1, 2].map(|last| {
@@ -25,7 +26,7 @@ fn devices(network: [u8; 3], faults: Option<FaultConfig>) -> [(IpAddr, Device); 
     })
 }
 
-/// The options of both sides, and where the listener is to be.
+/// Returns the options of both sides, and the listener's address.
 fn sides(
     bootstrap: Bootstrap,
     network: [u8; 3],
@@ -36,7 +37,7 @@ fn sides(
         let options = Options::new().device(device).bootstrap(bootstrap).timeout(Duration::from_secs(30));
         options.connect_timeout(Duration::from_secs(10))
     };
-    // The network in memory has no TCP.
+    // The switch in memory carries no TCP.
     let address = if bootstrap == Bootstrap::ConnectionManager { address } else { [127, 0, 0, 1].into() };
     (options(&client), options(&server), SocketAddr::new(address, 0))
 }
@@ -50,7 +51,7 @@ fn connect(client: &Options, listener: &Listener) -> (Connection, Connection) {
     })
 }
 
-/// Both sides say something, short and long, and close.
+/// Exchanges a short and a long message in both directions, and closes.
 fn exchange_and_close((client, server): (Connection, Connection)) {
     let long = vec![7; 100_000];
     scope(|scope| {
@@ -133,7 +134,7 @@ fn connecting_fails_at_the_connect_timeout() {
         matches!(error, Error::Unreachable { .. }) && error.to_string().contains("no answer within 300ms")
     };
     assert!(is_timeout(&error), "{error}");
-    // A listener that nobody looks after says nothing.
+    // A listener without an accepting caller doesn't respond.
     let listener = Listener::bind_with(address, &server).unwrap();
     let error = Connector::new().options(&client).connect(listener.local_addr()).unwrap_err();
     assert!(is_timeout(&error), "{error}");
@@ -168,7 +169,7 @@ fn a_stopped_listener_can_be_restarted() {
         }
         drop(listener);
         Connector::new().options(&client).connect(address).unwrap_err();
-        // What was connected before needs no listener.
+        // Established connections need no listener.
         exchange_and_close((left, right));
     }
 }
@@ -180,7 +181,7 @@ fn a_port_has_one_listener() {
     Listener::bind_with(listener.local_addr(), &server).unwrap_err();
 }
 
-/// What becomes of a client at a listener with other options: the client's error, in words.
+/// Connects to a listener with other options, and returns the text of the client's error.
 fn rejection(client: &Options, server: &Options, address: SocketAddr) -> String {
     let listener = Listener::bind_with(address, server).unwrap();
     scope(|scope| {
@@ -280,7 +281,7 @@ mod tasks {
             let address = listener.local_addr();
             let error = tokio::select! {
                 error = client.connect(address) => error.unwrap_err(),
-                _ = listener.accept() => panic!("nobody is to be connected"),
+                _ = listener.accept() => panic!("the connection must fail"),
             };
             assert!(matches!(error, Error::HandshakeRejected { .. }), "{error}");
         }

@@ -1,4 +1,4 @@
-//! Connections that end: both sides hear that the other has all, though the last words may be lost.
+//! Graceful closes: both sides learn that the peer has received everything, even if the last packets are lost.
 
 #![cfg(feature = "soft")]
 
@@ -9,7 +9,7 @@ use adverb::net::Options;
 use adverb::net::blocking::{Connection, Connector, Listener};
 use adverb::verbs::{FaultConfig, SoftDevice, Switch};
 
-/// Options of who closes, and of the peer, whose device loses this many of a million packets that it sends.
+/// Returns the options of the closing side and of its peer, whose device drops `loss` of a million sent packets.
 fn options(seed: u64, loss: u32) -> [Options; 2] {
     let switch = Switch::default();
     let device = |address: &str, loss| {
@@ -28,7 +28,7 @@ fn pair([closer, peer]: &[Options; 2]) -> (Connection, Connection) {
     })
 }
 
-/// Sends something and closes, while the peer reads and then leaves, closing or not.
+/// Sends messages and closes. The peer receives them, and then closes or drops its connection.
 fn exchange_and_close(options: &[Options; 2], peer_closes: bool) -> Duration {
     let (closer, peer) = pair(options);
     scope(|scope| {
@@ -46,7 +46,7 @@ fn exchange_and_close(options: &[Options; 2], peer_closes: bool) -> Duration {
             (count, start.elapsed())
         });
         for _ in 0..3 {
-            closer.send(b"all that there is to say").unwrap();
+            closer.send(b"message").unwrap();
         }
         closer.close().unwrap();
         let (count, time) = reading.join().unwrap();
@@ -72,7 +72,7 @@ fn close_succeeds_despite_packet_loss() {
 fn no_side_lingers_without_packet_loss() {
     let options = options(7, 0);
     let times: Vec<Duration> = (0..40).map(|round| exchange_and_close(&options, round % 2 == 0)).collect();
-    // Who hears no farewell stays for two seconds.
+    // A side that receives no close acknowledgement lingers for two seconds.
     let lingering = times.iter().filter(|time| **time > Duration::from_secs(1)).count();
     assert!(lingering < 3, "{lingering} of {} lingered: {times:?}", times.len());
 }
@@ -124,7 +124,7 @@ mod tasks {
                             }
                         };
                         let closing = async {
-                            closer.send(b"all that there is to say").await.unwrap();
+                            closer.send(b"message").await.unwrap();
                             closer.close().await.unwrap();
                         };
                         tokio::join!(reading, closing);
@@ -149,7 +149,7 @@ mod tasks {
                 });
                 let peer = runtime.block_on(listener.accept()).unwrap();
                 while runtime.block_on(peer.recv()).unwrap().is_some() {}
-                // Not in a task.
+                // Dropped outside of a task.
                 drop(peer);
                 runtime.block_on(closing).unwrap().unwrap();
             }

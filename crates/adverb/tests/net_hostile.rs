@@ -1,7 +1,7 @@
-//! Hostile bytes against a listener, over TCP and by the connection manager, with a key and without, while good connections work
-//! and new ones are made.
+//! Hostile bytes sent to a listener, over TCP and through the connection manager, with a key and without, while other
+//! connections work and new ones are established.
 //!
-//! A few seconds as it is, and of any length by the environment:
+//! The test runs for a few seconds by default. An environment variable sets the time:
 //!
 //! ```text
 //! ADVERB_SECONDS=300 cargo test -p adverb --release --test net_hostile -- --nocapture
@@ -30,16 +30,16 @@ use common::End;
 use greeting::greeting;
 use random::Random;
 
-/// TCP connections that one attacker holds open at a time.
+/// The number of TCP connections that one attacker holds open.
 const MAX_HELD: usize = 16;
 const TCP_ATTACKERS: usize = 2;
 const MANAGER_ATTACKERS: usize = 1;
-/// Descriptors of one pending handshake: its socket, its epoll instance, and those of its completion queue.
+/// The descriptors of one pending handshake: its socket, its epoll instance, and those of its completion queue.
 const HANDSHAKE_FDS: usize = 8;
-/// The time after which too few attacks are a failure.
+/// The time after which too low counts are a failure.
 const MAX_EXTRA_TIME: Duration = Duration::from_secs(60);
 
-/// What a process holds.
+/// The resources of this process.
 #[derive(Clone, Copy, Debug)]
 struct Usage {
     threads: usize,
@@ -59,7 +59,7 @@ impl Usage {
     }
 }
 
-/// What happened during an attack.
+/// The counts of attacks and of correct operations.
 #[derive(Default, Debug)]
 struct Counts {
     tcp: AtomicUsize,
@@ -69,7 +69,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// Whether each kind of attack and of good traffic has happened often enough to mean something.
+    /// Whether each kind of attack and of correct traffic has happened often enough.
     fn are_sufficient(&self) -> bool {
         let minimums = [(&self.tcp, 200), (&self.manager, 50), (&self.connections, 2), (&self.echoes, 10)];
         minimums.iter().all(|(counter, minimum)| counter.load(Ordering::Relaxed) >= *minimum)
@@ -80,7 +80,7 @@ fn count(counter: &AtomicUsize) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Sends all that it receives back, until the peer closes the connection.
+/// Sends every received message back, until the peer closes the connection.
 fn echo(connection: &Connection) {
     while let Some(message) = connection.recv().unwrap() {
         connection.send(message).unwrap();
@@ -108,13 +108,13 @@ fn mutate(random: &mut Random, mut bytes: Vec<u8>) -> Vec<u8> {
             bytes[at..].iter_mut().for_each(|byte| *byte = random.below(256) as u8);
         }
         3 => bytes = (0..random.below(400)).map(|_| random.below(256) as u8).collect(),
-        // Unchanged: a replay of the same greeting, of a queue pair that answers nothing.
+        // Unchanged: a replay of the greeting, of a queue pair that doesn't respond.
         _ => {}
     }
     bytes
 }
 
-/// Sends hostile greetings over TCP until told to stop: at once, or one byte at a time.
+/// Sends hostile greetings over TCP until `stop` is set, each in one write or one byte at a time.
 fn attack_over_tcp(addr: SocketAddr, valid: &[u8], seed: u64, stop: &AtomicBool, counts: &Counts) {
     let mut random = Random(seed);
     let mut held: VecDeque<(TcpStream, VecDeque<u8>)> = VecDeque::new();
@@ -125,7 +125,7 @@ fn attack_over_tcp(addr: SocketAddr, valid: &[u8], seed: u64, stop: &AtomicBool,
         match random.below(8) {
             0 => held.push_back((stream, bytes.into())),
             method => {
-                // The listener may refuse it, and close the connection, before it has all.
+                // The listener may reject the greeting and close the connection before it has received all bytes.
                 let _ = stream.write_all(&bytes);
                 if method < 3 {
                     let _ = stream.shutdown(Shutdown::Write);
@@ -147,7 +147,7 @@ fn attack_over_tcp(addr: SocketAddr, valid: &[u8], seed: u64, stop: &AtomicBool,
     }
 }
 
-/// Sends requests with hostile private data by the connection manager until told to stop.
+/// Sends connect requests with hostile private data until `stop` is set.
 fn attack_by_manager(addr: SocketAddr, valid: &[u8], seed: u64, stop: &AtomicBool, counts: &Counts) {
     let device = SoftDevice::new().open().unwrap();
     let from = SocketAddr::new(device.gids().unwrap()[0].gid.ip(), 0);
@@ -170,14 +170,14 @@ fn attack_by_manager(addr: SocketAddr, valid: &[u8], seed: u64, stop: &AtomicBoo
     }
 }
 
-/// Attacks a listener for a while, with good connections beside.
+/// Attacks a listener for a while, and uses correct connections meanwhile.
 fn attack(key: Option<&Key>, time: Duration) {
     let device = Device::open("soft").unwrap();
     let with_key = |options: Options| key.map_or(options.clone(), |key| options.key(key));
     let client_options = with_key(Options::new().device(&device).timeout(Duration::from_secs(60)))
         .connect_timeout(Duration::from_secs(30));
     let ip = device.gid_for(1, None).unwrap().gid.ip();
-    // Short, so that those who say nothing are soon gone.
+    // Short, so that silent connections are closed soon.
     let listener_options = client_options.clone().connect_timeout(Duration::from_millis(500));
     let listener = Listener::bind_with((ip, 0), &listener_options).unwrap();
     let addr = listener.local_addr();
@@ -241,7 +241,7 @@ fn attack(key: Option<&Key>, time: Duration) {
         stop.store(true, Ordering::Relaxed);
         newcomers.join().unwrap();
         let peak = peak.join().unwrap();
-        // The last of the attackers' connections end with the listener's timeout.
+        // The attackers' last connections end at the listener's timeout.
         let settle = Instant::now();
         let mut after = Usage::now();
         while (after.fds > before.fds || after.threads > before.threads) && settle.elapsed() < common::TIMEOUT
@@ -251,14 +251,14 @@ fn attack(key: Option<&Key>, time: Duration) {
         }
         println!("key: {}, {counts:?}", key.is_some());
         println!("before {before:?}\npeak {peak:?}\nafter {after:?}, settled in {:?}", settle.elapsed());
-        // It still serves.
+        // The listener and the first connection still work.
         check_echo(&long_lived, 1);
         connect().close().unwrap();
         long_lived.close().unwrap();
         drop(guard);
 
         let own_threads = TCP_ATTACKERS + MANAGER_ATTACKERS + 2;
-        // A device of each attacker by the manager has a thread, and a newcomer one that echoes.
+        // Each attacker's device has a thread, and so has each accepted connection.
         assert!(peak.threads <= before.threads + own_threads + MANAGER_ATTACKERS + 4, "{before:?} {peak:?}");
         let held = TCP_ATTACKERS * (MAX_HELD + 2);
         let max_fds = held * (1 + HANDSHAKE_FDS) + 256 + MANAGER_ATTACKERS * 64;

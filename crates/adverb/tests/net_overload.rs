@@ -1,4 +1,5 @@
-//! More peers than a listener has room or descriptors for. Alone in its process, whose descriptors it uses up.
+//! More peers than a listener has slots or descriptors for. This test has its own process, whose descriptors it uses
+//! up.
 
 #![cfg(feature = "soft")]
 
@@ -11,21 +12,21 @@ use adverb::net::Options;
 use adverb::net::blocking::{Connector, Listener};
 use adverb::verbs::Device;
 
-/// How many descriptors the process may have.
+/// Returns the process's limit of descriptors.
 fn limit() -> libc::rlimit {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: what is written to is there.
+    // SAFETY: the pointer is valid for a write.
     assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
     limit
 }
 
 fn set_limit(descriptors: u64) {
     let limit = libc::rlimit { rlim_cur: descriptors, ..limit() };
-    // SAFETY: what is read is there.
+    // SAFETY: the pointer is valid for a read.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
 }
 
-/// How many it has.
+/// Returns the number of open descriptors.
 fn descriptors() -> u64 {
     std::fs::read_dir("/proc/self/fd").unwrap().count() as u64
 }
@@ -39,8 +40,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Who does nothing but come keeps nobody out for long, however many they are and however patient the listener is; and who
-/// accepts isn't told of it.
+/// Clients that only open TCP connections don't keep others out for long, however many they are and however long the
+/// listener's timeout is. `accept` doesn't fail because of them.
 #[test]
 fn silent_clients_dont_keep_others_from_connecting() {
     let options = Options::new().device(&Device::open("soft").unwrap());
@@ -53,17 +54,17 @@ fn silent_clients_dont_keep_others_from_connecting() {
             let accepting = scope.spawn(|| listener.accept().unwrap());
             let before = descriptors();
             set_limit(if is_fd_limited { before + 60 } else { limit().rlim_max.min(8192) });
-            // Also if something is wrong, so that nobody waits for ever.
+            // Stops the listener after a failure too, so that no thread waits forever.
             let stop = Stop(&listener);
             let mut silent_clients: Vec<TcpStream> = Vec::new();
-            // As many as there is room for, of which some say a little.
+            // As many connections as possible. Some of them send a part of a greeting.
             for number in 0..1000 {
                 let Ok(mut stream) = TcpStream::connect(address) else { break };
                 if number % 2 == 0 {
                     stream.write_all(b"adverb").unwrap();
                 }
                 silent_clients.push(stream);
-                // The first are taken in, so that it is they who have what is short later.
+                // The listener accepts the first clients, so that these hold the descriptors that it lacks later.
                 while is_fd_limited && number == 4 && descriptors() < before + 3 * 5 {
                     assert!(start.elapsed() < Duration::from_secs(30));
                     sleep(Duration::from_millis(1));
@@ -71,14 +72,14 @@ fn silent_clients_dont_keep_others_from_connecting() {
             }
             if is_fd_limited {
                 assert!((10..=60).contains(&silent_clients.len()), "{}", silent_clients.len());
-                // Some time for the listener to find that it has none, and some for who connects.
+                // Time for the listener to run out of descriptors, and for the connector.
                 sleep(Duration::from_millis(300));
                 silent_clients.truncate(10);
             }
             let client = loop {
                 match Connector::new().options(&options).connect(address) {
                     Ok(client) => break client,
-                    // Until there are enough, who comes may still be turned away.
+                    // The listener may reject connections until enough descriptors are free.
                     Err(error) => {
                         assert!(is_fd_limited && start.elapsed() < Duration::from_secs(30), "{error}");
                     }
@@ -86,8 +87,8 @@ fn silent_clients_dont_keep_others_from_connecting() {
                 sleep(Duration::from_millis(50));
             };
             assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
-            client.send(b"at last").unwrap();
-            assert_eq!(&accepting.join().unwrap().recv().unwrap().unwrap()[..], b"at last");
+            client.send(b"hello").unwrap();
+            assert_eq!(&accepting.join().unwrap().recv().unwrap().unwrap()[..], b"hello");
             std::mem::forget(stop);
         });
         println!("few descriptors: {is_fd_limited}: {:?}", start.elapsed());

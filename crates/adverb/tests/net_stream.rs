@@ -1,4 +1,4 @@
-//! Connections as streams of bytes: what is written is read, in order, whole, and so is its end.
+//! Connections as byte streams: all written bytes are read in order, and then the end of the stream.
 
 #![cfg(all(feature = "soft", feature = "tokio"))]
 
@@ -17,15 +17,15 @@ use random::Random;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::timeout;
 
-/// On the software NIC, unless another device is named.
+/// Returns options for the software NIC, or the device that `ADVERB_DEVICE` names.
 fn options() -> Options {
     let device = std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned());
     let options = Options::new().device(&Device::open(&device).unwrap()).timeout(Duration::from_secs(60));
-    // TCP goes over loopback, wherever the device is.
+    // TCP uses loopback, and the device may have another address.
     options.allow_foreign_gid(true)
 }
 
-/// The shortest ring and the fewest writes that there can be, so that all that wraps does so often.
+/// The minimum ring size and number of outstanding writes, so that all indices wrap often.
 fn minimal(options: Options) -> Options {
     options.recv_ring_size(512).max_outstanding_writes(4).recv_buffer_limit(1000)
 }
@@ -43,14 +43,14 @@ async fn pair(options: &Options) -> (Stream, Stream) {
 }
 
 impl Random {
-    /// Short lengths as often as long ones, from 1 to `max`.
+    /// Returns a length from 1 to `max`. Short lengths are as frequent as long ones.
     fn len(&mut self, max: usize) -> usize {
         let bits = self.below(max.ilog2() as usize + 1);
         1 + self.below(1 << bits)
     }
 }
 
-/// The byte at this place of a stream.
+/// Returns the byte at an index of a stream.
 fn byte(at: usize) -> u8 {
     (at ^ at >> 8 ^ at >> 17) as u8
 }
@@ -65,7 +65,7 @@ fn check(from: usize, bytes: &[u8]) {
     assert_eq!(wrong, None, "of {} bytes from {from}", bytes.len());
 }
 
-/// Writes so many bytes in random pieces, one or several at a time, and ends.
+/// Writes `total` bytes in random pieces, some of them vectored, and shuts the stream down.
 async fn write_all(mut writer: impl AsyncWrite + Unpin, total: usize, max: usize) {
     let (mut random, mut at) = (Random(1), 0);
     while at < total {
@@ -85,7 +85,7 @@ async fn write_all(mut writer: impl AsyncWrite + Unpin, total: usize, max: usize
     assert!(writer.write(b"more").await.is_err());
 }
 
-/// Reads so many bytes in random pieces, and the end.
+/// Reads `total` bytes in random pieces, and the end of the stream.
 async fn read_all(mut reader: impl AsyncRead + Unpin, total: usize, max: usize) {
     let (mut random, mut at) = (Random(2), 0);
     loop {
@@ -128,7 +128,7 @@ async fn bytes_arrive_in_both_directions_for_all_write_lengths() {
 async fn a_stream_can_be_read_after_shutdown() {
     let (mut left, mut right) = pair(&options()).await;
     let client = async {
-        left.write_all(b"how long is this?").await.unwrap();
+        left.write_all(b"a request of text").await.unwrap();
         left.shutdown().await.unwrap();
         left.shutdown().await.unwrap();
         let mut reply = String::new();
@@ -139,7 +139,7 @@ async fn a_stream_can_be_read_after_shutdown() {
         let mut request = Vec::new();
         right.read_to_end(&mut request).await.unwrap();
         right.write_all(format!("{} bytes", request.len()).as_bytes()).await.unwrap();
-        // Without a word: what was written comes all the same, and the end.
+        // Dropping the stream still delivers the written bytes and the end.
         drop(right);
     };
     assert_eq!(tokio::join!(client, server).0, "17 bytes");
@@ -157,10 +157,10 @@ async fn a_stream_is_a_buffered_reader() {
     }
 }
 
-/// Writes from this byte on until there has been no room for a while, and says how many bytes that were.
+/// Writes bytes, beginning with index `from`, until the stream has been blocked for a while. Returns their number.
 async fn fill(stream: &mut Stream, from: usize, piece: usize) -> usize {
     let (mut written, mut idle_count) = (0, 0);
-    // Others have their turn, and those who look after the stream; the devices' threads may have to wait for theirs.
+    // Sleeps so that other tasks, the stream's driver and the devices' threads can run.
     while idle_count < 200 {
         tokio::time::sleep(Duration::from_millis(1)).await;
         idle_count += 1;
@@ -198,15 +198,15 @@ async fn a_waiting_task_sleeps_after_spinning() {
     let (mut polls, bytes) = (0, bytes(0, 100_000));
     let waiting = poll_fn(|cx| {
         polls += 1;
-        // There is nothing to be flushed, which doesn't mean that there is room.
+        // A successful flush doesn't mean that credits are available.
         assert!(Pin::new(&mut left).poll_write(cx, &bytes).is_pending());
         assert!(matches!(Pin::new(&mut left).poll_flush(cx), Poll::Ready(Ok(()))));
         Pin::new(&mut left).poll_read(cx, &mut ReadBuf::new(&mut [0; 8])).map(drop)
     });
     timeout(Duration::from_millis(300), waiting).await.unwrap_err();
-    // For that long, it looks at most.
-    assert!(polls < 500, "it was polled {polls} times");
-    // And is woken all the same.
+    // The time is only long enough for adaptive spinning.
+    assert!(polls < 500, "the task was polled {polls} times");
+    // The task is still woken.
     right.write_all(b"now").await.unwrap();
     timeout(Duration::from_secs(20), left.read_exact(&mut [0; 3])).await.unwrap().unwrap();
 }
@@ -215,11 +215,11 @@ async fn a_waiting_task_sleeps_after_spinning() {
 async fn blocked_bytes_are_sent_without_a_flush() {
     let (mut left, mut right) = pair(&minimal(options())).await;
     let mut written = fill(&mut left, 0, 7).await;
-    // Nobody touches `left` from here on.
+    // `left` isn't polled from here on.
     let mut read = vec![0; written];
     timeout(Duration::from_secs(20), right.read_exact(&mut read)).await.unwrap().unwrap();
     check(0, &read);
-    // The same again, and this time it is dropped, or one half of it.
+    // The same again, but one half of the stream is dropped.
     written += fill(&mut left, written, 7).await;
     let (reader, writer) = left.into_split();
     drop(writer);
@@ -234,7 +234,7 @@ async fn blocked_bytes_are_sent_without_a_flush() {
     assert_eq!(reply, "still here");
 }
 
-/// More short writes than a tiny ring has room for.
+/// More short writes than the smallest ring can hold.
 const MAX_WRITES: usize = 12;
 
 #[tokio::test]
@@ -255,14 +255,14 @@ async fn a_blocked_shutdown_of_a_dropped_writer_is_sent() {
         drop(writer);
         let mut read = Vec::new();
         let end = timeout(Duration::from_secs(20), right.read_to_end(&mut read)).await;
-        assert_eq!(end.expect("the end comes").unwrap(), written);
+        assert_eq!(end.expect("the end of the stream arrives").unwrap(), written);
         check(0, &read);
     }
 }
 
 #[tokio::test]
 async fn a_blocked_shutdown_is_sent_without_further_polls() {
-    // As many as are posted, and one that waits.
+    // From no write up to one more than can be posted at once.
     for count in 0..6 {
         let (mut left, mut right) = pair(&minimal(options())).await;
         left.write_all(&bytes(0, 1)).await.unwrap();
@@ -276,7 +276,7 @@ async fn a_blocked_shutdown_is_sent_without_further_polls() {
         .await;
         let mut read = Vec::new();
         let end = timeout(Duration::from_secs(20), right.read_to_end(&mut read)).await;
-        assert_eq!(end.expect("the end comes").unwrap(), count.max(1));
+        assert_eq!(end.expect("the end of the stream arrives").unwrap(), count.max(1));
         check(0, &read);
     }
 }
@@ -290,7 +290,7 @@ async fn blocked_fed_messages_are_sent_by_the_stream() {
         let _left = left.into_stream();
         let mut read = vec![0; sent + 1];
         let all = timeout(Duration::from_secs(20), right.into_stream().read_exact(&mut read)).await;
-        all.expect("all comes").unwrap();
+        all.expect("all bytes arrive").unwrap();
         check(0, &read);
     }
 }
@@ -307,7 +307,7 @@ fn dropping_a_blocking_writer_shuts_the_stream_down() -> io::Result<()> {
         let sent = (0..count).take_while(|at| left.try_send(&bytes(*at, 1)).is_ok()).count();
         let (reader, writer) = left.into_stream().into_split();
         let dropping = std::thread::spawn(move || drop(writer));
-        // Until that one waits for room, or has ended.
+        // Time until the other thread waits for credits, or has ended.
         std::thread::sleep(Duration::from_millis(20));
         for at in 0..sent {
             check(at, &right.recv_timeout(Duration::from_secs(20))?.unwrap());
@@ -335,7 +335,7 @@ async fn a_dropped_stream_delivers_all_written_bytes() {
 async fn a_dropped_peer_resets_the_stream() {
     let (left, right) = connections(&options().keepalive(Duration::from_millis(100))).await;
     let mut left = left.into_stream();
-    // A connection that is dropped says nothing.
+    // Dropping a connection sends no close.
     drop(right);
     let start = Instant::now();
     let error = left.read(&mut [0; 10]).await.unwrap_err();
@@ -418,7 +418,7 @@ fn blocking_streams_carry_bytes_in_both_directions() -> io::Result<()> {
                 let (first, second) = piece.split_at(random.below(piece.len()));
                 at += writer.write_vectored(&[IoSlice::new(first), IoSlice::new(second)])?;
             }
-            // Dropping it is the end.
+            // Dropping the writer shuts the stream down.
             io::Result::Ok(())
         });
         let (mut random, mut at) = (Random(4), 0);

@@ -1,7 +1,7 @@
-//! Addresses of listeners: which devices wildcard listeners serve, that no peer makes them open another, and which GIDs peers
-//! may name.
+//! Addresses of listeners: the devices that wildcard listeners serve, that no peer makes them open another, and the
+//! GIDs that peers may use.
 //!
-//! The tests with routable addresses run in a network namespace of their own, which takes root and `ip`.
+//! The tests with routable addresses run in a network namespace of their own, which needs root and `ip`.
 
 #![cfg(feature = "soft")]
 
@@ -25,8 +25,7 @@ fn options() -> Options {
     Options::new().connect_timeout(Duration::from_secs(5)).timeout(Duration::from_secs(30))
 }
 
-/// Runs a case of [`runs_a_case`] in a network namespace that has the routable addresses. Skips it where namespaces can't be
-/// made.
+/// Runs a case of [`runs_a_case`] in a network namespace with the routable addresses. Without namespaces it is skipped.
 fn in_namespace(case: &str) {
     let name = format!("adverb-wildcard-{case}-{}", std::process::id());
     let ip = |line: &str| {
@@ -38,11 +37,11 @@ fn in_namespace(case: &str) {
         }
     };
     if let Err(error) = ip(&format!("netns add {name}")) {
-        return println!("skipped: no network namespace can be made: {error}");
+        return println!("skipped: cannot create a network namespace: {error}");
     }
     let run = || {
         ip(&format!("-n {name} link set lo up"))?;
-        // Two ends of a cable: one with the addresses, the other so that the first has a carrier.
+        // A veth pair: one end has the addresses, and the other provides the carrier.
         ip(&format!("-n {name} link add wild0 type veth peer name wild1"))?;
         ip(&format!("-n {name} addr add {ADDR}/24 dev wild0"))?;
         ip(&format!("-n {name} addr add {ADDR_V6}/64 dev wild0 nodad"))?;
@@ -72,7 +71,7 @@ fn runs_a_case() {
         "refusal" => refusal(),
         "opened" => opened(),
         "foreign" => foreign(),
-        _ => panic!("there is no case {case}"),
+        _ => panic!("unknown case {case}"),
     }
     println!("the case was run");
 }
@@ -82,7 +81,7 @@ fn is_open(addr: IpAddr) -> bool {
     UdpSocket::bind((addr, 4791)).is_err()
 }
 
-/// The greeting of a connector at `addr` that has no key, but claims to.
+/// Returns the greeting of a connector at `addr` that claims to have a key.
 fn greeting(addr: IpAddr) -> Vec<u8> {
     let gid = match addr {
         IpAddr::V4(addr) => addr.to_ipv6_mapped().octets(),
@@ -94,7 +93,7 @@ fn greeting(addr: IpAddr) -> Vec<u8> {
     [b"adverb\r\n\x01\x00\x01\x03", &[body.len() as u8, 0, 0, 0][..], &body].concat()
 }
 
-/// Stops a listener when dropped, also when an assertion fails, so that no accepting thread is left waiting.
+/// Stops a listener when it is dropped, also after a failed assertion, so that no accepting thread waits forever.
 struct Stop<'a>(&'a Listener);
 
 impl Drop for Stop<'_> {
@@ -121,8 +120,8 @@ fn stranger() {
                 stream.write_all(&greeting(addr)).unwrap();
                 let mut answer = [0; 16];
                 stream.read_exact(&mut answer).unwrap();
-                assert!(!is_open(addr), "a stranger had {wildcard} open {addr}");
-                assert_eq!(answer[10], 2, "a refusal: {}", String::from_utf8_lossy(&answer));
+                assert!(!is_open(addr), "{wildcard} opened {addr} for an unauthenticated peer");
+                assert_eq!(answer[10], 2, "not a rejection: {}", String::from_utf8_lossy(&answer));
             }
         });
     }
@@ -154,7 +153,7 @@ fn connecting_to_an_address_without_a_device_fails_with_a_hint() {
 }
 
 fn opened() {
-    // What the process opened itself by name is served; what it opens later is not.
+    // The listener serves devices that the process has opened by name, but not those that it opens later.
     let device = Device::open(&format!("soft:{ADDR}")).unwrap();
     let listener = Listener::bind_with("[::]:0", &options()).unwrap();
     let late = Device::open(&format!("soft:{ADDR_V6}")).unwrap();
@@ -177,7 +176,7 @@ fn a_wildcard_listener_serves_the_devices_that_were_open_when_it_was_bound() {
 }
 
 fn foreign() {
-    // TCP goes over loopback, and RDMA over another network.
+    // TCP uses loopback, and RDMA another network.
     let device = Device::open(&format!("soft:{ADDR}")).unwrap();
     let default_options = options().device(&device);
     let lenient = default_options.clone().allow_foreign_gid(true);

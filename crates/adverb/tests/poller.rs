@@ -1,4 +1,4 @@
-//! Pollers, and what queues and devices count, on whatever device there is.
+//! Pollers, and the counters of queues and devices, on any device.
 
 mod common;
 
@@ -18,16 +18,16 @@ fn stopping_a_poller_returns_the_handler_with_its_state() {
     let (sender, tags) = mpsc::channel();
     let poller = left
         .completions
-        .poller_with(&PollerOptions::new().name("gatherer").max_spin(Duration::ZERO), move |completion| {
+        .poller_with(&PollerOptions::new().name("collector").max_spin(Duration::ZERO), move |completion| {
             collected.0.push(completion.tag());
             let _ = sender.send((completion.tag(), std::thread::current().name().map(str::to_owned)));
         })
         .unwrap();
     let _ = right.queue_pair.post_recv(right.buffer(0, 8)).unwrap();
     left.queue_pair.post_send(SendRequest::send(left.buffer(0, 8)).tag(77)).unwrap();
-    assert_eq!(tags.recv_timeout(TIMEOUT).unwrap(), (77, Some("gatherer".to_owned())));
+    assert_eq!(tags.recv_timeout(TIMEOUT).unwrap(), (77, Some("collector".to_owned())));
     let mut handler = poller.stop().unwrap().handler;
-    // It is as it was, and can be used again.
+    // The handler has its state, and can be called again.
     let _ = right.queue_pair.post_recv(right.buffer(0, 8)).unwrap();
     let id = left.queue_pair.post_send(SendRequest::send(left.buffer(0, 8)).tag(78)).unwrap();
     handler(left.wait(id));
@@ -43,15 +43,15 @@ fn a_queue_has_one_poller_at_a_time() {
     drop(poller);
     let poller = queue.poller(|_| {}).unwrap();
     drop(queue);
-    assert!(poller.stop().unwrap().error.is_none(), "it holds what it polls");
+    assert!(poller.stop().unwrap().error.is_none(), "the poller keeps its queue alive");
 }
 
-/// A child has the locks of its parent, as they were at the fork, and none of the threads that hold them.
+/// A child inherits the parent's locks in their state at the fork, but not the threads that hold them.
 #[test]
 fn dropping_objects_in_a_forked_child_doesnt_affect_the_parent() {
     let Some(device) = device() else { return };
     let (left, right) = pair(&device, 8, false);
-    // It takes the queue's lock again and again.
+    // The poller acquires the queue's lock all the time.
     let spinning = PollerOptions::new().max_spin(Duration::from_secs(60));
     let poller = left.completions.poller_with(&spinning, |_| {}).unwrap();
     let exchange = || {
@@ -67,11 +67,10 @@ fn dropping_objects_in_a_forked_child_doesnt_affect_the_parent() {
     };
     for round in 0..50 {
         exchange();
-        // SAFETY: the child does nothing but drop and stop, and ends without running what the parent would run at its
-        // end.
+        // SAFETY: the child only drops and stops objects, and exits without running the parent's exit handlers.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: what is read twice is dropped once in this process, which ends without dropping it again.
+            // SAFETY: this process drops the copy once, and exits without dropping the original.
             let poller = unsafe { std::ptr::read(&raw const poller) };
             // SAFETY: as above.
             let ends = unsafe { (std::ptr::read(&raw const left), std::ptr::read(&raw const right)) };
@@ -91,7 +90,7 @@ fn dropping_objects_in_a_forked_child_doesnt_affect_the_parent() {
     assert!(poller.stop().unwrap().error.is_none());
 }
 
-/// Waits for a child that must end well, and soon.
+/// Waits for a child, which must exit successfully and soon.
 fn wait_for(child: libc::pid_t) {
     let deadline = std::time::Instant::now() + TIMEOUT;
     let mut status = 0;
@@ -100,7 +99,7 @@ fn wait_for(child: libc::pid_t) {
         match unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } {
             0 if std::time::Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
             0 => {
-                // SAFETY: ends the child, which is this test's.
+                // SAFETY: the pid is that of this test's child.
                 unsafe { libc::kill(child, libc::SIGKILL) };
                 panic!("the child hangs");
             }
@@ -117,7 +116,7 @@ fn a_device_counts_packets() {
     println!("{before:?}");
     let _ = right.queue_pair.post_recv(right.buffer(0, 8)).unwrap();
     left.run(SendRequest::send(left.buffer(0, 8))).result().unwrap();
-    // As long as the kernel keeps what it has read.
+    // The kernel caches counters for a while.
     std::thread::sleep(Duration::from_millis(50));
     let difference = device.counters(1).unwrap().since(&before);
     let sent = ["sent_pkts", "port_xmit_packets"].iter().find_map(|name| difference.get(name));
@@ -125,5 +124,5 @@ fn a_device_counts_packets() {
         Some(sent) => assert!(sent > 0, "{difference:?}"),
         None => println!("skipped: {} doesn't count packets", device.name()),
     }
-    assert!(device.counters(200).is_err(), "there is no such port");
+    assert!(device.counters(200).is_err(), "the device has no such port");
 }

@@ -1,4 +1,4 @@
-//! Pools: what is taken is nobody else's, and goes home.
+//! Pools: allocated buffers are exclusive, and return to their pool.
 
 #![cfg(feature = "soft")]
 
@@ -19,13 +19,13 @@ fn domain() -> ProtectionDomain {
     Device::open("soft").unwrap().create_protection_domain().unwrap()
 }
 
-/// A pool in which all threads share everything.
+/// Returns a pool with one partition, which all threads share.
 fn one_partition() -> Pool {
     Pool::builder().partitions(1).build(&domain())
 }
 
 impl Random {
-    /// Short lengths as often as long ones.
+    /// Returns a length of up to `bits` bits. Short lengths are as frequent as long ones.
     fn len(&mut self, bits: usize) -> usize {
         let bits = self.below(bits) + 1;
         self.below(1 << bits)
@@ -57,7 +57,10 @@ fn live_buffers_share_no_byte() {
     for round in 0..20_000 {
         if !held.is_empty() && random.below(100) < 48 {
             let (buffer, value) = held.swap_remove(random.below(held.len()));
-            assert!(buffer.iter().all(|byte| *byte == value), "round {round}: another wrote here");
+            assert!(
+                buffer.iter().all(|byte| *byte == value),
+                "round {round}: another buffer was written here"
+            );
         } else {
             let mut buffer = pool.alloc(random.len(13)).unwrap();
             let value = round as u8;
@@ -75,7 +78,7 @@ fn empty_chunks_above_the_idle_limit_are_released() {
     let mut held: Vec<PoolBuf> = (0..4096).map(|_| pool.alloc(4096).unwrap()).collect();
     let full = pool.stats();
     assert!(full.chunk_count > 4 && full.registered_bytes >= 16 << 20, "{full:?}");
-    // In an order in which no chunk is empty before most are nearly so.
+    // The order is random, so that no chunk is empty before most are nearly empty.
     let mut random = Random(2);
     while !held.is_empty() {
         held.swap_remove(random.below(held.len()));
@@ -85,7 +88,7 @@ fn empty_chunks_above_the_idle_limit_are_released() {
     assert!((3 << 20..=5 << 20).contains(&kept.registered_bytes), "{kept:?}");
     pool.release_idle();
     assert_eq!(pool.stats().registered_bytes, 0);
-    // A chunk that is longer than what is to be kept isn't.
+    // A chunk longer than the limit isn't kept.
     drop(pool.alloc(6 << 20).unwrap());
     assert_eq!(pool.stats().chunk_count, 0);
 }
@@ -96,14 +99,14 @@ fn idle_memory_is_limited_for_all_sizes_and_threads_together() {
     let pool = Pool::builder().partitions(4).max_idle_bytes(MAX_IDLE).build(&domain());
     for _ in 0..3 {
         for len in [100, 3000, 5000, 40_000, 100_000, 900_000] {
-            // Each thread as much as may be kept at all.
+            // Each thread allocates as much as the whole pool may keep.
             let alloc_all = || (0..MAX_IDLE / len).map(|_| pool.alloc(len).unwrap()).collect::<Vec<_>>();
             std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(|| drop(alloc_all())))));
             let kept = pool.stats();
             assert!(kept.used_bytes == 0 && kept.registered_bytes <= MAX_IDLE, "{len}: {kept:?}");
         }
     }
-    // Nearly all of it is kept in pieces of one length; another length is used, one piece at a time, and has its place too.
+    // Nearly all kept memory has one size. Single buffers of another size still reuse their memory.
     drop((0..MAX_IDLE / 900_000).map(|_| pool.alloc(900_000).unwrap()).collect::<Vec<_>>());
     let address = || pool.alloc(200_000).unwrap().as_ptr();
     drop((pool.alloc(200_000).unwrap(), pool.alloc(200_000).unwrap()));
@@ -114,7 +117,7 @@ fn idle_memory_is_limited_for_all_sizes_and_threads_together() {
     assert!((MAX_IDLE / 2..=MAX_IDLE).contains(&pool.stats().registered_bytes), "{:?}", pool.stats());
     pool.release_idle();
     assert_eq!(pool.stats().registered_bytes, 0);
-    // What was given back doesn't count any more.
+    // Released memory doesn't count toward the limit.
     drop((0..3).map(|_| pool.alloc(1 << 20).unwrap()).collect::<Vec<_>>());
     assert!(pool.stats().registered_bytes >= 3 << 20, "{:?}", pool.stats());
 }
@@ -142,11 +145,11 @@ fn a_pool_at_its_limit_fails_and_uses_free_memory_of_all_partitions() {
     let first = pool.alloc(100 << 10).unwrap();
     let error = pool.alloc(100 << 10).unwrap_err();
     assert!(matches!(error, Error::LimitExceeded { .. }), "{error}");
-    // Another class has nothing, but the chunk of this one can go when it is empty.
+    // No memory is left for another size class, but the empty chunk of this one can be released.
     drop(first);
     assert!(pool.alloc(60 << 10).is_ok());
     pool.release_idle();
-    // Threads of other partitions find what is free.
+    // Threads of other partitions find free buffers.
     std::thread::scope(|scope| {
         let all: Vec<PoolBuf> = std::iter::from_fn(|| pool.alloc(4096).ok()).collect();
         assert_eq!(all.len(), 32);
@@ -167,7 +170,7 @@ fn parts_share_no_byte_and_return_to_the_pool_together() {
             *byte = n as u8;
         }
         let capacity = whole.capacity();
-        // Each with where it began.
+        // Each part with its offset.
         let mut parts = vec![(whole, 0)];
         for _ in 0..random.below(12) {
             let at = random.below(parts.len());
@@ -188,7 +191,7 @@ fn parts_share_no_byte_and_return_to_the_pool_together() {
         assert_eq!(parts.iter().map(|(part, _)| part.len()).sum::<usize>(), len);
         assert_eq!(parts.iter().map(|(part, _)| part.capacity()).sum::<usize>(), capacity);
         for (part, start) in &mut parts {
-            // What is behind a part's bytes is still its own.
+            // The bytes after a part's length still belong to it.
             part.resize(part.capacity()).unwrap();
             assert!(part.resize(part.capacity() + 1).is_err());
             for (n, byte) in (*start..len).zip(part.iter_mut()) {
@@ -198,7 +201,7 @@ fn parts_share_no_byte_and_return_to_the_pool_together() {
             part.fill(0xee);
         }
         if random.below(2) == 0 {
-            // In order, they become what they were.
+            // Unsplit in order, the parts form the original buffer.
             parts.sort_by_key(|(part, start)| (*start, part.capacity()));
             let mut parts = parts.into_iter().map(|(part, _)| part);
             let mut whole = parts.next().unwrap();
@@ -261,13 +264,13 @@ fn threads_may_free_buffers_of_other_threads() {
                 let mut random = Random(number as u64);
                 start.wait();
                 let check = |(buffer, value): (PoolBuf, u8)| {
-                    assert!(buffer.iter().all(|byte| *byte == value), "another wrote here");
+                    assert!(buffer.iter().all(|byte| *byte == value), "another buffer was written here");
                 };
                 for round in 0..ROUNDS {
                     let mut buffer = pool.alloc(random.len(11)).unwrap();
                     let value = (round * THREADS + number) as u8;
                     buffer.fill(value);
-                    // Some in parts, which end on several threads.
+                    // Some buffers are split, and their parts are freed on different threads.
                     if random.below(4) == 0 {
                         let rest = buffer.split_off(random.below(buffer.len() + 1)).unwrap();
                         senders[random.below(THREADS)].send((rest, value)).unwrap();
@@ -276,7 +279,7 @@ fn threads_may_free_buffers_of_other_threads() {
                     receiver.try_iter().take(3).for_each(check);
                 }
                 drop(senders);
-                // The last to drop its senders lets all end.
+                // When the last thread drops its senders, all receivers end.
                 receiver.into_iter().for_each(check);
             });
         }
@@ -322,7 +325,7 @@ fn requests_own_pool_buffers() {
     let message = right.wait(receiving).into_pool_message().unwrap();
     assert_eq!(&message[..], b"hello");
 
-    // In parts: two halves of one piece go out, and one after the other into parts of another.
+    // Two halves of one buffer are written to parts of a region.
     let region = domain
         .region(
             64,
@@ -338,7 +341,7 @@ fn requests_own_pool_buffers() {
     let read: Completion = left.run(SendRequest::read(pool.alloc(10).unwrap(), region.remote().at(0)));
     assert_eq!(read.into_pool_buf().as_deref(), Some(&b"left right"[..]));
 
-    // What is in flight when the queue pair and the pool go comes home all the same.
+    // Buffers in flight return to the pool when the queue pair and the pool are dropped.
     for _ in 0..4 {
         right.queue_pair.post_recv(RecvRequest::new(pool.alloc(64).unwrap())).unwrap();
     }

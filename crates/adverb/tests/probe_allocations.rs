@@ -1,4 +1,4 @@
-//! Datagrams of a `UdQueue` allocate nothing once everything has been used. Alone in its process, whose allocations are
+//! Datagrams of a `UdQueue` allocate nothing after a warm-up. This test has its own process, whose allocations are
 //! counted.
 
 #![cfg(all(feature = "soft", feature = "probe"))]
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use adverb::probe::ud_queue::{Destination, Event, UdQueue};
 use adverb::verbs::{SoftDevice, Switch, Traffic};
 
-/// The number of round trips whose allocations are counted at a time.
+/// The number of round trips per counted round.
 const ROUND_TRIPS: u64 = 2000;
 
 const TEST_DEADLINE: Duration = Duration::from_secs(60);

@@ -16,7 +16,7 @@ use adverb::verbs::{
 
 use common::{End, TIMEOUT, connect, device, pair};
 
-/// Returns the addresses of a device pair of this process, on the loopback interface.
+/// Returns an address of a device of this process, on the loopback interface.
 fn host(last: u8) -> IpAddr {
     let process = std::process::id();
     IpAddr::V4(Ipv4Addr::new(127, 216 + (process >> 8 & 15) as u8, process as u8, last))
@@ -41,7 +41,7 @@ fn count(recording: &Recording, matches: impl Fn(&TraceEvent) -> bool) -> usize 
     recording.events.iter().filter(|recorded| matches(&recorded.event)).count()
 }
 
-/// Checks that the events of a send request are complete and in order, and returns the positions of its packets.
+/// Checks that the events of a send request are complete and in order.
 #[track_caller]
 fn check_send(recording: &Recording, qpn: Qpn, wanted_tag: u64, wanted_name: &str, packets: usize) {
     let is_posted = |event: &TraceEvent| matches!(event, TraceEvent::PostedSend { qpn: at, tag, .. } if (*at, *tag) == (qpn, wanted_tag));
@@ -49,7 +49,7 @@ fn check_send(recording: &Recording, qpn: Qpn, wanted_tag: u64, wanted_name: &st
     let TraceEvent::PostedSend { request: number, wr_id: id, operation, length, .. } =
         recording.events[posted].event
     else {
-        unreachable!("it was posted")
+        unreachable!("the event is a posted send")
     };
     assert_eq!((operation.name(), length), (wanted_name, 4096));
     let is_packet = |event: &TraceEvent| matches!(event, TraceEvent::PacketSent { qpn: at, request: Some(request), is_retransmission: false, .. } if (*at, *request) == (qpn, number));
@@ -164,9 +164,9 @@ fn a_full_recording_keeps_the_last_events_and_counts_the_others() {
     let recording = active.stop();
     assert_eq!(snapshot.events, recording.events);
     assert_eq!(recording.events.len(), 16);
-    // At least posting, a packet out and in, completing and polling, of both ends.
+    // At least posting, a sent and a received packet, completing and polling, at both ends.
     assert!(recording.lost_count > 99 * 8, "{}", recording.lost_count);
-    // Connections are described nevertheless.
+    // The connections are still described.
     let peers: Vec<Qpn> = recording.earlier_connections.iter().filter_map(|(_, event)| event.qpn()).collect();
     assert!(peers.contains(&left.queue_pair.qpn()) && peers.contains(&right.queue_pair.qpn()), "{peers:?}");
     let tags: Vec<u64> = recording
@@ -207,11 +207,11 @@ fn invalid_options_are_rejected() {
     let foreign = End::new(&other, 16, false);
     let error = device.record().queue_pairs([&foreign.queue_pair]).start().unwrap_err();
     assert!(error.to_string().contains("record its own device"), "{error}");
-    // None of these left a recording in progress.
+    // No recording is active after these failures.
     assert_eq!(device.record().start().unwrap().stop().events, []);
 }
 
-/// Two devices on a switch. The second one can be removed from it.
+/// Opens two devices on a switch. Dropping the second one removes it from the switch.
 fn peers() -> (Device, Device) {
     let switch = Switch::default();
     let open = |address: &str| SoftDevice::on_switch(&switch, address.parse().unwrap()).open().unwrap();
@@ -262,7 +262,7 @@ fn a_flight_recorder_shows_the_retries_before_a_failure() {
     let dump = receiver.recv_timeout(TIMEOUT).unwrap();
     assert_eq!(dump.stop_cause, StopCause::Failure);
 
-    // The recording began when the queue pair was connected already.
+    // The queue pair was connected before the recording started.
     let qpn = left.queue_pair.qpn();
     let connected = dump.events.iter().map(|recorded| recorded.event).find_map(|event| match event {
         TraceEvent::Connected { qpn: at, remote_qpn, remote, send_psn, .. } if at == qpn => {
@@ -270,7 +270,7 @@ fn a_flight_recorder_shows_the_retries_before_a_failure() {
         }
         _ => None,
     });
-    let (remote_qpn, remote, first_psn) = connected.expect("a connection");
+    let (remote_qpn, remote, first_psn) = connected.expect("the connection was recorded");
     assert_eq!((remote_qpn, remote), (peer, "10.0.0.2".parse::<IpAddr>().unwrap()));
     let acknowledged = dump.events.iter().rev().find_map(|recorded| match recorded.event {
         TraceEvent::Acknowledged { qpn: at, psn } if at == qpn => Some(psn),
@@ -309,7 +309,7 @@ fn a_timeout_stops_a_recording_before_the_request_fails() {
     drop((right, there));
     let active = here.record().stop_on_timeout().start().unwrap();
     left.queue_pair.post_send(SendRequest::send(left.buffer(2, 64))).unwrap();
-    // The device's own thread notices the timeout: the program neither polls nor waits for a completion.
+    // The progress thread detects the timeout: the program neither polls nor waits for a completion.
     assert!(active.wait_stopped(TIMEOUT).unwrap());
     let recording = active.stop();
     assert_eq!(recording.stop_cause, StopCause::Timeout);
@@ -334,13 +334,13 @@ fn a_panic_in_the_stop_callback_ends_only_its_thread() {
     let (left, right) = (End::new(&here, 16, false), End::new(&there, 16, false));
     connect_with_short_timeout(&left, &right);
     drop((right, there));
-    let active = here.record().stop_on_failure().on_stop(|_| panic!("not a test's failure")).start().unwrap();
+    let active = here.record().stop_on_failure().on_stop(|_| panic!("injected panic")).start().unwrap();
     assert_eq!(status(&left.run(SendRequest::send(left.buffer(1, 64)))), Status::RetryExceeded);
     assert_eq!(active.stop().stop_cause, StopCause::Failure);
     assert_eq!(here.record().start().unwrap().stop().stop_cause, StopCause::Manual);
 }
 
-/// Runs on any device; `cargo xtask device-tests` runs it on soft-RoCE.
+/// Runs on any device. `cargo xtask device-tests` runs it on soft-RoCE.
 #[test]
 fn ping_pong_is_recorded_on_the_first_device() {
     let Some(device) = device() else { return };
@@ -397,7 +397,7 @@ fn ping_pong_is_recorded_on_the_first_device() {
     let TraceEvent::PostedSend { request: number, .. } =
         recording.events[position(&recording, "write", is_write)].event
     else {
-        unreachable!("it was posted")
+        unreachable!("the event is a posted send")
     };
     position(
         &recording,

@@ -1,4 +1,5 @@
-//! Calls allocate nothing, once every list has grown to its size. Alone in its process, whose allocations are counted.
+//! Calls allocate nothing after every list has grown to its size. This test has its own process, whose allocations are
+//! counted.
 
 #![cfg(all(feature = "soft", feature = "cluster"))]
 
@@ -24,7 +25,7 @@ fn pair(config: BrokerConfig) -> (Rpc, Rpc) {
     (rpc(a), rpc(b))
 }
 
-/// Makes calls with up to `window` outstanding. The server answers them when it has `batch` requests.
+/// Makes calls with up to `window` outstanding. The server replies when it has `batch` requests.
 fn run(client: &mut Rpc, server: &mut Rpc, window: usize, batch: usize, replies: &mut Vec<Reply>) {
     let (mut started, mut ended) = (0, 0);
     while ended < CALLS {
@@ -46,7 +47,7 @@ fn run(client: &mut Rpc, server: &mut Rpc, window: usize, batch: usize, replies:
             })
             .unwrap();
         if replies.len() >= batch || started == CALLS {
-            // The last ones are answered, and every fourth is dropped.
+            // Every fourth reply is dropped.
             for (index, reply) in replies.drain(..).enumerate() {
                 if index % 4 == 3 {
                     drop(reply);

@@ -1,4 +1,4 @@
-//! Receives of a shared receive queue come back, whatever becomes of the queue pairs that took them.
+//! Receives of a shared receive queue are returned, even if the queue pairs that consumed them are destroyed.
 
 #![cfg(feature = "soft")]
 
@@ -13,7 +13,7 @@ use adverb::verbs::{
 const TIMEOUT: Duration = Duration::from_secs(10);
 const DEPTH: u32 = 4;
 
-/// A sender, and the only queue pair of a completion queue that receives from a shared queue.
+/// A sender, and a receiver with a shared receive queue, which is the only queue pair of its completion queue.
 struct Pair {
     domain: ProtectionDomain,
     shared: SharedReceiveQueue,
@@ -54,7 +54,7 @@ fn unpolled_receives_are_returned_after_the_last_queue_pair_is_destroyed() -> Re
     let deadline = Instant::now() + TIMEOUT;
     while out.len() < DEPTH as usize {
         received.poll(&mut out)?;
-        assert!(Instant::now() < deadline, "{} of {DEPTH} receives came back", out.len());
+        assert!(Instant::now() < deadline, "{} of {DEPTH} receives were returned", out.len());
     }
     assert!(out.iter().all(|completion| completion.is_ok()));
     assert_eq!((shared.outstanding_recv_count(), received.stale_completion_count()), (0, 0));

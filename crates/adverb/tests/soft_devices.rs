@@ -1,4 +1,4 @@
-//! Software devices: how they are opened, found and closed.
+//! Opening, finding and closing software devices.
 
 #![cfg(feature = "soft")]
 
@@ -14,7 +14,7 @@ use adverb::verbs::{
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A loopback address that no other test has.
+/// Returns a loopback address that no other test uses.
 fn address() -> Ipv4Addr {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     let process = std::process::id();
@@ -49,7 +49,8 @@ fn exchange(one: &Device, other: &Device) {
     }
 }
 
-/// Lets one test run alone: a test that opens or lists devices holds every device of the process for a moment.
+/// The lock of tests that must run alone: a test that opens or lists devices keeps every device of the process open for
+/// a short time.
 static DEVICES_LOCK: RwLock<()> = RwLock::new(());
 
 fn share_devices() -> RwLockReadGuard<'static, ()> {
@@ -82,7 +83,7 @@ fn opening_an_open_device_returns_the_same_device() {
     let address = address();
     let (one, other) = (open(address), open(address));
     assert_eq!(one.attributes().guid, other.attributes().guid);
-    // Of one device, these go together.
+    // Objects of the same device can be combined.
     let cq = other.completion_queue(256).create().unwrap();
     let domain = one.create_protection_domain().unwrap();
     domain.queue_pair(Transport::Rc).completion_queue(&cq).create().unwrap();
@@ -107,7 +108,7 @@ fn a_device_is_closed_when_its_last_object_is_dropped() {
         let domain = device.create_protection_domain().unwrap();
         assert!(UdpSocket::bind((address, 4791)).is_err());
         drop(device);
-        // Something of it is left.
+        // The domain keeps the device open.
         assert!(UdpSocket::bind((address, 4791)).is_err());
         drop(domain);
         UdpSocket::bind((address, 4791)).unwrap();
@@ -235,7 +236,7 @@ fn packets_are_captured() {
     assert!(bytes.windows(5).filter(|window| window == b"hello").count() >= 4, "{} bytes", bytes.len());
 }
 
-/// Sends datagrams to a group, from one device to the other, until one has come.
+/// Sends datagrams from one device to a multicast group that the other has joined.
 fn send_to_group(from: &Device, to: &Device, group: IpAddr) {
     const QKEY: u32 = 0x77;
     let queue_pair = |device: &Device| {
@@ -258,7 +259,7 @@ fn send_to_group(from: &Device, to: &Device, group: IpAddr) {
     let ip = datagram.ip_header.unwrap();
     assert_eq!(ip.destination(), group);
     assert_eq!(ip.source(), sender.endpoint().gid.ip());
-    // Once, and not again when nobody is a member any more.
+    // The datagram arrives once. After leaving the group no other arrives.
     let receiving = member.post_recv(member.protection_domain().buffer(4136).unwrap()).unwrap();
     member.leave_multicast(group).unwrap();
     let hello = sender.protection_domain().buffer(5).unwrap();
@@ -272,7 +273,7 @@ fn a_multicast_datagram_reaches_members_on_other_devices() {
     let group = IpAddr::V4(Ipv4Addr::new(239, 255, 78, std::process::id() as u8));
     let (one, other) = (open(address()), open(address()));
     send_to_group(&one, &other, group);
-    // And once those on the same device, whether its packets take the network or not.
+    // Members on the same device get one copy, whether its packets use the network or not.
     send_to_group(&one, &one, group);
     let via_link = SoftDevice::at_addr(address().into()).loopback_via_link().open().unwrap();
     send_to_group(&via_link, &via_link, group);

@@ -18,7 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const QKEY: u32 = 0x77;
 const TRANSPORTS: [Transport; 3] = [Transport::Rc, Transport::Uc, Transport::Ud];
 
-/// A loopback address that no other test has.
+/// Returns a loopback address that no other test uses.
 fn address() -> IpAddr {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     let process = std::process::id();
@@ -30,7 +30,7 @@ fn gid(device: &Device) -> Gid {
     device.gids().unwrap()[0].gid
 }
 
-/// A queue pair of each kind on a device, that is to talk to those of another.
+/// Queue pairs of each transport on one device, for connections to another.
 struct Side {
     domain: ProtectionDomain,
     cq: CompletionQueue,
@@ -55,7 +55,7 @@ impl Side {
         [0, 1, 2].map(|index| self.queue_pairs[index].endpoint())
     }
 
-    /// Connects, and makes ready to receive one message on each, and two datagrams.
+    /// Connects the queue pairs, and posts a receive on each, and a second one for datagrams.
     fn connect(&self, peers: &[Endpoint; 3]) -> [RequestId; 4] {
         for (queue_pair, peer) in self.queue_pairs.iter().zip(peers).take(2) {
             queue_pair.connect(peer).unwrap();
@@ -75,8 +75,8 @@ impl Side {
         self.cq.wait(sending, TIMEOUT).unwrap().result().unwrap();
     }
 
-    /// Sends a message on each, as the first of the two; receives one on each; and answers the datagram, knowing nothing of
-    /// its sender but what it brought.
+    /// Sends a message on each queue pair, before or after receiving one on each. Replies to the datagram with the
+    /// addresses in it.
     fn exchange_messages(&self, receiving: [RequestId; 4], peers: &[Endpoint; 3], is_first: bool) {
         let [reliable, unreliable, datagram, other] = receiving;
         let (datagram, reply) = if is_first { (other, datagram) } else { (datagram, other) };
@@ -88,7 +88,7 @@ impl Side {
                 self.post(queue_pair, "hello", destination.as_ref());
             }
             let reply = self.cq.wait(reply, TIMEOUT).unwrap().into_datagram().unwrap();
-            assert_eq!(&reply.message[..], b"thanks");
+            assert_eq!(&reply.message[..], b"reply");
         };
         if is_first {
             send();
@@ -102,7 +102,7 @@ impl Side {
         let header = datagram.ip_header.unwrap();
         assert_eq!(Gid::from(header.source()), peers[2].gid);
         assert_eq!(Gid::from(header.destination()), ud.endpoint().gid);
-        self.post(ud, "thanks", Some(&datagram.reply_destination(ud, QKEY).unwrap()));
+        self.post(ud, "reply", Some(&datagram.reply_destination(ud, QKEY).unwrap()));
         if !is_first {
             send();
         }
@@ -135,7 +135,7 @@ fn devices_at_one_address_have_separate_ports() {
     for (from, to) in [(default, one), (one, default), (one, other), (one, one)] {
         exchange(from, to);
     }
-    // By the address, the one that everybody reaches; by the GID, the others.
+    // The address finds the device at the default port; GIDs find the others.
     assert_eq!(Device::open(&format!("soft:{address}")).unwrap().name(), default.name());
     assert_eq!(Device::open(other.name()).unwrap().attributes().guid, other.attributes().guid);
     assert_eq!(Device::open_by_addr(gid(one).ip()).unwrap().name(), one.name());
@@ -148,7 +148,7 @@ fn a_device_uses_the_next_free_port_and_is_found_again() {
     let _also_taken = UdpSocket::bind((address, 4792)).unwrap();
     let device = Device::open(&format!("soft:{address}")).unwrap();
     assert_eq!(gid(&device).udp_addr(), SocketAddr::new(address, 4793));
-    // By the address, its GID is found, though it says more.
+    // The address finds the GID, although the GID also contains the port.
     let found = Device::open_by_addr(address).unwrap();
     assert_eq!(found.gid_for(1, Some(address)).unwrap().gid, gid(&device));
     drop((taken, found));
@@ -167,7 +167,7 @@ fn a_device_with_an_explicit_port_uses_no_other() {
     assert_eq!(gid(&device), named);
     let error = SoftDevice::at_addr(named.ip()).open().unwrap_err();
     assert!(matches!(error, Error::Verb { error, .. } if error.kind() == std::io::ErrorKind::AddrInUse));
-    // Nothing here is an address of this machine's that says a port.
+    // This address contains a port, but isn't one of this machine.
     let error = Device::open("soft:100::1:0:0:1").unwrap_err();
     assert!(
         matches!(error, Error::Verb { error, .. } if error.kind() == std::io::ErrorKind::AddrNotAvailable)
@@ -184,7 +184,7 @@ fn devices_at_the_ipv6_loopback_address_exchange_messages() {
     let open = || SoftDevice::at_addr(Ipv6Addr::LOCALHOST.into()).open().unwrap();
     let (one, other) = (open(), open());
     assert_ne!(gid(&one), gid(&other));
-    // The first may find the usual port taken by another program, and the second find it free.
+    // The default port may be used by another program when the first device opens, and be free for the second.
     assert!(gid(&one).has_udp_port() || gid(&other).has_udp_port());
     assert!([&one, &other].iter().all(|device| gid(device).udp_addr().ip() == Ipv6Addr::LOCALHOST));
     exchange(&one, &other);
@@ -210,7 +210,7 @@ fn multicast_groups_are_reached_from_and_at_every_port() {
     }
 }
 
-/// The form of endpoints in a line of text: an address, a number and a sequence number each.
+/// Formats endpoints as a line of text: address, QPN and PSN of each.
 fn to_line(endpoints: &[Endpoint; 3]) -> String {
     let one = |end: &Endpoint| format!("{} {} {}", end.gid.ip(), end.qpn.get(), end.psn.get());
     endpoints.iter().map(one).collect::<Vec<_>>().join(" ")
@@ -226,10 +226,10 @@ fn from_line(line: &str) -> [Endpoint; 3] {
     [0, 1, 2].map(one)
 }
 
-/// What marks the lines that are for the other process.
+/// The prefix of lines for the other process.
 const LINE_PREFIX: &str = "for the other process: ";
 
-/// What names the address to a process that is the other one.
+/// The environment variable with the address, for the other process.
 const ADDRESS_VARIABLE: &str = "ADVERB_TEST_OTHER_PROCESS";
 
 #[test]
@@ -246,8 +246,11 @@ fn devices_at_one_address_in_two_processes_exchange_messages() {
         .unwrap();
     let (mut to, from) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
     let mut lines = from.lines().map_while(Result::ok);
-    let mut next_line =
-        || lines.find_map(|line| Some(line.split_once(LINE_PREFIX)?.1.to_owned())).expect("a line");
+    let mut next_line = || {
+        lines
+            .find_map(|line| Some(line.split_once(LINE_PREFIX)?.1.to_owned()))
+            .expect("the other process prints a line")
+    };
     let side = Side::new(&device);
     let peers = from_line(&next_line());
     assert_eq!(peers[0].gid, gid(&device), "processes share the address and the port");
@@ -260,7 +263,7 @@ fn devices_at_one_address_in_two_processes_exchange_messages() {
     assert!(child.wait().unwrap().success());
 }
 
-/// Not a test by itself: the other process of the one above.
+/// Not a test: the other process of the test above.
 #[test]
 #[ignore = "run by devices_at_one_address_in_two_processes_exchange_messages"]
 fn child_process() {
@@ -275,6 +278,6 @@ fn child_process() {
     println!("{LINE_PREFIX}ready");
     side.exchange_messages(receiving, &peers, false);
     println!("{LINE_PREFIX}done");
-    // Until the other has closed its end: what it was sent may have to be sent again.
+    // Waits until the peer has closed its end, because the last message may have to be retransmitted.
     std::io::stdin().read_line(&mut line).unwrap();
 }

@@ -1,13 +1,13 @@
-//! Every public type may be sent to another thread and shared with others: post on one, poll on another, drop on a third.
+//! Every public type is `Send` and `Sync`: a program may post on one thread, poll on another, and drop on a third.
 
-// With every feature that brings types.
+// With every feature that adds types.
 #![cfg(all(feature = "soft", feature = "tokio"))]
 
 use std::collections::BTreeSet;
 
 use adverb::{memory, net, net::blocking, verbs, verbs::cm, verbs::recording};
 
-/// Asserts it of the types named, while compiling, and lists their names.
+/// Checks the types at compile time, and lists their names.
 macro_rules! assert_send_and_sync {
     ($list:ident: $($module:ident::$name:ident $(<$($parameter:ty),+>)? $([$($lifetime:lifetime),+])?),+ $(,)?) => {
         const $list: &[(&str, &str)] = {
@@ -159,7 +159,7 @@ assert_send_and_sync!(TASKS:
     net::WriteHalf,
 );
 
-/// Not types: nothing to assert of them. (`Memory` itself demands `Send` and `Sync`; `Result` is an alias.)
+/// Names that need no check. (`Memory` itself requires `Send` and `Sync`; `Result` is an alias.)
 const TRAITS: &[(&str, &str)] = &[("memory", "Memory"), ("verbs", "Result")];
 
 #[test]
@@ -177,12 +177,12 @@ fn every_public_type_is_asserted_to_be_send_and_sync() {
         public.extend(public_names(source).into_iter().map(|name| (module, name)));
     }
     let missing: Vec<_> = public.difference(&asserted).collect();
-    assert!(missing.is_empty(), "public, and not in the list of this test: {missing:?}");
+    assert!(missing.is_empty(), "public, but not in the list of this test: {missing:?}");
     let stale: Vec<_> = asserted.difference(&public).collect();
-    assert!(stale.is_empty(), "in the list of this test, and not public: {stale:?}");
+    assert!(stale.is_empty(), "in the list of this test, but not public: {stale:?}");
 }
 
-/// The types and traits that a `mod.rs` makes public: those that it re-exports, and its own.
+/// Returns the public types and traits of a `mod.rs`: its re-exports, and its own.
 fn public_names(source: &str) -> BTreeSet<&str> {
     let mut names = BTreeSet::new();
     for statement in source.split("pub use ").skip(1).filter_map(|text| text.split(';').next()) {

@@ -1,4 +1,4 @@
-//! The other two ways to post: requests that borrow their memory, and raw ones.
+//! The other two tiers of posting: requests that borrow their memory, and raw requests.
 
 mod common;
 
@@ -11,7 +11,7 @@ use adverb::verbs::{Access, CompletedOperation, QpState, SendRequest, Status};
 
 use common::{End, TIMEOUT, assert_logs_no_error, device, pair};
 
-/// A region that the peer may read and write.
+/// Returns a region that the peer may read and write.
 fn shared(end: &End, len: usize) -> adverb::memory::MemoryRegion {
     end.domain.region(len, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap()
 }
@@ -24,7 +24,7 @@ fn requests_of_a_scope_borrow_their_memory() {
     let page = left.buffer(7, 1024);
     let mut copy = left.buffer(0, 4096);
     let written = left.queue_pair.scope(TIMEOUT, |scope| {
-        // The same memory, many times, and looked at meanwhile.
+        // The same memory is used by several requests, and read meanwhile.
         let mut last = None;
         for n in 0..8 {
             last = Some(scope.write(&page, region.remote().at(n * 1024))?);
@@ -37,7 +37,7 @@ fn requests_of_a_scope_borrow_their_memory() {
     });
     assert_eq!(written.unwrap().unwrap(), 8);
     assert!(copy.iter().all(|byte| *byte == 7));
-    // What nobody waited for is gone, and not found by who polls next.
+    // Completions that weren't waited for are consumed, and not polled later.
     let mut out = Vec::new();
     assert_eq!(left.completions.poll(&mut out).unwrap(), 0);
     assert_eq!(left.queue_pair.outstanding_send_count(), 0);
@@ -75,7 +75,7 @@ fn a_panic_in_a_scope_waits_for_outstanding_requests() {
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         left.queue_pair.scope(TIMEOUT, |scope| {
             scope.write(&page, region.remote().at(0)).unwrap();
-            panic!("on purpose");
+            panic!("injected panic");
         })
     }));
     assert!(panicked.is_err());
@@ -96,7 +96,7 @@ fn a_scope_that_times_out_makes_the_queue_pair_unusable() {
         let result = left.queue_pair.scope(timeout, |scope| scope.recv(&mut unfilled).map(|_| ()));
         assert!(matches!(result, Err(Error::Timeout { .. })), "{result:?}");
         assert!(start.elapsed() >= timeout && start.elapsed() < TIMEOUT);
-        // The memory is here again, and the queue pair does nothing more.
+        // The memory is accessible again, and the queue pair is unusable.
         unfilled.fill(4);
         assert!(matches!(left.queue_pair.state(), Err(Error::WrongState { .. })));
         assert!(left.queue_pair.reset().is_err());
@@ -119,7 +119,7 @@ fn a_rejected_request_borrows_nothing() {
         scope.recv(&mut first).unwrap();
         scope.recv(&mut second).unwrap();
         let full = scope.recv(&mut third).unwrap_err();
-        // What it had comes back flushed, so that the scope ends in time.
+        // The posted receives are flushed, so that the scope ends in time.
         scope.queue_pair().move_to_error().unwrap();
         full
     });
@@ -145,7 +145,7 @@ fn raw_requests_are_posted_and_polled() {
         list.clear();
         for n in 0..16 {
             let operation = SendOperation::Write(target.remote().at(n * 256));
-            // One piece, a short one, and none.
+            // One segment, a short segment, and none.
             let segments: &[Segment] = match n % 3 {
                 0 => &[at(0, 256)],
                 1 => &[at(256, 100)],
@@ -153,8 +153,8 @@ fn raw_requests_are_posted_and_polled() {
             };
             list.add(round * 100 + n, operation, SendFlags::SIGNALED, segments);
         }
-        // SAFETY: the regions outlive the requests, which are waited for below, and nobody touches them meanwhile; both
-        // completion queues are polled raw and here alone.
+        // SAFETY: the regions outlive the requests, whose completions are polled below, and aren't accessed meanwhile.
+        // Only this code polls both completion queues.
         unsafe { left.queue_pair.post_raw_sends(&mut list) }.unwrap();
         let start = Instant::now();
         let mut ids = Vec::new();
@@ -186,7 +186,7 @@ fn raw_receives_and_failures_are_polled() {
     let mut sends = SendList::new();
     let segment = Segment { addr: source.remote().addr, length: 3, lkey: source.lkey() };
     sends.add(3, SendOperation::SendWithImm(77), SendFlags::SIGNALED, &[segment]);
-    // SAFETY: as above; the last request comes back flushed before the regions go.
+    // SAFETY: as above. The last request is flushed before the regions are dropped.
     unsafe {
         right.queue_pair.post_raw_recvs(&mut recvs).unwrap();
         left.queue_pair.post_raw_sends(&mut sends).unwrap();

@@ -1,4 +1,4 @@
-//! The capture that a trace is written to, compared with the capture that the devices' links wrote.
+//! The capture file of a trace, compared with the captures of the devices' links.
 
 #![cfg(all(feature = "soft", feature = "trace"))]
 
@@ -14,13 +14,13 @@ use adverb::verbs::{
     Access, CompletionQueue, Device, ProtectionDomain, QueuePair, RequestId, SendRequest, SoftDevice, Switch,
 };
 
-/// Far longer than any operation takes.
+/// The timeout of every operation, far longer than any of them takes.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The maximum length of a message.
 const LEN: usize = 3000;
 
-/// A side of a connection, with the receive that it has posted.
+/// One side of a connection, with its posted receive.
 struct Side {
     domain: ProtectionDomain,
     completions: CompletionQueue,
@@ -44,7 +44,7 @@ impl Side {
     }
 }
 
-/// Connects two devices by the connection manager; the client sends, writes and reads.
+/// Connects two devices with the connection manager. The client sends, writes and reads.
 fn exercise(from: IpAddr, to: IpAddr) -> impl Sized {
     let listener = Listener::bind(SocketAddr::new(to, 0)).unwrap();
     let peer = listener.local_addr();
@@ -58,7 +58,7 @@ fn exercise(from: IpAddr, to: IpAddr) -> impl Sized {
         });
         (connection.unwrap(), side.unwrap())
     });
-    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
+    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects");
     let (queue_pair, server) = Side::new(request.path()).unwrap();
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
     let region = server.domain.region(LEN, access).unwrap();
@@ -130,7 +130,7 @@ fn file(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("trace-{name}-{}.pcapng", std::process::id()))
 }
 
-/// Runs the exercise on two devices, and returns their captures and their trace.
+/// Runs the exercise on two devices. Returns their captures and their trace.
 fn record(open: impl Fn(usize) -> (IpAddr, SoftDevice)) -> ([Vec<Captured>; 2], Trace) {
     let files = [file("client"), file("server")];
     let devices: [(IpAddr, Device); 2] = [0, 1].map(|index| {
@@ -164,7 +164,7 @@ fn check(captures: &[Vec<Captured>; 2], trace: &Trace) {
         });
         assert!(theirs.is_some(), "no link saw this packet: {} {:x?}", packet.comment, packet.udp);
     }
-    // And each packet that the links saw of the requests is there.
+    // Each packet of the requests that a link captured is in the trace.
     for (interface, theirs) in (0..).zip(captures) {
         for packet in theirs.iter().filter(|packet| packet.udp[8 + 5..8 + 8] != [0, 0, 1]) {
             let is_ours = |ours: &&Captured| {
@@ -211,17 +211,20 @@ fn check_by_tshark(bytes: &[u8], ours: &[Captured]) {
     }
 }
 
-/// Returns a line for each packet of a file, with tshark's values of these fields; `None` if there is no tshark here.
+/// Returns a line for each packet of a file, with tshark's values of these fields, or `None` if tshark is not
+/// installed.
 fn tshark(path: &Path, fields: &[&str]) -> Option<Vec<String>> {
     let mut command = Command::new("tshark");
     command.arg("-r").arg(path).args(["-T", "fields", "-E", "separator=|"]);
-    // It takes SENDs of up to 12 bytes for malformed messages of this protocol.
+    // Otherwise tshark decodes SENDs of up to 12 bytes as malformed messages of this protocol.
     command.args(["--disable-protocol", "rpcordma"]);
     command.args(fields.iter().flat_map(|field| ["-e", field]));
     let output = match command.output() {
         Ok(output) => output,
         Err(error) => {
-            println!("skipped: no tshark here ({error}); on Debian it is in the package of that name");
+            println!(
+                "skipped: tshark is not installed ({error}); on Debian it is in the package of that name"
+            );
             return None;
         }
     };

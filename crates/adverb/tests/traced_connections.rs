@@ -52,7 +52,7 @@ fn exchange_messages(listener: &Listener, from: IpAddr) {
         });
         (connected.unwrap(), side.unwrap())
     });
-    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
+    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects");
     let (queue_pair, server_side) = Side::new(request.path()).unwrap();
     let server = request.accept(queue_pair, b"").unwrap();
     let (client, client_side) = client.join().unwrap();

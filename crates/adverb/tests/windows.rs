@@ -1,4 +1,4 @@
-//! Memory windows, on whatever device there is.
+//! Memory windows, on any device that has them.
 
 mod common;
 
@@ -14,7 +14,7 @@ const LEN: usize = 4096;
 const BOUND_RANGE: std::ops::Range<usize> = 1024..3072;
 const ALL: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-/// A device with windows.
+/// Opens a device with memory windows.
 fn device_with_windows() -> Option<Device> {
     let device = device()?;
     if !device.attributes().has_memory_windows {
@@ -24,7 +24,7 @@ fn device_with_windows() -> Option<Device> {
     Some(device)
 }
 
-/// Memory without remote rights of its own.
+/// Returns memory without remote access of its own.
 fn region(end: &End) -> MemoryRegion {
     end.domain.region(LEN, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap()
 }
@@ -52,12 +52,12 @@ fn status(completion: &Completion) -> Status {
     completion.outcome().map_or_else(|failure| failure.status, |_| Status::Success)
 }
 
-/// What becomes of a peer's WRITE to a place.
+/// Returns the status of a peer's WRITE.
 fn write(peer: &End, remote: RemoteMemory) -> Status {
     status(&peer.run(SendRequest::write(peer.buffer(0xaa, 16), remote.at(0))))
 }
 
-/// Why a request isn't posted, and the window that comes back with the reason.
+/// Returns the error of a request that can't be posted, and its window.
 fn post_rejected(end: &End, request: SendRequest) -> (String, MemoryWindow) {
     let mut error = end.queue_pair.post_send(request).unwrap_err();
     let request = error.requests.pop().unwrap();
@@ -117,11 +117,11 @@ fn invalid_requests_are_rejected_and_return_the_window() {
     connect(&other, &third);
     let window =
         check_reason(post_rejected(&other, SendRequest::local_invalidate(window)), "another queue pair");
-    assert_eq!(window.remote(), remote, "what was refused changes nothing");
+    assert_eq!(window.remote(), remote, "a rejected request changes nothing");
 
     let window = invalidate(&owner, window);
     let window = check_reason(post_rejected(&owner, SendRequest::local_invalidate(window)), "is not bound");
-    // A window is no message.
+    // A window can't be sent.
     let payload = SendRequest::local_invalidate(window).into_payload();
     let (reason, window) = post_rejected(&owner, SendRequest::send(payload));
     assert!(reason.contains("can only be bound or invalidated"), "{reason}");
@@ -134,7 +134,7 @@ fn a_window_as_the_payload_of_a_receive_stays_unbound() {
     let Some(device) = device_with_windows() else { return };
     let (owner, peer) = pair(&device, 8, false);
     let region = region(&owner);
-    // A binding that was asked for and not posted.
+    // A bind request that was created but not posted.
     let bind_request =
         SendRequest::bind(owner.domain.memory_window().unwrap(), region.slice(BOUND_RANGE).unwrap(), ALL);
     let receive = owner.queue_pair.post_recv(RecvRequest::new(bind_request.into_payload())).unwrap();
@@ -154,7 +154,7 @@ fn a_batch_binds_and_invalidates_windows() {
     let binds =
         windows.map(|window| SendRequest::bind(window, region.slice(BOUND_RANGE).unwrap(), ALL).unsignaled());
     let ids: Vec<_> = owner.queue_pair.post_sends(binds).unwrap().collect();
-    // Those that don't ask for a completion get theirs with one that does. (Nothing is written, so that no key is needed.)
+    // Unsignaled requests complete with the next signaled one. (It writes no bytes, so it needs no key.)
     let no_memory = RemoteMemory { addr: 0, rkey: 0, len: 0 };
     owner.run(SendRequest::write((), no_memory.at(0))).result().unwrap();
     let windows: Vec<MemoryWindow> =
@@ -194,11 +194,11 @@ fn a_region_stays_registered_while_a_window_is_bound_to_it() {
     let region_clone = region.clone();
     let (window, remote) = bound(&owner, &region, ALL);
     drop(region);
-    let region_clone = region_clone.into_buffer().expect_err("a window may be bound to it");
+    let region_clone = region_clone.into_buffer().expect_err("the region may be bound to a window");
     drop(region_clone);
-    assert_eq!(write(&peer, remote), Status::Success, "nobody has a handle, and it is still there");
+    assert_eq!(write(&peer, remote), Status::Success, "the region stays registered without a handle");
     drop(window);
-    assert_eq!(write(&peer, remote), Status::RemoteAccess, "with the window its rights are gone");
+    assert_eq!(write(&peer, remote), Status::RemoteAccess, "dropping the window revokes its access");
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn a_region_that_was_bound_to_a_window_cant_become_a_buffer() {
     region.into_buffer().unwrap_err();
 }
 
-/// What there is to drop: the region, the window, the queue pair, the completion queue and the domain.
+/// The dropped objects: the region, the window, the queue pair, the completion queue and the domain.
 #[test]
 fn objects_can_be_dropped_in_any_order() {
     let Some(device) = device_with_windows() else { return };
@@ -261,7 +261,7 @@ fn a_window_of_a_flushed_request_is_unusable() {
     let (owner, peer) = pair(&device, 8, false);
     let region = region(&owner);
     let (window, _) = bound(&owner, &region, ALL);
-    // The peer has gone, so that this fails after a while and what is behind it is flushed.
+    // The peer is destroyed, so this request fails after a while, and those after it are flushed.
     drop(peer);
     let write = SendRequest::send(owner.buffer(0, 8));
     let failing = owner.queue_pair.post_send(write).unwrap();
@@ -272,7 +272,7 @@ fn a_window_of_a_flushed_request_is_unusable() {
     let completion = owner.wait(invalidating);
     let is_ok = completion.is_ok();
     let window = completion.into_window().unwrap();
-    assert_eq!(window.is_usable(), is_ok, "rxe executes it at once, others flush it");
+    assert_eq!(window.is_usable(), is_ok, "rxe executes it immediately, others flush it");
     assert!(!window.is_bound());
 }
 
@@ -340,7 +340,7 @@ fn binding_on_an_unsupported_transport_fails() {
     assert!(matches!(error.error, Error::InvalidRequest { .. }), "{error}");
 }
 
-/// Every order of the numbers below `count`.
+/// Returns every permutation of the numbers below `count`.
 fn permutations(count: usize) -> Vec<Vec<usize>> {
     if count == 0 {
         return vec![Vec::new()];

@@ -14,7 +14,7 @@ use crate::{LEN, Outcome, TIMEOUT};
 /// The peer of each broker.
 const PEER: PeerId = PeerId(0);
 
-/// The interval at which a waiting server looks whether the measurement is over.
+/// The interval at which a waiting server checks whether the measurement is over.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The configuration for messages: small slots, and queues that hold several of the largest batches.

@@ -36,7 +36,7 @@ impl Peer {
     }
 
     pub(crate) fn send_line(&mut self, line: &str) -> Outcome {
-        let to = self.to.as_mut().ok_or("the other process was dismissed")?;
+        let to = self.to.as_mut().ok_or("the measurement has ended")?;
         Ok(to.write_all(format!("{line}\n").as_bytes())?)
     }
 
@@ -58,7 +58,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It still runs only after a failure, so errors are ignored.
+        // The process still runs only after a failure, so errors are ignored.
         _ = self.child.kill();
         _ = self.child.wait();
     }

@@ -1,7 +1,7 @@
-//! The other side is rdma-core's `ucmatose`, a C program on librdmacm.
+//! Interoperation with rdma-core's `ucmatose`, a C program on librdmacm.
 //!
-//! Its server sends messages on each of several connections, gets as many back, and ends them; its client gets messages,
-//! sends as many back, and waits for the end.
+//! Its server sends messages on each of several connections, receives the same number of messages, and disconnects. Its
+//! client receives messages, sends the same number back, and waits for the disconnect.
 
 use super::*;
 
@@ -9,7 +9,7 @@ const CONNECTIONS: usize = 4;
 const MESSAGES: usize = 5;
 const LEN: usize = 3000;
 
-/// A connection to be, with all its receives.
+/// The completion queue of a connection, and its posted receives.
 struct Side {
     domain: ProtectionDomain,
     completions: CompletionQueue,
@@ -69,7 +69,7 @@ fn several_connections_to_ucmatose_exchange_messages() {
             });
             match connected {
                 Ok(connection) => sides.push((connection, side.unwrap())),
-                // It isn't up yet.
+                // The program has not started to listen yet.
                 Err(Error::CmRejected { .. }) if sides.is_empty() && Instant::now() < deadline => {
                     thread::sleep(Duration::from_millis(100));
                 }
@@ -93,7 +93,7 @@ fn several_connections_from_ucmatose_exchange_messages() {
         let (ip, text) = (ours.to_string(), listener.local_addr().port().to_string());
         let Some(mut client) = programs.start("ucmatose", &arguments("-s", &ip, &text)) else { return };
         let accept = |_| {
-            let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
+            let request = listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects");
             let (queue_pair, side) = Side::new(request.path()).unwrap();
             (request.accept(queue_pair, b"").unwrap(), side)
         };

@@ -1,4 +1,4 @@
-//! Datagram queue pairs that are found by address and port, by ourselves and by rdma-core's `udaddy`.
+//! Datagram queue pairs that are resolved by address and port, by Adverb and by rdma-core's `udaddy`.
 
 use adverb::memory::Buffer;
 use adverb::verbs::cm::{
@@ -8,7 +8,7 @@ use adverb::verbs::{Datagram, UdDestination};
 
 use super::*;
 
-/// A datagram queue pair that is ready, with receives.
+/// A datagram queue pair in RTS, with posted receives.
 struct UdSide {
     queue_pair: QueuePair,
     domain: ProtectionDomain,
@@ -59,7 +59,7 @@ fn listen(address: IpAddr) -> (DatagramListener, SocketAddr) {
     (listener, peer)
 }
 
-/// Looks for a datagram queue pair, in a thread.
+/// Resolves a datagram service, on a thread.
 fn spawn_resolve(
     connector: Connector,
     peer: SocketAddr,
@@ -67,12 +67,12 @@ fn spawn_resolve(
     thread::spawn(move || connector.timeout(TIMEOUT).resolve_service(peer))
 }
 
-/// Looks for a datagram queue pair at an address, from another, and sends datagrams both ways.
+/// Resolves a datagram service at an address, and sends datagrams in both directions.
 pub(crate) fn exercise(connector: Connector, address: IpAddr) {
     let (listener, peer) = listen(address);
-    let resolving = spawn_resolve(connector.private_data(b"where are you?"), peer);
-    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a question");
-    assert!(starts_with(request.private_data(), b"where are you?"));
+    let resolving = spawn_resolve(connector.private_data(b"client"), peer);
+    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("the client sent a request");
+    assert!(starts_with(request.private_data(), b"client"));
     assert_eq!(request.path().local_addr().ip(), address);
     let mut server = UdSide::new(request.path(), 4);
     request.accept(&server.queue_pair, b"here").unwrap();
@@ -83,7 +83,7 @@ pub(crate) fn exercise(connector: Connector, address: IpAddr) {
 
     let mut client = UdSide::new(service.path(), 4);
     let destination = service.ud_destination(&client.queue_pair).unwrap();
-    for text in [&b"ping"[..], b"once more"] {
+    for text in [&b"ping"[..], b"second"] {
         client.send(SendRequest::send(client.buffer(text)), &destination);
         let datagram = server.receive();
         assert_eq!(&datagram.message[..], text);
@@ -108,7 +108,7 @@ fn one_queue_pair_serves_many_requests() {
         (0..8u8).map(|n| spawn_resolve(Connector::new().private_data(&[n]), peer)).collect();
     let mut server = None;
     for _ in 0..8 {
-        let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a question");
+        let request = listener.accept_timeout(TIMEOUT).unwrap().expect("the client sent a request");
         let echo = request.private_data()[0];
         let server: &UdSide = server.get_or_insert_with(|| UdSide::new(request.path(), 1));
         request.accept(&server.queue_pair, &[echo + 100]).unwrap();
@@ -136,7 +136,7 @@ fn a_datagram_request_is_rejected_explicitly_or_by_dropping_it() {
     let (listener, peer) = listen(address);
     for explicit in [true, false] {
         let resolving = spawn_resolve(Connector::new(), peer);
-        let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a question");
+        let request = listener.accept_timeout(TIMEOUT).unwrap().expect("the client sent a request");
         if explicit {
             request.reject(b"not today").unwrap();
         } else {
@@ -179,7 +179,7 @@ fn a_service_is_resolved_without_blocking() {
         pending.poll().unwrap()
     });
     assert_eq!(service.qpn(), server.unwrap().queue_pair.qpn());
-    assert!(pending.poll().is_err(), "it was given already");
+    assert!(pending.poll().is_err(), "the service was already returned");
     assert!(pending.deadline() > Instant::now());
 }
 
@@ -192,7 +192,7 @@ fn invalid_arguments_of_datagram_services_are_rejected() {
     assert!(matches!(long, Error::LimitExceeded { .. }), "{long}");
     let request_service = || {
         let resolving = spawn_resolve(Connector::new().private_data(&[7; MAX_DATAGRAM_REQUEST_DATA]), peer);
-        (listener.accept_timeout(TIMEOUT).unwrap().expect("a question"), resolving)
+        (listener.accept_timeout(TIMEOUT).unwrap().expect("the client sent a request"), resolving)
     };
 
     let (request, pending) = request_service();
@@ -200,7 +200,7 @@ fn invalid_arguments_of_datagram_services_are_rejected() {
     let (connected, _side) = Side::new(request.path()).unwrap();
     let error = request.accept(&connected, b"").unwrap_err();
     assert!(matches!(error, Error::InvalidRequest { .. }), "{error}");
-    assert!(pending.join().unwrap().is_err(), "a refusal to answer is an answer");
+    assert!(pending.join().unwrap().is_err(), "a request that cannot be accepted is rejected");
 
     let (request, pending) = request_service();
     let side = UdSide::new(request.path(), 1);
@@ -219,16 +219,16 @@ fn invalid_arguments_of_datagram_services_are_rejected() {
     request.accept(&side.queue_pair, &[9; MAX_DATAGRAM_REPLY_DATA]).unwrap();
     let service = pending.join().unwrap().unwrap();
     assert_eq!(service.private_data()[..MAX_DATAGRAM_REPLY_DATA], [9; MAX_DATAGRAM_REPLY_DATA]);
-    assert!(service.ud_destination(&connected).is_err(), "a connection's queue pair sends no datagrams");
+    assert!(service.ud_destination(&connected).is_err(), "an RC queue pair sends no datagrams");
 }
 
-/// rdma-core's program `udaddy`: the client sends messages with its queue pair's number as immediate data, and the server
-/// answers with as many.
+/// rdma-core's program `udaddy`. The client sends messages with its queue pair number as immediate data, and the server
+/// sends the same number of messages back.
 const UDADDY: &str = "udaddy";
 
 const MESSAGES: u32 = 5;
 
-/// The port of that program, which takes no other: one test at a time uses it.
+/// The port of that program, which can't be changed. Only one test uses it.
 const PORT: u16 = 7174;
 
 #[test]
@@ -250,7 +250,7 @@ fn exchange_with_an_udaddy_server(programs: &Programs, address: IpAddr) {
     let service = loop {
         match Connector::new().timeout(TIMEOUT).resolve_service(peer) {
             Ok(service) => break service,
-            // It isn't up yet.
+            // The program has not started to listen yet.
             Err(Error::CmRejected { .. }) if Instant::now() < deadline => {
                 thread::sleep(Duration::from_millis(100));
             }
@@ -276,7 +276,7 @@ fn exchange_with_an_udaddy_client(programs: &Programs, address: IpAddr) {
     let Some(mut client) = programs.start(UDADDY, &["-s", &ip, "-c", "1", "-C", &count, "-S", "100"]) else {
         return;
     };
-    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a question");
+    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("the client sent a request");
     let mut server = UdSide::new(request.path(), MESSAGES);
     request.accept(&server.queue_pair, b"").unwrap();
     let mut sender = None;

@@ -1,21 +1,21 @@
-//! Everything of the connection manager may be dropped in any order, and leaves nothing behind.
+//! The objects of the connection manager may be dropped in any order, and leak nothing.
 
 use super::*;
 
 #[test]
 fn listeners_and_their_connections_are_dropped_in_any_order() {
     let Some(address) = ipv4() else { return };
-    // The listener first: requests that were taken, and connections, don't need it.
+    // The listener is dropped first: accepted requests and connections don't need it.
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_addr();
     let client = thread::spawn(move || connect(&Connector::new().timeout(TIMEOUT), peer).unwrap());
-    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
+    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects");
     drop(listener);
     let (server, mut side) = accept(request);
     let (client, client_side) = client.join().unwrap();
     client_side.send(&client, b"still here");
     assert_eq!(side.receive(&server), b"still here");
-    // What a queue pair stands on, before the connection.
+    // The objects that a queue pair uses are dropped before the connection.
     drop((client_side, side));
     drop(server);
     assert_eq!(client.wait_event(TIMEOUT).unwrap(), Some(ConnectionEvent::Disconnected));
@@ -52,12 +52,12 @@ fn a_connection_attempt_can_be_dropped_at_every_step() {
     let route = connector.resolve(peer).unwrap();
     let (queue_pair, _side) = Side::new(route.path()).unwrap();
     drop(route.begin_connect(queue_pair).unwrap());
-    // The request may have arrived before it was given up; accepting it is an error, now or at the deadline.
+    // The request may have arrived before it was dropped. Accepting it fails, immediately or at the deadline.
     if let Some(request) = listener.accept_timeout(Duration::from_millis(500)).unwrap() {
         let (queue_pair, _side) = Side::new(request.path()).unwrap();
         request.accept(queue_pair, b"").unwrap_err();
     }
-    // Given up by the side that accepted. At another listener: the request from above may still be under way.
+    // The accepting side is dropped. This uses another listener, because the request above may still be in flight.
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_addr();
     let connecting = {
@@ -65,11 +65,12 @@ fn a_connection_attempt_can_be_dropped_at_every_step() {
         let (queue_pair, _side) = Side::new(route.path()).unwrap();
         route.begin_connect(queue_pair).unwrap()
     };
-    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
+    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects");
     let (queue_pair, _side) = Side::new(request.path()).unwrap();
     drop(request.begin_accept(queue_pair, b"").unwrap());
     match connecting.wait() {
-        // The answer may have gone out before: then the connection ends as soon as it is there.
+        // The reply may have been sent before the drop. Then the connection is disconnected right after it is
+        // established.
         Ok(connection) => {
             let ended = connection.wait_event(TIMEOUT).unwrap();
             assert_eq!(ended, Some(ConnectionEvent::Disconnected));
@@ -81,7 +82,7 @@ fn a_connection_attempt_can_be_dropped_at_every_step() {
 #[test]
 fn connections_leak_no_descriptors() {
     let Some(address) = ipv4() else { return };
-    // The first opens what librdmacm keeps open.
+    // The first connection opens the descriptors that librdmacm keeps open.
     drop(connected(address));
     let device = Device::open_by_addr(address).unwrap();
     let before = descriptors();
@@ -92,7 +93,7 @@ fn connections_leak_no_descriptors() {
         drop(server);
         drop(client);
     }
-    // Other tests come and go meanwhile: what 20 connections would leave is more than they have.
+    // Other tests open and close descriptors meanwhile, but fewer than 20 connections would leak.
     let after = descriptors();
     println!("descriptors: {before} before, {after} after");
     assert!(after < before + 60, "{before} before, {after} after");
@@ -109,7 +110,7 @@ fn dropping_objects_in_a_forked_child_doesnt_affect_the_parent() {
     let ((client, client_side), (server, mut side)) = connected(address);
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_addr();
-    // SAFETY: the child does nothing but drop, and ends without running what the parent would run at its end.
+    // SAFETY: the child only drops objects, and exits without running the parent's exit handlers.
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop((client, server, listener));
@@ -124,6 +125,6 @@ fn dropping_objects_in_a_forked_child_doesnt_affect_the_parent() {
     client_side.send(&client, b"still here");
     assert_eq!(side.receive(&server), b"still here");
     let client = thread::spawn(move || connect(&Connector::new().timeout(TIMEOUT), peer).unwrap());
-    let _server = accept(listener.accept_timeout(TIMEOUT).unwrap().expect("a request"));
+    let _server = accept(listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects"));
     client.join().unwrap();
 }

@@ -1,7 +1,7 @@
-//! The connection manager at work, on the first device that has addresses; skipped, with the reason printed, where there
-//! is none.
+//! The connection manager, on the first device that has addresses. Without one the tests are skipped, and print the
+//! reason.
 
-// Without an engine there is nothing to connect.
+// Without a backend no device exists.
 #![cfg(any(feature = "ibv", feature = "soft"))]
 
 mod cmatose;
@@ -29,12 +29,12 @@ use adverb::verbs::{
     Status, Traffic,
 };
 
-/// Held by tests whose listeners hold every device of the process, and by those that expect a device to be gone.
+/// Held by tests with a listener on every device of the process, and by tests that expect a device to be closed.
 static ALL_DEVICES: Mutex<()> = Mutex::new(());
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The addresses that RDMA devices of this machine have, as far as the connection manager can use them.
+/// The addresses of this machine's RDMA devices that the connection manager can use.
 fn addresses() -> Vec<IpAddr> {
     let devices = match Device::list() {
         Ok(devices) => devices,
@@ -47,7 +47,7 @@ fn addresses() -> Vec<IpAddr> {
     // Software devices stay open, or other processes might take their addresses.
     static OPEN: OnceLock<Vec<Device>> = OnceLock::new();
     let open = OPEN.get_or_init(|| {
-        // One of them may have taken the other's port.
+        // A soft-RoCE device may have the port of a software device.
         usable
             .filter_map(|device| Device::open(&device.name).inspect_err(|error| println!("{error}")).ok())
             .collect()
@@ -73,7 +73,7 @@ fn addresses() -> Vec<IpAddr> {
     }
 }
 
-/// Whether an address is a software device's, which can't tell before it asks whether anybody is at a peer's.
+/// Whether an address is that of a software device, which detects an absent peer only at the deadline.
 fn is_soft(address: IpAddr) -> bool {
     Device::open_by_addr(address).unwrap().name().starts_with("soft")
 }
@@ -86,24 +86,25 @@ fn ipv4() -> Option<IpAddr> {
     found
 }
 
-/// Programs written in C, on a device of the kernel's.
+/// C programs that use one of the kernel's devices.
 struct Programs {
-    /// Their addresses, and ours.
+    /// Pairs of the programs' address and this process's address.
     addresses: Vec<(IpAddr, IpAddr)>,
-    /// What their commands begin with.
+    /// The words in front of each command.
     wrapper: Vec<String>,
-    /// A software device stays open.
+    /// Software devices that stay open.
     _open: Vec<Device>,
 }
 
 impl Programs {
-    /// Those on the same device as this process, if it is the kernel's. Or those in another network namespace, which
-    /// `ADVERB_C_PROGRAMS` leads to: pairs of addresses, theirs first and ours behind a slash, and a command that goes there.
+    /// Finds the programs for the device of this process, if it is one of the kernel's. Otherwise the variable
+    /// `ADVERB_C_PROGRAMS` names programs in another network namespace: address pairs (the programs' address, a slash,
+    /// and this process's address), and a command that runs a program there.
     fn find() -> Programs {
         let Ok(text) = std::env::var("ADVERB_C_PROGRAMS") else {
             let found = ipv4().filter(|address| !is_soft(*address));
             if found.is_none() {
-                println!("skipped: no device of the kernel's");
+                println!("skipped: no kernel device");
             }
             let addresses = found.map(|address| (address, address)).into_iter().collect();
             return Programs { addresses, wrapper: Vec::new(), _open: Vec::new() };
@@ -119,7 +120,7 @@ impl Programs {
         Programs { addresses, wrapper, _open: open }
     }
 
-    /// Starts one.
+    /// Starts a program. Returns `None` if it is not installed.
     fn start(&self, program: &str, arguments: &[&str]) -> Option<Child> {
         let words: Vec<&str> = self.wrapper.iter().map(String::as_str).chain([program]).collect();
         let spawned =
@@ -128,12 +129,12 @@ impl Programs {
     }
 }
 
-/// A port that nobody listens on now, here or, most likely, where the programs are.
+/// A port on which no program listens now, here and (most likely) where the C programs run.
 fn free_port(address: IpAddr) -> u16 {
     Listener::bind(SocketAddr::new(address, 0)).unwrap().local_addr().port()
 }
 
-/// What goes with a queue pair: where its requests complete, and the receive that it has.
+/// The completion queue of a queue pair, and its posted receive.
 #[derive(Debug)]
 struct Side {
     domain: ProtectionDomain,
@@ -169,12 +170,12 @@ impl Side {
     }
 }
 
-/// A connection within this process: the client's side first.
+/// Returns both ends of a connection within this process, the client's first.
 fn connected(address: IpAddr) -> ((Connection, Side), (Connection, Side)) {
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_addr();
     let client = thread::spawn(move || connect(&Connector::new().timeout(TIMEOUT), peer).unwrap());
-    let server = accept(listener.accept_timeout(TIMEOUT).unwrap().expect("a request"));
+    let server = accept(listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects"));
     (client.join().unwrap(), server)
 }
 
@@ -205,20 +206,20 @@ fn peers_connect_over_every_address_and_exchange_private_data_and_messages() {
         assert_eq!(peer.ip(), address);
         assert_ne!(peer.port(), 0);
         let client = thread::spawn(move || {
-            let connector = Connector::new().timeout(TIMEOUT).private_data(b"who is there?");
+            let connector = Connector::new().timeout(TIMEOUT).private_data(b"client");
             let (connection, mut side) = connect(&connector, peer).unwrap();
-            assert!(starts_with(connection.private_data(), b"a friend"));
+            assert!(starts_with(connection.private_data(), b"server"));
             assert_eq!(connection.path().peer_addr(), peer);
             side.send(&connection, b"ping");
             assert_eq!(side.receive(&connection), b"pong");
             (connection.path().local_addr(), connection.close(TIMEOUT))
         });
-        let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
-        assert!(starts_with(request.private_data(), b"who is there?"));
+        let request = listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects");
+        assert!(starts_with(request.private_data(), b"client"));
         assert_eq!(request.path().local_addr(), peer);
         let (queue_pair, mut side) = Side::new(request.path()).unwrap();
-        let connection = request.accept(queue_pair, b"a friend").unwrap();
-        assert!(starts_with(connection.private_data(), b"who is there?"));
+        let connection = request.accept(queue_pair, b"server").unwrap();
+        assert!(starts_with(connection.private_data(), b"client"));
         assert_eq!(connection.queue_pair().state().unwrap(), QpState::ReadyToSend);
         assert_eq!(side.receive(&connection), b"ping");
         side.send(&connection, b"pong");
@@ -244,11 +245,11 @@ fn private_data_up_to_the_limit_arrives_and_more_is_rejected() {
         let error = connect(&connector, peer).unwrap_err();
         (connection.private_data().to_vec(), error)
     });
-    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
+    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects");
     assert_eq!(request.private_data(), [1; MAX_CONNECT_DATA]);
     let (queue_pair, _side) = Side::new(request.path()).unwrap();
     let _connection = request.accept(queue_pair, &[2; MAX_ACCEPT_DATA]).unwrap();
-    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
+    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects");
     request.reject(&[3; MAX_REJECT_DATA]).unwrap();
     let (accepted, error) = client.join().unwrap();
     assert_eq!(accepted, [2; MAX_ACCEPT_DATA]);
@@ -262,7 +263,7 @@ fn a_rejection_reaches_the_peer_with_its_reason_and_data() {
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();
     let peer = listener.local_addr();
     let client = thread::spawn(move || connect(&Connector::new().timeout(TIMEOUT), peer).unwrap_err());
-    listener.accept_timeout(TIMEOUT).unwrap().expect("a request").reject(b"not you").unwrap();
+    listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects").reject(b"not you").unwrap();
     let error = client.join().unwrap();
     println!("{error}");
     assert!(error.hint().is_some());
@@ -272,7 +273,7 @@ fn a_rejection_reaches_the_peer_with_its_reason_and_data() {
 
     // A request that is dropped is rejected too.
     let client = thread::spawn(move || connect(&Connector::new().timeout(TIMEOUT), peer).unwrap_err());
-    drop(listener.accept_timeout(TIMEOUT).unwrap().expect("a request"));
+    drop(listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects"));
     let error = client.join().unwrap();
     assert!(matches!(error, Error::CmRejected { reason: RejectReason::ConsumerReject, .. }), "{error}");
 }
@@ -319,7 +320,7 @@ fn connecting_to_a_host_without_rdma_fails_at_the_deadline() {
     let error = connect(&Connector::new().timeout(timeout), peer).unwrap_err();
     let elapsed = start.elapsed();
     println!("after {elapsed:?}: {error}");
-    // Whatever that host is: nobody listens there.
+    // That host may or may not exist, but no program listens there.
     assert!(matches!(error, Error::Unreachable { .. } | Error::CmRejected { .. }), "{error}");
     assert!(elapsed < timeout + Duration::from_secs(2), "{elapsed:?}");
 }
@@ -337,7 +338,7 @@ fn connecting_fails_at_the_deadline_if_the_listener_doesnt_accept() {
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert!(elapsed >= timeout && elapsed < timeout + Duration::from_secs(2), "{elapsed:?}");
 
-    // The request is still there, and nothing comes of it.
+    // The request is still queued, but it can't be accepted anymore.
     if let Some(request) = listener.accept_timeout(Duration::from_millis(500)).unwrap() {
         let (queue_pair, _side) = Side::new(request.path()).unwrap();
         let error = request.accept(queue_pair, b"too late").unwrap_err();
@@ -385,13 +386,13 @@ fn both_sides_connect_on_one_thread_without_blocking() {
     assert!(connecting.poll().unwrap().is_none());
     assert!(connecting.deadline() > Instant::now());
     wait_readable(&listener);
-    let request = listener.try_accept().unwrap().expect("a request");
+    let request = listener.try_accept().unwrap().expect("the client connects");
     let (queue_pair, mut server_side) = Side::new(request.path()).unwrap();
     let mut accepting = request.begin_accept(queue_pair, b"").unwrap();
     wait_readable(&connecting);
-    let client = connecting.poll().unwrap().expect("a connection");
+    let client = connecting.poll().unwrap().expect("the connection is established");
     wait_readable(&accepting);
-    let server = accepting.poll().unwrap().expect("a connection");
+    let server = accepting.poll().unwrap().expect("the connection is established");
     assert!(matches!(accepting.poll(), Err(Error::InvalidRequest { .. })));
     drop((connecting, accepting));
     client_side.send(&client, b"hello");
@@ -401,10 +402,10 @@ fn both_sides_connect_on_one_thread_without_blocking() {
     assert_eq!(server.try_event().unwrap(), Some(ConnectionEvent::Disconnected));
 }
 
-/// Waits as an event loop would.
+/// Waits until a descriptor is readable, like an event loop.
 fn wait_readable(source: &impl AsFd) {
     let mut poll = libc::pollfd { fd: source.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one entry, which may be written.
+    // SAFETY: the array has one entry, which may be written.
     assert_eq!(unsafe { libc::poll(&mut poll, 1, 20_000) }, 1);
 }
 
@@ -438,7 +439,8 @@ fn a_queue_pair_of_another_device_handle_can_be_connected() {
         });
         (connection.unwrap(), side.unwrap())
     });
-    let (server, mut server_side) = accept(listener.accept_timeout(TIMEOUT).unwrap().expect("a request"));
+    let (server, mut server_side) =
+        accept(listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects"));
     let (client, client_side) = client.join().unwrap();
     for (side, connection) in [("the client", &client), ("the server", &server)] {
         let peer = connection.queue_pair().query().unwrap().peer.unwrap();
@@ -448,8 +450,8 @@ fn a_queue_pair_of_another_device_handle_can_be_connected() {
             "{side}"
         );
     }
-    client_side.send(&client, b"over another handle");
-    assert_eq!(server_side.receive(&server), b"over another handle");
+    client_side.send(&client, b"through another handle");
+    assert_eq!(server_side.receive(&server), b"through another handle");
 }
 
 #[test]
@@ -459,7 +461,7 @@ fn a_wildcard_listener_gets_the_device_from_the_request() {
     let listener = Listener::bind("0.0.0.0:0".parse().unwrap()).unwrap();
     let peer = SocketAddr::new(address, listener.local_addr().port());
     let client = thread::spawn(move || connect(&Connector::new().timeout(TIMEOUT), peer).unwrap());
-    let (server, mut side) = accept(listener.accept_timeout(TIMEOUT).unwrap().expect("a request"));
+    let (server, mut side) = accept(listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects"));
     assert_eq!(server.path().local_addr().ip(), address);
     let (client, client_side) = client.join().unwrap();
     client_side.send(&client, b"found you");
@@ -476,7 +478,7 @@ fn several_threads_accept_many_clients_from_one_listener() {
         for _ in 0..3 {
             scope.spawn(|| {
                 for _ in 0..CLIENTS / 3 {
-                    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
+                    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects");
                     let name = request.private_data()[0];
                     let (queue_pair, side) = Side::new(request.path()).unwrap();
                     let connection = request.accept(queue_pair, &[name]).unwrap();

@@ -1,7 +1,7 @@
-//! The other side is rdma-core's `rping`, a C program on librdmacm.
+//! Interoperation with rdma-core's `rping`, a C program on librdmacm.
 //!
-//! Its protocol: the client sends where its source is (address, rkey, length); the server reads it and says so; the client
-//! sends where its sink is; the server writes there and says so.
+//! Its protocol: the client sends the address, rkey and length of its source buffer; the server reads it and confirms.
+//! The client sends those of its sink buffer; the server writes to it and confirms.
 
 use adverb::verbs::{Access, RemoteAddress};
 
@@ -44,7 +44,7 @@ fn run_with_a_server(programs: &Programs, theirs: IpAddr, ours: IpAddr) {
     let (connection, mut side) = loop {
         match connect(&Connector::new().timeout(TIMEOUT), peer) {
             Ok(connected) => break connected,
-            // It isn't up yet.
+            // The program has not started to listen yet.
             Err(Error::CmRejected { .. }) if Instant::now() < deadline => {
                 thread::sleep(Duration::from_millis(100));
             }
@@ -83,7 +83,8 @@ fn run_with_a_client(programs: &Programs, address: IpAddr) {
     let (ip, port) = (address.to_string(), listener.local_addr().port().to_string());
     let arguments = ["-c", "-v", "-V", "-S", "64", "-C", "3", "-a", &ip, "-p", &port];
     let Some(mut client) = programs.start("rping", &arguments) else { return };
-    let (connection, mut side) = accept(listener.accept_timeout(TIMEOUT).unwrap().expect("a request"));
+    let (connection, mut side) =
+        accept(listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects"));
     for _ in 0..3 {
         let queue_pair = connection.queue_pair();
         let source = decode_buffer(&side.receive(&connection));

@@ -1,4 +1,4 @@
-//! What only software devices can be asked for: several of them in one process.
+//! Several software devices in one process, connected by the connection manager.
 
 use std::io::ErrorKind;
 
@@ -10,21 +10,21 @@ fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// A loopback address that hardly any other process has.
+/// Returns a loopback address that other processes are unlikely to use.
 fn loopback(last: u8) -> IpAddr {
     let process = std::process::id();
     [127, 184 + (process >> 8 & 15) as u8, process as u8, last].into()
 }
 
-/// Connects from one device to another, each way, and sends messages.
+/// Connects one device to another, and sends messages in both directions.
 fn exercise(from: IpAddr, to: IpAddr) -> ((Connection, Side), (Connection, Side)) {
     let listener = Listener::bind(SocketAddr::new(to, 0)).unwrap();
     let peer = listener.local_addr();
     let connector =
-        Connector::new().timeout(TIMEOUT).local_addr(SocketAddr::new(from, 0)).private_data(b"from afar");
+        Connector::new().timeout(TIMEOUT).local_addr(SocketAddr::new(from, 0)).private_data(b"client");
     let client = thread::spawn(move || connect(&connector, peer).unwrap());
-    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("a request");
-    assert!(starts_with(request.private_data(), b"from afar"));
+    let request = listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects");
+    assert!(starts_with(request.private_data(), b"client"));
     let (server, mut server_side) = accept(request);
     let (client, mut client_side) = client.join().unwrap();
     assert_eq!((client.path().local_addr().ip(), client.path().peer_addr().ip()), (from, to));
@@ -82,17 +82,18 @@ fn a_wildcard_listener_accepts_on_every_open_device() {
     {
         let peer = SocketAddr::new(address, listener.local_addr().port());
         let client = thread::spawn(move || connect(&Connector::new().timeout(TIMEOUT), peer).unwrap());
-        let (server, mut side) = accept(listener.accept_timeout(TIMEOUT).unwrap().expect("a request"));
+        let (server, mut side) =
+            accept(listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects"));
         assert_eq!(server.path().local_addr(), peer);
         let (client, client_side) = client.join().unwrap();
         client_side.send(&client, b"found you");
         assert_eq!(side.receive(&server), b"found you");
     }
-    // IPv6 isn't IPv4.
+    // A listener at the IPv4 wildcard address doesn't accept connections over IPv6.
     let peer = SocketAddr::new(addresses[2], v4.local_addr().port());
     let error = connect(&Connector::new().timeout(TIMEOUT), peer).unwrap_err();
     assert!(matches!(error, Error::CmRejected { reason: RejectReason::InvalidServiceId, .. }), "{error}");
-    // Somebody has the port, on one of the devices.
+    // The port is in use on one of the devices.
     let error = Listener::bind(SocketAddr::new(addresses[1], v4.local_addr().port())).unwrap_err();
     assert!(error.to_string().contains("use another port: this one is taken"), "{error}");
 }
@@ -124,27 +125,27 @@ fn devices_at_one_address_are_reached_at_the_ports_in_their_gids() {
         let (client, server) = exercise(from.ip(), to.ip());
         drop((client, server));
     }
-    // Nobody who is asked for the address would come to one of these.
+    // A connection request to this address would not reach one of these devices.
     drop(devices);
     let _taken = match std::net::UdpSocket::bind((host, 4791)) {
         Ok(taken) => taken,
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
             return println!(
-                "the rest is skipped: the kernel's soft-RoCE has the port, and its connection manager any address"
+                "the rest is skipped: the kernel's soft-RoCE uses the port, and its connection manager accepts any address"
             );
         }
         Err(error) => panic!("{error}"),
     };
     let error = Listener::bind(SocketAddr::new(host, 0)).unwrap_err();
     assert!(error.hint().is_some_and(|hint| hint.contains("listen at another address")), "{error}");
-    // Whoever connects needs no port that is known.
+    // A connector needs no well-known port.
     let server = SoftDevice::at_addr(loopback(2)).open().unwrap();
     let _client = SoftDevice::at_addr(host).open().unwrap();
     let listener = Listener::bind(SocketAddr::new(server.gids().unwrap()[0].gid.ip(), 0)).unwrap();
     let (from, peer) = (SocketAddr::new(host, 0), listener.local_addr());
     let client =
         thread::spawn(move || connect(&Connector::new().timeout(TIMEOUT).local_addr(from), peer).unwrap());
-    let (server, _side) = accept(listener.accept_timeout(TIMEOUT).unwrap().expect("a request"));
+    let (server, _side) = accept(listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects"));
     let (client, _client_side) = client.join().unwrap();
     let ours = client.path().local_addr().ip();
     assert_eq!(Gid::from(ours).udp_addr(), SocketAddr::new(host, 4792));

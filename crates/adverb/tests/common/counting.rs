@@ -1,17 +1,17 @@
-//! Counts what a program allocates, all of it: whoever has this module counts its whole process.
+//! Counts the allocations of the whole process that includes this module.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How often something was allocated.
+/// Returns the number of allocations so far.
 pub(crate) fn allocations() -> u64 {
     ALLOCATIONS.load(Ordering::Relaxed)
 }
 
-/// How often something is done of which the allocations are counted.
+/// The number of measured rounds.
 pub(crate) const ROUNDS: usize = 4;
 
-/// Runs something again and again, which allocates nothing once it has been done so often.
+/// Checks that `run` allocates nothing after `before` warm-up rounds.
 pub(crate) fn assert_no_allocations(name: &str, warm_up_rounds: usize, mut run: impl FnMut()) {
     (0..warm_up_rounds).for_each(|_| run());
     let counts = std::array::from_fn(|_| {
@@ -22,15 +22,15 @@ pub(crate) fn assert_no_allocations(name: &str, warm_up_rounds: usize, mut run: 
     assert_allocation_free(name, counts);
 }
 
-/// Something that allocates nothing had these counts: lists grow to what they hold at most, at which they may arrive late, but
-/// what needs memory needs it always.
+/// Checks the counts of code that allocates nothing. Lists may still grow to their maximum size in some rounds, but
+/// code that needs memory would allocate in each of them.
 pub(crate) fn assert_allocation_free(name: &str, counts: [u64; ROUNDS]) {
     println!("{name}: {counts:?} allocations");
     assert_eq!(counts.iter().min(), Some(&0), "{name}: {counts:?}");
     assert!(counts[1..].iter().sum::<u64>() <= 64, "{name}: {counts:?}");
 }
 
-/// Counts allocations.
+/// The system allocator, with a count of allocations.
 struct CountingAllocator;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
@@ -38,16 +38,16 @@ static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-// SAFETY: everything is the system allocator's.
+// SAFETY: all calls are passed to the system allocator.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller upholds what the system allocator asks for.
+        // SAFETY: the caller upholds the system allocator's requirements.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller upholds what the system allocator asks for.
+        // SAFETY: the caller upholds the system allocator's requirements.
         unsafe { System.dealloc(pointer, layout) }
     }
 }

@@ -1,4 +1,4 @@
-//! Greetings, made by hand as docs/protocol.md describes them.
+//! Greetings that are encoded by hand, as docs/protocol.md describes them.
 
 use adverb::verbs::Endpoint;
 

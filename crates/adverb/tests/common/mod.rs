@@ -13,10 +13,10 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Far longer than anything takes.
+/// The timeout of every wait, far longer than any of them takes.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A device to test with; without one the test is skipped, and says so.
+/// Opens a device to test with. Without one the test prints the reason and is skipped.
 pub(crate) fn device() -> Option<Device> {
     match Device::open_first() {
         Ok(device) => Some(device),
@@ -62,7 +62,7 @@ impl End {
         self.completions.wait(id, TIMEOUT).unwrap()
     }
 
-    /// A buffer of bytes of this value.
+    /// Returns a buffer filled with `value`.
     pub(crate) fn buffer(&self, value: u8, len: usize) -> Buffer {
         let mut buffer = self.domain.buffer(len).unwrap();
         buffer.fill(value);
@@ -70,7 +70,7 @@ impl End {
     }
 }
 
-/// Two ends that are connected.
+/// Returns two connected ends.
 pub(crate) fn pair(device: &Device, depth: u32, events: bool) -> (End, End) {
     let (left, right) = (End::new(device, depth, events), End::new(device, depth, events));
     connect(&left, &right);
@@ -82,7 +82,7 @@ pub(crate) fn connect(left: &End, right: &End) {
     right.queue_pair.connect(&left.queue_pair.endpoint()).unwrap();
 }
 
-/// Runs something that must not log an error: what can't be freed is leaked, and only the log tells.
+/// Runs `run`, and checks that it logs no error. Memory that can't be freed is leaked, and only the log reports it.
 pub(crate) fn assert_logs_no_error(run: impl FnOnce()) {
     static LOGGED: AtomicBool = AtomicBool::new(false);
     struct ErrorSubscriber;

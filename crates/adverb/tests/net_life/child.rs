@@ -1,4 +1,4 @@
-//! Other processes: this program again, with a part to play.
+//! Other processes: this program, started with a role.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -11,27 +11,27 @@ use adverb::verbs::Device;
 
 use crate::Messages;
 
-/// What says which part.
+/// The environment variable that selects the role.
 const ROLE: &str = "ADVERB_PART";
 
-/// The software NIC, unless another device is named.
+/// Opens the software NIC, or the device that `ADVERB_DEVICE` names.
 pub(crate) fn device() -> Device {
     Device::open(&std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned())).unwrap()
 }
 
-/// Options with which a peer that is gone is soon noticed.
+/// Returns options with a short keepalive interval, to detect a killed peer soon.
 pub(crate) fn options() -> Options {
-    // TCP goes over loopback, wherever the device is.
+    // TCP uses loopback, and the device may have another address.
     Options::new().device(&device()).allow_foreign_gid(true).keepalive(Duration::from_millis(200))
 }
 
-/// A listener where the device is.
+/// Listens at the device's address.
 pub(crate) fn listen() -> Listener {
     let address = device().gid_for(1, None).unwrap().gid.ip();
     Listener::bind_with((address, 0), &options()).unwrap()
 }
 
-/// A process that plays a part, and ends with this value.
+/// A process with a role, which is killed when this value is dropped.
 pub(crate) struct Process(Child);
 
 impl Process {
@@ -39,7 +39,7 @@ impl Process {
         Process::spawn(Command::new(std::env::current_exe().unwrap()), role)
     }
 
-    /// In another network namespace.
+    /// Starts a process in another network namespace.
     pub(crate) fn start_in(namespace: &str, role: &str) -> Process {
         let mut program = Command::new("ip");
         program.args(["netns", "exec", namespace]).arg(std::env::current_exe().unwrap());
@@ -48,20 +48,20 @@ impl Process {
 
     fn spawn(mut program: Command, role: &str) -> Process {
         program.args(["--exact", "child::runs_its_role", "--nocapture"]).env(ROLE, role);
-        // Nothing is said to it: where that ends, so does it.
+        // The process exits when its standard input is closed.
         Process(program.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap())
     }
 
-    /// The next word that it says.
+    /// Reads lines up to one that contains `word`, and returns the rest of that line.
     pub(crate) fn wait_for_line(&mut self, word: &str) -> String {
         let lines = BufReader::new(self.0.stdout.as_mut().unwrap()).lines();
-        // What the test's harness says isn't for us. It may be on the same line.
+        // The test harness prints to the same pipe, perhaps on the same line.
         let mut words =
             lines.map_while(Result::ok).filter_map(|line| Some(line.split_once(word)?.1.trim().to_owned()));
-        words.next().unwrap_or_else(|| panic!("a process ended before it said {word}"))
+        words.next().unwrap_or_else(|| panic!("the process ended before it printed {word}"))
     }
 
-    /// As `kill -9` does.
+    /// Kills the process with SIGKILL.
     pub(crate) fn kill(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -74,11 +74,11 @@ impl Drop for Process {
     }
 }
 
-/// What such a process does. (In a run of all tests, nothing.)
+/// The body of such a process. (In a run of all tests it does nothing.)
 #[test]
 fn runs_its_role() {
     let Ok(role) = std::env::var(ROLE) else { return };
-    // Whoever started it may be killed.
+    // The parent may be killed.
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         std::process::exit(1);
@@ -101,7 +101,7 @@ fn runs_its_role() {
             listener.accept().unwrap()
         }
     };
-    // Until it is killed.
+    // Sends and receives until the process is killed.
     let messages = Messages::new();
     std::thread::scope(|scope| {
         scope.spawn(|| crate::kill::send_all(&connection, &messages));

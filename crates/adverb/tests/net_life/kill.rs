@@ -1,4 +1,4 @@
-//! Processes that are killed while others talk to them.
+//! Processes that are killed while peers exchange messages with them.
 
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
@@ -9,41 +9,42 @@ use adverb::net::blocking::{Connection, Connector};
 use crate::child::{Process, device, listen, options};
 use crate::{Messages, Random, number};
 
-/// Within which time it is noticed: asked for after 200 ms of silence, and given up after another two seconds; and twice that
-/// on a machine with more to do than it can.
+/// The time limit to detect a killed peer: keepalive starts after 200 ms without a packet and gives up after two more
+/// seconds. The limit is longer for busy machines.
 const DETECTION_TIMEOUT: Duration = Duration::from_secs(10);
-/// How many are killed at a time.
+/// The number of processes that are killed at the same time.
 const CONCURRENT_KILLS: usize = 10;
 
-/// Sends short messages and long ones until the connection ends; says how many.
+/// Sends short and long messages until the connection fails. Returns their number.
 pub(crate) fn send_all(connection: &Connection, messages: &Messages) -> (usize, Error) {
     for number in 0.. {
         if let Err(failure) = connection.send(messages.message(number, len(number))) {
             return (number, failure.error);
         }
     }
-    unreachable!("it never ends")
+    unreachable!("the loop has no end")
 }
 
-/// Receives them.
+/// Receives those messages, and checks them.
 pub(crate) fn recv_all(connection: &Connection, messages: &Messages) -> (usize, Error) {
     for number in 0.. {
         match connection.recv() {
             Ok(Some(message)) => {
                 assert!(message[..] == *messages.message(number, len(number)), "message {number}");
             }
-            Ok(None) => panic!("nobody closed it"),
+            Ok(None) => panic!("the peer closed the connection"),
             Err(error) => return (number, error),
         }
     }
-    unreachable!("it never ends")
+    unreachable!("the loop has no end")
 }
 
 fn len(number: usize) -> usize {
     if number % 10 == 9 { 50_000 } else { number % 500 }
 }
 
-/// Connects with a process, kills that, and returns how long it took to notice and how many messages came.
+/// Connects to a process and kills it. Returns the time until the failure was detected, and the number of received
+/// messages.
 fn kill_one(delay: Duration, listens: bool, messages: &Messages) -> (Duration, usize) {
     let (mut process, connection);
     if listens {
@@ -69,7 +70,7 @@ fn kill_one(delay: Duration, listens: bool, messages: &Messages) -> (Duration, u
                 "after {sent} and {received} messages: {error}"
             );
         }
-        assert!(detected < DETECTION_TIMEOUT, "a peer that was killed was noticed after {detected:?}");
+        assert!(detected < DETECTION_TIMEOUT, "the failure was detected after {detected:?}");
         (detected, received)
     })
 }
@@ -78,7 +79,7 @@ fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// How much memory this process has, in KiB.
+/// Returns the resident memory of this process in KiB.
 fn memory() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -90,7 +91,7 @@ fn killed_peers_are_detected_in_time_and_leak_nothing() {
     let _guard = crate::own_process();
     let kills = number("ADVERB_KILLS", CONCURRENT_KILLS);
     let (messages, mut random) = (Messages::new(), Random(number("ADVERB_SEED", 7) as u64));
-    // Opened for as long as this takes.
+    // The device stays open during the test.
     let device = device();
     let (resource_counts, mut after_first) = (device.resource_counts(), None);
     let (mut max, mut total, mut received, mut done) = (Duration::ZERO, Duration::ZERO, 0, 0);
@@ -113,10 +114,13 @@ fn killed_peers_are_detected_in_time_and_leak_nothing() {
         let (descriptors, memory) = (descriptors(), memory());
         let (first_descriptors, first_memory) = *after_first.get_or_insert((descriptors, memory));
         assert_eq!(descriptors, first_descriptors, "descriptors after {done}");
-        assert!(memory < first_memory + (64 << 10), "{memory} KiB after {done}, and {first_memory} at first");
+        assert!(
+            memory < first_memory + (64 << 10),
+            "{memory} KiB after {done}, {first_memory} KiB after the first"
+        );
         if done >= kills {
             println!(
-                "{done} killed: noticed after {:?} on average, {max:?} at most; {received} messages came; {memory} KiB, and \
+                "{done} killed: detected after {:?} on average, {max:?} at most; {received} messages received; {memory} KiB, and \
                  {first_memory} after the first {CONCURRENT_KILLS}",
                 total / done as u32
             );

@@ -1,4 +1,5 @@
-//! Connections that live long and end badly. Each test is short as it is, and of any length by the environment:
+//! Long-lived connections, and connections that fail. Each test is short by default. Environment variables make it
+//! longer:
 //!
 //! ```text
 //! ADVERB_MESSAGES=10000000 cargo test -p adverb --release --test net_life wrap -- --nocapture
@@ -22,7 +23,7 @@ use std::thread::scope;
 use adverb::net::Options;
 use adverb::net::blocking::{Connection, Connector, Listener};
 
-/// Lets a test that counts what the whole process holds run alone: `cargo test` runs tests as threads of one process.
+/// The lock of tests that count the resources of the whole process: `cargo test` runs tests as threads of one process.
 static PROCESS: RwLock<()> = RwLock::new(());
 
 /// Shares the process with other tests until the guard is dropped.
@@ -35,12 +36,12 @@ fn own_process() -> RwLockWriteGuard<'static, ()> {
     PROCESS.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A number of the environment's, or this one.
+/// Returns a number from an environment variable, or the default.
 fn number(name: &str, default: usize) -> usize {
-    std::env::var(name).ok().map_or(default, |value| value.parse().expect("it is a number"))
+    std::env::var(name).ok().map_or(default, |value| value.parse().expect("the variable is a number"))
 }
 
-/// Two sides that are connected.
+/// Returns both ends of a connection.
 fn pair(client: &Options, server: &Options) -> (Connection, Connection) {
     let listener = Listener::bind_with("127.0.0.1:0", server).unwrap();
     let address = listener.local_addr();
@@ -51,7 +52,7 @@ fn pair(client: &Options, server: &Options) -> (Connection, Connection) {
     })
 }
 
-/// Random numbers that are the same every time.
+/// Reproducible pseudo-random numbers.
 #[derive(Clone)]
 struct Random(u64);
 
@@ -62,10 +63,10 @@ impl Random {
     }
 }
 
-/// The longest message of [`Messages`].
+/// The maximum length of a message of [`Messages`].
 const MAX_LEN: usize = 64 << 10;
 
-/// Messages whose content follows from their numbers: pieces of bytes that look random, which takes neither side long to make.
+/// Messages whose content depends on their numbers: slices of pseudo-random bytes, which are fast to create.
 struct Messages(Vec<u8>);
 
 impl Messages {
@@ -74,7 +75,7 @@ impl Messages {
         Messages((0..2 * MAX_LEN).map(|_| random.below(256) as u8).collect())
     }
 
-    /// The message of this number, if it has so many bytes.
+    /// Returns the message with this number and length.
     fn message(&self, number: usize, len: usize) -> &[u8] {
         let start = number.wrapping_mul(7919) % MAX_LEN;
         &self.0[start..start + len]

@@ -1,4 +1,4 @@
-//! Two paths between two network namespaces, of which one goes down.
+//! Two paths between two network namespaces. One of them goes down.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -14,10 +14,10 @@ use crate::child::Process;
 use crate::{MAX_LEN, Messages, number};
 
 const PORT: u16 = 7471;
-/// What the names of namespaces begin with; the number of the process follows.
+/// The prefix of the namespaces' names. The process id follows.
 const NAMESPACE: &str = "adverb-paths-";
 
-/// No device is named: it is that of the path.
+/// Returns options without a device, so that each path determines it.
 fn options() -> Options {
     let options = Options::new().keepalive(Duration::from_millis(500)).timeout(Duration::from_secs(60));
     options.reconnect(Duration::from_secs(30)).connect_timeout(Duration::from_secs(10))
@@ -33,14 +33,14 @@ fn ip(line: &str) -> Result<(), String> {
     }
 }
 
-/// The address of a path's near end (1) or far end (2), in a network of measurements that no other process has: two that ran
-/// at once would connect to each other.
+/// Returns the address of a path's near end (1) or far end (2), in a benchmark network that depends on the process id:
+/// otherwise two runs at the same time would connect to each other.
 fn end(path: u32, end: u32) -> Ipv4Addr {
     let network = std::process::id() % (1 << 14) * 2 + path - 1;
     Ipv4Addr::from_bits(Ipv4Addr::new(198, 18, 0, 0).to_bits() + network * 4 + end)
 }
 
-/// Two cables between here and a namespace, until dropped.
+/// Two veth pairs between this namespace and another, which are deleted when this value is dropped.
 struct VethPairs {
     namespace: String,
 }
@@ -63,13 +63,13 @@ impl VethPairs {
         Ok(veth_pairs)
     }
 
-    /// Removes the namespaces of processes that were killed. (The cables' other ends are in them, and go with them.)
+    /// Deletes the namespaces of killed processes. (That also deletes the veth pairs, whose far ends are in them.)
     fn delete_stale_namespaces() {
         let names = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
         for name in names.filter_map(|entry| entry.file_name().into_string().ok()) {
             let id = name.strip_prefix(NAMESPACE).and_then(|id| id.parse::<u32>().ok());
             if id.is_some_and(|id| !Path::new(&format!("/proc/{id}")).exists()) {
-                println!("{name} was left over: {:?}", ip(&format!("netns del {name}")));
+                println!("deleted {name}: {:?}", ip(&format!("netns del {name}")));
             }
         }
     }
@@ -92,9 +92,9 @@ impl Drop for VethPairs {
     }
 }
 
-/// The other side: takes in what comes, looks at every byte, and says how long it had to wait at most, in milliseconds.
+/// The other process: receives messages, checks every byte, and replies with its longest waits in milliseconds.
 pub(crate) fn receive() {
-    // A wildcard listener serves routable addresses only on software devices that are open already.
+    // A wildcard listener serves routable addresses only on software devices that are already open.
     let interfaces =
         Command::new("ip").args(["-4", "-o", "addr", "show", "scope", "global"]).output().unwrap();
     let interfaces = String::from_utf8(interfaces.stdout).unwrap();
@@ -130,7 +130,7 @@ fn a_connection_resumes_over_the_other_path_and_back() {
     let _guard = crate::share_process();
     let veth_pairs = match VethPairs::new() {
         Ok(veth_pairs) => veth_pairs,
-        Err(error) => return println!("skipped: there are no network namespaces here: {error}"),
+        Err(error) => return println!("skipped: network namespaces are not available: {error}"),
     };
     let mut process = Process::start_in(&veth_pairs.namespace, "paths");
     process.wait_for_line("listening ");
@@ -146,12 +146,12 @@ fn a_connection_resumes_over_the_other_path_and_back() {
             for path in [1, 2] {
                 sleep(pause);
                 veth_pairs.set_link(path, "down");
-                // It must be noticed, and come up over the other.
+                // The failure must be detected, and the connection resumed over the other path.
                 let (down, before) = (Instant::now(), connection.peer_addr());
                 while connection.peer_addr() == before && down.elapsed() < Duration::from_secs(30) {
                     sleep(Duration::from_millis(10));
                 }
-                println!("path {path} went down; over the other after {:?}", down.elapsed());
+                println!("path {path} went down; resumed over the other after {:?}", down.elapsed());
                 paths.push(connection.peer_addr().ip());
                 sleep(pause);
                 veth_pairs.set_link(path, "up");

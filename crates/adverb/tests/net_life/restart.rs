@@ -1,4 +1,4 @@
-//! A transfer to a program that is killed and started again.
+//! A transfer to a program that is killed and restarted.
 
 use std::fs::{File, OpenOptions};
 use std::hash::{DefaultHasher, Hasher};
@@ -14,22 +14,23 @@ use adverb::net::blocking::{Connection, Connector, Listener};
 use crate::child::{Process, options};
 use crate::{MAX_LEN, Messages, Random, number};
 
-/// Of how many bytes a message of the transfer is.
+/// The length of a message.
 const MESSAGE_LEN: usize = MAX_LEN;
 
 fn reconnecting_options() -> Options {
     options().reconnect(Duration::from_secs(10)).timeout(Duration::from_secs(60))
 }
 
-/// What the transfer has at this place.
+/// Returns the message with this number.
 fn transfer_message(messages: &Messages, number: usize) -> &[u8] {
     messages.message(number, MESSAGE_LEN)
 }
 
-/// The other program: says how much it has, and appends what comes. The file outlives it, what it has in memory doesn't.
+/// The other program: sends the number of messages that it has, and appends each received message to a file, which
+/// remains when the program is killed.
 pub(crate) fn receive(port: &str, path: &str) {
     let listener = loop {
-        // Who had the port before may still be dying.
+        // The previous process may still have the port.
         match Listener::bind_with(format!("127.0.0.1:{port}"), &reconnecting_options()) {
             Ok(listener) => break listener,
             Err(_) => sleep(Duration::from_millis(10)),
@@ -39,7 +40,7 @@ pub(crate) fn receive(port: &str, path: &str) {
     let mut file = OpenOptions::new().append(true).create(true).open(path).unwrap();
     scope(|scope| {
         let connection = listener.accept().unwrap();
-        // For a connection that goes on.
+        // Accepts redials of the connection.
         scope.spawn(|| listener.accept().map(drop));
         let whole = file.metadata().unwrap().len() / MESSAGE_LEN as u64;
         file.set_len(whole * MESSAGE_LEN as u64).unwrap();
@@ -52,11 +53,11 @@ pub(crate) fn receive(port: &str, path: &str) {
     });
 }
 
-/// Sends all pieces from where the other is; says how many were sent before it ended, if it did.
+/// Sends all messages from the receiver's position on. If the connection fails, returns the number of sent messages.
 fn send_from(connection: &Connection, messages: &Messages, count: usize) -> Result<(), (usize, Error)> {
     let first = match connection.recv() {
         Ok(Some(message)) => u64::from_le_bytes(message[..].try_into().unwrap()) as usize,
-        Ok(None) => panic!("it says nothing"),
+        Ok(None) => panic!("the receiver sent no position"),
         Err(error) => return Err((0, error)),
     };
     for number in first..count {
@@ -64,11 +65,11 @@ fn send_from(connection: &Connection, messages: &Messages, count: usize) -> Resu
             .send(transfer_message(messages, number))
             .map_err(|failure| (number - first, failure.error))?;
     }
-    // Its program has all when it closes.
+    // The receiver has everything when it closes the connection.
     connection.shutdown().map_err(|error| (count - first, error))?;
     match connection.recv() {
         Ok(None) => Ok(()),
-        Ok(Some(_)) => panic!("it says too much"),
+        Ok(Some(_)) => panic!("the receiver sent a second message"),
         Err(error) => Err((count - first, error)),
     }
 }
@@ -138,7 +139,7 @@ fn a_transfer_to_a_killed_and_restarted_program_is_complete() {
     assert_eq!(std::fs::metadata(&path).unwrap().len(), (count * MESSAGE_LEN) as u64);
     let found = hash_of(&path);
     println!(
-        "{} MiB in {:?}, the other side killed and started again {killed} times: hash {found:x}, expected {expected:x}; {unacknowledged} \
+        "{} MiB in {:?}, the receiver killed and restarted {killed} times: hash {found:x}, expected {expected:x}; {unacknowledged} \
          messages weren't acknowledged",
         (count * MESSAGE_LEN) >> 20,
         begin.elapsed()

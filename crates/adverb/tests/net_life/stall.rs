@@ -1,4 +1,4 @@
-//! Receivers that don't receive.
+//! Receivers that stop receiving.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{scope, sleep};
@@ -10,14 +10,14 @@ use adverb::verbs::{SoftDevice, Switch};
 
 use crate::{Messages, pair};
 
-/// What both sides may have for it, each: a few rings and messages.
+/// The maximum registered memory of each side: some rings and messages.
 const MAX_REGISTERED: usize = 24 << 20;
 
 #[test]
 fn a_receiver_stopped_for_five_seconds_blocks_the_sender_and_loses_nothing() {
     let _guard = crate::share_process();
     for len in [100, 64 << 10] {
-        // Between two devices, where the receiver could be found not ready.
+        // Between two devices, so that RNR NAKs would be possible.
         let switch = Switch::default();
         let devices = ["10.0.0.1", "10.0.0.2"]
             .map(|address| SoftDevice::on_switch(&switch, address.parse().unwrap()).open().unwrap());
@@ -35,19 +35,19 @@ fn a_receiver_stopped_for_five_seconds_blocks_the_sender_and_loses_nothing() {
                 left.shutdown().unwrap();
             });
             let receive = |number: usize| {
-                let message = right.recv().unwrap().expect("there are more");
+                let message = right.recv().unwrap().expect("the sender sends more messages");
                 assert!(message[..] == *messages.message(number, len), "message {number}");
             };
             (0..1000).for_each(receive);
-            // It stops. What is under way is soon taken in, or waits.
+            // The receiver stops. The messages in flight are soon buffered, or wait for credits.
             let (start, mut before) = (Instant::now(), 0);
             while sent.load(Ordering::Relaxed) != before {
-                assert!(start.elapsed() < Duration::from_secs(30), "the sender goes on");
+                assert!(start.elapsed() < Duration::from_secs(30), "the sender was not blocked");
                 before = sent.load(Ordering::Relaxed);
                 sleep(Duration::from_millis(500));
             }
             sleep(Duration::from_millis(4500));
-            assert_eq!(sent.load(Ordering::Relaxed), before, "the sender waits");
+            assert_eq!(sent.load(Ordering::Relaxed), before, "the sender is blocked");
             let result = left.try_send(messages.message(0, len));
             assert!(matches!(result, Err(SendError { error: Error::WouldBlock { .. }, .. })), "{result:?}");
             let memory = [&left, &right].map(|side| side.pool().stats().registered_bytes);
@@ -61,14 +61,14 @@ fn a_receiver_stopped_for_five_seconds_blocks_the_sender_and_loses_nothing() {
             }
             assert_eq!(received, sent.load(Ordering::Relaxed));
             println!(
-                "{received} messages of {len} bytes, {} of them sent ahead; {memory:?} bytes",
+                "{received} messages of {len} bytes, {} of them sent while the receiver was stopped; {memory:?} bytes",
                 before - 1000
             );
         });
         for device in &devices {
             let counters = device.counters(1).unwrap();
             let rnr_counters: Vec<_> = counters.iter().filter(|(name, _)| name.contains("rnr")).collect();
-            assert!(rnr_counters.len() >= 2, "they are counted");
+            assert!(rnr_counters.len() >= 2, "the device has RNR counters");
             assert!(rnr_counters.iter().all(|(_, count)| *count == 0), "{rnr_counters:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! All that is counted goes round many times.
+//! Rings, indices and counters that wrap many times.
 
 use std::thread::scope;
 use std::time::Instant;
@@ -9,17 +9,17 @@ use adverb::verbs::Device;
 
 use crate::{MAX_LEN, Messages, Random, number, pair};
 
-/// The ring, and the longest message that goes through it. Longer ones are read from where they are.
+/// The ring size, and the maximum length of an eager message. Longer messages use rendezvous.
 const RING_SIZE: u32 = 4 << 10;
 const MAX_EAGER_LEN: usize = (RING_SIZE as usize / 4) - 16;
 
-/// Lengths from 0 to 64 KiB: of each power of two as many, so that there are far more short ones than long ones.
+/// Returns a length from 0 to 64 KiB. Each power of two is equally frequent, so short lengths prevail.
 fn len(random: &mut Random) -> usize {
     let bits = random.below(MAX_LEN.ilog2() as usize + 1) + 1;
     random.below(1 << bits).min(MAX_LEN)
 }
 
-/// How many units of 16 bytes a message takes in the ring.
+/// Returns the number of ring units (16 bytes) of a message.
 fn units(len: usize) -> usize {
     1 + if len <= MAX_EAGER_LEN { len.div_ceil(16) } else { 1 }
 }
@@ -38,7 +38,7 @@ fn send(connection: &Connection, messages: &Messages, seed: u64, count: usize) -
 fn recv(connection: &Connection, messages: &Messages, seed: u64, count: usize) {
     let mut random = Random(seed);
     for number in 0..count {
-        let message = connection.recv().unwrap().expect("there are more");
+        let message = connection.recv().unwrap().expect("the peer sends more messages");
         let expected = messages.message(number, len(&mut random));
         assert_eq!(message.len(), expected.len(), "message {number}");
         assert!(message[..] == *expected, "message {number} of {} bytes", message.len());
@@ -66,11 +66,11 @@ fn rings_and_counters_wrap_with_messages_in_both_directions() {
         (one.0 + other.0, one.1.min(other.1))
     });
     let seconds = start.elapsed().as_secs_f64();
-    // A write has at most a quarter of the ring, so that there were at least so many.
+    // A write contains at most a quarter of the ring, which gives the minimum number of writes.
     let (ring, writes) = (RING_SIZE as usize / 16, units / (RING_SIZE as usize / 16 / 4));
     let (rings, unit_counts, write_counts) = (units / ring, units >> 21, writes >> 9);
     println!(
-        "{count} messages each way, {:.1} GB, in {seconds:.0} s: {:.0} a second. At least, each way: the ring went round {rings} \
+        "{count} messages each way, {:.1} GB, in {seconds:.0} s: {:.0} a second. At least, each way: the ring wrapped {rings} \
          times, the count of units {unit_counts} times, that of writes {write_counts} times",
         bytes as f64 / 1e9,
         2.0 * count as f64 / seconds

@@ -1,5 +1,5 @@
-//! Connections between two threads of a process, and between threads and tasks: the cases that `cargo xtask net` has two
-//! processes play on different devices.
+//! Connections between two threads of a process, blocking and async: the cases that `cargo xtask net` runs between two
+//! processes on different devices.
 
 #![cfg(all(feature = "soft", feature = "tokio"))]
 
@@ -12,12 +12,13 @@ use adverb::verbs::Device;
 
 use cases::{AnyListener, CASES, End, Role};
 
-/// Plays a case in this process, on the software NIC unless another device is named, with every kind of ends.
+/// Runs a case in this process with every combination of APIs, on the software NIC or the device that `ADVERB_DEVICE`
+/// names.
 fn run_in_process(name: &str) {
-    let case = CASES.iter().find(|case| case.name == name).expect("there is such a case");
+    let case = CASES.iter().find(|case| case.name == name).expect("the case exists");
     let device = Device::open(&std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned())).unwrap();
     let options = |role| case.options(role, Options::new().device(&device));
-    // Where the device is: that is where its connection manager is found.
+    // The address of the device, at which its connection manager listens.
     let address = device.gid_for(1, None).unwrap().gid.ip();
     for (client, server) in case.flavours() {
         println!("{client} with {server}");

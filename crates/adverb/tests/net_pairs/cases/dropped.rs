@@ -1,4 +1,4 @@
-//! Futures that are dropped at any point: they do no harm.
+//! Futures that are dropped at any point lose no message and corrupt nothing.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -13,13 +13,13 @@ use adverb::net::{Connection, RemoteAccess};
 use super::end::wait;
 use super::{End, Random};
 
-/// What is sent last.
+/// The last message.
 const LAST: [u8; 8] = [0xff; 8];
-/// How many messages come, of which none may be lost.
+/// The number of messages in the other direction. None of them may be lost.
 const MESSAGES: u32 = 500;
-/// How often something is begun, and dropped or not.
+/// The number of futures that are polled, and dropped unless they are ready.
 const ROUNDS: usize = 2_000;
-/// The round before which no message comes, so that each receive of the earlier rounds is dropped.
+/// The number of the round from which on messages arrive. All receives of earlier rounds are dropped.
 const FIRST_MESSAGE_ROUND: u32 = 200;
 
 fn into_async(end: End) -> Connection {
@@ -33,13 +33,13 @@ pub(super) fn send_and_drop(end: End) {
     let connection = into_async(end);
     wait(async {
         let (mut random, mut next, mut sent, mut dropped) = (Random(7), 0, 0, 0);
-        // A receive that is dropped loses nothing.
+        // A dropped receive loses no message.
         let mut expect = |message: &[u8]| {
             assert_eq!(message, u32::to_le_bytes(next));
             next += 1;
         };
         for number in 0..ROUNDS {
-            // What is sent and dropped comes whole or not at all.
+            // A dropped send sends the whole message or nothing.
             let mut bytes = vec![number as u8; 4 + random.below(300)];
             bytes[..4].copy_from_slice(&(number as u32).to_le_bytes());
             match random.below(8) {
@@ -59,7 +59,7 @@ pub(super) fn send_and_drop(end: End) {
             }
         }
         assert!(dropped > 50 && sent > 100, "{dropped} dropped, {sent} sent");
-        // The connection is as good as new.
+        // The connection still works.
         connection.send(&LAST).await.unwrap();
         connection.shutdown().await.unwrap();
         while let Some(message) = connection.recv().await.unwrap() {
@@ -75,7 +75,7 @@ pub(super) fn check_received(end: End) {
     scope(|scope| {
         let end = &end;
         scope.spawn(move || {
-            started.recv().expect("the first rounds end");
+            started.recv().expect("the first rounds are done");
             for number in 0..MESSAGES {
                 end.send(&number.to_le_bytes()).unwrap();
             }
@@ -84,12 +84,12 @@ pub(super) fn check_received(end: End) {
         let mut start = Some(start);
         let (mut next, mut count) = (0, 0);
         loop {
-            // At times nobody makes room, so that sending has to wait.
+            // The receiver pauses now and then, so that sends have to wait for credits.
             count += 1;
             if count % 20 == 0 {
                 sleep(Duration::from_millis(2));
             }
-            let message = end.recv().unwrap().expect("the last is told by its bytes");
+            let message = end.recv().unwrap().expect("the last message has not arrived");
             if message[..] == LAST {
                 break;
             }
@@ -108,7 +108,7 @@ pub(super) fn check_received(end: End) {
     end.close().unwrap();
 }
 
-/// So long that reading all of it takes a device more than a moment.
+/// Long enough that a device needs some time to read it.
 const TABLE_LEN: usize = 256 << 10;
 
 pub(super) fn operate_and_drop(end: End) {
@@ -117,7 +117,7 @@ pub(super) fn operate_and_drop(end: End) {
         let remote = connection.remote_region("table").await.unwrap();
         let mut random = Random(9);
         for number in 0..500u64 {
-            // Some devices are done with the first poll (rxe with itself), others are far from it.
+            // Some devices complete with the first poll (rxe with itself), others need several.
             match random.below(6) {
                 0 => drop(poll_once(&mut pin!(remote.read(0..TABLE_LEN as u64))).await),
                 1 => drop(poll_once(&mut pin!(remote.write(8, &[7; 100]))).await),
@@ -146,7 +146,7 @@ pub(super) fn expose(end: End) {
     assert!(end.recv().unwrap().is_none());
 }
 
-/// Polls it once, as whoever drops it afterwards may.
+/// Polls a future once, before the caller drops it.
 async fn poll_once<F: Future>(future: &mut Pin<&mut F>) -> Option<F::Output> {
     tokio::task::yield_now().await;
     match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {

@@ -1,4 +1,4 @@
-//! One end of a connection, of threads or of tasks, with the same methods: all wait.
+//! One end of a connection, blocking or async, with the same blocking methods.
 
 use std::fmt;
 use std::future::Future;
@@ -13,7 +13,7 @@ use adverb::net::{self, Message, Options, RemoteAccess, SendData, blocking};
 use adverb::{Error, Result};
 use tokio::runtime::Runtime;
 
-/// For whom a connection is.
+/// The API of a connection: blocking (threads) or async (tasks).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Flavour {
     Threads,
@@ -48,7 +48,7 @@ pub(crate) enum End {
     Tasks(net::Connection),
 }
 
-/// Calls the same method of either, and waits.
+/// Calls the same method of either variant, and blocks until it returns.
 macro_rules! either {
     ($end:expr, $type:ident, $connection:ident => $call:expr) => {
         match $end {
@@ -84,7 +84,7 @@ impl End {
         either!(self, End, connection => connection.flush())
     }
 
-    /// Says whether there was room.
+    /// Returns whether the message was sent.
     pub(crate) fn try_send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<bool> {
         let sent = match self {
             End::Threads(connection) => connection.try_send(message),
@@ -148,7 +148,7 @@ impl End {
     }
 }
 
-/// The other end's memory.
+/// The peer's region.
 #[derive(Clone, Copy)]
 pub(crate) enum AnyRegion<'a> {
     Threads(blocking::RemoteRegion<'a>),
@@ -193,7 +193,7 @@ impl AnyRegion<'_> {
     }
 }
 
-/// The other end's memory, by its addresses.
+/// The peer's address space.
 #[derive(Clone, Copy)]
 pub(crate) enum Space<'a> {
     Threads(blocking::AddressSpace<'a>),
@@ -231,14 +231,14 @@ impl Space<'_> {
     }
 }
 
-/// Where an end waits for the other.
+/// A listener of either API.
 pub(crate) enum AnyListener {
     Threads(blocking::Listener),
     Tasks(net::Listener),
 }
 
 impl AnyListener {
-    /// At a free port of the address.
+    /// Listens on a free port of the address.
     pub(crate) fn bind(flavour: Flavour, options: &Options, address: IpAddr) -> Result<AnyListener> {
         let address = SocketAddr::new(address, 0);
         Ok(match flavour {
@@ -262,12 +262,12 @@ impl AnyListener {
     }
 }
 
-/// Waits for what a task does. Many threads may at once.
+/// Blocks until the future is ready. Many threads may call this at the same time.
 pub(super) fn wait<T>(future: impl Future<Output = T>) -> T {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     let runtime = RUNTIME.get_or_init(|| {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
-        builder.worker_threads(2).enable_all().build().expect("there is room for a runtime")
+        builder.worker_threads(2).enable_all().build().expect("the runtime can be created")
     });
     runtime.block_on(future)
 }

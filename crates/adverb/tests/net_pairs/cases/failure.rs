@@ -1,4 +1,4 @@
-//! What becomes of an end when the other fails.
+//! Failures of the peer and of the network.
 
 use std::process::Command;
 use std::thread::{JoinHandle, scope, sleep};
@@ -9,7 +9,7 @@ use adverb::net::RemoteAccess;
 
 use super::{End, Random, check, fill};
 
-/// Notices, whatever it waits for, that the other end is no more.
+/// Checks that receives and remote operations fail after the peer is dropped.
 pub(super) fn detect_failure(end: End) {
     let words = end.remote_region("words").unwrap();
     end.send(b"found").unwrap();
@@ -32,7 +32,7 @@ pub(super) fn detect_failure(end: End) {
     assert!(matches!(end.send(b"?"), Err(Error::Disconnected { .. })));
 }
 
-/// Goes without a word.
+/// Drops the connection without a close.
 pub(super) fn drop_connection(end: End) {
     let words = end.expose("words", 8, RemoteAccess::ATOMIC).unwrap();
     assert_eq!(&end.recv().unwrap().unwrap()[..], b"found");
@@ -40,20 +40,21 @@ pub(super) fn drop_connection(end: End) {
     drop(end);
 }
 
-/// The network between two ends, which is cut for some seconds while they play, if one of them knows how: by this command.
+/// The environment variable with a command that interrupts the network for some seconds. One of the two processes may
+/// have it.
 const COMMAND_VARIABLE: &str = "ADVERB_CUT";
 
-/// What comes of cutting it.
+/// An interruption of the network.
 pub(super) struct Interruption {
-    /// For how long to go on.
+    /// The duration of the case.
     pub(super) time: Duration,
-    /// How long nothing comes, at least.
+    /// The minimum time without a received message.
     pub(super) gap: Duration,
     command_thread: Option<JoinHandle<()>>,
 }
 
 impl Interruption {
-    /// Agrees with the other end on whether it is cut, and has that done soon.
+    /// Agrees with the peer on whether the network is interrupted, and starts the command.
     pub(super) fn agree(end: &End) -> Interruption {
         let command = std::env::var(COMMAND_VARIABLE).ok();
         end.send(&[u8::from(command.is_some())]).unwrap();
@@ -75,7 +76,7 @@ impl Interruption {
     }
 }
 
-/// Sends messages for a while, and looks at what comes back.
+/// Sends messages for a while, and checks the echoes.
 pub(super) fn send_despite_interruption(end: End) {
     let interruption = Interruption::agree(&end);
     let lens = || {
@@ -94,7 +95,7 @@ pub(super) fn send_despite_interruption(end: End) {
                 fill(number, &mut bytes);
                 end.send(&bytes).unwrap();
             }
-            unreachable!("there are always more")
+            unreachable!("the lengths have no end")
         });
         let (mut lens, mut gap, mut last, mut count) = (lens(), Duration::ZERO, Instant::now(), 0);
         while let Some(message) = end.recv().unwrap() {
@@ -103,13 +104,13 @@ pub(super) fn send_despite_interruption(end: End) {
             (gap, last, count) = (gap.max(last.elapsed()), Instant::now(), count + 1);
         }
         assert_eq!(count, sending.join().unwrap());
-        assert!(gap >= interruption.gap, "it wasn't cut: nothing came for {gap:?} at most");
+        assert!(gap >= interruption.gap, "the network was not interrupted: the longest gap is {gap:?}");
     });
     interruption.end();
     end.close().unwrap();
 }
 
-/// Sends back what comes.
+/// Sends every message back.
 pub(super) fn echo_despite_interruption(end: End) {
     let interruption = Interruption::agree(&end);
     while let Some(message) = end.recv().unwrap() {

@@ -1,4 +1,4 @@
-//! One-sided: memory that the other end reaches.
+//! One-sided operations on the peer's memory.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use super::{End, check, fill};
 
 const TABLE_LEN: usize = 1 << 20;
 
-/// Does everything to the other end's memory, which does nothing meanwhile.
+/// Executes every operation on the peer's memory. The peer makes no calls meanwhile.
 pub(super) fn access(end: End) {
     let remote = end.remote_region("table").unwrap();
     assert_eq!(remote.len(), TABLE_LEN as u64);
@@ -34,8 +34,8 @@ pub(super) fn access(end: End) {
     assert_eq!(remote.compare_swap(8, 5, 9).unwrap(), 7);
     assert_eq!(remote.fetch_add(8, u64::MAX).unwrap(), 7);
 
-    // Written, then told.
-    remote.write_with_imm(0, b"news", 42).unwrap();
+    // A write, and then the notification of it.
+    remote.write_with_imm(0, b"data", 42).unwrap();
     end.close().unwrap();
 }
 
@@ -49,7 +49,7 @@ pub(super) fn expose(end: End) {
     assert_eq!((message.len(), message.immediate()), (0, Some(42)));
     let mut bytes = [0; 4];
     table.read(0, &mut bytes).unwrap();
-    assert_eq!(&bytes, b"news");
+    assert_eq!(&bytes, b"data");
     assert_eq!(table.word(8).unwrap().load(Ordering::Relaxed), 6);
     assert!(end.recv().unwrap().is_none());
 }
@@ -81,7 +81,7 @@ pub(super) fn expose_counter(end: End) {
     assert_eq!(counter.word(0).unwrap().load(Ordering::Relaxed), THREADS * EACH);
 }
 
-/// Tries what can't be; the connection goes on.
+/// Attempts invalid operations. The connection continues.
 pub(super) fn access_without_rights(end: End) {
     let log = end.remote_region("log").unwrap();
     assert!(matches!(log.write(0, b"x"), Err(Error::InvalidRequest { .. })));
@@ -96,7 +96,7 @@ pub(super) fn access_without_rights(end: End) {
     let write_only = end.remote_region("box").unwrap();
     assert!(matches!(write_only.read(0..1), Err(Error::InvalidRequest { .. })));
     assert!(matches!(write_only.write(u64::MAX, b"x"), Err(Error::OutOfBounds { .. })));
-    // What may be, is.
+    // Valid operations succeed.
     assert_eq!(log.read(0..64).unwrap().len(), 64);
     assert_eq!(words.fetch_add(56, 3).unwrap(), 0);
     write_only.write(63, b"x").unwrap();
@@ -116,12 +116,12 @@ pub(super) fn expose_with_few_rights(end: End) {
     assert_eq!(bytes, [0; 64]);
 }
 
-/// Where two pieces of memory are, of two pages each, with nothing between them and after them.
+/// The addresses of two exposed pieces of two pages each. The memory between and after them isn't exposed.
 const FIRST_ADDR: u64 = 0x10_0000_0000;
 const SECOND_ADDR: u64 = 0x7000_0000_0000;
 const PIECE_LEN: u64 = 8192;
 
-/// Does everything to the other end's memory, and names it by its addresses alone.
+/// Executes every operation on the peer's memory, by address.
 pub(super) fn access_addresses(end: End) {
     assert_eq!(&end.recv().unwrap().unwrap()[..], b"exposed");
     let space = end.address_space().unwrap();
@@ -139,7 +139,7 @@ pub(super) fn access_addresses(end: End) {
     assert_eq!(space.fetch_add(FIRST_ADDR + 8, 5).unwrap(), 0);
     assert_eq!(space.compare_swap(FIRST_ADDR + 8, 5, 7).unwrap(), 5);
 
-    // What isn't exposed, or not for this, is refused; the connection goes on.
+    // Operations on unexposed memory, or without the access right, fail, and the connection continues.
     let unexposed = [
         FIRST_ADDR - 1..FIRST_ADDR + 1,
         FIRST_ADDR + PIECE_LEN - 1..FIRST_ADDR + PIECE_LEN + 1,

@@ -1,4 +1,4 @@
-//! Messages: what is sent arrives, once, whole and in order.
+//! Messages arrive once, complete and in order.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{scope, sleep};
@@ -9,10 +9,10 @@ use adverb::net::RemoteAccess;
 
 use super::{End, Random, check, fill};
 
-/// Up to which length messages are copied, unless options say otherwise.
+/// The maximum length of an eager message, by default.
 const MAX_EAGER_LEN: usize = 16 << 10;
 
-/// Every way in which messages travel, and one byte beside it.
+/// Lengths of eager and rendezvous messages, and the limits between them.
 const LENGTHS: &[usize] = &[
     0,
     1,
@@ -29,25 +29,25 @@ const LENGTHS: &[usize] = &[
     8 << 20,
 ];
 
-/// Sends messages, some with 32 bits beside them, and wants them back.
+/// Sends messages, some with immediate data, and checks the echoes.
 pub(super) fn send_lengths(end: End) {
     for (number, &len) in LENGTHS.iter().enumerate() {
         let mut buffer = end.pool().alloc(len).unwrap();
         fill(number, &mut buffer);
         let immediate = (number % 2 == 0).then_some(!(number as u32));
         match immediate {
-            // Registered memory and bytes of any kind by turns.
+            // Pool buffers and borrowed bytes in turns.
             Some(immediate) => end.send_with_imm(buffer, immediate).unwrap(),
             None => end.send(&buffer[..]).unwrap(),
         }
-        let message = end.recv().unwrap().expect("it comes back");
+        let message = end.recv().unwrap().expect("the peer echoes the message");
         check(number, len, &message);
         assert_eq!(message.immediate(), immediate);
     }
     end.close().unwrap();
 }
 
-/// Sends back what comes, as it came.
+/// Sends every message back, with its immediate data.
 pub(super) fn echo(end: End) {
     while let Some(message) = end.recv().unwrap() {
         match message.immediate() {
@@ -68,7 +68,7 @@ pub(super) fn send_max_len(end: End) {
 }
 
 pub(super) fn recv_max_len(end: End) {
-    check(1, MAX_LEN, &end.recv().unwrap().expect("there is one"));
+    check(1, MAX_LEN, &end.recv().unwrap().expect("the peer sends a message"));
     assert!(end.recv().unwrap().is_none());
     end.close().unwrap();
 }
@@ -81,7 +81,7 @@ pub(super) fn exchange_short(end: End) {
     exchange(end, 1_000, 300);
 }
 
-/// Sends and receives so many messages at once, of lengths up to `max`, as the other end does.
+/// Sends and receives `count` messages of up to `max` bytes at the same time, like the peer.
 fn exchange(end: End, count: usize, max: usize) {
     scope(|scope| {
         scope.spawn(|| {
@@ -99,7 +99,7 @@ fn exchange(end: End, count: usize, max: usize) {
         });
         let mut random = Random(1);
         for number in 0..count {
-            let message = end.recv().unwrap().expect("there are more");
+            let message = end.recv().unwrap().expect("the peer sends more messages");
             check(number, random.len(max), &message);
             assert_eq!(message.immediate(), (number % 3 == 0).then_some(number as u32));
         }
@@ -109,12 +109,12 @@ fn exchange(end: End, count: usize, max: usize) {
     end.close().unwrap();
 }
 
-/// How many messages are fed before each is acknowledged that came, and how often.
+/// The number of fed messages until the peer acknowledges them, and the number of repetitions.
 const FED_COUNT: usize = 300;
 const REPETITIONS: usize = 3;
 
 fn fed_len(number: usize) -> usize {
-    // Among the short ones some that don't gather: longer than half of what goes at once, and those that are read.
+    // Some lengths aren't coalesced: those longer than half of the limit, and rendezvous messages.
     match number % 100 {
         50 => 9_000,
         99 => 40_000,
@@ -122,7 +122,7 @@ fn fed_len(number: usize) -> usize {
     }
 }
 
-/// Feeds messages, and some of them sends; then waits for an answer, or flushes, or closes.
+/// Feeds most of the messages and sends the others. Then waits for the acknowledgement, flushes, or closes.
 pub(super) fn feed(end: End) {
     for time in 0..REPETITIONS {
         for number in 0..FED_COUNT {
@@ -139,17 +139,17 @@ pub(super) fn feed(end: End) {
             1 => end.flush().unwrap(),
             _ => return end.close().unwrap(),
         }
-        assert_eq!(&end.recv().unwrap().expect("an answer")[..], b"all came");
+        assert_eq!(&end.recv().unwrap().expect("the peer acknowledges")[..], b"received");
     }
 }
 
 pub(super) fn recv_fed(end: End) {
     for time in 0..REPETITIONS {
         for number in 0..FED_COUNT {
-            check(number, fed_len(number), &end.recv().unwrap().expect("there are more"));
+            check(number, fed_len(number), &end.recv().unwrap().expect("the peer sends more messages"));
         }
         if time + 1 < REPETITIONS {
-            end.send(b"all came").unwrap();
+            end.send(b"received").unwrap();
         }
     }
     assert!(end.recv().unwrap().is_none());
@@ -179,7 +179,7 @@ pub(super) fn recv_by_threads(end: End) {
             scope.spawn(|| {
                 while let Some(message) = end.recv().unwrap() {
                     let number = usize::from_le_bytes((&message[..]).try_into().unwrap());
-                    // One more, so that also the first counts.
+                    // Numbers start at 1, so that a missing first message changes the sum.
                     sum.fetch_add(number + 1, Ordering::Relaxed);
                 }
             });
@@ -189,7 +189,7 @@ pub(super) fn recv_by_threads(end: End) {
     end.close().unwrap();
 }
 
-/// Lengths of what comes after the end of the other direction.
+/// Lengths of messages after the shutdown of the other direction.
 const REPLY_LENS: &[usize] = &[0, 100, 100_000, 5];
 
 pub(super) fn shut_down(end: End) {
@@ -200,7 +200,7 @@ pub(super) fn shut_down(end: End) {
     let error = end.send(b"more").unwrap_err();
     assert!(matches!(error, Error::Disconnected { .. }), "{error}");
     for (number, &len) in REPLY_LENS.iter().enumerate() {
-        check(number, len, &end.recv().unwrap().expect("it still comes"));
+        check(number, len, &end.recv().unwrap().expect("the peer still sends"));
     }
     assert!(end.recv().unwrap().is_none());
     end.close().unwrap();
@@ -208,7 +208,7 @@ pub(super) fn shut_down(end: End) {
 
 pub(super) fn reply_after_shutdown(end: End) {
     for number in 0..3 {
-        assert_eq!(&end.recv().unwrap().expect("it was sent")[..], [number; 10]);
+        assert_eq!(&end.recv().unwrap().expect("the peer sent a message")[..], [number; 10]);
     }
     assert!(end.recv().unwrap().is_none());
     for (number, &len) in REPLY_LENS.iter().enumerate() {
@@ -219,7 +219,7 @@ pub(super) fn reply_after_shutdown(end: End) {
     end.close().unwrap();
 }
 
-/// How many messages are sent before closing, and how long each is.
+/// The number of messages before the close.
 const LAST_COUNT: usize = 24;
 
 fn last_len(number: usize) -> usize {
@@ -238,12 +238,12 @@ pub(super) fn send_and_close(end: End) {
 pub(super) fn recv_late(end: End) {
     sleep(Duration::from_millis(200));
     for number in 0..LAST_COUNT {
-        check(number, last_len(number), &end.recv().unwrap().expect("it was sent"));
+        check(number, last_len(number), &end.recv().unwrap().expect("the peer sent a message"));
     }
     assert!(end.recv().unwrap().is_none());
 }
 
-/// Sends until there is no room, and then has the other end go on.
+/// Sends until no credits are left, and then lets the peer continue.
 pub(super) fn exhaust_credits(end: End) {
     let go = end.remote_region("go").unwrap();
     let mut sent = 0;
@@ -252,10 +252,10 @@ pub(super) fn exhaust_credits(end: End) {
         fill(sent, &mut bytes);
         let is_sent = end.try_send(&bytes).unwrap();
         sent += usize::from(is_sent);
-        assert!(sent < 100, "{sent} messages were sent to who doesn't receive");
+        assert!(sent < 100, "{sent} messages were sent without a receive");
         is_sent
     };
-    // What was sent may be on its way for a while, and have its place in the queue until it has come.
+    // A message in flight occupies a slot of the send queue until it is acknowledged.
     let mut last = Instant::now();
     while last.elapsed() < Duration::from_millis(200) {
         if try_send(&end) {
@@ -274,7 +274,7 @@ pub(super) fn exhaust_credits(end: End) {
     end.close().unwrap();
 }
 
-/// Receives nothing until it is told to, and then all.
+/// Receives nothing until the peer sets a word, and then everything.
 pub(super) fn recv_after_signal(end: End) {
     let go = end.expose("go", 8, RemoteAccess::ATOMIC).unwrap();
     let start = Instant::now();
@@ -284,7 +284,7 @@ pub(super) fn recv_after_signal(end: End) {
     }
     let mut received = 0;
     let sent = loop {
-        let message = end.recv().unwrap().expect("the last says how many there were");
+        let message = end.recv().unwrap().expect("the last message contains the number of messages");
         assert!(end.pool().stats().used_bytes <= 1 << 20, "{:?}", end.pool());
         if let Ok(count) = message[..].try_into() {
             break usize::from_le_bytes(count);
@@ -301,13 +301,13 @@ pub(super) fn recv_with_timeout(end: End) {
     let error = end.recv_timeout(Duration::from_millis(50)).unwrap_err();
     assert!(matches!(error, Error::Timeout { .. }), "{error}");
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-    end.send(b"are you there?").unwrap();
-    assert_eq!(&end.recv().unwrap().unwrap()[..], b"yes");
+    end.send(b"ping").unwrap();
+    assert_eq!(&end.recv().unwrap().unwrap()[..], b"pong");
     end.close().unwrap();
 }
 
 pub(super) fn reply_to_ping(end: End) {
-    assert_eq!(&end.recv().unwrap().unwrap()[..], b"are you there?");
-    end.send(b"yes").unwrap();
+    assert_eq!(&end.recv().unwrap().unwrap()[..], b"ping");
+    end.send(b"pong").unwrap();
     assert!(end.recv().unwrap().is_none());
 }

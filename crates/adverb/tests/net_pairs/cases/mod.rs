@@ -1,9 +1,9 @@
-//! What connections must do, as cases that two ends play with each other, wherever each of them is.
+//! Test cases of connections between two ends, each on any device.
 //!
-//! The ends know nothing of each other but what comes over the connection: so a case is the same between two threads of a
-//! test, and between two processes on different devices (`cargo xtask net`).
+//! An end knows of its peer only what arrives over the connection. So a case is the same between two threads of a test,
+//! and between two processes on different devices (`cargo xtask net`).
 //!
-//! To add one: two functions, for who connects and who is connected to, and a line in [`cases!`].
+//! To add a case: write two functions, for the connector and for the listener, and add a line to [`cases!`].
 
 #![allow(dead_code, reason = "a test needs one part, the program of pairs another")]
 
@@ -23,19 +23,19 @@ use random::Random;
 
 pub(crate) use end::{AnyListener, End, Flavour};
 
-/// Something that two ends do.
+/// A test case.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
-    /// How each end's connection is to be.
+    /// The options of each end.
     pub(crate) options: fn(Role, Options) -> Options,
-    /// What each end does; it panics if it finds anything wrong.
+    /// The code of each end, which panics if a check fails.
     pub(crate) client: fn(End),
     pub(crate) server: fn(End),
-    /// Whether who connects must be a task.
+    /// Whether the connector must be async.
     pub(crate) needs_async_client: bool,
 }
 
-/// Who connects, and who is connected to.
+/// The role of an end: connector or listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
     Client,
@@ -43,18 +43,18 @@ pub(crate) enum Role {
 }
 
 impl Case {
-    /// Which flavours the two ends can have, the client's first.
+    /// Returns the possible APIs of the two ends, the client's first.
     pub(crate) fn flavours(&self) -> impl Iterator<Item = (Flavour, Flavour)> + '_ {
         let all = Flavour::ALL.into_iter().flat_map(|client| Flavour::ALL.map(|server| (client, server)));
         all.filter(|(client, _)| !self.needs_async_client || *client == Flavour::Tasks)
     }
 
-    /// How an end's connection is to be, of one that has its device.
+    /// Returns the options of an end, based on options with a device.
     pub(crate) fn options(&self, role: Role, options: Options) -> Options {
         (self.options)(role, options.timeout(TIMEOUT).keepalive(Duration::from_secs(1)))
     }
 
-    /// What an end does.
+    /// Runs the code of an end.
     pub(crate) fn run(&self, role: Role, end: End) {
         match role {
             Role::Client => (self.client)(end),
@@ -63,7 +63,7 @@ impl Case {
     }
 }
 
-/// How long anything may take, where machines are slow and busy.
+/// The timeout of every operation, for slow and busy machines.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Declares the cases, and a test of each between two threads.
@@ -145,7 +145,7 @@ fn tcp_with_key(_: Role, options: Options) -> Options {
     options.bootstrap(Bootstrap::Tcp).key(&Key::new([7; 32]).unwrap())
 }
 
-/// The connection manager is asked first where there is hardware, and says that nobody is there.
+/// With hardware, the connection manager is tried first. It reports that no program listens on the port.
 fn tcp_listener(role: Role, options: Options) -> Options {
     match role {
         Role::Client => options,
@@ -157,12 +157,12 @@ fn cm_with_key(_: Role, options: Options) -> Options {
     options.bootstrap(Bootstrap::ConnectionManager).key(&Key::new([7; 32]).unwrap())
 }
 
-/// For messages that take longer than connecting may.
+/// For messages that take longer than the default connect timeout.
 fn long_connect_timeout(_: Role, options: Options) -> Options {
     options.connect_timeout(TIMEOUT)
 }
 
-/// The shortest ring and the fewest writes that there can be, so that all that wraps does so often.
+/// The minimum ring size and number of outstanding writes, so that all indices wrap often.
 fn minimal(_: Role, options: Options) -> Options {
     options.recv_ring_size(512).max_outstanding_writes(4)
 }
@@ -195,16 +195,16 @@ fn reconnecting_over_cm(role: Role, options: Options) -> Options {
 }
 
 impl Random {
-    /// Short lengths as often as long ones, up to `max`.
+    /// Returns a length up to `max`. Short lengths are as frequent as long ones.
     fn len(&mut self, max: usize) -> usize {
         let bits = self.below(max.ilog2() as usize + 1) + 1;
         self.below(1 << bits).min(max)
     }
 }
 
-/// A message that tells its number, and where each of its bytes belongs.
+/// Fills a message so that each byte depends on the message's number and the byte's index.
 fn fill(number: usize, bytes: &mut [u8]) {
-    // The first part byte by byte, the others as it is but for their own number: long ones are many, and filled often.
+    // Later parts are copies of the first part, except for their first byte, because long messages are filled often.
     let (first, rest) = bytes.split_at_mut(bytes.len().min(PART_LEN));
     for (at, byte) in first.iter_mut().enumerate() {
         *byte = (number ^ at ^ at >> 8) as u8;

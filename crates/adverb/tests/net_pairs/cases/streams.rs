@@ -1,4 +1,4 @@
-//! Connections as streams of bytes.
+//! Connections as byte streams.
 
 use std::io::{Read, Write};
 use std::thread::scope;
@@ -10,7 +10,7 @@ use super::end::wait;
 use super::failure::Interruption;
 use super::{End, Random};
 
-/// The byte at this place of a stream.
+/// Returns the byte at an index of a stream.
 fn byte(at: usize) -> u8 {
     (at ^ at >> 8 ^ at >> 17) as u8
 }
@@ -25,11 +25,12 @@ pub(super) fn exchange_long(end: End) {
 }
 
 pub(super) fn exchange_short(end: End) {
-    // Too short to be read from where they are.
+    // Too short for rendezvous messages.
     write_and_read(end, 50_000, 3_000);
 }
 
-/// Writes so many bytes, at most `max` at a time, reads as many that the other end writes meanwhile, up to its end, and closes.
+/// Writes `total` bytes in pieces of up to `max`, reads the same number of bytes of the peer meanwhile, up to the end
+/// of its stream, and closes.
 fn write_and_read(end: End, total: usize, max: usize) {
     let bytes: Vec<u8> = (0..total).map(byte).collect();
     let (mut lens, mut at) = (Random(5), 0);
@@ -84,7 +85,7 @@ fn write_and_read(end: End, total: usize, max: usize) {
     assert_eq!(at, total);
 }
 
-/// Writes bytes for a while, and looks at what comes back.
+/// Writes bytes for a while, and checks the echo.
 pub(super) fn write_despite_interruption(end: End) {
     let interruption = Interruption::agree(&end);
     let (mut lens, mut written, mut read) = (Random(12), 0, 0);
@@ -140,11 +141,11 @@ pub(super) fn write_despite_interruption(end: End) {
         }),
     }
     assert_eq!(read, written);
-    assert!(gap >= interruption.gap, "it wasn't cut: nothing came for {gap:?} at most");
+    assert!(gap >= interruption.gap, "the network was not interrupted: the longest gap is {gap:?}");
     interruption.end();
 }
 
-/// Writes back what comes.
+/// Writes all received bytes back.
 pub(super) fn copy_despite_interruption(end: End) {
     let interruption = Interruption::agree(&end);
     match end {
