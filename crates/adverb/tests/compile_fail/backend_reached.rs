@@ -1,4 +1,4 @@
-//! The engines are private: nobody reaches past the types that keep the rules.
+//! The backends are private: programs cannot bypass the types that enforce the rules.
 
 use adverb::verbs::backend::QueuePair;
 

@@ -1,4 +1,4 @@
-//! Memory that is only borrowed can't be registered: the device would have it for longer than the loan.
+//! Borrowed memory can't be registered: the device would use it after the borrow ends.
 
 use std::ptr::NonNull;
 
@@ -7,7 +7,7 @@ use adverb::verbs::{Access, ProtectionDomain};
 
 struct Borrowed<'a>(&'a mut [u8]);
 
-// SAFETY: there is none, and the compiler must say so.
+// SAFETY: none. The compiler must reject this.
 unsafe impl Memory for Borrowed<'_> {
     fn as_ptr(&self) -> NonNull<u8> {
         NonNull::from(&*self.0).cast()

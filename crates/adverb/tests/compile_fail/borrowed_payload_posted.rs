@@ -1,4 +1,4 @@
-//! A payload that is only borrowed from a completion can't be posted.
+//! A payload that is borrowed from a completion can't be posted.
 
 use adverb::verbs::{Completion, QueuePair, SendRequest};
 

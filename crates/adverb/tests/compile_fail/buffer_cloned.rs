@@ -1,4 +1,4 @@
-//! A buffer has one owner: there is no second handle to keep back when one is posted.
+//! A buffer has one owner: no second handle remains when it is posted.
 
 use adverb::memory::Buffer;
 

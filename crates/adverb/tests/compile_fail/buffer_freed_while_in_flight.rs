@@ -1,4 +1,4 @@
-//! A buffer can't be freed while the device works on it.
+//! A buffer can't be freed while it is in flight.
 
 use adverb::memory::Buffer;
 use adverb::verbs::{QueuePair, SendRequest};

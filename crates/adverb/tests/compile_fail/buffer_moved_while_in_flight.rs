@@ -1,4 +1,4 @@
-//! A buffer can't be given to anybody else while the device works on it.
+//! A buffer can't be moved while it is in flight.
 
 use adverb::memory::Buffer;
 use adverb::verbs::{QueuePair, SendRequest};

@@ -1,4 +1,4 @@
-//! A buffer can't be in two requests at once: the device would write one while it reads the other.
+//! A buffer can't be in two requests: the device would write it for one while it reads it for the other.
 
 use adverb::memory::Buffer;
 use adverb::verbs::{QueuePair, SendRequest};

@@ -1,4 +1,4 @@
-//! Completions can't be made up: only the device's own return memory.
+//! Programs can't create completions: only those of the device return memory.
 
 use adverb::memory::Payload;
 use adverb::verbs::{Completion, RequestId};

@@ -1,4 +1,4 @@
-//! What is lent must outlive the scope, not just the call.
+//! Borrowed memory must outlive the scope, not just the call.
 
 use std::time::Duration;
 

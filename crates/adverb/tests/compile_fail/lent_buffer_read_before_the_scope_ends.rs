@@ -1,4 +1,4 @@
-//! A buffer that was lent to be written can't be read before the scope ends.
+//! A buffer that was mutably borrowed by a request can't be read before the scope ends.
 
 use std::time::Duration;
 

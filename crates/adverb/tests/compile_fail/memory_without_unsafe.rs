@@ -1,4 +1,4 @@
-//! Who says that memory may be registered promises what the compiler can't check: that takes `unsafe`.
+//! Implementing `Memory` needs `unsafe`: the compiler can't check its requirements.
 
 use std::ptr::NonNull;
 

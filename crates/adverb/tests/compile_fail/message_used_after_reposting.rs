@@ -1,4 +1,4 @@
-//! A message can't be used after its buffer was posted again for the next.
+//! A message can't be used after its buffer was posted again.
 
 use adverb::verbs::{Completion, QueuePair};
 

@@ -1,4 +1,4 @@
-//! What a request did can't be read past the question whether it did it.
+//! The operation of a completion can't be read before its success is checked.
 
 use adverb::verbs::{CompletedOperation, Completion};
 

@@ -1,4 +1,4 @@
-//! Pages are no `&[u8]`: who registers them would hold a second way to their bytes.
+//! Pages don't coerce to `&[u8]`: the slice would alias registered memory.
 
 use adverb::memory::Pages;
 

@@ -1,4 +1,4 @@
-//! A completion gives its buffer back once.
+//! A completion returns its buffer once.
 
 use adverb::verbs::Completion;
 

@@ -1,4 +1,4 @@
-//! What posting returns can't be overlooked where warnings are errors: an error holds the request's buffers.
+//! The result of posting can't be ignored where warnings are errors: an error contains the request's buffers.
 #![deny(unused_must_use)]
 
 use adverb::memory::Buffer;

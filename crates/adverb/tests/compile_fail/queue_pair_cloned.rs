@@ -1,4 +1,4 @@
-//! A queue pair has one owner, so that dropping it is what destroys it.
+//! A queue pair has one owner, so that dropping it destroys it.
 
 use adverb::verbs::QueuePair;
 

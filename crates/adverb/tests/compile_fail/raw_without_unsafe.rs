@@ -1,4 +1,4 @@
-//! Raw requests need the caller's word.
+//! Posting raw requests needs `unsafe`.
 
 use adverb::verbs::QueuePair;
 use adverb::verbs::raw::SendList;

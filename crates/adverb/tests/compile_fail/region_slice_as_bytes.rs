@@ -1,4 +1,4 @@
-//! A piece of a region is no `&[u8]` either.
+//! A slice of a region doesn't coerce to `&[u8]` either.
 
 use adverb::memory::RegionSlice;
 

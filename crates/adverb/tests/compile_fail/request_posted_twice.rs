@@ -1,4 +1,4 @@
-//! A request is posted once: posting takes it, with its memory.
+//! A request is posted once: posting consumes it and its memory.
 
 use adverb::verbs::{QueuePair, SendRequest};
 

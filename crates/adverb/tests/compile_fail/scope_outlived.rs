@@ -1,4 +1,4 @@
-//! A scope can't be kept, to lend memory that nobody waits for.
+//! A scope can't be kept after its closure, when requests are not waited for anymore.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A slice of a buffer can't outlive its being posted.
+//! A slice of a buffer can't be used after the buffer is posted.
 
 use adverb::memory::Buffer;
 use adverb::verbs::QueuePair;

@@ -1,4 +1,4 @@
-//! Memory that must stay on its thread can't be registered: the last handle to it may be dropped on any.
+//! Memory that isn't `Send` can't be registered: its last handle may be dropped on any thread.
 
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -7,7 +7,7 @@ use adverb::memory::Memory;
 
 struct Counted(Rc<[u8]>);
 
-// SAFETY: there is none, and the compiler must say so.
+// SAFETY: none. The compiler must reject this.
 unsafe impl Memory for Counted {
     fn as_ptr(&self) -> NonNull<u8> {
         NonNull::from(&*self.0).cast()

@@ -1,4 +1,4 @@
-//! A vector can't be registered as it is: it may grow, and moves its bytes when it does.
+//! A vector can't be registered: it may grow, and then moves its bytes.
 
 use adverb::memory::MemoryRegion;
 use adverb::verbs::{Access, ProtectionDomain};
