@@ -326,11 +326,11 @@ impl World {
                 status.state, status.send_queue_len
             ));
         }
-        self.finish_silent(connection, side);
+        self.finish_unsignaled(connection, side);
     }
 
     /// Checks the unsignaled requests after the last completion. They succeeded, because failures are always reported.
-    fn finish_silent(&mut self, connection: usize, side: usize) {
+    fn finish_unsignaled(&mut self, connection: usize, side: usize) {
         let direction = &self.connections[connection].directions[side];
         if direction.failed.is_some() {
             return;
@@ -362,7 +362,7 @@ impl World {
         let _ = self.nodes[node].device.modify_qp(self.now, qpn, &Transition::Error);
         self.observe(node);
         self.connections[connection].sides[side].failed = was_failed;
-        self.finish_silent(connection, side);
+        self.finish_unsignaled(connection, side);
         let sends = &self.connections[connection].directions[side];
         let receives = &self.connections[connection].directions[1 - side];
         if sends.done != sends.posted.len() {

@@ -272,7 +272,7 @@ pub(super) fn wait_readable(fd: libc::c_int, timeout: Option<Duration>) -> Resul
     }
 }
 
-// The engines' common format of a completion is the library's.
+// Both backends use the library's format of a completion.
 const _: () = {
     use std::mem::offset_of;
     assert!(size_of::<RawCompletion>() == size_of::<ibv_wc>());

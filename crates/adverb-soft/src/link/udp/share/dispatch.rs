@@ -12,9 +12,9 @@ pub(super) enum Target {
     ThisProcess,
     /// The process with this share of the queue pair numbers. Without such a process, the packet is dropped.
     QueuePair(AddressShare),
-    /// The process with this share of the communication IDs. Without such a process, the receiving process answers.
+    /// The process with this share of the communication IDs. Without such a process, the receiving process replies.
     Connection(AddressShare),
-    /// The process that listens on this service. Without such a process, the receiving process answers.
+    /// The process that listens on this service. Without such a process, the receiving process replies.
     Service(ServiceId),
 }
 
