@@ -16,7 +16,7 @@ use crate::{Outcome, cpu_time, print_result};
 /// The numbers of outstanding requests.
 const DEPTHS: [usize; 4] = [1, 16, 128, 1024];
 
-/// The number of requests that a median latency is of.
+/// The number of measured requests of each median latency.
 const TIMES: usize = 20_000;
 
 /// The number of wake-ups.
@@ -42,7 +42,7 @@ pub(crate) fn run(link: &str, time: Duration) -> Outcome {
     target.queue_pairs[1].connect(&sleeper.queue_pairs[0].endpoint())?;
 
     let is_over = Arc::new(AtomicBool::new(false));
-    // A device that talks to itself needs no second poller.
+    // A loopback device needs no second poller.
     let target = Arc::new(target);
     let poller = (link != "loopback").then(|| poll(Arc::clone(&target), Arc::clone(&is_over)));
     latencies(&side, &remote)?;

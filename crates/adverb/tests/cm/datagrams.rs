@@ -235,12 +235,12 @@ const PORT: u16 = 7174;
 fn datagrams_are_exchanged_with_udaddy() {
     let programs = Programs::find();
     for (theirs, ours) in &programs.addresses {
-        exchange_with_an_udaddy_server(&programs, *theirs);
-        exchange_with_an_udaddy_client(&programs, *ours);
+        exchange_with_a_udaddy_server(&programs, *theirs);
+        exchange_with_a_udaddy_client(&programs, *ours);
     }
 }
 
-fn exchange_with_an_udaddy_server(programs: &Programs, address: IpAddr) {
+fn exchange_with_a_udaddy_server(programs: &Programs, address: IpAddr) {
     let (ip, count) = (address.to_string(), MESSAGES.to_string());
     let Some(mut server) = programs.start(UDADDY, &["-b", &ip, "-c", "1", "-C", &count, "-S", "100"]) else {
         return;
@@ -270,7 +270,7 @@ fn exchange_with_an_udaddy_server(programs: &Programs, address: IpAddr) {
     assert!(server.wait().unwrap().success());
 }
 
-fn exchange_with_an_udaddy_client(programs: &Programs, address: IpAddr) {
+fn exchange_with_a_udaddy_client(programs: &Programs, address: IpAddr) {
     let listener = DatagramListener::bind(SocketAddr::new(address, PORT)).unwrap();
     let (ip, count) = (address.to_string(), MESSAGES.to_string());
     let Some(mut client) = programs.start(UDADDY, &["-s", &ip, "-c", "1", "-C", &count, "-S", "100"]) else {
