@@ -43,7 +43,7 @@ fn gets_allocate_nothing() {
         client.wait(Duration::ZERO).unwrap();
         client.poll(|_, _| {}).unwrap();
     }
-    counting::assert_none("1000 GETs", 4, || {
+    counting::assert_no_allocations("1000 GETs", 4, || {
         let (mut started, mut ended) = (0, 0);
         while ended < 1000 {
             while started < 1000 && client.outstanding_count() < WINDOW {
