@@ -53,8 +53,8 @@ fn main() -> Outcome {
         [who, ours, theirs, ..] => {
             let mut peer = Peer::start(who, theirs, &[])?;
             let (time, at_once) = (Duration::from_millis(number(3, 700)?), number(4, 1)?);
-            runtime()?.block_on(call(who, ours, &peer.hear()?, time, at_once))?;
-            peer.dismiss()?;
+            runtime()?.block_on(call(who, ours, &peer.receive_line()?, time, at_once))?;
+            peer.finish()?;
         }
         _ => return Err("see the head of benches/calls.rs for what can be said".into()),
     }
@@ -75,12 +75,12 @@ async fn serve(who: &str, place: &str) -> Outcome {
         "stream" => {
             let address: IpAddr = place.split_once(':').ok_or("the device needs an address")?.1.parse()?;
             let listener = Listener::bind_with((address, 0), &options(place)?).await?;
-            peer::tell(&listener.local_addr().to_string());
+            peer::send_line(&listener.local_addr().to_string());
             answer(listener.accept().await?.into_stream()).await?;
         }
         "tcp" => {
             let listener = TcpListener::bind((place, 0)).await?;
-            peer::tell(&listener.local_addr()?.to_string());
+            peer::send_line(&listener.local_addr()?.to_string());
             let (stream, _) = listener.accept().await?;
             stream.set_nodelay(true)?;
             answer(stream).await?;
@@ -101,13 +101,13 @@ async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) ->
     });
     let http = auto::Builder::new(TokioExecutor::new());
     let served = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(greeter));
-    let mut is_over = tokio::task::spawn_blocking(peer::until_dismissed);
+    let mut is_over = tokio::task::spawn_blocking(peer::wait_for_finish);
     tokio::select! {
         // How a client goes is nothing to the server.
         _ = served => is_over.await?,
         is_over = &mut is_over => is_over?,
     }
-    peer::tell("it is over");
+    peer::send_line("done");
     Ok(())
 }
 
