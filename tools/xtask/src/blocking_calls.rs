@@ -2,7 +2,8 @@
 //! reconnect (see `crates/adverb-net/examples/broken_lanes.rs`), with strace.
 //!
 //! Between two `epoll_wait`s of a runtime, its thread must not block. A call counts if it can block, whether it did or
-//! not: its duration depends on the machine's load.
+//! not: its duration depends on the machine's load. Waits for locks are counted in a second run, in which strace stops
+//! only the runtime's thread: a thread that strace stops while it holds a lock holds it longer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -24,7 +25,7 @@ pub(crate) struct Args {
     /// Maximum number of blocking calls; more are a failure.
     #[arg(long, default_value_t = 0)]
     limit: usize,
-    /// Print no backtraces, which need a second and slower run.
+    /// Print no backtraces, which need another and slower run.
     #[arg(long)]
     no_backtraces: bool,
     /// Program to run instead of building it.
@@ -37,6 +38,20 @@ const TRACED: &str = "futex,nanosleep,clock_nanosleep,poll,ppoll,select,pselect6
                       read,readv,write,writev,recvfrom,recvmsg,recvmmsg,sendto,sendmsg,sendmmsg,accept,accept4,connect,\
                       wait4,waitid,socket,socketpair,fcntl,ioctl,eventfd2,pipe2,timerfd_create";
 
+/// The calls that wait for locks, and those that write `begin` and `end`.
+const LOCKS: &str = "futex,write";
+
+/// The extent of a run under strace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Traced {
+    /// All threads, so that the descriptors which other threads create are known.
+    AllThreads,
+    /// Only the runtime's thread, which is the program's first.
+    RuntimesThread,
+    /// All threads, with the backtrace of each call.
+    Backtraces,
+}
+
 /// Runs the program under strace and prints the blocking calls. Fails if there are more than the limit.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     ensure!(process::find("strace").is_some(), "strace is not installed: `apt install strace`");
@@ -45,15 +60,23 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         None => process::build("build --release -p adverb-net --example broken_lanes")?,
     };
     let directory = Scratch::new()?;
-    let trace = directory.trace(args, &program, TRACED, false)?;
+    let trace = directory.trace(args, &program, TRACED, Traced::AllThreads)?;
+    let locks = directory.trace(args, &program, LOCKS, Traced::RuntimesThread)?;
+    let is_lock = |call: &&Call| call.name == "futex";
+    let blocking: Vec<&Call> = trace
+        .blocking
+        .iter()
+        .filter(|call| !is_lock(call))
+        .chain(locks.blocking.iter().filter(is_lock))
+        .collect();
     println!(
         "{} system calls of the runtime's thread while lanes broke, {} of them epoll_wait; {} can block:",
         trace.calls,
         trace.waits,
-        trace.blocking.len()
+        blocking.len()
     );
     let mut kinds: BTreeMap<&str, (usize, f64)> = BTreeMap::new();
-    for call in &trace.blocking {
+    for call in &blocking {
         let (count, seconds) = kinds.entry(&call.name).or_default();
         (*count, *seconds) = (*count + 1, *seconds + call.seconds);
     }
@@ -64,12 +87,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         let names: Vec<&str> = kinds.keys().copied().chain(["write", "epoll_wait"]).collect();
         // These calls show which descriptors are non-blocking.
         let traced = format!("{},socket,fcntl,ioctl,eventfd2,pipe2,accept4", names.join(","));
-        print_stacks(&directory.trace(args, &program, &traced, true)?);
+        print_stacks(&directory.trace(args, &program, &traced, Traced::Backtraces)?);
     }
-    if trace.blocking.len() <= args.limit {
+    if blocking.len() <= args.limit {
         return Ok(ExitCode::SUCCESS);
     }
-    eprintln!("error: {} blocking system calls, and the limit is {}", trace.blocking.len(), args.limit);
+    eprintln!("error: {} blocking system calls, and the limit is {}", blocking.len(), args.limit);
     Ok(ExitCode::FAILURE)
 }
 
@@ -82,7 +105,7 @@ fn print_stacks(trace: &Trace) {
     }
     let mut stacks: Vec<_> = stacks.into_iter().collect();
     stacks.sort_by_key(|(_, (count, _))| std::cmp::Reverse(*count));
-    println!("\nbacktraces of a second run:");
+    println!("\nbacktraces of another run, in which strace stops all threads:");
     for ((name, stack), (count, seconds)) in stacks {
         println!("{count:8} {name}, {:.1} ms together\n    {stack}", seconds * 1e3);
     }
@@ -99,15 +122,18 @@ impl Scratch {
     }
 
     /// Runs the program under strace, and reads the trace of the runtime's thread.
-    fn trace(&self, args: &Args, program: &str, traced: &str, has_stacks: bool) -> Result<Trace> {
-        let directory = self.0.join(if has_stacks { "stacks" } else { "calls" });
+    fn trace(&self, args: &Args, program: &str, calls: &str, traced: Traced) -> Result<Trace> {
+        let directory = self.0.join(format!("{traced:?}"));
         fs::create_dir_all(&directory)?;
         let mut strace = Command::new("strace");
-        strace.args(["-ff", "-y", "-T", "-s", "16", "-e", &format!("trace={traced}"), "-o"]);
-        strace.arg(directory.join("trace"));
-        if has_stacks {
-            strace.arg("-k");
-        }
+        strace
+            .args(["-y", "-T", "-s", "16", "-e", &format!("trace={calls}"), "-o"])
+            .arg(directory.join("trace"));
+        match traced {
+            Traced::AllThreads => strace.arg("-ff"),
+            Traced::RuntimesThread => &mut strace,
+            Traced::Backtraces => strace.args(["-ff", "-k"]),
+        };
         strace.args([program, &args.connections.to_string(), &args.rounds.to_string()]);
         process::run(&mut strace)?;
         read(&directory)
