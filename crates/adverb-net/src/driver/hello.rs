@@ -107,7 +107,7 @@ impl HelloExchange {
                     self.state = self.identify(hello)?;
                 }
                 State::Rejecting => {
-                    return match self.poll_completion()? {
+                    return match self.poll_completion(Tag::Hello.wr_id())? {
                         Some(_) => Err(unknown(&self.lane)),
                         None => Ok(None),
                     };
@@ -125,9 +125,8 @@ impl HelloExchange {
                     }
                 },
                 #[cfg(all(test, feature = "soft", not(loom)))]
-                State::Forging => match self.poll_completion()? {
+                State::Forging => match self.poll_completion(HELLO_RECV)? {
                     None => return Ok(None),
-                    Some(completion) if completion.tag() != HELLO_RECV => {}
                     Some(completion) => {
                         let answer = completion.into_pool_message()?;
                         let answer = open_hello(&self.lane, &answer).and_then(Hello::parse);
@@ -140,19 +139,19 @@ impl HelloExchange {
         }
     }
 
-    /// Returns a completion of the lane, if there is one. Otherwise an event is raised for the next one.
-    fn poll_completion(&self) -> Result<Option<adverb_verbs::Completion>> {
+    /// Returns the completion with this tag, if it has arrived. Otherwise an event is raised for the next completion.
+    fn poll_completion(&self, tag: u64) -> Result<Option<adverb_verbs::Completion>> {
         self.lane.take_events()?;
         self.lane.completions.arm(ArmFor::Any)?;
         let mut done = Vec::new();
         self.lane.completions.poll(&mut done)?;
-        Ok(done.into_iter().next())
+        // Others may have arrived with it.
+        Ok(done.into_iter().find(|completion| completion.tag() == tag))
     }
 
     /// Returns the connector's hello, if it has arrived.
     fn poll_hello(&self) -> Result<Option<Hello>> {
-        let Some(completion) = self.poll_completion()? else { return Ok(None) };
-        debug_assert_eq!(completion.tag(), HELLO_RECV);
+        let Some(completion) = self.poll_completion(HELLO_RECV)? else { return Ok(None) };
         let disconnected = |reason: String, hint: &'static str| Error::Disconnected {
             peer: self.lane.peer,
             reason,

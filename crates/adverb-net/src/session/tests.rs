@@ -4,7 +4,7 @@
 mod many;
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::scope;
@@ -24,6 +24,13 @@ static TURN: Mutex<()> = Mutex::new(());
 /// The time limit of reconnecting, which no test reaches.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Returns two devices at addresses of their own. The connection manager finds devices by their addresses, so tests of
+/// the device `soft`, which run at the same time, must not find these.
+fn devices() -> [Device; 2] {
+    let [high, low] = (std::process::id() as u16).to_be_bytes();
+    [77, 78].map(|network| SoftDevice::at_addr(Ipv4Addr::new(127, network, high, low).into()).open().unwrap())
+}
+
 fn options(device: &Device) -> Options {
     let options = Options::new().device(device).allow_foreign_gid(true).timeout(RECONNECT_TIMEOUT);
     options.keepalive(Duration::from_millis(100)).reconnect(RECONNECT_TIMEOUT)
@@ -31,7 +38,7 @@ fn options(device: &Device) -> Options {
 
 /// Returns a connection between two software devices. No call accepts at its listener.
 fn connected(alternates: &[SocketAddr]) -> (Listener, Connection, Connection) {
-    let devices = [(); 2].map(|()| SoftDevice::new().open().unwrap());
+    let devices = devices();
     let listener = Listener::bind_with("127.0.0.1:0", &options(&devices[1])).unwrap();
     let mut connector = Connector::new().options(&options(&devices[0]));
     for alternate in alternates {

@@ -3,7 +3,7 @@
 mod streams;
 
 use std::io::{ErrorKind, Write};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{scope, sleep};
@@ -454,8 +454,9 @@ fn another_peer_cannot_take_over_a_session_number() {
 
 #[test]
 fn a_peer_without_a_hello_costs_no_ring() {
-    // Other tests use the shared device.
-    let device = SoftDevice::loopback().open().unwrap();
+    // Other tests use the shared device, and the connection manager finds devices by their addresses.
+    let [high, low] = (std::process::id() as u16).to_be_bytes();
+    let device = SoftDevice::at_addr(Ipv4Addr::new(127, 79, high, low).into()).open().unwrap();
     let options = Options::new().device(&device).recv_ring_size(1 << 20);
     let peer = "127.0.0.1:1".parse().unwrap();
     let make = |domain: &ProtectionDomain| Ok(domain.queue_pair(Transport::Rc));

@@ -4,9 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use adverb_verbs::SoftDevice;
-
-use super::{RECONNECT_TIMEOUT, TURN, options};
+use super::{RECONNECT_TIMEOUT, TURN, devices, options};
 use crate::driver::Driver;
 
 /// The short form of `cargo xtask redial`, which sets the number of connections.
@@ -19,7 +17,7 @@ fn connections_that_break_at_once_all_resume() {
 }
 
 async fn break_many(count: usize) {
-    let devices = [(); 2].map(|()| SoftDevice::new().open().unwrap());
+    let devices = devices();
     let [connector, listener] = devices.each_ref().map(|device| {
         options(device).recv_ring_size(4096).max_outstanding_writes(4).connect_timeout(RECONNECT_TIMEOUT)
     });
