@@ -1,7 +1,7 @@
 //! The cost of the wire format, as ratios to bare `crc32fast` in the same run.
 //!
-//! On a shared machine the two sides of a ratio alternate in many short rounds, and the median round counts. Run with
-//! `cargo bench -p adverb-wire`.
+//! The two sides of a ratio alternate in many short rounds, and the median round counts, so other programs on the
+//! machine slow both sides alike. Run with `cargo bench -p adverb-wire`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

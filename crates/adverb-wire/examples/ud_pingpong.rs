@@ -82,7 +82,7 @@ fn exchange(local: IpAddr, server: IpAddr) -> Result<Qpn, Box<dyn Error>> {
         IpAddr::V6(v6) => v6,
     };
     let mut tcp = TcpStream::connect((server, 18515))?;
-    // One write, because the peer reads only once.
+    // The peer reads only once, so send everything in one write.
     tcp.write_all(format!("0000:{:06x}:{:06x}:{:032x}\0", LOCAL_QP.get(), 0, gid.to_bits()).as_bytes())?;
     let mut reply = [0; "0000:000000:000000:".len() + 33];
     tcp.read_exact(&mut reply)?;

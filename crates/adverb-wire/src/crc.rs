@@ -167,7 +167,7 @@ const fn multiply_by_x(state: u32) -> u32 {
 }
 
 const fn divide_by_x(state: u32) -> u32 {
-    // P has the term 1, so P + 1 is divisible by x. If the state isn't divisible by x, add P first.
+    // A state with the term 1 isn't divisible by x. P also has the term 1, so adding P removes that term.
     if state & ONE != 0 { (state ^ POLYNOMIAL) << 1 | 1 } else { state << 1 }
 }
 

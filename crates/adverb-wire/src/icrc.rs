@@ -192,7 +192,7 @@ impl Flow {
         let mismatch = IcrcMismatch { computed, found: packet.icrc() };
         match self.family {
             Family::V4 => {
-                let words = words_after_ip_id(packet.as_bytes().len());
+                let words = words_from_ip_id(packet.as_bytes().len());
                 match crc::remove_zero_words(difference, words).to_le_bytes() {
                     [i0, i1, 0, 0] => Ok(u16::from_be_bytes([i0, i1])),
                     _ => Err(mismatch),
@@ -225,7 +225,7 @@ impl Flow {
     #[inline]
     pub fn ip_id_delta(ip_id: u16, packet_len: usize) -> [u8; ICRC_LEN] {
         let [i0, i1] = ip_id.to_be_bytes();
-        crc::append_zero_words(u32::from_le_bytes([i0, i1, 0, 0]), words_after_ip_id(packet_len))
+        crc::append_zero_words(u32::from_le_bytes([i0, i1, 0, 0]), words_from_ip_id(packet_len))
             .to_le_bytes()
     }
 
@@ -256,10 +256,11 @@ impl Flow {
     }
 }
 
-/// Returns the number of 4-byte words between the IP ID and the end of a packet of `packet_len` bytes.
-fn words_after_ip_id(packet_len: usize) -> usize {
-    // Following the word of IP ID and flags are 12 bytes of IPv4 header, 8 of UDP, and the packet without its ICRC. The
-    // word itself counts for the missing ICRC.
+/// Returns the number of 4-byte words that the ICRC covers from the word with the IP ID on, in a packet of `packet_len`
+/// bytes.
+fn words_from_ip_id(packet_len: usize) -> usize {
+    // The ICRC covers the word itself, 12 more bytes of the IPv4 header, 8 of UDP, and the packet without its ICRC:
+    // 4 + 12 + 8 + (packet_len - 4) bytes.
     packet_len.saturating_add(12 + 8) / 4
 }
 

@@ -32,8 +32,8 @@
 //! ```
 //!
 //! Section numbers ("vol. 1, 9.7.2") refer to the InfiniBand Architecture Specification, volume 1, and its annexes
-//! A11 (IP addressing for the CM), A17 (RoCEv2) and A19 (memory placement extensions). File names refer to
-//! `drivers/infiniband/sw/rxe` in Linux.
+//! A11 (IP addressing for the CM), A17 (RoCEv2) and A19 (memory placement extensions). File names that start with
+//! `rxe_` refer to `drivers/infiniband/sw/rxe` in Linux, and `cm.c` to `drivers/infiniband/core`.
 
 #![no_std]
 #![forbid(unsafe_code)]

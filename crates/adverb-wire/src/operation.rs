@@ -381,7 +381,7 @@ impl Write {
     }
 }
 
-/// Reads headers from the front of a packet. Every method returns `None` at the packet's end.
+/// Reads headers from the front of a packet. Every method returns `None` if too few bytes are left.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {

@@ -45,7 +45,8 @@ impl Psn {
     /// Returns the signed distance from `earlier` to this PSN, in −2²³ .. 2²³. The distance is negative if this PSN
     /// precedes `earlier`.
     ///
-    /// If the two PSNs are exactly 2²³ apart, neither precedes the other: the distance is −2²³ in both directions.
+    /// If the two PSNs are exactly 2²³ apart, the distance is −2²³ in both directions, so each one
+    /// [is before](Psn::is_before) the other.
     pub const fn since(self, earlier: Psn) -> i32 {
         // Shifted up by 8, the 24-bit sign becomes the sign of an i32, and the shift down extends it.
         (self.0.wrapping_sub(earlier.0) << 8).cast_signed() >> 8

@@ -179,7 +179,7 @@ fn every_flipped_bit_is_detected() {
 }
 
 #[test]
-fn psn_distances_are_correct_for_all_pairs_of_five_starts() {
+fn every_psn_distance_from_five_starts_is_correct() {
     for start in [0, 1, 0x7f_ffff, 0x80_0000, 0xff_ffff] {
         let start = Psn::wrapping(start);
         for distance in -0x80_0000i32..0x80_0000 {

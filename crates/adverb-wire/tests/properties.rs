@@ -55,8 +55,7 @@ proptest! {
     ) {
         let mut bytes = emit_frame(&ip, 4791, &header, &[&payload]);
         let packet_at = bytes.len() - Frame::parse(&bytes).expect("a frame").packet().as_bytes().len();
-        // The ICRC covers all bytes after the IP header except the UDP checksum and byte 4 of the base transport
-        // header.
+        // The ICRC detects a change of any byte of the packet except byte 4 of the base transport header.
         let at = packet_at + at.index(bytes.len() - packet_at);
         prop_assume!(at != packet_at + 4);
         bytes[at] ^= change;

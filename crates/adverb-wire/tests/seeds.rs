@@ -1,7 +1,7 @@
 //! Packets that triggered bugs in other implementations. They are also seeds of the fuzzer.
 //!
-//! Each packet corresponds to a former bug of kernel soft-RoCE. Two bugs of the same list are not about packets, and
-//! are tested in the engine: indexing the segments of a work request before counting them, and a timer that outlives
+//! Each packet corresponds to a former bug of kernel soft-RoCE. Two of its former bugs involve no packet, so the tests
+//! of adverb-proto cover them: indexing the segments of a work request before counting them, and a timer that outlives
 //! its queue pair.
 
 use adverb_wire::{Opcode, Operation, Packet, ParseError, Rc, Write};

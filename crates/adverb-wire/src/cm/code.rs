@@ -204,7 +204,7 @@ small_field!(
         2 => MessageKind::Other,
         _ => MessageKind::Reserved,
     },
-    |subject| (subject as u8).into()
+    |kind| (kind as u8).into()
 );
 
 impl fmt::Display for MessageKind {

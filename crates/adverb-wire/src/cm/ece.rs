@@ -30,8 +30,7 @@ impl fmt::Display for Ece {
     }
 }
 
-/// The positions of the three bytes of a vendor ID. The options aren't in the message: see
-/// [`Message::ece`](super::Message::ece).
+/// The positions of the three bytes of a vendor ID. The options are in the MAD header instead: see [`Ece`].
 pub(super) struct EceAt<const HIGH: usize, const MIDDLE: usize, const LOW: usize>;
 
 impl<const HIGH: usize, const MIDDLE: usize, const LOW: usize> EceAt<HIGH, MIDDLE, LOW> {

@@ -249,13 +249,13 @@ impl fmt::Display for MadError {
                 write!(f, "MAD base version {version} is not supported, only {BASE_VERSION}")
             }
             MadError::Class(class) => {
-                write!(f, "management class {class:#04x} is not communication management, {CLASS:#04x}")
+                write!(f, "management class {class:#04x} is not communication management ({CLASS:#04x})")
             }
             MadError::ClassVersion(version) => {
                 write!(f, "CM class version {version} is not supported, only {CLASS_VERSION}")
             }
             MadError::Method(method) => {
-                write!(f, "MAD method {method:#04x} is not Send, {METHOD_SEND:#04x}, the only one of the CM")
+                write!(f, "MAD method {method:#04x} is not Send ({METHOD_SEND:#04x}), the only CM method")
             }
             MadError::Attribute(attribute::LAP) => f.write_str("LAP (load alternate path) is not supported"),
             MadError::Attribute(attribute::APR) => {

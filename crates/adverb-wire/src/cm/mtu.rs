@@ -12,7 +12,8 @@ use super::layout::small_field;
 /// ```
 /// use adverb_wire::cm::PathMtu;
 ///
-/// // An Ethernet frame of 1500 bytes leaves 1416 bytes for the payload, so the path MTU is 1024.
+/// // With an Ethernet MTU of 1500 bytes, IPv6 and the headers of a WRITE with immediate data leave 1416 bytes for the
+/// // payload, so the path MTU is 1024.
 /// assert_eq!(PathMtu::at_most(1416), Some(PathMtu::Mtu1024));
 /// assert_eq!(PathMtu::Mtu1024.bytes(), 1024);
 /// assert_eq!(PathMtu::from_code(3), Some(PathMtu::Mtu1024));

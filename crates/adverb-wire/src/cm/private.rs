@@ -65,9 +65,9 @@ impl<const N: usize> fmt::Debug for PrivateData<N> {
 /// A received length above 72 is invalid and parsed as 72.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AdditionalInfo {
-    /// At most [`MAX_LEN`](AdditionalInfo::MAX_LEN).
+    /// The length, at most [`MAX_LEN`](AdditionalInfo::MAX_LEN).
     length: u8,
-    /// Zeros from `length` on.
+    /// The information, padded with zeros.
     bytes: PrivateData<72>,
 }
 

@@ -25,7 +25,7 @@ layout! {
         /// The sender's end-to-end context (EECN) for reliable datagrams; for XRC, the sender's target queue pair.
         pub eecn: Bits<24> = At<16>,
         /// The first PSN of the *receiver's* requests, which is the first PSN that the sender expects (vol. 1, 12.7;
-        /// `cm_req_handler` in Linux's `cm.c`).
+        /// `cm_rep_handler` in Linux's `cm.c`).
         pub starting_psn: Psn = At<20>,
         /// The maximum number of RDMA READs and atomics outstanding from the receiver to the sender.
         pub responder_resources: u8 = At<24>,

@@ -11,7 +11,6 @@ use std::vec::Vec;
 use super::*;
 use crate::{Psn, Qpn};
 
-/// Returns a number of a width that isn't whole bytes.
 fn bits<const N: usize>(value: u32) -> Bits<N> {
     Bits::new(value).unwrap()
 }
@@ -240,7 +239,7 @@ fn another_class_version_method_or_attribute_is_rejected() {
     assert_eq!(MadError::Attribute(0x19).to_string(), "LAP (load alternate path) is not supported");
     assert_eq!(
         MadError::Method(0x81).to_string(),
-        "MAD method 0x81 is not Send, 0x03, the only one of the CM"
+        "MAD method 0x81 is not Send (0x03), the only CM method"
     );
 }
 

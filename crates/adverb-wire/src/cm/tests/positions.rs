@@ -197,18 +197,18 @@ fn positions() -> Vec<FieldPosition> {
         field!(SidrRep, private_data, [0xff; 136].into(), 96, 0, 1088),
     ]);
     // The three bytes of the vendor ID are not adjacent in these two messages.
-    positions.push(FieldPosition { bits: bytes([15, 19, 23]), ..field!(Rep, ece, vendor, 0, 0, 0) });
-    positions.push(FieldPosition { bits: bytes([6, 7, 11]), ..field!(SidrRep, ece, vendor, 0, 0, 0) });
+    positions.push(FieldPosition { bits: bits_of([15, 19, 23]), ..field!(Rep, ece, vendor, 0, 0, 0) });
+    positions.push(FieldPosition { bits: bits_of([6, 7, 11]), ..field!(SidrRep, ece, vendor, 0, 0, 0) });
     // Additional information is preceded by its length, 72. In a REJ, the length is shifted up by one bit.
-    let bits = bytes(12..84).into_iter().chain([9 * 8, 9 * 8 + 3]).collect();
+    let bits = bits_of(12..84).into_iter().chain([9 * 8, 9 * 8 + 3]).collect();
     positions.push(FieldPosition { bits, ..field!(Rej, additional_info, info, 0, 0, 0) });
-    let bits = bytes(24..96).into_iter().chain([5 * 8 + 1, 5 * 8 + 4]).collect();
+    let bits = bits_of(24..96).into_iter().chain([5 * 8 + 1, 5 * 8 + 4]).collect();
     positions.push(FieldPosition { bits, ..field!(SidrRep, additional_info, info, 0, 0, 0) });
     positions
 }
 
-/// Returns the bits of `bytes`.
-fn bytes(bytes: impl IntoIterator<Item = usize>) -> Vec<usize> {
+/// Returns the positions of all bits of these bytes.
+fn bits_of(bytes: impl IntoIterator<Item = usize>) -> Vec<usize> {
     bytes.into_iter().flat_map(|byte| byte * 8..byte * 8 + 8).collect()
 }
 
