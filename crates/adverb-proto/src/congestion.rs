@@ -187,12 +187,12 @@ impl Pacer {
             return;
         }
         let Dcqcn { line_rate, additive_increase, hyper_increase, fast_recovery_steps, .. } = self.params;
-        let most = self.timer_steps.max(self.byte_steps);
-        let least = self.timer_steps.min(self.byte_steps);
-        if least > fast_recovery_steps {
-            let steps = u64::from(least - fast_recovery_steps);
+        let max_steps = self.timer_steps.max(self.byte_steps);
+        let min_steps = self.timer_steps.min(self.byte_steps);
+        if min_steps > fast_recovery_steps {
+            let steps = u64::from(min_steps - fast_recovery_steps);
             self.target = self.target.saturating_add(hyper_increase.saturating_mul(steps));
-        } else if most > fast_recovery_steps {
+        } else if max_steps > fast_recovery_steps {
             self.target = self.target.saturating_add(additive_increase);
         }
         self.target = self.target.min(line_rate);
@@ -318,8 +318,7 @@ mod tests {
         }
         assert!(raises[..5].iter().all(|raise| *raise == 0), "{raises:?}");
         assert!(raises[5] >= 40_000_000, "{raises:?}");
-        // The seventh round has seven steps of each kind, so it adds the hyper increase once; the next round adds it
-        // twice.
+        // From the sixth step of both kinds on, hyper increase raises the target, more with each step.
         assert!(raises[6] > 200_000_000 && raises[7] > raises[6], "{raises:?}");
     }
 

@@ -48,7 +48,7 @@ mutations! {
     IgnoreIcrc,
     /// The retransmission timer is never started.
     NeverStartRetransmitTimer,
-    /// A timer that expired while the queue pair was idle isn't restarted.
+    /// The acknowledgement timer isn't restarted after an acknowledgement or a retransmission.
     TimerNotRearmed,
     /// Fences are ignored.
     IgnoreFence,

@@ -43,7 +43,8 @@ impl SrqConfig {
 pub(crate) struct SharedQueue {
     queue: RecvQueue,
     pub(crate) config: SrqConfig,
-    /// The armed limit: the queue generates one event when it has fewer requests. 0 if the queue is not armed.
+    /// The armed limit: the queue generates one event when it has fewer requests. The limit is 0 if the queue is
+    /// not armed.
     limit: u32,
     /// The number of queue pairs that use the queue.
     pub(crate) users: u32,
@@ -91,7 +92,7 @@ impl SharedQueue {
         MovedFront::One
     }
 
-    /// Moves a request back to this queue that the queue pair will not use.
+    /// Moves a request that the queue pair will not use back to the front of this queue.
     pub(crate) fn return_front_of(&mut self, queue: &mut RecvQueue) {
         if !mutant!(SrqRequestLost) {
             self.queue.return_front_of(queue);

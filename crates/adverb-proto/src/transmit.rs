@@ -78,7 +78,7 @@ impl Transmit<'_> {
     /// Appends the whole packet to `out`: headers, payload, padding and ICRC, as the payload of a UDP datagram. The
     /// method copies the payload; a link with scatter/gather I/O can avoid the copy.
     ///
-    /// `identification` is the identification (IP ID) of the IPv4 header: 0 on an ordinary UDP socket.
+    /// `ip_id` is the identification (IP ID) of the IPv4 header: 0 on an ordinary UDP socket.
     ///
     /// # Errors
     ///
@@ -86,13 +86,13 @@ impl Transmit<'_> {
     pub fn write_to(
         &self,
         memory: &impl Memory,
-        identification: u16,
+        ip_id: u16,
         out: &mut Vec<u8>,
     ) -> Result<(), WriteError> {
         let start = out.len();
         let mut head = [0; MAX_HEADER_LEN];
         let payload_len = self.payload.len();
-        let begun = self.path.flow().begin_emit(&self.header, identification, payload_len, &mut head);
+        let begun = self.path.flow().begin_emit(&self.header, ip_id, payload_len, &mut head);
         let mut icrc = begun.map_err(WriteError::Emit)?;
         let header_len = self.header.len();
         out.extend_from_slice(&head[..header_len]);

@@ -55,7 +55,7 @@ pub(super) fn req(
         srq: local_qp.has_srq,
         extended_transport: Bits::ZERO,
         primary_path: Path {
-            // Not subnet-local, and permissive LIDs: `cm_format_req` in `cm.c` sends these values for RoCE.
+            // For RoCE, `cm_format_req` in `cm.c` sends permissive LIDs and clears the subnet-local bit.
             local_lid: 0xffff,
             remote_lid: 0xffff,
             local_gid: Gid::from(addrs.local).bytes().into(),

@@ -46,7 +46,7 @@ pub(super) struct Retransmission<T> {
     /// The time of the next retransmission.
     pub(super) at: Time,
     interval: core::time::Duration,
-    longest: core::time::Duration,
+    max_interval: core::time::Duration,
     left: u8,
     done: u8,
 }
@@ -60,7 +60,7 @@ impl<T> Retransmission<T> {
             message,
             at: now + interval,
             interval,
-            longest: interval * MAX_INTERVAL_FACTOR,
+            max_interval: interval * MAX_INTERVAL_FACTOR,
             left: times,
             done: 0,
         }
@@ -78,7 +78,7 @@ impl<T> Retransmission<T> {
         }
         self.left -= 1;
         self.done = self.done.saturating_add(1);
-        self.interval = (self.interval * 2).min(self.longest);
+        self.interval = (self.interval * 2).min(self.max_interval);
         self.at = now + self.interval;
         Some(&self.message)
     }

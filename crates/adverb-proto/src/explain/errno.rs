@@ -37,7 +37,7 @@ pub enum Call {
 }
 
 impl Call {
-    /// Returns the functions of rdma-core or Adverb: `ibv_reg_mr`.
+    /// Returns the functions of rdma-core or Adverb, such as `ibv_reg_mr`.
     pub const fn name(self) -> &'static str {
         match self {
             Call::OpenDevice => "ibv_get_device_list, ibv_open_device",

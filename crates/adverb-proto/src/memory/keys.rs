@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use adverb_wire::Qpn;
 
-use super::windows::{Whole, Windows};
+use super::windows::{StorageRange, Windows};
 use super::{Span, StorageId};
 use crate::hash::NumberHasher;
 use crate::mutation::mutant;
@@ -216,7 +216,7 @@ impl Keys {
     }
 
     /// Returns the whole region or window of a key, for a FLUSH of the whole (Annex A19.4).
-    pub(crate) fn whole(&self, pd: Pd, qpn: Qpn, key: u32, need: Access) -> Result<Whole, Denied> {
+    pub(crate) fn whole(&self, pd: Pd, qpn: Qpn, key: u32, need: Access) -> Result<StorageRange, Denied> {
         let Some(region) = self.regions.get(&key) else {
             return self.whole_window(pd, qpn, key, need);
         };
@@ -230,7 +230,7 @@ impl Keys {
             return Err(Denied::Access);
         }
         let Registration { storage, length, .. } = region.registration;
-        Ok(Whole { storage, start: 0, length })
+        Ok(StorageRange { storage, start: 0, length })
     }
 
     /// Invalidates a key for its owner (vol. 1, 10.6.5: local invalidate).

@@ -47,7 +47,7 @@ struct Bound {
 
 /// The part of a storage that a key gives access to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Whole {
+pub(crate) struct StorageRange {
     pub(crate) storage: StorageId,
     pub(crate) start: u64,
     pub(crate) length: u64,
@@ -110,7 +110,7 @@ impl Keys {
         Ok(key)
     }
 
-    /// Destroys a window and its binding. Any of its keys names it.
+    /// Destroys a window and its binding. `key` may be the key of any of its bindings.
     pub(crate) fn destroy_window(&mut self, key: u32) -> Result<(), WindowError> {
         let window = self.windows.by_index.get(&(key >> OWNER_KEY_BITS)).ok_or(WindowError::UnknownWindow)?;
         let pd = window.pd;
@@ -208,7 +208,7 @@ impl Keys {
         need: Access,
     ) -> Result<Span, Denied> {
         let bound = self.windows.bound(pd, qpn, range.key, need)?;
-        // As for regions, nothing can wrap for any range that a peer names.
+        // As for regions, the checked subtractions reject a range that is outside of the window or wraps.
         let offset = range.addr.checked_sub(bound.addr).ok_or(Denied::Bounds)?;
         let left = bound.length.checked_sub(offset).ok_or(Denied::Bounds)?;
         let slack = u64::from(mutant!(WindowBoundsOffByOne));
@@ -219,9 +219,9 @@ impl Keys {
     }
 
     /// Returns the whole window.
-    pub(super) fn whole_window(&self, pd: Pd, qpn: Qpn, key: u32, need: Access) -> Result<Whole, Denied> {
+    pub(super) fn whole_window(&self, pd: Pd, qpn: Qpn, key: u32, need: Access) -> Result<StorageRange, Denied> {
         let &Bound { storage, start, length, .. } = self.windows.bound(pd, qpn, key, need)?;
-        Ok(Whole { storage, start, length })
+        Ok(StorageRange { storage, start, length })
     }
 }
 

@@ -106,7 +106,7 @@ impl QueuePair {
             let segments = &self.recv_queue.segments;
             segments
                 .scatter(entry.segments, received, payload, keys, pd, memory)
-                .map_err(|why| RequestError::Fatal(NakCode::RemoteOperational, Status::from(why)))?;
+                .map_err(|error| RequestError::Fatal(NakCode::RemoteOperational, Status::from(error)))?;
         }
         let received = received + payload.len() as u32;
         self.responder.expected += 1;
@@ -171,7 +171,7 @@ impl QueuePair {
         if (position.last && length != write.left) || (!position.last && length >= write.left) {
             return Err(INVALID_REQUEST);
         }
-        // The receive is looked up before any byte is written, because the packet may be retransmitted.
+        // The receive is looked up before any byte is written, because the peer retransmits the packet after an RNR NAK.
         if immediate.is_some() && self.front_receive(cx).is_none() {
             return Err(RequestError::Rnr);
         }

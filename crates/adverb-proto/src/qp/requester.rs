@@ -39,7 +39,7 @@ pub(super) struct Requester {
     pub(super) credit_limit: Option<Psn>,
     /// The number of packets since the last acknowledgement request.
     since_ack_request: u32,
-    /// The number of coalesced requests that are sent now.
+    /// The number of queued requests that may be started now, without being held back.
     coalesced: u32,
     /// Whether the request that was started last is short.
     is_short: bool,
@@ -244,7 +244,7 @@ impl QueuePair {
         if entry.has(SendFlags::FENCE) && requester.reads > 0 && !mutant!(IgnoreFence) {
             return false;
         }
-        // The peer saves this number of responses for replays (vol. 1, 9.7.3; `rxe_req.c`, check_init_depth).
+        // The peer saves this number of responses for retransmissions (vol. 1, 9.7.3; `rxe_req.c`, check_init_depth).
         if entry.needs_response() && requester.reads >= requester.max_reads && !mutant!(IgnoreReadLimit) {
             return false;
         }

@@ -41,7 +41,7 @@ pub(crate) enum SegmentError {
     Denied,
     /// The memory access failed.
     Fault,
-    /// The segments are too short.
+    /// The bytes are more than the segments hold.
     TooLong,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A [`Device`](crate::Device) passes a [`TraceEvent`] for each step to its [`EventSink`]. A [`Recorder`] is a sink that
 //! stores the events in a ring buffer, and that is switched on and off at run time. Its [`Recording`] is the input of
-//! tools that show what happened.
+//! analysis tools.
 
 mod event;
 mod names;
@@ -31,8 +31,8 @@ pub trait EventSink {
     /// Handles an event.
     fn event(&mut self, now: Time, event: TraceEvent);
 
-    /// Handles the event that `create` returns, if the sink uses events now. A sink can implement this method to build
-    /// the event where it stores it.
+    /// Handles the event that `create` returns, if the sink uses events now. A sink can override this method to build
+    /// the event in place.
     #[inline(always)]
     fn event_with(&mut self, now: Time, create: impl FnOnce() -> TraceEvent) {
         if self.is_recording() {

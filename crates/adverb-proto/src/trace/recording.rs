@@ -38,13 +38,13 @@ pub struct RecordedEvent {
 pub enum StopCause {
     /// The application stopped or copied the recording.
     Manual,
-    /// A completion failed.
+    /// A request failed.
     Failure,
     /// An acknowledgement timeout expired.
     Timeout,
 }
 
-/// The origin of a device's clock ([`Time::ZERO`]), on clocks that other devices have too.
+/// The origin of a device's clock ([`Time::ZERO`]), as the host's clocks show it.
 ///
 /// Two recordings with the same nonzero `host_id` have one clock, and their events can be put in order. The clocks of
 /// two hosts differ by an unknown offset.

@@ -55,7 +55,7 @@ pub enum CompletedOperation {
     Flush,
     /// The binding of a memory window.
     BindWindow,
-    /// The invalidation of a local key.
+    /// The invalidation of the key of a local region or window.
     LocalInvalidate,
     /// The receipt of a message.
     Recv {

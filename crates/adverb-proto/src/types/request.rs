@@ -95,7 +95,7 @@ pub enum SendOperation {
     },
     /// A flush, which makes earlier writes to the peer's memory globally visible or persistent (Annex A19.4).
     Flush(FlushRange),
-    /// An invalidation of the local key of a region or a window.
+    /// An invalidation of the key of a local region, or of the remote key of a local window.
     LocalInvalidate(u32),
     /// A bind of a memory window to a range of a region.
     BindWindow(WindowBind),

@@ -313,10 +313,10 @@ fn calls_in_the_wrong_state_are_rejected() {
     let reason = adverb_wire::cm::RejectReason::ConsumerReject;
     assert_eq!(pair.sides[CLIENT].reject(now, client, reason, &[]), wrong);
     assert_eq!(pair.sides[CLIENT].establish(now, server), Err(CallError::Unknown));
-    let asked = pair.connect();
+    let connecting = pair.connect();
     let wrong = Err(CallError::WrongState(State::ReqSent));
-    assert_eq!(pair.sides[CLIENT].disconnect(now, asked, deadline), wrong);
-    assert!(pair.sides[CLIENT].qp_attributes(asked, &local_qp).is_err());
+    assert_eq!(pair.sides[CLIENT].disconnect(now, connecting, deadline), wrong);
+    assert!(pair.sides[CLIENT].qp_attributes(connecting, &local_qp).is_err());
     for error in [CallError::Unknown, CallError::WrongState(State::TimeWait), CallError::TooMany] {
         assert!(!error.to_string().is_empty());
     }

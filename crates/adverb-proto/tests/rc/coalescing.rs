@@ -3,7 +3,7 @@
 use adverb_proto::types::SendFlags;
 
 use crate::harness::{End, Options, ack, solo_with};
-use crate::requester::{READ, WRITE, numbers};
+use crate::requester::{READ, WRITE, psns};
 
 /// Returns an end with four outstanding short requests, so that further ones are coalesced.
 fn end_with_four_outstanding(options: Options) -> End {
@@ -11,7 +11,7 @@ fn end_with_four_outstanding(options: Options) -> End {
     for request in 0..4 {
         end.post(request, WRITE, 0, 8);
         assert_eq!(
-            numbers(&end.sent()),
+            psns(&end.sent()),
             [request as u32],
             "sent at once, because few requests are outstanding"
         );
@@ -27,13 +27,13 @@ fn short_requests_are_coalesced_while_many_are_outstanding() {
         assert!(end.sent().is_empty(), "request {request} is held back");
     }
     end.post(7, WRITE, 0, 8);
-    assert_eq!(numbers(&end.sent()), [4, 5, 6, 7], "their number equals the number of outstanding requests");
+    assert_eq!(psns(&end.sent()), [4, 5, 6, 7], "their number equals the number of outstanding requests");
     end.post(8, WRITE, 0, 8);
     end.post(9, WRITE, 0, 8);
     end.receive(3, ack(4), &[]);
     assert!(end.sent().is_empty(), "four requests are still outstanding");
     end.receive(4, ack(5), &[]);
-    assert_eq!(numbers(&end.sent()), [8, 9], "all are sent when fewer requests are outstanding");
+    assert_eq!(psns(&end.sent()), [8, 9], "all are sent when fewer requests are outstanding");
 }
 
 #[test]
@@ -55,23 +55,23 @@ fn only_unsolicited_short_requests_with_a_timeout_are_coalesced() {
     end.post(4, WRITE, 0, 8);
     assert!(end.sent().is_empty());
     end.post(5, WRITE, 0, 2048);
-    assert_eq!(numbers(&end.sent()), [4, 5, 6]);
+    assert_eq!(psns(&end.sent()), [4, 5, 6]);
     end.post(6, WRITE, 0, 8);
-    assert_eq!(numbers(&end.sent()), [7]);
+    assert_eq!(psns(&end.sent()), [7]);
     end.post(7, WRITE, 0, 8);
     assert!(end.sent().is_empty());
     end.post(8, READ, 0, 8);
-    assert_eq!(numbers(&end.sent()), [8, 9]);
+    assert_eq!(psns(&end.sent()), [8, 9]);
     // The request is solicited.
     let mut end = end_with_four_outstanding(Options::default());
     end.post(4, WRITE, 0, 8);
     let segment = end.segment(0, 8);
     end.try_post(5, WRITE, SendFlags::SOLICITED, &[segment]).unwrap();
-    assert_eq!(numbers(&end.sent()), [4, 5]);
+    assert_eq!(psns(&end.sent()), [4, 5]);
     // Without a timeout, a lost acknowledgement would not be noticed.
     let mut end = end_with_four_outstanding(Options { timeout: 0, ..Options::default() });
     end.post(4, WRITE, 0, 8);
-    assert_eq!(numbers(&end.sent()), [4]);
+    assert_eq!(psns(&end.sent()), [4]);
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn coalesced_requests_follow_retransmissions() {
     end.post(4, WRITE, 0, 8);
     assert!(end.sent().is_empty());
     end.wait();
-    assert_eq!(numbers(&end.sent()), [0, 1, 2, 3], "the acknowledgement was lost");
+    assert_eq!(psns(&end.sent()), [0, 1, 2, 3], "the acknowledgement was lost");
     end.receive_ack(3);
-    assert_eq!(numbers(&end.sent()), [4]);
+    assert_eq!(psns(&end.sent()), [4]);
 }

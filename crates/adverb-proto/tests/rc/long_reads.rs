@@ -127,7 +127,7 @@ fn requests_after_a_long_read_wait_until_all_its_parts_are_sent() {
     assert_eq!(sent[1].1, 6);
 }
 
-/// Returns a READ of `packets` packets, starting with number `packet`.
+/// Returns a READ of the packets from number `packet` to the end of a message of `packets` packets.
 fn read_from(end: &End, packet: u64, packets: u64) -> Rc {
     let length = ((packets - packet) * 1024) as u32;
     Rc::ReadRequest(Reth { va: ADDR + packet * 1024, rkey: end.key, length })

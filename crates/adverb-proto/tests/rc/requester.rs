@@ -18,7 +18,7 @@ pub(crate) fn remote(offset: u64) -> RemoteAddress {
 pub(crate) const WRITE: SendOperation = SendOperation::Write(RemoteAddress { addr: 0x5000, rkey: 0x1234 });
 pub(crate) const READ: SendOperation = SendOperation::Read(RemoteAddress { addr: 0x5000, rkey: 0x1234 });
 
-pub(crate) fn numbers(sent: &[(Rc, u32)]) -> Vec<u32> {
+pub(crate) fn psns(sent: &[(Rc, u32)]) -> Vec<u32> {
     sent.iter().map(|(_, psn)| *psn).collect()
 }
 
@@ -66,8 +66,8 @@ fn last_packet_of_a_message_requests_an_acknowledgement() {
     let mut end = solo();
     end.post(1, WRITE, 0, 2500);
     end.post(2, WRITE, 0, 5);
-    let asks: Vec<_> = end.headers().iter().map(|header| header.ack_request).collect();
-    assert_eq!(asks, [false, false, true, true]);
+    let ack_requests: Vec<_> = end.headers().iter().map(|header| header.ack_request).collect();
+    assert_eq!(ack_requests, [false, false, true, true]);
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn sequence_nak_acknowledges_earlier_packets_and_retransmits_the_rest() {
         end.post(id, WRITE, 0, 8);
     }
     end.transmits();
-    assert_eq!(numbers(&end.exchange(2, nak(NakCode::SequenceError, 2), &[])), [2, 3]);
+    assert_eq!(psns(&end.exchange(2, nak(NakCode::SequenceError, 2), &[])), [2, 3]);
     assert_eq!(end.statuses(), [(0, Status::Success), (1, Status::Success)]);
 }
 
@@ -186,7 +186,7 @@ fn acknowledgement_during_a_retry_skips_acknowledged_packets() {
     end.transmits();
     end.wait();
     end.receive_ack(1);
-    assert_eq!(numbers(&end.sent()), [2, 3]);
+    assert_eq!(psns(&end.sent()), [2, 3]);
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn timeout_is_4096_ns_times_a_power_of_two() {
         end.post(1, WRITE, 0, 8);
         end.transmits();
         assert_eq!(end.wait(), Some(Duration::from_nanos(4096 << code)));
-        assert_eq!(numbers(&end.sent()), [0]);
+        assert_eq!(psns(&end.sent()), [0]);
     }
 }
 
@@ -271,7 +271,7 @@ fn requester_waits_for_the_rnr_backoff() {
         end.transmits();
         assert_eq!(end.exchange(0, rnr_nak(code, 0), &[]), []);
         assert_eq!(end.wait(), Some(RnrTimer::new(code).unwrap().duration()));
-        assert_eq!(numbers(&end.sent()), [0]);
+        assert_eq!(psns(&end.sent()), [0]);
     }
 }
 
@@ -327,7 +327,7 @@ fn sequence_naks_during_an_rnr_backoff_neither_end_it_nor_consume_a_retry() {
     }
     assert_eq!(end.statuses(), []);
     assert_eq!(end.wait(), Some(RnrTimer::new(12).unwrap().duration()));
-    assert_eq!(numbers(&end.sent()), [0, 1]);
+    assert_eq!(psns(&end.sent()), [0, 1]);
 }
 
 #[test]
@@ -349,7 +349,7 @@ fn acknowledgement_ends_an_rnr_backoff() {
     end.receive(0, rnr_nak(0, 0), &[]);
     end.receive_ack(0);
     assert_eq!(end.statuses(), [(1, Status::Success)]);
-    assert_eq!(numbers(&end.sent()), [1]);
+    assert_eq!(psns(&end.sent()), [1]);
 }
 
 #[test]
@@ -387,7 +387,7 @@ fn read_consumes_the_psns_of_its_response() {
     let mut end = solo();
     end.post(1, READ, 0, 2500);
     end.post(2, WRITE, 0, 8);
-    assert_eq!(numbers(&end.sent()), [0, 3]);
+    assert_eq!(psns(&end.sent()), [0, 3]);
 }
 
 #[test]
@@ -396,7 +396,7 @@ fn acknowledgement_beyond_an_outstanding_read_is_an_implied_nak() {
     end.post(1, READ, 0, 8);
     end.post(2, WRITE, 0, 8);
     end.transmits();
-    assert_eq!(numbers(&end.exchange(1, ack(2), &[])), [0, 1]);
+    assert_eq!(psns(&end.exchange(1, ack(2), &[])), [0, 1]);
     assert_eq!(end.statuses(), []);
     assert_eq!(end.device.statistics().implied_naks, 1);
 }
@@ -408,7 +408,7 @@ fn response_beyond_an_outstanding_read_is_an_implied_nak() {
     end.post(2, READ, 64, 8);
     end.transmits();
     let response = Rc::ReadResponse(ReadResponse::Only(aeth(2)));
-    assert_eq!(numbers(&end.exchange(1, response, &[1; 8])), [0, 1]);
+    assert_eq!(psns(&end.exchange(1, response, &[1; 8])), [0, 1]);
     assert_eq!(end.statuses(), []);
 }
 
@@ -421,7 +421,7 @@ fn requests_before_a_missing_response_are_acknowledged() {
     end.transmits();
     end.receive_ack(2);
     assert_eq!(end.statuses(), [(1, Status::Success)]);
-    assert_eq!(numbers(&end.sent()), [1, 2]);
+    assert_eq!(psns(&end.sent()), [1, 2]);
 }
 
 #[test]
@@ -588,12 +588,12 @@ fn outstanding_reads_and_atomics_are_limited() {
     for id in 0..5 {
         end.post(id, SendOperation::FetchAdd { remote: remote(0), add: 1 }, id * 8, 8);
     }
-    assert_eq!(numbers(&end.sent()), [0, 1]);
+    assert_eq!(psns(&end.sent()), [0, 1]);
     end.receive(0, Rc::AtomicAcknowledge(aeth(1), 5), &[]);
-    assert_eq!(numbers(&end.sent()), [2]);
+    assert_eq!(psns(&end.sent()), [2]);
     end.receive(1, Rc::AtomicAcknowledge(aeth(2), 5), &[]);
     end.receive(2, Rc::AtomicAcknowledge(aeth(3), 5), &[]);
-    assert_eq!(numbers(&end.sent()), [3, 4]);
+    assert_eq!(psns(&end.sent()), [3, 4]);
 }
 
 #[test]
@@ -601,10 +601,10 @@ fn flush_and_atomic_write_count_as_reads() {
     let mut end = solo_with(&Options { max_rd_atomic: 1, ..Options::default() });
     end.post(1, SendOperation::AtomicWrite { remote: remote(0), bytes: [1; 8] }, 0, 0);
     end.post(2, READ, 0, 8);
-    assert_eq!(numbers(&end.sent()), [0]);
+    assert_eq!(psns(&end.sent()), [0]);
     end.receive(0, Rc::ReadResponse(ReadResponse::Only(aeth(1))), &[]);
     assert_eq!(end.statuses(), [(1, Status::Success)]);
-    assert_eq!(numbers(&end.sent()), [1]);
+    assert_eq!(psns(&end.sent()), [1]);
 }
 
 #[test]
@@ -613,9 +613,9 @@ fn writes_do_not_wait_for_reads_unless_fenced() {
     end.post(1, READ, 0, 8);
     end.post(2, WRITE, 64, 8);
     end.post_fenced(3, WRITE, 64, 8);
-    assert_eq!(numbers(&end.sent()), [0, 1], "the fenced one waits");
+    assert_eq!(psns(&end.sent()), [0, 1], "the fenced one waits");
     end.receive(0, Rc::ReadResponse(ReadResponse::Only(aeth(1))), &[1; 8]);
-    assert_eq!(numbers(&end.sent()), [2]);
+    assert_eq!(psns(&end.sent()), [2]);
 }
 
 #[test]
@@ -623,12 +623,12 @@ fn fence_waits_for_atomics_but_not_for_writes() {
     let mut end = solo();
     end.post(1, WRITE, 0, 8);
     end.post_fenced(2, WRITE, 0, 8);
-    assert_eq!(numbers(&end.sent()), [0, 1]);
+    assert_eq!(psns(&end.sent()), [0, 1]);
     end.post(3, SendOperation::FetchAdd { remote: remote(0), add: 1 }, 0, 8);
     end.post_fenced(4, WRITE, 0, 8);
-    assert_eq!(numbers(&end.sent()), [2]);
+    assert_eq!(psns(&end.sent()), [2]);
     end.receive(2, Rc::AtomicAcknowledge(aeth(3), 5), &[]);
-    assert_eq!(numbers(&end.sent()), [3]);
+    assert_eq!(psns(&end.sent()), [3]);
 }
 
 #[test]
@@ -639,7 +639,7 @@ fn full_window_pauses_sending_and_its_last_packet_requests_an_acknowledgement() 
     assert_eq!(headers.len(), 4);
     assert!(headers[3].ack_request);
     end.receive_ack(1);
-    assert_eq!(numbers(&end.sent()), [4, 5]);
+    assert_eq!(psns(&end.sent()), [4, 5]);
 }
 
 #[test]
@@ -649,7 +649,7 @@ fn request_with_a_bad_key_fails_after_earlier_requests_complete() {
     let bad = Segment { addr: ADDR, length: 8, lkey: 0xbad };
     end.try_post(2, WRITE, SendFlags::empty(), &[bad]).unwrap();
     end.post(3, WRITE, 0, 8);
-    assert_eq!(numbers(&end.sent()), [0]);
+    assert_eq!(psns(&end.sent()), [0]);
     assert_eq!(end.statuses(), []);
     end.receive_ack(0);
     end.transmits();
@@ -695,9 +695,9 @@ fn local_invalidate_waits_for_earlier_requests_and_sends_no_packet() {
     end.post(1, WRITE, 0, 8);
     end.post(2, SendOperation::LocalInvalidate(key), 0, 0);
     end.post(3, WRITE, 0, 8);
-    assert_eq!(numbers(&end.sent()), [0]);
+    assert_eq!(psns(&end.sent()), [0]);
     end.receive_ack(0);
-    assert_eq!(numbers(&end.sent()), [1]);
+    assert_eq!(psns(&end.sent()), [1]);
     assert_eq!(end.statuses(), [(1, Status::Success), (2, Status::Success)]);
     let segment = Segment { addr: ADDR, length: 8, lkey: key };
     end.receive(1, ack(2), &[]);
@@ -722,9 +722,9 @@ fn retransmission_event_has_its_cause() {
     end.post(1, WRITE, 0, 8);
     end.transmits();
     end.wait();
-    let again =
+    let is_retransmission =
         |event: &TraceEvent| matches!(event, TraceEvent::Retransmit { cause: RetryCause::Timeout, .. });
-    assert!(end.device.sink().iter().any(|(_, event)| again(event)));
+    assert!(end.device.sink().iter().any(|(_, event)| is_retransmission(event)));
     let sent: Vec<_> = end.headers();
     assert_eq!(rc(&sent[0]), Rc::Write(Write::Only(Reth { va: 0x5000, rkey: 0x1234, length: 8 }, None)));
     assert_eq!(end.device.statistics().retransmitted_packets, 1);

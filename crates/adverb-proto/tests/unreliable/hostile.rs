@@ -141,7 +141,7 @@ fn no_packet_exceeds_the_bounds_of_a_window() {
 fn dropped_packets_generate_events() {
     let mut end = solo_with(&Options { transport: Transport::Uc, ..Options::default() });
     end.receive_uc(0, Uc::Send(Send::Only(None)), b"x");
-    let told = |(_, event): &(adverb_proto::Time, TraceEvent)| matches!(event, TraceEvent::Dropped { .. });
-    assert!(end.device.sink().iter().any(told));
+    let is_drop = |(_, event): &(adverb_proto::Time, TraceEvent)| matches!(event, TraceEvent::Dropped { .. });
+    assert!(end.device.sink().iter().any(is_drop));
     assert_eq!(end.device.statistics().packets_dropped, 1);
 }

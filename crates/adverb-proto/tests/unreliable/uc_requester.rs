@@ -367,8 +367,8 @@ fn packets_generate_events() {
     let mut end = solo();
     end.post(1, SendOperation::Send, 0, 8);
     end.transmits();
-    let out = |event: &TraceEvent| {
+    let is_sent_packet = |event: &TraceEvent| {
         matches!(event, TraceEvent::PacketSent { payload_len: 8, is_retransmission: false, .. })
     };
-    assert!(end.device.sink().iter().any(|(_, event)| out(event)));
+    assert!(end.device.sink().iter().any(|(_, event)| is_sent_packet(event)));
 }
