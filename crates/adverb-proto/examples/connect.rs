@@ -147,7 +147,10 @@ impl CmEndpoint {
         let (now, deadline) = (self.now(), self.now() + TIMEOUT);
         match event {
             Event::Request(request) => {
-                println!("{:?} requests a connection for its queue pair {}", request.source, request.remote_qpn);
+                println!(
+                    "{:?} requests a connection for its queue pair {}",
+                    request.source, request.remote_qpn
+                );
                 self.manager.accept(now, request.id, &LocalQp::new(QPN), b"welcome", deadline)?;
             }
             Event::Accepted(acceptance) => {

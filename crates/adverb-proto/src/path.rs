@@ -202,7 +202,7 @@ impl IcrcChecker {
             }
         };
         match icrc {
-            IcrcCheck::IpId(identification) => flow.verify(packet, identification).is_ok(),
+            IcrcCheck::IpId(ip_id) => flow.verify(packet, ip_id).is_ok(),
             IcrcCheck::IpIdBelow(end) => flow.recover_ip_id(packet).is_ok_and(|found| found < end),
             IcrcCheck::AnyIpId => flow.recover_ip_id(packet).is_ok(),
             IcrcCheck::Trusted => true,

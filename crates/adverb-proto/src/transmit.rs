@@ -83,12 +83,7 @@ impl Transmit<'_> {
     /// # Errors
     ///
     /// Returns [`WriteError::Memory`] if memory is not readable. After an error, `out` is unchanged.
-    pub fn write_to(
-        &self,
-        memory: &impl Memory,
-        ip_id: u16,
-        out: &mut Vec<u8>,
-    ) -> Result<(), WriteError> {
+    pub fn write_to(&self, memory: &impl Memory, ip_id: u16, out: &mut Vec<u8>) -> Result<(), WriteError> {
         let start = out.len();
         let mut head = [0; MAX_HEADER_LEN];
         let payload_len = self.payload.len();

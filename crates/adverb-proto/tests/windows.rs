@@ -269,12 +269,12 @@ fn invalidating_an_unbound_window_fails() {
 fn window_is_invalidated_only_by_its_queue_pair() {
     let (mut end, region) = bindable();
     let key = bound_window(&mut end, region, READ_WRITE);
-    let here = end.qpn;
+    let bound_qpn = end.qpn;
     end.qpn = another_qp(&mut end);
     end.post(1, SendOperation::LocalInvalidate(key), 0, 0);
     end.transmits();
     assert_eq!(end.statuses(), [(1, Status::LocalQpOperation)]);
-    end.qpn = here;
+    end.qpn = bound_qpn;
     assert_eq!(end.exchange(0, write(key, ADDR + WINDOW_START, 4), b"good"), [(ack(1), 0)]);
 }
 
@@ -336,7 +336,7 @@ fn region_needs_local_write_access_for_a_remotely_writable_window() {
 }
 
 #[test]
-fn window_needs_remote_access_rights_only() {
+fn window_grants_only_remote_access_rights() {
     for access in [Access::LOCAL_WRITE, Access::WINDOW_BIND | READ_WRITE] {
         let (mut end, region) = bindable();
         let key = next(window(&mut end));
@@ -345,7 +345,7 @@ fn window_needs_remote_access_rights_only() {
 }
 
 #[test]
-fn window_without_rights_denies_access() {
+fn window_without_rights_can_be_bound() {
     let (mut end, region) = bindable();
     let key = next(window(&mut end));
     assert_eq!(try_bind(&mut end, binding(key, region, Access::empty())), Status::Success);
@@ -482,7 +482,7 @@ fn window_is_looked_up_for_each_packet() {
 }
 
 #[test]
-fn read_response_ends_when_its_window_does() {
+fn read_response_ends_when_its_window_is_destroyed() {
     let (mut end, region) = bindable();
     let key = bound_window(&mut end, region, READ_WRITE);
     end.receive(0, Rc::ReadRequest(Reth { va: ADDR + WINDOW_START, rkey: key, length: 2048 }), &[]);

@@ -225,8 +225,7 @@ impl Flow {
     #[inline]
     pub fn ip_id_delta(ip_id: u16, packet_len: usize) -> [u8; ICRC_LEN] {
         let [i0, i1] = ip_id.to_be_bytes();
-        crc::append_zero_words(u32::from_le_bytes([i0, i1, 0, 0]), words_from_ip_id(packet_len))
-            .to_le_bytes()
+        crc::append_zero_words(u32::from_le_bytes([i0, i1, 0, 0]), words_from_ip_id(packet_len)).to_le_bytes()
     }
 
     /// Computes the ICRC that `packet` should have.

@@ -33,7 +33,7 @@ impl fmt::Display for ConnectionId {
 /// The manager reports exactly one outcome of each call of [`connect`](super::Manager::connect) and
 /// [`accept`](super::Manager::accept), by the deadline of the call: [`Established`](Event::Established),
 /// [`Rejected`](Event::Rejected), [`Unreachable`](Event::Unreachable) or [`Disconnected`](Event::Disconnected). It
-/// reports no outcome if the application [rejects](super::Manager::reject) or [abandons](super::Manager::abort) the
+/// reports no outcome if the application [rejects](super::Manager::reject) or [aborts](super::Manager::abort) the
 /// connection first. After `Established`, it reports one `Disconnected`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]

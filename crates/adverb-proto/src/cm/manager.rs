@@ -164,16 +164,16 @@ impl Manager {
     ///
     /// Returns [`CallError::Unknown`] if the listener does not exist.
     pub fn close_listener(&mut self, now: Time, listener: ListenerId) -> Result<(), CallError> {
-        let mut untaken = Vec::new();
+        let mut unpolled = Vec::new();
         self.out.events.retain(|event| match event {
             Event::Request(request) if request.listener == listener => {
-                untaken.push(request.id);
+                unpolled.push(request.id);
                 false
             }
             Event::Query(query) if query.listener == listener => false,
             _ => true,
         });
-        for id in untaken {
+        for id in unpolled {
             let _ = self.reject(now, id, RejectReason::InvalidServiceId, &[]);
         }
         if self.table.close(listener.0) { Ok(()) } else { Err(CallError::Unknown) }
@@ -525,26 +525,26 @@ impl Manager {
     /// Handles a deadline that has passed.
     fn handle_deadline(&mut self, now: Time, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
-        let told = ConnectionId(id);
+        let connection_id = ConnectionId(id);
         match connection.state {
             State::TimeWait => {
-                let gone = self.table.remove(id);
-                if let Some(local_qp) = gone.and_then(|gone| gone.local_qp) {
-                    self.out.events.push_back(Event::TimewaitExit { id: told, qpn: local_qp.qpn });
+                let removed = self.table.remove(id);
+                if let Some(local_qp) = removed.and_then(|removed| removed.local_qp) {
+                    self.out.events.push_back(Event::TimewaitExit { id: connection_id, qpn: local_qp.qpn });
                 }
             }
             State::DreqSent => {
-                self.out.events.push_back(Event::Disconnected(told));
+                self.out.events.push_back(Event::Disconnected(connection_id));
                 self.end(now, id, None);
             }
             State::ReqReceived => {
                 let (reason, none) = (RejectReason::NoResources, AdditionalInfo::EMPTY);
                 let rej = compose::rej(connection, reason, none, PrivateData::EMPTY);
-                self.out.events.push_back(Event::Unreachable(told));
+                self.out.events.push_back(Event::Unreachable(connection_id));
                 self.end(now, id, Some(rej));
             }
             State::ReqSent | State::RepReceived | State::RepSent | State::Established => {
-                self.out.events.push_back(Event::Unreachable(told));
+                self.out.events.push_back(Event::Unreachable(connection_id));
                 self.end_at_deadline(now, id);
             }
         }
@@ -586,8 +586,8 @@ impl Manager {
 
     /// Moves a connection to timewait. `timewait_response` is the response to further messages from the peer.
     fn enter_timewait(&mut self, now: Time, id: u32, timewait_response: Option<Mad>) -> Option<&Connection> {
-        let rest = if mutant!(CmNoTimewait) { core::time::Duration::ZERO } else { self.config.timewait };
-        let connection = self.table.change_state(id, State::TimeWait, Some(now + rest))?;
+        let timewait = if mutant!(CmNoTimewait) { core::time::Duration::ZERO } else { self.config.timewait };
+        let connection = self.table.change_state(id, State::TimeWait, Some(now + timewait))?;
         connection.timewait_response = timewait_response.map(Box::new);
         Some(connection)
     }

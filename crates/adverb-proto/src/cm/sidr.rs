@@ -290,12 +290,12 @@ impl Queries {
     /// Handles the response to a query (`cm_sidr_rep_handler` in `cm.c`).
     pub(super) fn handle_response(&mut self, addrs: AddrPair, response: &SidrRep, out: &mut Outbox) {
         let id = response.request_id;
-        let is_asked = self.entries.get(&id).is_some_and(|entry| {
+        let is_expected = self.entries.get(&id).is_some_and(|entry| {
             matches!(entry.stage, Stage::Sent(_))
                 && entry.addrs == addrs
                 && entry.service == response.service_id
         });
-        if !is_asked {
+        if !is_expected {
             out.statistics.unmatched += 1;
             return;
         }

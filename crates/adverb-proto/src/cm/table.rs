@@ -77,7 +77,7 @@ impl Table {
         &self.half_open
     }
 
-    /// Returns an ID that no connection has. 0 means none (`cm_format_rej` in `cm.c`).
+    /// Returns an ID that no connection has. The ID is never 0, which means none (`cm_format_rej` in `cm.c`).
     pub(super) fn unused_id(&self, random: &mut impl FnMut() -> u32) -> u32 {
         let mut id = random();
         while id == 0 || self.connections.contains_key(&id) {

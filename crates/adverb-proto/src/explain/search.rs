@@ -35,7 +35,7 @@ pub fn find(term: &str) -> Vec<SearchResult> {
             Kind::ALL.into_iter().filter(|kind| selector.is_none_or(|selector| selector.kind == *kind));
         found.extend(kinds.filter_map(|kind| number.explain(kind, selector)));
         if number.is_hexadecimal {
-            // Opcodes and syndromes are usually printed so.
+            // Opcodes and syndromes are usually printed in hexadecimal.
             found.sort_by_key(|found| !matches!(found.explanation.kind, Kind::Opcode | Kind::Syndrome));
         }
         return found;
@@ -78,7 +78,7 @@ pub fn similar(term: &str) -> Vec<&'static Explanation> {
     if !close.is_empty() {
         return close;
     }
-    // The term may be the start of a name, with errors.
+    // The term may be a misspelled prefix of a name.
     best(&|name| edits(&term, name).into_iter().min().filter(|edits| *edits <= term.len() / 4))
 }
 
@@ -233,8 +233,7 @@ fn letters(name: &str) -> impl Iterator<Item = char> {
     name.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase)
 }
 
-/// Returns, for each start of `name` from the empty one to all of it, the number of letters to insert, remove or replace
-/// to turn `term` into it.
+/// Returns the edit distance from `term` to each prefix of `name`, from the empty prefix to the whole name.
 fn edits(term: &str, name: &str) -> Vec<usize> {
     let name: Vec<char> = name.chars().collect();
     let mut row: Vec<usize> = (0..=name.len()).collect();
@@ -366,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn edits_are_counted_for_each_start_of_the_name() {
+    fn edit_distance_is_returned_for_each_prefix() {
         assert_eq!(edits("", ""), [0]);
         assert_eq!(edits("abc", ""), [3]);
         assert_eq!(edits("", "abc"), [0, 1, 2, 3]);

@@ -50,7 +50,7 @@ fn every_device_event_is_explained() {
         DeviceEvent::SharedReceiveQueueError(3),
         DeviceEvent::SharedReceiveQueueLimit(3),
     ];
-    // `device_event` matches all variants, so a new one does not compile; this finds a wrong code.
+    // `device_event` matches all variants, so the compiler finds a missing one. This loop finds a wrong code.
     for event in events {
         let explanation = device_event(event).unwrap_or_else(|| panic!("{event:?} has no explanation"));
         let name = variant(&event);

@@ -219,7 +219,13 @@ impl Keys {
     }
 
     /// Returns the whole window.
-    pub(super) fn whole_window(&self, pd: Pd, qpn: Qpn, key: u32, need: Access) -> Result<StorageRange, Denied> {
+    pub(super) fn whole_window(
+        &self,
+        pd: Pd,
+        qpn: Qpn,
+        key: u32,
+        need: Access,
+    ) -> Result<StorageRange, Denied> {
         let &Bound { storage, start, length, .. } = self.windows.bound(pd, qpn, key, need)?;
         Ok(StorageRange { storage, start, length })
     }

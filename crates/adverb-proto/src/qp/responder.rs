@@ -3,7 +3,7 @@
 use adverb_wire::{CompareSwap, FetchAdd, Flush, NakCode, Psn, Rc, Reth, RnrTimer, Send, Write};
 
 use super::receive::{PacketPosition, SendEnd};
-use super::response::{Pending, Replay, Response, ResponseKind, Responses};
+use super::response::{Pending, Response, ResponseKind, Responses, Retransmission};
 use super::{Context, QueuePair, ReadyToReceive, Received};
 use crate::event::QueueEvent;
 use crate::memory::{Memory, Range, Span};
@@ -208,7 +208,7 @@ impl QueuePair {
         if self.access.contains(need) { Ok(()) } else { Err(INVALID_REQUEST) }
     }
 
-    /// Checks that a slot is free for a response that may be replayed (vol. 1, 9.7.4).
+    /// Checks that a slot is free for a response that may be retransmitted (vol. 1, 9.7.4).
     fn check_slot(&self) -> Result<(), RequestError> {
         if self.responder.responses.has_slot() { Ok(()) } else { Err(INVALID_REQUEST) }
     }
@@ -336,7 +336,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Queues the response to the expected packet, and saves it for replays.
+    /// Queues the response to the expected packet, and saves it for retransmissions.
     fn queue_response(&mut self, saved: ResponseKind, packets: u32) {
         let responder = &mut self.responder;
         responder.msn += 1;
@@ -363,25 +363,27 @@ impl QueuePair {
             return;
         }
         let responses = &mut self.responder.responses;
-        let replay = match *rc {
+        let retransmission = match *rc {
             // The acknowledgement is for the last executed packet, which is at or after this one.
             Rc::Send(_) | Rc::SendLastInvalidate(_) | Rc::SendOnlyInvalidate(_) | Rc::Write(_) => {
                 responses.acknowledge();
                 return;
             }
-            Rc::ReadRequest(reth) => responses.replay_read(psn, reth, self.mtu),
+            Rc::ReadRequest(reth) => responses.retransmit_read(psn, reth, self.mtu),
             Rc::CompareSwap(_) | Rc::FetchAdd(_) => {
-                responses.replay(psn, |saved| matches!(saved, ResponseKind::Atomic(_)))
+                responses.retransmit(psn, |saved| matches!(saved, ResponseKind::Atomic(_)))
             }
             Rc::AtomicWrite(_) | Rc::Flush(_) => {
-                responses.replay(psn, |saved| matches!(saved, ResponseKind::Empty))
+                responses.retransmit(psn, |saved| matches!(saved, ResponseKind::Empty))
             }
-            Rc::ReadResponse(_) | Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) => Replay::Unavailable,
+            Rc::ReadResponse(_) | Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) => {
+                Retransmission::Unavailable
+            }
         };
-        match replay {
-            Replay::Queued => cx.stats.retransmitted_responses += 1,
-            Replay::Pending => {}
-            Replay::Unavailable => self.drop_packet(cx, packet, DropReason::DuplicateTooOld),
+        match retransmission {
+            Retransmission::Queued => cx.stats.retransmitted_responses += 1,
+            Retransmission::Pending => {}
+            Retransmission::Unavailable => self.drop_packet(cx, packet, DropReason::DuplicateTooOld),
         }
     }
 

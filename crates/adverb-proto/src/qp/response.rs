@@ -1,4 +1,4 @@
-//! The responses of a responder: data of READs and atomics, which may be replayed, then acknowledgements and NAKs.
+//! The responses of a responder: data of READs and atomics, which may be retransmitted, then acknowledgements and NAKs.
 
 use std::collections::VecDeque;
 
@@ -10,21 +10,21 @@ use crate::mutation::mutant;
 use crate::trace::{EventSink, TraceEvent};
 use crate::types::{Access, QpState, Status};
 
-/// The queued responses, and the saved responses for replays.
+/// The queued responses, and the saved responses for retransmissions.
 #[derive(Debug, Default)]
 pub(super) struct Responses {
     /// The queued responses, in order. They are sent before `pending`.
     queue: VecDeque<QueuedResponse>,
-    /// The number of queued responses that are not replays.
+    /// The number of queued responses that are not retransmissions.
     first_count: u32,
-    /// The last responses, for replays (vol. 1, 9.7.5; `rxe_resp.c`, `resp.resources`).
+    /// The last responses, for retransmissions (vol. 1, 9.7.5; `rxe_resp.c`, `resp.resources`).
     saved: VecDeque<Response>,
     /// The maximum number of saved responses, and of the peer's outstanding READs and atomics.
     slots: u32,
     pub(super) pending: Pending,
 }
 
-/// A response that can be replayed.
+/// A response that can be retransmitted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Response {
     /// The sequence number of the request and of the response's first packet.
@@ -60,12 +60,12 @@ struct QueuedResponse {
 
 /// The result of a duplicate request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Replay {
-    /// The response is replayed.
+pub(super) enum Retransmission {
+    /// The response is retransmitted.
     Queued,
     /// The requested packets are still queued, so they are sent once.
     Pending,
-    /// The response is no longer stored, or too many replays are queued.
+    /// The response is no longer stored, or too many retransmissions are queued.
     Unavailable,
 }
 
@@ -136,7 +136,7 @@ impl Responses {
         }
     }
 
-    /// Queues a response, and saves it for replays.
+    /// Queues a response, and saves it for retransmissions.
     pub(super) fn queue_response(&mut self, response: Response) {
         if self.saved.len() >= self.slots as usize {
             self.saved.pop_front();
@@ -151,20 +151,20 @@ impl Responses {
         }
     }
 
-    /// Replays a saved response, if there is one.
-    pub(super) fn replay(&mut self, psn: Psn, is_kind: impl Fn(&ResponseKind) -> bool) -> Replay {
+    /// Retransmits a saved response, if there is one.
+    pub(super) fn retransmit(&mut self, psn: Psn, is_kind: impl Fn(&ResponseKind) -> bool) -> Retransmission {
         let found = self.saved.iter().find(|response| response.psn == psn && is_kind(&response.saved));
         match found {
             Some(&Response { msn, saved, .. }) => {
-                self.queue_replay(QueuedResponse { psn, msn, saved, started: false, is_first: false })
+                self.queue_retransmission(QueuedResponse { psn, msn, saved, started: false, is_first: false })
             }
-            None => Replay::Unavailable,
+            None => Retransmission::Unavailable,
         }
     }
 
-    /// Replays a READ, if it lies within a saved READ: it must have the same key, and the address that its sequence
-    /// number implies (vol. 1, 9.7.5; `rxe_resp.c`, `duplicate_request`).
-    pub(super) fn replay_read(&mut self, psn: Psn, reth: Reth, mtu: u32) -> Replay {
+    /// Retransmits the response to a READ, if the READ lies within a saved READ: it must have the same key, and the
+    /// address that its sequence number implies (vol. 1, 9.7.5; `rxe_resp.c`, `duplicate_request`).
+    pub(super) fn retransmit_read(&mut self, psn: Psn, reth: Reth, mtu: u32) -> Retransmission {
         for response in &self.saved {
             let ResponseKind::Read { va, rkey, length } = response.saved else { continue };
             if !psn.is_within(response.psn, response.packets) || rkey != reth.rkey {
@@ -177,49 +177,50 @@ impl Responses {
             }
             let start = if mutant!(DuplicateReadFromStart) { va } else { reth.va };
             let saved = ResponseKind::Read { va: start, rkey, length: reth.length };
-            let replay = QueuedResponse { psn, msn: response.msn, saved, started: false, is_first: false };
+            let retransmission =
+                QueuedResponse { psn, msn: response.msn, saved, started: false, is_first: false };
             // The message sequence number identifies the READ.
-            return match self.queue.iter().position(|response| response.msn == replay.msn) {
-                Some(index) if reth.length > 0 => self.restart_read(index, replay, mtu),
-                _ => self.queue_replay(replay),
+            return match self.queue.iter().position(|response| response.msn == retransmission.msn) {
+                Some(index) if reth.length > 0 => self.restart_read(index, retransmission, mtu),
+                _ => self.queue_retransmission(retransmission),
             };
         }
-        Replay::Unavailable
+        Retransmission::Unavailable
     }
 
-    /// Handles a duplicate of a READ whose response, or a replay of it, is still queued. A requester that missed a
-    /// packet drops the packets after it, so the rest of the queued response would only delay the requested packets.
-    fn restart_read(&mut self, index: usize, replay: QueuedResponse, mtu: u32) -> Replay {
+    /// Handles a duplicate of a READ whose response, or a retransmission of it, is still queued. A requester that missed
+    /// a packet drops the packets after it, so the rest of the queued response would only delay the requested packets.
+    fn restart_read(&mut self, index: usize, retransmission: QueuedResponse, mtu: u32) -> Retransmission {
         let queued = self.queue[index];
         let (ResponseKind::Read { length: left, .. }, ResponseKind::Read { va, rkey, length }) =
-            (queued.saved, replay.saved)
+            (queued.saved, retransmission.saved)
         else {
-            return Replay::Unavailable;
+            return Retransmission::Unavailable;
         };
         // The next byte and the end of the queued response, relative to the first byte of the duplicate.
-        let next = i64::from(queued.psn.since(replay.psn)) * i64::from(mtu);
+        let next = i64::from(queued.psn.since(retransmission.psn)) * i64::from(mtu);
         let end = next + i64::from(left);
-        // Replays of earlier requests may be queued after it.
+        // Retransmitted responses to earlier requests may be queued after it.
         let is_in_order = self.queue.range(index..).all(|later| later.psn.since(queued.psn) >= 0);
         if next <= 0 && end >= i64::from(length) && is_in_order {
-            return Replay::Pending;
+            return Retransmission::Pending;
         }
         self.queue.remove(index);
         // All bytes that were queued are still sent.
         let length = u32::try_from(end).map_or(length, |end| end.max(length));
         let saved = ResponseKind::Read { va, rkey, length };
-        self.queue.push_back(QueuedResponse { saved, is_first: queued.is_first, ..replay });
-        Replay::Queued
+        self.queue.push_back(QueuedResponse { saved, is_first: queued.is_first, ..retransmission });
+        Retransmission::Queued
     }
 
-    /// Queues a replay, unless the queue already has two responses per slot: then the peer repeats requests without need.
-    /// First responses have slots of their own, so they may be queued after that many replays.
-    fn queue_replay(&mut self, replay: QueuedResponse) -> Replay {
+    /// Queues a retransmission, unless the queue already has two responses per slot: then the peer retransmits requests
+    /// needlessly. First responses have slots of their own, so they may be queued after that many retransmissions.
+    fn queue_retransmission(&mut self, retransmission: QueuedResponse) -> Retransmission {
         if self.queue.len() >= 2 * self.slots as usize {
-            return Replay::Unavailable;
+            return Retransmission::Unavailable;
         }
-        self.queue.push_back(replay);
-        Replay::Queued
+        self.queue.push_back(retransmission);
+        Retransmission::Queued
     }
 
     pub(super) fn clear(&mut self) {

@@ -41,8 +41,8 @@ impl QueuePair {
                 let scattered = segments
                     .scatter(entry.segments, 0, &grh, keys, pd, memory)
                     .and_then(|()| segments.scatter(entry.segments, behind, payload, keys, pd, memory));
-                if let Err(why) = scattered {
-                    self.fail_receive(cx, Status::from(why));
+                if let Err(error) = scattered {
+                    self.fail_receive(cx, Status::from(error));
                     return self.fail(cx);
                 }
                 let operation = CompletedOperation::Recv {

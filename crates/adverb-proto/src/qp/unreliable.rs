@@ -74,11 +74,11 @@ impl QueuePair {
             None => {
                 let (keys, pd) = (&*cx.keys, self.config.pd);
                 let segments = &self.send_queue.segments;
-                if let Err(why) = segments.gather(entry.segments, offset, length, keys, pd, cx.spans) {
+                if let Err(error) = segments.gather(entry.segments, offset, length, keys, pd, cx.spans) {
                     cx.spans.clear();
                     // If the message was started, the peer has a part of it, and drops the part when another message
                     // starts.
-                    self.fail_front(cx, LocalFailure::from(why).into());
+                    self.fail_front(cx, LocalFailure::from(error).into());
                     return None;
                 }
                 TxPayload::Spans

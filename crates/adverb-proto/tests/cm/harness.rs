@@ -19,7 +19,7 @@ pub(crate) const PORT: u16 = 7471;
 /// The delivery of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Delivery {
-    Carry,
+    Once,
     Lose,
     Twice,
     /// The message is delivered after the next one.
@@ -84,7 +84,7 @@ impl Pair {
             random: 7,
             events: Default::default(),
             log: Vec::new(),
-            filter: Box::new(|_, _| Delivery::Carry),
+            filter: Box::new(|_, _| Delivery::Once),
             held: VecDeque::new(),
             automatic: false,
             next_qpn: 0x10,
@@ -157,16 +157,16 @@ impl Pair {
     /// Delivers messages until there are none. The time does not advance.
     pub(crate) fn run(&mut self) {
         loop {
-            let mut quiet = true;
+            let mut is_idle = true;
             for from in [CLIENT, SERVER] {
                 while let Some(datagram) = self.sides[from].poll_transmit() {
-                    quiet = false;
+                    is_idle = false;
                     assert_eq!(datagram.addrs, addrs(from), "messages are sent only to the peer");
                     let mad = datagram.mad;
                     self.log.push((from, mad));
                     match (self.filter)(from, &mad) {
                         Delivery::Lose => {}
-                        Delivery::Carry => self.deliver(from, &mad),
+                        Delivery::Once => self.deliver(from, &mad),
                         Delivery::Twice => {
                             self.deliver(from, &mad);
                             self.deliver(from, &mad);
@@ -175,11 +175,11 @@ impl Pair {
                     }
                 }
                 while let Some(event) = self.sides[from].poll_event() {
-                    quiet = false;
+                    is_idle = false;
                     self.handle_event(from, event);
                 }
             }
-            if quiet {
+            if is_idle {
                 return;
             }
         }
@@ -301,7 +301,7 @@ impl Pair {
                 left -= 1;
                 delivery
             } else {
-                Delivery::Carry
+                Delivery::Once
             }
         });
     }

@@ -47,9 +47,9 @@ fn spoofed_req(pair: &mut Pair, number: u32) -> (Mad, AddrPair) {
 
 /// Returns a server with this number of half-open slots, which accepts all requests.
 fn flooded(max_half_open: usize) -> Pair {
-    let mut small = config(SERVER);
-    small.max_half_open = max_half_open;
-    let mut pair = Pair::with(config(CLIENT), small);
+    let mut server_config = config(SERVER);
+    server_config.max_half_open = max_half_open;
+    let mut pair = Pair::with(config(CLIENT), server_config);
     let listen = adverb_proto::cm::ListenParams {
         service: service(),
         bind: adverb_proto::cm::BindAddr::Any,
@@ -149,7 +149,7 @@ fn a_withheld_rej_is_sent_in_response_to_an_rtu() {
 #[test]
 fn one_source_cannot_occupy_all_slots() {
     let mut pair = flooded(64);
-    // 205 requests per second would keep 1,024 slots full for 5 s each; this is that rate for 64 slots, ten times over.
+    // A request occupies a slot for 5 s, so 13 requests per second would keep 64 slots full. This is ten times that rate.
     for number in 0..1000 {
         let mut req = forged_req(&mut pair, number, 0x100 + number);
         let addrs = AddrPair { local: address(SERVER), remote: host(1) };
@@ -191,9 +191,9 @@ fn an_invalid_message_is_counted_and_dropped() {
 
 #[test]
 fn a_flood_of_requests_fills_only_the_half_open_slots() {
-    let mut small = config(SERVER);
-    small.max_half_open = 8;
-    let mut pair = Pair::with(config(CLIENT), small);
+    let mut server_config = config(SERVER);
+    server_config.max_half_open = 8;
+    let mut pair = Pair::with(config(CLIENT), server_config);
     let listen = adverb_proto::cm::ListenParams {
         service: service(),
         bind: adverb_proto::cm::BindAddr::Any,
@@ -240,9 +240,9 @@ fn a_flood_affects_no_established_connection() {
 
 #[test]
 fn unpolled_events_are_bounded() {
-    let mut few = config(SERVER);
-    few.max_connections = 16;
-    let mut pair = Pair::with(config(CLIENT), few);
+    let mut server_config = config(SERVER);
+    server_config.max_connections = 16;
+    let mut pair = Pair::with(config(CLIENT), server_config);
     pair.listen(service());
     for number in 0..1000 {
         let req = forged_req(&mut pair, number, 0x100 + number);
@@ -341,8 +341,8 @@ fn a_req_from_another_address_with_the_peers_ids_ends_no_connection() {
     }
     pair.inject_bytes(SERVER, stranger(), &req.emit());
     assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
-    let send_response = pair.sides[SERVER].poll_transmit().unwrap();
-    assert_eq!(send_response.addrs, stranger(), "only the sender gets a response");
+    let response = pair.sides[SERVER].poll_transmit().unwrap();
+    assert_eq!(response.addrs, stranger(), "only the sender gets a response");
     assert_eq!(pair.sides[SERVER].poll_transmit(), None);
 }
 
@@ -511,7 +511,8 @@ fn responses_get_no_response() {
 
 #[test]
 fn a_message_gets_at_most_one_response() {
-    // Every message that was sent is delivered again to both sides from the peer and from another address, in several states.
+    // Every message that was sent is delivered again to both sides, from the peer and from another address, in several
+    // states.
     let (mut pair, [client, _]) = Pair::connected();
     let deadline = pair.deadline();
     pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();

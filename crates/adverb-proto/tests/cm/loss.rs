@@ -173,7 +173,7 @@ fn retransmissions_end_before_the_deadline() {
 fn an_accept_without_rtu_fails_at_the_deadline_and_sends_a_rej() {
     let mut pair = Pair::automatic();
     pair.filter =
-        Box::new(|_, mad| if name(&mad.message) == "RTU" { Delivery::Lose } else { Delivery::Carry });
+        Box::new(|_, mad| if name(&mad.message) == "RTU" { Delivery::Lose } else { Delivery::Once });
     let client = pair.connect();
     pair.advance(seconds(6));
     assert_eq!(pair.outcomes(SERVER), ["unreachable", "timewait over"]);
@@ -187,7 +187,7 @@ fn an_accept_without_rtu_fails_at_the_deadline_and_sends_a_rej() {
 fn the_first_packet_replaces_a_lost_rtu() {
     let mut pair = Pair::automatic();
     pair.filter =
-        Box::new(|_, mad| if name(&mad.message) == "RTU" { Delivery::Lose } else { Delivery::Carry });
+        Box::new(|_, mad| if name(&mad.message) == "RTU" { Delivery::Lose } else { Delivery::Once });
     pair.connect();
     pair.run();
     let server = pair.expect_request().id;
@@ -203,10 +203,10 @@ fn the_first_packet_replaces_a_lost_rtu() {
 #[test]
 fn a_first_packet_establishes_no_other_connection() {
     let (mut pair, [client, _]) = Pair::connected();
-    let asked = pair.request();
-    let id = pair.connect_with(CLIENT, &asked).unwrap();
+    let connect = pair.request();
+    let id = pair.connect_with(CLIENT, &connect).unwrap();
     let unknown = pair.qpn();
-    for qpn in [asked.local_qp.qpn, unknown] {
+    for qpn in [connect.local_qp.qpn, unknown] {
         pair.sides[CLIENT].communication_established(qpn);
     }
     assert_eq!(pair.sides[CLIENT].state(id), Some(State::ReqSent));

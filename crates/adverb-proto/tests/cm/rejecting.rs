@@ -118,10 +118,10 @@ fn an_ip_header_with_other_addresses_is_rejected_with_28() {
     let header = |source: [u8; 4], destination: [u8; 4]| {
         CmaHeader::new((source, 1).into(), destination.into()).unwrap().prepend_to(&[]).unwrap()
     };
-    let (us, them) = ([10, 0, 0, 1], [10, 0, 0, 2]);
-    assert_eq!(reason_after(|req| req.private_data = header(us, them)), None);
-    assert_eq!(reason_after(|req| req.private_data = header([10, 0, 0, 9], them)), Some(28));
-    assert_eq!(reason_after(|req| req.private_data = header(us, [10, 0, 0, 9])), Some(28));
+    let (client, server) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+    assert_eq!(reason_after(|req| req.private_data = header(client, server)), None);
+    assert_eq!(reason_after(|req| req.private_data = header([10, 0, 0, 9], server)), Some(28));
+    assert_eq!(reason_after(|req| req.private_data = header(client, [10, 0, 0, 9])), Some(28));
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn requests_beyond_the_backlog_are_dropped_and_retransmitted() {
 fn a_closed_listener_rejects_unpolled_requests() {
     let mut pair = Pair::without_listener();
     let listener = pair.listen(service());
-    let (taken, untaken) = (pair.connect(), pair.connect());
+    let (polled, unpolled) = (pair.connect(), pair.connect());
     for _ in 0..2 {
         let mad = pair.sides[CLIENT].poll_transmit().unwrap().mad;
         pair.inject(SERVER, &mad);
@@ -212,14 +212,14 @@ fn a_closed_listener_rejects_unpolled_requests() {
     assert_eq!(pair.sides[SERVER].close_listener(pair.now, listener), Err(CallError::Unknown));
     pair.run();
     let Some(Event::Rejected(rejection)) = pair.event(CLIENT) else { panic!() };
-    assert_eq!((rejection.id, rejection.reason.code()), (untaken, 8));
+    assert_eq!((rejection.id, rejection.reason.code()), (unpolled, 8));
     assert_eq!(pair.event(SERVER), None);
     let local_qp = LocalQp::new(pair.qpn());
     let deadline = pair.deadline();
     pair.sides[SERVER].accept(pair.now, request.id, &local_qp, &[], deadline).unwrap();
     pair.automatic = true;
     pair.run();
-    assert_eq!(pair.sides[CLIENT].state(taken), Some(adverb_proto::cm::State::Established));
+    assert_eq!(pair.sides[CLIENT].state(polled), Some(adverb_proto::cm::State::Established));
 }
 
 #[test]
@@ -238,9 +238,9 @@ fn a_request_for_a_service_that_is_not_a_port_has_no_ip_header() {
 
 #[test]
 fn the_manager_holds_at_most_max_connections() {
-    let mut few: Config = config(CLIENT);
-    few.max_connections = 2;
-    let mut pair = Pair::with(few, config(SERVER));
+    let mut client_config: Config = config(CLIENT);
+    client_config.max_connections = 2;
+    let mut pair = Pair::with(client_config, config(SERVER));
     pair.connect();
     pair.connect();
     let connect = pair.request();

@@ -49,8 +49,8 @@ fn a_query_gets_a_queue_pair_and_its_qkey() {
     assert_eq!((resolution.id, resolution.qpn.get(), resolution.qkey), (id, 0x99, 0x0123_4567));
     assert_eq!(resolution.private_data[..2], *b"me");
     assert_eq!(pair.sent(), ">SIDR_REQ <SIDR_REP");
-    let (question, response) = (pair.log[0].1, pair.log[1].1);
-    assert_eq!(question.transaction_id, response.transaction_id);
+    let (request, response) = (pair.log[0].1, pair.log[1].1);
+    assert_eq!(request.transaction_id, response.transaction_id);
     pair.advance(seconds(1));
     pair.assert_no_state_left();
 }
@@ -110,10 +110,10 @@ fn an_application_rejects_a_query() {
     let again = pair.sides[SERVER].reject_query(pair.now, query, SidrStatus::NoQueuePair, &[]);
     assert_eq!(again, Err(CallError::Unknown), "once");
     pair.run();
-    let Some(Event::QueryRejected { id: refused, status, private_data }) = pair.event(CLIENT) else {
+    let Some(Event::QueryRejected { id: rejected_id, status, private_data }) = pair.event(CLIENT) else {
         panic!()
     };
-    assert_eq!((refused, status), (id, SidrStatus::NoQueuePair));
+    assert_eq!((rejected_id, status), (id, SidrStatus::NoQueuePair));
     assert!(private_data.starts_with(b"sorry\0"), "{private_data:?}");
 }
 
@@ -123,9 +123,9 @@ fn a_query_without_an_ip_header_is_rejected() {
     let request =
         SidrReq { request_id: 5, pkey: 0xffff, service_id: udp(), private_data: PrivateData::EMPTY };
     pair.inject_message(SERVER, Message::SidrReq(request));
-    let send_response = pair.sides[SERVER].poll_transmit().unwrap().mad;
-    let Message::SidrRep(send_response) = send_response.message else { panic!() };
-    assert_eq!((send_response.request_id, send_response.status), (5, SidrStatus::Rejected));
+    let response = pair.sides[SERVER].poll_transmit().unwrap().mad;
+    let Message::SidrRep(response) = response.message else { panic!() };
+    assert_eq!((response.request_id, response.status), (5, SidrStatus::Rejected));
     assert_eq!(pair.sides[SERVER].resource_counts().queries, 0);
 }
 
@@ -194,9 +194,9 @@ fn queries_beyond_the_backlog_are_dropped() {
 
 #[test]
 fn one_source_cannot_occupy_all_query_slots() {
-    let mut small = config(SERVER);
-    small.max_half_open = 64;
-    let mut pair = Pair::with(config(CLIENT), small);
+    let mut server_config = config(SERVER);
+    server_config.max_half_open = 64;
+    let mut pair = Pair::with(config(CLIENT), server_config);
     let listen = ListenParams {
         service: ServiceId::udp_port(PORT),
         bind: BindAddr::Any,

@@ -15,16 +15,16 @@ fn a_queue_pair_number_is_not_reused_before_timewait_ends() {
     let deadline = pair.deadline();
     pair.sides[CLIENT].disconnect(pair.now, id, deadline).unwrap();
     pair.run();
-    let rest = pair.sides[CLIENT].config().timewait;
-    pair.advance(rest - Duration::from_nanos(1));
+    let timewait = pair.sides[CLIENT].config().timewait;
+    pair.advance(timewait - Duration::from_nanos(1));
     assert_eq!(pair.connect_with(CLIENT, &connect), Err(CallError::QpInUse(connect.local_qp.qpn)));
     assert_eq!(pair.sides[CLIENT].state(id), Some(State::TimeWait));
     pair.events[CLIENT].clear();
     pair.advance(Duration::from_nanos(1));
     assert_eq!(pair.event(CLIENT), Some(Event::TimewaitExit { id, qpn: connect.local_qp.qpn }));
     assert!(pair.sides[CLIENT].is_qpn_free(connect.local_qp.qpn));
-    let again = pair.request_with(|again| again.local_qp.qpn = connect.local_qp.qpn);
-    pair.connect_with(CLIENT, &again).unwrap();
+    let reconnect = pair.request_with(|reconnect| reconnect.local_qp.qpn = connect.local_qp.qpn);
+    pair.connect_with(CLIENT, &reconnect).unwrap();
     pair.run();
     assert_eq!(pair.outcomes(CLIENT), ["established"]);
 }
@@ -88,7 +88,7 @@ fn a_stale_connection_enters_timewait_before_another_connect() {
 }
 
 #[test]
-fn a_restarted_peer_connects_although_any_probe_message_is_lost() {
+fn a_restarted_peer_connects_even_if_one_probe_message_is_lost() {
     for lost in ["REJ", "DREQ", "DREP"] {
         let (mut pair, _) = Pair::connected();
         let adverb_wire::cm::Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };

@@ -40,7 +40,7 @@ pub(crate) struct Options {
     pub(crate) signal_all: bool,
     pub(crate) window: u32,
     pub(crate) read_window: u32,
-    pub(crate) gather: u32,
+    pub(crate) coalesce_limit: u32,
     pub(crate) timeout: u8,
     pub(crate) retry_count: u8,
     pub(crate) rnr_retry: u8,
@@ -68,7 +68,7 @@ impl Default for Options {
             signal_all: false,
             window: 256,
             read_window: 2 << 20,
-            gather: 0,
+            coalesce_limit: 0,
             timeout: 14,
             retry_count: 6,
             rnr_retry: 6,
@@ -137,7 +137,7 @@ impl End {
         config.signal_all = options.signal_all;
         config.window = options.window;
         config.read_window = options.read_window;
-        config.coalesce_limit = options.gather;
+        config.coalesce_limit = options.coalesce_limit;
         config.max_send_wr = options.max_wr;
         config.max_recv_wr = options.max_wr;
         config.congestion = options.congestion;

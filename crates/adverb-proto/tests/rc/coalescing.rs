@@ -7,14 +7,10 @@ use crate::requester::{READ, WRITE, psns};
 
 /// Returns an end with four outstanding short requests, so that further ones are coalesced.
 fn end_with_four_outstanding(options: Options) -> End {
-    let mut end = solo_with(&Options { gather: 8, ..options });
+    let mut end = solo_with(&Options { coalesce_limit: 8, ..options });
     for request in 0..4 {
         end.post(request, WRITE, 0, 8);
-        assert_eq!(
-            psns(&end.sent()),
-            [request as u32],
-            "sent at once, because few requests are outstanding"
-        );
+        assert_eq!(psns(&end.sent()), [request as u32], "sent at once, because few requests are outstanding");
     }
     end
 }
@@ -39,13 +35,13 @@ fn short_requests_are_coalesced_while_many_are_outstanding() {
 #[test]
 fn coalescing_scales_with_outstanding_requests_up_to_the_limit() {
     let mut end = end_with_four_outstanding(Options::default());
-    let mut trains = Vec::new();
+    let mut batches = Vec::new();
     for request in 4..32 {
         end.post(request, WRITE, 0, 8);
-        let train = end.sent().len();
-        trains.extend((train > 0).then_some(train));
+        let batch_len = end.sent().len();
+        batches.extend((batch_len > 0).then_some(batch_len));
     }
-    assert_eq!(trains, [4, 8, 8, 8]);
+    assert_eq!(batches, [4, 8, 8, 8]);
 }
 
 #[test]

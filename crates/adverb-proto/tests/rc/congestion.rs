@@ -94,8 +94,8 @@ fn without_congestion_control_cnps_are_only_counted() {
     end.post(1, SendOperation::Send, 0, 100 << 10);
     assert_eq!(send_all(&mut end), (Duration::ZERO, 100));
     assert_eq!(end.device.statistics().cnps_received, 1);
-    let told = |event: &TraceEvent| matches!(event, TraceEvent::CnpReceived { rate: None, .. });
-    assert!(end.device.sink().iter().any(|(_, event)| told(event)));
+    let is_cnp = |event: &TraceEvent| matches!(event, TraceEvent::CnpReceived { rate: None, .. });
+    assert!(end.device.sink().iter().any(|(_, event)| is_cnp(event)));
 }
 
 #[test]
@@ -112,13 +112,13 @@ fn cnp_paces_packets_at_half_the_rate() {
     end.post(1, SendOperation::Send, 0, 100 << 10);
     let (took, packets) = send_all(&mut end);
     assert_eq!(packets, 100);
-    // 100 packets of 1.1 kB take this time at 5 Gbit/s, which increases towards the end.
+    // 100 packets of 1.1 kB take 178 µs at 5 Gbit/s, and the rate increases towards the end.
     assert!(took > Duration::from_micros(120) && took < Duration::from_micros(180), "{took:?}");
     let paced =
         |event: &TraceEvent| matches!(event, TraceEvent::TimerExpired { timer: TimerKind::Pacing, .. });
     assert!(end.device.sink().iter().filter(|(_, event)| paced(event)).count() > 50);
-    let told = |event: &TraceEvent| matches!(event, TraceEvent::CnpReceived { rate: Some(rate), .. } if *rate == LINE_RATE / 2);
-    assert!(end.device.sink().iter().any(|(_, event)| told(event)));
+    let is_cnp = |event: &TraceEvent| matches!(event, TraceEvent::CnpReceived { rate: Some(rate), .. } if *rate == LINE_RATE / 2);
+    assert!(end.device.sink().iter().any(|(_, event)| is_cnp(event)));
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn pacing_keeps_the_order_of_responses_and_acknowledgements() {
 
 #[test]
 fn pacing_consumes_no_retries() {
-    // The shortest timeout is 8 µs, and the rate is so low that a packet takes 50 times as long.
+    // The minimum timeout is 8 µs, and the rate is so low that a packet takes 50 times as long.
     let mut dcqcn = Dcqcn::new(LINE_RATE);
     dcqcn.min_rate = 20_000_000;
     dcqcn.increase_interval = Duration::from_secs(1);

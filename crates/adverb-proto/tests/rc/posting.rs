@@ -137,13 +137,16 @@ fn rejected_request_leaves_the_queue_unchanged() {
 #[test]
 fn queue_pair_needs_its_domain_and_completion_queues() {
     let mut device = Device::new(());
-    let (pd, gone) = (device.create_domain(), device.create_domain());
-    device.destroy_domain(gone).unwrap();
-    let (cq, gone_cq) = (device.create_cq(8), device.create_cq(8));
-    assert!(device.destroy_cq(gone_cq));
-    assert_eq!(device.create_qp(QpConfig::rc(gone, cq, cq), || 77), Err(CreateQpError::UnknownDomain));
-    let missing = device.create_qp(QpConfig::rc(pd, cq, gone_cq), || 77);
-    assert_eq!(missing, Err(CreateQpError::UnknownCq(gone_cq)));
+    let (pd, destroyed_pd) = (device.create_domain(), device.create_domain());
+    device.destroy_domain(destroyed_pd).unwrap();
+    let (cq, destroyed_cq) = (device.create_cq(8), device.create_cq(8));
+    assert!(device.destroy_cq(destroyed_cq));
+    assert_eq!(
+        device.create_qp(QpConfig::rc(destroyed_pd, cq, cq), || 77),
+        Err(CreateQpError::UnknownDomain)
+    );
+    let missing = device.create_qp(QpConfig::rc(pd, cq, destroyed_cq), || 77);
+    assert_eq!(missing, Err(CreateQpError::UnknownCq(destroyed_cq)));
     let qpn = device.create_qp(QpConfig::rc(pd, cq, cq), || 77).unwrap();
     assert!(!device.destroy_cq(cq), "in use");
     assert!(device.destroy_domain(pd).is_err(), "in use");

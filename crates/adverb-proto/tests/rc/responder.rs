@@ -233,7 +233,7 @@ fn duplicate_read_beyond_the_original_is_dropped() {
 }
 
 #[test]
-fn duplicate_atomic_is_replayed_not_executed() {
+fn duplicate_atomic_gets_the_saved_response_and_is_not_executed() {
     let mut end = solo();
     end.fill(64, &5u64.to_ne_bytes());
     let add = Rc::FetchAdd(FetchAdd { va: ADDR + 64, rkey: end.key, add: 10 });
@@ -245,7 +245,7 @@ fn duplicate_atomic_is_replayed_not_executed() {
 }
 
 #[test]
-fn duplicate_compare_swap_is_replayed_not_executed() {
+fn duplicate_compare_swap_gets_the_saved_response_and_is_not_executed() {
     let mut end = solo();
     end.fill(64, &5u64.to_ne_bytes());
     let swap = Rc::CompareSwap(CompareSwap { va: ADDR + 64, rkey: end.key, swap: 6, compare: 5 });

@@ -12,7 +12,7 @@ const WRITE: SendOperation = SendOperation::Write(RemoteAddress { addr: 0x5000, 
 fn end_in(state: QpState) -> End {
     let options = Options::default();
     let mut end = End::new(1, 2, &options);
-    let ways = [
+    let states = [
         QpState::Reset,
         QpState::Init,
         QpState::ReadyToReceive,
@@ -20,7 +20,7 @@ fn end_in(state: QpState) -> End {
         QpState::SendQueueDrained,
         QpState::Error,
     ];
-    let steps = ways.iter().position(|way| *way == state).unwrap();
+    let steps = states.iter().position(|reached| *reached == state).unwrap();
     for step in 1..=steps {
         let transition = match step {
             1 => init(&options),
@@ -44,9 +44,9 @@ fn every_transition_is_allowed_or_rejected_as_specified() {
     use QpState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained};
     let options = Options::default();
     for from in [Reset, Init, ReadyToReceive, ReadyToSend, SendQueueDrained, Error] {
-        for way in 0..8 {
+        for index in 0..8 {
             let mut end = end_in(from);
-            let (transition, allowed, to) = match way {
+            let (transition, allowed, to) = match index {
                 0 => (init(&options), matches!(from, Reset | Init), Init),
                 1 => (end.ready_to_receive(Qpn::truncate(0x77), &options), from == Init, ReadyToReceive),
                 2 => (End::ready_to_send(&options), from == ReadyToReceive, ReadyToSend),

@@ -165,13 +165,14 @@ fn naks_generate_events_at_both_ends() {
     end.transmits();
     let syndrome = Syndrome::Nak(NakCode::SequenceError);
     let psn = Psn::wrapping(crate::harness::PSN);
-    let told = |end: &End, event: TraceEvent| end.device.sink().iter().any(|(_, told)| *told == event);
-    assert!(told(&end, TraceEvent::NakSent { qpn: end.qpn, psn, syndrome }));
+    let has_event =
+        |end: &End, event: TraceEvent| end.device.sink().iter().any(|(_, recorded)| *recorded == event);
+    assert!(has_event(&end, TraceEvent::NakSent { qpn: end.qpn, psn, syndrome }));
     end.post(1, SendOperation::Send, 0, 8);
     end.transmits();
     end.receive(0, Rc::Acknowledge(adverb_wire::Aeth { syndrome, msn: 0 }), &[]);
-    assert!(told(&end, TraceEvent::NakReceived { qpn: end.qpn, psn, syndrome }));
-    assert!(told(&end, TraceEvent::Retransmit { qpn: end.qpn, psn, cause: RetryCause::SequenceNak }));
+    assert!(has_event(&end, TraceEvent::NakReceived { qpn: end.qpn, psn, syndrome }));
+    assert!(has_event(&end, TraceEvent::Retransmit { qpn: end.qpn, psn, cause: RetryCause::SequenceNak }));
 }
 
 #[test]

@@ -117,7 +117,7 @@ fn write_with_immediate_consumes_a_receive_and_leaves_its_buffer_unchanged() {
 }
 
 #[test]
-fn compare_swap_swaps_only_what_it_expects_and_returns_the_old_value() {
+fn compare_swap_swaps_only_the_expected_value_and_returns_the_old_one() {
     let mut pair = Pair::new();
     pair.b.fill(64, &7u64.to_ne_bytes());
     let remote = pair.b.remote_addr(64);

@@ -53,7 +53,7 @@ fn deliver_to_group(end: &mut End, qpn: Qpn, payload: &[u8]) {
 fn datagram_to_a_group_is_delivered_to_every_attached_queue_pair() {
     let mut end = solo();
     let members = [member(&mut end, QKEY, 1, 0), member(&mut end, QKEY, 2, 512)];
-    let stranger = member(&mut end, QKEY, 3, 1024);
+    let unattached = member(&mut end, QKEY, 3, 1024);
     for qpn in members {
         end.device.attach_multicast(qpn, group()).unwrap();
     }
@@ -63,7 +63,7 @@ fn datagram_to_a_group_is_delivered_to_every_attached_queue_pair() {
     assert_eq!(received, [(1, members[0]), (2, members[1])]);
     assert_eq!(end.bytes(GRH_LEN, 6), b"to all");
     assert_eq!(end.bytes(512 + GRH_LEN, 6), b"to all");
-    assert_eq!(end.device.query_qp(stranger).unwrap().recv_queue_len, 1);
+    assert_eq!(end.device.query_qp(unattached).unwrap().recv_queue_len, 1);
 }
 
 #[test]
@@ -182,10 +182,10 @@ fn only_datagram_queue_pairs_attach_to_groups_and_only_once() {
     let connection = end.device.create_qp(config, random).unwrap();
     let attached = end.device.attach_multicast(connection, group());
     assert_eq!(attached, Err(MulticastError::UnsupportedTransport(Transport::Rc)));
-    let one = Gid::from("10.0.0.1".parse::<IpAddr>().unwrap());
-    assert_eq!(end.device.attach_multicast(end.qpn, one), Err(MulticastError::NotMulticast));
-    let nobody = Qpn::truncate(0x55);
-    assert_eq!(end.device.attach_multicast(nobody, group()), Err(MulticastError::UnknownQp));
+    let unicast = Gid::from("10.0.0.1".parse::<IpAddr>().unwrap());
+    assert_eq!(end.device.attach_multicast(end.qpn, unicast), Err(MulticastError::NotMulticast));
+    let unknown_qpn = Qpn::truncate(0x55);
+    assert_eq!(end.device.attach_multicast(unknown_qpn, group()), Err(MulticastError::UnknownQp));
     assert_eq!(end.device.attach_multicast(end.qpn, group()), Ok(()));
     assert_eq!(end.device.attach_multicast(end.qpn, group()), Err(MulticastError::AlreadyAttached));
     let v6 = Gid::from("ff05::17".parse::<IpAddr>().unwrap());
@@ -193,7 +193,7 @@ fn only_datagram_queue_pairs_attach_to_groups_and_only_once() {
 }
 
 #[test]
-fn message_of_a_connection_to_the_group_number_is_dropped() {
+fn message_of_a_connection_to_the_multicast_qpn_is_dropped() {
     let mut end = solo();
     end.device.attach_multicast(end.qpn, group()).unwrap();
     let header = Header::new(Qpn::MULTICAST, Psn::ZERO, Operation::Rc(Rc::Send(Send::Only(None))));
@@ -219,7 +219,7 @@ fn corrupt_datagram_to_a_group_is_dropped() {
 }
 
 #[test]
-fn datagram_to_a_group_is_sent_to_its_address_and_the_group_number() {
+fn datagram_to_a_group_is_sent_to_its_address_and_the_multicast_qpn() {
     let mut end = solo();
     let path = Path::new(end.address, GROUP.parse().unwrap(), 0xc001).unwrap();
     let segments = [adverb_proto::types::Segment { addr: ADDR, length: 4, lkey: end.key }];

@@ -237,10 +237,7 @@ fn another_class_version_method_or_attribute_is_rejected() {
     }
     assert_eq!(parse_with(16, 1).map(drop), Err(MadError::Attribute(0x0114)));
     assert_eq!(MadError::Attribute(0x19).to_string(), "LAP (load alternate path) is not supported");
-    assert_eq!(
-        MadError::Method(0x81).to_string(),
-        "MAD method 0x81 is not Send (0x03), the only CM method"
-    );
+    assert_eq!(MadError::Method(0x81).to_string(), "MAD method 0x81 is not Send (0x03), the only CM method");
 }
 
 #[test]
