@@ -523,16 +523,19 @@ impl Address {
     }
 }
 
-/// A control message with a number of up to four bytes.
+/// A control message with a number of up to four bytes. It has no implicit padding, whose bytes would not be initialized.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Control {
     header: libc::cmsghdr,
-    value: [u8; 4],
+    value: [u8; CONTROL_VALUE_LEN],
 }
 
-// SAFETY: the macro only computes a size.
-const _: () = assert!(size_of::<Control>() == unsafe { libc::CMSG_SPACE(4) } as usize);
+/// The length of a number of four bytes with the padding after it.
+// SAFETY: the macros only compute sizes.
+const CONTROL_VALUE_LEN: usize = unsafe { libc::CMSG_SPACE(4) - libc::CMSG_LEN(0) } as usize;
+
+const _: () = assert!(size_of::<Control>() == size_of::<libc::cmsghdr>() + CONTROL_VALUE_LEN);
 
 impl Control {
     fn new<const N: usize>(level: libc::c_int, kind: libc::c_int, number: [u8; N]) -> Control {
@@ -542,7 +545,7 @@ impl Control {
         header.cmsg_type = kind;
         // SAFETY: the macro only computes a size.
         header.cmsg_len = unsafe { libc::CMSG_LEN(N as libc::c_uint) } as _;
-        let mut value = [0; 4];
+        let mut value = [0; CONTROL_VALUE_LEN];
         value[..N].copy_from_slice(&number);
         Control { header, value }
     }
