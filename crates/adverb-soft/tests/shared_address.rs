@@ -7,7 +7,7 @@ mod support;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -218,6 +218,33 @@ fn each_process_receives_the_packets_to_its_queue_pairs_and_only_those() {
 }
 
 #[test]
+fn a_process_sends_no_batch_to_several_processes_at_its_address() {
+    let first = Process::first();
+    let address = first.address();
+    let processes = [first, Process::open(address), Process::open(address)];
+    let destination = SocketAddr::new(address, 4791);
+    let source = SocketAddr::new(address, processes[0].link.lock().source_port(address, 0xc000));
+    let packets: Vec<Vec<u8>> = (0..60)
+        .map(|psn| {
+            let share = processes[psn as usize / 2 % 3].share();
+            packet(source, destination, share.qpn(0x1_0000 + psn), psn, b"payload!")
+        })
+        .collect();
+    let batch: Vec<TxPacket<'_>> = packets
+        .iter()
+        .map(|bytes| TxPacket { source, destination, traffic_class: 0, hop_limit: 0, flow_label: 0, bytes })
+        .collect();
+    assert_eq!(processes[0].link.lock().send(&batch).unwrap(), batch.len());
+    for process in &processes {
+        for packet in process.take(20) {
+            let qpn = u32::from_be_bytes(packet.bytes[4..8].try_into().unwrap());
+            assert_eq!(AddressShare::of_qpn(Qpn::truncate(qpn)), process.share());
+        }
+        assert_eq!(process.link.lock().statistics().passed_on, 0);
+    }
+}
+
+#[test]
 fn messages_reach_the_listener_and_the_connection_whichever_process_ends() {
     let first = Process::first();
     let address = first.address();
@@ -285,4 +312,48 @@ fn many_links_join_and_leave_at_once() {
         thread.join().unwrap();
     }
     assert_eq!(Process::open(address).share(), AddressShare::new(1).unwrap());
+}
+
+#[test]
+fn the_kernel_delivers_each_packet_to_its_process_while_others_join_and_leave() {
+    let first = Process::first();
+    let address = first.address();
+    let destination = SocketAddr::new(address, 4791);
+    let is_ending = AtomicBool::new(false);
+    let passed_on = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (is_ending, passed_on) = (&is_ending, &passed_on);
+            scope.spawn(move || {
+                let mut round = thread;
+                while !is_ending.load(Ordering::Relaxed) {
+                    let process = Process::open(address);
+                    std::thread::sleep(Duration::from_micros(500 * (round % 4)));
+                    passed_on.fetch_add(process.link.lock().statistics().passed_on, Ordering::Relaxed);
+                    round += 1;
+                }
+            });
+        }
+        // The threads end also if a packet is lost.
+        let lost = (0..40).find_map(|round| {
+            let receiver = Process::open(address);
+            let qpn = receiver.share().qpn(0x1_2345);
+            (0..20).find_map(|psn| {
+                let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+                let bytes = packet(peer.local_addr().unwrap(), destination, qpn, psn, b"payload!");
+                peer.send_to(&bytes, destination).unwrap();
+                let start = Instant::now();
+                while receiver.received.lock().pop().is_none() {
+                    if start.elapsed() > Duration::from_secs(10) {
+                        return Some(format!("packet {psn} of round {round} to {qpn:#x}"));
+                    }
+                    std::thread::sleep(Duration::from_micros(20));
+                }
+                None
+            })
+        });
+        is_ending.store(true, Ordering::Relaxed);
+        assert_eq!(lost, None);
+    });
+    assert_eq!(passed_on.into_inner() + first.link.lock().statistics().passed_on, 0);
 }

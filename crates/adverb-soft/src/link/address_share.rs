@@ -21,6 +21,9 @@ impl AddressShare {
     /// The number of shares: the maximum number of links at an address.
     pub const MAX_COUNT: u8 = 128;
 
+    /// The share with index 0.
+    pub(crate) const FIRST: AddressShare = AddressShare(0);
+
     /// The maximum number of queue pairs of a link with a share: 7/8 of its numbers, so that a free one is found soon.
     pub const MAX_QUEUE_PAIRS: usize = 7 << (AddressShare::QPN_SHIFT - 3);
 

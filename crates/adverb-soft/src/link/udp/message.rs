@@ -14,6 +14,7 @@ use nix::libc;
 
 use super::UdpStatistics;
 use super::clock::Clock;
+use super::share;
 use super::socket::SEND_TIME;
 use crate::link::{MAX_GSO_PACKETS, TxPacket};
 
@@ -30,7 +31,8 @@ const MAX_GSO_BYTES: usize = 65_000;
 ///
 /// With `segmentation`, packets of one length to one destination are sent as a GSO batch (`UDP_SEGMENT`), which the
 /// kernel or the NIC segments. The kernel then gives the first packet IPv4 ID 0, the second 1, and so on
-/// (`inet_gso_segment`), and their ICRCs are changed to match.
+/// (`inet_gso_segment`), and their ICRCs are changed to match. The kernel delivers a batch to one socket, so packets to
+/// different processes at the address `shared` are in different batches.
 ///
 /// # Errors
 ///
@@ -39,6 +41,7 @@ pub(super) fn send(
     socket: BorrowedFd<'_>,
     packets: &[TxPacket<'_>],
     segmentation: bool,
+    shared: Option<SocketAddr>,
     default_hop_limit: u8,
 ) -> io::Result<usize> {
     let packets = &packets[..packets.len().min(MAX_BATCH)];
@@ -51,7 +54,8 @@ pub(super) fn send(
     let mut starts = [(0, 0); MAX_BATCH + 1];
     let (mut message_count, mut packet_count, mut piece_count) = (0, 0, 0);
     while packet_count < packets.len() {
-        let batch = &packets[packet_count..][..gso_batch_len(&packets[packet_count..], segmentation)];
+        let rest = &packets[packet_count..];
+        let batch = &rest[..gso_batch_len(rest, segmentation, shared)];
         for (number, packet) in batch.iter().enumerate() {
             let (bytes, icrc) = match packet.bytes.split_last_chunk::<ICRC_LEN>() {
                 Some((bytes, icrc)) if number > 0 && packet.destination.is_ipv4() => (bytes, Some(icrc)),
@@ -166,7 +170,7 @@ type SendTimeControls = [u64; 32];
 
 /// Returns the number of packets, at least one, that form a GSO batch: packets like the first, and a last one that may
 /// be shorter.
-fn gso_batch_len(packets: &[TxPacket<'_>], segmentation: bool) -> usize {
+fn gso_batch_len(packets: &[TxPacket<'_>], segmentation: bool, shared: Option<SocketAddr>) -> usize {
     let [first, rest @ ..] = packets else { return 0 };
     let length = first.bytes.len();
     if !segmentation || length <= ICRC_LEN {
@@ -175,10 +179,14 @@ fn gso_batch_len(packets: &[TxPacket<'_>], segmentation: bool) -> usize {
     let key = |packet: &TxPacket<'_>| {
         (packet.destination, packet.traffic_class, packet.hop_limit, packet.flow_label)
     };
+    let is_shared = shared == Some(first.destination);
     let max_count = (MAX_GSO_BYTES / length).clamp(1, MAX_GSO_PACKETS);
     let mut count = 1;
     for packet in rest.iter().take(max_count - 1) {
         if packet.bytes.len() > length || packet.bytes.len() <= ICRC_LEN || key(packet) != key(first) {
+            break;
+        }
+        if is_shared && !share::have_same_process(packet.bytes, first.bytes) {
             break;
         }
         count += 1;

@@ -108,7 +108,8 @@ pub struct UdpStatistics {
     /// has too many file descriptors, or [`UdpConfig::max_on_demand_ports`] ports are in use.
     pub source_port_fallbacks: u64,
     /// The number of packets that were passed on to other processes at a [shared](UdpConfig::shared) address: messages of
-    /// connection managers, and packets that the kernel delivered in one GRO batch with packets of this process.
+    /// connection managers, and packets of a device at another address that the kernel delivered in one GRO batch with
+    /// packets of this process.
     pub passed_on: u64,
     /// The number of packets for other processes that could not be passed on, because the process doesn't read them.
     pub not_passed_on: u64,
@@ -344,6 +345,7 @@ impl UdpLink {
     /// Sends packets from one source, and returns the number of accepted packets.
     fn send_from(&mut self, source: SocketAddr, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         let mut accepted = 0;
+        let shared = self.shared.is_some().then_some(self.local);
         // The index of the packet whose send failed last.
         let mut failed_index = None;
         while accepted < packets.len() {
@@ -351,7 +353,8 @@ impl UdpLink {
                 self.count_unsendable(packets.len() - accepted, io::ErrorKind::InvalidInput);
                 return Ok(packets.len());
             };
-            match message::send(socket, &packets[accepted..], self.segmentation, self.default_hop_limit) {
+            let rest = &packets[accepted..];
+            match message::send(socket, rest, self.segmentation, shared, self.default_hop_limit) {
                 Ok(count) => accepted += count,
                 Err(error) => match SendFailure::of(&error) {
                     SendFailure::BufferFull => break,
@@ -361,13 +364,8 @@ impl UdpLink {
                     // Some interfaces don't support GSO: send the packet alone.
                     SendFailure::Packet
                         if self.segmentation
-                            && message::send(
-                                socket,
-                                &packets[accepted..=accepted],
-                                false,
-                                self.default_hop_limit,
-                            )
-                            .is_ok() =>
+                            && message::send(socket, &rest[..1], false, shared, self.default_hop_limit)
+                                .is_ok() =>
                     {
                         accepted += 1;
                         self.segmentation = false;

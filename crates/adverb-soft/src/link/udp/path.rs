@@ -104,7 +104,7 @@ impl PathSocket {
         let packet = TxPacket { source, destination, traffic_class, hop_limit, flow_label, bytes };
         let mut pending = 0;
         loop {
-            let error = match message::send(self.socket.as_fd(), &[packet], false, 0) {
+            let error = match message::send(self.socket.as_fd(), &[packet], false, None, 0) {
                 Ok(_) => return Ok(()),
                 Err(error) => error,
             };

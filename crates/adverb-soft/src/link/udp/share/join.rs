@@ -1,4 +1,17 @@
 //! Joining the processes that share an address.
+//!
+//! The index of a process's socket in the kernel's list must be the index of its share, or packets are delivered to other
+//! processes. The kernel appends a new socket to the list, and moves the last socket to the index of one that is closed.
+//! These rules keep the indexes right:
+//!
+//! - Each process holds the sockets with lower indexes than its own, so the kernel closes only sockets behind those of all
+//!   living processes.
+//! - Only one process joins at a time. It gets the sockets of the last process, and takes the first free share: with the
+//!   socket of the share if it got that, or else with a new socket.
+//! - A process that ends loses its names and its sockets one after the other. So a joining process asks again if another
+//!   process ends before it has responded, and [waits](await_own_packets) until the kernel delivers the packets of its
+//!   share to its new socket. That socket is the last one, so it gets the right index when the sockets of ended processes
+//!   are closed.
 
 use std::io::{self, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
@@ -6,12 +19,14 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::socket::sockopt::RcvBuf;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, getsockopt};
 
 use super::message::Message;
 use super::names::{Name, Names};
+use super::program;
 use crate::link::AddressShare;
 use crate::link::udp::{UdpConfig, socket};
 
@@ -27,15 +42,19 @@ pub(super) struct Membership {
     /// socket when a socket is closed.
     pub(super) lower: Vec<UdpSocket>,
     pub(super) receive_buffer_bytes: usize,
-    /// Whether other processes share the address.
-    pub(super) has_peers: bool,
 }
 
 /// The maximum time to wait until another process has joined.
 const MAX_JOIN_WAIT: Duration = Duration::from_secs(5);
 
-/// The maximum time to wait for the sockets of other processes.
-const MAX_SOCKETS_WAIT: Duration = Duration::from_secs(2);
+/// The maximum time to wait for the sockets of other processes, and until processes that are ending have ended.
+const MAX_SETTLE_WAIT: Duration = Duration::from_secs(2);
+
+/// The maximum time to wait for the response of a process.
+const MAX_RESPONSE_WAIT: Duration = Duration::from_secs(1);
+
+/// The time to wait for a packet to oneself before another one is sent.
+const PROBE_WAIT: Duration = Duration::from_millis(1);
 
 /// The maximum number of stale packets that are dropped when a process takes over the share of one that has ended.
 const MAX_STALE_PACKETS: usize = 1 << 16;
@@ -52,24 +71,79 @@ impl Membership {
         let names = Names::new(local);
         // No other process can join until this listener is dropped.
         let _joining = claim_joining(&names, local)?;
-        let shares = || (0..AddressShare::MAX_COUNT).filter_map(AddressShare::new);
-        // A process that accepts no connections still has its name, so its share isn't free.
-        let connect = |share| names.connect(Name::Share(share)).ok().flatten();
-        let peers: Vec<UnixStream> = shares().filter_map(connect).collect();
-        let (share, listener) = claim_share(&names, local, shares())?;
-        let deadline = Instant::now() + MAX_SOCKETS_WAIT;
-        // The last process has all sockets. If it doesn't respond, another process has some of them. Packets that reach
-        // the wrong process are then passed on.
-        let sockets = peers.iter().rev().find_map(|peer| request_sockets(peer, local, deadline));
-        let mut lower = sockets.unwrap_or_default();
-        lower.truncate(usize::from(share.index()) + 1);
-        let (own, receive_buffer_bytes) = if lower.len() > usize::from(share.index()) {
-            take_over(lower.pop())?
-        } else {
-            socket::open_shared_receiving(local, config)?
-        };
-        let has_peers = !peers.is_empty();
-        Ok(Membership { names, share, listener, own, lower, receive_buffer_bytes, has_peers })
+        let deadline = Instant::now() + MAX_SETTLE_WAIT;
+        // A stopped process is asked only once.
+        let mut silent = Vec::new();
+        loop {
+            let peers = Peers::find(&names, local, &mut silent);
+            let (share, listener) = claim_share(&names, local)?;
+            let index = usize::from(share.index());
+            let Peers { sockets: mut lower, present } = peers;
+            if index < lower.len() {
+                lower.truncate(index + 1);
+                let (own, receive_buffer_bytes) = take_over(lower.pop())?;
+                return Ok(Membership { names, share, listener, own, lower, receive_buffer_bytes });
+            }
+            // Later, packets that reach the wrong process are passed on.
+            let is_late = Instant::now() >= deadline;
+            // The processes between have their names. If one is ending, its socket may be closed already.
+            let are_between_present = (lower.len()..index)
+                .all(|index| present.iter().any(|share| usize::from(share.index()) == index));
+            if are_between_present || is_late {
+                let (own, receive_buffer_bytes) = socket::open_shared_receiving(local, config)?;
+                if present.is_empty() {
+                    // Before any other process joins. A dispatcher attaches the program again.
+                    let _ = program::attach(&own, share);
+                }
+                let can_wait = !is_late && program::is_supported();
+                if !can_wait || await_own_packets(&own, local, share, deadline) {
+                    return Ok(Membership { names, share, listener, own, lower, receive_buffer_bytes });
+                }
+            }
+            drop(listener);
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+/// The processes at the address.
+struct Peers {
+    /// The sockets of the processes, in the kernel's order: all of them unless a process doesn't respond.
+    sockets: Vec<UdpSocket>,
+    /// The shares of the processes that have not ended.
+    present: Vec<AddressShare>,
+}
+
+impl Peers {
+    /// Finds the processes, and requests their sockets. A process that doesn't respond is added to `silent`, and the
+    /// processes in `silent` aren't asked.
+    fn find(names: &Names, local: SocketAddr, silent: &mut Vec<AddressShare>) -> Peers {
+        let connect = |share| Some((share, names.connect(Name::Share(share)).ok().flatten()?));
+        let connections: Vec<(AddressShare, UnixStream)> = shares().filter_map(connect).collect();
+        let mut peers = Peers { sockets: Vec::new(), present: Vec::new() };
+        let mut has_all = false;
+        // The last process has all sockets.
+        for (share, connection) in connections.iter().rev() {
+            if has_all || silent.contains(share) {
+                peers.present.push(*share);
+                continue;
+            }
+            match request_sockets(connection, local) {
+                Response::Sockets(sockets) => {
+                    has_all = sockets.len() > usize::from(share.index());
+                    peers.present.push(*share);
+                    if sockets.len() > peers.sockets.len() {
+                        peers.sockets = sockets;
+                    }
+                }
+                Response::Silent => {
+                    peers.present.push(*share);
+                    silent.push(*share);
+                }
+                Response::Ended => {}
+            }
+        }
+        peers
     }
 }
 
@@ -93,13 +167,14 @@ fn claim_joining(names: &Names, local: SocketAddr) -> io::Result<UnixListener> {
     }
 }
 
+/// Returns all shares.
+fn shares() -> impl Iterator<Item = AddressShare> {
+    (0..AddressShare::MAX_COUNT).filter_map(AddressShare::new)
+}
+
 /// Claims the first free share.
-fn claim_share(
-    names: &Names,
-    local: SocketAddr,
-    shares: impl Iterator<Item = AddressShare>,
-) -> io::Result<(AddressShare, UnixListener)> {
-    for share in shares {
+fn claim_share(names: &Names, local: SocketAddr) -> io::Result<(AddressShare, UnixListener)> {
+    for share in shares() {
         match names.claim(Name::Share(share)) {
             Ok(listener) => return Ok((share, listener)),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
@@ -114,19 +189,43 @@ fn claim_share(
     Err(io::Error::new(io::ErrorKind::AddrInUse, text))
 }
 
-/// Requests the sockets that another process has. Returns `None` if it doesn't respond in time.
-fn request_sockets(peer: &UnixStream, local: SocketAddr, deadline: Instant) -> Option<Vec<UdpSocket>> {
+/// The response of a process to [`Message::Join`].
+enum Response {
+    Sockets(Vec<UdpSocket>),
+    /// The process has closed the connection.
+    Ended,
+    /// The process did not respond in time.
+    Silent,
+}
+
+/// Requests the sockets that another process has.
+fn request_sockets(peer: &UnixStream, local: SocketAddr) -> Response {
     let mut request = Vec::new();
     Message::Join.emit(&mut request);
-    nix::sys::socket::send(peer.as_raw_fd(), &request, MsgFlags::MSG_NOSIGNAL).ok()?;
-    let left = deadline.saturating_duration_since(Instant::now());
-    let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
-    let mut ready = [PollFd::new(peer.as_fd(), PollFlags::POLLIN)];
-    // A signal ends the wait early, and the caller tries another process.
-    nix::poll::poll(&mut ready, timeout).ok().filter(|count| *count > 0)?;
-    let sockets = receive_sockets(peer).ok()?;
+    if nix::sys::socket::send(peer.as_raw_fd(), &request, MsgFlags::MSG_NOSIGNAL).is_err() {
+        return Response::Ended;
+    }
+    if !await_readable(peer, Instant::now() + MAX_RESPONSE_WAIT) {
+        return Response::Silent;
+    }
     let has_address = |socket: &UdpSocket| socket.local_addr().is_ok_and(|address| address == local);
-    sockets.iter().all(has_address).then_some(sockets)
+    match receive_sockets(peer) {
+        Ok(sockets) if sockets.iter().all(has_address) => Response::Sockets(sockets),
+        _ => Response::Ended,
+    }
+}
+
+/// Waits until a socket is readable, and returns whether it is.
+fn await_readable(socket: &impl AsFd, deadline: Instant) -> bool {
+    loop {
+        // Rounded up, so that the last wait isn't empty.
+        let left = deadline.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
+        match nix::poll::poll(&mut [PollFd::new(socket.as_fd(), PollFlags::POLLIN)], timeout) {
+            Err(Errno::EINTR) => {}
+            result => return result.is_ok_and(|count| count > 0),
+        }
+    }
 }
 
 /// Receives the response to [`Message::Join`].
@@ -165,4 +264,23 @@ fn take_over(socket: Option<UdpSocket>) -> io::Result<(UdpSocket, usize)> {
     }
     let receive_buffer_bytes = getsockopt(&socket, RcvBuf)?;
     Ok((socket, receive_buffer_bytes))
+}
+
+/// Waits until the kernel delivers the packets of a share to its socket, and returns whether it does. Drops all packets
+/// that arrive until then: the process has no queue pairs yet.
+fn await_own_packets(socket: &UdpSocket, local: SocketAddr, share: AddressShare, deadline: Instant) -> bool {
+    // No RoCEv2 packet is as short, so any other receiver drops it.
+    let probe = [std::process::id().to_be_bytes(), share.qpn(u32::MAX).to_be_bytes()].concat();
+    while Instant::now() < deadline {
+        // The kernel may have no memory for the packet: send another one.
+        let _ = socket.send_to(&probe, local);
+        await_readable(socket, Instant::now() + PROBE_WAIT);
+        let mut received = [0; 16];
+        while let Ok((length, source)) = socket.recv_from(&mut received) {
+            if received[..length] == probe && source == local {
+                return true;
+            }
+        }
+    }
+    false
 }

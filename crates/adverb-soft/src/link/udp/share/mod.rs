@@ -5,7 +5,8 @@
 //! the socket whose index is the share of the packet's queue pair number, and the packets to queue pair 1 to the socket of
 //! one process, the [dispatcher](election). A packet that reaches another process than its [target](dispatch) is passed
 //! on over a Unix socket: the messages of connection managers, and packets that the kernel delivered as one GRO batch with
-//! packets of another process. Correctness doesn't depend on the program.
+//! packets of another process. A kernel without the program costs time, and the packets in the receive buffer of a process
+//! that ends.
 //!
 //! The kernel's table of [names] is the registry of the processes and of the services that they listen on. The kernel
 //! removes the names of a process that ends.
@@ -16,6 +17,7 @@ mod fork;
 mod join;
 mod message;
 mod names;
+mod program;
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -26,15 +28,14 @@ use std::time::Instant;
 
 use adverb_wire::cm::ServiceId;
 use nix::errno::Errno;
-use nix::libc;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::socket::sockopt::AttachReusePortCbpf;
-use nix::sys::socket::{ControlMessage, MsgFlags, setsockopt};
+use nix::sys::socket::{ControlMessage, MsgFlags};
 
 use super::UdpConfig;
 use super::message::Datagram;
 use crate::link::AddressShare;
 use dispatch::Target;
+pub(super) use dispatch::have_same_process;
 use election::{Action, Election, Input};
 pub(super) use fork::Guarded;
 use join::Membership;
@@ -55,8 +56,6 @@ pub(super) struct SharedAddress {
     /// The connections to other processes, the least recently opened first.
     outbound: Vec<(Name, Guarded<UnixStream>)>,
     election: Election,
-    has_peers: bool,
-    is_program_attached: bool,
     /// An epoll instance that is readable when a source is.
     readiness: Epoll,
     /// The number of calls until the sources are read.
@@ -107,7 +106,7 @@ impl SharedAddress {
         config: &UdpConfig,
     ) -> io::Result<(SharedAddress, Guarded<UdpSocket>, usize)> {
         let membership = Membership::join(local, config)?;
-        let Membership { names, share, listener, own, lower, receive_buffer_bytes, has_peers } = membership;
+        let Membership { names, share, listener, own, lower, receive_buffer_bytes } = membership;
         let now = Instant::now();
         let mut shared = SharedAddress {
             share,
@@ -119,8 +118,6 @@ impl SharedAddress {
             services: BTreeMap::new(),
             outbound: Vec::new(),
             election: Election::new(now),
-            has_peers,
-            is_program_attached: false,
             readiness: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
             calls_left: CALLS_PER_READ,
             buffer: Vec::with_capacity(BUFFER_LEN),
@@ -318,15 +315,12 @@ impl SharedAddress {
         for _ in 0..MAX_BATCH {
             let Some(Source::Listener(listener, name)) = self.sources.get(&number) else { return };
             let (Ok((stream, _)), name) = (listener.accept(), *name) else { return };
-            let is_accepted = self.names.is_own_user(&stream)
+            if self.names.is_own_user(&stream)
                 && self.inbound_count < MAX_INBOUND
                 && stream.set_nonblocking(true).is_ok()
-                && self.add(Source::Inbound(Guarded::new(stream), name)).is_ok();
-            if is_accepted {
-                self.has_peers = true;
-                if name == Name::Dispatcher {
-                    self.attach_program();
-                }
+            {
+                // Without memory for the source, the connection is closed.
+                let _ = self.add(Source::Inbound(Guarded::new(stream), name));
             }
         }
     }
@@ -397,9 +391,8 @@ impl SharedAddress {
                         self.add(Source::Listener(Guarded::new(listener), Name::Dispatcher))
                     }) {
                         Ok(_) => {
-                            if self.has_peers {
-                                self.attach_program();
-                            }
+                            // Without the program, processes pass packets on.
+                            let _ = program::attach(&*self.own, self.share);
                             Input::Claimed
                         }
                         Err(_) => Input::NameTaken,
@@ -409,31 +402,10 @@ impl SharedAddress {
                     let connected = self.names.connect(Name::Dispatcher).ok().flatten();
                     let added =
                         connected.and_then(|stream| self.add(Source::Dispatcher(Guarded::new(stream))).ok());
-                    self.has_peers |= added.is_some();
                     added.map_or(Input::NotConnected, |_| Input::Connected)
                 }
             };
             action = self.election.handle(input, now);
         }
-    }
-
-    /// Makes the kernel deliver packets to the sockets of their shares, and those to queue pair 1 to this process.
-    fn attach_program(&mut self) {
-        if self.is_program_attached {
-            return;
-        }
-        let instruction = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
-        // The program sees the datagram's payload, which begins with the base transport header.
-        let mut program = [
-            instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 4),
-            instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, 0xff_ffff),
-            instruction(libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K, 1, 0, 1),
-            instruction(libc::BPF_RET | libc::BPF_K, 0, 0, self.share.index().into()),
-            instruction(libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K, 0, 0, AddressShare::QPN_SHIFT),
-            instruction(libc::BPF_RET | libc::BPF_A, 0, 0, 0),
-        ];
-        let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-        // Without the program, the kernel chooses a socket by a hash, and processes pass packets on.
-        self.is_program_attached = setsockopt(&*self.own, AttachReusePortCbpf, &program).is_ok();
     }
 }
