@@ -85,7 +85,7 @@ pub(crate) fn frame_len(body: usize) -> usize {
     (HEADER_LEN + body).next_multiple_of(RING_ALIGN as usize)
 }
 
-/// Whether one of these frames, of a write by this side, is a message.
+/// Whether a write of this side contains a message among its `frames`.
 pub(crate) fn has_message(mut frames: &[u8]) -> bool {
     while let Ok(frame) = Frame::parse(frames) {
         if let FrameKind::Message { .. } | FrameKind::Rendezvous { .. } = frame.kind {
@@ -207,7 +207,7 @@ impl Frame {
             }
             SHUTDOWN if len == 0 => FrameKind::Shutdown,
             CLOSE if len == 0 => FrameKind::Close,
-            _ => return Err(Violation("it sent a frame of an unknown kind")),
+            _ => return Err(Violation("it sent a frame of an unknown kind or with a wrong length")),
         };
         Ok(Frame { kind, immediate: has_immediate.then(|| word(8)) })
     }

@@ -8,11 +8,11 @@ use crate::immediate::Immediate;
 use crate::ring::{RecvRing, SendRing, max_write_len};
 use crate::{MAX_MESSAGE_SIZE, MAX_RING_SIZE};
 
-/// Parses bytes as each message of a peer. A parsed message has the same bytes when it is emitted.
+/// Parses bytes as a hello, as frames and as immediate data.
 ///
 /// # Panics
 ///
-/// If it has others.
+/// If a parsed hello or immediate data are emitted with other bytes, or an emitted frame is parsed differently.
 pub fn parse(bytes: &[u8]) {
     if let Ok(hello) = Hello::parse(bytes) {
         assert_eq!(hello.emit(), bytes);
@@ -38,11 +38,11 @@ pub fn parse(bytes: &[u8]) {
     }
 }
 
-/// Writes into a ring, and grants credits, as the bytes say: places stay within the ring.
+/// Writes into rings, reads them and grants credits, in the order that the bytes select.
 ///
 /// # Panics
 ///
-/// If a place doesn't.
+/// If the place of a write exceeds its ring.
 pub fn rings(bytes: impl IntoIterator<Item = u8>) {
     let mut bytes: VecDeque<u8> = bytes.into_iter().collect();
     let mut next = || bytes.pop_front().map(u32::from);

@@ -80,14 +80,16 @@ impl Hello {
             bytes.try_into().map_err(|_| Violation("its hello has a wrong length"))?;
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         if bytes[..8] != MAGIC || bytes[8..10] != VERSION.to_le_bytes() {
-            return Err(Violation("its hello has another version"));
+            return Err(Violation("its hello has a wrong magic number or another version"));
         }
         let (max_outstanding_writes, len) = (word(8) >> 16, word(12));
         if !(MIN_OUTSTANDING_WRITES..=MAX_OUTSTANDING_WRITES).contains(&max_outstanding_writes)
             || !(MIN_RING_SIZE..=MAX_RING_SIZE).contains(&len)
             || !len.is_multiple_of(RING_ALIGN)
         {
-            return Err(Violation("its receive ring is too small or too large"));
+            return Err(Violation(
+                "the size of its receive ring, or its maximum number of writes, is out of range",
+            ));
         }
         let max_message_size = word(28);
         if max_message_size > MAX_MESSAGE_SIZE {

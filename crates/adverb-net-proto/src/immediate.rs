@@ -69,7 +69,7 @@ impl Immediate {
             CREDITS => Ok(Immediate::Credits(credits)),
             RENDEZVOUS_DONE if credits.bits() > 0 => Ok(Immediate::RendezvousDone(credits.bits())),
             CLOSE_ACK if credits.bits() == 0 => Ok(Immediate::CloseAck),
-            _ => Err(Violation("it sent an immediate of an unknown kind")),
+            _ => Err(Violation("it sent malformed immediate data")),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A lane: one queue pair under a connection, and the own ring that its peer writes.
+//! A lane: one queue pair under a connection, and this side's ring, which the peer writes.
 
 use adverb_proto::Time;
 use adverb_proto::types::RemoteMemory;
@@ -27,8 +27,8 @@ pub(crate) struct Lane<R> {
     pub(crate) close: CloseState,
     /// The end of the wait for the peer's acknowledgement of its close.
     pub(crate) linger: Linger,
-    /// The time of the last completion.
-    pub(crate) heard_at: Time,
+    /// The time of the last completion or keepalive probe.
+    pub(crate) last_activity: Time,
 }
 
 /// The memory of the ring.
@@ -39,7 +39,7 @@ pub(crate) enum RingRegion<R> {
     Registered(R),
 }
 
-/// The own hello.
+/// This side's hello.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum HelloState {
     Due,
@@ -61,7 +61,7 @@ pub(crate) enum Probe {
     Due,
 }
 
-/// The progress of the own close over this lane.
+/// The progress of this side's close over this lane.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum CloseState {
     /// The peer's device has not acknowledged the close frame.
@@ -156,7 +156,7 @@ impl<R> Lane<R> {
             exposed_count: 0,
             close: CloseState::Undelivered,
             linger: Linger::Inactive,
-            heard_at: now,
+            last_activity: now,
         }
     }
 

@@ -55,6 +55,6 @@ pub trait Memory {
     /// Allocates a buffer of this length, or returns `None` if there is no memory.
     fn alloc(&mut self, len: usize) -> Option<Self::Buf>;
 
-    /// Copies bytes from the ring to a buffer. The connection never looks at the ring itself, which the peer may change.
+    /// Copies bytes from the ring to a buffer. The connection never reads the ring itself, which the peer may change.
     fn read_ring(&mut self, ring: &Self::Region, offset: u32, out: &mut Self::Buf);
 }

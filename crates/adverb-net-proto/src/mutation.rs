@@ -33,7 +33,7 @@ mutations! {
     CreditsBeforeRead,
     /// Credits are returned only with messages.
     CreditsNeverSent,
-    /// Returned credits are those of the time before.
+    /// Returned credits are those of the previous report.
     StaleCredits,
     /// The skipped end of a ring is not counted.
     SkipUncounted,
@@ -50,7 +50,7 @@ mutations! {
     ForgetWhenCompleted,
     /// Writes behind an unread rendezvous message are forgotten.
     ForgetPastRendezvous,
-    /// Messages that the peer has received are sent again.
+    /// Messages that the peer has received are replayed.
     ReplayAll,
     /// The first message of a replay is skipped.
     ReplaySkipsFirst,
@@ -97,7 +97,7 @@ mutations! {
     /// A rendezvous message is reported as read when the READ is posted.
     RendezvousDoneEarly,
     /// Rendezvous messages are never reported as read.
-    RendezvousDoneUntold,
+    RendezvousDoneUnreported,
     /// A rendezvous message is reported as read twice.
     RendezvousDoneTwice,
     /// A whole message is delivered before an earlier one that is not whole.

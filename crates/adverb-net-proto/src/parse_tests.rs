@@ -113,7 +113,7 @@ fn fields_of_hellos_are_bounded() {
 }
 
 #[test]
-fn immediates_of_unknown_kinds_are_refused() {
+fn immediates_with_invalid_counts_are_refused() {
     let parse = |kind: u32, rest: u32| Immediate::parse(kind << 30 | rest);
     assert_eq!(parse(2, 1), Ok(Immediate::RendezvousDone(1)));
     assert_eq!(parse(3, 0), Ok(Immediate::CloseAck));

@@ -5,7 +5,7 @@ use crate::lane::{Lane, SendQueue};
 use crate::recv::{RecvHalf, RecvState};
 use crate::replay::{Content, Replay};
 use crate::ring::SendRing;
-use crate::send::Offered;
+use crate::send::UnreadRendezvous;
 use crate::*;
 
 const EXPOSE: FrameKind =
@@ -100,7 +100,7 @@ fn messages_behind_an_incomplete_one_are_received_again() {
 
 type TestReplay = Replay<Vec<u8>, u32>;
 
-/// Returns the numbers of the messages that are sent again.
+/// Returns the numbers of the messages that are replayed.
 fn queued(replay: &TestReplay) -> Vec<u64> {
     replay.queue.iter().map(|item| item.number).collect()
 }
@@ -110,7 +110,7 @@ fn replay_of_three() -> TestReplay {
     let mut replay = TestReplay::new();
     replay.post(1, 0);
     replay.keep(write(&[message(10), rendezvous(10), EXPOSE, message(10)]));
-    replay.end_lane(None, [Offered { number: 1, region: 7, immediate: None }].into_iter());
+    replay.end_lane(None, [UnreadRendezvous { number: 1, region: 7, immediate: None }].into_iter());
     assert_eq!(queued(&replay), [0, 1, 2]);
     replay
 }
@@ -155,18 +155,18 @@ fn writes_are_kept_from_the_first_unread_rendezvous_message_on() {
         assert_eq!(replay.kept_bytes(), 48);
         replay
     };
-    for (read, offered, kept) in
+    for (read, unread_rendezvous, kept) in
         [(0, None, 48), (1, None, 16), (2, None, 0), (2, Some(2), 16), (2, Some(1), 48), (2, Some(3), 0)]
     {
         let mut replay = two_writes();
         replay.acknowledge(read);
-        replay.forget(offered, 3);
-        assert_eq!(replay.kept_bytes(), kept, "{read} read, {offered:?} offered");
+        replay.forget(unread_rendezvous, 3);
+        assert_eq!(replay.kept_bytes(), kept, "{read} read, {unread_rendezvous:?} unread");
     }
 }
 
 #[test]
-fn refused_and_unposted_writes_are_sent_again() {
+fn refused_and_unposted_writes_are_replayed() {
     let mut replay = TestReplay::new();
     replay.post(1, 5);
     replay.post(2, 6);

@@ -114,7 +114,7 @@ impl<B: Buf> RecvHalf<B> {
     }
 
     /// Takes frames of a write. Messages share its buffer. Discards the messages if `discards` is set, because this side has
-    /// closed the connection. `done` counts the rendezvous messages that the peer believes unread.
+    /// closed the connection. `done` counts the rendezvous messages that were read, and not reported to the peer.
     pub(crate) fn take_frames(
         &mut self,
         frames: B,

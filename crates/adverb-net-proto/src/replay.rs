@@ -1,4 +1,4 @@
-//! Replay: messages that the peer may not have received are kept, and sent again over the next lane.
+//! Replay: messages that the peer may not have received are kept, and replayed over the next lane.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use crate::MAX_RING_SIZE;
 use crate::frame::{Frame, FrameKind, HEADER_LEN};
 use crate::memory::Buf;
 use crate::mutation::mutant;
-use crate::send::Offered;
+use crate::send::UnreadRendezvous;
 use crate::types::{Payload, Unacknowledged};
 
 /// The number of bytes after which no more is written. The peer's credits limit the unread bytes to a ring; this limit is for
@@ -23,7 +23,7 @@ struct Kept<B> {
     buf: B,
 }
 
-/// A message that is sent again.
+/// A message that is replayed.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Outstanding<B, R> {
     pub(crate) number: u64,
@@ -44,10 +44,10 @@ pub(crate) enum Content<B, R> {
     Close,
 }
 
-/// The messages that are kept, and those that are sent again.
+/// The messages that are kept, and those that are replayed.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Replay<B, R> {
-    /// The writes that the device has: their numbers, and the numbers of their first messages.
+    /// The writes in flight: their numbers, and the numbers of their first messages.
     posted: VecDeque<(u64, u64)>,
     kept: VecDeque<Kept<B>>,
     kept_bytes: usize,
@@ -73,7 +73,7 @@ impl<B: Buf, R> Replay<B, R> {
         self.kept_bytes >= MAX_KEPT_BYTES
     }
 
-    /// Returns the number of bytes in kept writes, and in messages that are sent again.
+    /// Returns the number of bytes in kept writes, and in messages that are replayed.
     pub(crate) fn kept_bytes(&self) -> usize {
         let queued = self.queue.iter().map(|item| match &item.content {
             Content::Message(Payload::Buf(buf)) => buf.as_ref().len(),
@@ -82,7 +82,7 @@ impl<B: Buf, R> Replay<B, R> {
         self.kept_bytes + queued.sum::<usize>()
     }
 
-    /// Notes that a write goes to the device.
+    /// Notes that a write is posted.
     pub(crate) fn post(&mut self, write: u64, first: u64) {
         self.posted.push_back((write, first));
     }
@@ -109,18 +109,19 @@ impl<B: Buf, R> Replay<B, R> {
     }
 
     /// Forgets the writes whose messages the peer has received: all that it has read before the first rendezvous message that
-    /// it has not read. `offered` is the number of that message, and `end` the number of the first message that isn't posted.
-    pub(crate) fn forget(&mut self, offered: Option<u64>, end: u64) {
+    /// it has not read. `unread_rendezvous` is the number of that message, and `end` the number of the first message that isn't posted.
+    pub(crate) fn forget(&mut self, unread_rendezvous: Option<u64>, end: u64) {
         if mutant!(NothingForgotten) {
             return;
         }
-        let offered = offered.filter(|_| !mutant!(ForgetPastRendezvous)).unwrap_or(u64::MAX);
+        let unread_rendezvous =
+            unread_rendezvous.filter(|_| !mutant!(ForgetPastRendezvous)).unwrap_or(u64::MAX);
         while let Some(oldest) = self.kept.front()
             && oldest.write <= self.read
         {
             let next = self.kept.get(1).map(|kept| kept.first);
             let next = next.or_else(|| self.posted.front().map(|(_, first)| *first));
-            if offered < next.unwrap_or(end) {
+            if unread_rendezvous < next.unwrap_or(end) {
                 break;
             }
             if let Some(kept) = self.kept.pop_front() {
@@ -130,14 +131,18 @@ impl<B: Buf, R> Replay<B, R> {
     }
 
     /// Ends the lane: queues all messages that the peer may not have received. `unposted` are the frames that were never posted.
-    pub(crate) fn end_lane(&mut self, unposted: Option<(u64, B)>, offered: impl Iterator<Item = Offered<R>>) {
+    pub(crate) fn end_lane(
+        &mut self,
+        unposted: Option<(u64, B)>,
+        unread_rendezvous: impl Iterator<Item = UnreadRendezvous<R>>,
+    ) {
         let mut messages = Vec::new();
         let unposted = unposted.filter(|_| !mutant!(ReplayLosesUnposted));
         let writes = self.kept.drain(..).map(|kept| (kept.first, kept.buf)).chain(unposted);
         for (first, frames) in writes {
             split_frames(first, frames, &mut messages);
         }
-        for Offered { number, region, immediate } in offered {
+        for UnreadRendezvous { number, region, immediate } in unread_rendezvous {
             let content = Content::Message(Payload::Region(region));
             messages.push(Outstanding { number, immediate, content });
         }
@@ -153,7 +158,8 @@ impl<B: Buf, R> Replay<B, R> {
         (self.kept_bytes, self.read) = (0, 0);
     }
 
-    /// Removes the messages that the peer has received, and returns their regions. Returns `None` if messages are missing.
+    /// Removes the messages that the peer has received, and returns their regions. Returns `None` if the peer's number can't be
+    /// right, or if one of these messages is being registered.
     pub(crate) fn begin_lane(&mut self, received: u64, taken: u64) -> Option<Vec<R>> {
         let end = if mutant!(ReplayAll) { 0 } else { received };
         let count = self.queue.iter().take_while(|item| item.number < end).count();
@@ -195,7 +201,7 @@ impl<B: Buf, R> Replay<B, R> {
     }
 }
 
-/// Splits frames into messages. Rendezvous messages are elsewhere, and expose frames aren't replayed.
+/// Splits frames into messages. [`Replay::end_lane`] adds rendezvous messages itself, and expose frames aren't replayed.
 fn split_frames<B: Buf, R>(first: u64, mut frames: B, messages: &mut Vec<Outstanding<B, R>>) {
     let mut number = first;
     while let Ok(frame) = Frame::parse(frames.as_ref())

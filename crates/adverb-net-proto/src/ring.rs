@@ -99,7 +99,7 @@ struct Unread {
     end: u64,
 }
 
-/// The own ring, as its reader counts it.
+/// This side's ring, as its reader counts it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct RecvRing {
     /// The size of the ring, in units.
@@ -110,9 +110,9 @@ pub(crate) struct RecvRing {
     unread: VecDeque<Unread>,
     read: u64,
     writes_read: u64,
-    /// The progress that the peer was told last.
-    told: u64,
-    writes_told: u64,
+    /// The values of `read` and `writes_read` that were last reported to the peer.
+    reported: u64,
+    writes_reported: u64,
 }
 
 impl RecvRing {
@@ -125,8 +125,8 @@ impl RecvRing {
             unread: VecDeque::with_capacity(max_writes as usize),
             read: 0,
             writes_read: 0,
-            told: 0,
-            writes_told: 0,
+            reported: 0,
+            writes_reported: 0,
         }
     }
 
@@ -158,20 +158,20 @@ impl RecvRing {
         }
     }
 
-    /// Whether the peer may be waiting for credits.
-    pub(crate) fn must_tell(&self) -> bool {
-        let is_due = self.read - self.told >= self.size / 4
-            || self.writes_read - self.writes_told >= self.max_writes / 2;
+    /// Whether credits must be reported, because the peer may be waiting for them.
+    pub(crate) fn must_report(&self) -> bool {
+        let is_due = self.read - self.reported >= self.size / 4
+            || self.writes_read - self.writes_reported >= self.max_writes / 2;
         is_due && !mutant!(CreditsNeverSent)
     }
 
-    /// Returns the credits for the peer, and notes that the peer knows them.
-    pub(crate) fn tell(&mut self) -> Credits {
+    /// Returns the credits for the peer, and notes that they are reported.
+    pub(crate) fn report_credits(&mut self) -> Credits {
         if mutant!(CreditsBeforeRead) {
             return Credits::new(self.written, self.writes_read + self.unread.len() as u64);
         }
-        let stale = Credits::new(self.told, self.writes_told);
-        (self.told, self.writes_told) = (self.read, self.writes_read);
+        let stale = Credits::new(self.reported, self.writes_reported);
+        (self.reported, self.writes_reported) = (self.read, self.writes_read);
         if mutant!(StaleCredits) { stale } else { Credits::new(self.read, self.writes_read) }
     }
 }

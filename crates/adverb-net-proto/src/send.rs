@@ -22,7 +22,8 @@ pub(crate) enum ControlFrame {
     Pending,
     /// The frame is in a batch, or was written.
     Taken,
-    /// The peer has closed the connection, and this side has read all its messages. The peer may be gone before a frame arrives.
+    /// The peer has closed the connection, and this side has read all its messages. The peer may end the lane before a frame
+    /// arrives.
     Unneeded,
 }
 
@@ -33,7 +34,7 @@ pub(crate) struct SendHalf<B, R> {
     /// The frames that wait for credits, all for one write.
     pub(crate) batch: Option<Batch<B>>,
     /// The rendezvous messages that the peer has not read, in order.
-    pub(crate) offered: VecDeque<Offered<R>>,
+    pub(crate) unread_rendezvous: VecDeque<UnreadRendezvous<R>>,
     /// The number of the next message that becomes a frame.
     pub(crate) next: u64,
     /// The number of messages that the application has sent: more than `next` during a replay.
@@ -68,15 +69,15 @@ pub(crate) struct Batch<B> {
 /// The time at which a batch is written.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Timing {
-    /// With the first credits.
+    /// The batch is written with the first credits.
     Due,
-    /// After a flush, or when the batch is almost full.
+    /// The batch is written after a flush, or when it is almost full.
     Coalescing,
 }
 
-/// A rendezvous message whose frame was taken.
+/// A rendezvous message whose frame is in a batch or was written, and that the peer has not read.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Offered<R> {
+pub(crate) struct UnreadRendezvous<R> {
     pub(crate) number: u64,
     pub(crate) region: R,
     pub(crate) immediate: Option<u32>,
@@ -87,7 +88,7 @@ impl<B, R> SendHalf<B, R> {
         SendHalf {
             state: SendState::Open,
             batch: None,
-            offered: VecDeque::new(),
+            unread_rendezvous: VecDeque::new(),
             next: 0,
             taken: 0,
             batch_count: 0,

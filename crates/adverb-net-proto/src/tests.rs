@@ -60,8 +60,8 @@ impl Model {
         assert_eq!(len, expected_len);
         assert!(self.bytes[offset as usize..(offset + len) as usize].iter().all(|byte| *byte == value));
         self.recv.free();
-        if self.recv.must_tell() {
-            self.reports.push_back(Immediate::Credits(self.recv.tell()).emit());
+        if self.recv.must_report() {
+            self.reports.push_back(Immediate::Credits(self.recv.report_credits()).emit());
             assert!(self.reports.len() < UNCREDITED_WRITES as usize, "more reports than receives");
         }
     }

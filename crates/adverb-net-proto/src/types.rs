@@ -10,7 +10,7 @@ use crate::hello::{HELLO_LEN, SessionId};
 /// The side of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Role {
-    /// The side that dials, and that dials again.
+    /// The side that dials, and redials after a failure.
     Connector,
     /// The side that accepts.
     Listener,
@@ -150,8 +150,8 @@ impl<B> From<EagerWrite<B>> for Post<B> {
 
 /// A completed request.
 ///
-/// Requests complete in the order in which they were posted. If an unsignaled request succeeds, the driver passes its
-/// completion on together with the next one of the send queue, before it.
+/// Requests complete in the order in which they were posted. An unsignaled request that succeeds has no completion of its own:
+/// the driver passes on [`Completed::Sent`] for it just before the next completion of the send queue.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Completed<B> {
     /// The peer's WRITE with immediate data arrived.
@@ -357,7 +357,8 @@ impl fmt::Display for EndReason {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum SendError {
-    /// Credits, the send queue or the lane are missing: the caller tries again after the next completion.
+    /// Credits, memory or an established lane are missing, the send queue is full, or a replay is unfinished: the caller tries
+    /// again after the next completion.
     WouldBlock,
     /// This side has shut down sending.
     Shutdown,
@@ -377,7 +378,9 @@ pub enum SendError {
 impl fmt::Display for SendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SendError::WouldBlock => write!(f, "the peer has granted no credits: poll, and try again"),
+            SendError::WouldBlock => {
+                write!(f, "the connection cannot take the message yet: poll, and try again")
+            }
             SendError::Shutdown => write!(f, "this side has shut down sending"),
             SendError::TooLong { len, max } => {
                 write!(f, "the message has {len} bytes: the maximum is {max}")

@@ -2,8 +2,8 @@
 //!
 //! A side that closes sends a close frame, and keeps its lane until the peer's device has acknowledged the frame and the peer has
 //! read all rendezvous messages. It then sends a last write, the acknowledgement of the close. The peer keeps its lane until
-//! that write arrives, because the acknowledgement of its device may have been lost: then this side retransmits. The last write
-//! may be lost too, so the peer waits only for [`Config::linger`](crate::Config::linger).
+//! that write arrives, because the acknowledgement of its device may have been lost: then the closing side retransmits. The last
+//! write may be lost too, so the peer waits only for [`Config::linger`](crate::Config::linger).
 
 use adverb_proto::Time;
 
@@ -75,12 +75,14 @@ impl<B: Buf, R: Region> Connection<B, R> {
     pub(super) fn finish(&mut self, reason: EndReason) {
         self.phase = Phase::Closed(reason);
         let unposted = self.take_unposted();
-        let offered = std::mem::take(&mut self.send.offered);
-        if unposted.as_ref().is_some_and(|(_, frames)| has_message(frames.as_ref())) || !offered.is_empty() {
+        let unread_rendezvous = std::mem::take(&mut self.send.unread_rendezvous);
+        if unposted.as_ref().is_some_and(|(_, frames)| has_message(frames.as_ref()))
+            || !unread_rendezvous.is_empty()
+        {
             self.send.delivery = Delivery::Incomplete;
         }
         let replay = self.replay.get_or_insert_with(Replay::new);
-        replay.end_lane(unposted, offered.into_iter());
+        replay.end_lane(unposted, unread_rendezvous.into_iter());
         if reason == EndReason::Closed {
             // The peer's device has all messages: only the report that the peer has read them may be missing.
             let released = replay.take_messages().into_iter().filter_map(|message| match message.payload {
@@ -97,7 +99,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
     /// Returns the reason of a regular end, if nothing more is to be exchanged over this lane or another.
     pub(super) fn regular_end(&self, close: CloseState) -> Option<EndReason> {
         let is_closing = matches!(self.send.state, SendState::Closing(_));
-        let has_arrived = is_closing && close != CloseState::Undelivered && self.send.offered.is_empty();
+        let has_arrived =
+            is_closing && close != CloseState::Undelivered && self.send.unread_rendezvous.is_empty();
         let is_peer_done = matches!(self.recv.state, RecvState::Closed { .. }) && self.recv.is_whole();
         if has_arrived { Some(EndReason::Closed) } else { is_peer_done.then_some(EndReason::PeerClosed) }
     }
@@ -122,8 +125,9 @@ impl<B: Buf, R: Region> Connection<B, R> {
         if is_sent && is_flushed && lane.close == CloseState::Undelivered && peer.ring.is_read() {
             lane.close = CloseState::Delivered;
         }
-        let is_read = self.send.offered.is_empty() || is_peer_closed || mutant!(CloseIgnoresRendezvous);
-        // A peer that has left needs no reports.
+        let is_read =
+            self.send.unread_rendezvous.is_empty() || is_peer_closed || mutant!(CloseIgnoresRendezvous);
+        // A peer that has ended the lane needs no reports.
         let is_reported = lane.rendezvous_done == 0 || lane.linger == Linger::Finished;
         if lane.close == CloseState::Delivered && is_read && is_reported {
             if lane.queue.is_delivered() || peer.ring.is_read() {
@@ -139,7 +143,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
         let is_finished = if lane.close == CloseState::Finished {
             !is_peer_closed || is_acknowledged
         } else if is_closing {
-            // The peer has left, so a close frame that wasn't posted is of no use.
+            // The peer has ended the lane, so a close frame that wasn't posted has no effect.
             is_acknowledged && lane.close == CloseState::Undelivered && lane.queue.is_delivered()
         } else {
             is_peer_closed && is_acknowledged

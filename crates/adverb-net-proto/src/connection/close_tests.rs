@@ -14,7 +14,7 @@ fn tags(connection: &mut TestConnection, memory: &mut TestMemory) -> Vec<Tag> {
     posts.filter_map(tag).collect()
 }
 
-/// Lets side 0 close, and its close frame arrive, without a completion.
+/// Returns a pair whose side 0 has closed, and whose side 1 has the close frame. The write has no completion yet.
 fn pair_with_close() -> Pair {
     let mut pair = Pair::new(small());
     pair.side(0).0.close(Time::ZERO);
@@ -90,7 +90,7 @@ fn a_close_whose_acknowledgement_is_outstanding_ends_gracefully() {
 }
 
 #[test]
-fn only_frames_have_bytes() {
+fn only_writes_with_frames_have_bytes() {
     let immediates =
         [Immediate::Credits(Credits::new(0, 0)), Immediate::RendezvousDone(1), Immediate::CloseAck];
     for immediate in immediates {
@@ -109,7 +109,7 @@ fn messages_are_read_ahead_up_to_the_limit() {
     // Each message counts as 114 bytes.
     for (limit, reads) in [(228, 2), (227, 1)] {
         let mut pair = Pair::new(Config { recv_buffer_limit: limit, ..small() });
-        (0..3).for_each(|_| pair.offer(0, &[1; 50]).expect("credits"));
+        (0..3).for_each(|_| pair.send_rendezvous(0, &[1; 50]).expect("credits"));
         pair.run();
         assert_eq!(pair.reads, reads);
         assert_eq!(pair.side(1).0.buffered_bytes(), (114 * reads, 0));

@@ -36,7 +36,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
 
     fn handle_received(&mut self, immediate: u32, len: u32, now: Time) {
         let Some((lane, _)) = self.lane_mut() else { return };
-        lane.heard_at = now;
+        lane.last_activity = now;
         lane.receives += u32::from(!mutant!(ReceiveNotPostedAgain));
         if let Err(violation) = self.handle_write(immediate, len) {
             self.end(EndReason::ProtocolViolation(violation));
@@ -45,7 +45,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
 
     fn handle_sent(&mut self, tag: Tag, buf: Option<B>, now: Time) {
         let Some((lane, _)) = self.lane_mut() else { return };
-        lane.heard_at = now;
+        lane.last_activity = now;
         lane.queue.complete(tag);
         match tag {
             Tag::Close if lane.close == CloseState::Undelivered => lane.close = CloseState::Delivered,
@@ -121,10 +121,10 @@ impl<B: Buf, R: Region> Connection<B, R> {
 
     /// Forgets the writes whose messages the peer has received.
     fn forget(&mut self) {
-        let offered = self.send.offered.front().map(|offered| offered.number);
+        let unread_rendezvous = self.send.unread_rendezvous.front().map(|message| message.number);
         let end = self.send.batch.as_ref().map_or(self.send.next, |batch| batch.first);
         if let Some(replay) = &mut self.replay {
-            replay.forget(offered, end);
+            replay.forget(unread_rendezvous, end);
         }
     }
 
@@ -161,11 +161,11 @@ impl<B: Buf, R: Region> Connection<B, R> {
             Immediate::Credits(credits) => peer.ring.add_credits(credits)?,
             Immediate::RendezvousDone(count) => {
                 let count = count as usize;
-                if count > self.send.offered.len() {
+                if count > self.send.unread_rendezvous.len() {
                     return Err(Violation("it completed more rendezvous messages than were outstanding"));
                 }
-                for offered in self.send.offered.drain(..count) {
-                    self.events.push_back(Event::Release(offered.region));
+                for message in self.send.unread_rendezvous.drain(..count) {
+                    self.events.push_back(Event::Release(message.region));
                 }
                 self.forget();
                 return Ok(());
@@ -185,7 +185,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
         Ok(())
     }
 
-    /// Does what the last input has made possible.
+    /// Reads the ring, and advances the close, as far as the last input permits.
     #[inline]
     pub(super) fn advance<M: Memory<Buf = B, Region = R>>(&mut self, memory: &mut M, now: Time) {
         if let Phase::Established { lane, .. } | Phase::Draining { lane, .. } = &self.phase
@@ -198,7 +198,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
     }
 
-    /// Takes frames from the ring, while there is room for their messages, or to the ring's end if `all` is set.
+    /// Takes frames from the ring, while there is room for their messages, or all frames if `all` is set.
     pub(super) fn read_ring<M: Memory<Buf = B, Region = R>>(&mut self, memory: &mut M, all: bool) {
         let discards = matches!(self.send.state, SendState::Closing(_));
         loop {
@@ -295,12 +295,12 @@ impl<B: Buf, R: Region> Connection<B, R> {
             }
             Phase::Established { lane, .. } => {
                 if let Some(interval) = self.config.keepalive
-                    && lane.heard_at + interval <= now
+                    && lane.last_activity + interval <= now
                     && !lane.queue.awaits_completion()
                     && !mutant!(NoKeepalive)
                 {
                     lane.probe = Probe::Due;
-                    lane.heard_at = now;
+                    lane.last_activity = now;
                 }
                 if let CloseState::AckPosted { until } = lane.close
                     && until <= now

@@ -22,13 +22,13 @@ use crate::memory::{Buf, Memory, Region};
 use crate::mutation::mutant;
 use crate::recv::{RecvHalf, RecvState};
 use crate::replay::Replay;
-use crate::send::{Batch, ControlFrame, Delivery, Offered, SendHalf, SendState, Timing};
+use crate::send::{Batch, ControlFrame, Delivery, SendHalf, SendState, Timing, UnreadRendezvous};
 use crate::types::{EndReason, Event, Received, Role, SendError, Tag, Unacknowledged};
 use crate::{MAX_RENDEZVOUS, RING_ALIGN};
 
 /// The maximum number of bytes in a batch of coalesced messages.
-const COALESCED_LEN: usize = 16 << 10;
-/// The minimum number of bytes of a stream that are sent as a part of a longer write, because a batch has room for them.
+const MAX_COALESCED_LEN: usize = 16 << 10;
+/// The minimum number of bytes of a stream that are added to a batch with other frames, if more bytes follow.
 const MIN_STREAM_PART: usize = 1 << 10;
 
 /// One side of a connection.
@@ -67,7 +67,7 @@ enum Session {
 /// The phase of a connection.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Phase<R> {
-    /// The hellos are exchanged over a new lane. `hello` is that of a connector, at the listener.
+    /// The hellos are exchanged over a new lane. At the listener, `hello` is the connector's.
     Handshake { lane: Lane<R>, hello: Option<Hello>, deadline: Time, origin: Origin },
     /// Messages are exchanged.
     Established { lane: Lane<R>, peer: Peer },
@@ -282,7 +282,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
         immediate: Option<u32>,
     ) -> Result<(), SendError> {
         let peer = self.check_open()?;
-        let (max, eager_limit) = (peer.max_write_len.min(COALESCED_LEN), peer.eager_limit);
+        let (max, eager_limit) = (peer.max_write_len.min(MAX_COALESCED_LEN), peer.eager_limit);
         let len = frame_len(bytes.len());
         if self.send.batch.is_none() && len <= max / 2 {
             let buf = memory.alloc(max).ok_or(SendError::WouldBlock)?;
@@ -356,25 +356,26 @@ impl<B: Buf, R: Region> Connection<B, R> {
         let Some(len) = u32::try_from(remote.len).ok().filter(|len| *len <= max) else {
             return Err((SendError::TooLong { len: remote.len, max }, region));
         };
-        let is_full = self.send.offered.len() >= MAX_RENDEZVOUS as usize && !mutant!(RendezvousUnlimited);
+        let is_full =
+            self.send.unread_rendezvous.len() >= MAX_RENDEZVOUS as usize && !mutant!(RendezvousUnlimited);
         let kind = FrameKind::Rendezvous { len, addr: remote.addr, rkey: remote.rkey };
         if is_full || !self.add_frame(memory, &Frame { kind, immediate }, Tag::Frames, copy(&[])) {
             return Err((SendError::WouldBlock, region));
         }
         self.flush();
-        self.offer(region, immediate);
+        self.add_unread_rendezvous(region, immediate);
         self.send.taken += 1;
         Ok(())
     }
 
-    /// Notes that the frame of a rendezvous message was taken.
-    fn offer(&mut self, region: R, immediate: Option<u32>) {
+    /// Keeps the region of a rendezvous message, whose frame is in a batch, until the peer has read the message.
+    fn add_unread_rendezvous(&mut self, region: R, immediate: Option<u32>) {
         let number = self.send.next;
         self.send.next += 1;
         if mutant!(RegionReleasedEarly) {
             self.events.push_back(Event::Release(region));
         } else {
-            self.send.offered.push_back(Offered { number, region, immediate });
+            self.send.unread_rendezvous.push_back(UnreadRendezvous { number, region, immediate });
         }
     }
 
@@ -426,7 +427,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
     }
 
-    /// Checks that all earlier messages were sent again.
+    /// Checks that all earlier messages were replayed.
     fn check_replayed(&self) -> Result<(), SendError> {
         if self.is_behind() && !mutant!(NewBeforeReplayed) { Err(SendError::WouldBlock) } else { Ok(()) }
     }
@@ -462,7 +463,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
     pub fn can_send_region(&self) -> bool {
         let len = frame_len(RENDEZVOUS_LEN);
         let fits = self.send.batch.as_ref().is_none_or(|batch| batch.len + len <= batch.buf.as_ref().len());
-        let is_full = self.send.offered.len() >= MAX_RENDEZVOUS as usize;
+        let is_full = self.send.unread_rendezvous.len() >= MAX_RENDEZVOUS as usize;
         fits && !is_full && !self.is_behind() && matches!(self.phase, Phase::Established { .. })
     }
 
@@ -479,7 +480,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
         (!is_full).then(|| len.min(room).min(peer.max_message_size as usize))
     }
 
-    /// Requests a probe, if no completion will tell whether the peer's device has all messages.
+    /// Requests a probe, if no outstanding completion will show that the peer's device has all messages.
     pub fn confirm(&mut self) {
         if let Phase::Established { lane, .. } = &mut self.phase
             && !lane.queue.is_delivered()
@@ -496,7 +497,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
     }
 
-    /// Whether a batch waits for credits only.
+    /// Whether a batch is written as soon as the credits and the send queue allow it.
     pub fn is_due(&self) -> bool {
         self.send.batch.as_ref().is_some_and(|batch| batch.timing == Timing::Due)
     }
@@ -561,7 +562,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
         match &self.phase {
             Phase::Established { lane, peer } => {
                 let has_arrived = lane.queue.is_delivered() || peer.ring.is_read();
-                self.is_flushed() && self.send.offered.is_empty() && has_arrived
+                self.is_flushed() && self.send.unread_rendezvous.is_empty() && has_arrived
             }
             _ => false,
         }

@@ -28,7 +28,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
             || self.send.batch.is_some()
             || !self.recv.incomplete.is_empty()
             || lane.rendezvous_done > 0
-            || lane.ring.must_tell()
+            || lane.ring.must_report()
             || lane.report == Report::Due
             || lane.probe == Probe::Due
             || lane.close == CloseState::AckDue
@@ -74,7 +74,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
         Some(EagerWrite {
             buf,
             remote: peer.memory.at(offset.into()),
-            immediate: Immediate::Frames(lane.ring.tell()).emit(),
+            immediate: Immediate::Frames(lane.ring.report_credits()).emit(),
             is_signaled: lane.queue.post(Tag::Frames, false),
         })
     }
@@ -200,14 +200,14 @@ impl<B: Buf, R: Region> Connection<B, R> {
             let is_ready = match &item.content {
                 Content::Message(Payload::Buf(buf)) => buf.as_ref().len() <= eager_limit,
                 Content::Message(Payload::Region(_)) | Content::Registering => false,
-                Content::Registered(_) => self.send.offered.len() < MAX_RENDEZVOUS as usize,
+                Content::Registered(_) => self.send.unread_rendezvous.len() < MAX_RENDEZVOUS as usize,
                 Content::Shutdown | Content::Close => true,
             };
             if !is_ready {
                 return;
             }
             let Some(item) = replay.queue.pop_front() else { return };
-            if let Err(item) = self.take_again(memory, item)
+            if let Err(item) = self.replay_message(memory, item)
                 && let Some(replay) = &mut self.replay
             {
                 return replay.queue.push_front(item);
@@ -215,8 +215,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
     }
 
-    /// Adds the frame of a message that is sent again, or returns the message if the batch is full.
-    fn take_again<M: Memory<Buf = B, Region = R>>(
+    /// Adds the frame of a replayed message, or returns the message if the batch is full.
+    fn replay_message<M: Memory<Buf = B, Region = R>>(
         &mut self,
         memory: &mut M,
         item: Outstanding<B, R>,
@@ -240,7 +240,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
         self.flush();
         match item.content {
-            Content::Registered(region) => self.offer(region, immediate),
+            Content::Registered(region) => self.add_unread_rendezvous(region, immediate),
             _ => self.send.next += 1,
         }
         Ok(())
@@ -280,7 +280,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
         if let Some(replay) = &mut self.replay {
             replay.post(peer.ring.writes(), batch.first);
         }
-        let immediate = Immediate::Frames(lane.ring.tell()).emit();
+        let immediate = Immediate::Frames(lane.ring.report_credits()).emit();
         let is_signaled = lane.queue.post(batch.tag, batch.tag == Tag::Close);
         if mutant!(CloseUndelivered) && batch.tag == Tag::Close {
             lane.close = CloseState::Delivered;
@@ -297,25 +297,26 @@ impl<B: Buf, R: Region> Connection<B, R> {
             return None;
         }
         let remote = peer.memory.at(0);
-        let has_left = lane.linger == Linger::Finished;
-        let (tag, immediate) = if lane.rendezvous_done > 0 && !has_left && !mutant!(RendezvousDoneUntold) {
-            (Tag::RendezvousDone, Immediate::RendezvousDone(std::mem::take(&mut lane.rendezvous_done)))
-        } else if (lane.ring.must_tell() || lane.report == Report::Due) && !has_left {
-            lane.report = Report::Usual;
-            (Tag::Credits, Immediate::Credits(lane.ring.tell()))
-        } else if lane.close == CloseState::AckDue {
-            lane.close = CloseState::AckPosted { until: now + close_ack_timeout };
-            (Tag::CloseAck, Immediate::CloseAck)
-        } else if lane.probe == Probe::Due {
-            lane.probe = Probe::Unneeded;
-            if lane.queue.awaits_completion() {
+        let has_peer_ended = lane.linger == Linger::Finished;
+        let (tag, immediate) =
+            if lane.rendezvous_done > 0 && !has_peer_ended && !mutant!(RendezvousDoneUnreported) {
+                (Tag::RendezvousDone, Immediate::RendezvousDone(std::mem::take(&mut lane.rendezvous_done)))
+            } else if (lane.ring.must_report() || lane.report == Report::Due) && !has_peer_ended {
+                lane.report = Report::Usual;
+                (Tag::Credits, Immediate::Credits(lane.ring.report_credits()))
+            } else if lane.close == CloseState::AckDue {
+                lane.close = CloseState::AckPosted { until: now + close_ack_timeout };
+                (Tag::CloseAck, Immediate::CloseAck)
+            } else if lane.probe == Probe::Due {
+                lane.probe = Probe::Unneeded;
+                if lane.queue.awaits_completion() {
+                    return None;
+                }
+                lane.queue.post(Tag::Probe, true);
+                return Some(Post::Probe { remote });
+            } else {
                 return None;
-            }
-            lane.queue.post(Tag::Probe, true);
-            return Some(Post::Probe { remote });
-        } else {
-            return None;
-        };
+            };
         let is_signaled = lane.queue.post(tag, tag == Tag::CloseAck);
         // A close waits for this report, and no completion may follow.
         if tag == Tag::RendezvousDone
@@ -347,12 +348,12 @@ impl<B: Buf, R: Region> Connection<B, R> {
                     return Some(Register { id, memory: RegisterMemory::Exposed(region) });
                 }
                 let item = self.replay.as_mut()?.queue.front_mut()?;
-                let is_long = match &item.content {
+                let must_register = match &item.content {
                     Content::Message(Payload::Buf(buf)) => buf.as_ref().len() > peer.eager_limit as usize,
                     Content::Message(Payload::Region(_)) => !mutant!(StaleRegionReplayed),
                     _ => false,
                 };
-                if !is_long {
+                if !must_register {
                     return None;
                 }
                 let id = RegisterId { lane: lane_number, target: RegisterTarget::Message(item.number) };
@@ -386,7 +387,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
                     Linger::Until(until) => Some(until),
                     Linger::Inactive | Linger::Finished => None,
                 };
-                let keepalive = keepalive.map(|interval| lane.heard_at + interval);
+                let keepalive = keepalive.map(|interval| lane.last_activity + interval);
                 [keepalive, acknowledged, linger, close].into_iter().flatten().min()
             }
             Phase::Disconnected { until, redial } => {

@@ -154,7 +154,7 @@ fn regions_are_taken_only_over_a_lane_and_up_to_eight() {
     let mut pair = Pair::new(Config { recv_buffer_limit: 300, ..small() });
     for number in 0..9u8 {
         assert!(pair.side(0).0.can_send_region());
-        pair.offer(0, &[number; 200]).expect("one of them is read");
+        pair.send_rendezvous(0, &[number; 200]).expect("one of them is read");
         assert_eq!(pair.side(0).0.unacknowledged().end, u64::from(number) + 1);
         pair.run();
     }
@@ -215,7 +215,7 @@ fn each_side_knows_which_sides_have_shut_down_or_closed() {
 }
 
 #[test]
-fn a_connection_that_has_failed_ends_after_its_messages() {
+fn calls_after_the_end_return_its_reason() {
     let mut pair = Pair::new(small());
     pair.send(0, b"last").expect("credits");
     pair.run();
@@ -242,7 +242,7 @@ fn a_connection_that_has_failed_ends_after_its_messages() {
 #[test]
 fn a_shutdown_is_received_after_a_message_that_is_being_read() {
     let mut pair = pair_with_unreported_message();
-    pair.offer(1, &[4; 50]).expect("credits");
+    pair.send_rendezvous(1, &[4; 50]).expect("credits");
     pair.side(1).0.shutdown();
     while pair.step(1) {}
     assert!(pair.side(0).0.has_peer_shutdown());

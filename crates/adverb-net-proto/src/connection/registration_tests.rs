@@ -39,7 +39,7 @@ fn a_message_that_cannot_be_registered_is_reported() {
     let mut pair = Pair::new(resumable());
     pair.send(0, b"first").expect("credits");
     pair.run();
-    pair.offer(0, &[2; 300]).expect("credits");
+    pair.send_rendezvous(0, &[2; 300]).expect("credits");
     pair.reconnect();
     pair.resume();
     assert_eq!((pair.side(0).0.lane(), pair.side(0).0.check_send()), (1, Err(SendError::WouldBlock)));
@@ -102,7 +102,7 @@ fn a_message_of_a_failed_lane_is_registered_again() {
     // The driver registers the memory before or after the session has resumed.
     for is_late in [false, true] {
         let mut pair = Pair::new(resumable());
-        pair.offer(0, &[2; 300]).expect("credits");
+        pair.send_rendezvous(0, &[2; 300]).expect("credits");
         pair.reconnect();
         pair.resume();
         let Register { id, .. } = pair.side(0).0.poll_register().expect("the message");

@@ -3,8 +3,7 @@
 use super::*;
 use crate::hello::SessionHello;
 
-/// Returns the number of messages that are read, of `count` messages of `len` bytes that are replayed over a lane whose ring has
-/// 512 bytes.
+/// Returns the number of READs in a replay of `count` messages of `len` bytes over a lane whose ring has 512 bytes.
 fn reads_after_replay(count: usize, len: usize) -> usize {
     let mut pair = Pair::new(Config { recv_ring_size: 64 << 10, max_outstanding_writes: 64, ..resumable() });
     let (connection, memory) = pair.side(0);
@@ -46,8 +45,8 @@ fn a_message_is_read_in_as_few_parts_as_possible() {
     for (len, reads) in [(99, 1), (100, 1), (101, 2), (200, 2)] {
         let mut pair = Pair::new(small());
         pair.withheld = Some(Vec::new());
-        pair.offer(0, &vec![1; len]).expect("credits");
-        pair.offer(0, &[2; 3]).expect("credits");
+        pair.send_rendezvous(0, &vec![1; len]).expect("credits");
+        pair.send_rendezvous(0, &[2; 3]).expect("credits");
         pair.run();
         let posts = pair.withheld.take().expect("READs are withheld");
         assert_eq!(posts.len(), reads + 1, "{len} bytes");
@@ -71,8 +70,8 @@ fn only_the_listener_of_a_session_resumes_it() {
     assert_eq!(pair.side(1).0.phase(), PhaseKind::Draining);
 }
 
-/// Returns a side that has dialed again, and has posted its hello.
-fn redialed() -> Pair {
+/// Returns a pair whose connector has lost its lane, and whose driver is dialing.
+fn redialing() -> Pair {
     let mut pair = Pair::new(resumable());
     pair.side(0).0.handle_lane_failed(Time::ZERO);
     while pair.step(0) {}
@@ -82,7 +81,7 @@ fn redialed() -> Pair {
 #[test]
 fn another_session_is_not_resumed() {
     for (id, reason) in [([1; 16], None), ([2; 16], Some(EndReason::SessionUnknown))] {
-        let mut pair = redialed();
+        let mut pair = redialing();
         let lane = pair.config.lane();
         assert!(pair.side(0).0.attach(lane, Time::ZERO));
         let hello =
@@ -98,7 +97,7 @@ fn another_session_is_not_resumed() {
 
 #[test]
 fn the_driver_can_give_up_dialing() {
-    let mut pair = redialed();
+    let mut pair = redialing();
     assert_eq!(pair.side(0).0.phase(), PhaseKind::Disconnected);
     pair.side(0).0.handle_redial_failed();
     assert_eq!(pair.end(0), Some(EndReason::ReconnectTimedOut));

@@ -68,7 +68,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
         let peer = Peer::new(&self.config, hello);
         self.phase = Phase::Established { lane, peer };
         if let Some((lane, _)) = self.lane_mut() {
-            lane.heard_at = now;
+            lane.last_activity = now;
         }
         if let (Origin::Resume { .. }, Some(replay)) = (origin, &mut self.replay) {
             let received = hello.session.and_then(|session| session.received).unwrap_or(0);
@@ -155,10 +155,10 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
         let Next::Resume { until, successor } = next else { return };
         let unposted = self.take_unposted();
-        let offered = std::mem::take(&mut self.send.offered);
-        let offered = offered.into_iter().filter(|_| !mutant!(RendezvousNotReplayed));
+        let unread_rendezvous = std::mem::take(&mut self.send.unread_rendezvous);
+        let unread_rendezvous = unread_rendezvous.into_iter().filter(|_| !mutant!(RendezvousNotReplayed));
         if let Some(replay) = &mut self.replay {
-            replay.end_lane(unposted, offered);
+            replay.end_lane(unposted, unread_rendezvous);
         }
         match (successor, self.role) {
             (Some((hello, lane)), _) => self.begin_lane(Some(hello), lane, until, now),

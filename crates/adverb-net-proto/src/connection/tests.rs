@@ -212,7 +212,7 @@ impl Pair {
         connection.send(memory, bytes, None)
     }
 
-    fn offer(&mut self, side: usize, bytes: &[u8]) -> Result<(), SendError> {
+    fn send_rendezvous(&mut self, side: usize, bytes: &[u8]) -> Result<(), SendError> {
         self.run();
         let (connection, memory) = self.side(side);
         let region = memory.register(bytes.to_vec());
@@ -269,7 +269,7 @@ fn messages_arrive_in_order_and_long_ones_are_read_in_parts() {
     let mut pair = Pair::new(small());
     pair.send(0, b"first").expect("credits");
     let long: Vec<u8> = (0..250).map(|at| at as u8).collect();
-    pair.offer(0, &long).expect("credits");
+    pair.send_rendezvous(0, &long).expect("credits");
     pair.send(0, b"last").expect("credits");
     pair.run();
     assert_eq!(pair.reads, 3);
@@ -278,7 +278,7 @@ fn messages_arrive_in_order_and_long_ones_are_read_in_parts() {
     assert_eq!(pair.recv_bytes(1), b"last");
     assert_eq!(pair.recv(1), Received::Pending);
     assert!(pair.side(0).0.is_delivered());
-    // The ring of the sender is left.
+    // Only the sender's ring is still registered.
     assert_eq!(pair.memory[0].regions.len(), 1);
 }
 
@@ -319,15 +319,15 @@ fn a_receiver_that_does_not_receive_stops_its_sender() {
 fn at_most_eight_rendezvous_messages_are_outstanding() {
     let mut pair = Pair::new(Config { recv_buffer_limit: 300, ..small() });
     for number in 0..9u8 {
-        pair.offer(0, &[number; 200]).expect("one of them is read");
+        pair.send_rendezvous(0, &[number; 200]).expect("one of them is read");
         pair.run();
     }
-    assert_eq!(pair.offer(0, b"tenth"), Err(SendError::WouldBlock));
+    assert_eq!(pair.send_rendezvous(0, b"tenth"), Err(SendError::WouldBlock));
     for number in 0..9u8 {
         assert_eq!(pair.recv_bytes(1), [number; 200]);
         pair.run();
     }
-    pair.offer(0, b"tenth").expect("all were read");
+    pair.send_rendezvous(0, b"tenth").expect("all were read");
 }
 
 #[test]
@@ -336,7 +336,7 @@ fn calls_are_refused_with_a_reason() {
     let max = pair.side(0).0.limits().expect("established").eager;
     assert_eq!(max, 512 / 4 - 16);
     assert_eq!(pair.send(0, &[0; 113]), Err(SendError::TooLong { len: 113, max }));
-    assert_eq!(pair.offer(0, &[0; 1001]), Err(SendError::TooLong { len: 1001, max: 1000 }));
+    assert_eq!(pair.send_rendezvous(0, &[0; 1001]), Err(SendError::TooLong { len: 1001, max: 1000 }));
     let (connection, memory) = pair.side(0);
     let region = memory.register(vec![0; 200]);
     assert!(matches!(connection.send_region(memory, region, 7, None), Err((SendError::StaleRegion, _))));
@@ -348,7 +348,7 @@ fn calls_are_refused_with_a_reason() {
 fn a_close_delivers_all_messages_and_ends_both_sides() {
     let mut pair = Pair::new(small());
     pair.send(0, b"eager").expect("credits");
-    pair.offer(0, &[3; 300]).expect("credits");
+    pair.send_rendezvous(0, &[3; 300]).expect("credits");
     pair.side(0).0.close(Time::ZERO);
     pair.run();
     assert_eq!((pair.end(0), pair.end(1)), (Some(EndReason::Closed), Some(EndReason::PeerClosed)));
@@ -360,11 +360,11 @@ fn a_close_delivers_all_messages_and_ends_both_sides() {
     assert!(pair.side(0).0.take_unacknowledged().is_empty());
 }
 
-/// Lets the peer of side 0 send a rendezvous message, which side 0 has read, but not reported.
+/// Returns a pair whose side 0 has read a rendezvous message, but has not reported it as read.
 fn pair_with_unreported_message() -> Pair {
     let mut pair = Pair::new(small());
     pair.unsignaled = Some([Vec::new(), Vec::new()]);
-    pair.offer(1, &[3; 50]).expect("credits");
+    pair.send_rendezvous(1, &[3; 50]).expect("credits");
     while pair.reads == 0 {
         assert!((0..2).rev().any(|side| pair.step(side)), "the message is not read");
     }
@@ -416,7 +416,7 @@ fn a_shutdown_ends_one_direction() {
 #[test]
 fn a_close_has_a_time_limit() {
     let mut pair = Pair::new(Config { recv_buffer_limit: 0, ..small() });
-    (0..3).for_each(|_| pair.offer(0, &[1; 200]).expect("credits"));
+    (0..3).for_each(|_| pair.send_rendezvous(0, &[1; 200]).expect("credits"));
     pair.run();
     // The peer's application receives nothing.
     pair.side(0).0.close(Time::ZERO);
@@ -448,7 +448,7 @@ fn a_session_resumes_and_replays() {
     pair.run();
     let (connection, memory) = pair.side(0);
     connection.feed(memory, b"one", None).expect("credits");
-    pair.offer(0, &[2; 300]).expect("credits");
+    pair.send_rendezvous(0, &[2; 300]).expect("credits");
     pair.is_broken = true;
     pair.run();
     assert_eq!(pair.side(0).0.phase(), PhaseKind::Disconnected);
@@ -552,7 +552,11 @@ fn a_message_sent_at_once_is_posted_like_another_one() {
         for round in 0..40u8 {
             if round % 5 == 4 {
                 // Other frames are in the batch, a rendezvous message is read, or the credits are used up.
-                let _ = if round % 2 == 0 { pair.offer(0, &[round; 200]) } else { pair.send(0, b"waits") };
+                let _ = if round % 2 == 0 {
+                    pair.send_rendezvous(0, &[round; 200])
+                } else {
+                    pair.send(0, b"waits")
+                };
             }
             let (connection, memory) = pair.side(0);
             let (mut other, bytes) = (connection.clone(), [round; 30]);
@@ -593,7 +597,7 @@ fn bytes_kept_for_a_peer_that_reads_no_rendezvous_message_are_bounded() {
     };
     let mut pair = Pair::new(config);
     pair.withheld = Some(Vec::new());
-    pair.offer(0, &[1; 1000]).expect("credits");
+    pair.send_rendezvous(0, &[1; 1000]).expect("credits");
     let message = vec![2; (1 << 18) - 16];
     let mut sent = 0;
     while pair.send(0, &message).is_ok() {
@@ -617,7 +621,7 @@ fn bytes_kept_for_a_peer_that_reads_no_rendezvous_message_are_bounded() {
 
 #[test]
 fn a_close_knows_whether_the_peer_closed_without_some_messages() {
-    // The peer closes while this side has a message that waits for credits, or one that the peer has not read.
+    // The peer closes while messages of this side wait for credits or are unread, or while there are none.
     for is_undelivered in [true, false] {
         let mut pair = Pair::new(Config { recv_buffer_limit: 100, ..small() });
         while is_undelivered && pair.send(0, &[0; 40]).is_ok() {
