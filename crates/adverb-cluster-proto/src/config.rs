@@ -93,12 +93,12 @@ impl Config {
         (self.send_slots as u64 + self.recv_queue_depth() as u64) * self.slot_size as u64
     }
 
-    /// The interval that keeps a full ring and a full send queue from holding only unsignaled requests.
+    /// Returns the interval that keeps a full ring and a full send queue from holding only unsignaled requests.
     pub(crate) fn effective_signal_interval(&self) -> u16 {
         self.signal_interval.min(self.send_slots.div_ceil(2)).min(self.send_queue_depth.div_ceil(2))
     }
 
-    /// The batch that fits the queue.
+    /// Returns the size of a batch that fits the queue.
     pub(crate) fn effective_doorbell_batch(&self) -> usize {
         usize::from(self.doorbell_batch.min(self.queue_depth))
     }
@@ -122,7 +122,7 @@ pub enum ConfigError {
         /// The requested number.
         requested: usize,
     },
-    /// The message slots are too small for the headers of calls.
+    /// The message slots are too small for the headers of calls, or for the keys of an arena.
     SlotTooSmall {
         /// The size in bytes.
         size: u32,
@@ -144,7 +144,7 @@ impl fmt::Display for ConfigError {
                 write!(f, "a broker cannot have {requested} peers: the maximum is 65536")
             }
             ConfigError::SlotTooSmall { size, min } => {
-                write!(f, "the broker's slot_size is {size}: calls need at least {min}")
+                write!(f, "the broker's slot_size of {size} bytes is too small: use at least {min}")
             }
         }
     }

@@ -41,18 +41,18 @@ pub(crate) const CONTROL_MESSAGE: u32 = 1 << 30;
 /// The flags of a leave message in its immediate data.
 pub(crate) const LEAVE_MESSAGE: u32 = CREDIT_MESSAGE | CONTROL_MESSAGE;
 /// The bits of a count.
-const COUNT: u32 = CONTROL_MESSAGE - 1;
+const COUNT_MASK: u32 = CONTROL_MESSAGE - 1;
 /// The maximum number of credits that a peer may grant.
 const MAX_CREDITS: u32 = 1 << 16;
 
 /// Returns the immediate data of a message, or of a credit message.
 pub(crate) fn encode(count: u32, is_credit_message: bool) -> u32 {
-    count & COUNT | if is_credit_message { CREDIT_MESSAGE } else { 0 }
+    count & COUNT_MASK | if is_credit_message { CREDIT_MESSAGE } else { 0 }
 }
 
 /// Returns the count in a message's immediate data, and whether the message is a credit message.
 pub(crate) fn decode(immediate: u32) -> (u32, bool) {
-    (immediate & COUNT, immediate & CREDIT_MESSAGE != 0)
+    (immediate & COUNT_MASK, immediate & CREDIT_MESSAGE != 0)
 }
 
 /// The credits that the peer granted.
@@ -67,35 +67,35 @@ impl SendCredits {
         if mutant!(IgnoreCredits) {
             return MAX_CREDITS;
         }
-        self.granted.wrapping_sub(self.used) & COUNT
+        self.granted.wrapping_sub(self.used) & COUNT_MASK
     }
 
     /// Takes credits, which must be available.
     pub(crate) fn take(&mut self, count: u32) {
-        self.used = self.used.wrapping_add(count) & COUNT;
+        self.used = self.used.wrapping_add(count) & COUNT_MASK;
     }
 
     /// Returns a credit of a message that was not sent.
     pub(crate) fn put_back(&mut self) {
-        self.used = self.used.wrapping_sub(1) & COUNT;
+        self.used = self.used.wrapping_sub(1) & COUNT_MASK;
     }
 
     /// Processes the peer's initial count, unless a message with a later count has arrived. Returns `false` if the count
     /// is too large.
     #[must_use]
     pub(crate) fn start(&mut self, count: u32) -> bool {
-        let is_older = self.granted.wrapping_sub(count) & COUNT <= MAX_CREDITS;
+        let is_older = self.granted.wrapping_sub(count) & COUNT_MASK <= MAX_CREDITS;
         is_older && self.granted != 0 || self.update(count)
     }
 
     /// Processes the peer's count. Returns `false` if the count decreased, or grants too many credits.
     #[must_use]
     pub(crate) fn update(&mut self, count: u32) -> bool {
-        let increase = count.wrapping_sub(self.granted) & COUNT;
+        let increase = count.wrapping_sub(self.granted) & COUNT_MASK;
         if increase > MAX_CREDITS || self.available() + increase > MAX_CREDITS && !mutant!(IgnoreCredits) {
             return false;
         }
-        self.granted = count & COUNT;
+        self.granted = count & COUNT_MASK;
         true
     }
 }
@@ -119,7 +119,7 @@ impl RecvCredits {
     /// Grants credits for posted receives.
     pub(crate) fn grant(&mut self, count: u32) {
         let count = if mutant!(GrantTwice) { 2 * count } else { count };
-        self.granted = self.granted.wrapping_add(count) & COUNT;
+        self.granted = self.granted.wrapping_add(count) & COUNT_MASK;
     }
 
     /// Counts a message that used a credit. Returns `false` if the peer had none.
@@ -128,18 +128,18 @@ impl RecvCredits {
         if self.outstanding() == 0 {
             return false;
         }
-        self.received = self.received.wrapping_add(1) & COUNT;
+        self.received = self.received.wrapping_add(1) & COUNT_MASK;
         true
     }
 
-    /// The announced credits that the peer has not used.
+    /// Returns the number of announced credits that the peer has not used.
     fn outstanding(&self) -> u32 {
-        self.announced.wrapping_sub(self.received) & COUNT
+        self.announced.wrapping_sub(self.received) & COUNT_MASK
     }
 
     /// Whether a credit message is due.
     pub(crate) fn is_due(&self) -> bool {
-        let unannounced = self.granted.wrapping_sub(self.announced) & COUNT;
+        let unannounced = self.granted.wrapping_sub(self.announced) & COUNT_MASK;
         if mutant!(NoCreditMessages) {
             return false;
         }
@@ -160,14 +160,14 @@ mod tests {
 
     #[test]
     fn immediate_data_round_trips() {
-        for (count, flag) in [(0, false), (5, true), (COUNT, true), (COUNT, false)] {
+        for (count, flag) in [(0, false), (5, true), (COUNT_MASK, true), (COUNT_MASK, false)] {
             assert_eq!(decode(encode(count, flag)), (count, flag));
         }
     }
 
     #[test]
     fn counts_wrap() {
-        let mut credits = SendCredits { granted: COUNT - 1, used: COUNT - 1 };
+        let mut credits = SendCredits { granted: COUNT_MASK - 1, used: COUNT_MASK - 1 };
         assert_eq!(credits.available(), 0);
         assert!(credits.update(3));
         assert_eq!(credits.available(), 5);
@@ -226,7 +226,7 @@ mod tests {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (state >> 33) % end
         };
-        let mut most = 0;
+        let mut max_unprocessed = 0;
         for max in 1..9u32 {
             let mut sender = SendCredits::default();
             assert!(sender.update(max));
@@ -256,12 +256,12 @@ mod tests {
                     }
                     _ => {}
                 }
-                most = most.max(counts.len());
+                max_unprocessed = max_unprocessed.max(counts.len());
                 // The third reserved receive is for a leave message.
                 assert!(counts.len() < usize::from(RESERVED_RECEIVES));
                 assert!(messages + held <= max);
             }
         }
-        assert_eq!(most, 2);
+        assert_eq!(max_unprocessed, 2);
     }
 }

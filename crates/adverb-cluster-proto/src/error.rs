@@ -1,4 +1,4 @@
-//! Errors of calls.
+//! Refused requests, and refused changes of a session.
 
 use core::fmt;
 
@@ -28,7 +28,8 @@ pub enum PostError {
         /// The peer.
         peer: PeerId,
     },
-    /// The message is longer than a slot, or the batch is longer than the request queue.
+    /// The message is longer than a slot, or the batch is longer than the request queue, or has more WRITEs with immediate data
+    /// than there are receive slots.
     TooLong {
         /// The requested number of bytes or transfers.
         requested: usize,
@@ -82,7 +83,7 @@ impl fmt::Display for PostError {
                 write!(
                     f,
                     "the message or batch has a length of {requested}: the maximum is {max}\n  hint: use a larger \
-                     `slot_size` for messages, or a larger `queue_depth` for batches"
+                     `slot_size` for messages, or a larger `queue_depth` or `recv_slots` for batches"
                 )
             }
             PostError::EmptyBatch => f.write_str("the batch contains no transfer"),

@@ -76,10 +76,10 @@ pub mod mutation;
 mod mutation;
 mod rail;
 mod remote_ptr;
-mod request_id;
 pub mod rpc;
 mod session;
 mod types;
+mod wr_id;
 
 pub use broker::{Broker, MemoryUse};
 pub use config::{Config, ConfigError, MAX_COUNT};

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use adverb_proto::types::SendFlags;
 
 use crate::mutation::mutant;
-use crate::request_id::INDEX_MASK;
+use crate::wr_id::INDEX_MASK;
 use crate::{SendPost, Ticket};
 
 /// The part of a request that the broker needs when the request completes.
@@ -83,8 +83,8 @@ impl Rail {
 
     /// Marks the signaled requests of a list whose requests were just added.
     ///
-    /// One request in `interval` is signaled, and the last one of the list that ends a ticket, a check or the session: its
-    /// completion completes the tickets before it too.
+    /// At least one request in `interval` is signaled. The last request of the list that ends a ticket, a probe or the session is
+    /// signaled too: its completion also completes the tickets before it.
     pub(crate) fn signal(&mut self, list: &mut [SendPost], interval: u16) {
         let added = self.in_flight.len() - list.len();
         let requests = self.in_flight.range(added..);

@@ -31,7 +31,7 @@ pub struct RemotePtr {
     pub member: u32,
     /// The segment's number in the member's arena. An arena never uses a number for two segments.
     pub segment: u32,
-    /// The member's epoch. A member that restarts has a new epoch, so its pointers from before are recognized.
+    /// The member's epoch. A member that restarts has a new epoch, so pointers to its earlier memory are recognized.
     pub epoch: u64,
     /// The offset of the first byte in the segment.
     pub offset: u64,

@@ -69,7 +69,7 @@ pub(crate) struct Session {
     pub(crate) send_credits: SendCredits,
     pub(crate) recv_credits: RecvCredits,
     /// The requests that wait to be posted.
-    pub(crate) waiting: VecDeque<Waiting>,
+    pub(crate) waiting: VecDeque<WaitingRequest>,
     /// The number of waiting requests to post, from the first.
     pub(crate) flushed: usize,
     /// The number of send slots that the caller holds. Each has a place in the request queue.
@@ -88,7 +88,7 @@ pub(crate) struct Session {
 
 /// A request that waits to be posted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitingRequest {
     pub(crate) kind: RequestKind,
     pub(crate) operation: SendOperation,
     pub(crate) local: LocalMemory,
@@ -221,7 +221,7 @@ impl Session {
     }
 
     /// Adds a request. Returns whether the requests must be posted without a flush.
-    pub(crate) fn push(&mut self, request: Waiting, batch: usize) -> bool {
+    pub(crate) fn push(&mut self, request: WaitingRequest, batch: usize) -> bool {
         self.waiting.push_back(request);
         let is_full = self.waiting.len() >= batch && !mutant!(BatchNeverPosted);
         if is_full || mutant!(DoorbellPerRequest) {
@@ -243,7 +243,7 @@ impl Session {
         !self.reposts.is_empty() || self.flushed > 0 || self.probe == Probe::Due || self.recv_credits.is_due()
     }
 
-    /// Clears the record of a refused request if the request may succeed now. Returns whether there was one.
+    /// Clears the record of a refused request, and returns `true`, if the request may succeed now.
     pub(crate) fn unblock(&mut self, config: &Config, has_free_slot: bool) -> bool {
         let has_room = self.queue_room(config) > 0;
         let can_send = has_room && has_free_slot && self.send_credits.available() > 0;
@@ -257,7 +257,7 @@ impl Session {
     fn heap_bytes(&self) -> usize {
         let rails = self.rails.iter().map(|rail| rail.in_flight.capacity());
         size_of::<Session>()
-            + self.waiting.capacity() * size_of::<Waiting>()
+            + self.waiting.capacity() * size_of::<WaitingRequest>()
             + self.reposts.capacity() * size_of::<u16>()
             + rails.sum::<usize>() * size_of::<crate::rail::InFlight>()
     }

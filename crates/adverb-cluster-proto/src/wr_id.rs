@@ -6,7 +6,7 @@ use crate::PeerId;
 ///
 /// A completion of an earlier session of the same peer has another session number, so it can't be mistaken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct RequestId {
+pub(crate) struct WrId {
     pub(crate) peer: PeerId,
     pub(crate) session: u16,
     pub(crate) queue: Queue,
@@ -23,7 +23,7 @@ pub(crate) enum Queue {
 /// The bits of an index.
 pub(crate) const INDEX_MASK: u32 = u32::MAX >> 1;
 
-impl RequestId {
+impl WrId {
     pub(crate) fn encode(self) -> u64 {
         let queue = match self.queue {
             Queue::Send => 0,
@@ -35,8 +35,8 @@ impl RequestId {
             | u64::from(self.index & INDEX_MASK)
     }
 
-    pub(crate) fn decode(wr_id: u64) -> RequestId {
-        RequestId {
+    pub(crate) fn decode(wr_id: u64) -> WrId {
+        WrId {
             peer: PeerId((wr_id >> 48) as u16),
             session: (wr_id >> 32) as u16,
             queue: if wr_id & 1 << 31 == 0 { Queue::Send } else { Queue::Recv },
@@ -52,10 +52,10 @@ mod tests {
     #[test]
     fn ids_round_trip() {
         for queue in [Queue::Send, Queue::Recv] {
-            let id = RequestId { peer: PeerId(u16::MAX), session: 0xbeef, queue, index: INDEX_MASK };
-            assert_eq!(RequestId::decode(id.encode()), id);
-            let id = RequestId { peer: PeerId(3), session: 1, queue, index: 0 };
-            assert_eq!(RequestId::decode(id.encode()), id);
+            let id = WrId { peer: PeerId(u16::MAX), session: 0xbeef, queue, index: INDEX_MASK };
+            assert_eq!(WrId::decode(id.encode()), id);
+            let id = WrId { peer: PeerId(3), session: 1, queue, index: 0 };
+            assert_eq!(WrId::decode(id.encode()), id);
         }
     }
 }

@@ -6,8 +6,8 @@ use super::Broker;
 use crate::credits;
 use crate::mutation::mutant;
 use crate::rail::RequestKind;
-use crate::request_id::{Queue, RequestId};
 use crate::session::{Lifecycle, Probe, RecvSlotState};
+use crate::wr_id::{Queue, WrId};
 use crate::{EndReason, Event, PeerId, Phase, RecvSlot};
 
 /// The index of the only rail.
@@ -18,7 +18,7 @@ impl Broker {
     /// must be passed in order. A completion of an ended session has no effect, so completions may remain in a completion
     /// queue that outlives the queue pair.
     pub fn handle_completion(&mut self, completion: &Completion) {
-        let RequestId { peer, session: number, queue, index } = RequestId::decode(completion.wr_id);
+        let WrId { peer, session: number, queue, index } = WrId::decode(completion.wr_id);
         let Some(state) = self.peers.get_mut(usize::from(peer.0)) else { return };
         let is_current = |current: u16| current == number || mutant!(AcceptStaleCompletion);
         let Some(session) = state.session().filter(|session| is_current(session.number)) else { return };

@@ -12,7 +12,7 @@ use adverb_proto::Time;
 
 use crate::mutation::mutant;
 use crate::rail::RequestKind;
-use crate::session::{Lifecycle, Peer, Phase, Probe, RecvSlotState, Session, Waiting};
+use crate::session::{Lifecycle, Peer, Phase, Probe, RecvSlotState, Session, WaitingRequest};
 use crate::{
     Config, ConfigError, EndReason, Event, PeerId, RecvPost, RecvSlot, SendPost, SessionError, TicketError,
 };
@@ -121,7 +121,7 @@ impl Broker {
     }
 
     /// Starts a session with a peer whose queue pair the driver has created. Returns the initial credits, which the
-    /// driver tells the peer. [`poll_post`](Broker::poll_post) returns the receives, which the driver must post before
+    /// driver sends to the peer. [`poll_post`](Broker::poll_post) returns the receives, which the driver must post before
     /// the peer can send.
     pub fn prepare(&mut self, peer: PeerId) -> Result<u32, SessionError> {
         let config = self.config;
@@ -211,8 +211,8 @@ impl Broker {
         self.end_session(peer, EndReason::Closed);
     }
 
-    /// Ends the session with a peer because of its messages, which the broker doesn't interpret. Otherwise like
-    /// [`close`](Broker::close).
+    /// Ends the session with a peer because of its messages, which the broker doesn't interpret. Apart from the reason, the call
+    /// is like [`close`](Broker::close).
     pub fn abort(&mut self, peer: PeerId, reason: EndReason) {
         self.end_session(peer, reason);
     }
@@ -260,7 +260,7 @@ impl Broker {
             self.events.extend(ticket.map(|ticket| Event::Completed { peer, ticket, result }));
         }
         session.flushed = 0;
-        for Waiting { kind, ticket, .. } in session.waiting.drain(..) {
+        for WaitingRequest { kind, ticket, .. } in session.waiting.drain(..) {
             if let RequestKind::Message(slot) = kind
                 && !mutant!(SlotsLostWithSession)
             {

@@ -6,8 +6,8 @@ use super::Broker;
 use crate::credits;
 use crate::mutation::mutant;
 use crate::rail::{InFlight, RequestKind};
-use crate::request_id::{Queue, RequestId};
-use crate::session::{Lifecycle, Probe, RecvSlotState, Session, Waiting};
+use crate::session::{Lifecycle, Probe, RecvSlotState, Session, WaitingRequest};
+use crate::wr_id::{Queue, WrId};
 use crate::{LocalMemory, PeerId, Post, RailId, RecvPost, SendPost};
 
 /// The kind of the next output.
@@ -95,15 +95,15 @@ fn fill_receives(
         if let Some(state) = slots.get_mut(usize::from(slot)) {
             *state = RecvSlotState::Posted;
         }
-        let id = RequestId { peer, session: session.number, queue: Queue::Recv, index: u32::from(slot) };
+        let id = WrId { peer, session: session.number, queue: Queue::Recv, index: u32::from(slot) };
         posts.push(RecvPost { wr_id: id.encode(), slot });
     }
     session.recv_credits.grant(core::mem::take(&mut session.repost_grants));
     if posts.is_empty() { Next::Nothing } else { Next::Receives }
 }
 
-/// Takes the flushed requests that fit the send queue. A probe, or a credit message if no message carries the credits,
-/// comes first. If the broker leaves, a leave message comes last: `is_posted` is whether it was taken.
+/// Takes the flushed requests that fit the send queue. A probe that is due, and a credit message if no message carries the
+/// credits, precede them. If the broker leaves, a leave message follows them: `is_posted` is whether it was taken.
 fn fill_sends(
     peer: PeerId,
     session: &mut Session,
@@ -117,18 +117,20 @@ fn fill_sends(
         session.probe = Probe::InFlight;
         // A WRITE of zero bytes needs neither a valid key nor a receive.
         let operation = SendOperation::Write(RemoteAddress { addr: 0, rkey: 0 });
-        let probe = Waiting { kind: RequestKind::Probe, operation, local: LocalMemory::None, ticket: None };
+        let probe =
+            WaitingRequest { kind: RequestKind::Probe, operation, local: LocalMemory::None, ticket: None };
         push(peer, session, posts, probe);
         room -= 1;
     }
-    let is_message = |request: &Waiting| matches!(request.kind, RequestKind::Message(_));
+    let is_message = |request: &WaitingRequest| matches!(request.kind, RequestKind::Message(_));
     let carries_credits = session.waiting.iter().take(room.min(session.flushed)).any(is_message);
     if room > 0 && !carries_credits && session.recv_credits.is_due() {
         let operation = SendOperation::SendWithImm(credits::encode(session.recv_credits.announce(), true));
         if mutant!(CreditMessageUsesCredit) {
             session.send_credits.take(1);
         }
-        let credit = Waiting { kind: RequestKind::Credit, operation, local: LocalMemory::None, ticket: None };
+        let credit =
+            WaitingRequest { kind: RequestKind::Credit, operation, local: LocalMemory::None, ticket: None };
         push(peer, session, posts, credit);
         room -= 1;
     }
@@ -150,15 +152,16 @@ fn fill_sends(
         *is_posted = true;
         let immediate = credits::encode(session.recv_credits.announce(), false) | credits::LEAVE_MESSAGE;
         let operation = SendOperation::SendWithImm(immediate);
-        let leave = Waiting { kind: RequestKind::Leave, operation, local: LocalMemory::None, ticket: None };
+        let leave =
+            WaitingRequest { kind: RequestKind::Leave, operation, local: LocalMemory::None, ticket: None };
         push(peer, session, posts, leave);
     }
     session.rails[0].signal(posts, interval);
 }
 
-fn push(peer: PeerId, session: &mut Session, posts: &mut Vec<SendPost>, request: Waiting) {
-    let Waiting { kind, operation, local, ticket } = request;
+fn push(peer: PeerId, session: &mut Session, posts: &mut Vec<SendPost>, request: WaitingRequest) {
+    let WaitingRequest { kind, operation, local, ticket } = request;
     let sequence = session.rails[0].push(InFlight { kind, ticket });
-    let id = RequestId { peer, session: session.number, queue: Queue::Send, index: sequence };
+    let id = WrId { peer, session: session.number, queue: Queue::Send, index: sequence };
     posts.push(SendPost { wr_id: id.encode(), operation, flags: SendFlags::empty(), local });
 }

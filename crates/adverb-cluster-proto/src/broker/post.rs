@@ -6,7 +6,7 @@ use super::Broker;
 use crate::credits::CONTROL_MESSAGE;
 use crate::mutation::mutant;
 use crate::rail::RequestKind;
-use crate::session::Waiting;
+use crate::session::WaitingRequest;
 use crate::{LocalMemory, PeerId, PostError, RemoteRange, SendSlot, Ticket, Transfer, TransferOperation};
 
 impl Broker {
@@ -59,7 +59,7 @@ impl Broker {
         };
         session.reserved = session.reserved.saturating_sub(1);
         // The broker adds the credits to the immediate data when it posts the request.
-        let request = Waiting {
+        let request = WaitingRequest {
             kind: RequestKind::Message(index),
             operation: SendOperation::SendWithImm(flags),
             local: LocalMemory::Slot { index, length },
@@ -178,7 +178,7 @@ impl Broker {
         for (index, transfer) in transfers.iter().enumerate() {
             let is_last =
                 if mutant!(TicketOfFirstTransfer) { index == 0 } else { core::ptr::eq(transfer, last) };
-            is_full = session.push(waiting(transfer, is_last.then_some(ticket)), batch);
+            is_full = session.push(waiting_request(transfer, is_last.then_some(ticket)), batch);
         }
         self.mark_posted(peer, is_full);
         Ok(ticket)
@@ -234,7 +234,7 @@ fn check(peer: PeerId, epoch: u64, transfer: &Transfer) -> Result<(), PostError>
     Ok(())
 }
 
-fn waiting(transfer: &Transfer, ticket: Option<Ticket>) -> Waiting {
+fn waiting_request(transfer: &Transfer, ticket: Option<Ticket>) -> WaitingRequest {
     let remote: RemoteAddress = transfer.remote.memory.at(0);
     let operation = match transfer.operation {
         TransferOperation::Write => SendOperation::Write(remote),
@@ -245,5 +245,10 @@ fn waiting(transfer: &Transfer, ticket: Option<Ticket>) -> Waiting {
         }
         TransferOperation::FetchAdd { add } => SendOperation::FetchAdd { remote, add },
     };
-    Waiting { kind: RequestKind::Transfer, operation, local: LocalMemory::Segment(transfer.local), ticket }
+    WaitingRequest {
+        kind: RequestKind::Transfer,
+        operation,
+        local: LocalMemory::Segment(transfer.local),
+        ticket,
+    }
 }

@@ -1,4 +1,4 @@
-//! Rules of the broker, with a driver that executes requests at once.
+//! Rules of the broker, with a driver that collects the broker's requests.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -44,27 +44,27 @@ fn remote(epoch: u64, len: u64) -> RemoteRange {
     RemoteRange { epoch, memory: RemoteMemory { addr: 0x8000, rkey: 9, len } }
 }
 
-/// One broker, and the requests that it posted.
-struct One {
+/// A broker, and the requests that it posted.
+struct Driver {
     broker: Broker,
     receives: VecDeque<RecvPost>,
     lists: Vec<Vec<SendPost>>,
     closed: Vec<PeerId>,
 }
 
-impl One {
+impl Driver {
     /// Opens a session with one peer, which grants four credits.
-    fn open(config: Config) -> One {
-        let mut one = One {
+    fn open(config: Config) -> Driver {
+        let mut driver = Driver {
             broker: Broker::new(config, 2).unwrap(),
             receives: VecDeque::new(),
             lists: Vec::new(),
             closed: Vec::new(),
         };
-        one.prepare();
-        one.broker.establish(P, 1, 4, Time::ZERO).unwrap();
-        one.drain();
-        one
+        driver.prepare();
+        driver.broker.establish(P, 1, 4, Time::ZERO).unwrap();
+        driver.drain();
+        driver
     }
 
     fn prepare(&mut self) {
@@ -114,43 +114,43 @@ impl One {
 
 #[test]
 fn requests_wait_for_a_batch_or_a_flush() {
-    let mut one = One::open(Config { send_slots: 8, ..config() });
+    let mut driver = Driver::open(Config { send_slots: 8, ..config() });
     for expected in [0, 0, 0, 1] {
-        one.broker.post_read(P, segment(8), remote(1, 8)).unwrap();
-        one.drain();
-        assert_eq!(one.lists.len(), expected);
+        driver.broker.post_read(P, segment(8), remote(1, 8)).unwrap();
+        driver.drain();
+        assert_eq!(driver.lists.len(), expected);
     }
-    assert_eq!(one.lists[0].len(), 4);
+    assert_eq!(driver.lists[0].len(), 4);
     // One completion for four tickets.
-    let signaled = one.lists[0].iter().map(|post| post.flags.contains(SendFlags::SIGNALED));
+    let signaled = driver.lists[0].iter().map(|post| post.flags.contains(SendFlags::SIGNALED));
     assert_eq!(signaled.collect::<Vec<_>>(), [false, false, false, true]);
-    one.complete_all();
-    let tickets = one.events().into_iter().map(|event| match event {
+    driver.complete_all();
+    let tickets = driver.events().into_iter().map(|event| match event {
         Event::Completed { ticket, result: Ok(()), .. } => ticket.number(),
         other => panic!("{other:?}"),
     });
     assert_eq!(tickets.collect::<Vec<_>>(), [0, 1, 2, 3]);
-    one.broker.post_write(P, segment(8), remote(1, 8)).unwrap();
-    one.broker.flush(PeerId(1));
-    one.drain();
-    assert!(one.lists.is_empty());
-    one.broker.flush_all();
-    one.drain();
-    assert_eq!(one.lists.len(), 1);
-    assert_eq!(one.lists[0][0].local, LocalMemory::Segment(segment(8)));
+    driver.broker.post_write(P, segment(8), remote(1, 8)).unwrap();
+    driver.broker.flush(PeerId(1));
+    driver.drain();
+    assert!(driver.lists.is_empty());
+    driver.broker.flush_all();
+    driver.drain();
+    assert_eq!(driver.lists.len(), 1);
+    assert_eq!(driver.lists[0][0].local, LocalMemory::Segment(segment(8)));
 }
 
 #[test]
 fn control_messages_are_distinguished_from_messages() {
-    let mut one = One::open(config());
+    let mut driver = Driver::open(config());
     for is_control in [false, true] {
-        let slot = one.broker.send_buf(P).unwrap();
+        let slot = driver.broker.send_buf(P).unwrap();
         let post = if is_control { Broker::post_control } else { Broker::post_send };
-        post(&mut one.broker, slot, 5).unwrap();
+        post(&mut driver.broker, slot, 5).unwrap();
     }
-    one.broker.flush_all();
-    one.drain();
-    let immediates = one.lists[0].iter().map(|post| match post.operation {
+    driver.broker.flush_all();
+    driver.drain();
+    let immediates = driver.lists[0].iter().map(|post| match post.operation {
         SendOperation::SendWithImm(immediate) => immediate,
         other => panic!("{other:?}"),
     });
@@ -158,62 +158,62 @@ fn control_messages_are_distinguished_from_messages() {
     assert_eq!(immediates, [4, 1 << 30 | 4], "both carry the credits");
     // The peer sends the same.
     for immediate in immediates {
-        let recv = one.receives.pop_front().unwrap();
+        let recv = driver.receives.pop_front().unwrap();
         let (immediate, invalidated) = (Some(immediate), None);
         let operation = CompletedOperation::Recv { immediate, invalidated, source: None, has_grh: false };
-        one.broker.handle_completion(&completion(recv.wr_id, operation, 5));
+        driver.broker.handle_completion(&completion(recv.wr_id, operation, 5));
     }
-    let events = one.events();
+    let events = driver.events();
     assert!(matches!(events[..], [Event::Message { length: 5, .. }, Event::Control { length: 5, .. }]));
 }
 
 #[test]
-fn a_ring_smaller_than_the_batch_works() {
+fn a_flush_posts_the_messages_of_a_ring_smaller_than_the_batch() {
     let config = Config { send_slots: 1, doorbell_batch: 16, ..config() };
-    let mut one = One::open(config);
+    let mut driver = Driver::open(config);
     for _ in 0..4 {
-        let slot = one.broker.send_buf(P).unwrap();
-        one.broker.post_send(slot, 3).unwrap();
-        assert_eq!(one.broker.send_buf(P), Err(PostError::WouldBlock { peer: P }));
-        one.broker.flush_all();
-        one.drain();
-        one.complete_all();
+        let slot = driver.broker.send_buf(P).unwrap();
+        driver.broker.post_send(slot, 3).unwrap();
+        assert_eq!(driver.broker.send_buf(P), Err(PostError::WouldBlock { peer: P }));
+        driver.broker.flush_all();
+        driver.drain();
+        driver.complete_all();
     }
 }
 
 #[test]
 fn messages_stop_without_credits_and_continue_with_them() {
-    let mut one = One::open(config());
+    let mut driver = Driver::open(config());
     for index in 0..4 {
-        let slot = one.broker.send_buf(P).unwrap();
-        one.broker.post_send(slot, index).unwrap();
+        let slot = driver.broker.send_buf(P).unwrap();
+        driver.broker.post_send(slot, index).unwrap();
     }
-    one.drain();
-    one.complete_all();
-    assert_eq!(one.broker.send_buf(P), Err(PostError::WouldBlock { peer: P }));
-    let with_imm = one.broker.post_write_with_imm(P, segment(8), remote(1, 8), 1);
+    driver.drain();
+    driver.complete_all();
+    assert_eq!(driver.broker.send_buf(P), Err(PostError::WouldBlock { peer: P }));
+    let with_imm = driver.broker.post_write_with_imm(P, segment(8), remote(1, 8), 1);
     assert_eq!(with_imm, Err(PostError::WouldBlock { peer: P }));
     // A transfer needs no credit.
-    one.broker.post_write(P, segment(8), remote(1, 8)).unwrap();
-    assert_eq!(one.events(), []);
+    driver.broker.post_write(P, segment(8), remote(1, 8)).unwrap();
+    assert_eq!(driver.events(), []);
     // A credit message raises the count to 5.
-    let recv = one.receives.pop_front().unwrap();
+    let recv = driver.receives.pop_front().unwrap();
     let operation = CompletedOperation::Recv {
         immediate: Some(credits_of(5)),
         invalidated: None,
         source: None,
         has_grh: false,
     };
-    one.broker.handle_completion(&completion(recv.wr_id, operation, 0));
-    assert_eq!(one.events(), [Event::Unblocked { peer: P }]);
-    let slot = one.broker.send_buf(P).unwrap();
-    assert_eq!(one.broker.send_buf(P), Err(PostError::WouldBlock { peer: P }));
-    one.broker.discard(slot);
-    assert_eq!(one.events(), [Event::Unblocked { peer: P }]);
+    driver.broker.handle_completion(&completion(recv.wr_id, operation, 0));
+    assert_eq!(driver.events(), [Event::Unblocked { peer: P }]);
+    let slot = driver.broker.send_buf(P).unwrap();
+    assert_eq!(driver.broker.send_buf(P), Err(PostError::WouldBlock { peer: P }));
+    driver.broker.discard(slot);
+    assert_eq!(driver.events(), [Event::Unblocked { peer: P }]);
     // The receive of the credit message is posted again, without a credit for the peer.
-    one.broker.flush_all();
-    one.drain();
-    assert_eq!(one.receives.len(), 7);
+    driver.broker.flush_all();
+    driver.drain();
+    assert_eq!(driver.receives.len(), 7);
 }
 
 fn credits_of(count: u32) -> u32 {
@@ -222,64 +222,64 @@ fn credits_of(count: u32) -> u32 {
 
 #[test]
 fn released_messages_are_announced_by_messages_or_by_credit_messages() {
-    let mut one = One::open(config());
-    let first = one.deliver(4).unwrap();
-    one.broker.release(first);
-    one.broker.flush_all();
-    one.drain();
+    let mut driver = Driver::open(config());
+    let first = driver.deliver(4).unwrap();
+    driver.broker.release(first);
+    driver.broker.flush_all();
+    driver.drain();
     // One of four credits is below the threshold of a credit message.
-    assert!(one.lists.is_empty());
-    let second = one.deliver(4).unwrap();
-    one.broker.release(second);
-    one.broker.flush_all();
-    one.drain();
-    assert_eq!(one.lists.pop().unwrap()[0].operation, SendOperation::SendWithImm(credits_of(6)));
+    assert!(driver.lists.is_empty());
+    let second = driver.deliver(4).unwrap();
+    driver.broker.release(second);
+    driver.broker.flush_all();
+    driver.drain();
+    assert_eq!(driver.lists.pop().unwrap()[0].operation, SendOperation::SendWithImm(credits_of(6)));
     // A message carries the count instead.
     for _ in 0..2 {
-        let slot = one.deliver(4).unwrap();
-        one.broker.release(slot);
+        let slot = driver.deliver(4).unwrap();
+        driver.broker.release(slot);
     }
-    let slot = one.broker.send_buf(P).unwrap();
-    one.broker.post_send(slot, 1).unwrap();
-    one.broker.flush_all();
-    one.drain();
-    let list = one.lists.pop().unwrap();
+    let slot = driver.broker.send_buf(P).unwrap();
+    driver.broker.post_send(slot, 1).unwrap();
+    driver.broker.flush_all();
+    driver.drain();
+    let list = driver.lists.pop().unwrap();
     assert_eq!(list.len(), 1);
     assert_eq!(list[0].operation, SendOperation::SendWithImm(8));
 }
 
 #[test]
 fn a_peer_that_uses_its_last_credit_gets_the_earlier_grants() {
-    let mut one = One::open(config());
-    let first = one.deliver(4).unwrap();
-    one.broker.release(first);
-    one.broker.flush_all();
-    one.drain();
-    assert!(one.lists.is_empty());
+    let mut driver = Driver::open(config());
+    let first = driver.deliver(4).unwrap();
+    driver.broker.release(first);
+    driver.broker.flush_all();
+    driver.drain();
+    assert!(driver.lists.is_empty());
     // The application holds the other three messages.
-    let _held: Vec<_> = (0..3).map(|_| one.deliver(4).unwrap()).collect();
-    one.broker.flush_all();
-    one.drain();
-    assert_eq!(one.lists.concat()[0].operation, SendOperation::SendWithImm(credits_of(5)));
+    let _held: Vec<_> = (0..3).map(|_| driver.deliver(4).unwrap()).collect();
+    driver.broker.flush_all();
+    driver.drain();
+    assert_eq!(driver.lists.concat()[0].operation, SendOperation::SendWithImm(credits_of(5)));
 }
 
 #[test]
 fn a_stale_epoch_is_refused_before_posting() {
-    let mut one = One::open(config());
-    let refused = one.broker.post_read(P, segment(8), remote(0, 8));
+    let mut driver = Driver::open(config());
+    let refused = driver.broker.post_read(P, segment(8), remote(0, 8));
     assert_eq!(refused, Err(PostError::StaleEpoch { peer: P, current: 1, requested: 0 }));
     let good = Transfer { operation: TransferOperation::Write, local: segment(8), remote: remote(1, 8) };
     let bad = Transfer { remote: remote(2, 8), ..good };
-    assert!(one.broker.post_batch(P, &[good, bad]).is_err());
-    one.broker.flush_all();
-    one.drain();
-    assert!(one.lists.is_empty());
+    assert!(driver.broker.post_batch(P, &[good, bad]).is_err());
+    driver.broker.flush_all();
+    driver.drain();
+    assert!(driver.lists.is_empty());
 }
 
 #[test]
 fn invalid_transfers_are_refused() {
-    let mut one = One::open(config());
-    let broker = &mut one.broker;
+    let mut driver = Driver::open(config());
+    let broker = &mut driver.broker;
     let out_of_bounds = broker.post_write(P, segment(9), remote(1, 8));
     assert_eq!(out_of_bounds, Err(PostError::OutOfBounds { requested: 9, size: 8 }));
     assert_eq!(broker.post_fetch_add(P, segment(4), remote(1, 8), 1), Err(PostError::InvalidAtomic));
@@ -297,74 +297,74 @@ fn invalid_transfers_are_refused() {
 
 #[test]
 fn a_failure_ends_the_session_and_every_ticket_after_the_queue_pair_is_destroyed() {
-    let mut one = One::open(config());
+    let mut driver = Driver::open(config());
     let tickets: Vec<_> =
-        (0..6).map(|_| one.broker.post_read(P, segment(8), remote(1, 8)).unwrap()).collect();
-    one.drain();
-    let list = one.lists.pop().unwrap();
-    // The first request succeeded silently; the second one fails, and flushes the others.
-    one.broker.handle_completion(&failure(list[1].wr_id, Status::RetryExceeded));
-    one.broker.handle_completion(&failure(list[2].wr_id, Status::Flushed));
+        (0..6).map(|_| driver.broker.post_read(P, segment(8), remote(1, 8)).unwrap()).collect();
+    driver.drain();
+    let list = driver.lists.pop().unwrap();
+    // The first request is unsignaled, and succeeded. The second one fails, and flushes the others.
+    driver.broker.handle_completion(&failure(list[1].wr_id, Status::RetryExceeded));
+    driver.broker.handle_completion(&failure(list[2].wr_id, Status::Flushed));
     let ok = |ticket| Event::Completed { peer: P, ticket, result: Ok(()) };
-    assert_eq!(one.events(), [ok(tickets[0])]);
-    assert_eq!(one.broker.post_read(P, segment(8), remote(1, 8)), Err(PostError::NotOpen { peer: P }));
-    one.drain();
-    assert_eq!(one.closed, [P]);
-    assert_eq!(one.events(), []);
-    one.broker.handle_closed(P).unwrap();
+    assert_eq!(driver.events(), [ok(tickets[0])]);
+    assert_eq!(driver.broker.post_read(P, segment(8), remote(1, 8)), Err(PostError::NotOpen { peer: P }));
+    driver.drain();
+    assert_eq!(driver.closed, [P]);
+    assert_eq!(driver.events(), []);
+    driver.broker.handle_closed(P).unwrap();
     let reason = EndReason::RequestFailed(Status::RetryExceeded);
     let result = Err(TicketError { reason });
     let mut expected: Vec<_> =
         tickets[1..].iter().map(|ticket| Event::Completed { peer: P, ticket: *ticket, result }).collect();
     expected.push(Event::SessionEnded { peer: P, epoch: Some(1), reason });
-    assert_eq!(one.events(), expected);
-    assert_eq!(one.broker.phase(P), Phase::Closed);
+    assert_eq!(driver.events(), expected);
+    assert_eq!(driver.broker.phase(P), Phase::Closed);
 }
 
 #[test]
 fn a_later_session_ignores_completions_and_slots_of_an_earlier_one() {
-    let mut one = One::open(config());
-    let slot = one.broker.send_buf(P).unwrap();
-    one.broker.post_read(P, segment(8), remote(1, 8)).unwrap();
-    let held = one.deliver(4).unwrap();
-    one.broker.flush_all();
-    one.drain();
-    let old = one.lists.pop().unwrap()[0];
-    one.broker.close(P);
-    one.broker.close(P);
-    one.drain();
-    one.broker.handle_closed(P).unwrap();
-    assert!(one.broker.handle_closed(P).is_err());
-    one.events();
-    one.receives.clear();
+    let mut driver = Driver::open(config());
+    let slot = driver.broker.send_buf(P).unwrap();
+    driver.broker.post_read(P, segment(8), remote(1, 8)).unwrap();
+    let held = driver.deliver(4).unwrap();
+    driver.broker.flush_all();
+    driver.drain();
+    let old = driver.lists.pop().unwrap()[0];
+    driver.broker.close(P);
+    driver.broker.close(P);
+    driver.drain();
+    driver.broker.handle_closed(P).unwrap();
+    assert!(driver.broker.handle_closed(P).is_err());
+    driver.events();
+    driver.receives.clear();
     // The caller holds one receive slot, so there is a credit less.
-    assert_eq!(one.broker.prepare(P), Ok(3));
-    one.drain();
-    assert_eq!(one.receives.len(), 6);
-    let stale = one.broker.establish(P, 0, 4, Time::ZERO);
+    assert_eq!(driver.broker.prepare(P), Ok(3));
+    driver.drain();
+    assert_eq!(driver.receives.len(), 6);
+    let stale = driver.broker.establish(P, 0, 4, Time::ZERO);
     assert_eq!(stale, Err(SessionError::StaleEpoch { peer: P, newest: 1, requested: 0 }));
-    one.broker.establish(P, 2, 4, Time::ZERO).unwrap();
-    let ticket = one.broker.post_read(P, segment(8), remote(2, 8)).unwrap();
-    one.broker.flush_all();
-    one.drain();
-    one.broker.handle_completion(&completion(old.wr_id, CompletedOperation::Read, 8));
-    one.broker.handle_completion(&failure(old.wr_id, Status::Flushed));
-    assert_eq!(one.events(), []);
-    assert_eq!(one.broker.post_send(slot, 1), Err(PostError::NotOpen { peer: P }));
-    one.complete_all();
-    assert_eq!(one.events(), [Event::Completed { peer: P, ticket, result: Ok(()) }]);
-    one.broker.release(held);
-    one.broker.flush_all();
-    one.drain();
-    assert_eq!(one.receives.len(), 7);
+    driver.broker.establish(P, 2, 4, Time::ZERO).unwrap();
+    let ticket = driver.broker.post_read(P, segment(8), remote(2, 8)).unwrap();
+    driver.broker.flush_all();
+    driver.drain();
+    driver.broker.handle_completion(&completion(old.wr_id, CompletedOperation::Read, 8));
+    driver.broker.handle_completion(&failure(old.wr_id, Status::Flushed));
+    assert_eq!(driver.events(), []);
+    assert_eq!(driver.broker.post_send(slot, 1), Err(PostError::NotOpen { peer: P }));
+    driver.complete_all();
+    assert_eq!(driver.events(), [Event::Completed { peer: P, ticket, result: Ok(()) }]);
+    driver.broker.release(held);
+    driver.broker.flush_all();
+    driver.drain();
+    assert_eq!(driver.receives.len(), 7);
     // All four send slots are free again.
     for _ in 0..4 {
-        let _ = one.broker.send_buf(P).unwrap();
+        let _ = driver.broker.send_buf(P).unwrap();
     }
 }
 
 #[test]
-fn a_peer_that_breaks_the_protocol_loses_its_session() {
+fn a_protocol_violation_ends_the_session() {
     let cases: [(CompletedOperation, &str); 3] = [
         (
             CompletedOperation::Recv { immediate: None, invalidated: None, source: None, has_grh: false },
@@ -376,167 +376,167 @@ fn a_peer_that_breaks_the_protocol_loses_its_session() {
         ),
         (CompletedOperation::Read, "message without credits"),
     ];
-    for (operation, what) in cases {
-        let mut one = One::open(config());
-        let recv = one.receives.pop_front().unwrap();
-        one.broker.handle_completion(&completion(recv.wr_id, operation, 5));
-        one.drain();
-        assert_eq!(one.closed, [P]);
-        one.broker.handle_closed(P).unwrap();
-        let reason = EndReason::ProtocolViolation(what);
+    for (operation, violation) in cases {
+        let mut driver = Driver::open(config());
+        let recv = driver.receives.pop_front().unwrap();
+        driver.broker.handle_completion(&completion(recv.wr_id, operation, 5));
+        driver.drain();
+        assert_eq!(driver.closed, [P]);
+        driver.broker.handle_closed(P).unwrap();
+        let reason = EndReason::ProtocolViolation(violation);
         let ended = Event::SessionEnded { peer: P, epoch: Some(1), reason };
-        assert_eq!(one.events().last(), Some(&ended));
+        assert_eq!(driver.events().last(), Some(&ended));
     }
-    let mut one = One::open(config());
-    let _held: Vec<_> = (0..4).map(|_| one.deliver(4)).collect();
+    let mut driver = Driver::open(config());
+    let _held: Vec<_> = (0..4).map(|_| driver.deliver(4)).collect();
     // The fifth message uses a receive that is reserved for credit messages.
-    assert_eq!(one.deliver(4), None);
-    assert_eq!(one.broker.phase(P), Phase::Closing);
+    assert_eq!(driver.deliver(4), None);
+    assert_eq!(driver.broker.phase(P), Phase::Closing);
 }
 
 #[test]
 fn an_idle_session_is_probed_once_per_interval() {
     let interval = Duration::from_secs(1);
-    let mut one = One::open(Config { keepalive: Some(interval), ..config() });
+    let mut driver = Driver::open(Config { keepalive: Some(interval), ..config() });
     let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
-    assert_eq!(one.broker.poll_timeout(), Some(at(1)));
-    one.broker.handle_timeout(at(1));
-    one.drain();
-    assert!(one.lists.is_empty(), "the session was active");
-    one.broker.handle_timeout(at(2));
-    one.drain();
-    let probe = one.lists[0][0];
+    assert_eq!(driver.broker.poll_timeout(), Some(at(1)));
+    driver.broker.handle_timeout(at(1));
+    driver.drain();
+    assert!(driver.lists.is_empty(), "the session was active");
+    driver.broker.handle_timeout(at(2));
+    driver.drain();
+    let probe = driver.lists[0][0];
     assert!(probe.flags.contains(SendFlags::SIGNALED));
     assert_eq!(probe.local, LocalMemory::None);
-    one.broker.handle_timeout(at(3));
-    one.drain();
-    assert_eq!(one.lists.len(), 1, "one probe at a time");
-    one.broker.handle_completion(&failure(probe.wr_id, Status::RetryExceeded));
-    one.drain();
-    one.broker.handle_closed(P).unwrap();
-    one.broker.handle_timeout(at(4));
-    assert_eq!(one.broker.poll_timeout(), None);
+    driver.broker.handle_timeout(at(3));
+    driver.drain();
+    assert_eq!(driver.lists.len(), 1, "one probe at a time");
+    driver.broker.handle_completion(&failure(probe.wr_id, Status::RetryExceeded));
+    driver.drain();
+    driver.broker.handle_closed(P).unwrap();
+    driver.broker.handle_timeout(at(4));
+    assert_eq!(driver.broker.poll_timeout(), None);
 }
 
 #[test]
 fn the_send_queue_never_overflows() {
-    let mut one = One::open(Config { queue_depth: 8, send_queue_depth: 2, ..config() });
+    let mut driver = Driver::open(Config { queue_depth: 8, send_queue_depth: 2, ..config() });
     for _ in 0..8 {
-        one.broker.post_read(P, segment(8), remote(1, 8)).unwrap();
+        driver.broker.post_read(P, segment(8), remote(1, 8)).unwrap();
     }
-    assert_eq!(one.broker.post_read(P, segment(8), remote(1, 8)), Err(PostError::WouldBlock { peer: P }));
+    assert_eq!(driver.broker.post_read(P, segment(8), remote(1, 8)), Err(PostError::WouldBlock { peer: P }));
     let mut completed = 0;
     for _ in 0..4 {
-        one.drain();
-        assert_eq!(one.lists.concat().len(), 2);
-        one.complete_all();
-        completed += one.events().iter().filter(|event| matches!(event, Event::Completed { .. })).count();
+        driver.drain();
+        assert_eq!(driver.lists.concat().len(), 2);
+        driver.complete_all();
+        completed += driver.events().iter().filter(|event| matches!(event, Event::Completed { .. })).count();
     }
     assert_eq!(completed, 8);
 }
 
 #[test]
 fn a_leave_message_follows_all_requests_and_ends_the_session_when_it_completes() {
-    let mut one = One::open(Config { send_queue_depth: 2, ..config() });
-    let slot = one.broker.send_buf(P).unwrap();
-    one.broker.post_send(slot, 5).unwrap();
-    let unposted = one.broker.send_buf(P).unwrap();
-    let tickets = [(); 2].map(|()| one.broker.post_read(P, segment(8), remote(1, 8)).unwrap());
-    one.broker.leave(P);
-    assert_eq!((one.broker.phase(P), one.broker.epoch(P)), (Phase::Leaving, None));
-    assert_eq!(one.broker.post_send(unposted, 5), Err(PostError::NotOpen { peer: P }));
-    assert_eq!(one.broker.send_buf(P), Err(PostError::NotOpen { peer: P }));
+    let mut driver = Driver::open(Config { send_queue_depth: 2, ..config() });
+    let slot = driver.broker.send_buf(P).unwrap();
+    driver.broker.post_send(slot, 5).unwrap();
+    let unposted = driver.broker.send_buf(P).unwrap();
+    let tickets = [(); 2].map(|()| driver.broker.post_read(P, segment(8), remote(1, 8)).unwrap());
+    driver.broker.leave(P);
+    assert_eq!((driver.broker.phase(P), driver.broker.epoch(P)), (Phase::Leaving, None));
+    assert_eq!(driver.broker.post_send(unposted, 5), Err(PostError::NotOpen { peer: P }));
+    assert_eq!(driver.broker.send_buf(P), Err(PostError::NotOpen { peer: P }));
     let mut posts = Vec::new();
     for count in [2, 2] {
-        one.drain();
-        assert_eq!(one.lists.concat().len(), count, "the send queue limits the requests");
-        posts.extend(one.lists.concat());
-        one.complete_all();
+        driver.drain();
+        assert_eq!(driver.lists.concat().len(), count, "the send queue limits the requests");
+        posts.extend(driver.lists.concat());
+        driver.complete_all();
     }
     let leave = posts[3];
     assert_eq!(leave.local, LocalMemory::None);
     assert!(leave.flags.contains(SendFlags::SIGNALED));
     assert!(matches!(leave.operation, SendOperation::SendWithImm(immediate) if immediate >> 30 == 3));
-    one.drain();
-    assert_eq!((one.lists.len(), &one.closed[..]), (0, &[P][..]));
-    one.broker.handle_closed(P).unwrap();
+    driver.drain();
+    assert_eq!((driver.lists.len(), &driver.closed[..]), (0, &[P][..]));
+    driver.broker.handle_closed(P).unwrap();
     let completed = tickets.map(|ticket| Event::Completed { peer: P, ticket, result: Ok(()) });
     let ended = Event::SessionEnded { peer: P, epoch: Some(1), reason: EndReason::Closed };
-    assert_eq!(one.events(), Vec::from_iter(completed.into_iter().chain([ended])));
+    assert_eq!(driver.events(), Vec::from_iter(completed.into_iter().chain([ended])));
     // The peer's slots are free for the next session.
-    assert_eq!(one.broker.prepare(P), Ok(4));
-    one.broker.establish(P, 2, 4, Time::ZERO).unwrap();
+    assert_eq!(driver.broker.prepare(P), Ok(4));
+    driver.broker.establish(P, 2, 4, Time::ZERO).unwrap();
     for _ in 0..4 {
-        let slot = one.broker.send_buf(P).unwrap();
-        one.broker.post_send(slot, 1).unwrap();
+        let slot = driver.broker.send_buf(P).unwrap();
+        driver.broker.post_send(slot, 1).unwrap();
     }
 }
 
 #[test]
 fn a_leave_message_of_the_peer_ends_the_session_after_its_messages() {
-    let mut one = One::open(config());
-    let ticket = one.broker.post_read(P, segment(8), remote(1, 8)).unwrap();
-    one.broker.flush_all();
-    one.drain();
-    let slot = one.deliver(4).unwrap();
-    assert_eq!(one.deliver(credits::LEAVE_MESSAGE | 4), None);
-    one.drain();
-    assert_eq!(one.closed, [P]);
-    one.broker.handle_closed(P).unwrap();
+    let mut driver = Driver::open(config());
+    let ticket = driver.broker.post_read(P, segment(8), remote(1, 8)).unwrap();
+    driver.broker.flush_all();
+    driver.drain();
+    let slot = driver.deliver(4).unwrap();
+    assert_eq!(driver.deliver(credits::LEAVE_MESSAGE | 4), None);
+    driver.drain();
+    assert_eq!(driver.closed, [P]);
+    driver.broker.handle_closed(P).unwrap();
     let error = TicketError { reason: EndReason::Left };
     assert_eq!(
-        one.events(),
+        driver.events(),
         [
             Event::Completed { peer: P, ticket, result: Err(error) },
             Event::SessionEnded { peer: P, epoch: Some(1), reason: EndReason::Left },
         ]
     );
-    one.broker.release(slot);
+    driver.broker.release(slot);
     // The peer may return.
-    one.prepare();
-    one.broker.establish(P, 2, 4, Time::ZERO).unwrap();
-    assert!(one.broker.send_buf(P).is_ok());
+    driver.prepare();
+    driver.broker.establish(P, 2, 4, Time::ZERO).unwrap();
+    assert!(driver.broker.send_buf(P).is_ok());
 }
 
 #[test]
 fn leaving_without_an_open_session_closes_it() {
-    let mut one = One::open(config());
-    one.broker.leave(PeerId(1));
-    one.broker.leave(PeerId(7));
-    assert_eq!(one.broker.phase(PeerId(1)), Phase::Closed);
-    one.broker.prepare(PeerId(1)).unwrap();
-    one.broker.leave(PeerId(1));
-    one.broker.leave(PeerId(1));
-    one.drain();
-    assert_eq!(one.closed, [PeerId(1)]);
+    let mut driver = Driver::open(config());
+    driver.broker.leave(PeerId(1));
+    driver.broker.leave(PeerId(7));
+    assert_eq!(driver.broker.phase(PeerId(1)), Phase::Closed);
+    driver.broker.prepare(PeerId(1)).unwrap();
+    driver.broker.leave(PeerId(1));
+    driver.broker.leave(PeerId(1));
+    driver.drain();
+    assert_eq!(driver.closed, [PeerId(1)]);
     // A peer that doesn't respond: the driver closes the session.
-    one.broker.leave(P);
-    one.drain();
-    one.broker.close(P);
-    one.drain();
-    assert_eq!(one.closed, [PeerId(1), P]);
+    driver.broker.leave(P);
+    driver.drain();
+    driver.broker.close(P);
+    driver.drain();
+    assert_eq!(driver.closed, [PeerId(1), P]);
 }
 
 #[test]
 fn messages_allocate_no_memory() {
-    let mut one = One::open(config());
-    let round = |one: &mut One, count: u32| {
-        let slot = one.broker.send_buf(P).unwrap();
-        one.broker.post_send(slot, 1).unwrap();
-        one.broker.post_write(P, segment(8), remote(1, 8)).unwrap();
-        let slot = one.deliver(4 + count).unwrap();
-        one.broker.release(slot);
-        one.broker.flush_all();
-        one.drain();
-        one.complete_all();
-        one.events();
+    let mut driver = Driver::open(config());
+    let round = |driver: &mut Driver, count: u32| {
+        let slot = driver.broker.send_buf(P).unwrap();
+        driver.broker.post_send(slot, 1).unwrap();
+        driver.broker.post_write(P, segment(8), remote(1, 8)).unwrap();
+        let slot = driver.deliver(4 + count).unwrap();
+        driver.broker.release(slot);
+        driver.broker.flush_all();
+        driver.drain();
+        driver.complete_all();
+        driver.events();
     };
-    round(&mut one, 0);
-    let before = one.broker.memory_use();
+    round(&mut driver, 0);
+    let before = driver.broker.memory_use();
     for count in 1..10_000 {
-        round(&mut one, count);
+        round(&mut driver, count);
     }
-    assert_eq!(one.broker.memory_use(), before);
+    assert_eq!(driver.broker.memory_use(), before);
 }
 
 #[test]

@@ -266,7 +266,7 @@ impl Keys {
     }
 
     /// Returns the memory that a pointer refers to. The range is valid until the driver passes on the next message of the
-    /// peer, unless a transfer with it was posted before.
+    /// peer. Transfers that were posted before that message stay valid.
     ///
     /// # Errors
     ///
@@ -316,7 +316,7 @@ impl Keys {
         self.ready.len()
     }
 
-    /// Whether [`poll_ready`](Keys::poll_ready) may return a peer.
+    /// Whether [`poll_ready`](Keys::poll_ready) may return this peer.
     pub fn is_ready(&self, peer: PeerId) -> bool {
         self.peers.get(usize::from(peer.0)).is_some_and(|state| state.is_ready)
     }

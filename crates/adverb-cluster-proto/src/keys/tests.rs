@@ -22,7 +22,7 @@ fn ptr(segment: u32) -> RemotePtr {
     RemotePtr { member: MEMBER, epoch: EPOCH, segment, offset: 16, len: 8 }
 }
 
-/// An owner that has published these segments, and a user, with an open session.
+/// Returns an owner that has published these segments, and a user, with an open session.
 fn pair(numbers: impl IntoIterator<Item = u32>) -> (Keys, Keys) {
     let (mut owner, mut user) = (Keys::new(1), Keys::new(1));
     owner.publish(MEMBER, 4096).unwrap();
@@ -121,7 +121,7 @@ fn a_new_session_starts_anew() {
     }
     assert_eq!(released(&mut owner), [0], "the end of the session replaces the confirmation");
     assert_eq!(user.segment_count(PEER), 0);
-    // The other end has restarted: it has another number, another epoch, and the same segments.
+    // The owner has restarted: it has another epoch, and the same segments.
     owner.open(PEER, 1);
     user.open(PEER, EPOCH + 1);
     assert_eq!(user.resolve(PEER, ptr(1)), Err(RemotePtrError::StaleEpoch { epoch: 9, current: 10 }));
@@ -209,7 +209,7 @@ fn messages_of_no_correct_peer_are_refused() {
         assert_eq!(owner.handle_message(PEER, &message, 0), Err(INVALID_MESSAGE), "{message:?}");
         assert_eq!(user.handle_message(PeerId(1), &message, 0), Err(INVALID_MESSAGE));
     }
-    // Another number than before.
+    // The peer announces another member number than before.
     let (_, mut user) = pair([]);
     assert_eq!(user.handle_message(PEER, &addition(1, memory(1)), 0), Ok(true));
     let mut other = addition(2, memory(2));

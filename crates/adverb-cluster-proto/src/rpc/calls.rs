@@ -35,12 +35,12 @@ enum CallState {
     Cancelling,
 }
 
-/// The kind of a reply's id.
+/// The call to which the id of a reply belongs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum ReplyId {
-    /// The id of an outstanding call, which ends.
+pub(super) enum ReplyMatch {
+    /// An outstanding call, which ends.
     Outstanding { timer: Option<TimerId> },
-    /// The id of an ended call.
+    /// An ended call.
     Late,
     /// No call had the id.
     Unknown,
@@ -87,17 +87,17 @@ impl Calls {
     }
 
     /// Ends a call with the peer's reply.
-    pub(super) fn finish(&mut self, id: WireId) -> ReplyId {
-        let Some(slot) = self.slots.get_mut(usize::from(id.index)) else { return ReplyId::Unknown };
+    pub(super) fn finish(&mut self, id: WireId) -> ReplyMatch {
+        let Some(slot) = self.slots.get_mut(usize::from(id.index)) else { return ReplyMatch::Unknown };
         let age = slot.generation.wrapping_sub(id.generation) as i32;
         match slot.state {
             CallState::Outstanding { timer } if age == 0 || mutant!(ReplyGenerationIgnored) => {
                 slot.state = CallState::Free;
                 self.free.push(id.index);
-                ReplyId::Outstanding { timer }
+                ReplyMatch::Outstanding { timer }
             }
-            _ if age >= 0 => ReplyId::Late,
-            _ => ReplyId::Unknown,
+            _ if age >= 0 => ReplyMatch::Late,
+            _ => ReplyMatch::Unknown,
         }
     }
 

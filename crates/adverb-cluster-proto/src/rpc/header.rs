@@ -71,7 +71,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// The header of a message.
+/// The header of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Header {
     /// A request, followed by its data.
@@ -132,7 +132,7 @@ impl Header {
     }
 
     /// Splits a frame, which may come from any peer, into its header and its data. Returns `None` if the frame is too
-    /// short or has another length than it says, if a number has no meaning, or if a frame without data has some.
+    /// short, if its length is not that of its header, if a number has no meaning, or if a failure or cancellation has data.
     pub fn parse(frame: &[u8]) -> Option<(Header, &[u8])> {
         let (header, data) = frame.split_first_chunk::<HEADER_LEN>()?;
         let [kind, code, n0, n1, t0, t1, t2, t3, g0, g1, g2, g3, i0, i1, l0, l1] = *header;

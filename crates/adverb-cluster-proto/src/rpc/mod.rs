@@ -15,8 +15,8 @@
 //!
 //! A call ends exactly once: with its reply or failure, when its deadline expires, when it is cancelled, or when its
 //! session ends. Replies may arrive in any order. A reply to a call that has ended is dropped and
-//! [counted](Counters::late_replies). A message tells the peer of each expired or cancelled call. The index of the call
-//! is reused only after that message, so the peer never has more requests than [`Config::max_calls`].
+//! [counted](Counters::late_replies). For each expired or cancelled call, this side sends the peer a cancellation. The index of
+//! the call is reused only after that message, so the peer never has more requests than [`Config::max_calls`].
 //!
 //! # Frames
 //!
@@ -71,7 +71,7 @@ use adverb_proto::Time;
 
 use crate::mutation::mutant;
 use crate::{ConfigError, PeerId, PostError, SessionError};
-use calls::{Calls, ReplyId};
+use calls::{Calls, ReplyMatch};
 use requests::{Admission, Answer, Requests};
 use timers::Timers;
 
@@ -241,7 +241,7 @@ impl Rpc {
         }
     }
 
-    /// Starts a call, and returns the header of its request. The caller sends the request, or calls
+    /// Starts a call, and returns the header of its request. The driver sends the request, or calls
     /// [`withdraw`](Rpc::withdraw).
     ///
     /// # Errors
@@ -279,7 +279,7 @@ impl Rpc {
         if !state.calls.is_outstanding(call.id) {
             return;
         }
-        if let ReplyId::Outstanding { timer: Some(timer) } = state.calls.finish(call.id) {
+        if let ReplyMatch::Outstanding { timer: Some(timer) } = state.calls.finish(call.id) {
             self.timers.remove(timer);
         }
         self.counters.calls -= 1;
@@ -292,7 +292,7 @@ impl Rpc {
         is_cancelled
     }
 
-    /// Returns the next call whose deadline has expired, which ends.
+    /// Ends the next call whose deadline has expired, and returns it.
     pub fn poll_expired(&mut self, now: Time) -> Option<CallId> {
         let (_, call) = self.timers.first().filter(|(at, _)| *at <= now && !mutant!(DeadlinesIgnored))?;
         if mutant!(ExpiryUnannounced) {
@@ -317,7 +317,7 @@ impl Rpc {
             state.calls.cancel(call.id)
         } else {
             match state.calls.is_outstanding(call.id).then(|| state.calls.finish(call.id)) {
-                Some(ReplyId::Outstanding { timer }) => Some(timer),
+                Some(ReplyMatch::Outstanding { timer }) => Some(timer),
                 _ => None,
             }
         };
@@ -369,15 +369,15 @@ impl Rpc {
     fn finish_call<'a>(&mut self, call: CallId, result: Result<&'a [u8], Failure>) -> Incoming<'a> {
         let Some(state) = self.peers.get_mut(usize::from(call.peer.0)) else { return Incoming::Ignored };
         match state.calls.finish(call.id) {
-            ReplyId::Outstanding { timer } => {
+            ReplyMatch::Outstanding { timer } => {
                 if let Some(timer) = timer.filter(|_| !mutant!(DeadlineOfAnsweredCall)) {
                     self.timers.remove(timer);
                 }
                 self.counters.answered_calls += 1;
                 return Incoming::Reply { call, result };
             }
-            ReplyId::Late => self.counters.late_replies += 1,
-            ReplyId::Unknown => self.counters.unknown_replies += 1,
+            ReplyMatch::Late => self.counters.late_replies += 1,
+            ReplyMatch::Unknown => self.counters.unknown_replies += 1,
         }
         Incoming::Ignored
     }
@@ -390,14 +390,14 @@ impl Rpc {
         state.is_some_and(|state| state.requests.is_pending(request.id))
     }
 
-    /// Ends a request whose reply the caller sends now, and returns the header of the reply.
+    /// Ends a request whose reply the driver sends now, and returns the header of the reply.
     ///
     /// # Errors
     ///
     /// Returns [`PostError::RequestEnded`] if the request was answered or cancelled, or if its session has ended.
     pub fn answer(&mut self, request: RequestId) -> Result<Header, PostError> {
         let RequestId { peer, id, .. } = request;
-        let is_answered = self.pending(request).is_some_and(|state| state.requests.finish(id));
+        let is_answered = self.peer_of(request).is_some_and(|state| state.requests.finish(id));
         if is_answered { Ok(Header::Reply { id }) } else { Err(PostError::RequestEnded { peer }) }
     }
 
@@ -421,7 +421,7 @@ impl Rpc {
 
     fn queue_answer(&mut self, request: RequestId, answer: Answer, data: &[u8]) -> Result<(), PostError> {
         let RequestId { peer, id, .. } = request;
-        if !self.pending(request).is_some_and(|state| state.requests.queue(id, answer, data)) {
+        if !self.peer_of(request).is_some_and(|state| state.requests.queue(id, answer, data)) {
             return Err(PostError::RequestEnded { peer });
         }
         self.mark_ready(peer);
@@ -429,7 +429,7 @@ impl Rpc {
     }
 
     /// Returns the peer of a request, if the request's session is open.
-    fn pending(&mut self, request: RequestId) -> Option<&mut Peer> {
+    fn peer_of(&mut self, request: RequestId) -> Option<&mut Peer> {
         let state = self.peers.get_mut(usize::from(request.peer.0))?;
         let is_current = state.session == request.session || mutant!(RequestSurvivesSession);
         (state.is_open() && is_current).then_some(state)
@@ -463,7 +463,7 @@ impl Rpc {
         }
     }
 
-    /// Takes the next message to a peer. The caller must send it before any later one.
+    /// Takes the next message to a peer. The driver must send it before any later one.
     pub fn poll_output(&mut self, peer: PeerId) -> Option<Output<'_>> {
         let state = self.peers.get_mut(usize::from(peer.0)).filter(|state| state.is_open())?;
         if let Some(id) = state.calls.take_cancellation() {

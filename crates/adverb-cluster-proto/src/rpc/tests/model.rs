@@ -367,7 +367,7 @@ impl World {
     }
 }
 
-/// An element of a list, which is not empty.
+/// Selects an element of a list, which is not empty.
 trait GetMut {
     fn get_mut_of<T>(self, list: &mut [T]) -> &mut T;
 }
