@@ -82,7 +82,7 @@ struct Shared {
     version: AtomicU64,
     /// The brokers that announce the segments.
     watchers: Mutex<Vec<Weak<Waker>>>,
-    /// Distributes keys over partitions. Random, so that a peer can't choose keys of one partition.
+    /// Distributes keys over partitions. The state is random, so that a peer can't choose keys of one partition.
     key_hasher: RandomState,
 }
 
@@ -105,7 +105,7 @@ pub struct ArenaBuilder {
 impl ArenaBuilder {
     /// Sets the member number and the epoch of this member, which are in every [`RemotePtr`]. Both are 0 by default.
     ///
-    /// A member that restarts must have another epoch than before, so that peers recognize pointers from before.
+    /// A member that restarts must have another epoch than before, so that peers recognize pointers of its earlier run.
     pub fn identity(mut self, member: u32, epoch: u64) -> ArenaBuilder {
         (self.member, self.epoch) = (member, epoch);
         self
@@ -127,8 +127,8 @@ impl ArenaBuilder {
 
     /// Sets the ratio of one slot size to the next smaller one, from 1.05 to 4. The default is 1.25.
     ///
-    /// Slots are aligned, and each size is enlarged to the largest one of which as many slots fit into a slab, so the
-    /// ratio of two sizes can be larger.
+    /// Slots are aligned, and each size is enlarged as far as the same number of slots still fits into a slab, so the ratio
+    /// of two sizes can be larger.
     pub fn growth_factor(mut self, factor: f64) -> ArenaBuilder {
         self.layout.growth_factor = factor;
         self
@@ -342,7 +342,7 @@ impl Arena {
         Ok(ptr)
     }
 
-    /// Copies bytes of this arena that a pointer, for example of a peer, refers to: `bytes.len()` bytes from its start.
+    /// Copies the first `bytes.len()` bytes that a pointer to this arena refers to. The pointer may come from a peer.
     ///
     /// The pointer is checked, but an arena doesn't know whether an item is at this place now.
     ///
@@ -405,12 +405,12 @@ impl Shared {
         region: MemoryRegion,
         then: impl FnOnce(&Arc<Segment>),
     ) -> Result<SegmentInfo> {
-        let home = region.protection_domain().id();
-        if self.domains.iter().all(|domain| domain.id() != home) {
-            return Err(ArenaError::ForeignRegion { domain: home });
+        let domain_id = region.protection_domain().id();
+        if self.domains.iter().all(|domain| domain.id() != domain_id) {
+            return Err(ArenaError::ForeignRegion { domain: domain_id });
         }
         let register = |domain: &ProtectionDomain| {
-            if domain.id() == home { Ok(region.clone()) } else { register_again(&region, domain) }
+            if domain.id() == domain_id { Ok(region.clone()) } else { register_again(&region, domain) }
         };
         let regions = self.domains.iter().map(register).collect::<Result<_, _>>()?;
         let mut segments = self.segments.write();

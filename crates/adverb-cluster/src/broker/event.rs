@@ -41,8 +41,8 @@ pub enum Event<'a> {
         /// The peer.
         peer: PeerId,
     },
-    /// A peer announced or withdrew segments of the arena that it [published](super::Broker::publish), so other pointers
-    /// [resolve](super::Broker::resolve) than before. Several changes can have one event.
+    /// A peer announced or withdrew segments of the arena that it [published](super::Broker::publish), so pointers may
+    /// [resolve](super::Broker::resolve) differently. Several changes can have one event.
     SegmentsChanged {
         /// The peer.
         peer: PeerId,
@@ -103,7 +103,7 @@ impl ExactSizeIterator for Payloads<'_> {}
 
 /// An event that was not delivered yet.
 #[derive(Debug)]
-pub(super) enum Queued {
+pub(super) enum QueuedEvent {
     Message {
         from: PeerId,
         slot: RecvSlot,
@@ -151,35 +151,39 @@ pub(crate) enum Filter {
 }
 
 impl Filter {
-    pub(super) fn includes(self, event: &Queued) -> bool {
+    pub(super) fn includes(self, event: &QueuedEvent) -> bool {
         let is_receive = event.is_receive();
         match self {
             Filter::All => true,
             // Changes of sessions belong to both.
             Filter::Sends => !is_receive,
             Filter::Receives => {
-                is_receive || matches!(event, Queued::SessionOpened { .. } | Queued::SessionEnded { .. })
+                is_receive
+                    || matches!(event, QueuedEvent::SessionOpened { .. } | QueuedEvent::SessionEnded { .. })
             }
             Filter::Peer(peer) => event.peer() == peer,
         }
     }
 }
 
-impl Queued {
+impl QueuedEvent {
     /// Whether a request of the peer caused the event.
     pub(super) fn is_receive(&self) -> bool {
-        matches!(self, Queued::Message { .. } | Queued::Immediate { .. } | Queued::SegmentsChanged { .. })
+        matches!(
+            self,
+            QueuedEvent::Message { .. } | QueuedEvent::Immediate { .. } | QueuedEvent::SegmentsChanged { .. }
+        )
     }
 
     pub(super) fn peer(&self) -> PeerId {
         match self {
-            Queued::Message { from: peer, .. }
-            | Queued::Immediate { from: peer, .. }
-            | Queued::Completed { peer, .. }
-            | Queued::Unblocked { peer }
-            | Queued::SegmentsChanged { peer }
-            | Queued::SessionOpened { peer, .. }
-            | Queued::SessionEnded { peer, .. } => *peer,
+            QueuedEvent::Message { from: peer, .. }
+            | QueuedEvent::Immediate { from: peer, .. }
+            | QueuedEvent::Completed { peer, .. }
+            | QueuedEvent::Unblocked { peer }
+            | QueuedEvent::SegmentsChanged { peer }
+            | QueuedEvent::SessionOpened { peer, .. }
+            | QueuedEvent::SessionEnded { peer, .. } => *peer,
         }
     }
 }

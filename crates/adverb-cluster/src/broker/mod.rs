@@ -44,7 +44,7 @@ pub(crate) use progress::{BrokerOwner, deliver};
 pub use slot::SendBuf;
 pub(crate) use waker::Waker;
 
-use event::Queued;
+use event::QueuedEvent;
 use keys::Publication;
 use peer::{Link, Peer};
 use slot::Returns;
@@ -125,9 +125,9 @@ pub struct Broker {
     publication: Option<Publication>,
     returns: Arc<Returns>,
     /// The events that were not delivered yet.
-    events: VecDeque<Queued>,
+    events: VecDeque<QueuedEvent>,
     /// The messages of sessions that are not open yet. They are delivered after `SessionOpened`.
-    early_events: VecDeque<Queued>,
+    early_events: VecDeque<QueuedEvent>,
     /// The peers whose queue pairs must be destroyed, once all polled completions are processed.
     closing: Vec<PeerId>,
     started: Instant,
@@ -338,7 +338,7 @@ impl Broker {
         // The keys precede the messages of the application.
         self.keys.open(peer, offer.epoch);
         self.exchange_keys();
-        self.events.push_back(Queued::SessionOpened { peer, epoch: offer.epoch });
+        self.events.push_back(QueuedEvent::SessionOpened { peer, epoch: offer.epoch });
         self.take_early_events(peer, |broker, event| broker.events.push_back(event));
         if let Some(mailbox) = &self.mailbox {
             mailbox.session_opened(peer);

@@ -9,7 +9,7 @@ use adverb_proto::types::{Completion as PlainCompletion, Qpn, SendFlags, SendOpe
 use adverb_verbs::memory::{Buffer, Payload};
 use adverb_verbs::{Completion, Error, RecvRequest, SendRequest};
 
-use super::event::{Filter, Queued};
+use super::event::{Filter, QueuedEvent};
 use super::peer::{InFlight, Link, Peer, RequestKind, Tag};
 use super::{Broker, Event, Payloads, Result};
 
@@ -154,7 +154,7 @@ impl Broker {
                         self.core.release(slot);
                         continue;
                     };
-                    Queued::Message { from, slot, buffer, length: length as usize }
+                    QueuedEvent::Message { from, slot, buffer, length: length as usize }
                 }
                 CoreEvent::Control { from, slot, length } => {
                     let buffer = message.take();
@@ -167,25 +167,25 @@ impl Broker {
                     if !has_changed {
                         continue;
                     }
-                    Queued::SegmentsChanged { peer: from }
+                    QueuedEvent::SegmentsChanged { peer: from }
                 }
                 CoreEvent::Immediate { from, immediate, length } => {
-                    Queued::Immediate { from, immediate, length }
+                    QueuedEvent::Immediate { from, immediate, length }
                 }
                 CoreEvent::Completed { peer, ticket, result } => {
                     let state = self.peers.get_mut(usize::from(peer.0));
                     let count = state.and_then(|state| state.ticket_sizes.pop_front()).unwrap_or(0);
                     self.keys.end_ticket(peer);
-                    Queued::Completed { peer, ticket, result, count }
+                    QueuedEvent::Completed { peer, ticket, result, count }
                 }
-                CoreEvent::Unblocked { peer } => Queued::Unblocked { peer },
+                CoreEvent::Unblocked { peer } => QueuedEvent::Unblocked { peer },
                 CoreEvent::SessionEnded { peer, epoch: Some(epoch), reason } => {
                     self.keys.end(peer);
                     self.release_segments();
                     if let Some(mailbox) = &self.mailbox {
                         mailbox.session_ended(peer, reason == EndReason::Left);
                     }
-                    Queued::SessionEnded { peer, epoch, reason }
+                    QueuedEvent::SessionEnded { peer, epoch, reason }
                 }
                 // The application gets no event for a session that was never open.
                 CoreEvent::SessionEnded { peer, .. } => {
@@ -205,7 +205,7 @@ impl Broker {
     }
 
     /// Takes the early events of a peer, in order.
-    pub(super) fn take_early_events(&mut self, peer: PeerId, mut take: impl FnMut(&mut Broker, Queued)) {
+    pub(super) fn take_early_events(&mut self, peer: PeerId, mut take: impl FnMut(&mut Broker, QueuedEvent)) {
         for _ in 0..self.early_events.len() {
             match self.early_events.pop_front() {
                 Some(event) if event.peer() == peer => take(self, event),
@@ -215,14 +215,14 @@ impl Broker {
     }
 
     /// Releases the memory of a message that is not delivered.
-    fn discard_event(&mut self, event: Queued) {
+    fn discard_event(&mut self, event: QueuedEvent) {
         let Some(state) = self.peers.get_mut(usize::from(event.peer().0)) else { return };
         match event {
-            Queued::Message { slot, buffer, .. } => {
+            QueuedEvent::Message { slot, buffer, .. } => {
                 state.finish_recv(Some(buffer));
                 self.core.release(slot);
             }
-            Queued::SegmentsChanged { .. } => state.has_changed_segments = false,
+            QueuedEvent::SegmentsChanged { .. } => state.has_changed_segments = false,
             _ => {}
         }
     }
@@ -287,9 +287,13 @@ pub(crate) fn deliver<O: BrokerOwner>(
     count
 }
 
-fn deliver_event<O: BrokerOwner>(owner: &mut O, event: Queued, handler: &mut impl FnMut(&mut O, Event<'_>)) {
+fn deliver_event<O: BrokerOwner>(
+    owner: &mut O,
+    event: QueuedEvent,
+    handler: &mut impl FnMut(&mut O, Event<'_>),
+) {
     match event {
-        Queued::Message { from, slot, buffer, length } => {
+        QueuedEvent::Message { from, slot, buffer, length } => {
             let bytes = buffer.get(..length).unwrap_or_default();
             // The slot and its buffer are returned even if the handler panics.
             let event = AssertUnwindSafe(|| handler(owner, Event::Message { from, bytes }));
@@ -303,7 +307,7 @@ fn deliver_event<O: BrokerOwner>(owner: &mut O, event: Queued, handler: &mut imp
                 std::panic::resume_unwind(panic);
             }
         }
-        Queued::Completed { peer, ticket, result, count } => {
+        QueuedEvent::Completed { peer, ticket, result, count } => {
             let broker = owner.broker_mut();
             let mut payloads = std::mem::take(&mut broker.payloads);
             if let Some(state) = broker.peers.get_mut(usize::from(peer.0)) {
@@ -314,18 +318,18 @@ fn deliver_event<O: BrokerOwner>(owner: &mut O, event: Queued, handler: &mut imp
             handler(owner, Event::Completed { peer, ticket, result, payloads: drain });
             owner.broker_mut().payloads = payloads;
         }
-        Queued::Immediate { from, immediate, length } => {
+        QueuedEvent::Immediate { from, immediate, length } => {
             handler(owner, Event::Immediate { from, immediate, length });
         }
-        Queued::Unblocked { peer } => handler(owner, Event::Unblocked { peer }),
-        Queued::SegmentsChanged { peer } => {
+        QueuedEvent::Unblocked { peer } => handler(owner, Event::Unblocked { peer }),
+        QueuedEvent::SegmentsChanged { peer } => {
             if let Some(state) = owner.broker_mut().peers.get_mut(usize::from(peer.0)) {
                 state.has_changed_segments = false;
             }
             handler(owner, Event::SegmentsChanged { peer });
         }
-        Queued::SessionOpened { peer, epoch } => handler(owner, Event::SessionOpened { peer, epoch }),
-        Queued::SessionEnded { peer, epoch, reason } => {
+        QueuedEvent::SessionOpened { peer, epoch } => handler(owner, Event::SessionOpened { peer, epoch }),
+        QueuedEvent::SessionEnded { peer, epoch, reason } => {
             handler(owner, Event::SessionEnded { peer, epoch, reason });
         }
     }

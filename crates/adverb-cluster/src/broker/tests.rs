@@ -22,7 +22,7 @@ pub(super) fn domain() -> ProtectionDomain {
     SoftDevice::loopback().open().unwrap().create_protection_domain().unwrap()
 }
 
-/// Two brokers in one protection domain, connected. Each is peer 0 of the other.
+/// Returns two brokers in one protection domain, connected. Each is peer 0 of the other.
 pub(super) fn pair(config: Config) -> (Broker, Broker, ProtectionDomain) {
     let domain = domain();
     let mut a = Broker::new(&domain, config, 1, 10).unwrap();

@@ -311,7 +311,7 @@ mod tests {
         std::iter::from_fn(|| dialer.poll_attempt(now)).collect()
     }
 
-    /// Member 2 of 4, with two threads of which the first one is polled.
+    /// Returns the dialer of member 2 of 4, with two threads of which the first one is polled.
     fn eager() -> Dialer {
         let mut dialer = Dialer::new(2, 4, 2, false);
         dialer.set_polled(0, true, at(0));
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn warnings_are_rare() {
+    fn warnings_about_a_member_are_a_minute_apart() {
         let mut dialer = eager();
         let mut now = at(0);
         let mut warnings = 0;

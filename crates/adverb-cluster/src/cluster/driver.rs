@@ -215,7 +215,7 @@ impl Driver {
         }
     }
 
-    /// Accepts connections.
+    /// Accepts a connection.
     fn accept(&mut self) {
         let (stream, addr) = match self.listener.accept() {
             Ok(accepted) => accepted,

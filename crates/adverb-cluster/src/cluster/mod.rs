@@ -122,9 +122,10 @@ type Result<T, E = ClusterError> = std::result::Result<T, E>;
 /// reaches the address of a member can replace its sessions. In both cases, RDMA itself is not authenticated: only members
 /// may have access to the network.
 ///
-/// A member [leaves](Cluster::leave) the cluster, or its brokers are [dropped](Broker::leave): they tell the other members,
-/// whose sessions end at once. The sessions of a member that dies end when a request fails, after the time that
-/// [`connect_options`](ClusterBuilder::connect_options) determines. Both may return with a new epoch.
+/// When a member [leaves](Cluster::leave) the cluster, or its brokers are [dropped](Broker::leave), the brokers send leave
+/// messages to the other members, whose sessions end at once. The sessions of a member that dies end when a request fails,
+/// after the time that [`connect_options`](ClusterBuilder::connect_options) determines. A member that left or died may return
+/// with a new epoch.
 ///
 /// Dropping the cluster ends the background thread. Brokers keep their sessions, but establish no new ones.
 ///

@@ -57,7 +57,7 @@ struct PeerProgress {
     is_done_received: bool,
 }
 
-const WORD: u64 = 2048;
+const WORD_OFFSET: u64 = 2048;
 
 impl Worker {
     fn new(broker: &Broker, number: u8) -> Worker {
@@ -129,7 +129,7 @@ impl Worker {
             Transfer {
                 operation: TransferOperation::FetchAdd { add: 1 },
                 local: domain.buffer(8).unwrap().into(),
-                remote: at(WORD, 8),
+                remote: at(WORD_OFFSET, 8),
             },
         ];
         broker.post_batch(peer, &mut transfers).unwrap();
@@ -176,7 +176,7 @@ impl Worker {
             self.region.read(usize::from(number) * 256, &mut bytes).unwrap();
             assert_eq!(bytes, [number; 256]);
         }
-        assert_eq!(self.region.word(WORD as usize).unwrap().load(Ordering::Acquire), 2);
+        assert_eq!(self.region.word(WORD_OFFSET as usize).unwrap().load(Ordering::Acquire), 2);
         drop(broker);
     }
 }
@@ -235,7 +235,7 @@ fn await_open((a, to_b): (&mut Broker, PeerId), (b, to_a): (&mut Broker, PeerId)
 }
 
 /// Sends a message from one broker to another.
-fn exchange(from: &mut Broker, to: &mut Broker, peer: PeerId, text: &[u8]) {
+fn send_and_receive(from: &mut Broker, to: &mut Broker, peer: PeerId, text: &[u8]) {
     let started = Instant::now();
     let (mut is_sent, mut is_received) = (false, false);
     while !is_received {
@@ -261,8 +261,8 @@ fn a_member_that_restarts_has_a_new_epoch() {
         let [a, b] = &mut brokers[..] else { unreachable!() };
         let (a, b) = (a.as_mut().unwrap(), b.as_mut().unwrap());
         await_open((a, to_b), (b, to_a));
-        exchange(a, b, to_b, b"from a");
-        exchange(b, a, to_a, b"from b");
+        send_and_receive(a, b, to_b, b"from a");
+        send_and_receive(b, a, to_a, b"from b");
         let old_epoch = clusters[restarted].as_ref().unwrap().epoch();
 
         brokers[restarted] = None;
@@ -279,8 +279,8 @@ fn a_member_that_restarts_has_a_new_epoch() {
         println!("member {restarted} was back after {:?}", started.elapsed());
         let expected = clusters.iter().map(|cluster| cluster.as_ref().unwrap().epoch());
         assert!(epochs.into_iter().rev().eq(expected));
-        exchange(a, b, to_b, b"again from a");
-        exchange(b, a, to_a, b"again from b");
+        send_and_receive(a, b, to_b, b"again from a");
+        send_and_receive(b, a, to_a, b"again from b");
 
         // Memory of the earlier run is refused before anything is posted.
         await_open((a, to_b), (b, to_a));
@@ -354,7 +354,7 @@ fn a_dead_member_blocks_no_other_member() {
     let (b, c) = (ports.join(1, 1), ports.join(2, 1));
     let (mut broker_b, mut broker_c) = (b.broker(0).unwrap(), c.broker(0).unwrap());
     await_sessions(&mut [&mut broker_b, &mut broker_c]);
-    exchange(&mut broker_b, &mut broker_c, PeerId(2), b"from b");
+    send_and_receive(&mut broker_b, &mut broker_c, PeerId(2), b"from b");
     assert!(!broker_b.is_open(PeerId(0)));
 }
 
@@ -386,7 +386,7 @@ fn hosts_that_are_no_members_are_rejected() {
     let _silent: Vec<TcpStream> =
         (0..40).map(|_| TcpStream::connect(ports.0[0].local_addr().unwrap()).unwrap()).collect();
     await_sessions(&mut [&mut broker_a, &mut broker_b]);
-    exchange(&mut broker_a, &mut broker_b, PeerId(1), b"from a");
+    send_and_receive(&mut broker_a, &mut broker_b, PeerId(1), b"from a");
 }
 
 #[test]
@@ -429,7 +429,7 @@ fn members_with_other_keys_get_no_session() {
     }
     assert!(!a.is_open(PeerId(2)) && !b.is_open(PeerId(2)));
     assert!(!c.is_open(PeerId(0)) && !c.is_open(PeerId(1)));
-    exchange(a, b, PeerId(1), b"from a");
+    send_and_receive(a, b, PeerId(1), b"from a");
 }
 
 #[test]
@@ -446,8 +446,8 @@ fn lazy_sessions_are_established_by_either_side() {
     await_open((a, PeerId(1)), (b, PeerId(0)));
     c.connect(PeerId(1)).unwrap();
     await_open((b, PeerId(2)), (c, PeerId(1)));
-    exchange(a, b, PeerId(1), b"from a");
-    exchange(b, c, PeerId(2), b"from b");
+    send_and_receive(a, b, PeerId(1), b"from a");
+    send_and_receive(b, c, PeerId(2), b"from b");
     assert!(!a.is_open(PeerId(2)) && !c.is_open(PeerId(0)), "neither member asked for this session");
 }
 

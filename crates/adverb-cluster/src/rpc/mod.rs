@@ -109,7 +109,7 @@ pub struct Rpc {
 }
 
 impl Rpc {
-    /// Creates the calls of a broker's thread. All messages of the broker belong to them.
+    /// Creates an `Rpc` over a broker. It receives all messages of the broker.
     ///
     /// # Errors
     ///
@@ -228,7 +228,8 @@ impl Rpc {
         Ok(call)
     }
 
-    /// Cancels a call, which has no event then, and tells the peer. Returns `false` if the call has ended already.
+    /// Cancels a call, which has no event then, and sends the peer a cancellation. Returns `false` if the call has ended
+    /// already.
     pub fn cancel(&mut self, call: CallId) -> bool {
         self.core.cancel(call)
     }

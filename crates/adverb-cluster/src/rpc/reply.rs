@@ -11,8 +11,8 @@ use crate::broker::Waker;
 
 /// The right to answer a request once: in the handler or later, with [`Rpc::reply`](super::Rpc::reply) and others.
 ///
-/// A token that is dropped makes the call fail with [`Failure::NoReply`](crate::Failure::NoReply), so no caller waits in
-/// vain. A token can be dropped in any thread; the thread of the [`Rpc`](super::Rpc) sends the failure, and is woken if it
+/// A token that is dropped makes the call fail with [`Failure::NoReply`](crate::Failure::NoReply), so its caller stops
+/// waiting. A token can be dropped in any thread; the thread of the [`Rpc`](super::Rpc) sends the failure, and is woken if it
 /// [waits](super::Rpc::wait).
 #[derive(Debug)]
 #[must_use = "dropping the token makes the call fail"]

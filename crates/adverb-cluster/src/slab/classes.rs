@@ -9,7 +9,7 @@ pub(crate) struct Layout {
     pub(crate) slab_size: usize,
     /// The smallest class, before it is rounded up to the alignment.
     pub(crate) min_item_size: usize,
-    /// The least ratio of a class to the class below.
+    /// The minimum ratio of a class to the class below.
     pub(crate) growth_factor: f64,
     /// The alignment of slots within a slab.
     pub(crate) item_align: usize,
@@ -33,7 +33,7 @@ pub(crate) struct SizeClasses {
 }
 
 /// The maximum number of entries of [`SizeClasses::table`].
-const TABLE_LEN: usize = 1024;
+const MAX_TABLE_LEN: usize = 1024;
 
 impl Layout {
     /// Checks the options.
@@ -60,7 +60,7 @@ impl Layout {
 }
 
 impl SizeClasses {
-    /// Computes the classes of a layout. A class is enlarged to the largest size of which as many slots fit into a slab.
+    /// Computes the classes of a layout. Each class is enlarged as far as the same number of slots still fits into a slab.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl SizeClasses {
             let grown = (size as f64 * growth_factor).ceil() as usize;
             size = grown.next_multiple_of(item_align).max(size + item_align).min(slab_size);
         }
-        let table_len = TABLE_LEN.min(slab_size / item_align + 1);
+        let table_len = MAX_TABLE_LEN.min(slab_size / item_align + 1);
         let class_of = |len| sizes.partition_point(|size| (*size as usize) < len) as u16;
         let table = (0..table_len).map(|units| class_of(units * item_align)).collect();
         Ok(SizeClasses { sizes: sizes.into(), table, align_shift: item_align.trailing_zeros() })

@@ -55,12 +55,12 @@ pub(crate) struct Slot {
     partition: u16,
 }
 
-/// Keeps the locks of two partitions out of one cache line, and out of two that the CPU prefetches together.
+/// Aligns the locks of partitions, so that no two share a cache line, or a pair of lines that the CPU prefetches together.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Padded<T>(T);
 
-/// The number of slots that are freed under one lock at most.
+/// The maximum number of slots that are freed under one lock.
 const MAX_FREE_BATCH: usize = 256;
 
 impl Slot {
@@ -111,7 +111,7 @@ impl<T: Clone> Heap<T> {
         }
         let additional = total - spare.slabs.len();
         spare.slabs.reserve(additional);
-        // The last slab of the list is used first, so slabs with low offsets are.
+        // Slabs are taken from the end of the list, so slabs with low offsets are used first.
         spare.slabs.extend(slabs.into_iter().rev());
     }
 
@@ -139,7 +139,7 @@ impl<T: Clone> Heap<T> {
             return Some(slot);
         }
         let count = self.partitions.len();
-        // The own partition, then the others, beginning with the next one.
+        // This partition first, then the others, beginning with the next one.
         let order = || (0..count).map(|step| (index + step) & (count - 1));
         let take_empty = |index: usize| self.partitions[index].0.lock().take_empty(0);
         if let Some(slab) = spare.slabs.pop().or_else(|| order().find_map(take_empty)) {

@@ -1,4 +1,4 @@
-//! A slab allocator of offsets. It knows no memory: a slab has a tag, which the caller chooses.
+//! A slab allocator of offsets. It accesses no memory: a slab has a tag, which the caller chooses.
 //!
 //! ```text
 //! Heap ── spare slabs (empty, of no class)

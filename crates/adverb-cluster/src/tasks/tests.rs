@@ -27,8 +27,8 @@ fn pair() -> [Broker; 2] {
     brokers
 }
 
-/// Starts a client and a server in tasks, and returns the client's handle, and the numbers of requests that the server has
-/// kept.
+/// Starts a client and a server in tasks, and returns their handles, and the reply tokens of the requests that the server
+/// keeps.
 fn start() -> (Caller, Caller, tokio::sync::mpsc::UnboundedReceiver<crate::Reply>) {
     let [client, server] =
         pair().map(|broker| AsyncRpc::new(Rpc::new(broker, RpcConfig::default()).unwrap()).unwrap());
