@@ -212,7 +212,7 @@ impl AsyncProber {
         self.prober.counts(peer)
     }
 
-    /// Returns the datagrams that belong to no probe.
+    /// Returns the numbers of datagrams that belong to no probe.
     pub fn strays(&self) -> Strays {
         self.prober.strays()
     }

@@ -21,7 +21,7 @@
 //! let (clean, lossy) = (LossCount::new(150, 0), LossCount::new(150, 14));
 //! let named = lossy_paths(&[clean, lossy]);
 //! assert_eq!((named.len(), named[0].index), (1, 1));
-//! // So many probes name a path that loses 10 % with a probability of 99 %, if another path loses nothing.
+//! // The number of probes that name a path which loses 10 %, with a probability of 99 %, if the other path loses nothing.
 //! assert_eq!(probes_to_name(0.1, 2, 0.99), 446);
 //! ```
 
@@ -181,9 +181,9 @@ fn log_likelihood(path: &LossCount, other: &LossCount, ratio: f64) -> f64 {
     // where a·p and b·q are the losses of the other direction.
     let (a, b) = (path.trials * ratio, other.trials);
     // The error of their estimates is counted in favor of the path.
-    let most = path.foreign + 2.0 * path.foreign_deviation;
-    let least = (other.foreign - 2.0 * other.foreign_deviation).max(0.0);
-    let (p, q) = (most / a, least / b);
+    let max_foreign = path.foreign + 2.0 * path.foreign_deviation;
+    let min_foreign = (other.foreign - 2.0 * other.foreign_deviation).max(0.0);
+    let (p, q) = (max_foreign / a, min_foreign / b);
     // The likelihood has its maximum where its derivative is 0, a quadratic equation, or at x = 0.
     let linear = (a + b) * (p + q) - path.losses - other.losses;
     let constant = (a + b) * p * q - path.losses * q - other.losses * p;
@@ -238,7 +238,7 @@ mod tests {
     struct Random(u64);
 
     impl Random {
-        fn is(&mut self, probability: f64) -> bool {
+        fn chance(&mut self, probability: f64) -> bool {
             self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
             let mut bits = self.0;
             bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -266,8 +266,9 @@ mod tests {
         for probe in 0..probes {
             let index = probe as usize % paths.len();
             let (forward, back) = paths[index];
-            let is_lost = random.is(forward);
-            let answers = [random.is(back), random.is(back)].into_iter().filter(|is_lost| !is_lost).count();
+            let is_lost = random.chance(forward);
+            let answers =
+                [random.chance(back), random.chance(back)].into_iter().filter(|is_lost| !is_lost).count();
             match answers {
                 _ if is_lost => counts[index].lost += 1,
                 0 => counts[index].lost += 1,

@@ -83,8 +83,8 @@ mod tests {
 
     use super::*;
 
-    /// The probability that `ports` random ports take all of `paths` paths, by dynamic programming over the number of
-    /// paths already taken.
+    /// Returns the probability that `ports` random ports take all of `paths` paths, by dynamic programming over the number
+    /// of paths already taken.
     fn coverage(paths: usize, ports: u32) -> f64 {
         let mut taken = vec![0.0; paths + 1];
         taken[0] = 1.0;

@@ -174,7 +174,7 @@ pub struct ProbePath {
     pub dscp: u8,
 }
 
-/// Datagrams that a prober received and that belong to none of its probes.
+/// The numbers of datagrams that a prober received and that belong to none of its probes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Strays {
@@ -527,7 +527,7 @@ impl Prober {
         self.targets.list[peer.0].session.outstanding_count()
     }
 
-    /// Returns the datagrams that belong to no probe.
+    /// Returns the numbers of datagrams that belong to no probe.
     pub fn strays(&self) -> Strays {
         self.targets.strays
     }

@@ -51,7 +51,7 @@ impl Default for SessionConfig {
 pub enum ProbeResult {
     /// Both acknowledgements arrived in time.
     Answered(Figures),
-    /// Both acknowledgements arrived after the timeout: a host was slow, or the network. Not a loss.
+    /// Both acknowledgements arrived after the timeout: a host was slow, or the network. This is not a loss.
     Late(Figures),
     /// Both acknowledgements arrived, but the timestamps contradict each other.
     Impossible(Impossible),
@@ -61,12 +61,12 @@ pub enum ProbeResult {
     ReturnLost,
     /// The probe, or both of its acknowledgements, were lost.
     Lost,
-    /// The responder stopped or restarted before it answered. Not a loss of the network.
+    /// The responder stopped or restarted before it answered. The network lost nothing.
     Ended,
     /// Neither the probe nor the lookup of the responder was answered: the responder's host is down, or the network
     /// delivers nothing.
     Unreachable,
-    /// The device did not send the probe. Not a loss of the network.
+    /// The device did not send the probe. The network lost nothing.
     NotSent,
 }
 
@@ -346,7 +346,7 @@ impl Session {
     /// This is false for the grace period after a lookup that found the responder alive.
     pub fn is_unresponsive(&self) -> bool {
         let is_found_alive = self.found_alive.is_some_and(|found| self.oldest_open < found.before);
-        let is_open = |entry| self.settled_at(entry).is_none();
+        let is_open = |entry| self.result_due_at(entry).is_none();
         self.timed_out_count > 0 && !is_found_alive && self.timed_out().next_back().is_some_and(is_open)
     }
 
@@ -380,16 +380,16 @@ impl Session {
     /// Begins the next epoch, with the same run of the responder. `epoch` is a random number. Returns `false`, without
     /// effect, while probes have no result: call this function again after the next [event](Session::poll_event).
     pub fn begin_epoch(&mut self, epoch: u32) -> bool {
-        let is_settled = self.outstanding_count == 0 && self.timed_out_count == 0;
-        if is_settled {
+        let has_all_results = self.outstanding_count == 0 && self.timed_out_count == 0;
+        if has_all_results {
             self.replace_epoch(epoch);
         }
-        is_settled
+        has_all_results
     }
 
     /// Handles the send completion of a probe: T2, or `None` if the completion has no timestamp.
     pub fn handle_sent(&mut self, sequence: Sequence, stamp: Option<Stamp>) {
-        if let Some(entry) = self.entry(sequence) {
+        if let Some(entry) = self.entry_mut(sequence) {
             if entry.phase == Phase::Posted {
                 entry.phase = Phase::Sent;
             }
@@ -400,7 +400,7 @@ impl Session {
 
     /// Handles the failure to send a probe.
     pub fn handle_not_sent(&mut self, sequence: Sequence) {
-        if self.entry(sequence).is_some() {
+        if self.entry_mut(sequence).is_some() {
             self.finish_if_open(sequence.number, ProbeResult::NotSent);
         }
     }
@@ -415,7 +415,7 @@ impl Session {
             return;
         }
         let number = ack.sequence.number;
-        if self.entry(ack.sequence).is_none() {
+        if self.entry_mut(ack.sequence).is_none() {
             self.counts.unmatched_acks += 1;
             return;
         }
@@ -431,7 +431,7 @@ impl Session {
         }
         self.responder_epoch = Some(ack.responder_epoch);
         self.newest_acked = self.newest_acked.max(Some(number));
-        let entry = self.entry(ack.sequence).expect("a known probe");
+        let entry = self.entry_mut(ack.sequence).expect("a known probe");
         let is_new = match ack.kind {
             AckKind::First => {
                 entry.first.is_none().then(|| entry.first = Some((received, processed))).is_some()
@@ -450,7 +450,7 @@ impl Session {
     pub fn handle_timeout(&mut self, now: u64) {
         let timeout = nanos(self.config.timeout);
         while self.oldest_waiting < self.next {
-            if let Some(entry) = self.at(self.oldest_waiting)
+            if let Some(entry) = self.get_mut(self.oldest_waiting)
                 && matches!(entry.phase, Phase::Posted | Phase::Sent)
             {
                 if now.saturating_sub(entry.posted.nanos) < timeout {
@@ -470,7 +470,7 @@ impl Session {
                 && entry.phase == Phase::TimedOut
             {
                 // Until then, an answer can arrive, and the responder may have stopped before it answered.
-                if self.settled_at(&entry).is_none_or(|at| now < at) {
+                if self.result_due_at(&entry).is_none_or(|at| now < at) {
                     break;
                 }
                 self.finish_if_open(number, entry.incomplete());
@@ -486,11 +486,11 @@ impl Session {
             0 => None,
             _ => self.first_waiting().map(|entry| after(entry, self.config.timeout)),
         };
-        let settling = match self.timed_out_count {
+        let result_due = match self.timed_out_count {
             0 => None,
-            _ => self.timed_out().next().and_then(|entry| self.settled_at(entry)),
+            _ => self.timed_out().next().and_then(|entry| self.result_due_at(entry)),
         };
-        match (waiting, settling) {
+        match (waiting, result_due) {
             (Some(one), Some(other)) => Some(one.min(other)),
             (one, other) => one.or(other),
         }
@@ -533,8 +533,8 @@ impl Session {
     /// are outstanding end without a verdict.
     pub fn finish(&mut self) {
         for number in self.oldest_open..self.next {
-            let Some(entry) = self.at(number) else { continue };
-            let result = match (entry.phase, entry.answers()) {
+            let Some(entry) = self.get_mut(number) else { continue };
+            let result = match (entry.phase, entry.answer_count()) {
                 (Phase::TimedOut, 0) => ProbeResult::Unreachable,
                 (Phase::TimedOut, _) => entry.incomplete(),
                 _ => ProbeResult::Ended,
@@ -551,8 +551,8 @@ impl Session {
     /// Gives the probe whose entry is needed a result. Returns `None` if it has not timed out.
     fn make_room(&mut self, old: u32) -> Option<()> {
         let newest_acked = self.newest_acked;
-        let Some(entry) = self.at(old) else { return Some(()) };
-        let result = match (entry.phase, entry.answers()) {
+        let Some(entry) = self.get_mut(old) else { return Some(()) };
+        let result = match (entry.phase, entry.answer_count()) {
             (Phase::Posted | Phase::Sent, _) => return None,
             (_, 0) if newest_acked.is_some_and(|newest| newest > old) => ProbeResult::Lost,
             // The responder was found neither alive nor stopped.
@@ -567,13 +567,13 @@ impl Session {
         number as usize & (self.entries.len() - 1)
     }
 
-    fn at(&mut self, number: u32) -> Option<&mut Entry> {
+    fn get_mut(&mut self, number: u32) -> Option<&mut Entry> {
         let position = self.position(number);
         self.entries[position].as_mut().filter(|entry| entry.is_number(number))
     }
 
-    fn entry(&mut self, sequence: Sequence) -> Option<&mut Entry> {
-        (sequence.epoch == self.epoch).then(|| self.at(sequence.number)).flatten()
+    fn entry_mut(&mut self, sequence: Sequence) -> Option<&mut Entry> {
+        (sequence.epoch == self.epoch).then(|| self.get_mut(sequence.number)).flatten()
     }
 
     fn get(&self, number: u32) -> Option<&Entry> {
@@ -591,18 +591,18 @@ impl Session {
     }
 
     /// Returns the time at which a probe that timed out gets its result, or `None` if the responder may have stopped.
-    fn settled_at(&self, entry: &Entry) -> Option<u64> {
+    fn result_due_at(&self, entry: &Entry) -> Option<u64> {
         let (number, grace) = (entry.probe.sequence.number, nanos(self.config.grace));
         let timeout = nanos(self.config.timeout);
         // Only the send completion is missing, or this run of the responder answered a later probe.
-        let is_decided = entry.answers() == 2 || self.newest_acked.is_some_and(|newest| newest > number);
+        let is_decided = entry.answer_count() == 2 || self.newest_acked.is_some_and(|newest| newest > number);
         let decided = is_decided.then(|| entry.posted.nanos.saturating_add(timeout).saturating_add(grace));
         let found_alive = self.found_alive.filter(|found| number < found.before);
         decided.or_else(|| found_alive.map(|found| found.at.saturating_add(grace)))
     }
 
     fn finish_if_complete(&mut self, number: u32) {
-        let Some(entry) = self.at(number) else { return };
+        let Some(entry) = self.get_mut(number) else { return };
         let (Some((acked, processed)), Some(responder)) = (entry.first, entry.second) else { return };
         if entry.phase == Phase::Posted {
             // The send completion follows.
@@ -623,13 +623,13 @@ impl Session {
     }
 
     fn finish_if_timed_out(&mut self, number: u32, result: ProbeResult) {
-        if self.at(number).is_some_and(|entry| entry.phase == Phase::TimedOut) {
+        if self.get_mut(number).is_some_and(|entry| entry.phase == Phase::TimedOut) {
             self.finish_if_open(number, result);
         }
     }
 
     fn finish_if_open(&mut self, number: u32, result: ProbeResult) {
-        let Some(entry) = self.at(number) else { return };
+        let Some(entry) = self.get_mut(number) else { return };
         let probe = entry.probe;
         match std::mem::replace(&mut entry.phase, Phase::Finished) {
             Phase::Finished => return,
@@ -652,9 +652,9 @@ impl Entry {
         self.probe.sequence.number == number
     }
 
-    /// The result of a probe that timed out, with a responder that didn't stop.
+    /// Returns the result of a probe that timed out, with a responder that didn't stop.
     fn incomplete(&self) -> ProbeResult {
-        match self.answers() {
+        match self.answer_count() {
             0 => ProbeResult::Lost,
             1 => ProbeResult::ReturnLost,
             // Only the send completion is missing.
@@ -662,8 +662,8 @@ impl Entry {
         }
     }
 
-    /// The number of acknowledgements that arrived.
-    fn answers(&self) -> usize {
+    /// Returns the number of acknowledgements that arrived.
+    fn answer_count(&self) -> usize {
         usize::from(self.first.is_some()) + usize::from(self.second.is_some())
     }
 }

@@ -119,7 +119,7 @@ impl Dialer {
     }
 
     /// Processes the application's request for a session.
-    pub(super) fn want(&mut self, peer: PeerId, thread: u16, now: Time) {
+    pub(super) fn handle_wanted(&mut self, peer: PeerId, thread: u16, now: Time) {
         let is_new = self.mark_wanted(peer, thread);
         // A repeated request causes no further attempts.
         if is_new || self.peer_mut(peer).is_some_and(|state| state.has_left) {
@@ -128,7 +128,7 @@ impl Dialer {
     }
 
     /// Processes a peer's invitation.
-    pub(super) fn invited(&mut self, peer: PeerId, thread: u16, now: Time) {
+    pub(super) fn handle_invitation(&mut self, peer: PeerId, thread: u16, now: Time) {
         if self.is_lazy {
             self.mark_wanted(peer, thread);
         }
@@ -159,7 +159,7 @@ impl Dialer {
         self.schedule(peer, at);
     }
 
-    pub(super) fn opened(&mut self, peer: PeerId, thread: u16, now: Time) {
+    pub(super) fn handle_opened(&mut self, peer: PeerId, thread: u16, now: Time) {
         self.set_session(peer, thread, |_| Session::Open);
         if let Some(state) = self.peer_mut(peer) {
             (state.has_left, state.backoff, state.must_invite) = (false, MIN_BACKOFF, false);
@@ -167,7 +167,7 @@ impl Dialer {
         self.schedule(peer, now);
     }
 
-    pub(super) fn ended(&mut self, peer: PeerId, thread: u16, has_left: bool, now: Time) {
+    pub(super) fn handle_ended(&mut self, peer: PeerId, thread: u16, has_left: bool, now: Time) {
         self.set_session(peer, thread, |_| Session::Absent);
         let Some(state) = self.peer_mut(peer) else { return };
         state.has_left |= has_left;
@@ -202,7 +202,7 @@ impl Dialer {
     }
 
     /// Processes the end of an attempt. Returns whether a failure must be logged as a warning.
-    pub(super) fn finished(&mut self, attempt: Attempt, outcome: Outcome, now: Time) -> bool {
+    pub(super) fn handle_finished(&mut self, attempt: Attempt, outcome: Outcome, now: Time) -> bool {
         let Attempt { peer, thread, purpose } = attempt;
         self.attempt_count -= 1;
         let is_lazy = self.is_lazy;
@@ -324,10 +324,10 @@ mod tests {
         assert_eq!(attempts(&mut dialer, at(0)), []);
         dialer.set_polled(0, true, at(0));
         assert_eq!(attempts(&mut dialer, at(0)), [dial(0, 0), dial(1, 0), invite(3, 0)]);
-        dialer.finished(invite(3, 0), Outcome::Unreachable, at(1));
+        dialer.handle_finished(invite(3, 0), Outcome::Unreachable, at(1));
         for peer in [0, 1] {
-            dialer.opened(PeerId(peer), 0, at(1));
-            dialer.finished(dial(peer, 0), Outcome::Established, at(1));
+            dialer.handle_opened(PeerId(peer), 0, at(1));
+            dialer.handle_finished(dial(peer, 0), Outcome::Established, at(1));
         }
         assert_eq!(dialer.poll_timeout(), None);
         dialer.set_polled(1, true, at(2));
@@ -341,7 +341,7 @@ mod tests {
         let mut pauses = Vec::new();
         assert_eq!(attempts(&mut dialer, now).len(), 3);
         for round in 0..9 {
-            dialer.finished(dial(0, 0), Outcome::Unreachable, now);
+            dialer.handle_finished(dial(0, 0), Outcome::Unreachable, now);
             let next = dialer.poll_timeout().unwrap();
             pauses.push((next - now).as_millis());
             assert_eq!(attempts(&mut dialer, now), [], "round {round}");
@@ -350,11 +350,11 @@ mod tests {
         }
         assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 640, 1000, 1000]);
         // The other member is not affected, and a success resets the pause.
-        dialer.opened(PeerId(0), 0, now);
-        dialer.finished(dial(0, 0), Outcome::Established, now);
-        dialer.ended(PeerId(0), 0, false, now);
+        dialer.handle_opened(PeerId(0), 0, now);
+        dialer.handle_finished(dial(0, 0), Outcome::Established, now);
+        dialer.handle_ended(PeerId(0), 0, false, now);
         assert_eq!(attempts(&mut dialer, now), [dial(0, 0)]);
-        dialer.finished(dial(0, 0), Outcome::Unreachable, now);
+        dialer.handle_finished(dial(0, 0), Outcome::Unreachable, now);
         assert_eq!(dialer.poll_timeout(), Some(now + MIN_BACKOFF));
     }
 
@@ -363,16 +363,16 @@ mod tests {
         let mut dialer = Dialer::new(1, 2, 3, false);
         (0..3).for_each(|thread| dialer.set_polled(thread, true, at(0)));
         assert_eq!(attempts(&mut dialer, at(0)), [dial(0, 0)]);
-        dialer.finished(dial(0, 0), Outcome::Failed, at(1));
+        dialer.handle_finished(dial(0, 0), Outcome::Failed, at(1));
         assert_eq!(attempts(&mut dialer, at(1)), [dial(0, 1)]);
-        dialer.opened(PeerId(0), 1, at(2));
-        dialer.finished(dial(0, 1), Outcome::Established, at(2));
+        dialer.handle_opened(PeerId(0), 1, at(2));
+        dialer.handle_finished(dial(0, 1), Outcome::Established, at(2));
         assert_eq!(attempts(&mut dialer, at(2)), [dial(0, 2)]);
         // A member that can't be reached ends the round.
-        dialer.finished(dial(0, 2), Outcome::Unreachable, at(3));
+        dialer.handle_finished(dial(0, 2), Outcome::Unreachable, at(3));
         assert_eq!(dialer.poll_timeout(), Some(at(13)));
         assert_eq!(attempts(&mut dialer, at(13)), [dial(0, 0)]);
-        dialer.finished(dial(0, 0), Outcome::Unreachable, at(13));
+        dialer.handle_finished(dial(0, 0), Outcome::Unreachable, at(13));
         assert_eq!(dialer.poll_timeout(), Some(at(33)));
     }
 
@@ -380,22 +380,22 @@ mod tests {
     fn a_member_that_left_is_dialed_seldom_until_it_invites() {
         let mut dialer = eager();
         attempts(&mut dialer, at(0));
-        dialer.opened(PeerId(0), 0, at(0));
-        dialer.finished(dial(0, 0), Outcome::Established, at(0));
-        dialer.ended(PeerId(0), 0, true, at(5));
+        dialer.handle_opened(PeerId(0), 0, at(0));
+        dialer.handle_finished(dial(0, 0), Outcome::Established, at(0));
+        dialer.handle_ended(PeerId(0), 0, true, at(5));
         assert_eq!(dialer.poll_timeout(), Some(at(5) + LEFT_BACKOFF));
         let now = at(5) + LEFT_BACKOFF;
         assert_eq!(attempts(&mut dialer, now), [dial(0, 0)]);
-        assert!(!dialer.finished(dial(0, 0), Outcome::Unreachable, now), "no warning");
+        assert!(!dialer.handle_finished(dial(0, 0), Outcome::Unreachable, now), "no warning");
         assert_eq!(dialer.poll_timeout(), Some(now + LEFT_BACKOFF));
         // Many invitations cause one attempt, after a pause.
-        dialer.invited(PeerId(0), 0, now);
-        dialer.invited(PeerId(0), 0, now);
+        dialer.handle_invitation(PeerId(0), 0, now);
+        dialer.handle_invitation(PeerId(0), 0, now);
         assert_eq!(attempts(&mut dialer, now), []);
         assert_eq!(attempts(&mut dialer, now + MIN_BACKOFF), [dial(0, 0)]);
         // A member that left and has a larger number dials when it returns.
-        dialer.opened(PeerId(3), 0, now);
-        dialer.ended(PeerId(3), 0, true, now);
+        dialer.handle_opened(PeerId(3), 0, now);
+        dialer.handle_ended(PeerId(3), 0, true, now);
         assert_eq!(dialer.poll_timeout(), None);
     }
 
@@ -404,27 +404,27 @@ mod tests {
         let mut dialer = Dialer::new(1, 3, 2, true);
         (0..2).for_each(|thread| dialer.set_polled(thread, true, at(0)));
         assert_eq!(dialer.poll_timeout(), None);
-        dialer.want(PeerId(0), 1, at(0));
-        dialer.want(PeerId(2), 0, at(0));
+        dialer.handle_wanted(PeerId(0), 1, at(0));
+        dialer.handle_wanted(PeerId(2), 0, at(0));
         assert_eq!(attempts(&mut dialer, at(0)), [dial(0, 1), invite(2, 0)]);
         // The invitation is repeated until the session is open.
-        dialer.finished(invite(2, 0), Outcome::Established, at(1));
+        dialer.handle_finished(invite(2, 0), Outcome::Established, at(1));
         assert_eq!(dialer.poll_timeout(), Some(at(11)));
-        dialer.want(PeerId(2), 0, at(2));
+        dialer.handle_wanted(PeerId(2), 0, at(2));
         assert_eq!(dialer.poll_timeout(), Some(at(11)), "the request is known");
         assert_eq!(attempts(&mut dialer, at(11)), [invite(2, 0)]);
-        dialer.opened(PeerId(2), 0, at(12));
-        dialer.finished(invite(2, 0), Outcome::Established, at(12));
-        dialer.opened(PeerId(0), 1, at(12));
-        dialer.finished(dial(0, 1), Outcome::Established, at(12));
+        dialer.handle_opened(PeerId(2), 0, at(12));
+        dialer.handle_finished(invite(2, 0), Outcome::Established, at(12));
+        dialer.handle_opened(PeerId(0), 1, at(12));
+        dialer.handle_finished(dial(0, 1), Outcome::Established, at(12));
         assert_eq!(dialer.poll_timeout(), None);
         // A session that ended is established when it is wanted again.
-        dialer.ended(PeerId(0), 1, false, at(13));
+        dialer.handle_ended(PeerId(0), 1, false, at(13));
         assert_eq!(dialer.poll_timeout(), None);
-        dialer.want(PeerId(0), 1, at(14));
+        dialer.handle_wanted(PeerId(0), 1, at(14));
         assert_eq!(dialer.poll_timeout(), Some(at(22)), "the last attempt was at 12 ms");
         // An invitation requests a session, too.
-        dialer.invited(PeerId(0), 0, at(30));
+        dialer.handle_invitation(PeerId(0), 0, at(30));
         assert_eq!(attempts(&mut dialer, at(30)), [dial(0, 0)]);
     }
 
@@ -435,7 +435,7 @@ mod tests {
         let mut warnings = 0;
         attempts(&mut dialer, now);
         while now < at(100_000) {
-            warnings += u32::from(dialer.finished(dial(0, 0), Outcome::Unreachable, now));
+            warnings += u32::from(dialer.handle_finished(dial(0, 0), Outcome::Unreachable, now));
             now = dialer.poll_timeout().unwrap();
             assert_eq!(attempts(&mut dialer, now), [dial(0, 0)]);
         }
@@ -455,8 +455,8 @@ mod tests {
                 if attempt.peer.0 < 990 {
                     in_flight.push_back((now + 2000 * MS, attempt));
                 } else {
-                    dialer.opened(attempt.peer, 0, now);
-                    dialer.finished(attempt, Outcome::Established, now);
+                    dialer.handle_opened(attempt.peer, 0, now);
+                    dialer.handle_finished(attempt, Outcome::Established, now);
                     established.push(now);
                 }
             }
@@ -464,7 +464,7 @@ mod tests {
             now = in_flight.front().map_or(now, |(at, _)| *at);
             while in_flight.front().is_some_and(|(at, _)| *at <= now) {
                 let (_, attempt) = in_flight.pop_front().unwrap();
-                dialer.finished(attempt, Outcome::Unreachable, now);
+                dialer.handle_finished(attempt, Outcome::Unreachable, now);
             }
         }
         // Four rounds of 256 attempts.

@@ -188,10 +188,10 @@ impl Driver {
             match notice {
                 Notice::Taken { thread } => self.dialer.set_polled(thread, true, now),
                 Notice::Closed { thread } => self.dialer.set_polled(thread, false, now),
-                Notice::Wanted { thread, peer } => self.dialer.want(peer, thread, now),
-                Notice::SessionOpened { thread, peer } => self.dialer.opened(peer, thread, now),
+                Notice::Wanted { thread, peer } => self.dialer.handle_wanted(peer, thread, now),
+                Notice::SessionOpened { thread, peer } => self.dialer.handle_opened(peer, thread, now),
                 Notice::SessionEnded { thread, peer, has_left } => {
-                    self.dialer.ended(peer, thread, has_left, now);
+                    self.dialer.handle_ended(peer, thread, has_left, now);
                 }
                 Notice::Prepared { attempt, result } => {
                     let result = result.map_err(ExchangeError::from);
@@ -407,7 +407,7 @@ impl Driver {
                 Ok(())
             }
             Step::Invited(hello) => {
-                self.dialer.invited(PeerId(hello.from), hello.thread, self.now());
+                self.dialer.handle_invitation(PeerId(hello.from), hello.thread, self.now());
                 connection.is_finishing = true;
                 Ok(())
             }
@@ -462,7 +462,7 @@ impl Driver {
     fn finish(&mut self, number: u64) {
         let now = self.now();
         if let Some(attempt) = self.remove(number) {
-            self.dialer.finished(attempt, Outcome::Established, now);
+            self.dialer.handle_finished(attempt, Outcome::Established, now);
         }
     }
 
@@ -477,7 +477,7 @@ impl Driver {
             let is_io = matches!(error, AttemptError::Io(_));
             let outcome = if is_io { Outcome::Unreachable } else { Outcome::Failed };
             let Attempt { peer, thread, purpose } = attempt;
-            if self.dialer.finished(attempt, outcome, now) {
+            if self.dialer.handle_finished(attempt, outcome, now) {
                 tracing::warn!(%peer, thread, addr = addr.map(tracing::field::display), %error, "a session was not established: the cluster keeps trying");
             } else {
                 tracing::debug!(%peer, thread, ?purpose, %error, "a session was not established");

@@ -38,7 +38,7 @@ pub(crate) enum Kind {
     /// A probe with the responder's key, as an attacker records and repeats it.
     Replayed,
     WrongTag,
-    /// A probe of up to 1024 bytes with any padding.
+    /// A probe of up to 1024 bytes with random padding.
     Padded,
     Truncated,
     WrongVersion,
@@ -79,7 +79,7 @@ impl Kind {
             Kind::WithoutKey => "probe without the key",
             Kind::Replayed => "replayed probe",
             Kind::WrongTag => "probe with a wrong tag",
-            Kind::Padded => "probe with any padding",
+            Kind::Padded => "probe with random padding",
             Kind::Truncated => "truncated probe",
             Kind::WrongVersion => "wrong version or magic",
             Kind::UnknownMessage => "unknown kind",
@@ -139,7 +139,7 @@ impl Kind {
                 let padding = random.bytes(bytes.len() - 32);
                 bytes[32..].copy_from_slice(&padding);
             }
-            // The length of a packet's payload has no padding here, so that any length is possible.
+            // The pad bytes of the packet are not part of the payload, so any length is possible.
             Kind::Truncated => bytes.truncate(random.below(PROBE_LEN)),
             Kind::WrongVersion => bytes[random.below(2)] ^= 1 + random.below(255) as u8,
             Kind::UnknownMessage => bytes[2] = 4 + random.below(252) as u8,

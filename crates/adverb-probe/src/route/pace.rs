@@ -12,7 +12,7 @@ use super::tracer::Terminal;
 pub(super) struct Level {
     /// For each hop that answered, the number of source ports that it answered.
     answers: BTreeMap<(IpAddr, Option<Terminal>), usize>,
-    /// The number of source ports with an unanswered probe and no answer yet, or silent.
+    /// The number of source ports that have an unanswered probe and no answer, including those with a silent hop.
     unanswered_count: usize,
     /// The number of source ports for which the hop is silent.
     silent_count: usize,
@@ -34,7 +34,8 @@ const MAX_INTERVAL: Duration = Duration::from_millis(2100);
 /// The number of silent source ports after which the hops of other ports get fewer probes.
 const SILENT_PORTS: usize = 2;
 
-/// The number of these probes if hops of the level answer. A rate limit may have kept such a hop from answering once.
+/// The maximum number of probes from each of these other ports, if hops of the level answer: a rate limit may have
+/// suppressed one answer.
 const REDUCED_ATTEMPTS: u8 = 2;
 
 impl Level {
@@ -62,7 +63,7 @@ impl Level {
     pub(super) fn note_timeout(&mut self, sent_at: Instant, now: Instant, is_first: bool) {
         self.unanswered_count += usize::from(is_first);
         if self.answers.is_empty() || self.changed_at.is_some_and(|changed_at| sent_at < changed_at) {
-            // Either no timeout suggests a limit, or the probe was sent at the former rate.
+            // If no hop answers, the timeout suggests no rate limit. A probe from before the change was sent at the former rate.
             return;
         }
         self.interval = (2 * self.interval).clamp(FIRST_INTERVAL, MAX_INTERVAL);

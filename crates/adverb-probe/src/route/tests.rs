@@ -51,7 +51,7 @@ fn address(node: usize) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, node as u8).into()
 }
 
-/// A hash as switches use it: equal for equal ports, and different otherwise.
+/// Returns a hash like those of switches: the same for each packet of a port, and spread over all values.
 fn hash(port: u16) -> usize {
     (u64::from(port).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize
 }
@@ -79,7 +79,7 @@ impl Network {
         }
     }
 
-    /// A leaf (node 0), `spines` spines (from node 2 on), the other leaf (node 1) and the destination, the last node.
+    /// Returns a leaf (node 0), `spines` spines (from node 2 on), the other leaf (node 1) and the destination, the last node.
     fn leaf_spine(spines: usize, answer: Answer) -> Network {
         let mut network =
             Network::new(spines + 3, move |port| vec![0, 2 + hash(port) % spines, 1, spines + 2]);
@@ -225,7 +225,7 @@ fn a_network_without_limits_is_traced_without_waiting() {
 }
 
 #[test]
-fn a_trace_ends_when_as_many_paths_are_found_as_asked_for() {
+fn a_trace_ends_when_the_requested_number_of_paths_is_found() {
     let mut network = Network::leaf_spine(8, Answer::Ack);
     let route = network.trace(paths(3));
     assert_eq!(route.paths.len(), 3);

@@ -71,7 +71,7 @@ use adverb_verbs::{
 pub use builder::UdQueueBuilder;
 use builder::{Opener, Options};
 use open::{OpenQueue, RECV_TAG, watch_error};
-use service::Lookup;
+use service::PendingLookup;
 pub use service::{LookupResult, Service};
 use slots::Match;
 pub use waker::Waker;
@@ -628,7 +628,7 @@ impl UdQueue {
     pub fn lookup(&mut self, peer: SocketAddr, timeout: Duration) -> Result<Service> {
         let waker = self.waker.clone();
         let queue = self.open_queue("looking a service up")?;
-        Lookup::begin(&queue.queue_pair, 0, peer, timeout)?.wait(&queue.queue_pair, &waker)
+        PendingLookup::begin(&queue.queue_pair, 0, peer, timeout)?.wait(&queue.queue_pair, &waker)
     }
 
     /// Starts a lookup like [`lookup`](UdQueue::lookup). Its result is an [`Event::LookedUp`] with the number `id`,
@@ -643,7 +643,7 @@ impl UdQueue {
         if queue.lookups.len() >= MAX_LOOKUPS {
             return Err(Error::QueueFull { queue: "lookup", depth: MAX_LOOKUPS as u32 });
         }
-        let lookup = Lookup::begin(&queue.queue_pair, id, peer, timeout)?;
+        let lookup = PendingLookup::begin(&queue.queue_pair, id, peer, timeout)?;
         queue.watch.add(lookup.as_fd()).map_err(watch_error)?;
         queue.lookups.push(lookup);
         Ok(())

@@ -16,7 +16,7 @@ use adverb_verbs::{
 use super::addresses::AddressCache;
 use super::builder::Options;
 use super::nic_clock::NicClock;
-use super::service::Lookup;
+use super::service::PendingLookup;
 use super::slots::{InFlight, SendSlots};
 use super::{Destination, Posted, Waker};
 use crate::stamp::{Stamp, StampKind};
@@ -31,7 +31,7 @@ pub(super) struct OpenQueue {
     pub(super) slots: SendSlots,
     pub(super) addresses: AddressCache,
     pub(super) listener: Option<DatagramListener>,
-    pub(super) lookups: Vec<Lookup>,
+    pub(super) lookups: Vec<PendingLookup>,
     /// Readable when the caller must poll.
     pub(super) watch: Watch,
     /// The number of receives in the queue pair's receive queue.
@@ -149,19 +149,19 @@ impl OpenQueue {
         };
         let length = write(&mut buffer);
         if let Err(error) = buffer.set_range(0..length) {
-            self.slots.not_posted(number, Some(buffer));
+            self.slots.set_not_posted(number, Some(buffer));
             return Err(error);
         }
         let request = SendRequest::send(buffer).tag(u64::from(number)).destination(&route);
         let at = Stamp::now();
         match self.queue_pair.post_send(request) {
             Ok(request) => {
-                self.slots.posted(number, InFlight { id, request, posted_at: at });
+                self.slots.set_posted(number, InFlight { id, request, posted_at: at });
                 Ok(Posted { at, source_port })
             }
             Err(mut failed) => {
                 let buffer = failed.requests.pop().and_then(|request| request.into_payload().into_buffer());
-                self.slots.not_posted(number, buffer);
+                self.slots.set_not_posted(number, buffer);
                 Err(failed.error)
             }
         }
@@ -228,7 +228,7 @@ impl OpenQueue {
 
     /// Returns the earliest time at which the caller must poll without a readable descriptor.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.lookups.iter().map(Lookup::deadline).min()
+        self.lookups.iter().map(PendingLookup::deadline).min()
     }
 }
 

@@ -44,23 +44,23 @@ pub struct LookupResult {
 
 /// A lookup that isn't complete.
 #[derive(Debug)]
-pub(super) struct Lookup {
+pub(super) struct PendingLookup {
     pub(super) id: u64,
     peer: SocketAddr,
     pending: PendingService,
 }
 
-impl Lookup {
+impl PendingLookup {
     /// Starts a lookup from the address of the queue pair.
     pub(super) fn begin(
         queue_pair: &QueuePair,
         id: u64,
         peer: SocketAddr,
         timeout: Duration,
-    ) -> Result<Lookup> {
+    ) -> Result<PendingLookup> {
         let local = SocketAddr::new(queue_pair.endpoint().gid.ip(), 0);
         let pending = Connector::new().local_addr(local).timeout(timeout).begin_resolve_service(peer)?;
-        Ok(Lookup { id, peer, pending })
+        Ok(PendingLookup { id, peer, pending })
     }
 
     /// Returns the result, if there is one.
@@ -110,7 +110,7 @@ impl Lookup {
 /// The maximum time until a blocking lookup notices that it was stopped.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-impl AsFd for Lookup {
+impl AsFd for PendingLookup {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.pending.as_fd()
     }

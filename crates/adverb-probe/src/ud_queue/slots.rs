@@ -73,13 +73,13 @@ impl SendSlots {
     }
 
     /// Records that a taken slot was posted.
-    pub(super) fn posted(&mut self, number: u32, in_flight: InFlight) {
+    pub(super) fn set_posted(&mut self, number: u32, in_flight: InFlight) {
         self.slots[number as usize] = Slot::InFlight(in_flight);
     }
 
     /// Records that posting a taken slot failed. Without its buffer, the slot stays in use until a completion returns
     /// the buffer.
-    pub(super) fn not_posted(&mut self, number: u32, buffer: Option<Buffer>) {
+    pub(super) fn set_not_posted(&mut self, number: u32, buffer: Option<Buffer>) {
         match buffer {
             Some(buffer) => self.release(number, buffer),
             None => self.slots[number as usize] = Slot::Abandoned,

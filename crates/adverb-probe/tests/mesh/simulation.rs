@@ -7,8 +7,8 @@ use adverb_probe::mesh::{Cell, Delays, Diagnosis, Matrix, Member, Route, STALL, 
 
 /// The time between two probes of a member, in microseconds.
 const INTERVAL: u64 = 100_000;
-/// The time that a packet takes.
-const FLIGHT: u64 = 20;
+/// The time that a packet takes from one member to another.
+const PACKET_DELAY: u64 = 20;
 /// The time after which a probe is lost.
 const TIMEOUT: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000;
@@ -56,7 +56,7 @@ pub(crate) enum Loss {
 pub(crate) struct Stops(Vec<(u64, u64)>);
 
 impl Stops {
-    /// Stops of `stopped` ms, between which the process runs for `running` ms, both varied by up to a quarter.
+    /// Returns stops of `stopped` ms, between which the process runs for `running` ms, both varied by up to a quarter.
     pub(crate) fn bursts(random: &mut Random, stopped: u64, running: u64, end: u64) -> Stops {
         let mut stops = Vec::new();
         let mut vary = |ms: u64| ms * 750 + random.below(ms * 500 + 1);
@@ -69,7 +69,7 @@ impl Stops {
         Stops(stops)
     }
 
-    /// The stops of a process on a busy machine: up to 90 ms about once a second, and one of 25 up to 400 ms.
+    /// Returns the stops of a process on a busy machine: up to 90 ms about once a second, and one of 25 up to 400 ms.
     pub(crate) fn busy(random: &mut Random, end: u64) -> Stops {
         let mut stops = Vec::new();
         let mut time = 0;
@@ -118,13 +118,14 @@ pub(crate) struct Simulation {
     pub(crate) queue: u64,
 }
 
-/// One member's address.
+/// Returns the address of a member.
 pub(crate) fn address(n: usize) -> IpAddr {
     [10, 0, 0, n as u8 + 1].into()
 }
 
 impl Simulation {
-    /// Eight members, two rails and two classes. Each member has its own process, or one process serves them all.
+    /// Creates a mesh of eight members, two rails and two classes. Each member has its own process, or one process serves them
+    /// all.
     pub(crate) fn new(seed: u64, has_own_processes: bool) -> Simulation {
         let member = |n: usize| Member {
             address: address(n),
@@ -149,8 +150,8 @@ impl Simulation {
         }
     }
 
-    /// Runs for some seconds, and calls `look` with each second's number and diagnosis.
-    pub(crate) fn run(mut self, seconds: u64, mut look: impl FnMut(u64, &Diagnosis)) -> Matrix {
+    /// Runs for some seconds, and calls `inspect` with each second's number and diagnosis.
+    pub(crate) fn run(mut self, seconds: u64, mut inspect: impl FnMut(u64, &Diagnosis)) -> Matrix {
         let mut matrix = Matrix::new(self.members.iter().cloned());
         let mut queues: Vec<Vec<u64>> = self.stops.iter().map(|stops| vec![0; stops.0.len()]).collect();
         // Results by the second in which the prober knows them.
@@ -186,7 +187,7 @@ impl Simulation {
                 }
             }
             matrix.advance(second + 1);
-            look(second + 1, &diagnose(&matrix));
+            inspect(second + 1, &diagnose(&matrix));
         }
         matrix
     }
@@ -214,12 +215,12 @@ impl Simulation {
             |at: u64, cell: Cell| results[((at / SECOND) as usize).min(last)].push((window, route, cell));
         let timeout = self.resumed(source, time + TIMEOUT);
         let lost = Cell { probes: 1, lost: 1, ..Cell::default() };
-        let received = time + FLIGHT;
+        let received = time + PACKET_DELAY;
         if self.is_lost(source, destination, class) || !self.is_queued(destination, received, queues) {
             return add(timeout, lost);
         }
         let answered = self.resumed(destination, received);
-        let acknowledged = answered + FLIGHT;
+        let acknowledged = answered + PACKET_DELAY;
         if self.is_lost(destination, source, class) || !self.is_queued(source, acknowledged, queues) {
             return add(timeout, lost);
         }
@@ -232,7 +233,7 @@ impl Simulation {
         };
         let mut cell = Cell { probes: 1, ..Cell::default() };
         if has_ack2 {
-            cell.network = delay(2 * FLIGHT);
+            cell.network = delay(2 * PACKET_DELAY);
             cell.responder = delay(answered - received);
             cell.prober = delay(processed - acknowledged);
         } else {
