@@ -16,7 +16,7 @@ struct Counts {
 }
 
 impl Acks {
-    /// Counts an event that a program was told of.
+    /// Counts an event that was reported to the program.
     pub(crate) fn report(&self) {
         let mut counts = self.counts.lock();
         counts.reported = counts.reported.wrapping_add(1);

@@ -9,7 +9,7 @@ use adverb_sys::*;
 use libc::c_int;
 
 use crate::context::Context;
-use crate::entry::{answer, fail};
+use crate::entry::{errno_result, fail};
 use crate::nic::OpenPath;
 use crate::pd::ProtectionDomain;
 
@@ -118,7 +118,7 @@ entry! {
         ah_attr: *mut ibv_ah_attr,
     ) -> c_int {
         // SAFETY: the context is open, and the pointers are valid.
-        unsafe { answer(address_of_sender(context, port_num, wc, grh).map(|attr| ah_attr.write(attr))) }
+        unsafe { errno_result(address_of_sender(context, port_num, wc, grh).map(|attr| ah_attr.write(attr))) }
     }
 
     /// Creates an address handle for a datagram's sender.

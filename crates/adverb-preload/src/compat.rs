@@ -61,7 +61,7 @@ entry! {
         c"/sys".as_ptr()
     }
 
-    /// Reads a file of a device's sysfs directory. The device has none.
+    /// Fails: the device has no directory in sysfs.
     fn ibv_read_sysfs_file(
         _dir: *const c_char,
         _file: *const c_char,

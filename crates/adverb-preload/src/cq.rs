@@ -16,7 +16,7 @@ use parking_lot::{Mutex, RawMutex};
 use crate::acks::Acks;
 use crate::context::Context;
 use crate::cq_ex::Current;
-use crate::entry::{answer, errno, errno_of, fail, object};
+use crate::entry::{errno, errno_of, errno_result, fail, object};
 use crate::nic::{Listed, OpenNic};
 
 /// A completion queue.
@@ -217,7 +217,7 @@ impl CompletionChannel {
     }
 }
 
-/// Writes a completion in rdma-core's form.
+/// Returns a completion in rdma-core's form.
 #[inline]
 pub(crate) fn work_completion(completion: &Completion, l3_type: u8) -> ibv_wc {
     let mut wc = ibv_wc::zeroed();
@@ -290,7 +290,7 @@ operations! {
         // SAFETY: the queue is alive.
         let this = unsafe { CompletionQueue::of(cq) };
         let arm_for = if solicited_only != 0 { ArmFor::Solicited } else { ArmFor::Any };
-        answer(this.nic.nic.arm_cq(this.cq, arm_for).map_err(errno_of))
+        errno_result(this.nic.nic.arm_cq(this.cq, arm_for).map_err(errno_of))
     }
 }
 
@@ -350,13 +350,13 @@ entry! {
             // SAFETY: the queue is alive, and the program doesn't read the field meanwhile.
             unsafe { (*cq).cqe = cqe };
         }
-        // The queue exists, so it holds more completions than the new capacity.
-        answer(resized.map_err(|_| libc::EINVAL))
+        // The queue exists, so the only error is that it holds more completions than the new capacity.
+        errno_result(resized.map_err(|_| libc::EINVAL))
     }
 
     /// Destroys a completion queue, after its events are acknowledged.
     fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
-        answer(CompletionQueue::destroy(cq))
+        errno_result(CompletionQueue::destroy(cq))
     }
 
     /// Waits for a completion event, unless the channel's descriptor doesn't block.

@@ -7,7 +7,7 @@ use adverb_proto::{PostError, SrqError};
 use adverb_soft::Error;
 use libc::{c_char, c_int, c_uint};
 
-/// A result that tells a C program of a failure.
+/// The type of a result that reports a failure to a C program.
 pub(crate) trait OnFailure {
     /// Returns the result of a call that failed with this errno value.
     fn on_failure(errno: c_int) -> Self;
@@ -84,7 +84,7 @@ pub(crate) fn fail<T: OnFailure>(errno: c_int) -> T {
 
 /// Returns the result of a call that returns 0 or an errno value.
 #[inline]
-pub(crate) fn answer(result: Result<(), c_int>) -> c_int {
+pub(crate) fn errno_result(result: Result<(), c_int>) -> c_int {
     match result {
         Ok(()) => 0,
         Err(errno) => fail(errno),

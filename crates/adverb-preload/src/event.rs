@@ -79,7 +79,7 @@ fn distribute(nic: &OpenNic, event: NicEvent) {
     }
 }
 
-/// Tells all contexts that the device has failed.
+/// Adds an event to all contexts: the device has failed.
 fn fail_contexts(objects: &Objects) {
     for listed in &objects.contexts {
         // SAFETY: a listed context is open, and stays listed while the lock is held.
@@ -89,7 +89,7 @@ fn fail_contexts(objects: &Objects) {
     }
 }
 
-/// Tells all contexts that the device has failed: a verb panicked.
+/// Adds an event to all contexts: the device has failed, because a verb panicked.
 pub(crate) fn fail_device() {
     // A lock that the panicking verb holds is never waited for.
     if let Some(nic) = OpenNic::if_open()

@@ -7,7 +7,7 @@ use adverb_wire::cm::Timeout;
 use adverb_wire::{DEFAULT_PKEY, RnrTimer};
 use libc::c_int;
 
-use crate::entry::{answer, errno_of};
+use crate::entry::{errno_of, errno_result};
 use crate::nic::OpenPath;
 use crate::qp::QueuePair;
 
@@ -234,7 +234,7 @@ entry! {
             // SAFETY: the queue pair is alive, and the program doesn't read the field meanwhile.
             unsafe { (*qp).state = attr.qp_state };
         }
-        answer(modified)
+        errno_result(modified)
     }
 
     /// Queries a queue pair.
@@ -246,7 +246,7 @@ entry! {
     ) -> c_int {
         // SAFETY: the queue pair is alive.
         let this = unsafe { QueuePair::of(qp) };
-        answer(this.query().map(|queried| {
+        errno_result(this.query().map(|queried| {
             // SAFETY: the attributes are valid for writes, and the program doesn't read the state meanwhile.
             unsafe {
                 attr.write(queried);

@@ -7,7 +7,7 @@ use adverb_proto::types::Access;
 use adverb_sys::*;
 use libc::{c_int, c_uint, c_void, size_t};
 
-use crate::entry::{answer, errno_of, fail, object};
+use crate::entry::{errno_of, errno_result, fail, object};
 use crate::nic::OpenNic;
 use crate::pd::ProtectionDomain;
 
@@ -194,7 +194,7 @@ entry! {
             // SAFETY: `reg_mr` made it with a box, and the program doesn't use it any more.
             drop(unsafe { Box::from_raw(mr.cast::<MemoryRegion>()) });
         }
-        answer(freed)
+        errno_result(freed)
     }
 }
 

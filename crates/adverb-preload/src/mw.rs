@@ -5,7 +5,7 @@ use std::cell::UnsafeCell;
 use adverb_sys::*;
 use libc::c_int;
 
-use crate::entry::{answer, errno_of, fail, object};
+use crate::entry::{errno_of, errno_result, fail, object};
 use crate::nic::OpenNic;
 use crate::pd::ProtectionDomain;
 
@@ -45,6 +45,6 @@ operations! {
             // SAFETY: `alloc_mw` made it with a box, and the program doesn't use it any more.
             drop(unsafe { Box::from_raw(mw.cast::<MemoryWindow>()) });
         }
-        answer(freed)
+        errno_result(freed)
     }
 }

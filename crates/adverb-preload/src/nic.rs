@@ -212,7 +212,7 @@ fn open_at(place: SocketAddr) -> io::Result<(UdpLink, PathMtu)> {
     Ok((UdpLink::open(&config)?, mtu))
 }
 
-/// Returns the type of the IP header of packets to these addresses, as mlx5 devices report it: bit 3 tells of a UDP
+/// Returns the type of the IP header of packets to these addresses, as mlx5 devices report it: bit 3 stands for a UDP
 /// header; 1 is IPv6, and 2 IPv4.
 fn l3_type(addresses: &[IpAddr]) -> u8 {
     if addresses.iter().all(|address| address.is_ipv4()) { 0b1010 } else { 0b1001 }

@@ -8,7 +8,7 @@ use adverb_sys::*;
 use libc::c_int;
 
 use crate::context::Context;
-use crate::entry::{answer, errno_of, fail, object};
+use crate::entry::{errno_of, errno_result, fail, object};
 use crate::nic::OpenNic;
 
 /// A protection domain, or a parent domain over one.
@@ -80,7 +80,7 @@ entry! {
             // SAFETY: `leak` made it with a box, and the program doesn't use it any more.
             drop(unsafe { Box::from_raw(pd.cast::<ProtectionDomain>()) });
         }
-        answer(freed)
+        errno_result(freed)
     }
 }
 

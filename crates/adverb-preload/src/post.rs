@@ -77,13 +77,13 @@ pub(crate) unsafe fn recv_requests<'a>(first: *mut ibv_recv_wr) -> impl Iterator
     })
 }
 
-/// Returns what a driver returns: an errno value, and the request that couldn't be posted.
+/// Returns an errno value, and writes the address of the request that could not be posted to `bad`, as drivers do.
 ///
 /// # Safety
 ///
 /// The list has more requests than were posted, and `bad` is valid for writes.
 #[inline]
-pub(crate) unsafe fn answer<W: Linked>(
+pub(crate) unsafe fn post_result<W: Linked>(
     posted: Result<(), BatchPostError>,
     first: *mut W,
     bad: *mut *mut W,
@@ -172,7 +172,7 @@ unsafe fn rare_operation(wr: &ibv_send_wr) -> Option<SendOperation> {
             unsafe {
                 let bind = wr.op.bind_mw;
                 let operation = bind_window(bind.rkey, &bind.bind_info);
-                // As drivers do, so that the window's owner can tell its peer the key.
+                // As drivers do, so that the window's owner can send its peer the key.
                 (*bind.mw).rkey = bind.rkey;
                 operation
             }
@@ -253,7 +253,7 @@ impl QueuePair {
             }
         });
         // SAFETY: as the caller says.
-        unsafe { answer(posted, first, bad) }
+        unsafe { post_result(posted, first, bad) }
     }
 
     /// Converts a request.
@@ -289,7 +289,7 @@ operations! {
         // SAFETY: the queue pair is alive, and the list is as the manual page requires.
         unsafe {
             let this = QueuePair::of(qp);
-            answer(this.nic.nic.post_recvs(this.qpn, recv_requests(wr)), wr, bad_wr)
+            post_result(this.nic.nic.post_recvs(this.qpn, recv_requests(wr)), wr, bad_wr)
         }
     }
 }

@@ -12,7 +12,7 @@ use parking_lot::{Mutex, RawMutex};
 use crate::acks::Acks;
 use crate::context::Context;
 use crate::cq::CompletionQueue;
-use crate::entry::{answer, errno_of, fail, object};
+use crate::entry::{errno_of, errno_result, fail, object};
 use crate::modify::Attributes;
 use crate::nic::{Listed, OpenNic};
 use crate::pd::ProtectionDomain;
@@ -182,7 +182,7 @@ entry! {
 
     /// Destroys a queue pair, after its events are acknowledged.
     fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-        answer(QueuePair::destroy(qp))
+        errno_result(QueuePair::destroy(qp))
     }
 
     /// Returns the queue pair for `ibv_wr_*`, or NULL if it was created without these operations.
@@ -195,14 +195,14 @@ entry! {
     fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
         // SAFETY: the queue pair is alive, and the GID is valid for reads.
         let (this, gid) = unsafe { (QueuePair::of(qp), Gid::new((*gid).octets())) };
-        answer(this.nic.nic.attach_multicast(this.qpn, gid).map_err(errno_of))
+        errno_result(this.nic.nic.attach_multicast(this.qpn, gid).map_err(errno_of))
     }
 
     /// Detaches a queue pair from a multicast group.
     fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
         // SAFETY: the queue pair is alive, and the GID is valid for reads.
         let (this, gid) = unsafe { (QueuePair::of(qp), Gid::new((*gid).octets())) };
-        answer(this.nic.nic.detach_multicast(this.qpn, gid).map_err(errno_of))
+        errno_result(this.nic.nic.detach_multicast(this.qpn, gid).map_err(errno_of))
     }
 
     /// Fails: the software NIC has no enhanced connection establishment.

@@ -85,7 +85,7 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Starts the recording, and creates an empty report: one that stays empty tells of a process that was killed.
+    /// Starts the recording, and creates an empty report. If the process is killed, the report stays empty.
     pub(crate) fn start(settings: &Settings, nic: &Nic) -> io::Result<Output> {
         if settings.trace.is_some() {
             nic.start_recording(&RecorderOptions::default(), None).map_err(io::Error::other)?;
@@ -158,7 +158,7 @@ fn report(nic: &OpenNic) -> String {
     text
 }
 
-/// Writes the recording in the format that the file's name tells.
+/// Writes the recording in the format that the extension of the file's name selects.
 fn write_trace(nic: &OpenNic, path: &Path) -> io::Result<()> {
     let clock = clock_origin(nic.nic.clock_origin());
     let device = format!("adverb0 of process {}", std::process::id());
@@ -200,11 +200,13 @@ fn clock_origin(start: Instant) -> ClockOrigin {
     ClockOrigin { unix_nanos: unix.saturating_sub(nanos(start.elapsed())), ..ClockOrigin::default() }
 }
 
-/// The number of statuses that are told apart. The last one stands for all further ones.
+/// The number of statuses that are distinguished. The last one includes all further ones.
 const STATUSES: usize = 32;
 
 #[cfg(test)]
 mod tests {
+    use adverb_proto::types::{Failure, Qpn, Success};
+
     use super::*;
 
     #[test]
@@ -221,12 +223,37 @@ mod tests {
     }
 
     #[test]
-    fn completions_are_counted_by_their_outcome() {
+    fn posted_and_rejected_requests_are_counted() {
         let counts = RequestCounts::default();
         counts.post();
         counts.post();
         counts.reject();
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         assert_eq!((load(&counts.sent), load(&counts.rejected)), (2, 1));
+    }
+
+    #[test]
+    fn completions_are_counted_by_their_outcome() {
+        let counts = RequestCounts::default();
+        let complete = |outcome| counts.complete(&Completion { wr_id: 1, qpn: Qpn::truncate(2), outcome });
+        let recv =
+            CompletedOperation::Recv { immediate: None, invalidated: None, source: None, has_grh: false };
+        for operation in [recv, CompletedOperation::RecvWrite { immediate: 3 }, CompletedOperation::Send] {
+            complete(Ok(Success { operation, length: 8 }));
+        }
+        for status in [Status::Flushed, Status::Flushed, Status::RetryExceeded] {
+            complete(Err(Failure { status, vendor_error: 0 }));
+        }
+        assert_eq!(
+            (load(&counts.sent), load(&counts.received)),
+            (0, 2),
+            "a SEND is counted when it is posted"
+        );
+        let failed = |status: Status| load(&counts.failed[status.code() as usize]);
+        assert_eq!((failed(Status::Flushed), failed(Status::RetryExceeded)), (2, 1));
+        assert_eq!(counts.failed.iter().map(load).sum::<u64>(), 3);
+    }
+
+    fn load(counter: &AtomicU64) -> u64 {
+        counter.load(Ordering::Relaxed)
     }
 }

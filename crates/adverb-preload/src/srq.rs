@@ -9,7 +9,7 @@ use libc::c_int;
 
 use crate::acks::Acks;
 use crate::context::Context;
-use crate::entry::{answer, errno_of, fail, object};
+use crate::entry::{errno_of, errno_result, fail, object};
 use crate::nic::{Listed, OpenNic};
 use crate::pd::ProtectionDomain;
 use crate::post;
@@ -111,7 +111,7 @@ entry! {
             return fail(libc::EOPNOTSUPP);
         }
         if srq_attr_mask & IBV_SRQ_LIMIT != 0 {
-            return answer(this.nic.nic.arm_srq(this.srq, limit).map_err(errno_of));
+            return errno_result(this.nic.nic.arm_srq(this.srq, limit).map_err(errno_of));
         }
         0
     }
@@ -129,7 +129,7 @@ entry! {
 
     /// Destroys a shared receive queue, after its events are acknowledged.
     fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
-        answer(SharedReceiveQueue::destroy(srq))
+        errno_result(SharedReceiveQueue::destroy(srq))
     }
 }
 
@@ -166,7 +166,7 @@ operations! {
         unsafe {
             let this = SharedReceiveQueue::of(srq);
             let posted = this.nic.nic.post_srq_recvs(this.srq, post::recv_requests(recv_wr));
-            post::answer(posted, recv_wr, bad_recv_wr)
+            post::post_result(posted, recv_wr, bad_recv_wr)
         }
     }
 }

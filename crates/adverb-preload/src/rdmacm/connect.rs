@@ -32,7 +32,7 @@ unsafe fn private_data<'a>(data: *const c_void, length: u8) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(data.cast(), length.into()) }
 }
 
-/// Returns a limit on outstanding READs and atomics: `default` if the program asks for the maximum.
+/// Returns a limit on outstanding READs and atomics: `default` if the program requests the maximum, or states no limit.
 fn limit(wanted: Option<u8>, default: u8) -> Result<u8, c_int> {
     match wanted {
         None | Some(RDMA_MAX_RESP_RES) => Ok(default.min(MAX_RD_ATOMIC)),
@@ -42,8 +42,8 @@ fn limit(wanted: Option<u8>, default: u8) -> Result<u8, c_int> {
 }
 
 impl Id {
-    /// Returns the local queue pair with the attributes that a program asks for. `defaults` are the limits that it gets if
-    /// it asks for the maximum.
+    /// Returns the local queue pair with the attributes that a program requests. `defaults` are the limits that it gets if
+    /// it requests the maximum, or states none.
     fn local_qp(&self, param: Option<&rdma_conn_param>, defaults: RdAtomicLimits) -> Result<LocalQp, c_int> {
         let (qpn, has_srq) = match (self.qp(), param) {
             // SAFETY: the queue pair is alive.
@@ -99,11 +99,11 @@ impl Id {
             let query = manager.cm().resolve_service(resolve, CONNECT_TIMEOUT, &manager.events);
             let query = query.map_err(errno_of)?;
             table.queries.insert(query, Listed(NonNull::from(self)));
-            self.state.lock().stage = Stage::Asking(query);
+            self.state.lock().stage = Stage::Querying(query);
             return Ok(());
         }
-        let most = RdAtomicLimits { max_dest_rd_atomic: MAX_RD_ATOMIC, max_rd_atomic: MAX_RD_ATOMIC };
-        let local_qp = self.local_qp(param, most)?;
+        let max_limits = RdAtomicLimits { max_dest_rd_atomic: MAX_RD_ATOMIC, max_rd_atomic: MAX_RD_ATOMIC };
+        let local_qp = self.local_qp(param, max_limits)?;
         let service = ServiceId::tcp_port(peer.port());
         let request = OwnRequest {
             addrs,
@@ -134,7 +134,7 @@ impl Id {
             (state.stage, state.requested_limits)
         };
         match stage {
-            Stage::Asked(query) => {
+            Stage::Queried(query) => {
                 let qpn = match (self.qp(), param) {
                     // SAFETY: the queue pair is alive.
                     (Some(qp), _) => unsafe { (*qp).qp_num },
@@ -167,7 +167,7 @@ impl Id {
         let manager = Manager::get()?;
         let stage = self.state.lock().stage;
         match stage {
-            Stage::Asked(query) => {
+            Stage::Queried(query) => {
                 manager.cm().reject_query(query, data).map_err(errno_of)?;
                 self.state.lock().stage = Stage::Resolved;
                 Ok(())
@@ -188,7 +188,7 @@ impl Id {
                 _ = manager.cm().disconnect(connection, DISCONNECT_TIMEOUT);
             }
             Some(ConnectionState::TimeWait) | None => {}
-            // The connection isn't established: the peer is told, and no event follows.
+            // The connection isn't established: the peer receives a rejection, and no event follows.
             Some(_) => {
                 manager.cm().abort(connection, DISCONNECT_TIMEOUT);
                 return Ok(());
@@ -238,7 +238,7 @@ impl Id {
             (state.stage, state.local_qp, state.requested_limits, state.options.traffic_class)
         };
         let Stage::Connected(connection) = stage else { return Err(libc::EINVAL) };
-        // A program that manages its queue pair asks before it accepts the request.
+        // A program that manages its queue pair needs the attributes before it accepts the request.
         let mut default = LocalQp::new(Qpn::truncate(0));
         default.rd_atomic_limits = requested;
         let local_qp = local_qp.unwrap_or(default);
@@ -340,7 +340,7 @@ entry! {
         status(established)
     }
 
-    /// Accepts the notice that a queue pair received a packet, which the NIC gives the connection manager itself.
+    /// Does nothing for IBV_EVENT_COMM_EST, because the NIC itself notifies the connection manager, and fails for other events.
     fn rdma_notify(_id: *mut rdma_cm_id, event: ibv_event_type) -> Status {
         if event == IBV_EVENT_COMM_EST { Status(0) } else { crate::entry::fail(libc::EINVAL) }
     }
@@ -360,5 +360,5 @@ entry! {
 /// The code of the acknowledgement timeout: 0.54 s, about as long as with RDMA adapters on Linux.
 const ACK_TIMEOUT: u8 = 17;
 
-/// The time in which a request that no process listens for is repeated.
+/// The time for which a connection request is repeated while no process listens.
 const LISTEN_GRACE: Duration = Duration::from_millis(500);

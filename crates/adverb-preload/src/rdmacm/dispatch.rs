@@ -28,7 +28,7 @@ fn run(manager: &Manager) {
     let mut ready = libc::epoll_event { events: 0, u64: 0 };
     loop {
         let timeout = repeat(manager).map_or(-1, |timeout| timeout.as_millis() as c_int + 1);
-        // SAFETY: the pointer is to one event. After an error the thread looks for events, and waits again.
+        // SAFETY: the pointer is to one event. After an error the thread polls the channels, and waits again.
         unsafe { libc::epoll_wait(manager.readiness, &raw mut ready, 1, timeout) };
         let mut channels = vec![Arc::clone(&manager.events)];
         channels.extend(manager.table.lock().listeners.values().map(|listener| Arc::clone(&listener.events)));
@@ -72,9 +72,9 @@ fn dispatch(manager: &Manager, event: CmEvent) {
         cm::Event::Request(request) => table.request(manager, *request),
         cm::Event::Query(query) => table.query(manager, *query),
         cm::Event::Accepted(acceptance) => table.accepted(*acceptance),
-        // The connector establishes the connection itself, and its program is told of the acceptance.
+        // The connector establishes the connection itself: its program has the event of the acceptance.
         cm::Event::Established(id) if table.is_connector(id) => {}
-        cm::Event::Established(id) => table.tell(id, RDMA_CM_EVENT_ESTABLISHED, 0),
+        cm::Event::Established(id) => table.put_event(id, RDMA_CM_EVENT_ESTABLISHED, 0),
         cm::Event::Rejected(rejection) => {
             let Some(peer) = table.connections.get(&rejection.id) else { return };
             let now = Instant::now();
@@ -88,10 +88,10 @@ fn dispatch(manager: &Manager, event: CmEvent) {
             let event = Event::new(id, RDMA_CM_EVENT_REJECTED, c_int::from(rejection.reason.code()));
             id.put_locked(event.with_connection(rdma_conn_param::zeroed(), rejection.private_data));
         }
-        cm::Event::Unreachable(id) => table.tell(id, RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT),
-        cm::Event::Disconnected(id) => table.tell(id, RDMA_CM_EVENT_DISCONNECTED, 0),
+        cm::Event::Unreachable(id) => table.put_event(id, RDMA_CM_EVENT_UNREACHABLE, -libc::ETIMEDOUT),
+        cm::Event::Disconnected(id) => table.put_event(id, RDMA_CM_EVENT_DISCONNECTED, 0),
         cm::Event::TimewaitExit { id, .. } => {
-            table.tell(id, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
+            table.put_event(id, RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
             table.connections.remove(&id);
         }
         cm::Event::Resolved(resolution) => table.resolved(*resolution),
@@ -120,7 +120,7 @@ impl Table {
     }
 
     /// Adds an event without parameters to a connection's identifier.
-    fn tell(&self, connection: cm::ConnectionId, event: rdma_cm_event_type, status: c_int) {
+    fn put_event(&self, connection: cm::ConnectionId, event: rdma_cm_event_type, status: c_int) {
         if let Some(peer) = self.connections.get(&connection) {
             // SAFETY: an identifier in the table is alive.
             let id = unsafe { peer.id.0.as_ref() };
@@ -128,7 +128,7 @@ impl Table {
         }
     }
 
-    /// Tells all identifiers that the device has failed.
+    /// Adds an event to each identifier: the device has failed.
     fn fail(&self) {
         let connections = self.connections.values().map(|peer| &peer.id);
         let listeners = self.listeners.values().map(|listener| &listener.id);
@@ -173,7 +173,7 @@ impl Table {
         let Some((listener, id)) = self.accept(manager, query.listener, &peer) else {
             return manager.cm().cancel_query(query.id);
         };
-        id.state.lock().stage = Stage::Asked(query.id);
+        id.state.lock().stage = Stage::Queried(query.id);
         let ud = rdma_ud_param::zeroed();
         let mut event =
             Event::new(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0).with_datagram(ud, query.private_data);
@@ -252,7 +252,7 @@ pub(super) fn address_of(gid: Gid, traffic_class: u8) -> ibv_ah_attr {
 }
 
 /// The hop limit of packets to peers, Linux's default.
-const HOP_LIMIT: u8 = 64;
+pub(super) const HOP_LIMIT: u8 = 64;
 
 /// The time between requests while no process listens.
 const REPEAT_INTERVAL: Duration = Duration::from_millis(20);

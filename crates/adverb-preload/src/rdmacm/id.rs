@@ -12,6 +12,7 @@ use libc::{c_int, c_void};
 use parking_lot::Mutex;
 
 use super::channel::{self, Channel, Event};
+use super::dispatch::HOP_LIMIT;
 use super::manager::{Manager, Port};
 use super::multicast::Group;
 use super::{Status, address, status};
@@ -66,11 +67,11 @@ pub(super) enum Stage {
     Listening(ListenerId),
     /// It has a connection, which one side requested.
     Connected(ConnectionId),
-    /// It asks a peer for a UD queue pair.
-    Asking(QueryId),
-    /// A peer asks for a UD queue pair.
-    Asked(QueryId),
-    /// The peer's UD queue pair is known, or the peer was told of this side's.
+    /// It has sent a query for a peer's UD queue pair.
+    Querying(QueryId),
+    /// A peer has sent a query for a UD queue pair.
+    Queried(QueryId),
+    /// The query was answered: one side knows the UD queue pair of the other.
     Resolved,
 }
 
@@ -156,7 +157,7 @@ impl Id {
     /// Adds an event to the identifier's channel.
     pub(super) fn put(&self, event: Box<Event>) {
         let manager = Manager::if_running();
-        // The lock keeps the identifier's channel.
+        // The lock keeps other threads from changing the identifier's channel.
         let _table = manager.map(|manager| manager.table.lock());
         self.put_locked(event);
     }
@@ -255,7 +256,7 @@ impl Id {
             let ib = route.addr.addr.ibaddr;
             let mut path = ibv_sa_path_rec::zeroed();
             (path.dgid, path.sgid, path.pkey) = (ib.dgid, ib.sgid, ib.pkey);
-            (path.hop_limit, path.traffic_class) = (64, traffic_class);
+            (path.hop_limit, path.traffic_class) = (HOP_LIMIT, traffic_class);
             (path.reversible, path.numb_path) = (1, 1);
             // Each selector says that the value is exact.
             (path.mtu_selector, path.mtu) = (2, manager.nic().nic.mtu().code());

@@ -62,8 +62,8 @@ pub(super) struct Peer {
 
 /// A connection request of this side, which is repeated if no process listens yet.
 ///
-/// RDMA adapters take milliseconds to resolve a route, in which a server that is about to listen does so. Programs such as
-/// perftest depend on it. Here the route is known at once, so the connection manager waits instead.
+/// On RDMA adapters, a client takes milliseconds to resolve a route, and programs such as perftest rely on the server to listen
+/// by then. Here the route is known at once, so a request that arrives too early is rejected, and is sent again after a pause.
 pub(super) struct OwnRequest {
     pub(super) addrs: AddrPair,
     pub(super) service: ServiceId,
@@ -71,7 +71,7 @@ pub(super) struct OwnRequest {
     pub(super) local_qp: LocalQp,
     pub(super) traffic_class: u8,
     pub(super) private_data: Vec<u8>,
-    /// The end of the time in which a rejection is answered by another request.
+    /// The time until which a rejected request is repeated.
     pub(super) repeat_until: Instant,
 }
 
@@ -229,11 +229,11 @@ impl Manager {
                 self.cm().abort(connection, DISCONNECT_TIMEOUT);
                 table.end(self.cm(), connection);
             }
-            Stage::Asking(query) => {
+            Stage::Querying(query) => {
                 table.queries.remove(&query);
                 self.cm().cancel_query(query);
             }
-            Stage::Asked(query) => self.cm().cancel_query(query),
+            Stage::Queried(query) => self.cm().cancel_query(query),
             Stage::Idle | Stage::Bound | Stage::AddressResolved | Stage::RouteResolved | Stage::Resolved => {}
         }
     }
