@@ -64,7 +64,7 @@ impl CallThread {
         CallThread { worker, peers, later: Vec::new() }
     }
 
-    /// Runs until the coordinator ends the commands.
+    /// Runs until the coordinator closes the input.
     pub(crate) fn run(mut self, mut rpc: Rpc) -> Result<()> {
         while !self.worker.is_stopping() {
             let mut is_idle = true;
@@ -143,7 +143,7 @@ impl CallThread {
             if link.is_blocked {
                 return Ok(false);
             }
-            if worker.close(&link.session) {
+            if worker.must_close(&link.session) {
                 rpc.broker_mut().close(PeerId(index as u16));
                 return Ok(false);
             }

@@ -19,7 +19,7 @@ const DATA: u32 = 2;
 const WROTE: u32 = 3;
 const FINAL: u32 = 4;
 
-/// The thread.
+/// A thread that exchanges messages.
 pub(crate) struct MessageThread {
     worker: Worker,
     peers: Vec<Peer>,
@@ -54,7 +54,7 @@ impl MessageThread {
         MessageThread { worker, peers }
     }
 
-    /// Runs until the coordinator ends the commands.
+    /// Runs until the coordinator closes the input.
     pub(crate) fn run(mut self, mut broker: Broker) -> Result<()> {
         while !self.worker.is_stopping() {
             let mut is_idle = true;
@@ -105,7 +105,7 @@ impl MessageThread {
             if link.is_blocked {
                 return Ok(false);
             }
-            if worker.close(&link.session) {
+            if worker.must_close(&link.session) {
                 broker.close(PeerId(index as u16));
                 return Ok(false);
             }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::message::Random;
 use crate::session::{RETRY_BOUND, SLACK};
-use crate::worker::{FAULTS, Report};
+use crate::worker::{FAULT_PPM, Report};
 
 /// The number of processes. The first is never killed.
 const PROCESS_COUNT: u8 = 4;
@@ -63,7 +63,7 @@ pub(crate) fn run(seconds: u64, seed: u64) -> Result<()> {
         "{PROCESS_COUNT} processes at {}, {seconds} s, seed {seed}; {} % of the packets each are lost, duplicated, corrupted and \
          delayed; a request to a killed process must fail within {RETRY_BOUND:.3?}, plus {SLACK:?} of scheduling delay",
         this.network,
-        f64::from(FAULTS) / 10_000.0
+        f64::from(FAULT_PPM) / 10_000.0
     );
     // No process is killed at the end, so that all sessions work once more.
     let quiet = length - Duration::from_secs((seconds / 4).min(20));
@@ -217,7 +217,7 @@ impl Coordinator {
 
     /// Returns the number of rounds of the first process with each other process.
     fn with_first(&self) -> BTreeMap<u8, u64> {
-        self.reports.get(&(0, 0)).map(|report| report.with.clone()).unwrap_or_default()
+        self.reports.get(&(0, 0)).map(|report| report.rounds_by_peer.clone()).unwrap_or_default()
     }
 
     fn sum(&self, of: impl Fn(&Report) -> u64) -> u64 {

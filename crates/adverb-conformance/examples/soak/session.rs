@@ -407,7 +407,7 @@ impl Client {
 
     fn run(mut self, session: &mut Session<'_>, peer: u8) -> Result<Ended> {
         loop {
-            let last = session.worker.stopping.load(std::sync::atomic::Ordering::Relaxed);
+            let last = session.worker.is_stopping.load(std::sync::atomic::Ordering::Relaxed);
             if !self.round(session, peer, last)? {
                 return session.lost(None);
             }
@@ -470,7 +470,7 @@ impl Client {
         report.bytes += bytes;
         report.unreliable_sent += unreliable;
         report.unreliable_received += received - self.unreliable_received;
-        *report.with.entry(peer).or_default() += 1;
+        *report.rounds_by_peer.entry(peer).or_default() += 1;
         self.unreliable_received = received;
         Ok(true)
     }

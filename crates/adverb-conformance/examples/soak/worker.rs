@@ -15,7 +15,7 @@ use crate::message::Random;
 use crate::session::{self, Ended, Role};
 
 /// The rates of lost, duplicated, corrupted and delayed packets, each in packets per million.
-pub(crate) const FAULTS: u32 = 20_000;
+pub(crate) const FAULT_PPM: u32 = 20_000;
 
 /// The TCP port on which the processes listen.
 const PORT: u16 = 4791;
@@ -40,24 +40,24 @@ pub(crate) struct Report {
     /// The resident memory of the process, in KiB.
     pub(crate) resident: u64,
     /// The number of the device's objects and timers.
-    pub(crate) held: u64,
+    pub(crate) resource_count: u64,
     /// The device's counters.
     pub(crate) counters: BTreeMap<String, u64>,
     /// Rounds with each peer, as the client counts them.
-    pub(crate) with: BTreeMap<u8, u64>,
+    pub(crate) rounds_by_peer: BTreeMap<u8, u64>,
 }
 
 /// The state that all threads of a process share.
 pub(crate) struct Worker {
     pub(crate) device: Device,
     pub(crate) report: Mutex<Report>,
-    pub(crate) stopping: AtomicBool,
+    pub(crate) is_stopping: AtomicBool,
 }
 
 /// Runs until the standard input ends.
 pub(crate) fn run(index: u8, count: u8, network: Ipv4Addr, seed: u64) -> Result<()> {
     let address = address(network, index);
-    let each = FAULTS;
+    let each = FAULT_PPM;
     let faults = FaultConfig {
         loss_ppm: each,
         duplication_ppm: each,
@@ -67,8 +67,8 @@ pub(crate) fn run(index: u8, count: u8, network: Ipv4Addr, seed: u64) -> Result<
     };
     let device =
         SoftDevice::at_addr(IpAddr::V4(address)).faults(faults).open().context("opening the device")?;
-    let held = held(&device);
-    let worker = Arc::new(Worker { device, report: Mutex::default(), stopping: AtomicBool::new(false) });
+    let initial_count = resource_count(&device);
+    let worker = Arc::new(Worker { device, report: Mutex::default(), is_stopping: AtomicBool::new(false) });
     let listener = TcpListener::bind((address, PORT)).context("listening")?;
     listener.set_nonblocking(true)?;
     let mut threads = Vec::new();
@@ -82,11 +82,11 @@ pub(crate) fn run(index: u8, count: u8, network: Ipv4Addr, seed: u64) -> Result<
         std::thread::spawn(move || {
             // The input ends when the coordinator closes it.
             _ = io::stdin().read_to_end(&mut Vec::new());
-            worker.stopping.store(true, Ordering::Relaxed);
+            worker.is_stopping.store(true, Ordering::Relaxed);
         })
     };
     let mut reported_at = Instant::now();
-    while !worker.stopping.load(Ordering::Relaxed) || threads.iter().any(|thread| !thread.is_finished()) {
+    while !worker.is_stopping.load(Ordering::Relaxed) || threads.iter().any(|thread| !thread.is_finished()) {
         match listener.accept() {
             Ok((stream, _)) => {
                 let worker = Arc::clone(&worker);
@@ -105,14 +105,17 @@ pub(crate) fn run(index: u8, count: u8, network: Ipv4Addr, seed: u64) -> Result<
     _ = end.join();
     // All resources must have been released.
     worker.print_report()?;
-    let left = self::held(&worker.device);
-    ensure!(left == held, "the device has {left} resources after all sessions, and had {held} before");
+    let left = resource_count(&worker.device);
+    ensure!(
+        left == initial_count,
+        "the device has {left} resources after all sessions, and had {initial_count} before"
+    );
     Ok(())
 }
 
 /// Runs sessions with a peer, one after the other.
 fn client(worker: &Worker, peer: u8, addr: SocketAddr, mut random: Random) -> Result<()> {
-    while !worker.stopping.load(Ordering::Relaxed) {
+    while !worker.is_stopping.load(Ordering::Relaxed) {
         let Ok(stream) = TcpStream::connect_timeout(&addr, Duration::from_millis(200)) else {
             std::thread::sleep(Duration::from_millis(50));
             continue;
@@ -143,7 +146,7 @@ impl Worker {
     fn print_report(&self) -> Result<()> {
         let mut report = self.report.lock().expect("no thread panics").clone();
         report.resident = resident()?;
-        report.held = held(&self.device);
+        report.resource_count = resource_count(&self.device);
         report.counters =
             self.device.counters(1)?.iter().map(|(name, count)| (name.to_owned(), count)).collect();
         println!("REPORT {}", serde_json::to_string(&report)?);
@@ -152,11 +155,17 @@ impl Worker {
 }
 
 /// Returns the number of the device's objects and timers.
-fn held(device: &Device) -> u64 {
-    let held = device.resource_counts().unwrap_or_default();
-    let things =
-        [held.queue_pairs, held.timers, held.regions, held.completions, held.responses, held.windows];
-    things.into_iter().sum::<usize>() as u64
+fn resource_count(device: &Device) -> u64 {
+    let counts = device.resource_counts().unwrap_or_default();
+    let counts = [
+        counts.queue_pairs,
+        counts.timers,
+        counts.regions,
+        counts.completions,
+        counts.responses,
+        counts.windows,
+    ];
+    counts.into_iter().sum::<usize>() as u64
 }
 
 /// Returns the resident memory of this process, in KiB.

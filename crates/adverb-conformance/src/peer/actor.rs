@@ -12,7 +12,8 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::Port;
 use super::message::{
-    Action, Answer, Atomics, Batch, Command, Connect, Hear, Heard, Kind, Look, Opened, Perform, Transport,
+    Action, Answer, Arrived, Atomics, Batch, Command, Connect, ExpectedMemory, ExpectedReceives, Kind,
+    Opened, Perform, Transport,
 };
 use super::store::Store;
 use crate::fixture::{COMPLETION_TIMEOUT, QKEY, check, expect, fill};
@@ -76,7 +77,7 @@ struct CaseObjects {
 }
 
 /// The tag of receives. The tag of a send is its index in a batch.
-const RECV: u64 = 1 << 63;
+const RECV_TAG: u64 = 1 << 63;
 
 impl CaseObjects {
     fn new(port: &Port, store: Store, transport: Transport) -> Result<CaseObjects> {
@@ -112,14 +113,14 @@ impl CaseObjects {
     fn execute(&mut self, command: Command) -> Result<Answer> {
         match command {
             Command::Connect(connect) => self.connect(&connect)?,
-            Command::Offer { count, room } => self.post_receive(count, room)?,
-            Command::Hear(receive_batch) => return self.receive_batch(&receive_batch).map(Answer::Heard),
+            Command::PostReceives { count, len } => self.post_receives(count, len)?,
+            Command::Receive(expected) => return self.receive_batch(&expected).map(Answer::Arrived),
             Command::Clear(batch) => self.store.clear(&batch)?,
             Command::Fill(batch) => {
                 self.store.clear(&batch)?;
                 self.store.write(&batch)?;
             }
-            Command::Look(check_memory) => return self.check_memory(&check_memory).map(Answer::Heard),
+            Command::CheckMemory(expected) => return self.check_memory(&expected).map(Answer::Arrived),
             Command::Perform(perform) => self.perform(&perform)?,
             Command::Atomics(atomics) => return self.atomics(&atomics).map(Answer::Word),
             Command::Exchange(word) => {
@@ -144,9 +145,9 @@ impl CaseObjects {
         Ok(self.qp.connect_with(&connect.peer, &options)?)
     }
 
-    fn post_receive(&mut self, count: u32, room: u32) -> Result<()> {
+    fn post_receives(&mut self, count: u32, len: u32) -> Result<()> {
         for _ in self.qp.outstanding_recv_count()..count.min(DEPTH) {
-            let receive = RecvRequest::new(self.store.take(room as usize)?).tag(RECV);
+            let receive = RecvRequest::new(self.store.take(len as usize)?).tag(RECV_TAG);
             self.qp.post_recv(receive).map_err(adverb::Error::from)?;
         }
         Ok(())
@@ -155,7 +156,7 @@ impl CaseObjects {
     /// Returns the next completion of a receive or of a send, or `None` if none arrives in time.
     fn next(&mut self, is_recv: bool, deadline: Instant) -> Result<Option<Completion>> {
         loop {
-            let wanted = |completion: &Completion| (completion.tag() & RECV != 0) == is_recv;
+            let wanted = |completion: &Completion| (completion.tag() & RECV_TAG != 0) == is_recv;
             if let Some(place) = self.early.iter().position(wanted) {
                 return Ok(Some(self.early.remove(place)));
             }
@@ -166,12 +167,12 @@ impl CaseObjects {
         }
     }
 
-    fn receive_batch(&mut self, receive_batch: &Hear) -> Result<Heard> {
-        let Hear { batch, kind, lossy, invalidated } = *receive_batch;
+    fn receive_batch(&mut self, expected_receives: &ExpectedReceives) -> Result<Arrived> {
+        let ExpectedReceives { batch, kind, lossy, invalidated } = *expected_receives;
         let has_completion = |index: &u32| kind == Kind::Message || batch.immediate_of(*index).is_some();
         let mut missing: Vec<u32> = (0..batch.count).filter(has_completion).collect();
         let expected = missing.len();
-        let mut heard = Heard::default();
+        let mut arrived = Arrived::default();
         while !missing.is_empty() {
             let completion_timeout = if lossy { QUIET_PERIOD } else { COMPLETION_TIMEOUT };
             let Some(completion) = self.next(true, Instant::now() + completion_timeout)? else { break };
@@ -188,9 +189,9 @@ impl CaseObjects {
                 received.matches(&batch, candidates[0], kind)?;
                 bail!("a received message of {} bytes equals none of the sent ones", received.bytes.len());
             };
-            heard.indices.push(missing.remove(place));
+            arrived.indices.push(missing.remove(place));
         }
-        let received = heard.indices.len();
+        let received = arrived.indices.len();
         ensure!(
             lossy || missing.is_empty(),
             "{received} of {expected} messages of {} bytes arrived",
@@ -200,11 +201,11 @@ impl CaseObjects {
             let window = self.window.as_ref().context("there is no window")?;
             ensure!(!window.is_bound(), "the window is still bound");
         }
-        Ok(heard)
+        Ok(arrived)
     }
 
-    fn check_memory(&mut self, check_memory: &Look) -> Result<Heard> {
-        let Look { batch, lossy, mtu, whole } = check_memory;
+    fn check_memory(&mut self, expected: &ExpectedMemory) -> Result<Arrived> {
+        let ExpectedMemory { batch, lossy, mtu, whole } = expected;
         let deadline = Instant::now() + if *lossy { QUIET_PERIOD } else { COMPLETION_TIMEOUT };
         let unreliable = self.transport == Transport::Uc;
         loop {
@@ -214,7 +215,7 @@ impl CaseObjects {
             if complete || Instant::now() >= deadline {
                 let count = indices.len();
                 ensure!(complete || *lossy, "{count} of {} writes are complete", batch.count);
-                return Ok(Heard { indices });
+                return Ok(Arrived { indices });
             }
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -7,7 +7,7 @@ use anyhow::{Result, anyhow};
 use serde::Serialize;
 
 use super::actor::Actor;
-use super::message::{Answer, Batch, Command, Connect, ControlStream, Heard, Immediate, Opened, Transport};
+use super::message::{Answer, Arrived, Batch, Command, Connect, ControlStream, Immediate, Opened, Transport};
 use super::{Operation, Settings, common_mtu, expect_answer};
 
 /// One end: the local one, or the peer over TCP.
@@ -141,8 +141,8 @@ impl<'a> CaseRun<'a> {
     }
 
     /// Returns the messages that arrived at the responder.
-    pub(super) fn heard(&mut self, command: Command) -> Result<Heard> {
-        expect_answer!(self.to.send_command(command)?, Heard)
+    pub(super) fn arrived(&mut self, command: Command) -> Result<Arrived> {
+        expect_answer!(self.to.send_command(command)?, Arrived)
     }
 
     pub(super) fn count(&mut self, batch: Batch, arrived: usize) {

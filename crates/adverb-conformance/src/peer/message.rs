@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The version of the protocol.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// The maximum time for an answer. It exceeds the time that the other end waits for a completion.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(120);
@@ -28,16 +28,16 @@ pub(super) enum Command {
     Open(Transport),
     /// Connect the queue pair.
     Connect(Connect),
-    /// Post receives until this many are outstanding.
-    Offer { count: u32, room: u32 },
-    /// Wait for the receives. The answer is [`Answer::Heard`].
-    Hear(Hear),
+    /// Post receives of `len` bytes until `count` are outstanding.
+    PostReceives { count: u32, len: u32 },
+    /// Wait for the receives. The answer is [`Answer::Arrived`].
+    Receive(ExpectedReceives),
     /// Clear the memory of the expected messages.
     Clear(Batch),
     /// Write the bytes of messages to memory, each to its slot.
     Fill(Batch),
-    /// Check the messages in memory. The answer is [`Answer::Heard`].
-    Look(Look),
+    /// Check the messages in memory. The answer is [`Answer::Arrived`].
+    CheckMemory(ExpectedMemory),
     /// Post requests, and wait for their completions.
     Perform(Perform),
     /// Execute atomics. The answer is [`Answer::Word`] with the expected word.
@@ -57,7 +57,7 @@ pub(super) enum Command {
 pub(super) enum Answer {
     Done,
     Opened(Opened),
-    Heard(Heard),
+    Arrived(Arrived),
     Word(u64),
     Window(RemoteMemory),
     Failed(String),
@@ -132,23 +132,23 @@ impl Batch {
 
     /// Returns the offset of a message's slot in memory.
     pub(super) fn offset_of(&self, index: u32) -> usize {
-        index as usize * self.slot()
+        index as usize * self.slot_size()
     }
 
     /// Returns the size of a slot: more than a message needs, so that writes beyond its end are detected.
-    fn slot(&self) -> usize {
+    fn slot_size(&self) -> usize {
         (self.len as usize).next_multiple_of(64) + 64
     }
 
     /// Returns the size of all slots.
     pub(super) fn span(&self) -> usize {
-        self.count as usize * self.slot()
+        self.count as usize * self.slot_size()
     }
 }
 
 /// The expected receives.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(super) struct Hear {
+pub(super) struct ExpectedReceives {
     pub(super) batch: Batch,
     pub(super) kind: Kind,
     /// Whether messages may be missing.
@@ -168,13 +168,13 @@ pub(super) enum Kind {
 
 /// The messages of a batch that arrived, by their indexes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Heard {
+pub(super) struct Arrived {
     pub(super) indices: Vec<u32>,
 }
 
 /// The expected contents of memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Look {
+pub(super) struct ExpectedMemory {
     pub(super) batch: Batch,
     /// Whether packets may be missing.
     pub(super) lossy: bool,

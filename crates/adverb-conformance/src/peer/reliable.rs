@@ -4,7 +4,9 @@ use anyhow::{Result, ensure};
 
 use super::Settings;
 use super::case_run::{CaseRun, ConnectedPair};
-use super::message::{Action, Atomics, Batch, Command, Hear, Immediate, Kind, Look, Perform, Transport};
+use super::message::{
+    Action, Atomics, Batch, Command, ExpectedMemory, ExpectedReceives, Immediate, Kind, Perform, Transport,
+};
 
 /// The number of packets of a long message, more than devices have in flight.
 const LONG_MESSAGE_PACKETS: u32 = 150;
@@ -34,7 +36,7 @@ impl CaseRun<'_> {
         let pair = self.open(Transport::Rc)?;
         for (count, len) in pair.plan(self.settings) {
             let batch = self.batch(count, len, immediate);
-            self.run_at_responder(Command::Offer { count, room: len })?;
+            self.run_at_responder(Command::PostReceives { count, len })?;
             self.run_at_requester(pair.perform(Action::Send, batch))?;
             self.receive_all(batch, Kind::Message, None)?;
         }
@@ -60,7 +62,7 @@ impl CaseRun<'_> {
             self.run_at_requester(Command::Perform(write.clone()))?;
             self.check_all(through, pair.mtu.bytes())?;
             let batch = self.batch(1, len, Immediate::None);
-            self.run_at_responder(Command::Offer { count: 1, room: len })?;
+            self.run_at_responder(Command::PostReceives { count: 1, len })?;
             (write.action, write.batch) = (Action::SendInvalidate(window.rkey), batch);
             self.run_at_requester(Command::Perform(write))?;
             self.receive_all(batch, Kind::Message, Some(window.rkey))?;
@@ -82,12 +84,12 @@ impl CaseRun<'_> {
             let batch = self.batch(count, len, immediate);
             self.run_at_responder(Command::Clear(batch))?;
             if immediate == Immediate::All {
-                self.run_at_responder(Command::Offer { count, room: 1 })?;
+                self.run_at_responder(Command::PostReceives { count, len: 1 })?;
             }
             self.run_at_requester(pair.perform(Action::Write, batch))?;
             if immediate == Immediate::All {
-                let receive_batch = Hear { batch, kind: Kind::Write, lossy: false, invalidated: None };
-                self.heard(Command::Hear(receive_batch))?;
+                let expected = ExpectedReceives { batch, kind: Kind::Write, lossy: false, invalidated: None };
+                self.arrived(Command::Receive(expected))?;
             }
             self.check_all(batch, pair.mtu.bytes())?;
         }
@@ -149,7 +151,7 @@ impl CaseRun<'_> {
         ensure!(found == expected, "the final word is {found:#x}, not {expected:#x}");
         // No bytes next to the word may change.
         let nothing = Batch { count: 0, ..batch };
-        self.heard(Command::Look(Look {
+        self.arrived(Command::CheckMemory(ExpectedMemory {
             batch: nothing,
             lossy: false,
             mtu: pair.mtu.bytes(),
@@ -160,14 +162,16 @@ impl CaseRun<'_> {
     }
 
     fn receive_all(&mut self, batch: Batch, kind: Kind, invalidated: Option<u32>) -> Result<()> {
-        let heard = self.heard(Command::Hear(Hear { batch, kind, lossy: false, invalidated }))?;
-        self.count(batch, heard.indices.len());
+        let arrived =
+            self.arrived(Command::Receive(ExpectedReceives { batch, kind, lossy: false, invalidated }))?;
+        self.count(batch, arrived.indices.len());
         Ok(())
     }
 
     fn check_all(&mut self, batch: Batch, mtu: u16) -> Result<()> {
-        let heard = self.heard(Command::Look(Look { batch, lossy: false, mtu, whole: vec![] }))?;
-        self.count(batch, heard.indices.len());
+        let arrived =
+            self.arrived(Command::CheckMemory(ExpectedMemory { batch, lossy: false, mtu, whole: vec![] }))?;
+        self.count(batch, arrived.indices.len());
         Ok(())
     }
 }

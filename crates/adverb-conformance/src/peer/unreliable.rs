@@ -3,7 +3,9 @@
 use anyhow::{Result, ensure};
 
 use super::case_run::{CaseRun, ConnectedPair, Counts};
-use super::message::{Action, Batch, Command, Hear, Heard, Immediate, Kind, Look, Perform, Transport};
+use super::message::{
+    Action, Arrived, Batch, Command, ExpectedMemory, ExpectedReceives, Immediate, Kind, Perform, Transport,
+};
 
 /// The number of packets of a long message.
 const LONG_MESSAGE_PACKETS: u32 = 6;
@@ -36,11 +38,14 @@ impl CaseRun<'_> {
     pub(super) fn uc_send(&mut self) -> Result<()> {
         let pair = self.open(Transport::Uc)?;
         for (count, len) in pair.bursts() {
-            self.run_at_responder(Command::Offer { count: BURST, room: LONG_MESSAGE_PACKETS * pair.mtu() })?;
+            self.run_at_responder(Command::PostReceives {
+                count: BURST,
+                len: LONG_MESSAGE_PACKETS * pair.mtu(),
+            })?;
             let batch = self.batch(count, len, Immediate::EveryOther);
             self.perform(&pair, Action::Send, batch)?;
-            let heard = self.receive_some(batch, Kind::Message)?;
-            self.count(batch, heard.indices.len());
+            let arrived = self.receive_some(batch, Kind::Message)?;
+            self.count(batch, arrived.indices.len());
         }
         self.check_enough_arrived()
     }
@@ -50,13 +55,13 @@ impl CaseRun<'_> {
         for (count, len) in pair.bursts() {
             let batch = self.batch(count, len, Immediate::EveryOther);
             self.run_at_responder(Command::Clear(batch))?;
-            self.run_at_responder(Command::Offer { count: BURST, room: 1 })?;
+            self.run_at_responder(Command::PostReceives { count: BURST, len: 1 })?;
             self.perform(&pair, Action::Write, batch)?;
             // Messages that complete a receive must be complete.
-            let Heard { indices: whole } = self.receive_some(batch, Kind::Write)?;
+            let Arrived { indices: whole } = self.receive_some(batch, Kind::Write)?;
             let (lossy, mtu) = (self.settings.lossy, pair.mtu.bytes());
-            let heard = self.heard(Command::Look(Look { batch, lossy, mtu, whole }))?;
-            self.count(batch, heard.indices.len());
+            let arrived = self.arrived(Command::CheckMemory(ExpectedMemory { batch, lossy, mtu, whole }))?;
+            self.count(batch, arrived.indices.len());
         }
         self.check_enough_arrived()
     }
@@ -64,13 +69,13 @@ impl CaseRun<'_> {
     pub(super) fn datagrams(&mut self) -> Result<()> {
         let pair = self.open(Transport::Ud)?;
         let mtu = pair.mtu();
-        let room = ROUTE_HEADER + u32::from(pair.to.mtu);
+        let receive_len = ROUTE_HEADER + u32::from(pair.to.mtu);
         for len in [0, 1, mtu - 1, mtu, mtu] {
-            self.run_at_responder(Command::Offer { count: BURST, room })?;
+            self.run_at_responder(Command::PostReceives { count: BURST, len: receive_len })?;
             let batch = self.batch(BURST, len, Immediate::EveryOther);
             self.perform(&pair, Action::Send, batch)?;
-            let heard = self.receive_some(batch, Kind::Message)?;
-            self.count(batch, heard.indices.len());
+            let arrived = self.receive_some(batch, Kind::Message)?;
+            self.count(batch, arrived.indices.len());
         }
         self.check_enough_arrived()
     }
@@ -81,9 +86,9 @@ impl CaseRun<'_> {
         self.run_at_requester(Command::Perform(Perform { action, batch, memory, recipient, refused: false }))
     }
 
-    fn receive_some(&mut self, batch: Batch, kind: Kind) -> Result<Heard> {
+    fn receive_some(&mut self, batch: Batch, kind: Kind) -> Result<Arrived> {
         let lossy = self.settings.lossy;
-        self.heard(Command::Hear(Hear { batch, kind, lossy, invalidated: None }))
+        self.arrived(Command::Receive(ExpectedReceives { batch, kind, lossy, invalidated: None }))
     }
 
     /// Checks that more than half of the messages arrived. Test networks lose fewer.

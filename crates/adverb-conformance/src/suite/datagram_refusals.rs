@@ -11,12 +11,12 @@ use crate::registry::tests;
 tests! { "refused datagrams";
     a_datagram_with_another_queue_key_is_dropped,
     a_datagram_without_a_receive_is_dropped,
-    a_datagram_to_an_unknown_queue_pair_is_lost_silently,
+    a_datagram_to_an_unknown_queue_pair_is_dropped,
     a_datagram_longer_than_a_packet_is_refused_and_returns_its_buffer,
     a_datagram_without_a_destination_is_refused_and_returns_its_buffer,
     a_connected_queue_pair_refuses_a_destination,
     a_receive_too_small_for_any_datagram_is_refused_and_returns_its_buffer,
-    datagrams_only_send,
+    a_datagram_queue_pair_accepts_only_sends,
     datagrams_are_flushed_when_the_queue_pair_fails,
     a_datagram_queue_pair_recovers_by_a_reset,
     a_message_of_a_connection_does_not_convert_to_a_datagram,
@@ -48,7 +48,7 @@ fn a_datagram_without_a_receive_is_dropped(fixture: &Fixture) -> Result<()> {
     check(&received.message, 2)
 }
 
-fn a_datagram_to_an_unknown_queue_pair_is_lost_silently(fixture: &Fixture) -> Result<()> {
+fn a_datagram_to_an_unknown_queue_pair_is_dropped(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let destroyed = fixture.pair(Ud).side(None)?;
     let recipient = destination_to(&pair.left, &destroyed)?;
@@ -98,7 +98,7 @@ fn a_receive_too_small_for_any_datagram_is_refused_and_returns_its_buffer(fixtur
     Ok(())
 }
 
-fn datagrams_only_send(fixture: &Fixture) -> Result<()> {
+fn a_datagram_queue_pair_accepts_only_sends(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let recipient = destination_to(&pair.left, &pair.right)?;
     let region = pair.right.region(64, READ_WRITE)?;

@@ -16,13 +16,13 @@ use crate::registry::tests;
 
 tests! { "datagrams";
     datagrams_of_every_size_arrive_whole,
-    a_datagram_brings_all_bits_of_its_immediate_data,
-    a_datagram_without_immediate_data_brings_none,
+    a_datagram_delivers_all_bits_of_its_immediate_data,
+    a_datagram_without_immediate_data_delivers_none,
     a_datagram_names_its_sender,
     a_datagram_can_be_answered,
     datagrams_reach_many_destinations,
-    datagrams_come_from_many_senders,
-    a_queue_pair_can_write_to_itself,
+    datagrams_arrive_from_many_senders,
+    a_queue_pair_can_send_to_itself,
     [Need::Ipv6] datagrams_work_over_ipv6,
     datagrams_work_over_every_gid,
     datagrams_are_gathered_and_scattered,
@@ -75,7 +75,7 @@ fn datagrams_of_every_size_arrive_whole(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_datagram_brings_all_bits_of_its_immediate_data(fixture: &Fixture) -> Result<()> {
+fn a_datagram_delivers_all_bits_of_its_immediate_data(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     for bits in [0, 1, 0x8000_0000, 0x0102_0304, u32::MAX] {
         for size in [0, 9] {
@@ -92,7 +92,7 @@ fn a_datagram_brings_all_bits_of_its_immediate_data(fixture: &Fixture) -> Result
     Ok(())
 }
 
-fn a_datagram_without_immediate_data_brings_none(fixture: &Fixture) -> Result<()> {
+fn a_datagram_without_immediate_data_delivers_none(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let received = exchange(fixture, &pair, SendRequest::send(pair.left.filled(9, 2)?))?;
     ensure!(
@@ -156,7 +156,7 @@ fn datagrams_reach_many_destinations(fixture: &Fixture) -> Result<()> {
     pair.right.expect_no_completion()
 }
 
-fn datagrams_come_from_many_senders(fixture: &Fixture) -> Result<()> {
+fn datagrams_arrive_from_many_senders(fixture: &Fixture) -> Result<()> {
     let builder = fixture.pair(Ud).depth(16, 16);
     let pair = builder.clone().connect()?;
     let others = (0..8).map(|_| builder.side(None)).collect::<Result<Vec<_>>>()?;
@@ -178,7 +178,7 @@ fn datagrams_come_from_many_senders(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_queue_pair_can_write_to_itself(fixture: &Fixture) -> Result<()> {
+fn a_queue_pair_can_send_to_itself(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let receiving = post_receive(fixture, &pair.left)?;
     pair.left.execute(

@@ -47,10 +47,10 @@ fn orders(count: usize, each: &mut dyn FnMut(&[usize]) -> Result<()>) -> Result<
 }
 
 /// Drops objects in this order.
-fn drop_in(order: &[usize], things: Vec<Box<dyn Any>>) {
-    let mut things: Vec<Option<Box<dyn Any>>> = things.into_iter().map(Some).collect();
+fn drop_in(order: &[usize], objects: Vec<Box<dyn Any>>) {
+    let mut objects: Vec<Option<Box<dyn Any>>> = objects.into_iter().map(Some).collect();
     for index in order {
-        things[*index] = None;
+        objects[*index] = None;
     }
 }
 
@@ -66,7 +66,7 @@ fn objects_may_be_dropped_in_every_order(fixture: &Fixture) -> Result<()> {
         let region = domain.region(8, READ_WRITE)?;
         let buffer = domain.buffer(8)?;
         qp.post_recv(domain.buffer(8)?).map_err(adverb::Error::from)?;
-        let things: Vec<Box<dyn Any>> = vec![
+        let objects: Vec<Box<dyn Any>> = vec![
             Box::new(device),
             Box::new(domain),
             Box::new(cq),
@@ -74,13 +74,13 @@ fn objects_may_be_dropped_in_every_order(fixture: &Fixture) -> Result<()> {
             Box::new(region),
             Box::new(buffer),
         ];
-        drop_in(order, things);
+        drop_in(order, objects);
         Ok(())
     })
 }
 
 /// Domain, completion queue, queue pair, region and a device handle in 120 orders, with sends for which the peer has no
-/// receive, posted receives, and a READ in progress.
+/// receive, posted receives, and a WRITE in progress.
 fn objects_may_be_dropped_in_every_order_with_requests_in_flight(fixture: &Fixture) -> Result<()> {
     orders(5, &mut |order| {
         let pair = fixture.pair(Rc).depth(8, 8).connect()?;
@@ -93,20 +93,20 @@ fn objects_may_be_dropped_in_every_order_with_requests_in_flight(fixture: &Fixtu
             pair.left.post(SendRequest::send(region.slice(0..64)?))?;
         }
         let (device, side) = (fixture.device.clone(), pair.left);
-        let things: Vec<Box<dyn Any>> = vec![
+        let objects: Vec<Box<dyn Any>> = vec![
             Box::new(side.domain),
             Box::new(side.cq),
             Box::new(side.qp),
             Box::new(region),
             Box::new(device),
         ];
-        drop_in(order, things);
+        drop_in(order, objects);
         Ok(())
     })
 }
 
-/// Whether this handle is the only one of the region.
-fn is_free(region: MemoryRegion) -> Result<(), MemoryRegion> {
+/// Releases a region, or returns it if it has other handles.
+fn try_release(region: MemoryRegion) -> Result<(), MemoryRegion> {
     region.into_buffer().map(drop)
 }
 
@@ -116,9 +116,9 @@ fn dropping_a_queue_pair_releases_the_memory_of_its_requests(fixture: &Fixture) 
         let region = pair.left.region(64, Access::LOCAL_WRITE)?;
         pair.left.recv(adverb::verbs::RecvRequest::new(region.slice(0..64)?))?;
         pair.left.post(SendRequest::send(region.slice(0..64)?))?;
-        let region = is_free(region).err().context("outstanding requests did not keep their memory")?;
+        let region = try_release(region).err().context("outstanding requests did not keep their memory")?;
         drop(pair.left.qp);
-        ensure!(is_free(region).is_ok(), "requests of a dropped queue pair keep their memory");
+        ensure!(try_release(region).is_ok(), "requests of a dropped queue pair keep their memory");
     }
     Ok(())
 }

@@ -21,7 +21,7 @@ tests! { "multicast";
     [Need::Multicast] former_members_may_join_again,
     [Need::Multicast] a_member_of_two_groups_receives_from_both,
     [Need::Multicast] a_datagram_to_a_group_needs_the_members_queue_key,
-    [Need::Multicast] a_datagram_to_a_group_brings_its_immediate_data,
+    [Need::Multicast] a_datagram_to_a_group_delivers_its_immediate_data,
     [Need::Multicast] a_member_may_be_dropped,
     [Need::Multicast] a_member_still_receives_unicast_datagrams,
     [Need::Multicast] joining_twice_is_refused,
@@ -186,7 +186,7 @@ fn a_datagram_to_a_group_needs_the_members_queue_key(fixture: &Fixture) -> Resul
     check(&sides[1].wait(receiving)?.into_datagram()?.message, 2)
 }
 
-fn a_datagram_to_a_group_brings_its_immediate_data(fixture: &Fixture) -> Result<()> {
+fn a_datagram_to_a_group_delivers_its_immediate_data(fixture: &Fixture) -> Result<()> {
     let sides = sides(fixture, 2, None)?;
     let group = group_for(&sides[0], 11);
     sides[1].qp.join_multicast(group)?;

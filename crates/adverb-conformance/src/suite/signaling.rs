@@ -8,12 +8,12 @@ use crate::registry::tests;
 
 tests! { "signaling";
     unsignaled_requests_are_returned_with_the_next_signaled_one,
-    an_unsignaled_request_alone_stays_silent,
+    an_unsignaled_request_alone_has_no_completion,
     a_signal_is_forced_before_the_queue_is_full,
     a_queue_of_depth_one_signals_everything,
     batches_of_unsignaled_requests_are_returned,
     an_unsignaled_request_that_fails_completes,
-    unsignaled_reads_bring_their_bytes,
+    unsignaled_reads_return_their_bytes,
     unsignaled_completions_name_their_operation,
     waiting_for_an_unsignaled_request_finds_it,
 }
@@ -40,7 +40,7 @@ fn unsignaled_requests_are_returned_with_the_next_signaled_one(fixture: &Fixture
     Ok(())
 }
 
-fn an_unsignaled_request_alone_stays_silent(fixture: &Fixture) -> Result<()> {
+fn an_unsignaled_request_alone_has_no_completion(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = pair.right.region(8, READ_WRITE)?;
     pair.left.post(write(&pair, &region, 0)?.unsignaled())?;
@@ -95,7 +95,7 @@ fn batches_of_unsignaled_requests_are_returned(fixture: &Fixture) -> Result<()> 
         let batch =
             (0..32).map(|tag| Ok(write(&pair, &region, tag)?.unsignaled())).collect::<Result<Vec<_>>>()?;
         pair.left.qp.post_sends(batch).map_err(adverb::Error::from)?;
-        // At least half are signaled. Another signaled request completes the rest when the queue has space.
+        // Signals are forced, so that at least half of the requests complete. Another signaled request completes the rest.
         let mut completions = Vec::new();
         while completions.len() < 16 {
             let count = pair.left.cq.poll_timeout(&mut completions, crate::fixture::COMPLETION_TIMEOUT)?;
@@ -128,7 +128,7 @@ fn an_unsignaled_request_that_fails_completes(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn unsignaled_reads_bring_their_bytes(fixture: &Fixture) -> Result<()> {
+fn unsignaled_reads_return_their_bytes(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let size = 2 * fixture.mtu();
     let region = pair.right.region(size, READ_WRITE)?;

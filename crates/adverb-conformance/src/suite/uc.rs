@@ -13,8 +13,8 @@ tests! { "unreliable connection";
     uc_a_message_of_maximum_size_arrives_whole,
     uc_a_message_beyond_the_maximum_size_is_refused_and_returns_its_buffer,
     uc_empty_messages_arrive,
-    uc_a_message_brings_all_bits_of_its_immediate_data,
-    uc_a_message_without_immediate_data_brings_none,
+    uc_a_message_delivers_all_bits_of_its_immediate_data,
+    uc_a_message_without_immediate_data_delivers_none,
     uc_a_message_shorter_than_its_receive_leaves_the_rest_untouched,
     uc_writes_of_every_size_arrive_whole,
     uc_a_write_of_maximum_size_arrives_whole,
@@ -45,11 +45,11 @@ fn uc_empty_messages_arrive(fixture: &Fixture) -> Result<()> {
     transfers::empty_messages(fixture, Uc)
 }
 
-fn uc_a_message_brings_all_bits_of_its_immediate_data(fixture: &Fixture) -> Result<()> {
+fn uc_a_message_delivers_all_bits_of_its_immediate_data(fixture: &Fixture) -> Result<()> {
     transfers::immediate_bits(fixture, Uc)
 }
 
-fn uc_a_message_without_immediate_data_brings_none(fixture: &Fixture) -> Result<()> {
+fn uc_a_message_without_immediate_data_delivers_none(fixture: &Fixture) -> Result<()> {
     transfers::no_immediate(fixture, Uc)
 }
 
