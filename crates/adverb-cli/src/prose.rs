@@ -1,7 +1,7 @@
 //! Line wrapping for terminals.
 
 /// The maximum length of a line.
-const WIDTH: usize = 80;
+const MAX_WIDTH: usize = 80;
 
 /// The start of a hint's line, as in Adverb's errors.
 pub(crate) const HINT: &str = "  hint: ";
@@ -26,7 +26,7 @@ pub(crate) fn wrap(text: &str) -> String {
         wrapped += &line[..start];
         for (n, word) in words(line.trim_start()).into_iter().enumerate() {
             let word_length = word.chars().count();
-            if n > 0 && length + 1 + word_length > WIDTH {
+            if n > 0 && length + 1 + word_length > MAX_WIDTH {
                 wrapped.push('\n');
                 wrapped += &" ".repeat(indent);
                 length = indent;

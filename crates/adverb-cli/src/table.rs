@@ -24,7 +24,7 @@ impl<const N: usize> Table<N> {
     }
 
     /// Adds a row. An empty cell is printed as `-`, unless its column has no heading.
-    pub(crate) fn row(&mut self, mut cells: [String; N]) {
+    pub(crate) fn add_row(&mut self, mut cells: [String; N]) {
         for (cell, column) in cells.iter_mut().zip(self.columns) {
             if cell.is_empty() && !column.heading().is_empty() {
                 cell.push('-');
@@ -78,8 +78,8 @@ mod tests {
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
         let mut table = Table::new([Column::Left("NAME"), Column::Right("INDEX"), Column::Left("NOTE")]);
-        table.row(["rxe0".to_owned(), "1".to_owned(), String::new()]);
-        table.row(["mlx5_bond_0".to_owned(), "123456".to_owned(), "chosen".to_owned()]);
+        table.add_row(["rxe0".to_owned(), "1".to_owned(), String::new()]);
+        table.add_row(["mlx5_bond_0".to_owned(), "123456".to_owned(), "chosen".to_owned()]);
         assert_eq!(
             table.to_string(),
             "NAME          INDEX  NOTE\n\
@@ -91,8 +91,8 @@ mod tests {
     #[test]
     fn column_without_heading_is_for_marks() {
         let mut table = Table::new([Column::Left(""), Column::Left("NAME")]);
-        table.row([String::new(), "rxe0".to_owned()]);
-        table.row(["*".to_owned(), "rxe1".to_owned()]);
+        table.add_row([String::new(), "rxe0".to_owned()]);
+        table.add_row(["*".to_owned(), "rxe1".to_owned()]);
         assert_eq!(table.to_string(), "   NAME\n   rxe0\n*  rxe1\n");
     }
 

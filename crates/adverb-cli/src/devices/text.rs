@@ -56,7 +56,7 @@ fn device_table(devices: &[Device]) -> Table<6> {
         Column::Left("USABLE"),
     ]);
     for device in devices {
-        table.row([
+        table.add_row([
             device.name.clone(),
             device.guid.clone().unwrap_or_default(),
             device.firmware.clone().unwrap_or_default(),
@@ -84,7 +84,7 @@ fn operation_table(devices: &[Device]) -> Table<4> {
             (false, true) => "persistent",
             (false, false) => "no",
         };
-        table.row([
+        table.add_row([
             device.name.clone(),
             yes_or_no(operations.atomics),
             yes_or_no(operations.atomic_write),
@@ -105,7 +105,7 @@ fn port_table(devices: &[Device]) -> Table<7> {
         Column::Right("LID"),
     ]);
     for (device, port) in ports(devices) {
-        table.row([
+        table.add_row([
             port_name(device, port),
             state(port.state).to_owned(),
             link_layer(port.link_layer).to_owned(),
@@ -131,7 +131,7 @@ fn gid_table(devices: &[Device]) -> Table<8> {
     ]);
     for (device, port) in ports(devices) {
         for gid in &port.gids {
-            table.row([
+            table.add_row([
                 if gid.chosen { "*" } else { "" }.to_owned(),
                 port_name(device, port),
                 gid.index.to_string(),

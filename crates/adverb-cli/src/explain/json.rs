@@ -3,14 +3,14 @@
 use adverb::verbs::explain::{Explanation, SearchResult};
 use serde::Serialize;
 
-use super::{Answer, Unknown};
+use super::{Explanations, Unknown};
 
 /// The version of the JSON format.
 const VERSION: u32 = 1;
 
 /// The explanations of all terms.
 #[derive(Serialize)]
-pub(super) struct AnswerJson<'a> {
+pub(super) struct ExplanationsJson<'a> {
     version: u32,
     explanations: Vec<ExplanationJson<'a>>,
     unknown: Vec<UnknownJson<'a>>,
@@ -49,16 +49,16 @@ struct UnknownJson<'a> {
     similar: Vec<&'static str>,
 }
 
-pub(super) fn answer(answer: &Answer) -> AnswerJson<'_> {
-    let explanations = answer.known.iter().flat_map(|known| {
+pub(super) fn explanations(found: &Explanations) -> ExplanationsJson<'_> {
+    let explanations = found.known.iter().flat_map(|known| {
         let term = known.term.as_deref();
         known.found.iter().map(move |found| explanation(term, found))
     });
     let unknown = |unknown: &'_ Unknown| unknown.similar.iter().map(|similar| similar.name).collect();
-    AnswerJson {
+    ExplanationsJson {
         version: VERSION,
         explanations: explanations.collect(),
-        unknown: answer
+        unknown: found
             .unknown
             .iter()
             .map(|term| UnknownJson { term: &term.term, similar: unknown(term) })
@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn fields_keep_their_names() {
         let terms = ["RNR 14".to_owned(), "ENOMEN".to_owned()];
-        let value = serde_json::to_value(answer(&Answer::new(&terms))).unwrap();
+        let value = serde_json::to_value(explanations(&Explanations::new(&terms))).unwrap();
         assert_eq!(value["version"], 1);
         let explanation = &value["explanations"][0];
         assert_eq!(explanation["term"], "RNR 14");

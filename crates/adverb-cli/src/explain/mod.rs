@@ -35,11 +35,11 @@ pub(crate) struct Args {
 
 /// Prints the explanations of the terms, or a list of all names.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let answer = Answer::new(&args.terms);
+    let explanations = Explanations::new(&args.terms);
     let output = match (args.json, args.terms.is_empty()) {
-        (true, _) => serde_json::to_string_pretty(&json::answer(&answer))? + "\n",
+        (true, _) => serde_json::to_string_pretty(&json::explanations(&explanations))? + "\n",
         (false, true) => text::list(),
-        (false, false) => text::answer(&answer),
+        (false, false) => text::explanations(&explanations),
     };
     let mut stdout = io::stdout().lock();
     stdout
@@ -47,13 +47,13 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         .and_then(|()| stdout.flush())
         .context("could not write to standard output")?;
     if !args.json {
-        eprint!("{}", text::problems(&answer));
+        eprint!("{}", text::problems(&explanations));
     }
-    Ok(if answer.unknown.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if explanations.unknown.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The explanations of the terms of a command line. Without a term, all explanations.
-struct Answer {
+/// The explanations of the terms of a command line, or all explanations if there is no term.
+struct Explanations {
     known: Vec<Known>,
     unknown: Vec<Unknown>,
 }
@@ -71,40 +71,42 @@ struct Unknown {
     similar: Vec<&'static Explanation>,
 }
 
-impl Answer {
-    fn new(terms: &[String]) -> Answer {
-        let mut answer = Answer { known: Vec::new(), unknown: Vec::new() };
+impl Explanations {
+    fn new(terms: &[String]) -> Explanations {
+        let mut explanations = Explanations { known: Vec::new(), unknown: Vec::new() };
         if terms.is_empty() {
             let found = explain::all().flat_map(|explanation| {
                 // Each name is unique, and other names may be shared.
                 let found = explain::find(explanation.name).into_iter();
                 found.filter(move |found| found.explanation == explanation)
             });
-            answer.known.push(Known { term: None, found: found.collect() });
-            return answer;
+            explanations.known.push(Known { term: None, found: found.collect() });
+            return explanations;
         }
         // The words of a phrase needn't be quoted.
         let phrase = terms.join(" ");
         let found = explain::find(&phrase);
         if !found.is_empty() {
-            answer.known.push(Known { term: Some(phrase), found });
-            return answer;
+            explanations.known.push(Known { term: Some(phrase), found });
+            return explanations;
         }
         for term in terms {
             let found = explain::find(term);
             match found.is_empty() {
-                true => answer.unknown.push(Unknown { term: term.clone(), similar: explain::similar(term) }),
-                false => answer.known.push(Known { term: Some(term.clone()), found }),
+                true => {
+                    explanations.unknown.push(Unknown { term: term.clone(), similar: explain::similar(term) })
+                }
+                false => explanations.known.push(Known { term: Some(term.clone()), found }),
             }
         }
         // If no word has a meaning, the words are probably one misspelled phrase.
-        if answer.known.is_empty() && terms.len() > 1 {
+        if explanations.known.is_empty() && terms.len() > 1 {
             let similar = explain::similar(&phrase);
             if !similar.is_empty() {
-                answer.unknown = vec![Unknown { term: phrase, similar }];
+                explanations.unknown = vec![Unknown { term: phrase, similar }];
             }
         }
-        answer
+        explanations
     }
 }
 
@@ -112,29 +114,32 @@ impl Answer {
 mod tests {
     use super::*;
 
-    fn answer(terms: &[&str]) -> Answer {
-        Answer::new(&terms.iter().map(|term| (*term).to_owned()).collect::<Vec<_>>())
+    fn explanations(terms: &[&str]) -> Explanations {
+        Explanations::new(&terms.iter().map(|term| (*term).to_owned()).collect::<Vec<_>>())
     }
 
-    fn names(answer: &Answer) -> Vec<&'static str> {
-        answer.known.iter().flat_map(|known| &known.found).map(|found| found.explanation.name).collect()
+    fn names(explanations: &Explanations) -> Vec<&'static str> {
+        explanations.known.iter().flat_map(|known| &known.found).map(|found| found.explanation.name).collect()
     }
 
     #[test]
     fn words_are_one_term_if_they_have_a_meaning_together() {
-        assert_eq!(names(&answer(&["status", "12"])), ["IBV_WC_RETRY_EXC_ERR"]);
-        assert_eq!(names(&answer(&["transport", "retry", "counter", "exceeded"])), ["IBV_WC_RETRY_EXC_ERR"]);
-        assert_eq!(names(&answer(&["ENOMEM", "EINVAL"])), ["ENOMEM", "EINVAL"]);
-        assert_eq!(names(&answer(&["-12"])), ["ENOMEM"]);
+        assert_eq!(names(&explanations(&["status", "12"])), ["IBV_WC_RETRY_EXC_ERR"]);
+        assert_eq!(
+            names(&explanations(&["transport", "retry", "counter", "exceeded"])),
+            ["IBV_WC_RETRY_EXC_ERR"]
+        );
+        assert_eq!(names(&explanations(&["ENOMEM", "EINVAL"])), ["ENOMEM", "EINVAL"]);
+        assert_eq!(names(&explanations(&["-12"])), ["ENOMEM"]);
     }
 
     #[test]
     fn unknown_terms_have_similar_ones() {
-        let some = answer(&["ENOMEM", "ENOMEN"]);
+        let some = explanations(&["ENOMEM", "ENOMEN"]);
         assert_eq!(names(&some), ["ENOMEM"]);
         assert_eq!(some.unknown[0].term, "ENOMEN");
         assert_eq!(some.unknown[0].similar[0].name, "ENOMEM");
-        let phrase = answer(&["transport", "retry", "count", "exceeded"]);
+        let phrase = explanations(&["transport", "retry", "count", "exceeded"]);
         assert_eq!(phrase.unknown.len(), 1);
         assert_eq!(phrase.unknown[0].similar[0].name, "IBV_WC_RETRY_EXC_ERR");
     }
@@ -142,7 +147,7 @@ mod tests {
     #[test]
     fn no_term_means_all() {
         assert_eq!(
-            names(&answer(&[])),
+            names(&explanations(&[])),
             explain::all().map(|explanation| explanation.name).collect::<Vec<_>>()
         );
     }

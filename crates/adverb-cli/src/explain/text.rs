@@ -2,7 +2,7 @@
 
 use adverb::verbs::explain::{Explanation, Kind, SearchResult};
 
-use super::{Answer, Known, Unknown};
+use super::{Explanations, Known, Unknown};
 use crate::prose::{self, HINT, ITEM};
 use crate::table::{Column, Table};
 
@@ -12,7 +12,11 @@ pub(super) fn list() -> String {
     for kind in Kind::ALL {
         let mut table = Table::new([Column::Right("CODE"), Column::Left("NAME"), Column::Left("MEANING")]);
         for explanation in kind.explanations() {
-            table.row([explanation.code_text(), explanation.name.to_owned(), explanation.summary.to_owned()]);
+            table.add_row([
+                explanation.code_text(),
+                explanation.name.to_owned(),
+                explanation.summary.to_owned(),
+            ]);
         }
         text += &format!("{kind} (`adverb explain {} CODE`)\n{table}\n", kind.search_prefix());
     }
@@ -20,13 +24,13 @@ pub(super) fn list() -> String {
 }
 
 /// Returns the explanations of all known terms.
-pub(super) fn answer(answer: &Answer) -> String {
-    answer.known.iter().map(known).collect::<Vec<_>>().join("\n")
+pub(super) fn explanations(explanations: &Explanations) -> String {
+    explanations.known.iter().map(known).collect::<Vec<_>>().join("\n")
 }
 
 /// Returns the errors about unknown terms.
-pub(super) fn problems(answer: &Answer) -> String {
-    answer.unknown.iter().map(problem).collect()
+pub(super) fn problems(explanations: &Explanations) -> String {
+    explanations.unknown.iter().map(problem).collect()
 }
 
 fn problem(unknown: &Unknown) -> String {
@@ -61,7 +65,7 @@ fn meanings(known: &Known) -> String {
         let Explanation { kind, name, summary, .. } = *found.explanation;
         let code = found.code.map(|code| kind.format_code(code)).unwrap_or_default();
         let note = found.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
-        table.row([kind.to_string(), code, name.to_owned(), format!("{summary}{note}")]);
+        table.add_row([kind.to_string(), code, name.to_owned(), format!("{summary}{note}")]);
     }
     let word = known.found.first().map_or("status", |found| found.explanation.kind.search_prefix());
     format!(
@@ -115,7 +119,7 @@ mod tests {
     use super::*;
 
     fn text(term: &str) -> String {
-        answer(&Answer::new(&[term.to_owned()]))
+        explanations(&Explanations::new(&[term.to_owned()]))
     }
 
     #[test]
@@ -170,7 +174,7 @@ what to check:
 
     #[test]
     fn an_unknown_term_has_a_hint() {
-        let problem = |term: &str| problems(&Answer::new(&[term.to_owned()]));
+        let problem = |term: &str| problems(&Explanations::new(&[term.to_owned()]));
         assert_eq!(problem("ENOMEN"), "error: no explanation of “ENOMEN”\n  hint: did you mean: ENOMEM\n");
         assert_eq!(
             problem("xyzzy"),

@@ -45,13 +45,13 @@ impl Gatherer {
         Gatherer { sysfs: sysfs.to_owned(), only: None, software, driver_statistics, probing }
     }
 
-    /// Adds the totals of probes.
-    pub(super) fn add_probes(&mut self, probing: Probing) {
+    /// Sets the totals of probes.
+    pub(super) fn set_probes(&mut self, probing: Probing) {
         self.probing = probing;
     }
 
     /// Limits the kernel's devices to those with these names.
-    pub(super) fn only(&mut self, names: Vec<String>) {
+    pub(super) fn limit_to(&mut self, names: Vec<String>) {
         self.only = Some(names);
     }
 
@@ -106,7 +106,7 @@ impl Gatherer {
             physical_state: without_number(&physical_state).to_owned(),
             link_layer,
             netdev: netdev_of_port(device, &directory, number),
-            bits_per_second: gigabits(&rate),
+            bits_per_second: parse_rate(&rate),
             counters,
         }
     }
@@ -266,7 +266,7 @@ fn without_number(state: &str) -> &str {
 }
 
 /// Returns the bits per second of a rate in sysfs' notation, such as `2.5 Gb/sec (1X SDR)`.
-fn gigabits(rate: &str) -> Option<f64> {
+fn parse_rate(rate: &str) -> Option<f64> {
     let (number, unit) = rate.split_once(' ')?;
     let number: f64 = number.parse().ok()?;
     (unit.starts_with("Gb/sec") && number.is_finite() && number >= 0.0).then_some(number * 1e9)
@@ -352,9 +352,9 @@ pub(super) mod tests {
     fn devices_can_be_chosen() {
         let sysfs = Sysfs::new("chosen", CONNECTX);
         let mut gatherer = Gatherer::new(&sysfs.0, Vec::new());
-        gatherer.only(vec!["mlx5_0".to_owned()]);
+        gatherer.limit_to(vec!["mlx5_0".to_owned()]);
         assert_eq!(gatherer.snapshot().devices.len(), 1);
-        gatherer.only(vec!["mlx5_1".to_owned()]);
+        gatherer.limit_to(vec!["mlx5_1".to_owned()]);
         assert_eq!(gatherer.snapshot(), Snapshot::default());
     }
 
@@ -400,10 +400,10 @@ pub(super) mod tests {
 
     #[test]
     fn rates_are_in_bits_per_second() {
-        assert_eq!(gigabits("2.5 Gb/sec (1X SDR)"), Some(2.5e9));
-        assert_eq!(gigabits("400 Gb/sec (4X NDR)"), Some(400e9));
+        assert_eq!(parse_rate("2.5 Gb/sec (1X SDR)"), Some(2.5e9));
+        assert_eq!(parse_rate("400 Gb/sec (4X NDR)"), Some(400e9));
         for rate in ["", "fast", "-1 Gb/sec", "NaN Gb/sec", "5 MB/s"] {
-            assert_eq!(gigabits(rate), None, "{rate}");
+            assert_eq!(parse_rate(rate), None, "{rate}");
         }
     }
 

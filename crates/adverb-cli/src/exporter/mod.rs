@@ -96,13 +96,13 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     let mut gatherer = Gatherer::new(&args.sysfs, software);
     if !args.device.is_empty() {
-        gatherer.only(kernel.into_iter().cloned().collect());
+        gatherer.limit_to(kernel.into_iter().cloned().collect());
     }
     if !targets.is_empty() {
         let key = args.probe_key_file.as_deref().map(read_key).transpose()?;
         let dscps = BTreeSet::from_iter(args.probe_dscp.iter().copied()).into_iter().collect();
         let plan = Plan { interval: args.probe_interval, dscps, key };
-        gatherer.add_probes(Probing::start(&targets, &plan)?);
+        gatherer.set_probes(Probing::start(&targets, &plan)?);
     }
     let exporter = Arc::new(Exporter::new(gatherer));
     let mut stdout = io::stdout().lock();

@@ -319,7 +319,7 @@ fn prometheus_has_data_for_every_query_of_the_dashboard() {
         destination.record(dscp, &answered(7_000, StampKind::Kernel));
     }
     let mut gatherer = sysfs.gatherer(vec![sender.clone(), receiver], growing_statistics);
-    gatherer.add_probes(Probing::of(vec![destination]));
+    gatherer.set_probes(Probing::of(vec![destination]));
     let (listener, address) = serve::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let exporter = Arc::new(Exporter::new(gatherer));
     std::thread::spawn(move || exporter.serve(&listener));

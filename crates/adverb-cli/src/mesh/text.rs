@@ -42,7 +42,7 @@ pub(super) fn cell(summary: &Summary) -> CellText {
     CellText { text: summary.median.map_or_else(|| "ok".to_owned(), rtt), level: Level::Good }
 }
 
-/// Returns a round-trip time with three digits at most.
+/// Returns a round-trip time with at most three digits, if it is shorter than a second.
 fn rtt(time: Duration) -> String {
     let micros = time.as_secs_f64() * 1e6;
     match micros {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_three_digits() {
+    fn times_have_at_most_three_digits() {
         let texts = [8_700, 23_400, 999_600, 12_340_000, 250_000_000].map(|ns| rtt(Duration::from_nanos(ns)));
         assert_eq!(texts, ["8.7µs", "23µs", "1.0ms", "12.3ms", "250ms"]);
     }

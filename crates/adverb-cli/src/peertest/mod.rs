@@ -119,7 +119,7 @@ fn print_result(result: &CaseResult, json: bool) -> Result<()> {
     let line = if json {
         serde_json::to_string(result)?
     } else {
-        // The width is that of the longest name, `rc-write-imm:forward`.
+        // The width is that of `rc-write-imm:forward`. Results of longer names begin further right.
         format!("{:20}  {result}", result.case.to_string())
     };
     // Each result is shown at once.

@@ -216,7 +216,7 @@ fn percentiles(heading: &str, rows: &[(String, &DurationHistogram)]) -> String {
 }
 
 /// The maximum width of a bar.
-const BAR: u64 = 40;
+const MAX_BAR_WIDTH: u64 = 40;
 
 /// Returns a histogram with one bar per bucket. Buckets end at 1, 2 and 5 times a power of ten.
 fn histogram(name: &str, histogram: &DurationHistogram) -> String {
@@ -236,11 +236,11 @@ fn histogram(name: &str, histogram: &DurationHistogram) -> String {
             break;
         }
     }
-    let most = rows.iter().map(|&(_, _, count)| count).max().unwrap_or(1).max(1);
+    let max_count = rows.iter().map(|&(_, _, count)| count).max().unwrap_or(1).max(1);
     let mut text = format!("{name}:\n");
     for (lower, limit, count) in rows {
         // A count that is not 0 has a bar.
-        let bar = (count * BAR).div_ceil(most);
+        let bar = (count * MAX_BAR_WIDTH).div_ceil(max_count);
         let bar = "█".repeat(bar as usize);
         let line = format!("{:>9} to {:>9}  {count:6}  {bar}", duration(lower), duration(limit));
         _ = writeln!(text, "{}", line.trim_end());

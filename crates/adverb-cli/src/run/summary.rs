@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_without_the_device_is_told() {
+    fn a_run_that_did_not_open_the_device_is_reported() {
         assert_eq!(Summary::default().text(true), "adverb: no process opened the device\n");
     }
 }

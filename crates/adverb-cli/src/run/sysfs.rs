@@ -38,7 +38,7 @@ impl Sysfs {
             ("sys/class/infiniband_verbs/uverbs0/ibdev".to_owned(), "adverb0".to_owned()),
             ("sys/class/infiniband_verbs/uverbs0/abi_version".to_owned(), "1".to_owned()),
         ];
-        // Without a given address, each process has one of the loopback interface.
+        // Without a given address, the device is on the loopback interface.
         if address.is_none_or(|address| address.is_loopback()) {
             files.push((format!("{port}/gid_attrs/ndevs/0"), "lo".to_owned()));
         }

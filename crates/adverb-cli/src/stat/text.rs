@@ -23,7 +23,7 @@ fn port_table(port: &PortSample, all: bool) -> String {
             continue;
         }
         let per_packet = port.packets.and_then(|packets| per_million(counter.grown.count, packets.count));
-        table.row([
+        table.add_row([
             if counter.error { "!" } else { " " }.to_owned(),
             name.clone(),
             counter.total.to_string(),
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn device_without_counts_is_reported() {
+    fn a_device_without_counters_is_reported() {
         let text = text(false, |port| port.counters.clear());
         assert_eq!(text, "rxe0 port 1, 2.00 s: the device has no counters\n\n");
     }

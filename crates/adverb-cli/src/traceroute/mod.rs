@@ -100,7 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         progress.show_trace(&state);
         true
     })?;
-    let Traced { trace, route, has_responder } = traced;
+    let TraceResult { trace, route, has_responder } = traced;
     drop(progress);
     if route.paths.is_empty() {
         bail!("no source port of {local} could be used: other programs have all of them");
@@ -120,7 +120,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// The result of [`trace`].
-pub(crate) struct Traced<'a> {
+pub(crate) struct TraceResult<'a> {
     trace: RouteTrace<'a>,
     pub(crate) route: Route,
     /// Whether a responder was found.
@@ -137,7 +137,7 @@ pub(crate) fn trace<'a>(
     dscp: u8,
     options: TraceOptions,
     progress: impl FnMut(TraceProgress) -> bool,
-) -> Result<Traced<'a>> {
+) -> Result<TraceResult<'a>> {
     let random = random();
     let (name, mut opened) = (device.name().to_owned(), Some(device.clone()));
     let open = move || opened.take().map_or_else(|| Device::open(&name), Ok);
@@ -151,7 +151,7 @@ pub(crate) fn trace<'a>(
     };
     let trace = RouteTrace { device, local, target, dscp, options, random };
     let route = trace.run(&mut *responder, progress)?;
-    Ok(Traced { trace, route, has_responder })
+    Ok(TraceResult { trace, route, has_responder })
 }
 
 /// The exit status if a path doesn't lead to the destination, or the destination doesn't answer.
@@ -188,7 +188,9 @@ fn local_addr_for(destination: IpAddr) -> Result<IpAddr> {
 fn seconds(word: &str) -> Result<Duration, String> {
     let number: f64 = word.parse().map_err(|_| "the time must be a number of seconds".to_owned())?;
     let is_allowed = (0.001..=60.0).contains(&number);
-    is_allowed.then(|| Duration::from_secs_f64(number)).ok_or_else(|| "from 0.001 to 60".to_owned())
+    is_allowed
+        .then(|| Duration::from_secs_f64(number))
+        .ok_or_else(|| "the time must be from 0.001 to 60 seconds".to_owned())
 }
 
 /// Returns a number that differs from run to run.
