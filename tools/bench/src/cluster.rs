@@ -20,7 +20,7 @@ pub(crate) struct Args {
 /// The duration of each measurement, in milliseconds.
 const MILLISECONDS: &str = "500";
 
-/// The data of messages, requests and replies, in bytes.
+/// The length of the data of messages, requests and replies, in bytes.
 const LEN: u32 = 64;
 
 /// The numbers of messages per doorbell.
@@ -154,11 +154,11 @@ impl Figures {
                 goal,
             });
         };
-        let [single, few, more, most] = &self.messages;
-        row("messages, 1 per doorbell", "1/s", single, "", &Vec::new(), None);
-        row("messages, 4 per doorbell", "1/s", few, "1 per doorbell", single, None);
-        row("messages, 16 per doorbell", "1/s", more, "1 per doorbell", single, None);
-        row("messages, 64 per doorbell", "1/s", most, "1 per doorbell", single, None);
+        let [batch_1, batch_4, batch_16, batch_64] = &self.messages;
+        row("messages, 1 per doorbell", "1/s", batch_1, "", &Vec::new(), None);
+        row("messages, 4 per doorbell", "1/s", batch_4, "1 per doorbell", batch_1, None);
+        row("messages, 16 per doorbell", "1/s", batch_16, "1 per doorbell", batch_1, None);
+        row("messages, 64 per doorbell", "1/s", batch_64, "1 per doorbell", batch_1, None);
 
         let (coalesced, separate, tonic) =
             ("tokio TCP, coalesced writes", "tokio TCP, a write per message", "tonic over TCP");

@@ -103,8 +103,8 @@ pub fn build_with(mut command: Command) -> Result<String> {
 }
 
 /// Returns the path of the executable in cargo's messages. Building a test or a benchmark also builds the package's
-/// program, in either order; the test or benchmark wins. This avoids a JSON parser, so paths with quotes or backslashes
-/// are not supported.
+/// program, in either order; the test or benchmark takes precedence. This avoids a JSON parser, so paths with quotes or
+/// backslashes are not supported.
 fn executable(messages: &str) -> Option<&str> {
     let is_program = |line: &&str| line.contains(r#""target":{"kind":["bin"]"#);
     let requested = messages.lines().filter(|line| !is_program(line)).find_map(path);

@@ -13,7 +13,7 @@ use crate::Cli;
 use crate::sanitizer::Sanitizer;
 
 const ADDRESSES: Sanitizer =
-    Sanitizer { directory: "asan", flags: "-Zsanitizer=address", called: "__asan_init" };
+    Sanitizer { directory: "asan", flags: "-Zsanitizer=address", symbol: "__asan_init" };
 
 /// The cargo commands that build the programs.
 const PROGRAMS: &[&str] = &[

@@ -43,11 +43,11 @@ const LOCKS: &str = "futex,write";
 
 /// The extent of a run under strace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Traced {
+enum TraceScope {
     /// All threads, so that the descriptors which other threads create are known.
     AllThreads,
     /// Only the runtime's thread, which is the program's first.
-    RuntimesThread,
+    RuntimeThread,
     /// All threads, with the backtrace of each call.
     Backtraces,
 }
@@ -60,8 +60,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         None => process::build("build --release -p adverb-net --example broken_lanes")?,
     };
     let directory = Scratch::new()?;
-    let trace = directory.trace(args, &program, TRACED, Traced::AllThreads)?;
-    let locks = directory.trace(args, &program, LOCKS, Traced::RuntimesThread)?;
+    let trace = directory.trace(args, &program, TRACED, TraceScope::AllThreads)?;
+    let locks = directory.trace(args, &program, LOCKS, TraceScope::RuntimeThread)?;
     let is_lock = |call: &&Call| call.name == "futex";
     let blocking: Vec<&Call> = trace
         .blocking
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         let names: Vec<&str> = kinds.keys().copied().chain(["write", "epoll_wait"]).collect();
         // These calls show which descriptors are non-blocking.
         let traced = format!("{},socket,fcntl,ioctl,eventfd2,pipe2,accept4", names.join(","));
-        print_stacks(&directory.trace(args, &program, &traced, Traced::Backtraces)?);
+        print_stacks(&directory.trace(args, &program, &traced, TraceScope::Backtraces)?);
     }
     if blocking.len() <= args.limit {
         return Ok(ExitCode::SUCCESS);
@@ -122,17 +122,17 @@ impl Scratch {
     }
 
     /// Runs the program under strace, and reads the trace of the runtime's thread.
-    fn trace(&self, args: &Args, program: &str, calls: &str, traced: Traced) -> Result<Trace> {
-        let directory = self.0.join(format!("{traced:?}"));
+    fn trace(&self, args: &Args, program: &str, calls: &str, scope: TraceScope) -> Result<Trace> {
+        let directory = self.0.join(format!("{scope:?}"));
         fs::create_dir_all(&directory)?;
         let mut strace = Command::new("strace");
         strace
             .args(["-y", "-T", "-s", "16", "-e", &format!("trace={calls}"), "-o"])
             .arg(directory.join("trace"));
-        match traced {
-            Traced::AllThreads => strace.arg("-ff"),
-            Traced::RuntimesThread => &mut strace,
-            Traced::Backtraces => strace.args(["-ff", "-k"]),
+        match scope {
+            TraceScope::AllThreads => strace.arg("-ff"),
+            TraceScope::RuntimeThread => &mut strace,
+            TraceScope::Backtraces => strace.args(["-ff", "-k"]),
         };
         strace.args([program, &args.connections.to_string(), &args.rounds.to_string()]);
         process::run(&mut strace)?;

@@ -18,7 +18,7 @@ pub(crate) struct Sanitizer {
     /// Compiler flags.
     pub(crate) flags: &'static str,
     /// A symbol that every instrumented program contains.
-    pub(crate) called: &'static str,
+    pub(crate) symbol: &'static str,
 }
 
 /// The programs of a build.
@@ -48,7 +48,7 @@ impl Sanitizer {
             programs.extend(String::from_utf8_lossy(&output.stdout).lines().filter_map(program));
         }
         for Program { name, path, .. } in &programs {
-            ensure!(self.is_called_by(path)?, "{name} was built without the sanitizer");
+            ensure!(self.has_symbol(path)?, "{name} was built without the sanitizer");
         }
         Ok(Programs(programs))
     }
@@ -65,11 +65,11 @@ impl Sanitizer {
         command.env("RUSTC_BOOTSTRAP", "1")
     }
 
-    /// Returns whether a program contains the sanitizer's symbol.
-    fn is_called_by(&self, path: &Path) -> Result<bool> {
-        let called = self.called.as_bytes();
+    /// Whether a program contains the sanitizer's symbol.
+    fn has_symbol(&self, path: &Path) -> Result<bool> {
+        let symbol = self.symbol.as_bytes();
         let bytes = fs::read(path).with_context(|| format!("could not read {}", path.display()))?;
-        Ok(bytes.windows(called.len()).any(|window| window == called))
+        Ok(bytes.windows(symbol.len()).any(|window| window == symbol))
     }
 }
 

@@ -23,7 +23,7 @@ pub(crate) struct Args {
     seed: u64,
 }
 
-/// Builds and runs the processes; as root, as the user 65534 without capabilities.
+/// Builds and runs the processes. If this process is root's, they run as the user 65534, without capabilities.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let program = process::build("build --release -p adverb-conformance --example shared_address")?;
     // Only root can read the files of any other process.

@@ -15,7 +15,7 @@ use crate::sanitizer::Sanitizer;
 const THREADS: Sanitizer = Sanitizer {
     directory: "tsan",
     flags: "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer -Copt-level=1 --cfg adverb_atomic_copies",
-    called: "__tsan_init",
+    symbol: "__tsan_init",
 };
 
 /// The cargo commands that build the programs.

@@ -1,7 +1,7 @@
 # Functions of `cargo xtask interop` in the guest (bash).
 
 control_port=7472
-pingpong_port=18515 # where rdma-core's pingpong servers listen for their client (TCP)
+pingpong_port=18515 # the TCP port on which rdma-core's pingpong servers listen for their client
 rounds=200
 rping_rounds=50
 rping_size=4000

@@ -48,7 +48,7 @@ pub(crate) struct Args {
 pub(crate) const FUNCTIONS: &str = include_str!("guest.sh");
 
 /// Time limit of one guest in seconds, including boot.
-const SECONDS: u64 = 1500;
+const GUEST_TIMEOUT_SECONDS: u64 = 1500;
 
 /// The work of one shell command in the guest.
 enum Job {
@@ -173,7 +173,7 @@ impl Results {
         let lines: Vec<String> =
             jobs.iter().map(|job| format!("{FUNCTIONS}\n{}", job.line(adverb))).collect();
         let options = Options {
-            timeout: SECONDS,
+            timeout: GUEST_TIMEOUT_SECONDS,
             mtu: mtu.of_link(),
             cpus: 2,
             icount: false,

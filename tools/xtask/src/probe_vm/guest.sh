@@ -12,16 +12,16 @@ median() {
 
 row='%-13s %-4s %7s %9s %5s %8s %12s %10s %9s %11s %8s\n'
 
-# responding COMMAND…: starts a responder in the background, and waits until it answers lookups.
-responding() {
+# start_responder COMMAND…: starts a responder in the background, and waits until it answers lookups.
+start_responder() {
   "$@" >/tmp/server 2>&1 &
   server=$!
   until_printed "^answering probes at " cat /tmp/server
 }
 
-# pinging NAME VERSION COUNT COMMAND…: runs the prober, and prints a row of the table. Returns 1 unless all probes were
+# run_prober NAME VERSION COUNT COMMAND…: runs the prober, and prints a row of the table. Returns 1 unless all probes were
 # answered and all answers belong to a probe.
-pinging() {
+run_prober() {
   local name=$1 version=$2 count=$3 status=0 start=$SECONDS answered wrong=0 column
   shift 3
   "$@" >/tmp/ping 2>/tmp/ping.err || status=$?
@@ -53,11 +53,11 @@ probe_vm() {
     IPv4) rxe=10.77.0.1 soft=10.77.0.2 ;;
     IPv6) rxe=fd77::1 soft=fd77::2 ;;
     esac
-    responding timeout 900 "$program" respond --device rxe0 --address $rxe &&
-      pinging "soft to rxe" $version "$count" \
+    start_responder timeout 900 "$program" respond --device rxe0 --address $rxe &&
+      run_prober "soft to rxe" $version "$count" \
         as_nobody_in_peer timeout 900 "$program" ping $rxe --device soft:$soft $ping || failed=1
-    responding as_nobody_in_peer timeout 900 "$program" respond --device soft:$soft --address $soft &&
-      pinging "rxe to soft" $version "$count" \
+    start_responder as_nobody_in_peer timeout 900 "$program" respond --device soft:$soft --address $soft &&
+      run_prober "rxe to soft" $version "$count" \
         timeout 900 "$program" ping $soft --device rxe0 $ping || failed=1
   done
   return $failed

@@ -78,7 +78,7 @@ const COVERAGE: &[(&str, &str)] = &[
     ("crates/adverb-verbs/src/raw.rs", "`crates/adverb/tests/tiers.rs` on soft-RoCE"),
     (
         "crates/adverb-verbs/src/backend/memory.rs",
-        "a trait that is unsafe to implement: what must not compile, in `crates/adverb/tests/compile_fail.rs`",
+        "a trait that is unsafe to implement: programs that must not compile, in `crates/adverb/tests/compile_fail.rs`",
     ),
     (
         "crates/adverb-verbs/src/backend/clock.rs",
