@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    if let Err(what) = adverb_sim::cluster_attack_from_bytes(bytes) {
-        panic!("{what}");
+    if let Err(violation) = adverb_sim::cluster_attack_from_bytes(bytes) {
+        panic!("{violation}");
     }
 });

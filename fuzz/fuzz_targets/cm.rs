@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    if let Err(what) = adverb_sim::attack_cm_from_bytes(bytes) {
-        panic!("{what}");
+    if let Err(violation) = adverb_sim::attack_cm_from_bytes(bytes) {
+        panic!("{violation}");
     }
 });

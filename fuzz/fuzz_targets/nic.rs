@@ -9,7 +9,9 @@ use adverb_sim::DecisionSource;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    if let Err(what) = round::attack(DecisionSource::Bytes(bytes), u64::MAX, &mut round::Report::default()) {
-        panic!("{what}");
+    if let Err(violation) =
+        round::attack(DecisionSource::Bytes(bytes), u64::MAX, &mut round::Report::default())
+    {
+        panic!("{violation}");
     }
 });

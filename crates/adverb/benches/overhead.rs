@@ -34,7 +34,7 @@ fn main() -> adverb::Result<()> {
     let count = match mode.as_str() {
         "raw-single" | "raw-batch" => run_raw(&mode, &queue_pair, &completions, rounds)?,
         _ => {
-            // The first rounds allocate what all others reuse.
+            // The first rounds allocate the memory that later rounds reuse.
             let (buffers, _) = run(&mode, &queue_pair, &completions, buffers, u64::from(BATCH) * 2)?;
             run(&mode, &queue_pair, &completions, buffers, rounds)?.1
         }

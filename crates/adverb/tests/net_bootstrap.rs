@@ -244,7 +244,7 @@ mod tasks {
     use super::*;
 
     #[tokio::test]
-    async fn connect_with_every_bootstrap_and_a_stopped_listener_can_be_restarted() {
+    async fn every_bootstrap_connects_and_a_stopped_listener_can_be_restarted() {
         let key = Key::new([7; 32]).unwrap();
         for (number, bootstrap) in
             [Bootstrap::Auto, Bootstrap::Tcp, Bootstrap::ConnectionManager].into_iter().enumerate()
@@ -272,7 +272,7 @@ mod tasks {
     }
 
     #[tokio::test]
-    async fn with_another_key_are_rejected() {
+    async fn a_peer_with_another_key_is_rejected() {
         for (number, bootstrap) in [Bootstrap::Tcp, Bootstrap::ConnectionManager].into_iter().enumerate() {
             let (client, server, address) = sides(bootstrap, [10, 31, number as u8], None);
             let client = Connector::new().options(&client.key(&Key::new([1; 32]).unwrap()));

@@ -177,7 +177,7 @@ fn attack(key: Option<&Key>, time: Duration) {
     let client_options = with_key(Options::new().device(&device).timeout(Duration::from_secs(60)))
         .connect_timeout(Duration::from_secs(30));
     let ip = device.gid_for(1, None).unwrap().gid.ip();
-    // Short, so that silent connections are closed soon.
+    // The timeout is short, so that silent connections are closed soon.
     let listener_options = client_options.clone().connect_timeout(Duration::from_millis(500));
     let listener = Listener::bind_with((ip, 0), &listener_options).unwrap();
     let addr = listener.local_addr();
@@ -242,15 +242,16 @@ fn attack(key: Option<&Key>, time: Duration) {
         newcomers.join().unwrap();
         let peak = peak.join().unwrap();
         // The attackers' last connections end at the listener's timeout.
-        let settle = Instant::now();
+        let stopped_at = Instant::now();
         let mut after = Usage::now();
-        while (after.fds > before.fds || after.threads > before.threads) && settle.elapsed() < common::TIMEOUT
+        while (after.fds > before.fds || after.threads > before.threads)
+            && stopped_at.elapsed() < common::TIMEOUT
         {
             sleep(Duration::from_millis(50));
             after = Usage::now();
         }
         println!("key: {}, {counts:?}", key.is_some());
-        println!("before {before:?}\npeak {peak:?}\nafter {after:?}, settled in {:?}", settle.elapsed());
+        println!("before {before:?}\npeak {peak:?}\nafter {after:?}, released in {:?}", stopped_at.elapsed());
         // The listener and the first connection still work.
         check_echo(&long_lived, 1);
         connect().close().unwrap();

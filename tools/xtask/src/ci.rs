@@ -35,7 +35,7 @@ const STEPS: &[&str] = &[
     "overhead",
     "deny",
     "fuzz --seconds 115",
-    "fuzz --seconds 60 meeting",
+    "fuzz --seconds 60 handshake",
     "vm smoke",
     "device-tests",
     "conformance --backend soft --loss 0",

@@ -84,7 +84,8 @@ pub(crate) fn send(peer: &mut Peer, device: &str, time: Duration, batch: u16) ->
             Some((before, since)) if meter.is_over(now) => break (sent - before, since),
             _ => {}
         }
-        // The peer grants credits in halves, so a burst of a quarter always ends on a doorbell.
+        // A burst is a multiple of each batch, so it ends with a doorbell, and a quarter of the slots: the peer grants credits
+        // for half of them at a time.
         for _ in 0..64 {
             match broker.send(PEER, &message) {
                 Ok(()) => sent += 1,

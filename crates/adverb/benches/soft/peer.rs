@@ -28,7 +28,7 @@ pub(crate) enum Plan {
     Rate { queue_pairs: u32, len: usize, is_recorded: bool },
 }
 
-/// The first line of each side.
+/// The endpoints and the memory of a side, which its first line contains.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Offer {
     pub(crate) endpoints: Vec<Endpoint>,

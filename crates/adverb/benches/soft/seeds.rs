@@ -17,7 +17,7 @@ use crate::{Outcome, cpu_time, print_result};
 const DEPTHS: [usize; 4] = [1, 16, 128, 1024];
 
 /// The number of measured requests of each median latency.
-const TIMES: usize = 20_000;
+const LATENCY_SAMPLES: usize = 20_000;
 
 /// The number of wake-ups.
 const WAKEUPS: usize = 2_000;
@@ -91,8 +91,8 @@ fn poll(target: Arc<Side>, is_over: Arc<AtomicBool>) -> JoinHandle<()> {
 /// Measures one request at a time.
 fn latencies(side: &Side, remote: &RemoteMemory) -> Outcome {
     let mut done: Vec<Completion> = Vec::with_capacity(16);
-    let [mut posts, mut processes, mut polls] = [(); 3].map(|()| Vec::with_capacity(TIMES));
-    for _ in 0..TIMES {
+    let [mut posts, mut processes, mut polls] = [(); 3].map(|()| Vec::with_capacity(LATENCY_SAMPLES));
+    for _ in 0..LATENCY_SAMPLES {
         let request = SendRequest::write(side.memory.slice(0..8)?, remote.at(0));
         let start = Instant::now();
         side.queue_pairs[0].post_send(request)?;

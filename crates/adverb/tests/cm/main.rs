@@ -34,7 +34,7 @@ static ALL_DEVICES: Mutex<()> = Mutex::new(());
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The addresses of this machine's RDMA devices that the connection manager can use.
+/// Returns the addresses of this machine's RDMA devices that the connection manager can use.
 fn addresses() -> Vec<IpAddr> {
     let devices = match Device::list() {
         Ok(devices) => devices,
@@ -129,7 +129,7 @@ impl Programs {
     }
 }
 
-/// A port on which no program listens now, here and (most likely) where the C programs run.
+/// Returns a port on which no program listens now, neither here nor (most likely) in the C programs' namespace.
 fn free_port(address: IpAddr) -> u16 {
     Listener::bind(SocketAddr::new(address, 0)).unwrap().local_addr().port()
 }

@@ -12,7 +12,7 @@ use adverb::verbs::Device;
 use crate::Messages;
 
 /// The environment variable that selects the role.
-const ROLE: &str = "ADVERB_PART";
+const ROLE: &str = "ADVERB_ROLE";
 
 /// Opens the software NIC, or the device that `ADVERB_DEVICE` names.
 pub(crate) fn device() -> Device {
@@ -74,7 +74,7 @@ impl Drop for Process {
     }
 }
 
-/// The body of such a process. (In a run of all tests it does nothing.)
+/// Runs the role of a started process. Without a role, as in a run of all tests, it does nothing.
 #[test]
 fn runs_its_role() {
     let Ok(role) = std::env::var(ROLE) else { return };

@@ -25,7 +25,7 @@ pub(crate) fn send_all(connection: &Connection, messages: &Messages) -> (usize, 
     unreachable!("the loop has no end")
 }
 
-/// Receives those messages, and checks them.
+/// Receives the messages of [`send_all`], and checks them, until the connection fails. Returns their number.
 pub(crate) fn recv_all(connection: &Connection, messages: &Messages) -> (usize, Error) {
     for number in 0.. {
         match connection.recv() {

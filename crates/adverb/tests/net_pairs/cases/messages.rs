@@ -156,15 +156,15 @@ pub(super) fn recv_fed(end: End) {
 }
 
 const THREADS: usize = 4;
-const EACH: usize = 250;
+const MESSAGES_PER_THREAD: usize = 250;
 
 pub(super) fn send_from_threads(end: End) {
     scope(|scope| {
         for sender in 0..THREADS {
             let end = &end;
             scope.spawn(move || {
-                for number in 0..EACH {
-                    end.send(&(sender * EACH + number).to_le_bytes()).unwrap();
+                for number in 0..MESSAGES_PER_THREAD {
+                    end.send(&(sender * MESSAGES_PER_THREAD + number).to_le_bytes()).unwrap();
                 }
             });
         }
@@ -185,7 +185,7 @@ pub(super) fn recv_by_threads(end: End) {
             });
         }
     });
-    assert_eq!(sum.into_inner(), (1..=THREADS * EACH).sum::<usize>());
+    assert_eq!(sum.into_inner(), (1..=THREADS * MESSAGES_PER_THREAD).sum::<usize>());
     end.close().unwrap();
 }
 
