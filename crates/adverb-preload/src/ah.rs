@@ -39,7 +39,7 @@ impl AddressVector for AddressHandle {
     }
 }
 
-/// Returns the address that a datagram came from.
+/// Returns the address of a datagram's sender.
 ///
 /// # Safety
 ///
@@ -76,7 +76,7 @@ unsafe fn address_of_sender(
     let ours = addresses.iter().position(|address| Gid::from(*address).bytes() == destination);
     let mut attr = ibv_ah_attr::zeroed();
     attr.grh.dgid = source.into();
-    // A datagram to a multicast group came to the first address.
+    // A datagram to a multicast group is answered from the first address.
     attr.grh.sgid_index = ours.unwrap_or(0) as u8;
     attr.grh.flow_label = flow_label;
     attr.grh.traffic_class = traffic_class;

@@ -97,7 +97,7 @@ entry! {
         guid().to_be()
     }
 
-    /// Returns the kernel's index of a device: the only one has the first.
+    /// Returns the kernel's index of a device, which is 0 for the only one.
     fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
         0
     }

@@ -26,9 +26,9 @@ pub(crate) struct OpenNic {
     pub(crate) nic: Nic,
     /// The objects that asynchronous events name.
     pub(crate) objects: Mutex<Objects>,
-    /// The number of address handles so far: they take turns at the source ports.
+    /// The number of address handles so far, which use the source ports in turn.
     datagram_ports: AtomicU16,
-    /// The number of objects so far, whose handles are numbers.
+    /// The number of objects so far, which is the handle of the next one.
     handles: AtomicU32,
     /// The service level of received datagrams: on RoCEv2, drivers put the type of the IP header there.
     pub(crate) l3_type: u8,
@@ -166,8 +166,8 @@ fn open_nic(settings: &Settings) -> io::Result<Nic> {
     Nic::open(options.mtu(mtu))
 }
 
-/// Opens sockets at 127.0.0.1, which all processes of a user share, or, if another user's do, at another address of
-/// 127.0.0.0/8.
+/// Opens sockets at 127.0.0.1, which all processes of a user share. If another user's processes have this address, the sockets
+/// are at another address of 127.0.0.0/8.
 fn open_loopback() -> io::Result<(UdpLink, PathMtu)> {
     let mut address = Ipv4Addr::LOCALHOST;
     for _ in 0..ATTEMPTS {
@@ -181,8 +181,8 @@ fn open_loopback() -> io::Result<(UdpLink, PathMtu)> {
     Err(io::ErrorKind::AddrInUse.into())
 }
 
-/// Opens sockets at an address: at UDP port 4791, which all processes of a user share, or, if another user's do, at
-/// another port that a GID can carry.
+/// Opens sockets at UDP port 4791 of an address, which all processes of a user share. If another user's processes have this
+/// port, the sockets are at another port that a GID can carry.
 fn open_near(address: IpAddr) -> io::Result<(UdpLink, PathMtu)> {
     let mut opened = open_at(Gid::from(address).udp_addr());
     for port in Gid::UDP_PORTS {

@@ -209,7 +209,7 @@ impl QueuePair {
         let is_inline = |wr: &ibv_send_wr| wr.send_flags & IBV_SEND_INLINE != 0;
         // SAFETY: as the caller says.
         let requests = unsafe { list(first) };
-        // Checked before any request is posted, because a request of the list can't be skipped.
+        // All requests are checked before one is posted, because a request of the list can't be skipped.
         let unsupported = requests.clone().position(|wr| {
             // SAFETY: as the caller says; datagrams have the member `ud`.
             unsafe { operation(wr).is_none() || self.transport == Transport::Ud && wr.wr.ud.ah.is_null() }

@@ -147,15 +147,15 @@ impl Channel {
         for _ in &removed {
             let mut value = 0u64;
             let mut part = libc::iovec { iov_base: (&raw mut value).cast(), iov_len: size_of_val(&value) };
-            // Without waiting, even if the descriptor is a blocking one: another thread may have read the count.
+            // The read doesn't wait, even if the descriptor is a blocking one: another thread may have read the count.
             // SAFETY: the buffer has eight bytes.
             unsafe { libc::preadv2(self.fd(), &raw mut part, 1, -1, libc::RWF_NOWAIT) };
         }
         removed
     }
 
-    /// Waits for an event, unless the descriptor doesn't block, and does what the program expects from the library before
-    /// it handles the event.
+    /// Waits for an event, unless the descriptor doesn't block, and does the library's part of handling it before the program
+    /// gets the event.
     pub(super) fn next(&self) -> Result<*mut rdma_cm_event, c_int> {
         loop {
             let mut value = 0u64;

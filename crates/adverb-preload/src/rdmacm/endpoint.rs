@@ -10,7 +10,7 @@ use super::resolve::{rdma_bind_addr, rdma_resolve_addr, rdma_resolve_route};
 use super::{Status, status};
 use crate::entry::errno;
 
-/// The value of a function's result, or errno if it failed.
+/// Returns the errno value if a function failed.
 fn result(status: Status) -> Result<(), c_int> {
     if status == Status(0) { Ok(()) } else { Err(errno()) }
 }
