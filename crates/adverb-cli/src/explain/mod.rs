@@ -94,7 +94,9 @@ impl Explanations {
             let found = explain::find(term);
             match found.is_empty() {
                 true => {
-                    explanations.unknown.push(Unknown { term: term.clone(), similar: explain::similar(term) })
+                    explanations
+                        .unknown
+                        .push(Unknown { term: term.clone(), similar: explain::similar(term) });
                 }
                 false => explanations.known.push(Known { term: Some(term.clone()), found }),
             }
