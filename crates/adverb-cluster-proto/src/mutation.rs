@@ -1,27 +1,14 @@
 //! Mutations: deliberate bugs of the broker, of its calls and of the exchange of keys. A simulation selects a mutation and must detect the bug.
 //!
 //! Mutations exist only with the feature `mutants`. The broker's code tests for a mutation with `mutant!(Name)`, which is
-//! the constant `false` without the feature.
+//! `false` without the feature.
 
-/// Declares the mutations.
-#[cfg(feature = "mutants")]
-macro_rules! mutations {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// A deliberate bug of the broker, for testing a simulation's oracles.
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-        pub enum Mutation {
-            $($(#[$doc])* $name,)*
-        }
+pub(crate) use adverb_proto::mutant;
+use adverb_proto::mutations;
 
-        impl Mutation {
-            /// All mutations.
-            pub const ALL: &[Mutation] = &[$(Mutation::$name),*];
-        }
-    };
-}
-
-#[cfg(feature = "mutants")]
 mutations! {
+    "A deliberate bug of the broker, for testing a simulation's oracles."
+
     /// Messages are sent without credits.
     IgnoreCredits,
     /// A released receive grants two credits.
@@ -161,46 +148,3 @@ mutations! {
     /// A withdrawn segment isn't released if a session ends instead of a confirmation.
     EndedSessionKeepsSegments,
 }
-
-#[cfg(feature = "mutants")]
-mod selected {
-    use std::cell::Cell;
-
-    use super::Mutation;
-
-    std::thread_local! {
-        static SELECTED: Cell<Option<Mutation>> = const { Cell::new(None) };
-    }
-
-    /// Selects the mutation for all brokers in this thread, or no mutation if `mutation` is `None`.
-    pub fn select(mutation: Option<Mutation>) {
-        SELECTED.set(mutation);
-    }
-
-    pub(crate) fn is_selected(mutation: Mutation) -> bool {
-        SELECTED.get() == Some(mutation)
-    }
-}
-
-#[cfg(feature = "mutants")]
-pub(crate) use selected::is_selected;
-#[cfg(feature = "mutants")]
-pub use selected::select;
-
-/// Whether this mutation is selected.
-#[cfg(feature = "mutants")]
-macro_rules! mutant {
-    ($name:ident) => {
-        $crate::mutation::is_selected($crate::mutation::Mutation::$name)
-    };
-}
-
-/// Whether this mutation is selected: never without the feature.
-#[cfg(not(feature = "mutants"))]
-macro_rules! mutant {
-    ($name:ident) => {
-        false
-    };
-}
-
-pub(crate) use mutant;

@@ -1,27 +1,14 @@
 //! Mutations: deliberate bugs of the connection. A simulation selects a mutation and must detect the bug.
 //!
 //! Mutations exist only with the feature `mutants`. The connection's code tests for a mutation with `mutant!(Name)`, which is
-//! the constant `false` without the feature.
+//! `false` without the feature.
 
-/// Declares the mutations.
-#[cfg(feature = "mutants")]
-macro_rules! mutations {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// A deliberate bug of the connection, for testing a simulation's oracles.
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-        pub enum Mutation {
-            $($(#[$doc])* $name,)*
-        }
+pub(crate) use adverb_proto::mutant;
+use adverb_proto::mutations;
 
-        impl Mutation {
-            /// All mutations.
-            pub const ALL: &[Mutation] = &[$(Mutation::$name),*];
-        }
-    };
-}
-
-#[cfg(feature = "mutants")]
 mutations! {
+    "A deliberate bug of the connection, for testing a simulation's oracles."
+
     // Credits.
     /// Writes ignore the unread bytes of the peer's ring.
     IgnoreRingCredits,
@@ -133,46 +120,3 @@ mutations! {
     /// An idle peer is not probed.
     NoKeepalive,
 }
-
-#[cfg(feature = "mutants")]
-mod selected {
-    use std::cell::Cell;
-
-    use super::Mutation;
-
-    std::thread_local! {
-        static SELECTED: Cell<Option<Mutation>> = const { Cell::new(None) };
-    }
-
-    /// Selects the mutation for all connections in this thread, or no mutation if `mutation` is `None`.
-    pub fn select(mutation: Option<Mutation>) {
-        SELECTED.set(mutation);
-    }
-
-    pub(crate) fn is_selected(mutation: Mutation) -> bool {
-        SELECTED.get() == Some(mutation)
-    }
-}
-
-#[cfg(feature = "mutants")]
-pub(crate) use selected::is_selected;
-#[cfg(feature = "mutants")]
-pub use selected::select;
-
-/// Whether this mutation is selected.
-#[cfg(feature = "mutants")]
-macro_rules! mutant {
-    ($name:ident) => {
-        $crate::mutation::is_selected($crate::mutation::Mutation::$name)
-    };
-}
-
-/// Whether this mutation is selected: never without the feature.
-#[cfg(not(feature = "mutants"))]
-macro_rules! mutant {
-    ($name:ident) => {
-        false
-    };
-}
-
-pub(crate) use mutant;

@@ -1,27 +1,64 @@
 //! Mutations: deliberate bugs of the engine. A simulation selects a mutation and must detect the bug.
 //!
 //! Mutations exist only with the feature `mutants`. The engine's code tests for a mutation with `mutant!(Name)`, which
-//! is the constant `false` without the feature.
+//! is `false` without the feature. The state machines above this crate declare their mutations with the same macros.
 
-/// Declares the mutations.
-#[cfg(feature = "mutants")]
+/// Declares the mutations of the calling crate, in its module `mutation`.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! mutations {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// A deliberate bug of the engine, for testing a simulation's oracles.
+    ($enum_doc:literal $($(#[$doc:meta])* $name:ident,)*) => {
+        #[doc = $enum_doc]
+        #[cfg(feature = "mutants")]
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         pub enum Mutation {
             $($(#[$doc])* $name,)*
         }
 
+        #[cfg(feature = "mutants")]
         impl Mutation {
             /// All mutations.
             pub const ALL: &[Mutation] = &[$(Mutation::$name),*];
         }
+
+        #[cfg(feature = "mutants")]
+        std::thread_local! {
+            static SELECTED: std::cell::Cell<Option<Mutation>> = const { std::cell::Cell::new(None) };
+        }
+
+        /// Selects the mutation for all state machines of this crate in this thread, or no mutation if `mutation` is
+        /// `None`.
+        #[cfg(feature = "mutants")]
+        pub fn select(mutation: Option<Mutation>) {
+            SELECTED.set(mutation);
+        }
+
+        #[cfg(feature = "mutants")]
+        pub(crate) fn is_selected(mutation: Mutation) -> bool {
+            SELECTED.get() == Some(mutation)
+        }
     };
 }
 
-#[cfg(feature = "mutants")]
+/// Whether this mutation of the calling crate is selected: never without its feature `mutants`.
+#[doc(hidden)]
+#[macro_export]
+#[allow(clippy::crate_in_macro_def, reason = "the mutations are those of the calling crate")]
+macro_rules! mutant {
+    ($name:ident) => {{
+        #[cfg(feature = "mutants")]
+        let is_selected = crate::mutation::is_selected(crate::mutation::Mutation::$name);
+        #[cfg(not(feature = "mutants"))]
+        let is_selected = false;
+        is_selected
+    }};
+}
+
+pub(crate) use mutant;
+
 mutations! {
+    "A deliberate bug of the engine, for testing a simulation's oracles."
+
     /// The responder accepts a packet ahead of the expected sequence number.
     SkipPsnCheck,
     /// Sequence numbers are compared as integers, so comparisons are wrong after a wraparound.
@@ -142,46 +179,3 @@ mutations! {
     /// The connection manager keeps a peer's communication ID after the connection has ended.
     CmRemoteIdLeaks,
 }
-
-#[cfg(feature = "mutants")]
-mod selected {
-    use std::cell::Cell;
-
-    use super::Mutation;
-
-    std::thread_local! {
-        static SELECTED: Cell<Option<Mutation>> = const { Cell::new(None) };
-    }
-
-    /// Selects the mutation for all engines in this thread, or no mutation if `mutation` is `None`.
-    pub fn select(mutation: Option<Mutation>) {
-        SELECTED.set(mutation);
-    }
-
-    pub(crate) fn is_selected(mutation: Mutation) -> bool {
-        SELECTED.get() == Some(mutation)
-    }
-}
-
-#[cfg(feature = "mutants")]
-pub(crate) use selected::is_selected;
-#[cfg(feature = "mutants")]
-pub use selected::select;
-
-/// Whether this mutation is selected.
-#[cfg(feature = "mutants")]
-macro_rules! mutant {
-    ($name:ident) => {
-        $crate::mutation::is_selected($crate::mutation::Mutation::$name)
-    };
-}
-
-/// Whether this mutation is selected: never without the feature.
-#[cfg(not(feature = "mutants"))]
-macro_rules! mutant {
-    ($name:ident) => {
-        false
-    };
-}
-
-pub(crate) use mutant;
