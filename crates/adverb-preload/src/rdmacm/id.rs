@@ -81,6 +81,8 @@ pub(super) struct Options {
     pub(super) traffic_class: u8,
     pub(super) ack_timeout: Option<u8>,
     pub(super) reuse_address: bool,
+    /// Whether a wildcard address stands for the addresses of its own family only.
+    pub(super) family_only: bool,
 }
 
 impl Id {

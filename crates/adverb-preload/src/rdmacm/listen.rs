@@ -1,6 +1,6 @@
 //! Listening for requests, and the devices.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
@@ -28,8 +28,13 @@ impl Id {
             return Err(libc::EINVAL);
         }
         let local = self.local().ok_or(libc::EINVAL)?;
+        let ignores_v4 = self.state.lock().options.family_only;
         let bind = match local {
             SocketAddr::V4(addr) if addr.ip().is_unspecified() => BindAddr::AnyV4,
+            // No request is for this address.
+            SocketAddr::V6(addr) if addr.ip().is_unspecified() && ignores_v4 && manager.local().is_ipv4() => {
+                BindAddr::Address(Ipv6Addr::UNSPECIFIED.into())
+            }
             SocketAddr::V6(addr) if addr.ip().is_unspecified() => BindAddr::Any,
             _ => BindAddr::Address(manager.local()),
         };

@@ -49,7 +49,7 @@ pub(super) struct Table {
     ending: Vec<ConnectionId>,
     /// The rejected connections whose requests are repeated, and the times of the next requests.
     pub(super) repeats: Vec<(Instant, ConnectionId)>,
-    /// The number of identifiers with a local port, by port space and port.
+    /// The number of identifiers with each claim.
     ports: HashMap<Port, u32>,
 }
 
@@ -98,6 +98,26 @@ pub(super) struct Listener {
 pub(super) struct Port {
     space: rdma_port_space,
     pub(super) number: u16,
+    families: Families,
+}
+
+/// The address families that the claim of a port is for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Families {
+    V4,
+    V6,
+    Both,
+}
+
+impl Families {
+    /// Returns the families whose claims exclude a claim of these.
+    fn conflicts(self) -> &'static [Families] {
+        match self {
+            Families::V4 => &[Families::V4, Families::Both],
+            Families::V6 => &[Families::V6, Families::Both],
+            Families::Both => &[Families::V4, Families::V6, Families::Both],
+        }
+    }
 }
 
 static MANAGER: Mutex<Option<&'static Manager>> = Mutex::new(None);
@@ -184,23 +204,28 @@ impl Manager {
     }
 
     /// Claims a local port, or any free port if the number is 0. `reuse` permits a port that other identifiers have.
-    pub(super) fn claim_port(&self, space: rdma_port_space, number: u16, reuse: bool) -> Result<Port, c_int> {
+    pub(super) fn claim_port(
+        &self,
+        space: rdma_port_space,
+        number: u16,
+        families: Families,
+        reuse: bool,
+    ) -> Result<Port, c_int> {
         let mut table = self.table.lock();
         if number != 0 {
-            let port = Port { space, number };
-            let count = table.ports.entry(port).or_default();
-            if *count != 0 && !reuse {
+            let port = Port { space, number, families };
+            if table.is_claimed(port) && !reuse {
                 return Err(libc::EADDRINUSE);
             }
-            *count += 1;
+            *table.ports.entry(port).or_default() += 1;
             return Ok(port);
         }
         for _ in 0..PORT_ATTEMPTS {
             let random = getrandom::u32().map_err(|_| libc::EIO)?;
             let number = FIRST_EPHEMERAL_PORT + (random % u32::from(EPHEMERAL_PORT_COUNT)) as u16;
-            let port = Port { space, number };
-            if let Entry::Vacant(vacant) = table.ports.entry(port) {
-                vacant.insert(1);
+            let port = Port { space, number, families };
+            if !table.is_claimed(port) {
+                table.ports.insert(port, 1);
                 return Ok(port);
             }
         }
@@ -240,6 +265,12 @@ impl Manager {
 }
 
 impl Table {
+    /// Whether an identifier has a port for one of the same families.
+    fn is_claimed(&self, port: Port) -> bool {
+        let conflicts = port.families.conflicts().iter();
+        conflicts.map(|&families| Port { families, ..port }).any(|port| self.ports.contains_key(&port))
+    }
+
     /// Ends the claim of a port.
     fn release(&mut self, port: Port) {
         if let Entry::Occupied(mut claims) = self.ports.entry(port) {

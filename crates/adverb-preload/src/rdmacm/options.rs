@@ -3,7 +3,7 @@
 use adverb_sys::*;
 use libc::{c_int, c_void, size_t};
 
-use super::id::Id;
+use super::id::{Id, Stage};
 use super::{Status, status};
 
 impl Id {
@@ -17,8 +17,14 @@ impl Id {
             (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR) => {
                 self.state.lock().options.reuse_address = int()? != 0;
             }
-            // A wildcard IPv6 listener accepts both families; this device has only one.
-            (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) => drop(int()?),
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) => {
+                let family_only = int()? != 0;
+                let mut state = self.state.lock();
+                if !matches!(state.stage, Stage::Idle | Stage::Bound) {
+                    return Err(libc::EINVAL);
+                }
+                state.options.family_only = family_only;
+            }
             (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) => match value {
                 [timeout @ 0..=31] => self.state.lock().options.ack_timeout = Some(*timeout),
                 _ => return Err(libc::EINVAL),

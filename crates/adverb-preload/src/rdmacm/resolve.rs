@@ -9,16 +9,16 @@ use libc::{c_int, sockaddr};
 use super::address::{self, Destination, destination};
 use super::channel::Event;
 use super::id::{Id, Stage};
-use super::manager::Manager;
+use super::manager::{Families, Manager};
 use super::{Status, status};
 
 impl Id {
     /// Binds the identifier to a local address. A wildcard address is no address of the device yet.
     pub(super) fn bind(&self, addr: SocketAddr) -> Result<(), c_int> {
         let manager = Manager::get()?;
-        let (stage, reuse) = {
+        let (stage, options) = {
             let state = self.state.lock();
-            (state.stage, state.options.reuse_address)
+            (state.stage, state.options)
         };
         if stage != Stage::Idle {
             return Err(libc::EINVAL);
@@ -29,7 +29,12 @@ impl Id {
         }
         // SAFETY: the field is never written.
         let space = unsafe { (*self.as_ptr()).ps };
-        let port = manager.claim_port(space, addr.port(), reuse)?;
+        let families = match addr {
+            _ if !options.family_only => Families::Both,
+            SocketAddr::V4(_) => Families::V4,
+            SocketAddr::V6(_) => Families::V6,
+        };
+        let port = manager.claim_port(space, addr.port(), families, options.reuse_address)?;
         self.set_local(SocketAddr::new(addr.ip(), port.number));
         {
             let mut state = self.state.lock();

@@ -73,6 +73,50 @@ static void destroy(struct rdma_cm_id *id)
 	CHECK(rdma_destroy_id(id) == 0);
 }
 
+/* Returns an identifier for the addresses of one family. */
+static struct rdma_cm_id *of_one_family(struct rdma_event_channel *channel)
+{
+	struct rdma_cm_id *id;
+	int yes = 1;
+
+	CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, &yes, sizeof(yes)) == 0);
+	return id;
+}
+
+/* Listeners of different families have the same port, as tgtd's. A request goes to the one of its family. */
+static void listen_on_both_families(struct rdma_event_channel *server, struct rdma_event_channel *client)
+{
+	struct rdma_cm_id *v6 = of_one_family(server), *v4 = of_one_family(server), *both, *second, *connecting;
+	struct sockaddr_in6 any6 = { .sin6_family = AF_INET6, .sin6_port = htons(7820) };
+	struct sockaddr_in any4 = { .sin_family = AF_INET, .sin_port = htons(7820) };
+	struct rdma_cm_event *event;
+
+	CHECK(rdma_bind_addr(v6, (struct sockaddr *)&any6) == 0 && rdma_listen(v6, 0) == 0);
+	CHECK(rdma_create_id(server, &both, NULL, RDMA_PS_TCP) == 0);
+	CHECK(rdma_bind_addr(both, (struct sockaddr *)&any4) == -1 && errno == EADDRINUSE);
+	destroy(both);
+	addr.sin_port = any4.sin_port;
+	connecting = connector(client);
+	CHECK(rdma_ack_cm_event(next(client, RDMA_CM_EVENT_REJECTED)) == 0);
+	destroy(connecting);
+
+	CHECK(rdma_bind_addr(v4, (struct sockaddr *)&any4) == 0 && rdma_listen(v4, 0) == 0);
+	second = of_one_family(server);
+	CHECK(rdma_bind_addr(second, (struct sockaddr *)&any4) == -1 && errno == EADDRINUSE);
+	destroy(second);
+	connecting = connector(client);
+	event = next(server, RDMA_CM_EVENT_CONNECT_REQUEST);
+	CHECK(event->listen_id == v4 && rdma_reject(event->id, NULL, 0) == 0);
+	both = event->id;
+	CHECK(rdma_ack_cm_event(event) == 0);
+	destroy(both);
+	CHECK(rdma_ack_cm_event(next(client, RDMA_CM_EVENT_REJECTED)) == 0);
+	destroy(connecting);
+	destroy(v4);
+	destroy(v6);
+}
+
 int main(int argc, char **argv)
 {
 	struct rdma_event_channel *server = rdma_create_event_channel(), *client = rdma_create_event_channel();
@@ -149,6 +193,8 @@ int main(int argc, char **argv)
 	CHECK(poll(&readable, 1, 0) == 0);
 	CHECK(rdma_ack_cm_event(next(client, RDMA_CM_EVENT_REJECTED)) == 0);
 	destroy(connecting);
+
+	listen_on_both_families(server, client);
 
 	/* Invalid calls. */
 	CHECK(rdma_create_id(client, &connecting, NULL, RDMA_PS_TCP) == 0);
