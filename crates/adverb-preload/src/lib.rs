@@ -52,6 +52,7 @@ mod query;
 mod rdmacm;
 mod report;
 mod settings;
+mod signals;
 mod srq;
 mod strings;
 mod unsupported;

@@ -18,6 +18,7 @@ use crate::cq::CompletionQueue;
 use crate::qp::QueuePair;
 use crate::report::{Output, RequestCounts};
 use crate::settings::Settings;
+use crate::signals::BlockedSignals;
 use crate::srq::SharedReceiveQueue;
 
 /// The software NIC of this process. It stays open until the process exits, because opening it again could give it
@@ -66,6 +67,7 @@ impl OpenNic {
         }
         let settings = Settings::from_environment();
         let settings = settings.map_err(|text| io::Error::new(io::ErrorKind::InvalidInput, text))?;
+        let _blocked = BlockedSignals::new();
         let nic = open_nic(&settings)?;
         let nic: &'static OpenNic = Box::leak(Box::new(OpenNic {
             output: Output::start(&settings, &nic)?,

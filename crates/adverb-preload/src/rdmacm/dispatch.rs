@@ -17,10 +17,12 @@ use super::channel::Event;
 use super::id::{DISCONNECT_TIMEOUT, Id, Stage};
 use super::manager::{Manager, Peer, Table};
 use crate::nic::Listed;
+use crate::signals::BlockedSignals;
 
 /// Starts the thread.
 pub(super) fn start(manager: &'static Manager) -> io::Result<()> {
     let dispatch = move || crate::entry::call(|| -> () { run(manager) });
+    let _blocked = BlockedSignals::new();
     std::thread::Builder::new().name("adverb-cm".to_owned()).spawn(dispatch).map(drop)
 }
 

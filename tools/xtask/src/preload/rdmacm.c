@@ -6,9 +6,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <rdma/rdma_cma.h>
 
@@ -126,7 +129,9 @@ int main(int argc, char **argv)
 	struct rdma_cm_id *listening, *connecting, *accepted;
 	struct rdma_cm_event *event;
 	struct ibv_context **devices;
+	struct timespec second = { .tv_sec = 1 };
 	struct pollfd readable;
+	sigset_t signals;
 	void *library;
 	int count;
 
@@ -204,6 +209,11 @@ int main(int argc, char **argv)
 	CHECK(inet_pton(AF_INET, "192.0.2.1", &addr.sin_addr) == 1);
 	CHECK(rdma_bind_addr(connecting, (struct sockaddr *)&addr) == -1 && errno == EADDRNOTAVAIL);
 	destroy(connecting);
+
+	/* The program may block signals after the library has started its threads. */
+	CHECK(sigemptyset(&signals) == 0 && sigaddset(&signals, SIGUSR2) == 0);
+	CHECK(sigprocmask(SIG_BLOCK, &signals, NULL) == 0 && kill(getpid(), SIGUSR2) == 0);
+	CHECK(sigtimedwait(&signals, NULL, &second) == SIGUSR2);
 
 	rdma_free_devices(devices);
 	rdma_destroy_event_channel(server);
