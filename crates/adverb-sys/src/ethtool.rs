@@ -20,8 +20,8 @@ const ETH_GSTRING_LEN: usize = 32;
 /// The maximum number of statistics. Drivers with many queues have some thousands.
 const MAX_STATISTICS: usize = 1 << 16;
 
-/// Returns the driver's statistics of a network interface by name, without those of a duplicate name. The result is
-/// empty if the driver has none. No privileges are needed.
+/// Returns the driver's statistics of a network interface by name. If several statistics have the same name, the result
+/// contains the last of them. The result is empty if the driver has none. No privileges are needed.
 ///
 /// ```
 /// # #[cfg(target_os = "linux")] {

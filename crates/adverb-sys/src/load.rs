@@ -71,20 +71,20 @@ impl Error for LoadError {}
 
 /// A library that stays loaded until the process ends.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub(crate) struct LoadedLibrary {
     file: &'static str,
-    /// Never closed: providers start threads and hold function pointers into the library.
+    /// The library, which is never closed, because providers start threads and hold function pointers into it.
     library: ManuallyDrop<Library>,
 }
 
 /// Opens a library by the name that the dynamic linker knows.
-pub(crate) fn open(file: &'static str) -> Result<Opened, LoadError> {
+pub(crate) fn open(file: &'static str) -> Result<LoadedLibrary, LoadError> {
     // RTLD_NOW reports missing symbols here instead of during a later call. RTLD_LOCAL suffices, because providers and
     // librdmacm declare their own dependency on libibverbs. SAFETY: rdma-core's initializers have no preconditions;
     // linking with the library would run the same ones.
     let library = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
     match library {
-        Ok(library) => Ok(Opened { file, library: ManuallyDrop::new(library) }),
+        Ok(library) => Ok(LoadedLibrary { file, library: ManuallyDrop::new(library) }),
         Err(error) => {
             // The text of libloading only names the call. Its source has the dynamic linker's message.
             let message = error.source().map_or_else(|| error.to_string(), ToString::to_string);
@@ -93,7 +93,7 @@ pub(crate) fn open(file: &'static str) -> Result<Opened, LoadError> {
     }
 }
 
-impl Opened {
+impl LoadedLibrary {
     /// Returns the function of this name, which ends with a NUL.
     ///
     /// # Safety

@@ -35,7 +35,7 @@ shapes! {
         IBV_MIG_ARMED = 2,
     }
 
-    // ibv_modify_qp, ibv_query_qp: which attributes
+    // The attribute masks of ibv_modify_qp and ibv_query_qp
     pub const c_int {
         /// The mask bit of the attribute `qp_state`.
         IBV_QP_STATE = 1 << 0,

@@ -92,7 +92,7 @@ shapes! {
         > = since "45",
     }
 
-    // ibv_wr_flush: the placement of the data
+    // ibv_wr_flush, the argument `kind`
     pub const u8 since "45" {
         /// A FLUSH to global visibility.
         IBV_FLUSH_GLOBAL = 1 << 0,
@@ -100,7 +100,7 @@ shapes! {
         IBV_FLUSH_PERSISTENT = 1 << 1,
     }
 
-    // ibv_wr_flush: which data
+    // ibv_wr_flush, the argument `level`
     pub const u8 since "45" {
         /// A FLUSH of a range.
         IBV_FLUSH_RANGE = 0,

@@ -9,7 +9,7 @@
 ///     pub struct verbs_context grows_at_start { … }                 new fields are added before the old ones
 ///     pub union ibv_gid { … }                                       union ibv_gid
 ///     pub union ibv_wc_imm unnamed_in ibv_wc { … }                  a union without tag or name in a struct
-///     pub opaque ibv_xrcd;                                          struct ibv_xrcd, never looked into
+///     pub opaque ibv_xrcd;                                          struct ibv_xrcd, without its fields
 ///     pub enum ibv_mtu: c_uint { IBV_MTU_256 = 1, … }               enum ibv_mtu: an integer, its values
 ///     pub const c_uint { IBV_SEND_FENCE = 1 << 0, … }               values that other integers hold
 ///     pub const c_uint since "45" { … }                             the same, newer than headers of 44
@@ -205,7 +205,7 @@ macro_rules! symbols {
                 Ok(LOADED.get_or_init(|| library))
             }
 
-            fn find(library: &crate::load::Opened) -> Result<Self, crate::LoadError> {
+            fn find(library: &crate::load::LoadedLibrary) -> Result<Self, crate::LoadError> {
                 Ok(Self {
                     $($called: {
                         // SAFETY: the type is that of the C declaration, which the layout test compares.

@@ -13,7 +13,7 @@ use libc::{c_int, c_void, sockaddr_in};
 
 const LENGTH: usize = 4096;
 
-/// A device, and two queue pairs on it that are connected with each other.
+/// An open device with a protection domain and a registered memory region.
 struct Fixture {
     ibverbs: &'static Ibverbs,
     context: *mut ibv_context,
@@ -395,8 +395,8 @@ fn a_request_to_connect_arrives_with_its_private_data() {
         let next = |expected: rdma_cm_event_type| {
             let mut event = ptr::null_mut();
             assert_eq!(cm.rdma_get_cm_event(channel, &mut event), 0, "{}", Error::last_os_error());
-            let words = CStr::from_ptr(cm.rdma_event_str((*event).event));
-            assert_eq!(((*event).event, (*event).status), (expected, 0), "{words:?}");
+            let name = CStr::from_ptr(cm.rdma_event_str((*event).event));
+            assert_eq!(((*event).event, (*event).status), (expected, 0), "{name:?}");
             event
         };
         let make = || {

@@ -105,7 +105,7 @@ unsafe extern "C" fn modify_cq(_: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) ->
 fn an_extended_operation_is_called_only_if_the_library_had_it() {
     let mut attr =
         ibv_modify_cq_attr { moderate: ibv_moderate_cq { cq_count: 7, cq_period: 0 }, ..Default::default() };
-    let reaches = size_of::<verbs_context>() - offset_of!(verbs_context, modify_cq);
+    let needed_size = size_of::<verbs_context>() - offset_of!(verbs_context, modify_cq);
     let try_with = |extended: &mut verbs_context, attr: &mut ibv_modify_cq_attr| {
         // The address of the context is derived from that of the whole struct, so that the fields before it may be
         // read.
@@ -120,9 +120,9 @@ fn an_extended_operation_is_called_only_if_the_library_had_it() {
     extended.modify_cq = Some(modify_cq);
     assert_eq!(try_with(&mut extended, &mut attr), 7);
     assert_eq!(called(), "modify_cq");
-    extended.sz = reaches;
+    extended.sz = needed_size;
     assert_eq!(try_with(&mut extended, &mut attr), 7, "the oldest library that has it");
-    extended.sz = reaches - 1;
+    extended.sz = needed_size - 1;
     assert_eq!(try_with(&mut extended, &mut attr), libc::EOPNOTSUPP, "a library that didn't have it");
     extended.sz = size_of::<verbs_context>();
     extended.context.abi_compat = ptr::null_mut();
@@ -130,7 +130,7 @@ fn an_extended_operation_is_called_only_if_the_library_had_it() {
 }
 
 #[test]
-fn the_extended_context_is_around_the_context() {
+fn the_extended_context_contains_the_context() {
     let mut extended = context();
     let whole = &raw mut extended;
     // SAFETY: the context is the last field of an extended one.
@@ -220,7 +220,7 @@ unsafe extern "C" fn wr_complete(_: *mut ibv_qp_ex) -> c_int {
 }
 
 #[test]
-fn a_request_is_put_together_through_the_queue_pairs_pointers() {
+fn a_request_is_built_through_the_queue_pairs_function_pointers() {
     let mut qp = ibv_qp_ex {
         wr_start: Some(wr_start),
         wr_rdma_write: Some(wr_rdma_write),
@@ -264,7 +264,7 @@ unsafe extern "C" fn read_imm_data(_: *mut ibv_cq_ex) -> __be32 {
 }
 
 #[test]
-fn completions_are_read_through_the_queues_pointers() {
+fn completions_are_read_through_the_queues_function_pointers() {
     let mut cq = ibv_cq_ex {
         start_poll: Some(start_poll),
         next_poll: Some(next_poll),
@@ -287,7 +287,7 @@ fn completions_are_read_through_the_queues_pointers() {
 
 unsafe extern "C" fn create_qp(pd: *mut ibv_pd, _: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     CALLED.set("create_qp");
-    // Any value that identifies the argument.
+    // The test recognizes the argument by its address.
     pd.cast()
 }
 
@@ -382,7 +382,7 @@ fn redirected_functions_behave_like_the_header() {
     unsafe {
         let context = &raw mut (*whole).context;
 
-        // A queue pair without extended attributes is created by the plain function.
+        // The plain function creates a queue pair without extended attributes.
         let mut attr = ibv_qp_init_attr_ex { comp_mask: IBV_QP_INIT_ATTR_PD, pd, ..Default::default() };
         assert_eq!(library.ibv_create_qp_ex(context, &mut attr), pd.cast());
         assert_eq!(called(), "create_qp");
@@ -393,7 +393,7 @@ fn redirected_functions_behave_like_the_header() {
         assert_eq!(library.ibv_create_qp_ex(context, &mut attr), (&raw mut attr).cast());
         assert_eq!(called(), "create_qp_ex");
 
-        // A shared receive queue without extended attributes is, too.
+        // The plain function also creates a shared receive queue without extended attributes.
         let mut attr = ibv_srq_init_attr_ex { comp_mask: IBV_SRQ_INIT_ATTR_PD, pd, ..Default::default() };
         assert_eq!(library.ibv_create_srq_ex(context, &mut attr), pd.cast());
         assert_eq!(called(), "create_srq");
@@ -430,8 +430,8 @@ fn redirected_functions_behave_like_the_header() {
         for error in [libc::EOPNOTSUPP, libc::ENOSYS] {
             device.orig_attr.max_qp = error;
             assert_eq!(library.ibv_query_device_ex(context, ptr::null(), &mut device), 0);
-            let answer = (device.orig_attr.max_qp, device.device_cap_flags_ex);
-            assert_eq!((called(), answer), ("query_device", (5, 0)));
+            let attributes = (device.orig_attr.max_qp, device.device_cap_flags_ex);
+            assert_eq!((called(), attributes), ("query_device", (5, 0)));
         }
         device.orig_attr.max_qp = libc::EIO;
         assert_eq!(library.ibv_query_device_ex(context, ptr::null(), &mut device), libc::EIO);

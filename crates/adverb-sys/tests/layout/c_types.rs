@@ -1,4 +1,4 @@
-//! Types, from Rust to C.
+//! The translation of types from Rust to C.
 
 use std::collections::BTreeMap;
 use std::iter::Peekable;
@@ -113,7 +113,7 @@ pub(crate) fn c_name(record: &Record) -> String {
     }
 }
 
-/// A type as far as C has its like.
+/// A type that C can express.
 enum Type {
     Name(String),
     Pointer { target: Box<Type>, is_const: bool },

@@ -29,7 +29,7 @@ pub(crate) fn names_in_headers() -> Option<BTreeSet<String>> {
     Some(words.filter(|word| !word.is_empty()).map(str::to_owned).collect())
 }
 
-/// Checks that a compiler and the headers are installed. Returns what is missing otherwise.
+/// Checks that a compiler and the headers are installed. Otherwise, returns the missing one.
 fn check_installed() -> Result<(), &'static str> {
     let probe = "#if !__has_include(<infiniband/verbs.h>)\n\
                  no header of libibverbs\n\

@@ -97,7 +97,7 @@ fn a_wrong_declaration_is_detected() {
     };
     let types = CTypes::new();
     let wrong = [
-        // A field too early, of the wrong type, and a struct too small.
+        // One field has the wrong type, one has too low an offset, and the struct is too small.
         Item::Record(Record {
             name: "ibv_sge",
             declaration: CDeclaration::Struct,
@@ -113,9 +113,9 @@ fn a_wrong_declaration_is_detected() {
         Item::Enumeration { name: "ibv_node_type", size: 4, signed: false },
         Item::Function { name: "ibv_dealloc_pd", ty: "unsafe extern \"C\" fn(*mut ibv_mr) -> c_int" },
         Item::Function { name: "ibv_query_gid", ty: "unsafe extern \"C\" fn(*mut ibv_context, u8) -> c_int" },
-        // Right, and so not found.
+        // This declaration is right, so it is not reported.
         Item::Constant { name: "IBV_QPT_RC", value: 2, since: None },
-        // Newer than any header, and so not compared.
+        // This declaration is newer than any header, so it is not compared.
         Item::Constant { name: "IBV_QPT_TELEPATHY", value: 2, since: Some("999") },
     ];
     let mut comparison = Comparison::new(names);
