@@ -144,7 +144,7 @@ impl QueuePair {
         qkey: u32,
         traffic: Traffic,
     ) -> Result<UdDestination> {
-        let address = AddressHandle::of(self, remote.gid, remote.lid, traffic)?;
-        Ok(UdDestination { address_handle: address, qpn: remote.qpn, qkey })
+        let address_handle = AddressHandle::of(self, remote.gid, remote.lid, traffic)?;
+        Ok(UdDestination { address_handle, qpn: remote.qpn, qkey })
     }
 }

@@ -157,8 +157,8 @@ impl Completion {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::InvalidRequest`] if it is not a receive
-    /// into exactly one [`Buffer`].
+    /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::InvalidRequest`] if its payload is not
+    /// exactly one [`Buffer`].
     pub fn into_message(self) -> Result<Buffer> {
         let length = self.result()?.length as usize;
         let mut buffer = self.into_buffer().ok_or_else(not_one_buffer)?;
@@ -171,8 +171,8 @@ impl Completion {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::InvalidRequest`] if it is not a receive
-    /// into exactly one [`PoolBuf`].
+    /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::InvalidRequest`] if its payload is not
+    /// exactly one [`PoolBuf`].
     pub fn into_pool_message(self) -> Result<PoolBuf> {
         let length = self.result()?.length as usize;
         let mut buffer = self.into_pool_buf().ok_or_else(not_one_buffer)?;

@@ -207,7 +207,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidRequest`] if the queue was created without events, and [`Error::Verb`] if the operation
+    /// Returns [`Error::Unsupported`] if the queue was created without events, and [`Error::Verb`] if the operation
     /// fails.
     pub fn wait_event(&self, timeout: Duration) -> Result<bool> {
         if timeout == Duration::MAX {
@@ -233,7 +233,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidRequest`] if the queue was created without events, and [`Error::Verb`] if the operation
+    /// Returns [`Error::Unsupported`] if the queue was created without events, and [`Error::Verb`] if the operation
     /// fails.
     pub fn try_event(&self) -> Result<bool> {
         let is_pending = self.0.backend.try_event()?;

@@ -49,10 +49,10 @@ impl CompletionQueue {
                 hint: "poll for a while after each event instead, as `Poller` does".into(),
             });
         };
-        let limit = |quantity: &'static str, requested: u128, limits: u64| Error::LimitExceeded {
+        let limit = |quantity: &'static str, requested: u128, max: u64| Error::LimitExceeded {
             quantity: quantity.into(),
             requested: u64::try_from(requested).unwrap_or(u64::MAX),
-            max: limits,
+            max,
             hint: "`DeviceAttributes::moderation` has the maximum of the device".into(),
         };
         if count > limits.max_count {
@@ -76,7 +76,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidRequest`] if the queue was created without
+    /// Returns [`Error::Unsupported`] if the queue was created without
     /// [events](super::CompletionQueueBuilder::events), and [`Error::Verb`] if the operation fails.
     pub fn wait_solicited(&self, out: &mut Vec<Completion>, timeout: Duration) -> Result<usize> {
         let deadline = Deadline::new(timeout);

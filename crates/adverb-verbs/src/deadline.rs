@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-/// A point in time until which an operation may take.
+/// A point in time by which an operation must end.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     /// The total time that the operation may take.
     pub timeout: Duration,
-    /// `None` means never: the clock can't represent the time.
+    /// The point in time, or `None` if the clock can't represent it, so that the deadline never passes.
     at: Option<Instant>,
 }
 

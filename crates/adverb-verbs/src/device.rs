@@ -153,7 +153,8 @@ impl Device {
         Ok(Device(Arc::new(Inner { backend, name, attributes, windows })))
     }
 
-    /// Returns the handle to a device that is opened once per process, or another handle if it is already open.
+    /// Returns a handle to a device that a process opens only once. If the device is already open, the handle refers to the
+    /// open device, and `backend` is dropped.
     fn find_or_add(backend: backend::Device, name: String) -> Result<Device> {
         let mut registry = DeviceRegistry::lock();
         if let Some(device) = registry.find(|device| device.backend.is(&backend)) {

@@ -5,8 +5,8 @@
 //! queue's lock.
 //!
 //! A request is identified by its position in the ring, which is part of the work request id. The position selects
-//! the slot. Because positions are not reused for a long time, it also tells whether a completion belongs to this
-//! request or to an earlier one.
+//! the slot. Because positions are not reused for a long time, the position in a completion also distinguishes this
+//! request from earlier requests in the slot.
 
 use adverb_proto::trace::Queue;
 use adverb_proto::types::{Qpn, SendFlags};
@@ -28,7 +28,7 @@ pub(super) struct InFlight {
     /// The operation that its completion reports: one of the backend's opcodes.
     pub(super) opcode: u32,
     /// The address handle, which the device may use until the request completes.
-    pub(super) recipient: Option<AddressHandle>,
+    pub(super) address_handle: Option<AddressHandle>,
 }
 
 /// The posting end of a queue.
@@ -178,9 +178,9 @@ impl Completing {
         if completion.wr_id != expected || status | (flags & flag::SLOW_PATH) != 0 {
             return false;
         }
-        let outstanding = self.ring.pop_into(out, |InFlight { payload, tag, recipient, .. }| {
+        let outstanding = self.ring.pop_into(out, |InFlight { payload, tag, address_handle, .. }| {
             let (id, outcome) = (RequestId(completion.wr_id), completion.outcome);
-            (Completion { id, tag, payload, outcome }, recipient)
+            (Completion { id, tag, payload, outcome }, address_handle)
         });
         self.stats.max_outstanding = self.stats.max_outstanding.max(outstanding);
         self.stats.succeeded(length);
@@ -266,7 +266,7 @@ impl Completing {
     #[inline]
     fn complete_oldest(&mut self, outcome: Option<RawOutcome>, out: &mut Vec<Completion>) {
         let id = RequestId(self.id_base | u64::from(self.ring.oldest()));
-        let Some(InFlight { payload, tag, opcode, recipient: _ }) = self.ring.pop() else { return };
+        let Some(InFlight { payload, tag, opcode, address_handle: _ }) = self.ring.pop() else { return };
         let outcome = outcome.unwrap_or(RawOutcome::implied(opcode));
         self.stats.count(&outcome);
         out.push(Completion { id, tag, payload, outcome });
@@ -287,7 +287,7 @@ mod tests {
     }
 
     fn request(tag: u64) -> InFlight {
-        InFlight { payload: Payload::Empty, tag, opcode: 0, recipient: None }
+        InFlight { payload: Payload::Empty, tag, opcode: 0, address_handle: None }
     }
 
     fn tags(completions: &[Completion]) -> Vec<u64> {

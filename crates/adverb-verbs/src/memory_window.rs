@@ -271,7 +271,7 @@ impl QueuePair {
     #[cold]
     pub(super) fn check_window(&self, request: &SendRequest, window: &MemoryWindow) -> Result<()> {
         let reject = |reason: &'static str| Err(Error::InvalidRequest { reason: reason.into() });
-        if self.transport != Transport::Rc || request.recipient.is_some() {
+        if self.transport != Transport::Rc || request.destination.is_some() {
             return reject("memory windows require an RC queue pair");
         }
         if request.flags.contains(SendFlags::INLINE) {
@@ -296,7 +296,7 @@ impl QueuePair {
                 if *slice.domain() != self.domain {
                     return Err(self.domain.foreign("memory", slice.domain(), self.name()));
                 }
-                if let Some(reason) = flaw(slice, bind.access) {
+                if let Some(reason) = invalid_reason(slice, bind.access) {
                     return reject(reason);
                 }
                 shared.unregister(&mut state);
@@ -339,7 +339,7 @@ impl QueuePair {
 }
 
 /// Returns a reason why a window can't be bound to a slice with this access.
-fn flaw(slice: &RegionSlice, access: Access) -> Option<&'static str> {
+fn invalid_reason(slice: &RegionSlice, access: Access) -> Option<&'static str> {
     let region = slice.access();
     if slice.is_empty() {
         Some("a memory window must contain at least one byte")

@@ -97,7 +97,7 @@ impl PollerOptions {
     }
 
     /// Sets the maximum time to spin after a completion before sleeping. The default is 50 µs. The poller spins for a
-    /// shorter time if completions never arrive within that time.
+    /// shorter time after completions that arrived later than that.
     pub fn max_spin(mut self, spin: Duration) -> PollerOptions {
         self.spin = spin;
         self
@@ -263,12 +263,13 @@ impl Counts {
     }
 }
 
-/// Wakes a sleeping poller.
+/// A pipe that wakes a sleeping poller.
 struct Waker {
-    /// Set by the poller before its last poll. Cleared by the thread that wakes it, which writes a byte to the pipe,
-    /// or by the poller itself. Thus the pipe contains at most one byte.
+    /// Whether the poller sleeps or is about to sleep. The poller sets the flag before its last poll. The thread that
+    /// wakes the poller clears the flag and writes a byte to the pipe; otherwise the poller clears it. Thus the pipe
+    /// contains at most one byte.
     is_asleep: AtomicBool,
-    /// Kept here, because writing to a pipe without a reader fails.
+    /// The pipe's reader. It lives as long as the writer, because writing to a pipe without a reader fails.
     reader: PipeReader,
     writer: PipeWriter,
 }
@@ -338,18 +339,18 @@ impl<H: FnMut(Completion)> Worker<H> {
     /// Polls until the thread is told to stop, or polling fails.
     fn work(&mut self) -> Result<()> {
         loop {
-            // Loaded before polling, so that the last poll finds all that completed before `stop`.
+            // The flag is loaded before polling, so that the last poll returns all completions from before `stop`.
             let is_stopping = self.shared.is_stopping();
             let count = self.poll()?;
             if is_stopping {
                 return Ok(());
             }
             if count > 0 {
-                self.pace.found();
+                self.pace.record_completion();
             } else if self.pace.is_spinning() {
                 std::hint::spin_loop();
             } else if self.sleep()? > 0 {
-                self.pace.found();
+                self.pace.record_completion();
             }
         }
     }
@@ -358,11 +359,12 @@ impl<H: FnMut(Completion)> Worker<H> {
     fn poll(&mut self) -> Result<usize> {
         let polled = self.slot.0.poll(&mut self.batch);
         let count = self.batch.len();
-        // Includes completions that were polled before an error.
+        // The batch includes completions that were polled before an error.
         for completion in self.batch.drain(..) {
             let handler = &mut self.handler;
             let called = catch_unwind(AssertUnwindSafe(|| handler(completion)));
-            // Counted after the call, so that a thread that sees the count sees the handler's effects.
+            // The completion is counted after the call, so that a thread that reads the count also observes the
+            // handler's effects.
             self.shared.counts.completions.fetch_add(1, Ordering::Release);
             if let Err(panic) = called {
                 self.shared.counts.panics.fetch_add(1, Ordering::Relaxed);
@@ -423,13 +425,14 @@ fn message_of(panic: Box<dyn Any + Send>) -> String {
     message
 }
 
-/// Decides between spinning and sleeping.
+/// The choice between spinning and sleeping.
 struct Pace {
     max: Duration,
     /// The current time to spin, adapted to its success.
     spin: Duration,
     /// The time of the last completion since the last sleep.
     found: Option<Instant>,
+    /// The time at which the poller began to sleep, until a completion arrives.
     slept: Option<Instant>,
     pause: Duration,
 }
@@ -445,8 +448,8 @@ impl Pace {
         Pace { max, spin: max, found: None, slept: None, pause: Self::MIN_PAUSE }
     }
 
-    /// Records a completion.
-    fn found(&mut self) {
+    /// Records the arrival of a completion.
+    fn record_completion(&mut self) {
         let now = Instant::now();
         if let Some(slept) = self.slept.take() {
             // Spin if that would have found the completion; otherwise spin for half as long next time.
@@ -492,13 +495,13 @@ mod tests {
         let max = Duration::from_millis(200);
         let mut pace = Pace { max, spin: max, found: None, slept: None, pause: Pace::MIN_PAUSE };
         assert!(!pace.is_spinning(), "nothing was found yet");
-        pace.found();
+        pace.record_completion();
         assert!(pace.is_spinning());
         pace.slept = Instant::now().checked_sub(max * 2);
-        pace.found();
+        pace.record_completion();
         assert_eq!(pace.spin, max / 2);
         pace.slept = Some(Instant::now());
-        pace.found();
+        pace.record_completion();
         assert_eq!(pace.spin, max);
     }
 
@@ -509,7 +512,7 @@ mod tests {
         assert!(pauses.is_sorted());
         assert_eq!(pauses.first(), Some(&Pace::MIN_PAUSE));
         assert_eq!(pauses.last(), Some(&Pace::MAX_PAUSE));
-        pace.found();
+        pace.record_completion();
         assert_eq!(pace.pause(), Pace::MIN_PAUSE);
     }
 

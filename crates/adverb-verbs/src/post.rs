@@ -71,11 +71,11 @@ impl QueuePair {
     pub fn post_send(&self, request: SendRequest) -> Result<RequestId, PostError<SendRequest>> {
         // A request on the fast path is taken apart: its parts move straight to the device's list and to the ring.
         // They are `ManuallyDrop`, because a value with a destructor would have to be in memory.
-        let SendRequest { operation, flags, payload, tag, recipient } = request;
-        let (payload, recipient) = (ManuallyDrop::new(payload), ManuallyDrop::new(recipient));
+        let SendRequest { operation, flags, payload, tag, destination } = request;
+        let (payload, destination) = (ManuallyDrop::new(payload), ManuallyDrop::new(destination));
         let mut queue = self.send.lock();
         let Posting { ring, signals, id_base, stats, scratch, recorder } = &mut *queue;
-        if let Some(segment) = self.fast_path_segment(operation, flags, &payload, &recipient)
+        if let Some(segment) = self.fast_path_segment(operation, flags, &payload, &destination)
             && self.state.is_ready_to_send()
             // Requests are recorded on the slow path.
             && !recorder.is_on()
@@ -86,7 +86,7 @@ impl QueuePair {
             scratch.send.put(&plain::SendRequest { wr_id, tag, operation, flags, segments, destination });
             // The memory is stored first: the completion may arrive before posting returns.
             let (payload, opcode) = (ManuallyDrop::into_inner(payload), completed_opcode(&operation));
-            vacancy.fill(InFlight { payload, tag, opcode, recipient: None });
+            vacancy.fill(InFlight { payload, tag, opcode, address_handle: None });
             stats.posted += 1;
             return match self.backend.post_send(&mut scratch.send) {
                 Ok(()) => {
@@ -96,8 +96,9 @@ impl QueuePair {
                 Err(failure) => Err(self.send_rejected(queue, failure)),
             };
         }
-        let (payload, recipient) = (ManuallyDrop::into_inner(payload), ManuallyDrop::into_inner(recipient));
-        self.post_send_slow(queue, SendRequest { operation, flags, payload, tag, recipient })
+        let (payload, destination) =
+            (ManuallyDrop::into_inner(payload), ManuallyDrop::into_inner(destination));
+        self.post_send_slow(queue, SendRequest { operation, flags, payload, tag, destination })
     }
 
     /// Posts several send requests with one doorbell. After an error, the first requests may have been posted, and the
@@ -127,18 +128,18 @@ impl QueuePair {
         // No lock is held here: the iterator is the caller's code and may itself poll or post.
         let mut batch = std::mem::take(&mut self.send.lock().scratch.batch);
         for request in requests {
-            let SendRequest { operation, flags, payload, tag, recipient } = request;
-            let (payload, recipient) = (ManuallyDrop::new(payload), ManuallyDrop::new(recipient));
-            let Some(segment) = self.fast_path_segment(operation, flags, &payload, &recipient) else {
-                let (payload, recipient) =
-                    (ManuallyDrop::into_inner(payload), ManuallyDrop::into_inner(recipient));
-                batch.add_slow(SendRequest { operation, flags, payload, tag, recipient });
+            let SendRequest { operation, flags, payload, tag, destination } = request;
+            let (payload, destination) = (ManuallyDrop::new(payload), ManuallyDrop::new(destination));
+            let Some(segment) = self.fast_path_segment(operation, flags, &payload, &destination) else {
+                let (payload, destination) =
+                    (ManuallyDrop::into_inner(payload), ManuallyDrop::into_inner(destination));
+                batch.add_slow(SendRequest { operation, flags, payload, tag, destination });
                 continue;
             };
             let (segments, destination) = (&[segment], None);
             batch.list.add(&plain::SendRequest { wr_id: 0, tag, operation, flags, segments, destination });
             let (payload, opcode) = (ManuallyDrop::into_inner(payload), completed_opcode(&operation));
-            batch.in_flight.push(InFlight { payload, tag, opcode, recipient: None });
+            batch.in_flight.push(InFlight { payload, tag, opcode, address_handle: None });
         }
         self.post_batch(self.send.lock(), batch)
     }
@@ -302,7 +303,7 @@ impl QueuePair {
         let (segments, destination) = (&[segment], None);
         batch.list.add(&plain::SendRequest { wr_id: 0, tag: 0, operation, flags, segments, destination });
         let (payload, opcode) = (Payload::Empty, completed_opcode(&operation));
-        batch.in_flight.push(InFlight { payload, tag: 0, opcode, recipient: None });
+        batch.in_flight.push(InFlight { payload, tag: 0, opcode, address_handle: None });
         let id = RequestId(queue.id(0));
         match self.post_batch(queue, batch) {
             Ok(_) => Ok(id),
@@ -323,7 +324,7 @@ impl QueuePair {
         let wr_id = queue.id(0);
         queue.scratch.recv_list.clear();
         queue.scratch.recv_list.add(&plain::RecvRequest { wr_id, tag: 0, segments: &[buffer.segment()] });
-        queue.push(InFlight { payload: Payload::Empty, tag: 0, opcode: opcode::RECV, recipient: None });
+        queue.push(InFlight { payload: Payload::Empty, tag: 0, opcode: opcode::RECV, address_handle: None });
         match self.post_recv_list(&mut queue) {
             Ok(()) => Ok(RequestId(wr_id)),
             Err(failure) => {
@@ -386,7 +387,7 @@ impl QueuePair {
         operation: SendOperation,
         flags: SendFlags,
         payload: &Payload,
-        recipient: &Option<UdDestination>,
+        destination: &Option<UdDestination>,
     ) -> Option<Segment> {
         let is_fast = matches!(
             operation,
@@ -396,7 +397,7 @@ impl QueuePair {
                 | SendOperation::WriteWithImm(..)
         );
         if !is_fast
-            || recipient.is_some()
+            || destination.is_some()
             || flags.contains(SendFlags::INLINE)
             || self.transport != Transport::Rc
         {
@@ -412,8 +413,8 @@ impl QueuePair {
         if let Payload::Window(window) = &request.payload {
             return self.check_window(request, window);
         }
-        if let Some(flaw) = request.flaw() {
-            return Err(Error::InvalidRequest { reason: flaw.into() });
+        if let Some(invalid_reason) = request.invalid_reason() {
+            return Err(Error::InvalidRequest { reason: invalid_reason.into() });
         }
         if let Some(reason) = self.unsuitable(request) {
             return Err(Error::InvalidRequest { reason: reason.into() });
@@ -459,17 +460,17 @@ impl QueuePair {
     fn unsuitable(&self, request: &SendRequest) -> Option<&'static str> {
         if self.transport == Transport::Rc {
             return request
-                .recipient
+                .destination
                 .is_some()
                 .then_some("a request of a connected queue pair cannot have a destination");
         }
         match (self.transport, &request.operation) {
             (Transport::Ud, SendOperation::Send | SendOperation::SendWithImm(_)) => {
-                let Some(recipient) = &request.recipient else {
+                let Some(destination) = &request.destination else {
                     return Some("a UD send request requires a destination: call `destination`");
                 };
                 // A provider would take another device's handle for its own.
-                let is_own = recipient.address_handle.backend().is_of(self.domain.backend());
+                let is_own = destination.address_handle.backend().is_of(self.domain.backend());
                 (!is_own).then_some(
                     "the destination belongs to another protection domain: create it with this queue pair",
                 )
@@ -486,7 +487,7 @@ impl QueuePair {
             }
             (_, SendOperation::SendInvalidate(_)) => Some("SEND with invalidate requires an RC queue pair"),
             _ => request
-                .recipient
+                .destination
                 .is_some()
                 .then_some("a request of a connected queue pair cannot have a destination"),
         }
@@ -540,7 +541,7 @@ impl QueuePair {
             flags,
             payload,
             tag,
-            recipient: None,
+            destination: None,
         });
         let requests = requests.collect();
         PostError { error: self.not_posted("posting a send request", failure), requests }
@@ -601,14 +602,14 @@ impl Batch {
     fn add_slow(&mut self, request: SendRequest) {
         self.slow.push((self.list.len(), request));
         self.list.add_slot();
-        self.in_flight.push(InFlight { payload: Payload::Empty, tag: 0, opcode: 0, recipient: None });
+        self.in_flight.push(InFlight { payload: Payload::Empty, tag: 0, opcode: 0, address_handle: None });
     }
 
     /// Adds the checked requests that are off the fast path to the list, and moves their memory.
     #[cold]
     fn encode_slow(&mut self, segment_buf: &mut Vec<Segment>) {
         for (index, request) in &mut self.slow {
-            let SendRequest { operation, flags, payload, tag, recipient } = request;
+            let SendRequest { operation, flags, payload, tag, destination } = request;
             segment_buf.clear();
             segment_buf.extend(payload.segments().iter().map(PayloadSegment::segment));
             let plain = plain::SendRequest {
@@ -617,7 +618,7 @@ impl Batch {
                 operation: *operation,
                 flags: *flags,
                 segments: segment_buf,
-                destination: recipient.as_ref().map(destination),
+                destination: destination.as_ref().map(plain_destination),
             };
             self.list.put(*index, &plain);
             if let Payload::Window(window) = payload {
@@ -627,7 +628,7 @@ impl Batch {
                 payload: std::mem::take(payload),
                 tag: *tag,
                 opcode: completed_opcode(operation),
-                recipient: recipient.as_ref().map(|recipient| recipient.address_handle.clone()),
+                address_handle: destination.as_ref().map(|destination| destination.address_handle.clone()),
             };
         }
     }
@@ -646,7 +647,7 @@ impl Batch {
             }
             None => {
                 let (operation, flags) = self.list.decode(index);
-                SendRequest { operation, flags, payload, tag, recipient: None }
+                SendRequest { operation, flags, payload, tag, destination: None }
             }
         };
         (from..).zip(in_flight).map(request).collect()
@@ -675,7 +676,7 @@ fn add_recv(queue: &mut Posting, request: &mut RecvRequest) -> RequestId {
     };
     recv_list.add(&plain::RecvRequest { wr_id, tag: *tag, segments });
     let payload = std::mem::take(payload);
-    queue.push(InFlight { payload, tag: *tag, opcode: opcode::RECV, recipient: None });
+    queue.push(InFlight { payload, tag: *tag, opcode: opcode::RECV, address_handle: None });
     RequestId(wr_id)
 }
 
@@ -731,8 +732,8 @@ fn check_payload(payload: &Payload, segments: u32, max: u32, hint: &'static str)
 
 /// Returns the destination of a datagram in plain form.
 #[inline]
-fn destination(recipient: &UdDestination) -> Destination<&backend::AddressHandle> {
-    Destination { handle: recipient.address_handle.backend(), qpn: recipient.qpn, qkey: recipient.qkey }
+fn plain_destination(destination: &UdDestination) -> Destination<&backend::AddressHandle> {
+    Destination { handle: destination.address_handle.backend(), qpn: destination.qpn, qkey: destination.qkey }
 }
 
 /// Returns the opcode that the completion of an operation reports.

@@ -180,7 +180,7 @@ impl QueuePair {
     /// options is larger than the MTU of either port.
     pub fn connect_with(&self, remote: &Endpoint, options: &ConnectOptions) -> Result<()> {
         if self.transport == Transport::Ud {
-            let reason = "datagrams need no connection: call `move_to_rts`, and name the recipient of each";
+            let reason = "datagrams need no connection: call `move_to_rts`, and set the destination of each";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         let state = self.state.get();
@@ -402,7 +402,7 @@ impl QueuePair {
             || local_gid.udp_addr().is_ipv4() != remote_gid.udp_addr().is_ipv4()
         {
             format!(
-                "use a local address of the same kind as the peer's (`QueuePairBuilder::address`): GID {} of {} is {local_gid}, \
+                "use a local address of the same kind as the peer's (`QueuePairBuilder::local_addr`): GID {} of {} is {local_gid}, \
                  the peer's is {remote_gid}",
                 self.gid_index,
                 self.domain.device().name()

@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn full_ring_buffers_count_what_they_overwrite() {
+    fn full_ring_buffers_count_overwritten_events() {
         let device = Arc::new(DeviceRecorder::default());
         let mut queue = QueueRecorder::new(Some(&device));
         device.start("test", &RecorderOptions { capacity: 4, ..RecorderOptions::default() }).unwrap();

@@ -2,8 +2,8 @@
 //!
 //! [`Device::record`] starts a recording. The events are stored in a ring buffer, which keeps the last ones and counts
 //! those that it overwrites. While no recording is in progress, a message on the software NIC costs about 30 instructions
-//! more at each end. While one is, an event costs about 45 instructions, and a message has about 7 events at both ends
-//! together.
+//! more at each end. During a recording, an event costs about 45 instructions, and a message has about 7 events at both
+//! ends together.
 //!
 //! ```
 //! # #[cfg(feature = "soft")] {
@@ -81,8 +81,8 @@ use super::{Device, QueuePair};
 use crate::backend;
 use crate::error::{Error, Result};
 
-/// The number of events that a recording keeps by default: 1 MiB. With 8 times as many, a 64-byte message took a fifth more
-/// CPU time, because the events no longer fit the L2 cache of 2 MiB (`cargo xtask bench soft`).
+/// The number of events that a recording keeps by default: they take 1 MiB. With 8 times as many, a 64-byte message took a
+/// fifth more CPU time, because the events no longer fit the L2 cache of 2 MiB (`cargo xtask bench soft`).
 const DEFAULT_CAPACITY: usize = 1 << 13;
 
 /// A function that receives a recording that stopped by itself.
@@ -113,7 +113,7 @@ pub struct RecordingBuilder {
     options: RecorderOptions,
     /// The name of a queue pair that belongs to another device.
     foreign: Option<String>,
-    /// Behind a lock, so that the builder is `Sync`.
+    /// The function that receives the recording, behind a lock, so that the builder is `Sync`.
     on_stop: Mutex<Option<OnStop>>,
 }
 
@@ -185,8 +185,8 @@ impl RecordingBuilder {
 
     /// Sets a function that receives the recording if it [stops by itself](RecordingBuilder::stop_on_failure).
     ///
-    /// The function is called at most once, on a thread that [`start`](RecordingBuilder::start) creates for it. No lock is held, so the function
-    /// may use the device. [`ActiveRecording::stop`] returns the recording nevertheless.
+    /// The function is called at most once, on a thread that [`start`](RecordingBuilder::start) creates for it. No lock is
+    /// held, so the function may use the device. [`ActiveRecording::stop`] returns the recording nevertheless.
     pub fn on_stop(mut self, function: impl FnOnce(Recording) + Send + 'static) -> RecordingBuilder {
         self.on_stop = Mutex::new(Some(Box::new(function)));
         self
@@ -221,7 +221,7 @@ impl RecordingBuilder {
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         let stopped = device.backend().start_recording(device.name(), &options)?;
-        // Dropped if the thread can't be started, which stops the recording.
+        // If the thread can't be started, dropping `active` stops the recording.
         let mut active = ActiveRecording { device, stopped, watcher: None, is_over: false };
         if let Some(on_stop) = on_stop {
             active.watcher = Some(active.watch(on_stop)?);

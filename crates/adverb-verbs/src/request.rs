@@ -30,7 +30,7 @@ pub struct SendRequest {
     pub(super) flags: SendFlags,
     pub(super) payload: Payload,
     pub(super) tag: u64,
-    pub(super) recipient: Option<UdDestination>,
+    pub(super) destination: Option<UdDestination>,
 }
 
 impl SendRequest {
@@ -158,7 +158,7 @@ impl SendRequest {
     /// # Ok::<(), adverb::Error>(())
     /// ```
     pub fn flush(range: RemoteMemory, placement: FlushPlacement) -> SendRequest {
-        // A length that the wire format can't hold stays too long for the check of `flaw`.
+        // A length that the wire format can't hold stays too long for the check of `invalid_reason`.
         let length = u32::try_from(range.len).unwrap_or(u32::MAX);
         SendRequest::new_flush(range.at(0), length, false, placement)
     }
@@ -188,13 +188,13 @@ impl SendRequest {
             flags: SendFlags::SIGNALED,
             payload: payload.into(),
             tag: 0,
-            recipient: None,
+            destination: None,
         }
     }
 
     /// Sets the destination of a datagram. Every SEND on a UD queue pair requires a destination.
     pub fn destination(mut self, destination: &UdDestination) -> SendRequest {
-        self.recipient = Some(destination.clone());
+        self.destination = Some(destination.clone());
         self
     }
 
@@ -252,7 +252,7 @@ impl SendRequest {
 
     /// Returns a reason to reject the request that doesn't depend on the queue pair.
     #[inline]
-    pub(super) fn flaw(&self) -> Option<&'static str> {
+    pub(super) fn invalid_reason(&self) -> Option<&'static str> {
         if self.is_written_locally() {
             if self.flags.contains(SendFlags::INLINE) {
                 return Some(
@@ -265,8 +265,8 @@ impl SendRequest {
             if !matches!(self.operation, SendOperation::Read(_)) && self.payload.len() != 8 {
                 return Some("an atomic operation requires a payload of exactly 8 bytes");
             }
-        } else if let Some(flaw) = self.extended_flaw() {
-            return Some(flaw);
+        } else if let Some(invalid_reason) = self.extended_invalid_reason() {
+            return Some(invalid_reason);
         } else if self.flags.contains(SendFlags::INLINE)
             && !self.payload.segments().iter().all(PayloadSegment::is_identity_mapped)
         {
@@ -284,7 +284,7 @@ impl SendRequest {
     }
 
     /// Returns a reason to reject an ATOMIC WRITE or a FLUSH.
-    fn extended_flaw(&self) -> Option<&'static str> {
+    fn extended_invalid_reason(&self) -> Option<&'static str> {
         if self.is_extended() && self.flags.contains(SendFlags::INLINE) {
             return Some("only SEND and WRITE can be inline: ATOMIC WRITE and FLUSH have no payload");
         }

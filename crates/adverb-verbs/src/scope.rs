@@ -56,7 +56,7 @@ impl QueuePair {
             scope: PhantomData,
             env: PhantomData,
         };
-        // Ends the borrows even if `work` panics.
+        // This guard ends the borrows even if `work` panics.
         let end = End(&scope);
         let result = work(&scope);
         std::mem::forget(end);
@@ -80,7 +80,7 @@ pub struct Scope<'scope, 'env: 'scope> {
     deadline: Deadline,
     /// The requests that borrow memory and have not been waited for.
     borrowing: Mutex<BorrowingRequests>,
-    // Makes both lifetimes invariant.
+    // These fields make both lifetimes invariant.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
 }
@@ -232,7 +232,7 @@ fn have_all_completed(queue: Option<&Attached>, requests: &[RequestId]) -> bool 
     is_polled && !requests.iter().any(|request| queue.is_outstanding(*request))
 }
 
-/// Aborts the process when it is dropped.
+/// A guard that aborts the process when it is dropped.
 struct AbortOnDrop;
 
 impl Drop for AbortOnDrop {
@@ -241,7 +241,7 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// Ends the borrows of a scope.
+/// A guard that ends the borrows of a scope when it is dropped.
 struct End<'a, 'scope, 'env>(&'a Scope<'scope, 'env>);
 
 impl Drop for End<'_, '_, '_> {

@@ -64,8 +64,8 @@ fn tracked_region() -> (ProtectionDomain, MemoryRegion, Arc<AtomicBool>) {
 fn tracked_region_on(device: &str) -> (ProtectionDomain, MemoryRegion, Arc<AtomicBool>) {
     let domain = Device::open(device).unwrap().create_protection_domain().unwrap();
     let is_freed = Arc::new(AtomicBool::new(false));
-    let tracked_region = TrackedMemory { pages: Pages::new(4096).unwrap(), is_freed: Arc::clone(&is_freed) };
-    let region = domain.register(tracked_region, Access::LOCAL_WRITE).unwrap();
+    let memory = TrackedMemory { pages: Pages::new(4096).unwrap(), is_freed: Arc::clone(&is_freed) };
+    let region = domain.register(memory, Access::LOCAL_WRITE).unwrap();
     (domain, region, is_freed)
 }
 

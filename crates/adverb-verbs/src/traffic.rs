@@ -199,8 +199,8 @@ mod tests {
 
     #[test]
     fn or_prefers_the_first_options() {
-        let near = Traffic::new().dscp(10);
-        let far = Traffic::new().dscp(20).hop_limit(3);
-        assert_eq!(near.or(far), Traffic::new().dscp(10).hop_limit(3));
+        let first = Traffic::new().dscp(10);
+        let second = Traffic::new().dscp(20).hop_limit(3);
+        assert_eq!(first.or(second), Traffic::new().dscp(10).hop_limit(3));
     }
 }

@@ -40,7 +40,8 @@ impl Identifier {
     /// Creates an identifier that listens at a local address, or at every address.
     ///
     /// It is on the software devices that are open in this process and have the address. If there are none, it is on
-    /// hardware, if hardware may have the address. Otherwise, at loopback addresses, a software device is opened.
+    /// hardware, if hardware may have the address. Otherwise, at a loopback address or the unspecified address, a software
+    /// device is opened.
     pub(crate) fn at(purpose: Purpose, address: IpAddr) -> Result<Identifier> {
         #[cfg(feature = "soft")]
         {
@@ -221,7 +222,7 @@ fn is_hardware_addr(address: IpAddr) -> bool {
 pub(crate) const NO_HARDWARE: &str = "no RDMA device has a route to that address: open a software device with \
     `Device::open(\"soft:ADDRESS\")`, where ADDRESS is an IP address of this machine";
 
-/// Returns the reject reason that corresponds to the status of a rejected query (vol. 1, 12.11.2, table 119).
+/// Returns the reject reason that corresponds to the status of a rejected query (vol. 1, 12.11.2).
 pub(super) fn sidr_reject_reason(status: u8) -> RejectReason {
     match status {
         1 => RejectReason::InvalidServiceId,

@@ -87,7 +87,7 @@ impl SendList {
             }
             #[cfg(feature = "soft")]
             (MemoryWindow::Soft(_), Registration::Soft(_)) => {
-                self.requests.set_bind(index, super::soft::binding(bind));
+                self.requests.set_bind(index, super::soft::encode_bind(bind));
             }
             #[allow(unreachable_patterns, reason = "with one engine, the patterns above are exhaustive")]
             _ => unreachable!("a window and its region belong to one domain"),

@@ -264,8 +264,7 @@ impl SendSlot {
         encode(self.slot().set(request.wr_id, request.tag, request.segments), request);
     }
 
-    /// Returns the operation and the flags of the request, which must be a SEND or a WRITE, with or without immediate
-    /// data.
+    /// Returns the operation and the flags of the request, which must not bind a window.
     pub(crate) fn decode(&mut self) -> (SendOperation, SendFlags) {
         decode(&self.slot().request)
     }
@@ -339,8 +338,7 @@ impl SendList {
         request.send_flags = flags(SendFlags::from_bits_retain(request.send_flags)).bits();
     }
 
-    /// Returns the operation and the flags of a request, which must be a SEND or a WRITE, with or without immediate
-    /// data.
+    /// Returns the operation and the flags of a request, which must not bind a window.
     pub(crate) fn decode(&mut self, index: usize) -> (SendOperation, SendFlags) {
         assert!(index < self.len, "a request of the list");
         decode(&self.slot(index).request)
@@ -441,8 +439,8 @@ fn encode(wr: &mut ibv_send_wr, request: &SendRequest<'_, &AddressHandle>) {
     }
 }
 
-/// Sets an operation that `ibv_send_wr` has no fields for: its parameters are in the fields of atomics, and
-/// `ibv_post_send` must not see the request.
+/// Sets an operation that `ibv_send_wr` has no fields for: its parameters are in the fields of atomics, and the
+/// request must not be passed to `ibv_post_send`.
 #[cold]
 #[inline(never)]
 fn encode_extended(wr: &mut ibv_send_wr, operation: &SendOperation) {
@@ -621,7 +619,7 @@ mod tests {
         SendRequest { wr_id: n, tag: 0, operation, flags: SendFlags::SIGNALED, segments, destination: None }
     }
 
-    /// Returns the requests as a device sees them: ids, remote addresses and segments.
+    /// Returns the contents of the requests that a device receives: ids, remote addresses and segments.
     fn chain_contents(list: &mut SendList) -> Vec<(u64, u64, Vec<u64>)> {
         let mut chain_contents = Vec::new();
         let posted = list.post(|Chain { first: mut wr, .. }| {

@@ -19,7 +19,7 @@ use crate::{Endpoint, QueuePair};
 ///
 /// The connection manager doesn't detect a peer that crashed. Requests to such a peer fail.
 pub struct Connection {
-    // Dropped in this order: the queue pair is destroyed before the connection ends.
+    // Fields are dropped in this order: the queue pair is destroyed before the connection ends.
     queue_pair: QueuePair,
     identifier: Arc<Identifier>,
     path: Path,
@@ -154,9 +154,9 @@ impl Connection {
         if !self.connected.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
-        let failed = self.queue_pair.move_to_error();
+        let moved = self.queue_pair.move_to_error();
         self.identifier.disconnect()?;
-        failed
+        moved
     }
 
     /// Disconnects, and waits until the peer has replied or has disconnected too.
@@ -179,8 +179,8 @@ impl Connection {
 
 event_source!(Connection);
 
-/// Keeps a connection up whose queue pair has another owner. Dropping it, after the queue pair, disconnects: the peer
-/// is sent one disconnect request.
+/// A handle that keeps a connection established whose queue pair has another owner. Dropping the handle, after the
+/// queue pair, sends the peer one disconnect request.
 pub struct CmHandle(Arc<Identifier>);
 
 impl CmHandle {

@@ -313,7 +313,7 @@ impl fmt::Debug for PendingRoute {
     }
 }
 
-/// Maps an immediate failure to the error of one that is reported later.
+/// Returns the error of a call that failed immediately. The same failure in a later event has the same error.
 fn explain(error: Error, peer: SocketAddr, stage: Stage) -> Error {
     match error {
         Error::Verb { error, .. } => failure::unreachable(peer, stage, error),

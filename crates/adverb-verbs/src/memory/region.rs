@@ -35,7 +35,7 @@ const PRIVATE_ACCESS: Access = Access::LOCAL_WRITE
 
 /// The registration and the memory under it.
 pub(crate) struct Region {
-    /// Dropped first: the memory may be freed only after the device has released it.
+    /// The registration. It is the first field, so that the device releases the memory before it is freed.
     registration: backend::Registration,
     keys: backend::MemoryKeys,
     pub(super) address: NonNull<u8>,
@@ -43,8 +43,8 @@ pub(crate) struct Region {
     access: Access,
     /// The domain that it is registered in: only queues of this domain may use it.
     domain: ProtectionDomain,
-    /// Owns the memory that `address` and `len` describe. `None`, with a dangling address, for memory of another
-    /// device.
+    /// The owner of the memory that `address` and `len` describe. Memory of another device has none, and a dangling
+    /// address.
     memory: Option<Box<dyn Memory>>,
 }
 
@@ -402,8 +402,8 @@ mod tests {
 
     #[test]
     fn every_alignment_and_length_is_copied_exactly() {
-        let region = Device::open("soft").unwrap().create_protection_domain().unwrap();
-        let region = region.region(256, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        let domain = Device::open("soft").unwrap().create_protection_domain().unwrap();
+        let region = domain.region(256, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
         let message: Vec<u8> = (1..=160).collect();
         for offset in 0..17 {
             for length in (0..40).chain(60..90).chain(120..160) {

@@ -87,9 +87,8 @@ impl CompletionQueue {
         verb_error(error, format!("polling a completion queue on {}", self.device.name))
     }
 
-    /// Translates a flag of soft-RoCE, which reports in the kernel's format that the sender of a message invalidated a
-    /// key: it writes completions to the memory that the library reads, and doesn't translate the flag (rxe_resp.c,
-    /// `do_complete`).
+    /// Translates the flag that soft-RoCE sets if a message invalidated a key. Soft-RoCE writes completions directly to the
+    /// memory that the library reads, with the kernel's flag instead of the library's (rxe_resp.c, `do_complete`).
     #[cold]
     pub(crate) fn normalize(&self, outcome: &mut RawOutcome) {
         /// `IB_WC_WITH_INVALIDATE` (ib_verbs.h). The library's flag of the same value is `IBV_WC_IP_CSUM_OK`, which

@@ -39,12 +39,12 @@ impl CompletionQueue {
 }
 
 /// Converts an error to [`Error::Unsupported`] if its number means that the operation isn't supported.
-fn unsupported(error: Error, what: impl FnOnce() -> String, hint: &'static str) -> Error {
+fn unsupported(error: Error, feature: impl FnOnce() -> String, hint: &'static str) -> Error {
     match &error {
         Error::Verb { error: cause, .. }
             if matches!(cause.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) =>
         {
-            Error::Unsupported { feature: what().into(), hint: hint.into() }
+            Error::Unsupported { feature: feature().into(), hint: hint.into() }
         }
         _ => error,
     }

@@ -405,7 +405,7 @@ fn short_len(private_data: &[u8]) -> u8 {
     u8::try_from(private_data.len()).unwrap_or(0)
 }
 
-/// Converts a timeout to milliseconds, rounded up. The result is at least 1, because 0 means no waiting for the kernel.
+/// Converts a timeout to milliseconds, rounded up. The result is at least 1: with 0, the kernel wouldn't wait.
 fn milliseconds(timeout: Duration) -> libc::c_int {
     libc::c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX).max(1)
 }

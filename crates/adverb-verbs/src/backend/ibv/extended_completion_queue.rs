@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 pub(super) struct Extended {
     pub(super) handle: NonNull<ibv_cq_ex>,
     has_timestamps: bool,
-    /// Held while the queue is polled. Unlike `ibv_poll_cq`, the library's functions for these queues may be called by
+    /// The lock that a poll holds. Unlike `ibv_poll_cq`, the library's functions for these queues may be called by
     /// only one thread at a time, and raw polls don't take the lock of the completion queue above.
     polling: Mutex<()>,
 }

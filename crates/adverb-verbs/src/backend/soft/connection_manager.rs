@@ -331,8 +331,8 @@ impl Identifier {
     pub(crate) fn accept_query(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
         let inner = self.inner.lock();
         let Role::Queried(id) = inner.role else { return Err(not_established()) };
-        let answered = inner.device()?.nic.cm().accept_query(id, qpn, UDP_QKEY, private_data);
-        answered.map_err(|error| abandoned_error(error, "answering the service ID resolution request"))
+        let accepted = inner.device()?.nic.cm().accept_query(id, qpn, UDP_QKEY, private_data);
+        accepted.map_err(|error| abandoned_error(error, "answering the service ID resolution request"))
     }
 
     pub(crate) fn reject(&self, private_data: &[u8]) -> Result<()> {
@@ -453,8 +453,8 @@ fn port_error(error: io::Error, action: String) -> Error {
 /// Returns the error of an operation on a connection, whose peer may have abandoned it.
 fn abandoned_error(error: adverb_soft::Error, action: &str) -> Error {
     match nic_error(error, action.to_owned()) {
-        Error::Verb { action, error: why, .. } if matches!(error, adverb_soft::Error::Cm(_)) => {
-            Error::Verb { action, error: why, hint: errno_hint(Some(libc::EINVAL), Call::CmAccept).into() }
+        Error::Verb { action, error: source, .. } if matches!(error, adverb_soft::Error::Cm(_)) => {
+            Error::Verb { action, error: source, hint: errno_hint(Some(libc::EINVAL), Call::CmAccept).into() }
         }
         other => other,
     }

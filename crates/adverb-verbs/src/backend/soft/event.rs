@@ -29,7 +29,7 @@ impl Device {
             })?;
             // The event may have been discarded with its object.
             if let Some(event) = self.nic.next_event() {
-                return Ok(Some(self.explain(event)));
+                return Ok(Some(self.convert_event(event)));
             }
             if is_over && !waited {
                 return Ok(None);
@@ -37,7 +37,8 @@ impl Device {
         }
     }
 
-    pub(super) fn explain(&self, event: NicEvent) -> DeviceEvent {
+    /// Converts an event to the form that all engines share.
+    pub(super) fn convert_event(&self, event: NicEvent) -> DeviceEvent {
         let NicEvent::Queue(event) = event else { return DeviceEvent::DeviceFatal };
         match event {
             QueueEvent::CqOverflow(_) => DeviceEvent::CompletionQueueError,

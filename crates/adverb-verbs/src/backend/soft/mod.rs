@@ -29,7 +29,7 @@ pub(crate) use open::{LinkKind, Options};
 pub(super) use protection_domain::ProtectionDomain;
 pub(super) use queue_pair::QueuePair;
 pub(super) use registration::Registration;
-pub(super) use request::binding;
+pub(super) use request::encode_bind;
 pub(super) use shared_receive_queue::SharedReceiveQueue;
 
 use std::io;

@@ -106,7 +106,8 @@ impl Device {
         Registry::lock().find(Location::ExactAddress(address))
     }
 
-    /// Does the same as `find_exact`, or returns a NIC at this address with another UDP port.
+    /// Returns the open NIC of this process that receives packets to this address or, if there is none, a NIC at this
+    /// address with another UDP port.
     pub(crate) fn find_near(address: IpAddr) -> Option<Arc<Device>> {
         Registry::lock().find(Location::Address(address))
     }
@@ -143,7 +144,7 @@ struct Entry {
     name: String,
     addresses: Vec<IpAddr>,
     device: Weak<Device>,
-    /// Expires when the sockets are closed, which is shortly after the device is dropped.
+    /// A reference that expires when the sockets are closed, which is shortly after the device is dropped.
     open: Weak<()>,
 }
 
@@ -409,8 +410,8 @@ mod tests {
             let addresses: Vec<_> = addresses.iter().map(|address| address.parse().unwrap()).collect();
             hint(&error, &addresses)
         };
-        for here in [&[][..], &["127.0.0.3"], &["::1"]] {
-            assert!(of(here).contains("ip link set lo up"), "{here:?}");
+        for loopback in [&[][..], &["127.0.0.3"], &["::1"]] {
+            assert!(of(loopback).contains("ip link set lo up"), "{loopback:?}");
         }
         assert!(of(&["192.0.2.7"]).contains("`ip address` list them"));
     }

@@ -69,7 +69,7 @@ impl QueuePair {
 
     pub(crate) fn error_event(&self) -> Option<DeviceEvent> {
         let event = self.status().ok()?.error_event?;
-        Some(self.domain.device.explain(NicEvent::Queue(event)))
+        Some(self.domain.device.convert_event(NicEvent::Queue(event)))
     }
 
     pub(crate) fn query(&self) -> Result<QueuePairAttributes> {

@@ -31,7 +31,7 @@ pub(super) unsafe fn post_sends(
 ) -> libc::c_int {
     // SAFETY: the caller guarantees that the list is valid.
     let requests = unsafe { chain(first, |request: &ibv_send_wr| request.next) };
-    let raised = requests.clone().map(|(request, tag)| {
+    let decoded = requests.clone().map(|(request, tag)| {
         // SAFETY: the caller guarantees that the segments and the address handles are valid.
         unsafe { decode(request, tag, transport) }
     });
@@ -45,18 +45,18 @@ pub(super) unsafe fn post_sends(
         let mut rest = bytes.as_slice();
         nic.post_sends(
             qpn,
-            raised.map(|request| {
+            decoded.map(|request| {
                 let inline = request.flags.contains(SendFlags::INLINE).then(|| {
                     let length: usize = request.segments.iter().map(|segment| segment.length as usize).sum();
-                    let (bytes, behind) = rest.split_at(length.min(rest.len()));
-                    rest = behind;
+                    let (bytes, remaining) = rest.split_at(length.min(rest.len()));
+                    rest = remaining;
                     bytes
                 });
                 (request, inline)
             }),
         )
     } else {
-        nic.post_sends(qpn, raised.map(|request| (request, None)))
+        nic.post_sends(qpn, decoded.map(|request| (request, None)))
     };
     report_result(posted, first, bad)
 }
@@ -210,7 +210,7 @@ fn bind_of(wr: &ibv_send_wr) -> SendOperation {
 }
 
 /// Encodes a bind of a window to a region. The field that holds rdma-core's window holds the key of the region.
-pub(crate) fn binding(bind: &WindowBind) -> sys::ibv_send_wr_bind_mw {
+pub(crate) fn encode_bind(bind: &WindowBind) -> sys::ibv_send_wr_bind_mw {
     sys::ibv_send_wr_bind_mw {
         mw: std::ptr::without_provenance_mut(bind.lkey as usize),
         rkey: bind.rkey,

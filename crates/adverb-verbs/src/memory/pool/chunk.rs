@@ -68,7 +68,7 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        self.pool.deregistered(self.len());
+        self.pool.record_deregistered(self.len());
     }
 }
 
@@ -76,7 +76,8 @@ const HUGE_PAGE: usize = 2 << 20;
 
 /// A part of a chunk, and one share in it.
 ///
-/// It is created with its chunk, and moves from the pool to a buffer and back, so neither needs reference counting.
+/// It is created with its chunk, and moves from the pool to a buffer and back. So allocating and freeing a buffer need no
+/// reference counting of the chunk.
 pub(in crate::memory) struct Slot {
     pub(in crate::memory) chunk: Arc<Chunk>,
     pub(in crate::memory) index: u32,
@@ -106,7 +107,7 @@ impl Slot {
     pub(in crate::memory) fn share(chunk: &Arc<Chunk>, index: u32) -> Slot {
         let slot = Slot { chunk: Arc::clone(chunk), index };
         let shares = slot.count().fetch_add(1, Ordering::Relaxed);
-        // The count is this large only if a program leaks shares, and it would overflow.
+        // Only a program that leaks shares reaches this count, which would overflow later.
         if shares > i32::MAX as u32 {
             std::process::abort();
         }

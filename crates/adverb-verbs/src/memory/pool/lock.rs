@@ -29,7 +29,7 @@ impl<T> Lock<T> {
 
     #[cold]
     fn wait(&self) {
-        /// The number of spins before yielding: more than a holder needs that isn't preempted.
+        /// The number of spins before yielding: more than a holder that isn't preempted needs.
         const SPINS: u32 = 100;
         let mut spins = 0;
         while self.is_locked.load(Ordering::Relaxed) || self.is_locked.swap(true, Ordering::Acquire) {

@@ -323,7 +323,7 @@ impl Shared {
             }
         })?;
         let chunk = Chunk::new(&self.domain, self, (partition, class), slot_len, count)
-            .inspect_err(|_| self.deregistered(len))?;
+            .inspect_err(|_| self.record_deregistered(len))?;
         // All slow operations are done before the lock is taken.
         let slots = Slot::all_of(&chunk);
         let mut target = target.lock();
@@ -333,7 +333,7 @@ impl Shared {
     }
 
     /// Subtracts from the number of registered bytes.
-    fn deregistered(&self, len: usize) {
+    fn record_deregistered(&self, len: usize) {
         self.registered.fetch_sub(len, Ordering::Relaxed);
     }
 

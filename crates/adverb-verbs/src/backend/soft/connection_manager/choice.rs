@@ -45,7 +45,8 @@ pub(in crate::backend) fn open_listening(address: IpAddr) -> Result<Arc<Device>>
     })
 }
 
-/// Opens a NIC at a loopback address. If that is unspecified or the default address, the NIC may have another one.
+/// Opens a NIC at a loopback address. If `address` is unspecified or the default loopback address, the NIC may have
+/// another loopback address.
 fn open(address: IpAddr) -> Result<Arc<Device>> {
     let is_default =
         address.is_unspecified() || address == Ipv4Addr::LOCALHOST || address == Ipv6Addr::LOCALHOST;

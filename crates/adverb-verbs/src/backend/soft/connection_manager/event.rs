@@ -13,9 +13,9 @@ use crate::error::Result;
 
 impl Identifier {
     pub(crate) fn try_event(&self) -> Result<Option<Event>> {
-        if let Some(local_events) = self.inner.lock().local_events.pop_front() {
+        if let Some(event) = self.inner.lock().local_events.pop_front() {
             self.channel.clear_wake();
-            return Ok(Some(local_events));
+            return Ok(Some(event));
         }
         loop {
             match self.channel.take() {
@@ -68,13 +68,13 @@ impl Identifier {
     fn request(&self, request: cm::Request) -> Result<Option<Event>> {
         let peer = request.source.unwrap_or_else(|| SocketAddr::new(request.addrs.remote, 0));
         let role = Role::Connection(request.id, None);
-        let mut identifier = self.adopt(request.addrs, request.listener, peer, role)?;
+        let mut identifier = self.create_identifier(request.addrs, request.listener, peer, role)?;
         identifier.inner.get_mut().traffic_class = request.path.traffic_class;
-        let claimed = {
+        let subscribed = {
             let inner = identifier.inner.lock();
             inner.device()?.nic.cm().subscribe(request.id, &identifier.channel)
         };
-        if claimed.is_err() {
+        if subscribed.is_err() {
             return Ok(None);
         }
         let depths = Depths {
@@ -88,14 +88,15 @@ impl Identifier {
     /// Returns a peer's query for a UD queue pair.
     fn query(&self, query: cm::Query) -> Result<Option<Event>> {
         let peer = query.source.unwrap_or_else(|| SocketAddr::new(query.addrs.remote, 0));
-        let identifier = self.adopt(query.addrs, query.listener, peer, Role::Queried(query.id))?;
+        let identifier =
+            self.create_identifier(query.addrs, query.listener, peer, Role::Queried(query.id))?;
         let depths = Depths { max_dest_rd_atomic: 0, max_rd_atomic: 0 };
         let identifier = plain::Identifier::Soft(Box::new(identifier));
         Ok(Some(Event::Request(Request { identifier, depths, private_data: query.private_data })))
     }
 
     /// Creates the identifier of a request to this listener. If that fails, the request is rejected.
-    fn adopt(
+    fn create_identifier(
         &self,
         addrs: cm::AddrPair,
         listener: ListenerId,
@@ -110,8 +111,8 @@ impl Identifier {
         let local = inner.local.map(|local| SocketAddr::new(addrs.local, local.port()));
         match Identifier::new(self.purpose, vec![Arc::clone(device)]) {
             Ok(mut identifier) => {
-                let adopted = identifier.inner.get_mut();
-                (adopted.role, adopted.local, adopted.peer) = (role, local, Some(peer));
+                let inner = identifier.inner.get_mut();
+                (inner.role, inner.local, inner.peer) = (role, local, Some(peer));
                 Ok(identifier)
             }
             Err(error) => {
