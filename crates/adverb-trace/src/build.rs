@@ -49,8 +49,8 @@ impl Trace {
 #[derive(Default)]
 struct Build {
     trace: Trace,
-    /// The connections of queue pairs: a queue pair that was reset or destroyed, and whose number is used again, is
-    /// another one here.
+    /// The connections of queue pairs. A queue pair that was reset, or destroyed and replaced by one with the same
+    /// number, has several elements.
     qps: Vec<Qp>,
     /// The queue pair of each packet.
     packet_qps: Vec<usize>,
@@ -95,7 +95,7 @@ impl Build {
         self.qps.len() - 1
     }
 
-    const fn device_count(&self) -> DeviceId {
+    const fn next_device(&self) -> DeviceId {
         DeviceId(self.trace.devices.len())
     }
 }

@@ -19,7 +19,7 @@ use crate::model::{
     Retransmission, TimedEvent, Trace, WorkRequest, WqeState,
 };
 
-/// The version of the format. It grows when a key changes its meaning or is removed; new keys don't change it.
+/// The version of the format. It is incremented when a key changes its meaning or is removed, and not for new keys.
 const VERSION: u32 = 1;
 
 impl Trace {

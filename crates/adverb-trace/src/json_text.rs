@@ -11,9 +11,9 @@ pub(crate) struct JsonText {
 }
 
 impl JsonText {
-    /// Returns the text and clears the buffer.
-    pub(crate) fn take(&mut self, each: impl FnOnce(&[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
-        let result = each(self.text.as_bytes());
+    /// Passes the text to `write` and clears the buffer.
+    pub(crate) fn take(&mut self, write: impl FnOnce(&[u8]) -> std::io::Result<()>) -> std::io::Result<()> {
+        let result = write(self.text.as_bytes());
         self.text.clear();
         self.needs_comma = false;
         result
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_character_survives() {
+    fn every_character_round_trips() {
         let all: String =
             (0..0x300).chain(0x2020..0x2030).chain([0xffff, 0x1_f600]).filter_map(char::from_u32).collect();
         let mut json = JsonText::default();

@@ -191,9 +191,9 @@ pub enum CqeState {
     Pending,
     /// The application polled the completion.
     Polled,
-    /// The application polled the completion, and has moved on: at a later time it polled a completion from the same
-    /// completion queue again, or it posted a receive request in place of the completed one. Devices are not told
-    /// when an application has processed a completion, so this is the earliest sign of it.
+    /// The application polled the completion, and continued: at a later time it polled another completion from the same
+    /// completion queue, or it posted a receive request in place of the completed one. A device doesn't know when an
+    /// application has processed a completion, so this is the earliest sign of it.
     Processed,
 }
 
@@ -288,8 +288,7 @@ pub enum PacketRole {
     Cnp,
 }
 
-/// An event that belongs to no single request or packet: a connection, a state change, a timeout, an asynchronous event
-/// or a completion event.
+/// An event, with its device and its time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TimedEvent {
     /// The device.
@@ -317,7 +316,8 @@ impl Trace {
         &self.packets
     }
 
-    /// Returns the events that belong to no single request or packet.
+    /// Returns the events that belong to no single request or packet: connections, state changes, timeouts and
+    /// asynchronous events, for example.
     pub fn other_events(&self) -> &[TimedEvent] {
         &self.other_events
     }

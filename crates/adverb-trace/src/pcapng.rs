@@ -156,7 +156,7 @@ const PLACEHOLDER_PORT: u16 = 0xc000;
 /// Zeros take the place of bytes that are unknown. The captured length could also be shorter than the original length,
 /// but then Wireshark 4.0 replaces the description of the packet by "Invalid Packet Length from LRH! [Malformed Packet]".
 fn write_frame(packet: &Packet, addresses: &Addresses, frame: &mut Vec<u8>) {
-    // A device sends no longer packets, but a recording can come from elsewhere.
+    // No device sends packets that are longer, but a recording can be forged.
     let payload_len = (packet.payload_len as usize).min(MAX_PACKET_LEN - MAX_HEADER_LEN - ICRC_LEN);
     let recorded = recorded_payload(packet);
     let recorded = &recorded[..recorded.len().min(payload_len)];
@@ -190,7 +190,7 @@ fn icrc(packet: &Packet, addresses: &Addresses) -> Option<[u8; ICRC_LEN]> {
     emitted.trailer.last_chunk().copied()
 }
 
-/// Whether all bytes that the ICRC covers are known, and the packet had a right ICRC.
+/// Whether all bytes that the ICRC covers are known, and the packet had a correct ICRC.
 fn is_icrc_known(packet: &Packet, addresses: &Addresses) -> bool {
     recorded_payload(packet).len() == packet.payload_len as usize
         && addresses.are_known
@@ -296,7 +296,7 @@ const ENHANCED_PACKET: u32 = 6;
 const SECTION_CONTENT: [u8; 16] =
     [0x4d, 0x3c, 0x2b, 0x1a, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff];
 
-/// Frames begin with an IP header, of either version (LINKTYPE_RAW).
+/// The link type of frames that begin with an IP header, of either version (LINKTYPE_RAW).
 const LINK_TYPE: u16 = 101;
 
 const END_OF_OPTIONS: u16 = 0;

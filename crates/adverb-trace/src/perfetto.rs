@@ -28,7 +28,7 @@ impl Trace {
     ///   [share a clock](Trace::share_clock).
     ///
     /// The format has a single time axis. The time 0 is the first event of each clock. If the trace has several clocks,
-    /// the names of the processes tell the devices' clocks; times of different clocks can't be compared.
+    /// the names of the processes contain the devices' clocks; times of different clocks can't be compared.
     ///
     /// ```
     /// use adverb_trace::Trace;

@@ -29,7 +29,7 @@ pub(crate) const FAR: DeviceId = DeviceId(2);
 const QPS: [u32; 2] = [0x12, 0x13];
 const ADDRS: [&str; 2] = ["10.0.0.1:49300", "10.0.0.2:4791"];
 
-/// A trace of a client and a server on one host, and of a device on another host.
+/// Returns a trace of a client and a server on one host, and of a device on another host.
 ///
 /// The client sends a message, writes 2500 bytes of which a packet is lost, reads 1500 bytes, swaps a word, and writes
 /// with a wrong key. The first four requests start 100 µs apart.
@@ -342,8 +342,8 @@ impl Sample {
         let ack = Operation::Rc(Rc::Acknowledge(aeth));
         self.packet(530, SERVER, ack, Psn::wrapping(5), Payload::Len(0), nothing_new);
         self.trace.packets.last_mut().unwrap().dropped = Some(DropReason::WrongIcrc);
-        let many = (0..5).map(RequestId).collect();
-        self.ack(540, PsnRange { first: Psn::MAX, last: Psn::wrapping(6) }, many);
+        let acked_requests = (0..5).map(RequestId).collect();
+        self.ack(540, PsnRange { first: Psn::MAX, last: Psn::wrapping(6) }, acked_requests);
 
         // Packets of a device whose peer was not recorded.
         let send = Operation::Rc(Rc::Send(Send::Only(None)));

@@ -1,4 +1,4 @@
-//! Pages of recorded devices, looked at by a browser if there is one.
+//! Pages of recorded devices, opened in a browser if there is one.
 
 mod harness;
 
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 const SIGNALED: SendFlags = SendFlags::SIGNALED;
 
-/// Two messages, a WRITE, a READ, an atomic, and a WRITE with a wrong key, one after the other.
+/// Posts two messages, a WRITE, a READ, an atomic, and a WRITE with a wrong key, one after the other.
 fn operations(world: &mut World) {
     for (wr_id, length) in [(100, 256), (101, 4096)] {
         world.sides[1].recv(world.now, wr_id, wr_id, length);
@@ -45,7 +45,7 @@ fn operations(world: &mut World) {
     }
 }
 
-/// Runs the world, and polls the completions of both sides as they come.
+/// Runs the devices until nothing more happens, and polls the completions of both sides as they arrive.
 fn settle(world: &mut World) {
     loop {
         world.transmit();
@@ -282,7 +282,7 @@ fn is_ready(document: &str) -> bool {
     root.contains("data-ready=") && !root.contains("data-error=")
 }
 
-/// Presses every key, shows every view, and selects rows.
+/// A script that presses every key, shows every view, and selects rows.
 const USE: &str = r#"
     for (const key of [...Object.keys(KEYS), "f", "e", "f"]) {
         document.body.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));

@@ -94,7 +94,7 @@ fn datagrams_have_their_own_addresses_and_receives() {
 fn multicast_datagram_has_several_receivers() {
     let mut world = datagram_world();
     let now = world.now;
-    // Two queue pairs of the second device.
+    // The second device has two queue pairs.
     let side = &mut world.sides[1];
     let first = side.qpn;
     let random = &mut side.random;
@@ -149,8 +149,9 @@ fn messages_of_an_unreliable_connection_are_matched_despite_losses() {
     assert!(sends(&trace, 0).iter().all(|send| send.cqe_state().is_none() && send.times.completed.is_some()));
 }
 
-/// Connects, sends `count` messages and resets, so that the next connection has the same queue pair numbers.
-fn converse(world: &mut World, psns: [u32; 2], tags: core::ops::Range<u64>) {
+/// Connects, sends a message with each of the tags, and resets, so that the next connection has the same queue pair
+/// numbers.
+fn run_connection(world: &mut World, psns: [u32; 2], tags: core::ops::Range<u64>) {
     let now = world.now;
     // Receives can be posted before the queue pair is connected.
     world.sides[1].modify(now, Transition::Init(Init::new(Access::empty())));
@@ -180,10 +181,10 @@ fn converse(world: &mut World, psns: [u32; 2], tags: core::ops::Range<u64>) {
 #[test]
 fn reused_queue_pair_numbers_are_other_connections() {
     let mut world = World::new([Side::new(1, Transport::Rc), Side::new(2, Transport::Rc)], Faults::NONE, 1);
-    // The same sequence numbers again, and others.
+    // The second connection has the sequence numbers of the first, and the third has others.
     for (round, psns) in [[10, 900], [10, 900], [5_000_000, 12]].into_iter().enumerate() {
         let first = round as u64 * 3;
-        converse(&mut world, psns, first..first + 3);
+        run_connection(&mut world, psns, first..first + 3);
     }
     for host_id in [0, 1] {
         let trace = Trace::new(world.recordings(host_id));
@@ -284,7 +285,7 @@ fn one_end_alone_shows_its_half() {
 }
 
 #[test]
-fn completion_is_processed_when_the_application_moves_on() {
+fn completion_is_processed_at_the_next_poll_or_when_its_receive_is_replaced() {
     let mut world = World::connected(Transport::Rc, Faults::NONE, 1, 7);
     for tag in 0..3 {
         let now = world.now;

@@ -45,8 +45,8 @@ impl Events {
     }
 
     fn psn(&mut self) -> Psn {
-        let far = self.random.chance(2);
-        let bound = if far { 1 << 24 } else { 12 };
+        let is_far = self.random.chance(2);
+        let bound = if is_far { 1 << 24 } else { 12 };
         Psn::wrapping((self.random.below(bound) as u32).wrapping_sub(6))
     }
 
@@ -275,7 +275,7 @@ fn long_recording_takes_little_time() {
 /// A million events: `cargo test --release -p adverb-trace --test random -- --ignored --nocapture`.
 #[test]
 #[ignore = "takes long without optimization"]
-fn million_events() {
+fn million_events_take_little_time() {
     let recording = Events::new(1).recording("a", 1_000_000);
     let start = Instant::now();
     let trace = Trace::new([recording]);

@@ -1,5 +1,5 @@
 //! The files of a trace of many operations over a lossy network: tshark reads the capture, and the comments, headers and
-//! directions that it shows are those of the packets that the network saw.
+//! directions that it shows are those of the packets on the network.
 
 mod harness;
 
@@ -68,7 +68,7 @@ fn tshark(file: &[u8], fields: &[&str]) -> Option<Vec<String>> {
     std::fs::write(&path, file).unwrap();
     let mut command = Command::new("tshark");
     command.arg("-r").arg(&path).args(["-T", "fields", "-E", "separator=|"]);
-    // It takes SENDs of up to 12 bytes for malformed messages of this protocol.
+    // tshark takes SENDs of up to 12 bytes for malformed messages of this protocol.
     command.args(["--disable-protocol", "rpcordma"]);
     let output = command.args(fields.iter().flat_map(|field| ["-e", field])).output().unwrap();
     std::fs::remove_file(&path).unwrap();
@@ -135,7 +135,7 @@ fn tshark_agrees_with_the_network_on_every_packet() {
         let is_old_ack = matches!(&trace.packets()[*index].role, PacketRole::Ack { acked_psns: None, .. });
         assert!(is_old_ack || names.iter().any(|name| comment.contains(name)), "{comment}");
     }
-    // Every send request is named, and the comments tell all causes of retransmissions.
+    // Every send request is named, and the comments contain all causes of retransmissions.
     let named: HashSet<&str> =
         comments.iter().filter_map(|comment| comment.split_once(" tag ")).map(|(name, _)| name).collect();
     assert_eq!(named.iter().filter(|name| !name.contains("NAK")).count(), 10_000);

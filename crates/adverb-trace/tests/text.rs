@@ -7,8 +7,8 @@ use adverb_proto::types::{ArmFor, RemoteAddress, SendFlags, SendOperation, Statu
 use adverb_trace::Trace;
 use harness::{Faults, World};
 
-/// Runs the operations of a work queue's usual description: SEND, WRITE, READ, an atomic, and a WRITE with a wrong key.
-fn usual_operations() -> World {
+/// Runs a SEND, a WRITE, a READ, an atomic, and a WRITE with a wrong key.
+fn run_operations() -> World {
     let mut world = World::connected(Transport::Rc, Faults::NONE, 1, 0x10);
     let remote = world.sides[1].place(4096);
     let wrong = RemoteAddress { rkey: remote.rkey ^ 0xff, ..remote };
@@ -60,7 +60,7 @@ fn assert_lines(text: &str, lines: &[&str]) {
 
 #[test]
 fn listing_shows_requests_packets_and_completions() {
-    let world = usual_operations();
+    let world = run_operations();
     let text = written(&Trace::new(world.recordings(1)), Trace::write_text);
     assert_lines(
         &text,
@@ -125,7 +125,7 @@ fn listing_shows_requests_packets_and_completions() {
 
 #[test]
 fn listing_does_not_mix_clocks() {
-    let world = usual_operations();
+    let world = run_operations();
     let trace = Trace::new(world.recordings(0));
     let text = written(&trace, Trace::write_text);
     assert_lines(&text, &["# different clocks", "#   clock 0: soft0\n#   clock 1: soft1\n"]);
@@ -138,7 +138,7 @@ fn listing_does_not_mix_clocks() {
 
 #[test]
 fn lines_are_in_the_order_of_time() {
-    let world = usual_operations();
+    let world = run_operations();
     let trace = Trace::new(world.recordings(7));
     let text = written(&trace, Trace::write_lines);
     let times: Vec<f64> = text
@@ -160,8 +160,8 @@ fn lines_are_in_the_order_of_time() {
 }
 
 #[test]
-fn summary_counts() {
-    let world = usual_operations();
+fn summary_counts_requests_and_packets() {
+    let world = run_operations();
     let text = written(&Trace::new(world.recordings(1)), Trace::write_summary);
     assert_lines(
         &text,
@@ -185,7 +185,7 @@ fn report_names_the_peer_and_the_retransmissions() {
         let operation = SendOperation::Write(remote);
         world.sides[0].send(now, (wr_id, wr_id), operation, SendFlags::SIGNALED, &segments);
         world.run();
-        // The peer dies.
+        // The peer crashes.
         world.faults.loss = 100;
     }
     let now = world.now;
@@ -193,7 +193,7 @@ fn report_names_the_peer_and_the_retransmissions() {
         let status = completion.outcome.err().map(|failure| failure.status);
         assert_eq!(status, (completion.wr_id == 1).then_some(Status::RetryExceeded));
     }
-    // The dead peer was not recorded.
+    // The crashed peer was not recorded.
     let [recording, _] = world.recordings(1);
     let trace = Trace::new([recording]);
     let text = written(&trace, Trace::write_report);

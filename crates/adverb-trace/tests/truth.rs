@@ -1,5 +1,5 @@
-//! A trace against the truth: many operations over a network that loses, duplicates and reorders packets. The test
-//! knows which sequence numbers each request has, because a queue pair numbers its requests in the order of their
+//! Compares a trace with the actual packets of many operations over a network that loses, duplicates and reorders
+//! packets. The test knows which sequence numbers each request has, because a queue pair numbers its requests in the order of their
 //! posting, and it knows which packets the network delivered.
 
 mod harness;
@@ -23,7 +23,7 @@ struct Posted {
     is_signaled: bool,
 }
 
-/// The operations of a side, and its posts.
+/// The operations that a side has posted, and the receives that it must post.
 #[derive(Debug)]
 struct Driver {
     posted: Vec<Posted>,
@@ -194,7 +194,7 @@ impl Requester<'_> {
             .then(|| PsnRange { first: self.driver.psn(first), last: self.driver.psn(self.unacked - 1) })
     }
 
-    /// Takes a response in. Returns the range that an ACK or a NAK acknowledges.
+    /// Receives a response. Returns the range that an ACK or a NAK acknowledges.
     fn receive(&mut self, seen: &Seen) -> Option<PsnRange> {
         let (_, number) = self.driver.find(seen.header.psn)?;
         if number < self.unacked {
@@ -420,7 +420,7 @@ fn every_packet_belongs_to_the_right_request_without_a_common_clock() {
 /// A million events: `cargo test --release -p adverb-trace --test truth -- --ignored --nocapture`.
 #[test]
 #[ignore = "takes long without optimization"]
-fn million_events() {
+fn million_events_take_little_time() {
     let (world, drivers) = drive(30_000, 3);
     let recordings = world.recordings(1);
     let start = std::time::Instant::now();

@@ -11,7 +11,7 @@ use adverb_wire::{MAX_HEADER_LEN, Operation, Ud};
 use super::Build;
 use crate::model::{Connection, Direction, Packet, PacketId, PacketRole, PsnRange, RequestId, Trace};
 
-/// Matches the ends.
+/// Matches the queue pairs, packets and messages of the ends.
 pub(super) fn connect(build: &mut Build) {
     let peers = pair_qps(build);
     match_packets(build, &peers);
@@ -39,12 +39,12 @@ fn pair_qps(build: &Build) -> Vec<Option<usize>> {
         let mut pairs = Vec::new();
         for (place, &(one, connection)) in group.iter().enumerate() {
             for &(other, opposite) in &group[place..] {
-                if let Some(score) = likeness(connection, opposite, one == other) {
+                if let Some(score) = similarity(connection, opposite, one == other) {
                     pairs.push((score, one, other));
                 }
             }
         }
-        // Of equals, the latest connections are a pair.
+        // Among pairs with the same score, those of the latest connections are preferred.
         pairs.sort_unstable();
         for (_, one, other) in pairs.into_iter().rev() {
             if peers[one].is_none() && peers[other].is_none() {
@@ -58,8 +58,9 @@ fn pair_qps(build: &Build) -> Vec<Option<usize>> {
 /// The maximum number of queue pairs that are compared with each other.
 const MAX_GROUP: usize = 64;
 
-/// Returns how well two connections fit together, or `None` if they can't be the two ends of one connection.
-fn likeness(one: &Connection, other: &Connection, is_same: bool) -> Option<u32> {
+/// Returns a score of two connections, which is higher the more likely they are the two ends of one connection, or
+/// `None` if they can't be.
+fn similarity(one: &Connection, other: &Connection, is_same: bool) -> Option<u32> {
     let are_opposite = one.qpn == other.remote_qpn && other.qpn == one.remote_qpn;
     if !are_opposite || one.transport != other.transport {
         return None;
@@ -68,12 +69,12 @@ fn likeness(one: &Connection, other: &Connection, is_same: bool) -> Option<u32> 
         sender.send_psn.is_some_and(|psn| psn == receiver.recv_psn)
     };
     let has_addr = |one: &Connection, other: &Connection| one.local.ip() == other.remote.ip();
-    let likeness = 4 * u32::from(has_psn(one, other))
+    let similarity = 4 * u32::from(has_psn(one, other))
         + 4 * u32::from(has_psn(other, one))
         + u32::from(has_addr(one, other))
         + u32::from(has_addr(other, one));
     // A queue pair is its own peer only if its addresses are equal.
-    (!is_same || has_addr(one, other)).then_some(likeness)
+    (!is_same || has_addr(one, other)).then_some(similarity)
 }
 
 /// Matches the packets that were sent with those that were received.
@@ -110,17 +111,17 @@ fn match_packets(build: &mut Build, peers: &[Option<usize>]) {
         if let ([sent], [received]) = (&*copies.sent, &*copies.received)
             && let Some(delay) = delay(&build.trace, *sent, *received)
         {
-            let shortest = delays.entry(copies.path).or_insert(delay);
-            *shortest = delay.min(*shortest);
+            let min_delay = delays.entry(copies.path).or_insert(delay);
+            *min_delay = delay.min(*min_delay);
         }
     }
     for copies in &copies {
-        let shortest = delays.get(&copies.path).copied();
-        match_copies(&mut build.trace, copies, shortest.unwrap_or(i64::MIN));
+        let min_delay = delays.get(&copies.path).copied();
+        match_copies(&mut build.trace, copies, min_delay.unwrap_or(i64::MIN));
     }
 }
 
-/// The copies of a packet, first and retransmitted ones, that were sent, and that one queue pair received.
+/// The copies of a packet: those that were sent, first and retransmitted ones, and those that one queue pair received.
 struct Copies {
     /// The flow, and the receiving queue pair.
     path: (u64, usize),
@@ -166,12 +167,12 @@ fn header_hash(packet: &Packet) -> u64 {
     hasher.finish()
 }
 
-/// Matches the copies of a packet. Copies that were sent first are more likely lost, so the last copies are matched
-/// first. `shortest` is the shortest delay of packets that have no copies: no copy can be faster.
-fn match_copies(trace: &mut Trace, Copies { sent, received, .. }: &Copies, shortest: i64) {
+/// Matches the copies of a packet. Copies that were sent first are more likely to be lost, so the last copies are
+/// matched first. `min_delay` is the minimum delay of packets that have no copies: no copy has a smaller delay.
+fn match_copies(trace: &mut Trace, Copies { sent, received, .. }: &Copies, min_delay: i64) {
     let mut remaining = &sent[..];
     for &arrived in received.iter().rev() {
-        let is_too_late = |id: &PacketId| delay(trace, *id, arrived).is_some_and(|delay| delay < shortest);
+        let is_too_late = |id: &PacketId| delay(trace, *id, arrived).is_some_and(|delay| delay < min_delay);
         while let Some((_, rest)) = remaining.split_last().filter(|(last, _)| is_too_late(last)) {
             remaining = rest;
         }

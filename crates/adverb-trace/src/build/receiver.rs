@@ -42,7 +42,7 @@ impl Receiver {
         self.unacked = Some(psn);
     }
 
-    /// Takes note of a packet with a request. `span` is the number of its sequence numbers.
+    /// Records a packet with a request. `span` is the number of its sequence numbers.
     pub(super) fn receive(&mut self, header: &Header, span: u32, id: PacketId) {
         let psn = header.psn;
         self.last_packet = Some(id);
@@ -70,7 +70,7 @@ impl Receiver {
         }
     }
 
-    /// Takes note that the queue pair dropped a packet.
+    /// Records that the queue pair dropped a packet.
     pub(super) fn drop(&mut self, id: PacketId, is_reliable: bool) {
         if self.last_packet != Some(id) {
             return;
@@ -87,7 +87,7 @@ impl Receiver {
         }
     }
 
-    /// Takes note that the queue pair rejected a packet: the peer retransmits from there.
+    /// Records that the queue pair rejected a packet. The peer retransmits from that packet.
     pub(super) fn reject(&mut self, psn: Psn) {
         if self.expected.is_some_and(|expected| expected.since(psn) > 0) {
             self.expected = Some(psn);
@@ -109,8 +109,8 @@ impl Receiver {
         }
     }
 
-    /// Takes note of a response that acknowledges all packets before `end`. Returns the sequence numbers
-    /// that it acknowledges for the first time.
+    /// Records a response that acknowledges all packets before `end`. Returns the sequence numbers that it acknowledges
+    /// for the first time.
     pub(super) fn acknowledge(&mut self, end: Psn) -> Option<PsnRange> {
         let first = self.unacked.unwrap_or(end - 1);
         if self.unacked.is_some_and(|unacked| end.since(unacked) <= 0) {
@@ -120,7 +120,7 @@ impl Receiver {
         Some(PsnRange { first, last: end - 1 })
     }
 
-    /// Takes note of a READ or atomic response. Returns whether one with this sequence number was sent before.
+    /// Records a READ or atomic response. Returns whether one with this sequence number was sent before.
     pub(super) fn respond(&mut self, psn: Psn) -> bool {
         self.acknowledge(psn + 1);
         let is_repeated = self.after_responses.is_some_and(|after| psn.since(after) < 0);

@@ -9,7 +9,7 @@ use crate::model::RequestId;
 /// The sequence numbers of the send requests of a queue pair. They are extended to 64 bits, so that they don't wrap.
 #[derive(Debug, Default)]
 pub(super) struct SendSequence {
-    /// The newest sequence number, and its extension.
+    /// The newest sequence number, and its extended form.
     newest: Option<(Psn, u64)>,
     /// The first number of each request, with its last number.
     requests: BTreeMap<u64, (u64, RequestId)>,
@@ -17,7 +17,7 @@ pub(super) struct SendSequence {
     unacked: Option<u64>,
 }
 
-/// The extension of the first sequence number: numbers before it have one too.
+/// The extended form of the first sequence number. It is large, so that earlier numbers have an extended form, too.
 const ORIGIN: u64 = 1 << 62;
 
 impl SendSequence {
@@ -46,7 +46,7 @@ impl SendSequence {
         number
     }
 
-    /// Returns the sequence number of an extended one.
+    /// Returns the sequence number of an extended number.
     pub(super) fn psn(&self, number: u64) -> Psn {
         match self.newest {
             Some((psn, newest)) => {
@@ -57,7 +57,7 @@ impl SendSequence {
         }
     }
 
-    /// Sets the numbers of a request, which were `before`.
+    /// Sets the first and the last number of a request. `before` is its first number so far.
     pub(super) fn set(&mut self, id: RequestId, before: Option<u64>, first: u64, last: u64) {
         if let Some(before) = before
             && before != first
@@ -96,8 +96,8 @@ impl SendSequence {
         self.find_all(first_number, first_number.saturating_add_signed(i64::from(last.since(first))))
     }
 
-    /// Takes note that all packets before `psn` are acknowledged. Returns the first and the last number that were
-    /// acknowledged for the first time. The event means progress, so that there is always one.
+    /// Records that all packets before `psn` are acknowledged. Returns the first and the last number that were
+    /// acknowledged for the first time. There is at least one, because devices report only new acknowledgements.
     pub(super) fn acknowledge(&mut self, psn: Psn) -> (u64, u64) {
         let end = self.extend(psn);
         if self.newest.is_none() {

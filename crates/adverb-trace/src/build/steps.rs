@@ -86,7 +86,7 @@ pub(super) struct Steps<'a> {
 impl Steps<'_> {
     /// Reads a recording.
     pub(super) fn read(build: &mut Build, recording: Recording) {
-        let device = build.device_count();
+        let device = build.next_device();
         let Recording { device: name, clock, earlier_connections, events, lost_count, stop_cause, .. } =
             recording;
         build.trace.devices.push(Device { name, clock, connections: Vec::new(), lost_count, stop_cause });
@@ -256,7 +256,7 @@ impl Steps<'_> {
         *self.qps.entry(qpn).or_insert_with(|| build.add_qp(Qp::new(device, qpn)))
     }
 
-    /// Takes note that later events of this number are those of another queue pair, or of another connection.
+    /// Records that later events of this number are those of another queue pair, or of another connection.
     fn renew(&mut self, qpn: Qpn) {
         let qp = self.qp(qpn);
         if self.build.qps.get(qp).is_some_and(|qp| !qp.is_new()) {
@@ -650,7 +650,7 @@ impl Steps<'_> {
         }
     }
 
-    /// Takes note of the end of a send request.
+    /// Records the end of a send request.
     fn end_send(&mut self, time: Time, id: RequestId, is_success: bool) {
         let first = self.build.request(id).and_then(|request| request.packets.first().copied());
         let is_reliable = first
@@ -736,13 +736,13 @@ impl Steps<'_> {
     }
 }
 
-/// Returns the address of packets from a peer, or to this side: with the port that the address carries as a GID, or with
-/// `port`.
+/// Returns `addr` if its port is one that a GID can encode, and otherwise its IP address with `port`. Packets of a
+/// connection were received from such an address, or at it.
 fn from_peer(addr: SocketAddr, port: u16) -> SocketAddr {
     if Gid::UDP_PORTS.contains(&addr.port()) { addr } else { SocketAddr::new(addr.ip(), port) }
 }
 
-/// Returns the role of a packet, as far as its headers tell.
+/// Returns the role of a packet, as far as its headers determine it.
 fn role(qpn: Qpn, header: &Header, payload: Option<&[u8]>) -> PacketRole {
     match header.operation {
         Operation::Cnp => PacketRole::Cnp,

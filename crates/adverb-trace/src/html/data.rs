@@ -13,7 +13,7 @@ use adverb_proto::trace::{Queue, RecvQueueId, TraceEvent};
 use adverb_proto::types::{Failure, Qpn, Status, Success};
 use adverb_wire::Syndrome;
 
-use super::ends::{End, Ends, Fate};
+use super::ends::{Delivery, End, Ends};
 use super::headers::{self, Field};
 use super::order::{Ordered, Step};
 use super::{ROW_LIMIT, texts};
@@ -24,7 +24,7 @@ use crate::model::{
 };
 use crate::names;
 
-/// The bytes of a payload that the page contains.
+/// The maximum number of bytes of a payload that the page contains.
 const MAX_PAYLOAD: usize = 64;
 
 /// Writes the trace as one JSON object that is safe inside a `<script>` element.
@@ -68,7 +68,7 @@ const LINE_SEPARATOR: [u8; 3] = [0xe2, 0x80, 0xa8];
 
 fn append(trace: &Trace, json: &mut JsonText) {
     let ordered = Ordered::new(trace);
-    let fates = &ordered.fates;
+    let deliveries = &ordered.deliveries;
     let ends = &ordered.ends;
     let mut strings = Strings::default();
     let context = Context { trace, ordered: &ordered, ends };
@@ -76,8 +76,8 @@ fn append(trace: &Trace, json: &mut JsonText) {
     list(json, "devices", trace.devices.iter().enumerate(), |json, device| context.device(json, device));
     list(json, "ends", &ends.list, append_end);
     list(json, "requests", &trace.requests, |json, request| context.request(json, request));
-    list(json, "packets", trace.packets.iter().zip(fates), |json, (packet, fate)| {
-        context.packet(json, packet, *fate, &mut strings);
+    list(json, "packets", trace.packets.iter().zip(deliveries), |json, (packet, delivery)| {
+        context.packet(json, packet, *delivery, &mut strings);
     });
     let completers = Completers::new(trace);
     list(json, "otherEvents", &trace.other_events, |json, timed| {
@@ -163,14 +163,14 @@ impl Context<'_> {
         json.end_array();
     }
 
-    fn packet(&self, json: &mut JsonText, packet: &Packet, fate: Fate, strings: &mut Strings) {
+    fn packet(&self, json: &mut JsonText, packet: &Packet, delivery: Delivery, strings: &mut Strings) {
         let header = &packet.header;
         let flags = [
             packet.direction == Direction::Out,
             packet.is_retransmission,
-            fate == Fate::Lost,
-            fate == Fate::Unknown,
-            fate == Fate::Duplicate,
+            delivery == Delivery::Lost,
+            delivery == Delivery::Unknown,
+            delivery == Delivery::Duplicate,
         ];
         let bth_flags = [header.solicited, header.migrated, header.fecn, header.becn, header.ack_request];
         json.begin_array().value(Index(self.ends.index(packet.device, packet.qpn)));
@@ -188,7 +188,7 @@ impl Context<'_> {
         json.end_array().value(packet.payload_len);
         let payload = packet.payload.as_deref().map(|payload| &payload[..payload.len().min(MAX_PAYLOAD)]);
         json.value(payload.map(|payload| Text(HexDigits(payload))));
-        match packet.dropped.or(fate.drop_reason()) {
+        match packet.dropped.or(delivery.drop_reason()) {
             Some(reason) => {
                 let (name, text) = (reason.name().replace('_', " "), reason.to_string());
                 json.begin_array().value(strings.index(&name)).value(strings.index(&text)).end_array();

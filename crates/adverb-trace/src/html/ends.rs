@@ -98,9 +98,9 @@ impl Ends {
     }
 }
 
-/// The known end of a packet's path through the network.
+/// The delivery of a packet, as far as the recordings show it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Fate {
+pub(super) enum Delivery {
     /// The packet was recorded at both ends.
     Arrived,
     /// The received packet is a copy that the network made of another one.
@@ -115,19 +115,19 @@ pub(super) enum Fate {
     Unknown,
 }
 
-impl Fate {
+impl Delivery {
     /// Returns the reason why the receiving device dropped the packet, if it did.
     pub(super) fn drop_reason(self) -> Option<DropReason> {
         match self {
-            Fate::Dropped(reason) => Some(reason),
+            Delivery::Dropped(reason) => Some(reason),
             _ => None,
         }
     }
 }
 
-/// Returns the fate of each packet, and the other events that are a part of a packet's fate.
-pub(super) fn fates(trace: &Trace, ends: &Ends, clocks: &Clocks) -> (Vec<Fate>, Vec<bool>) {
-    // The first and the last packet of each queue pair that arrived: packets between them were recorded at the peer.
+/// Returns the delivery of each packet, and for each other event whether it is the drop of a packet.
+pub(super) fn deliveries(trace: &Trace, ends: &Ends, clocks: &Clocks) -> (Vec<Delivery>, Vec<bool>) {
+    // The first and the last packet of each queue pair that arrived. Between them, the peer was recorded.
     let mut arrived: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
     let end_of = |packet: &Packet| ends.index(packet.device, packet.qpn);
     for (index, packet) in trace.packets.iter().enumerate() {
@@ -143,25 +143,27 @@ pub(super) fn fates(trace: &Trace, ends: &Ends, clocks: &Clocks) -> (Vec<Fate>, 
         let is_within = spans.get(peer.0).is_some_and(|&(first, last)| (first..last).contains(&nanos));
         is_between || clocks.of(packet.device) == clocks.of(peer) && is_within
     };
-    let fate = |(index, packet): (usize, &Packet)| {
-        let Some(end) = end_of(packet) else { return Fate::Unrecorded };
+    let delivery = |(index, packet): (usize, &Packet)| {
+        let Some(end) = end_of(packet) else { return Delivery::Unrecorded };
         let peer = packet.peer_packet.and_then(|peer| trace.packet(peer));
         match (peer, ends.list[end].peer, packet.direction) {
-            (Some(peer), _, Direction::In) if peer.peer_packet != Some(PacketId(index)) => Fate::Duplicate,
-            (Some(_), ..) => Fate::Arrived,
-            (None, None, _) | (None, _, Direction::In) => Fate::Unrecorded,
+            (Some(peer), _, Direction::In) if peer.peer_packet != Some(PacketId(index)) => {
+                Delivery::Duplicate
+            }
+            (Some(_), ..) => Delivery::Arrived,
+            (None, None, _) | (None, _, Direction::In) => Delivery::Unrecorded,
             (None, Some(peer), Direction::Out) => {
                 let peer = ends.list[peer].device;
                 match drops.take(packet, peer) {
-                    Some(reason) => Fate::Dropped(reason),
-                    None if is_lost(index, packet, end, peer) => Fate::Lost,
-                    None => Fate::Unknown,
+                    Some(reason) => Delivery::Dropped(reason),
+                    None if is_lost(index, packet, end, peer) => Delivery::Lost,
+                    None => Delivery::Unknown,
                 }
             }
         }
     };
-    let fates = trace.packets.iter().enumerate().map(fate).collect();
-    (fates, drops.is_taken)
+    let deliveries = trace.packets.iter().enumerate().map(delivery).collect();
+    (deliveries, drops.is_taken)
 }
 
 /// The packets that devices dropped before they reached a queue pair.

@@ -88,7 +88,7 @@ pub(super) fn posted(operation: &SendOperation) -> Vec<Field> {
             let length = format!("{} bytes", flush.length);
             with(remote(&flush.remote), [("range", length), ("placement", flag_names(&placement))])
         }
-        SendOperation::LocalInvalidate(key) => vec![("local key", hex(*key))],
+        SendOperation::LocalInvalidate(rkey) => vec![("invalidates rkey", hex(*rkey))],
         SendOperation::BindWindow(bind) => vec![
             ("window rkey", hex(bind.rkey)),
             ("region lkey", hex(bind.lkey)),

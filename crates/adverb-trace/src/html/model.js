@@ -274,9 +274,9 @@ function sentence(step) {
   const end = endOf(step);
   const device = DATA.devices[deviceOf(step)].name;
   const qp = end < 0 ? "" : `, QP ${hex(DATA.ends[end].qpn)}`;
-  const fate = isLost ? "; lost in the network" : isUnknown ? "; no arrival recorded" : dropText ? `; dropped: ${dropText}` : "";
+  const delivery = isLost ? "; lost in the network" : isUnknown ? "; no arrival recorded" : dropText ? `; dropped: ${dropText}` : "";
   const verb = kindOf(step) === ARRIVED ? "; arrived" : hasDoorbell ? ", doorbell" : "";
-  return `${clockTime(timeOf(step))} µs, ${device}${qp}: ${label}${verb}${fate}`;
+  return `${clockTime(timeOf(step))} µs, ${device}${qp}: ${label}${verb}${delivery}`;
 }
 
 // The text that a search looks at, in lower case.

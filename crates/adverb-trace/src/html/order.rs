@@ -6,7 +6,7 @@ use adverb_proto::Time;
 use adverb_proto::trace::{RetryCause, TraceEvent};
 use adverb_proto::types::{Psn, Qpn};
 
-use super::ends::{Ends, Fate, fates};
+use super::ends::{Delivery, Ends, deliveries};
 use crate::clock::Clocks;
 use crate::model::{DeviceId, Direction, PacketId, RequestId, TimedEvent, Trace};
 
@@ -40,7 +40,7 @@ pub(super) struct Doorbell {
     pub(super) requests: Vec<RequestId>,
 }
 
-/// A retransmission, with the requests whose packets are sent again.
+/// A retransmission, with the requests whose packets are retransmitted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Retry {
     pub(super) device: DeviceId,
@@ -57,8 +57,8 @@ pub(super) struct Ordered {
     pub(super) doorbells: Vec<Doorbell>,
     pub(super) retries: Vec<Retry>,
     pub(super) ends: Ends,
-    /// The fate of each packet.
-    pub(super) fates: Vec<Fate>,
+    /// The delivery of each packet.
+    pub(super) deliveries: Vec<Delivery>,
     pub(super) clocks: Clocks,
     /// The earliest time on each clock, in nanoseconds of the host's monotonic clock.
     pub(super) origins: Vec<u64>,
@@ -67,10 +67,10 @@ pub(super) struct Ordered {
 impl Ordered {
     pub(super) fn new(trace: &Trace) -> Ordered {
         let (ends, clocks) = (Ends::new(trace), Clocks::new(trace));
-        let (fates, is_part_of_packet) = fates(trace, &ends, &clocks);
+        let (deliveries, is_part_of_packet) = deliveries(trace, &ends, &clocks);
         let (doorbells, retries) = (doorbells(trace), retries(trace));
         let mut ordered =
-            Ordered { steps: Vec::new(), doorbells, retries, ends, fates, clocks, origins: Vec::new() };
+            Ordered { steps: Vec::new(), doorbells, retries, ends, deliveries, clocks, origins: Vec::new() };
         let mut lists = vec![Vec::new(); ordered.clocks.count()];
         let mut positions = Positions::new(trace);
         for (time, rank, step, device) in ordered.timed(trace, &is_part_of_packet) {
@@ -84,7 +84,7 @@ impl Ordered {
         }
         ordered.origins = lists.iter().map(|list| list.first().map_or(0, |first| first.0)).collect();
         let lists = lists.into_iter().map(|list| list.into_iter().map(|(.., step)| step).collect()).collect();
-        ordered.steps = Merge::new(trace, &ordered.clocks, &ordered.fates, lists).run();
+        ordered.steps = Merge::new(trace, &ordered.clocks, &ordered.deliveries, lists).run();
         ordered
     }
 
@@ -222,12 +222,12 @@ fn retries(trace: &Trace) -> Vec<Retry> {
 }
 
 /// Merges the steps of several clocks into one order: each clock's own order is kept, and a packet is sent before it
-/// arrives. A packet between two clocks is one step, at which both clocks meet. Where packets crossed in the network,
-/// no such order exists, and the packet's step stands where the sender sent it.
+/// arrives. A packet between two clocks is one step, after earlier steps of both clocks. Where packets crossed in the
+/// network, no such order exists, and the packet's step is in the order of the sender's clock only.
 struct Merge<'a> {
     trace: &'a Trace,
     clocks: &'a Clocks,
-    fates: &'a [Fate],
+    deliveries: &'a [Delivery],
     lists: Vec<Vec<Step>>,
     /// The position of each packet's step in the list of its clock.
     positions: Vec<usize>,
@@ -241,7 +241,12 @@ struct Merge<'a> {
 }
 
 impl<'a> Merge<'a> {
-    fn new(trace: &'a Trace, clocks: &'a Clocks, fates: &'a [Fate], lists: Vec<Vec<Step>>) -> Merge<'a> {
+    fn new(
+        trace: &'a Trace,
+        clocks: &'a Clocks,
+        deliveries: &'a [Delivery],
+        lists: Vec<Vec<Step>>,
+    ) -> Merge<'a> {
         let mut positions = vec![0; trace.packets.len()];
         for list in &lists {
             for (position, step) in list.iter().enumerate() {
@@ -253,7 +258,7 @@ impl<'a> Merge<'a> {
         Merge {
             trace,
             clocks,
-            fates,
+            deliveries,
             positions,
             next: vec![0; lists.len()],
             is_merged: vec![false; trace.packets.len()],
@@ -301,7 +306,7 @@ impl<'a> Merge<'a> {
             self.steps.push(if is_sent { Step::Packet(index) } else { Step::Arrived(index) });
             return;
         }
-        if self.fates[index] == Fate::Duplicate {
+        if self.deliveries[index] == Delivery::Duplicate {
             self.steps.push(Step::Packet(index));
             return;
         }

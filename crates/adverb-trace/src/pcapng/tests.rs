@@ -150,8 +150,8 @@ fn zeros_take_the_place_of_unknown_bytes() {
 fn packet_of_an_impossible_length_is_cut() {
     let mut trace = sample::trace();
     trace.packets[0].payload_len = u32::MAX;
-    let longest = captured(&file(&trace)).iter().map(|packet| packet.bytes.len()).max();
-    assert!(longest.unwrap() <= 65_535);
+    let max_len = captured(&file(&trace)).iter().map(|packet| packet.bytes.len()).max();
+    assert!(max_len.unwrap() <= 65_535);
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn tshark_shows_the_comments_and_no_malformed_packets() {
 fn tshark(path: &PathBuf, fields: &[&str]) -> Vec<String> {
     let mut command = Command::new("tshark");
     command.arg("-r").arg(path).args(["-T", "fields", "-E", "separator=|"]);
-    // It takes SENDs of up to 12 bytes for malformed messages of this protocol.
+    // tshark takes SENDs of up to 12 bytes for malformed messages of this protocol.
     command.args(["--disable-protocol", "rpcordma"]);
     command.args(fields.iter().flat_map(|field| ["-e", field]));
     let output = command.output().unwrap();

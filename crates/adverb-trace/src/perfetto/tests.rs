@@ -142,7 +142,7 @@ fn each_clock_starts_at_zero() {
 }
 
 #[test]
-fn packets_are_instants_whose_names_show_trouble() {
+fn packets_are_instants_whose_names_include_drops_naks_and_retransmissions() {
     let trace = sample::trace();
     let events = events(&trace);
     let packets: Vec<&Value> =
@@ -198,9 +198,9 @@ fn arrows_connect_the_copies_of_a_packet() {
         assert_eq!((&instant["ts"], &instant["tid"]), (&event["ts"], &event["tid"]));
     }
     // Devices without a common clock have no arrows.
-    let mut apart = sample::trace();
-    apart.devices[1].clock.host_id = 1;
-    let events = super::tests::events(&apart);
+    let mut trace = sample::trace();
+    trace.devices[1].clock.host_id = 1;
+    let events = super::tests::events(&trace);
     assert!(with_phase(&events, "s").is_empty() && with_phase(&events, "f").is_empty());
 }
 

@@ -9,7 +9,7 @@ use crate::model::{DeviceId, Trace};
 pub(super) struct Times<'a> {
     trace: &'a Trace,
     pub(super) clocks: Clocks,
-    /// The first event on each clock, in nanoseconds of its host.
+    /// The time of the first event on each clock, in nanoseconds of its host.
     origins: Vec<u64>,
 }
 

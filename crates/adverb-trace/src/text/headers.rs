@@ -1,4 +1,4 @@
-//! The header tree of a packet, in the shape of tcpdump and Wireshark.
+//! The header tree of a packet, in the format of tcpdump and Wireshark.
 
 use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};

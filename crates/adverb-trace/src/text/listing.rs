@@ -15,7 +15,7 @@ use crate::model::{
 };
 use crate::names;
 
-/// The number of packets of a request that are listed as trees. Each further packet takes one line.
+/// The maximum number of packets of a request that are listed as trees. Each further packet takes one line.
 const MAX_TREES: usize = 8;
 
 const RULE: &str = "# =============================================================================";
@@ -258,7 +258,7 @@ impl<'a> Listing<'a> {
         self.write_notes(out, packet)
     }
 
-    /// Writes what the headers of a packet don't tell.
+    /// Writes the facts about a packet that its headers don't contain.
     fn write_notes(&self, out: &mut dyn Write, packet: &Packet) -> io::Result<()> {
         if let Some(cause) = packet.retry_cause {
             write!(out, " [retransmission: {}]", names::cause_words(cause))?;

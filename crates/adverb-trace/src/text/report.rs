@@ -12,7 +12,7 @@ use super::{RequestName, device_name, write_clock_note};
 use crate::model::{DeviceId, Direction, PsnRange, Request, RequestId, Retransmission, Trace};
 use crate::names;
 
-/// The number of packets at the end of a failed request that a report lists.
+/// The maximum number of packets that a report lists: the last ones of a failed request.
 const MAX_PACKETS: usize = 10;
 
 /// The progress of a queue pair at the time of a failure.

@@ -9,7 +9,7 @@ use super::{RequestName, is_own};
 use crate::model::{Direction, RequestId, Trace, WqeState};
 use crate::names;
 
-/// The number of slow and failed requests that a summary names.
+/// The maximum number of slow requests, and of failed requests, that a summary names.
 const MAX_NAMED: usize = 5;
 
 pub(super) fn write(trace: &Trace, out: &mut dyn Write) -> io::Result<()> {
@@ -92,7 +92,7 @@ fn write_failed(trace: &Trace, out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn write_slowest(trace: &Trace, out: &mut dyn Write) -> io::Result<()> {
-    // The time of a receive is that of its message.
+    // Receives are excluded: their time depends on the time at which the peer sends.
     let sends = trace.requests.iter().enumerate().filter(|(_, request)| {
         request.queue == Queue::Send && request.wqe_state() == WqeState::Completed && !is_own(request)
     });

@@ -66,7 +66,7 @@ pub(crate) struct Side {
     pub(crate) random: Random,
 }
 
-/// The sequence number of the first packet that a side sends.
+/// The sequence numbers of the first packets that a side sends and receives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FirstPsns {
     pub(crate) send: u32,
@@ -200,7 +200,7 @@ impl Faults {
     pub(crate) const NONE: Faults = Faults { loss: 0, duplication: 0, reordering: 0 };
 }
 
-/// A packet on its path.
+/// A packet that was sent and has not arrived.
 #[derive(Clone, Debug)]
 struct InFlight {
     to: usize,
@@ -210,7 +210,7 @@ struct InFlight {
     arrival: RxMeta,
 }
 
-/// A packet that was sent or received, as the network saw it.
+/// A packet that was sent or received, as the network recorded it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     /// The side that sent or received the packet.
@@ -263,7 +263,7 @@ impl World {
         world
     }
 
-    /// Moves the clock.
+    /// Advances the clock.
     pub(crate) fn pass(&mut self, nanos: u64) {
         self.now = self.now + Duration::from_nanos(nanos);
     }
@@ -295,8 +295,8 @@ impl World {
                     _ => 1,
                 };
                 for _ in 0..copies {
-                    let late = if self.random.chance(self.faults.reordering) { 8000 } else { 0 };
-                    let delay = 5000 + late;
+                    let extra_delay = if self.random.chance(self.faults.reordering) { 8000 } else { 0 };
+                    let delay = 5000 + extra_delay;
                     let in_flight = InFlight { to: 1 - from, number, bytes: bytes.clone(), arrival };
                     self.serial += 1;
                     self.in_flight.insert((self.now + Duration::from_nanos(delay), self.serial), in_flight);
