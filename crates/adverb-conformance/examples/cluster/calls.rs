@@ -28,7 +28,7 @@ const MAX_CALLS: usize = 32;
 /// The maximum length of a request's content.
 const MAX_CONTENT: usize = 400;
 
-/// The thread.
+/// A thread that makes calls, and answers those of the peers.
 pub(crate) struct CallThread {
     worker: Worker,
     peers: Vec<Option<Link>>,

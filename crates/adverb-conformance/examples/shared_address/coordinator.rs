@@ -28,25 +28,25 @@ pub(crate) struct Plan {
     pub(crate) address: IpAddr,
 }
 
-/// The numbers of processes and conversations.
+/// The numbers of processes and message exchanges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) started: usize,
     pub(crate) killed: usize,
     /// Processes that ended by themselves.
     pub(crate) ended: usize,
-    /// Conversations of two processes that kept running, which must succeed.
-    pub(crate) talks: usize,
-    /// Conversations during which one of the two processes was killed.
+    /// Exchanges of two processes that kept running, which must succeed.
+    pub(crate) exchanges: usize,
+    /// Exchanges during which one of the two processes was killed.
     pub(crate) disturbed: usize,
 }
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Counts { started, killed, ended, talks, disturbed } = self;
+        let Counts { started, killed, ended, exchanges, disturbed } = self;
         write!(
             f,
-            "{started} processes: {killed} killed, {ended} ended; {talks} conversations succeeded, {disturbed} lost a process"
+            "{started} processes: {killed} killed, {ended} ended; {exchanges} exchanges succeeded, {disturbed} lost a process"
         )
     }
 }
@@ -57,8 +57,8 @@ struct Worker {
     commands: Option<ChildStdin>,
     lines: Receiver<String>,
     port: String,
-    /// The port of the process that it talks to.
-    talks_to: Option<String>,
+    /// The port of the process that it exchanges messages with.
+    peer_port: Option<String>,
 }
 
 impl Worker {
@@ -76,7 +76,7 @@ impl Worker {
                 }
             }
         });
-        let mut worker = Worker { child, commands, lines, port: String::new(), talks_to: None };
+        let mut worker = Worker { child, commands, lines, port: String::new(), peer_port: None };
         let line = worker.line().context("starting a process")?;
         worker.port =
             line.strip_prefix("ready ").with_context(|| format!("a process printed {line}"))?.to_owned();
@@ -92,16 +92,16 @@ impl Worker {
         }
     }
 
-    fn talk(&mut self, peer: &str, count: usize, bootstrap: &str) -> Result<()> {
-        self.talks_to = Some(peer.to_owned());
+    fn exchange(&mut self, peer: &str, count: usize, bootstrap: &str) -> Result<()> {
+        self.peer_port = Some(peer.to_owned());
         let commands = self.commands.as_mut().context("the input of the process is closed")?;
-        writeln!(commands, "talk {peer} {count} {bootstrap}").context("commanding a process")
+        writeln!(commands, "exchange {peer} {count} {bootstrap}").context("commanding a process")
     }
 
-    /// Waits until the conversation of the process ends, which must succeed unless it is `disturbed`.
+    /// Waits until the exchange of the process ends, which must succeed unless it is `disturbed`.
     fn finish(&mut self, disturbed: bool) -> Result<()> {
         let line = self.line()?;
-        let peer = self.talks_to.take().unwrap_or_default();
+        let peer = self.peer_port.take().unwrap_or_default();
         ensure!(line == "done" || disturbed, "{} to {peer}: {line}", self.port);
         Ok(())
     }
@@ -138,7 +138,7 @@ impl Drop for Worker {
 }
 
 /// Starts processes until the plan's number is reached, and ends them all. Returns an error if a process hangs, if a
-/// conversation fails without a reason, or if a socket remains.
+/// exchange fails without a reason, or if a socket remains.
 pub(crate) fn run(plan: &Plan, start: &dyn Fn() -> Command) -> Result<Counts> {
     let mut random = plan.seed;
     let mut below = move |limit: usize| {
@@ -151,11 +151,11 @@ pub(crate) fn run(plan: &Plan, start: &dyn Fn() -> Command) -> Result<Counts> {
             workers.push(Worker::start(start())?);
             counts.started += 1;
         }
-        // Each process talks to another one, at the same time.
+        // Each process exchanges messages with another one, at the same time.
         let ports: Vec<String> = workers.iter().map(|worker| worker.port.clone()).collect();
         for (index, worker) in workers.iter_mut().enumerate() {
             let peer = &ports[(index + 1 + below(ports.len() - 1)) % ports.len()];
-            worker.talk(peer, 1 + below(40), ["cm", "tcp"][below(2)])?;
+            worker.exchange(peer, 1 + below(40), ["cm", "tcp"][below(2)])?;
         }
         // The first process is the oldest, which receives the messages to queue pair 1.
         let victim = if below(3) == 0 { 0 } else { below(workers.len()) };
@@ -170,8 +170,8 @@ pub(crate) fn run(plan: &Plan, start: &dyn Fn() -> Command) -> Result<Counts> {
         } else {
             let mut victim = victim;
             victim.finish(false)?;
-            counts.talks += 1;
-            // Its peers are still talking to it, until they have finished.
+            counts.exchanges += 1;
+            // Its peers still exchange messages with it, until they have finished.
             finish(&mut workers, None, &mut counts)?;
             victim.end()?;
             counts.ended += 1;
@@ -187,12 +187,12 @@ pub(crate) fn run(plan: &Plan, start: &dyn Fn() -> Command) -> Result<Counts> {
     Ok(counts)
 }
 
-/// Waits until all conversations have ended. Those with the process that was killed may fail.
+/// Waits until all exchanges have ended. Those with the process that was killed may fail.
 fn finish(workers: &mut [Worker], dead: Option<&str>, counts: &mut Counts) -> Result<()> {
     for worker in workers {
-        let disturbed = worker.talks_to.as_deref() == dead && dead.is_some();
+        let disturbed = worker.peer_port.as_deref() == dead && dead.is_some();
         worker.finish(disturbed)?;
-        *if disturbed { &mut counts.disturbed } else { &mut counts.talks } += 1;
+        *if disturbed { &mut counts.disturbed } else { &mut counts.exchanges } += 1;
     }
     Ok(())
 }

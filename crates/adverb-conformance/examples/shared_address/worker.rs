@@ -13,8 +13,8 @@ use anyhow::{Result, bail, ensure};
 /// The timeout of every wait of a process.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Runs a process: prints `ready PORT`, and `done` or `failed REASON` for each line `talk PORT COUNT BOOTSTRAP` that it
-/// reads, until its input ends.
+/// Runs a process: prints `ready PORT`, and `done` or `failed REASON` for each line `exchange PORT COUNT BOOTSTRAP` that
+/// it reads, until its input ends.
 pub(crate) fn run(address: IpAddr) -> Result<()> {
     let device = Device::open(&format!("soft:{address}"))?;
     let gid = device.gids()?[0].gid;
@@ -30,13 +30,13 @@ pub(crate) fn run(address: IpAddr) -> Result<()> {
     for line in std::io::stdin().lock().lines() {
         let line = line?;
         let words: Vec<&str> = line.split(' ').collect();
-        let ["talk", port, count, bootstrap] = words[..] else { bail!("unknown command: {line}") };
+        let ["exchange", port, count, bootstrap] = words[..] else { bail!("unknown command: {line}") };
         let options = options.clone().bootstrap(match bootstrap {
             "tcp" => Bootstrap::Tcp,
             _ => Bootstrap::ConnectionManager,
         });
         let peer = SocketAddr::new(address, port.parse()?);
-        match talk(&options, peer, count.parse()?) {
+        match exchange(&options, peer, count.parse()?) {
             Ok(()) => print_line("done")?,
             Err(error) => print_line(&format!("failed {bootstrap}: {error:#}"))?,
         }
@@ -62,7 +62,7 @@ fn echo(connection: &Connection) {
 }
 
 /// Sends messages to another process, and checks that they return.
-fn talk(options: &Options, peer: SocketAddr, count: u32) -> Result<()> {
+fn exchange(options: &Options, peer: SocketAddr, count: u32) -> Result<()> {
     let connection = Connector::new().options(options).connect(peer)?;
     for number in 0..count {
         // Some messages are eager, and some are rendezvous messages.

@@ -130,8 +130,8 @@ impl<'a> CaseRun<'a> {
         expect_answer!(self.from.send_command(command)?, Word)
     }
 
-    /// Returns the responder's word.
-    pub(super) fn word(&mut self, new: u64) -> Result<u64> {
+    /// Sets the responder's word, and returns the previous one.
+    pub(super) fn exchange_word(&mut self, new: u64) -> Result<u64> {
         expect_answer!(self.to.send_command(Command::Exchange(new))?, Word)
     }
 

@@ -144,10 +144,10 @@ impl CaseRun<'_> {
         let batch = self.batch(ATOMICS, 8, Immediate::None);
         let word = batch.seed.wrapping_mul(0x2545_f491_4f6c_dd1d);
         self.run_at_responder(Command::Clear(batch))?;
-        self.word(word)?;
+        self.exchange_word(word)?;
         let atomics = Atomics { swap, count: ATOMICS, word, memory: pair.to.memory };
         let expected = self.run_atomics_at_requester(Command::Atomics(atomics))?;
-        let found = self.word(0)?;
+        let found = self.exchange_word(0)?;
         ensure!(found == expected, "the final word is {found:#x}, not {expected:#x}");
         // No bytes next to the word may change.
         let nothing = Batch { count: 0, ..batch };

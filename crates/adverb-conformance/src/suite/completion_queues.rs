@@ -16,16 +16,16 @@ tests! { "completion queues";
     a_queue_shrinks_to_what_its_queue_pairs_need_and_no_further,
     a_queue_is_resized_while_completions_wait_in_it,
     a_queue_is_resized_while_requests_are_in_flight,
-    a_queue_of_no_depth_or_too_much_is_refused,
+    a_queue_of_depth_zero_or_beyond_the_limit_is_refused,
     a_resized_queue_still_has_events,
     every_completion_vector_delivers_events,
     an_unknown_completion_vector_is_refused,
     [Need::Moderation] a_moderated_queue_coalesces_events,
     moderation_beyond_the_devices_limit_is_refused_with_an_explanation,
-    poll_solicited_sleeps_through_unsolicited_completions,
-    poll_solicited_is_woken_by_a_failure,
-    poll_solicited_returns_completions_that_are_already_queued,
-    poll_solicited_needs_a_queue_with_events,
+    wait_solicited_sleeps_through_unsolicited_completions,
+    wait_solicited_is_woken_by_a_failure,
+    wait_solicited_returns_completions_that_are_already_queued,
+    wait_solicited_needs_a_queue_with_events,
 }
 
 fn a_queue_grows_so_that_more_queue_pairs_can_use_it(fixture: &Fixture) -> Result<()> {
@@ -102,7 +102,7 @@ fn a_queue_is_resized_while_requests_are_in_flight(fixture: &Fixture) -> Result<
     Ok(())
 }
 
-fn a_queue_of_no_depth_or_too_much_is_refused(fixture: &Fixture) -> Result<()> {
+fn a_queue_of_depth_zero_or_beyond_the_limit_is_refused(fixture: &Fixture) -> Result<()> {
     let cq = fixture.device.completion_queue(8).create()?;
     for depth in [0, fixture.device.attributes().max_completion_queue_depth.saturating_add(1)] {
         let refused = cq.resize(depth);
@@ -181,7 +181,7 @@ fn moderation_beyond_the_devices_limit_is_refused_with_an_explanation(fixture: &
     Ok(())
 }
 
-fn poll_solicited_sleeps_through_unsolicited_completions(fixture: &Fixture) -> Result<()> {
+fn wait_solicited_sleeps_through_unsolicited_completions(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     for _ in 0..4 {
         pair.right.post_receive(8)?;
@@ -210,7 +210,7 @@ fn poll_solicited_sleeps_through_unsolicited_completions(fixture: &Fixture) -> R
     })
 }
 
-fn poll_solicited_is_woken_by_a_failure(fixture: &Fixture) -> Result<()> {
+fn wait_solicited_is_woken_by_a_failure(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     pair.right.post_receive(8)?;
     std::thread::scope(|scope| {
@@ -226,7 +226,7 @@ fn poll_solicited_is_woken_by_a_failure(fixture: &Fixture) -> Result<()> {
     })
 }
 
-fn poll_solicited_returns_completions_that_are_already_queued(fixture: &Fixture) -> Result<()> {
+fn wait_solicited_returns_completions_that_are_already_queued(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     let mut completions = Vec::new();
     ensure!(pair.right.cq.wait_solicited(&mut completions, QUIET_PERIOD)? == 0, "a completion was returned");
@@ -237,7 +237,7 @@ fn poll_solicited_returns_completions_that_are_already_queued(fixture: &Fixture)
     Ok(())
 }
 
-fn poll_solicited_needs_a_queue_with_events(fixture: &Fixture) -> Result<()> {
+fn wait_solicited_needs_a_queue_with_events(fixture: &Fixture) -> Result<()> {
     let cq = fixture.device.completion_queue(8).create()?;
     let polled = cq.wait_solicited(&mut Vec::new(), QUIET_PERIOD);
     ensure!(matches!(polled, Err(Error::Unsupported { .. })), "{polled:?}");

@@ -69,7 +69,7 @@ impl End {
         Ok(())
     }
 
-    fn receives(&self, text: &[u8]) -> Result<()> {
+    fn expect_message(&self, text: &[u8]) -> Result<()> {
         let message = self.completions.wait(self.receiving, COMPLETION_TIMEOUT)?.into_message()?;
         ensure!(message[..] == *text, "received {:?}, not {text:?}", &message[..]);
         Ok(())
@@ -111,9 +111,9 @@ fn connected(fixture: &Fixture) -> Result<(End, End)> {
 fn peers_connect_by_address_and_exchange_messages(fixture: &Fixture) -> Result<()> {
     let (client, server) = connected(fixture)?;
     client.send(b"ping")?;
-    server.receives(b"ping")?;
+    server.expect_message(b"ping")?;
     server.send(b"pong")?;
-    client.receives(b"pong")
+    client.expect_message(b"pong")
 }
 
 /// The private data is padded with zeros, as the protocol demands.
@@ -218,7 +218,7 @@ fn many_connections_are_accepted_from_one_listener(fixture: &Fixture) -> Result<
             "replies reached the wrong connection"
         );
         client.send(&[number])?;
-        server.receives(&[number])?;
+        server.expect_message(&[number])?;
     }
     Ok(())
 }

@@ -97,8 +97,8 @@ fn the_limits_are_plausible(fixture: &Fixture) -> Result<()> {
         ("READs of a peer", attributes.max_dest_rd_atomic.into()),
         ("READs", attributes.max_rd_atomic.into()),
     ];
-    for (what, most) in limits {
-        ensure!(most > 0, "the limit of {what} is 0");
+    for (name, max) in limits {
+        ensure!(max > 0, "the limit of {name} is 0");
     }
     ensure!(attributes.max_memory_region_len >= 1 << 20, "the maximum size of a region is less than 1 MiB");
     Ok(())

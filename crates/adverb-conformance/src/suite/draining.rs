@@ -28,10 +28,10 @@ tests! { "draining";
 const RECEIVES: u64 = 1000;
 
 /// Drains a queue pair and returns the completions, which must be all of its requests.
-fn drained(side: &Side) -> Result<Vec<Completion>> {
+fn drain(side: &Side) -> Result<Vec<Completion>> {
     begin_drain(&side.qp)?;
     let mut completions = Vec::new();
-    until_drained(side, &mut completions)?;
+    poll_until_drained(side, &mut completions)?;
     let outstanding = (side.qp.outstanding_send_count(), side.qp.outstanding_recv_count());
     ensure!(outstanding == (0, 0), "outstanding sends and receives after the drain: {outstanding:?}");
     side.expect_state(QpState::Error)?;
@@ -39,7 +39,7 @@ fn drained(side: &Side) -> Result<Vec<Completion>> {
 }
 
 /// Polls until a queue pair is drained.
-fn until_drained(side: &Side, completions: &mut Vec<Completion>) -> Result<()> {
+fn poll_until_drained(side: &Side, completions: &mut Vec<Completion>) -> Result<()> {
     let deadline = Instant::now() + COMPLETION_TIMEOUT;
     while !is_drained(&side.qp)? {
         ensure!(
@@ -90,7 +90,7 @@ fn a_drain_returns_all_requests_in_order(fixture: &Fixture) -> Result<()> {
     post_receives(&pair.left, 20)?;
     // The peer has no receives, so no message is delivered.
     send(&pair.left, 20)?;
-    let succeeded = check(&drained(&pair.left)?, 20, 20)?;
+    let succeeded = check(&drain(&pair.left)?, 20, 20)?;
     ensure!(succeeded == 0, "{succeeded} messages succeeded without a receive");
     pair.left.expect_no_completion()
 }
@@ -105,7 +105,7 @@ fn a_drain_returns_unsignaled_requests_that_succeeded(fixture: &Fixture) -> Resu
     pair.right.take(count as usize)?;
     post_receives(&pair.left, 3)?;
     // Messages whose acknowledgement has not arrived are flushed.
-    check(&drained(&pair.left)?, count, 3)?;
+    check(&drain(&pair.left)?, count, 3)?;
     pair.left.expect_no_completion()
 }
 
@@ -114,20 +114,20 @@ fn a_drain_of_full_queues_returns_all_requests(fixture: &Fixture) -> Result<()> 
     let pair = fixture.pair(Rc).depth(16, 16).connect()?;
     post_receives(&pair.left, 16)?;
     send(&pair.left, 16)?;
-    check(&drained(&pair.left)?, 16, 16)?;
+    check(&drain(&pair.left)?, 16, 16)?;
     pair.left.expect_no_completion()
 }
 
 fn a_drain_of_an_idle_queue_pair_ends(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
-    check(&drained(&pair.left)?, 0, 0)?;
+    check(&drain(&pair.left)?, 0, 0)?;
     let unconnected = fixture.pair(Rc).side(None)?;
     ensure!(!is_drained(&unconnected.qp)?, "a queue pair is drained before the drain begins");
     post_receives(&unconnected, 3)?;
-    check(&drained(&unconnected)?, 0, 3)?;
+    check(&drain(&unconnected)?, 0, 3)?;
     // A second drain has nothing to do.
     begin_drain(&unconnected.qp)?;
-    ensure!(is_drained(&unconnected.qp)?, "a drained queue pair is drained again");
+    ensure!(is_drained(&unconnected.qp)?, "a second drain of a queue pair did not end at once");
     pair.left.expect_no_completion()?;
     unconnected.expect_no_completion()
 }
@@ -143,7 +143,7 @@ fn a_drain_of_a_failed_queue_pair_ends(fixture: &Fixture) -> Result<()> {
         completions.iter().any(|completion| !completion.is_ok()),
         "a message succeeded without a receive"
     );
-    completions.extend(drained(&pair.left)?);
+    completions.extend(drain(&pair.left)?);
     let (sends, receives): (Vec<_>, Vec<_>) =
         completions.into_iter().partition(|completion| completion.tag() < RECEIVES);
     ensure!(sends.iter().map(Completion::tag).eq(0..4), "the sends did not complete once each and in order");
@@ -155,7 +155,7 @@ fn an_unreliable_connection_is_drained(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Transport::Uc).connect()?;
     post_receives(&pair.left, 10)?;
     send(&pair.left, 10)?;
-    check(&drained(&pair.left)?, 10, 10)?;
+    check(&drain(&pair.left)?, 10, 10)?;
     pair.left.expect_no_completion()
 }
 
@@ -174,8 +174,8 @@ fn queue_pairs_of_one_completion_queue_are_drained_each(fixture: &Fixture) -> Re
     begin_drain(&first.qp)?;
     begin_drain(&second.qp)?;
     let mut completions = Vec::new();
-    until_drained(&second, &mut completions)?;
-    until_drained(&first, &mut completions)?;
+    poll_until_drained(&second, &mut completions)?;
+    poll_until_drained(&first, &mut completions)?;
     let mut tags: Vec<u64> = completions.iter().map(Completion::tag).collect();
     tags.sort_unstable();
     let mut expected: Vec<u64> = (RECEIVES..RECEIVES + 5).chain(RECEIVES..RECEIVES + 7).collect();
@@ -213,8 +213,8 @@ fn a_drained_queue_pair_can_be_connected_again(fixture: &Fixture) -> Result<()> 
         pair.ping()?;
         post_receives(&pair.left, 4)?;
         send(&pair.left, 4)?;
-        check(&drained(&pair.left)?, 4, 4)?;
-        check(&drained(&pair.right)?, 0, 0)?;
+        check(&drain(&pair.left)?, 4, 4)?;
+        check(&drain(&pair.right)?, 0, 0)?;
         for side in [&pair.left, &pair.right] {
             let left = side.qp.reset()?.len();
             ensure!(left == 0, "{left} requests were left after drain {round}");
@@ -238,7 +238,7 @@ fn a_drain_leaves_a_shared_receive_queue_alone(fixture: &Fixture) -> Result<()> 
     let receiving = shared.post_recv(crate::fixture::buffer(&domain, 64)?)?;
     begin_drain(&first.qp)?;
     let mut completions = Vec::new();
-    until_drained(&first, &mut completions)?;
+    poll_until_drained(&first, &mut completions)?;
     ensure!(completions.is_empty(), "{} receives were flushed", completions.len());
     // Another queue pair can use the receive.
     let peer = fixture.pair(Rc).side(None)?;

@@ -11,8 +11,8 @@ use crate::deviations::is_soft_roce;
 use crate::fixture::{COMPLETION_TIMEOUT, Fixture, Pair, QUIET_PERIOD, READ_WRITE, check, status};
 use crate::registry::tests;
 
-/// The number of completions that must be delivered by events without loss. For soft-RoCE, which is slow, a tenth of
-/// it.
+/// The number of completions that must be delivered by events without loss. Soft-RoCE, which is slow, must deliver a
+/// tenth of this number.
 const COMPLETION_COUNT: u64 = 1_000_000;
 
 tests! { "events";

@@ -25,7 +25,7 @@ tests! { "flushing";
 }
 
 /// Checks that these are the completions of requests with tags from `first`, flushed, each once and in order.
-fn all_flushed(completions: &[Completion], first: u64) -> Result<()> {
+fn check_all_flushed(completions: &[Completion], first: u64) -> Result<()> {
     for (tag, completion) in (first..).zip(completions) {
         ensure!(completion.tag() == tag, "request {} completed instead of {tag}", completion.tag());
         expect(&format!("request {tag}"), completion, Status::Flushed)?;
@@ -53,7 +53,7 @@ fn receives_are_flushed_once_each_and_in_order(fixture: &Fixture) -> Result<()> 
     let pair = fixture.rc()?;
     post_receive(&pair, 1, 40)?;
     pair.left.qp.move_to_error()?;
-    all_flushed(&pair.left.take(40)?, 1)?;
+    check_all_flushed(&pair.left.take(40)?, 1)?;
     pair.left.expect_no_completion()
 }
 
@@ -61,7 +61,7 @@ fn sends_are_flushed_once_each_and_in_order(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     send(&pair, 1, 40)?;
     pair.left.qp.move_to_error()?;
-    all_flushed(&pair.left.take(40)?, 1)?;
+    check_all_flushed(&pair.left.take(40)?, 1)?;
     pair.left.expect_no_completion()
 }
 
@@ -73,8 +73,8 @@ fn both_queues_are_flushed(fixture: &Fixture) -> Result<()> {
     let (receives, sends): (Vec<_>, Vec<_>) =
         pair.left.take(40)?.into_iter().partition(|completion| completion.tag() >= 100);
     ensure!(sends.len() == 20, "{} of 20 sends completed", sends.len());
-    all_flushed(&sends, 1)?;
-    all_flushed(&receives, 100)?;
+    check_all_flushed(&sends, 1)?;
+    check_all_flushed(&receives, 100)?;
     pair.left.expect_no_completion()
 }
 
@@ -86,7 +86,7 @@ fn unsignaled_requests_are_flushed_once_each(fixture: &Fixture) -> Result<()> {
     }
     pair.left.expect_no_completion()?;
     pair.left.qp.move_to_error()?;
-    all_flushed(&pair.left.take(16)?, 0)?;
+    check_all_flushed(&pair.left.take(16)?, 0)?;
     pair.left.expect_no_completion()
 }
 
@@ -94,7 +94,7 @@ fn receives_of_an_unreliable_connection_are_flushed(fixture: &Fixture) -> Result
     let pair = fixture.pair(Transport::Uc).connect()?;
     post_receive(&pair, 1, 10)?;
     pair.left.qp.move_to_error()?;
-    all_flushed(&pair.left.take(10)?, 1)?;
+    check_all_flushed(&pair.left.take(10)?, 1)?;
     pair.left.expect_no_completion()
 }
 
@@ -104,7 +104,7 @@ fn a_refused_peers_receives_are_flushed(fixture: &Fixture) -> Result<()> {
     let region = pair.left.region(8, Access::LOCAL_WRITE)?;
     let request = SendRequest::write(pair.right.filled(8, 1)?, region.remote().at(0));
     pair.right.expect_failure(request, Status::RemoteAccess)?;
-    all_flushed(&pair.left.take(10)?, 1)?;
+    check_all_flushed(&pair.left.take(10)?, 1)?;
     pair.left.expect_no_completion()
 }
 
@@ -122,7 +122,7 @@ fn the_requests_behind_a_refused_one_are_flushed(fixture: &Fixture) -> Result<()
         completion.result()?;
     }
     expect("the write", &completions[10], Status::RemoteAccess)?;
-    all_flushed(&completions[11..], 11)?;
+    check_all_flushed(&completions[11..], 11)?;
     let theirs = pair.right.take(30)?;
     let received = theirs.iter().filter(|completion| completion.is_ok()).count();
     ensure!(received == 10, "{received} messages arrived, not 10");
@@ -160,8 +160,8 @@ fn draining_returns_requests_in_flight(fixture: &Fixture) -> Result<()> {
     ensure!(outstanding == (0, 0), "outstanding sends and receives: {outstanding:?}");
     let (receives, sends): (Vec<_>, Vec<_>) =
         pair.left.take(1024)?.into_iter().partition(|completion| completion.tag() >= 1000);
-    all_flushed(&sends, 0)?;
-    all_flushed(&receives, 1000)?;
+    check_all_flushed(&sends, 0)?;
+    check_all_flushed(&receives, 1000)?;
     pair.left.expect_no_completion()
 }
 

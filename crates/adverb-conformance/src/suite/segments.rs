@@ -57,7 +57,7 @@ fn messages_are_gathered_however_they_are_split(fixture: &Fixture) -> Result<()>
 }
 
 /// Sends messages into receives that are split in all ways.
-fn scattered(fixture: &Fixture, transport: Transport) -> Result<()> {
+fn check_scattered(fixture: &Fixture, transport: Transport) -> Result<()> {
     let (mtu, size) = (fixture.mtu(), 3 * fixture.mtu() + 100);
     let pair = fixture.pair(transport).max_sge(4, 4).connect()?;
     let (from, to) = (pair.left.region(size, READ_WRITE)?, pair.right.region(size, READ_WRITE)?);
@@ -77,11 +77,11 @@ fn scattered(fixture: &Fixture, transport: Transport) -> Result<()> {
 }
 
 fn messages_are_scattered_however_the_receive_is_split(fixture: &Fixture) -> Result<()> {
-    scattered(fixture, Rc)
+    check_scattered(fixture, Rc)
 }
 
 fn messages_of_an_unreliable_connection_are_gathered_and_scattered(fixture: &Fixture) -> Result<()> {
-    scattered(fixture, Transport::Uc)
+    check_scattered(fixture, Transport::Uc)
 }
 
 fn writes_are_gathered(fixture: &Fixture) -> Result<()> {
@@ -155,14 +155,14 @@ fn more_segments_than_the_limit_are_refused_and_their_buffers_returned(fixture: 
     // A device may grant more segments than requested, but not more than its limit.
     let count = fixture.device.attributes().max_sge + 1;
     let region = pair.left.region(count as usize, READ_WRITE)?;
-    let scaled_count = || {
+    let excess_segments = || {
         (0..count as usize)
             .map(|at| Ok(PayloadSegment::Region(region.slice(at..at + 1)?)))
             .collect::<Result<Vec<_>>>()
     };
-    let error = pair.left.expect_rejected(SendRequest::send(scaled_count()?))?;
+    let error = pair.left.expect_rejected(SendRequest::send(excess_segments()?))?;
     ensure!(matches!(error, Error::LimitExceeded { .. }), "refused with another error: {error}");
-    let error = pair.left.expect_recv_rejected(RecvRequest::new(scaled_count()?))?;
+    let error = pair.left.expect_recv_rejected(RecvRequest::new(excess_segments()?))?;
     ensure!(matches!(error, Error::LimitExceeded { .. }), "refused with another error: {error}");
     pair.ping()
 }
@@ -170,8 +170,8 @@ fn more_segments_than_the_limit_are_refused_and_their_buffers_returned(fixture: 
 fn requests_with_the_maximum_segment_count_work(fixture: &Fixture) -> Result<()> {
     let count = fixture.device.attributes().max_sge;
     // Some devices report the larger limit of the two queues.
-    let most = [count, count / 2, 4, 2, 1];
-    let pair = most.into_iter().find_map(|count| {
+    let counts = [count, count / 2, 4, 2, 1];
+    let pair = counts.into_iter().find_map(|count| {
         let pair = fixture.pair(Rc).depth(4, 4).max_sge(count, count).connect().ok()?;
         Some((pair, count as usize))
     });

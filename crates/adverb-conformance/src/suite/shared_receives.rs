@@ -62,7 +62,7 @@ fn connect(
 }
 
 /// Creates a shared queue of this depth, and `count` queue pairs on it with one completion queue.
-fn several(fixture: &Fixture, depth: u32, count: usize) -> Result<(SharedReceiveQueue, Vec<Shared>)> {
+fn create_shared(fixture: &Fixture, depth: u32, count: usize) -> Result<(SharedReceiveQueue, Vec<Shared>)> {
     let domain = fixture.device.create_protection_domain()?;
     let shared = domain.shared_receive_queue(depth).create()?;
     let cq = fixture.device.completion_queue(depth + 4 * count as u32).create()?;
@@ -70,8 +70,8 @@ fn several(fixture: &Fixture, depth: u32, count: usize) -> Result<(SharedReceive
     Ok((shared, sides))
 }
 
-fn one(fixture: &Fixture, depth: u32) -> Result<(SharedReceiveQueue, Shared)> {
-    let (shared, mut sides) = several(fixture, depth, 1)?;
+fn create_one(fixture: &Fixture, depth: u32) -> Result<(SharedReceiveQueue, Shared)> {
+    let (shared, mut sides) = create_shared(fixture, depth, 1)?;
     Ok((shared, sides.pop().context("a shared receive queue was created")?))
 }
 
@@ -86,7 +86,7 @@ fn send(side: &Side, len: usize, seed: u64) -> Result<()> {
 }
 
 fn a_message_consumes_a_shared_receive(fixture: &Fixture) -> Result<()> {
-    let (shared, side) = one(fixture, 16)?;
+    let (shared, side) = create_one(fixture, 16)?;
     ensure!(
         shared.outstanding_recv_count() == 0,
         "a new queue has {} requests",
@@ -113,7 +113,7 @@ fn a_message_consumes_a_shared_receive(fixture: &Fixture) -> Result<()> {
 }
 
 fn many_queue_pairs_share_receives(fixture: &Fixture) -> Result<()> {
-    let (shared, sides) = several(fixture, 64, 16)?;
+    let (shared, sides) = create_shared(fixture, 64, 16)?;
     (0..64).try_for_each(|tag| post_receive(&shared, 64, tag).map(drop))?;
     for round in 0..4 {
         for (number, side) in (0..).zip(&sides) {
@@ -134,7 +134,7 @@ fn many_queue_pairs_share_receives(fixture: &Fixture) -> Result<()> {
 }
 
 fn a_shared_receive_names_the_receiving_queue_pair(fixture: &Fixture) -> Result<()> {
-    let (shared, sides) = several(fixture, 16, 4)?;
+    let (shared, sides) = create_shared(fixture, 16, 4)?;
     (0..4).try_for_each(|tag| post_receive(&shared, 64, tag).map(drop))?;
     for (seed, side) in (0..).zip(&sides) {
         send(&side.sender, 64, seed)?;
@@ -151,7 +151,7 @@ fn a_shared_receive_names_the_receiving_queue_pair(fixture: &Fixture) -> Result<
 }
 
 fn shared_receives_are_consumed_in_order(fixture: &Fixture) -> Result<()> {
-    let (shared, side) = one(fixture, 32)?;
+    let (shared, side) = create_one(fixture, 32)?;
     (0..32).try_for_each(|tag| post_receive(&shared, 8, tag).map(drop))?;
     (0..32).try_for_each(|seed| send(&side.sender, 8, seed))?;
     for (tag, completion) in (0..).zip(side.receiver.take(32)?) {
@@ -162,7 +162,7 @@ fn shared_receives_are_consumed_in_order(fixture: &Fixture) -> Result<()> {
 }
 
 fn a_write_with_immediate_data_consumes_a_shared_receive(fixture: &Fixture) -> Result<()> {
-    let (shared, side) = one(fixture, 4)?;
+    let (shared, side) = create_one(fixture, 4)?;
     let region = side.receiver.region(64, READ_WRITE)?;
     let receiving = post_receive(&shared, 8, 0)?;
     let bytes = side.sender.filled(64, 1)?;
@@ -172,7 +172,7 @@ fn a_write_with_immediate_data_consumes_a_shared_receive(fixture: &Fixture) -> R
 }
 
 fn a_message_waits_for_a_shared_receive(fixture: &Fixture) -> Result<()> {
-    let (shared, side) = one(fixture, 4)?;
+    let (shared, side) = create_one(fixture, 4)?;
     let sending = side.sender.post(SendRequest::send(side.sender.filled(64, 1)?))?;
     side.sender.expect_no_completion()?;
     let receiving = post_receive(&shared, 64, 0)?;
@@ -238,7 +238,7 @@ fn datagrams_consume_shared_receives(fixture: &Fixture) -> Result<()> {
 }
 
 fn a_full_shared_queue_refuses_and_returns_the_buffer(fixture: &Fixture) -> Result<()> {
-    let (shared, side) = one(fixture, 8)?;
+    let (shared, side) = create_one(fixture, 8)?;
     (0..8).try_for_each(|tag| post_receive(&shared, 8, tag).map(drop))?;
     let refused =
         check_rejected(shared.post_recv(side.receiver.buffer(8)?), 1, 8, shared.outstanding_recv_count())?;
@@ -250,7 +250,7 @@ fn a_full_shared_queue_refuses_and_returns_the_buffer(fixture: &Fixture) -> Resu
 }
 
 fn a_shared_queue_wraps_around(fixture: &Fixture) -> Result<()> {
-    let (shared, side) = one(fixture, 4)?;
+    let (shared, side) = create_one(fixture, 4)?;
     for tag in 0..4 {
         post_receive(&shared, 8, tag)?;
     }
@@ -265,7 +265,7 @@ fn a_shared_queue_wraps_around(fixture: &Fixture) -> Result<()> {
 }
 
 fn a_queue_pair_with_a_shared_queue_refuses_receives_of_its_own(fixture: &Fixture) -> Result<()> {
-    let (_shared, side) = one(fixture, 4)?;
+    let (_shared, side) = create_one(fixture, 4)?;
     let error = side.receiver.expect_recv_rejected(side.receiver.buffer(8)?)?;
     ensure!(matches!(error, Error::InvalidRequest { .. }), "refused with another error: {error}");
     Ok(())
@@ -286,7 +286,7 @@ fn has_event(fixture: &Fixture, shared: &SharedReceiveQueue) -> Result<bool> {
 }
 
 fn a_limit_event_is_delivered_once(fixture: &Fixture) -> Result<()> {
-    let (shared, side) = one(fixture, 16)?;
+    let (shared, side) = create_one(fixture, 16)?;
     (0..8).try_for_each(|tag| post_receive(&shared, 8, tag).map(drop))?;
     shared.arm(6)?;
     for taken in 1..=2 {
@@ -308,7 +308,7 @@ fn a_limit_event_is_delivered_once(fixture: &Fixture) -> Result<()> {
 }
 
 fn a_limit_that_is_not_reached_delivers_no_event(fixture: &Fixture) -> Result<()> {
-    let (shared, side) = one(fixture, 16)?;
+    let (shared, side) = create_one(fixture, 16)?;
     (0..8).try_for_each(|tag| post_receive(&shared, 8, tag).map(drop))?;
     shared.arm(2)?;
     (0..6).try_for_each(|seed| send(&side.sender, 8, seed))?;
@@ -338,7 +338,7 @@ fn a_shared_queue_depth_of_zero_or_beyond_the_limit_is_refused(fixture: &Fixture
 }
 
 fn a_failed_queue_pair_leaves_the_others_their_receives(fixture: &Fixture) -> Result<()> {
-    let (shared, mut sides) = several(fixture, 16, 3)?;
+    let (shared, mut sides) = create_shared(fixture, 16, 3)?;
     (0..8).try_for_each(|tag| post_receive(&shared, 64, tag).map(drop))?;
     sides[0].receiver.qp.move_to_error()?;
     drop(sides.remove(1));
@@ -352,7 +352,7 @@ fn a_failed_queue_pair_leaves_the_others_their_receives(fixture: &Fixture) -> Re
 }
 
 fn a_message_too_long_for_a_shared_receive_fails_only_its_connection(fixture: &Fixture) -> Result<()> {
-    let (shared, sides) = several(fixture, 16, 2)?;
+    let (shared, sides) = create_shared(fixture, 16, 2)?;
     let small = post_receive(&shared, 10, 1)?;
     post_receive(&shared, 100, 2)?;
     let sender = &sides[0].sender;
@@ -366,7 +366,7 @@ fn a_message_too_long_for_a_shared_receive_fails_only_its_connection(fixture: &F
 }
 
 fn shared_receives_survive_their_handle(fixture: &Fixture) -> Result<()> {
-    let (shared, side) = one(fixture, 4)?;
+    let (shared, side) = create_one(fixture, 4)?;
     let receiving = post_receive(&shared, 64, 1)?;
     drop(shared);
     send(&side.sender, 64, 3)?;

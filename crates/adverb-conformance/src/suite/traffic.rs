@@ -56,7 +56,11 @@ fn marks(ip: Option<IpHeader>) -> Result<(u8, Option<u32>)> {
 }
 
 /// Sends a datagram from left to right, and returns the traffic class and flow label of its packet.
-fn carried(fixture: &Fixture, pair: &Pair, recipient: &UdDestination) -> Result<(u8, Option<u32>)> {
+fn send_and_read_marks(
+    fixture: &Fixture,
+    pair: &Pair,
+    recipient: &UdDestination,
+) -> Result<(u8, Option<u32>)> {
     let receiving = post_receive(fixture, &pair.right)?;
     let received = fixture.retry_after_loss(|| {
         pair.left.execute(SendRequest::send(pair.left.filled(20, 1)?).destination(recipient))?;
@@ -78,7 +82,7 @@ fn check_handle_settings(fixture: &Fixture, pair: &Pair) -> Result<()> {
     for (class, label) in [(0x68, 0x1_2345), (0, 0), (0xfc, 0xf_ffff)] {
         let traffic = Traffic::new().traffic_class(class).flow_label(label);
         let recipient = pair.left.qp.ud_destination_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
-        let (tos, _) = carried(fixture, pair, &recipient)?;
+        let (tos, _) = send_and_read_marks(fixture, pair, &recipient)?;
         ensure!(tos == class, "the traffic class is {tos:#x}, not {class:#x}");
     }
     Ok(())
@@ -104,7 +108,7 @@ fn a_datagram_over_ipv6_has_the_flow_label_of_its_address_handle(fixture: &Fixtu
     let pair = datagrams_over_ipv6(fixture)?;
     let traffic = Traffic::new().flow_label(0x1_2345);
     let recipient = pair.left.qp.ud_destination_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
-    let (_, label) = carried(fixture, &pair, &recipient)?;
+    let (_, label) = send_and_read_marks(fixture, &pair, &recipient)?;
     let label = label.context("the datagram has an IPv4 header")?;
     ensure!(label == 0x1_2345, "the flow label is {label:#x}, not 0x12345");
     Ok(())
@@ -113,7 +117,7 @@ fn a_datagram_over_ipv6_has_the_flow_label_of_its_address_handle(fixture: &Fixtu
 fn a_datagram_has_the_settings_of_its_queue_pair(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).traffic(Traffic::new().dscp(26)).connect()?;
     let recipient = pair.left.qp.ud_destination(&pair.right.qp.endpoint(), QKEY)?;
-    let (class, _) = carried(fixture, &pair, &recipient)?;
+    let (class, _) = send_and_read_marks(fixture, &pair, &recipient)?;
     ensure!(class == 26 << 2, "class {class:#x}");
     Ok(())
 }
@@ -146,7 +150,7 @@ fn a_datagram_has_the_settings_of_the_process(fixture: &Fixture) -> Result<()> {
     let pair = datagrams(fixture, None)?;
     let marks_now = || {
         let recipient = pair.left.qp.ud_destination(&pair.right.qp.endpoint(), QKEY)?;
-        carried(fixture, &pair, &recipient).map(|(class, _)| class)
+        send_and_read_marks(fixture, &pair, &recipient).map(|(class, _)| class)
     };
     ensure!(marks_now()? == 0, "without a default: {}", marks_now()?);
     let default = ProcessDefault::new(Traffic::new().dscp(10).hop_limit(5));
@@ -165,9 +169,9 @@ fn the_most_specific_settings_apply_to_datagrams(fixture: &Fixture) -> Result<()
     let pair = fixture.pair(Ud).traffic(Traffic::new().dscp(2)).connect()?;
     let remote = pair.right.qp.endpoint();
     let near = pair.left.qp.ud_destination_with(&remote, QKEY, Traffic::new().dscp(3))?;
-    let (class, _) = carried(fixture, &pair, &near)?;
+    let (class, _) = send_and_read_marks(fixture, &pair, &near)?;
     ensure!(class == 12, "the handle's: class {class:#x}");
-    let (class, _) = carried(fixture, &pair, &pair.left.qp.ud_destination(&remote, QKEY)?)?;
+    let (class, _) = send_and_read_marks(fixture, &pair, &pair.left.qp.ud_destination(&remote, QKEY)?)?;
     ensure!(class == 8, "the queue pair's: class {class:#x}");
     Ok(())
 }
@@ -255,7 +259,7 @@ fn a_thousand_addresses_can_be_answered(fixture: &Fixture) -> Result<()> {
         let traffic = Traffic::new().flow_label(number);
         let recipient = pair.left.qp.ud_destination_with(&remote, QKEY, traffic)?;
         if number % 100 == 0 {
-            carried(fixture, &pair, &recipient)?;
+            send_and_read_marks(fixture, &pair, &recipient)?;
         }
     }
     Ok(())

@@ -134,7 +134,7 @@ pub(super) fn writes_of_every_size(fixture: &Fixture, transport: Transport) -> R
         fixture.retry_after_loss(|| {
             pair.left.execute(SendRequest::write(pair.left.filled(size, seed)?, region.remote().at(0)))?;
             send_following_message(&pair)?;
-            written(&pair, &read(&region, 0, size)?, seed, size > 16 * fixture.mtu())
+            check_written(&pair, &read(&region, 0, size)?, seed, size > 16 * fixture.mtu())
                 .with_context(|| format!("{size} bytes"))
         })?;
     }
@@ -143,7 +143,7 @@ pub(super) fn writes_of_every_size(fixture: &Fixture, transport: Transport) -> R
 
 /// Checks that a WRITE to zeros has arrived. If it may be lost, checks that the bytes that arrived are at their
 /// offsets; a WRITE with few packets must arrive completely.
-fn written(pair: &Pair, bytes: &[u8], seed: u64, is_long: bool) -> Result<()> {
+fn check_written(pair: &Pair, bytes: &[u8], seed: u64, is_long: bool) -> Result<()> {
     let expected = pattern(bytes.len(), seed);
     if !pair.left.may_lose() || bytes == expected {
         return check_equal(bytes, &expected);
@@ -165,7 +165,7 @@ pub(super) fn max_size_write(fixture: &Fixture, transport: Transport) -> Result<
     let region = pair.right.region(max_message_len, READ_WRITE)?;
     pair.left.execute(SendRequest::write(pair.left.filled(max_message_len, 4)?, region.remote().at(0)))?;
     send_following_message(&pair)?;
-    written(&pair, &read(&region, 0, max_message_len)?, 4, true)
+    check_written(&pair, &read(&region, 0, max_message_len)?, 4, true)
 }
 
 pub(super) fn writes_only_its_range(fixture: &Fixture, transport: Transport) -> Result<()> {
@@ -181,7 +181,7 @@ pub(super) fn writes_only_its_range(fixture: &Fixture, transport: Transport) -> 
             pair.left.execute(request)?;
             send_following_message(&pair)?;
             let mut bytes = read(&region, 0, 4 * mtu)?;
-            written(&pair, &bytes[offset..offset + len], 2, false)
+            check_written(&pair, &bytes[offset..offset + len], 2, false)
                 .with_context(|| format!("{len} bytes at {offset}"))?;
             bytes[offset..offset + len].copy_from_slice(&pattern(4 * mtu, 1)[offset..offset + len]);
             check(&bytes, 1).with_context(|| format!("beside {len} bytes at {offset}"))
