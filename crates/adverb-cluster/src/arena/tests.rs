@@ -10,7 +10,7 @@ use adverb_verbs::{
 
 use super::*;
 
-/// Longer than any request takes, on any machine.
+/// The time after which a test fails if a request has not completed.
 const TEST_DEADLINE: Duration = Duration::from_secs(120);
 
 const SLAB_SIZE: usize = 16 << 10;
@@ -300,7 +300,7 @@ fn a_full_arena_recovers_and_items_are_freed_in_bulk() {
         assert!(matches!(failure, ArenaError::Full { .. }), "{failure}");
         items.extend(fill(&other, len));
         let pointers: HashSet<_> = items.iter().map(Item::remote_ptr).collect();
-        // Both arenas have the same identity, so only half of the pointers of the second differ from the first's.
+        // Both arenas have the same identity, so pointers to items of both can be equal.
         assert!(pointers.len() >= 4 * slots_per_slab);
         Item::free_all(items);
         for arena in [&one, &other] {

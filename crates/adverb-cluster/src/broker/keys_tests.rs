@@ -12,11 +12,11 @@ use crate::{Arena, ConfigError, RemotePtr, RemotePtrError, TransferOperation};
 
 const PEER: PeerId = PeerId(0);
 const ACCESS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE);
-const SEGMENT: usize = 64 << 10;
+const SEGMENT_SIZE: usize = 64 << 10;
 
 /// An arena of member 1, in the epoch of the second broker of a [`pair`].
 fn arena(domain: &ProtectionDomain) -> Arena {
-    let builder = Arena::builder().identity(1, 20).slab_size(SEGMENT);
+    let builder = Arena::builder().identity(1, 20).slab_size(SEGMENT_SIZE);
     builder.build(std::slice::from_ref(domain)).unwrap()
 }
 
@@ -40,7 +40,7 @@ fn pointers_are_checked_and_used() {
     let (mut a, mut b, domain) = pair(small());
     let (mut log_a, mut log_b) = (Log::default(), Log::default());
     let arena = arena(&domain);
-    let segment = arena.allocate_segment(SEGMENT, ACCESS).unwrap();
+    let segment = arena.allocate_segment(SEGMENT_SIZE, ACCESS).unwrap();
     let item = arena.alloc_copy(b"a value").unwrap();
     let ptr = item.remote_ptr();
     let refused = a.post_read(PEER, domain.buffer(7).unwrap(), ptr).unwrap_err();
@@ -95,14 +95,14 @@ fn a_withdrawn_segment_stays_until_the_peer_has_confirmed() {
     let (mut a, mut b, domain) = pair(small());
     let arena = arena(&domain);
     b.publish(&arena).unwrap();
-    let first = arena.allocate_segment(SEGMENT, ACCESS).unwrap().id;
+    let first = arena.allocate_segment(SEGMENT_SIZE, ACCESS).unwrap().id;
     let second = arena.lend_segment(domain.region(4096, ACCESS | Access::LOCAL_WRITE).unwrap()).unwrap().id;
     let [in_first, in_second] = [first, second].map(|id| arena.remote_ptr(id, 0..64).unwrap());
     poll_both(&mut a, &mut b, |a, _| is_known(a, in_first) && is_known(a, in_second));
 
     let withdrawal = arena.withdraw(second).unwrap();
     // A segment that no peer ever knew is released at once.
-    let third = arena.allocate_segment(SEGMENT, ACCESS).unwrap().id;
+    let third = arena.allocate_segment(SEGMENT_SIZE, ACCESS).unwrap().id;
     assert!(arena.withdraw(third).unwrap().is_released());
     for _ in 0..20 {
         b.poll(|_, _| ()).unwrap();
@@ -130,7 +130,7 @@ fn a_withdrawn_segment_stays_until_the_peer_has_confirmed() {
 fn keys_end_with_their_session() {
     let (mut a, mut b, domain) = pair(small());
     let arena = arena(&domain);
-    let [first, second] = [(); 2].map(|()| arena.allocate_segment(SEGMENT, ACCESS).unwrap().id);
+    let [first, second] = [(); 2].map(|()| arena.allocate_segment(SEGMENT_SIZE, ACCESS).unwrap().id);
     let [in_first, in_second] = [first, second].map(|id| arena.remote_ptr(id, 0..64).unwrap());
     b.publish(&arena).unwrap();
     poll_both(&mut a, &mut b, |a, _| is_known(a, in_first) && is_known(a, in_second));
@@ -155,7 +155,7 @@ fn keys_of_many_segments_fit_small_rings() {
     let config = Config { send_slots: 1, recv_slots: 1, slot_size: 32, ..small() };
     let (mut a, mut b, domain) = pair(config);
     let arena = arena(&domain);
-    let ids: Vec<u32> = (0..20).map(|_| arena.allocate_segment(SEGMENT, ACCESS).unwrap().id).collect();
+    let ids: Vec<u32> = (0..20).map(|_| arena.allocate_segment(SEGMENT_SIZE, ACCESS).unwrap().id).collect();
     let ptrs: Vec<RemotePtr> = ids.iter().map(|id| arena.remote_ptr(*id, 0..8).unwrap()).collect();
     b.publish(&arena).unwrap();
     poll_both(&mut a, &mut b, |a, _| ptrs.iter().all(|ptr| is_known(a, *ptr)));
@@ -172,7 +172,7 @@ fn keys_precede_the_messages_of_a_session() {
     let mut a = Broker::new(&domain, small(), 1, 10).unwrap();
     let mut b = Broker::new(&domain, small(), 1, 20).unwrap();
     let arena = arena(&domain);
-    arena.allocate_segment(SEGMENT, ACCESS).unwrap();
+    arena.allocate_segment(SEGMENT_SIZE, ACCESS).unwrap();
     b.publish(&arena).unwrap();
     let item = arena.alloc_copy(b"a value").unwrap();
     let (offer_of_a, offer_of_b) = (a.prepare(PEER).unwrap(), b.prepare(PEER).unwrap());
@@ -214,7 +214,7 @@ fn the_key_of_a_new_segment_precedes_the_next_message() {
     b.publish(&arena).unwrap();
     let started = Instant::now();
     for _ in 0..5 {
-        let id = arena.allocate_segment(SEGMENT, ACCESS).unwrap().id;
+        let id = arena.allocate_segment(SEGMENT_SIZE, ACCESS).unwrap().id;
         let ptr = arena.remote_ptr(id, 0..8).unwrap();
         let (mut is_sent, mut is_received) = (false, false);
         while !is_received {
@@ -238,7 +238,7 @@ fn changes_of_segments_have_events() {
     let (mut a, mut b, domain) = pair(small());
     let (mut log_a, mut log_b) = (Log::default(), Log::default());
     let arena = arena(&domain);
-    let id = arena.allocate_segment(SEGMENT, ACCESS).unwrap().id;
+    let id = arena.allocate_segment(SEGMENT_SIZE, ACCESS).unwrap().id;
     let ptr = arena.remote_ptr(id, 0..8).unwrap();
     b.publish(&arena).unwrap();
     poll_until(&mut [(&mut a, &mut log_a), (&mut b, &mut log_b)], |logs| logs[0].segment_changes == 1);
@@ -326,7 +326,7 @@ fn a_sleeping_broker_announces_new_segments() {
         for _ in 0..10 {
             // The other thread usually sleeps by now. The test holds if it doesn't.
             std::thread::sleep(Duration::from_millis(2));
-            let id = arena.allocate_segment(SEGMENT, ACCESS).unwrap().id;
+            let id = arena.allocate_segment(SEGMENT_SIZE, ACCESS).unwrap().id;
             let ptr = arena.remote_ptr(id, 0..8).unwrap();
             let started = Instant::now();
             while !is_known(&a, ptr) {

@@ -91,7 +91,7 @@ impl SendBuf {
         Ok(())
     }
 
-    /// Takes the parts, of which the buffer's range is the message.
+    /// Takes the slot and its buffer, whose range is now that of the message.
     pub(super) fn into_parts(mut self) -> Option<(SendSlot, Buffer)> {
         let (slot, mut buffer) = self.parts.take()?;
         // The length was checked.

@@ -22,13 +22,13 @@ use crate::broker::{BrokerError, Offer};
 
 /// The code of a message that accepts.
 pub(super) const ACCEPTED: u8 = 1;
-/// The answer to a member with another configuration.
+/// The code for a member with another configuration.
 pub(super) const REJECTED: u8 = 2;
-/// The answer to a member that should try again later.
+/// The code for a member that should try again later.
 const BUSY: u8 = 3;
-/// The answer to a member with another key.
+/// The code for a member with another key.
 const UNAUTHENTICATED: u8 = 4;
-/// The answer to a member whose epoch has ended.
+/// The code for a member whose epoch has ended.
 const STALE: u8 = 5;
 
 /// The first bytes: the protocol and its version.

@@ -35,7 +35,7 @@ fn connect(a: &mut Rpc, to_b: PeerId, b: &mut Rpc, to_a: PeerId) {
     b.broker_mut().establish(to_a, &offer_of_a).unwrap();
 }
 
-/// Two members that have each other as peer 0, connected. Their sessions are known.
+/// Two connected members that have each other as peer 0. Both have received the event of the new session.
 fn pair_with(config: BrokerConfig, rpc_config: Config) -> (Member, Member) {
     let [mut a, mut b] =
         brokers::<2>(config).map(|broker| Member::new(Rpc::new(broker, rpc_config).unwrap()));
@@ -194,7 +194,7 @@ fn requests_and_replies_share_messages() {
     });
     assert_eq!(b.rpc.counters().late_cancellations, 0);
 
-    // So does a request in a slot of its own, which has no room for another one.
+    // Requests that share messages, and requests in slots of their own, arrive in the order of the calls.
     let (mut a, mut b) = pair();
     let calls: Vec<CallId> = (0..8u8)
         .map(|number| match number % 2 {
@@ -433,7 +433,7 @@ fn a_handler_calls_other_members() {
     poll_until(&mut [&mut a, &mut b, &mut c], |members| members[1].opened.len() == 2);
     assert!(matches!(a.rpc.call(ids[2], ECHO, b"", None), Err(PostError::NotOpen { .. })));
 
-    // The request goes to c by way of b, which answers when c did.
+    // The request goes to c by way of b, which answers when c has answered.
     let calls: Vec<CallId> =
         (0..5u8).map(|number| a.rpc.call(ids[1], FORWARD, &[2, number], None).unwrap()).collect();
     poll_until(&mut [&mut a, &mut b, &mut c], |members| members[0].results.len() == 5);

@@ -39,7 +39,7 @@ impl SlotSet {
         let lower = upper * 64 + middle.trailing_zeros() as usize;
         let bottom = &mut self.bottom[lower];
         let slot = lower * 64 + bottom.trailing_zeros() as usize;
-        // Clears the lowest bit of each word that the word below leaves without bits.
+        // Clears the bit of the slot, and in the levels above the bit of each word that is 0 now.
         *bottom &= *bottom - 1;
         if *bottom == 0 {
             *middle &= *middle - 1;
