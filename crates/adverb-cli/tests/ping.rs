@@ -71,7 +71,7 @@ fn all_probes_are_answered_and_the_figures_printed() {
             let [trip, prober, responder] =
                 ["round_trip_ns", "prober_ns", "responder_ns"].map(|name| probe[name].as_u64());
             assert!(trip.is_some() && prober.is_some() && responder.is_some(), "{probe}");
-            // A round trip by stamps of a process is no evidence.
+            // Stamps of the process include its delays, so the network's round-trip time is unknown.
             assert_eq!(probe["network_ns"].is_null(), probe["stamps"] == "process");
         }
     }

@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roce_device_is_shown_with_its_choice() {
+    fn roce_device_is_shown_with_the_chosen_gid() {
         assert_eq!(
             tables(&samples::roce()),
             "\

@@ -1,6 +1,6 @@
 //! `adverb exporter`: metrics of RDMA devices for Prometheus.
 //!
-//! A scrape passes three steps: `gather` reads the values into a `Snapshot`, `encode` converts the snapshot to text
+//! A scrape has three steps: `gather` reads the values into a `Snapshot`, `encode` converts the snapshot to text
 //! (both without network), and `serve` sends the text.
 
 mod classify;

@@ -250,11 +250,11 @@ mod tests {
 
     #[test]
     fn names_may_have_a_port() {
-        let of = |name| resolve(name).unwrap().to_string();
-        assert_eq!(of("192.0.2.7"), format!("192.0.2.7:{DEFAULT_PORT}"));
-        assert_eq!(of("192.0.2.7:99"), "192.0.2.7:99");
-        assert_eq!(of("2001:db8::7"), format!("[2001:db8::7]:{DEFAULT_PORT}"));
-        assert_eq!(of("[2001:db8::7]:99"), "[2001:db8::7]:99");
+        let resolved = |name| resolve(name).unwrap().to_string();
+        assert_eq!(resolved("192.0.2.7"), format!("192.0.2.7:{DEFAULT_PORT}"));
+        assert_eq!(resolved("192.0.2.7:99"), "192.0.2.7:99");
+        assert_eq!(resolved("2001:db8::7"), format!("[2001:db8::7]:{DEFAULT_PORT}"));
+        assert_eq!(resolved("[2001:db8::7]:99"), "[2001:db8::7]:99");
         assert!(resolve("192.0.2.7:").is_err() && resolve("192.0.2.7:x").is_err());
     }
 

@@ -17,7 +17,7 @@ const MAX_CONNECTIONS: usize = 16;
 /// The time limit of a request, and that of a response.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The time without `accept` after it failed, for example because the process has too many descriptors.
+/// The time between a failed `accept` and the next one. It fails, for example, if the process has too many descriptors.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 /// The page at `/`.
@@ -115,7 +115,7 @@ pub(super) fn bind(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)>
     Ok((listener, address))
 }
 
-/// One of the [`MAX_CONNECTIONS`], until it is dropped.
+/// The permit for one of [`MAX_CONNECTIONS`] connections. Dropping it allows another connection.
 struct Permit(Arc<AtomicUsize>);
 
 impl Permit {

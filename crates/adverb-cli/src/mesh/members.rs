@@ -47,7 +47,7 @@ pub(super) fn members(addresses: &[IpAddr], file: Option<&Path>) -> Result<Vec<M
     let members: Vec<Member> = rails.into_iter().map(member).collect();
     ensure!(
         members.iter().any(|member| member.process == LOCAL_PROCESS),
-        "none of the addresses is an address of this host, so that no probes can be sent"
+        "none of the addresses is an address of this host, so no probes can be sent"
     );
     Ok(members)
 }

@@ -111,7 +111,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::from(code(status)))
 }
 
-/// Waits for the program. A signal for this command goes to the program, too.
+/// Waits for the program. If this command gets SIGINT or SIGTERM, it sends SIGTERM to the program.
 fn wait(child: &mut Child, interrupt: &Interrupt) -> Result<ExitStatus> {
     while !interrupt.is_requested() {
         if let Some(status) = child.try_wait()? {
@@ -139,7 +139,7 @@ fn variables(
     existing: impl Fn(&str) -> Option<OsString>,
 ) -> Result<Vec<(&'static str, OsString)>> {
     let mut preload = vec![libraries.join("libadverb-paths.so"), libraries.join("libibverbs.so.1")];
-    // The dynamic linker accepts spaces and colons.
+    // The dynamic linker splits this list at colons and spaces, so a part that contains spaces is passed on unchanged.
     if let Some(list) = existing("LD_PRELOAD") {
         preload.extend(env::split_paths(&list).filter(|path| !path.as_os_str().is_empty()));
     }

@@ -10,10 +10,10 @@ pub(super) struct Progress {
 }
 
 /// The length of the bar in characters.
-const BAR: usize = 24;
+const BAR_LEN: usize = 24;
 
 /// The maximum length of the line, which fits any terminal.
-const WIDTH: usize = 79;
+const MAX_LINE_LEN: usize = 79;
 
 /// The escape sequence that clears the line.
 const CLEAR: &str = "\r\x1b[K";
@@ -61,16 +61,16 @@ impl Drop for Progress {
 
 /// Returns the line with the bar.
 fn bar(names: &[&str], done: usize) -> String {
-    let full = BAR * done / names.len().max(1);
+    let full = BAR_LEN * done / names.len().max(1);
     let name = names.get(done).copied().unwrap_or_default();
     let line = format!(
         "[{}{}] {done}/{} {}",
         "#".repeat(full),
-        ".".repeat(BAR - full),
+        ".".repeat(BAR_LEN - full),
         names.len(),
         name.replace('_', " ")
     );
-    line.chars().take(WIDTH).collect()
+    line.chars().take(MAX_LINE_LEN).collect()
 }
 
 #[cfg(test)]
@@ -88,6 +88,6 @@ mod tests {
 
     #[test]
     fn bar_fits_a_terminal() {
-        assert_eq!(bar(&[&"x".repeat(200)], 0).len(), WIDTH);
+        assert_eq!(bar(&[&"x".repeat(200)], 0).len(), MAX_LINE_LEN);
     }
 }
