@@ -145,7 +145,7 @@ impl Default for ProberOptions {
     }
 }
 
-/// Number of probes in flight.
+/// The maximum number of probes in flight, to all responders together.
 const SEND_SLOTS: u32 = 512;
 /// Default of [`ProberOptions::recv_slots`].
 const DEFAULT_RECV_SLOTS: u32 = 1024;
@@ -271,7 +271,7 @@ impl Prober {
         }
     }
 
-    /// Begins to look up a responder, instead of one whose lookup is not complete.
+    /// Begins to look up a responder. An earlier lookup that is not complete is cancelled.
     pub(crate) fn begin_connect(&mut self, addr: SocketAddr) {
         self.end_connect();
         self.targets.connect_count += 1;

@@ -179,7 +179,7 @@ impl Default for ResponderOptions {
     }
 }
 
-/// Number of acknowledgements in flight.
+/// The maximum number of acknowledgements in flight.
 const SEND_SLOTS: u32 = 512;
 /// Default of [`ResponderOptions::recv_slots`].
 const DEFAULT_RECV_SLOTS: u32 = 1024;

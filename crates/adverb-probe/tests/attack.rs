@@ -11,7 +11,7 @@ mod round;
 
 use report::Report;
 
-/// The seeds are without and with a key, each without and with a rate limit.
+/// The four seeds cover all combinations of a key and a rate limit.
 #[test]
 fn attacked_responders_and_probers_only_count_drops() {
     let mut report = Report::default();

@@ -58,7 +58,7 @@ async fn a_probe_is_answered_in_a_task() {
     let absent = SocketAddr::new(responder.local_addr().ip(), 1);
     let rejected = prober.connect(absent).await;
     assert!(matches!(rejected, Err(Error::CmRejected { .. })), "{rejected:?}");
-    // The prober can go on in a thread.
+    // The prober can be used without tasks afterwards.
     let mut prober = prober.into_blocking();
     assert!(is_answered(&prober.probe(&peer).unwrap()));
     assert_eq!(prober.counts(&peer).begun, 21);

@@ -177,7 +177,7 @@ fn the_address_handle_cache_is_bounded_and_keeps_used_handles() {
     };
     for dscp in 1..64 {
         send(&mut queue, dscp);
-        // One that is always used stays.
+        // The handle for this DSCP is used again and again, so it stays in the cache.
         send(&mut queue, 0);
     }
     assert_eq!(queue.address_handle_count(), 8);
@@ -459,7 +459,7 @@ fn a_device_that_fails_is_opened_again() {
     let flushed =
         outcomes.iter().flatten().flatten().inspect(|failure| assert_eq!(failure.status, Status::Flushed));
     assert!(flushed.count() <= 4, "{outcomes:?}");
-    // The queue says so until the device is back.
+    // Until the device is opened again, the queue has no address and no slots.
     assert_eq!((queue.local(), queue.free_send_slots(), queue.max_payload()), (None, 0, 0));
     let refused = queue.send(0, &to, Traffic::new(), b"");
     assert!(matches!(refused, Err(Error::WrongState { .. })), "{refused:?}");

@@ -206,7 +206,8 @@ impl Stalls {
 /// Returns the time in which a process did not run, from its windows with stalls.
 ///
 /// There are three lower bounds: the longest stall of each window, the stalls that the process noticed, and the share of
-/// delayed probes, which are sent at regular intervals. Maxima of single windows would add up their errors.
+/// delayed probes, which are sent at regular intervals. The result is the largest of their sums over all windows, because
+/// a sum of each window's largest bound would add up the errors.
 fn stalled_time<'a>(windows: impl Iterator<Item = &'a Stalled> + Clone, window: Duration) -> Duration {
     let longest = windows.clone().map(|stalled| stalled.longest.min(window)).sum::<Duration>();
     let own = windows.clone().map(|stalled| stalled.own.min(window)).sum::<Duration>();

@@ -24,13 +24,13 @@ pub const BACKGROUND_LOSS: f64 = 0.001;
 pub const SILENT_WINDOWS: usize = 5;
 
 /// The minimum number of windows with losses. Losses of one moment are not a fault that lasts.
-const LOSS_WINDOWS: u32 = 3;
+const MIN_LOSS_WINDOWS: u32 = 3;
 
 /// The minimum number of losses before the whole mesh is called lossy.
 const MIN_LOSSES_EVERYWHERE: u64 = 50;
 
 /// The maximum probability that a suspect is named in place of another one.
-const MISNAMING: f64 = 0.001;
+const MAX_MISNAMING_PROBABILITY: f64 = 0.001;
 
 /// Diagnoses a mesh from the results of its last windows.
 ///
@@ -235,7 +235,7 @@ fn lossy_parts(matrix: &Matrix, mut evidence: Vec<RouteEvidence>, diagnosis: &mu
     let suspects = suspects(matrix, &evidence);
     let looks_per_hour = 3600.0 / matrix.window().as_secs_f64().max(1e-3);
     let significance = FALSE_ALARMS_PER_HOUR / looks_per_hour / (suspects.len() + 1) as f64;
-    let margin = (suspects.len() as f64 / MISNAMING).ln();
+    let margin = (suspects.len() as f64 / MAX_MISNAMING_PROBABILITY).ln();
     let uses = |suspect: &Suspect, route: &Route| suspect_uses(matrix, suspect, route);
     loop {
         let tests: Vec<Test<'_>> =
@@ -263,7 +263,7 @@ fn lossy_parts(matrix: &Matrix, mut evidence: Vec<RouteEvidence>, diagnosis: &mu
             // Without the right suspect's probes, the rest would be compared with the wrong ones.
             diagnosis.gaps.push(Gap::Ambiguous { suspect, rival: rival.suspect.clone() });
             return;
-        } else if best.loss_windows >= LOSS_WINDOWS {
+        } else if best.loss_windows >= MIN_LOSS_WINDOWS {
             diagnosis.faults.push(Fault { suspect, evidence: best.evidence(witnesses) });
         }
         evidence = rest;
@@ -296,7 +296,7 @@ fn lossy_everywhere(
             suspect: favorite.map_or(Suspect::Everywhere, |test| test.suspect.clone()),
             witnesses: witnesses.len().saturating_sub(1),
         });
-    } else if is_even && losses >= MIN_LOSSES_EVERYWHERE && windows >= LOSS_WINDOWS {
+    } else if is_even && losses >= MIN_LOSSES_EVERYWHERE && windows >= MIN_LOSS_WINDOWS {
         diagnosis.faults.push(Fault {
             suspect: Suspect::Everywhere,
             evidence: Evidence::Loss {
@@ -308,7 +308,7 @@ fn lossy_everywhere(
                 p_value,
             },
         });
-    } else if let Some(test) = favorite.filter(|_| windows >= LOSS_WINDOWS) {
+    } else if let Some(test) = favorite.filter(|_| windows >= MIN_LOSS_WINDOWS) {
         diagnosis.gaps.push(Gap::Ambiguous { suspect: test.suspect.clone(), rival: Suspect::Everywhere });
     }
 }

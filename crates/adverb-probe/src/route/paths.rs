@@ -30,7 +30,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// Whether the path leads to the destination, and each hop has answered.
+    /// Whether the path leads to the destination, and no hop is silent.
     pub fn is_complete(&self) -> bool {
         self.end == PathEnd::Destination && self.silent_hop_count() == 0
     }
@@ -47,8 +47,8 @@ impl Path {
 }
 
 impl Route {
-    /// Adds the path of one source port. A silent hop is a router of its own: a router that answered other source ports
-    /// was probed so often that it would have answered this one, too.
+    /// Adds the path of one source port. A path with a silent hop differs from a path on which that hop answered: the
+    /// router that answered other source ports was probed so often that it would have answered this one, too.
     pub(super) fn add(&mut self, path: Path) {
         let is_same = |known: &&mut Path| known.end == path.end && known.addresses().eq(path.addresses());
         match self.paths.iter_mut().find(is_same) {

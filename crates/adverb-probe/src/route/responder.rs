@@ -13,7 +13,7 @@ use crate::format::{Message, PROBE_LEN, Probe, Sequence};
 use crate::paths::flow_label_of;
 use crate::ud_queue::{Event, UdQueue};
 
-/// The local end of a trace to a host with a responder, whose acknowledgements tell that a packet has reached it.
+/// The local end of a trace to a host with a responder, whose acknowledgements show that a packet has reached it.
 ///
 /// Events of the queue other than acknowledgements of the trace's probes are dropped, so the queue should have no other
 /// user.
@@ -25,8 +25,8 @@ pub struct QueueResponder<'a> {
     dscp: u8,
 }
 
-/// The maximum time of a wait for acknowledgements, because the wait doesn't end when an ICMP message arrives. Its
-/// timestamp is the kernel's, so it isn't distorted.
+/// The maximum time of a wait for acknowledgements, because the wait doesn't end when an ICMP message arrives. The
+/// message is then read late, but its timestamp is correct, because the kernel takes it.
 const MAX_WAIT: Duration = Duration::from_millis(1);
 
 impl<'a> QueueResponder<'a> {

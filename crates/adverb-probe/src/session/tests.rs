@@ -71,7 +71,7 @@ impl Test {
     }
 }
 
-/// 3 µs in the responder.
+/// Returns an ACK2 of a responder that took 3 µs.
 fn second_kind() -> AckKind {
     AckKind::Second(Some(ResponderStamps {
         received: 1_000,
