@@ -3,12 +3,12 @@
 //!
 //! ```text
 //! net_pair listen  DEVICE ADDRESS CONTROL [--loss PERCENT]
-//! net_pair connect DEVICE CONTROL [--loss PERCENT] [--flavours CLIENT-SERVER]… [--only CASE]…
+//! net_pair connect DEVICE CONTROL [--loss PERCENT] [--apis CLIENT-SERVER]… [--only CASE]…
 //! net_pair list
 //! ```
 //!
 //! `ADDRESS` is the device's address for the other process. `CONTROL` is the TCP address at which the two agree on the
-//! next case. The connecting process prints one line per case: `ok` or `FAILED`, the case, the flavours (blocking or
+//! next case. The connecting process prints one line per case: `ok` or `FAILED`, the case, the APIs (blocking or
 //! async, of each side), the seconds, and the reasons of a failure. `ADVERB_CUT` is a command that interrupts the
 //! network and restores it, for the cases that must survive that.
 
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use adverb::net::Options;
 use adverb::verbs::{Device, FaultConfig, SoftDevice};
 
-use cases::{AnyListener, CASES, Case, End, Flavour, Role};
+use cases::{AnyListener, Api, CASES, Case, End, Role};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
@@ -62,19 +62,19 @@ fn main() -> ExitCode {
 struct Arguments<'a> {
     words: Vec<&'a str>,
     loss: u32,
-    flavours: Vec<&'a str>,
+    apis: Vec<&'a str>,
     only: Vec<&'a str>,
 }
 
 impl<'a> Arguments<'a> {
     fn new(words: &'a [String]) -> Outcome<Arguments<'a>> {
-        let mut arguments = Arguments { words: Vec::new(), loss: 0, flavours: Vec::new(), only: Vec::new() };
+        let mut arguments = Arguments { words: Vec::new(), loss: 0, apis: Vec::new(), only: Vec::new() };
         let mut words = words.iter();
         while let Some(word) = words.next() {
             let mut value = || words.next().map(String::as_str).ok_or(format!("{word} needs a value"));
             match word.as_str() {
                 "--loss" => arguments.loss = value()?.parse()?,
-                "--flavours" => arguments.flavours.push(value()?),
+                "--apis" => arguments.apis.push(value()?),
                 "--only" => arguments.only.push(value()?),
                 word => arguments.words.push(word),
             }
@@ -99,10 +99,10 @@ fn listen(device: &Device, address: IpAddr, control: &str) -> Outcome {
     let (stream, _) = TcpListener::bind(control)?.accept()?;
     let mut control = Control::new(stream)?;
     while let Some(line) = control.receive_line()? {
-        let (name, flavour) = line.split_once(' ').ok_or("no case and flavour")?;
+        let (name, api) = line.split_once(' ').ok_or("no case and API")?;
         let case = CASES.iter().find(|case| case.name == name).ok_or("no such case")?;
         let options = case.options(Role::Server, Options::new().device(device));
-        let listener = AnyListener::bind(flavour.parse()?, &options, address)?;
+        let listener = AnyListener::bind(api.parse()?, &options, address)?;
         control.send_line(&listener.address().to_string())?;
         let result = run(move || case.run(Role::Server, listener.accept().expect("it is connected to")));
         control.send_line(&result.err().unwrap_or_default())?;
@@ -123,9 +123,9 @@ fn connect(arguments: &Arguments<'_>, device: &Device, control: &str) -> Outcome
     let mut control = Control::new(stream)?;
     let mut failed = 0;
     for case in CASES.iter().filter(|case| arguments.only.is_empty() || arguments.only.contains(&case.name)) {
-        for (client, server) in case.flavours() {
-            let flavours = format!("{client}-{server}");
-            if !arguments.flavours.is_empty() && !arguments.flavours.contains(&&*flavours) {
+        for (client, server) in case.apis() {
+            let apis = format!("{client}-{server}");
+            if !arguments.apis.is_empty() && !arguments.apis.contains(&&*apis) {
                 continue;
             }
             let start = Instant::now();
@@ -133,7 +133,7 @@ fn connect(arguments: &Arguments<'_>, device: &Device, control: &str) -> Outcome
             let (word, seconds) =
                 (if reasons.is_empty() { "ok" } else { "FAILED" }, start.elapsed().as_secs_f64());
             failed += usize::from(!reasons.is_empty());
-            println!("{word} {} {flavours} {seconds:.1} {reasons}", case.name);
+            println!("{word} {} {apis} {seconds:.1} {reasons}", case.name);
         }
     }
     Ok(failed)
@@ -144,8 +144,8 @@ fn run_with_peer(
     control: &mut Control,
     case: &'static Case,
     device: &Device,
-    client: Flavour,
-    server: Flavour,
+    client: Api,
+    server: Api,
 ) -> Outcome<String> {
     control.send_line(&format!("{} {server}", case.name))?;
     let address: SocketAddr = control.receive_line()?.ok_or("the other process has ended")?.parse()?;

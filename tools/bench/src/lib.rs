@@ -22,12 +22,12 @@ use support::process;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    benchmark: Benchmark,
 }
 
 /// A benchmark.
 #[derive(Debug, clap::Subcommand)]
-enum What {
+enum Benchmark {
     /// Benchmark the software NIC between two processes against UCX over TCP, plain UDP, iperf3 and soft-RoCE.
     Soft(soft::Args),
     /// Benchmark connections between two processes against raw SENDs on the same device and against TCP.
@@ -46,12 +46,12 @@ enum What {
 ///
 /// Returns an error if a program can't be built, fails, or prints no result.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    match &args.what {
-        What::Soft(args) => soft::run(args),
-        What::Net(args) => net::run(args),
-        What::Cluster(args) => cluster::run(args),
-        What::Seeds(args) => seeds::run(args),
-        What::Kv(args) => kv::run(args),
+    match &args.benchmark {
+        Benchmark::Soft(args) => soft::run(args),
+        Benchmark::Net(args) => net::run(args),
+        Benchmark::Cluster(args) => cluster::run(args),
+        Benchmark::Seeds(args) => seeds::run(args),
+        Benchmark::Kv(args) => kv::run(args),
     }
 }
 

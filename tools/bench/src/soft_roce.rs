@@ -6,7 +6,7 @@ use vm::virtual_time;
 use super::report::{Goal, Row};
 use super::{Output, Program};
 
-/// The number of measurements; virtual time repeats well.
+/// The number of measurements. In virtual time, they differ little.
 const ROUNDS: usize = 3;
 
 /// Measures RDMA WRITEs between two processes, over the kernel's soft-RoCE and over the software NIC.

@@ -1,4 +1,4 @@
-# Runs in the guest as root, in the host's files: creates rxe0 and its link, then runs the commands.
+# Runs in the guest as root, with the host's files: creates rxe0 and its link, then runs the commands.
 # /run/adverb is shared with the host (see share.rs for the files in it).
 set -euo pipefail
 share=/run/adverb

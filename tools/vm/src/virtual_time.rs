@@ -1,4 +1,4 @@
-//! Runs in a guest with one CPU and a virtual clock that counts instructions.
+//! Commands in a guest with one CPU and a virtual clock that counts instructions.
 
 use std::io;
 

@@ -21,7 +21,7 @@ pub(crate) struct Args {
     target: Option<String>,
 }
 
-/// Memory limit of a fuzz target. A packet parser needs far less, even with the sanitizer's quarantine, so reaching the
+/// Memory limit of a fuzz target. A target needs far less, even with the sanitizer's quarantine, so reaching the
 /// limit is a finding.
 const MEMORY_LIMIT_MB: u32 = 2048;
 

@@ -78,7 +78,7 @@ impl Plan {
             Fault::Nic | Fault::Dead if run % 2 == 1 => 3,
             _ => 8,
         };
-        // Every third fault exists from the start.
+        // In every third run, the fault exists from the start.
         let delay = Duration::from_secs(u64::from(run % 3) * 4);
         Plan { fault: Some(fault), number, victim, delay, duration: delay + LIMIT + Duration::from_secs(1) }
     }
@@ -382,8 +382,8 @@ fn stop_repeatedly(process: u32, is_over: &AtomicBool) {
     }
 }
 
-/// A CPU quota of 5 ms in 100 ms, which the process shares with others that use it up. There is one on each CPU: the
-/// kernel divides the quota among CPUs, and a process that has a part to itself is hardly throttled.
+/// A CPU quota of 5 ms in 100 ms, which the process shares with other processes that use it up. One of these runs on
+/// each CPU: the kernel divides the quota among CPUs, and a process that has a part to itself is hardly throttled.
 struct Quota {
     group: PathBuf,
     hogs: Vec<Killed>,

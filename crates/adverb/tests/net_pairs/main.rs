@@ -20,7 +20,7 @@ fn run_in_process(name: &str) {
     let options = |role| case.options(role, Options::new().device(&device));
     // The address of the device, at which its connection manager listens.
     let address = device.gid_for(1, None).unwrap().gid.ip();
-    for (client, server) in case.flavours() {
+    for (client, server) in case.apis() {
         println!("{client} with {server}");
         let listener = AnyListener::bind(server, &options(Role::Server), address).unwrap();
         scope(|scope| {

@@ -35,7 +35,7 @@ struct Pair {
     name: &'static str,
     place: Place,
     /// Combinations of threads and tasks to run, as the program's option names them; all if empty.
-    flavours: &'static [&'static str],
+    apis: &'static [&'static str],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,15 +48,15 @@ enum Place {
 
 /// The pairs. The guest is slow, so only two combinations run there; they cover threads and tasks at each end.
 const PAIRS: &[Pair] = &[
-    Pair { name: "soft-soft", place: Place::Here { loss: 0 }, flavours: &[] },
+    Pair { name: "soft-soft", place: Place::Here { loss: 0 }, apis: &[] },
     Pair {
         name: "soft-soft, 2 % loss",
         place: Place::Here { loss: 2 },
-        flavours: &["threads-threads", "tasks-tasks"],
+        apis: &["threads-threads", "tasks-tasks"],
     },
-    Pair { name: "ibv-ibv", place: Place::Guest("ibv_ibv"), flavours: &["threads-threads", "tasks-tasks"] },
-    Pair { name: "soft-ibv", place: Place::Guest("soft_ibv"), flavours: &["threads-tasks", "tasks-threads"] },
-    Pair { name: "ibv-soft", place: Place::Guest("ibv_soft"), flavours: &["threads-tasks", "tasks-threads"] },
+    Pair { name: "ibv-ibv", place: Place::Guest("ibv_ibv"), apis: &["threads-threads", "tasks-tasks"] },
+    Pair { name: "soft-ibv", place: Place::Guest("soft_ibv"), apis: &["threads-tasks", "tasks-threads"] },
+    Pair { name: "ibv-soft", place: Place::Guest("ibv_soft"), apis: &["threads-tasks", "tasks-threads"] },
 ];
 
 /// The shell functions for pairs in the guest.
@@ -106,8 +106,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 
 /// Returns the program's arguments for a pair and the cases.
 fn arguments(pair: &Pair, cases: &[&str]) -> Vec<String> {
-    let flavours = pair.flavours.iter().flat_map(|flavours| ["--flavours", flavours]);
-    flavours.chain(cases.iter().flat_map(|case| ["--only", case])).map(str::to_owned).collect()
+    let apis = pair.apis.iter().flat_map(|apis| ["--apis", apis]);
+    apis.chain(cases.iter().flat_map(|case| ["--only", case])).map(str::to_owned).collect()
 }
 
 /// Boots a guest and runs the pairs in it.

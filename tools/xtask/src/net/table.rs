@@ -5,7 +5,7 @@
 pub(super) struct Run {
     pair: &'static str,
     case: String,
-    flavours: String,
+    apis: String,
     /// The reason of a failure; `None` if it passed.
     failure: Option<String>,
 }
@@ -35,7 +35,7 @@ impl Results {
 }
 
 impl Run {
-    /// Parses a line of the program's output: `ok` or `FAILED`, case, flavours, seconds, reason.
+    /// Parses a line of the program's output: `ok` or `FAILED`, case, APIs, seconds, reason.
     fn parse(pair: &'static str, line: &str) -> Option<Run> {
         let mut words = line.splitn(5, ' ');
         let is_ok = match words.next()? {
@@ -43,9 +43,9 @@ impl Run {
             "FAILED" => false,
             _ => return None,
         };
-        let (case, flavours) = (words.next()?.to_owned(), words.next()?.to_owned());
+        let (case, apis) = (words.next()?.to_owned(), words.next()?.to_owned());
         let failure = (!is_ok).then(|| words.nth(1).unwrap_or_default().to_owned());
-        Some(Run { pair, case, flavours, failure })
+        Some(Run { pair, case, apis, failure })
     }
 }
 
@@ -85,7 +85,7 @@ pub(super) fn failures(cases: &[&str], pairs: &[&str], results: &Results) -> Vec
             }
             for run in runs {
                 if let Some(reason) = &run.failure {
-                    failures.push(format!("{pair} {case} {}: {reason}", run.flavours));
+                    failures.push(format!("{pair} {case} {}: {reason}", run.apis));
                 }
             }
         }

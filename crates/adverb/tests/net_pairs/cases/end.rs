@@ -15,29 +15,29 @@ use tokio::runtime::Runtime;
 
 /// The API of a connection: blocking (threads) or async (tasks).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Flavour {
+pub(crate) enum Api {
     Threads,
     Tasks,
 }
 
-impl Flavour {
-    pub(crate) const ALL: [Flavour; 2] = [Flavour::Threads, Flavour::Tasks];
+impl Api {
+    pub(crate) const ALL: [Api; 2] = [Api::Threads, Api::Tasks];
 }
 
-impl fmt::Display for Flavour {
+impl fmt::Display for Api {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Flavour::Threads => "threads",
-            Flavour::Tasks => "tasks",
+            Api::Threads => "threads",
+            Api::Tasks => "tasks",
         })
     }
 }
 
-impl FromStr for Flavour {
+impl FromStr for Api {
     type Err = String;
 
-    fn from_str(word: &str) -> Result<Flavour, String> {
-        let found = Flavour::ALL.into_iter().find(|flavour| flavour.to_string() == word);
+    fn from_str(word: &str) -> Result<Api, String> {
+        let found = Api::ALL.into_iter().find(|api| api.to_string() == word);
         found.ok_or_else(|| format!("{word} is neither threads nor tasks"))
     }
 }
@@ -59,12 +59,10 @@ macro_rules! either {
 }
 
 impl End {
-    pub(crate) fn connect(flavour: Flavour, options: &Options, address: SocketAddr) -> Result<End> {
-        match flavour {
-            Flavour::Threads => {
-                blocking::Connector::new().options(options).connect(address).map(End::Threads)
-            }
-            Flavour::Tasks => wait(net::Connector::new().options(options).connect(address)).map(End::Tasks),
+    pub(crate) fn connect(api: Api, options: &Options, address: SocketAddr) -> Result<End> {
+        match api {
+            Api::Threads => blocking::Connector::new().options(options).connect(address).map(End::Threads),
+            Api::Tasks => wait(net::Connector::new().options(options).connect(address)).map(End::Tasks),
         }
     }
 
@@ -239,11 +237,11 @@ pub(crate) enum AnyListener {
 
 impl AnyListener {
     /// Listens on a free port of the address.
-    pub(crate) fn bind(flavour: Flavour, options: &Options, address: IpAddr) -> Result<AnyListener> {
+    pub(crate) fn bind(api: Api, options: &Options, address: IpAddr) -> Result<AnyListener> {
         let address = SocketAddr::new(address, 0);
-        Ok(match flavour {
-            Flavour::Threads => AnyListener::Threads(blocking::Listener::bind_with(address, options)?),
-            Flavour::Tasks => AnyListener::Tasks(wait(net::Listener::bind_with(address, options))?),
+        Ok(match api {
+            Api::Threads => AnyListener::Threads(blocking::Listener::bind_with(address, options)?),
+            Api::Tasks => AnyListener::Tasks(wait(net::Listener::bind_with(address, options))?),
         })
     }
 

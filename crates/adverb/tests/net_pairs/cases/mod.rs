@@ -21,7 +21,7 @@ use std::time::Duration;
 use adverb::net::{Bootstrap, Key, Options};
 use random::Random;
 
-pub(crate) use end::{AnyListener, End, Flavour};
+pub(crate) use end::{AnyListener, Api, End};
 
 /// A test case.
 pub(crate) struct Case {
@@ -44,9 +44,9 @@ pub(crate) enum Role {
 
 impl Case {
     /// Returns the possible APIs of the two ends, the client's first.
-    pub(crate) fn flavours(&self) -> impl Iterator<Item = (Flavour, Flavour)> + '_ {
-        let all = Flavour::ALL.into_iter().flat_map(|client| Flavour::ALL.map(|server| (client, server)));
-        all.filter(|(client, _)| !self.needs_async_client || *client == Flavour::Tasks)
+    pub(crate) fn apis(&self) -> impl Iterator<Item = (Api, Api)> + '_ {
+        let all = Api::ALL.into_iter().flat_map(|client| Api::ALL.map(|server| (client, server)));
+        all.filter(|(client, _)| !self.needs_async_client || *client == Api::Tasks)
     }
 
     /// Returns the options of an end, based on options with a device.
