@@ -1,7 +1,7 @@
 //! The part of HTTP/1.1 that a scrape needs: requests without a body, and one response per connection.
 
 /// The maximum length of a request's head.
-pub(super) const MAX_HEAD: usize = 8 << 10;
+pub(super) const MAX_HEAD_LEN: usize = 8 << 10;
 
 /// The result of parsing the bytes received so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,9 +34,9 @@ pub(super) enum Page {
 
 /// Parses the head of a request.
 pub(super) fn parse(received: &[u8]) -> Parsed {
-    let head = &received[..received.len().min(MAX_HEAD)];
+    let head = &received[..received.len().min(MAX_HEAD_LEN)];
     let Some(end) = head.windows(4).position(|window| window == b"\r\n\r\n") else {
-        return if received.len() < MAX_HEAD { Parsed::Incomplete } else { Parsed::Rejected(431) };
+        return if received.len() < MAX_HEAD_LEN { Parsed::Incomplete } else { Parsed::Rejected(431) };
     };
     let line = head[..end].split(|byte| *byte == b'\r').next().unwrap_or_default();
     let Ok(line) = std::str::from_utf8(line) else { return Parsed::Rejected(400) };
@@ -131,9 +131,9 @@ mod tests {
         for len in 0..whole.len() {
             assert_eq!(parse(&whole[..len]), Parsed::Incomplete, "{len}");
         }
-        assert_eq!(parse(&[b'x'; MAX_HEAD - 1]), Parsed::Incomplete);
-        assert_eq!(parse(&[b'x'; MAX_HEAD]), Parsed::Rejected(431));
-        let late_end = [&[b'x'; MAX_HEAD][..], b"\r\n\r\n"].concat();
+        assert_eq!(parse(&[b'x'; MAX_HEAD_LEN - 1]), Parsed::Incomplete);
+        assert_eq!(parse(&[b'x'; MAX_HEAD_LEN]), Parsed::Rejected(431));
+        let late_end = [&[b'x'; MAX_HEAD_LEN][..], b"\r\n\r\n"].concat();
         assert_eq!(parse(&late_end), Parsed::Rejected(431));
     }
 

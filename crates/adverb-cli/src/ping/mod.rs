@@ -1,4 +1,4 @@
-//! `adverb ping`: probes an RDMA path, and tells the delays of the network from those of both hosts.
+//! `adverb ping`: probes an RDMA path, and distinguishes the delays of the network from those of both hosts.
 
 mod paths;
 mod text;
@@ -110,7 +110,9 @@ const NONE_ANSWERED: u8 = 4;
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "a number of seconds is expected".to_owned())?;
     let is_allowed = (0.001..=3600.0).contains(&seconds);
-    is_allowed.then(|| Duration::from_secs_f64(seconds)).ok_or_else(|| "from 0.001 to 3600".to_owned())
+    is_allowed
+        .then(|| Duration::from_secs_f64(seconds))
+        .ok_or_else(|| "the time must be from 0.001 to 3600 seconds".to_owned())
 }
 
 /// Probes the host.

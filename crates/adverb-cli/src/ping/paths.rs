@@ -96,11 +96,11 @@ impl Paths {
     /// Returns the counts of each path. The summaries are sorted by path, with one for each class.
     pub(super) fn counts(&self, direction: Direction, summaries: &[Summary]) -> Vec<LossCount> {
         let classes = summaries.len() / self.list.len().max(1);
-        let of = |summaries: &[Summary]| match direction {
+        let loss_count = |summaries: &[Summary]| match direction {
             Direction::Forward => LossCount::of_probes(summaries.iter().map(|summary| &summary.counts)),
             Direction::Return => LossCount::of_answers(summaries.iter().map(|summary| &summary.counts)),
         };
-        summaries.chunks(classes.max(1)).map(of).collect()
+        summaries.chunks(classes.max(1)).map(loss_count).collect()
     }
 
     /// Looks for paths that lose packets, after the loss of this probe. Returns those that were not named before.
@@ -138,7 +138,7 @@ impl Paths {
         sum
     }
 
-    /// Returns the routers that a path passes and the paths that lose no packets don't. The return path isn't traced.
+    /// Returns the routers of a path that only named paths pass. The return path isn't traced.
     fn only_hops(&self, named: &Named) -> Vec<IpAddr> {
         if named.direction == Direction::Return {
             return Vec::new();
