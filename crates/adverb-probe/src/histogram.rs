@@ -305,14 +305,14 @@ mod tests {
             one in prop::collection::vec(0_u64..100_000_000_000, 0..50),
             other in prop::collection::vec(0_u64..100_000, 0..50),
         ) {
-            let of = |values: &[u64]| {
+            let histogram_of = |values: &[u64]| {
                 let mut histogram = DurationHistogram::new();
                 values.iter().for_each(|&nanos| histogram.record(Duration::from_nanos(nanos)));
                 histogram
             };
-            let mut merged = of(&one);
-            merged.merge(&of(&other));
-            let together = of(&[one.clone(), other.clone()].concat());
+            let mut merged = histogram_of(&one);
+            merged.merge(&histogram_of(&other));
+            let together = histogram_of(&[one.clone(), other.clone()].concat());
             prop_assert_eq!(&merged, &together);
             let mut rebuilt = DurationHistogram::new();
             merged.buckets().for_each(|(duration, count)| rebuilt.record_many(duration, count));

@@ -215,7 +215,7 @@ impl AsyncRpc {
             self.post_waiting();
             let count = self.poll(&mut handler)?;
             self.post_waiting();
-            // The flag must not be tested first: arming also posts the requests.
+            // The count must not be tested first: arming also posts the requests.
             if self.rpc.arm()? || count > 0 {
                 // A task that always has events must let others run.
                 tokio::task::coop::consume_budget().await;

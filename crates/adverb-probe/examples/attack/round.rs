@@ -26,13 +26,13 @@ type Outcome<T> = Result<T, String>;
 
 /// The number of bursts of a round. After each, the well-behaved prober sends a probe, so that the receive buffers of
 /// the sockets never overflow.
-const BURSTS: usize = 60;
+const BURST_COUNT: usize = 60;
 /// The maximum number of hostile datagrams of a burst.
-const BURST: usize = 24;
+const MAX_BURST_LEN: usize = 24;
 /// The limit of waits that succeed at once unless the responder has failed.
 const DEADLINE: Duration = Duration::from_secs(60);
 /// The rate of rounds with a rate limit. The well-behaved prober stays below it, and the attacker exceeds it.
-const RATE: Rate = Rate { per_second: 1, burst: BURSTS as u32 + 10 };
+const RATE: Rate = Rate { per_second: 1, burst: BURST_COUNT as u32 + 10 };
 
 /// Attacks a responder and a prober.
 ///
@@ -41,7 +41,7 @@ const RATE: Rate = Rate { per_second: 1, burst: BURSTS as u32 + 10 };
 /// Returns the reason if a check fails.
 pub(crate) fn attack(seed: u64, report: &mut Report) -> Outcome<()> {
     let mut round = Round::new(seed)?;
-    for _ in 0..BURSTS {
+    for _ in 0..BURST_COUNT {
         round.attack_responder();
         round.attack_prober();
         round.probe()?;
@@ -115,7 +115,7 @@ struct Round {
     itself: Attacker,
     max_payload: usize,
     started_at: Instant,
-    /// The probes of the well-behaved prober: all of the epoch that has the last sequence.
+    /// The sequence of the well-behaved prober's last probe. All its probes have the same epoch.
     last: Option<Sequence>,
     good_probes: u64,
     sent: HashMap<Sequence, Sent>,
@@ -192,7 +192,7 @@ impl Round {
     }
 
     fn attack_responder(&mut self) {
-        for _ in 0..=self.random.below(BURST) {
+        for _ in 0..=self.random.below(MAX_BURST_LEN) {
             let number = self.random.below(Kind::ALL.len());
             let kind = Kind::ALL[number];
             // The answers of the responder to itself would make the counts depend on the rate.
@@ -242,7 +242,7 @@ impl Round {
     /// Sends datagrams to the prober that belong to none of its outstanding probes.
     fn attack_prober(&mut self) {
         let Some(last) = self.last else { return };
-        for _ in 0..self.random.below(BURST / 2) {
+        for _ in 0..self.random.below(MAX_BURST_LEN / 2) {
             let choice = self.random.below(5);
             let (random, has_key) = (&mut self.random, self.key.is_some());
             let sequence = match choice {

@@ -37,7 +37,7 @@ pub trait RouteResponder {
 }
 
 /// The local end of a trace to a destination without a responder
-/// ([`RouteTarget::without_responder`]). Then only ICMP messages tell that a packet has reached the destination.
+/// ([`RouteTarget::without_responder`]). Then only ICMP messages show that a packet has reached the destination.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoResponder;
 

@@ -86,7 +86,7 @@ pub struct Tracer {
     started_count: usize,
     /// The state of the hops at each distance, the first hop first.
     levels: Vec<Level>,
-    /// All probes to active source ports, by number.
+    /// All probes from active source ports, by number.
     sent: BTreeMap<u32, Sent>,
     next_id: u32,
     /// The time of the last probe.
@@ -274,8 +274,7 @@ impl Tracer {
         self.handle_answer(id, self.destination, Some(Terminal::Destination), received_at);
     }
 
-    /// Takes the fact that a source port can't be used, for example because another program has it. The trace uses
-    /// another one instead.
+    /// Replaces a source port that can't be used, for example because another program has it.
     pub fn handle_unavailable_port(&mut self, source_port: u16) {
         let Some(index) = self.active.iter().position(|trace| trace.source_port == source_port) else {
             return;
