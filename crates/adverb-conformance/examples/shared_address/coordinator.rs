@@ -137,7 +137,7 @@ impl Drop for Worker {
     }
 }
 
-/// Starts processes until the plan's number is reached, and ends them all. Returns an error if a process hangs, if a
+/// Starts processes until the plan's number is reached, and ends them all. Returns an error if a process hangs, if an
 /// exchange fails without a reason, or if a socket remains.
 pub(crate) fn run(plan: &Plan, start: &dyn Fn() -> Command) -> Result<Counts> {
     let mut random = plan.seed;

@@ -345,8 +345,8 @@ impl<'a> Session<'a> {
     }
 
     /// Returns a message with a serialized value.
-    fn words(&mut self, words: &impl Serialize) -> Result<Buffer> {
-        let text = serde_json::to_vec(words)?;
+    fn serialize(&mut self, value: &impl Serialize) -> Result<Buffer> {
+        let text = serde_json::to_vec(value)?;
         let mut buffer = self.buffer(text.len())?;
         buffer.copy_from_slice(&text);
         Ok(buffer)
@@ -423,17 +423,17 @@ impl Client {
         let mut end = RoundEnd { sent: Vec::new(), written: Vec::new(), last };
         let mut bytes = 0;
         for _ in 0..1 + self.random.below(12) {
-            bytes += self.reliable(session, &mut expected, &mut end)?;
+            bytes += self.post_reliable(session, &mut expected, &mut end)?;
         }
         let unreliable = self.random.below(8);
         for _ in 0..unreliable {
-            bytes += self.unreliable(session)?;
+            bytes += self.post_unreliable(session)?;
         }
         let operations = expected.len() as u64;
-        let words = session.words(&end)?;
+        let message = session.serialize(&end)?;
         let number = self.take_number();
         expected.insert(number, Expected::Done);
-        session.rc.post_send(SendRequest::send(words).tag(number))?;
+        session.rc.post_send(SendRequest::send(message).tag(number))?;
         let mut reply = None;
         // The server's reply follows all reliable requests, and contains the counts of the unreliable ones.
         while !expected.is_empty() || reply.is_none() {
@@ -476,7 +476,7 @@ impl Client {
     }
 
     /// Posts a reliable request, and returns its number of bytes.
-    fn reliable(
+    fn post_reliable(
         &mut self,
         session: &mut Session<'_>,
         expected: &mut HashMap<u64, Expected>,
@@ -543,7 +543,7 @@ impl Client {
     }
 
     /// Posts a request without acknowledgement.
-    fn unreliable(&mut self, session: &mut Session<'_>) -> Result<u64> {
+    fn post_unreliable(&mut self, session: &mut Session<'_>) -> Result<u64> {
         let number = self.take_number();
         match self.random.below(3) {
             0 => {
@@ -610,8 +610,8 @@ impl Server {
                 Err(error) => return Err(error),
             };
             match completion.tag() {
-                RC => self.reliable(session, completion)?,
-                tag @ (UC | UD) => self.unreliable(session, completion, tag)?,
+                RC => self.check_reliable(session, completion)?,
+                tag @ (UC | UD) => self.check_unreliable(session, completion, tag)?,
                 BIND => {
                     self.window = completion.into_window();
                     self.send_reply(session)?;
@@ -628,7 +628,7 @@ impl Server {
     }
 
     /// Checks a message.
-    fn reliable(&mut self, session: &mut Session<'_>, completion: Completion) -> Result<()> {
+    fn check_reliable(&mut self, session: &mut Session<'_>, completion: Completion) -> Result<()> {
         let operation = completion.result()?.operation;
         let (immediate, invalidated) = match operation {
             CompletedOperation::RecvWrite { immediate } => {
@@ -682,13 +682,18 @@ impl Server {
 
     fn send_reply(&mut self, session: &mut Session<'_>) -> Result<()> {
         let window = self.window.as_ref().and_then(MemoryWindow::remote);
-        let words = session.words(&RoundReply { unreliable: self.unreliable, window })?;
-        session.rc.post_send(SendRequest::send(words))?;
+        let message = session.serialize(&RoundReply { unreliable: self.unreliable, window })?;
+        session.rc.post_send(SendRequest::send(message))?;
         Ok(())
     }
 
     /// Checks a message of an unreliable transport.
-    fn unreliable(&mut self, session: &mut Session<'_>, completion: Completion, tag: u64) -> Result<()> {
+    fn check_unreliable(
+        &mut self,
+        session: &mut Session<'_>,
+        completion: Completion,
+        tag: u64,
+    ) -> Result<()> {
         let operation = completion.result()?.operation;
         let number = if let CompletedOperation::RecvWrite { immediate } = operation {
             let slot = (immediate & 0xff) as usize;

@@ -27,11 +27,11 @@ tests! { "ordering";
 
 /// Sends messages of all lengths, so that those of one packet could overtake those of many.
 fn check_in_order(fixture: &Fixture, transport: Transport) -> Result<()> {
-    in_order_from(fixture, transport, 0)
+    check_in_order_from(fixture, transport, 0)
 }
 
 /// Runs the rounds from `first` on.
-fn in_order_from(fixture: &Fixture, transport: Transport, first: u64) -> Result<()> {
+fn check_in_order_from(fixture: &Fixture, transport: Transport, first: u64) -> Result<()> {
     let pair = fixture.pair(transport).connect()?;
     let sizes = [5 * fixture.mtu(), 0, 1, 2 * fixture.mtu() + 1, 100];
     for round in first..10 {
@@ -58,7 +58,7 @@ fn in_order_from(fixture: &Fixture, transport: Transport, first: u64) -> Result<
         pair.left.take(5)?.iter().try_for_each(|completion| completion.result().map(drop))?;
         if pair.right.may_lose() {
             // The remaining receives could receive messages of another round.
-            return if round == 9 { Ok(()) } else { in_order_from(fixture, transport, round + 1) };
+            return if round == 9 { Ok(()) } else { check_in_order_from(fixture, transport, round + 1) };
         }
     }
     Ok(())
@@ -217,14 +217,14 @@ fn a_write_after_a_read_does_not_change_its_result(fixture: &Fixture) -> Result<
 
 /// Vol. 1, 9.4.4: at most the agreed number is outstanding, and further READs wait.
 fn reads_beyond_the_outstanding_limit_wait(fixture: &Fixture) -> Result<()> {
-    reads_at_once(fixture, ConnectOptions::new())
+    check_reads_at_once(fixture, ConnectOptions::new())
 }
 
 fn one_read_at_a_time_is_enough(fixture: &Fixture) -> Result<()> {
-    reads_at_once(fixture, ConnectOptions::new().max_rd_atomic(1))
+    check_reads_at_once(fixture, ConnectOptions::new().max_rd_atomic(1))
 }
 
-fn reads_at_once(fixture: &Fixture, options: ConnectOptions) -> Result<()> {
+fn check_reads_at_once(fixture: &Fixture, options: ConnectOptions) -> Result<()> {
     let pair = fixture.pair(Rc).options(options).connect()?;
     let size = fixture.mtu() + 1;
     let region = pair.right.region(64 + size, READ_WRITE)?;

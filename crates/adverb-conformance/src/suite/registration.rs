@@ -37,7 +37,7 @@ fn chosen(pair: &Pair, len: usize, iova: u64) -> Result<MemoryRegion> {
 }
 
 /// Checks that the left side can write and read the right side's region.
-fn writes_and_reads(pair: &Pair, region: &MemoryRegion) -> Result<()> {
+fn check_writes_and_reads(pair: &Pair, region: &MemoryRegion) -> Result<()> {
     let len = region.len().min(10_000);
     for offset in [0, region.len() - len] {
         let at = region.remote().at(offset as u64);
@@ -56,7 +56,7 @@ fn a_region_has_the_addresses_that_were_chosen(fixture: &Fixture) -> Result<()> 
         let region = chosen(&pair, 30_000, iova)?;
         let remote = region.remote();
         ensure!(remote.addr == iova && remote.len == 30_000, "{remote:x?} was registered at {iova:#x}");
-        writes_and_reads(&pair, &region).with_context(|| format!("at {iova:#x}"))?;
+        check_writes_and_reads(&pair, &region).with_context(|| format!("at {iova:#x}"))?;
     }
     Ok(())
 }
@@ -114,7 +114,7 @@ fn a_zero_based_region_begins_with_address_zero(fixture: &Fixture) -> Result<()>
     let pair = fixture.rc()?;
     let region = pair.right.region(20_000, READ_WRITE | Access::ZERO_BASED)?;
     ensure!(region.remote().addr == 0, "the first address is {:#x}", region.remote().addr);
-    writes_and_reads(&pair, &region)
+    check_writes_and_reads(&pair, &region)
 }
 
 fn a_zero_based_region_becomes_a_buffer_that_works(fixture: &Fixture) -> Result<()> {
@@ -185,12 +185,12 @@ fn memory_under_chosen_addresses_is_not_sent_inline(fixture: &Fixture) -> Result
 
 fn a_region_with_relaxed_ordering_works(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
-    writes_and_reads(&pair, &pair.right.region(20_000, READ_WRITE | Access::RELAXED_ORDERING)?)
+    check_writes_and_reads(&pair, &pair.right.region(20_000, READ_WRITE | Access::RELAXED_ORDERING)?)
 }
 
 fn memory_on_demand_is_written_and_read(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
-    writes_and_reads(&pair, &pair.right.region(1 << 20, READ_WRITE | Access::ON_DEMAND)?)
+    check_writes_and_reads(&pair, &pair.right.region(1 << 20, READ_WRITE | Access::ON_DEMAND)?)
 }
 
 fn unsupported_registrations_are_refused_with_an_explanation(fixture: &Fixture) -> Result<()> {

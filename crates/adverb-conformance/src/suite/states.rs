@@ -20,7 +20,7 @@ tests! { "states";
     a_reset_queue_pair_connects_to_another_peer,
     completions_from_before_a_reset_are_not_delivered,
     queue_pairs_have_their_own_numbers,
-    a_mtu_larger_than_the_ports_is_refused,
+    an_mtu_larger_than_the_ports_is_refused,
     queue_pairs_need_a_completion_queue,
 }
 
@@ -190,7 +190,7 @@ fn queue_pairs_have_their_own_numbers(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_mtu_larger_than_the_ports_is_refused(fixture: &Fixture) -> Result<()> {
+fn an_mtu_larger_than_the_ports_is_refused(fixture: &Fixture) -> Result<()> {
     let larger = PathMtu::ALL.into_iter().find(|mtu| *mtu > fixture.port.active_mtu);
     let pair = fixture.pair(Rc).create()?;
     let mut remote = pair.right.qp.endpoint();

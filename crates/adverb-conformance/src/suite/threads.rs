@@ -24,7 +24,7 @@ tests! { "threads";
     two_threads_wait_for_different_requests_with_events,
     many_threads_wait_on_one_queue_with_events,
     [Need::Atomics] atomics_of_many_threads_all_count,
-    [Need::Atomics] a_lock_of_compare_and_swap_excludes,
+    [Need::Atomics] a_lock_of_compare_and_swap_excludes_other_threads,
     buffers_move_between_threads,
     queue_pairs_are_created_and_dropped_while_others_work,
     posting_and_failing_at_once_loses_no_request,
@@ -146,7 +146,7 @@ fn many_threads_poll_one_completion_queue(fixture: &Fixture) -> Result<()> {
 
 /// Runs threads that each wait for a message on their own queue pair and on a shared completion queue. All start each
 /// round together, so that no later thread wakes one that was missed.
-fn waiters(fixture: &Fixture, events: bool, threads: u32, rounds: u64) -> Result<()> {
+fn check_waiters(fixture: &Fixture, events: bool, threads: u32, rounds: u64) -> Result<()> {
     let builder = fixture.pair(Rc).depth(2, 2);
     let cq = fixture.device.completion_queue(4 * threads);
     let cq = if events { cq.events() } else { cq }.create()?;
@@ -208,15 +208,15 @@ fn waiters(fixture: &Fixture, events: bool, threads: u32, rounds: u64) -> Result
 }
 
 fn two_threads_wait_for_different_requests(fixture: &Fixture) -> Result<()> {
-    waiters(fixture, false, 2, 300)
+    check_waiters(fixture, false, 2, 300)
 }
 
 fn two_threads_wait_for_different_requests_with_events(fixture: &Fixture) -> Result<()> {
-    waiters(fixture, true, 2, 1000)
+    check_waiters(fixture, true, 2, 1000)
 }
 
 fn many_threads_wait_on_one_queue_with_events(fixture: &Fixture) -> Result<()> {
-    waiters(fixture, true, 5, 500)
+    check_waiters(fixture, true, 5, 500)
 }
 
 fn atomics_of_many_threads_all_count(fixture: &Fixture) -> Result<()> {
@@ -249,7 +249,7 @@ fn atomics_of_many_threads_all_count(fixture: &Fixture) -> Result<()> {
     Ok(())
 }
 
-fn a_lock_of_compare_and_swap_excludes(fixture: &Fixture) -> Result<()> {
+fn a_lock_of_compare_and_swap_excludes_other_threads(fixture: &Fixture) -> Result<()> {
     let builder = fixture.pair(Rc).depth(4, 1);
     let target = fixture.device.create_protection_domain()?;
     let region = target.region(16, ALL)?;
