@@ -196,9 +196,9 @@ fn rows(readings: &[(Measurement, Transport, Output)]) -> Result<Vec<Row>> {
     };
     use Measurement::{Call, Calls, Idle, Latency, Long, Short};
     use Transport::{Fed, Given, Raw, RawSingle, Stream, Tasks, Tcp, Threads};
-    let (least, most) = (Some(Goal::AtLeast(0.8)), Some(Goal::AtMost(1.3)));
+    let (at_least, at_most) = (Some(Goal::AtLeast(0.8)), Some(Goal::AtMost(1.3)));
     let raw = "raw SEND";
-    row("64 B messages, feed", "1/s", Short, (Fed, Raw), "raw SEND, 64 per doorbell", &rate, least)?;
+    row("64 B messages, feed", "1/s", Short, (Fed, Raw), "raw SEND, 64 per doorbell", &rate, at_least)?;
     row("64 B messages, send", "1/s", Short, (Threads, RawSingle), "raw SEND, 2048 in flight", &rate, None)?;
     row(
         "64 B messages, send, tasks",
@@ -209,11 +209,11 @@ fn rows(readings: &[(Measurement, Transport, Output)]) -> Result<Vec<Row>> {
         &rate,
         None,
     )?;
-    row("1 MiB messages, pool buffers", "MB/s", Long, (Given, Raw), raw, &bandwidth, least)?;
-    row("1 MiB messages, copied", "MB/s", Long, (Threads, Raw), raw, &bandwidth, least)?;
-    row("1 MiB messages, copied, tasks", "MB/s", Long, (Tasks, Raw), raw, &bandwidth, least)?;
-    row("64 B round trip, p50", "µs", Latency, (Threads, Raw), raw, &round_trip, most)?;
-    row("64 B round trip, tasks, p50", "µs", Latency, (Tasks, Raw), raw, &round_trip, most)?;
+    row("1 MiB messages, pool buffers", "MB/s", Long, (Given, Raw), raw, &bandwidth, at_least)?;
+    row("1 MiB messages, copied", "MB/s", Long, (Threads, Raw), raw, &bandwidth, at_least)?;
+    row("1 MiB messages, copied, tasks", "MB/s", Long, (Tasks, Raw), raw, &bandwidth, at_least)?;
+    row("64 B round trip, p50", "µs", Latency, (Threads, Raw), raw, &round_trip, at_most)?;
+    row("64 B round trip, tasks, p50", "µs", Latency, (Tasks, Raw), raw, &round_trip, at_most)?;
     row("64 B round trip, stream, p50", "µs", Latency, (Stream, Tcp), "tokio TCP", &round_trip, None)?;
     row(
         "stream, 1 MiB writes",

@@ -231,11 +231,11 @@ struct Qemu {
 
 impl Qemu {
     fn start(config: &Config, share: &Share) -> Result<Self> {
-        let words = File::create(share.host_file("qemu.err")).context("could not create a log for QEMU")?;
+        let log = File::create(share.host_file("qemu.err")).context("could not create a log for QEMU")?;
         // setpriv makes the kernel kill QEMU when this process exits for any reason (Ctrl-C, kill -9).
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]).args(arguments(config, share));
-        command.stdin(Stdio::null()).stdout(words.try_clone()?).stderr(words);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let started = Instant::now();
         let child =
             command.spawn().context("could not start QEMU through setpriv (Debian package util-linux)")?;
@@ -252,8 +252,8 @@ impl Drop for Qemu {
 
 /// Returns QEMU's exit status and output.
 fn exit_description(status: ExitStatus, share: &Share) -> String {
-    let words = fs::read_to_string(share.host_file("qemu.err")).unwrap_or_default();
-    format!("QEMU: {status} {}", words.trim()).trim().to_owned()
+    let log = fs::read_to_string(share.host_file("qemu.err")).unwrap_or_default();
+    format!("QEMU: {status} {}", log.trim()).trim().to_owned()
 }
 
 /// Returns QEMU's arguments.

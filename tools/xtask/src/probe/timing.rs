@@ -123,13 +123,14 @@ impl Delays {
     fn print(&self, prefix: &str) {
         let figures = [("network", &self.network), ("responder", &self.responder), ("prober", &self.prober)];
         for (name, pairs) in figures {
-            let of = |value: fn(&(i64, i64)) -> i64| {
+            let sorted = |value: fn(&(i64, i64)) -> i64| {
                 let mut values: Vec<i64> = pairs.iter().map(value).collect();
                 values.sort_unstable();
                 values
             };
-            let [injected, reported] = [of(|pair| pair.0), of(|pair| pair.1)];
-            let [errors, distances] = [of(|pair| pair.1 - pair.0), of(|pair| (pair.1 - pair.0).abs())];
+            let [injected, reported] = [sorted(|pair| pair.0), sorted(|pair| pair.1)];
+            let [errors, distances] =
+                [sorted(|pair| pair.1 - pair.0), sorted(|pair| (pair.1 - pair.0).abs())];
             println!(
                 "{prefix} {name:<9} {:>6} {:>10.1} {:>10.1} {:>10.1} {:>10.1} {:>10.1}",
                 pairs.len(),
