@@ -75,8 +75,8 @@ impl Side {
         self.cq.wait(sending, TIMEOUT).unwrap().result().unwrap();
     }
 
-    /// Sends a message on each queue pair, before or after receiving one on each. Replies to the datagram with the
-    /// addresses in it.
+    /// Sends a message on each queue pair, before or after receiving one on each. The reply to the datagram
+    /// is sent to the source in its IP header.
     fn exchange_messages(&self, receiving: [RequestId; 4], peers: &[Endpoint; 3], is_first: bool) {
         let [reliable, unreliable, datagram, other] = receiving;
         let (datagram, reply) = if is_first { (other, datagram) } else { (datagram, other) };

@@ -11,7 +11,7 @@ pub(crate) fn allocations() -> u64 {
 /// The number of measured rounds.
 pub(crate) const ROUNDS: usize = 4;
 
-/// Checks that `run` allocates nothing after `before` warm-up rounds.
+/// Checks that `run` allocates nothing after `warm_up_rounds` rounds.
 pub(crate) fn assert_no_allocations(name: &str, warm_up_rounds: usize, mut run: impl FnMut()) {
     (0..warm_up_rounds).for_each(|_| run());
     let counts = std::array::from_fn(|_| {
