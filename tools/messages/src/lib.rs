@@ -6,7 +6,7 @@
 use std::path::Path;
 
 /// The environment variable that makes [`check`] overwrite the tracked file.
-const OVERWRITE: &str = "MESSAGES";
+const OVERWRITE_VARIABLE: &str = "MESSAGES";
 
 /// Returns the `Display` texts of one sample per variant of an error type, in a section of the list.
 ///
@@ -58,7 +58,7 @@ macro_rules! samples {
 pub fn check(file: impl AsRef<Path>, sections: &[String]) {
     let file = file.as_ref();
     let text = format!("{}\n", sections.concat().trim_end());
-    if std::env::var_os(OVERWRITE).is_some_and(|value| value == "overwrite") {
+    if std::env::var_os(OVERWRITE_VARIABLE).is_some_and(|value| value == "overwrite") {
         std::fs::write(file, text)
             .unwrap_or_else(|error| panic!("writing {} failed: {error}", file.display()));
         return;
@@ -72,7 +72,7 @@ pub fn check(file: impl AsRef<Path>, sections: &[String]) {
     let (now, before) = changed.unwrap_or(("(end of list)", "(more or fewer lines)"));
     panic!(
         "the texts differ from {}: `{now}` instead of `{before}`; \
-         run the test with {OVERWRITE}=overwrite, and read the changed lines",
+         run the test with {OVERWRITE_VARIABLE}=overwrite, and read the changed lines",
         file.display()
     );
 }

@@ -18,7 +18,7 @@ const PROMETHEUS: &str = "127.0.0.1:9090";
 const SECONDS: u64 = 150;
 const LOSS: (u64, u64) = (40, 70);
 const STALLS: (u64, u64) = (100, 130);
-/// Times within which a probed process runs and is stopped, in turn.
+/// The time for which the probed process is stopped, and for which it then runs, again and again.
 const STALL: Duration = Duration::from_millis(300);
 /// The value of the dashboard's `$__rate_interval`.
 const RATE_INTERVAL: &str = "10s";
