@@ -51,7 +51,7 @@ fn copy_libraries(libraries: &Path, to: &Path) -> Result<()> {
 fn run_programs(libraries: &Path) -> Result<()> {
     let info = process::text(&mut command("ibv_devinfo", libraries, None)?)?;
     ensure!(info.contains("adverb0") && info.contains("PORT_ACTIVE"), "ibv_devinfo found no device:\n{info}");
-    symbols(&libraries.join("libibverbs.so.1"))?;
+    check_symbols(&libraries.join("libibverbs.so.1"))?;
     rdmacm::run(libraries)?;
     // -e waits for events, -c checks the data, -N posts with `ibv_wr_*`, -t reads timestamps with an extended queue.
     let runs: [(&str, &[&str]); 8] = [
@@ -91,7 +91,7 @@ pub(super) fn repeatedly(run: impl Fn(u64) -> Result<()>) -> Result<()> {
 
 /// Checks that the library has every public symbol of libibverbs and librdmacm, at its version, that installed programs
 /// and libraries import.
-fn symbols(library: &Path) -> Result<()> {
+fn check_symbols(library: &Path) -> Result<()> {
     let has = versioned(library, false)?;
     let (mut verbs_count, mut cm_count) = (0, 0);
     let programs = ["/usr/bin", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"];
@@ -167,7 +167,7 @@ fn ping_pong(program: &str, options: &[&str], libraries: &Path, loss_seed: Optio
         let arguments = [&["-g", "0", "-n", "50", "-r", "50", "-p", &port], options].concat();
         let mut server = command(program, libraries, loss_seed)?;
         let mut server =
-            Stopped(server.args(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?);
+            KillOnDrop(server.args(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?);
         let Some(client) = connect(program, &arguments, libraries, loss_seed, &mut server, start)? else {
             continue;
         };
@@ -194,7 +194,7 @@ fn connect(
     arguments: &[&str],
     libraries: &Path,
     loss_seed: Option<u64>,
-    server: &mut Stopped,
+    server: &mut KillOnDrop,
     start: Instant,
 ) -> Result<Option<Output>> {
     loop {
@@ -216,7 +216,7 @@ fn connect(
 }
 
 /// Waits for the server, and returns whether it succeeded.
-pub(super) fn wait(server: &mut Stopped, start: Instant) -> Result<bool> {
+pub(super) fn wait(server: &mut KillOnDrop, start: Instant) -> Result<bool> {
     loop {
         if let Some(status) = server.0.try_wait()? {
             return Ok(status.success());
@@ -227,9 +227,9 @@ pub(super) fn wait(server: &mut Stopped, start: Instant) -> Result<bool> {
 }
 
 /// A process that is killed when it is dropped.
-pub(super) struct Stopped(pub(super) Child);
+pub(super) struct KillOnDrop(pub(super) Child);
 
-impl Drop for Stopped {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         _ = self.0.kill();
         _ = self.0.wait();

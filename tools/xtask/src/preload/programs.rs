@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use support::process;
 
-use super::check::{DEADLINE, Stopped};
+use super::check::{DEADLINE, KillOnDrop};
 
 /// Runs the programs as an unprivileged user, with the command `adverb` and the libraries in this directory.
 pub(super) fn run(directory: &Path) -> Result<()> {
@@ -99,7 +99,7 @@ fn pair(
         }
         let mut server = command(directory, run_options, environment, program)?;
         server.args(&arguments).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut server = Stopped(server.spawn()?);
+        let mut server = KillOnDrop(server.spawn()?);
         arguments.push("127.0.0.1");
         let client = loop {
             let mut client = command(directory, run_options, environment, program)?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use support::{paths, process};
 
-use super::check::{DEADLINE, Stopped, address, command, repeatedly, wait};
+use super::check::{DEADLINE, KillOnDrop, address, command, repeatedly, wait};
 
 /// A pair of programs: a server and a client of it.
 #[derive(Clone, Copy)]
@@ -106,7 +106,7 @@ fn run_pair(libraries: &Path, pair: &Pair, loss_seed: Option<u64>) -> Result<()>
     let start = Instant::now();
     let (program, options) = (pair.server[0], &pair.server[1..]);
     let mut server = command(program, libraries, loss_seed)?;
-    let mut server = Stopped(server.args(options).stdin(Stdio::null()).stdout(Stdio::null()).spawn()?);
+    let mut server = KillOnDrop(server.args(options).stdin(Stdio::null()).stdout(Stdio::null()).spawn()?);
     let client = run_client(libraries, pair, loss_seed, &mut server, start)?;
     let server_succeeded = pair.serves_forever || wait(&mut server, start)?;
     let line = pair.client.join(" ");
@@ -127,7 +127,7 @@ fn run_client(
     libraries: &Path,
     pair: &Pair,
     loss_seed: Option<u64>,
-    server: &mut Stopped,
+    server: &mut KillOnDrop,
     start: Instant,
 ) -> Result<Output> {
     loop {
