@@ -106,7 +106,7 @@ impl Frame {
     ///
     /// # Panics
     ///
-    /// If `out` is shorter than the header and the fields.
+    /// Panics if `out` is shorter than the header and the fields.
     pub fn emit(&self, out: &mut [u8]) {
         let (kind, len) = match self.kind {
             FrameKind::Message { len } => (MESSAGE, len),
@@ -154,7 +154,7 @@ impl Frame {
     ///
     /// # Errors
     ///
-    /// If the bytes are no frame.
+    /// Returns an error if the bytes are no frame.
     pub fn parse(bytes: &[u8]) -> Result<Frame, Violation> {
         let header: &[u8; HEADER_LEN] = bytes.first_chunk().ok_or(Violation("it sent a truncated frame"))?;
         let word =

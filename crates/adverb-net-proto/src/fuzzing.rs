@@ -12,7 +12,7 @@ use crate::{MAX_MESSAGE_SIZE, MAX_RING_SIZE};
 ///
 /// # Panics
 ///
-/// If a parsed hello or immediate data are emitted with other bytes, or an emitted frame is parsed differently.
+/// Panics if a parsed hello or immediate data are emitted with other bytes, or an emitted frame is parsed differently.
 pub fn parse(bytes: &[u8]) {
     if let Ok(hello) = Hello::parse(bytes) {
         assert_eq!(hello.emit(), bytes);
@@ -42,7 +42,7 @@ pub fn parse(bytes: &[u8]) {
 ///
 /// # Panics
 ///
-/// If the place of a write exceeds its ring.
+/// Panics if the place of a write exceeds its ring.
 pub fn rings(bytes: impl IntoIterator<Item = u8>) {
     let mut bytes: VecDeque<u8> = bytes.into_iter().collect();
     let mut next = || bytes.pop_front().map(u32::from);

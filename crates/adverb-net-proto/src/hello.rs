@@ -74,7 +74,7 @@ impl Hello {
     ///
     /// # Errors
     ///
-    /// If the bytes are no hello of this version, or a field is out of range.
+    /// Returns an error if the bytes are no hello of this version, or a field is out of range.
     pub fn parse(bytes: &[u8]) -> Result<Hello, Violation> {
         let bytes: &[u8; HELLO_LEN] =
             bytes.try_into().map_err(|_| Violation("its hello has a wrong length"))?;

@@ -5,7 +5,7 @@
 //! session that survives its queue pairs, with a replay of the messages that the peer has not received. It does no I/O: a driver
 //! posts the requests to a queue pair, polls completions, registers memory, and dials.
 //!
-//! The bytes on the wire are those of the connection protocol, version 1 (`docs/protocol.md`), which adverb-net speaks too.
+//! The bytes on the wire are those of the connection protocol, version 1 (`docs/protocol.md`). adverb-net is the driver.
 //! Greetings and keys, which come before the hello, belong to the driver. The driver also keeps the memory of one-sided
 //! operations: the connection only [counts](Connection::post_operation) them, because they share its send queue.
 //!

@@ -236,7 +236,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
     ///
     /// # Errors
     ///
-    /// If the message is longer than [`Limits::eager`], credits or the lane are missing, or the connection has ended.
+    /// Returns an error if the message is longer than [`Limits::eager`], if credits or the lane are missing, or if the
+    /// connection has ended.
     pub fn send<M: Memory<Buf = B, Region = R>>(
         &mut self,
         memory: &mut M,
@@ -254,7 +255,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
     ///
     /// # Errors
     ///
-    /// As for [`send`](Connection::send).
+    /// Returns the same errors as [`send`](Connection::send).
     pub fn send_with<M: Memory<Buf = B, Region = R>>(
         &mut self,
         memory: &mut M,
@@ -274,7 +275,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
     ///
     /// # Errors
     ///
-    /// As for [`send`](Connection::send).
+    /// Returns the same errors as [`send`](Connection::send).
     pub fn feed<M: Memory<Buf = B, Region = R>>(
         &mut self,
         memory: &mut M,
@@ -506,7 +507,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
     ///
     /// # Errors
     ///
-    /// As for [`send`](Connection::send).
+    /// Returns the same errors as [`send`](Connection::send).
     pub fn check_send(&self) -> Result<(), SendError> {
         self.check_open()?;
         self.check_replayed()

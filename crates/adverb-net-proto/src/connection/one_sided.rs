@@ -91,7 +91,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
     ///
     /// # Errors
     ///
-    /// If the send queue is full, the lane is another or not established, or the connection has ended.
+    /// Returns an error if the send queue is full, if the lane is another or not established, or if the connection has ended.
     pub fn post_operation(&mut self, lane: u32) -> Result<(), SendError> {
         if let Phase::Closed(reason) | Phase::Draining { next: Next::End(reason), .. } = self.phase {
             return Err(SendError::Ended(reason));
