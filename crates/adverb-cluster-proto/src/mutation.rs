@@ -1,4 +1,5 @@
-//! Mutations: deliberate bugs of the broker, of its calls and of the exchange of keys. A simulation selects a mutation and must detect the bug.
+//! Mutations: deliberate bugs of the broker, of its calls and of the exchange of keys. A simulation selects a mutation and
+//! must detect the bug.
 //!
 //! Mutations exist only with the feature `mutants`. The broker's code tests for a mutation with `mutant!(Name)`, which is
 //! `false` without the feature.

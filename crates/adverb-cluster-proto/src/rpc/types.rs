@@ -153,7 +153,7 @@ pub struct Counters {
     pub cancelled_requests: u64,
     /// Requests above [`max_requests`](Config::max_requests), which were not delivered to the application.
     pub refused_requests: u64,
-    /// Replies and failures of calls that had ended. They expired, were cancelled, or the peer replied twice.
+    /// Replies and failures of calls that had ended: the calls expired or were cancelled, or the peer replied twice.
     pub late_replies: u64,
     /// Cancellations of requests that were answered already, or never existed.
     pub late_cancellations: u64,
