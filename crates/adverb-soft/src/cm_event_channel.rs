@@ -3,14 +3,15 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 use adverb_proto::cm::Event;
 use parking_lot::Mutex;
 
 use crate::channel::Channel;
 
-/// A queue of connection manager events of a connection, a listener or a query, with a file descriptor that is readable
-/// while the queue isn't empty.
+/// A queue of connection manager events of a connection, a listener or a query, with a file descriptor that becomes
+/// readable after an event was added. The descriptor may also be readable without an event.
 ///
 /// ```
 /// use adverb_soft::CmEventChannel;
@@ -20,7 +21,7 @@ use crate::channel::Channel;
 /// ```
 #[derive(Debug)]
 pub struct CmEventChannel {
-    channel: Channel,
+    channel: Arc<Channel>,
     events: Mutex<VecDeque<CmEvent>>,
 }
 
@@ -41,7 +42,7 @@ impl CmEventChannel {
     ///
     /// Returns an error if the operating system can't create a file descriptor.
     pub fn new() -> io::Result<CmEventChannel> {
-        Ok(CmEventChannel { channel: Channel::new()?, events: Mutex::default() })
+        Ok(CmEventChannel { channel: Arc::new(Channel::new()?), events: Mutex::default() })
     }
 
     /// Removes and returns the oldest event. Returns `None` if the channel is empty.
@@ -62,9 +63,11 @@ impl CmEventChannel {
         _ = self.channel.take();
     }
 
-    pub(crate) fn put(&self, event: CmEvent) {
+    /// Adds an event, and returns the channel that the caller must notify.
+    #[must_use]
+    pub(crate) fn put(&self, event: CmEvent) -> &Arc<Channel> {
         self.events.lock().push_back(event);
-        self.channel.notify();
+        &self.channel
     }
 
     pub(crate) fn len(&self) -> usize {

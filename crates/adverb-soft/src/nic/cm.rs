@@ -15,6 +15,7 @@ use adverb_wire::cm::{RejectReason, ServiceId, SidrStatus};
 use super::Nic;
 use super::engine::Engine;
 use super::gsi::random_ids;
+use super::lock::Notifications;
 use crate::cm_event_channel::{CmEvent, CmEventChannel};
 use crate::error::Error;
 
@@ -330,7 +331,7 @@ struct ListenerChannel {
 
 impl CmEventChannels {
     /// Delivers an event to its channel, if the channel is still subscribed.
-    pub(super) fn deliver(&mut self, event: Event, manager: &Manager) {
+    pub(super) fn deliver(&mut self, event: Event, manager: &Manager, notifications: &mut Notifications) {
         let channel = match &event {
             Event::Request(request) => self.listener_channel(request.listener, manager),
             Event::Query(query) => self.listener_channel(query.listener, manager),
@@ -345,7 +346,7 @@ impl CmEventChannels {
             _ => None,
         };
         if let Some(channel) = channel {
-            channel.put(CmEvent::Event(event));
+            notifications.push(channel.put(CmEvent::Event(event)));
         }
     }
 
@@ -368,10 +369,10 @@ impl CmEventChannels {
     }
 
     /// Delivers [`CmEvent::NicFailed`] to all channels.
-    pub(super) fn fail(&mut self) {
+    pub(super) fn fail(&mut self, notifications: &mut Notifications) {
         let listeners = self.listeners.values().map(|listener_channel| &listener_channel.channel);
         for channel in listeners.chain(self.connections.values()).chain(self.queries.values()) {
-            channel.put(CmEvent::NicFailed);
+            notifications.push(channel.put(CmEvent::NicFailed));
         }
     }
 }

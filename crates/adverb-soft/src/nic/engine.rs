@@ -18,6 +18,7 @@ use adverb_wire::{Packet, Qpn};
 
 use super::NicEvent;
 use super::gsi::Gsi;
+use super::lock::Notifications;
 use super::schedule::{DelayedAck, Schedule};
 use super::transmit_queue::{QueuedPacket, TransmitQueue};
 use crate::channel::Channel;
@@ -56,6 +57,7 @@ pub(super) struct Engine {
     pub(super) events: VecDeque<NicEvent>,
     /// The channel that is notified of `events`.
     pub(super) event_channel: Arc<Channel>,
+    pub(super) notifications: Notifications,
     /// The payload of a packet between queue pairs of this NIC.
     payload: Vec<u8>,
     transmit_queue: TransmitQueue,
@@ -116,6 +118,7 @@ impl Engine {
             qps: HashSet::new(),
             events: VecDeque::new(),
             event_channel,
+            notifications: Notifications::default(),
             payload: Vec::new(),
             transmit_queue: TransmitQueue::default(),
             timed: None,
@@ -300,9 +303,9 @@ impl Engine {
     /// Serves the connection manager, and returns whether it has packets to send.
     #[cold]
     fn serve_gsi(&mut self, now: Time) -> bool {
-        let Engine { device, memory, gsi, link, .. } = self;
+        let Engine { device, memory, gsi, link, notifications, .. } = self;
         let preferred = Path::source_port_between(Qpn::GSI, Qpn::GSI);
-        gsi.serve(now, device, memory, |addrs| {
+        gsi.serve(now, device, memory, notifications, |addrs| {
             let port = link.as_ref().map_or(preferred, |link| link.source_port(addrs.local, preferred));
             Path::new(addrs.local, addrs.remote, port)
         })
@@ -573,7 +576,7 @@ impl Engine {
             if self.gsi.owns_cq(cq) {
                 self.gsi.request_serve();
             } else if let Some(channel) = self.channels.get(&cq) {
-                channel.notify();
+                self.notifications.push(channel);
                 self.schedule.record_event();
                 self.record(|| TraceEvent::CqEventDelivered { cq });
             }
@@ -584,7 +587,7 @@ impl Engine {
                 self.gsi.request_serve();
             }
             self.events.push_back(NicEvent::Queue(event));
-            self.event_channel.notify();
+            self.notifications.push(&self.event_channel);
             self.record(|| TraceEvent::QueueEventDelivered { event });
         }
         if self.recorder_channel.is_some() && self.device.sink().stop_cause().is_some() {
@@ -595,7 +598,7 @@ impl Engine {
     #[cold]
     fn notify_stopped_recorder(&mut self) {
         if let Some(channel) = self.recorder_channel.take() {
-            channel.notify();
+            self.notifications.push(&channel);
         }
     }
 
@@ -621,11 +624,11 @@ impl Engine {
         self.device.sink_mut().stop_at_device_failure();
         _ = catch_unwind(AssertUnwindSafe(|| self.deliver_events()));
         self.events.push_back(NicEvent::Failed);
-        self.event_channel.notify();
-        self.gsi.channels.fail();
+        self.notifications.push(&self.event_channel);
+        self.gsi.channels.fail(&mut self.notifications);
         // Wake all waiting callers, even if their queue isn't armed.
         for channel in self.channels.values() {
-            channel.notify();
+            self.notifications.push(channel);
         }
         self.link = None;
     }

@@ -14,6 +14,7 @@ use adverb_wire::{GRH_LEN, IpHeader, Psn, Qpn};
 
 use super::cm::CmEventChannels;
 use super::engine::Device;
+use super::lock::Notifications;
 use super::random;
 use crate::error::Error;
 use crate::link::AddressShare;
@@ -122,6 +123,7 @@ impl Gsi {
         now: Time,
         device: &mut Device,
         memory: &RegisteredMemory,
+        notifications: &mut Notifications,
         path: impl Fn(AddrPair) -> Option<Path>,
     ) -> bool {
         self.is_serve_requested = false;
@@ -143,7 +145,7 @@ impl Gsi {
             self.manager.handle_timeout(now);
         }
         while let Some(event) = self.manager.poll_event() {
-            self.channels.deliver(event, &self.manager);
+            self.channels.deliver(event, &self.manager, notifications);
         }
         let mut sent = false;
         while let Some(datagram) = self.unsent.take().or_else(|| self.manager.poll_transmit()) {
@@ -316,7 +318,8 @@ mod tests {
             let connect = ConnectParams::new(addrs, ServiceId::tcp_port(1), local_qp, Time::MAX);
             let before = gsi.unsendable;
             gsi.manager.connect(Time::ZERO, &connect, &mut random).unwrap();
-            let sent = gsi.serve(Time::ZERO, &mut device, &memory, |addrs| {
+            let mut notifications = Notifications::default();
+            let sent = gsi.serve(Time::ZERO, &mut device, &memory, &mut notifications, |addrs| {
                 Path::new(addrs.local, addrs.remote, 0xc000)
             });
             assert_eq!((sent, gsi.unsendable - before), (is_sent, u64::from(!is_sent)), "{local:?}");

@@ -3,6 +3,7 @@
 mod cm;
 mod engine;
 mod gsi;
+mod lock;
 mod progress;
 mod recording;
 mod schedule;
@@ -25,13 +26,13 @@ use adverb_proto::{
     Srq, SrqConfig, SrqStatus, Statistics, Timestamp, Transition,
 };
 use adverb_wire::Qpn;
-use parking_lot::Mutex;
 
 use crate::channel::Channel;
 use crate::error::{BatchPostError, Error};
 use crate::link::{AddressShare, Link, PathSocket};
 pub use cm::Cm;
 use engine::{Engine, Work};
+use lock::EngineLock;
 
 /// The options of [`Nic::open`].
 pub struct NicOptions {
@@ -132,9 +133,9 @@ pub struct Nic {
 
 /// State shared with the progress thread.
 struct Shared {
-    engine: Mutex<Engine>,
+    engine: EngineLock,
     /// Wakes the progress thread.
-    wake_channel: Channel,
+    wake_channel: Arc<Channel>,
     /// A descriptor that is readable when the link has packets.
     readiness: Option<OwnedFd>,
 }
@@ -158,8 +159,8 @@ impl Nic {
         let mut engine = engine.map_err(io::Error::other)?;
         engine.loopback_via_link = loopback_via_link;
         let clock_origin = engine.start;
-        let shared =
-            Arc::new(Shared { engine: Mutex::new(engine), wake_channel: Channel::new()?, readiness });
+        let (engine, wake_channel) = (EngineLock::new(engine), Arc::new(Channel::new()?));
+        let shared = Arc::new(Shared { engine, wake_channel, readiness });
         let thread_shared = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("adverb-nic".to_owned())
@@ -477,7 +478,7 @@ impl Nic {
         self.call_engine(|engine| {
             engine.device.arm_cq(cq, arm_for);
             if engine.schedule.arm() {
-                self.shared.wake_channel.notify();
+                engine.notifications.push(&self.shared.wake_channel);
             }
             Ok(())
         })
@@ -796,7 +797,7 @@ impl Nic {
             return work;
         }
         engine.fail();
-        self.shared.wake_channel.notify();
+        engine.notifications.push(&self.shared.wake_channel);
         Work::Done
     }
 }

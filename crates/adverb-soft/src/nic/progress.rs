@@ -63,7 +63,7 @@ fn step(shared: &Shared) -> bool {
 pub(super) fn wake(shared: &Shared, engine: &mut Engine, work: Work) {
     let deadline = if work == Work::More { Time::ZERO } else { engine.deadline() };
     if engine.schedule.hand_over(deadline) {
-        shared.wake_channel.notify();
+        engine.notifications.push(&shared.wake_channel);
     }
 }
 
@@ -127,7 +127,7 @@ impl Drop for WaitGuard<'_> {
     fn drop(&mut self) {
         let mut engine = self.0.engine.lock();
         if engine.schedule.end_wait() {
-            self.0.wake_channel.notify();
+            engine.notifications.push(&self.0.wake_channel);
         }
     }
 }

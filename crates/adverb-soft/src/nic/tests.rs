@@ -12,6 +12,7 @@ use adverb_proto::{IcrcCheck, Init, ReadyToReceive, ReadyToSend};
 use adverb_wire::cm::Timeout;
 use adverb_wire::{Psn, RnrTimer};
 use nix::poll::{PollFd, PollFlags, poll};
+use parking_lot::Mutex;
 
 use super::schedule::Driver;
 use super::*;

@@ -1,0 +1,109 @@
+//! The lock of a NIC's engine, and the notifications that are sent after it is released.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::engine::Engine;
+use crate::channel::Channel;
+
+/// The lock of a NIC's engine.
+pub(super) struct EngineLock(Mutex<Engine>);
+
+impl EngineLock {
+    pub(super) fn new(engine: Engine) -> EngineLock {
+        EngineLock(Mutex::new(engine))
+    }
+
+    #[inline]
+    pub(super) fn lock(&self) -> EngineGuard<'_> {
+        EngineGuard { engine: self.0.lock(), notifications: Notifications::default() }
+    }
+}
+
+/// The guard of a locked engine. Dropping it releases the lock, then sends the engine's notifications.
+pub(super) struct EngineGuard<'a> {
+    // Fields are dropped in this order.
+    engine: MutexGuard<'a, Engine>,
+    notifications: Notifications,
+}
+
+impl Deref for EngineGuard<'_> {
+    type Target = Engine;
+
+    #[inline]
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl DerefMut for EngineGuard<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+}
+
+impl Drop for EngineGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.engine.notifications.first.is_some() {
+            self.notifications = std::mem::take(&mut self.engine.notifications);
+        }
+    }
+}
+
+/// Channels to notify after the lock is released. Dropping the list notifies them.
+///
+/// A notification wakes a thread, and the kernel may let that thread run at once instead of the one that notified it. If
+/// that one held the lock, the woken thread would wait for it.
+#[derive(Default)]
+pub(super) struct Notifications {
+    /// The first channel. Most lists have only one, which needs no allocation.
+    first: Option<Arc<Channel>>,
+    others: Vec<Arc<Channel>>,
+}
+
+impl Notifications {
+    /// Adds an event to a channel, after the lock is released.
+    pub(super) fn push(&mut self, channel: &Arc<Channel>) {
+        let channel = Arc::clone(channel);
+        match &self.first {
+            None => self.first = Some(channel),
+            Some(_) => self.others.push(channel),
+        }
+    }
+}
+
+impl Drop for Notifications {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(first) = &self.first {
+            first.notify();
+            self.others.iter().for_each(|channel| channel.notify());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_are_notified_after_the_lock_is_released() {
+        let channels = [(); 3].map(|()| Arc::new(Channel::new().unwrap()));
+        let pending = || channels.each_ref().map(|channel| channel.take().unwrap());
+        let engine =
+            Engine::new(Vec::new(), None, Arc::clone(&channels[0]), adverb_proto::types::PathMtu::Mtu1024);
+        let lock = EngineLock::new(engine.unwrap());
+        let mut guard = lock.lock();
+        channels.iter().for_each(|channel| guard.notifications.push(channel));
+        assert_eq!(pending(), [false; 3]);
+        drop(guard);
+        assert_eq!(pending(), [true; 3]);
+        // Each was notified once.
+        drop(lock.lock());
+        assert_eq!(pending(), [false; 3]);
+    }
+}
