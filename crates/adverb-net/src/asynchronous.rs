@@ -3,32 +3,34 @@
 mod address_space;
 mod remote;
 mod stream;
+mod wait;
 
 pub use address_space::AddressSpace;
 pub use remote::RemoteRegion;
 pub use stream::{ReadHalf, Stream, WriteHalf};
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use adverb_verbs::internal::Deadline;
+use adverb_verbs::internal::{Deadline, Watch};
 use adverb_verbs::memory::Pool;
 use adverb_verbs::{Error, Result};
 use tokio::io::unix::AsyncFd;
 use tokio::net::{ToSocketAddrs, lookup_host};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
 
 use super::bootstrap::{self, Accepted, Dial, Listening};
 use super::driver::{Core, Driver, Established, LINGER, Outgoing, Sent};
-use super::session::{self, Origin, Paths, WakeFd};
+use super::session::{self, Origin, Paths};
 use super::{Message, Options, SendData, SendError, UnacknowledgedMessage};
 use crate::readiness::readable_by_tasks;
+use wait::TaskWait;
 
 /// Connects to a [listener](Listener) with the default [options](Options).
 ///
@@ -289,8 +291,6 @@ pub struct Connection {
     driver: Arc<Driver>,
     /// Readable when the completion queue has an event.
     events: AsyncFd<OwnedFd>,
-    /// Notified when a task processed a completion that others may wait for.
-    news: Notify,
     /// Runtime that created the connection. Tasks that outlive the connection run there.
     runtime: Handle,
 }
@@ -310,14 +310,15 @@ impl Connection {
         let events = match (driver.session(), lane.manager_events()) {
             (None, None) => readable_by_tasks(events),
             // The completion queue may change, or there is a second descriptor to watch.
-            (_, manager) => {
-                let wake_fd = WakeFd::new(events, manager).map_err(broken)?;
-                readable_by_tasks(driver.wake_fd.get_or_init(|| wake_fd).as_fd())
+            _ => {
+                let watch = Watch::new().map_err(broken)?;
+                lane.add_events(&watch).map_err(broken)?;
+                readable_by_tasks(driver.watch.get_or_init(|| watch).as_fd())
             }
         };
         let events = events.map_err(broken)?;
         let driver = session::settle(driver, origin);
-        Ok(Connection { driver, events, news: Notify::new(), runtime: Handle::current() })
+        Ok(Connection { driver, events, runtime: Handle::current() })
     }
 
     /// Sends a message. The call returns when the message is in flight; the peer may not have received it yet.
@@ -412,13 +413,8 @@ impl Connection {
     pub fn try_send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let outgoing = self.driver.prepare(message.into(), None)?;
         let mut core = self.driver.lock();
-        let has_news = self.driver.drive(&mut core);
-        let sent = self.driver.try_send(&mut core, outgoing);
-        drop(core);
-        if has_news {
-            self.news.notify_waiters();
-        }
-        sent
+        self.driver.drive(&mut core);
+        self.driver.try_send(&mut core, outgoing)
     }
 
     async fn send_message(&self, message: SendData<'_>, immediate: Option<u32>) -> Result<(), SendError> {
@@ -548,85 +544,14 @@ impl Connection {
     ) -> Result<T> {
         // A task that never has to wait yields now and then.
         tokio::task::coop::consume_budget().await;
+        let driver = &self.driver;
         // A value that is available at once needs no timer.
-        if let Some(value) = self.look(&mut ready)? {
+        if let Some(value) = driver.try_now(&mut driver.lock(), &mut ready)? {
             return Ok(value);
         }
-        if let Some(value) = self.look_for_a_while(timeout, &mut ready).await? {
-            return Ok(value);
-        }
-        within(timeout, waiting, async {
-            let mut is_driven = true;
-            loop {
-                let news = self.news.notified();
-                tokio::pin!(news);
-                // Notifications from here on are not missed.
-                news.as_mut().enable();
-                if let Some(value) = self.step(is_driven, &mut ready)? {
-                    return Ok(value);
-                }
-                is_driven = false;
-                let timeout = self.driver.timeout(&self.driver.lock());
-                tokio::select! {
-                    () = news => {}
-                    event = self.events.readable() => {
-                        let broken = |error| bootstrap::verb("waiting for an event", error, "");
-                        let mut event = event.map_err(broken)?;
-                        self.driver.handle_wake_up()?;
-                        event.clear_ready();
-                        self.news.notify_waiters();
-                    }
-                    () = sleep(timeout) => {
-                        self.driver.handle_timeout(&mut self.driver.lock());
-                        self.news.notify_waiters();
-                    }
-                }
-            }
-        })
-        .await
-    }
-
-    /// Spins until `ready` returns a value, for as long as spinning is cheaper than sleeping. Other tasks can run.
-    async fn look_for_a_while<T>(
-        &self,
-        timeout: Duration,
-        ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
-    ) -> Result<Option<T>> {
-        let spin_time = self.driver.lock().waiting.spin.begin().min(timeout);
-        if spin_time.is_zero() {
-            return Ok(None);
-        }
-        let (start, mut value) = (Instant::now(), Ok(None));
-        while let Ok(None) = value
-            && start.elapsed() < spin_time
-        {
-            tokio::task::yield_now().await;
-            value = self.look(ready);
-        }
-        self.driver.lock().waiting.spin.end(!matches!(value, Ok(None)));
-        value
-    }
-
-    /// Checks `ready` once, and drives the connection if necessary.
-    fn look<T>(&self, ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>>) -> Result<Option<T>> {
-        let (value, has_news) = self.driver.poll_once(ready);
-        if has_news {
-            self.news.notify_waiters();
-        }
-        value
-    }
-
-    /// Checks `ready`, and drives the connection if necessary. If there is no value, arms the completion queue.
-    fn step<T>(
-        &self,
-        is_driven: bool,
-        ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
-    ) -> Result<Option<T>> {
-        let (value, has_news) = self.driver.step(is_driven, ready);
-        if has_news {
-            self.news.notify_waiters();
-        }
-        value
+        let (mut wait, mut timer) = (TaskWait::begin(driver), pin!(None));
+        let waited = poll_fn(|cx| wait.poll(cx, driver, &self.events, timer.as_mut(), &mut ready));
+        within(timeout, waiting, waited).await
     }
 }
 
@@ -636,9 +561,8 @@ impl Drop for Connection {
             let driver = Arc::clone(&self.driver);
             self.runtime.spawn(async move {
                 let start = Instant::now();
-                while start.elapsed() < LINGER
-                    && let Ok(None) = driver.poll_once(&mut Driver::linger).0
-                {
+                let lingers = || matches!(driver.try_now(&mut driver.lock(), &mut Driver::linger), Ok(None));
+                while start.elapsed() < LINGER && lingers() {
                     tokio::time::sleep(LINGER_POLL_INTERVAL).await;
                 }
             });
@@ -652,14 +576,6 @@ const LINGER_POLL_INTERVAL: Duration = Duration::from_millis(1);
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("peer", &self.peer_addr()).finish_non_exhaustive()
-    }
-}
-
-/// Sleeps for this time. `Duration::MAX` is for ever.
-async fn sleep(time: Duration) {
-    match time {
-        Duration::MAX => std::future::pending().await,
-        time => tokio::time::sleep(time).await,
     }
 }
 

@@ -346,7 +346,7 @@ impl Connection {
     pub fn try_send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
         let outgoing = self.driver.prepare(message.into(), None)?;
         let mut core = self.driver.lock();
-        self.driver.drive_unless_led(&mut core);
+        self.driver.drive(&mut core);
         self.driver.try_send(&mut core, outgoing)
     }
 

@@ -6,11 +6,9 @@ mod redialer;
 mod resolver;
 #[cfg(all(test, feature = "soft", not(loom)))]
 mod tests;
-mod wake_fd;
 
 pub(super) use paths::Paths;
 pub(super) use redialer::RedialHandle;
-pub(super) use wake_fd::WakeFd;
 
 use std::collections::HashMap;
 use std::io;

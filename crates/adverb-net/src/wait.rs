@@ -1,49 +1,67 @@
-//! The waits of threads.
+//! Waiting for a connection: the wait protocol, and the waits of threads.
 
 #[cfg(all(test, loom))]
 mod loom_tests;
-#[cfg_attr(
-    not(all(test, loom)),
-    expect(dead_code, reason = "the drivers of threads and tasks use `AdaptiveSpin` only")
-)]
 mod protocol;
+#[cfg(feature = "tokio")]
+mod wakers;
 
 use std::time::{Duration, Instant};
 
 use adverb_verbs::internal::Deadline;
-use adverb_verbs::{Completion, Error, Result};
+use adverb_verbs::{ArmFor, Completion, Error, Result};
 use parking_lot::MutexGuard;
 
 use super::driver::{Core, Driver, Lane};
 
-pub(super) use protocol::AdaptiveSpin;
+pub(super) use protocol::{Block, CallerKind, Events, Notify, Waiters, WaitingCaller};
+#[cfg(feature = "tokio")]
+pub(super) use wakers::{WakerId, Wakers};
 
-/// The callers that wait for a connection.
-#[derive(Default)]
-pub(super) struct Waiting {
-    leader: Leader,
-    /// The number of threads that wait to be notified.
-    followers: u32,
-    pub(super) spin: AdaptiveSpin,
+/// A locked connection.
+pub(super) struct Locked<'a> {
+    driver: &'a Driver,
+    pub(super) core: MutexGuard<'a, Core>,
 }
 
-/// The thread that waits for events, if there is one.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-enum Leader {
-    #[default]
-    Vacant,
-    /// It polls and waits without the lock, so other threads don't poll.
-    Waiting,
+impl protocol::Lock for Driver {
+    type Guard<'a> = Locked<'a>;
+
+    fn lock(&self) -> Locked<'_> {
+        Locked { driver: self, core: self.lock() }
+    }
 }
 
-impl Waiting {
-    /// Whether a thread polls without the lock.
-    pub(super) fn has_leader(&self) -> bool {
-        self.leader == Leader::Waiting
+impl Events for Locked<'_> {
+    fn waiters(&mut self) -> &mut Waiters {
+        &mut self.core.waiters
+    }
+
+    fn has_lane(&self) -> bool {
+        self.core.has_lane()
+    }
+
+    fn arm(&mut self) {
+        if let Err(error) = self.core.lane().completions.arm(ArmFor::Any) {
+            self.driver.handle_polled(&mut self.core, Err(error), &mut Vec::new());
+        }
+    }
+
+    fn poll(&mut self) {
+        self.driver.poll_lane(&mut self.core);
+    }
+
+    fn notify(&mut self, notify: Notify) {
+        self.driver.notify(&mut self.core, notify);
     }
 }
 
 impl Driver {
+    /// Locks the connection, for the wait protocol.
+    pub(super) fn locked(&self) -> Locked<'_> {
+        protocol::Lock::lock(self)
+    }
+
     /// Waits until `ready` returns a value.
     pub(super) fn wait<T>(
         &self,
@@ -51,105 +69,121 @@ impl Driver {
         waiting: &'static str,
         mut ready: impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
     ) -> Result<T> {
-        let mut deadline = None;
         let mut core = self.lock();
-        let mut value = self.at_once(&mut core, &mut ready, |core| self.drive_unless_led(core));
-        if let Ok(None) = value {
-            // Messages that were fed don't wait for the call that waits for their answer.
-            self.flush(&mut core);
-            self.drive_unless_led(&mut core);
-            value = ready(self, &mut core);
-        }
-        loop {
-            match value {
-                Ok(None) => {}
-                result => {
-                    self.handle_pending(&mut core);
-                    self.notify_followers(&core);
-                    return result.map(|value| value.expect("the value is present"));
-                }
-            }
-            let left = deadline.get_or_insert_with(|| Deadline::new(timeout)).left();
-            if left.is_zero() {
-                return Err(Error::Timeout { timeout, action: waiting });
-            }
-            // A failure may have been found while a request was posted.
-            core.has_news = false;
-            self.advance(&mut core);
-            if std::mem::take(&mut core.has_news) {
-                // The connection may have ended, for example, and no other call reports that.
-                self.notify_followers(&core);
-                value = ready(self, &mut core);
-                continue;
-            }
-            let left = left.min(self.timeout(&core));
-            if core.waiting.has_leader() || !core.has_lane() {
-                core.waiting.followers += 1;
-                self.progress.wait_for(&mut core, left.min(MAX_WAIT));
-                core.waiting.followers -= 1;
-            } else {
-                self.lead(&mut core, left);
-            }
-            self.handle_timeout(&mut core);
-            // Before another poll of the device: the value may be a message, whose answer is sent with the poll.
-            value = ready(self, &mut core);
+        match self.try_now(&mut core, &mut ready)? {
+            Some(value) => Ok(value),
+            None => self.block(core, timeout, waiting, ready),
         }
     }
 
-    /// Waits for completions without the lock, for no longer than this, and handles them for all waiting threads.
-    fn lead(&self, core: &mut MutexGuard<'_, Core>, left: Duration) {
-        core.waiting.leader = Leader::Waiting;
-        let spin_time = core.waiting.spin.begin().min(left);
-        // Another thread may replace the lane, or finish draining it.
-        let max = match (core.is_draining(), self.options.reconnect) {
+    /// Waits until `ready` returns a value, which it hasn't done just now.
+    fn block<T>(
+        &self,
+        core: MutexGuard<'_, Core>,
+        timeout: Duration,
+        waiting: &'static str,
+        mut ready: impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
+    ) -> Result<T> {
+        let timed_out = || Err(Error::Timeout { timeout, action: waiting });
+        if timeout.is_zero() {
+            return timed_out();
+        }
+        let deadline = Deadline::new(timeout);
+        let mut caller = WaitingCaller::new(self, CallerKind::Thread);
+        let mut locked = Locked { driver: self, core };
+        loop {
+            let block = match caller.advance(&mut locked, |locked| self.check(&mut locked.core, &mut ready)) {
+                Ok(ended) => return ended,
+                Err(block) => block,
+            };
+            let left = deadline.left();
+            if left.is_zero() {
+                return timed_out();
+            }
+            let left = left.min(self.timeout(&locked.core));
+            match block {
+                Block::Follow => {
+                    self.progress.wait_for(&mut locked.core, left.min(MAX_WAIT));
+                }
+                Block::Spin(time) => {
+                    let mut done = std::mem::take(&mut locked.core.done);
+                    let polled = without_lock(&mut locked.core, |lane| spin(lane, &mut done, time.min(left)));
+                    caller.spun(&mut locked, !matches!(polled, Ok(0)));
+                    self.handle_polled(&mut locked.core, polled, &mut done);
+                    locked.core.done = done;
+                }
+                Block::Sleep => {
+                    let left = left.min(self.max_sleep(&locked.core));
+                    match without_lock(&mut locked.core, |lane| lane.wait_event(left)) {
+                        Ok(true) => caller.event_taken(&mut locked),
+                        Ok(false) => self.check_manager(&mut locked.core),
+                        Err(error) => self.handle_polled(&mut locked.core, Err(error), &mut Vec::new()),
+                    }
+                }
+            }
+            self.handle_timeout(&mut locked.core);
+        }
+    }
+
+    /// Returns the maximum time of a leader's sleep: another caller may replace the lane, or finish draining it.
+    fn max_sleep(&self, core: &Core) -> Duration {
+        match (core.is_draining(), self.options.reconnect) {
             (true, _) => DRAIN_POLL_INTERVAL,
             (false, Some(_)) => LANE_CHECK_INTERVAL,
             (false, None) => Duration::MAX,
-        };
-        let mut done = std::mem::take(&mut core.done);
-        let lane = core.lane();
-        let (polled, has_spun) = MutexGuard::unlocked(core, || {
-            let mut polled = spin(&lane, &mut done, spin_time);
-            let is_success = !matches!(polled, Ok(0));
-            if !is_success {
-                polled = lane.sleep(&mut done, left.min(max));
+        }
+    }
+
+    /// Returns the value of `ready` after everything that is possible without a poll of the device.
+    pub(super) fn check<T>(
+        &self,
+        core: &mut MutexGuard<'_, Core>,
+        ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
+        loop {
+            let change_count = core.change_count;
+            let value = ready(self, core);
+            // A failure may have been found while a request was posted. The lock may be released meanwhile.
+            self.advance(core);
+            if !matches!(value, Ok(None)) || core.change_count == change_count {
+                return value;
             }
-            drop(lane);
-            (polled, is_success)
-        });
-        core.waiting.leader = Leader::Vacant;
-        if !spin_time.is_zero() {
-            core.waiting.spin.end(has_spun);
-        }
-        let has_completions = self.handle_polled(core, polled, &mut done);
-        core.done = done;
-        if !has_completions {
-            self.check_manager(core);
-        }
-        self.notify_followers(core);
-    }
-
-    /// Drives the connection, unless another thread polls without the lock.
-    pub(super) fn drive_unless_led(&self, core: &mut MutexGuard<'_, Core>) {
-        if self.drive(core) {
-            self.notify_followers(core);
         }
     }
 
-    /// Makes other threads check for progress. One of them leads if no thread does.
-    fn notify_followers(&self, core: &Core) {
-        // Notifying is a system call even if no thread waits.
-        if core.waiting.followers > 0 {
-            self.progress.notify_all();
+    /// Notifies waiting callers. Wakers run without the lock.
+    pub(super) fn notify(&self, core: &mut MutexGuard<'_, Core>, notify: Notify) {
+        match notify {
+            Notify::None => return,
+            Notify::One => {
+                self.progress.notify_one();
+            }
+            Notify::All => {
+                self.progress.notify_all();
+            }
         }
+        #[cfg(feature = "tokio")]
+        if !self.tasks.is_empty() {
+            MutexGuard::unlocked(core, || self.tasks.wake_all());
+        }
+        #[cfg(not(feature = "tokio"))]
+        let _ = core;
     }
+}
+
+/// Calls a function with the lane, without the lock.
+fn without_lock<T>(core: &mut MutexGuard<'_, Core>, work: impl FnOnce(&Lane) -> T) -> T {
+    let lane = core.lane();
+    MutexGuard::unlocked(core, || {
+        let result = work(&lane);
+        // Dropping a lane that was replaced takes long.
+        drop(lane);
+        result
+    })
 }
 
 /// Polls for this time, or until there are completions.
 fn spin(lane: &Lane, done: &mut Vec<Completion>, time: Duration) -> Result<usize> {
-    if time.is_zero() {
-        return Ok(0);
-    }
     let start = Instant::now();
     while start.elapsed() < time {
         let count = lane.completions.poll(done)?;

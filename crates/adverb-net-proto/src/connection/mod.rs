@@ -491,13 +491,6 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
     }
 
-    /// Requests a probe of the peer's device, whose completion follows soon.
-    pub fn probe(&mut self) {
-        if let Phase::Established { lane, .. } = &mut self.phase {
-            lane.probe = Probe::Due;
-        }
-    }
-
     /// Whether a batch is written as soon as the credits and the send queue allow it.
     pub fn is_due(&self) -> bool {
         self.send.batch.as_ref().is_some_and(|batch| batch.timing == Timing::Due)

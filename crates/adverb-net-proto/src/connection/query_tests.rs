@@ -252,14 +252,3 @@ fn a_shutdown_is_received_after_a_message_that_is_being_read() {
     assert_eq!(pair.recv_bytes(0), [4; 50]);
     assert_eq!(pair.recv(0), Received::Shutdown);
 }
-
-#[test]
-fn a_probe_can_be_requested_at_any_time() {
-    let mut pair = Pair::new(small());
-    let (connection, memory) = pair.side(0);
-    assert!(!connection.has_output());
-    connection.probe();
-    assert!(connection.has_output());
-    assert!(matches!(connection.poll_post(memory, Time::ZERO), Some(Post::Probe { .. })));
-    assert_eq!(connection.poll_post(memory, Time::ZERO), None);
-}

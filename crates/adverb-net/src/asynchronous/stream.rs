@@ -7,21 +7,19 @@ use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker, ready};
-use std::time::{Duration, Instant};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use adverb_verbs::Result;
 use adverb_verbs::memory::PoolBuf;
-use parking_lot::Mutex;
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
 use super::Connection;
+use super::wait::TaskWait;
 #[allow(unused_imports, reason = "for links")]
 use crate::Options;
-use crate::bootstrap;
 use crate::driver::{Core, Driver, StreamWrite};
-use crate::wait::AdaptiveSpin;
 
 /// A byte stream over a connection, like a TCP stream, for code that reads and writes TCP streams, such as hyper and
 /// tonic.
@@ -94,23 +92,18 @@ pub struct WriteHalf {
 struct Shared {
     /// Present until drop.
     connection: Option<Connection>,
-    waiting: Arc<Waiting>,
-    /// Waker that wakes all waiting tasks.
-    all: Waker,
     /// Whether the keeper task runs.
     is_kept: AtomicBool,
     /// Whether the write half was dropped, so that the end of the stream must be sent.
     is_ending: AtomicBool,
 }
 
-/// Wakers of the reader, the writer and the keeper.
-#[derive(Default)]
-struct Waiting([Mutex<Option<Waker>>; 3]);
-
-const READER: usize = 0;
-const WRITER: usize = 1;
-/// The task that sends queued bytes without a writer.
-const KEEPER: usize = 2;
+/// Wait state of one operation.
+struct Wait {
+    task: TaskWait,
+    /// The timer of the connection's next timeout.
+    timer: Pin<Box<Option<Sleep>>>,
+}
 
 /// Delay before the keeper sends queued bytes, in which further writes may send them.
 const PATIENCE: Duration = Duration::from_millis(1);
@@ -124,19 +117,19 @@ impl Connection {
 
 impl From<Connection> for Stream {
     fn from(connection: Connection) -> Stream {
-        let waiting = Arc::<Waiting>::default();
+        let wait = || Wait::new(TaskWait::new(&connection.driver));
+        let waits = [wait(), wait(), wait()];
         let shared = Arc::new(Shared {
             connection: Some(connection),
-            all: Arc::clone(&waiting).into(),
-            waiting,
             is_kept: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
         });
         // Messages that were fed and not flushed are sent before the first write.
         shared.see_to_the_rest();
+        let [read, write, flush] = waits;
         Stream {
-            reader: ReadHalf { shared: Arc::clone(&shared), rest: None, wait: Wait::default() },
-            writer: WriteHalf { shared, wait: Wait::default(), flush: Wait::default() },
+            reader: ReadHalf { shared: Arc::clone(&shared), rest: None, wait: read },
+            writer: WriteHalf { shared, wait: write, flush },
         }
     }
 }
@@ -175,7 +168,7 @@ impl AsyncBufRead for ReadHalf {
             this.rest = None;
             // A task that never has to wait yields now and then.
             ready!(pin!(tokio::task::coop::consume_budget()).poll(cx));
-            let next = this.shared.poll(READER, Some(&mut this.wait), cx, Driver::next_bytes);
+            let next = this.shared.poll(&mut this.wait, cx, Driver::next_bytes);
             this.rest = ready!(next)?;
         }
         Poll::Ready(Ok(this.rest.as_deref().unwrap_or_default()))
@@ -242,7 +235,7 @@ impl AsyncWrite for WriteHalf {
         let shared = &this.shared;
         loop {
             let mut waits = false;
-            let taken = shared.poll(WRITER, Some(&mut this.wait), cx, |driver, core| {
+            let taken = shared.poll(&mut this.wait, cx, |driver, core| {
                 let taken = driver.write_some(core, pieces)?;
                 waits |= driver.is_flushed(core)?.is_none();
                 Ok(taken)
@@ -271,12 +264,12 @@ impl AsyncWrite for WriteHalf {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        this.shared.poll(WRITER, Some(&mut this.flush), cx, |driver, core| driver.is_flushed(core))
+        this.shared.poll(&mut this.flush, cx, |driver, core| driver.is_flushed(core))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let ended = this.shared.poll(WRITER, Some(&mut this.flush), cx, Driver::end_stream);
+        let ended = this.shared.poll(&mut this.flush, cx, Driver::end_stream);
         if ended.is_pending() {
             // The caller may never poll again.
             this.shared.see_to_the_rest();
@@ -300,73 +293,13 @@ impl Shared {
     /// Polls until `ready` returns a value.
     fn poll<T>(
         &self,
-        who: usize,
-        mut wait: Option<&mut Wait>,
+        wait: &mut Wait,
         cx: &mut Context<'_>,
         mut ready: impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
     ) -> Poll<io::Result<T>> {
         let Connection { driver, events, .. } = self.connection();
-        // A sleeping half checks only after an event.
-        let mut is_driven = !wait.as_ref().is_some_and(|wait| wait.is_asleep());
-        if is_driven {
-            let (value, has_news) = driver.poll_once(&mut ready);
-            self.tell_others(who, has_news);
-            if let Some(wait) = &mut wait
-                && wait.looks_on(matches!(value, Ok(None)))
-            {
-                // Let other tasks run.
-                let _ = pin!(tokio::task::yield_now()).poll(cx);
-                return Poll::Pending;
-            }
-            if let Some(value) = value? {
-                return Poll::Ready(Ok(value));
-            }
-        }
-        // Wake-ups from here on are not missed.
-        *self.waiting.0[who].lock() = Some(cx.waker().clone());
-        loop {
-            let (value, has_news) = driver.step(is_driven, &mut ready);
-            self.tell_others(who, has_news);
-            if !matches!(value, Ok(None))
-                && let Some(wait) = &mut wait
-            {
-                wait.looks_on(false);
-            }
-            if let Some(value) = value? {
-                self.waiting.0[who].lock().take();
-                return Poll::Ready(Ok(value));
-            }
-            is_driven = false;
-            // One event wakes all: the last task that registered may not be waiting any more.
-            let Poll::Ready(event) = events.poll_read_ready(&mut Context::from_waker(&self.all)) else {
-                break;
-            };
-            let broken = |error| bootstrap::verb("waiting for an event", error, "");
-            let mut event = event.map_err(broken)?;
-            driver.handle_wake_up()?;
-            event.clear_ready();
-            self.tell_others(who, true);
-        }
-        if let Some(wait) = wait {
-            let timeout = driver.timeout(&driver.lock());
-            if wait.is_due(cx, timeout) {
-                driver.handle_timeout(&mut driver.lock());
-                self.tell_others(who, true);
-                cx.waker().wake_by_ref();
-            }
-        }
-        Poll::Pending
-    }
-
-    /// Wakes the other waiting tasks, because there may be progress for them.
-    fn tell_others(&self, who: usize, has_news: bool) {
-        if has_news {
-            for (other, waiting) in self.waiting.0.iter().enumerate() {
-                if other != who {
-                    wake(waiting);
-                }
-            }
-        }
+        let Wait { task, timer } = wait;
+        task.poll(cx, driver, events, timer.as_mut(), &mut ready).map_err(io::Error::from)
     }
 
     /// Sends queued bytes now, or starts the keeper to send them when there are credits.
@@ -387,9 +320,13 @@ impl Shared {
         self.connection().runtime.spawn(async move {
             // A busy writer sends the queued bytes itself, at less cost.
             sleep(PATIENCE).await;
+            let mut wait = None;
             let sent = poll_fn(|cx| {
                 let Some(shared) = shared.upgrade() else { return Poll::Ready(Ok(())) };
-                shared.poll(KEEPER, None, cx, |driver, core| {
+                let wait = wait.get_or_insert_with(|| {
+                    Wait::new(TaskWait::new(&shared.connection().driver).without_spin())
+                });
+                shared.poll(wait, cx, |driver, core| {
                     let sent = shared.send_rest(driver, core);
                     // Bytes queued from here on need another keeper.
                     shared.is_kept.store(matches!(sent, Ok(None)), Ordering::Relaxed);
@@ -415,7 +352,8 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let Some(connection) = self.connection.take() else { return };
-        self.all.wake_by_ref();
+        // The keeper ends.
+        connection.driver.tasks.wake_all();
         if connection.driver.is_open(&connection.driver.lock()) {
             let runtime = connection.runtime.clone();
             runtime.spawn(async move {
@@ -428,81 +366,9 @@ impl Drop for Shared {
     }
 }
 
-impl Wake for Waiting {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.0.iter().for_each(wake);
-    }
-}
-
-fn wake(waiting: &Mutex<Option<Waker>>) {
-    let waker = waiting.lock().take();
-    if let Some(waker) = waker {
-        waker.wake();
-    }
-}
-
-/// Wait state of one operation.
-#[derive(Default)]
-struct Wait {
-    spin: AdaptiveSpin,
-    looking: Looking,
-    /// The timer of the connection's next timeout.
-    clock: Option<Pin<Box<Sleep>>>,
-}
-
-/// Whether a waiting half spins or sleeps.
-#[derive(Default)]
-enum Looking {
-    /// It is not waiting.
-    #[default]
-    No,
-    /// It spins, since this time and for this long.
-    Since(Instant, Duration),
-    /// It has spun for long enough without success, and sleeps.
-    InVain,
-}
-
 impl Wait {
-    /// Whether to spin once more instead of sleeping.
-    fn looks_on(&mut self, is_waiting: bool) -> bool {
-        if let Looking::No = self.looking
-            && is_waiting
-        {
-            self.looking = Looking::Since(Instant::now(), self.spin.begin());
-        }
-        if let Looking::Since(start, time) = self.looking
-            && !time.is_zero()
-        {
-            if is_waiting && start.elapsed() < time {
-                return true;
-            }
-            self.spin.end(!is_waiting);
-        }
-        self.looking = if is_waiting { Looking::InVain } else { Looking::No };
-        false
-    }
-
-    /// Whether it sleeps.
-    fn is_asleep(&self) -> bool {
-        matches!(self.looking, Looking::InVain)
-    }
-
-    /// Whether the connection's timeout is due. If not, the timer wakes the task.
-    fn is_due(&mut self, cx: &mut Context<'_>, timeout: Duration) -> bool {
-        if timeout.is_zero() {
-            return true;
-        }
-        let Some(at) = tokio::time::Instant::now().checked_add(timeout) else { return false };
-        let clock = self.clock.get_or_insert_with(|| Box::pin(sleep(timeout)));
-        // A timer that is somewhat early wakes the task once more.
-        if clock.deadline() > at || clock.is_elapsed() {
-            clock.as_mut().reset(at);
-        }
-        clock.as_mut().poll(cx).is_ready()
+    fn new(task: TaskWait) -> Wait {
+        Wait { task, timer: Box::pin(None) }
     }
 }
 

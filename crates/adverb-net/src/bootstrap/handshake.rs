@@ -29,7 +29,7 @@ pub(crate) struct Handshake {
     deadline: Deadline,
     /// The time when the current phase began.
     since: Instant,
-    /// The time to look again whether the old lane of a resuming connection has drained, which no descriptor tells.
+    /// The time to look again whether the old lane of a resuming connection has drained, which no descriptor shows.
     retry_at: Option<Instant>,
     /// Readable when the handshake can make progress.
     watch: Arc<Watch>,
@@ -38,7 +38,7 @@ pub(crate) struct Handshake {
 /// The maximum time until the hello of a listener that has closed TCP arrives: its device retransmits for as long.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The interval in which a listener looks whether the old lane of a resuming connection has drained.
+/// The interval in which a handshake looks whether the old lane of a resuming connection has drained.
 const INTERRUPT_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 enum Phase {
@@ -323,7 +323,7 @@ impl Handshake {
             }
             _ if has_ended => Err(self.aborted_by_peer()),
             channel => {
-                self.retry_at = exchange.is_resuming().then(|| now + INTERRUPT_POLL_INTERVAL);
+                self.retry_at = exchange.must_retry().then(|| now + INTERRUPT_POLL_INTERVAL);
                 self.wait(Phase::AwaitingHello(exchange, channel))
             }
         }

@@ -12,6 +12,7 @@ use super::{Core, Driver, Lane, lane};
 use crate::key::Key;
 use crate::protocol::proof::Role;
 use crate::session::{self, SessionRequest};
+use crate::wait::{Block, CallerKind, WaitingCaller};
 
 /// The exchange of hellos over a connected lane. No call blocks.
 ///
@@ -20,6 +21,8 @@ pub(crate) struct HelloExchange {
     role: Role,
     lane: Arc<Lane>,
     state: State,
+    /// Whether a thread polls the lane without the lock, so that no event follows.
+    is_following: bool,
 }
 
 enum State {
@@ -52,7 +55,7 @@ impl HelloExchange {
         if let Some(SessionRequest::Forge(id)) = lane.options.session {
             let session = Some(SessionHello { id, received: Some(0) });
             post_hello(&lane, &Hello { session, ..Hello::unknown_session() }.emit(), Tag::Hello.wr_id())?;
-            return Ok(HelloExchange { role: Role::Connector, lane, state: State::Forging });
+            return Ok(HelloExchange::new(Role::Connector, lane, State::Forging));
         }
         let (driver, is_resumed) = match &lane.options.session {
             Some(SessionRequest::Resume(driver)) => {
@@ -73,21 +76,28 @@ impl HelloExchange {
                 (Driver::new(Arc::clone(&lane), connection, epoch), false)
             }
         };
-        Ok(HelloExchange { role: Role::Connector, lane, state: State::Driven { driver, is_resumed } })
+        Ok(HelloExchange::new(Role::Connector, lane, State::Driven { driver, is_resumed }))
     }
 
     /// Begins the listener's side.
     pub(crate) fn listener(lane: Lane) -> HelloExchange {
-        HelloExchange { role: Role::Listener, lane: Arc::new(lane), state: State::AwaitingConnector }
+        HelloExchange::new(Role::Listener, Arc::new(lane), State::AwaitingConnector)
+    }
+
+    fn new(role: Role, lane: Arc<Lane>, state: State) -> HelloExchange {
+        HelloExchange { role, lane, state, is_following: false }
     }
 
     pub(crate) fn role(&self) -> Role {
         self.role
     }
 
-    /// Whether the lane waits for a connection that exists, whose other lane may have to be drained.
-    pub(crate) fn is_resuming(&self) -> bool {
-        self.role == Role::Listener && matches!(self.state, State::Driven { is_resumed: true, .. })
+    /// Whether the exchange may continue without an event of its lane: the other lane of a connection that exists may have to be
+    /// drained.
+    pub(crate) fn must_retry(&self) -> bool {
+        let is_resuming =
+            self.role == Role::Listener && matches!(self.state, State::Driven { is_resumed: true, .. });
+        is_resuming || self.is_following
     }
 
     pub(crate) fn lane(&self) -> &Lane {
@@ -113,9 +123,12 @@ impl HelloExchange {
                     };
                 }
                 State::Driven { driver, is_resumed } => match drive(driver, &self.lane)? {
-                    None => return Ok(None),
-                    Some(false) => self.state = self.reject()?,
-                    Some(true) => {
+                    Err(block) => {
+                        self.is_following = block == Block::Follow;
+                        return Ok(None);
+                    }
+                    Ok(false) => self.state = self.reject()?,
+                    Ok(true) => {
                         let established = match is_resumed {
                             true => Established::Resumed,
                             false => Established::New(Arc::clone(driver)),
@@ -212,25 +225,22 @@ fn unknown(lane: &Lane) -> Error {
 }
 
 /// Drives the connection until its lane is established, and not further: completions of messages belong to the calls that
-/// wait for them.
-fn drive(driver: &Driver, lane: &Arc<Lane>) -> Result<Option<bool>> {
+/// wait for them. Returns whether the connection uses the lane, or the step that blocks.
+fn drive(driver: &Driver, lane: &Arc<Lane>) -> Result<Result<bool, Block>> {
     let mut is_ready = |driver: &Driver, core: &mut Core| is_established(driver, core, lane);
-    let mut core = driver.lock();
-    let value = is_ready(driver, &mut core)?;
-    // A leading thread takes the events of an old lane.
-    let has_leader = core.waiting.has_leader();
-    drop(core);
-    if value.is_some() {
-        return Ok(value);
+    let mut caller = WaitingCaller::new(driver, CallerKind::Handshake);
+    let mut locked = driver.locked();
+    if let Some(is_used) = is_ready(driver, &mut locked.core)? {
+        return Ok(Ok(is_used));
     }
-    if !has_leader {
-        driver.take_events()?;
+    // The callers that wait for an old lane take its events.
+    if Arc::ptr_eq(&locked.core.lane, lane) && lane.take_events()? {
+        caller.event_taken(&mut locked);
     }
-    let (value, has_news) = driver.step(false, &mut is_ready);
-    if has_news {
-        driver.progress.notify_all();
+    match caller.advance(&mut locked, |locked| driver.check(&mut locked.core, &mut is_ready)) {
+        Ok(ended) => ended.map(Ok),
+        Err(block) => Ok(Err(block)),
     }
-    value
 }
 
 /// Whether the lane is established: `Some(false)` if the connection will not use it.

@@ -1,15 +1,16 @@
 //! Lanes: connected queue pairs, each with a completion queue and a pool.
 
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use adverb_net_proto::{Config, HELLO_LEN, LaneConfig, MAX_MESSAGE_SIZE, MAX_RENDEZVOUS, UNCREDITED_WRITES};
-use adverb_verbs::internal::{CmHandle, Deadline, wait_either};
+use adverb_verbs::internal::{CmHandle, Watch, wait_either};
 use adverb_verbs::memory::Pool;
 use adverb_verbs::{
-    Access, ArmFor, Completion, CompletionQueue, ConnectOptions, Device, ProtectionDomain, QueuePair,
-    QueuePairBuilder, RecvRequest, Result,
+    Access, CompletionQueue, ConnectOptions, Device, ProtectionDomain, QueuePair, QueuePairBuilder,
+    RecvRequest, Result,
 };
 
 use crate::Options;
@@ -94,40 +95,35 @@ impl Lane {
         self.manager.as_ref().filter(|_| is_hardware).map(CmHandle::event_fd)
     }
 
+    /// Watches the events of the completion queue, and those of the connection manager.
+    pub(crate) fn add_events(&self, watch: &Watch) -> io::Result<()> {
+        let descriptors = [self.completions.event_fd(), self.manager_events()];
+        descriptors.into_iter().flatten().try_for_each(|events| watch.add(events))
+    }
+
     /// Whether the peer's connection manager has disconnected.
     pub(crate) fn was_ended_by_manager(&self) -> Result<bool> {
         self.manager.as_ref().map_or(Ok(false), CmHandle::has_ended)
     }
 
-    /// Removes the pending events of the completion queue.
-    pub(super) fn take_events(&self) -> Result<()> {
-        while self.completions.try_event()? {}
-        Ok(())
+    /// Takes the pending events of the completion queue. Returns whether there were any.
+    pub(crate) fn take_events(&self) -> Result<bool> {
+        let mut has_events = false;
+        while self.completions.try_event()? {
+            has_events = true;
+        }
+        Ok(has_events)
     }
 
-    /// Waits for completions, for no longer than this, and until the connection manager has an event.
-    pub(crate) fn sleep(&self, done: &mut Vec<Completion>, time: Duration) -> Result<usize> {
+    /// Waits for an event of the completion queue, for no longer than this, and takes it. Returns whether there was one: not if
+    /// the connection manager has an event.
+    pub(crate) fn wait_event(&self, time: Duration) -> Result<bool> {
         let (Some(manager), Some(events)) = (self.manager_events(), self.completions.event_fd()) else {
-            return self.completions.poll_timeout(done, time);
+            return self.completions.wait_event(time);
         };
-        let deadline = Deadline::new(time);
-        loop {
-            self.completions.arm(ArmFor::Any)?;
-            // Completions from before the arming raise no event.
-            let count = self.completions.poll(done)?;
-            if count > 0 {
-                return Ok(count);
-            }
-            let left = deadline.left();
-            wait_either(events, Some(manager), (left < Duration::MAX).then_some(left))
-                .map_err(|error| crate::bootstrap::verb("waiting for an event", error, ""))?;
-            let is_event = self.completions.try_event()?;
-            let count = self.completions.poll(done)?;
-            // An event may belong to a completion that was polled earlier.
-            if count > 0 || !is_event || deadline.left().is_zero() {
-                return Ok(count);
-            }
-        }
+        wait_either(events, Some(manager), (time < Duration::MAX).then_some(time))
+            .map_err(|error| crate::bootstrap::verb("waiting for an event", error, ""))?;
+        self.completions.try_event()
     }
 }
 

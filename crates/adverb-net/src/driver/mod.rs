@@ -32,15 +32,18 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use adverb_net_proto::{Connection, EndReason, MAX_MESSAGE_SIZE, PhaseKind, Received, Time};
+use adverb_verbs::internal::Watch;
 use adverb_verbs::memory::Pool;
-use adverb_verbs::{ArmFor, Completion, Error, Result};
+use adverb_verbs::{Completion, Error, Result};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::message::Message;
 use crate::protocol::handshake::SessionId;
 use crate::remote::PeerRegion;
-use crate::session::{RedialHandle, ResumeOrigin, WakeFd};
-use crate::wait::Waiting;
+use crate::session::{RedialHandle, ResumeOrigin};
+use crate::wait::Waiters;
+#[cfg(feature = "tokio")]
+use crate::wait::Wakers;
 use crate::{Options, UnacknowledgedMessage};
 use memory::{Buffer, LaneMemory, Region};
 
@@ -54,12 +57,15 @@ pub(crate) struct Driver {
     limits: AtomicU64,
     /// The origin of the connection's time.
     epoch: Instant,
-    /// Notified when another thread may have made progress for the waiting ones.
+    /// Notified when another caller may have made progress for waiting threads.
     pub(crate) progress: Condvar,
+    /// The wakers of waiting tasks.
+    #[cfg(feature = "tokio")]
+    pub(crate) tasks: Arc<Wakers>,
     /// The means to reconnect, if both sides enable that.
     origin: OnceLock<ResumeOrigin>,
-    /// The descriptor by which tasks wait.
-    pub(crate) wake_fd: OnceLock<WakeFd>,
+    /// The events of all lanes, if tasks wait for more than those of one completion queue.
+    pub(crate) watch: OnceLock<Watch>,
 }
 
 /// The part of a driver that its lock protects.
@@ -89,15 +95,15 @@ pub(crate) struct Core {
     operations: operation::Operations,
     /// Regions that are to be deregistered without the lock.
     released: Vec<Region>,
-    /// Whether there may be progress for other waiting calls.
-    pub(crate) has_news: bool,
+    /// Whether there may be progress for waiting callers that they were not notified of.
+    has_news: bool,
+    /// The number of times that waiting callers were to be notified of progress.
+    pub(crate) change_count: u64,
     /// The number of calls since the last poll of the device.
     unpolled: u32,
-    /// Whether the completion queue is armed, and all earlier completions were handled: an event is then raised for the next.
-    is_armed: bool,
     /// Reused memory for completions.
     pub(crate) done: Vec<Completion>,
-    pub(crate) waiting: Waiting,
+    pub(crate) waiters: Waiters,
 }
 
 /// The driver's side of a lane.
@@ -173,10 +179,10 @@ impl Driver {
             operations: operation::Operations::default(),
             released: Vec::new(),
             has_news: false,
+            change_count: 0,
             unpolled: 0,
-            is_armed: false,
             done: Vec::with_capacity(64),
-            waiting: Waiting::default(),
+            waiters: Waiters::default(),
         };
         let driver = Arc::new(Driver {
             peer,
@@ -185,8 +191,10 @@ impl Driver {
             limits: AtomicU64::new(MAX_MESSAGE_SIZE.into()),
             epoch,
             progress: Condvar::new(),
+            #[cfg(feature = "tokio")]
+            tasks: Arc::default(),
             origin: OnceLock::new(),
-            wake_fd: OnceLock::new(),
+            watch: OnceLock::new(),
         });
         driver.advance(&mut driver.lock());
         driver
@@ -269,66 +277,26 @@ impl Driver {
         }
     }
 
-    /// Returns the value of `ready`, without a poll of the device, which costs more than many a message. `drive` polls the device
-    /// once in [`MAX_UNPOLLED`] calls.
-    pub(crate) fn at_once<T>(
+    /// Returns the value of `ready`. A poll of the device costs more than many a message, so the call polls if there is no
+    /// value, and otherwise once in [`MAX_UNPOLLED`] calls.
+    pub(crate) fn try_now<T>(
         &self,
         core: &mut MutexGuard<'_, Core>,
         ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
-        drive: impl FnOnce(&mut MutexGuard<'_, Core>),
     ) -> Result<Option<T>> {
         core.unpolled += 1;
         if core.unpolled > MAX_UNPOLLED {
-            drive(core);
+            self.drive(core);
         }
-        ready(self, core)
-    }
-
-    /// Returns the value of `ready`, and drives the connection if there is none. Also returns whether there may be progress for
-    /// other waiting calls.
-    #[cfg(feature = "tokio")]
-    pub(crate) fn poll_once<T>(
-        &self,
-        ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
-    ) -> (Result<Option<T>>, bool) {
-        let mut core = self.lock();
-        let mut has_news = false;
-        let mut value = self.at_once(&mut core, ready, |core| has_news = self.drive(core));
+        let mut value = ready(self, core);
         if let Ok(None) = value {
-            self.flush(&mut core);
-            has_news |= self.drive(&mut core);
-            value = ready(self, &mut core);
+            // Messages that were fed don't wait for the call that waits for their answer.
+            self.flush(core);
+            self.drive(core);
+            value = ready(self, core);
         }
-        self.handle_pending(&mut core);
-        (value, has_news | std::mem::take(&mut core.has_news))
-    }
-
-    /// Returns the value of `ready`; if there is none, an event is raised when there may be one. Drives the connection, unless no
-    /// completion has arrived since the last call; and only once, if the caller has just driven it. Also returns whether there
-    /// may be progress for other waiting calls.
-    pub(crate) fn step<T>(
-        &self,
-        is_driven: bool,
-        ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
-    ) -> (Result<Option<T>>, bool) {
-        let mut core = self.lock();
-        // A draining lane may have no more events.
-        let is_asleep = |core: &Core| core.is_armed && core.lane_state == LaneState::Active;
-        let mut has_news = !is_driven && !is_asleep(&core) && self.drive(&mut core);
-        let mut value = ready(self, &mut core);
-        if let Ok(None) = value
-            && !is_asleep(&core)
-        {
-            // Completions from before the arming raise no event, so the caller drives again before it waits.
-            let armed = core.lane.completions.arm(ArmFor::Any);
-            value = armed.and_then(|()| {
-                core.is_armed = true;
-                has_news |= self.drive(&mut core);
-                ready(self, &mut core)
-            });
-        }
-        self.handle_pending(&mut core);
-        (value, has_news | std::mem::take(&mut core.has_news))
+        self.handle_pending(core);
+        value
     }
 
     /// Acts on events that a call has caused, for example because the lane refused a request.
@@ -336,23 +304,6 @@ impl Driver {
         if core.connection.has_events() {
             self.advance(core);
         }
-    }
-
-    /// Removes the pending events of the completion queue, so that the next [`step`](Driver::step) drives the connection.
-    pub(crate) fn take_events(&self) -> Result<()> {
-        let lane = self.lane();
-        lane.take_events()?;
-        self.lock().is_armed = false;
-        Ok(())
-    }
-
-    /// Removes the events that have woken a task: those of the completion queue, and those of the connection manager. Both may
-    /// be pending, and a task is woken once.
-    #[cfg(feature = "tokio")]
-    pub(crate) fn handle_wake_up(&self) -> Result<()> {
-        self.take_events()?;
-        self.check_manager(&mut self.lock());
-        Ok(())
     }
 
     /// Returns the time until the connection's next timeout.

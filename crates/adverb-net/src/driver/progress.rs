@@ -7,8 +7,8 @@ use adverb_net_proto::{
 };
 use adverb_verbs::internal::{self, error_event};
 use adverb_verbs::{
-    Access, ArmFor, CompletedOperation, Completion, Error, PostError, RecvRequest, Result, SendRequest,
-    Status, explain,
+    Access, CompletedOperation, Completion, Error, PostError, RecvRequest, Result, SendRequest, Status,
+    explain,
 };
 use parking_lot::MutexGuard;
 
@@ -24,26 +24,28 @@ const MAX_PEER_REGIONS: usize = 4096;
 const UNKNOWN_CAUSE: &str = "check the device's events: it may have refused a request of the peer, because no request of this side failed";
 
 impl Driver {
-    /// Polls the device, and does what has become possible. Returns whether there may be progress for waiting calls.
-    pub(crate) fn drive(&self, core: &mut MutexGuard<'_, Core>) -> bool {
-        // A leading thread may hold completions, which come first.
-        if core.waiting.has_leader() {
-            return std::mem::take(&mut core.has_news);
+    /// Polls the device, and does what has become possible, unless a leading thread does.
+    pub(crate) fn drive(&self, core: &mut MutexGuard<'_, Core>) {
+        if !core.waiters.has_leader() {
+            self.poll_lane(core);
         }
+    }
+
+    /// Polls the device, and does what has become possible.
+    pub(crate) fn poll_lane(&self, core: &mut MutexGuard<'_, Core>) {
         let mut done = std::mem::take(&mut core.done);
         let polled = core.lane.completions.poll(&mut done);
         self.handle_polled(core, polled, &mut done);
         core.done = done;
-        std::mem::take(&mut core.has_news)
     }
 
-    /// Handles the result of a poll. Returns whether there were completions, or the poll failed.
+    /// Handles the result of a poll.
     pub(crate) fn handle_polled(
         &self,
         core: &mut MutexGuard<'_, Core>,
         polled: Result<usize>,
         done: &mut Vec<Completion>,
-    ) -> bool {
+    ) {
         core.unpolled = 0;
         if let Err(error) = &polled {
             core.now = self.time();
@@ -53,16 +55,15 @@ impl Driver {
         }
         self.handle_completions(core, done);
         self.advance(core);
-        !matches!(polled, Ok(0))
     }
 
     fn handle_completions(&self, core: &mut Core, done: &mut Vec<Completion>) {
+        core.waiters.polled(!done.is_empty());
         if done.is_empty() {
             return;
         }
         core.now = self.time();
-        // The first completion has raised the event.
-        (core.has_news, core.is_armed) = (true, false);
+        core.has_news = true;
         for completion in done.drain(..) {
             handle_completion(core, completion);
         }
@@ -92,7 +93,8 @@ impl Driver {
         self.advance(core);
     }
 
-    /// Does what is possible without a poll of the device: posts requests, acts on events, and registers memory.
+    /// Does what is possible without a poll of the device: posts requests, acts on events, and registers memory. Then
+    /// notifies waiting callers, if there may be progress for them. The lock may be released meanwhile.
     pub(crate) fn advance(&self, core: &mut MutexGuard<'_, Core>) {
         loop {
             self.post_all(core);
@@ -110,6 +112,11 @@ impl Driver {
             }
             let Some(register) = core.connection.poll_register() else { break };
             self.register(core, register);
+        }
+        if std::mem::take(&mut core.has_news) {
+            core.change_count += 1;
+            let notify = core.waiters.changed();
+            self.notify(core, notify);
         }
     }
 
@@ -196,10 +203,6 @@ impl Driver {
                     core.end = Some(describe(core, reason));
                     // The handshake answers the peer that the session is unknown.
                     (core.successor, core.redial) = (None, None);
-                    if let Some(wake_fd) = self.wake_fd.get() {
-                        wake_fd.wake_forever();
-                    }
-                    self.progress.notify_all();
                 }
                 _ => {}
             }
@@ -214,12 +217,6 @@ impl Driver {
         (core.failure, core.redial, core.redial_failure) = (None, None, None);
         if lane > 0 {
             tracing::info!(peer = %core.lane.peer, "reconnected");
-            // The completion of the probe wakes tasks, which wait for events only.
-            core.connection.probe();
-            if let Err(error) = core.lane.completions.arm(ArmFor::Any) {
-                core.note_failure(error.to_string(), "");
-            }
-            self.progress.notify_all();
         }
     }
 
@@ -241,8 +238,8 @@ impl Driver {
 
     /// Finishes the drain of the lane, if all its requests were returned. Returns whether it did.
     fn finish_drain(&self, core: &mut MutexGuard<'_, Core>) -> bool {
-        // A leading thread may hold completions.
-        if !core.is_draining() || core.waiting.has_leader() {
+        // A spinning thread may hold completions.
+        if !core.is_draining() || !core.waiters.may_poll() {
             return false;
         }
         self.poll_draining(core);
@@ -302,10 +299,11 @@ impl Driver {
 
     /// Uses a lane from now on.
     pub(super) fn use_lane(&self, core: &mut Core, lane: Arc<Lane>) {
-        (core.lane_state, core.is_armed) = (LaneState::Active, false);
-        if let Some(wake_fd) = self.wake_fd.get()
-            && let Some(events) = lane.completions.event_fd()
-            && let Err(error) = wake_fd.watch(events, lane.manager_events())
+        core.lane_state = LaneState::Active;
+        core.waiters.replace_lane();
+        core.has_news = true;
+        if let Some(watch) = self.watch.get()
+            && let Err(error) = lane.add_events(watch)
         {
             core.note_failure(error.to_string(), "");
             core.connection.abort();

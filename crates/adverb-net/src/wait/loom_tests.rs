@@ -1,5 +1,5 @@
-//! The wait protocol under loom: threads and cancelled callers on a model of a completion queue, in every interleaving
-//! with few preemptions. A lost wake-up is a deadlock, which loom reports. Injected faults must be reported.
+//! The wait protocol under loom: threads, tasks, handshakes and cancelled callers on a model of a completion queue, in every
+//! interleaving with few preemptions. A lost wake-up is a deadlock, which loom reports. Injected faults must be reported.
 //!
 //! A reported deadlock unwinds, and loom's types then can't be used. So connections are in the standard library's `Arc`.
 
@@ -10,15 +10,18 @@ use loom::model::Builder;
 use loom::sync::{Condvar, Mutex, MutexGuard};
 use loom::thread;
 
-use super::protocol::{Block, Events, Fault, Lock, Notify, Waiters, WaitingCaller, Wake};
+use super::protocol::{Block, CallerKind, Events, Fault, Lock, Notify, Waiters, WaitingCaller};
 
 /// A connection: messages are completions that were processed.
 struct Connection {
     state: Mutex<State>,
     followers: Condvar,
     device: Mutex<Device>,
-    /// Notified when an event is raised, or when the leader is woken.
+    /// Notified when an event is raised.
     events: Condvar,
+    tasks: Mutex<Tasks>,
+    /// Notified when tasks are woken.
+    wakers: Condvar,
 }
 
 /// Messages of two kinds, which callers wait for separately.
@@ -32,13 +35,30 @@ struct State {
     /// The number of messages of each kind.
     messages: Messages,
     is_closed: bool,
+    /// Whether a handshake uses the lane.
+    is_handshake: bool,
 }
 
 #[derive(Default)]
 struct Device {
     queues: [CompletionQueue; 2],
-    /// The leader was woken, and hasn't noticed.
-    is_woken: bool,
+    reactor: Reactor,
+}
+
+/// The runtime's readiness of the queues' descriptors. It has one waker, which wakes all tasks, once.
+#[derive(Default)]
+struct Reactor {
+    is_ready: bool,
+    /// The number of times that a descriptor became ready.
+    tick: u32,
+    has_waker: bool,
+}
+
+/// The tasks that have left a waker, and those that were woken and have not run since.
+#[derive(Default)]
+struct Tasks {
+    has_waker: [bool; 2],
+    is_woken: [bool; 2],
 }
 
 #[derive(Default)]
@@ -62,32 +82,46 @@ impl Lock for Connection {
 }
 
 impl Events for Locked<'_> {
-    type Error = ();
-
     fn waiters(&mut self) -> &mut Waiters {
         &mut self.state.waiters
     }
 
-    fn arm(&mut self) -> Result<(), ()> {
+    fn has_lane(&self) -> bool {
+        !self.state.is_handshake
+    }
+
+    fn arm(&mut self) {
         self.connection.device.lock().unwrap().queues[self.state.lane].is_armed = true;
-        Ok(())
     }
 
-    fn poll(&mut self) -> Result<bool, ()> {
+    fn poll(&mut self) {
         let completions = self.connection.poll(self.state.lane);
-        Ok(self.state.process(completions))
+        self.process(completions);
     }
 
-    fn wake(&mut self, wake: Wake) {
-        if wake.leader {
-            self.connection.device.lock().unwrap().is_woken = true;
-            self.connection.events.notify_all();
-        }
-        match wake.followers {
-            Notify::None => {}
+    fn notify(&mut self, notify: Notify) {
+        match notify {
+            Notify::None => return,
             Notify::One => self.connection.followers.notify_one(),
             Notify::All => self.connection.followers.notify_all(),
         }
+        self.connection.wake_tasks();
+    }
+}
+
+impl Locked<'_> {
+    fn process(&mut self, completions: Messages) {
+        let has_completions = completions != Messages::default();
+        self.state.waiters.polled(has_completions);
+        self.state.messages.iter_mut().zip(completions).for_each(|(messages, count)| *messages += count);
+        if has_completions {
+            self.change();
+        }
+    }
+
+    fn change(&mut self) {
+        let notify = self.state.waiters.changed();
+        self.notify(notify);
     }
 }
 
@@ -100,6 +134,8 @@ impl Connection {
             followers: Condvar::new(),
             device: Mutex::new(Device::default()),
             events: Condvar::new(),
+            tasks: Mutex::new(Tasks::default()),
+            wakers: Condvar::new(),
         })
     }
 
@@ -115,26 +151,39 @@ impl Connection {
         if std::mem::take(&mut queue.is_armed) {
             queue.has_event = true;
             self.events.notify_all();
+            device.reactor.is_ready = true;
+            device.reactor.tick += 1;
+            let has_waker = std::mem::take(&mut device.reactor.has_waker);
+            drop(device);
+            if has_waker {
+                self.wake_tasks();
+            }
         }
     }
 
-    /// Waits for an event of a lane, or to be woken. Returns whether there was an event.
-    fn sleep(&self, lane: usize) -> bool {
+    fn wake_tasks(&self) {
+        let tasks = &mut *self.tasks.lock().unwrap();
+        for (has_waker, is_woken) in tasks.has_waker.iter_mut().zip(&mut tasks.is_woken) {
+            *is_woken |= std::mem::take(has_waker);
+        }
+        self.wakers.notify_all();
+    }
+
+    /// Waits for an event of a lane.
+    fn sleep(&self, lane: usize) {
         let mut device = self.device.lock().unwrap();
-        while !device.queues[lane].has_event && !device.is_woken {
+        while !std::mem::take(&mut device.queues[lane].has_event) {
             device = self.events.wait(device).unwrap();
         }
-        device.is_woken = false;
-        std::mem::take(&mut device.queues[lane].has_event)
     }
 
     /// Receives a message of a kind as a thread does. Returns `false` if the connection was closed.
     fn recv(&self, kind: usize) -> bool {
         // Not dropped, because a reported deadlock unwinds from here.
-        let mut waiting = ManuallyDrop::new(WaitingCaller::new(self));
+        let mut waiting = ManuallyDrop::new(WaitingCaller::new(self, CallerKind::Thread));
         let mut guard = self.lock();
         loop {
-            let block = match waiting.advance(&mut guard, |guard| Ok(guard.state.take(kind))) {
+            let block = match waiting.advance(&mut guard, |guard| guard.state.take(kind)) {
                 Ok(received) => return received == Ok(true),
                 Err(block) => block,
             };
@@ -147,51 +196,133 @@ impl Connection {
                     drop(guard);
                     let completions = self.poll(lane);
                     guard = self.lock();
-                    let has_completions = guard.state.process(completions);
-                    waiting.spun(&mut guard, has_completions);
+                    waiting.spun(&mut guard, completions != Messages::default());
+                    guard.process(completions);
                 }
                 Block::Sleep => {
                     drop(guard);
-                    let has_event = self.sleep(lane);
+                    self.sleep(lane);
                     guard = self.lock();
-                    if has_event {
-                        guard.state.waiters.event_taken();
-                    }
+                    waiting.event_taken(&mut guard);
                 }
             }
         }
     }
 
-    /// Polls as a caller does that doesn't wait.
-    fn poll_for_itself(&self) {
-        let mut guard = self.lock();
-        if guard.state.waiters.may_poll() && guard.poll() == Ok(true) {
-            let wake = guard.state.waiters.polled(true);
-            guard.wake(wake);
+    /// Receives a message of a kind as a task does. Returns `false` if the connection was closed.
+    fn recv_as_task(&self, task: usize, kind: usize) -> bool {
+        let mut waiting = ManuallyDrop::new(WaitingCaller::new(self, CallerKind::Task));
+        loop {
+            if let Some(received) = self.poll_task(&mut waiting, task, kind) {
+                return received;
+            }
+            let mut tasks = self.tasks.lock().unwrap();
+            while !std::mem::take(&mut tasks.is_woken[task]) {
+                tasks = self.wakers.wait(tasks).unwrap();
+            }
         }
     }
 
-    /// Begins to receive, and is cancelled when it blocks, as a task is whose future is dropped.
-    fn begin_recv(&self, kind: usize) -> bool {
-        let mut waiting = WaitingCaller::new(self);
+    /// Polls a task that receives.
+    fn poll_task(&self, waiting: &mut WaitingCaller<&Connection>, task: usize, kind: usize) -> Option<bool> {
+        self.take_event(waiting, task);
+        loop {
+            self.tasks.lock().unwrap().has_waker[task] = false;
+            let mut guard = self.lock();
+            let block = match waiting.advance(&mut guard, |guard| guard.state.take(kind)) {
+                Ok(received) => return Some(received == Ok(true)),
+                Err(block) => block,
+            };
+            if let Block::Spin(_) = block {
+                guard.poll();
+                waiting.spun(&mut guard, false);
+                continue;
+            }
+            self.tasks.lock().unwrap().has_waker[task] = true;
+            drop(guard);
+            if block == Block::Follow || !self.take_event(waiting, task) {
+                return None;
+            }
+        }
+    }
+
+    /// Takes the event of the lane as a task does. Returns whether the reactor has reported one. Otherwise the next one
+    /// wakes all tasks.
+    fn take_event(&self, waiting: &mut WaitingCaller<&Connection>, task: usize) -> bool {
+        let mut device = self.device.lock().unwrap();
+        let Reactor { is_ready, tick, .. } = device.reactor;
+        if !is_ready {
+            device.reactor.has_waker = true;
+            return false;
+        }
+        drop(device);
+        self.tasks.lock().unwrap().has_waker[task] = false;
         let mut guard = self.lock();
-        waiting.advance(&mut guard, |guard| Ok(guard.state.take(kind))) == Ok(Ok(true))
+        if !guard.has_lane() {
+            return true;
+        }
+        let lane = guard.state.lane;
+        if std::mem::take(&mut self.device.lock().unwrap().queues[lane].has_event) {
+            waiting.event_taken(&mut guard);
+        }
+        let mut device = self.device.lock().unwrap();
+        if device.reactor.tick == tick {
+            device.reactor.is_ready = false;
+        }
+        true
+    }
+
+    /// Polls as a caller does that doesn't wait.
+    fn poll_for_itself(&self) {
+        let mut guard = self.lock();
+        if guard.state.waiters.may_poll() {
+            guard.poll();
+        }
+    }
+
+    /// Begins to receive, and is cancelled when it blocks.
+    fn begin_recv(&self, kind: usize) -> bool {
+        let mut waiting = WaitingCaller::new(self, CallerKind::Thread);
+        let mut guard = self.lock();
+        waiting.advance(&mut guard, |guard| guard.state.take(kind)) == Ok(Ok(true))
+    }
+
+    /// Receives a hello, as a message of the first kind. Only the events of the lane lead to the next poll.
+    fn shake_hands(&self) {
+        let mut waiting = ManuallyDrop::new(WaitingCaller::new(self, CallerKind::Handshake));
+        loop {
+            let mut guard = self.lock();
+            let lane = guard.state.lane;
+            if std::mem::take(&mut self.device.lock().unwrap().queues[lane].has_event) {
+                waiting.event_taken(&mut guard);
+            }
+            if waiting.advance(&mut guard, |guard| guard.state.take(0)) == Ok(Ok(true)) {
+                guard.state.is_handshake = false;
+                return guard.change();
+            }
+            drop(guard);
+            let mut device = self.device.lock().unwrap();
+            while !device.queues[lane].has_event {
+                device = self.events.wait(device).unwrap();
+            }
+        }
+    }
+
+    /// Changes the connection without a completion.
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut guard = self.lock();
+        change(&mut guard.state);
+        guard.change();
     }
 }
 
 impl State {
-    /// Processes completions, and returns whether there are any.
-    fn process(&mut self, completions: Messages) -> bool {
-        self.messages.iter_mut().zip(completions).for_each(|(messages, count)| *messages += count);
-        completions != Messages::default()
-    }
-
-    fn take(&mut self, kind: usize) -> Option<bool> {
+    fn take(&mut self, kind: usize) -> Result<Option<bool>, ()> {
         if self.messages[kind] > 0 {
             self.messages[kind] -= 1;
-            return Some(true);
+            return Ok(Some(true));
         }
-        self.is_closed.then_some(false)
+        Ok(self.is_closed.then_some(false))
     }
 }
 
@@ -283,16 +414,17 @@ fn a_cancelled_leader_that_notifies_no_follower_is_found() {
     a_caller_receives_though_another_is_cancelled(Some(Fault::NoHandover));
 }
 
-/// The lane is replaced at any time, and the message arrives on the new one.
-fn a_message_arrives_on_another_lane(fault: Option<Fault>) {
-    check(move || {
-        let connection = Connection::new(fault);
+/// The lane is replaced at any time, and the message arrives on the new one. The old lane is drained, which raises an event.
+#[test]
+fn a_leader_notices_another_lane() {
+    check(|| {
+        let connection = Connection::new(None);
         let driver = spawn(&connection, |connection| {
-            let mut guard = connection.lock();
-            guard.state.lane = 1;
-            let wake = guard.state.waiters.replace_lane();
-            guard.wake(wake);
-            drop(guard);
+            connection.change(|state| {
+                state.lane = 1;
+                state.waiters.replace_lane();
+            });
+            connection.complete(0, 1);
             connection.complete(1, 0);
         });
         assert!(connection.recv(0));
@@ -300,27 +432,15 @@ fn a_message_arrives_on_another_lane(fault: Option<Fault>) {
     });
 }
 
+/// The connection is closed, and its lane is drained, which raises an event.
 #[test]
-fn a_sleeper_notices_another_lane() {
-    a_message_arrives_on_another_lane(None);
-}
-
-#[test]
-#[should_panic(expected = "deadlock")]
-fn a_sleeper_that_keeps_its_old_lane_is_found() {
-    a_message_arrives_on_another_lane(Some(Fault::SleeperKeepsOldLane));
-}
-
-#[test]
-fn a_change_without_an_event_wakes_all_callers() {
+fn a_closed_connection_wakes_all_threads() {
     check(|| {
         let connection = Connection::new(None);
         let other = spawn(&connection, |connection| assert!(!connection.recv(0)));
         let closer = spawn(&connection, |connection| {
-            let mut guard = connection.lock();
-            guard.state.is_closed = true;
-            let wake = guard.state.waiters.changed();
-            guard.wake(wake);
+            connection.change(|state| state.is_closed = true);
+            connection.complete(0, 1);
         });
         assert!(!connection.recv(0));
         other.join().unwrap();
@@ -331,14 +451,150 @@ fn a_change_without_an_event_wakes_all_callers() {
 /// A caller that doesn't wait processes what another one waits for.
 #[test]
 fn a_caller_that_polls_for_itself_notifies_the_others() {
-    check(|| {
-        let connection = Connection::new(None);
-        let other = spawn(&connection, |connection| assert!(connection.recv(0)));
-        let poller = spawn(&connection, |connection| {
+    for recv in [(|connection| assert!(connection.recv(0))) as fn(&Connection), |connection| {
+        assert!(connection.recv_as_task(0, 0))
+    }] {
+        check(move || {
+            let connection = Connection::new(None);
+            let other = spawn(&connection, recv);
+            let poller = spawn(&connection, |connection| {
+                connection.complete(0, 0);
+                connection.poll_for_itself();
+            });
+            other.join().unwrap();
+            poller.join().unwrap();
+        });
+    }
+}
+
+fn a_completion_wakes_a_task_whenever_it_arrives(fault: Option<Fault>) {
+    check(move || {
+        let connection = Connection::new(fault);
+        let device = spawn(&connection, |connection| connection.complete(0, 0));
+        assert!(connection.recv_as_task(0, 0));
+        device.join().unwrap();
+    });
+}
+
+#[test]
+fn a_completion_wakes_a_task() {
+    a_completion_wakes_a_task_whenever_it_arrives(None);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_task_that_does_not_poll_after_arming_is_found() {
+    a_completion_wakes_a_task_whenever_it_arrives(Some(Fault::NoPollAfterArm));
+}
+
+/// Two tasks wait for different messages. A caller that doesn't wait may process the first message, so that a task takes an
+/// event and leaves without a poll.
+fn each_of_two_tasks_receives_its_message(fault: Option<Fault>) {
+    check(move || {
+        let connection = Connection::new(fault);
+        let other = spawn(&connection, |connection| assert!(connection.recv_as_task(1, 1)));
+        let device = spawn(&connection, |connection| {
             connection.complete(0, 0);
             connection.poll_for_itself();
+            connection.complete(0, 1);
         });
+        assert!(connection.recv_as_task(0, 0));
         other.join().unwrap();
-        poller.join().unwrap();
+        device.join().unwrap();
     });
+}
+
+#[test]
+fn a_task_that_takes_an_event_notifies_the_others() {
+    each_of_two_tasks_receives_its_message(None);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_task_that_takes_an_event_silently_is_found() {
+    each_of_two_tasks_receives_its_message(Some(Fault::EventTakenSilently));
+}
+
+/// A task is polled once, and then dropped, or neither polled again nor dropped. The other one receives the message.
+#[test]
+fn a_task_receives_though_another_is_not_polled_again() {
+    for is_dropped in [true, false] {
+        check(move || {
+            let connection = Connection::new(None);
+            let abandoned = Arc::clone(&connection);
+            let abandoned = thread::spawn(move || {
+                let mut waiting = ManuallyDrop::new(WaitingCaller::new(&*abandoned, CallerKind::Task));
+                if abandoned.poll_task(&mut waiting, 1, 0).is_some() {
+                    // It has received the message: another one for the other task.
+                    abandoned.complete(0, 0);
+                }
+                if is_dropped {
+                    drop(ManuallyDrop::into_inner(waiting));
+                }
+            });
+            let device = spawn(&connection, |connection| connection.complete(0, 0));
+            assert!(connection.recv_as_task(0, 0));
+            abandoned.join().unwrap();
+            device.join().unwrap();
+        });
+    }
+}
+
+fn a_message_for_a_task_arrives_on_another_lane(fault: Option<Fault>) {
+    check(move || {
+        let connection = Connection::new(fault);
+        let driver = spawn(&connection, |connection| {
+            connection.change(|state| {
+                state.lane = 1;
+                state.waiters.replace_lane();
+            });
+            connection.complete(1, 0);
+        });
+        assert!(connection.recv_as_task(0, 0));
+        driver.join().unwrap();
+    });
+}
+
+#[test]
+fn a_task_notices_another_lane() {
+    a_message_for_a_task_arrives_on_another_lane(None);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_task_that_takes_another_lane_for_armed_is_found() {
+    a_message_for_a_task_arrives_on_another_lane(Some(Fault::NewLaneTakenForArmed));
+}
+
+#[test]
+fn a_change_without_an_event_wakes_all_tasks() {
+    check(|| {
+        let connection = Connection::new(None);
+        let other = spawn(&connection, |connection| assert!(!connection.recv_as_task(1, 0)));
+        let closer = spawn(&connection, |connection| connection.change(|state| state.is_closed = true));
+        assert!(!connection.recv_as_task(0, 0));
+        other.join().unwrap();
+        closer.join().unwrap();
+    });
+}
+
+/// A handshake receives the hello on its lane, while a caller waits for the message that follows.
+#[test]
+fn a_caller_waits_until_the_handshake_is_finished() {
+    for recv in [(|connection| assert!(connection.recv(1))) as fn(&Connection), |connection| {
+        assert!(connection.recv_as_task(0, 1))
+    }] {
+        check(move || {
+            let connection = Connection::new(None);
+            connection.lock().state.is_handshake = true;
+            let caller = spawn(&connection, recv);
+            let peer = spawn(&connection, |connection| {
+                connection.complete(0, 0);
+                connection.complete(0, 1);
+            });
+            connection.shake_hands();
+            caller.join().unwrap();
+            peer.join().unwrap();
+        });
+    }
 }

@@ -1,31 +1,40 @@
 //! The wait protocol: how the callers of one connection wait for its completion events.
 //!
-//! One waiting caller leads. It spins for a while, then arms the completion queue, polls once more, and sleeps until an
-//! event is raised. It processes completions for all callers. The other waiting callers follow: they sleep until they are
-//! notified. A leader that leaves, because it has what it waits for or because it was cancelled, has a follower notified,
-//! and that follower leads.
+//! A waiting caller spins for a while, then arms the completion queue, polls once more, and sleeps until an event is
+//! raised. It processes completions for all callers.
 //!
-//! [`Waiters`] decides and does nothing else: it knows neither threads nor tasks, completion queues nor time. It lies
+//! - Of several **threads**, one leads and sleeps in the kernel. The others follow: they sleep until they are notified. A
+//!   leader that leaves has a follower notified, and that follower leads.
+//! - **Tasks** have no leader, because a task that waits may never be polled again, and need not be dropped either. An
+//!   event wakes all of them. The first that runs takes the event, and notifies the others.
+//! - The **handshake** of a lane is polled when its descriptor is readable. Until the lane is established, it alone takes
+//!   the events, and the other callers follow.
+//!
+//! [`Waiters`] decides and does nothing else: it knows neither threads nor wakers, completion queues nor time. It lies
 //! behind the lock of the connection. [`WaitingCaller`] carries out the steps that don't block, under that lock, and returns
 //! the next one that blocks ([`Block`]). The drivers differ only in how they block: a thread in a system call or on a
 //! condition variable, a task by leaving its waker.
 //!
 //! Why no wake-up is lost:
 //!
-//! - A completion that arrives before the queue is armed raises no event, so a leader polls between arming and sleeping.
+//! - A completion that arrives before the queue is armed raises no event, so a caller polls between arming and sleeping.
 //! - The caller's condition is checked, and the decision to sleep made, under one hold of the lock. Code that changes the
-//!   connection without a completion ([`Waiters::changed`], [`Waiters::replace_lane`]) therefore runs before the check,
-//!   or it finds the leader asleep and wakes it.
-//! - While callers follow, a caller leads or one of the followers has been notified. Each caller that leaves restores
-//!   this ([`Waiters::leave`]), including a notified follower that leaves instead of leading.
+//!   connection ([`Waiters::changed`], [`Waiters::replace_lane`]) therefore runs before the check, or it notifies the caller.
+//! - While threads follow, one leads or one of the followers has been notified. Each caller that leaves restores this
+//!   ([`Waiters::leave`]), including a notified follower that leaves instead of leading.
+//! - While tasks sleep, the queue is armed, or all of them have been notified: a caller that takes the event, or finds
+//!   completions, notifies them.
+//! - A sleeping leader is woken by events only. A lane that is drained raises one, because it returns its requests; for
+//!   other changes the leader limits the time of its sleep.
 
+use std::ops::Deref;
 use std::time::Duration;
 
 /// The waiting callers of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     leader: Leader,
-    /// The number of callers that follow.
+    /// The number of callers to notify.
     followers: u32,
     arming: Arming,
     spin: AdaptiveSpin,
@@ -33,17 +42,15 @@ pub(crate) struct Waiters {
     pub(crate) fault: Option<Fault>,
 }
 
-/// The caller that waits for events, if there is one.
+/// The thread that waits for events, if there is one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Leader {
     #[default]
     Vacant,
-    /// It holds the connection's lock, or is about to lock it.
-    Awake,
+    /// It sleeps, or has been woken.
+    Present,
     /// It polls the completion queue without the connection's lock.
     Spinning,
-    /// It waits for an event, or to be woken.
-    Asleep,
 }
 
 /// Whether the next completion raises an event.
@@ -55,24 +62,41 @@ enum Arming {
     PollDue,
     /// It does, and all completions that arrived before are processed.
     Armed,
+    /// It doesn't: an event was taken, and its completion may be in the queue.
+    Raised,
+}
+
+/// The means by which a caller blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CallerKind {
+    /// It blocks in system calls, so only one thread may wait for events.
+    Thread,
+    /// It leaves a waker.
+    #[cfg_attr(not(any(test, feature = "tokio")), expect(dead_code, reason = "tasks need tokio"))]
+    Task,
+    /// It leaves nothing, and is polled again when there is an event.
+    Handshake,
 }
 
 /// One waiting caller.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Caller {
+    kind: CallerKind,
     role: Role,
+    has_spun: bool,
+    /// Its spinning, if that is independent of the other callers'.
+    spin: Option<AdaptiveSpin>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Role {
-    /// It doesn't wait.
+    /// It doesn't wait, or is awake.
     #[default]
     Outside,
+    /// It is to be notified.
     Following,
-    /// It waits for events, and has spun before it sleeps or hasn't.
-    Leading {
-        has_spun: bool,
-    },
+    /// A thread that waits for events.
+    Leading,
 }
 
 /// The next step of a waiting caller.
@@ -80,7 +104,7 @@ enum Role {
 pub(crate) enum Step {
     /// Request an event for the next completion.
     Arm,
-    /// Poll the completion queue, process the completions, and report to [`Waiters::polled`].
+    /// Poll the completion queue, report to [`Waiters::polled`], and process the completions.
     Poll,
     /// Block without the lock.
     Block(Block),
@@ -91,50 +115,51 @@ pub(crate) enum Step {
 pub(crate) enum Block {
     /// Wait to be notified. The caller must be ready to be notified before the lock is released.
     Follow,
-    /// Poll the completion queue for this long, or until it has completions, and report to [`Waiters::spun`]. Other
-    /// callers don't poll meanwhile.
+    /// Poll the completion queue for this long, and report to [`Waiters::spun`]. A thread polls without the lock, and other
+    /// callers don't poll meanwhile. A task lets other tasks run between its polls.
     Spin(Duration),
-    /// Wait for an event or to be woken. A taken event is reported to [`Waiters::event_taken`].
+    /// Wait for an event. A taken event is reported to [`Waiters::event_taken`]. A task must be ready to be notified, too.
     Sleep,
 }
 
-/// Callers to wake.
-#[must_use = "callers that are not woken may wait forever"]
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Wake {
-    /// Whether to wake the leader, which is asleep.
-    pub(crate) leader: bool,
-    pub(crate) followers: Notify,
-}
-
 /// Followers to notify.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[must_use = "callers that are not notified may wait forever"]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Notify {
-    #[default]
     None,
-    /// Any one of them.
+    /// Any thread. All tasks, because one of them may never be polled again.
     One,
     All,
 }
 
+impl Caller {
+    pub(crate) fn new(kind: CallerKind) -> Caller {
+        Caller { kind, role: Role::Outside, has_spun: kind == CallerKind::Handshake, spin: None }
+    }
+}
+
 impl Waiters {
-    /// Returns the next step of a caller whose condition doesn't hold. The caller leads if no other caller does.
-    pub(crate) fn advance(&mut self, caller: &mut Caller) -> Step {
-        if !matches!(caller.role, Role::Leading { .. }) {
-            if self.leader != Leader::Vacant {
-                self.followers += u32::from(caller.role == Role::Outside);
-                caller.role = Role::Following;
-                return Step::Block(Block::Follow);
-            }
-            self.followers -= u32::from(caller.role == Role::Following);
-            caller.role = Role::Leading { has_spun: false };
+    /// Returns the next step of a caller whose condition doesn't hold. `has_lane` is whether the connection has a lane with
+    /// events for callers other than its handshake.
+    pub(crate) fn advance(&mut self, caller: &mut Caller, has_lane: bool) -> Step {
+        let is_vacant = caller.role == Role::Leading || self.leader == Leader::Vacant;
+        let waits_for_events = match caller.kind {
+            CallerKind::Thread | CallerKind::Task => has_lane && is_vacant,
+            CallerKind::Handshake => self.may_poll(),
+        };
+        if !waits_for_events {
+            self.set_role(caller, Role::Following);
+            return Step::Block(Block::Follow);
         }
-        self.leader = Leader::Awake;
-        if let Role::Leading { has_spun: has_spun @ false } = &mut caller.role {
-            *has_spun = true;
-            let time = self.spin.begin();
+        let is_thread = caller.kind == CallerKind::Thread;
+        self.set_role(caller, if is_thread { Role::Leading } else { Role::Outside });
+        if !caller.has_spun {
+            caller.has_spun = true;
+            let time = caller.spin.as_mut().unwrap_or(&mut self.spin).begin();
             if !time.is_zero() {
-                self.leader = Leader::Spinning;
+                if is_thread {
+                    self.leader = Leader::Spinning;
+                }
                 return Step::Block(Block::Spin(time));
             }
         }
@@ -143,12 +168,35 @@ impl Waiters {
                 self.arming = Arming::PollDue;
                 Step::Arm
             }
+            Arming::Raised => Step::Poll,
             Arming::PollDue if !self.has_fault(Fault::NoPollAfterArm) => Step::Poll,
             Arming::PollDue | Arming::Armed => {
-                self.leader = Leader::Asleep;
+                if caller.kind == CallerKind::Task {
+                    self.set_role(caller, Role::Following);
+                }
                 Step::Block(Block::Sleep)
             }
         }
+    }
+
+    fn set_role(&mut self, caller: &mut Caller, role: Role) {
+        // A handshake can't be notified.
+        let role = if caller.kind == CallerKind::Handshake { Role::Outside } else { role };
+        match std::mem::replace(&mut caller.role, role) {
+            Role::Outside => {}
+            Role::Following => self.followers -= 1,
+            Role::Leading => self.leader = Leader::Vacant,
+        }
+        match role {
+            Role::Outside => {}
+            Role::Following => self.followers += 1,
+            Role::Leading => self.leader = Leader::Present,
+        }
+    }
+
+    /// Whether a thread leads. Calls that don't wait leave the polling to it.
+    pub(crate) fn has_leader(&self) -> bool {
+        self.leader != Leader::Vacant
     }
 
     /// Whether a caller may poll the completion queue under the connection's lock. It may not while the leader polls
@@ -157,64 +205,74 @@ impl Waiters {
         self.leader != Leader::Spinning
     }
 
-    /// Records a poll under the connection's lock, by any caller, after processing the completions if there were any.
-    pub(crate) fn polled(&mut self, has_completions: bool) -> Wake {
-        if has_completions {
+    /// Whether the completion queue is armed, and needs no poll before its event is taken.
+    #[cfg(all(test, feature = "soft", not(loom)))]
+    pub(crate) fn is_armed(&self) -> bool {
+        self.arming == Arming::Armed
+    }
+
+    /// Records a poll by any caller, before the connection's lock is released. Found completions are a
+    /// [change](Waiters::changed).
+    pub(crate) fn polled(&mut self, has_completions: bool) {
+        self.arming = match self.arming {
             // If the queue was armed, they have raised its event.
-            self.arming = Arming::Disarmed;
-            return Wake { leader: false, followers: self.all_followers() };
+            _ if has_completions => Arming::Disarmed,
+            Arming::PollDue => Arming::Armed,
+            Arming::Raised => Arming::Disarmed,
+            arming => arming,
+        };
+    }
+
+    /// Records the end of a caller's spinning. A thread's is successful if it has found completions, a task's if its
+    /// condition holds.
+    pub(crate) fn spun(&mut self, caller: &mut Caller, is_success: bool) {
+        caller.spin.as_mut().unwrap_or(&mut self.spin).end(is_success);
+        if caller.role == Role::Leading {
+            self.leader = Leader::Present;
         }
-        if self.arming == Arming::PollDue {
-            self.arming = Arming::Armed;
+        // A caller that finds completions, but not what it waits for, spins again.
+        caller.has_spun = !is_success;
+    }
+
+    /// Records that a caller has taken an event.
+    pub(crate) fn event_taken(&mut self, caller: &mut Caller) -> Notify {
+        self.arming = Arming::Raised;
+        if caller.role == Role::Leading {
+            caller.has_spun = false;
+            return Notify::None;
         }
-        Wake::default()
-    }
-
-    /// Records the end of the leader's spinning, after processing the completions if there were any.
-    pub(crate) fn spun(&mut self, caller: &mut Caller, has_completions: bool) -> Wake {
-        self.leader = Leader::Awake;
-        self.spin.end(has_completions);
-        // A leader that finds completions, but not what it waits for, spins again.
-        caller.role = Role::Leading { has_spun: !has_completions };
-        self.polled(has_completions)
-    }
-
-    /// Records that the leader has taken an event.
-    pub(crate) fn event_taken(&mut self) {
-        self.arming = Arming::Disarmed;
-    }
-
-    /// Records a change of the connection that raises no event, so that every caller checks its condition.
-    pub(crate) fn changed(&mut self) -> Wake {
-        Wake { leader: self.leader == Leader::Asleep, followers: self.all_followers() }
-    }
-
-    /// Records that the connection has another lane, with a completion queue that is not armed.
-    pub(crate) fn replace_lane(&mut self) -> Wake {
-        self.arming = Arming::Disarmed;
-        if self.has_fault(Fault::SleeperKeepsOldLane) {
-            return Wake { leader: false, followers: self.all_followers() };
+        self.set_role(caller, Role::Outside);
+        if self.has_fault(Fault::EventTakenSilently) {
+            return Notify::None;
         }
+        // The caller may leave without another poll, and tasks sleep only while the queue is armed.
         self.changed()
     }
 
-    /// Ends a caller's wait, for whatever reason. A caller that doesn't wait has nothing to end.
-    pub(crate) fn leave(&mut self, caller: &mut Caller) -> Wake {
-        match std::mem::take(&mut caller.role) {
-            Role::Outside => return Wake::default(),
-            Role::Following => self.followers -= 1,
-            Role::Leading { .. } => self.leader = Leader::Vacant,
-        }
-        let is_led = self.leader != Leader::Vacant;
-        if is_led || self.followers == 0 || self.has_fault(Fault::NoHandover) {
-            return Wake::default();
-        }
-        Wake { leader: false, followers: Notify::One }
+    /// Records a change of the connection, so that every caller checks its condition.
+    pub(crate) fn changed(&mut self) -> Notify {
+        // Notifying is a system call even without followers.
+        if self.followers > 0 { Notify::All } else { Notify::None }
     }
 
-    /// Notifying is a system call even without followers.
-    fn all_followers(&self) -> Notify {
-        if self.followers > 0 { Notify::All } else { Notify::None }
+    /// Records that the connection has another lane, with a completion queue that is not armed. That is a
+    /// [change](Waiters::changed).
+    pub(crate) fn replace_lane(&mut self) {
+        if !self.has_fault(Fault::NewLaneTakenForArmed) {
+            self.arming = Arming::Disarmed;
+        }
+    }
+
+    /// Ends a caller's wait, for whatever reason. A caller that doesn't wait has nothing to end.
+    pub(crate) fn leave(&mut self, caller: &mut Caller) -> Notify {
+        let has_waited = caller.role != Role::Outside;
+        self.set_role(caller, Role::Outside);
+        *caller = Caller { spin: caller.spin.take(), ..Caller::new(caller.kind) };
+        let is_handover = has_waited && caller.kind == CallerKind::Thread && !self.has_leader();
+        if is_handover && self.followers > 0 && !self.has_fault(Fault::NoHandover) {
+            return Notify::One;
+        }
+        Notify::None
     }
 
     fn has_fault(&self, _fault: Fault) -> bool {
@@ -228,28 +286,31 @@ impl Waiters {
 /// A mutation of the protocol for tests: each must be found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
-    /// A leader sleeps after arming without another poll.
+    /// A caller sleeps after arming without another poll.
     NoPollAfterArm,
-    /// A leaving caller notifies no follower.
+    /// A leaving thread notifies no follower.
     NoHandover,
-    /// A sleeping leader isn't woken when its lane is replaced.
-    SleeperKeepsOldLane,
+    /// The completion queue of a new lane is taken for armed if that of the old lane was.
+    NewLaneTakenForArmed,
+    /// A task that takes an event doesn't notify the others.
+    EventTakenSilently,
 }
 
 /// A locked connection, as far as the wait protocol needs it.
 pub(crate) trait Events {
-    type Error;
-
     fn waiters(&mut self) -> &mut Waiters;
 
+    /// Whether the connection has a lane with events for callers other than its handshake.
+    fn has_lane(&self) -> bool;
+
     /// Requests an event for the next completion of the lane.
-    fn arm(&mut self) -> Result<(), Self::Error>;
+    fn arm(&mut self);
 
-    /// Polls the lane and processes the completions. Returns whether there were any.
-    fn poll(&mut self) -> Result<bool, Self::Error>;
+    /// Polls the lane, reports that to [`Waiters::polled`], and processes the completions.
+    fn poll(&mut self);
 
-    /// Wakes callers.
-    fn wake(&mut self, wake: Wake);
+    /// Notifies followers.
+    fn notify(&mut self, notify: Notify);
 }
 
 /// A connection with a lock.
@@ -261,66 +322,93 @@ pub(crate) trait Lock {
     fn lock(&self) -> Self::Guard<'_>;
 }
 
-/// The wait of one caller. Dropping it, as a cancelled future does, ends the wait, and another caller leads.
-pub(crate) struct WaitingCaller<'a, L: Lock> {
-    lock: &'a L,
+/// The wait of one caller. Dropping it, as a cancelled future does, ends the wait.
+pub(crate) struct WaitingCaller<L>
+where
+    L: Deref,
+    L::Target: Lock,
+{
+    lock: L,
     caller: Caller,
 }
 
-impl<'a, L: Lock> WaitingCaller<'a, L> {
-    pub(crate) fn new(lock: &'a L) -> WaitingCaller<'a, L> {
-        WaitingCaller { lock, caller: Caller::default() }
+impl<L> WaitingCaller<L>
+where
+    L: Deref,
+    L::Target: Lock,
+{
+    pub(crate) fn new(lock: L, kind: CallerKind) -> WaitingCaller<L> {
+        WaitingCaller { lock, caller: Caller::new(kind) }
+    }
+
+    /// Makes the caller's spinning independent of the other callers'.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn spin_independently(&mut self) {
+        self.caller.spin = Some(AdaptiveSpin::default());
+    }
+
+    /// Makes the caller's next wait sleep without spinning.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn skip_spin(&mut self) {
+        self.caller.has_spun = true;
+    }
+
+    /// Returns the connection.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn connection(&self) -> &L {
+        &self.lock
     }
 
     /// Carries out steps until `ready` returns a value or the caller must block: `Err` has the blocking step.
     ///
     /// # Errors
     ///
-    /// The inner result is the error of `ready`, of arming or of polling. The wait has then ended.
-    pub(crate) fn advance<'g, T>(
+    /// The inner result is the error of `ready`. The wait has then ended.
+    pub(crate) fn advance<G: Events, T, E>(
         &mut self,
-        guard: &mut L::Guard<'g>,
-        mut ready: impl FnMut(&mut L::Guard<'g>) -> Result<Option<T>, <L::Guard<'g> as Events>::Error>,
-    ) -> Result<Result<T, <L::Guard<'g> as Events>::Error>, Block>
-    where
-        L: 'g,
-    {
+        guard: &mut G,
+        mut ready: impl FnMut(&mut G) -> Result<Option<T>, E>,
+    ) -> Result<Result<T, E>, Block> {
         let ended = loop {
             match ready(guard) {
                 Ok(None) => {}
                 Ok(Some(value)) => break Ok(value),
                 Err(error) => break Err(error),
             }
-            let done = match guard.waiters().advance(&mut self.caller) {
+            let has_lane = guard.has_lane();
+            match guard.waiters().advance(&mut self.caller, has_lane) {
                 Step::Block(block) => return Err(block),
                 Step::Arm => guard.arm(),
-                Step::Poll => guard.poll().map(|has_completions| {
-                    let wake = guard.waiters().polled(has_completions);
-                    guard.wake(wake);
-                }),
-            };
-            if let Err(error) = done {
-                break Err(error);
+                Step::Poll => guard.poll(),
             }
         };
-        let wake = guard.waiters().leave(&mut self.caller);
-        guard.wake(wake);
+        let notify = guard.waiters().leave(&mut self.caller);
+        guard.notify(notify);
         Ok(ended)
     }
 
-    /// Records the end of [`Block::Spin`], after processing the completions if there were any.
-    pub(crate) fn spun(&mut self, guard: &mut L::Guard<'_>, has_completions: bool) {
-        let wake = guard.waiters().spun(&mut self.caller, has_completions);
-        guard.wake(wake);
+    /// Records the end of [`Block::Spin`].
+    pub(crate) fn spun(&mut self, guard: &mut impl Events, is_success: bool) {
+        guard.waiters().spun(&mut self.caller, is_success);
+    }
+
+    /// Records that the caller has taken an event.
+    pub(crate) fn event_taken(&mut self, guard: &mut impl Events) {
+        let notify = guard.waiters().event_taken(&mut self.caller);
+        guard.notify(notify);
     }
 }
 
-impl<L: Lock> Drop for WaitingCaller<'_, L> {
+impl<L> Drop for WaitingCaller<L>
+where
+    L: Deref,
+    L::Target: Lock,
+{
     fn drop(&mut self) {
         if self.caller.role != Role::Outside {
             let mut guard = self.lock.lock();
-            let wake = guard.waiters().leave(&mut self.caller);
-            guard.wake(wake);
+            let notify = guard.waiters().leave(&mut self.caller);
+            guard.notify(notify);
         }
     }
 }
@@ -381,59 +469,104 @@ mod tests {
         assert_eq!([(); 3].map(|()| spin.begin()), [SPIN_TIME; 3]);
     }
 
+    fn callers<const N: usize>(kind: CallerKind) -> [Caller; N] {
+        [(); N].map(|()| Caller::new(kind))
+    }
+
+    const SPIN: Step = Step::Block(Block::Spin(SPIN_TIME));
+    const SLEEP: Step = Step::Block(Block::Sleep);
+    const FOLLOW: Step = Step::Block(Block::Follow);
+
     #[test]
     fn a_leader_spins_arms_polls_and_sleeps() {
-        let (mut waiters, mut caller) = (Waiters::default(), Caller::default());
-        assert_eq!(waiters.advance(&mut caller), Step::Block(Block::Spin(SPIN_TIME)));
-        assert!(!waiters.may_poll());
-        assert_eq!(waiters.spun(&mut caller, false), Wake::default());
-        assert!(waiters.may_poll());
-        assert_eq!(waiters.advance(&mut caller), Step::Arm);
-        assert_eq!(waiters.advance(&mut caller), Step::Poll);
-        // Without the report of a poll, it stays due.
-        assert_eq!(waiters.advance(&mut caller), Step::Poll);
-        assert_eq!(waiters.polled(false), Wake::default());
-        assert_eq!(waiters.advance(&mut caller), Step::Block(Block::Sleep));
-        // Woken without an event, the queue is still armed.
-        assert_eq!(waiters.advance(&mut caller), Step::Block(Block::Sleep));
-        waiters.event_taken();
-        assert_eq!(waiters.advance(&mut caller), Step::Arm);
-        assert_eq!(waiters.polled(true), Wake::default(), "there are no followers");
-        assert_eq!(waiters.leave(&mut caller), Wake::default());
-        assert_eq!(waiters.leave(&mut caller), Wake::default(), "a second time has no effect");
-    }
-
-    #[test]
-    fn followers_are_notified_of_completions_and_one_of_them_of_a_leader_that_leaves() {
         let mut waiters = Waiters::default();
-        let [mut leader, mut first, mut second] = [(); 3].map(|()| Caller::default());
-        assert_eq!(waiters.advance(&mut leader), Step::Block(Block::Spin(SPIN_TIME)));
-        for follower in [&mut first, &mut second] {
-            assert_eq!(waiters.advance(follower), Step::Block(Block::Follow));
-            assert_eq!(waiters.advance(follower), Step::Block(Block::Follow), "it follows once");
-        }
-        let all = Wake { leader: false, followers: Notify::All };
-        let one = Wake { leader: false, followers: Notify::One };
-        assert_eq!(waiters.spun(&mut leader, true), all);
-        assert_eq!(waiters.leave(&mut leader), one);
-        // The notified follower leaves instead of leading.
-        assert_eq!(waiters.leave(&mut first), one);
-        assert!(matches!(waiters.advance(&mut second), Step::Block(Block::Spin(_))), "it leads");
-        assert_eq!(waiters.leave(&mut second), Wake::default());
-        assert_eq!(waiters.changed(), Wake::default());
+        let [mut caller] = callers(CallerKind::Thread);
+        assert_eq!(waiters.advance(&mut caller, true), SPIN);
+        assert!(!waiters.may_poll());
+        waiters.spun(&mut caller, false);
+        assert!(waiters.may_poll() && waiters.has_leader());
+        assert_eq!(waiters.advance(&mut caller, true), Step::Arm);
+        assert_eq!(waiters.advance(&mut caller, true), Step::Poll);
+        // Without the report of a poll, it stays due.
+        assert_eq!(waiters.advance(&mut caller, true), Step::Poll);
+        waiters.polled(false);
+        assert_eq!(waiters.advance(&mut caller, true), SLEEP);
+        // Woken without an event, the queue is still armed.
+        assert_eq!(waiters.advance(&mut caller, true), SLEEP);
+        assert_eq!(waiters.event_taken(&mut caller), Notify::None);
+        // The last spin was unsuccessful, so this wait doesn't spin.
+        assert_eq!(waiters.advance(&mut caller, true), Step::Poll, "before it arms");
+        waiters.polled(false);
+        assert_eq!(waiters.advance(&mut caller, true), Step::Arm);
+        waiters.polled(true);
+        assert_eq!(waiters.changed(), Notify::None, "there are no followers");
+        assert_eq!(waiters.leave(&mut caller), Notify::None);
+        assert_eq!(waiters.leave(&mut caller), Notify::None, "a second time has no effect");
+        assert!(!waiters.has_leader());
     }
 
     #[test]
-    fn a_sleeping_leader_is_woken_by_a_change_and_arms_another_lane() {
-        let (mut waiters, mut leader) = (Waiters::default(), Caller::default());
-        waiters.spin.end(false);
-        assert_eq!(waiters.advance(&mut leader), Step::Arm);
-        assert_eq!(waiters.changed(), Wake::default(), "an awake leader checks its condition anyway");
-        assert_eq!(waiters.polled(false), Wake::default());
-        assert_eq!(waiters.advance(&mut leader), Step::Block(Block::Sleep));
-        let leader_only = Wake { leader: true, followers: Notify::None };
-        assert_eq!(waiters.changed(), leader_only);
-        assert_eq!(waiters.replace_lane(), leader_only);
-        assert_eq!(waiters.advance(&mut leader), Step::Arm, "the other lane is not armed");
+    fn followers_are_notified_of_changes_and_one_of_them_of_a_leader_that_leaves() {
+        let mut waiters = Waiters::default();
+        let [mut leader, mut first, mut second] = callers(CallerKind::Thread);
+        assert_eq!(waiters.advance(&mut leader, true), SPIN);
+        for follower in [&mut first, &mut second] {
+            assert_eq!(waiters.advance(follower, true), FOLLOW);
+            assert_eq!(waiters.advance(follower, true), FOLLOW, "it follows once");
+        }
+        waiters.spun(&mut leader, true);
+        waiters.polled(true);
+        assert_eq!(waiters.changed(), Notify::All);
+        assert_eq!(waiters.leave(&mut leader), Notify::One);
+        // The notified follower leaves instead of leading.
+        assert_eq!(waiters.leave(&mut first), Notify::One);
+        assert_eq!(waiters.advance(&mut second, true), SPIN, "it leads");
+        assert_eq!(waiters.leave(&mut second), Notify::None);
+        assert_eq!(waiters.changed(), Notify::None);
+    }
+
+    #[test]
+    fn callers_follow_while_a_handshake_has_the_lane() {
+        let mut waiters = Waiters::default();
+        let ([mut thread], [mut task]) = (callers(CallerKind::Thread), callers(CallerKind::Task));
+        let [mut handshake] = callers(CallerKind::Handshake);
+        assert_eq!(waiters.advance(&mut thread, true), SPIN);
+        assert_eq!(waiters.advance(&mut handshake, true), FOLLOW, "the leader polls");
+        waiters.spun(&mut thread, false);
+        assert_eq!(waiters.advance(&mut thread, false), FOLLOW, "a leader follows, too");
+        assert_eq!(waiters.advance(&mut task, false), FOLLOW);
+        assert_eq!(waiters.advance(&mut handshake, false), Step::Arm);
+        assert_eq!(waiters.advance(&mut handshake, false), Step::Poll);
+        waiters.polled(false);
+        assert_eq!(waiters.advance(&mut handshake, false), SLEEP);
+        assert_eq!(waiters.leave(&mut handshake), Notify::None);
+        assert_eq!(waiters.changed(), Notify::All);
+        // The handshake has left the queue armed.
+        assert_eq!(waiters.advance(&mut thread, true), SLEEP);
+    }
+
+    #[test]
+    fn tasks_sleep_while_the_queue_is_armed() {
+        let mut waiters = Waiters::default();
+        let [mut first, mut second] = callers(CallerKind::Task);
+        assert_eq!(waiters.advance(&mut first, true), SPIN);
+        assert!(waiters.may_poll(), "a task polls under the lock");
+        waiters.spun(&mut first, false);
+        assert_eq!(waiters.advance(&mut first, true), Step::Arm);
+        waiters.polled(false);
+        assert_eq!(waiters.advance(&mut first, true), SLEEP);
+        assert_eq!(waiters.advance(&mut second, true), SLEEP, "the queue is armed already");
+        // An event wakes both, and one of them takes it.
+        assert_eq!(waiters.event_taken(&mut first), Notify::All);
+        assert_eq!(waiters.advance(&mut second, true), Step::Poll);
+        waiters.polled(true);
+        assert_eq!(waiters.changed(), Notify::None, "both are awake");
+        assert_eq!(waiters.advance(&mut second, true), Step::Arm);
+        waiters.polled(false);
+        assert_eq!(waiters.advance(&mut second, true), SLEEP);
+        waiters.replace_lane();
+        assert_eq!(waiters.changed(), Notify::All);
+        assert_eq!(waiters.advance(&mut second, true), Step::Arm, "the other lane is not armed");
+        assert_eq!([&mut first, &mut second].map(|task| waiters.leave(task)), [Notify::None; 2]);
     }
 }

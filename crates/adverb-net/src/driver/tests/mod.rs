@@ -17,6 +17,7 @@ use super::progress::post_hello;
 use super::{Driver, HelloExchange, Lane, LaneParts};
 use crate::blocking::{Connection, Connector, Listener, connect_driver};
 use crate::session::SessionRequest;
+use crate::wait::{CallerKind, WaitingCaller};
 use crate::{Bootstrap, Key, Options, RemoteAccess};
 
 /// Returns options for connections that do not reconnect: over the software NIC, unless `ADVERB_DEVICE` names another device.
@@ -410,22 +411,24 @@ fn a_wait_ends_if_the_lane_fails_right_before_it() {
 fn an_armed_connection_is_not_polled_before_an_event() {
     with_pair([&options(), &options()], |left, right| {
         let driver = left.driver();
-        let step =
-            || driver.step(false, &mut Driver::try_recv).0.unwrap().map(|message| message.unwrap().to_vec());
-        // The last completions of the handshake may arrive now.
-        while !driver.lock().is_armed {
-            assert_eq!(step(), None);
-        }
+        let mut caller = WaitingCaller::new(&**driver, CallerKind::Handshake);
+        let step = |caller: &mut WaitingCaller<&Driver>| {
+            let received = caller.advance(&mut driver.locked(), |locked| {
+                driver.check(&mut locked.core, &mut Driver::try_recv)
+            });
+            received.ok().map(|message| message.unwrap().unwrap().to_vec())
+        };
+        assert_eq!(step(&mut caller), None);
         right.send(b"hello").unwrap();
         let (mut message, lane) = (None, driver.lane());
         while message.is_none() {
             let events = lane.completions.event_fd().unwrap();
             assert!(wait_either(events, None, Some(Duration::from_secs(60))).unwrap());
-            if driver.lock().is_armed {
-                assert_eq!(step(), None, "it needn't be looked at before the event is taken");
-            }
-            driver.take_events().unwrap();
-            message = step();
+            assert!(driver.lock().waiters.is_armed());
+            assert_eq!(step(&mut caller), None, "it needn't be polled before the event is taken");
+            assert!(lane.take_events().unwrap());
+            caller.event_taken(&mut driver.locked());
+            message = step(&mut caller);
         }
         assert_eq!(message.unwrap(), b"hello");
     });

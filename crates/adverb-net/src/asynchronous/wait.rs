@@ -1,0 +1,178 @@
+//! The waits of tasks.
+
+use std::future::Future;
+use std::os::fd::OwnedFd;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use adverb_verbs::Result;
+use tokio::io::unix::AsyncFd;
+use tokio::time::{Sleep, sleep_until};
+
+use crate::bootstrap;
+use crate::driver::{Core, Driver};
+use crate::wait::{Block, CallerKind, WaitingCaller, WakerId};
+
+/// The wait of a task, which may never be polled again.
+pub(super) struct TaskWait {
+    caller: WaitingCaller<Arc<Driver>>,
+    waker: WakerId,
+    state: State,
+}
+
+enum State {
+    /// It doesn't wait.
+    Idle,
+    /// Its condition didn't hold just now.
+    Begun,
+    /// It polls between other tasks, since this time and for this long.
+    Spinning(Instant, Duration),
+    /// It has left its waker.
+    Blocked,
+}
+
+impl TaskWait {
+    /// Prepares waits whose spinning is independent of that of other callers.
+    pub(super) fn new(driver: &Arc<Driver>) -> TaskWait {
+        let mut wait = TaskWait::begin(driver);
+        wait.caller.spin_independently();
+        wait.state = State::Idle;
+        wait
+    }
+
+    /// Makes the first wait sleep without spinning.
+    pub(super) fn without_spin(mut self) -> TaskWait {
+        self.caller.skip_spin();
+        self
+    }
+
+    /// Begins a wait for a condition that doesn't hold.
+    pub(super) fn begin(driver: &Arc<Driver>) -> TaskWait {
+        let caller = WaitingCaller::new(Arc::clone(driver), CallerKind::Task);
+        TaskWait { caller, waker: WakerId::new(), state: State::Begun }
+    }
+
+    /// Returns the value of `ready`, once there is one. Handles the connection's timeouts meanwhile.
+    ///
+    /// `events` is readable when an event may be pending.
+    pub(super) fn poll<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        driver: &Driver,
+        events: &AsyncFd<OwnedFd>,
+        mut timer: Pin<&mut Option<Sleep>>,
+        ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
+    ) -> Poll<Result<T>> {
+        match self.state {
+            State::Begun => {}
+            State::Idle => {
+                if let Some(value) = driver.try_now(&mut driver.lock(), ready)? {
+                    return Poll::Ready(Ok(value));
+                }
+            }
+            State::Spinning(start, time) => {
+                let value = driver.try_now(&mut driver.lock(), ready);
+                let is_success = !matches!(value, Ok(None));
+                if !is_success && start.elapsed() < time {
+                    return yield_now(cx);
+                }
+                self.caller.spun(&mut driver.locked(), is_success);
+                self.state = State::Idle;
+                if let Some(value) = value? {
+                    return Poll::Ready(Ok(value));
+                }
+            }
+            State::Blocked => {
+                // Usually an event has woken the task.
+                self.take_event(driver, events)?;
+            }
+        }
+        loop {
+            self.remove_waker(driver);
+            let mut locked = driver.locked();
+            let block = match self.caller.advance(&mut locked, |locked| driver.check(&mut locked.core, ready))
+            {
+                Ok(ended) => return Poll::Ready(ended),
+                Err(block) => block,
+            };
+            if let Block::Spin(time) = block {
+                drop(locked);
+                self.state = State::Spinning(Instant::now(), time);
+                return yield_now(cx);
+            }
+            driver.tasks.add(self.waker, cx.waker());
+            self.state = State::Blocked;
+            let timeout = driver.timeout(&locked.core);
+            drop(locked);
+            // An event from before the waker was left has not woken the task.
+            if block == Block::Sleep && self.take_event(driver, events)? {
+                continue;
+            }
+            if !is_due(timer.as_mut(), cx, timeout) {
+                return Poll::Pending;
+            }
+            driver.handle_timeout(&mut driver.lock());
+        }
+    }
+
+    /// Takes the pending events: those of the completion queue, and those of the connection manager. Returns whether there may
+    /// have been any, and the task has no waker any more. Otherwise an event wakes all tasks.
+    fn take_event(&mut self, driver: &Driver, events: &AsyncFd<OwnedFd>) -> Result<bool> {
+        // A descriptor has one waker only, and its task may never be polled again.
+        let all = Waker::from(Arc::clone(&driver.tasks));
+        let Poll::Ready(event) = events.poll_read_ready(&mut Context::from_waker(&all)) else {
+            return Ok(false);
+        };
+        let mut event = event.map_err(|error| bootstrap::verb("waiting for an event", error, ""))?;
+        self.remove_waker(driver);
+        let mut locked = driver.locked();
+        if !locked.core.has_lane() {
+            // The handshake of the lane takes its events.
+            return Ok(true);
+        }
+        if locked.core.lane().take_events()? {
+            self.caller.event_taken(&mut locked);
+        }
+        event.clear_ready();
+        driver.check_manager(&mut locked.core);
+        Ok(true)
+    }
+
+    fn remove_waker(&mut self, driver: &Driver) {
+        if let State::Blocked = self.state {
+            driver.tasks.remove(self.waker);
+            self.state = State::Idle;
+        }
+    }
+}
+
+impl Drop for TaskWait {
+    fn drop(&mut self) {
+        if let State::Blocked = self.state {
+            self.caller.connection().tasks.remove(self.waker);
+        }
+    }
+}
+
+/// Lets other tasks run.
+fn yield_now<T>(cx: &mut Context<'_>) -> Poll<T> {
+    let _ = pin!(tokio::task::yield_now()).poll(cx);
+    Poll::Pending
+}
+
+/// Whether a timeout is due. If not, the timer wakes the task.
+fn is_due(mut timer: Pin<&mut Option<Sleep>>, cx: &mut Context<'_>, timeout: Duration) -> bool {
+    if timeout.is_zero() {
+        return true;
+    }
+    let Some(at) = tokio::time::Instant::now().checked_add(timeout) else { return false };
+    match timer.as_mut().as_pin_mut() {
+        None => timer.set(Some(sleep_until(at))),
+        // A timer that is somewhat early wakes the task once more.
+        Some(sleep) if sleep.deadline() > at || sleep.is_elapsed() => sleep.reset(at),
+        Some(_) => {}
+    }
+    timer.as_pin_mut().is_some_and(|sleep| sleep.poll(cx).is_ready())
+}
