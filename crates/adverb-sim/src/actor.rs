@@ -9,7 +9,8 @@ use adverb_proto::{PostError, Transition};
 use crate::Random;
 use crate::model::{Change, Direction, Posted, Slot, concat_ranges};
 use crate::scenario::{Action, InvalidRequest, Step};
-use crate::world::{ConnectionState, Task, World};
+use crate::scenario_run::{ConnectionState, ScenarioRun, Task};
+use crate::world::Actors;
 
 /// A request to be posted, and its expected result in the model.
 struct Draft {
@@ -21,7 +22,7 @@ struct Draft {
     fence: bool,
 }
 
-impl World {
+impl ScenarioRun {
     /// Continues the program of a side.
     pub(crate) fn run_steps(&mut self, connection: usize, side: usize) {
         loop {
@@ -46,8 +47,8 @@ impl World {
             self.connections[connection].sides[side].step += 1;
             self.plan_pump(node);
             if !step.pause.is_zero() {
-                let at = self.now + step.pause;
-                return self.plan(at, Task::RunSteps { connection, side });
+                let at = self.world.now + step.pause;
+                return self.world.plan(at, Task::RunSteps { connection, side });
             }
         }
     }
@@ -60,20 +61,21 @@ impl World {
         };
         match step.action {
             Action::Drain => {
-                let drained = self.nodes[node].device.modify_qp(self.now, qpn, &Transition::Drain);
+                let drained =
+                    self.world.nodes[node].device.modify_qp(self.world.now, qpn, &Transition::Drain);
                 self.connections[connection].sides[side].draining = drained.is_ok();
             }
             Action::Destroy => {
-                self.note(|| format!("dev {node} destroys qp {qpn}"));
+                self.world.note(|| format!("dev {node} destroys qp {qpn}"));
                 self.pump(node);
-                self.nodes[node].device.destroy_qp(qpn);
+                self.world.nodes[node].device.destroy_qp(qpn);
                 let state = &mut self.connections[connection].sides[side];
                 state.destroyed = true;
                 state.failed = true;
             }
             Action::MoveToError => {
                 self.connections[connection].sides[side].failed = true;
-                let _ = self.nodes[node].device.modify_qp(self.now, qpn, &Transition::Error);
+                let _ = self.world.nodes[node].device.modify_qp(self.world.now, qpn, &Transition::Error);
             }
             _ => return self.post(connection, side, step),
         }
@@ -103,11 +105,11 @@ impl World {
             segments: if draft.inline { &[] } else { &draft.segments },
             destination: None,
         };
-        let device = &mut self.nodes[node].device;
+        let device = &mut self.world.nodes[node].device;
         let posted = if draft.inline {
-            device.post_send_inline(self.now, qpn, &request, &draft.posted.payload)
+            device.post_send_inline(self.world.now, qpn, &request, &draft.posted.payload)
         } else {
-            device.post_send(self.now, qpn, &request)
+            device.post_send(self.world.now, qpn, &request)
         };
         match posted {
             Ok(()) => {}
@@ -139,8 +141,8 @@ impl World {
         {
             directions[side].revocation_planned = true;
             let span = self.scenario.latency.as_nanos() as u64 * 4 + 1;
-            let at = self.now + std::time::Duration::from_nanos((step.seed >> 8) % span);
-            self.plan(at, Task::Revoke { connection, side });
+            let at = self.world.now + std::time::Duration::from_nanos((step.seed >> 8) % span);
+            self.world.plan(at, Task::Revoke { connection, side });
         }
         true
     }
@@ -152,7 +154,7 @@ impl World {
         let (here, there) = [side, 1 - side].map(|side| self.connections[connection].sides[side].node).into();
         let keys = self.fresh_keys(connection, side, step.action, here, there);
         let shared = &self.shared[there];
-        let now = self.now;
+        let now = self.world.now;
         let direction = &mut self.connections[connection].directions[side];
         let mtu = direction.read_only.length;
         let mut length = step.length;
@@ -224,7 +226,7 @@ impl World {
                 shared_word = Some(word);
                 response = Some(None);
                 let remote = shared.place(word as u32 * 8);
-                let seen = &self.memories[there].bytes(shared.storage)[word * 8..word * 8 + 8];
+                let seen = &self.world.nodes[there].memory.bytes(shared.storage)[word * 8..word * 8 + 8];
                 let operation = match step.action {
                     Action::SharedFetchAdd => SendOperation::FetchAdd { remote, add: random.u64() },
                     // Compare with the current value, which may have changed when the request is executed.
@@ -329,10 +331,9 @@ impl World {
             Action::ReadAndRelease => (there, direction.target.clone(), RemoteInvalidate::Denied),
             _ => return 0,
         };
-        let pd = self.nodes[node].pd;
+        let pd = self.world.nodes[node].pd;
         let access = if node == there { Access::LOCAL_WRITE | Access::REMOTE } else { Access::empty() };
-        let (mut area_factory, random) = self.area_factory(node);
-        let key = area_factory.register(random, pd, &area, access, remote);
+        let key = self.world.nodes[node].register_area(&mut self.random, pd, &area, access, remote);
         if action == Action::SendInvalidate {
             self.connections[connection].directions[side].invalidated_key = Some(key);
         }
@@ -366,7 +367,7 @@ impl World {
         direction.slots.push(Slot { places, outcome: None });
         let request = RecvRequest { wr_id, tag: 0, segments: &segments };
         let (node, qpn) = (state.node, state.qpn);
-        if let Err(error) = self.nodes[node].device.post_recv(self.now, qpn, &request) {
+        if let Err(error) = self.world.nodes[node].device.post_recv(self.world.now, qpn, &request) {
             return self.report_violation(format!(
                 "connection {connection} side {side} cannot post a receive: {error}"
             ));
@@ -378,15 +379,15 @@ impl World {
     pub(crate) fn revoke(&mut self, connection: usize, side: usize) {
         let direction = &mut self.connections[connection].directions[side];
         let (node, key) = (direction.revocable.device, direction.revocable.key);
-        direction.revoked = Some(self.memories[node].bytes(direction.revocable.storage).to_vec());
+        direction.revoked = Some(self.world.nodes[node].memory.bytes(direction.revocable.storage).to_vec());
         self.release(node, key);
     }
 
     /// Deregisters a key.
     pub(crate) fn release(&mut self, node: usize, key: u32) {
-        let _ = self.nodes[node].device.deregister(key);
-        self.nodes[node].keys.retain(|other| *other != key);
-        self.note(|| format!("dev {node} deregisters {key:#x}"));
+        let _ = self.world.nodes[node].device.deregister(key);
+        self.world.nodes[node].keys.retain(|other| *other != key);
+        self.world.note(|| format!("dev {node} deregisters {key:#x}"));
     }
 }
 

@@ -1,10 +1,11 @@
 //! Registered memory with its initial content.
 
-use adverb_proto::memory::{HeapMemory, Pd, Registration, RemoteInvalidate, StorageId};
+use adverb_proto::EventSink;
+use adverb_proto::memory::{Pd, Registration, RemoteInvalidate, StorageId};
 use adverb_proto::types::{Access, RemoteAddress, Segment};
-use adverb_proto::{Device, EventSink};
 
 use crate::Random;
+use crate::node::Node;
 
 /// The length of the guard after each region, which must stay unchanged.
 pub(crate) const GUARD: usize = 64;
@@ -21,26 +22,26 @@ pub(crate) struct Area {
     pub(crate) initial: Vec<u8>,
 }
 
-/// The device and memory for creating areas.
-pub(crate) struct AreaFactory<'a, S> {
-    pub(crate) index: usize,
-    pub(crate) device: &'a mut Device<S>,
-    pub(crate) memory: &'a mut HeapMemory,
-    pub(crate) keys: &'a mut Vec<u32>,
-}
-
-impl<S: EventSink> AreaFactory<'_, S> {
-    pub(crate) fn area(&mut self, random: &mut Random, pd: Pd, length: u32, access: Access) -> Area {
+impl<A, S: EventSink> Node<A, S> {
+    /// Creates an area of the node with this index.
+    pub(crate) fn create_area(
+        &mut self,
+        index: usize,
+        random: &mut Random,
+        pd: Pd,
+        length: u32,
+        access: Access,
+    ) -> Area {
         let initial = random.bytes(length as usize + GUARD);
         let storage = self.memory.add(initial.clone());
         let addr = (random.u64() >> 16) & !0xfff | 0x1000;
-        let mut area = Area { device: self.index, storage, key: 0, addr, length, initial };
-        area.key = self.register(random, pd, &area, access, RemoteInvalidate::Denied);
+        let mut area = Area { device: index, storage, key: 0, addr, length, initial };
+        area.key = self.register_area(random, pd, &area, access, RemoteInvalidate::Denied);
         area
     }
 
     /// Registers an area once more.
-    pub(crate) fn register(
+    pub(crate) fn register_area(
         &mut self,
         random: &mut Random,
         pd: Pd,
@@ -55,9 +56,7 @@ impl<S: EventSink> AreaFactory<'_, S> {
             storage: area.storage,
             remote_invalidate,
         };
-        let key = self.device.register(pd, registration, || random.u32()).expect("a valid registration");
-        self.keys.push(key);
-        key
+        self.register(random, pd, registration)
     }
 }
 

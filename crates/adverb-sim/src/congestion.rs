@@ -2,21 +2,21 @@
 //! stop, the last one must use the whole link.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use adverb_proto::memory::{HeapMemory, Registration, RemoteInvalidate};
 use adverb_proto::types::{Access, PathMtu, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest};
-use adverb_proto::{
-    Congestion, Cq, Dcqcn, Device, IcrcCheck, Init, Path, QpConfig, ReadyToReceive, ReadyToSend, RxMeta,
-    Time, Transition,
-};
+use adverb_proto::{Congestion, Dcqcn, Init, Path, QpConfig, ReadyToReceive, ReadyToSend, Time, Transition};
 use adverb_wire::cm::Timeout;
-use adverb_wire::{Operation, Packet, Psn, Qpn, ROCE_PORT, RnrTimer};
+use adverb_wire::{Operation, Packet, Psn, Qpn, RnrTimer};
 
 use crate::Random;
 use crate::fabric::{Bottleneck, Delivery, Fabric, Faults, InFlight};
+use crate::node::Node;
+use crate::world::{Actors, World};
 
 /// The result of a run of several senders over one slow link.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -61,22 +61,22 @@ impl fmt::Display for CongestionReport {
 /// Returns a description of the violation if the senders don't reduce their rates, reduce them too much or don't
 /// recover, or if congestion notification packets are lost, unsolicited or too frequent.
 pub fn run_congestion(seed: u64) -> Result<CongestionReport, String> {
-    let mut run = Run::new(seed);
+    let mut run = CongestionRun::new(seed);
     let bounds = [0, 2, 3, 5, 6].map(|part| Time::ZERO + PHASE * part / 3);
     // The four parts of a run: all senders find their rates, all keep them, one sender recovers, and one keeps its
     // rate.
     let [_, shared, recovering, lone] = [0, 1, 2, 3].map(|part| {
-        run.active = if part < 2 { run.nodes.len() - 1 } else { 1 };
+        run.active = if part < 2 { run.world.nodes.len() - 1 } else { 1 };
         run.run_until(bounds[part + 1]);
         std::mem::take(&mut run.counts)
     });
     let capacity = |phase: Duration| run.rate as f64 / 8.0 * phase.as_secs_f64();
     let report = CongestionReport {
-        sender_count: run.nodes.len() - 1,
-        ecn_marked_count: run.fabric.counts.marked,
-        packet_count: run.packets,
-        cnps_sent: run.nodes[0].device.statistics().cnps_sent,
-        cnps_received: run.nodes[1..].iter().map(|node| node.device.statistics().cnps_received).sum(),
+        sender_count: run.world.nodes.len() - 1,
+        ecn_marked_count: run.world.fabric.counts.marked,
+        packet_count: run.world.packet_count,
+        cnps_sent: run.world.nodes[0].device.statistics().cnps_sent,
+        cnps_received: run.world.nodes[1..].iter().map(|node| node.device.statistics().cnps_received).sum(),
         all_senders_utilization: shared.arrived as f64 / capacity(bounds[2] - bounds[1]),
         dropped_per_mille: 1000.0 * shared.lost as f64 / shared.sent.max(1) as f64,
         one_sender_utilization: lone.arrived as f64 / capacity(bounds[4] - bounds[3]),
@@ -111,28 +111,22 @@ const AREA: usize = 64 << 10;
 const PORT: u16 = 0xc000;
 
 /// A receiver (the first node), and senders with one connection to it each.
-struct Run {
-    nodes: Vec<Node>,
-    fabric: Fabric,
-    now: Time,
+struct CongestionRun {
+    world: World<Node<Sender>, Infallible>,
     rate: u64,
     length: u32,
     /// The number of active senders.
     active: usize,
     counts: Counts,
-    packets: u64,
     /// The time of the last congestion notification packet to each queue pair.
     notified: HashMap<Qpn, Time>,
     early_notification: Option<Duration>,
 }
 
-struct Node {
-    device: Device,
-    memory: HeapMemory,
-    address: IpAddr,
-    key: u32,
-    cq: Cq,
+/// The state of a sender, or of the receiver, which sends nothing.
+struct Sender {
     qpns: Vec<Qpn>,
+    /// The number of outstanding requests.
     outstanding: usize,
 }
 
@@ -144,8 +138,8 @@ struct Counts {
     arrived: u64,
 }
 
-impl Run {
-    fn new(seed: u64) -> Run {
+impl CongestionRun {
+    fn new(seed: u64) -> CongestionRun {
         let mut random = Random::new(seed ^ 0x636f_6e67_6573_7400);
         let senders = random.between(2, 6) as usize;
         let rate = random.pick(&[10, 25, 40]) * 1_000_000_000;
@@ -158,32 +152,32 @@ impl Run {
         let long = Duration::from_millis(1);
         let fabric = Fabric::new(faults, Time::MAX, latency, long, random.u64());
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let mut nodes: Vec<Node> = (0..=senders)
-            .map(|index| {
-                let mut device = Device::new(());
-                let mut memory = HeapMemory::default();
-                let (pd, cq) = (device.create_domain(), device.create_cq(1 << 16));
-                let storage = memory.add(vec![index as u8; AREA]);
-                let remote_invalidate = RemoteInvalidate::Denied;
-                let registration =
-                    Registration { addr: BASE, length: AREA as u64, access, storage, remote_invalidate };
-                let key = device.register(pd, registration, || random.u32()).expect("a valid region");
-                let mut config = QpConfig::rc(pd, cq, cq);
-                let mut dcqcn = Dcqcn::new(rate);
-                // The parameters are tuned to the short latency and duration of this run.
-                dcqcn.additive_increase = rate / 200;
-                dcqcn.hyper_increase = rate / 50;
-                dcqcn.byte_counter = rate / 8 / 10_000;
-                config.congestion = Congestion::Dcqcn(dcqcn);
-                let count = if index == 0 { senders } else { 1 };
-                let qpns =
-                    (0..count).map(|_| device.create_qp(config, || random.u32()).expect("valid")).collect();
-                let address = IpAddr::V4(Ipv4Addr::new(10, 88, 0, index as u8 + 1));
-                Node { device, memory, address, key, cq, qpns, outstanding: 0 }
-            })
-            .collect();
+        let mut world = World::new(fabric, false);
+        for index in 0..=senders {
+            let address = IpAddr::V4(Ipv4Addr::new(10, 88, 0, index as u8 + 1));
+            let sender = |_: &mut _, _| Sender { qpns: Vec::new(), outstanding: 0 };
+            let mut node = Node::new(address, (), HeapMemory::default(), 1 << 16, sender);
+            let storage = node.memory.add(vec![index as u8; AREA]);
+            let remote_invalidate = RemoteInvalidate::Denied;
+            let registration =
+                Registration { addr: BASE, length: AREA as u64, access, storage, remote_invalidate };
+            node.register(&mut random, node.pd, registration);
+            let mut config = QpConfig::rc(node.pd, node.cq, node.cq);
+            let mut dcqcn = Dcqcn::new(rate);
+            // The parameters are tuned to the short latency and duration of this run.
+            dcqcn.additive_increase = rate / 200;
+            dcqcn.hyper_increase = rate / 50;
+            dcqcn.byte_counter = rate / 8 / 10_000;
+            config.congestion = Congestion::Dcqcn(dcqcn);
+            let count = if index == 0 { senders } else { 1 };
+            for _ in 0..count {
+                node.actor.qpns.push(node.device.create_qp(config, || random.u32()).expect("valid"));
+            }
+            world.nodes.push(node);
+        }
+        let nodes = &mut world.nodes;
         for sender in 1..=senders {
-            let ends = [(0, nodes[0].qpns[sender - 1]), (sender, nodes[sender].qpns[0])];
+            let ends = [(0, nodes[0].actor.qpns[sender - 1]), (sender, nodes[sender].actor.qpns[0])];
             for ((here, qpn), (there, remote_qpn)) in [(ends[0], ends[1]), (ends[1], ends[0])] {
                 let path = Path::new(nodes[here].address, nodes[there].address, PORT);
                 let receiving = ReadyToReceive {
@@ -210,15 +204,12 @@ impl Run {
                 }
             }
         }
-        Run {
-            nodes,
-            fabric,
-            now: Time::ZERO,
+        CongestionRun {
+            world,
             rate,
             length,
             active: senders,
             counts: Counts::default(),
-            packets: 0,
             notified: HashMap::new(),
             early_notification: None,
         }
@@ -226,54 +217,25 @@ impl Run {
 
     fn run_until(&mut self, end: Time) {
         loop {
-            for node in 0..self.nodes.len() {
+            for node in 0..self.world.nodes.len() {
                 self.pump(node);
             }
-            let timeouts = self.nodes.iter().filter_map(|node| node.device.poll_timeout());
-            let Some(next) = timeouts.chain(self.fabric.next()).min().filter(|next| *next < end) else {
-                break;
-            };
-            self.now = next.max(self.now);
-            while let Some(packet) = self.fabric.receive(self.now) {
-                self.deliver(&packet);
-            }
-            for node in &mut self.nodes {
-                if node.device.poll_timeout().is_some_and(|at| at <= self.now) {
-                    node.device.handle_timeout(self.now);
-                }
-            }
+            let Some(next) = self.world.next_event().filter(|next| *next < end) else { break };
+            self.advance(next);
         }
-        self.now = end;
-    }
-
-    fn deliver(&mut self, packet: &InFlight) {
-        if packet.to == 0 {
-            self.counts.arrived += packet.bytes.len() as u64 + WIRE_OVERHEAD;
-        }
-        let source = SocketAddr::new(self.nodes[packet.from].address, packet.source_port);
-        let node = &mut self.nodes[packet.to];
-        let icrc = IcrcCheck::IpId(0);
-        let rx_meta = RxMeta {
-            source,
-            destination: SocketAddr::new(node.address, ROCE_PORT),
-            icrc,
-            is_ecn_marked: packet.is_ecn_marked,
-            route: Default::default(),
-            received_at: None,
-        };
-        let parsed = Packet::parse(&packet.bytes).expect("this fabric corrupts no packets");
-        node.device.handle_packet(self.now, &rx_meta, &parsed, &mut node.memory);
+        self.world.now = end;
     }
 
     /// Posts the requests of a sender, and carries the packets of a device.
     fn pump(&mut self, index: usize) {
-        let rkey = self.nodes[0].key;
-        let node = &mut self.nodes[index];
-        while node.device.poll_completion(node.cq).is_some() {
-            node.outstanding -= 1;
+        let rkey = self.world.nodes[0].keys[0];
+        let now = self.world.now;
+        let Node { device, cq, keys, actor, .. } = &mut self.world.nodes[index];
+        while device.poll_completion(*cq).is_some() {
+            actor.outstanding -= 1;
         }
-        while (1..=self.active).contains(&index) && node.outstanding * (self.length as usize) < OUTSTANDING {
-            let segments = [Segment { addr: BASE, length: self.length, lkey: node.key }];
+        while (1..=self.active).contains(&index) && actor.outstanding * (self.length as usize) < OUTSTANDING {
+            let segments = [Segment { addr: BASE, length: self.length, lkey: keys[0] }];
             let request = SendRequest::<()> {
                 wr_id: 0,
                 tag: 0,
@@ -282,37 +244,53 @@ impl Run {
                 segments: &segments,
                 destination: None,
             };
-            if node.device.post_send(self.now, node.qpns[0], &request).is_err() {
+            if device.post_send(now, actor.qpns[0], &request).is_err() {
                 break;
             }
-            node.outstanding += 1;
+            actor.outstanding += 1;
         }
-        loop {
-            let node = &mut self.nodes[index];
-            let Some(transmit) = node.device.poll_transmit(self.now) else { break };
-            let mut bytes = Vec::with_capacity(transmit.payload.len() + 48);
-            transmit.write_to(&node.memory, 0, &mut bytes).expect("registered memory");
-            let header = transmit.header;
-            let (remote, ecn_capable) = (transmit.path.remote(), transmit.ecn_capable);
-            let to = self.nodes.iter().position(|node| node.address == remote).expect("a node's address");
+        while let Some(packet) = self.world.nodes[index].poll_packet(now).expect("registered memory") {
+            let to = self.world.node_at(packet.remote).expect("a node's address");
+            let header = packet.header;
             if header.operation == Operation::Cnp {
-                let before = self.notified.insert(header.dest_qp, self.now);
-                if let Some(gap) = before.map(|before| self.now - before)
+                let before = self.notified.insert(header.dest_qp, now);
+                if let Some(gap) = before.map(|before| now - before)
                     && gap < Duration::from_micros(50)
                 {
                     self.early_notification = Some(gap);
                 }
             }
-            let source_port = PORT;
-            let packet =
-                InFlight { from: index, to, source_port, ip_id: 0, bytes, ecn_capable, is_ecn_marked: false };
-            let delivery = self.fabric.send(self.now, packet);
-            self.packets += 1;
+            let delivery = self.world.fabric.send(now, packet.into_flight(index, to));
+            self.world.packet_count += 1;
             if to == 0 {
                 self.counts.sent += 1;
                 self.counts.lost += u64::from(delivery == Delivery::Lost);
             }
         }
+    }
+}
+
+impl Actors for CongestionRun {
+    type Node = Node<Sender>;
+    type Task = Infallible;
+
+    fn world(&mut self) -> &mut World<Node<Sender>, Infallible> {
+        &mut self.world
+    }
+
+    fn deliver(&mut self, packet: &InFlight) {
+        if packet.to == 0 {
+            self.counts.arrived += packet.bytes.len() as u64 + WIRE_OVERHEAD;
+        }
+        let nodes = &self.world.nodes;
+        let rx_meta = packet.rx_meta(nodes[packet.from].address, nodes[packet.to].address);
+        let parsed = Packet::parse(&packet.bytes).expect("this fabric corrupts no packets");
+        let Node { device, memory, .. } = &mut self.world.nodes[packet.to];
+        device.handle_packet(self.world.now, &rx_meta, &parsed, memory);
+    }
+
+    fn perform(&mut self, task: Infallible) {
+        match task {}
     }
 }
 

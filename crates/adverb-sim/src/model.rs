@@ -6,6 +6,7 @@ use adverb_proto::types::{CompletedOperation, SendOperation, Status, Success};
 
 use crate::area::Area;
 use crate::scenario::Action;
+use crate::scenario_run::ScenarioNode;
 
 /// One direction of a connection: requests of one side, executed in the other side's memory.
 #[derive(Debug)]
@@ -174,8 +175,8 @@ impl Direction {
     }
 
     /// Checks every byte of every area at the end of the run.
-    pub(crate) fn check_memory(&self, memories: &[HeapMemory], alive: bool) -> Result<(), String> {
-        let bytes = |area: &Area| memories[area.device].bytes(area.storage);
+    pub(crate) fn check_memory(&self, nodes: &[ScenarioNode], alive: bool) -> Result<(), String> {
+        let bytes = |area: &Area| nodes[area.device].memory.bytes(area.storage);
         let same = |name: &str, area: &Area| same(name, bytes(area), &area.initial);
         same("source", &self.source)?;
         same("read-only area", &self.read_only)?;

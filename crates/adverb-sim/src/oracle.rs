@@ -7,16 +7,17 @@ use adverb_wire::{Aeth, Header, Operation, Rc, ReadResponse, Syndrome};
 use crate::atomics::{self, Atomic, Kind};
 use crate::model::concat_ranges;
 use crate::scenario::Action;
-use crate::world::{Task, World};
+use crate::scenario_run::{ScenarioRun, Task};
+use crate::world::Actors;
 
-impl World {
+impl ScenarioRun {
     /// Checks a device's events and completions.
     pub(crate) fn observe(&mut self, node: usize) {
-        while let Some(event) = self.nodes[node].device.poll_queue_event() {
+        while let Some(event) = self.world.nodes[node].device.poll_queue_event() {
             self.handle_event(node, event);
         }
-        let cq = self.nodes[node].cq;
-        while let Some(completion) = self.nodes[node].device.poll_completion(cq) {
+        let cq = self.world.nodes[node].cq;
+        while let Some(completion) = self.world.nodes[node].device.poll_completion(cq) {
             self.complete(node, &completion);
         }
     }
@@ -24,10 +25,10 @@ impl World {
     fn handle_event(&mut self, node: usize, event: QueueEvent) {
         let (qpn, what) = match event {
             QueueEvent::SendQueueDrained(qpn) => {
-                if let Some((connection, side)) = self.nodes[node].ends.get(&qpn).copied() {
+                if let Some((connection, side)) = self.world.nodes[node].actor.ends.get(&qpn).copied() {
                     self.connections[connection].sides[side].draining = false;
-                    let _ = self.nodes[node].device.modify_qp(self.now, qpn, &Transition::Resume);
-                    self.plan(self.now, Task::RunSteps { connection, side });
+                    let _ = self.world.nodes[node].device.modify_qp(self.world.now, qpn, &Transition::Resume);
+                    self.world.plan(self.world.now, Task::RunSteps { connection, side });
                     self.plan_pump(node);
                 }
                 return;
@@ -39,7 +40,7 @@ impl World {
             }
             _ => return,
         };
-        let Some((connection, side)) = self.nodes[node].ends.get(&qpn).copied() else { return };
+        let Some((connection, side)) = self.world.nodes[node].actor.ends.get(&qpn).copied() else { return };
         // Only a request that must be rejected causes these events.
         let is_rejection = matches!(what, QueueEvent::RequestError(_) | QueueEvent::AccessError(_));
         let peer = &self.connections[connection].directions[1 - side];
@@ -53,14 +54,14 @@ impl World {
         let state = &mut self.connections[connection].sides[side];
         state.failed = true;
         state.draining = false;
-        self.plan(self.now, Task::RunSteps { connection, side });
+        self.world.plan(self.world.now, Task::RunSteps { connection, side });
     }
 
     fn complete(&mut self, node: usize, completion: &Completion) {
         let id = completion.wr_id;
         let (connection, side) = ((id >> 33 & 0x3fff_ffff) as usize, (id >> 32 & 1) as usize);
         let number = (id & 0xffff_ffff) as usize;
-        let known = self.nodes[node].ends.get(&completion.qpn) == Some(&(connection, side));
+        let known = self.world.nodes[node].actor.ends.get(&completion.qpn) == Some(&(connection, side));
         if !known {
             return self.report_violation(format!(
                 "a completion of queue pair {} has the unknown ID {id:#x}",
@@ -102,7 +103,7 @@ impl World {
         direction.starved |= direction.slots_done == direction.slots.len();
         match outcome {
             Ok(success) => {
-                direction.check_received(number, &success, &self.memories[node])?;
+                direction.check_received(number, &success, &self.world.nodes[node].memory)?;
                 let request = direction.posted.iter().position(|posted| posted.consumes == Some(number));
                 if request.is_some()
                     && direction.must_fail_from.is_some_and(|must_fail_from| request >= Some(must_fail_from))
@@ -110,8 +111,8 @@ impl World {
                     return Err("a message that must fail was delivered".to_owned());
                 }
                 let delay = self.scenario.connections[connection].programs[side].recv_delay;
-                let at = self.now + delay;
-                self.plan(at, Task::Receive { connection, side });
+                let at = self.world.now + delay;
+                self.world.plan(at, Task::Receive { connection, side });
                 Ok(())
             }
             Err(Status::Flushed) if failed => Ok(()),
@@ -165,7 +166,7 @@ impl World {
         let state = &mut self.connections[connection].sides[side];
         if state.waiting {
             state.waiting = false;
-            self.plan(self.now, Task::RunSteps { connection, side });
+            self.world.plan(self.world.now, Task::RunSteps { connection, side });
         }
         Ok(())
     }
@@ -186,17 +187,17 @@ impl World {
         {
             return Err("succeeded before the peer's receive completed".to_owned());
         }
-        direction.check_response(number, &self.memories[here])?;
-        direction.check_written(number, &self.memories[there])?;
+        direction.check_response(number, &self.world.nodes[here].memory)?;
+        direction.check_written(number, &self.world.nodes[there].memory)?;
         if direction.posted[number].shared.is_some() {
             let found = concat_ranges(
-                self.memories[here].bytes(direction.response.storage),
+                self.world.nodes[here].memory.bytes(direction.response.storage),
                 &direction.posted[number].response,
             );
             direction.posted[number].expected_response = Some(found);
         }
         // The check of atomics needs the completion times.
-        let now = self.now;
+        let now = self.world.now;
         direction.ended.insert(number, now);
         // The requester may have retransmitted the READ. A duplicate that arrives later must not be rejected.
         let posted = &direction.posted[number];
@@ -218,7 +219,7 @@ impl World {
             u64::try_from(u128::from(slow.queue_capacity) * 8 * 1_000_000_000 / u128::from(slow.rate.max(1)))
                 .unwrap_or(u64::MAX)
         });
-        let now = self.now;
+        let now = self.world.now;
         let state = &self.connections[connection];
         // All retries together take less than this time, including the waits between them.
         let since = now.as_nanos().saturating_sub(2 * (u64::from(retry_count) + 3) * period + 2_000_000);
@@ -290,7 +291,7 @@ impl World {
     /// Ends a run: checks that all requests completed or were flushed, that no other memory changed, and that no
     /// resources remain.
     pub(crate) fn finish(&mut self) {
-        if self.log.violation.is_some() {
+        if self.world.log.violation.is_some() {
             return;
         }
         for connection in 0..self.connections.len() {
@@ -303,7 +304,7 @@ impl World {
                 self.flush_side(connection, side);
             }
         }
-        if self.log.violation.is_some() {
+        if self.world.log.violation.is_some() {
             return;
         }
         self.check_bytes();
@@ -314,7 +315,7 @@ impl World {
     /// Checks that a working queue pair completed all posted requests.
     fn finish_side(&mut self, connection: usize, side: usize) {
         let state = &self.connections[connection].sides[side];
-        let Some(status) = self.nodes[state.node].device.query_qp(state.qpn) else { return };
+        let Some(status) = self.world.nodes[state.node].device.query_qp(state.qpn) else { return };
         let steps = self.scenario.connections[connection].programs[side].steps.len();
         let (next, failed) = (state.step, state.failed);
         if failed || status.state == QpState::Error {
@@ -359,7 +360,7 @@ impl World {
         let was_failed = state.failed;
         let (node, qpn) = (state.node, state.qpn);
         state.failed = true;
-        let _ = self.nodes[node].device.modify_qp(self.now, qpn, &Transition::Error);
+        let _ = self.world.nodes[node].device.modify_qp(self.world.now, qpn, &Transition::Error);
         self.observe(node);
         self.connections[connection].sides[side].failed = was_failed;
         self.finish_unsignaled(connection, side);
@@ -386,7 +387,7 @@ impl World {
                     !sides[side].failed && !sides[side].destroyed
                 };
                 let direction = &self.connections[connection].directions[side];
-                if let Err(what) = direction.check_memory(&self.memories, alive) {
+                if let Err(what) = direction.check_memory(&self.world.nodes, alive) {
                     return self.report_violation(format!("connection {connection} side {side}: {what}"));
                 }
             }
@@ -394,7 +395,7 @@ impl World {
     }
 
     fn check_atomics(&mut self) {
-        for node in 0..self.nodes.len() {
+        for node in 0..self.world.nodes.len() {
             for word in 0..self.scenario.shared_words_per_device {
                 let mut atomics = Vec::new();
                 for connection in &self.connections {
@@ -432,7 +433,8 @@ impl World {
                 let value = |bytes: &[u8]| {
                     u64::from_ne_bytes(bytes[word * 8..word * 8 + 8].try_into().unwrap_or_default())
                 };
-                let (first, last) = (value(&area.initial), value(self.memories[node].bytes(area.storage)));
+                let (first, last) =
+                    (value(&area.initial), value(self.world.nodes[node].memory.bytes(area.storage)));
                 if let Err(what) = atomics::check(first, last, &atomics) {
                     return self.report_violation(format!("dev {node} word {word}: {what}"));
                 }
@@ -446,7 +448,7 @@ impl World {
             for side in 0..2 {
                 let state = &self.connections[connection].sides[side];
                 let (node, qpn, destroyed) = (state.node, state.qpn, state.destroyed);
-                if self.nodes[node].device.destroy_qp(qpn) == destroyed {
+                if self.world.nodes[node].device.destroy_qp(qpn) == destroyed {
                     let what = if destroyed { "exists after its destruction" } else { "does not exist" };
                     self.report_violation(format!(
                         "connection {connection} side {side}: its queue pair {what}"
@@ -454,13 +456,13 @@ impl World {
                 }
             }
         }
-        for node in 0..self.nodes.len() {
-            for key in std::mem::take(&mut self.nodes[node].keys) {
-                let _ = self.nodes[node].device.deregister(key);
+        for node in 0..self.world.nodes.len() {
+            for key in std::mem::take(&mut self.world.nodes[node].keys) {
+                let _ = self.world.nodes[node].device.deregister(key);
             }
-            let cq = self.nodes[node].cq;
-            let resource_counts = self.nodes[node].device.resource_counts();
-            if resource_counts != ResourceCounts::default() || !self.nodes[node].device.destroy_cq(cq) {
+            let cq = self.world.nodes[node].cq;
+            let resource_counts = self.world.nodes[node].device.resource_counts();
+            if resource_counts != ResourceCounts::default() || !self.world.nodes[node].device.destroy_cq(cq) {
                 self.report_violation(format!("dev {node} still has {resource_counts}"));
             }
         }

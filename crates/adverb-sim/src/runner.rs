@@ -10,7 +10,7 @@ use crate::congestion::{CongestionReport, run_congestion};
 use crate::fabric::FaultCounts;
 use crate::hostile::{AttackReport, attack};
 use crate::scenario::Scenario;
-use crate::world::{Outcome, run};
+use crate::scenario_run::{Outcome, run};
 
 /// The totals of many runs.
 #[derive(Clone, Debug, Default)]

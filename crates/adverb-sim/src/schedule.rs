@@ -55,6 +55,13 @@ impl Log {
         }
     }
 
+    /// Adds lines to the trace, if there is one.
+    pub(crate) fn add_lines(&mut self, lines: impl Iterator<Item = String>) {
+        if let Some(trace) = &mut self.trace {
+            trace.extend(lines);
+        }
+    }
+
     /// Records a violation. Only the first is kept.
     pub(crate) fn report_violation(&mut self, now: Time, what: &str) {
         self.note(now, || format!("VIOLATION: {what}"));

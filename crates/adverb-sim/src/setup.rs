@@ -2,55 +2,44 @@
 
 use std::time::Duration;
 
-use adverb_proto::memory::HeapMemory;
+use adverb_proto::memory::Pd;
 use adverb_proto::types::Access;
 use adverb_proto::{Congestion, Dcqcn, Init, Path, QpConfig, ReadyToReceive, ReadyToSend, Time, Transition};
 use adverb_wire::cm::Timeout;
 use adverb_wire::{Psn, RnrTimer};
 
-use crate::Random;
-use crate::area::{Area, AreaFactory};
+use crate::area::Area;
 use crate::fabric::Fabric;
 use crate::model::Direction;
+use crate::node::Node;
 use crate::scenario::{Action, Connection, InvalidRequest, Scenario};
-use crate::world::{ConnectionState, Node, Side, Task, World};
+use crate::scenario_run::{ConnectionState, ScenarioRun, Side, Task, create_node};
 
 /// Creates the initial state of a scenario.
-pub(crate) fn world(scenario: Scenario, trace: bool) -> World {
+pub(crate) fn scenario_run(scenario: Scenario, trace: bool) -> ScenarioRun {
     let timeout = scenario.connections.first().map_or(5, |connection| connection.ack_timeout_exponent);
     let long = Duration::from_nanos(4096 << timeout);
     let faults = scenario.faults.clone();
     let fabric =
         Fabric::new(faults, scenario.faults_end_at, scenario.latency, long, scenario.seed ^ 0x6661_6272_6963);
-    let mut world = World::new(scenario, fabric, trace);
-    let specs = world.scenario.connections.clone();
-    for (index, v6) in world.scenario.device_has_ipv6.clone().into_iter().enumerate() {
-        world.nodes.push(Node::new(index, v6, trace));
-        world.memories.push(HeapMemory::default());
-        let length = world.scenario.shared_words_per_device as u32 * 8;
-        let pd = world.nodes[index].pd;
-        let shared = world.area(index, pd, length, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC);
-        world.shared.push(shared);
+    let mut run = ScenarioRun::new(scenario, fabric, trace);
+    let specs = run.scenario.connections.clone();
+    for (index, v6) in run.scenario.device_has_ipv6.clone().into_iter().enumerate() {
+        run.world.nodes.push(create_node(index, v6, trace));
+        let length = run.scenario.shared_words_per_device as u32 * 8;
+        let pd = run.world.nodes[index].pd;
+        let shared = run.area(index, pd, length, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC);
+        run.shared.push(shared);
     }
     for spec in &specs {
-        world.connect(spec);
+        run.connect(spec);
     }
-    world
+    run
 }
 
-impl World {
-    pub(crate) fn area_factory(
-        &mut self,
-        node: usize,
-    ) -> (AreaFactory<'_, crate::world::Trace>, &mut Random) {
-        let Node { device, keys, .. } = &mut self.nodes[node];
-        let memory = &mut self.memories[node];
-        (AreaFactory { index: node, device, memory, keys }, &mut self.random)
-    }
-
-    fn area(&mut self, node: usize, pd: adverb_proto::memory::Pd, length: u32, access: Access) -> Area {
-        let (mut area_factory, random) = self.area_factory(node);
-        area_factory.area(random, pd, length.max(8), access)
+impl ScenarioRun {
+    fn area(&mut self, node: usize, pd: Pd, length: u32, access: Access) -> Area {
+        self.world.nodes[node].create_area(node, &mut self.random, pd, length.max(8), access)
     }
 
     /// Creates a connection, its memory and its first tasks.
@@ -62,7 +51,7 @@ impl World {
             self.move_to_rts(spec, &sides, side);
         }
         for (side, state) in sides.iter().enumerate() {
-            self.nodes[state.node].ends.insert(state.qpn, (index, side));
+            self.world.nodes[state.node].actor.ends.insert(state.qpn, (index, side));
         }
         self.connections.push(ConnectionState { sides, directions, faults: Vec::new() });
         for side in 0..2 {
@@ -70,13 +59,13 @@ impl World {
                 self.post_receive(index, side);
             }
             let start = Time::from_nanos(self.random.below(10_000));
-            self.plan(start, Task::RunSteps { connection: index, side });
+            self.world.plan(start, Task::RunSteps { connection: index, side });
         }
     }
 
     fn side(&mut self, spec: &Connection, side: usize) -> Side {
         let node = spec.devices[side];
-        let Node { device, pd, cq, .. } = &mut self.nodes[node];
+        let Node { device, pd, cq, .. } = &mut self.world.nodes[node];
         let mut config = QpConfig::rc(*pd, *cq, *cq);
         config.credits = spec.has_credits;
         config.window = spec.window;
@@ -113,8 +102,8 @@ impl World {
 
     fn move_to_rts(&mut self, spec: &Connection, sides: &[Side; 2], side: usize) {
         let (here, there) = (&sides[side], &sides[1 - side]);
-        let remote = self.nodes[there.node].address;
-        let Node { device, address, .. } = &mut self.nodes[here.node];
+        let remote = self.world.nodes[there.node].address;
+        let Node { device, address, .. } = &mut self.world.nodes[here.node];
         let port = 0xc000 | (self.random.u32() & 0x3fff) as u16;
         let path = Path::new(*address, remote, port).expect("addresses of one family");
         let access = Access::LOCAL_WRITE | Access::REMOTE;
@@ -144,8 +133,8 @@ impl World {
 
     fn direction(&mut self, spec: &Connection, side: usize) -> Direction {
         let (here, there) = (spec.devices[side], spec.devices[1 - side]);
-        let (pd, remote_pd) = (self.nodes[here].pd, self.nodes[there].pd);
-        let other_pd = self.nodes[there].other_pd;
+        let (pd, remote_pd) = (self.world.nodes[here].pd, self.world.nodes[there].pd);
+        let other_pd = self.world.nodes[there].actor.other_pd;
         let steps = &spec.programs[side].steps;
         let mtu = u32::from(spec.mtu.bytes());
         let response_bytes: u32 =

@@ -9,7 +9,7 @@ use adverb_cluster_proto::{
 use adverb_proto::types::{RemoteMemory, Segment, SendOperation};
 
 use super::memory::{AREA, BUFFER};
-use super::world::{World, key};
+use super::run::{ClusterRun, key};
 use crate::Random;
 
 /// A member's view of a peer.
@@ -154,7 +154,7 @@ fn message(session: u64, from: usize, sequence: u32, max: u32) -> Vec<u8> {
     random.bytes(length)
 }
 
-impl World {
+impl ClusterRun {
     /// Performs a random action of member `from`'s application towards a peer.
     pub(super) fn act(&mut self, from: usize, to: usize) {
         if self.members[from].broker.phase(PeerId(to as u16)) != Phase::Open {

@@ -8,7 +8,7 @@ use adverb_cluster_proto::{PeerId, PostError, RemotePtr, SendSlot};
 use adverb_proto::Time;
 
 use super::application::ExpectedPost;
-use super::world::World;
+use super::run::ClusterRun;
 use crate::Random;
 
 /// The calls and requests of a member.
@@ -90,7 +90,7 @@ fn reply_data(serial: usize, max: usize) -> Vec<u8> {
     random.bytes(length)
 }
 
-impl World {
+impl ClusterRun {
     fn max_data_len(&self) -> usize {
         self.config.slot_size as usize - HEADER_LEN
     }

@@ -3,12 +3,12 @@
 use adverb_cluster_proto::{PeerId, Phase};
 
 use super::application::{PeerView, end_of};
-use super::world::World;
+use super::run::ClusterRun;
 
 /// The maximum number of rounds in which everything must complete after the faults.
 const MAX_FINAL_ROUNDS: usize = 3000;
 
-impl World {
+impl ClusterRun {
     /// Ends the faults, and checks that all members connect, and that messages and transfers of each pair complete.
     pub(super) fn finish(&mut self) {
         let count = self.members.len();

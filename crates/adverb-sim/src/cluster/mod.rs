@@ -35,9 +35,9 @@ mod finish;
 mod hostile;
 mod memory;
 mod posts;
+mod run;
 mod scale;
 mod segments;
-mod world;
 
 use std::fmt;
 use std::time::Duration;
@@ -47,8 +47,8 @@ use adverb_cluster_proto::{Config, rpc};
 use crate::Random;
 use crate::runner::run_each;
 pub use hostile::cluster_attack_from_bytes;
+use run::ClusterRun;
 pub use scale::{ClusterScale, run_cluster_scale};
-use world::World;
 
 /// The numbers of calls, and of uses of segments.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -150,9 +150,9 @@ pub fn run_cluster(seed: u64, trace: bool) -> ClusterOutcome {
     let mut count = |max| random.between(1, max) as u16;
     let call_config = rpc::Config { max_calls: count(6), max_requests: count(8) };
     let call_config = has_calls.then_some(call_config);
-    let mut world = World::new(seed, config, call_config, has_segments, member_count, random, trace);
-    world.run();
-    world.outcome()
+    let mut run = ClusterRun::new(seed, config, call_config, has_segments, member_count, random, trace);
+    run.run();
+    run.outcome()
 }
 
 /// The totals of many runs of [`run_cluster`].

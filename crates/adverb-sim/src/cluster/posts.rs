@@ -4,7 +4,7 @@ use adverb_cluster_proto::{LocalMemory, PeerId, Phase, Post, RecvPost, SendPost}
 use adverb_proto::types::{SendFlags, SendOperation};
 
 use super::application::end_of;
-use super::world::World;
+use super::run::ClusterRun;
 use crate::rc_model::ModelRequest;
 
 /// An output of a broker.
@@ -14,7 +14,7 @@ enum Action {
     Close(usize),
 }
 
-impl World {
+impl ClusterRun {
     /// Performs all or some of the actions of a member's broker, so that other members can run between two actions.
     pub(super) fn post_some(&mut self, member: usize) {
         let is_interrupted = !self.is_finishing && self.random.below(4) == 0;

@@ -7,7 +7,7 @@ use adverb_proto::types::{RemoteMemory, SendOperation};
 
 use super::application::ExpectedPost;
 use super::memory::AREA;
-use super::world::World;
+use super::run::ClusterRun;
 
 /// The segments of a member.
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ impl Segments {
     }
 }
 
-impl World {
+impl ClusterRun {
     /// Publishes the arena of a member, or adds or withdraws a segment.
     pub(super) fn act_segments(&mut self, member: usize) {
         let state = &mut self.members[member];

@@ -28,7 +28,7 @@ use adverb_wire::{Psn, Qpn};
 
 use crate::Random;
 use crate::fabric::{Delivery, Fabric, FaultCounts, Faults, InFlight, Partition};
-use crate::schedule::Schedule;
+use crate::world::{Actors, Host, Limit, World};
 use application::{Application, Task};
 pub use attack::{CmAttackReport, attack_cm, attack_cm_from_bytes};
 pub use generator::{CM_ATTACK_TCP_SERVICE_ID, CM_ATTACK_UDP_SERVICE_ID, CmMessageGenerator};
@@ -61,40 +61,50 @@ pub struct CmOutcome {
 /// Runs connection managers over a fabric with faults, and records a trace if `trace` is `true`. The seed determines
 /// the run.
 pub fn run_cm(seed: u64, trace: bool) -> CmOutcome {
-    let mut world = World::new(seed, trace);
-    world.run();
+    let mut run = CmRun::new(seed, trace);
+    run.run(Limit::Steps(MAX_STEPS));
+    run.finish();
+    let CmRun { world, register, .. } = run;
     CmOutcome {
         seed,
-        cm_request_count: world.register.calls(),
-        established_connection_count: world.register.established(),
-        packet_count: world.packets,
+        cm_request_count: register.calls(),
+        established_connection_count: register.established(),
+        packet_count: world.packet_count,
         fault_counts: world.fabric.counts,
         end_time: world.now,
         digest: world.digest,
-        violation: world.register.violation.take(),
-        trace: world.trace.unwrap_or_default(),
+        violation: register.violation,
+        trace: world.log.trace.unwrap_or_default(),
     }
 }
 
 /// A connection manager and its application.
-struct Node {
+struct ManagerNode {
     address: IpAddr,
     manager: Manager,
     application: Application,
     random: Random,
 }
 
-struct World {
-    now: Time,
-    nodes: Vec<Node>,
-    fabric: Fabric,
-    /// The planned tasks of applications, by node.
-    schedule: Schedule<(usize, Task)>,
+impl Host for ManagerNode {
+    fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    fn poll_timeout(&self) -> Option<Time> {
+        self.manager.poll_timeout()
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        self.manager.handle_timeout(now);
+    }
+}
+
+struct CmRun {
+    /// The nodes, with the tasks of their applications.
+    world: World<ManagerNode, (usize, Task)>,
     register: Register,
     rules: Rules,
-    packets: u64,
-    digest: u64,
-    trace: Option<Vec<String>>,
 }
 
 /// The parameters of a run.
@@ -117,8 +127,56 @@ struct Rules {
 const MAX_STEPS: u64 = 200_000;
 const MAX_HALF_OPEN: usize = 64;
 
-impl World {
-    fn new(seed: u64, trace: bool) -> World {
+impl Actors for CmRun {
+    type Node = ManagerNode;
+    type Task = (usize, Task);
+
+    fn world(&mut self) -> &mut World<ManagerNode, (usize, Task)> {
+        &mut self.world
+    }
+
+    fn deliver(&mut self, packet: &InFlight) {
+        let addrs = AddrPair {
+            local: self.world.nodes[packet.to].address,
+            remote: self.world.nodes[packet.from].address,
+        };
+        // Corrupt packets are dropped, as by any adapter.
+        let Some(content) = packet::read(addrs, packet) else { return };
+        match content {
+            Content::Mad(mad) => {
+                let ManagerNode { manager, random, .. } = &mut self.world.nodes[packet.to];
+                manager.handle(self.world.now, addrs, &mad.emit(), &mut || random.u32());
+            }
+            Content::Ping { to, from, psn, reply } => {
+                self.act(packet.to, |application, cx| {
+                    application.ping(cx, addrs, Ping { to, from, psn, reply });
+                });
+            }
+        }
+        self.drain();
+    }
+
+    fn after_timeouts(&mut self) {
+        self.drain();
+    }
+
+    fn perform(&mut self, (node, task): (usize, Task)) {
+        self.world.note(|| format!("node {node}: {task:?}"));
+        self.act(node, |application, cx| application.run(cx, task));
+        self.drain();
+    }
+
+    fn has_violation(&mut self) -> bool {
+        self.register.violation.is_some()
+    }
+
+    fn report_violation(&mut self, what: String) {
+        self.register.report_violation(self.world.now, what);
+    }
+}
+
+impl CmRun {
+    fn new(seed: u64, trace: bool) -> CmRun {
         let mut random = Random::new(seed ^ 0x0063_6d63_6d63_6d63);
         let latency = Duration::from_micros(random.between(5, 200));
         let code = random.between(10, 13) as u8;
@@ -151,24 +209,15 @@ impl World {
             service: ServiceId::tcp_port(7471),
             datagrams: ServiceId::udp_port(7471),
         };
-        let mut world = World {
-            now: Time::ZERO,
-            nodes: Vec::new(),
-            fabric: Fabric::new(faults, faults_end_at, latency, long, random.u64()),
-            schedule: Schedule::new(),
-            register: Register::new(rules),
-            rules,
-            packets: 0,
-            digest: 0xcbf2_9ce4_8422_2325,
-            trace: trace.then(Vec::new),
-        };
+        let fabric = Fabric::new(faults, faults_end_at, latency, long, random.u64());
+        let mut run = CmRun { world: World::new(fabric, trace), register: Register::new(rules), rules };
         for index in 0..count {
-            world.add_node(index, response, &mut random);
+            run.add_node(index, response, &mut random);
         }
         for _ in 0..random.between(4, 16) {
-            world.plan(busy, &mut random);
+            run.plan(busy, &mut random);
         }
-        world
+        run
     }
 
     fn add_node(&mut self, index: usize, response: Timeout, random: &mut Random) {
@@ -186,7 +235,7 @@ impl World {
                 let _ = manager.listen(ListenParams { service, bind: BindAddr::Any, transport, backlog: 32 });
             }
         }
-        self.nodes.push(Node {
+        self.world.nodes.push(ManagerNode {
             address: [10, 0, 0, 1 + index as u8].into(),
             manager,
             application: Application::default(),
@@ -196,65 +245,39 @@ impl World {
 
     /// Plans a connection, a peer-to-peer connection or a service ID resolution.
     fn plan(&mut self, busy: Duration, random: &mut Random) {
-        let count = self.nodes.len() as u64;
+        let count = self.world.nodes.len() as u64;
         let (from, to) = (random.below(count) as usize, random.below(count) as usize);
         let at = Time::ZERO + busy.mul_f64(random.below(1000) as f64 / 1000.0);
         let timeout = self.rules.response * random.between(2, 80) as u32;
         match random.below(10) {
-            0..=6 => self.add_task(at, from, Task::Connect { to, timeout }),
+            0..=6 => self.world.plan(at, (from, Task::Connect { to, timeout })),
             7 if from != to => {
                 let token = random.u64() | 1;
                 let connect_to = |to| Task::ConnectPeerToPeer { to, timeout, token };
-                self.add_task(at, from, connect_to(to));
-                self.add_task(at + self.rules.response.mul_f64(0.01), to, connect_to(from));
+                self.world.plan(at, (from, connect_to(to)));
+                self.world.plan(at + self.rules.response.mul_f64(0.01), (to, connect_to(from)));
             }
-            _ => self.add_task(at, from, Task::ResolveParams { to, timeout }),
+            _ => self.world.plan(at, (from, Task::ResolveParams { to, timeout })),
         }
     }
 
-    fn add_task(&mut self, at: Time, node: usize, task: Task) {
-        self.schedule.plan(at, (node, task));
-    }
-
-    fn run(&mut self) {
-        for step in 0.. {
-            if self.register.violation.is_some() {
-                return;
-            }
-            if step == MAX_STEPS {
-                return self.register.report_violation(self.now, "the run does not end");
-            }
-            let timers = self.nodes.iter().filter_map(|node| node.manager.poll_timeout()).min();
-            let Some(next) = [self.schedule.next(), timers, self.fabric.next()].into_iter().flatten().min()
-            else {
-                break;
-            };
-            self.now = self.now.max(next);
-            while let Some(packet) = self.fabric.receive(self.now) {
-                self.deliver(&packet);
-            }
-            for node in &mut self.nodes {
-                node.manager.handle_timeout(self.now);
-            }
-            self.drain();
-            while let Some((node, task)) = self.schedule.due(self.now) {
-                self.note(|| format!("node {node}: {task:?}"));
-                self.act(node, |application, cx| application.run(cx, task));
-                self.drain();
-            }
+    /// Checks the end of a run without a violation.
+    fn finish(&mut self) {
+        if self.has_violation() {
+            return;
         }
-        for node in &self.nodes {
-            self.register.check_end(self.now, &node.manager, &node.application);
+        for node in &self.world.nodes {
+            self.register.check_end(self.world.now, &node.manager, &node.application);
         }
-        self.register.check_calls(self.now);
+        self.register.check_calls(self.world.now);
     }
 
     /// Calls an application.
     fn act(&mut self, node: usize, act: impl FnOnce(&mut Application, &mut CallContext<'_>)) {
-        let addresses: Vec<IpAddr> = self.nodes.iter().map(|node| node.address).collect();
-        let Node { manager, application, random, .. } = &mut self.nodes[node];
+        let addresses: Vec<IpAddr> = self.world.nodes.iter().map(|node| node.address).collect();
+        let ManagerNode { manager, application, random, .. } = &mut self.world.nodes[node];
         let mut cx = CallContext {
-            now: self.now,
+            now: self.world.now,
             node,
             addresses: &addresses,
             manager,
@@ -267,7 +290,7 @@ impl World {
         act(application, &mut cx);
         let CallContext { tasks, pings, .. } = cx;
         for (after, task) in tasks {
-            self.add_task(self.now + after, node, task);
+            self.world.plan(self.world.now + after, (node, task));
         }
         for (addrs, content) in pings {
             self.send(node, addrs, content);
@@ -278,19 +301,19 @@ impl World {
     fn drain(&mut self) {
         loop {
             let mut quiet = true;
-            for node in 0..self.nodes.len() {
-                while let Some(datagram) = self.nodes[node].manager.poll_transmit() {
+            for node in 0..self.world.nodes.len() {
+                while let Some(datagram) = self.world.nodes[node].manager.poll_transmit() {
                     quiet = false;
-                    self.note(|| format!("node {node} sends {}", datagram.mad.message));
+                    self.world.note(|| format!("node {node} sends {}", datagram.mad.message));
                     self.send(node, datagram.addrs, Content::Mad(Box::new(datagram.mad)));
                 }
-                while let Some(event) = self.nodes[node].manager.poll_event() {
+                while let Some(event) = self.world.nodes[node].manager.poll_event() {
                     quiet = false;
-                    self.note(|| format!("node {node} event {event:?}"));
+                    self.world.note(|| format!("node {node} event {event:?}"));
                     self.act(node, |application, cx| application.handle_event(cx, event));
                 }
-                let resource_counts = self.nodes[node].manager.resource_counts();
-                self.register.check_bounds(self.now, &resource_counts, MAX_HALF_OPEN);
+                let resource_counts = self.world.nodes[node].manager.resource_counts();
+                self.register.check_bounds(self.world.now, &resource_counts, MAX_HALF_OPEN);
             }
             if quiet {
                 return;
@@ -299,12 +322,12 @@ impl World {
     }
 
     fn send(&mut self, from: usize, addrs: AddrPair, content: Content) {
-        let Some(to) = self.nodes.iter().position(|node| node.address == addrs.remote) else { return };
-        self.packets += 1;
-        let ip_id = self.packets as u16;
+        let Some(to) = self.world.node_at(addrs.remote) else { return };
+        self.world.packet_count += 1;
+        let ip_id = self.world.packet_count as u16;
         let bytes = packet::write(addrs, &content, ip_id);
-        for byte in self.now.as_nanos().to_le_bytes().iter().chain(&bytes) {
-            self.digest = (self.digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        for byte in self.world.now.as_nanos().to_le_bytes().iter().chain(&bytes) {
+            self.world.digest = (self.world.digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         }
         let in_flight = InFlight {
             from,
@@ -315,34 +338,9 @@ impl World {
             ecn_capable: false,
             is_ecn_marked: false,
         };
-        let delivery = self.fabric.send(self.now, in_flight);
+        let delivery = self.world.fabric.send(self.world.now, in_flight);
         if delivery != Delivery::Carried {
-            self.note(|| format!("  {delivery:?}"));
-        }
-    }
-
-    fn deliver(&mut self, packet: &InFlight) {
-        let addrs =
-            AddrPair { local: self.nodes[packet.to].address, remote: self.nodes[packet.from].address };
-        // Corrupt packets are dropped, as by any adapter.
-        let Some(content) = packet::read(addrs, packet) else { return };
-        match content {
-            Content::Mad(mad) => {
-                let Node { manager, random, .. } = &mut self.nodes[packet.to];
-                manager.handle(self.now, addrs, &mad.emit(), &mut || random.u32());
-            }
-            Content::Ping { to, from, psn, reply } => {
-                self.act(packet.to, |application, cx| {
-                    application.ping(cx, addrs, Ping { to, from, psn, reply });
-                });
-            }
-        }
-        self.drain();
-    }
-
-    fn note(&mut self, line: impl FnOnce() -> String) {
-        if let Some(trace) = &mut self.trace {
-            trace.push(format!("{} {}", self.now, line()));
+            self.world.note(|| format!("  {delivery:?}"));
         }
     }
 }

@@ -5,22 +5,23 @@ use adverb_proto::{QueueEvent, ResourceCounts};
 use adverb_wire::{GRH_LEN, IpHeader};
 
 use super::endpoint::RECEIVE;
-use super::world::{Endpoint, Message, MessageWorld, Phase, Task, To};
+use super::run::{Endpoint, Message, MessageRun, Phase, Task, To};
+use crate::world::Actors;
 
-impl MessageWorld {
+impl MessageRun {
     /// Checks a device's events and completions.
     pub(super) fn observe(&mut self, node: usize) {
-        while let Some(event) = self.nodes[node].device.poll_queue_event() {
+        while let Some(event) = self.world.nodes[node].device.poll_queue_event() {
             self.handle_event(node, event);
         }
-        let cq = self.nodes[node].cq;
-        while let Some(completion) = self.nodes[node].device.poll_completion(cq) {
+        let cq = self.world.nodes[node].cq;
+        while let Some(completion) = self.world.nodes[node].device.poll_completion(cq) {
             self.complete(node, &completion);
         }
         // If fewer receives than the armed limit are left, the limit event must have been generated.
-        let srq = self.nodes[node].srq;
-        let left = self.nodes[node].device.query_srq(srq).map_or(0, |status| status.request_count);
-        if let Some(limit) = self.nodes[node].armed
+        let srq = self.world.nodes[node].actor.srq;
+        let left = self.world.nodes[node].device.query_srq(srq).map_or(0, |status| status.request_count);
+        if let Some(limit) = self.world.nodes[node].actor.armed
             && left < limit as usize
         {
             self.report_violation(format!(
@@ -31,19 +32,21 @@ impl MessageWorld {
 
     fn handle_event(&mut self, node: usize, event: QueueEvent) {
         match event {
-            QueueEvent::SrqLimit(_) => match self.nodes[node].armed.take() {
+            QueueEvent::SrqLimit(_) => match self.world.nodes[node].actor.armed.take() {
                 Some(_) => {}
                 None => self.report_violation(format!("dev {node}: limit event without an armed limit")),
             },
             QueueEvent::RequestError(qpn) | QueueEvent::AccessError(qpn) | QueueEvent::Fatal(qpn) => {
-                let Some(endpoint) = self.nodes[node].endpoints.get(&qpn).copied() else { return };
+                let Some(endpoint) = self.world.nodes[node].actor.endpoints.get(&qpn).copied() else {
+                    return;
+                };
                 if self.endpoints[endpoint].transport != Transport::Rc {
                     return self.report_violation(format!("endpoint {endpoint}: {event:?} without a cause"));
                 }
                 self.fail(endpoint);
             }
             QueueEvent::LastReceiveReached(qpn) => {
-                let endpoint = self.nodes[node].endpoints.get(&qpn).copied();
+                let endpoint = self.world.nodes[node].actor.endpoints.get(&qpn).copied();
                 if endpoint.is_none_or(|endpoint| !self.plan.endpoints[endpoint].has_srq) {
                     self.report_violation(format!("dev {node}: {event:?} without a shared receive queue"));
                 }
@@ -62,15 +65,15 @@ impl MessageWorld {
         self.endpoints[index].failed = true;
         if !known && !self.endpoints[index].closed {
             self.failures += 1;
-            let at = self.now + self.long;
+            let at = self.world.now + self.long;
             let epoch = self.endpoints[index].epoch;
-            self.plan_task(at, Task::Reconnect { endpoint: index, epoch });
+            self.world.plan(at, Task::Reconnect { endpoint: index, epoch });
         }
     }
 
     fn complete(&mut self, node: usize, completion: &Completion) {
         let outcome = completion.outcome.map_err(|failure| failure.status);
-        let Some(endpoint) = self.nodes[node].endpoints.get(&completion.qpn).copied() else {
+        let Some(endpoint) = self.world.nodes[node].actor.endpoints.get(&completion.qpn).copied() else {
             return self.report_violation(format!("completion of the unknown queue pair {}", completion.qpn));
         };
         let result = if completion.wr_id & RECEIVE != 0 {
@@ -87,7 +90,7 @@ impl MessageWorld {
             self.report_violation(format!("endpoint {endpoint} {what}"));
         }
         if !self.endpoints[endpoint].closed {
-            self.plan_task(self.now, Task::RunSteps { endpoint });
+            self.world.plan(self.world.now, Task::RunSteps { endpoint });
         }
     }
 
@@ -150,7 +153,7 @@ impl MessageWorld {
             }
             SendOperation::LocalInvalidate(_) if current && window.phase == Phase::Invalidating => {
                 window.phase = Phase::Free;
-                window.snapshot = Some(self.nodes[node].memory.bytes(window.storage).to_vec());
+                window.snapshot = Some(self.world.nodes[node].memory.bytes(window.storage).to_vec());
             }
             _ => {}
         }
@@ -180,22 +183,22 @@ impl MessageWorld {
                     return Err("completed out of order".to_owned());
                 }
                 let epoch = self.endpoints[index].epoch;
-                let at = self.now + self.plan.endpoints[index].recv_delay;
-                self.plan_task(at, Task::Receive { endpoint: index, epoch });
+                let at = self.world.now + self.plan.endpoints[index].recv_delay;
+                self.world.plan(at, Task::Receive { endpoint: index, epoch });
             }
             None => {
                 if !self.plan.endpoints[index].has_srq {
                     return Err("is not shared with this endpoint".to_owned());
                 }
                 // Shared receives are taken in order, and each queue pair uses at most one at a time.
-                self.nodes[node].shared.remove(&number);
-                let older = self.nodes[node].shared.range(..number).count();
+                self.world.nodes[node].actor.shared.remove(&number);
+                let older = self.world.nodes[node].actor.shared.range(..number).count();
                 let sharing = self.plan.endpoints.iter().filter(|s| s.device == node && s.has_srq).count();
                 if older > 2 * sharing {
                     return Err(format!("was used before {older} older receives"));
                 }
-                let at = self.now + self.plan.endpoints[index].recv_delay;
-                self.plan_task(at, Task::ReceiveShared { node });
+                let at = self.world.now + self.plan.endpoints[index].recv_delay;
+                self.world.plan(at, Task::ReceiveShared { node });
             }
         }
         match outcome {
@@ -207,7 +210,7 @@ impl MessageWorld {
 
     /// Checks that a received message is complete, unaltered and for this endpoint.
     fn read(&mut self, node: usize, index: usize, number: usize, success: &Success) -> Result<(), String> {
-        let bytes = self.nodes[node].memory.bytes(self.slots[number].storage);
+        let bytes = self.world.nodes[node].memory.bytes(self.slots[number].storage);
         let datagram = self.endpoints[index].transport == Transport::Ud;
         let start = if datagram { GRH_LEN } else { 0 };
         let (message, immediate) = match success.operation {
@@ -250,7 +253,7 @@ impl MessageWorld {
         if datagram {
             self.check_route(node, from, to, bytes)?;
         }
-        let copies = self.fabric.counts.duplicated;
+        let copies = self.world.fabric.counts.duplicated;
         let found = &mut self.messages[message];
         found.delivered += 1;
         let members =
@@ -264,7 +267,7 @@ impl MessageWorld {
             return Err(format!("message {message} arrived twice"));
         }
         if datagram {
-            self.nodes[node].datagrams += 1;
+            self.world.nodes[node].actor.datagrams += 1;
             return Ok(());
         }
         if epoch != self.endpoints[from].epoch {
@@ -294,8 +297,8 @@ impl MessageWorld {
     fn check_route(&self, node: usize, from: usize, to: To, bytes: &[u8]) -> Result<(), String> {
         let grh = bytes.first_chunk::<GRH_LEN>().ok_or("is too short for a GRH")?;
         let ip = IpHeader::from_grh(grh).ok_or("has no global route header")?;
-        let destination = if to == To::Group { self.group() } else { self.nodes[node].address };
-        let source = self.nodes[self.endpoints[from].node].address;
+        let destination = if to == To::Group { self.group() } else { self.world.nodes[node].address };
+        let source = self.world.nodes[self.endpoints[from].node].address;
         if (ip.source(), ip.destination()) != (source, destination) {
             return Err(format!("has a wrong route header: from {} to {}", ip.source(), ip.destination()));
         }
@@ -306,7 +309,7 @@ impl MessageWorld {
     /// changed.
     fn check_target(&self, message: &Message, arrived: bool) -> Result<(), String> {
         let Some((node, storage, initial)) = &message.target else { return Ok(()) };
-        let found = self.nodes[*node].memory.bytes(*storage);
+        let found = self.world.nodes[*node].memory.bytes(*storage);
         for (index, byte) in found.iter().enumerate() {
             let written = message.bytes.get(index);
             let is_correct = match written {
@@ -325,14 +328,14 @@ impl MessageWorld {
     /// are left.
     pub(super) fn finish(&mut self) {
         for check in [
-            MessageWorld::check_requests,
-            MessageWorld::check_targets,
-            MessageWorld::check_windows,
-            MessageWorld::check_losses,
-            MessageWorld::check_shared,
-            MessageWorld::check_leaks,
+            MessageRun::check_requests,
+            MessageRun::check_targets,
+            MessageRun::check_windows,
+            MessageRun::check_losses,
+            MessageRun::check_shared,
+            MessageRun::check_leaks,
         ] {
-            if self.log.violation.is_some() {
+            if self.world.log.violation.is_some() {
                 return;
             }
             if let Err(what) = check(self) {
@@ -371,7 +374,7 @@ impl MessageWorld {
     fn check_windows(&mut self) -> Result<(), String> {
         for (index, endpoint) in self.endpoints.iter().enumerate() {
             let Some(window) = &endpoint.window else { continue };
-            let found = self.nodes[endpoint.node].memory.bytes(window.storage);
+            let found = self.world.nodes[endpoint.node].memory.bytes(window.storage);
             if window.phase == Phase::Free
                 && window.snapshot.as_ref().is_some_and(|snapshot| snapshot != found)
             {
@@ -404,13 +407,13 @@ impl MessageWorld {
     /// Checks that every datagram was delivered or counted as dropped, and that the losses of unreliable connections
     /// are counted.
     fn check_losses(&mut self) -> Result<(), String> {
-        for (index, node) in self.nodes.iter().enumerate() {
+        for (index, node) in self.world.nodes.iter().enumerate() {
             let (stats, watch) = (node.device.statistics(), node.device.sink());
-            let accounted = node.datagrams + watch.datagrams_dropped + watch.wrong_keys;
+            let accounted = node.actor.datagrams + watch.datagrams_dropped + watch.wrong_keys;
             if watch.datagrams_in != accounted || stats.qkey_violations != watch.wrong_keys {
                 return Err(format!(
                     "dev {index}: {} datagrams arrived, but {} + {} + {} are counted",
-                    watch.datagrams_in, node.datagrams, watch.datagrams_dropped, watch.wrong_keys
+                    watch.datagrams_in, node.actor.datagrams, watch.datagrams_dropped, watch.wrong_keys
                 ));
             }
             let (mut lost, mut behind) = (0, 0);
@@ -420,7 +423,7 @@ impl MessageWorld {
                     continue;
                 }
                 lost += (endpoint.outbox.len() - endpoint.delivered) as u64;
-                let sender = self.nodes[endpoint.node].device.query_qp(endpoint.qpn);
+                let sender = self.world.nodes[endpoint.node].device.query_qp(endpoint.qpn);
                 let receiver = node.device.query_qp(self.endpoints[peer].qpn);
                 if let Some((sender, receiver)) = sender.zip(receiver) {
                     behind += u64::from(sender.next_psn.since(receiver.expected_psn).max(0).unsigned_abs());
@@ -438,8 +441,8 @@ impl MessageWorld {
 
     /// Checks that every shared receive has completed, is queued, or is in use.
     fn check_shared(&mut self) -> Result<(), String> {
-        for (index, node) in self.nodes.iter().enumerate() {
-            let waiting = node.device.query_srq(node.srq).map_or(0, |status| status.request_count);
+        for (index, node) in self.world.nodes.iter().enumerate() {
+            let waiting = node.device.query_srq(node.actor.srq).map_or(0, |status| status.request_count);
             let sharing = |(number, endpoint): &(usize, &Endpoint)| {
                 endpoint.node == index && self.plan.endpoints[*number].has_srq
             };
@@ -447,10 +450,10 @@ impl MessageWorld {
                 .filter_map(|(_, endpoint)| node.device.query_qp(endpoint.qpn))
                 .map(|status| status.recv_queue_len)
                 .sum();
-            if node.shared.len() != waiting + in_use {
+            if node.actor.shared.len() != waiting + in_use {
                 return Err(format!(
                     "dev {index}: of {} shared receives, {waiting} are posted and {in_use} are in use",
-                    node.shared.len()
+                    node.actor.shared.len()
                 ));
             }
         }
@@ -461,7 +464,7 @@ impl MessageWorld {
     fn check_leaks(&mut self) -> Result<(), String> {
         for index in 0..self.endpoints.len() {
             let Endpoint { node, qpn, .. } = self.endpoints[index];
-            let device = &mut self.nodes[node].device;
+            let device = &mut self.world.nodes[node].device;
             if !device.destroy_qp(qpn) {
                 return Err(format!("endpoint {index}: the queue pair does not exist"));
             }
@@ -469,8 +472,8 @@ impl MessageWorld {
                 device.destroy_window(window.key).map_err(|error| format!("endpoint {index}: {error}"))?;
             }
         }
-        for (index, node) in self.nodes.iter_mut().enumerate() {
-            node.device.destroy_srq(node.srq).map_err(|error| format!("dev {index}: {error}"))?;
+        for (index, node) in self.world.nodes.iter_mut().enumerate() {
+            node.device.destroy_srq(node.actor.srq).map_err(|error| format!("dev {index}: {error}"))?;
             for key in std::mem::take(&mut node.keys) {
                 node.device.deregister(key).map_err(|error| format!("dev {index}: {error}"))?;
             }

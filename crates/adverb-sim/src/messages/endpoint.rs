@@ -11,16 +11,17 @@ use adverb_wire::cm::Timeout;
 use adverb_wire::{GRH_LEN, RnrTimer};
 
 use super::plan::{MAX_PACKETS, MessageAction, MessageStep};
-use super::world::{BASE, Endpoint, Message, MessageWorld, Phase, Slot, Task, To, Window};
+use super::run::{BASE, Endpoint, Message, MessageRun, Phase, Slot, Task, To, Window};
 use crate::Random;
 use crate::area::GUARD;
+use crate::world::Actors;
 
 /// The number of shared receives that a device keeps posted.
 const SHARED_DEPTH: usize = 12;
 /// The length of the memory before and after a window.
 const MARGIN: u64 = 64;
 
-impl MessageWorld {
+impl MessageRun {
     /// Creates the endpoints, their windows and their first receives.
     pub(super) fn set_up(&mut self) {
         for index in 0..self.plan.endpoints.len() {
@@ -55,10 +56,10 @@ impl MessageWorld {
             if self.plan.endpoints[index].peer.is_none_or(|peer| index < peer) {
                 self.connect(index);
             }
-            let at = self.now + std::time::Duration::from_nanos(self.random.below(5000));
-            self.plan_task(at, Task::RunSteps { endpoint: index });
+            let at = self.world.now + std::time::Duration::from_nanos(self.random.below(5000));
+            self.world.plan(at, Task::RunSteps { endpoint: index });
         }
-        for node in 0..self.nodes.len() {
+        for node in 0..self.world.nodes.len() {
             for _ in 0..SHARED_DEPTH {
                 self.post_shared(node);
             }
@@ -67,15 +68,15 @@ impl MessageWorld {
 
     fn create_qp(&mut self, index: usize) {
         let plan = &self.plan.endpoints[index];
-        let node = &mut self.nodes[plan.device];
+        let node = &mut self.world.nodes[plan.device];
         let mut config = QpConfig::new(plan.transport, node.pd, node.cq, node.cq);
-        config.srq = plan.has_srq.then_some(node.srq);
+        config.srq = plan.has_srq.then_some(node.actor.srq);
         config.max_recv_wr = 4096;
         config.max_send_wr = 16;
         config.credits = plan.seed_bit();
         let random = &mut self.random;
         let qpn = node.device.create_qp(config, || random.u32()).expect("a valid configuration");
-        node.endpoints.insert(qpn, index);
+        node.actor.endpoints.insert(qpn, index);
         if plan.transport == Transport::Ud {
             node.device.sink_mut().datagram_qps.insert(qpn);
         }
@@ -89,8 +90,9 @@ impl MessageWorld {
         let initial = self.random.bytes(length as usize);
         let access = Access::LOCAL_WRITE | Access::WINDOW_BIND;
         let (storage, region) = self.register(node, initial.clone(), length as usize, access);
-        let (pd, random) = (self.nodes[node].pd, &mut self.random);
-        let key = self.nodes[node].device.create_window(pd, || random.u32()).expect("the domain exists");
+        let (pd, random) = (self.world.nodes[node].pd, &mut self.random);
+        let key =
+            self.world.nodes[node].device.create_window(pd, || random.u32()).expect("the domain exists");
         self.endpoints[index].window = Some(Window {
             storage,
             initial,
@@ -121,8 +123,8 @@ impl MessageWorld {
             let receiving = match there {
                 None => Transition::ReadyToReceiveUd,
                 Some(there) => {
-                    let remote = self.nodes[self.endpoints[there].node].address;
-                    let path = Path::new(self.nodes[node].address, remote, port).expect("one family");
+                    let remote = self.world.nodes[self.endpoints[there].node].address;
+                    let path = Path::new(self.world.nodes[node].address, remote, port).expect("one family");
                     Transition::ReadyToReceive(ReadyToReceive {
                         remote_qpn: self.endpoints[there].qpn,
                         path,
@@ -141,7 +143,7 @@ impl MessageWorld {
                 max_rd_atomic: 4,
             };
             for transition in [Transition::Init(init), receiving, Transition::ReadyToSend(sending)] {
-                let modified = self.nodes[node].device.modify_qp(self.now, qpn, &transition);
+                let modified = self.world.nodes[node].device.modify_qp(self.world.now, qpn, &transition);
                 if let Err(error) = modified {
                     return self.report_violation(format!("endpoint {here} cannot connect: {error}"));
                 }
@@ -149,7 +151,7 @@ impl MessageWorld {
             if transport == Transport::Ud {
                 let group = Gid::from(self.group());
                 // The queue pair may already be attached.
-                let _ = self.nodes[node].device.attach_multicast(qpn, group);
+                let _ = self.world.nodes[node].device.attach_multicast(qpn, group);
             }
             let endpoint = &mut self.endpoints[here];
             endpoint.closed = false;
@@ -160,7 +162,7 @@ impl MessageWorld {
                     self.post_receive(here, epoch);
                 }
             }
-            self.plan_task(self.now, Task::RunSteps { endpoint: here });
+            self.world.plan(self.world.now, Task::RunSteps { endpoint: here });
         }
     }
 
@@ -174,11 +176,15 @@ impl MessageWorld {
         for here in pair {
             let Endpoint { node, qpn, .. } = self.endpoints[here];
             if recreate {
-                self.nodes[node].device.destroy_qp(qpn);
-                self.nodes[node].device.sink_mut().datagram_qps.remove(&qpn);
-                self.note(|| format!("dev {node} destroys qp {qpn}"));
+                self.world.nodes[node].device.destroy_qp(qpn);
+                self.world.nodes[node].device.sink_mut().datagram_qps.remove(&qpn);
+                self.world.note(|| format!("dev {node} destroys qp {qpn}"));
                 self.create_qp(here);
-            } else if self.nodes[node].device.modify_qp(self.now, qpn, &Transition::Reset).is_err() {
+            } else if self.world.nodes[node]
+                .device
+                .modify_qp(self.world.now, qpn, &Transition::Reset)
+                .is_err()
+            {
                 return self.report_violation(format!("endpoint {here} cannot be reset"));
             }
             let endpoint = &mut self.endpoints[here];
@@ -194,8 +200,8 @@ impl MessageWorld {
         // A packet of the old connection could be accepted by the new one, as in time-wait (vol. 1, 12.9). So all packets,
         // including delayed and stalled ones, must have left the fabric.
         let wait = if recreate { self.plan.latency } else { self.long * 12 };
-        let at = self.now + wait;
-        self.plan_task(at, Task::Connect { endpoint: index });
+        let at = self.world.now + wait;
+        self.world.plan(at, Task::Connect { endpoint: index });
     }
 
     /// Closes an endpoint's memory window.
@@ -204,7 +210,7 @@ impl MessageWorld {
         let Some(window) = &mut self.endpoints[index].window else { return };
         if window.phase != Phase::Free {
             window.phase = Phase::Free;
-            window.snapshot = Some(self.nodes[node].memory.bytes(window.storage).to_vec());
+            window.snapshot = Some(self.world.nodes[node].memory.bytes(window.storage).to_vec());
         }
     }
 
@@ -212,7 +218,7 @@ impl MessageWorld {
     pub(super) fn run_steps(&mut self, index: usize) {
         loop {
             let endpoint = &self.endpoints[index];
-            if endpoint.closed || endpoint.failed || self.log.violation.is_some() {
+            if endpoint.closed || endpoint.failed || self.world.log.violation.is_some() {
                 return;
             }
             let Some(step) = self.plan.endpoints[index].steps.get(endpoint.step).copied() else { return };
@@ -223,8 +229,8 @@ impl MessageWorld {
             self.endpoints[index].step += 1;
             self.plan_pump(node);
             if !step.pause.is_zero() {
-                let at = self.now + step.pause;
-                return self.plan_task(at, Task::RunSteps { endpoint: index });
+                let at = self.world.now + step.pause;
+                return self.world.plan(at, Task::RunSteps { endpoint: index });
             }
         }
     }
@@ -245,11 +251,12 @@ impl MessageWorld {
             A::ArmSrqLimit => {
                 // The event of an earlier arming may be pending.
                 self.observe(node);
-                let srq = self.nodes[node].srq;
+                let srq = self.world.nodes[node].actor.srq;
                 let limit = random.between(1, SHARED_DEPTH as u64) as u32;
-                let left = self.nodes[node].device.query_srq(srq).map_or(0, |status| status.request_count);
-                if left >= limit as usize && self.nodes[node].device.arm_srq(srq, limit).is_ok() {
-                    self.nodes[node].armed = Some(limit);
+                let left =
+                    self.world.nodes[node].device.query_srq(srq).map_or(0, |status| status.request_count);
+                if left >= limit as usize && self.world.nodes[node].device.arm_srq(srq, limit).is_ok() {
+                    self.world.nodes[node].actor.armed = Some(limit);
                 }
                 true
             }
@@ -338,7 +345,7 @@ impl MessageWorld {
             return true;
         }
         // Nothing may have been written since the window was closed.
-        let found = self.nodes[node].memory.bytes(window.storage);
+        let found = self.world.nodes[node].memory.bytes(window.storage);
         if window.snapshot.as_ref().is_some_and(|snapshot| snapshot != found) {
             self.report_violation(format!(
                 "endpoint {index}: memory was written after the invalidation of its window"
@@ -449,7 +456,7 @@ impl MessageWorld {
         flags.set(SendFlags::SOLICITED, length & 1 == 1);
         let request =
             SendRequest { wr_id: number as u64, tag: 0, operation, flags, segments: &segments, destination };
-        match self.nodes[node].device.post_send(self.now, qpn, &request) {
+        match self.world.nodes[node].device.post_send(self.world.now, qpn, &request) {
             Ok(()) => {}
             // The step is repeated when a request completes.
             Err(PostError::QueueFull) => return false,
@@ -488,12 +495,12 @@ impl MessageWorld {
     fn destination(&mut self, node: usize, to: To, wrong_key: bool) -> Destination<Path> {
         let (remote, qpn) = match to {
             To::Endpoint(other) => {
-                (self.nodes[self.endpoints[other].node].address, self.endpoints[other].qpn)
+                (self.world.nodes[self.endpoints[other].node].address, self.endpoints[other].qpn)
             }
             To::Group => (self.group(), Qpn::MULTICAST),
-            To::NoEndpoint => (self.nodes[0].address, Qpn::truncate(2)),
+            To::NoEndpoint => (self.world.nodes[0].address, Qpn::truncate(2)),
         };
-        let local = self.nodes[node].address;
+        let local = self.world.nodes[node].address;
         let path = Path::new(local, remote, 0xc000 | (self.random.u32() & 0x3fff) as u16);
         let qkey = if wrong_key { GROUP_QKEY ^ 1 << self.random.below(31) } else { GROUP_QKEY };
         Destination { handle: path.expect("addresses of one family"), qpn, qkey }
@@ -508,7 +515,7 @@ impl MessageWorld {
         let (node, qpn, number) = (endpoint.node, endpoint.qpn, self.slots.len());
         let segments = self.slot(node, Some(index));
         let request = RecvRequest { wr_id: RECEIVE | number as u64, tag: 0, segments: &segments };
-        if let Err(error) = self.nodes[node].device.post_recv(self.now, qpn, &request) {
+        if let Err(error) = self.world.nodes[node].device.post_recv(self.world.now, qpn, &request) {
             return self.report_violation(format!("endpoint {index} cannot post a receive: {error}"));
         }
         self.endpoints[index].receives.push_back(number);
@@ -519,12 +526,12 @@ impl MessageWorld {
     pub(super) fn post_shared(&mut self, node: usize) {
         let number = self.slots.len();
         let segments = self.slot(node, None);
-        let srq = self.nodes[node].srq;
+        let srq = self.world.nodes[node].actor.srq;
         let request = RecvRequest { wr_id: RECEIVE | number as u64, tag: 0, segments: &segments };
-        if let Err(error) = self.nodes[node].device.post_srq_recv(self.now, srq, &request) {
+        if let Err(error) = self.world.nodes[node].device.post_srq_recv(self.world.now, srq, &request) {
             return self.report_violation(format!("dev {node} cannot post a shared receive: {error}"));
         }
-        self.nodes[node].shared.insert(number);
+        self.world.nodes[node].actor.shared.insert(number);
     }
 
     /// Registers memory for a receive that fits any message.

@@ -8,21 +8,23 @@
 mod check;
 mod endpoint;
 mod plan;
-mod world;
+mod run;
 
 pub use plan::{EndpointPlan, MessageAction, MessagePlan, MessageStep};
 
-use crate::world::Outcome;
+use crate::scenario_run::Outcome;
+use crate::world::{Actors, Limit};
 
 /// Runs the messages of a plan, and adds the result to the outcome of a run.
 pub(crate) fn run(messages: &MessagePlan, trace: bool, outcome: &mut Outcome) {
-    let mut world = world::MessageWorld::new(messages.clone(), trace);
-    world.run();
-    world.finish();
-    outcome.send_request_count += world.operations;
-    outcome.packet_count += world.packets;
-    outcome.queue_pair_count += world.created_qp_count;
-    outcome.failed_qp_count += world.failures;
+    let mut run = run::MessageRun::new(messages.clone(), trace);
+    run.run(Limit::Time(messages.faults_end_at + run::COMPLETION_TIMEOUT));
+    run.finish();
+    let world = run.world;
+    outcome.send_request_count += run.operations;
+    outcome.packet_count += world.packet_count;
+    outcome.queue_pair_count += run.created_qp_count;
+    outcome.failed_qp_count += run.failures;
     outcome.fault_counts.add(&world.fabric.counts);
     outcome.end_time = outcome.end_time.max(world.now);
     outcome.digest ^= world.digest.rotate_left(17);

@@ -4,25 +4,26 @@
 //! the data in packets, and decide when a request completes or a queue pair fails.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use adverb_proto::memory::{Pd, Registration, RemoteInvalidate, StorageId};
+use adverb_proto::memory::{Registration, RemoteInvalidate, StorageId};
 use adverb_proto::types::{
     Access, PathMtu, RecvRequest, RemoteAddress, Segment, SendOperation, SendRequest, Status,
 };
-use adverb_proto::{
-    Cq, Device, IcrcCheck, Init, Path, QpConfig, ReadyToReceive, ReadyToSend, RxMeta, Time, Transition,
-};
+use adverb_proto::{Cq, Init, Path, QpConfig, ReadyToReceive, ReadyToSend, Time, Transition};
 use adverb_wire::cm::Timeout;
-use adverb_wire::{Packet, Psn, Qpn, ROCE_PORT, RnrTimer};
+use adverb_wire::{Packet, Psn, Qpn, RnrTimer};
 
 use super::log;
 use super::memory::{LOCAL_STORAGE, ProcessMemory, REGION_BASE, local_address};
-use super::world::{Process, World};
+use super::pair::{Pair, Process};
 use crate::Random;
 use crate::fabric::{Fabric, Faults, InFlight};
+use crate::node::{Node, UnregisteredPayload};
 use crate::rc_model::{ModelRequest, RcConnection};
+use crate::world::{Actors, World};
 
 /// The exponent of the ACK timeout: 131 µs. With seven retries, a queue pair fails after about a millisecond.
 const ACK_TIMEOUT: u8 = 5;
@@ -30,27 +31,24 @@ const PORT: u16 = 0xc000;
 
 /// Two devices, and the fabric between them.
 pub(super) struct Devices {
-    nodes: [Node; 2],
-    fabric: Fabric,
+    network: World<LaneNode, Infallible>,
     random: Random,
     lanes: Vec<Lane>,
     /// The lane of each queue pair.
     ends: [HashMap<Qpn, usize>; 2],
     lost_until: Time,
-    packet_count: u64,
 }
 
-struct Node {
-    device: Device,
-    address: IpAddr,
-    pd: Pd,
-    send_cq: Cq,
+/// A device. The memory is that of its process in the model.
+type LaneNode = Node<Registrations, (), ()>;
+
+/// The receive queue and the keys of a device.
+struct Registrations {
     recv_cq: Cq,
     /// The key of the memory of requests.
     local_key: u32,
     /// The keys of regions, by their keys in the model.
     keys: BTreeMap<u32, u32>,
-    ip_id: u16,
 }
 
 /// The queue pairs of a lane.
@@ -80,21 +78,20 @@ impl Devices {
         };
         let long = Duration::from_nanos(4096 << ACK_TIMEOUT);
         let fabric = Fabric::new(faults, Time::MAX, Duration::from_micros(2), long, random.u64());
-        let nodes = [1, 2].map(|host| Node::new(host, &mut random));
+        let mut network = World::new(fabric, false);
+        network.nodes = [1, 2].map(|host| create_node(host, &mut random)).into();
         Devices {
-            nodes,
-            fabric,
+            network,
             random,
             lanes: Vec::new(),
             ends: [HashMap::new(), HashMap::new()],
             lost_until: Time::ZERO,
-            packet_count: 0,
         }
     }
 
     /// Returns the number of packets that the devices have sent.
     pub(super) fn packet_count(&self) -> u64 {
-        self.packet_count
+        self.network.packet_count
     }
 
     /// Drops all packets until `time`. A long loss exhausts the retries of queue pairs.
@@ -104,39 +101,37 @@ impl Devices {
 
     /// Passes new requests to the devices, and advances the time until the next packet arrives or the next timer
     /// expires. Returns whether there was a packet or a timer.
-    pub(super) fn step(&mut self, world: &mut World) -> bool {
-        self.apply_actions(world);
-        self.transmit(world);
-        let timeouts = self.nodes.iter().filter_map(|node| node.device.poll_timeout());
-        let next = timeouts.chain(self.fabric.next()).min();
+    pub(super) fn step(&mut self, pair: &mut Pair) -> bool {
+        self.apply_actions(pair);
+        self.transmit(pair);
+        self.network.now = pair.now;
+        let next = self.network.next_event();
         if let Some(next) = next {
-            world.now = world.now.max(next);
-            while let Some(packet) = self.fabric.receive(world.now) {
-                self.deliver(world, &packet);
-            }
-            for node in &mut self.nodes {
-                if node.device.poll_timeout().is_some_and(|time| time <= world.now) {
-                    node.device.handle_timeout(world.now);
-                }
-            }
-            self.transmit(world);
+            DeviceStep { devices: self, pair }.advance(next);
+            pair.now = self.network.now;
+            self.transmit(pair);
         }
-        self.complete(world);
+        self.complete(pair);
         next.is_some()
     }
 
     /// Applies the drivers' actions in the model since the last step to the devices.
-    fn apply_actions(&mut self, world: &mut World) {
+    fn apply_actions(&mut self, pair: &mut Pair) {
         for side in 0..2 {
-            let is_running = world.sides[side].process == Process::Running;
-            self.nodes[side].register_new(&world.sides[side].memory, is_running, &mut self.random);
+            let is_running = pair.sides[side].process == Process::Running;
+            register_new(
+                &mut self.network.nodes[side],
+                &pair.sides[side].memory,
+                is_running,
+                &mut self.random,
+            );
         }
-        while self.lanes.len() < world.lanes.len() {
-            self.connect(world.now);
+        while self.lanes.len() < pair.lanes.len() {
+            self.connect(pair.now);
         }
-        for (lane, rc) in world.lanes.iter().enumerate() {
+        for (lane, rc) in pair.lanes.iter().enumerate() {
             for side in 0..2 {
-                self.apply_end_actions(world.now, lane, side, rc.as_ref());
+                self.apply_end_actions(pair.now, lane, side, rc.as_ref());
             }
         }
     }
@@ -146,13 +141,13 @@ impl Devices {
         let lane = self.lanes.len();
         let random = &mut self.random;
         let qpns = [0, 1].map(|side| {
-            let Node { device, pd, send_cq, recv_cq, .. } = &mut self.nodes[side];
-            let config = QpConfig::rc(*pd, *send_cq, *recv_cq);
+            let Node { device, pd, cq, actor, .. } = &mut self.network.nodes[side];
+            let config = QpConfig::rc(*pd, *cq, actor.recv_cq);
             device.create_qp(config, || random.u32()).expect("a valid configuration")
         });
         for side in 0..2 {
-            let remote = self.nodes[1 - side].address;
-            let Node { device, address, .. } = &mut self.nodes[side];
+            let remote = self.network.nodes[1 - side].address;
+            let Node { device, address, .. } = &mut self.network.nodes[side];
             let receiving = ReadyToReceive {
                 remote_qpn: qpns[1 - side],
                 path: Path::new(*address, remote, PORT).expect("addresses of one family"),
@@ -187,7 +182,7 @@ impl Devices {
     fn apply_end_actions(&mut self, now: Time, lane: usize, side: usize, rc: Option<&RcConnection>) {
         let end = &mut self.lanes[lane].ends[side];
         let Some(qpn) = end.qpn else { return };
-        let [first, second] = &mut self.nodes;
+        let [first, second] = &mut self.network.nodes[..] else { return };
         let (node, peer) = if side == 0 { (first, &*second) } else { (second, &*first) };
         let Some(rc) = rc.filter(|rc| !rc.is_end_destroyed(side)) else {
             end.qpn = None;
@@ -202,7 +197,7 @@ impl Devices {
             return;
         }
         for (wr_id, segment) in rc.receives(side).skip(end.receives) {
-            let segments = [node.segment(segment)];
+            let segments = [node.actor.segment(segment)];
             let segments = &segments[..usize::from(segment.length > 0)];
             let request = RecvRequest { wr_id, tag: 0, segments };
             node.device.post_recv(now, qpn, &request).expect("the model has checked the queue's depth");
@@ -211,74 +206,45 @@ impl Devices {
         let last_posted = end.last_posted;
         for request in rc.posted(side).filter(|request| last_posted.is_none_or(|last| request.wr_id > last)) {
             end.last_posted = Some(request.wr_id);
-            node.post_send(now, qpn, request, peer);
+            post_send(node, now, qpn, request, peer);
         }
     }
 
     /// Passes the packets of both devices to the fabric.
-    fn transmit(&mut self, world: &mut World) {
+    fn transmit(&mut self, pair: &mut Pair) {
         for side in 0..2 {
             loop {
-                let node = &mut self.nodes[side];
-                node.ip_id = node.ip_id.wrapping_add(1);
-                let ip_id = node.ip_id;
-                let Some(transmit) = node.device.poll_transmit(world.now) else { break };
-                let dest_qp = transmit.header.dest_qp;
-                let mut bytes = Vec::with_capacity(transmit.payload.len() + 64);
-                if transmit.write_to(&world.sides[side].memory, ip_id, &mut bytes).is_err() {
-                    return world.report_violation("the NIC read a buffer that was not in flight");
-                }
-                self.packet_count += 1;
-                let packet = InFlight {
-                    from: side,
-                    to: 1 - side,
-                    source_port: PORT,
-                    ip_id,
-                    bytes,
-                    ecn_capable: false,
-                    is_ecn_marked: false,
+                let memory = &pair.sides[side].memory;
+                let packet = match self.network.nodes[side].poll_packet_from(pair.now, memory) {
+                    Ok(Some(packet)) => packet,
+                    Ok(None) => break,
+                    Err(UnregisteredPayload) => {
+                        return pair.report_violation("the NIC read a buffer that was not in flight");
+                    }
                 };
-                if world.now >= self.lost_until && !self.is_cut(world, 1 - side, dest_qp) {
-                    self.fabric.send(world.now, packet);
+                self.network.packet_count += 1;
+                if pair.now >= self.lost_until && !self.is_cut(pair, 1 - side, packet.header.dest_qp) {
+                    self.network.fabric.send(pair.now, packet.into_flight(side, 1 - side));
                 }
             }
         }
     }
 
     /// Whether the lane of a side's queue pair is cut.
-    fn is_cut(&self, world: &World, side: usize, qpn: Qpn) -> bool {
-        let lane = self.ends[side].get(&qpn).and_then(|lane| world.lanes[*lane].as_ref());
+    fn is_cut(&self, pair: &Pair, side: usize, qpn: Qpn) -> bool {
+        let lane = self.ends[side].get(&qpn).and_then(|lane| pair.lanes[*lane].as_ref());
         lane.is_some_and(RcConnection::is_cut)
     }
 
-    fn deliver(&mut self, world: &mut World, packet: &InFlight) {
-        let Ok(parsed) = Packet::parse(&packet.bytes) else { return };
-        let header: adverb_wire::Header = *parsed.header();
-        if self.is_cut(world, packet.to, header.dest_qp) {
-            return;
-        }
-        let source = SocketAddr::new(self.nodes[packet.from].address, packet.source_port);
-        let node = &mut self.nodes[packet.to];
-        let rx_meta = RxMeta {
-            source,
-            destination: SocketAddr::new(node.address, ROCE_PORT),
-            icrc: IcrcCheck::IpId(packet.ip_id),
-            is_ecn_marked: false,
-            route: Default::default(),
-            received_at: None,
-        };
-        node.device.handle_packet(world.now, &rx_meta, &parsed, &mut world.sides[packet.to].memory);
-    }
-
     /// Passes the completions of both devices to the model.
-    fn complete(&mut self, world: &mut World) {
+    fn complete(&mut self, pair: &mut Pair) {
         for side in 0..2 {
-            let (send_cq, recv_cq) = (self.nodes[side].send_cq, self.nodes[side].recv_cq);
+            let (send_cq, recv_cq) = (self.network.nodes[side].cq, self.network.nodes[side].actor.recv_cq);
             // Messages that arrived before a failure must be passed on first.
             let mut flushed = Vec::new();
-            while let Some(completion) = self.nodes[side].device.poll_completion(recv_cq) {
+            while let Some(completion) = self.network.nodes[side].device.poll_completion(recv_cq) {
                 let Some(lane) = self.ends[side].get(&completion.qpn).copied() else { continue };
-                let Some(rc) = world.lanes[lane].as_mut() else { continue };
+                let Some(rc) = pair.lanes[lane].as_mut() else { continue };
                 if completion.outcome.is_ok() {
                     self.lanes[lane].ends[side].receives -= 1;
                     rc.consume_receive(side, completion);
@@ -286,21 +252,21 @@ impl Devices {
                     flushed.push(lane);
                 }
             }
-            while let Some(completion) = self.nodes[side].device.poll_completion(send_cq) {
+            while let Some(completion) = self.network.nodes[side].device.poll_completion(send_cq) {
                 let Some(lane) = self.ends[side].get(&completion.qpn).copied() else { continue };
-                let Some(rc) = world.lanes[lane].as_mut() else { continue };
+                let Some(rc) = pair.lanes[lane].as_mut() else { continue };
                 match completion.outcome {
                     Ok(_) => rc.complete_through(side, completion),
                     Err(failure) if rc.is_end_working(side) => {
                         rc.complete_before(side, completion.wr_id);
                         rc.fail(side, failure.status);
-                        Devices::check_status(world, side, failure.status);
+                        Devices::check_status(pair, side, failure.status);
                     }
                     Err(_) => {}
                 }
             }
             for lane in flushed {
-                if let Some(rc) = world.lanes[lane].as_mut() {
+                if let Some(rc) = pair.lanes[lane].as_mut() {
                     rc.fail(side, Status::Flushed);
                 }
             }
@@ -308,23 +274,51 @@ impl Devices {
     }
 
     /// Checks that a request failed because of lost packets.
-    fn check_status(world: &mut World, side: usize, status: Status) {
-        world.note(|| format!("NIC of the {}: {status}", log::name(side)));
+    fn check_status(pair: &mut Pair, side: usize, status: Status) {
+        pair.note(|| format!("NIC of the {}: {status}", log::name(side)));
         match status {
             Status::RetryExceeded | Status::Flushed => {}
             Status::RnrRetryExceeded => {
-                world.report_violation("a message found no receive: credits were exceeded");
+                pair.report_violation("a message found no receive: credits were exceeded");
             }
-            status => world.report_violation(&format!("a request failed: {status}")),
+            status => pair.report_violation(&format!("a request failed: {status}")),
         }
     }
 }
 
-impl Node {
-    fn new(host: u8, random: &mut Random) -> Node {
-        let mut device = Device::new(());
-        let pd = device.create_domain();
-        let (send_cq, recv_cq) = (device.create_cq(1 << 16), device.create_cq(1 << 16));
+/// A step of the devices, which access the memory of the processes.
+struct DeviceStep<'a> {
+    devices: &'a mut Devices,
+    pair: &'a mut Pair,
+}
+
+impl Actors for DeviceStep<'_> {
+    type Node = LaneNode;
+    type Task = Infallible;
+
+    fn world(&mut self) -> &mut World<LaneNode, Infallible> {
+        &mut self.devices.network
+    }
+
+    fn deliver(&mut self, packet: &InFlight) {
+        let Ok(parsed) = Packet::parse(&packet.bytes) else { return };
+        if self.devices.is_cut(self.pair, packet.to, parsed.header().dest_qp) {
+            return;
+        }
+        let network = &mut self.devices.network;
+        let rx_meta = packet.rx_meta(network.nodes[packet.from].address, network.nodes[packet.to].address);
+        let memory = &mut self.pair.sides[packet.to].memory;
+        network.nodes[packet.to].device.handle_packet(network.now, &rx_meta, &parsed, memory);
+    }
+
+    fn perform(&mut self, task: Infallible) {
+        match task {}
+    }
+}
+
+fn create_node(host: u8, random: &mut Random) -> LaneNode {
+    let address = IpAddr::V4(Ipv4Addr::new(10, 99, 0, host));
+    Node::new(address, (), (), 1 << 16, |device, pd| {
         let registration = Registration {
             addr: 0,
             length: 1 << 60,
@@ -333,64 +327,65 @@ impl Node {
             remote_invalidate: RemoteInvalidate::Denied,
         };
         let local_key = device.register(pd, registration, || random.u32()).expect("a valid region");
-        let address = IpAddr::V4(Ipv4Addr::new(10, 99, 0, host));
-        let keys = BTreeMap::new();
-        Node { device, address, pd, send_cq, recv_cq, local_key, keys, ip_id: 0 }
-    }
+        Registrations { recv_cq: device.create_cq(1 << 16), local_key, keys: BTreeMap::new() }
+    })
+}
 
-    /// Registers the new regions of the process, and deregisters the released ones.
-    fn register_new(&mut self, memory: &ProcessMemory, is_running: bool, random: &mut Random) {
-        let device = &mut self.device;
-        self.keys.retain(|rkey, key| {
-            let is_kept = is_running && memory.registered_len(*rkey).is_some();
-            if !is_kept {
-                device.deregister(*key).expect("a registered key");
-            }
-            is_kept
-        });
-        for (rkey, len) in memory.registered() {
-            let registration = Registration {
-                addr: REGION_BASE,
-                length: len as u64,
-                access: Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
-                storage: StorageId(rkey.into()),
-                remote_invalidate: RemoteInvalidate::Denied,
-            };
-            self.keys.entry(rkey).or_insert_with(|| {
-                device.register(self.pd, registration, || random.u32()).expect("a valid region")
-            });
+/// Registers the new regions of the process, and deregisters the released ones.
+fn register_new(node: &mut LaneNode, memory: &ProcessMemory, is_running: bool, random: &mut Random) {
+    let Node { device, pd, actor, .. } = node;
+    actor.keys.retain(|rkey, key| {
+        let is_kept = is_running && memory.registered_len(*rkey).is_some();
+        if !is_kept {
+            device.deregister(*key).expect("a registered key");
         }
+        is_kept
+    });
+    for (rkey, len) in memory.registered() {
+        let registration = Registration {
+            addr: REGION_BASE,
+            length: len as u64,
+            access: Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
+            storage: StorageId(rkey.into()),
+            remote_invalidate: RemoteInvalidate::Denied,
+        };
+        actor
+            .keys
+            .entry(rkey)
+            .or_insert_with(|| device.register(*pd, registration, || random.u32()).expect("a valid region"));
     }
+}
 
+impl Registrations {
     /// Returns local memory as the device addresses it.
     fn segment(&self, segment: Segment) -> Segment {
         Segment { addr: local_address(segment.addr), lkey: self.local_key, ..segment }
     }
+}
 
-    /// Posts a request that accesses the peer's memory.
-    fn post_send(&mut self, now: Time, qpn: Qpn, request: &ModelRequest, peer: &Node) {
-        // A key that the peer has deregistered is invalid.
-        let translate = |remote: RemoteAddress| {
-            let rkey = peer.keys.get(&remote.rkey).copied().unwrap_or(0);
-            RemoteAddress { rkey, ..remote }
-        };
-        let operation = match request.operation {
-            SendOperation::Write(remote) => SendOperation::Write(translate(remote)),
-            SendOperation::WriteWithImm(remote, immediate) => {
-                SendOperation::WriteWithImm(translate(remote), immediate)
-            }
-            SendOperation::Read(remote) => SendOperation::Read(translate(remote)),
-            operation => operation,
-        };
-        let local = request.local.filter(|local| local.length > 0).map(|local| self.segment(local));
-        let request = SendRequest::<()> {
-            wr_id: request.wr_id,
-            tag: 0,
-            operation,
-            flags: request.flags,
-            segments: local.as_slice(),
-            destination: None,
-        };
-        self.device.post_send(now, qpn, &request).expect("the model has checked the queue's depth");
-    }
+/// Posts a request that accesses the peer's memory.
+fn post_send(node: &mut LaneNode, now: Time, qpn: Qpn, request: &ModelRequest, peer: &LaneNode) {
+    // A key that the peer has deregistered is invalid.
+    let translate = |remote: RemoteAddress| {
+        let rkey = peer.actor.keys.get(&remote.rkey).copied().unwrap_or(0);
+        RemoteAddress { rkey, ..remote }
+    };
+    let operation = match request.operation {
+        SendOperation::Write(remote) => SendOperation::Write(translate(remote)),
+        SendOperation::WriteWithImm(remote, immediate) => {
+            SendOperation::WriteWithImm(translate(remote), immediate)
+        }
+        SendOperation::Read(remote) => SendOperation::Read(translate(remote)),
+        operation => operation,
+    };
+    let local = request.local.filter(|local| local.length > 0).map(|local| node.actor.segment(local));
+    let request = SendRequest::<()> {
+        wr_id: request.wr_id,
+        tag: 0,
+        operation,
+        flags: request.flags,
+        segments: local.as_slice(),
+        destination: None,
+    };
+    node.device.post_send(now, qpn, &request).expect("the model has checked the queue's depth");
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use adverb_net_proto::{Config, EndReason};
 
 use super::application::{Application, EagerCall, Ending, PlannedMessage};
-use super::world::{Action, Process, World};
+use super::pair::{Action, Pair, Process};
 
 /// The outcome of [`explore_net`].
 #[derive(Clone, Debug)]
@@ -40,10 +40,10 @@ impl fmt::Display for NetExploration {
     }
 }
 
-/// A world, and the faults that may still happen.
+/// A pair of processes, and the faults that may still happen.
 #[derive(Clone, Hash)]
 struct State {
-    world: World,
+    pair: Pair,
     breaks_left: u8,
     restarts_left: u8,
     had_fault: bool,
@@ -111,18 +111,18 @@ impl State {
     fn may_have_effect(&self, step: Step) -> bool {
         match step {
             Step::Drive(_) => true,
-            Step::Act(Action::Send(side)) => self.world.sides[side].application.is_sending(),
+            Step::Act(Action::Send(side)) => self.pair.sides[side].application.is_sending(),
             Step::Break(..) => self.breaks_left > 0,
             Step::Act(Action::Kill(..)) => self.restarts_left > 0,
             // A broken lane fails sooner or later, so this is not an additional fault.
-            Step::Act(Action::FailLane(side)) => self.world.is_lane_silent(side),
+            Step::Act(Action::FailLane(side)) => self.pair.is_lane_silent(side),
             // No timeout is needed while the lane works, or while a completion waits for the driver.
             Step::Act(Action::Timeout(side)) => {
-                let is_waiting = self.world.next_timeout(side).is_some() && self.world.is_lane_dead(side);
+                let is_waiting = self.pair.next_timeout(side).is_some() && self.pair.is_lane_dead(side);
                 is_waiting && !self.clone().step(Step::Drive(side))
             }
-            Step::Act(Action::Drain(side)) => self.world.sides[side].must_drain,
-            Step::Execute(side) => self.world.can_execute(side),
+            Step::Act(Action::Drain(side)) => self.pair.sides[side].must_drain,
+            Step::Execute(side) => self.pair.can_execute(side),
             Step::Act(_) => true,
         }
     }
@@ -132,31 +132,31 @@ impl State {
         match step {
             Step::Drive(side) => {
                 let mut done = false;
-                while self.world.act(Action::Complete(side))
-                    | self.world.act(Action::Register(side))
-                    | self.world.act(Action::Dial(side))
-                    | self.world.act(Action::Post(side))
-                    | self.world.act(Action::Poll(side))
-                    | self.world.act(Action::Receive(side))
+                while self.pair.act(Action::Complete(side))
+                    | self.pair.act(Action::Register(side))
+                    | self.pair.act(Action::Dial(side))
+                    | self.pair.act(Action::Post(side))
+                    | self.pair.act(Action::Poll(side))
+                    | self.pair.act(Action::Receive(side))
                 {
                     done = true;
                 }
                 done
             }
             Step::Execute(side) => {
-                while self.world.act(Action::Execute(side)) {}
+                while self.pair.act(Action::Execute(side)) {}
                 true
             }
             Step::Break(first, second) => {
                 let mut execute =
-                    |side: usize, count: usize| (0..count).all(|_| self.world.act(Action::Execute(side)));
-                let done = execute(0, first) && execute(1, second) && self.world.act(Action::Cut);
+                    |side: usize, count: usize| (0..count).all(|_| self.pair.act(Action::Execute(side)));
+                let done = execute(0, first) && execute(1, second) && self.pair.act(Action::Cut);
                 self.breaks_left -= u8::from(done);
                 self.had_fault |= done;
                 done
             }
             Step::Act(action) => {
-                let done = self.world.act(action);
+                let done = self.pair.act(action);
                 if done && matches!(action, Action::Kill(..)) {
                     self.restarts_left -= 1;
                     self.had_fault = true;
@@ -168,27 +168,27 @@ impl State {
 
     /// Whether both sides have ended.
     fn is_final(&self) -> bool {
-        self.world.sides.iter().all(|side| side.is_over())
+        self.pair.sides.iter().all(|side| side.is_over())
     }
 
     /// Checks a final state, after the applications have received all messages that they can receive.
     fn check_final(&self) -> Option<String> {
-        let mut world = self.world.clone();
+        let mut pair = self.pair.clone();
         for side in 0..2 {
-            while world.act(Action::Receive(side)) || world.act(Action::Register(side)) {}
-            world.check_resources(side);
+            while pair.act(Action::Receive(side)) || pair.act(Action::Register(side)) {}
+            pair.check_resources(side);
         }
         for side in 0..2 {
-            world.check_messages(side);
+            pair.check_messages(side);
             let is_graceful = matches!(
-                world.sides[side].application.end,
+                pair.sides[side].application.end,
                 Some(EndReason::Closed | EndReason::PeerClosed) | None
             );
             if !self.had_fault && !is_graceful {
-                world.report_violation("a connection without faults did not end gracefully");
+                pair.report_violation("a connection without faults did not end gracefully");
             }
         }
-        world.violation
+        pair.violation
     }
 }
 
@@ -270,9 +270,9 @@ pub fn explore_net(plan: NetPlan, break_count: u8, restart_count: u8, max_states
         Application::new(0, connector_plan.clone(), listener_plan.clone(), connector_ending),
         Application::new(1, listener_plan, connector_plan, listener_ending),
     ];
-    let world = World::new([config.clone(), config], applications);
+    let pair = Pair::new([config.clone(), config], applications);
     let (breaks_left, restarts_left) = (break_count, restart_count);
-    let first = State { world, breaks_left, restarts_left, had_fault: false };
+    let first = State { pair, breaks_left, restarts_left, had_fault: false };
     explore(first, plan.max_executed(), max_states)
 }
 
@@ -351,12 +351,12 @@ fn explore(first: State, max_executed: usize, max_states: usize) -> NetExplorati
             id = before;
         }
         let mut state = first.clone();
-        state.world.log = Some(Vec::new());
+        state.pair.log = Some(Vec::new());
         for step in steps.into_iter().rev() {
-            state.world.note(|| format!("-- {step:?}"));
+            state.pair.note(|| format!("-- {step:?}"));
             state.step(step);
         }
-        let log = state.world.log.take().unwrap_or_default();
+        let log = state.pair.log.take().unwrap_or_default();
         format!("{what}, after:\n{}", log.join("\n"))
     };
     while !level.is_empty() {
@@ -384,7 +384,7 @@ fn explore(first: State, max_executed: usize, max_states: usize) -> NetExplorati
                         entry.insert(new);
                         origins.push((id, Some(*step)));
                         edges.push((id, new));
-                        if let Some(what) = &successor.world.violation {
+                        if let Some(what) = &successor.pair.violation {
                             result.violation = Some(describe(&origins, new, what));
                             return result;
                         }

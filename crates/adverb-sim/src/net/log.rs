@@ -2,7 +2,7 @@
 
 use adverb_net_proto::{Completed, Event, Frame, FrameKind, Hello, Post};
 
-use super::world::Action;
+use super::pair::Action;
 
 /// Returns the name of a side.
 pub(super) fn name(side: usize) -> &'static str {

@@ -20,7 +20,7 @@ mod explore;
 mod hostile;
 mod log;
 mod memory;
-mod world;
+mod pair;
 
 use std::fmt;
 use std::time::Duration;
@@ -33,7 +33,7 @@ use application::{Application, EagerCall, Ending, PlannedMessage, Progress};
 use devices::Devices;
 pub use explore::{NetExploration, NetPlan, NetSearch, explore_net, explore_net_plans};
 pub use hostile::net_attack_from_bytes;
-use world::{Action, Process, World};
+use pair::{Action, Pair, Process};
 
 /// The maximum number of rounds in which a run must end.
 const MAX_ROUNDS: u32 = 3000;
@@ -72,7 +72,7 @@ pub struct NetOutcome {
 /// One run.
 struct Run {
     random: Random,
-    world: World,
+    pair: Pair,
     /// The devices, or `None` if the queue pairs are modeled.
     devices: Option<Devices>,
     limits: [Bounds; 2],
@@ -167,18 +167,18 @@ pub fn run_net(seed: u64, trace: bool) -> NetOutcome {
     let devices = seed.is_multiple_of(DEVICE_SEED_INTERVAL).then(|| Devices::new(random.u64()));
     // Other seeds than those that run on devices.
     let close_pace = if seed % SLOW_CLOSE_INTERVAL == 1 { ClosePace::Slow } else { ClosePace::Random };
-    let mut world = World::new(configs, applications);
+    let mut pair = Pair::new(configs, applications);
     if trace {
-        world.log = Some(vec![format!("{profile:?}, faults: {has_faults}, devices: {}", devices.is_some())]);
+        pair.log = Some(vec![format!("{profile:?}, faults: {has_faults}, devices: {}", devices.is_some())]);
         for side in 0..2 {
-            let view = &world.sides[side];
+            let view = &pair.sides[side];
             let text = format!("{}: {:?}, {:?}", log::name(side), view.config, view.application);
-            world.note(|| text);
+            pair.note(|| text);
         }
     }
     let mut run = Run {
         random,
-        world,
+        pair,
         devices,
         limits,
         has_faults,
@@ -227,18 +227,17 @@ impl Run {
         let breaks_handshake = self.random.below(4) == 0;
         for _ in 0..steps {
             // Faults during a close are more likely than others.
-            let has_left =
-                |side: &world::Side| side.application.progress == Progress::Left && !side.is_over();
-            let factor = if self.world.sides.iter().any(has_left) { 5 } else { 1 };
+            let has_left = |side: &pair::Side| side.application.progress == Progress::Left && !side.is_over();
+            let factor = if self.pair.sides.iter().any(has_left) { 5 } else { 1 };
             // Before both sides are established, most faults would end the handshake.
-            let is_established = self.world.sides.iter().all(|side| side.established_count > 0);
+            let is_established = self.pair.sides.iter().all(|side| side.established_count > 0);
             if (is_established || breaks_handshake) && self.random.chance_per_million(fault_chance * factor) {
                 self.inject_fault();
             }
             self.break_close();
             self.random_step(&weights);
             self.check();
-            if self.world.violation.is_some() {
+            if self.pair.violation.is_some() {
                 return;
             }
         }
@@ -249,7 +248,7 @@ impl Run {
         match action {
             Action::Post(side)
                 if self.close_pace == ClosePace::Slow
-                    && self.world.sides[side].application.progress == Progress::Left =>
+                    && self.pair.sides[side].application.progress == Progress::Left =>
             {
                 self.rest_before_post(side) | self.act_once(action)
             }
@@ -272,7 +271,7 @@ impl Run {
         ];
         for round in 0..MAX_ROUNDS {
             let count = actions.iter().filter(|action| self.act_once(**action)).count();
-            if count == 0 || self.world.violation.is_some() {
+            if count == 0 || self.pair.violation.is_some() {
                 return round > 0;
             }
         }
@@ -282,13 +281,13 @@ impl Run {
     fn act_once(&mut self, action: Action) -> bool {
         let done = match (&mut self.devices, action) {
             (Some(devices), Action::Execute(_)) => {
-                let done = devices.step(&mut self.world);
-                self.world.after_step();
+                let done = devices.step(&mut self.pair);
+                self.pair.after_step();
                 done
             }
             // A device completes requests when it receives packets, and fails a queue pair when its timer expires.
             (Some(_), Action::Complete(_) | Action::Retry(_)) => false,
-            _ => self.world.act(action),
+            _ => self.pair.act(action),
         };
         if done {
             let code = format!("{action:?}")
@@ -301,7 +300,7 @@ impl Run {
 
     /// Breaks the lane with some probability, if a close is in flight.
     fn break_close(&mut self) {
-        if self.breaks_left == 0 || !self.world.is_close_in_flight() {
+        if self.breaks_left == 0 || !self.pair.is_close_in_flight() {
             return;
         }
         let side = self.random.below(2) as usize;
@@ -319,8 +318,8 @@ impl Run {
         let outage = Duration::from_micros(self.random.below(2500));
         let is_injected = match (self.random.below(12), &mut self.devices) {
             (0..2, Some(devices)) => {
-                devices.lose_packets_until(self.world.now + outage);
-                self.world.note(|| format!("FAULT: all packets are lost for {outage:?}"));
+                devices.lose_packets_until(self.pair.now + outage);
+                self.pair.note(|| format!("FAULT: all packets are lost for {outage:?}"));
                 true
             }
             (kind, _) => self.inject(kind, side),
@@ -336,8 +335,8 @@ impl Run {
             9 => self.act(Action::Kill(side, Process::Restarted)),
             10 => self.act(Action::Kill(side, Process::Dead)),
             _ => {
-                self.world.note(|| format!("FAULT: the application of the {} hangs", log::name(side)));
-                !std::mem::replace(&mut self.world.sides[side].application.is_hung, true)
+                self.pair.note(|| format!("FAULT: the application of the {} hangs", log::name(side)));
+                !std::mem::replace(&mut self.pair.sides[side].application.is_hung, true)
             }
         }
     }
@@ -377,13 +376,13 @@ impl Run {
         if self.profile != Profile::SlowRetries {
             self.act(Action::Retry(side));
         }
-        self.world.now = self.world.now + Duration::from_micros(self.random.below(300));
+        self.pair.now = self.pair.now + Duration::from_micros(self.random.below(300));
         self.fire_timeouts();
     }
 
     fn fire_timeouts(&mut self) {
         for side in 0..2 {
-            if self.world.next_timeout(side).is_some_and(|time| time <= self.world.now) {
+            if self.pair.next_timeout(side).is_some_and(|time| time <= self.pair.now) {
                 self.act(Action::Timeout(side));
             }
         }
@@ -391,7 +390,7 @@ impl Run {
 
     fn check(&mut self) {
         for (side, limits) in self.limits.iter().enumerate() {
-            let view = &self.world.sides[side];
+            let view = &self.pair.sides[side];
             let Some(connection) = &view.connection else { continue };
             let (buffered, kept) = connection.buffered_bytes();
             let (requests, regions) = (view.request_count(), view.memory.region_count());
@@ -406,7 +405,7 @@ impl Run {
             } else {
                 continue;
             };
-            return self.world.report_violation(&what);
+            return self.pair.report_violation(&what);
         }
     }
 
@@ -427,7 +426,7 @@ impl Run {
                     while self.act(action) {
                         is_busy = true;
                         self.break_close();
-                        if self.world.violation.is_some() {
+                        if self.pair.violation.is_some() {
                             return false;
                         }
                     }
@@ -436,16 +435,16 @@ impl Run {
                 is_busy |= self.profile != Profile::SlowRetries && self.act(Action::Retry(side));
             }
             self.check();
-            if self.world.violation.is_some() {
+            if self.pair.violation.is_some() {
                 return false;
             }
             if is_busy {
                 continue;
             }
-            let is_over = self.world.sides.iter().all(|side| side.is_over());
-            let is_idle = (0..2).all(|side| !self.world.is_lane_silent(side));
-            let next = (0..2).filter_map(|side| self.world.next_timeout(side)).min();
-            let is_waiting = self.world.sides.iter().any(|side| {
+            let is_over = self.pair.sides.iter().all(|side| side.is_over());
+            let is_idle = (0..2).all(|side| !self.pair.is_lane_silent(side));
+            let next = (0..2).filter_map(|side| self.pair.next_timeout(side)).min();
+            let is_waiting = self.pair.sides.iter().any(|side| {
                 let phase = side.connection.as_ref().map(|connection| connection.phase());
                 !matches!(phase, None | Some(PhaseKind::Closed | PhaseKind::Established))
                     || side.application.progress == Progress::Left && !side.is_over()
@@ -453,21 +452,21 @@ impl Run {
             match next {
                 Some(next) if !is_over && (!is_idle || is_waiting) => {
                     if !self.has_faults {
-                        self.world.report_violation("a run without faults waits for a timeout");
+                        self.pair.report_violation("a run without faults waits for a timeout");
                         return false;
                     }
-                    if self.devices.is_none() && (0..2).any(|side| self.world.can_close(side)) {
-                        self.world.report_violation("a close waits for a timeout, though its lane works");
+                    if self.devices.is_none() && (0..2).any(|side| self.pair.can_close(side)) {
+                        self.pair.report_violation("a close waits for a timeout, though its lane works");
                         return false;
                     }
-                    self.world.now = self.world.now.max(next);
+                    self.pair.now = self.pair.now.max(next);
                     self.fire_timeouts();
                 }
                 _ if self.act(Action::Retry(0)) | self.act(Action::Retry(1)) => {}
                 _ => return true,
             }
         }
-        self.world.report_violation("the connection did not become idle");
+        self.pair.report_violation("the connection did not become idle");
         false
     }
 
@@ -476,10 +475,10 @@ impl Run {
         if !self.run_until_idle() {
             return;
         }
-        let has_keepalive = |world: &World, side: usize| world.next_timeout(side).is_some();
+        let has_keepalive = |pair: &Pair, side: usize| pair.next_timeout(side).is_some();
         for side in 0..2 {
-            if self.world.is_lane_silent(side) && has_keepalive(&self.world, side) {
-                return self.world.report_violation("an idle side did not notice that its lane failed");
+            if self.pair.is_lane_silent(side) && has_keepalive(&self.pair, side) {
+                return self.pair.report_violation("an idle side did not notice that its lane failed");
             }
         }
         for side in 0..2 {
@@ -490,43 +489,43 @@ impl Run {
         }
         for side in 0..2 {
             // A connection whose application hangs stays open while its peer exists.
-            let is_hung = self.world.sides[side].application.is_hung;
-            if !self.world.sides[side].is_over() && !is_hung {
-                let phase = self.world.sides[side].connection.as_ref().map(|connection| connection.phase());
-                return self.world.report_violation(&format!("side {side} did not end: {phase:?}"));
+            let is_hung = self.pair.sides[side].application.is_hung;
+            if !self.pair.sides[side].is_over() && !is_hung {
+                let phase = self.pair.sides[side].connection.as_ref().map(|connection| connection.phase());
+                return self.pair.report_violation(&format!("side {side} did not end: {phase:?}"));
             }
-            self.world.check_resources(side);
+            self.pair.check_resources(side);
         }
         self.check_messages();
     }
 
     fn check_messages(&mut self) {
         for side in 0..2 {
-            self.world.check_messages(side);
-            let sender = &self.world.sides[side];
+            self.pair.check_messages(side);
+            let sender = &self.pair.sides[side];
             if sender.process != Process::Running || sender.application.end.is_none() {
                 continue;
             }
             if !self.has_faults {
-                let reason = self.world.end_reason(side);
+                let reason = self.pair.end_reason(side);
                 if !matches!(reason, Some(EndReason::Closed | EndReason::PeerClosed)) {
-                    self.world.report_violation(&format!("side {side} ended without a fault: {reason:?}"));
+                    self.pair.report_violation(&format!("side {side} ended without a fault: {reason:?}"));
                 }
-                if self.world.sides[side].established_count != 1 {
-                    self.world.report_violation("a lane was replaced without a fault");
+                if self.pair.sides[side].established_count != 1 {
+                    self.pair.report_violation("a lane was replaced without a fault");
                 }
             }
         }
     }
 
     fn outcome(mut self, seed: u64) -> NetOutcome {
-        let mut trace = self.world.log.take().unwrap_or_default();
-        if self.world.violation.is_some() && !trace.is_empty() {
-            let sides = self.world.sides.iter().enumerate();
+        let mut trace = self.pair.log.take().unwrap_or_default();
+        if self.pair.violation.is_some() && !trace.is_empty() {
+            let sides = self.pair.sides.iter().enumerate();
             trace.extend(sides.map(|(side, view)| format!("{}: {:#?}", log::name(side), view.connection)));
         }
         let sum = |count: fn(&Application) -> u64| {
-            self.world.sides.iter().map(|side| count(&side.application)).sum::<u64>()
+            self.pair.sides.iter().map(|side| count(&side.application)).sum::<u64>()
         };
         let is_graceful = |application: &Application| application.end == Some(EndReason::Closed);
         NetOutcome {
@@ -534,12 +533,12 @@ impl Run {
             message_count: sum(|application| application.sent),
             received_count: sum(|application| application.received),
             unacknowledged_count: sum(|application| application.unacknowledged.len() as u64),
-            lane_count: self.world.sides.iter().map(|side| side.established_count).sum(),
+            lane_count: self.pair.sides.iter().map(|side| side.established_count).sum(),
             fault_count: self.fault_count,
-            graceful_count: self.world.sides.iter().filter(|side| is_graceful(&side.application)).count()
+            graceful_count: self.pair.sides.iter().filter(|side| is_graceful(&side.application)).count()
                 as u64,
             digest: self.digest,
-            violation: self.world.violation,
+            violation: self.pair.violation,
             packet_count: self.devices.as_ref().map_or(0, Devices::packet_count),
             trace,
         }

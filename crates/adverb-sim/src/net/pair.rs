@@ -104,7 +104,7 @@ pub(super) enum Action {
 
 /// Both sides, and the lanes between them.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct World {
+pub(super) struct Pair {
     pub(super) now: Time,
     pub(super) sides: [Side; 2],
     pub(super) lanes: Vec<Option<RcConnection>>,
@@ -155,17 +155,17 @@ impl Side {
     }
 }
 
-impl World {
-    pub(super) fn new(configs: [Config; 2], applications: [Application; 2]) -> World {
+impl Pair {
+    pub(super) fn new(configs: [Config; 2], applications: [Application; 2]) -> Pair {
         let [first, second] = configs;
         let [connector, listener] = applications;
         let sides = [Side::new(first.clamped(), connector), Side::new(second.clamped(), listener)];
-        let mut world = World { now: Time::ZERO, sides, lanes: Vec::new(), violation: None, log: None };
-        let lane = world.connect();
-        let config = world.sides[0].config.clone();
-        world.sides[0].connection = Some(Connection::connect(config, SESSION, Time::ZERO));
-        world.sides[0].lane = Some(lane);
-        world
+        let mut pair = Pair { now: Time::ZERO, sides, lanes: Vec::new(), violation: None, log: None };
+        let lane = pair.connect();
+        let config = pair.sides[0].config.clone();
+        pair.sides[0].connection = Some(Connection::connect(config, SESSION, Time::ZERO));
+        pair.sides[0].lane = Some(lane);
+        pair
     }
 
     pub(super) fn report_violation(&mut self, what: &str) {

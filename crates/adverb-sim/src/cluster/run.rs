@@ -20,7 +20,7 @@ use crate::schedule::Log;
 
 /// The state of a run.
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct ClusterRun {
     seed: u64,
     pub(super) config: Config,
     pub(super) call_config: rpc::Config,
@@ -100,7 +100,7 @@ pub(super) fn key(member: usize, epoch: u64) -> u32 {
     (member as u32) << 16 | epoch as u32 & 0xffff
 }
 
-impl World {
+impl ClusterRun {
     pub(super) fn new(
         seed: u64,
         config: Config,
@@ -109,8 +109,8 @@ impl World {
         count: usize,
         random: Random,
         trace: bool,
-    ) -> World {
-        let mut world = World {
+    ) -> ClusterRun {
+        let mut run = ClusterRun {
             seed,
             config,
             call_config: call_config.unwrap_or_default(),
@@ -141,10 +141,10 @@ impl World {
             stale_epochs: 0,
         };
         for index in 0..count {
-            let member = world.start_member(index, 1, count);
-            world.members.push(member);
+            let member = run.start_member(index, 1, count);
+            run.members.push(member);
         }
-        world
+        run
     }
 
     /// Creates a member that starts with `epoch`.
