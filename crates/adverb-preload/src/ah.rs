@@ -80,7 +80,7 @@ unsafe fn address_of_sender(
     attr.grh.sgid_index = ours.unwrap_or(0) as u8;
     attr.grh.flow_label = flow_label;
     attr.grh.traffic_class = traffic_class;
-    // The answer takes as many hops as the datagram may have taken.
+    // The answer may take at least as many hops as packets with Linux's default limit.
     attr.grh.hop_limit = if hop_limit == 0 { 64 } else { hop_limit.max(64) };
     attr.is_global = 1;
     attr.port_num = port_num;

@@ -116,7 +116,7 @@ impl Context {
         for _ in events.len()..count {
             let mut value = 0u64;
             let mut part = libc::iovec { iov_base: (&raw mut value).cast(), iov_len: size_of_val(&value) };
-            // Without waiting, even if the descriptor is a blocking one: another thread may have read the count.
+            // The read doesn't wait, even if the descriptor is a blocking one: another thread may have read the count.
             // SAFETY: the buffer has eight bytes.
             unsafe { libc::preadv2(self.async_fd(), &raw mut part, 1, -1, libc::RWF_NOWAIT) };
         }

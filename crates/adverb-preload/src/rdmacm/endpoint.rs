@@ -93,5 +93,5 @@ entry! {
     }
 }
 
-/// The time limit for resolving addresses, which the device doesn't need.
+/// The time limit for resolving addresses. It never expires, because the device resolves them at once.
 const TIMEOUT_MS: c_int = 2000;

@@ -293,8 +293,8 @@ fn is_ending(cm: Cm<'_>, connection: ConnectionId) -> bool {
     cm.state(connection) == Some(ConnectionState::DreqSent)
 }
 
-/// Disconnects the connections of a process that exits, as the kernel does, and waits a little for the peers' replies:
-/// the messages may be lost.
+/// Disconnects the connections of a process that exits, as the kernel does. Waits up to [`EXIT_TIMEOUT`] for the peers'
+/// replies, because lost messages are repeated meanwhile.
 extern "C" fn disconnect_at_exit() {
     crate::entry::call(|| {
         let Some(manager) = Manager::if_running() else { return };
