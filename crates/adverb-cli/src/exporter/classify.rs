@@ -36,7 +36,7 @@ impl Direction {
 pub(super) enum RdmaCounter {
     /// Packets. A driver may have several such counters, to be added.
     Packets(Direction),
-    /// Bytes, in units of `scale` bytes. A driver may have several such counters, to be added.
+    /// Bytes, in units of this many bytes. A driver may have several such counters, to be added.
     Bytes(Direction, u64),
     /// Events that should not happen on a healthy network.
     Error,

@@ -28,7 +28,7 @@ const QUIET_PERIOD: Duration = Duration::from_millis(150);
 pub(super) struct Actor {
     port: Port,
     objects: Option<CaseObjects>,
-    /// The memory, while no stage uses it.
+    /// The memory, while no case uses it.
     store: Option<Store>,
 }
 

@@ -46,7 +46,7 @@ impl AddressCache {
             entry.last_use = last_use;
             return Ok(UdDestination { address_handle: entry.handle.clone(), qpn, qkey });
         }
-        // Before the new handle is created, because both may need a socket.
+        // The oldest handle is dropped before the new one is created, because both may need a socket.
         while self.entries.len() >= self.max_len {
             let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.last_use);
             let Some(key) = oldest.map(|(key, _)| *key) else { break };
