@@ -80,7 +80,7 @@ impl Id {
         Ok(())
     }
 
-    /// Sets the path to the peer. The kernel reports it with an event.
+    /// Sets the path to the peer, and reports it with an event, as the kernel does.
     pub(super) fn resolve_route(&self) -> Result<(), c_int> {
         let manager = Manager::get()?;
         {
