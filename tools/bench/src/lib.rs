@@ -8,6 +8,7 @@ mod cluster;
 mod kv;
 mod net;
 pub mod perf;
+mod preload;
 mod report;
 mod seeds;
 mod soft;
@@ -36,6 +37,8 @@ enum Benchmark {
     Cluster(cluster::Args),
     /// Benchmark posting, processing, polling and notification over every link.
     Seeds(seeds::Args),
+    /// Compare perftest on adverb-preload with perftest on soft-RoCE, in virtual time.
+    Preload(preload::Args),
     /// Compare GETs of the example cache by READ, by RPC and over TCP, and of Redis.
     Kv(kv::Args),
 }
@@ -51,6 +54,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Benchmark::Net(args) => net::run(args),
         Benchmark::Cluster(args) => cluster::run(args),
         Benchmark::Seeds(args) => seeds::run(args),
+        Benchmark::Preload(args) => preload::run(args),
         Benchmark::Kv(args) => kv::run(args),
     }
 }

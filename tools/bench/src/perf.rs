@@ -27,7 +27,7 @@ pub struct Args {
 }
 
 /// A shell function that runs `$1` in the background and, one second later, `$2`.
-const PAIR: &str = "\
+pub(super) const PAIR: &str = "\
 pair() {
   $1 >/tmp/server 2>&1 &
   sleep 1
@@ -218,7 +218,7 @@ fn first_number(text: &str) -> Option<f64> {
 
 /// Returns the numbers in the named columns of perftest's table, whose headings are separated by two or more spaces or
 /// by a unit.
-fn columns(output: &str, names: &[&str]) -> Option<Vec<f64>> {
+pub(super) fn columns(output: &str, names: &[&str]) -> Option<Vec<f64>> {
     let mut lines = output.lines().skip_while(|line| !line.contains("#bytes"));
     let (heading, values) = (lines.next()?, lines.next()?);
     let values: Vec<&str> = values.split_whitespace().collect();

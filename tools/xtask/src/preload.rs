@@ -40,7 +40,7 @@ pub(crate) fn run_check() -> Result<()> {
 }
 
 /// Builds the libraries and returns their directory.
-fn build(out: Option<PathBuf>, profile: &str) -> Result<PathBuf> {
+pub(crate) fn build(out: Option<PathBuf>, profile: &str) -> Result<PathBuf> {
     let mut cargo = process::cargo("rustc -p adverb-preload --lib --crate-type staticlib --profile");
     cargo.arg(profile).args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit());
     let messages = process::text(&mut cargo)?;

@@ -1,11 +1,13 @@
 //! `cargo xtask interop`: the software NIC against Linux soft-RoCE.
 //!
 //! In the guest, the software NIC runs in the namespace `peer` as an unprivileged user. Soft-RoCE, at the other end of
-//! the virtual link, is used through Adverb's API (`adverb peertest`) and by C programs. The link is clean, or loses,
-//! delays and reorders packets. The two ends exchange their parameters over a second, clean link.
+//! the virtual link, is used through Adverb's API (`adverb peertest`) and by C programs, whose peers are examples of
+//! Adverb or the same programs on adverb-preload. The link is clean, or loses, delays and reorders packets. Except
+//! those on adverb-preload, the two ends exchange their parameters over a second, clean link.
 
 mod matrix;
 mod pingpong;
+mod preload;
 mod rping;
 mod table;
 
@@ -54,11 +56,11 @@ const GUEST_TIMEOUT_SECONDS: u64 = 1500;
 enum Job {
     /// A group of cells, run by two processes of `adverb peertest`.
     Cells(Group),
-    /// A C program, against an example of Adverb.
+    /// A C program, against an example of Adverb or itself on adverb-preload.
     Program(Program),
 }
 
-/// A C program, and the shell command that runs it against an example of Adverb.
+/// A C program, and the shell command that runs it against an example of Adverb or itself on adverb-preload.
 #[derive(Clone)]
 struct Program {
     name: String,
@@ -75,6 +77,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let adverb = process::build("build --release -p adverb-cli")?;
     let pingpong = process::build("build --release -p adverb --example pingpong")?;
     let rping = process::build("build --release -p adverb --example rping")?;
+    let libraries = crate::preload::build(None, "release")?;
     let cases = process::text(Command::new(&adverb).args(["peertest", "--list"]))?;
     let is_unsupported = |case: &&str| UNSUPPORTED_CASES.iter().any(|operation| case.starts_with(operation));
     let cases: Vec<&str> = cases.lines().filter(|case| !is_unsupported(case)).collect();
@@ -95,6 +98,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
                 // There are few programs, so a fifth of them runs: every fifth varies in kind, role and address family.
                 programs = programs.into_iter().skip(usize::from(tenth) % 5).step_by(5).collect();
             }
+            programs.extend(preload::programs(&adverb, &libraries));
             let is_chosen = |program: &Program| args.filter.iter().all(|words| program.name.contains(words));
             jobs.extend(programs.into_iter().filter(is_chosen).map(Job::Program));
         }
