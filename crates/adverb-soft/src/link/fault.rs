@@ -262,8 +262,8 @@ impl<L: Link> FaultLink<L> {
             }
             Fault::Delay => {
                 let FaultConfig { min_delay, max_delay, latency, .. } = self.config;
-                let share = (random.next() >> 32) as f64 / f64::from(u32::MAX);
-                let delay = min_delay + max_delay.saturating_sub(min_delay).mul_f64(share);
+                let fraction = (random.next() >> 32) as f64 / f64::from(u32::MAX);
+                let delay = min_delay + max_delay.saturating_sub(min_delay).mul_f64(fraction);
                 if !self.hold(packet, latency + delay) {
                     return Ok(false);
                 }
@@ -462,7 +462,7 @@ const ECN_CE: u8 = 0b11;
 /// The index of the byte of the base transport header that the ICRC doesn't cover. It contains the congestion marks.
 const UNCOVERED_BYTE: usize = 4;
 
-/// The maximum number of flows that are told apart. If there are more, all get new numbers.
+/// The maximum number of flows that are distinguished. If there are more, all get new numbers.
 const MAX_FLOWS: usize = 1 << 16;
 
 /// The maximum number of delayed packets.

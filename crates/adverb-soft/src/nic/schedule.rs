@@ -76,7 +76,7 @@ pub(super) struct Schedule {
 /// A waiting caller that drives the link.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 struct Waiting {
-    /// Unnecessary wake-ups of the progress thread since the caller began to wait.
+    /// The number of unnecessary wake-ups of the progress thread since the caller began to wait.
     spurious_wakeups: u32,
 }
 
@@ -243,8 +243,8 @@ impl Schedule {
 
 /// Acknowledgements that are delayed for a polling caller.
 ///
-/// A caller that finds completions soon posts a response or polls again. The acknowledgements of those completions are
-/// sent with that, which saves a system call before the caller gets its completions.
+/// A caller that gets completions soon posts a response or polls again. The acknowledgements are sent together with the
+/// response or by that poll, which saves a system call before the caller gets its completions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) enum DelayedAck {
     /// Acknowledgements are sent at once.
@@ -287,9 +287,9 @@ impl DelayedAck {
 /// Counters that let most polls skip some of the work.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) struct PollPacing {
-    /// Polls since the link was driven.
+    /// The number of polls since the link was driven.
     since_link: u32,
-    /// Polls that received no packet.
+    /// The number of polls that received no packet.
     empty: u32,
 }
 
@@ -328,10 +328,10 @@ const MAX_ACK_DELAY: Duration = POLL_GRACE;
 /// at the end of that caller's wait costs as much as a few of them.
 const MAX_SPURIOUS_WAKEUPS: u32 = 4;
 
-/// One poll of this many in a row drives the link even if the queue has completions.
+/// The number of polls in a row of which one drives the link even if the queue has completions.
 const MAX_POLLS_WITHOUT_LINK: u32 = 256;
 
-/// One poll of this many without a packet reads the clock.
+/// The number of polls without a packet of which one reads the clock.
 const EMPTY_POLLS_PER_CLOCK_READ: u32 = 8;
 
 #[cfg(test)]

@@ -281,8 +281,11 @@ fn event_delivery_time_is_independent_of_the_number_of_queues() {
         (0..50).map(attempt).min().unwrap()
     };
     // A scan of all queues would take a hundred times as long.
-    let (few, many) = (cost_at(10), cost_at(200_000));
-    assert!(many < few * 8, "{few:?} with 10 queues, {many:?} with 200,000");
+    let (cost_at_10, cost_at_200_000) = (cost_at(10), cost_at(200_000));
+    assert!(
+        cost_at_200_000 < cost_at_10 * 8,
+        "{cost_at_10:?} with 10 queues, {cost_at_200_000:?} with 200,000"
+    );
 }
 
 #[test]
@@ -328,9 +331,9 @@ fn requests_before_one_that_cannot_be_posted_stay_posted() {
     let area = Area::new(&nic, other.pd, 64);
     let segments = [area.segment(0, 1); 17];
     let request = |wr_id, count: usize| RecvRequest { wr_id, tag: 0, segments: &segments[..count] };
-    let stopped = nic.post_recvs(other.qpn, [request(1, 1), request(2, 17), request(3, 1)]).unwrap_err();
-    assert_eq!(stopped.posted_count, 1);
-    assert_eq!(stopped.error, Error::Post(adverb_proto::PostError::TooManySegments));
+    let error = nic.post_recvs(other.qpn, [request(1, 1), request(2, 17), request(3, 1)]).unwrap_err();
+    assert_eq!(error.posted_count, 1);
+    assert_eq!(error.error, Error::Post(adverb_proto::PostError::TooManySegments));
     assert_eq!(nic.query_qp(other.qpn).unwrap().recv_queue_len, 1);
     drop(one);
 }
@@ -509,13 +512,13 @@ fn poll_of_another_queue_delivers_the_event_of_an_armed_one() {
     let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
     one.connect(&other);
     other.connect(&one);
-    let bystander = End::new(&second, Transport::Rc);
+    let unrelated = End::new(&second, Transport::Rc);
     for round in 0..200 {
         other.receive(1, &[]).unwrap();
         second.arm_cq(other.cq, ArmFor::Any).unwrap();
         one.send(2, SendOperation::Send, &[]).unwrap();
         // Usually this poll receives the packet, before the progress thread does.
-        assert_eq!(bystander.poll(), None);
+        assert_eq!(unrelated.poll(), None);
         assert!(other.wait(), "round {round}: the event was not delivered");
         assert!(other.completion().outcome.is_ok());
         assert!(one.completion().outcome.is_ok());

@@ -143,7 +143,7 @@ fn completions_have_the_times_of_their_packets() {
 }
 
 #[test]
-fn the_kernel_returns_the_send_time_of_each_packet_that_asks_for_it() {
+fn the_kernel_returns_the_send_time_of_each_packet_whose_send_time_is_requested() {
     let (mut here, mut there) = (open_loopback(|_| ()), open_loopback(|_| ()));
     enable(&mut here, &mut there);
     let packet = packet(&here, there.local_addr());

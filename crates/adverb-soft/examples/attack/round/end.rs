@@ -106,7 +106,7 @@ impl End {
         self.modify(Transition::Init(Init::new(Access::LOCAL_WRITE | Access::REMOTE)))
     }
 
-    pub(super) fn qp_attributes(&self, receiving: ReadyToReceive, sending: ReadyToSend) -> Outcome<()> {
+    pub(super) fn move_to_rts(&self, receiving: ReadyToReceive, sending: ReadyToSend) -> Outcome<()> {
         self.modify(Transition::ReadyToReceive(receiving))?;
         self.modify(Transition::ReadyToSend(sending))
     }
@@ -125,7 +125,7 @@ impl End {
             min_rnr_timer: RnrTimer::new(1).ok_or("no RNR timer")?,
         };
         let timeout = Timeout::new(17).ok_or("no timeout")?;
-        self.qp_attributes(
+        self.move_to_rts(
             receiving,
             ReadyToSend { psn, timeout, retry_count: 7, rnr_retry: 7, max_rd_atomic: 4 },
         )

@@ -108,8 +108,8 @@ struct Round<'a> {
 
 impl<'a> Round<'a> {
     fn new(decisions: DecisionSource<'a>, network: Network) -> Outcome<Round<'a>> {
-        let Network { victim, peer, lanes, senders, spoofer, groups } = network;
-        let pair = Pair::new(&victim, &peer, lanes)?;
+        let Network { victim, peer, rc_pairs, senders, spoofer, groups } = network;
+        let pair = Pair::new(&victim, &peer, rc_pairs)?;
         let addresses = victim.addresses().to_vec();
         let channel = || CmEventChannel::new().map(Arc::new).map_err(|error| error.to_string());
         let (requests, connections) = (channel()?, channel()?);
@@ -277,15 +277,15 @@ impl<'a> Round<'a> {
     fn misaddressed(&mut self) -> Option<Forged> {
         // The IPv6 senders have the peer's address, because the loopback interface has only one.
         let sender = self.senders.iter().position(|sender| sender.address.is_ipv4())?;
-        let lane = &self.pair.lanes[self.decisions.below(2) as usize].victim;
-        let status = self.victim.query_qp(lane.qpn)?;
+        let rc_pair = &self.pair.rc_pairs[self.decisions.below(2) as usize].victim;
+        let status = self.victim.query_qp(rc_pair.qpn)?;
         let destination = Gid::from(self.addresses[self.decisions.below(2) as usize]).udp_addr();
         let flow = Flow::new(self.senders[sender].address, destination)?;
         let attacker_state = &mut AttackerState::default();
         let mut target_info =
-            uninformed_target(lane.qpn, status.remote_qpn, Transport::Rc, flow, attacker_state);
+            uninformed_target(rc_pair.qpn, status.remote_qpn, Transport::Rc, flow, attacker_state);
         (target_info.expected_psn, target_info.next_psn, target_info.memory) =
-            (status.expected_psn, status.next_psn, Some(lane.memory_range()));
+            (status.expected_psn, status.next_psn, Some(rc_pair.memory_range()));
         let history = VecDeque::new();
         let bytes = PacketGenerator { decisions: &mut self.decisions, history: &history, target_info }
             .next_packet()

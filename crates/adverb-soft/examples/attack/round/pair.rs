@@ -23,15 +23,15 @@ const MESSAGE_LEN: usize = 4096;
 /// The length of a datagram, which is sent in one packet.
 const DATAGRAM_LEN: usize = 512;
 
-/// The number of steps per connection that is established and closed.
-const CONNECT_EVERY: u64 = 32;
+/// The number of steps of which one establishes and closes a connection.
+const STEPS_PER_CONNECTION: u64 = 32;
 
 /// The queue key of the pair's datagrams, which attackers don't know.
 const QKEY: u32 = 0x5ec2_e701;
 
 /// The queue pairs of the attacked NIC and of its peer.
 pub(super) struct Pair {
-    pub(super) lanes: Vec<Lane>,
+    pub(super) rc_pairs: Vec<RcPair>,
     datagrams: [End; 2],
     /// The pairs of unicast addresses of both NICs.
     addresses: Vec<[IpAddr; 2]>,
@@ -41,7 +41,7 @@ pub(super) struct Pair {
 }
 
 /// A reliable connection between both NICs.
-pub(super) struct Lane {
+pub(super) struct RcPair {
     pub(super) victim: End,
     peer: End,
 }
@@ -49,14 +49,14 @@ pub(super) struct Lane {
 impl Pair {
     /// Connects two NICs by pairs of their addresses.
     pub(super) fn new(victim: &Arc<Nic>, peer: &Arc<Nic>, addresses: Vec<[IpAddr; 2]>) -> Outcome<Pair> {
-        let mut lanes = Vec::new();
+        let mut rc_pairs = Vec::new();
         for (psn, [victim_addr, peer_addr]) in (0xff_ffe0..).zip(&addresses) {
-            let lane =
-                Lane { victim: End::new(victim, Transport::Rc)?, peer: End::new(peer, Transport::Rc)? };
+            let rc_pair =
+                RcPair { victim: End::new(victim, Transport::Rc)?, peer: End::new(peer, Transport::Rc)? };
             let psn = Psn::wrapping(psn);
-            lane.victim.connect(*victim_addr, *peer_addr, lane.peer.qpn, psn)?;
-            lane.peer.connect(*peer_addr, *victim_addr, lane.victim.qpn, psn)?;
-            lanes.push(lane);
+            rc_pair.victim.connect(*victim_addr, *peer_addr, rc_pair.peer.qpn, psn)?;
+            rc_pair.peer.connect(*peer_addr, *victim_addr, rc_pair.victim.qpn, psn)?;
+            rc_pairs.push(rc_pair);
         }
         let datagrams = [End::new(victim, Transport::Ud)?, End::new(peer, Transport::Ud)?];
         datagrams.iter().try_for_each(|end| end.open(QKEY))?;
@@ -68,19 +68,22 @@ impl Pair {
             Ok(channel)
         };
         let requests = [listen(victim)?, listen(peer)?];
-        Ok(Pair { lanes, datagrams, addresses, requests, step: 0, connections: 0 })
+        Ok(Pair { rc_pairs, datagrams, addresses, requests, step: 0, connections: 0 })
     }
 
     /// Does one operation, and checks it.
     pub(super) fn step(&mut self) -> Outcome<()> {
         self.step += 1;
-        if self.step.is_multiple_of(CONNECT_EVERY) {
+        if self.step.is_multiple_of(STEPS_PER_CONNECTION) {
             return self.connect().map_err(|what| format!("connection {}: {what}", self.connections));
         }
-        let lane = &self.lanes[self.step as usize % self.lanes.len()];
+        let rc_pair = &self.rc_pairs[self.step as usize % self.rc_pairs.len()];
         // The directions alternate.
-        let (from, to) =
-            if self.step & 1 == 0 { (&lane.victim, &lane.peer) } else { (&lane.peer, &lane.victim) };
+        let (from, to) = if self.step & 1 == 0 {
+            (&rc_pair.victim, &rc_pair.peer)
+        } else {
+            (&rc_pair.peer, &rc_pair.victim)
+        };
         from.fill(self.step << 20);
         match self.step / 2 % 5 {
             0 => {
@@ -148,8 +151,8 @@ impl Pair {
     /// Connects with the connection manager, sends a message and disconnects.
     fn connect(&mut self) -> Outcome<()> {
         self.connections += 1;
-        let lane = &self.lanes[0];
-        let (victim, peer) = (&lane.victim.nic, &lane.peer.nic);
+        let rc_pair = &self.rc_pairs[0];
+        let (victim, peer) = (&rc_pair.victim.nic, &rc_pair.peer.nic);
         let [victim_addr, peer_addr] = self.addresses[self.connections as usize % self.addresses.len()];
         let victim_connects = self.connections & 1 == 0;
         let (active, passive, local, remote, requests) = if victim_connects {
@@ -178,12 +181,12 @@ impl Pair {
         };
         passive.cm().subscribe(request.id, &server_events).map_err(text)?;
         let ready = passive.cm().qp_attributes(request.id, &local_qps[1]).map_err(text)?;
-        server.qp_attributes(ready.ready_to_receive, ready.ready_to_send)?;
+        server.move_to_rts(ready.ready_to_receive, ready.ready_to_send)?;
         ensure(server.receive(2, MESSAGE_LEN), "receive")?;
         passive.cm().accept(request.id, &local_qps[1], b"", OPERATION_DEADLINE).map_err(text)?;
         expect(&client_events, "acceptance", |event| matches!(event, Event::Accepted(_)))?;
         let ready = active.cm().qp_attributes(id, &local_qps[0]).map_err(text)?;
-        client.qp_attributes(ready.ready_to_receive, ready.ready_to_send)?;
+        client.move_to_rts(ready.ready_to_receive, ready.ready_to_send)?;
         active.cm().establish(id).map_err(text)?;
         expect(&client_events, "connection", |event| *event == Event::Established(id))?;
         expect(&server_events, "connection", |event| *event == Event::Established(request.id))?;
@@ -206,7 +209,7 @@ impl Pair {
 
     /// Whether a queue pair is one of the pair's.
     pub(super) fn has(&self, qpn: Qpn) -> bool {
-        self.lanes.iter().any(|lane| lane.victim.qpn == qpn) || self.datagrams[0].qpn == qpn
+        self.rc_pairs.iter().any(|rc_pair| rc_pair.victim.qpn == qpn) || self.datagrams[0].qpn == qpn
     }
 }
 

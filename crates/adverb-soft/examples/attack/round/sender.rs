@@ -9,7 +9,7 @@ use nix::libc;
 use nix::sys::socket::sockopt::SetStruct;
 use nix::sys::socket::{ControlMessage, MsgFlags, SockaddrStorage, sendmsg, setsockopt};
 
-/// A hostile socket.
+/// A socket of an attacker.
 pub(super) struct Sender {
     socket: UdpSocket,
     pub(super) address: SocketAddr,

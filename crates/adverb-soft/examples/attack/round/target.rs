@@ -19,7 +19,7 @@ pub(super) struct Target {
     remote: IpAddr,
     /// The index of the attacker.
     pub(super) sender: usize,
-    /// The number that the queue pair sends to.
+    /// The number of the queue pair that it sends to.
     pub(super) peer: Qpn,
     pub(super) attacker_state: AttackerState,
 }

@@ -40,9 +40,9 @@ fn recording_shows_a_request_from_post_to_poll_and_its_notification() {
         })
         .collect();
     let of = |qpn: Qpn| steps.iter().filter(|(_, of)| *of == qpn).map(|(name, _)| *name).collect::<Vec<_>>();
-    let life =
+    let expected =
         ["connected", "posted", "doorbell", "out", "in", "completed", "acknowledged", "event", "polled"];
-    assert_eq!(of(a.qpn), life);
+    assert_eq!(of(a.qpn), expected);
     assert_eq!(of(b.qpn), ["connected", "in", "out"]);
     assert!(recording.events.is_sorted_by_key(|event| event.time));
 

@@ -39,7 +39,7 @@ pub(super) fn target(bytes: &[u8]) -> Target {
 
 /// Whether the kernel delivers two packets to the same process.
 pub(in crate::link::udp) fn have_same_process(a: &[u8], b: &[u8]) -> bool {
-    // The dispatcher, or the process with the share.
+    // The process is the dispatcher, or the process with the share.
     let process = |bytes| {
         let qpn = dest_qp(bytes)?;
         Some((qpn.get() <= 1, AddressShare::of_qpn(qpn)))

@@ -5,8 +5,8 @@
 //! the socket whose index is the share of the packet's queue pair number, and the packets to queue pair 1 to the socket of
 //! one process, the [dispatcher](election). A packet that reaches another process than its [target](dispatch) is passed
 //! on over a Unix socket: the messages of connection managers, and packets that the kernel delivered as one GRO batch with
-//! packets of another process. A kernel without the program costs time, and the packets in the receive buffer of a process
-//! that ends.
+//! packets of another process. Without the program, more packets are passed on, which takes time, and the packets in the
+//! receive buffer of a process that ends are lost.
 //!
 //! The kernel's table of [names] is the registry of the processes and of the services that they listen on. The kernel
 //! removes the names of a process that ends.
@@ -48,6 +48,7 @@ pub(super) struct SharedAddress {
     share: AddressShare,
     names: Names,
     own: Guarded<UdpSocket>,
+    /// The sockets with lower indexes than `own`: see [`Membership::lower`].
     lower: Vec<Guarded<UdpSocket>>,
     sources: BTreeMap<u64, Source>,
     next_source: u64,
@@ -161,7 +162,7 @@ impl SharedAddress {
 
     #[cold]
     fn accept_or_pass_on_foreign(&mut self, datagram: &Datagram<'_>) -> bool {
-        let (name, answers_if_absent) = match dispatch::target(datagram.bytes) {
+        let (name, replies_if_absent) = match dispatch::target(datagram.bytes) {
             Target::ThisProcess => return true,
             Target::QueuePair(share) | Target::Connection(share) if share == self.share => return true,
             Target::Service(service) if self.services.contains_key(&service) => return true,
@@ -170,7 +171,7 @@ impl SharedAddress {
             Target::Service(service) => (Name::Service(service), true),
         };
         let is_absent = self.pass_on(name, datagram);
-        is_absent && answers_if_absent
+        is_absent && replies_if_absent
     }
 
     /// Passes a packet on to the process with a name. Returns whether no process has the name.
@@ -291,7 +292,8 @@ impl SharedAddress {
         let number = self.next_source;
         let event = |flags| EpollEvent::new(EpollFlags::EPOLLIN | flags, number);
         match &source {
-            // Edge-triggered, so that a process without free file descriptors doesn't try to accept again and again.
+            // The event is edge-triggered, so that a process without free file descriptors doesn't try to accept again
+            // and again.
             Source::Listener(listener, _) => self.readiness.add(&**listener, event(EpollFlags::EPOLLET))?,
             Source::Inbound(stream, _) | Source::Dispatcher(stream) => {
                 self.readiness.add(&**stream, event(EpollFlags::empty()))?;
