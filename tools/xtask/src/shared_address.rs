@@ -1,5 +1,5 @@
 //! `cargo xtask shared-address`: processes with software devices at one address start, connect to each other, end, and
-//! are killed (see `crates/adverb-conformance/examples/shared_address`).
+//! are killed; then pairs exchange messages while others join and leave (see `crates/adverb-conformance/examples/shared_address`).
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -18,6 +18,9 @@ pub(crate) struct Args {
     /// The maximum number of processes at a time.
     #[arg(long, default_value_t = 8)]
     at_once: usize,
+    /// The number of pairs of processes that exchange messages without retransmission while others join and leave.
+    #[arg(long, default_value_t = 150)]
+    pairs: usize,
     /// Seed of all random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -40,7 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 fn arguments(args: &Args) -> Vec<String> {
     let mut arguments = vec!["run".to_owned()];
-    let options = [("processes", args.processes), ("at-once", args.at_once)];
+    let options = [("processes", args.processes), ("at-once", args.at_once), ("pairs", args.pairs)];
     arguments.extend(options.map(|(name, value)| format!("--{name}={value}")));
     arguments.push(format!("--seed={}", args.seed));
     arguments

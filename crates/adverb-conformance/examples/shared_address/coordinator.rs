@@ -51,18 +51,35 @@ impl fmt::Display for Counts {
     }
 }
 
-/// A process that has printed its port.
-struct Worker {
+/// Random numbers that depend only on the seed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) const fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    /// Returns a number below `limit`.
+    pub(crate) const fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % limit
+    }
+}
+
+/// A process that has printed the address at which others reach it.
+pub(crate) struct Worker {
     child: Child,
     commands: Option<ChildStdin>,
     lines: Receiver<String>,
-    port: String,
+    /// The port, or the endpoint of the queue pair.
+    pub(crate) port: String,
     /// The port of the process that it exchanges messages with.
     peer_port: Option<String>,
 }
 
 impl Worker {
-    fn start(mut command: Command) -> Result<Worker> {
+    pub(crate) fn start(mut command: Command) -> Result<Worker> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let commands = child.stdin.take();
         let output = child.stdout.take().context("a pipe")?;
@@ -84,7 +101,7 @@ impl Worker {
     }
 
     /// Waits for a line of the process.
-    fn line(&mut self) -> Result<String> {
+    pub(crate) fn line(&mut self) -> Result<String> {
         match self.lines.recv_timeout(STEP_DEADLINE) {
             Ok(line) => Ok(line),
             Err(RecvTimeoutError::Timeout) => bail!("a process does not respond"),
@@ -92,10 +109,14 @@ impl Worker {
         }
     }
 
+    pub(crate) fn command(&mut self, line: &str) -> Result<()> {
+        let commands = self.commands.as_mut().context("the input of the process is closed")?;
+        writeln!(commands, "{line}").context("commanding a process")
+    }
+
     fn exchange(&mut self, peer: &str, count: usize, bootstrap: &str) -> Result<()> {
         self.peer_port = Some(peer.to_owned());
-        let commands = self.commands.as_mut().context("the input of the process is closed")?;
-        writeln!(commands, "exchange {peer} {count} {bootstrap}").context("commanding a process")
+        self.command(&format!("exchange {peer} {count} {bootstrap}"))
     }
 
     /// Waits until the exchange of the process ends, which must succeed unless it is `disturbed`.
@@ -113,7 +134,7 @@ impl Worker {
     }
 
     /// Lets the process end by itself.
-    fn end(mut self) -> Result<()> {
+    pub(crate) fn end(mut self) -> Result<()> {
         self.commands = None;
         let start = Instant::now();
         loop {
@@ -140,11 +161,8 @@ impl Drop for Worker {
 /// Starts processes until the plan's number is reached, and ends them all. Returns an error if a process hangs, if an
 /// exchange fails without a reason, or if a socket remains.
 pub(crate) fn run(plan: &Plan, start: &dyn Fn() -> Command) -> Result<Counts> {
-    let mut random = plan.seed;
-    let mut below = move |limit: usize| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (random >> 33) as usize % limit
-    };
+    let mut random = Random::new(plan.seed);
+    let mut below = move |limit| random.below(limit);
     let (mut counts, mut workers) = (Counts::default(), Vec::<Worker>::new());
     while counts.started < plan.processes || workers.len() >= 3 {
         while counts.started < plan.processes && workers.len() < plan.at_once {
@@ -198,7 +216,7 @@ fn finish(workers: &mut [Worker], dead: Option<&str>, counts: &mut Counts) -> Re
 }
 
 /// Checks that no socket remains at the address.
-fn check_remains(address: IpAddr) -> Result<()> {
+pub(crate) fn check_remains(address: IpAddr) -> Result<()> {
     let names = std::fs::read_to_string("/proc/net/unix")?;
     let name = names.lines().find(|line| line.contains("@adverb/") && line.contains(&format!("/{address}:")));
     ensure!(name.is_none(), "a socket remains: {name:?}");

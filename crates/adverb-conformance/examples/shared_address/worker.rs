@@ -45,7 +45,7 @@ pub(crate) fn run(address: IpAddr) -> Result<()> {
 }
 
 /// Prints a line for the coordinator.
-fn print_line(line: &str) -> Result<()> {
+pub(crate) fn print_line(line: &str) -> Result<()> {
     // The test harness prints other lines to the same output.
     let mut out = std::io::stdout().lock();
     writeln!(out, "\n{}{line}", super::coordinator::MARK)?;
