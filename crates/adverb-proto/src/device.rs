@@ -1,5 +1,6 @@
 //! The device: queue pairs, completion queues and keys, and the dispatch of packets to queue pairs.
 
+mod completion_queues;
 mod multicast;
 mod shared;
 mod status;
@@ -29,7 +30,7 @@ use crate::stats::Statistics;
 use crate::timer::Timers;
 use crate::trace::{DropReason, EventSink, TraceEvent, is_recording, record};
 use crate::transmit::{Payload, Transmit};
-use crate::types::{ArmFor, Completion, PathMtu, RecvRequest, SendRequest, Transport};
+use crate::types::{Completion, PathMtu, RecvRequest, SendRequest, Transport};
 use multicast::Groups;
 
 /// The engine of an RDMA adapter, without links: it executes work requests and handles packets.
@@ -250,68 +251,6 @@ impl<S: EventSink> Device<S> {
     /// Returns an error if no region has this key, or if memory windows are bound to the region.
     pub fn deregister(&mut self, key: u32) -> Result<Registration, DeregisterError> {
         self.keys.deregister(key)
-    }
-
-    /// Creates a completion queue for `capacity` completions. The queue allocates memory when completions are added,
-    /// not at creation.
-    pub fn create_cq(&mut self, capacity: u32) -> Cq {
-        Cq(self.free_cqs.occupy(&mut self.cqs, CompletionQueue::new(capacity)))
-    }
-
-    /// Creates a completion queue like [`create_cq`](Device::create_cq), with timestamps: each completion has the time
-    /// at which its request completed, which [`poll_timed_completion`](Device::poll_timed_completion) returns.
-    ///
-    /// - A receive has the time at which the message's last packet was received ([`RxMeta::received_at`]).
-    /// - A send request of a reliable connection has the time at which the acknowledgement or the last response was
-    ///   received.
-    /// - A send request of an unreliable connection or a datagram has the time at which its last packet was sent
-    ///   ([`packet_sent`](Device::packet_sent)).
-    /// - Other requests, such as flushed ones, have the time of the call that completed them.
-    pub fn create_timed_cq(&mut self, capacity: u32) -> Cq {
-        self.timed_cq_count += 1;
-        Cq(self.free_cqs.occupy(&mut self.cqs, CompletionQueue::with_timestamps(capacity)))
-    }
-
-    /// Whether the completions of a completion queue have timestamps.
-    #[inline]
-    pub fn has_timestamps(&self, cq: Cq) -> bool {
-        matches!(self.cqs.get(cq.0 as usize), Some(Some(cq)) if cq.has_timestamps())
-    }
-
-    /// Destroys a completion queue. Returns `false` if the queue does not exist, or if queue pairs use it.
-    pub fn destroy_cq(&mut self, cq: Cq) -> bool {
-        let is_unused = matches!(self.cqs.get(cq.0 as usize), Some(Some(cq)) if cq.users == 0);
-        if is_unused {
-            self.timed_cq_count -= u32::from(self.has_timestamps(cq));
-            self.free_cqs.vacate(&mut self.cqs, cq.0);
-        }
-        is_unused
-    }
-
-    /// Changes the capacity of a completion queue. Returns `false` if the queue does not exist, or holds more
-    /// completions than `capacity`.
-    pub fn resize_cq(&mut self, cq: Cq, capacity: u32) -> bool {
-        match self.cqs.get_mut(cq.0 as usize) {
-            Some(Some(cq)) => cq.resize(capacity),
-            _ => false,
-        }
-    }
-
-    /// Removes the completions of a queue pair from a completion queue, as drivers of RDMA NICs do when the queue pair is
-    /// reset or destroyed.
-    pub fn discard_completions(&mut self, cq: Cq, qpn: Qpn) {
-        if let Some(Some(cq)) = self.cqs.get_mut(cq.0 as usize) {
-            cq.discard(qpn);
-        }
-    }
-
-    /// Arms a completion queue: its next completion that `arm_for` selects generates one
-    /// [event](Device::poll_cq_event). Completions that are already queued generate no event, so the caller should poll
-    /// the queue once more after arming it.
-    pub fn arm_cq(&mut self, cq: Cq, arm_for: ArmFor) {
-        if let Some(Some(cq)) = self.cqs.get_mut(cq.0 as usize) {
-            cq.arm(arm_for);
-        }
     }
 
     /// Creates a queue pair and returns its number, which is random so that attackers can't guess it.
@@ -684,31 +623,6 @@ impl<S: EventSink> Device<S> {
     pub fn is_only_acknowledging(&self) -> bool {
         let only = |slot: &u32| self.qps[*slot as usize].as_ref().is_none_or(|qp| qp.is_only_acknowledging());
         self.ready.len() <= MAX_ACK_SCAN && self.ready.iter().all(only)
-    }
-
-    /// Whether a completion queue has completions.
-    #[inline]
-    pub fn has_completions(&self, cq: Cq) -> bool {
-        matches!(self.cqs.get(cq.0 as usize), Some(Some(cq)) if cq.len() > 0)
-    }
-
-    /// Removes and returns the oldest completion of a completion queue, or returns `None` if the queue is empty.
-    #[inline]
-    pub fn poll_completion(&mut self, cq: Cq) -> Option<Completion> {
-        self.cqs.get_mut(cq.0 as usize)?.as_mut()?.pop()
-    }
-
-    /// Removes and returns the oldest completion of a completion queue like [`poll_completion`](Device::poll_completion),
-    /// with its timestamp if the queue [has timestamps](Device::create_timed_cq).
-    #[inline]
-    pub fn poll_timed_completion(&mut self, cq: Cq) -> Option<(Completion, Option<Timestamp>)> {
-        self.cqs.get_mut(cq.0 as usize)?.as_mut()?.pop_timed()
-    }
-
-    /// Removes and returns the oldest completion event: the [armed](Device::arm_cq) completion queue to which a
-    /// completion was added.
-    pub fn poll_cq_event(&mut self) -> Option<Cq> {
-        self.cq_events.pop_front()
     }
 
     /// Removes and returns the oldest asynchronous event of a queue pair, completion queue or shared receive queue.
