@@ -4,8 +4,11 @@
 
 #![cfg(feature = "soft")]
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::path::{Path, PathBuf};
+#[path = "common/sockets.rs"]
+mod sockets;
+
+use std::net::IpAddr;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use adverb::memory::MemoryRegion;
@@ -14,6 +17,7 @@ use adverb::verbs::{
     SoftDevice, Traffic, Transport,
 };
 use adverb_wire::{Frame, IpHeader, Opcode};
+use sockets::{address, capture_file, open};
 
 /// The DSCP of the test.
 const DSCP: u8 = 26;
@@ -25,7 +29,7 @@ const CE: u8 = 0b11;
 
 #[test]
 fn packets_have_the_dscp_of_their_queue_pair() {
-    let file = file("dscp");
+    let file = capture_file("dscp");
     let receiver = open(SoftDevice::at_addr(address(1)));
     let sender = open(SoftDevice::at_addr(address(2)).capture(&file));
     let marked = Traffic::new().dscp(DSCP);
@@ -45,7 +49,7 @@ fn packets_have_the_dscp_of_their_queue_pair() {
 
 #[test]
 fn ecn_marks_cause_notifications_that_slow_the_sender() {
-    let file = file("ecn");
+    let file = capture_file("ecn");
     // The intervals suit a slow machine and a debug build. The rate recovers slowly, too.
     let mut dcqcn = Dcqcn::new(100_000_000);
     (dcqcn.increase_interval, dcqcn.alpha_interval) = (Duration::from_millis(5), Duration::from_millis(5));
@@ -150,20 +154,6 @@ fn connect(left: &Device, right: &Device, traffic: Traffic) -> (End, End) {
     left.queue_pair.connect_with(&right.queue_pair.endpoint(), &options).unwrap();
     right.queue_pair.connect_with(&left.queue_pair.endpoint(), &options).unwrap();
     (left, right)
-}
-
-fn open(device: SoftDevice) -> Device {
-    device.open().unwrap()
-}
-
-/// Returns an address that no other process uses.
-fn address(host: u8) -> IpAddr {
-    let [a, b, ..] = std::process::id().wrapping_mul(0x9e37_79b1).to_be_bytes();
-    Ipv4Addr::new(127, 128 | a & 63, b, host).into()
-}
-
-fn file(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}.pcapng", std::process::id()))
 }
 
 /// A packet in a capture.

@@ -5,9 +5,12 @@
 
 #![cfg(feature = "soft")]
 
+#[path = "common/sockets.rs"]
+mod sockets;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use adverb::verbs::cm::{Connector, Listener};
@@ -15,6 +18,7 @@ use adverb::verbs::{
     CompletionQueue, ConnectOptions, Device, QueuePair, SendRequest, SoftDevice, Switch, Traffic, Transport,
 };
 use adverb_wire::{Frame, Operation, Rc, Send, Ud};
+use sockets::{address, capture_file, open};
 
 const QKEY: u32 = 0x77;
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -31,7 +35,7 @@ fn port_of(label: u32) -> u16 {
 
 #[test]
 fn datagrams_leave_from_the_ports_of_their_flow_labels() {
-    let file = file("ud");
+    let file = capture_file("labels-ud");
     let receiver = End::new(&open(SoftDevice::at_addr(address(1))), Transport::Ud, Traffic::new());
     let device = open(SoftDevice::at_addr(address(2)).capture(&file));
     let sender = End::new(&device, Transport::Ud, Traffic::new());
@@ -52,7 +56,7 @@ fn datagrams_leave_from_the_ports_of_their_flow_labels() {
 
 #[test]
 fn packets_of_connections_leave_from_the_ports_of_their_flow_labels() {
-    let file = file("rc");
+    let file = capture_file("labels-rc");
     let receiving = open(SoftDevice::at_addr(address(11)));
     let device = open(SoftDevice::at_addr(address(12)).capture(&file));
     let mut ends = Vec::new();
@@ -211,20 +215,6 @@ impl End {
         self.completions.wait(sending, TIMEOUT).unwrap().result().unwrap();
         receiver.completions.wait(receiving, TIMEOUT).unwrap().result().unwrap();
     }
-}
-
-fn open(device: SoftDevice) -> Device {
-    device.open().unwrap()
-}
-
-/// Returns an address that no other process uses.
-fn address(host: u8) -> IpAddr {
-    let [a, b, ..] = std::process::id().wrapping_mul(0x9e37_79b1).to_be_bytes();
-    Ipv4Addr::new(127, 128 | a & 63, b, host).into()
-}
-
-fn file(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("labels-{name}-{}.pcapng", std::process::id()))
 }
 
 /// Returns the immediate data and source ports of the packets from an address in a capture (draft-ietf-opsawg-pcapng,

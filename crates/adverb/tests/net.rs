@@ -3,6 +3,8 @@
 
 #![cfg(feature = "soft")]
 
+#[path = "common/connections.rs"]
+mod connections;
 #[path = "common/random.rs"]
 mod random;
 
@@ -15,34 +17,12 @@ use std::time::{Duration, Instant};
 use adverb::Error;
 use adverb::net::blocking::{Connection, Connector, Listener};
 use adverb::net::{Options, RemoteAccess, SendError};
-use adverb::verbs::{Device, FaultConfig, SoftDevice, Switch};
+use adverb::verbs::{FaultConfig, SoftDevice, Switch};
+use connections::{blocking_pair, minimal, options};
 use random::Random;
 
-/// Returns options for the software NIC, or the device that `ADVERB_DEVICE` names.
-fn options() -> Options {
-    let device = std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned());
-    let options = Options::new().device(&Device::open(&device).unwrap()).timeout(Duration::from_secs(60));
-    // TCP uses loopback, and the device may have another address.
-    options.allow_foreign_gid(true)
-}
-
-/// The minimum ring size and number of outstanding writes, so that all indices wrap often.
-fn minimal(options: Options) -> Options {
-    options.recv_ring_size(512).max_outstanding_writes(4)
-}
-
 fn pair(options: &Options) -> (Connection, Connection) {
-    pair_with(options, options)
-}
-
-fn pair_with(client: &Options, server: &Options) -> (Connection, Connection) {
-    let listener = Listener::bind_with("127.0.0.1:0", server).unwrap();
-    let address = listener.local_addr();
-    scope(|scope| {
-        let client = scope.spawn(|| Connector::new().options(client).connect(address).unwrap());
-        let server = listener.accept().unwrap();
-        (client.join().unwrap(), server)
-    })
+    blocking_pair(options, options)
 }
 
 impl Random {
@@ -132,7 +112,7 @@ fn no_message_is_lost_despite_packet_loss() {
     let sides = [device(1), device(2)]
         .map(|device| options().device(&device).recv_ring_size(4096).max_outstanding_writes(16));
     let [client, server] = &sides;
-    exchange(pair_with(client, server), 500, 50_000);
+    exchange(blocking_pair(client, server), 500, 50_000);
 }
 
 #[test]
@@ -141,8 +121,8 @@ fn sides_with_different_options_exchange_messages() {
         minimal(options()),
         options().recv_ring_size(1 << 20).max_outstanding_writes(256).eager_threshold(1 << 20),
     );
-    exchange(pair_with(&small, &large), 1_000, 5_000);
-    exchange(pair_with(&large, &small), 1_000, 5_000);
+    exchange(blocking_pair(&small, &large), 1_000, 5_000);
+    exchange(blocking_pair(&large, &small), 1_000, 5_000);
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 #![cfg(all(feature = "soft", feature = "tokio"))]
 
+#[path = "common/connections.rs"]
+mod connections;
 #[path = "common/random.rs"]
 mod random;
 
@@ -12,22 +14,10 @@ use std::time::{Duration, Instant};
 
 use adverb::Error;
 use adverb::net::{Connection, Connector, Listener, Options, RemoteAccess};
-use adverb::verbs::{Device, SoftDevice, Switch};
+use adverb::verbs::{SoftDevice, Switch};
+use connections::{minimal, options};
 use random::Random;
 use tokio::net::TcpStream;
-
-/// Returns options for the software NIC, or the device that `ADVERB_DEVICE` names.
-fn options() -> Options {
-    let device = std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned());
-    let options = Options::new().device(&Device::open(&device).unwrap()).timeout(Duration::from_secs(60));
-    // TCP uses loopback, and the device may have another address.
-    options.allow_foreign_gid(true)
-}
-
-/// The minimum ring size and number of outstanding writes, so that all indices wrap often.
-fn minimal(options: Options) -> Options {
-    options.recv_ring_size(512).max_outstanding_writes(4)
-}
 
 async fn pair(options: &Options) -> (Connection, Connection) {
     pair_with(options, options).await

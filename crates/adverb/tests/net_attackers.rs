@@ -4,12 +4,13 @@
 #![cfg(feature = "soft")]
 
 mod common;
+#[path = "common/connections.rs"]
+mod connections;
 #[path = "common/greeting.rs"]
 mod greeting;
 #[path = "common/random.rs"]
 mod random;
 
-use std::fmt::{Debug, Write as _};
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
@@ -24,17 +25,11 @@ use adverb::verbs::{
     Access, Device, Endpoint, Gid, Psn, Qpn, RecvRequest, RemoteAddress, SendRequest, SoftDevice, Status,
     Switch, cm,
 };
-use common::End;
+use common::{End, LogSubscriber};
+use connections::device;
 use greeting::greeting;
 use random::Random;
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
-
-/// Opens the software NIC, or the device that `ADVERB_DEVICE` names.
-fn device() -> Device {
-    Device::open(&std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned())).unwrap()
-}
+use tracing::{Level, Subscriber};
 
 /// The time for which an attacker waits for a message that must not arrive.
 const SILENCE_TIMEOUT: Duration = Duration::from_millis(300);
@@ -122,7 +117,7 @@ fn attack_listener(listener: &Listener, attack: impl FnOnce(&Log)) -> Vec<String
         // Stops the listener after a failure too, so that no thread waits forever.
         let stop = Stop(listener);
         let accepting = scope.spawn(|| {
-            tracing::subscriber::with_default(log.clone(), || {
+            tracing::subscriber::with_default(log.subscriber(), || {
                 let error = listener.accept().unwrap_err();
                 assert!(error.to_string().contains("stopped"), "{error}");
             });
@@ -518,6 +513,12 @@ fn exposing_too_many_regions_fails_the_connection() {
 struct Log(Arc<Mutex<Vec<String>>>);
 
 impl Log {
+    /// Returns a subscriber that adds warnings and errors to the lines.
+    fn subscriber(&self) -> impl Subscriber + Send + Sync + use<> {
+        let lines = self.0.clone();
+        LogSubscriber::new(Level::WARN, move |line| lines.lock().unwrap().push(line))
+    }
+
     /// Returns the number of peers in the lines: one each, or the number of suppressed lines.
     fn count(lines: &[String]) -> usize {
         let count_of_line = |line: &String| match line.split_once("suppressed: ") {
@@ -535,28 +536,4 @@ impl Log {
             sleep(Duration::from_millis(1));
         }
     }
-}
-
-impl Subscriber for Log {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::WARN
-    }
-    fn event(&self, event: &Event<'_>) {
-        struct Line(String);
-        impl Visit for Line {
-            fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-                write!(self.0, "{field}: {value:?} ").unwrap();
-            }
-        }
-        let mut line = Line(String::new());
-        event.record(&mut line);
-        self.0.lock().unwrap().push(line.0);
-    }
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
 }

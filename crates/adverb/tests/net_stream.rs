@@ -2,6 +2,8 @@
 
 #![cfg(all(feature = "soft", feature = "tokio"))]
 
+#[path = "common/connections.rs"]
+mod connections;
 #[path = "common/random.rs"]
 mod random;
 
@@ -12,22 +14,14 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use adverb::net::{Connection, Connector, Listener, Options, Stream, blocking};
-use adverb::verbs::Device;
+use connections::options;
 use random::Random;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::timeout;
 
-/// Returns options for the software NIC, or the device that `ADVERB_DEVICE` names.
-fn options() -> Options {
-    let device = std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned());
-    let options = Options::new().device(&Device::open(&device).unwrap()).timeout(Duration::from_secs(60));
-    // TCP uses loopback, and the device may have another address.
-    options.allow_foreign_gid(true)
-}
-
-/// The minimum ring size and number of outstanding writes, so that all indices wrap often.
+/// The minimum ring size, number of outstanding writes and a small buffer, so that all indices wrap often.
 fn minimal(options: Options) -> Options {
-    options.recv_ring_size(512).max_outstanding_writes(4).recv_buffer_limit(1000)
+    connections::minimal(options).recv_buffer_limit(1000)
 }
 
 async fn connections(options: &Options) -> (Connection, Connection) {

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
+use std::fmt::{Debug, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -82,32 +83,49 @@ pub(crate) fn connect(left: &End, right: &End) {
     right.queue_pair.connect(&left.queue_pair.endpoint()).unwrap();
 }
 
+/// A subscriber that passes events as lines of their fields.
+pub(crate) struct LogSubscriber<F> {
+    max_level: Level,
+    on_line: F,
+}
+
+impl<F: Fn(String) + Send + Sync + 'static> LogSubscriber<F> {
+    pub(crate) fn new(max_level: Level, on_line: F) -> LogSubscriber<F> {
+        LogSubscriber { max_level, on_line }
+    }
+}
+
+impl<F: Fn(String) + Send + Sync + 'static> Subscriber for LogSubscriber<F> {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= self.max_level
+    }
+    fn event(&self, event: &Event<'_>) {
+        struct Line(String);
+        impl Visit for Line {
+            fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+                write!(self.0, "{field}: {value:?} ").unwrap();
+            }
+        }
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        (self.on_line)(line.0);
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
 /// Runs `run`, and checks that it logs no error. Memory that can't be freed is leaked, and only the log reports it.
 pub(crate) fn assert_logs_no_error(run: impl FnOnce()) {
     static LOGGED: AtomicBool = AtomicBool::new(false);
-    struct ErrorSubscriber;
-    impl Subscriber for ErrorSubscriber {
-        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-            *metadata.level() == Level::ERROR
-        }
-        fn event(&self, event: &Event<'_>) {
-            LOGGED.store(true, Ordering::Relaxed);
-            event.record(&mut Printer);
-        }
-        fn new_span(&self, _: &Attributes<'_>) -> Id {
-            Id::from_u64(1)
-        }
-        fn record(&self, _: &Id, _: &Record<'_>) {}
-        fn record_follows_from(&self, _: &Id, _: &Id) {}
-        fn enter(&self, _: &Id) {}
-        fn exit(&self, _: &Id) {}
-    }
-    struct Printer;
-    impl Visit for Printer {
-        fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-            println!("logged: {field}: {value:?}");
-        }
-    }
-    tracing::subscriber::with_default(ErrorSubscriber, run);
+    let subscriber = LogSubscriber::new(Level::ERROR, |line| {
+        LOGGED.store(true, Ordering::Relaxed);
+        println!("logged: {line}");
+    });
+    tracing::subscriber::with_default(subscriber, run);
     assert!(!LOGGED.load(Ordering::Relaxed), "an error was logged");
 }

@@ -7,17 +7,12 @@ use std::time::Duration;
 
 use adverb::net::Options;
 use adverb::net::blocking::{Connector, Listener};
-use adverb::verbs::Device;
 
 use crate::Messages;
+use crate::connections::device;
 
 /// The environment variable that selects the role.
 const ROLE: &str = "ADVERB_ROLE";
-
-/// Opens the software NIC, or the device that `ADVERB_DEVICE` names.
-pub(crate) fn device() -> Device {
-    Device::open(&std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned())).unwrap()
-}
 
 /// Returns options with a short keepalive interval, to detect a killed peer soon.
 pub(crate) fn options() -> Options {

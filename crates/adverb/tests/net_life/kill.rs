@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 use adverb::Error;
 use adverb::net::blocking::{Connection, Connector};
 
-use crate::child::{Process, device, listen, options};
-use crate::{Messages, Random, number};
+use crate::child::{Process, listen, options};
+use crate::connections::device;
+use crate::random::Random;
+use crate::{Messages, number};
 
 /// The time limit to detect a killed peer: keepalive starts after 200 ms without a packet and gives up after two more
 /// seconds. The limit is longer for busy machines.

@@ -11,17 +11,19 @@
 #![cfg(feature = "soft")]
 
 mod child;
+#[path = "../common/connections.rs"]
+mod connections;
 mod kill;
 mod paths;
+#[path = "../common/random.rs"]
+mod random;
 mod restart;
 mod stall;
 mod wrap;
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::thread::scope;
 
-use adverb::net::Options;
-use adverb::net::blocking::{Connection, Connector, Listener};
+use random::Random;
 
 /// The lock of tests that count the resources of the whole process: `cargo test` runs tests as threads of one process.
 static PROCESS: RwLock<()> = RwLock::new(());
@@ -39,28 +41,6 @@ fn own_process() -> RwLockWriteGuard<'static, ()> {
 /// Returns a number from an environment variable, or the default.
 fn number(name: &str, default: usize) -> usize {
     std::env::var(name).ok().map_or(default, |value| value.parse().expect("the variable is a number"))
-}
-
-/// Returns both ends of a connection.
-fn pair(client: &Options, server: &Options) -> (Connection, Connection) {
-    let listener = Listener::bind_with("127.0.0.1:0", server).unwrap();
-    let address = listener.local_addr();
-    scope(|scope| {
-        let client = scope.spawn(|| Connector::new().options(client).connect(address).unwrap());
-        let server = listener.accept().unwrap();
-        (client.join().unwrap(), server)
-    })
-}
-
-/// Reproducible pseudo-random numbers.
-#[derive(Clone)]
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, count: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % count
-    }
 }
 
 /// The maximum length of a message of [`Messages`].

@@ -12,7 +12,8 @@ use adverb::net::Options;
 use adverb::net::blocking::{Connection, Connector, Listener};
 
 use crate::child::{Process, options};
-use crate::{MAX_LEN, Messages, Random, number};
+use crate::random::Random;
+use crate::{MAX_LEN, Messages, number};
 
 /// The length of a message.
 const MESSAGE_LEN: usize = MAX_LEN;

@@ -8,7 +8,8 @@ use adverb::Error;
 use adverb::net::{Options, SendError};
 use adverb::verbs::{SoftDevice, Switch};
 
-use crate::{Messages, pair};
+use crate::Messages;
+use crate::connections::blocking_pair;
 
 /// The maximum registered memory of each side: some rings and messages.
 const MAX_REGISTERED: usize = 24 << 20;
@@ -23,7 +24,7 @@ fn a_receiver_stopped_for_five_seconds_blocks_the_sender_and_loses_nothing() {
             .map(|address| SoftDevice::on_switch(&switch, address.parse().unwrap()).open().unwrap());
         let options =
             devices.each_ref().map(|device| Options::new().device(device).recv_buffer_limit(1 << 20));
-        let (left, right) = pair(&options[0], &options[1]);
+        let (left, right) = blocking_pair(&options[0], &options[1]);
         let (messages, sent, stop) = (Messages::new(), AtomicUsize::new(0), AtomicBool::new(false));
         scope(|scope| {
             scope.spawn(|| {

@@ -7,7 +7,9 @@ use adverb::net::Options;
 use adverb::net::blocking::Connection;
 use adverb::verbs::Device;
 
-use crate::{MAX_LEN, Messages, Random, number, pair};
+use crate::connections::blocking_pair;
+use crate::random::Random;
+use crate::{MAX_LEN, Messages, number};
 
 /// The ring size, and the maximum length of an eager message. Longer messages use rendezvous.
 const RING_SIZE: u32 = 4 << 10;
@@ -54,7 +56,7 @@ fn rings_and_counters_wrap_with_messages_in_both_directions() {
         .device(&Device::open("soft").unwrap())
         .recv_ring_size(RING_SIZE)
         .max_outstanding_writes(16);
-    let (left, right) = pair(&options, &options);
+    let (left, right) = blocking_pair(&options, &options);
     let (messages, start) = (&Messages::new(), Instant::now());
     let (bytes, units) = scope(|scope| {
         let senders = [(&left, 1), (&right, 2)];

@@ -4,19 +4,21 @@
 #![cfg(all(feature = "soft", feature = "tokio"))]
 
 mod cases;
+#[path = "../common/connections.rs"]
+mod connections;
 
 use std::thread::scope;
 
 use adverb::net::Options;
-use adverb::verbs::Device;
 
 use cases::{AnyListener, CASES, End, Role};
+use connections::device;
 
 /// Runs a case in this process with every combination of APIs, on the software NIC or the device that `ADVERB_DEVICE`
 /// names.
 fn run_in_process(name: &str) {
     let case = CASES.iter().find(|case| case.name == name).expect("the case exists");
-    let device = Device::open(&std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned())).unwrap();
+    let device = device();
     let options = |role| case.options(role, Options::new().device(&device));
     // The address of the device, at which its connection manager listens.
     let address = device.gid_for(1, None).unwrap().gid.ip();
