@@ -2,7 +2,7 @@
 
 mod paths;
 mod redial;
-mod redialer;
+pub(crate) mod redialer;
 mod resolver;
 #[cfg(all(test, feature = "soft", not(loom)))]
 mod tests;

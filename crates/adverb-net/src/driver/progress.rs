@@ -17,6 +17,7 @@ use super::memory::{Buffer, Region};
 use super::operation::is_operation;
 use super::{Core, Driver, Lane, LaneState, describe, resume};
 use crate::remote::PeerRegion;
+use crate::session::redialer;
 
 /// The maximum number of regions that a peer may expose over a lane.
 const MAX_PEER_REGIONS: usize = 4096;
@@ -308,7 +309,7 @@ impl Driver {
             core.note_failure(error.to_string(), "");
             core.connection.abort();
         }
-        core.lane = lane;
+        redialer::destroy(std::mem::replace(&mut core.lane, lane));
     }
 }
 

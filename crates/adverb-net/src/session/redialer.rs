@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use super::redial::{Action, PAUSE, Redial};
 use super::{Paths, resolver};
 use crate::bootstrap::{AcceptFd, Dial, Listening, Served, not_watched};
-use crate::driver::Driver;
+use crate::driver::{Driver, Lane};
 
 /// Maximum number of dials that began less than [`NEW_DIAL_TIME`] ago.
 const MAX_NEW_DIALS: usize = 64;
@@ -56,6 +56,8 @@ enum Request {
     Cancel(u64),
     /// A host name was looked up.
     Resolved(String, Vec<SocketAddr>),
+    /// A connection no longer uses a lane.
+    Destroy(Arc<Lane>),
 }
 
 /// The reconnecting of a connection. Dropping the handle cancels it.
@@ -112,6 +114,15 @@ fn insert(broken: Broken) -> io::Result<RedialHandle> {
     }
     inbox.send(Request::Insert(token, broken));
     Ok(RedialHandle { token })
+}
+
+/// Destroys a lane that another one has replaced. The thread does it if it runs, because the device may take long, and the
+/// caller may be a runtime.
+pub(crate) fn destroy(lane: Arc<Lane>) {
+    let mut inbox = INBOX.lock();
+    if inbox.waker.is_some() {
+        inbox.send(Request::Destroy(lane));
+    }
 }
 
 /// Passes the result of a lookup to the thread.
@@ -267,6 +278,7 @@ impl Redialer {
                         }
                     }
                     Request::Resolved(name, addresses) => self.handle_resolved(&name, &addresses, now),
+                    Request::Destroy(lane) => drop(lane),
                 }
             }
         }
@@ -503,7 +515,7 @@ impl Drop for Redialer {
             };
             let inserted = requests.into_iter().filter_map(|request| match request {
                 Request::Insert(_, broken) => Some(broken),
-                Request::Cancel(_) | Request::Resolved(..) => None,
+                Request::Cancel(_) | Request::Resolved(..) | Request::Destroy(_) => None,
             });
             let broken = self.connections.drain().map(|(_, broken)| broken).chain(inserted);
             let broken = broken.map(|broken| (broken.driver, broken.generation));
