@@ -91,7 +91,6 @@ pub(crate) struct Args {
 /// Runs the program and returns its exit status.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let libraries = libraries(args.libraries.as_deref())?;
-    let interrupt = Interrupt::new()?;
     let sysfs = Sysfs::create(args.device).context("creating the device's sysfs directory failed")?;
     let [program, arguments @ ..] = &args.program[..] else { bail!("no program is given") };
     if let Some(trace) = args.trace.as_deref().filter(|trace| trace.is_file()) {
@@ -103,6 +102,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         command.env(name, value);
     }
     let mut child = command.spawn().with_context(|| format!("starting {} failed", program.display()))?;
+    // The program inherits blocked signals, so they are blocked after it has started.
+    let interrupt = Interrupt::new()?;
     let status = wait(&mut child, &interrupt)?;
     if !args.quiet {
         let summary = Summary::read(sysfs.reports()).context("reading the processes' reports failed")?;
