@@ -74,7 +74,7 @@ errors! {
     Multicast(MulticastError);
     /// A call to the connection manager failed.
     Cm(CallError);
-    /// The options of a recording are invalid.
+    /// The capacity of a recorder is invalid.
     InvalidRecorderCapacity(InvalidCapacity);
 }
 

@@ -19,7 +19,7 @@ fn attacked_nics_keep_working_and_serve_their_peers() {
     assert!(report.packets() >= 6000 && report.operations > 50 && report.connections > 0, "{report}");
     // Each kind of packet was sent, and the listener received connection requests of attackers.
     let kinds = [
-        Kind::Informed,
+        Kind::KnownQueuePair,
         Kind::Group,
         Kind::Message,
         Kind::GroupMessage,

@@ -94,8 +94,8 @@ fn to_qp(qpn: u32, number: u8) -> [u8; 16] {
     bytes
 }
 
-/// Returns the numbers of the packets to the first queue pair that arrive, if each packet to it is followed by some to
-/// others.
+/// Sends packets to the queue pair `qpn`, each followed by packets to the other queue pairs. Returns the numbers of the
+/// packets to `qpn` that arrive.
 fn arrived(qpn: u32, others: &[u32], batch: usize) -> Vec<u8> {
     let (mut here, mut there) = attach_two(FaultConfig { loss_ppm: 300_000, ..FaultConfig::new(9) });
     let mut sent = Vec::new();
@@ -116,7 +116,7 @@ fn faults_of_a_flow_do_not_depend_on_other_flows() {
     let alone = arrived(0x1234, &[], 200);
     assert!((100..180).contains(&alone.len()), "{alone:?}");
     assert_eq!(arrived(0x1234, &[0x99, 0x42], 1), alone);
-    // Queue pair numbers are random, so the flow's place decides, not its number.
+    // Queue pair numbers are random, so the faults depend on the flow's position, not on its queue pair number.
     assert_eq!(arrived(0x77, &[0x99], 37), alone);
     let (first, second) = (arrived(1, &[2], 10), {
         let (mut here, mut there) = attach_two(FaultConfig { loss_ppm: 300_000, ..FaultConfig::new(9) });

@@ -131,7 +131,7 @@ fn await_direct_delivery(processes: &[Process], address: IpAddr) {
         || -> u64 { processes.iter().map(|process| process.link.lock().statistics().passed_on).sum() };
     loop {
         let before = passed_on();
-        // From many ports, because the kernel may choose by a hash of the port.
+        // The packets are from many ports, because the kernel may choose the socket by a hash of the port.
         for psn in 0..16 {
             let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
             for process in processes {
@@ -171,7 +171,7 @@ fn each_process_receives_the_packets_to_its_queue_pairs_and_only_those() {
         let source = SocketAddr::new(ip, sender.source_port(ip, 0xc000));
         let destination = SocketAddr::new(address, 4791);
         await_direct_delivery(&processes, address);
-        // GSO batches with packets of all processes, which the kernel delivers whole.
+        // The sender also sends GSO batches with packets to all processes. The kernel delivers a batch as a whole.
         let packets: Vec<Vec<u8>> = (0..400)
             .map(|psn| {
                 let share = processes[psn as usize % 4].share();
@@ -265,7 +265,7 @@ fn messages_reach_the_listener_and_the_connection_whichever_process_ends() {
     let [zero, one, two] = processes;
     drop(zero);
     check(&two, &one);
-    // Without a listener, and without the process of a connection, any process answers.
+    // Without a listener, and without the process of a connection, any process replies.
     two.link.lock().release_service(service);
     let successor = Process::open(address);
     successor.link.lock().claim_service(service).unwrap();
@@ -282,8 +282,8 @@ fn messages_reach_the_listener_and_the_connection_whichever_process_ends() {
 #[test]
 fn links_without_sharing_use_the_address_exclusively() {
     let shared = Process::first();
-    let alone = UdpLink::open(&UdpConfig::new(shared.address())).unwrap_err();
-    assert_eq!(alone.kind(), ErrorKind::AddrInUse);
+    let error = UdpLink::open(&UdpConfig::new(shared.address())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AddrInUse);
     let link = open_loopback(|_| ());
     assert_eq!(link.address_share(), None);
     let mut config = UdpConfig::new(link.local_addr().ip());

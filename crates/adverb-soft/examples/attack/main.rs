@@ -35,21 +35,21 @@ mod linux {
         let (seconds, first) = (option("--seconds", 10), option("--seed", 0));
         let start = Instant::now();
         let mut report = Report::default();
-        let mut warm = None;
+        let mut resident_before = None;
         for seed in first.. {
             let decisions = DecisionSource::Random(Random::new(seed ^ 0x6e69_6361_7474_636b));
             let mut result = attack(decisions, ROUND_PACKETS, &mut report);
             if seed - first == WARM_UP_ROUNDS {
-                warm = resident_kib();
+                resident_before = resident_kib();
             }
-            if let (Ok(()), Some(before), Some(now)) = (&result, warm, resident_kib())
+            if let (Ok(()), Some(before), Some(now)) = (&result, resident_before, resident_kib())
                 && now > before + MAX_GROWTH_KIB
             {
                 result = Err(format!("the process grew from {before} KiB to {now} KiB"));
             }
-            if let Err(what) = result {
+            if let Err(error) = result {
                 println!("{report}");
-                println!("seed {seed}: {what}");
+                println!("seed {seed}: {error}");
                 println!("to repeat it: cargo xtask attack --nic --seconds 1 --seed {seed}");
                 return ExitCode::FAILURE;
             }

@@ -203,7 +203,7 @@ impl Gsi {
         let Some((grh, message)) = bytes.split_first_chunk::<GRH_LEN>() else { return };
         let Some(ip) = IpHeader::from_grh(grh) else { return };
         let addrs = AddrPair { local: ip.destination(), remote: ip.source() };
-        // A message to a group, or with a group as its source, must not be answered.
+        // The connection manager must not reply to a message to a group, or with a group as its source.
         if !self.addresses.contains(&addrs.local) || Gid::from(addrs.remote).udp_addr().ip().is_multicast() {
             return;
         }

@@ -134,7 +134,7 @@ pub struct Nic {
 /// State shared with the progress thread.
 struct Shared {
     engine: EngineLock,
-    /// Wakes the progress thread.
+    /// The channel that wakes the progress thread.
     wake_channel: Arc<Channel>,
     /// A descriptor that is readable when the link has packets.
     readiness: Option<OwnedFd>,
@@ -369,7 +369,7 @@ impl Nic {
     }
 
     /// Creates a completion queue like [`create_timed_cq`](Nic::create_timed_cq), with the kernel's send times: while such
-    /// a queue exists, the NIC asks the kernel for the send time of each datagram that has a timestamp. Over a
+    /// a queue exists, the NIC requests from the kernel the send time of each datagram that has a timestamp. Over a
     /// [`UdpLink`], the timestamp is then the time at which the kernel passed the packet to the network interface. If the
     /// kernel doesn't return that time within 50 µs, or the link doesn't know it, the timestamp is the same as without
     /// this option; [`Timestamp::source`] returns which of the two it is.
@@ -512,7 +512,7 @@ impl Nic {
     pub fn destroy_qp(&self, qpn: Qpn) -> bool {
         // Acknowledge the messages received before.
         self.flush_delayed_acks();
-        let ended = self.call_engine_even_if_failed(|engine| {
+        let result = self.call_engine_even_if_failed(|engine| {
             let existed = engine.device.destroy_qp(qpn);
             engine.qps.remove(&qpn);
             engine.leave();
@@ -527,7 +527,7 @@ impl Nic {
             });
             Ok(existed)
         });
-        ended.unwrap_or(false)
+        result.unwrap_or(false)
     }
 
     /// Moves a queue pair to another state.
@@ -763,7 +763,7 @@ impl Nic {
             return Err(BatchPostError { posted_count, error: Error::NicFailed });
         }
         let now = engine.now();
-        let stopped = guard(&mut engine, |engine| {
+        let posted = guard(&mut engine, |engine| {
             for request in requests {
                 post(engine, now, request)?;
                 posted_count += 1;
@@ -775,7 +775,7 @@ impl Nic {
             let work = self.drive(&mut engine, |engine| engine.send_posted(now));
             progress::wake(&self.shared, &mut engine, work);
         }
-        stopped.map_err(|error| BatchPostError { posted_count, error })
+        posted.map_err(|error| BatchPostError { posted_count, error })
     }
 
     /// Sends the acknowledgements that the NIC delays, before the process exits without dropping the NIC.

@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::time::TimeSpec;
 
 use super::engine::{Engine, Work};
-use super::schedule::Turn;
+use super::schedule::NextStep;
 use super::{Nic, Shared};
 use crate::channel::Channel;
 
@@ -23,16 +23,16 @@ pub(super) fn run(shared: &Shared) {
     }) {}
 }
 
-/// Takes one turn of the progress thread and sleeps until the next. Returns whether the thread exits.
+/// Runs one step of the progress thread, and sleeps until the next step. Returns whether the thread exits.
 fn step(shared: &Shared) -> bool {
-    // Notifications only end the sleep, so they are consumed before the turn.
+    // Notifications only end the sleep, so they are consumed before the step.
     while shared.wake_channel.take().unwrap_or(false) {}
     let mut engine = shared.engine.lock();
     let now = engine.now();
-    let sleep = match engine.schedule.turn(now, shared.readiness.is_some()) {
-        Turn::Exit => return true,
-        Turn::Rest => engine.schedule.rest(now),
-        Turn::Drive => match engine.drive() {
+    let sleep = match engine.schedule.next_step(now, shared.readiness.is_some()) {
+        NextStep::Exit => return true,
+        NextStep::Rest => engine.schedule.rest(now),
+        NextStep::Drive => match engine.drive() {
             Ok(Work::Done) => {
                 let deadline = engine.deadline();
                 engine.schedule.sleep(deadline)
@@ -132,7 +132,7 @@ impl Drop for WaitGuard<'_> {
     }
 }
 
-/// The time between two turns of the progress thread if the system can't wait for descriptors.
+/// The time between two steps of the progress thread if the system can't wait for descriptors.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Sleeps until the channel has an event, the link has packets if its descriptor is given, or `timeout` elapses.

@@ -35,7 +35,7 @@ pub(super) enum Driver {
 
 /// The progress thread's next step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Turn {
+pub(super) enum NextStep {
     /// Drive the engine, then [sleep](Schedule::sleep).
     Drive,
     /// [Rest](Schedule::rest): a polling caller drives the link and the timers.
@@ -88,7 +88,7 @@ impl Waiting {
 }
 
 impl Schedule {
-    /// Creates the schedule of a NIC whose progress thread takes its first turn soon.
+    /// Creates the schedule of a NIC whose progress thread starts soon.
     pub(super) fn new() -> Schedule {
         Schedule {
             phase: Phase::Running,
@@ -203,11 +203,11 @@ impl Schedule {
 
     /// Returns the next step of the progress thread, which is awake. `has_descriptor` is whether a thread can sleep on
     /// the link: without a descriptor, the progress thread drives the engine whenever it wakes up.
-    pub(super) fn turn(&self, now: Time, has_descriptor: bool) -> Turn {
+    pub(super) fn next_step(&self, now: Time, has_descriptor: bool) -> NextStep {
         match self.phase {
-            Phase::Failed | Phase::Closing => Turn::Exit,
-            Phase::Running if has_descriptor && now < self.polled_until() => Turn::Rest,
-            Phase::Running => Turn::Drive,
+            Phase::Failed | Phase::Closing => NextStep::Exit,
+            Phase::Running if has_descriptor && now < self.polled_until() => NextStep::Rest,
+            Phase::Running => NextStep::Drive,
         }
     }
 

@@ -108,8 +108,8 @@ struct Round<'a> {
 
 impl<'a> Round<'a> {
     fn new(decisions: DecisionSource<'a>, network: Network) -> Outcome<Round<'a>> {
-        let Network { victim, peer, rc_pairs, senders, spoofer, groups } = network;
-        let pair = Pair::new(&victim, &peer, rc_pairs)?;
+        let Network { victim, peer, address_pairs, senders, spoofer, groups } = network;
+        let pair = Pair::new(&victim, &peer, address_pairs)?;
         let addresses = victim.addresses().to_vec();
         let channel = || CmEventChannel::new().map(Arc::new).map_err(|error| error.to_string());
         let (requests, connections) = (channel()?, channel()?);
@@ -178,7 +178,7 @@ impl<'a> Round<'a> {
     /// Sends a hostile packet, or a batch of them.
     fn send_hostile_packet(&mut self, report: &mut Report) {
         let (kind, forged) = match self.decisions.below(32) {
-            0..14 => (Kind::Informed, self.informed()),
+            0..14 => (Kind::KnownQueuePair, self.target_packet()),
             14..17 => (Kind::Group, self.group_packet()),
             17..24 => (Kind::Message, self.message(None)),
             24..26 => {
@@ -197,13 +197,13 @@ impl<'a> Round<'a> {
         report.batches += u64::from(sent > 1);
         report.rejected += u64::from(sent == 0);
         // Packets for the pair aren't replayed: from another address, they might be valid.
-        if matches!(kind, Kind::Informed | Kind::Group | Kind::Message | Kind::GroupMessage) {
+        if matches!(kind, Kind::KnownQueuePair | Kind::Group | Kind::Message | Kind::GroupMessage) {
             push_bounded(&mut self.history, bytes);
         }
     }
 
     /// Returns a packet for a target, from the address of its peer.
-    fn informed(&mut self) -> Option<Forged> {
+    fn target_packet(&mut self) -> Option<Forged> {
         let index = self.decisions.below(self.targets.len() as u64) as usize;
         let target = &mut self.targets[index];
         let status = self.victim.query_qp(target.end.qpn)?;
@@ -233,7 +233,7 @@ impl<'a> Round<'a> {
         let (sender, flow) = self.sender_to(destination)?;
         let attacker_state = &mut AttackerState::default();
         let peer = Qpn::truncate(0x600);
-        let mut target_info = uninformed_target(Qpn::MULTICAST, peer, Transport::Ud, flow, attacker_state);
+        let mut target_info = partial_target_info(Qpn::MULTICAST, peer, Transport::Ud, flow, attacker_state);
         if self.decisions.one_in(3) {
             // The packet is for a single queue pair, but has a group's address.
             let target = &self.targets[self.decisions.below(self.targets.len() as u64) as usize].end;
@@ -277,15 +277,15 @@ impl<'a> Round<'a> {
     fn misaddressed(&mut self) -> Option<Forged> {
         // The IPv6 senders have the peer's address, because the loopback interface has only one.
         let sender = self.senders.iter().position(|sender| sender.address.is_ipv4())?;
-        let rc_pair = &self.pair.rc_pairs[self.decisions.below(2) as usize].victim;
-        let status = self.victim.query_qp(rc_pair.qpn)?;
+        let end = &self.pair.rc_pairs[self.decisions.below(2) as usize].victim;
+        let status = self.victim.query_qp(end.qpn)?;
         let destination = Gid::from(self.addresses[self.decisions.below(2) as usize]).udp_addr();
         let flow = Flow::new(self.senders[sender].address, destination)?;
         let attacker_state = &mut AttackerState::default();
         let mut target_info =
-            uninformed_target(rc_pair.qpn, status.remote_qpn, Transport::Rc, flow, attacker_state);
+            partial_target_info(end.qpn, status.remote_qpn, Transport::Rc, flow, attacker_state);
         (target_info.expected_psn, target_info.next_psn, target_info.memory) =
-            (status.expected_psn, status.next_psn, Some(rc_pair.memory_range()));
+            (status.expected_psn, status.next_psn, Some(end.memory_range()));
         let history = VecDeque::new();
         let bytes = PacketGenerator { decisions: &mut self.decisions, history: &history, target_info }
             .next_packet()
@@ -300,7 +300,7 @@ impl<'a> Round<'a> {
         let [qpn, peer] = [(); 2].map(|()| Qpn::truncate(self.decisions.bits(24) as u32));
         let transport = self.decisions.pick(&[Transport::Rc, Transport::Uc, Transport::Ud]);
         let attacker_state = &mut AttackerState::default();
-        let mut target_info = uninformed_target(qpn, peer, transport, flow, attacker_state);
+        let mut target_info = partial_target_info(qpn, peer, transport, flow, attacker_state);
         (target_info.expected_psn, target_info.next_psn) =
             (Psn::wrapping(self.decisions.bits(24) as u32), Psn::wrapping(self.decisions.bits(24) as u32));
         target_info.qkey = self.decisions.bits(32) as u32;
@@ -339,7 +339,8 @@ impl<'a> Round<'a> {
             match event {
                 Event::Request(request) => {
                     report.requests += 1;
-                    // These calls fail if the peer has given up, or if the queue pair already has a connection.
+                    // These calls fail if the peer has abandoned the request, or if the queue pair already has a
+                    // connection.
                     let qpn = self.targets[self.decisions.below(self.targets.len() as u64) as usize].end.qpn;
                     let timeout = std::time::Duration::from_millis(100);
                     let cm = self.victim.cm();
@@ -438,7 +439,7 @@ struct Forged {
 }
 
 /// Returns the target information of an attacker that knows only the queue pair numbers.
-fn uninformed_target(
+fn partial_target_info(
     qpn: Qpn,
     peer: Qpn,
     transport: Transport,

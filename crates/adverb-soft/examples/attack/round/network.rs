@@ -17,7 +17,7 @@ pub(super) struct Network {
     pub(super) victim: Arc<Nic>,
     pub(super) peer: Arc<Nic>,
     /// The pairs of addresses by which the NICs reach each other, the attacked NIC's address first.
-    pub(super) rc_pairs: Vec<[IpAddr; 2]>,
+    pub(super) address_pairs: Vec<[IpAddr; 2]>,
     /// The hostile sockets. The last one of each address family is one that the attacked NIC can respond to.
     pub(super) senders: Vec<Sender>,
     pub(super) spoofer: Sender,
@@ -44,7 +44,7 @@ impl Network {
         let v6 = || open_v6(number);
         let (victim_nic, victim_v6) = open_nic(&[(host(1), ROCE_PORT), (host(2), ROCE_PORT + 1)], v6()?)?;
         let (peer_nic, peer_v6) = open_nic(&[(host(3), ROCE_PORT)], v6()?)?;
-        let mut rc_pairs = vec![
+        let mut address_pairs = vec![
             [victim_nic.addresses()[0], peer_nic.addresses()[0]],
             [victim_nic.addresses()[1], peer_nic.addresses()[0]],
         ];
@@ -54,8 +54,8 @@ impl Network {
             senders.push(Sender::bind(SocketAddr::new(host(4).into(), port))?);
         }
         let mut groups = vec![SocketAddr::new([239, 255, 77, 9].into(), ROCE_PORT)];
-        if let (Some(victim_nic), Some(peer_nic)) = (victim_v6, peer_v6) {
-            rc_pairs.push([victim_nic, peer_nic]);
+        if let (Some(victim_addr), Some(peer_addr)) = (victim_v6, peer_v6) {
+            address_pairs.push([victim_addr, peer_addr]);
             senders.push(Sender::bind(SocketAddr::new(Ipv6Addr::LOCALHOST.into(), 0))?);
             senders.push(bind_v6(number)?);
             groups.push(SocketAddr::new([0xff02, 0, 0, 0, 0, 0, 7, 0x7709].into(), ROCE_PORT));
@@ -64,7 +64,7 @@ impl Network {
         Ok(Network {
             victim: Arc::new(victim_nic),
             peer: Arc::new(peer_nic),
-            rc_pairs,
+            address_pairs,
             senders,
             spoofer,
             groups,

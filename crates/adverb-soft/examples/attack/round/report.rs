@@ -8,8 +8,8 @@ use adverb_proto::Statistics;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub(crate) enum Kind {
-    /// A packet for a queue pair that the attacker knows everything about.
-    Informed,
+    /// A packet for a queue pair whose state the attacker knows.
+    KnownQueuePair,
     /// A packet for the members of a group.
     Group,
     /// A connection manager's message to an address of the NIC.
@@ -25,7 +25,7 @@ pub(crate) enum Kind {
 }
 
 const NAMES: [&str; 7] = [
-    "informed",
+    "to known queue pairs",
     "to groups",
     "CM messages",
     "CM messages to groups",

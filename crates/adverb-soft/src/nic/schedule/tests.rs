@@ -12,7 +12,7 @@ fn after(duration: Duration) -> Time {
 /// Returns a schedule whose progress thread sleeps on the link, with no work pending.
 fn idle() -> Schedule {
     let mut schedule = Schedule::new();
-    assert_eq!(schedule.turn(NOW, true), Turn::Drive);
+    assert_eq!(schedule.next_step(NOW, true), NextStep::Drive);
     assert_eq!(schedule.sleep(Time::MAX), Sleep { until: Time::MAX, on_link: true });
     assert_eq!(schedule.wake_interest_change(), None);
     schedule
@@ -22,7 +22,7 @@ fn idle() -> Schedule {
 fn polled() -> Schedule {
     let mut schedule = idle();
     schedule.record_poll(NOW);
-    assert_eq!(schedule.turn(NOW, true), Turn::Rest);
+    assert_eq!(schedule.next_step(NOW, true), NextStep::Rest);
     assert_eq!(schedule.rest(NOW), Sleep { until: after(POLL_GRACE), on_link: false });
     assert_eq!(schedule.wake_interest_change(), Some(false));
     schedule
@@ -60,13 +60,13 @@ fn a_nic_fails_once_and_stays_failed() {
     assert!(!schedule.fail(), "the second failure changes nothing");
     schedule.close();
     assert!(schedule.has_failed());
-    assert_eq!(schedule.turn(NOW, true), Turn::Exit);
+    assert_eq!(schedule.next_step(NOW, true), NextStep::Exit);
     assert!(!schedule.begin_wait());
 
     let mut schedule = idle();
     schedule.close();
     assert!(!schedule.has_failed());
-    assert_eq!(schedule.turn(NOW, true), Turn::Exit);
+    assert_eq!(schedule.next_step(NOW, true), NextStep::Exit);
     assert!(schedule.fail(), "a closing NIC can fail");
     assert!(schedule.has_failed());
 }
@@ -75,10 +75,10 @@ fn a_nic_fails_once_and_stays_failed() {
 fn the_progress_thread_rests_until_the_grace_period_ends() {
     let schedule = polled();
     let just_before = Time::from_nanos(after(POLL_GRACE).as_nanos() - 1);
-    assert_eq!(schedule.turn(just_before, true), Turn::Rest);
-    assert_eq!(schedule.turn(after(POLL_GRACE), true), Turn::Drive);
+    assert_eq!(schedule.next_step(just_before, true), NextStep::Rest);
+    assert_eq!(schedule.next_step(after(POLL_GRACE), true), NextStep::Drive);
     // Without a descriptor, no caller can drive the link for the progress thread.
-    assert_eq!(schedule.turn(NOW, false), Turn::Drive);
+    assert_eq!(schedule.next_step(NOW, false), NextStep::Drive);
 }
 
 #[test]
@@ -87,12 +87,12 @@ fn arming_ends_the_rest_until_an_event_is_delivered() {
     assert!(schedule.arm());
     assert_eq!(schedule.driver(), Driver::ProgressThread);
     assert!(!schedule.arm(), "the progress thread has been woken");
-    assert_eq!(schedule.turn(NOW, true), Turn::Drive);
+    assert_eq!(schedule.next_step(NOW, true), NextStep::Drive);
     // The poll after arming doesn't mean that the caller polls again.
     schedule.record_poll(NOW);
-    assert_eq!(schedule.turn(NOW, true), Turn::Drive);
+    assert_eq!(schedule.next_step(NOW, true), NextStep::Drive);
     schedule.record_event();
-    assert_eq!(schedule.turn(NOW, true), Turn::Rest);
+    assert_eq!(schedule.next_step(NOW, true), NextStep::Rest);
     assert!(!idle().arm(), "the progress thread already drives the link");
 }
 
@@ -201,13 +201,13 @@ fn every_256th_poll_drives_the_link_and_every_8th_empty_one_reads_the_clock() {
     assert!(!pacing.may_skip_clock());
 }
 
-/// The step by which time advances in [`World`].
+/// The step by which time advances in [`NicModel`].
 const TICK: Duration = Duration::from_nanos(POLL_GRACE.as_nanos() as u64 / 2);
 
-/// A NIC's threads, link and timers around a schedule. The current time is always [`NOW`]: time advances by moving all
+/// A model of a NIC's threads, link and timers around a schedule. The current time is always [`NOW`]: time advances by moving all
 /// other times back, so that the number of states is finite.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-struct World {
+struct NicModel {
     schedule: Schedule,
     has_descriptor: bool,
     /// The end of the progress thread's sleep, and whether packets end it.
@@ -257,9 +257,9 @@ const STEPS: &[Step] = &[
     Step::Tick,
 ];
 
-impl World {
-    fn new(has_descriptor: bool) -> World {
-        World {
+impl NicModel {
+    fn new(has_descriptor: bool) -> NicModel {
+        NicModel {
             schedule: Schedule::new(),
             has_descriptor,
             sleep: (Time::ZERO, false),
@@ -330,7 +330,7 @@ impl World {
                 self.is_wake_pending |= self.schedule.end_wait();
             }
             Step::Packet => self.has_packets = true,
-            Step::ProgressThread => self.take_turn(),
+            Step::ProgressThread => self.run_progress_thread(),
             Step::WaitingCaller => {
                 self.drive();
                 self.is_wake_pending |= self.schedule.hand_over(self.due);
@@ -347,15 +347,15 @@ impl World {
         }
     }
 
-    fn take_turn(&mut self) {
+    fn run_progress_thread(&mut self) {
         self.is_wake_pending = false;
-        let sleep = match self.schedule.turn(NOW, self.has_descriptor) {
-            Turn::Drive => {
+        let sleep = match self.schedule.next_step(NOW, self.has_descriptor) {
+            NextStep::Drive => {
                 self.drive();
                 self.schedule.sleep(self.due)
             }
-            Turn::Rest => self.schedule.rest(NOW),
-            Turn::Exit => panic!("the NIC neither closes nor fails"),
+            NextStep::Rest => self.schedule.rest(NOW),
+            NextStep::Exit => panic!("the NIC neither closes nor fails"),
         };
         self.update_link();
         self.sleep = (sleep.until, sleep.on_link && self.has_descriptor);
@@ -382,8 +382,8 @@ impl World {
     /// Returns the number of ticks after which all overdue work is done if no caller polls, posts or begins to wait.
     fn ticks_until_served(mut self) -> u32 {
         for tick in 0..100 {
-            for turn in 0.. {
-                assert!(turn < 20, "the threads run forever: {self:?}");
+            for step in 0.. {
+                assert!(step < 20, "the threads run forever: {self:?}");
                 if self.can(Step::ProgressThread) {
                     self.apply(Step::ProgressThread);
                 } else if self.can(Step::WaitingCaller) {
@@ -427,16 +427,16 @@ impl World {
 #[test]
 fn work_is_done_soon_in_every_reachable_state() {
     for has_descriptor in [true, false] {
-        let first = World::new(has_descriptor);
+        let first = NicModel::new(has_descriptor);
         let mut seen = HashSet::from([first.clone()]);
         let mut queue = VecDeque::from([first]);
         let mut drivers = [0; 3];
-        while let Some(world) = queue.pop_front() {
-            world.check();
-            drivers[world.schedule.driver() as usize] += 1;
+        while let Some(model) = queue.pop_front() {
+            model.check();
+            drivers[model.schedule.driver() as usize] += 1;
             for &step in STEPS {
-                if world.can(step) {
-                    let mut next = world.clone();
+                if model.can(step) {
+                    let mut next = model.clone();
                     next.apply(step);
                     if seen.insert(next.clone()) {
                         queue.push_back(next);
