@@ -3,6 +3,7 @@
 mod check;
 mod programs;
 mod rdmacm;
+mod storage;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -18,10 +18,13 @@ use super::rdmacm;
 /// The user may not be allowed to read cargo's target directory, so the programs use a copy of the libraries.
 pub(super) fn run(libraries: &Path) -> Result<()> {
     packages::ensure(&[
+        "fio",
         "ibverbs-utils",
+        "libiscsi-dev",
         "librdmacm-dev",
         "perftest",
         "rdmacm-utils",
+        "tgt",
         "ucx-utils",
         "util-linux",
     ])?;
@@ -31,7 +34,8 @@ pub(super) fn run(libraries: &Path) -> Result<()> {
         // With the features of the tests, which have built it.
         let adverb = process::build("build --workspace --all-features --bin adverb")?;
         fs::copy(adverb, copy.join("adverb"))?;
-        super::programs::run(&copy)
+        super::programs::run(&copy)?;
+        super::storage::run(&copy)
     });
     fs::remove_dir_all(&copy)?;
     result

@@ -139,7 +139,7 @@ fn is_refused(client: &Output) -> bool {
 }
 
 /// Returns a command for a program on the libraries, without privileges and with a time limit.
-fn command(
+pub(super) fn command(
     directory: &Path,
     run_options: &[&str],
     environment: &[(&str, &str)],
