@@ -84,7 +84,8 @@ impl SharedQueue {
         if !self.queue.move_front_to(queue) {
             return MovedFront::Nothing;
         }
-        if self.len() < self.limit as usize && !mutant!(SrqLimitEventMissing) {
+        let is_below_limit = self.len() < self.limit as usize && !mutant!(SrqLimitEventMissing);
+        if is_below_limit {
             // Each arming generates one event (vol. 1, 10.2.9).
             self.limit = 0;
             return MovedFront::BelowLimit;

@@ -48,9 +48,8 @@ impl Manager {
         random: &mut impl FnMut() -> u32,
     ) {
         let address = addrs.remote;
-        if let Some(id) = self.table.by_remote_id(address, req.ca_guid, req.local_comm_id)
-            && !mutant!(CmDuplicateRequestIsNew)
-        {
+        let duplicated = self.table.by_remote_id(address, req.ca_guid, req.local_comm_id);
+        if let Some(id) = duplicated.filter(|_| !mutant!(CmDuplicateRequestIsNew)) {
             self.out.statistics.duplicates += 1;
             return self.respond_to_duplicate_req(now, id);
         }
@@ -274,15 +273,14 @@ impl Manager {
         self.out.statistics.duplicates += 1;
         // A REP that was received before the connection is established gets no MRA: the peer would then retransmit the
         // REP later, which delays recovery from a lost RTU.
+        let sends_rtu = connection.active && !mutant!(CmLostRtuStaysLost);
         let response = match connection.state {
             State::TimeWait => match &connection.timewait_response {
                 Some(timewait_response) => **timewait_response,
                 None => return,
             },
             _ if connection.remote_id != Some(rep.local_comm_id) => return,
-            State::Established if connection.active && !mutant!(CmLostRtuStaysLost) => {
-                compose::rtu(connection)
-            }
+            State::Established if sends_rtu => compose::rtu(connection),
             _ => return,
         };
         self.out.send(addrs, response);

@@ -170,9 +170,7 @@ impl Table {
         self.timers.set(id, &mut connection.timer, None);
         self.remove_from_peers(&connection);
         self.remove_from_remote_qps(&connection);
-        if let Some(remote_id) = connection.remote_id
-            && !mutant!(CmRemoteIdLeaks)
-        {
+        if let Some(remote_id) = connection.remote_id.filter(|_| !mutant!(CmRemoteIdLeaks)) {
             remove_own(
                 &mut self.remote_ids,
                 &(connection.addrs.remote, connection.remote_guid, remote_id),

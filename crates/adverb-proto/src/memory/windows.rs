@@ -72,14 +72,17 @@ impl Windows {
     /// Returns the binding of a key, after checking that the peer of this queue pair may use it with this access.
     fn bound(&self, pd: Pd, qpn: Qpn, key: u32, need: Access) -> Result<&Bound, Denied> {
         let window = self.by_index.get(&(key >> OWNER_KEY_BITS)).ok_or(Denied::Key)?;
-        if window.key != key && !mutant!(StaleWindowKey) {
+        let is_stale = window.key != key && !mutant!(StaleWindowKey);
+        if is_stale {
             return Err(Denied::Key);
         }
         let bound = window.bound.as_ref().ok_or(Denied::Key)?;
-        if window.pd != pd || (bound.qpn != qpn && !mutant!(WindowForAnyQueuePair)) {
+        let is_other_qp = bound.qpn != qpn && !mutant!(WindowForAnyQueuePair);
+        if window.pd != pd || is_other_qp {
             return Err(Denied::Domain);
         }
-        if !bound.access.contains(need) && !mutant!(SkipRightsCheck) {
+        let is_allowed = bound.access.contains(need) || mutant!(SkipRightsCheck);
+        if !is_allowed {
             return Err(Denied::Access);
         }
         Ok(bound)
@@ -144,7 +147,8 @@ impl Keys {
         let flushes = rights & (Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT);
         let mut need = Access::WINDOW_BIND | flushes;
         need.set(Access::LOCAL_WRITE, rights.is_remotely_writable());
-        if !registration.access.contains(need) && !mutant!(SkipRightsCheck) {
+        let is_allowed = registration.access.contains(need) || mutant!(SkipRightsCheck);
+        if !is_allowed {
             return Err(Denied::Access);
         }
         let start = addr.checked_sub(registration.addr).ok_or(Denied::Bounds)?;

@@ -304,11 +304,13 @@ impl QueuePair {
             if !entry.is_started() || self.requester.unacked.since(psn) > 0 {
                 break;
             }
-            if entry.needs_response() && !mutant!(IgnoreImpliedNak) {
+            let is_nak_implied = entry.needs_response() && !mutant!(IgnoreImpliedNak);
+            if is_nak_implied {
                 outcome = Err(ImpliedNak);
                 break;
             }
-            if psn.since(entry.last_psn()) >= 0 || mutant!(FirstPacketCompletesMessage) {
+            let is_complete = psn.since(entry.last_psn()) >= 0 || mutant!(FirstPacketCompletesMessage);
+            if is_complete {
                 self.complete_front(cx);
             } else {
                 self.requester.unacked = psn + 1;

@@ -19,8 +19,9 @@ impl QueuePair {
     /// A17.9).
     pub(crate) fn handle_mark<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         cx.stats.ecn_marked_packets += 1;
-        let due = cx.now >= self.next_cnp_at || mutant!(CnpForEveryMark);
-        if due && self.config.transport != Transport::Ud && !mutant!(NeverSendCnp) {
+        let is_due = cx.now >= self.next_cnp_at || mutant!(CnpForEveryMark);
+        let sends_cnps = self.config.transport != Transport::Ud && !mutant!(NeverSendCnp);
+        if is_due && sends_cnps {
             self.cnp_due = true;
         }
     }
@@ -28,9 +29,9 @@ impl QueuePair {
     /// Handles a CNP.
     pub(crate) fn handle_cnp<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         cx.stats.cnps_received += 1;
+        let reacts = self.is_ecn_capable() && !mutant!(IgnoreCnp);
         if let Congestion::Dcqcn(params) = self.config.congestion
-            && self.is_ecn_capable()
-            && !mutant!(IgnoreCnp)
+            && reacts
         {
             self.pacer.get_or_insert_with(|| Box::new(Pacer::new(cx.now, params))).handle_cnp(cx.now);
         }

@@ -526,8 +526,9 @@ impl QueuePair {
         outcome: Result<(), Status>,
     ) {
         // Failed requests complete even if they are unsignaled (vol. 1, 10.7.3).
-        let wanted = self.config.signal_all || entry.has(SendFlags::SIGNALED);
-        if !wanted && (outcome.is_ok() || mutant!(SilentFailure)) {
+        let is_failed = outcome.is_err() && !mutant!(SilentFailure);
+        let is_signaled = self.config.signal_all || entry.has(SendFlags::SIGNALED);
+        if !is_signaled && !is_failed {
             cx.event(|| TraceEvent::CompletedUnsignaled { qpn: self.qpn, request: entry.number });
             return;
         }

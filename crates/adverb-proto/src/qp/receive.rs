@@ -177,7 +177,8 @@ impl QueuePair {
         }
         // An empty WRITE accesses no memory, so its key is not checked (vol. 1, 9.7.4). Other keys are looked up for
         // each packet, because they may have become invalid.
-        if write.total != 0 || mutant!(CheckKeyOfZeroLength) {
+        let needs_key = write.total != 0 || mutant!(CheckKeyOfZeroLength);
+        if needs_key {
             let whole = Range { addr: write.va, length: write.left, key: write.rkey };
             let pd = self.config.pd;
             let checked = cx.keys.remote(pd, self.qpn, whole, Access::REMOTE_WRITE);

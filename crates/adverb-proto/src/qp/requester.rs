@@ -160,8 +160,9 @@ impl Requester {
     /// Restarts the acknowledgement timer, or stops it if no packet is outstanding (vol. 1, 9.7.6).
     #[inline]
     pub(super) fn restart_timer(&mut self, now: Time) {
+        let is_outstanding = self.unacked != self.unsent && !mutant!(TimerNotRearmed);
         self.ack_deadline = match self.timeout {
-            Some(timeout) if self.unacked != self.unsent && !mutant!(TimerNotRearmed) => Some(now + timeout),
+            Some(timeout) if is_outstanding => Some(now + timeout),
             _ => None,
         };
     }
@@ -241,11 +242,13 @@ impl QueuePair {
     fn may_start(&self, entry: &SendEntry) -> bool {
         let requester = &self.requester;
         // A fenced request waits for earlier READs and atomics (vol. 1, 10.8.3).
-        if entry.has(SendFlags::FENCE) && requester.reads > 0 && !mutant!(IgnoreFence) {
+        let is_fenced = entry.has(SendFlags::FENCE) && !mutant!(IgnoreFence);
+        if is_fenced && requester.reads > 0 {
             return false;
         }
         // The peer saves this number of responses for retransmissions (vol. 1, 9.7.3; `rxe_req.c`, check_init_depth).
-        if entry.needs_response() && requester.reads >= requester.max_reads && !mutant!(IgnoreReadLimit) {
+        let is_limit_reached = requester.reads >= requester.max_reads && !mutant!(IgnoreReadLimit);
+        if entry.needs_response() && is_limit_reached {
             return false;
         }
         // Without a credit, one message may be sent as a probe if no other request is outstanding (vol. 1, 9.7.7).
@@ -437,7 +440,8 @@ impl QueuePair {
         if retransmitted {
             cx.stats.retransmitted_packets += 1;
         }
-        if requester.ack_deadline.is_none() && !mutant!(NeverStartRetransmitTimer) {
+        let starts_timer = requester.ack_deadline.is_none() && !mutant!(NeverStartRetransmitTimer);
+        if starts_timer {
             requester.ack_deadline = requester.timeout.map(|timeout| cx.now + timeout);
         }
         requester.since_ack_request += 1;

@@ -125,8 +125,9 @@ impl QueuePair {
         if mutant!(PsnWithoutWrap) {
             ahead = psn.get() as i32 - self.responder.expected.get() as i32;
         }
-        if ahead > 0 && !mutant!(SkipPsnCheck) {
-            // A packet is missing: send one NAK (vol. 1, 9.7.5).
+        let is_packet_missing = ahead > 0 && !mutant!(SkipPsnCheck);
+        if is_packet_missing {
+            // One NAK is sent (vol. 1, 9.7.5).
             if self.responder.nak_sent {
                 return self.drop_packet(cx, packet, DropReason::OutOfSequence);
             }
@@ -224,7 +225,8 @@ impl QueuePair {
         if reth.length > MAX_MESSAGE_LEN {
             return Err(INVALID_REQUEST);
         }
-        if reth.length != 0 || mutant!(CheckKeyOfZeroLength) {
+        let needs_key = reth.length != 0 || mutant!(CheckKeyOfZeroLength);
+        if needs_key {
             let range = Range { addr: reth.va, length: reth.length, key: reth.rkey };
             cx.keys
                 .remote(self.config.pd, self.qpn, range, Access::REMOTE_READ)

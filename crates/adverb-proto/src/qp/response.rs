@@ -311,7 +311,8 @@ impl QueuePair {
             self.responder.responses.pending = pending;
             return None;
         }
-        if response.is_first || mutant!(RefuseDuplicateRead) {
+        let is_refused = response.is_first || mutant!(RefuseDuplicateRead);
+        if is_refused {
             // The request was accepted, but its response can't be sent anymore (vol. 1, 9.7.5).
             self.responder.responses.clear();
             self.send_fatal_nak(cx, response.psn, NakCode::RemoteAccess, Status::RemoteAccess);

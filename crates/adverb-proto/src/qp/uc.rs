@@ -25,12 +25,14 @@ impl QueuePair {
         self.establish(cx);
         let psn = packet.header.psn;
         let ahead = psn.since(self.responder.expected);
-        if (-LATE_RANGE..0).contains(&ahead) && !mutant!(LateUcPacketAccepted) {
+        let is_late = (-LATE_RANGE..0).contains(&ahead) && !mutant!(LateUcPacketAccepted);
+        if is_late {
             // A late packet would be delivered out of order, and a duplicate would be delivered twice.
             cx.stats.duplicate_requests += 1;
             return self.drop_packet(cx, packet, DropReason::PsnBelowExpected);
         }
-        if ahead != 0 && !mutant!(IgnoreUcGap) {
+        let has_gap = ahead != 0 && !mutant!(IgnoreUcGap);
+        if has_gap {
             let missing = if mutant!(LossesUncounted) { 0 } else { ahead.max(0).unsigned_abs() };
             cx.stats.packets_missing += u64::from(missing);
             self.drop_current_message(cx);

@@ -22,7 +22,8 @@ impl QueuePair {
         memory: &mut impl Memory,
     ) {
         // The datagram is dropped without a response (vol. 1, 9.6.1).
-        if datagram.qkey != self.qkey && !mutant!(SkipQueueKeyCheck) {
+        let is_qkey_wrong = datagram.qkey != self.qkey && !mutant!(SkipQueueKeyCheck);
+        if is_qkey_wrong {
             cx.stats.qkey_violations += 1;
             return self.drop_packet(cx, packet, DropReason::WrongQkey);
         }
