@@ -87,8 +87,8 @@ impl CompletionQueue {
             false => Some(Arc::new(Channel::new().map_err(|_| libc::EMFILE)?)),
         };
         let made = match is_timed {
-            true => nic.nic.create_timed_cq(attr.cqe, events.clone()),
-            false => nic.nic.create_cq(attr.cqe, events.clone()),
+            true => nic.nic.create_timed_cq(capacity(attr.cqe), events.clone()),
+            false => nic.nic.create_cq(capacity(attr.cqe), events.clone()),
         };
         let cq = made.map_err(errno_of)?;
         let mut base = ibv_cq_ex::zeroed();
@@ -342,10 +342,10 @@ entry! {
     fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
         // SAFETY: the queue is alive.
         let this = unsafe { CompletionQueue::of(cq) };
-        let Some(capacity) = u32::try_from(cqe).ok().filter(|cqe| (1..=MAX_CQE).contains(cqe)) else {
+        let Some(entries) = u32::try_from(cqe).ok().filter(|cqe| (1..=MAX_CQE).contains(cqe)) else {
             return fail(libc::EINVAL);
         };
-        let resized = this.nic.nic.resize_cq(this.cq, capacity);
+        let resized = this.nic.nic.resize_cq(this.cq, capacity(entries));
         if resized.is_ok() {
             // SAFETY: the queue is alive, and the program doesn't read the field meanwhile.
             unsafe { (*cq).cqe = cqe };
@@ -392,6 +392,13 @@ entry! {
             CompletionQueue::of(cq).comp_acks.acknowledge(nevents, |count| counter.write(count));
         }
     }
+}
+
+/// Returns the number of completions that a queue of `cqe` entries holds. As with RDMA adapters, it is larger than what the
+/// program asks for: `ib_send_lat -e` asks for one entry, but after a packet loss it posts a request before it has polled
+/// the completion of the last one.
+fn capacity(cqe: u32) -> u32 {
+    (cqe + 1).next_power_of_two()
 }
 
 /// The maximum number of entries of a completion queue.

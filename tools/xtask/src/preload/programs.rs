@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use support::process;
 
-use super::check::{DEADLINE, KillOnDrop};
+use super::check::{DEADLINE, KillOnDrop, repeatedly};
 
 /// Runs the programs as an unprivileged user, with the command `adverb` and the libraries in this directory.
 pub(super) fn run(directory: &Path) -> Result<()> {
@@ -21,6 +21,14 @@ pub(super) fn run(directory: &Path) -> Result<()> {
         ensure!(text.contains("#bytes"), "{program} {} measured nothing:\n{text}", options.join(" "));
         println!("{program} {}: it ran", options.join(" "));
     }
+    // With one entry per completion queue, as the program asks for.
+    repeatedly(|seed| {
+        let run_options = ["--quiet", "--loss", "1", "--seed", &seed.to_string()];
+        let (_, text) = pair(directory, &run_options, &[], "ib_send_lat", &["-n", "100", "-e"])?;
+        ensure!(text.contains("#bytes"), "ib_send_lat measured nothing:\n{text}");
+        Ok(())
+    })?;
+    println!("ib_send_lat -n 100 -e with 1 % loss: it ran");
     for (transports, test, loss) in UCX {
         let options = ["-t", test, "-n", "50", "-w", "5", "-s", "64"];
         let environment = [("UCX_TLS", *transports), ("UCX_WARN_UNUSED_ENV_VARS", "n")];
