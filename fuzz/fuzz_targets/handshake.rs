@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| adverb::net::fuzzing::meeting(bytes));
+fuzz_target!(|bytes: &[u8]| adverb::net::fuzzing::handshake(bytes));

@@ -56,24 +56,26 @@ async fn run(count: usize, rounds: usize) -> Result<()> {
     let accepting = tokio::task::spawn_local(async move { listener.accept().await.map(drop) });
     for (connector, acceptor, progress) in &pairs {
         let (connector, progress) = (Rc::clone(connector), Rc::clone(progress));
-        tasks.spawn_local(async move { ask(&connector, &progress).await.map_err(|error| error.to_string()) });
+        tasks.spawn_local(async move {
+            send_and_check(&connector, &progress).await.map_err(|error| error.to_string())
+        });
         let acceptor = Rc::clone(acceptor);
-        tasks.spawn_local(async move { answer(&acceptor).await.map_err(|error| error.to_string()) });
+        tasks.spawn_local(async move { reply(&acceptor).await.map_err(|error| error.to_string()) });
     }
-    all_advance(&pairs).await?;
+    wait_for_progress(&pairs).await?;
 
     eprintln!("begin");
-    let (begin, before) = (Instant::now(), answered(&pairs));
+    let (begin, before) = (Instant::now(), answered_count(&pairs));
     for round in 0..rounds {
         for (index, (connector, acceptor, _)) in pairs.iter().enumerate() {
             internal::break_lane(if (index + round) % 2 == 0 { connector } else { acceptor })?;
         }
-        all_advance(&pairs).await?;
+        wait_for_progress(&pairs).await?;
     }
-    let (took, messages) = (begin.elapsed(), answered(&pairs) - before);
+    let (elapsed, messages) = (begin.elapsed(), answered_count(&pairs) - before);
     eprintln!("end");
     println!(
-        "{count} connections, {rounds} rounds of broken lanes, {messages} messages answered, {took:.1?}"
+        "{count} connections, {rounds} rounds of broken lanes, {messages} messages answered, {elapsed:.1?}"
     );
 
     pairs.iter().for_each(|(.., progress)| progress.is_stopped.set(true));
@@ -85,7 +87,7 @@ async fn run(count: usize, rounds: usize) -> Result<()> {
 }
 
 /// Sends numbered messages and checks the answers, until it is stopped.
-async fn ask(connection: &Connection, progress: &Progress) -> Result<()> {
+async fn send_and_check(connection: &Connection, progress: &Progress) -> Result<()> {
     while !progress.is_stopped.get() {
         let number = progress.answered.get();
         connection.send(&number.to_le_bytes()).await?;
@@ -101,7 +103,7 @@ async fn ask(connection: &Connection, progress: &Progress) -> Result<()> {
 }
 
 /// Answers each message with the next number, until the peer shuts down.
-async fn answer(connection: &Connection) -> Result<()> {
+async fn reply(connection: &Connection) -> Result<()> {
     while let Some(message) = connection.recv().await? {
         let number = u64::from_le_bytes((*message).try_into()?);
         connection.send(&(number + 1).to_le_bytes()).await?;
@@ -109,12 +111,12 @@ async fn answer(connection: &Connection) -> Result<()> {
     Ok(())
 }
 
-fn answered(pairs: &[(Rc<Connection>, Rc<Connection>, Rc<Progress>)]) -> u64 {
+fn answered_count(pairs: &[(Rc<Connection>, Rc<Connection>, Rc<Progress>)]) -> u64 {
     pairs.iter().map(|(.., progress)| progress.answered.get()).sum()
 }
 
 /// Waits until each connection has answered at least three more messages.
-async fn all_advance(pairs: &[(Rc<Connection>, Rc<Connection>, Rc<Progress>)]) -> Result<()> {
+async fn wait_for_progress(pairs: &[(Rc<Connection>, Rc<Connection>, Rc<Progress>)]) -> Result<()> {
     let before: Vec<u64> = pairs.iter().map(|(.., progress)| progress.answered.get()).collect();
     let advance = async {
         for ((.., progress), before) in pairs.iter().zip(&before) {

@@ -119,7 +119,7 @@ async fn connect_driver(peer: SocketAddr, options: &Options, deadline: Deadline)
         if let Some(Established::New(driver)) = dial.poll(now)? {
             return Ok(driver);
         }
-        wait(&dial, dial.left(now)).await?;
+        wait(&dial, dial.time_left(now)).await?;
     }
 }
 
@@ -298,26 +298,27 @@ pub struct Connection {
 impl Connection {
     /// Makes an established driver usable by tasks.
     fn new(driver: Arc<Driver>, origin: Origin) -> Result<Connection> {
-        let broken = |error| {
-            bootstrap::verb(
+        let watch_error = |error| {
+            bootstrap::verb_error(
                 "watching a completion queue",
                 error,
                 "enable I/O in the tokio runtime: `Builder::enable_io`",
             )
         };
         let lane = driver.lane();
-        let events = lane.completions.event_fd().ok_or_else(|| broken(io::ErrorKind::Unsupported.into()))?;
+        let events =
+            lane.completions.event_fd().ok_or_else(|| watch_error(io::ErrorKind::Unsupported.into()))?;
         let events = match (driver.session(), lane.manager_events()) {
             (None, None) => readable_by_tasks(events),
             // The completion queue may change, or there is a second descriptor to watch.
             _ => {
-                let watch = Watch::new().map_err(broken)?;
-                lane.add_events(&watch).map_err(broken)?;
+                let watch = Watch::new().map_err(watch_error)?;
+                lane.add_events(&watch).map_err(watch_error)?;
                 readable_by_tasks(driver.watch.get_or_init(|| watch).as_fd())
             }
         };
-        let events = events.map_err(broken)?;
-        let driver = session::settle(driver, origin);
+        let events = events.map_err(watch_error)?;
+        let driver = session::enable_reconnect(driver, origin);
         Ok(Connection { driver, events, runtime: Handle::current() })
     }
 
@@ -384,7 +385,7 @@ impl Connection {
             match fed {
                 Ok(Sent::Posted) => return Ok(()),
                 Ok(Sent::Stale) => outgoing = self.driver.prepare_again(outgoing)?,
-                Err(error) => return Err(Outgoing::refused(outgoing, error)),
+                Err(error) => return Err(Outgoing::into_error(outgoing, error)),
             }
         }
     }
@@ -435,7 +436,7 @@ impl Connection {
             match sent.await {
                 Ok(Sent::Posted) => return Ok(()),
                 Ok(Sent::Stale) => outgoing = self.driver.prepare_again(outgoing)?,
-                Err(error) => return Err(Outgoing::refused(outgoing, error)),
+                Err(error) => return Err(Outgoing::into_error(outgoing, error)),
             }
         }
     }
@@ -561,8 +562,9 @@ impl Drop for Connection {
             let driver = Arc::clone(&self.driver);
             self.runtime.spawn(async move {
                 let start = Instant::now();
-                let lingers = || matches!(driver.try_now(&mut driver.lock(), &mut Driver::linger), Ok(None));
-                while start.elapsed() < LINGER && lingers() {
+                let is_lingering =
+                    || matches!(driver.try_now(&mut driver.lock(), &mut Driver::linger), Ok(None));
+                while start.elapsed() < LINGER && is_lingering() {
                     tokio::time::sleep(LINGER_POLL_INTERVAL).await;
                 }
             });

@@ -84,7 +84,9 @@ impl Connector {
         for peer in paths.peers() {
             match connect_driver(peer, &self.options, deadline) {
                 Ok(driver) => {
-                    return Ok(Connection { driver: session::settle(driver, Origin::Connected(paths)) });
+                    return Ok(Connection {
+                        driver: session::enable_reconnect(driver, Origin::Connected(paths)),
+                    });
                 }
                 Err(error) => failure = Some(error),
             }
@@ -102,7 +104,7 @@ pub(super) fn connect_driver(peer: SocketAddr, options: &Options, deadline: Dead
         if let Some(Established::New(driver)) = dial.poll(now)? {
             return Ok(driver);
         }
-        wait(&dial, dial.left(now))?;
+        wait(&dial, dial.time_left(now))?;
     }
 }
 
@@ -173,7 +175,10 @@ impl Listener {
             match self.listening.poll(&accepting)? {
                 Accepted::Connection(driver) => {
                     return Ok(Connection {
-                        driver: session::settle(driver, Origin::Accepted(Arc::downgrade(&self.listening))),
+                        driver: session::enable_reconnect(
+                            driver,
+                            Origin::Accepted(Arc::downgrade(&self.listening)),
+                        ),
                     });
                 }
                 Accepted::Wait(accept_fd, left) => wait(&*accept_fd, left)?,
@@ -321,7 +326,7 @@ impl Connection {
             match fed {
                 Ok(Sent::Posted) => return Ok(()),
                 Ok(Sent::Stale) => outgoing = self.driver.prepare_again(outgoing)?,
-                Err(error) => return Err(Outgoing::refused(outgoing, error)),
+                Err(error) => return Err(Outgoing::into_error(outgoing, error)),
             }
         }
     }
@@ -369,7 +374,7 @@ impl Connection {
             match sent {
                 Ok(Sent::Posted) => return Ok(()),
                 Ok(Sent::Stale) => outgoing = self.driver.prepare_again(outgoing)?,
-                Err(error) => return Err(Outgoing::refused(outgoing, error)),
+                Err(error) => return Err(Outgoing::into_error(outgoing, error)),
             }
         }
     }

@@ -10,7 +10,7 @@ use adverb_verbs::{Endpoint, Gid, Psn, Qpn};
 use super::Key;
 use super::bootstrap::belongs_to;
 use super::protocol::handshake::Greeting;
-use super::protocol::proof::{Ends, Introduction};
+use super::protocol::proof::{Credentials, Ends};
 
 /// Parses bytes as each message of a peer, and performs a handshake whose greetings the bytes change. The handshake succeeds if
 /// and only if both sides have the same key, and no greeting was changed.
@@ -18,16 +18,16 @@ use super::protocol::proof::{Ends, Introduction};
 /// # Panics
 ///
 /// If a parsed message has other bytes when it is emitted, or the handshake has the wrong result.
-pub fn meeting(bytes: &[u8]) {
-    say(bytes);
-    address(bytes);
-    let mut script = Script(bytes.iter().copied().collect());
-    meet(&mut script);
-    adverb_net_proto::fuzzing::rings(script.0);
+pub fn handshake(bytes: &[u8]) {
+    parse_messages(bytes);
+    check_gid(bytes);
+    let mut choices = Choices(bytes.iter().copied().collect());
+    handshake_with_attacker(&mut choices);
+    adverb_net_proto::fuzzing::rings(choices.0);
 }
 
 /// Parses bytes as each message of a peer.
-fn say(bytes: &[u8]) {
+fn parse_messages(bytes: &[u8]) {
     if let Ok(Greeting::Side(side)) = Greeting::parse(bytes) {
         assert!(bytes.starts_with(&Greeting::Side(side).emit()));
     }
@@ -35,7 +35,7 @@ fn say(bytes: &[u8]) {
 }
 
 /// Checks a GID against the address of a TCP peer: an accepted GID is one of that host.
-fn address(bytes: &[u8]) {
+fn check_gid(bytes: &[u8]) {
     let Some((gid, rest)) = bytes.split_first_chunk::<16>() else { return };
     let Some(peer) = rest.first_chunk::<4>() else { return };
     let (gid, peer) = (Gid::new(*gid), IpAddr::from(*peer));
@@ -46,15 +46,15 @@ fn address(bytes: &[u8]) {
 }
 
 /// The choices of the handshake, one byte each. After the last byte, each choice is 0.
-struct Script(VecDeque<u8>);
+struct Choices(VecDeque<u8>);
 
-impl Script {
+impl Choices {
     fn next(&mut self) -> u8 {
         self.0.pop_front().unwrap_or_default()
     }
 
     /// Changes or truncates bytes in flight, or leaves them as they are.
-    fn harm(&mut self, bytes: &mut Vec<u8>) {
+    fn corrupt(&mut self, bytes: &mut Vec<u8>) {
         for _ in 0..self.next() % 4 {
             let at = usize::from(self.next());
             match bytes.get_mut(at) {
@@ -73,58 +73,76 @@ impl Script {
     }
 
     fn key(&mut self) -> (u8, Option<Key>) {
-        let which = self.next() % 3;
-        (which, (which > 0).then(|| Key::new([which; 16]).expect("it is long enough")))
+        let index = self.next() % 3;
+        (index, (index > 0).then(|| Key::new([index; 16]).expect("it is long enough")))
     }
 }
 
 /// Performs a handshake with an attacker between both sides.
-fn meet(script: &mut Script) {
-    let ((connectors, key), (listeners, other)) = (script.key(), script.key());
-    let (connector, listener) = (script.endpoint(), script.endpoint());
-    let asking = Introduction::new(key.as_ref(), [1; 32]);
-    let asked = asking.ask(Some(connector)).emit();
-    let mut arrived = asked.clone();
-    script.harm(&mut arrived);
-    let Ok(Greeting::Side(side)) = Greeting::parse(&arrived) else { return };
-    let Some(told) = side.endpoint else { return };
-    // Each side knows the other's queue pair from the greeting.
-    let listeners_view = Ends { connector: told, listener };
-    let answering = Introduction::new(other.as_ref(), [2; 32]);
-    let Ok((answer, listeners_seal)) = answering.answer(&side, Some(listener), &listeners_view) else {
-        assert!(side.nonce.is_some() != (listeners > 0) || side.proof.is_some());
+fn handshake_with_attacker(choices: &mut Choices) {
+    let ((connector_key_index, key), (listener_key_index, listener_key)) = (choices.key(), choices.key());
+    let (connector, listener) = (choices.endpoint(), choices.endpoint());
+    let connector_credentials = Credentials::new(key.as_ref(), [1; 32]);
+    let sent_greeting = connector_credentials.connector_greeting(Some(connector)).emit();
+    let mut received = sent_greeting.clone();
+    choices.corrupt(&mut received);
+    let Ok(Greeting::Side(side)) = Greeting::parse(&received) else { return };
+    let Some(received_endpoint) = side.endpoint else { return };
+    // Each side knows the other's queue pair from its greeting.
+    let listener_view = Ends { connector: received_endpoint, listener };
+    let listener_credentials = Credentials::new(listener_key.as_ref(), [2; 32]);
+    let Ok((answer, listener_seal)) =
+        listener_credentials.listener_greeting(&side, Some(listener), &listener_view)
+    else {
+        assert!(side.nonce.is_some() != (listener_key_index > 0) || side.proof.is_some());
         return;
     };
-    assert_eq!(side.nonce.is_some(), listeners > 0, "both have a key, or neither");
-    let answered = answer.emit();
-    let mut answer_arrived = answered.clone();
-    script.harm(&mut answer_arrived);
-    let Ok(Greeting::Side(answer)) = Greeting::parse(&answer_arrived) else { return };
-    let Some(told) = answer.endpoint else { return };
-    let Ok(seal) = asking.answered(&answer, &Ends { connector, listener: told }) else {
-        let is_unchanged = arrived == asked && answer_arrived == answered;
-        assert!(!is_unchanged || connectors != listeners, "same key, unchanged greetings, and no connection");
+    assert_eq!(side.nonce.is_some(), listener_key_index > 0, "both have a key, or neither");
+    let sent_answer = answer.emit();
+    let mut received_answer = sent_answer.clone();
+    choices.corrupt(&mut received_answer);
+    let Ok(Greeting::Side(answer)) = Greeting::parse(&received_answer) else { return };
+    let Some(received_endpoint) = answer.endpoint else { return };
+    let Ok(seal) =
+        connector_credentials.verify_answer(&answer, &Ends { connector, listener: received_endpoint })
+    else {
+        let is_unchanged = received == sent_greeting && received_answer == sent_answer;
+        assert!(
+            !is_unchanged || connector_key_index != listener_key_index,
+            "same key, unchanged greetings, and no connection"
+        );
         return;
     };
-    let Some((seal, listeners_seal)) = seal.zip(listeners_seal) else {
-        assert!(connectors == 0, "a connector with a key connected without a proof");
+    let Some((seal, listener_seal)) = seal.zip(listener_seal) else {
+        assert!(connector_key_index == 0, "a connector with a key connected without a proof");
         return;
     };
-    assert!(connectors == listeners && connectors > 0, "another key was taken for the same");
-    assert_eq!((arrived, answer_arrived), (asked, answered), "a change of a greeting went unnoticed");
+    assert!(
+        connector_key_index == listener_key_index && connector_key_index > 0,
+        "another key was taken for the same"
+    );
+    assert_eq!(
+        (received, received_answer),
+        (sent_greeting, sent_answer),
+        "a change of a greeting went unnoticed"
+    );
 
     let ring = RemoteMemory { addr: 1, rkey: 2, len: 512 };
     let hello = Hello { ring, max_outstanding_writes: 4, max_message_size: 0, session: None }.emit();
-    for (from, to) in [(&seal, &listeners_seal), (&listeners_seal, &seal)] {
+    for (from, to) in [(&seal, &listener_seal), (&listener_seal, &seal)] {
         let sealed = [&from.seal(&hello)[..], &hello].concat();
         assert_eq!(from.open(&sealed).ok(), None, "nobody hears itself");
-        let mut arrived = sealed.clone();
-        script.harm(&mut arrived);
-        assert_eq!(to.open(&arrived).is_ok(), arrived == sealed);
+        let mut received = sealed.clone();
+        choices.corrupt(&mut received);
+        assert_eq!(to.open(&received).is_ok(), received == sealed);
     }
     // An attacker replays the greetings to a listener with another nonce.
     let sealed = [&seal.seal(&hello)[..], &hello].concat();
-    let again = Introduction::new(other.as_ref(), [3; 32]).answer(&side, Some(listener), &listeners_view);
-    let (_, again) = again.expect("it was answered before");
-    assert!(again.is_some_and(|again| again.open(&sealed).is_err()));
+    let replayed = Credentials::new(listener_key.as_ref(), [3; 32]).listener_greeting(
+        &side,
+        Some(listener),
+        &listener_view,
+    );
+    let (_, replayed) = replayed.expect("it was answered before");
+    assert!(replayed.is_some_and(|replayed| replayed.open(&sealed).is_err()));
 }

@@ -79,7 +79,7 @@ impl SendData<'_> {
 
 impl SendData<'_> {
     /// Returns an error with the data's buffer, if the data is one.
-    pub(super) fn refused(self, error: Error) -> SendError {
+    pub(super) fn into_error(self, error: Error) -> SendError {
         let buffer = match self.0 {
             Source::Buffer(buffer) => Some(buffer),
             Source::Bytes(_) => None,

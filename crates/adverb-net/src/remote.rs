@@ -88,7 +88,7 @@ impl PeerRegion {
 
     /// Returns the remote address of a range, if it is within the memory and permitted. A rejection by the peer's
     /// device would end the connection.
-    pub(super) fn place(&self, offset: u64, len: usize, right: RemoteAccess) -> Result<RemoteAddress> {
+    pub(super) fn remote_addr(&self, offset: u64, len: usize, right: RemoteAccess) -> Result<RemoteAddress> {
         if !RemoteAccess(self.region.rights).contains(right) {
             let reason = "the peer's region does not allow this access";
             return Err(Error::InvalidRequest { reason: reason.into() });
@@ -106,29 +106,33 @@ impl PeerRegion {
     }
 
     /// Returns the remote address of the word at an offset.
-    pub(super) fn word(&self, offset: u64) -> Result<RemoteAddress> {
+    pub(super) fn word_addr(&self, offset: u64) -> Result<RemoteAddress> {
         if !offset.is_multiple_of(8) {
             return Err(Error::Unaligned { offset: usize::try_from(offset).unwrap_or(usize::MAX) });
         }
-        self.place(offset, 8, RemoteAccess::ATOMIC)
+        self.remote_addr(offset, 8, RemoteAccess::ATOMIC)
     }
 
-    /// Like [`place`](PeerRegion::place), for a range; also returns its length.
-    pub(super) fn range(&self, range: &Range<u64>, right: RemoteAccess) -> Result<(RemoteAddress, usize)> {
+    /// Like [`remote_addr`](PeerRegion::remote_addr), for a range; also returns its length.
+    pub(super) fn range_addr(
+        &self,
+        range: &Range<u64>,
+        right: RemoteAccess,
+    ) -> Result<(RemoteAddress, usize)> {
         let len = range.end.checked_sub(range.start).and_then(|len| usize::try_from(len).ok());
         let backwards =
             || Error::InvalidRequest { reason: format!("the range {range:?} ends before it starts").into() };
         let len = len.ok_or_else(backwards)?;
-        Ok((self.place(range.start, len, right)?, len))
+        Ok((self.remote_addr(range.start, len, right)?, len))
     }
 }
 
 /// Requests of both kinds of remote memory.
 impl PeerRegion {
     pub(super) fn read<'a>(&self, driver: &'a Driver, range: &Range<u64>) -> Result<PendingOp<'a>> {
-        let (place, len) = self.range(range, RemoteAccess::READ)?;
+        let (remote_addr, len) = self.range_addr(range, RemoteAccess::READ)?;
         driver.check_len(len)?;
-        Ok(driver.operation(SendRequest::read(driver.pool().alloc(len)?, place), self.lane))
+        Ok(driver.operation(SendRequest::read(driver.pool().alloc(len)?, remote_addr), self.lane))
     }
 
     pub(super) fn write<'a>(
@@ -138,19 +142,19 @@ impl PeerRegion {
         bytes: SendData<'_>,
     ) -> Result<PendingOp<'a>, SendError> {
         let len = bytes.bytes().len();
-        let place = self
-            .place(offset, len, RemoteAccess::WRITE)
-            .and_then(|place| driver.check_len(len).map(|()| place));
-        let place = match place {
-            Ok(place) => place,
-            Err(error) => return Err(bytes.refused(error)),
+        let remote_addr = self
+            .remote_addr(offset, len, RemoteAccess::WRITE)
+            .and_then(|remote_addr| driver.check_len(len).map(|()| remote_addr));
+        let remote_addr = match remote_addr {
+            Ok(remote_addr) => remote_addr,
+            Err(error) => return Err(bytes.into_error(error)),
         };
-        Ok(driver.operation(SendRequest::write(driver.buffer_of(bytes)?, place), self.lane))
+        Ok(driver.operation(SendRequest::write(driver.buffer_of(bytes)?, remote_addr), self.lane))
     }
 
     pub(super) fn fetch_add<'a>(&self, driver: &'a Driver, offset: u64, add: u64) -> Result<PendingOp<'a>> {
-        let place = self.word(offset)?;
-        Ok(driver.operation(SendRequest::fetch_add(driver.pool().alloc(8)?, place, add), self.lane))
+        let remote_addr = self.word_addr(offset)?;
+        Ok(driver.operation(SendRequest::fetch_add(driver.pool().alloc(8)?, remote_addr, add), self.lane))
     }
 
     pub(super) fn compare_swap<'a>(
@@ -160,14 +164,16 @@ impl PeerRegion {
         compare: u64,
         swap: u64,
     ) -> Result<PendingOp<'a>> {
-        let place = self.word(offset)?;
-        Ok(driver
-            .operation(SendRequest::compare_swap(driver.pool().alloc(8)?, place, compare, swap), self.lane))
+        let remote_addr = self.word_addr(offset)?;
+        Ok(driver.operation(
+            SendRequest::compare_swap(driver.pool().alloc(8)?, remote_addr, compare, swap),
+            self.lane,
+        ))
     }
 }
 
 /// Returns the word that an atomic operation returned.
-pub(super) fn word(buffer: Option<PoolBuf>) -> u64 {
+pub(super) fn word_from_buffer(buffer: Option<PoolBuf>) -> u64 {
     let bytes = buffer.and_then(|buffer| buffer.first_chunk().copied());
     u64::from_ne_bytes(bytes.unwrap_or_default())
 }

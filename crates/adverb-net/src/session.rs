@@ -45,7 +45,7 @@ pub(super) enum SessionRequest {
 /// Returns a request for a new session, with a random number.
 pub(super) fn begin() -> Result<SessionRequest> {
     let mut id = SessionId::default();
-    let failed = |error| super::bootstrap::verb("reading random bytes", io::Error::other(error), "");
+    let failed = |error| super::bootstrap::verb_error("reading random bytes", io::Error::other(error), "");
     getrandom::fill(&mut id).map_err(failed)?;
     Ok(SessionRequest::Begin(id))
 }
@@ -66,7 +66,7 @@ pub(super) struct ResumeOrigin {
 }
 
 /// Makes an established driver a connection, which is reconnected when it fails, if both sides enable that.
-pub(super) fn settle(driver: Arc<Driver>, origin: Origin) -> Arc<Driver> {
+pub(super) fn enable_reconnect(driver: Arc<Driver>, origin: Origin) -> Arc<Driver> {
     if let Some(id) = driver.session() {
         // The peer of a connector never dials.
         if let Origin::Accepted(_) = origin {
@@ -75,26 +75,26 @@ pub(super) fn settle(driver: Arc<Driver>, origin: Origin) -> Arc<Driver> {
             // The first connection with a number keeps it: a peer that has observed the number cannot replace the connection.
             sessions.entry(id).or_insert_with(|| Arc::downgrade(&driver));
         }
-        driver.settle(ResumeOrigin { driver: Arc::downgrade(&driver), origin });
+        driver.enable_reconnect(ResumeOrigin { driver: Arc::downgrade(&driver), origin });
     }
     driver
 }
 
 impl ResumeOrigin {
-    /// Makes the redialer reconnect a connection that has had `generation` lanes before, or end it when the time limit expires.
-    /// Never blocks. Dropping the handle cancels that.
+    /// Makes the redialer reconnect the connection, or end it when the time limit expires. `redial_count` is the number of
+    /// times that the redialer was started for the connection. Never blocks. Dropping the handle cancels the work.
     ///
     /// # Errors
     ///
     /// Returns an error if the redialer's thread cannot be started.
-    pub(super) fn redial(&self, generation: u32, timeout: Duration) -> io::Result<RedialHandle> {
+    pub(super) fn redial(&self, redial_count: u32, timeout: Duration) -> io::Result<RedialHandle> {
         let driver = Weak::clone(&self.driver);
         match &self.origin {
             Origin::Connected(paths) => {
-                redialer::redial(driver, generation, paths.resuming(&self.driver), timeout)
+                redialer::redial(driver, redial_count, paths.resuming(&self.driver), timeout)
             }
             Origin::Accepted(listening) => {
-                redialer::await_redial(driver, generation, Weak::clone(listening), timeout)
+                redialer::await_redial(driver, redial_count, Weak::clone(listening), timeout)
             }
         }
     }

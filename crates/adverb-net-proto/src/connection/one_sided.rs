@@ -121,7 +121,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
 
     /// Ends the connection, because the driver has found a protocol violation: for example, the peer has exposed more regions
     /// than the driver keeps.
-    pub fn violate(&mut self, violation: Violation) {
+    pub fn end_for_violation(&mut self, violation: Violation) {
         self.end(EndReason::ProtocolViolation(violation));
     }
 }

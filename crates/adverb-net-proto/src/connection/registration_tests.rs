@@ -164,7 +164,7 @@ fn time_limits_end_neither_early_nor_late() {
 fn the_driver_can_report_a_violation() {
     let mut pair = Pair::new(small());
     let violation = Violation("it exposed too many regions");
-    pair.side(0).0.violate(violation);
+    pair.side(0).0.end_for_violation(violation);
     pair.run();
     assert_eq!(pair.end(0), Some(EndReason::ProtocolViolation(violation)));
 }

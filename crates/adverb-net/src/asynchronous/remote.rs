@@ -12,7 +12,7 @@ use super::Connection;
 use crate::Options;
 use crate::driver::PendingOp;
 use crate::remote::PeerRegion;
-use crate::remote::{RemoteAccess, word};
+use crate::remote::{RemoteAccess, word_from_buffer};
 use crate::{SendData, SendError};
 
 /// One-sided access, by name.
@@ -127,7 +127,7 @@ impl RemoteRegion<'_> {
         let mut operation = self.memory.write(&self.connection.driver, offset, bytes.into())?;
         match self.connection.finish(&mut operation).await {
             Ok(_) => Ok(()),
-            Err(error) => Err(operation.refused(error)),
+            Err(error) => Err(operation.into_error(error)),
         }
     }
 
@@ -165,7 +165,7 @@ impl RemoteRegion<'_> {
     /// until the device has completed the operation.
     pub async fn fetch_add(&self, offset: u64, add: u64) -> Result<u64> {
         let mut operation = self.memory.fetch_add(&self.connection.driver, offset, add)?;
-        self.connection.finish(&mut operation).await.map(word)
+        self.connection.finish(&mut operation).await.map(word_from_buffer)
     }
 
     /// Replaces the 64-bit word at an offset with `swap` if the word equals `compare`, and returns the previous value.
@@ -180,7 +180,7 @@ impl RemoteRegion<'_> {
     /// until the device has completed the operation.
     pub async fn compare_swap(&self, offset: u64, compare: u64, swap: u64) -> Result<u64> {
         let mut operation = self.memory.compare_swap(&self.connection.driver, offset, compare, swap)?;
-        self.connection.finish(&mut operation).await.map(word)
+        self.connection.finish(&mut operation).await.map(word_from_buffer)
     }
 }
 
@@ -196,8 +196,8 @@ impl Connection {
     }
 
     async fn finish_read(&self, operation: &mut PendingOp<'_>) -> Result<PoolBuf> {
-        let gone = || self.driver.disconnected("the device did not return a buffer", "");
-        self.finish(operation).await?.ok_or_else(gone)
+        let no_buffer = || self.driver.disconnected("the device did not return a buffer", "");
+        self.finish(operation).await?.ok_or_else(no_buffer)
     }
 
     async fn finish(&self, operation: &mut PendingOp<'_>) -> Result<Option<PoolBuf>> {

@@ -92,10 +92,10 @@ pub struct WriteHalf {
 struct Shared {
     /// Present until drop.
     connection: Option<Connection>,
-    /// Whether the keeper task runs.
-    is_kept: AtomicBool,
+    /// Whether the flush task runs.
+    has_flush_task: AtomicBool,
     /// Whether the write half was dropped, so that the end of the stream must be sent.
-    is_ending: AtomicBool,
+    is_write_half_dropped: AtomicBool,
 }
 
 /// Wait state of one operation.
@@ -105,8 +105,8 @@ struct Wait {
     timer: Pin<Box<Option<Sleep>>>,
 }
 
-/// Delay before the keeper sends queued bytes, in which further writes may send them.
-const PATIENCE: Duration = Duration::from_millis(1);
+/// The delay before the flush task sends queued bytes. Further writes may send them meanwhile.
+const FLUSH_DELAY: Duration = Duration::from_millis(1);
 
 impl Connection {
     /// Converts the connection into a byte stream.
@@ -121,11 +121,11 @@ impl From<Connection> for Stream {
         let waits = [wait(), wait(), wait()];
         let shared = Arc::new(Shared {
             connection: Some(connection),
-            is_kept: AtomicBool::new(false),
-            is_ending: AtomicBool::new(false),
+            has_flush_task: AtomicBool::new(false),
+            is_write_half_dropped: AtomicBool::new(false),
         });
         // Messages that were fed and not flushed are sent before the first write.
-        shared.see_to_the_rest();
+        shared.flush_or_start_task();
         let [read, write, flush] = waits;
         Stream {
             reader: ReadHalf { shared: Arc::clone(&shared), rest: None, wait: read },
@@ -196,7 +196,7 @@ impl AsyncRead for ReadHalf {
             buffer.put_slice(&bytes[..count]);
             self.as_mut().consume(count);
             // Continue if the caller's buffer has space, and more bytes have arrived.
-            if buffer.remaining() == 0 || !self.has_another() {
+            if buffer.remaining() == 0 || !self.take_next_piece() {
                 return Poll::Ready(Ok(()));
             }
         }
@@ -205,7 +205,7 @@ impl AsyncRead for ReadHalf {
 
 impl ReadHalf {
     /// Takes the next received piece, if there is one, without polling the device. Returns whether there was one.
-    fn has_another(&mut self) -> bool {
+    fn take_next_piece(&mut self) -> bool {
         let driver = &self.shared.connection().driver;
         // The next read returns an end or an error again.
         if let Ok(Some(Some(piece))) = driver.next_bytes(&mut driver.lock()) {
@@ -234,24 +234,24 @@ impl AsyncWrite for WriteHalf {
         ready!(pin!(tokio::task::coop::consume_budget()).poll(cx));
         let shared = &this.shared;
         loop {
-            let mut waits = false;
-            let taken = shared.poll(&mut this.wait, cx, |driver, core| {
-                let taken = driver.write_some(core, pieces)?;
-                waits |= driver.is_flushed(core)?.is_none();
-                Ok(taken)
+            let mut has_queued = false;
+            let written = shared.poll(&mut this.wait, cx, |driver, core| {
+                let written = driver.write_some(core, pieces)?;
+                has_queued |= driver.is_flushed(core)?.is_none();
+                Ok(written)
             });
-            if waits {
-                shared.keep();
+            if has_queued {
+                shared.start_flush_task();
             }
-            let (len, lane, number) = match ready!(taken)? {
-                StreamWrite::Taken(count) => return Poll::Ready(Ok(count)),
+            let (len, lane, number) = match ready!(written)? {
+                StreamWrite::Queued(count) => return Poll::Ready(Ok(count)),
                 StreamWrite::Copy { len, lane, number } => (len, lane, number),
             };
             let driver = &shared.connection().driver;
             let copy = driver.copy(&lane, number, pieces, len)?;
             // The connection may be reconnecting by now.
             let is_sent = driver.send_copy(&mut driver.lock(), copy)?;
-            shared.see_to_the_rest();
+            shared.flush_or_start_task();
             if is_sent {
                 return Poll::Ready(Ok(len));
             }
@@ -272,7 +272,7 @@ impl AsyncWrite for WriteHalf {
         let ended = this.shared.poll(&mut this.flush, cx, Driver::end_stream);
         if ended.is_pending() {
             // The caller may never poll again.
-            this.shared.see_to_the_rest();
+            this.shared.flush_or_start_task();
         }
         ended
     }
@@ -280,8 +280,8 @@ impl AsyncWrite for WriteHalf {
 
 impl Drop for WriteHalf {
     fn drop(&mut self) {
-        self.shared.is_ending.store(true, Ordering::Relaxed);
-        self.shared.see_to_the_rest();
+        self.shared.is_write_half_dropped.store(true, Ordering::Relaxed);
+        self.shared.flush_or_start_task();
     }
 }
 
@@ -302,24 +302,24 @@ impl Shared {
         task.poll(cx, driver, events, timer.as_mut(), &mut ready).map_err(io::Error::from)
     }
 
-    /// Sends queued bytes now, or starts the keeper to send them when there are credits.
-    fn see_to_the_rest(self: &Arc<Shared>) {
+    /// Sends queued bytes now, or starts the flush task if there are no credits.
+    fn flush_or_start_task(self: &Arc<Shared>) {
         let driver = &self.connection().driver;
-        let rest = self.send_rest(driver, &mut driver.lock());
+        let rest = self.flush_rest(driver, &mut driver.lock());
         if let Ok(None) = rest {
-            self.keep();
+            self.start_flush_task();
         }
     }
 
-    /// Starts the keeper task, which sends queued bytes when there are credits, even if no half is polled again.
-    fn keep(self: &Arc<Shared>) {
-        if self.is_kept.swap(true, Ordering::Relaxed) {
+    /// Starts the flush task, which sends queued bytes when there are credits, even if no half is polled again.
+    fn start_flush_task(self: &Arc<Shared>) {
+        if self.has_flush_task.swap(true, Ordering::Relaxed) {
             return;
         }
         let shared = Arc::downgrade(self);
         self.connection().runtime.spawn(async move {
             // A busy writer sends the queued bytes itself, at less cost.
-            sleep(PATIENCE).await;
+            sleep(FLUSH_DELAY).await;
             let mut wait = None;
             let sent = poll_fn(|cx| {
                 let Some(shared) = shared.upgrade() else { return Poll::Ready(Ok(())) };
@@ -327,9 +327,9 @@ impl Shared {
                     Wait::new(TaskWait::new(&shared.connection().driver).without_spin())
                 });
                 shared.poll(wait, cx, |driver, core| {
-                    let sent = shared.send_rest(driver, core);
-                    // Bytes queued from here on need another keeper.
-                    shared.is_kept.store(matches!(sent, Ok(None)), Ordering::Relaxed);
+                    let sent = shared.flush_rest(driver, core);
+                    // Bytes that are queued from now on need another flush task.
+                    shared.has_flush_task.store(matches!(sent, Ok(None)), Ordering::Relaxed);
                     sent
                 })
             });
@@ -340,8 +340,8 @@ impl Shared {
     }
 
     /// Sends queued bytes, and the end of the stream if the write half was dropped.
-    fn send_rest(&self, driver: &Driver, core: &mut Core) -> Result<Option<()>> {
-        if self.is_ending.load(Ordering::Relaxed) {
+    fn flush_rest(&self, driver: &Driver, core: &mut Core) -> Result<Option<()>> {
+        if self.is_write_half_dropped.load(Ordering::Relaxed) {
             return driver.shutdown_and_flush(core);
         }
         driver.flush(core);
@@ -352,7 +352,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let Some(connection) = self.connection.take() else { return };
-        // The keeper ends.
+        // The flush task ends when it is woken without a stream.
         connection.driver.tasks.wake_all();
         if connection.driver.is_open(&connection.driver.lock()) {
             let runtime = connection.runtime.clone();

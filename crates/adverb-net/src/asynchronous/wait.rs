@@ -125,7 +125,7 @@ impl TaskWait {
         let Poll::Ready(event) = events.poll_read_ready(&mut Context::from_waker(&all)) else {
             return Ok(false);
         };
-        let mut event = event.map_err(|error| bootstrap::verb("waiting for an event", error, ""))?;
+        let mut event = event.map_err(|error| bootstrap::verb_error("waiting for an event", error, ""))?;
         self.remove_waker(driver);
         let mut locked = driver.locked();
         if !locked.core.has_lane() {

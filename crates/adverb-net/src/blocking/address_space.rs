@@ -134,7 +134,7 @@ impl AddressSpace<'_> {
         let end = address.wrapping_add(bytes.bytes().len() as u64);
         match self.find(&(address..end)) {
             Ok((remote, range)) => remote.write(range.start, bytes),
-            Err(error) => Err(bytes.refused(error)),
+            Err(error) => Err(bytes.into_error(error)),
         }
     }
 

@@ -12,7 +12,7 @@ use super::Connection;
 use crate::Options;
 use crate::driver::PendingOp;
 use crate::remote::PeerRegion;
-use crate::remote::{RemoteAccess, word};
+use crate::remote::{RemoteAccess, word_from_buffer};
 use crate::{SendData, SendError};
 
 /// One-sided access, by name.
@@ -104,7 +104,7 @@ impl RemoteRegion<'_> {
         let mut operation = self.memory.write(&self.connection.driver, offset, bytes.into())?;
         match self.connection.finish(&mut operation) {
             Ok(_) => Ok(()),
-            Err(error) => Err(operation.refused(error)),
+            Err(error) => Err(operation.into_error(error)),
         }
     }
 
@@ -132,7 +132,7 @@ impl RemoteRegion<'_> {
     /// [`read`](RemoteRegion::read). The required permission is atomic access.
     pub fn fetch_add(&self, offset: u64, add: u64) -> Result<u64> {
         let mut operation = self.memory.fetch_add(&self.connection.driver, offset, add)?;
-        self.connection.finish(&mut operation).map(word)
+        self.connection.finish(&mut operation).map(word_from_buffer)
     }
 
     /// Replaces the 64-bit word at an offset with `swap` if the word equals `compare`, and returns the previous value.
@@ -142,7 +142,7 @@ impl RemoteRegion<'_> {
     /// Returns the errors of [`fetch_add`](RemoteRegion::fetch_add).
     pub fn compare_swap(&self, offset: u64, compare: u64, swap: u64) -> Result<u64> {
         let mut operation = self.memory.compare_swap(&self.connection.driver, offset, compare, swap)?;
-        self.connection.finish(&mut operation).map(word)
+        self.connection.finish(&mut operation).map(word_from_buffer)
     }
 }
 
@@ -158,8 +158,8 @@ impl Connection {
     }
 
     fn finish_read(&self, operation: &mut PendingOp<'_>) -> Result<PoolBuf> {
-        let gone = || self.driver.disconnected("the device did not return a buffer", "");
-        self.finish(operation)?.ok_or_else(gone)
+        let no_buffer = || self.driver.disconnected("the device did not return a buffer", "");
+        self.finish(operation)?.ok_or_else(no_buffer)
     }
 
     fn finish(&self, operation: &mut PendingOp<'_>) -> Result<Option<PoolBuf>> {

@@ -167,7 +167,7 @@ impl Read for ReadHalf {
             self.consume(count);
             read += count;
             // Continue if the caller's buffer has space, and more bytes have arrived.
-            if read == bytes.len() || !self.has_another() {
+            if read == bytes.len() || !self.take_next_piece() {
                 break;
             }
         }
@@ -177,7 +177,7 @@ impl Read for ReadHalf {
 
 impl ReadHalf {
     /// Takes the next received piece, if there is one, without polling the device. Returns whether there was one.
-    fn has_another(&mut self) -> bool {
+    fn take_next_piece(&mut self) -> bool {
         let driver = self.shared.driver();
         // The next read returns an end or an error again.
         let piece = driver.next_bytes(&mut driver.lock());
@@ -197,11 +197,11 @@ impl Write for WriteHalf {
         }
         let driver = self.shared.driver();
         loop {
-            let taken = driver.wait(driver.options.timeout, "waiting to send", |driver, core| {
+            let written = driver.wait(driver.options.timeout, "waiting to send", |driver, core| {
                 driver.write_some(core, pieces)
             });
-            let (len, lane, number) = match taken? {
-                StreamWrite::Taken(count) => return Ok(count),
+            let (len, lane, number) = match written? {
+                StreamWrite::Queued(count) => return Ok(count),
                 StreamWrite::Copy { len, lane, number } => (len, lane, number),
             };
             let copy = driver.copy(&lane, number, pieces, len)?;

@@ -14,11 +14,11 @@ pub(super) enum ServedDevices {
     /// The device of the options, or of the address that the listener is bound to.
     One(Device),
     /// The devices of a wildcard listener, the preferred ones first.
-    Wildcard(Vec<Served>),
+    Wildcard(Vec<ServedDevice>),
 }
 
 /// A device of a wildcard listener.
-pub(super) struct Served {
+pub(super) struct ServedDevice {
     device: Device,
     /// The GIDs of the device that are IP addresses, as of the time when the listener was bound.
     gids: Vec<Gid>,
@@ -54,7 +54,7 @@ impl ServedDevices {
         if let Some(error) = failure {
             tracing::warn!(%error, "a wildcard listener cannot serve loopback addresses");
         }
-        Ok(ServedDevices::Wildcard(devices.into_iter().map(Served::new).collect()))
+        Ok(ServedDevices::Wildcard(devices.into_iter().map(ServedDevice::new).collect()))
     }
 
     /// Returns the device for connections to an address of this machine.
@@ -63,13 +63,13 @@ impl ServedDevices {
             ServedDevices::One(device) => return Ok(device),
             ServedDevices::Wildcard(served) => served,
         };
-        let has = |served: &&Served| served.gids.contains(&Gid::from(local));
+        let has_gid = |served: &&ServedDevice| served.gids.contains(&Gid::from(local));
         // A GID with a UDP port belongs to the address too.
-        let is_at = |served: &&Served| served.addrs().any(|addr| addr == local);
+        let has_addr = |served: &&ServedDevice| served.addrs().any(|addr| addr == local);
         // All loopback addresses reach the same machine.
         let is_loopback =
-            |served: &&Served| local.is_loopback() && served.addrs().any(|addr| addr.is_loopback());
-        let found = served.iter().find(has).or_else(|| served.iter().find(is_at));
+            |served: &&ServedDevice| local.is_loopback() && served.addrs().any(|addr| addr.is_loopback());
+        let found = served.iter().find(has_gid).or_else(|| served.iter().find(has_addr));
         let found = found.or_else(|| served.iter().find(is_loopback));
         found.map(|served| &served.device).ok_or(Flaw::AddressNotServed(local))
     }
@@ -97,11 +97,11 @@ impl ServedDevices {
     }
 }
 
-impl Served {
-    fn new(device: Device) -> Served {
+impl ServedDevice {
+    fn new(device: Device) -> ServedDevice {
         let entries = device.gids().unwrap_or_default().into_iter();
         let gids = entries.filter(|entry| entry.gid_type != GidType::InfiniBand).map(|entry| entry.gid);
-        Served { gids: gids.collect(), device }
+        ServedDevice { gids: gids.collect(), device }
     }
 
     fn addrs(&self) -> impl Iterator<Item = IpAddr> {

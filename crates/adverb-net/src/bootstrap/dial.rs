@@ -9,21 +9,21 @@ use std::time::{Duration, Instant};
 use adverb_verbs::internal::{Deadline, Watch};
 use adverb_verbs::{Error, Result};
 
-use super::{Handshake, Way, no_address, not_watched, ways};
+use super::{DialChannel, Handshake, dial_channels, no_address, not_watched};
 use crate::Options;
 use crate::driver::Established;
 
-/// An attempt to connect to one address, over each [`Way`] in turn. No call blocks: [poll](Dial::poll) it when its descriptor is
-/// readable, and when the time [left](Dial::left) is over. Dropping it cancels the attempt.
+/// An attempt to connect to one address, over each [`DialChannel`] in turn. No call blocks: [poll](Dial::poll) it when its descriptor is
+/// readable, and when the time [left](Dial::time_left) is over. Dropping it cancels the attempt.
 pub(crate) struct Dial {
     peer: SocketAddr,
     options: Options,
     deadline: Deadline,
-    /// The ways that were not tried yet.
-    ways: std::vec::IntoIter<Way>,
-    /// The handshake over the current way.
+    /// The channels that were not tried yet.
+    channels: std::vec::IntoIter<DialChannel>,
+    /// The handshake over the current channel.
     handshake: Option<Handshake>,
-    /// The error of the last way.
+    /// The error of the last channel.
     failure: Option<Error>,
     watch: Arc<Watch>,
 }
@@ -36,22 +36,22 @@ impl Dial {
     /// Returns an error if the system has no file descriptors or random numbers left.
     pub(crate) fn new(peer: SocketAddr, options: &Options, deadline: Deadline) -> Result<Dial> {
         let watch = Arc::new(Watch::new().map_err(not_watched)?);
-        let (options, ways) = ways(peer, options)?;
-        let ways = ways.into_iter();
-        Ok(Dial { peer, options, deadline, ways, handshake: None, failure: None, watch })
+        let (options, channels) = dial_channels(peer, options)?;
+        let channels = channels.into_iter();
+        Ok(Dial { peer, options, deadline, channels, handshake: None, failure: None, watch })
     }
 
     /// Makes progress. Returns the connection once it is established.
     ///
     /// # Errors
     ///
-    /// Returns the error of the last way if no way has led to a connection, also when the time is up.
+    /// Returns the error of the last channel if no channel has led to a connection, also when the time is up.
     pub(crate) fn poll(&mut self, now: Instant) -> Result<Option<Established>> {
         loop {
             let polled = match &mut self.handshake {
                 Some(handshake) => handshake.poll(now),
-                None => match self.ways.next() {
-                    Some(way) => match self.begin(way, now) {
+                None => match self.channels.next() {
+                    Some(channel) => match self.begin(channel, now) {
                         Ok(handshake) => {
                             self.handshake = Some(handshake);
                             continue;
@@ -66,7 +66,7 @@ impl Dial {
             };
             match polled {
                 // The descriptors of the failed handshake are closed, so the watch no longer has them.
-                Err(error) if is_worth_another_way(&error) => {
+                Err(error) if may_try_next_channel(&error) => {
                     (self.handshake, self.failure) = (None, Some(error));
                 }
                 polled => return polled,
@@ -74,19 +74,19 @@ impl Dial {
         }
     }
 
-    fn begin(&self, way: Way, now: Instant) -> Result<Handshake> {
+    fn begin(&self, channel: DialChannel, now: Instant) -> Result<Handshake> {
         let watch = Arc::clone(&self.watch);
-        match way {
-            Way::Tcp => Handshake::over_tcp(self.peer, &self.options, self.deadline, now, watch),
-            Way::ConnectionManager(from) => {
+        match channel {
+            DialChannel::Tcp => Handshake::over_tcp(self.peer, &self.options, self.deadline, now, watch),
+            DialChannel::ConnectionManager(from) => {
                 Handshake::by_manager(from, self.peer, &self.options, self.deadline, now, watch)
             }
         }
     }
 
     /// Returns the time after which the dial must be polled even if its descriptor is not readable.
-    pub(crate) fn left(&self, now: Instant) -> Duration {
-        self.handshake.as_ref().map_or(Duration::ZERO, |handshake| handshake.left(now))
+    pub(crate) fn time_left(&self, now: Instant) -> Duration {
+        self.handshake.as_ref().map_or(Duration::ZERO, |handshake| handshake.time_left(now))
     }
 }
 
@@ -96,8 +96,8 @@ impl AsFd for Dial {
     }
 }
 
-/// Whether another way may succeed after this error: not if the peer has answered, or time is up.
-fn is_worth_another_way(error: &Error) -> bool {
+/// Whether another channel may succeed after this error: not if the peer has answered, or time is up.
+fn may_try_next_channel(error: &Error) -> bool {
     match error {
         Error::HandshakeRejected { .. } => false,
         Error::Unreachable { error, .. } => error.kind() != io::ErrorKind::TimedOut,

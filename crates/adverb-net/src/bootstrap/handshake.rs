@@ -16,10 +16,10 @@ use super::{device, explain, not_watched, refused, unreachable};
 use crate::Options;
 use crate::driver::{Established, HelloExchange, Lane, LaneParts};
 use crate::protocol::handshake::{Flaw, Greeting, Side};
-use crate::protocol::proof::{Ends, Introduction, Role, Seal};
+use crate::protocol::proof::{Credentials, Ends, Role, Seal};
 
 /// A handshake, on either side. No call blocks: [poll](Handshake::poll) it when its descriptor is readable, and when the time
-/// [left](Handshake::left) is over.
+/// [left](Handshake::time_left) is over.
 ///
 /// Dropping it aborts the handshake, and the peer notices that.
 pub(crate) struct Handshake {
@@ -45,13 +45,13 @@ enum Phase {
     /// Connector: the kernel establishes the TCP connection.
     TcpConnecting(TcpStream),
     /// Connector: the listener's greeting has not arrived over TCP yet.
-    AwaitingAnswer(GreetingStream, Box<(LaneParts, QueuePair, Introduction)>),
+    AwaitingAnswer(GreetingStream, Box<(LaneParts, QueuePair, Credentials)>),
     /// Listener: the connector's greeting has not arrived over TCP yet.
     AwaitingGreeting(GreetingStream, Arc<ServedDevices>),
     /// Connector: the connection manager resolves the route.
-    ResolvingRoute(cm::PendingRoute, Introduction),
+    ResolvingRoute(cm::PendingRoute, Credentials),
     /// Connector: the listener's connection manager has not answered yet.
-    CmConnecting(cm::PendingConnection, Box<(LaneParts, Introduction)>),
+    CmConnecting(cm::PendingConnection, Box<(LaneParts, Credentials)>),
     /// Listener: the connector's connection manager has not confirmed the connection yet.
     CmAccepting(cm::PendingConnection, Box<(LaneParts, Option<Seal>)>),
     /// The queue pairs are connected, and the peer's hello has not arrived yet.
@@ -102,16 +102,16 @@ impl Handshake {
         now: Instant,
         watch: Arc<Watch>,
     ) -> Result<Handshake> {
-        let introduction = introduction(options)?;
+        let credentials = credentials(options)?;
         let mut connector = internal::with_deadline(cm::Connector::new(), deadline)
             .options(LaneParts::connect_options())
-            .private_data(&introduction.ask(None).emit());
+            .private_data(&credentials.connector_greeting(None).emit());
         if let Some(from) = from {
             connector = connector.local_addr(SocketAddr::new(from, 0));
         }
         let resolving = connector.begin_resolve(peer)?;
         watch.add(resolving.as_fd()).map_err(not_watched)?;
-        let phase = Phase::ResolvingRoute(resolving, introduction);
+        let phase = Phase::ResolvingRoute(resolving, credentials);
         Ok(Handshake::new(phase, peer, options, deadline, now, watch))
     }
 
@@ -140,16 +140,17 @@ impl Handshake {
     ) -> Result<Handshake> {
         let watch = Watch::new().map_err(not_watched)?;
         let peer = request.path().peer_addr();
-        let admitted = admit(peer, Greeting::parse(request.private_data()), options).and_then(|admitted| {
-            if admitted.1.endpoint.is_some() {
-                return Err(refused(peer, &Flaw::Malformed));
-            }
-            let device = devices.on_path(request.path()).map_err(|flaw| refused(peer, &flaw))?;
-            Ok((device, admitted))
-        });
-        match admitted {
-            Ok((device, (introduction, asking))) => {
-                let phase = accept(request, device, introduction, asking, options, &watch)?;
+        let checked =
+            check_connector(peer, Greeting::parse(request.private_data()), options).and_then(|checked| {
+                if checked.1.endpoint.is_some() {
+                    return Err(refused(peer, &Flaw::Malformed));
+                }
+                let device = devices.on_path(request.path()).map_err(|flaw| refused(peer, &flaw))?;
+                Ok((device, checked))
+            });
+        match checked {
+            Ok((device, (credentials, connector_side))) => {
+                let phase = accept(request, device, credentials, connector_side, options, &watch)?;
                 let deadline = Deadline::after(now, options.connect_timeout);
                 Ok(Handshake::new(phase, peer, options, deadline, now, Arc::new(watch)))
             }
@@ -177,7 +178,7 @@ impl Handshake {
     }
 
     /// Returns the time after which the handshake must be polled even if its descriptor is not readable.
-    pub(super) fn left(&self, now: Instant) -> Duration {
+    pub(super) fn time_left(&self, now: Instant) -> Duration {
         let retry = self.retry_at.map_or(Duration::MAX, |at| at.saturating_duration_since(now));
         self.deadline.left_at(now).min(retry)
     }
@@ -188,12 +189,12 @@ impl Handshake {
     }
 
     /// Returns the error of a handshake that a listener drops before its time is up.
-    pub(super) fn too_slow(&self, now: Instant) -> Error {
-        let words = format!(
+    pub(super) fn silence_error(&self, now: Instant) -> Error {
+        let message = format!(
             "the peer sent nothing for {:?}, and the listener needs its place for other peers",
             self.silence(now)
         );
-        self.unfinished(io::Error::new(io::ErrorKind::TimedOut, words))
+        self.unfinished(io::Error::new(io::ErrorKind::TimedOut, message))
     }
 
     /// Makes progress. Returns the connection once it is established.
@@ -225,10 +226,12 @@ impl Handshake {
                 let mut stream = GreetingStream::new(stream).map_err(unreachable)?;
                 self.watch.add(stream.as_fd()).map_err(not_watched)?;
                 let local = stream.local_ip().map_err(unreachable)?;
-                let introduction = introduction(&self.options)?;
+                let credentials = credentials(&self.options)?;
                 let (parts, queue_pair) = parts(&device(local, &self.options)?, local, peer, &self.options)?;
-                stream.send(&introduction.ask(Some(queue_pair.endpoint()))).map_err(unreachable)?;
-                self.next(Phase::AwaitingAnswer(stream, Box::new((parts, queue_pair, introduction))), now)
+                stream
+                    .send(&credentials.connector_greeting(Some(queue_pair.endpoint())))
+                    .map_err(unreachable)?;
+                self.next(Phase::AwaitingAnswer(stream, Box::new((parts, queue_pair, credentials))), now)
             }
             Phase::AwaitingGreeting(mut stream, devices) => {
                 let Some(greeting) = stream.recv().map_err(unreachable)? else {
@@ -241,24 +244,24 @@ impl Handshake {
                 }
                 self.connected(answered?, Channel::Tcp(stream), now)
             }
-            Phase::AwaitingAnswer(mut stream, made) => {
+            Phase::AwaitingAnswer(mut stream, prepared) => {
                 let Some(greeting) = stream.recv().map_err(unreachable)? else {
-                    return self.wait(Phase::AwaitingAnswer(stream, made));
+                    return self.wait(Phase::AwaitingAnswer(stream, prepared));
                 };
-                let (parts, queue_pair, introduction) = *made;
+                let (parts, queue_pair, credentials) = *prepared;
                 let answer = side(peer, greeting)?;
                 let listener = answer.endpoint.ok_or_else(|| refused(peer, &Flaw::Malformed))?;
                 let checked = check_gid(listener.gid, peer.ip(), &queue_pair, &self.options);
                 checked.map_err(|flaw| refused(peer, &flaw))?;
                 let ends = Ends { connector: queue_pair.endpoint(), listener };
-                let seal = introduction.answered(&answer, &ends).map_err(|flaw| refused(peer, &flaw))?;
+                let seal = credentials.verify_answer(&answer, &ends).map_err(|flaw| refused(peer, &flaw))?;
                 queue_pair.connect_with(&listener, &LaneParts::connect_options())?;
                 let exchange = HelloExchange::connector(Lane::new(parts, queue_pair, None, seal))?;
                 self.connected(exchange, Channel::Tcp(stream), now)
             }
-            Phase::ResolvingRoute(mut resolving, introduction) => {
+            Phase::ResolvingRoute(mut resolving, credentials) => {
                 let Some(route) = resolving.poll()? else {
-                    return self.wait(Phase::ResolvingRoute(resolving, introduction));
+                    return self.wait(Phase::ResolvingRoute(resolving, credentials));
                 };
                 let device = match &self.options.device {
                     Some(device) => device.clone(),
@@ -267,29 +270,30 @@ impl Handshake {
                 let (parts, queue_pair) = parts_for(&device, route.path(), peer, &self.options)?;
                 // The identifier keeps its descriptor, which is watched already.
                 let connecting = route.begin_connect(queue_pair)?;
-                self.next(Phase::CmConnecting(connecting, Box::new((parts, introduction))), now)
+                self.next(Phase::CmConnecting(connecting, Box::new((parts, credentials))), now)
             }
-            Phase::CmConnecting(mut connecting, made) => {
+            Phase::CmConnecting(mut connecting, prepared) => {
                 let Some(connection) = connecting.poll().map_err(rejection)? else {
-                    return self.wait(Phase::CmConnecting(connecting, made));
+                    return self.wait(Phase::CmConnecting(connecting, prepared));
                 };
-                let (parts, introduction) = *made;
-                let (queue_pair, hold, listener, private_data) = internal::into_parts(connection);
+                let (parts, credentials) = *prepared;
+                let (queue_pair, cm_handle, listener, private_data) = internal::into_parts(connection);
                 let answer = side(peer, Greeting::parse(&private_data))?;
                 let (Some(listener), None) = (listener, answer.endpoint) else {
                     return Err(refused(peer, &Flaw::Malformed));
                 };
                 let ends = Ends::by_manager(queue_pair.endpoint(), listener);
-                let seal = introduction.answered(&answer, &ends).map_err(|flaw| refused(peer, &flaw))?;
-                let lane = Lane::new(parts, queue_pair, Some(hold), seal);
+                let seal = credentials.verify_answer(&answer, &ends).map_err(|flaw| refused(peer, &flaw))?;
+                let lane = Lane::new(parts, queue_pair, Some(cm_handle), seal);
                 self.connected(HelloExchange::connector(lane)?, Channel::Cm, now)
             }
-            Phase::CmAccepting(mut connecting, made) => {
+            Phase::CmAccepting(mut connecting, prepared) => {
                 let Some(connection) = connecting.poll()? else {
-                    return self.wait(Phase::CmAccepting(connecting, made));
+                    return self.wait(Phase::CmAccepting(connecting, prepared));
                 };
-                let ((parts, seal), (queue_pair, hold, ..)) = (*made, internal::into_parts(connection));
-                let lane = Lane::new(parts, queue_pair, Some(hold), seal);
+                let ((parts, seal), (queue_pair, cm_handle, ..)) =
+                    (*prepared, internal::into_parts(connection));
+                let lane = Lane::new(parts, queue_pair, Some(cm_handle), seal);
                 self.connected(HelloExchange::listener(lane), Channel::Cm, now)
             }
             Phase::AwaitingHello(exchange, channel) => self.await_hello(exchange, channel, now),
@@ -337,8 +341,8 @@ impl Handshake {
         greeting: Result<Greeting, Flaw>,
     ) -> Result<HelloExchange> {
         let peer = self.peer;
-        let (introduction, asking) = admit(peer, greeting, &self.options)?;
-        let connector = asking.endpoint.ok_or_else(|| refused(peer, &Flaw::Malformed))?;
+        let (credentials, connector_side) = check_connector(peer, greeting, &self.options)?;
+        let connector = connector_side.endpoint.ok_or_else(|| refused(peer, &Flaw::Malformed))?;
         let unreachable = |error| unreachable(peer, error);
         let local = stream.local_ip().map_err(unreachable)?;
         let device = devices.at(local).map_err(|flaw| refused(peer, &flaw))?;
@@ -346,7 +350,8 @@ impl Handshake {
         let checked = check_gid(connector.gid, peer.ip(), &queue_pair, &self.options);
         checked.map_err(|flaw| refused(peer, &flaw))?;
         let listener = queue_pair.endpoint();
-        let answered = introduction.answer(&asking, Some(listener), &Ends { connector, listener });
+        let answered =
+            credentials.listener_greeting(&connector_side, Some(listener), &Ends { connector, listener });
         let (answer, seal) = answered.map_err(|flaw| refused(peer, &flaw))?;
         queue_pair.connect_with(&connector, &LaneParts::connect_options())?;
         stream.send(&answer).map_err(unreachable)?;
@@ -375,8 +380,8 @@ impl Handshake {
         if let Phase::AwaitingHello(_, Channel::ClosedByListener) = self.phase {
             return self.aborted_by_peer();
         }
-        let words = format!("no answer within {:?}", self.deadline.timeout);
-        self.unfinished(io::Error::new(io::ErrorKind::TimedOut, words))
+        let message = format!("no answer within {:?}", self.deadline.timeout);
+        self.unfinished(io::Error::new(io::ErrorKind::TimedOut, message))
     }
 
     fn aborted_by_peer(&self) -> Error {
@@ -426,8 +431,8 @@ fn is_connected(stream: &TcpStream) -> io::Result<bool> {
 fn accept(
     request: cm::ConnectRequest,
     device: &Device,
-    introduction: Introduction,
-    asking: Side,
+    credentials: Credentials,
+    connector_side: Side,
     options: &Options,
     watch: &Watch,
 ) -> Result<Phase> {
@@ -436,9 +441,9 @@ fn accept(
     let mut seal = Err(Flaw::Malformed);
     let connecting = internal::begin_accept_with(request, queue_pair, |queue_pair, connector| {
         let ends = Ends::by_manager(*connector, queue_pair.endpoint());
-        let answered = introduction.answer(&asking, None, &ends);
-        let greeting = answered.map(|(answer, made)| {
-            seal = Ok(made);
+        let answered = credentials.listener_greeting(&connector_side, None, &ends);
+        let greeting = answered.map(|(answer, new_seal)| {
+            seal = Ok(new_seal);
             answer
         });
         greeting.unwrap_or_else(|flaw| Greeting::Refusal(explain(&flaw))).emit()
@@ -457,24 +462,24 @@ fn side(peer: SocketAddr, greeting: Result<Greeting, Flaw>) -> Result<Side> {
     }
 }
 
-/// Returns the side that a connector's greeting describes, and the introduction to answer it with, if both have a key or neither.
-fn admit(
+/// Returns the side that a connector's greeting describes, and the credentials to answer it with, if both have a key or neither.
+fn check_connector(
     peer: SocketAddr,
     greeting: Result<Greeting, Flaw>,
     options: &Options,
-) -> Result<(Introduction, Side)> {
-    let (introduction, asking) = (introduction(options)?, side(peer, greeting)?);
-    introduction.admits(&asking).map_err(|flaw| refused(peer, &flaw))?;
-    Ok((introduction, asking))
+) -> Result<(Credentials, Side)> {
+    let (credentials, connector_side) = (credentials(options)?, side(peer, greeting)?);
+    credentials.check_key_presence(&connector_side).map_err(|flaw| refused(peer, &flaw))?;
+    Ok((credentials, connector_side))
 }
 
-fn introduction(options: &Options) -> Result<Introduction> {
+fn credentials(options: &Options) -> Result<Credentials> {
     let mut nonce = [0; 32];
     if options.key.is_some() {
-        let failed = |error| super::verb("reading random bytes", io::Error::other(error), "");
+        let failed = |error| super::verb_error("reading random bytes", io::Error::other(error), "");
         getrandom::fill(&mut nonce).map_err(failed)?;
     }
-    Ok(Introduction::new(options.key.as_ref(), nonce))
+    Ok(Credentials::new(options.key.as_ref(), nonce))
 }
 
 /// Creates a queue pair and the other parts of a connection, on a device and at a local address that reaches the peer.

@@ -41,7 +41,7 @@ impl FailureLog {
     }
 
     /// Returns the time until there is a count to [flush](FailureLog::flush).
-    pub(super) fn left(&self) -> Duration {
+    pub(super) fn time_left(&self) -> Duration {
         match self.suppressed {
             0 => Duration::MAX,
             _ => PERIOD.saturating_sub(self.period_start.elapsed()),
@@ -84,9 +84,9 @@ mod tests {
         let admitted = (0..10_000).filter(|_| log.admit()).count();
         assert_eq!(admitted, MAX_LINES as usize);
         assert_eq!(log.advance(start + PERIOD / 2), None);
-        assert!(log.left() <= PERIOD);
+        assert!(log.time_left() <= PERIOD);
         assert_eq!(log.advance(start + PERIOD), Some(10_000 - u64::from(MAX_LINES)));
-        assert_eq!(log.left(), Duration::MAX);
+        assert_eq!(log.time_left(), Duration::MAX);
         assert!(log.admit(), "a new period has lines again");
         assert_eq!(log.advance(start + 2 * PERIOD), None, "there is nothing to count");
     }

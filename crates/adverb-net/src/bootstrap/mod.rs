@@ -3,19 +3,19 @@
 //! A [`Dial`] is a connector's attempt to reach one address. A [`Listening`] accepts connections. Both run [`Handshake`]s, over TCP
 //! or the connection manager. None of them blocks: each has one descriptor, and a time after which it must be polled.
 
-mod arrivals;
 mod devices;
 mod dial;
 mod gid;
 mod greeting_stream;
 mod handshake;
+mod listening;
 mod log;
 
-pub(super) use arrivals::{AcceptFd, Accepted, Listening, Served};
 pub(super) use dial::Dial;
 #[cfg(fuzzing)]
 pub(super) use gid::belongs_to;
 use handshake::Handshake;
+pub(super) use listening::{AcceptFd, Accepted, Listening, ServeResult};
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -27,22 +27,22 @@ use super::{Bootstrap, Options, session};
 
 /// A channel over which a connector reaches a listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Way {
+enum DialChannel {
     Tcp,
     /// From this local address, if it is known.
     ConnectionManager(Option<IpAddr>),
 }
 
-/// Returns the ways to a peer, the preferred one first, and the options for them: with a session and a device if they are
+/// Returns the channels to a peer, the preferred one first, and the options for them: with a session and a device if they are
 /// known.
-fn ways(peer: SocketAddr, options: &Options) -> Result<(Options, Vec<Way>)> {
+fn dial_channels(peer: SocketAddr, options: &Options) -> Result<(Options, Vec<DialChannel>)> {
     let mut options = options.clone();
     if options.reconnect.is_some() && options.session.is_none() {
         options.session = Some(session::begin()?);
     }
     let local = route(peer.ip());
     if options.bootstrap == Bootstrap::Auto && options.device.is_none() {
-        // Once for all ways. A way that needs a device reports that there is none.
+        // Once for all channels. A channel that needs a device reports that there is none.
         options.device = local.and_then(|local| device(local, &options).ok());
     }
     let from = options.device.as_ref().and_then(|device| {
@@ -50,13 +50,15 @@ fn ways(peer: SocketAddr, options: &Options) -> Result<(Options, Vec<Way>)> {
         local.filter(is_routed).or_else(|| address_like(device, peer.ip()))
     });
     let is_hardware = options.device.as_ref().is_some_and(|device| !device.is_software());
-    let ways = match options.bootstrap {
-        Bootstrap::Tcp => vec![Way::Tcp],
-        Bootstrap::ConnectionManager => vec![Way::ConnectionManager(from)],
-        Bootstrap::Auto if is_hardware && from.is_some() => vec![Way::ConnectionManager(from), Way::Tcp],
-        Bootstrap::Auto => vec![Way::Tcp],
+    let channels = match options.bootstrap {
+        Bootstrap::Tcp => vec![DialChannel::Tcp],
+        Bootstrap::ConnectionManager => vec![DialChannel::ConnectionManager(from)],
+        Bootstrap::Auto if is_hardware && from.is_some() => {
+            vec![DialChannel::ConnectionManager(from), DialChannel::Tcp]
+        }
+        Bootstrap::Auto => vec![DialChannel::Tcp],
     };
-    Ok((options, ways))
+    Ok((options, channels))
 }
 
 /// Returns the device for connections from this local address.
@@ -124,18 +126,18 @@ pub(super) fn unreachable(peer: SocketAddr, error: io::Error) -> Error {
 }
 
 pub(super) fn no_address(error: io::Error) -> Error {
-    verb("resolving the peer's address", error, "use a host and a port, such as 192.0.2.7:7471")
+    verb_error("resolving the peer's address", error, "use a host and a port, such as 192.0.2.7:7471")
 }
 
 pub(super) fn not_bound(error: io::Error) -> Error {
-    verb("listening", error, "use an address of this machine and a free port, such as 127.0.0.1:7471")
+    verb_error("listening", error, "use an address of this machine and a free port, such as 127.0.0.1:7471")
 }
 
 pub(super) fn not_watched(error: io::Error) -> Error {
-    verb("waiting for a peer", error, "raise the limit of open files (`ulimit -n`)")
+    verb_error("waiting for a peer", error, "raise the limit of open files (`ulimit -n`)")
 }
 
-pub(super) fn verb(action: &str, error: io::Error, hint: &'static str) -> Error {
+pub(super) fn verb_error(action: &str, error: io::Error, hint: &'static str) -> Error {
     Error::Verb { action: action.to_owned(), error, hint: hint.into() }
 }
 

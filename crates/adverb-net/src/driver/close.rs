@@ -20,7 +20,7 @@ impl Driver {
         let core = &mut *self.lock();
         match core.connection.check_send() {
             Ok(()) | Err(adverb_net_proto::SendError::WouldBlock) => {}
-            Err(refusal) => return Err(self.refusal(core, refusal)),
+            Err(refusal) => return Err(self.refusal_error(core, refusal)),
         }
         core.connection.shutdown();
         self.post_all(core);

@@ -59,7 +59,7 @@ impl HelloExchange {
         }
         let (driver, is_resumed) = match &lane.options.session {
             Some(SessionRequest::Resume(driver)) => {
-                let driver = driver.upgrade().ok_or_else(|| unknown(&lane))?;
+                let driver = driver.upgrade().ok_or_else(|| session_unknown(&lane))?;
                 if !driver.attach(&lane) {
                     // The redialer dials again, unless the connection has ended.
                     return Err(driver.disconnected("the connection is not ready for another lane", ""));
@@ -118,7 +118,7 @@ impl HelloExchange {
                 }
                 State::Rejecting => {
                     return match self.poll_completion(Tag::Hello.wr_id())? {
-                        Some(_) => Err(unknown(&self.lane)),
+                        Some(_) => Err(session_unknown(&self.lane)),
                         None => Ok(None),
                     };
                 }
@@ -144,10 +144,10 @@ impl HelloExchange {
                         let answer = completion.into_pool_message()?;
                         let answer = open_hello(&self.lane, &answer).and_then(Hello::parse);
                         assert_eq!(answer.map(|hello| hello.session), Ok(None));
-                        return Err(unknown(&self.lane));
+                        return Err(session_unknown(&self.lane));
                     }
                 },
-                State::Finished => return Err(unknown(&self.lane)),
+                State::Finished => return Err(session_unknown(&self.lane)),
             }
         }
     }
@@ -220,7 +220,7 @@ fn config(lane: &Lane) -> adverb_net_proto::Config {
     lane::config(&lane.options, lane.config.max_read_len)
 }
 
-fn unknown(lane: &Lane) -> Error {
+fn session_unknown(lane: &Lane) -> Error {
     Error::HandshakeRejected { peer: lane.peer, reason: EndReason::SessionUnknown.to_string() }
 }
 
@@ -257,7 +257,7 @@ fn is_established(driver: &Driver, core: &mut Core, lane: &Arc<Lane>) -> Result<
     match (core.connection.phase(), reason) {
         (PhaseKind::Established, _) => Ok(Some(true)),
         (PhaseKind::Handshake | PhaseKind::Draining, _) => Ok(None),
-        (_, Some(EndReason::SessionUnknown)) => Err(unknown(lane)),
+        (_, Some(EndReason::SessionUnknown)) => Err(session_unknown(lane)),
         (_, Some(reason)) => Err(driver.ended(core, reason)),
         (_, None) => Err(driver.disconnected("the lane failed during the handshake", "")),
     }

@@ -122,7 +122,7 @@ impl Lane {
             return self.completions.wait_event(time);
         };
         wait_either(events, Some(manager), (time < Duration::MAX).then_some(time))
-            .map_err(|error| crate::bootstrap::verb("waiting for an event", error, ""))?;
+            .map_err(|error| crate::bootstrap::verb_error("waiting for an event", error, ""))?;
         self.completions.try_event()
     }
 }

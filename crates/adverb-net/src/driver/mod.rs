@@ -96,7 +96,7 @@ pub(crate) struct Core {
     /// Regions that are to be deregistered without the lock.
     released: Vec<Region>,
     /// Whether there may be progress for waiting callers that they were not notified of.
-    has_news: bool,
+    has_changes: bool,
     /// The number of times that waiting callers were to be notified of progress.
     pub(crate) change_count: u64,
     /// The number of calls since the last poll of the device.
@@ -178,7 +178,7 @@ impl Driver {
             peer_addresses: Vec::new(),
             operations: operation::Operations::default(),
             released: Vec::new(),
-            has_news: false,
+            has_changes: false,
             change_count: 0,
             unpolled: 0,
             done: Vec::with_capacity(64),
@@ -226,7 +226,7 @@ impl Driver {
 
     /// Returns the number of the current lane, for tests.
     #[cfg(all(test, feature = "soft"))]
-    pub(crate) fn generation(&self) -> u32 {
+    pub(crate) fn lane_number(&self) -> u32 {
         self.lock().connection.lane()
     }
 

@@ -76,7 +76,7 @@ pub(crate) struct PendingOp<'a> {
 
 impl PendingOp<'_> {
     /// Returns the error with the operation's buffer, unless the device has the buffer.
-    pub(crate) fn refused(mut self, error: Error) -> SendError {
+    pub(crate) fn into_error(mut self, error: Error) -> SendError {
         let unposted = self.request.take().and_then(|request| request.into_payload().into_pool_buf());
         SendError { error, buffer: self.buffer.take().or(unposted) }
     }
@@ -216,7 +216,7 @@ impl Driver {
                     "call `remote_region` again: remote regions are valid for one connection",
                 ));
             }
-            Err(refusal) => return Err(self.refusal(core, refusal)),
+            Err(refusal) => return Err(self.refusal_error(core, refusal)),
         }
         let Some(request) = operation.request.take() else { return Ok(None) };
         let (number, wr_id) = core.operations.add();
@@ -262,7 +262,7 @@ impl Driver {
             Source::Buffer(buffer) if buffer.protection_domain() == self.pool().protection_domain() => {
                 Ok(buffer)
             }
-            _ => self.pool().copy_from(message.bytes()).map_err(|error| message.refused(error)),
+            _ => self.pool().copy_from(message.bytes()).map_err(|error| message.into_error(error)),
         }
     }
 }

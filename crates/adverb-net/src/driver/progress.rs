@@ -64,7 +64,7 @@ impl Driver {
             return;
         }
         core.now = self.time();
-        core.has_news = true;
+        core.has_changes = true;
         for completion in done.drain(..) {
             handle_completion(core, completion);
         }
@@ -114,7 +114,7 @@ impl Driver {
             let Some(register) = core.connection.poll_register() else { break };
             self.register(core, register);
         }
-        if std::mem::take(&mut core.has_news) {
+        if std::mem::take(&mut core.has_changes) {
             core.change_count += 1;
             let notify = core.waiters.changed();
             self.notify(core, notify);
@@ -181,7 +181,7 @@ impl Driver {
         if !core.connection.has_events() {
             return false;
         }
-        core.has_news = true;
+        core.has_changes = true;
         while let Some(event) = core.connection.poll_event() {
             match event {
                 Event::Established { lane } => self.handle_established(core, lane),
@@ -190,7 +190,7 @@ impl Driver {
                     let count = core.peer_regions.len() + core.peer_addresses.len();
                     let is_new = region.is_by_address() || !core.peer_regions.contains_key(&name);
                     if count >= MAX_PEER_REGIONS && is_new {
-                        core.connection.violate(Violation::new("it exposed too many regions"));
+                        core.connection.end_for_violation(Violation::new("it exposed too many regions"));
                     } else if region.is_by_address() {
                         core.peer_addresses.push(region);
                     } else {
@@ -271,7 +271,7 @@ impl Driver {
         let (connection, mut memory, now) = core.parts();
         connection.handle_drained(&mut memory, left, now);
         self.handle_drained(core);
-        core.has_news = true;
+        core.has_changes = true;
         true
     }
 
@@ -302,7 +302,7 @@ impl Driver {
     pub(super) fn use_lane(&self, core: &mut Core, lane: Arc<Lane>) {
         core.lane_state = LaneState::Active;
         core.waiters.replace_lane();
-        core.has_news = true;
+        core.has_changes = true;
         if let Some(watch) = self.watch.get()
             && let Err(error) = lane.add_events(watch)
         {
@@ -319,7 +319,7 @@ fn handle_completion(core: &mut Core, completion: Completion) {
     let status = match completion.outcome() {
         Ok(success) => {
             if let CompletedOperation::RecvWrite { immediate } = success.operation {
-                return pass_on(core, Completed::Received { immediate, len: success.length });
+                return handle_completed(core, Completed::Received { immediate, len: success.length });
             }
             if wr_id == HELLO_RECV {
                 return handle_hello(core, completion);
@@ -341,19 +341,19 @@ fn handle_completion(core: &mut Core, completion: Completion) {
             (Tag::Operation, None)
         }
         Some(Tag::Recv) if status.is_none() => {
-            return core.connection.violate(Violation::new("it sent a message instead of a write"));
+            return core.connection.end_for_violation(Violation::new("it sent a message instead of a write"));
         }
         Some(tag @ (Tag::Frames | Tag::Close | Tag::Read)) => (tag, completion.into_pool_buf().map(Buffer)),
         Some(tag) => (tag, None),
     };
     match status {
-        None => pass_on(core, Completed::Sent { tag, buf }),
-        Some(status) => pass_on(core, Completed::Failed { tag, buf, status }),
+        None => handle_completed(core, Completed::Sent { tag, buf }),
+        Some(status) => handle_completed(core, Completed::Failed { tag, buf, status }),
     }
 }
 
 #[inline]
-fn pass_on(core: &mut Core, completed: Completed<Buffer>) {
+fn handle_completed(core: &mut Core, completed: Completed<Buffer>) {
     let (connection, mut memory, now) = core.parts();
     connection.handle_completion(&mut memory, completed, now);
     if let Some(error) = memory.failure {
@@ -369,7 +369,7 @@ fn handle_hello(core: &mut Core, completion: Completion) {
             let (connection, mut memory, now) = core.parts();
             connection.handle_hello(&mut memory, hello, now);
         }
-        Err(violation) => core.connection.violate(violation),
+        Err(violation) => core.connection.end_for_violation(violation),
     }
 }
 

@@ -12,7 +12,7 @@ use crate::session::ResumeOrigin;
 
 impl Driver {
     /// Enables reconnecting.
-    pub(crate) fn settle(&self, origin: ResumeOrigin) {
+    pub(crate) fn enable_reconnect(&self, origin: ResumeOrigin) {
         let mut core = self.lock();
         // The method is called once.
         let _ = self.origin.set(origin);

@@ -24,11 +24,11 @@ pub(super) enum Body<'a> {
 }
 
 /// The result of taking an [`Outgoing`].
-enum Taken {
+enum Enqueued {
     /// It is part of the write of this number.
     Write(u64),
     /// Credits or the lane are missing.
-    NotNow,
+    WouldBlock,
     /// It was prepared for another lane.
     Stale,
 }
@@ -66,7 +66,7 @@ impl Driver {
         if u32::try_from(len).ok().is_none_or(|len| len > max) {
             let hint = "split the message, or raise `Options::max_message_size` on the peer";
             let error = Error::MessageTooLong { len: len as u64, max: max.into(), hint };
-            return Err(message.refused(error));
+            return Err(message.into_error(error));
         }
         let (lane, number) = {
             let mut core = self.lock();
@@ -81,7 +81,7 @@ impl Driver {
             // The peer can't read a buffer of another protection domain.
             _ => match lane.pool.copy_from(message.bytes()) {
                 Ok(copy) => (copy, true),
-                Err(error) => return Err(message.refused(error)),
+                Err(error) => return Err(message.into_error(error)),
             },
         };
         let region = Region(buffer.register(Access::REMOTE_READ)?);
@@ -114,24 +114,24 @@ impl Driver {
     }
 
     /// Takes a message, if credits or a place in the batch are available. `outgoing` is then empty.
-    fn take(&self, core: &mut Core, outgoing: &mut Option<Outgoing<'_>>) -> Result<Taken> {
+    fn enqueue(&self, core: &mut Core, outgoing: &mut Option<Outgoing<'_>>) -> Result<Enqueued> {
         let (connection, mut memory, _) = core.parts();
         // An eager message, the usual case, is not moved.
         if let Some(Outgoing { body: Body::Eager(data), immediate }) = outgoing {
             return match connection.send(&mut memory, data.bytes(), *immediate) {
                 Ok(()) => {
                     *outgoing = None;
-                    Ok(Taken::Write(core.connection.last_write()))
+                    Ok(Enqueued::Write(core.connection.last_write()))
                 }
                 Err(refusal) => {
                     let failure = memory.failure;
-                    self.refused(core, refusal, failure)
+                    self.classify_refusal(core, refusal, failure)
                 }
             };
         }
         let refusal = match outgoing.take() {
             None | Some(Outgoing { body: Body::Eager(_), .. }) => {
-                return Ok(Taken::Write(core.connection.last_write()));
+                return Ok(Enqueued::Write(core.connection.last_write()));
             }
             Some(Outgoing { body: Body::Rendezvous { region, is_copy, lane }, immediate }) => {
                 let sent = connection.send_region(&mut memory, region, lane, immediate);
@@ -147,24 +147,24 @@ impl Driver {
             }
         };
         let Err((refusal, body, immediate)) = refusal else {
-            return Ok(Taken::Write(core.connection.last_write()));
+            return Ok(Enqueued::Write(core.connection.last_write()));
         };
         *outgoing = Some(Outgoing { body, immediate });
         let failure = memory.failure;
-        self.refused(core, refusal, failure)
+        self.classify_refusal(core, refusal, failure)
     }
 
     /// Returns the result of a refusal. `failure` is the error of an allocation.
-    fn refused(&self, core: &Core, refusal: Refusal, failure: Option<Error>) -> Result<Taken> {
+    fn classify_refusal(&self, core: &Core, refusal: Refusal, failure: Option<Error>) -> Result<Enqueued> {
         match refusal {
-            Refusal::WouldBlock => failure.map_or(Ok(Taken::NotNow), Err),
-            Refusal::StaleRegion | Refusal::TooLong { .. } => Ok(Taken::Stale),
-            refusal => Err(self.refusal(core, refusal)),
+            Refusal::WouldBlock => failure.map_or(Ok(Enqueued::WouldBlock), Err),
+            Refusal::StaleRegion | Refusal::TooLong { .. } => Ok(Enqueued::Stale),
+            refusal => Err(self.refusal_error(core, refusal)),
         }
     }
 
     /// Returns the error of a call that the connection has refused for good.
-    pub(super) fn refusal(&self, core: &Core, refusal: Refusal) -> Error {
+    pub(super) fn refusal_error(&self, core: &Core, refusal: Refusal) -> Error {
         match refusal {
             Refusal::Ended(EndReason::PeerClosed) => self.disconnected("the peer closed the connection", ""),
             Refusal::Ended(reason) => self.ended(core, reason),
@@ -173,15 +173,15 @@ impl Driver {
     }
 
     /// Takes a message, and flushes the batch before it if that is in the way.
-    fn try_take(&self, core: &mut Core, outgoing: &mut Option<Outgoing<'_>>) -> Result<Taken> {
-        let mut taken = self.take(core, outgoing)?;
-        if let Taken::NotNow = taken
+    fn try_enqueue(&self, core: &mut Core, outgoing: &mut Option<Outgoing<'_>>) -> Result<Enqueued> {
+        let mut enqueued = self.enqueue(core, outgoing)?;
+        if let Enqueued::WouldBlock = enqueued
             && !core.connection.is_posted(core.connection.last_write())
         {
             self.flush(core);
-            taken = self.take(core, outgoing)?;
+            enqueued = self.enqueue(core, outgoing)?;
         }
-        Ok(taken)
+        Ok(enqueued)
     }
 
     /// Takes a message, and then waits until it is posted. `write` is the number of its write, once it is taken.
@@ -194,14 +194,14 @@ impl Driver {
         let number = match *write {
             Some(number) => number,
             None if self.send_at_once(core, outgoing) => *write.insert(core.connection.last_write()),
-            None => match self.try_take(core, outgoing)? {
-                Taken::Write(number) => {
+            None => match self.try_enqueue(core, outgoing)? {
+                Enqueued::Write(number) => {
                     *write = Some(number);
                     self.post_all(core);
                     number
                 }
-                Taken::NotNow => return Ok(None),
-                Taken::Stale => return Ok(Some(Sent::Stale)),
+                Enqueued::WouldBlock => return Ok(None),
+                Enqueued::Stale => return Ok(Some(Sent::Stale)),
             },
         };
         Ok(self.is_posted(core, number)?.map(|()| Sent::Posted))
@@ -224,13 +224,13 @@ impl Driver {
     pub(crate) fn feed(&self, core: &mut Core, outgoing: &mut Option<Outgoing<'_>>) -> Result<Option<Sent>> {
         for _ in 0..2 {
             let Some(Outgoing { body: Body::Eager(data), immediate }) = outgoing else {
-                return Ok(match self.try_take(core, outgoing)? {
-                    Taken::Write(_) => {
+                return Ok(match self.try_enqueue(core, outgoing)? {
+                    Enqueued::Write(_) => {
                         self.post_all(core);
                         Some(Sent::Posted)
                     }
-                    Taken::NotNow => None,
-                    Taken::Stale => Some(Sent::Stale),
+                    Enqueued::WouldBlock => None,
+                    Enqueued::Stale => Some(Sent::Stale),
                 });
             };
             let (connection, mut memory, _) = core.parts();
@@ -249,7 +249,7 @@ impl Driver {
                     self.post_all(core);
                 }
                 Err(Refusal::TooLong { .. }) => return Ok(Some(Sent::Stale)),
-                Err(refusal) => return Err(self.refusal(core, refusal)),
+                Err(refusal) => return Err(self.refusal_error(core, refusal)),
             }
         }
         Ok(None)
@@ -265,27 +265,27 @@ impl Driver {
         let mut outgoing = Some(outgoing);
         // Otherwise the message would be taken, and wait.
         let is_refused = !matches!(core.connection.check_send(), Ok(()) | Err(Refusal::WouldBlock));
-        let taken = if is_refused || core.connection.can_post(len) {
-            self.take(core, &mut outgoing)
+        let enqueued = if is_refused || core.connection.can_post(len) {
+            self.enqueue(core, &mut outgoing)
         } else {
-            Ok(Taken::NotNow)
+            Ok(Enqueued::WouldBlock)
         };
-        let error = match taken {
-            Ok(Taken::Write(_)) => {
+        let error = match enqueued {
+            Ok(Enqueued::Write(_)) => {
                 self.post_all(core);
                 return Ok(());
             }
             Ok(_) => Error::WouldBlock { action: "sending a message" },
             Err(error) => error,
         };
-        Err(Outgoing::refused(outgoing, error))
+        Err(Outgoing::into_error(outgoing, error))
     }
 
     /// Takes a copy of bytes of a stream. Returns whether it was taken.
     pub(crate) fn send_copy(&self, core: &mut Core, copy: Outgoing<'_>) -> Result<bool> {
-        let is_taken = matches!(self.try_take(core, &mut Some(copy))?, Taken::Write(_));
+        let is_enqueued = matches!(self.try_enqueue(core, &mut Some(copy))?, Enqueued::Write(_));
         self.post_all(core);
-        Ok(is_taken)
+        Ok(is_enqueued)
     }
 
     /// Posts the messages that were fed, if there are credits. Otherwise they are posted when there are.
@@ -345,9 +345,9 @@ impl Outgoing<'_> {
     }
 
     /// Returns the error of a message that was not sent, with its buffer, if the message was not taken.
-    pub(crate) fn refused(outgoing: Option<Outgoing<'_>>, error: Error) -> SendError {
+    pub(crate) fn into_error(outgoing: Option<Outgoing<'_>>, error: Error) -> SendError {
         let buffer = match outgoing.map(|outgoing| outgoing.body) {
-            Some(Body::Eager(message)) => return message.refused(error),
+            Some(Body::Eager(message)) => return message.into_error(error),
             Some(Body::Rendezvous { region, is_copy: false, .. }) => internal::reclaim(region.0),
             _ => None,
         };

@@ -18,7 +18,7 @@ const MAX_RENDEZVOUS_LEN: usize = 512 << 10;
 /// The result of [`Driver::write_some`].
 pub(crate) enum StreamWrite {
     /// This number of bytes was taken.
-    Taken(usize),
+    Queued(usize),
     /// The caller [copies](Driver::copy) this number of bytes without the lock, for the lane of this number.
     Copy { len: usize, lane: Arc<Lane>, number: u32 },
 }
@@ -29,7 +29,7 @@ impl Driver {
     pub(crate) fn write_some(&self, core: &mut Core, slices: &[IoSlice<'_>]) -> Result<Option<StreamWrite>> {
         match core.connection.check_send() {
             Ok(()) | Err(Refusal::WouldBlock) => {}
-            Err(refusal) => return Err(self.refusal(core, refusal)),
+            Err(refusal) => return Err(self.refusal_error(core, refusal)),
         }
         // Messages that were fed precede the bytes.
         self.flush(core);
@@ -48,13 +48,13 @@ impl Driver {
         }
         let Some(len) = core.connection.stream_len(len) else { return Ok(None) };
         let (connection, mut memory, _) = core.parts();
-        match connection.send_with(&mut memory, len, None, |out| gather(slices, out)) {
+        match connection.send_with(&mut memory, len, None, |out| copy_slices(slices, out)) {
             Ok(()) => {
                 self.post_all(core);
-                Ok(Some(StreamWrite::Taken(len)))
+                Ok(Some(StreamWrite::Queued(len)))
             }
             Err(Refusal::WouldBlock) => memory.failure.map_or(Ok(None), Err),
-            Err(refusal) => Err(self.refusal(core, refusal)),
+            Err(refusal) => Err(self.refusal_error(core, refusal)),
         }
     }
 
@@ -67,7 +67,7 @@ impl Driver {
         len: usize,
     ) -> Result<Outgoing<'static>> {
         let mut buffer = lane.pool.alloc(len)?;
-        gather(slices, &mut buffer);
+        copy_slices(slices, &mut buffer);
         Ok(Outgoing::rendezvous(buffer.register(Access::REMOTE_READ)?, number))
     }
 
@@ -84,7 +84,7 @@ impl Driver {
 }
 
 /// Fills `out` with the first bytes of the slices.
-fn gather(slices: &[IoSlice<'_>], mut out: &mut [u8]) {
+fn copy_slices(slices: &[IoSlice<'_>], mut out: &mut [u8]) {
     for slice in slices {
         let (to_slice, rest) = out.split_at_mut(slice.len().min(out.len()));
         to_slice.copy_from_slice(&slice[..to_slice.len()]);

@@ -45,27 +45,27 @@ impl Ends {
 
 /// The key and the nonce of a side in one handshake.
 #[derive(Debug)]
-pub(crate) struct Introduction {
+pub(crate) struct Credentials {
     /// Present if the side has a key.
     secret: Option<(Key, Nonce)>,
 }
 
-impl Introduction {
-    /// Creates the introduction of a side with or without a key. The nonce must never have been used before.
-    pub(crate) fn new(key: Option<&Key>, nonce: Nonce) -> Introduction {
-        Introduction { secret: key.map(|key| (key.clone(), nonce)) }
+impl Credentials {
+    /// Creates the credentials of a side with or without a key. The nonce must never have been used before.
+    pub(crate) fn new(key: Option<&Key>, nonce: Nonce) -> Credentials {
+        Credentials { secret: key.map(|key| (key.clone(), nonce)) }
     }
 
     /// Returns the connector's greeting.
-    pub(crate) fn ask(&self, endpoint: Option<Endpoint>) -> Greeting {
+    pub(crate) fn connector_greeting(&self, endpoint: Option<Endpoint>) -> Greeting {
         let nonce = self.secret.as_ref().map(|(_, nonce)| *nonce);
         Greeting::Side(Side { endpoint, nonce, proof: None })
     }
 
     /// Checks that the connector and this side both have a key, or neither has.
-    pub(crate) fn admits(&self, asking: &Side) -> Result<(), Flaw> {
-        match (&self.secret, asking.nonce) {
-            _ if asking.proof.is_some() => Err(Flaw::Malformed),
+    pub(crate) fn check_key_presence(&self, connector_side: &Side) -> Result<(), Flaw> {
+        match (&self.secret, connector_side.nonce) {
+            _ if connector_side.proof.is_some() => Err(Flaw::Malformed),
             (Some(_), None) => Err(Flaw::ConnectorHasNoKey),
             (None, Some(_)) => Err(Flaw::ListenerHasNoKey),
             (Some(_), Some(_)) | (None, None) => Ok(()),
@@ -73,31 +73,31 @@ impl Introduction {
     }
 
     /// Returns the listener's answer, and the seal of the hellos.
-    pub(crate) fn answer(
+    pub(crate) fn listener_greeting(
         self,
-        asking: &Side,
+        connector_side: &Side,
         endpoint: Option<Endpoint>,
         ends: &Ends,
     ) -> Result<(Greeting, Option<Seal>), Flaw> {
-        self.admits(asking)?;
-        let Some(((key, nonce), asked)) = self.secret.zip(asking.nonce) else {
+        self.check_key_presence(connector_side)?;
+        let Some(((key, nonce), connector_nonce)) = self.secret.zip(connector_side.nonce) else {
             return Ok((Greeting::Side(Side { endpoint, ..Side::default() }), None));
         };
-        let seal = Seal { transcript: transcript(&asked, &nonce, ends), key, role: Role::Listener };
+        let seal = Seal { transcript: transcript(&connector_nonce, &nonce, ends), key, role: Role::Listener };
         let proof = Some(seal.key.digest(Purpose::Answer, &[&seal.transcript]));
         Ok((Greeting::Side(Side { endpoint, nonce: Some(nonce), proof }), Some(seal)))
     }
 
     /// Checks the listener's answer, and returns the seal of the hellos if both sides have the key.
-    pub(crate) fn answered(self, answer: &Side, ends: &Ends) -> Result<Option<Seal>, Flaw> {
-        let ((key, nonce), answered, proof) = match (self.secret, answer.nonce, answer.proof) {
+    pub(crate) fn verify_answer(self, answer: &Side, ends: &Ends) -> Result<Option<Seal>, Flaw> {
+        let ((key, nonce), listener_nonce, proof) = match (self.secret, answer.nonce, answer.proof) {
             (None, None, None) => return Ok(None),
             (Some(secret), Some(nonce), Some(proof)) => (secret, nonce, proof),
             (Some(_), None, None) => return Err(Flaw::ListenerHasNoKey),
             (None, ..) => return Err(Flaw::ConnectorHasNoKey),
             (Some(_), ..) => return Err(Flaw::Malformed),
         };
-        let seal = Seal { transcript: transcript(&nonce, &answered, ends), key, role: Role::Connector };
+        let seal = Seal { transcript: transcript(&nonce, &listener_nonce, ends), key, role: Role::Connector };
         if !seal.key.verifies(&proof, Purpose::Answer, &[&seal.transcript]) {
             return Err(Flaw::KeyWrong);
         }
@@ -150,11 +150,11 @@ pub(crate) enum Purpose {
 type Transcript = [u8; 2 + 2 * size_of::<Nonce>() + 2 * END_LEN];
 const END_LEN: usize = 28;
 
-fn transcript(connectors: &Nonce, listeners: &Nonce, ends: &Ends) -> Transcript {
+fn transcript(connector_nonce: &Nonce, listener_nonce: &Nonce, ends: &Ends) -> Transcript {
     let mut bytes = Vec::with_capacity(size_of::<Transcript>());
     bytes.extend_from_slice(&VERSION.to_le_bytes());
-    bytes.extend_from_slice(connectors);
-    bytes.extend_from_slice(listeners);
+    bytes.extend_from_slice(connector_nonce);
+    bytes.extend_from_slice(listener_nonce);
     for end in [&ends.connector, &ends.listener] {
         bytes.extend_from_slice(&end.gid.bytes());
         bytes.extend_from_slice(&end.lid.to_le_bytes());

@@ -4,7 +4,7 @@ use adverb_verbs::{Endpoint, Gid, Psn, Qpn};
 use proptest::prelude::*;
 
 use super::handshake::{Flaw, Greeting, MAX_REASON_LEN, PREFIX_LEN, Prefix, Side};
-use super::proof::{Ends, Introduction, Role};
+use super::proof::{Credentials, Ends, Role};
 use crate::Key;
 
 proptest! {
@@ -75,20 +75,26 @@ fn handshake(
     listener: Option<&Key>,
     change: impl Fn(&mut Side, &mut Side, &mut Ends),
 ) -> Result<(), (Role, Flaw)> {
-    let asking = Introduction::new(connector, [1; 32]);
+    let connector_credentials = Credentials::new(connector, [1; 32]);
     let ends = Ends { connector: endpoint(1), listener: endpoint(2) };
     let (mut seen, mut answer_seen) = (ends, Side::default());
-    let Greeting::Side(mut asked) = asking.ask(None) else { panic!("a refusal") };
-    change(&mut asked, &mut answer_seen, &mut seen);
-    let answering = Introduction::new(listener, [2; 32]);
-    let answered = answering.answer(&asked, None, &seen).map_err(|flaw| (Role::Listener, flaw))?;
-    let (Greeting::Side(mut answer), listeners) = answered else { panic!("a refusal") };
+    let Greeting::Side(mut connector_side) = connector_credentials.connector_greeting(None) else {
+        panic!("a refusal")
+    };
+    change(&mut connector_side, &mut answer_seen, &mut seen);
+    let listener_credentials = Credentials::new(listener, [2; 32]);
+    let result = listener_credentials
+        .listener_greeting(&connector_side, None, &seen)
+        .map_err(|flaw| (Role::Listener, flaw))?;
+    let (Greeting::Side(mut answer), listener_seal) = result else { panic!("a refusal") };
     change(&mut answer_seen, &mut answer, &mut seen);
-    let connectors = asking.answered(&answer, &ends).map_err(|flaw| (Role::Connector, flaw))?;
-    let Some((connectors, listeners)) = connectors.zip(listeners) else { return Ok(()) };
-    for (from, to, role) in
-        [(&connectors, &listeners, Role::Listener), (&listeners, &connectors, Role::Connector)]
-    {
+    let connector_seal =
+        connector_credentials.verify_answer(&answer, &ends).map_err(|flaw| (Role::Connector, flaw))?;
+    let Some((connector_seal, listener_seal)) = connector_seal.zip(listener_seal) else { return Ok(()) };
+    for (from, to, role) in [
+        (&connector_seal, &listener_seal, Role::Listener),
+        (&listener_seal, &connector_seal, Role::Connector),
+    ] {
         let sealed = [&from.seal(b"hello")[..], b"hello"].concat();
         assert_eq!(to.open(&sealed), Ok(&b"hello"[..]), "{role:?}");
         assert_eq!(from.open(&sealed), Err(Flaw::KeyWrong), "a reflected hello is rejected");
@@ -118,7 +124,10 @@ fn changed_greetings_are_detected() {
     let key = Key::new([7; 32]).unwrap();
     let with = |change: fn(&mut Side, &mut Side, &mut Ends)| handshake(Some(&key), Some(&key), change);
     let wrong = Err((Role::Connector, Flaw::KeyWrong));
-    assert_eq!(with(|asked, _, _| asked.nonce.iter_mut().for_each(|nonce| nonce[0] ^= 1)), wrong);
+    assert_eq!(
+        with(|connector_side, _, _| connector_side.nonce.iter_mut().for_each(|nonce| nonce[0] ^= 1)),
+        wrong
+    );
     assert_eq!(with(|_, answer, _| answer.nonce.iter_mut().for_each(|nonce| nonce[0] ^= 1)), wrong);
     assert_eq!(with(|_, answer, _| answer.proof.iter_mut().for_each(|proof| proof[31] ^= 0x80)), wrong);
     // An attacker replaces a queue pair.
@@ -135,7 +144,7 @@ fn changed_greetings_are_detected() {
         |_: &mut Side, answer: &mut Side, _: &mut Ends| (answer.nonce, answer.proof) = (None, None);
     assert_eq!(with(stripped), Err((Role::Connector, Flaw::ListenerHasNoKey)));
     assert_eq!(
-        with(|asked, _, _| asked.proof = asked.nonce),
+        with(|connector_side, _, _| connector_side.proof = connector_side.nonce),
         Err((Role::Listener, Flaw::Malformed)),
         "the connector's greeting contains no proof"
     );
@@ -145,20 +154,23 @@ fn changed_greetings_are_detected() {
 fn replayed_messages_are_rejected() {
     let key = Key::new([7; 32]).unwrap();
     let ends = Ends { connector: endpoint(1), listener: endpoint(2) };
-    let asking = Introduction::new(Some(&key), [1; 32]);
-    let Greeting::Side(asked) = asking.ask(None) else { panic!("a refusal") };
+    let connector_credentials = Credentials::new(Some(&key), [1; 32]);
+    let Greeting::Side(connector_side) = connector_credentials.connector_greeting(None) else {
+        panic!("a refusal")
+    };
     let answer = |nonce| {
-        let answered = Introduction::new(Some(&key), nonce).answer(&asked, None, &ends).unwrap();
-        let (Greeting::Side(answer), Some(seal)) = answered else { panic!("a refusal") };
+        let result =
+            Credentials::new(Some(&key), nonce).listener_greeting(&connector_side, None, &ends).unwrap();
+        let (Greeting::Side(answer), Some(seal)) = result else { panic!("a refusal") };
         (answer, seal)
     };
     let (first, _) = answer([2; 32]);
-    let sealed = asking.answered(&first, &ends).unwrap().unwrap();
+    let sealed = connector_credentials.verify_answer(&first, &ends).unwrap().unwrap();
     let sealed = [&sealed.seal(b"hello")[..], b"hello"].concat();
     // The same greeting and the same queue pairs, with another nonce of the listener.
     let (_, seal) = answer([3; 32]);
     assert_eq!(seal.open(&sealed), Err(Flaw::KeyWrong));
     // The listener's answer, replayed to a connector with another nonce.
-    let again = Introduction::new(Some(&key), [4; 32]).answered(&first, &ends);
-    assert!(matches!(again, Err(Flaw::KeyWrong)));
+    let replayed = Credentials::new(Some(&key), [4; 32]).verify_answer(&first, &ends);
+    assert!(matches!(replayed, Err(Flaw::KeyWrong)));
 }

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 
 use super::redial::{Action, PAUSE, Redial};
 use super::{Paths, resolver};
-use crate::bootstrap::{AcceptFd, Dial, Listening, Served, not_watched};
+use crate::bootstrap::{AcceptFd, Dial, Listening, ServeResult, not_watched};
 use crate::driver::{Driver, Lane};
 
 /// Maximum number of dials that began less than [`NEW_DIAL_TIME`] ago.
@@ -79,13 +79,13 @@ impl Drop for RedialHandle {
 /// Returns an error if the thread cannot be started.
 pub(super) fn redial(
     driver: Weak<Driver>,
-    generation: u32,
+    redial_count: u32,
     paths: Paths,
     timeout: Duration,
 ) -> io::Result<RedialHandle> {
     let redial = Redial::new(paths, Deadline::new(timeout));
     let side = Side::Connector(Box::new(Connector { redial, attempt: Attempt::None }));
-    insert(Broken { driver, generation, side, timer: None })
+    insert(Broken { driver, redial_count, side, timer: None })
 }
 
 /// Serves a listener until the peer has reconnected, or ends the connection when the time limit expires. Never blocks.
@@ -95,12 +95,12 @@ pub(super) fn redial(
 /// Returns an error if the thread cannot be started.
 pub(super) fn await_redial(
     driver: Weak<Driver>,
-    generation: u32,
+    redial_count: u32,
     listening: Weak<Listening>,
     timeout: Duration,
 ) -> io::Result<RedialHandle> {
     let side = Side::Listener { listening, deadline: Deadline::new(timeout) };
-    insert(Broken { driver, generation, side, timer: None })
+    insert(Broken { driver, redial_count, side, timer: None })
 }
 
 fn insert(broken: Broken) -> io::Result<RedialHandle> {
@@ -145,7 +145,7 @@ impl Inbox {
 /// A broken connection.
 struct Broken {
     driver: Weak<Driver>,
-    generation: u32,
+    redial_count: u32,
     side: Side,
     timer: Option<Instant>,
 }
@@ -182,7 +182,7 @@ struct Server {
     timer: Option<Instant>,
 }
 
-/// What follows from a step of a connection.
+/// The result of a step of a connection.
 enum Next {
     /// Step again at this time, or when the dial's descriptor is readable.
     Wait(Option<Instant>),
@@ -194,7 +194,7 @@ struct Redialer {
     watch: Watch,
     wake: UnixStream,
     connections: HashMap<u64, Broken>,
-    /// The connection and the generation of the current step, which is not among the others meanwhile.
+    /// The connection of the current step, which is not in `connections` meanwhile, and its redial count.
     stepping: Option<(Weak<Driver>, u32)>,
     servers: HashMap<u64, Server>,
     /// The times of connections and servers. One that differs from their current time has been replaced.
@@ -306,15 +306,15 @@ impl Redialer {
             return self.serve(token, now);
         }
         let Some(mut broken) = self.connections.remove(&token) else { return };
-        self.stepping = Some((Weak::clone(&broken.driver), broken.generation));
+        self.stepping = Some((Weak::clone(&broken.driver), broken.redial_count));
         let next = match &mut broken.side {
             Side::Connector(connector) => {
-                self.step_connector(token, &broken.driver, broken.generation, connector, now)
+                self.step_connector(token, &broken.driver, broken.redial_count, connector, now)
             }
             Side::Listener { deadline, .. } => {
                 if deadline.left_at(now).is_zero() {
                     let reason = format!("the peer did not reconnect within {:?}", deadline.timeout);
-                    give_up(&broken.driver, broken.generation, &reason);
+                    give_up(&broken.driver, broken.redial_count, &reason);
                     Next::Finished
                 } else {
                     Next::Wait(Some(deadline.at()))
@@ -336,7 +336,7 @@ impl Redialer {
         &mut self,
         token: u64,
         driver: &Weak<Driver>,
-        generation: u32,
+        redial_count: u32,
         connector: &mut Connector,
         now: Instant,
     ) -> Next {
@@ -349,7 +349,7 @@ impl Redialer {
                             *new_until = None;
                             self.new_dials -= 1;
                         }
-                        let due = now.checked_add(dial.left(now));
+                        let due = now.checked_add(dial.time_left(now));
                         return Next::Wait(due.into_iter().chain(*new_until).min());
                     }
                     Ok(Some(_)) => return Next::Finished,
@@ -383,7 +383,7 @@ impl Redialer {
                 }
                 Action::WaitUntil(when) => return Next::Wait(Some(when)),
                 Action::GiveUp(reason) => {
-                    give_up(driver, generation, &reason);
+                    give_up(driver, redial_count, &reason);
                     return Next::Finished;
                 }
             }
@@ -470,7 +470,7 @@ impl Redialer {
         let Some(mut server) = self.servers.remove(&token) else { return };
         let served = server.listening.upgrade().map(|listening| listening.serve(now));
         let timer = match served {
-            Some(Served::Wait(accept_fd, left)) => {
+            Some(ServeResult::Wait(accept_fd, left)) => {
                 if server.accept_fd.as_ref().is_none_or(|watched| !Arc::ptr_eq(watched, &accept_fd)) {
                     self.unwatch(&mut server);
                     match self.watch.add_as(accept_fd.as_fd(), Interest::Read, token) {
@@ -483,7 +483,7 @@ impl Redialer {
                 now.checked_add(left.max(MIN_TIMER))
             }
             // The call that accepts may return, and a stopped listener may be started again.
-            Some(Served::Elsewhere) => {
+            Some(ServeResult::Skipped) => {
                 self.unwatch(&mut server);
                 Some(now + PAUSE)
             }
@@ -518,16 +518,16 @@ impl Drop for Redialer {
                 Request::Cancel(_) | Request::Resolved(..) | Request::Destroy(_) => None,
             });
             let broken = self.connections.drain().map(|(_, broken)| broken).chain(inserted);
-            let broken = broken.map(|broken| (broken.driver, broken.generation));
-            for (driver, generation) in broken.chain(self.stepping.take()) {
-                give_up(&driver, generation, "the reconnecting thread has panicked");
+            let broken = broken.map(|broken| (broken.driver, broken.redial_count));
+            for (driver, redial_count) in broken.chain(self.stepping.take()) {
+                give_up(&driver, redial_count, "the reconnecting thread has panicked");
             }
         }
     }
 }
 
-fn give_up(driver: &Weak<Driver>, generation: u32, reason: &str) {
+fn give_up(driver: &Weak<Driver>, redial_count: u32, reason: &str) {
     if let Some(driver) = driver.upgrade() {
-        driver.give_up_after(generation, reason);
+        driver.give_up_after(redial_count, reason);
     }
 }

@@ -1,4 +1,4 @@
-//! Broken connections and the redialer: many at once, unreachable and silent listeners, strangers.
+//! Broken connections and the redialer: many at once, unreachable and silent listeners, and other peers.
 
 #[cfg(feature = "tokio")]
 mod many;
@@ -20,7 +20,7 @@ use crate::Options;
 use crate::blocking::{Connection, Connector, Listener};
 
 /// Held by tests that open hundreds of descriptors, so that they do not exceed the usual limit of 1,024 together.
-static TURN: Mutex<()> = Mutex::new(());
+static DESCRIPTOR_LOCK: Mutex<()> = Mutex::new(());
 /// The time limit of reconnecting, which no test reaches.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -54,7 +54,7 @@ fn connected(alternates: &[SocketAddr]) -> (Listener, Connection, Connection) {
 
 /// Breaks both sides' lanes, and exchanges messages after that; returns the time that took.
 fn break_and_exchange(left: &Connection, right: &Connection) -> Duration {
-    let (start, generation) = (Instant::now(), left.driver().generation());
+    let (start, lane_number) = (Instant::now(), left.driver().lane_number());
     left.driver().fail_lane();
     right.driver().fail_lane();
     scope(|scope| {
@@ -65,7 +65,7 @@ fn break_and_exchange(left: &Connection, right: &Connection) -> Duration {
         left.send(b"ping").unwrap();
         assert_eq!(&left.recv().unwrap().unwrap()[..], b"pong");
     });
-    assert!(left.driver().generation() > generation, "the connection has another lane");
+    assert!(left.driver().lane_number() > lane_number, "the connection has another lane");
     start.elapsed()
 }
 
@@ -78,7 +78,7 @@ fn redial(peer: SocketAddr) -> RedialHandle {
 
 #[test]
 fn a_connection_resumes_while_200_others_dial_an_unreachable_peer() {
-    let _turn = TURN.lock();
+    let _lock = DESCRIPTOR_LOCK.lock();
     // The kernel accepts the first dials, which then wait for an answer, and drops the packets of the others.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let (_listener, left, right) = connected(&[]);
@@ -98,29 +98,29 @@ fn a_listener_that_accepts_and_never_answers_does_not_keep_other_paths_from_bein
 }
 
 #[test]
-fn strangers_with_unfinished_handshakes_do_not_keep_a_peer_from_reconnecting() {
-    let _turn = TURN.lock();
+fn unfinished_handshakes_of_other_peers_do_not_keep_a_peer_from_reconnecting() {
+    let _lock = DESCRIPTOR_LOCK.lock();
     let (listener, left, right) = connected(&[]);
     // More than a listener has places for; most of them send a part of a greeting.
-    let stranger = |number: usize| {
+    let connect_other_peer = |number: usize| {
         let timeout = Duration::from_secs(1);
         let mut stream = TcpStream::connect_timeout(&listener.local_addr(), timeout).ok()?;
         stream.write_all(&b"adverb\r\n"[..number % 9]).ok()?;
         Some(stream)
     };
-    let over = AtomicBool::new(false);
+    let is_over = AtomicBool::new(false);
     scope(|scope| {
-        let strangers = scope.spawn(|| {
-            let mut strangers = Vec::new();
+        let other_peers = scope.spawn(|| {
+            let mut other_peers = Vec::new();
             // Their connections wait in the kernel's queue until the redialer serves the listener.
-            while strangers.len() < 260 && !over.load(Ordering::Relaxed) {
-                strangers.extend(stranger(strangers.len()));
+            while other_peers.len() < 260 && !is_over.load(Ordering::Relaxed) {
+                other_peers.extend(connect_other_peer(other_peers.len()));
             }
-            strangers
+            other_peers
         });
         println!("resumed after {:?}", break_and_exchange(&left, &right));
-        over.store(true, Ordering::Relaxed);
-        strangers.join().unwrap();
+        is_over.store(true, Ordering::Relaxed);
+        other_peers.join().unwrap();
     });
 }
 

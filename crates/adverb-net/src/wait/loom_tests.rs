@@ -183,7 +183,7 @@ impl Connection {
         let mut waiting = ManuallyDrop::new(WaitingCaller::new(self, CallerKind::Thread));
         let mut guard = self.lock();
         loop {
-            let block = match waiting.advance(&mut guard, |guard| guard.state.take(kind)) {
+            let block = match waiting.advance(&mut guard, |guard| guard.state.take_message(kind)) {
                 Ok(received) => return received == Ok(true),
                 Err(block) => block,
             };
@@ -229,7 +229,7 @@ impl Connection {
         loop {
             self.tasks.lock().unwrap().has_waker[task] = false;
             let mut guard = self.lock();
-            let block = match waiting.advance(&mut guard, |guard| guard.state.take(kind)) {
+            let block = match waiting.advance(&mut guard, |guard| guard.state.take_message(kind)) {
                 Ok(received) => return Some(received == Ok(true)),
                 Err(block) => block,
             };
@@ -273,7 +273,7 @@ impl Connection {
     }
 
     /// Polls as a caller does that doesn't wait.
-    fn poll_for_itself(&self) {
+    fn poll_without_waiting(&self) {
         let mut guard = self.lock();
         if guard.state.waiters.may_poll() {
             guard.poll();
@@ -284,11 +284,11 @@ impl Connection {
     fn begin_recv(&self, kind: usize) -> bool {
         let mut waiting = WaitingCaller::new(self, CallerKind::Thread);
         let mut guard = self.lock();
-        waiting.advance(&mut guard, |guard| guard.state.take(kind)) == Ok(Ok(true))
+        waiting.advance(&mut guard, |guard| guard.state.take_message(kind)) == Ok(Ok(true))
     }
 
     /// Receives a hello, as a message of the first kind. Only the events of the lane lead to the next poll.
-    fn shake_hands(&self) {
+    fn recv_hello(&self) {
         let mut waiting = ManuallyDrop::new(WaitingCaller::new(self, CallerKind::Handshake));
         loop {
             let mut guard = self.lock();
@@ -296,7 +296,7 @@ impl Connection {
             if std::mem::take(&mut self.device.lock().unwrap().queues[lane].has_event) {
                 waiting.event_taken(&mut guard);
             }
-            if waiting.advance(&mut guard, |guard| guard.state.take(0)) == Ok(Ok(true)) {
+            if waiting.advance(&mut guard, |guard| guard.state.take_message(0)) == Ok(Ok(true)) {
                 guard.state.is_handshake = false;
                 return guard.change();
             }
@@ -317,7 +317,7 @@ impl Connection {
 }
 
 impl State {
-    fn take(&mut self, kind: usize) -> Result<Option<bool>, ()> {
+    fn take_message(&mut self, kind: usize) -> Result<Option<bool>, ()> {
         if self.messages[kind] > 0 {
             self.messages[kind] -= 1;
             return Ok(Some(true));
@@ -366,7 +366,7 @@ fn each_of_two_callers_receives_its_message(fault: Option<Fault>) {
         let other = spawn(&connection, |connection| assert!(connection.recv(1)));
         let device = spawn(&connection, |connection| {
             connection.complete(0, 0);
-            connection.poll_for_itself();
+            connection.poll_without_waiting();
             connection.complete(0, 1);
         });
         assert!(connection.recv(0));
@@ -450,7 +450,7 @@ fn a_closed_connection_wakes_all_threads() {
 
 /// A caller that doesn't wait processes what another one waits for.
 #[test]
-fn a_caller_that_polls_for_itself_notifies_the_others() {
+fn a_caller_that_polls_without_waiting_notifies_the_others() {
     for recv in [(|connection| assert!(connection.recv(0))) as fn(&Connection), |connection| {
         assert!(connection.recv_as_task(0, 0))
     }] {
@@ -459,7 +459,7 @@ fn a_caller_that_polls_for_itself_notifies_the_others() {
             let other = spawn(&connection, recv);
             let poller = spawn(&connection, |connection| {
                 connection.complete(0, 0);
-                connection.poll_for_itself();
+                connection.poll_without_waiting();
             });
             other.join().unwrap();
             poller.join().unwrap();
@@ -495,7 +495,7 @@ fn each_of_two_tasks_receives_its_message(fault: Option<Fault>) {
         let other = spawn(&connection, |connection| assert!(connection.recv_as_task(1, 1)));
         let device = spawn(&connection, |connection| {
             connection.complete(0, 0);
-            connection.poll_for_itself();
+            connection.poll_without_waiting();
             connection.complete(0, 1);
         });
         assert!(connection.recv_as_task(0, 0));
@@ -511,8 +511,8 @@ fn a_task_that_takes_an_event_notifies_the_others() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_task_that_takes_an_event_silently_is_found() {
-    each_of_two_tasks_receives_its_message(Some(Fault::EventTakenSilently));
+fn a_task_that_takes_an_event_without_a_notification_is_found() {
+    each_of_two_tasks_receives_its_message(Some(Fault::EventTakenWithoutNotify));
 }
 
 /// A task is polled once, and then dropped, or neither polled again nor dropped. The other one receives the message.
@@ -562,8 +562,8 @@ fn a_task_notices_another_lane() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_task_that_takes_another_lane_for_armed_is_found() {
-    a_message_for_a_task_arrives_on_another_lane(Some(Fault::NewLaneTakenForArmed));
+fn a_task_that_assumes_that_a_new_lane_is_armed_is_found() {
+    a_message_for_a_task_arrives_on_another_lane(Some(Fault::NewLaneAssumedArmed));
 }
 
 #[test]
@@ -592,7 +592,7 @@ fn a_caller_waits_until_the_handshake_is_finished() {
                 connection.complete(0, 0);
                 connection.complete(0, 1);
             });
-            connection.shake_hands();
+            connection.recv_hello();
             caller.join().unwrap();
             peer.join().unwrap();
         });

@@ -242,7 +242,7 @@ impl Waiters {
             return Notify::None;
         }
         self.set_role(caller, Role::Outside);
-        if self.has_fault(Fault::EventTakenSilently) {
+        if self.has_fault(Fault::EventTakenWithoutNotify) {
             return Notify::None;
         }
         // The caller may leave without another poll, and tasks sleep only while the queue is armed.
@@ -258,7 +258,7 @@ impl Waiters {
     /// Records that the connection has another lane, with a completion queue that is not armed. That is a
     /// [change](Waiters::changed).
     pub(crate) fn replace_lane(&mut self) {
-        if !self.has_fault(Fault::NewLaneTakenForArmed) {
+        if !self.has_fault(Fault::NewLaneAssumedArmed) {
             self.arming = Arming::Disarmed;
         }
     }
@@ -291,9 +291,9 @@ pub(crate) enum Fault {
     /// A leaving thread notifies no follower.
     NoHandover,
     /// The completion queue of a new lane is taken for armed if that of the old lane was.
-    NewLaneTakenForArmed,
+    NewLaneAssumedArmed,
     /// A task that takes an event doesn't notify the others.
-    EventTakenSilently,
+    EventTakenWithoutNotify,
 }
 
 /// A locked connection, as far as the wait protocol needs it.
@@ -453,15 +453,15 @@ mod tests {
     #[test]
     fn unsuccessful_spins_become_rare_and_are_tried_again() {
         let mut spin = AdaptiveSpin::default();
-        let mut spins_in_vain = || {
+        let mut wait_unsuccessfully = || {
             let spins = !spin.begin().is_zero();
             if spins {
                 spin.end(false);
             }
             spins
         };
-        assert_eq!([(); 6].map(|()| spins_in_vain()), [true, false, true, false, false, false]);
-        let spins = (0..1000).filter(|_| spins_in_vain()).count();
+        assert_eq!([(); 6].map(|()| wait_unsuccessfully()), [true, false, true, false, false, false]);
+        let spins = (0..1000).filter(|_| wait_unsuccessfully()).count();
         assert!((10..20).contains(&spins), "{spins} of 1000 waits");
         // After a success, every wait spins.
         while spin.begin().is_zero() {}

@@ -36,19 +36,19 @@ fn options() -> Options {
 }
 
 /// Returns options for connections that reconnect, one for each bootstrap.
-fn ways() -> [Options; 2] {
+fn options_per_bootstrap() -> [Options; 2] {
     [Bootstrap::Tcp, Bootstrap::ConnectionManager].map(|bootstrap| options().bootstrap(bootstrap))
 }
 
 /// Returns the address of the device, which is that of its connection manager, with any port.
-fn anywhere(options: &Options) -> SocketAddr {
+fn any_port(options: &Options) -> SocketAddr {
     let device = options.device.as_ref().unwrap();
     SocketAddr::new(device.gid_for(1, None).unwrap().gid.ip(), 0)
 }
 
 /// Returns a listener, a connection of a connector, and the accepted one.
 fn connected(options: [&Options; 2]) -> (Listener, Connection, Connection) {
-    let listener = Listener::bind_with(anywhere(options[1]), options[1]).unwrap();
+    let listener = Listener::bind_with(any_port(options[1]), options[1]).unwrap();
     let connector = Connector::new().options(options[0]);
     let (left, right) = scope(|scope| {
         let left = scope.spawn(|| connector.connect(listener.local_addr()).unwrap());
@@ -91,29 +91,29 @@ fn len(number: usize) -> usize {
 }
 
 /// The number of reconnects after which a test ends.
-const ENOUGH: u32 = 6;
+const TARGET_RECONNECTS: u32 = 6;
 
-/// Calls `break_some` until a connection has reconnected often enough. Returns whether it has, within a minute.
-fn fail_repeatedly(driver: &Driver, mut break_some: impl FnMut(u32)) -> bool {
+/// Calls `break_lanes` until a connection has reconnected often enough. Returns whether it has, within a minute.
+fn fail_repeatedly(driver: &Driver, mut break_lanes: impl FnMut(u32)) -> bool {
     let (start, mut round, mut count) = (Instant::now(), 0, 0);
-    while count < ENOUGH && start.elapsed() < Duration::from_secs(60) {
-        break_some(round);
+    while count < TARGET_RECONNECTS && start.elapsed() < Duration::from_secs(60) {
+        break_lanes(round);
         round += 1;
         sleep(Duration::from_millis(20 + u64::from(round % 7 * 10)));
         count = driver.lock().connection.lane();
     }
     println!("went on {count} times, after {round} breaks");
-    count >= ENOUGH
+    count >= TARGET_RECONNECTS
 }
 
 /// Sends messages in both directions until `fail_repeatedly` returns.
 fn exchange(left: &Connection, right: &Connection, fail_repeatedly: impl FnOnce() -> bool) {
-    let (over, done) = (&AtomicBool::new(false), &AtomicUsize::new(0));
+    let (is_over, done) = (&AtomicBool::new(false), &AtomicUsize::new(0));
     scope(|scope| {
         for (from, to) in [(left, right), (right, left)] {
             let sending = scope.spawn(move || {
                 let mut number = 0;
-                while !over.load(Ordering::Relaxed) {
+                while !is_over.load(Ordering::Relaxed) {
                     let bytes = bytes(number, len(number));
                     if number % 3 == 0 {
                         from.send_with_imm(&bytes, number as u32).unwrap();
@@ -142,16 +142,16 @@ fn exchange(left: &Connection, right: &Connection, fail_repeatedly: impl FnOnce(
                 }
             });
         }
-        let is_enough = fail_repeatedly();
-        over.store(true, Ordering::Relaxed);
-        assert!(is_enough);
+        let has_reconnected = fail_repeatedly();
+        is_over.store(true, Ordering::Relaxed);
+        assert!(has_reconnected);
     });
 }
 
 #[test]
 fn messages_are_neither_lost_nor_duplicated_when_lanes_fail() {
     let tiny = options().recv_ring_size(512).max_outstanding_writes(4);
-    for options in ways().iter().chain([&tiny]) {
+    for options in options_per_bootstrap().iter().chain([&tiny]) {
         with_pair([options, options], |left, right| {
             exchange(left, right, || {
                 fail_repeatedly(left.driver(), |round| {
@@ -168,24 +168,24 @@ fn messages_are_neither_lost_nor_duplicated_when_lanes_fail() {
 
 #[test]
 fn a_session_resumes_without_a_call_to_accept() {
-    for options in ways() {
+    for options in options_per_bootstrap() {
         let (listener, left, right) = connected([&options, &options]);
-        let patient = Connector::new().options(&options.clone().connect_timeout(Duration::from_secs(20)));
+        let connector = Connector::new().options(&options.clone().connect_timeout(Duration::from_secs(20)));
         scope(|scope| {
             let _stop = Stop(&listener);
-            let mut stranger = None;
+            let mut other_peer = None;
             exchange(&left, &right, || {
                 fail_repeatedly(left.driver(), |_| {
                     // Both sides detect their failed lanes at once.
                     break_lane(left.driver());
                     break_lane(right.driver());
                     // Another peer is accepted too, now or later.
-                    let connect = || patient.connect(listener.local_addr()).unwrap();
-                    stranger.get_or_insert_with(|| scope.spawn(connect));
+                    let connect = || connector.connect(listener.local_addr()).unwrap();
+                    other_peer.get_or_insert_with(|| scope.spawn(connect));
                 })
             });
-            let (host, stranger) = (listener.accept().unwrap(), stranger.unwrap().join().unwrap());
-            stranger.send(b"me too").unwrap();
+            let (host, other_peer) = (listener.accept().unwrap(), other_peer.unwrap().join().unwrap());
+            other_peer.send(b"me too").unwrap();
             assert_eq!(&host.recv().unwrap().unwrap()[..], b"me too");
         });
     }
@@ -208,7 +208,7 @@ fn a_listener_whose_lane_fails_resumes_when_the_peer_redials() {
 fn a_session_resumes_over_a_lane_with_a_shorter_ring() {
     const LEN: usize = 5_000;
     let (wide, narrow) = (options(), options().recv_ring_size(512).max_outstanding_writes(4));
-    let listeners = [&wide, &narrow].map(|options| Listener::bind_with(anywhere(options), options).unwrap());
+    let listeners = [&wide, &narrow].map(|options| Listener::bind_with(any_port(options), options).unwrap());
     let [first, second] = &listeners;
     let connector = Connector::new().options(&wide).alternate_addr(second.local_addr().to_string());
     let (left, right) = scope(|scope| {
@@ -313,18 +313,18 @@ async fn hardware_reports_the_end_of_the_peer_to_tasks_at_once() {
     if options.device.as_ref().unwrap().is_software() {
         return println!("skipped: nobody speaks for a software NIC whose program is gone");
     }
-    let listener = net::Listener::bind_with(anywhere(&options), &options).await.unwrap();
+    let listener = net::Listener::bind_with(any_port(&options), &options).await.unwrap();
     let connector = net::Connector::new().options(&options);
     let (left, right) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
     let (left, right) = (left.unwrap(), right.unwrap());
-    let last_words = async {
+    let send_and_drop = async {
         // The task is waiting by then. When it is woken, the message and the event have both arrived.
         tokio::time::sleep(Duration::from_millis(100)).await;
         right.send(b"the last").await.unwrap();
         drop(right);
         sleep(Duration::from_millis(500));
     };
-    let (message, ()) = tokio::join!(left.recv(), last_words);
+    let (message, ()) = tokio::join!(left.recv(), send_and_drop);
     assert_eq!(&message.unwrap().unwrap()[..], b"the last");
     let error = tokio::time::timeout(Duration::from_secs(20), left.recv()).await.unwrap().unwrap_err();
     assert!(matches!(error, Error::Disconnected { .. }), "{error}");
@@ -370,20 +370,20 @@ fn a_connection_whose_peer_forgot_the_session_ends() {
 fn a_session_does_not_resume_without_its_key() {
     let open = options();
     let keyed = options().key(&Key::new([7; 32]).unwrap());
-    let other = Listener::bind_with(anywhere(&open), &open).unwrap();
+    let other = Listener::bind_with(any_port(&open), &open).unwrap();
     with_pair([&keyed, &keyed], |left, right| {
         // A peer that observes the packets knows the number of the session.
         let session = SessionRequest::Forge(right.driver().session().unwrap());
-        let stranger = Options { session: Some(session), ..open.clone() };
+        let other_peer = Options { session: Some(session), ..open.clone() };
         scope(|scope| {
             scope.spawn(|| other.accept().map(drop));
             let deadline = Deadline::new(Duration::from_secs(5));
-            let error = connect_driver(other.local_addr(), &stranger, deadline).map(drop).unwrap_err();
+            let error = connect_driver(other.local_addr(), &other_peer, deadline).map(drop).unwrap_err();
             other.stop();
             assert!(error.to_string().contains("does not know the session"), "{error}");
         });
         // The lane of the connection has not failed.
-        assert_eq!(right.driver().generation(), 0);
+        assert_eq!(right.driver().lane_number(), 0);
         left.send(b"still here").unwrap();
         assert_eq!(&right.recv().unwrap().unwrap()[..], b"still here");
     });
@@ -441,12 +441,12 @@ fn another_peer_cannot_take_over_a_session_number() {
     with_pair([&options, &options], |left, right| {
         // A peer that has observed the number begins a session with it.
         let session = SessionRequest::Begin(right.driver().session().unwrap());
-        let stranger = Options { session: Some(session), ..options.clone() };
+        let other_peer = Options { session: Some(session), ..options.clone() };
         scope(|scope| {
             let accepting = scope.spawn(|| listener.accept().unwrap());
-            let made =
-                connect_driver(listener.local_addr(), &stranger, Deadline::new(Duration::from_secs(5)));
-            let (_stranger, _accepted) = (made.unwrap(), accepting.join().unwrap());
+            let connected =
+                connect_driver(listener.local_addr(), &other_peer, Deadline::new(Duration::from_secs(5)));
+            let (_other_peer, _accepted) = (connected.unwrap(), accepting.join().unwrap());
             assert!(break_lane(left.driver()));
             scope.spawn(|| right.send(right.recv().unwrap().unwrap()).unwrap());
             left.send(b"still ours").unwrap();
@@ -501,7 +501,7 @@ async fn sessions_of_tasks_resume() {
     use crate as net;
     use tokio::io::AsyncWriteExt;
     let options = options().reconnect(Duration::from_secs(3));
-    let listener = net::Listener::bind_with(anywhere(&options), &options).await.unwrap();
+    let listener = net::Listener::bind_with(any_port(&options), &options).await.unwrap();
     let connector = net::Connector::new().options(&options);
     let (left, right) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
     let (left, right) = (left.unwrap(), right.unwrap());
@@ -511,7 +511,7 @@ async fn sessions_of_tasks_resume() {
             right.send(right.recv().await.unwrap().unwrap()).await.unwrap();
         }
     };
-    let ask = async {
+    let send_and_check = async {
         for number in 0..COUNT {
             if number % 30 == 10 {
                 break_lane(left.driver());
@@ -525,7 +525,7 @@ async fn sessions_of_tasks_resume() {
         }
     };
     tokio::select! {
-        _ = async { tokio::join!(echo, ask) } => {}
+        _ = async { tokio::join!(echo, send_and_check) } => {}
         _ = listener.accept() => panic!("nobody else comes"),
     }
     // The end of a session wakes tasks too.

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{scope, sleep};
 use std::time::Duration;
 
-use super::{Driver, Stop, break_lane, connected, fail_repeatedly, options_without_reconnect, ways};
+use super::{
+    Driver, Stop, break_lane, connected, fail_repeatedly, options_per_bootstrap, options_without_reconnect,
+};
 
 /// Returns the byte at this offset of the stream.
 fn byte(at: usize) -> u8 {
@@ -25,8 +27,8 @@ fn check(at: usize, bytes: &[u8]) {
 }
 
 /// Breaks the lane of one side, of the other, or of both.
-fn break_by_turns(links: &[Arc<Driver>; 2], round: u32) {
-    for (side, driver) in links.iter().enumerate() {
+fn break_by_turns(drivers: &[Arc<Driver>; 2], round: u32) {
+    for (side, driver) in drivers.iter().enumerate() {
         if round % 3 != side as u32 {
             break_lane(driver);
         }
@@ -35,10 +37,10 @@ fn break_by_turns(links: &[Arc<Driver>; 2], round: u32) {
 
 #[test]
 fn streams_of_threads_lose_and_duplicate_no_byte() {
-    for options in ways() {
+    for options in options_per_bootstrap() {
         let (listener, left, right) = connected([&options, &options]);
-        let links = [&left, &right].map(|connection| Arc::clone(connection.driver()));
-        let (over, done, bytes) = (&AtomicBool::new(false), &AtomicUsize::new(0), &AtomicUsize::new(0));
+        let drivers = [&left, &right].map(|connection| Arc::clone(connection.driver()));
+        let (is_over, done, bytes) = (&AtomicBool::new(false), &AtomicUsize::new(0), &AtomicUsize::new(0));
         scope(|scope| {
             scope.spawn(|| listener.accept().map(drop));
             let _stop = Stop(&listener);
@@ -46,7 +48,7 @@ fn streams_of_threads_lose_and_duplicate_no_byte() {
                 let (mut reader, mut writer) = connection.into_stream().into_split();
                 let writing = scope.spawn(move || {
                     let (mut number, mut at) = (0, 0);
-                    while !over.load(Ordering::Relaxed) {
+                    while !is_over.load(Ordering::Relaxed) {
                         let piece = piece(number, at);
                         writer.write_all(&piece).unwrap();
                         (number, at) = (number + 1, at + piece.len());
@@ -74,9 +76,9 @@ fn streams_of_threads_lose_and_duplicate_no_byte() {
                 });
                 (writing, reading)
             });
-            let is_enough = fail_repeatedly(&links[0], |round| break_by_turns(&links, round));
-            over.store(true, Ordering::Relaxed);
-            assert!(is_enough);
+            let has_reconnected = fail_repeatedly(&drivers[0], |round| break_by_turns(&drivers, round));
+            is_over.store(true, Ordering::Relaxed);
+            assert!(has_reconnected);
             let read: usize = sides
                 .into_iter()
                 .map(|(writing, reading)| {
@@ -124,11 +126,11 @@ async fn streams_of_tasks_lose_and_duplicate_no_byte() {
     use crate::{Connector, Listener, Stream};
 
     /// Returns the number of bytes that were written, and of those that were read.
-    async fn write_and_read(stream: Stream, over: &AtomicBool, done: &AtomicUsize) -> (usize, usize) {
+    async fn write_and_read(stream: Stream, is_over: &AtomicBool, done: &AtomicUsize) -> (usize, usize) {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let writing = async {
             let (mut number, mut at) = (0, 0);
-            while !over.load(Ordering::Relaxed) {
+            while !is_over.load(Ordering::Relaxed) {
                 let piece = piece(number, at);
                 writer.write_all(&piece).await.unwrap();
                 (number, at) = (number + 1, at + piece.len());
@@ -157,23 +159,23 @@ async fn streams_of_tasks_lose_and_duplicate_no_byte() {
         tokio::join!(writing, reading)
     }
 
-    for options in ways() {
-        let listener = Listener::bind_with(super::anywhere(&options), &options).await.unwrap();
+    for options in options_per_bootstrap() {
+        let listener = Listener::bind_with(super::any_port(&options), &options).await.unwrap();
         let connector = Connector::new().options(&options);
         let (left, right) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
         let (left, right) = (left.unwrap(), right.unwrap());
-        let links = [&left, &right].map(|connection| Arc::clone(connection.driver()));
-        let over = Arc::new(AtomicBool::new(false));
+        let drivers = [&left, &right].map(|connection| Arc::clone(connection.driver()));
+        let is_over = Arc::new(AtomicBool::new(false));
         let failing = {
-            let over = Arc::clone(&over);
+            let is_over = Arc::clone(&is_over);
             std::thread::spawn(move || {
-                let is_enough = fail_repeatedly(&links[0], |round| break_by_turns(&links, round));
-                over.store(true, Ordering::Relaxed);
-                is_enough
+                let has_reconnected = fail_repeatedly(&drivers[0], |round| break_by_turns(&drivers, round));
+                is_over.store(true, Ordering::Relaxed);
+                has_reconnected
             })
         };
         let done = AtomicUsize::new(0);
-        let [left, right] = [left, right].map(|side| write_and_read(side.into_stream(), &over, &done));
+        let [left, right] = [left, right].map(|side| write_and_read(side.into_stream(), &is_over, &done));
         let ((left_wrote, left_read), (right_wrote, right_read)) = tokio::select! {
             counts = async { tokio::join!(left, right) } => counts,
             _ = listener.accept() => panic!("nobody else comes"),

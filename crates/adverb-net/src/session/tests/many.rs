@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{RECONNECT_TIMEOUT, TURN, devices, options};
+use super::{DESCRIPTOR_LOCK, RECONNECT_TIMEOUT, devices, options};
 use crate::driver::Driver;
 
 /// The short form of `cargo xtask redial`, which sets the number of connections.
 #[test]
 fn connections_that_break_at_once_all_resume() {
-    let _turn = TURN.lock();
+    let _lock = DESCRIPTOR_LOCK.lock();
     let count = std::env::var("ADVERB_CONNECTIONS").map_or(50, |count| count.parse().unwrap());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(break_many(count));
@@ -52,7 +52,7 @@ async fn break_many(count: usize) {
         clients.push(exchange.await.unwrap());
     }
     let resumed = start.elapsed();
-    let lanes = drivers.iter().filter(|driver| driver.generation() > 0).count();
+    let lanes = drivers.iter().filter(|driver| driver.lane_number() > 0).count();
     println!("{count} connections: all lanes broken after {broken:?}, all resumed after {resumed:?}");
     let (peak, redialers) = sampler.stop();
     println!("threads: {before} before, at most {peak} during, {} after", threads().len());

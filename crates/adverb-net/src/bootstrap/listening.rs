@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use super::devices::ServedDevices;
 use super::log::FailureLog;
-use super::{Handshake, not_bound, not_watched, verb};
+use super::{Handshake, not_bound, not_watched, verb_error};
 use crate::driver::{Driver, Established, LaneParts};
 use crate::{Bootstrap, Options};
 
@@ -23,7 +23,7 @@ pub(crate) struct Listening {
     address: SocketAddr,
     options: Options,
     devices: Arc<ServedDevices>,
-    arrivals: Mutex<Option<Arrivals>>,
+    acceptor: Mutex<Option<Acceptor>>,
     /// The number of calls that wait for a connection.
     accepting: AtomicUsize,
 }
@@ -45,11 +45,11 @@ pub(crate) enum Accepted {
 }
 
 /// The result of [`Listening::serve`].
-pub(crate) enum Served {
+pub(crate) enum ServeResult {
     /// Serve again when the descriptor is readable, or after this time.
     Wait(Arc<AcceptFd>, Duration),
     /// A call that accepts drives the handshakes, or the listener is stopped, or its queue is full.
-    Elsewhere,
+    Skipped,
 }
 
 /// A descriptor that is readable when a handshake can make progress, or the listener was stopped.
@@ -66,7 +66,7 @@ impl AsFd for AcceptFd {
 }
 
 /// The sockets of a listener, and the pending handshakes. Handshakes do not delay each other.
-struct Arrivals {
+struct Acceptor {
     devices: Arc<ServedDevices>,
     tcp: Option<TcpListener>,
     manager: Option<cm::Listener>,
@@ -78,7 +78,7 @@ struct Arrivals {
     /// Connections that no call has accepted yet.
     connected: VecDeque<Arc<Driver>>,
     /// Whether the sockets are watched for further peers.
-    accept_interest: bool,
+    has_accept_interest: bool,
     log: FailureLog,
     accept_fd: Arc<AcceptFd>,
     /// Dropping it makes the descriptor readable.
@@ -112,10 +112,10 @@ impl Listening {
         let devices = Arc::new(ServedDevices::open(address.ip(), &options)?);
         let mut attempt = 0;
         loop {
-            match Arrivals::open(address, &options, &devices) {
-                Ok((arrivals, address)) => {
-                    let (arrivals, accepting) = (Mutex::new(Some(arrivals)), AtomicUsize::new(0));
-                    return Ok(Listening { address, options, devices, arrivals, accepting });
+            match Acceptor::open(address, &options, &devices) {
+                Ok((acceptor, address)) => {
+                    let (acceptor, accepting) = (Mutex::new(Some(acceptor)), AtomicUsize::new(0));
+                    return Ok(Listening { address, options, devices, acceptor, accepting });
                 }
                 Err(error) if address.port() != 0 || attempt == PORT_ATTEMPTS || !is_in_use(&error) => {
                     return Err(error);
@@ -137,21 +137,23 @@ impl Listening {
 
     /// Drives the handshakes on behalf of broken connections whose peers reconnect, unless a call that accepts drives them. Never
     /// blocks. New connections are queued for the next call that accepts.
-    pub(crate) fn serve(&self, now: Instant) -> Served {
+    pub(crate) fn serve(&self, now: Instant) -> ServeResult {
         // A call that holds the lock drives the handshakes.
-        let Some(mut arrivals) = self.arrivals.try_lock() else { return Served::Elsewhere };
-        let Some(arrivals) = &mut *arrivals else { return Served::Elsewhere };
+        let Some(mut acceptor) = self.acceptor.try_lock() else { return ServeResult::Skipped };
+        let Some(acceptor) = &mut *acceptor else { return ServeResult::Skipped };
         loop {
             // (A call that begins to accept after this check finds the queued connections.)
-            if self.accepting.load(Ordering::Relaxed) > 0 || arrivals.connected.len() >= MAX_PENDING {
-                return Served::Elsewhere;
+            if self.accepting.load(Ordering::Relaxed) > 0 || acceptor.connected.len() >= MAX_PENDING {
+                return ServeResult::Skipped;
             }
-            match arrivals.poll(&self.options, now) {
-                Ok(Some(driver)) => arrivals.connected.push_back(driver),
-                Ok(None) => return Served::Wait(Arc::clone(&arrivals.accept_fd), arrivals.left(now)),
+            match acceptor.poll(&self.options, now) {
+                Ok(Some(driver)) => acceptor.connected.push_back(driver),
+                Ok(None) => {
+                    return ServeResult::Wait(Arc::clone(&acceptor.accept_fd), acceptor.time_left(now));
+                }
                 Err(error) => {
                     tracing::debug!(%error, "could not accept a connection");
-                    return Served::Elsewhere;
+                    return ServeResult::Skipped;
                 }
             }
         }
@@ -164,27 +166,27 @@ impl Listening {
     /// Returns an error if the listener is stopped, or the system cannot accept another connection.
     pub(crate) fn poll(&self, _: &Accepting<'_>) -> Result<Accepted> {
         let now = Instant::now();
-        let mut arrivals = self.arrivals.lock();
-        let Some(arrivals) = &mut *arrivals else {
+        let mut acceptor = self.acceptor.lock();
+        let Some(acceptor) = &mut *acceptor else {
             let error = io::Error::other("the listener is stopped");
-            return Err(verb("accepting a connection", error, "call `start` to listen again"));
+            return Err(verb_error("accepting a connection", error, "call `start` to listen again"));
         };
-        let connected = arrivals.connected.pop_front();
-        match connected.map_or_else(|| arrivals.poll(&self.options, now), |driver| Ok(Some(driver)))? {
+        let connected = acceptor.connected.pop_front();
+        match connected.map_or_else(|| acceptor.poll(&self.options, now), |driver| Ok(Some(driver)))? {
             Some(driver) => Ok(Accepted::Connection(driver)),
-            None => Ok(Accepted::Wait(Arc::clone(&arrivals.accept_fd), arrivals.left(now))),
+            None => Ok(Accepted::Wait(Arc::clone(&acceptor.accept_fd), acceptor.time_left(now))),
         }
     }
 
     pub(crate) fn is_listening(&self) -> bool {
-        self.arrivals.lock().is_some()
+        self.acceptor.lock().is_some()
     }
 
     /// Listens again at the same address.
     pub(crate) fn start(&self) -> Result<()> {
-        let mut arrivals = self.arrivals.lock();
-        if arrivals.is_none() {
-            *arrivals = Some(Arrivals::open(self.address, &self.options, &self.devices)?.0);
+        let mut acceptor = self.acceptor.lock();
+        if acceptor.is_none() {
+            *acceptor = Some(Acceptor::open(self.address, &self.options, &self.devices)?.0);
         }
         Ok(())
     }
@@ -192,18 +194,18 @@ impl Listening {
     /// Stops listening. Calls that wait for a connection return an error.
     pub(crate) fn stop(&self) {
         // The handshakes are dropped without the lock, so that `is_listening` is not delayed.
-        let stopped = self.arrivals.lock().take();
+        let stopped = self.acceptor.lock().take();
         drop(stopped);
     }
 }
 
-impl Arrivals {
+impl Acceptor {
     /// Listens at an address: over TCP, or by the connection manager, or both at the same port.
     fn open(
         address: SocketAddr,
         options: &Options,
         devices: &Arc<ServedDevices>,
-    ) -> Result<(Arrivals, SocketAddr)> {
+    ) -> Result<(Acceptor, SocketAddr)> {
         let (watch, (reader, writer)) =
             (Watch::new().map_err(not_watched)?, io::pipe().map_err(not_watched)?);
         let (tcp, address) = match options.bootstrap {
@@ -231,7 +233,7 @@ impl Arrivals {
             .as_ref()
             .map_or(address, |manager| SocketAddr::new(address.ip(), manager.local_addr().port()));
         watch.add(reader.as_fd()).map_err(not_watched)?;
-        let mut arrivals = Arrivals {
+        let mut acceptor = Acceptor {
             devices: Arc::clone(devices),
             tcp,
             manager,
@@ -239,21 +241,21 @@ impl Arrivals {
             next_token: SOCKETS + 1,
             ready: VecDeque::new(),
             connected: VecDeque::new(),
-            accept_interest: false,
+            has_accept_interest: false,
             log: FailureLog::new(),
             accept_fd: Arc::new(AcceptFd { watch, _stop: reader }),
             _stop: writer,
         };
-        arrivals.set_accept_interest(true)?;
-        Ok((arrivals, address))
+        acceptor.set_accept_interest(true)?;
+        Ok((acceptor, address))
     }
 
     /// Watches the sockets for further peers, or leaves those in the kernel's queues.
     fn set_accept_interest(&mut self, enabled: bool) -> Result<()> {
-        if enabled == self.accept_interest {
+        if enabled == self.has_accept_interest {
             return Ok(());
         }
-        self.accept_interest = enabled;
+        self.has_accept_interest = enabled;
         let (tcp, manager) = (self.tcp.as_ref().map(AsFd::as_fd), self.manager.as_ref().map(AsFd::as_fd));
         let watch = &self.accept_fd.watch;
         let mut sockets = tcp.into_iter().chain(manager);
@@ -268,15 +270,17 @@ impl Arrivals {
     /// that resume are passed to the broken ones.
     fn poll(&mut self, options: &Options, now: Instant) -> Result<Option<Arc<Driver>>> {
         self.log.flush();
-        let is_short = self.accept_peers(options, now)?;
-        let is_full = is_short || self.pending.len() >= MAX_PENDING;
+        let has_shortage = self.accept_peers(options, now)?;
+        let is_full = has_shortage || self.pending.len() >= MAX_PENDING;
         self.find_ready(is_full, now)?;
         while let Some(token) = self.ready.pop_front() {
             // A handshake may be ready and due at the same time.
             let Some(handshake) = self.pending.get_mut(&token) else { continue };
             let polled = match handshake.poll(now) {
                 // Silent peers do not keep others out for long.
-                Ok(None) if is_full && handshake.silence(now) >= MAX_SILENCE => Err(handshake.too_slow(now)),
+                Ok(None) if is_full && handshake.silence(now) >= MAX_SILENCE => {
+                    Err(handshake.silence_error(now))
+                }
                 polled => polled,
             };
             match polled {
@@ -295,8 +299,8 @@ impl Arrivals {
             }
         }
         // The pending handshakes hold the resources that the system lacks.
-        let is_short = is_short && !self.pending.is_empty();
-        self.set_accept_interest(!is_short && self.pending.len() < MAX_PENDING)?;
+        let has_shortage = has_shortage && !self.pending.is_empty();
+        self.set_accept_interest(!has_shortage && self.pending.len() < MAX_PENDING)?;
         Ok(None)
     }
 
@@ -334,7 +338,7 @@ impl Arrivals {
         self.accept_fd.watch.wait(&mut ready, Some(Duration::ZERO)).map_err(not_watched)?;
         self.ready.extend(ready.into_iter().filter(|token| *token != SOCKETS));
         let is_due = |(_, handshake): &(&u64, &Handshake)| {
-            handshake.left(now).is_zero() || is_full && handshake.silence(now) >= MAX_SILENCE
+            handshake.time_left(now).is_zero() || is_full && handshake.silence(now) >= MAX_SILENCE
         };
         self.ready.extend(self.pending.iter().filter(is_due).map(|(token, _)| *token));
         Ok(())
@@ -351,7 +355,7 @@ impl Arrivals {
                 Err(error) if is_caused_by_peer(&error) => {}
                 Err(error) => {
                     let hint = "raise the limit of open files (`ulimit -n`)";
-                    return Err(verb("accepting a connection", error, hint));
+                    return Err(verb_error("accepting a connection", error, hint));
                 }
             }
         }
@@ -362,16 +366,16 @@ impl Arrivals {
     }
 
     /// Returns the time until the next deadline: of a pending handshake, or of the log.
-    fn left(&self, now: Instant) -> Duration {
+    fn time_left(&self, now: Instant) -> Duration {
         if !self.ready.is_empty() {
             return Duration::ZERO;
         }
-        let silence_left = |pending: &Handshake| match self.accept_interest {
+        let silence_left = |pending: &Handshake| match self.has_accept_interest {
             true => Duration::MAX,
             false => MAX_SILENCE.saturating_sub(pending.silence(now)),
         };
-        let left = |pending: &Handshake| pending.left(now).min(silence_left(pending));
-        self.pending.values().map(left).min().unwrap_or(Duration::MAX).min(self.log.left())
+        let left = |pending: &Handshake| pending.time_left(now).min(silence_left(pending));
+        self.pending.values().map(left).min().unwrap_or(Duration::MAX).min(self.log.time_left())
     }
 }
 
