@@ -1,5 +1,6 @@
 //! `adverb run`: runs an unmodified verbs program on the software NIC.
 
+mod program;
 mod summary;
 mod sysfs;
 
@@ -7,16 +8,15 @@ use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::net::IpAddr;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::SigSet;
 
 use crate::interrupt::Interrupt;
+use program::Program;
 use summary::Summary;
 use sysfs::Sysfs;
 
@@ -92,44 +92,30 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let libraries = libraries(args.libraries.as_deref())?;
     let sysfs = Sysfs::create(args.device).context("creating the device's sysfs directory failed")?;
-    let [program, arguments @ ..] = &args.program[..] else { bail!("no program is given") };
     if let Some(trace) = args.trace.as_deref().filter(|trace| trace.is_file()) {
         fs::remove_file(trace).with_context(|| format!("replacing {} failed", trace.display()))?;
     }
-    let mut command = Command::new(program);
-    command.args(arguments);
-    for (name, value) in variables(args, &libraries, &sysfs, |name| env::var_os(name))? {
-        command.env(name, value);
-    }
-    let mut child = command.spawn().with_context(|| format!("starting {} failed", program.display()))?;
-    // The program inherits blocked signals, so they are blocked after it has started.
+    let variables = variables(args, &libraries, &sysfs, |name| env::var_os(name))?;
+    let mask = SigSet::thread_get_mask()?;
     let interrupt = Interrupt::new()?;
-    let status = wait(&mut child, &interrupt)?;
+    let status = wait(&Program::start(&args.program, variables, &mask)?, &interrupt)?;
     if !args.quiet {
         let summary = Summary::read(sysfs.reports()).context("reading the processes' reports failed")?;
         eprint!("{}", summary.text(args.stat));
     }
-    Ok(ExitCode::from(code(status)))
+    Ok(ExitCode::from(status))
 }
 
-/// Waits for the program. If this command gets SIGINT or SIGTERM, it sends SIGTERM to the program.
-fn wait(child: &mut Child, interrupt: &Interrupt) -> Result<ExitStatus> {
+/// Waits for the program, and returns its exit status. If this command gets SIGINT or SIGTERM, it sends SIGTERM to the
+/// program.
+fn wait(program: &Program, interrupt: &Interrupt) -> Result<u8> {
     while !interrupt.is_requested() {
-        if let Some(status) = child.try_wait()? {
+        if let Some(status) = program.try_wait()? {
             return Ok(status);
         }
         interrupt.wait(Some(POLL_INTERVAL));
     }
-    let pid = Pid::from_raw(child.id().try_into()?);
-    // A terminal has sent its signal to the program already. If the program has ended, there is nothing to signal.
-    _ = kill(pid, Signal::SIGTERM);
-    Ok(child.wait()?)
-}
-
-/// Returns the exit status for that of the program.
-fn code(status: ExitStatus) -> u8 {
-    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
-    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+    program.terminate()
 }
 
 /// Returns the environment variables of the program.
@@ -268,11 +254,5 @@ mod tests {
         assert!(delay("-1").is_err() && delay("1 s").is_err() && delay("10001").is_err());
         assert!(Cli::try_parse_from(["run", "--quiet", "--stat", "x"]).is_err());
         assert!(Cli::try_parse_from(["run"]).is_err());
-    }
-
-    #[test]
-    fn exit_status_of_a_signal_is_that_of_shells() {
-        assert_eq!(code(ExitStatus::from_raw(9)), 137);
-        assert_eq!(code(ExitStatus::from_raw(3 << 8)), 3);
     }
 }
