@@ -355,5 +355,6 @@ fn the_kernel_delivers_each_packet_to_its_process_while_others_join_and_leave() 
         is_ending.store(true, Ordering::Relaxed);
         assert_eq!(lost, None);
     });
-    assert_eq!(passed_on.into_inner() + first.link.lock().statistics().passed_on, 0);
+    let passed_on = passed_on.load(Ordering::Relaxed);
+    assert_eq!(passed_on + first.link.lock().statistics().passed_on, 0);
 }

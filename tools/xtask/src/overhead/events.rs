@@ -60,8 +60,8 @@ fn without_sink() -> Result<()> {
     println!(
         "engine, 8-byte WRITE: {usual:.1} instructions with event code and no sink, {without:.1} without event code"
     );
-    // The tolerance allows for different code placement by the linker.
-    if (usual - without).abs() > without / 1000.0 {
+    // The tolerance allows for different inlining. It may also make the build with event code the shorter one.
+    if usual > without * 1.001 {
         bail!("event code costs instructions when there is no sink");
     }
     Ok(())
