@@ -167,7 +167,9 @@ impl Driver {
             MutexGuard::unlocked(core, || self.tasks.wake_all());
         }
         #[cfg(not(feature = "tokio"))]
-        let _ = core;
+        {
+            _ = core;
+        }
     }
 }
 

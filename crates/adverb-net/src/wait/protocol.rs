@@ -72,7 +72,6 @@ pub(crate) enum CallerKind {
     /// It blocks in system calls, so only one thread may wait for events.
     Thread,
     /// It leaves a waker.
-    #[cfg_attr(not(any(test, feature = "tokio")), expect(dead_code, reason = "tasks need tokio"))]
     Task,
     /// It leaves nothing, and is polled again when there is an event.
     Handshake,
