@@ -2,6 +2,7 @@
 
 #![cfg(feature = "soft")]
 
+use std::io::Write;
 use std::thread::{scope, spawn};
 use std::time::{Duration, Instant};
 
@@ -175,5 +176,20 @@ mod tasks {
             connected.unwrap();
             accepting.join().unwrap().unwrap();
         }
+    }
+}
+
+#[test]
+fn connect_succeeds_if_the_listener_writes_and_closes_at_once() {
+    let [connector, listener] = options(1, 0);
+    for _ in 0..100 {
+        let listener = Listener::bind_with("127.0.0.1:0", &listener).unwrap();
+        let address = listener.local_addr();
+        scope(|scope| {
+            scope.spawn(|| listener.accept().unwrap().into_stream().write_all(b"bytes").unwrap());
+            // One poll may return the listener's hello, its bytes and its close.
+            let connection = Connector::new().options(&connector).connect(address).unwrap();
+            assert_eq!(std::io::read_to_string(connection.into_stream()).unwrap(), "bytes");
+        });
     }
 }

@@ -254,6 +254,10 @@ fn is_established(driver: &Driver, core: &mut Core, lane: &Arc<Lane>) -> Result<
             (false, None) => Err(driver.disconnected("the peer reconnected over another path", "")),
         };
     }
+    // One poll may return the peer's hello, its messages and its close.
+    if core.is_lane_established {
+        return Ok(Some(true));
+    }
     match (core.connection.phase(), reason) {
         (PhaseKind::Established, _) => Ok(Some(true)),
         (PhaseKind::Handshake | PhaseKind::Draining, _) => Ok(None),

@@ -73,6 +73,8 @@ pub(crate) struct Core {
     /// The current lane, or the last one.
     lane: Arc<Lane>,
     lane_state: LaneState,
+    /// Whether the lane's handshake has succeeded. The lane may have failed, or the peer closed, since.
+    is_lane_established: bool,
     connection: Connection<Buffer, Region>,
     /// The lane that replaces the current one, once that is drained.
     successor: Option<Arc<Lane>>,
@@ -166,6 +168,7 @@ impl Driver {
         let core = Core {
             lane,
             lane_state: LaneState::Active,
+            is_lane_established: false,
             connection,
             successor: None,
             now: Time::ZERO,

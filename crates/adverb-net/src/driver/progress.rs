@@ -212,6 +212,7 @@ impl Driver {
     }
 
     fn handle_established(&self, core: &mut Core, lane: u32) {
+        core.is_lane_established = true;
         self.update_limits(core);
         core.peer_regions.clear();
         core.peer_addresses.clear();
@@ -300,7 +301,7 @@ impl Driver {
 
     /// Uses a lane from now on.
     pub(super) fn use_lane(&self, core: &mut Core, lane: Arc<Lane>) {
-        core.lane_state = LaneState::Active;
+        (core.lane_state, core.is_lane_established) = (LaneState::Active, false);
         core.waiters.replace_lane();
         core.has_changes = true;
         if let Some(watch) = self.watch.get()
