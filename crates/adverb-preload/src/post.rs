@@ -1,5 +1,6 @@
 //! Posting of work requests.
 
+use std::cell::UnsafeCell;
 use std::ptr::NonNull;
 
 use adverb_proto::types::{
@@ -49,18 +50,44 @@ unsafe fn list<'a, W: Linked + 'a>(first: *mut W) -> impl Iterator<Item = &'a W>
     std::iter::successors(unsafe { first.as_ref() }, |wr| unsafe { wr.next().as_ref() })
 }
 
+thread_local! {
+    /// The copies of segments at an unaligned address.
+    static COPIED: UnsafeCell<Vec<Segment>> = const { UnsafeCell::new(Vec::new()) };
+}
+
 /// Returns the segments of a request.
 ///
 /// # Safety
 ///
-/// There are as many segments at the pointer, valid for reads.
+/// There are as many segments at the pointer, valid for reads. The result isn't used after the thread's next call.
 #[inline]
 unsafe fn segments<'a>(first: *mut ibv_sge, count: c_int) -> &'a [Segment] {
+    let first: *const Segment = first.cast_const().cast();
     match usize::try_from(count) {
         // SAFETY: as the caller says; the types have the same layout, which is checked above.
-        Ok(count @ 1..) => unsafe { std::slice::from_raw_parts(first.cast(), count) },
+        Ok(count @ 1..) if first.is_aligned() => unsafe { std::slice::from_raw_parts(first, count) },
+        // SAFETY: as the caller says.
+        Ok(count @ 1..) => unsafe { copy_segments(first, count) },
         _ => &[],
     }
+}
+
+/// Copies segments at an unaligned address: libiscsi has them in packed structures.
+///
+/// # Safety
+///
+/// As for [`segments`].
+#[cold]
+unsafe fn copy_segments<'a>(first: *const Segment, count: usize) -> &'a [Segment] {
+    COPIED.with(|copied| {
+        // SAFETY: the cell is the thread's own, and the last result is no longer used, as the caller says.
+        let copied = unsafe { &mut *copied.get() };
+        copied.clear();
+        // SAFETY: the caller says that there are as many segments.
+        copied.extend((0..count).map(|index| unsafe { first.add(index).read_unaligned() }));
+        // SAFETY: the vector has as many elements, and is changed only by the thread's next call.
+        unsafe { std::slice::from_raw_parts(copied.as_ptr(), count) }
+    })
 }
 
 /// Returns the receive requests of a list.
