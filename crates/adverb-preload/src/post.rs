@@ -94,7 +94,8 @@ unsafe fn copy_segments<'a>(first: *const Segment, count: usize) -> &'a [Segment
 ///
 /// # Safety
 ///
-/// The list ends with NULL, and its segments are valid for reads.
+/// The list ends with NULL, and its segments are valid for reads. Each request is used before the next one is taken: see
+/// [`segments`].
 pub(crate) unsafe fn recv_requests<'a>(first: *mut ibv_recv_wr) -> impl Iterator<Item = RecvRequest<'a>> {
     // SAFETY: as the caller says.
     unsafe { list(first) }.map(|wr| {
@@ -245,7 +246,7 @@ impl QueuePair {
         let converted = requests.clone().take(supported).map(|wr| {
             // The NIC converts the requests under its lock.
             self.nic.counts.post();
-            // SAFETY: as the caller says.
+            // SAFETY: as the caller says; the NIC posts each request before it takes the next one.
             unsafe { self.request(wr) }
         });
         let posted = if requests.clone().any(is_inline) {
@@ -287,7 +288,8 @@ impl QueuePair {
     ///
     /// # Safety
     ///
-    /// Its segments are valid for reads, and its address handle is alive.
+    /// Its segments are valid for reads, and its address handle is alive. The result is used before the next request is
+    /// converted: see [`segments`].
     #[inline]
     unsafe fn request<'a>(&self, wr: &'a ibv_send_wr) -> SendRequest<'a, &'a AddressHandle> {
         // SAFETY: as the caller says.
@@ -313,7 +315,8 @@ operations! {
 
     /// Posts receive requests.
     fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
-        // SAFETY: the queue pair is alive, and the list is as the manual page requires.
+        // SAFETY: the queue pair is alive, and the list is as the manual page requires. The NIC posts each request before it
+        // takes the next one.
         unsafe {
             let this = QueuePair::of(qp);
             post_result(this.nic.nic.post_recvs(this.qpn, recv_requests(wr)), wr, bad_wr)
