@@ -4,6 +4,7 @@ mod cm;
 mod engine;
 mod gsi;
 mod lock;
+mod options;
 mod progress;
 mod recording;
 mod schedule;
@@ -11,7 +12,7 @@ mod transmit_queue;
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -29,64 +30,11 @@ use adverb_wire::Qpn;
 
 use crate::channel::Channel;
 use crate::error::{BatchPostError, Error};
-use crate::link::{AddressShare, Link, PathSocket};
+use crate::link::{AddressShare, PathSocket};
 pub use cm::Cm;
 use engine::{Engine, Work};
 use lock::EngineLock;
-
-/// The options of [`Nic::open`].
-pub struct NicOptions {
-    addresses: Vec<IpAddr>,
-    link: Option<Box<dyn Link>>,
-    mtu: PathMtu,
-    loopback_via_link: bool,
-}
-
-impl NicOptions {
-    /// Creates options for a NIC without a link, with the addresses 127.0.0.1 and ::1. The NIC's queue pairs can
-    /// connect only to each other.
-    pub fn loopback() -> NicOptions {
-        let addresses = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
-        NicOptions { addresses, link: None, mtu: PathMtu::Mtu4096, loopback_via_link: false }
-    }
-
-    /// Creates options for a NIC with these addresses that sends packets to other NICs over `link`. If the link
-    /// receives on a UDP port other than 4791, the address encodes the port ([`Gid::udp_addr`]).
-    pub fn new(addresses: impl IntoIterator<Item = IpAddr>, link: impl Link + 'static) -> NicOptions {
-        NicOptions::boxed(addresses, Box::new(link))
-    }
-
-    /// Creates the same options as [`new`](NicOptions::new) for a boxed link.
-    pub fn boxed(addresses: impl IntoIterator<Item = IpAddr>, link: Box<dyn Link>) -> NicOptions {
-        NicOptions {
-            addresses: addresses.into_iter().collect(),
-            link: Some(link),
-            mtu: PathMtu::Mtu4096,
-            loopback_via_link: false,
-        }
-    }
-
-    /// Sets the path MTU: the maximum RDMA payload per packet on the link. The default is 4096 bytes.
-    #[must_use]
-    pub fn mtu(mut self, mtu: PathMtu) -> NicOptions {
-        self.mtu = mtu;
-        self
-    }
-
-    /// Sets whether loopback packets are sent through the link instead of being delivered directly. Tests use this to
-    /// capture the packets between a NIC's own queue pairs, or to inject faults into them. The default is false.
-    #[must_use]
-    pub fn loopback_via_link(mut self, loopback_via_link: bool) -> NicOptions {
-        self.loopback_via_link = loopback_via_link;
-        self
-    }
-}
-
-impl fmt::Debug for NicOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NicOptions").field("addresses", &self.addresses).field("mtu", &self.mtu).finish()
-    }
-}
+pub use options::NicOptions;
 
 /// An asynchronous event of a NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -571,7 +519,7 @@ impl Nic {
     }
 
     /// Returns a socket that traces the path of packets from a local address and source port: see
-    /// [`Link::path_socket`].
+    /// [`Link::path_socket`](crate::link::Link::path_socket).
     ///
     /// # Errors
     ///

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::schedule::Driver;
 use super::*;
-use crate::link::{RxPacket, TxPacket};
+use crate::link::{Link, RxPacket, TxPacket};
 
 /// Memory that is registered with a NIC and accessed by a test.
 struct Area<'a> {
