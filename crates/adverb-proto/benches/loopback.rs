@@ -1,4 +1,5 @@
-//! The cost of a request, in the memory of one process and on one core. Each figure has a baseline from the same run.
+//! The cost of a request, in the memory of one process and on one core. The figures of long WRITEs and of many
+//! connections have a baseline from the same run.
 //!
 //! `cargo bench -p adverb-proto`
 
@@ -22,7 +23,7 @@ struct CountingAllocator;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: every call goes to the system's allocator as it came; counting touches no memory of theirs.
+// SAFETY: every call is passed unchanged to the system's allocator, and counting accesses no allocated memory.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
@@ -113,7 +114,7 @@ impl Loopback {
             let (remote, peers) = (nodes[1 - here].address, nodes[1 - here].qpns.clone());
             let node = &mut nodes[here];
             for (qpn, remote_qpn) in node.qpns.iter().zip(peers) {
-                let receiving = ReadyToReceive {
+                let ready_to_receive = ReadyToReceive {
                     remote_qpn,
                     path: Path::new(node.address, remote, 0xc000).unwrap(),
                     path_mtu: PathMtu::Mtu4096,
@@ -121,7 +122,7 @@ impl Loopback {
                     max_dest_rd_atomic: 16,
                     min_rnr_timer: RnrTimer::new(1).unwrap(),
                 };
-                let sending = ReadyToSend {
+                let ready_to_send = ReadyToSend {
                     psn: Psn::ZERO,
                     timeout: Timeout::new(14).unwrap(),
                     retry_count: 6,
@@ -130,8 +131,8 @@ impl Loopback {
                 };
                 for transition in [
                     Transition::Init(Init::new(access)),
-                    Transition::ReadyToReceive(receiving),
-                    Transition::ReadyToSend(sending),
+                    Transition::ReadyToReceive(ready_to_receive),
+                    Transition::ReadyToSend(ready_to_send),
                 ] {
                     node.device.modify_qp(Time::ZERO, *qpn, &transition).unwrap();
                 }
@@ -174,7 +175,7 @@ impl Loopback {
         let (from, to) = if from == 0 { (a, b) } else { (b, a) };
         let icrc = if self.transfer == Transfer::Checked { IcrcCheck::IpId(0) } else { IcrcCheck::Trusted };
         let source = SocketAddr::new(from.address, 0xc000);
-        let arrival = RxMeta {
+        let rx_meta = RxMeta {
             source,
             destination: (to.address, 4791).into(),
             icrc,
@@ -196,7 +197,7 @@ impl Loopback {
                         }
                         _ => &[],
                     };
-                    to.device.handle_split_packet(now, &arrival, &transmit.header, payload, &mut to.memory);
+                    to.device.handle_split_packet(now, &rx_meta, &transmit.header, payload, &mut to.memory);
                 }
                 Transfer::Bytes => write_without_icrc(&transmit, &from.memory, &mut self.packets),
                 Transfer::Checked => transmit.write_to(&from.memory, 0, &mut self.packets).unwrap(),
@@ -207,7 +208,7 @@ impl Loopback {
             let mut start = 0;
             for end in &self.ends {
                 let packet = Packet::parse(&self.packets[start..*end]).unwrap();
-                to.device.handle_packet(now, &arrival, &packet, &mut to.memory);
+                to.device.handle_packet(now, &rx_meta, &packet, &mut to.memory);
                 start = *end;
             }
         }
@@ -251,7 +252,7 @@ fn measure(runs: usize, mut round: impl FnMut()) -> f64 {
 const ROUNDS: usize = 50;
 
 /// Runs a number of rounds of small WRITEs, for counting instructions.
-fn count(rounds: usize) {
+fn run_small_writes(rounds: usize) {
     let mut small = Loopback::new(1, Transfer::Split);
     for _ in 0..rounds {
         assert_eq!(small.round(0, 8, 1), BATCH);
@@ -261,7 +262,7 @@ fn count(rounds: usize) {
 fn main() {
     let mut words = std::env::args().skip_while(|word| word != "--rounds").skip(1);
     if let Some(rounds) = words.next() {
-        return count(rounds.parse().expect("a number of rounds"));
+        return run_small_writes(rounds.parse().expect("a number of rounds"));
     }
     let runs = if std::env::args().any(|arg| arg == "--test") { 2 } else { 1000 };
 
@@ -281,7 +282,7 @@ fn main() {
         );
     }
 
-    // Copies the same bytes once in memory.
+    // The baseline is one copy of the same bytes in memory.
     let (from, mut to) = (vec![7u8; SIZE], vec![8u8; SIZE]);
     let copy = measure(runs, || {
         for index in 0..BATCH {

@@ -112,7 +112,7 @@ pub(crate) struct Pacer {
 
 impl Pacer {
     pub(crate) fn new(now: Time, mut params: Dcqcn) -> Pacer {
-        // Correct invalid parameters: rates must be positive, and steps must end.
+        // Invalid parameters are corrected: rates must be positive, and steps must end.
         params.min_rate = params.min_rate.max(1000);
         params.line_rate = params.line_rate.max(params.min_rate);
         params.additive_increase = params.additive_increase.max(params.line_rate >> 12);
@@ -159,8 +159,8 @@ impl Pacer {
         self.byte_steps = 0;
     }
 
-    /// Performs the steps that are due at `now`. The pacer calls this on use, so it needs no timer. After a long idle
-    /// time few steps are needed, because they end at the line rate.
+    /// Performs the steps that are due at `now`. The pacer calls this on use, so it needs no timer. The number of steps
+    /// is bounded even after a long idle time: they end when the rate is the line rate and the congestion estimate is 0.
     fn advance(&mut self, now: Time) {
         let Dcqcn { gain_shift, increase_interval, alpha_interval, line_rate, .. } = self.params;
         while self.alpha > 0 && self.decay_at <= now {
@@ -363,8 +363,8 @@ mod tests {
             pacer.sent(now, 4096);
         }
         let wanted = 1000 * (4096 + OVERHEAD) * 8_000_000_000 / LINE_RATE;
-        let took = (now - start).as_nanos() as u64;
-        assert!(took.abs_diff(wanted) * 100 < wanted, "{took} ns instead of {wanted}");
+        let elapsed = (now - start).as_nanos() as u64;
+        assert!(elapsed.abs_diff(wanted) * 100 < wanted, "{elapsed} ns instead of {wanted}");
     }
 
     #[test]

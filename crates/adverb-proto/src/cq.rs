@@ -10,7 +10,7 @@ use crate::types::{ArmFor, Completion, Qpn, TimestampSource};
 pub struct Cq(pub(crate) u32);
 
 impl Cq {
-    /// Returns the handle with this number, for recordings of completion queues that are not an engine's.
+    /// Returns the handle with this number, for recordings of devices that are no [`Device`](crate::Device).
     pub const fn from_number(number: u32) -> Cq {
         Cq(number)
     }

@@ -16,7 +16,7 @@ pub use status::{QpStatus, ResourceCounts};
 use crate::Time;
 use crate::cq::{CompletionQueue, Cq, Timestamp};
 use crate::event::QueueEvent;
-use crate::hash::NumberHasher;
+use crate::hash::BuildNumberHasher;
 use crate::memory::{DeregisterError, DomainError, Keys, Memory, Pd, RegisterError, Registration, Span};
 use crate::mutation::mutant;
 use crate::path::{AddressVector, Path, RxMeta};
@@ -76,17 +76,17 @@ use multicast::Groups;
 /// let address = "127.0.0.1".parse().unwrap();
 /// let path = Path::new(address, address, 0xc000).unwrap();
 /// let psn = Psn::wrapping(random());
-/// let receiving = ReadyToReceive {
+/// let ready_to_receive = ReadyToReceive {
 ///     remote_qpn: qpn, path, path_mtu: PathMtu::Mtu1024, psn, max_dest_rd_atomic: 4,
 ///     min_rnr_timer: RnrTimer::new(12).unwrap(),
 /// };
-/// let sending = ReadyToSend {
+/// let ready_to_send = ReadyToSend {
 ///     psn, timeout: Timeout::new(14).unwrap(), retry_count: 6, rnr_retry: 6, max_rd_atomic: 4,
 /// };
 /// let now = Time::ZERO;
 /// device.modify_qp(now, qpn, &Transition::Init(Init::new(access))).unwrap();
-/// device.modify_qp(now, qpn, &Transition::ReadyToReceive(receiving)).unwrap();
-/// device.modify_qp(now, qpn, &Transition::ReadyToSend(sending)).unwrap();
+/// device.modify_qp(now, qpn, &Transition::ReadyToReceive(ready_to_receive)).unwrap();
+/// device.modify_qp(now, qpn, &Transition::ReadyToSend(ready_to_send)).unwrap();
 ///
 /// let request = SendRequest::<()> {
 ///     wr_id: 7,
@@ -99,7 +99,7 @@ use multicast::Groups;
 /// device.post_send(now, qpn, &request).unwrap();
 ///
 /// // The fabric returns each packet to the device.
-/// let arrival = RxMeta {
+/// let rx_meta = RxMeta {
 ///     source: (address, 0xc000).into(), destination: (address, 4791).into(), icrc: IcrcCheck::IpId(0),
 ///     is_ecn_marked: false, route: Default::default(), received_at: None,
 /// };
@@ -107,7 +107,7 @@ use multicast::Groups;
 /// while let Some(transmit) = device.poll_transmit(now) {
 ///     bytes.clear();
 ///     transmit.write_to(&memory, 0, &mut bytes).unwrap();
-///     device.handle_packet(now, &arrival, &Packet::parse(&bytes).unwrap(), &mut memory);
+///     device.handle_packet(now, &rx_meta, &Packet::parse(&bytes).unwrap(), &mut memory);
 /// }
 /// assert_eq!(memory.bytes(storage), b"hello, hello");
 /// let completion = device.poll_completion(cq).unwrap();
@@ -117,8 +117,8 @@ use multicast::Groups;
 #[derive(Debug)]
 pub struct Device<S = ()> {
     qps: Vec<Option<Box<QueuePair>>>,
-    free: Vec<u32>,
-    numbers: HashMap<u32, u32, NumberHasher>,
+    free_qps: Vec<u32>,
+    slots_by_qpn: HashMap<u32, u32, BuildNumberHasher>,
     cqs: Vec<Option<CompletionQueue>>,
     free_cqs: FreeSlots,
     /// The number of completion queues with timestamps.
@@ -184,8 +184,8 @@ impl<S: EventSink> Device<S> {
     pub fn new(sink: S) -> Device<S> {
         Device {
             qps: Vec::new(),
-            free: Vec::new(),
-            numbers: HashMap::default(),
+            free_qps: Vec::new(),
+            slots_by_qpn: HashMap::default(),
             cqs: Vec::new(),
             free_cqs: FreeSlots::default(),
             timed_cq_count: 0,
@@ -265,14 +265,14 @@ impl<S: EventSink> Device<S> {
         mut random: impl FnMut() -> u32,
     ) -> Result<Qpn, CreateQpError> {
         // Half of the numbers stay free, so that a random free number is found after a few attempts.
-        if self.numbers.len() >= MAX_QPS {
+        if self.slots_by_qpn.len() >= MAX_QPS {
             return Err(CreateQpError::TooMany);
         }
         let qpn = loop {
             let qpn = Qpn::truncate(random());
             // Numbers 0 and 1 are for management, and the last number is for multicast (vol. 1, 3.9.3 and 10.5.2).
             let special = qpn.get() <= 1 || qpn == Qpn::MULTICAST;
-            if !special && !self.numbers.contains_key(&qpn.get()) {
+            if !special && !self.slots_by_qpn.contains_key(&qpn.get()) {
                 break qpn;
             }
         };
@@ -319,7 +319,7 @@ impl<S: EventSink> Device<S> {
             }
         }
         let qp = Box::new(QueuePair::new(qpn, config, recv_pd));
-        let slot = match self.free.pop() {
+        let slot = match self.free_qps.pop() {
             Some(slot) => {
                 self.qps[slot as usize] = Some(qp);
                 slot
@@ -329,7 +329,7 @@ impl<S: EventSink> Device<S> {
                 self.qps.len() as u32 - 1
             }
         };
-        self.numbers.insert(qpn.get(), slot);
+        self.slots_by_qpn.insert(qpn.get(), slot);
         Ok(qpn)
     }
 
@@ -342,7 +342,7 @@ impl<S: EventSink> Device<S> {
         let Some(slot) = self.slot(qpn) else { return false };
         let Some(mut qp) = self.qps[slot as usize].take() else { return false };
         if !mutant!(DestroyLeaksQpn) {
-            self.numbers.remove(&qpn.get());
+            self.slots_by_qpn.remove(&qpn.get());
         }
         self.timers.clear(slot);
         self.keys.unbind_all(qpn);
@@ -362,7 +362,7 @@ impl<S: EventSink> Device<S> {
         // A queue pair in `ready` keeps its slot until `poll_transmit` reaches it: searching for it there would be a
         // scan.
         if !qp.queued {
-            self.free.push(slot);
+            self.free_qps.push(slot);
         }
         true
     }
@@ -488,7 +488,7 @@ impl<S: EventSink> Device<S> {
     ) {
         let header = received.header;
         let qpn = header.dest_qp;
-        // A packet for a group never reaches a queue pair by its own number, whichever queue pairs have joined the group.
+        // `handle_multicast` drops a packet to a multicast address that names a single queue pair, even a member.
         if qpn == Qpn::MULTICAST || rx_meta.destination.ip().is_multicast() {
             return self.handle_multicast(now, rx_meta, received, packet, memory);
         }
@@ -515,7 +515,7 @@ impl<S: EventSink> Device<S> {
         self.deliver(now, slot, rx_meta, received, memory);
     }
 
-    /// Delivers a packet that passed all checks up to the queue pair.
+    /// Delivers a packet that passed all checks of the device to a queue pair.
     #[inline]
     fn deliver(
         &mut self,
@@ -533,7 +533,7 @@ impl<S: EventSink> Device<S> {
             | (Operation::Ud(_), Transport::Ud) => {}
             (Operation::Cnp, _) => {
                 let cx = &mut context!(self, now);
-                cx.event(|| qp.packet_in(received));
+                cx.event(|| qp.received_event(received));
                 qp.handle_cnp(cx);
                 return self.update_schedule(now, slot);
             }
@@ -555,7 +555,7 @@ impl<S: EventSink> Device<S> {
             let Some(qp) = self.qps[slot as usize].as_mut() else {
                 // The queue pair was destroyed while it was in `ready`. Its slot is free now.
                 self.ready.pop_front();
-                self.free.push(slot);
+                self.free_qps.push(slot);
                 continue;
             };
             let tx_packet = with_context!(self, now, |cx| qp.poll_transmit(cx));
@@ -654,7 +654,7 @@ impl<S: EventSink> Device<S> {
         &self.stats
     }
 
-    /// Passes an event to the sink that the caller observed, such as [`TraceEvent::Polled`]. The device creates all
+    /// Passes an event that the caller observed, such as [`TraceEvent::Polled`], to the sink. The device creates all
     /// other events itself.
     #[inline]
     pub fn record(&mut self, now: Time, event: impl FnOnce() -> TraceEvent) {
@@ -690,7 +690,7 @@ impl<S: EventSink> Device<S> {
 
     #[inline]
     fn slot(&self, qpn: Qpn) -> Option<u32> {
-        self.numbers.get(&qpn.get()).copied()
+        self.slots_by_qpn.get(&qpn.get()).copied()
     }
 
     /// Updates the schedule after a step of a queue pair: sets its timer, and adds it to `ready` if it may have packets

@@ -29,7 +29,8 @@ pub enum QueueEvent {
     RequestError(Qpn),
     /// A peer's request violated access rights, and the queue pair moved to the error state.
     AccessError(Qpn),
-    /// The queue pair moved to the error state for another reason, which the status of its failed completion reports.
+    /// The queue pair moved to the error state for another reason: a request failed, a completion was lost, or this side
+    /// could not execute a valid request of the peer.
     Fatal(Qpn),
 }
 

@@ -2,27 +2,27 @@
 
 use core::hash::{BuildHasher, Hasher};
 
-/// Builds [`NumberHash`].
+/// Builds [`NumberHasher`].
 ///
 /// A peer can't choose the keys in these tables, only the keys that are looked up, so it can't cause collisions.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct NumberHasher;
+pub(crate) struct BuildNumberHasher;
 
-impl BuildHasher for NumberHasher {
-    type Hasher = NumberHash;
+impl BuildHasher for BuildNumberHasher {
+    type Hasher = NumberHasher;
 
     #[inline]
-    fn build_hasher(&self) -> NumberHash {
-        NumberHash(0)
+    fn build_hasher(&self) -> NumberHasher {
+        NumberHasher(0)
     }
 }
 
 /// Fibonacci hashing: one multiplication distributes a number over all bits, because the table uses the highest and the
 /// lowest ones.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct NumberHash(u64);
+pub(crate) struct NumberHasher(u64);
 
-impl Hasher for NumberHash {
+impl Hasher for NumberHasher {
     #[inline]
     fn finish(&self) -> u64 {
         self.0

@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn source_ports_of_flow_labels_match_linux() {
-        // Computed with `ibv_flow_label_to_udp_sport` of rdma-core's `verbs.h`.
+        // The expected ports are results of `ibv_flow_label_to_udp_sport` in rdma-core's `verbs.h`.
         let ports = [
             (0x0_0000, 0xc000),
             (0x0_0001, 0xc001),
@@ -260,21 +260,21 @@ mod tests {
 
     #[test]
     fn packets_use_the_port_that_an_address_carries() {
-        let usual: IpAddr = "10.0.0.1".parse().unwrap();
+        let plain: IpAddr = "10.0.0.1".parse().unwrap();
         let at_port = Gid::from("10.0.0.2:4792".parse::<SocketAddr>().unwrap()).ip();
-        let there = Path::new(usual, at_port, 0xc123).unwrap();
+        let forward = Path::new(plain, at_port, 0xc123).unwrap();
         assert_eq!(
-            (there.source(), there.destination()),
-            (SocketAddr::new(usual, 0xc123), "10.0.0.2:4792".parse().unwrap())
+            (forward.source(), forward.destination()),
+            (SocketAddr::new(plain, 0xc123), "10.0.0.2:4792".parse().unwrap())
         );
-        assert_eq!((there.local(), there.remote()), (usual, at_port));
-        let back = Path::new(at_port, usual, 0xc123).unwrap();
+        assert_eq!((forward.local(), forward.remote()), (plain, at_port));
+        let reverse = Path::new(at_port, plain, 0xc123).unwrap();
         assert_eq!(
-            (back.source(), back.destination()),
-            ("10.0.0.2:4792".parse().unwrap(), SocketAddr::new(usual, 4791))
+            (reverse.source(), reverse.destination()),
+            ("10.0.0.2:4792".parse().unwrap(), SocketAddr::new(plain, 4791))
         );
-        assert_eq!((back.local(), back.remote()), (at_port, usual));
-        assert_eq!(*there.flow(), Flow::new(there.source(), there.destination()).unwrap());
-        assert_eq!(*back.flow(), Flow::new(back.source(), back.destination()).unwrap());
+        assert_eq!((reverse.local(), reverse.remote()), (at_port, plain));
+        assert_eq!(*forward.flow(), Flow::new(forward.source(), forward.destination()).unwrap());
+        assert_eq!(*reverse.flow(), Flow::new(reverse.source(), reverse.destination()).unwrap());
     }
 }

@@ -38,9 +38,9 @@ mod tests {
         free.vacate(&mut table, 2);
         free.vacate(&mut table, 2);
         free.vacate(&mut table, 7);
-        let mut again = [20, 21].map(|value| free.occupy(&mut table, value));
-        again.sort_unstable();
-        assert_eq!(again, [0, 2]);
+        let mut reused = [20, 21].map(|value| free.occupy(&mut table, value));
+        reused.sort_unstable();
+        assert_eq!(reused, [0, 2]);
         assert_eq!(free.occupy(&mut table, 22), 3);
         assert_eq!(table.iter().flatten().count(), 4);
     }

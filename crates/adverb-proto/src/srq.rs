@@ -12,7 +12,7 @@ use crate::types::RecvRequest;
 pub struct Srq(pub(crate) u32);
 
 impl Srq {
-    /// Returns the handle with this number, for recordings of shared receive queues that are not an engine's.
+    /// Returns the handle with this number, for recordings of devices that are no [`Device`](crate::Device).
     pub const fn from_number(number: u32) -> Srq {
         Srq(number)
     }

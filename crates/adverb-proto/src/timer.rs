@@ -1,8 +1,8 @@
 //! Timers of queue pairs: one for each, in a heap with an index of positions.
 //!
 //! A timer that is set to a later time isn't moved in the heap: it expires early, and is set again if its deadline has
-//! not passed. So a queue pair that makes progress has no cost per packet, and one operation per timeout. Clearing is
-//! exact, so that no timer outlives its queue pair.
+//! not passed. So a queue pair that makes progress has no cost per packet, and one operation per timeout. Clearing a
+//! timer removes it from the heap at once, so that no timer outlives its queue pair.
 
 use crate::Time;
 

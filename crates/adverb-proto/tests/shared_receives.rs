@@ -344,19 +344,19 @@ fn receives_use_memory_of_the_shared_queues_domain() {
     let mut end = solo_with(&Options::default());
     let domain = end.device.create_domain();
     end.srq = Some(end.device.create_srq(SrqConfig::new(domain)).unwrap());
-    let theirs = end.register_with(domain, ALL, RemoteInvalidate::Denied);
+    let srq_domain_key = end.register_with(domain, ALL, RemoteInvalidate::Denied);
     let other = another_qp(&mut end, Transport::Rc);
-    let ours = end.key;
-    end.key = theirs;
+    let qp_domain_key = end.key;
+    end.key = srq_domain_key;
     end.post_shared(1, 0, 64);
     receive_at(&mut end, other, 0, Operation::Rc(ONLY), b"abcd");
     assert_eq!(end.statuses(), [(1, Status::Success)], "the domain of the shared queue is used");
-    end.key = ours;
+    end.key = qp_domain_key;
     end.post_shared(2, 0, 64);
     receive_at(&mut end, other, 1, Operation::Rc(ONLY), b"abcd");
     assert_eq!(end.statuses(), [(2, Status::LocalProtection)], "the domain of the queue pair is not used");
     let third = another_qp(&mut end, Transport::Rc);
-    let reth = Reth { va: ADDR, rkey: ours, length: 4 };
+    let reth = Reth { va: ADDR, rkey: qp_domain_key, length: 4 };
     receive_at(&mut end, third, 0, Operation::Rc(Rc::Write(Write::Only(reth, None))), b"wxyz");
     assert_eq!(end.bytes(0, 4), b"wxyz", "a peer's request uses the domain of the queue pair");
 }

@@ -31,7 +31,7 @@ fn receive_at(end: &mut End, received_at: Time, psn: u32, rc: Rc, payload: &[u8]
 }
 
 #[test]
-fn a_queue_without_timestamps_has_none() {
+fn completions_of_an_untimed_queue_have_no_timestamps() {
     let mut end = solo_with(&Options { timestamps: false, ..options(Transport::Ud) });
     assert!(!end.device.has_timestamps(end.cq));
     end.post(1, SendOperation::Send, 0, 8);
@@ -100,7 +100,7 @@ fn an_unreliable_send_has_the_time_at_which_its_last_packet_was_sent() {
 }
 
 #[test]
-fn a_packet_that_the_caller_does_not_report_is_sent_when_the_next_is_polled() {
+fn a_packet_that_the_caller_does_not_report_counts_as_sent_when_the_next_is_polled() {
     let mut end = solo_with(&options(Transport::Ud));
     end.post(1, SendOperation::Send, 0, 8);
     assert!(end.device.poll_transmit(at(10)).unwrap().timed.is_some());

@@ -184,15 +184,14 @@ pub(super) fn drep(transaction_id: u64, dreq: &Dreq) -> Mad {
 /// Builds the REJ of a message that belongs to no connection here (`cm_issue_rej` in `cm.c`).
 pub(super) fn rej_unknown(
     transaction_id: u64,
-    ids: (u32, u32),
+    (remote_id, local_id): (u32, u32),
     rejected: MessageKind,
     reason: RejectReason,
     info: AdditionalInfo,
 ) -> Mad {
-    let (theirs, ours) = ids;
     let rej = Rej {
-        local_comm_id: ours,
-        remote_comm_id: theirs,
+        local_comm_id: local_id,
+        remote_comm_id: remote_id,
         rejected,
         reason,
         additional_info: info,

@@ -88,7 +88,7 @@ pub(super) struct Connection {
     pub(super) path_mtu: PathMtu,
     pub(super) pkey: u16,
     /// The peer's limits on outstanding READs and atomics, from this side's point of view.
-    pub(super) remote_depths: RdAtomicLimits,
+    pub(super) remote_limits: RdAtomicLimits,
     pub(super) ack_timeout: Timeout,
     pub(super) retry_count: u8,
     pub(super) rnr_retry: u8,
@@ -113,7 +113,7 @@ impl Connection {
 
     /// Returns the limits on outstanding READs and atomics that both sides support.
     pub(super) fn rd_atomic_limits(&self, local_qp: &LocalQp) -> RdAtomicLimits {
-        self.remote_depths.min(local_qp.rd_atomic_limits)
+        self.remote_limits.min(local_qp.rd_atomic_limits)
     }
 
     /// Returns the attributes for the queue pair, or `None` if the peer's queue pair is unknown.

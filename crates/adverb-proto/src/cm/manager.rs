@@ -234,7 +234,7 @@ impl Manager {
             transport: local_qp.transport,
             path_mtu: connect.path_mtu,
             pkey: self.config.pkey,
-            remote_depths: RdAtomicLimits { max_dest_rd_atomic: 0, max_rd_atomic: 0 },
+            remote_limits: RdAtomicLimits { max_dest_rd_atomic: 0, max_rd_atomic: 0 },
             ack_timeout: local_qp.ack_timeout,
             retry_count: local_qp.retry_count,
             rnr_retry: local_qp.rnr_retry,

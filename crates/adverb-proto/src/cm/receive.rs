@@ -113,7 +113,7 @@ impl Manager {
             transport,
             path_mtu: self.config.path_mtu,
             pkey: self.config.pkey,
-            remote_depths: RdAtomicLimits { max_dest_rd_atomic: 0, max_rd_atomic: 0 },
+            remote_limits: RdAtomicLimits { max_dest_rd_atomic: 0, max_rd_atomic: 0 },
             ack_timeout: req.primary_path.local_ack_timeout,
             retry_count: 0,
             rnr_retry: 0,
@@ -133,7 +133,7 @@ impl Manager {
             transport,
             remote_qpn: req.qpn,
             path_mtu: connection.path_mtu,
-            rd_atomic_limits: connection.remote_depths,
+            rd_atomic_limits: connection.remote_limits,
             retry_count: connection.retry_count,
             rnr_retry: connection.rnr_retry,
             has_srq: req.srq,
@@ -145,7 +145,7 @@ impl Manager {
         self.out.events.push_back(Event::Request(Box::new(request)));
     }
 
-    /// Repeats the response to a duplicate REQ (vol. 1, 12.9.8; `cm_dup_req_handler` in `cm.c`).
+    /// Responds to a duplicate REQ (vol. 1, 12.9.8; `cm_dup_req_handler` in `cm.c`).
     fn respond_to_duplicate_req(&mut self, now: Time, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
         let response = match (connection.state, connection.deadline) {
@@ -173,7 +173,7 @@ impl Manager {
     }
 
     /// Handles a message that names a queue pair of the peer which already has a connection here. Either the peer has
-    /// lost that connection (vol. 1, 12.4.1 and 12.9.8.3), or another host has forged the message, which contains
+    /// lost that connection (vol. 1, 12.4.1 and 12.9.8), or another host has forged the message, which contains
     /// neither communication ID. An established connection is therefore probed, and ends only if the peer confirms.
     fn handle_stale(&mut self, now: Time, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
@@ -312,7 +312,7 @@ impl Manager {
         connection.send_psn = rep.starting_psn;
         connection.rnr_retry = rep.rnr_retry_count.into();
         connection.ack_timeout = local_qp.ack_timeout.max(rep.target_ack_delay);
-        connection.remote_depths = RdAtomicLimits {
+        connection.remote_limits = RdAtomicLimits {
             max_dest_rd_atomic: rep.initiator_depth,
             max_rd_atomic: rep.responder_resources,
         };
@@ -487,7 +487,7 @@ fn copy_peer_attributes(connection: &mut Connection, transaction_id: u64, req: &
     if let Ok(mtu) = req.path_mtu {
         connection.path_mtu = mtu;
     }
-    connection.remote_depths =
+    connection.remote_limits =
         RdAtomicLimits { max_dest_rd_atomic: req.initiator_depth, max_rd_atomic: req.responder_resources };
     connection.ack_timeout = req.primary_path.local_ack_timeout;
     connection.retry_count = req.retry_count.into();

@@ -15,13 +15,13 @@ use super::sources::Sources;
 use super::timers::{Retransmission, Timers};
 use super::{AddrPair, CallError, Event, ListenerId, QueryId, ResolveParams};
 use crate::Time;
-use crate::hash::NumberHasher;
+use crate::hash::BuildNumberHasher;
 use crate::types::{Qpn, Transport};
 
 /// The queries that this side and peers sent.
 #[derive(Debug, Default)]
 pub(super) struct Queries {
-    entries: HashMap<u32, Entry, NumberHasher>,
+    entries: HashMap<u32, Entry, BuildNumberHasher>,
     /// Peers' queries, by addresses and the peer's request ID.
     by_peer: BTreeMap<(AddrPair, u32), u32>,
     /// The number of peers' queries that the application has not responded to, by listener.
@@ -328,7 +328,7 @@ impl Entry {
     }
 }
 
-/// Counts one query less that waits for this listener.
+/// Subtracts 1 from the number of queries of this listener that wait for the application.
 fn decrement_waiting(waiting: &mut BTreeMap<ListenerId, usize>, listener: ListenerId) {
     if let Some(count) = waiting.get_mut(&listener) {
         *count -= 1;

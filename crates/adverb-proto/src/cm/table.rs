@@ -11,7 +11,7 @@ use super::sources::Sources;
 use super::timers::Timers;
 use super::{BindAddr, ListenParams};
 use crate::Time;
-use crate::hash::NumberHasher;
+use crate::hash::BuildNumberHasher;
 use crate::mutation::mutant;
 use crate::types::Qpn;
 
@@ -19,12 +19,12 @@ use crate::types::Qpn;
 /// choice of keys.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    connections: HashMap<u32, Box<Connection>, NumberHasher>,
+    connections: HashMap<u32, Box<Connection>, BuildNumberHasher>,
     /// The connections by the peer's address, GUID and communication ID, for detecting duplicate REQs.
     remote_ids: BTreeMap<(IpAddr, u64, u32), u32>,
     /// The connections by the peer's address, GUID and queue pair, for detecting stale connections.
     remote_qps: BTreeMap<(IpAddr, u64, Qpn), u32>,
-    local_qps: HashMap<u32, u32, NumberHasher>,
+    local_qps: HashMap<u32, u32, BuildNumberHasher>,
     /// The peer-to-peer connections that wait for the peer.
     peers: BTreeMap<(IpAddr, ServiceId), u32>,
     listeners: BTreeMap<u32, Listener>,
@@ -185,7 +185,7 @@ impl Table {
         Some(connection)
     }
 
-    /// Updates the timer of a connection. Call it after each change of a deadline or a retransmission.
+    /// Updates the timer of a connection, after a change of its deadline or its retransmission.
     pub(super) fn update_timer(&mut self, id: u32) {
         if let Some(connection) = self.connections.get_mut(&id) {
             let next = connection.next();

@@ -84,7 +84,7 @@ impl<S: EventSink> Device<S> {
     pub fn resource_counts(&self) -> ResourceCounts {
         ResourceCounts {
             queue_pairs: self.qps.iter().flatten().count(),
-            index_entries: self.numbers.len(),
+            index_entries: self.slots_by_qpn.len(),
             ready_queue_pairs: self.ready.iter().filter(|slot| self.qps[**slot as usize].is_some()).count(),
             timers: self.timers.len(),
             regions: self.keys.len(),

@@ -20,7 +20,7 @@
 //! let rnr = &explain::find("syndrome 0x2e")[0];
 //! assert_eq!(rnr.note.as_deref(), Some("timer code 14: the requester waits 1.28ms"));
 //!
-//! // An unknown name has similar ones.
+//! // `similar` returns the explanations with names that resemble an unknown name.
 //! assert!(explain::find("RETRY_EXCEEDED_ERR").is_empty());
 //! assert_eq!(explain::similar("RETRY_EXC_ERROR")[0].name, "IBV_WC_RETRY_EXC_ERR");
 //! ```
@@ -179,7 +179,7 @@ impl Kind {
         }
     }
 
-    /// Returns a code of this kind as text. Opcodes and syndromes are bytes of packets, and hexadecimal.
+    /// Returns a code of this kind as text: opcodes and syndromes in hexadecimal, other codes in decimal.
     pub fn format_code(self, code: u32) -> String {
         match self {
             Kind::Syndrome | Kind::Opcode => format!("{code:#04x}"),

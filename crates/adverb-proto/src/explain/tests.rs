@@ -25,8 +25,8 @@ fn every_status_is_explained() {
     let named: Vec<Status> =
         (0..1000).map(Status::from_code).filter(|status| !matches!(status, Status::Other(_))).collect();
     assert_eq!(named.len(), status::STATUSES.len());
-    for named in named {
-        check(super::status(named), named.code(), &variant(&named));
+    for known in named {
+        check(super::status(known), known.code(), &variant(&known));
     }
     assert_eq!(super::status(Status::Other(99)), None);
     assert_eq!(Status::Other(99).hint(), None);
@@ -108,12 +108,12 @@ fn every_syndrome_is_explained() {
 #[test]
 fn rnr_timers_are_as_described() {
     let meaning = find("RNR")[0].explanation.meaning;
-    let millis = |timer: RnrTimer| format!("{:?}", timer.duration());
+    let duration_text = |timer: RnrTimer| format!("{:?}", timer.duration());
     assert!(meaning.contains("10 µs to 491.52 ms"));
-    assert_eq!(millis(RnrTimer::new(1).unwrap()), "10µs");
-    assert_eq!(millis(RnrTimer::new(31).unwrap()), "491.52ms");
+    assert_eq!(duration_text(RnrTimer::new(1).unwrap()), "10µs");
+    assert_eq!(duration_text(RnrTimer::new(31).unwrap()), "491.52ms");
     assert!(meaning.contains("code 0 is the longest backoff, 655.36 ms"));
-    assert_eq!(millis(RnrTimer::new(0).unwrap()), "655.36ms");
+    assert_eq!(duration_text(RnrTimer::new(0).unwrap()), "655.36ms");
 }
 
 #[test]
@@ -131,8 +131,8 @@ fn every_opcode_is_explained_with_its_headers() {
         let explanation = super::opcode(*opcode);
         check(explanation, opcode.byte().into(), &variant(opcode));
         let explanation = explanation.unwrap();
-        let named = |found: &SearchResult| found.explanation == explanation;
-        assert!(find(opcode.name()).iter().any(named), "{opcode}");
+        let is_same = |found: &SearchResult| found.explanation == explanation;
+        assert!(find(opcode.name()).iter().any(is_same), "{opcode}");
         let headers = explanation.meaning.split("Headers: ").nth(1).expect("headers").trim_end_matches('.');
         assert_eq!(headers.split(", ").map(len).sum::<usize>(), opcode.header_len(), "{opcode}: {headers}");
     }
@@ -148,8 +148,8 @@ fn every_reject_reason_is_explained() {
     for reason in named {
         check(reject_reason(reason), reason.code().into(), &variant(&reason));
         let explanation = reject_reason(reason).unwrap();
-        let named = |found: &SearchResult| found.explanation == explanation;
-        assert!(find(reason.description()).iter().any(named), "{reason}");
+        let is_same = |found: &SearchResult| found.explanation == explanation;
+        assert!(find(reason.description()).iter().any(is_same), "{reason}");
     }
     assert_eq!(reject_reason(RejectReason::from_code(999)), None);
 }

@@ -7,7 +7,7 @@ use adverb_wire::Qpn;
 
 use super::windows::{StorageRange, Windows};
 use super::{Span, StorageId};
-use crate::hash::NumberHasher;
+use crate::hash::BuildNumberHasher;
 use crate::mutation::mutant;
 use crate::slots::FreeSlots;
 use crate::types::{Access, Segment};
@@ -51,11 +51,11 @@ pub(crate) struct Keys {
     /// The number of objects in each domain, or `None` if the domain was destroyed.
     domains: Vec<Option<u32>>,
     free_domains: FreeSlots,
-    regions: HashMap<u32, Region, NumberHasher>,
+    regions: HashMap<u32, Region, BuildNumberHasher>,
     pub(super) windows: Windows,
     /// Deregistered regions, for a mutation that still uses them.
     #[cfg(feature = "mutants")]
-    deregistered: HashMap<u32, Region, NumberHasher>,
+    deregistered: HashMap<u32, Region, BuildNumberHasher>,
 }
 
 /// A region. Its local and remote keys are the same number: the access rights restrict each use.
@@ -65,7 +65,7 @@ pub(super) struct Region {
     pd: Pd,
     /// The number of windows that are bound to the region.
     pub(super) windows: u32,
-    /// Whether the key was not invalidated. An invalidated key stays in the table until it is deregistered, so that no
+    /// Whether the key is valid. An invalidated key stays in the table until it is deregistered, so that no
     /// other region gets the number.
     valid: bool,
 }

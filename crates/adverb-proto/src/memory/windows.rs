@@ -7,7 +7,7 @@ use adverb_wire::Qpn;
 
 use super::keys::{Denied, Keys, Pd, Range};
 use super::{Span, StorageId};
-use crate::hash::NumberHasher;
+use crate::hash::BuildNumberHasher;
 use crate::mutation::mutant;
 use crate::types::{Access, WindowBind};
 
@@ -17,9 +17,9 @@ use crate::types::{Access, WindowBind};
 /// can't use the key of an earlier binding (vol. 1, 10.6.3).
 #[derive(Debug, Default)]
 pub(super) struct Windows {
-    by_index: HashMap<u32, Window, NumberHasher>,
+    by_index: HashMap<u32, Window, BuildNumberHasher>,
     /// The indexes of the windows that are bound on a queue pair.
-    by_queue_pair: HashMap<u32, HashSet<u32, NumberHasher>, NumberHasher>,
+    by_queue_pair: HashMap<u32, HashSet<u32, BuildNumberHasher>, BuildNumberHasher>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -27,12 +27,12 @@ struct Window {
     pd: Pd,
     /// The key of the last binding, or the key from the creation of the window.
     key: u32,
-    bound: Option<Bound>,
+    binding: Option<Binding>,
 }
 
 /// The binding of a window.
 #[derive(Clone, Copy, Debug)]
-struct Bound {
+struct Binding {
     qpn: Qpn,
     /// The key of the region.
     region: u32,
@@ -70,22 +70,22 @@ impl Windows {
     }
 
     /// Returns the binding of a key, after checking that the peer of this queue pair may use it with this access.
-    fn bound(&self, pd: Pd, qpn: Qpn, key: u32, need: Access) -> Result<&Bound, Denied> {
+    fn binding(&self, pd: Pd, qpn: Qpn, key: u32, need: Access) -> Result<&Binding, Denied> {
         let window = self.by_index.get(&(key >> OWNER_KEY_BITS)).ok_or(Denied::Key)?;
         let is_stale = window.key != key && !mutant!(StaleWindowKey);
         if is_stale {
             return Err(Denied::Key);
         }
-        let bound = window.bound.as_ref().ok_or(Denied::Key)?;
-        let is_other_qp = bound.qpn != qpn && !mutant!(WindowForAnyQueuePair);
+        let binding = window.binding.as_ref().ok_or(Denied::Key)?;
+        let is_other_qp = binding.qpn != qpn && !mutant!(WindowForAnyQueuePair);
         if window.pd != pd || is_other_qp {
             return Err(Denied::Domain);
         }
-        let is_allowed = bound.access.contains(need) || mutant!(SkipRightsCheck);
+        let is_allowed = binding.access.contains(need) || mutant!(SkipRightsCheck);
         if !is_allowed {
             return Err(Denied::Access);
         }
-        Ok(bound)
+        Ok(binding)
     }
 }
 
@@ -109,7 +109,7 @@ impl Keys {
                 break key;
             }
         };
-        self.windows.by_index.insert(key >> OWNER_KEY_BITS, Window { pd, key, bound: None });
+        self.windows.by_index.insert(key >> OWNER_KEY_BITS, Window { pd, key, binding: None });
         Ok(key)
     }
 
@@ -132,7 +132,7 @@ impl Keys {
             return Err(Denied::Domain);
         }
         // A bound window must be invalidated first, and the new key must differ.
-        if window.bound.is_some() || window.key == rkey {
+        if window.binding.is_some() || window.key == rkey {
             return Err(Denied::Key);
         }
         let rights = access.difference(Access::ZERO_BASED);
@@ -159,11 +159,11 @@ impl Keys {
         let storage = registration.storage;
         region.windows += 1;
         let addr = if access.contains(Access::ZERO_BASED) { 0 } else { addr };
-        let bound = Bound { qpn, region: lkey, storage, start, addr, length, access: rights };
+        let binding = Binding { qpn, region: lkey, storage, start, addr, length, access: rights };
         let index = rkey >> OWNER_KEY_BITS;
         if let Some(window) = self.windows.by_index.get_mut(&index) {
             window.key = rkey;
-            window.bound = Some(bound);
+            window.binding = Some(binding);
         }
         self.windows.by_queue_pair.entry(qpn.get()).or_default().insert(index);
         Ok(())
@@ -172,11 +172,11 @@ impl Keys {
     /// Removes the binding of a window.
     fn unbind(&mut self, index: u32) {
         let Some(window) = self.windows.by_index.get_mut(&index) else { return };
-        let Some(bound) = window.bound.take() else { return };
-        if let Some(windows) = self.windows.by_queue_pair.get_mut(&bound.qpn.get()) {
+        let Some(binding) = window.binding.take() else { return };
+        if let Some(windows) = self.windows.by_queue_pair.get_mut(&binding.qpn.get()) {
             windows.remove(&index);
         }
-        self.release_region(bound.region);
+        self.release_region(binding.region);
     }
 
     /// Removes all bindings on a queue pair, which is destroyed or may get another peer.
@@ -187,16 +187,16 @@ impl Keys {
         let Some(windows) = self.windows.by_queue_pair.remove(&qpn.get()) else { return };
         for index in windows {
             if let Some(window) = self.windows.by_index.get_mut(&index)
-                && let Some(bound) = window.bound.take()
+                && let Some(binding) = window.binding.take()
             {
-                self.release_region(bound.region);
+                self.release_region(binding.region);
             }
         }
     }
 
     /// Invalidates a window's key for its owner or its peer (vol. 1, 10.6.5).
     pub(super) fn invalidate_window(&mut self, pd: Pd, qpn: Qpn, key: u32) -> Result<(), Denied> {
-        self.windows.bound(pd, qpn, key, Access::empty())?;
+        self.windows.binding(pd, qpn, key, Access::empty())?;
         if !mutant!(WindowOutlivesInvalidation) {
             self.unbind(key >> OWNER_KEY_BITS);
         }
@@ -211,15 +211,15 @@ impl Keys {
         range: Range,
         need: Access,
     ) -> Result<Span, Denied> {
-        let bound = self.windows.bound(pd, qpn, range.key, need)?;
+        let binding = self.windows.binding(pd, qpn, range.key, need)?;
         // As for regions, the checked subtractions reject a range that is outside of the window or wraps.
-        let offset = range.addr.checked_sub(bound.addr).ok_or(Denied::Bounds)?;
-        let left = bound.length.checked_sub(offset).ok_or(Denied::Bounds)?;
+        let offset = range.addr.checked_sub(binding.addr).ok_or(Denied::Bounds)?;
+        let left = binding.length.checked_sub(offset).ok_or(Denied::Bounds)?;
         let slack = u64::from(mutant!(WindowBoundsOffByOne));
         if u64::from(range.length) > left + slack {
             return Err(Denied::Bounds);
         }
-        Ok(Span { storage: bound.storage, offset: bound.start + offset, length: range.length })
+        Ok(Span { storage: binding.storage, offset: binding.start + offset, length: range.length })
     }
 
     /// Returns the whole window.
@@ -230,7 +230,7 @@ impl Keys {
         key: u32,
         need: Access,
     ) -> Result<StorageRange, Denied> {
-        let &Bound { storage, start, length, .. } = self.windows.bound(pd, qpn, key, need)?;
+        let &Binding { storage, start, length, .. } = self.windows.binding(pd, qpn, key, need)?;
         Ok(StorageRange { storage, start, length })
     }
 }

@@ -172,8 +172,8 @@ impl QueuePair {
             Some(_) => return self.fail_front(cx, Status::BadResponse),
         }
         match content {
-            ResponseContent::Read { position, payload } => self.write_read(cx, position, payload, memory),
-            ResponseContent::Atomic(value) => self.write_atomic(cx, value, memory),
+            ResponseContent::Read { position, payload } => self.handle_read_response(cx, position, payload, memory),
+            ResponseContent::Atomic(value) => self.handle_atomic_response(cx, value, memory),
         }
     }
 
@@ -203,8 +203,9 @@ impl QueuePair {
         self.drop_packet(cx, packet, DropReason::MismatchedResponse);
     }
 
-    /// Writes bytes of the READ at the front of the send queue, in order.
-    fn write_read<S: EventSink>(
+    /// Writes the bytes of a READ response to the segments of the request at the front of the send queue. FLUSH and ATOMIC
+    /// WRITE have an empty response.
+    fn handle_read_response<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         position: Position,
@@ -261,7 +262,7 @@ impl QueuePair {
         cx.event(|| TraceEvent::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
     }
 
-    fn write_atomic<S: EventSink>(&mut self, cx: &mut Context<'_, S>, value: u64, memory: &mut impl Memory) {
+    fn handle_atomic_response<S: EventSink>(&mut self, cx: &mut Context<'_, S>, value: u64, memory: &mut impl Memory) {
         let Some(entry) = self.send_queue.front().copied() else { return };
         if !matches!(entry.operation, SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. }) {
             return self.fail_front(cx, Status::BadResponse);

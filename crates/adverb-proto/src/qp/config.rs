@@ -111,7 +111,7 @@ pub enum Transition {
     /// Ready to receive to ready to send: the queue pair also sends messages.
     ReadyToSend(ReadyToSend),
     /// A change of the peer's access rights through this queue pair, which stays ready to receive or ready to send
-    /// (vol. 1, 11.2.5.2). Packets received earlier were checked against the old rights.
+    /// (vol. 1, 11.2.5). Packets received earlier were checked against the old rights.
     ModifyAccess(Access),
     /// Ready to send to send queue drained: started requests are completed, and no further request is started.
     Drain,

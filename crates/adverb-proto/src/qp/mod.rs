@@ -296,7 +296,7 @@ impl QueuePair {
             let &RxMeta { source, destination, .. } = rx_meta;
             cx.event(|| TraceEvent::DatagramAddrs { qpn: self.qpn, source, destination });
         }
-        cx.event(|| self.packet_in(received));
+        cx.event(|| self.received_event(received));
         if rx_meta.is_ecn_marked {
             self.handle_mark(cx);
         }
@@ -313,7 +313,7 @@ impl QueuePair {
 
     /// Returns the trace event of a received packet.
     #[inline(always)]
-    pub(crate) fn packet_in(&self, received: Received<'_>) -> TraceEvent {
+    pub(crate) fn received_event(&self, received: Received<'_>) -> TraceEvent {
         let Received { header, payload } = received;
         // A response belongs to an outstanding send request.
         let request = match &header.operation {

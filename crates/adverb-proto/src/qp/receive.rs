@@ -5,7 +5,7 @@ use adverb_wire::{NakCode, Reth, Send, Write};
 
 use super::recv_queue::RecvEntry;
 use super::responder::{
-    ACCESS_DENIED, CurrentMessage, CurrentWrite, INVALID_REQUEST, MAX_MESSAGE_LEN, MEMORY_FAULT, RequestError,
+    ACCESS_DENIED, CurrentMessage, CurrentWrite, INVALID_REQUEST, MAX_MESSAGE_SIZE, MEMORY_FAULT, RequestError,
 };
 use super::{Context, QueuePair, Received};
 use crate::event::QueueEvent;
@@ -164,7 +164,7 @@ impl QueuePair {
         let payload = packet.payload;
         let length = payload.len() as u32;
         self.check_payload_len(position, payload.len())?;
-        if write.total > MAX_MESSAGE_LEN {
+        if write.total > MAX_MESSAGE_SIZE {
             return Err(INVALID_REQUEST);
         }
         // The last packet has exactly the remaining bytes, and other packets have fewer (vol. 1, 9.7.4).

@@ -27,7 +27,7 @@ pub(super) struct Requester {
     /// The number of outstanding READs (or parts of READs), atomics, FLUSHes and ATOMIC WRITEs.
     pub(super) reads: u32,
     max_reads: u32,
-    /// The number of their response packets that were not received yet.
+    /// The number of response packets to these outstanding requests that were not received yet.
     pub(super) response_packets: u32,
     /// The number of packets in a part of a READ.
     pub(super) read_part: u32,
@@ -39,8 +39,8 @@ pub(super) struct Requester {
     pub(super) credit_limit: Option<Psn>,
     /// The number of packets since the last acknowledgement request.
     since_ack_request: u32,
-    /// The number of queued requests that may be started now, without being held back.
-    coalesced: u32,
+    /// The number of requests of the current batch that are not started: they are not held back.
+    batch_left: u32,
     /// Whether the request that was started last is short.
     is_short: bool,
     timeout: Option<Duration>,
@@ -276,12 +276,12 @@ impl QueuePair {
         let are_enough = cursor < limit.div_ceil(2) || waiting >= limit.min(cursor);
         // Without a timer, a lost acknowledgement would never be noticed.
         if are_enough || !are_short || requester.timeout.is_none() {
-            requester.coalesced = waiting as u32;
+            requester.batch_left = waiting as u32;
         }
-        if requester.coalesced == 0 {
+        if requester.batch_left == 0 {
             return true;
         }
-        requester.coalesced -= 1;
+        requester.batch_left -= 1;
         requester.is_short = next_is_short;
         false
     }

@@ -127,7 +127,7 @@ impl QueuePair {
         }
         let is_packet_missing = ahead > 0 && !mutant!(SkipPsnCheck);
         if is_packet_missing {
-            // One NAK is sent (vol. 1, 9.7.5).
+            // The responder sends one NAK (vol. 1, 9.7.5).
             if self.responder.nak_sent {
                 return self.drop_packet(cx, packet, DropReason::OutOfSequence);
             }
@@ -222,7 +222,7 @@ impl QueuePair {
         self.check_idle()?;
         self.check_access(Access::REMOTE_READ)?;
         self.check_slot()?;
-        if reth.length > MAX_MESSAGE_LEN {
+        if reth.length > MAX_MESSAGE_SIZE {
             return Err(INVALID_REQUEST);
         }
         let needs_key = reth.length != 0 || mutant!(CheckKeyOfZeroLength);
@@ -312,7 +312,7 @@ impl QueuePair {
         let mut need = Access::empty();
         need.set(Access::FLUSH_GLOBAL, flush.global);
         need.set(Access::FLUSH_PERSISTENT, flush.persistent);
-        if need.is_empty() || flush.range.length > MAX_MESSAGE_LEN {
+        if need.is_empty() || flush.range.length > MAX_MESSAGE_SIZE {
             return Err(INVALID_REQUEST);
         }
         self.check_access(need)?;
@@ -339,13 +339,13 @@ impl QueuePair {
     }
 
     /// Queues the response to the expected packet, and saves it for retransmissions.
-    fn queue_response(&mut self, saved: ResponseKind, packets: u32) {
+    fn queue_response(&mut self, kind: ResponseKind, packets: u32) {
         let responder = &mut self.responder;
         responder.msn += 1;
         if mutant!(WrongMsn) {
             responder.msn += 1;
         }
-        let response = Response { psn: responder.expected, packets, msn: responder.msn, saved };
+        let response = Response { psn: responder.expected, packets, msn: responder.msn, kind };
         responder.responses.queue_response(response);
         responder.expected += packets;
     }
@@ -361,7 +361,7 @@ impl QueuePair {
     ) {
         cx.stats.duplicate_requests += 1;
         let psn = packet.header.psn;
-        if self.mutant_duplicate(cx, packet, rc, memory) {
+        if self.execute_duplicate_if_mutated(cx, packet, rc, memory) {
             return;
         }
         let responses = &mut self.responder.responses;
@@ -373,10 +373,10 @@ impl QueuePair {
             }
             Rc::ReadRequest(reth) => responses.retransmit_read(psn, reth, self.mtu),
             Rc::CompareSwap(_) | Rc::FetchAdd(_) => {
-                responses.retransmit(psn, |saved| matches!(saved, ResponseKind::Atomic(_)))
+                responses.retransmit(psn, |kind| matches!(kind, ResponseKind::Atomic(_)))
             }
             Rc::AtomicWrite(_) | Rc::Flush(_) => {
-                responses.retransmit(psn, |saved| matches!(saved, ResponseKind::Empty))
+                responses.retransmit(psn, |kind| matches!(kind, ResponseKind::Empty))
             }
             Rc::ReadResponse(_) | Rc::Acknowledge(_) | Rc::AtomicAcknowledge(..) => {
                 Retransmission::Unavailable
@@ -389,8 +389,8 @@ impl QueuePair {
         }
     }
 
-    /// Executes a duplicate again if a [mutation](crate::mutation) demands it.
-    fn mutant_duplicate<S: EventSink>(
+    /// Executes a duplicate again if a [mutation](crate::mutation) demands it, and returns whether it did.
+    fn execute_duplicate_if_mutated<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         packet: Received<'_>,
@@ -457,4 +457,4 @@ impl QueuePair {
 }
 
 /// The maximum message size (vol. 1, 9.7.4): 2³¹ bytes.
-pub(super) const MAX_MESSAGE_LEN: u32 = 1 << 31;
+pub(super) const MAX_MESSAGE_SIZE: u32 = 1 << 31;

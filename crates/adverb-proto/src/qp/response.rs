@@ -33,7 +33,7 @@ pub(super) struct Response {
     pub(super) packets: u32,
     /// The number of completed messages when the request was executed.
     pub(super) msn: Psn,
-    pub(super) saved: ResponseKind,
+    pub(super) kind: ResponseKind,
 }
 
 /// The kind of a response, with its content.
@@ -52,7 +52,7 @@ pub(super) enum ResponseKind {
 struct QueuedResponse {
     psn: Psn,
     msn: Psn,
-    saved: ResponseKind,
+    kind: ResponseKind,
     /// Whether the first packet was sent.
     started: bool,
     is_first: bool,
@@ -143,8 +143,8 @@ impl Responses {
         }
         self.saved.push_back(response);
         self.first_count += 1;
-        let Response { psn, msn, saved, .. } = response;
-        self.queue.push_back(QueuedResponse { psn, msn, saved, started: false, is_first: true });
+        let Response { psn, msn, kind, .. } = response;
+        self.queue.push_back(QueuedResponse { psn, msn, kind, started: false, is_first: true });
         // The response acknowledges all earlier packets.
         if self.pending == Pending::Ack {
             self.pending = Pending::Nothing;
@@ -153,10 +153,10 @@ impl Responses {
 
     /// Retransmits a saved response, if there is one.
     pub(super) fn retransmit(&mut self, psn: Psn, is_kind: impl Fn(&ResponseKind) -> bool) -> Retransmission {
-        let found = self.saved.iter().find(|response| response.psn == psn && is_kind(&response.saved));
+        let found = self.saved.iter().find(|response| response.psn == psn && is_kind(&response.kind));
         match found {
-            Some(&Response { msn, saved, .. }) => {
-                self.queue_retransmission(QueuedResponse { psn, msn, saved, started: false, is_first: false })
+            Some(&Response { msn, kind, .. }) => {
+                self.queue_retransmission(QueuedResponse { psn, msn, kind, started: false, is_first: false })
             }
             None => Retransmission::Unavailable,
         }
@@ -166,7 +166,7 @@ impl Responses {
     /// address that its sequence number implies (vol. 1, 9.7.5; `rxe_resp.c`, `duplicate_request`).
     pub(super) fn retransmit_read(&mut self, psn: Psn, reth: Reth, mtu: u32) -> Retransmission {
         for response in &self.saved {
-            let ResponseKind::Read { va, rkey, length } = response.saved else { continue };
+            let ResponseKind::Read { va, rkey, length } = response.kind else { continue };
             if !psn.is_within(response.psn, response.packets) || rkey != reth.rkey {
                 continue;
             }
@@ -176,9 +176,9 @@ impl Responses {
                 continue;
             }
             let start = if mutant!(DuplicateReadFromStart) { va } else { reth.va };
-            let saved = ResponseKind::Read { va: start, rkey, length: reth.length };
+            let kind = ResponseKind::Read { va: start, rkey, length: reth.length };
             let retransmission =
-                QueuedResponse { psn, msn: response.msn, saved, started: false, is_first: false };
+                QueuedResponse { psn, msn: response.msn, kind, started: false, is_first: false };
             // The message sequence number identifies the READ.
             return match self.queue.iter().position(|response| response.msn == retransmission.msn) {
                 Some(index) if reth.length > 0 => self.restart_read(index, retransmission, mtu),
@@ -193,7 +193,7 @@ impl Responses {
     fn restart_read(&mut self, index: usize, retransmission: QueuedResponse, mtu: u32) -> Retransmission {
         let queued = self.queue[index];
         let (ResponseKind::Read { length: left, .. }, ResponseKind::Read { va, rkey, length }) =
-            (queued.saved, retransmission.saved)
+            (queued.kind, retransmission.kind)
         else {
             return Retransmission::Unavailable;
         };
@@ -208,8 +208,8 @@ impl Responses {
         self.queue.remove(index);
         // All bytes that were queued are still sent.
         let length = u32::try_from(end).map_or(length, |end| end.max(length));
-        let saved = ResponseKind::Read { va, rkey, length };
-        self.queue.push_back(QueuedResponse { saved, is_first: queued.is_first, ..retransmission });
+        let kind = ResponseKind::Read { va, rkey, length };
+        self.queue.push_back(QueuedResponse { kind, is_first: queued.is_first, ..retransmission });
         Retransmission::Queued
     }
 
@@ -241,7 +241,7 @@ impl QueuePair {
     /// Returns the next response packet, if there is one.
     pub(super) fn next_response<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<TxPacket> {
         while let Some(response) = self.responder.responses.queue.front().copied() {
-            let tx_packet = match response.saved {
+            let tx_packet = match response.kind {
                 ResponseKind::Read { va, rkey, length } => self.next_read(cx, response, va, rkey, length),
                 ResponseKind::Atomic(value) => {
                     self.responder.responses.pop();
@@ -292,7 +292,7 @@ impl QueuePair {
         } else if let Some(front) = self.responder.responses.queue.front_mut() {
             front.started = true;
             front.psn += 1;
-            front.saved =
+            front.kind =
                 ResponseKind::Read { va: va.wrapping_add(u64::from(length)), rkey, length: left - length };
         }
         Some(self.respond(cx, response.psn, rc, length))
@@ -325,7 +325,7 @@ impl QueuePair {
         cx.stats.fatal_naks_sent += 1;
         let syndrome = Syndrome::Nak(NakCode::RemoteAccess);
         cx.event(|| TraceEvent::NakSent { qpn: self.qpn, psn: response.psn, syndrome });
-        // The number of messages before the READ, which `response` counts.
+        // `response.msn` includes the READ. A NAK counts only the messages before the request that failed.
         let aeth = Aeth { syndrome, msn: (response.msn - 1).get() };
         Some(self.respond(cx, response.psn, Rc::Acknowledge(aeth), 0))
     }

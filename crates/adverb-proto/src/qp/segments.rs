@@ -204,9 +204,9 @@ impl Segments {
         self.parts(range, offset, length, |segment, part| {
             let span =
                 keys.local(pd, segment, part, Access::LOCAL_WRITE).map_err(|_| SegmentError::Denied)?;
-            let (now, later) = bytes.split_at_checked(part.length as usize).ok_or(SegmentError::TooLong)?;
-            bytes = later;
-            Ok(memory.write(span, now)?)
+            let (head, rest) = bytes.split_at_checked(part.length as usize).ok_or(SegmentError::TooLong)?;
+            bytes = rest;
+            Ok(memory.write(span, head)?)
         })
     }
 }

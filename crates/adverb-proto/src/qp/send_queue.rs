@@ -233,9 +233,9 @@ impl SendQueue {
         let start = first.wrapping_sub(self.inline_removed) as usize + offset as usize;
         let end = start + length as usize;
         let (head, tail) = self.inline.as_slices();
-        let cut = |piece: std::ops::Range<usize>, len: usize| piece.start.min(len)..piece.end.min(len);
-        let behind = start.saturating_sub(head.len())..end.saturating_sub(head.len());
-        (&head[cut(start..end, head.len())], &tail[cut(behind, tail.len())])
+        let clamp = |piece: std::ops::Range<usize>, len: usize| piece.start.min(len)..piece.end.min(len);
+        let in_tail = start.saturating_sub(head.len())..end.saturating_sub(head.len());
+        (&head[clamp(start..end, head.len())], &tail[clamp(in_tail, tail.len())])
     }
 
     #[inline]

@@ -149,7 +149,7 @@ impl QueuePair {
         self.flush_sends(cx);
     }
 
-    /// Moves the queue pair to the error state for a reason that its completions report.
+    /// Moves the queue pair to the error state, and reports [`QueueEvent::Fatal`].
     pub(super) fn fail<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.state != QpState::Error {
             self.report_error(cx, QueueEvent::Fatal(self.qpn));
@@ -189,7 +189,8 @@ impl QueuePair {
         }
     }
 
-    /// Generates the event of a drained send queue, if the queue is draining and drained (vol. 1, 10.3.1).
+    /// Reports [`QueueEvent::SendQueueDrained`] once, when no started request of a draining send queue is left (vol. 1,
+    /// 10.3.1).
     pub(super) fn report_if_drained<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.state != QpState::SendQueueDrained || self.requester.drained {
             return;

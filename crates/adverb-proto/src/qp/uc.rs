@@ -39,7 +39,7 @@ impl QueuePair {
         }
         self.responder.expected = psn;
         if starts_message(uc) {
-            // A message starts here, whatever preceded it (vol. 1, 9.8.2).
+            // A message starts here, even if packets before it are missing (vol. 1, 9.8.2).
             self.drop_current_message(cx);
             self.responder.awaiting_start = false;
         }

@@ -38,10 +38,10 @@ impl QueuePair {
                 let grh = if mutant!(ZeroedRouteHeader) { [0; GRH_LEN] } else { build_grh(rx_meta, packet) };
                 let (keys, pd) = (&*cx.keys, self.recv_pd);
                 let segments = &self.recv_queue.segments;
-                let behind = GRH_LEN as u32;
+                let payload_offset = GRH_LEN as u32;
                 let scattered = segments
                     .scatter(entry.segments, 0, &grh, keys, pd, memory)
-                    .and_then(|()| segments.scatter(entry.segments, behind, payload, keys, pd, memory));
+                    .and_then(|()| segments.scatter(entry.segments, payload_offset, payload, keys, pd, memory));
                 if let Err(error) = scattered {
                     self.fail_receive(cx, Status::from(error));
                     return self.fail(cx);
@@ -66,16 +66,16 @@ const CONGESTION_EXPERIENCED: u8 = 0b11;
 
 /// Returns the GRH: the 40 bytes before a datagram's payload, from its IP header (Annex A17.4).
 fn build_grh(rx_meta: &RxMeta, packet: Received<'_>) -> [u8; GRH_LEN] {
-    let ends = [rx_meta.source, rx_meta.destination].map(Gid::from);
-    let between = if ends.iter().any(|end| end.has_udp_port()) {
+    let gids = [rx_meta.source, rx_meta.destination].map(Gid::from);
+    let ip_header = if gids.iter().any(|gid| gid.has_udp_port()) {
         // Only an IPv6 header has space for an address that encodes a port. An IPv4 address in the same header is
         // mapped.
-        let [source, destination] = ends.map(|end| IpAddr::V6(end.bytes().into()));
+        let [source, destination] = gids.map(|gid| IpAddr::V6(gid.bytes().into()));
         IpHeader::new(source, destination)
     } else {
         IpHeader::new(rx_meta.source.ip(), rx_meta.destination.ip())
     };
-    let Some(mut ip) = between else { return [0; GRH_LEN] };
+    let Some(mut ip) = ip_header else { return [0; GRH_LEN] };
     // Unknown fields have default values.
     let route = &rx_meta.route;
     let class = route.traffic_class | if rx_meta.is_ecn_marked { CONGESTION_EXPERIENCED } else { 0 };

@@ -107,7 +107,8 @@ pub enum TraceEvent {
         header: Header,
         /// The length of the payload, in bytes.
         payload_len: u32,
-        /// Whether a packet with this sequence number was sent before.
+        /// Whether the packet of a request was sent before. The value is `false` for all responses, also for
+        /// retransmitted ones.
         is_retransmission: bool,
     },
     /// A packet for a queue pair was received.
@@ -188,8 +189,8 @@ pub enum TraceEvent {
         qpn: Qpn,
         /// The queue of the request.
         queue: Queue,
-        /// The number of the request in its queue. The number of a receive from a shared receive queue is that of the
-        /// shared queue.
+        /// The number of the request in its queue. A receive from a shared receive queue has the number that the
+        /// shared queue assigned.
         request: u32,
         /// The id of the request.
         wr_id: u64,

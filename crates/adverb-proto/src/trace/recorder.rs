@@ -12,8 +12,8 @@ use crate::types::Status;
 /// An [`EventSink`] that stores the last events in a ring buffer.
 ///
 /// A new recorder is off: a device checks this once per call, and creates no events. [`start`](Recorder::start)
-/// allocates the buffer; recording itself allocates nothing, except when a queue pair is connected. A full buffer
-/// overwrites its oldest events and counts them.
+/// allocates the buffer; recording itself allocates nothing, except for connections of queue pairs and for the first
+/// packets of the connection manager. A full buffer overwrites its oldest events and counts them.
 ///
 /// ```
 /// use adverb_proto::trace::{ClockOrigin, Recorder, RecorderOptions};
@@ -34,7 +34,7 @@ pub struct Recorder {
     capacity: usize,
     /// The index of the next event. At the end of a full ring, the next event is stored at the start.
     next: usize,
-    /// The number of times that the ring was filled.
+    /// The number of times that `next` returned to the start of the ring.
     laps: u64,
     qps: Vec<Qpn>,
     stop_on: StopOn,
@@ -214,7 +214,7 @@ impl Recorder {
         self.laps * self.capacity as u64 + self.next as u64
     }
 
-    /// Stops a recorder that stops at failures, because the device has failed: no completion reports that.
+    /// Reports that the device has failed, which no completion shows. The recorder stops if it stops at failures.
     pub fn stop_at_device_failure(&mut self) {
         if self.mode != Mode::Off && self.stop_on != StopOn::Manual {
             self.stop_at(StopCause::Failure);
@@ -238,8 +238,8 @@ impl Recorder {
     /// Stores the event that `create` returns in the ring.
     ///
     /// This function is inlined where the device creates the event: the compiler then knows the variant, and writes the
-    /// fields to the ring without a copy in between. So no other function takes a reference to the event, and nothing is
-    /// written between its creation and its assignment.
+    /// fields to the ring without a copy in between. The compiler can do so only if no other function takes a reference
+    /// to the event, and if nothing is written between the event's creation and its assignment.
     #[inline(always)]
     fn store(&mut self, now: Time, create: impl FnOnce() -> TraceEvent, keeps_payload: bool) {
         if self.next >= self.ring.len() {
@@ -287,11 +287,11 @@ impl Recorder {
     #[cold]
     #[inline(never)]
     fn expect_payload(&mut self, qpn: Qpn) {
-        let limit = if qpn == Qpn::GSI { GSI_PAYLOAD } else { self.payload_limit };
+        let limit = if qpn == Qpn::GSI { GSI_PAYLOAD_LIMIT } else { self.payload_limit };
         self.last_packet = (limit > 0).then_some((self.event_count() - 1, limit));
     }
 
-    /// Keeps the event that was stored last, that of a connection.
+    /// Copies the event that was stored last, a [`TraceEvent::Connected`], to `connections`.
     #[cold]
     #[inline(never)]
     fn keep_connection(&mut self) {
@@ -357,7 +357,7 @@ impl Payloads {
     fn new(capacity: usize, limit: usize) -> Payloads {
         if limit == 0 {
             // The buffer is allocated with the first packet of the connection manager.
-            return Payloads { max_packets: GSI_PACKETS, ..Payloads::default() };
+            return Payloads { max_packets: MAX_GSI_PACKETS, ..Payloads::default() };
         }
         let bytes = capacity.saturating_mul(limit).clamp(MIN_PAYLOAD_BYTES, MAX_PAYLOAD_BYTES);
         let packets = VecDeque::with_capacity(capacity);
@@ -368,10 +368,10 @@ impl Payloads {
         if self.bytes.is_empty() {
             self.bytes = vec![0; MIN_PAYLOAD_BYTES];
         }
-        let room = self.bytes.len();
-        let payload = &payload[..payload.len().min(room)];
-        let at = (self.written % room as u64) as usize;
-        let head = payload.len().min(room - at);
+        let size = self.bytes.len();
+        let payload = &payload[..payload.len().min(size)];
+        let at = (self.written % size as u64) as usize;
+        let head = payload.len().min(size - at);
         self.bytes[at..at + head].copy_from_slice(&payload[..head]);
         self.bytes[..payload.len() - head].copy_from_slice(&payload[head..]);
         if self.packets.len() == self.max_packets {
@@ -384,23 +384,23 @@ impl Payloads {
     fn get(&self, number: u64) -> Option<Box<[u8]>> {
         let index = self.packets.binary_search_by_key(&number, |(number, ..)| *number).ok()?;
         let (_, first, len) = *self.packets.get(index)?;
-        let room = self.bytes.len() as u64;
-        if self.written - first > room {
+        let size = self.bytes.len() as u64;
+        if self.written - first > size {
             return None;
         }
-        Some((first..first + len as u64).map(|at| self.bytes[(at % room) as usize]).collect())
+        Some((first..first + len as u64).map(|at| self.bytes[(at % size) as usize]).collect())
     }
 }
 
 /// The maximum number of connections that are kept beside the ring. A connection has up to two events.
 const MAX_CONNECTIONS: usize = 1 << 15;
 
-/// The payload bytes of a connection manager's packet that are kept: the header of a management datagram, and the
-/// first fields of the message, before private data.
-const GSI_PAYLOAD: usize = 36;
+/// The number of payload bytes that the recorder keeps of a connection manager's packet: the header of the management
+/// datagram, and the first fields of the message, before private data.
+const GSI_PAYLOAD_LIMIT: usize = 36;
 
-/// The number of connection manager packets whose headers are kept if no other payload is.
-const GSI_PACKETS: usize = MIN_PAYLOAD_BYTES / GSI_PAYLOAD;
+/// The maximum number of connection manager packets whose payload is kept, if the recorder keeps no other payload.
+const MAX_GSI_PACKETS: usize = MIN_PAYLOAD_BYTES / GSI_PAYLOAD_LIMIT;
 
 /// The minimum size of the payload buffer in bytes.
 const MIN_PAYLOAD_BYTES: usize = 64 << 10;
@@ -458,9 +458,9 @@ mod tests {
     #[test]
     fn recording_allocates_nothing_beyond_its_buffer() {
         let mut recorder = started(RecorderOptions { capacity: 4, ..RecorderOptions::default() });
-        let room = recorder.ring.capacity();
+        let capacity = recorder.ring.capacity();
         (0..100).for_each(|nanos| recorder.event_with(at(nanos), || doorbell(7)));
-        assert_eq!(recorder.ring.capacity(), room);
+        assert_eq!(recorder.ring.capacity(), capacity);
     }
 
     #[test]
@@ -556,7 +556,7 @@ mod tests {
         recorder.event_with(at(2), || packet(Qpn::GSI));
         recorder.record_payload(&[9; 256]);
         let events = recorder.stop("", ClockOrigin::default()).unwrap().events;
-        assert_eq!(events[1].payload.as_deref(), Some(&[9; GSI_PAYLOAD][..]));
+        assert_eq!(events[1].payload.as_deref(), Some(&[9; GSI_PAYLOAD_LIMIT][..]));
     }
 
     #[test]

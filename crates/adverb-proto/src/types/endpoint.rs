@@ -40,7 +40,7 @@ impl Endpoint {
 
     /// Returns the MTU of a connection between this endpoint and a port whose MTU is `mtu`.
     pub fn common_mtu(&self, mtu: PathMtu) -> PathMtu {
-        PathMtu::at_most(usize::from(self.mtu)).map_or(PathMtu::Mtu256, |theirs| theirs.min(mtu))
+        PathMtu::at_most(usize::from(self.mtu)).map_or(PathMtu::Mtu256, |endpoint_mtu| endpoint_mtu.min(mtu))
     }
 }
 

@@ -36,7 +36,7 @@ fn both_sides_may_disconnect_at_once() {
 }
 
 #[test]
-fn both_sides_may_disconnect_at_once_and_all_messages_be_lost() {
+fn simultaneous_disconnects_end_although_all_messages_are_lost() {
     let (mut pair, ids) = Pair::connected();
     pair.filter = Box::new(|_, _| Delivery::Lose);
     let deadline = pair.deadline();
@@ -86,18 +86,18 @@ fn a_connection_ends_once() {
     }
     pair.advance(seconds(1));
     assert_eq!(pair.outcomes(CLIENT), ["disconnected", "timewait over"]);
-    let again = pair.sides[CLIENT].disconnect(pair.now, client, deadline);
-    assert_eq!(again, Err(CallError::Unknown));
+    let second = pair.sides[CLIENT].disconnect(pair.now, client, deadline);
+    assert_eq!(second, Err(CallError::Unknown));
 }
 
 #[test]
 fn a_second_disconnect_may_shorten_the_deadline() {
     let (mut pair, [client, _]) = Pair::connected();
     pair.drop_first("DREQ", usize::MAX);
-    let (soon, late) = (pair.now + Duration::from_millis(50), pair.deadline());
-    assert!(soon < late);
-    pair.sides[CLIENT].disconnect(pair.now, client, late).unwrap();
-    pair.sides[CLIENT].disconnect(pair.now, client, soon).unwrap();
+    let (earlier, later) = (pair.now + Duration::from_millis(50), pair.deadline());
+    assert!(earlier < later);
+    pair.sides[CLIENT].disconnect(pair.now, client, later).unwrap();
+    pair.sides[CLIENT].disconnect(pair.now, client, earlier).unwrap();
     pair.advance(Duration::from_millis(60));
     assert_eq!(pair.outcomes(CLIENT)[0], "disconnected");
 }

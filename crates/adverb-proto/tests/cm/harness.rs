@@ -149,7 +149,7 @@ impl Pair {
         self.sides[to].handle(self.now, addrs, bytes, &mut || random_u32(random));
     }
 
-    /// Delivers a message that belongs to no connection.
+    /// Delivers a message with a transaction ID that no connection has.
     pub(crate) fn inject_message(&mut self, to: usize, message: Message) {
         self.inject(to, &Mad { transaction_id: 99, message });
     }
@@ -342,6 +342,6 @@ pub(crate) fn random_u32(state: &mut u64) -> u32 {
 }
 
 /// Returns the communication ID of a connection.
-pub(crate) fn number(id: ConnectionId) -> u32 {
+pub(crate) fn comm_id(id: ConnectionId) -> u32 {
     u32::from_str_radix(id.to_string().trim_start_matches("0x"), 16).unwrap()
 }

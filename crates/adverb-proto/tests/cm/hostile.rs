@@ -45,8 +45,8 @@ fn spoofed_req(pair: &mut Pair, number: u32) -> (Mad, AddrPair) {
     (mad, addrs)
 }
 
-/// Returns a server with this number of half-open slots, which accepts all requests.
-fn flooded(max_half_open: usize) -> Pair {
+/// Returns a pair whose server listens, and has this number of half-open slots.
+fn pair_with_half_open_slots(max_half_open: usize) -> Pair {
     let mut server_config = config(SERVER);
     server_config.max_half_open = max_half_open;
     let mut pair = Pair::with(config(CLIENT), server_config);
@@ -88,7 +88,7 @@ fn sent_within(pair: &mut Pair, duration: Duration) -> Vec<(IpAddr, &'static str
 
 #[test]
 fn a_spoofed_req_gets_five_reps_and_a_rej() {
-    let mut pair = flooded(1024);
+    let mut pair = pair_with_half_open_slots(1024);
     let (req, addrs) = spoofed_req(&mut pair, 1);
     pair.inject_bytes(SERVER, addrs, &req.emit());
     let sent = sent_within(&mut pair, seconds(7));
@@ -99,7 +99,7 @@ fn a_spoofed_req_gets_five_reps_and_a_rej() {
 
 #[test]
 fn spoofed_reqs_get_two_messages_each_while_half_of_the_slots_are_occupied() {
-    let mut pair = flooded(64);
+    let mut pair = pair_with_half_open_slots(64);
     for number in 0..64 {
         let (req, addrs) = spoofed_req(&mut pair, number);
         pair.inject_bytes(SERVER, addrs, &req.emit());
@@ -115,7 +115,7 @@ fn spoofed_reqs_get_two_messages_each_while_half_of_the_slots_are_occupied() {
 
 #[test]
 fn spoofed_reqs_with_one_source_get_two_messages_each_beyond_its_share() {
-    let mut pair = flooded(1024);
+    let mut pair = pair_with_half_open_slots(1024);
     for number in 0..300 {
         let mut req = spoofed_req(&mut pair, 1).0;
         if let Message::Req(req) = &mut req.message {
@@ -132,7 +132,7 @@ fn spoofed_reqs_with_one_source_get_two_messages_each_beyond_its_share() {
 
 #[test]
 fn a_withheld_rej_is_sent_in_response_to_an_rtu() {
-    let mut pair = flooded(2);
+    let mut pair = pair_with_half_open_slots(2);
     let client = pair.connect();
     pair.automatic = true;
     pair.drop_first("RTU", usize::MAX);
@@ -148,7 +148,7 @@ fn a_withheld_rej_is_sent_in_response_to_an_rtu() {
 
 #[test]
 fn one_source_cannot_occupy_all_slots() {
-    let mut pair = flooded(64);
+    let mut pair = pair_with_half_open_slots(64);
     // A request occupies a slot for 5 s, so 13 requests per second would keep 64 slots full. This is ten times that rate.
     for number in 0..1000 {
         let mut req = forged_req(&mut pair, number, 0x100 + number);
@@ -282,25 +282,25 @@ fn unpolled_messages_are_bounded() {
 #[test]
 fn a_message_from_another_address_with_the_right_ids_is_ignored() {
     let (mut pair, [client, server]) = Pair::connected();
-    let (ours, theirs) = (number(server), number(client));
+    let (server_id, client_id) = (comm_id(server), comm_id(client));
     let Message::Rep(rep) = pair.last(SERVER, "REP").message else { panic!() };
     let private = Default::default();
     for message in [
         Message::Rej(Rej {
-            local_comm_id: theirs,
-            remote_comm_id: ours,
+            local_comm_id: client_id,
+            remote_comm_id: server_id,
             rejected: MessageKind::Other,
             reason: RejectReason::ConsumerReject,
             additional_info: Default::default(),
             private_data: Default::default(),
         }),
         Message::Dreq(Dreq {
-            local_comm_id: theirs,
-            remote_comm_id: ours,
+            local_comm_id: client_id,
+            remote_comm_id: server_id,
             remote_qpn: rep.qpn,
             private_data: Default::default(),
         }),
-        Message::Drep(Drep { local_comm_id: theirs, remote_comm_id: ours, private_data: private }),
+        Message::Drep(Drep { local_comm_id: client_id, remote_comm_id: server_id, private_data: private }),
     ] {
         pair.inject_bytes(SERVER, stranger(), &Mad { transaction_id: 1, message }.emit());
         assert_eq!(pair.sides[SERVER].state(server), Some(State::Established), "{message}");
@@ -311,8 +311,8 @@ fn a_message_from_another_address_with_the_right_ids_is_ignored() {
 #[test]
 fn a_message_from_the_peer_with_wrong_ids_is_ignored() {
     let (mut pair, [client, server]) = Pair::connected();
-    let (ours, theirs) = (number(server), number(client));
-    for (local_comm_id, remote_comm_id) in [(theirs ^ 1, ours), (theirs, ours ^ 1), (0, ours), (0, 0)] {
+    let (server_id, client_id) = (comm_id(server), comm_id(client));
+    for (local_comm_id, remote_comm_id) in [(client_id ^ 1, server_id), (client_id, server_id ^ 1), (0, server_id), (0, 0)] {
         for reason in [RejectReason::ConsumerReject, RejectReason::Timeout, RejectReason::StaleConnection] {
             pair.inject_message(
                 SERVER,
@@ -353,7 +353,7 @@ fn a_rej_without_the_local_id_ends_no_established_connection() {
     // The REJ has the peer's GUID and communication ID, but not the local one.
     let guid = AdditionalInfo::new(&req.ca_guid.to_be_bytes()).unwrap();
     let rej = Rej {
-        local_comm_id: number(client),
+        local_comm_id: comm_id(client),
         remote_comm_id: 0,
         rejected: MessageKind::Other,
         reason: RejectReason::Timeout,
@@ -408,7 +408,7 @@ fn a_stale_req_is_rejected_and_probes_at_most_once_per_response_timeout() {
         .filter_map(|(_, mad)| if let Message::Dreq(dreq) = mad.message { Some(dreq) } else { None })
         .collect();
     let [probe] = &probes[..] else { panic!("{probes:?}") };
-    assert_eq!((probe.local_comm_id, probe.remote_comm_id), (number(server), number(client)));
+    assert_eq!((probe.local_comm_id, probe.remote_comm_id), (comm_id(server), comm_id(client)));
     assert_eq!(probe.remote_qpn.get(), 0, "a number that no connection has");
     assert_eq!(pair.log.len() - before, 1001, "a REJ for each REQ, and one probe");
     pair.advance(interval);
@@ -425,16 +425,16 @@ fn a_drep_ends_an_established_connection_only_after_a_probe_and_with_both_ids() 
     let drep = |local_comm_id, remote_comm_id| {
         Message::Drep(Drep { local_comm_id, remote_comm_id, private_data: Default::default() })
     };
-    let (theirs, ours) = (number(client), number(server));
-    pair.inject_message(SERVER, drep(theirs, ours));
+    let (client_id, server_id) = (comm_id(client), comm_id(server));
+    pair.inject_message(SERVER, drep(client_id, server_id));
     assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
     let req = stale_req(&pair, 5);
     pair.inject(SERVER, &req);
-    for (local, remote) in [(theirs ^ 1, ours), (theirs, ours ^ 1), (theirs, 0), (0, ours)] {
+    for (local, remote) in [(client_id ^ 1, server_id), (client_id, server_id ^ 1), (client_id, 0), (0, server_id)] {
         pair.inject_message(SERVER, drep(local, remote));
         assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
     }
-    pair.inject_message(SERVER, drep(theirs, ours));
+    pair.inject_message(SERVER, drep(client_id, server_id));
     assert_eq!(pair.sides[SERVER].state(server), Some(State::TimeWait));
 }
 
@@ -543,8 +543,8 @@ fn an_mra_does_not_extend_the_deadline() {
     pair.inject_message(
         CLIENT,
         Message::Mra(Mra {
-            local_comm_id: number(server),
-            remote_comm_id: number(id),
+            local_comm_id: comm_id(server),
+            remote_comm_id: comm_id(id),
             acknowledged: MessageKind::Req,
             service_timeout: Timeout::MAX,
             private_data: Default::default(),
@@ -562,6 +562,6 @@ fn a_constant_generator_still_yields_different_ids() {
         let first = pair.sides[CLIENT].connect(pair.now, &first, &mut || random).unwrap();
         let second = pair.sides[CLIENT].connect(pair.now, &second, &mut || random).unwrap();
         assert_ne!(first, second);
-        assert!(number(first) != 0 && number(second) != 0);
+        assert!(comm_id(first) != 0 && comm_id(second) != 0);
     }
 }

@@ -142,7 +142,7 @@ fn a_connect_without_response_fails_at_the_deadline() {
     assert_eq!(pair.event(CLIENT), None);
     pair.advance(Duration::from_nanos(1));
     assert_eq!(pair.event(CLIENT), Some(Event::Unreachable(id)));
-    let rej = format!("CM REJ local {:#x} remote 0x0 of other reason: timeout (4)", number(id));
+    let rej = format!("CM REJ local {:#x} remote 0x0 of other reason: timeout (4)", comm_id(id));
     assert_eq!(pair.last(CLIENT, "REJ").message.to_string(), rej);
 }
 

@@ -117,8 +117,8 @@ fn an_early_peer_to_peer_req_without_a_listener_is_rejected() {
     let mut connect = ConnectParams::new(addrs(CLIENT), service(), local_qp, pair.deadline());
     connect.peer_to_peer = true;
     pair.connect_with(CLIENT, &connect).unwrap();
-    let again = pair.request_with(|again| again.peer_to_peer = true);
-    assert_eq!(pair.connect_with(CLIENT, &again), Err(CallError::ServiceInUse(service())));
+    let second = pair.request_with(|second| second.peer_to_peer = true);
+    assert_eq!(pair.connect_with(CLIENT, &second), Err(CallError::ServiceInUse(service())));
     pair.run();
     assert_eq!(pair.expect_rejected(), 8);
     pair.assert_no_state_left();

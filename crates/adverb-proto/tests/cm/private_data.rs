@@ -68,7 +68,7 @@ fn a_rejection_carries_0_to_148_bytes() {
 }
 
 #[test]
-fn a_query_carries_0_to_180_bytes_and_a_response_136() {
+fn a_query_carries_0_to_180_bytes_or_216_without_an_ip_header() {
     let mut pair = Pair::without_listener();
     let mut state = 5;
     let mut resolve = |length: usize, service| {

@@ -60,25 +60,25 @@ fn a_connection_to_a_datagram_listener_is_rejected_with_9() {
 }
 
 #[test]
-fn a_path_to_another_address_is_rejected_with_12_and_the_right_one() {
-    let elsewhere = "::ffff:10.9.9.9".parse().unwrap();
-    assert_eq!(reason_after(|req| req.primary_path.remote_gid = elsewhere), Some(12));
+fn a_path_to_another_address_is_rejected_with_12_and_the_right_address() {
+    let other_gid = "::ffff:10.9.9.9".parse().unwrap();
+    assert_eq!(reason_after(|req| req.primary_path.remote_gid = other_gid), Some(12));
     let mut pair = Pair::new();
     pair.connect();
     let mut mad = pair.sides[CLIENT].poll_transmit().unwrap().mad;
     let Message::Req(req) = &mut mad.message else { panic!() };
-    req.primary_path.remote_gid = elsewhere;
+    req.primary_path.remote_gid = other_gid;
     pair.inject(SERVER, &mad);
     pair.run();
     let Some(Event::Rejected(rejection)) = pair.event(CLIENT) else { panic!() };
-    let right: std::net::Ipv6Addr = "::ffff:10.0.0.2".parse().unwrap();
-    assert_eq!(rejection.info.as_bytes(), right.octets());
+    let expected: std::net::Ipv6Addr = "::ffff:10.0.0.2".parse().unwrap();
+    assert_eq!(rejection.info.as_bytes(), expected.octets());
 }
 
 #[test]
 fn a_path_from_another_address_is_rejected_with_12() {
-    let elsewhere = "::ffff:10.9.9.9".parse().unwrap();
-    assert_eq!(reason_after(|req| req.primary_path.local_gid = elsewhere), Some(12));
+    let other_gid = "::ffff:10.9.9.9".parse().unwrap();
+    assert_eq!(reason_after(|req| req.primary_path.local_gid = other_gid), Some(12));
 }
 
 #[test]

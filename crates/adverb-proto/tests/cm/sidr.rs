@@ -107,8 +107,8 @@ fn an_application_rejects_a_query() {
     pair.run();
     let query = expect_query(&mut pair).id;
     pair.sides[SERVER].reject_query(pair.now, query, SidrStatus::NoQueuePair, b"sorry").unwrap();
-    let again = pair.sides[SERVER].reject_query(pair.now, query, SidrStatus::NoQueuePair, &[]);
-    assert_eq!(again, Err(CallError::Unknown), "once");
+    let second = pair.sides[SERVER].reject_query(pair.now, query, SidrStatus::NoQueuePair, &[]);
+    assert_eq!(second, Err(CallError::Unknown), "once");
     pair.run();
     let Some(Event::QueryRejected { id: rejected_id, status, private_data }) = pair.event(CLIENT) else {
         panic!()

@@ -36,7 +36,7 @@ fn a_communication_id_is_not_reused_before_timewait_ends() {
     pair.sides[CLIENT].disconnect(pair.now, client, deadline).unwrap();
     pair.run();
     // The generator always returns the same number.
-    let raw = number(client);
+    let raw = comm_id(client);
     let connect = pair.request();
     let next = pair.sides[CLIENT].connect(pair.now, &connect, &mut || raw).unwrap();
     assert_ne!(next, client);

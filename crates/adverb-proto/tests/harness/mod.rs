@@ -146,7 +146,7 @@ impl End {
         end
     }
 
-    /// Returns a generator whose numbers do not repeat within a test.
+    /// Returns a random number generator with a new seed.
     pub(crate) fn rng(&mut self) -> impl FnMut() -> u32 + use<> {
         self.random = self.random.wrapping_add(0x1000_0001);
         let mut state = self.random;
@@ -490,7 +490,7 @@ impl Pair {
     }
 }
 
-/// Returns one end that is connected to a peer of forged packets.
+/// Returns an end without a peer, whose queue pair is connected: the test forges the packets of the peer.
 pub(crate) fn solo() -> End {
     solo_with(&Options::default())
 }
@@ -512,7 +512,7 @@ pub(crate) fn status(completion: &Completion) -> Status {
     completion.outcome.map_or_else(|failure| failure.status, |_| Status::Success)
 }
 
-/// Returns an acknowledgement without credits.
+/// Returns an acknowledgement without a credit limit.
 pub(crate) fn ack(msn: u32) -> Rc {
     Rc::Acknowledge(aeth(msn))
 }

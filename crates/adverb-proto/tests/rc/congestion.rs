@@ -110,13 +110,13 @@ fn cnp_paces_packets_at_half_the_rate() {
     let mut end = solo_with(&options());
     receive_cnp(&mut end);
     end.post(1, SendOperation::Send, 0, 100 << 10);
-    let (took, packets) = send_all(&mut end);
+    let (elapsed, packets) = send_all(&mut end);
     assert_eq!(packets, 100);
     // 100 packets of 1.1 kB take 178 µs at 5 Gbit/s, and the rate increases towards the end.
-    assert!(took > Duration::from_micros(120) && took < Duration::from_micros(180), "{took:?}");
-    let paced =
+    assert!(elapsed > Duration::from_micros(120) && elapsed < Duration::from_micros(180), "{elapsed:?}");
+    let is_pacing =
         |event: &TraceEvent| matches!(event, TraceEvent::TimerExpired { timer: TimerKind::Pacing, .. });
-    assert!(end.device.sink().iter().filter(|(_, event)| paced(event)).count() > 50);
+    assert!(end.device.sink().iter().filter(|(_, event)| is_pacing(event)).count() > 50);
     let is_cnp = |event: &TraceEvent| matches!(event, TraceEvent::CnpReceived { rate: Some(rate), .. } if *rate == LINE_RATE / 2);
     assert!(end.device.sink().iter().any(|(_, event)| is_cnp(event)));
 }
@@ -129,9 +129,9 @@ fn further_cnps_reduce_the_rate_further() {
         end.now = end.now + Duration::from_micros(50);
     }
     end.post(1, SendOperation::Send, 0, 20 << 10);
-    let (took, _) = send_all(&mut end);
+    let (elapsed, _) = send_all(&mut end);
     // At a sixteenth of the rate a packet takes 14 µs, and less after some recovery.
-    assert!(took > Duration::from_micros(100), "{took:?}");
+    assert!(elapsed > Duration::from_micros(100), "{elapsed:?}");
 }
 
 #[test]
@@ -140,10 +140,10 @@ fn rate_recovers_without_further_cnps() {
     receive_cnp(&mut end);
     end.now = end.now + Duration::from_millis(10);
     end.post(1, SendOperation::Send, 0, 100 << 10);
-    let (took, packets) = send_all(&mut end);
+    let (elapsed, packets) = send_all(&mut end);
     assert_eq!(packets, 100);
     // The rate is the line rate, and not more.
-    assert!(took > Duration::from_micros(70) && took < Duration::from_micros(95), "{took:?}");
+    assert!(elapsed > Duration::from_micros(70) && elapsed < Duration::from_micros(95), "{elapsed:?}");
 }
 
 #[test]
@@ -151,9 +151,9 @@ fn read_responses_are_paced() {
     let mut end = solo_with(&options());
     receive_cnp(&mut end);
     end.receive(0, Rc::ReadRequest(Reth { va: ADDR, rkey: end.key, length: 100 << 10 }), &[]);
-    let (took, packets) = send_all(&mut end);
+    let (elapsed, packets) = send_all(&mut end);
     assert_eq!(packets, 100);
-    assert!(took > Duration::from_micros(120), "{took:?}");
+    assert!(elapsed > Duration::from_micros(120), "{elapsed:?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! End-to-end credits (vol. 1, 9.7.7.2).
+//! End-to-end credits (vol. 1, 9.7.7).
 
 use adverb_proto::types::{RemoteAddress, SendOperation, Status};
 use adverb_wire::{Aeth, Credits, Rc, Send, Syndrome};
@@ -25,7 +25,7 @@ fn acknowledgements_carry_as_many_credits_as_there_are_receives() {
 }
 
 #[test]
-fn acknowledgements_without_credits_are_unlimited() {
+fn queue_pair_without_credits_sends_no_credit_limit() {
     let mut end = solo();
     end.post_recv(1, 0, 64);
     assert_eq!(end.exchange(0, Rc::Send(Send::Only(None)), b"abcd"), [(ack(1), 0)]);
@@ -80,7 +80,7 @@ fn duplicate_acknowledgement_may_carry_credits() {
 }
 
 #[test]
-fn receive_posted_without_credits_causes_an_unsolicited_acknowledgement() {
+fn receive_posted_while_the_peer_has_no_credit_causes_an_unsolicited_acknowledgement() {
     let mut end = solo_with(&options());
     end.post_recv(1, 0, 64);
     assert_eq!(end.exchange(0, Rc::Send(Send::Only(None)), b"abcd"), [(credit(0, 1), 0)]);
@@ -92,7 +92,7 @@ fn receive_posted_without_credits_causes_an_unsolicited_acknowledgement() {
 }
 
 #[test]
-fn no_unsolicited_acknowledgement_without_credits_or_need() {
+fn receive_causes_no_acknowledgement_without_credits_or_while_the_peer_has_some() {
     let mut end = solo();
     end.post_recv(1, 0, 64);
     end.exchange(0, Rc::Send(Send::Only(None)), b"abcd");

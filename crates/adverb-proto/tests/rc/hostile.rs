@@ -153,9 +153,9 @@ fn random_bytes_do_nothing() {
 }
 
 /// A peer that repeats requests, and then sends new ones, makes the responder hold at most four responses per slot: the
-/// saved one, two replays, and a first response after them. A READ has one replay.
+/// saved one, two retransmissions, and a first response after them. A READ has one retransmission.
 #[test]
-fn replays_are_bounded() {
+fn queued_retransmissions_are_bounded() {
     for (slots, is_read) in (1..=3).flat_map(|slots| [(slots, false), (slots, true)]) {
         let mut end = solo_with(&Options { max_dest_rd_atomic: slots, ..Options::default() });
         let request = if is_read {
@@ -163,7 +163,7 @@ fn replays_are_bounded() {
         } else {
             Rc::FetchAdd(FetchAdd { va: ADDR, rkey: end.key, add: 1 })
         };
-        let (slots, replays) = (u32::from(slots), if is_read { 1 } else { 2 });
+        let (slots, retransmissions) = (u32::from(slots), if is_read { 1 } else { 2 });
         for psn in 0..slots {
             assert_eq!(end.exchange(psn, request, &[]).len(), 1);
         }
@@ -172,15 +172,15 @@ fn replays_are_bounded() {
                 end.receive(psn, request, &[]);
             }
         }
-        assert_eq!(end.device.resource_counts().responses as u32, (1 + replays) * slots);
+        assert_eq!(end.device.resource_counts().responses as u32, (1 + retransmissions) * slots);
         for psn in slots..2 * slots {
             end.receive(psn, request, &[]);
             for _ in 0..100 {
                 end.receive(psn, request, &[]);
             }
         }
-        assert_eq!(end.device.resource_counts().responses as u32, (2 + replays) * slots);
-        assert_eq!(end.sent().len() as u32, (1 + replays) * slots);
+        assert_eq!(end.device.resource_counts().responses as u32, (2 + retransmissions) * slots);
+        assert_eq!(end.sent().len() as u32, (1 + retransmissions) * slots);
         assert_eq!(
             (end.state(), end.device.resource_counts().responses as u32),
             (QpState::ReadyToSend, slots)

@@ -12,7 +12,7 @@ fn reader(options: Options) -> End {
     solo_with(&Options { read_window: 4 * (1024 + 512), ..options })
 }
 
-/// Returns a request for a part of two packets, or for the rest of one.
+/// Returns the request for a part: `length` bytes from packet `first` on.
 fn part(first: u32, length: u32) -> (Rc, u32) {
     (Rc::ReadRequest(Reth { va: 0x5000 + u64::from(first) * 1024, rkey: 0x1234, length }), first)
 }

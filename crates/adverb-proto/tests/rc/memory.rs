@@ -49,9 +49,9 @@ fn keys_are_random_and_neither_zero_nor_in_use() {
 fn deregistering_returns_the_registration_once() {
     let mut device = Device::new(());
     let pd = device.create_domain();
-    let what = registration(0, 8, Access::empty());
-    let key = device.register(pd, what, || 5).unwrap();
-    assert_eq!(device.deregister(key), Ok(what));
+    let attributes = registration(0, 8, Access::empty());
+    let key = device.register(pd, attributes, || 5).unwrap();
+    assert_eq!(device.deregister(key), Ok(attributes));
     assert_eq!(device.deregister(key), Err(DeregisterError::UnknownKey));
 }
 
@@ -83,7 +83,7 @@ fn duplicate_read_of_deregistered_memory_gets_a_nak_and_does_not_end_the_connect
         if !is_deregistered_first {
             end.receive(1, rest, &[]);
             let now = end.now;
-            assert!(end.device.poll_transmit(now).is_some(), "the replay has started");
+            assert!(end.device.poll_transmit(now).is_some(), "the retransmission has started");
             denied = 2;
         }
         end.device.deregister(end.key).unwrap();

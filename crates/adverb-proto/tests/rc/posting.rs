@@ -76,12 +76,12 @@ fn message_longer_than_two_to_the_31_is_rejected() {
     let mut end = solo();
     let lkey = end.key;
     let segment = |length| Segment { addr: ADDR, length, lkey };
-    let half = [segment(1 << 30), segment(1 << 30)];
-    let more = [segment(1 << 30), segment(1 << 30), segment(1)];
-    assert_eq!(end.try_post(1, WRITE, SendFlags::empty(), &half), Ok(()));
-    assert_eq!(end.try_post(2, WRITE, SendFlags::empty(), &more), Err(PostError::InvalidLength));
-    let four = [segment(u32::MAX), segment(u32::MAX), segment(u32::MAX)];
-    assert_eq!(end.try_post(2, READ, SendFlags::empty(), &four), Err(PostError::InvalidLength));
+    let max_message = [segment(1 << 30), segment(1 << 30)];
+    let too_long = [segment(1 << 30), segment(1 << 30), segment(1)];
+    assert_eq!(end.try_post(1, WRITE, SendFlags::empty(), &max_message), Ok(()));
+    assert_eq!(end.try_post(2, WRITE, SendFlags::empty(), &too_long), Err(PostError::InvalidLength));
+    let longer_than_u32 = [segment(u32::MAX), segment(u32::MAX), segment(u32::MAX)];
+    assert_eq!(end.try_post(2, READ, SendFlags::empty(), &longer_than_u32), Err(PostError::InvalidLength));
 }
 
 #[test]

@@ -536,7 +536,7 @@ fn single_packet_response_is_neither_first_nor_last() {
 }
 
 #[test]
-fn read_with_a_bad_segment_writes_none_of_them() {
+fn read_with_a_bad_segment_writes_to_no_segment() {
     let mut end = solo();
     let before = end.bytes(0, 8).to_vec();
     let segments = [end.segment(0, 4), Segment { addr: ADDR, length: 4, lkey: 0xbad }];
@@ -669,7 +669,7 @@ fn read_into_memory_without_local_write_fails() {
 }
 
 #[test]
-fn region_deregistered_before_a_retransmission_is_not_retransmitted() {
+fn request_is_not_retransmitted_after_its_region_is_deregistered() {
     let mut end = solo();
     end.post(1, WRITE, 0, 8);
     end.transmits();

@@ -82,7 +82,7 @@ fn retry_counts_have_three_bits() {
 }
 
 #[test]
-fn sends_are_posted_only_when_ready_to_send_or_in_error() {
+fn sends_are_rejected_before_ready_to_send() {
     use QpState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained};
     for state in [Reset, Init, ReadyToReceive, ReadyToSend, SendQueueDrained, Error] {
         let mut end = end_in(state);

@@ -17,7 +17,7 @@ fn request_generates_events_from_post_to_completion() {
     let psn = Psn::wrapping(crate::harness::PSN);
     let [
         TraceEvent::PostedSend {
-            qpn: posted_on,
+            qpn: posted_qpn,
             request: 0,
             wr_id: 5,
             tag: 0,
@@ -27,29 +27,29 @@ fn request_generates_events_from_post_to_completion() {
             sge_count: 1,
             first_sge,
         },
-        TraceEvent::Doorbell { qpn: rung },
+        TraceEvent::Doorbell { qpn: doorbell_qpn },
         TraceEvent::PacketSent {
-            qpn: out_of,
+            qpn: sent_qpn,
             request: Some(0),
             header: out,
             payload_len: 8,
             is_retransmission: false,
         },
-        TraceEvent::PacketReceived { qpn: into, request: Some(0), header: ack, payload_len: 0 },
+        TraceEvent::PacketReceived { qpn: received_qpn, request: Some(0), header: ack, payload_len: 0 },
         TraceEvent::Completed {
-            qpn: done_on,
+            qpn: completed_qpn,
             queue: Queue::Send,
             request: 0,
             wr_id: 5,
             outcome: Ok(success),
             ..
         },
-        TraceEvent::Acknowledged { qpn: acked_on, psn: acked },
+        TraceEvent::Acknowledged { qpn: acked_qpn, psn: acked },
     ] = events[..]
     else {
         panic!("{events:#?}");
     };
-    assert!([posted_on, rung, out_of, into, done_on, acked_on].iter().all(|of| *of == qpn));
+    assert!([posted_qpn, doorbell_qpn, sent_qpn, received_qpn, completed_qpn, acked_qpn].iter().all(|event_qpn| *event_qpn == qpn));
     assert_eq!(operation, SendOperation::Write(pair.b.remote_addr(0)));
     assert!(flags.contains(SendFlags::SIGNALED));
     assert_eq!(first_sge.map(|segment| segment.length), Some(8));
@@ -112,12 +112,12 @@ fn connected_events_are_generated_on_transitions_and_on_demand() {
         let events = pair.a.device.sink().iter().map(|(_, event)| *event);
         events.filter(|event| matches!(event, TraceEvent::Connected { .. })).collect()
     };
-    let made = connected(&pair);
-    let [TraceEvent::Connected { send_psn: None, .. }, last] = made[..] else { panic!("{made:?}") };
-    let TraceEvent::Connected { qpn: of, remote_qpn, send_psn: Some(psn), .. } = last else {
+    let events = connected(&pair);
+    let [TraceEvent::Connected { send_psn: None, .. }, last] = events[..] else { panic!("{events:?}") };
+    let TraceEvent::Connected { qpn: event_qpn, remote_qpn, send_psn: Some(psn), .. } = last else {
         panic!("{last:?}")
     };
-    assert_eq!((of, remote_qpn, psn), (qpn, remote, Psn::wrapping(crate::harness::PSN)));
+    assert_eq!((event_qpn, remote_qpn, psn), (qpn, remote, Psn::wrapping(crate::harness::PSN)));
     pair.a.device.sink_mut().clear();
     let now = pair.a.now;
     pair.a.device.record_connections(now);
@@ -127,14 +127,14 @@ fn connected_events_are_generated_on_transitions_and_on_demand() {
 #[test]
 fn timers_and_state_changes_generate_events() {
     let mut end = solo();
-    let to = |event: &TraceEvent| matches!(event, TraceEvent::StateChanged { to: QpState::ReadyToSend, .. });
-    assert!(end.device.sink().iter().any(|(_, event)| to(event)));
+    let is_ready_to_send = |event: &TraceEvent| matches!(event, TraceEvent::StateChanged { to: QpState::ReadyToSend, .. });
+    assert!(end.device.sink().iter().any(|(_, event)| is_ready_to_send(event)));
     end.post(1, SendOperation::Send, 0, 8);
     end.transmits();
     end.wait();
-    let timer =
+    let is_ack_timeout =
         |event: &TraceEvent| matches!(event, TraceEvent::TimerExpired { timer: TimerKind::AckTimeout, .. });
-    assert!(end.device.sink().iter().any(|(_, event)| timer(event)));
+    assert!(end.device.sink().iter().any(|(_, event)| is_ack_timeout(event)));
 }
 
 #[test]
@@ -189,8 +189,8 @@ fn cnps_generate_packet_events() {
     let mut end = solo();
     let cnp = end.forge(&Header::cnp(end.qpn), &[]);
     end.deliver(&cnp);
-    let come = |event: &TraceEvent| matches!(event, TraceEvent::PacketReceived { header, .. } if header.opcode() == Opcode::Cnp);
-    assert!(end.device.sink().iter().any(|(_, event)| come(event)));
+    let is_received_cnp = |event: &TraceEvent| matches!(event, TraceEvent::PacketReceived { header, .. } if header.opcode() == Opcode::Cnp);
+    assert!(end.device.sink().iter().any(|(_, event)| is_received_cnp(event)));
 }
 
 #[test]

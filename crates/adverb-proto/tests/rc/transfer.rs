@@ -6,7 +6,7 @@ use adverb_proto::types::{
 
 use crate::harness::{Options, Pair, pattern};
 
-/// Returns lengths around each change of segmentation.
+/// Returns lengths with every amount of padding, and lengths around multiples of the MTU.
 fn lengths(mtu: u32) -> [u32; 12] {
     [0, 1, 2, 3, 4, 7, mtu - 1, mtu, mtu + 1, 2 * mtu, 2 * mtu + 5, 7 * mtu - 3]
 }

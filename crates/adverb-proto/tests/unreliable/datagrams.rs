@@ -81,14 +81,14 @@ fn datagram_needs_a_destination() {
         destination: None,
     };
     assert_eq!(end.device.post_send(end.now, end.qpn, &request), Err(PostError::InvalidDestination));
-    let nowhere = Destination { handle: (), qpn: end.qpn, qkey: 1 };
+    let without_path = Destination { handle: (), qpn: end.qpn, qkey: 1 };
     let request = SendRequest {
         wr_id: 1,
         tag: 0,
         operation: SendOperation::Send,
         flags: SendFlags::empty(),
         segments: &[],
-        destination: Some(nowhere),
+        destination: Some(without_path),
     };
     assert_eq!(end.device.post_send(end.now, end.qpn, &request), Err(PostError::InvalidDestination));
 }

@@ -19,7 +19,7 @@ fn group() -> Gid {
 }
 
 /// Creates another datagram queue pair of the end's device, with a receive at `offset`.
-fn member(end: &mut End, qkey: u32, wr_id: u64, offset: u64) -> Qpn {
+fn create_datagram_qp(end: &mut End, qkey: u32, wr_id: u64, offset: u64) -> Qpn {
     let config = QpConfig::ud(end.pd, end.cq, end.cq);
     let random = end.rng();
     let qpn = end.device.create_qp(config, random).unwrap();
@@ -52,8 +52,8 @@ fn deliver_to_group(end: &mut End, qpn: Qpn, payload: &[u8]) {
 #[test]
 fn datagram_to_a_group_is_delivered_to_every_attached_queue_pair() {
     let mut end = solo();
-    let members = [member(&mut end, QKEY, 1, 0), member(&mut end, QKEY, 2, 512)];
-    let unattached = member(&mut end, QKEY, 3, 1024);
+    let members = [create_datagram_qp(&mut end, QKEY, 1, 0), create_datagram_qp(&mut end, QKEY, 2, 512)];
+    let unattached = create_datagram_qp(&mut end, QKEY, 3, 1024);
     for qpn in members {
         end.device.attach_multicast(qpn, group()).unwrap();
     }
@@ -69,7 +69,7 @@ fn datagram_to_a_group_is_delivered_to_every_attached_queue_pair() {
 #[test]
 fn grh_contains_the_group() {
     let mut end = solo();
-    let qpn = member(&mut end, QKEY, 1, 0);
+    let qpn = create_datagram_qp(&mut end, QKEY, 1, 0);
     end.device.attach_multicast(qpn, group()).unwrap();
     receive_group(&mut end, b"hello");
     let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
@@ -79,8 +79,8 @@ fn grh_contains_the_group() {
 #[test]
 fn member_with_another_queue_key_receives_nothing() {
     let mut end = solo();
-    let (with, without) = (member(&mut end, QKEY, 1, 0), member(&mut end, QKEY ^ 1, 2, 512));
-    for qpn in [without, with] {
+    let (matching, mismatched) = (create_datagram_qp(&mut end, QKEY, 1, 0), create_datagram_qp(&mut end, QKEY ^ 1, 2, 512));
+    for qpn in [mismatched, matching] {
         end.device.attach_multicast(qpn, group()).unwrap();
     }
     receive_group(&mut end, b"hello");
@@ -91,7 +91,7 @@ fn member_with_another_queue_key_receives_nothing() {
 #[test]
 fn member_without_a_receive_does_not_affect_others() {
     let mut end = solo();
-    let qpn = member(&mut end, QKEY, 1, 0);
+    let qpn = create_datagram_qp(&mut end, QKEY, 1, 0);
     end.device.attach_multicast(end.qpn, group()).unwrap();
     end.device.attach_multicast(qpn, group()).unwrap();
     receive_group(&mut end, b"hello");
@@ -109,7 +109,7 @@ fn datagram_to_a_group_without_members_is_dropped() {
 #[test]
 fn datagram_to_a_group_for_one_queue_pair_is_dropped() {
     let mut end = solo();
-    let qpn = member(&mut end, QKEY, 1, 0);
+    let qpn = create_datagram_qp(&mut end, QKEY, 1, 0);
     let mut gsi = QpConfig::ud(end.pd, end.cq, end.cq);
     gsi.max_recv_wr = 1;
     end.device.create_gsi(gsi).unwrap();
@@ -134,7 +134,7 @@ fn datagram_to_a_group_for_one_queue_pair_is_dropped() {
 #[test]
 fn detached_queue_pair_receives_nothing() {
     let mut end = solo();
-    let qpn = member(&mut end, QKEY, 1, 0);
+    let qpn = create_datagram_qp(&mut end, QKEY, 1, 0);
     end.device.attach_multicast(qpn, group()).unwrap();
     end.device.detach_multicast(qpn, group()).unwrap();
     receive_group(&mut end, b"hello");
@@ -145,12 +145,12 @@ fn detached_queue_pair_receives_nothing() {
 #[test]
 fn destroyed_queue_pair_is_in_no_group() {
     let mut end = solo();
-    let qpn = member(&mut end, QKEY, 1, 0);
+    let qpn = create_datagram_qp(&mut end, QKEY, 1, 0);
     end.device.attach_multicast(qpn, group()).unwrap();
     assert_eq!(end.device.resource_counts().multicast_groups, 1);
     end.device.destroy_qp(qpn);
     assert_eq!(end.device.resource_counts().multicast_groups, 0);
-    let later = member(&mut end, QKEY, 2, 0);
+    let later = create_datagram_qp(&mut end, QKEY, 2, 0);
     receive_group(&mut end, b"hello");
     assert_eq!(
         end.device.query_qp(later).unwrap().recv_queue_len,
@@ -162,7 +162,7 @@ fn destroyed_queue_pair_is_in_no_group() {
 #[test]
 fn reset_queue_pair_stays_attached() {
     let mut end = solo();
-    let qpn = member(&mut end, QKEY, 1, 0);
+    let qpn = create_datagram_qp(&mut end, QKEY, 1, 0);
     end.device.attach_multicast(qpn, group()).unwrap();
     end.device.modify_qp(end.now, qpn, &Transition::Reset).unwrap();
     receive_group(&mut end, b"hello");
@@ -206,7 +206,7 @@ fn message_of_a_connection_to_the_multicast_qpn_is_dropped() {
 #[test]
 fn corrupt_datagram_to_a_group_is_dropped() {
     let mut end = solo();
-    let qpn = member(&mut end, QKEY, 1, 0);
+    let qpn = create_datagram_qp(&mut end, QKEY, 1, 0);
     end.device.attach_multicast(qpn, group()).unwrap();
     let datagram = Ud { qkey: QKEY, source_qp: Qpn::truncate(5), immediate: None };
     let header = Header::new(Qpn::MULTICAST, Psn::ZERO, Operation::Ud(datagram));
