@@ -2,7 +2,7 @@
 
 use core::hash::{BuildHasher, Hasher};
 
-/// Builds [`NumberHasher`].
+/// A builder of [`NumberHasher`]s.
 ///
 /// A peer can't choose the keys in these tables, only the keys that are looked up, so it can't cause collisions.
 #[derive(Clone, Copy, Debug, Default)]

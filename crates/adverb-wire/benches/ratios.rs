@@ -71,7 +71,7 @@ fn parsing() {
         let [parse] = interleaved([&mut || _ = black_box(&Packet::parse(black_box(bytes)))]);
         println!("{:>24} {parse:>9.1} ns", header.opcode().name());
     }
-    // A single opcode would suit the branch predictor too well, so mix them.
+    // The branch predictor learns a single opcode too well, so this measurement mixes four.
     let mix: Vec<&Vec<u8>> =
         (0..4096u32).map(|n| &packets[(n.wrapping_mul(0x9e37_79b9) >> 30) as usize]).collect();
     let mut next = 0;

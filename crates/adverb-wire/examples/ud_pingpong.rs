@@ -35,8 +35,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let (mut received, mut intact) = (0, 0);
     for n in 0..count {
-        // The peer sends from the buffer into which it receives, so it echoes the payload. Vary the payload to check
-        // that.
+        // The peer sends from the buffer into which it receives, so it echoes the payload. Each payload is different, so
+        // that an echo of another one is noticed.
         let payload: Vec<u8> =
             (0..size).map(|i| (n.wrapping_mul(31).wrapping_add(i)).to_le_bytes()[0]).collect();
         let datagram = Ud { qkey: QKEY, source_qp: LOCAL_QP, immediate: None };
@@ -57,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             Err(error) => return Err(error.into()),
         };
         let packet = Packet::parse(&buffer[..len])?;
-        // A UDP socket doesn't report the peer's IP ID, so recover it from the ICRC.
+        // A UDP socket doesn't report the peer's IP ID, so it is recovered from the ICRC.
         let incoming = Flow::new(source, SocketAddr::new(local, ROCE_PORT))
             .ok_or("the reply came from an address of another family")?;
         match incoming.recover_ip_id(&packet) {
@@ -82,7 +82,7 @@ fn exchange(local: IpAddr, server: IpAddr) -> Result<Qpn, Box<dyn Error>> {
         IpAddr::V6(v6) => v6,
     };
     let mut tcp = TcpStream::connect((server, 18515))?;
-    // The peer reads only once, so send everything in one write.
+    // The peer reads only once, so all bytes are sent in one write.
     tcp.write_all(format!("0000:{:06x}:{:06x}:{:032x}\0", LOCAL_QP.get(), 0, gid.to_bits()).as_bytes())?;
     let mut reply = [0; "0000:000000:000000:".len() + 33];
     tcp.read_exact(&mut reply)?;

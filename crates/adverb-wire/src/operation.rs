@@ -381,7 +381,7 @@ impl Write {
     }
 }
 
-/// Reads headers from the front of a packet. Every method returns `None` if too few bytes are left.
+/// A reader of headers, from the front of a packet. Every method returns `None` if too few bytes are left.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -442,15 +442,15 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Writes headers into the space after the base transport header.
+/// A writer of headers into the space after the base transport header.
 struct Writer<'a>(&'a mut [u8]);
 
 impl Writer<'_> {
     /// Appends `bytes`. The space has the maximum header length, so they always fit.
     #[inline]
     fn put<const N: usize>(&mut self, bytes: [u8; N]) {
-        let room = core::mem::take(&mut self.0);
-        if let Some((head, rest)) = room.split_first_chunk_mut::<N>() {
+        let space = core::mem::take(&mut self.0);
+        if let Some((head, rest)) = space.split_first_chunk_mut::<N>() {
             *head = bytes;
             self.0 = rest;
         } else {

@@ -140,7 +140,7 @@ fn one_corrupt_packet_in_65536_passes_ip_id_recovery_and_none_passes_verify() {
         random.fill(&mut payload);
         let emitted = flow.emit(&header, 0, &[&payload], &mut head).expect("a packet that fits");
         for at in 0..64 {
-            // Corrupt eight bytes: more than the 32 bits within which a CRC detects every error.
+            // Eight bytes are corrupted: more than the 32 bits within which a CRC detects every error.
             let mut corrupt = [&head[..emitted.header_len], &payload, &emitted.trailer].concat();
             let noise = (random.next() | 1).to_le_bytes();
             let at = 12 + at % 57;

@@ -96,7 +96,7 @@ impl CmaHeader {
         let addresses = match ip_version >> 4 {
             4 => {
                 let [source, destination] = addresses.map(|address| {
-                    // Like the kernel, ignore the twelve bytes before an IPv4 address.
+                    // The twelve bytes before an IPv4 address are ignored, as in the kernel.
                     let [.., a, b, c, d] = address.to_be_bytes();
                     Ipv4Addr::new(a, b, c, d)
                 });

@@ -28,8 +28,8 @@ impl<const N: usize> PrivateData<N> {
     /// Returns [`DataTooLong`] if `data` is longer than `N` bytes.
     pub fn new(data: &[u8]) -> Result<PrivateData<N>, DataTooLong> {
         let mut bytes = [0; N];
-        let room = bytes.get_mut(..data.len()).ok_or(DataTooLong { len: data.len(), max: N })?;
-        room.copy_from_slice(data);
+        let target = bytes.get_mut(..data.len()).ok_or(DataTooLong { len: data.len(), max: N })?;
+        target.copy_from_slice(data);
         Ok(PrivateData(bytes))
     }
 
