@@ -36,16 +36,18 @@ mod linux {
         println!("{count} devices");
         for index in 0..count as usize {
             // SAFETY: the list has this many devices, and is freed only below.
-            unsafe { device(ibverbs, *list.add(index)) };
+            unsafe { print_device(ibverbs, *list.add(index)) };
         }
         // SAFETY: the list was created above, and is freed once.
         unsafe { ibverbs.ibv_free_device_list(list) };
     }
 
+    /// Prints a device.
+    ///
     /// # Safety
     ///
     /// `device` is in a list that isn't freed yet.
-    unsafe fn device(ibverbs: &Ibverbs, device: *mut ibv_device) {
+    unsafe fn print_device(ibverbs: &Ibverbs, device: *mut ibv_device) {
         // SAFETY: the device exists, and is queried only while it is open.
         unsafe {
             let name = CStr::from_ptr(ibverbs.ibv_get_device_name(device)).to_string_lossy();
@@ -60,17 +62,19 @@ mod linux {
             }
             let mut attr = ibv_device_attr_ex::zeroed();
             match ibverbs.ibv_query_device_ex(context, ptr::null(), &mut attr) {
-                0 => attributes(ibverbs, context, &attr),
+                0 => print_attributes(ibverbs, context, &attr),
                 error => println!("  cannot query the device: {}", Error::from_raw_os_error(error)),
             }
             ibverbs.ibv_close_device(context);
         }
     }
 
+    /// Prints the attributes and the ports of a device.
+    ///
     /// # Safety
     ///
     /// `context` is open.
-    unsafe fn attributes(ibverbs: &Ibverbs, context: *mut ibv_context, attr: &ibv_device_attr_ex) {
+    unsafe fn print_attributes(ibverbs: &Ibverbs, context: *mut ibv_context, attr: &ibv_device_attr_ex) {
         let orig = &attr.orig_attr;
         println!(
             "  vendor {:#06x} part {}, {} queue pairs of {} requests, {} completion queues of {} entries, \
@@ -95,14 +99,16 @@ mod linux {
         );
         for number in 1..=orig.phys_port_cnt {
             // SAFETY: the caller vouches for the context.
-            unsafe { port(ibverbs, context, number) };
+            unsafe { print_port(ibverbs, context, number) };
         }
     }
 
+    /// Prints a port and its GIDs.
+    ///
     /// # Safety
     ///
     /// `context` is open.
-    unsafe fn port(ibverbs: &Ibverbs, context: *mut ibv_context, number: u8) {
+    unsafe fn print_port(ibverbs: &Ibverbs, context: *mut ibv_context, number: u8) {
         // SAFETY: the caller guarantees that the context is open, and the results are written to local variables.
         unsafe {
             let mut port = ibv_port_attr::zeroed();

@@ -15,7 +15,7 @@ pub struct LoadError {
 
 #[derive(Debug, Clone)]
 enum Reason {
-    /// The dynamic linker didn't find the file or couldn't load it; its message.
+    /// The dynamic linker didn't find the file, or couldn't load it. The string is its message.
     NotLoaded(String),
     /// The library lacks a symbol that every release of the last ten years has.
     NoSymbol(String),
@@ -94,7 +94,7 @@ pub(crate) fn open(file: &'static str) -> Result<LoadedLibrary, LoadError> {
 }
 
 impl LoadedLibrary {
-    /// Returns the function of this name, which ends with a NUL.
+    /// Returns the function with this name. The name ends with a NUL.
     ///
     /// # Safety
     ///
@@ -107,7 +107,7 @@ impl LoadedLibrary {
         })
     }
 
-    /// Returns the function of this name, which ends with a NUL, if the library has it.
+    /// Returns the function with this name, if the library has it. The name ends with a NUL.
     ///
     /// If a symbol has several versions (most symbols of libibverbs have IBVERBS_1.0 and IBVERBS_1.1), this is the
     /// default version, which the linker would also select.

@@ -5,7 +5,7 @@
 /// ```text
 /// shapes! {
 ///     pub struct ibv_pd { pub handle: u32, … }                      struct ibv_pd
-///     pub struct ibv_send_wr_rdma inside ibv_send_wr.wr.rdma { … }  a struct without a tag: that member's
+///     pub struct ibv_send_wr_rdma inside ibv_send_wr.wr.rdma { … }  the type of that member, without a tag
 ///     pub struct verbs_context grows_at_start { … }                 new fields are added before the old ones
 ///     pub union ibv_gid { … }                                       union ibv_gid
 ///     pub union ibv_wc_imm unnamed_in ibv_wc { … }                  a union without tag or name in a struct

@@ -43,7 +43,7 @@ impl Fixture {
             let mut table = vec![ibv_gid_entry::zeroed(); 1024];
             let count = ibverbs.ibv_query_gid_table(context, table.as_mut_ptr(), table.len(), 0);
             assert!(count > 0, "{count}");
-            // Use the entry of an IPv4 address, because the connection manager resolves it, too.
+            // The entry of an IPv4 address is used, because the connection manager resolves it, too.
             let is_ipv4 = |entry: &&ibv_gid_entry| {
                 entry.gid_type == IBV_GID_TYPE_ROCE_V2
                     && Ipv6Addr::from(entry.gid.octets()).to_ipv4_mapped().is_some()
@@ -72,7 +72,7 @@ impl Fixture {
         ibv_sge { addr, length, lkey: unsafe { (*self.mr).lkey } }
     }
 
-    /// Brings a queue pair to ready-to-send, connected with another one of this device.
+    /// Connects a queue pair to another one of this device, and moves it to ready-to-send.
     unsafe fn connect(&self, qp: *mut ibv_qp, peer: *mut ibv_qp) {
         let ah_attr = ibv_ah_attr {
             grh: ibv_global_route {
@@ -182,7 +182,7 @@ fn messages_and_atomics_pass_through_plain_queues() {
         let cq = ibverbs.ibv_create_cq(fixture.context, 16, cq_context, channel, 0);
         assert!(!cq.is_null());
         assert!((*cq).cqe >= 16 && (*cq).channel == channel && (*channel).refcnt == 1);
-        let make = || {
+        let create_qp = || {
             let mut attr = ibv_qp_init_attr {
                 send_cq: cq,
                 recv_cq: cq,
@@ -196,7 +196,7 @@ fn messages_and_atomics_pass_through_plain_queues() {
             assert_eq!(((*qp).qp_type, (*qp).state, (*qp).recv_cq), (IBV_QPT_RC, IBV_QPS_RESET, cq));
             qp
         };
-        let (left, right) = (make(), make());
+        let (left, right) = (create_qp(), create_qp());
         fixture.connect(left, right);
         fixture.connect(right, left);
         assert_eq!(ibv_req_notify_cq(cq, 0), 0);
@@ -301,7 +301,7 @@ fn a_write_passes_through_extended_queues() {
         };
         let srq = ibverbs.ibv_create_srq_ex(fixture.context, &mut srq_attr);
         assert!(!srq.is_null(), "{}", Error::last_os_error());
-        let make = |srq| {
+        let create_qp = |srq| {
             let mut attr = ibv_qp_init_attr_ex {
                 send_cq: ibv_cq_ex_to_cq(cq),
                 recv_cq: ibv_cq_ex_to_cq(cq),
@@ -317,7 +317,7 @@ fn a_write_passes_through_extended_queues() {
             assert!(!qp.is_null(), "{}", Error::last_os_error());
             qp
         };
-        let (left, right) = (make(ptr::null_mut()), make(srq));
+        let (left, right) = (create_qp(ptr::null_mut()), create_qp(srq));
         fixture.connect(left, right);
         fixture.connect(right, left);
 
@@ -392,21 +392,21 @@ fn a_request_to_connect_arrives_with_its_private_data() {
     unsafe {
         let channel = cm.rdma_create_event_channel();
         assert!(!channel.is_null(), "{}", Error::last_os_error());
-        let next = |expected: rdma_cm_event_type| {
+        let next_event = |expected: rdma_cm_event_type| {
             let mut event = ptr::null_mut();
             assert_eq!(cm.rdma_get_cm_event(channel, &mut event), 0, "{}", Error::last_os_error());
             let name = CStr::from_ptr(cm.rdma_event_str((*event).event));
             assert_eq!(((*event).event, (*event).status), (expected, 0), "{name:?}");
             event
         };
-        let make = || {
+        let create_id = || {
             let mut id = ptr::null_mut();
             let error = cm.rdma_create_id(channel, &mut id, ptr::null_mut(), RDMA_PS_TCP);
             assert_eq!(error, 0, "{}", Error::last_os_error());
             assert_eq!(((*id).channel, (*id).ps), (channel, RDMA_PS_TCP));
             id
         };
-        let (listener, client) = (make(), make());
+        let (listener, client) = (create_id(), create_id());
         let mut address = socket_address(ip, 0);
         assert_eq!(cm.rdma_bind_addr(listener, (&raw mut address).cast()), 0, "{}", Error::last_os_error());
         assert_eq!(cm.rdma_listen(listener, 1), 0, "{}", Error::last_os_error());
@@ -421,9 +421,9 @@ fn a_request_to_connect_arrives_with_its_private_data() {
         let mut address = socket_address(ip, port);
         let target = (&raw mut address).cast();
         assert_eq!(cm.rdma_resolve_addr(client, ptr::null_mut(), target, 2000), 0);
-        cm.rdma_ack_cm_event(next(RDMA_CM_EVENT_ADDR_RESOLVED));
+        cm.rdma_ack_cm_event(next_event(RDMA_CM_EVENT_ADDR_RESOLVED));
         assert_eq!(cm.rdma_resolve_route(client, 2000), 0);
-        cm.rdma_ack_cm_event(next(RDMA_CM_EVENT_ROUTE_RESOLVED));
+        cm.rdma_ack_cm_event(next_event(RDMA_CM_EVENT_ROUTE_RESOLVED));
         assert_eq!(((*client).port_num, (*client).route.num_paths), (1, 1));
         assert!(!(*client).verbs.is_null());
         assert_eq!((*client).route.addr.addr.ibaddr.sgid, fixture.gid.gid);
@@ -448,7 +448,7 @@ fn a_request_to_connect_arrives_with_its_private_data() {
             ..Default::default()
         };
         assert_eq!(cm.rdma_connect(client, &mut param), 0, "{}", Error::last_os_error());
-        let event = next(RDMA_CM_EVENT_CONNECT_REQUEST);
+        let event = next_event(RDMA_CM_EVENT_CONNECT_REQUEST);
         let server = (*event).id;
         assert_eq!((*event).listen_id, listener);
         let request = (*event).param.conn;
