@@ -42,7 +42,7 @@ impl Timers {
         self.heap.first().map(|(time, _)| *time)
     }
 
-    /// Removes a timer that has expired.
+    /// Removes a timer that has expired, and returns its slot.
     pub(crate) fn pop(&mut self, now: Time) -> Option<u32> {
         let (time, slot) = *self.heap.first()?;
         if time > now {

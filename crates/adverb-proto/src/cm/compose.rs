@@ -184,11 +184,12 @@ pub(super) fn drep(transaction_id: u64, dreq: &Dreq) -> Mad {
 /// Builds the REJ of a message that belongs to no connection here (`cm_issue_rej` in `cm.c`).
 pub(super) fn rej_unknown(
     transaction_id: u64,
-    (remote_id, local_id): (u32, u32),
+    ids: (u32, u32),
     rejected: MessageKind,
     reason: RejectReason,
     info: AdditionalInfo,
 ) -> Mad {
+    let (remote_id, local_id) = ids;
     let rej = Rej {
         local_comm_id: local_id,
         remote_comm_id: remote_id,

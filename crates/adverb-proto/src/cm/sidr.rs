@@ -197,7 +197,7 @@ impl Manager {
         self.add_query(now, addrs, transaction_id, request, id, (source, data), random);
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the end of one long function")]
+    #[allow(clippy::too_many_arguments, reason = "the second half of `handle_sidr_req`")]
     fn add_query(
         &mut self,
         now: Time,

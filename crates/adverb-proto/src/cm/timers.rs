@@ -51,7 +51,7 @@ pub(super) struct Retransmission<T> {
     done: u8,
 }
 
-/// The maximum interval, as a multiple of the first one. The interval doubles until then.
+/// The maximum interval, as a multiple of the first one. Each interval is twice the previous one, up to the maximum.
 const MAX_INTERVAL_FACTOR: u32 = 8;
 
 impl<T> Retransmission<T> {

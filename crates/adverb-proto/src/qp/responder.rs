@@ -350,8 +350,8 @@ impl QueuePair {
         responder.expected += packets;
     }
 
-    /// Handles a packet that was executed before (vol. 1, 9.7.5; `rxe_resp.c`, `duplicate_request`). Nothing is
-    /// executed again.
+    /// Handles a packet that was executed before (vol. 1, 9.7.5; `rxe_resp.c`, `duplicate_request`). Only a READ is
+    /// executed again: its response reads the memory when it is sent.
     fn handle_duplicate<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,

@@ -39,7 +39,7 @@ pub struct Recorder {
     qps: Vec<Qpn>,
     stop_on: StopOn,
     stopped: Option<StopCause>,
-    /// The numbers and events of the last connections: later events are hard to read without them.
+    /// The numbers, times and events of the last connections: later events are hard to read without them.
     connections: VecDeque<(u64, Time, TraceEvent)>,
     payload_limit: usize,
     payloads: Payloads,

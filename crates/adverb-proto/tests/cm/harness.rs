@@ -256,7 +256,7 @@ impl Pair {
         }
     }
 
-    /// Returns the reason of the client's rejection.
+    /// Returns the reason why the client's connection was rejected.
     pub(crate) fn expect_rejected(&mut self) -> u16 {
         match self.event(CLIENT) {
             Some(Event::Rejected(rejection)) => rejection.reason.code(),

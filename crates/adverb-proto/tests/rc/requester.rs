@@ -22,8 +22,8 @@ pub(crate) fn psns(sent: &[(Rc, u32)]) -> Vec<u32> {
     sent.iter().map(|(_, psn)| *psn).collect()
 }
 
-fn first(payload: usize) -> (Rc, Vec<u8>) {
-    (Rc::ReadResponse(ReadResponse::First(aeth(1))), pattern(payload, 1))
+fn first_response(payload_len: usize) -> (Rc, Vec<u8>) {
+    (Rc::ReadResponse(ReadResponse::First(aeth(1))), pattern(payload_len, 1))
 }
 
 #[test]
@@ -440,7 +440,7 @@ fn retransmitted_read_continues_after_the_received_packets() {
     let mut end = solo();
     end.post(1, READ, 0, 3000);
     end.transmits();
-    let (rc, payload) = first(1024);
+    let (rc, payload) = first_response(1024);
     end.receive(0, rc, &payload);
     end.wait();
     let rest = Rc::ReadRequest(Reth { va: 0x5000 + 1024, rkey: 0x1234, length: 1976 });
@@ -453,7 +453,7 @@ fn response_after_a_restart_may_start_with_first_or_middle() {
         let mut end = solo();
         end.post(1, READ, 0, 3000);
         end.transmits();
-        let (rc, payload) = first(1024);
+        let (rc, payload) = first_response(1024);
         end.receive(0, rc, &payload);
         end.wait();
         end.transmits();
@@ -471,7 +471,7 @@ fn response_after_a_restart_at_the_last_packet_may_be_only_or_last() {
         let mut end = solo();
         end.post(1, READ, 0, 1500);
         end.transmits();
-        let (rc, payload) = first(1024);
+        let (rc, payload) = first_response(1024);
         end.receive(0, rc, &payload);
         end.wait();
         end.transmits();
@@ -486,7 +486,7 @@ fn duplicate_response_packet_is_ignored() {
     let mut end = solo();
     end.post(1, READ, 0, 1500);
     end.transmits();
-    let (rc, payload) = first(1024);
+    let (rc, payload) = first_response(1024);
     end.receive(0, rc, &payload);
     end.receive(0, rc, &pattern(1024, 99));
     end.receive(1, Rc::ReadResponse(ReadResponse::Last(aeth(1))), &pattern(476, 2));
@@ -499,7 +499,7 @@ fn missing_response_packet_causes_a_retransmission() {
     let mut end = solo();
     end.post(1, READ, 0, 3000);
     end.transmits();
-    let (rc, payload) = first(1024);
+    let (rc, payload) = first_response(1024);
     end.receive(0, rc, &payload);
     let sent = end.exchange(2, Rc::ReadResponse(ReadResponse::Last(aeth(1))), &pattern(952, 3));
     assert_eq!(sent, [(Rc::ReadRequest(Reth { va: 0x5000 + 1024, rkey: 0x1234, length: 1976 }), 1)]);
