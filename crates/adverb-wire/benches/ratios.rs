@@ -21,14 +21,14 @@ fn main() {
         "payload", "crc32fast", "verify", "ratio", "recover", "adds", "emit"
     );
     for payload_len in [0, 64, 256, 1024, 4096] {
-        icrc(&flow, payload_len);
+        measure_icrc(&flow, payload_len);
     }
     println!();
     println!("Parsing a packet with its headers");
-    parsing();
+    measure_parsing();
 }
 
-fn icrc(flow: &Flow, payload_len: usize) {
+fn measure_icrc(flow: &Flow, payload_len: usize) {
     let header = header(Rc::Send(Send::Only(None)));
     let payload = vec![0x5a; payload_len];
     let bytes = emit(flow, &header, 0x1234, &payload);
@@ -38,7 +38,7 @@ fn icrc(flow: &Flow, payload_len: usize) {
     let covered = vec![0x5a; 8 + 20 + 8 + bytes.len() - 4];
 
     let mut head = [0; MAX_HEADER_LEN];
-    let [bare, verify, recover, emit] = interleaved([
+    let [bare, verify, recover, emit] = measure_alternating([
         &mut || _ = black_box(crc32fast::hash(black_box(&covered))),
         &mut || _ = black_box(black_box(flow).verify(black_box(&packet), 0x1234)),
         &mut || _ = black_box(black_box(flow).recover_ip_id(black_box(&packet))),
@@ -51,7 +51,7 @@ fn icrc(flow: &Flow, payload_len: usize) {
     );
 }
 
-fn parsing() {
+fn measure_parsing() {
     let flow = Flow::v4("10.0.0.1:49152".parse().unwrap(), "10.0.0.2:4791".parse().unwrap());
     let reth = Reth { va: 0x1000, rkey: 7, length: 64 };
     let swap = CompareSwap { va: 0x1000, rkey: 7, swap: 1, compare: 2 };
@@ -68,14 +68,14 @@ fn parsing() {
         emit(&flow, &header, 0, payload)
     });
     for (header, bytes) in headers.iter().zip(&packets) {
-        let [parse] = interleaved([&mut || _ = black_box(&Packet::parse(black_box(bytes)))]);
+        let [parse] = measure_alternating([&mut || _ = black_box(&Packet::parse(black_box(bytes)))]);
         println!("{:>24} {parse:>9.1} ns", header.opcode().name());
     }
     // The branch predictor learns a single opcode too well, so this measurement mixes four.
     let mix: Vec<&Vec<u8>> =
         (0..4096u32).map(|n| &packets[(n.wrapping_mul(0x9e37_79b9) >> 30) as usize]).collect();
     let mut next = 0;
-    let [parse] = interleaved([&mut || {
+    let [parse] = measure_alternating([&mut || {
         next = (next + 1) % mix.len();
         _ = black_box(&Packet::parse(black_box(mix[next])));
     }]);
@@ -93,7 +93,7 @@ fn emit(flow: &Flow, header: &Header, ip_id: u16, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Returns the nanoseconds per call of each function: the median of many rounds, in which the functions alternate.
-fn interleaved<const N: usize>(mut functions: [&mut dyn FnMut(); N]) -> [f64; N] {
+fn measure_alternating<const N: usize>(mut functions: [&mut dyn FnMut(); N]) -> [f64; N] {
     let calls = functions.each_mut().map(|function| {
         let (start, mut calls) = (Instant::now(), 0u32);
         while start.elapsed() < ROUND {

@@ -336,10 +336,10 @@ impl Operation {
                     out.put([0; 8]);
                 }
                 Rc::Flush(flush) => {
-                    let level = if flush.global { Flush::GLOBAL } else { 0 }
+                    let flags = if flush.global { Flush::GLOBAL } else { 0 }
                         | if flush.persistent { Flush::PERSISTENT } else { 0 }
                         | if flush.whole_region { Flush::WHOLE_REGION } else { 0 };
-                    out.put([0, 0, 0, level]);
+                    out.put([0, 0, 0, flags]);
                     flush.range.emit(&mut out);
                 }
             },
@@ -349,7 +349,7 @@ impl Operation {
                 let [a, b, c] = source_qp.to_be_bytes();
                 out.put(qkey.to_be_bytes());
                 out.put([0, a, b, c]);
-                out.immediate(*immediate);
+                out.put_immediate(*immediate);
             }
             Operation::Cnp => out.put([0; CNP_RESERVED_LEN]),
         }
@@ -361,7 +361,7 @@ impl Send {
     fn emit(&self, out: &mut Writer<'_>) {
         match self {
             Send::First | Send::Middle => {}
-            Send::Last(immediate) | Send::Only(immediate) => out.immediate(*immediate),
+            Send::Last(immediate) | Send::Only(immediate) => out.put_immediate(*immediate),
         }
     }
 }
@@ -372,16 +372,16 @@ impl Write {
         match self {
             Write::First(reth) => reth.emit(out),
             Write::Middle => {}
-            Write::Last(immediate) => out.immediate(*immediate),
+            Write::Last(immediate) => out.put_immediate(*immediate),
             Write::Only(reth, immediate) => {
                 reth.emit(out);
-                out.immediate(*immediate);
+                out.put_immediate(*immediate);
             }
         }
     }
 }
 
-/// A reader of headers, from the front of a packet. Every method returns `None` if too few bytes are left.
+/// A reader of the extended headers. Every method returns `None` if too few bytes are left.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -432,11 +432,11 @@ impl<'a> Reader<'a> {
 
     #[inline]
     fn flush(&mut self) -> Option<Flush> {
-        let &[_, _, _, level] = self.take::<FETH_LEN>()?;
+        let &[_, _, _, flags] = self.take::<FETH_LEN>()?;
         Some(Flush {
-            global: level & Flush::GLOBAL != 0,
-            persistent: level & Flush::PERSISTENT != 0,
-            whole_region: level & Flush::WHOLE_REGION != 0,
+            global: flags & Flush::GLOBAL != 0,
+            persistent: flags & Flush::PERSISTENT != 0,
+            whole_region: flags & Flush::WHOLE_REGION != 0,
             range: self.reth()?,
         })
     }
@@ -446,7 +446,7 @@ impl<'a> Reader<'a> {
 struct Writer<'a>(&'a mut [u8]);
 
 impl Writer<'_> {
-    /// Appends `bytes`. The space has the maximum header length, so they always fit.
+    /// Appends `bytes`. The space has the maximum length of the extended headers, so they always fit.
     #[inline]
     fn put<const N: usize>(&mut self, bytes: [u8; N]) {
         let space = core::mem::take(&mut self.0);
@@ -458,7 +458,7 @@ impl Writer<'_> {
         }
     }
 
-    fn immediate(&mut self, immediate: Option<u32>) {
+    fn put_immediate(&mut self, immediate: Option<u32>) {
         if let Some(immediate) = immediate {
             self.put(immediate.to_be_bytes());
         }

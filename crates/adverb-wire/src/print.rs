@@ -49,19 +49,19 @@ impl fmt::Display for Details<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Operation::Rc(rc) => match rc {
-                Rc::Send(send) => send_details(f, send),
+                Rc::Send(send) => print_send(f, send),
                 Rc::SendLastInvalidate(rkey) | Rc::SendOnlyInvalidate(rkey) => {
                     write!(f, ", invalidate rkey {rkey:#x}")
                 }
-                Rc::Write(write) => write_details(f, write),
-                Rc::ReadRequest(reth) | Rc::AtomicWrite(reth) => reth_details(f, reth),
+                Rc::Write(write) => print_write(f, write),
+                Rc::ReadRequest(reth) | Rc::AtomicWrite(reth) => print_reth(f, reth),
                 Rc::ReadResponse(ReadResponse::Middle) => Ok(()),
                 Rc::ReadResponse(
                     ReadResponse::First(aeth) | ReadResponse::Last(aeth) | ReadResponse::Only(aeth),
                 )
-                | Rc::Acknowledge(aeth) => aeth_details(f, aeth),
+                | Rc::Acknowledge(aeth) => print_aeth(f, aeth),
                 Rc::AtomicAcknowledge(aeth, original) => {
-                    aeth_details(f, aeth)?;
+                    print_aeth(f, aeth)?;
                     write!(f, ", original {original:#x}")
                 }
                 Rc::CompareSwap(CompareSwap { va, rkey, swap, compare }) => {
@@ -71,7 +71,7 @@ impl fmt::Display for Details<'_> {
                     write!(f, ", va {va:#x} rkey {rkey:#x} add {add:#x}")
                 }
                 Rc::Flush(Flush { global, persistent, whole_region, range }) => {
-                    reth_details(f, range)?;
+                    print_reth(f, range)?;
                     let flags = [
                         (*global, ", global"),
                         (*persistent, ", persistent"),
@@ -80,45 +80,45 @@ impl fmt::Display for Details<'_> {
                     flags.iter().filter(|(set, _)| *set).try_for_each(|(_, name)| f.write_str(name))
                 }
             },
-            Operation::Uc(Uc::Send(send)) => send_details(f, send),
-            Operation::Uc(Uc::Write(write)) => write_details(f, write),
+            Operation::Uc(Uc::Send(send)) => print_send(f, send),
+            Operation::Uc(Uc::Write(write)) => print_write(f, write),
             Operation::Ud(Ud { qkey, source_qp, immediate: imm }) => {
                 write!(f, ", from qp {source_qp} qkey {qkey:#x}")?;
-                immediate(f, *imm)
+                print_immediate(f, *imm)
             }
             Operation::Cnp => Ok(()),
         }
     }
 }
 
-fn send_details(f: &mut fmt::Formatter<'_>, send: &Send) -> fmt::Result {
+fn print_send(f: &mut fmt::Formatter<'_>, send: &Send) -> fmt::Result {
     match send {
         Send::First | Send::Middle => Ok(()),
-        Send::Last(imm) | Send::Only(imm) => immediate(f, *imm),
+        Send::Last(imm) | Send::Only(imm) => print_immediate(f, *imm),
     }
 }
 
-fn write_details(f: &mut fmt::Formatter<'_>, write: &Write) -> fmt::Result {
+fn print_write(f: &mut fmt::Formatter<'_>, write: &Write) -> fmt::Result {
     match write {
-        Write::First(reth) => reth_details(f, reth),
+        Write::First(reth) => print_reth(f, reth),
         Write::Middle => Ok(()),
-        Write::Last(imm) => immediate(f, *imm),
+        Write::Last(imm) => print_immediate(f, *imm),
         Write::Only(reth, imm) => {
-            reth_details(f, reth)?;
-            immediate(f, *imm)
+            print_reth(f, reth)?;
+            print_immediate(f, *imm)
         }
     }
 }
 
-fn reth_details(f: &mut fmt::Formatter<'_>, Reth { va, rkey, length }: &Reth) -> fmt::Result {
+fn print_reth(f: &mut fmt::Formatter<'_>, Reth { va, rkey, length }: &Reth) -> fmt::Result {
     write!(f, ", va {va:#x} rkey {rkey:#x} length {length}")
 }
 
-fn aeth_details(f: &mut fmt::Formatter<'_>, Aeth { syndrome, msn }: &Aeth) -> fmt::Result {
+fn print_aeth(f: &mut fmt::Formatter<'_>, Aeth { syndrome, msn }: &Aeth) -> fmt::Result {
     write!(f, ", {syndrome}, msn {msn}")
 }
 
-fn immediate(f: &mut fmt::Formatter<'_>, immediate: Option<u32>) -> fmt::Result {
+fn print_immediate(f: &mut fmt::Formatter<'_>, immediate: Option<u32>) -> fmt::Result {
     match immediate {
         Some(immediate) => write!(f, ", imm {immediate:#x}"),
         None => Ok(()),

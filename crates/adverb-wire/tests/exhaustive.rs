@@ -89,20 +89,20 @@ fn assert_ip_ids_recovered(ip_ids: impl Iterator<Item = u16> + Clone + std::mark
     let lengths: Vec<usize> = (44..=9000).step_by(4).collect();
     let flow = Flow::v4("10.0.0.1:49152".parse().unwrap(), "10.0.0.2:4791".parse().unwrap());
     let halves = lengths.chunks(lengths.len().div_ceil(2));
-    let found: usize = std::thread::scope(|scope| {
+    let recovered: usize = std::thread::scope(|scope| {
         let workers: Vec<_> = halves
             .map(|half| {
                 let ip_ids = ip_ids.clone();
                 scope.spawn(move || {
-                    let found = |len: &usize| count_recovered(&flow, *len, ip_ids.clone());
-                    half.iter().map(found).sum::<usize>()
+                    let count = |len: &usize| count_recovered(&flow, *len, ip_ids.clone());
+                    half.iter().map(count).sum::<usize>()
                 })
             })
             .collect();
         workers.into_iter().map(|worker| worker.join().expect("no panic")).sum()
     });
-    println!("{found} IP IDs recovered at {} lengths from 44 to 9000", lengths.len());
-    assert_eq!(found, lengths.len() * ip_ids.count());
+    println!("{recovered} IP IDs recovered at {} lengths from 44 to 9000", lengths.len());
+    assert_eq!(recovered, lengths.len() * ip_ids.count());
 }
 
 /// Counts the IP IDs that [`Flow::recover_ip_id`] recovers in a datagram of `total_len` bytes, including the IPv4
@@ -142,9 +142,9 @@ fn one_corrupt_packet_in_65536_passes_ip_id_recovery_and_none_passes_verify() {
         for at in 0..64 {
             // Eight bytes are corrupted: more than the 32 bits within which a CRC detects every error.
             let mut corrupt = [&head[..emitted.header_len], &payload, &emitted.trailer].concat();
-            let noise = (random.next() | 1).to_le_bytes();
+            let change = (random.next() | 1).to_le_bytes();
             let at = 12 + at % 57;
-            corrupt[at..at + 8].iter_mut().zip(noise).for_each(|(byte, noise)| *byte ^= noise);
+            corrupt[at..at + 8].iter_mut().zip(change).for_each(|(byte, change)| *byte ^= change);
             let packet = Packet::parse(&corrupt).expect("only the payload is corrupt");
             recovered += u32::from(flow.recover_ip_id(&packet).is_ok());
             verified += u32::from(flow.verify(&packet, 0).is_ok());

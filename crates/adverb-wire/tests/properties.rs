@@ -89,12 +89,12 @@ proptest! {
     }
 
     #[test]
-    fn a_parsed_grh_equals_the_written_grh(ip in ip_header(), udp_len in 8u16..5000, noise: [u8; 20]) {
+    fn a_parsed_grh_equals_the_written_grh(ip in ip_header(), udp_len in 8u16..5000, undefined_bytes: [u8; 20]) {
         let mut grh = ip.to_grh(udp_len);
         prop_assert_eq!(IpHeader::from_grh(&grh), Some(ip));
         // With IPv4, the first 20 bytes are undefined, and may resemble an IPv6 header.
         if let IpHeader::V4(_) = ip {
-            grh[..20].copy_from_slice(&noise);
+            grh[..20].copy_from_slice(&undefined_bytes);
             prop_assert_eq!(IpHeader::from_grh(&grh), Some(ip));
             grh[0] = 0x60;
             prop_assert_eq!(IpHeader::from_grh(&grh), Some(ip));

@@ -1,8 +1,7 @@
-//! Packets that triggered bugs in other implementations. They are also seeds of the fuzzer.
+//! Packets that triggered former bugs of kernel soft-RoCE. They are also seeds of the fuzzer.
 //!
-//! Each packet corresponds to a former bug of kernel soft-RoCE. Two of its former bugs involve no packet, so the tests
-//! of adverb-proto cover them: indexing the segments of a work request before counting them, and a timer that outlives
-//! its queue pair.
+//! Two former bugs of kernel soft-RoCE involve no packet, so the tests of adverb-proto cover them: indexing
+//! the segments of a work request before counting them, and a timer that outlives its queue pair.
 
 use adverb_wire::{Opcode, Operation, Packet, ParseError, Rc, Write};
 
@@ -13,7 +12,7 @@ macro_rules! seed {
 }
 
 #[test]
-fn a_forged_pad_count_cannot_make_the_payload_negative() {
+fn a_forged_pad_count_cannot_make_the_payload_length_negative() {
     let error = Packet::parse(seed!("forged-pad-makes-payload-negative")).unwrap_err();
     assert_eq!(error, ParseError::Truncated { needed_len: 19, found_len: 16 });
 }

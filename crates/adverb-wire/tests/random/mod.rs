@@ -16,8 +16,8 @@ impl Random {
 
     pub(crate) fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
-            let noise = self.next().to_le_bytes();
-            chunk.copy_from_slice(&noise[..chunk.len()]);
+            let random_bytes = self.next().to_le_bytes();
+            chunk.copy_from_slice(&random_bytes[..chunk.len()]);
         }
     }
 }

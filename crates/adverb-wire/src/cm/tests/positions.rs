@@ -25,13 +25,13 @@ fn bits_outside_of_all_fields_are_emitted_as_zero() {
         let mut bytes = [0xff; MAD_LEN];
         bytes[..HEADER_LEN].copy_from_slice(&valid_header(attribute));
         let emitted = Mad::parse(&bytes).unwrap().emit();
-        let of_message =
+        let positions_of_message =
             positions().into_iter().filter(|position| position.message.attribute_id() == attribute.into());
-        let mut field_bits: Vec<usize> = of_message.flat_map(|position| position.bits).collect();
-        let fields = field_bits.len();
+        let mut field_bits: Vec<usize> = positions_of_message.flat_map(|position| position.bits).collect();
+        let bit_count = field_bits.len();
         field_bits.sort_unstable();
         field_bits.dedup();
-        assert_eq!(field_bits.len(), fields, "two fields of attribute {attribute:#x} overlap");
+        assert_eq!(field_bits.len(), bit_count, "two fields of attribute {attribute:#x} overlap");
         assert_eq!(set_bits(&emitted), field_bits, "attribute {attribute:#x}");
     }
 }
@@ -39,7 +39,7 @@ fn bits_outside_of_all_fields_are_emitted_as_zero() {
 /// The bytes are worked out by hand, so that this test also checks the byte order.
 #[test]
 fn the_samples_are_emitted_as_specified() {
-    let golden = [
+    let hex_samples = [
         "01020304 0002c9ab 0000000001061d2f 1112131415161718 00000000 21222324 31323341 51525361 717273a3
          818283ae ffff 3d fa
          1201 3401 11111111111111111111111111111111 21212121212121212121212121212121 abcd1021 31419890
@@ -57,8 +57,8 @@ fn the_samples_are_emitted_as_specified() {
          050505050505050505050505050505050505050505050505 050505050505050505050505050505050505050505050505
          050505050505050505050505050505050505050505050505 68657265",
     ];
-    for (message, golden) in samples().into_iter().zip(golden) {
-        let digits: Vec<u32> = golden.chars().filter_map(|digit| digit.to_digit(16)).collect();
+    for (message, hex) in samples().into_iter().zip(hex_samples) {
+        let digits: Vec<u32> = hex.chars().filter_map(|digit| digit.to_digit(16)).collect();
         let expected = digits.chunks(2).map(|pair| u8::try_from(pair[0] << 4 | pair[1]).unwrap());
         let expected = expected.chain(core::iter::repeat(0)).take(DATA_LEN);
         let emitted = Mad { transaction_id: 0, message }.emit();
