@@ -154,8 +154,8 @@ impl CmEndpoint {
                 self.manager.accept(now, request.id, &LocalQp::new(QPN), b"welcome", deadline)?;
             }
             Event::Accepted(acceptance) => {
-                let ready = self.manager.qp_attributes(acceptance.id, &LocalQp::new(QPN))?;
-                println!("{ready:?}");
+                let attributes = self.manager.qp_attributes(acceptance.id, &LocalQp::new(QPN))?;
+                println!("{attributes:?}");
                 self.manager.establish(now, acceptance.id)?;
             }
             Event::Established(id) => {

@@ -77,7 +77,7 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// The fields that most explanations leave empty.
+    /// An explanation whose fields are empty, as a base for all explanations.
     const EMPTY: Explanation = Explanation {
         kind: Kind::CompletionStatus,
         name: "",

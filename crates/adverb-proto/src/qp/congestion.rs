@@ -60,8 +60,8 @@ impl QueuePair {
     /// peer waits for them.
     pub(super) fn poll_paced<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<TxPacket> {
         if self.pacer.as_mut()?.must_wait(cx.now) {
-            let only = self.responder.responses.is_only_ack_or_nak();
-            return if only { self.next_response(cx) } else { None };
+            let is_only_ack = self.responder.responses.is_only_ack_or_nak();
+            return if is_only_ack { self.next_response(cx) } else { None };
         }
         let tx_packet = self.poll_packet(cx)?;
         if !matches!(tx_packet.header.operation, Operation::Rc(Rc::Acknowledge(_))) {

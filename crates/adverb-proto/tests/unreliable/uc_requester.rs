@@ -343,7 +343,7 @@ fn both_directions_work_at_once() {
 }
 
 #[test]
-fn posting_needs_ready_to_send() {
+fn sends_need_ready_to_send_and_receives_need_init() {
     let mut end = End::new(1, 2, &options());
     let segments = [end.segment(0, 8)];
     let posted = end.try_post(1, SendOperation::Send, SendFlags::empty(), &segments);
