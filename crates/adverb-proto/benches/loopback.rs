@@ -110,9 +110,9 @@ impl Loopback {
             let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, host));
             Node { device, memory, storage, key, cq, qpns, address }
         });
-        for here in 0..2 {
-            let (remote, peers) = (nodes[1 - here].address, nodes[1 - here].qpns.clone());
-            let node = &mut nodes[here];
+        for index in 0..2 {
+            let (remote, peers) = (nodes[1 - index].address, nodes[1 - index].qpns.clone());
+            let node = &mut nodes[index];
             for (qpn, remote_qpn) in node.qpns.iter().zip(peers) {
                 let ready_to_receive = ReadyToReceive {
                     remote_qpn,

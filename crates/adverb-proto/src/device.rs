@@ -359,8 +359,8 @@ impl<S: EventSink> Device<S> {
             }
         }
         self.keys.remove_domain_user(qp.config.pd);
-        // A queue pair in `ready` keeps its slot until `poll_transmit` reaches it: searching for it there would be a
-        // scan.
+        // A queue pair in `ready` keeps its slot until `poll_transmit` reaches it, because removing it from `ready` would
+        // require a scan.
         if !qp.queued {
             self.free_qps.push(slot);
         }
@@ -599,9 +599,9 @@ impl<S: EventSink> Device<S> {
         Some(Transmit { header, path, payload, ecn_capable, timed })
     }
 
-    /// Completes the request whose last packet was sent at `sent_at`. The caller calls this method after it has sent a packet
-    /// with [`Transmit::timed`]; without the call, the request completes when the queue pair's next packet is polled, and
-    /// has the time of that call.
+    /// Completes the request whose last packet was sent at `sent_at`. The caller calls this method after it has sent a
+    /// packet with [`Transmit::timed`]; without the call, the request completes when the queue pair's next packet is
+    /// polled, and has the time of that call.
     pub fn packet_sent(&mut self, sent_at: impl Into<Timestamp>, qpn: Qpn) {
         let sent_at = sent_at.into();
         let now = sent_at.time;
@@ -621,8 +621,8 @@ impl<S: EventSink> Device<S> {
     /// other packet, such as a NAK or a response to a READ or an atomic, results in `false`. If the result is `true`, a
     /// caller that is about to post a request can delay the acknowledgements and send them together with the request.
     pub fn is_only_acknowledging(&self) -> bool {
-        let only = |slot: &u32| self.qps[*slot as usize].as_ref().is_none_or(|qp| qp.is_only_acknowledging());
-        self.ready.len() <= MAX_ACK_SCAN && self.ready.iter().all(only)
+        let is_acknowledging = |slot: &u32| self.qps[*slot as usize].as_ref().is_none_or(|qp| qp.is_only_acknowledging());
+        self.ready.len() <= MAX_ACK_SCAN && self.ready.iter().all(is_acknowledging)
     }
 
     /// Removes and returns the oldest asynchronous event of a queue pair, completion queue or shared receive queue.

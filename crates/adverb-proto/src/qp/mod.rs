@@ -501,9 +501,9 @@ impl QueuePair {
         // Requests and responses alternate, starting with a request: an application may wait for its result, and an
         // acknowledgement, which is shorter, can be in the same GSO batch only if it is the last packet.
         let has_responses = self.responder.has_responses();
-        let requests = self.requests_first || !has_responses;
-        self.requests_first = !(requests && has_responses);
-        if requests && let Some(tx_packet) = self.next_request(cx) {
+        let polls_request = self.requests_first || !has_responses;
+        self.requests_first = !(polls_request && has_responses);
+        if polls_request && let Some(tx_packet) = self.next_request(cx) {
             return Some(tx_packet);
         }
         if !self.responder.has_responses() {
