@@ -160,7 +160,8 @@ impl Pacer {
     }
 
     /// Performs the steps that are due at `now`. The pacer calls this on use, so it needs no timer. The number of steps
-    /// is bounded even after a long idle time: they end when the rate is the line rate and the congestion estimate is 0.
+    /// is bounded even after a long idle time: they end when the rate is the line rate and the congestion estimate is
+    /// 0.
     fn advance(&mut self, now: Time) {
         let Dcqcn { gain_shift, increase_interval, alpha_interval, line_rate, .. } = self.params;
         while self.alpha > 0 && self.decay_at <= now {

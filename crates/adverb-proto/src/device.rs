@@ -359,8 +359,8 @@ impl<S: EventSink> Device<S> {
             }
         }
         self.keys.remove_domain_user(qp.config.pd);
-        // A queue pair in `ready` keeps its slot until `poll_transmit` reaches it, because removing it from `ready` would
-        // require a scan.
+        // A queue pair in `ready` keeps its slot until `poll_transmit` reaches it, because removing it from `ready`
+        // would require a scan.
         if !qp.queued {
             self.free_qps.push(slot);
         }

@@ -29,8 +29,8 @@ pub enum QueueEvent {
     RequestError(Qpn),
     /// A peer's request violated access rights, and the queue pair moved to the error state.
     AccessError(Qpn),
-    /// The queue pair moved to the error state for another reason: a request failed, a completion was lost, or this side
-    /// could not execute a valid request of the peer.
+    /// The queue pair moved to the error state for another reason: a request failed, a completion was lost, or this
+    /// side could not execute a valid request of the peer.
     Fatal(Qpn),
 }
 

@@ -215,8 +215,8 @@ mod tests {
         let block = Block::new(Block::GUARD).unwrap();
         let (reader, writer) = UnixDatagram::pair().unwrap();
         writer.send(&[7; Block::GUARD / 2]).unwrap();
-        // SAFETY: the buffer is the last quarter of the block and a part of the guard. The kernel checks the memory that
-        // it writes to.
+        // SAFETY: the buffer is the last quarter of the block and a part of the guard. The kernel checks the memory
+        // that it writes to.
         let result = unsafe {
             let start = block.address.as_ptr().add(Block::GUARD * 3 / 4);
             libc::recv(reader.as_raw_fd(), start.cast(), Block::GUARD / 2, 0)

@@ -555,8 +555,8 @@ impl Manager {
         self.out.events.push_back(Event::Established(ConnectionId(id)));
     }
 
-    /// Moves a connection to timewait and sends `timewait_response`, which is also the response to further messages from the
-    /// peer.
+    /// Moves a connection to timewait and sends `timewait_response`, which is also the response to further messages
+    /// from the peer.
     pub(super) fn end(&mut self, now: Time, id: u32, timewait_response: Option<Mad>) {
         if let Some(connection) = self.enter_timewait(now, id, timewait_response)
             && let Some(timewait_response) = timewait_response

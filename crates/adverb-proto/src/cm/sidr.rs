@@ -55,7 +55,8 @@ enum Stage {
 
 impl Manager {
     /// Queries a peer for the UD queue pair of a service. By the deadline, the manager reports
-    /// [`Resolved`](Event::Resolved), [`QueryRejected`](Event::QueryRejected) or [`QueryTimedOut`](Event::QueryTimedOut).
+    /// [`Resolved`](Event::Resolved), [`QueryRejected`](Event::QueryRejected) or
+    /// [`QueryTimedOut`](Event::QueryTimedOut).
     ///
     /// # Errors
     ///

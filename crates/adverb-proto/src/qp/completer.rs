@@ -203,8 +203,8 @@ impl QueuePair {
         self.drop_packet(cx, packet, DropReason::MismatchedResponse);
     }
 
-    /// Writes the bytes of a READ response to the segments of the request at the front of the send queue. FLUSH and ATOMIC
-    /// WRITE have an empty response.
+    /// Writes the bytes of a READ response to the segments of the request at the front of the send queue. FLUSH and
+    /// ATOMIC WRITE have an empty response.
     fn handle_read_response<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,

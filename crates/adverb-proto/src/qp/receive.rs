@@ -171,7 +171,8 @@ impl QueuePair {
         if (position.last && length != write.left) || (!position.last && length >= write.left) {
             return Err(INVALID_REQUEST);
         }
-        // The receive is looked up before any byte is written, because the peer retransmits the packet after an RNR NAK.
+        // The receive is looked up before any byte is written, because the peer retransmits the packet after an RNR
+        // NAK.
         if immediate.is_some() && self.front_receive(cx).is_none() {
             return Err(RequestError::Rnr);
         }

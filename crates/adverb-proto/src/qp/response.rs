@@ -188,8 +188,9 @@ impl Responses {
         Retransmission::Unavailable
     }
 
-    /// Handles a duplicate of a READ whose response, or a retransmission of it, is still queued. A requester that missed
-    /// a packet drops the packets after it, so the rest of the queued response would only delay the requested packets.
+    /// Handles a duplicate of a READ whose response, or a retransmission of it, is still queued. A requester that
+    /// missed a packet drops the packets after it, so the rest of the queued response would only delay the requested
+    /// packets.
     fn restart_read(&mut self, index: usize, retransmission: QueuedResponse, mtu: u32) -> Retransmission {
         let queued = self.queue[index];
         let (ResponseKind::Read { length: left, .. }, ResponseKind::Read { va, rkey, length }) =

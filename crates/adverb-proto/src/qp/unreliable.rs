@@ -37,8 +37,8 @@ impl QueuePair {
         }
     }
 
-    /// Completes the request whose last packet was polled. At this time the caller has sent the packet, so the application
-    /// may change the bytes: a caller that polls another packet has sent the previous one.
+    /// Completes the request whose last packet was polled. At this time the caller has sent the packet, so the
+    /// application may change the bytes: a caller that polls another packet has sent the previous one.
     pub(crate) fn complete_polled<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if self.requester.last_packet_polled {
             self.requester.last_packet_polled = false;

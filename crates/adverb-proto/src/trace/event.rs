@@ -35,8 +35,8 @@ pub enum TraceEvent {
         path_mtu: PathMtu,
         /// The sequence number of the next packet from the peer.
         recv_psn: Psn,
-        /// The sequence number of the next new packet to the peer. The value is `None` if the queue pair is not yet ready
-        /// to send.
+        /// The sequence number of the next new packet to the peer. The value is `None` if the queue pair is not yet
+        /// ready to send.
         send_psn: Option<Psn>,
     },
     /// A send request was posted.

@@ -137,13 +137,13 @@ impl Recorder {
 
     /// Starts to record. A recording in progress is discarded.
     ///
-    /// The caller should call [`Device::record_connections`](crate::Device::record_connections) next, so that the recording
-    /// contains the queue pairs that are already connected.
+    /// The caller should call [`Device::record_connections`](crate::Device::record_connections) next, so that the
+    /// recording contains the queue pairs that are already connected.
     ///
     /// # Errors
     ///
-    /// Returns [`InvalidCapacity`] if the capacity is 0 or exceeds [`MAX_CAPACITY`](Recorder::MAX_CAPACITY), or if there
-    /// is not enough memory.
+    /// Returns [`InvalidCapacity`] if the capacity is 0 or exceeds [`MAX_CAPACITY`](Recorder::MAX_CAPACITY), or if
+    /// there is not enough memory.
     pub fn start(&mut self, options: &RecorderOptions) -> Result<(), InvalidCapacity> {
         let &RecorderOptions { capacity, payload_limit, ref qps, stop_on } = options;
         if !(1..=Recorder::MAX_CAPACITY).contains(&capacity) {

@@ -149,7 +149,8 @@ fn a_withheld_rej_is_sent_in_response_to_an_rtu() {
 #[test]
 fn one_source_cannot_occupy_all_slots() {
     let mut pair = pair_with_half_open_slots(64);
-    // A request occupies a slot for 5 s, so 13 requests per second would keep 64 slots full. This is ten times that rate.
+    // A request occupies a slot for 5 s, so 13 requests per second would keep 64 slots full. This is ten times that
+    // rate.
     for number in 0..1000 {
         let mut req = forged_req(&mut pair, number, 0x100 + number);
         let addrs = AddrPair { local: address(SERVER), remote: host(1) };
