@@ -253,27 +253,27 @@ mod tests {
         assert_eq!(Path::new(v4, v6, 0xc000), None);
         assert!(Path::new(v6, v6, 0xc000).is_some());
         // The family is that of the address to which packets are sent.
-        let at_port = Gid::from("10.0.0.2:4792".parse::<SocketAddr>().unwrap()).ip();
-        assert!(at_port.is_ipv6() && Path::new(v4, at_port, 0xc000).is_some());
-        assert_eq!(Path::new(v6, at_port, 0xc000), None);
+        let port_gid = Gid::from("10.0.0.2:4792".parse::<SocketAddr>().unwrap()).ip();
+        assert!(port_gid.is_ipv6() && Path::new(v4, port_gid, 0xc000).is_some());
+        assert_eq!(Path::new(v6, port_gid, 0xc000), None);
     }
 
     #[test]
     fn packets_use_the_port_that_an_address_carries() {
         let plain: IpAddr = "10.0.0.1".parse().unwrap();
-        let at_port = Gid::from("10.0.0.2:4792".parse::<SocketAddr>().unwrap()).ip();
-        let forward = Path::new(plain, at_port, 0xc123).unwrap();
+        let port_gid = Gid::from("10.0.0.2:4792".parse::<SocketAddr>().unwrap()).ip();
+        let forward = Path::new(plain, port_gid, 0xc123).unwrap();
         assert_eq!(
             (forward.source(), forward.destination()),
             (SocketAddr::new(plain, 0xc123), "10.0.0.2:4792".parse().unwrap())
         );
-        assert_eq!((forward.local(), forward.remote()), (plain, at_port));
-        let reverse = Path::new(at_port, plain, 0xc123).unwrap();
+        assert_eq!((forward.local(), forward.remote()), (plain, port_gid));
+        let reverse = Path::new(port_gid, plain, 0xc123).unwrap();
         assert_eq!(
             (reverse.source(), reverse.destination()),
             ("10.0.0.2:4792".parse().unwrap(), SocketAddr::new(plain, 4791))
         );
-        assert_eq!((reverse.local(), reverse.remote()), (at_port, plain));
+        assert_eq!((reverse.local(), reverse.remote()), (port_gid, plain));
         assert_eq!(*forward.flow(), Flow::new(forward.source(), forward.destination()).unwrap());
         assert_eq!(*reverse.flow(), Flow::new(reverse.source(), reverse.destination()).unwrap());
     }

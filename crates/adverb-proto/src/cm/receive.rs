@@ -271,8 +271,8 @@ impl Manager {
             return self.accept_rep(now, addrs, transaction_id, rep, id);
         }
         self.out.statistics.duplicates += 1;
-        // A REP that was received before the connection is established gets no MRA: the peer would then retransmit the
-        // REP later, which delays recovery from a lost RTU.
+        // A duplicate REP that arrives before the connection is established gets no MRA: after an MRA, the peer would
+        // retransmit the REP later, which delays the recovery from a lost RTU.
         let sends_rtu = connection.active && !mutant!(CmLostRtuStaysLost);
         let response = match connection.state {
             State::TimeWait => match &connection.timewait_response {

@@ -85,9 +85,9 @@ fn every_queue_event_has_the_explanation_of_its_device_event() {
 #[test]
 fn every_syndrome_is_explained() {
     for byte in 0..=u8::MAX {
-        let of_byte = Syndrome::from_byte(byte);
-        let explanation = super::syndrome(of_byte).unwrap_or_else(|| panic!("{byte:#x} has no explanation"));
-        let expected = match of_byte {
+        let decoded = Syndrome::from_byte(byte);
+        let explanation = super::syndrome(decoded).unwrap_or_else(|| panic!("{byte:#x} has no explanation"));
+        let expected = match decoded {
             Syndrome::Ack(_) => "ACK",
             Syndrome::RnrNak(_) => "RNR NAK",
             Syndrome::Nak(NakCode::SequenceError) => "NAK PSN sequence error",
@@ -99,8 +99,8 @@ fn every_syndrome_is_explained() {
         };
         assert_eq!(explanation.name, expected, "{byte:#x}");
         // The text that adverb-wire prints finds the explanation.
-        if let Syndrome::Nak(_) = of_byte {
-            assert_eq!(find(&of_byte.to_string())[0].explanation, explanation);
+        if let Syndrome::Nak(_) = decoded {
+            assert_eq!(find(&decoded.to_string())[0].explanation, explanation);
         }
     }
 }

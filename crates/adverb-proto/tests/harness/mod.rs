@@ -414,11 +414,11 @@ impl End {
     /// Advances the time to the next timer that has an effect. Returns the time that passed.
     pub(crate) fn wait(&mut self) -> Option<Duration> {
         let start = self.now;
-        let timers = |end: &End| {
+        let expired_count = |end: &End| {
             end.device.sink().iter().filter(|(_, e)| matches!(e, TraceEvent::TimerExpired { .. })).count()
         };
-        let fired = timers(self);
-        while timers(self) == fired {
+        let count_before = expired_count(self);
+        while expired_count(self) == count_before {
             self.now = self.device.poll_timeout()?.max(self.now);
             self.device.handle_timeout(self.now);
         }
@@ -549,7 +549,7 @@ impl Random {
         self.next() % end
     }
 
-    pub(crate) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
+    pub(crate) fn pick<T: Copy>(&mut self, values: &[T]) -> T {
+        values[self.below(values.len() as u64) as usize]
     }
 }
