@@ -68,20 +68,20 @@ pub(super) struct Requester {
 const ACK_REQUEST_INTERVAL: u32 = 32;
 
 impl Requester {
-    pub(super) fn start(&mut self, sending: &ReadyToSend, credits: bool, read_part: u32) {
+    pub(super) fn start(&mut self, ready_to_send: &ReadyToSend, credits: bool, read_part: u32) {
         *self = Requester {
             read_part,
-            unacked: sending.psn,
-            unsent: sending.psn,
-            max_reads: u32::from(sending.max_rd_atomic),
+            unacked: ready_to_send.psn,
+            unsent: ready_to_send.psn,
+            max_reads: u32::from(ready_to_send.max_rd_atomic),
             next_ssn: Psn::ZERO + 1,
             credit_limit: credits.then_some(Psn::ZERO),
             // Code 0 means no timeout (vol. 1, 9.7.6).
-            timeout: (sending.timeout.code() != 0).then(|| sending.timeout.duration()),
-            retry_count: sending.retry_count,
-            rnr_retry: sending.rnr_retry,
-            retries_left: sending.retry_count,
-            rnr_retries_left: sending.rnr_retry,
+            timeout: (ready_to_send.timeout.code() != 0).then(|| ready_to_send.timeout.duration()),
+            retry_count: ready_to_send.retry_count,
+            rnr_retry: ready_to_send.rnr_retry,
+            retries_left: ready_to_send.retry_count,
+            rnr_retries_left: ready_to_send.rnr_retry,
             running: true,
             ..Requester::default()
         };
@@ -246,7 +246,8 @@ impl QueuePair {
         if is_fenced && requester.reads > 0 {
             return false;
         }
-        // The peer saves this number of responses for retransmissions (vol. 1, 9.7.3; `rxe_req.c`, check_init_depth).
+        // The peer saves this number of responses for retransmissions (vol. 1, 9.7.3; `rxe_req.c`,
+        // `check_init_depth`).
         let is_limit_reached = requester.reads >= requester.max_reads && !mutant!(IgnoreReadLimit);
         if entry.needs_response() && is_limit_reached {
             return false;
@@ -414,12 +415,12 @@ impl QueuePair {
                 _ => length,
             },
         };
-        Some(self.sent(cx, sent, rc, payload))
+        Some(self.finish_packet(cx, sent, rc, payload))
     }
 
-    /// Updates the state for a request packet that is sent.
+    /// Updates the state for a request packet that is sent, and returns the packet.
     #[inline(always)]
-    fn sent<S: EventSink>(
+    fn finish_packet<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
         Sent { psn, end_psn, next_packet, last, needs_response, request, solicited, payload_len }: Sent,

@@ -85,11 +85,11 @@ pub(super) const MEMORY_FAULT: RequestError =
     RequestError::Fatal(NakCode::RemoteOperational, Status::LocalQpOperation);
 
 impl Responder {
-    pub(super) fn start(&mut self, receiving: &ReadyToReceive) {
+    pub(super) fn start(&mut self, ready_to_receive: &ReadyToReceive) {
         *self = Responder {
-            expected: receiving.psn,
-            min_rnr_timer: Some(receiving.min_rnr_timer),
-            responses: Responses::new(receiving.max_dest_rd_atomic),
+            expected: ready_to_receive.psn,
+            min_rnr_timer: Some(ready_to_receive.min_rnr_timer),
+            responses: Responses::new(ready_to_receive.max_dest_rd_atomic),
             ..Responder::default()
         };
     }

@@ -39,29 +39,29 @@ impl QueuePair {
                 self.icrc_checker = IcrcChecker::default();
                 self.change(cx, ReadyToReceive);
             }
-            (Init, Transition::ReadyToReceive(receiving)) if self.config.transport != Transport::Ud => {
+            (Init, Transition::ReadyToReceive(ready_to_receive)) if self.config.transport != Transport::Ud => {
                 // Packets longer than the port's MTU would never arrive.
-                if receiving.path_mtu > cx.mtu {
+                if ready_to_receive.path_mtu > cx.mtu {
                     return Err(ModifyError::OutOfRange("path_mtu"));
                 }
-                self.remote_qpn = receiving.remote_qpn;
-                self.path = Some(receiving.path);
+                self.remote_qpn = ready_to_receive.remote_qpn;
+                self.path = Some(ready_to_receive.path);
                 self.icrc_checker = IcrcChecker::default();
-                self.mtu = u32::from(receiving.path_mtu.bytes());
-                self.responder.start(receiving);
+                self.mtu = u32::from(ready_to_receive.path_mtu.bytes());
+                self.responder.start(ready_to_receive);
                 self.change(cx, ReadyToReceive);
                 self.record_connection(cx);
             }
-            (ReadyToReceive, Transition::ReadyToSend(sending)) => {
-                if sending.retry_count > 7 {
+            (ReadyToReceive, Transition::ReadyToSend(ready_to_send)) => {
+                if ready_to_send.retry_count > 7 {
                     return Err(ModifyError::OutOfRange("retry_count"));
                 }
-                if sending.rnr_retry > 7 {
+                if ready_to_send.rnr_retry > 7 {
                     return Err(ModifyError::OutOfRange("rnr_retry"));
                 }
                 // A part is half of the window, so that the next part is requested while one is received.
                 let read_part = (self.config.read_window / (self.mtu + 512) / 2).max(1);
-                self.requester.start(sending, self.config.credits, read_part);
+                self.requester.start(ready_to_send, self.config.credits, read_part);
                 self.change(cx, ReadyToSend);
                 self.record_connection(cx);
             }

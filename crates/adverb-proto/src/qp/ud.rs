@@ -21,7 +21,7 @@ impl QueuePair {
         datagram: &Ud,
         memory: &mut impl Memory,
     ) {
-        // The datagram is dropped without a response (vol. 1, 9.6.1).
+        // A datagram with a wrong queue key is dropped without a response (vol. 1, 9.6.1).
         let is_qkey_wrong = datagram.qkey != self.qkey && !mutant!(SkipQueueKeyCheck);
         if is_qkey_wrong {
             cx.stats.qkey_violations += 1;

@@ -38,11 +38,11 @@ impl Gid {
     /// ```
     /// use adverb_proto::types::Gid;
     ///
-    /// let usual = Gid::from("192.0.2.7".parse::<std::net::IpAddr>().unwrap());
-    /// assert_eq!(usual.udp_addr().to_string(), "192.0.2.7:4791");
-    /// let other = Gid::from("192.0.2.7:4792".parse::<std::net::SocketAddr>().unwrap());
-    /// assert_eq!(other.to_string(), "100::12b8:c000:207");
-    /// assert_eq!(other.udp_addr().to_string(), "192.0.2.7:4792");
+    /// let default_gid = Gid::from("192.0.2.7".parse::<std::net::IpAddr>().unwrap());
+    /// assert_eq!(default_gid.udp_addr().to_string(), "192.0.2.7:4791");
+    /// let port_gid = Gid::from("192.0.2.7:4792".parse::<std::net::SocketAddr>().unwrap());
+    /// assert_eq!(port_gid.to_string(), "100::12b8:c000:207");
+    /// assert_eq!(port_gid.udp_addr().to_string(), "192.0.2.7:4792");
     /// ```
     pub fn udp_addr(self) -> SocketAddr {
         if let [prefix @ .., p, q, a, b, c, d] = self.bytes()
