@@ -146,7 +146,7 @@ mod linux {
                         },
                         entry.ndev_ifindex
                     ),
-                    // An empty entry.
+                    // The entry is empty.
                     libc::ENODATA => {}
                     error => println!("    GID {index}: {}", Error::from_raw_os_error(error)),
                 }

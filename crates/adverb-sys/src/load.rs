@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn missing_library_names_the_packages() {
+    fn hint_for_a_missing_library_names_the_packages() {
         let error = open("libnothing-of-adverb.so.1").unwrap_err();
         assert!(error.is_not_installed());
         assert_eq!(error.file(), "libnothing-of-adverb.so.1");
@@ -155,14 +155,14 @@ mod tests {
     }
 
     #[test]
-    fn each_library_names_its_own_package() {
+    fn hint_for_each_library_names_its_own_package() {
         let error = LoadError { file: "librdmacm.so.1", reason: Reason::NotLoaded("no such file".into()) };
         assert!(error.hint().contains("apt install librdmacm1"), "{}", error.hint());
         assert!(error.hint().contains("dnf install librdmacm`"), "{}", error.hint());
     }
 
     #[test]
-    fn a_library_that_isnt_rdma_core_names_the_symbol() {
+    fn error_of_a_library_that_isnt_rdma_core_names_the_symbol() {
         let libc = open("libc.so.6").unwrap();
         // SAFETY: the symbol doesn't exist, so the type can't be wrong.
         let error = unsafe { libc.required::<unsafe extern "C" fn()>("ibv_get_device_list\0") }.unwrap_err();
