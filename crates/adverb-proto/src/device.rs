@@ -621,7 +621,8 @@ impl<S: EventSink> Device<S> {
     /// other packet, such as a NAK or a response to a READ or an atomic, results in `false`. If the result is `true`, a
     /// caller that is about to post a request can delay the acknowledgements and send them together with the request.
     pub fn is_only_acknowledging(&self) -> bool {
-        let is_acknowledging = |slot: &u32| self.qps[*slot as usize].as_ref().is_none_or(|qp| qp.is_only_acknowledging());
+        let is_acknowledging =
+            |slot: &u32| self.qps[*slot as usize].as_ref().is_none_or(|qp| qp.is_only_acknowledging());
         self.ready.len() <= MAX_ACK_SCAN && self.ready.iter().all(is_acknowledging)
     }
 

@@ -134,7 +134,8 @@ impl<'a> Frame<'a> {
 /// Prints a line in the style of tcpdump, `source > destination: packet`, with ` [bad icrc]` if the ICRC is wrong.
 impl fmt::Display for Frame<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let print_addr = |f: &mut fmt::Formatter<'_>, address: IpAddr, port: u16| write!(f, "{address}.{port}");
+        let print_addr =
+            |f: &mut fmt::Formatter<'_>, address: IpAddr, port: u16| write!(f, "{address}.{port}");
         print_addr(f, self.ip.source(), self.source_port)?;
         f.write_str(" > ")?;
         print_addr(f, self.ip.destination(), ROCE_PORT)?;

@@ -172,7 +172,9 @@ impl QueuePair {
             Some(_) => return self.fail_front(cx, Status::BadResponse),
         }
         match content {
-            ResponseContent::Read { position, payload } => self.handle_read_response(cx, position, payload, memory),
+            ResponseContent::Read { position, payload } => {
+                self.handle_read_response(cx, position, payload, memory)
+            }
             ResponseContent::Atomic(value) => self.handle_atomic_response(cx, value, memory),
         }
     }
@@ -262,7 +264,12 @@ impl QueuePair {
         cx.event(|| TraceEvent::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
     }
 
-    fn handle_atomic_response<S: EventSink>(&mut self, cx: &mut Context<'_, S>, value: u64, memory: &mut impl Memory) {
+    fn handle_atomic_response<S: EventSink>(
+        &mut self,
+        cx: &mut Context<'_, S>,
+        value: u64,
+        memory: &mut impl Memory,
+    ) {
         let Some(entry) = self.send_queue.front().copied() else { return };
         if !matches!(entry.operation, SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. }) {
             return self.fail_front(cx, Status::BadResponse);

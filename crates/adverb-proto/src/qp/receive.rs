@@ -5,7 +5,8 @@ use adverb_wire::{NakCode, Reth, Send, Write};
 
 use super::recv_queue::RecvEntry;
 use super::responder::{
-    ACCESS_DENIED, CurrentMessage, CurrentWrite, INVALID_REQUEST, MAX_MESSAGE_SIZE, MEMORY_FAULT, RequestError,
+    ACCESS_DENIED, CurrentMessage, CurrentWrite, INVALID_REQUEST, MAX_MESSAGE_SIZE, MEMORY_FAULT,
+    RequestError,
 };
 use super::{Context, QueuePair, Received};
 use crate::event::QueueEvent;

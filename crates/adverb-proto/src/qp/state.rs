@@ -39,7 +39,9 @@ impl QueuePair {
                 self.icrc_checker = IcrcChecker::default();
                 self.change(cx, ReadyToReceive);
             }
-            (Init, Transition::ReadyToReceive(ready_to_receive)) if self.config.transport != Transport::Ud => {
+            (Init, Transition::ReadyToReceive(ready_to_receive))
+                if self.config.transport != Transport::Ud =>
+            {
                 // Packets longer than the port's MTU would never arrive.
                 if ready_to_receive.path_mtu > cx.mtu {
                     return Err(ModifyError::OutOfRange("path_mtu"));

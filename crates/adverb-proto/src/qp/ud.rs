@@ -39,9 +39,9 @@ impl QueuePair {
                 let (keys, pd) = (&*cx.keys, self.recv_pd);
                 let segments = &self.recv_queue.segments;
                 let payload_offset = GRH_LEN as u32;
-                let scattered = segments
-                    .scatter(entry.segments, 0, &grh, keys, pd, memory)
-                    .and_then(|()| segments.scatter(entry.segments, payload_offset, payload, keys, pd, memory));
+                let scattered = segments.scatter(entry.segments, 0, &grh, keys, pd, memory).and_then(|()| {
+                    segments.scatter(entry.segments, payload_offset, payload, keys, pd, memory)
+                });
                 if let Err(error) = scattered {
                     self.fail_receive(cx, Status::from(error));
                     return self.fail(cx);

@@ -313,7 +313,9 @@ fn a_message_from_another_address_with_the_right_ids_is_ignored() {
 fn a_message_from_the_peer_with_wrong_ids_is_ignored() {
     let (mut pair, [client, server]) = Pair::connected();
     let (server_id, client_id) = (comm_id(server), comm_id(client));
-    for (local_comm_id, remote_comm_id) in [(client_id ^ 1, server_id), (client_id, server_id ^ 1), (0, server_id), (0, 0)] {
+    for (local_comm_id, remote_comm_id) in
+        [(client_id ^ 1, server_id), (client_id, server_id ^ 1), (0, server_id), (0, 0)]
+    {
         for reason in [RejectReason::ConsumerReject, RejectReason::Timeout, RejectReason::StaleConnection] {
             pair.inject_message(
                 SERVER,
@@ -431,7 +433,9 @@ fn a_drep_ends_an_established_connection_only_after_a_probe_and_with_both_ids() 
     assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
     let req = stale_req(&pair, 5);
     pair.inject(SERVER, &req);
-    for (local, remote) in [(client_id ^ 1, server_id), (client_id, server_id ^ 1), (client_id, 0), (0, server_id)] {
+    for (local, remote) in
+        [(client_id ^ 1, server_id), (client_id, server_id ^ 1), (client_id, 0), (0, server_id)]
+    {
         pair.inject_message(SERVER, drep(local, remote));
         assert_eq!(pair.sides[SERVER].state(server), Some(State::Established));
     }

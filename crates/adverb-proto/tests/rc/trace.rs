@@ -49,7 +49,11 @@ fn request_generates_events_from_post_to_completion() {
     else {
         panic!("{events:#?}");
     };
-    assert!([posted_qpn, doorbell_qpn, sent_qpn, received_qpn, completed_qpn, acked_qpn].iter().all(|event_qpn| *event_qpn == qpn));
+    assert!(
+        [posted_qpn, doorbell_qpn, sent_qpn, received_qpn, completed_qpn, acked_qpn]
+            .iter()
+            .all(|event_qpn| *event_qpn == qpn)
+    );
     assert_eq!(operation, SendOperation::Write(pair.b.remote_addr(0)));
     assert!(flags.contains(SendFlags::SIGNALED));
     assert_eq!(first_sge.map(|segment| segment.length), Some(8));
@@ -127,7 +131,8 @@ fn connected_events_are_generated_on_transitions_and_on_demand() {
 #[test]
 fn timers_and_state_changes_generate_events() {
     let mut end = solo();
-    let is_ready_to_send = |event: &TraceEvent| matches!(event, TraceEvent::StateChanged { to: QpState::ReadyToSend, .. });
+    let is_ready_to_send =
+        |event: &TraceEvent| matches!(event, TraceEvent::StateChanged { to: QpState::ReadyToSend, .. });
     assert!(end.device.sink().iter().any(|(_, event)| is_ready_to_send(event)));
     end.post(1, SendOperation::Send, 0, 8);
     end.transmits();

@@ -79,7 +79,8 @@ fn grh_contains_the_group() {
 #[test]
 fn member_with_another_queue_key_receives_nothing() {
     let mut end = solo();
-    let (matching, mismatched) = (create_datagram_qp(&mut end, QKEY, 1, 0), create_datagram_qp(&mut end, QKEY ^ 1, 2, 512));
+    let (matching, mismatched) =
+        (create_datagram_qp(&mut end, QKEY, 1, 0), create_datagram_qp(&mut end, QKEY ^ 1, 2, 512));
     for qpn in [mismatched, matching] {
         end.device.attach_multicast(qpn, group()).unwrap();
     }

@@ -85,8 +85,13 @@ fn grh_of_ipv6_is_its_whole_header() {
 #[test]
 fn grh_has_the_ports_of_devices_with_their_own_port() {
     let (default_source, port_source) = ("10.0.0.2:49443".parse().unwrap(), "10.0.0.2:4792".parse().unwrap());
-    let (default_destination, port_destination) = ("10.0.0.1:4791".parse().unwrap(), "10.0.0.1:4800".parse().unwrap());
-    for (source, destination) in [(default_source, port_destination), (port_source, default_destination), (port_source, port_destination)] {
+    let (default_destination, port_destination) =
+        ("10.0.0.1:4791".parse().unwrap(), "10.0.0.1:4800".parse().unwrap());
+    for (source, destination) in [
+        (default_source, port_destination),
+        (port_source, default_destination),
+        (port_source, port_destination),
+    ] {
         let mut end = solo();
         end.post_recv(1, 0, 256);
         let header = Header::new(end.qpn, Psn::ZERO, Operation::Ud(datagram()));
