@@ -47,7 +47,7 @@ impl CmEventChannel {
 
     /// Removes and returns the oldest event. Returns `None` if the channel is empty.
     pub fn take(&self) -> Option<CmEvent> {
-        // `retain` may have removed an announced event.
+        // The queue alone determines the result, because `retain` may have removed an event of the counter.
         _ = self.channel.take();
         self.events.lock().pop_front()
     }

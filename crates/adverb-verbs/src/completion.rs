@@ -81,7 +81,7 @@ impl Completion {
     /// Returns the operation and the length of a successful request, or the failure. A failure contains neither
     /// operation nor length, because devices leave them undefined.
     pub fn outcome(&self) -> std::result::Result<Success, Failure> {
-        self.outcome.explain(self.id.0 & RequestId::DATAGRAM != 0)
+        self.outcome.decode(self.id.0 & RequestId::DATAGRAM != 0)
     }
 
     /// Returns the number of the queue pair that executed the request. For a receive of a [shared receive

@@ -297,14 +297,14 @@ impl CompletionQueue {
         let waited = self.arm_and_wait(left, is_available);
         let mut state = self.lock();
         state.is_event_awaited = false;
-        // Another thread waits for the next event.
+        // One of the notified threads waits for the next event.
         self.notify_waiters(&state);
         waited?;
         Ok(true)
     }
 
-    /// Waits for an event. Only one thread does so at a time, and that thread arms the queue: an event that another
-    /// thread consumed, or for which another thread armed the queue, would be missed.
+    /// Arms the queue and waits for an event. Only one thread does so at a time: otherwise a thread could consume the
+    /// event for which another thread armed the queue, and the other thread would miss it.
     fn arm_and_wait(&self, left: Duration, is_available: impl Fn(&[Completion]) -> bool) -> Result<()> {
         self.0.backend.arm(ArmFor::Any)?;
         // A completion that arrived before arming raises no event: poll before waiting.
@@ -350,8 +350,8 @@ impl CompletionQueue {
 
     /// Polls the device with the caller's lock, and keeps the completions.
     ///
-    /// Queue pairs are attached after this, too: completions of an earlier owner take up entries, and numbers are
-    /// reused, so that such completions could be mistaken for the new owner's.
+    /// Attaching a queue pair calls this function first: old completions occupy entries, and because numbers are reused,
+    /// they could be mistaken for completions of the new queue pair.
     fn fetch_completions_locked(&self, state: &mut State) -> Result<()> {
         let mut ready = std::mem::take(&mut state.ready);
         let before = ready.len();

@@ -109,7 +109,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Posts the marker of a queue if it is pending and the queue has a free entry. Returns whether it did.
+    /// Posts the marker of a queue if it is pending and the queue has a free entry. Returns whether the marker was
+    /// posted.
     fn post_marker(
         &self,
         queue: &Attached,
@@ -119,7 +120,7 @@ impl QueuePair {
         let position = posting.marker_position();
         let posted = Marker::Posted(position);
         // The state changes first: the completion may arrive before posting returns.
-        if !posting.has_room(1) || !queue.change_marker(Marker::Pending, posted) {
+        if !posting.has_free_slots(1) || !queue.change_marker(Marker::Pending, posted) {
             return Ok(false);
         }
         let wr_id = posting.marker_id(position);
@@ -127,6 +128,6 @@ impl QueuePair {
         if failure.unposted_count(1) > 0 {
             queue.change_marker(posted, Marker::Pending);
         }
-        Err(self.not_posted("posting the marker of a drain", failure))
+        Err(self.post_error("posting the marker of a drain", failure))
     }
 }

@@ -125,8 +125,8 @@ impl Posting {
 
     /// Whether `count` more requests can be posted.
     #[inline]
-    pub(super) fn has_room(&mut self, count: u32) -> bool {
-        self.ring.has_room(count)
+    pub(super) fn has_free_slots(&mut self, count: u32) -> bool {
+        self.ring.has_free_slots(count)
     }
 
     /// Returns the identifier of the request `ahead` positions after the next.
@@ -311,7 +311,7 @@ mod tests {
         let (mut next_tag, mut expected) = (0, 0);
         for _ in 0..100_000 {
             match choose(8) {
-                0..4 if posting.has_room(1) => {
+                0..4 if posting.has_free_slots(1) => {
                     device.push_back(position(posting.id(0)));
                     posting.push(request(next_tag));
                     next_tag += 1;
@@ -388,7 +388,7 @@ mod tests {
             let (mut posting, mut completing) = new_queue(depth);
             let mut signaled = VecDeque::new();
             for _ in 0..100 {
-                while posting.has_room(1) {
+                while posting.has_free_slots(1) {
                     // The device rejects every signaled request once, and then accepts another in its place.
                     if posting.signals.set(SendFlags::empty()) == SendFlags::SIGNALED {
                         posting.push(request(0));

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use adverb_proto::types::{Access, Qpn, SendFlags, SendOperation, Transport, WindowBind};
 
-use super::{Completion, ProtectionDomain, QueuePair, SendRequest, contained};
+use super::{Completion, ProtectionDomain, QueuePair, SendRequest, log_without_unwinding};
 use crate::backend::{self, RawOutcome, SendList, flag, opcode};
 use crate::error::{Error, Result};
 use crate::memory::{Payload, RegionSlice, RemoteMemory};
@@ -144,7 +144,8 @@ impl MemoryWindow {
         &self.shared.domain
     }
 
-    /// Adds the data of the request at `index`, which has this window, to the list beyond the plain form.
+    /// Adds the data that the plain form of a bind lacks to the request at `index` of the list. The request owns this
+    /// window.
     #[cold]
     pub(super) fn encode_bind(&self, operation: &SendOperation, list: &mut SendList, index: usize) {
         if let (SendOperation::BindWindow(bind), Some(slice)) = (operation, &self.slice) {
@@ -279,7 +280,7 @@ impl QueuePair {
         }
         let shared = &window.shared;
         if shared.domain != self.domain {
-            return Err(self.domain.foreign("memory window", &shared.domain, self.name()));
+            return Err(self.domain.foreign_domain_error("memory window", &shared.domain, self.name()));
         }
         let mut state = shared.lock();
         match request.operation {
@@ -294,7 +295,7 @@ impl QueuePair {
                     return reject("the bind request has no memory slice");
                 };
                 if *slice.domain() != self.domain {
-                    return Err(self.domain.foreign("memory", slice.domain(), self.name()));
+                    return Err(self.domain.foreign_domain_error("memory", slice.domain(), self.name()));
                 }
                 if let Some(reason) = invalid_reason(slice, bind.access) {
                     return reject(reason);
@@ -356,12 +357,12 @@ fn invalid_reason(slice: &RegionSlice, access: Access) -> Option<&'static str> {
 }
 
 impl Shared {
-    /// Records the outcome of a request, once: afterwards the phase is one without a request in flight.
+    /// Records the outcome of a request. Recording it again has no effect, because no request is in flight in the new
+    /// phase.
     fn update_window(&self, outcome: &RawOutcome) {
         let mut state = self.lock();
         match (state.phase, outcome.status, outcome.opcode) {
-            // This also frees a window whose request belongs to another window, which is possible in unusual programs.
-            // Freeing is always safe.
+            // The request may be a receive, if the program used the window as its payload. Freeing is always safe.
             (_, 1.., _) => self.free(&mut state),
             (Phase::Binding, 0, opcode::BIND_WINDOW) => {
                 self.backend.set_rkey(state.rkey);
@@ -376,9 +377,9 @@ impl Shared {
         }
     }
 
-    /// Records that the peer invalidated the key. The owner releases the memory later, because other threads wait for
-    /// this one.
-    fn invalidated(&self, rkey: u32) {
+    /// Records that the peer invalidated the key. The owner releases the memory later, because the caller holds the lock
+    /// of a completion queue.
+    fn record_invalidation(&self, rkey: u32) {
         let mut state = self.lock();
         if state.rkey == rkey && state.phase != Phase::Freed {
             self.unregister(&mut state);
@@ -395,7 +396,7 @@ impl Shared {
         state.phase = Phase::Freed;
         if let Err(error) = self.backend.free() {
             // Deregistering the region fails, too, and its memory is then never freed.
-            contained(|| tracing::error!(%error, "freeing a memory window failed"));
+            log_without_unwinding(|| tracing::error!(%error, "freeing a memory window failed"));
         }
     }
 
@@ -432,7 +433,7 @@ impl Windows {
         if outcome.status == 0 && outcome.opcode == opcode::RECV && outcome.flags & flag::INVALIDATED != 0 {
             let window = self.lock().by_key.get(&outcome.immediate).cloned();
             if let Some(window) = window {
-                window.invalidated(outcome.immediate);
+                window.record_invalidation(outcome.immediate);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use adverb_proto::types::{Gid, Qpn, Transport};
 
-use super::{AddressHandle, GidEntry, GidType, LinkLayer, QueuePair, Traffic, UdDestination, contained};
+use super::{AddressHandle, GidEntry, GidType, LinkLayer, QueuePair, Traffic, UdDestination, log_without_unwinding};
 use crate::backend;
 use crate::error::{Error, Result};
 
@@ -16,7 +16,7 @@ pub(super) struct Memberships(Mutex<Vec<Membership>>);
 struct Membership {
     group: Gid,
     lid: u16,
-    /// Keeps the group joined in the kernel's IP stack, which announces the membership to the network.
+    /// The socket that keeps the group joined in the kernel's IP stack, which announces the membership to the network.
     _ip: Option<UdpSocket>,
 }
 
@@ -48,7 +48,7 @@ impl QueuePair {
     /// the subnet manager manages groups: see [`attach_multicast`](QueuePair::attach_multicast); and [`Error::Verb`]
     /// if the network interface or the device rejects the membership.
     pub fn join_multicast(&self, group: IpAddr) -> Result<()> {
-        let gid = self.group(group)?;
+        let gid = self.group_gid(group)?;
         let ip = match &self.gid.netdev {
             Some(netdev) => Some(join_ip(group, &self.gid, netdev).map_err(|error| Error::Verb {
                 action: format!("joining the multicast group {group} on {netdev}"),
@@ -67,7 +67,7 @@ impl QueuePair {
     ///
     /// Returns [`Error::InvalidRequest`] if the queue pair isn't a member, and [`Error::Verb`] if the operation fails.
     pub fn leave_multicast(&self, group: IpAddr) -> Result<()> {
-        self.detach_multicast(self.group(group)?, 0)
+        self.detach_multicast(self.group_gid(group)?, 0)
     }
 
     /// Returns the destination for datagrams to all members of a group, on RoCE. The sender need not be a member.
@@ -78,7 +78,7 @@ impl QueuePair {
     /// Returns [`Error::InvalidRequest`] if `group` isn't a multicast address of the queue pair's address family,
     /// [`Error::Unsupported`] on InfiniBand, and [`Error::Verb`] if the operation fails.
     pub fn multicast_destination(&self, group: IpAddr, qkey: u32) -> Result<UdDestination> {
-        let address = AddressHandle::of(self, self.group(group)?, 0, Traffic::new())?;
+        let address = AddressHandle::of(self, self.group_gid(group)?, 0, Traffic::new())?;
         Ok(UdDestination { address_handle: address, qpn: Qpn::MULTICAST, qkey })
     }
 
@@ -100,13 +100,14 @@ impl QueuePair {
     ///
     /// Returns [`Error::InvalidRequest`] if the queue pair isn't attached, and [`Error::Verb`] if the operation fails.
     pub fn detach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
-        let mut members = self.memberships.lock();
-        let Some(at) = members.iter().position(|member| member.group == group && member.lid == lid) else {
+        let mut memberships = self.memberships.lock();
+        let is_same = |membership: &Membership| membership.group == group && membership.lid == lid;
+        let Some(index) = memberships.iter().position(is_same) else {
             let reason = format!("the queue pair is not a member of the multicast group {}", group.ip());
             return Err(Error::InvalidRequest { reason: reason.into() });
         };
         self.backend.detach_multicast(group, lid)?;
-        drop(members.swap_remove(at));
+        drop(memberships.swap_remove(index));
         Ok(())
     }
 
@@ -118,21 +119,21 @@ impl QueuePair {
         if !group.is_multicast() {
             return reject(format!("{} is not a multicast address", group.ip()));
         }
-        let mut members = self.memberships.lock();
-        if members.iter().any(|member| member.group == group && member.lid == lid) {
+        let mut memberships = self.memberships.lock();
+        if memberships.iter().any(|membership| membership.group == group && membership.lid == lid) {
             return reject(format!(
                 "the queue pair is already a member of the multicast group {}",
                 group.ip()
             ));
         }
         self.backend.attach_multicast(group, lid)?;
-        members.push(Membership { group, lid, _ip: ip });
+        memberships.push(Membership { group, lid, _ip: ip });
         Ok(())
     }
 
     /// Returns the GID of a group, computed as in `cma_iboe_set_mgid` of the kernel's cma.c, so that it reaches members
     /// that joined with the connection manager.
-    fn group(&self, group: IpAddr) -> Result<Gid> {
+    fn group_gid(&self, group: IpAddr) -> Result<Gid> {
         if self.port.link_layer != LinkLayer::Ethernet {
             return Err(Error::Unsupported {
                 feature: "joining a multicast group by IP address on InfiniBand".into(),
@@ -167,7 +168,7 @@ impl Memberships {
     pub(super) fn leave_all(&self, queue_pair: &backend::QueuePair) {
         for Membership { group, lid, .. } in self.lock().drain(..) {
             if let Err(error) = queue_pair.detach_multicast(group, lid) {
-                contained(|| tracing::error!(%error, %group, "leaving a multicast group failed"));
+                log_without_unwinding(|| tracing::error!(%error, %group, "leaving a multicast group failed"));
             }
         }
     }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{ArmFor, Completion, CompletionQueue, contained};
+use super::{ArmFor, Completion, CompletionQueue, log_without_unwinding};
 use crate::backend;
 use crate::error::{Error, Result};
 
@@ -279,7 +279,7 @@ impl Waker {
         if self.is_asleep.swap(false, Ordering::SeqCst)
             && let Err(error) = (&self.writer).write_all(&[1])
         {
-            contained(|| tracing::error!(%error, "waking a poller failed"));
+            log_without_unwinding(|| tracing::error!(%error, "waking a poller failed"));
         }
     }
 }

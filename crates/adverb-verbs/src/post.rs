@@ -93,7 +93,7 @@ impl QueuePair {
                     drop(queue);
                     Ok(RequestId(wr_id))
                 }
-                Err(failure) => Err(self.send_rejected(queue, failure)),
+                Err(failure) => Err(self.retract_send(queue, failure)),
             };
         }
         let (payload, destination) =
@@ -196,7 +196,7 @@ impl QueuePair {
         }
         // The memory is stored first: completions may arrive before posting returns.
         queue.push_all(&mut batch.in_flight);
-        // Read before posting: the completions' times are later.
+        // The time is read before posting, so that it is earlier than those of the completions.
         let recorded_at = queue.recorder.time();
         let posted = post(&self.backend, &mut batch.list);
         if let Some(time) = recorded_at {
@@ -209,7 +209,7 @@ impl QueuePair {
                 queue.scratch.batch = batch;
                 Ok(ids)
             }
-            Err(failure) => Err(self.batch_rejected(queue, failure, batch)),
+            Err(failure) => Err(self.retract_batch(queue, failure, batch)),
         }
     }
 
@@ -235,7 +235,7 @@ impl QueuePair {
         let id = add_recv(&mut queue, &mut request);
         match self.post_recv_list(&mut queue) {
             Ok(()) => Ok(id),
-            Err(failure) => Err(self.recvs_rejected(own, &mut queue, failure, vec![request])),
+            Err(failure) => Err(self.retract_recvs(own, &mut queue, failure, vec![request])),
         }
     }
 
@@ -277,7 +277,7 @@ impl QueuePair {
                 queue.scratch.recvs = recvs;
                 Ok(ids)
             }
-            Err(failure) => Err(self.recvs_rejected(own, &mut queue, failure, recvs)),
+            Err(failure) => Err(self.retract_recvs(own, &mut queue, failure, recvs)),
         }
     }
 
@@ -329,7 +329,7 @@ impl QueuePair {
             Ok(()) => Ok(RequestId(wr_id)),
             Err(failure) => {
                 let rejected = vec![RecvRequest { payload: Payload::Empty, tag: 0 }];
-                let error = self.recvs_rejected(own, &mut queue, failure, rejected);
+                let error = self.retract_recvs(own, &mut queue, failure, rejected);
                 Err(BorrowedPostError::new(error, RequestId(wr_id)))
             }
         }
@@ -338,7 +338,7 @@ impl QueuePair {
     /// Posts the receive requests of the queue's list.
     #[inline]
     fn post_recv_list(&self, queue: &mut Posting) -> Result<(), PostFailure> {
-        // Read before posting: the completions' times are later.
+        // The time is read before posting, so that it is earlier than those of the completions.
         let recorded_at = queue.recorder.time();
         let list = &mut queue.scratch.recv_list;
         let posted = self.backend.post_recvs(list);
@@ -354,7 +354,7 @@ impl QueuePair {
         if *buffer.domain() == self.domain {
             return Ok(());
         }
-        Err(self.domain.foreign("memory", buffer.domain(), self.name()))
+        Err(self.domain.foreign_domain_error("memory", buffer.domain(), self.name()))
     }
 
     /// Returns the name of the queue pair in errors.
@@ -373,7 +373,7 @@ impl QueuePair {
             };
             return Err(Error::WrongState { action: "posting a send request", state, hint });
         }
-        if !queue.has_room(count) {
+        if !queue.has_free_slots(count) {
             return Err(Error::QueueFull { queue: "send", depth: queue.depth() });
         }
         Ok(())
@@ -416,19 +416,19 @@ impl QueuePair {
         if let Some(invalid_reason) = request.invalid_reason() {
             return Err(Error::InvalidRequest { reason: invalid_reason.into() });
         }
-        if let Some(reason) = self.unsuitable(request) {
+        if let Some(reason) = self.unsuitable_reason(request) {
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         if request.is_extended() {
             self.check_extended(&request.operation)?;
         }
-        let inlined = request.flags.contains(SendFlags::INLINE);
-        // Inlined bytes are copied while the request is posted: the device never uses their lkey.
-        if !inlined {
+        let is_inline = request.flags.contains(SendFlags::INLINE);
+        // Inline bytes are copied while the request is posted: the device never uses their lkey.
+        if !is_inline {
             self.domain.check_payload(&request.payload, || self.name())?;
         }
         let (max, hint) =
-            if inlined { (self.limits.inline, INLINE_HINT) } else { (self.max_message_size, MESSAGE_HINT) };
+            if is_inline { (self.limits.inline, INLINE_HINT) } else { (self.max_message_size, MESSAGE_HINT) };
         check_payload(&request.payload, self.limits.send_segments, max, hint)
     }
 
@@ -457,7 +457,7 @@ impl QueuePair {
 
     /// Returns a reason to reject a send request on the queue pair's transport.
     #[inline]
-    fn unsuitable(&self, request: &SendRequest) -> Option<&'static str> {
+    fn unsuitable_reason(&self, request: &SendRequest) -> Option<&'static str> {
         if self.transport == Transport::Rc {
             return request
                 .destination
@@ -501,7 +501,7 @@ impl QueuePair {
             let hint = "move the queue pair to state init, ready to receive or ready to send first";
             return Err(Error::WrongState { action: "posting a receive request", state, hint });
         }
-        if !queue.has_room(count) {
+        if !queue.has_free_slots(count) {
             return Err(Error::QueueFull { queue: "receive", depth: queue.depth() });
         }
         Ok(())
@@ -527,9 +527,9 @@ impl QueuePair {
         check_payload(&request.payload, self.limits.recv_segments, u32::MAX, RECV_HINT)
     }
 
-    /// Returns the error of a request on the fast path that the device rejected.
+    /// Retracts a request on the fast path that the device rejected, and returns the error.
     #[cold]
-    fn send_rejected(
+    fn retract_send(
         &self,
         mut queue: MutexGuard<'_, Posting>,
         failure: PostFailure,
@@ -544,12 +544,12 @@ impl QueuePair {
             destination: None,
         });
         let requests = requests.collect();
-        PostError { error: self.not_posted("posting a send request", failure), requests }
+        PostError { error: self.post_error("posting a send request", failure), requests }
     }
 
-    /// Returns the error of a batch that the device rejected, entirely or in part.
+    /// Retracts the requests of a batch that the device rejected, all or some of them, and returns the error.
     #[cold]
-    fn batch_rejected(
+    fn retract_batch(
         &self,
         queue: &mut Posting,
         failure: PostFailure,
@@ -558,12 +558,12 @@ impl QueuePair {
         let left = failure.unposted_count(batch.list.len());
         let posted = batch.list.len() - left;
         let requests = batch.into_requests(posted, self.send.retract(queue, left));
-        PostError { error: self.not_posted("posting send requests", failure), requests }
+        PostError { error: self.post_error("posting send requests", failure), requests }
     }
 
-    /// Returns the error of receive requests that the device rejected, entirely or in part.
+    /// Retracts the receive requests that the device rejected, all or some of them, and returns the error.
     #[cold]
-    fn recvs_rejected(
+    fn retract_recvs(
         &self,
         own: &Attached,
         queue: &mut Posting,
@@ -575,10 +575,10 @@ impl QueuePair {
         for (request, in_flight) in rest.iter_mut().zip(own.retract(queue, left)) {
             request.payload = in_flight.payload;
         }
-        PostError { error: self.not_posted("posting receive requests", failure), requests: rest }
+        PostError { error: self.post_error("posting receive requests", failure), requests: rest }
     }
 
-    pub(super) fn not_posted(&self, action: &str, failure: PostFailure) -> Error {
+    pub(super) fn post_error(&self, action: &str, failure: PostFailure) -> Error {
         let hint = match failure.posted {
             None => {
                 "reset or destroy the queue pair to release the requests' buffers: the device does not report which requests it accepted"

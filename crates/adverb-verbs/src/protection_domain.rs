@@ -46,7 +46,7 @@ impl ProtectionDomain {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Allocation`] if there is not enough memory, [`Error::MessageTooLong`] if `len` doesn't fit into
+    /// Returns [`Error::Allocation`] if there is not enough memory, [`Error::LimitExceeded`] if `len` doesn't fit into
     /// 32 bits, and [`Error::Verb`] if registration fails, often because of the limit on locked memory
     /// (`RLIMIT_MEMLOCK`).
     pub fn buffer(&self, len: usize) -> Result<Buffer> {
@@ -194,7 +194,7 @@ impl ProtectionDomain {
         &self.backend
     }
 
-    /// Checks that every segment of a payload belongs to this domain, which is that of `queue`.
+    /// Checks that every segment of a payload belongs to this domain. `queue` returns the name of the queue for the error.
     ///
     /// The device can't be relied on for this: an lkey is unique within one device only, so another device may have
     /// other memory with the same key and address.
@@ -202,15 +202,20 @@ impl ProtectionDomain {
     pub(super) fn check_payload(&self, payload: &Payload, queue: impl FnOnce() -> String) -> Result<()> {
         match payload.segments().iter().find(|piece| piece.domain().id != self.id) {
             None => Ok(()),
-            Some(foreign) => Err(self.foreign("memory", foreign.domain(), queue())),
+            Some(foreign) => Err(self.foreign_domain_error("memory", foreign.domain(), queue())),
         }
     }
 
     /// Returns the error for an object that belongs to `other` and was posted to a queue of this domain.
     #[cold]
-    pub(super) fn foreign(&self, what: &'static str, other: &ProtectionDomain, queue: String) -> Error {
+    pub(super) fn foreign_domain_error(
+        &self,
+        object: &'static str,
+        other: &ProtectionDomain,
+        queue: String,
+    ) -> Error {
         Error::ForeignDomain {
-            object: what,
+            object,
             domain: other.to_string(),
             queue,
             queue_domain: self.to_string(),

@@ -252,7 +252,7 @@ impl Completion<'_> {
 
     /// Returns the outcome of the request. The sender in the outcome of a receive is valid only for datagrams.
     pub fn outcome(&self) -> std::result::Result<Success, Failure> {
-        self.0.outcome.explain(true)
+        self.0.outcome.decode(true)
     }
 }
 

@@ -158,7 +158,7 @@ impl SendRequest {
     /// # Ok::<(), adverb::Error>(())
     /// ```
     pub fn flush(range: RemoteMemory, placement: FlushPlacement) -> SendRequest {
-        // A length that the wire format can't hold stays too long for the check of `invalid_reason`.
+        // A length of more than 32 bits becomes `u32::MAX`, which `invalid_reason` rejects, too.
         let length = u32::try_from(range.len).unwrap_or(u32::MAX);
         SendRequest::new_flush(range.at(0), length, false, placement)
     }

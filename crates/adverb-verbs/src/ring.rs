@@ -39,7 +39,7 @@ unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
-/// Creates a ring for `depth` values, which is at least 1.
+/// Creates a ring for `depth` values, or for one value if `depth` is 0.
 pub(crate) fn ring<T>(depth: u32) -> (Producer<T>, Consumer<T>) {
     let depth = depth.max(1);
     let slots = (0..depth.next_power_of_two()).map(|_| Slot::new()).collect();
@@ -67,7 +67,7 @@ impl<T> Producer<T> {
 
     /// Whether `count` more values fit.
     #[inline]
-    pub(crate) fn has_room(&mut self, count: u32) -> bool {
+    pub(crate) fn has_free_slots(&mut self, count: u32) -> bool {
         if count <= self.depth() - self.next.wrapping_sub(self.taken) {
             return true;
         }
@@ -78,13 +78,13 @@ impl<T> Producer<T> {
     /// Returns a vacancy for a value, if there is one.
     #[inline]
     pub(crate) fn vacancy(&mut self) -> Option<Vacancy<'_, T>> {
-        self.has_room(1).then_some(Vacancy(self))
+        self.has_free_slots(1).then_some(Vacancy(self))
     }
 
     /// Adds all values of a list, and empties the list. Returns `false`, and changes nothing, if they don't all fit.
     pub(crate) fn push_all(&mut self, values: &mut Vec<T>) -> bool {
         let Ok(count) = u32::try_from(values.len()) else { return false };
-        if !self.has_room(count) {
+        if !self.has_free_slots(count) {
             return false;
         }
         for value in values.drain(..) {
@@ -185,7 +185,7 @@ impl<T> Consumer<T> {
     }
 }
 
-/// Aborts the process when it is dropped, which happens if a function panics that must not.
+/// A guard that aborts the process when it is dropped, that is, when the function that it guards panics.
 struct AbortOnDrop;
 
 impl Drop for AbortOnDrop {
@@ -290,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_come_out_in_order_and_positions_wrap() {
+    fn values_are_popped_in_order_and_positions_wrap() {
         let (mut producer, mut consumer) = ring(3);
         (producer.next, producer.taken, consumer.oldest) = (u32::MAX - 1, u32::MAX - 1, u32::MAX - 1);
         producer.shared.put.store(u32::MAX - 1, Ordering::Relaxed);

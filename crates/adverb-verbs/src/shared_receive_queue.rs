@@ -133,7 +133,7 @@ impl SharedReceiveQueue {
         segments.extend(request.payload.segments().iter().map(PayloadSegment::segment));
         list.clear();
         list.add(&plain::RecvRequest { wr_id: id, tag: request.tag, segments });
-        // Read before posting: the completion's time is later.
+        // The time is read before posting, so that it is earlier than the completion's.
         let recorded_at = recorder.time();
         let posted = self.0.backend.post_recvs(list);
         // The device may have accepted the request, unless it reports that it rejected it.

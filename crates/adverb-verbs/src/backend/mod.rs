@@ -126,10 +126,10 @@ impl Device {
         #[cfg(feature = "soft")]
         let opened = opened.map_err(|error| match error {
             Error::NoDevice { .. } | Error::NotInstalled { .. } => {
-                let keys: Vec<String> =
+                let names: Vec<String> =
                     Device::list().unwrap_or_default().into_iter().map(|info| info.name).collect();
-                let what = format!("no RDMA device is named {name}");
-                Error::NoDevice { reason: what, hint: format!("use one of these: {}", keys.join(", ")) }
+                let reason = format!("no RDMA device is named {name}");
+                Error::NoDevice { reason, hint: format!("use one of these: {}", names.join(", ")) }
             }
             error => error,
         });
@@ -624,7 +624,7 @@ impl QueuePair {
         dispatch!(self, queue_pair => queue_pair.state())
     }
 
-    /// Returns the event that moved the queue pair to the error state, where the device stores it.
+    /// Returns the event that moved the queue pair to the error state, if the device stores it.
     pub(crate) fn error_event(&self) -> Option<DeviceEvent> {
         match *self {
             #[cfg(feature = "ibv")]

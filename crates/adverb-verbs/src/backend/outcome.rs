@@ -8,8 +8,8 @@ use adverb_proto::types::{CompletedOperation, Failure, Qpn, Status, Success, Tim
 pub(crate) struct RawCompletion {
     pub(crate) wr_id: u64,
     pub(crate) outcome: RawOutcome,
-    /// Fields that only management datagrams have.
-    _rest: u64,
+    /// The fields that Adverb doesn't use: P_Key index, source LID, service level and path bits.
+    _unused: u64,
 }
 
 impl RawCompletion {
@@ -17,7 +17,7 @@ impl RawCompletion {
     pub(crate) const EMPTY: RawCompletion = RawCompletion::new(0, RawOutcome::implied(0));
 
     pub(crate) const fn new(wr_id: u64, outcome: RawOutcome) -> RawCompletion {
-        RawCompletion { wr_id, outcome, _rest: 0 }
+        RawCompletion { wr_id, outcome, _unused: 0 }
     }
 
     /// Converts a completion from the plain form.
@@ -97,7 +97,7 @@ impl RawOutcome {
         }
     }
 
-    /// Converts an outcome to numbers, which [`explain`](RawOutcome::explain) converts back.
+    /// Converts an outcome to numbers, which [`decode`](RawOutcome::decode) converts back.
     #[cfg(feature = "soft")]
     fn of(outcome: Result<Success, Failure>) -> RawOutcome {
         let success = match outcome {
@@ -117,7 +117,7 @@ impl RawOutcome {
             CompletedOperation::AtomicWrite => opcode::ATOMIC_WRITE,
             CompletedOperation::Recv { .. } => opcode::RECV,
             CompletedOperation::RecvWrite { .. } => opcode::RECV_WRITE,
-            // The adverb-verbs API has a request for each other operation.
+            // The only other operation is `Send`. (The enum is non-exhaustive.)
             _ => opcode::SEND,
         };
         let mut raw = RawOutcome { length: success.length, ..RawOutcome::implied(opcode) };
@@ -189,9 +189,9 @@ impl RawOutcome {
         if self.status == 0 { &mut self.vendor_error } else { &mut self.length }
     }
 
-    /// Decodes the outcome. Only datagrams have a source. The outcome may be that of a datagram even if `is_datagram`
-    /// is false.
-    pub(crate) fn explain(&self, is_datagram: bool) -> Result<Success, Failure> {
+    /// Decodes the outcome. It is that of a datagram, and only then has a source, if `is_datagram` is true or the flag
+    /// [`DATAGRAM`](flag::DATAGRAM) is set.
+    pub(crate) fn decode(&self, is_datagram: bool) -> Result<Success, Failure> {
         let status = Status::from_code(self.status);
         if status != Status::Success {
             return Err(Failure { status, vendor_error: self.vendor_error });
@@ -245,7 +245,7 @@ mod tests {
                 marked.store_timestamp(timestamp);
                 assert_eq!(marked.timestamp(), Some(timestamp));
                 for is_datagram in [false, true] {
-                    assert_eq!(marked.explain(is_datagram), plain.explain(is_datagram));
+                    assert_eq!(marked.decode(is_datagram), plain.decode(is_datagram));
                 }
             }
         }

@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-/// Waits until one of two descriptors is readable or has ended. Returns `false` if the timeout expires first, or a
-/// signal arrives.
+/// Waits until one of two descriptors is readable or its other end is closed. Returns `false` if the timeout expires
+/// first, or a signal arrives.
 pub fn wait_either(
     first: BorrowedFd<'_>,
     second: Option<BorrowedFd<'_>>,
@@ -41,8 +41,8 @@ pub enum Interest {
     Nothing,
 }
 
-/// Waits until one of the descriptors is ready. Returns whether each of them is ready: none if the timeout expires
-/// first, or a signal arrives.
+/// Waits until one of the descriptors is ready, and returns whether each of them is. None is ready if the timeout
+/// expires first, or a signal arrives.
 ///
 /// # Errors
 ///
@@ -118,7 +118,7 @@ pub fn start_connect(addr: SocketAddr) -> io::Result<TcpStream> {
     if code == 0 || error.raw_os_error() == Some(libc::EINPROGRESS) { Ok(stream) } else { Err(error) }
 }
 
-/// A descriptor that is readable while any of several others is readable or has ended.
+/// A descriptor that is readable while any of several others is readable or its other end is closed.
 #[derive(Debug)]
 pub struct Watch(OwnedFd);
 
@@ -154,8 +154,8 @@ impl Watch {
         self.control(libc::EPOLL_CTL_DEL, fd, Interest::Nothing, 0)
     }
 
-    /// Waits until a descriptor is ready, and appends the tokens of ready descriptors: none if the timeout expires
-    /// first, or a signal arrives, and at most 64 per call. The timeout is rounded up to milliseconds.
+    /// Waits until a descriptor is ready, and appends the tokens of at most 64 ready descriptors to `ready`. No token is
+    /// appended if the timeout expires first, or a signal arrives. The timeout is rounded up to milliseconds.
     pub fn wait(&self, ready: &mut Vec<u64>, timeout: Option<Duration>) -> io::Result<()> {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
         let millis = timeout.map_or(-1, |timeout| {

@@ -79,7 +79,7 @@ impl Queues {
             request,
             wr_id,
             cq,
-            outcome: outcome.explain(is_datagram),
+            outcome: outcome.decode(is_datagram),
         });
         record(TraceEvent::Polled { cq, qpn, wr_id });
     }

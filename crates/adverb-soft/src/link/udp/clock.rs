@@ -82,7 +82,7 @@ impl Clock {
     }
 
     /// Records that the receive queue was empty at this time.
-    pub(super) fn queue_empty(&mut self, at: Instant) {
+    pub(super) fn record_empty_queue(&mut self, at: Instant) {
         self.empty_at = at;
     }
 
@@ -138,7 +138,7 @@ mod tests {
             assert_eq!(time, start + ms(stamp));
         }
         // Packets wait in the kernel before they enter the receive queue.
-        clock.queue_empty(start + ms(40));
+        clock.record_empty_queue(start + ms(40));
         let time = clock.convert_with(EPOCH + ms(35), start + ms(41), || panic!("unnecessary measurement"));
         assert_eq!(time, start + ms(35));
     }

@@ -362,7 +362,7 @@ impl Receiver {
             return match error.raw_os_error() {
                 Some(libc::EAGAIN) => {
                     if let (Some(clock), Some(called_at)) = (&mut self.clock, called_at) {
-                        clock.queue_empty(called_at);
+                        clock.record_empty_queue(called_at);
                     }
                     Ok(0)
                 }
@@ -433,7 +433,7 @@ impl Receiver {
         if let (Some(clock), Some(called_at)) = (&mut self.clock, called_at)
             && received < self.request_count
         {
-            clock.queue_empty(called_at);
+            clock.record_empty_queue(called_at);
         }
         let max_count = (MAX_RECEIVED_BYTES * received / byte_count.max(1))
             .min(MAX_RECEIVED_PACKETS * received / count.max(1));

@@ -338,7 +338,7 @@ impl UdpLink {
         };
         self.missed_send_times = 0;
         let clock = self.send_clock.get_or_insert_with(Clock::new);
-        clock.queue_empty(start);
+        clock.record_empty_queue(start);
         Some(TimedSend::Accepted(Some(clock.convert(time, Instant::now()).max(start))))
     }
 

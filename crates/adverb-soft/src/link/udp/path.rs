@@ -138,7 +138,7 @@ impl PathSocket {
             ) {
                 Ok(message) => message,
                 Err(Errno::EAGAIN) => {
-                    self.clock.queue_empty(called_at);
+                    self.clock.record_empty_queue(called_at);
                     return Ok(None);
                 }
                 Err(Errno::EINTR) => continue,

@@ -48,10 +48,10 @@ impl Device {
         let list = DeviceList::new(library)?;
         let found = list.iter().find(|(_, info)| info.name == name);
         let Some((device, info)) = found else {
-            let keys: Vec<String> = list.iter().map(|(_, info)| info.name).collect();
-            let hint = match keys.len() {
+            let names: Vec<String> = list.iter().map(|(_, info)| info.name).collect();
+            let hint = match names.len() {
                 0 => "load the device's driver: no RDMA devices exist".to_owned(),
-                _ => format!("use one of these: {}", keys.join(", ")),
+                _ => format!("use one of these: {}", names.join(", ")),
             };
             return Err(Error::NoDevice { reason: format!("no RDMA device is named {name}"), hint });
         };
@@ -67,7 +67,8 @@ impl Device {
             let error = io::Error::last_os_error();
             // SAFETY: the device belongs to the list, and its fields are set when it is created.
             let node = unsafe { CStr::from_ptr((*device).dev_name.as_ptr()) };
-            // If the library may not open the device, it tries other ways, and then reports the error of those.
+            // If the library isn't permitted to open the node, it tries other ways, and reports the error of the last
+            // one. Opening the node here returns the first error.
             let node = format!("/dev/infiniband/{}", node.to_string_lossy());
             let opened = std::fs::OpenOptions::new().read(true).write(true).open(node);
             verb_error(opened.err().unwrap_or(error), format!("opening device {name}"))
@@ -106,7 +107,7 @@ impl Device {
         let code =
             unsafe { self.library.ibv_query_device_ex(self.context.as_ptr(), std::ptr::null(), &mut attr) };
         check(code, || format!("querying the attributes of {}", self.name))?;
-        let on_demand = on_demand(&attr.odp_caps);
+        let odp = odp_capabilities(&attr.odp_caps);
         let timestamps = (attr.completion_timestamp_mask != 0)
             .then_some(TimestampClock::new(attr.completion_timestamp_mask, attr.hca_core_clock));
         let caps = attr.cq_mod_caps;
@@ -147,7 +148,7 @@ impl Device {
         attributes.has_memory_windows = attr.device_cap_flags & sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B != 0;
         attributes.max_shared_receive_queues = count(attr.max_srq);
         attributes.max_multicast_groups = count(attr.max_mcast_grp);
-        attributes.odp = on_demand;
+        attributes.odp = odp;
         attributes.completion_vector_count = count(vectors);
         attributes.moderation = moderation;
         attributes.timestamp_clock = timestamps;
@@ -232,7 +233,7 @@ impl Device {
         }
         let zero = sys::ibv_gid_entry::zeroed();
         let mut entries = vec![zero; entry_count.min(MAX_GIDS)];
-        // SAFETY: the context is open, and as many entries may be written as are said.
+        // SAFETY: the context is open, and `entries.len()` entries may be written.
         let count = unsafe {
             self.library.ibv_query_gid_table(self.context.as_ptr(), entries.as_mut_ptr(), entries.len(), 0)
         };
@@ -292,7 +293,7 @@ impl Drop for Device {
 const CLOCK_ATTEMPTS: u32 = 4;
 
 /// Returns the capabilities of on-demand paging.
-fn on_demand(caps: &sys::ibv_odp_caps) -> OdpCapabilities {
+fn odp_capabilities(caps: &sys::ibv_odp_caps) -> OdpCapabilities {
     let operations = |caps: u32| {
         let mut operations = OdpOperations::default();
         operations.send = caps & sys::IBV_ODP_SUPPORT_SEND != 0;
@@ -303,12 +304,12 @@ fn on_demand(caps: &sys::ibv_odp_caps) -> OdpCapabilities {
         operations.shared_recv = caps & sys::IBV_ODP_SUPPORT_SRQ_RECV != 0;
         operations
     };
-    let mut on_demand = OdpCapabilities::default();
-    on_demand.supported = caps.general_caps & sys::IBV_ODP_SUPPORT != 0;
-    on_demand.rc = operations(caps.per_transport_caps.rc_odp_caps);
-    on_demand.uc = operations(caps.per_transport_caps.uc_odp_caps);
-    on_demand.ud = operations(caps.per_transport_caps.ud_odp_caps);
-    on_demand
+    let mut odp = OdpCapabilities::default();
+    odp.supported = caps.general_caps & sys::IBV_ODP_SUPPORT != 0;
+    odp.rc = operations(caps.per_transport_caps.rc_odp_caps);
+    odp.uc = operations(caps.per_transport_caps.uc_odp_caps);
+    odp.ud = operations(caps.per_transport_caps.ud_odp_caps);
+    odp
 }
 
 /// The vendor ID of Linux's soft-RoCE (rxe_param.h).

@@ -145,7 +145,7 @@ impl QueuePair {
 
     #[inline]
     pub(crate) fn post_sends(&self, Chain { first, bad }: Chain<'_, ibv_send_wr>) -> libc::c_int {
-        // SAFETY: the queue pair exists, and a chain is valid for the library, with its memory.
+        // SAFETY: the queue pair exists. The chain, and the memory that it refers to, are valid for the library.
         unsafe { sys::ibv_post_send(self.handle.as_ptr(), first, bad) }
     }
 

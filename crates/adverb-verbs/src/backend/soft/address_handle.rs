@@ -19,7 +19,7 @@ impl AddressHandle {
     pub(crate) fn new(domain: &Arc<ProtectionDomain>, address: &Address) -> Result<AddressHandle> {
         // Without a flow label, rdma-core's driver of mlx5 chooses a random port for each address handle
         // (`mlx5_ah_set_udp_sport` in `providers/mlx5/verbs.c`). Here, handles use the device's ports in turn.
-        let offset = domain.device.datagram_ports.fetch_add(1, Ordering::Relaxed);
+        let offset = domain.device.address_handle_count.fetch_add(1, Ordering::Relaxed);
         let path = OpenPath::new(&domain.device, address, FIRST_SOURCE_PORT | offset)?;
         Ok(AddressHandle { domain: Arc::clone(domain), path })
     }

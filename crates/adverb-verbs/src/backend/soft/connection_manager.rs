@@ -54,7 +54,7 @@ struct Inner {
     port: Option<PortLease>,
     /// The private data and the path MTU of the connect request, until the peer replies.
     pending_request: Option<(Vec<u8>, PathMtu)>,
-    /// Events that are known at once, which precede those of the channel.
+    /// Events of operations that complete at once. They precede the events of the channel.
     local_events: VecDeque<Event>,
 }
 
@@ -199,7 +199,7 @@ impl Identifier {
         Ok(())
     }
 
-    /// Adds an event that is known at once.
+    /// Adds the event of an operation that completes at once.
     fn push_local_event(&self, inner: &mut Inner, event: Event) {
         inner.local_events.push_back(event);
         self.channel.wake();
@@ -281,8 +281,8 @@ impl Identifier {
         Ok(())
     }
 
-    /// Sends the request again with a smaller path MTU, if the peer rejected it because of its MTU. Returns whether it
-    /// did.
+    /// Sends the request again with a smaller path MTU, if the peer rejected it because of its MTU. Returns whether the
+    /// request was sent.
     fn retry_with_smaller_mtu(&self, rejection: &cm::Rejection) -> Result<bool> {
         let inner = &mut *self.inner.lock();
         let preferred = rejection.info.as_bytes().first().and_then(|code| PathMtu::from_code(*code));

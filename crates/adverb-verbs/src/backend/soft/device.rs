@@ -32,10 +32,10 @@ pub(crate) struct Device {
     pub(super) shared: Mutex<BTreeMap<Srq, u32>>,
     /// The ports of the connection manager that are in use.
     pub(super) ports: Mutex<Ports>,
-    /// The number of address handles so far, by which they use the source ports in turn.
-    pub(super) datagram_ports: AtomicU16,
-    /// Dropped after the NIC, so its weak references show when the NIC is closed.
-    pub(super) open: Arc<()>,
+    /// The number of address handles so far, which determines the source port of the next one.
+    pub(super) address_handle_count: AtomicU16,
+    /// A value that is dropped after the NIC. Weak references to it show whether the NIC is closed.
+    pub(super) open_marker: Arc<()>,
 }
 
 impl Device {
@@ -53,8 +53,8 @@ impl Device {
 
     pub(super) fn new(nic: Nic, name: String, is_on_interface: bool, congestion: Congestion) -> Device {
         let (shared, ports) = (Mutex::default(), Mutex::default());
-        let (datagram_ports, open) = (AtomicU16::default(), Arc::default());
-        Device { nic, name, is_on_interface, congestion, shared, ports, datagram_ports, open }
+        let (address_handle_count, open_marker) = (AtomicU16::default(), Arc::default());
+        Device { nic, name, is_on_interface, congestion, shared, ports, address_handle_count, open_marker }
     }
 
     pub(crate) fn is_on_interface(&self) -> bool {
@@ -91,7 +91,7 @@ impl Device {
         attributes.max_rd_atomic = 128;
         attributes.has_atomics = true;
         attributes.has_atomic_write = true;
-        // The memory of a process does not survive a power loss.
+        // FLUSH to persistence is not supported: the memory of a process does not survive a power loss.
         attributes.flush.global = true;
         attributes.has_memory_windows = true;
         attributes.max_shared_receive_queues = 1 << 16;

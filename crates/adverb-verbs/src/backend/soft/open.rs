@@ -198,7 +198,7 @@ impl Registry {
             name: device.name.clone(),
             addresses: device.nic.addresses().to_vec(),
             device: Arc::downgrade(&device),
-            open: Arc::downgrade(&device.open),
+            open: Arc::downgrade(&device.open_marker),
         });
         device
     }

@@ -17,7 +17,8 @@ pub(crate) struct AppliedAttributes {
     peer: Option<Peer>,
     /// The path to the peer, whose source port stays open.
     path: Option<OpenPath>,
-    sending: Option<(u8, u8, u8, u8)>,
+    /// The timeout, `retry_count`, `rnr_retry` and `max_rd_atomic` of the transition to RTS.
+    send_attributes: Option<(u8, u8, u8, u8)>,
 }
 
 /// The attributes of the peer.
@@ -50,13 +51,13 @@ impl AppliedAttributes {
             StateChange::ReadyToSend(ReadyToSend {
                 timeout, retry_count, rnr_retry, max_rd_atomic, ..
             }) => {
-                self.sending = Some((*timeout, *retry_count, *rnr_retry, *max_rd_atomic));
+                self.send_attributes = Some((*timeout, *retry_count, *rnr_retry, *max_rd_atomic));
             }
             StateChange::Access(_) | StateChange::Error => {}
         }
     }
 
-    /// Ends the use of the path: the queue pair was destroyed.
+    /// Closes the path, because the queue pair was destroyed.
     pub(super) fn close_path(&mut self) {
         self.path = None;
     }
@@ -75,7 +76,7 @@ impl QueuePair {
     pub(crate) fn query(&self) -> Result<QueuePairAttributes> {
         let status = self.status()?;
         let applied = self.applied.lock();
-        let (timeout, retry_count, rnr_retry, max_rd_atomic) = applied.sending.unwrap_or_default();
+        let (timeout, retry_count, rnr_retry, max_rd_atomic) = applied.send_attributes.unwrap_or_default();
         let mut attributes = QueuePairAttributes::new(status.state);
         attributes.port = applied.port;
         attributes.pkey_index = applied.pkey_index;

@@ -121,14 +121,14 @@ impl QueuePair {
                     Some(connection) => {
                         let port = Path::source_port_between(self.qpn, connection.qpn);
                         let path = OpenPath::new(&self.domain.device, &connection.address, port)?;
-                        let ready = self.receiving(connection, open_path.insert(path).path)?;
+                        let ready = self.ready_to_receive(connection, open_path.insert(path).path)?;
                         Transition::ReadyToReceive(ready)
                     }
                 };
                 (transition, "ready to receive")
             }
             StateChange::ReadyToSend(ready) => {
-                (Transition::ReadyToSend(sending(ready, self.transport)?), "ready to send")
+                (Transition::ReadyToSend(ready_to_send(ready, self.transport)?), "ready to send")
             }
             StateChange::Access(access) => (Transition::ModifyAccess(*access), "ready to send"),
             StateChange::Error => (Transition::Error, "error"),
@@ -142,7 +142,7 @@ impl QueuePair {
         Ok(())
     }
 
-    fn receiving(&self, connection: &Connection, path: Path) -> Result<proto::ReadyToReceive> {
+    fn ready_to_receive(&self, connection: &Connection, path: Path) -> Result<proto::ReadyToReceive> {
         if self.transport != Transport::Rc {
             return Ok(proto::ReadyToReceive::unreliable(
                 connection.qpn,
@@ -157,7 +157,7 @@ impl QueuePair {
             path_mtu: connection.mtu,
             psn: connection.psn,
             max_dest_rd_atomic: connection.max_dest_rd_atomic,
-            min_rnr_timer: RnrTimer::new(connection.min_rnr_timer).ok_or_else(|| code("min_rnr_timer"))?,
+            min_rnr_timer: RnrTimer::new(connection.min_rnr_timer).ok_or_else(|| invalid_code("min_rnr_timer"))?,
         })
     }
 
@@ -197,22 +197,22 @@ impl QueuePair {
     }
 }
 
-fn sending(ready: &ReadyToSend, transport: Transport) -> Result<proto::ReadyToSend> {
+fn ready_to_send(ready: &ReadyToSend, transport: Transport) -> Result<proto::ReadyToSend> {
     if transport != Transport::Rc {
         return Ok(proto::ReadyToSend::unreliable(ready.psn));
     }
     Ok(proto::ReadyToSend {
         psn: ready.psn,
-        timeout: Timeout::new(ready.timeout).ok_or_else(|| code("timeout"))?,
+        timeout: Timeout::new(ready.timeout).ok_or_else(|| invalid_code("timeout"))?,
         retry_count: ready.retry_count,
         rnr_retry: ready.rnr_retry,
         max_rd_atomic: ready.max_rd_atomic,
     })
 }
 
-/// Returns the error of an invalid code.
-fn code(of: &'static str) -> Error {
-    Error::InvalidRequest { reason: format!("{of} must be a code from 0 to 31").into() }
+/// Returns the error of an attribute with an invalid code.
+fn invalid_code(attribute: &'static str) -> Error {
+    Error::InvalidRequest { reason: format!("{attribute} must be a code from 0 to 31").into() }
 }
 
 /// The maximum number of bytes of an inline request.

@@ -1,7 +1,7 @@
 //! The lengths of a pool's slots.
 //!
-//! Multiples of 64 bytes up to 256, then four lengths per doubling: less than a fifth of a slot is wasted, and no two
-//! slots share a cache line.
+//! The lengths are multiples of 64 bytes up to 256, and then four per doubling. Less than a fifth of a slot of more than
+//! 256 bytes is wasted, and no two slots share a cache line.
 
 /// The maximum length of a slot.
 pub(super) const MAX_LEN: usize = 1 << 30;

@@ -21,7 +21,8 @@ use lock::Lock;
 ///
 /// Registering memory requires a system call and pins pages. A pool registers memory in chunks, and
 /// [`alloc`](Pool::alloc) allocates a slot of a chunk, which costs about as much as `malloc`. Dropping a [`PoolBuf`],
-/// on any thread, returns its slot. Slots have about ninety size classes, so less than a fifth of a slot is unused.
+/// on any thread, returns its slot. Slots have about ninety size classes, so less than a fifth of a slot
+/// of more than 256 bytes is unused.
 ///
 /// - **Threads** are distributed over partitions, each with its own chunks, so that they rarely contend for a lock.
 /// - **Chunks** start at 64 KiB and grow with use to 2 MiB. Chunks of 2 MiB or more use huge pages if the system has
@@ -81,7 +82,7 @@ struct Shared {
     counted_idle: AtomicUsize,
 }
 
-/// The chunks of the threads with one number. Partitions don't share cache lines.
+/// The chunks of the threads whose numbers select this partition. Partitions don't share cache lines.
 #[repr(align(128))]
 struct Partition {
     classes: Box<[Lock<Class>]>,
@@ -120,7 +121,7 @@ struct FreeSlots {
 enum IdleAction {
     /// The chunk stays.
     Keep,
-    /// The chunk must be freed: its slots.
+    /// The chunk that these slots belong to must be freed.
     Free(FreeSlots),
     /// The chunk is idle, and the idle chunks now exceed the pool's limit. The chunk stays if others can be freed.
     FreeExcess,
@@ -239,7 +240,7 @@ impl PoolBuilder {
     pub fn build(self, domain: &ProtectionDomain) -> Pool {
         let PoolBuilder { partitions, max_bytes, max_idle_bytes } = self;
         let partition = |_| Partition { classes: (0..class::COUNT).map(|_| Lock::default()).collect() };
-        // A power of two, so that a mask selects the partition of a thread.
+        // The number is a power of two, so that a mask selects the partition of a thread.
         let partitions = (0..partitions.clamp(1, 1 << 10).next_power_of_two()).map(partition).collect();
         let (registered, counted_idle) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let shared = Shared {
@@ -454,7 +455,7 @@ impl Class {
         free
     }
 
-    /// Removes idle chunks until they have `bytes` bytes, or none is left.
+    /// Removes idle chunks of at least `bytes` bytes in total, or all idle chunks.
     fn remove_idle(&mut self, bytes: usize, counted_idle: &AtomicUsize) -> Vec<FreeSlots> {
         let mut removed = Vec::new();
         let rest = self.idle.saturating_sub(bytes);

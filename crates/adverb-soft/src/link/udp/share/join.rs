@@ -84,15 +84,16 @@ impl Membership {
                 let (own, receive_buffer_bytes) = take_over(lower.pop())?;
                 return Ok(Membership { names, share, listener, own, lower, receive_buffer_bytes });
             }
-            // Later, packets that reach the wrong process are passed on.
+            // After the deadline, this process joins anyway: packets that reach the wrong process are passed on.
             let is_late = Instant::now() >= deadline;
-            // The processes between have their names. If one is ending, its socket may be closed already.
+            // The shares from `lower.len()` to `index` are claimed, but a process that is ending may have closed its
+            // socket already.
             let are_between_present = (lower.len()..index)
                 .all(|index| present.iter().any(|share| usize::from(share.index()) == index));
             if are_between_present || is_late {
                 let (own, receive_buffer_bytes) = socket::open_shared_receiving(local, config)?;
                 if present.is_empty() {
-                    // Before any other process joins. A dispatcher attaches the program again.
+                    // No other process has joined yet. A dispatcher attaches the program again later.
                     let _ = program::attach(&own, share);
                 }
                 let can_wait = !is_late && program::is_supported();
@@ -218,7 +219,7 @@ fn request_sockets(peer: &UnixStream, local: SocketAddr) -> Response {
 /// Waits until a socket is readable, and returns whether it is.
 fn await_readable(socket: &impl AsFd, deadline: Instant) -> bool {
     loop {
-        // Rounded up, so that the last wait isn't empty.
+        // The time is rounded up, so that the last wait isn't empty.
         let left = deadline.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
         let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
         match nix::poll::poll(&mut [PollFd::new(socket.as_fd(), PollFlags::POLLIN)], timeout) {

@@ -70,7 +70,7 @@ impl PortLease {
         self.holder.bind
     }
 
-    /// Uses a port on all of the NICs. If the port is 0, it is one that is free on all of them.
+    /// Reserves a port on all of the NICs. If `port` is 0, this function chooses one that is free on all of them.
     ///
     /// # Errors
     ///
