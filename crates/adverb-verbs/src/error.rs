@@ -97,13 +97,13 @@ pub enum Error {
         len: u64,
         /// The maximum length, in bytes.
         max: u64,
-        /// The method that returns or sets the maximum.
+        /// An action to try.
         hint: &'static str,
     },
     /// The queue has no free entries for the requests.
     #[error("the {queue} queue is full: {depth} requests are outstanding{}", hint_line(&QUEUE_FULL_HINT))]
     QueueFull {
-        /// The queue: "send" or "receive".
+        /// The queue: "send", "receive" or "shared receive".
         queue: &'static str,
         /// The queue's depth, in requests.
         depth: u32,
@@ -115,7 +115,7 @@ pub enum Error {
         action: &'static str,
         /// The queue pair's state.
         state: QpState,
-        /// The operation that must precede this one.
+        /// An action to try.
         hint: &'static str,
     },
     /// The arguments of an operation are invalid or inconsistent.

@@ -166,7 +166,7 @@ impl Posting {
 
 impl Completing {
     /// Completes the oldest request if the completion belongs to it and reports success, which is the most common case.
-    /// Returns whether it did.
+    /// Returns whether the request was completed.
     #[inline(always)]
     pub(super) fn complete_oldest_success(
         &mut self,
@@ -183,7 +183,7 @@ impl Completing {
             (Completion { id, tag, payload, outcome }, address_handle)
         });
         self.stats.max_outstanding = self.stats.max_outstanding.max(outstanding);
-        self.stats.succeeded(length);
+        self.stats.count_success(length);
         outstanding > 0
     }
 

@@ -93,8 +93,8 @@ pub fn begin_drain(queue_pair: &QueuePair) -> Result<()> {
     queue_pair.begin_drain()
 }
 
-/// Whether [`begin_drain`] was called and all requests of the queue pair have been polled. Call it after each poll, and
-/// between the poll that follows arming a completion queue and waiting for its event.
+/// Whether [`begin_drain`] was called and all requests of the queue pair have been polled. Call it after each poll,
+/// including the poll between arming a completion queue and waiting for its event.
 ///
 /// # Errors
 ///

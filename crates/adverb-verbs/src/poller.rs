@@ -97,7 +97,7 @@ impl PollerOptions {
     }
 
     /// Sets the maximum time to spin after a completion before sleeping. The default is 50 µs. The poller spins for a
-    /// shorter time after completions that arrived later than that.
+    /// shorter time if the next completions usually arrive later than that.
     pub fn max_spin(mut self, spin: Duration) -> PollerOptions {
         self.spin = spin;
         self
@@ -229,7 +229,7 @@ impl<H> fmt::Debug for Poller<H> {
 /// State shared by the thread and its owner.
 struct Shared {
     waker: Arc<Waker>,
-    /// Whether the thread was asked to stop.
+    /// Whether a stop was requested.
     is_stopping: AtomicBool,
     counts: Counts,
 }
@@ -336,7 +336,7 @@ impl<H: FnMut(Completion)> Worker<H> {
         PollerExit { handler: self.handler, stats, error, last_panic: self.last_panic }
     }
 
-    /// Polls until the thread is told to stop, or polling fails.
+    /// Polls until a stop is requested, or polling fails.
     fn work(&mut self) -> Result<()> {
         loop {
             // The flag is loaded before polling, so that the last poll returns all completions from before `stop`.

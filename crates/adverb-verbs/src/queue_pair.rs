@@ -167,7 +167,7 @@ impl QueuePair {
     /// # Errors
     ///
     /// Returns [`Error::WrongState`] if the queue pair is already connected, [`Error::InvalidRequest`] if it is a UD
-    /// queue pair, and [`Error::Verb`] if the operation fails. The hint names the address that is probably wrong.
+    /// queue pair, and [`Error::Verb`] if the operation fails. The hint names the addresses of both ends.
     pub fn connect(&self, remote: &Endpoint) -> Result<()> {
         self.connect_with(remote, &ConnectOptions::default())
     }

@@ -202,7 +202,7 @@ impl DeviceRecorder {
         Time::ZERO + self.start.elapsed()
     }
 
-    /// Returns the ring buffer of a queue that has none in this recording, and describes the connection of its queue
+    /// Creates the ring buffer of a queue that has none in this recording, and describes the connection of its queue
     /// pair.
     fn add_queue(
         &self,
@@ -235,7 +235,7 @@ impl DeviceRecorder {
         Some(recorder)
     }
 
-    /// Stops the recording, because of an event of a queue.
+    /// Stops the recording because of a recorded event or a failure of the device, and reports it by the pipe.
     #[cold]
     fn stop_at(&self, cause: StopCause) {
         let mut active = self.active.lock();

@@ -1,9 +1,9 @@
 //! Recordings of a device's requests, packets and completions.
 //!
 //! [`Device::record`] starts a recording. The events are stored in a ring buffer, which keeps the last ones and counts
-//! those that it overwrites. While no recording is in progress, a message on the software NIC costs about 30 instructions
-//! more at each end. During a recording, an event costs about 45 instructions, and a message has about 7 events at both
-//! ends together.
+//! those that it overwrites. While no recording is in progress, checking for one costs a message on the software NIC about
+//! 30 instructions at each end. During a recording, an event costs about 45 instructions, and a message has about 7 events
+//! at both ends together.
 //!
 //! ```
 //! # #[cfg(feature = "soft")] {
@@ -248,14 +248,14 @@ pub struct ActiveRecording {
     device: Device,
     stopped: StopSignal,
     watcher: Option<Watcher>,
-    /// Whether the recording was returned.
+    /// Whether the recording was stopped and returned.
     is_over: bool,
 }
 
 /// The thread that calls the function of [`RecordingBuilder::on_stop`].
 struct Watcher {
     thread: JoinHandle<()>,
-    /// A pipe that is written to, to end the thread if the recording does not stop by itself.
+    /// The pipe that ends the thread, when it is written to, if the recording does not stop by itself.
     cancel: PipeWriter,
 }
 

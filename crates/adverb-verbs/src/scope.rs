@@ -57,7 +57,7 @@ impl QueuePair {
             env: PhantomData,
         };
         // This guard ends the borrows even if `work` panics.
-        let end = End(&scope);
+        let end = EndOnDrop(&scope);
         let result = work(&scope);
         std::mem::forget(end);
         if scope.end() { Ok(result) } else { Err(Error::Timeout { timeout, action: "ending a scope" }) }
@@ -242,9 +242,9 @@ impl Drop for AbortOnDrop {
 }
 
 /// A guard that ends the borrows of a scope when it is dropped.
-struct End<'a, 'scope, 'env>(&'a Scope<'scope, 'env>);
+struct EndOnDrop<'a, 'scope, 'env>(&'a Scope<'scope, 'env>);
 
-impl Drop for End<'_, '_, '_> {
+impl Drop for EndOnDrop<'_, '_, '_> {
     fn drop(&mut self) {
         self.0.end();
     }

@@ -81,7 +81,7 @@ impl QueueStats {
 impl CompletingStats {
     /// Counts a request that succeeded, and its bytes.
     #[inline]
-    pub(super) fn succeeded(&mut self, bytes: u32) {
+    pub(super) fn count_success(&mut self, bytes: u32) {
         self.succeeded += 1;
         self.completed_bytes += u64::from(bytes);
     }
@@ -89,7 +89,7 @@ impl CompletingStats {
     #[inline]
     pub(super) fn count(&mut self, outcome: &RawOutcome) {
         if outcome.status == Status::Success.code() {
-            self.succeeded(outcome.length);
+            self.count_success(outcome.length);
         } else if outcome.status == Status::Flushed.code() {
             self.flushed += 1;
         } else {

@@ -84,7 +84,7 @@ impl Identifier {
         Ok(Identifier::Soft(Box::new(soft::Identifier::new(purpose, devices)?)))
     }
 
-    /// Creates an identifier on hardware, the only kind of device that may have a route to `address`.
+    /// Creates an identifier on hardware. The error contains `address`.
     pub(crate) fn on_hardware(purpose: Purpose, address: IpAddr) -> Result<Identifier> {
         #[cfg(feature = "ibv")]
         let created = ibv::Identifier::new(purpose).map(Identifier::Ibv);
@@ -121,13 +121,13 @@ impl Identifier {
     }
 
     /// Sets the ACK timeout of both ends, as a code. Devices that can't choose it ignore the call.
-    pub(crate) fn ack_timeout(&self, code: u8) {
-        dispatch!(self, identifier => identifier.ack_timeout(code));
+    pub(crate) fn set_ack_timeout(&self, code: u8) {
+        dispatch!(self, identifier => identifier.set_ack_timeout(code));
     }
 
     /// Sets the traffic class of the connection's packets.
-    pub(crate) fn traffic_class(&self, traffic_class: u8) -> Result<()> {
-        dispatch!(self, identifier => identifier.traffic_class(traffic_class))
+    pub(crate) fn set_traffic_class(&self, traffic_class: u8) -> Result<()> {
+        dispatch!(self, identifier => identifier.set_traffic_class(traffic_class))
     }
 
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<()> {

@@ -61,7 +61,7 @@ impl Connection {
         Connection { queue_pair, identifier, path, peer, private_data, connected, ended }
     }
 
-    /// Splits the connection into its queue pair, the handle that keeps it connected, the peer's queue pair where it is
+    /// Splits the connection into its queue pair, the handle that keeps it connected, the peer's queue pair if it is
     /// known, and the peer's private data.
     pub(crate) fn into_parts(self) -> (QueuePair, CmHandle, Option<Endpoint>, Vec<u8>) {
         (self.queue_pair, CmHandle(self.identifier), self.peer, self.private_data)

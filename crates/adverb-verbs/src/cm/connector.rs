@@ -154,9 +154,9 @@ impl Connector {
         let identifier = Identifier::for_connecting(purpose, local, peer.ip())
             .map_err(|error| explain(error, peer, Stage::Address))?;
         let options = &self.options;
-        identifier.ack_timeout(options.ack_timeout);
+        identifier.set_ack_timeout(options.ack_timeout);
         if let Some(traffic_class) = options.traffic.or(Traffic::process_default()).traffic_class {
-            identifier.traffic_class(traffic_class)?;
+            identifier.set_traffic_class(traffic_class)?;
         }
         if self.reuse_addr {
             identifier.reuse_addr()?;

@@ -164,13 +164,13 @@ pub const MAX_DATAGRAM_REPLY_DATA: usize = 136;
 /// The default timeout for establishing a connection.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Checks the length of private data.
-fn check_private_data(data: &[u8], max: usize, with: &'static str) -> Result<()> {
+/// Checks the length of private data. `message` names the message that carries it.
+fn check_private_data(data: &[u8], max: usize, message: &'static str) -> Result<()> {
     if data.len() <= max {
         return Ok(());
     }
     Err(Error::LimitExceeded {
-        quantity: format!("private data length in {with}").into(),
+        quantity: format!("private data length in {message}").into(),
         requested: data.len() as u64,
         max: max as u64,
         hint: "send the rest as a message once the connection is established".into(),

@@ -161,7 +161,7 @@ impl MemoryRegion {
     /// Returns [`Error::OutOfBounds`] if the bytes don't all lie in the region, and [`Error::Unsupported`] if the
     /// region isn't [mapped](MemoryRegion::is_mapped).
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
-        let from = self.shared(offset, bytes.len())?;
+        let from = self.shared_address(offset, bytes.len())?;
         // SAFETY: the region has this many bytes at `from`, and they are shared as `access` requires. `bytes` is
         // borrowed exclusively.
         unsafe { access::load(from, NonNull::from(&mut *bytes).cast(), bytes.len()) };
@@ -174,7 +174,7 @@ impl MemoryRegion {
     ///
     /// Returns the same errors as [`read`](MemoryRegion::read).
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
-        let to = self.shared(offset, bytes.len())?;
+        let to = self.shared_address(offset, bytes.len())?;
         // SAFETY: the region has this many bytes at `to`, and they are shared as `access` requires.
         unsafe { access::store(to, bytes) };
         Ok(())
@@ -276,7 +276,7 @@ impl MemoryRegion {
 
     /// Returns the address of bytes that other code may access at the same time: by copies, by word atomics, or through
     /// the device.
-    fn shared(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
+    fn shared_address(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
         self.0.check_mapped(offset, len)?;
         // SAFETY: the offset lies within the region, as checked.
         Ok(unsafe { self.0.address.add(offset) })

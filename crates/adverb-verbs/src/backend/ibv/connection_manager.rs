@@ -103,26 +103,26 @@ impl Identifier {
 
     pub(crate) fn reuse_addr(&self) -> Result<()> {
         let mut yes: libc::c_int = 1;
-        let code = self.option(sys::RDMA_OPTION_ID_REUSEADDR, &mut yes);
+        let code = self.set_option(sys::RDMA_OPTION_ID_REUSEADDR, &mut yes);
         check(code, || "setting the reuse-address option".to_owned())
     }
 
-    pub(crate) fn ack_timeout(&self, mut code: u8) {
+    pub(crate) fn set_ack_timeout(&self, mut code: u8) {
         // Linux supports this since 5.1. Before that, only this side's queue pair gets the timeout, and the peer's
         // doesn't.
-        if self.option(sys::RDMA_OPTION_ID_ACK_TIMEOUT, &mut code) != 0 {
+        if self.set_option(sys::RDMA_OPTION_ID_ACK_TIMEOUT, &mut code) != 0 {
             let error = io::Error::last_os_error();
             tracing::debug!(%error, "setting the ACK timeout failed");
         }
     }
 
-    pub(crate) fn traffic_class(&self, mut traffic_class: u8) -> Result<()> {
-        let code = self.option(sys::RDMA_OPTION_ID_TOS, &mut traffic_class);
+    pub(crate) fn set_traffic_class(&self, mut traffic_class: u8) -> Result<()> {
+        let code = self.set_option(sys::RDMA_OPTION_ID_TOS, &mut traffic_class);
         check(code, || format!("setting the traffic class {traffic_class:#04x}"))
     }
 
     /// Sets an option to a value of the option's type, which is a plain number.
-    fn option<T: Copy>(&self, name: libc::c_int, value: &mut T) -> libc::c_int {
+    fn set_option<T: Copy>(&self, name: libc::c_int, value: &mut T) -> libc::c_int {
         let value = std::ptr::from_mut(value).cast();
         // SAFETY: the identifier exists, and the value has the given size.
         unsafe { self.library.rdma_set_option(self.id(), sys::RDMA_OPTION_ID, name, value, size_of::<T>()) }

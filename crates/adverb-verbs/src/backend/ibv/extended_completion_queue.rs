@@ -159,7 +159,7 @@ mod tests {
             OVERLAPS.fetch_add(1, Ordering::SeqCst);
             return libc::ENOENT;
         }
-        // Lets another thread start a poll, if it can.
+        // Another thread may start a poll now, if the lock doesn't prevent it.
         std::thread::yield_now();
         // SAFETY: the test's queue exists, and no other thread polls it.
         unsafe { (*queue).wr_id += 1 };

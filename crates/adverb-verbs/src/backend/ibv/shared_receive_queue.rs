@@ -47,7 +47,7 @@ impl SharedReceiveQueue {
 
     #[inline]
     pub(crate) fn post_recvs(&self, Chain { first, bad }: Chain<'_, ibv_recv_wr>) -> libc::c_int {
-        // SAFETY: the queue exists, and a chain is valid for the library, with its memory.
+        // SAFETY: the queue exists. The chain, and the memory that it refers to, are valid for the library.
         unsafe { sys::ibv_post_srq_recv(self.handle.as_ptr(), first, bad) }
     }
 

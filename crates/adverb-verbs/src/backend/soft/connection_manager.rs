@@ -113,11 +113,11 @@ impl Identifier {
         Ok(())
     }
 
-    pub(crate) fn ack_timeout(&self, code: u8) {
+    pub(crate) fn set_ack_timeout(&self, code: u8) {
         self.inner.lock().ack_timeout = Timeout::new(code).unwrap_or(Timeout::ZERO);
     }
 
-    pub(crate) fn traffic_class(&self, traffic_class: u8) -> Result<()> {
+    pub(crate) fn set_traffic_class(&self, traffic_class: u8) -> Result<()> {
         self.inner.lock().traffic_class = traffic_class;
         Ok(())
     }

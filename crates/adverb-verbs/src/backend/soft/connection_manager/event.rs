@@ -106,8 +106,9 @@ impl Identifier {
         let inner = self.inner.lock();
         let Role::Listening(listeners) = &inner.role else { return Err(super::not_established()) };
         // A listener at every address has one channel for all its NICs.
-        let of = |(device, id): &(&Arc<_>, &ListenerId)| **id == listener && is_at(device, addrs);
-        let (device, _) = inner.devices.iter().zip(listeners).find(of).ok_or_else(super::not_established)?;
+        let is_requested = |(device, id): &(&Arc<_>, &ListenerId)| **id == listener && is_at(device, addrs);
+        let requested = inner.devices.iter().zip(listeners).find(is_requested);
+        let (device, _) = requested.ok_or_else(super::not_established)?;
         let local = inner.local.map(|local| SocketAddr::new(addrs.local, local.port()));
         match Identifier::new(self.purpose, vec![Arc::clone(device)]) {
             Ok(mut identifier) => {
