@@ -30,8 +30,8 @@ fn send_numbered(config: FaultConfig) -> (Vec<Vec<u8>>, FaultCounts) {
     let (mut here, mut there) = attach_two(config);
     let numbers: Vec<[u8; 32]> = (0..PACKET_COUNT as u64).map(numbered).collect();
     let packets: Vec<_> = numbers.iter().map(|bytes| packet(1, 2, bytes)).collect();
-    for some in packets.chunks(37) {
-        assert_eq!(here.send(some).unwrap(), some.len());
+    for batch in packets.chunks(37) {
+        assert_eq!(here.send(batch).unwrap(), batch.len());
     }
     while let Some(deadline) = here.deadline() {
         std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
@@ -96,7 +96,7 @@ fn to_qp(qpn: u32, number: u8) -> [u8; 16] {
 
 /// Sends packets to the queue pair `qpn`, each followed by packets to the other queue pairs. Returns the numbers of the
 /// packets to `qpn` that arrive.
-fn arrived(qpn: u32, others: &[u32], batch: usize) -> Vec<u8> {
+fn arrived(qpn: u32, others: &[u32], batch_len: usize) -> Vec<u8> {
     let (mut here, mut there) = attach_two(FaultConfig { loss_ppm: 300_000, ..FaultConfig::new(9) });
     let mut sent = Vec::new();
     for number in 0..200 {
@@ -104,8 +104,8 @@ fn arrived(qpn: u32, others: &[u32], batch: usize) -> Vec<u8> {
         sent.extend(others.iter().map(|other| to_qp(*other, number)));
     }
     let packets: Vec<_> = sent.iter().map(|bytes| packet(1, 2, bytes)).collect();
-    for some in packets.chunks(batch) {
-        assert_eq!(here.send(some).unwrap(), some.len());
+    for batch in packets.chunks(batch_len) {
+        assert_eq!(here.send(batch).unwrap(), batch.len());
     }
     let got = drain(&mut there).into_iter().map(|packet| packet.bytes);
     got.filter(|bytes| bytes[4..8] == qpn.to_be_bytes()).map(|bytes| bytes[15]).collect()

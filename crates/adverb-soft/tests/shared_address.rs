@@ -36,9 +36,9 @@ impl Process {
         let (driven, packets, ends) = (Arc::clone(&link), Arc::clone(&received), Arc::clone(&is_ending));
         let thread = std::thread::spawn(move || {
             while !ends.load(Ordering::Relaxed) {
-                let mut some = Vec::new();
-                let count = driven.lock().receive(256, &mut |packet| some.push(packet.into()));
-                packets.lock().append(&mut some);
+                let mut batch = Vec::new();
+                let count = driven.lock().receive(256, &mut |packet| batch.push(packet.into()));
+                packets.lock().append(&mut batch);
                 if count.unwrap() == 0 {
                     std::thread::sleep(Duration::from_micros(20));
                 }
@@ -178,13 +178,13 @@ fn each_process_receives_the_packets_to_its_queue_pairs_and_only_those() {
                 packet(source, destination, share.qpn(0x1_0000 + psn), psn, b"payload!")
             })
             .collect();
-        for some in packets.chunks(8) {
-            for bytes in some {
+        for chunk in packets.chunks(8) {
+            for bytes in chunk {
                 let packet =
                     TxPacket { source, destination, traffic_class: 0, hop_limit: 0, flow_label: 0, bytes };
                 while sender.send(&[packet]).unwrap() == 0 {}
             }
-            let batch: Vec<TxPacket<'_>> = some
+            let batch: Vec<TxPacket<'_>> = chunk
                 .iter()
                 .map(|bytes| TxPacket {
                     source,

@@ -71,11 +71,11 @@ fn dreq(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
     [&head[..emitted.header_len], &mad, &emitted.trailer].concat()
 }
 
-/// Waits until a condition holds.
-fn wait_for(what: &str, condition: impl Fn() -> bool) {
+/// Waits until a condition holds, and panics with `message` if it never does.
+fn wait_for(message: &str, condition: impl Fn() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < TEST_DEADLINE, "{what}");
+        assert!(start.elapsed() < TEST_DEADLINE, "{message}");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

@@ -211,7 +211,7 @@ impl<L: Link> FaultLink<L> {
         (None, random)
     }
 
-    /// Returns packets that the wrapped link did not accept to their flows: the same faults are drawn for them again.
+    /// Undoes the draws of packets that the wrapped link did not accept, so that the same faults are drawn for them again.
     fn undo_draws(&mut self, packets: &[TxPacket<'_>]) {
         for packet in packets {
             let flow = self.flow(packet);

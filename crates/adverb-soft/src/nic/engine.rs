@@ -62,7 +62,7 @@ pub(super) struct Engine {
     payload: Vec<u8>,
     transmit_queue: TransmitQueue,
     /// The queue pair of the last packet in `transmit_queue`, if that packet completes a request with a timestamp.
-    timed: Option<Qpn>,
+    timed_qpn: Option<Qpn>,
     /// The number of completion queues with timestamps.
     timed_cq_count: u32,
     /// The completion queues with the kernel's send times.
@@ -121,7 +121,7 @@ impl Engine {
             notifications: Notifications::default(),
             payload: Vec::new(),
             transmit_queue: TransmitQueue::default(),
-            timed: None,
+            timed_qpn: None,
             timed_cq_count: 0,
             send_timed_cqs: Vec::new(),
             receive_time_source: TimestampSource::Process,
@@ -347,7 +347,7 @@ impl Engine {
     /// Sends at most `max_count` packets, and returns the number of packets sent.
     fn transmit(&mut self, mut now: Time, max_count: usize) -> io::Result<usize> {
         let mut count = 0;
-        if self.timed.is_some() && !self.send_timed(self.now())? {
+        if self.timed_qpn.is_some() && !self.send_timed(self.now())? {
             return Ok(count);
         }
         self.send_queued()?;
@@ -424,7 +424,7 @@ impl Engine {
             }
             // Otherwise, without a link, the packet is lost.
             if timed.is_some() {
-                self.timed = timed;
+                self.timed_qpn = timed;
                 if !self.send_timed(now)? {
                     break;
                 }
@@ -496,7 +496,7 @@ impl Engine {
             _ => self.send_queued()?,
         }
         let is_sent = self.transmit_queue.is_empty();
-        if is_sent && let Some(qpn) = self.timed.take() {
+        if is_sent && let Some(qpn) = self.timed_qpn.take() {
             self.device.packet_sent(sent_at, qpn);
         }
         Ok(is_sent)

@@ -133,7 +133,7 @@ impl Gsi {
             if let Ok(success) = completion.outcome
                 && let Success { operation: CompletedOperation::Recv { source, .. }, length } = success
             {
-                // Replies go to queue pair 1, so only requests from queue pair 1 are accepted.
+                // Replies are sent to queue pair 1, so only requests from queue pair 1 are accepted.
                 if source == Some(Qpn::GSI) && length == RECV_LEN {
                     self.handle_datagram(now, memory, completion.wr_id);
                 }

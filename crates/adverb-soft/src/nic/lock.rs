@@ -56,8 +56,8 @@ impl Drop for EngineGuard<'_> {
 
 /// Channels to notify after the lock is released. Dropping the list notifies them.
 ///
-/// A notification wakes a thread, and the kernel may let that thread run at once instead of the one that notified it. If
-/// that one held the lock, the woken thread would wait for it.
+/// A notification wakes a thread, and the kernel may run the woken thread at once instead of the notifying thread. If the
+/// notifying thread held the lock, the woken thread would wait for it.
 #[derive(Default)]
 pub(super) struct Notifications {
     /// The first channel. Most lists have only one, which needs no allocation.

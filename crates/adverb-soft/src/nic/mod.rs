@@ -102,8 +102,8 @@ impl Nic {
         let readiness = link.as_ref().and_then(|link| link.readiness_fd());
         let readiness = readiness.map(|descriptor| descriptor.try_clone_to_owned()).transpose()?;
         let event_channel = Arc::new(Channel::new()?);
-        let ports = addresses.iter().map(|address| Gid::from(*address).udp_addr()).collect();
-        let engine = Engine::new(ports, link, Arc::clone(&event_channel), mtu);
+        let udp_addrs = addresses.iter().map(|address| Gid::from(*address).udp_addr()).collect();
+        let engine = Engine::new(udp_addrs, link, Arc::clone(&event_channel), mtu);
         let mut engine = engine.map_err(io::Error::other)?;
         engine.loopback_via_link = loopback_via_link;
         let clock_origin = engine.start;

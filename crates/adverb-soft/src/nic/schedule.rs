@@ -243,8 +243,8 @@ impl Schedule {
 
 /// Acknowledgements that are delayed for a polling caller.
 ///
-/// A caller that gets completions soon posts a response or polls again. The acknowledgements are sent together with the
-/// response or by that poll, which saves a system call before the caller gets its completions.
+/// A caller that gets completions posts a response, or polls again, soon afterwards. The acknowledgements are sent
+/// together with the response or by that poll, which saves a system call before the caller gets its completions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) enum DelayedAck {
     /// Acknowledgements are sent at once.

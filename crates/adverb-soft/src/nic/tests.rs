@@ -663,7 +663,7 @@ fn an_acknowledgement_is_sent_with_the_response() {
     }
 }
 
-/// Checks that a received message is acknowledged before `end` or dropping the NIC ends its receiver.
+/// Checks that a received message is acknowledged before `end`, or dropping the NIC, destroys its receiver.
 fn assert_acknowledged_before(end: impl FnOnce(&End<'_>)) {
     let (first, second, _) = two_nics();
     let one = End::new(&first, Transport::Rc);

@@ -27,7 +27,7 @@ use crate::node::Node;
 /// The number of packets.
 const COUNT: u32 = 1000;
 
-/// The stated error of a receive timestamp, on either side of the comparison.
+/// The maximum error of a receive timestamp, early or late.
 const MAX_ERROR: Duration = Duration::from_micros(2);
 
 const HERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -44,7 +44,7 @@ struct Host {
     packet_socket: OwnedFd,
 }
 
-/// Opens the host at `address`, after the interface got it.
+/// Opens the host at `address`, which an interface of the namespace must have.
 fn host(address: Ipv4Addr) -> Host {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let packet_socket =
@@ -117,16 +117,16 @@ fn summary(name: &str, mut values: Vec<i64>) -> (i64, i64, i64) {
 #[test]
 fn timestamps_are_those_of_the_kernel() {
     // Each thread has a network namespace of its own, which exists as long as its sockets.
-    let (ready, is_ready) = mpsc::channel();
-    let (go, may_go) = mpsc::channel();
+    let (id_sender, id_receiver) = mpsc::channel();
+    let (start_sender, start_receiver) = mpsc::channel();
     let other = thread::spawn(move || {
         let unshared = unshare(CloneFlags::CLONE_NEWNET);
         let id = std::fs::read_link("/proc/thread-self").unwrap();
         let id: u32 = id.file_name().unwrap().to_str().unwrap().parse().unwrap();
-        ready.send(unshared.map(|()| id)).unwrap();
-        may_go.recv().ok().map(|()| host(THERE))
+        id_sender.send(unshared.map(|()| id)).unwrap();
+        start_receiver.recv().ok().map(|()| host(THERE))
     });
-    let id = match (unshare(CloneFlags::CLONE_NEWNET), is_ready.recv().unwrap()) {
+    let id = match (unshare(CloneFlags::CLONE_NEWNET), id_receiver.recv().unwrap()) {
         (Ok(()), Ok(id)) => id,
         (here, there) => {
             println!("skipped: no network namespaces: {here:?}, {there:?}");
@@ -147,7 +147,7 @@ fn timestamps_are_those_of_the_kernel() {
         let output = output.unwrap();
         assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
     }
-    go.send(()).unwrap();
+    start_sender.send(()).unwrap();
     let there = other.join().unwrap().unwrap();
     let here = host(HERE);
     here.node.connect(&there.node);

@@ -171,14 +171,14 @@ impl End {
     }
 
     /// Waits for the completion of a request, which must have succeeded.
-    pub(super) fn complete(&self, wr_id: u64, what: &str) -> Outcome<()> {
+    pub(super) fn complete(&self, wr_id: u64, operation: &str) -> Outcome<()> {
         let start = Instant::now();
         loop {
             match self.poll() {
                 Some(completion) if completion.wr_id == wr_id && completion.outcome.is_ok() => return Ok(()),
-                Some(completion) => return Err(format!("{what}: {completion:?}")),
+                Some(completion) => return Err(format!("{operation}: {completion:?}")),
                 None if start.elapsed() > OPERATION_DEADLINE => {
-                    return Err(format!("{what} didn't complete in {OPERATION_DEADLINE:?}"));
+                    return Err(format!("{operation} didn't complete in {OPERATION_DEADLINE:?}"));
                 }
                 None => std::thread::yield_now(),
             }

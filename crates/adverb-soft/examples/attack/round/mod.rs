@@ -171,7 +171,7 @@ impl<'a> Round<'a> {
         self.serve_application(report)?;
         self.receive_responses();
         self.check()?;
-        self.pair.step().map_err(|what| format!("the well-behaved pair: {what}"))?;
+        self.pair.step().map_err(|error| format!("the well-behaved pair: {error}"))?;
         self.check()
     }
 
@@ -185,9 +185,9 @@ impl<'a> Round<'a> {
                 let group = self.decisions.pick(&self.groups);
                 (Kind::GroupMessage, self.message(Some(group)))
             }
-            26..29 => (Kind::WrongAddress, self.misaddressed()),
-            29..31 => (Kind::Spoofed, self.spoofed()),
-            _ => (Kind::Reflected, self.reflect()),
+            26..29 => (Kind::WrongAddress, self.misaddressed_packet()),
+            29..31 => (Kind::Spoofed, self.spoofed_packet()),
+            _ => (Kind::Reflected, self.reflected_packet()),
         };
         let Some(Forged { bytes, sender, destination }) = forged else { return };
         let count = if self.decisions.one_in(24) { 2 + self.decisions.below(63) as usize } else { 1 };
@@ -274,7 +274,7 @@ impl<'a> Round<'a> {
     }
 
     /// Returns a packet for the well-behaved pair that is correct except for its source address.
-    fn misaddressed(&mut self) -> Option<Forged> {
+    fn misaddressed_packet(&mut self) -> Option<Forged> {
         // The IPv6 senders have the peer's address, because the loopback interface has only one.
         let sender = self.senders.iter().position(|sender| sender.address.is_ipv4())?;
         let end = &self.pair.rc_pairs[self.decisions.below(2) as usize].victim;
@@ -294,7 +294,7 @@ impl<'a> Round<'a> {
     }
 
     /// Returns a packet from the address of the well-behaved peer, with guessed numbers.
-    fn spoofed(&mut self) -> Option<Forged> {
+    fn spoofed_packet(&mut self) -> Option<Forged> {
         let destination = Gid::from(self.addresses[0]).udp_addr();
         let flow = Flow::new(self.spoofer.address, destination)?;
         let [qpn, peer] = [(); 2].map(|()| Qpn::truncate(self.decisions.bits(24) as u32));
@@ -312,7 +312,7 @@ impl<'a> Round<'a> {
     }
 
     /// Returns a packet that the NIC sent, to send it back.
-    fn reflect(&mut self) -> Option<Forged> {
+    fn reflected_packet(&mut self) -> Option<Forged> {
         let count = self.reflected.len() as u64;
         let bytes = self.reflected.get(self.decisions.below(count.max(1)) as usize)?.clone();
         let destination = Gid::from(self.decisions.pick(&self.addresses)).udp_addr();

@@ -75,7 +75,7 @@ impl Pair {
     pub(super) fn step(&mut self) -> Outcome<()> {
         self.step += 1;
         if self.step.is_multiple_of(STEPS_PER_CONNECTION) {
-            return self.connect().map_err(|what| format!("connection {}: {what}", self.connections));
+            return self.connect().map_err(|error| format!("connection {}: {error}", self.connections));
         }
         let rc_pair = &self.rc_pairs[self.step as usize % self.rc_pairs.len()];
         // The directions alternate.
@@ -91,18 +91,18 @@ impl Pair {
                 ensure(from.post(1, SendOperation::Send, MESSAGE_LEN, None), "send")?;
                 from.complete(1, "SEND")?;
                 to.complete(2, "RECV")?;
-                to.ensure_equal(from, MESSAGE_LEN).map_err(|what| format!("SEND: {what}"))
+                to.ensure_equal(from, MESSAGE_LEN).map_err(|error| format!("SEND: {error}"))
             }
             1 => {
                 ensure(from.post(1, SendOperation::Write(to.remote()), MESSAGE_LEN, None), "write")?;
                 from.complete(1, "WRITE")?;
-                to.ensure_equal(from, MESSAGE_LEN).map_err(|what| format!("WRITE: {what}"))
+                to.ensure_equal(from, MESSAGE_LEN).map_err(|error| format!("WRITE: {error}"))
             }
             2 => {
                 to.fill(self.step << 21);
                 ensure(from.post(1, SendOperation::Read(to.remote()), MESSAGE_LEN, None), "read")?;
                 from.complete(1, "READ")?;
-                from.ensure_equal(to, MESSAGE_LEN).map_err(|what| format!("READ: {what}"))
+                from.ensure_equal(to, MESSAGE_LEN).map_err(|error| format!("READ: {error}"))
             }
             3 => {
                 to.store(self.step);
@@ -213,8 +213,8 @@ impl Pair {
     }
 }
 
-fn ensure(holds: bool, what: &str) -> Outcome<()> {
-    if holds { Ok(()) } else { Err(format!("failed: {what}")) }
+fn ensure(holds: bool, check: &str) -> Outcome<()> {
+    if holds { Ok(()) } else { Err(format!("failed: {check}")) }
 }
 
 /// Waits for the next event.
@@ -231,7 +231,7 @@ fn next(channel: &CmEventChannel) -> Outcome<Event> {
     }
 }
 
-fn expect(channel: &CmEventChannel, what: &str, is_expected: impl Fn(&Event) -> bool) -> Outcome<()> {
-    let event = next(channel).map_err(|error| format!("{what}: {error}"))?;
-    if is_expected(&event) { Ok(()) } else { Err(format!("{what}: {event:?}")) }
+fn expect(channel: &CmEventChannel, step: &str, is_expected: impl Fn(&Event) -> bool) -> Outcome<()> {
+    let event = next(channel).map_err(|error| format!("{step}: {error}"))?;
+    if is_expected(&event) { Ok(()) } else { Err(format!("{step}: {event:?}")) }
 }

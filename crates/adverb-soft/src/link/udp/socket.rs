@@ -121,7 +121,7 @@ pub(super) fn set_send_options(socket: &UdpSocket, local: IpAddr, interface: u32
 /// Sets whether the kernel delivers the time at which it received a datagram.
 ///
 /// `SO_TIMESTAMPNS` gives the same time as `SO_TIMESTAMPING` with `SOF_TIMESTAMPING_RX_SOFTWARE`, in 16 bytes instead of
-/// 48, and for a datagram that arrived before the kernel began to stamp packets, the time at which it is read.
+/// 48. A datagram that arrived before the kernel began to stamp packets gets the time at which it is read.
 pub(super) fn set_timestamps(socket: &UdpSocket, enabled: bool) -> io::Result<()> {
     Ok(setsockopt(socket, ReceiveTimestampns, &enabled)?)
 }
