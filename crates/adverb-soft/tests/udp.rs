@@ -29,12 +29,12 @@ fn between<'a>(from: &UdpLink, to: &UdpLink, bytes: &'a [u8]) -> TxPacket<'a> {
 /// Sends packets and receives them, a few at a time so that no buffer overflows. Returns the received packets.
 fn exchange(from: &mut UdpLink, to: &mut UdpLink, packets: &[TxPacket<'_>]) -> Vec<Packet> {
     let mut got = Vec::new();
-    for some in packets.chunks(100) {
-        let mut rest = some;
+    for batch in packets.chunks(100) {
+        let mut rest = batch;
         while !rest.is_empty() {
             rest = &rest[from.send(rest).unwrap()..];
         }
-        got.extend(collect(to, some.len()));
+        got.extend(collect(to, batch.len()));
     }
     got
 }
@@ -158,9 +158,9 @@ fn ipv6_packets_arrive_intact_and_in_order() {
         })
         .collect();
     let mut got = Vec::new();
-    for some in packets.chunks(100) {
-        assert_eq!(link.send(some).unwrap(), some.len());
-        got.extend(collect(&mut link, some.len()));
+    for batch in packets.chunks(100) {
+        assert_eq!(link.send(batch).unwrap(), batch.len());
+        got.extend(collect(&mut link, batch.len()));
     }
     assert_eq!(got, packets.iter().map(Packet::from).collect::<Vec<_>>());
     assert!(got.iter().all(|packet| packet.icrc == Some(IcrcCheck::IpId(0))));

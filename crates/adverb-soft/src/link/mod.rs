@@ -236,7 +236,7 @@ pub trait Link: Send {
         Ok(())
     }
 
-    /// Ends a claim of a service. [`claim_service`](Link::claim_service) may have been called several times.
+    /// Ends a claim of a service. The link keeps the service until all its [claims](Link::claim_service) have ended.
     fn release_service(&mut self, service: ServiceId) {
         _ = service;
     }

@@ -411,7 +411,7 @@ impl Link for UdpLink {
 
     fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
         let UdpLink { local, icrc, statistics, sending, .. } = self;
-        let mut pass_on = |destination, datagram: &Datagram<'_>| {
+        let mut deliver = |destination, datagram: &Datagram<'_>| {
             each(&RxPacket {
                 source: datagram.source,
                 destination,
@@ -435,18 +435,18 @@ impl Link for UdpLink {
             }
             let Some(group) = index.checked_sub(1) else {
                 let socket = self.receiving.socket().as_fd();
-                let mut pass_on_unicast = |datagram: &Datagram<'_>| pass_on(*local, datagram);
+                let mut deliver_unicast = |datagram: &Datagram<'_>| deliver(*local, datagram);
                 let Some(shared) = &mut self.shared else {
-                    count += self.receiver.receive(socket, left, statistics, &mut pass_on_unicast)?;
+                    count += self.receiver.receive(socket, left, statistics, &mut deliver_unicast)?;
                     continue;
                 };
                 if shared.is_due() {
-                    count += shared.serve(left, &mut pass_on_unicast);
+                    count += shared.serve(left, &mut deliver_unicast);
                 }
                 if count < max {
                     count += self.receiver.receive(socket, max - count, statistics, &mut |datagram| {
                         if shared.accept_or_pass_on(datagram) {
-                            pass_on_unicast(datagram);
+                            deliver_unicast(datagram);
                         }
                     })?;
                 }
@@ -457,7 +457,7 @@ impl Link for UdpLink {
             count += receiver.receive(socket.as_fd(), left, statistics, &mut |datagram| {
                 let is_own = datagram.source.ip() == local.ip() && sending.contains(datagram.source.port());
                 if !is_own {
-                    pass_on(destination, datagram);
+                    deliver(destination, datagram);
                 }
             })?;
         }

@@ -39,11 +39,13 @@ fn recording_shows_a_request_from_post_to_poll_and_its_notification() {
             Some((name, recorded.event.qpn()?))
         })
         .collect();
-    let of = |qpn: Qpn| steps.iter().filter(|(_, of)| *of == qpn).map(|(name, _)| *name).collect::<Vec<_>>();
+    let steps_of = |qpn: Qpn| {
+        steps.iter().filter(|(_, step_qpn)| *step_qpn == qpn).map(|(name, _)| *name).collect::<Vec<_>>()
+    };
     let expected =
         ["connected", "posted", "doorbell", "out", "in", "completed", "acknowledged", "event", "polled"];
-    assert_eq!(of(a.qpn), expected);
-    assert_eq!(of(b.qpn), ["connected", "in", "out"]);
+    assert_eq!(steps_of(a.qpn), expected);
+    assert_eq!(steps_of(b.qpn), ["connected", "in", "out"]);
     assert!(recording.events.is_sorted_by_key(|event| event.time));
 
     // The first bytes of the payload are kept at both queue pairs.
