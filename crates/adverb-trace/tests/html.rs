@@ -18,9 +18,9 @@ const SIGNALED: SendFlags = SendFlags::SIGNALED;
 fn operations(world: &mut World) {
     for (wr_id, length) in [(100, 256), (101, 4096)] {
         world.sides[1].recv(world.now, wr_id, wr_id, length);
-        world.pass(300);
+        world.advance_clock(300);
     }
-    let remote = world.sides[1].place(4096);
+    let remote = world.sides[1].remote_address(4096);
     let wrong = RemoteAddress { rkey: remote.rkey ^ 0x5a5a, ..remote };
     let operations = [
         (SendOperation::Send, 64, 1),
@@ -35,7 +35,7 @@ fn operations(world: &mut World) {
         for side in &mut world.sides {
             side.device.arm_cq(side.cq, ArmFor::Any);
         }
-        world.pass(1_200);
+        world.advance_clock(1_200);
         let segments = [world.sides[0].segment(0, length)];
         world.sides[0].send(world.now, (wr_id, 0x100 + wr_id), operation, SIGNALED, &segments);
         // The last two are posted together.
@@ -49,13 +49,13 @@ fn operations(world: &mut World) {
 fn settle(world: &mut World) {
     loop {
         world.transmit();
-        let is_over = !world.advance();
+        let is_over = !world.handle_next_event();
         for index in 0..2 {
             while world.sides[index].device.poll_cq_event().is_some() {
                 let (now, cq) = (world.now, world.sides[index].cq);
                 world.sides[index].device.record(now, || TraceEvent::CqEventDelivered { cq });
             }
-            world.pass(400);
+            world.advance_clock(400);
             let now = world.now;
             while world.sides[index].poll(now).is_some() {}
         }
@@ -67,7 +67,7 @@ fn settle(world: &mut World) {
 
 fn recorded(faults: Faults, seed: u64) -> World {
     let mut world = World::connected(Transport::Rc, faults, seed, 0xff_fffe);
-    world.pass(2_000);
+    world.advance_clock(2_000);
     operations(&mut world);
     world
 }
@@ -175,8 +175,8 @@ fn lost_packets_are_those_that_the_network_lost() {
         let mut numbers = [0; 2];
         for packet in data["packets"].as_array().unwrap().iter().filter(|packet| flags(packet) & OUT != 0) {
             let side = device_of_packet(&data, packet) as usize;
-            let is_it = |seen: &&Seen| !seen.is_received && seen.side == side && seen.number == numbers[side];
-            let sent = world.seen.iter().find(is_it).unwrap();
+            let matches = |seen: &&Seen| !seen.is_received && seen.side == side && seen.number == numbers[side];
+            let sent = world.seen.iter().find(matches).unwrap();
             let is_delivered =
                 |seen: &Seen| seen.is_received && seen.side != side && seen.number == sent.number;
             let count = counts.entry((side, sent.header.to_string())).or_default();

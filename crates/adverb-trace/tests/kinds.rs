@@ -24,8 +24,8 @@ fn recvs(trace: &Trace, device: usize) -> Vec<&Request> {
 }
 
 fn packets(trace: &Trace, device: usize, direction: Direction) -> Vec<&Packet> {
-    let is_it = |packet: &&Packet| packet.device.0 == device && packet.direction == direction;
-    trace.packets().iter().filter(is_it).collect()
+    let is_selected = |packet: &&Packet| packet.device.0 == device && packet.direction == direction;
+    trace.packets().iter().filter(is_selected).collect()
 }
 
 fn tag_of_peer(trace: &Trace, request: &Request) -> Option<u64> {
@@ -251,7 +251,7 @@ fn overwritten_events_leave_a_trace_that_is_incomplete_but_right() {
 #[test]
 fn one_end_alone_shows_its_half() {
     let mut world = World::connected(Transport::Rc, Faults::NONE, 1, 7);
-    let remote = world.sides[1].place(0);
+    let remote = world.sides[1].remote_address(0);
     for (tag, operation) in
         [SendOperation::Write(remote), SendOperation::Read(remote)].into_iter().enumerate()
     {
@@ -295,7 +295,7 @@ fn completion_is_processed_at_the_next_poll_or_when_its_receive_is_replaced() {
     }
     world.run();
     for _ in 0..2 {
-        world.pass(1000);
+        world.advance_clock(1000);
         let now = world.now;
         world.sides[0].poll(now).unwrap();
         world.sides[1].poll(now).unwrap();

@@ -21,7 +21,7 @@ fn drive(count: u64) -> World {
         for from in 0..2 {
             while posted[from] < count && outstanding[from] < 16 {
                 let (now, tag) = (world.now, posted[from]);
-                let remote = world.sides[1 - from].place(100_000);
+                let remote = world.sides[1 - from].remote_address(100_000);
                 let (operation, length) = match tag % 5 {
                     0 => (SendOperation::Send, 100),
                     1 => (SendOperation::Write(remote), 3000),
@@ -41,7 +41,7 @@ fn drive(count: u64) -> World {
             }
         }
         world.transmit();
-        world.advance();
+        world.handle_next_event();
         for (side, outstanding) in world.sides.iter_mut().zip(&mut outstanding) {
             while let Some(completion) = side.poll(world.now) {
                 let operation = completion.outcome.unwrap().operation;

@@ -10,7 +10,7 @@ use harness::{Faults, World};
 /// Runs a SEND, a WRITE, a READ, an atomic, and a WRITE with a wrong key.
 fn run_operations() -> World {
     let mut world = World::connected(Transport::Rc, Faults::NONE, 1, 0x10);
-    let remote = world.sides[1].place(4096);
+    let remote = world.sides[1].remote_address(4096);
     let wrong = RemoteAddress { rkey: remote.rkey ^ 0xff, ..remote };
     let operations = [
         (SendOperation::Send, 64),
@@ -29,7 +29,7 @@ fn run_operations() -> World {
         let now = world.now;
         world.sides[0].send(now, (wr_id, 0x100 + wr_id), operation, flags, &segments);
         world.run();
-        world.pass(500);
+        world.advance_clock(500);
         let now = world.now;
         while world.sides[0].poll(now).is_some() {}
         while world.sides[1].poll(now).is_some() {}
@@ -53,8 +53,8 @@ fn written(trace: &Trace, write: Sink) -> String {
 fn assert_lines(text: &str, lines: &[&str]) {
     let mut rest = text;
     for line in lines {
-        let place = rest.find(line).unwrap_or_else(|| panic!("{line:?} is not in:\n{rest}"));
-        rest = &rest[place + line.len()..];
+        let start = rest.find(line).unwrap_or_else(|| panic!("{line:?} is not in:\n{rest}"));
+        rest = &rest[start + line.len()..];
     }
 }
 
@@ -179,7 +179,7 @@ fn summary_counts_requests_and_packets() {
 #[test]
 fn report_names_the_peer_and_the_retransmissions() {
     let mut world = World::connected(Transport::Rc, Faults::NONE, 1, 100);
-    let remote = world.sides[1].place(0);
+    let remote = world.sides[1].remote_address(0);
     for wr_id in 0..2 {
         let (now, segments) = (world.now, [world.sides[0].segment(0, 2000)]);
         let operation = SendOperation::Write(remote);

@@ -63,7 +63,7 @@ fn post(world: &mut World, drivers: &mut [Driver; 2], from: usize) {
         _ => random.below(9000) as u32,
     };
     let (kind, value, offset) = (random.below(11), random.next(), random.below(1000) * 8);
-    let remote = world.sides[to].place(100_000 + offset);
+    let remote = world.sides[to].remote_address(100_000 + offset);
     let operation = match kind {
         0 | 1 => SendOperation::Send,
         2 => SendOperation::SendWithImm(value as u32),
@@ -150,7 +150,7 @@ fn drive(count: usize, seed: u64) -> (World, [Driver; 2]) {
             post_recvs(side, &mut world.random, world.now, driver);
         }
         world.transmit();
-        world.advance();
+        world.handle_next_event();
         for (side, driver) in world.sides.iter_mut().zip(&mut drivers) {
             while let Some(completion) = side.poll(world.now) {
                 let success = completion.outcome.unwrap();
@@ -162,7 +162,7 @@ fn drive(count: usize, seed: u64) -> (World, [Driver; 2]) {
                 driver.outstanding -= usize::from(!is_recv);
             }
         }
-        world.pass(100);
+        world.advance_clock(100);
     }
     world.run();
     for side in &mut world.sides {

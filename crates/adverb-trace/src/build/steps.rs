@@ -192,13 +192,13 @@ impl Steps<'_> {
                         | DropReason::NoMulticastMember
                 );
                 let dropped = self.arriving.filter(|_| is_delivered).filter(|id| {
-                    let is_it = |packet: &Packet| {
+                    let matches = |packet: &Packet| {
                         packet.qpn == qpn
                             && packet.header.psn == psn
                             && packet.header.opcode() == opcode
                             && packet.dropped.is_none()
                     };
-                    self.build.packet(*id).is_some_and(is_it)
+                    self.build.packet(*id).is_some_and(matches)
                 });
                 match dropped {
                     Some(id) => self.drop_packet(qpn, id, reason),
@@ -399,14 +399,14 @@ impl Steps<'_> {
     /// Returns the send request with this number, which may have been posted before the recording began.
     fn send_request(&mut self, qp: usize, number: u32, wr_id: Option<u64>) -> RequestId {
         let known = self.build.qps.get(qp).and_then(|qp| qp.sends.get(&number)).copied();
-        let is_it = |request: &Request| {
+        let matches = |request: &Request| {
             // A completion has the id of its request, and a request completes once.
             wr_id.is_none_or(|wr_id| {
                 request.times.completed.is_none() && (request.posted.is_none() || request.wr_id == wr_id)
             })
         };
         if let Some(id) = known
-            && self.build.request(id).is_some_and(is_it)
+            && self.build.request(id).is_some_and(matches)
         {
             return id;
         }
@@ -420,17 +420,17 @@ impl Steps<'_> {
     /// Returns the receive request that completes.
     fn recv_request(&mut self, qp: usize, number: u32, wr_id: u64) -> RequestId {
         let build = &*self.build;
-        let is_it = |id: &RequestId| {
+        let matches = |id: &RequestId| {
             build
                 .request(*id)
                 .is_some_and(|request| request.wr_id == wr_id && request.times.completed.is_none())
         };
         let owner = build.qps.get(qp);
-        let own = owner.and_then(|qp| qp.recvs.get(&number)).copied().filter(is_it);
+        let own = owner.and_then(|qp| qp.recvs.get(&number)).copied().filter(matches);
         let shared = || {
             let known = owner.and_then(|qp| qp.srq).and_then(|srq| self.srq_recvs.get_key_value(&srq));
             let in_queue = |(srq, recvs): (&Srq, &HashMap<u32, RequestId>)| {
-                let id = recvs.get(&number).copied().filter(is_it)?;
+                let id = recvs.get(&number).copied().filter(matches)?;
                 Some((*srq, id))
             };
             known.and_then(in_queue).or_else(|| self.srq_recvs.iter().find_map(in_queue))
@@ -469,7 +469,7 @@ impl Steps<'_> {
             (Some((_, source, destination)), _) => Some((source, destination)),
             (None, Some(connection)) => Some(match direction {
                 Direction::Out => (connection.local, connection.remote),
-                Direction::In => (from_peer(connection.remote, 0), from_peer(connection.local, ROCE_PORT)),
+                Direction::In => (received_addr(connection.remote, 0), received_addr(connection.local, ROCE_PORT)),
             }),
             (None, None) => None,
         };
@@ -736,9 +736,9 @@ impl Steps<'_> {
     }
 }
 
-/// Returns `addr` if its port is one that a GID can encode, and otherwise its IP address with `port`. Packets of a
-/// connection were received from such an address, or at it.
-fn from_peer(addr: SocketAddr, port: u16) -> SocketAddr {
+/// Returns the source or destination of a received packet, where `addr` is the connection's address of that side: `addr`
+/// itself if a GID can encode its port, and otherwise its IP address with `port`.
+fn received_addr(addr: SocketAddr, port: u16) -> SocketAddr {
     if Gid::UDP_PORTS.contains(&addr.port()) { addr } else { SocketAddr::new(addr.ip(), port) }
 }
 

@@ -73,30 +73,30 @@ fn append(trace: &Trace, json: &mut JsonText) {
     let mut strings = Strings::default();
     let context = Context { trace, ordered: &ordered, ends };
     json.begin_object().field("rowLimit", ROW_LIMIT);
-    list(json, "devices", trace.devices.iter().enumerate(), |json, device| context.device(json, device));
-    list(json, "ends", &ends.list, append_end);
-    list(json, "requests", &trace.requests, |json, request| context.request(json, request));
-    list(json, "packets", trace.packets.iter().zip(deliveries), |json, (packet, delivery)| {
+    append_list(json, "devices", trace.devices.iter().enumerate(), |json, device| context.device(json, device));
+    append_list(json, "ends", &ends.list, append_end);
+    append_list(json, "requests", &trace.requests, |json, request| context.request(json, request));
+    append_list(json, "packets", trace.packets.iter().zip(deliveries), |json, (packet, delivery)| {
         context.packet(json, packet, *delivery, &mut strings);
     });
     let completers = Completers::new(trace);
-    list(json, "otherEvents", &trace.other_events, |json, timed| {
+    append_list(json, "otherEvents", &trace.other_events, |json, timed| {
         context.other_event(json, timed, &completers);
     });
-    list(json, "doorbells", &ordered.doorbells, |json, doorbell| {
+    append_list(json, "doorbells", &ordered.doorbells, |json, doorbell| {
         json.begin_array().value(Index(ends.index(doorbell.device, doorbell.qpn)));
         json.value(context.nanos(doorbell.device, doorbell.time));
-        request_ids(json, &doorbell.requests);
+        append_request_ids(json, &doorbell.requests);
         json.end_array();
     });
-    list(json, "retries", &ordered.retries, |json, retry| {
+    append_list(json, "retries", &ordered.retries, |json, retry| {
         json.begin_array().value(Index(ends.index(retry.device, retry.qpn)));
         json.value(context.nanos(retry.device, retry.time)).value(retry.psn.get()).value(Text(retry.cause));
-        request_ids(json, &retry.requests);
+        append_request_ids(json, &retry.requests);
         json.end_array();
     });
     append_steps(json, &ordered.steps);
-    list(json, "names", &strings.list, |json, name| _ = json.value(name.as_str()));
+    append_list(json, "names", &strings.list, |json, name| _ = json.value(name.as_str()));
     append_explanations(json, trace);
     json.end_object();
 }
@@ -138,7 +138,7 @@ impl Context<'_> {
         }
         json.end_array();
         append_psns(json, request.psn_range);
-        packet_ids(json, &request.packets);
+        append_packet_ids(json, &request.packets);
         json.begin_array();
         for retransmission in &request.retransmissions {
             json.begin_array().value(self.nanos(request.device, retransmission.time));
@@ -159,7 +159,7 @@ impl Context<'_> {
             CqeState::Polled => "POLLED",
             CqeState::Processed => "PROCESSED",
         }));
-        packet_ids(json, &request.acks);
+        append_packet_ids(json, &request.acks);
         json.end_array();
     }
 
@@ -193,7 +193,7 @@ impl Context<'_> {
                 let (name, text) = (reason.name().replace('_', " "), reason.to_string());
                 json.begin_array().value(strings.index(&name)).value(strings.index(&text)).end_array();
             }
-            None => null(json),
+            None => append_null(json),
         }
         append_role(json, &packet.role);
         json.value(Index(packet.peer_packet.map(|peer| peer.0)));
@@ -284,7 +284,7 @@ fn bits(bits: &[bool]) -> u32 {
 }
 
 /// Appends a member whose value is an array.
-fn list<T>(
+fn append_list<T>(
     json: &mut JsonText,
     name: &str,
     elements: impl IntoIterator<Item = T>,
@@ -295,7 +295,7 @@ fn list<T>(
     json.end_array();
 }
 
-fn null(json: &mut JsonText) {
+fn append_null(json: &mut JsonText) {
     json.value(None::<u8>);
 }
 
@@ -312,7 +312,7 @@ fn append_end(json: &mut JsonText, end: &End) {
 }
 
 fn append_work_request(json: &mut JsonText, posted: Option<&WorkRequest>) {
-    let Some(posted) = posted else { return null(json) };
+    let Some(posted) = posted else { return append_null(json) };
     let flags = posted.operation.map(|_| Text(names::flag_names(posted.flags)));
     json.begin_array().value(Hex(posted.tag)).value(flags);
     json.value(posted.length).value(posted.sge_count);
@@ -321,7 +321,7 @@ fn append_work_request(json: &mut JsonText, posted: Option<&WorkRequest>) {
             json.begin_array().value(Hex(segment.addr)).value(segment.length);
             json.value(Hex(segment.lkey.into())).end_array();
         }
-        None => null(json),
+        None => append_null(json),
     }
     let mut fields = Vec::new();
     if let Some(operation) = &posted.operation {
@@ -351,7 +351,7 @@ fn append_completion(json: &mut JsonText, outcome: Option<&Result<Success, Failu
             json.begin_array().value(failure.status.code());
             json.value(Hex(failure.vendor_error.into())).end_array();
         }
-        None => null(json),
+        None => append_null(json),
     }
 }
 
@@ -373,12 +373,12 @@ fn append_role(json: &mut JsonText, role: &PacketRole) {
         PacketRole::Ack { acked_psns, acked_requests } => {
             json.value("ack");
             append_psns(json, *acked_psns);
-            request_ids(json, acked_requests);
+            append_request_ids(json, acked_requests);
         }
         PacketRole::Nak { syndrome, acked_psns, acked_requests, nacked_request } => {
             json.value("nak");
             append_psns(json, *acked_psns);
-            request_ids(json, acked_requests);
+            append_request_ids(json, acked_requests);
             json.value(index(nacked_request)).value(Text(syndrome)).value(syndrome.byte());
         }
         PacketRole::Cm { message } => _ = json.value("cm").value(message.unwrap_or("message")),
@@ -392,17 +392,17 @@ fn append_psns(json: &mut JsonText, range: Option<PsnRange>) {
         Some(PsnRange { first, last }) => {
             _ = json.begin_array().value(first.get()).value(last.get()).end_array();
         }
-        None => null(json),
+        None => append_null(json),
     }
 }
 
-fn request_ids(json: &mut JsonText, requests: &[RequestId]) {
+fn append_request_ids(json: &mut JsonText, requests: &[RequestId]) {
     json.begin_array();
     requests.iter().for_each(|request| _ = json.value(request.0));
     json.end_array();
 }
 
-fn packet_ids(json: &mut JsonText, packets: &[PacketId]) {
+fn append_packet_ids(json: &mut JsonText, packets: &[PacketId]) {
     json.begin_array();
     packets.iter().for_each(|packet| _ = json.value(packet.0));
     json.end_array();
@@ -422,14 +422,14 @@ fn append_steps(json: &mut JsonText, steps: &[Step]) {
     };
     let kinds: String = steps.iter().map(|step| parts(step).0).collect();
     json.field("stepKinds", kinds.as_str());
-    list(json, "stepIndices", steps, |json, step| _ = json.value(parts(step).1));
+    append_list(json, "stepIndices", steps, |json, step| _ = json.value(parts(step).1));
 }
 
 /// Appends the statuses of failed requests and the syndromes of NAKs: code, names, and explanation.
 fn append_explanations(json: &mut JsonText, trace: &Trace) {
     let failures = trace.requests.iter().filter_map(|request| request.outcome?.err());
     let codes: BTreeSet<u32> = failures.map(|failure| failure.status.code()).collect();
-    list(json, "statuses", codes, |json, code| {
+    append_list(json, "statuses", codes, |json, code| {
         let status = Status::from_code(code);
         json.begin_array()
             .value(code)
@@ -443,7 +443,7 @@ fn append_explanations(json: &mut JsonText, trace: &Trace) {
         _ => None,
     };
     let syndromes: BTreeSet<u8> = trace.packets.iter().filter_map(syndrome).collect();
-    list(json, "syndromes", syndromes, |json, byte| {
+    append_list(json, "syndromes", syndromes, |json, byte| {
         json.begin_array().value(byte);
         append_explanation(json, explain::syndrome(Syndrome::from_byte(byte)));
         json.end_array();
@@ -452,7 +452,7 @@ fn append_explanations(json: &mut JsonText, trace: &Trace) {
 
 /// Appends the summary, the meaning, the causes and the checks.
 fn append_explanation(json: &mut JsonText, explanation: Option<&Explanation>) {
-    let Some(explanation) = explanation else { return null(json) };
+    let Some(explanation) = explanation else { return append_null(json) };
     json.begin_array().value(explanation.summary).value(explanation.meaning);
     for texts in [explanation.causes, explanation.checks] {
         json.begin_array();

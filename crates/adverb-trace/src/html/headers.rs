@@ -70,14 +70,14 @@ pub(super) fn posted(operation: &SendOperation) -> Vec<Field> {
         SendOperation::SendWithImm(data) => vec![("immediate data", hex(*data))],
         SendOperation::SendInvalidate(rkey) => vec![("invalidates rkey", hex(*rkey))],
         SendOperation::Write(to) | SendOperation::Read(to) => remote(to),
-        SendOperation::WriteWithImm(to, data) => with(remote(to), [("immediate data", hex(*data))]),
+        SendOperation::WriteWithImm(to, data) => join_fields(remote(to), [("immediate data", hex(*data))]),
         SendOperation::CompareSwap { remote: word, compare, swap } => {
-            with(remote(word), [("compare value", hex(*compare)), ("swap value", hex(*swap))])
+            join_fields(remote(word), [("compare value", hex(*compare)), ("swap value", hex(*swap))])
         }
-        SendOperation::FetchAdd { remote: word, add } => with(remote(word), [("add value", hex(*add))]),
+        SendOperation::FetchAdd { remote: word, add } => join_fields(remote(word), [("add value", hex(*add))]),
         SendOperation::AtomicWrite { remote: word, bytes } => {
             let bytes: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-            with(remote(word), [("bytes", bytes.join(" "))])
+            join_fields(remote(word), [("bytes", bytes.join(" "))])
         }
         SendOperation::Flush(flush) => {
             let placement = [
@@ -86,7 +86,7 @@ pub(super) fn posted(operation: &SendOperation) -> Vec<Field> {
                 (flush.whole_region, "whole region"),
             ];
             let length = format!("{} bytes", flush.length);
-            with(remote(&flush.remote), [("range", length), ("placement", flag_names(&placement))])
+            join_fields(remote(&flush.remote), [("range", length), ("placement", flag_names(&placement))])
         }
         SendOperation::LocalInvalidate(rkey) => vec![("invalidates rkey", hex(*rkey))],
         SendOperation::BindWindow(bind) => vec![
@@ -110,7 +110,7 @@ fn remote(RemoteAddress { addr, rkey }: &RemoteAddress) -> Vec<Field> {
     vec![("remote address", hex(*addr)), ("rkey", hex(*rkey))]
 }
 
-fn with<const N: usize>(mut fields: Vec<Field>, more: [Field; N]) -> Vec<Field> {
+fn join_fields<const N: usize>(mut fields: Vec<Field>, more: [Field; N]) -> Vec<Field> {
     fields.extend(more);
     fields
 }

@@ -187,7 +187,7 @@ fn packet_without_its_source_port_has_no_icrc() {
 fn comments_name_the_request() {
     let trace = sample::trace();
     let comments: Vec<String> = trace.packet_comments().collect();
-    let of = |device: DeviceId| {
+    let comments_of = |device: DeviceId| {
         let comments =
             trace.packets().iter().zip(&comments).filter(move |(packet, _)| packet.device == device);
         comments.map(|(_, comment)| comment.as_str()).collect::<Vec<_>>()
@@ -223,17 +223,17 @@ fn comments_name_the_request() {
         "ACK of psn 5, nothing new, dropped: the ICRC is wrong",
         "ACK of psn 16777215..6: soft0 qp 0x000012 send #0..#4",
     ];
-    assert_eq!(of(CLIENT), client);
+    assert_eq!(comments_of(CLIENT), client);
     let mut server: Vec<&str> = client.to_vec();
     server.remove(3); // lost
     let dropped = format!("{write}, packet 3 of 3, dropped: an earlier packet is missing");
     server[3] = &dropped;
     server[19] = "ACK of psn 5, nothing new";
-    assert_eq!(of(SERVER), server);
+    assert_eq!(comments_of(SERVER), server);
     let received =
         "requester not recorded, received by far \"2\" qp 0x000077 recv #9 RECEIVE 4096 bytes tag 0x3";
     assert_eq!(
-        of(FAR),
+        comments_of(FAR),
         [
             &*format!("RC SEND only psn 0, {received}"),
             "RC SEND only psn 1, requester not recorded",

@@ -55,7 +55,7 @@ impl<'a> Listing<'a> {
             }
             self.write_other_events(out, DeviceId(index))?;
         }
-        self.write_others(out, &listed)
+        self.write_other_packets(out, &listed)
     }
 
     fn micros(&self, device: DeviceId, time: Time) -> Micros {
@@ -105,9 +105,9 @@ impl<'a> Listing<'a> {
                 mark(listed, *packet);
             }
         } else {
-            for (place, packet) in request.packets.iter().chain(&request.acks).enumerate() {
+            for (index, packet) in request.packets.iter().chain(&request.acks).enumerate() {
                 let is_listed = listed.get(packet.0).copied().unwrap_or(true);
-                let is_tree = place < MAX_TREES && !is_listed;
+                let is_tree = index < MAX_TREES && !is_listed;
                 if is_tree {
                     self.write_packet(out, *packet)?;
                 } else {
@@ -329,7 +329,7 @@ impl<'a> Listing<'a> {
 
     /// Writes the packets that belong to no recorded request of an application, such as those of the connection manager.
     /// A packet that was recorded at both ends is listed at its sender.
-    fn write_others(&self, out: &mut dyn Write, listed: &[bool]) -> io::Result<()> {
+    fn write_other_packets(&self, out: &mut dyn Write, listed: &[bool]) -> io::Result<()> {
         let is_listed_at_sender =
             |packet: &Packet| packet.direction == Direction::In && packet.peer_packet.is_some();
         let mut others = (0..self.trace.packets.len())

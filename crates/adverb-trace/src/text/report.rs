@@ -83,16 +83,16 @@ fn failures(trace: &Trace) -> (Vec<(RequestId, Progress)>, usize) {
                 }
             }
             TraceEvent::Completed { queue, request, outcome: Err(_), .. } => {
-                let is_it = |id: &RequestId| {
+                let is_failed = |id: &RequestId| {
                     trace
                         .request(*id)
                         .is_some_and(|failed| failed.queue == queue && failed.number_in_queue == request)
                 };
                 if let Some(ids) = failed.get_mut(&key)
-                    && let Some(place) = ids.iter().position(is_it)
+                    && let Some(index) = ids.iter().position(is_failed)
                 {
                     let progress = progresses.get(&key).cloned().unwrap_or_default();
-                    failures.push((ids.remove(place), progress));
+                    failures.push((ids.remove(index), progress));
                 }
             }
             _ => {}

@@ -151,7 +151,7 @@ impl Side {
         Segment { addr: ADDR + offset, length, lkey: self.key }
     }
 
-    pub(crate) fn place(&self, offset: u64) -> RemoteAddress {
+    pub(crate) fn remote_address(&self, offset: u64) -> RemoteAddress {
         RemoteAddress { addr: ADDR + offset, rkey: self.key }
     }
 
@@ -215,8 +215,7 @@ struct InFlight {
 pub(crate) struct Seen {
     /// The side that sent or received the packet.
     pub(crate) side: usize,
-    /// The number of the packet among those that the side sent, for a packet that was sent; among those that the other
-    /// side sent, for a packet that was received.
+    /// The number of the packet among those that its sender sent.
     pub(crate) number: usize,
     pub(crate) header: Header,
     pub(crate) payload_len: usize,
@@ -264,7 +263,7 @@ impl World {
     }
 
     /// Advances the clock.
-    pub(crate) fn pass(&mut self, nanos: u64) {
+    pub(crate) fn advance_clock(&mut self, nanos: u64) {
         self.now = self.now + Duration::from_nanos(nanos);
     }
 
@@ -272,7 +271,7 @@ impl World {
     pub(crate) fn transmit(&mut self) {
         for from in 0..2 {
             loop {
-                self.pass(50);
+                self.advance_clock(50);
                 let side = &mut self.sides[from];
                 let Some(transmit) = side.device.poll_transmit(self.now) else { break };
                 let mut bytes = Vec::new();
@@ -305,8 +304,8 @@ impl World {
         }
     }
 
-    /// Delivers the next packet or fires the next timer. Returns `false` if there is none.
-    pub(crate) fn advance(&mut self) -> bool {
+    /// Advances the clock to the next arrival or timeout, and handles it. Returns `false` if there is none.
+    pub(crate) fn handle_next_event(&mut self) -> bool {
         let timeout = self.sides.iter().filter_map(|side| side.device.poll_timeout()).min();
         let delivery = self.in_flight.first_key_value().map(|((time, _), _)| *time);
         let Some(next) = timeout.into_iter().chain(delivery).min() else { return false };
@@ -331,7 +330,7 @@ impl World {
     pub(crate) fn run(&mut self) {
         loop {
             self.transmit();
-            if !self.advance() {
+            if !self.handle_next_event() {
                 break;
             }
         }
