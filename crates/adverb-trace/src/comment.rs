@@ -66,20 +66,20 @@ impl<'a> Comments<'a> {
     fn try_write(&self, id: PacketId, out: &mut String) -> fmt::Result {
         let Some(packet) = self.trace.packet(id) else { return Ok(()) };
         match &packet.role {
-            PacketRole::Request(request) => self.request(id, packet, *request, out)?,
-            PacketRole::Response(request) => self.response(packet, *request, out)?,
+            PacketRole::Request(request) => self.write_request(id, packet, *request, out)?,
+            PacketRole::Response(request) => self.write_response(packet, *request, out)?,
             PacketRole::Ack { acked_psns, acked_requests } => {
                 match acked_psns {
                     Some(psns) => write!(out, "ACK of psn {psns}")?,
                     None => write!(out, "ACK of psn {}, nothing new", packet.header.psn)?,
                 }
-                self.covered(acked_requests, ": ", out)?;
+                self.write_covered(acked_requests, ": ", out)?;
             }
             PacketRole::Nak { syndrome, acked_psns, acked_requests, nacked_request } => {
-                self.nak(packet, *syndrome, *nacked_request, out)?;
+                self.write_nak(packet, *syndrome, *nacked_request, out)?;
                 if let Some(psns) = acked_psns {
                     write!(out, "; acknowledges psn {psns}")?;
-                    self.covered(acked_requests, ": ", out)?;
+                    self.write_covered(acked_requests, ": ", out)?;
                 }
             }
             PacketRole::Cm { message: Some(message) } => write!(out, "CM {message}")?,
@@ -100,7 +100,7 @@ impl<'a> Comments<'a> {
         }
     }
 
-    fn request(
+    fn write_request(
         &self,
         id: PacketId,
         packet: &Packet,
@@ -122,7 +122,7 @@ impl<'a> Comments<'a> {
         }
     }
 
-    fn response(&self, packet: &Packet, request: Option<RequestId>, out: &mut String) -> fmt::Result {
+    fn write_response(&self, packet: &Packet, request: Option<RequestId>, out: &mut String) -> fmt::Result {
         let Some(request) = request.and_then(|request| self.trace.request(request)) else {
             return write!(
                 out,
@@ -135,7 +135,7 @@ impl<'a> Comments<'a> {
         write_place(packet, request, "response", out)
     }
 
-    fn nak(
+    fn write_nak(
         &self,
         packet: &Packet,
         syndrome: Syndrome,
@@ -165,13 +165,13 @@ impl<'a> Comments<'a> {
     }
 
     /// Appends the requests that an ACK or NAK covers, such as `soft0 qp 0x000012 send #3, #5..#9`.
-    fn covered(&self, requests: &[RequestId], before: &str, out: &mut String) -> fmt::Result {
+    fn write_covered(&self, requests: &[RequestId], before: &str, out: &mut String) -> fmt::Result {
         let requests = requests.iter().filter_map(|id| self.trace.request(*id));
         let mut runs: Vec<(&Request, u32)> = Vec::new();
         for request in requests {
             match runs.last_mut() {
                 Some((first, last))
-                    if last.wrapping_add(1) == request.number_in_queue && same_queue(first, request) =>
+                    if last.wrapping_add(1) == request.number_in_queue && are_in_same_queue(first, request) =>
                 {
                     *last = request.number_in_queue;
                 }
@@ -181,7 +181,7 @@ impl<'a> Comments<'a> {
         let mut queue: Option<&Request> = None;
         for (first, last) in runs {
             match queue {
-                Some(queue) if same_queue(queue, first) => out.write_str(", ")?,
+                Some(queue) if are_in_same_queue(queue, first) => out.write_str(", ")?,
                 other => {
                     out.write_str(if other.is_some() { "; " } else { before })?;
                     write!(out, "{} ", QueueName(self.trace, first))?;
@@ -215,7 +215,7 @@ fn write_place(packet: &Packet, request: &Request, noun: &str, out: &mut String)
     }
 }
 
-fn same_queue(one: &Request, other: &Request) -> bool {
+fn are_in_same_queue(one: &Request, other: &Request) -> bool {
     (one.device, one.qpn, one.queue) == (other.device, other.qpn, other.queue)
 }
 

@@ -43,28 +43,28 @@ impl Trace {
     /// Returns an error if writing to `out` fails.
     pub fn write_json_lines(&self, out: &mut impl Write) -> io::Result<()> {
         let mut lines = Lines { json: JsonText::default(), out: BufWriter::with_capacity(1 << 16, out) };
-        lines.line(|json| {
+        lines.write_line(|json| {
             json.field("format", "adverb-trace").field("version", VERSION);
             json.field("device_count", self.devices.len()).field("request_count", self.requests.len());
             json.field("packet_count", self.packets.len())
                 .field("other_event_count", self.other_events.len());
         })?;
         for (index, device) in self.devices.iter().enumerate() {
-            lines.line(|json| write_device(json, index, device))?;
+            lines.write_line(|json| write_device(json, index, device))?;
         }
         for (index, device) in self.devices.iter().enumerate() {
             for connection in &device.connections {
-                lines.line(|json| write_connection(json, DeviceId(index), connection))?;
+                lines.write_line(|json| write_connection(json, DeviceId(index), connection))?;
             }
         }
         for (index, request) in self.requests.iter().enumerate() {
-            lines.line(|json| write_request(json, index, request))?;
+            lines.write_line(|json| write_request(json, index, request))?;
         }
         for (index, packet) in self.packets.iter().enumerate() {
-            lines.line(|json| write_packet(json, index, packet))?;
+            lines.write_line(|json| write_packet(json, index, packet))?;
         }
         for timed in &self.other_events {
-            lines.line(|json| write_other_event(json, timed))?;
+            lines.write_line(|json| write_other_event(json, timed))?;
         }
         lines.out.flush()
     }
@@ -77,7 +77,7 @@ struct Lines<W: Write> {
 
 impl<W: Write> Lines<W> {
     /// Writes an object whose fields `fill` appends.
-    fn line(&mut self, fill: impl FnOnce(&mut JsonText)) -> io::Result<()> {
+    fn write_line(&mut self, fill: impl FnOnce(&mut JsonText)) -> io::Result<()> {
         self.json.begin_object();
         fill(&mut self.json);
         self.json.end_object();
@@ -288,17 +288,17 @@ fn write_packet(json: &mut JsonText, index: usize, packet: &Packet) {
 }
 
 fn write_role(json: &mut JsonText, role: &PacketRole) {
-    let request = |json: &mut JsonText, request: &Option<RequestId>| {
+    let write_request_id = |json: &mut JsonText, request: &Option<RequestId>| {
         json.optional("request", request.map(|request| request.0));
     };
     match role {
-        PacketRole::Request(of) => {
+        PacketRole::Request(request) => {
             json.field("role", "request");
-            request(json, of);
+            write_request_id(json, request);
         }
-        PacketRole::Response(of) => {
+        PacketRole::Response(request) => {
             json.field("role", "response");
-            request(json, of);
+            write_request_id(json, request);
         }
         PacketRole::Ack { acked_psns, acked_requests }
         | PacketRole::Nak { acked_psns, acked_requests, .. } => {

@@ -57,11 +57,11 @@ impl Trace {
     pub fn write_pcapng(&self, out: &mut impl Write) -> io::Result<()> {
         let mut out = BufWriter::with_capacity(1 << 16, out);
         let mut options = Vec::new();
-        option(&mut options, USER_APPLICATION, b"adverb-trace");
-        option(&mut options, END_OF_OPTIONS, &[]);
-        block(&mut out, SECTION, &[&SECTION_CONTENT, &options])?;
+        append_option(&mut options, USER_APPLICATION, b"adverb-trace");
+        append_option(&mut options, END_OF_OPTIONS, &[]);
+        write_block(&mut out, SECTION, &[&SECTION_CONTENT, &options])?;
         for device in self.devices() {
-            interface(&mut out, device)?;
+            write_interface(&mut out, device)?;
         }
         let clocks = Clocks::new(self);
         let comments = Comments::new(self);
@@ -76,7 +76,7 @@ impl Trace {
             frame.clear();
             write_frame(packet, &addresses, &mut frame);
             let nanos = clocks.unix_nanos(self, packet.device, packet.time);
-            enhanced_packet(&mut out, packet, nanos, &frame, &comment)?;
+            write_enhanced_packet(&mut out, packet, nanos, &frame, &comment)?;
         }
         out.flush()
     }
@@ -133,8 +133,7 @@ impl Addresses {
     }
 }
 
-/// Returns the address of a device in a block for documentation (RFC 5737, RFC 3849), or of a peer that was not
-/// recorded.
+/// Returns a documentation address (RFC 5737, RFC 3849) for a device, or for a peer that was not recorded.
 fn placeholder(device: Option<DeviceId>, is_v6: bool) -> IpAddr {
     let host =
         device.map_or(UNRECORDED_HOST, |device| (device.0 % usize::from(UNRECORDED_HOST - 1)) as u8 + 1);
@@ -222,23 +221,23 @@ fn write_notes(packet: &Packet, addresses: &Addresses, comment: &mut String) {
 }
 
 /// Writes the description of a device.
-fn interface(out: &mut impl Write, device: &Device) -> io::Result<()> {
+fn write_interface(out: &mut impl Write, device: &Device) -> io::Result<()> {
     let mut content = Vec::new();
     content.extend_from_slice(&LINK_TYPE.to_le_bytes());
     content.extend_from_slice(&[0; 6]); // reserved; packets of any length
-    option(&mut content, INTERFACE_NAME, truncated(&device.name, 1000));
+    append_option(&mut content, INTERFACE_NAME, truncated(&device.name, 1000));
     if device.lost_count > 0 {
         let lost = device.lost_count;
         let comment = format!("the recorder overwrote {lost} events, so packets can be missing");
-        option(&mut content, COMMENT, comment.as_bytes());
+        append_option(&mut content, COMMENT, comment.as_bytes());
     }
-    option(&mut content, TIMESTAMP_RESOLUTION, &[9]); // 10⁻⁹ s
-    option(&mut content, END_OF_OPTIONS, &[]);
-    block(out, INTERFACE, &[&content])
+    append_option(&mut content, TIMESTAMP_RESOLUTION, &[9]); // 10⁻⁹ s
+    append_option(&mut content, END_OF_OPTIONS, &[]);
+    write_block(out, INTERFACE, &[&content])
 }
 
 /// Writes a packet.
-fn enhanced_packet(
+fn write_enhanced_packet(
     out: &mut impl Write,
     packet: &Packet,
     nanos: u64,
@@ -254,14 +253,14 @@ fn enhanced_packet(
     let words = words.map(u32::to_le_bytes);
     let padding = &[0; 3][..frame.len().wrapping_neg() & 3];
     let mut options = Vec::with_capacity(comment.len() + 24);
-    option(&mut options, COMMENT, truncated(comment, MAX_COMMENT));
-    option(&mut options, PACKET_FLAGS, &direction.to_le_bytes());
-    option(&mut options, END_OF_OPTIONS, &[]);
-    block(out, ENHANCED_PACKET, &[words.as_flattened(), frame, padding, &options])
+    append_option(&mut options, COMMENT, truncated(comment, MAX_COMMENT));
+    append_option(&mut options, PACKET_FLAGS, &direction.to_le_bytes());
+    append_option(&mut options, END_OF_OPTIONS, &[]);
+    write_block(out, ENHANCED_PACKET, &[words.as_flattened(), frame, padding, &options])
 }
 
 /// Writes a block: its kind, its length, its content in 32-bit words, and its length again.
-fn block(out: &mut impl Write, kind: u32, content: &[&[u8]]) -> io::Result<()> {
+fn write_block(out: &mut impl Write, kind: u32, content: &[&[u8]]) -> io::Result<()> {
     let length = 12 + content.iter().map(|piece| piece.len()).sum::<usize>() as u32;
     out.write_all(&kind.to_le_bytes())?;
     out.write_all(&length.to_le_bytes())?;
@@ -272,7 +271,7 @@ fn block(out: &mut impl Write, kind: u32, content: &[&[u8]]) -> io::Result<()> {
 }
 
 /// Appends an option of a block: its code, its length, its value in whole words.
-fn option(content: &mut Vec<u8>, code: u16, value: &[u8]) {
+fn append_option(content: &mut Vec<u8>, code: u16, value: &[u8]) {
     content.extend_from_slice(&code.to_le_bytes());
     content.extend_from_slice(&(value.len() as u16).to_le_bytes());
     content.extend_from_slice(value);

@@ -15,7 +15,7 @@ use serde_json::Value;
 const SIGNALED: SendFlags = SendFlags::SIGNALED;
 
 /// Posts two messages, a WRITE, a READ, an atomic, and a WRITE with a wrong key, one after the other.
-fn operations(world: &mut World) {
+fn post_operations(world: &mut World) {
     for (wr_id, length) in [(100, 256), (101, 4096)] {
         world.sides[1].recv(world.now, wr_id, wr_id, length);
         world.advance_clock(300);
@@ -68,14 +68,14 @@ fn settle(world: &mut World) {
 fn recorded(faults: Faults, seed: u64) -> World {
     let mut world = World::connected(Transport::Rc, faults, seed, 0xff_fffe);
     world.advance_clock(2_000);
-    operations(&mut world);
+    post_operations(&mut world);
     world
 }
 
 const LOSSY: Faults = Faults { loss: 14, duplication: 3, reordering: 8 };
 
 /// Writes a page of the trace and returns its path and its text.
-fn page(name: &str, recordings: impl IntoIterator<Item = Recording>) -> (PathBuf, String) {
+fn write_page(name: &str, recordings: impl IntoIterator<Item = Recording>) -> (PathBuf, String) {
     let mut bytes = Vec::new();
     Trace::new(recordings).write_html(&mut bytes).unwrap();
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("trace_{name}.html"));
@@ -167,7 +167,7 @@ fn lost_packets_are_those_that_the_network_lost() {
     let mut total = 0;
     for seed in 1..=20 {
         let world = recorded(Faults { duplication: 0, ..LOSSY }, seed);
-        let (_, text) = page("lost", world.recordings(9));
+        let (_, text) = write_page("lost", world.recordings(9));
         let data = data(&text);
         // Equal packets can't be told apart, so they are counted: those that the network lost, those that the page
         // shows as lost, and those whose arrival it doesn't know.
@@ -195,7 +195,7 @@ fn lost_packets_are_those_that_the_network_lost() {
 
 #[test]
 fn steps_of_one_clock_are_in_the_order_of_their_times() {
-    let (_, text) = page("lossy", recorded(LOSSY, 5).recordings(9));
+    let (_, text) = write_page("lossy", recorded(LOSSY, 5).recordings(9));
     let data = data(&text);
     let steps = steps(&data);
     let times: Vec<u64> = steps.iter().map(|step| device_and_time(&data, *step).1).collect();
@@ -203,18 +203,18 @@ fn steps_of_one_clock_are_in_the_order_of_their_times() {
     assert_eq!(times[0], 0);
     // Packets that arrived have two steps.
     let matched = data["packets"].as_array().unwrap().iter().filter(|packet| packet[PEER] != -1).count();
-    let sent = |step: &&(char, usize)| step.0 == 's' && data["packets"][step.1][PEER] != -1;
+    let is_sent = |step: &&(char, usize)| step.0 == 's' && data["packets"][step.1][PEER] != -1;
     assert_eq!(
-        steps.iter().filter(sent).count() + steps.iter().filter(|step| step.0 == 'a').count(),
+        steps.iter().filter(is_sent).count() + steps.iter().filter(|step| step.0 == 'a').count(),
         matched
     );
 }
 
 #[test]
-fn packets_between_two_clocks_are_one_step_after_its_causes() {
+fn packet_between_two_clocks_is_one_step_after_its_causes() {
     for seed in 1..=20 {
         let world = recorded(LOSSY, seed);
-        let (_, text) = page("clocks", with_other_host(world.recordings(9)));
+        let (_, text) = write_page("clocks", with_other_host(world.recordings(9)));
         let data = data(&text);
         assert_eq!((&data["devices"][0]["clock"], &data["devices"][1]["clock"]), (&0.into(), &1.into()));
         let steps = steps(&data);
@@ -252,7 +252,7 @@ fn packets_between_two_clocks_are_one_step_after_its_causes() {
 
 #[test]
 fn packet_that_a_failed_queue_pair_dropped_is_not_lost() {
-    let (_, text) = page("plain", recorded(Faults::NONE, 1).recordings(9));
+    let (_, text) = write_page("plain", recorded(Faults::NONE, 1).recordings(9));
     let data = data(&text);
     let packets = data["packets"].as_array().unwrap();
     assert!(packets.iter().all(|packet| flags(packet) & (LOST | UNKNOWN) == 0));
@@ -266,7 +266,7 @@ fn names_of_devices_cannot_inject_markup() {
     let name = "</script><script>document.documentElement.dataset.error = 1</script><img src=x>\u{2028}\"";
     let [mut one, other] = recorded(Faults::NONE, 1).recordings(9);
     one.device = name.to_owned();
-    let (path, text) = page("names", [one, other]);
+    let (path, text) = write_page("names", [one, other]);
     assert_eq!(text.matches("</script>").count(), 2);
     assert!(!text.contains("<img") && !text.contains('\u{2028}'));
     assert_eq!(data(&text)["devices"][0]["name"], name);
@@ -311,18 +311,18 @@ fn browser_draws_every_page_without_an_error() {
         }
     }
     let pages = [
-        (page("browsed_lossy", recorded(LOSSY, 5).recordings(9)), "row=40&search=retransmission", 1),
-        (page("browsed_clocks", with_other_host(recorded(LOSSY, 5).recordings(9))), "theme=dark&row=9", 1),
-        (page("browsed_one_end", [one]), "scale=time&failures", 1),
-        (page("browsed_empty", []), "", 0),
-        (page("browsed_idle", World::connected(Transport::Rc, Faults::NONE, 1, 0).recordings(9)), "", 0),
-        (page("browsed_large", large.recordings(9)), "row=50000&search=wr_id 0xf9f", 1),
+        (write_page("browsed_lossy", recorded(LOSSY, 5).recordings(9)), "row=40&search=retransmission", 1),
+        (write_page("browsed_clocks", with_other_host(recorded(LOSSY, 5).recordings(9))), "theme=dark&row=9", 1),
+        (write_page("browsed_one_end", [one]), "scale=time&failures", 1),
+        (write_page("browsed_empty", []), "", 0),
+        (write_page("browsed_idle", World::connected(Transport::Rc, Faults::NONE, 1, 0).recordings(9)), "", 0),
+        (write_page("browsed_large", large.recordings(9)), "row=50000&search=wr_id 0xf9f", 1),
     ];
     let (_, large) = &pages[5].0;
     let step_count = steps(&data(large)).len();
     assert!(step_count > 100_000, "{step_count}");
     for ((path, text), hash, min_rows) in &pages {
-        // The use of the large page would take long.
+        // The script would take long on the large page.
         let is_used = text.len() < 1 << 20;
         if is_used {
             let used = text.replace("</body>", &format!("<script>{USE}</script></body>"));

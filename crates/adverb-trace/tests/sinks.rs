@@ -76,8 +76,8 @@ fn tshark(file: &[u8], fields: &[&str]) -> Option<Vec<String>> {
     Some(String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect())
 }
 
-/// Returns the values that tshark should show for a packet: the interface, no malformed packet, the direction, opcode,
-/// destination, sequence number, and length of the IP datagram.
+/// Returns the values that tshark should show for a packet: the interface, an empty value because the packet is not
+/// malformed, the direction, opcode, destination, sequence number, and length of the IP datagram.
 fn expected(seen: &Seen) -> String {
     let (name, direction) = (["soft0", "soft1"][seen.side], if seen.is_received { 1_u32 } else { 2 });
     let header = &seen.header;
@@ -174,11 +174,11 @@ fn timeline_has_every_request_and_arrow() {
     trace.write_perfetto(&mut text).unwrap();
     let parsed: serde_json::Value = serde_json::from_slice(&text).unwrap();
     let events = parsed["traceEvents"].as_array().unwrap();
-    let of = |phase: &str| events.iter().filter(|event| event["ph"] == phase).collect::<Vec<_>>();
-    let ids: HashSet<&str> = of("b").iter().map(|event| event["id"].as_str().unwrap()).collect();
+    let with_phase = |phase: &str| events.iter().filter(|event| event["ph"] == phase).collect::<Vec<_>>();
+    let ids: HashSet<&str> = with_phase("b").iter().map(|event| event["id"].as_str().unwrap()).collect();
     assert_eq!(ids.len(), trace.requests().len());
-    assert_eq!(of("b").len(), of("e").len());
-    let (starts, ends) = (of("s"), of("f"));
+    assert_eq!(with_phase("b").len(), with_phase("e").len());
+    let (starts, ends) = (with_phase("s"), with_phase("f"));
     assert_eq!(starts.len(), ends.len());
     let starts: std::collections::HashMap<u64, f64> =
         starts.iter().map(|event| (event["id"].as_u64().unwrap(), event["ts"].as_f64().unwrap())).collect();

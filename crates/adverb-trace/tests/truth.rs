@@ -1,6 +1,6 @@
 //! Compares a trace with the actual packets of many operations over a network that loses, duplicates and reorders
-//! packets. The test knows which sequence numbers each request has, because a queue pair numbers its requests in the order of their
-//! posting, and it knows which packets the network delivered.
+//! packets. The test knows the sequence numbers of each request, because a queue pair numbers the packets of its requests
+//! in the order of their posting, and it knows which packets the network delivered.
 
 mod harness;
 
@@ -256,7 +256,7 @@ fn packets_of(trace: &Trace, device: usize, direction: Direction) -> Vec<(Packet
     packets.filter(|(_, packet)| packet.device.0 == device && packet.direction == direction).collect()
 }
 
-/// Returns the send requests of a device by their tags.
+/// Returns the send requests of a device, in the order of their tags.
 fn sends_of(trace: &Trace, device: usize) -> Vec<(RequestId, &Request)> {
     let requests = trace.requests().iter().enumerate().map(|(index, request)| (RequestId(index), request));
     requests.filter(|(_, request)| request.device.0 == device && request.queue == Queue::Send).collect()
@@ -264,13 +264,13 @@ fn sends_of(trace: &Trace, device: usize) -> Vec<(RequestId, &Request)> {
 
 fn check(world: &World, drivers: &[Driver; 2], trace: &Trace) {
     let sends = [sends_of(trace, 0), sends_of(trace, 1)];
-    // The id of the request with a sequence number of a side.
+    // Returns the id of the side's request that has the sequence number.
     let owner = |side: usize, psn: Psn| drivers[side].find(psn).map(|(index, _)| sends[side][index].0);
     let owners = |side: usize, psns: Option<PsnRange>| -> Vec<RequestId> {
         let Some(PsnRange { first, last }) = psns else { return Vec::new() };
         let (first, last) = (owner(side, first).unwrap(), owner(side, last).unwrap());
-        let place = |id| sends[side].iter().position(|(other, _)| *other == id).unwrap();
-        sends[side][place(first)..=place(last)].iter().map(|(id, _)| *id).collect()
+        let position = |id| sends[side].iter().position(|(other, _)| *other == id).unwrap();
+        sends[side][position(first)..=position(last)].iter().map(|(id, _)| *id).collect()
     };
     let out = [0, 1].map(|side| packets_of(trace, side, Direction::Out));
     let arrived = [0, 1].map(|side| packets_of(trace, side, Direction::In));
@@ -320,16 +320,16 @@ fn check(world: &World, drivers: &[Driver; 2], trace: &Trace) {
             assert_eq!((peer.source, peer.destination), (packet.source, packet.destination));
             exact += usize::from(packet.peer_packet == Some(out[1 - side][seen.number].0));
         }
-        let belongs = match packet.role {
+        let request_of_role = match packet.role {
             PacketRole::Request(Some(request)) | PacketRole::Response(Some(request)) => Some(request),
             _ => None,
         };
-        if let Some(request) = belongs.filter(|_| requester == side) {
+        if let Some(request) = request_of_role.filter(|_| requester == side) {
             let request = trace.request(request).unwrap();
             assert!(request.packets.binary_search(&id).is_ok(), "{packet:?}");
         }
     }
-    // Which copy of a retransmitted packet arrived can't always be known, least of all if the network duplicated one.
+    // A trace can't always tell which copy of a retransmitted packet arrived, in particular if the network duplicated one.
     let total = received[0] + received[1];
     assert!(exact * 100 >= total * 98, "{exact} of {total} packets are matched with the right copy");
     check_requests(drivers, trace, &sends);

@@ -37,8 +37,8 @@ fn pair_qps(build: &Build) -> Vec<Option<usize>> {
         // Queue pair numbers are random: a larger group is that of a forged recording.
         let group = &group[group.len().saturating_sub(MAX_GROUP)..];
         let mut pairs = Vec::new();
-        for (place, &(one, connection)) in group.iter().enumerate() {
-            for &(other, opposite) in &group[place..] {
+        for (index, &(one, connection)) in group.iter().enumerate() {
+            for &(other, opposite) in &group[index..] {
                 if let Some(score) = similarity(connection, opposite, one == other) {
                     pairs.push((score, one, other));
                 }
@@ -130,7 +130,7 @@ struct Copies {
 }
 
 impl Copies {
-    /// Sorts packets with equal headers by receiver: a multicast datagram has several.
+    /// Returns the copies for each receiver of packets with equal headers: a multicast datagram has several receivers.
     fn of_group(build: &Build, group: &[((u64, u64), PacketId)]) -> Vec<Copies> {
         let is_out =
             |id: &PacketId| build.packet(*id).is_some_and(|packet| packet.direction == Direction::Out);

@@ -169,7 +169,7 @@ pub(super) fn deliveries(trace: &Trace, ends: &Ends, clocks: &Clocks) -> (Vec<De
 /// The packets that devices dropped before they reached a queue pair.
 struct Drops<'a> {
     other_events: &'a [TimedEvent],
-    /// The other events by device, queue pair, sequence number and opcode, the latest first.
+    /// The drops by device, queue pair, sequence number and opcode: indices in `other_events`, the latest first.
     by_packet: HashMap<(DeviceId, u32, u32, u8), Vec<usize>>,
     is_taken: Vec<bool>,
 }

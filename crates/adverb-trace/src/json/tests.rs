@@ -149,7 +149,7 @@ fn check_posted(line: &Value, posted: Option<&WorkRequest>) {
         RecvQueueId::Qp(_) => None,
     });
     assert_eq!(number::<u32>(&line["srq"]), srq);
-    let remote = |remote: &RemoteAddress| {
+    let check_remote = |remote: &RemoteAddress| {
         assert_eq!(hex(&line["remote_addr"]), remote.addr);
         assert_eq!(line["rkey"], remote.rkey);
     };
@@ -162,16 +162,16 @@ fn check_posted(line: &Value, posted: Option<&WorkRequest>) {
         }
         Some(SendOperation::Write(to)) => {
             assert_eq!(line["operation"], "write");
-            remote(to);
+            check_remote(to);
         }
         Some(SendOperation::Read(from)) => {
             assert_eq!(line["operation"], "read");
-            remote(from);
+            check_remote(from);
         }
         Some(SendOperation::CompareSwap { remote: word, compare, swap }) => {
             assert_eq!(line["operation"], "compare_swap");
             assert_eq!((hex(&line["compare"]), hex(&line["swap"])), (*compare, *swap));
-            remote(word);
+            check_remote(word);
         }
         None => assert!(line["operation"].is_null()),
         other => panic!("the sample has no {other:?}"),
@@ -233,7 +233,7 @@ fn packets_keep_their_values() {
 }
 
 fn check_role(line: &Value, role: &PacketRole) {
-    let covers = |psns: &Option<PsnRange>, requests: &[RequestId]| {
+    let check_acked = |psns: &Option<PsnRange>, requests: &[RequestId]| {
         let parsed = number::<u32>(&line["first_acked_psn"]).zip(number::<u32>(&line["last_acked_psn"]));
         assert_eq!(parsed, psns.map(|range| (range.first.get(), range.last.get())));
         let ids: Vec<u64> = requests.iter().map(|request| request.0 as u64).collect();
@@ -246,13 +246,13 @@ fn check_role(line: &Value, role: &PacketRole) {
         }
         PacketRole::Ack { acked_psns, acked_requests } => {
             assert_eq!(line["role"], "ack");
-            covers(acked_psns, acked_requests);
+            check_acked(acked_psns, acked_requests);
         }
         PacketRole::Nak { syndrome, acked_psns, acked_requests, nacked_request } => {
             assert_eq!(line["role"], "nak");
             assert_eq!(line["syndrome"], syndrome.byte());
             assert_eq!(number(&line["nacked_request"]).map(RequestId), *nacked_request);
-            covers(acked_psns, acked_requests);
+            check_acked(acked_psns, acked_requests);
         }
         PacketRole::Cm { message } => {
             assert_eq!(line["role"], "cm");

@@ -72,7 +72,7 @@ fn slices_nest_and_have_unique_ids() {
 fn slices_of_a_request_are_its_steps() {
     let trace = sample::trace();
     let slices = &slices(&events(&trace))["0x1"];
-    // The first event of the clock is the receive at the server's time 0, 5 µs of the client's.
+    // The clock's first event is the receive at the server's time 0, which is the client's time 5 µs.
     let steps: Vec<(&str, u64, u64)> =
         slices.iter().map(|(name, begin, end, _)| (name.as_str(), begin / 1000, end / 1000)).collect();
     let expected = [
@@ -189,7 +189,7 @@ fn arrows_connect_the_copies_of_a_packet() {
         assert_ne!(start["pid"], end["pid"]);
         assert_eq!(end["bp"], "e");
     }
-    // An event at the time and on the track of each arrow's end precedes it.
+    // Each end of an arrow follows an instant event with the same time and track.
     for (index, event) in
         events.iter().enumerate().filter(|(_, event)| ["s", "f"].contains(&event["ph"].as_str().unwrap()))
     {

@@ -20,7 +20,7 @@ pub(super) fn write_addresses(out: &mut dyn Write, packet: &Packet) -> io::Resul
     match (packet.source, packet.destination) {
         (Some(source), Some(destination)) => {
             let version = if destination.is_ipv4() { "IP" } else { "IP6" };
-            write!(out, "{version} {} > {}: UDP", Place(source), Place(destination))?;
+            write!(out, "{version} {} > {}: UDP", TcpdumpAddr(source), TcpdumpAddr(destination))?;
         }
         _ => write!(out, "IP addresses not recorded: UDP")?,
     }
@@ -28,9 +28,9 @@ pub(super) fn write_addresses(out: &mut dyn Write, packet: &Packet) -> io::Resul
 }
 
 /// An address and a port in tcpdump's notation.
-struct Place(SocketAddr);
+struct TcpdumpAddr(SocketAddr);
 
-impl core::fmt::Display for Place {
+impl core::fmt::Display for TcpdumpAddr {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self.0.port() {
             0 => write!(f, "{}.?", self.0.ip()),
