@@ -391,7 +391,7 @@ mod tests {
         let qpn = Qpn::truncate(5);
         device.record(|| TraceEvent::StateChanged { qpn, from: QpState::Reset, to: QpState::Init });
         assert_eq!(numbers(&device.snapshot("test").unwrap()), [0, 1, 2, 3, u64::MAX]);
-        // A queue that is destroyed leaves its events.
+        // The events of a destroyed queue are kept.
         drop(other);
         assert_eq!(numbers(&device.stop("test").unwrap()), [0, 1, 2, 3, u64::MAX]);
         assert!(device.stop("test").is_none() && !one.is_on());

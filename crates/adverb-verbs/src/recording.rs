@@ -1,8 +1,8 @@
 //! Recordings of a device's requests, packets and completions.
 //!
 //! [`Device::record`] starts a recording. The events are stored in a ring buffer, which keeps the last ones and counts
-//! those that it overwrites. While no recording is in progress, checking for one costs a message on the software NIC about
-//! 30 instructions at each end. During a recording, an event costs about 45 instructions, and a message has about 7 events
+//! those that it overwrites. While no recording is in progress, the software NIC executes about 30 instructions per message
+//! at each end to check for one. During a recording, an event takes about 45 instructions, and a message has about 7 events
 //! at both ends together.
 //!
 //! ```
@@ -255,7 +255,7 @@ pub struct ActiveRecording {
 /// The thread that calls the function of [`RecordingBuilder::on_stop`].
 struct Watcher {
     thread: JoinHandle<()>,
-    /// The pipe that ends the thread, when it is written to, if the recording does not stop by itself.
+    /// The pipe that ends the thread: the thread waits for a byte in it, or for the recording to stop by itself.
     cancel: PipeWriter,
 }
 

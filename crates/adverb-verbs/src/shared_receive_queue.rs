@@ -49,7 +49,7 @@ pub(super) struct Table {
 
 #[derive(Default)]
 struct Slot {
-    /// Counts the uses of the slot, to detect completions of an earlier request.
+    /// The number of the slot's uses, to detect completions of an earlier request.
     generation: u16,
     request: Option<(Payload, u64)>,
 }

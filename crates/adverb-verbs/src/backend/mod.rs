@@ -285,19 +285,19 @@ impl Device {
     pub(crate) fn completion_queue(
         &self,
         depth: u32,
-        events: bool,
+        has_events: bool,
         vector: u32,
         kind: CompletionQueueKind,
     ) -> Result<CompletionQueue> {
         match *self {
             #[cfg(feature = "ibv")]
             Self::Ibv(ref device) => {
-                let queue = ibv::CompletionQueue::new(device, depth, events, vector, kind)?;
+                let queue = ibv::CompletionQueue::new(device, depth, has_events, vector, kind)?;
                 Ok(CompletionQueue::Ibv(Arc::new(queue)))
             }
             #[cfg(feature = "soft")]
             Self::Soft(ref device) => {
-                let queue = soft::CompletionQueue::new(device, depth, events, vector, kind)?;
+                let queue = soft::CompletionQueue::new(device, depth, has_events, vector, kind)?;
                 Ok(CompletionQueue::Soft(Arc::new(queue)))
             }
         }

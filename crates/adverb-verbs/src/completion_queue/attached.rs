@@ -109,27 +109,27 @@ impl Attached {
 
     /// Sets the queue pair number, for recordings.
     pub(crate) fn set_qpn(&self, qpn: Qpn) {
-        self.completing(|queue| queue.qpn = Some(qpn));
+        self.with_completing(|queue| queue.qpn = Some(qpn));
     }
 
     /// Removes all requests, oldest first, and returns their tags and memory. The caller should prevent posting
     /// meanwhile, because requests that are posted meanwhile may be removed, too.
     pub(crate) fn take_all(&self) -> Vec<(u64, Payload)> {
-        self.completing(Completing::take_all).unwrap_or_default()
+        self.with_completing(Completing::take_all).unwrap_or_default()
     }
 
     /// Removes the `count` requests that were posted last and that the device rejected, and returns them in order.
     #[cold]
     pub(crate) fn retract(&self, posting: &mut Posting, count: usize) -> Vec<InFlight> {
         let take = |queue: &mut Completing| (0..count).map_while(|_| queue.retract(posting)).collect();
-        let mut retracted: Vec<InFlight> = self.completing(take).unwrap_or_default();
+        let mut retracted: Vec<InFlight> = self.with_completing(take).unwrap_or_default();
         retracted.reverse();
         retracted
     }
 
     /// Returns the state of the queue's marker.
     pub(crate) fn marker(&self) -> Marker {
-        self.completing(|queue| queue.marker).unwrap_or_default()
+        self.with_completing(|queue| queue.marker).unwrap_or_default()
     }
 
     /// Sets the state of the queue's marker if it is `from`. Returns whether it was.
@@ -141,17 +141,17 @@ impl Attached {
             }
             is_from
         };
-        self.completing(change).unwrap_or(false)
+        self.with_completing(change).unwrap_or(false)
     }
 
     /// Returns the statistics of the queue.
     pub(crate) fn stats(&self) -> QueueStats {
         let posting = self.lock().stats;
-        QueueStats::new(posting, self.completing(|queue| queue.stats).unwrap_or_default())
+        QueueStats::new(posting, self.with_completing(|queue| queue.stats).unwrap_or_default())
     }
 
     /// Calls `work` with the completing end.
-    fn completing<T>(&self, work: impl FnOnce(&mut Completing) -> T) -> Option<T> {
+    fn with_completing<T>(&self, work: impl FnOnce(&mut Completing) -> T) -> Option<T> {
         let mut state = self.completion_queue.lock();
         state.queues.own[self.number as usize].queue.as_mut().map(work)
     }

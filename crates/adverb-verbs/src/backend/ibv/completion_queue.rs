@@ -35,11 +35,11 @@ impl CompletionQueue {
     pub(crate) fn new(
         device: &Arc<Device>,
         depth: u32,
-        events: bool,
+        has_events: bool,
         vector: u32,
         kind: CompletionQueueKind,
     ) -> Result<CompletionQueue> {
-        let channel = if events { Some(Channel::new(device)?) } else { None };
+        let channel = if has_events { Some(Channel::new(device)?) } else { None };
         let channel_pointer =
             channel.as_ref().map_or(std::ptr::null_mut(), |channel| channel.handle.as_ptr());
         let created = match kind {
@@ -113,14 +113,14 @@ impl CompletionQueue {
 
     pub(crate) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         let channel = self.channel.as_ref()?;
-        channel.unblock();
+        channel.make_nonblocking();
         // SAFETY: the channel, and so its descriptor, lives as long as the queue, which is borrowed.
         Some(unsafe { BorrowedFd::borrow_raw(channel.fd()) })
     }
 
     pub(crate) fn try_event(&self) -> Result<bool> {
         let channel = self.channel()?;
-        channel.unblock();
+        channel.make_nonblocking();
         channel.try_event(&self.device)
     }
 
@@ -132,7 +132,7 @@ impl CompletionQueue {
         if timeout.is_none() && channel.blocks() {
             return channel.try_event(&self.device);
         }
-        channel.unblock();
+        channel.make_nonblocking();
         Ok(wait_readable(channel.fd(), timeout)? && channel.try_event(&self.device)?)
     }
 
@@ -212,7 +212,7 @@ impl Channel {
     }
 
     /// Makes the descriptor non-blocking. A caller that is already blocked stays blocked.
-    fn unblock(&self) {
+    fn make_nonblocking(&self) {
         if self.blocks() {
             match set_nonblocking(self.fd()) {
                 Ok(()) => self.is_nonblocking.store(true, Ordering::Release),

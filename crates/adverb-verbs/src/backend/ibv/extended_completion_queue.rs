@@ -15,7 +15,7 @@ pub(super) struct Extended {
     pub(super) handle: NonNull<ibv_cq_ex>,
     has_timestamps: bool,
     /// The lock that a poll holds. Unlike `ibv_poll_cq`, the library's functions for these queues may be called by
-    /// only one thread at a time, and raw polls don't take the lock of the completion queue above.
+    /// only one thread at a time, and raw polls don't take the lock of [`crate::CompletionQueue`].
     polling: Mutex<()>,
 }
 
@@ -174,7 +174,7 @@ mod tests {
         sys::IBV_WC_SEND
     }
 
-    unsafe extern "C" fn number(_: *mut ibv_cq_ex) -> u32 {
+    unsafe extern "C" fn zero(_: *mut ibv_cq_ex) -> u32 {
         0
     }
 
@@ -184,10 +184,10 @@ mod tests {
         queue.start_poll = Some(start_poll);
         queue.end_poll = Some(end_poll);
         queue.read_opcode = Some(opcode);
-        queue.read_byte_len = Some(number);
-        queue.read_qp_num = Some(number);
-        queue.read_src_qp = Some(number);
-        queue.read_wc_flags = Some(number);
+        queue.read_byte_len = Some(zero);
+        queue.read_qp_num = Some(zero);
+        queue.read_src_qp = Some(zero);
+        queue.read_wc_flags = Some(zero);
         queue
     }
 

@@ -27,7 +27,7 @@ impl CompletionQueue {
     pub(crate) fn new(
         device: &Arc<Device>,
         depth: u32,
-        events: bool,
+        has_events: bool,
         vector: u32,
         kind: CompletionQueueKind,
     ) -> Result<CompletionQueue> {
@@ -41,7 +41,7 @@ impl CompletionQueue {
             });
         }
         let verb = |error| Error::Verb { action: action(), error, hint: "".into() };
-        let channel = if events { Some(Arc::new(Channel::new().map_err(verb)?)) } else { None };
+        let channel = if has_events { Some(Arc::new(Channel::new().map_err(verb)?)) } else { None };
         let has_timestamps = kind.has_timestamps();
         let created = match kind {
             CompletionQueueKind::SendTimestamps => device.nic.create_send_timed_cq(depth, channel.clone()),
