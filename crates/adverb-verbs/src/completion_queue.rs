@@ -535,7 +535,7 @@ fn check_depth(device: &Device, depth: u32) -> Result<()> {
 pub struct CompletionQueueBuilder {
     device: Device,
     depth: u32,
-    has_events: bool,
+    events: bool,
     vector: u32,
     kind: CompletionQueueKind,
 }
@@ -545,7 +545,7 @@ impl CompletionQueueBuilder {
         CompletionQueueBuilder {
             device: device.clone(),
             depth,
-            has_events: false,
+            events: false,
             vector: 0,
             kind: CompletionQueueKind::Plain,
         }
@@ -553,7 +553,7 @@ impl CompletionQueueBuilder {
 
     /// Enables events, so that callers can sleep until completions are available.
     pub fn events(mut self) -> CompletionQueueBuilder {
-        self.has_events = true;
+        self.events = true;
         self
     }
 
@@ -622,7 +622,7 @@ impl CompletionQueueBuilder {
             });
         }
         let backend =
-            self.device.backend().completion_queue(self.depth, self.has_events, self.vector, self.kind)?;
+            self.device.backend().completion_queue(self.depth, self.events, self.vector, self.kind)?;
         let recorder = QueueRecorder::new(self.device.backend().recorder());
         Ok(CompletionQueue(Arc::new(Inner {
             device: self.device,

@@ -181,7 +181,7 @@ impl QueuePair {
         self.post_checked_batch(queue, batch, count, backend::QueuePair::post_sends)
     }
 
-    /// Posts the `count` requests of a batch by a verb of the backend.
+    /// Posts the `count` requests of a batch with the function `post` of the backend.
     #[inline(always)]
     fn post_checked_batch(
         &self,
@@ -225,7 +225,7 @@ impl QueuePair {
     pub fn post_recv(&self, request: impl Into<RecvRequest>) -> Result<RequestId, PostError<RecvRequest>> {
         let mut request = request.into();
         let Some(own) = self.recv.own() else {
-            return Err(PostError { error: uses_shared_queue(), requests: vec![request] });
+            return Err(PostError { error: shared_queue_error(), requests: vec![request] });
         };
         let mut queue = own.lock();
         if let Err(error) = self.check_recv_queue(&mut queue, 1).and_then(|()| self.check_recv(&request)) {
@@ -252,7 +252,7 @@ impl QueuePair {
     ) -> Result<RequestIds, PostError<RecvRequest>> {
         let Some(own) = self.recv.own() else {
             let requests = requests.into_iter().map(Into::into).collect();
-            return Err(PostError { error: uses_shared_queue(), requests });
+            return Err(PostError { error: shared_queue_error(), requests });
         };
         // No lock is held here: the iterator is the caller's code and may itself poll or post.
         let mut recvs = std::mem::take(&mut own.lock().scratch.recvs);
@@ -318,7 +318,7 @@ impl QueuePair {
             let reason = "requests in a scope require a connected queue pair";
             return Err(Error::InvalidRequest { reason: reason.into() }.into());
         }
-        let own = self.recv.own().ok_or_else(uses_shared_queue)?;
+        let own = self.recv.own().ok_or_else(shared_queue_error)?;
         let mut queue = own.lock();
         self.check_recv_queue(&mut queue, 1)?;
         let wr_id = queue.id(0);
@@ -682,7 +682,7 @@ fn add_recv(queue: &mut Posting, request: &mut RecvRequest) -> RequestId {
 
 /// Returns the error of posting a receive to a queue pair that uses a shared receive queue.
 #[cold]
-fn uses_shared_queue() -> Error {
+fn shared_queue_error() -> Error {
     let reason = "the queue pair uses a shared receive queue: post receive requests there";
     Error::InvalidRequest { reason: reason.into() }
 }

@@ -340,8 +340,8 @@ mod tests {
 
     #[test]
     fn a_million_values_cross_between_two_threads() {
-        // The ring isn't short, because each time it is full or empty costs a context switch on a machine with few
-        // cores.
+        // The ring isn't short, because on a machine with few cores a context switch is needed whenever it is full or
+        // empty.
         let (mut producer, mut consumer) = ring(1024);
         std::thread::scope(|scope| {
             scope.spawn(move || {

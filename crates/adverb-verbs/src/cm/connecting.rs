@@ -20,7 +20,7 @@ use crate::{ConnectOptions, Endpoint, QueuePair};
 /// cancels it: the peer is notified, and the queue pair is destroyed.
 #[must_use = "a pending connection makes progress only when it is polled or waited for"]
 pub struct PendingConnection {
-    // Dropped in this order: the queue pair is destroyed before the connection ends.
+    // Fields are dropped in this order: the queue pair is destroyed before the connection ends.
     queue_pair: Option<QueuePair>,
     identifier: Arc<Identifier>,
     path: Option<Path>,
@@ -77,7 +77,7 @@ impl PendingConnection {
         }
     }
 
-    /// Returns the peer's private data once the connection is established.
+    /// Handles the events that have arrived. Returns the peer's private data once the connection is established.
     fn advance(&mut self, queue_pair: &QueuePair, path: &Path) -> Result<Option<Vec<u8>>> {
         let peer = path.peer_addr();
         let stage = match self.role {

@@ -128,31 +128,31 @@ mod tests {
         static CALLS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
     }
 
-    fn called(call: impl Into<String>) {
+    fn record_call(call: impl Into<String>) {
         CALLS.with_borrow_mut(|calls| calls.push(call.into()));
     }
 
     unsafe extern "C" fn start(_: *mut ibv_qp_ex) {
-        called("start");
+        record_call("start");
     }
 
     unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
         // SAFETY: the test passes a queue pair.
-        called(format!("complete {} {:#x}", unsafe { (*qp).wr_id }, unsafe { (*qp).wr_flags }));
+        record_call(format!("complete {} {:#x}", unsafe { (*qp).wr_id }, unsafe { (*qp).wr_flags }));
         0
     }
 
     unsafe extern "C" fn atomic_write(_: *mut ibv_qp_ex, rkey: u32, addr: u64, bytes: *const c_void) {
         // SAFETY: the caller passes eight bytes.
         let bytes: [u8; 8] = unsafe { bytes.cast::<[u8; 8]>().read_unaligned() };
-        called(format!("atomic write {rkey:#x} {addr:#x} {bytes:?}"));
+        record_call(format!("atomic write {rkey:#x} {addr:#x} {bytes:?}"));
     }
 
     unsafe extern "C" fn flush(_: *mut ibv_qp_ex, rkey: u32, addr: u64, length: size_t, kind: u8, level: u8) {
-        called(format!("flush {rkey:#x} {addr:#x}, {length} bytes, kind {kind}, level {level}"));
+        record_call(format!("flush {rkey:#x} {addr:#x}, {length} bytes, kind {kind}, level {level}"));
     }
 
-    fn posted(operation: SendOperation, flags: u64) -> (c_int, Vec<String>) {
+    fn post_operation(operation: SendOperation, flags: u64) -> (c_int, Vec<String>) {
         let mut qp = ibv_qp_ex::zeroed();
         qp.wr_start = Some(start);
         qp.wr_complete = Some(complete);
@@ -185,7 +185,7 @@ mod tests {
         let both = sys::IBV_QP_EX_WITH_ATOMIC_WRITE | sys::IBV_QP_EX_WITH_FLUSH;
         let write = SendOperation::AtomicWrite { remote, bytes: [1, 2, 3, 4, 5, 6, 7, 8] };
         let expected = ["start", "atomic write 0x9 0x1000 [1, 2, 3, 4, 5, 6, 7, 8]", "complete 7 0x2"];
-        assert_eq!(posted(write, both), (0, expected.map(str::to_owned).into()));
+        assert_eq!(post_operation(write, both), (0, expected.map(str::to_owned).into()));
         for (global, persistent, whole_region, call) in [
             (true, false, false, "flush 0x9 0x1000, 64 bytes, kind 1, level 0"),
             (false, true, false, "flush 0x9 0x1000, 64 bytes, kind 2, level 0"),
@@ -193,7 +193,7 @@ mod tests {
         ] {
             let range = FlushRange { remote, length: 64, whole_region, global, persistent };
             let expected = ["start", call, "complete 7 0x2"];
-            assert_eq!(posted(SendOperation::Flush(range), both), (0, expected.map(str::to_owned).into()));
+            assert_eq!(post_operation(SendOperation::Flush(range), both), (0, expected.map(str::to_owned).into()));
         }
     }
 
@@ -201,7 +201,7 @@ mod tests {
     fn an_operation_that_the_queue_pair_was_not_created_for_is_not_posted() {
         let remote = RemoteAddress { addr: 0x1000, rkey: 0x9 };
         let range = FlushRange { remote, length: 64, whole_region: false, global: true, persistent: false };
-        let posted = posted(SendOperation::Flush(range), sys::IBV_QP_EX_WITH_ATOMIC_WRITE);
+        let posted = post_operation(SendOperation::Flush(range), sys::IBV_QP_EX_WITH_ATOMIC_WRITE);
         assert_eq!(posted, (libc::EOPNOTSUPP, Vec::new()));
     }
 }

@@ -24,7 +24,7 @@ pub(crate) struct QueuePair {
     destroyed: AtomicBool,
     /// The functions for operations that `ibv_post_send` can't post, if the device has such operations.
     extended: Option<ExtendedPosting>,
-    // Held because the queue pair completes into them.
+    // The queues exist as long as the queue pair, whose requests complete into them.
     _send_cq: Arc<CompletionQueue>,
     _recv_cq: Arc<CompletionQueue>,
     _shared: Option<Arc<backend::SharedReceiveQueue>>,

@@ -26,7 +26,7 @@ pub(crate) struct QueuePair {
     pub(super) applied: Mutex<AppliedAttributes>,
     /// Scratch memory for inline data.
     inline: Mutex<Vec<u8>>,
-    // Held because the queue pair completes into them.
+    // The queues exist as long as the queue pair, whose requests complete into them.
     _send_cq: Arc<CompletionQueue>,
     _recv_cq: Arc<CompletionQueue>,
     _shared: Option<Arc<backend::SharedReceiveQueue>>,
