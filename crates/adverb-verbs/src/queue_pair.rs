@@ -96,7 +96,7 @@ impl StateCell {
         Self::STATES[usize::from(self.0.load(Ordering::Acquire)) % Self::STATES.len()]
     }
 
-    /// Whether the state is [`QpState::ReadyToSend`]: checked by every post.
+    /// Whether the state is [`QpState::ReadyToSend`]. Every post checks this.
     #[inline]
     pub(super) fn is_ready_to_send(&self) -> bool {
         self.0.load(Ordering::Acquire) == Self::READY_TO_SEND

@@ -176,8 +176,8 @@ impl<'scope> Scope<'scope, '_> {
         let borrowing = std::mem::take(&mut *self.borrowing.lock());
         let queue_pair = self.queue_pair;
         loop {
-            let sends = have_all_completed(Some(&queue_pair.send), &borrowing.sends);
-            if sends && have_all_completed(queue_pair.recv.own(), &borrowing.recvs) {
+            let are_sends_complete = have_all_completed(Some(&queue_pair.send), &borrowing.sends);
+            if are_sends_complete && have_all_completed(queue_pair.recv.own(), &borrowing.recvs) {
                 queue_pair.send_completion_queue().discard(&borrowing.sends);
                 queue_pair.recv_completion_queue().discard(&borrowing.recvs);
                 std::mem::forget(abort);

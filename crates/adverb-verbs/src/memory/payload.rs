@@ -197,5 +197,5 @@ impl From<Vec<Buffer>> for Payload {
     }
 }
 
-// Requests are copied several times, so they stay as small as with one kind of buffer.
+// Requests are copied several times, so a payload must not become larger.
 const _: () = assert!(size_of::<Payload>() == 32);
