@@ -43,7 +43,7 @@ fn packets<'a>(
             datagram(&flow, 0, psn, b"a payload")
         })
         .collect();
-    let of = |(source, bytes): (SocketAddr, &'a Vec<u8>)| TxPacket {
+    let to_packet = |(source, bytes): (SocketAddr, &'a Vec<u8>)| TxPacket {
         source,
         destination: to.local_addr(),
         traffic_class: 0,
@@ -51,7 +51,7 @@ fn packets<'a>(
         flow_label: 0,
         bytes,
     };
-    sources.into_iter().zip(&*bytes).map(of).collect()
+    sources.into_iter().zip(&*bytes).map(to_packet).collect()
 }
 
 #[test]
@@ -120,8 +120,8 @@ fn at_the_limit_the_port_that_was_unused_for_the_longest_time_is_closed() {
     assert_eq!(link.statistics().source_port_fallbacks, 3);
 
     let mut bytes = Vec::new();
-    let link_to_itself = packets(&link, &link, &[0xf000, 0xf001, 0xf003], &mut bytes);
-    assert_eq!(link.send(&link_to_itself).unwrap(), 3);
+    let packets_to_itself = packets(&link, &link, &[0xf000, 0xf001, 0xf003], &mut bytes);
+    assert_eq!(link.send(&packets_to_itself).unwrap(), 3);
     let got: Vec<u16> = collect(&mut link, 2).iter().map(|packet| packet.source.port()).collect();
     assert_eq!(got, [0xf000, 0xf003]);
     assert_eq!(link.statistics().unsendable, 1, "a closed port sends nothing");

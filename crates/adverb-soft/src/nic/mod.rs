@@ -458,7 +458,7 @@ impl Nic {
     /// Destroys a queue pair in any state, and returns whether it existed. Afterwards the NIC no longer accesses the
     /// memory of the queue pair's requests. Outstanding requests don't complete.
     pub fn destroy_qp(&self, qpn: Qpn) -> bool {
-        // Acknowledge the messages received before.
+        // The messages that were received before are acknowledged first.
         self.flush_delayed_acks();
         let result = self.call_engine_even_if_failed(|engine| {
             let existed = engine.device.destroy_qp(qpn);
@@ -701,7 +701,7 @@ impl Nic {
     #[inline]
     fn post<T>(
         &self,
-        sends: bool,
+        are_sends: bool,
         requests: impl IntoIterator<Item = T>,
         mut post: impl FnMut(&mut Engine, adverb_proto::Time, T) -> Result<(), Error>,
     ) -> Result<(), BatchPostError> {
@@ -719,7 +719,7 @@ impl Nic {
             Ok(())
         });
         // Posting receives doesn't send delayed ACKs early.
-        if sends || !engine.schedule.delayed_ack.is_pending() {
+        if are_sends || !engine.schedule.delayed_ack.is_pending() {
             let work = self.drive(&mut engine, |engine| engine.send_posted(now));
             progress::wake(&self.shared, &mut engine, work);
         }

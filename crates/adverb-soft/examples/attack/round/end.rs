@@ -132,7 +132,7 @@ impl End {
     }
 
     /// Moves a UD queue pair to RTS.
-    pub(super) fn open(&self, qkey: u32) -> Outcome<()> {
+    pub(super) fn start_datagrams(&self, qkey: u32) -> Outcome<()> {
         self.modify(Transition::Init(Init::datagrams(qkey)))?;
         self.modify(Transition::ReadyToReceiveUd)?;
         self.modify(Transition::ReadyToSend(ReadyToSend::unreliable(Psn::ZERO)))
@@ -144,7 +144,7 @@ impl End {
 
     /// Posts a receive for up to `length` bytes. Returns whether the queue pair, which may be under attack, accepted
     /// it.
-    pub(super) fn receive(&self, wr_id: u64, length: usize) -> bool {
+    pub(super) fn post_recv(&self, wr_id: u64, length: usize) -> bool {
         let segments = [self.segment(length)];
         self.nic.post_recvs(self.qpn, [RecvRequest { wr_id, tag: 0, segments: &segments }]).is_ok()
     }
@@ -171,7 +171,7 @@ impl End {
     }
 
     /// Waits for the completion of a request, which must have succeeded.
-    pub(super) fn complete(&self, wr_id: u64, operation: &str) -> Outcome<()> {
+    pub(super) fn wait_for(&self, wr_id: u64, operation: &str) -> Outcome<()> {
         let start = Instant::now();
         loop {
             match self.poll() {

@@ -35,7 +35,7 @@ pub(super) struct Pair {
     datagrams: [End; 2],
     /// The pairs of unicast addresses of both NICs.
     addresses: Vec<[IpAddr; 2]>,
-    requests: [Arc<CmEventChannel>; 2],
+    request_channels: [Arc<CmEventChannel>; 2],
     step: u64,
     pub(super) connections: u64,
 }
@@ -59,7 +59,7 @@ impl Pair {
             rc_pairs.push(rc_pair);
         }
         let datagrams = [End::new(victim, Transport::Ud)?, End::new(peer, Transport::Ud)?];
-        datagrams.iter().try_for_each(|end| end.open(QKEY))?;
+        datagrams.iter().try_for_each(|end| end.start_datagrams(QKEY))?;
         let listen = |nic: &Nic| -> Outcome<Arc<CmEventChannel>> {
             let channel = Arc::new(CmEventChannel::new().map_err(|error| error.to_string())?);
             let listen =
@@ -67,8 +67,8 @@ impl Pair {
             nic.cm().listen(listen, &channel).map_err(|error| format!("can't listen: {error}"))?;
             Ok(channel)
         };
-        let requests = [listen(victim)?, listen(peer)?];
-        Ok(Pair { rc_pairs, datagrams, addresses, requests, step: 0, connections: 0 })
+        let request_channels = [listen(victim)?, listen(peer)?];
+        Ok(Pair { rc_pairs, datagrams, addresses, request_channels, step: 0, connections: 0 })
     }
 
     /// Does one operation, and checks it.
@@ -87,38 +87,38 @@ impl Pair {
         from.fill(self.step << 20);
         match self.step / 2 % 5 {
             0 => {
-                ensure(to.receive(2, MESSAGE_LEN), "receive")?;
+                ensure(to.post_recv(2, MESSAGE_LEN), "receive")?;
                 ensure(from.post(1, SendOperation::Send, MESSAGE_LEN, None), "send")?;
-                from.complete(1, "SEND")?;
-                to.complete(2, "RECV")?;
+                from.wait_for(1, "SEND")?;
+                to.wait_for(2, "RECV")?;
                 to.ensure_equal(from, MESSAGE_LEN).map_err(|error| format!("SEND: {error}"))
             }
             1 => {
                 ensure(from.post(1, SendOperation::Write(to.remote()), MESSAGE_LEN, None), "write")?;
-                from.complete(1, "WRITE")?;
+                from.wait_for(1, "WRITE")?;
                 to.ensure_equal(from, MESSAGE_LEN).map_err(|error| format!("WRITE: {error}"))
             }
             2 => {
                 to.fill(self.step << 21);
                 ensure(from.post(1, SendOperation::Read(to.remote()), MESSAGE_LEN, None), "read")?;
-                from.complete(1, "READ")?;
+                from.wait_for(1, "READ")?;
                 from.ensure_equal(to, MESSAGE_LEN).map_err(|error| format!("READ: {error}"))
             }
             3 => {
                 to.store(self.step);
                 let add = SendOperation::FetchAdd { remote: to.remote(), add: 7 };
                 ensure(from.post(1, add, 8, None), "fetch and add")?;
-                from.complete(1, "FETCH ADD")?;
+                from.wait_for(1, "FETCH ADD")?;
                 let (old, new) = (from.word(0), to.word(0));
                 let is_correct = (old, new) == (self.step, self.step + 7);
                 ensure(is_correct, &format!("FETCH ADD of {}: {old}, then {new}", self.step))
             }
-            _ => self.datagram(),
+            _ => self.send_datagram(),
         }
     }
 
     /// Sends a datagram repeatedly until it arrives, because datagrams aren't acknowledged.
-    fn datagram(&self) -> Outcome<()> {
+    fn send_datagram(&self) -> Outcome<()> {
         let [victim, peer] = &self.datagrams;
         let [victim_addr, peer_addr] = self.addresses[self.step as usize % self.addresses.len()];
         let (from, to, local, remote) = if self.step & 1 == 0 {
@@ -128,12 +128,12 @@ impl Pair {
         };
         let path = from.nic.path(local, remote, 0xc123).ok_or("no path")?;
         from.fill(self.step << 20);
-        ensure(to.receive(2, GRH_LEN + DATAGRAM_LEN), "receive")?;
+        ensure(to.post_recv(2, GRH_LEN + DATAGRAM_LEN), "receive")?;
         let start = Instant::now();
         loop {
             let destination = Destination { handle: path, qpn: to.qpn, qkey: QKEY };
             ensure(from.post(1, SendOperation::Send, DATAGRAM_LEN, Some(destination)), "send")?;
-            from.complete(1, "UD SEND")?;
+            from.wait_for(1, "UD SEND")?;
             let sent = Instant::now();
             while sent.elapsed() < Duration::from_millis(100) {
                 if let Some(completion) = to.poll() {
@@ -155,10 +155,10 @@ impl Pair {
         let (victim, peer) = (&rc_pair.victim.nic, &rc_pair.peer.nic);
         let [victim_addr, peer_addr] = self.addresses[self.connections as usize % self.addresses.len()];
         let victim_connects = self.connections & 1 == 0;
-        let (active, passive, local, remote, requests) = if victim_connects {
-            (victim, peer, victim_addr, peer_addr, &self.requests[1])
+        let (active, passive, local, remote, request_channel) = if victim_connects {
+            (victim, peer, victim_addr, peer_addr, &self.request_channels[1])
         } else {
-            (peer, victim, peer_addr, victim_addr, &self.requests[0])
+            (peer, victim, peer_addr, victim_addr, &self.request_channels[0])
         };
         let (client, server) = (End::new(active, Transport::Rc)?, End::new(passive, Transport::Rc)?);
         client.init()?;
@@ -172,7 +172,7 @@ impl Pair {
         let text = |error: adverb_soft::Error| error.to_string();
         let id = active.cm().connect(connect, OPERATION_DEADLINE, &client_events).map_err(text)?;
         let request = loop {
-            match next(requests)? {
+            match next(request_channel)? {
                 // An attacker's request is among them only if the attacker guessed the service.
                 Event::Request(request) if request.addrs.remote == local => break request,
                 Event::Request(request) => _ = passive.cm().reject(request.id, &[]),
@@ -182,7 +182,7 @@ impl Pair {
         passive.cm().subscribe(request.id, &server_events).map_err(text)?;
         let ready = passive.cm().qp_attributes(request.id, &local_qps[1]).map_err(text)?;
         server.move_to_rts(ready.ready_to_receive, ready.ready_to_send)?;
-        ensure(server.receive(2, MESSAGE_LEN), "receive")?;
+        ensure(server.post_recv(2, MESSAGE_LEN), "receive")?;
         passive.cm().accept(request.id, &local_qps[1], b"", OPERATION_DEADLINE).map_err(text)?;
         expect(&client_events, "acceptance", |event| matches!(event, Event::Accepted(_)))?;
         let ready = active.cm().qp_attributes(id, &local_qps[0]).map_err(text)?;
@@ -192,8 +192,8 @@ impl Pair {
         expect(&server_events, "connection", |event| *event == Event::Established(request.id))?;
         client.fill(self.step << 20);
         ensure(client.post(1, SendOperation::Send, MESSAGE_LEN, None), "send")?;
-        client.complete(1, "SEND of a connection")?;
-        server.complete(2, "RECV of a connection")?;
+        client.wait_for(1, "SEND of a connection")?;
+        server.wait_for(2, "RECV of a connection")?;
         server.ensure_equal(&client, MESSAGE_LEN)?;
         active.cm().disconnect(id, OPERATION_DEADLINE).map_err(text)?;
         expect(&client_events, "disconnect", |event| *event == Event::Disconnected(id))?;

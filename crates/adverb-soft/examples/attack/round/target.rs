@@ -44,7 +44,7 @@ impl Target {
             self.end.reset()?;
             self.attacker_state = AttackerState::default();
             match self.end.transport {
-                Transport::Ud => self.end.open(QKEY)?,
+                Transport::Ud => self.end.start_datagrams(QKEY)?,
                 _ => {
                     let psn = Psn::wrapping(decisions.bits(24) as u32);
                     self.end.connect(self.local, self.remote, self.peer, psn)?;
@@ -53,7 +53,7 @@ impl Target {
         }
         // The queue pair rejects receives if its queue is full.
         for _ in 0..decisions.below(4) {
-            self.end.receive(2, 4096);
+            self.end.post_recv(2, 4096);
         }
         if decisions.one_in(4) {
             let length = decisions.pick(&[0, 8, 700, 4000]);

@@ -88,7 +88,8 @@ fn address_of(entry: &InterfaceAddress) -> Option<IpAddr> {
 
 nix::ioctl_readwrite_bad!(interface_mtu, libc::SIOCGIFMTU, libc::ifreq);
 
-/// Returns the MTU of an interface. The file `mtu` in sysfs may belong to another network namespace.
+/// Returns the MTU of an interface. The file `mtu` in sysfs isn't read, because it may be that of another network
+/// namespace.
 fn mtu(name: &str) -> io::Result<u32> {
     // Any socket works, even without an address. The machine may support only one of the address families.
     let socket = |family| socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
@@ -143,19 +144,19 @@ mod tests {
 
     #[test]
     fn packets_of_the_path_mtu_fit_the_interface_mtu() {
-        let with = |mtu, address: &str| {
+        let path_mtu = |mtu, address: &str| {
             let address = address.parse().unwrap();
             let (name, is_up, is_loopback) = ("eth0".to_owned(), true, false);
             Interface { name, index: 2, address, is_up, is_loopback, mtu }.path_mtu()
         };
-        assert_eq!(with(1500, "192.0.2.7"), Some(PathMtu::Mtu1024));
-        assert_eq!(with(1500, "2001:db8::7"), Some(PathMtu::Mtu1024));
+        assert_eq!(path_mtu(1500, "192.0.2.7"), Some(PathMtu::Mtu1024));
+        assert_eq!(path_mtu(1500, "2001:db8::7"), Some(PathMtu::Mtu1024));
         // 20 + 8 + 12 + 28 + 4096 + 4
-        assert_eq!(with(4168, "192.0.2.7"), Some(PathMtu::Mtu4096));
-        assert_eq!(with(4167, "192.0.2.7"), Some(PathMtu::Mtu2048));
-        assert_eq!(with(4168, "2001:db8::7"), Some(PathMtu::Mtu2048));
-        assert_eq!(with(4188, "2001:db8::7"), Some(PathMtu::Mtu4096));
-        assert_eq!(with(300, "192.0.2.7"), None);
-        assert_eq!(with(0, "192.0.2.7"), None);
+        assert_eq!(path_mtu(4168, "192.0.2.7"), Some(PathMtu::Mtu4096));
+        assert_eq!(path_mtu(4167, "192.0.2.7"), Some(PathMtu::Mtu2048));
+        assert_eq!(path_mtu(4168, "2001:db8::7"), Some(PathMtu::Mtu2048));
+        assert_eq!(path_mtu(4188, "2001:db8::7"), Some(PathMtu::Mtu4096));
+        assert_eq!(path_mtu(300, "192.0.2.7"), None);
+        assert_eq!(path_mtu(0, "192.0.2.7"), None);
     }
 }

@@ -29,7 +29,7 @@ const MAX_GSO_BYTES: usize = 65_000;
 
 /// Sends packets in order, and returns the number of accepted packets: at least one, unless there are none.
 ///
-/// With `segmentation`, packets of one length to one destination are sent as a GSO batch (`UDP_SEGMENT`), which the
+/// With `uses_gso`, packets of one length to one destination are sent as a GSO batch (`UDP_SEGMENT`), which the
 /// kernel or the NIC segments. The kernel then gives the first packet IPv4 ID 0, the second 1, and so on
 /// (`inet_gso_segment`), and their ICRCs are changed to match. The kernel delivers a batch to one socket, so packets to
 /// different processes at the address `shared` are in different batches.
@@ -40,7 +40,7 @@ const MAX_GSO_BYTES: usize = 65_000;
 pub(super) fn send(
     socket: BorrowedFd<'_>,
     packets: &[TxPacket<'_>],
-    segmentation: bool,
+    uses_gso: bool,
     shared: Option<SocketAddr>,
     default_hop_limit: u8,
 ) -> io::Result<usize> {
@@ -55,7 +55,7 @@ pub(super) fn send(
     let (mut message_count, mut packet_count, mut piece_count) = (0, 0, 0);
     while packet_count < packets.len() {
         let rest = &packets[packet_count..];
-        let batch = &rest[..gso_batch_len(rest, segmentation, shared)];
+        let batch = &rest[..gso_batch_len(rest, uses_gso, shared)];
         for (number, packet) in batch.iter().enumerate() {
             let (bytes, icrc) = match packet.bytes.split_last_chunk::<ICRC_LEN>() {
                 Some((bytes, icrc)) if number > 0 && packet.destination.is_ipv4() => (bytes, Some(icrc)),
@@ -170,10 +170,10 @@ type SendTimeControls = [u64; 32];
 
 /// Returns the number of packets, at least one, that form a GSO batch: packets like the first, and a last one that may
 /// be shorter.
-fn gso_batch_len(packets: &[TxPacket<'_>], segmentation: bool, shared: Option<SocketAddr>) -> usize {
+fn gso_batch_len(packets: &[TxPacket<'_>], uses_gso: bool, shared: Option<SocketAddr>) -> usize {
     let [first, rest @ ..] = packets else { return 0 };
     let length = first.bytes.len();
-    if !segmentation || length <= ICRC_LEN {
+    if !uses_gso || length <= ICRC_LEN {
         return 1;
     }
     let key = |packet: &TxPacket<'_>| {
